@@ -41,17 +41,16 @@ COLUMNS = (
 @from_options
 @json_switch
 def fleet_command(watch: bool, place: str | None, pool: str | None, as_json: bool) -> None:
-    """Show the instances of a running fleet: status, load, cached blocks, and how well their caches are known.
+    """Show the instances of a running fleet: status, load, cached blocks, state of the cache index.
 
-    Knowledge is 'exact' (events flow, digests agree), 'degraded' or 'blind'. 'unschedulable': serves another model than
-    its pool. 'ejected': failed requests, or is far slower than the others; for a while. Reasons are below the table.
-    'Off by': recent error of predicted prefill times (median); pointsman calibrate lowers it.
+    Knowledge of a cache is 'exact' (events flow, digests agree), 'degraded' or 'blind'. Status 'unschedulable': serves
+    another model than its pool; 'ejected': removed for a while because of failures or slowness. 'Off by': recent median
+    error of predicted prefill times; pointsman calibrate lowers it.
 
     \b
-      pointsman fleet                                the fleet running here
-      pointsman fleet --watch                        the same, live
+      pointsman fleet --watch
       pointsman fleet --json | jq '.instances[] | select(.knowledge != "exact")'
-      pointsman fleet --from nats://10.0.0.5:4222    one running elsewhere
+      pointsman fleet --from nats://10.0.0.5:4222    a fleet on another machine
     """
     with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(_show(fleet_settings(place, pool), as_json=as_json, watch=watch))

@@ -24,14 +24,13 @@ ASKER = "pointsman scale"
 @from_options
 @json_switch
 def scale_command(instances: int | None, wait: bool, place: str | None, pool: str | None, as_json: bool) -> None:
-    """Ask for this number of INSTANCES; without a number, show how many are wanted, how many there are, and why.
+    """Set the number of INSTANCES; without it, show the wanted number, the actual number, and the reason.
 
-    The scaler starts what is missing. A surplus instance takes no new requests, finishes its own, and is stopped.
-    A scaling policy that watches the load continues from the new number.
+    The scaler starts missing instances. Surplus instances are drained, then stopped. A scaling policy that watches the
+    load continues from the new number.
 
     \b
-      pointsman scale               wanted, ready and why
-      pointsman scale 6             six from now on
+      pointsman scale 6
       pointsman scale 4 --wait      return when four are ready and the others have gone
     """
     settings = fleet_settings(place, pool)

@@ -62,11 +62,11 @@ class _Samples:
 def calibrate_command(
     url: str, model: str, out: Path | None, repeat: int, longest: int, speed: float, api_key: str, as_json: bool
 ) -> None:
-    """Measure prefill times of the engine at URL, and write down the cost model that predicts them.
+    """Measure prefill times of the engine at URL and fit its cost model.
 
     Sends prompts of several lengths, cold and partly cached, one at a time, for at most 3 minutes, and fits
     seconds = fixed + max(floor, a * new tokens + b * (total² - cached²)). The engine should be idle; its cache may be
-    evicted. Later its worker corrects the model by live traffic.
+    evicted. The worker later corrects the model by live traffic.
 
     \b
       pointsman calibrate http://gpu-1:8000

@@ -36,14 +36,13 @@ def replay_command(place: str | None, pool: str | None, verifying: bool, until: 
     """Fold a log through the production State; with --verify, recompute every decision and compare.
 
     \b
-      pointsman replay                                       the running fleet's log, up to now
-      pointsman replay --verify                              the same, and every decision in it
+      pointsman replay --verify                                           the running fleet, up to now
       pointsman replay --from .pointsman/archive.sqlite --verify          the recorder's archive
-      pointsman replay --from incident.pmlog --verify --until 07:31:05    an exported bundle, up to a time of day
+      pointsman replay --from incident.pmlog --verify --until 07:31:05    an exported bundle
       pointsman tap --since 1 --until now --json | pointsman replay --from - --verify
 
-    A decision is recomputed from the state that its leader had: the log up to its as_of, and all decisions before it.
-    It is identical only if every field is, bit for bit. Exit codes: 0 nothing differs, 1 something does, 2 no log.
+    A decision is recomputed from its leader's state: the log up to its as_of, and all earlier decisions. Every field must
+    be equal, bit for bit. Exit codes: 0 no difference, 1 a difference, 2 no log.
     """
     with open_history(place, pool) as history:
         moment = moment_in(history, until)

@@ -45,19 +45,18 @@ def tap_command(
     until: str | None,
     as_json: bool,
 ) -> None:
-    """Print the events of the log, one a line: from now on, or --since a moment, --until Ctrl-C or a moment.
+    """Print the events of the log, one per line: wall time, sequence, subject, type, main fields.
 
-    SUBJECT is a NATS subject, with or without its 'pm.POOL.': * stands for one token, > for the rest. Types may
-    have wildcards too. A line has wall time, sequence in the log, subject, type, and the main fields. With --json: an
-    object a line with sequence, subject and event.
+    SUBJECT is a NATS subject, with or without 'pm.POOL.'; * matches one token, > the rest. TYPE may have wildcards.
+    With --json, each line is an object with sequence, subject and event.
 
     \b
       pointsman tap                                     everything from now on
-      pointsman tap 'kv.*'                              what the engines' caches gain and lose
-      pointsman tap 'pm.default.kv.engine-1'            one of them
-      pointsman tap --type RequestPlaced                decisions, with every candidate's numbers
+      pointsman tap 'kv.*'                              cache events of all engines
+      pointsman tap 'pm.default.kv.engine-1'            of one engine
+      pointsman tap --type RequestPlaced                decisions, with every candidate
       pointsman tap --since 1 --request ID              one request, from arrival to end
-      pointsman tap --since 1 --until now --json | jq .     the whole log, for other tools
+      pointsman tap --since 1 --until now --json | jq .     the whole log
     """
     try:
         named_pool, pattern = subject_pattern(subject)

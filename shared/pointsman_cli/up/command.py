@@ -35,29 +35,27 @@ SECRET_BYTES = 32
 
 @command(UpSettings, name="up", table="up")
 def up_command(settings: UpSettings) -> None:
-    """Start a whole fleet on this machine, each part a process of its own, and run it until Ctrl-C.
+    """Start a fleet on this machine, each part a process of its own, and run it until Ctrl-C.
 
     \b
-    With simulated engines:
+    Simulated engines:
       pointsman up                                   4 engines behind http://127.0.0.1:8080/v1
-      pointsman up --instances 8 --speed 20          8 engines, 20 times faster than real time
-      pointsman up --instances 4..8 --speed 20       from 4 to 8, as many as the load needs
-      pointsman up --split 2+2                       two prefill, two others decode
-      pointsman up --ingresses 2 --schedulers 2      for a load balancer before ports 8080 and 8081
-      pointsman up --instances 2 --also coder=2 --lora poet              two models, a pool each; the first has an adapter
-      pointsman up --policy round_robin --port 8081 --data /tmp/rr       a second fleet, to compare with
+      pointsman up --instances 4..8 --speed 20       autoscaled, 20 times faster than real time
+      pointsman up --split 2+2                       2 prefill engines, 2 decode engines
+      pointsman up --ingresses 2 --schedulers 2      replicas, on ports 8080 and 8081
+      pointsman up --instances 2 --also coder=2 --lora poet              two models, the first with an adapter
+      pointsman up --policy round_robin --port 8081 --data /tmp/rr       a second fleet
       pointsman up --set scheduler.admission=none --set ingress.processes=2
 
     \b
-    With real engines (docs/engines.md):
-      pointsman up --engine vllm --instances 2       vLLM's CPU build and a small real model, made on the first use
-      pointsman up --engine 'http://gpu:8000#kv=5557&replay=5558'        in front of a running engine
-      pointsman up --instances 2 --also 'big=http://npu:8000#kv=5557&block_tokens=128'      beside simulated ones
+    Real engines (docs/engines.md):
+      pointsman up --engine vllm --instances 2       vLLM's CPU build with a small model, built on first use
+      pointsman up --engine 'http://gpu:8000#kv=5557&replay=5558'        an engine that already runs
+      pointsman up --instances 2 --also 'big=http://npu:8000#kv=5557&block_tokens=128'
       pointsman up --instances 2 --engine-command
         'env CUDA_VISIBLE_DEVICES={index} vllm serve MODEL --port {port} --kv-events-config {kv_events}'
 
-    Settings of a service come from --set, its POINTSMAN_* variables, or its table ([scheduler], [worker], ...) in the
-    file of --config.
+    Services also read POINTSMAN_* variables and their table ([scheduler], [worker], ...) in the --config file.
     """
     config: Path | None = click.get_current_context().params["config"]
     console = Console(highlight=False)

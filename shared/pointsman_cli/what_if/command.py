@@ -66,17 +66,17 @@ def what_if_command(
     plot: Path | None,
     as_json: bool,
 ) -> None:
-    """Run recorded traffic again in virtual time, under another policy or with another number of engines.
+    """Simulate recorded traffic under another policy or with another number of engines.
 
     \b
-      pointsman what-if --policy round_robin                       the running fleet's traffic, otherwise routed
-      pointsman what-if --from incident.pmlog --instances 6        would two engines more have been enough?
+      pointsman what-if --policy round_robin                       the running fleet's traffic
+      pointsman what-if --from incident.pmlog --instances 6        with two more engines
       pointsman what-if --from incident.pmlog --admission none --order edf --since 08:01:30 --plot pictures
       pointsman what-if --from .pointsman/archive.sqlite --policy dualmap --set routing.ttft_slo_threshold=2 --json
 
-    Three columns: what the log says, the same policy simulated again (how far the simulator can be believed), and the
-    change. Requests come when they came, with their prefixes, lengths, tenants and objectives. Engines are calibrated
-    by the recorded prefills, each instance by its own. Failures, restarts and drains are not simulated.
+    Shows three columns: the record, its re-simulation (the accuracy of the simulator), and the change. Arrivals, prefixes,
+    lengths, tenants and SLOs are those of the record. Each engine is calibrated by its recorded prefills. Failures,
+    restarts and drains are not simulated.
     """
     change = Change(policy=policy, texts=settings, ordering=order, admission=admission, instances=instances)
     if change.is_none:
