@@ -24,7 +24,7 @@ POLL_SECONDS = 0.05
 READY_PROBE_SECONDS = 2.0
 TAIL_LINES = 15
 TAIL_BYTES = 16_384
-LAST_WORDS_MAX = 100
+LAST_LINE_CHARS_MAX = 100
 
 
 START_ERRORS = (MissingScriptError, NatsStartError, OSError)
@@ -120,23 +120,23 @@ class ServiceProcess(ChildProcess):
         try:
             status, body = await http_get(self._plan.probe_url, timeout=READY_PROBE_SECONDS)
         except NoAnswerError:
-            self.waiting_for = self._last_words() if self._plan.foreign else ""
+            self.waiting_for = self._last_log_line() if self._plan.foreign else ""
             return False
-        lacks = lacks_told(body)
-        self.waiting_for = ", ".join(f"{part}: {reason}" for part, reason in lacks.items())
+        missing = missing_parts(body)
+        self.waiting_for = ", ".join(f"{part}: {reason}" for part, reason in missing.items())
         if status != HTTPStatus.OK:
             self.waiting_for = self.waiting_for or "not ready"
-        return status == HTTPStatus.OK and not lacks
+        return status == HTTPStatus.OK and not missing
 
     @override
     def stop(self) -> None:
         """On SIGINT an ingress skips its lame-duck phase, and a worker's instance leaves the fleet."""
         self._signal(signal.SIGTERM if self._plan.foreign else signal.SIGINT)
 
-    def _last_words(self) -> str:
+    def _last_log_line(self) -> str:
         """Last line of its log: an engine does not answer while it starts."""
         lines = [line for line in self.log_tail() if line.strip()]
-        return lines[-1].strip()[:LAST_WORDS_MAX] if lines else ""
+        return lines[-1].strip()[:LAST_LINE_CHARS_MAX] if lines else ""
 
 
 class NatsProcess(ChildProcess):
@@ -159,7 +159,7 @@ def described_exit(code: int) -> str:
     return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
 
 
-def lacks_told(body: bytes) -> dict[str, str]:
+def missing_parts(body: bytes) -> dict[str, str]:
     """What /readyz reports as missing or degraded, with reasons."""
     try:
         answer = json.loads(body)
