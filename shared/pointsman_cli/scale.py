@@ -15,7 +15,7 @@ from pointsman_cli.discovery import fleet_settings
 from pointsman_cli.options import CONTEXT, from_options, json_switch
 from pointsman_cli.output_file import print_json
 
-ASKER = "pointsman scale"
+REQUESTER = "pointsman scale"
 
 
 @click.command("scale", context_settings=CONTEXT)
@@ -45,16 +45,16 @@ async def _scale(settings: FleetSettings, instances: int | None, *, wait: bool, 
     )
     async with connected_link(settings, name="scale") as link:
 
-        async def asked(command: ScalePool) -> ScaleAnswered:
+        async def request(command: ScalePool) -> ScaleAnswered:
             subject = scale_subject(PoolName(settings.pool))
             return await ask(link.commands, subject, command, ScaleAnswered, absent=absent)
 
-        answer, done = await asked(ScalePool(wanted=instances, asker=ASKER)), True
+        answer, done = await request(ScalePool(wanted=instances, asker=REQUESTER)), True
         if answer.refusal:
             msg = f"nothing was changed: {answer.refusal}"
             raise click.ClickException(msg)
         if wait and not answer.applied:
-            answer, done = await wait_until(lambda: asked(ScalePool()), _is_applied, _progress, quiet=as_json)
+            answer, done = await wait_until(lambda: request(ScalePool()), _is_applied, _progress, quiet=as_json)
     print_json(answer) if as_json else print(_text(answer))
     if not done:
         print(f"not done within {WAIT_SECONDS_MAX:g} s; it continues without this command", file=sys.stderr)

@@ -116,8 +116,8 @@ async def _measure(
                     report(f"{MEASURING_SECONDS_MAX:g} s are over: {done}")
                     return target, samples
                 await _take_round(engine, target, plans, samples, turn, report)
-            taken = await engine.time(target, engine.fresh_prompt(SHORTEST), expected_cached=0, output=DECODED)
-            samples.token_seconds.append(taken.token_seconds)
+            timing = await engine.time(target, engine.fresh_prompt(SHORTEST), expected_cached=0, output=DECODED)
+            samples.token_seconds.append(timing.token_seconds)
     return target, samples
 
 
@@ -125,9 +125,9 @@ async def _take_round(
     engine: Engine, target: Target, plans: list[Plan], samples: _Samples, turn: int, report: Callable[[str], None]
 ) -> None:
     times = []
-    async for taken in engine.measured(target, plans):
-        samples.seconds.setdefault((taken.total, taken.cached), []).append(taken.seconds)
-        times.append(f"{taken.seconds:.3f} s with {taken.cached:,} cached")
+    async for timing in engine.measured(target, plans):
+        samples.seconds.setdefault((timing.total, timing.cached), []).append(timing.seconds)
+        times.append(f"{timing.seconds:.3f} s with {timing.cached:,} cached")
     report(f"round {turn + 1}: {plans[0].total:>7,} tokens: {', '.join(times)}")
 
 

@@ -34,7 +34,7 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class Timing:
     """Wall seconds to the first token, and between later tokens."""
 
     total: Tokens
@@ -118,14 +118,14 @@ class Engine:
             busy=load.running + load.waiting,
         )
 
-    async def measured(self, target: Target, plans: list[Plan]) -> AsyncIterator[Taken]:
+    async def measured(self, target: Target, plans: list[Plan]) -> AsyncIterator[Timing]:
         """Each plan of a round once, in order. Raises EngineError."""
         first = self.fresh_prompt(plans[0].total)
         for plan in plans:
             prompt = first[: plan.cached] + self.fresh_prompt(plan.total - plan.cached) if plan.cached else first
             yield await self.time(target, prompt, expected_cached=plan.cached, output=1)
 
-    async def time(self, target: Target, prompt: list[int], *, expected_cached: Tokens, output: Tokens) -> Taken:
+    async def time(self, target: Target, prompt: list[int], *, expected_cached: Tokens, output: Tokens) -> Timing:
         """Sends one prompt. Raises EngineError."""
         body = {
             "model": target.model,
@@ -162,7 +162,7 @@ class Engine:
             msg = f"{self._url} gave no token"
             raise EngineError(msg)
         between = (last - first) / (output - 1) if output > 1 else 0.0
-        return Taken(len(prompt), cached, first - begun, between)
+        return Timing(len(prompt), cached, first - begun, between)
 
     def fresh_prompt(self, count: Tokens) -> list[int]:
         return self._chance.choices(TOKEN_IDS, k=count)

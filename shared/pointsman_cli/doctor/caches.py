@@ -191,15 +191,15 @@ class Caches(Examiner):
 
     def _why(self, instance: Instance, state: State) -> str:
         since = self.wall(state.last_at - instance.known_since)
-        said = f"{instance.id}: {instance.knowledge} for {since:.1f} s: {instance.knowledge_reason}"
+        text = f"{instance.id}: {instance.knowledge} for {since:.1f} s: {instance.knowledge_reason}"
         loss = self._lost.get(instance.id)
         if loss is None or instance.knowledge is Knowledge.BLIND:
-            return said
+            return text
         if not instance.certain:
-            return f"{said}; every block is given up that nothing confirms for 45 s"
+            return f"{text}; every block is given up that nothing confirms for 45 s"
         if self.wall(state.last_at - loss.at) > DECAYED_WALL_SECONDS:
-            return f"{said}; {_described(loss)}: what was believed before is confirmed or given up, the engine may hold more"
-        return f"{said}; {_described(loss)}: not healed yet"
+            return f"{text}; {_described(loss)}: what was believed before is confirmed or given up, the engine may hold more"
+        return f"{text}; {_described(loss)}: not healed yet"
 
 
 def _described(loss: _Loss) -> str:

@@ -73,29 +73,29 @@ def examine(
 ) -> Diagnosis:
     """Reads the entries once. The examiners must be new."""
     state = State(settings) if beginning.state is None else copy_state(beginning.state)
-    board = _Board(examiners)
-    board.each(lambda examiner: examiner.begin(state, blind=beginning.is_blind), state)
+    runner = _ExaminerRunner(examiners)
+    runner.each(lambda examiner: examiner.begin(state, blind=beginning.is_blind), state)
     count, first_at = 0, 0.0
     for entry in entries:
         count += 1
-        board.each(lambda examiner: examiner.read(entry), state)  # noqa: B023 - called at once
+        runner.each(lambda examiner: examiner.read(entry), state)  # noqa: B023 - called at once
         event = entry.event
         if event is None or is_fenced(event.stamp, state.term):
             state.apply_entry(entry)
             continue
         first_at = first_at or event.at
-        board.each(lambda examiner: examiner.before(event, state), state)  # noqa: B023
+        runner.each(lambda examiner: examiner.before(event, state), state)  # noqa: B023
         state.apply_entry(entry)
-        board.each(lambda examiner: examiner.after(event, state), state)  # noqa: B023
+        runner.each(lambda examiner: examiner.after(event, state), state)  # noqa: B023
     found: list[Finding] = []
     summary: list[str] = []
-    board.each(lambda examiner: found.extend(examiner.findings(state)), state)
-    board.each(lambda examiner: summary.extend(examiner.summary()), state)
-    found += board.stopped
+    runner.each(lambda examiner: found.extend(examiner.findings(state)), state)
+    runner.each(lambda examiner: summary.extend(examiner.summary()), state)
+    found += runner.stopped
     return Diagnosis(entries=count, first_at=first_at, last_at=state.last_at, summary=summary, findings=in_order(found))
 
 
-class _Board:
+class _ExaminerRunner:
     """Runs the examiners. One that raises is stopped and reported as a finding."""
 
     def __init__(self, examiners: Sequence[Examiner]) -> None:

@@ -42,7 +42,7 @@ MISPREDICTED_SHARE_MAX = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class _Held:
+class _Stall:
     at: Seconds
     pace: float
     took: Seconds
@@ -65,7 +65,7 @@ class _Record:
     real_ttft: Sample[Seconds] = field(default_factory=Sample)
     errors: Sample[Seconds] = field(default_factory=Sample)
     paces: Sample[float] = field(default_factory=Sample)
-    in_a_row: list[_Held] = field(default_factory=list)
+    stalls: list[_Stall] = field(default_factory=list)
     spells: list[_Spell] = field(default_factory=list)
     answers: int = 0
     prompt_tokens: Tokens = 0
@@ -95,28 +95,28 @@ class Predictions(Examiner):
         if event.stamp is not None or request is None or request.stage is not Stage.PREFILL:
             return
         record = self._record(event.instance)
-        held = self._pace(record, request, event.at) if request.engine_seconds > 0 else None
-        if held is not None:
-            record.in_a_row = [*record.in_a_row, held][-SPELLS_MAX:]
+        stall = self._pace(record, request, event.at) if request.engine_seconds > 0 else None
+        if stall is not None:
+            record.stalls = [*record.stalls, stall][-SPELLS_MAX:]
             return
         self._end_spell(record)
         record.real_ttft.add(event.at - request.placed_at)
         record.errors.add(event.at - request.placed_at - request.predicted_ttft)
 
-    def _pace(self, record: _Record, request: Request, at: Seconds) -> _Held | None:
+    def _pace(self, record: _Record, request: Request, at: Seconds) -> _Stall | None:
         """The prefill, if it was stalled; stalls are not prediction errors."""
         took = at - request.granted_at
         pace = took / request.engine_seconds
         record.paces.add(pace)
         slow = pace >= SPELL_FACTOR and took - request.engine_seconds > SPELL_SHARE_OF_OBJECTIVE * request.slo_ttft
-        return _Held(at, pace, took, request.id) if slow else None
+        return _Stall(at, pace, took, request.id) if slow else None
 
     def _end_spell(self, record: _Record) -> None:
-        slow, record.in_a_row = record.in_a_row, []
+        slow, record.stalls = record.stalls, []
         if len(slow) < SPELL_PREFILLS_MIN:
             return
-        longest = max((held.took, held.request) for held in slow)
-        spell = _Spell(slow[0].at, slow[-1].at, len(slow), [held.pace for held in slow], longest)
+        longest = max((stall.took, stall.request) for stall in slow)
+        spell = _Spell(slow[0].at, slow[-1].at, len(slow), [stall.pace for stall in slow], longest)
         before = record.spells[-1] if record.spells else None
         if before and self.wall(spell.begun - before.ended) < SPELL_GAP_WALL_SECONDS:
             before.ended, before.prefills = spell.ended, before.prefills + spell.prefills
@@ -125,7 +125,7 @@ class Predictions(Examiner):
         elif len(record.spells) < SPELLS_MAX:
             record.spells.append(spell)
 
-    def _told(self, spell: _Spell) -> str:
+    def _spell_line(self, spell: _Spell) -> str:
         begun, ended = (wall_time(at, self.settings.speed) for at in (spell.begun, spell.ended))
         took, request = spell.longest
         return (
@@ -178,7 +178,7 @@ class Predictions(Examiner):
         if spells:
             yield self.warning(
                 f"slow for a while: {', '.join(spells)}",
-                [f"{n}: {self._told(spell)}" for n, found in spells.items() for spell in found[:SPELLS_SHOWN]],
+                [f"{n}: {self._spell_line(spell)}" for n, found in spells.items() for spell in found[:SPELLS_SHOWN]],
                 "Something held the engine or its machine up then: `pointsman explain` the request says whether others were slow, too.",
             )
 

@@ -48,7 +48,7 @@ class Requests(Examiner):
         self._doubted: dict[RequestId, CancelCause] = {}
         self._ended_after_all: Counter[CancelCause] = Counter()
         """Given up, but ended by their ingress later."""
-        self._twice: list[str] = []
+        self._second_end_examples: list[str] = []
         self._second_ends = 0
         self._alone = 0
 
@@ -73,8 +73,8 @@ class Requests(Examiner):
                 self._ended_after_all[self._doubted[event.request]] += 1
                 return
             self._second_ends += 1
-            if len(self._twice) < SHOWN_MAX:
-                self._twice.append(f"{event.request}: {earlier}, then {type(event).__name__}")
+            if len(self._second_end_examples) < SHOWN_MAX:
+                self._second_end_examples.append(f"{event.request}: {earlier}, then {type(event).__name__}")
             return
         match event:
             case RequestFinished():
@@ -100,7 +100,7 @@ class Requests(Examiner):
         if self._second_ends:
             yield self.serious(
                 f"{self._second_ends:,} requests ended twice",
-                self._twice,
+                self._second_end_examples,
                 "The second end changes nothing in any state, but a client may have received both. Export the log.",
             )
         ends = self._finished + self._failed.total() + self._rejected.total()
@@ -149,7 +149,7 @@ class Requests(Examiner):
         where = f" on {request.instance}" if request.instance else ""
         return f"{request.id}: {request.stage}{where} for {self.wall(state.last_at - request.arrived_at):.0f} s"
 
-    def _told(self, reasons: Counter[str]) -> list[str]:
+    def _by_reason(self, reasons: Counter[str]) -> list[str]:
         return [
             f"{count:,} {reason}, for example request {self._examples[reason]}"
             for reason, count in reasons.most_common(SHOWN_MAX)
@@ -161,7 +161,7 @@ class Requests(Examiner):
             yield self.finding(
                 Severity.WARNING if share > REJECTED_SHARE_MAX else Severity.NOTE,
                 f"{self._rejected.total():,} of {ends:,} requests ({share:.1%}) were rejected",
-                self._told(self._rejected),
+                self._by_reason(self._rejected),
                 "Too much load for the objective: `pointsman what-if --instances N` says how many engines would do.",
             )
         if self._failed:
@@ -169,7 +169,7 @@ class Requests(Examiner):
             yield self.finding(
                 Severity.SERIOUS if share > FAILED_SHARE_MAX else Severity.WARNING,
                 f"{self._failed.total():,} of {ends:,} requests ({share:.1%}) failed",
-                self._told(self._failed),
+                self._by_reason(self._failed),
                 "`pointsman explain` one of them; `pointsman tap --all --no-follow --type RequestFailed` shows all.",
             )
         if self._cancelled:

@@ -49,10 +49,10 @@ def explain_command(
         if slowest is not None and slowest > 1:
             _list_slowest(history, slowest, as_json=as_json)
         else:
-            _explain(history, _meant(history, request_id), as_json=as_json)
+            _explain(history, _request_id(history, request_id), as_json=as_json)
 
 
-def _meant(history: History, request_id: str | None) -> RequestId:
+def _request_id(history: History, request_id: str | None) -> RequestId:
     entries = shown(history, "looking for it")
     if request_id is not None:
         return request_named(entries, request_id)

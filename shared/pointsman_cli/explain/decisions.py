@@ -38,13 +38,13 @@ def add_decisions(
     base: State | None,
 ) -> None:
     """Add decisions, grants and peer prefills to the timeline. `base`: start state, if the log lost its beginning."""
-    waiting = _Waiting()
+    position = _QueuePosition()
     for term, group in _by_term(points):
         reading = iter(entries if base is None else entries_after(base.sequence, entries))
-        witness = _Witness(timeline, State(settings) if base is None else copy_state(base), term, waiting)
-        witness.read(reading, {point.sequence for point in group})
+        leader_fold = _LeaderFold(timeline, State(settings) if base is None else copy_state(base), term, position)
+        leader_fold.read(reading, {point.sequence for point in group})
         if group[-1] is points[-1]:
-            witness.read_peers(reading)
+            leader_fold.read_peers(reading)
 
 
 def _by_term(points: list[LogEntry]) -> list[tuple[Term, list[LogEntry]]]:
@@ -59,22 +59,22 @@ def _by_term(points: list[LogEntry]) -> list[tuple[Term, list[LogEntry]]]:
     return groups
 
 
-class _Waiting:
+class _QueuePosition:
     def __init__(self) -> None:
         self.instance = InstanceId("")
         self.ahead: set[RequestId] = set()
         self.overtaken_by: list[RequestId] = []
 
 
-class _Witness:
+class _LeaderFold:
     """Folds the log in one leader's order and records the state before each decision."""
 
-    def __init__(self, timeline: RequestTimeline, state: State, term: Term, waiting: _Waiting) -> None:
+    def __init__(self, timeline: RequestTimeline, state: State, term: Term, position: _QueuePosition) -> None:
         self._timeline = timeline
         self._state = state
         self._blind = timeline.log_begins > state.sequence + 1
         self._order: LeaderOrder[LogEntry] = LeaderOrder(term, held_max=HELD_MAX)
-        self._waiting = waiting
+        self._position = position
         if self._blind and term not in timeline.elected:
             state.term = term  # its election is among the entries that are gone
 
@@ -84,9 +84,9 @@ class _Witness:
             if entry.sequence in points and (step.counts or step.kind is Kind.REPEATED):
                 points.discard(entry.sequence)
                 if step.counts:
-                    self._look(entry)
+                    self._record(entry)
             if step.counts and isinstance(event, RequestGranted) and self._overtakes(event):
-                self._waiting.overtaken_by.append(event.request)
+                self._position.overtaken_by.append(event.request)
             if not points:
                 self._order.apply(step, self._state)
                 return
@@ -121,20 +121,20 @@ class _Witness:
         return [(event.at - request.granted_at) / request.engine_seconds]
 
     def _overtakes(self, event: RequestGranted) -> bool:
-        came_later = event.request != self._timeline.request and event.request not in self._waiting.ahead
-        return event.instance == self._waiting.instance and came_later
+        came_later = event.request != self._timeline.request and event.request not in self._position.ahead
+        return event.instance == self._position.instance and came_later
 
-    def _look(self, entry: LogEntry) -> None:
-        event, waiting = entry.event, self._waiting
+    def _record(self, entry: LogEntry) -> None:
+        event, position = entry.event, self._position
         if isinstance(event, RequestGranted):
             self._timeline.grants.append(self._granted(entry, event))
-            waiting.instance = InstanceId("")
+            position.instance = InstanceId("")
         elif isinstance(event, Decision):
             decision = self._decided(entry, event)
             self._timeline.decisions.append(decision)
-            waiting.instance = decision.instance
-            waiting.ahead = {ahead.request for ahead in decision.ahead}
-            waiting.overtaken_by = []
+            position.instance = decision.instance
+            position.ahead = {ahead.request for ahead in decision.ahead}
+            position.overtaken_by = []
 
     def _decided(self, entry: LogEntry, event: Decision) -> DecisionRecord:
         timeline, state = self._timeline, self._state
@@ -182,7 +182,7 @@ class _Witness:
         self, candidate: Candidate, held: dict[InstanceId, int], chosen: InstanceId, *, weighed: bool
     ) -> WeighedCandidate:
         instance = self._state.fleet.get(candidate.instance)
-        line = self._state.workload.queues.get(candidate.instance, EMPTY_QUEUE)
+        queue = self._state.workload.queues.get(candidate.instance, EMPTY_QUEUE)
         return WeighedCandidate(
             instance=candidate.instance,
             chosen=candidate.instance == chosen,
@@ -197,18 +197,18 @@ class _Witness:
             queue_seconds=candidate.queue_seconds,
             prefill_seconds=candidate.prefill_seconds,
             predicted_ttft=candidate.predicted_ttft,
-            pending=len(line.pending),
-            in_prefill=len(line.prefill),
-            decoding=len(line.decoding),
+            pending=len(queue.pending),
+            in_prefill=len(queue.prefill),
+            decoding=len(queue.decoding),
             correction=self._state.latency.correction(candidate.instance),
         )
 
     def _ahead(self, instance: InstanceId, now: Seconds) -> list[QueuedAhead]:
         """Requests without a first token on the instance, running ones first."""
-        line = self._state.workload.queues.get(instance, EMPTY_QUEUE)
+        queue = self._state.workload.queues.get(instance, EMPTY_QUEUE)
         return [
             _queued(request, now)
-            for request in (*line.prefill.values(), *line.pending.values())
+            for request in (*queue.prefill.values(), *queue.pending.values())
             if request.id != self._timeline.request
         ]
 
@@ -232,8 +232,8 @@ class _Witness:
     def _granted(self, entry: LogEntry, event: RequestGranted) -> GrantRecord:
         state = self._state
         request = state.workload.requests.get(event.request)
-        line = state.workload.queues.get(event.instance, EMPTY_QUEUE)
-        before_seconds, before_tokens = line.engine_left(event.at)
+        queue = state.workload.queues.get(event.instance, EMPTY_QUEUE)
+        before_seconds, before_tokens = queue.engine_left(event.at)
         held = state.index.hits(request.keys).get(event.instance, 0) if request else 0
         instance = state.fleet.get(event.instance)
         return GrantRecord(
@@ -243,9 +243,9 @@ class _Witness:
             instance_known=instance is not None,
             attempt=event.attempt,
             by_leader=event.stamp is not None,
-            overtaken_by=self._waiting.overtaken_by,
-            in_engine=[_queued(other, event.at) for other in line.prefill.values() if other.id != event.request],
-            decoding=len(line.decoding),
+            overtaken_by=self._position.overtaken_by,
+            in_engine=[_queued(other, event.at) for other in queue.prefill.values() if other.id != event.request],
+            decoding=len(queue.decoding),
             work_seconds=before_seconds + (request.prefill_seconds if request else 0.0),
             work_tokens=before_tokens + (request.uncached_tokens if request else 0),
             correction=state.latency.correction(event.instance),

@@ -150,34 +150,34 @@ def _retries(timeline: RequestTimeline) -> Iterator[str]:
 
 def _queue(timeline: RequestTimeline) -> Iterator[str]:
     waited, decision = _spent(timeline, "queue"), timeline.placement
-    if decision is None or not _is_telling(timeline, waited):
+    if decision is None or not _is_relevant(timeline, waited):
         return
     work = sum(ahead.uncached_tokens for ahead in decision.ahead)
     share = _share_of_wait(timeline, waited)
-    said = (
+    text = (
         f"it waited {seconds(waited)} in the queue of {decision.instance}{share}: when it was placed, "
         f"{_requests(len(decision.ahead))} with {work:,} tokens to compute {_were(len(decision.ahead))} before it"
     )
     overtaken = next((g.overtaken_by for g in timeline.grants if g.instance == decision.instance), [])
-    yield said + (f", and {len(overtaken)} that came later went first" if overtaken else "")
+    yield text + (f", and {len(overtaken)} that came later went first" if overtaken else "")
 
 
 def _alternative(timeline: RequestTimeline) -> Iterator[str]:
     decision = timeline.placement
-    if decision is None or not (_is_telling(timeline, _spent(timeline, "queue")) or _took_long_inside(timeline)):
+    if decision is None or not (_is_relevant(timeline, _spent(timeline, "queue")) or _prefilled_slowly(timeline)):
         return
     chosen = next((c for c in decision.candidates if c.chosen), None)
     others = [c for c in decision.candidates if not c.chosen and c.status == "ready"]
     if chosen is None or not others:
         return
     best = min(others, key=lambda c: c.predicted_ttft)
-    said = f"{best.instance} was predicted to take {seconds(best.predicted_ttft)} ({_numbers(best)})"
+    text = f"{best.instance} was predicted to take {seconds(best.predicted_ttft)} ({_numbers(best)})"
     if best.predicted_ttft >= chosen.predicted_ttft:
-        yield f"nothing better was predicted: {said}, {chosen.instance} {seconds(chosen.predicted_ttft)}"
+        yield f"nothing better was predicted: {text}, {chosen.instance} {seconds(chosen.predicted_ttft)}"
     elif best.weighed:
-        yield f"{said}, {chosen.instance} {seconds(chosen.predicted_ttft)}; chosen all the same: {decision.reason}"
+        yield f"{text}, {chosen.instance} {seconds(chosen.predicted_ttft)}; chosen all the same: {decision.reason}"
     else:
-        yield f"{said}, but {decision.policy or 'the policy'} did not weigh it: {decision.reason}"
+        yield f"{text}, but {decision.policy or 'the policy'} did not weigh it: {decision.reason}"
 
 
 def _numbers(weighed: WeighedCandidate) -> str:
@@ -188,7 +188,7 @@ def _slow_engine(timeline: RequestTimeline) -> Iterator[str]:
     grant, first = (timeline.grants[-1] if timeline.grants else None), timeline.first_token
     if grant is None or first is None or (factor := _factor(timeline)) is None:
         return
-    if _is_telling(timeline, first.prefill):
+    if _is_relevant(timeline, first.prefill):
         others = (
             f", behind {_requests(len(grant.in_engine))} that {_were(len(grant.in_engine))} being prefilled"
             if grant.in_engine
@@ -201,7 +201,7 @@ def _slow_engine(timeline: RequestTimeline) -> Iterator[str]:
         )
     if grant.instance_known:
         yield from _pace(grant, factor)
-    if _took_long_inside(timeline):
+    if _prefilled_slowly(timeline):
         yield from _others(timeline.meanwhile, grant)
 
 
@@ -212,10 +212,10 @@ def _factor(timeline: RequestTimeline) -> float | None:
     return first.prefill / grant.work_seconds
 
 
-def _took_long_inside(timeline: RequestTimeline) -> bool:
+def _prefilled_slowly(timeline: RequestTimeline) -> bool:
     factor, first = _factor(timeline), timeline.first_token
     return (
-        factor is not None and first is not None and factor >= SLOW_FACTOR_MIN and _is_telling(timeline, first.prefill)
+        factor is not None and first is not None and factor >= SLOW_FACTOR_MIN and _is_relevant(timeline, first.prefill)
     )
 
 
@@ -336,7 +336,7 @@ def _until_first_token(timeline: RequestTimeline) -> Seconds:
     return sum(phase.seconds for phase in timeline.phases if phase.kind != "decoding")
 
 
-def _is_telling(timeline: RequestTimeline, spent: Seconds) -> bool:
+def _is_relevant(timeline: RequestTimeline, spent: Seconds) -> bool:
     return spent > PHASE_SHARE_MIN * _until_first_token(timeline) and spent > 0
 
 

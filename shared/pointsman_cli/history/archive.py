@@ -72,14 +72,14 @@ class ArchiveHistory(History):
             for sequence, subject, payload in batch:
                 yield LogEntry.read(sequence, subject, payload if isinstance(payload, bytes) else str(payload).encode())
 
-    def _chosen(self, known: list[str], wanted: str | None) -> str:
-        if wanted is not None and wanted not in known:
-            msg = f"{self.origin} has no log {wanted}; it has: {', '.join(known) or 'none'}"
+    def _chosen(self, known: list[str], requested: str | None) -> str:
+        if requested is not None and requested not in known:
+            msg = f"{self.origin} has no log {requested}; it has: {', '.join(known) or 'none'}"
             raise HistoryError(msg)
         if not known:
             msg = f"{self.origin} holds no log: the recorder has written nothing into it yet"
             raise HistoryError(msg)
-        return wanted or known[-1]
+        return requested or known[-1]
 
     def _extent(self) -> tuple[Sequence, Sequence, int, str]:
         """First and last sequence, number of entries, and the subject of any of them."""

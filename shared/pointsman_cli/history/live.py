@@ -90,11 +90,11 @@ class LiveHistory(History):
         found = [known for known in labels if known.identity == self.header.identity and first <= known.as_of <= last]
         return sorted(found, key=lambda label: (label.as_of < safe, label.as_of))
 
-    async def _in_store(self, asked: Callable[[Checkpoints], Awaitable[T]]) -> T:
+    async def _in_store(self, call: Callable[[Checkpoints], Awaitable[T]]) -> T:
         """Raises HistoryError."""
         async with _linked(self._settings) as link:
             try:
-                return await asked(link.checkpoints)
+                return await call(link.checkpoints)
             except StoreUnavailableError as error:
                 msg = f"the checkpoints of {self.origin} cannot be read: {error}"
                 raise HistoryError(msg) from error

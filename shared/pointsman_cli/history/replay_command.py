@@ -190,9 +190,9 @@ def _show_fold(console: Console, replayed: _Replayed) -> None:
 
 
 def _dead_letters(undecodable: int, unapplied: int) -> str:
-    said = [f"{undecodable:,} entries do not decode"] if undecodable else []
-    said += [f"{unapplied:,} entries could not be applied"] if unapplied else []
-    return ", ".join(said)
+    parts = [f"{undecodable:,} entries do not decode"] if undecodable else []
+    parts += [f"{unapplied:,} entries could not be applied"] if unapplied else []
+    return ", ".join(parts)
 
 
 def _show_verdict(console: Console, verdict: Verdict) -> None:

@@ -72,10 +72,10 @@ async def run_fleet(settings: UpSettings, data: Path, config: Path | None, conso
     with data_dir_held(data), _runtime_directory() as runtime:
         _check_ports(settings)
         _check_room(data)
-        asked = _ingress_ports(settings)
+        fixed = _ingress_ports(settings)
         found = free_ports(ports_needed(settings, len(engines), further) + 1 + settings.ingresses)
-        nats_port, *ports = [port for port in found if port not in asked]
-        ingress_ports = asked or ports[-settings.ingresses :]
+        nats_port, *ports = [port for port in found if port not in fixed]
+        ingress_ports = fixed or ports[-settings.ingresses :]
         settings = replace(settings, port=ingress_ports[0])
         plan = FleetPlan(
             settings=settings,

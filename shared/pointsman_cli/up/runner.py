@@ -66,7 +66,7 @@ class FleetRunner:
         self._changed = changed
         self._stop_others = stop_others
         self._stopping = asyncio.Event()
-        self._asked_to_stop: list[ChildProcess] = []
+        self._stop_requested: list[ChildProcess] = []
 
     async def start(self, *, seconds_max: float) -> None:
         """Returns when all processes are ready. Raises FleetStartError, and what `ChildProcess.start` raises."""
@@ -91,7 +91,7 @@ class FleetRunner:
     async def stop(self) -> None:
         """Stop everything in order, within STOP_SECONDS_MAX or the bound of `stop_others`."""
         self._stopping.set()
-        telling = asyncio.ensure_future(self._report_overdue())
+        reporting = asyncio.ensure_future(self._report_overdue())
         try:
             async with asyncio.TaskGroup() as beside:
                 for roles in STOP_STAGES:
@@ -104,7 +104,7 @@ class FleetRunner:
                     if "worker" in roles:
                         beside.create_task(self._stop_together(self._of({"engine"})))
         finally:
-            telling.cancel()
+            reporting.cancel()
 
     def kill(self) -> None:
         self._stopping.set()
@@ -191,7 +191,7 @@ class FleetRunner:
         started = time.monotonic()
         while True:
             await asyncio.sleep(STILL_STOPPING_SECONDS)
-            late = [child.name for child in self._asked_to_stop if child.exit_code is None]
+            late = [child.name for child in self._stop_requested if child.exit_code is None]
             waited_for = ", ".join(late) or "what the scaler started"
             self._report(f"still stopping after {time.monotonic() - started:.0f} s: {waited_for} (Ctrl-C kills)", "dim")
 
@@ -211,7 +211,7 @@ class FleetRunner:
                 child.stop()
             else:
                 child.terminate()
-        self._asked_to_stop += children
+        self._stop_requested += children
         streams = any(child.role == "ingress" for child in children)
         seconds_max = STAGE_SECONDS_MAX + (STREAMS_SECONDS_MAX if streams else 0.0)
         try:

@@ -83,26 +83,26 @@ class FleetSession:
         print_fleet(self._console, self._fleet_file(), time.time() - self._started_at)
 
     async def _keep(self) -> None:
-        telling = asyncio.ensure_future(self._report_visibility())
+        reporting = asyncio.ensure_future(self._report_visibility())
         try:
             await self._runner.keep()
             await self._stop.wait()
         finally:
-            telling.cancel()
+            reporting.cancel()
 
     async def _report_visibility(self) -> None:
         """Only of real engines. Imports late, since that takes time."""
         fleet = self._fleet_file()
         urls = {process.name: process.url for process in fleet.of_role("engine")}
-        asked = []
+        reports = []
         for plan in self._plan.pools:
             if real := plan.real_engines():  # what a scaler starts later is in pointsman fleet
                 from pointsman_cli.up.cache_visibility import report_cache_visibility
 
                 engines = {InstanceId(name): urls[name] for name in real}
                 settings = fleet.settings(plan.settings.pool)
-                asked.append(report_cache_visibility(settings, engines, self._started_at, self._report))
-        await asyncio.gather(*asked)
+                reports.append(report_cache_visibility(settings, engines, self._started_at, self._report))
+        await asyncio.gather(*reports)
 
     async def _model_of_ours(self) -> str:
         """The model of an engine started by --engine-command; empty if none runs."""

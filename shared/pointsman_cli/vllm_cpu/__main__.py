@@ -18,13 +18,13 @@ EXAMPLES = """examples:
 
 
 def main() -> int:
-    asked, arguments = _parser().parse_known_args()
-    home = EngineHome(asked.dir.resolve())
-    if asked.do == "serve":
+    options, arguments = _parser().parse_known_args()
+    home = EngineHome(options.dir.resolve())
+    if options.do == "serve":
         return _serve(home, arguments)
     if arguments:
         _parser().error(f"unknown: {' '.join(arguments)}")
-    if asked.do == "status":
+    if options.do == "status":
         return _status(home)
     try:
         recipe.make(home, report=_report)

@@ -1,6 +1,8 @@
-"""Converts a Llama model from GGUF to a Hugging Face checkpoint: `checkpoint.py DIRECTORY_WITH_GGUF TARGET`. Runs in
-the engine's environment. Renames tensors, dequantises to bfloat16, and reorders query and key rows (GGUF interleaves
-the halves of the rotary embedding)."""
+"""Converts a Llama model from GGUF to a Hugging Face checkpoint, which vLLM loads.
+
+A script for the engine's environment: `checkpoint.py DIRECTORY_WITH_GGUF TARGET`. It renames tensors, dequantises weights to
+bfloat16, and reorders the rows of query and key projections (GGUF interleaves the halves of the rotary embedding).
+"""
 
 import sys
 from collections.abc import Iterator
@@ -32,7 +34,7 @@ class NotThisModelError(Exception):
 
 
 def convert(source: Path, target: Path) -> None:
-    """`source` has one GGUF file. Raises NotThisModelError."""
+    """Write configuration, tokenizer and weights of the one GGUF file in `source` to `target`. Raises NotThisModelError."""
     files = sorted(source.glob("*.gguf"))
     if len(files) != 1:
         message = f"{source} holds {len(files)} GGUF files instead of one"
@@ -47,7 +49,7 @@ def convert(source: Path, target: Path) -> None:
 
 
 def configuration(reader: Any) -> Any:
-    """Raises NotThisModelError."""
+    """The model's configuration from the file's key-value part. Raises NotThisModelError."""
 
     def said(key: str) -> Any:
         return reader.fields[key].contents()
@@ -76,7 +78,7 @@ def configuration(reader: Any) -> Any:
 
 
 def checkpoint_tensors(reader: Any, config: Any) -> Iterator[tuple[str, Any]]:
-    """Raises NotThisModelError for a tensor without a name in the checkpoint."""
+    """The weights by the names of the checkpoint. Raises NotThisModelError for a tensor that has none."""
     heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
     for tensor in reader.tensors:
         values = gguf.quants.dequantize(tensor.data, tensor.tensor_type).astype(np.float32)
@@ -91,7 +93,7 @@ def checkpoint_tensors(reader: Any, config: Any) -> Iterator[tuple[str, Any]]:
 
 
 def halves_in_sequence(rows: Any, heads: int) -> Any:
-    """Reorders rows: a head's interleaved halves one after the other."""
+    """Rows of a projection, a head's interleaved halves one after the other."""
     pairs = rows.reshape(heads, -1, 2, rows.shape[1])
     return pairs.swapaxes(1, 2).reshape(rows.shape)
 

@@ -136,13 +136,13 @@ class Making:
 
     def run(self, command: Sequence[str]) -> None:
         """Run a program and report progress. Raises MakingError."""
-        surroundings = os.environ | {"HF_HUB_OFFLINE": "1"}
-        surroundings.pop("PYTHONPATH", None)
+        environment = os.environ | {"HF_HUB_OFFLINE": "1"}
+        environment.pop("PYTHONPATH", None)
         with self.home.log.open("ab") as log:
             log.write(f"$ {' '.join(command)}\n".encode())
             log.flush()
             begins = log.tell()
-            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=surroundings)
+            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment)
             try:
                 code = self._ended(process)
             finally:
@@ -168,19 +168,19 @@ class Making:
     def _failure(self, code: int, begins: int) -> str:
         with self.home.log.open("rb") as log:
             log.seek(begins)
-            said = log.read().decode(errors="replace")
-        tail = "\n".join(f"  | {line}" for line in said.splitlines()[-TAIL_LINES:])
-        return f"{self.title} failed (exit code {code}): {_hint(said)}\n{tail}\nthe whole log is {self.home.log}"
+            output = log.read().decode(errors="replace")
+        tail = "\n".join(f"  | {line}" for line in output.splitlines()[-TAIL_LINES:])
+        return f"{self.title} failed (exit code {code}): {_hint(output)}\n{tail}\nthe whole log is {self.home.log}"
 
 
-def _hint(said: str) -> str:
-    if any(sign in said for sign in UNREACHABLE_SIGNS):
+def _hint(output: str) -> str:
+    if any(sign in output for sign in UNREACHABLE_SIGNS):
         return (
             "no package index can be reached. Check the network or pip's settings (pip config list), then run it again"
         )
-    if any(sign in said for sign in UNKNOWN_SIGNS):
+    if any(sign in output for sign in UNKNOWN_SIGNS):
         return "pip's package indexes do not have what is needed. See pip config list, then run it again"
-    if "No space left on device" in said:
+    if "No space left on device" in output:
         return "the disk is full. Make room and run it again"
     return "the end of the log says why; what is done already stays when you run it again"
 

@@ -160,8 +160,8 @@ def _show(console: Console, record: Record, sides: tuple[Side, Side, Side], cali
     for note in record.notes:
         say(console, note, "yellow")
     console.print(table_of(recorded, again, changed))
-    well, said = fidelity(recorded.report, again.report)
-    say(console, said, "" if well else "yellow")
+    well, text = fidelity(recorded.report, again.report)
+    say(console, text, "" if well else "yellow")
 
 
 def _calibrated(calibration: Calibration) -> str:
@@ -176,7 +176,7 @@ def _calibrated(calibration: Calibration) -> str:
 
 def _json(record: Record, sides: tuple[Side, Side, Side], calibration: Calibration) -> dict[str, Any]:
     recorded, again, changed = sides
-    well, said = fidelity(recorded.report, again.report)
+    well, text = fidelity(recorded.report, again.report)
     return {
         "origin": record.origin,
         "requests": recorded.report.requests,
@@ -188,7 +188,7 @@ def _json(record: Record, sides: tuple[Side, Side, Side], calibration: Calibrati
             "prefills": len(calibration.ways),
         },
         "reproduced": well,
-        "fidelity": said,
+        "fidelity": text,
         "recorded": as_json(recorded, record.warmup),
         "resimulated": as_json(again, record.warmup),
         "changed": as_json(changed, record.warmup),

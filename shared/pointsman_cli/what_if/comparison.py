@@ -87,10 +87,10 @@ def fidelity(recorded: Report, again: Report) -> tuple[bool, str]:
     real, simulated = recorded.ttft.p90_s or 0.0, again.ttft.p90_s or 0.0
     off = (simulated - real) / real if real else 0.0
     well = abs(capacity) <= CAPACITY_OFF_MAX and abs(off) <= P90_OFF_SHARE_MAX
-    said = f"capacity {capacity * 100:+.1f} points, TTFT P90 {off:+.0%} against the record"
+    text = f"capacity {capacity * 100:+.1f} points, TTFT P90 {off:+.0%} against the record"
     if well:
-        return True, f"the simulator reproduces the record: {said}"
-    return False, f"the simulator does not reproduce the record well ({said}): read the change only, and with care"
+        return True, f"the simulator reproduces the record: {text}"
+    return False, f"the simulator does not reproduce the record well ({text}): read the change only, and with care"
 
 
 def cells(sides: Sequence[Side], record: Record, name: str) -> list[CellResult]:

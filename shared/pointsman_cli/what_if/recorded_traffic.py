@@ -201,9 +201,9 @@ class _Reader:
                 row.end, row.reason, row.ended_at = "rejected", event.reason, event.at
 
     def _sample(self, now: Seconds) -> None:
-        lines, instances = self._state.workload.queues, self._state.fleet.ready
-        pending = tuple(lines.get(name, EMPTY_QUEUE).load_tokens for name in instances)
-        running = tuple(len(lines.get(name, EMPTY_QUEUE).decoding) for name in instances)
+        queues, instances = self._state.workload.queues, self._state.fleet.ready
+        pending = tuple(queues.get(name, EMPTY_QUEUE).load_tokens for name in instances)
+        running = tuple(len(queues.get(name, EMPTY_QUEUE).decoding) for name in instances)
         self._samples.append(LoadSample(now, pending, running, instances))
         if instances:
             self._ready[instances] += 1
@@ -242,10 +242,10 @@ class _Reader:
 
     def _usual_instances(self, size: int) -> list[InstanceId]:
         """The `size` instances that were ready longest, in join order."""
-        looks: Counter[InstanceId] = Counter()
+        samples: Counter[InstanceId] = Counter()
         for instances, count in self._ready.items():
-            looks.update(dict.fromkeys(instances, count))
-        longest = {name for name, _ in looks.most_common(size)}
+            samples.update(dict.fromkeys(instances, count))
+        longest = {name for name, _ in samples.most_common(size)}
         return [name for name in self._joins if name in longest]
 
     def _require_enough(self, requests: list[_TracedRequest]) -> None:
