@@ -76,7 +76,6 @@ def no_scheduler(settings: FleetSettings) -> str:
 async def wait_until(
     refresh: Callable[[], Awaitable[T]], done: Callable[[T], bool], progress: Callable[[T], str], *, quiet: bool
 ) -> tuple[T, bool]:
-    """Refresh until done, at most WAIT_SECONDS_MAX. Returns the last value and whether it was done."""
     deadline, shown = time.monotonic() + WAIT_SECONDS_MAX, ""
     while True:
         answer = await refresh()

@@ -40,8 +40,6 @@ class UnusableDataError(click.ClickException):
 
 
 class FleetProcess(msgspec.Struct, frozen=True):
-    """`pid` is 0 if `up` did not start it."""
-
     name: str
     role: str
     pid: int
@@ -121,7 +119,6 @@ def fleet_settings(place: str | Path | None = None, pool: str | None = None) -> 
 
 
 def running_fleets() -> list[FleetFile]:
-    """Fleets running on this machine. Removes stale pointers."""
     fleets = []
     for pointer in sorted(_pointers().glob("*.path")):
         data = Path(pointer.read_text().strip())
@@ -176,7 +173,6 @@ def _lock_file(data: Path) -> IO[bytes]:
 
 
 def _locked(lock: IO[bytes]) -> bool:
-    """Retries: `is_running` in another process takes the lock for a moment."""
     for _ in range(LOCK_ATTEMPTS_MAX):
         if try_lock(lock):
             return True

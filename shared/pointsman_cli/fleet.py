@@ -79,7 +79,6 @@ async def _described(commands: Commands, settings: FleetSettings) -> FleetDescri
 
 
 def _by_number(instance: InstanceDescribed) -> tuple[int, str]:
-    """engine-2 before engine-10."""
     return len(instance.instance), instance.instance
 
 

@@ -8,8 +8,6 @@ from typing_extensions import override
 
 
 class LazyGroup(click.Group):
-    """Commands by name: module, attribute, help line."""
-
     def __init__(
         self, *args: object, commands_by_name: Mapping[str, tuple[str, str, str]], **attributes: object
     ) -> None:

@@ -56,7 +56,6 @@ def until_option(command: Command) -> Command:
 
 
 def comma_list(_context: click.Context, _parameter: click.Parameter, value: str) -> tuple[str, ...]:
-    """Comma-separated names, without duplicates."""
     names = tuple(dict.fromkeys(name.strip() for name in value.split(",") if name.strip()))
     if not names:
         msg = "names nothing"
@@ -65,7 +64,6 @@ def comma_list(_context: click.Context, _parameter: click.Parameter, value: str)
 
 
 def rates(_context: click.Context, _parameter: click.Parameter, value: str | None) -> tuple[float, ...]:
-    """Comma-separated requests per second, ascending."""
     try:
         found = sorted({float(rate) for rate in value.split(",")}) if value else []
     except ValueError as error:

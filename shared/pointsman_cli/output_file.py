@@ -12,8 +12,6 @@ from typing_extensions import override
 
 
 class OutputFile(click.Path):
-    """An unwritable file is refused before the command starts its work."""
-
     def __init__(self) -> None:
         super().__init__(dir_okay=False, writable=True, path_type=Path)
 

@@ -9,12 +9,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 LINE_WALL_SECONDS = 20.0
 Update = Callable[[float, str], None]
-"""Arguments: completed part of `total`, and the current step."""
 
 
 @contextmanager
 def progress_bar(console: Console, total: float, text: str = "", *, counts: bool = True) -> Iterator[Update]:
-    """`counts`: show completed and total as numbers."""
     if not console.is_terminal:
         if text:
             console.print(text, markup=False, soft_wrap=True)

@@ -16,7 +16,6 @@ from pointsman.adapters.clocks import wall_time_of
 from pointsman.primitives import Seconds
 
 UNIX_SECONDS_MAX = 250_000_000_000.0
-"""The year 9892: fits a `datetime` in any time zone."""
 PIPE_WIDTH = 180
 _CONTROL = {
     code: "\N{REPLACEMENT CHARACTER}" for code in (*range(0x20), *range(0x7F, 0xA0)) if code not in (0x09, 0x0A)
@@ -49,7 +48,6 @@ class SafeConsole(Console):
 
 
 def table(*columns: str, title: str | None = None) -> Table:
-    """A column whose name starts with > is right-aligned."""
     made = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left")
     for name in columns:
         made.add_column(name.removeprefix(">"), justify="right" if name.startswith(">") else "left", no_wrap=True)
@@ -77,5 +75,4 @@ def printable(text: str) -> str:
 
 
 def wall_time(at: Seconds, speed: float) -> datetime:
-    """Clamped to what a `datetime` holds."""
     return datetime.fromtimestamp(min(max(0.0, wall_time_of(at, speed)), UNIX_SECONDS_MAX)).astimezone()

@@ -17,7 +17,6 @@ GENERATED_RATE = 4.0
 
 
 def workload_options(command: Command) -> Command:
-    """Adds --trace and --workload, as `trace: Path | None` and `workload: str | None`."""
     return with_all(
         click.option("--trace", type=click.Path(path_type=Path, dir_okay=False), help="Mooncake-format trace (JSONL)."),
         click.option("--workload", type=click.Choice(tuple(GENERATORS)), help="Generated workload instead of a trace."),

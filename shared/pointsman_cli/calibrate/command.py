@@ -31,8 +31,6 @@ MEASURING_SECONDS_MAX = 180.0
 
 @dataclass
 class _Samples:
-    """Seconds by (total, cached) tokens; `cached` as the engine reported it."""
-
     seconds: dict[tuple[Tokens, Tokens], list[Seconds]] = field(default_factory=dict)
     token_seconds: list[Seconds] = field(default_factory=list)
 

@@ -1,5 +1,4 @@
-"""Fits Mooncake's prefill cost polynomial: non-negative least squares of relative errors, over all subsets of
-coefficients. The floor (reading the weights) is tried between every two points."""
+"""Fits Mooncake's prefill cost polynomial by non-negative least squares of relative errors, with an optional floor."""
 
 from collections.abc import Sequence
 from itertools import combinations
@@ -45,7 +44,6 @@ def _polynomial(points: Sequence[Measurement]) -> PrefillCost:
 
 
 def _with_floor(few: Sequence[Measurement], many: Sequence[Measurement]) -> PrefillCost:
-    """The polynomial fitted to `many`, a constant for `few`."""
     cost = _polynomial(many)
     weights = [1 / point.seconds for point in few]
     constant = sum(weights) / sum(weight * weight for weight in weights)
@@ -66,7 +64,6 @@ def _squared_error(cost: PrefillCost, points: Sequence[Measurement]) -> float:
 
 
 def _row(point: Measurement) -> tuple[float, float, float]:
-    """Factors of the coefficients, scaled so that the point's time is 1."""
     total, cached = point.total, point.cached
     return 1 / point.seconds, (total - cached) / point.seconds, (total * total - cached * cached) / point.seconds
 

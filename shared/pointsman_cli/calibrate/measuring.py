@@ -1,5 +1,4 @@
-"""Sends prompts to one engine, one at a time, and times their first tokens. Prompts are token ids. Later prompts of a
-round repeat the start of the first, so that part of them is cached."""
+"""Times the first tokens of prompts (token ids) on one engine, one at a time, cold and partly cached."""
 
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -70,7 +69,6 @@ _chunk = msgspec.json.Decoder(_Chunk)
 
 
 def rounds(longest: Tokens, block_tokens: Tokens) -> Iterator[list[Plan]]:
-    """One round per length: uncached, half cached, nearly all cached."""
     lengths, length = [], SHORTEST
     while length < longest:
         lengths.append(length)

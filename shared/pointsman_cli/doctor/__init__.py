@@ -1,2 +1,1 @@
-"""`pointsman doctor`: `examination` folds the log once and passes each entry to the examiners, which return
-`findings`."""
+"""`pointsman doctor`: `examination` passes each entry of a log to the examiners, which return `findings`."""

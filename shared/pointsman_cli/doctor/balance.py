@@ -21,8 +21,6 @@ SAMPLES_MIN = 30
 
 
 class Balance(Examiner):
-    """How often one queue exceeded half the SLO while another was empty."""
-
     area = "balance"
 
     def __init__(self, settings: PoolSettings) -> None:

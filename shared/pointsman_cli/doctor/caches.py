@@ -16,7 +16,6 @@ from pointsman_cli.doctor.examination import Examiner
 from pointsman_cli.doctor.findings import Finding, Severity, number, times
 
 HEALED_WALL_SECONDS = 5.0
-"""Expected bound of an unverified period."""
 DECAYED_WALL_SECONDS = 60.0
 """After that, blocks stored before a loss are confirmed or dropped."""
 
@@ -78,7 +77,6 @@ class Caches(Examiner):
         self._watch_doubt(event.instance, event.at, state)
 
     def _note_probe(self, event: InstanceProbed, present: Instance | None) -> None:
-        """Probes of an earlier epoch do not count."""
         if present is None or present.epoch != event.epoch:
             return
         if event.parity:

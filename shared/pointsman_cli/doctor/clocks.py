@@ -40,7 +40,6 @@ class Clocks(Examiner):
         self._ingress_of: dict[RequestId, str] = {}
         self._leader_at: Seconds | None = None
         self._open: dict[str, Seconds] = {}
-        """Writers since the scheduler's last entry, with their time."""
         self._skews: dict[str, Sample[Seconds]] = {}
         self._newest: Seconds = 0.0
         self._late: Counter[str] = Counter()

@@ -18,7 +18,6 @@ from pointsman_cli.doctor.findings import Finding, Severity, number, times
 from pointsman_cli.terminal import wall_time
 
 TOUCHED_SHARE_MAX = 0.02
-"""Above this share of the pool's requests failed by one engine, a finding is serious."""
 REQUESTS_MAX = 10_000
 SHOWN_MAX = 8
 

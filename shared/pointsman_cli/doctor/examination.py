@@ -71,7 +71,6 @@ class Diagnosis:
 def examine(
     entries: Iterable[LogEntry], settings: PoolSettings, examiners: Sequence[Examiner], beginning: StartPoint
 ) -> Diagnosis:
-    """Reads the entries once. The examiners must be new."""
     state = State(settings) if beginning.state is None else copy_state(beginning.state)
     runner = _ExaminerRunner(examiners)
     runner.each(lambda examiner: examiner.begin(state, blind=beginning.is_blind), state)

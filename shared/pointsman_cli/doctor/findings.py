@@ -25,7 +25,6 @@ class Finding:
 
 
 def number(count: int, what: str) -> str:
-    """`1 note`, `2 notes`."""
     return f"{count:,} {what}" + "s" * (count != 1)
 
 

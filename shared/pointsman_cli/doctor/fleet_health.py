@@ -29,7 +29,6 @@ class FleetHealth(Examiner):
         self._silent_for: dict[InstanceId, Seconds] = {}
         self._left: dict[InstanceId, list[str]] = {}
         self._stopped: set[InstanceId] = set()
-        """Announced by the worker."""
         self._restarts = Restarts()
         self._restarted: Counter[InstanceId] = Counter()
         self._down: Counter[InstanceId] = Counter()

@@ -15,8 +15,6 @@ from pointsman_cli.doctor.findings import Finding, Severity, times
 
 EVIDENCE_MAX = 5
 LEADERLESS_WALL_SECONDS = 2.0
-"""Expected bound of a takeover."""
-
 TERMS_A_HOUR_MAX = 6
 
 

@@ -18,8 +18,6 @@ from pointsman_cli.terminal import wall_time
 
 ANSWERS_MIN = 20
 BIAS_SHARE_MAX = 0.3
-"""Of the mean TTFT."""
-
 BIAS_WALL_SECONDS_MIN = 0.05
 SLOW_FACTOR = 1.5
 """Prefill time over that of the other instances."""
@@ -32,13 +30,10 @@ SPELL_SHARE_OF_OBJECTIVE = 0.1
 SLO. The count is low because policies avoid a slow engine."""
 
 SPELL_GAP_WALL_SECONDS = 5.0
-"""Spells closer than this are merged."""
-
 SPELLS_MAX = 100
 SPELL_PACES_MAX = 1000
 SPELLS_SHOWN = 5
 MISPREDICTED_SHARE_MAX = 0.1
-"""Of the prompt tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +55,6 @@ class _Spell:
 
 @dataclass(slots=True)
 class _Record:
-    """Of one instance, in engine seconds."""
-
     real_ttft: Sample[Seconds] = field(default_factory=Sample)
     errors: Sample[Seconds] = field(default_factory=Sample)
     paces: Sample[float] = field(default_factory=Sample)

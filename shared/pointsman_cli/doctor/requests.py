@@ -47,7 +47,6 @@ class Requests(Examiner):
         """Requests that the leader gave up, by cause and ingress or instance."""
         self._doubted: dict[RequestId, CancelCause] = {}
         self._ended_after_all: Counter[CancelCause] = Counter()
-        """Given up, but ended by their ingress later."""
         self._second_end_examples: list[str] = []
         self._second_ends = 0
         self._alone = 0

@@ -1,5 +1,4 @@
-"""Service: share of first tokens within the SLO, by instance, tenant, prompt length and prefix. Rejected and failed
-requests count as late; cancelled ones are left out."""
+"""Service: share of first tokens within the SLO. Rejected and failed requests are late; cancelled ones are left out."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -189,7 +188,6 @@ class Service(Examiner):
             )
 
     def _hot(self, instances: int) -> Iterator[Finding]:
-        """A warning only if requests of a hot prefix are late."""
         hot = [
             (key, count)
             for key, count in self._heavy.counts.most_common(SHOWN_MAX)

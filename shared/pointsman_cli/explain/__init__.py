@@ -1,2 +1,1 @@
-"""`pointsman explain`: `lookup` finds the request, `timeline` collects its events and decisions, `diagnosis` explains,
-`page` prints."""
+"""`pointsman explain`: `lookup` finds the request, `timeline` collects events and decisions, `diagnosis` explains."""

@@ -27,7 +27,6 @@ from pointsman_cli.explain.values import (
 
 Decision = RequestPlaced | RequestRejected | RequestMigrated
 HELD_MAX = 4096
-"""Bound of the entries that a leader was behind."""
 
 
 def add_decisions(
@@ -92,7 +91,6 @@ class _LeaderFold:
                 return
 
     def read_peers(self, entries: Iterator[LogEntry]) -> None:
-        """Continue to the first token, to compare its prefill with those of other instances."""
         timeline, state = self._timeline, self._state
         grant, first = timeline.grants[-1] if timeline.grants else None, timeline.first_token
         if grant is None or first is None or first.instance != grant.instance:
@@ -168,7 +166,6 @@ class _LeaderFold:
         )
 
     def _weighed(self, request: Request | None, event: Decision, chosen: InstanceId) -> list[WeighedCandidate]:
-        """Candidates of the event, then all other instances."""
         weighed = {} if isinstance(event, RequestMigrated) else {c.instance: c for c in event.candidates}
         others = [] if request is None else [i.id for i in self._state.fleet.instances if i.id not in weighed]
         held = self._state.index.hits(request.keys) if request else {}
@@ -204,7 +201,6 @@ class _LeaderFold:
         )
 
     def _ahead(self, instance: InstanceId, now: Seconds) -> list[QueuedAhead]:
-        """Requests without a first token on the instance, running ones first."""
         queue = self._state.workload.queues.get(instance, EMPTY_QUEUE)
         return [
             _queued(request, now)

@@ -11,15 +11,11 @@ from pointsman_cli.explain.values import NOT_KNOWN, GrantRecord, PeerPrefills, R
 
 PHASE_SHARE_MIN = 0.2
 SLOW_FACTOR_MIN = 1.5
-"""Prefill time over that of the cost model, or of the others."""
-
 HOT_IN_FAIR_SHARES = 1.0
 """A hot prefix has more than one instance's even share of the arrivals (as in `state.hotness`)."""
 
 HOT_ARRIVALS_MIN = 24
 STUCK_FACTOR_MIN = 3.0
-"""First prefill time over its prediction."""
-
 OTHERS_MIN = 3
 MISSED_TOKENS_SHARE = 0.1
 OFF_SECONDS_MIN = 0.05
@@ -29,7 +25,6 @@ NAMES_MAX = 3
 
 
 def reasons(timeline: RequestTimeline) -> list[str]:
-    """Most decisive first; may be empty."""
     findings: tuple[Callable[[RequestTimeline], Iterator[str]], ...] = (
         _refusal,
         _held_up,

@@ -13,8 +13,6 @@ from pointsman_cli.history.errors import HistoryError
 CANDIDATES_MAX = 100
 CANDIDATES_SHOWN = 8
 OPEN_MAX = 100_000
-"""In-flight requests kept; the oldest are dropped first."""
-
 HINT = (
     "The id is the x-request-id of the answer. `--slowest 10` lists the slowest, `pointsman tap --since 1 --until now` "
     "shows all."

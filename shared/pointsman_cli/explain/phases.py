@@ -8,7 +8,6 @@ from pointsman_cli.explain.values import Phase, RequestTimeline
 
 
 def phases_of(timeline: RequestTimeline) -> list[Phase]:
-    """Contiguous phases from arrival to the end of the request or the log."""
     first = (
         ("gone", "before its first entry that is left")
         if timeline.arrived_before_the_log
@@ -32,7 +31,6 @@ def phases_of(timeline: RequestTimeline) -> list[Phase]:
 
 
 def _marks(event: LogEvent, timeline: RequestTimeline) -> list[tuple[Seconds, str, str, InstanceId]]:
-    """The phases that an event starts: time, kind, name, instance."""
     match event:
         case RequestArrived():
             return [(event.at, "queue", "in no queue yet", InstanceId(""))]

@@ -42,7 +42,6 @@ def timeline_of(
 
 
 def _outline(entries: Iterable[LogEntry], request: RequestId, settings: PoolSettings) -> RequestTimeline:
-    """The request's events; the first counts of those that happen once."""
     timeline = RequestTimeline(
         request=request, speed=settings.speed, block_tokens=settings.block_tokens, arrived_at=0.0
     )

@@ -24,7 +24,6 @@ class WeighedCandidate:
     knowledge: str
     doubt: str
     why_out: str
-    """Why it was ejected or half-open."""
     hit_blocks: int
     held_blocks: int
     """Of the hit blocks, those in its cache; the rest is expected from queued prompts."""
@@ -54,7 +53,6 @@ class PrefixFacts:
     key: str
     tokens: Tokens
     arrivals: int
-    """Among the last `window` arrivals."""
     window: int
     ready: int
     holders: list[InstanceId]
@@ -143,7 +141,6 @@ class RequestTimeline:
     entries: list[LogEntry] = field(default_factory=list)
     elected: set[Term] = field(default_factory=set)
     fenced: set[Sequence] = field(default_factory=set)
-    """Entries of deposed leaders."""
     decisions: list[DecisionRecord] = field(default_factory=list)
     refused: list[tuple[Sequence, MigrationRefused]] = field(default_factory=list)
     grants: list[GrantRecord] = field(default_factory=list)

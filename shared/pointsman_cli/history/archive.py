@@ -82,7 +82,6 @@ class ArchiveHistory(History):
         return requested or known[-1]
 
     def _extent(self) -> tuple[Sequence, Sequence, int, str]:
-        """First and last sequence, number of entries, and the subject of any of them."""
         first, last, entries, subject = 0, 0, 0, ""
         for part in self._parts:
             for batch in self._rows(_extent_of(part)):
@@ -126,7 +125,6 @@ def _is_sqlite(url: URL) -> bool:
 
 
 def _catalogue() -> dict[str, Select[Any]]:
-    """All logs, oldest first; their forks; their first sequences."""
     by_age = select(_logs.c.log).order_by(_logs.c.identity, _logs.c.branch)
     forks = select(_gaps.c.log, _gaps.c.sequence, _gaps.c.after_log)
     everything = union_all(*(select(kept.c.log, kept.c.sequence) for kept in (_events, _dead_letters))).subquery()

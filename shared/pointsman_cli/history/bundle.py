@@ -44,8 +44,6 @@ class _First(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class _Line(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The payload is `event` if it is one line of JSON, else `payload`."""
-
     sequence: Sequence
     subject: str
     event: msgspec.Raw = msgspec.Raw(b"")
@@ -59,8 +57,6 @@ class _Last(msgspec.Struct, frozen=True, kw_only=True):
 
 
 UNREADABLE = (msgspec.DecodeError, ValueError, RecursionError)
-"""Raised by decoding an untrusted line."""
-
 _encoder = msgspec.json.Encoder()
 _lines = msgspec.json.Decoder(_Line)
 
@@ -119,7 +115,6 @@ class BundleHistory(History):
             raise HistoryError(msg)
 
     def _is_count(self, line: bytes, count: int) -> bool:
-        """Raises HistoryError if the count is wrong."""
         try:
             last = msgspec.json.decode(line, type=_Last)
         except UNREADABLE:

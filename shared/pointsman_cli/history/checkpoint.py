@@ -1,4 +1,4 @@
-"""Checkpoints of logs that lost their beginning. Used only if proven to be of this log and of this version's fold."""
+"""Checkpoints of logs that lost their beginning; used only if proven to be of this log and this version's fold."""
 
 from collections.abc import Iterator
 from contextlib import closing
@@ -17,8 +17,6 @@ from pointsman_cli.history.entries import History
 
 
 class ExportedCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """A `CheckpointLabel` without the log's identity, and the encoded state."""
-
     as_of: Sequence
     entry: str
     form: str

@@ -36,7 +36,6 @@ class History(ABC):
 
     @cached_property
     def known(self) -> BaseState | None:
-        """The checkpoint that replaces missing entries, if any."""
         return None
 
     @cached_property

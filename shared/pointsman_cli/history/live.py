@@ -1,5 +1,4 @@
-"""Reads the log of a running fleet from JetStream, up to its end at opening time, as a plain iterator. The event loop
-runs only while a batch is fetched."""
+"""Reads a fleet's log from JetStream, up to its end at opening time. The event loop runs only to fetch a batch."""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator
@@ -69,7 +68,6 @@ class LiveHistory(History):
     @override
     @cached_property
     def known(self) -> BaseState | None:
-        """From the oldest usable checkpoint."""
         if self.header.first <= 1:
             return None
         with asyncio.Runner() as runner:
@@ -91,7 +89,6 @@ class LiveHistory(History):
         return sorted(found, key=lambda label: (label.as_of < safe, label.as_of))
 
     async def _in_store(self, call: Callable[[Checkpoints], Awaitable[T]]) -> T:
-        """Raises HistoryError."""
         async with _linked(self._settings) as link:
             try:
                 return await call(link.checkpoints)

@@ -16,8 +16,6 @@ QUIET_SECONDS = 5.0
 
 
 class Reading:
-    """Re-readable entries; the first pass shows progress."""
-
     def __init__(self, history: History, console: Console, what: str, start: Sequence) -> None:
         self._history = history
         self._start = start

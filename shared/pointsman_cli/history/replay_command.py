@@ -58,8 +58,6 @@ def replay_command(place: str | None, pool: str | None, verifying: bool, until: 
 
 @dataclass(slots=True)
 class _Tally:
-    """Counts entries during the first pass."""
-
     entries: Iterable[LogEntry]
     types: Counter[str] = field(default_factory=Counter)
     first: LogEntry | None = None
@@ -83,8 +81,6 @@ class _Tally:
 
 @dataclass(frozen=True, slots=True)
 class _Replayed:
-    """`state` after a fold, `verdict` after a verification."""
-
     origin: str
     beginning: str
     tally: _Tally

@@ -1,5 +1,4 @@
-"""Tells engine restarts from other repeated joins. A worker also joins again when retention dropped its first join; it
-then sends a snapshot at once. So the next cache event decides: a snapshot means no restart."""
+"""Tells engine restarts from other repeated joins, which are followed by a snapshot of the cache."""
 
 from pointsman.contracts.cache import CacheEvent, CacheSnapshot
 from pointsman.contracts.codec import LogEvent
@@ -26,5 +25,4 @@ class Restarts:
                 return None
 
     def open(self) -> list[InstanceJoined]:
-        """Joins without a later cache event: restarts, since the cache is empty."""
         return list(self._open.values())

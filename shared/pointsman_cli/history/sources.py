@@ -1,5 +1,4 @@
-"""Opens the log that `--from` names: a running fleet, the recorder's archive, an exported bundle, or standard input
-(`-`)."""
+"""Opens the log that `--from` names: a running fleet, the recorder's archive, an exported bundle, or `-`."""
 
 import shutil
 import sys

@@ -19,7 +19,6 @@ class StartPoint:
 
     @property
     def is_blind(self) -> bool:
-        """Whether entries are missing without a checkpoint."""
         return self.known is None and bool(self.note)
 
     @property

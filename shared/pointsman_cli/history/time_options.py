@@ -1,5 +1,4 @@
-"""Moments of `--since` and `--until`. A time of day is local, on the day the log begins or, if earlier than that, the
-next day. A time ends before the first later entry."""
+"""Moments of `--since` and `--until`. A time of day is local, within a day of the log's beginning."""
 
 import itertools
 import re
@@ -75,7 +74,6 @@ def _sequence_in(history: History, sequence: Sequence) -> Sequence:
 
 
 def engine_time_of(wall: Seconds, speed: float) -> Seconds:
-    """The inverse of `adapters.clocks.wall_time_of`."""
     return ANCHOR_UNIX_SECONDS + (wall - ANCHOR_UNIX_SECONDS) * speed
 
 

@@ -112,7 +112,6 @@ async def follow_log(log: EventLog, printer: Printer, *, since: Moment | None, u
 
 
 def _moment(settings: FleetSettings, text: str) -> Moment:
-    """A sequence may be in the future; other moments are relative to the first entry."""
     return Moment(sequence=int(text)) if SEQUENCE.fullmatch(text) else moment_in(LiveHistory(settings), text)
 
 

@@ -55,8 +55,6 @@ from pointsman.primitives import InstanceId, Seconds
 from pointsman_cli.terminal import wall_time
 
 REQUEST_CHARS = 12
-"""Length of a shown request id: its end, enough for `--request`."""
-
 STYLES: dict[type, str] = {
     RequestPlaced: "bold blue",
     RequestMigrated: "bold blue",
@@ -223,7 +221,6 @@ def _clock(at: Seconds, speed: float) -> str:
 
 
 def _short_subject(subject: str) -> str:
-    """Without root and pool; a long request id is cut to its end, which differs within one ingress."""
     kind, *rest = subject.split(".")[2:]
     if kind == "request" and rest and len(rest[0]) > REQUEST_CHARS:
         return f"{kind}.…{rest[0][-REQUEST_CHARS:]}"

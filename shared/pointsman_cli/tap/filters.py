@@ -1,5 +1,4 @@
-"""Selects events by subject (NATS patterns, with or without `pm.<pool>.`), type, request and instance. `kv` is short
-for `kv.>`."""
+"""Selects events by subject (NATS patterns, with or without `pm.<pool>.`), type, request and instance."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,13 +22,10 @@ class BadPatternError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class SubjectPattern:
-    """Tokens after `pm.<pool>.`; none match everything."""
-
     tokens: tuple[str, ...] = ()
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """Subjects for the server-side filter: tokens before the first wildcard."""
         literal: list[str] = []
         for token in self.tokens:
             if token in ("*", ">"):

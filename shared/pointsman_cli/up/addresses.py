@@ -1,4 +1,4 @@
-"""Running engines, as `--engine` and `--also` name them: URLs, with KV event sockets, role and rank in the fragment."""
+"""Running engines, as `--engine` and `--also` name them: URLs with sockets, role and rank in the fragment."""
 
 import re
 from dataclasses import dataclass
@@ -17,8 +17,6 @@ FRAGMENT = ("kv", "replay", "role", "rank", "block_tokens")
 
 @dataclass(frozen=True, slots=True)
 class EngineAddress:
-    """The endpoints are empty if the engine has none."""
-
     url: str
     kv_endpoint: str = ""
     kv_replay_endpoint: str = ""
@@ -87,7 +85,6 @@ def _fragment(part: str, text: str) -> dict[str, list[str]]:
 
 
 def _endpoint(named: str, host: str, text: str) -> str:
-    """A ZMQ endpoint; a bare port is one of the engine's host."""
     if named.isdecimal():
         return f"tcp://{f'[{host}]' if ':' in host else host}:{named}"
     if named and not named.startswith(("tcp://", "ipc://")):

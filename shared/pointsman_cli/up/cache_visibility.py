@@ -1,5 +1,4 @@
-"""Reports after the start whether KV events of real engines arrive. The ingress's probe decides: the keys of its
-prompt must come back in the engine's events. A socket without events looks like an idle engine otherwise."""
+"""Reports whether KV events of real engines arrive: the keys of the ingress's probe must come back."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -15,8 +14,6 @@ from pointsman.runtime.settings import FleetSettings
 from pointsman.runtime.telemetry import configure_logging
 
 VERDICT_SECONDS_MAX: Seconds = 180.0
-"""Probes are repeated while an engine is busy."""
-
 Report = Callable[[str, str], None]
 
 
@@ -64,7 +61,6 @@ async def _follow(settings: FleetSettings, open_cases: dict[InstanceId, str], si
 
 
 def _verdict(event: InstanceJoined | InstanceProbed, url: str, *, certain: bool) -> tuple[str, str] | None:
-    """A line and its colour; None before the verdict."""
     match event:
         case InstanceJoined() if not event.completes:
             return (

@@ -37,8 +37,6 @@ class ChildProcess(ABC):
         self.url = url
         self.log_file = log_file
         self.waiting_for = ""
-        """Reasons for not being ready, by its last answer."""
-
         self._process: subprocess.Popen[bytes] | None = None
         self._backoff = RestartBackoff()
 
@@ -70,7 +68,6 @@ class ChildProcess(ABC):
         return self._backoff.wait(time.monotonic())
 
     def stop(self) -> None:
-        """Stop together with the whole fleet."""
         self._signal(signal.SIGTERM)
 
     def terminate(self) -> None:
@@ -134,7 +131,6 @@ class ServiceProcess(ChildProcess):
         self._signal(signal.SIGTERM if self._plan.foreign else signal.SIGINT)
 
     def _last_log_line(self) -> str:
-        """Last line of its log: an engine does not answer while it starts."""
         lines = [line for line in self.log_tail() if line.strip()]
         return lines[-1].strip()[:LAST_LINE_CHARS_MAX] if lines else ""
 

@@ -102,7 +102,6 @@ async def run_fleet(settings: UpSettings, data: Path, config: Path | None, conso
 
 @contextlib.contextmanager
 def _runtime_directory() -> Iterator[Path]:
-    """Private and with a short path: Unix sockets have at most 107 bytes."""
     directory = tempfile.mkdtemp(prefix="pointsman-")
     try:
         yield Path(directory)
@@ -164,7 +163,6 @@ def _engines_max(settings: UpSettings) -> int:
 
 
 def _make_engine(home: EngineHome, engines: int, console: Console) -> None:
-    """Takes minutes the first time. Raises click.ClickException."""
     try:
         machine.check_can_run(engines)
         recipe.make(home, report=lambda line: console.print(Text(line, style="dim"), soft_wrap=True))

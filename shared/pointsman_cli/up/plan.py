@@ -14,8 +14,6 @@ ENGINE_BLOCK_TOKENS = 64
 """Block size of engines started here; smaller if it does not divide `block_tokens`."""
 
 PORTS_EACH_ENGINE = 4
-"""Engine, worker, and two for KV events over TCP."""
-
 SERVICES = ("scheduler", "ingress", "rebalancer", "scaler", "recorder")
 FURTHER_SERVICES = ("scheduler", "rebalancer", "recorder")
 
@@ -51,19 +49,13 @@ class FleetPlan:
     config: Path | None
     config_policy: str
     runtime: Path
-    """Short private directory for Unix sockets."""
-
     ports: tuple[int, ...]
     engines: tuple[EngineAddress, ...]
-    """Engines that already run."""
-
     home: EngineHome | None = None
     engine_threads: int = 1
 
     ingress_ports: tuple[int, ...] = ()
     further: tuple[FurtherPool, ...] = ()
-    """Further pools behind the same ingress."""
-
     prefix: str = ""
 
     @property

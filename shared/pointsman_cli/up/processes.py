@@ -1,5 +1,4 @@
-"""The processes of a plan, with environment (`POINTSMAN_*`) and arguments. Pure. Unset values stay at the service's
-default."""
+"""The processes of a plan, with environment (`POINTSMAN_*`) and arguments. Pure."""
 
 import json
 import shlex
@@ -27,14 +26,11 @@ from pointsman_cli.up.scripts import console_script
 from pointsman_cli.up.settings import BUILTIN_TOKENIZER, MODEL_PLACE, UpSettings, service_arguments, words
 
 SOCKET_PATH_MAX = 107
-"""Longest path of a Unix socket, in bytes."""
-
 REQUEST_PATH = frozenset({"scheduler", "ingress"})
 BEHIND_THE_REQUESTS = 10
 """Niceness of services that only follow the log; not of a scaler, since its engines would inherit it."""
 
 KV_TRANSFER_GB_PER_S = 12.5
-"""100 Gbit/s."""
 
 
 def processes(plan: FleetPlan) -> list[ProcessPlan]:
@@ -114,7 +110,6 @@ def _several(plan: FleetPlan) -> dict[str, object]:
 
 
 def _scaling(plan: FleetPlan) -> dict[str, object]:
-    """Makes the scaler start engines and workers as `up` does."""
     if not plan.settings.scaled:
         return {}
     lowest, highest = plan.settings.bounds
@@ -134,7 +129,6 @@ def _scaling(plan: FleetPlan) -> dict[str, object]:
 
 
 def _engine(plan: FleetPlan, name: str, ports: list[int]) -> tuple[ProcessPlan, EngineAddress]:
-    """An engine to start, and the address for its worker."""
     port, kv_port, replay_port = ports
     kv, replay = _sockets(plan, name)
     places = EnginePlaces(instance=name, port=port, kv=kv, replay=replay, kv_port=kv_port, replay_port=replay_port)

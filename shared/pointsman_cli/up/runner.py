@@ -25,11 +25,7 @@ STOP_STAGES: tuple[frozenset[str], ...] = (
 """Roles that stop together. Engines stop after their workers, in parallel with later stages."""
 
 STREAMS_SECONDS_MAX = 5.0
-"""Bound of open streams when the fleet stops; then they end with an error event."""
-
 STAGE_SECONDS_MAX = SERVICE_STOP_SECONDS_MAX + 2.0
-"""Bound of a stage; services themselves stop earlier."""
-
 STOP_SECONDS_MAX = STREAMS_SECONDS_MAX + STAGE_SECONDS_MAX * len(STOP_STAGES)
 STILL_STOPPING_SECONDS = 3.0
 
@@ -83,7 +79,6 @@ class FleetRunner:
             raise failures.exceptions[0] from None
 
     async def keep(self) -> None:
-        """Restart every process that exits, until the fleet stops."""
         async with asyncio.TaskGroup() as keepers:
             for child in self.children:
                 keepers.create_task(self._keep(child))
@@ -129,7 +124,6 @@ class FleetRunner:
             await asyncio.sleep(READY_POLL_SECONDS)
 
     async def _settled(self, child: ChildProcess) -> int | None:
-        """Wait until the process is ready (None) or has exited (exit code)."""
         while not await child.is_ready():
             if (code := child.exit_code) is not None:
                 return code
@@ -160,7 +154,6 @@ class FleetRunner:
             self._report(f"✗ {child.name} (pid {child.pid}) {described_exit(code)}; its log is {child.log_file}", "red")
 
     async def _started_again(self, child: ChildProcess) -> bool:
-        """Restart it with backoff; False if the fleet stops meanwhile."""
         while True:
             wait = child.restart_wait()
             if wait >= RESTART_WAIT_SECONDS_MAX:
@@ -196,7 +189,6 @@ class FleetRunner:
             self._report(f"still stopping after {time.monotonic() - started:.0f} s: {waited_for} (Ctrl-C kills)", "dim")
 
     async def _cut_streams(self, ingresses: list[ChildProcess]) -> None:
-        """A second signal cuts the streams that remain."""
         deadline = time.monotonic() + STREAMS_SECONDS_MAX
         while any(child.exit_code is None for child in ingresses if child.pid):
             if time.monotonic() > deadline:

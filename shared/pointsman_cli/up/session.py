@@ -91,7 +91,6 @@ class FleetSession:
             reporting.cancel()
 
     async def _report_visibility(self) -> None:
-        """Only of real engines. Imports late, since that takes time."""
         fleet = self._fleet_file()
         urls = {process.name: process.url for process in fleet.of_role("engine")}
         reports = []
@@ -105,7 +104,6 @@ class FleetSession:
         await asyncio.gather(*reports)
 
     async def _model_of_ours(self) -> str:
-        """The model of an engine started by --engine-command; empty if none runs."""
         urls = [child.url for child in self._runner.children if child.role == "engine"]
         return await model_of(urls[0]) if urls else ""
 
@@ -137,7 +135,6 @@ class FleetSession:
             await asyncio.gather(working, stopping, return_exceptions=True)
 
     async def _stop_instances(self) -> None:
-        """The scaler's instances outlive the scaler."""
         if self._plan.settings.scaled:
             await stop_all(self._plan.instances)
 
@@ -156,7 +153,6 @@ class FleetSession:
             self._killing = asyncio.ensure_future(self._kill())
 
     def _start_display(self) -> contextlib.AbstractContextManager[Live | None]:
-        """Without a refresh thread: this process forks."""
         if self._console.is_terminal:
             return Live(StartDisplay(self._runner), console=self._console, auto_refresh=False, transient=True)
         self._report(f"starting the fleet: {len(self._runner.children)} processes", "")

@@ -129,7 +129,6 @@ class UpSettings:
 
     @property
     def engines(self) -> int:
-        """Number of engines that `up` itself starts."""
         return 0 if self.scaled else sum(self.roles) or self.bounds[0]
 
     @property

@@ -44,7 +44,6 @@ def _status(home: EngineHome) -> int:
 
 
 def _serve(home: EngineHome, arguments: list[str]) -> int:
-    """Replaces this process; returns only on failure."""
     if not recipe.is_ready(home):
         return _failed(f"there is no engine in {home.directory}; make it first: vllm-cpu make")
     try:

@@ -1,5 +1,4 @@
-"""Directory of the CPU engine and its start command. `venv/`: vLLM; `model/`: a Hugging Face checkpoint; `steps/`:
-finished steps of `recipe`."""
+"""Directory of the CPU engine (environment, checkpoint, finished steps) and its start command."""
 
 import os
 from collections.abc import Sequence
@@ -15,7 +14,6 @@ MAX_MODEL_LEN = 2048
 
 
 def default_directory() -> Path:
-    """$POINTSMAN_VLLM_DIR, else `pointsman/vllm-cpu` in the user's cache."""
     if named := os.environ.get(HOME_VARIABLE):
         return Path(named)
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
@@ -49,7 +47,6 @@ class EngineHome:
     def serve_command(
         self, arguments: Sequence[str], *, served_model: str = SERVED_MODEL, threads: int = 1
     ) -> list[str]:
-        """`arguments` and environment variables override these settings. Always offline."""
         settings = {
             "VLLM_CPU_KVCACHE_SPACE": str(KV_CACHE_GIB),
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",

@@ -9,8 +9,6 @@ from pathlib import Path
 PYTHON_LOWEST = (3, 11)
 PYTHON_HIGHEST = (3, 14)
 DISK_BYTES_MIN = 6 * 1024**3
-"""Environment 3.5 GB, model 0.3 GB, and downloads."""
-
 MEMORY_BYTES_MIN = 3 * 1024**3
 """Per engine: 2 to 2.5 GB with a full KV cache of 1 GiB."""
 
@@ -67,7 +65,6 @@ def _cpu_flags() -> set[str]:
 
 
 def _memory_bytes() -> int | None:
-    """Available memory; None if unknown."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
     except OSError:

@@ -26,8 +26,6 @@ REQUIREMENTS = HERE / "requirements.txt"
 CHECKPOINT = HERE / "checkpoint.py"
 
 STEP_SECONDS_MAX = 3600.0
-"""Bound of one step; the next run repeats it."""
-
 POLL_SECONDS = 0.5
 PROGRESS_SECONDS = 15.0
 TAIL_LINES = 12
@@ -49,8 +47,6 @@ class MakingError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A changed `inputs` repeats the step."""
-
     name: str
     title: str
     inputs: str
@@ -233,7 +229,6 @@ def _model(making: Making) -> None:
 
 
 def _trial(making: Making) -> None:
-    """An unsuitable processor fails here."""
     making.run([str(making.home.python), "-c", "import vllm.platforms.cpu, vllm.v1.engine.core, transformers"])
 
 

@@ -1,2 +1,1 @@
-"""`pointsman what-if`: `recorded_traffic` turns a log into a workload, `calibration` fits the engines, `runs`
-simulates, `comparison` formats."""
+"""`pointsman what-if`: `recorded_traffic` reads the log, `calibration` fits the engines, `runs` simulates."""

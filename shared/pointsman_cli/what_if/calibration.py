@@ -16,13 +16,9 @@ from pointsman.simulation.outcome import Outcome, RequestRow
 from pointsman.state.engine_profiles import DEFAULT_PROFILE, PROFILES, EngineProfile, prefill_seconds
 
 POINTS_MAX = 200
-"""Prefills in a fit, evenly thinned."""
-
 POINTS_MIN = 8
 PAIRS_MIN = 20
 APART_SHARE = 0.25
-"""Least difference of a pair's predictions, relative to the median."""
-
 AGREEMENT_MAX = 1.0
 """Interquartile range of the slopes over their median; above it the fit is rejected."""
 
@@ -34,8 +30,6 @@ AS_PREDICTED = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """Predicted and real prefill time of one request."""
-
     number: int
     predicted: Seconds
     took: Seconds
@@ -48,7 +42,6 @@ class Fit:
 
     @classmethod
     def of(cls, points: Sequence[Point], *, slope: float) -> "Fit | None":
-        """The line of this slope through the median; None without points."""
         if not points:
             return None
         return cls(max(0.0, median(point.took - slope * point.predicted for point in points)), slope)
@@ -63,7 +56,6 @@ class Calibration:
 
     speeds: dict[InstanceId, float]
     ways: dict[int, Seconds]
-    """By request number, of lone prefills."""
     way_seconds: Seconds
 
     @property
@@ -126,7 +118,6 @@ def calibrate(recorded: Outcome, simulated: Outcome, cost: PrefillCost, instance
 
 
 def lone_prefills(rows: Iterable[RequestRow], cost: PrefillCost) -> dict[InstanceId, list[Point]]:
-    """Prefills that were alone in the engine, by instance."""
     found: dict[InstanceId, list[Point]] = {}
     busy_until: dict[InstanceId, Seconds] = {}
     inside = [row for row in rows if row.granted_at is not None and row.first_token_at is not None and row.instance]
@@ -163,7 +154,6 @@ def _pace(points: Sequence[Point]) -> float:
 
 
 def _against_others(name: InstanceId, paces: dict[InstanceId, float]) -> float:
-    """Speed relative to the others; 1 unless clearly slower."""
     others = [pace for other, pace in paces.items() if other != name]
     usual = median(others) if others else paces[name]
     return usual / paces[name] if paces[name] > CLEARLY_SLOWER * usual else 1.0

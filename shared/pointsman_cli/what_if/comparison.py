@@ -57,7 +57,6 @@ def side(note: str, outcome: Outcome, scenario: Scenario, record: Record) -> Sid
 
 
 def table_of(recorded: Side, again: Side, changed: Side) -> Table:
-    """The last column compares the change with the re-simulation."""
     rows = table("", ">recorded", ">re-simulated", f">{changed.note}", ">change")
     rows.columns[3].no_wrap = False
     for heading, value_of, text, more_is_better in ROWS:

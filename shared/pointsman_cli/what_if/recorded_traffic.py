@@ -41,8 +41,6 @@ SAMPLE_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedRequest(WorkloadRequest):
-    """`keys`: packed block keys."""
-
     number: int
     keys: bytes
     way_s: Seconds | None
@@ -51,8 +49,6 @@ class RecordedRequest(WorkloadRequest):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """Recorded traffic. Times count from the first arrival."""
-
     origin: str
     settings: PoolSettings
     policy: str
@@ -93,7 +89,6 @@ class _TracedRequest:
     row: RequestRow
     way: Seconds | None = None
     output_tokens: Tokens = -1
-    """As the engine reported; -1 if unknown."""
 
 
 @dataclass(slots=True)
@@ -241,7 +236,6 @@ class _Reader:
         )
 
     def _usual_instances(self, size: int) -> list[InstanceId]:
-        """The `size` instances that were ready longest, in join order."""
         samples: Counter[InstanceId] = Counter()
         for instances, count in self._ready.items():
             samples.update(dict.fromkeys(instances, count))

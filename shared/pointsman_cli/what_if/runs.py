@@ -22,8 +22,6 @@ ALL_KINDS = ("prefill_window_tokens", "running_max", "pending_max", "hold_second
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """None: as recorded."""
-
     policy: str | None = None
     texts: Sequence[str] = ()
     ordering: str | None = None
@@ -147,7 +145,6 @@ def _scenario_of(record: Record, profile: EngineProfile) -> Scenario:
 
 
 def _check(scenario: Scenario) -> None:
-    """Raises UnknownPolicyError."""
     policy_set(
         routing=scenario.routing,
         admission=scenario.admission,
