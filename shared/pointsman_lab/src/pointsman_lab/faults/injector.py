@@ -15,7 +15,7 @@ from pointsman.contracts.commands import DescribeFleet, FleetDescribed
 from pointsman.contracts.subjects import fleet_view_subject
 from pointsman.ports import CommandTimeoutError, Link, NoResponderError
 from pointsman.primitives import InstanceId, PoolName, Seconds, WallSeconds
-from pointsman_cli.up.child import lacks_told
+from pointsman_cli.up.child import missing_parts
 from pointsman_cli.up.probe import NoAnswerError, http_get
 from pointsman_engine_sim.misbehaviour import MISBEHAVE_PATH
 from pointsman_lab.faults.bad_engines import EngineWatch, Touched
@@ -209,7 +209,7 @@ class Injector:
                 status, body = await http_get(process.url + path, timeout=ASK_SECONDS_MAX)
             except NoAnswerError:
                 return False
-            if status != READY or lacks_told(body):
+            if status != READY or missing_parts(body):
                 return False
         return True
 
