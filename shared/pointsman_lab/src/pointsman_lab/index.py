@@ -1,8 +1,6 @@
-"""`pointsman-lab index`: speed and memory of the prefix index, beside the Rust `RadixTree` of NVIDIA Dynamo, in one run.
-
-Both hold the same and their answers are compared first. Times are medians over alternating rounds. The tree takes JSON, as
-its interface has it; ours are timed with the decoding of our wire format.
-"""
+"""`pointsman-lab index`: speed and memory of the prefix index and of the Rust `RadixTree` of NVIDIA Dynamo. Both hold
+the same blocks, and their answers are compared first. Times are medians over alternating rounds; ours include decoding
+of the wire format, the tree's of its JSON."""
 
 import json
 import statistics
@@ -32,9 +30,7 @@ from pointsman_cli.output_file import write_json
 
 SEED = 1
 PROMPT_BLOCKS = 625
-"""Of a prompt that is matched."""
 EVENT_BLOCKS = 32
-"""Of a stored or removed event."""
 ROUNDS = 15
 EVENTS_PER_ROUND = 400
 MATCHES_PER_ROUND = 100
@@ -44,14 +40,14 @@ Chain = list[BlockKey]
 
 @dataclass(frozen=True)
 class Holdings:
-    """Prompts as chains of keys, and how deep each instance holds which of them."""
+    """Prompts as chains of keys, and the depth that each instance holds."""
 
     chains: list[Chain]
     held: list[list[tuple[int, int]]]
 
 
 def holdings(rng: Random, *, instances: int, blocks: int, prompt_blocks: int) -> Holdings:
-    """Instances that hold `blocks` blocks each, of prompts that they share to different depths."""
+    """Instances with `blocks` blocks each, of shared prompts."""
     chains = [[BlockKey(rng.getrandbits(64)) for _ in range(prompt_blocks)] for _ in range(instances * 5)]
     held = []
     for _ in range(instances):
@@ -68,8 +64,6 @@ def holdings(rng: Random, *, instances: int, blocks: int, prompt_blocks: int) ->
 
 
 class Ours:
-    """Our State, fed with encoded log events."""
-
     name = "pointsman"
 
     def __init__(self, instances: int) -> None:
@@ -218,7 +212,7 @@ def _time_each(call: Callable[[Any], None], arguments: list[Any]) -> float:
 
 
 def _bytes_per_block(world: Holdings) -> float:
-    """Memory of our index for each block that an instance holds, keys included."""
+    """Memory of our index for each block of an instance, keys included."""
     instances = min(8, len(world.held))
     tracemalloc.start()
     index = PrefixIndex()

@@ -1,7 +1,5 @@
-"""Trains the built-in tokenizer: a byte-level BPE of some 4,000 tokens with ChatML-like special tokens, from a word list and a seed.
-
-python -m pointsman_lab.tokenizer_training
-"""
+"""Trains the built-in tokenizer: a byte-level BPE of some 4,000 tokens with ChatML-like special tokens, from a word
+list and a seed. Run it with python -m pointsman_lab.tokenizer_training"""
 
 import json
 import random
@@ -115,7 +113,7 @@ WORLD_WORDS = _words(
 
 
 def train() -> Backend:
-    """The builtin tokenizer, from nothing but this file. Takes a few seconds."""
+    """Takes a few seconds."""
     backend = Backend(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
@@ -130,7 +128,7 @@ def train() -> Backend:
 
 
 def write(directory: Path) -> None:
-    """Train, and write `tokenizer.json` and `tokenizer_config.json`."""
+    """Writes `tokenizer.json` and `tokenizer_config.json`."""
     directory.mkdir(parents=True, exist_ok=True)
     train().save(str(directory / "tokenizer.json"), pretty=False)
     config = {"eos_token": MESSAGE_END, "pad_token": END_OF_TEXT, "chat_template": CHAT_TEMPLATE}
@@ -138,7 +136,7 @@ def write(directory: Path) -> None:
 
 
 def training_text(chance: random.Random) -> Iterator[str]:
-    """Made-up prose, code, numbers and other scripts, one passage at a time."""
+    """Generated prose, code, numbers and other scripts, one passage at a time."""
     for _ in range(SENTENCES):
         kind = chance.randrange(20)
         if kind < 15:

@@ -1,4 +1,4 @@
-"""The command: options in; a fleet is served and struck; what held and what did not out."""
+"""Options in; a fleet is served and struck; a report of all checks out."""
 
 import asyncio
 import secrets
@@ -59,13 +59,13 @@ SCHEDULERS = 2
 INGRESSES = 2
 """Behind haproxy; otherwise there is one."""
 RATE_EACH_ENGINE = 0.5
-"""Requests a second of engine time: some two thirds of what saturates an engine with the conversation trace."""
+"""Requests a second of engine time: about two thirds of saturation with the conversation trace."""
 WARM_UP_SECONDS = 1.0
 STEADY_SPEED = 1.0
 RISE_SECONDS = 10.0
-"""Until a steady load has its full size."""
+"""Ramp of a steady load."""
 SETTLE_SECONDS = 3.0
-"""Calm before each fault that comes in turn."""
+"""Pause before each fault in turn."""
 VIOLATED_EXIT_CODE = 1
 
 
@@ -78,8 +78,6 @@ def _faults(_context: click.Context, _parameter: click.Parameter, value: str) ->
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultsOptions:
-    """The command line."""
-
     trace: Path | None
     workload: str | None
     requests: int
@@ -96,7 +94,7 @@ class FaultsOptions:
 
     @property
     def steady(self) -> bool:
-        """Whether a steady load goes through a load balancer, and faults come one after the other."""
+        """Steady load through a load balancer, faults one after the other."""
         return self.haproxy or self.rolling
 
     @property
@@ -231,7 +229,6 @@ async def _struck(
     balancer: Balancer | None,
     console: Console,
 ) -> Clients:
-    """Serve and strike; the clients once all of them know what became of their requests."""
     if balancer is None:
         clients = Clients(fleet.file, requests, seed=seed, tokens_max=OUTPUT_TOKENS_MAX)
         with progress_bar(console, len(requests), "requests") as update:
@@ -288,7 +285,7 @@ def _announced(options: FaultsOptions, seed: int, requests: list[WorkloadRequest
 
 
 def _note_service(evidence: Evidence, clients: Clients) -> None:
-    """What clients noticed of each strike: until the next one, or until all was well."""
+    """Client metrics of each fault, until the next one or until recovery."""
     strikes = sorted(evidence.strikes, key=lambda strike: strike.at)
     usual = clients.usual_ttft([strike.at for strike in strikes])
     for number, strike in enumerate(strikes):
@@ -318,7 +315,7 @@ def _note_answers(strike: Injection, exchanges: list[Exchange]) -> None:
 
 
 def _requests(options: FaultsOptions, seed: int) -> list[WorkloadRequest]:
-    """Empty where the load is a steady one. Raises click.ClickException."""
+    """Empty for a steady load. Raises click.ClickException."""
     if options.steady:
         if options.trace is not None or options.workload is not None:
             msg = "a steady load takes neither --trace nor --workload"
@@ -342,15 +339,13 @@ def _requests(options: FaultsOptions, seed: int) -> list[WorkloadRequest]:
 
 @dataclass(slots=True)
 class _Kept:
-    """A directory, and whether it stays."""
-
     path: Path
     keep: bool
 
 
 @contextmanager
 def _data_dir(asked: Path | None) -> Iterator[_Kept]:
-    """As asked for, or a temporary one that stays where something failed."""
+    """The given directory, or a temporary one that is kept after a failure."""
     if asked is not None:
         asked.mkdir(parents=True, exist_ok=True)
         yield _Kept(asked.resolve(), keep=True)

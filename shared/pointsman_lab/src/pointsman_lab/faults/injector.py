@@ -1,4 +1,4 @@
-"""Carries out the schedule, and watches the fleet until all of it is well again."""
+"""Carries out the schedule, and waits until the fleet has recovered."""
 
 import asyncio
 import contextlib
@@ -30,15 +30,13 @@ WELL_POLL_SECONDS = 0.25
 READY = 200
 ENDS_PROCESSES = frozenset({"kill", "restart"})
 DIAGNOSED_SHARE = 0.6
-"""After this part of the time in which an engine misbehaves it is asked who is called bad."""
+"""Share of a misbehaviour after which `doctor` is run."""
 
 
 class Injection(msgspec.Struct, kw_only=True):
     """One fault as it was carried out. `at`: monotonic clock; `began`: wall seconds after the first request.
-
-    `served_s`: until a request was answered that was asked after it; `normal_s`: until requests were served as usual in this
-    run; `well_s`: until everything was ready again, what was struck included; None where that was not seen.
-    """
+    `served_s`: until a later request was answered; `normal_s`: until service was normal; `well_s`: until everything was
+    ready. None: not seen."""
 
     fault: str
     victim: str
@@ -51,22 +49,19 @@ class Injection(msgspec.Struct, kw_only=True):
     well_s: Seconds | None = None
     streams_cut: int = 0
     ended: float = 0.0
-    """When it was over, by the monotonic clock: the next one has not begun."""
+    """Monotonic clock; no later than the next fault."""
     answered: int = 0
     statuses: dict[str, int] = {}
-    """Of those who were answered from then until the next one: other than 200, by status; 0 is no answer."""
+    """Answers until the next fault other than 200, by status; 0: no answer."""
     failed: int = 0
-    """Whose answer was neither whole nor an honest 429."""
+    """Answers that were neither whole nor a 429."""
     ttft_p99_s: Seconds | None = None
     out_of_rotation: dict[str, Seconds] = {}
-    """How long the balancer sent nothing to each ingress."""
+    """Seconds out of the balancer's rotation, by ingress."""
     touched: Touched | None = None
-    """Of an engine that misbehaved."""
 
 
 class Injector:
-    """Strikes one fleet."""
-
     def __init__(
         self, fleet: Struck, link: Link, *, seed: int, watch: EngineWatch, balancer: Balancer | None = None
     ) -> None:
@@ -80,7 +75,7 @@ class Injector:
         self.strikes: list[Injection] = []
 
     async def run(self, faults: Sequence[Fault]) -> None:
-        """Every fault at its time, and wait until the fleet is well again."""
+        """Every fault at its time; then waits for recovery."""
         self._started = time.monotonic()
         async with asyncio.TaskGroup() as striking:
             for fault in faults:
@@ -88,7 +83,7 @@ class Injector:
                 striking.create_task(self._strike(fault))
 
     async def run_in_turn(self, faults: Sequence[Fault], *, settle: Seconds, told: Callable[[Injection], None]) -> None:
-        """One fault after the other, with a calm time before each and after the last one. `told` of each when it is over."""
+        """One fault after the other, with a pause before each and after the last. Calls `told` after each."""
         self._started = time.monotonic()
         for fault in faults:
             await asyncio.sleep(settle)
@@ -97,7 +92,7 @@ class Injector:
         await asyncio.sleep(settle)
 
     async def leader(self) -> FleetDescribed | None:
-        """What the leader says of the fleet; None while nobody does."""
+        """The leader's view of the fleet; None without a leader."""
         subject = fleet_view_subject(PoolName(self._fleet.settings.pool))
         try:
             answer = await self._link.commands.request(subject, DescribeFleet(), timeout=WallSeconds(ASK_SECONDS_MAX))
@@ -152,7 +147,7 @@ class Injector:
         strike.touched.whole_s = whole_s
 
     async def _whole_after(self, instance: InstanceId, moment: float) -> Seconds | None:
-        """Wall seconds from a moment until nobody calls the engine ejected; None where that takes too long."""
+        """Wall seconds from a moment until the engine is not ejected; None on timeout."""
         while time.monotonic() < moment + WELL_SECONDS_MAX:
             if self._watch.whole(instance):
                 return time.monotonic() - moment
@@ -160,7 +155,7 @@ class Injector:
         return None
 
     async def _victims(self, targets: Sequence[str], *, in_turn: bool) -> dict[int, str]:
-        """Pids and names; of several alike, any, but none twice. `in_turn`: each of them before any has its second turn."""
+        """Pids and names. `in_turn`: round-robin over alike processes, else random."""
         victims: dict[int, str] = {}
         for target in targets:
             name, pid = await self._victim(target, struck=victims, in_turn=in_turn)

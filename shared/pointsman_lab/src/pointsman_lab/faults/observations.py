@@ -1,7 +1,5 @@
-"""What is known at the end of a run: answers, the log, the leader, the engines and the archive.
-
-Gathered once the log, the leader, the engines and the archive agree; after QUIET_SECONDS_MAX it is taken as it is.
-"""
+"""Observations at the end of a run: answers, log, leader, engines and archive, gathered once they agree or after
+QUIET_SECONDS_MAX."""
 
 import asyncio
 import sqlite3
@@ -25,13 +23,13 @@ from pointsman_lab.faults.injector import Injection, Injector
 from pointsman_lab.faults.log_tail import LogTail
 
 QUIET_SECONDS_MAX = 45.0
-"""Long enough for all that heals by itself, on a busy machine, too."""
+"""Longer than any recovery, on a busy machine too."""
 QUIET_POLL_SECONDS = 0.5
 
 
 @dataclass(slots=True)
 class Evidence:
-    """`truth`: what each engine holds. `archived`: sequence and payload of every archived entry, up to the log's last."""
+    """`truth`: keys in each engine's cache. `archived`: sequence and payload of every archived entry."""
 
     exchanges: list[Exchange]
     strikes: list[Injection]
@@ -41,14 +39,12 @@ class Evidence:
     leader: FleetDescribed | None
     truth: dict[InstanceId, set[BlockKey]] = field(default_factory=dict)
     silent: list[str] = field(default_factory=list)
-    """Engines that did not say what they hold, and why."""
+    """Engines without a report of their cache, and why."""
     archived: dict[int, bytes] = field(default_factory=dict)
     gaps: list[str] = field(default_factory=list)
-    """Of the archive."""
     balancer: Balancer | None = None
-    """What stood before the ingresses."""
     quiet_s: Seconds | None = None
-    """How long it took until all was quiet; None if it did not become so."""
+    """Wall seconds until agreement; None without."""
 
 
 async def gathered(
@@ -60,7 +56,7 @@ async def gathered(
     *,
     in_agreement: Callable[[Evidence], bool],
 ) -> Evidence:
-    """The evidence, as soon as `in_agreement` says so of it, at the latest after QUIET_SECONDS_MAX."""
+    """The evidence, once `in_agreement` holds, at the latest after QUIET_SECONDS_MAX."""
     started = time.monotonic()
     while True:
         evidence = Evidence(

@@ -23,7 +23,7 @@ class Duel:
     ours: float
     best: str
     ties: int
-    """How many further policies are as good as `best`."""
+    """Number of further policies equal to `best`."""
     theirs: float
     seeds_won: int
     seeds: int
@@ -46,7 +46,6 @@ class Duel:
 
 
 def duels(studies: Sequence[Study], numbers: Numbers) -> list[Duel]:
-    """In the order of the studies."""
     return [
         duel
         for study in studies

@@ -1,8 +1,5 @@
-"""What must hold after every run, whatever was done to the fleet.
-
-Safety is judged on the whole history and on what each client got; agreement once the faults have ended and all is quiet. A
-checker gives its findings as sentences.
-"""
+"""Invariants of every run. Safety is judged on the whole history and on client results; agreement once the faults have
+ended. Checkers yield findings as sentences."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -35,16 +32,15 @@ from pointsman_scheduler import policy_config
 REQUESTS = "list of requests"
 FLEET = "fleet"
 BEHIND_SECONDS_MAX = 2.0
-"""How far behind the log a reader may be when all is quiet."""
 
 NEWS_SECONDS_MAX: Seconds = 15.0
-"""For so long an ingress may not have heard of who joined: a partition is at most 12 s."""
+"""Longest delay of membership events at an ingress: a partition lasts at most 12 s."""
 
 Checker = Callable[[Cluster], Iterator[str]]
 
 
 def one_end_a_request(world: Cluster) -> Iterator[str]:
-    """Every request that a leader took in has one end, and no request has two. What a deposed leader says is void."""
+    """Every accepted request has exactly one end. Entries of deposed leaders do not count."""
     counted = list(_counted(world))
     ends = ends_by_request(stored for stored in counted if not stored.duplicate)
     endless = [request for request in dict.fromkeys(arrivals(counted)) if request not in ends]
@@ -66,16 +62,15 @@ def _counted(world: Cluster) -> Iterator[Stored]:
 
 
 def _unheard(ends: list[Stored]) -> bool:
-    """One end by a leader who could not know of the other, and one by an ingress that did not hear the leader's answer: as
-    after a machine was suspended, or while an ingress is cut off."""
+    """One end by a leader that had not read the other, and one by an ingress that had not received the leader's answer."""
     own = [s for s in ends if s.stamp is None]
     decided = [s for s in ends if s.stamp is not None]
     return len(own) == len(decided) == 1 and all(s.stamp.as_of < own[0].sequence for s in decided if s.stamp)
 
 
 def one_id_a_rejection(world: Cluster) -> Iterator[str]:
-    """What was rejected is not begun again under another id: an ingress that did not hear so is told again. But one that no engine
-    took a connection for asks anew, once nobody is left, as long as it may be held."""
+    """A rejected request is not started again under another id, except when no engine accepted a connection and it may
+    be held."""
     asked: dict[tuple[object, ...], RequestId] = {}
     rejected: dict[RequestId, Sequence] = {}
     for stored in _counted(world):
@@ -104,8 +99,8 @@ def one_answer_a_client(world: Cluster) -> Iterator[str]:
 
 
 def _nobody_has_room(world: Cluster, order: ClientRequest) -> bool:
-    """Whether it was called too long while all with its adapter who were there, as far as its ingress may have known, said they
-    are short. Where retention drops joins, an ingress that starts may know one only, until the others have joined again."""
+    """Whether every instance with its adapter, as far as its ingress could know, reported a short context. With
+    retention, an ingress may know only one instance after its start."""
     if order.code != "context_length_exceeded":
         return False
     contexts: dict[InstanceId, Tokens] = {}
@@ -124,13 +119,13 @@ def _nobody_has_room(world: Cluster, order: ClientRequest) -> bool:
 
 
 def decisions_are_recomputed(world: Cluster) -> Iterator[str]:
-    """Every decision, decided again by the production code, is the same."""
+    """Every decision, recomputed by the production code, is the same."""
     yield from different_decisions(_entries(world), complete=False)
 
 
 def one_leader_a_term(world: Cluster) -> Iterator[str]:
-    """One scheduler leads a term, its decisions are numbered without a gap, and none comes after the next term's, unless
-    retention has dropped the election by which the server would have known."""
+    """One scheduler leads a term; its decisions are numbered without a gap, and none follows the next term's unless
+    retention dropped the election."""
     leader: dict[int, str] = {}
     numbers: dict[int, dict[int, None]] = defaultdict(dict)
     newest, newest_at = 0, 0
@@ -160,21 +155,19 @@ def one_leader_a_term(world: Cluster) -> Iterator[str]:
 
 
 def the_fold_equals_the_reference_model(world: Cluster) -> Iterator[str]:
-    """State, entry by entry, is what the reference model makes of the same log."""
+    """State equals the reference model after each entry."""
     model = ReferenceModel(empty_state(world), empty_model(world))
     for stored in world.network.history:
         yield from model.apply(stored)
 
 
 def decisions_keep_the_rules(world: Cluster) -> Iterator[str]:
-    """Every decision is allowed by rules of their own, on figures that were computed anew: who may be placed, granted, moved
-    and handed over where, the window, the budget, and that nothing waits while there is room."""
+    """Every decision is allowed by `audit`."""
     yield from audit(world.network.history, lambda: empty_model(world), lapses=world.lapses)
 
 
 def index_equals_engines(world: Cluster) -> Iterator[str]:
-    """What the leader believes of each engine's cache is what is in it. Where an engine has no replay socket, and so what was
-    missed is missed for good, it may differ, but then nobody says `exact`."""
+    """The leader's index equals each engine's cache. Without a replay socket it may differ, but is not `exact`."""
     leader = leading(world)
     if leader is None:
         yield "nobody leads"
@@ -215,8 +208,8 @@ def nothing_is_left_over(world: Cluster) -> Iterator[str]:
 
 
 def the_log_equals_its_followers(world: Cluster) -> Iterator[str]:
-    """Whoever folds the log knows, at its place in it, what a fold from the first entry tells. Where retention has dropped
-    that, schedulers know it from a checkpoint; the rebalancer folds what is left."""
+    """Every follower's state equals a fold from the first entry. With retention, schedulers start from a checkpoint;
+    the rebalancer folds the rest."""
     folds = [(s.name, s.service.state, 1) for s in world.schedulers if s.life is not None]
     folds.append((world.rebalancer.name, world.rebalancer.service.state, world.rebalancer.link.begun))
     history = world.network.history
@@ -233,8 +226,7 @@ def the_log_equals_its_followers(world: Cluster) -> Iterator[str]:
 
 
 def replay_equals_the_leader(world: Cluster) -> Iterator[str]:
-    """The log, replayed in the leader's own order, gives the leader's state to the last bit: what the policies
-    remember and every sum of floating-point numbers included. It may have begun from a checkpoint, replay did not."""
+    """Replay in the leader's order gives the leader's state bit by bit, floating-point sums and trackers included."""
     leader = leading(world)
     if leader is None:
         return
@@ -255,7 +247,7 @@ def _plain(value: object) -> str:
 
 
 def _replayed(world: Cluster, leader: State) -> State:
-    """The leader's state anew: the log up to its election, then every decision after what was known then."""
+    """The log up to the election, then every decision after the entries that its leader had read."""
     history, state, term = world.network.history, empty_state(world), leader.term
     elected = next(s for s in history if isinstance(s.event, LeaderElected) and s.event.term == term)
     for stored in history[: elected.sequence]:
@@ -276,8 +268,8 @@ def _is_of(stored: Stored, term: Term) -> bool:
 
 
 def the_archive_holds_the_log(world: Cluster) -> Iterator[str]:
-    """Every entry is in SQL, once, or in a gap: dropped before it could be read. Where the log has lost entries the archive
-    keeps them, and all that there is now under another name, the newest."""
+    """Every entry is in SQL once, or in a gap. When the log loses entries, the archive keeps them and stores the new
+    log under another name."""
     archive, losses = world.recorder.archive, world.network.losses
     archived = archive.events | archive.dead_letters
     logs = list(archive.logs)[-1:] if losses else archive.logs
@@ -296,7 +288,6 @@ def the_archive_holds_the_log(world: Cluster) -> Iterator[str]:
 
 
 def everyone_is_ready(world: Cluster) -> Iterator[str]:
-    """Every service says that it can do its work and lacks nothing."""
     for process in world.services:
         if process.life is None:
             if process.wanted:
@@ -306,7 +297,7 @@ def everyone_is_ready(world: Cluster) -> Iterator[str]:
 
 
 def the_pool_has_its_size(world: Cluster) -> Iterator[str]:
-    """As many instances run as the scalers' newest decision says, which all of them know."""
+    """The number of instances equals the scalers' newest decision, known to all of them."""
     running = sum(engine.wanted for engine in world.engines)
     for scaler in world.scalers if world.provider is not None else ():
         if scaler.life is None:
@@ -328,7 +319,7 @@ SAFETY: tuple[Checker, ...] = (
     the_fold_equals_the_reference_model,
 )
 QUIET: tuple[Checker, ...] = (everyone_is_ready, nothing_is_left_over, index_equals_engines, the_pool_has_its_size)
-"""What everybody waits for, and cheap enough to be asked again and again."""
+"""Cheap checks, repeated until they hold."""
 AGREEMENT: tuple[Checker, ...] = (
     *QUIET,
     the_log_equals_its_followers,
@@ -338,24 +329,20 @@ AGREEMENT: tuple[Checker, ...] = (
 
 
 def leading(world: Cluster) -> State | None:
-    """The state of the scheduler that leads."""
     states = [s.service.state for s in world.schedulers if s.life is not None and s.service.leading is not None]
     return states[0] if len(states) == 1 else None
 
 
 def empty_state(world: Cluster) -> State:
-    """What a scheduler of this world folds the log into."""
     return policy_config.empty_state(world.plan.scheduler, policy_config.chosen_policies(world.plan.scheduler))
 
 
 def empty_model(world: Cluster) -> PoolModel:
-    """What the model of the pool begins with."""
     settings = world.plan.scheduler
     return PoolModel(block_tokens=settings.block_tokens, speed=settings.speed, model=MODEL)
 
 
 def fold_in(state: State, stored: Stored) -> None:
-    """One entry, as every reader of the log takes it in."""
     if stored.event is None:
         state.skip(stored.sequence, subject=stored.subject, problem=stored.problem)
     else:
@@ -371,7 +358,7 @@ def _entries(world: Cluster) -> list[LogEntry]:
 
 
 def _facts(first: State, second: State) -> Iterator[tuple[str, object, object]]:
-    """What two states of the same log must agree on, whichever way they came to it."""
+    """What two states of the same log must agree on."""
     yield FLEET, _by_name(first), _by_name(second)
     for instance in first.fleet.instances:
         yield (
@@ -385,6 +372,5 @@ def _facts(first: State, second: State) -> Iterator[tuple[str, object, object]]:
 
 
 def _by_name(state: State) -> list[Instance]:
-    """In the fleet they are in the order of their joining, which for a leader is another one where it let go of a life before it
-    had read of the next."""
+    """Sorted: the leader's join order may differ."""
     return sorted(state.fleet.instances, key=lambda instance: instance.id)

@@ -1,4 +1,4 @@
-"""Clients: prompts that share prefixes, some that hang up, and a record of what each got. The expected text is known."""
+"""Clients: prompts with shared prefixes, hang-ups, and a record of each result. The expected text is known."""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -18,23 +18,19 @@ from pointsman_lab.torture.services import IngressProcess
 Outcome = Literal["waits", "answered", "refused", "broken off", "cut", "hung up", "nobody there"]
 HANG_UP_SHARE = 0.08
 STEMS = 6
-"""System prompts, each of which many requests share."""
+"""Shared system prompts."""
 CONTINUED_SHARE = 0.3
-"""Of the requests, that continue a conversation: all that was said so far, and something new."""
+"""Share of requests that continue a conversation."""
 CONVERSATION_TOKENS_MAX = 700
 SALTED_SHARE = 0.12
 SALTS = ("red", "blue")
 ADAPTED_SHARE = 0.25
-"""Of the requests, where there is an adapter, that ask for it."""
 HURRIED_SHARE = 0.7
-"""Of the requests of an overload, that have an objective of their own."""
 COMPLETIONS = "/v1/completions"
 
 
 @dataclass(eq=False)
 class ClientRequest:
-    """One request: what is asked, and what became of it."""
-
     number: int
     prompt: list[int]
     max_tokens: Tokens
@@ -46,7 +42,7 @@ class ClientRequest:
     adapter: str = ""
     objective_ms: int = 0
     last: bool = False
-    """Whether it must be served, however slowly."""
+    """Must be served, however slowly."""
     begun_at: Seconds = 0.0
     ended_at: Seconds = 0.0
     outcome: Outcome = "waits"
@@ -76,8 +72,6 @@ PATIENT_MS = "3600000"
 
 @dataclass
 class Traffic:
-    """Everything that is asked in one run."""
-
     plan: Plan
     chance: Random
     orders: list[ClientRequest] = field(default_factory=list)
@@ -86,7 +80,6 @@ class Traffic:
         self._stems = [self._tokens(POOL_BLOCK_TOKENS * self.chance.randint(1, 8)) for _ in range(STEMS)]
 
     def order(self, *, last: bool = False) -> ClientRequest:
-        """One more. `last`: one that must be served."""
         chance = self.chance
         hangs_up = not last and chance.random() < HANG_UP_SHARE
         session, prompt, salt, adapter = self._asked(last=last)
@@ -109,7 +102,7 @@ class Traffic:
         return order
 
     def _asked(self, *, last: bool) -> tuple[str, list[int], str, str]:
-        """Session, prompt, salt and adapter: of a new conversation, or of one that goes on."""
+        """Session, prompt, salt and adapter of a new or continued conversation."""
         chance = self.chance
         going_on = [order for order in self.orders if len(order.prompt) < CONVERSATION_TOKENS_MAX and not order.adapter]
         new = self._tokens(chance.randint(1, 4 * POOL_BLOCK_TOKENS))
@@ -125,7 +118,6 @@ class Traffic:
 
 
 async def ask(order: ClientRequest, ingress: IngressProcess) -> None:
-    """Send the order and follow it to its end."""
     world = ingress.world
     order.begun_at = world.loop.time()
     if ingress.app is None or ingress.life is None:

@@ -1,4 +1,4 @@
-"""`pointsman-lab torture`: run seeds, and show the first one that fails so that it can be understood and run again."""
+"""`pointsman-lab torture`: runs seeds, and prints the first failure with the command that repeats it."""
 
 import time
 from collections import Counter
@@ -60,7 +60,7 @@ def torture_command(seeds: int, first: int, seed: int | None, jobs: int, keep_go
 
 
 def _run(seeds: Iterable[int], *, jobs: int, keep_going: bool, console: Console) -> Iterator[Verdict]:
-    """The verdicts, in the order of the seeds, up to the first that fails."""
+    """Verdicts in seed order, up to the first failure."""
     chosen = list(seeds)
     started, entries, steps = time.monotonic(), 0, 0
     with progress_bar(console, len(chosen), "torture") as update:

@@ -1,4 +1,4 @@
-"""What must hold for every kind of decision, whatever the policy."""
+"""Rules of every kind of decision, whatever the policy."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -39,12 +39,10 @@ LATE = (RejectReason.SLO_TTFT, RejectReason.SLO_UNREACHABLE)
 
 
 class DecisionRules(PlacementRules):
-    """Rules on moves, hand-overs, ejections and the fleet, and which rule is for which decision."""
-
     def __init__(self, elected: LeaderElected, model: PoolModel) -> None:
         super().__init__(elected, model)
         self._moment: tuple[Seconds, Sequence] = (0.0, 0)
-        """Time and `as_of` of the present turn."""
+        """Time and `as_of` of the current turn."""
         self._plans: dict[str, tuple[Seconds, Sequence]] = {}
         self._moves: Counter[str] = Counter()
 
@@ -108,7 +106,7 @@ class DecisionRules(PlacementRules):
         return "" if known is not None and known.epoch == event.epoch else f"{event.instance} has no life {event.epoch}"
 
     def _plan(self, event: RequestMigrated | MigrationRefused) -> Iterator[str]:
-        """A plan is carried out once, in one turn, and has at most so many moves."""
+        """A plan is carried out once, in one turn, with a bounded number of moves."""
         if not event.plan:
             return
         if self._plans.setdefault(event.plan, self._moment) != self._moment:

@@ -1,8 +1,5 @@
-"""Whether an ejection or a return is justified by the log: a part of the pool model, written from docs/policies.md.
-
-Every attempt is kept and each sum computed anew. Where the leader may wait for more evidence, the rules here are wider.
-Seconds are engine seconds.
-"""
+"""Rules of ejections and returns, written from docs/policies.md; part of the pool model. Keeps every attempt and
+recomputes each sum. Where the leader may wait for more evidence, the rules are wider. Seconds are engine seconds."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -23,7 +20,7 @@ SAME_TIME: Seconds = 1e-6
 
 @dataclass(eq=False)
 class Attempt:
-    """One that an instance failed. `to_blame`: whether the instance is, None as long as nobody knows."""
+    """A failed attempt. `to_blame`: whether the instance is the cause; None: unknown."""
 
     request: RequestId
     instance: InstanceId
@@ -34,15 +31,13 @@ class Attempt:
 
 @dataclass(frozen=True)
 class Served:
-    """An answer that came whole."""
-
     at: Seconds
     begun: Seconds
 
 
 @dataclass(frozen=True)
 class FirstToken:
-    """A prefill: how long it took, and what the cost model said."""
+    """A prefill: its duration, and the cost model's."""
 
     at: Seconds
     begun: Seconds
@@ -56,7 +51,7 @@ class FirstToken:
 
 @dataclass(eq=False)
 class Conduct:
-    """Of one life of an instance. `phase_at`: when it was ejected, let in again, or began: what was before does not count."""
+    """One epoch of an instance. `phase_at`: start of the epoch, ejection or return; earlier events do not count."""
 
     phase_at: Seconds
     failures: list[Attempt] = field(default_factory=list)
@@ -72,19 +67,17 @@ class Conduct:
 
     @property
     def in_a_row(self) -> int:
-        """Of those, how many were begun after the newest that was served."""
+        """Of those, started after the newest success."""
         served = max((answer.begun for answer in self.served), default=0.0)
         return sum(failure.begun > served for failure in self.blamed)
 
     def outcomes(self, since: Seconds, second: Seconds) -> tuple[int, int]:
-        """Served since then, and failed since up to a `second` before that."""
+        """Successes since then, and failures since `second` before that."""
         served = sum(answer.at >= max(since, self.phase_at) for answer in self.served)
         return served, sum(failure.at >= since - second for failure in self.blamed)
 
 
 class Conducts:
-    """Of all instances."""
-
     def __init__(self) -> None:
         self._of: dict[InstanceId, Conduct] = {}
         self._open: dict[RequestId, list[Attempt]] = {}
@@ -106,12 +99,12 @@ class Conducts:
             self._compare(request)
 
     def answers(self, request: RequestId, instance: InstanceId) -> None:
-        """It gives the request a token: who failed it before is to blame."""
+        """A token from one instance blames those that failed the request before."""
         for attempt in self._open.pop(request, ()):
             attempt.to_blame = attempt.instance != instance
 
     def ended(self, request: RequestId, *, given_up: bool) -> None:
-        """Unserved. One that two have failed is bad itself."""
+        """A request that two instances failed is bad itself."""
         attempts = self._open.pop(request, [])
         alone = len({attempt.instance for attempt in attempts}) == 1
         for attempt in attempts:
@@ -125,7 +118,7 @@ class Conducts:
         self.of(event.instance).phase_at = event.at
 
     def _compare(self, request: RequestId) -> None:
-        """As long as two have failed it and nobody has served it, neither is to blame."""
+        """Failed by two and served by none: neither is to blame."""
         attempts = self._open[request]
         if len({attempt.instance for attempt in attempts}) > 1:
             for attempt in attempts:
@@ -134,8 +127,7 @@ class Conducts:
 
 @dataclass(frozen=True)
 class Peer:
-    """An instance as a rule needs to know it. `waits`: since when each prefill inside the engine has been there, and how long it
-    should take."""
+    """`waits`: of each prefill inside the engine, its start and expected duration."""
 
     id: InstanceId
     role: str
@@ -148,8 +140,6 @@ class Peer:
 
 
 class EjectionRules:
-    """What the settings of a leader allow."""
-
     def __init__(self, settings: Settings, conducts: Conducts, speed: float) -> None:
         prefix = "outlier."
         self._told = {name.removeprefix(prefix): float(v) for name, v in settings.items() if name.startswith(prefix)}
@@ -192,7 +182,7 @@ class EjectionRules:
                 yield f"{event.instance} is said to have proved well, and has served nothing since it was let in"
 
     def overdue(self, instance: InstanceId, now: Seconds) -> Seconds:
-        """For how long its ejection has been over."""
+        """Seconds since its ejection expired."""
         return now - self._conducts.of(instance).ejected_until
 
     def _ejection_time(self, event: InstanceEjected) -> Iterator[str]:
@@ -231,7 +221,7 @@ class EjectionRules:
         return bool(usual) and 0 < self._told["latency_factor"] * median(usual) <= pace + SAME_TIME
 
     def _paces(self, own: Peer, now: Seconds) -> list[float]:
-        """Of prefills of the last minute that are over, and of those that are inside the engine."""
+        """Prefills of the last minute that completed, and those inside the engine."""
         conduct, since = self._conducts.of(own.id), now - engine_seconds(MEMORY_WALL_SECONDS, self._speed)
         done = [t.pace for t in conduct.first_tokens if t.at >= max(since, conduct.phase_at)]
         return done + [(now - begun) / predicted for begun, predicted in own.waits if predicted > 0]

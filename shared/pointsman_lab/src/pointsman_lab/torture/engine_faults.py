@@ -1,4 +1,4 @@
-"""Faults of engines and of the ways to them: lost events, lies, errors, hangs."""
+"""Faults of engines and of the connections to them: lost events, false reports, errors, hangs."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from pointsman_lab.torture.services import EngineProcess
 
 
 def drop_events(injector: Injector) -> None:
-    """Most often of an engine that cannot tell again what was missed, where there is one."""
+    """Prefers engines without a replay socket."""
     forgetful = [engine for engine in injector.world.engines if not engine.host.replays]
     engine = injector.chance.choice([*injector.world.engines, *forgetful * 4])
     share, seconds = injector.chance.choice((0.1, 0.5, 1.0)), injector.seconds(6.0)
@@ -44,7 +44,7 @@ def clear_cache(injector: Injector) -> None:
 
 
 def restart_unseen(injector: Injector) -> None:
-    """An engine without a replay socket, of whose cache all is known since it was cleared, is another one a while later."""
+    """An engine without a replay socket, whose cache is fully known after a clear, is replaced a while later."""
     chance, forgetful = injector.chance, [engine for engine in injector.world.engines if not engine.host.replays]
     if not forgetful:
         return
@@ -73,7 +73,7 @@ def lie_about_name(injector: Injector) -> None:
 
 
 def _lie(injector: Injector, about: str, *, restart: bool = False, **lies: Any) -> None:
-    """An engine says what is not so, until it is started anew. `restart`: it says so as it starts."""
+    """An engine reports false values until restarted. `restart`: from its start on."""
     engine = injector.chance.choice(injector.world.engines)
     injector.world.note(f"{engine.name} lies about its {about}: {lies}")
     for name, said in lies.items():
@@ -85,7 +85,6 @@ def _lie(injector: Injector, about: str, *, restart: bool = False, **lies: Any) 
 
 
 def end_lies(injector: Injector, engine: EngineProcess) -> None:
-    """Somebody replaces an engine that lies by one that does not."""
     if engine.host.lies.any:
         engine.host.lies = Lies()
         injector.kill_process(engine, 0.5)

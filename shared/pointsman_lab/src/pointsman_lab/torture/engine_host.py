@@ -1,4 +1,5 @@
-"""The place where an engine runs, and how its worker reaches it: a probe, and sockets that lose batches, break and answer with holes."""
+"""The host of an engine, and its worker's connections: a probe, and sockets that lose batches, break and answer with
+holes."""
 
 import asyncio
 import contextlib
@@ -29,8 +30,6 @@ PROBE_SECONDS_MAX = 2.0
 
 
 class EngineHost:
-    """A place where an engine runs, or not, and how it can be reached by its worker."""
-
     def __init__(
         self,
         instance: InstanceId,
@@ -44,11 +43,10 @@ class EngineHost:
         self.replays = replays
         self.names = FurtherNames(adapters=adapters)
         self.lies = Lies()
-        """Of the engine that runs here, whichever."""
+        """Of the engine on this host, across restarts."""
         self.misdeed: Misdeed = ""
-        """Of the same: its machine is what is bad."""
+        """Of the machine, across restarts."""
         self.well_since: Seconds = 0.0
-        """Since when it has not misbehaved."""
         self.last_misdeed: Misdeed = ""
         self.instance = instance
         self.role = role
@@ -58,7 +56,6 @@ class EngineHost:
         self.life: EngineLife | None = None
         self.paused = False
         self.worker_cut = False
-        """The worker cannot reach its engine."""
         self.replay_trouble = 0.0
         """Share of replay answers that break off or have a hole."""
         self.sockets: list[MemorySockets] = []
@@ -68,7 +65,7 @@ class EngineHost:
         self.reconnect()
 
     def misbehave(self, misdeed: Misdeed) -> None:
-        """Have the engine here fail what it is asked, until told otherwise, whatever else looks well."""
+        """The engine fails requests until changed; its health and load look normal."""
         if misdeed == "" != self.misdeed:
             self.well_since, self.last_misdeed = self.loop.time(), self.misdeed
         self.misdeed = misdeed
@@ -81,7 +78,7 @@ class EngineHost:
             sockets.live.break_off()
 
     def reconnect(self) -> None:
-        """ZMQ dials again by itself: a while after the engine came up, the subscription stands."""
+        """ZMQ reconnects by itself some time after the engine started."""
         self.loop.outside(self.chance.uniform(0.0, RECONNECT_SECONDS_MAX), self._handshake, self.life)
 
     def _handshake(self, life: EngineLife | None) -> None:
@@ -93,8 +90,6 @@ class EngineHost:
 
 
 class HostProbe:
-    """The worker's look at its engine. (The worker's `Engine`.)"""
-
     def __init__(self, host: EngineHost, block_size: Tokens) -> None:
         self._host = host
         self._block_size = block_size
@@ -142,7 +137,7 @@ class HostProbe:
 
 
 class MemorySockets(EngineSockets):
-    """What a worker opens in place of ZMQ's sockets."""
+    """In place of ZMQ's sockets."""
 
     def __init__(self, host: EngineHost) -> None:
         self._host = host
@@ -159,7 +154,7 @@ class MemorySockets(EngineSockets):
 
 
 class MemoryLiveSocket(LiveSocket):
-    """A subscription: a queue that keeps the order of what arrives, and does not always get it."""
+    """A subscription: an ordered, lossy queue."""
 
     def __init__(self, host: EngineHost) -> None:
         self._host = host
@@ -170,11 +165,9 @@ class MemoryLiveSocket(LiveSocket):
         self._last_at: Seconds = 0.0
 
     def carry(self, frames: list[bytes]) -> None:
-        """The engine sends."""
         self._in_order(self._arrive, frames)
 
     def break_off(self) -> None:
-        """The engine's process is gone, and its machine says so."""
         self._in_order(self._interrupt)
 
     def shake_hands(self) -> None:
@@ -227,7 +220,7 @@ class MemoryLiveSocket(LiveSocket):
 
 
 class MemoryReplaySocket(ReplaySocket):
-    """The engine's buffer, asked over a way that is not always whole."""
+    """Replay requests over a connection that may break."""
 
     def __init__(self, host: EngineHost) -> None:
         self._host = host

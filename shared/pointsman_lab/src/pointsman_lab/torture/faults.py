@@ -1,4 +1,4 @@
-"""The faults of a run: a seed schedules them while clients ask, and `heal` ends all of them."""
+"""The faults of a run: scheduled from the seed during the load; `heal` ends all of them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -63,21 +63,21 @@ from pointsman_lab.torture.process_faults import (
 )
 
 LOG_LOSSES = (0, 0, 0, 0, 1, 2)
-"""How often a log without retention loses what it had confirmed, each as likely."""
+"""Choices of the number of losses of a log without retention."""
 GAPS = 3
-"""How often more events are dropped where an engine cannot tell again what was missed."""
+"""Further event losses for engines without replay."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A kind of trouble. `weight`: how often, compared with the others."""
+    """`weight`: relative frequency."""
 
     weight: float
     strike: Callable[[Injector], None]
 
 
 def schedule(injector: Injector) -> None:
-    """Plan all of it now, so that it depends on the seed alone."""
+    """Draws everything in advance, so that it depends on the seed alone."""
     if injector.world.plan.scenario == "bad engine":
         injector.world.loop.outside(FAULTS_BEGIN, misbehave, injector, injector.chance.choice(MISDEEDS), BAD_SECONDS)
     elif injector.world.plan.scenario:
@@ -108,7 +108,7 @@ def _schedule_faults(injector: Injector) -> None:
 
 
 def _schedule_log_losses(injector: Injector) -> None:
-    """The log loses entries that it had confirmed; not where retention drops the oldest, too."""
+    """Not combined with retention."""
     chance = injector.world.chance("log losses")
     for _ in range(chance.choice(LOG_LOSSES)):
         strike = chance.choice((power_cut, power_cut, delete_stream))
@@ -123,7 +123,6 @@ def _strike(injector: Injector, fault: Fault) -> None:
 
 
 def heal(injector: Injector) -> None:
-    """End all trouble: everything runs, everything can be reached, the dates are right."""
     world = injector.world
     world.healed = True
     world.note("all faults end")
@@ -190,4 +189,3 @@ FAULTS: dict[str, Fault] = {
     "garbage": Fault(0.7, garbage),
     "poison": Fault(0.7, poison),
 }
-"""By name."""

@@ -1,4 +1,4 @@
-"""Requests of an ingress that was killed: what its engines were given must be off the leader's books within seconds."""
+"""After an ingress is killed, its requests must leave the leader's state within seconds."""
 
 from pointsman.contracts.requests import RequestArrived
 from pointsman.primitives import RequestId, Seconds
@@ -6,23 +6,21 @@ from pointsman.state.workload import Stage
 from pointsman_lab.torture.cluster import Cluster
 
 GONE_SECONDS: Seconds = 6.0
-"""Of a leader that can read and write all the while."""
+"""While the leader can read and write."""
 LOOK_SECONDS: Seconds = 0.25
 UNGRANTED = (Stage.ARRIVED, Stage.PENDING)
 
 
 class GhostWatch:
-    """Looks at the leader's books after an ingress was killed."""
-
     def __init__(self, world: Cluster) -> None:
         self._world = world
 
     def watch(self, ingress: str) -> None:
-        """`ingress`: the name of its link, which no other life of it has."""
+        """`ingress`: the link name of that process."""
         self._world.loop.outside(LOOK_SECONDS, self._look, ingress, 0.0, "")
 
     def _look(self, ingress: str, well_for: Seconds, leader: str) -> None:
-        """`well_for`: how long the same leader has led in one term, and was reached, since the kill."""
+        """`well_for`: seconds since the kill during which the same leader was reachable."""
         world = self._world
         leading = [
             s for s in world.schedulers if s.life is not None and s.service.leading and s.link.open and not s.paused

@@ -1,4 +1,4 @@
-"""What every kind of fault uses: chance, delays, and a kill that may come between any two steps."""
+"""Shared by all faults: randomness, delays, and a kill between any two steps."""
 
 from collections.abc import Callable
 
@@ -7,7 +7,7 @@ from pointsman_lab.torture.cluster import Cluster
 from pointsman_lab.torture.processes import Process
 
 STEPS_BEFORE_KILL_MAX = 12
-"""Turns of the loop by which a kill is put off, so that it can come between any two steps."""
+"""A kill is delayed by up to so many turns of the loop."""
 
 
 class Injector:

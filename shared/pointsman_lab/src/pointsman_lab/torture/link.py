@@ -1,4 +1,4 @@
-"""One life of a process on the network: the faults of its way to the server, and the window of its writes."""
+"""One process's connection to the log server: faults of the way, and the window of its writes."""
 
 import asyncio
 from collections import deque
@@ -26,14 +26,12 @@ ACK_SECONDS_MAX = 1.0
 STORE_SECONDS_MAX = 1.0
 
 NOTICE_SECONDS_MAX = 3.0
-"""How long a process may be cut off before it knows."""
+"""Time until a process notices that it is cut off."""
 
 IN_FLIGHT_MAX = 1024
 
 
 class Link:
-    """One life of one process on the network: its log and its commands, and the faults of the way."""
-
     def __init__(
         self,
         network: Network,
@@ -49,34 +47,31 @@ class Link:
         self.conditions = IDEAL
         self.alive = True
         self.cut = False
-        """Nothing comes through, whether the process knows it or not."""
+        """No message passes, whether the process has noticed or not."""
         self.connected = network.broker.available
-        """What the process believes."""
+        """As far as the process has noticed."""
         self.on_failure = on_failure
         self.window = _Window(self, window_max)
         self.ports: Ports
-        """What a service is given; set by `simulated_ports.open_link`."""
         self.begun: Sequence = 1
-        """The first entry read since all of the log was read last: retention may have dropped what came before."""
+        """The first entry of the last full read: retention may have dropped earlier ones."""
         self.term = Term(0)
-        """The newest that this process has read of in the log."""
+        """The newest that this process has read in the log."""
         self._answered: dict[RequestId, tuple[Term, Term]] = {}
-        """By request: the term of the last answer, and the newest one known when it came."""
+        """By request: term of the last answer, and the newest term known then."""
         self._waiting: list[asyncio.Future[bytes]] = []
         self._found_again = asyncio.Event()
 
     @property
     def open(self) -> bool:
-        """Whether messages can pass."""
         return self.alive and not self.cut and self.network.broker.available
 
     @property
     def subscribed(self) -> bool:
-        """Whether the server takes this process for one that listens: until it notices that it is cut off."""
+        """Whether the server counts this process as a subscriber: until it notices the cut."""
         return self.alive and self.connected
 
     def cut_off(self) -> None:
-        """Partition this process from the server, both ways."""
         self.cut = True
         self.lose_sight()
 
@@ -85,20 +80,20 @@ class Link:
         self.find_again()
 
     def kill(self) -> None:
-        """The process is dead. What it sent already may still arrive."""
+        """Messages already sent may still arrive."""
         self.alive = False
 
     def lose_sight(self) -> None:
-        """Nothing answers any more; the process notices some time later."""
+        """The process notices some time later."""
         chance = self.network.chance
         self.network.loop.outside(chance.uniform(0.0, NOTICE_SECONDS_MAX), self._notice)
 
     def find_again(self) -> None:
-        """The way is free again; the process comes back some time later."""
+        """The process reconnects some time later."""
         self.network.loop.outside(self.network.chance.uniform(0.0, 1.0), self._reconnect)
 
     def hear(self, answer: "asyncio.Future[bytes]", payload: bytes) -> None:
-        """An answer has come. The first counts."""
+        """The first answer counts."""
         if self.open and not answer.done():
             answer.set_result(payload)
             told = decode_command(payload)
@@ -106,12 +101,11 @@ class Link:
                 self._answered[told.request] = (told.term, self.term)
 
     def heeds(self, request: RequestId) -> str:
-        """What is wrong with the word on which this ingress sends a request to an engine, or nothing."""
+        """Why the answer on which this ingress dispatches a request is stale, or ""."""
         term, newest = self._answered.get(request, (Term(0), Term(0)))
         return f"was told so in term {term}, though it knew of term {newest}" if 0 < term < newest else ""
 
     def places(self, request: RequestId) -> None:
-        """This ingress says itself where a request goes."""
         self._answered.pop(request, None)
 
     def hear_nobody(self, subject: str, answer: "asyncio.Future[bytes]") -> None:
@@ -138,7 +132,7 @@ class Link:
             self._waiting.remove(answer)
 
     async def passage(self) -> None:
-        """Wait as long as a message takes from the server to here."""
+        """Waits for one message delay from the server."""
         network = self.network
         await asyncio.sleep(
             min(network.chance.expovariate(1 / self.conditions.delay), DELAY_MEANS_MAX * self.conditions.delay)
@@ -148,7 +142,7 @@ class Link:
             await self._found_again.wait()
 
     async def one_way(self) -> None:
-        """One way to a store at the server, or its loss. Raises StoreUnavailableError, after a while."""
+        """One way to a store at the server, or its loss. Raises StoreUnavailableError after a timeout."""
         network = self.network
         lost = network.chance.random() < self.conditions.loss
         try:
@@ -185,7 +179,7 @@ class _Write:
 
 
 class _Window:
-    """What one process has not yet seen confirmed, in its order."""
+    """Unconfirmed writes of one process, in order."""
 
     def __init__(self, link: Link, window_max: int) -> None:
         self._link = link
@@ -218,13 +212,13 @@ class _Window:
         return write.number
 
     def withdraw(self, number: int) -> None:
-        """Nobody waits for this write any more; it may have been stored."""
+        """The write may have been stored."""
         self._sent.pop(number, None)
         self._waiting = deque(write for write in self._waiting if write.number != number)
         self._settled()
 
     def close(self) -> None:
-        """What is in flight waits again."""
+        """Writes in flight are pending again."""
         for number in sorted(self._sent, reverse=True):
             self._waiting.appendleft(self._sent[number])
         self._sent.clear()
@@ -272,7 +266,7 @@ class _Window:
         self._settled()
 
     def _fenced(self, write: _Write) -> None:
-        """Another leader was elected: the server takes no more of this one's decisions."""
+        """The server rejects decisions of a deposed leader."""
         if not self._link.open or write.fence is None:
             return
         write.fence.broken = "another leader was elected"
@@ -288,7 +282,7 @@ class _Window:
             self._settled()
 
     def _overdue(self, write: _Write) -> None:
-        """Not confirmed in time: everything from the oldest on is sent again."""
+        """Resends everything from the oldest unconfirmed write on."""
         if self._sent.get(write.number) is write:
             self.close()
             self._pump()

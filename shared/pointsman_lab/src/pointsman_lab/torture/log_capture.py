@@ -1,4 +1,4 @@
-"""What the services log during a run: nothing is printed, and an error is a finding."""
+"""Captures service logs during a run: none is printed, and errors are violations."""
 
 from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
@@ -14,7 +14,6 @@ EXPECTED = frozenset({"instance_unschedulable"})
 
 @contextmanager
 def listening_for_errors(world: Cluster) -> Iterator[None]:
-    """While the context is open, what services log goes nowhere, but errors are violations."""
     before = structlog.get_config()
 
     def hear(_logger: Any, method: str, event: MutableMapping[str, Any]) -> NoReturn:

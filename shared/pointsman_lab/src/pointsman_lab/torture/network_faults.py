@@ -6,11 +6,10 @@ from pointsman_lab.torture.network import IDEAL, LinkConditions
 from pointsman_lab.torture.processes import Process
 
 EXPIRY_SECONDS: Seconds = 1.0
-"""How often retention looks for what it may drop."""
+"""Interval of retention."""
 
 
 def slow_rebalancer(injector: Injector) -> None:
-    """It plans on what was long ago, and its plans come late."""
     rebalancer, seconds = injector.world.rebalancer, injector.seconds(10.0)
     if rebalancer.life is not None:
         injector.world.note(f"the rebalancer is slow for {seconds:.2f} s")
@@ -57,7 +56,7 @@ def server_away(injector: Injector) -> None:
 
 
 def power_cut(injector: Injector) -> None:
-    """The log server's machine loses power, and with it what had not been flushed to its disk."""
+    """The log server loses unflushed entries."""
     network = injector.world.network
     if not network.broker.available:
         return
@@ -82,7 +81,6 @@ def damage_entries(injector: Injector) -> None:
 
 
 def storm(injector: Injector) -> None:
-    """Bad network conditions everywhere, all the time."""
     chance = injector.chance
     conditions = LinkConditions(delay=chance.choice((0.002, 0.02)), loss=chance.choice((0.0, 0.05)), duplication=0.05)
     injector.world.note(f"storm everywhere: {conditions}")

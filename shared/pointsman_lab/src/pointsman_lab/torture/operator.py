@@ -1,5 +1,4 @@
-"""Who sits at a terminal: drains an instance and thinks better of it, or wants the pool to have another size. Asks until
-somebody answers, for a while."""
+"""The operator of a pool: drains instances, undoes it, or scales. Repeats a command until it is answered, for a while."""
 
 import asyncio
 import contextvars
@@ -18,8 +17,6 @@ TRIES_MAX = 8
 
 
 class Operator:
-    """One person with a command line and a good connection."""
-
     def __init__(self, world: Environment) -> None:
         self._world = world
         self._link = world.link(SkewedClock(world.loop, speed=world.plan.speed), "operator")

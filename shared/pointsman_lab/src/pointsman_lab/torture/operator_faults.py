@@ -1,11 +1,10 @@
-"""What operators, other systems and unknown writers do to a fleet."""
+"""Faults by operators, other systems and unknown writers."""
 
 from pointsman.contracts.subjects import cache_subject, fleet_subject, leader_subject
 from pointsman_lab.torture.injector import Injector
 
 
 def drain(injector: Injector) -> None:
-    """An operator drains an instance, and thinks better of it."""
     instance = injector.chance.choice(list(injector.world.hosts))
     seconds = injector.seconds(8.0)
     injector.world.note(f"{instance} drains for {seconds:.2f} s")
@@ -14,7 +13,6 @@ def drain(injector: Injector) -> None:
 
 
 def scale(injector: Injector) -> None:
-    """An operator wants another size."""
     wanted = injector.chance.randint(1, injector.world.plan.hosts)
     if injector.world.provider is not None:
         injector.world.note(f"the pool shall have {wanted} instances")
@@ -53,7 +51,7 @@ def garbage(injector: Injector) -> None:
 
 
 def poison(injector: Injector) -> None:
-    """What decoders and folds may stumble over."""
+    """Valid encodings with hostile values."""
     host, chance = injector.chance.choice(list(injector.world.hosts.values())), injector.chance
     known = next(
         (s.service.state.fleet.get(host.instance) for s in injector.world.schedulers if s.life is not None), None
@@ -95,7 +93,7 @@ def _write_raw(injector: Injector, payloads: tuple[bytes, ...]) -> None:
 
 
 def undrain_all(injector: Injector) -> None:
-    """What an operator does who finds an instance draining that should not: a new life takes that over."""
+    """Undoes drains, which a new epoch takes over."""
     for scheduler in injector.world.schedulers:
         for instance in scheduler.service.state.fleet.instances if scheduler.life is not None else ():
             if instance.draining and not instance.leaving:

@@ -1,4 +1,4 @@
-"""What must hold for each placement, rejection and grant, whatever the policy: figures are computed from the pool model."""
+"""Rules of each placement, rejection and grant, whatever the policy, on figures of the pool model."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,15 +20,13 @@ from pointsman_lab.torture.pool_records import ARRIVED, NOBODY, PENDING, BookedR
 
 HOLD_MAX = 1000
 AGEING = 0.05
-"""Of `shortest_prefill`: prefill seconds for which a second of age counts."""
+"""Default of `shortest_prefill`: prefill seconds per second of age."""
 SAME = {"rel_tol": 1e-6, "abs_tol": 1e-6}
 LATE = (RejectReason.SLO_TTFT, RejectReason.SLO_UNREACHABLE)
 
 
 @dataclass(slots=True)
 class Bounds:
-    """A leader's settings."""
-
     window_tokens: Tokens
     running_max: int
     pending_max: int
@@ -55,13 +53,11 @@ class Bounds:
 
 
 class PlacementRules:
-    """Rules on placements, rejections and grants. Gives what is wrong as sentences."""
-
     def __init__(self, elected: LeaderElected, model: PoolModel) -> None:
         self._term = elected.term
         self._leader = elected.scheduler
         self._stall_counts = elected.policy == "dualmap"
-        """Whether a queue was weighed with the time for which its engine has been stalled."""
+        """Whether stall time counts as queue time."""
         self._bounds = Bounds.of(elected.settings)
         self._model = model
         self._ejections = EjectionRules(elected.settings, model.conducts, model.speed)
@@ -188,7 +184,7 @@ class PlacementRules:
             yield f"{decode} decodes nothing for {request.id}"
 
     def _wrong_hit(self, hit_blocks: int, uncached: Tokens, request: BookedRequest, instance: InstanceId) -> str:
-        """What is wrong with a claimed hit. At least what is held or promised there, at most what was delivered lately, too."""
+        """At least what is held or promised there, at most what was delivered lately too."""
         model = self._model
         least, most = model.hit_blocks(request.keys, instance), model.hit_blocks_max(request.keys, instance)
         right = model.uncached(request.prompt_tokens, hit_blocks, instance)

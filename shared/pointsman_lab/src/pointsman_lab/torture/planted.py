@@ -1,7 +1,5 @@
-"""Defects of the kinds that reviewers plant, each as a change of source (docs/testing.md lists which test or seed finds each).
-
-A defect names no file: its text must be in exactly one file of `mutation.TARGETS` or FURTHER_FILES, so that code may move.
-"""
+"""Defects of the kinds that reviewers plant, each as a change of source (docs/testing.md lists the test or seed that
+finds each). The text of a defect must be in exactly one file of `mutation.sources`, so that code may move."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -200,7 +198,7 @@ DEFECTS = (
 
 
 def planted(root: Path, only: str = "") -> Iterator[Mutant]:
-    """The mutants of the defects whose name contains `only`. Raises LookupError where a text is not in exactly one place."""
+    """The mutants of the defects whose name contains `only`. Raises LookupError unless a text is in exactly one place."""
     texts = sources(root)
     for defect in DEFECTS:
         if only not in defect.name:

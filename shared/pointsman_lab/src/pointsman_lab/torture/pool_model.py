@@ -1,9 +1,6 @@
-"""A reference model of the pool: what the log says of instances and requests, written a second time.
-
-In come log entries, in the log's order or in a leader's. It shares no code with `pointsman.state` and `pointsman.policies`: the rules
-are those of docs/events.md and docs/policies.md. `reference_model` compares State with it, `audit` the decisions. It does not
-model what single policies track (hotness, tenants, conversations), nor how fast instances decode.
-"""
+"""A reference model of the pool, folded from log entries in the log's or a leader's order. Shares no code with
+`pointsman.state` and `pointsman.policies`: its rules are those of docs/events.md and docs/policies.md. Does not model
+trackers of single policies, nor decode speed."""
 
 from pointsman.contracts.cache import CacheEvent
 from pointsman.contracts.codec import LogEvent
@@ -41,11 +38,9 @@ from pointsman_lab.torture.pool_requests import PoolRequests
 
 
 class PoolModel(PoolRequests):
-    """Folds the log."""
-
     def apply(self, event: LogEvent | None, sequence: Sequence = 0) -> bool:
-        """Take in an entry (None: nobody can read it), or with `sequence` 0 a decision before it is in the log. Whether it
-        counts: not what a deposed leader says, nor a decision that was had before."""
+        """Applies an entry (None: undecodable), or with `sequence` 0 a decision before it is in the log. Returns
+        whether it counts: not from a deposed leader, nor twice."""
         self.sequence = sequence or self.sequence
         if event is None:
             return False
@@ -114,7 +109,7 @@ class PoolModel(PoolRequests):
         return known if known is not None and known.epoch == epoch else None
 
     def _means_present(self, event: InstanceDraining | InstanceUndrained | InstanceLeft) -> bool:
-        """Whether a decision about an instance, perhaps about an earlier life, is about who is there now."""
+        """Whether a decision about an earlier epoch applies to the current one."""
         known = self.instances.get(event.instance)
         if known is None:
             return False
@@ -160,8 +155,7 @@ class PoolModel(PoolRequests):
             self._compare_models()
 
     def _compare_models(self) -> None:
-        """The pool's model is what most of those serve that have served at all; of several, what the one serves that has served
-        its own longest."""
+        """The pool's model is that of most instances that have served; of several, that of the longest."""
         served = {name: k for name, k in self.instances.items() if k.counted} or self.instances
         models = [known.model for known in served.values()]
         longest = sorted((-models.count(k.model), k.model_since, name, k.model) for name, k in served.items())

@@ -1,4 +1,4 @@
-"""The records of the pool model: instances, requests, promises and what was learned, each with the rules of a single one."""
+"""Records of the pool model: instances, requests, promises and corrections, each with its own rules."""
 
 from dataclasses import dataclass, field
 from functools import reduce
@@ -36,7 +36,7 @@ class Promise:
 
 @dataclass(eq=False)
 class BookedRequest:
-    """A request without an end. Numbers are those of its newest placement or move."""
+    """Numbers are those of its newest placement or move."""
 
     id: RequestId
     keys: list[BlockKey]
@@ -48,7 +48,6 @@ class BookedRequest:
     alias: str
     context_tokens: Tokens
     taken_at: Seconds
-    """When a leader took it in."""
     stage: str = ARRIVED
     attempt: int = 1
     excluded: tuple[InstanceId, ...] = ()
@@ -60,14 +59,14 @@ class BookedRequest:
     placed_at: Seconds = 0.0
     granted_at: Seconds = 0.0
     engine_seconds: Seconds = 0.0
-    """Prefill work up to its first token when it was granted, its own included."""
+    """Prefill work up to its first token at dispatch, its own included."""
     engine_tokens: Tokens = 0
     decode: InstanceId = NOBODY
     prefilled_by: InstanceId = NOBODY
     rebind: bool = False
     rebound_from: InstanceId = NOBODY
     turn: int = 0
-    """Grows with everything that queues or enters an engine: lower is earlier."""
+    """Grows with every queueing and dispatch."""
     promise: Promise | None = None
 
     @property
@@ -75,20 +74,20 @@ class BookedRequest:
         return self.arrived_at + self.slo_ttft
 
     def lost(self, attempt: int, now: Seconds) -> Seconds:
-        """What it has lost since it came, or since its engine got it: held, or given to one that failed it."""
+        """Seconds lost since arrival or dispatch: held, or at an instance that failed it."""
         if self.stage == PENDING or (self.stage == ARRIVED and attempt == 1 and now == self.taken_at):
             return 0.0
         return max(0.0, now - (self.arrived_at if self.stage == ARRIVED else self.granted_at))
 
     @property
     def with_nobody(self) -> bool:
-        """Prefilled, and nobody could take it."""
+        """Prefilled, without a decode instance."""
         return self.stage == HANDED_OVER and self.instance == self.prefilled_by
 
 
 @dataclass(eq=False)
 class ModelledInstance:
-    """One life of an instance. `arrived_at`: the entry where the first life began of those that followed without a break."""
+    """One epoch of an instance. `arrived_at`: first entry of a chain of epochs without a break."""
 
     epoch: Epoch
     arrived_at: Sequence
@@ -108,11 +107,11 @@ class ModelledInstance:
     counted: bool = False
     """Whether it has served this model."""
     surprises: int = 0
-    """Deliveries of this life that were other than predicted or than the events say, by more than a block."""
+    """Deliveries that differed from prediction or events by more than a block."""
     draining: bool = False
     ejected: bool = False
     half_open: bool = False
-    """Whether its ejection is over, and it has not proved well: it takes one request at a time."""
+    """Ejection expired, no success yet: one request at a time."""
     suspected: bool = False
     excused_until: Seconds = 0.0
     """Its worker is being restarted."""
@@ -121,7 +120,7 @@ class ModelledInstance:
     sequence: Sequence = 0
     keys: set[BlockKey] = field(default_factory=set)
     doubtful: bool = False
-    """Whether something is missing that neither a snapshot nor an equal digest has settled since."""
+    """Whether an entry is missing that no snapshot or digest has settled."""
 
     @property
     def status(self) -> str:
@@ -137,8 +136,7 @@ class ModelledInstance:
 
     @property
     def knowledge(self) -> str:
-        """`exact` only with events from the engine's start, of which any that is missed can be had again, without a gap or a
-        difference since, and with proven keys."""
+        """`exact` only with replayable events from the engine's start, no gap or difference since, and proven keys."""
         if self.cache == "no_events":
             return "blind"
         proven = self.parity is True and self.certain
@@ -149,13 +147,12 @@ class ModelledInstance:
         return reduce(xor, self.keys, 0)
 
     def serves(self, request: BookedRequest) -> bool:
-        """Whether it has the adapter, the name and the room that the request asks for."""
         named = request.alias == "" or request.alias in self.aliases
         adapted = request.adapter == "" or request.adapter in self.adapters
         return named and adapted and not 0 < self.context < request.context_tokens
 
     def apply(self, event: CacheEvent) -> bool:
-        """Take in a cache event; whether it counts."""
+        """Returns whether the event counts."""
         snapshot = isinstance(event, CacheSnapshot)
         if event.epoch != self.epoch or event.sequence < self.sequence + (not snapshot):
             return False
@@ -180,7 +177,7 @@ class ModelledInstance:
         return True
 
     def hear(self, event: InstanceReported) -> None:
-        """A report of this life: it lives, and its digest settles every doubt, either way."""
+        """A report proves liveness, and its digest settles whether the cache is known."""
         is_news = event.at > self.heard_at
         self.heard_at = max(self.heard_at, event.at)
         self.counted = self.counted or event.serving
@@ -198,7 +195,7 @@ class ModelledInstance:
 
 @dataclass(eq=False)
 class Learned:
-    """What prefills on one instance took, against what its cost model said: two fading sums, and a second opinion by tokens."""
+    """Observed against predicted prefill time: two decaying sums, and an estimate by tokens."""
 
     observed: Seconds = PRIOR_SECONDS
     predicted: Seconds = PRIOR_SECONDS

@@ -1,4 +1,4 @@
-"""How entries change requests and promises in the pool model."""
+"""The fold of requests and promises in the pool model."""
 
 from pointsman.contracts.block_keys import unpack_keys
 from pointsman.contracts.cache import BlocksRemoved, CacheCleared, CacheEvent
@@ -33,21 +33,19 @@ from pointsman_lab.torture.pool_records import (
 )
 
 CONFIRMED_SECONDS: Seconds = 2.0
-"""Wall seconds after its first token for which a prompt is still promised."""
+"""Wall seconds for which a prompt is promised after its first token."""
 
 DELIVERED_SECONDS: Seconds = 45.0
-"""Wall seconds for which a prefix may count as held that an engine says it had."""
+"""Wall seconds for which a reported prefix may count."""
 
 HELD_UP_SECONDS_MIN, HELD_UP_SECONDS_MAX = 0.25, 10.0
-"""Wall seconds without a scheduler: less is no outage, more adds nothing to a budget."""
+"""Wall seconds without a scheduler: less is not an outage, more adds no budget."""
 
 BACKLOG_SHARE = 0.1
-"""Of each second by which the backlog of an outage is worked off."""
+"""Share of each second that reduces the backlog of an outage."""
 
 
 class PoolRequests(PoolFigures):
-    """The part of the fold that is about requests."""
-
     def _promise(self, request: BookedRequest) -> None:
         request.promise = Promise(request.instance, request.keys)
         self._promises.append(request.promise)
@@ -63,7 +61,7 @@ class PoolRequests(PoolFigures):
             self._confirming.append(promise)
 
     def _settle(self, now: Seconds) -> None:
-        """In the order of the first tokens, so that one with a wrong date holds up those behind it."""
+        """In order of first tokens: a wrong date delays those behind it."""
         while self._confirming and (self._confirming[0].until or 0.0) <= now:
             self._release(self._confirming.pop(0))
         while self._delivered and (self._delivered[0].until or 0.0) <= now:
@@ -101,7 +99,7 @@ class PoolRequests(PoolFigures):
             )
 
     def _extra_time(self, event: RequestArrived) -> Seconds:
-        """What an outage gives to the budgets of those whom it made wait, and to those behind them."""
+        """Budget that an outage adds to the requests it delayed, and to those behind them."""
         began, lasted = self._outage
         left = max(0.0, lasted - BACKLOG_SHARE * max(0.0, event.at - began))
         if event.held_up >= HELD_UP_SECONDS_MIN * self.speed:
@@ -170,7 +168,7 @@ class PoolRequests(PoolFigures):
             self._enter(request, event.at)
 
     def _rehome(self, request: BookedRequest, instance: InstanceId) -> None:
-        """An ingress has sent it there, and nobody knows what was cached."""
+        """An ingress has dispatched it itself; its cached tokens are unknown."""
         self._withdraw(request)
         if request.rebound_from == instance:
             request.rebound_from = NOBODY

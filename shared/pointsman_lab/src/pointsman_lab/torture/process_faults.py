@@ -1,4 +1,4 @@
-"""Faults of processes: killed, stopped, restarted, suspended, with a wrong date."""
+"""Faults of processes: killed, paused, restarted, suspended, with a wrong date."""
 
 from pointsman.primitives import Seconds
 from pointsman_lab.torture.ghosts import GhostWatch
@@ -9,10 +9,10 @@ from pointsman_scheduler.waiters import UNGRANTED
 
 STALE_SECONDS_MAX: Seconds = 8.0
 READY_SECONDS_MAX: Seconds = 5.0
-"""For so long the next one of a rolling restart waits for the one before to be ready."""
+"""Longest wait of a rolling restart for readiness."""
 LOOK_SECONDS: Seconds = 0.01
 STOP_SECONDS_MAX: Seconds = 10.0
-"""How long a process may take to end after a SIGTERM, beside what it serves."""
+"""Longest end of a process after SIGTERM, without its requests."""
 
 
 def kill(injector: Injector) -> None:
@@ -32,7 +32,6 @@ def kill_ingress(injector: Injector) -> None:
 
 
 def kill_two(injector: Injector) -> None:
-    """Two processes die at the same moment."""
     for process in injector.chance.sample(injector.world.processes, 2):
         injector.kill_process(process, injector.chance.expovariate(0.7))
 
@@ -42,13 +41,12 @@ def kill_scheduler(injector: Injector) -> None:
 
 
 def restart(injector: Injector) -> None:
-    """A process is stopped in order, and started again when it has ended: soon, or some seconds later."""
+    """Stopped in order, and started again soon or seconds later."""
     service = injector.chance.choice([*injector.world.workers, *injector.world.services])
     _restart(injector, [service], injector.chance.choice((0.2, 4.0)))
 
 
 def rolling_restart(injector: Injector) -> None:
-    """As for a new version: every service in turn."""
     world = injector.world
     groups: list[list[Process]] = [[*world.ingresses], [*world.schedulers], [*world.workers], [world.rebalancer]]
     injector.chance.shuffle(groups)
@@ -56,7 +54,7 @@ def rolling_restart(injector: Injector) -> None:
 
 
 def _restart(injector: Injector, rest: list[Process], pause: Seconds) -> None:
-    """Restart these one after the other. Each is away for `pause` after its end, and up for as long before the next."""
+    """One after the other. Each is down for `pause`, and up for as long before the next."""
     if not rest or injector.over:
         return
     process, life = rest[0], rest[0].life
@@ -80,7 +78,7 @@ def _restart(injector: Injector, rest: list[Process], pause: Seconds) -> None:
 def _look_for_end(
     injector: Injector, process: Process, life: Life, rest: list[Process], pause: Seconds, patience: Seconds
 ) -> None:
-    """When it has ended it is started again. `patience`: how long it may still take, as long as it can do anything."""
+    """Starts it again once it has ended. `patience`: remaining seconds to end while not paused."""
     if process.life is life and patience < 0:
         injector.world.violation(f"{process.name} does not end after a SIGTERM")
     elif process.life is life:
@@ -110,7 +108,7 @@ def pause(injector: Injector) -> None:
 
 
 def pause_engine(injector: Injector) -> None:
-    """It keeps what it was given, and answers nothing."""
+    """Keeps its requests, and answers none."""
     engine, seconds = injector.chance.choice(injector.world.engines), 4.0 + injector.seconds(6.0)
     if engine.life is None or engine.paused:
         return
@@ -120,7 +118,7 @@ def pause_engine(injector: Injector) -> None:
 
 
 def suspend(injector: Injector) -> None:
-    """A machine is suspended: who ran on it takes up where it stood, a leader with a lease that ended long ago."""
+    """The process resumes with a lease that expired."""
     process = injector.chance.choice([*injector.world.schedulers, *injector.world.schedulers, *injector.world.services])
     if process.life is None or process.paused:
         return
@@ -131,7 +129,7 @@ def suspend(injector: Injector) -> None:
 
 
 def ambush(injector: Injector) -> None:
-    """The leader is killed, and who takes the lease after it stands still at that moment: for another to take it."""
+    """Kills the leader, and suspends its successor just after it takes the lease."""
     leader = next((s for s in injector.world.schedulers if s.life is not None and s.service.dispatcher), None)
     if leader is None:
         return
@@ -140,8 +138,7 @@ def ambush(injector: Injector) -> None:
 
 
 def stale_leader(injector: Injector) -> None:
-    """The leader's machine is suspended, and goes on at the worst moment: when requests wait at its successor, whose
-    ingresses have asked both."""
+    """Suspends the leader, and resumes it once requests wait at its successor."""
     leader = next((s for s in injector.world.schedulers if s.life is not None and s.service.leading), None)
     if leader is None or leader.paused:
         return

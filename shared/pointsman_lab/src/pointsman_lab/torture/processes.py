@@ -1,4 +1,4 @@
-"""A place where a process runs, one life after the other; a life can be killed or paused between any two steps of the event loop."""
+"""A process, restarted several times; it can be killed or paused between any two steps of the event loop."""
 
 import asyncio
 import contextvars
@@ -18,28 +18,25 @@ from pointsman_lab.torture.link import Link
 from pointsman_lab.torture.loop import OWNER, KillableTask
 
 LINK_CLOSE_SECONDS: WallSeconds = WallSeconds(2.0)
-"""How long what a process that ends has written may take to be confirmed."""
+"""Time to confirm the writes of an ending process."""
 
 
 class Life(KillableTask):
-    """One life of a process: its tasks, its link, its open connections."""
+    """One run of a process: its tasks, its link, its open connections."""
 
     def __init__(self, link: Link | None) -> None:
         super().__init__()
         self.link = link
         self.board = HealthBoard()
         self.exchanges: dict[Exchange, asyncio.Task[Any] | None] = {}
-        """What it answers just now, and the task that does."""
+        """Requests in progress, and their tasks."""
         self.supervisor: Supervisor | None = None
         self.context = contextvars.Context()
         self.context.run(OWNER.set, self)
 
 
 class Process(ABC):
-    """A place where a service runs."""
-
     networked = True
-    """Whether it has a link to the log server."""
 
     def __init__(self, world: Environment, name: str) -> None:
         self.world = world
@@ -49,12 +46,12 @@ class Process(ABC):
         self.lives = 0
         self.paused = False
         self.wanted = True
-        """Whether it shall run, as far as nothing strikes it."""
+        """Whether it is to run, apart from faults."""
         self._suspended_at: Seconds | None = None
 
     @abstractmethod
     async def serve(self, life: Life, supervisor: Supervisor) -> None:
-        """The service's own `main`: runs until the supervisor is told to stop."""
+        """The service's own `main`: runs until the supervisor is stopped."""
 
     def start(self) -> None:
         assert self.life is None
@@ -65,13 +62,13 @@ class Process(ABC):
         self.world.loop.launch(self._live(life), life.context)
 
     def stop(self, *, for_good: bool = False) -> None:
-        """SIGTERM, or `for_good` SIGINT: it ends in its own order, which takes a while. `life` is None then."""
+        """SIGTERM, or with `for_good` SIGINT: a graceful end that takes a while."""
         if self.life is not None and self.life.supervisor is not None:
             self.life.supervisor.for_good = for_good
             self.life.supervisor.stop()
 
     def kill(self) -> None:
-        """SIGKILL: not one step more. The kernel closes its connections."""
+        """SIGKILL. The kernel closes its connections."""
         life, self.life = self.life, None
         if life is None:
             return
@@ -88,19 +85,18 @@ class Process(ABC):
             self.life.stopped = self.paused = True
 
     def suspend(self) -> None:
-        """Its machine stands still, and the process will not know for how long."""
+        """Its machine is suspended; its monotonic clock does not advance."""
         self.pause()
         self._suspended_at = self.world.loop.time()
 
     def resume(self) -> None:
-        """SIGCONT, or its machine goes on."""
+        """SIGCONT, or its machine resumes."""
         self._wake_clock()
         if self.life is not None and self.paused:
             self.paused = False
             self.world.loop.release(self.life)
 
     def died(self) -> None:
-        """What else ends with a life."""
         self.paused = False
         self._wake_clock()
 
@@ -111,7 +107,7 @@ class Process(ABC):
 
     @property
     def link(self) -> Link:
-        """Of the present life, which must be there."""
+        """Of the current run, which must exist."""
         assert self.life is not None
         assert self.life.link is not None
         return self.life.link
@@ -138,7 +134,7 @@ class Process(ABC):
 
 
 class HttpProcess(Process, Site):
-    """One that answers HTTP, each request in tasks of its own."""
+    """A process that answers HTTP, each request in its own tasks."""
 
     def __init__(self, world: Environment, name: str) -> None:
         super().__init__(world, name)

@@ -1,4 +1,5 @@
-"""The instance provider of a simulated scaler: empty hosts, each with a worker. Its calls can fail before or after their effect."""
+"""The instance provider of a simulated scaler: empty hosts, each with a worker. Calls can fail before or after their
+effect."""
 
 import asyncio
 from random import Random
@@ -13,12 +14,10 @@ from pointsman_lab.torture.services import EngineProcess, WorkerProcess
 ANSWER_SECONDS: Seconds = 0.02
 """Mean time of a call."""
 GOODBYE_SECONDS: Seconds = 2.0
-"""What a worker has between SIGTERM and SIGKILL."""
+"""Between SIGTERM and SIGKILL."""
 
 
 class SimulatedProvider(InstanceProvider):
-    """Runs engines on the hosts of a world."""
-
     def __init__(self, world: Environment, chance: Random, places: list[tuple[EngineProcess, WorkerProcess]]) -> None:
         """`places`: each host's engine and worker."""
         self._world = world
@@ -27,7 +26,7 @@ class SimulatedProvider(InstanceProvider):
         self._ending: dict[InstanceId, None] = {}
         self._since: dict[InstanceId, Seconds] = {}
         self.failing = 0.0
-        """Share of calls that raise: half of them after they had their effect."""
+        """Share of calls that raise: half of them after their effect."""
 
     @property
     @override
@@ -81,7 +80,7 @@ class SimulatedProvider(InstanceProvider):
         return [engine for engine, _ in self._places if engine.wanted]
 
     async def _called(self) -> float:
-        """Whether this call will fail: 0 not at all, below a half before, else after it had its effect."""
+        """0: the call succeeds; below a half: it fails before its effect, else after."""
         await asyncio.sleep(self._chance.expovariate(1 / ANSWER_SECONDS))
         fails = self._chance.random() if self._chance.random() < self.failing else 0.0
         if fails < 0.5:

@@ -1,7 +1,5 @@
-"""Folds the log into State and into the pool model, and compares them after each entry.
-
-A snapshot repairs a wrong index within a second, so a defect of the fold would not show at the end of a run.
-"""
+"""Folds the log into State and into the pool model, and compares them after each entry. A snapshot repairs a wrong
+index within a second, so a final comparison would not show a defect of the fold."""
 
 from collections.abc import Iterator
 from math import isclose
@@ -19,21 +17,19 @@ from pointsman_lab.torture.pool_model import PoolModel
 from pointsman_lab.torture.pool_records import DECODING, HANDED_OVER, PENDING, PREFILL, ModelledInstance
 
 WHOLE_CHECK_EVERY = 64
-"""Entries between two looks at every instance."""
+"""Entries between two comparisons of every instance."""
 SAME = {"rel_tol": 1e-6, "abs_tol": 1e-6}
-"""How far two sums of the same seconds in another order may differ."""
+"""Tolerance of sums in another order."""
 
 
 class ReferenceModel:
-    """Folds the log into a State and into the model and says where the two part."""
-
     def __init__(self, state: State, model: PoolModel) -> None:
         self._state = state
         self._model = model
         self._folded = 0
 
     def apply(self, stored: Stored) -> Iterator[str]:
-        """Fold one entry on both sides. Gives what differs afterwards."""
+        """Folds one entry on both sides. Yields differences."""
         for difference in self._differences(stored):
             yield f"after entry {stored.sequence} ({type(stored.event).__name__}{' again' if stored.duplicate else ''}): {difference}"
 
@@ -114,7 +110,7 @@ class ReferenceModel:
                         yield f"{event.request} hits {blocks} blocks at {instance}, not {least} to {most}"
 
     def _compare_line(self, instance: InstanceId, now: Seconds) -> Iterator[str]:
-        """Who waits and runs there, in which order, and what that comes to."""
+        """Order and sums of its queue."""
         line, model = self._state.workload.queue(instance), self._model
         pending, inside = model.at(instance, PENDING), model.at(instance, PREFILL)
         running = {request.id for request in model.at(instance, HANDED_OVER, DECODING)}
@@ -147,6 +143,6 @@ class ReferenceModel:
 
 
 def _is_contradicted(known: Instance, mine: ModelledInstance) -> bool:
-    """Whether an engine that would be known exactly has delivered other than its events say, twice at least."""
+    """Whether an `exact` engine has contradicted its events at least twice."""
     found = known.contradicted and known.knowledge is Knowledge.DEGRADED
     return bool(found) and mine.knowledge == "exact" and mine.surprises >= 2

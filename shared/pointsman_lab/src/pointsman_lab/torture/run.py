@@ -1,6 +1,5 @@
-"""One seed from start to verdict: the fleet serves under faults; the faults end and all must agree within a bound; clients ask once
-more and must be served; the checkers judge.
-"""
+"""One seed from start to verdict: load under faults; all must agree within a bound after the last fault; final requests
+must be served; the checkers judge."""
 
 import asyncio
 import contextlib
@@ -37,20 +36,20 @@ from pointsman_lab.torture.services import IngressProcess
 
 START_SECONDS_MAX = 1.0
 QUIET_SECONDS_MAX: Seconds = 150.0
-"""Virtual time in which everything must agree after the last fault: longer than the longest bound in the plan."""
+"""Virtual time until agreement after the last fault: longer than the longest bound in the plan."""
 LAST_ORDERS = 8
 BURSTS = (0, 0, 0, 0, 0, 0, 1, 3, 12)
-"""How many more come together with one order, each as likely."""
+"""Choices of further requests sent together with one."""
 POLL_SECONDS: Seconds = 1.0
 AGREED_POLLS = 4
-"""In a row: longer than a worker waits for its engine, so that what it asked while they were apart is over."""
+"""Consecutive polls: longer than a worker waits for its engine."""
 TEAR_DOWN_ROUNDS_MAX = 20
 TEAR_DOWN_SECONDS: Seconds = 3.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """How a seed went. `problems` is empty where it passed; `digest` is of the log, entry by entry."""
+    """`problems`: empty where it passed; `digest`: of the log, entry by entry."""
 
     seed: int
     problems: list[str]
@@ -60,12 +59,12 @@ class Verdict:
     virtual_seconds: Seconds
     outcomes: dict[str, int] = field(default_factory=dict)
     events: dict[str, int] = field(default_factory=dict)
-    """Log entries by kind, with the reason where there are several (`kind_of`)."""
+    """Log entries by `kind_of`."""
     trace: list[tuple[Seconds, str]] = field(default_factory=list)
 
 
 def run_seed(seed: int) -> Verdict:
-    """Run one seed. The same seed gives an equal verdict, digest included."""
+    """The same seed gives an equal verdict, digest included."""
     plan = plan_of(seed)
     backoff.chance.seed(f"backoff {seed}")
     if not gc.get_freeze_count():
@@ -106,7 +105,7 @@ def _judged(world: Cluster, loop: VirtualLoop) -> Verdict:
 
 
 def log_digest(world: Cluster) -> str:
-    """Every entry of the log and what each client got, as one number."""
+    """Over every entry of the log and every client result."""
     digest = hashlib.blake2b(digest_size=16)
     for stored in world.network.history:
         payload = encode(stored.event) if stored.event is not None else b"unreadable"
@@ -120,7 +119,6 @@ REASONED = (RequestRejected, MigrationRefused, RequestFailed, HandOverRefused)
 
 
 def kind_of(event: LogEvent | None) -> str:
-    """What an entry is counted as."""
     if event is None:
         return "unreadable"
     name = type(event).__name__
@@ -156,7 +154,7 @@ async def _acts(world: Cluster) -> list[str]:
 
 
 def _findings(checker: Checker, world: Cluster) -> list[str]:
-    """What a checker finds. One that cannot even look has found something, too."""
+    """A checker that raises is a finding."""
     try:
         return list(checker(world))
     except Exception as error:  # noqa: BLE001 - a broken system may break whoever looks at it
@@ -164,7 +162,7 @@ def _findings(checker: Checker, world: Cluster) -> list[str]:
 
 
 def _orders(world: Cluster) -> Iterator[tuple[ClientRequest, Seconds]]:
-    """Orders with their times: a stream of them, and some bursts. In a scenario they come evenly, to its end."""
+    """Requests with their times: a stream, and some bursts. In a scenario evenly, to its end."""
     chance = world.chance("arrivals")
     if world.plan.scenario:
         every = world.plan.fault_seconds / world.plan.requests
@@ -188,13 +186,13 @@ async def _client(world: Cluster, order: ClientRequest, wait: Seconds) -> None:
 
 
 def _in_rotation(world: Cluster) -> list[IngressProcess]:
-    """Where a client may go: in a scenario there is a balancer that looks after readiness."""
+    """In a scenario a balancer respects readiness."""
     ready = [i for i in world.ingresses if world.plan.scenario and i.takes_traffic]
     return ready or world.ingresses
 
 
 async def _quiet(world: Cluster, injector: Injector, clients: list["asyncio.Task[None]"]) -> None:
-    """Wait until everyone was answered and everything has agreed for a while, or the bound is over."""
+    """Waits until all are answered and agree for a while, or until the bound."""
     deadline = world.loop.time() + QUIET_SECONDS_MAX
     agreed = 0
     while agreed < AGREED_POLLS and world.loop.time() < deadline:
@@ -205,7 +203,7 @@ async def _quiet(world: Cluster, injector: Injector, clients: list["asyncio.Task
 
 
 def _tear_down(world: Cluster, loop: VirtualLoop) -> None:
-    """Let every task end, those of killed processes too, with nobody left who could hear them."""
+    """Ends every task, those of killed processes too."""
     for process in world.processes:
         process.kill()
     loop.set_exception_handler(_hear_nothing)
@@ -227,4 +225,4 @@ def _tear_down(world: Cluster, loop: VirtualLoop) -> None:
 
 
 def _hear_nothing(_loop: asyncio.AbstractEventLoop, _context: dict[str, object]) -> None:
-    """Whatever goes wrong when everything is torn down."""
+    pass

@@ -1,7 +1,5 @@
-"""Promises that hold in quiet: one engine of four is bad, or every service is restarted in turn, and nothing else happens.
-
-Judged by what clients got and by what the log says. Times are virtual wall seconds.
-"""
+"""Guarantees without other faults: one engine of four is bad, or every service is restarted in turn. Judged by client
+results and by the log. Times are virtual wall seconds."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -22,26 +20,25 @@ from pointsman_lab.torture.cluster import Cluster
 from pointsman_lab.torture.plan import BAD_SECONDS
 
 FIRST_SECONDS: Seconds = 15.0
-"""After which a bad engine must have been found out."""
+"""Detection time of a bad engine."""
 TOUCHED_SHARE_MAX = 0.02
-"""Of the requests that come after that: those that the bad engine may still get."""
+"""Of later requests: share that the bad engine may still get."""
 TRIED_SHARE_MAX = 0.06
-"""The same with those that try it when an ejection ends: there are few requests in a run, and as many ends as ever."""
+"""The same with trials when an ejection expires."""
 BACK_SECONDS_MAX: Seconds = 30.0
-"""Within which an engine must be whole again that is well."""
+"""Time within which a recovered engine must be back."""
 
 EVIDENCE = 5
-"""So many failures in a row it takes to eject an engine; one that is hardly ever chosen shows them late."""
+"""Failures in a row that eject an engine."""
 NOTICED_SECONDS: Seconds = 0.25
-"""A prefill that takes less is no slowness that anybody could tell from a busy machine."""
+"""Shorter prefills do not count as slow."""
 
 SENT = (RequestAttemptFailed, PrefillFinished, RequestFinished)
-"""Of each request that was sent to an engine there is one at least."""
+"""At least one for each dispatched request."""
 
 
 def a_bad_engine_is_kept_away(world: Cluster) -> Iterator[str]:
-    """After the first seconds less than 2% of the requests come to it, beside those that try it while it is half-open, and as many as
-    are evidence."""
+    """After the detection time less than 2% of the requests reach it, without trials and evidence."""
     if world.plan.scenario != "bad engine":
         return
     bad = next(host for host in world.hosts.values() if host.well_since)
@@ -76,7 +73,7 @@ def _is_noticed(event: LogEvent, speed: float) -> bool:
 
 
 def a_well_engine_is_back_soon(world: Cluster) -> Iterator[str]:
-    """It is whole again within its time, and stays so."""
+    """Back within its time, and still there at the end."""
     if world.plan.scenario != "bad engine":
         return
     bad = next(host for host in world.hosts.values() if host.well_since)
@@ -97,7 +94,7 @@ def a_well_engine_is_back_soon(world: Cluster) -> Iterator[str]:
 
 
 def clients_notice_nothing(world: Cluster) -> Iterator[str]:
-    """Everybody is served whole, unless an engine broke off in the middle of what a client had seen a part of."""
+    """Every request is served, unless an engine broke off within a started answer."""
     if not world.plan.scenario:
         return
     resets = any(host.last_misdeed == "resets" for host in world.hosts.values())
@@ -109,7 +106,7 @@ def clients_notice_nothing(world: Cluster) -> Iterator[str]:
 
 
 def restarted_workers_keep_their_caches(world: Cluster) -> Iterator[str]:
-    """A worker that is stopped and started goes on in the same epoch, and nobody takes its instance for gone."""
+    """A restarted worker continues its epoch, and its instance stays in the fleet."""
     if world.plan.scenario != "rolling restart":
         return
     joined: Counter[InstanceId] = Counter()

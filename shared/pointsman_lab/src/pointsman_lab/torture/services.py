@@ -1,4 +1,5 @@
-"""The processes of a fleet by role, put together as their `main` does it; only these composition roots are repeated, because real ones open sockets."""
+"""The processes of a fleet by role. Only the composition roots of their `main` are repeated, because those open
+sockets."""
 
 import asyncio
 from typing import cast
@@ -38,7 +39,7 @@ from pointsman_worker.service import WorkerService
 from pointsman_worker.settings import WorkerSettings
 
 PROBES = "probe-"
-"""How ids of requests begin by which an ingress itself tries an engine, twice if need be."""
+"""Prefix of an ingress's own requests, which may repeat at an engine."""
 
 
 class SchedulerProcess(Process):
@@ -63,7 +64,7 @@ class SchedulerProcess(Process):
 
 
 class CheckpointerProcess(Process):
-    """What a scheduler starts beside itself; one for the pool is enough here."""
+    """A scheduler's child process; one for the pool."""
 
     @override
     async def serve(self, life: Life, supervisor: Supervisor) -> None:
@@ -113,9 +114,8 @@ class IngressProcess(HttpProcess):
     def __init__(self, world: Environment, name: str) -> None:
         super().__init__(world, name)
         self.engines_cut: set[str] = set()
-        """Hosts of engines that this ingress cannot reach."""
         self.tried: dict[str, list[str]] = {}
-        """By life and request: where it was sent so far."""
+        """By run and request: engines so far."""
 
     @override
     async def serve(self, life: Life, supervisor: Supervisor) -> None:
@@ -137,7 +137,7 @@ class IngressProcess(HttpProcess):
             await self._drain(life, settings)
 
     async def _drain(self, life: Life, settings: IngressSettings) -> None:
-        """As `HttpServer.shutdown`: it takes what still comes, then nothing more; what does not end in time is cut."""
+        """As `HttpServer.shutdown`."""
         life.board.missing(SHUTDOWN_PART, "shutting down")
         await asyncio.sleep(settings.lame_duck_seconds)
         self.app = None
@@ -150,14 +150,13 @@ class IngressProcess(HttpProcess):
 
     @property
     def takes_traffic(self) -> bool:
-        """Whether its readiness probe says so."""
         return self.app is not None and self.life is not None and self.life.board.ready
 
     def _can_reach(self, host: str) -> bool:
         return host not in self.engines_cut
 
     def _was_rebound_from(self, host: str, request: RequestId) -> bool:
-        """Whether it was taken out of that engine, which had not failed it; then it may come back."""
+        """A redispatched request may return to an engine that had not failed it."""
         return any(
             isinstance(s.event, RequestMigrated)
             and s.event.rebound
@@ -166,7 +165,7 @@ class IngressProcess(HttpProcess):
         )
 
     def _sends(self, host: str, headers: dict[str, str]) -> None:
-        """A request goes to an engine: on whose word, and for the first time?"""
+        """Checks the answer that a dispatch relies on, and that no engine gets a request twice."""
         request = RequestId(headers.get("x-request-id", ""))
         tried = self.tried.setdefault(f"{self.link.name} {request}", [])
         again = host in tried and not self.world.plan.split and not request.startswith(PROBES)

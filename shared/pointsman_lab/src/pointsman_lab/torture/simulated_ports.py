@@ -39,7 +39,6 @@ COMMANDS_WAITING_MAX = 4096
 def open_link(
     network: Network, clock: Clock, *, name: str, window_max: int, on_failure: Callable[[str, Exception], None]
 ) -> Link:
-    """A process begins: its link with all ports."""
     link = Link(network, clock, name=name, window_max=window_max, on_failure=on_failure)
     link.ports = Ports(
         SimulatedLog(link),
@@ -53,8 +52,6 @@ def open_link(
 
 
 class SimulatedLog(EventLog):
-    """The log as one process sees it."""
-
     def __init__(self, link: Link) -> None:
         self._link = link
         self._stored = link.network.broker.client(link.clock, name=link.name).log
@@ -128,8 +125,6 @@ class SimulatedLog(EventLog):
 
 
 class SimulatedCommands(Commands):
-    """Request and reply as one process sees them."""
-
     def __init__(self, link: Link) -> None:
         self._link = link
 
@@ -164,8 +159,6 @@ class SimulatedCommands(Commands):
 
 
 class SimulatedLease(Lease):
-    """A lease, at the server's end of a link that loses messages."""
-
     def __init__(self, link: Link, kept: Lease) -> None:
         self._link = link
         self._kept = kept
@@ -189,8 +182,6 @@ class SimulatedLease(Lease):
 
 
 class SimulatedCheckpoints(Checkpoints):
-    """The checkpoints, as SimulatedLease."""
-
     def __init__(self, link: Link) -> None:
         self._link = link
 
@@ -213,7 +204,7 @@ class SimulatedCheckpoints(Checkpoints):
 
 
 class _Served(Served):
-    """A handler with the commands that wait for it, served one after the other."""
+    """A handler with its queue of commands, served one after the other."""
 
     def __init__(self, link: Link, subject: str, handler: CommandHandler) -> None:
         self._link = link
