@@ -175,7 +175,7 @@ _hear_election = SchedulerClient._on_election
         (Speculation, "promise", _promising_nothing, tuple(FAULTS)),
         (RecentDecisions, "first_time", _counting_again, tuple(FAULTS)),
         (SchedulerClient, "_on_election", _forgetting_terms, ("stale leader", "ambush", "bad network")),
-        (_Look, "_failing", _ejecting_soon, ("engine errors", "engine hangs")),
+        (_Look, "_consecutive_failures", _ejecting_soon, ("engine errors", "engine hangs")),
     ],
     ids=[
         "the epoch is not looked at",

@@ -18,8 +18,6 @@ class StreamError(Exception):
 
 
 class StreamedAnswer:
-    """A `text/event-stream` so far. Times are the caller's, in its own clock."""
-
     def __init__(self) -> None:
         self.first_data_at: float | None = None
         self.last_data_at: float | None = None
@@ -51,7 +49,6 @@ class StreamedAnswer:
 
 
 def error_code(body: bytes) -> str:
-    """The code, type or message of an OpenAI error body; "" for another body."""
     return _error_text(_decoded(body).get("error", ""))
 
 

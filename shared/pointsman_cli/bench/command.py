@@ -235,7 +235,6 @@ class _Bench:
         return at_rate(requests, rate) if rate else requests
 
     def _servers(self) -> list[AbstractAsyncContextManager[Server]]:
-        """The servers, one after the other; each exists while its context is open."""
         options = self._options
         if not options.policies:
             return [contextlib.nullcontext(running_server(options.url, options.place, options.speed))]

@@ -26,7 +26,7 @@ OUTPUT_LINES_SHOWN = 15
 
 
 class FleetStartError(click.ClickException):
-    """The message ends with the fleet's last output."""
+    pass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +46,6 @@ class FreshFleet:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[FleetFile]:
-        """The context lasts from ready to stopped. Raises FleetStartError."""
         with self._place() as directory:
             data, output = directory / "data", directory / "up.log"
             process = self._start(data, output)

@@ -16,20 +16,16 @@ from pointsman_cli.bench.answer import StreamedAnswer, StreamError, error_code
 from pointsman_cli.bench.report import Outcome
 
 VOCAB_SIZE = 4000
-"""Token ids stay below this, for small models."""
 BODIES_AHEAD_MAX = 256
 
 PREPARING_SECONDS = 0.005
-"""No body is built when a request is due within this time."""
 
 IDLE_CONNECTION_SECONDS = 2.0
 """Less than the keep-alive of servers, so that no connection is used while the server closes it."""
 
 NO_ROOM_SECONDS = 0.005
-"""Interval of polling while `in_flight_max` requests are in flight."""
 
 GRACE_SECONDS_AFTER_STOP = 1.0
-"""After Ctrl-C, the wait for requests in flight."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,8 +62,6 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class _Prepared:
-    """`due_s`: wall seconds after the start."""
-
     number: int
     due_s: float
     headers: Mapping[str, str]

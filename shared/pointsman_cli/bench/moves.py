@@ -13,25 +13,18 @@ from pointsman.primitives import RequestId, Tokens
 
 
 class Moves(msgspec.Struct, kw_only=True):
-    """Hit rates are of the moved requests; null without any."""
-
     moved: int
     moves: int
     refused: dict[str, int]
-    """Planned moves that were not made, by reason."""
     hit_rate_placed: float | None
-    """Predicted at the first placement."""
     hit_rate_moved: float | None
-    """Predicted at the last move."""
     hit_rate_found: float | None
-    """Measured by the engines, of answered requests."""
 
 
 @dataclass(slots=True)
 class _Request:
     prompt: Tokens
     placed: Tokens = 0
-    """Cached tokens predicted at the first placement."""
     moved: Tokens = 0
     moves: int = 0
     found: Tokens | None = None

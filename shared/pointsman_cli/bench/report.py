@@ -18,7 +18,6 @@ from pointsman_cli.bench.moves import Moves
 from pointsman_cli.formatting import count, milliseconds, share
 
 LATENESS_SHARE_MAX = 0.05
-"""The bench warns when its own send delay (P99) exceeds this share of the TTFT SLO."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +38,6 @@ class Outcome:
 
     @property
     def tpot_s(self) -> Seconds | None:
-        """Mean time per output token after the first; None with fewer than two."""
         if self.e2e_s is None or self.ttft_s is None or self.output_tokens < 2:
             return None
         return (self.e2e_s - self.ttft_s) / (self.output_tokens - 1)
@@ -49,8 +47,6 @@ class Outcome:
 
 
 class InstanceShare(msgspec.Struct, kw_only=True):
-    """`share` of the completed requests."""
-
     requests: int
     share: float
     hit_rate: float | None
@@ -93,14 +89,10 @@ class RunReport(msgspec.Struct, kw_only=True):
     seed: int
     interrupted: bool
     rebalancing: str | None = None
-    """Null where it was not chosen here."""
     moves: Moves | None = None
-    """Null where the log was not read."""
 
 
 class BenchReport(msgspec.Struct, kw_only=True):
-    """The file of `--out`."""
-
     runs: list[RunReport]
 
 
@@ -162,19 +154,16 @@ def summarise(outcomes: Sequence[Outcome], facts: RunFacts, *, wall_s: float, in
 
 
 def attainment(outcomes: Sequence[Outcome], slo_ttft: Seconds) -> float | None:
-    """Effective request capacity: share of all requests that met the SLO."""
     return sum(o.met(slo_ttft) for o in outcomes) / len(outcomes) if outcomes else None
 
 
 def hit_rate(outcomes: Iterable[Outcome]) -> float | None:
-    """Cached over prompt tokens, as reported by engines; None without reports."""
     counted = [(o.cached_tokens, o.prompt_tokens) for o in outcomes if o.cached_tokens is not None]
     prompt = sum(tokens for _, tokens in counted)
     return sum(cached for cached, _ in counted) / prompt if prompt else None
 
 
 def lateness_warning(report: RunReport) -> str | None:
-    """A warning when the bench was too slow to trust the arrivals, else None."""
     late = report.late_p99_s or 0.0
     if late <= LATENESS_SHARE_MAX * report.slo_ttft_s:
         return None
@@ -239,11 +228,9 @@ ROWS: Sequence[Row] = (
 
 
 WHERE_MOVED = {label for label, _, _ in ROWS if label.startswith(("moved", "their"))}
-"""Rows that are left out when no request moved."""
 
 
 def runs_table(runs: Sequence[RunReport]) -> Table:
-    """One column a run; from the second on with its ratio to the first."""
     table = Table(box=box.SIMPLE_HEAD)
     table.add_column("")
     for number, run in enumerate(runs):

@@ -19,8 +19,6 @@ class UnreachableError(click.ClickException):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Server:
-    """`log`: how to reach the log of a fleet that serves this run alone."""
-
     url: str
     policy: str
     speed: float

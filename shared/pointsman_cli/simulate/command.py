@@ -44,7 +44,6 @@ from pointsman_cli.workload_options import check_one_workload, workload_options
 
 DEFAULT_POLICIES = "dualmap,least_loaded,min_ttft,sticky_least_loaded"
 REPORT_COLUMNS = 180
-"""Width of tables when the output is not a terminal."""
 FIRST_SEED = 1
 INTERRUPTED_EXIT_CODE = 130
 DEFAULTS = Scenario()
@@ -325,7 +324,6 @@ Plots = Callable[[Sequence[CellResult], Path], list[Path]]
 
 
 def _plots() -> Plots:
-    """Imported before the simulation: a long run must not end with a missing package."""
     try:
         from pointsman_cli.simulate.plots import draw_plots
     except ImportError as error:

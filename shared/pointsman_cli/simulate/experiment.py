@@ -23,19 +23,14 @@ J = TypeVar("J")
 R = TypeVar("R")
 
 GENERATED_RATE = 4.0
-"""Requests a second of a generator; every cell re-times the same requests to its own rate."""
 
 MISBEHAVING = {"_s1": MORE_REQUESTS, "_s2": LONGER_PREFIXES}
-"""Misbehaving clients of the generators with this suffix."""
 
 SAMPLES_KEPT_MAX = 600
-"""Load samples kept for plots: more than a picture has columns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """The requests come from the trace, or without one from the generator."""
-
     trace: Path | None
     generator: str
     requests: int
@@ -43,7 +38,6 @@ class Source:
     arrivals: str = "timestamps"
     """How they are re-timed to a rate; see `workload.ARRIVALS`."""
     halved_after: float | None = None
-    """Share of the requests after which the rate is halved."""
 
     @property
     def name(self) -> str:
@@ -51,7 +45,6 @@ class Source:
 
     @property
     def misbehaving(self) -> frozenset[str]:
-        """Clients of a generated workload that exceed their share."""
         for suffix, clients in MISBEHAVING.items():
             if self.trace is None and self.generator.endswith(suffix):
                 return frozenset(clients.tenants()[: clients.misbehaving])
@@ -59,7 +52,6 @@ class Source:
 
     @property
     def is_reconstruction(self) -> bool:
-        """Whether the trace is marked as a reconstruction of a real one."""
         return self.trace is not None and "reconstructed" in self.trace.name
 
 
@@ -76,8 +68,6 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """One counted request, for plots. `ttft`: None without a first token."""
-
     at: Seconds
     ttft: Seconds | None
     on_time: bool
@@ -85,8 +75,6 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """Values over time. Samples are thinned to SAMPLES_KEPT_MAX."""
-
     arrivals: tuple[Arrival, ...]
     samples: tuple[LoadSample, ...]
     instance_changes: tuple[tuple[Seconds, int], ...]
@@ -132,8 +120,6 @@ def run_cell(cell: Cell) -> CellResult:
 
 @dataclass(frozen=True, slots=True)
 class GoodputSearch:
-    """Searches the goodput of the cell's variant and seed, from its rate and `known` results."""
-
     cell: Cell
     known: tuple[RatePoint, ...] = ()
 
@@ -143,7 +129,6 @@ def search_key(cell: Cell) -> tuple[str, int]:
 
 
 def goodput_searches(results: Iterable[CellResult]) -> list[GoodputSearch]:
-    """One for each variant and seed, with the results of the sweep."""
     found: dict[tuple[str, int], GoodputSearch] = {}
     for result in results:
         key = search_key(result.cell)
@@ -156,7 +141,6 @@ def goodput_searches(results: Iterable[CellResult]) -> list[GoodputSearch]:
 
 
 def run_search(search: GoodputSearch) -> tuple[GoodputSearch, Goodput]:
-    """A bounded number of simulations, one after the other."""
     cell = search.cell
 
     def capacity_at(qps: float) -> float:
@@ -183,7 +167,6 @@ def run_all(function: Callable[[J], R], jobs: Sequence[J], processes: int) -> It
 
 
 def _die_of_interrupt() -> None:
-    """Silences Ctrl-C in pool processes."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 

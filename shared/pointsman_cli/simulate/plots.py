@@ -25,7 +25,6 @@ Results: TypeAlias = Sequence[CellResult]
 
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#7F6000", "#666666")
 OWN_COLOUR = "#D55E00"
-"""Of the default policy."""
 
 OWN_POLICY = "pointsman"
 LINE_STYLES = ("-", "--", ":", "-.")
@@ -33,7 +32,6 @@ OWN_MARKER = "*"
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p")
 PANELS_MAX = 6
 WINDOWS = 40
-"""Number of intervals of a timeline."""
 
 HEAD_INCHES = 0.6
 LEGEND_INCHES = 2.2
@@ -67,8 +65,6 @@ STYLE: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """The style of a variant, the same in every picture."""
-
     label: str
     colour: str
     line_style: str
@@ -144,7 +140,6 @@ def hit_rate_against_cv(results: Results) -> Figure:
 
 
 def capacity_against_rate(results: Results) -> Figure:
-    """Effective capacity by rate; the band spans the seeds."""
     figure, (axes,) = _panels(1, "Effective request capacity", results, width=7.5, height=4.4)
     rates = _rates(results)
     for key, look in _looks(results).items():
@@ -165,7 +160,6 @@ def capacity_against_rate(results: Results) -> Figure:
 
 
 def ttft_distribution(results: Results) -> Figure:
-    """Distribution of TTFT over all requests: a curve ends below 100% when requests were rejected."""
     rates = _some(_rates(results))
     figure, panels = _panels(len(rates), "Time to first token", results, share_x=True)
     slo = results[0].cell.scenario.slo_ttft_s
@@ -187,7 +181,6 @@ def ttft_distribution(results: Results) -> Figure:
 
 
 def attainment_by_length(results: Results) -> Figure:
-    """Attainment of each tenth of the requests by prompt length."""
     rates = _some(_rates(results))
     figure, panels = _panels(len(rates), "Who is on time: attainment by prompt length", results, share_x=True)
     tokens = [f"{band.tokens_max / 1000:.1f}" for band in results[0].report.by_length]
@@ -207,7 +200,6 @@ def attainment_by_length(results: Results) -> Figure:
 
 
 def timeline(results: Results) -> Figure:
-    """Each variant over time, with a fleet that grows, shrinks or loses an instance."""
     rate = telling_rate(results)
     title = f"Over time, at {rate:g} requests/s"
     figure, panels = _panels(3, title, results, columns=1, width=9.0, height=2.2, share_x=True, share_y=False)
@@ -243,7 +235,6 @@ def timeline(results: Results) -> Figure:
 
 
 def telling_rate(results: Results) -> float:
-    """The highest rate that some variant still serves well, else the lowest."""
     served = [r.cell.qps for r in results if (r.report.effective_capacity or 0.0) >= TARGET]
     return max(served, default=_rates(results)[0])
 
@@ -272,7 +263,6 @@ def _mean(group: Iterable[Report], value_of: Callable[[Report], float | None]) -
 
 
 def _pareto_front(points: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
-    """The points that none beats in both values, by descending hit rate."""
     front: list[tuple[float, float]] = []
     for hit, cv in sorted(points, key=lambda point: (-point[0], point[1])):
         if not front or cv < front[-1][1]:
@@ -281,7 +271,6 @@ def _pareto_front(points: Iterable[tuple[float, float]]) -> list[tuple[float, fl
 
 
 def _sizes(series: Series) -> list[tuple[Seconds, int]]:
-    """Ready instances: the last count of each moment, up to the last sample."""
     sizes = list(dict(series.instance_changes).items())
     if sizes and series.samples:
         sizes.append((max(sizes[-1][0], series.samples[-1].at), sizes[-1][1]))
@@ -289,7 +278,6 @@ def _sizes(series: Series) -> list[tuple[Seconds, int]]:
 
 
 def _windows(arrivals: Sequence[Arrival]) -> list[tuple[Seconds, float]]:
-    """Attainment by arrival time: the middle of each window, and the share on time."""
     if not arrivals:
         return []
     start = arrivals[0].at
@@ -327,7 +315,6 @@ def _panels(
     share_x: bool = False,
     share_y: bool = True,
 ) -> tuple[Figure, list[Axes]]:
-    """A titled figure with `count` panels. Sizes are of one panel, in inches."""
     columns = columns or (2 if count == 4 else min(3, count))
     rows = ceil(count / columns)
     wide = max(6.4, width * columns)
@@ -368,7 +355,6 @@ def _shares(axes: Axes) -> None:
 
 
 def _legend(figure: Figure, panels: Sequence[Axes], threshold: str = "") -> None:
-    """One legend below all panels; `threshold` labels the dashed line."""
     handles, names = panels[0].get_legend_handles_labels()
     if threshold:
         handles, names = [*handles, Line2D([], [], **THRESHOLD_LINE)], [*names, threshold]

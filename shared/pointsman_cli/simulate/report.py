@@ -25,8 +25,6 @@ RECONSTRUCTION_NOTE = (
 
 
 class LengthShare(msgspec.Struct, kw_only=True):
-    """Attainment of a tenth of the requests, by prompt length."""
-
     tokens_min: Tokens
     tokens_max: Tokens
     requests: int
@@ -39,8 +37,6 @@ class TenantShare(msgspec.Struct, kw_only=True):
 
 
 class RunRow(msgspec.Struct, kw_only=True):
-    """One run in JSON. Null where nothing was measured."""
-
     workload: str
     policy: str
     ordering: str
@@ -81,11 +77,9 @@ class RunRow(msgspec.Struct, kw_only=True):
     goodput_at_least: bool | UnsetType = UNSET
     goodput_points: list[RatePoint] | UnsetType = UNSET
     scenario: Scenario
-    """All parameters, to repeat the run."""
     arrivals: str
     warmup: int
     reconstruction: bool
-    """Whether the trace is not the real one."""
 
 
 class SimulationReport(msgspec.Struct, kw_only=True):
@@ -165,7 +159,6 @@ def as_json(results: Iterable[CellResult], goodputs: Goodputs) -> bytes:
 
 
 def headline(result: CellResult, seeds: int) -> Text:
-    """Heading of the tables; `result` is any of the runs."""
     cell, scenario = result.cell, result.cell.scenario
     engine = "prefill only" if scenario.prefill_only else "decoding shares the engine"
     if scenario.split != (0, 0):
@@ -187,7 +180,6 @@ def reconstruction_note(source: Source) -> Text | None:
 
 
 def capacity_table(results: Sequence[CellResult], goodputs: Goodputs) -> Table:
-    """Effective capacity: a row for each variant, a column for each rate; the best of a column is bold."""
     cells = _by_variant_and_rate(results)
     rates = sorted({result.cell.qps for result in results})
     table = Table(box=box.SIMPLE_HEAD)
@@ -223,12 +215,10 @@ def _capacity(report: Report) -> float | None:
 
 
 def worst_length(report: Report) -> float | None:
-    """The tenth of the prompt lengths with the lowest attainment."""
     return min((band.attainment.share for band in report.by_length), default=None)
 
 
 def worst_tenant(report: Report) -> float | None:
-    """The client with the lowest attainment; None with a single client."""
     return min((part.share for part in report.by_tenant.values()), default=None) if len(report.by_tenant) > 1 else None
 
 
@@ -253,7 +243,6 @@ COLUMNS: Sequence[Column] = (
 
 
 def details_table(results: Sequence[CellResult], qps: float) -> Table:
-    """All other values at one rate: a row for each variant. Empty columns are left out."""
     at_rate = [result for result in results if result.cell.qps == qps]
     shown = [column for column in _columns(at_rate) if any(column[1](result.report) for result in at_rate)]
     groups = _by_variant_and_rate(at_rate)
@@ -270,20 +259,17 @@ def details_table(results: Sequence[CellResult], qps: float) -> Table:
 
 
 def _columns(results: Iterable[CellResult]) -> Sequence[Column]:
-    """Without output tokens, end-to-end latency equals TTFT and is left out."""
     if all(result.cell.scenario.prefill_only for result in results):
         return [column for column in COLUMNS if column[0] != END_TO_END]
     return COLUMNS
 
 
 def labels(results: Iterable[CellResult]) -> list[tuple[Variant, str]]:
-    """Label of each variant, in the order of the command line."""
     seen = {result.cell.variant.key: result.cell.variant for result in results}
     return [(variant, variant.label(seen.values())) for variant in seen.values()]
 
 
 def in_order(results: Iterable[CellResult], cells: Sequence[Cell]) -> list[CellResult]:
-    """Sorts results into the order of the request."""
     places = {_place(cell): number for number, cell in enumerate(cells)}
     return sorted(results, key=lambda result: places[_place(result.cell)])
 

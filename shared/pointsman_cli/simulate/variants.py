@@ -26,7 +26,6 @@ class Variant:
 
     @property
     def key(self) -> str:
-        """Unique among the variants of an experiment."""
         return f"{self.called} {self.ordering} {self.admission}"
 
     @property
@@ -34,7 +33,6 @@ class Variant:
         return f"{self.routing}, {self.note}" if self.note else self.policy
 
     def label(self, among: Iterable["Variant"]) -> str:
-        """Names ordering and admission only where the variants differ in them."""
         others = list(among)
         parts = [self.called]
         if len({other.ordering for other in others}) > 1:

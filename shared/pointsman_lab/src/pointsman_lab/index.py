@@ -40,14 +40,11 @@ Chain = list[BlockKey]
 
 @dataclass(frozen=True)
 class Holdings:
-    """Prompts as chains of keys, and the depth that each instance holds."""
-
     chains: list[Chain]
     held: list[list[tuple[int, int]]]
 
 
 def holdings(rng: Random, *, instances: int, blocks: int, prompt_blocks: int) -> Holdings:
-    """Instances with `blocks` blocks each, of shared prompts."""
     chains = [[BlockKey(rng.getrandbits(64)) for _ in range(prompt_blocks)] for _ in range(instances * 5)]
     held = []
     for _ in range(instances):
@@ -106,8 +103,6 @@ class Ours:
 
 
 class Rust:
-    """The RadixTree of the package ai-dynamo-runtime, fed with its JSON events."""
-
     name = "radixtree"
 
     def __init__(self) -> None:
@@ -212,7 +207,6 @@ def _time_each(call: Callable[[Any], None], arguments: list[Any]) -> float:
 
 
 def _bytes_per_block(world: Holdings) -> float:
-    """Memory of our index for each block of an instance, keys included."""
     instances = min(8, len(world.held))
     tracemalloc.start()
     index = PrefixIndex()

@@ -64,7 +64,6 @@ def plan_command(queued: int, instances: int, out: Path | None) -> None:
 
 
 def crowded_pool(queued: int, instances: int, rng: Random) -> State:
-    """`queued` requests of hot prefixes, evenly over OVERLOADED instances that hold these."""
     state = State(PoolSettings(block_tokens=BLOCK_TOKENS))
     names = [InstanceId(f"engine-{number:03}") for number in range(instances)]
     prefixes = [_keys(PREFIX_BLOCKS, rng) for _ in range(HOT_PREFIXES)]

@@ -113,7 +113,6 @@ WORLD_WORDS = _words(
 
 
 def train() -> Backend:
-    """Takes a few seconds."""
     backend = Backend(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
@@ -128,7 +127,6 @@ def train() -> Backend:
 
 
 def write(directory: Path) -> None:
-    """Writes `tokenizer.json` and `tokenizer_config.json`."""
     directory.mkdir(parents=True, exist_ok=True)
     train().save(str(directory / "tokenizer.json"), pretty=False)
     config = {"eos_token": MESSAGE_END, "pad_token": END_OF_TEXT, "chat_template": CHAT_TEMPLATE}
@@ -136,7 +134,6 @@ def write(directory: Path) -> None:
 
 
 def training_text(chance: random.Random) -> Iterator[str]:
-    """Generated prose, code, numbers and other scripts, one passage at a time."""
     for _ in range(SENTENCES):
         kind = chance.randrange(20)
         if kind < 15:

@@ -30,12 +30,9 @@ from pointsman_lab.agreement.verdict import Agreement, AgreementReport, Number, 
 DEFAULT_POLICIES = "round_robin,dualmap,pointsman"
 DEFAULT_REQUESTS = 500
 WARMUP = 100
-"""The first requests are not counted."""
 LOADS = (0.55, 0.85)
-"""Shares of saturation when no rates are given."""
 SEED = 1
 TOLERANCE = 0.1
-"""Largest difference of live to simulated, relative to simulated."""
 
 DIFFER_EXIT_CODE = 1
 NOT_JUDGED_EXIT_CODE = 3

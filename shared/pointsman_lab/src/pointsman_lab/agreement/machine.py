@@ -16,12 +16,10 @@ DISTURBED_SHARE_MAX = 0.03
 """Of a median prefill. Close to saturation this much less capacity doubles the queue."""
 
 STANDSTILL_SHARE_MAX = 0.2
-"""Of a median prefill: a standstill adds to the TTFT of all requests that wait at that moment."""
 
 HEARTBEAT_WALL_SECONDS = 0.02
 
 REQUEST_PATH = frozenset({"ingress", "scheduler", "nats", "engine"})
-"""Roles of the processes on the request path."""
 
 SERIOUS = frozenset({"warning", "error", "critical"})
 
@@ -31,16 +29,11 @@ class Machine:
     """Disturbance by the machine itself. Engine seconds."""
 
     waited_s: Seconds
-    """Wait of the processes on the request path for a core, per request; 0 where the kernel does not report it."""
     late_p90_s: Seconds
-    """P90 of the send delay."""
     stood_still_s: Seconds
-    """Longest standstill of this process."""
     warned: dict[str, int]
-    """Warnings of the fleet's processes, by count."""
 
     def disturbed(self, prefill_p50_s: Seconds) -> bool:
-        """Whether latencies cannot be judged, for a median prefill of `prefill_p50_s`."""
         slow = max(self.waited_s, self.late_p90_s) > DISTURBED_SHARE_MAX * prefill_p50_s
         return slow or self.stood_still_s > STANDSTILL_SHARE_MAX * prefill_p50_s
 
@@ -48,7 +41,6 @@ class Machine:
 @dataclass(slots=True)
 class Heartbeat:
     longest_pause: float = 0.0
-    """Longest wall seconds between two beats, beyond their interval."""
 
     @contextlib.asynccontextmanager
     async def listened(self) -> AsyncIterator["Heartbeat"]:
@@ -77,7 +69,6 @@ def waited_for_cores(pids: Iterable[int]) -> float:
 
 
 def warnings_in(logs: Path) -> dict[str, int]:
-    """Counts of warnings and errors in these JSON logs."""
     warned: Counter[str] = Counter()
     for path in logs.glob("*.log"):
         for line in path.read_text(errors="replace").splitlines():

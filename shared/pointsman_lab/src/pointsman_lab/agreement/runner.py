@@ -24,28 +24,22 @@ from pointsman_lab.agreement.machine import REQUEST_PATH, Heartbeat, Machine, wa
 
 SIMULATIONS = 9
 WAY_WALL_SECONDS = 0.01
-"""Overhead of the request path through the processes, on two idle cores."""
 
 WAY_SHARE_MAX = 0.025
-"""Of a median prefill: bounds the speed of the fleet."""
 
 SPEED_MIN, SPEED_MAX = 0.1, 20.0
 SLO_TTFT_SECONDS: Seconds = 5.0
 PREFILL_WINDOW_TOKENS: Tokens = 16_384
 REQUESTS_REMEMBERED = 4096
-"""Prompts whose keys are cached: each is used at arrival and at dispatch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pool:
-    """Parameters of both runs. Times are engine seconds."""
-
     routing: str
     ordering: str = "fcfs"
     admission: str = "none"
     engines: int = 4
     seed: int = 1
-    """Of the block-key secret and the token ids."""
 
     @property
     def secret(self) -> str:
@@ -142,7 +136,6 @@ def _live_figures(report: RunReport) -> Figures:
 def run_simulated(
     pool: Pool, requests: Sequence[WorkloadRequest], *, speed: float, warmup: int, simulations: int = SIMULATIONS
 ) -> list[Figures]:
-    """Runs in virtual time; the first run has exactly these arrivals."""
     scenario, like = _scenario(pool), _mirror(pool, speed)
     found = []
     for number in range(simulations):
@@ -153,15 +146,12 @@ def run_simulated(
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """Speed and rates of the fleet, from one simulated run."""
-
     saturation: float
     """Requests a second that keep all engines busy with prefills."""
     prefill_p50_s: Seconds
 
     @property
     def speed(self) -> float:
-        """As fast as possible without visible overhead of the request path."""
         fast = WAY_SHARE_MAX * self.prefill_p50_s / WAY_WALL_SECONDS
         return max(SPEED_MIN, min(SPEED_MAX, round(fast, 1)))
 
@@ -175,7 +165,6 @@ def pace(pool: Pool, requests: Sequence[WorkloadRequest], *, warmup: int) -> Pac
 
 
 def _jittered(requests: Sequence[WorkloadRequest], most: Seconds, chance: random.Random) -> list[WorkloadRequest]:
-    """Each up to `most` later, sorted."""
     moved = [replace(request, arrival_s=request.arrival_s + chance.uniform(0.0, most)) for request in requests]
     return sorted(moved, key=lambda request: request.arrival_s)
 

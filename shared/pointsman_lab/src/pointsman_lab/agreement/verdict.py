@@ -30,8 +30,6 @@ class Number(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class Agreement(msgspec.Struct, kw_only=True, frozen=True):
-    """One run, live and simulated. Times are engine seconds."""
-
     policy: str
     ordering: str
     admission: str
@@ -55,7 +53,6 @@ class AgreementReport(msgspec.Struct, kw_only=True):
 
 
 def number(name: str, live: Figures, simulated: Sequence[Figures], tolerance: float) -> Number:
-    """Both missing or both zero count as equal."""
     ours: float | None = getattr(live, name)
     theirs = [value for figures in simulated if (value := getattr(figures, name)) is not None]
     middle = median(theirs) if theirs else None
@@ -72,7 +69,6 @@ def number(name: str, live: Figures, simulated: Sequence[Figures], tolerance: fl
 
 
 def numbers(live: Figures, simulated: Sequence[Figures], tolerance: float) -> list[Number]:
-    """Judged numbers first."""
     return [number(name, live, simulated, tolerance) for name in (*JUDGED, *ALSO_SHOWN)]
 
 

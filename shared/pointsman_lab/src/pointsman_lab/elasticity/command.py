@@ -31,15 +31,12 @@ from pointsman_lab.elasticity.timeline import Stretch, Timeline, TimelineReader
 
 SHOW_SECONDS = 5.0
 SETTLE_SECONDS_MAX = 20.0
-"""Wall seconds after the last answer to wait for draining instances."""
 MISSED_EXIT_CODE = 1
 SEED = 1
 SCALING = SloAttainment.name
 SLO_TTFT_SECONDS: Seconds = 5.0
 TARGET = 0.9
-"""Required attainment."""
 STRETCH_SECONDS: Seconds = 15.0
-"""Interval of the timeline."""
 DEFAULT_WORKLOAD = "tools"
 
 
@@ -278,7 +275,6 @@ class _Bench:
 
 
 def _recovered_at(stretches: Sequence[Stretch], target: float) -> Seconds | None:
-    """Start of the stretches that are all at the target; None if the last is below."""
     recovered: Seconds | None = None
     for stretch in stretches:
         if stretch.attainment is None:

@@ -18,8 +18,6 @@ REMAP_MARGIN = 0.1
 
 
 class Stretch(msgspec.Struct, kw_only=True):
-    """`start_s`: engine seconds since the first arrival; `attainment`: null without arrivals."""
-
     start_s: Seconds
     requests: int = 0
     on_time: int = 0
@@ -61,8 +59,6 @@ class Drained(msgspec.Struct, kw_only=True):
 
 
 class Timeline(msgspec.Struct, kw_only=True):
-    """`sizes`: instances in service, from each moment on."""
-
     stretch_s: Seconds
     stretches: list[Stretch]
     sizes: list[tuple[Seconds, int]]

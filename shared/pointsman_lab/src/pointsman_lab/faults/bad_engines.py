@@ -47,26 +47,21 @@ class Touched(msgspec.Struct, kw_only=True):
 
 
 class EngineWatch:
-    """Follows a misbehaving engine by the log and by operator commands."""
-
     def __init__(self, witness: LogTail, data: Path) -> None:
         self._witness = witness
         self._data = data
 
     async def diagnose(self, instance: InstanceId) -> Touched:
-        """Records the output of `doctor` and `explain`."""
         doctor, explain = _line(await self._said("doctor"), instance), ""
         for request in self._requests_about(instance):
             explain = explain or _line(await self._said("explain", request), instance)
         return Touched(instance=instance, doctor=doctor, explain=explain)
 
     def whole(self, instance: InstanceId) -> bool:
-        """Whether the log calls it ready, without a trial."""
         known = self._witness.state.fleet.get(instance)
         return known is not None and known.status == "ready" and not known.half_open
 
     def _requests_about(self, instance: InstanceId) -> list[str]:
-        """The newest request that failed there, and the newest placed at all."""
         events = [entry.event for entry in reversed(self._witness.entries) if entry.event is not None]
         failed = next((e for e in events if isinstance(e, RequestAttemptFailed) and e.instance == instance), None)
         placed = next((e for e in events if isinstance(e, RequestPlaced)), None)

@@ -24,7 +24,6 @@ from pointsman_cli.discovery import FleetProcess
 
 START_SECONDS_MAX = 10.0
 LOOK_SECONDS = 0.2
-"""Poll interval."""
 BACKEND = "pointsman"
 OUTPUT_SHOWN_MAX = 2000
 
@@ -65,7 +64,6 @@ global
 
 
 def haproxy_config(bind: str, servers: Sequence[tuple[str, str]]) -> str:
-    """`servers`: name and host:port of each ingress."""
     lines = "\n".join(f"    server {name} {address}" for name, address in servers)
     return CONFIG.format(bind=bind, servers=lines)
 
@@ -83,7 +81,6 @@ class Balancer:
     rotation: dict[str, bool] = field(default_factory=dict)
     changes: dict[str, list[tuple[float, bool]]] = field(default_factory=lambda: defaultdict(list))
     counts: dict[str, int] = field(default_factory=dict)
-    """Of the backend: retried connections, and requests sent to another server."""
 
     @property
     def whole(self) -> bool:
@@ -100,7 +97,6 @@ class Balancer:
         return found
 
     async def watch(self) -> None:
-        """Runs until cancelled."""
         while True:
             with suppress(OSError):
                 self._take_in(await _statistics(self.socket))

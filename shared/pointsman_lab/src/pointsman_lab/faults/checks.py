@@ -25,7 +25,6 @@ from pointsman_lab.invariants import (
 Check = Callable[[Evidence], Iterator[str]]
 
 DROPPED_SECONDS_MAX = 1.0
-"""Time within which a client notices that its ingress was killed."""
 ENDS_OF: dict[Ending, tuple[type[object], ...]] = {
     "completed": (RequestFinished,),
     "cut": (RequestFailed,),
@@ -46,7 +45,6 @@ def every_request_got_one_answer(evidence: Evidence) -> Iterator[str]:
 
 
 def unanswered(evidence: Evidence) -> list[Exchange]:
-    """Requests whose clients do not know the result."""
     return [e for e in evidence.exchanges if e.ending in ("lost", "waits") or _dropped_by_nobody(e, evidence)]
 
 
@@ -84,7 +82,6 @@ def no_request_ran_twice(evidence: Evidence) -> Iterator[str]:
 
 
 def one_leader_a_term(evidence: Evidence) -> Iterator[str]:
-    """Terms rise; no decision of an earlier leader follows the next election."""
     term, numbers = 0, set[int]()
     for entry in evidence.entries:
         event = entry.event
@@ -102,12 +99,10 @@ def one_leader_a_term(evidence: Evidence) -> Iterator[str]:
 
 
 def replay_is_identical(evidence: Evidence) -> Iterator[str]:
-    """Every decision, recomputed from its inputs, is identical."""
     yield from different_decisions(evidence.entries, complete=True)
 
 
 def index_equals_engines(evidence: Evidence) -> Iterator[str]:
-    """The log's and the leader's index of each cache equal its contents."""
     yield from evidence.silent
     leader = {i.instance: i for i in evidence.leader.instances} if evidence.leader else {}
     if not leader:
@@ -125,7 +120,6 @@ def index_equals_engines(evidence: Evidence) -> Iterator[str]:
 
 
 def nothing_is_left_over(evidence: Evidence) -> Iterator[str]:
-    """No request is in flight, by the log or by the leader."""
     yield from listed("under way in the log", list(evidence.state.workload.requests))
     for view in evidence.leader.instances if evidence.leader else []:
         if view.pending or view.in_prefill or view.decoding:
@@ -133,7 +127,6 @@ def nothing_is_left_over(evidence: Evidence) -> Iterator[str]:
 
 
 def the_log_is_whole(evidence: Evidence) -> Iterator[str]:
-    """No entry is lost, changed or undecodable."""
     for reason in evidence.resets:
         yield f"the log went back: {reason}"
     for entry in evidence.entries:
@@ -144,7 +137,6 @@ def the_log_is_whole(evidence: Evidence) -> Iterator[str]:
 
 
 def the_archive_holds_the_log(evidence: Evidence) -> Iterator[str]:
-    """SQL has every entry unchanged, and no others."""
     yield from evidence.gaps
     log = {entry.sequence: entry.payload for entry in evidence.entries}
     last = max(log, default=0)
@@ -154,7 +146,6 @@ def the_archive_holds_the_log(evidence: Evidence) -> Iterator[str]:
 
 
 def no_client_noticed(evidence: Evidence) -> Iterator[str]:
-    """For graceful faults behind a balancer: each answer is whole, or a 429."""
     if evidence.balancer is None or not all(_gentle(strike) for strike in evidence.strikes):
         return
     failed = [e for e in evidence.exchanges if unserved(e)]
@@ -194,7 +185,6 @@ def _gentle(strike: Injection) -> bool:
 
 LOST: tuple[Check, ...] = (every_request_got_one_answer, every_request_has_one_end, clients_and_log_tell_the_same)
 AGREEMENT: tuple[Check, ...] = (nothing_is_left_over, index_equals_engines, the_archive_holds_the_log)
-"""Checks that are repeated until they hold."""
 CHECKS: tuple[Check, ...] = (
     *LOST,
     no_request_ran_twice,
@@ -218,7 +208,6 @@ def agrees(evidence: Evidence) -> bool:
 
 
 def xor_of(keys: set[BlockKey]) -> int:
-    """The digest of a set of keys, computed slowly."""
     digest = 0
     for key in keys:
         digest ^= key
@@ -230,7 +219,6 @@ def _kind(entry: LogEntry) -> str:
 
 
 def _dropped_by_nobody(exchange: Exchange, evidence: Evidence) -> bool:
-    """Whether its connection broke though no ingress was killed at that time."""
     killed = [s.at for s in evidence.strikes if "ingress" in s.victim and s.fault.startswith("kill")]
     ended = exchange.ended_at or 0.0
     return exchange.ending == "dropped" and not any(at - 0.1 <= ended <= at + DROPPED_SECONDS_MAX for at in killed)

@@ -25,17 +25,13 @@ CUT = ("cut", "dropped", "lost")
 
 VOCAB_SIZE = 4000
 PATIENCE_MS = "3600000"
-"""TTFT SLO of the requests: long, since the run is about lost requests, not rejected ones."""
 ANSWER_SECONDS_MAX = 180.0
 WHOLE_EVERY = 4
-"""Every fourth answer is not streamed."""
 IDLE_CONNECTION_SECONDS = 2.0
 CONNECT_AGAIN_SECONDS = 0.1
 CONNECT_SECONDS_MAX = 30.0
 NORMAL_IN_A_ROW = 20
-"""Consecutive normal requests after which service is normal."""
 STRUCK_SECONDS = 5.0
-"""Requests this soon after a fault are not part of the baseline."""
 NORMAL_FACTOR, NORMAL_SLACK_SECONDS = 1.5, 0.25
 """Normal: all whole, and P90 of TTFT at most baseline * factor + slack."""
 DONE = b"[DONE]"
@@ -43,8 +39,6 @@ PREFIX = "bf"
 
 
 class Exchange(msgspec.Struct, kw_only=True):
-    """Times are of the monotonic clock; `heard_at`: start of the answer."""
-
     request: str
     streamed: bool
     asked_at: float
@@ -58,14 +52,11 @@ class Exchange(msgspec.Struct, kw_only=True):
 
 
 class Clients:
-    """`objectives`: SLO headers."""
-
     objectives: ClassVar[Mapping[str, str]] = {"x-slo-ttft-ms": PATIENCE_MS, "x-slo-tpot-ms": PATIENCE_MS}
 
     def __init__(
         self, fleet: FleetFile, requests: Sequence[WorkloadRequest], *, seed: int, tokens_max: int, url: str = ""
     ) -> None:
-        """`tokens_max`: largest `max_tokens`. `url`: default is the fleet's first ingress."""
         self._fleet = fleet
         self._url = url or fleet.ingress
         self._requests = requests
@@ -118,7 +109,6 @@ class Clients:
         return None
 
     def cut_between(self, begin: float, end: float) -> int:
-        """Streams that ended early in that time."""
         return sum(e.streamed and e.status == HTTPStatus.OK and e.ending in CUT for e in self.between(begin, end))
 
     def between(self, begin: float, end: float) -> list[Exchange]:
@@ -182,13 +172,11 @@ class Clients:
 
 
 def _ttft_p90(exchanges: Sequence[Exchange]) -> Seconds | None:
-    """Of streams; None with too few."""
     waited = sorted(e.heard_at - e.asked_at for e in exchanges if e.streamed and e.heard_at is not None)
     return waited[int(0.9 * len(waited))] if len(waited) >= NORMAL_IN_A_ROW // 2 else None
 
 
 def unserved(exchange: Exchange) -> bool:
-    """Whether its answer was neither whole nor a 429."""
     return exchange.ending != "completed" and exchange.status != HTTPStatus.TOO_MANY_REQUESTS
 
 

@@ -57,15 +57,11 @@ DEFAULT_SPEED = 5.0
 OUTPUT_TOKENS_MAX = 64
 SCHEDULERS = 2
 INGRESSES = 2
-"""Behind haproxy; otherwise there is one."""
 RATE_EACH_ENGINE = 0.5
-"""Requests a second of engine time: about two thirds of saturation with the conversation trace."""
 WARM_UP_SECONDS = 1.0
 STEADY_SPEED = 1.0
 RISE_SECONDS = 10.0
-"""Ramp of a steady load."""
 SETTLE_SECONDS = 3.0
-"""Pause before each fault in turn."""
 VIOLATED_EXIT_CODE = 1
 
 
@@ -94,12 +90,10 @@ class FaultsOptions:
 
     @property
     def steady(self) -> bool:
-        """Steady load through a load balancer, faults one after the other."""
         return self.haproxy or self.rolling
 
     @property
     def steady_rate(self) -> float:
-        """Short requests a wall second."""
         return self.rate or RATE
 
 
@@ -285,7 +279,6 @@ def _announced(options: FaultsOptions, seed: int, requests: list[WorkloadRequest
 
 
 def _note_service(evidence: Evidence, clients: Clients) -> None:
-    """Client metrics of each fault, until the next one or until recovery."""
     strikes = sorted(evidence.strikes, key=lambda strike: strike.at)
     usual = clients.usual_ttft([strike.at for strike in strikes])
     for number, strike in enumerate(strikes):

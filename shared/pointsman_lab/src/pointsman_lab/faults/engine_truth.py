@@ -16,7 +16,7 @@ END_OF_REPLAY = -1
 
 
 class EngineSilentError(Exception):
-    """The engine does not report its cache, or not since its start."""
+    pass
 
 
 async def held_keys(replay_endpoint: str, chain: KeyChain) -> set[BlockKey]:

@@ -35,7 +35,6 @@ class OwnNats:
     cluster: ClusterNode | None
     server: EmbeddedNats | None = None
     down_until: float = 0.0
-    """Earliest restart, monotonic clock."""
 
     @property
     def url(self) -> str:
@@ -75,11 +74,9 @@ class Struck:
 
     @property
     def settings(self) -> FleetSettings:
-        """Connection settings that bypass the proxy."""
         return replace(self.file.settings(), nats=self.nats, log_replicas=max(1, len(self.servers)))
 
     def pids(self) -> dict[str, int]:
-        """Every process that can be struck, by name."""
         own = {one.name: one.server.pid for one in self.servers if one.server is not None}
         return {process.name: process.pid for process in self.file.processes if process.pid} | own
 
@@ -92,7 +89,6 @@ class Struck:
         await asyncio.sleep(struck.down_until - time.monotonic())
 
     async def nats_victim(self, link: Link) -> str:
-        """The nats-server; of several, the leader of the log's stream."""
         if len(self.servers) < 2:
             return NATS
         subject = f"$JS.API.STREAM.INFO.{stream_name(PoolName(self.file.pool))}"

@@ -30,7 +30,6 @@ WELL_POLL_SECONDS = 0.25
 READY = 200
 ENDS_PROCESSES = frozenset({"kill", "restart"})
 DIAGNOSED_SHARE = 0.6
-"""Share of a misbehaviour after which `doctor` is run."""
 
 
 class Injection(msgspec.Struct, kw_only=True):
@@ -49,15 +48,11 @@ class Injection(msgspec.Struct, kw_only=True):
     well_s: Seconds | None = None
     streams_cut: int = 0
     ended: float = 0.0
-    """Monotonic clock; no later than the next fault."""
     answered: int = 0
     statuses: dict[str, int] = {}
-    """Answers until the next fault other than 200, by status; 0: no answer."""
     failed: int = 0
-    """Answers that were neither whole nor a 429."""
     ttft_p99_s: Seconds | None = None
     out_of_rotation: dict[str, Seconds] = {}
-    """Seconds out of the balancer's rotation, by ingress."""
     touched: Touched | None = None
 
 
@@ -75,7 +70,6 @@ class Injector:
         self.strikes: list[Injection] = []
 
     async def run(self, faults: Sequence[Fault]) -> None:
-        """Every fault at its time; then waits for recovery."""
         self._started = time.monotonic()
         async with asyncio.TaskGroup() as striking:
             for fault in faults:
@@ -92,7 +86,6 @@ class Injector:
         await asyncio.sleep(settle)
 
     async def leader(self) -> FleetDescribed | None:
-        """The leader's view of the fleet; None without a leader."""
         subject = fleet_view_subject(PoolName(self._fleet.settings.pool))
         try:
             answer = await self._link.commands.request(subject, DescribeFleet(), timeout=WallSeconds(ASK_SECONDS_MAX))
@@ -147,7 +140,6 @@ class Injector:
         strike.touched.whole_s = whole_s
 
     async def _whole_after(self, instance: InstanceId, moment: float) -> Seconds | None:
-        """Wall seconds from a moment until the engine is not ejected; None on timeout."""
         while time.monotonic() < moment + WELL_SECONDS_MAX:
             if self._watch.whole(instance):
                 return time.monotonic() - moment

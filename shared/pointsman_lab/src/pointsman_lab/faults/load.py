@@ -17,17 +17,12 @@ from pointsman_lab.faults.clients import WHOLE_EVERY, Clients
 
 STREAMS = 50
 RATE = 20.0
-"""Short requests a wall second."""
 STREAM_TOKENS = 500
-"""Output of a long stream: 16 s at 32 ms a token."""
 SHORT_TOKENS = 12
 FAILED_SECONDS = 1.0
-"""Pause of a client after a failed stream."""
 PREFIXES = 24
-"""System prompts of one trace block."""
 QUESTION_TOKENS = (16, 192)
 ENGINE_ARGUMENTS = "--stream-interval 10"
-"""Larger and fewer chunks cost this machine less."""
 
 
 class BusyShare:
@@ -36,7 +31,6 @@ class BusyShare:
 
     @property
     def share(self) -> float:
-        """From 0 to 1; 0 where the system does not report it."""
         (idle, total), (idle_before, total_before) = _ticks(), self._began
         return 1 - (idle - idle_before) / (total - total_before) if total > total_before else 0.0
 
@@ -63,12 +57,10 @@ class SteadyClients(Clients):
         self._stopped = asyncio.Event()
 
     def stop(self) -> None:
-        """Sends no further requests; those in flight complete."""
         self._stopped.set()
 
     @override
     async def run(self, tick: Callable[[], None] = lambda: None) -> None:
-        """Sends until stopped, and waits for all answers."""
         async with self._session() as session, asyncio.TaskGroup() as clients:
             for number in range(self._streams):
                 clients.create_task(self._lane(session, 0.2 * number))

@@ -19,7 +19,6 @@ class LogTail:
         self.state = State(PoolSettings(speed=self.speed))
 
     async def follow(self, link: Link) -> None:
-        """Runs until cancelled."""
         async for entry in link.log.read(1):
             if isinstance(entry, LogReset):
                 self.resets.append(entry.reason)

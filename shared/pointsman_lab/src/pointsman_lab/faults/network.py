@@ -9,7 +9,6 @@ from pointsman.primitives import Seconds
 
 CHUNK_BYTES = 256 * 1024
 DELAY_SECONDS = 0.05
-"""In each direction."""
 DROPPED_SHARE = 0.5
 
 
@@ -25,10 +24,7 @@ class _Connection:
 
 
 class Network:
-    """Listens on a port of its own after `open`; a fault lasts while it is awaited."""
-
     def __init__(self, port: int, *, chance: random.Random) -> None:
-        """`port`: of the server, on the loopback."""
         self._port = port
         self._chance = chance
         self._connections: set[_Connection] = set()
@@ -38,7 +34,6 @@ class Network:
         self._server: asyncio.Server | None = None
 
     async def open(self) -> int:
-        """Returns the port to connect to."""
         self._server = await asyncio.start_server(self._connect, "127.0.0.1", 0)
         return int(self._server.sockets[0].getsockname()[1])
 

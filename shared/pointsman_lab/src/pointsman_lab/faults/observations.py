@@ -23,7 +23,6 @@ from pointsman_lab.faults.injector import Injection, Injector
 from pointsman_lab.faults.log_tail import LogTail
 
 QUIET_SECONDS_MAX = 45.0
-"""Longer than any recovery, on a busy machine too."""
 QUIET_POLL_SECONDS = 0.5
 
 
@@ -39,12 +38,10 @@ class Evidence:
     leader: FleetDescribed | None
     truth: dict[InstanceId, set[BlockKey]] = field(default_factory=dict)
     silent: list[str] = field(default_factory=list)
-    """Engines without a report of their cache, and why."""
     archived: dict[int, bytes] = field(default_factory=dict)
     gaps: list[str] = field(default_factory=list)
     balancer: Balancer | None = None
     quiet_s: Seconds | None = None
-    """Wall seconds until agreement; None without."""
 
 
 async def gathered(

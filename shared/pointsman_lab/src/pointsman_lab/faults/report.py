@@ -64,9 +64,7 @@ class FaultsReport(msgspec.Struct, kw_only=True):
     terms: int
     quiet_s: Seconds | None
     balanced: bool
-    """Whether there was a load balancer."""
     busy_share: float
-    """Of this machine's cores, from the first request to the last answer."""
     strikes: list[Injection]
     findings: dict[str, list[str]]
 
@@ -112,7 +110,6 @@ def _ends(findings: dict[str, list[str]]) -> list[str]:
 
 
 def show(console: Console, report: FaultsReport) -> None:
-    """Prints the faults, the answers, and the findings."""
     console.print(_strikes(report.strikes, BALANCED_COLUMNS if report.balanced else COLUMNS))
     for strike in report.strikes:
         if strike.touched is not None:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pointsman.primitives import Seconds
 
 PROCESSES = ("leader", "follower", "worker", "engine", "nats", "recorder", "rebalancer", "scaler", "ingress")
-"""The leader is the scheduler that leads at that moment."""
 ANY = "any"
 ACTIONS = {
     "kill": (*PROCESSES, ANY),
@@ -24,13 +23,10 @@ restarted later. The last three are those of `/sim/misbehave`."""
 
 MISBEHAVIOUR = frozenset({"errors", "hang", "slow"})
 GENTLE = MISBEHAVIOUR | {"restart", "down"}
-"""Actions that no client behind a load balancer may notice."""
 OF_OWN_SERVERS = frozenset({"network", "down"})
-"""Actions that need a nats-server outside of `up`."""
 
 DEFAULT_FAULTS = ("kill:leader", "kill:ingress", "kill:worker", "kill:engine", "kill:nats", "freeze:any")
 BEGIN_SHARE, END_SHARE = 0.1, 0.9
-"""Faults strike within this part of the sending time."""
 LASTS_SECONDS = {
     "kill": (0.0, 0.0),
     "freeze": (1.0, 4.0),
@@ -41,7 +37,6 @@ LASTS_SECONDS = {
     "hang": (30.0, 30.0),
     "slow": (30.0, 30.0),
 }
-"""Least and most wall seconds."""
 
 
 class FaultError(ValueError):

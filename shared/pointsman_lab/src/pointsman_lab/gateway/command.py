@@ -22,7 +22,6 @@ times."""
 FRESH_POLICY = "dualmap"
 CONCURRENCY = 64
 SLOW_ENGINE_MS = 5.0
-"""A slower direct call lets the cores idle."""
 
 
 @click.command("gateway", context_settings=CONTEXT)

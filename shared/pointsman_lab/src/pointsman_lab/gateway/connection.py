@@ -14,7 +14,6 @@ TOKEN_IDS_BYTES = 40_000
 TOKEN_IDS = range(10_000, 30_000)
 REQUEST_SECONDS_MAX = 60.0
 GENEROUS_SLO_MS = 10_000_000
-"""No request is rejected at full load: the gateway is measured, not the engines."""
 
 
 class BenchError(click.ClickException):
@@ -37,8 +36,6 @@ class Target:
 
 @dataclass(frozen=True)
 class Ask:
-    """One request, ready to be sent to any server."""
-
     name: str
     path: str
     body: bytes
@@ -66,8 +63,6 @@ class Answer:
 
 
 class Connection:
-    """One keep-alive connection. Reads answers whole; a stream until its last chunk."""
-
     def __init__(self, target: Target, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._target = target
         self._reader = reader

@@ -33,15 +33,12 @@ WORK_REQUESTS_MIN = 200
 
 @dataclass
 class Added:
-    """Milliseconds of one kind of body, direct and through the gateway."""
-
     direct_p50_ms: float
     gateway_p50_ms: float
     added_p50_ms: float
     added_p90_ms: float
     requests: int
     elsewhere: int
-    """Requests that the gateway sent to another engine; left out."""
 
 
 @dataclass
@@ -142,7 +139,6 @@ async def _timed(link: Connection, ask: Ask) -> tuple[float, Answer]:
 
 
 async def _same_engine(setup: Setup, ask: Ask) -> Target:
-    """The engine to which the gateway sends this prompt after warm-up."""
     async with connection(setup.gateway) as link:
         used = [(await link.ask(ask)).header("x-pointsman-instance") for _ in range(3)]
     instance = used[-1]
@@ -153,7 +149,6 @@ async def _same_engine(setup: Setup, ask: Ask) -> Target:
 
 
 async def _throughput(target: Target, ask: Ask, setup: Setup) -> float:
-    """Requests a second; every connection sends again after each answer."""
     total = max(setup.requests, 10 * setup.concurrency)
     await _together(target, ask, setup.concurrency, setup.concurrency)
     started = time.perf_counter()
@@ -187,7 +182,6 @@ async def _measure_work(setup: Setup, ask: Ask, figures: Figures) -> None:
 
 
 async def _cpu_of(setup: Setup, work: Callable[[], Awaitable[None]]) -> dict[str, float]:
-    """CPU time of each process during `work`, in microseconds."""
     before = {name: cpu_us(pid) for name, pid in setup.pids.items()}
     await work()
     return {name: cpu_us(pid) - before[name] for name, pid in setup.pids.items()}

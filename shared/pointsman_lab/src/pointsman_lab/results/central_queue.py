@@ -19,7 +19,6 @@ from pointsman.state.trackers.attainment import DECILES, Tally, tenth
 CentralOrder = Literal["fcfs", "most_on_time"]
 
 LACK_WEIGHT = 4.0
-"""Weight of a request for each missing one of its tenth."""
 
 
 def central_queue(
@@ -50,8 +49,6 @@ class _SharedCache:
 
 
 class _Floors:
-    """Weights of requests by the attainment of their tenth."""
-
     def __init__(self, rows: Sequence[RequestRow], decile_floor: float) -> None:
         ordered = sorted(row.prompt_tokens for row in rows)
         self._deciles = [tenth(ordered, row.prompt_tokens) for row in rows]
@@ -71,8 +68,6 @@ class _Floors:
 
 @dataclass(slots=True)
 class _Engine:
-    """`_Engine`'s current step: free tokens, end of computing, end of reading weights."""
-
     tokens_left: Tokens = 0
     computed_at: Seconds = 0.0
     read_at: Seconds = 0.0
@@ -168,7 +163,6 @@ class _Central:
         return min(self._cache.hit(self._keys[row.number]), (row.prompt_tokens - 1) // block) * block
 
     def _serve(self, row: RequestRow, engine: _Engine, now: Seconds) -> None:
-        """In the current step if there is room, else in the next."""
         row.cached_tokens = self._cached(row)
         uncached = row.prompt_tokens - row.cached_tokens
         if uncached > engine.tokens_left or now > engine.ends_at:

@@ -22,7 +22,6 @@ from pointsman_lab.results.tables import study_section
 
 DOCS = Path("docs")
 PICTURES = "results"
-"""Directory of numbers and pictures, beside the page."""
 NUMBERS, ROWS = "results.json", "results.csv"
 
 
@@ -128,7 +127,6 @@ def _write_page(directory: Path, chosen: list[Study], numbers: Numbers, console:
 
 
 def csv_of(numbers: Numbers) -> bytes:
-    """One line for each study, row and rate; means over seeds."""
     text = io.StringIO()
     lines = csv.writer(text, lineterminator="\n")
     lines.writerow(["study", "row", "rate", "capacity", *METRICS])

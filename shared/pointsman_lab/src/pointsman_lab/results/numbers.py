@@ -13,7 +13,6 @@ from pointsman_cli.simulate.report import worst_length
 from pointsman_lab.results.study import Metric, Study
 
 Goodputs = Mapping[tuple[str, int], Goodput]
-"""By `Variant.key` and seed."""
 
 
 class Point(msgspec.Struct, kw_only=True):
@@ -24,7 +23,6 @@ class Point(msgspec.Struct, kw_only=True):
     capacity: list[float]
     metrics: dict[str, float]
     windows: list[float | None] = []
-    """Attainment in each stretch of time; None without arrivals."""
 
     @property
     def mean(self) -> float:
@@ -35,11 +33,8 @@ class StudyNumbers(msgspec.Struct, kw_only=True):
     seeds: list[int]
     points: list[Point]
     goodput: dict[str, list[float]] = {}
-    """Requests a second by row, a value a seed."""
     bounds: dict[str, list[float]] = {}
-    """Effective capacity of each central queue by name, a value a rate."""
     bound_goodput: dict[str, list[float]] = {}
-    """By name, a value a seed; empty without a search."""
 
     def point(self, row: str, rate: float) -> Point:
         """Raises KeyError without that run."""
@@ -59,8 +54,6 @@ class StudyNumbers(msgspec.Struct, kw_only=True):
 
 
 class Numbers(msgspec.Struct, kw_only=True):
-    """`taste`: shortened studies."""
-
     taste: bool
     studies: dict[str, StudyNumbers]
 
@@ -112,7 +105,6 @@ METRICS: Mapping[Metric, Callable[[CellResult], float | None]] = {
 
 
 def _busiest_share(samples: Sequence[LoadSample]) -> float | None:
-    """Share of all pending tokens at the fullest instance; mean over time."""
     shares = [max(s.pending_tokens) / sum(s.pending_tokens) for s in samples if any(s.pending_tokens)]
     return fmean(shares) if shares else None
 

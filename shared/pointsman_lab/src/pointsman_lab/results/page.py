@@ -19,10 +19,8 @@ COOLER = f"{AS_WRITTEN}, hot above 1/n"
 COMPARED = ("cache_affinity", "least_loaded", "min_ttft", "preble")
 """The policies of DualMap's repository, by our names."""
 LOADED_MIN = 0.5
-"""Least capacity of the better policy in a ratio."""
 CLAIMS_NOT_SHOWN = 5
 HOPELESS = ("power_of_two", "random", "round_robin")
-"""Left out of the table of placement."""
 ADMISSION_ROWS = (
     "pointsman + fcfs + predicted_ttft",
     "pointsman + fcfs + predicted_ttft_global",
@@ -35,7 +33,6 @@ ADMISSION_ROWS = (
     "least_loaded + fcfs + predicted_ttft",
 )
 Column = tuple[str, str, float, str]
-"""Heading, study, rate, and metric."""
 
 
 def page(studies: Sequence[Study], numbers: Numbers) -> str:
@@ -45,8 +42,6 @@ def page(studies: Sequence[Study], numbers: Numbers) -> str:
 
 
 class Figures:
-    """Functions of the template."""
-
     def __init__(self, studies: Sequence[Study], numbers: Numbers) -> None:
         self._studies = {study.key: study for study in studies}
         self._numbers = numbers.studies
@@ -82,17 +77,14 @@ class Figures:
         return tables.cell(self._numbers[study], row, what, rate)
 
     def ratio(self, study: str, row: str, other: str) -> str:
-        """Of goodputs."""
         goodput = self._numbers[study].goodput
         return f"{fmean(goodput[row]) / fmean(goodput[other]):.2f}"
 
     def bound_ratio(self, workload: str, policies: str, bound: str) -> str:
-        """Our goodput as a share of the central queue's."""
         study = self._numbers[f"admission-{workload}"]
         return f"{fmean(study.goodput[f'{OURS} + {policies}']) / fmean(study.bound_goodput[bound]):.2f}"
 
     def best_ratio(self, study: str) -> str:
-        """Highest capacity of DualMap over the strongest of COMPARED, over all rates."""
         return f"{best_ratio(self._numbers[study], AS_WRITTEN):.2f}"
 
     def gap(self, study: str, row: str, other: str) -> str:
@@ -118,7 +110,6 @@ class Figures:
         return tables.window_cells(next(point for point in points if point.row == row))[number]
 
     def best_window(self, study: str, number: int) -> str:
-        """Of all other policies."""
         return max(tables.window_cells(point)[number] for point in self._numbers[study].points if point.row != OURS)
 
     # Duels
@@ -138,7 +129,6 @@ class Figures:
     # Tables
 
     def pivot(self, columns: Sequence[Column], rows: Sequence[str] | None = None) -> str:
-        """Rows of the first column's study by default."""
         shown = self._numbers[columns[0][1]].rows() if rows is None else rows
         head = ["policy", *(heading for heading, *_ in columns)]
         return tables.table(
@@ -167,11 +157,9 @@ def best_ratio(study: StudyNumbers, row: str) -> float:
 
 
 def gap(study: StudyNumbers, row: str, other: str) -> float:
-    """Mean difference of capacity over rates."""
     return fmean(study.capacity(row, rate) - study.capacity(other, rate) for rate in study.rates())
 
 
 def fair_floor(study: StudyNumbers) -> float:
-    """Capacity of the worst tenth over all capacity, of our rows with fair admission at the worst rate."""
     fair = [point for point in study.points if point.row.startswith(OURS) and point.row.endswith("fair")]
     return min(point.metrics["worst_length"] / point.mean for point in fair)

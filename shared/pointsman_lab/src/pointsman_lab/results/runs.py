@@ -29,21 +29,16 @@ from pointsman_lab.results.numbers import Numbers, StudyNumbers, study_numbers
 from pointsman_lab.results.study import BOUNDS, WARMUP, Study
 
 SEARCH_RUNS = 3.5
-"""Estimated runs of a goodput search."""
 
 NEAR_SHARE = 0.7
-"""A row below this at every rate of the sweep is not searched."""
 
 SAMPLES_SKIPPED = 10
-"""One in so many load samples is kept for runs without a picture."""
 
 Advance = Callable[[float], None]
 
 
 @dataclass(frozen=True, slots=True)
 class BoundJob:
-    """A central queue with one seed: its capacity by rate, and its goodput for `most_on_time`."""
-
     study: str
     source: Source
     bound: str
@@ -60,14 +55,11 @@ class Bound:
 
 @dataclass(slots=True)
 class Runs:
-    """Runs of each study for its pictures, and the numbers of all."""
-
     results: dict[str, list[CellResult]] = field(default_factory=dict)
     numbers: Numbers = field(default_factory=lambda: Numbers(taste=False, studies={}))
 
 
 def run_studies(chosen: Sequence[Study], jobs: int, console: Console, *, taste: bool) -> Runs:
-    """With up to `jobs` processes."""
     once = {_mark(cell): cell for study in chosen for cell in study.cells()}
     in_full = {_mark(cell) for study in chosen if study.drawn or study.windows for cell in study.cells()}
     bounds = [job for study in chosen for job in _bound_jobs(study)]
@@ -107,7 +99,6 @@ def run_studies(chosen: Sequence[Study], jobs: int, console: Console, *, taste: 
 
 
 def cost(cell: Cell) -> float:
-    """Estimated duration, in requests of 8 instances."""
     scenario = cell.scenario
     folds_twice = 1.7 if scenario.load_lag_s else 1.0
     decodes = 1.0 if scenario.prefill_only else 1.5
@@ -127,7 +118,6 @@ def _simulated(cells: Sequence[tuple[Cell, bool]], jobs: int, advance: Advance) 
 
 
 def _run(job: tuple[Cell, bool]) -> CellResult:
-    """Drops samples that only pictures need, to bound memory."""
     cell, in_full = job
     result = run_cell(cell)
     if in_full:
@@ -155,7 +145,6 @@ def _searched(
 
 
 def _is_near(search: GoodputSearch) -> bool:
-    """Whether the sweep came near the target anywhere."""
     return any(point.effective_capacity >= NEAR_SHARE for point in search.known)
 
 

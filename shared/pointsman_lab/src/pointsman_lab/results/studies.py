@@ -254,7 +254,6 @@ def _rebalancing(conversation: Source) -> Iterable[Study]:
 
 
 def _elasticity(tools: Source) -> Iterable[Study]:
-    """9 arrivals a second for the first half of the requests (333 s), then half as many."""
     yield Study(
         key="elasticity",
         title=f"A fleet that grows and shrinks, {_called(tools)}",

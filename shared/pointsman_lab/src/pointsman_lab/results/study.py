@@ -17,7 +17,6 @@ SEEDS = (0, 1, 2)
 OURS = "pointsman"
 
 Conditions = Mapping[str, Any]
-"""Fields of the simulator's Scenario."""
 
 BOUND_FCFS, BOUND, BOUND_WITH_FLOOR = "fcfs", "most on time", "most on time, floor 0.6"
 
@@ -63,11 +62,8 @@ class Study:
     metrics: Sequence[Metric] = USUAL
     judged: Judged | None = None
     goodput: Sequence[str] = ()
-    """Rows whose goodput is searched."""
     bounds: Sequence[str] = ()
-    """Which of BOUNDS are below the table."""
     windows: Sequence[tuple[str, Seconds, Seconds]] = ()
-    """Stretches of time, by name."""
     drawn: bool = False
 
     @property
@@ -75,7 +71,6 @@ class Study:
         return self.rates[len(self.rates) // 2] if self.telling is None else self.telling
 
     def name(self, row: Row) -> str:
-        """Names ordering and admission only where rows differ in them."""
         return row.variant.label(other.variant for other in self.rows)
 
     def cells(self) -> list[Cell]:

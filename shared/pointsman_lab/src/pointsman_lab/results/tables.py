@@ -28,7 +28,6 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def code(row: str) -> str:
-    """A row's name; ours is bold."""
     return f"**`{row}`**" if row.startswith(OURS) else f"`{row}`"
 
 
@@ -52,7 +51,6 @@ def mean(numbers: StudyNumbers, row: str, what: str, rate: float | None = None) 
 
 
 def study_section(study: Study, numbers: StudyNumbers) -> str:
-    """Heading, description and table of one study."""
     rates = numbers.rates()
     shown = study.telling_rate if study.telling_rate in rates else rates[len(rates) // 2]
     head = ["policy", *(f"{rate:g}/s" for rate in rates), *(["goodput"] if numbers.goodput else [])]

@@ -42,13 +42,11 @@ class _Term(DecisionRules):
         super().__init__(elected, model)
         self._lapses = lapses
         self._overdue: dict[InstanceId, Seconds] = {}
-        """Virtual seconds of decisions since an ejection expired."""
         self._decided_at: Seconds = 0.0
         self._touched: dict[InstanceId, None] = {}
         """Instances at which the current turn placed, freed or granted a request."""
 
     def judge(self, entries: list[Stored]) -> Iterator[str]:
-        """`entries`: from the election to the first missing decision."""
         order: LeaderOrder[Stored] = LeaderOrder(self._term)
         read: list[Stored] = []
         for stored in entries:
@@ -63,7 +61,6 @@ class _Term(DecisionRules):
                 return
 
     def _decided(self, stored: Stored, read: list[Stored]) -> Iterator[str]:
-        """`read`: entries that the leader read since its last decision."""
         event, stamp = stored.event, stored.stamp
         assert event is not None
         assert stamp is not None
@@ -86,14 +83,12 @@ class _Term(DecisionRules):
             self._model.apply(stored.event, stored.sequence)
 
     def _touch(self, event: object) -> None:
-        """Marks the instance of the request, before and after the decision."""
         if isinstance(event, RequestEvent):
             request = self._model.requests.get(event.request)
             if request is not None and request.instance and request.stage != ARRIVED:
                 self._touched[request.instance] = None
 
     def _conclude_turn(self, when: str) -> Iterator[str]:
-        """The head of a queue must not wait for an engine with room."""
         for instance in self._touched:
             first, known = self._first(instance), self._model.instances.get(instance)
             waits = first is not None and known is not None and known.status in ("ready", "draining")
@@ -102,7 +97,6 @@ class _Term(DecisionRules):
         self._touched.clear()
 
     def _overdue_returns(self, stored: Stored) -> Iterator[str]:
-        """Expired ejections must end."""
         passed, self._decided_at = sorted((0.0, stored.at - self._decided_at, PASSED_SECONDS_MAX))[1], stored.at
         assert stored.event is not None
         for name, known in self._model.instances.items():

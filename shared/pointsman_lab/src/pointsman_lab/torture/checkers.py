@@ -34,7 +34,6 @@ FLEET = "fleet"
 BEHIND_SECONDS_MAX = 2.0
 
 NEWS_SECONDS_MAX: Seconds = 15.0
-"""Longest delay of membership events at an ingress: a partition lasts at most 12 s."""
 
 Checker = Callable[[Cluster], Iterator[str]]
 
@@ -119,7 +118,6 @@ def _nobody_has_room(world: Cluster, order: ClientRequest) -> bool:
 
 
 def decisions_are_recomputed(world: Cluster) -> Iterator[str]:
-    """Every decision, recomputed by the production code, is the same."""
     yield from different_decisions(_entries(world), complete=False)
 
 
@@ -155,7 +153,6 @@ def one_leader_a_term(world: Cluster) -> Iterator[str]:
 
 
 def the_fold_equals_the_reference_model(world: Cluster) -> Iterator[str]:
-    """State equals the reference model after each entry."""
     model = ReferenceModel(empty_state(world), empty_model(world))
     for stored in world.network.history:
         yield from model.apply(stored)
@@ -193,7 +190,6 @@ def index_equals_engines(world: Cluster) -> Iterator[str]:
 
 
 def nothing_is_left_over(world: Cluster) -> Iterator[str]:
-    """No request is in flight, no promise is kept, no engine computes."""
     leader = leading(world)
     if leader is None:
         return
@@ -297,7 +293,6 @@ def everyone_is_ready(world: Cluster) -> Iterator[str]:
 
 
 def the_pool_has_its_size(world: Cluster) -> Iterator[str]:
-    """The number of instances equals the scalers' newest decision, known to all of them."""
     running = sum(engine.wanted for engine in world.engines)
     for scaler in world.scalers if world.provider is not None else ():
         if scaler.life is None:
@@ -319,7 +314,6 @@ SAFETY: tuple[Checker, ...] = (
     the_fold_equals_the_reference_model,
 )
 QUIET: tuple[Checker, ...] = (everyone_is_ready, nothing_is_left_over, index_equals_engines, the_pool_has_its_size)
-"""Cheap checks, repeated until they hold."""
 AGREEMENT: tuple[Checker, ...] = (
     *QUIET,
     the_log_equals_its_followers,
@@ -358,7 +352,6 @@ def _entries(world: Cluster) -> list[LogEntry]:
 
 
 def _facts(first: State, second: State) -> Iterator[tuple[str, object, object]]:
-    """What two states of the same log must agree on."""
     yield FLEET, _by_name(first), _by_name(second)
     for instance in first.fleet.instances:
         yield (
@@ -372,5 +365,4 @@ def _facts(first: State, second: State) -> Iterator[tuple[str, object, object]]:
 
 
 def _by_name(state: State) -> list[Instance]:
-    """Sorted: the leader's join order may differ."""
     return sorted(state.fleet.instances, key=lambda instance: instance.id)

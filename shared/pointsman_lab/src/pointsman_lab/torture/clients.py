@@ -18,9 +18,7 @@ from pointsman_lab.torture.services import IngressProcess
 Outcome = Literal["waits", "answered", "refused", "broken off", "cut", "hung up", "nobody there"]
 HANG_UP_SHARE = 0.08
 STEMS = 6
-"""Shared system prompts."""
 CONTINUED_SHARE = 0.3
-"""Share of requests that continue a conversation."""
 CONVERSATION_TOKENS_MAX = 700
 SALTED_SHARE = 0.12
 SALTS = ("red", "blue")
@@ -42,7 +40,6 @@ class ClientRequest:
     adapter: str = ""
     objective_ms: int = 0
     last: bool = False
-    """Must be served, however slowly."""
     begun_at: Seconds = 0.0
     ended_at: Seconds = 0.0
     outcome: Outcome = "waits"
@@ -50,7 +47,6 @@ class ClientRequest:
     code: str = ""
     instance: str = ""
     problem: str = ""
-    """What is wrong with the answer."""
     exchange: Exchange | None = None
 
     @property
@@ -102,7 +98,6 @@ class Traffic:
         return order
 
     def _asked(self, *, last: bool) -> tuple[str, list[int], str, str]:
-        """Session, prompt, salt and adapter of a new or continued conversation."""
         chance = self.chance
         going_on = [order for order in self.orders if len(order.prompt) < CONVERSATION_TOKENS_MAX and not order.adapter]
         new = self._tokens(chance.randint(1, 4 * POOL_BLOCK_TOKENS))
@@ -179,7 +174,6 @@ def _whole(order: ClientRequest, body: bytes) -> str:
 
 
 def _streamed(order: ClientRequest, body: bytes) -> tuple[str, Outcome]:
-    """The text of a stream; `broken off` where it ends with an error."""
     parts = []
     done = False
     outcome: Outcome = "answered"

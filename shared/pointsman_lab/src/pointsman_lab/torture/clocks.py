@@ -8,9 +8,7 @@ from pointsman.adapters.clocks import ANCHOR_UNIX_SECONDS, ScaledClock, engine_t
 from pointsman.primitives import Seconds, WallSeconds
 
 BEGIN_SECONDS = 86_400.0
-"""Start of the simulation after the anchor."""
 UPTIME_SECONDS = 5_000.0
-"""Monotonic clocks at the start."""
 
 
 class SkewedClock(ScaledClock):
@@ -19,7 +17,6 @@ class SkewedClock(ScaledClock):
         self._loop = loop
         self.skew: Seconds = 0.0
         self.asleep: Seconds = 0.0
-        """Seconds that its machine was suspended."""
 
     @property
     def unix(self) -> Seconds:
@@ -35,8 +32,6 @@ class SkewedClock(ScaledClock):
 
 
 class EngineClock(SkewedClock):
-    """The clock of an engine's computing, without date skew; it can be slowed down."""
-
     def __init__(self, loop: asyncio.AbstractEventLoop, *, speed: float) -> None:
         super().__init__(loop, speed=speed)
         self._slowness = 1.0

@@ -28,7 +28,6 @@ class Cluster(Environment):
     def __init__(self, plan: Plan, loop: VirtualLoop) -> None:
         super().__init__(plan, loop)
         self.lapses: set[tuple[str, Sequence]] = set()
-        """By link name: entries that a scheduler read without a valid lease."""
         self.network.reads = self._read
         self.hosts: dict[InstanceId, EngineHost] = {}
         self.engines: list[EngineProcess] = []
@@ -56,7 +55,6 @@ class Cluster(Environment):
 
     @property
     def services(self) -> list[Process]:
-        """Every process except engines."""
         return [
             *self.schedulers,
             *self.ingresses,

@@ -60,7 +60,6 @@ def torture_command(seeds: int, first: int, seed: int | None, jobs: int, keep_go
 
 
 def _run(seeds: Iterable[int], *, jobs: int, keep_going: bool, console: Console) -> Iterator[Verdict]:
-    """Verdicts in seed order, up to the first failure."""
     chosen = list(seeds)
     started, entries, steps = time.monotonic(), 0, 0
     with progress_bar(console, len(chosen), "torture") as update:

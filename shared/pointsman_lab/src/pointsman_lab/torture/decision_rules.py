@@ -42,7 +42,6 @@ class DecisionRules(PlacementRules):
     def __init__(self, elected: LeaderElected, model: PoolModel) -> None:
         super().__init__(elected, model)
         self._moment: tuple[Seconds, Sequence] = (0.0, 0)
-        """Time and `as_of` of the current turn."""
         self._plans: dict[str, tuple[Seconds, Sequence]] = {}
         self._moves: Counter[str] = Counter()
 

@@ -20,8 +20,6 @@ SAME_TIME: Seconds = 1e-6
 
 @dataclass(eq=False)
 class Attempt:
-    """A failed attempt. `to_blame`: whether the instance is the cause; None: unknown."""
-
     request: RequestId
     instance: InstanceId
     at: Seconds
@@ -37,8 +35,6 @@ class Served:
 
 @dataclass(frozen=True)
 class FirstToken:
-    """A prefill: its duration, and the cost model's."""
-
     at: Seconds
     begun: Seconds
     observed: Seconds
@@ -72,7 +68,6 @@ class Conduct:
         return sum(failure.begun > served for failure in self.blamed)
 
     def outcomes(self, since: Seconds, second: Seconds) -> tuple[int, int]:
-        """Successes since then, and failures since `second` before that."""
         served = sum(answer.at >= max(since, self.phase_at) for answer in self.served)
         return served, sum(failure.at >= since - second for failure in self.blamed)
 
@@ -99,12 +94,10 @@ class Conducts:
             self._compare(request)
 
     def answers(self, request: RequestId, instance: InstanceId) -> None:
-        """A token from one instance blames those that failed the request before."""
         for attempt in self._open.pop(request, ()):
             attempt.to_blame = attempt.instance != instance
 
     def ended(self, request: RequestId, *, given_up: bool) -> None:
-        """A request that two instances failed is bad itself."""
         attempts = self._open.pop(request, [])
         alone = len({attempt.instance for attempt in attempts}) == 1
         for attempt in attempts:
@@ -118,7 +111,6 @@ class Conducts:
         self.of(event.instance).phase_at = event.at
 
     def _compare(self, request: RequestId) -> None:
-        """Failed by two and served by none: neither is to blame."""
         attempts = self._open[request]
         if len({attempt.instance for attempt in attempts}) > 1:
             for attempt in attempts:
@@ -132,9 +124,7 @@ class Peer:
     id: InstanceId
     role: str
     whole: bool
-    """Ready, and not half-open."""
     unwell: bool
-    """Ejected or half-open."""
     half_open: bool
     waits: list[tuple[Seconds, Seconds]]
 
@@ -147,7 +137,6 @@ class EjectionRules:
         self._speed = speed
 
     def ejected(self, event: InstanceEjected, peers: list[Peer]) -> Iterator[str]:
-        """What is wrong with an ejection."""
         told, own = self._told, next(peer for peer in peers if peer.id == event.instance)
         others = [peer for peer in peers if peer.whole and peer.id != own.id]
         if not told or not told["max_ejection_share"]:
@@ -182,7 +171,6 @@ class EjectionRules:
                 yield f"{event.instance} is said to have proved well, and has served nothing since it was let in"
 
     def overdue(self, instance: InstanceId, now: Seconds) -> Seconds:
-        """Seconds since its ejection expired."""
         return now - self._conducts.of(instance).ejected_until
 
     def _ejection_time(self, event: InstanceEjected) -> Iterator[str]:
@@ -221,7 +209,6 @@ class EjectionRules:
         return bool(usual) and 0 < self._told["latency_factor"] * median(usual) <= pace + SAME_TIME
 
     def _paces(self, own: Peer, now: Seconds) -> list[float]:
-        """Prefills of the last minute that completed, and those inside the engine."""
         conduct, since = self._conducts.of(own.id), now - engine_seconds(MEMORY_WALL_SECONDS, self._speed)
         done = [t.pace for t in conduct.first_tokens if t.at >= max(since, conduct.phase_at)]
         return done + [(now - begun) / predicted for begun, predicted in own.waits if predicted > 0]

@@ -9,7 +9,6 @@ from pointsman_lab.torture.services import EngineProcess
 
 
 def drop_events(injector: Injector) -> None:
-    """Prefers engines without a replay socket."""
     forgetful = [engine for engine in injector.world.engines if not engine.host.replays]
     engine = injector.chance.choice([*injector.world.engines, *forgetful * 4])
     share, seconds = injector.chance.choice((0.1, 0.5, 1.0)), injector.seconds(6.0)

@@ -43,9 +43,7 @@ class EngineHost:
         self.replays = replays
         self.names = FurtherNames(adapters=adapters)
         self.lies = Lies()
-        """Of the engine on this host, across restarts."""
         self.misdeed: Misdeed = ""
-        """Of the machine, across restarts."""
         self.well_since: Seconds = 0.0
         self.last_misdeed: Misdeed = ""
         self.instance = instance
@@ -57,7 +55,6 @@ class EngineHost:
         self.paused = False
         self.worker_cut = False
         self.replay_trouble = 0.0
-        """Share of replay answers that break off or have a hole."""
         self.sockets: list[MemorySockets] = []
 
     def began(self, life: EngineLife) -> None:
@@ -78,7 +75,6 @@ class EngineHost:
             sockets.live.break_off()
 
     def reconnect(self) -> None:
-        """ZMQ reconnects by itself some time after the engine started."""
         self.loop.outside(self.chance.uniform(0.0, RECONNECT_SECONDS_MAX), self._handshake, self.life)
 
     def _handshake(self, life: EngineLife | None) -> None:
@@ -137,8 +133,6 @@ class HostProbe:
 
 
 class MemorySockets(EngineSockets):
-    """In place of ZMQ's sockets."""
-
     def __init__(self, host: EngineHost) -> None:
         self._host = host
         self.live: MemoryLiveSocket = MemoryLiveSocket(host)
@@ -154,8 +148,6 @@ class MemorySockets(EngineSockets):
 
 
 class MemoryLiveSocket(LiveSocket):
-    """A subscription: an ordered, lossy queue."""
-
     def __init__(self, host: EngineHost) -> None:
         self._host = host
         self._arrived: deque[list[bytes]] = deque()
@@ -220,8 +212,6 @@ class MemoryLiveSocket(LiveSocket):
 
 
 class MemoryReplaySocket(ReplaySocket):
-    """Replay requests over a connection that may break."""
-
     def __init__(self, host: EngineHost) -> None:
         self._host = host
 

@@ -45,15 +45,12 @@ PROFILE = "qwen2.5-7b-910b4"
 MAX_MODEL_LEN = 4096
 
 ANSWER_SECONDS = 0.0005
-"""Mean latency of a status request."""
 
 TRANSFER_SECONDS_PER_TOKEN = 1e-5
 
 HOLD_SECONDS: Seconds = 20.0
-"""How long an engine keeps blocks for a transfer."""
 
 SLOWNESS = 10.0
-"""Slow-down factor."""
 
 PIECES_BEFORE_RESET_MAX = 3
 
@@ -90,7 +87,6 @@ class Truth:
             self._tokens.clear()
 
     def keys(self) -> set[BlockKey]:
-        """Keys of the pool's blocks that are complete in the engine."""
         if self._keys is None:
             self._keys = self._chained()
         return self._keys
@@ -152,7 +148,6 @@ class MemoryPublisher:
         self._sequence = 0
         self.buffer: deque[tuple[Sequence, bytes]] = deque(maxlen=buffer_steps)
         self.dropping = 0.0
-        """Share of batches that do not reach a subscriber."""
         self.lies = Lies()
         self.subscriber: Callable[[list[bytes]], None] | None = None
 
@@ -169,7 +164,6 @@ class MemoryPublisher:
             self.subscriber([b"", sequence.to_bytes(SEQUENCE_BYTES, "big"), payload])
 
     def _falsified(self, changes: list[CacheChange]) -> list[CacheChange]:
-        """Drops or alters stored blocks; drops evictions."""
         told: list[CacheChange] = []
         for change in changes:
             if isinstance(change, RunCached) and self._chance.random() < 0.5:

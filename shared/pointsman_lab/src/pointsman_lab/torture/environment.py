@@ -28,11 +28,9 @@ class Environment:
         self.violations: list[str] = []
         self.healed = False
         self.sites: dict[str, Site] = {}
-        """HTTP servers by host name."""
         self.lives: list[KillableTask] = []
         self._directory = TemporaryDirectory(prefix="torture-")
         self.state_directory = self._directory.name
-        """Where a restarted worker leaves its state."""
 
     def chance(self, name: str) -> Random:
         found = self._chances.get(name)

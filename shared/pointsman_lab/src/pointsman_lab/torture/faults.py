@@ -63,15 +63,11 @@ from pointsman_lab.torture.process_faults import (
 )
 
 LOG_LOSSES = (0, 0, 0, 0, 1, 2)
-"""Choices of the number of losses of a log without retention."""
 GAPS = 3
-"""Further event losses for engines without replay."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """`weight`: relative frequency."""
-
     weight: float
     strike: Callable[[Injector], None]
 
@@ -108,7 +104,6 @@ def _schedule_faults(injector: Injector) -> None:
 
 
 def _schedule_log_losses(injector: Injector) -> None:
-    """Not combined with retention."""
     chance = injector.world.chance("log losses")
     for _ in range(chance.choice(LOG_LOSSES)):
         strike = chance.choice((power_cut, power_cut, delete_stream))

@@ -6,7 +6,6 @@ from pointsman.state.workload import Stage
 from pointsman_lab.torture.cluster import Cluster
 
 GONE_SECONDS: Seconds = 6.0
-"""While the leader can read and write."""
 LOOK_SECONDS: Seconds = 0.25
 UNGRANTED = (Stage.ARRIVED, Stage.PENDING)
 

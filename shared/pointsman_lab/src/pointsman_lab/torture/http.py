@@ -14,7 +14,6 @@ from pointsman.runtime.health import AsgiApp, Scope
 from pointsman_lab.torture.loop import MOMENT_SECONDS, VirtualLoop
 
 HOP_SECONDS = 0.0003
-"""Mean time of a piece of a body."""
 CONNECT_SECONDS_MAX = 2.0
 
 Message = MutableMapping[str, Any]
@@ -24,13 +23,9 @@ class Site(Protocol):
     app: AsgiApp | None
 
     @property
-    def reachable(self) -> bool:
-        """False: packets are lost."""
-        ...
+    def reachable(self) -> bool: ...
 
-    def attend(self, exchange: "Exchange", work: Callable[[], Awaitable[None]]) -> None:
-        """Runs `work` in the process; breaks the exchange when the process dies."""
-        ...
+    def attend(self, exchange: "Exchange", work: Callable[[], Awaitable[None]]) -> None: ...
 
 
 class Exchange:
@@ -44,7 +39,6 @@ class Exchange:
         self.connection = None
         self.pieces: list[bytes] = []
         self.messages: list[str] = []
-        """Types of the application's messages."""
         self._site = site
         self._loop = loop
         self._chance = chance
@@ -132,8 +126,6 @@ class Exchange:
 
 
 class Asking:
-    """A started request, to be awaited or entered as in aiohttp."""
-
     def __init__(self, exchange: Callable[[], Awaitable[Exchange]]) -> None:
         self._exchange = exchange
         self._open: Exchange | None = None
@@ -151,8 +143,6 @@ class Asking:
 
 
 class Session:
-    """The part of aiohttp's session that the ingress uses."""
-
     def __init__(
         self,
         sites: dict[str, Site],

@@ -26,7 +26,6 @@ ACK_SECONDS_MAX = 1.0
 STORE_SECONDS_MAX = 1.0
 
 NOTICE_SECONDS_MAX = 3.0
-"""Time until a process notices that it is cut off."""
 
 IN_FLIGHT_MAX = 1024
 
@@ -47,16 +46,13 @@ class Link:
         self.conditions = IDEAL
         self.alive = True
         self.cut = False
-        """No message passes, whether the process has noticed or not."""
         self.connected = network.broker.available
-        """As far as the process has noticed."""
         self.on_failure = on_failure
         self.window = _Window(self, window_max)
         self.ports: Ports
         self.begun: Sequence = 1
         """The first entry of the last full read: retention may have dropped earlier ones."""
         self.term = Term(0)
-        """The newest that this process has read in the log."""
         self._answered: dict[RequestId, tuple[Term, Term]] = {}
         """By request: term of the last answer, and the newest term known then."""
         self._waiting: list[asyncio.Future[bytes]] = []
@@ -80,20 +76,16 @@ class Link:
         self.find_again()
 
     def kill(self) -> None:
-        """Messages already sent may still arrive."""
         self.alive = False
 
     def lose_sight(self) -> None:
-        """The process notices some time later."""
         chance = self.network.chance
         self.network.loop.outside(chance.uniform(0.0, NOTICE_SECONDS_MAX), self._notice)
 
     def find_again(self) -> None:
-        """The process reconnects some time later."""
         self.network.loop.outside(self.network.chance.uniform(0.0, 1.0), self._reconnect)
 
     def hear(self, answer: "asyncio.Future[bytes]", payload: bytes) -> None:
-        """The first answer counts."""
         if self.open and not answer.done():
             answer.set_result(payload)
             told = decode_command(payload)
@@ -132,7 +124,6 @@ class Link:
             self._waiting.remove(answer)
 
     async def passage(self) -> None:
-        """Waits for one message delay from the server."""
         network = self.network
         await asyncio.sleep(
             min(network.chance.expovariate(1 / self.conditions.delay), DELAY_MEANS_MAX * self.conditions.delay)
@@ -212,13 +203,11 @@ class _Window:
         return write.number
 
     def withdraw(self, number: int) -> None:
-        """The write may have been stored."""
         self._sent.pop(number, None)
         self._waiting = deque(write for write in self._waiting if write.number != number)
         self._settled()
 
     def close(self) -> None:
-        """Writes in flight are pending again."""
         for number in sorted(self._sent, reverse=True):
             self._waiting.appendleft(self._sent[number])
         self._sent.clear()
@@ -266,7 +255,6 @@ class _Window:
         self._settled()
 
     def _fenced(self, write: _Write) -> None:
-        """The server rejects decisions of a deposed leader."""
         if not self._link.open or write.fence is None:
             return
         write.fence.broken = "another leader was elected"
@@ -282,7 +270,6 @@ class _Window:
             self._settled()
 
     def _overdue(self, write: _Write) -> None:
-        """Resends everything from the oldest unconfirmed write on."""
         if self._sent.get(write.number) is write:
             self.close()
             self._pump()

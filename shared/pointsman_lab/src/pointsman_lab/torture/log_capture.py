@@ -9,7 +9,6 @@ import structlog
 from pointsman_lab.torture.cluster import Cluster
 
 EXPECTED = frozenset({"instance_unschedulable"})
-"""Errors that a fault may cause in a healthy service."""
 
 
 @contextmanager

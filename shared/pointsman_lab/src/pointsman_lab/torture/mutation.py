@@ -23,7 +23,6 @@ import click
 from typing_extensions import override
 
 WALL_SECONDS_MAX = 150
-"""For one mutant; a longer run counts as found."""
 
 LIBRARIES = (
     "pytest",
@@ -44,7 +43,6 @@ TESTS = {
     "shared/pointsman/policies": ("policies", "state"),
     "services/worker/pointsman_worker": ("worker",),
 }
-"""By package: the folders of `tests/unit` that test it."""
 
 MUTATED = ("policies/dispatch", "state/", "pointsman_worker/translator")
 
@@ -80,8 +78,6 @@ Fate = Literal["killed by tests", "killed by torture", "took too long", "survive
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """`before` and `after`: the statement around the defect."""
-
     file: str
     line: int
     what: str
@@ -130,7 +126,6 @@ class _Change:
 
 
 def _sites(tree: ast.Module) -> Iterator[tuple[ast.stmt, _Change]]:
-    """Every possible change with its statement, except in texts, types and module constants."""
     for holder in ast.walk(tree):
         if not isinstance(holder, ast.FunctionDef):
             continue
@@ -159,7 +154,6 @@ def _in_block(owner: ast.AST, name: str, block: list[ast.stmt]) -> Iterator[tupl
 
 
 def _own(statement: ast.stmt) -> Iterator[ast.AST]:
-    """The expressions of a statement, without nested statements, annotations and texts."""
     waiting: list[ast.AST] = [statement]
     while waiting:
         node = waiting.pop(0)
@@ -242,7 +236,6 @@ def judge(mutant: Mutant, root: Path, seeds: Sequence[int], *, with_tests: bool 
 
 
 def _answer(receive: int, child: int) -> tuple[Fate, str]:
-    """The child's output; empty after WALL_SECONDS_MAX."""
     before = signal.signal(signal.SIGALRM, lambda _signal, _frame: os.killpg(child, signal.SIGKILL))
     signal.alarm(WALL_SECONDS_MAX)
     try:
@@ -258,7 +251,6 @@ def _answer(receive: int, child: int) -> tuple[Fate, str]:
 
 
 def _run_child(mutant: Mutant, root: Path, seeds: Sequence[int], folders: Sequence[str], send: int) -> None:
-    """Never returns."""
     os.setpgid(0, 0)
     devnull = os.open(os.devnull, os.O_WRONLY)
     os.dup2(devnull, 1)
@@ -289,8 +281,6 @@ def _found(mutant: Mutant, root: Path, seeds: Sequence[int], folders: Sequence[s
 
 
 class _FirstFailure:
-    """A pytest plugin."""
-
     name = "collection"
 
     def pytest_runtest_logreport(self, report: Any) -> None:
@@ -299,7 +289,6 @@ class _FirstFailure:
 
 
 def sampled(root: Path, count: int, seed: int, only: str) -> list[Mutant]:
-    """`count` mutants of files whose path contains `only`, chosen by the seed."""
     texts = {
         file: text
         for file, text in sources(root).items()

@@ -27,14 +27,12 @@ from pointsman.primitives import PoolName, Seconds, Sequence
 from pointsman_lab.torture.loop import MOMENT_SECONDS, VirtualLoop
 
 IDEAL_DELAY_SECONDS = 0.0004
-"""Mean time of a message without faults."""
 
 DELAY_MEANS_MAX = 12.0
 
 DUPLICATE_SECONDS_MAX = 4.0
 
 LATE_DUPLICATE_SECONDS_MAX = 15.0
-"""Longest delay of a duplicated entry."""
 
 RARE_DUPLICATES = 6.0
 
@@ -107,17 +105,12 @@ class Network:
         self.broker = MemoryBroker(pool)
         self.history: list[Stored] = []
         self.losses = 0
-        """How often the log has lost entries."""
         self.duplicates = 0.0
-        """Share of entries that are stored again seconds later."""
         self.damage = 0.0
         """Share of cache events that are stored corrupted."""
         self.checkpointed: Sequence = 1
-        """Entry of the newest checkpoint; the log is kept from there."""
         self.ambush: Callable[[str], None] = lambda _link: None
-        """Called with the link of a process that has taken a lease for a new term."""
         self.reads: Callable[[str, Sequence], None] = lambda _link, _sequence: None
-        """Called with the link of a process that is about to read an entry."""
         self.links: list[Endpoint] = []
         self.chance = chance
         self._served: dict[str, list[Served]] = {}
@@ -208,7 +201,6 @@ class Network:
             self.carry(served.link.conditions, served.offer, payload, asker, answer)
 
     def store_raw(self, subject: str, payload: bytes) -> None:
-        """Stores bytes of an unknown writer."""
         sequence = self.broker.store_raw(subject, payload)
         read = LogEntry.read(sequence, subject, payload)
         stored = Stored(
@@ -230,7 +222,6 @@ class Network:
         self.history.append(Stored(sequence, self.loop.time(), writer, event, duplicate=True))
 
     def _store_damaged(self, writer: str, event: CacheEvent) -> Sequence:
-        """Stores undecodable bytes, or an event with other keys."""
         if isinstance(event, BlocksRemoved) or self.chance.random() < 0.5:
             subject, payload = subject_of(self.pool, event), b"\x00" + encode(event)
             sequence = self.broker.store_raw(subject, payload)

@@ -6,7 +6,6 @@ from pointsman_lab.torture.network import IDEAL, LinkConditions
 from pointsman_lab.torture.processes import Process
 
 EXPIRY_SECONDS: Seconds = 1.0
-"""Interval of retention."""
 
 
 def slow_rebalancer(injector: Injector) -> None:
@@ -56,7 +55,6 @@ def server_away(injector: Injector) -> None:
 
 
 def power_cut(injector: Injector) -> None:
-    """The log server loses unflushed entries."""
     network = injector.world.network
     if not network.broker.available:
         return

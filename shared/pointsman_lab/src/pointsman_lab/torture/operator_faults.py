@@ -51,7 +51,6 @@ def garbage(injector: Injector) -> None:
 
 
 def poison(injector: Injector) -> None:
-    """Valid encodings with hostile values."""
     host, chance = injector.chance.choice(list(injector.world.hosts.values())), injector.chance
     known = next(
         (s.service.state.fleet.get(host.instance) for s in injector.world.schedulers if s.life is not None), None
@@ -93,7 +92,6 @@ def _write_raw(injector: Injector, payloads: tuple[bytes, ...]) -> None:
 
 
 def undrain_all(injector: Injector) -> None:
-    """Undoes drains, which a new epoch takes over."""
     for scheduler in injector.world.schedulers:
         for instance in scheduler.service.state.fleet.instances if scheduler.life is not None else ():
             if instance.draining and not instance.leaving:

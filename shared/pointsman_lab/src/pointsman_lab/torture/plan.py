@@ -16,10 +16,8 @@ ROUTING = ("dualmap", "dualmap", "pointsman", "min_ttft", "cache_affinity", "lea
 ADMISSION = ("predicted_ttft", "predicted_ttft", "none")
 ORDERING = ("fcfs", "fcfs", "shortest_prefill", "edf")
 REBIND_SHARE = 0.5
-"""Share of seeds with redispatch."""
 
 SPLIT_SHARE = 0.25
-"""Share of seeds with roles."""
 ROLES: tuple[tuple[Role, ...], ...] = (
     ("prefill", "decode", "both", "decode", "prefill", "both"),
     ("prefill", "decode", "decode", "prefill", "both", "decode"),
@@ -31,7 +29,6 @@ ROLES: tuple[tuple[Role, ...], ...] = (
 EQUALS: tuple[Role, ...] = ("both",) * 6
 
 WITHOUT_REPLAY_SHARE = 0.4
-"""Share of seeds in which about half of the engines have no replay socket."""
 OUTLIER_SETTINGS: tuple[tuple[str, ...], ...] = (
     (),
     (
@@ -48,15 +45,11 @@ OUTLIER_SETTINGS: tuple[tuple[str, ...], ...] = (
     ),
     ("outlier.consecutive_failures=0", "outlier.failure_share=0.2", "outlier.success_rate_stdev_factor=1"),
 )
-"""Outlier detection: defaults, or fast ejection."""
 ADAPTER_SHARE = 0.3
-"""Share of seeds without roles in which some engines have a LoRA adapter."""
 ADAPTER = "torture-lora"
 OVERLOAD_SHARE = 0.35
-"""Share of seeds with more load than the SLOs allow."""
 OVERLOAD_REQUESTS = 60
 OVERLOAD_OBJECTIVES_MS = (50, 100, 200, 400)
-"""TTFT SLOs of most requests then, engine time."""
 
 FAULTS_BEGIN: Seconds = 3.0
 FAULTS_SECONDS: Seconds = 24.0
@@ -64,15 +57,11 @@ FAULTS_SECONDS: Seconds = 24.0
 Scenario = Literal["", "bad engine", "rolling restart"]
 """A single fault in a fleet with spare capacity, for guarantees that hold without other faults."""
 BAD_ENGINE_SHARE = 0.05
-"""Share of seeds in which one of four engines misbehaves for BAD_SECONDS."""
 ROLLING_SHARE = 0.03
-"""Share of seeds in which every service is restarted in turn."""
 BAD_SECONDS: Seconds = 40.0
 WELL_SECONDS: Seconds = 31.0
-"""Load after that: an engine must return within 30 s."""
 ROLLING_SECONDS: Seconds = 45.0
 QUIET_RATE = 5.0
-"""Requests a second in a scenario."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,15 +72,12 @@ class Plan:
     speed: float
     engines: int
     spare: int
-    """Hosts for the scaler; 0: no provider."""
     scalers: int
     ingresses: int
     schedulers: int
     roles: tuple[Role, ...]
     replays: tuple[bool, ...]
-    """By host: whether its engine has a replay socket."""
     adapters: tuple[tuple[str, ...], ...]
-    """By host: LoRA adapters of its engine."""
     overload: bool
     rebalancer_delay: Seconds
     """Mean message delay during faults: plans of a delayed rebalancer are refused."""

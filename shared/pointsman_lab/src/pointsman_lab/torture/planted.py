@@ -8,7 +8,6 @@ from pathlib import Path
 from pointsman_lab.torture.mutation import Mutant, sources
 
 SEEDS = (*range(1, 21), 33, 60, 82)
-"""The last three have one bad engine: slow, hanging, answering 500."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,12 +18,10 @@ from pointsman_lab.torture.pool_records import (
 STALL_SECONDS: Seconds = 3.0
 
 FORSAKEN_SECONDS: Seconds = 10.0
-"""An engine counts as stalled for so long after a redispatch, unless it gives a first token."""
 
 
 class PoolFigures:
     def __init__(self, *, block_tokens: Tokens, speed: float, model: str) -> None:
-        """`model`: the pool's."""
         self.model = model
         self.block_tokens = block_tokens
         self.speed = speed
@@ -36,22 +34,17 @@ class PoolFigures:
         self.learned: dict[InstanceId, Learned] = {}
         self.conducts = Conducts()
         self.working_since: dict[InstanceId, Seconds] = {}
-        """When the engine began its current prefill."""
         self._forsaken: dict[InstanceId, tuple[Seconds, Seconds]] = {}
         """By instance: time of the last redispatch, and start of its idle time."""
         self._newest: dict[InstanceId, Epoch] = {}
         self._decided: set[tuple[int, int]] = set()
         self._promises: list[Promise] = []
         self._confirming: list[Promise] = []
-        """Promises after the first token, in that order."""
         self._delivered: list[Promise] = []
-        """Cached prefixes reported by engines, with expiry."""
         self._outage: tuple[Seconds, Seconds] = (0.0, 0.0)
-        """Start and length of the newest outage."""
         self._turn = 0
 
     def at(self, instance: InstanceId, *stages: str) -> list[BookedRequest]:
-        """In arrival order."""
         found = [r for r in self.requests.values() if r.instance == instance and r.stage in stages]
         return sorted(found, key=lambda request: request.turn)
 
@@ -62,7 +55,6 @@ class PoolFigures:
         return max(held, leading(keys, self.promised(instance)))
 
     def hit_blocks_max(self, keys: list[BlockKey], instance: InstanceId) -> int:
-        """Also counts blocks that the engine recently delivered from its cache."""
         known = self.instances.get(instance)
         delivered = {key for told in self._delivered if told.instance == instance for key in told.keys}
         return leading(keys, delivered | self.promised(instance) | (known.keys if known is not None else set()))
@@ -82,11 +74,9 @@ class PoolFigures:
         return cost.fixed_s + max(cost.floor_s, cost.per_token_s * uncached + cost.per_token_squared_s * squares)
 
     def expected(self, instance: InstanceId, seconds: Seconds, tokens: Tokens) -> Seconds:
-        """By the learned correction."""
         return self.learned.get(instance, Learned()).expect(seconds, tokens)
 
     def engine_work(self, instance: InstanceId, now: Seconds) -> tuple[Seconds, Tokens]:
-        """Remaining prefill inside the engine: seconds by its cost model, and tokens."""
         inside = self.at(instance, PREFILL)
         if not inside:
             return 0.0, 0
@@ -106,7 +96,6 @@ class PoolFigures:
         )
 
     def stalled(self, instance: InstanceId, now: Seconds) -> Seconds:
-        """Seconds without a prefill though one was due; 0 up to STALL_SECONDS."""
         inside, waiting = self.at(instance, PREFILL), self.at(instance, PENDING)
         since = now
         if inside:
@@ -157,7 +146,6 @@ class PoolFigures:
         return False
 
     def tried_by(self, instance: InstanceId) -> list[BookedRequest]:
-        """Requests of a half-open instance since its return."""
         since = self.conducts.of(instance).phase_at
         return [r for r in self.at(instance, PREFILL, HANDED_OVER, DECODING) if r.granted_at >= since]
 

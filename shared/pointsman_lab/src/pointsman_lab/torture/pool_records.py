@@ -27,8 +27,6 @@ ARRIVED, PENDING, PREFILL, HANDED_OVER, DECODING = "arrived", "pending", "prefil
 
 @dataclass(eq=False)
 class Promise:
-    """Blocks that an instance is about to hold. `until`: set by the first token."""
-
     instance: InstanceId
     keys: list[BlockKey]
     until: Seconds | None = None
@@ -53,7 +51,6 @@ class BookedRequest:
     excluded: tuple[InstanceId, ...] = ()
     instance: InstanceId = NOBODY
     epoch: Epoch = NO_LIFE
-    """Of that instance when it was queued there."""
     uncached: Tokens = 0
     seconds: Seconds = 0.0
     placed_at: Seconds = 0.0
@@ -66,7 +63,6 @@ class BookedRequest:
     rebind: bool = False
     rebound_from: InstanceId = NOBODY
     turn: int = 0
-    """Grows with every queueing and dispatch."""
     promise: Promise | None = None
 
     @property
@@ -81,7 +77,6 @@ class BookedRequest:
 
     @property
     def with_nobody(self) -> bool:
-        """Prefilled, without a decode instance."""
         return self.stage == HANDED_OVER and self.instance == self.prefilled_by
 
 
@@ -103,18 +98,14 @@ class ModelledInstance:
     aliases: frozenset[str]
     heard_at: Seconds
     misfit: bool = False
-    """Whether the pool serves another model."""
     counted: bool = False
-    """Whether it has served this model."""
     surprises: int = 0
-    """Deliveries that differed from prediction or events by more than a block."""
     draining: bool = False
     ejected: bool = False
     half_open: bool = False
     """Ejection expired, no success yet: one request at a time."""
     suspected: bool = False
     excused_until: Seconds = 0.0
-    """Its worker is being restarted."""
     serving: bool = True
     parity: bool | None = None
     sequence: Sequence = 0

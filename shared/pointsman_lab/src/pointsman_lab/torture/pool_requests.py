@@ -36,13 +36,11 @@ CONFIRMED_SECONDS: Seconds = 2.0
 """Wall seconds for which a prompt is promised after its first token."""
 
 DELIVERED_SECONDS: Seconds = 45.0
-"""Wall seconds for which a reported prefix may count."""
 
 HELD_UP_SECONDS_MIN, HELD_UP_SECONDS_MAX = 0.25, 10.0
 """Wall seconds without a scheduler: less is not an outage, more adds no budget."""
 
 BACKLOG_SHARE = 0.1
-"""Share of each second that reduces the backlog of an outage."""
 
 
 class PoolRequests(PoolFigures):
@@ -61,7 +59,6 @@ class PoolRequests(PoolFigures):
             self._confirming.append(promise)
 
     def _settle(self, now: Seconds) -> None:
-        """In order of first tokens: a wrong date delays those behind it."""
         while self._confirming and (self._confirming[0].until or 0.0) <= now:
             self._release(self._confirming.pop(0))
         while self._delivered and (self._delivered[0].until or 0.0) <= now:
@@ -168,7 +165,6 @@ class PoolRequests(PoolFigures):
             self._enter(request, event.at)
 
     def _rehome(self, request: BookedRequest, instance: InstanceId) -> None:
-        """An ingress has dispatched it itself; its cached tokens are unknown."""
         self._withdraw(request)
         if request.rebound_from == instance:
             request.rebound_from = NOBODY

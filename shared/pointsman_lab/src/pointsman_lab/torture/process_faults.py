@@ -9,10 +9,8 @@ from pointsman_scheduler.waiters import UNGRANTED
 
 STALE_SECONDS_MAX: Seconds = 8.0
 READY_SECONDS_MAX: Seconds = 5.0
-"""Longest wait of a rolling restart for readiness."""
 LOOK_SECONDS: Seconds = 0.01
 STOP_SECONDS_MAX: Seconds = 10.0
-"""Longest end of a process after SIGTERM, without its requests."""
 
 
 def kill(injector: Injector) -> None:
@@ -41,7 +39,6 @@ def kill_scheduler(injector: Injector) -> None:
 
 
 def restart(injector: Injector) -> None:
-    """Stopped in order, and started again soon or seconds later."""
     service = injector.chance.choice([*injector.world.workers, *injector.world.services])
     _restart(injector, [service], injector.chance.choice((0.2, 4.0)))
 
@@ -54,7 +51,6 @@ def rolling_restart(injector: Injector) -> None:
 
 
 def _restart(injector: Injector, rest: list[Process], pause: Seconds) -> None:
-    """One after the other. Each is down for `pause`, and up for as long before the next."""
     if not rest or injector.over:
         return
     process, life = rest[0], rest[0].life
@@ -78,7 +74,6 @@ def _restart(injector: Injector, rest: list[Process], pause: Seconds) -> None:
 def _look_for_end(
     injector: Injector, process: Process, life: Life, rest: list[Process], pause: Seconds, patience: Seconds
 ) -> None:
-    """Starts it again once it has ended. `patience`: remaining seconds to end while not paused."""
     if process.life is life and patience < 0:
         injector.world.violation(f"{process.name} does not end after a SIGTERM")
     elif process.life is life:
@@ -108,7 +103,6 @@ def pause(injector: Injector) -> None:
 
 
 def pause_engine(injector: Injector) -> None:
-    """Keeps its requests, and answers none."""
     engine, seconds = injector.chance.choice(injector.world.engines), 4.0 + injector.seconds(6.0)
     if engine.life is None or engine.paused:
         return
@@ -118,7 +112,6 @@ def pause_engine(injector: Injector) -> None:
 
 
 def suspend(injector: Injector) -> None:
-    """The process resumes with a lease that expired."""
     process = injector.chance.choice([*injector.world.schedulers, *injector.world.schedulers, *injector.world.services])
     if process.life is None or process.paused:
         return
@@ -129,7 +122,6 @@ def suspend(injector: Injector) -> None:
 
 
 def ambush(injector: Injector) -> None:
-    """Kills the leader, and suspends its successor just after it takes the lease."""
     leader = next((s for s in injector.world.schedulers if s.life is not None and s.service.dispatcher), None)
     if leader is None:
         return
@@ -138,7 +130,6 @@ def ambush(injector: Injector) -> None:
 
 
 def stale_leader(injector: Injector) -> None:
-    """Suspends the leader, and resumes it once requests wait at its successor."""
     leader = next((s for s in injector.world.schedulers if s.life is not None and s.service.leading), None)
     if leader is None or leader.paused:
         return

@@ -18,7 +18,6 @@ from pointsman_lab.torture.link import Link
 from pointsman_lab.torture.loop import OWNER, KillableTask
 
 LINK_CLOSE_SECONDS: WallSeconds = WallSeconds(2.0)
-"""Time to confirm the writes of an ending process."""
 
 
 class Life(KillableTask):
@@ -29,7 +28,6 @@ class Life(KillableTask):
         self.link = link
         self.board = HealthBoard()
         self.exchanges: dict[Exchange, asyncio.Task[Any] | None] = {}
-        """Requests in progress, and their tasks."""
         self.supervisor: Supervisor | None = None
         self.context = contextvars.Context()
         self.context.run(OWNER.set, self)
@@ -46,7 +44,6 @@ class Process(ABC):
         self.lives = 0
         self.paused = False
         self.wanted = True
-        """Whether it is to run, apart from faults."""
         self._suspended_at: Seconds | None = None
 
     @abstractmethod
@@ -80,17 +77,14 @@ class Process(ABC):
             exchange.break_off(f"{self.name} died")
 
     def pause(self) -> None:
-        """SIGSTOP."""
         if self.life is not None:
             self.life.stopped = self.paused = True
 
     def suspend(self) -> None:
-        """Its machine is suspended; its monotonic clock does not advance."""
         self.pause()
         self._suspended_at = self.world.loop.time()
 
     def resume(self) -> None:
-        """SIGCONT, or its machine resumes."""
         self._wake_clock()
         if self.life is not None and self.paused:
             self.paused = False
@@ -107,7 +101,6 @@ class Process(ABC):
 
     @property
     def link(self) -> Link:
-        """Of the current run, which must exist."""
         assert self.life is not None
         assert self.life.link is not None
         return self.life.link
@@ -134,8 +127,6 @@ class Process(ABC):
 
 
 class HttpProcess(Process, Site):
-    """A process that answers HTTP, each request in its own tasks."""
-
     def __init__(self, world: Environment, name: str) -> None:
         super().__init__(world, name)
         self.app: AsgiApp | None = None

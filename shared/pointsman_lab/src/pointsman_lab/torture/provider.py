@@ -12,21 +12,17 @@ from pointsman_lab.torture.environment import Environment
 from pointsman_lab.torture.services import EngineProcess, WorkerProcess
 
 ANSWER_SECONDS: Seconds = 0.02
-"""Mean time of a call."""
 GOODBYE_SECONDS: Seconds = 2.0
-"""Between SIGTERM and SIGKILL."""
 
 
 class SimulatedProvider(InstanceProvider):
     def __init__(self, world: Environment, chance: Random, places: list[tuple[EngineProcess, WorkerProcess]]) -> None:
-        """`places`: each host's engine and worker."""
         self._world = world
         self._chance = chance
         self._places = places
         self._ending: dict[InstanceId, None] = {}
         self._since: dict[InstanceId, Seconds] = {}
         self.failing = 0.0
-        """Share of calls that raise: half of them after their effect."""
 
     @property
     @override

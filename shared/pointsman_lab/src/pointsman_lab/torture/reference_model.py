@@ -17,9 +17,7 @@ from pointsman_lab.torture.pool_model import PoolModel
 from pointsman_lab.torture.pool_records import DECODING, HANDED_OVER, PENDING, PREFILL, ModelledInstance
 
 WHOLE_CHECK_EVERY = 64
-"""Entries between two comparisons of every instance."""
 SAME = {"rel_tol": 1e-6, "abs_tol": 1e-6}
-"""Tolerance of sums in another order."""
 
 
 class ReferenceModel:
@@ -110,7 +108,6 @@ class ReferenceModel:
                         yield f"{event.request} hits {blocks} blocks at {instance}, not {least} to {most}"
 
     def _compare_line(self, instance: InstanceId, now: Seconds) -> Iterator[str]:
-        """Order and sums of its queue."""
         line, model = self._state.workload.queue(instance), self._model
         pending, inside = model.at(instance, PENDING), model.at(instance, PREFILL)
         running = {request.id for request in model.at(instance, HANDED_OVER, DECODING)}

@@ -36,13 +36,10 @@ from pointsman_lab.torture.services import IngressProcess
 
 START_SECONDS_MAX = 1.0
 QUIET_SECONDS_MAX: Seconds = 150.0
-"""Virtual time until agreement after the last fault: longer than the longest bound in the plan."""
 LAST_ORDERS = 8
 BURSTS = (0, 0, 0, 0, 0, 0, 1, 3, 12)
-"""Choices of further requests sent together with one."""
 POLL_SECONDS: Seconds = 1.0
 AGREED_POLLS = 4
-"""Consecutive polls: longer than a worker waits for its engine."""
 TEAR_DOWN_ROUNDS_MAX = 20
 TEAR_DOWN_SECONDS: Seconds = 3.0
 
@@ -59,7 +56,6 @@ class Verdict:
     virtual_seconds: Seconds
     outcomes: dict[str, int] = field(default_factory=dict)
     events: dict[str, int] = field(default_factory=dict)
-    """Log entries by `kind_of`."""
     trace: list[tuple[Seconds, str]] = field(default_factory=list)
 
 
@@ -105,7 +101,6 @@ def _judged(world: Cluster, loop: VirtualLoop) -> Verdict:
 
 
 def log_digest(world: Cluster) -> str:
-    """Over every entry of the log and every client result."""
     digest = hashlib.blake2b(digest_size=16)
     for stored in world.network.history:
         payload = encode(stored.event) if stored.event is not None else b"unreadable"
@@ -154,7 +149,6 @@ async def _acts(world: Cluster) -> list[str]:
 
 
 def _findings(checker: Checker, world: Cluster) -> list[str]:
-    """A checker that raises is a finding."""
     try:
         return list(checker(world))
     except Exception as error:  # noqa: BLE001 - a broken system may break whoever looks at it
@@ -162,7 +156,6 @@ def _findings(checker: Checker, world: Cluster) -> list[str]:
 
 
 def _orders(world: Cluster) -> Iterator[tuple[ClientRequest, Seconds]]:
-    """Requests with their times: a stream, and some bursts. In a scenario evenly, to its end."""
     chance = world.chance("arrivals")
     if world.plan.scenario:
         every = world.plan.fault_seconds / world.plan.requests
@@ -186,13 +179,11 @@ async def _client(world: Cluster, order: ClientRequest, wait: Seconds) -> None:
 
 
 def _in_rotation(world: Cluster) -> list[IngressProcess]:
-    """In a scenario a balancer respects readiness."""
     ready = [i for i in world.ingresses if world.plan.scenario and i.takes_traffic]
     return ready or world.ingresses
 
 
 async def _quiet(world: Cluster, injector: Injector, clients: list["asyncio.Task[None]"]) -> None:
-    """Waits until all are answered and agree for a while, or until the bound."""
     deadline = world.loop.time() + QUIET_SECONDS_MAX
     agreed = 0
     while agreed < AGREED_POLLS and world.loop.time() < deadline:

@@ -20,25 +20,17 @@ from pointsman_lab.torture.cluster import Cluster
 from pointsman_lab.torture.plan import BAD_SECONDS
 
 FIRST_SECONDS: Seconds = 15.0
-"""Detection time of a bad engine."""
 TOUCHED_SHARE_MAX = 0.02
-"""Of later requests: share that the bad engine may still get."""
 TRIED_SHARE_MAX = 0.06
-"""The same with trials when an ejection expires."""
 BACK_SECONDS_MAX: Seconds = 30.0
-"""Time within which a recovered engine must be back."""
 
 EVIDENCE = 5
-"""Failures in a row that eject an engine."""
 NOTICED_SECONDS: Seconds = 0.25
-"""Shorter prefills do not count as slow."""
 
 SENT = (RequestAttemptFailed, PrefillFinished, RequestFinished)
-"""At least one for each dispatched request."""
 
 
 def a_bad_engine_is_kept_away(world: Cluster) -> Iterator[str]:
-    """After the detection time less than 2% of the requests reach it, without trials and evidence."""
     if world.plan.scenario != "bad engine":
         return
     bad = next(host for host in world.hosts.values() if host.well_since)
@@ -73,7 +65,6 @@ def _is_noticed(event: LogEvent, speed: float) -> bool:
 
 
 def a_well_engine_is_back_soon(world: Cluster) -> Iterator[str]:
-    """Back within its time, and still there at the end."""
     if world.plan.scenario != "bad engine":
         return
     bad = next(host for host in world.hosts.values() if host.well_since)

@@ -39,7 +39,6 @@ from pointsman_worker.service import WorkerService
 from pointsman_worker.settings import WorkerSettings
 
 PROBES = "probe-"
-"""Prefix of an ingress's own requests, which may repeat at an engine."""
 
 
 class SchedulerProcess(Process):
@@ -64,8 +63,6 @@ class SchedulerProcess(Process):
 
 
 class CheckpointerProcess(Process):
-    """A scheduler's child process; one for the pool."""
-
     @override
     async def serve(self, life: Life, supervisor: Supervisor) -> None:
         settings = self.world.plan.scheduler
@@ -115,7 +112,6 @@ class IngressProcess(HttpProcess):
         super().__init__(world, name)
         self.engines_cut: set[str] = set()
         self.tried: dict[str, list[str]] = {}
-        """By run and request: engines so far."""
 
     @override
     async def serve(self, life: Life, supervisor: Supervisor) -> None:
@@ -137,7 +133,6 @@ class IngressProcess(HttpProcess):
             await self._drain(life, settings)
 
     async def _drain(self, life: Life, settings: IngressSettings) -> None:
-        """As `HttpServer.shutdown`."""
         life.board.missing(SHUTDOWN_PART, "shutting down")
         await asyncio.sleep(settings.lame_duck_seconds)
         self.app = None

@@ -204,8 +204,6 @@ class SimulatedCheckpoints(Checkpoints):
 
 
 class _Served(Served):
-    """A handler with its queue of commands, served one after the other."""
-
     def __init__(self, link: Link, subject: str, handler: CommandHandler) -> None:
         self._link = link
         self._subject = subject
@@ -234,8 +232,6 @@ class _Served(Served):
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """A Reply, on its way back over two links."""
-
     network: Network
     answerer: Link
     asker: Endpoint
