@@ -73,7 +73,7 @@ def warnings_in(logs: Path) -> dict[str, int]:
     for path in logs.glob("*.log"):
         for line in path.read_text(errors="replace").splitlines():
             with contextlib.suppress(ValueError, AttributeError):
-                said = json.loads(line)
-                if said.get("level") in SERIOUS:
-                    warned[f"{path.stem}: {said.get('event')}"] += 1
+                entry = json.loads(line)
+                if entry.get("level") in SERIOUS:
+                    warned[f"{path.stem}: {entry.get('event')}"] += 1
     return dict(sorted(warned.items()))

@@ -80,12 +80,12 @@ class EngineWatch:
         os.setpriority(os.PRIO_PROCESS, process.pid, NICENESS)
         try:
             async with asyncio.timeout(COMMAND_SECONDS_MAX):
-                said, _ = await process.communicate()
+                output, _ = await process.communicate()
         except TimeoutError:
             process.kill()
             await process.wait()
             return ""
-        return said.decode(errors="replace")
+        return output.decode(errors="replace")
 
 
 def count_touched(
@@ -123,6 +123,6 @@ def _sent_to(instance: InstanceId, entries: Sequence[LogEntry]) -> dict[str, lis
     return sent
 
 
-def _line(said: str, instance: InstanceId) -> str:
-    lines = (line.strip() for line in said.splitlines())
+def _line(output: str, instance: InstanceId) -> str:
+    lines = (line.strip() for line in output.splitlines())
     return next((line for line in lines if re.search(rf"\b{instance}\b", line) and BAD_WORDS.search(line)), "")

@@ -106,7 +106,7 @@ def index_equals_engines(evidence: Evidence) -> Iterator[str]:
     yield from evidence.silent
     leader = {i.instance: i for i in evidence.leader.instances} if evidence.leader else {}
     if not leader:
-        yield "nobody leads"
+        yield "no scheduler leads"
     for instance, truth in evidence.truth.items():
         index, view = evidence.state.index.keys(instance), leader.get(instance)
         if index != truth:
@@ -146,7 +146,7 @@ def the_archive_holds_the_log(evidence: Evidence) -> Iterator[str]:
 
 
 def no_client_noticed(evidence: Evidence) -> Iterator[str]:
-    if evidence.balancer is None or not all(_gentle(strike) for strike in evidence.strikes):
+    if evidence.balancer is None or not all(_gentle(strike) for strike in evidence.injections):
         return
     failed = [e for e in evidence.exchanges if unserved(e)]
     yield from listed("were not served", [f"{e.request} {e.ending} {e.status} {e.detail}" for e in failed])
@@ -156,7 +156,7 @@ def ingresses_stay_in_rotation(evidence: Evidence) -> Iterator[str]:
     """A balancer removes only ingresses that are restarted or struck."""
     if evidence.balancer is None:
         return
-    for strike in evidence.strikes:
+    for strike in evidence.injections:
         for server, seconds in strike.out_of_rotation.items():
             if server not in strike.victim.split(", "):
                 yield f"{strike.fault} of {strike.victim}: nothing was sent to {server} for {seconds:.1f} s"
@@ -164,7 +164,7 @@ def ingresses_stay_in_rotation(evidence: Evidence) -> Iterator[str]:
 
 def bad_engines_are_avoided(evidence: Evidence) -> Iterator[str]:
     """A misbehaving engine affects few requests after the grace period, is reported, and recovers."""
-    for strike in evidence.strikes:
+    for strike in evidence.injections:
         touched = strike.touched
         if touched is None:
             continue
@@ -219,6 +219,6 @@ def _kind(entry: LogEntry) -> str:
 
 
 def _dropped_by_nobody(exchange: Exchange, evidence: Evidence) -> bool:
-    killed = [s.at for s in evidence.strikes if "ingress" in s.victim and s.fault.startswith("kill")]
+    killed = [s.at for s in evidence.injections if "ingress" in s.victim and s.fault.startswith("kill")]
     ended = exchange.ended_at or 0.0
     return exchange.ending == "dropped" and not any(at - 0.1 <= ended <= at + DROPPED_SECONDS_MAX for at in killed)

@@ -42,7 +42,7 @@ class Exchange(msgspec.Struct, kw_only=True):
     request: str
     streamed: bool
     asked_at: float
-    heard_at: float | None = None
+    first_byte_at: float | None = None
     ended_at: float | None = None
     ending: Ending = "waits"
     status: int = 0
@@ -81,14 +81,14 @@ class Clients:
                 await asyncio.sleep(0.1)
                 tick()
 
-    def first_heard_after(self, moment: float) -> Seconds | None:
+    def first_answer_after(self, moment: float) -> Seconds | None:
         """Wall seconds from a moment to the first answer to a later request."""
-        heard = [e.heard_at for e in self.exchanges if e.asked_at >= moment and e.heard_at is not None]
-        return min(heard) - moment if heard else None
+        answered = [e.first_byte_at for e in self.exchanges if e.asked_at >= moment and e.first_byte_at is not None]
+        return min(answered) - moment if answered else None
 
-    def usual_ttft(self, strikes: Sequence[float]) -> Seconds | None:
+    def usual_ttft(self, injections: Sequence[float]) -> Seconds | None:
         """P90 of wall seconds to the first bytes of streams, without those just after these moments; None with too few."""
-        struck = [(at, at + STRUCK_SECONDS) for at in strikes]
+        struck = [(at, at + STRUCK_SECONDS) for at in injections]
         calm = (e for e in self.exchanges if not any(begin <= e.asked_at < end for begin, end in struck))
         return _ttft_p90([e for e in calm if e.ending == "completed"])
 
@@ -147,7 +147,7 @@ class Clients:
                 exchange.knowledge = response.headers.get("x-pointsman-knowledge", "")
                 parts = []
                 async for part in response.content.iter_any():
-                    exchange.heard_at = exchange.heard_at or time.monotonic()
+                    exchange.first_byte_at = exchange.first_byte_at or time.monotonic()
                     parts.append(part)
             ending, exchange.detail = judged(exchange, b"".join(parts), tokens)
         except TimeoutError:
@@ -172,7 +172,7 @@ class Clients:
 
 
 def _ttft_p90(exchanges: Sequence[Exchange]) -> Seconds | None:
-    waited = sorted(e.heard_at - e.asked_at for e in exchanges if e.streamed and e.heard_at is not None)
+    waited = sorted(e.first_byte_at - e.asked_at for e in exchanges if e.streamed and e.first_byte_at is not None)
     return waited[int(0.9 * len(waited))] if len(waited) >= NORMAL_IN_A_ROW // 2 else None
 
 

@@ -35,7 +35,7 @@ from pointsman_lab.faults.bad_engines import EngineWatch, count_touched
 from pointsman_lab.faults.balancer import Balancer, balanced
 from pointsman_lab.faults.checks import agrees, findings
 from pointsman_lab.faults.clients import Clients, Exchange, unserved
-from pointsman_lab.faults.fleet import Shape, Struck, struck_fleet
+from pointsman_lab.faults.fleet import FleetUnderTest, Shape, start_fleet
 from pointsman_lab.faults.injector import Injection, Injector
 from pointsman_lab.faults.load import ENGINE_ARGUMENTS, RATE, STREAMS, BusyShare, SteadyClients
 from pointsman_lab.faults.log_tail import LogTail
@@ -190,7 +190,7 @@ async def _run(
     faults = _faults_of(options, seed, requests)
     console.print(_announced(options, seed, requests, faults), soft_wrap=True, markup=False)
     async with AsyncExitStack() as stack:
-        fleet = await stack.enter_async_context(struck_fleet(_shape(options, seed, faults), directory))
+        fleet = await stack.enter_async_context(start_fleet(_shape(options, seed, faults), directory))
         balancer = await stack.enter_async_context(balanced(fleet.file.of_role("ingress"))) if options.steady else None
         clock = ScaledClock(options.speed)
         link = await stack.enter_async_context(
@@ -202,7 +202,7 @@ async def _run(
         watch = EngineWatch(witness, fleet.data)
         striker = Injector(fleet, link, seed=seed, watch=watch, balancer=balancer)
         started, busy = time.monotonic(), BusyShare()
-        clients = await _struck(options, requests, seed, striker, faults, fleet, balancer, console)
+        clients = await _serve_and_inject(options, requests, seed, striker, faults, fleet, balancer, console)
         wall_s, busy_share = time.monotonic() - started, busy.share
         evidence = await gathered(fleet, link, striker, witness, clients.exchanges, in_agreement=agrees)
         evidence.balancer = balancer
@@ -213,13 +213,13 @@ async def _run(
     return reported(evidence, findings(evidence), seed=seed, workload=name, wall_s=wall_s, busy_share=busy_share)
 
 
-async def _struck(
+async def _serve_and_inject(
     options: FaultsOptions,
     requests: list[WorkloadRequest],
     seed: int,
     striker: Injector,
     faults: list[Fault],
-    fleet: Struck,
+    fleet: FleetUnderTest,
     balancer: Balancer | None,
     console: Console,
 ) -> Clients:
@@ -237,7 +237,7 @@ async def _struck(
         await striker.run_in_turn(
             faults,
             settle=SETTLE_SECONDS,
-            told=lambda strike: console.print(progress_line(strike), soft_wrap=True, markup=False),
+            on_injected=lambda strike: console.print(progress_line(strike), soft_wrap=True, markup=False),
         )
         steady.stop()
     return steady
@@ -279,11 +279,11 @@ def _announced(options: FaultsOptions, seed: int, requests: list[WorkloadRequest
 
 
 def _note_service(evidence: Evidence, clients: Clients) -> None:
-    strikes = sorted(evidence.strikes, key=lambda strike: strike.at)
-    usual = clients.usual_ttft([strike.at for strike in strikes])
-    for number, strike in enumerate(strikes):
-        ends = strikes[number + 1].at if number + 1 < len(strikes) else float("inf")
-        strike.served_s = clients.first_heard_after(strike.at)
+    injections = sorted(evidence.injections, key=lambda strike: strike.at)
+    usual = clients.usual_ttft([strike.at for strike in injections])
+    for number, strike in enumerate(injections):
+        ends = injections[number + 1].at if number + 1 < len(injections) else float("inf")
+        strike.served_s = clients.first_answer_after(strike.at)
         strike.normal_s = clients.normal_after(strike.at, ends, usual=usual)
         strike.streams_cut = clients.cut_between(strike.at, ends)
         _note_answers(strike, clients.between(strike.at, ends))
@@ -303,7 +303,7 @@ def _note_answers(strike: Injection, exchanges: list[Exchange]) -> None:
     strike.answered = len(exchanges)
     strike.statuses = dict(Counter(str(e.status) for e in exchanges if e.status != HTTPStatus.OK))
     strike.failed = sum(unserved(e) for e in exchanges)
-    waited = sorted(e.heard_at - e.asked_at for e in exchanges if e.streamed and e.heard_at is not None)
+    waited = sorted(e.first_byte_at - e.asked_at for e in exchanges if e.streamed and e.first_byte_at is not None)
     strike.ttft_p99_s = waited[int(0.99 * len(waited))] if waited else None
 
 

@@ -58,7 +58,7 @@ class OwnNats:
 
 
 @dataclass(slots=True)
-class Struck:
+class FleetUnderTest:
     """`nats`: address of the log; `network`: proxy before it, if any."""
 
     data: Path
@@ -119,17 +119,17 @@ class Shape:
 
 
 @asynccontextmanager
-async def struck_fleet(shape: Shape, directory: Path) -> AsyncIterator[Struck]:
+async def start_fleet(shape: Shape, directory: Path) -> AsyncIterator[FleetUnderTest]:
     """Starts the fleet below `directory` and waits until it is ready. Raises FleetStartError, NatsStartError."""
     data, fresh = directory / "data", replace(shape.fleet, directory=directory)
     async with AsyncExitStack() as stack:
         if not shape.own_servers:
             fleet = await stack.enter_async_context(fresh.running())
-            yield Struck(data, fleet.nats)
+            yield FleetUnderTest(data, fleet.nats)
             return
         servers = await _servers(shape.servers, directory, stack)
         urls = ",".join(one.url for one in servers)
-        struck = Struck(data, urls, servers)
+        struck = FleetUnderTest(data, urls, servers)
         if shape.network:
             struck.network = Network(servers[0].port, chance=random.Random(shape.seed))
             stack.push_async_callback(struck.network.close)

@@ -20,7 +20,7 @@ from pointsman_cli.up.probe import NoAnswerError, http_get
 from pointsman_engine_sim.misbehaviour import MISBEHAVE_PATH
 from pointsman_lab.faults.bad_engines import EngineWatch, Touched
 from pointsman_lab.faults.balancer import Balancer
-from pointsman_lab.faults.fleet import NATS, Struck
+from pointsman_lab.faults.fleet import NATS, FleetUnderTest
 from pointsman_lab.faults.schedule import MISBEHAVIOUR, Fault
 
 LEADER_SECONDS_MAX = 20.0
@@ -58,7 +58,7 @@ class Injection(msgspec.Struct, kw_only=True):
 
 class Injector:
     def __init__(
-        self, fleet: Struck, link: Link, *, seed: int, watch: EngineWatch, balancer: Balancer | None = None
+        self, fleet: FleetUnderTest, link: Link, *, seed: int, watch: EngineWatch, balancer: Balancer | None = None
     ) -> None:
         self._fleet = fleet
         self._link = link
@@ -67,7 +67,7 @@ class Injector:
         self._watch = watch
         self._started = 0.0
         self._restarted: set[str] = set()
-        self.strikes: list[Injection] = []
+        self.injections: list[Injection] = []
 
     async def run(self, faults: Sequence[Fault]) -> None:
         self._started = time.monotonic()
@@ -76,13 +76,15 @@ class Injector:
                 await asyncio.sleep(self._started + fault.at - time.monotonic())
                 striking.create_task(self._strike(fault))
 
-    async def run_in_turn(self, faults: Sequence[Fault], *, settle: Seconds, told: Callable[[Injection], None]) -> None:
+    async def run_in_turn(
+        self, faults: Sequence[Fault], *, settle: Seconds, on_injected: Callable[[Injection], None]
+    ) -> None:
         """One fault after the other, with a pause before each and after the last. Calls `told` after each."""
         self._started = time.monotonic()
         for fault in faults:
             await asyncio.sleep(settle)
             await self._strike(fault)
-            told(self.strikes[-1])
+            on_injected(self.injections[-1])
         await asyncio.sleep(settle)
 
     async def leader(self) -> FleetDescribed | None:
@@ -102,7 +104,7 @@ class Injector:
         strike = Injection(
             fault=fault.name, victim=names, pids=pids, at=at, began=at - self._started, lasted=fault.lasts
         )
-        self.strikes.append(strike)
+        self.injections.append(strike)
         if fault.action == "kill":
             for pid in pids:
                 with contextlib.suppress(ProcessLookupError):  # an earlier strike's victim that is not back yet

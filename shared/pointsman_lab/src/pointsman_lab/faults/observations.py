@@ -18,7 +18,7 @@ from pointsman_cli.up.plan import archive_file
 from pointsman_lab.faults.balancer import Balancer
 from pointsman_lab.faults.clients import Exchange
 from pointsman_lab.faults.engine_truth import EngineSilentError, held_keys, replay_endpoint_of
-from pointsman_lab.faults.fleet import Struck
+from pointsman_lab.faults.fleet import FleetUnderTest
 from pointsman_lab.faults.injector import Injection, Injector
 from pointsman_lab.faults.log_tail import LogTail
 
@@ -31,7 +31,7 @@ class Evidence:
     """`truth`: keys in each engine's cache. `archived`: sequence and payload of every archived entry."""
 
     exchanges: list[Exchange]
-    strikes: list[Injection]
+    injections: list[Injection]
     entries: list[LogEntry]
     resets: list[str]
     state: State
@@ -45,7 +45,7 @@ class Evidence:
 
 
 async def gathered(
-    fleet: Struck,
+    fleet: FleetUnderTest,
     link: Link,
     striker: Injector,
     witness: LogTail,
@@ -57,7 +57,7 @@ async def gathered(
     started = time.monotonic()
     while True:
         evidence = Evidence(
-            exchanges, striker.strikes, witness.entries, witness.resets, witness.state, await striker.leader()
+            exchanges, striker.injections, witness.entries, witness.resets, witness.state, await striker.leader()
         )
         overdue = time.monotonic() - started > QUIET_SECONDS_MAX
         if overdue or await _settled(link, evidence):
@@ -81,7 +81,7 @@ async def _settled(link: Link, evidence: Evidence) -> bool:
         return False
 
 
-async def _ask_engines(fleet: Struck, evidence: Evidence) -> None:
+async def _ask_engines(fleet: FleetUnderTest, evidence: Evidence) -> None:
     settings, file = fleet.settings, fleet.file
     chain = KeyChain(secret=settings.secret.encode(), model=file.model, block_tokens=settings.block_tokens)
     for engine in file.of_role("engine"):
@@ -93,7 +93,7 @@ async def _ask_engines(fleet: Struck, evidence: Evidence) -> None:
             evidence.truth[InstanceId(engine.name)] = truth
 
 
-def _read_archive(fleet: Struck, evidence: Evidence) -> None:
+def _read_archive(fleet: FleetUnderTest, evidence: Evidence) -> None:
     file = archive_file(fleet.data)
     try:
         evidence.archived = {e.sequence: e.payload for e in ArchiveHistory(f"sqlite:///{file}").entries()}

@@ -100,7 +100,7 @@ def reported(
         quiet_s=evidence.quiet_s,
         balanced=evidence.balancer is not None,
         busy_share=busy_share,
-        strikes=evidence.strikes,
+        strikes=evidence.injections,
         findings=findings,
     )
 
@@ -114,8 +114,8 @@ def show(console: Console, report: FaultsReport) -> None:
     for strike in report.strikes:
         if strike.touched is not None:
             _show_touched(console, strike.fault, strike.touched)
-    told = ", ".join(f"{count:,} {ending}" for ending, count in report.endings.items())
-    console.print(f"{report.requests:,} requests in {report.wall_s:.0f} s: {told}; {report.blind:,} placed blind")
+    endings = ", ".join(f"{count:,} {ending}" for ending, count in report.endings.items())
+    console.print(f"{report.requests:,} requests in {report.wall_s:.0f} s: {endings}; {report.blind:,} placed blind")
     for detail, count in report.details.items():
         console.print(f"  {count:>5}  {detail}", style="dim", markup=False, soft_wrap=True)
     quiet = "never" if report.quiet_s is None else f"after {report.quiet_s:.1f} s"
@@ -131,13 +131,13 @@ def show(console: Console, report: FaultsReport) -> None:
     console.print(Text(verdict, style="bold green" if report.ok else "bold red"))
 
 
-def _strikes(strikes: list[Injection], columns: Sequence[Column]) -> Table:
+def _strikes(injections: list[Injection], columns: Sequence[Column]) -> Table:
     table = Table(box=box.SIMPLE_HEAD)
     for heading in ("at", "fault", "process"):
         table.add_column(heading)
     for heading, _ in columns:
         table.add_column(heading, justify="right")
-    for strike in sorted(strikes, key=lambda one: one.began):
+    for strike in sorted(injections, key=lambda one: one.began):
         cells = [cell(strike) for _, cell in columns]
         table.add_row(f"{strike.began:.1f} s", strike.fault, strike.victim, *cells)
     return table

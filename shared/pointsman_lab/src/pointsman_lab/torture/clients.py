@@ -113,11 +113,11 @@ class Traffic:
 
 
 async def ask(order: ClientRequest, ingress: IngressProcess) -> None:
-    world = ingress.world
-    order.begun_at = world.loop.time()
-    if ingress.app is None or ingress.life is None:
+    environment = ingress.environment
+    order.begun_at = environment.loop.time()
+    if ingress.app is None or ingress.run is None:
         order.outcome = "nobody there"
-        order.ended_at = world.loop.time()
+        order.ended_at = environment.loop.time()
         return
     headers = {"content-type": "application/json"}
     if order.own_id:
@@ -129,7 +129,7 @@ async def ask(order: ClientRequest, ingress: IngressProcess) -> None:
     if order.last:
         headers["x-slo-tpot-ms"] = PATIENT_MS
     exchange = order.exchange = Exchange(
-        ingress, world.loop, world.chance("clients"), post_scope(COMPLETIONS, headers), order.body
+        ingress, environment.loop, environment.chance("clients"), post_scope(COMPLETIONS, headers), order.body
     )
     exchange.begin(ingress.app)
     try:
@@ -145,7 +145,7 @@ async def ask(order: ClientRequest, ingress: IngressProcess) -> None:
         order.status = exchange.status
         order.instance = exchange.headers.get("x-pointsman-instance", "")
         _judge(order, exchange, body)
-    order.ended_at = world.loop.time()
+    order.ended_at = environment.loop.time()
     exchange.release()
 
 
@@ -158,9 +158,9 @@ def _judge(order: ClientRequest, exchange: Exchange, body: bytes) -> None:
         return
     text, order.outcome = _streamed(order, body) if order.stream else (_whole(order, body), "answered")
     if order.outcome == "answered" and text != order.expected:
-        order.problem = f"said {text[-60:]!r} and not {order.expected[-60:]!r}"
+        order.problem = f"sent {text[-60:]!r}, not {order.expected[-60:]!r}"
     elif not order.expected.startswith(text):
-        order.problem = f"said {text[-60:]!r}, which does not begin as it should"
+        order.problem = f"sent {text[-60:]!r}, which does not begin as expected"
     if exchange.messages.count("http.response.start") != 1 or exchange.messages.count("end") != 1:
         order.problem = f"not one answer: {exchange.messages}"
 

@@ -77,6 +77,6 @@ class Cluster(Environment):
 
     def _read(self, link: str, sequence: Sequence) -> None:
         for scheduler in self.schedulers:
-            own = scheduler.life is not None and scheduler.link.name == link
+            own = scheduler.run is not None and scheduler.link.name == link
             if own and scheduler.service.leading is None:
                 self.lapses.add((link, sequence))

@@ -108,10 +108,10 @@ def _show_sum(verdicts: list[Verdict], failed: list[Verdict]) -> None:
     for verdict in verdicts:
         outcomes.update(verdict.outcomes)
         events.update(verdict.events)
-    told = ", ".join(f"{count} {outcome}" for outcome, count in outcomes.most_common())
+    requests = ", ".join(f"{count} {outcome}" for outcome, count in outcomes.most_common())
     entries = sum(verdict.entries for verdict in verdicts)
     virtual = sum(verdict.virtual_seconds for verdict in verdicts)
-    print(f"{len(verdicts)} seeds, {entries:,} log events, {virtual:,.0f} virtual seconds; requests: {told}")
+    print(f"{len(verdicts)} seeds, {entries:,} log events, {virtual:,.0f} virtual seconds; requests: {requests}")
     print("entries: " + ", ".join(f"{count:,} {kind}" for kind, count in events.most_common()))
     if len(verdicts) == 1:
         print(f"digest of the log: {verdicts[0].digest}")

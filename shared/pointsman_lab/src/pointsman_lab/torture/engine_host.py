@@ -21,7 +21,7 @@ from pointsman.adapters.kv_events.sockets import (
 )
 from pointsman.contracts.fleet import Role
 from pointsman.primitives import InstanceId, Seconds, Sequence, Tokens
-from pointsman_lab.torture.engines import ANSWER_SECONDS, MAX_MODEL_LEN, MODEL, EngineLife, Lies, Misdeed
+from pointsman_lab.torture.engines import ANSWER_SECONDS, MAX_MODEL_LEN, MODEL, FailureMode, Lies, RunningEngine
 from pointsman_lab.torture.loop import MOMENT_SECONDS, VirtualLoop
 
 RECONNECT_SECONDS_MAX = 1.0
@@ -43,45 +43,45 @@ class EngineHost:
         self.replays = replays
         self.names = FurtherNames(adapters=adapters)
         self.lies = Lies()
-        self.misdeed: Misdeed = ""
+        self.failure_mode: FailureMode = ""
         self.well_since: Seconds = 0.0
-        self.last_misdeed: Misdeed = ""
+        self.last_failure_mode: FailureMode = ""
         self.instance = instance
         self.role = role
         self.url = f"http://{instance}:8000"
         self.loop = loop
         self.chance = chance
-        self.life: EngineLife | None = None
+        self.running: RunningEngine | None = None
         self.paused = False
         self.worker_cut = False
-        self.replay_trouble = 0.0
+        self.replay_failures = 0.0
         self.sockets: list[MemorySockets] = []
 
-    def began(self, life: EngineLife) -> None:
-        self.life = life
+    def began(self, running: RunningEngine) -> None:
+        self.running = running
         self.reconnect()
 
-    def misbehave(self, misdeed: Misdeed) -> None:
+    def misbehave(self, failure_mode: FailureMode) -> None:
         """The engine fails requests until changed; its health and load look normal."""
-        if misdeed == "" != self.misdeed:
-            self.well_since, self.last_misdeed = self.loop.time(), self.misdeed
-        self.misdeed = misdeed
-        if self.life is not None:
-            self.life.misbehave(misdeed)
+        if failure_mode == "" != self.failure_mode:
+            self.well_since, self.last_failure_mode = self.loop.time(), self.failure_mode
+        self.failure_mode = failure_mode
+        if self.running is not None:
+            self.running.misbehave(failure_mode)
 
     def died(self) -> None:
-        self.life = None
+        self.running = None
         for sockets in self.sockets:
             sockets.live.break_off()
 
     def reconnect(self) -> None:
-        self.loop.outside(self.chance.uniform(0.0, RECONNECT_SECONDS_MAX), self._handshake, self.life)
+        self.loop.outside(self.chance.uniform(0.0, RECONNECT_SECONDS_MAX), self._handshake, self.running)
 
-    def _handshake(self, life: EngineLife | None) -> None:
-        if life is not self.life or life is None or self.worker_cut:
+    def _handshake(self, running: RunningEngine | None) -> None:
+        if running is not self.running or running is None or self.worker_cut:
             return
         for sockets in self.sockets:
-            life.publisher.subscriber = sockets.live.carry
+            running.publisher.subscriber = sockets.live.carry
             sockets.live.shake_hands()
 
 
@@ -91,18 +91,18 @@ class HostProbe:
         self._block_size = block_size
 
     async def describe(self) -> EngineFacts:
-        life, lies = await self._life(), self._host.lies
+        running, lies = await self._running(), self._host.lies
         return EngineFacts(
             model=lies.model or MODEL,
             max_model_len=lies.max_model_len or MAX_MODEL_LEN,
             version="simulated",
             block_tokens=self._block_size,
-            kv_capacity_tokens=life.model.cache.blocks_max * self._block_size,
+            kv_capacity_tokens=running.model.cache.blocks_max * self._block_size,
             further_names=self._names,
         )
 
     async def load(self) -> EngineLoad:
-        counts, facts = (await self._life()).model.counts, await self.describe()
+        counts, facts = (await self._running()).model.counts, await self.describe()
         load = EngineLoad(
             waiting=counts.waiting,
             running=counts.running,
@@ -119,17 +119,17 @@ class HostProbe:
     def _names(self) -> FurtherNames:
         return replace(self._host.names, aliases=self._host.lies.aliases)
 
-    async def _life(self) -> EngineLife:
+    async def _running(self) -> RunningEngine:
         host = self._host
         await asyncio.sleep(host.chance.expovariate(1 / ANSWER_SECONDS))
         if host.paused or host.worker_cut:
             await asyncio.sleep(PROBE_SECONDS_MAX)
             silent = f"{host.url} does not answer"
             raise EngineAwayError(silent)
-        if host.life is None:
+        if host.running is None:
             refused = f"nothing listens on {host.url}"
             raise EngineAwayError(refused, refused=True)
-        return host.life
+        return host.running
 
 
 class MemorySockets(EngineSockets):
@@ -138,7 +138,7 @@ class MemorySockets(EngineSockets):
         self.live: MemoryLiveSocket = MemoryLiveSocket(host)
         self.replay = MemoryReplaySocket(host) if host.replays else None
         host.sockets = [self]
-        if host.life is not None:
+        if host.running is not None:
             host.reconnect()
 
     @override
@@ -195,11 +195,11 @@ class MemoryLiveSocket(LiveSocket):
     def discard(self) -> None:
         self._arrived.clear()
 
-    def _in_order(self, reach: Callable[..., None], *said: object) -> None:
+    def _in_order(self, reach: Callable[..., None], *arguments: object) -> None:
         loop = self._host.loop
         now = loop.time()
         self._last_at = max(self._last_at + MOMENT_SECONDS, now + self._host.chance.expovariate(1 / ANSWER_SECONDS))
-        loop.outside(self._last_at - now, reach, *said)
+        loop.outside(self._last_at - now, reach, *arguments)
 
     def _interrupt(self) -> None:
         self._interrupted = True
@@ -219,13 +219,13 @@ class MemoryReplaySocket(ReplaySocket):
     async def batches(self, start: Sequence) -> AsyncGenerator[tuple[Sequence, bytes], None]:
         host, chance = self._host, self._host.chance
         await asyncio.sleep(chance.expovariate(1 / ANSWER_SECONDS))
-        life = host.life
-        if life is None or host.paused or host.worker_cut:
+        running = host.running
+        if running is None or host.paused or host.worker_cut:
             await asyncio.sleep(REPLAY_FRAME_SECONDS)
             silent = "no answer in time"
             raise ReplayError(silent)
-        answer = [batch for batch in life.publisher.buffer if batch[0] >= start]
-        trouble = chance.random() < host.replay_trouble
+        answer = [batch for batch in running.publisher.buffer if batch[0] >= start]
+        trouble = chance.random() < host.replay_failures
         broken_at = chance.randrange(len(answer) + 1) if trouble else -1
         breaks_off = chance.random() < 0.5
         for position, batch in enumerate(answer):

@@ -54,11 +54,11 @@ SLOWNESS = 10.0
 
 PIECES_BEFORE_RESET_MAX = 3
 
-Misdeed = Literal["", "errors", "resets", "hang", "slow"]
+FailureMode = Literal["", "errors", "resets", "hang", "slow"]
 """Failures with normal health and load. `errors`: answers 500. `resets`: closes connections within answers. `hang`:
 never answers. `slow`: SLOWNESS times slower. Empty: none."""
 
-MISDEEDS: tuple[Misdeed, ...] = ("errors", "resets", "hang", "slow")
+FAILURE_MODES: tuple[FailureMode, ...] = ("errors", "resets", "hang", "slow")
 
 
 class Truth:
@@ -164,14 +164,14 @@ class MemoryPublisher:
             self.subscriber([b"", sequence.to_bytes(SEQUENCE_BYTES, "big"), payload])
 
     def _falsified(self, changes: list[CacheChange]) -> list[CacheChange]:
-        told: list[CacheChange] = []
+        reported: list[CacheChange] = []
         for change in changes:
             if isinstance(change, RunCached) and self._chance.random() < 0.5:
                 tokens = [token % 3000 + 1000 for token in change.tokens]
-                told.append(RunCached(change.parent, change.hashes, tokens, change.identity))
+                reported.append(RunCached(change.parent, change.hashes, tokens, change.identity))
             elif isinstance(change, CacheReset):
-                told.append(change)
-        return told
+                reported.append(change)
+        return reported
 
 
 @dataclass(slots=True)
@@ -182,7 +182,7 @@ class EngineShape:
     batched_tokens: Tokens
 
 
-class EngineLife:
+class RunningEngine:
     def __init__(
         self,
         loop: VirtualLoop,
@@ -196,7 +196,7 @@ class EngineLife:
         to_others: Session | None,
         adapters: tuple[str, ...] = (),
         lies: Lies | None = None,
-        misdeed: Misdeed = "",
+        failure_mode: FailureMode = "",
     ) -> None:
         """`to_others`: session to the other engines, for prefill/decode transfers."""
         self.truth = Truth(chain, shape.block_size)
@@ -239,30 +239,30 @@ class EngineLife:
         self.app = BadApp(self.engine, tokenizer=tokenizer, metrics=metrics, served=served, transfer=transfer)
         self.app.lies = self.publisher.lies
         self.app.chance = chance
-        self.misbehave(misdeed)
+        self.misbehave(failure_mode)
 
-    def misbehave(self, misdeed: Misdeed) -> None:
-        self.app.misdeed = misdeed
-        self._steady.slow_down(SLOWNESS if misdeed == "slow" else 1.0)
+    def misbehave(self, failure_mode: FailureMode) -> None:
+        self.app.failure_mode = failure_mode
+        self._steady.slow_down(SLOWNESS if failure_mode == "slow" else 1.0)
 
 
 class BadApp(EngineApp):
     """The engine's server with injected failures and wrong `cached_tokens`."""
 
     lies = Lies()
-    misdeed: Misdeed = ""
+    failure_mode: FailureMode = ""
     chance = Random()
 
     @override
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         generates = scope["type"] == "http" and scope["method"] == "POST" and scope["path"].startswith("/v1/")
-        misdeed = self.misdeed if generates else ""
-        if misdeed == "errors":
+        failure_mode = self.failure_mode if generates else ""
+        if failure_mode == "errors":
             await send_whole(send, 500, b'{"error":{"message":"CUDA error","code":500}}', "application/json")
-        elif misdeed == "hang":
+        elif failure_mode == "hang":
             while (await receive())["type"] != "http.disconnect":
                 pass
-        elif misdeed == "resets":
+        elif failure_mode == "resets":
             with contextlib.suppress(_ResetError):
                 await super().__call__(scope, receive, self._reset(send))
         else:

@@ -28,7 +28,7 @@ class Environment:
         self.violations: list[str] = []
         self.healed = False
         self.sites: dict[str, Site] = {}
-        self.lives: list[KillableTask] = []
+        self.runs: list[KillableTask] = []
         self._directory = TemporaryDirectory(prefix="torture-")
         self.state_directory = self._directory.name
 
@@ -53,7 +53,7 @@ class Environment:
     def forget(self) -> None:
         """Breaks reference cycles: FastAPI's caches keep a part of every ingress alive."""
         self._directory.cleanup()
-        for part in (*self.network.links, *self.lives, self.network, self):
+        for part in (*self.network.links, *self.runs, self.network, self):
             vars(part).clear()
 
     def _handler_failed(self, subject: str, error: Exception) -> None:

@@ -125,7 +125,7 @@ class Exchange:
             self._arrived.put_nowait(message)
 
 
-class Asking:
+class PendingResponse:
     def __init__(self, exchange: Callable[[], Awaitable[Exchange]]) -> None:
         self._exchange = exchange
         self._open: Exchange | None = None
@@ -168,12 +168,12 @@ class Session:
 
     def post(
         self, url: URL | str, *, data: Any, headers: dict[str, str] | None = None, allow_redirects: bool = False
-    ) -> Asking:
+    ) -> PendingResponse:
         del allow_redirects
         headers = headers or {}
         self._sends(str(URL(url).host), headers)
         body = data if isinstance(data, bytes) else data.read()
-        return Asking(lambda: self._post(URL(url), body, headers))
+        return PendingResponse(lambda: self._post(URL(url), body, headers))
 
     async def _post(self, url: URL, body: bytes, headers: dict[str, str]) -> Exchange:
         host = str(url.host)

@@ -69,45 +69,45 @@ class Link:
 
     def cut_off(self) -> None:
         self.cut = True
-        self.lose_sight()
+        self.connection_lost()
 
     def mend(self) -> None:
         self.cut = False
-        self.find_again()
+        self.connection_restored()
 
     def kill(self) -> None:
         self.alive = False
 
-    def lose_sight(self) -> None:
+    def connection_lost(self) -> None:
         chance = self.network.chance
         self.network.loop.outside(chance.uniform(0.0, NOTICE_SECONDS_MAX), self._notice)
 
-    def find_again(self) -> None:
+    def connection_restored(self) -> None:
         self.network.loop.outside(self.network.chance.uniform(0.0, 1.0), self._reconnect)
 
-    def hear(self, answer: "asyncio.Future[bytes]", payload: bytes) -> None:
+    def receive(self, answer: "asyncio.Future[bytes]", payload: bytes) -> None:
         if self.open and not answer.done():
             answer.set_result(payload)
-            told = decode_command(payload)
-            if isinstance(told, RouteGranted):
-                self._answered[told.request] = (told.term, self.term)
+            command = decode_command(payload)
+            if isinstance(command, RouteGranted):
+                self._answered[command.request] = (command.term, self.term)
 
-    def heeds(self, request: RequestId) -> str:
+    def stale_answer(self, request: RequestId) -> str:
         """Why the answer on which this ingress dispatches a request is stale, or ""."""
         term, newest = self._answered.get(request, (Term(0), Term(0)))
-        return f"was told so in term {term}, though it knew of term {newest}" if 0 < term < newest else ""
+        return f"relies on an answer of term {term}, though it had read term {newest}" if 0 < term < newest else ""
 
-    def places(self, request: RequestId) -> None:
+    def forget_answer(self, request: RequestId) -> None:
         self._answered.pop(request, None)
 
-    def hear_nobody(self, subject: str, answer: "asyncio.Future[bytes]") -> None:
+    def no_responders(self, subject: str, answer: "asyncio.Future[bytes]") -> None:
         if self.open and not answer.done():
-            answer.set_exception(NoResponderError(f"nobody serves {subject}"))
+            answer.set_exception(NoResponderError(f"no process serves {subject}"))
 
     async def ask(self, subject: str, payload: bytes, timeout: Seconds) -> bytes:
         """Raises NoResponderError, CommandTimeoutError."""
         if not self.connected or not self.alive:
-            nobody = f"not connected, so nobody serves {subject}"
+            nobody = f"not connected, so no process serves {subject}"
             raise NoResponderError(nobody)
         answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._waiting.append(answer)
@@ -123,7 +123,7 @@ class Link:
         finally:
             self._waiting.remove(answer)
 
-    async def passage(self) -> None:
+    async def one_delay(self) -> None:
         network = self.network
         await asyncio.sleep(
             min(network.chance.expovariate(1 / self.conditions.delay), DELAY_MEANS_MAX * self.conditions.delay)
@@ -138,7 +138,7 @@ class Link:
         lost = network.chance.random() < self.conditions.loss
         try:
             async with asyncio.timeout(STORE_SECONDS_MAX):
-                await (asyncio.Event().wait() if lost else self.passage())
+                await (asyncio.Event().wait() if lost else self.one_delay())
         except TimeoutError as error:
             away = "the store does not answer"
             raise StoreUnavailableError(away) from error

@@ -12,17 +12,17 @@ EXPECTED = frozenset({"instance_unschedulable"})
 
 
 @contextmanager
-def listening_for_errors(world: Cluster) -> Iterator[None]:
+def listening_for_errors(cluster: Cluster) -> Iterator[None]:
     before = structlog.get_config()
 
-    def hear(_logger: Any, method: str, event: MutableMapping[str, Any]) -> NoReturn:
+    def receive(_logger: Any, method: str, event: MutableMapping[str, Any]) -> NoReturn:
         if method in ("error", "exception", "critical") and event["event"] not in EXPECTED:
             details = {name: value for name, value in event.items() if name != "event"}
-            world.violation(f"a service logs {event['event']}: {details!r}")
+            cluster.violation(f"a service logs {event['event']}: {details!r}")
         raise structlog.DropEvent
 
     structlog.configure(
-        processors=[hear], wrapper_class=structlog.make_filtering_bound_logger(40), cache_logger_on_first_use=False
+        processors=[receive], wrapper_class=structlog.make_filtering_bound_logger(40), cache_logger_on_first_use=False
     )
     try:
         yield

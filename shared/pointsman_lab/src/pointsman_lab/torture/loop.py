@@ -150,7 +150,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         return self.call_soon(callback, *args, context=context)
 
     @contextmanager
-    def breaking_endless_steps(self, tell: Callable[[str], None]) -> Iterator[None]:
+    def breaking_endless_steps(self, report: Callable[[str], None]) -> Iterator[None]:
         """Reports and aborts a step that exceeds its CPU time. In the main thread only, where signals arrive."""
         if threading.current_thread() is not threading.main_thread():
             yield
@@ -163,12 +163,12 @@ class VirtualLoop(asyncio.BaseEventLoop):
             looks += 1
             if looks * STEP_CPU_SECONDS_MAX > CPU_SECONDS_MAX:
                 endless = f"{CPU_SECONDS_MAX:g} s of the processor and no end, at step {self.steps}"
-                tell(endless)
+                report(endless)
                 raise EndlessStepError(endless)
             if self.steps == seen:
-                where = frame.f_code.co_qualname if frame is not None else "nobody knows where"
+                where = frame.f_code.co_qualname if frame is not None else "an unknown place"
                 endless = f"a step does not come to an end, in {where}"
-                tell(endless)
+                report(endless)
                 raise EndlessStepError(endless)
             seen = self.steps
 
@@ -186,7 +186,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
             self._drop_timer()
         if not ready and not self._stopping:
             if not scheduled:
-                stalled = "everybody waits and nothing is due"
+                stalled = "all tasks wait and nothing is due"
                 raise StalledError(stalled)
             if scheduled[0].when() > self._now:
                 self._now, self._moment = scheduled[0].when(), self.steps
@@ -210,7 +210,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
             return
         self.steps += 1
         if min(STEPS_MAX - self.steps, STEPS_AT_ONE_MOMENT_MAX - self.steps + self._moment) < WATCHED_STEPS:
-            self._ran[_told(handle)] += 1
+            self._ran[_description(handle)] += 1
         elif self._ran:
             self._ran.clear()
         handle._run()
@@ -227,7 +227,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         pass
 
 
-def _told(handle: asyncio.Handle) -> str:
+def _description(handle: asyncio.Handle) -> str:
     callback = cast(Any, handle)._callback
     owner = getattr(callback, "__self__", None)
     if isinstance(owner, asyncio.Task):

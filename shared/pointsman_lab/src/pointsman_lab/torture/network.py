@@ -86,10 +86,10 @@ class Endpoint(Protocol):
 
     @property
     def subscribed(self) -> bool: ...
-    def lose_sight(self) -> None: ...
-    def find_again(self) -> None: ...
-    def hear(self, answer: "asyncio.Future[bytes]", payload: bytes) -> None: ...
-    def hear_nobody(self, subject: str, answer: "asyncio.Future[bytes]") -> None: ...
+    def connection_lost(self) -> None: ...
+    def connection_restored(self) -> None: ...
+    def receive(self, answer: "asyncio.Future[bytes]", payload: bytes) -> None: ...
+    def no_responders(self, subject: str, answer: "asyncio.Future[bytes]") -> None: ...
 
 
 class Served(Protocol):
@@ -119,12 +119,12 @@ class Network:
     def server_down(self) -> None:
         self.broker.available = False
         for link in self.links:
-            link.lose_sight()
+            link.connection_lost()
 
     def server_up(self) -> None:
         self.broker.available = True
         for link in self.links:
-            link.find_again()
+            link.connection_restored()
 
     def lose_newest(self, count: int) -> None:
         """Unflushed entries and in-memory leases are lost while the server is down. Their sequences are reused."""
@@ -196,7 +196,7 @@ class Network:
             return
         listening = [served for served in self._served.get(subject, []) if served.link.subscribed]
         if not listening:
-            self.carry(asker.conditions, asker.hear_nobody, subject, answer)
+            self.carry(asker.conditions, asker.no_responders, subject, answer)
         for served in listening:
             self.carry(served.link.conditions, served.offer, payload, asker, answer)
 

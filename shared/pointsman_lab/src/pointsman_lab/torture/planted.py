@@ -79,7 +79,7 @@ DEFECTS = (
         "            return Status.READY\n        return Status.EJECTED",
     ),
     Defect(
-        "a probe of an earlier life counts",
+        "a probe of an earlier epoch counts",
         "if probed := self.current(event.instance, event.epoch):\n                    probed.parity",
         "if probed := self.fleet.get(event.instance):\n                    probed.parity",
     ),
@@ -124,7 +124,7 @@ DEFECTS = (
         "return max(self.arrived_at, self.placed_at) + self.slo_ttft",
     ),
     Defect(
-        "a draining that nobody needs is undone by a new life",
+        "an unnecessary drain is undone by a new epoch",
         "draining=known.draining if known else False,",
         "draining=False,",
     ),
@@ -154,7 +154,7 @@ DEFECTS = (
         "        return Status.READY\n",
     ),
     Defect(
-        "a new life begins ejected",
+        "a new epoch begins ejected",
         "            draining=known.draining if known else False,\n",
         "            draining=known.draining if known else False,\n            ejected=known.ejected if known else False,\n",
     ),

@@ -1,11 +1,11 @@
 """Queries of the pool model: sets, sums and predictions, each computed from single requests and blocks."""
 
 from pointsman.primitives import BlockKey, Epoch, InstanceId, RequestId, Seconds, Sequence, Tokens
-from pointsman_lab.torture.ejections import Conducts, Peer
+from pointsman_lab.torture.ejections import HealthRecords, Peer
 from pointsman_lab.torture.pool_records import (
     DECODING,
     HANDED_OVER,
-    NO_LIFE,
+    NO_EPOCH,
     PENDING,
     PREFILL,
     BookedRequest,
@@ -17,7 +17,7 @@ from pointsman_lab.torture.pool_records import (
 
 STALL_SECONDS: Seconds = 3.0
 
-FORSAKEN_SECONDS: Seconds = 10.0
+ABORTED_SECONDS: Seconds = 10.0
 
 
 class PoolFigures:
@@ -32,9 +32,9 @@ class PoolFigures:
         self.requests: dict[RequestId, BookedRequest] = {}
         self.ended: set[RequestId] = set()
         self.learned: dict[InstanceId, Learned] = {}
-        self.conducts = Conducts()
+        self.health = HealthRecords()
         self.working_since: dict[InstanceId, Seconds] = {}
-        self._forsaken: dict[InstanceId, tuple[Seconds, Seconds]] = {}
+        self._aborted: dict[InstanceId, tuple[Seconds, Seconds]] = {}
         """By instance: time of the last redispatch, and start of its idle time."""
         self._newest: dict[InstanceId, Epoch] = {}
         self._decided: set[tuple[int, int]] = set()
@@ -56,7 +56,7 @@ class PoolFigures:
 
     def hit_blocks_max(self, keys: list[BlockKey], instance: InstanceId) -> int:
         known = self.instances.get(instance)
-        delivered = {key for told in self._delivered if told.instance == instance for key in told.keys}
+        delivered = {key for prefix in self._delivered if prefix.instance == instance for key in prefix.keys}
         return leading(keys, delivered | self.promised(instance) | (known.keys if known is not None else set()))
 
     def promised(self, instance: InstanceId) -> set[BlockKey]:
@@ -104,8 +104,8 @@ class PoolFigures:
                 since = self.working_since[instance]
         elif waiting:
             since = max(self.working_since.get(instance, 0.0), waiting[0].placed_at)
-        taken_at, idle_since = self._forsaken.get(instance, (0.0, 0.0))
-        if taken_at and now - taken_at <= FORSAKEN_SECONDS:
+        taken_at, idle_since = self._aborted.get(instance, (0.0, 0.0))
+        if taken_at and now - taken_at <= ABORTED_SECONDS:
             since = min(since, idle_since)
         return now - since if now - since > STALL_SECONDS else 0.0
 
@@ -146,7 +146,7 @@ class PoolFigures:
         return False
 
     def tried_by(self, instance: InstanceId) -> list[BookedRequest]:
-        since = self.conducts.of(instance).phase_at
+        since = self.health.of(instance).phase_at
         return [r for r in self.at(instance, PREFILL, HANDED_OVER, DECODING) if r.granted_at >= since]
 
     def peers(self) -> list[Peer]:
@@ -163,4 +163,4 @@ class PoolFigures:
         ]
 
     def newest_epoch(self, instance: InstanceId) -> Epoch:
-        return self._newest.get(instance, NO_LIFE)
+        return self._newest.get(instance, NO_EPOCH)

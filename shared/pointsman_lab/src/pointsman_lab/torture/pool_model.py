@@ -54,27 +54,27 @@ class PoolModel(PoolRequests):
             self._decided.add(decision)
         self._settle(event.at)
         if event.stamp is None and isinstance(event, PrefillFinished | RequestFinished):
-            self.conducts.answers(event.request, event.instance)
+            self.health.answers(event.request, event.instance)
         match event:
             case InstanceJoined():
                 self._join(event)
             case InstanceLeft():
                 self._leave(event)
             case InstanceReported():
-                if (instance := self._life(event.instance, event.epoch)) is not None:
-                    instance.hear(event)
+                if (instance := self._current(event.instance, event.epoch)) is not None:
+                    instance.receive(event)
                     self._compare_models()
             case InstanceProbed():
-                if (instance := self._life(event.instance, event.epoch)) is not None:
+                if (instance := self._current(event.instance, event.epoch)) is not None:
                     instance.parity = event.parity
             case InstanceSuspected():
-                if (instance := self._life(event.instance, event.epoch)) is not None:
+                if (instance := self._current(event.instance, event.epoch)) is not None:
                     instance.suspected = True
             case InstanceDraining() | InstanceUndrained():
                 if self._means_present(event):
                     self.instances[event.instance].draining = isinstance(event, InstanceDraining)
             case InstanceEjected() | InstanceUnejected():
-                if (instance := self._life(event.instance, event.epoch)) is not None:
+                if (instance := self._current(event.instance, event.epoch)) is not None:
                     self._eject(instance, event)
             case CacheEvent():
                 instance = self.instances.get(event.instance)
@@ -104,7 +104,7 @@ class PoolModel(PoolRequests):
                 pass
         return True
 
-    def _life(self, instance: InstanceId, epoch: Epoch) -> ModelledInstance | None:
+    def _current(self, instance: InstanceId, epoch: Epoch) -> ModelledInstance | None:
         known = self.instances.get(instance)
         return known if known is not None and known.epoch == epoch else None
 
@@ -121,8 +121,8 @@ class PoolModel(PoolRequests):
             return
         self._newest[event.instance] = event.epoch
         self._forget(event.instance)
-        self.conducts.joined(event.instance, event.at)
-        self._forsaken.pop(event.instance, None)
+        self.health.joined(event.instance, event.at)
+        self._aborted.pop(event.instance, None)
         before = self.instances.get(event.instance)
         self.instances[event.instance] = ModelledInstance(
             epoch=event.epoch,
@@ -144,9 +144,9 @@ class PoolModel(PoolRequests):
         self._compare_models()
 
     def _leave(self, event: InstanceLeft) -> None:
-        if self._life(event.instance, event.epoch) is not None:
+        if self._current(event.instance, event.epoch) is not None:
             self._forget(event.instance)
-            self.conducts.left(event.instance)
+            self.health.left(event.instance)
             del self.instances[event.instance]
             self._compare_models()
         elif event.stamp is not None and self._means_present(event):
@@ -171,9 +171,9 @@ class PoolModel(PoolRequests):
         instance.ejected = isinstance(event, InstanceEjected)
         instance.half_open = isinstance(event, InstanceUnejected) and event.half_open
         if isinstance(event, InstanceEjected):
-            self.conducts.ejected(event)
+            self.health.ejected(event)
             return
-        self.conducts.unejected(event)
+        self.health.unejected(event)
         if not event.half_open:
             self.learned.pop(event.instance, None)  # taught by one that was sick
 
@@ -184,7 +184,7 @@ class PoolModel(PoolRequests):
         begun = event.at
         if request is not None and event.instance in (request.instance, request.prefilled_by):
             if event.instance == request.instance and request.epoch != known.epoch:
-                return  # an earlier life of it
+                return  # an earlier epoch
             begun = request.granted_at or event.at
         proven = event.failure == "connect_failure"
-        self.conducts.failed(event.request, event.instance, event.at, begun, proven=proven)
+        self.health.failed(event.request, event.instance, event.at, begun, proven=proven)

@@ -18,9 +18,9 @@ PRIOR_SECONDS: Seconds = 2.0
 
 FACTOR_MIN, FACTOR_MAX = 0.25, 4.0
 
-NOBODY = InstanceId("")
+NO_INSTANCE = InstanceId("")
 
-NO_LIFE = Epoch(-1)
+NO_EPOCH = Epoch(-1)
 
 ARRIVED, PENDING, PREFILL, HANDED_OVER, DECODING = "arrived", "pending", "prefill", "handed over", "decoding"
 
@@ -49,8 +49,8 @@ class BookedRequest:
     stage: str = ARRIVED
     attempt: int = 1
     excluded: tuple[InstanceId, ...] = ()
-    instance: InstanceId = NOBODY
-    epoch: Epoch = NO_LIFE
+    instance: InstanceId = NO_INSTANCE
+    epoch: Epoch = NO_EPOCH
     uncached: Tokens = 0
     seconds: Seconds = 0.0
     placed_at: Seconds = 0.0
@@ -58,10 +58,10 @@ class BookedRequest:
     engine_seconds: Seconds = 0.0
     """Prefill work up to its first token at dispatch, its own included."""
     engine_tokens: Tokens = 0
-    decode: InstanceId = NOBODY
-    prefilled_by: InstanceId = NOBODY
+    decode: InstanceId = NO_INSTANCE
+    prefilled_by: InstanceId = NO_INSTANCE
     rebind: bool = False
-    rebound_from: InstanceId = NOBODY
+    rebound_from: InstanceId = NO_INSTANCE
     turn: int = 0
     promise: Promise | None = None
 
@@ -76,7 +76,7 @@ class BookedRequest:
         return max(0.0, now - (self.arrived_at if self.stage == ARRIVED else self.granted_at))
 
     @property
-    def with_nobody(self) -> bool:
+    def awaits_decoder(self) -> bool:
         return self.stage == HANDED_OVER and self.instance == self.prefilled_by
 
 
@@ -110,7 +110,7 @@ class ModelledInstance:
     parity: bool | None = None
     sequence: Sequence = 0
     keys: set[BlockKey] = field(default_factory=set)
-    doubtful: bool = False
+    unverified: bool = False
     """Whether an entry is missing that no snapshot or digest has settled."""
 
     @property
@@ -131,7 +131,7 @@ class ModelledInstance:
         if self.cache == "no_events":
             return "blind"
         proven = self.parity is True and self.certain
-        return "exact" if proven and not self.doubtful and self.cache == "empty" else "degraded"
+        return "exact" if proven and not self.unverified and self.cache == "empty" else "degraded"
 
     @property
     def digest(self) -> int:
@@ -148,7 +148,7 @@ class ModelledInstance:
         if event.epoch != self.epoch or event.sequence < self.sequence + (not snapshot):
             return False
         if event.sequence > self.sequence + 1:
-            self.doubtful = True
+            self.unverified = True
         self.sequence = event.sequence
         match event:
             case BlocksStored():
@@ -160,14 +160,14 @@ class ModelledInstance:
                 self.cache = "empty"
             case CacheSnapshot():
                 self.keys = {key for run in event.runs for key in unpack_keys(run.keys)}
-                self.doubtful = False
+                self.unverified = False
             case CacheGap():
-                self.doubtful = True
+                self.unverified = True
             case _:
                 pass
         return True
 
-    def hear(self, event: InstanceReported) -> None:
+    def receive(self, event: InstanceReported) -> None:
         """A report proves liveness, and its digest settles whether the cache is known."""
         is_news = event.at > self.heard_at
         self.heard_at = max(self.heard_at, event.at)
@@ -178,10 +178,10 @@ class ModelledInstance:
         self.adapters, self.aliases = frozenset(event.adapters), frozenset(event.aliases)
         self.certain = event.certain
         if event.sequence >= self.sequence and self.cache != "no_events":
-            told = (event.sequence, event.blocks, event.digest)
-            self.doubtful = told != (self.sequence, len(self.keys), self.digest)
+            reported = (event.sequence, event.blocks, event.digest)
+            self.unverified = reported != (self.sequence, len(self.keys), self.digest)
         elif is_news and self.cache != "no_events":
-            self.doubtful = True  # somebody else has written events in its name
+            self.unverified = True  # another writer has used its name
 
 
 @dataclass(eq=False)

@@ -23,7 +23,7 @@ from pointsman_lab.torture.pool_records import (
     ARRIVED,
     DECODING,
     HANDED_OVER,
-    NOBODY,
+    NO_INSTANCE,
     PENDING,
     PREFILL,
     BookedRequest,
@@ -66,13 +66,13 @@ class PoolRequests(PoolFigures):
 
     def _evict(self, event: CacheEvent) -> None:
         if isinstance(event, CacheCleared):
-            self._delivered = [told for told in self._delivered if told.instance != event.instance]
+            self._delivered = [prefix for prefix in self._delivered if prefix.instance != event.instance]
             lost = [p for p in self._confirming if p.instance == event.instance]
         elif isinstance(event, BlocksRemoved) and not event.expired:
             keys = set(unpack_keys(event.keys))
-            for told in self._delivered:
-                if told.instance == event.instance:
-                    told.keys = [key for key in told.keys if key not in keys]
+            for prefix in self._delivered:
+                if prefix.instance == event.instance:
+                    prefix.keys = [key for key in prefix.keys if key not in keys]
             lost = [p for p in self._confirming if p.instance == event.instance and not keys.isdisjoint(p.keys)]
         else:
             return
@@ -124,15 +124,15 @@ class PoolRequests(PoolFigures):
             return
         if event.rebound:
             since = self.working_since.get(event.source, 0.0)
-            idle = min(since, self._forsaken.get(event.source, (0.0, since))[1])
-            self._forsaken[event.source] = (event.at, idle)
+            idle = min(since, self._aborted.get(event.source, (0.0, since))[1])
+            self._aborted[event.source] = (event.at, idle)
         self._withdraw(request)
         self._queue(request, event.instance, event.uncached_tokens, event.prefill_seconds)
         request.decode, request.placed_at = event.decode, event.at
         request.rebound_from = event.source if event.rebound else request.rebound_from
 
     def _queue(self, request: BookedRequest, instance: InstanceId, uncached: Tokens, seconds: Seconds) -> None:
-        request.stage, request.instance, request.prefilled_by = PENDING, instance, NOBODY
+        request.stage, request.instance, request.prefilled_by = PENDING, instance, NO_INSTANCE
         request.epoch = self.newest_epoch(instance)
         request.uncached, request.seconds = uncached, seconds
         self._next_turn(request)
@@ -143,7 +143,7 @@ class PoolRequests(PoolFigures):
             return
         if request.stage != DECODING:
             self._release(request.promise)
-        request.promise, request.decode, request.stage = None, NOBODY, ARRIVED
+        request.promise, request.decode, request.stage = None, NO_INSTANCE, ARRIVED
 
     def _next_turn(self, request: BookedRequest) -> None:
         self._turn += 1
@@ -158,16 +158,16 @@ class PoolRequests(PoolFigures):
             if request.stage == DECODING or event.instance not in self.instances:
                 return
             request.attempt = event.attempt
-            self._rehome(request, event.instance)
+            self._requeue_at(request, event.instance)
             request.decode = event.decode or request.decode
         if request.stage == PENDING and request.instance == event.instance:
             request.rebind = event.rebind
             self._enter(request, event.at)
 
-    def _rehome(self, request: BookedRequest, instance: InstanceId) -> None:
+    def _requeue_at(self, request: BookedRequest, instance: InstanceId) -> None:
         self._withdraw(request)
         if request.rebound_from == instance:
-            request.rebound_from = NOBODY
+            request.rebound_from = NO_INSTANCE
         uncached = request.prompt_tokens
         self._queue(request, instance, uncached, self.prefill_cost(request.prompt_tokens, uncached, instance))
 
@@ -183,18 +183,18 @@ class PoolRequests(PoolFigures):
         request = self.requests.get(event.request)
         if request is None:
             return
-        learnable = event.stamp is None and request.rebound_from == NOBODY
-        told_by_source = event.stamp is None and request.rebound_from == event.instance != NOBODY
-        if told_by_source and event.instance in self.instances and request.stage in (PENDING, PREFILL):
-            self._rehome(request, event.instance)  # its ingress had not heard that it was re-bound
+        learnable = event.stamp is None and request.rebound_from == NO_INSTANCE
+        from_source = event.stamp is None and request.rebound_from == event.instance != NO_INSTANCE
+        if from_source and event.instance in self.instances and request.stage in (PENDING, PREFILL):
+            self._requeue_at(request, event.instance)  # its ingress had not read the redispatch
             self._enter(request, event.at)
         if request.instance != event.instance or request.stage not in (PREFILL, HANDED_OVER):
             return
         if request.stage == PREFILL:
             self.working_since[event.instance] = event.at
-            request.decode = NOBODY
+            request.decode = NO_INSTANCE
             if event.stamp is None:
-                self._forsaken.pop(event.instance, None)
+                self._aborted.pop(event.instance, None)
             if learnable:
                 self._learn(request, event.at, event.prefill)
         request.stage = DECODING
@@ -202,7 +202,7 @@ class PoolRequests(PoolFigures):
 
     def _learn(self, request: BookedRequest, at: Seconds, prefill: Seconds) -> None:
         took = FirstToken(at, request.granted_at, prefill, request.engine_seconds)
-        self.conducts.of(request.instance).first_tokens.append(took)
+        self.health.of(request.instance).first_tokens.append(took)
         learned = self.learned.setdefault(request.instance, Learned())
         learned.learn(request.engine_seconds, at - request.granted_at, request.engine_tokens)
 
@@ -215,14 +215,14 @@ class PoolRequests(PoolFigures):
             if event.prefill > 0:
                 self._learn(request, event.at, event.prefill)
             self._confirm(request, event.at)
-        elif request.with_nobody and request.instance == event.source != to:
+        elif request.awaits_decoder and request.instance == event.source != to:
             self._release(request.promise)
         else:
             gone = request.stage == DECODING or (request.stage == HANDED_OVER and request.instance == to)
             if event.stamp is not None or gone:
                 return
             self._withdraw(request)
-        request.stage, request.attempt, request.decode = HANDED_OVER, event.attempt, NOBODY
+        request.stage, request.attempt, request.decode = HANDED_OVER, event.attempt, NO_INSTANCE
         request.instance, request.prefilled_by = to, event.source
         request.epoch = self.newest_epoch(to)
         self._next_turn(request)
@@ -231,14 +231,14 @@ class PoolRequests(PoolFigures):
     def _end(self, event: RequestEnd) -> None:
         self.ended.add(event.request)
         if not isinstance(event, RequestFinished):
-            self.conducts.ended(event.request, given_up=isinstance(event, RequestCancelled))
+            self.health.ended(event.request, given_up=isinstance(event, RequestCancelled))
         request = self.requests.pop(event.request, None)
         if request is None:
             return
         if isinstance(event, RequestFinished):
             self._deliver(request, event)
             if event.instance == request.instance:
-                self.conducts.of(event.instance).served.append(Served(event.at, request.granted_at))
+                self.health.of(event.instance).served.append(Served(event.at, request.granted_at))
         computed = isinstance(event, RequestFinished) and event.instance != (request.rebound_from or None)
         if computed and request.stage in (PREFILL, HANDED_OVER):
             self._confirm(request, event.at)
@@ -253,5 +253,5 @@ class PoolRequests(PoolFigures):
                 Promise(event.instance, request.keys[: event.cached_tokens // self.block_tokens], until)
             )
             held = self.block_tokens * leading(request.keys, known.keys)
-            told = (event.predicted_cached_tokens, held)
-            known.surprises += any(abs(event.cached_tokens - tokens) > self.block_tokens for tokens in told)
+            claims = (event.predicted_cached_tokens, held)
+            known.surprises += any(abs(event.cached_tokens - tokens) > self.block_tokens for tokens in claims)

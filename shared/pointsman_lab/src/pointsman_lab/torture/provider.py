@@ -16,8 +16,10 @@ GOODBYE_SECONDS: Seconds = 2.0
 
 
 class SimulatedProvider(InstanceProvider):
-    def __init__(self, world: Environment, chance: Random, places: list[tuple[EngineProcess, WorkerProcess]]) -> None:
-        self._world = world
+    def __init__(
+        self, environment: Environment, chance: Random, places: list[tuple[EngineProcess, WorkerProcess]]
+    ) -> None:
+        self._environment = environment
         self._chance = chance
         self._places = places
         self._ending: dict[InstanceId, None] = {}
@@ -32,7 +34,7 @@ class SimulatedProvider(InstanceProvider):
     @override
     async def running(self) -> list[ProvidedInstance]:
         fails = await self._called()
-        now = self._world.loop.time()
+        now = self._environment.loop.time()
         found = [ProvidedInstance(e.host.instance, now - self._since.get(e.host.instance, 0.0)) for e in self._wanted]
         self._fail(fails)
         return found
@@ -43,8 +45,8 @@ class SimulatedProvider(InstanceProvider):
         missing = total - len(self._wanted)
         empty = [pair for pair in self._places if not pair[0].wanted]
         for engine, worker in empty[: max(0, missing)]:
-            self._world.note(f"the provider starts {engine.name}")
-            self._since[engine.host.instance] = self._world.loop.time()
+            self._environment.note(f"the provider starts {engine.name}")
+            self._since[engine.host.instance] = self._environment.loop.time()
             for process in (engine, worker):
                 process.wanted = True
                 process.start()
@@ -55,10 +57,10 @@ class SimulatedProvider(InstanceProvider):
         fails = await self._called()
         engine, worker = next(pair for pair in self._places if pair[0].host.instance == instance)
         if engine.wanted and instance not in self._ending:
-            self._world.note(f"the provider stops {instance}")
+            self._environment.note(f"the provider stops {instance}")
             self._ending[instance] = None
             worker.stop(for_good=True)
-            self._world.loop.outside(GOODBYE_SECONDS, self._end, engine, worker)
+            self._environment.loop.outside(GOODBYE_SECONDS, self._end, engine, worker)
         self._fail(fails)
 
     @override

@@ -63,7 +63,7 @@ class SimulatedLog(EventLog):
     @override
     def append_soon(self, event: LogEvent, fence: Fence | None = None) -> None:
         if isinstance(event, RequestGranted | RequestHandedOver) and event.stamp is None:
-            self._link.places(event.request)
+            self._link.forget_answer(event.request)
         self._link.window.put(event, fence=fence)
 
     @override
@@ -95,7 +95,7 @@ class SimulatedLog(EventLog):
     async def extent(self) -> LogExtent:
         try:
             async with asyncio.timeout(EXTENT_SECONDS_MAX):
-                await self._link.passage()
+                await self._link.one_delay()
         except TimeoutError as error:
             away = "the server does not answer"
             raise LogUnavailableError(away) from error
@@ -110,7 +110,7 @@ class SimulatedLog(EventLog):
         begins = True
         async for found in self._stored.read(start, kinds=kinds, at_end=at_end):
             if loop.time() != fresh_at or not self._link.open:
-                await self._link.passage()
+                await self._link.one_delay()
                 fresh_at = loop.time()
             if begins and isinstance(found, LogEntry):
                 self._link.begun = found.sequence
@@ -244,4 +244,4 @@ class _Answer:
 
     def _at_server(self, payload: bytes) -> None:
         if self.network.broker.available:
-            self.network.carry(self.asker.conditions, self.asker.hear, self.answer, payload)
+            self.network.carry(self.asker.conditions, self.asker.receive, self.answer, payload)
