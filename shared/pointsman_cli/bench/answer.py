@@ -8,7 +8,6 @@ import msgspec
 from pointsman.adapters.sse import events_in
 
 TAIL_BYTES = 8192
-
 DATA = b"data:"
 END_MARK = b"[DONE]"
 

@@ -73,7 +73,6 @@ class BenchOptions:
 
 
 def _names(known: Sequence[str]) -> Callable[..., tuple[str, ...]]:
-
     def read(_context: click.Context, _parameter: click.Parameter, value: str | None) -> tuple[str, ...]:
         names = tuple(name.strip() for name in value.split(",")) if value else ()
         if unknown := [name for name in names if name not in known]:

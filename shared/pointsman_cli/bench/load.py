@@ -17,14 +17,10 @@ from pointsman_cli.bench.report import Outcome
 
 VOCAB_SIZE = 4000
 BODIES_AHEAD_MAX = 256
-
 PREPARING_SECONDS = 0.005
-
 IDLE_CONNECTION_SECONDS = 2.0
 """Less than the keep-alive of servers, so that no connection is used while the server closes it."""
-
 NO_ROOM_SECONDS = 0.005
-
 GRACE_SECONDS_AFTER_STOP = 1.0
 
 

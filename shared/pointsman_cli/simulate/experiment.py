@@ -21,11 +21,8 @@ from pointsman_cli.simulate.variants import Variant
 
 J = TypeVar("J")
 R = TypeVar("R")
-
 GENERATED_RATE = 4.0
-
 MISBEHAVING = {"_s1": MORE_REQUESTS, "_s2": LONGER_PREFIXES}
-
 SAMPLES_KEPT_MAX = 600
 
 

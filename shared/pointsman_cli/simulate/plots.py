@@ -25,14 +25,12 @@ Results: TypeAlias = Sequence[CellResult]
 
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#7F6000", "#666666")
 OWN_COLOUR = "#D55E00"
-
 OWN_POLICY = "pointsman"
 LINE_STYLES = ("-", "--", ":", "-.")
 OWN_MARKER = "*"
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p")
 PANELS_MAX = 6
 WINDOWS = 40
-
 HEAD_INCHES = 0.6
 LEGEND_INCHES = 2.2
 LEGEND_ROW_INCHES = 0.2

@@ -15,7 +15,6 @@ VOCAB_SIZE = 4096
 SENTENCES = 30_000
 SEED = 20260101
 END_OF_TEXT, MESSAGE_START, MESSAGE_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
-
 CHAT_TEMPLATE = """\
 {%- if tools %}
 {{- '<|im_start|>system\\n' }}

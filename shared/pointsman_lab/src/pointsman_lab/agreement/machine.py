@@ -14,13 +14,9 @@ from pointsman.primitives import Seconds
 
 DISTURBED_SHARE_MAX = 0.03
 """Of a median prefill. Close to saturation this much less capacity doubles the queue."""
-
 STANDSTILL_SHARE_MAX = 0.2
-
 HEARTBEAT_WALL_SECONDS = 0.02
-
 REQUEST_PATH = frozenset({"ingress", "scheduler", "nats", "engine"})
-
 SERIOUS = frozenset({"warning", "error", "critical"})
 
 

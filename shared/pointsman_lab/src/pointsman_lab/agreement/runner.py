@@ -24,9 +24,7 @@ from pointsman_lab.agreement.machine import REQUEST_PATH, Heartbeat, Machine, wa
 
 SIMULATIONS = 9
 WAY_WALL_SECONDS = 0.01
-
 WAY_SHARE_MAX = 0.025
-
 SPEED_MIN, SPEED_MAX = 0.1, 20.0
 SLO_TTFT_SECONDS: Seconds = 5.0
 PREFILL_WINDOW_TOKENS: Tokens = 16_384

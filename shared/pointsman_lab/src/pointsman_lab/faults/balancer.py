@@ -26,7 +26,6 @@ START_SECONDS_MAX = 10.0
 LOOK_SECONDS = 0.2
 BACKEND = "pointsman"
 OUTPUT_SHOWN_MAX = 2000
-
 CONFIG = """\
 defaults
     mode http

@@ -22,7 +22,6 @@ Ending = Literal["waits", "completed", "refused", "cut", "failed", "dropped", "l
 with an error object. dropped: the connection broke. lost: the client cannot know the result."""
 
 CUT = ("cut", "dropped", "lost")
-
 VOCAB_SIZE = 4000
 PATIENCE_MS = "3600000"
 ANSWER_SECONDS_MAX = 180.0

@@ -24,7 +24,6 @@ restarted later. The last three are those of `/sim/misbehave`."""
 MISBEHAVIOUR = frozenset({"errors", "hang", "slow"})
 GENTLE = MISBEHAVIOUR | {"restart", "down"}
 OF_OWN_SERVERS = frozenset({"network", "down"})
-
 DEFAULT_FAULTS = ("kill:leader", "kill:ingress", "kill:worker", "kill:engine", "kill:nats", "freeze:any")
 BEGIN_SHARE, END_SHARE = 0.1, 0.9
 LASTS_SECONDS = {

@@ -29,9 +29,7 @@ from pointsman_lab.results.numbers import Numbers, StudyNumbers, study_numbers
 from pointsman_lab.results.study import BOUNDS, WARMUP, Study
 
 SEARCH_RUNS = 3.5
-
 NEAR_SHARE = 0.7
-
 SAMPLES_SKIPPED = 10
 
 Advance = Callable[[float], None]

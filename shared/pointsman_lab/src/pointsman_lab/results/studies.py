@@ -11,22 +11,14 @@ from pointsman_cli.simulate.variants import variants
 from pointsman_lab.results.study import BOUND, BOUND_FCFS, BOUND_WITH_FLOOR, OURS, USUAL, Conditions, Row, Study
 
 CONVERSATION = "mooncake_conversation.jsonl"
-
 TOOL_AGENT = "toolagent_reconstructed.jsonl"
-
 INPUT_CAP = 20_480
-
 DOCUMENT_CAP = 40_960
-
 PAPER = "as written"
-
 PAPER_SETTINGS = ("dualmap.both_over=least_loaded",)
-
 PAPER_CONDITIONS: Conditions = {"hot_share": 2.0, "cold_share": 1.0}
 """DualMap as in its paper: hot above 2/n, cold below 1/n, and the less loaded when both are over."""
-
 UNMOVED, MOVED, MOVED_ANYWHERE = "no rebalancing", "rebalancing", "rebalancing anywhere"
-
 CACHE_AWARE = ("sticky_least_loaded.imbalance_tokens_max=147456", "sticky_least_loaded.hit_share_min=0.5")
 """After SGLang's cache-aware router: longest match of at least half of a prompt, until one instance has 32 requests
 more than another (here 32 mean prompts of shared prefixes)."""

@@ -11,9 +11,7 @@ from pointsman_cli.simulate.variants import Variant
 from pointsman_lab.results.central_queue import CentralOrder
 
 WARMUP = 500
-
 SEEDS = (0, 1, 2)
-
 OURS = "pointsman"
 
 Conditions = Mapping[str, Any]

@@ -4,12 +4,8 @@ wait at an engine with room. Uses nothing of `pointsman.policies`: which instanc
 
 from collections.abc import Callable, Collection, Iterator
 
-from pointsman.contracts.decisions import (
-    LeaderElected,
-)
-from pointsman.contracts.fleet import (
-    InstanceUnejected,
-)
+from pointsman.contracts.decisions import LeaderElected
+from pointsman.contracts.fleet import InstanceUnejected
 from pointsman.contracts.requests import RequestEvent
 from pointsman.primitives import InstanceId, Seconds, Sequence
 from pointsman.simulation.replay.leader_order import Kind, LeaderOrder

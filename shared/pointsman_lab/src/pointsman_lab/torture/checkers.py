@@ -4,15 +4,10 @@ ended. Checkers yield findings as sentences."""
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 
-from pointsman.contracts.decisions import (
-    LeaderElected,
-    RequestRejected,
-)
+from pointsman.contracts.decisions import LeaderElected, RequestRejected
 from pointsman.contracts.fleet import InstanceJoined, InstanceLeft
 from pointsman.contracts.reasons import RejectReason
-from pointsman.contracts.requests import (
-    RequestArrived,
-)
+from pointsman.contracts.requests import RequestArrived
 from pointsman.ports import LogEntry
 from pointsman.primitives import InstanceId, RequestId, Seconds, Sequence, Term, Tokens
 from pointsman.simulation.replay.leader_order import Kind, LeaderOrder
@@ -32,7 +27,6 @@ from pointsman_scheduler import policy_config
 REQUESTS = "list of requests"
 FLEET = "fleet"
 BEHIND_SECONDS_MAX = 2.0
-
 NEWS_SECONDS_MAX: Seconds = 15.0
 
 Checker = Callable[[Cluster], Iterator[str]]

@@ -25,7 +25,6 @@ from pointsman_lab.torture.engines import ANSWER_SECONDS, MAX_MODEL_LEN, MODEL, 
 from pointsman_lab.torture.loop import MOMENT_SECONDS, VirtualLoop
 
 RECONNECT_SECONDS_MAX = 1.0
-
 PROBE_SECONDS_MAX = 2.0
 
 

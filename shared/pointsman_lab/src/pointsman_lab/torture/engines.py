@@ -39,19 +39,12 @@ from pointsman_lab.torture.http import Session
 from pointsman_lab.torture.loop import VirtualLoop
 
 MODEL = "pointsman-sim"
-
 PROFILE = "qwen2.5-7b-910b4"
-
 MAX_MODEL_LEN = 4096
-
 ANSWER_SECONDS = 0.0005
-
 TRANSFER_SECONDS_PER_TOKEN = 1e-5
-
 HOLD_SECONDS: Seconds = 20.0
-
 SLOWNESS = 10.0
-
 PIECES_BEFORE_RESET_MAX = 3
 
 FailureMode = Literal["", "errors", "resets", "hang", "slow"]

@@ -22,11 +22,8 @@ from pointsman.primitives import RequestId, Seconds, Sequence, Term
 from pointsman_lab.torture.network import DELAY_MEANS_MAX, IDEAL, Network
 
 ACK_SECONDS_MAX = 1.0
-
 STORE_SECONDS_MAX = 1.0
-
 NOTICE_SECONDS_MAX = 3.0
-
 IN_FLIGHT_MAX = 1024
 
 

@@ -17,7 +17,6 @@ from pointsman_lab.torture.planted import planted as planted_mutants
 
 TORTURE_SEEDS = (61, 27, 67, 30)
 """Together they produce every kind of entry. Choose again when seeds shift."""
-
 SHOWN_MAX = 110
 
 

@@ -45,7 +45,6 @@ TESTS = {
 }
 
 MUTATED = ("policies/dispatch", "state/", "pointsman_worker/translator")
-
 UNMUTATED = ("trackers/", "__init__", "dead_letters", "outages")
 
 SWAPPED: dict[type[ast.AST], tuple[type[ast.AST], ...]] = {

@@ -20,20 +20,14 @@ from pointsman.contracts.fleet import (
     InstanceUndrained,
 )
 from pointsman.contracts.subjects import subject_of
-from pointsman.ports import (
-    LogEntry,
-)
+from pointsman.ports import LogEntry
 from pointsman.primitives import PoolName, Seconds, Sequence
 from pointsman_lab.torture.loop import MOMENT_SECONDS, VirtualLoop
 
 IDEAL_DELAY_SECONDS = 0.0004
-
 DELAY_MEANS_MAX = 12.0
-
 DUPLICATE_SECONDS_MAX = 4.0
-
 LATE_DUPLICATE_SECONDS_MAX = 15.0
-
 RARE_DUPLICATES = 6.0
 
 RARE = (

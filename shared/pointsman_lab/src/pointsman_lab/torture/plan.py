@@ -16,7 +16,6 @@ ROUTING = ("dualmap", "dualmap", "pointsman", "min_ttft", "cache_affinity", "lea
 ADMISSION = ("predicted_ttft", "predicted_ttft", "none")
 ORDERING = ("fcfs", "fcfs", "shortest_prefill", "edf")
 REBIND_SHARE = 0.5
-
 SPLIT_SHARE = 0.25
 ROLES: tuple[tuple[Role, ...], ...] = (
     ("prefill", "decode", "both", "decode", "prefill", "both"),
@@ -27,7 +26,6 @@ ROLES: tuple[tuple[Role, ...], ...] = (
 """By host: the first two can serve a request together."""
 
 EQUALS: tuple[Role, ...] = ("both",) * 6
-
 WITHOUT_REPLAY_SHARE = 0.4
 OUTLIER_SETTINGS: tuple[tuple[str, ...], ...] = (
     (),
@@ -50,7 +48,6 @@ ADAPTER = "torture-lora"
 OVERLOAD_SHARE = 0.35
 OVERLOAD_REQUESTS = 60
 OVERLOAD_OBJECTIVES_MS = (50, 100, 200, 400)
-
 FAULTS_BEGIN: Seconds = 3.0
 FAULTS_SECONDS: Seconds = 24.0
 

@@ -16,7 +16,6 @@ from pointsman_lab.torture.pool_records import (
 )
 
 STALL_SECONDS: Seconds = 3.0
-
 ABORTED_SECONDS: Seconds = 10.0
 
 

@@ -6,22 +6,14 @@ from operator import xor
 
 from pointsman.contracts.block_keys import unpack_keys
 from pointsman.contracts.cache import BlocksRemoved, BlocksStored, CacheCleared, CacheEvent, CacheGap, CacheSnapshot
-from pointsman.contracts.fleet import (
-    InstanceReported,
-    PrefillCost,
-)
+from pointsman.contracts.fleet import InstanceReported, PrefillCost
 from pointsman.primitives import BlockKey, Epoch, InstanceId, RequestId, Seconds, Sequence, Tokens
 
 FADE = 0.97
-
 PRIOR_SECONDS: Seconds = 2.0
-
 FACTOR_MIN, FACTOR_MAX = 0.25, 4.0
-
 NO_INSTANCE = InstanceId("")
-
 NO_EPOCH = Epoch(-1)
-
 ARRIVED, PENDING, PREFILL, HANDED_OVER, DECODING = "arrived", "pending", "prefill", "handed over", "decoding"
 
 

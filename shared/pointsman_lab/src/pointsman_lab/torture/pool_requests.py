@@ -34,12 +34,9 @@ from pointsman_lab.torture.pool_records import (
 
 CONFIRMED_SECONDS: Seconds = 2.0
 """Wall seconds for which a prompt is promised after its first token."""
-
 DELIVERED_SECONDS: Seconds = 45.0
-
 HELD_UP_SECONDS_MIN, HELD_UP_SECONDS_MAX = 0.25, 10.0
 """Wall seconds without a scheduler: less is not an outage, more adds no budget."""
-
 BACKLOG_SHARE = 0.1
 
 

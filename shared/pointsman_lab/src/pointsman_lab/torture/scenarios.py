@@ -23,10 +23,8 @@ FIRST_SECONDS: Seconds = 15.0
 TOUCHED_SHARE_MAX = 0.02
 TRIED_SHARE_MAX = 0.06
 BACK_SECONDS_MAX: Seconds = 30.0
-
 EVIDENCE = 5
 NOTICED_SECONDS: Seconds = 0.25
-
 SENT = (RequestAttemptFailed, PrefillFinished, RequestFinished)
 
 

@@ -30,9 +30,7 @@ from pointsman_lab.torture.link import Link
 from pointsman_lab.torture.network import Endpoint, Network, Served
 
 APPEND_SECONDS_MAX = 4.0
-
 EXTENT_SECONDS_MAX = 2.0
-
 COMMANDS_WAITING_MAX = 4096
 
 
