@@ -15,7 +15,6 @@ from click.testing import CliRunner
 
 from pointsman.contracts.envelope import Stamp
 from pointsman.contracts.fleet import InstanceLeft
-from pointsman.policies.outliers import _Evaluation
 from pointsman.primitives import Epoch, InstanceId, PoolName, Term, WallSeconds
 from pointsman.state import holdings
 from pointsman.state.fleet import Instance
