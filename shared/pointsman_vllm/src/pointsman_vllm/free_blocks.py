@@ -13,7 +13,7 @@ putting and removing a block is O(1), but for the beginning of a phase, which pa
 
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import dropwhile
 from typing import Generic, Protocol, TypeVar
 
@@ -41,8 +41,8 @@ class Prefix(Generic[B]):
     """A cached prefix, named by the hash of its last block."""
 
     block_hash: object
-    copies: dict[int, B] = field(default_factory=dict)
-    """Of its last block, by block id."""
+    copies: int = 0
+    """Of its last block."""
     held: int = 0
     """How many of the copies are held."""
     kept: B | None = None
@@ -88,7 +88,7 @@ class RandomisedFreeBlocks(Generic[B]):
         elif not prefix.held and (prefix.kept is None or prefix.kept is block):
             if prefix.kept is None:
                 self._order.add([prefix])
-            prefix.kept = next(iter(prefix.copies.values()))
+            prefix.kept = next(other for other in self._spare.values() if self._by_block[other.block_id] is prefix)
             del self._spare[prefix.kept.block_id]
 
     def all_uncached(self) -> None:
@@ -171,7 +171,7 @@ class RandomisedFreeBlocks(Generic[B]):
         if prefix is None:
             prefix = self._by_hash[block.block_hash] = Prefix(block.block_hash)
             self._order.grow(before, [prefix])
-        prefix.copies[block.block_id] = block
+        prefix.copies += 1
         self._by_block[block.block_id] = prefix
         self._hold_copy(prefix)
         return prefix
@@ -185,6 +185,6 @@ class RandomisedFreeBlocks(Generic[B]):
 
     def _drop_copy(self, prefix: Prefix[B], block: B) -> None:
         self._by_block[block.block_id] = None
-        del prefix.copies[block.block_id]
+        prefix.copies -= 1
         if not prefix.copies:
             del self._by_hash[prefix.block_hash]
