@@ -5,7 +5,7 @@ blocks could have held blocks below free ones. Operations are O(1), amortised ov
 
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import dropwhile
 from typing import Generic, Protocol, TypeVar
 
@@ -31,7 +31,8 @@ class Prefix(Generic[B]):
     """A cached prefix, named by the hash of its last block. `copies`: of that block, by block id."""
 
     block_hash: object
-    copies: dict[int, B] = field(default_factory=dict)
+    copies: int = 0
+    """Of its last block."""
     held: int = 0
     """The number of held copies."""
     kept: B | None = None
@@ -75,7 +76,7 @@ class RandomisedFreeBlocks(Generic[B]):
         elif not prefix.held and (prefix.kept is None or prefix.kept is block):
             if prefix.kept is None:
                 self._order.add([prefix])
-            prefix.kept = next(iter(prefix.copies.values()))
+            prefix.kept = next(other for other in self._spare.values() if self._by_block[other.block_id] is prefix)
             del self._spare[prefix.kept.block_id]
 
     def all_uncached(self) -> None:
@@ -157,7 +158,7 @@ class RandomisedFreeBlocks(Generic[B]):
         if prefix is None:
             prefix = self._by_hash[block.block_hash] = Prefix(block.block_hash)
             self._order.grow(before, [prefix])
-        prefix.copies[block.block_id] = block
+        prefix.copies += 1
         self._by_block[block.block_id] = prefix
         self._hold_copy(prefix)
         return prefix
@@ -171,6 +172,6 @@ class RandomisedFreeBlocks(Generic[B]):
 
     def _drop_copy(self, prefix: Prefix[B], block: B) -> None:
         self._by_block[block.block_id] = None
-        del prefix.copies[block.block_id]
+        prefix.copies -= 1
         if not prefix.copies:
             del self._by_hash[prefix.block_hash]
