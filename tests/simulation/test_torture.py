@@ -15,6 +15,7 @@ from click.testing import CliRunner
 
 from pointsman.contracts.envelope import Stamp
 from pointsman.contracts.fleet import InstanceLeft
+from pointsman.policies.outliers import _Evaluation
 from pointsman.primitives import Epoch, InstanceId, PoolName, Term, WallSeconds
 from pointsman.state import holdings
 from pointsman.state.fleet import Instance
@@ -174,7 +175,7 @@ _hear_election = SchedulerClient._on_election
         (Speculation, "promise", _promising_nothing, tuple(FAULTS)),
         (RecentDecisions, "first_time", _counting_again, tuple(FAULTS)),
         (SchedulerClient, "_on_election", _forgetting_terms, ("stale leader", "ambush", "bad network")),
-        (_Look, "_consecutive_failures", _ejecting_soon, ("engine errors", "engine hangs")),
+        (_Evaluation, "_consecutive_failures", _ejecting_soon, ("engine errors", "engine hangs")),
     ],
     ids=[
         "the epoch is not looked at",
