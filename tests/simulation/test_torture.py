@@ -21,8 +21,8 @@ from pointsman.state import holdings
 from pointsman.state.fleet import Instance
 from pointsman.state.outliers import Record
 from pointsman.state.parts import StateParts
+from pointsman.state.promises import Promises
 from pointsman.state.recent_decisions import RecentDecisions
-from pointsman.state.speculation import Speculation
 from pointsman_ingress.placement.scheduler_client import SchedulerClient
 from pointsman_lab.main import main
 from pointsman_lab.torture.clocks import SkewedClock
@@ -151,7 +151,7 @@ def _applying_again(parts: StateParts, event: Any) -> Instance | None:
     return instance
 
 
-def _promising_nothing(_speculation: Speculation, _instance: InstanceId, _keys: object) -> None:
+def _promising_nothing(_speculation: Promises, _instance: InstanceId, _keys: object) -> None:
     pass
 
 
@@ -172,7 +172,7 @@ _hear_election = SchedulerClient._on_election
     [
         (StateParts, "current", _ignoring_epochs, tuple(FAULTS)),
         (holdings, "_next_cache_event", _applying_again, tuple(FAULTS)),
-        (Speculation, "promise", _promising_nothing, tuple(FAULTS)),
+        (Promises, "promise", _promising_nothing, tuple(FAULTS)),
         (RecentDecisions, "first_time", _counting_again, tuple(FAULTS)),
         (SchedulerClient, "_on_election", _forgetting_terms, ("stale leader", "ambush", "bad network")),
         (_Evaluation, "_consecutive_failures", _ejecting_soon, ("engine errors", "engine hangs")),

@@ -11,7 +11,7 @@ from pointsman.runtime.line_writer import LineWriter
 from pointsman.runtime.telemetry import ACCESS_LOG_LINES_DROPPED
 from pointsman_ingress.context import RequestFacts
 from pointsman_ingress.engine.usage import Usage
-from pointsman_ingress.http.call import Call
+from pointsman_ingress.http.call import HttpExchange
 from pointsman_ingress.http.request_headers import header_text
 from pointsman_ingress.lifecycle import RequestLifecycle
 
@@ -24,7 +24,7 @@ class AccessLog:
         self._clock = clock
         self._encode = msgspec.json.Encoder().encode
 
-    def write(self, call: Call, facts: RequestFacts, lifecycle: RequestLifecycle | None) -> None:
+    def write(self, call: HttpExchange, facts: RequestFacts, lifecycle: RequestLifecycle | None) -> None:
         """Does not block or raise."""
         seconds = self._clock.wall() - call.received_at_wall
         line = _line(call, facts, lifecycle, seconds=seconds, speed=self._clock.speed, now=datetime.now(UTC))
@@ -33,7 +33,7 @@ class AccessLog:
 
 
 def _line(
-    call: Call,
+    call: HttpExchange,
     facts: RequestFacts,
     lifecycle: RequestLifecycle | None,
     *,

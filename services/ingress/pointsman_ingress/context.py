@@ -7,7 +7,7 @@ from pointsman.contracts.commands import RouteRequest
 from pointsman.primitives import InstanceId, PoolName, Tenant, Tokens
 from pointsman_ingress.endpoints import Endpoint
 from pointsman_ingress.engine.body_rewrites import add_tenant, ask_for_usage
-from pointsman_ingress.http.call import Call
+from pointsman_ingress.http.call import HttpExchange
 from pointsman_ingress.http.errors import bad_request, context_too_long
 from pointsman_ingress.http.request_headers import (
     ANONYMOUS,
@@ -53,7 +53,9 @@ class RequestContext:
     prefix_header: str  # how much of the prompt has block keys
 
 
-async def find_model(call: Call, request: ParsedRequest, pools: Pools, facts: RequestFacts) -> tuple[Pool, Model]:
+async def find_model(
+    call: HttpExchange, request: ParsedRequest, pools: Pools, facts: RequestFacts
+) -> tuple[Pool, Model]:
     """Raises ApiError."""
     facts.model, facts.stream = cleaned(request.model) or None, request.stream
     facts.tenant = facts.tenant or tenant_of(call.headers, request.user)
@@ -63,7 +65,7 @@ async def find_model(call: Call, request: ParsedRequest, pools: Pools, facts: Re
 
 
 async def understand(
-    call: Call,
+    call: HttpExchange,
     endpoint: Endpoint,
     body: bytes,
     request: ParsedRequest,

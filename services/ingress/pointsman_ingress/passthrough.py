@@ -9,7 +9,7 @@ from pointsman.runtime.telemetry import ENGINE_RETRIES
 from pointsman_ingress.context import RequestFacts
 from pointsman_ingress.engine.client import EngineClient, EngineFailedError, EngineRequest, lacks_endpoint
 from pointsman_ingress.engine.first_byte import FirstByteDeadline, first_byte_wall_seconds
-from pointsman_ingress.http.call import Call
+from pointsman_ingress.http.call import HttpExchange
 from pointsman_ingress.http.errors import endpoint_not_found, engine_failed, no_engines, retry_budget_spent
 from pointsman_ingress.placement.fleet_view import Model
 from pointsman_ingress.placement.pools import Pool
@@ -19,7 +19,7 @@ log = structlog.get_logger()
 
 
 async def pass_through(
-    call: Call,
+    call: HttpExchange,
     body: bytes,
     pool: Pool,
     model: Model,

@@ -15,7 +15,7 @@ from pointsman_ingress.delivery import Delivery
 from pointsman_ingress.endpoints import Endpoint
 from pointsman_ingress.engine.client import EngineClient
 from pointsman_ingress.http.api_keys import Keyring
-from pointsman_ingress.http.call import BodyBudget, Call, ClientGoneError, RequestIds
+from pointsman_ingress.http.call import BodyBudget, ClientGoneError, HttpExchange, RequestIds
 from pointsman_ingress.http.errors import (
     ApiError,
     ingress_stopped,
@@ -107,10 +107,12 @@ class Gateway:
             if self._access_log is not None:
                 self._access_log.write(call, RequestFacts(), None)
 
-    def _call(self, endpoint: Endpoint, scope: Scope, send: Send) -> Call:
-        return Call(endpoint.path, endpoint.errors, scope, send, ids=self._ids, clock=self._clock)
+    def _call(self, endpoint: Endpoint, scope: Scope, send: Send) -> HttpExchange:
+        return HttpExchange(endpoint.path, endpoint.errors, scope, send, ids=self._ids, clock=self._clock)
 
-    async def _end_interrupted(self, call: Call, lifecycle: RequestLifecycle | None, cause: CancelCause) -> None:
+    async def _end_interrupted(
+        self, call: HttpExchange, lifecycle: RequestLifecycle | None, cause: CancelCause
+    ) -> None:
         if lifecycle is not None and not lifecycle.ended:
             waits = lifecycle.grant is None and cause is not CancelCause.INGRESS_STOPPED
             if waits and await lifecycle.pool.scheduler.cancel(lifecycle.request, cause):

@@ -38,14 +38,14 @@ from pointsman.primitives import PoolName
 from pointsman.runtime import telemetry
 from pointsman_scheduler.draining import take_drain
 from pointsman_scheduler.fleet_status import describe_fleet
-from pointsman_scheduler.leader import ActiveTerm, Leader, send
+from pointsman_scheduler.leader import ActiveTerm, Candidacy, send
 from pointsman_scheduler.replica import Replica
 from pointsman_scheduler.waiters import UNGRANTED
 
 
 class CommandHandlers:
     def __init__(
-        self, *, leader: Leader, replica: Replica, clock: Clock, policies: PolicySet, pool: PoolName, name: str
+        self, *, leader: Candidacy, replica: Replica, clock: Clock, policies: PolicySet, pool: PoolName, name: str
     ):
         self._leader = leader
         self._replica = replica

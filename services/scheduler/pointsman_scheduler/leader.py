@@ -29,7 +29,7 @@ from pointsman.primitives import Term, WallSeconds
 from pointsman.runtime.health import HealthBoard
 from pointsman.runtime.leadership import Leadership
 from pointsman.state.state import State
-from pointsman_scheduler.heartbeats import Heartbeats
+from pointsman_scheduler.log_liveness import LogLiveness
 from pointsman_scheduler.migrating import MigrationHandler
 from pointsman_scheduler.ownership import Ownership
 from pointsman_scheduler.replica import Replica
@@ -51,7 +51,7 @@ class ActiveTerm:
     """What one term holds: the dispatcher, the waiting ingresses, and decisions that are not written yet."""
 
     def __init__(
-        self, state: State, policies: PolicySet, term: Term, fence: Fence, event_log: EventLog, heartbeats: Heartbeats
+        self, state: State, policies: PolicySet, term: Term, fence: Fence, event_log: EventLog, heartbeats: LogLiveness
     ) -> None:
         self.dispatcher = Dispatcher(state, policies, term=term, on_decision=self._collect)
         self.waiters = Waiters(self.dispatcher)
@@ -90,7 +90,7 @@ async def send(answers: Answers) -> None:
         await reply(answer)
 
 
-class Leader:
+class Candidacy:
     """This scheduler's candidacy for its pool, and its term while it has one."""
 
     def __init__(
@@ -103,7 +103,7 @@ class Leader:
         policies: PolicySet,
         name: str,
         replica: Replica,
-        heartbeats: Heartbeats,
+        heartbeats: LogLiveness,
     ) -> None:
         self._log = event_log
         self._clock = clock

@@ -8,7 +8,7 @@ from pointsman.adapters.calibration_file import Calibration
 from pointsman.contracts.fleet import InstanceJoined, InstanceReported
 from pointsman.primitives import Seconds
 from pointsman.state.engine_profiles import PROFILES
-from pointsman_worker.probe import EngineProbe
+from pointsman_worker.engine_monitor import EngineMonitor
 from pointsman_worker.session import CacheSession, SessionState
 from pointsman_worker.settings import role_of
 
@@ -16,7 +16,7 @@ from pointsman_worker.settings import role_of
 @dataclass(frozen=True, slots=True)
 class FleetEvents:
     state: SessionState
-    probe: EngineProbe
+    probe: EngineMonitor
     calibration: Calibration | None  # None: the profile's costs
 
     def joined(self, session: CacheSession) -> InstanceJoined:

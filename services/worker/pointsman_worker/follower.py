@@ -18,15 +18,15 @@ from pointsman.adapters.kv_events.events import (
     EngineResumed,
 )
 from pointsman.runtime import telemetry
-from pointsman_worker.handover import Successor
-from pointsman_worker.probe import EngineProbe
+from pointsman_worker.engine_monitor import EngineMonitor
+from pointsman_worker.saved_session import SessionStore
 from pointsman_worker.session import EventSource, SessionState
 
 log = structlog.get_logger()
 
 
 class Follower:
-    def __init__(self, state: SessionState, probe: EngineProbe, successor: Successor) -> None:
+    def __init__(self, state: SessionState, probe: EngineMonitor, successor: SessionStore) -> None:
         self._state = state
         self._probe = probe
         self._successor = successor

@@ -8,11 +8,11 @@ from pointsman.adapters.calibration_file import Calibration
 from pointsman.ports import Clock, Commands, EventLog
 from pointsman.primitives import InstanceId, WallSeconds
 from pointsman.runtime.health import HealthBoard
+from pointsman_worker.engine_monitor import Engine, EngineMonitor
 from pointsman_worker.fleet_events import FleetEvents
 from pointsman_worker.follower import Follower
-from pointsman_worker.handover import Successor
-from pointsman_worker.probe import Engine, EngineProbe
 from pointsman_worker.resync import ResyncHandler
+from pointsman_worker.saved_session import SessionStore
 from pointsman_worker.session import UNCONFIRMED_WALL_SECONDS, EventSource, SessionState
 from pointsman_worker.settings import WorkerSettings
 from pointsman_worker.writer import LogWriter
@@ -40,9 +40,9 @@ class WorkerService:
         """`events` None: the engine publishes none. `calibration` None: the profile's costs."""
         state = SessionState(instance, settings, clock, events, unconfirmed_wall_seconds)
         self._instance = instance
-        self._probe = EngineProbe(engine, state, board)
+        self._probe = EngineMonitor(engine, state, board)
         fleet_events = FleetEvents(state, self._probe, calibration)
-        successor = Successor(fleet_events)
+        successor = SessionStore(fleet_events)
         self._follower = Follower(state, self._probe, successor)
         self._writer = LogWriter(event_log, state, fleet_events, successor, board)
         self._resync = ResyncHandler(commands, state, self._writer)

@@ -15,7 +15,7 @@ from pointsman.primitives import Seconds, WallSeconds
 from pointsman.runtime.health import HealthBoard
 from pointsman_worker.event_sequencer import CacheEvents
 from pointsman_worker.fleet_events import FleetEvents
-from pointsman_worker.handover import Successor
+from pointsman_worker.saved_session import SessionStore
 from pointsman_worker.session import CacheSession, SessionState
 
 log = structlog.get_logger()
@@ -35,7 +35,7 @@ class LogWriter:
         event_log: EventLog,
         state: SessionState,
         fleet_events: FleetEvents,
-        successor: Successor,
+        successor: SessionStore,
         board: HealthBoard,
     ) -> None:
         self._log = event_log

@@ -22,7 +22,7 @@ _NOTHING_LEARNED = Correction()
 M = TypeVar("M", bound=Tracker)
 
 
-class ScoredInstance(msgspec.Struct, frozen=True, kw_only=True):
+class CandidateEstimate(msgspec.Struct, frozen=True, kw_only=True):
     """One instance that could take the request. Seconds include the learned correction."""
 
     instance: InstanceId
@@ -107,7 +107,7 @@ class PoolView:
         return self._state.settings.block_tokens
 
     @cached_property
-    def candidates(self) -> list[ScoredInstance]:
+    def candidates(self) -> list[CandidateEstimate]:
         """All eligible instances, in the order of `eligible`."""
         return [self.candidate(instance) for instance in self.eligible]
 
@@ -137,7 +137,7 @@ class PoolView:
         """What the instance has before it: to be read only."""
         return self._state.workload.queues.get(instance_id, EMPTY_QUEUE)
 
-    def candidate(self, instance_id: InstanceId, *, hit_blocks: int | None = None) -> ScoredInstance:
+    def candidate(self, instance_id: InstanceId, *, hit_blocks: int | None = None) -> CandidateEstimate:
         """What an instance offers; with `hit_blocks`, what it would offer if it held that many leading blocks."""
         state = self._state
         prompt_tokens = self.request.prompt_tokens
@@ -149,7 +149,7 @@ class PoolView:
         queue = self.queue(instance_id)
         queued, queued_tokens = queue.work_ahead(self.now)
         correction = state.latency.corrections.get(instance_id, _NOTHING_LEARNED)
-        return ScoredInstance(
+        return CandidateEstimate(
             instance=instance_id,
             hit_blocks=hit_blocks,
             cached_tokens=cached,
@@ -163,7 +163,7 @@ class PoolView:
             transfer_seconds=self._transfer_seconds and (self._transfer_seconds if instance.role == "prefill" else 0.0),
         )
 
-    def familiar(self, equals: list[ScoredInstance]) -> ScoredInstance:
+    def familiar(self, equals: list[CandidateEstimate]) -> CandidateEstimate:
         """Of candidates that are equal to the policy: the one that served this conversation last, else the first."""
         if len(equals) > 1:
             last = self.last_instance

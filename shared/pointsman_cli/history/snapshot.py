@@ -54,7 +54,7 @@ def _instance(state: State, instance: Instance, now: Seconds) -> dict[str, Any]:
         "queue_seconds": state.latency.expected_seconds(instance.id, *queue.work_ahead(now)),
         "blocks": state.index.blocks(instance.id),
         "digest": f"{state.index.digest(instance.id):016x}",
-        "promised_blocks": state.speculation.blocks(instance.id),
+        "promised_blocks": state.promises.blocks(instance.id),
         "cache_sequence": instance.sequence,
         "kv_usage": instance.kv_usage,
         "engine_running": instance.running,

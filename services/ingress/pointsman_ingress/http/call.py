@@ -61,7 +61,7 @@ class BodyBudget:
         self._bytes_left += size
 
 
-class Call:
+class HttpExchange:
     """Forwards only our response headers and the engine's content type."""
 
     def __init__(

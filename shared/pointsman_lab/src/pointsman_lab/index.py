@@ -60,7 +60,7 @@ def holdings(rng: Random, *, instances: int, blocks: int, prompt_blocks: int) ->
     return Holdings(chains, held)
 
 
-class Ours:
+class PointsmanIndex:
     name = "pointsman"
 
     def __init__(self, instances: int) -> None:
@@ -133,7 +133,7 @@ class Rust:
         return json.dumps({"event_id": self._event, "data": data, "dp_rank": 0}).encode()
 
 
-Side = Ours | Rust
+Side = PointsmanIndex | Rust
 
 
 @click.command("index", context_settings=CONTEXT)
@@ -149,7 +149,7 @@ def index_command(instances: int, blocks: int, out: Path | None) -> None:
     """
     rng = Random(SEED)
     held = holdings(rng, instances=instances, blocks=blocks, prompt_blocks=PROMPT_BLOCKS)
-    sides: list[Side] = [Ours(instances)]
+    sides: list[Side] = [PointsmanIndex(instances)]
     try:
         sides.append(Rust())
     except ImportError:

@@ -58,7 +58,7 @@ class RandomisedFreeBlocks(Generic[B]):
         before = None if parent is None else self._by_block[parent.block_id]
         for block in blocks:
             if block.block_hash is not None:
-                before = self._by_block[block.block_id] or self._plant(block, before)
+                before = self._by_block[block.block_id] or self._insert_prefix(block, before)
 
     def uncached(self, block: B) -> None:
         """The block lost its hash other than by being taken from here."""
@@ -126,7 +126,7 @@ class RandomisedFreeBlocks(Generic[B]):
             if block.block_hash is None:
                 self._empty[block.block_id] = block
                 continue
-            prefix = self._by_block[block.block_id] or self._plant(block, None)
+            prefix = self._by_block[block.block_id] or self._insert_prefix(block, None)
             prefix.held -= 1
             if prefix.held:
                 self._spare[block.block_id] = block
@@ -152,7 +152,7 @@ class RandomisedFreeBlocks(Generic[B]):
         rest = list(dropwhile(lambda block: block is not cursor, free))
         return iter(rest[1:] if rest else free)
 
-    def _plant(self, block: B, before: Prefix[B] | None) -> Prefix[B]:
+    def _insert_prefix(self, block: B, before: Prefix[B] | None) -> Prefix[B]:
         """Add a held, newly cached block as a copy of its prefix."""
         prefix = self._by_hash.get(block.block_hash)
         if prefix is None:

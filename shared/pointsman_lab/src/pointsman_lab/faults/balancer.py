@@ -117,7 +117,7 @@ class Balancer:
 
 
 @asynccontextmanager
-async def balanced(ingresses: Sequence[FleetProcess]) -> AsyncIterator[Balancer]:
+async def run_haproxy(ingresses: Sequence[FleetProcess]) -> AsyncIterator[Balancer]:
     """haproxy before these, from when all are in rotation. Raises NoBalancerError."""
     program = shutil.which("haproxy") or shutil.which("haproxy", path="/usr/sbin:/sbin")
     if program is None:

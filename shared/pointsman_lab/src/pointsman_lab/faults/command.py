@@ -32,7 +32,7 @@ from pointsman_cli.progress_bar import progress_bar
 from pointsman_cli.terminal import output_console
 from pointsman_cli.workload_options import check_one_workload, workload_name, workload_options, workload_requests
 from pointsman_lab.faults.bad_engines import EngineWatch, count_touched
-from pointsman_lab.faults.balancer import Balancer, balanced
+from pointsman_lab.faults.balancer import Balancer, run_haproxy
 from pointsman_lab.faults.checks import agrees, findings
 from pointsman_lab.faults.clients import Clients, Exchange, unserved
 from pointsman_lab.faults.fleet import FleetUnderTest, Shape, start_fleet
@@ -191,7 +191,9 @@ async def _run(
     console.print(_announced(options, seed, requests, faults), soft_wrap=True, markup=False)
     async with AsyncExitStack() as stack:
         fleet = await stack.enter_async_context(start_fleet(_shape(options, seed, faults), directory))
-        balancer = await stack.enter_async_context(balanced(fleet.file.of_role("ingress"))) if options.steady else None
+        balancer = (
+            await stack.enter_async_context(run_haproxy(fleet.file.of_role("ingress"))) if options.steady else None
+        )
         clock = ScaledClock(options.speed)
         link = await stack.enter_async_context(
             open_link(fleet.settings, clock, HealthBoard(), name=f"bench-faults-{seed}")

@@ -63,7 +63,7 @@ class FaultsReport(msgspec.Struct, kw_only=True):
     entries: int
     terms: int
     quiet_s: Seconds | None
-    balanced: bool
+    run_haproxy: bool
     busy_share: float
     strikes: list[Injection]
     findings: dict[str, list[str]]
@@ -98,7 +98,7 @@ def reported(
         entries=len(evidence.entries),
         terms=evidence.state.term,
         quiet_s=evidence.quiet_s,
-        balanced=evidence.balancer is not None,
+        run_haproxy=evidence.balancer is not None,
         busy_share=busy_share,
         strikes=evidence.injections,
         findings=findings,
@@ -110,7 +110,7 @@ def _ends(findings: dict[str, list[str]]) -> list[str]:
 
 
 def show(console: Console, report: FaultsReport) -> None:
-    console.print(_strikes(report.strikes, BALANCED_COLUMNS if report.balanced else COLUMNS))
+    console.print(_strikes(report.strikes, BALANCED_COLUMNS if report.run_haproxy else COLUMNS))
     for strike in report.strikes:
         if strike.touched is not None:
             _show_touched(console, strike.fault, strike.touched)

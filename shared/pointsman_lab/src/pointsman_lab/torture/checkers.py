@@ -190,7 +190,7 @@ def nothing_is_left_over(cluster: Cluster) -> Iterator[str]:
     for request in leader.workload.requests.values():
         yield f"the leader still has request {request.id}, {request.stage} at {request.instance}"
     for instance, host in cluster.hosts.items():
-        promised = leader.speculation.blocks(instance)
+        promised = leader.promises.blocks(instance)
         if promised:
             yield f"{promised} blocks are still promised at {instance}"
         if host.running is not None and not host.running.model.idle:

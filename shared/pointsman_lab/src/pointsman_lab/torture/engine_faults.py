@@ -83,10 +83,10 @@ def _lie(injector: Injector, about: str, *, restart: bool = False, **lies: Any) 
     if restart:
         injector.kill_process(engine, 0.5)
     else:
-        injector.later(injector.seconds(8.0), end_lies, injector, engine)
+        injector.later(injector.seconds(8.0), replace_lying_engine, injector, engine)
 
 
-def end_lies(injector: Injector, engine: EngineProcess) -> None:
+def replace_lying_engine(injector: Injector, engine: EngineProcess) -> None:
     if engine.host.lies.any:
         engine.host.lies = Lies()
         injector.kill_process(engine, 0.5)

@@ -8,7 +8,6 @@ from pointsman_lab.torture.engine_faults import (
     cut_ingress_from_engine,
     cut_worker_from_engine,
     drop_events,
-    end_lies,
     engine_errors,
     engine_hangs,
     engine_resets,
@@ -19,6 +18,7 @@ from pointsman_lab.torture.engine_faults import (
     lie_about_name,
     misbehave,
     reconnect_worker,
+    replace_lying_engine,
     restart_unseen,
     stop_dropping_events,
     stop_misbehaving,
@@ -38,7 +38,7 @@ from pointsman_lab.torture.network_faults import (
     storm,
 )
 from pointsman_lab.torture.operator_faults import (
-    archive_away,
+    archive_outage,
     drain,
     garbage,
     poison,
@@ -140,7 +140,7 @@ def heal(injector: Injector) -> None:
         reconnect_worker(injector, host.instance)
     for engine in cluster.engines:
         stop_dropping_events(engine)
-        end_lies(injector, engine)
+        replace_lying_engine(injector, engine)
         stop_misbehaving(injector, engine)
     cluster.recorder.archive.failing = 0.0
     if cluster.provider is not None:
@@ -170,7 +170,7 @@ FAULTS: dict[str, Fault] = {
     "clear cache": Fault(0.5, clear_cache),
     "restart unseen": Fault(0.7, restart_unseen),
     "damage": Fault(1.0, damage_entries),
-    "archive": Fault(0.5, archive_away),
+    "archive": Fault(0.5, archive_outage),
     "kill ingress": Fault(1.5, kill_ingress),
     "kill two": Fault(1.0, kill_two),
     "pause engine": Fault(2.5, pause_engine),

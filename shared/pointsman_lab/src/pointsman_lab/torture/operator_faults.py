@@ -32,7 +32,7 @@ def _provider_back(injector: Injector) -> None:
         injector.cluster.provider.failing = 0.0
 
 
-def archive_away(injector: Injector) -> None:
+def archive_outage(injector: Injector) -> None:
     seconds = injector.seconds(5.0)
     injector.cluster.note(f"the recorder's database fails often for {seconds:.2f} s")
     injector.cluster.recorder.archive.failing = injector.chance.choice((0.3, 1.0))

@@ -134,7 +134,7 @@ class ReferenceModel:
         yield from self._compare_promises(instance)
 
     def _compare_promises(self, instance: InstanceId) -> Iterator[str]:
-        found, promised = self._state.speculation.blocks(instance), len(self._model.promised(instance))
+        found, promised = self._state.promises.blocks(instance), len(self._model.promised(instance))
         if found != promised:
             yield f"{found} blocks are promised at {instance}, not {promised}"
 

@@ -22,7 +22,7 @@ FRESH_WALL_SECONDS: WallSeconds = WallSeconds(60.0)
 FILE_BYTES_MAX = 1 << 30
 
 
-class Handover(msgspec.Struct, frozen=True, kw_only=True):
+class SavedSession(msgspec.Struct, frozen=True, kw_only=True):
     """`joined`: the join event without times. `written`: log sequence of the last write. `kept_at`: Unix time."""
 
     kept_at: Seconds
@@ -37,7 +37,7 @@ class Handover(msgspec.Struct, frozen=True, kw_only=True):
     blocks: HeldBlocks
 
 
-def write_handover(path: Path, handover: Handover) -> None:
+def write_handover(path: Path, handover: SavedSession) -> None:
     """Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_suffix(".new")
@@ -46,14 +46,14 @@ def write_handover(path: Path, handover: Handover) -> None:
     unfinished.replace(path)
 
 
-def read_handover(path: Path, *, now: Seconds) -> Handover | None:
+def read_handover(path: Path, *, now: Seconds) -> SavedSession | None:
     """Deletes the file. Returns None if it is missing, invalid or too old at the Unix time `now`."""
     try:
         if path.stat().st_size > FILE_BYTES_MAX:
             return None
         content = path.read_bytes()
         path.unlink()
-        found = msgspec.msgpack.decode(content, type=Handover)
+        found = msgspec.msgpack.decode(content, type=SavedSession)
     except FileNotFoundError:
         return None
     except (OSError, msgspec.DecodeError, ValueError) as error:
@@ -68,7 +68,7 @@ def read_handover(path: Path, *, now: Seconds) -> Handover | None:
     return found
 
 
-class Successor:
+class SessionStore:
     def __init__(self, fleet_events: FleetEvents) -> None:
         self._fleet_events = fleet_events
         self._state = fleet_events.state
@@ -89,7 +89,7 @@ class Successor:
         if path is None or blocks is None or cursor is None or not complete:
             log.info("handover_skipped", instance=state.instance, cache=session.cache)
             return
-        handover = Handover(
+        handover = SavedSession(
             kept_at=state.unix_time(),
             keys=state.key_chain(session.facts).root(),
             joined=self._fleet_events.identity(session),

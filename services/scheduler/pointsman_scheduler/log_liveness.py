@@ -15,7 +15,7 @@ DOUBT_SHARE = 3.0
 """Multiple of the suspect time for which several silent instances are excused at most."""
 
 
-class Heartbeats:
+class LogLiveness:
     """What one leader has heard of the log in its term. Wall time, but for `listening_since`."""
 
     def __init__(self, clock: Clock, *, suspect_seconds: WallSeconds) -> None:

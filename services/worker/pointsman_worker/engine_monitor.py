@@ -29,7 +29,7 @@ class Engine(Protocol):
     async def load(self) -> EngineLoad: ...
 
 
-class EngineProbe:
+class EngineMonitor:
     def __init__(self, engine: Engine, state: SessionState, board: HealthBoard) -> None:
         self._engine = engine
         self._state = state
