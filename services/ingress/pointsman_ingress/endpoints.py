@@ -1,4 +1,5 @@
-"""Paths served by engines: body parser, stream format and error format of each."""
+"""Paths served by engines: body parser, stream format and error format of each. `app.py` has the others: models, health,
+metrics."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

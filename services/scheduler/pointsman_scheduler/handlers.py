@@ -1,7 +1,5 @@
-"""The commands that a leader answers. In: commands by subject. Out: decisions published, and a reply to each.
-
-A scheduler that does not lead answers none but `cmd.fleet`: the asker tries again.
-"""
+"""Commands of the leader: publishes decisions and replies. Served only while this scheduler holds the lease; one that may
+not decide answers only `cmd.fleet`, and senders retry the others."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any

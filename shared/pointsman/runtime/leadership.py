@@ -1,6 +1,7 @@
 """Leader election by a lease. Clocks are not compared: a leader measures from before its write, a watcher from after it
 saw a new revision; the margin keeps both from acting at once. If that fails (process suspended, record lost) terms
-protect the log: see `ports.Fence` and `State.apply`."""
+protect the log: see `ports.Fence` and `State.apply`. The election itself (LeaderElected, fence) is in
+`pointsman_scheduler/leader.py`, the lease record in `adapters/jetstream/lease.py`."""
 
 from collections.abc import Callable
 
