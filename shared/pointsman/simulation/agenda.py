@@ -1,4 +1,4 @@
-"""The clock of a simulation: calls in the order of their times, equal times in the order in which they were added."""
+"""The clock of a simulation: runs calls in time order; equal times in order of insertion."""
 
 from collections.abc import Callable
 from heapq import heappop, heappush
@@ -22,8 +22,6 @@ class Agenda:
         heappush(self._due, (at, next(self._order), act))
 
     def every(self, seconds: Seconds, act: Action, *, first: Seconds) -> None:
-        """Repeat `act` as long as anything else is due."""
-
         def turn(now: Seconds) -> None:
             act(now)
             self.at(now + seconds, turn)

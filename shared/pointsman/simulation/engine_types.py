@@ -1,4 +1,4 @@
-"""What goes into an engine model and comes out of it: settings, prompts, steps and their results."""
+"""Inputs and results of an engine model."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from pointsman.simulation.block_cache import (
 
 
 class RequestTooLongError(ValueError):
-    """The request would not fit the cache even if it were alone."""
+    """It would not fit the cache even alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,8 +43,6 @@ class EngineSettings:
 
 @dataclass(frozen=True, slots=True)
 class TokenPrompt:
-    """A prompt as token ids, and the tokens that will be generated."""
-
     tokens: Sequence[int]
     generated: TokenSource
     identity: PromptIdentity = ANYONE
@@ -52,7 +50,7 @@ class TokenPrompt:
 
 @dataclass(frozen=True, slots=True)
 class HashedPrompt:
-    """A prompt of `length` tokens as the hashes of its whole blocks."""
+    """Hashes of its whole blocks."""
 
     length: Tokens
     hashes: Sequence[BlockHash]
@@ -63,7 +61,7 @@ Prompt = TokenPrompt | HashedPrompt
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What the engine is computing: `count` forward passes, fused."""
+    """`count` fused forward passes."""
 
     started_at: Seconds
     seconds: Seconds
@@ -78,7 +76,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class PrefillEnded:
-    """A first token. `cached_tokens` of the prompt came from the cache."""
+    """A first token. `cached_tokens`: of the prompt."""
 
     request: RequestId
     cached_tokens: Tokens
@@ -86,8 +84,8 @@ class PrefillEnded:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """`tokens_each` new tokens for each of `decoded`, one for each of `first_tokens`. `finished` have all their tokens
-    and are gone. `changes`: of the cache since the last result."""
+    """`tokens_each` new tokens for each of `decoded`, one for each of `first_tokens`. `changes`: of the cache since the
+    last result."""
 
     ended_at: Seconds
     tokens_each: int
@@ -99,7 +97,7 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True)
 class EngineCounts:
-    """Load, and totals since the start, as vLLM's metrics count them."""
+    """Load, and totals since the start, as in vLLM's metrics."""
 
     waiting: int
     running: int

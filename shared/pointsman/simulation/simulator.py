@@ -1,8 +1,7 @@
-"""The fleet in virtual time: production State, policies and engine model, driven by a clock that jumps.
+"""The fleet in virtual time: production State, Dispatcher and engine model under a virtual clock.
 
-In come a `Scenario` and requests in the order of arrival, out comes an `Outcome`. An arrival is routed by the
-`Dispatcher` of the scheduler service, a grant submits to the `EngineModel` of `pointsman-engine-sim`, and what engines
-cache and answer is folded by `State`. Deterministic: equal scenarios and requests give equal outcomes.
+In: a `Scenario` and requests in order of arrival. Out: an `Outcome`. Deterministic: equal scenarios and requests give
+equal outcomes.
 """
 
 import time
@@ -43,14 +42,12 @@ SLO_TPOT_SECONDS = 0.1
 
 
 def simulate(scenario: Scenario, requests: Sequence[WorkloadRequest], *, mirror: FleetMirror = NO_MIRROR) -> Outcome:
-    """Run until the last request has ended or nothing can happen any more: what waits for an instance that never comes
-    back stays `unfinished`."""
+    """Run until all requests have ended or nothing more can happen; requests waiting for an instance that never returns
+    stay `unfinished`."""
     return Simulation(scenario, requests, mirror).run()
 
 
 class Simulation:
-    """One run: the requests, and what the decisions about them do to the engines."""
-
     def __init__(
         self,
         scenario: Scenario,
@@ -93,7 +90,7 @@ class Simulation:
         return self._outcome
 
     def carry_out(self, events: list[LogEvent], now: Seconds) -> None:
-        """The effect of decisions on engines and rows; they are applied to the state already."""
+        """Effects of decisions on engines and rows; the state has them already."""
         for event in events:
             if self.pool.lags:
                 self.pool.show_later(event, now)
@@ -169,7 +166,7 @@ class Simulation:
     def _submit(self, request_id: RequestId, instance: InstanceId, now: Seconds) -> None:
         engine = self.fleet.engines[instance]
         if not engine.alive:
-            # The connection is refused: the ingress asks again once this decision is carried out.
+            # Connection refused: the ingress asks again once this decision is carried out.
             self._agenda.at(now, lambda at: self._lose(request_id, engine, at, True))
             return
         hands_over = self._hands_over(request_id)
@@ -182,7 +179,7 @@ class Simulation:
         return HashedPrompt(command.prompt_tokens, unpack_keys(command.keys))
 
     def _hands_over(self, request_id: RequestId) -> bool:
-        """Whether it is decoded elsewhere than prefilled."""
+        """Whether it is decoded elsewhere."""
         return self._splits and bool(self.state.workload.requests[request_id].decode)
 
     def _fetch(self, event: RequestHandedOver, now: Seconds) -> None:
@@ -237,7 +234,7 @@ class Simulation:
     # Engine steps
 
     def _turn(self, engine: SimulatedEngine, now: Seconds) -> None:
-        """Begin a step if none is in flight, and be called when the one in flight ends."""
+        """Begin a step if none is in flight, and schedule its end."""
         step = engine.model.step or engine.model.begin_step(now, max_fused_steps=FUSED_STEPS_MAX)
         engine.wake += 1
         if step is not None:

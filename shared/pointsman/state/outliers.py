@@ -1,11 +1,11 @@
-"""How instances serve and fail requests: the evidence for outlier detection (`policies.outliers`).
+"""Served and failed requests of each instance: the evidence for outlier detection (`policies.outliers`).
 
-A failed attempt may be the engine's fault or the request's, so it is *open* first. It is the engine's once another one
-gives the request its first token, or when the request ends after a single engine failed it; the request's own when two
-or more failed it and none served it. A refused connection is always the engine's. What a client cancelled proves
-nothing. If the leader gave the request up before (the engine reports nothing running), the engine is to blame.
+A failed attempt is *open* until attributed. The engine is to blame if another one gives the request its first token, or
+if the request ends with a single engine failing it; the request, if two or more failed it and none served it. Refused
+connections, and requests that the leader gave up because the engine reported no work, are always the engine's fault.
+Client cancellations prove nothing.
 
-Bounded by the constants below. Seconds are engine seconds; history covers HISTORY_WALL_SECONDS.
+Engine seconds; history covers HISTORY_WALL_SECONDS.
 """
 
 from collections import deque
@@ -16,18 +16,18 @@ from pointsman.primitives import InstanceId, RequestId, Seconds
 
 HISTORY_WALL_SECONDS = 60
 PREFILLS_MAX = 64
-"""Of one instance."""
+"""Per instance."""
 OPEN_MAX = 10_000
-"""Requests with open failures; the oldest are forgotten first, as below."""
+"""Requests with open failures; the oldest are dropped first, as below."""
 OPEN_FAILURES_MAX = 64
-"""Of one request."""
+"""Per request."""
 GIVEN_UP_MAX = 1_000
 """Requests that the leader gave up while they were granted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A failed attempt. `since`: when it was granted, or `at` where unknown."""
+    """`since`: when it was granted, or `at` if unknown."""
 
     instance: InstanceId
     at: Seconds
@@ -46,7 +46,7 @@ class Prefill:
 
 @dataclass(frozen=True, slots=True)
 class _GivenUp:
-    """Where a request was that the leader ended, since when, and whether the engine reported nothing running."""
+    """A request that the leader ended: its instance, grant time, and whether the engine reported no work."""
 
     instance: InstanceId
     since: Seconds
@@ -63,12 +63,12 @@ class Tally:
 
 @dataclass(slots=True)
 class Record:
-    """One instance in its present epoch."""
+    """One epoch of an instance."""
 
     tallies: dict[int, Tally] = field(default_factory=dict)
-    """By wall second, the newest HISTORY_WALL_SECONDS of them."""
+    """By wall second."""
     in_a_row: int = 0
-    """Failed attempts begun after the newest served one."""
+    """Consecutive failed attempts begun after the newest served one."""
     last_failure: str = ""
     last_failure_at: Seconds = 0.0
     prefills: deque[Prefill] = field(default_factory=deque)
@@ -78,24 +78,22 @@ class Record:
     """Ejections in a row."""
     ejected_at: Seconds = 0.0
     until: Seconds = 0.0
-    """End of the ejection; 0 where not ejected."""
+    """0 if not ejected."""
     why: str = ""
-    """Of the newest ejection."""
     half_open_since: Seconds = 0.0
-    """0 where not half-open."""
+    """0 if not half-open."""
     whole_since: Seconds = 0.0
     """Since when not ejected."""
     trial: Prefill | None = None
-    """First token of the newest attempt begun since half-open."""
+    """First token of the newest attempt since half-open."""
     trial_served: bool = False
-    """Whether that was answered whole."""
+    """Whether that attempt was served."""
     trials_served: int = 0
-    """Attempts answered whole since half-open."""
+    """Attempts served since half-open."""
     trial_failure: str = ""
-    """How it failed."""
 
     def clear(self) -> None:
-        """A new phase: nothing before it counts."""
+        """New phase: discard all evidence."""
         self.tallies = {}
         self.prefills = deque()
         self.in_a_row, self.last_failure = 0, ""
@@ -104,8 +102,6 @@ class Record:
 
 
 class Outliers:
-    """A record of each instance that has served or failed a request."""
-
     def __init__(self, speed: float) -> None:
         self._speed = speed
         self._records: dict[InstanceId, Record] = {}
@@ -135,7 +131,7 @@ class Outliers:
     # Attempts
 
     def failed(self, request: RequestId, failure: Failure, *, proven: bool) -> None:
-        """`proven`: certainly not the request's fault."""
+        """`proven`: certainly the engine's fault."""
         if proven:
             self._convict(failure)
             return
@@ -147,18 +143,17 @@ class Outliers:
             del self._open[next(iter(self._open))]
 
     def gave_up(self, request: RequestId, instance: InstanceId, *, since: Seconds, idle: bool) -> None:
-        """The leader ended a request granted there at `since`. `idle`: because the engine reported nothing running."""
+        """The leader ended a request granted there at `since`. `idle`: because the engine reported no work."""
         self._given_up[request] = _GivenUp(instance, since, idle)
         if len(self._given_up) > GIVEN_UP_MAX:
             del self._given_up[next(iter(self._given_up))]
 
     def is_idle_at(self, request: RequestId, instance: InstanceId) -> bool:
-        """Whether the request was given up because this engine reported nothing running."""
         gone = self._given_up.get(request)
         return gone is not None and gone.idle and gone.instance == instance
 
     def given_up(self, request: RequestId, instance: InstanceId) -> Seconds | None:
-        """Grant time of a request that the leader gave up there, once; None for any other."""
+        """Grant time of a request that the leader gave up there, once; else None."""
         gone = self._given_up.get(request)
         if gone is None or gone.instance != instance:
             return None
@@ -166,7 +161,7 @@ class Outliers:
         return gone.since
 
     def answered(self, request: RequestId, instance: InstanceId) -> None:
-        """A first token from there: engines that failed it before are to blame."""
+        """A first token: engines that failed the request before are to blame."""
         for failure in self._open.pop(request, ()):
             if failure.instance != instance:
                 self._convict(failure)
@@ -178,7 +173,6 @@ class Outliers:
             self._convict(failures[-1])
 
     def prefilled(self, instance: InstanceId, prefill: Prefill, *, since: Seconds) -> None:
-        """An attempt begun at `since` has its first token."""
         record = self._of(instance)
         record.prefills.append(prefill)
         if len(record.prefills) > PREFILLS_MAX:
@@ -187,7 +181,6 @@ class Outliers:
             record.trial, record.trial_served, record.trial_failure = prefill, False, ""
 
     def served(self, instance: InstanceId, at: Seconds, *, since: Seconds) -> None:
-        """An attempt begun at `since` was answered whole."""
         record = self._of(instance)
         self._tally(record, at).served += 1
         if since >= record.served_since:
@@ -212,7 +205,6 @@ class Outliers:
         record.whole_since = at
 
     def joined(self, instance: InstanceId, at: Seconds) -> None:
-        """A new epoch."""
         self._records[instance] = Record(whole_since=at)
 
     def left(self, instance: InstanceId) -> None:

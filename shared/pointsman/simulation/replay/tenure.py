@@ -1,9 +1,8 @@
-"""One term recomputed: the production Dispatcher makes each decision again, on the state that its leader had.
+"""Recomputes one term: the production Dispatcher makes each decision again, on the state that its leader had.
 
-In come the entries behind the LeaderElected (`leader_order` orders them), out go counts and differences into a `Verdict`.
-The calls follow from the decisions: a RequestArrived was a `route`, a RequestGranted on its own a `grant_waiting`. What
-the leader was asked is taken from the log; that it followed the rules, and all figures, are recomputed. The log's
-decision is applied, so that one difference does not cause the next.
+In: the entries behind the LeaderElected; out: counts and differences in a `Verdict`. Calls are derived from the
+recorded decisions; requests come from the log, everything else is recomputed. The recorded decision is applied, so that
+one difference does not cause the next.
 """
 
 import contextlib
@@ -46,11 +45,11 @@ _ANSWERS = (RequestPlaced, RequestRejected, RequestHandedOver, HandOverRefused)
 
 
 class _NotWrittenError(Exception):
-    """The log does not have what the Dispatcher decided: the call ends here."""
+    """Raised where the log lacks what the Dispatcher decided; ends the call."""
 
 
 class Tenure:
-    """One term: its leader's state, and its decisions in the order of their numbers."""
+    """The leader's state, and its decisions in the order of their numbers."""
 
     def __init__(
         self,
@@ -69,7 +68,7 @@ class Tenure:
         self._order: LeaderOrder[LogEntry] = LeaderOrder(summary.term)
         self._moment: tuple[float, Sequence] = (0.0, 0)
         self._tape: deque[tuple[LogEntry, LogEvent]] = deque()
-        """Decisions of one moment (`now` and `as_of`); a call makes no others."""
+        """Decisions of one moment (`now` and `as_of`)."""
         self._ends = False
         self._is_cut = False
 
@@ -81,7 +80,7 @@ class Tenure:
             self._take(step)
 
     def close(self) -> None:
-        """Judge what is left. The last call of the term may have been cut short."""
+        """The last call of the term may have been cut short."""
         self._ends = True
         self._judge_moment()
         for step in self._order.finish():
@@ -108,7 +107,7 @@ class Tenure:
             self._verdict.decisions -= 1  # written twice
 
     def _pass_over(self, event: LogEvent) -> None:
-        """Decisions before the hole are judged, those behind it are not."""
+        """Decisions before the hole are judged, later ones are not."""
         hole = self._order.hole
         if not self._is_cut:
             self._is_cut = self._ends = True
@@ -136,7 +135,7 @@ class Tenure:
                 tape.popleft()
 
     def _decide_again(self, event: LogEvent) -> None:
-        """Make the call that led to this decision; `_compare` gets all that it decides."""
+        """Repeat the call that led to this decision; `_compare` gets all its decisions."""
         dispatcher, now = self._dispatcher, event.at
         match event:
             case RequestArrived():
@@ -199,7 +198,7 @@ class Tenure:
         self._tape.popleft()
 
     def _compare(self, recomputed: LogEvent) -> LogEvent:
-        """The log's decision in place of this one. Raises _NotWrittenError if there is none."""
+        """Returns the recorded decision in place of this one. Raises _NotWrittenError if there is none."""
         tape = self._tape
         if not tape or not _same_subject(tape[0][1], recomputed):
             if tape or not self._ends:
@@ -232,7 +231,7 @@ class Tenure:
 
 
 def _asked_again(request: Request, answer: RequestPlaced | RequestRejected) -> RouteRequest:
-    """A repeated command for a request that the leader knows."""
+    """A repeated command for a known request."""
     return RouteRequest(
         request=request.id,
         ingress="",
@@ -249,7 +248,6 @@ def _asked_again(request: Request, answer: RequestPlaced | RequestRejected) -> R
 
 
 def _same_subject(recorded: LogEvent, recomputed: LogEvent) -> bool:
-    """Whether two events decide about the same thing."""
     if isinstance(recorded, _ANSWERS) and isinstance(recomputed, _ANSWERS):
         return recorded.request == recomputed.request
     if type(recorded) is not type(recomputed):

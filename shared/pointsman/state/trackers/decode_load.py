@@ -1,10 +1,8 @@
 """Decode speed of each instance by its number of decoding requests; the basis of TPOT predictions.
 
-Each finished answer is one point: seconds per token over the mean number of requests decoding at its first and last token.
-A line is fitted by least squares with weights that halve every HALF_LIFE_SECONDS, slope and offset at least 0. Bias:
-contexts and prefills count only as far as they correlate with the number of requests.
-
-Without fresh evidence there is no prediction; so a refusal ends by itself when the evidence has faded.
+Each finished answer is one point: seconds per token over the mean number of requests decoding at its first and last
+token. Least squares with weights that halve every HALF_LIFE_SECONDS, slope and offset at least 0; no prediction without
+recent points. Bias: contexts and prefills count only as far as they correlate with the number of requests.
 """
 
 from dataclasses import dataclass
@@ -54,15 +52,13 @@ class DecodeFit:
 
 
 class DecodeLoad(Tracker):
-    """One fit an instance, and its decoding requests."""
-
     def __init__(self) -> None:
         self._fits: dict[InstanceId, DecodeFit] = {}
         self._decoding: dict[InstanceId, dict[RequestId, int]] = {}
-        """By request: how many decoded when it began, itself included."""
+        """Number of requests decoding when each began, itself included."""
 
     def predicted_tpot(self, instance: InstanceId, now: Seconds, *, others: int | None = None) -> Seconds | None:
-        """Seconds per token with one more request; None without evidence. `others`: how many decode already, if not those
+        """Seconds per token with one more request; None without evidence. `others`: requests decoding; default: those
         with a first token."""
         fit = self._fits.get(instance)
         if fit is None or fit.evidence(now) < EVIDENCE_MIN:

@@ -1,8 +1,7 @@
-"""Accounts of tenants, one for each instance's queue: the base of fair orderings.
+"""Balances of tenants for each instance's queue: the base of fair orderings.
 
-An account has the waiting tenants and one balance for each tenant; subclasses define what it means and how it changes
-when a tenant starts to wait and when a request is granted. Output is charged at the end of a whole answer. A tenant that
-does not wait may be forgotten beyond TENANTS_REMEMBERED_MAX; it then starts as new.
+Subclasses define how a balance changes when a tenant starts to wait and when a request is granted. Output is charged at
+the end of a whole answer. Beyond TENANTS_REMEMBERED_MAX, tenants that do not wait are dropped.
 """
 
 from abc import abstractmethod
@@ -20,17 +19,15 @@ TENANTS_REMEMBERED_MAX = 1_000
 
 @dataclass(slots=True)
 class Account:
-    """`balances`: the tenant that came to wait longest ago first."""
+    """`balances`: the tenant that started to wait longest ago first."""
 
     balances: dict[Tenant, float] = field(default_factory=dict)
     waiting: dict[Tenant, int] = field(default_factory=dict)
-    """Pending requests of each tenant that has any."""
+    """Pending requests by tenant."""
     last_granted: Tenant | None = None
 
 
 class TenantAccounts(Tracker):
-    """One account an instance."""
-
     def __init__(self) -> None:
         self._accounts: dict[InstanceId, Account] = {}
 
@@ -41,15 +38,14 @@ class TenantAccounts(Tracker):
 
     @abstractmethod
     def opening_balance(self, account: Account, balance: float) -> float:
-        """The balance of a tenant that starts to wait; it is not in `account.waiting` yet."""
+        """Of a tenant that starts to wait and is not in `account.waiting` yet."""
 
     @abstractmethod
     def charge_input(self, account: Account, request: Request) -> None:
-        """Charge a grant; the tenant is still in `account.waiting`."""
+        """The tenant is still in `account.waiting`."""
 
     @abstractmethod
-    def charge_output(self, account: Account, tenant: Tenant, tokens: int) -> None:
-        """Charge generated tokens to a tenant with a balance."""
+    def charge_output(self, account: Account, tenant: Tenant, tokens: int) -> None: ...
 
     @override
     def placed(self, request: Request, at: Seconds) -> None:
