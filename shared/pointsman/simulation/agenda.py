@@ -30,11 +30,9 @@ class Agenda:
         self.at(first, turn)
 
     def stop(self) -> None:
-        """End `run` after the present call."""
         self._stopped = True
 
     def run(self) -> None:
-        """Until `stop`, or until only repeating calls are left."""
         due = self._due
         while not self._stopped and len(due) > self._repeating:
             self.now, _, act = heappop(due)

@@ -1,11 +1,7 @@
-"""The KV cache of one engine, block by block, as in vLLM.
-
-A full block gets a hash, chained over all tokens before it, and is *cached*: requests share it, and it stays after its
-last holder until evicted. Requests release tail first, so the cache stays closed under prefixes. Hashes are the
-engine's own, never Pointsman's keys.
-
-Unlike vLLM, a second copy of a block is dropped as soon as it is full, so a hash is stored once.
-"""
+"""The KV cache of one engine, block by block, as in vLLM. A full block gets a hash, chained over all tokens before it,
+and is *cached*: requests share it, and it stays after its last holder until evicted. Requests release tail first, so
+the cache stays closed under prefixes. Hashes are the engine's own, never Pointsman's keys. Unlike vLLM, a second copy
+of a block is dropped as soon as it is full, so a hash is stored once."""
 
 from array import array
 from collections import OrderedDict
@@ -22,7 +18,6 @@ from pointsman.primitives import Tokens
 from pointsman.simulation.eviction_rlt import RandomisedLeafToken
 
 BlockHash = int
-"""Chained, 64 bits."""
 
 HASH_BYTES = 8
 _MASK = (1 << 64) - 1
@@ -70,8 +65,6 @@ CacheChange = RunCached | BlocksEvicted | CacheReset
 
 
 class BlockHasher:
-    """Chains block hashes over token ids, salted by `seed`."""
-
     def __init__(self, *, block_tokens: Tokens, seed: int = 0) -> None:
         self.block_tokens = block_tokens
         self._root = blake2b(f"engine-{seed}".encode(), digest_size=HASH_BYTES).digest()
@@ -96,14 +89,10 @@ TokenSource = Callable[[int, int], Sequence[int]]
 
 
 class BlockChain(Protocol):
-    """The blocks of one request's tokens, prompt first."""
-
     hashes: list[BlockHash]
     identity: PromptIdentity
 
-    def extend_to(self, blocks: int) -> None:
-        """Compute the hashes of the first `blocks` blocks."""
-        ...
+    def extend_to(self, blocks: int) -> None: ...
 
     def tokens(self, first: int, last: int) -> Sequence[int]:
         """Of blocks `first` to `last` (exclusive); empty if unknown."""
@@ -111,10 +100,7 @@ class BlockChain(Protocol):
 
 
 class TokenChain(BlockChain):
-    """Hashed from token ids."""
-
     def __init__(self, prompt: Sequence[int], *, generated: TokenSource, hasher: BlockHasher, identity: PromptIdentity):
-        """Raises ValueError if a token id does not fit 32 bits."""
         try:
             self._tokens = array("I", prompt)
         except (OverflowError, TypeError) as error:
@@ -146,10 +132,7 @@ class TokenChain(BlockChain):
 
 
 class OpaqueChain(BlockChain):
-    """Given as hashes; generated blocks get hashes of their own."""
-
     def __init__(self, hashes: Sequence[BlockHash], *, unique: int) -> None:
-        """`unique`: a number of this request."""
         self.hashes = list(hashes)
         self.identity = ANYONE
         self._unique = unique
@@ -166,23 +149,15 @@ class OpaqueChain(BlockChain):
 
 
 class EvictionOrder(Protocol):
-    """The unheld cached blocks in order of eviction."""
-
-    def grow(self, parent: BlockHash | None, hashes: Sequence[BlockHash]) -> None:
-        """These consecutive blocks are cached and held, the first after `parent`."""
-        ...
+    def grow(self, parent: BlockHash | None, hashes: Sequence[BlockHash]) -> None: ...
 
     def add(self, hashes: Iterable[BlockHash]) -> None:
         """The last holder released these blocks, tail first."""
         ...
 
-    def discard(self, block: BlockHash) -> None:
-        """The block is held again."""
-        ...
+    def discard(self, block: BlockHash) -> None: ...
 
-    def take(self, count: int) -> list[BlockHash]:
-        """Evict `count` blocks; at least as many are unheld."""
-        ...
+    def take(self, count: int) -> list[BlockHash]: ...
 
     def clear(self) -> None: ...
 
@@ -190,8 +165,6 @@ class EvictionOrder(Protocol):
 
 
 class LeastRecentlyUsed(EvictionOrder):
-    """vLLM's free queue."""
-
     def __init__(self) -> None:
         self._queue: OrderedDict[BlockHash, None] = OrderedDict()
 
@@ -238,7 +211,6 @@ class BlockCache:
 
     @property
     def blocks_free(self) -> int:
-        """Empty or unheld."""
         return self.blocks_max - self._private - len(self._holders) + len(self._unheld)
 
     @property
@@ -249,14 +221,12 @@ class BlockCache:
         return block in self._holders
 
     def __len__(self) -> int:
-        """Cached blocks."""
         return len(self._holders)
 
     def cached(self) -> set[BlockHash]:
         return set(self._holders)
 
     def hit(self, hashes: Sequence[BlockHash], *, blocks_max: int) -> int:
-        """Leading cached blocks."""
         holders = self._holders
         count = 0
         for block in islice(hashes, blocks_max):
@@ -271,7 +241,6 @@ class BlockCache:
         return self.blocks_free - sum(1 for block in hashes if not holders[block])
 
     def hold(self, hashes: Iterable[BlockHash]) -> None:
-        """One more request holds these cached blocks."""
         holders = self._holders
         for block in hashes:
             if not holders[block]:
@@ -325,7 +294,6 @@ class BlockCache:
         return True
 
     def take_changes(self) -> list[CacheChange]:
-        """Changes since the last call, in order."""
         changes, self._changes = self._changes, []
         return changes
 
@@ -352,7 +320,6 @@ def _little_endian(tokens: "array[int]") -> bytes:
 
 
 def _scrambled(value: int) -> int:
-    """splitmix64's finaliser."""
     value = (value + 0x9E3779B97F4A7C15) & _MASK
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK

@@ -1,8 +1,5 @@
-"""Decoding without touching every request at every step.
-
-All decoding requests advance together: one *tick* per decode step. A request is touched only when it fills a block or
-has all its tokens.
-"""
+"""Decoding without touching every request at every step. All decoding requests advance together: one *tick* per decode
+step. A request is touched only when it fills a block or has all its tokens."""
 
 from collections.abc import Callable
 from enum import Enum
@@ -48,8 +45,6 @@ class EngineRequest:
 
 
 class DecodeTicks:
-    """The decoding requests, by admission."""
-
     def __init__(
         self,
         block_size: Tokens,
@@ -61,12 +56,10 @@ class DecodeTicks:
         self.tick = 0
         self.requests: dict[int, EngineRequest] = {}
         self.context_tokens: Tokens = 0
-        """Computed tokens of all of them."""
         self._block_size = block_size
         self._allocate = allocate
         self._fill = fill
         self._growing: list[EngineRequest] = []
-        """Requests that need a new block for their next token."""
         self._block_ends: list[tuple[int, int]] = []
         self._endings: list[tuple[int, int]] = []
         """Heaps of (tick, admission): when a request fills its block, and when it has all its tokens."""
@@ -89,7 +82,6 @@ class DecodeTicks:
         del self.requests[request.admission]
 
     def grow(self) -> None:
-        """Allocate a block for each of `_growing`, oldest first."""
         growing, self._growing = self._growing, []
         for request in sorted(growing, key=_by_admission):
             if request.admission in self.requests:

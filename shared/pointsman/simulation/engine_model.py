@@ -37,8 +37,6 @@ from pointsman.state.engine_profiles import EngineProfile
 
 
 class EngineModel:
-    """Not thread-safe; deterministic."""
-
     def __init__(self, profile: EngineProfile, settings: EngineSettings | None = None) -> None:
         settings = settings or EngineSettings()
         self.settings = settings
@@ -64,11 +62,8 @@ class EngineModel:
         self._chunk_squares = 0
         self._preempted = False
         self._kept: dict[RequestId, list[BlockHash]] = {}
-        """Blocks of ended requests that another engine will fetch."""
         self._submitted = self._admitted = 0
         self._queries = self._hits = self._prompt_tokens = self._generated = self._preemptions = 0
-
-    # Requests
 
     def submit(
         self,
@@ -80,12 +75,10 @@ class EngineModel:
         received: Tokens = 0,
         held: bool = False,
     ) -> None:
-        """Queue a request for the next step that begins at or after `now`.
-
-        `received`: leading prompt tokens with a KV cache from another engine; computed only after a preemption. `held`:
-        keep the whole blocks after its end, until `release_kv`. Raises RequestTooLongError if it cannot fit alone,
-        ValueError for an empty prompt, `max_tokens` below 1, a known id, or too few hashes.
-        """
+        """Queue a request for the next step that begins at or after `now`. `received`: leading prompt tokens with a KV
+        cache from another engine; computed only after a preemption. `held`: keep the whole blocks after its end, until
+        `release_kv`. Raises RequestTooLongError if it cannot fit alone, ValueError for an empty prompt, `max_tokens`
+        below 1, a known id, or too few hashes."""
         length = prompt.length if isinstance(prompt, HashedPrompt) else len(prompt.tokens)
         self._check(request, length, max_tokens)
         self._submitted += 1
@@ -96,7 +89,6 @@ class EngineModel:
         self._cut_step(now)
 
     def abort(self, request: RequestId, now: Seconds) -> bool:
-        """Free its blocks at once. False if it is unknown."""
         known = self._requests.get(request)
         if known is None:
             return False
@@ -118,15 +110,12 @@ class EngineModel:
         return True
 
     def cached_tokens(self, prompt: Prompt) -> Tokens:
-        """Cached tokens of a prompt."""
         hashes = self._chain(prompt).hashes
         return self.cache.hit(hashes, blocks_max=len(hashes)) * self._block_size
 
     def reset_prefix_cache(self) -> bool:
         """False, without effect, while a request holds blocks."""
         return self.cache.reset()
-
-    # Steps
 
     @property
     def step(self) -> Step | None:
@@ -181,8 +170,6 @@ class EngineModel:
             generation_tokens=self._generated,
             preemptions=self._preemptions,
         )
-
-    # Beginning a step
 
     def _continue_prefills(self) -> None:
         for request in tuple(self._prefilling):
@@ -258,7 +245,6 @@ class EngineModel:
         self._preemptions += 1
 
     def _steps_to_fuse(self, count_max: int) -> int:
-        """Steps in which only decoding can happen and blocks suffice."""
         if count_max <= 1 or self._chunk_tokens or self._preempted:
             return 1
         if self._waiting and len(self._running) < self.settings.max_num_seqs:
@@ -282,14 +268,11 @@ class EngineModel:
         self._step = replace(step, count=low, seconds=seconds)
 
     def _take_in_whole_steps(self) -> None:
-        """Apply all but the last step of a fused run."""
         if self._step is None or self._step.count - self._step_ticks <= 1:
             return
         self._advance(self._step.count - 1 - self._step_ticks)
         self._decoding.grow()
         self._step_ticks = self._step.count - 1
-
-    # Ending a step
 
     def _advance(self, ticks: int) -> None:
         self._generated += ticks * len(self._decoding.requests)
@@ -320,8 +303,6 @@ class EngineModel:
             else:
                 self._decoding.start(request)
         return first_tokens
-
-    # Common to both
 
     def _fill_blocks(self, request: EngineRequest, full: int) -> None:
         request.chain.extend_to(full)

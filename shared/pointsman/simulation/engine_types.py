@@ -14,8 +14,7 @@ from pointsman.simulation.block_cache import (
 )
 
 
-class RequestTooLongError(ValueError):
-    """It would not fit the cache even alone."""
+class RequestTooLongError(ValueError): ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,8 +49,6 @@ class TokenPrompt:
 
 @dataclass(frozen=True, slots=True)
 class HashedPrompt:
-    """Hashes of its whole blocks."""
-
     length: Tokens
     hashes: Sequence[BlockHash]
 
@@ -61,8 +58,6 @@ Prompt = TokenPrompt | HashedPrompt
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """`count` fused forward passes."""
-
     started_at: Seconds
     seconds: Seconds
     count: int
@@ -76,8 +71,6 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class PrefillEnded:
-    """A first token. `cached_tokens`: of the prompt."""
-
     request: RequestId
     cached_tokens: Tokens
 

@@ -1,7 +1,5 @@
-"""Goodput: the highest request rate at which effective request capacity meets a target.
-
-Brackets the rate, then bisects, beginning with the points of a sweep. Of several crossings (noise) the first counts.
-"""
+"""Goodput: the highest request rate at which effective request capacity meets a target. Brackets the rate, then
+bisects, beginning with the points of a sweep. Of several crossings (noise) the first counts."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -10,7 +8,6 @@ from dataclasses import dataclass
 TARGET = 0.9
 RUNS_MAX = 16
 TOLERANCE = 0.01
-"""Of the rate."""
 
 STRIDE = 1.5
 """Factor between rates until the target is bracketed."""
@@ -18,8 +15,6 @@ STRIDE = 1.5
 
 @dataclass(frozen=True, slots=True)
 class RatePoint:
-    """Requests a second, and the share of them on time."""
-
     qps: float
     effective_capacity: float
 
@@ -68,7 +63,6 @@ def _bracket(points: Sequence[RatePoint], target: float) -> tuple[float | None, 
 
 
 def _next_rate(met: float | None, missed: float | None, start_qps: float, tolerance: float) -> float | None:
-    """None if the bracket is tight enough."""
     if met is None and missed is None:
         return start_qps
     if missed is None:

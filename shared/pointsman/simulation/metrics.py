@@ -1,9 +1,6 @@
-"""Figures of a run: SLO attainment, latency, cache hits, load balance and fairness.
-
-The first `warmup` requests are excluded. Load and service count while the counted requests arrive. Latencies are of
-served requests only, so a policy that rejects looks fast; in effective request capacity rejected, failed and unfinished
-requests count as missed.
-"""
+"""Figures of a run: SLO attainment, latency, cache hits, load balance and fairness. The first `warmup` requests are
+excluded. Load and service count while the counted requests arrive. Latencies are of served requests only, so a policy
+that rejects looks fast; in effective request capacity rejected, failed and unfinished requests count as missed."""
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -29,8 +26,6 @@ class Attainment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LengthBand:
-    """A tenth of the requests, by prompt length."""
-
     tokens_min: Tokens
     tokens_max: Tokens
     attainment: Attainment
@@ -53,13 +48,11 @@ class Report:
     failures: int
     unfinished: int
     effective_capacity: float | None
-    """Share of all requests that met the TTFT SLO."""
     ttft: Latency
     tpot: Latency
     e2e: Latency
     well_behaved_ttft: Latency
     hit_rate: float | None
-    """Cached over prompt tokens of served requests."""
     hit_share_of_bound: float | None
     """`hit_rate` over that of one infinite cache."""
     load_cv: float | None
@@ -69,16 +62,11 @@ class Report:
     """Jain's index over the clients' service within the `Window`, each over its max-min fair share. Clients without
     backlog are due what they asked for."""
     jain_of_amounts: float | None
-    """The same over bare amounts."""
     service_per_s: float | None
-    """Of all clients, within the `Window`."""
     prediction_error_p50_s: Seconds | None
     prediction_error_p90_s: Seconds | None
-    """Of the TTFT predicted at placement."""
     prediction_bias_s: Seconds | None
-    """Mean of real minus predicted TTFT."""
     decision_us: float | None
-    """CPU time of one placement, microseconds."""
     by_length: tuple[LengthBand, ...]
     by_tenant: Mapping[str, Attainment]
 
@@ -127,7 +115,6 @@ def summarise(
 
 
 def effective_capacity(rows: Sequence[RequestRow]) -> float | None:
-    """Share of `rows` on time."""
     return sum(row.on_time for row in rows) / len(rows) if rows else None
 
 
@@ -143,7 +130,6 @@ def e2e(row: RequestRow) -> Seconds | None:
 
 
 def answer_tokens(row: RequestRow) -> Tokens:
-    """1 in the prefill-bound model."""
     if row.end != "finished":
         return 0
     return 1 if row.ended_at == row.first_token_at else row.output_tokens
@@ -157,9 +143,6 @@ def hit_rate(served: Sequence[RequestRow]) -> float | None:
 def percentile(values: Sequence[float], percent: float) -> float | None:
     """Linear between the two nearest ranks."""
     return _of_ordered(sorted(values), percent)
-
-
-# --- Evenness ---
 
 
 def load_cv(samples: Sequence[LoadSample]) -> float | None:
@@ -179,9 +162,6 @@ def _within(samples: Sequence[LoadSample], rows: Sequence[RequestRow]) -> list[L
     return [sample for sample in samples if rows[0].arrived_at <= sample.at <= rows[-1].arrived_at]
 
 
-# --- Fairness ---
-
-
 @dataclass(frozen=True, slots=True)
 class Window:
     """The time over which service is compared: between the first and last counted arrival. Before, caches are cold;
@@ -198,7 +178,6 @@ class Window:
         return self.since < moment <= self.until
 
     def share_of(self, begin: Seconds, end: Seconds) -> float:
-        """Share of the time from `begin` to `end` within the window."""
         if begin >= end:
             return float(self.holds(end))
         return max(0.0, min(end, self.until) - max(begin, self.since)) / (end - begin)
@@ -225,7 +204,6 @@ def demand_by_tenant(rows: Sequence[RequestRow], window: Window) -> dict[str, fl
 
 
 def _given_up(row: RequestRow, moment: Seconds) -> bool:
-    """Whether it ended without an answer by then."""
     return row.end in ("rejected", "failed") and row.ended_at is not None and row.ended_at <= moment
 
 
@@ -239,7 +217,6 @@ def _service(row: RequestRow, window: Window) -> float:
 
 
 def _work(row: RequestRow) -> float:
-    """From arrival to end, real or expected."""
     cached = row.predicted_cached_tokens if row.first_token_at is None else row.cached_tokens
     output = answer_tokens(row) if row.end == "finished" else row.output_tokens
     return INPUT_WEIGHT * (row.prompt_tokens - cached) + OUTPUT_WEIGHT * output
@@ -284,9 +261,6 @@ def length_bands(rows: Sequence[RequestRow]) -> tuple[LengthBand, ...]:
         for start, end in pairwise(edges)
         if end > start
     )
-
-
-# --- Arithmetic ---
 
 
 def _attainment(rows: Sequence[RequestRow]) -> Attainment:

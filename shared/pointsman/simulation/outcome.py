@@ -22,12 +22,9 @@ class RequestRow:
     reason: str = ""
     instance: InstanceId | None = None
     predicted_ttft: Seconds | None = None
-    """From arrival on, predicted at the last placement."""
     predicted_cached_tokens: Tokens = 0
     cached_tokens: Tokens = 0
-    """By the engine."""
     granted_at: Seconds | None = None
-    """The last grant."""
     first_token_at: Seconds | None = None
     ended_at: Seconds | None = None
     migrations: int = 0
@@ -39,7 +36,6 @@ class RequestRow:
 
     @property
     def on_time(self) -> bool:
-        """Whether it finished and its first token met the SLO."""
         return self.end == "finished" and self.ttft is not None and self.ttft <= self.slo_ttft
 
 
@@ -62,7 +58,6 @@ class Outcome:
     migrations: int = 0
     decisions: int = 0
     decision_seconds: float = 0.0
-    """Real CPU time of placements."""
     virtual_seconds: Seconds = 0.0
     instance_changes: list[tuple[Seconds, int]] = field(default_factory=list)
     """(time, ready instances) at each change."""

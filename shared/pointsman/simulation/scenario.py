@@ -22,8 +22,6 @@ class Failure:
 
 @dataclass(frozen=True, kw_only=True)
 class Scenario:
-    """Times are engine seconds."""
-
     instances: int = 8
     profile: str = DEFAULT_PROFILE
     routing: str = "dualmap"
@@ -38,7 +36,6 @@ class Scenario:
     split: tuple[int, int] = (0, 0)
     """Numbers of prefill-only and decode-only instances; all others do both."""
     kv_transfer_gb_per_s: float = 12.5
-    """1e9 bytes a second."""
     kv_capacity_tokens: Tokens | None = None
     block_tokens: Tokens = TRACE_BLOCK_TOKENS
     prefill_window_tokens: Tokens = 16_384
@@ -99,7 +96,6 @@ def _scrambled(value: int) -> int:
 
 
 def numbered_name(number: int) -> InstanceId:
-    """`number` from 0."""
     return InstanceId(f"engine-{number:03}")
 
 
@@ -116,7 +112,6 @@ class FleetMirror:
     """Seconds from a grant until the engine has the request. None: 0."""
 
     def profile_of(self, scenario: Scenario, number: int | None = None) -> EngineProfile:
-        """Of the pool, or of instance `number`, which may be slower."""
         profile = self.profile or PROFILES[scenario.profile]
         speed = 1.0 if number is None else scenario.slow_instances.get(number, 1.0)
         if speed == 1.0:

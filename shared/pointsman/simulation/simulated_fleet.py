@@ -18,7 +18,6 @@ from pointsman.simulation.simulated_pool import SimulatedPool
 from pointsman.state.workload import Stage
 
 NOTICE_SECONDS = 1.0
-"""From the death of an engine to its worker's report."""
 
 
 @dataclass(slots=True, eq=False)
@@ -32,7 +31,6 @@ class SimulatedEngine:
     sequence: int = 0
     wake: int = 0
     parents: dict[BlockKey, BlockKey] = field(default_factory=dict)
-    """Parent of every block it holds, parents before children."""
 
     def report(self, now: Seconds, *, serving: bool) -> InstanceReported:
         digest = 0

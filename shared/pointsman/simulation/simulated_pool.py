@@ -1,7 +1,5 @@
-"""Shared parts of a simulation: production State and Dispatcher, agenda and outcome.
-
-With `Scenario.load_lag_s` policies use a second State (`seen`) that gets every event later.
-"""
+"""Shared parts of a simulation: production State and Dispatcher, agenda and outcome. With `Scenario.load_lag_s`
+policies use a second State (`seen`) that gets every event later."""
 
 from collections import deque
 
@@ -47,7 +45,6 @@ class SimulatedPool:
             self.show_later(event, now)
 
     def show_later(self, event: LogEvent, now: Seconds) -> None:
-        """Apply an event of `state` to `seen` once it is old enough."""
         self._unseen.append((now + self.scenario.load_lag_s, event))
 
     def catch_up(self, now: Seconds) -> None:

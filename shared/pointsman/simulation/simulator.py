@@ -1,8 +1,5 @@
-"""The fleet in virtual time: production State, Dispatcher and engine model under a virtual clock.
-
-In: a `Scenario` and requests in order of arrival. Out: an `Outcome`. Deterministic: equal scenarios and requests give
-equal outcomes.
-"""
+"""The fleet in virtual time: production State, Dispatcher and engine model under a virtual clock. In: a `Scenario` and
+requests in order of arrival. Out: an `Outcome`. Deterministic: equal scenarios and requests give equal outcomes."""
 
 import time
 from collections.abc import Sequence
@@ -119,8 +116,6 @@ class Simulation:
                 case _:
                     pass
 
-    # Requests
-
     def _arrive(self, number: int, now: Seconds) -> None:
         scenario, request = self._scenario, self._requests[number]
         command = RouteRequest(
@@ -179,7 +174,6 @@ class Simulation:
         return HashedPrompt(command.prompt_tokens, unpack_keys(command.keys))
 
     def _hands_over(self, request_id: RequestId) -> bool:
-        """Whether it is decoded elsewhere."""
         return self._splits and bool(self.state.workload.requests[request_id].decode)
 
     def _fetch(self, event: RequestHandedOver, now: Seconds) -> None:
@@ -204,7 +198,6 @@ class Simulation:
         self._agenda.at(now + missing / self.pool.transfer_tokens_per_s, come)
 
     def _lose(self, request_id: RequestId, engine: SimulatedEngine, now: Seconds, retry: bool) -> None:
-        """An engine failed a request: retry elsewhere, or end it."""
         row, command = self._row(request_id), self._commands[request_id]
         if retry and row.retries < RETRIES_MAX:
             row.retries += 1
@@ -231,10 +224,7 @@ class Simulation:
     def _row(self, request_id: RequestId) -> RequestRow:
         return self._outcome.rows[int(request_id)]
 
-    # Engine steps
-
     def _turn(self, engine: SimulatedEngine, now: Seconds) -> None:
-        """Begin a step if none is in flight, and schedule its end."""
         step = engine.model.step or engine.model.begin_step(now, max_fused_steps=FUSED_STEPS_MAX)
         engine.wake += 1
         if step is not None:
@@ -297,8 +287,6 @@ class Simulation:
         )
         self.pool.apply(event, now)
         self._end(request_id, now, "finished")
-
-    # Upkeep
 
     def _sample(self, now: Seconds) -> None:
         queues = self.state.workload.queues

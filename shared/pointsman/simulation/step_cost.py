@@ -1,8 +1,6 @@
-"""Seconds of a step by the roofline: `overhead + max(compute, memory)`.
-
-Compute grows with tokens and attention (`q^2 - p^2` for a chunk from p to q), memory with the weights and the KV cache
-of decoding requests. Runs of decode steps have a closed form.
-"""
+"""Seconds of a step by the roofline: `overhead + max(compute, memory)`. Compute grows with tokens and attention (`q^2 -
+p^2` for a chunk from p to q), memory with the weights and the KV cache of decoding requests. Runs of decode steps have
+a closed form."""
 
 from pointsman.primitives import Seconds, Tokens
 from pointsman.state.engine_profiles import EngineProfile
@@ -34,7 +32,6 @@ class StepCost:
         return count, self.decode_steps(decoding, context, count)
 
     def decode_steps(self, decoding: int, context: Tokens, count: int) -> Seconds:
-        """On the side of the roofline of the first step."""
         compute_first, compute_more, memory_first, memory_more = self._lines(decoding, context)
         first, more = (compute_first, compute_more) if compute_first > memory_first else (memory_first, memory_more)
         return count * (self._overhead_s + first) + more * (count * (count - 1) / 2)

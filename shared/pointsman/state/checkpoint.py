@@ -1,9 +1,6 @@
-"""Encodes a State as bytes and decodes it: the content of a checkpoint.
-
-The object graph is written attribute by attribute; shared objects stay shared. Decoding creates only classes of
-`pointsman.state` and `pointsman.contracts`, runs none of their code, and refuses changed attributes. The caller checks
-the fold version (`CheckpointLabel.form`).
-"""
+"""Encodes a State as bytes and decodes it: the content of a checkpoint. The object graph is written attribute by
+attribute; shared objects stay shared. Decoding creates only classes of `pointsman.state` and `pointsman.contracts`,
+runs none of their code, and refuses changed attributes. The caller checks the fold version (`CheckpointLabel.form`)."""
 
 from collections import Counter, OrderedDict, deque
 from dataclasses import fields, is_dataclass
@@ -52,7 +49,6 @@ def encode_state(state: State) -> bytes:
 
 
 def decode_state(content: bytes) -> State:
-    """Raises UnreadableStateError."""
     try:
         return _Reader(_decoder.decode(content)).state()
     except UnreadableStateError:
@@ -63,7 +59,6 @@ def decode_state(content: bytes) -> State:
 
 
 def state_digest(state: State) -> str:
-    """Equal for equal states. Slow."""
     content = _encoder.encode(_Writer(canonical=True).graph(state))
     return blake2b(content, digest_size=16).hexdigest()
 

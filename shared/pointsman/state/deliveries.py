@@ -1,8 +1,6 @@
-"""Compares the cached tokens that engines report for finished requests with their cache events.
-
-Returns prefixes that count as held while events are not relied on (`DeliveredHits`), and reports events that deliveries
-contradict twice within a minute (`Contradictions`).
-"""
+"""Compares the cached tokens that engines report for finished requests with their cache events. Returns prefixes that
+count as held while events are not relied on (`DeliveredHits`), and reports events that deliveries contradict twice
+within a minute (`Contradictions`)."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,11 +8,9 @@ from dataclasses import dataclass
 from pointsman.primitives import BlockKey, InstanceId, Seconds, Sequence
 
 DELIVERED_KEYS_MAX = 65_536
-"""Per instance; the oldest are dropped first."""
 REMOVALS_REMEMBERED_MAX = 16_384
 """Per instance. Requests placed before the oldest are not compared."""
 SUSPICIONS_MAX = 16
-"""Unsettled, per instance; further ones are ignored."""
 SETTLING_WALL_SECONDS = 3.0
 """Time for an event that explains a contradiction: a lost batch is requested after two seconds."""
 CONTRADICTIONS_MAX = 2
@@ -25,7 +21,6 @@ CONTRADICTIONS_WALL_SECONDS = 60.0
 class DeliveredHits:
     def __init__(self) -> None:
         self._until: dict[InstanceId, dict[BlockKey, Seconds]] = {}
-        """Expiry of each block, the earliest first."""
 
     def learn(self, instance: InstanceId, keys: list[BlockKey], until: Seconds) -> None:
         if not keys:
@@ -70,7 +65,6 @@ class DeliveredHits:
 class _Suspicion:
     key: BlockKey
     held: bool
-    """According to the index."""
     reason: str
     since: Seconds | None = None
     """First report after it, worker's clock."""
@@ -81,9 +75,7 @@ class Contradictions:
 
     def __init__(self) -> None:
         self._removed: dict[InstanceId, dict[BlockKey, Sequence]] = {}
-        """Removed blocks with their log entry, the oldest first."""
         self._known_from: dict[InstanceId, Sequence] = {}
-        """Removals up to this log entry are forgotten."""
         self._open: dict[InstanceId, list[_Suspicion]] = {}
         self._found: dict[InstanceId, list[Seconds]] = {}
 
@@ -108,7 +100,6 @@ class Contradictions:
             self._open[instance] = [suspicion for suspicion in self._open[instance] if suspicion.key not in gone]
 
     def explained(self, instance: InstanceId, key: BlockKey, as_of: Sequence) -> bool:
-        """Whether the block was, or may have been, removed since this log entry."""
         return max(self._known_from.get(instance, 0), self._removed.get(instance, {}).get(key, 0)) > as_of
 
     def suspect(self, instance: InstanceId, key: BlockKey, as_of: Sequence, reason: str, *, held: bool) -> None:

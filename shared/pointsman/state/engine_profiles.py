@@ -1,8 +1,6 @@
-"""Roofline profiles of model and hardware, and the prefill and step costs derived from them.
-
-Mooncake (FAST'25) Eq. 1: a prefill of n tokens takes `layers * (a * n^2 * hidden + b * n * hidden^2)` operations. A
-decode step reads the weights once and each sequence's KV cache.
-"""
+"""Roofline profiles of model and hardware, and the prefill and step costs derived from them. Mooncake (FAST'25) Eq. 1:
+a prefill of n tokens takes `layers * (a * n^2 * hidden + b * n * hidden^2)` operations. A decode step reads the weights
+once and each sequence's KV cache."""
 
 from dataclasses import dataclass
 
@@ -37,7 +35,6 @@ class EngineProfile:
 
     @property
     def decode_cost(self) -> DecodeCost:
-        """Memory-bound: reads the weights once, and each KV cache."""
         return DecodeCost(
             step_s=self.step_overhead_s + self.weight_bytes / self.memory_bytes_per_s,
             per_context_token_s=self.kv_bytes_per_token / self.memory_bytes_per_s,

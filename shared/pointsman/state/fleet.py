@@ -1,11 +1,7 @@
-"""The instances of a pool: status, and how far their cache contents are known (`Instance.knowledge`).
-
-Knowledge is `exact` while events are complete and digests agree; `degraded` after a gap, a differing digest, a failed
-probe or contradicting deliveries; `blind` without events.
-
-A pool serves the model of most instances that have answered; ties go to the model served longest. Instances with
-another model are *unschedulable*.
-"""
+"""The instances of a pool: status, and how far their cache contents are known (`Instance.knowledge`). Knowledge is
+`exact` while events are complete and digests agree; `degraded` after a gap, a differing digest, a failed probe or
+contradicting deliveries; `blind` without events. A pool serves the model of most instances that have answered; ties go
+to the model served longest. Instances with another model are *unschedulable*."""
 
 from collections import Counter
 from collections.abc import Collection
@@ -60,8 +56,6 @@ NO_DEMAND = NoDemand()
 
 @dataclass(slots=True)
 class Instance:
-    """`sequence`: the last cache event applied in this epoch."""
-
     id: InstanceId
     epoch: Epoch
     url: str
@@ -79,12 +73,10 @@ class Instance:
     arrived_at: Sequence = field(default=0, compare=False)
     """Log entry of the first join of this stay, under any epoch."""
     excused_until: Seconds = 0.0
-    """Its worker announced a restart; not suspected before."""
     serving: bool = True
     suspected: bool = False
     draining: bool = False
     leaving: bool = False
-    """A scaler will stop it once drained."""
     ejected: bool = False
     half_open: bool = False
     """Ejection is over but unproven: takes one request at a time."""
@@ -97,12 +89,9 @@ class Instance:
     counted: bool = False
     """It has served its present model, and counts for the model of the pool."""
     doubt: str = ""
-    """Why the index may differ from the cache; empty otherwise."""
     cache_detail: str = ""
     certain: bool = True
-    """Whether missed events can be replayed."""
     contradicted: str = field(default="", compare=False)
-    """How deliveries contradicted its events."""
     known_since: Seconds = field(default=0.0, compare=False)
     known_as: Knowledge | None = field(default=None, compare=False)
     waiting: int = 0
@@ -119,7 +108,6 @@ class Instance:
     transfer_tokens_per_s: float = 0.0
     dp_rank: int = ANY_RANK
     unschedulable: str = ""
-    """The reason; empty if it fits its pool."""
 
     @property
     def status(self) -> Status:
@@ -152,7 +140,6 @@ class Instance:
 
     @property
     def relied_on(self) -> bool:
-        """Whether its events are taken as complete."""
         return self.cache == "empty" and self.certain and not self.contradicted
 
     @property
@@ -172,18 +159,14 @@ class Instance:
 
 
 class Fleet:
-    """Instances in the order of their first join."""
-
     def __init__(self, *, checks_model: bool = True) -> None:
         self.model = ""
-        """The present or last model of the pool."""
         self._checks_model = checks_model
         self._instances: dict[InstanceId, Instance] = {}
         self._ready: tuple[InstanceId, ...] | None = None
         self._decoders: tuple[InstanceId, ...] = ()
         self._on_trial: tuple[InstanceId, ...] = ()
         self._shortest_context: Tokens = 0
-        """Of ready instances with a known length."""
         self.split = False
         """Some instance only prefills or only decodes."""
 
@@ -244,7 +227,6 @@ class Fleet:
         return self._decoders
 
     def join(self, event: InstanceJoined) -> Instance:
-        """The caller has checked the epoch."""
         known = self._instances.get(event.instance)
         instance = Instance(
             id=event.instance,
@@ -303,7 +285,6 @@ class Fleet:
             self._ready = None
 
     def note_activity(self, instance: InstanceId, at: Seconds) -> None:
-        """An ingress received output from there."""
         known = self._instances.get(instance)
         if known is not None and known.idle_since:
             known.idle_since = max(known.idle_since, at)

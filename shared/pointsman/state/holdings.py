@@ -1,8 +1,6 @@
 """Applies cache events, reports and deliveries: prefix index, unverified caches (`Instance.doubt`,
-`Instance.contradicted`) and promises of placed prompts.
-
-Functions over `StateParts`. Events of an older epoch and repeats change nothing.
-"""
+`Instance.contradicted`) and promises of placed prompts. Functions over `StateParts`. Events of an older epoch and
+repeats change nothing."""
 
 from pointsman.contracts.block_keys import unpack_keys
 from pointsman.contracts.cache import BlocksRemoved, BlocksStored, CacheCleared, CacheGap, CacheSnapshot
@@ -16,7 +14,6 @@ from pointsman.state.workload import Request
 CONFIRMATION_WALL_SECONDS = 2.0
 """How long a promise is kept after the first token, for cache events to confirm it."""
 DELIVERED_WALL_SECONDS = 45.0
-"""How long a delivered prefix counts as held without events."""
 
 
 def store(parts: StateParts, event: BlocksStored) -> None:
@@ -69,7 +66,6 @@ def replace(parts: StateParts, event: CacheSnapshot) -> None:
 
 
 def forget(parts: StateParts, instance: InstanceId) -> None:
-    """The instance left or restarted."""
     parts.index.drop(instance)
     parts.speculation.drop(instance)
     parts.delivered.drop(instance)
@@ -78,7 +74,6 @@ def forget(parts: StateParts, instance: InstanceId) -> None:
 
 
 def compare_with_report(parts: StateParts, instance: Instance, event: InstanceReported, *, is_new: bool) -> None:
-    """`is_new`: later than any report before."""
     if instance.cache == "no_events":
         return
     if event.sequence < instance.sequence:
@@ -114,9 +109,6 @@ def _next_cache_event(
     return instance
 
 
-# Promises: blocks of placed prompts
-
-
 def release(parts: StateParts, instance: InstanceId, epoch: Epoch, keys: list[BlockKey]) -> None:
     """No-op if the instance has restarted since."""
     if parts.epochs.get(instance) == epoch:
@@ -147,9 +139,6 @@ def _release_computed(parts: StateParts, instance: InstanceId, removed: set[Bloc
     for promise in lost:
         unconfirmed.remove(promise)
         release(parts, instance, promise[2], promise[3])
-
-
-# Deliveries: cached tokens reported by engines, compared with their events
 
 
 def learn_delivered(parts: StateParts, request: Request, event: RequestFinished) -> None:

@@ -1,11 +1,8 @@
-"""DualMap's hotness tree: how many leading blocks of a prompt are its affinity key.
-
-A prefix with more than `hot_share` of the arrivals in the window is extended by one level (`level_tokens`), which
-spreads it over more candidate pairs; below `cold_share` it is shortened. The paper's thresholds are 2/n and 1/n; the
-defaults are 1/n and 0.5/n, since only 1/n reproduces its Figure 6b.
-
-Bias: a prefix must be hot for a while before it spreads. Bound: one path per arrival in the window.
-"""
+"""DualMap's hotness tree: how many leading blocks of a prompt are its affinity key. A prefix with more than `hot_share`
+of the arrivals in the window is extended by one level (`level_tokens`), which spreads it over more candidate pairs;
+below `cold_share` it is shortened. The paper's thresholds are 2/n and 1/n; the defaults are 1/n and 0.5/n, since only
+1/n reproduces its Figure 6b. Bias: a prefix must be hot for a while before it spreads. Bound: one path per arrival in
+the window."""
 
 from collections import deque
 
@@ -13,7 +10,6 @@ from pointsman.primitives import BlockKey, Tokens
 
 WINDOW_ARRIVALS = 1000
 ARRIVALS_MIN = 24
-"""With fewer arrivals nothing is hot."""
 
 
 class Hotness:
@@ -61,7 +57,6 @@ class Hotness:
         return len(self._extended)
 
     def arrived(self, keys: list[BlockKey], instances: int) -> None:
-        """Count one arrival among `instances` ready ones."""
         path = self._path(keys)
         counts = self._counts
         self._window.append(path)

@@ -1,8 +1,6 @@
-"""Predicts prefill seconds: the cost model of an instance, corrected by observations.
-
-The base is Mooncake's polynomial (`contracts.fleet.PrefillCost`). Two learned estimates are weighted by their past
-errors: a factor on the polynomial (fading sums of observed over predicted seconds), and seconds per uncached token.
-"""
+"""Predicts prefill seconds: the cost model of an instance, corrected by observations. The base is Mooncake's polynomial
+(`contracts.fleet.PrefillCost`). Two learned estimates are weighted by their past errors: a factor on the polynomial
+(fading sums of observed over predicted seconds), and seconds per uncached token."""
 
 from dataclasses import dataclass, field
 from statistics import median
@@ -15,7 +13,6 @@ FADE = 0.97
 """Per observation: about the last 30 prefills."""
 
 PRIOR_SECONDS = 2.0
-"""Weight of the uncorrected polynomial."""
 
 CORRECTION_MIN, CORRECTION_MAX = 0.25, 4.0
 ERRORS_MAX = 100
@@ -25,25 +22,19 @@ TRUST_POWER = 2
 
 @dataclass(slots=True)
 class Correction:
-    """Fading sums of one instance."""
-
     observed: Seconds = PRIOR_SECONDS
     predicted: Seconds = PRIOR_SECONDS
     token_seconds: Seconds = 0.0
     tokens: float = 0.0
     cost_errors: float = 0.0
-    """Squared errors of the corrected cost model, square seconds."""
     token_errors: float = 0.0
-    """Squared errors of the estimate by tokens."""
     errors: list[float] = field(default_factory=list)
-    """Relative errors of the last predictions; for display only."""
     factor: float = 1.0
     """On the cost model. Derived from the sums, as is `token_share`."""
     token_share: float = 0.0
 
     @property
     def error(self) -> float | None:
-        """Median relative error; None without predictions."""
         return median(self.errors) if self.errors else None
 
     def seconds(self, work: Seconds, tokens: Tokens) -> Seconds:
@@ -99,7 +90,6 @@ class LatencyModel:
         return prefill_seconds(instance.cost, prompt_tokens, cached_tokens)
 
     def expected_seconds(self, instance: InstanceId, work: Seconds, tokens: Tokens) -> Seconds:
-        """Of `work` by the cost model with so many uncached tokens."""
         correction = self.corrections.get(instance)
         return correction.seconds(work, tokens) if correction else work
 

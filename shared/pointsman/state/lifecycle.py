@@ -1,9 +1,6 @@
 """The life cycle of requests: applies request events and decisions to stages, queues, promises, trackers and outlier
-detection.
-
-`TRANSITIONS` has every legal move; other events change nothing, since a log may have repeats and entries that crossed
-each other. Functions over `StateParts`.
-"""
+detection. `TRANSITIONS` has every legal move; other events change nothing, since a log may have repeats and entries
+that crossed each other. Functions over `StateParts`."""
 
 from enum import StrEnum
 
@@ -66,9 +63,6 @@ TRANSITIONS: dict[tuple[Stage, Trigger], Stage] = {
     ),
     **_from(Trigger.FIRST_TOKEN, Stage.DECODING, Stage.PREFILL, Stage.HANDED_OVER),
 }
-
-
-# Arrival and placement
 
 
 def arrive(parts: StateParts, event: RequestArrived) -> None:
@@ -168,7 +162,6 @@ def _enqueue(parts: StateParts, request: Request, at: Seconds) -> None:
 
 
 def _unplace(parts: StateParts, request: Request, at: Seconds) -> None:
-    """Back to ARRIVED, from any stage."""
     if request.stage is Stage.ARRIVED:
         return
     for tracker in parts.trackers:
@@ -184,9 +177,6 @@ def _unplace(parts: StateParts, request: Request, at: Seconds) -> None:
 
 def _release(parts: StateParts, request: Request) -> None:
     release(parts, request.instance, request.epoch, request.keys)
-
-
-# Prefill
 
 
 def grant(parts: StateParts, event: RequestGranted) -> None:
@@ -266,9 +256,6 @@ def _learn_prefill(parts: StateParts, request: Request, at: Seconds, took: Secon
     )
 
 
-# Hand-over from prefill to decode
-
-
 def hand_over(parts: StateParts, event: RequestHandedOver | HandOverRefused, to: InstanceId) -> None:
     """`to`: the decode instance, or, if none could take it, the one that prefilled it."""
     request = parts.workload.requests.get(event.request)
@@ -311,9 +298,6 @@ def _transfer_in(
     parts.workload.expect(request, NO_INSTANCE)
     parts.workload.queue(to).decoding[request.id] = request
     parts.speculation.promise(to, request.keys)
-
-
-# Failures and ends
 
 
 def fail_attempt(parts: StateParts, event: RequestAttemptFailed) -> None:

@@ -1,15 +1,11 @@
-"""Extra TTFT budget for requests that waited because no scheduler answered.
-
-An outage delays the requests held up and, by its backlog, those behind them. Both get extra time; the latter less and
-less as the backlog drains. Engine seconds.
+"""Extra TTFT budget for requests that waited because no scheduler answered. An outage delays the requests held up and,
+by its backlog, those behind them. Both get extra time; the latter less and less as the backlog drains. Engine seconds.
 """
 
 from pointsman.primitives import Seconds
 
 HELD_UP_WALL_SECONDS_MIN = 0.25
-"""Shorter waits are ordinary."""
 HELD_UP_WALL_SECONDS_MAX = 10.0
-"""Maximum per request."""
 DRAIN_SHARE = 0.1
 """Seconds of backlog that a busy pool works off per second."""
 

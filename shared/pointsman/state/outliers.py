@@ -1,12 +1,8 @@
-"""Served and failed requests of each instance: the evidence for outlier detection (`policies.outliers`).
-
-A failed attempt is *open* until attributed. The engine is to blame if another one gives the request its first token, or
-if the request ends with a single engine failing it; the request, if two or more failed it and none served it. Refused
+"""Served and failed requests of each instance: the evidence for outlier detection (`policies.outliers`). A failed
+attempt is *open* until attributed. The engine is to blame if another one gives the request its first token, or if the
+request ends with a single engine failing it; the request, if two or more failed it and none served it. Refused
 connections, and requests that the leader gave up because the engine reported no work, are always the engine's fault.
-Client cancellations prove nothing.
-
-Engine seconds; history covers HISTORY_WALL_SECONDS.
-"""
+Client cancellations prove nothing. Engine seconds; history covers HISTORY_WALL_SECONDS."""
 
 from collections import deque
 from collections.abc import Iterator
@@ -16,11 +12,9 @@ from pointsman.primitives import InstanceId, RequestId, Seconds
 
 HISTORY_WALL_SECONDS = 60
 PREFILLS_MAX = 64
-"""Per instance."""
 OPEN_MAX = 10_000
 """Requests with open failures; the oldest are dropped first, as below."""
 OPEN_FAILURES_MAX = 64
-"""Per request."""
 GIVEN_UP_MAX = 1_000
 """Requests that the leader gave up while they were granted."""
 
@@ -55,45 +49,32 @@ class _GivenUp:
 
 @dataclass(slots=True)
 class Tally:
-    """Attempts that ended within one wall second."""
-
     served: int = 0
     failed: int = 0
 
 
 @dataclass(slots=True)
 class Record:
-    """One epoch of an instance."""
-
     tallies: dict[int, Tally] = field(default_factory=dict)
-    """By wall second."""
     in_a_row: int = 0
     """Consecutive failed attempts begun after the newest served one."""
     last_failure: str = ""
     last_failure_at: Seconds = 0.0
     prefills: deque[Prefill] = field(default_factory=deque)
     served_since: Seconds = 0.0
-    """Begin of the newest served attempt."""
     number: int = 0
-    """Ejections in a row."""
     ejected_at: Seconds = 0.0
     until: Seconds = 0.0
-    """0 if not ejected."""
     why: str = ""
     half_open_since: Seconds = 0.0
-    """0 if not half-open."""
     whole_since: Seconds = 0.0
     """Since when not ejected."""
     trial: Prefill | None = None
-    """First token of the newest attempt since half-open."""
     trial_served: bool = False
-    """Whether that attempt was served."""
     trials_served: int = 0
-    """Attempts served since half-open."""
     trial_failure: str = ""
 
     def clear(self) -> None:
-        """New phase: discard all evidence."""
         self.tallies = {}
         self.prefills = deque()
         self.in_a_row, self.last_failure = 0, ""
@@ -123,12 +104,9 @@ class Outliers:
         return any(f.instance == instance and f.since >= since for failures in self._open.values() for f in failures)
 
     def served_and_failed(self, instance: InstanceId, *, since: Seconds) -> tuple[int, int]:
-        """Attempts that ended since then, to a wall second."""
         first = int(since / self._speed)
         tallies = [tally for second, tally in self.record(instance).tallies.items() if second >= first]
         return sum(tally.served for tally in tallies), sum(tally.failed for tally in tallies)
-
-    # Attempts
 
     def failed(self, request: RequestId, failure: Failure, *, proven: bool) -> None:
         """`proven`: certainly the engine's fault."""
@@ -190,8 +168,6 @@ class Outliers:
             record.trial, record.trial_served = record.trial or Prefill(at, 0.0, 0.0), True
             record.trials_served += 1
             record.trial_failure = ""
-
-    # Phases
 
     def ejected(self, instance: InstanceId, at: Seconds, *, seconds: Seconds, number: int, why: str) -> None:
         record = self._of(instance)

@@ -1,7 +1,5 @@
-"""The parts of State: settings, one attribute per part, and queries over several parts.
-
-Data only: `state.State.apply`, `holdings` and `lifecycle` change it.
-"""
+"""The parts of State: settings, one attribute per part, and queries over several parts. Data only: `state.State.apply`,
+`holdings` and `lifecycle` change it."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -39,8 +37,6 @@ T = TypeVar("T", bound=Tracker)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolSettings:
-    """The same for every reader of a log."""
-
     block_tokens: Tokens = 64
     speed: float = 1.0
     affinity_level_tokens: Tokens = 512
@@ -59,7 +55,6 @@ class StateParts:
         self.trackers = tuple(trackers)
         self.fleet = Fleet(checks_model=self.learns_from_deliveries)
         self.epochs: dict[InstanceId, Epoch] = {}
-        """The highest epoch of each instance."""
         self.unregistered: dict[InstanceId, Seconds] = {}
         """Last report of instances that have not joined; they are asked to join again."""
         self.index = PrefixIndex()
@@ -76,20 +71,16 @@ class StateParts:
         )
         self.latency = latency or LatencyModel(settings.block_tokens)
         self.decode_load = DecodeLoad()
-        """Kept only if prefill and decode are split."""
         self.outages = Outages(settings.speed)
         self.outliers = Outliers(settings.speed)
         self.scaling = Scaling()
         self.placements = 0
         self.term = Term(0)
         self.elected: Sequence = 0
-        """Sequence of the newest entry on the leader's subject."""
         self.sequence: Sequence = 0
-        """The last log entry applied."""
         self.last_at: Seconds = 0.0
         self.recent_decisions = RecentDecisions()
         self.fenced = 0
-        """Ignored entries of deposed leaders."""
         self.writes_lost = 0
         self.dead_letters = DeadLetters()
 
@@ -104,7 +95,6 @@ class StateParts:
         return self.epochs.get(instance, NO_EPOCH)
 
     def current(self, instance: InstanceId, epoch: Epoch) -> Instance | None:
-        """The instance, if this is its present epoch."""
         known = self.fleet.get(instance)
         return known if known is not None and known.epoch == epoch else None
 
@@ -116,7 +106,6 @@ class StateParts:
         return hits
 
     def ejection_reason(self, instance: Instance) -> str:
-        """Why it is ejected or half-open; empty otherwise."""
         record = self.outliers.record(instance.id)
         if instance.ejected:
             return f"ejected for {record.until - record.ejected_at:g} s, {record.why}"

@@ -1,13 +1,8 @@
-"""Which instance holds which prefix.
-
-One dictionary maps block keys to bit masks of instances. Invariant: a bit is set only if the instance holds *every
-block before it* too ("anchored"). Along a prompt masks only lose bits, so equal masks at two depths are equal in
-between, and bisection finds each depth in few look-ups.
-
-Blocks whose predecessor is missing ("detached": a lost event, a parent evicted first) are kept aside and anchored when
-the gap closes; rare, may be slow. Keys by instance are kept for anti-entropy (count and xor digest), snapshots and
-departure.
-"""
+"""Which instance holds which prefix. One dictionary maps block keys to bit masks of instances. Invariant: a bit is set
+only if the instance holds *every block before it* too ("anchored"). Along a prompt masks only lose bits, so equal masks
+at two depths are equal in between, and bisection finds each depth in few look-ups. Blocks whose predecessor is missing
+("detached": a lost event, a parent evicted first) are kept aside and anchored when the gap closes; rare, may be slow.
+Keys by instance are kept for anti-entropy (count and xor digest), snapshots and departure."""
 
 from array import array
 from collections.abc import Callable, Iterable, Iterator
@@ -22,10 +17,8 @@ import msgspec
 from pointsman.primitives import BlockKey, InstanceId
 
 ROOT = BlockKey(0)
-"""The parent of a prompt's first block."""
 
 SLOTS_MAX = 65_536
-"""Instances of a packed index."""
 FORK_PRUNE_MIN = 16
 
 
@@ -78,8 +71,6 @@ class PackedIndex(msgspec.Struct, frozen=True):
 
 
 class PrefixIndex:
-    """Not thread-safe."""
-
     def __init__(self) -> None:
         self._anchored: dict[BlockKey, int] = {}
         self._children: dict[BlockKey, BlockKey | Fork] = {}
@@ -88,7 +79,6 @@ class PrefixIndex:
         self._detached_total = 0
 
     def __len__(self) -> int:
-        """Distinct anchored blocks."""
         return len(self._anchored)
 
     @property
@@ -96,7 +86,6 @@ class PrefixIndex:
         return list(self._holdings)
 
     def add(self, instance: InstanceId) -> None:
-        """A known instance keeps its holdings."""
         if instance in self._holdings:
             return
         slot = self._names.index(None) if None in self._names else len(self._names)
@@ -122,17 +111,14 @@ class PrefixIndex:
         return holding.digest if holding else 0
 
     def keys(self, instance: InstanceId) -> frozenset[BlockKey]:
-        """Anchored or not."""
         holding = self._holdings.get(instance)
         return frozenset(holding.held) if holding else frozenset()
 
     def holds(self, instance: InstanceId, key: BlockKey) -> bool:
-        """Anchored or not."""
         holding = self._holdings.get(instance)
         return holding is not None and key in holding.held
 
     def depth(self, instance: InstanceId, keys: list[BlockKey]) -> int:
-        """Leading blocks of a prompt that this instance holds."""
         holding = self._holdings.get(instance)
         if holding is None:
             return 0
@@ -213,7 +199,6 @@ class PrefixIndex:
                     above = key
 
     def remove(self, instance: InstanceId, keys: list[BlockKey]) -> None:
-        """In any order; some may be unknown."""
         holding = self._holdings[instance]
         held = holding.held
         gone = held.intersection(keys)
@@ -289,7 +274,6 @@ class PrefixIndex:
 
     @classmethod
     def unpack(cls, packed: PackedIndex) -> "PrefixIndex":
-        """Raises ValueError."""
         if packed.slots > SLOTS_MAX or any(not 0 <= found.slot < packed.slots for found in packed.holdings):
             msg = f"{packed.slots} slots, or a holding in none of them"
             raise ValueError(msg)

@@ -1,8 +1,5 @@
-"""Deduplicates decisions of the newest term.
-
-A write without confirmation is sent again, and the server deduplicates for two minutes only. Numbers of a term are
-dense, so one number nearly always suffices.
-"""
+"""Deduplicates decisions of the newest term. A write without confirmation is sent again, and the server deduplicates
+for two minutes only. Numbers of a term are dense, so one number nearly always suffices."""
 
 from dataclasses import dataclass, field
 
@@ -22,7 +19,6 @@ class RecentDecisions:
     beyond: set[int] = field(default_factory=set)
 
     def first_time(self, stamp: Stamp) -> bool:
-        """Whether this decision is new. Remembers it."""
         if stamp.term != self.term:
             if stamp.term < self.term:
                 return True  # its numbers are forgotten

@@ -18,17 +18,14 @@ class Scaling:
 
     @property
     def number(self) -> int:
-        """0 without a decision."""
         return self.decided.number if self.decided else 0
 
     @property
     def highest_number(self) -> int:
-        """Of decided or applied ones."""
         return max(self.number, self.applied.number if self.applied else 0)
 
     @property
     def wanted(self) -> int | None:
-        """None before the first decision."""
         return self.decided.wanted if self.decided else None
 
     @property
@@ -36,7 +33,6 @@ class Scaling:
         return self.applied is not None and self.applied.number == self.number
 
     def decide(self, event: ScaleDecided) -> None:
-        """Ignores a decision that is not newer."""
         if event.number <= self.number:
             return
         before = self.decided.wanted if self.decided else event.current

@@ -1,8 +1,5 @@
-"""Which instance served a conversation last; breaks ties between instances.
-
-A conversation is identified by its session, else by the last whole block of its latest prompt, which the next turn
-contains.
-"""
+"""Which instance served a conversation last; breaks ties between instances. A conversation is identified by its
+session, else by the last whole block of its latest prompt, which the next turn contains."""
 
 from collections import OrderedDict
 from typing import TypeVar

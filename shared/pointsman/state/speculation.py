@@ -1,8 +1,6 @@
-"""Promised blocks: those that an instance will soon hold for a placed request.
-
-Keeps a burst of equal prompts together. A promise covers a prompt from its first block, so promised blocks are closed
-under ancestors and binary search is exact. `holdings` and `lifecycle` make and release promises.
-"""
+"""Promised blocks: those that an instance will soon hold for a placed request. Keeps a burst of equal prompts together.
+A promise covers a prompt from its first block, so promised blocks are closed under ancestors and binary search is
+exact. `holdings` and `lifecycle` make and release promises."""
 
 from collections import Counter, deque
 
@@ -22,7 +20,6 @@ class Speculation:
             self._promised.setdefault(instance, Counter()).update(keys)
 
     def release(self, instance: InstanceId, keys: list[BlockKey]) -> None:
-        """No-op for an instance that was dropped."""
         promised = self._promised.get(instance)
         if promised is None:
             return

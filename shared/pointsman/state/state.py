@@ -1,9 +1,6 @@
-"""The fold: `State.apply(event)` turns the log into state.
-
-Synchronous, deterministic, no I/O; time is the events' time. The leader applies its decisions at once and skips them in
-the log; others apply the log in order. Fenced and repeated decisions are ignored. `holdings` applies cache events,
-`lifecycle` request events.
-"""
+"""The fold: `State.apply(event)` turns the log into state. Synchronous, deterministic, no I/O; time is the events'
+time. The leader applies its decisions at once and skips them in the log; others apply the log in order. Fenced and
+repeated decisions are ignored. `holdings` applies cache events, `lifecycle` request events."""
 
 from typing import Protocol, assert_never
 
@@ -57,8 +54,6 @@ EPOCH_EXPECTED_MAX = Epoch(10**13)
 
 
 class Entry(Protocol):
-    """A log entry; `event` is None if it does not decode, for the reason in `problem`."""
-
     @property
     def sequence(self) -> Sequence: ...
     @property
@@ -71,11 +66,8 @@ class Entry(Protocol):
 
 class State(StateParts):
     def apply(self, event: LogEvent, sequence: Sequence = 0) -> None:
-        """`sequence`: place in the log, or 0 for a decision applied before it is logged.
-
-        Never raises: an event that fails keeps its partial effect, the same for every reader, and becomes a dead
-        letter.
-        """
+        """`sequence`: place in the log, or 0 for a decision applied before it is logged. Never raises: an event that
+        fails keeps its partial effect, the same for every reader, and becomes a dead letter."""
         if sequence:
             self.sequence = sequence
         try:
@@ -85,7 +77,6 @@ class State(StateParts):
             self.dead_letters.add(DeadLetter(sequence, type(event).__name__, reason, decoded=True))
 
     def apply_entry(self, entry: Entry) -> None:
-        """Entries that do not decode are skipped."""
         if entry.event is None:
             self.skip(entry.sequence, subject=entry.subject, problem=entry.problem)
         else:
@@ -184,8 +175,6 @@ class State(StateParts):
                 assert_never(event)
         if isinstance(event, CacheEvent | FleetEvent):
             self.fleet.note_knowledge(event.instance, event.at)
-
-    # The fleet
 
     def _is_there_since(self, event: InstanceDraining | InstanceUndrained | InstanceLeft) -> bool:
         """Whether the instance has been there without a break since this was decided; a join under a newer epoch is no

@@ -1,9 +1,6 @@
-"""Requests in flight, and the queue of each instance.
-
-A request is *pending*, then granted and *in prefill* until its first token, then *decoding*. With split prefill and
-decode it is *expected* by its decode instance from placement on and *handed over* after the prefill. Work is in prefill
-seconds by the uncorrected cost model.
-"""
+"""Requests in flight, and the queue of each instance. A request is *pending*, then granted and *in prefill* until its
+first token, then *decoding*. With split prefill and decode it is *expected* by its decode instance from placement on
+and *handed over* after the prefill. Work is in prefill seconds by the uncorrected cost model."""
 
 from collections import OrderedDict
 from dataclasses import dataclass, field
@@ -12,7 +9,6 @@ from enum import StrEnum
 from pointsman.primitives import BlockKey, Epoch, InstanceId, RequestId, Seconds, Sequence, SessionId, Tenant, Tokens
 
 ENDED_REMEMBERED_MAX = 10_000
-"""Repeated commands are answered from these."""
 
 
 NO_INSTANCE = InstanceId("")
@@ -44,11 +40,8 @@ class Request:
     exact: bool
     streaming: bool
     adapter: str = ""
-    """LoRA adapter; empty: none."""
     followed: bool = False
-    """Listed in heartbeats of its ingress until its end."""
     alias: str = ""
-    """Another name of the model; empty: its own."""
     context_tokens: Tokens = 0
     """Prompt and demanded output; 0: unknown."""
     stage: Stage = Stage.ARRIVED
@@ -58,7 +51,6 @@ class Request:
     epoch: Epoch = NO_EPOCH
     hit_blocks: int = 0
     held_blocks: int = 0
-    """Leading blocks held at placement, by events."""
     placed_as_of: Sequence = 0
     """Last log entry before placement."""
     uncached_tokens: Tokens = 0
@@ -72,7 +64,6 @@ class Request:
     decode: InstanceId = NO_INSTANCE
     """Expected decode instance; NO_INSTANCE: `instance` decodes too."""
     prefilled_by: InstanceId = NO_INSTANCE
-    """Set at the hand-over."""
     rebind: bool = False
     """Its ingress polls for a re-binding until the engine answers."""
     rebound_from: InstanceId = NO_INSTANCE
@@ -90,8 +81,6 @@ class Request:
 
 @dataclass(slots=True, eq=False)
 class InstanceQueue:
-    """Pending requests in order of arrival, then those in the engine."""
-
     pending: dict[RequestId, Request] = field(default_factory=dict)
     prefill: dict[RequestId, Request] = field(default_factory=dict)
     decoding: dict[RequestId, Request] = field(default_factory=dict)
@@ -110,12 +99,10 @@ class InstanceQueue:
 
     @property
     def load_tokens(self) -> Tokens:
-        """Uncached prompt tokens without a first token."""
         return self.pending_tokens + self.prefill_tokens
 
     @property
     def waiting(self) -> int:
-        """Requests without a first token."""
         return len(self.pending) + len(self.prefill)
 
     @property
@@ -140,7 +127,6 @@ class InstanceQueue:
         return self.engine_left(now)[0]
 
     def queue_seconds(self, now: Seconds) -> Seconds:
-        """Prefill work ahead of a new request."""
         return self.work_ahead(now)[0]
 
     def work_ahead(self, now: Seconds) -> tuple[Seconds, Tokens]:
@@ -172,7 +158,6 @@ class InstanceQueue:
         self.decoding[request.id] = request
 
     def transfer_out(self, request: Request, now: Seconds) -> None:
-        """Another instance decodes it."""
         self._take_prefill(request)
         self.working_since = now
 
@@ -183,7 +168,6 @@ class InstanceQueue:
         self.aborted_at = now
 
     def remove(self, request: Request) -> None:
-        """No-op if it is not here."""
         if request.id in self.pending:
             self._take_pending(request)
         elif request.id in self.prefill:
@@ -230,7 +214,6 @@ class Workload:
         self.queues: dict[InstanceId, InstanceQueue] = {}
         self._ended: OrderedDict[RequestId, str] = OrderedDict()
         self._rejections: dict[RequestId, Rejection] = {}
-        """Of those in `_ended`."""
 
     def queue(self, instance: InstanceId) -> InstanceQueue:
         queue = self.queues.get(instance)
@@ -247,11 +230,9 @@ class Workload:
             self.queue(instance).expected[request.id] = request
 
     def end_of(self, request: RequestId) -> str | None:
-        """Event name of a remembered end."""
         return self._ended.get(request)
 
     def rejection_of(self, request: RequestId, *, arrived_at: Seconds, attempt: int) -> Rejection | None:
-        """The rejection that answered this very command."""
         known = self._rejections.get(request)
         return known if known is not None and (known.arrived_at, known.attempt) == (arrived_at, attempt) else None
 

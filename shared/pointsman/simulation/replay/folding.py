@@ -16,7 +16,6 @@ from pointsman.state.state import PoolSettings, State
 from pointsman.state.trackers.base import Tracker
 
 FIRST_FOLD_VERSION = 1
-"""Of logs that do not name theirs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +45,6 @@ def fold(
 
 
 def entries_after(sequence: Sequence, entries: Iterable[LogEntry]) -> Iterator[LogEntry]:
-    """Lazy."""
     yield from dropwhile(lambda entry: entry.sequence <= sequence, entries)
 
 

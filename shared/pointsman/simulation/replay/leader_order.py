@@ -1,9 +1,6 @@
-"""The order in which a leader applied a log.
-
-A leader applies its decisions at once and skips them in the log. So a decision comes right after entry `as_of` of its
-stamp and after the decision numbered before it. In: entries behind the LeaderElected of one term; out: `Step`s in that
-order.
-"""
+"""The order in which a leader applied a log. A leader applies its decisions at once and skips them in the log. So a
+decision comes right after entry `as_of` of its stamp and after the decision numbered before it. In: entries behind the
+LeaderElected of one term; out: `Step`s in that order."""
 
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -29,7 +26,6 @@ class Kind(Enum):
     READ = auto()
     """An entry, when the leader read it; also its own decisions, which it skipped then."""
     REPEATED = auto()
-    """A decision with a number seen before. No effect."""
     LOST = auto()
     """A decision after a missing one (`LeaderOrder.hole`). Only without `held_max`."""
 
@@ -55,11 +51,8 @@ class LeaderOrder(Generic[E]):
         self._next_number = 1
 
     def replay(self, entries: Iterable[E], state: State) -> Iterator[Step[E]]:
-        """Yield each step, with `state` before it, then apply it.
-
-        `entries` begin after `state.sequence`. Until the LeaderElected of the term they are applied in log order, as is
-        a `state` in mid-term.
-        """
+        """Yield each step, with `state` before it, then apply it. `entries` begin after `state.sequence`. Until the
+        LeaderElected of the term they are applied in log order, as is a `state` in mid-term."""
         elected = state.term >= self.term
         if state.recent_decisions.term == self.term:
             self._next_number = state.recent_decisions.through + 1
@@ -92,7 +85,6 @@ class LeaderOrder(Generic[E]):
                 yield from self._pass_gap() if self._early else (self._read(self._held.popleft()),)
 
     def finish(self) -> Iterator[Step[E]]:
-        """The log or term is over. Yields the held steps."""
         while self._early:
             yield from self._missing() if self._held_max is None else self._pass_gap()
         while self._held:
@@ -138,7 +130,6 @@ class LeaderOrder(Generic[E]):
             yield Step(Kind.REPEATED, entry)
 
     def _due(self, entry: E) -> Iterator[Step[E]]:
-        """This decision, and later ones that came early."""
         due: E | None = entry
         while due is not None:
             number, as_of = _stamp_of(due)

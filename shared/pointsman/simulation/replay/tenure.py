@@ -1,9 +1,7 @@
-"""Recomputes one term: the production Dispatcher makes each decision again, on the state that its leader had.
-
-In: the entries behind the LeaderElected; out: counts and differences in a `Verdict`. Calls are derived from the
-recorded decisions; requests come from the log, everything else is recomputed. The recorded decision is applied, so that
-one difference does not cause the next.
-"""
+"""Recomputes one term: the production Dispatcher makes each decision again, on the state that its leader had. In: the
+entries behind the LeaderElected; out: counts and differences in a `Verdict`. Calls are derived from the recorded
+decisions; requests come from the log, everything else is recomputed. The recorded decision is applied, so that one
+difference does not cause the next."""
 
 import contextlib
 from collections import deque
@@ -68,7 +66,6 @@ class Tenure:
         self._order: LeaderOrder[LogEntry] = LeaderOrder(summary.term)
         self._moment: tuple[float, Sequence] = (0.0, 0)
         self._tape: deque[tuple[LogEntry, LogEvent]] = deque()
-        """Decisions of one moment (`now` and `as_of`)."""
         self._ends = False
         self._is_cut = False
 
@@ -80,7 +77,6 @@ class Tenure:
             self._take(step)
 
     def close(self) -> None:
-        """The last call of the term may have been cut short."""
         self._ends = True
         self._judge_moment()
         for step in self._order.finish():
@@ -115,8 +111,6 @@ class Tenure:
             self._verdict.problems.append(hole)
         if not isinstance(event, RequestArrived):
             self._verdict.unchecked[f"{hole}: nothing behind them in that term can be recomputed"] += 1
-
-    # One moment
 
     def _judge_moment(self) -> None:
         tape = self._tape
@@ -170,7 +164,6 @@ class Tenure:
                 self._take_as_given(event)
 
     def _command(self, arrived: RequestArrived) -> RouteRequest:
-        """The command of the ingress; its attempt is known from the answer."""
         attempt, excluded = 1, list[InstanceId]()
         answer = self._tape[1][1] if len(self._tape) > 1 else None
         if isinstance(answer, RequestPlaced | RequestRejected) and answer.request == arrived.request:
@@ -179,7 +172,6 @@ class Tenure:
         return msgspec.structs.replace(asked, attempt=attempt, excluded=excluded)
 
     def _plan(self, first: RequestMigrated | MigrationRefused) -> MigrationPlan:
-        """The moves of one command, each made or refused."""
         moves: list[Migration] = []
         for _, event in self._tape:
             if isinstance(event, RequestGranted) and moves and moves[-1].rebind and moves[-1].request == event.request:
@@ -231,7 +223,6 @@ class Tenure:
 
 
 def _asked_again(request: Request, answer: RequestPlaced | RequestRejected) -> RouteRequest:
-    """A repeated command for a known request."""
     return RouteRequest(
         request=request.id,
         ingress="",

@@ -14,7 +14,6 @@ from pointsman.state.state import State
 from pointsman.state.workload import EMPTY_QUEUE
 
 DIFFERENCES_KEPT_MAX = 100
-"""All are counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +54,6 @@ class Difference:
 
 @dataclass(slots=True)
 class TermSummary:
-    """`elected`: the entry of its LeaderElected."""
-
     term: Term
     scheduler: str
     policy: str
@@ -70,13 +67,10 @@ class Verdict:
     are faults of the log."""
 
     known_as_of: Sequence = 0
-    """Entries up to here were not read."""
     entries: int = 0
     undecodable: int = 0
     unapplied: int = 0
-    """Decoded, but failed in the fold."""
     failed: Counter[str] = field(default_factory=Counter)
-    """Repeated calls that raised, by error."""
     arrivals: int = 0
     decisions: int = 0
     identical: int = 0
@@ -88,7 +82,6 @@ class Verdict:
 
     @property
     def ok(self) -> bool:
-        """Unchecked decisions do not count."""
         return self.different == 0
 
     @property

@@ -1,9 +1,6 @@
-"""Recomputes every decision of a log and compares.
-
-The log is read once; each term is a `Tenure` that begins with the state folded by a `_Follower` up to its
-LeaderElected. A succeeded term is watched for STRAGGLERS_MAX more entries. Decisions after a hole, or of a term without
-its beginning, are unchecked.
-"""
+"""Recomputes every decision of a log and compares. The log is read once; each term is a `Tenure` that begins with the
+state folded by a `_Follower` up to its LeaderElected. A succeeded term is watched for STRAGGLERS_MAX more entries.
+Decisions after a hole, or of a term without its beginning, are unchecked."""
 
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -153,8 +150,6 @@ class _Verification:
 
 
 class _Follower:
-    """Folds in log order, on demand."""
-
     def __init__(self, log: Iterable[LogEntry], settings: PoolSettings, policies: PolicySet, state: State) -> None:
         self._settings = settings
         self._policies = policies
@@ -162,12 +157,10 @@ class _Follower:
         self._state = state
 
     def fits(self, settings: PoolSettings, policies: PolicySet) -> bool:
-        """Outlier detection is not part of the fold."""
         folded_alike = replace(policies, outliers=self._policies.outliers)
         return (settings, folded_alike) == (self._settings, self._policies)
 
     def state_at(self, sequence: Sequence) -> State:
-        """A copy of the state as of entry `sequence`."""
         state = self._state
         while state.sequence < sequence:
             state.apply_entry(next(self._entries))

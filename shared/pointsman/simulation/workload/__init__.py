@@ -1,9 +1,7 @@
-"""Workloads: lists of requests in order of arrival, with block ids that say which prefixes they share.
-
-Read from a trace (`traces`) or generated (`generators`), re-timed (`arrivals`), turned into tokens (`tokens`). An id
-stands for 512 tokens *and everything before them*, as in Mooncake's traces; a partial last block may be continued by a
-longer prompt with the same id.
-"""
+"""Workloads: lists of requests in order of arrival, with block ids that say which prefixes they share. Read from a
+trace (`traces`) or generated (`generators`), re-timed (`arrivals`), turned into tokens (`tokens`). An id stands for 512
+tokens *and everything before them*, as in Mooncake's traces; a partial last block may be continued by a longer prompt
+with the same id."""
 
 from pointsman.simulation.workload.arrivals import ARRIVALS, at_rate
 from pointsman.simulation.workload.generators import GENERATORS

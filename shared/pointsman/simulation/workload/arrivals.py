@@ -19,7 +19,6 @@ ANSWER_SECONDS_PER_TOKEN: Seconds = 0.03
 """Guessed: workloads are open loop."""
 
 GAMMA_CV = 2.0
-"""Burstiness; a Poisson process has 1."""
 
 
 def at_rate(requests: Sequence[WorkloadRequest], rate: float) -> list[WorkloadRequest]:
@@ -35,7 +34,6 @@ def faster(requests: Sequence[WorkloadRequest], factor: float) -> list[WorkloadR
 
 
 def poisson(requests: Sequence[WorkloadRequest], *, rate: float, chance: random.Random) -> list[WorkloadRequest]:
-    """Raises ValueError unless `rate` is positive."""
     _check_rate(rate)
     return _spaced(requests, lambda: chance.expovariate(rate))
 
@@ -53,7 +51,6 @@ def gamma(
 
 
 def uniform(requests: Sequence[WorkloadRequest], *, rate: float) -> list[WorkloadRequest]:
-    """At equal distances. Raises ValueError unless positive."""
     _check_rate(rate)
     return _at(requests, (number / rate for number in range(len(requests))))
 
@@ -72,7 +69,6 @@ ARRIVALS: dict[str, Arrivals] = {
     "gamma": gamma,
     "uniform": lambda requests, *, rate, chance: uniform(requests, rate=rate),  # noqa: ARG005
 }
-"""`timestamps` keeps the workload's own pattern."""
 
 
 def _check_rate(rate: float) -> None:
@@ -96,7 +92,6 @@ def _at(requests: Sequence[WorkloadRequest], moments: Iterable[Seconds]) -> list
 
 
 def answered_s(request: WorkloadRequest) -> Seconds:
-    """End of the answer, without any queueing."""
     return request.arrival_s + request.output_tokens * ANSWER_SECONDS_PER_TOKEN
 
 
@@ -105,7 +100,6 @@ class DayShape:
     """A sine, quietest at the start and busiest in the middle."""
 
     day_s: Seconds = 600.0
-    """Length of the compressed day."""
     swing: float = 0.7
     """The rate goes from `1 - swing` to `1 + swing` times its mean; 0 to below 1."""
 

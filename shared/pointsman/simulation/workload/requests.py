@@ -13,8 +13,6 @@ NO_SESSION = SessionId("")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadRequest:
-    """Arrival: engine time since the workload's start."""
-
     arrival_s: Seconds
     block_ids: tuple[int, ...]
     input_length: Tokens
@@ -33,13 +31,11 @@ def in_order(requests: Iterable[WorkloadRequest]) -> list[WorkloadRequest]:
 
 
 def mean_rate(requests: Sequence[WorkloadRequest]) -> float:
-    """0 if all arrive at once."""
     span = requests[-1].arrival_s - requests[0].arrival_s if requests else 0.0
     return (len(requests) - 1) / span if span > 0 else 0.0
 
 
 def input_capped(requests: Iterable[WorkloadRequest], input_tokens_max: Tokens | None) -> list[WorkloadRequest]:
-    """None: not cut."""
     return [
         request
         if input_tokens_max is None or request.input_length <= input_tokens_max
@@ -51,7 +47,6 @@ def input_capped(requests: Iterable[WorkloadRequest], input_tokens_max: Tokens |
 
 
 def blocks_for(tokens: Tokens) -> int:
-    """The last one may be partial."""
     return -(-tokens // TRACE_BLOCK_TOKENS)
 
 
@@ -76,7 +71,6 @@ class BlockIds:
         session: SessionId = NO_SESSION,
         input_tokens_max: Tokens | None = None,
     ) -> WorkloadRequest:
-        """A shared `prefix` of whole blocks, then tokens of its own."""
         length = len(prefix) * TRACE_BLOCK_TOKENS + tokens_behind
         length = length if input_tokens_max is None else min(length, input_tokens_max)
         return WorkloadRequest(

@@ -31,6 +31,5 @@ def _known_prefix(request: WorkloadRequest, known: dict[int, Tokens]) -> Tokens:
 
 
 def _filled(length: Tokens) -> list[Tokens]:
-    """Tokens of a prompt in each of its blocks."""
     whole, rest = divmod(length, TRACE_BLOCK_TOKENS)
     return [TRACE_BLOCK_TOKENS] * whole + ([rest] if rest else [])

@@ -10,7 +10,6 @@ FIRST_TOKEN_ID = 300
 """Lower ids are special tokens and single bytes in many vocabularies."""
 
 BLOCKS_CACHED_MAX = 8192
-"""2 kB each."""
 
 
 def prompt_token_ids(request: WorkloadRequest, *, vocab_size: int, seed: int) -> list[int]:

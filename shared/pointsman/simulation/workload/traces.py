@@ -14,8 +14,7 @@ ROUNDING_SECONDS: Seconds = 3.0
 """Published traces round arrivals down to this."""
 
 
-class TraceError(ValueError):
-    """Not a trace. The message has file and line number."""
+class TraceError(ValueError): ...
 
 
 class _TraceRow(msgspec.Struct):

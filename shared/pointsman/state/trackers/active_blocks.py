@@ -17,7 +17,6 @@ class ActiveBlocks(Tracker):
         self._homes: dict[RequestId, InstanceId] = {}
 
     def blocks_with(self, keys: list[BlockKey], instances: Iterable[InstanceId]) -> dict[InstanceId, int]:
-        """Blocks in use on each instance if a prompt of these keys were placed there."""
         shared: dict[InstanceId, int] = {}
         self._in_use.extend_hits(keys, shared)
         return {i: self._in_use.blocks(i) + len(keys) - shared.get(i, 0) for i in instances}

@@ -1,9 +1,7 @@
 """On-time shares by tenth of prompt length and by tenant, over the last OUTCOMES_WINDOW outcomes, and the on-time
-requests owed to each group.
-
-What a group is *owed* is a virtual queue (Neely, *Stochastic Network Optimization*, 2010, section 4.4) from 0 to
-OWED_MAX: each outcome adds the target share and takes 1 off if it was on time. So the long-run share meets the target.
-"""
+requests owed to each group. What a group is *owed* is a virtual queue (Neely, *Stochastic Network Optimization*, 2010,
+section 4.4) from 0 to OWED_MAX: each outcome adds the target share and takes 1 off if it was on time. So the long-run
+share meets the target."""
 
 from bisect import bisect_left, bisect_right, insort
 from collections import deque
@@ -24,7 +22,6 @@ OWED_MAX = 40.0
 OUTCOMES_TO_BEGIN = 50
 
 LEVEL_OUTCOMES = 20
-"""Outcomes between updates of the tenants' fair share."""
 
 
 @dataclass(slots=True)
@@ -39,7 +36,6 @@ class Tally:
 
     @property
     def attainment(self) -> float:
-        """1 for an empty group."""
         return self.on_time / self.requests if self.requests else 1.0
 
     def count(self, tokens: Tokens, on_time: bool, sign: int) -> None:
@@ -78,7 +74,6 @@ class Attainment(OutcomeTracker):
         self._level_outcomes = 0
 
     def decile(self, prompt_tokens: Tokens) -> int:
-        """Tenth of recent prompts, 0 (shortest) to 9."""
         return tenth(self._sorted_lengths, prompt_tokens)
 
     @override

@@ -11,11 +11,9 @@ from pointsman.state.workload import Request, Stage
 
 
 class Tracker:
-    """Override as needed. Called only by State, with the event's time `at`.
-
-    Order: `arrived`, `placed` (again after each `unplaced`), `granted`, `handed_over` if split, `first_token`, `ended`;
-    a request may end or be unplaced at any point.
-    """
+    """Override as needed. Called only by State, with the event's time `at`. Order: `arrived`, `placed` (again after
+    each `unplaced`), `granted`, `handed_over` if split, `first_token`, `ended`; a request may end or be unplaced at any
+    point."""
 
     def arrived(self, request: Request, at: Seconds) -> None: ...
 
@@ -25,13 +23,11 @@ class Tracker:
 
     def granted(self, request: Request, at: Seconds) -> None: ...
 
-    def handed_over(self, request: Request, at: Seconds) -> None:
-        """Prefilled at `request.prefilled_by`, to be decoded at `request.instance`."""
+    def handed_over(self, request: Request, at: Seconds) -> None: ...
 
     def first_token(self, request: Request, at: Seconds) -> None: ...
 
-    def refused(self, request: Request, at: Seconds, reason: str) -> None:
-        """Followed by `ended`."""
+    def refused(self, request: Request, at: Seconds, reason: str) -> None: ...
 
     def ended(self, request: Request, at: Seconds, finished: RequestFinished | None) -> None:
         """`finished`: None unless it was answered whole."""

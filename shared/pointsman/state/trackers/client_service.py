@@ -1,8 +1,6 @@
-"""Weighted tokens of service by tenant and instance: the counters of VTC (Sheng et al., OSDI'24, Algorithm 2).
-
-A tenant that starts to wait is lifted to the least counter of the waiting tenants, or to that of the tenant granted
-last. Counters never fall.
-"""
+"""Weighted tokens of service by tenant and instance: the counters of VTC (Sheng et al., OSDI'24, Algorithm 2). A tenant
+that starts to wait is lifted to the least counter of the waiting tenants, or to that of the tenant granted last.
+Counters never fall."""
 
 from collections.abc import Iterable
 

@@ -76,7 +76,6 @@ class DecayedLoad(Tracker):
             del self._loads[share.instance]
 
     def _fade(self, load: _Load, now: Seconds) -> None:
-        """No-op for a late event."""
         if now > load.at:
             load.seconds = self._faded(load.seconds, now - load.at)
             load.at = now

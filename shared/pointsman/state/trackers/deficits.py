@@ -1,8 +1,6 @@
-"""Deficit counters (as in deficit round robin) by client and instance.
-
-A placement is charged its uncached tokens, an answer its tokens times `output_weight`. A client placed on an exhausted
-counter gets the same whole number of quanta everywhere, as few as make it positive.
-"""
+"""Deficit counters (as in deficit round robin) by client and instance. A placement is charged its uncached tokens, an
+answer its tokens times `output_weight`. A client placed on an exhausted counter gets the same whole number of quanta
+everywhere, as few as make it positive."""
 
 from collections import OrderedDict
 from math import floor
@@ -19,8 +17,6 @@ CLIENTS_MAX = 10_000
 
 
 class Deficits(Tracker):
-    """0 for a new pair."""
-
     def __init__(self, quantum_tokens: float, output_weight: float) -> None:
         self._quantum = quantum_tokens
         self._output_weight = output_weight
@@ -31,7 +27,6 @@ class Deficits(Tracker):
         return self._counters.get(client, {}).get(instance, 0.0)
 
     def quanta_needed(self, client: Tenant, instance: InstanceId) -> int:
-        """Refills that make this pair positive."""
         left = self.tokens_left(client, instance)
         return 0 if left > 0 else floor(-left / self._quantum) + 1
 

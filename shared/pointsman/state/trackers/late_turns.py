@@ -1,12 +1,8 @@
-"""Which requests can still be on time, and when a late one is served before them.
-
-Serving late requests last would starve them. So each prefill second granted to an on-time request earns `late_share`
-seconds of credit (at most CREDIT_SECONDS_MAX); while the credit is positive the oldest late request goes first and pays
-its prefill seconds. It waits at most (1 + 1/late_share) times the prefill seconds of the late ones up to it.
-
-Selection and accounting must use the same definition of late, so the correction of the cost model is kept here, apart
-from the one in State.
-"""
+"""Which requests can still be on time, and when a late one is served before them. Serving late requests last would
+starve them. So each prefill second granted to an on-time request earns `late_share` seconds of credit (at most
+CREDIT_SECONDS_MAX); while the credit is positive the oldest late request goes first and pays its prefill seconds. It
+waits at most (1 + 1/late_share) times the prefill seconds of the late ones up to it. Selection and accounting must use
+the same definition of late, so the correction of the cost model is kept here, apart from the one in State."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -28,8 +24,6 @@ PACE_MIN, PACE_MAX = 0.25, 4.0
 
 @dataclass(slots=True)
 class PrefillCorrection:
-    """Fading sums of one instance."""
-
     observed: Seconds = PACE_PRIOR_SECONDS
     predicted: Seconds = PACE_PRIOR_SECONDS
 
@@ -67,7 +61,6 @@ class LateCredit(Tracker):
         return self._credits.get(instance, 0.0) > 0
 
     def factor(self, instance: InstanceId) -> float:
-        """Real prefill seconds over those of the cost model."""
         correction = self._corrections.get(instance)
         return correction.factor if correction else 1.0
 

@@ -1,9 +1,6 @@
 """Weighted tokens that each tenant may still use of each instance: DLPM (Cao et al., "Locality-aware Fair Scheduling in
-LLM Serving", Algorithm 1).
-
-A grant charges uncached tokens, an end generated ones. When no waiting tenant has a balance, all get quanta until one
-has; `in_turn` previews that refill, the grant books it.
-"""
+LLM Serving", Algorithm 1). A grant charges uncached tokens, an end generated ones. When no waiting tenant has a
+balance, all get quanta until one has; `in_turn` previews that refill, the grant books it."""
 
 from collections.abc import Collection
 

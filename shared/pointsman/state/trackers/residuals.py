@@ -12,14 +12,11 @@ from pointsman.state.trackers.decayed_load import DecayedLoad
 from pointsman.state.workload import Request
 
 PRIOR_VARIANCE = 1.0
-"""Of a weight."""
 
 Features = tuple[float, ...]
 
 
 class LeastSquares:
-    """Starts from weights of 0."""
-
     def __init__(self, size: int, forgetting: float) -> None:
         """`forgetting`: weight of earlier observations at each new one."""
         self._forgetting = forgetting
@@ -50,8 +47,6 @@ class LeastSquares:
 
 @dataclass(frozen=True, slots=True)
 class _Prediction:
-    """Features at placement, and the TTFT by load and prefill."""
-
     instance: InstanceId
     at: Seconds
     features: Features

@@ -13,7 +13,6 @@ from pointsman.state.workload import Request, Stage
 
 RECORDS_MAX = 20_000
 PREFIX_BLOCKS = 8
-"""Blocks that prompts of one family share."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +30,6 @@ class Outcomes:
 
     @property
     def attainment(self) -> float:
-        """1 without outcomes."""
         return self.on_time / self.total if self.total else 1.0
 
 

@@ -1,8 +1,6 @@
-"""Balances of tenants for each instance's queue: the base of fair orderings.
-
-Subclasses define how a balance changes when a tenant starts to wait and when a request is granted. Output is charged at
-the end of a whole answer. Beyond TENANTS_REMEMBERED_MAX, tenants that do not wait are dropped.
-"""
+"""Balances of tenants for each instance's queue: the base of fair orderings. Subclasses define how a balance changes
+when a tenant starts to wait and when a request is granted. Output is charged at the end of a whole answer. Beyond
+TENANTS_REMEMBERED_MAX, tenants that do not wait are dropped."""
 
 from abc import abstractmethod
 from dataclasses import dataclass, field
@@ -23,7 +21,6 @@ class Account:
 
     balances: dict[Tenant, float] = field(default_factory=dict)
     waiting: dict[Tenant, int] = field(default_factory=dict)
-    """Pending requests by tenant."""
     last_granted: Tenant | None = None
 
 
@@ -32,7 +29,6 @@ class TenantAccounts(Tracker):
         self._accounts: dict[InstanceId, Account] = {}
 
     def balance(self, instance: InstanceId, tenant: Tenant) -> float:
-        """0 for a new tenant."""
         account = self._accounts.get(instance)
         return account.balances.get(tenant, 0.0) if account else 0.0
 

@@ -36,12 +36,10 @@ class WindowedLoad(Tracker):
         self._loads: dict[InstanceId, _Load] = {}
 
     def seconds(self, instance: InstanceId) -> Seconds:
-        """By the cost model."""
         load = self._loads.get(instance)
         return load.seconds if load else 0.0
 
     def hit_share(self, instance: InstanceId) -> float:
-        """Cached share of the prompt tokens, 0 to 1."""
         load = self._loads.get(instance)
         return load.cached_tokens / load.prompt_tokens if load else 0.0
 

@@ -18,7 +18,6 @@ from pointsman.simulation.workload.requests import WorkloadRequest
 
 
 def chat_diurnal(count: int, *, rate: float, chance: random.Random) -> list[WorkloadRequest]:
-    """One whole day, from night to night."""
     requests = chat(count, rate=rate, chance=chance)
     day = requests[-1].arrival_s if requests else 0.0
     return diurnal(requests, shape=DayShape(day_s=day)) if day else requests

@@ -1,8 +1,6 @@
-"""Common parts of generators: signature, lengths, and a timeline of tasks.
-
-A *task* is started by one user: a conversation, a tree, a judgement. Tasks begin at random (Poisson) so that `rate`
-requests a second result in the long run; the warm-up covers the start.
-"""
+"""Common parts of generators: signature, lengths, and a timeline of tasks. A *task* is started by one user: a
+conversation, a tree, a judgement. Tasks begin at random (Poisson) so that `rate` requests a second result in the long
+run; the warm-up covers the start."""
 
 import heapq
 import random
@@ -27,16 +25,13 @@ def interleaved(
     task: Callable[[int, Seconds], Iterable[WorkloadRequest]],
     chance: random.Random,
 ) -> list[WorkloadRequest]:
-    """The first `count` requests of tasks that begin `tasks_rate` a second; `task` makes the n-th.
-
-    A task has at least one request, and none before its beginning.
-    """
+    """The first `count` requests of tasks that begin `tasks_rate` a second; `task` makes the n-th. A task has at least
+    one request, and none before its beginning."""
     waiting: list[tuple[Seconds, int, WorkloadRequest]] = []
     chosen: list[WorkloadRequest] = []
     number = made = 0
     start = 0.0
     while len(chosen) < count:
-        # No later task can come before `start`.
         while waiting and waiting[0][0] <= start:
             chosen.append(heapq.heappop(waiting)[2])
         number += 1
@@ -53,5 +48,4 @@ def zipf(ranks: int, exponent: float) -> Sequence[float]:
 
 
 def length_about(mean: float, chance: random.Random) -> Tokens:
-    """Exponential, at least 1."""
     return 1 + int(chance.expovariate(1 / mean))

@@ -24,7 +24,6 @@ class ChatShape:
     answer_s_per_token: Seconds = ANSWER_SECONDS_PER_TOKEN
     """Guessed wait for an answer: the workload is open loop."""
     input_tokens_max: Tokens = 16_384
-    """A longer conversation ends."""
     output_tokens_max: Tokens = 1024
 
 

@@ -23,24 +23,19 @@ class Clients:
             raise ValueError(msg)
 
     def tenants(self) -> list[Tenant]:
-        """Misbehaving ones first."""
         return [Tenant(f"client-{number + 1}") for number in range(self.count)]
 
     def misbehaves(self, index: int) -> bool:
         return index < self.misbehaving
 
     def pick(self, chance: random.Random) -> int:
-        """A place in `tenants()`."""
         weights = [self.requests_factor if self.misbehaves(index) else 1.0 for index in range(self.count)]
         return chance.choices(range(self.count), weights=weights)[0]
 
     def prefix_blocks(self, index: int, blocks: int) -> int:
-        """`blocks`: of a well-behaved client."""
         return round(blocks * self.prefix_factor) if self.misbehaves(index) else blocks
 
 
 WELL_BEHAVED = Clients()
 MORE_REQUESTS = Clients(requests_factor=8.0)
-"""S1."""
 LONGER_PREFIXES = Clients(prefix_factor=4.0)
-"""S2."""

@@ -1,8 +1,6 @@
-"""GSP: groups of prompts that share a prefix, as in SGLang's serving benchmark (`generated-shared-prefix`).
-
-Prefixes are rounded to whole trace blocks. `random` shuffles the prompts; `round_robin` takes one of each group in
-turn, the worst order for a slightly too small LRU cache.
-"""
+"""GSP: groups of prompts that share a prefix, as in SGLang's serving benchmark (`generated-shared-prefix`). Prefixes
+are rounded to whole trace blocks. `random` shuffles the prompts; `round_robin` takes one of each group in turn, the
+worst order for a slightly too small LRU cache."""
 
 import random
 from collections.abc import Iterator
@@ -16,8 +14,6 @@ from pointsman.simulation.workload.requests import TRACE_BLOCK_TOKENS, BlockIds,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GspShape:
-    """Raises ValueError for invalid numbers."""
-
     groups: int = 64
     prompts_per_group: int = 16
     """Further requests come from new groups."""
@@ -36,7 +32,6 @@ class GspShape:
 
 
 def gsp(count: int, *, rate: float, chance: random.Random, shape: GspShape | None = None) -> list[WorkloadRequest]:
-    """Poisson arrivals; a group is a tenant."""
     shape = shape or GspShape()
     ids = BlockIds()
     requests: list[WorkloadRequest] = []
@@ -46,7 +41,6 @@ def gsp(count: int, *, rate: float, chance: random.Random, shape: GspShape | Non
 
 
 def _pass(ids: BlockIds, shape: GspShape, chance: random.Random) -> list[WorkloadRequest]:
-    """Every prompt of a new set of groups once."""
     groups = [list(_group(number, ids, shape, chance)) for number in range(1, shape.groups + 1)]
     requests = [prompt for turn in zip(*groups, strict=True) for prompt in turn]
     if shape.order == "random":

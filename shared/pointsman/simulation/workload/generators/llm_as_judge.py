@@ -16,14 +16,10 @@ from pointsman.simulation.workload.requests import BlockIds, WorkloadRequest
 class JudgeShape:
     dimensions: int = 6
     rubric_blocks: int = 6
-    """Of each client; `clients` may lengthen it."""
     answer_blocks_min: int = 1
     answer_blocks_max: int = 6
-    """Evenly between the two."""
     dimension_tokens: Tokens = 80
-    """Names a dimension, or requests the score."""
     judgement_tokens: float = 140.0
-    """Mean (exponential)."""
     judgement_tokens_max: Tokens = 256
     score_tokens: Tokens = 2
     step_s: Seconds = 0.5
@@ -31,7 +27,6 @@ class JudgeShape:
     clients: Clients = WELL_BEHAVED
 
     def requests(self) -> int:
-        """Per answer."""
         return self.dimensions + 1
 
 
@@ -63,7 +58,6 @@ class _Judging:
     chance: random.Random
 
     def requests(self, judged: tuple[int, ...], start: Seconds) -> Iterator[WorkloadRequest]:
-        """All dimensions at once, then the score."""
         judgements = [self._dimension(judged, start) for _ in range(self.shape.dimensions)]
         yield from judgements
         read_s = max((answered_s(judgement) for judgement in judgements), default=start)

@@ -13,8 +13,6 @@ from pointsman.simulation.workload.requests import BlockIds, WorkloadRequest
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LongDocumentShape:
-    """Token lengths are means (exponential)."""
-
     documents: int = 400
     """About 8 million tokens: more than a few engines cache."""
     zipf_exponent: float = 0.8
@@ -22,14 +20,12 @@ class LongDocumentShape:
     document_blocks_max: int = 58
     """Evenly from 10,240 to 29,696 tokens."""
     questions_max: int = 7
-    """Evenly from 1."""
     question_tokens: float = 30.0
     answer_tokens: float = 60.0
     output_tokens_max: Tokens = 512
     think_s: Seconds = 15.0
     """Mean pause between an answer and the next question."""
     readers: int = 8
-    """Tenants, in turn."""
 
 
 def long_document_qa(

@@ -1,9 +1,6 @@
 """Trees of thoughts, as in SGLang's benchmark `tree_of_thought_deep`: two branches, four levels, 30 requests a
-question.
-
-The branches of a node begin with the *same* prompt, sent at once; all are compared (Yao et al., *Tree of Thoughts*,
-2023) before each continues. All prompts end with whole blocks.
-"""
+question. The branches of a node begin with the *same* prompt, sent at once; all are compared (Yao et al., *Tree of
+Thoughts*, 2023) before each continues. All prompts end with whole blocks."""
 
 import random
 from collections.abc import Iterator
@@ -21,14 +18,12 @@ class TreeShape:
     branching: int = 2
     depth: int = 4
     instruction_blocks: int = 4
-    """Precede all questions of a client; `clients` may lengthen them."""
     question_blocks: int = 1
     thought_blocks: int = 1
     """Per level: the thought before and the next instruction."""
     thought_tokens: float = 160.0
     """Mean (exponential)."""
     thought_tokens_max: Tokens = 256
-    """At most what `thought_blocks` hold."""
     step_s: Seconds = 1.0
     """Mean pause from the last answer of a node to its continuations."""
     clients: Clients = WELL_BEHAVED
@@ -43,7 +38,6 @@ class TreeShape:
             raise ValueError(msg)
 
     def requests(self) -> int:
-        """Per tree."""
         return sum(self.branching**level for level in range(1, self.depth + 1))
 
 

@@ -1,8 +1,5 @@
-"""A hotspot: two long prefixes that arrive in bursts, over prompts that share nothing.
-
-Hard for consistent hashing: a burst overloads the prefix's one home. The lengths are those of the two hot tools of the
-tool-and-agent trace.
-"""
+"""A hotspot: two long prefixes that arrive in bursts, over prompts that share nothing. Hard for consistent hashing: a
+burst overloads the prefix's one home. The lengths are those of the two hot tools of the tool-and-agent trace."""
 
 import random
 from collections.abc import Iterator
@@ -27,7 +24,6 @@ class HotspotShape:
     question_tokens: float = 300.0
     cold_tokens: float = 3000.0
     answer_tokens: float = 120.0
-    """Lengths are means (exponential)."""
     input_tokens_max: Tokens = 16_384
     output_tokens_max: Tokens = 1024
 
@@ -42,7 +38,6 @@ class HotspotShape:
 def two_hot_prefixes(
     count: int, *, rate: float, chance: random.Random, shape: HotspotShape | None = None
 ) -> list[WorkloadRequest]:
-    """Tenants: `hot-1`, `hot-2`, `cold`."""
     shape = shape or HotspotShape()
     ids = BlockIds()
     prefixes = [ids.take(blocks) for blocks in shape.prefix_blocks]
