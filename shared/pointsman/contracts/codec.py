@@ -168,6 +168,7 @@ def decode_event(payload: bytes, subject: str | None = None) -> LogEvent:
 
 
 def decode_command(payload: bytes) -> AnyCommand:
+    """Raises UndecodableError."""
     _check_form(payload)
     try:
         return _commands.decode(payload)

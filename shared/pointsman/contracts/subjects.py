@@ -135,7 +135,7 @@ def message_id(event: Event) -> str | None:
         return f"{event.stamp.term}.{event.stamp.number}"
     if isinstance(event, InstanceJoined | InstanceLeft):
         return f"{kind}.{event.instance}.{event.epoch}"
-    if isinstance(event, InstanceProbed):  # a later verdict of the same life may be another
+    if isinstance(event, InstanceProbed):  # a later probe of the same epoch may differ
         return f"{kind}.{event.instance}.{event.epoch}.{event.at}"
     if isinstance(event, ScaleDecided | ScaleApplied):
         return f"{kind}.{event.number}" if event.number else None

@@ -22,12 +22,12 @@ class Agenda:
         heappush(self._due, (at, next(self._order), act))
 
     def every(self, seconds: Seconds, act: Action, *, first: Seconds) -> None:
-        def turn(now: Seconds) -> None:
+        def repeat(now: Seconds) -> None:
             act(now)
-            self.at(now + seconds, turn)
+            self.at(now + seconds, repeat)
 
         self._repeating += 1
-        self.at(first, turn)
+        self.at(first, repeat)
 
     def stop(self) -> None:
         self._stopped = True

@@ -41,8 +41,7 @@ ANYONE = PromptIdentity()
 
 @dataclass(frozen=True, slots=True)
 class RunCached:
-    """Consecutive blocks of one prefix. `parent`: None at the start of a prompt. `tokens`: of all blocks; empty for a
-    chain of hashes."""
+    """Consecutive blocks of one prefix. `parent`: None at the start of a prompt. `tokens`: empty if unknown."""
 
     parent: BlockHash | None
     hashes: Sequence[BlockHash]

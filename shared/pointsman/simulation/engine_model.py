@@ -93,7 +93,7 @@ class EngineModel:
         if known is None:
             return False
         self._cut_step(now)
-        self._take_in_whole_steps()
+        self._apply_whole_steps()
         if known.phase is Phase.WAITING:
             self._waiting.remove(known)
         else:
@@ -126,8 +126,7 @@ class EngineModel:
         return not self._requests
 
     def begin_step(self, now: Seconds, *, max_fused_steps: int = 1) -> Step | None:
-        """Schedule the next step; None if there is nothing to compute. Up to `max_fused_steps` pure decode steps become
-        one."""
+        """None if there is nothing to compute. Up to `max_fused_steps` pure decode steps become one."""
         assert self._step is None, "a step is in flight: end it first"
         self._chunk_tokens = self._chunk_squares = 0
         self._preempted = False
@@ -267,7 +266,7 @@ class EngineModel:
         seconds = self._cost.decode_steps(step.decoding, self._step_context, low)
         self._step = replace(step, count=low, seconds=seconds)
 
-    def _take_in_whole_steps(self) -> None:
+    def _apply_whole_steps(self) -> None:
         if self._step is None or self._step.count - self._step_ticks <= 1:
             return
         self._advance(self._step.count - 1 - self._step_ticks)
@@ -285,7 +284,7 @@ class EngineModel:
         return [request.id for request in ended]
 
     def _take_prefilled(self, decoded: list[RequestId], finished: list[RequestId]) -> list[PrefillEnded]:
-        """These have one more token: the first, unless they were preempted."""
+        """Completed prefills have one more token: the first, unless they were preempted."""
         first_tokens = []
         prefilled = [request for request in self._prefilling if request.computed == request.target]
         for request in prefilled:

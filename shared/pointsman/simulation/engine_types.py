@@ -77,8 +77,7 @@ class PrefillEnded:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """`tokens_each` new tokens for each of `decoded`, one for each of `first_tokens`. `changes`: of the cache since the
-    last result."""
+    """`tokens_each` new tokens for each of `decoded`, one for each of `first_tokens`. `changes`: of the cache."""
 
     ended_at: Seconds
     tokens_each: int

@@ -21,8 +21,7 @@ class RatePoint:
 
 @dataclass(frozen=True, slots=True)
 class Goodput:
-    """`qps`: 0 if no rate met the target. `points`: all runs, by rate. `at_least`: no rate missed the target, so the
-    goodput is higher."""
+    """`qps`: 0 if no rate met the target. `points`: all runs, by rate. `at_least`: no rate missed the target."""
 
     qps: float
     points: tuple[RatePoint, ...]

@@ -59,8 +59,7 @@ class Report:
     """Coefficient of variation of pending tokens across instances, mean over time."""
     migrations: int
     jain: float | None
-    """Jain's index over the clients' service within the `Window`, each over its max-min fair share. Clients without
-    backlog are due what they asked for."""
+    """Jain's index over the clients' service within the `Window`, each over its max-min fair share."""
     jain_of_amounts: float | None
     service_per_s: float | None
     prediction_error_p50_s: Seconds | None
@@ -165,7 +164,7 @@ def _within(samples: Sequence[LoadSample], rows: Sequence[RequestRow]) -> list[L
 @dataclass(frozen=True, slots=True)
 class Window:
     """The time over which service is compared: between the first and last counted arrival. Before, caches are cold;
-    afterwards everyone gets what they asked for. Includes service of warm-up requests."""
+    afterwards every demand is met. Includes service of warm-up requests."""
 
     since: Seconds
     until: Seconds
@@ -193,8 +192,7 @@ def service_by_tenant(rows: Sequence[RequestRow], window: Window) -> dict[str, f
 
 
 def demand_by_tenant(rows: Sequence[RequestRow], window: Window) -> dict[str, float]:
-    """Service of each client plus that of its requests that waited at the end or were rejected in the window, less
-    cached tokens."""
+    """Service of each client, and uncached tokens of its requests that waited at the end or were rejected."""
     demand = service_by_tenant(rows, window)
     for row in rows:
         begun = row.first_token_at is not None and row.first_token_at <= window.until
@@ -248,8 +246,7 @@ def attainment_by_tenant(rows: Sequence[RequestRow]) -> dict[str, Attainment]:
 
 
 def length_bands(rows: Sequence[RequestRow]) -> tuple[LengthBand, ...]:
-    """Ten groups of equal size, shortest prompts first. Equal lengths are shuffled, so that groups do not differ by
-    time."""
+    """Ten groups of equal size, shortest prompts first. Equal lengths are shuffled, so that time has no effect."""
     ordered = sorted(rows, key=lambda row: (row.prompt_tokens, _shuffled(row.number)))
     edges = [len(ordered) * band // LENGTH_BANDS for band in range(LENGTH_BANDS + 1)]
     return tuple(

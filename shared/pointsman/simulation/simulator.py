@@ -151,12 +151,12 @@ class Simulation:
             self._submit(request_id, instance, now)
             return
 
-        def come(at: Seconds) -> None:
+        def start(at: Seconds) -> None:
             request = self.state.workload.requests.get(request_id)
             if request is not None and request.instance == instance and request.granted_at == now:
                 self._submit(request_id, instance, at)
 
-        self._agenda.at(now + way, come)
+        self._agenda.at(now + way, start)
 
     def _submit(self, request_id: RequestId, instance: InstanceId, now: Seconds) -> None:
         engine = self.fleet.engines[instance]
@@ -167,7 +167,7 @@ class Simulation:
         hands_over = self._hands_over(request_id)
         tokens = 1 if hands_over else self._row(request_id).output_tokens
         engine.model.submit(request_id, self._prompt(request_id), max_tokens=tokens, now=now, held=hands_over)
-        self._turn(engine, now)
+        self._next_step(engine, now)
 
     def _prompt(self, request_id: RequestId) -> HashedPrompt:
         command = self._commands[request_id]
@@ -182,7 +182,7 @@ class Simulation:
         prompt = self._prompt(event.request)
         missing = max(0, prompt.length - target.model.cached_tokens(prompt))
 
-        def come(at: Seconds) -> None:
+        def start(at: Seconds) -> None:
             source.model.release_kv(event.request)
             request = self.state.workload.requests.get(event.request)
             if request is None or request.attempt != event.attempt or request.instance != event.instance:
@@ -193,9 +193,9 @@ class Simulation:
             row = self._row(event.request)
             row.instance = target.id
             target.model.submit(request.id, prompt, max_tokens=row.output_tokens, now=at, received=prompt.length)
-            self._turn(target, at)
+            self._next_step(target, at)
 
-        self._agenda.at(now + missing / self.pool.transfer_tokens_per_s, come)
+        self._agenda.at(now + missing / self.pool.transfer_tokens_per_s, start)
 
     def _lose(self, request_id: RequestId, engine: SimulatedEngine, now: Seconds, retry: bool) -> None:
         row, command = self._row(request_id), self._commands[request_id]
@@ -224,7 +224,7 @@ class Simulation:
     def _row(self, request_id: RequestId) -> RequestRow:
         return self._outcome.rows[int(request_id)]
 
-    def _turn(self, engine: SimulatedEngine, now: Seconds) -> None:
+    def _next_step(self, engine: SimulatedEngine, now: Seconds) -> None:
         step = engine.model.step or engine.model.begin_step(now, max_fused_steps=FUSED_STEPS_MAX)
         engine.wake += 1
         if step is not None:
@@ -236,7 +236,7 @@ class Simulation:
         result = engine.model.end_step(now)
         self.fleet.deliver(engine, result.changes, now)
         self._answer(engine, result, now)
-        self._turn(engine, now)
+        self._next_step(engine, now)
 
     def _answer(self, engine: SimulatedEngine, result: StepResult, now: Seconds) -> None:
         handed_over = {ended.request for ended in result.first_tokens if self._hands_over(ended.request)}

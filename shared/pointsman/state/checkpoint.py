@@ -49,6 +49,7 @@ def encode_state(state: State) -> bytes:
 
 
 def decode_state(content: bytes) -> State:
+    """Raises UnreadableStateError."""
     try:
         return _Reader(_decoder.decode(content)).state()
     except UnreadableStateError:

@@ -260,7 +260,7 @@ class Fleet:
         self._changed()
         return instance
 
-    def hear(self, event: InstanceReported) -> None:
+    def apply_report(self, event: InstanceReported) -> None:
         instance = self._instances[event.instance]
         instance.heard_at = max(instance.heard_at, event.at)
         instance.excused_until = event.at + event.back_within if event.back_within else 0.0

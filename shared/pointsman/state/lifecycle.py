@@ -35,12 +35,12 @@ class Trigger(StrEnum):
     RETRIED = "placed for a later attempt"
     MIGRATED = "migrated while pending"
     REBOUND = "taken out of its engine and queued elsewhere"
-    CORRECTED = "queued elsewhere, says its ingress"
+    CORRECTED = "queued elsewhere, as its ingress reports"
     KEPT = "its first token came from where it was re-bound from"
     GRANTED = "sent to its engine"
     PREFILLED = "prefilled, to be decoded elsewhere"
     DECODER_FOUND = "a decode instance, after none could take it"
-    DECODING_ELSEWHERE = "handed over, says its ingress"
+    DECODING_ELSEWHERE = "handed over, as its ingress reports"
     FIRST_TOKEN = "first token"
 
 
@@ -147,7 +147,7 @@ def _requeue_at(parts: StateParts, request: Request, instance: Instance, at: Sec
     request.prefill_seconds = parts.latency.prefill_seconds(instance, request.prompt_tokens, 0)
     request.prefilled_by = NO_INSTANCE
     if request.rebound_from == instance.id:
-        request.rebound_from = NO_INSTANCE  # the ingress had not heard of the re-binding and kept it there
+        request.rebound_from = NO_INSTANCE  # the ingress kept it there before the re-binding reached it
     _enqueue(parts, request, at)
 
 

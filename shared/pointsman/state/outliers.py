@@ -13,10 +13,9 @@ from pointsman.primitives import InstanceId, RequestId, Seconds
 HISTORY_WALL_SECONDS = 60
 PREFILLS_MAX = 64
 OPEN_MAX = 10_000
-"""Requests with open failures; the oldest are dropped first, as below."""
+"""Requests with open failures; the oldest are dropped first, here and in the next two."""
 OPEN_FAILURES_MAX = 64
 GIVEN_UP_MAX = 1_000
-"""Requests that the leader gave up while they were granted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +54,8 @@ class Tally:
 
 @dataclass(slots=True)
 class Record:
+    """One epoch of an instance. `until` and `half_open_since` are 0 outside these phases."""
+
     tallies: dict[int, Tally] = field(default_factory=dict)
     in_a_row: int = 0
     """Consecutive failed attempts begun after the newest served one."""

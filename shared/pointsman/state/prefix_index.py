@@ -274,6 +274,7 @@ class PrefixIndex:
 
     @classmethod
     def unpack(cls, packed: PackedIndex) -> "PrefixIndex":
+        """Raises ValueError."""
         if packed.slots > SLOTS_MAX or any(not 0 <= found.slot < packed.slots for found in packed.holdings):
             msg = f"{packed.slots} slots, or a holding in none of them"
             raise ValueError(msg)

@@ -213,7 +213,7 @@ class State(StateParts):
                     del self.unregistered[next(iter(self.unregistered))]
             return
         is_new = event.at > instance.heard_at
-        self.fleet.hear(event)
+        self.fleet.apply_report(event)
         holdings.compare_with_report(self, instance, event, is_new=is_new)
 
     def _eject(self, event: InstanceEjected) -> None:
@@ -227,7 +227,7 @@ class State(StateParts):
             self.fleet.uneject(event.instance, half_open=event.half_open)
             self.outliers.unejected(event.instance, event.at, half_open=event.half_open)
             if not event.half_open:
-                self.latency.forget(event.instance)  # learned from a sick engine
+                self.latency.forget(event.instance)  # learned from a failing engine
 
     def _leave(self, event: InstanceLeft) -> None:
         if self.current(event.instance, event.epoch):

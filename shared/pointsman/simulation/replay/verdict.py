@@ -95,12 +95,12 @@ class Verdict:
 
     @override
     def __str__(self) -> str:
-        said = f"decisions {self.decisions:,}, identical {self.identical:,}, different {self.different:,}"
+        counts = f"decisions {self.decisions:,}, identical {self.identical:,}, different {self.different:,}"
         unchecked = self.unchecked.total()
-        return f"{said}, unchecked {unchecked:,}" if unchecked else said
+        return f"{counts}, unchecked {unchecked:,}" if unchecked else counts
 
 
-def known_to(state: State, event: LogEvent) -> dict[str, Any]:
+def inputs_of(state: State, event: LogEvent) -> dict[str, Any]:
     """Inputs of a decision: the request, and every instance's queue and cache."""
     request = state.workload.requests.get(RequestId(getattr(event, "request", "")))
     return {

@@ -34,6 +34,7 @@ def faster(requests: Sequence[WorkloadRequest], factor: float) -> list[WorkloadR
 
 
 def poisson(requests: Sequence[WorkloadRequest], *, rate: float, chance: random.Random) -> list[WorkloadRequest]:
+    """Raises ValueError unless `rate` is positive."""
     _check_rate(rate)
     return _spaced(requests, lambda: chance.expovariate(rate))
 
@@ -51,6 +52,7 @@ def gamma(
 
 
 def uniform(requests: Sequence[WorkloadRequest], *, rate: float) -> list[WorkloadRequest]:
+    """Equal gaps. Raises ValueError unless `rate` is positive."""
     _check_rate(rate)
     return _at(requests, (number / rate for number in range(len(requests))))
 

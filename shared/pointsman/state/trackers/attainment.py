@@ -124,9 +124,9 @@ def tenth(ordered: Sequence[Tokens], prompt_tokens: Tokens) -> int:
     return min(DECILES - 1, middle * DECILES // len(ordered))
 
 
-def fair_level(asked: Iterable[float], available: float) -> float:
+def fair_level(demands: Iterable[float], available: float) -> float:
     """Max-min fair cap on each amount, so that the sum is `available`; infinite if all fit."""
-    ordered = sorted(asked)
+    ordered = sorted(demands)
     for served, amount in enumerate(ordered):
         part = available / (len(ordered) - served)
         if amount > part:

@@ -14,6 +14,8 @@ from pointsman.simulation.workload.requests import TRACE_BLOCK_TOKENS, BlockIds,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GspShape:
+    """Raises ValueError for invalid numbers."""
+
     groups: int = 64
     prompts_per_group: int = 16
     """Further requests come from new groups."""
