@@ -61,6 +61,14 @@ def reject_answer(reason: str) -> RejectAnswer:
         return _LATER
 
 
+CODE_LENGTH_MAX = 64
+
+
+def _is_code(value: object) -> bool:
+    """Whether this may be a code of a newer version."""
+    return isinstance(value, str) and len(value) <= CODE_LENGTH_MAX
+
+
 class CancelCause(StrEnum):
     UNKNOWN = ""
     CLIENT_GONE = "client_gone"
@@ -75,8 +83,8 @@ class CancelCause(StrEnum):
 
     @classmethod
     @override
-    def _missing_(cls, value: object) -> Self:
-        return cls("")
+    def _missing_(cls, value: object) -> Self | None:
+        return cls("") if _is_code(value) else None
 
     @property
     def sentence(self) -> str:
@@ -104,8 +112,8 @@ class MoveCause(StrEnum):
 
     @classmethod
     @override
-    def _missing_(cls, value: object) -> Self:
-        return cls("")
+    def _missing_(cls, value: object) -> Self | None:
+        return cls("") if _is_code(value) else None
 
 
 def relocated(source: InstanceId) -> str:
@@ -134,14 +142,17 @@ class PlanRefusal(StrEnum):
 
 # Events written before `cause` was a field
 
-_CANCEL_CAUSES = {sentence: cause for cause, sentence in _SENTENCES.items()}
+_CANCEL_CAUSES = {
+    **{cause.value: cause for cause in CancelCause},
+    **{text: cause for cause, text in _SENTENCES.items()},
+}
 
 
 def recorded_cancel_cause(reason: str) -> CancelCause:
     """From the sentence or code of a RequestCancelled without a cause."""
     if reason.startswith("its grant to ") and reason.endswith(" was not heard of"):
         return CancelCause.GRANT_UNHEARD
-    return _CANCEL_CAUSES.get(reason) or CancelCause(reason)
+    return _CANCEL_CAUSES.get(reason, CancelCause.UNKNOWN)
 
 
 def recorded_move_cause(reason: str, source: InstanceId, *, rebound: bool) -> MoveCause:

@@ -84,10 +84,10 @@ class RandomisedLeafToken(Generic[Block]):
         return iter(self._released)
 
     def _begin_phase(self) -> None:
-        """Wipe all marks. If blocks are held without their parents there may be no leaf; then any block may go."""
+        """Wipe all marks. If blocks are held without their parents there may be no leaf; then the earliest released goes."""
         self.phase += 1
         children = self._children
-        self._leaves = [block for block in self._released if not children[block]] or list(self._released)
+        self._leaves = [block for block in self._released if not children[block]] or [next(iter(self._released))]
         self._places = {block: place for place, block in enumerate(self._leaves)}
 
     def _take_leaf(self, place: int) -> Block:

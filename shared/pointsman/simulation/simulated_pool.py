@@ -10,7 +10,7 @@ from pointsman.policies.dispatch import Dispatcher
 from pointsman.policies.policy_set import policy_set
 from pointsman.policies.seeded_random import uniform
 from pointsman.primitives import Seconds, Term, Tokens
-from pointsman.simulation.agenda import Agenda
+from pointsman.simulation.event_queue import EventQueue
 from pointsman.simulation.outcome import Outcome
 from pointsman.simulation.scenario import FleetMirror, Scenario
 from pointsman.state.fleet import Instance
@@ -19,7 +19,7 @@ from pointsman.state.state import PoolSettings, State
 
 
 class SimulatedPool:
-    def __init__(self, scenario: Scenario, mirror: FleetMirror, agenda: Agenda, outcome: Outcome) -> None:
+    def __init__(self, scenario: Scenario, mirror: FleetMirror, agenda: EventQueue, outcome: Outcome) -> None:
         self.scenario = scenario
         self.mirror = mirror
         self.agenda = agenda

@@ -20,8 +20,8 @@ from pointsman.contracts.decisions import (
 from pointsman.contracts.requests import PrefillFinished, RequestFailed, RequestFinished
 from pointsman.policies.rebalancing import REBALANCING_POLICIES
 from pointsman.primitives import InstanceId, RequestId, Seconds, SessionId, Tenant
-from pointsman.simulation.agenda import Agenda
 from pointsman.simulation.engine_types import HashedPrompt, PrefillEnded, StepResult
+from pointsman.simulation.event_queue import EventQueue
 from pointsman.simulation.outcome import LoadSample, Outcome, RequestRow
 from pointsman.simulation.scenario import NO_MIRROR, Failure, FleetMirror, Scenario
 from pointsman.simulation.simulated_fleet import SimulatedEngine, SimulatedFleet
@@ -50,14 +50,14 @@ class Simulation:
         scenario: Scenario,
         requests: Sequence[WorkloadRequest],
         mirror: FleetMirror = NO_MIRROR,
-        agenda: Agenda | None = None,
+        agenda: EventQueue | None = None,
     ) -> None:
         self.unfinished = len(requests)
         self._scenario = scenario
         self._splits = scenario.splits
         self._requests = requests
         self._outcome = Outcome([scenario.row(number, request) for number, request in enumerate(requests)])
-        self._agenda = agenda or Agenda()
+        self._agenda = agenda or EventQueue()
         self.pool = SimulatedPool(scenario, mirror, self._agenda, self._outcome)
         self.state = self.pool.state
         self.fleet = SimulatedFleet(self.pool, carry_out=self.carry_out, lose=self._lose)

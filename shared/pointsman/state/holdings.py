@@ -67,7 +67,7 @@ def replace(parts: StateParts, event: CacheSnapshot) -> None:
 
 def forget(parts: StateParts, instance: InstanceId) -> None:
     parts.index.drop(instance)
-    parts.speculation.drop(instance)
+    parts.promises.drop(instance)
     parts.delivered.drop(instance)
     parts.contradictions.drop(instance)
     parts.latency.forget(instance)
@@ -112,17 +112,17 @@ def _next_cache_event(
 def release(parts: StateParts, instance: InstanceId, epoch: Epoch, keys: list[BlockKey]) -> None:
     """No-op if the instance has restarted since."""
     if parts.epochs.get(instance) == epoch:
-        parts.speculation.release(instance, keys)
+        parts.promises.release(instance, keys)
 
 
 def promise_until_confirmed(parts: StateParts, request: Request, at: Seconds) -> None:
     """The prompt was computed: keep its promise until cache events should have confirmed it."""
     deadline = at + CONFIRMATION_WALL_SECONDS * parts.settings.speed
-    parts.speculation.unconfirmed.append((deadline, request.instance, request.epoch, request.keys))
+    parts.promises.unconfirmed.append((deadline, request.instance, request.epoch, request.keys))
 
 
 def settle_promises(parts: StateParts, now: Seconds) -> None:
-    unconfirmed = parts.speculation.unconfirmed
+    unconfirmed = parts.promises.unconfirmed
     while unconfirmed and unconfirmed[0][0] <= now:
         _, instance, epoch, keys = unconfirmed.popleft()
         release(parts, instance, epoch, keys)
@@ -130,7 +130,7 @@ def settle_promises(parts: StateParts, now: Seconds) -> None:
 
 def _release_computed(parts: StateParts, instance: InstanceId, removed: set[BlockKey] | None = None) -> None:
     """Release promises of computed prompts that lost a block of `removed` (None: any)."""
-    unconfirmed = parts.speculation.unconfirmed
+    unconfirmed = parts.promises.unconfirmed
     lost = [
         promise
         for promise in unconfirmed

@@ -155,7 +155,7 @@ def _enqueue(parts: StateParts, request: Request, at: Seconds) -> None:
     instance = request.instance
     parts.workload.queue(instance).enqueue(request)
     request.epoch = parts.epochs.get(instance, NO_EPOCH)
-    parts.speculation.promise(instance, request.keys)
+    parts.promises.promise(instance, request.keys)
     parts.session_affinity.placed(request.tenant, request.session, request.keys, instance)
     for tracker in parts.trackers:
         tracker.placed(request, at)
@@ -297,7 +297,7 @@ def _transfer_in(
     request.epoch = parts.newest_epoch(to)
     parts.workload.expect(request, NO_INSTANCE)
     parts.workload.queue(to).decoding[request.id] = request
-    parts.speculation.promise(to, request.keys)
+    parts.promises.promise(to, request.keys)
 
 
 def fail_attempt(parts: StateParts, event: RequestAttemptFailed) -> None:

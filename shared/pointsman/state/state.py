@@ -99,7 +99,7 @@ class State(StateParts):
             if not self.recent_decisions.first_time(stamp):
                 return
         self.last_at = max(self.last_at, event.at)
-        unconfirmed = self.speculation.unconfirmed
+        unconfirmed = self.promises.unconfirmed
         if unconfirmed and unconfirmed[0][0] <= event.at:
             holdings.settle_promises(self, event.at)
         if stamp is None and isinstance(event, PrefillFinished | RequestFinished):

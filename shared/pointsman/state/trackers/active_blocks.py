@@ -6,14 +6,14 @@ from typing_extensions import override
 
 from pointsman.contracts.requests import RequestFinished
 from pointsman.primitives import BlockKey, InstanceId, RequestId, Seconds
-from pointsman.state.speculation import Speculation
+from pointsman.state.promises import Promises
 from pointsman.state.trackers.base import Tracker
 from pointsman.state.workload import Request
 
 
 class ActiveBlocks(Tracker):
     def __init__(self) -> None:
-        self._in_use = Speculation()
+        self._in_use = Promises()
         self._homes: dict[RequestId, InstanceId] = {}
 
     def blocks_with(self, keys: list[BlockKey], instances: Iterable[InstanceId]) -> dict[InstanceId, int]:

@@ -47,5 +47,5 @@ def zipf(ranks: int, exponent: float) -> Sequence[float]:
     return list(accumulate(rank**-exponent for rank in range(1, ranks + 1)))
 
 
-def length_about(mean: float, chance: random.Random) -> Tokens:
+def exponential_length(mean: float, chance: random.Random) -> Tokens:
     return 1 + int(chance.expovariate(1 / mean))

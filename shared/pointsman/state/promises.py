@@ -7,7 +7,7 @@ from collections import Counter, deque
 from pointsman.primitives import BlockKey, Epoch, InstanceId, Seconds
 
 
-class Speculation:
+class Promises:
     """Blocks are counted: several requests may promise the same one."""
 
     def __init__(self) -> None:

@@ -9,7 +9,7 @@ from pointsman.primitives import Seconds
 Action = Callable[[Seconds], None]
 
 
-class Agenda:
+class EventQueue:
     def __init__(self) -> None:
         self.now: Seconds = 0.0
         self._due: list[tuple[Seconds, int, Action]] = []

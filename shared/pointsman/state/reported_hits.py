@@ -1,5 +1,5 @@
 """Compares the cached tokens that engines report for finished requests with their cache events. Returns prefixes that
-count as held while events are not relied on (`DeliveredHits`), and reports events that deliveries contradict twice
+count as held while events are not relied on (`ReportedHits`), and reports events that deliveries contradict twice
 within a minute (`Contradictions`)."""
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ CONTRADICTIONS_MAX = 2
 CONTRADICTIONS_WALL_SECONDS = 60.0
 
 
-class DeliveredHits:
+class ReportedHits:
     def __init__(self) -> None:
         self._until: dict[InstanceId, dict[BlockKey, Seconds]] = {}
 
