@@ -1,7 +1,5 @@
-"""Protocols of the outside world: log, commands, clock, lease, checkpoints and instance provider.
-
-`adapters` implements them; `main.py` of a service chooses. Every wait takes a timeout, every window has a named limit.
-"""
+"""Protocols of the outside world: log, commands, clock, lease, checkpoints and instance provider. `adapters` implements
+them; `main.py` of a service chooses. Every wait takes a timeout, every window has a named limit."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
@@ -64,10 +62,8 @@ class LogEntry(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class LogReset:
-    """The log is discontinuous here: discard all state and start at `first_sequence`.
-
-    Sent when the log was recreated, lost its tail in a power cut, or dropped unread entries.
-    """
+    """The log is discontinuous here: discard all state and start at `first_sequence`. Sent when the log was recreated,
+    lost its tail in a power cut, or dropped unread entries."""
 
     first_sequence: Sequence
     reason: str
@@ -101,11 +97,9 @@ class EventLog(Protocol):
         ...
 
     def append_soon(self, event: LogEvent, fence: Fence | None = None) -> None:
-        """Store one event in the background, in call order. Never waits, never raises.
-
-        Bounded by `window_max` unconfirmed events. A lost event is counted and followed by WritesLost. With a `fence`,
-        the event is dropped once the fence is broken; a server that supports it rejects the event and breaks the fence.
-        """
+        """Store one event in the background, in call order. Never waits, never raises. Bounded by `window_max`
+        unconfirmed events. A lost event is counted and followed by WritesLost. With a `fence`, the event is dropped
+        once the fence is broken; a server that supports it rejects the event and breaks the fence."""
         ...
 
     async def elect(self, event: LeaderElected, *, after: Sequence) -> Fence:
@@ -124,16 +118,13 @@ class EventLog(Protocol):
     def read(
         self, start: Sequence = 1, *, kinds: tuple[str, ...] = (), at_end: Callable[[], None] = lambda: None
     ) -> AsyncIterator[LogEntry | LogReset]:
-        """All entries from `start` on, in order, without gaps and without end. Survives disconnects.
-
-        `kinds` restricts subjects to `pm.<pool>.<kind>...`, for instance `("fleet", "kv.engine-1")`. A LogReset
-        precedes entries where continuity is lost. `at_end` is called whenever no further entry is available.
-        """
+        """All entries from `start` on, in order, without gaps and without end. Survives disconnects. `kinds` restricts
+        subjects to `pm.<pool>.<kind>...`, for instance `("fleet", "kv.engine-1")`. A LogReset precedes entries where
+        continuity is lost. `at_end` is called whenever no further entry is available."""
         ...
 
 
 CommandHandler = Callable[[AnyCommand, "Reply"], Awaitable[None]]
-"""Gets a command and a function to answer it, now or later."""
 
 
 class Reply(Protocol):
@@ -141,15 +132,11 @@ class Reply(Protocol):
 
 
 class Commands(Protocol):
-    """Request and reply between services; not logged."""
-
     async def request(self, subject: str, command: AnyCommand, *, timeout: WallSeconds) -> AnyCommand:
         """Raises NoResponderError, CommandTimeoutError."""
         ...
 
-    async def request_bytes(self, subject: str, payload: bytes, *, timeout: WallSeconds) -> bytes:
-        """The same for answers that are not commands (the fleet view)."""
-        ...
+    async def request_bytes(self, subject: str, payload: bytes, *, timeout: WallSeconds) -> bytes: ...
 
     def serve(self, subject: str, handler: CommandHandler) -> AbstractAsyncContextManager[None]:
         """Answer commands on `subject` while the context is open. Undecodable ones are counted, logged and not
@@ -232,8 +219,6 @@ class Checkpoints(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """The connections of a process to its pool."""
-
     log: EventLog
     commands: Commands
     lease: Lease
@@ -255,18 +240,12 @@ class InstanceProvider(Protocol):
     @property
     def name(self) -> str: ...
 
-    async def running(self) -> list[ProvidedInstance]:
-        """Instances that this provider started and that still run."""
-        ...
+    async def running(self) -> list[ProvidedInstance]: ...
 
     async def grow(self, total: int) -> None:
         """Start instances until at least `total` run. Does not wait until their engines answer."""
         ...
 
-    async def stop(self, instance: InstanceId) -> None:
-        """Stop its worker, then its engine, within a bound. No-op for one that is gone."""
-        ...
+    async def stop(self, instance: InstanceId) -> None: ...
 
-    def stoppable(self, running: list[InstanceId]) -> list[InstanceId]:
-        """The running instances that may be stopped next."""
-        ...
+    def stoppable(self, running: list[InstanceId]) -> list[InstanceId]: ...

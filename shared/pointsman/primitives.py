@@ -1,8 +1,5 @@
-"""Ids and units as types, with their bounds on the wire.
-
-`contracts.codec` alone checks the bounds (`Meta`), when it reads or writes a message. They are wide: values within them
-can be added, squared and counted up without overflow.
-"""
+"""Ids and units as types, with their bounds on the wire. `contracts.codec` alone checks the bounds (`Meta`), when it
+reads or writes a message. They are wide: values within them can be added, squared and counted up without overflow."""
 
 from typing import TYPE_CHECKING, Annotated, NewType
 
@@ -21,7 +18,6 @@ RequestId = NewType("RequestId", Annotated[str, Meta(max_length=64)])
 """Made of `[A-Za-z0-9_-]`."""
 
 PoolName = NewType("PoolName", str)
-"""The instances that serve one model and may replace each other."""
 
 Tenant = NewType("Tenant", Annotated[str, Meta(max_length=256)])
 """Name of an API key, or the name that the client gives itself."""
@@ -37,7 +33,6 @@ BlockKey = NewType("BlockKey", Annotated[int, Meta(ge=0)])
 """Chained over all tokens before the block: equal keys mean equal prefixes."""
 
 Digest = Annotated[int, Meta(ge=0)]
-"""The xor of block keys."""
 
 PackedKeys = Annotated[bytes, Meta(max_length=8 * 1024 * 1024)]
 """Little-endian u64 (`contracts.block_keys`)."""
@@ -75,10 +70,8 @@ def engine_seconds(wall: WallSeconds, speed: float) -> Seconds:
 
 
 Moment = Annotated[float, Meta(ge=0.0, le=1e13)]
-"""Engine seconds since the Unix epoch."""
 
 Number = Annotated[float, Meta(ge=-1e30, le=1e30)]
-"""Share, factor or rate."""
 
 Coefficient = Annotated[float, Meta(ge=0.0, le=1e6)]
 
@@ -92,7 +85,6 @@ Rank = Annotated[int, Meta(ge=-1, le=2**20)]
 Sequence = Annotated[int, Meta(ge=0, le=WHOLE_MAX)]
 
 Name = Annotated[str, Meta(max_length=1024)]
-"""Name or URL."""
 
 Text = Annotated[str, Meta(max_length=65_536)]
 

@@ -1,8 +1,6 @@
-"""Block keys: keyed 64-bit BLAKE2b over the parent key and the block's tokens (little-endian u32 ids).
-
-The chain starts from model, LoRA adapter, cache salt and a secret, so a leaked log reveals no prompt and prompts of
-different salts never match. Ingress and worker compute the same keys; engine hashes stay in the worker.
-"""
+"""Block keys: keyed 64-bit BLAKE2b over the parent key and the block's tokens (little-endian u32 ids). The chain starts
+from model, LoRA adapter, cache salt and a secret, so a leaked log reveals no prompt and prompts of different salts
+never match. Ingress and worker compute the same keys; engine hashes stay in the worker."""
 
 import struct
 from array import array
@@ -18,8 +16,6 @@ SECRET_BYTES_MAX = 64
 
 
 class KeyChain:
-    """Immutable and cheap to share."""
-
     def __init__(self, *, secret: bytes, model: str, block_tokens: Tokens) -> None:
         """`secret`: at most 64 bytes, the same in every ingress and worker."""
         if block_tokens < 1:
@@ -59,7 +55,6 @@ class KeyChain:
 
 
 def pack_keys(keys: Iterable[BlockKey]) -> bytes:
-    """Little-endian u64, 8 bytes each."""
     keys = list(keys)
     return struct.pack(f"<{len(keys)}Q", *keys)
 

@@ -1,7 +1,5 @@
 """Cache events: blocks that one engine's KV cache gained and lost. Subject `pm.<pool>.kv.<instance>`, written by its
-worker.
-
-`sequence` is dense within an epoch and starts at 1. A repeat is a no-op; after a gap the cache is unverified.
+worker. `sequence` is dense within an epoch and starts at 1. A repeat is a no-op; after a gap the cache is unverified.
 """
 
 from typing import Annotated

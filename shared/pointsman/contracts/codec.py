@@ -1,7 +1,5 @@
-"""Encoding: msgspec structs as JSON.
-
-The only validation of messages: what is read or written has the types and bounds of the wire structs and is UTF-8.
-"""
+"""Encoding: msgspec structs as JSON. The only validation of messages: what is read or written has the types and bounds
+of the wire structs and is UTF-8."""
 
 import re
 
@@ -121,11 +119,9 @@ AnyCommand = (
 )
 
 PAYLOAD_BYTES_MAX = 8 * 1024 * 1024
-"""The largest message that our nats-server accepts."""
 NESTING_MAX = 32
 """Nested lists and objects. Present messages have five levels."""
 SHALLOW_BYTES_MAX = 512
-"""Shorter messages are not checked for nesting."""
 REASON_LENGTH_MAX = 200
 
 _encoder = msgspec.json.Encoder()

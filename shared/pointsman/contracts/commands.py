@@ -57,7 +57,6 @@ class RouteRequest(Command, frozen=True, kw_only=True):
     followed: bool = False
     """Whether the ingress lists it in `cmd.follow`; if it is no longer listed, the ingress has lost it."""
     held_up: Seconds = 0.0
-    """Seconds without an answer from a scheduler."""
 
     def __post_init__(self) -> None:
         check_packed(self.keys)
@@ -86,8 +85,6 @@ class RouteGranted(Command, frozen=True, kw_only=True):
 
 
 class RouteRejected(Command, frozen=True, kw_only=True):
-    """`status`, `reason` and `retry_after` are for the client."""
-
     request: RequestId
     attempt: Count
     status: Count
@@ -108,8 +105,6 @@ class HandOverRequest(Command, frozen=True, kw_only=True):
 
 
 class SentRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A granted request that its ingress has at `instance`."""
-
     request: RequestId
     attempt: Count
     instance: InstanceId
@@ -185,8 +180,6 @@ class MigrateRequests(Command, frozen=True, kw_only=True):
 
 
 class MoveAnswered(msgspec.Struct, frozen=True, kw_only=True):
-    """`refusal`: a MoveRefusal; empty if the request was moved."""
-
     request: RequestId
     refusal: Text = ""
 
@@ -226,8 +219,6 @@ class DrainAnswered(Command, frozen=True, kw_only=True):
 
 
 class ScalePool(Command, frozen=True, kw_only=True):
-    """`cmd.scale`: set the number of instances; without `wanted`, only report. `asker`: for the log."""
-
     wanted: Count | None = None
     asker: Name = ""
 
@@ -251,8 +242,7 @@ class ScaleAnswered(Command, frozen=True, kw_only=True):
     refusal: Text = ""
 
 
-class DescribeFleet(Command, frozen=True, kw_only=True):
-    """`cmd.fleet`. Answered with a FleetDescribed."""
+class DescribeFleet(Command, frozen=True, kw_only=True): ...
 
 
 class InstanceDescribed(msgspec.Struct, frozen=True, kw_only=True):

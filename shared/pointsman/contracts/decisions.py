@@ -1,7 +1,5 @@
-"""Decisions of the leader and the scaler. Fields: docs/events.md.
-
-Each event holds all that is needed to recompute it: policy, settings, candidates with their numbers, and the stamp.
-"""
+"""Decisions of the leader and the scaler. Fields: docs/events.md. Each event holds all that is needed to recompute it:
+policy, settings, candidates with their numbers, and the stamp."""
 
 from typing import Annotated
 
@@ -69,11 +67,9 @@ class RequestPlaced(RequestEvent, frozen=True, kw_only=True):
     attempt: Count = 1
     excluded: Annotated[list[InstanceId], Listed] = []
     decode: InstanceId = InstanceId("")
-    """Decode instance; empty if `instance` decodes too, then the next three are empty as well."""
     decode_reason: Text = ""
     decode_candidates: Annotated[list[DecodeCandidate], Listed] = []
     transfer_seconds: Seconds = 0.0
-    """Part of `predicted_ttft`."""
     lost_seconds: Seconds = 0.0
     """Time held without a scheduler or lost at a failed engine; extends its TTFT budget."""
 
@@ -86,7 +82,6 @@ class RequestGranted(RequestEvent, frozen=True, kw_only=True):
     attempt: Count = 1
     decode: InstanceId = InstanceId("")
     rebind: bool = False
-    """Whether its ingress polls for a re-binding; only such requests may be re-bound."""
 
 
 class RequestHandedOver(RequestEvent, frozen=True, kw_only=True):
@@ -133,7 +128,6 @@ class RequestMigrated(RequestEvent, frozen=True, kw_only=True):
     wasted: Seconds = 0.0
     """With `rebound`: prefill seconds probably done at `source`; `benefit` is net of them."""
     cause: MoveCause = MoveCause.UNKNOWN
-    """Derived from `reason` in events without it."""
 
     def __post_init__(self) -> None:
         if not self.cause:
@@ -142,8 +136,6 @@ class RequestMigrated(RequestEvent, frozen=True, kw_only=True):
 
 
 class MigrationRefused(RequestEvent, frozen=True, kw_only=True):
-    """The leader refused a planned move; the request stays."""
-
     source: InstanceId
     instance: InstanceId
     reason: Text
@@ -156,8 +148,6 @@ class MigrationRefused(RequestEvent, frozen=True, kw_only=True):
 
 
 class RequestRejected(RequestEvent, frozen=True, kw_only=True):
-    """An end: rejected before any work was done."""
-
     reason: Text
     detail: Text
     retry_after: Seconds
@@ -170,7 +160,6 @@ class RequestRejected(RequestEvent, frozen=True, kw_only=True):
 
 
 RequestEnd = RequestFinished | RequestFailed | RequestCancelled | RequestRejected
-"""Each request that arrived has exactly one."""
 
 
 class LeaderElected(Event, frozen=True, kw_only=True):
@@ -218,8 +207,6 @@ class ScaleDecided(Event, frozen=True, kw_only=True):
 
 
 class ScaleApplied(Event, frozen=True, kw_only=True):
-    """The decision with this number is applied: so many instances answer."""
-
     current: Count
     wanted: Count
     detail: Text

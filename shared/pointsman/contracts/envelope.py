@@ -20,7 +20,5 @@ def is_fenced(stamp: Stamp | None, term: Term) -> bool:
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag=True):
-    """`at`: engine seconds since the Unix epoch."""
-
     at: Moment
     stamp: Stamp | None = None

@@ -80,11 +80,9 @@ class InstanceJoined(FleetEvent, frozen=True, kw_only=True):
     cache: Literal["empty", "unknown", "no_events"] = "empty"
     role: Role = "both"
     decode: DecodeCost | None = None
-    """None: unknown."""
     transfer_tokens_per_s: Number = 0.0
     """Speed of fetching a KV cache, alone; 0: unknown, taken as instantaneous."""
     dp_rank: Rank = ANY_RANK
-    """Data-parallel rank of the engine at `url`: each has its own cache."""
     adapters: Annotated[list[Name], Listed] = []
     aliases: Annotated[list[Name], Listed] = []
     completes: bool = True
@@ -132,8 +130,6 @@ class LivenessTimeouts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class InstanceSuspected(FleetEvent, frozen=True, kw_only=True):
-    """The worker is silent: nothing new is placed there."""
-
     silent_seconds: Seconds
     patience: LivenessTimeouts | None = None
 
@@ -149,7 +145,6 @@ class InstanceUndrained(FleetEvent, frozen=True, kw_only=True): ...
 
 
 EjectionCause = Literal["consecutive_failures", "failure_share", "success_rate", "latency", "failed_probe"]
-"""See `policies.outliers`."""
 
 
 class InstanceEjected(FleetEvent, frozen=True, kw_only=True):

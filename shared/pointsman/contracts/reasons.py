@@ -1,7 +1,5 @@
 """Reasons why requests are rejected, cancelled or moved, and why moves are refused. Values are the strings on the wire.
-
-Sentences are for operators; code branches on them only for events older than `cause`.
-"""
+Sentences are for operators; code branches on them only for events older than `cause`."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -57,7 +55,6 @@ REJECT_ANSWERS = {
 
 
 def reject_answer(reason: str) -> RejectAnswer:
-    """A reason of a newer version may be retried later."""
     try:
         return REJECT_ANSWERS[RejectReason(reason)]
     except ValueError:
@@ -78,11 +75,9 @@ class CancelCause(StrEnum):
     TIMEOUT = "timeout"
     INGRESS_STOPPED = "ingress_stopped"
     INGRESS_SILENT = "ingress_silent"
-    """Missing from both `cmd.route` and `cmd.follow`."""
     ENGINE_IDLE = "engine_idle"
     """The engine reports no work, but the state has the request there."""
     NEVER_ENDED = "never_ended"
-    """Granted longer ago than any request may take."""
     GRANT_UNHEARD = "grant_unheard"
     """Granted to an instance that has left; the ingress still asks for a place."""
 
@@ -112,11 +107,8 @@ def grant_unheard(instance: InstanceId) -> str:
 class MoveCause(StrEnum):
     UNKNOWN = ""
     RELOCATED = "relocated"
-    """Its instance takes no requests any more."""
     PLANNED = "planned"
-    """A rebalancer moved a pending request."""
     REBOUND = "rebound"
-    """A rebalancer took it out of an engine."""
 
     @classmethod
     @override
@@ -143,8 +135,6 @@ class MoveRefusal(StrEnum):
 
 
 class PlanRefusal(StrEnum):
-    """Of a whole migration plan."""
-
     OTHER_TERM = "other_term"
     TOO_OLD = "too_old"
     TOO_LONG = "too_long"

@@ -1,8 +1,5 @@
-"""Request events, on `pm.<pool>.request.<id>`. Fields: docs/events.md.
-
-Each request has exactly one end: Finished, Failed, Cancelled or (in `decisions`) Rejected. The leader writes it before
-the grant, the ingress after it.
-"""
+"""Request events, on `pm.<pool>.request.<id>`. Fields: docs/events.md. Each request has exactly one end: Finished,
+Failed, Cancelled or (in `decisions`) Rejected. The leader writes it before the grant, the ingress after it."""
 
 from typing import Literal
 
@@ -46,17 +43,12 @@ class RequestArrived(RequestEvent, frozen=True, kw_only=True):
     exact: bool = True
     """False if the tokens had to be guessed, so keys may differ from the engine's."""
     streaming: bool = True
-    """Whether the first token is observable."""
     adapter: Name = ""
-    """LoRA adapter; only instances that report it may serve it."""
     alias: Name = ""
-    """Another name of the model; only instances that report it may serve it."""
     context_tokens: Tokens = 0
     """Prompt and demanded output; 0: any instance may serve it."""
     followed: bool = False
-    """Whether its ingress lists it in `cmd.follow` until its end."""
     held_up: Seconds = 0.0
-    """Seconds without an answer from a scheduler; extends its TTFT budget for admission."""
 
     def __post_init__(self) -> None:
         check_packed(self.keys)
@@ -109,20 +101,15 @@ class RequestAttemptFailed(RequestEvent, frozen=True, kw_only=True):
 
 
 class RequestFailed(RequestEvent, frozen=True, kw_only=True):
-    """`status`: HTTP, as the client got it."""
-
     reason: Text
     status: Count
     instance: InstanceId = InstanceId("")
 
 
 class RequestCancelled(RequestEvent, frozen=True, kw_only=True):
-    """`reason` is for operators."""
-
     reason: Text
     instance: InstanceId = InstanceId("")
     cause: CancelCause = CancelCause.UNKNOWN
-    """Derived from `reason` in events without it."""
 
     def __post_init__(self) -> None:
         if not self.cause:

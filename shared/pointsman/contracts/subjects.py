@@ -26,7 +26,6 @@ _LOG_SUBJECT = re.compile(
 
 
 def valid_name(name: str) -> bool:
-    """Whether `name` can be a pool or an instance."""
     return NAME_PATTERN.match(name) is not None
 
 
@@ -35,7 +34,6 @@ def stream_name(pool: PoolName) -> str:
 
 
 def log_subjects(pool: PoolName) -> list[str]:
-    """Subjects stored in the pool's stream. Commands are not stored."""
     return [f"{SUBJECT_ROOT}.{pool}.{kind}" for kind in ("kv.*", "fleet.*", "request.*", "scale", "leader", "lost")]
 
 
@@ -80,7 +78,6 @@ def resync_subject(pool: PoolName, instance: InstanceId) -> str:
 
 
 def leader_subject(pool: PoolName) -> str:
-    """Subject of LeaderElected only."""
     return f"{SUBJECT_ROOT}.{pool}.leader"
 
 
@@ -119,7 +116,6 @@ def is_leader_subject(subject: str) -> bool:
 
 
 def is_subject_of(subject: str, event: Event) -> bool:
-    """Whether it is the log subject of the event in some pool."""
     kind, name = _subject_parts(subject)
     if isinstance(event, CacheEvent | FleetEvent):
         return name == event.instance and kind == ("kv" if isinstance(event, CacheEvent) else "fleet")
@@ -139,7 +135,7 @@ def message_id(event: Event) -> str | None:
         return f"{event.stamp.term}.{event.stamp.number}"
     if isinstance(event, InstanceJoined | InstanceLeft):
         return f"{kind}.{event.instance}.{event.epoch}"
-    if isinstance(event, InstanceProbed):  # a later verdict of the same life may be another
+    if isinstance(event, InstanceProbed):  # a later probe of the same epoch may differ
         return f"{kind}.{event.instance}.{event.epoch}.{event.at}"
     if isinstance(event, ScaleDecided | ScaleApplied):
         return f"{kind}.{event.number}" if event.number else None

@@ -1,12 +1,7 @@
-"""The KV cache of one engine, block by block, as vLLM manages it.
-
-A full block gets a hash, chained over all tokens before it, and is then *cached*: other requests may hold it too, and
-after its last holder released it, it stays until its place is needed. Requests release tail first, so leaves are evicted
-before their parents and the cache stays closed under prefixes. Hashes are the engine's own, never Pointsman's keys.
-
-Simpler than vLLM: a second copy of a block that two requests compute at once is dropped as soon as it is full. So a hash
-is stored once and removed once.
-"""
+"""The KV cache of one engine, block by block, as in vLLM. A full block gets a hash, chained over all tokens before it,
+and is *cached*: requests share it, and it stays after its last holder until evicted. Requests release tail first, so
+the cache stays closed under prefixes. Hashes are the engine's own, never Pointsman's keys. Unlike vLLM, a second copy
+of a block is dropped as soon as it is full, so a hash is stored once."""
 
 from array import array
 from collections import OrderedDict
@@ -23,7 +18,6 @@ from pointsman.primitives import Tokens
 from pointsman.simulation.eviction_rlt import RandomisedLeafToken
 
 BlockHash = int
-"""Chained hash of a full block, 64 bits, in the engine's own scheme."""
 
 HASH_BYTES = 8
 _MASK = (1 << 64) - 1
@@ -31,25 +25,23 @@ _MASK = (1 << 64) - 1
 
 @dataclass(frozen=True, slots=True)
 class PromptIdentity:
-    """Keeps equal tokens apart: LoRA adapter, and the salt that separates tenants."""
+    """LoRA adapter and tenant salt: equal tokens with different identities have different hashes."""
 
     lora: str = ""
     cache_salt: str = ""
 
     def extra_keys(self, *, first_block: bool) -> tuple[str, ...] | None:
-        """What enters a block's hash beside its tokens; the salt only in the first block."""
+        """Hashed with a block's tokens; the salt only in the first block."""
         keys = (*((self.lora,) if self.lora else ()), *((self.cache_salt,) if first_block and self.cache_salt else ()))
         return keys or None
 
 
 ANYONE = PromptIdentity()
-"""No adapter, no salt."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunCached:
-    """Consecutive blocks of one prefix are now cached. `parent`: None at the start of a prompt. `tokens`: of all blocks,
-    empty for a chain of hashes."""
+    """Consecutive blocks of one prefix. `parent`: None at the start of a prompt. `tokens`: empty if unknown."""
 
     parent: BlockHash | None
     hashes: Sequence[BlockHash]
@@ -59,28 +51,25 @@ class RunCached:
 
 @dataclass(frozen=True, slots=True)
 class BlocksEvicted:
-    """These blocks are no longer cached, in the order of eviction."""
+    """In the order of eviction."""
 
     hashes: Sequence[BlockHash]
 
 
 @dataclass(frozen=True, slots=True)
-class CacheReset:
-    """Nothing is cached any more."""
+class CacheReset: ...
 
 
 CacheChange = RunCached | BlocksEvicted | CacheReset
 
 
 class BlockHasher:
-    """Chains block hashes over token ids, salted by `seed`."""
-
     def __init__(self, *, block_tokens: Tokens, seed: int = 0) -> None:
         self.block_tokens = block_tokens
         self._root = blake2b(f"engine-{seed}".encode(), digest_size=HASH_BYTES).digest()
 
     def extend(self, parent: BlockHash | None, tokens: "array[int]", identity: PromptIdentity) -> list[BlockHash]:
-        """Hashes of the whole blocks in `tokens` (unsigned 32-bit), chained after `parent`."""
+        """Hashes of the whole blocks in `tokens` (unsigned 32-bit)."""
         data = _little_endian(tokens)
         width = self.block_tokens * tokens.itemsize
         previous = self._root if parent is None else parent.to_bytes(HASH_BYTES, "little")
@@ -95,29 +84,22 @@ class BlockHasher:
 
 
 TokenSource = Callable[[int, int], Sequence[int]]
-"""The generated tokens from `start` to `stop`, counted from the first generated one."""
+"""Generated tokens from `start` to `stop`, counted from the first."""
 
 
 class BlockChain(Protocol):
-    """The blocks of one request's tokens, prompt first."""
-
     hashes: list[BlockHash]
     identity: PromptIdentity
 
-    def extend_to(self, blocks: int) -> None:
-        """Compute the hashes of the first `blocks` blocks."""
-        ...
+    def extend_to(self, blocks: int) -> None: ...
 
     def tokens(self, first: int, last: int) -> Sequence[int]:
-        """Token ids of blocks `first` to `last` (exclusive); empty where unknown."""
+        """Of blocks `first` to `last` (exclusive); empty if unknown."""
         ...
 
 
 class TokenChain(BlockChain):
-    """A chain hashed from token ids: prompt, then generated."""
-
     def __init__(self, prompt: Sequence[int], *, generated: TokenSource, hasher: BlockHasher, identity: PromptIdentity):
-        """Hashes the prompt's whole blocks. Raises ValueError when a token id does not fit 32 bits."""
         try:
             self._tokens = array("I", prompt)
         except (OverflowError, TypeError) as error:
@@ -149,10 +131,7 @@ class TokenChain(BlockChain):
 
 
 class OpaqueChain(BlockChain):
-    """A chain given as hashes; generated blocks get hashes of their own."""
-
     def __init__(self, hashes: Sequence[BlockHash], *, unique: int) -> None:
-        """`unique`: a number of this request."""
         self.hashes = list(hashes)
         self.identity = ANYONE
         self._unique = unique
@@ -169,23 +148,15 @@ class OpaqueChain(BlockChain):
 
 
 class EvictionOrder(Protocol):
-    """The cached blocks that no request holds, and which of them is evicted first."""
-
-    def grow(self, parent: BlockHash | None, hashes: Sequence[BlockHash]) -> None:
-        """These consecutive blocks are cached and held, the first after `parent`."""
-        ...
+    def grow(self, parent: BlockHash | None, hashes: Sequence[BlockHash]) -> None: ...
 
     def add(self, hashes: Iterable[BlockHash]) -> None:
         """The last holder released these blocks, tail first."""
         ...
 
-    def discard(self, block: BlockHash) -> None:
-        """The block is held again."""
-        ...
+    def discard(self, block: BlockHash) -> None: ...
 
-    def take(self, count: int) -> list[BlockHash]:
-        """Evict `count` blocks; at least as many are unheld."""
-        ...
+    def take(self, count: int) -> list[BlockHash]: ...
 
     def clear(self) -> None: ...
 
@@ -193,14 +164,11 @@ class EvictionOrder(Protocol):
 
 
 class LeastRecentlyUsed(EvictionOrder):
-    """vLLM's free queue: evicts what was released longest ago."""
-
     def __init__(self) -> None:
         self._queue: OrderedDict[BlockHash, None] = OrderedDict()
 
     @override
-    def grow(self, parent: BlockHash | None, hashes: Sequence[BlockHash]) -> None:
-        """The order of release suffices."""
+    def grow(self, parent: BlockHash | None, hashes: Sequence[BlockHash]) -> None: ...
 
     @override
     def add(self, hashes: Iterable[BlockHash]) -> None:
@@ -228,12 +196,10 @@ EVICTION_ORDERS: dict[str, Callable[[], EvictionOrder]] = {
     "lru": LeastRecentlyUsed,
     "rlt": RandomisedLeafToken[BlockHash],
 }
-"""Eviction policies by name."""
 
 
 class BlockCache:
-    """A fixed number of blocks: some *private* (of one request, not full yet), the rest cached or empty. Changes are kept
-    until `take_changes`."""
+    """A fixed number of blocks: *private* (of one request, not full), cached, or empty."""
 
     def __init__(self, *, blocks_max: int, order: EvictionOrder | None = None) -> None:
         self.blocks_max = blocks_max
@@ -244,27 +210,22 @@ class BlockCache:
 
     @property
     def blocks_free(self) -> int:
-        """Empty blocks, and cached ones without holder."""
         return self.blocks_max - self._private - len(self._holders) + len(self._unheld)
 
     @property
     def blocks_held(self) -> int:
-        """Blocks that requests hold."""
         return self.blocks_max - self.blocks_free
 
     def __contains__(self, block: BlockHash) -> bool:
         return block in self._holders
 
     def __len__(self) -> int:
-        """Cached blocks, held or not."""
         return len(self._holders)
 
     def cached(self) -> set[BlockHash]:
-        """All cached blocks (a copy)."""
         return set(self._holders)
 
     def hit(self, hashes: Sequence[BlockHash], *, blocks_max: int) -> int:
-        """Leading blocks that are cached, at most `blocks_max`."""
         holders = self._holders
         count = 0
         for block in islice(hashes, blocks_max):
@@ -274,12 +235,11 @@ class BlockCache:
         return count
 
     def free_beside(self, hashes: Iterable[BlockHash]) -> int:
-        """`blocks_free` as it would be after `hold(hashes)`; all of them are cached."""
+        """`blocks_free` after `hold(hashes)`, all of which are cached."""
         holders = self._holders
         return self.blocks_free - sum(1 for block in hashes if not holders[block])
 
     def hold(self, hashes: Iterable[BlockHash]) -> None:
-        """One more request holds these cached blocks."""
         holders = self._holders
         for block in hashes:
             if not holders[block]:
@@ -287,7 +247,7 @@ class BlockCache:
             holders[block] += 1
 
     def allocate(self, count: int) -> bool:
-        """Take `count` private blocks, evicting where needed. False, without effect, when there are not so many."""
+        """Take private blocks, evicting if needed. False, without effect, if there are too few."""
         evict = count - (self.blocks_max - self._private - len(self._holders))
         if evict > len(self._unheld):
             return False
@@ -297,8 +257,8 @@ class BlockCache:
         return True
 
     def fill(self, chain: BlockChain, first: int, last: int) -> None:
-        """A request's private blocks `first` to `last` (exclusive) are full: they become cached, held by the request. The
-        copy of a block that is cached already is dropped."""
+        """Private blocks `first` to `last` (exclusive) of a request are full: they become cached and held. Second
+        copies are dropped."""
         hashes = chain.hashes
         fresh_from = first
         for index in range(first, last):
@@ -312,7 +272,7 @@ class BlockCache:
         self._private -= last - first
 
     def release(self, hashes: Sequence[BlockHash], *, private: int) -> None:
-        """A request releases its cached blocks (first to last) and `private` private ones."""
+        """`hashes`: cached blocks, first to last; `private`: number of private ones."""
         holders = self._holders
         released = []
         for block in reversed(hashes):
@@ -324,7 +284,7 @@ class BlockCache:
         self._private -= private
 
     def reset(self) -> bool:
-        """Drop everything cached. False, without effect, while a request holds blocks."""
+        """Drop everything. False, without effect, while a request holds blocks."""
         if self.blocks_held:
             return False
         self._holders.clear()
@@ -333,7 +293,6 @@ class BlockCache:
         return True
 
     def take_changes(self) -> list[CacheChange]:
-        """Changes since the last call, in order."""
         changes, self._changes = self._changes, []
         return changes
 
@@ -360,7 +319,6 @@ def _little_endian(tokens: "array[int]") -> bytes:
 
 
 def _scrambled(value: int) -> int:
-    """splitmix64's finaliser."""
     value = (value + 0x9E3779B97F4A7C15) & _MASK
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK

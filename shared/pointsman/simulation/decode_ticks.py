@@ -1,8 +1,5 @@
-"""Decoding without touching every request at every step.
-
-All decoding requests advance together, so the engine counts *ticks*: one a decode step. A request remembers the tick at
-which it began and is touched again only when it fills a block or has all its tokens.
-"""
+"""Decoding without touching every request at every step. All decoding requests advance together: one *tick* per decode
+step. A request is touched only when it fills a block or has all its tokens."""
 
 from collections.abc import Callable
 from enum import Enum
@@ -20,8 +17,8 @@ class Phase(Enum):
 
 
 class EngineRequest:
-    """One request inside the engine. `target` tokens must be computed before the next one can be generated. While it
-    decodes, its tokens follow from `since_tick`, the tick at which it began, and `target`."""
+    """`target` tokens must be computed before the next one can be generated. While decoding, its tokens follow from
+    `since_tick` and `target`."""
 
     __slots__ = (
         "admission", "arrived_at", "blocks", "cached_tokens", "chain", "computed", "full", "generated", "held", "id",
@@ -48,8 +45,6 @@ class EngineRequest:
 
 
 class DecodeTicks:
-    """The decoding requests, by admission."""
-
     def __init__(
         self,
         block_size: Tokens,
@@ -57,16 +52,14 @@ class DecodeTicks:
         allocate: Callable[[EngineRequest, int], bool],
         fill: Callable[[EngineRequest, int], None],
     ) -> None:
-        """`allocate` gives a request more blocks, `fill` marks its blocks up to a number as full."""
+        """`allocate` gives a request more blocks, `fill` marks its leading blocks as full."""
         self.tick = 0
         self.requests: dict[int, EngineRequest] = {}
         self.context_tokens: Tokens = 0
-        """Tokens that all of them have computed."""
         self._block_size = block_size
         self._allocate = allocate
         self._fill = fill
         self._growing: list[EngineRequest] = []
-        """Requests whose next token needs a new block."""
         self._block_ends: list[tuple[int, int]] = []
         self._endings: list[tuple[int, int]] = []
         """Heaps of (tick, admission): when a request fills its block, and when it has all its tokens."""
@@ -89,14 +82,12 @@ class DecodeTicks:
         del self.requests[request.admission]
 
     def grow(self) -> None:
-        """A new block for each request that needs one for its next token, oldest first."""
         growing, self._growing = self._growing, []
         for request in sorted(growing, key=_by_admission):
             if request.admission in self.requests:
                 self._allocate(request, 1)
 
     def advance(self, ticks: int) -> None:
-        """All compute `ticks` more tokens; those that fill a block on the way get the next one."""
         end = self.tick + ticks
         self.context_tokens += ticks * len(self.requests)
         while self._block_ends and self._block_ends[0][0] <= end:

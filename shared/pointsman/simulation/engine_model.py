@@ -1,14 +1,10 @@
-"""One engine in virtual time: continuous batching with chunked prefill over a block cache, and what each step costs.
+"""One engine in virtual time: continuous batching with chunked prefill over a block cache, and the cost of each step.
+No clock, no I/O: the driver calls `begin_step(now)`, lets the step's seconds pass, and calls `end_step(now)`.
 
-No clock, no I/O: the driver calls `begin_step(now)`, lets the step's seconds pass, and calls `end_step(now)`;
-`pointsman-engine-sim` does so on the wall clock, the simulation in virtual time.
-
-Scheduling is vLLM's. Running requests go first, each decoding one with one token, then prefills in chunks, within
-`max_num_batched_tokens`; then waiting requests first come first served, while a sequence and blocks for the whole
-prompt are free. When decoding needs a block and none is free, the youngest running request is preempted: it gives
-all blocks back and computes again later. Generation ends at `max_tokens`. Decoding is counted in ticks
-(`decode_ticks`). Runs of pure decode steps can be *fused* into one `Step`; a request that is submitted or aborted
-meanwhile cuts the run at the end of the present step (`step` then shows the new end).
+Scheduling is vLLM's: running requests first (decodes, then prefill chunks, within `max_num_batched_tokens`), then
+waiting ones, first come first served, while a sequence and blocks for the whole prompt are free. If decoding needs a
+block and none is free, the youngest running request is preempted and computed again later. Runs of pure decode steps
+can be *fused* into one `Step`; submitting or aborting a request cuts the run at the end of the present step.
 """
 
 from collections import deque
@@ -41,8 +37,6 @@ from pointsman.state.engine_profiles import EngineProfile
 
 
 class EngineModel:
-    """The engine. Not thread-safe; deterministic: equal calls give equal answers."""
-
     def __init__(self, profile: EngineProfile, settings: EngineSettings | None = None) -> None:
         settings = settings or EngineSettings()
         self.settings = settings
@@ -57,22 +51,19 @@ class EngineModel:
         self._requests: dict[RequestId, EngineRequest] = {}
         self._waiting: deque[EngineRequest] = deque()
         self._running: dict[int, EngineRequest] = {}
-        """By admission, so that the last one is the youngest."""
+        """By admission: the last one is the youngest."""
         self._prefilling: list[EngineRequest] = []
         self._decoding = DecodeTicks(settings.block_size, allocate=self._allocate, fill=self._fill_blocks)
         self._step: Step | None = None
         self._step_context = 0
         self._step_ticks = 0
-        """Steps of the present one that are applied already."""
+        """Steps of the present fused one that are applied already."""
         self._chunk_tokens = 0
         self._chunk_squares = 0
         self._preempted = False
         self._kept: dict[RequestId, list[BlockHash]] = {}
-        """Blocks of ended requests that another engine will fetch."""
         self._submitted = self._admitted = 0
         self._queries = self._hits = self._prompt_tokens = self._generated = self._preemptions = 0
-
-    # What requests do
 
     def submit(
         self,
@@ -84,12 +75,10 @@ class EngineModel:
         received: Tokens = 0,
         held: bool = False,
     ) -> None:
-        """Queue a request, to be scheduled from the next step that begins at or after `now`.
-
-        `received`: leading prompt tokens whose KV cache came from another engine; computed only after a preemption.
-        `held`: keep the whole blocks after its end, until `release_kv`. Raises RequestTooLongError when it would not
-        fit alone, ValueError for an empty prompt, `max_tokens` below 1, a known id, or too few hashes.
-        """
+        """Queue a request for the next step that begins at or after `now`. `received`: leading prompt tokens with a KV
+        cache from another engine; computed only after a preemption. `held`: keep the whole blocks after its end, until
+        `release_kv`. Raises RequestTooLongError if it cannot fit alone, ValueError for an empty prompt, `max_tokens`
+        below 1, a known id, or too few hashes."""
         length = prompt.length if isinstance(prompt, HashedPrompt) else len(prompt.tokens)
         self._check(request, length, max_tokens)
         self._submitted += 1
@@ -100,12 +89,11 @@ class EngineModel:
         self._cut_step(now)
 
     def abort(self, request: RequestId, now: Seconds) -> bool:
-        """Drop a request and free its blocks at once. False when it is not here."""
         known = self._requests.get(request)
         if known is None:
             return False
         self._cut_step(now)
-        self._take_in_whole_steps()
+        self._apply_whole_steps()
         if known.phase is Phase.WAITING:
             self._waiting.remove(known)
         else:
@@ -114,7 +102,7 @@ class EngineModel:
         return True
 
     def release_kv(self, request: RequestId) -> bool:
-        """Release the blocks held of an ended request. False where there are none."""
+        """Release the blocks held of an ended request. False if there are none."""
         blocks = self._kept.pop(request, None)
         if blocks is None:
             return False
@@ -122,29 +110,23 @@ class EngineModel:
         return True
 
     def cached_tokens(self, prompt: Prompt) -> Tokens:
-        """Tokens of a prompt that are in the cache."""
         hashes = self._chain(prompt).hashes
         return self.cache.hit(hashes, blocks_max=len(hashes)) * self._block_size
 
     def reset_prefix_cache(self) -> bool:
-        """Drop everything cached. False, without effect, while a request holds blocks."""
+        """False, without effect, while a request holds blocks."""
         return self.cache.reset()
-
-    # What the driver does
 
     @property
     def step(self) -> Step | None:
-        """The step in flight."""
         return self._step
 
     @property
     def idle(self) -> bool:
-        """Nothing waits, nothing runs."""
         return not self._requests
 
     def begin_step(self, now: Seconds, *, max_fused_steps: int = 1) -> Step | None:
-        """Schedule the next step; None when there is nothing to compute at `now`. Up to `max_fused_steps` steps become
-        one where only decoding can happen between them."""
+        """None if there is nothing to compute. Up to `max_fused_steps` pure decode steps become one."""
         assert self._step is None, "a step is in flight: end it first"
         self._chunk_tokens = self._chunk_squares = 0
         self._preempted = False
@@ -166,7 +148,6 @@ class EngineModel:
         return self._step
 
     def end_step(self, now: Seconds) -> StepResult:
-        """Apply what the step computed; `now` is when it ended."""
         step = self._step
         assert step is not None, "no step is in flight"
         self._step = None
@@ -189,15 +170,12 @@ class EngineModel:
             preemptions=self._preemptions,
         )
 
-    # Beginning a step
-
     def _continue_prefills(self) -> None:
         for request in tuple(self._prefilling):
             if request.phase is Phase.PREFILL and self._budget > 0:
                 self._schedule_chunk(request)
 
     def _admit(self, now: Seconds) -> None:
-        """First come, first served, while a sequence slot, tokens and blocks for the whole prompt are free."""
         while self._waiting and self._budget > 0 and len(self._running) < self.settings.max_num_seqs:
             request = self._waiting[0]
             if request.arrived_at > now:
@@ -247,7 +225,7 @@ class EngineModel:
         return self.settings.max_num_batched_tokens - len(self._decoding.requests) - self._chunk_tokens
 
     def _allocate(self, request: EngineRequest, blocks: int) -> bool:
-        """Blocks for a running request; preempts the youngest if need be. False when that was the request itself."""
+        """Preempts the youngest running request if needed. False if that was `request` itself."""
         while not self.cache.allocate(blocks):
             youngest = self._running[next(reversed(self._running))]
             self._preempt(youngest)
@@ -257,7 +235,6 @@ class EngineModel:
         return True
 
     def _preempt(self, request: EngineRequest) -> None:
-        """Back to the head of the queue, to compute everything again."""
         self._leave(request)
         request.phase = Phase.WAITING
         request.target = request.prompt_length + request.generated
@@ -267,7 +244,6 @@ class EngineModel:
         self._preemptions += 1
 
     def _steps_to_fuse(self, count_max: int) -> int:
-        """Steps in which only decoding can happen and blocks suffice."""
         if count_max <= 1 or self._chunk_tokens or self._preempted:
             return 1
         if self._waiting and len(self._running) < self.settings.max_num_seqs:
@@ -277,7 +253,6 @@ class EngineModel:
         return max(1, min(count, rounds * self._block_size))
 
     def _cut_step(self, now: Seconds) -> None:
-        """End a fused run with the step in flight at `now`."""
         step = self._step
         if step is None or step.count == 1 or now >= step.ends_at:
             return
@@ -291,15 +266,12 @@ class EngineModel:
         seconds = self._cost.decode_steps(step.decoding, self._step_context, low)
         self._step = replace(step, count=low, seconds=seconds)
 
-    def _take_in_whole_steps(self) -> None:
-        """Apply all but the last step of a fused run."""
+    def _apply_whole_steps(self) -> None:
         if self._step is None or self._step.count - self._step_ticks <= 1:
             return
         self._advance(self._step.count - 1 - self._step_ticks)
         self._decoding.grow()
         self._step_ticks = self._step.count - 1
-
-    # Ending a step
 
     def _advance(self, ticks: int) -> None:
         self._generated += ticks * len(self._decoding.requests)
@@ -312,7 +284,7 @@ class EngineModel:
         return [request.id for request in ended]
 
     def _take_prefilled(self, decoded: list[RequestId], finished: list[RequestId]) -> list[PrefillEnded]:
-        """Requests whose prefill is complete have one more token: the first, unless they were preempted."""
+        """Completed prefills have one more token: the first, unless they were preempted."""
         first_tokens = []
         prefilled = [request for request in self._prefilling if request.computed == request.target]
         for request in prefilled:
@@ -331,15 +303,12 @@ class EngineModel:
                 self._decoding.start(request)
         return first_tokens
 
-    # Common to both
-
     def _fill_blocks(self, request: EngineRequest, full: int) -> None:
         request.chain.extend_to(full)
         self.cache.fill(request.chain, request.full, full)
         request.full = full
 
     def _leave(self, request: EngineRequest) -> None:
-        """Stop running: give all blocks back."""
         del self._running[request.admission]
         if request.phase is Phase.DECODE:
             self._decoding.leave(request)

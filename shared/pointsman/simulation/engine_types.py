@@ -1,4 +1,4 @@
-"""What goes into an engine model and comes out of it: settings, prompts, steps and their results."""
+"""Inputs and results of an engine model."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,8 +14,7 @@ from pointsman.simulation.block_cache import (
 )
 
 
-class RequestTooLongError(ValueError):
-    """The request would not fit the cache even if it were alone."""
+class RequestTooLongError(ValueError): ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,8 +42,6 @@ class EngineSettings:
 
 @dataclass(frozen=True, slots=True)
 class TokenPrompt:
-    """A prompt as token ids, and the tokens that will be generated."""
-
     tokens: Sequence[int]
     generated: TokenSource
     identity: PromptIdentity = ANYONE
@@ -52,8 +49,6 @@ class TokenPrompt:
 
 @dataclass(frozen=True, slots=True)
 class HashedPrompt:
-    """A prompt of `length` tokens as the hashes of its whole blocks."""
-
     length: Tokens
     hashes: Sequence[BlockHash]
 
@@ -63,8 +58,6 @@ Prompt = TokenPrompt | HashedPrompt
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What the engine is computing: `count` forward passes, fused."""
-
     started_at: Seconds
     seconds: Seconds
     count: int
@@ -78,16 +71,13 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class PrefillEnded:
-    """A first token. `cached_tokens` of the prompt came from the cache."""
-
     request: RequestId
     cached_tokens: Tokens
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """`tokens_each` new tokens for each of `decoded`, one for each of `first_tokens`. `finished` have all their tokens
-    and are gone. `changes`: of the cache since the last result."""
+    """`tokens_each` new tokens for each of `decoded`, one for each of `first_tokens`. `changes`: of the cache."""
 
     ended_at: Seconds
     tokens_each: int
@@ -99,7 +89,7 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True)
 class EngineCounts:
-    """Load, and totals since the start, as vLLM's metrics count them."""
+    """Load, and totals since the start, as in vLLM's metrics."""
 
     waiting: int
     running: int

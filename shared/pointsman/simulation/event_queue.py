@@ -1,4 +1,4 @@
-"""The clock of a simulation: calls in the order of their times, equal times in the order in which they were added."""
+"""The clock of a simulation: runs calls in time order; equal times in order of insertion."""
 
 from collections.abc import Callable
 from heapq import heappop, heappush
@@ -22,21 +22,17 @@ class EventQueue:
         heappush(self._due, (at, next(self._order), act))
 
     def every(self, seconds: Seconds, act: Action, *, first: Seconds) -> None:
-        """Repeat `act` as long as anything else is due."""
-
-        def turn(now: Seconds) -> None:
+        def repeat(now: Seconds) -> None:
             act(now)
-            self.at(now + seconds, turn)
+            self.at(now + seconds, repeat)
 
         self._repeating += 1
-        self.at(first, turn)
+        self.at(first, repeat)
 
     def stop(self) -> None:
-        """End `run` after the present call."""
         self._stopped = True
 
     def run(self) -> None:
-        """Until `stop`, or until only repeating calls are left."""
         due = self._due
         while not self._stopped and len(due) > self._repeating:
             self.now, _, act = heappop(due)

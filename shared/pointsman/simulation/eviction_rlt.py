@@ -1,13 +1,11 @@
-"""Randomised leaf token: evict a random leaf among the blocks that no request used lately.
+"""Randomised leaf token: evicts a random leaf among the blocks that no request used lately.
 
-Source: "Randomization Boosts KV Caching, Learning Balances Query Load" (ICLR 2026), Algorithm 1, on blocks instead of
-single tokens. Within a marking phase every block that a request releases is marked; a uniformly random unmarked leaf
-is evicted; when all are marked, the marks are wiped. O(log n)-competitive, where every deterministic order, LRU
-included, is Omega(n) (Theorem 4). An ancestor is released no earlier than its descendants, so the cache stays closed
-under prefixes.
+Source: "Randomization Boosts KV Caching, Learning Balances Query Load" (ICLR 2026), Algorithm 1, on blocks. Released
+blocks are marked; a uniformly random unmarked leaf is evicted; when all are marked, the marks are wiped and a new phase
+begins. O(log n)-competitive; deterministic orders, LRU included, are Omega(n) (Theorem 4).
 
-Bias: it ignores recency within a phase, so it evicts part of a hot set that LRU would keep. Each eviction takes O(1).
-`pointsman_vllm.eviction_rlt` has the same class; a test holds them equal.
+Bias: ignores recency within a phase. Each eviction takes O(1). `pointsman_vllm.eviction_rlt` has the same class; a test
+holds them equal.
 """
 
 from collections.abc import Hashable, Iterable, Iterator, Sequence

@@ -1,8 +1,5 @@
-"""Goodput: the highest request rate at which effective request capacity stays at or above a target.
-
-Brackets the rate, then bisects, beginning with the points of a sweep. Where capacity crosses the target more than once
-(noise), the first crossing counts.
-"""
+"""Goodput: the highest request rate at which effective request capacity meets a target. Brackets the rate, then
+bisects, beginning with the points of a sweep. Of several crossings (noise) the first counts."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -11,24 +8,20 @@ from dataclasses import dataclass
 TARGET = 0.9
 RUNS_MAX = 16
 TOLERANCE = 0.01
-"""The search ends when the rate is known to within this share."""
 
 STRIDE = 1.5
-"""Factor between rates until one meets the target and one misses it."""
+"""Factor between rates until the target is bracketed."""
 
 
 @dataclass(frozen=True, slots=True)
 class RatePoint:
-    """Requests a second, and the share of them on time."""
-
     qps: float
     effective_capacity: float
 
 
 @dataclass(frozen=True, slots=True)
 class Goodput:
-    """`qps`: the highest rate that met the target, or 0. `points`: all runs, by rate. `at_least`: no rate missed the
-    target, so the goodput is higher."""
+    """`qps`: 0 if no rate met the target. `points`: all runs, by rate. `at_least`: no rate missed the target."""
 
     qps: float
     points: tuple[RatePoint, ...]
@@ -44,7 +37,7 @@ def find_goodput(
     tolerance: float = TOLERANCE,
     runs_max: int = RUNS_MAX,
 ) -> Goodput:
-    """At most `runs_max` calls of `capacity_at`, from `start_qps` unless there are `known` points. Raises ValueError."""
+    """Starts at `start_qps` unless there are `known` points. Raises ValueError."""
     if not start_qps > 0:
         msg = f"the search must begin at a positive rate, not {start_qps}"
         raise ValueError(msg)
@@ -69,7 +62,6 @@ def _bracket(points: Sequence[RatePoint], target: float) -> tuple[float | None, 
 
 
 def _next_rate(met: float | None, missed: float | None, start_qps: float, tolerance: float) -> float | None:
-    """The next rate to try; None when the bracket is tight enough."""
     if met is None and missed is None:
         return start_qps
     if missed is None:

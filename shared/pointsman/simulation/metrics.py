@@ -1,9 +1,6 @@
-"""From an outcome to the numbers of a run: how many on time, how fast, how warm, how even, how fair.
-
-The first `warmup` requests fill the caches and are left out of every figure. Load and service are taken over the window
-in which the counted requests arrive. Latencies are of served requests only, so a policy that rejects looks fast: read
-them beside effective request capacity, in which rejected, failed and unfinished requests count as missed.
-"""
+"""Figures of a run: SLO attainment, latency, cache hits, load balance and fairness. The first `warmup` requests are
+excluded. Load and service count while the counted requests arrive. Latencies are of served requests only, so a policy
+that rejects looks fast; in effective request capacity rejected, failed and unfinished requests count as missed."""
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -23,16 +20,12 @@ LENGTH_BANDS = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attainment:
-    """`share` of `requests` was on time."""
-
     requests: int
     share: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LengthBand:
-    """A tenth of the requests, by prompt length."""
-
     tokens_min: Tokens
     tokens_max: Tokens
     attainment: Attainment
@@ -40,8 +33,6 @@ class LengthBand:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Latency:
-    """Percentiles; None without values."""
-
     p50_s: Seconds | None
     p90_s: Seconds | None
     p99_s: Seconds | None
@@ -49,7 +40,7 @@ class Latency:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """One run. None: nothing to measure."""
+    """None: nothing to measure."""
 
     requests: int
     finished: int
@@ -57,33 +48,24 @@ class Report:
     failures: int
     unfinished: int
     effective_capacity: float | None
-    """Share of all requests whose first token met the objective."""
     ttft: Latency
     tpot: Latency
     e2e: Latency
     well_behaved_ttft: Latency
-    """TTFT of the clients that do not misbehave."""
     hit_rate: float | None
-    """Cached over prompt tokens of served requests, by the engines."""
     hit_share_of_bound: float | None
     """`hit_rate` over that of one infinite cache."""
     load_cv: float | None
     """Coefficient of variation of pending tokens across instances, mean over time."""
     migrations: int
     jain: float | None
-    """Jain's index over the clients' service within the `Window`, each over its max-min fair share: 1 when each got its
-    share, 1/n when one of n got everything. A client that is not backlogged is due what it asked for."""
+    """Jain's index over the clients' service within the `Window`, each over its max-min fair share."""
     jain_of_amounts: float | None
-    """The same over bare amounts: 1 only when all got equally much."""
     service_per_s: float | None
-    """Of all clients, within the `Window`."""
     prediction_error_p50_s: Seconds | None
     prediction_error_p90_s: Seconds | None
-    """Absolute error of the TTFT predicted at placement."""
     prediction_bias_s: Seconds | None
-    """Mean of real minus predicted TTFT."""
     decision_us: float | None
-    """CPU time of one placement, microseconds."""
     by_length: tuple[LengthBand, ...]
     by_tenant: Mapping[str, Attainment]
 
@@ -132,7 +114,6 @@ def summarise(
 
 
 def effective_capacity(rows: Sequence[RequestRow]) -> float | None:
-    """Share of `rows` on time; None of nothing."""
     return sum(row.on_time for row in rows) / len(rows) if rows else None
 
 
@@ -144,33 +125,27 @@ def tpot(row: RequestRow) -> Seconds | None:
 
 
 def e2e(row: RequestRow) -> Seconds | None:
-    """From arrival to the last token; None unless finished."""
     return row.ended_at - row.arrived_at if row.end == "finished" and row.ended_at is not None else None
 
 
 def answer_tokens(row: RequestRow) -> Tokens:
-    """Tokens of a complete answer: 1 where it ended with its first token (the prefill-bound model)."""
     if row.end != "finished":
         return 0
     return 1 if row.ended_at == row.first_token_at else row.output_tokens
 
 
 def hit_rate(served: Sequence[RequestRow]) -> float | None:
-    """Cached over prompt tokens; None of nothing."""
     prompt = sum(row.prompt_tokens for row in served)
     return sum(row.cached_tokens for row in served) / prompt if prompt else None
 
 
 def percentile(values: Sequence[float], percent: float) -> float | None:
-    """Linear between the two nearest ranks; None of nothing."""
+    """Linear between the two nearest ranks."""
     return _of_ordered(sorted(values), percent)
 
 
-# --- Evenness ---
-
-
 def load_cv(samples: Sequence[LoadSample]) -> float | None:
-    """Mean over time of the coefficient of variation of pending tokens, without samples where nothing is pending."""
+    """Samples without pending work do not count."""
     weighted = seconds = 0.0
     for sample, following in pairwise(samples):
         if any(sample.pending_tokens):
@@ -181,20 +156,15 @@ def load_cv(samples: Sequence[LoadSample]) -> float | None:
 
 
 def _within(samples: Sequence[LoadSample], rows: Sequence[RequestRow]) -> list[LoadSample]:
-    """The samples between the first and the last arrival."""
     if not rows:
         return []
     return [sample for sample in samples if rows[0].arrived_at <= sample.at <= rows[-1].arrived_at]
 
 
-# --- Fairness ---
-
-
 @dataclass(frozen=True, slots=True)
 class Window:
-    """The time over which service is compared: after `since`, the first counted arrival, up to and with `until`, the
-    last. Before, caches are cold; afterwards everyone gets what they asked for, which would hide who was delayed. All
-    service in between counts, also for requests of the warm-up."""
+    """The time over which service is compared: between the first and last counted arrival. Before, caches are cold;
+    afterwards every demand is met. Includes service of warm-up requests."""
 
     since: Seconds
     until: Seconds
@@ -207,15 +177,14 @@ class Window:
         return self.since < moment <= self.until
 
     def share_of(self, begin: Seconds, end: Seconds) -> float:
-        """Share of the time from `begin` to `end` that lies within."""
         if begin >= end:
             return float(self.holds(end))
         return max(0.0, min(end, self.until) - max(begin, self.since)) / (end - begin)
 
 
 def service_by_tenant(rows: Sequence[RequestRow], window: Window) -> dict[str, float]:
-    """Computed prompt tokens and output tokens of each client within the window, weighted. Cached tokens are no service
-    (as in DLPM). A prompt counts at its first token, an answer evenly from its first token to its last."""
+    """Weighted computed prompt tokens and output tokens of each client, without cached ones (as in DLPM). A prompt
+    counts at its first token, an answer evenly from first to last."""
     service = dict.fromkeys(sorted({row.tenant for row in rows}), 0.0)
     for row in rows:
         service[row.tenant] += _service(row, window)
@@ -223,8 +192,7 @@ def service_by_tenant(rows: Sequence[RequestRow], window: Window) -> dict[str, f
 
 
 def demand_by_tenant(rows: Sequence[RequestRow], window: Window) -> dict[str, float]:
-    """What each client could have got within the window: what it got, and its requests that waited at the end or were
-    rejected meanwhile, less cached tokens. The rest of an answer that had begun does not count."""
+    """Service of each client, and uncached tokens of its requests that waited at the end or were rejected."""
     demand = service_by_tenant(rows, window)
     for row in rows:
         begun = row.first_token_at is not None and row.first_token_at <= window.until
@@ -234,12 +202,10 @@ def demand_by_tenant(rows: Sequence[RequestRow], window: Window) -> dict[str, fl
 
 
 def _given_up(row: RequestRow, moment: Seconds) -> bool:
-    """Whether it had ended without an answer by then."""
     return row.end in ("rejected", "failed") and row.ended_at is not None and row.ended_at <= moment
 
 
 def _service(row: RequestRow, window: Window) -> float:
-    """Service of this request within the window."""
     if row.first_token_at is None:
         return 0.0
     prompt = INPUT_WEIGHT * (row.prompt_tokens - row.cached_tokens) * window.holds(row.first_token_at)
@@ -249,14 +215,13 @@ def _service(row: RequestRow, window: Window) -> float:
 
 
 def _work(row: RequestRow) -> float:
-    """Service of this request from arrival to end, real or expected."""
     cached = row.predicted_cached_tokens if row.first_token_at is None else row.cached_tokens
     output = answer_tokens(row) if row.end == "finished" else row.output_tokens
     return INPUT_WEIGHT * (row.prompt_tokens - cached) + OUTPUT_WEIGHT * output
 
 
 def service_against_fair_share(service: Mapping[str, float], demand: Mapping[str, float]) -> list[float]:
-    """Each client's service over its max-min fair share of all service, without clients that are due nothing."""
+    """Clients that are due nothing are left out."""
     left = sum(service.values())
     ratios = []
     for served, tenant in enumerate(sorted(demand, key=lambda tenant: (demand[tenant], tenant))):
@@ -281,8 +246,7 @@ def attainment_by_tenant(rows: Sequence[RequestRow]) -> dict[str, Attainment]:
 
 
 def length_bands(rows: Sequence[RequestRow]) -> tuple[LengthBand, ...]:
-    """Ten groups of equal size, shortest prompts first. Equal lengths (many at a cap) are shuffled, so that groups do not
-    differ by time."""
+    """Ten groups of equal size, shortest prompts first. Equal lengths are shuffled, so that time has no effect."""
     ordered = sorted(rows, key=lambda row: (row.prompt_tokens, _shuffled(row.number)))
     edges = [len(ordered) * band // LENGTH_BANDS for band in range(LENGTH_BANDS + 1)]
     return tuple(
@@ -294,9 +258,6 @@ def length_bands(rows: Sequence[RequestRow]) -> tuple[LengthBand, ...]:
         for start, end in pairwise(edges)
         if end > start
     )
-
-
-# --- Arithmetic ---
 
 
 def _attainment(rows: Sequence[RequestRow]) -> Attainment:

@@ -1,4 +1,4 @@
-"""What a simulation returns: one row a request, and samples of the load. Times are engine seconds of the virtual clock."""
+"""Results of a simulation: one row per request, and load samples. Times are virtual engine seconds."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -10,7 +10,7 @@ End = Literal["finished", "rejected", "failed", "unfinished"]
 
 @dataclass(slots=True)
 class RequestRow:
-    """One request. Times are None where that moment never came."""
+    """Times are None if that moment never came."""
 
     number: int
     tenant: str
@@ -22,12 +22,9 @@ class RequestRow:
     reason: str = ""
     instance: InstanceId | None = None
     predicted_ttft: Seconds | None = None
-    """Predicted at the last placement, from arrival on."""
     predicted_cached_tokens: Tokens = 0
     cached_tokens: Tokens = 0
-    """By the engine."""
     granted_at: Seconds | None = None
-    """The last grant."""
     first_token_at: Seconds | None = None
     ended_at: Seconds | None = None
     migrations: int = 0
@@ -39,13 +36,12 @@ class RequestRow:
 
     @property
     def on_time(self) -> bool:
-        """Whether it finished and its first token met the SLO."""
         return self.end == "finished" and self.ttft is not None and self.ttft <= self.slo_ttft
 
 
 @dataclass(frozen=True, slots=True)
 class LoadSample:
-    """Uncached prompt tokens pending or in prefill, and decoding requests, of each of `instances`."""
+    """Uncached tokens without a first token, and decoding requests, of each of `instances`."""
 
     at: Seconds
     pending_tokens: tuple[Tokens, ...]
@@ -55,14 +51,13 @@ class LoadSample:
 
 @dataclass(slots=True)
 class Outcome:
-    """One run. `rows` in the order of arrival, warm-up included."""
+    """`rows` in the order of arrival, warm-up included."""
 
     rows: list[RequestRow]
     samples: list[LoadSample] = field(default_factory=list)
     migrations: int = 0
     decisions: int = 0
     decision_seconds: float = 0.0
-    """CPU time of placements, real seconds."""
     virtual_seconds: Seconds = 0.0
     instance_changes: list[tuple[Seconds, int]] = field(default_factory=list)
     """(time, ready instances) at each change."""

@@ -1,5 +1,4 @@
-"""What is simulated: the pool, its policies, its imperfections (`Scenario`), and what it copies of a real fleet
-(`FleetMirror`)."""
+"""Input of a simulation: pool, policies and imperfections (`Scenario`), and properties of a real fleet (`FleetMirror`)."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -14,7 +13,7 @@ from pointsman.state.engine_profiles import DEFAULT_PROFILE, PROFILES, EnginePro
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Instance number `instance` (from 0) dies at `at` and is back, empty, at `back_at`; never if that is None."""
+    """Instance number `instance` (from 0) dies at `at` and returns, empty, at `back_at`; None: never."""
 
     at: Seconds
     instance: int
@@ -23,8 +22,6 @@ class Failure:
 
 @dataclass(frozen=True, kw_only=True)
 class Scenario:
-    """Times are engine seconds."""
-
     instances: int = 8
     profile: str = DEFAULT_PROFILE
     routing: str = "dualmap"
@@ -35,11 +32,10 @@ class Scenario:
     eviction: str = "lru"
     slo_ttft_s: Seconds = 5.0
     prefill_only: bool = True
-    """Answers of one token: the prefill-bound model. False: decoding shares the engine."""
+    """Answers of one token. False: decoding shares the engine."""
     split: tuple[int, int] = (0, 0)
-    """The first so many instances only prefill, the next so many only decode; all others do both."""
+    """Numbers of prefill-only and decode-only instances; all others do both."""
     kv_transfer_gb_per_s: float = 12.5
-    """How fast a decode instance fetches KV caches, 1e9 bytes a second."""
     kv_capacity_tokens: Tokens | None = None
     block_tokens: Tokens = TRACE_BLOCK_TOKENS
     prefill_window_tokens: Tokens = 16_384
@@ -50,11 +46,11 @@ class Scenario:
     """Policies do not see the last so many seconds, their own dispatches included."""
     event_delay_s: Seconds = 0.0
     event_loss: float = 0.0
-    """Share of cache events that are lost; reports reveal it and a snapshot heals it."""
+    """Share of lost cache events; reports reveal the loss, a snapshot repairs it."""
     estimate_error: tuple[float, float] = (0.0, 0.0)
-    """Share of prompts whose prefill is estimated wrongly, and by how much (0.5: half too long or too short)."""
+    """Share of prompts with a wrong prefill estimate, and its relative error."""
     slow_instances: dict[int, float] = field(default_factory=dict)
-    """Instance number to its speed (0.5: half as fast); unknown to the scheduler."""
+    """Instance number to relative speed; unknown to the scheduler."""
     failures: tuple[Failure, ...] = ()
     scale_at: tuple[tuple[Seconds, int], ...] = ()
     seed: int = 0
@@ -70,7 +66,6 @@ class Scenario:
         return "decode" if number < prefill + decode else "both"
 
     def row(self, number: int, request: WorkloadRequest) -> RequestRow:
-        """The row of a request that has just arrived."""
         return RequestRow(
             number=number,
             tenant=request.tenant,
@@ -85,8 +80,8 @@ class Scenario:
 
 
 def block_keys(request: WorkloadRequest, block_tokens: Tokens) -> list[BlockKey]:
-    """Keys of the prompt's whole blocks. A block id of the workload stands for its whole prefix, so it is the key; of
-    smaller blocks each id gives several."""
+    """Keys of the prompt's whole blocks. A block id identifies its whole prefix; with smaller blocks each id gives
+    several keys."""
     parts = TRACE_BLOCK_TOKENS // block_tokens
     whole = request.input_length // block_tokens
     keys = [
@@ -96,32 +91,27 @@ def block_keys(request: WorkloadRequest, block_tokens: Tokens) -> list[BlockKey]
 
 
 def _scrambled(value: int) -> int:
-    """A 64-bit number that no other value gives (an odd factor is invertible), and that is not 0."""
+    """A unique 64-bit number (an odd factor is invertible), never 0."""
     return value * 0x9E3779B97F4A7C15 % 2**64
 
 
 def numbered_name(number: int) -> InstanceId:
-    """The default name of instance number `number` (from 0)."""
     return InstanceId(f"engine-{number:03}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class FleetMirror:
-    """What a simulation copies of a real fleet, so that it decides each request alike.
-
-    Names and keys decide places on hash rings and ties; promises last wall seconds, so `speed` counts. `profile`:
-    measured engines, in place of the scenario's named profile.
-    """
+    """Properties of a real fleet, so that a simulation decides each request alike. Names and keys decide hash rings and
+    ties; promises last wall seconds, so `speed` counts. `profile` replaces the scenario's."""
 
     name_of: Callable[[int], InstanceId] = numbered_name
     keys_of: Callable[[WorkloadRequest, Tokens], list[BlockKey]] = block_keys
     speed: float = 1.0
     profile: EngineProfile | None = None
     way_of: Callable[[WorkloadRequest], Seconds] | None = None
-    """Seconds from a grant until the engine has the request. None: none."""
+    """Seconds from a grant until the engine has the request. None: 0."""
 
     def profile_of(self, scenario: Scenario, number: int | None = None) -> EngineProfile:
-        """Of the pool, or of instance `number`, which may be slower."""
         profile = self.profile or PROFILES[scenario.profile]
         speed = 1.0 if number is None else scenario.slow_instances.get(number, 1.0)
         if speed == 1.0:

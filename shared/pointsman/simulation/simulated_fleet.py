@@ -1,4 +1,4 @@
-"""The engines of a simulation: joining, leaving, failing, and the cache events and reports that their workers write."""
+"""The engines of a simulation: joins, departures, failures, and the cache events and reports of their workers."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -18,12 +18,11 @@ from pointsman.simulation.simulated_pool import SimulatedPool
 from pointsman.state.workload import Stage
 
 NOTICE_SECONDS = 1.0
-"""From the death of an engine to its worker's report."""
 
 
 @dataclass(slots=True, eq=False)
 class SimulatedEngine:
-    """One instance. `wake` invalidates wake-ups for a step that was cut."""
+    """`wake` invalidates wake-ups for a step that was cut."""
 
     id: InstanceId
     epoch: Epoch
@@ -32,7 +31,6 @@ class SimulatedEngine:
     sequence: int = 0
     wake: int = 0
     parents: dict[BlockKey, BlockKey] = field(default_factory=dict)
-    """Parent of every block it holds, parents before children."""
 
     def report(self, now: Seconds, *, serving: bool) -> InstanceReported:
         digest = 0
@@ -49,7 +47,6 @@ class SimulatedEngine:
         return CacheSnapshot(at=now, instance=self.id, epoch=self.epoch, sequence=self.sequence, runs=runs)
 
     def events(self, changes: list[CacheChange], now: Seconds) -> list[LogEvent]:
-        """The cache events of what changed."""
         events: list[LogEvent] = []
         for change in changes:
             self.sequence += 1
@@ -83,8 +80,8 @@ class SimulatedFleet:
         carry_out: Callable[[list[LogEvent], Seconds], None],
         lose: Callable[[RequestId, SimulatedEngine, Seconds, bool], None],
     ) -> None:
-        """`carry_out` gets decisions that follow from a change of the fleet. `lose` gets each request that a failing
-        engine had, and whether it may be retried."""
+        """`carry_out` gets decisions caused by a change of the fleet, `lose` each request of a failing engine, and
+        whether it may be retried."""
         self.engines: dict[InstanceId, SimulatedEngine] = {}
         self._pool = pool
         self._carry_out = carry_out
@@ -131,7 +128,7 @@ class SimulatedFleet:
         engine = self.engines[pool.mirror.name_of(failure.instance)]
         engine.alive = False
         engine.wake += 1
-        # A list before the first is lost: losing one may grant another to the dead engine, which then refuses it.
+        # Losing one request may grant another to the dead engine, so list them first.
         inside = [(r.id, r.stage) for r in pool.state.workload.requests.values() if r.instance == engine.id]
         for request_id, stage in inside:
             if stage in (Stage.PREFILL, Stage.HANDED_OVER, Stage.DECODING):
@@ -141,7 +138,7 @@ class SimulatedFleet:
             pool.agenda.at(failure.back_at, lambda at: self.join(failure.instance, at))
 
     def deliver(self, engine: SimulatedEngine, changes: list[CacheChange], now: Seconds) -> None:
-        """Write the cache events of a step, late or never where the scenario says so."""
+        """Write the cache events of a step, delayed or lost as in the scenario."""
         pool, scenario = self._pool, self._pool.scenario
         for event in engine.events(changes, now):
             if scenario.event_loss and uniform(scenario.seed, "loss", str(next(self._events))) < scenario.event_loss:
@@ -152,7 +149,7 @@ class SimulatedFleet:
                 pool.apply(event, now)
 
     def report(self, now: Seconds) -> None:
-        """Every worker reports; where the index differs, a snapshot heals it."""
+        """Every worker reports; a snapshot repairs a differing index."""
         for engine in self.engines.values():
             if engine.alive and engine.id in self._pool.state.fleet:
                 self._pool.apply(engine.report(now, serving=True), now)

@@ -1,7 +1,5 @@
-"""What fleet and requests of a simulation share: the production State and Dispatcher, the agenda and the outcome.
-
-With `Scenario.load_lag_s` policies decide on a second State (`seen`) that gets every event so much later.
-"""
+"""Shared parts of a simulation: production State and Dispatcher, agenda and outcome. With `Scenario.load_lag_s`
+policies use a second State (`seen`) that gets every event later."""
 
 from collections import deque
 
@@ -47,7 +45,6 @@ class SimulatedPool:
             self.show_later(event, now)
 
     def show_later(self, event: LogEvent, now: Seconds) -> None:
-        """An event that is in `state` already comes into `seen` when it is old enough."""
         self._unseen.append((now + self.scenario.load_lag_s, event))
 
     def catch_up(self, now: Seconds) -> None:
@@ -73,7 +70,7 @@ class SimulatedPool:
 
 
 class _NoisyLatency(LatencyModel):
-    """A cost model that is wrong for a share of the prompts, always in the same way for the same length."""
+    """A wrong cost model for a share of the prompts, always the same for the same length."""
 
     def __init__(self, scenario: Scenario) -> None:
         super().__init__(scenario.block_tokens)

@@ -1,9 +1,5 @@
-"""The fleet in virtual time: production State, policies and engine model, driven by a clock that jumps.
-
-In come a `Scenario` and requests in the order of arrival, out comes an `Outcome`. An arrival is routed by the
-`Dispatcher` of the scheduler service, a grant submits to the `EngineModel` of `pointsman-engine-sim`, and what engines
-cache and answer is folded by `State`. Deterministic: equal scenarios and requests give equal outcomes.
-"""
+"""The fleet in virtual time: production State, Dispatcher and engine model under a virtual clock. In: a `Scenario` and
+requests in order of arrival. Out: an `Outcome`. Deterministic: equal scenarios and requests give equal outcomes."""
 
 import time
 from collections.abc import Sequence
@@ -43,14 +39,12 @@ SLO_TPOT_SECONDS = 0.1
 
 
 def simulate(scenario: Scenario, requests: Sequence[WorkloadRequest], *, mirror: FleetMirror = NO_MIRROR) -> Outcome:
-    """Run until the last request has ended or nothing can happen any more: what waits for an instance that never comes
-    back stays `unfinished`."""
+    """Run until all requests have ended or nothing more can happen; requests waiting for an instance that never returns
+    stay `unfinished`."""
     return Simulation(scenario, requests, mirror).run()
 
 
 class Simulation:
-    """One run: the requests, and what the decisions about them do to the engines."""
-
     def __init__(
         self,
         scenario: Scenario,
@@ -93,7 +87,7 @@ class Simulation:
         return self._outcome
 
     def carry_out(self, events: list[LogEvent], now: Seconds) -> None:
-        """The effect of decisions on engines and rows; they are applied to the state already."""
+        """Effects of decisions on engines and rows; the state has them already."""
         for event in events:
             if self.pool.lags:
                 self.pool.show_later(event, now)
@@ -121,8 +115,6 @@ class Simulation:
                     self._end(event.request, now, "rejected", event.reason)
                 case _:
                     pass
-
-    # Requests
 
     def _arrive(self, number: int, now: Seconds) -> None:
         scenario, request = self._scenario, self._requests[number]
@@ -159,30 +151,29 @@ class Simulation:
             self._submit(request_id, instance, now)
             return
 
-        def come(at: Seconds) -> None:
+        def start(at: Seconds) -> None:
             request = self.state.workload.requests.get(request_id)
             if request is not None and request.instance == instance and request.granted_at == now:
                 self._submit(request_id, instance, at)
 
-        self._agenda.at(now + way, come)
+        self._agenda.at(now + way, start)
 
     def _submit(self, request_id: RequestId, instance: InstanceId, now: Seconds) -> None:
         engine = self.fleet.engines[instance]
         if not engine.alive:
-            # The connection is refused: the ingress asks again once this decision is carried out.
+            # Connection refused: the ingress asks again once this decision is carried out.
             self._agenda.at(now, lambda at: self._lose(request_id, engine, at, True))
             return
         hands_over = self._hands_over(request_id)
         tokens = 1 if hands_over else self._row(request_id).output_tokens
         engine.model.submit(request_id, self._prompt(request_id), max_tokens=tokens, now=now, held=hands_over)
-        self._turn(engine, now)
+        self._next_step(engine, now)
 
     def _prompt(self, request_id: RequestId) -> HashedPrompt:
         command = self._commands[request_id]
         return HashedPrompt(command.prompt_tokens, unpack_keys(command.keys))
 
     def _hands_over(self, request_id: RequestId) -> bool:
-        """Whether it is decoded elsewhere than prefilled."""
         return self._splits and bool(self.state.workload.requests[request_id].decode)
 
     def _fetch(self, event: RequestHandedOver, now: Seconds) -> None:
@@ -191,7 +182,7 @@ class Simulation:
         prompt = self._prompt(event.request)
         missing = max(0, prompt.length - target.model.cached_tokens(prompt))
 
-        def come(at: Seconds) -> None:
+        def start(at: Seconds) -> None:
             source.model.release_kv(event.request)
             request = self.state.workload.requests.get(event.request)
             if request is None or request.attempt != event.attempt or request.instance != event.instance:
@@ -202,12 +193,11 @@ class Simulation:
             row = self._row(event.request)
             row.instance = target.id
             target.model.submit(request.id, prompt, max_tokens=row.output_tokens, now=at, received=prompt.length)
-            self._turn(target, at)
+            self._next_step(target, at)
 
-        self._agenda.at(now + missing / self.pool.transfer_tokens_per_s, come)
+        self._agenda.at(now + missing / self.pool.transfer_tokens_per_s, start)
 
     def _lose(self, request_id: RequestId, engine: SimulatedEngine, now: Seconds, retry: bool) -> None:
-        """An engine failed a request: retry elsewhere, or end it."""
         row, command = self._row(request_id), self._commands[request_id]
         if retry and row.retries < RETRIES_MAX:
             row.retries += 1
@@ -234,10 +224,7 @@ class Simulation:
     def _row(self, request_id: RequestId) -> RequestRow:
         return self._outcome.rows[int(request_id)]
 
-    # Engine steps
-
-    def _turn(self, engine: SimulatedEngine, now: Seconds) -> None:
-        """Begin a step if none is in flight, and be called when the one in flight ends."""
+    def _next_step(self, engine: SimulatedEngine, now: Seconds) -> None:
         step = engine.model.step or engine.model.begin_step(now, max_fused_steps=FUSED_STEPS_MAX)
         engine.wake += 1
         if step is not None:
@@ -249,7 +236,7 @@ class Simulation:
         result = engine.model.end_step(now)
         self.fleet.deliver(engine, result.changes, now)
         self._answer(engine, result, now)
-        self._turn(engine, now)
+        self._next_step(engine, now)
 
     def _answer(self, engine: SimulatedEngine, result: StepResult, now: Seconds) -> None:
         handed_over = {ended.request for ended in result.first_tokens if self._hands_over(ended.request)}
@@ -300,8 +287,6 @@ class Simulation:
         )
         self.pool.apply(event, now)
         self._end(request_id, now, "finished")
-
-    # Upkeep
 
     def _sample(self, now: Seconds) -> None:
         queues = self.state.workload.queues

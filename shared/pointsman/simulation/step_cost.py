@@ -1,8 +1,6 @@
-"""Seconds of a step by the roofline: `overhead + max(compute, memory)`.
-
-Compute grows with the tokens of the step and with attention (`q^2 - p^2` for a chunk from p to q), memory with the
-weights, read once, and the KV cache of what decodes. Runs of decode steps have a closed form.
-"""
+"""Seconds of a step by the roofline: `overhead + max(compute, memory)`. Compute grows with tokens and attention
+(`q^2 - p^2` for a chunk from p to q), memory with the weights and the KV cache of decoding requests. Runs of decode
+steps have a closed form."""
 
 from pointsman.primitives import Seconds, Tokens
 from pointsman.state.engine_profiles import EngineProfile
@@ -18,7 +16,7 @@ class StepCost:
         self._kv_token_s = profile.kv_bytes_per_token / profile.memory_bytes_per_s
 
     def step(self, chunk_tokens: Tokens, chunk_squares: int, decoding: int, context: Tokens) -> Seconds:
-        """`context`: tokens that all decoding requests have computed together."""
+        """`context`: computed tokens of all decoding requests."""
         squares = chunk_squares + 2 * context + decoding
         compute = self._token_s * (chunk_tokens + decoding) + self._square_s * squares
         memory = self._weights_s + self._kv_token_s * context
@@ -26,7 +24,7 @@ class StepCost:
 
     def decode_run(self, decoding: int, context: Tokens, count_max: int) -> tuple[int, Seconds]:
         """The longest run of at most `count_max` steps on one side of the roofline, and its seconds."""
-        compute_first, compute_more, memory_first, memory_more = self._lines(decoding, context)
+        compute_first, compute_more, memory_first, memory_more = self._linear_terms(decoding, context)
         above, closing = memory_first - compute_first, compute_more - memory_more
         count = count_max
         if closing and above / closing >= 0:
@@ -34,13 +32,12 @@ class StepCost:
         return count, self.decode_steps(decoding, context, count)
 
     def decode_steps(self, decoding: int, context: Tokens, count: int) -> Seconds:
-        """Seconds of `count` decode steps on the side of the roofline of the first."""
-        compute_first, compute_more, memory_first, memory_more = self._lines(decoding, context)
+        compute_first, compute_more, memory_first, memory_more = self._linear_terms(decoding, context)
         first, more = (compute_first, compute_more) if compute_first > memory_first else (memory_first, memory_more)
         return count * (self._overhead_s + first) + more * (count * (count - 1) / 2)
 
-    def _lines(self, decoding: int, context: Tokens) -> tuple[float, float, float, float]:
-        """Compute and memory time of the next decode step, each with its growth a step."""
+    def _linear_terms(self, decoding: int, context: Tokens) -> tuple[float, float, float, float]:
+        """Compute and memory time of the next decode step, each with its growth per step."""
         return (
             self._token_s * decoding + self._square_s * (2 * context + decoding),
             self._square_s * 2 * decoding,

@@ -1,1 +1,1 @@
-"""What we remember: the fold of the log. `State.apply(event)` is the only code that turns the log into state."""
+"""State of one pool: the fold of its log. Only `State.apply(event)` changes it."""

@@ -1,10 +1,6 @@
-"""State as bytes, and back: the content of a checkpoint.
-
-The object graph of a State is written attribute by attribute, so that nothing is forgotten; shared objects stay shared;
-the prefix index packs itself. Reading makes objects of classes below `pointsman.state` and `pointsman.contracts` only,
-runs none of their code, and refuses classes with other attributes. Whether the bytes come from the same fold rules is
-checked by the caller (`CheckpointLabel.form`).
-"""
+"""Encodes a State as bytes and decodes it: the content of a checkpoint. The object graph is written attribute by
+attribute; shared objects stay shared. Decoding creates only classes of `pointsman.state` and `pointsman.contracts`,
+runs none of their code, and refuses changed attributes. The caller checks the fold version (`CheckpointLabel.form`)."""
 
 from collections import Counter, OrderedDict, deque
 from dataclasses import fields, is_dataclass
@@ -23,15 +19,14 @@ SCALARS = frozenset({int, float, str, bool, bytes, type(None)})
 MAPPINGS: dict[str, type[dict[Any, Any]]] = {"dict": dict, "OrderedDict": OrderedDict, "Counter": Counter}
 
 Slot = Any
-"""A scalar as it is, or a list with the number of a node."""
+"""A scalar, or a list with the number of a node."""
 
 
-class UnreadableStateError(ValueError):
-    """These bytes are no State of ours."""
+class UnreadableStateError(ValueError): ...
 
 
 class _Node(msgspec.Struct, array_like=True, omit_defaults=True):
-    """One container or object. `name`: its class. `slots`: its parts, in order."""
+    """`name`: its class. `slots`: its parts, in order."""
 
     kind: str
     name: str = ""
@@ -49,12 +44,12 @@ _decoder = msgspec.msgpack.Decoder(_Graph)
 
 
 def encode_state(state: State) -> bytes:
-    """Blocks its caller: about half a second for a million blocks."""
+    """Blocks about half a second for a million blocks."""
     return _encoder.encode(_Writer(canonical=False).graph(state))
 
 
 def decode_state(content: bytes) -> State:
-    """The State that was encoded. Raises UnreadableStateError."""
+    """Raises UnreadableStateError."""
     try:
         return _Reader(_decoder.decode(content)).state()
     except UnreadableStateError:
@@ -65,7 +60,6 @@ def decode_state(content: bytes) -> State:
 
 
 def state_digest(state: State) -> str:
-    """Equal for equal states. Slow."""
     content = _encoder.encode(_Writer(canonical=True).graph(state))
     return blake2b(content, digest_size=16).hexdigest()
 
@@ -132,7 +126,7 @@ class _Writer:
 
 
 class _Reader:
-    """Makes every object empty, then fills them, so that they may refer to each other."""
+    """Creates all objects empty, then fills them, since they may refer to each other."""
 
     def __init__(self, graph: _Graph) -> None:
         self._graph = graph
@@ -199,7 +193,6 @@ class _Reader:
 
 
 def _attributes(value: object) -> dict[str, Any]:
-    """Slots and attributes of an object."""
     found = {name: getattr(value, name) for name in _declared_slots(type(value)) if hasattr(value, name)}
     found.update(getattr(value, "__dict__", {}))
     return found

@@ -1,4 +1,4 @@
-"""Log entries without effect: they did not decode, or the fold failed on them. Counted alike by every reader of the log."""
+"""Log entries without effect: they did not decode, or the fold failed on them. Equal for every reader of the log."""
 
 from dataclasses import dataclass, field
 
@@ -19,8 +19,6 @@ class DeadLetter:
 
 @dataclass(slots=True)
 class DeadLetters:
-    """Counts of all, and the NEWEST_MAX last ones, oldest first."""
-
     undecodable: int = 0
     unapplied: int = 0
     newest: list[DeadLetter] = field(default_factory=list)

@@ -1,8 +1,6 @@
-"""Engine costs: a roofline of model and hardware, from which prefill and step times follow.
-
-Mooncake (FAST'25) Eq. 1: a prefill of n tokens takes `layers * (a * n^2 * hidden + b * n * hidden^2)` operations. A decode
-step reads the weights once and each sequence's KV cache. Scheduler and engine model use the same numbers.
-"""
+"""Roofline profiles of model and hardware, and the prefill and step costs derived from them. Mooncake (FAST'25) Eq. 1:
+a prefill of n tokens takes `layers * (a * n^2 * hidden + b * n * hidden^2)` operations. A decode step reads the weights
+once and each sequence's KV cache."""
 
 from dataclasses import dataclass
 
@@ -12,7 +10,7 @@ from pointsman.primitives import Seconds, Tokens
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineProfile:
-    """One model on one kind of engine. FLOP/s and bytes/s are what is reached, not what is advertised."""
+    """FLOP/s and bytes/s are effective, not peak."""
 
     name: str
     layers: int
@@ -37,7 +35,6 @@ class EngineProfile:
 
     @property
     def decode_cost(self) -> DecodeCost:
-        """A step is bound by memory, whatever decodes: the weights are read once, and each KV cache."""
         return DecodeCost(
             step_s=self.step_overhead_s + self.weight_bytes / self.memory_bytes_per_s,
             per_context_token_s=self.kv_bytes_per_token / self.memory_bytes_per_s,
@@ -95,6 +92,6 @@ DEFAULT_PROFILE = "qwen2.5-7b-910b4"
 
 
 def prefill_seconds(cost: PrefillCost, total: Tokens, cached: Tokens) -> Seconds:
-    """Seconds to prefill tokens `cached..total`, alone on the engine. See `contracts.fleet.PrefillCost`."""
+    """For tokens `cached..total`, alone on the engine. See `contracts.fleet.PrefillCost`."""
     computed = cost.per_token_s * (total - cached) + cost.per_token_squared_s * (total * total - cached * cached)
     return cost.fixed_s + max(cost.floor_s, computed)

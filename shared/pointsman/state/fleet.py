@@ -1,13 +1,7 @@
-"""The instances of a pool: their status, and how far the knowledge of their caches can be trusted.
-
-In come joins, reports and decisions about instances; out come `ready`, `decoders` and each `Instance.knowledge`.
-Knowledge is `exact` while events flow, missed ones can be replayed and digests agree; `degraded` after a gap, a differing
-digest, a failed probe or contradicting deliveries; `blind` where the engine publishes no events.
-
-A pool serves one model: the one that most instances serve which have answered with it; of several that of the instance
-that has served its model longest. Instances with another model are *unschedulable*. `Instance.can_serve` alone decides
-which instances may serve a request.
-"""
+"""The instances of a pool: status, and how far their cache contents are known (`Instance.knowledge`). Knowledge is
+`exact` while events are complete and digests agree; `degraded` after a gap, a differing digest, a failed probe or
+contradicting deliveries; `blind` without events. A pool serves the model of most instances that have answered; ties go
+to the model served longest. Instances with another model are *unschedulable*."""
 
 from collections import Counter
 from collections.abc import Collection
@@ -21,7 +15,7 @@ from pointsman.primitives import Epoch, InstanceId, Seconds, Sequence, Tokens
 
 class Status(StrEnum):
     """`down`: the engine does not answer. `suspected`: the worker is silent. `unschedulable`: it does not fit its pool.
-    `ejected`: it failed requests or was far slower than the others."""
+    `ejected`: an outlier."""
 
     READY = "ready"
     DOWN = "down"
@@ -38,25 +32,20 @@ class Knowledge(StrEnum):
 
 
 class Demand(Protocol):
-    """What a request needs of an instance; empty or 0: any will do."""
+    """Requirements of a request; empty or 0: any instance."""
 
     @property
-    def adapter(self) -> str:
-        """LoRA adapter."""
+    def adapter(self) -> str: ...
 
     @property
-    def alias(self) -> str:
-        """Alias of the model that the request names."""
+    def alias(self) -> str: ...
 
     @property
-    def context_tokens(self) -> Tokens:
-        """Prompt and demanded output."""
+    def context_tokens(self) -> Tokens: ...
 
 
 @dataclass(frozen=True, slots=True)
 class NoDemand:
-    """Any instance can serve it."""
-
     adapter: str = ""
     alias: str = ""
     context_tokens: Tokens = 0
@@ -67,8 +56,6 @@ NO_DEMAND = NoDemand()
 
 @dataclass(slots=True)
 class Instance:
-    """One engine. `sequence`: the last cache event applied in this epoch."""
-
     id: InstanceId
     epoch: Epoch
     url: str
@@ -82,56 +69,45 @@ class Instance:
     heard_at: Seconds
     cache: str
     model_since: Epoch = field(compare=False)
-    """The epoch in which it began to serve `model` without a break since."""
+    """The epoch since which it has served `model` without a break."""
     arrived_at: Sequence = field(default=0, compare=False)
-    """Log entry of its first join of this stay, under whatever epoch."""
+    """Log entry of the first join of this stay, under any epoch."""
     excused_until: Seconds = 0.0
-    """Its worker announced a restart: not to be suspected before."""
     serving: bool = True
     suspected: bool = False
     draining: bool = False
     leaving: bool = False
-    """A scaler will stop it once it has drained."""
     ejected: bool = False
     half_open: bool = False
-    """Its ejection is over but not proved yet: takes one request at a time."""
+    """Ejection is over but unproven: takes one request at a time."""
     answered: bool = False
-    """Its worker has reported a serving engine in this epoch; before, it is no capacity."""
+    """Its worker has reported a serving engine in this epoch."""
     sequence: Sequence = 0
     parity: bool | None = None
     forged: bool = False
-    """The log has cache events that its worker did not write; only a new epoch settles that."""
+    """The log has cache events that its worker did not write; ends with the epoch."""
     counted: bool = False
-    """It has served its present model, and so counts for the model of the pool."""
+    """It has served its present model, and counts for the model of the pool."""
     doubt: str = ""
-    """Why the index may differ from the cache; empty while it does not."""
     cache_detail: str = ""
-    """Why its contents are unknown."""
     certain: bool = True
-    """Whether missed events can be had again."""
     contradicted: str = field(default="", compare=False)
-    """How deliveries contradicted its events; empty while they have not."""
     known_since: Seconds = field(default=0.0, compare=False)
-    """When `knowledge` last changed."""
     known_as: Knowledge | None = field(default=None, compare=False)
-    """What it changed to."""
     waiting: int = 0
     running: int = 0
     idle_since: Seconds = 0.0
-    """Since when its reports and the ingresses know of no work there; 0 while it has work."""
+    """0 while it has work, by its reports or the ingresses."""
     counts_load: bool = False
-    """It has reported load in this epoch; before, a report of none means nothing."""
+    """It has reported load in this epoch; only then a report of none is meaningful."""
     kv_usage: float = 0.0
     adapters: tuple[str, ...] = ()
-    """LoRA adapters that it serves."""
     aliases: tuple[str, ...] = ()
-    """Further names of `model` itself."""
     role: Role = "both"
     decode: DecodeCost | None = None
     transfer_tokens_per_s: float = 0.0
     dp_rank: int = ANY_RANK
     unschedulable: str = ""
-    """Why nothing may be placed there; empty where it fits its pool."""
 
     @property
     def status(self) -> Status:
@@ -146,7 +122,7 @@ class Instance:
         return Status.EJECTED if self.ejected else Status.READY
 
     def can_serve(self, demand: Demand) -> bool:
-        """Whether it has adapter, alias and context for the request. An unknown context length (0) fits all."""
+        """An unknown context length (0) fits all."""
         adapter, alias = demand.adapter, demand.alias
         return (
             (not adapter or adapter in self.adapters)
@@ -164,12 +140,11 @@ class Instance:
 
     @property
     def relied_on(self) -> bool:
-        """Whether its events are taken as complete."""
         return self.cache == "empty" and self.certain and not self.contradicted
 
     @property
     def knowledge_reason(self) -> str:
-        """Why knowledge is not exact; empty where it is."""
+        """Why knowledge is not exact; empty if it is."""
         if self.cache == "no_events":
             return "the engine publishes no KV events"
         if self.doubt or self.contradicted:
@@ -184,19 +159,14 @@ class Instance:
 
 
 class Fleet:
-    """The instances, in the order of their first join."""
-
     def __init__(self, *, checks_model: bool = True) -> None:
-        """`checks_model`: instances with another model than the pool's are unschedulable."""
         self.model = ""
-        """What the pool serves, or served last."""
         self._checks_model = checks_model
         self._instances: dict[InstanceId, Instance] = {}
         self._ready: tuple[InstanceId, ...] | None = None
         self._decoders: tuple[InstanceId, ...] = ()
         self._on_trial: tuple[InstanceId, ...] = ()
         self._shortest_context: Tokens = 0
-        """Of ready instances with a known length."""
         self.split = False
         """Some instance only prefills or only decodes."""
 
@@ -215,7 +185,7 @@ class Fleet:
 
     @property
     def ready(self) -> tuple[InstanceId, ...]:
-        """Instances that take prompts, sorted by name: rings and ties depend on this order. If all are ejected, those
+        """Instances that take prompts, sorted by name: rings and ties depend on the order. If all are ejected, those
         (Envoy's panic mode)."""
         if self._ready is None:
             present = sorted(self._instances.values(), key=lambda instance: instance.id)
@@ -242,23 +212,21 @@ class Fleet:
 
     @property
     def on_trial(self) -> tuple[InstanceId, ...]:
-        """Half-open instances, sorted by name; none if no other instance could take the requests."""
+        """Half-open instances, sorted by name; none if there are no others."""
         _ = self.ready
         return self._on_trial
 
     @property
     def _ejected(self) -> list[InstanceId]:
-        """Ejected instances that take prompts, sorted by name."""
         return sorted(i.id for i in self._instances.values() if i.status is Status.EJECTED and i.role != "decode")
 
     @property
     def decoders(self) -> tuple[InstanceId, ...]:
-        """Instances that decode what others prefilled, sorted by name."""
+        """Instances that decode, sorted by name."""
         _ = self.ready  # computes both
         return self._decoders
 
     def join(self, event: InstanceJoined) -> Instance:
-        """Add an instance or a new epoch of one; the caller has checked the epoch."""
         known = self._instances.get(event.instance)
         instance = Instance(
             id=event.instance,
@@ -292,8 +260,7 @@ class Fleet:
         self._changed()
         return instance
 
-    def hear(self, event: InstanceReported) -> None:
-        """Apply load and liveness of a report."""
+    def apply_report(self, event: InstanceReported) -> None:
         instance = self._instances[event.instance]
         instance.heard_at = max(instance.heard_at, event.at)
         instance.excused_until = event.at + event.back_within if event.back_within else 0.0
@@ -318,13 +285,11 @@ class Fleet:
             self._ready = None
 
     def note_activity(self, instance: InstanceId, at: Seconds) -> None:
-        """An ingress got something from there, whatever its reports say."""
         known = self._instances.get(instance)
         if known is not None and known.idle_since:
             known.idle_since = max(known.idle_since, at)
 
     def note_knowledge(self, instance: InstanceId, at: Seconds) -> None:
-        """Remember since when `knowledge` has its present value."""
         known = self._instances.get(instance)
         if known is not None and known.known_as is not known.knowledge:
             known.known_as, known.known_since = known.knowledge, at
@@ -349,7 +314,7 @@ class Fleet:
         self._ready = None
 
     def note_restart(self, instance: InstanceId, arrived_at: Sequence) -> None:
-        """The leader had removed it before it joined again: the present epoch inherits nothing."""
+        """The leader removed it before it joined again: the present epoch inherits nothing."""
         self.drain(instance, draining=False)
         known = self._instances[instance]
         known.arrived_at, known.model_since = arrived_at, known.epoch
@@ -371,19 +336,17 @@ class Fleet:
 
 
 def _ready_or_ejected(instances: list[Instance]) -> list[Instance]:
-    """Those that are ready; where there are none, those that are ejected."""
     ready = [instance for instance in instances if instance.status is Status.READY]
     return ready or [instance for instance in instances if instance.status is Status.EJECTED]
 
 
 def _on_trial(instances: list[Instance]) -> list[InstanceId]:
-    """Those that are half-open, where there are others that are not."""
     half_open = [instance.id for instance in instances if instance.half_open]
     return half_open if len(half_open) < len(instances) else []
 
 
 def _model_of_most(instances: Collection[Instance]) -> str:
-    """The model of most instances; ties go to the one served longest, then by name. Empty without instances."""
+    """Ties go to the model served longest, then by name."""
     counts = Counter(instance.model for instance in instances)
     ranked = ((-counts[instance.model], instance.model_since, instance.id, instance.model) for instance in instances)
     return min(ranked, default=(0, 0, "", ""))[-1]

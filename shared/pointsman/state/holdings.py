@@ -1,9 +1,6 @@
-"""What each instance's cache holds: cache events, reports and deliveries applied to index, promises and contradictions.
-
-In come cache events, reports and finished requests; out come the prefix index, the doubts about it (`Instance.doubt`,
-`Instance.contradicted`) and promises of placed prompts. Functions over `StateParts`; an event of an older epoch or a
-repeated one changes nothing.
-"""
+"""Applies cache events, reports and deliveries: prefix index, unverified caches (`Instance.doubt`,
+`Instance.contradicted`) and promises of placed prompts. Functions over `StateParts`. Events of an older epoch and
+repeats change nothing."""
 
 from pointsman.contracts.block_keys import unpack_keys
 from pointsman.contracts.cache import BlocksRemoved, BlocksStored, CacheCleared, CacheGap, CacheSnapshot
@@ -15,9 +12,8 @@ from pointsman.state.parts import StateParts, check_step
 from pointsman.state.workload import Request
 
 CONFIRMATION_WALL_SECONDS = 2.0
-"""How long after the first token a promise waits for cache events to confirm it."""
+"""How long a promise is kept after the first token, for cache events to confirm it."""
 DELIVERED_WALL_SECONDS = 45.0
-"""How long a delivered prefix counts as held where the engine's events do not say so."""
 
 
 def store(parts: StateParts, event: BlocksStored) -> None:
@@ -57,7 +53,6 @@ def note_gap(parts: StateParts, event: CacheGap) -> None:
 
 
 def replace(parts: StateParts, event: CacheSnapshot) -> None:
-    """A snapshot replaces the index of its instance and ends its doubts."""
     instance = parts.current(event.instance, event.epoch)
     if instance is None or event.sequence < instance.sequence:
         return
@@ -71,7 +66,6 @@ def replace(parts: StateParts, event: CacheSnapshot) -> None:
 
 
 def forget(parts: StateParts, instance: InstanceId) -> None:
-    """The instance left or restarted: its cache, its promises and what its prefills taught are gone."""
     parts.index.drop(instance)
     parts.promises.drop(instance)
     parts.delivered.drop(instance)
@@ -80,7 +74,6 @@ def forget(parts: StateParts, instance: InstanceId) -> None:
 
 
 def compare_with_report(parts: StateParts, instance: Instance, event: InstanceReported, *, is_new: bool) -> None:
-    """Compare sequence and digest of a report with the index. `is_new`: later than any report before."""
     if instance.cache == "no_events":
         return
     if event.sequence < instance.sequence:
@@ -105,7 +98,7 @@ def compare_with_report(parts: StateParts, instance: Instance, event: InstanceRe
 def _next_cache_event(
     parts: StateParts, event: BlocksStored | BlocksRemoved | CacheCleared | CacheGap
 ) -> Instance | None:
-    """The instance, if the event applies. A repeat does not; one behind a gap does but leaves a doubt."""
+    """The instance, if the event applies: not a repeat. After a gap it applies, and the cache is unverified."""
     instance = parts.current(event.instance, event.epoch)
     if instance is None or event.sequence <= instance.sequence:
         return None
@@ -116,11 +109,8 @@ def _next_cache_event(
     return instance
 
 
-# Promises: blocks of placed prompts
-
-
 def release(parts: StateParts, instance: InstanceId, epoch: Epoch, keys: list[BlockKey]) -> None:
-    """Release a promise, unless the instance has restarted since."""
+    """No-op if the instance has restarted since."""
     if parts.epochs.get(instance) == epoch:
         parts.promises.release(instance, keys)
 
@@ -132,7 +122,6 @@ def promise_until_confirmed(parts: StateParts, request: Request, at: Seconds) ->
 
 
 def settle_promises(parts: StateParts, now: Seconds) -> None:
-    """Release promises that are past their deadline."""
     unconfirmed = parts.promises.unconfirmed
     while unconfirmed and unconfirmed[0][0] <= now:
         _, instance, epoch, keys = unconfirmed.popleft()
@@ -140,7 +129,7 @@ def settle_promises(parts: StateParts, now: Seconds) -> None:
 
 
 def _release_computed(parts: StateParts, instance: InstanceId, removed: set[BlockKey] | None = None) -> None:
-    """Release promises of computed prompts that lost a block of `removed` (None: any). The index has what is left."""
+    """Release promises of computed prompts that lost a block of `removed` (None: any)."""
     unconfirmed = parts.promises.unconfirmed
     lost = [
         promise
@@ -152,15 +141,8 @@ def _release_computed(parts: StateParts, instance: InstanceId, removed: set[Bloc
         release(parts, instance, promise[2], promise[3])
 
 
-# Deliveries: what engines had cached, held against their events
-
-
 def learn_delivered(parts: StateParts, request: Request, event: RequestFinished) -> None:
-    """Compare the engine's cached tokens of a finished request with its events.
-
-    Only where both mean the same: a prompt with exact keys, computed whole by the instance where it was placed, in
-    one epoch.
-    """
+    """Compares only prompts with exact keys, computed whole by the instance where they were placed, in one epoch."""
     instance = parts.fleet.get(request.instance)
     comparable = (
         event.instance == request.instance

@@ -1,11 +1,8 @@
-"""How hot each prefix is, and so how many of a prompt's leading blocks decide where it belongs: DualMap's hotness tree.
-
-A prefix with more than its share of the arrivals in the window is extended by one level (`level_tokens`), so that its
-traffic spreads over more candidate pairs; below the lower threshold it is shortened again. The paper's thresholds are
-2/n and 1/n; the defaults are 1/n and 0.5/n, since only 1/n reproduces its Figure 6b.
-
-Bias: a prefix must be hot for a while before it spreads. Bound: one path an arrival in the window.
-"""
+"""DualMap's hotness tree: how many leading blocks of a prompt are its affinity key. A prefix with more than `hot_share`
+of the arrivals in the window is extended by one level (`level_tokens`), which spreads it over more candidate pairs;
+below `cold_share` it is shortened. The paper's thresholds are 2/n and 1/n; the defaults are 1/n and 0.5/n, since only
+1/n reproduces its Figure 6b. Bias: a prefix must be hot for a while before it spreads. Bound: one path per arrival in
+the window."""
 
 from collections import deque
 
@@ -13,12 +10,9 @@ from pointsman.primitives import BlockKey, Tokens
 
 WINDOW_ARRIVALS = 1000
 ARRIVALS_MIN = 24
-"""With fewer in the window nothing is hot."""
 
 
 class Hotness:
-    """Arrivals by prefix."""
-
     def __init__(
         self,
         *,
@@ -41,34 +35,28 @@ class Hotness:
         self._extended: set[BlockKey] = set()
 
     def affinity_key(self, keys: list[BlockKey]) -> BlockKey | None:
-        """The key for hash rings; None for a prompt without a whole block."""
+        """For hash rings; None for a prompt without a whole block."""
         path = self._path(keys)
         return path[-1] if path else None
 
     def arrivals_of(self, key: BlockKey) -> int:
-        """Arrivals in the window through this key."""
         return self._counts.get(key, 0)
 
     def is_extended(self, key: BlockKey) -> bool:
-        """Whether prompts through this key are distinguished one level further down."""
         return key in self._extended
 
     def __len__(self) -> int:
-        """Counted prefixes."""
         return len(self._counts)
 
     @property
     def arrivals(self) -> int:
-        """Arrivals in the window."""
         return len(self._window)
 
     @property
     def extended(self) -> int:
-        """Hot prefixes."""
         return len(self._extended)
 
     def arrived(self, keys: list[BlockKey], instances: int) -> None:
-        """Count one arrival among `instances` ready ones."""
         path = self._path(keys)
         counts = self._counts
         self._window.append(path)
@@ -81,7 +69,6 @@ class Hotness:
         self._judge(forgotten, instances)
 
     def _judge(self, path: list[BlockKey], instances: int) -> None:
-        """Extend hot keys, shorten cold ones, forget those without arrivals."""
         arrivals = len(self._window)
         one_nth = arrivals / max(1, instances)
         hot, cold = one_nth * self._hot_share, one_nth * self._cold_share
@@ -96,7 +83,7 @@ class Hotness:
                 self._extended.add(key)
 
     def _path(self, keys: list[BlockKey]) -> list[BlockKey]:
-        """The key of each level down to one below the last hot one, which decides."""
+        """The key of each level down to one below the last hot one."""
         path = []
         for level in range(self._step - 1, len(keys), self._step):
             path.append(keys[level])

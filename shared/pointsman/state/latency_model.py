@@ -1,9 +1,6 @@
-"""How long prefills take: the cost model of an instance, corrected by what was observed.
-
-The base is Mooncake's polynomial (`contracts.fleet.PrefillCost`). Two estimates are learned from each prefill and
-weighed by their past errors: a factor on the polynomial (observed over predicted seconds, fading sums), and seconds per
-uncached token. Where the polynomial is right, the second has no weight.
-"""
+"""Predicts prefill seconds: the cost model of an instance, corrected by observations. The base is Mooncake's polynomial
+(`contracts.fleet.PrefillCost`). Two learned estimates are weighted by their past errors: a factor on the polynomial
+(fading sums of observed over predicted seconds), and seconds per uncached token."""
 
 from dataclasses import dataclass, field
 from statistics import median
@@ -13,51 +10,43 @@ from pointsman.state.engine_profiles import prefill_seconds
 from pointsman.state.fleet import Instance
 
 FADE = 0.97
-"""Weight that the sums keep at each observation: about the last 30 prefills."""
+"""Per observation: about the last 30 prefills."""
 
 PRIOR_SECONDS = 2.0
-"""Weight of the uncorrected polynomial, in observed seconds."""
 
 CORRECTION_MIN, CORRECTION_MAX = 0.25, 4.0
 ERRORS_MAX = 100
 TRUST_POWER = 2
-"""Weights are the inverse of squared errors to this power."""
+"""Weights are inverse squared errors to this power."""
 
 
 @dataclass(slots=True)
 class Correction:
-    """What was learned of one instance. Sums fade."""
-
     observed: Seconds = PRIOR_SECONDS
     predicted: Seconds = PRIOR_SECONDS
     token_seconds: Seconds = 0.0
     tokens: float = 0.0
     cost_errors: float = 0.0
-    """Squared errors of the corrected cost model, square seconds."""
     token_errors: float = 0.0
-    """Squared errors of the estimate by tokens."""
     errors: list[float] = field(default_factory=list)
-    """Relative error of each of the last ERRORS_MAX predictions; for display only."""
     factor: float = 1.0
-    """Of the cost model. This and the next are derived from the sums, since every prediction needs them."""
+    """On the cost model. Derived from the sums, as is `token_share`."""
     token_share: float = 0.0
-    """Weight of the estimate by tokens."""
 
     @property
     def error(self) -> float | None:
-        """Median relative error of the last predictions; None before there was one."""
         return median(self.errors) if self.errors else None
 
     def seconds(self, work: Seconds, tokens: Tokens) -> Seconds:
-        """Expected seconds of `work` by the cost model, for so many uncached tokens."""
+        """`work`: seconds by the cost model; `tokens`: uncached."""
         corrected = work * self.factor
         if not self.token_share:
             return corrected
         return corrected + self.token_share * (tokens * self.token_seconds / self.tokens - corrected)
 
     def learn(self, *, predicted: Seconds, observed: Seconds, tokens: Tokens = 0) -> None:
-        """Learn from one prefill. `predicted`: work by the cost model inside the engine when it was granted, its own
-        included; `tokens`: uncached tokens of that work."""
+        """`predicted`: work by the cost model inside the engine at its grant, its own included; `tokens`: uncached
+        tokens of that work."""
         if predicted <= 0 or observed < 0:
             return
         if observed > 0:
@@ -85,8 +74,6 @@ class Correction:
 
 
 class LatencyModel:
-    """Prefill arithmetic of all instances."""
-
     def __init__(self, block_tokens: Tokens) -> None:
         self._block_tokens = block_tokens
         self.corrections: dict[InstanceId, Correction] = {}
@@ -99,21 +86,19 @@ class LatencyModel:
         return max(0, min(hit_blocks * self._block_tokens, usable))
 
     def prefill_seconds(self, instance: Instance, prompt_tokens: Tokens, cached_tokens: Tokens) -> Seconds:
-        """Prefill work by the instance's cost model, uncorrected."""
+        """By the uncorrected cost model."""
         return prefill_seconds(instance.cost, prompt_tokens, cached_tokens)
 
     def expected_seconds(self, instance: InstanceId, work: Seconds, tokens: Tokens) -> Seconds:
-        """Expected seconds of prefill `work` by the cost model, for so many uncached tokens."""
         correction = self.corrections.get(instance)
         return correction.seconds(work, tokens) if correction else work
 
     def correction(self, instance: InstanceId) -> float:
-        """Factor on the cost model; 1 where nothing was learned."""
+        """Factor on the cost model; 1 if nothing was learned."""
         correction = self.corrections.get(instance)
         return correction.factor if correction else 1.0
 
     def prediction_error(self, instance: InstanceId) -> float | None:
-        """Median relative error of the last predictions; None before there was one."""
         correction = self.corrections.get(instance)
         return correction.error if correction else None
 

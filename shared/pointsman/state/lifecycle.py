@@ -1,9 +1,6 @@
-"""The life cycle of requests: which event moves a request from which stage to which.
-
-In come request events and decisions about requests; out come their stages, the queues of instances, promises, and what
-trackers and outlier detection learn. `TRANSITIONS` has every legal move; an event that asks for another one changes
-nothing, since a log may hold repeats and entries that crossed each other. Functions over `StateParts`.
-"""
+"""The life cycle of requests: applies request events and decisions to stages, queues, promises, trackers and outlier
+detection. `TRANSITIONS` has every legal move; other events change nothing, since a log may have repeats and entries
+that crossed each other. Functions over `StateParts`."""
 
 from enum import StrEnum
 
@@ -34,18 +31,16 @@ from pointsman.state.workload import NO_EPOCH, NO_INSTANCE, Rejection, Request, 
 
 
 class Trigger(StrEnum):
-    """What an event asks of a request."""
-
     PLACED = "placed"
     RETRIED = "placed for a later attempt"
     MIGRATED = "migrated while pending"
     REBOUND = "taken out of its engine and queued elsewhere"
-    CORRECTED = "queued elsewhere, says its ingress"
+    CORRECTED = "queued elsewhere, as its ingress reports"
     KEPT = "its first token came from where it was re-bound from"
     GRANTED = "sent to its engine"
     PREFILLED = "prefilled, to be decoded elsewhere"
     DECODER_FOUND = "a decode instance, after none could take it"
-    DECODING_ELSEWHERE = "handed over, says its ingress"
+    DECODING_ELSEWHERE = "handed over, as its ingress reports"
     FIRST_TOKEN = "first token"
 
 
@@ -68,9 +63,6 @@ TRANSITIONS: dict[tuple[Stage, Trigger], Stage] = {
     ),
     **_from(Trigger.FIRST_TOKEN, Stage.DECODING, Stage.PREFILL, Stage.HANDED_OVER),
 }
-
-
-# Arrival and placement
 
 
 def arrive(parts: StateParts, event: RequestArrived) -> None:
@@ -145,7 +137,7 @@ def _queue_as_decided(parts: StateParts, request: Request, event: RequestPlaced 
 
 
 def _requeue_at(parts: StateParts, request: Request, instance: Instance, at: Seconds) -> None:
-    """Queue it where its ingress says that it is. Nothing is assumed of the cache there."""
+    """Queue it where its ingress reports it, with an unknown cache."""
     _unplace(parts, request, at)
     request.stage = Stage.PENDING
     request.instance = instance.id
@@ -155,7 +147,7 @@ def _requeue_at(parts: StateParts, request: Request, instance: Instance, at: Sec
     request.prefill_seconds = parts.latency.prefill_seconds(instance, request.prompt_tokens, 0)
     request.prefilled_by = NO_INSTANCE
     if request.rebound_from == instance.id:
-        request.rebound_from = NO_INSTANCE  # the ingress had not heard of the re-binding and kept it there
+        request.rebound_from = NO_INSTANCE  # the ingress kept it there before the re-binding reached it
     _enqueue(parts, request, at)
 
 
@@ -170,7 +162,6 @@ def _enqueue(parts: StateParts, request: Request, at: Seconds) -> None:
 
 
 def _unplace(parts: StateParts, request: Request, at: Seconds) -> None:
-    """Back to ARRIVED, from wherever it is."""
     if request.stage is Stage.ARRIVED:
         return
     for tracker in parts.trackers:
@@ -188,9 +179,6 @@ def _release(parts: StateParts, request: Request) -> None:
     release(parts, request.instance, request.epoch, request.keys)
 
 
-# Prefill
-
-
 def grant(parts: StateParts, event: RequestGranted) -> None:
     request = parts.workload.requests.get(event.request)
     if request is None:
@@ -204,7 +192,7 @@ def grant(parts: StateParts, event: RequestGranted) -> None:
 
 
 def _correct_location(parts: StateParts, request: Request, event: RequestGranted) -> None:
-    """An ingress sent the request to an instance by itself: queue it there unless it is there already."""
+    """An ingress chose the instance itself: queue the request there unless it is there already."""
     instance = parts.fleet.get(event.instance)
     is_there = request.instance == event.instance and request.stage in (Stage.PENDING, Stage.PREFILL)
     if is_there or instance is None or (request.stage, Trigger.CORRECTED) not in TRANSITIONS:
@@ -249,7 +237,7 @@ def finish_prefill(parts: StateParts, event: PrefillFinished) -> None:
 
 
 def _keep_at_source(parts: StateParts, request: Request, event: PrefillFinished) -> None:
-    """The first token came from the instance that it was re-bound from: its ingress had not heard of that yet."""
+    """The first token came from the instance that it was re-bound from: the re-binding had not reached its ingress."""
     instance = parts.fleet.get(event.instance)
     if instance is not None and (request.stage, Trigger.KEPT) in TRANSITIONS:
         _requeue_at(parts, request, instance, event.at)
@@ -257,7 +245,7 @@ def _keep_at_source(parts: StateParts, request: Request, event: PrefillFinished)
 
 
 def _learn_prefill(parts: StateParts, request: Request, at: Seconds, took: Seconds) -> None:
-    """`took`: by the clock of its ingress, which may differ from the leader's."""
+    """`took`: by its ingress's clock, which may differ from the leader's."""
     prefill = Prefill(at, took, request.engine_seconds)
     parts.outliers.prefilled(request.instance, prefill, since=request.granted_at)
     parts.latency.learn(
@@ -268,11 +256,8 @@ def _learn_prefill(parts: StateParts, request: Request, at: Seconds, took: Secon
     )
 
 
-# Hand-over from prefill to decode
-
-
 def hand_over(parts: StateParts, event: RequestHandedOver | HandOverRefused, to: InstanceId) -> None:
-    """The prefill is over. `to`: the decode instance, or where none could take it the one that prefilled it."""
+    """`to`: the decode instance, or, if none could take it, the one that prefilled it."""
     request = parts.workload.requests.get(event.request)
     if request is None or event.attempt < request.attempt:
         return
@@ -315,9 +300,6 @@ def _transfer_in(
     parts.promises.promise(to, request.keys)
 
 
-# Failures and ends
-
-
 def fail_attempt(parts: StateParts, event: RequestAttemptFailed) -> None:
     instance = parts.fleet.get(event.instance)
     request = parts.workload.requests.get(event.request)
@@ -335,7 +317,7 @@ def fail_attempt(parts: StateParts, event: RequestAttemptFailed) -> None:
 
 
 def end(parts: StateParts, event: RequestEnd) -> None:
-    """Legal in every stage. The end of an unknown request is remembered, in case its arrival comes later."""
+    """Legal in every stage. Ends of unknown requests are remembered, in case the arrival comes later."""
     if not isinstance(event, RequestFinished):
         _note_end_for_outliers(parts, event)
     request = parts.workload.end(event.request, type(event).__name__)

@@ -1,12 +1,8 @@
-"""How instances serve and fail requests: the evidence for outlier detection (`policies.outliers`).
-
-A failed attempt may be the engine's fault or the request's, so it is *open* first. It is the engine's once another one
-gives the request its first token, or when the request ends after a single engine failed it; the request's own when two
-or more failed it and none served it. A refused connection is always the engine's. What a client cancelled proves
-nothing. If the leader gave the request up before (the engine reports nothing running), the engine is to blame.
-
-Bounded by the constants below. Seconds are engine seconds; history covers HISTORY_WALL_SECONDS.
-"""
+"""Served and failed requests of each instance: the evidence for outlier detection (`policies.outliers`). A failed
+attempt is *open* until attributed. The engine is to blame if another one gives the request its first token, or if the
+request ends with a single engine failing it; the request, if two or more failed it and none served it. Refused
+connections, and requests that the leader gave up because the engine reported no work, are always the engine's fault.
+Client cancellations prove nothing. Engine seconds; history covers HISTORY_WALL_SECONDS."""
 
 from collections import deque
 from collections.abc import Iterator
@@ -16,18 +12,15 @@ from pointsman.primitives import InstanceId, RequestId, Seconds
 
 HISTORY_WALL_SECONDS = 60
 PREFILLS_MAX = 64
-"""Of one instance."""
 OPEN_MAX = 10_000
-"""Requests with open failures; the oldest are forgotten first, as below."""
+"""Requests with open failures; the oldest are dropped first, here and in the next two."""
 OPEN_FAILURES_MAX = 64
-"""Of one request."""
 GIVEN_UP_MAX = 1_000
-"""Requests that the leader gave up while they were granted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A failed attempt. `since`: when it was granted, or `at` where unknown."""
+    """`since`: when it was granted, or `at` if unknown."""
 
     instance: InstanceId
     at: Seconds
@@ -46,7 +39,7 @@ class Prefill:
 
 @dataclass(frozen=True, slots=True)
 class _GivenUp:
-    """Where a request was that the leader ended, since when, and whether the engine reported nothing running."""
+    """A request that the leader ended: its instance, grant time, and whether the engine reported no work."""
 
     instance: InstanceId
     since: Seconds
@@ -55,47 +48,34 @@ class _GivenUp:
 
 @dataclass(slots=True)
 class Tally:
-    """Attempts that ended within one wall second."""
-
     served: int = 0
     failed: int = 0
 
 
 @dataclass(slots=True)
 class Record:
-    """One instance in its present epoch."""
+    """One epoch of an instance. `until` and `half_open_since` are 0 outside these phases."""
 
     tallies: dict[int, Tally] = field(default_factory=dict)
-    """By wall second, the newest HISTORY_WALL_SECONDS of them."""
     in_a_row: int = 0
-    """Failed attempts begun after the newest served one."""
+    """Consecutive failed attempts begun after the newest served one."""
     last_failure: str = ""
     last_failure_at: Seconds = 0.0
     prefills: deque[Prefill] = field(default_factory=deque)
     served_since: Seconds = 0.0
-    """Begin of the newest served attempt."""
     number: int = 0
-    """Ejections in a row."""
     ejected_at: Seconds = 0.0
     until: Seconds = 0.0
-    """End of the ejection; 0 where not ejected."""
     why: str = ""
-    """Of the newest ejection."""
     half_open_since: Seconds = 0.0
-    """0 where not half-open."""
     whole_since: Seconds = 0.0
     """Since when not ejected."""
     trial: Prefill | None = None
-    """First token of the newest attempt begun since half-open."""
     trial_served: bool = False
-    """Whether that was answered whole."""
     trials_served: int = 0
-    """Attempts answered whole since half-open."""
     trial_failure: str = ""
-    """How it failed."""
 
     def clear(self) -> None:
-        """A new phase: nothing before it counts."""
         self.tallies = {}
         self.prefills = deque()
         self.in_a_row, self.last_failure = 0, ""
@@ -104,8 +84,6 @@ class Record:
 
 
 class Outliers:
-    """A record of each instance that has served or failed a request."""
-
     def __init__(self, speed: float) -> None:
         self._speed = speed
         self._records: dict[InstanceId, Record] = {}
@@ -127,15 +105,12 @@ class Outliers:
         return any(f.instance == instance and f.since >= since for failures in self._open.values() for f in failures)
 
     def served_and_failed(self, instance: InstanceId, *, since: Seconds) -> tuple[int, int]:
-        """Attempts that ended since then, to a wall second."""
         first = int(since / self._speed)
         tallies = [tally for second, tally in self.record(instance).tallies.items() if second >= first]
         return sum(tally.served for tally in tallies), sum(tally.failed for tally in tallies)
 
-    # Attempts
-
     def failed(self, request: RequestId, failure: Failure, *, proven: bool) -> None:
-        """`proven`: certainly not the request's fault."""
+        """`proven`: certainly the engine's fault."""
         if proven:
             self._convict(failure)
             return
@@ -147,18 +122,17 @@ class Outliers:
             del self._open[next(iter(self._open))]
 
     def gave_up(self, request: RequestId, instance: InstanceId, *, since: Seconds, idle: bool) -> None:
-        """The leader ended a request granted there at `since`. `idle`: because the engine reported nothing running."""
+        """The leader ended a request granted there at `since`. `idle`: because the engine reported no work."""
         self._given_up[request] = _GivenUp(instance, since, idle)
         if len(self._given_up) > GIVEN_UP_MAX:
             del self._given_up[next(iter(self._given_up))]
 
     def is_idle_at(self, request: RequestId, instance: InstanceId) -> bool:
-        """Whether the request was given up because this engine reported nothing running."""
         gone = self._given_up.get(request)
         return gone is not None and gone.idle and gone.instance == instance
 
     def given_up(self, request: RequestId, instance: InstanceId) -> Seconds | None:
-        """Grant time of a request that the leader gave up there, once; None for any other."""
+        """Grant time of a request that the leader gave up there, once; else None."""
         gone = self._given_up.get(request)
         if gone is None or gone.instance != instance:
             return None
@@ -166,7 +140,7 @@ class Outliers:
         return gone.since
 
     def answered(self, request: RequestId, instance: InstanceId) -> None:
-        """A first token from there: engines that failed it before are to blame."""
+        """A first token: engines that failed the request before are to blame."""
         for failure in self._open.pop(request, ()):
             if failure.instance != instance:
                 self._convict(failure)
@@ -178,7 +152,6 @@ class Outliers:
             self._convict(failures[-1])
 
     def prefilled(self, instance: InstanceId, prefill: Prefill, *, since: Seconds) -> None:
-        """An attempt begun at `since` has its first token."""
         record = self._of(instance)
         record.prefills.append(prefill)
         if len(record.prefills) > PREFILLS_MAX:
@@ -187,7 +160,6 @@ class Outliers:
             record.trial, record.trial_served, record.trial_failure = prefill, False, ""
 
     def served(self, instance: InstanceId, at: Seconds, *, since: Seconds) -> None:
-        """An attempt begun at `since` was answered whole."""
         record = self._of(instance)
         self._tally(record, at).served += 1
         if since >= record.served_since:
@@ -197,8 +169,6 @@ class Outliers:
             record.trial, record.trial_served = record.trial or Prefill(at, 0.0, 0.0), True
             record.trials_served += 1
             record.trial_failure = ""
-
-    # Phases
 
     def ejected(self, instance: InstanceId, at: Seconds, *, seconds: Seconds, number: int, why: str) -> None:
         record = self._of(instance)
@@ -212,7 +182,6 @@ class Outliers:
         record.whole_since = at
 
     def joined(self, instance: InstanceId, at: Seconds) -> None:
-        """A new epoch."""
         self._records[instance] = Record(whole_since=at)
 
     def left(self, instance: InstanceId) -> None:

@@ -1,13 +1,8 @@
-"""Which instance holds which prefix.
-
-One dictionary maps block keys to bit masks of instances. Invariant: it has an instance's block only if the instance holds
-*every block before it* too ("anchored"). Along a prompt masks only lose bits, so equal masks at two depths are equal in
-between, and bisection finds each instance's exact depth in few look-ups.
-
-Blocks whose predecessor is missing ("detached": a lost event, a parent evicted before its child) are kept aside for each
-instance and anchored when the gap closes; rare, and may be slow. Each instance's set of keys is kept too, for
-anti-entropy (count and xor digest), snapshots and departure.
-"""
+"""Which instance holds which prefix. One dictionary maps block keys to bit masks of instances. Invariant: a bit is set
+only if the instance holds *every block before it* too ("anchored"). Along a prompt masks only lose bits, so equal masks
+at two depths are equal in between, and bisection finds each depth in few look-ups. Blocks whose predecessor is missing
+("detached": a lost event, a parent evicted first) are kept aside and anchored when the gap closes; rare, may be slow.
+Keys by instance are kept for anti-entropy (count and xor digest), snapshots and departure."""
 
 from array import array
 from collections.abc import Callable, Iterable, Iterator
@@ -22,15 +17,13 @@ import msgspec
 from pointsman.primitives import BlockKey, InstanceId
 
 ROOT = BlockKey(0)
-"""The parent of a prompt's first block."""
 
 SLOTS_MAX = 65_536
-"""Instances of a packed index."""
 FORK_PRUNE_MIN = 16
 
 
 class Holding:
-    """What one instance holds. `digest` is the xor of all its keys."""
+    """`digest` is the xor of all its keys."""
 
     __slots__ = ("bit", "detached", "digest", "held")
 
@@ -78,8 +71,6 @@ class PackedIndex(msgspec.Struct, frozen=True):
 
 
 class PrefixIndex:
-    """Block holdings of a pool's instances. Not thread-safe."""
-
     def __init__(self) -> None:
         self._anchored: dict[BlockKey, int] = {}
         self._children: dict[BlockKey, BlockKey | Fork] = {}
@@ -88,7 +79,6 @@ class PrefixIndex:
         self._detached_total = 0
 
     def __len__(self) -> int:
-        """Distinct anchored blocks."""
         return len(self._anchored)
 
     @property
@@ -96,7 +86,6 @@ class PrefixIndex:
         return list(self._holdings)
 
     def add(self, instance: InstanceId) -> None:
-        """Add an empty instance. A known one keeps its holdings."""
         if instance in self._holdings:
             return
         slot = self._names.index(None) if None in self._names else len(self._names)
@@ -107,7 +96,6 @@ class PrefixIndex:
         self._holdings[instance] = Holding(1 << slot)
 
     def drop(self, instance: InstanceId) -> None:
-        """Forget an instance and all it held."""
         if instance not in self._holdings:
             return
         self.clear(instance)
@@ -123,17 +111,14 @@ class PrefixIndex:
         return holding.digest if holding else 0
 
     def keys(self, instance: InstanceId) -> frozenset[BlockKey]:
-        """All keys of the instance, anchored or not."""
         holding = self._holdings.get(instance)
         return frozenset(holding.held) if holding else frozenset()
 
     def holds(self, instance: InstanceId, key: BlockKey) -> bool:
-        """Whether the instance holds this block, anchored or not."""
         holding = self._holdings.get(instance)
         return holding is not None and key in holding.held
 
     def depth(self, instance: InstanceId, keys: list[BlockKey]) -> int:
-        """Leading blocks of a prompt that this instance holds."""
         holding = self._holdings.get(instance)
         if holding is None:
             return 0
@@ -148,7 +133,7 @@ class PrefixIndex:
         return low
 
     def hits(self, keys: list[BlockKey]) -> dict[InstanceId, int]:
-        """Leading blocks of a prompt that each instance holds; absent: none. O(different depths * log len(keys))."""
+        """Leading blocks by instance; absent: none. O(different depths * log len(keys))."""
         mask_of = self._anchored.get
         first = mask_of(keys[0], 0) if keys else 0
         if not first:
@@ -175,7 +160,7 @@ class PrefixIndex:
         return found
 
     def store(self, instance: InstanceId, parent: BlockKey, keys: list[BlockKey]) -> None:
-        """The instance holds `keys`, consecutive blocks after `parent`, some perhaps already."""
+        """`keys`: consecutive blocks after `parent`; some may be held already."""
         holding = self._holdings[instance]
         held = holding.held
         if not keys or not held.isdisjoint(keys) or holding.detached or self._detached_total:
@@ -214,7 +199,6 @@ class PrefixIndex:
                     above = key
 
     def remove(self, instance: InstanceId, keys: list[BlockKey]) -> None:
-        """The instance no longer holds `keys`, in any order, some perhaps unknown."""
         holding = self._holdings[instance]
         held = holding.held
         gone = held.intersection(keys)
@@ -242,7 +226,6 @@ class PrefixIndex:
             self._detach_below(holding, key)
 
     def clear(self, instance: InstanceId) -> None:
-        """The instance holds nothing any more."""
         holding = self._holdings[instance]
         anchored = self._anchored
         bit = holding.bit
@@ -291,7 +274,7 @@ class PrefixIndex:
 
     @classmethod
     def unpack(cls, packed: PackedIndex) -> "PrefixIndex":
-        """The inverse of `pack`. Raises ValueError."""
+        """Raises ValueError."""
         if packed.slots > SLOTS_MAX or any(not 0 <= found.slot < packed.slots for found in packed.holdings):
             msg = f"{packed.slots} slots, or a holding in none of them"
             raise ValueError(msg)
@@ -352,7 +335,7 @@ class PrefixIndex:
             self._forget_dead_links()
 
     def _anchor_from(self, holding: Holding, key: BlockKey) -> None:
-        """Anchor `key` and every detached block of this instance that it reconnects."""
+        """Anchor `key` and every detached block that it reconnects."""
         waiting = [key]
         while waiting:
             block = waiting.pop()
@@ -365,7 +348,7 @@ class PrefixIndex:
                         waiting.append(child)
 
     def _detach_below(self, holding: Holding, key: BlockKey) -> None:
-        """Detach what this instance still holds below `key`, which is gone."""
+        """Detach what this instance holds below the removed `key`."""
         waiting = [key]
         while waiting:
             for child in list(self._children_of(waiting.pop())):
@@ -414,7 +397,7 @@ class PrefixIndex:
         )
 
     def _forget_dead_links(self) -> None:
-        """Without detached blocks, links below unheld blocks are useless."""
+        """Links below unheld blocks are useless without detached blocks."""
         if len(self._children) > len(self._anchored):
             self._children = {key: child for key, child in self._children.items() if key in self._anchored}
 

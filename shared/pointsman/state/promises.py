@@ -1,9 +1,6 @@
-"""Promised blocks: those that an instance will hold soon, because a request with them was placed there.
-
-Keeps a burst of equal prompts together, which arrives faster than engines report. A promise covers a prompt from its
-first block, so the promised blocks of an instance are closed under ancestors and a binary search over them is exact.
-When promises are made and released is decided by `holdings` and `lifecycle`.
-"""
+"""Promised blocks: those that an instance will soon hold for a placed request. Keeps a burst of equal prompts together.
+A promise covers a prompt from its first block, so promised blocks are closed under ancestors and binary search is
+exact. `holdings` and `lifecycle` make and release promises."""
 
 from collections import Counter, deque
 
@@ -11,7 +8,7 @@ from pointsman.primitives import BlockKey, Epoch, InstanceId, Seconds
 
 
 class Promises:
-    """Promised blocks of each instance, counted: several requests may promise the same block."""
+    """Blocks are counted: several requests may promise the same one."""
 
     def __init__(self) -> None:
         self._promised: dict[InstanceId, Counter[BlockKey]] = {}
@@ -19,12 +16,10 @@ class Promises:
         """Promises of computed prompts with their deadlines, the earliest first."""
 
     def promise(self, instance: InstanceId, keys: list[BlockKey]) -> None:
-        """Count a prompt's whole blocks as held by the instance."""
         if keys:
             self._promised.setdefault(instance, Counter()).update(keys)
 
     def release(self, instance: InstanceId, keys: list[BlockKey]) -> None:
-        """Release one promise of these keys. No-op for an instance that was dropped."""
         promised = self._promised.get(instance)
         if promised is None:
             return
@@ -45,7 +40,7 @@ class Promises:
         return len(self._promised.get(instance, ()))
 
     def extend_hits(self, keys: list[BlockKey], hits: dict[InstanceId, int]) -> None:
-        """Raise `hits` (leading blocks by instance) to what is promised."""
+        """Raise `hits` (leading blocks by instance) to the promised blocks."""
         for instance, promised in self._promised.items():
             low = hits.get(instance, 0)
             if low >= len(keys) or keys[low] not in promised:

@@ -1,8 +1,5 @@
-"""Which decisions of the newest term were applied, so that one that is in the log twice counts once.
-
-A write whose confirmation was lost is sent again, and the server deduplicates for two minutes only. The numbers of a term
-are dense, so one number nearly always suffices.
-"""
+"""Deduplicates decisions of the newest term. A write without confirmation is sent again, and the server deduplicates
+for two minutes only. Numbers of a term are dense, so one number nearly always suffices."""
 
 from dataclasses import dataclass, field
 
@@ -10,19 +7,18 @@ from pointsman.contracts.envelope import Stamp
 from pointsman.primitives import Term
 
 DISORDER_MAX = 20_000
-"""Decisions remembered behind a missing one: more than a write window holds. Beyond it the missing one counts as lost."""
+"""Decisions remembered behind a missing one: more than a write window. Beyond it the missing one counts as lost."""
 
 
 @dataclass(slots=True)
 class RecentDecisions:
-    """Numbers applied of one term: 1 to `through`, and those in `beyond`."""
+    """Applied numbers: 1 to `through`, and those in `beyond`."""
 
     term: Term = field(default=Term(0))
     through: int = 0
     beyond: set[int] = field(default_factory=set)
 
     def first_time(self, stamp: Stamp) -> bool:
-        """Whether this decision is new. Remembers it."""
         if stamp.term != self.term:
             if stamp.term < self.term:
                 return True  # its numbers are forgotten

@@ -1,6 +1,5 @@
-"""The wanted size of the pool: the newest decision of a scaler, and whether it is applied. Decisions are numbered; of two
-with one number the first in the log counts.
-"""
+"""Desired size of the pool: the newest scaling decision, and whether it is applied. Of two decisions with one number
+the first in the log counts."""
 
 from dataclasses import dataclass
 
@@ -10,7 +9,7 @@ from pointsman.primitives import Seconds
 
 @dataclass(slots=True)
 class Scaling:
-    """`up_at`, `down_at`: the last decision to raise and to lower, engine time."""
+    """`up_at`, `down_at`: last decision to raise and to lower, engine time."""
 
     decided: ScaleDecided | None = None
     applied: ScaleApplied | None = None
@@ -19,17 +18,14 @@ class Scaling:
 
     @property
     def number(self) -> int:
-        """Of the newest decision; 0 without one."""
         return self.decided.number if self.decided else 0
 
     @property
     def highest_number(self) -> int:
-        """Of any decision, also of one that only its outcome shows."""
         return max(self.number, self.applied.number if self.applied else 0)
 
     @property
     def wanted(self) -> int | None:
-        """Wanted instances; None before the first decision."""
         return self.decided.wanted if self.decided else None
 
     @property
@@ -37,7 +33,6 @@ class Scaling:
         return self.applied is not None and self.applied.number == self.number
 
     def decide(self, event: ScaleDecided) -> None:
-        """Ignores a decision that is not newer."""
         if event.number <= self.number:
             return
         before = self.decided.wanted if self.decided else event.current

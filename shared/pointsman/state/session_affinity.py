@@ -1,8 +1,5 @@
-"""Which instance served a conversation last; breaks ties between instances.
-
-A conversation is known by its session, else by its prompt: the last whole block of every placed prompt is remembered, and
-the next turn's prompt contains it.
-"""
+"""Which instance served a conversation last; breaks ties between instances. A conversation is identified by its
+session, else by the last whole block of its latest prompt, which the next turn contains."""
 
 from collections import OrderedDict
 from typing import TypeVar
@@ -15,7 +12,7 @@ K = TypeVar("K")
 
 
 class SessionAffinity:
-    """Least recently used conversations are forgotten first, at a named bound."""
+    """Bounded; least recently used conversations are dropped first."""
 
     def __init__(self) -> None:
         self._by_session: OrderedDict[tuple[Tenant, SessionId], InstanceId] = OrderedDict()

@@ -1,9 +1,6 @@
-"""The fold: `State.apply(event)` is the only code that turns the log into state.
-
-Synchronous, deterministic, no I/O; time is the time that events carry. The leader applies its decisions at once and
-skips them when it reads them back; everyone else applies the log in order. Entries of a deposed leader and repeated
-decisions are ignored. Cache events are applied in `holdings`, request events in `lifecycle`, fleet events here.
-"""
+"""The fold: `State.apply(event)` turns the log into state. Synchronous, deterministic, no I/O; time is the events'
+time. The leader applies its decisions at once and skips them in the log; others apply the log in order. Fenced and
+repeated decisions are ignored. `holdings` applies cache events, `lifecycle` request events."""
 
 from typing import Protocol, assert_never
 
@@ -51,14 +48,12 @@ from pointsman.state.parts import FOLD_VERSION, PoolSettings, StateParts, check_
 __all__ = ["FOLD_VERSION", "PoolSettings", "State"]
 
 UNREGISTERED_MAX = 1000
-"""Instances remembered that report without having joined; the one silent longest is forgotten first."""
+"""Instances that report without having joined; the one silent longest is dropped first."""
 EPOCH_EXPECTED_MAX = Epoch(10**13)
-"""A first epoch may be this high in any case: Unix ms in the year 2286."""
+"""Unix ms in the year 2286: bound of a first epoch."""
 
 
 class Entry(Protocol):
-    """An entry of the log; `event` is None where it does not decode, for the reason in `problem`."""
-
     @property
     def sequence(self) -> Sequence: ...
     @property
@@ -70,14 +65,9 @@ class Entry(Protocol):
 
 
 class State(StateParts):
-    """Everything known of one pool, as of the last event applied."""
-
     def apply(self, event: LogEvent, sequence: Sequence = 0) -> None:
-        """Apply one event. `sequence` is its place in the log, or 0 for a decision applied before it is logged.
-
-        Never raises: an event that fails keeps the effect it had until then, the same for every reader of the log, and
-        becomes a dead letter.
-        """
+        """`sequence`: place in the log, or 0 for a decision applied before it is logged. Never raises: an event that
+        fails keeps its partial effect, the same for every reader, and becomes a dead letter."""
         if sequence:
             self.sequence = sequence
         try:
@@ -87,14 +77,13 @@ class State(StateParts):
             self.dead_letters.add(DeadLetter(sequence, type(event).__name__, reason, decoded=True))
 
     def apply_entry(self, entry: Entry) -> None:
-        """Apply one entry in log order; one that does not decode is passed over."""
         if entry.event is None:
             self.skip(entry.sequence, subject=entry.subject, problem=entry.problem)
         else:
             self.apply(entry.event, entry.sequence)
 
     def skip(self, sequence: Sequence, *, subject: str = "", problem: str = "") -> None:
-        """Pass over a log entry: one applied before, or one that does not decode, for the reason in `problem`."""
+        """Skip an entry: one applied before, or one that does not decode, for the reason in `problem`."""
         self.sequence = sequence
         if problem:
             self.dead_letters.add(DeadLetter(sequence, short_reason(subject), short_reason(problem), decoded=False))
@@ -187,11 +176,9 @@ class State(StateParts):
         if isinstance(event, CacheEvent | FleetEvent):
             self.fleet.note_knowledge(event.instance, event.at)
 
-    # The fleet
-
     def _is_there_since(self, event: InstanceDraining | InstanceUndrained | InstanceLeft) -> bool:
-        """Whether the instance has been there without a break since this was decided. Its worker may have joined under a
-        newer epoch in between: that is the same stay."""
+        """Whether the instance has been there without a break since this was decided; a join under a newer epoch is no
+        break."""
         known = self.fleet.get(event.instance)
         if known is None or event.epoch >= known.epoch:
             return known is not None and event.epoch == known.epoch
@@ -226,7 +213,7 @@ class State(StateParts):
                     del self.unregistered[next(iter(self.unregistered))]
             return
         is_new = event.at > instance.heard_at
-        self.fleet.hear(event)
+        self.fleet.apply_report(event)
         holdings.compare_with_report(self, instance, event, is_new=is_new)
 
     def _eject(self, event: InstanceEjected) -> None:
@@ -240,7 +227,7 @@ class State(StateParts):
             self.fleet.uneject(event.instance, half_open=event.half_open)
             self.outliers.unejected(event.instance, event.at, half_open=event.half_open)
             if not event.half_open:
-                self.latency.forget(event.instance)  # learned from a sick engine
+                self.latency.forget(event.instance)  # learned from a failing engine
 
     def _leave(self, event: InstanceLeft) -> None:
         if self.current(event.instance, event.epoch):

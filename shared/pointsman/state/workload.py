@@ -1,9 +1,6 @@
-"""Requests without an end yet, and the queue of each instance.
-
-A request is *pending* in an instance's queue, then granted and *in prefill* until its first token, then *decoding*. Where
-prefill and decode are split it is *expected* by its decode instance from placement on and *handed over* to it after the
-prefill. Work is counted in prefill seconds of the instance's own cost model, uncorrected.
-"""
+"""Requests in flight, and the queue of each instance. A request is *pending*, then granted and *in prefill* until its
+first token, then *decoding*. With split prefill and decode it is *expected* by its decode instance from placement on
+and *handed over* after the prefill. Work is in prefill seconds by the uncorrected cost model."""
 
 from collections import OrderedDict
 from dataclasses import dataclass, field
@@ -12,7 +9,6 @@ from enum import StrEnum
 from pointsman.primitives import BlockKey, Epoch, InstanceId, RequestId, Seconds, Sequence, SessionId, Tenant, Tokens
 
 ENDED_REMEMBERED_MAX = 10_000
-"""Ends remembered, so that a repeated command is answered like the first."""
 
 
 NO_INSTANCE = InstanceId("")
@@ -24,13 +20,13 @@ class Stage(StrEnum):
     PENDING = "pending"
     PREFILL = "prefill"
     HANDED_OVER = "handed over"
-    """Prefilled elsewhere; `instance` fetches the KV cache and will decode it."""
+    """Prefilled elsewhere; `instance` fetches the KV cache and decodes."""
     DECODING = "decoding"
 
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One request in flight. Placement fields are those of its last placement."""
+    """Placement fields are those of its last placement."""
 
     id: RequestId
     tenant: Tenant
@@ -44,13 +40,10 @@ class Request:
     exact: bool
     streaming: bool
     adapter: str = ""
-    """LoRA adapter; empty: none."""
     followed: bool = False
-    """Its ingress names it in heartbeats until its end."""
     alias: str = ""
-    """Alias of the model that it names; empty: the model's own name."""
     context_tokens: Tokens = 0
-    """Prompt and demanded output; 0 where unknown."""
+    """Prompt and demanded output; 0: unknown."""
     stage: Stage = Stage.ARRIVED
     attempt: int = 1
     excluded: tuple[InstanceId, ...] = ()
@@ -58,9 +51,8 @@ class Request:
     epoch: Epoch = NO_EPOCH
     hit_blocks: int = 0
     held_blocks: int = 0
-    """Leading blocks that the instance held, by its events, at placement."""
     placed_as_of: Sequence = 0
-    """Last log entry known at placement."""
+    """Last log entry before placement."""
     uncached_tokens: Tokens = 0
     prefill_seconds: Seconds = 0.0
     predicted_ttft: Seconds = 0.0
@@ -69,19 +61,17 @@ class Request:
     engine_seconds: Seconds = 0.0
     """Prefill work in the engine at its grant, its own included."""
     engine_tokens: Tokens = 0
-    """The same in uncached tokens."""
     decode: InstanceId = NO_INSTANCE
-    """The expected decode instance; NO_INSTANCE where `instance` decodes too."""
+    """Expected decode instance; NO_INSTANCE: `instance` decodes too."""
     prefilled_by: InstanceId = NO_INSTANCE
-    """Set once it was handed over."""
     rebind: bool = False
     """Its ingress polls for a re-binding until the engine answers."""
     rebound_from: InstanceId = NO_INSTANCE
-    """The engine it was aborted in before its first token, to start again elsewhere; once at most."""
+    """The engine where it was aborted before its first token; at most once."""
 
     @property
     def awaits_decoder(self) -> bool:
-        """Prefilled, but no decode instance could take it; its ingress knows."""
+        """Prefilled, but no decode instance could take it."""
         return self.stage is Stage.HANDED_OVER and self.instance == self.prefilled_by
 
     @property
@@ -91,32 +81,28 @@ class Request:
 
 @dataclass(slots=True, eq=False)
 class InstanceQueue:
-    """The requests of one instance: pending in the order they came, then those in the engine."""
-
     pending: dict[RequestId, Request] = field(default_factory=dict)
     prefill: dict[RequestId, Request] = field(default_factory=dict)
     decoding: dict[RequestId, Request] = field(default_factory=dict)
     expected: dict[RequestId, Request] = field(default_factory=dict)
-    """Prefilled elsewhere, to be decoded here. In `decoding` once handed over."""
+    """Prefilled elsewhere, to be decoded here. In `decoding` after the hand-over."""
     pending_seconds: Seconds = 0.0
     pending_tokens: Tokens = 0
     prefill_seconds: Seconds = 0.0
     prefill_tokens: Tokens = 0
     working_since: Seconds = 0.0
-    """Begin of the present prefill: the last grant into an empty engine, or the last first token."""
+    """Last grant into an empty engine, or last first token."""
     aborted_at: Seconds = 0.0
-    """When a request was last aborted here for lack of a first token; 0 after the next first token."""
+    """Last abort for lack of a first token; 0 after the next first token."""
     aborted_since: Seconds = 0.0
     """Since when the engine had finished no prefill then."""
 
     @property
     def load_tokens(self) -> Tokens:
-        """Uncached prompt tokens pending or in prefill."""
         return self.pending_tokens + self.prefill_tokens
 
     @property
     def waiting(self) -> int:
-        """Requests without a first token."""
         return len(self.pending) + len(self.prefill)
 
     @property
@@ -138,15 +124,13 @@ class InstanceQueue:
         return max(0.0, self.prefill_seconds - done), self.prefill_tokens - done_tokens
 
     def engine_seconds_left(self, now: Seconds) -> Seconds:
-        """Prefill work left in the engine."""
         return self.engine_left(now)[0]
 
     def queue_seconds(self, now: Seconds) -> Seconds:
-        """Prefill work ahead of a new request."""
         return self.work_ahead(now)[0]
 
     def work_ahead(self, now: Seconds) -> tuple[Seconds, Tokens]:
-        """Prefill work ahead of a new request that waits for all others, and its tokens."""
+        """Prefill work ahead of a new request, and its tokens."""
         if not self.prefill:
             return self.pending_seconds, self.pending_tokens
         seconds, tokens = self.engine_left(now)
@@ -174,18 +158,16 @@ class InstanceQueue:
         self.decoding[request.id] = request
 
     def transfer_out(self, request: Request, now: Seconds) -> None:
-        """Its prefill is over; another instance decodes it."""
         self._take_prefill(request)
         self.working_since = now
 
     def note_abort(self, now: Seconds) -> None:
-        """Called before aborting a request. Keeps the stall timestamp, which would be lost with the request."""
+        """Called before aborting a request, whose stall time would be lost with it."""
         since = self.working_since
         self.aborted_since = min(self.aborted_since, since) if self.aborted_at else since
         self.aborted_at = now
 
     def remove(self, request: Request) -> None:
-        """Remove a request, wherever it is; no-op for one that is not here."""
         if request.id in self.pending:
             self._take_pending(request)
         elif request.id in self.prefill:
@@ -217,7 +199,7 @@ EMPTY_QUEUE = InstanceQueue()
 
 @dataclass(frozen=True, slots=True)
 class Rejection:
-    """The answer to a rejected request. `arrived_at` and `attempt` identify its command: clients may reuse ids."""
+    """`arrived_at` and `attempt` identify the command: clients may reuse ids."""
 
     arrived_at: Seconds
     attempt: int
@@ -227,14 +209,11 @@ class Rejection:
 
 
 class Workload:
-    """Requests by id, and a queue for each instance that has any."""
-
     def __init__(self) -> None:
         self.requests: dict[RequestId, Request] = {}
         self.queues: dict[InstanceId, InstanceQueue] = {}
         self._ended: OrderedDict[RequestId, str] = OrderedDict()
         self._rejections: dict[RequestId, Rejection] = {}
-        """Of those in `_ended`."""
 
     def queue(self, instance: InstanceId) -> InstanceQueue:
         queue = self.queues.get(instance)
@@ -251,21 +230,17 @@ class Workload:
             self.queue(instance).expected[request.id] = request
 
     def end_of(self, request: RequestId) -> str | None:
-        """Event name of a remembered end."""
         return self._ended.get(request)
 
     def rejection_of(self, request: RequestId, *, arrived_at: Seconds, attempt: int) -> Rejection | None:
-        """The remembered rejection that answered this very command."""
         known = self._rejections.get(request)
         return known if known is not None and (known.arrived_at, known.attempt) == (arrived_at, attempt) else None
 
     def reject(self, request: RequestId, rejection: Rejection) -> None:
-        """Remember the rejection of a request that just ended."""
         self._rejections[request] = rejection
 
     def end(self, request: RequestId, how: str) -> Request | None:
-        """Remove a request for good. None if it is not in flight. The end of an unknown one is remembered: its arrival may
-        come later in the log, and must then begin nothing."""
+        """None if it is not in flight. Ends of unknown requests are remembered: a later arrival has no effect."""
         known = self.requests.pop(request, None)
         if known is not None:
             self.queue(known.instance).remove(known)

@@ -1,6 +1,5 @@
-"""The production State and policies over a recorded log. `fold` gives the state as of any entry, in log order; `verify`
-recomputes every decision in its leader's order. Both take entries and return values.
-"""
+"""Replay of recorded logs with production State and policies. `fold` gives the state as of any entry; `verify`
+recomputes every decision in its leader's order."""
 
 from pointsman.simulation.replay.folding import BaseState, fold, pool_settings
 from pointsman.simulation.replay.verdict import Difference, Recomputed, TermSummary, Verdict

@@ -1,4 +1,4 @@
-"""A log folded in its own order, as a follower applies it."""
+"""Folds a log in its own order, as a follower does."""
 
 import pickle
 from collections.abc import Callable, Iterable, Iterator
@@ -16,7 +16,6 @@ from pointsman.state.state import PoolSettings, State
 from pointsman.state.trackers.base import Tracker
 
 FIRST_FOLD_VERSION = 1
-"""Of leaders that do not name theirs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +34,8 @@ def fold(
     until: Callable[[LogEntry], bool] | None = None,
     known: State | None = None,
 ) -> State:
-    """The state after all entries, or after those before the first for which `until` is true. Without `settings` the
-    entries are read twice (`pool_settings`). `known`: the state to go on from; a copy is used."""
+    """The state after all entries, or before the first for which `until` is true. Without `settings` the entries are
+    read twice (`pool_settings`). `known`: initial state; a copy is used."""
     state = State(settings or pool_settings(entries), trackers) if known is None else copy_state(known)
     for entry in entries if known is None else entries_after(known.sequence, entries):
         if until is not None and until(entry):
@@ -46,7 +45,6 @@ def fold(
 
 
 def entries_after(sequence: Sequence, entries: Iterable[LogEntry]) -> Iterator[LogEntry]:
-    """The entries behind this sequence. Lazy."""
     yield from dropwhile(lambda entry: entry.sequence <= sequence, entries)
 
 
@@ -56,7 +54,7 @@ def copy_state(state: State) -> State:
 
 
 def pool_settings(entries: Iterable[LogEntry]) -> PoolSettings:
-    """The settings of this log's fold: of its first leader, else guessed from its first instance."""
+    """From the first LeaderElected, else guessed from the first instance."""
     joined: InstanceJoined | None = None
     for entry in entries:
         event = entry.event
@@ -68,7 +66,6 @@ def pool_settings(entries: Iterable[LogEntry]) -> PoolSettings:
 
 
 def _is_usable(pool: Settings) -> bool:
-    """Whether a State can be made with these settings."""
     try:
         State(recorded_pool_settings(pool))
     except ValueError:
@@ -77,8 +74,7 @@ def _is_usable(pool: Settings) -> bool:
 
 
 def recorded_pool_settings(pool: Settings) -> PoolSettings:
-    """The settings in a LeaderElected; the rest are defaults, except an unnamed fold version, which is the first. Raises
-    ValueError."""
+    """Missing settings are defaults, except the fold version, which is then the first. Raises ValueError."""
     settings = msgspec.convert({"fold_version": FIRST_FOLD_VERSION, **pool}, PoolSettings, strict=False)
     if settings.speed < SPEED_MIN or settings.block_tokens < 1:
         msg = "speed and block_tokens must be above 0"

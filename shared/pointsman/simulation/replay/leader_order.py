@@ -1,9 +1,6 @@
-"""The order in which a leader applied a log.
-
-A leader applies its own decisions at once and skips them when it reads them back; everything else it applies in log
-order. So a decision comes right after entry `as_of` of its stamp and after the decision numbered before it. In come the
-entries behind the LeaderElected of one term, out come `Step`s in that order; `LeaderOrder.replay` also applies them.
-"""
+"""The order in which a leader applied a log. A leader applies its decisions at once and skips them in the log. So a
+decision comes right after entry `as_of` of its stamp and after the decision numbered before it. In: entries behind the
+LeaderElected of one term; out: `Step`s in that order."""
 
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -25,17 +22,16 @@ E = TypeVar("E", bound=Entry)
 
 class Kind(Enum):
     DECIDED = auto()
-    """A decision of this term, at the point where the leader made it."""
+    """A decision of this term, when the leader made it."""
     READ = auto()
-    """An entry, at the point where the leader read it. Also its own decisions, which it skipped then."""
+    """An entry, when the leader read it; also its own decisions, which it skipped then."""
     REPEATED = auto()
-    """A decision that came before, under the same number. No effect."""
     LOST = auto()
-    """A decision whose place is not known: an earlier one is missing (`LeaderOrder.hole`). Only without `held_max`."""
+    """A decision after a missing one (`LeaderOrder.hole`). Only without `held_max`."""
 
 
 class Step(NamedTuple, Generic[E]):
-    """One step of the leader. `counts`: it may change the state (it decodes, is not fenced, not applied before)."""
+    """`counts`: it may change the state (decodes, not fenced, not applied before)."""
 
     kind: Kind
     entry: E
@@ -43,11 +39,8 @@ class Step(NamedTuple, Generic[E]):
 
 
 class LeaderOrder(Generic[E]):
-    """Reorders the entries behind one LeaderElected. Fed in log order.
-
-    Without `held_max`, a missing decision ends the order: `hole` says why, and all later ones are LOST. With it, at
-    most so many entries are held until a decision tells that the leader had read them, and gaps are passed over.
-    """
+    """Reorders entries, fed in log order. Without `held_max`, a missing decision ends the order: `hole` has the reason,
+    later ones are LOST. With it, at most so many entries are held, and gaps are skipped."""
 
     def __init__(self, term: Term, *, held_max: int | None = None) -> None:
         self.term = term
@@ -58,11 +51,8 @@ class LeaderOrder(Generic[E]):
         self._next_number = 1
 
     def replay(self, entries: Iterable[E], state: State) -> Iterator[Step[E]]:
-        """Yield each step, with `state` as it was before it, then apply the step to `state`.
-
-        `entries` begin behind `state.sequence`. Up to the LeaderElected of the term they are applied in log order. A
-        `state` that is in the term already is taken as of log order.
-        """
+        """Yield each step, with `state` before it, then apply it. `entries` begin after `state.sequence`. Until the
+        LeaderElected of the term they are applied in log order, as is a `state` in mid-term."""
         elected = state.term >= self.term
         if state.recent_decisions.term == self.term:
             self._next_number = state.recent_decisions.through + 1
@@ -76,7 +66,6 @@ class LeaderOrder(Generic[E]):
             self.apply(step, state)
 
     def apply(self, step: Step[E], state: State) -> None:
-        """Apply one step as the leader did."""
         entry, event = step.entry, step.entry.event
         if step.kind is Kind.DECIDED and event is not None:
             state.apply(event)
@@ -86,7 +75,7 @@ class LeaderOrder(Generic[E]):
             state.apply_entry(entry)
 
     def feed(self, entry: E) -> Iterator[Step[E]]:
-        """The next entry of the log. Yields what the leader is now known to have applied."""
+        """Yields the steps that the leader has certainly applied by now."""
         if not self.hole:
             self._held.append(entry)
         if entry.event is not None and self._is_own(entry.event):
@@ -96,14 +85,13 @@ class LeaderOrder(Generic[E]):
                 yield from self._pass_gap() if self._early else (self._read(self._held.popleft()),)
 
     def finish(self) -> Iterator[Step[E]]:
-        """The log, or the term, is over. Yields what is still held."""
         while self._early:
             yield from self._missing() if self._held_max is None else self._pass_gap()
         while self._held:
             yield self._read(self._held.popleft())
 
     def unseen(self, sequence: Sequence) -> int:
-        """Entries of others before this one that the leader is not known to have read."""
+        """Entries of others before this one that the leader may not have read."""
         others = (
             entry.event is None or not self._is_own(entry.event) for entry in self._held if entry.sequence < sequence
         )
@@ -142,7 +130,6 @@ class LeaderOrder(Generic[E]):
             yield Step(Kind.REPEATED, entry)
 
     def _due(self, entry: E) -> Iterator[Step[E]]:
-        """This decision, and those behind it that came early."""
         due: E | None = entry
         while due is not None:
             number, as_of = _stamp_of(due)
@@ -174,7 +161,6 @@ class LeaderOrder(Generic[E]):
 
 
 def _stamp_of(entry: Entry) -> tuple[int, Sequence]:
-    """Number and `as_of` of a decision."""
     assert entry.event is not None
     assert entry.event.stamp is not None
     return entry.event.stamp.number, entry.event.stamp.as_of

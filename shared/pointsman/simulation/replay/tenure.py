@@ -1,10 +1,7 @@
-"""One term recomputed: the production Dispatcher makes each decision again, on the state that its leader had.
-
-In come the entries behind the LeaderElected (`leader_order` orders them), out go counts and differences into a `Verdict`.
-The calls follow from the decisions: a RequestArrived was a `route`, a RequestGranted on its own a `grant_waiting`. What
-the leader was asked is taken from the log; that it followed the rules, and all figures, are recomputed. The log's
-decision is applied, so that one difference does not cause the next.
-"""
+"""Recomputes one term: the production Dispatcher makes each decision again, on the state that its leader had. In: the
+entries behind the LeaderElected; out: counts and differences in a `Verdict`. Calls are derived from the recorded
+decisions; requests come from the log, everything else is recomputed. The recorded decision is applied, so that one
+difference does not cause the next."""
 
 import contextlib
 from collections import deque
@@ -38,7 +35,7 @@ from pointsman.policies.rebalancing.base import Migration, MigrationPlan
 from pointsman.ports import LogEntry
 from pointsman.primitives import InstanceId, Sequence
 from pointsman.simulation.replay.leader_order import Kind, LeaderOrder, Step
-from pointsman.simulation.replay.verdict import Difference, Recomputed, TermSummary, Verdict, Watch, known_to
+from pointsman.simulation.replay.verdict import Difference, Recomputed, TermSummary, Verdict, Watch, inputs_of
 from pointsman.state.state import State
 from pointsman.state.workload import NO_INSTANCE, Request
 
@@ -46,11 +43,11 @@ _ANSWERS = (RequestPlaced, RequestRejected, RequestHandedOver, HandOverRefused)
 
 
 class _NotWrittenError(Exception):
-    """The log does not have what the Dispatcher decided: the call ends here."""
+    """Raised where the log lacks what the Dispatcher decided; ends the call."""
 
 
 class Tenure:
-    """One term: its leader's state, and its decisions in the order of their numbers."""
+    """The leader's state, and its decisions in the order of their numbers."""
 
     def __init__(
         self,
@@ -68,8 +65,7 @@ class Tenure:
         self._dispatcher = Dispatcher(state, policies, term=summary.term, on_decision=self._compare)
         self._order: LeaderOrder[LogEntry] = LeaderOrder(summary.term)
         self._moment: tuple[float, Sequence] = (0.0, 0)
-        self._tape: deque[tuple[LogEntry, LogEvent]] = deque()
-        """Decisions of one moment (`now` and `as_of`); a call makes no others."""
+        self._recorded: deque[tuple[LogEntry, LogEvent]] = deque()
         self._ends = False
         self._is_cut = False
 
@@ -81,7 +77,6 @@ class Tenure:
             self._take(step)
 
     def close(self) -> None:
-        """Judge what is left. The last call of the term may have been cut short."""
         self._ends = True
         self._judge_moment()
         for step in self._order.finish():
@@ -101,14 +96,14 @@ class Tenure:
             if moment != self._moment:
                 self._judge_moment()
                 self._moment = moment
-            self._tape.append((entry, event))
+            self._recorded.append((entry, event))
         elif step.kind is Kind.LOST:
-            self._pass_over(event)
+            self._skip(event)
         elif not isinstance(event, RequestArrived):
             self._verdict.decisions -= 1  # written twice
 
-    def _pass_over(self, event: LogEvent) -> None:
-        """Decisions before the hole are judged, those behind it are not."""
+    def _skip(self, event: LogEvent) -> None:
+        """Decisions before the hole are judged, later ones are not."""
         hole = self._order.hole
         if not self._is_cut:
             self._is_cut = self._ends = True
@@ -117,26 +112,24 @@ class Tenure:
         if not isinstance(event, RequestArrived):
             self._verdict.unchecked[f"{hole}: nothing behind them in that term can be recomputed"] += 1
 
-    # One moment
-
     def _judge_moment(self) -> None:
-        tape = self._tape
-        while tape:
-            entry, event = tape[0]
+        unjudged = self._recorded
+        while unjudged:
+            entry, event = unjudged[0]
             assert event.stamp is not None
             self._dispatcher.decided = event.stamp.number - 1
             with contextlib.suppress(_NotWrittenError):
                 try:
-                    self._decide_again(event)
+                    self._recompute(event)
                 except Exception as error:  # noqa: BLE001 - the leader's command failed so too, after what it had decided
                     self._verdict.failed[short_reason(f"{type(error).__name__}: {error}")] += 1
-            if tape and tape[0][1] is event:
+            if unjudged and unjudged[0][1] is event:
                 self._differ(entry, event, None)
                 self._state.apply(event)
-                tape.popleft()
+                unjudged.popleft()
 
-    def _decide_again(self, event: LogEvent) -> None:
-        """Make the call that led to this decision; `_compare` gets all that it decides."""
+    def _recompute(self, event: LogEvent) -> None:
+        """Repeat the call that led to this decision; `_compare` gets all its decisions."""
         dispatcher, now = self._dispatcher, event.at
         match event:
             case RequestArrived():
@@ -149,7 +142,7 @@ class Tenure:
             case RequestPlaced() | RequestRejected():
                 known = self._state.workload.requests.get(event.request)
                 if known is not None:
-                    dispatcher.route(_asked_again(known, event), now)
+                    dispatcher.route(_repeated_command(known, event), now)
             case RequestGranted() | PrefillFinished():
                 dispatcher.grant_waiting(event.instance, now)
             case RequestCancelled():
@@ -171,18 +164,16 @@ class Tenure:
                 self._take_as_given(event)
 
     def _command(self, arrived: RequestArrived) -> RouteRequest:
-        """The command of the ingress; its attempt is known from the answer."""
         attempt, excluded = 1, list[InstanceId]()
-        answer = self._tape[1][1] if len(self._tape) > 1 else None
+        answer = self._recorded[1][1] if len(self._recorded) > 1 else None
         if isinstance(answer, RequestPlaced | RequestRejected) and answer.request == arrived.request:
             attempt, excluded = answer.attempt, answer.excluded
-        asked = msgspec.convert(arrived, RouteRequest, from_attributes=True)
-        return msgspec.structs.replace(asked, attempt=attempt, excluded=excluded)
+        command = msgspec.convert(arrived, RouteRequest, from_attributes=True)
+        return msgspec.structs.replace(command, attempt=attempt, excluded=excluded)
 
     def _plan(self, first: RequestMigrated | MigrationRefused) -> MigrationPlan:
-        """The moves of one command, each made or refused."""
         moves: list[Migration] = []
-        for _, event in self._tape:
+        for _, event in self._recorded:
             if isinstance(event, RequestGranted) and moves and moves[-1].rebind and moves[-1].request == event.request:
                 continue  # granted at once after its re-binding
             if not isinstance(event, RequestMigrated | MigrationRefused) or event.plan != first.plan:
@@ -196,23 +187,23 @@ class Tenure:
     def _take_as_given(self, event: LogEvent) -> None:
         self._verdict.unchecked[f"{type(event).__name__} does not say what it was decided from"] += 1
         self._state.apply(event)
-        self._tape.popleft()
+        self._recorded.popleft()
 
     def _compare(self, recomputed: LogEvent) -> LogEvent:
-        """The log's decision in place of this one. Raises _NotWrittenError if there is none."""
-        tape = self._tape
-        if not tape or not _same_subject(tape[0][1], recomputed):
-            if tape or not self._ends:
+        """Returns the recorded decision in place of this one. Raises _NotWrittenError if there is none."""
+        unjudged = self._recorded
+        if not unjudged or not _same_subject(unjudged[0][1], recomputed):
+            if unjudged or not self._ends:
                 self._differ(None, None, recomputed)
             raise _NotWrittenError
-        entry, recorded = tape[0]
+        entry, recorded = unjudged[0]
         if self._watch is not None:
             self._watch(Recomputed(entry.sequence, recorded, recomputed, self._state))
         if recorded != recomputed:
             self._differ(entry, recorded, recomputed)
         elif not isinstance(recorded, RequestArrived):
             self._verdict.identical += 1
-        tape.popleft()
+        unjudged.popleft()
         return recorded
 
     def _differ(self, entry: LogEntry | None, recorded: LogEvent | None, recomputed: LogEvent | None) -> None:
@@ -226,13 +217,12 @@ class Tenure:
                 number=event.stamp.number,
                 recorded=recorded,
                 recomputed=recomputed,
-                known=known_to(self._state, event),
+                known=inputs_of(self._state, event),
             )
         )
 
 
-def _asked_again(request: Request, answer: RequestPlaced | RequestRejected) -> RouteRequest:
-    """A repeated command for a request that the leader knows."""
+def _repeated_command(request: Request, answer: RequestPlaced | RequestRejected) -> RouteRequest:
     return RouteRequest(
         request=request.id,
         ingress="",
@@ -249,7 +239,6 @@ def _asked_again(request: Request, answer: RequestPlaced | RequestRejected) -> R
 
 
 def _same_subject(recorded: LogEvent, recomputed: LogEvent) -> bool:
-    """Whether two events decide about the same thing."""
     if isinstance(recorded, _ANSWERS) and isinstance(recomputed, _ANSWERS):
         return recorded.request == recomputed.request
     if type(recorded) is not type(recomputed):

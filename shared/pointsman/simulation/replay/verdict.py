@@ -14,12 +14,11 @@ from pointsman.state.state import State
 from pointsman.state.workload import EMPTY_QUEUE
 
 DIFFERENCES_KEPT_MAX = 100
-"""Kept; all are counted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recomputed:
-    """One decision of the log, and the same recomputed. `state`: before it was applied; read only, and only now."""
+    """A recorded decision and the recomputed one. `state`: before it was applied; valid only during the call."""
 
     sequence: Sequence
     recorded: LogEvent
@@ -32,8 +31,8 @@ Watch = Callable[[Recomputed], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """`recorded` is None where the log lacks the recomputed decision, `recomputed` where there is none. `known`: what the
-    decision was made from. `sequence`: of the log entry, or 0."""
+    """`recorded` is None if the log lacks the decision, `recomputed` if there is none. `known`: inputs of the decision.
+    `sequence`: of the log entry, or 0."""
 
     sequence: Sequence
     term: Term
@@ -55,8 +54,6 @@ class Difference:
 
 @dataclass(slots=True)
 class TermSummary:
-    """One term. `elected`: the entry of its LeaderElected."""
-
     term: Term
     scheduler: str
     policy: str
@@ -66,17 +63,14 @@ class TermSummary:
 
 @dataclass(slots=True)
 class Verdict:
-    """Every decision is identical, different or, for a named reason, unchecked. `different` includes decisions that the
-    log lacks. `problems` are faults of the log."""
+    """Counts of identical, different and unchecked decisions. `different` includes those that the log lacks. `problems`
+    are faults of the log."""
 
     known_as_of: Sequence = 0
-    """Entries up to here were not read: their state was known."""
     entries: int = 0
     undecodable: int = 0
     unapplied: int = 0
-    """Entries that decode but failed in the fold."""
     failed: Counter[str] = field(default_factory=Counter)
-    """Repeated calls that raised, by error."""
     arrivals: int = 0
     decisions: int = 0
     identical: int = 0
@@ -88,7 +82,6 @@ class Verdict:
 
     @property
     def ok(self) -> bool:
-        """Nothing differs. Unchecked decisions do not count."""
         return self.different == 0
 
     @property
@@ -102,13 +95,13 @@ class Verdict:
 
     @override
     def __str__(self) -> str:
-        said = f"decisions {self.decisions:,}, identical {self.identical:,}, different {self.different:,}"
+        counts = f"decisions {self.decisions:,}, identical {self.identical:,}, different {self.different:,}"
         unchecked = self.unchecked.total()
-        return f"{said}, unchecked {unchecked:,}" if unchecked else said
+        return f"{counts}, unchecked {unchecked:,}" if unchecked else counts
 
 
-def known_to(state: State, event: LogEvent) -> dict[str, Any]:
-    """What a decision is made from: the request, and every instance's queue and cache."""
+def inputs_of(state: State, event: LogEvent) -> dict[str, Any]:
+    """Inputs of a decision: the request, and every instance's queue and cache."""
     request = state.workload.requests.get(RequestId(getattr(event, "request", "")))
     return {
         "as_of": state.sequence,

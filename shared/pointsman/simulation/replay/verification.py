@@ -1,9 +1,6 @@
-"""Recompute every decision of a log and compare.
-
-The log is read once; each term is a `Tenure` that begins with the state in log order up to its LeaderElected, which a
-`_Follower` folds. A term that has been succeeded is watched for STRAGGLERS_MAX more entries. Decisions behind a hole, or
-of a term whose beginning is lost, are unchecked, with the reason.
-"""
+"""Recomputes every decision of a log and compares. The log is read once; each term is a `Tenure` that begins with the
+state folded by a `_Follower` up to its LeaderElected. A succeeded term is watched for STRAGGLERS_MAX more entries.
+Decisions after a hole, or of a term without its beginning, are unchecked."""
 
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -31,14 +28,12 @@ STRAGGLERS_MAX = 20_000
 
 
 def verify(entries: Iterable[LogEntry], *, watch: Watch | None = None, known: BaseState | None = None) -> Verdict:
-    """`entries` are iterated once, and again up to each later takeover; they begin with the log, or behind `known`.
-    `watch` gets each decision just before it is applied."""
+    """`entries` are iterated once, and again up to each later takeover; they begin with the log, or after `known`.
+    `watch` gets each decision before it is applied."""
     return _Verification(entries, watch, known).run()
 
 
 class _Verification:
-    """One reading of one log."""
-
     def __init__(self, log: Iterable[LogEntry], watch: Watch | None, known: BaseState | None) -> None:
         self._log = log
         self._watch = watch
@@ -62,7 +57,7 @@ class _Verification:
         return self._verdict
 
     def _join(self, known: BaseState) -> None:
-        """Begin in the middle of a term. It cannot be judged: `known` is in log order, not its leader's."""
+        """Begin in mid-term, which cannot be judged: `known` is in log order."""
         state = known.state
         self._last = self._verdict.known_as_of = state.sequence
         self._follower = _Follower(self._log, state.settings, known.policies, copy_state(state))
@@ -127,7 +122,7 @@ class _Verification:
         self._tenures[term] = Tenure(follower.state_at(sequence), policies, summary, self._verdict, self._watch)
 
     def _follower_for(self, elected: LeaderElected, policies: PolicySet) -> "_Follower | None":
-        """One with the same settings, or a new one; None where the log's beginning is lost."""
+        """Reuses one with the same settings. None if the log's beginning is lost."""
         settings = recorded_pool_settings(elected.pool)
         follower = self._follower
         if follower is not None and follower.fits(settings, policies):
@@ -138,7 +133,7 @@ class _Verification:
         return follower
 
     def _miss(self, sequence: Sequence) -> None:
-        """Entries are missing: the state is unknown from here on, in later terms too."""
+        """Entries are missing: the state is unknown from here on."""
         if self._last == 0:
             self._incomplete = f"the log begins at entry {sequence}: what was known before is not in it"
         else:
@@ -155,8 +150,6 @@ class _Verification:
 
 
 class _Follower:
-    """Folds in log order, on demand."""
-
     def __init__(self, log: Iterable[LogEntry], settings: PoolSettings, policies: PolicySet, state: State) -> None:
         self._settings = settings
         self._policies = policies
@@ -164,12 +157,10 @@ class _Follower:
         self._state = state
 
     def fits(self, settings: PoolSettings, policies: PolicySet) -> bool:
-        """Whether it folds alike. Outlier detection is no part of the fold."""
         folded_alike = replace(policies, outliers=self._policies.outliers)
         return (settings, folded_alike) == (self._settings, self._policies)
 
     def state_at(self, sequence: Sequence) -> State:
-        """A copy of the state as of entry `sequence`."""
         state = self._state
         while state.sequence < sequence:
             state.apply_entry(next(self._entries))

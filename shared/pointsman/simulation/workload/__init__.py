@@ -1,10 +1,7 @@
-"""Workloads: which requests arrive when, with which shared prefixes. A list of requests in the order of arrival.
-
-Read from a trace (`traces`) or made from a seed (`generators`), given other times (`arrivals`), described (`sharing`),
-turned into tokens (`tokens`). Ids are chained as in Mooncake's traces: an id stands for 512 tokens *and everything
-before them*, so two prompts share a prefix exactly as far as their ids are equal. A last block may be partial; a longer
-prompt with the same id continues it. Nothing here sends, waits or reads a clock.
-"""
+"""Workloads: lists of requests in order of arrival, with block ids that say which prefixes they share. Read from a
+trace (`traces`) or generated (`generators`), re-timed (`arrivals`), turned into tokens (`tokens`). An id stands for 512
+tokens *and everything before them*, as in Mooncake's traces; a partial last block may be continued by a longer prompt
+with the same id."""
 
 from pointsman.simulation.workload.arrivals import ARRIVALS, at_rate
 from pointsman.simulation.workload.generators import GENERATORS

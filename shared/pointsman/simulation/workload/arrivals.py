@@ -1,9 +1,5 @@
-"""When requests arrive: any workload, given other times.
-
-- `at_rate`, `faster` stretch time evenly: the pattern stays.
-- `poisson`, `gamma`, `uniform` deal out new times: the order stays, the pauses of sessions do not.
-- `diurnal` bends time along the day and moves each session as a whole: its pauses stay.
-"""
+"""New arrival times for any workload. `at_rate`, `faster` stretch time evenly; `poisson`, `gamma`, `uniform` keep only
+the order; `diurnal` follows a day and moves each session as a whole."""
 
 import math
 import random
@@ -20,33 +16,25 @@ from pointsman.simulation.workload.requests import (
 )
 
 ANSWER_SECONDS_PER_TOKEN: Seconds = 0.03
-"""Guessed speed of answers: workloads are open loop."""
+"""Guessed: workloads are open loop."""
 
 GAMMA_CV = 2.0
-"""Default burstiness of `gamma`; a Poisson process has 1."""
-
-
-# --- The same pattern ---
 
 
 def at_rate(requests: Sequence[WorkloadRequest], rate: float) -> list[WorkloadRequest]:
-    """The same arrivals stretched or squeezed to a mean of `rate` a second. Raises ValueError unless positive."""
+    """Stretched to a mean of `rate` a second. Raises ValueError unless positive."""
     return faster(requests, rate / mean_rate(requests)) if mean_rate(requests) else list(requests)
 
 
 def faster(requests: Sequence[WorkloadRequest], factor: float) -> list[WorkloadRequest]:
-    """The same arrivals in `factor` times less time. Raises ValueError unless positive."""
     if not factor > 0:
         msg = f"arrivals can be sped up by a positive factor only, not {factor}"
         raise ValueError(msg)
     return [replace(request, arrival_s=request.arrival_s / factor) for request in requests]
 
 
-# --- New times, in the same order ---
-
-
 def poisson(requests: Sequence[WorkloadRequest], *, rate: float, chance: random.Random) -> list[WorkloadRequest]:
-    """Independent arrivals, `rate` a second on average. Raises ValueError unless positive."""
+    """Raises ValueError unless `rate` is positive."""
     _check_rate(rate)
     return _spaced(requests, lambda: chance.expovariate(rate))
 
@@ -54,10 +42,7 @@ def poisson(requests: Sequence[WorkloadRequest], *, rate: float, chance: random.
 def gamma(
     requests: Sequence[WorkloadRequest], *, rate: float, cv: float = GAMMA_CV, chance: random.Random
 ) -> list[WorkloadRequest]:
-    """Arrivals whose gaps have the coefficient of variation `cv`: above 1 burstier than Poisson, below 1 calmer.
-
-    Raises ValueError unless `rate` and `cv` are positive.
-    """
+    """`cv`: coefficient of variation of the gaps; 1: Poisson. Raises ValueError unless `rate` and `cv` are positive."""
     _check_rate(rate)
     if not cv > 0:
         msg = f"the variation of gaps must be positive, not {cv}"
@@ -67,13 +52,13 @@ def gamma(
 
 
 def uniform(requests: Sequence[WorkloadRequest], *, rate: float) -> list[WorkloadRequest]:
-    """Arrivals at equal distances, `rate` a second. Raises ValueError unless positive."""
+    """Equal gaps. Raises ValueError unless `rate` is positive."""
     _check_rate(rate)
     return _at(requests, (number / rate for number in range(len(requests))))
 
 
 class Arrivals(Protocol):
-    """Gives requests new times, about `rate` a second, from nothing but `chance`."""
+    """New times, about `rate` a second, from nothing but `chance`."""
 
     def __call__(
         self, requests: Sequence[WorkloadRequest], *, rate: float, chance: random.Random
@@ -86,7 +71,6 @@ ARRIVALS: dict[str, Arrivals] = {
     "gamma": gamma,
     "uniform": lambda requests, *, rate, chance: uniform(requests, rate=rate),  # noqa: ARG005
 }
-"""By name; `timestamps` keeps the workload's own pattern and scales it to the rate."""
 
 
 def _check_rate(rate: float) -> None:
@@ -110,21 +94,16 @@ def _at(requests: Sequence[WorkloadRequest], moments: Iterable[Seconds]) -> list
 
 
 def answered_s(request: WorkloadRequest) -> Seconds:
-    """When the whole answer is there, without any queueing."""
     return request.arrival_s + request.output_tokens * ANSWER_SECONDS_PER_TOKEN
-
-
-# --- The day ---
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DayShape:
-    """A sine, quietest at the start and busiest in the middle: the slow wave of production traces."""
+    """A sine, quietest at the start and busiest in the middle."""
 
     day_s: Seconds = 600.0
-    """Length of the compressed day; longer workloads see several, shorter ones a part."""
     swing: float = 0.7
-    """The rate goes from `1 - swing` to `1 + swing` times its mean. From 0 to below 1."""
+    """The rate goes from `1 - swing` to `1 + swing` times its mean; 0 to below 1."""
 
     def __post_init__(self) -> None:
         if not (self.day_s > 0 and 0 <= self.swing < 1):
@@ -136,7 +115,7 @@ DEFAULT_DAY = DayShape()
 
 
 def diurnal(requests: Sequence[WorkloadRequest], *, shape: DayShape = DEFAULT_DAY) -> list[WorkloadRequest]:
-    """The same requests at a rate that follows the day, with the same mean over whole days. Sessions keep their pace."""
+    """The rate follows the day, with the same mean over whole days. Sessions keep their pace."""
     shifts: dict[SessionId, Seconds] = {}
     moved = []
     for request in sorted(requests, key=lambda request: request.arrival_s):
@@ -150,7 +129,7 @@ def diurnal(requests: Sequence[WorkloadRequest], *, shape: DayShape = DEFAULT_DA
 
 
 def _moment_of_day(steady_s: Seconds, shape: DayShape) -> Seconds:
-    """When the day's curve has brought as many arrivals as a steady rate brings until `steady_s`, by bisection."""
+    """When the day's curve has brought as many arrivals as a steady rate until `steady_s`, by bisection."""
     turn = 2 * math.pi / shape.day_s
     reach = shape.swing / turn
     low, high = steady_s - reach, steady_s + reach

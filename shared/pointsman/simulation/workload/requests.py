@@ -1,4 +1,4 @@
-"""What a workload is made of: requests, and the ids of the blocks their prompts share."""
+"""Requests of a workload, and the ids of their shared blocks."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from pointsman.primitives import Seconds, SessionId, Tenant, Tokens
 
 TRACE_BLOCK_TOKENS: Tokens = 512
-"""Tokens that one id of a trace stands for."""
 
 NO_TENANT = Tenant("")
 NO_SESSION = SessionId("")
@@ -14,8 +13,6 @@ NO_SESSION = SessionId("")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadRequest:
-    """One request: when it arrives (since the workload's start, engine time), and its prompt as block ids."""
-
     arrival_s: Seconds
     block_ids: tuple[int, ...]
     input_length: Tokens
@@ -23,24 +20,22 @@ class WorkloadRequest:
     tenant: Tenant = NO_TENANT
     session: SessionId = NO_SESSION
     slo_ttft_s: Seconds | None = None
-    """Its own objective; None where that of the whole run holds."""
+    """None: that of the whole run."""
 
 
 def in_order(requests: Iterable[WorkloadRequest]) -> list[WorkloadRequest]:
-    """By arrival, the first one at 0."""
+    """Sorted by arrival, the first one at 0."""
     ordered = sorted(requests, key=lambda request: request.arrival_s)
     start = ordered[0].arrival_s if ordered else 0.0
     return [replace(request, arrival_s=request.arrival_s - start) for request in ordered]
 
 
 def mean_rate(requests: Sequence[WorkloadRequest]) -> float:
-    """Mean arrivals a second from the first to the last; 0 where there is no such time."""
     span = requests[-1].arrival_s - requests[0].arrival_s if requests else 0.0
     return (len(requests) - 1) / span if span > 0 else 0.0
 
 
 def input_capped(requests: Iterable[WorkloadRequest], input_tokens_max: Tokens | None) -> list[WorkloadRequest]:
-    """The same requests, prompts cut after `input_tokens_max` tokens; None cuts nothing."""
     return [
         request
         if input_tokens_max is None or request.input_length <= input_tokens_max
@@ -52,19 +47,16 @@ def input_capped(requests: Iterable[WorkloadRequest], input_tokens_max: Tokens |
 
 
 def blocks_for(tokens: Tokens) -> int:
-    """Blocks of a prompt, the last one perhaps partial."""
     return -(-tokens // TRACE_BLOCK_TOKENS)
 
 
 class BlockIds:
-    """Gives out unused ids, so that an id stands for one content. Prompts must part at the end of a whole block: a
-    partial block has one continuation only."""
+    """Unused ids. Prompts must diverge at the end of a whole block: a partial block has one continuation only."""
 
     def __init__(self) -> None:
         self._next = 1
 
     def take(self, count: int) -> tuple[int, ...]:
-        """`count` new ids."""
         first, self._next = self._next, self._next + count
         return tuple(range(first, self._next))
 
@@ -79,7 +71,6 @@ class BlockIds:
         session: SessionId = NO_SESSION,
         input_tokens_max: Tokens | None = None,
     ) -> WorkloadRequest:
-        """A prompt of a shared `prefix` of whole blocks and tokens of its own behind it."""
         length = len(prefix) * TRACE_BLOCK_TOKENS + tokens_behind
         length = length if input_tokens_max is None else min(length, input_tokens_max)
         return WorkloadRequest(
@@ -92,5 +83,5 @@ class BlockIds:
         )
 
     def extended(self, block_ids: tuple[int, ...], length: Tokens) -> tuple[int, ...]:
-        """`block_ids` with enough new ones behind them for a prompt of `length` tokens."""
+        """`block_ids` and new ones for a prompt of `length` tokens."""
         return block_ids + self.take(blocks_for(length) - len(block_ids))

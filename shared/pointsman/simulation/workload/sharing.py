@@ -1,4 +1,4 @@
-"""How much of a workload a cache could save at best."""
+"""Upper bound of the cache hits of a workload."""
 
 from collections.abc import Sequence
 
@@ -7,11 +7,8 @@ from pointsman.simulation.workload.requests import TRACE_BLOCK_TOKENS, WorkloadR
 
 
 def infinite_cache_hit_share(requests: Sequence[WorkloadRequest], *, warmup: int = 0) -> float:
-    """Share of prompt tokens that one infinite cache, shared by all, would have: the bound of every policy.
-
-    Exact to the token; a prompt counts as cached as soon as it arrived. The first `warmup` requests fill the cache and
-    are not counted. 0 where nothing is counted.
-    """
+    """Share of prompt tokens that one infinite cache would have, exact to the token. A prompt counts as cached on
+    arrival. The first `warmup` requests are not counted."""
     known: dict[int, Tokens] = {}
     hit = total = 0
     for number, request in enumerate(requests):
@@ -34,6 +31,5 @@ def _known_prefix(request: WorkloadRequest, known: dict[int, Tokens]) -> Tokens:
 
 
 def _filled(length: Tokens) -> list[Tokens]:
-    """How many tokens of a prompt lie in each of its blocks."""
     whole, rest = divmod(length, TRACE_BLOCK_TOKENS)
     return [TRACE_BLOCK_TOKENS] * whole + ([rest] if rest else [])

@@ -1,4 +1,4 @@
-"""The prompt's tokens: made up from block ids, so that bench, simulator and tests all see the same prompts."""
+"""Prompt tokens made from block ids, the same in bench, simulator and tests."""
 
 from array import array
 from functools import lru_cache
@@ -7,17 +7,14 @@ from hashlib import shake_128
 from pointsman.simulation.workload.requests import TRACE_BLOCK_TOKENS, WorkloadRequest
 
 FIRST_TOKEN_ID = 300
-"""Smallest id of a made-up prompt: below lie special tokens and single bytes in many vocabularies."""
+"""Lower ids are special tokens and single bytes in many vocabularies."""
 
 BLOCKS_CACHED_MAX = 8192
-"""How many blocks' tokens are remembered; 2 kB each."""
 
 
 def prompt_token_ids(request: WorkloadRequest, *, vocab_size: int, seed: int) -> list[int]:
-    """The prompt's tokens: equal for equal block ids, `vocab_size` and `seed`, on every machine.
-
-    Ids lie from FIRST_TOKEN_ID up to below `vocab_size`. Raises ValueError when that leaves nothing.
-    """
+    """Equal for equal block ids, `vocab_size` and `seed`. Ids are from FIRST_TOKEN_ID to below `vocab_size`. Raises
+    ValueError if that range is empty."""
     tokens: list[int] = []
     for block_id in request.block_ids:
         tokens.extend(_block_tokens(block_id, vocab_size, seed))

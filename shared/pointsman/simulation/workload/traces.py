@@ -1,8 +1,5 @@
-"""Published traces: one JSON object a line, as released with Mooncake, read into a workload.
-
-A trace says when requests came, how long they were and which prefixes they shared; who sent them it does not say, so
-what is read has neither tenant nor session.
-"""
+"""Reads published traces (one JSON object a line, as released with Mooncake) into a workload, without tenants and
+sessions."""
 
 import random
 from collections.abc import Iterator
@@ -17,8 +14,7 @@ ROUNDING_SECONDS: Seconds = 3.0
 """Published traces round arrivals down to this."""
 
 
-class TraceError(ValueError):
-    """The file is no trace. The message begins with the file and, where it applies, the line number."""
+class TraceError(ValueError): ...
 
 
 class _TraceRow(msgspec.Struct):
@@ -36,11 +32,8 @@ def read_trace(
     spread_s: Seconds = ROUNDING_SECONDS,
     input_tokens_max: Tokens | None = None,
 ) -> list[WorkloadRequest]:
-    """The first `limit` requests of a Mooncake-format trace (one JSON object a line; see `_TraceRow`; ms).
-
-    Arrivals are spread over the `spread_s` that the trace rounded away (0 leaves them). Prompts longer than
-    `input_tokens_max` are cut there. Raises TraceError, also for an empty file.
-    """
+    """At most `limit` requests. Arrivals are spread over the `spread_s` that the trace rounded away; prompts are cut
+    after `input_tokens_max`. Raises TraceError, also for an empty file."""
     rows = list(_rows(path, limit))
     if not rows:
         msg = f"{path}: no requests"

@@ -1,3 +1,2 @@
-"""What single policies remember, one file each. A policy gives its trackers (`RoutingPolicy.trackers`, ...), State feeds
-them, deciding only reads them.
-"""
+"""What single policies remember, one file each. Policies name their trackers (`RoutingPolicy.trackers`), State updates
+them, decisions only read them."""

@@ -1,6 +1,4 @@
-"""Prompt blocks in use by the requests in flight on each instance; shared blocks count once, answers do not. The load on
-memory and decode steps, as far as the scheduler causes it.
-"""
+"""Distinct prompt blocks in use by the requests in flight on each instance, without answers: a load measure."""
 
 from collections.abc import Iterable
 
@@ -14,14 +12,11 @@ from pointsman.state.workload import Request
 
 
 class ActiveBlocks(Tracker):
-    """Counted prefixes from placement to end."""
-
     def __init__(self) -> None:
         self._in_use = Promises()
         self._homes: dict[RequestId, InstanceId] = {}
 
     def blocks_with(self, keys: list[BlockKey], instances: Iterable[InstanceId]) -> dict[InstanceId, int]:
-        """Blocks in use on each of these instances if a prompt of these keys came there."""
         shared: dict[InstanceId, int] = {}
         self._in_use.extend_hits(keys, shared)
         return {i: self._in_use.blocks(i) + len(keys) - shared.get(i, 0) for i in instances}

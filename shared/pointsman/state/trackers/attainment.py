@@ -1,12 +1,7 @@
-"""On-time shares by prompt length and by tenant, and how many on-time requests each group is owed.
-
-Outcomes are those of `OutcomeTracker`. Groups are the tenths of prompts by length among the
-last LENGTHS_WINDOW arrivals, and the tenants. Tallies cover the last OUTCOMES_WINDOW outcomes.
-
-What a group is *owed* is a virtual queue (Neely, *Stochastic Network Optimization*, 2010, section 4.4), from 0 to
-OWED_MAX: each outcome adds the share that should be on time and takes 1 off if it was. Unlike a window it does not
-forget, so acting on it gets the share right in the long run.
-"""
+"""On-time shares by tenth of prompt length and by tenant, over the last OUTCOMES_WINDOW outcomes, and the on-time
+requests owed to each group. What a group is *owed* is a virtual queue (Neely, *Stochastic Network Optimization*, 2010,
+section 4.4) from 0 to OWED_MAX: each outcome adds the target share and takes 1 off if it was on time. So the long-run
+share meets the target."""
 
 from bisect import bisect_left, bisect_right, insort
 from collections import deque
@@ -25,17 +20,13 @@ LENGTHS_WINDOW = 1_000
 DECILES = 10
 OWED_MAX = 40.0
 OUTCOMES_TO_BEGIN = 50
-"""With fewer, nothing is owed."""
 
 LEVEL_OUTCOMES = 20
-"""Outcomes between updates of the tenants' fair share."""
-
-"""The reason of refusals that are no outcomes."""
 
 
 @dataclass(slots=True)
 class Tally:
-    """Outcomes of one group in requests and prompt tokens, and the requests it is owed."""
+    """Requests and prompt tokens of one group, and the requests it is owed."""
 
     requests: int = 0
     on_time: int = 0
@@ -45,7 +36,6 @@ class Tally:
 
     @property
     def attainment(self) -> float:
-        """Share on time; 1 of an empty group."""
         return self.on_time / self.requests if self.requests else 1.0
 
     def count(self, tokens: Tokens, on_time: bool, sign: int) -> None:
@@ -70,8 +60,8 @@ class Attainment(OutcomeTracker):
     """`deciles[0]`: the shortest prompts. `tenants`: those with outcomes in the window."""
 
     def __init__(self, *, decile_share: float = 0.0, tenant_share: float = 0.0) -> None:
-        """`decile_share`: of the overall attainment, what each tenth should have. `tenant_share`: of its fair part
-        (`fair_level`) of the prompt tokens on time, what each tenant should have, in requests."""
+        """Target shares: of each tenth, relative to the overall attainment; of each tenant, relative to its fair part
+        (`fair_level`)."""
         self.overall = Tally()
         self.deciles = tuple(Tally() for _ in range(DECILES))
         self.tenants: dict[Tenant, Tally] = {}
@@ -84,7 +74,6 @@ class Attainment(OutcomeTracker):
         self._level_outcomes = 0
 
     def decile(self, prompt_tokens: Tokens) -> int:
-        """Tenth of recent prompts, 0 (shortest) to 9."""
         return tenth(self._sorted_lengths, prompt_tokens)
 
     @override
@@ -127,7 +116,7 @@ class Attainment(OutcomeTracker):
 
 
 def tenth(ordered: Sequence[Tokens], prompt_tokens: Tokens) -> int:
-    """The place of a length among others, in tenths; of equal ones that of the middle one."""
+    """Of equal lengths, the middle one counts."""
     if not ordered:
         return 0
     first, behind = bisect_left(ordered, prompt_tokens), bisect_right(ordered, prompt_tokens)
@@ -135,9 +124,9 @@ def tenth(ordered: Sequence[Tokens], prompt_tokens: Tokens) -> int:
     return min(DECILES - 1, middle * DECILES // len(ordered))
 
 
-def fair_level(asked: Iterable[float], available: float) -> float:
-    """The max-min fair cap on each amount so that the sum is `available`; infinite where there is enough for all."""
-    ordered = sorted(asked)
+def fair_level(demands: Iterable[float], available: float) -> float:
+    """Max-min fair cap on each amount, so that the sum is `available`; infinite if all fit."""
+    ordered = sorted(demands)
     for served, amount in enumerate(ordered):
         part = available / (len(ordered) - served)
         if amount > part:

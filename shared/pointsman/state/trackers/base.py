@@ -1,4 +1,4 @@
-"""The events of requests and instances that a tracker may observe."""
+"""Callbacks of trackers for events of requests and instances."""
 
 from abc import abstractmethod
 
@@ -11,46 +11,35 @@ from pointsman.state.workload import Request, Stage
 
 
 class Tracker:
-    """Overrides what it needs. Called by State alone, at the event's time `at`.
+    """Override as needed. Called only by State, with the event's time `at`. Order: `arrived`, `placed` (again after
+    each `unplaced`), `granted`, `handed_over` if split, `first_token`, `ended`; a request may end or be unplaced at any
+    point."""
 
-    A request passes `arrived`, `placed` (again after each `unplaced`), `granted`, perhaps `handed_over`, `first_token` and
-    `ended`; it may end or be unplaced at any point. At `ended` its fields are those of its last placement.
-    """
+    def arrived(self, request: Request, at: Seconds) -> None: ...
 
-    def arrived(self, request: Request, at: Seconds) -> None:
-        """It reached the leader and is not placed yet."""
+    def placed(self, request: Request, at: Seconds) -> None: ...
 
-    def placed(self, request: Request, at: Seconds) -> None:
-        """It waits in the queue of `request.instance`."""
+    def unplaced(self, request: Request, at: Seconds) -> None: ...
 
-    def unplaced(self, request: Request, at: Seconds) -> None:
-        """It leaves `request.instance` before its end."""
+    def granted(self, request: Request, at: Seconds) -> None: ...
 
-    def granted(self, request: Request, at: Seconds) -> None:
-        """It was sent to the engine."""
+    def handed_over(self, request: Request, at: Seconds) -> None: ...
 
-    def handed_over(self, request: Request, at: Seconds) -> None:
-        """Prefilled at `request.prefilled_by`, to be decoded at `request.instance`; no first token yet."""
+    def first_token(self, request: Request, at: Seconds) -> None: ...
 
-    def first_token(self, request: Request, at: Seconds) -> None:
-        """Its prefill is over, begun at `request.granted_at`."""
-
-    def refused(self, request: Request, at: Seconds, reason: str) -> None:
-        """Rejected; `ended` follows at once."""
+    def refused(self, request: Request, at: Seconds, reason: str) -> None: ...
 
     def ended(self, request: Request, at: Seconds, finished: RequestFinished | None) -> None:
         """`finished`: None unless it was answered whole."""
 
-    def joined(self, instance: InstanceId, at: Seconds) -> None:
-        """A new instance or epoch."""
+    def joined(self, instance: InstanceId, at: Seconds) -> None: ...
 
-    def left(self, instance: InstanceId, at: Seconds) -> None:
-        """An instance is gone."""
+    def left(self, instance: InstanceId, at: Seconds) -> None: ...
 
 
 class OutcomeTracker(Tracker):
-    """Observes *outcomes*: a first token, on time or late; a rejection, unless no instance could meet the SLO even when
-    idle; or another end after the deadline of a request that waited."""
+    """Observes *outcomes*: a first token, on time or late; a rejection, unless even an idle instance would miss the
+    SLO; or another end after the deadline of a waiting request."""
 
     @abstractmethod
     def outcome(self, request: Request, at: Seconds, *, on_time: bool, refused: bool = False) -> None: ...

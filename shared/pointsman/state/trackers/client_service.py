@@ -1,8 +1,6 @@
-"""Weighted tokens of service by tenant and instance: the counters of VTC (Sheng et al., OSDI'24, Algorithm 2).
-
-A tenant that comes to wait after a pause is lifted to the least counter of the waiting tenants, or to that of the tenant
-granted last, so that no service is saved up while away. Counters never fall.
-"""
+"""Weighted tokens of service by tenant and instance: the counters of VTC (Sheng et al., OSDI'24, Algorithm 2). A tenant
+that starts to wait is lifted to the least counter of the waiting tenants, or to that of the tenant granted last.
+Counters never fall."""
 
 from collections.abc import Iterable
 
@@ -23,7 +21,6 @@ class ClientService(TenantAccounts):
         self._output_weight = output_weight
 
     def services(self, instance: InstanceId, tenants: Iterable[Tenant]) -> dict[Tenant, float]:
-        """The counters of these tenants."""
         return {tenant: self.balance(instance, tenant) for tenant in tenants}
 
     @override

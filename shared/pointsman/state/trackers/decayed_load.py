@@ -1,6 +1,4 @@
-"""Work placed on each instance, fading over time: an estimate of the work left, without any report of progress. What is left
-of a request's work at its end is subtracted.
-"""
+"""Prefill work placed on each instance, fading over time. The rest of a request's work is subtracted at its end."""
 
 from dataclasses import dataclass
 from math import exp
@@ -15,8 +13,6 @@ from pointsman.state.workload import Request
 
 @dataclass(frozen=True, slots=True)
 class _Share:
-    """One request's part of the load."""
-
     instance: InstanceId
     seconds: Seconds
     at: Seconds
@@ -30,7 +26,7 @@ class _Load:
 
 
 class DecayedLoad(Tracker):
-    """Prefill seconds by the cost model, times `1/e` every `decay_s` seconds."""
+    """Seconds by the cost model, times `1/e` every `decay_s` seconds."""
 
     def __init__(self, decay_s: Seconds) -> None:
         self._decay_s = decay_s
@@ -42,7 +38,6 @@ class DecayedLoad(Tracker):
         return self._faded(load.seconds, now - load.at) if load else 0.0
 
     def requests(self, instance: InstanceId) -> int:
-        """Requests placed there that have not ended."""
         load = self._loads.get(instance)
         return load.requests if load else 0
 
@@ -81,7 +76,6 @@ class DecayedLoad(Tracker):
             del self._loads[share.instance]
 
     def _fade(self, load: _Load, now: Seconds) -> None:
-        """Bring a load to `now`; no-op for a late event."""
         if now > load.at:
             load.seconds = self._faded(load.seconds, now - load.at)
             load.at = now

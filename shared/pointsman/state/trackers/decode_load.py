@@ -1,11 +1,7 @@
-"""Decode speed of each instance by its number of decoding requests; the basis of TPOT predictions.
-
-Each finished answer is one point: seconds per token over the mean number of requests decoding at its first and last token.
-A line is fitted by least squares with weights that halve every HALF_LIFE_SECONDS, slope and offset at least 0. Bias:
-contexts and prefills count only as far as they correlate with the number of requests.
-
-Without fresh evidence there is no prediction; so a refusal ends by itself when the evidence has faded.
-"""
+"""Decode speed of each instance by its number of decoding requests; the basis of TPOT predictions. Each finished answer
+is one point: seconds per token over the mean number of requests decoding at its first and last token. Least squares
+with weights that halve every HALF_LIFE_SECONDS, slope and offset at least 0; no prediction without recent points. Bias:
+contexts and prefills count only as far as they correlate with the number of requests."""
 
 from dataclasses import dataclass
 
@@ -23,8 +19,6 @@ EVIDENCE_MIN = 8.0
 
 @dataclass(slots=True)
 class DecodeFit:
-    """Faded sums over (requests decoding, seconds per token)."""
-
     weight: float = 0.0
     count: float = 0.0
     seconds: float = 0.0
@@ -54,15 +48,12 @@ class DecodeFit:
 
 
 class DecodeLoad(Tracker):
-    """One fit an instance, and its decoding requests."""
-
     def __init__(self) -> None:
         self._fits: dict[InstanceId, DecodeFit] = {}
         self._decoding: dict[InstanceId, dict[RequestId, int]] = {}
-        """By request: how many decoded when it began, itself included."""
 
     def predicted_tpot(self, instance: InstanceId, now: Seconds, *, others: int | None = None) -> Seconds | None:
-        """Seconds per token with one more request; None without evidence. `others`: how many decode already, if not those
+        """Seconds per token with one more request; None without evidence. `others`: requests decoding; default: those
         with a first token."""
         fit = self._fits.get(instance)
         if fit is None or fit.evidence(now) < EVIDENCE_MIN:

@@ -1,8 +1,6 @@
-"""Deficit counters (as in deficit round robin) for each pair of client and instance.
-
-A placement is charged its uncached tokens, an answer its tokens times `output_weight`. A client placed where it has
-nothing left gets the same whole number of quanta on all instances, as few as make that counter positive.
-"""
+"""Deficit counters (as in deficit round robin) by client and instance. A placement is charged its uncached tokens, an
+answer its tokens times `output_weight`. A client placed on an exhausted counter gets the same whole number of quanta
+everywhere, as few as make it positive."""
 
 from collections import OrderedDict
 from math import floor
@@ -15,12 +13,10 @@ from pointsman.state.trackers.base import Tracker
 from pointsman.state.workload import Request, Stage
 
 CLIENTS_MAX = 10_000
-"""The client placed longest ago is forgotten first."""
+"""The client placed longest ago is dropped first."""
 
 
 class Deficits(Tracker):
-    """Tokens left, by client and instance; 0 for a new pair."""
-
     def __init__(self, quantum_tokens: float, output_weight: float) -> None:
         self._quantum = quantum_tokens
         self._output_weight = output_weight
@@ -31,7 +27,6 @@ class Deficits(Tracker):
         return self._counters.get(client, {}).get(instance, 0.0)
 
     def quanta_needed(self, client: Tenant, instance: InstanceId) -> int:
-        """Refills that make this pair positive."""
         left = self.tokens_left(client, instance)
         return 0 if left > 0 else floor(-left / self._quantum) + 1
 
@@ -77,7 +72,6 @@ class Deficits(Tracker):
         self._spend(request.tenant, request.instance, -request.uncached_tokens)
 
     def _spend(self, client: Tenant, instance: InstanceId, tokens: float) -> None:
-        """No-op for an unknown client or instance."""
         pairs = self._counters.get(client)
         if pairs is not None and instance in self._instances:
             pairs[instance] = pairs.get(instance, 0.0) - tokens

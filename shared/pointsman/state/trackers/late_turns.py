@@ -1,13 +1,8 @@
-"""Which requests can still be on time, and when a late one has its turn all the same.
-
-Serving late requests last keeps the others on time but would starve the late ones. So each prefill second granted to an
-on-time request earns the queue `late_share` seconds of credit (at most CREDIT_SECONDS_MAX), and while the credit is
-positive the oldest late request goes first and pays its own prefill seconds. A late request waits at most (1 + 1/late_share)
-times the prefill seconds of the late ones before it and its own.
-
-A request counts as late only if it would be late by more than the usual prediction error (LATE_BEYOND). Selection and
-accounting must agree on that, so the correction of the cost model is kept here, apart from the one in State.
-"""
+"""Which requests can still be on time, and when a late one is served before them. Serving late requests last would
+starve them. So each prefill second granted to an on-time request earns `late_share` seconds of credit (at most
+CREDIT_SECONDS_MAX); while the credit is positive the oldest late request goes first and pays its prefill seconds. It
+waits at most (1 + 1/late_share) times the prefill seconds of the late ones up to it. Selection and accounting must use
+the same definition of late, so the correction of the cost model is kept here, apart from the one in State."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -20,7 +15,7 @@ from pointsman.state.workload import InstanceQueue, Request
 
 CREDIT_SECONDS_MAX = 1.0
 LATE_BEYOND = 0.9
-"""A request is late if this share of its predicted TTFT is too long already."""
+"""Late if this share of the predicted TTFT exceeds the budget: allows for the usual prediction error."""
 
 PACE_FADE = 0.95
 PACE_PRIOR_SECONDS = 2.0
@@ -29,8 +24,6 @@ PACE_MIN, PACE_MAX = 0.25, 4.0
 
 @dataclass(slots=True)
 class PrefillCorrection:
-    """Observed over predicted prefill seconds of one instance, fading."""
-
     observed: Seconds = PACE_PRIOR_SECONDS
     predicted: Seconds = PACE_PRIOR_SECONDS
 
@@ -44,10 +37,8 @@ class PrefillCorrection:
 
 
 class LateCredit(Tracker):
-    """One credit and one correction an instance."""
-
     def __init__(self, *, late_share: float) -> None:
-        """`late_share`: 0 never lets a late request go first."""
+        """0: late requests never go first."""
         self._late_share = late_share
         self._credits: dict[InstanceId, Seconds] = {}
         self._corrections: dict[InstanceId, PrefillCorrection] = {}
@@ -67,11 +58,9 @@ class LateCredit(Tracker):
         return on_time, late
 
     def due(self, instance: InstanceId) -> bool:
-        """Whether a late request goes first."""
         return self._credits.get(instance, 0.0) > 0
 
     def factor(self, instance: InstanceId) -> float:
-        """Real prefill seconds over those of the cost model."""
         correction = self._corrections.get(instance)
         return correction.factor if correction else 1.0
 
@@ -108,5 +97,4 @@ class LateCredit(Tracker):
 
 
 def _is_late(request: Request, seconds: Seconds, now: Seconds) -> bool:
-    """Whether a first token predicted in so many seconds would certainly be late."""
     return now + LATE_BEYOND * seconds > request.deadline

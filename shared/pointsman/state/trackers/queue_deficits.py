@@ -1,9 +1,6 @@
-"""Weighted tokens that each tenant may still use of each instance: DLPM (Cao et al., "Locality-aware Fair Scheduling in LLM
-Serving", Algorithm 1).
-
-A grant charges uncached tokens, an end generated ones. When no waiting tenant has anything left, all get quanta until one
-has. The refill is booked at the grant that it made possible; `in_turn` answers as if it had happened.
-"""
+"""Weighted tokens that each tenant may still use of each instance: DLPM (Cao et al., "Locality-aware Fair Scheduling in
+LLM Serving", Algorithm 1). A grant charges uncached tokens, an end generated ones. When no waiting tenant has a
+balance, all get quanta until one has; `in_turn` previews that refill, the grant books it."""
 
 from collections.abc import Collection
 
@@ -24,7 +21,7 @@ class QueueDeficits(TenantAccounts):
         self._output_weight = output_weight
 
     def in_turn(self, instance: InstanceId, waiting: Collection[Tenant]) -> frozenset[Tenant]:
-        """The waiting tenants that may go now, after a refill if needed."""
+        """The waiting tenants with a balance, after a refill if needed."""
         balances = {tenant: self.balance(instance, tenant) for tenant in waiting}
         rounds = self._rounds_needed(balances)
         return frozenset(tenant for tenant, left in balances.items() if left + rounds * self._quantum > 0)

@@ -1,6 +1,5 @@
-"""What TTFT predictions leave out, learned for each instance by recursive least squares with forgetting. Each streamed first
-token is one observation over what was known at placement.
-"""
+"""Residuals of TTFT predictions, learned for each instance from streamed first tokens by recursive least squares with
+forgetting."""
 
 from dataclasses import dataclass
 
@@ -13,16 +12,13 @@ from pointsman.state.trackers.decayed_load import DecayedLoad
 from pointsman.state.workload import Request
 
 PRIOR_VARIANCE = 1.0
-"""Prior variance of a weight."""
 
 Features = tuple[float, ...]
 
 
 class LeastSquares:
-    """Recursive least squares over `size` features, from weights of 0."""
-
     def __init__(self, size: int, forgetting: float) -> None:
-        """`forgetting`: weight that earlier observations keep at each new one."""
+        """`forgetting`: weight of earlier observations at each new one."""
         self._forgetting = forgetting
         self._weights = [0.0] * size
         self._covariance = [[PRIOR_VARIANCE * (i == j) for j in range(size)] for i in range(size)]
@@ -43,7 +39,7 @@ class LeastSquares:
         self._forget()
 
     def _forget(self) -> None:
-        """Inflate the covariance, bounded by the prior: without excitation it would grow without bound."""
+        """Inflate the covariance, bounded by the prior."""
         variance = sum(self._covariance[i][i] for i in range(len(self._weights)))
         if variance <= self._forgetting * self._variance_max:
             self._covariance = [[c / self._forgetting for c in row] for row in self._covariance]
@@ -51,8 +47,6 @@ class LeastSquares:
 
 @dataclass(frozen=True, slots=True)
 class _Prediction:
-    """Features at placement, and the TTFT by load and prefill."""
-
     instance: InstanceId
     at: Seconds
     features: Features
@@ -60,7 +54,7 @@ class _Prediction:
 
 
 class Residuals(Tracker):
-    """One model an instance. Must be folded before `load`: a request's own work is not in its features."""
+    """Must be updated before `load`: a request's own work is not in its features."""
 
     def __init__(self, load: DecayedLoad, forgetting: float) -> None:
         self._load = load

@@ -1,6 +1,5 @@
-"""How the pool served lately: outcomes (as in `attainment`), and the prefill work placed on each instance. Kept by time, for
-comparing work with seconds; at most RECORDS_MAX of each kind.
-"""
+"""Outcomes (as in `attainment`) and placed prefill work of the last `window_s` engine seconds; at most RECORDS_MAX of
+each."""
 
 from collections import OrderedDict, deque
 from dataclasses import dataclass
@@ -14,7 +13,6 @@ from pointsman.state.workload import Request, Stage
 
 RECORDS_MAX = 20_000
 PREFIX_BLOCKS = 8
-"""Blocks that prompts of one family share."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,15 +24,12 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Outcomes:
-    """Counts of a while."""
-
     total: int = 0
     on_time: int = 0
     refused: int = 0
 
     @property
     def attainment(self) -> float:
-        """Share on time; 1 of nothing."""
         return self.on_time / self.total if self.total else 1.0
 
 
@@ -53,8 +48,6 @@ class Prefill:
 
 
 class ServiceWindow(OutcomeTracker):
-    """Outcomes and prefills of the last `window_s` engine seconds."""
-
     def __init__(self, window_s: Seconds) -> None:
         self._window_s = window_s
         self._outcomes: deque[Outcome] = deque(maxlen=RECORDS_MAX)
@@ -62,7 +55,6 @@ class ServiceWindow(OutcomeTracker):
         self.last_arrival_at: Seconds = float("-inf")
 
     def outcomes(self, since: Seconds) -> Outcomes:
-        """From `since` on."""
         total = on_time = refused = 0
         for outcome in reversed(self._outcomes):
             if outcome.at < since:
@@ -73,7 +65,7 @@ class ServiceWindow(OutcomeTracker):
         return Outcomes(total, on_time, refused)
 
     def prefills(self, since: Seconds) -> list[Prefill]:
-        """Placed from `since` on, in order, each at its last placement."""
+        """In order, each at its last placement."""
         return [prefill for prefill in self._prefills.values() if prefill.at >= since]
 
     @override

@@ -1,9 +1,6 @@
-"""Accounts of tenants, one for each instance's queue: the base of fair orderings.
-
-An account has the waiting tenants and one balance for each tenant; subclasses define what it means and how it changes
-when a tenant starts to wait and when a request is granted. Output is charged at the end of a whole answer. A tenant that
-does not wait may be forgotten beyond TENANTS_REMEMBERED_MAX; it then starts as new.
-"""
+"""Balances of tenants for each instance's queue: the base of fair orderings. Subclasses define how a balance changes
+when a tenant starts to wait and when a request is granted. Output is charged at the end of a whole answer. Beyond
+TENANTS_REMEMBERED_MAX, tenants that do not wait are dropped."""
 
 from abc import abstractmethod
 from dataclasses import dataclass, field
@@ -20,36 +17,31 @@ TENANTS_REMEMBERED_MAX = 1_000
 
 @dataclass(slots=True)
 class Account:
-    """`balances`: the tenant that came to wait longest ago first."""
+    """`balances`: the tenant that started to wait longest ago first."""
 
     balances: dict[Tenant, float] = field(default_factory=dict)
     waiting: dict[Tenant, int] = field(default_factory=dict)
-    """Pending requests of each tenant that has any."""
     last_granted: Tenant | None = None
 
 
 class TenantAccounts(Tracker):
-    """One account an instance."""
-
     def __init__(self) -> None:
         self._accounts: dict[InstanceId, Account] = {}
 
     def balance(self, instance: InstanceId, tenant: Tenant) -> float:
-        """0 for a new tenant."""
         account = self._accounts.get(instance)
         return account.balances.get(tenant, 0.0) if account else 0.0
 
     @abstractmethod
     def opening_balance(self, account: Account, balance: float) -> float:
-        """The balance of a tenant that starts to wait; it is not in `account.waiting` yet."""
+        """Of a tenant that starts to wait and is not in `account.waiting` yet."""
 
     @abstractmethod
     def charge_input(self, account: Account, request: Request) -> None:
-        """Charge a grant; the tenant is still in `account.waiting`."""
+        """The tenant is still in `account.waiting`."""
 
     @abstractmethod
-    def charge_output(self, account: Account, tenant: Tenant, tokens: int) -> None:
-        """Charge generated tokens to a tenant with a balance."""
+    def charge_output(self, account: Account, tenant: Tenant, tokens: int) -> None: ...
 
     @override
     def placed(self, request: Request, at: Seconds) -> None:

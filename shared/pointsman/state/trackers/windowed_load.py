@@ -1,6 +1,5 @@
-"""Placements on each instance over a time window: prefill seconds, and the cached share of the prompts. Work stays in the
-window after it is done, which evens out load in the long run (Preble).
-"""
+"""Prefill seconds and cached share of the prompts placed on each instance over a time window. Finished work stays in
+the window, which evens out load in the long run (Preble)."""
 
 from collections import OrderedDict
 from dataclasses import dataclass
@@ -31,20 +30,16 @@ class _Load:
 
 
 class WindowedLoad(Tracker):
-    """Placements of the last `window_s` seconds, summed for each instance."""
-
     def __init__(self, window_s: Seconds) -> None:
         self._window_s = window_s
         self._placements: OrderedDict[RequestId, _Placement] = OrderedDict()
         self._loads: dict[InstanceId, _Load] = {}
 
     def seconds(self, instance: InstanceId) -> Seconds:
-        """Prefill work placed there, by the cost model."""
         load = self._loads.get(instance)
         return load.seconds if load else 0.0
 
     def hit_share(self, instance: InstanceId) -> float:
-        """Cached share of the prompt tokens placed there, 0 to 1."""
         load = self._loads.get(instance)
         return load.cached_tokens / load.prompt_tokens if load else 0.0
 

@@ -1,8 +1,4 @@
-"""Generators: workloads made from a seed, one file a shape, each with its source.
-
-The settings of a shape are a frozen dataclass beside its generator. `GENERATORS` holds the generators by name with
-their settings bound, as commands offer them.
-"""
+"""Workload generators, one file per shape, each with its source. `GENERATORS` has them by name with bound settings."""
 
 import random
 from dataclasses import replace
@@ -22,14 +18,13 @@ from pointsman.simulation.workload.requests import WorkloadRequest
 
 
 def chat_diurnal(count: int, *, rate: float, chance: random.Random) -> list[WorkloadRequest]:
-    """`chat` with a rate that goes through one whole day, from night to night."""
     requests = chat(count, rate=rate, chance=chance)
     day = requests[-1].arrival_s if requests else 0.0
     return diurnal(requests, shape=DayShape(day_s=day)) if day else requests
 
 
 HALF_SHARED = GspShape(groups=128, prompts_per_group=32, prefix_tokens=4096, question_tokens=4096, range_ratio=0.125)
-"""GSP as *Randomization Boosts KV Caching* runs it: half of each prompt is shared, and lengths are mixed up to 8,192."""
+"""As in *Randomization Boosts KV Caching*: half of each prompt is shared, lengths are mixed up to 8,192."""
 
 GENERATORS: dict[str, Generator] = {
     "chat": chat,
@@ -49,6 +44,6 @@ GENERATORS: dict[str, Generator] = {
     "llm_as_judge_s2": partial(llm_as_judge, shape=JudgeShape(clients=LONGER_PREFIXES)),
     "two_hot_prefixes": two_hot_prefixes,
 }
-"""By name. `_s1`: one client sends more requests; `_s2`: one client's prefixes are longer."""
+"""`_s1`: one client sends more requests; `_s2`: one client's prefixes are longer."""
 
 __all__ = ["GENERATORS", "Generator"]

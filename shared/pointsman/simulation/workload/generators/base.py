@@ -1,8 +1,6 @@
-"""What generators share: their signature, lengths, and a timeline of tasks.
-
-A *task* is what one user starts: a conversation, a tree, the judging of one answer. Tasks begin at random (Poisson) so
-that `rate` requests a second come out in the long run; the load builds up first, which is left to the warm-up.
-"""
+"""Common parts of generators: signature, lengths, and a timeline of tasks. A *task* is started by one user: a
+conversation, a tree, a judgement. Tasks begin at random (Poisson) so that `rate` requests a second result in the long
+run; the warm-up covers the start."""
 
 import heapq
 import random
@@ -15,7 +13,7 @@ from pointsman.simulation.workload.requests import WorkloadRequest, in_order
 
 
 class Generator(Protocol):
-    """Makes `count` requests in arrival order, about `rate` a second, from nothing but `chance`."""
+    """`count` requests in arrival order, about `rate` a second, from nothing but `chance`."""
 
     def __call__(self, count: int, *, rate: float, chance: random.Random) -> list[WorkloadRequest]: ...
 
@@ -27,16 +25,13 @@ def interleaved(
     task: Callable[[int, Seconds], Iterable[WorkloadRequest]],
     chance: random.Random,
 ) -> list[WorkloadRequest]:
-    """The first `count` requests of tasks that begin `tasks_rate` a second; `task` makes the n-th, begun at that moment.
-
-    A task gives at least one request, and none before its beginning. The last tasks may be cut short.
-    """
+    """The first `count` requests of tasks that begin `tasks_rate` a second; `task` makes the n-th. A task has at least
+    one request, and none before its beginning."""
     waiting: list[tuple[Seconds, int, WorkloadRequest]] = []
     chosen: list[WorkloadRequest] = []
     number = made = 0
     start = 0.0
     while len(chosen) < count:
-        # No later task can come before `start`.
         while waiting and waiting[0][0] <= start:
             chosen.append(heapq.heappop(waiting)[2])
         number += 1
@@ -48,10 +43,9 @@ def interleaved(
 
 
 def zipf(ranks: int, exponent: float) -> Sequence[float]:
-    """Cumulative weights for `Random.choices`: the n-th is chosen with weight `n ** -exponent`."""
+    """Cumulative weights for `Random.choices`: `n ** -exponent` for the n-th."""
     return list(accumulate(rank**-exponent for rank in range(1, ranks + 1)))
 
 
 def exponential_length(mean: float, chance: random.Random) -> Tokens:
-    """An exponential length with this mean, at least 1."""
     return 1 + int(chance.expovariate(1 / mean))

@@ -1,8 +1,5 @@
-"""Conversations: each turn repeats everything before it, behind one of a few system prompts.
-
-ShareGPT-like: few rounds on average with a long tail (geometric), exponential lengths, and pauses for reading,
-thinking and typing.
-"""
+"""Conversations, ShareGPT-like: each turn repeats everything before it, behind one of a few system prompts. Geometric
+numbers of rounds, exponential lengths, and pauses for reading and typing."""
 
 import random
 from collections.abc import Iterator
@@ -16,23 +13,21 @@ from pointsman.simulation.workload.requests import TRACE_BLOCK_TOKENS, BlockIds,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatShape:
-    """Conversations that share a few system prompts and grow turn by turn. Lengths are means (exponential)."""
+    """Lengths are means (exponential)."""
 
     system_prompt_blocks: tuple[int, ...] = (6, 4, 3, 2)
-    """Length of each system prompt, most popular first: the n-th is chosen with weight 1/n."""
+    """Most popular first: the n-th has weight 1/n."""
     turns: float = 5.0
     question_tokens: float = 400.0
     answer_tokens: float = 250.0
     think_s: Seconds = 30.0
     answer_s_per_token: Seconds = ANSWER_SECONDS_PER_TOKEN
-    """How long the user waits for an answer before thinking; the workload is open loop, so this is a guess."""
+    """Guessed wait for an answer: the workload is open loop."""
     input_tokens_max: Tokens = 16_384
-    """A conversation that grew beyond this is over."""
     output_tokens_max: Tokens = 1024
 
 
 def chat(count: int, *, rate: float, chance: random.Random, shape: ChatShape | None = None) -> list[WorkloadRequest]:
-    """`count` requests of conversations that begin at random so that about `rate` requests arrive a second."""
     shape = shape or ChatShape()
     ids = BlockIds()
     systems = [ids.take(blocks) for blocks in shape.system_prompt_blocks]

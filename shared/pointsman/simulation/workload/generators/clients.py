@@ -1,8 +1,5 @@
-"""Several clients, a few of which may misbehave.
-
-As in Cao et al., *Locality-aware Fair Scheduling in LLM Serving* (2025): S1 sends more requests than the others, S2
-sends longer prefixes, which whoever serves the longest cached prefix first then prefers.
-"""
+"""Several clients, some of which misbehave, as in Cao et al., *Locality-aware Fair Scheduling in LLM Serving* (2025):
+S1 sends more requests, S2 longer prefixes, which longest-prefix-first orders prefer."""
 
 import random
 from dataclasses import dataclass
@@ -12,8 +9,8 @@ from pointsman.primitives import Tenant
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clients:
-    """The first `misbehaving` of `count` clients send `requests_factor` times as many tasks as each of the others, behind
-    a prefix `prefix_factor` times as long. The rate of a workload is that of all together. Raises ValueError."""
+    """The first `misbehaving` of `count` clients send `requests_factor` times as many tasks, with prefixes
+    `prefix_factor` times as long. Raises ValueError."""
 
     count: int = 8
     misbehaving: int = 1
@@ -26,25 +23,19 @@ class Clients:
             raise ValueError(msg)
 
     def tenants(self) -> list[Tenant]:
-        """All of them, the misbehaving ones first."""
         return [Tenant(f"client-{number + 1}") for number in range(self.count)]
 
     def misbehaves(self, index: int) -> bool:
-        """Whether the client at this place of `tenants()` does."""
         return index < self.misbehaving
 
     def pick(self, chance: random.Random) -> int:
-        """Who sends the next task, as a place in `tenants()`."""
         weights = [self.requests_factor if self.misbehaves(index) else 1.0 for index in range(self.count)]
         return chance.choices(range(self.count), weights=weights)[0]
 
     def prefix_blocks(self, index: int, blocks: int) -> int:
-        """How long the prefix of this client is, where that of a well-behaved one has `blocks` blocks."""
         return round(blocks * self.prefix_factor) if self.misbehaves(index) else blocks
 
 
 WELL_BEHAVED = Clients()
 MORE_REQUESTS = Clients(requests_factor=8.0)
-"""S1: one client sends as much as eight others."""
 LONGER_PREFIXES = Clients(prefix_factor=4.0)
-"""S2: one client's prefixes are four times as long."""

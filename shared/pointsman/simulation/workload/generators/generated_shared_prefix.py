@@ -1,9 +1,6 @@
-"""GSP, generated shared prefixes: groups of prompts that have a prefix in common and nothing else.
-
-Shape and numbers of SGLang's serving benchmark (`generated-shared-prefix`). Prefixes are rounded to whole trace blocks.
-`random` shuffles the prompts; `round_robin` takes one of each group in turn, the worst order for an LRU cache that is a
-little too small.
-"""
+"""GSP: groups of prompts that share a prefix, as in SGLang's serving benchmark (`generated-shared-prefix`). Prefixes
+are rounded to whole trace blocks. `random` shuffles the prompts; `round_robin` takes one of each group in turn, the
+worst order for a slightly too small LRU cache."""
 
 import random
 from collections.abc import Iterator
@@ -17,16 +14,16 @@ from pointsman.simulation.workload.requests import TRACE_BLOCK_TOKENS, BlockIds,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GspShape:
-    """Groups, prompts and lengths. Raises ValueError for numbers that make no sense."""
+    """Raises ValueError for invalid numbers."""
 
     groups: int = 64
     prompts_per_group: int = 16
-    """Whoever wants more than `groups * prompts_per_group` requests gets further groups, with new prefixes."""
+    """Further requests come from new groups."""
     prefix_tokens: Tokens = 2048
     question_tokens: Tokens = 128
     output_tokens: Tokens = 256
     range_ratio: float = 1.0
-    """Each length is drawn evenly from this share of itself up to itself; 1 leaves all equal."""
+    """Each length is drawn evenly from this share of itself up to itself."""
     order: Literal["random", "round_robin"] = "random"
 
     def __post_init__(self) -> None:
@@ -37,7 +34,6 @@ class GspShape:
 
 
 def gsp(count: int, *, rate: float, chance: random.Random, shape: GspShape | None = None) -> list[WorkloadRequest]:
-    """`count` requests, `rate` a second (Poisson); a group is a tenant."""
     shape = shape or GspShape()
     ids = BlockIds()
     requests: list[WorkloadRequest] = []
@@ -47,7 +43,6 @@ def gsp(count: int, *, rate: float, chance: random.Random, shape: GspShape | Non
 
 
 def _pass(ids: BlockIds, shape: GspShape, chance: random.Random) -> list[WorkloadRequest]:
-    """Every prompt of a new set of groups once, in the order of `shape`."""
     groups = [list(_group(number, ids, shape, chance)) for number in range(1, shape.groups + 1)]
     requests = [prompt for turn in zip(*groups, strict=True) for prompt in turn]
     if shape.order == "random":

@@ -1,8 +1,5 @@
-"""A language model as judge: the same answer judged in several dimensions at once, behind one long rubric.
-
-SGLang's benchmark `llm_judge`: six dimensions judged in parallel with at most 256 tokens each, then one score over all
-judgements. Here a rubric comes first, one for each client; rubric and answer are shared in whole blocks.
-"""
+"""A language model as judge, as in SGLang's benchmark `llm_judge`: six dimensions of one answer judged in parallel with
+at most 256 tokens each, then one score. A rubric of each client precedes; rubric and answer are whole blocks."""
 
 import random
 from collections.abc import Iterator
@@ -17,33 +14,25 @@ from pointsman.simulation.workload.requests import BlockIds, WorkloadRequest
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgeShape:
-    """Rubric, answers, dimensions, and who has them judged."""
-
     dimensions: int = 6
     rubric_blocks: int = 6
-    """The rubric of each client; `clients` may lengthen it."""
     answer_blocks_min: int = 1
     answer_blocks_max: int = 6
-    """What is judged, evenly between the two."""
     dimension_tokens: Tokens = 80
-    """The text that names a dimension, or asks for the score."""
     judgement_tokens: float = 140.0
-    """Mean (exponential)."""
     judgement_tokens_max: Tokens = 256
     score_tokens: Tokens = 2
     step_s: Seconds = 0.5
-    """From the last judgement to the question for the score; mean."""
+    """Mean pause before the score."""
     clients: Clients = WELL_BEHAVED
 
     def requests(self) -> int:
-        """Requests for one answer."""
         return self.dimensions + 1
 
 
 def llm_as_judge(
     count: int, *, rate: float, chance: random.Random, shape: JudgeShape | None = None
 ) -> list[WorkloadRequest]:
-    """`count` requests for answers that come at random so that about `rate` requests arrive a second."""
     shape = shape or JudgeShape()
     ids = BlockIds()
     tenants = shape.clients.tenants()
@@ -69,7 +58,6 @@ class _Judging:
     chance: random.Random
 
     def requests(self, judged: tuple[int, ...], start: Seconds) -> Iterator[WorkloadRequest]:
-        """All dimensions at once; when the last judgement is there, the score."""
         judgements = [self._dimension(judged, start) for _ in range(self.shape.dimensions)]
         yield from judgements
         read_s = max((answered_s(judgement) for judgement in judgements), default=start)

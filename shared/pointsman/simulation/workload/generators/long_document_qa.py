@@ -1,7 +1,5 @@
-"""Questions about long documents, LooGLE-like: documents of 10 to 30 thousand tokens (Zipf), short questions and answers.
-
-A reader opens a document and asks several questions in turn, each alone behind the document, which is all that is shared.
-"""
+"""Questions about long documents, LooGLE-like: documents of 10 to 30 thousand tokens (Zipf), short questions and
+answers. Each question follows only the document, which is all that is shared."""
 
 import random
 from collections.abc import Iterator
@@ -15,29 +13,24 @@ from pointsman.simulation.workload.requests import BlockIds, WorkloadRequest
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LongDocumentShape:
-    """Documents, readers, and what they ask. Token lengths are means (exponential)."""
-
     documents: int = 400
-    """About 8 million tokens together: more than a few engines cache."""
+    """About 8 million tokens: more than a few engines cache."""
     zipf_exponent: float = 0.8
     document_blocks_min: int = 20
     document_blocks_max: int = 58
     """Evenly from 10,240 to 29,696 tokens."""
     questions_max: int = 7
-    """A reader asks 1 to so many, each number as likely."""
     question_tokens: float = 30.0
     answer_tokens: float = 60.0
     output_tokens_max: Tokens = 512
     think_s: Seconds = 15.0
-    """Between an answer and the next question; mean."""
+    """Mean pause between an answer and the next question."""
     readers: int = 8
-    """Tenants, in turn."""
 
 
 def long_document_qa(
     count: int, *, rate: float, chance: random.Random, shape: LongDocumentShape | None = None
 ) -> list[WorkloadRequest]:
-    """`count` questions of readers who open documents at random so that about `rate` questions come a second."""
     shape = shape or LongDocumentShape()
     ids = BlockIds()
     documents = [

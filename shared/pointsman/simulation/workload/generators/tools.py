@@ -1,4 +1,4 @@
-"""Tool calls: single requests behind long tool descriptions with a Zipf skew, as in the tool-and-agent traces."""
+"""Tool calls: single requests with long tool descriptions, Zipf-distributed as in the tool-and-agent traces."""
 
 import random
 
@@ -15,7 +15,6 @@ INPUT_TOKENS_MAX, OUTPUT_TOKENS_MAX = 16_384, 1024
 
 
 def tools(count: int, *, rate: float, chance: random.Random) -> list[WorkloadRequest]:
-    """`count` requests, `rate` a second at random moments, each behind one of the tools' prefixes."""
     ids = BlockIds()
     prefixes = [ids.take(chance.randint(*PREFIX_BLOCKS)) for _ in range(TOOLS)]
     popularity = zipf(TOOLS, ZIPF_EXPONENT)

@@ -1,10 +1,6 @@
-"""Trees of thoughts: one question in branches that share everything up to where they part.
-
-The tree of SGLang's benchmark `tree_of_thought_deep`: two branches, four levels, 30 requests a question. The branches
-of a node begin with the *same* prompt, sent at once; all are compared (Yao et al., *Tree of Thoughts*, 2023) before
-each continues with its answer and the next instruction. All prompts end with whole blocks. A client's own instructions
-come before all its questions.
-"""
+"""Trees of thoughts, as in SGLang's benchmark `tree_of_thought_deep`: two branches, four levels, 30 requests a
+question. The branches of a node begin with the *same* prompt, sent at once; all are compared (Yao et al., *Tree of
+Thoughts*, 2023) before each continues. All prompts end with whole blocks."""
 
 import random
 from collections.abc import Iterator
@@ -19,25 +15,21 @@ from pointsman.simulation.workload.requests import TRACE_BLOCK_TOKENS, BlockIds,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TreeShape:
-    """The tree, the lengths of its parts, and who asks."""
-
     branching: int = 2
     depth: int = 4
     instruction_blocks: int = 4
-    """What a client puts before all its questions; `clients` may lengthen it."""
     question_blocks: int = 1
     thought_blocks: int = 1
-    """How much each level adds to the prompt: the thought before and the next instruction."""
+    """Per level: the thought before and the next instruction."""
     thought_tokens: float = 160.0
     """Mean (exponential)."""
     thought_tokens_max: Tokens = 256
-    """At most what `thought_blocks` hold."""
     step_s: Seconds = 1.0
-    """From the last answer of a node to its continuations; mean."""
+    """Mean pause from the last answer of a node to its continuations."""
     clients: Clients = WELL_BEHAVED
 
     def __post_init__(self) -> None:
-        """Raises ValueError when there is no tree or a thought does not fit its blocks."""
+        """Raises ValueError if there is no tree or a thought does not fit its blocks."""
         if min(self.branching, self.depth, self.question_blocks) < 1:
             msg = f"a tree needs branches, levels and a question, not {self}"
             raise ValueError(msg)
@@ -46,7 +38,6 @@ class TreeShape:
             raise ValueError(msg)
 
     def requests(self) -> int:
-        """Requests of one tree."""
         return sum(self.branching**level for level in range(1, self.depth + 1))
 
 
@@ -80,7 +71,6 @@ class _Tree:
 def tree_of_thoughts(
     count: int, *, rate: float, chance: random.Random, shape: TreeShape | None = None
 ) -> list[WorkloadRequest]:
-    """`count` requests of trees that begin at random so that about `rate` requests arrive a second."""
     shape = shape or TreeShape()
     ids = BlockIds()
     tenants = shape.clients.tenants()

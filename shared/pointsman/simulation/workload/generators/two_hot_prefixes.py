@@ -1,8 +1,5 @@
-"""A hotspot: two long prefixes that arrive in bursts, over a steady stream of prompts that share nothing.
-
-Hard for consistent hashing: each prefix has one home, which a burst overloads. The lengths of 12 and 5 blocks are those
-of the two hot tools of the tool-and-agent trace.
-"""
+"""A hotspot: two long prefixes that arrive in bursts, over prompts that share nothing. Hard for consistent hashing: a
+burst overloads the prefix's one home. The lengths are those of the two hot tools of the tool-and-agent trace."""
 
 import random
 from collections.abc import Iterator
@@ -18,23 +15,20 @@ COLD = Tenant("cold")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HotspotShape:
-    """Which prefixes are hot, how much of the traffic they are, and how it comes."""
-
     prefix_blocks: tuple[int, ...] = (12, 5)
     shares: tuple[float, ...] = (0.4, 0.2)
-    """Of all requests, one share a hot prefix; the rest is cold. Together at most 1."""
+    """One share of all requests per hot prefix; the rest is cold. Together at most 1."""
     burst_requests: int = 20
     burst_s: Seconds = 2.0
-    """The requests of a burst come at random moments within this."""
+    """Requests of a burst come at random within this."""
     question_tokens: float = 300.0
     cold_tokens: float = 3000.0
     answer_tokens: float = 120.0
-    """Lengths are means (exponential)."""
     input_tokens_max: Tokens = 16_384
     output_tokens_max: Tokens = 1024
 
     def __post_init__(self) -> None:
-        """Raises ValueError unless shares fit the prefixes and leave no less than nothing."""
+        """Raises ValueError unless shares fit the prefixes and sum to at most 1."""
         fits = len(self.prefix_blocks) == len(self.shares) and all(share >= 0 for share in self.shares)
         if not fits or sum(self.shares) > 1 or self.burst_requests < 1:
             msg = f"each hot prefix needs a share, all together at most 1, and bursts a request, not {self}"
@@ -44,10 +38,6 @@ class HotspotShape:
 def two_hot_prefixes(
     count: int, *, rate: float, chance: random.Random, shape: HotspotShape | None = None
 ) -> list[WorkloadRequest]:
-    """`count` requests; bursts and cold prompts begin at random so that about `rate` requests arrive a second.
-
-    A tenant is a hot prefix (`hot-1`, `hot-2`), or `cold`.
-    """
     shape = shape or HotspotShape()
     ids = BlockIds()
     prefixes = [ids.take(blocks) for blocks in shape.prefix_blocks]

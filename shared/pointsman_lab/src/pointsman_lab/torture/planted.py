@@ -55,8 +55,8 @@ DEFECTS = (
     ),
     Defect(
         "a promise is released twice",
-        '    """Release a promise, unless the instance has restarted since."""\n',
-        "    parts.speculation.release(instance, keys)\n",
+        "    if parts.epochs.get(instance) == epoch:\n",
+        "    parts.promises.release(instance, keys)\n    if parts.epochs.get(instance) == epoch:\n",
     ),
     Defect(
         "the role of an instance is not looked at",
