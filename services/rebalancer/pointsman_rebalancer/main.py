@@ -1,4 +1,4 @@
-"""The composition root of `pointsman-rebalancer`."""
+"""Composition root of `pointsman-rebalancer`."""
 
 import os
 from secrets import token_hex
@@ -35,7 +35,7 @@ def main(settings: RebalancerSettings) -> None:
 
 
 def chosen_policy(settings: RebalancerSettings) -> RebalancingPolicy:
-    """The policy by name, with its settings. Raises click.BadParameter."""
+    """Raises click.BadParameter."""
     try:
         return rebalancing_policy(settings.rebalance, settings_of(settings.set, {"rebalance": ""}))
     except (UnknownPolicyError, SettingTextError) as error:

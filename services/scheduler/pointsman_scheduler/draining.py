@@ -1,5 +1,4 @@
-"""`cmd.drain`: drain an instance, or let it take requests again. Decided by the leader, so nothing is placed there from
-that entry on; what waited there moves in the same turn. A repeated command changes nothing."""
+"""`cmd.drain`: drain or undrain an instance. A repeated command changes nothing."""
 
 import structlog
 
@@ -14,7 +13,6 @@ log = structlog.get_logger()
 def take_drain(
     dispatcher: Dispatcher, command: DrainInstance | UndrainInstance, now: Seconds
 ) -> tuple[list[LogEvent], DrainAnswered]:
-    """Decisions, applied already and to be published, and the answer."""
     fleet = dispatcher.state.fleet
     if command.instance not in fleet:
         known = ", ".join(instance.id for instance in fleet.instances) or "none"

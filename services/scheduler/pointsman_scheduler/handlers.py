@@ -1,7 +1,5 @@
-"""The commands that a leader answers. In: commands by subject. Out: decisions published, and a reply to each.
-
-A scheduler that does not lead answers none but `cmd.fleet`: the asker tries again.
-"""
+"""Commands of the leader: publishes decisions and replies. Without leadership only `cmd.fleet` is answered; others are
+retried by the sender."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -89,8 +87,8 @@ class CommandHandlers:
             await send(term.waiters.answers_again(command))
 
     def _abandon_lost_grant(self, term: ActiveTerm, command: RouteRequest) -> list[LogEvent]:
-        """End a request that was granted to an instance that has left, and whose ingress still asks for a place: it never
-        got the grant. Told that the request has ended, the ingress asks under another id."""
+        """End a request granted to an instance that has left, if its ingress still asks: it never got the
+        grant."""
         state = self._replica.state
         known = state.workload.requests.get(command.request)
         if known is None or known.stage in UNGRANTED or known.instance in state.fleet:

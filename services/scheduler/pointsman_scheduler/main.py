@@ -1,4 +1,4 @@
-"""The composition root of `pointsman-scheduler`."""
+"""Composition root of `pointsman-scheduler`."""
 
 import os
 from contextlib import nullcontext
@@ -61,7 +61,7 @@ def start_scheduler(
     board: HealthBoard,
     name: str,
 ) -> SchedulerService:
-    """A scheduler over this link, with all that it does started. `name`: unlike that of any other process, ever."""
+    """`name` must be unique."""
     service = SchedulerService(
         event_log=link.log,
         commands=link.commands,

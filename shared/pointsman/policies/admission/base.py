@@ -1,5 +1,3 @@
-"""What every admission policy is: settings, frozen, and one method that lets a placement pass, changes or refuses it."""
-
 from abc import ABC, abstractmethod
 from dataclasses import asdict, dataclass
 from typing import ClassVar
@@ -14,7 +12,7 @@ from pointsman.state.trackers.base import Tracker
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a request is not admitted, and when asking again may help (engine seconds)."""
+    """`retry_after`: engine seconds."""
 
     reason: RejectReason
     detail: str
@@ -23,16 +21,15 @@ class Refusal:
 
 @dataclass(frozen=True)
 class AdmissionPolicy(ABC):
-    """A frozen dataclass whose fields are its settings; all have defaults."""
+    """A frozen dataclass; its fields are its settings."""
 
     name: ClassVar[str]
 
     @abstractmethod
     def admit(self, view: PoolView, choice: Choice) -> Choice | Refusal:
-        """The choice as it is, a better one, or why there is none."""
+        """Returns the choice, a better one, or a Refusal."""
 
     def trackers(self) -> tuple[Tracker, ...]:
-        """Fresh trackers that State shall keep for this policy."""
         return ()
 
     @property

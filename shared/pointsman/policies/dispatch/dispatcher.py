@@ -1,4 +1,4 @@
-"""The leader's calls, each one turn. All return decisions that are applied already and are to be published in order."""
+"""Methods of the leader. Each returns decisions that are applied already and are to be published in order."""
 
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.commands import HandOverRequest, RouteRequest
@@ -11,8 +11,6 @@ from pointsman.primitives import InstanceId, RequestId, Seconds
 
 
 class Dispatcher(LeaderTerm):
-    """Decides for one term of leadership. The function behind each method documents it."""
-
     def route(self, command: RouteRequest, now: Seconds) -> list[LogEvent]:
         turn = Turn(self, now)
         placement.route(turn, command)
@@ -29,7 +27,6 @@ class Dispatcher(LeaderTerm):
         return turn.events
 
     def cancel(self, request: RequestId, cause: CancelCause, now: Seconds, *, reason: str = "") -> list[LogEvent]:
-        """`reason`: a sentence in place of the cause's own."""
         turn = Turn(self, now)
         granting.cancel_pending(turn, request, cause, reason)
         return turn.events
@@ -40,7 +37,6 @@ class Dispatcher(LeaderTerm):
         return turn.events
 
     def grant_waiting(self, instance: InstanceId, now: Seconds) -> list[LogEvent]:
-        """Called when something left the instance's window."""
         turn = Turn(self, now)
         granting.grant_next(turn, instance)
         return turn.events

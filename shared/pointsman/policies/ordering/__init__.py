@@ -1,4 +1,4 @@
-"""Ordering policies: which of an instance's waiting requests is granted next. One file a policy."""
+"""Ordering policies: which pending request of an instance is granted next."""
 
 from pointsman.policies.ordering.base import OrderingPolicy
 from pointsman.policies.ordering.deficit_longest_prefix_match import DeficitLongestPrefixMatch

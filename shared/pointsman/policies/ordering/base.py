@@ -1,5 +1,3 @@
-"""What every ordering policy is: settings, frozen, and one method that picks."""
-
 from abc import ABC, abstractmethod
 from dataclasses import asdict, dataclass
 from typing import ClassVar
@@ -13,17 +11,15 @@ from pointsman.state.workload import InstanceQueue, Request
 
 @dataclass(frozen=True)
 class OrderingPolicy(ABC):
-    """A frozen dataclass whose fields are its settings. Picks from the pending requests; starves none unless its
-    docstring says so."""
+    """A frozen dataclass; its fields are its settings. Must not starve requests unless documented."""
 
     name: ClassVar[str]
 
     @abstractmethod
     def first(self, queue: InstanceQueue, now: Seconds, state: State) -> Request:
-        """The pending request to grant next; the queue has at least one. Reads `state`, changes nothing."""
+        """Reads `queue` (not empty) and `state` only."""
 
     def trackers(self) -> tuple[Tracker, ...]:
-        """Fresh trackers that State shall keep for this policy."""
         return ()
 
     @property

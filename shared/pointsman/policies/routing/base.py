@@ -1,5 +1,3 @@
-"""What every routing policy is: settings, frozen, and one method that chooses."""
-
 from abc import ABC, abstractmethod
 from dataclasses import asdict, dataclass
 from typing import ClassVar
@@ -13,12 +11,10 @@ from pointsman.state.trackers.base import Tracker
 
 
 class NoInstance(Exception):  # noqa: N818 - an answer, not a fault
-    """No instance can take the request: none is ready, or all that are have failed it."""
+    """None is ready, or all ready ones failed the request."""
 
 
 class Choice(msgspec.Struct, frozen=True):
-    """The instance chosen among those considered, and why."""
-
     chosen: ScoredInstance
     reason: str
     considered: list[ScoredInstance]
@@ -26,16 +22,15 @@ class Choice(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class RoutingPolicy(ABC):
-    """A frozen dataclass whose fields are its settings; all have defaults."""
+    """A frozen dataclass; its fields are its settings."""
 
     name: ClassVar[str]
 
     @abstractmethod
     def choose(self, view: PoolView) -> Choice:
-        """Where the request should go. Raises NoInstance."""
+        """Raises NoInstance."""
 
     def trackers(self) -> tuple[Tracker, ...]:
-        """Fresh trackers that State shall keep for this policy."""
         return ()
 
     @property
@@ -44,7 +39,7 @@ class RoutingPolicy(ABC):
 
 
 def require_eligible(view: PoolView) -> tuple[InstanceId, ...]:
-    """The eligible instances. Raises NoInstance where there is none."""
+    """Raises NoInstance."""
     if not view.eligible:
         able = f"instance{_needs(view)}"
         reason = f"every ready {able} failed this request" if view.retried else f"no {able} is ready"
@@ -53,7 +48,6 @@ def require_eligible(view: PoolView) -> tuple[InstanceId, ...]:
 
 
 def _needs(view: PoolView) -> str:
-    """What the request needs that not every instance has."""
     request = view.request
     if request.adapter:
         return f" with the adapter {request.adapter}"
@@ -63,6 +57,6 @@ def _needs(view: PoolView) -> str:
 
 
 def candidates_of(view: PoolView) -> list[ScoredInstance]:
-    """All candidates. Raises NoInstance where there is none."""
+    """Raises NoInstance."""
     require_eligible(view)
     return view.candidates

@@ -1,5 +1,3 @@
-"""What a scaling policy is asked, and how it answers."""
-
 from abc import ABC, abstractmethod
 from dataclasses import asdict, dataclass
 from typing import ClassVar
@@ -12,7 +10,7 @@ from pointsman.state.trackers.base import Tracker
 
 @dataclass(frozen=True, slots=True)
 class PoolSize:
-    """`ready` instances take requests and have answered; `wanted` is what was decided last."""
+    """`ready` instances take requests; `wanted`: the last decision."""
 
     ready: int
     wanted: int
@@ -20,7 +18,7 @@ class PoolSize:
 
 @dataclass(frozen=True, slots=True)
 class ScaleTarget:
-    """Wanted instances, and why. `deliberate`: asked for by an operator or a schedule; counts at once and in full."""
+    """`deliberate`: set by an operator or a schedule; applies at once and in full."""
 
     wanted: int
     reason: str
@@ -29,16 +27,15 @@ class ScaleTarget:
 
 @dataclass(frozen=True)
 class ScalingPolicy(ABC):
-    """A frozen dataclass whose fields are its settings; all have defaults. Seconds are engine time."""
+    """A frozen dataclass; its fields are its settings and have defaults. Engine seconds."""
 
     name: ClassVar[str]
 
     @abstractmethod
     def scale_target(self, state: State, size: PoolSize, now: Seconds) -> ScaleTarget:
-        """Reads `state`, changes nothing."""
+        """Reads `state` only."""
 
     def trackers(self) -> tuple[Tracker, ...]:
-        """Fresh trackers that `state` must keep for this policy."""
         return ()
 
     @property

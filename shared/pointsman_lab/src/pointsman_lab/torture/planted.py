@@ -178,7 +178,7 @@ DEFECTS = (
     ),
     Defect(
         "any share may be ejected",
-        "        return ejected + 1 <= self._settings.max_ejection_share * (ejected + len(self._whole))\n",
+        "        return ejected + 1 <= self._settings.max_ejection_share * (ejected + len(self._healthy))\n",
         "        return ejected >= 0\n",
     ),
     Defect(
