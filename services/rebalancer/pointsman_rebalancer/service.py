@@ -49,12 +49,7 @@ class RebalancerService:
         policy: RebalancingPolicy,
         name: str,
     ) -> None:
-        pool = PoolSettings(
-            block_tokens=settings.block_tokens,
-            speed=settings.speed,
-            hot_share=settings.hot_share,
-            cold_share=settings.cold_share,
-        )
+        pool = PoolSettings(block_tokens=settings.block_tokens, speed=settings.speed)
         self._follower = LogFollower(event_log, clock=clock, board=board, settings=pool, heard=self._on_event)
         self._commands = commands
         self._clock = clock
@@ -62,7 +57,6 @@ class RebalancerService:
         self._rebind = settings.rebind
         self._window = Window()
         self._name = name
-        self._pool_settings = pool
         self._subject = migrate_subject(PoolName(settings.pool))
         self._plans = 0
         self._trigger_at: Seconds | None = None
@@ -102,19 +96,12 @@ class RebalancerService:
         if stamp is not None:
             self._newest_decision = max(self._newest_decision, (stamp.term, stamp.number))
         if isinstance(event, LeaderElected):
-            self._compare_settings(event)
             self._window = _window_of(event)
         if isinstance(event, TRIGGERS):
             if self._trigger_at is None:
                 self._trigger_at = event.at
             self._triggered.set()
         self._entry_read.set()
-
-    def _compare_settings(self, elected: LeaderElected) -> None:
-        ours = (self._pool_settings.hot_share, self._pool_settings.cold_share)
-        theirs = (elected.pool.get("hot_share", ours[0]), elected.pool.get("cold_share", ours[1]))
-        if theirs != ours:
-            log.warning("settings_differ", scheduler=elected.scheduler, hot_share=theirs[0], cold_share=theirs[1])
 
     def _plan(self) -> tuple[MigrationPlan, Seconds | None]:
         """Returns a plan and the time of its trigger; empty before the log is read."""

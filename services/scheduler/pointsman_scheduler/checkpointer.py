@@ -82,15 +82,15 @@ def main(settings: SchedulerSettings) -> None:
 async def _serve(settings: SchedulerSettings, supervisor: Supervisor) -> None:
     clock = ScaledClock(settings.speed)
     board = HealthBoard()
-    spread = SystemRandom().uniform(1.0, SPREAD_MAX)
+    cadence = Cadence(seconds=settings.checkpoint_seconds, spread=SystemRandom().uniform(1.0, SPREAD_MAX))
     async with open_link(settings, clock, board, name="checkpointer") as link:
-        checkpointer = checkpointer_over(link, settings, clock=clock, board=board, spread=spread)
+        checkpointer = checkpointer_over(link, settings, clock=clock, board=board, cadence=cadence)
         supervisor.start(checkpointer.run(), name="checkpoints")
         await supervisor.until_stopped()
 
 
 def checkpointer_over(
-    link: Link, settings: SchedulerSettings, *, clock: Clock, board: HealthBoard, spread: float = 1.0
+    link: Link, settings: SchedulerSettings, *, clock: Clock, board: HealthBoard, cadence: Cadence
 ) -> Checkpointer:
     policies = chosen_policies(settings)
     following = Recovery(
@@ -106,7 +106,7 @@ def checkpointer_over(
         checkpoints=link.checkpoints,
         following=following,
         clock=clock,
-        cadence=Cadence(events=settings.checkpoint_events, seconds=settings.checkpoint_seconds, spread=spread),
+        cadence=cadence,
     )
 
 

@@ -33,8 +33,8 @@ SAVE_RETRY_WALL_SECONDS: WallSeconds = WallSeconds(5.0)
 class Cadence:
     """`spread` (at least 1, drawn per process) stretches both bounds, so that one of several processes is first."""
 
-    events: int
     seconds: WallSeconds
+    events: int = 200_000
     spread: float = 1.0
 
 

@@ -28,10 +28,4 @@ def chosen_policies(settings: SchedulerSettings) -> PolicySet:
 
 
 def empty_state(settings: SchedulerSettings, policies: PolicySet) -> State:
-    pool = PoolSettings(
-        block_tokens=settings.block_tokens,
-        speed=settings.speed,
-        hot_share=settings.hot_share,
-        cold_share=settings.cold_share,
-    )
-    return State(pool, policies.trackers())
+    return State(PoolSettings(block_tokens=settings.block_tokens, speed=settings.speed), policies.trackers())

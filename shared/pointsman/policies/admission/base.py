@@ -1,13 +1,13 @@
-from abc import ABC, abstractmethod
-from dataclasses import asdict, dataclass
-from typing import ClassVar
+"""The base class of admission policies."""
 
-from pointsman.contracts.decisions import Settings
+from abc import abstractmethod
+from dataclasses import dataclass
+
 from pointsman.contracts.reasons import RejectReason
+from pointsman.policies.policy import Policy
 from pointsman.policies.pool_view import PoolView
 from pointsman.policies.routing.base import Choice
 from pointsman.primitives import Seconds
-from pointsman.state.trackers.base import Tracker
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,18 +20,7 @@ class Refusal:
 
 
 @dataclass(frozen=True)
-class AdmissionPolicy(ABC):
-    """A frozen dataclass; its fields are its settings."""
-
-    name: ClassVar[str]
-
+class AdmissionPolicy(Policy):
     @abstractmethod
     def admit(self, view: PoolView, choice: Choice) -> Choice | Refusal:
         """Returns the choice, a better one, or a Refusal."""
-
-    def trackers(self) -> tuple[Tracker, ...]:
-        return ()
-
-    @property
-    def settings(self) -> Settings:
-        return asdict(self)

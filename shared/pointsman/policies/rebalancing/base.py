@@ -1,10 +1,9 @@
 """Plans of migrations; the leader checks each move on its newer State."""
 
-from abc import ABC, abstractmethod
-from dataclasses import asdict, dataclass
-from typing import ClassVar
+from abc import abstractmethod
+from dataclasses import dataclass
 
-from pointsman.contracts.decisions import Settings
+from pointsman.policies.policy import Policy
 from pointsman.primitives import InstanceId, RequestId, Seconds, Sequence
 from pointsman.state.state import State
 
@@ -32,15 +31,7 @@ class MigrationPlan:
 
 
 @dataclass(frozen=True)
-class RebalancingPolicy(ABC):
-    """A frozen dataclass; its fields are its settings and have defaults."""
-
-    name: ClassVar[str]
-
+class RebalancingPolicy(Policy):
     @abstractmethod
     def plan(self, state: State, now: Seconds) -> MigrationPlan:
         """Reads `state` only."""
-
-    @property
-    def settings(self) -> Settings:
-        return asdict(self)

@@ -1,13 +1,13 @@
-from abc import ABC, abstractmethod
-from dataclasses import asdict, dataclass
-from typing import ClassVar
+"""The base class of routing policies."""
+
+from abc import abstractmethod
+from dataclasses import dataclass
 
 import msgspec
 
-from pointsman.contracts.decisions import Settings
+from pointsman.policies.policy import Policy
 from pointsman.policies.pool_view import PoolView, ScoredInstance
 from pointsman.primitives import InstanceId
-from pointsman.state.trackers.base import Tracker
 
 
 class NoInstance(Exception):  # noqa: N818 - an answer, not a fault
@@ -21,21 +21,10 @@ class Choice(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True)
-class RoutingPolicy(ABC):
-    """A frozen dataclass; its fields are its settings."""
-
-    name: ClassVar[str]
-
+class RoutingPolicy(Policy):
     @abstractmethod
     def choose(self, view: PoolView) -> Choice:
         """Raises NoInstance."""
-
-    def trackers(self) -> tuple[Tracker, ...]:
-        return ()
-
-    @property
-    def settings(self) -> Settings:
-        return asdict(self)
 
 
 def require_eligible(view: PoolView) -> tuple[InstanceId, ...]:

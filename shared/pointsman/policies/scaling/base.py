@@ -1,11 +1,11 @@
-from abc import ABC, abstractmethod
-from dataclasses import asdict, dataclass
-from typing import ClassVar
+"""The base class of scaling policies."""
 
-from pointsman.contracts.decisions import Settings
+from abc import abstractmethod
+from dataclasses import dataclass
+
+from pointsman.policies.policy import Policy
 from pointsman.primitives import Seconds
 from pointsman.state.state import State
-from pointsman.state.trackers.base import Tracker
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,18 +26,9 @@ class ScaleTarget:
 
 
 @dataclass(frozen=True)
-class ScalingPolicy(ABC):
-    """A frozen dataclass; its fields are its settings and have defaults. Engine seconds."""
-
-    name: ClassVar[str]
+class ScalingPolicy(Policy):
+    """Seconds are engine time."""
 
     @abstractmethod
     def scale_target(self, state: State, size: PoolSize, now: Seconds) -> ScaleTarget:
         """Reads `state` only."""
-
-    def trackers(self) -> tuple[Tracker, ...]:
-        return ()
-
-    @property
-    def settings(self) -> Settings:
-        return asdict(self)

@@ -31,6 +31,7 @@ from pointsman_scaler.providers import chosen_provider
 from pointsman_scaler.service import ScalerService
 from pointsman_scaler.settings import ScalerSettings
 from pointsman_scheduler.checkpointer import checkpointer_over
+from pointsman_scheduler.checkpointing import Cadence
 from pointsman_scheduler.main import start_scheduler
 from pointsman_scheduler.policy_config import chosen_policies
 from pointsman_scheduler.service import SchedulerService
@@ -68,7 +69,8 @@ class CheckpointerProcess(Process):
     @override
     async def serve(self, life: Life, supervisor: Supervisor) -> None:
         settings = self.world.plan.scheduler
-        checkpointer = checkpointer_over(self.link.ports, settings, clock=self.clock, board=life.board)
+        cadence = Cadence(seconds=settings.checkpoint_seconds)
+        checkpointer = checkpointer_over(self.link.ports, settings, clock=self.clock, board=life.board, cadence=cadence)
         supervisor.start(checkpointer.run(), name="checkpoints")
         await supervisor.until_stopped()
 
