@@ -224,8 +224,8 @@ class _Evaluation:
         inside = request.stage in (Stage.PREFILL, Stage.HANDED_OVER, Stage.DECODING)
         if not inside or request.instance == failure.instance or request.granted_at < failure.at:
             return False
-        doubt = max(2 * (failure.at - failure.since), DOUBT_WALL_SECONDS_MIN * self._speed)
-        return self._now - request.granted_at > doubt
+        settled_after = max(2 * (failure.at - failure.since), DOUBT_WALL_SECONDS_MIN * self._speed)
+        return self._now - request.granted_at > settled_after
 
     # Slowness
 
@@ -274,19 +274,19 @@ class _Evaluation:
         done = {i.id: [p for p in outliers.record(i.id).prefills if p.at >= self._since] for i in self._healthy}
         newest = nlargest(2, ((prefills[-1].at, name) for name, prefills in done.items() if prefills))
         for instance, prefills in done.items():
-            heard = next((at for at, other in newest if other != instance), 0.0)
-            prefills += self._overdue(instance, heard)
+            other_at = next((at for at, other in newest if other != instance), 0.0)
+            prefills += self._overdue(instance, other_at)
         return done
 
-    def _overdue(self, instance: InstanceId, heard: Seconds) -> list[Prefill]:
-        """Prefills that were slow when another instance finished one, at `heard`: the ingresses report."""
+    def _overdue(self, instance: InstanceId, other_at: Seconds) -> list[Prefill]:
+        """Prefills that were slow when another instance finished one, at `other_at`: the ingresses report."""
         queue = self._state.workload.queues.get(instance)
         inside = () if queue is None else queue.prefill.values()
         least, factor = OVERDUE_WALL_SECONDS_MIN * self._speed, self._settings.latency_factor
         return [
             Prefill(self._now, self._now - request.granted_at, request.engine_seconds)
             for request in inside
-            if request.streaming and heard > request.granted_at + factor * request.engine_seconds + least
+            if request.streaming and other_at > request.granted_at + factor * request.engine_seconds + least
         ]
 
 

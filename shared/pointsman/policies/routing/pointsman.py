@@ -8,7 +8,8 @@
 - Dear: a request that would displace more than `displaced_max` others counts as late. Displaced: extra work / mean work
   * (queue / SLO) ** `pressure_power`.
 
-Bias: late requests wait longest (about `late_queue_max_s`). Limits: relies on the predicted TTFT; no look-ahead."""
+Bias: late requests wait longest (about `late_queue_max_s`). Limits: relies on the predicted TTFT; no look-ahead.
+"""
 
 from dataclasses import dataclass
 from typing import ClassVar

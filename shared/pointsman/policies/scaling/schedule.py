@@ -105,7 +105,7 @@ def parse_cron(text: str) -> CronTime:
 def _entry(text: str) -> tuple[CronTime, int]:
     time, equals, size = text.rpartition("=")
     if not equals or not size.strip().isdecimal():
-        msg = f"'{text}' is no entry; write for instance: 0 8 * * 1-5 = 8"
+        msg = f"'{text}' is not an entry; write for instance: 0 8 * * 1-5 = 8"
         raise ValueError(msg)
     return parse_cron(time.strip()), int(size)
 
@@ -121,10 +121,10 @@ def _allowed(text: str, name: str, lowest: int, highest: int) -> set[int]:
             if slash and not dash and span != "*":
                 end = highest
         except ValueError:
-            msg = f"'{part}' is no {name}"
+            msg = f"'{part}' is not a {name}"
             raise ValueError(msg) from None
         if not lowest <= begin <= end <= highest or stride < 1:
-            msg = f"'{part}' is no {name}: from {lowest} to {highest}"
+            msg = f"'{part}' is not a {name}: from {lowest} to {highest}"
             raise ValueError(msg)
         found.update(range(begin, end + 1, stride))
     return found
