@@ -13,7 +13,6 @@ import aiohttp
 import pytest
 
 from pointsman.adapters.clocks import ScaledClock
-from pointsman.adapters.memory_log import MemoryBroker
 from pointsman.contracts.block_keys import KeyChain, unpack_keys
 from pointsman.contracts.cache import BlocksStored
 from pointsman.contracts.codec import LogEvent
@@ -24,6 +23,7 @@ from pointsman.primitives import BlockKey, InstanceId, PoolName, Tokens
 from pointsman_cli.discovery import find_fleet
 from pointsman_ingress.lifecycle import EQUAL, compared
 from pointsman_ingress.settings import IngressSettings
+from pointsman_lab.memory.log import MemoryBroker
 from tests.support.engine_sim import running_engine
 from tests.support.log_reading import events_in, link_to
 from tests.support.quiet_run import AGREEING_MIN, MODEL, SPEED, send_conversations, until_held

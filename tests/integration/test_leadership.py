@@ -10,7 +10,6 @@ import pytest
 from typing_extensions import override
 
 from pointsman.adapters.clocks import ScaledClock
-from pointsman.adapters.memory_log import MemoryBroker
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.commands import RouteGranted, RouteRejected
 from pointsman.contracts.decisions import LeaderElected, RequestGranted
@@ -25,6 +24,7 @@ from pointsman.runtime.health import HealthBoard
 from pointsman.runtime.supervision import Supervisor
 from pointsman.state.checkpoint import state_digest
 from pointsman.state.state import State
+from pointsman_lab.memory.log import MemoryBroker
 from pointsman_scheduler import checkpointing
 from pointsman_scheduler.checkpointer import checkpointer_over
 from pointsman_scheduler.checkpointing import Cadence

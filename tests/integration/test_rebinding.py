@@ -11,7 +11,6 @@ import aiohttp
 import pytest
 
 from pointsman.adapters.clocks import ScaledClock
-from pointsman.adapters.memory_log import MemoryBroker
 from pointsman.contracts.commands import RouteGranted
 from pointsman.contracts.decisions import RequestGranted, RequestMigrated
 from pointsman.contracts.requests import PrefillFinished, RequestEvent, RequestFinished
@@ -26,6 +25,7 @@ from pointsman_ingress.main import assembled
 from pointsman_ingress.placement import in_flight
 from pointsman_ingress.placement.in_flight import InFlightRequest
 from pointsman_ingress.settings import IngressSettings
+from pointsman_lab.memory.log import MemoryBroker
 from pointsman_rebalancer.service import RebalancerService
 from pointsman_rebalancer.settings import RebalancerSettings
 from pointsman_scheduler.service import SchedulerService

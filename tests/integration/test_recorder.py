@@ -11,13 +11,13 @@ import pytest
 
 from pointsman.adapters import jetstream
 from pointsman.adapters.clocks import ScaledClock
-from pointsman.adapters.memory_log import MemoryBroker
 from pointsman.contracts.codec import encode
 from pointsman.contracts.decisions import RequestGranted, RequestPlaced
 from pointsman.contracts.requests import RequestArrived
 from pointsman.ports import EventLog
 from pointsman.primitives import InstanceId, PoolName, RequestId, Tenant, WallSeconds
 from pointsman.runtime.health import HealthBoard
+from pointsman_lab.memory.log import MemoryBroker
 from pointsman_recorder.archive import open_archive
 from pointsman_recorder.service import Recorder
 from tests.support.events import finished, first_token, joined, stored

@@ -11,7 +11,6 @@ import msgspec
 import pytest
 
 from pointsman.adapters.clocks import ScaledClock
-from pointsman.adapters.memory_log import Fault, MemoryBroker
 from pointsman.contracts.codec import AnyCommand, LogEvent, encode
 from pointsman.contracts.commands import (
     CancelAnswered,
@@ -41,6 +40,7 @@ from pointsman.policies.dispatch import Dispatcher
 from pointsman.ports import CommandTimeoutError, LogEntry, Reply
 from pointsman.primitives import InstanceId, PoolName, RequestId, Term, WallSeconds
 from pointsman.simulation.replay import verify
+from pointsman_lab.memory.log import Fault, MemoryBroker
 from pointsman_scheduler.service import SchedulerService
 from tests.support.events import finished, first_token, joined, reported, route, stored
 from tests.support.log_reading import events_in, whole_log

@@ -19,7 +19,6 @@ from pointsman.adapters.clocks import ScaledClock
 from pointsman.adapters.http_engine import METRICS_BYTES_MAX, NAMES_MAX, EngineAwayError, HttpEngine
 from pointsman.adapters.kv_events.reader import KvEventReader
 from pointsman.adapters.kv_events.sockets import KvEndpoint
-from pointsman.adapters.memory_log import MemoryBroker
 from pointsman.contracts.codec import decode_event
 from pointsman.contracts.commands import DescribeFleet, FleetDescribed, RouteGranted
 from pointsman.contracts.fleet import InstanceJoined, InstanceLeft, InstanceReported
@@ -32,6 +31,7 @@ from pointsman_cli.fleet import fleet_table
 from pointsman_ingress.engine import client
 from pointsman_ingress.main import assembled
 from pointsman_ingress.settings import IngressSettings
+from pointsman_lab.memory.log import MemoryBroker
 from pointsman_worker.service import WorkerService
 from pointsman_worker.settings import WorkerSettings
 from tests.support.events import joined, route

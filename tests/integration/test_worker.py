@@ -32,7 +32,6 @@ from pointsman.adapters.kv_events.events import (
 )
 from pointsman.adapters.kv_events.reader import KvEventReader
 from pointsman.adapters.kv_events.sockets import KvEndpoint
-from pointsman.adapters.memory_log import Fault, MemoryBroker
 from pointsman.contracts.block_keys import KeyChain, pack_keys, unpack_keys
 from pointsman.contracts.cache import (
     BlocksRemoved,
@@ -49,7 +48,8 @@ from pointsman.contracts.fleet import InstanceJoined, InstanceLeft, InstanceRepo
 from pointsman.ports import Commands
 from pointsman.primitives import BlockKey, Epoch, InstanceId, PoolName, WallSeconds
 from pointsman.runtime.health import HealthBoard
-from pointsman_worker import handover
+from pointsman_lab.memory.log import Fault, MemoryBroker
+from pointsman_worker import saved_session
 from pointsman_worker.event_sequencer import RUN_OVERHEAD_BYTES, CacheEventSequencer, portions
 from pointsman_worker.service import LEAVE_SECONDS_MAX, WorkerService
 from pointsman_worker.settings import SettingsError, WorkerSettings, instance_of
@@ -665,7 +665,7 @@ async def test_a_worker_that_cannot_go_on_begins_a_new_epoch_and_says_nothing_th
             for n in range(8 if change == "engine restarted" else 5):
                 await publisher.publish(cache.store(tokens(20 + n, blocks=4)))
         if change == "too old":
-            monkeypatch.setattr(handover, "FRESH_WALL_SECONDS", 0.0)
+            monkeypatch.setattr(saved_session, "FRESH_WALL_SECONDS", 0.0)
         if change == "garbled":
             file.write_bytes(file.read_bytes()[:-9] + b"no blocks")
         chain = KeyChain(secret=b"other", model="m", block_tokens=2 * BLOCK) if change == "secret" else CHAIN

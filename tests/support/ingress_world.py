@@ -12,7 +12,6 @@ import aiohttp
 import msgspec
 
 from pointsman.adapters.clocks import ScaledClock
-from pointsman.adapters.memory_log import MemoryBroker
 from pointsman.contracts.fleet import InstanceLeft
 from pointsman.contracts.requests import RequestEvent
 from pointsman.ports import EventLog
@@ -22,6 +21,7 @@ from pointsman.runtime.line_writer import Output
 from pointsman.runtime.supervision import Supervisor
 from pointsman_ingress.main import assembled, http_server
 from pointsman_ingress.settings import IngressSettings
+from pointsman_lab.memory.log import MemoryBroker
 from tests.support.events import BLOCK, joined, reported
 from tests.support.fake_engine import FakeEngine, running_engine
 from tests.support.fake_scheduler import FakeScheduler

@@ -16,11 +16,11 @@ from pointsman.adapters import jetstream
 from pointsman.adapters.clocks import ScaledClock
 from pointsman.adapters.jetstream import StreamSettings, WindowSettings
 from pointsman.adapters.log_listener import LogListener
-from pointsman.adapters.memory_log import MemoryBroker
 from pointsman.contracts.subjects import stream_name
 from pointsman.ports import Link
 from pointsman.primitives import PoolName, WallSeconds
 from pointsman.runtime.embedded_nats import EmbeddedNats, start_nats
+from pointsman_lab.memory.log import MemoryBroker
 from tests.support.waiting import eventually
 
 

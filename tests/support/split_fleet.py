@@ -13,7 +13,6 @@ from pointsman.adapters.clocks import ScaledClock
 from pointsman.adapters.http_engine import HttpEngine
 from pointsman.adapters.kv_events.reader import KvEventReader
 from pointsman.adapters.kv_events.sockets import KvEndpoint
-from pointsman.adapters.memory_log import MemoryBroker
 from pointsman.contracts.codec import LogEvent
 from pointsman.ports import LogEntry
 from pointsman.primitives import InstanceId, PoolName, WallSeconds
@@ -23,6 +22,7 @@ from pointsman_engine_sim.server import EngineServer, engine_server
 from pointsman_engine_sim.settings import EngineSimSettings
 from pointsman_ingress.main import assembled
 from pointsman_ingress.settings import IngressSettings
+from pointsman_lab.memory.log import MemoryBroker
 from pointsman_scheduler.service import SchedulerService
 from pointsman_worker.service import WorkerService
 from pointsman_worker.settings import WorkerSettings

@@ -18,7 +18,6 @@ from typing_extensions import override
 
 from pointsman.adapters.clocks import ScaledClock
 from pointsman.adapters.log_listener import LogListener
-from pointsman.adapters.memory_log import MemoryBroker
 from pointsman.contracts.codec import (
     NESTING_MAX,
     PAYLOAD_BYTES_MAX,
@@ -50,6 +49,7 @@ from pointsman_cli.history.sources import Header
 from pointsman_cli.main import main
 from pointsman_cli.terminal import SafeConsole
 from pointsman_ingress.engine.client import EngineClient, EngineFailedError, EngineRequest
+from pointsman_lab.memory.log import MemoryBroker
 from tests.golden.samples import COMMANDS, EVENTS
 from tests.support.events import joined, reported, route, stored
 from tests.support.poison import bad_fields, bad_utf8, deep, mutated

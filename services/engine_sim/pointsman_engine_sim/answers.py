@@ -1,4 +1,4 @@
-"""Answers as vLLM writes them. What is the same in every chunk of a stream is rendered once per request."""
+"""vLLM's response bodies. The constant part of a stream's chunks is rendered once per request."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,8 +17,6 @@ encode = msgspec.json.encode
 
 @dataclass(frozen=True, slots=True)
 class Heading:
-    """What names an answer."""
-
     id: str
     created: int
     model: str
@@ -34,26 +32,21 @@ def usage(*, prompt: Tokens, completion: Tokens, cached: Tokens) -> dict[str, An
 
 
 class Frames(Protocol):
-    """How a stream is written: `before` anything was computed, then `opening` with the first text, then the rest."""
+    """Parts of a stream: `before` any computation, `opening` with the first text, then `text` and `ending`."""
 
     before: bytes
     opening: bytes
 
     def text(self, json_text: str, *, last: bool) -> bytes: ...
 
-    def ending(self, text: str, numbers: dict[str, Any] | None) -> bytes:
-        """What follows the last text. `numbers`: the usage, where it is to be said."""
-        ...
+    def ending(self, text: str, numbers: dict[str, Any] | None) -> bytes: ...
 
 
 class ChunkFrames:
-    """Server-sent events of one streamed answer."""
-
     def __init__(
         self, heading: Heading, *, object_name: str, opening: dict[str, Any] | None, delta: dict[str, Any]
     ) -> None:
-        """`opening`: the choice of a first chunk without text, if there is one. `delta`: the choice of all others, in
-        which `_TEXT_MARK` stands for the text."""
+        """`opening`: the choice of a first chunk without text. `delta`: that of others, with `_TEXT_MARK` as text."""
         self._heading = {"id": heading.id, "object": object_name, "created": heading.created, "model": heading.model}
         self.before = b""
         self.opening = b"" if opening is None else self._event([opening])
@@ -61,7 +54,6 @@ class ChunkFrames:
         _, self._last_tail = self._around_text(delta, finish_reason=FINISH_REASON)
 
     def text(self, json_text: str, *, last: bool) -> bytes:
-        """A chunk with this text, which is escaped already."""
         return self._head + json_text.encode() + (self._last_tail if last else self._tail)
 
     def ending(self, _text: str, numbers: dict[str, Any] | None) -> bytes:
@@ -89,7 +81,7 @@ def chat_frames(heading: Heading) -> ChunkFrames:
 def whole_completion(
     heading: Heading, text: str, numbers: dict[str, Any], transfer: dict[str, Any] | None = None
 ) -> bytes:
-    """`transfer`: the `kv_transfer_params` that say where its KV cache can be fetched."""
+    """`transfer`: `kv_transfer_params` of its KV cache."""
     choice = {"index": 0, "text": text, "logprobs": None, "finish_reason": FINISH_REASON, "stop_reason": None}
     return _whole(heading, "text_completion", choice, numbers, transfer)
 
@@ -101,7 +93,6 @@ def whole_chat(heading: Heading, text: str, numbers: dict[str, Any], transfer: d
 
 
 def model_list(model: str, *, created: int, max_model_len: Tokens, adapters: Mapping[str, str]) -> bytes:
-    """`adapters`: path by name."""
     common = {"object": "model", "created": created, "owned_by": "pointsman-engine-sim", "permission": []}
     base = {"id": model, **common, "root": model, "parent": None, "max_model_len": max_model_len}
     cards = [{"id": name, **common, "root": path, "parent": model} for name, path in adapters.items()]
@@ -109,7 +100,6 @@ def model_list(model: str, *, created: int, max_model_len: Tokens, adapters: Map
 
 
 def error_event(body: bytes) -> bytes:
-    """An error object inside a stream that has begun."""
     return b"data: " + body + b"\n\n"
 
 

@@ -1,4 +1,4 @@
-"""vLLM's HTTP interface over the simulated engine, as one plain ASGI application: which route does what."""
+"""vLLM's HTTP routes over the simulated engine, as an ASGI application."""
 
 import hmac
 from collections.abc import Awaitable, Callable
@@ -28,8 +28,6 @@ Handler = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 class EngineApp(Generator):
-    """The ASGI application."""
-
     def __init__(
         self,
         engine: SimulatedEngine,
@@ -171,7 +169,6 @@ class EngineApp(Generator):
         await send_whole(send, 200, scores.whole_scores(heading, body, tokens), JSON)
 
     async def _read_pairs(self, receive: Receive, model: str | None, query: str, documents: list[str]) -> Tokens:
-        """Prefill each document behind the query. Returns how many tokens that were."""
         self._check_model(model)
         total = 0
         for document in documents:
@@ -181,7 +178,7 @@ class EngineApp(Generator):
         return total
 
     async def _embeddings(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """What an engine does for a prompt until its first token is what an embedding takes."""
+        """An embedding costs as much as a prompt's first token."""
         body = embeddings.parse_embeddings(await _read(receive))
         self._check_model(body.model)
         vectors, total = [], 0
@@ -231,7 +228,7 @@ class EngineApp(Generator):
         await send_whole(send, 200, self._metrics.exposition(), "text/plain; version=0.0.4; charset=utf-8")
 
     async def _reset_prefix_cache(self, _scope: Scope, _receive: Receive, send: Send) -> None:
-        """200 either way, as vLLM: with requests running nothing is dropped, and the log says so."""
+        """Always 200, as vLLM: with requests running nothing is dropped, only logged."""
         if not self._engine.reset_prefix_cache():
             log.warning("prefix_cache_not_reset", reason="requests are running")
         await send_whole(send, 200, b"", JSON)
@@ -267,7 +264,7 @@ class EngineApp(Generator):
 
 
 async def _read(receive: Receive) -> bytes:
-    """The whole body. Raises ApiError when it is too large, RequestAbortedError when the client hangs up."""
+    """Raises ApiError for a large body, RequestAbortedError for a disconnect."""
     parts = []
     size = 0
     while True:

@@ -1,4 +1,4 @@
-"""`/v1/embeddings` as vLLM answers it. Equal prompts have equal vectors of length one; nothing else is meant by them."""
+"""`/v1/embeddings` in vLLM's format. Equal prompts get equal unit vectors, which have no further meaning."""
 
 import base64
 import math
@@ -31,7 +31,7 @@ def parse_embeddings(data: bytes) -> EmbeddingsBody:
 
 
 def prompts_of(body: EmbeddingsBody) -> list[str | list[int]]:
-    """Each text or list of token ids to embed. Raises ApiError where they are mixed."""
+    """Raises ApiError if texts and ids are mixed."""
     given = body.input
     if isinstance(given, str):
         return [given]

@@ -1,7 +1,4 @@
-"""The engine model, driven in real time by one task that sleeps until each step's end.
-
-When it wakes late, the next step still begins at the scheduled end of the last one, so that lateness does not add up.
-"""
+"""Drives the engine model in real time. A late step does not delay the next one's schedule."""
 
 import asyncio
 from array import array
@@ -22,43 +19,35 @@ from pointsman_engine_sim.wording import Passage, Wording
 log = structlog.get_logger()
 
 OVERDUE_STEPS_MAX = 16
-"""Overdue steps that run before others on the event loop have their turn."""
 
 LATE_SECONDS_MAX = 1.0
-"""Wall seconds behind schedule from which on the log says that this machine is too slow for the speed."""
+"""Delay, wall seconds, from which the machine is reported as too slow for the speed."""
 
 LATE_WARNING_SECONDS: WallSeconds = WallSeconds(10.0)
-"""Wall seconds between two such lines."""
 
 CLOCK_RETRY_SECONDS: WallSeconds = WallSeconds(0.001)
-"""Wall seconds to wait when the clock says that a request that is here has not arrived yet."""
+"""Wait if the clock is behind a request's arrival."""
 
 
 class RequestAbortedError(Exception):
-    """The request was aborted: its client has gone."""
+    pass
 
 
 class EngineStoppedError(Exception):
-    """The engine shuts down."""
+    pass
 
 
 class Publisher(Protocol):
-    """Who tells the world what the cache stored and removed. Never waits."""
-
     def publish(self, changes: Iterable[CacheChange]) -> None: ...
 
 
 class Timings(Protocol):
-    """Who wants to know how long requests took, in engine seconds."""
-
     def first_token(self, seconds: Seconds) -> None: ...
 
     def finished(self, seconds: Seconds) -> None: ...
 
 
 class Generation:
-    """One request's answer while it comes into being: `tokens` of `passage` are there."""
-
     __slots__ = (
         "_failure",
         "_waiter",
@@ -83,7 +72,7 @@ class Generation:
         self._waiter: asyncio.Future[None] | None = None
 
     async def reached(self, tokens: Tokens) -> None:
-        """Wait until so many tokens are there, or all. Raises RequestAbortedError or EngineStoppedError."""
+        """Wait for so many tokens, or all. Raises RequestAbortedError, EngineStoppedError."""
         while self.tokens < tokens and not self.finished:
             if self._failure is not None:
                 raise self._failure
@@ -110,8 +99,6 @@ class Generation:
 
 
 class SimulatedEngine:
-    """Requests in, generations out; `run` must be running."""
-
     def __init__(
         self,
         model: EngineModel,
@@ -134,7 +121,6 @@ class SimulatedEngine:
         self._slowdown = 1.0
 
     def slow_down(self, factor: float) -> None:
-        """From the next step on, every step takes `factor` times as long."""
         self._slowdown = factor
 
     def submit(
@@ -159,21 +145,20 @@ class SimulatedEngine:
         return generation
 
     def abort(self, generation: Generation) -> None:
-        """Stop computing for this request; who waits for it gets RequestAbortedError. A second time does nothing."""
+        """Its waiters get RequestAbortedError. Idempotent."""
         if self._generations.pop(generation.request, None) is not None:
             self._model.abort(generation.request, self._clock.now())
             generation.fail(RequestAbortedError())
 
     def cached_tokens(self, tokens: list[int], identity: PromptIdentity) -> Tokens:
-        """How many tokens of a prompt are cached."""
         return self._model.cached_tokens(TokenPrompt(tokens, _nothing, identity))
 
     def let_go(self, request: RequestId) -> bool:
-        """Give back the blocks that were kept of a request; see `EngineModel.submit`."""
+        """Free the blocks held for a request; see `EngineModel.submit`."""
         return self._model.release_kv(request)
 
     def reset_prefix_cache(self) -> bool:
-        """False when requests are running: then nothing is dropped."""
+        """Returns False, and drops nothing, while requests run."""
         done = self._model.reset_prefix_cache()
         if done and self._publisher is not None:
             self._publisher.publish(self._model.cache.take_changes())
@@ -187,7 +172,6 @@ class SimulatedEngine:
         self._generations.clear()
 
     async def run(self) -> None:
-        """Step, for ever."""
         at = self._clock.now()
         while True:
             step = self._model.begin_step(at)

@@ -1,4 +1,4 @@
-"""Generation for all routes: a prompt in, the engine's tokens out. A client that hangs up aborts its request in the engine."""
+"""Generation for all routes. A client that disconnects aborts its request."""
 
 import asyncio
 import contextlib
@@ -21,7 +21,6 @@ from pointsman_engine_sim.metrics import EngineMetrics
 from pointsman_engine_sim.openai_bodies import ApiError, ChatBody, CompletionBody, TokenizeBody
 
 INLINE_TEXT_MAX = 2048
-"""Characters of text that are tokenised on the event loop; longer ones go to a thread."""
 _EVERYTHING = 1 << 62
 JSON = "application/json"
 _STREAM_START = {
@@ -38,13 +37,11 @@ class ServedModel:
     stream_interval: Tokens = 1
     api_key: str = ""
     adapters: Mapping[str, str] = field(default_factory=dict)
-    """LoRA adapters that are there from the start: path by name."""
+    """LoRA adapters loaded at start: path by name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """How one generation is written: the parts in which completions and chats differ."""
-
     generation: Generation
     prompt_tokens: Tokens
     frames: answers.Frames
@@ -53,13 +50,10 @@ class Answer:
     stream: bool
     stream_usage: bool
     held: bool = False
-    """Whether its blocks are kept for another engine, which the answer tells where they are."""
     usage: Callable[..., dict[str, object]] = answers.usage
 
 
 class Generator:
-    """Runs prompts in the engine and writes what it generates, whole or as server-sent events."""
-
     def __init__(
         self,
         engine: SimulatedEngine,
@@ -69,7 +63,7 @@ class Generator:
         served: ServedModel,
         transfer: KvTransfer | None = None,
     ) -> None:
-        """`transfer`: the engine's connector; without one `kv_transfer_params` mean nothing, as with vLLM."""
+        """`transfer`: the engine's connector; without one `kv_transfer_params` are ignored, as in vLLM."""
         self._engine = engine
         self._transfer = transfer
         self._tokenizer = tokenizer
@@ -82,7 +76,7 @@ class Generator:
     async def _submit(
         self, body: openai_bodies.Generate, tokens: list[int], asked: Tokens | None, default: Tokens
     ) -> tuple[Generation, bool]:
-        """The generation, and whether its blocks are held for another engine."""
+        """Returns the generation, and whether its blocks are held for another engine."""
         openai_bodies.check_tokens(tokens, vocab_size=self._tokenizer.vocab_size)
         max_tokens = openai_bodies.output_tokens(
             asked=asked, default=default, prompt=len(tokens), max_model_len=self._served.max_model_len
@@ -105,7 +99,6 @@ class Generator:
         return generation, held
 
     async def _prefill(self, receive: Receive, model: str | None, tokens: list[int]) -> None:
-        """Raises ApiError."""
         generation, _ = await self._submit(CompletionBody(model=model), tokens, 1, 1)
         try:
             async with self._aborted_when_gone(receive, generation):
@@ -135,7 +128,7 @@ class Generator:
         await send_whole(send, 200, answer.whole(answer.heading, text, self._usage(answer), place), JSON)
 
     async def _stream(self, send: Send, answer: Answer) -> None:
-        """One chunk for what is new whenever there is enough of it; the first token and the end never wait."""
+        """A chunk whenever enough is new; the first token and the end are sent at once."""
         generation, frames = answer.generation, answer.frames
         await send(_STREAM_START)
         if frames.before:
@@ -167,8 +160,6 @@ class Generator:
 
     @contextlib.asynccontextmanager
     async def _aborted_when_gone(self, receive: Receive, generation: Generation) -> AsyncIterator[None]:
-        """While the context is open, a client that hangs up aborts the generation."""
-
         async def watch() -> None:
             while (await receive())["type"] != "http.disconnect":
                 pass
@@ -186,7 +177,6 @@ class Generator:
             raise openai_bodies.unknown_model(name)
 
     def _heading(self, scope: Scope, prefix: str, model: str | None) -> answers.Heading:
-        """Named after the client's `x-request-id` where there is one."""
         self._answered += 1
         given = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
         identity = given.decode("latin-1") or f"{self._started:x}{self._answered:08x}"

@@ -1,8 +1,6 @@
-"""KV events on ZMQ, as vLLM 0.24 and later send them.
-
-PUB: `[topic, sequence (8 bytes, big-endian), msgpack [ts, [event maps], rank]]`. Replay: a ROUTER, asked `[empty, first sequence]`,
-answers `[empty, sequence, payload]` for each batch it still has, then sequence -1. Nothing here waits for a subscriber.
-"""
+"""KV events on ZMQ, as vLLM 0.24 and later. PUB: `[topic, sequence (8 bytes, big-endian), msgpack [ts, [event maps],
+rank]]`. Replay, a ROUTER: `[empty, first sequence]` gets `[empty, sequence, payload]` per batch still buffered, then
+sequence -1."""
 
 import asyncio
 import time
@@ -26,8 +24,6 @@ MEDIUM = "GPU"
 
 
 class KvEventsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """vLLM's `--kv-events-config`."""
-
     enable_kv_cache_events: bool = False
     publisher: Literal["zmq", "null"] | None = None
     endpoint: str = "tcp://*:5557"
@@ -43,7 +39,7 @@ class KvEventsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def parse_kv_events_config(text: str) -> KvEventsConfig:
-    """Empty means disabled. Raises ValueError with what is wrong."""
+    """Empty means disabled. Raises ValueError."""
     if not text:
         return KvEventsConfig()
     try:
@@ -89,21 +85,18 @@ class EventBatch(msgspec.Struct, frozen=True, array_like=True):
 
 @dataclass(frozen=True, slots=True)
 class EventFaults:
-    """Every N-th batch goes missing: on the wire only (`drop_every`), or for good (`lose_every`). 0 means never."""
+    """Drops every N-th batch: on the wire (`drop_every`) or for good (`lose_every`). 0: never."""
 
     drop_every: int = 0
     lose_every: int = 0
 
 
 class EventEncoder:
-    """Changes of the cache as the payload of one message."""
-
     def __init__(self, *, block_size: Tokens) -> None:
         self._block_size = block_size
         self._encoder = msgspec.msgpack.Encoder()
 
     def payload(self, changes: Iterable[CacheChange], at: Seconds) -> bytes:
-        """`at`: Unix time."""
         return self._encoder.encode(EventBatch(at, [self._event(change) for change in changes], 0))
 
     def _event(self, change: CacheChange) -> BlockStored | BlockRemoved | AllBlocksCleared:
@@ -137,10 +130,8 @@ class EventEncoder:
 
 
 class KvEventPublisher:
-    """Owns both sockets. Open it inside a running event loop."""
-
     def __init__(self, config: KvEventsConfig, *, block_size: Tokens, faults: EventFaults = EventFaults()) -> None:
-        """Binds or connects. Raises OSError when an endpoint cannot be had."""
+        """Binds or connects. Raises OSError."""
         self._config = config
         self._encoder = EventEncoder(block_size=block_size)
         self._faults = faults
@@ -160,7 +151,6 @@ class KvEventPublisher:
 
     @property
     def endpoint(self) -> str:
-        """Where events come out; with the port that was taken."""
         return _address(self._publisher)
 
     @property
@@ -168,7 +158,6 @@ class KvEventPublisher:
         return None if self._replay is None else _address(self._replay)
 
     def publish(self, changes: Iterable[CacheChange]) -> None:
-        """Send one batch; never waits."""
         payload = self._encoder.payload(changes, time.time())
         sequence = self._sequence
         self._sequence += 1
@@ -179,7 +168,6 @@ class KvEventPublisher:
             self._publisher.send_multipart((self._topic, sequence.to_bytes(8, "big"), payload), zmq.NOBLOCK)
 
     async def run(self) -> None:
-        """Answer replay requests, one after the other, until cancelled; then both sockets are closed."""
         try:
             while True:
                 await self._answer_one()
@@ -213,7 +201,7 @@ class KvEventPublisher:
             self._publisher.connect(endpoint)
 
     def _open_replay(self) -> None:
-        """A ROUTER drops what a client's queue has no room for: it must have room for the whole buffer."""
+        """A ROUTER drops messages beyond the client's queue, so it must hold the whole buffer."""
         if not self._config.replay_endpoint:
             return
         self._replay = self._context.socket(zmq.ROUTER)

@@ -1,9 +1,6 @@
-"""Handing the KV cache of a prompt from one simulated engine to another, as vLLM's `kv_transfer_params` ask for it.
-
-{"do_remote_decode": true}: prefill only; the answer says where the blocks are, which are kept until fetched or for
-`kv_hold_seconds`. {"do_remote_prefill": true}: fetch instead of compute, at `kv_transfer_gb_per_s`; 500 where the blocks are gone.
-Connectors talk over `/kv_transfer` on the engine's own port. Limit: transfers do not slow each other.
-"""
+"""Transfers a prompt's KV cache between simulated engines, by vLLM's `kv_transfer_params`. {"do_remote_decode": true}:
+prefill only; the answer locates the blocks, held for `kv_hold_seconds`. {"do_remote_prefill": true}: fetch at
+`kv_transfer_gb_per_s` instead of computing; 500 if the blocks are gone. Limit: transfers do not slow each other."""
 
 import asyncio
 import secrets
@@ -23,18 +20,15 @@ log = structlog.get_logger()
 
 TRANSFER_PATH = "/kv_transfer"
 ANSWER_WALL_SECONDS_MAX = 5.0
-"""How long the other engine may take to say whether it still has the blocks."""
 
 
 class KvTransferConfig(msgspec.Struct, frozen=True):
-    """vLLM's `--kv-transfer-config`, as far as it means something here."""
-
     kv_connector: str
     kv_role: Literal["kv_both", "kv_producer", "kv_consumer"] = "kv_both"
 
 
 def parse_kv_transfer_config(text: str) -> KvTransferConfig | None:
-    """Empty means that the engine has no connector. Raises ValueError with what is wrong."""
+    """Empty: no connector. Raises ValueError."""
     if not text:
         return None
     try:
@@ -45,8 +39,6 @@ def parse_kv_transfer_config(text: str) -> KvTransferConfig | None:
 
 
 class KvTransfer:
-    """The connector of one engine: what it holds for others, and what it fetches from them."""
-
     def __init__(
         self,
         *,
@@ -57,8 +49,7 @@ class KvTransfer:
         hold_seconds: Seconds,
         session: aiohttp.ClientSession | None = None,
     ) -> None:
-        """`let_go`: gives the blocks of a finished request back. Seconds are engine time. `session`: by which other engines
-        are asked; one is opened when it is needed."""
+        """`let_go`: frees the blocks of a finished request. Engine seconds. `session`: opened on demand."""
         self._clock = clock
         self._let_go = let_go
         self._block_size = block_size
@@ -68,7 +59,6 @@ class KvTransfer:
         self._held: dict[str, tuple[RequestId, asyncio.TimerHandle]] = {}
         self._session = session
         self.url = ""
-        """Where other engines reach this one."""
 
     async def close(self) -> None:
         for _, timer in self._held.values():
@@ -77,7 +67,6 @@ class KvTransfer:
             await self._session.close()
 
     def offer(self, request: RequestId, prompt_tokens: Tokens) -> dict[str, Any]:
-        """Keep the blocks of a request that was prefilled, and say where they are."""
         name = f"{self._engine_id}-{request}"
         seconds = self._hold_seconds / self._clock.speed
         timer = asyncio.get_running_loop().call_later(seconds, self._expire, name)
@@ -95,14 +84,14 @@ class KvTransfer:
         }
 
     def asked(self, body: FetchBody) -> bool:
-        """Whether the blocks are still here. With `done` they were fetched, and go."""
+        """Whether the blocks are still held; `done` frees them."""
         held = self._held.get(body.request)
         if held is not None and body.done:
             self._release(body.request)
         return held is not None
 
     async def fetch(self, params: TransferParams, tokens: Tokens) -> None:
-        """Bring so many tokens over from where `params` say they are. Raises ApiError where they are not any more."""
+        """Fetch the tokens' blocks from `params`. Raises ApiError if they are gone."""
         await self._ask(params, FetchBody(params.remote_request_id or ""))
         await self._clock.sleep(tokens * self._seconds_per_token)
         await self._ask(params, FetchBody(params.remote_request_id or "", done=True))

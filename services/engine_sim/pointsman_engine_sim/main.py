@@ -1,4 +1,4 @@
-"""`pointsman-engine-sim`: a simulated vLLM engine as a process of its own."""
+"""The command `pointsman-engine-sim`."""
 
 from functools import partial
 

@@ -1,4 +1,4 @@
-"""Anthropic's Messages API as vLLM speaks it for a model that only talks: one block of text, no thinking, no tool calls."""
+"""Anthropic's Messages API as in vLLM: one text block, no thinking, no tool calls."""
 
 import json
 from typing import Any
@@ -26,7 +26,7 @@ def parse_messages(data: bytes) -> MessagesBody:
 
 
 def chat_of(body: MessagesBody) -> ChatBody:
-    """The chat that the template is given. Raises ApiError for blocks that are no text and no tool's."""
+    """Converts to a chat. Raises ApiError for blocks other than text and tools."""
     system = body.system if isinstance(body.system, str) else "".join(block["text"] for block in body.system)
     messages = [{"role": "system", "content": system}] if system else []
     for message in body.messages:
@@ -52,8 +52,6 @@ def error(failed: ApiError) -> bytes:
 
 
 class MessageFrames:
-    """Server-sent events of one streamed message."""
-
     def __init__(self, heading: Heading) -> None:
         nothing = {"input_tokens": 0, "output_tokens": 0}
         self.before = _event("message_start", message=_message(heading, [], None, nothing))
@@ -62,7 +60,6 @@ class MessageFrames:
         self._head, _, self._tail = delta.partition(encode(_TEXT_MARK)[1:-1])
 
     def text(self, json_text: str, *, last: bool) -> bytes:  # noqa: ARG002 - as in a chunk, which says so
-        """A delta with this text, which is escaped already."""
         return self._head + json_text.encode() + self._tail
 
     def ending(self, _text: str, numbers: dict[str, Any] | None) -> bytes:

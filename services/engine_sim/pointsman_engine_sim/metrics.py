@@ -1,4 +1,4 @@
-"""The engine's metrics, under vLLM's names. Times are engine time, as a real engine would measure them."""
+"""The engine's metrics under vLLM's names, in engine time."""
 
 from collections.abc import Iterator
 
@@ -23,8 +23,6 @@ LABELS = ("model_name", "engine")
 
 
 class EngineMetrics(Timings):
-    """One registry per server, so that several can live in one process."""
-
     def __init__(self, model: EngineModel, *, model_name: str) -> None:
         self._registry = CollectorRegistry()
         self._labels = (model_name, "0")
@@ -52,7 +50,6 @@ class EngineMetrics(Timings):
         return generate_latest(self._registry)
 
     def families(self, model: EngineModel) -> Iterator[Metric]:
-        """What the model counts itself, at this moment."""
         counts = model.counts
         yield self._gauge("num_requests_running", "Number of requests in model execution batches.", counts.running)
         yield self._gauge("num_requests_waiting", "Number of requests waiting to be processed.", counts.waiting)

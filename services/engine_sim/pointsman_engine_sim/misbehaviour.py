@@ -1,6 +1,5 @@
-"""A wrapper that makes an engine fail on demand while its health and metrics stay well: `POST /sim/misbehave` with
-`{"kind": "errors" | "hang" | "slow" | "", "factor": 10}`. Streams that have begun go on.
-"""
+"""Makes an engine fail on demand while health and metrics stay good: `POST /sim/misbehave` with `{"kind": "errors" |
+"hang" | "slow" | "", "factor": 10}`. Running streams continue."""
 
 from collections.abc import Callable
 from typing import Annotated, Literal
@@ -25,7 +24,7 @@ WELL_POSTS = frozenset(
         "/v1/unload_lora_adapter",
     }
 )
-"""POST requests that run no inference. All others fail, as do those that fetch a KV cache."""
+"""POST requests without inference. All others fail, including KV fetches."""
 
 Misbehaviour = Literal["", "errors", "hang", "slow"]
 BODY_BYTES_MAX = 4096
@@ -34,15 +33,11 @@ ERROR_BODY = b'{"error":{"message":"CUDA error: an illegal memory access was enc
 
 
 class MisbehaveBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`errors`: 500 to every inference request. `hang`: no answer to any. `slow`: each step takes `factor` times as long."""
-
     kind: Misbehaviour
     factor: Annotated[float, msgspec.Meta(ge=1.0, le=1000.0)] = 10.0
 
 
 class MisbehavingApp:
-    """An ASGI application around the engine's. `slow_down` is told how many times as long a step takes from now on."""
-
     def __init__(self, app: AsgiApp, *, slow_down: Callable[[float], None]) -> None:
         self._app = app
         self._slow_down = slow_down

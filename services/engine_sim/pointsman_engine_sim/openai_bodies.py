@@ -1,6 +1,5 @@
-"""Request bodies, decoded and checked as vLLM does, with vLLM's error messages. Unknown fields are ignored; several choices and
-echo are rejected; sampling parameters are checked and have no effect.
-"""
+"""Request bodies, checked with vLLM's rules and messages. Several choices and echo are rejected; sampling parameters
+have no effect."""
 
 from typing import Any, TypeVar
 
@@ -11,18 +10,15 @@ from pointsman.primitives import Tokens
 Body = TypeVar("Body")
 
 COMPLETION_TOKENS_DEFAULT = 16
-"""OpenAI's, and vLLM's."""
 
 CHAT_TOKENS_DEFAULT = 128
-"""Where vLLM would go on until the model ends its answer: a simulated one never does."""
+"""vLLM generates until the model stops, which a simulated one never does."""
 
 MODEL_VOCABULARY = 152_064
-"""Token ids below this are taken even where the tokenizer knows fewer, as vLLM takes all that the model has rows for."""
+"""Ids below this are accepted even if the tokenizer has fewer, as in vLLM."""
 
 
 class ApiError(Exception):
-    """What the client is told instead of an answer."""
-
     def __init__(self, status: int, message: str, *, kind: str = "BadRequestError", param: str | None = None) -> None:
         super().__init__(message)
         self.status = status
@@ -41,8 +37,6 @@ class StreamOptions(msgspec.Struct, frozen=True):
 
 
 class Generate(msgspec.Struct, frozen=True, kw_only=True):
-    """What completions and chats have in common."""
-
     model: str | None = None
     max_tokens: int | None = None
     min_tokens: int | None = None
@@ -80,8 +74,6 @@ class ChatBody(Generate, frozen=True, kw_only=True):
 
 
 class TokenizeBody(msgspec.Struct, frozen=True, kw_only=True):
-    """Either `prompt` or `messages`."""
-
     model: str | None = None
     prompt: str | None = None
     messages: list[dict[str, Any]] | None = None
@@ -99,22 +91,20 @@ class DetokenizeBody(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AdapterBody(msgspec.Struct, frozen=True, kw_only=True):
-    """To load an adapter, or without its path to unload it."""
+    """Loads an adapter; without a path unloads it."""
 
     lora_name: str
     lora_path: str = ""
 
 
 class FetchBody(msgspec.Struct, frozen=True):
-    """One engine to another: do you still have these blocks? With `done`: I have them, let go of them."""
+    """Between engines: are these blocks still held? `done`: fetched, free them."""
 
     request: str
     done: bool = False
 
 
 class TransferParams(msgspec.Struct, frozen=True, omit_defaults=True):
-    """`kv_transfer_params` as a request brings them; those of vLLM that a simulation needs."""
-
     do_remote_decode: bool | None = None
     do_remote_prefill: bool | None = None
     remote_request_id: str | None = None
@@ -162,7 +152,7 @@ def transfer_params(told: dict[str, Any]) -> TransferParams:
 
 
 def prompt_of(body: CompletionBody) -> str | list[int]:
-    """The one prompt, as text or as token ids. Raises ApiError."""
+    """Raises ApiError."""
     try:
         prompt = _one_prompt.decode(body.prompt)
     except msgspec.DecodeError:
@@ -175,7 +165,7 @@ def prompt_of(body: CompletionBody) -> str | list[int]:
 
 
 def check_tokens(tokens: list[int], *, vocab_size: int) -> None:
-    """Raises ApiError for a prompt that is empty or holds ids that the model does not have."""
+    """Raises ApiError for an empty prompt or unknown ids."""
     if not tokens:
         raise _empty_prompt()
     highest = max(tokens)
@@ -184,7 +174,7 @@ def check_tokens(tokens: list[int], *, vocab_size: int) -> None:
 
 
 def output_tokens(*, asked: Tokens | None, default: Tokens, prompt: Tokens, max_model_len: Tokens) -> Tokens:
-    """How many tokens to generate. Raises ApiError when prompt and output do not fit the model."""
+    """Number of tokens to generate. Raises ApiError if prompt and output exceed the model."""
     wanted = asked or 0
     if prompt + max(wanted, 1) > max_model_len:
         message = (
@@ -226,7 +216,7 @@ def _only(raw: msgspec.Raw) -> str | list[int]:
 
 
 def check_sampling(body: Generate) -> None:
-    """Raises ApiError for what no engine takes, and for several choices."""
+    """Raises ApiError for invalid parameters and for several choices."""
     if (body.n or 1) != 1 or (body.best_of or 1) != 1:
         raise ApiError(400, "the simulated engine gives one choice: n and best_of must be 1", param="n")
     if body.max_tokens is not None:

@@ -1,4 +1,4 @@
-"""The Responses API as vLLM speaks it for a model that only talks: one message of text, no reasoning, no tool calls."""
+"""The Responses API as in vLLM: one text message, no reasoning, no tool calls."""
 
 from typing import Any
 
@@ -29,7 +29,7 @@ def parse_response(data: bytes) -> ResponseBody:
 
 
 def messages_of(body: ResponseBody) -> list[dict[str, Any]]:
-    """What the chat template is given. Raises ApiError for items that are no message."""
+    """Messages for the chat template. Raises ApiError for other items."""
     messages: list[dict[str, Any]] = []
     if body.instructions:
         messages.append({"role": "system", "content": body.instructions})
@@ -59,8 +59,6 @@ def whole_response(heading: Heading, text: str, numbers: dict[str, Any], _transf
 
 
 class ResponseFrames:
-    """Server-sent events of one streamed response."""
-
     def __init__(self, heading: Heading) -> None:
         self._heading = heading
         self._number = 0
@@ -75,7 +73,6 @@ class ResponseFrames:
         ) + self._event("response.content_part.added", **place, part=_part(""))
 
     def text(self, json_text: str, *, last: bool) -> bytes:  # noqa: ARG002 - as in a chunk, which says so
-        """A delta with this text, which is escaped already."""
         event = self._event("response.output_text.delta", **self._place, delta=_TEXT_MARK, logprobs=[])
         return event.replace(encode(_TEXT_MARK)[1:-1], json_text.encode())
 

@@ -1,5 +1,4 @@
-"""`/rerank` and `/score` as vLLM answers them. A document scores by the share of the query's words that are in it; nothing
-else is meant by it."""
+"""`/rerank` and `/score` in vLLM's format. A document's score is the share of the query's words in it."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""One simulated engine, put together: model, clock, KV events, HTTP. Used by the command and by tests."""
+"""A complete simulated engine: model, clock, KV events, HTTP."""
 
 import asyncio
 import contextlib
@@ -32,8 +32,6 @@ START_POLL_SECONDS = 0.01
 
 
 class EngineServer:
-    """A running engine: where it listens, and the model inside, for whoever wants to look."""
-
     def __init__(self, *, http: HttpServer, host: str, model: EngineModel, publisher: KvEventPublisher | None) -> None:
         self.url = f"http://{host}:{http.bound_port}"
         self.model = model
@@ -43,7 +41,7 @@ class EngineServer:
 
 @contextlib.asynccontextmanager
 async def engine_server(settings: EngineSimSettings, supervisor: Supervisor) -> AsyncIterator[EngineServer]:
-    """Serve while the context is open; what runs in the background ends with the supervisor. Raises ValueError, OSError or TokenizerLoadError when it cannot start."""
+    """Background tasks belong to the supervisor. Raises ValueError, OSError or TokenizerLoadError."""
     tokenizer = await asyncio.to_thread(_tokenizer, settings)
     wording = await asyncio.to_thread(Wording, tokenizer, seed=settings.seed)
     model = engine_model(settings)
@@ -70,7 +68,6 @@ async def engine_server(settings: EngineSimSettings, supervisor: Supervisor) -> 
 
 
 def check(settings: EngineSimSettings) -> None:
-    """Raises ValueError for settings with which no engine could start."""
     ScaledClock(settings.speed)
     engine_model(settings)
     _adapters(settings)
@@ -82,7 +79,7 @@ def check(settings: EngineSimSettings) -> None:
 
 
 def engine_model(settings: EngineSimSettings) -> EngineModel:
-    """The model that these settings describe. Raises ValueError."""
+    """Raises ValueError."""
     return EngineModel(
         PROFILES[settings.engine_model],
         EngineSettings(
@@ -96,7 +93,7 @@ def engine_model(settings: EngineSimSettings) -> EngineModel:
 
 @contextlib.asynccontextmanager
 async def _listening(supervisor: Supervisor, http: HttpServer, engine: SimulatedEngine) -> AsyncIterator[None]:
-    """Open streams end with an error before the server closes, so that it need not wait for them."""
+    """Ends open streams with an error before the server closes, so that it need not wait for them."""
     ended = asyncio.Event()
 
     async def serve() -> None:

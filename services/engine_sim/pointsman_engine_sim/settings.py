@@ -1,4 +1,4 @@
-"""What `pointsman-engine-sim` can be told. Flags that vLLM has are named as vLLM names them."""
+"""Settings of `pointsman-engine-sim`, named as in vLLM where it has them."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""Text of the simulated model: words whose text encodes to the same token again, drawn from a seed."""
+"""Text of the simulated model: words that encode back to the same token, drawn from a seed."""
 
 import json
 import re
@@ -16,8 +16,6 @@ _WORD = re.compile(r" [a-z]{2,12}")
 
 
 class Vocabulary(Protocol):
-    """What is needed of a tokenizer."""
-
     @property
     def vocab_size(self) -> int: ...
 
@@ -27,10 +25,8 @@ class Vocabulary(Protocol):
 
 
 class Wording:
-    """Tokens to speak with, by their role in a sentence, and their texts."""
-
     def __init__(self, vocabulary: Vocabulary, *, seed: int = 0) -> None:
-        """Goes through the vocabulary once. Raises ValueError when there are no words in it."""
+        """Scans the vocabulary. Raises ValueError if it has no words."""
         self._seed = seed
         self._texts: dict[int, str] = {}
         self.words = self._matching(vocabulary, _WORD, WORDS_MAX) or self._anything(vocabulary)
@@ -41,18 +37,16 @@ class Wording:
         self._escaped = {token: json.dumps(text)[1:-1] for token, text in self._texts.items()}
 
     def passage(self, prompt_hash: int) -> "Passage":
-        """What is said after the prompt with this hash: always the same."""
+        """The answer to the prompt with this hash; deterministic."""
         return Passage(self, Random(self._seed << 64 | prompt_hash))
 
     def text(self, ids: list[int]) -> str:
         return "".join([self._texts[token] for token in ids])
 
     def json_text(self, ids: list[int]) -> str:
-        """`text`, escaped to stand inside a JSON string."""
         return "".join([self._escaped[token] for token in ids])
 
     def _marks(self, vocabulary: Vocabulary, marks: str) -> list[int]:
-        """One token for each of `marks`, without those that are none."""
         tokens = {token: mark for mark in marks if (token := _single(vocabulary, mark)) is not None}
         self._texts |= tokens
         return list(tokens)
@@ -85,15 +79,13 @@ class Wording:
 
 
 class Passage:
-    """One answer, as long as it is asked for."""
-
     def __init__(self, wording: Wording, random: Random) -> None:
         self._wording = wording
         self._random = random
         self._ids: list[int] = [random.choice(wording.openings)]
 
     def ids(self, start: int, stop: int) -> list[int]:
-        """Token ids `start` to `stop` (exclusive), counted from the first generated one."""
+        """Ids of generated tokens `start` to `stop` (exclusive)."""
         while len(self._ids) < stop:
             self._continue()
         return self._ids[start:stop]
@@ -102,7 +94,6 @@ class Passage:
         return self._wording.text(self.ids(start, stop))
 
     def json_text(self, start: int, stop: int) -> str:
-        """`text`, escaped to stand inside a JSON string."""
         return self._wording.json_text(self.ids(start, stop))
 
     def _continue(self) -> None:
@@ -113,6 +104,5 @@ class Passage:
 
 
 def _single(vocabulary: Vocabulary, text: str) -> int | None:
-    """The one token that `text` encodes to, if it is one."""
     ids = vocabulary.encode(text, add_special_tokens=False)
     return ids[0] if len(ids) == 1 else None

@@ -1,8 +1,6 @@
-"""The SQL of the archive. In: batches of rows. Out: tables of everything in the log, and a view with a row per request.
-
-Rows are keyed by log and sequence, so storing one again changes nothing; a batch is one transaction. A *log* here is one unbroken
-history: the stream's identity, with `#2`, `#3`... for what followed after the log went back and reused its sequences.
-"""
+"""The archive's SQL: tables of all log entries, and a view with a row per request. Storing again changes nothing. A
+*log* here is one unbroken history: the stream's identity, with `#2`, `#3`... after the log went back and reused
+sequences."""
 
 import contextlib
 from collections.abc import AsyncIterator
@@ -94,7 +92,7 @@ ENDS = tuple(end.__name__ for end in get_args(RequestEnd))
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """One unbroken history of a stream, and how far it is archived. `tail` is the payload at `last`."""
+    """An unbroken history. `tail`: the payload at `last`."""
 
     identity: str
     number: int
@@ -111,8 +109,6 @@ Row = dict[str, Any]
 
 @dataclass(slots=True)
 class Batch:
-    """Rows that are stored in one transaction."""
-
     logs: list[Row] = field(default_factory=list)
     events: list[Row] = field(default_factory=list)
     dead_letters: list[Row] = field(default_factory=list)
@@ -120,20 +116,18 @@ class Batch:
 
 
 class Archive:
-    """The database. Every method raises SQLAlchemyError or OSError when it does not answer."""
+    """Methods raise SQLAlchemyError or OSError if the database does not answer."""
 
     def __init__(self, engine: AsyncEngine) -> None:
         self._engine = engine
 
     async def prepare(self) -> None:
-        """Make the tables and the view where they are missing."""
         async with self._engine.begin() as connection:
             await connection.run_sync(metadata.create_all)
             await connection.execute(text("DROP VIEW IF EXISTS requests"))
             await connection.execute(text(f"CREATE VIEW requests AS {_compiled(self._engine.dialect)}"))
 
     async def latest_branch(self, identity: str) -> Branch | None:
-        """The newest history of this stream, or None where nothing of it is archived."""
         newest = select(func.max(logs.c.branch)).where(logs.c.identity == identity)
         async with self._engine.connect() as connection:
             number = (await connection.execute(newest)).scalar()
@@ -143,7 +137,6 @@ class Archive:
             return await _with_tail(connection, branch)
 
     async def store(self, batch: Batch) -> None:
-        """Store what is not yet there, all or nothing."""
         async with self._engine.begin() as connection:
             for row in batch.logs:
                 await _insert_missing(connection, logs, [row], logs.c.log == row["log"], "log")
@@ -156,7 +149,7 @@ class Archive:
 
 @asynccontextmanager
 async def open_archive(url: str) -> AsyncIterator[Archive]:
-    """The archive at a SQLAlchemy URL; connects when used. Raises click.BadParameter for a URL without an installed async driver."""
+    """Connects when used. Raises click.BadParameter for a URL without an installed async driver."""
     try:
         parsed = make_url(url)
         engine = create_async_engine(parsed, pool_pre_ping=True)
@@ -179,7 +172,6 @@ def _make_directory(file: Path) -> None:
 
 
 def _share_sqlite(connection: Any, _record: object) -> None:
-    """Let others read while we write, and do not wait for the disk at each transaction."""
     cursor = connection.cursor()
     cursor.execute("PRAGMA journal_mode=WAL")
     cursor.execute("PRAGMA synchronous=NORMAL")
@@ -212,7 +204,6 @@ def _by_log(rows: list[Row]) -> dict[str, list[Row]]:
 async def _insert_missing(
     connection: AsyncConnection, table: Table, rows: list[Row], same: ColumnElement[bool], key: str
 ) -> None:
-    """Insert the rows whose `key` is not among those stored where `same` holds."""
     known = set((await connection.execute(select(table.c[key]).where(same))).scalars())
     missing = list({row[key]: row for row in rows if row[key] not in known}.values())
     if missing:
@@ -224,7 +215,7 @@ def _compiled(dialect: Dialect) -> str:
 
 
 def requests(dialect: Dialect) -> Select[Any]:
-    """One row per request and log: what was asked, where it went, how it ended. `ends` is 1 in a healthy log."""
+    """One row per request and log: request, placement, end. `ends` is 1 in a healthy log."""
 
     def word(kind: str, name: str) -> ColumnElement[Any]:
         return func.max(case((events.c.type == kind, _payload(dialect)[name].as_string())))
@@ -270,5 +261,5 @@ def requests(dialect: Dialect) -> Select[Any]:
 
 
 def _payload(dialect: Dialect) -> Any:
-    """The payload as something to take fields from. In SQLite JSON is text, and a cast to it would make a number."""
+    """The payload as a JSON expression. In SQLite JSON is text, and a cast would make it a number."""
     return type_coerce(events.c.payload, JSON) if dialect.name == "sqlite" else cast(events.c.payload, JSON)

@@ -12,9 +12,7 @@ from pointsman_recorder.service import Recorder
 from pointsman_recorder.settings import RecorderSettings
 
 BATCH_EVENTS_MAX = 500
-"""Log entries in one transaction."""
 BATCH_WALL_SECONDS = WallSeconds(0.1)
-"""How long an entry waits for others to share its transaction."""
 
 
 @command(RecorderSettings, name="pointsman-recorder", table="recorder")

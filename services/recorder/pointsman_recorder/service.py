@@ -1,9 +1,6 @@
-"""The recorder. In: every entry of the log. Out: each of them once, in SQL.
-
-Two tasks with a bounded queue between them: `collect` reads, `archive` stores a batch in one transaction. The highest sequence in
-SQL says how far it is; after a crash reading resumes with that very entry. If it is another now, the log went back, and what
-follows is archived as a history of its own. While the database is away the queue fills and reading waits.
-"""
+"""The recorder. In: every log entry. Out: each of them once, in SQL. After a crash reading resumes at the highest
+archived sequence; if that entry differs now, the log went back, and a new history begins. While the database is away
+the queue fills and reading waits."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -31,22 +28,19 @@ RETRY_SECONDS_MIN: WallSeconds = WallSeconds(0.1)
 RETRY_SECONDS_MAX: WallSeconds = WallSeconds(5.0)
 FINISH_SECONDS_MAX = 2.0
 SUBJECT_LENGTH_MAX = 255
-"""As the column has."""
 NUL_ESCAPE = b"\\u0000"
-"""PostgreSQL cannot parse JSON with it, so the view of all requests would fail."""
+"""PostgreSQL cannot parse JSON with NUL, so the view of all requests would fail."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """An entry of a history."""
-
     branch: Branch
     entry: LogEntry
 
 
 @dataclass(frozen=True, slots=True)
 class _Opened:
-    """A history begins at `first`, or goes on there behind a gap."""
+    """A history starts at `first`, or continues there after a gap."""
 
     branch: Branch
     first: Sequence
@@ -59,8 +53,6 @@ _Item = _Read | _Opened
 
 
 class Recorder:
-    """Archives one pool's log until `finish`."""
-
     def __init__(
         self,
         event_log: EventLog,
@@ -83,7 +75,6 @@ class Recorder:
         board.missing(ARCHIVE_PART, "not opened yet")
 
     async def collect(self) -> None:
-        """Read the log from where the archive ends. Never returns."""
         await self._persistently(self._archive.prepare)
         branch = await self._resume_point()
         log.info("recording", log=branch.log, after_sequence=branch.last)
@@ -91,7 +82,6 @@ class Recorder:
             branch = await self._follow(branch)
 
     async def archive(self) -> None:
-        """Store what was collected, in its order, until `finish`."""
         finished = False
         while not finished:
             items, finished = await self._next_items()
@@ -100,15 +90,13 @@ class Recorder:
         self._finished.set()
 
     async def finish(self) -> None:
-        """Store what was collected so far, for at most FINISH_SECONDS_MAX. What comes later waits in the log."""
+        """Store what is collected, within FINISH_SECONDS_MAX; the rest stays in the log."""
         try:
             async with asyncio.timeout(FINISH_SECONDS_MAX):
                 await self._queue.put(None)
                 await self._finished.wait()
         except TimeoutError:
             log.warning("archive_flush_timeout", entries=self._queue.qsize(), note="the next start goes on from SQL")
-
-    # -- collecting --------------------------------------------------------------------------------------------------
 
     async def _resume_point(self) -> Branch:
         extent = await self._extent()
@@ -122,7 +110,7 @@ class Recorder:
         return branch
 
     async def _follow(self, branch: Branch) -> Branch:
-        """Collect the history `branch`. Returns the one to follow instead, from its start."""
+        """Collect `branch`. Returns the next branch to follow, from its start."""
         last = branch.last
         async for found in self._log.read(max(1, last)):
             if isinstance(found, LogReset):
@@ -140,7 +128,7 @@ class Recorder:
         raise AssertionError(ended)
 
     async def _after_reset(self, branch: Branch, last: Sequence, reset: LogReset) -> Branch:
-        """Entries that are missing leave a gap in the same history; used sequences make another."""
+        """Missing entries leave a gap in the history; reused sequences start a new one."""
         identity = (await self._extent()).identity
         first = reset.first_sequence
         same = identity == branch.identity and first > last
@@ -161,7 +149,6 @@ class Recorder:
         await self._queue.put(opened)
 
     async def _extent(self) -> LogExtent:
-        """What the log holds, as soon as it answers."""
         while True:
             try:
                 return await self._log.extent()
@@ -169,10 +156,8 @@ class Recorder:
                 self._board.missing(ARCHIVE_PART, f"the log does not answer: {error}")
                 await self._clock.sleep_wall(RETRY_SECONDS_MIN)
 
-    # -- archiving ---------------------------------------------------------------------------------------------------
-
     async def _next_items(self) -> tuple[list[_Item], bool]:
-        """A batch of what has come in, and whether that was the last. Waits a moment for more."""
+        """Returns a batch, and whether it is the last. Waits briefly for more."""
         first = await self._queue.get()
         if first is not None and self._queue.qsize() + 1 < self._batch_events:
             await self._clock.sleep_wall(self._batch_seconds)
@@ -186,7 +171,7 @@ class Recorder:
         return items, True
 
     async def _store(self, items: list[_Item]) -> None:
-        """Store all; an entry whose content the database refuses becomes a dead letter."""
+        """An entry that the database rejects becomes a dead letter."""
         try:
             await self._persistently(partial(self._archive.store, _batch_of(items)))
         except DataError as error:
@@ -200,7 +185,7 @@ class Recorder:
             RECORDER_ARCHIVED_SEQUENCE.set(last.entry.sequence)
 
     async def _persistently(self, step: Callable[[], Awaitable[T]]) -> T:
-        """Repeat a step with the database until it works; not ready meanwhile. Raises DataError."""
+        """Retry a database step until it succeeds; not ready meanwhile. Raises DataError."""
         backoff = Backoff(RETRY_SECONDS_MIN, RETRY_SECONDS_MAX)
         while True:
             try:

@@ -12,8 +12,7 @@ from pointsman.state.state import State
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decider:
-    """Stateless. `dropped`: how many entries the log lost before those in the State; decisions among them have no higher number
-    than their entry."""
+    """`dropped`: entries the log lost before the State's; a lost decision's number is at most that."""
 
     policy: ScalingPolicy
     limits: Limits
@@ -21,7 +20,6 @@ class Decider:
     dropped: Callable[[], Sequence] = lambda: 0
 
     def decide(self, state: State, now: Seconds) -> ScaleDecided | None:
-        """What to write now; None where the size stays."""
         wanted = state.scaling.wanted
         if wanted is None:
             return self.decision(state, self._first_target(state), now)
@@ -32,16 +30,15 @@ class Decider:
         return self.decision(state, found, now) if found else None
 
     def asked(self, state: State, wanted: int, asker: str, now: Seconds) -> ScaleDecided:
-        """An operator's decision."""
         return self.decision(state, ScaleTarget(wanted, f"{asker or 'somebody'} asked for {wanted}"), now)
 
     def again(self, state: State, now: Seconds) -> ScaleDecided | None:
-        """The newest decision once more, for a log that is about to lose it."""
+        """Repeats the newest decision for a log that is about to drop it."""
         newest = state.scaling.decided
         return self.decision(state, ScaleTarget(newest.wanted, newest.reason), now) if newest else None
 
     def outside(self, wanted: int) -> str:
-        """Why the pool cannot have this size, or nothing."""
+        """Why the pool cannot have this size, or ""."""
         limits = self.limits
         if limits.lowest <= wanted <= limits.highest:
             return ""
@@ -60,12 +57,12 @@ class Decider:
         )
 
     def _first_target(self, state: State) -> ScaleTarget:
-        """The instances there are, within the bounds, but at least one: only a running engine says which model it serves."""
+        """At least one: only a running engine reports its model."""
         there = sum(not instance.draining for instance in state.fleet.instances)
         wanted = max(1, min(max(there, self.limits.lowest), self.limits.highest))
         return ScaleTarget(wanted, f"the first decision of this pool: {there} are there")
 
 
 def in_service(state: State) -> list[Instance]:
-    """Instances that count as capacity: they take requests, and have answered since they joined."""
+    """Instances that take requests and have answered since they joined."""
     return [i for i in state.fleet.instances if i.status is Status.READY and i.answered]

@@ -17,7 +17,7 @@ from pointsman_scaler.settings import ScalerSettings
 
 
 def chosen_provider(settings: ScalerSettings) -> InstanceProvider:
-    """Raises click.BadParameter, saying what is missing."""
+    """Raises click.BadParameter for missing settings."""
     try:
         return _made(settings)
     except ProviderError as error:
@@ -57,6 +57,5 @@ def _made(settings: ScalerSettings) -> InstanceProvider:
 
 
 def _worker_environment(settings: ScalerSettings) -> dict[str, str]:
-    """The settings that a started instance's worker shares with the fleet."""
     common = {field.name: getattr(settings, field.name) for field in fields(FleetSettings)}
     return environment({**common, "engine_model": settings.engine_model})

@@ -1,7 +1,4 @@
-"""The next steps from what there is to what was decided. In: State and the provider's instances. Out: Steps.
-
-Stateless: steps already taken are not found again, by this scaler or another.
-"""
+"""Steps from the present pool to the decided one. Stateless: steps already taken are not found again."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,8 +12,6 @@ from pointsman_scaler.decider import in_service
 
 @dataclass(frozen=True, slots=True)
 class Grow:
-    """Run `total` instances, of which `missing` do not run yet."""
-
     total: int
     missing: int
 
@@ -28,7 +23,7 @@ class Drain:
 
 @dataclass(frozen=True, slots=True)
 class Undrain:
-    """It is needed again; its cache is still warm."""
+    """Needed again; its cache is still warm."""
 
     instance: InstanceId
 
@@ -44,8 +39,7 @@ Step = Grow | Drain | Undrain | Stop
 
 @dataclass(frozen=True, slots=True)
 class PoolStatus:
-    """`staying` take requests or will again; `coming` were started and have not joined; `leaving` drain to be stopped; `overdue`
-    should have joined long ago."""
+    """`coming` have not joined yet; `leaving` drain; `overdue` should have joined."""
 
     staying: tuple[Instance, ...]
     coming: tuple[InstanceId, ...]
@@ -59,12 +53,11 @@ class PoolStatus:
         return len(self.staying) + len(self.coming)
 
     def settled(self, wanted: int) -> bool:
-        """Whether all of them answer, and none comes or leaves."""
         return self.in_service == wanted == self.total and not self.leaving
 
 
 def pool_status(state: State, provided: list[ProvidedInstance], *, start_seconds_max: Seconds) -> PoolStatus:
-    """`start_seconds_max`: wall seconds that a started instance may take to join."""
+    """`start_seconds_max`: wall seconds for a started instance to join."""
     instances = state.fleet.instances
     absent = [p for p in provided if p.instance not in state.fleet]
     return PoolStatus(
@@ -85,7 +78,7 @@ def next_steps(
     stoppable: Callable[[list[InstanceId]], list[InstanceId]],
     may_stop: Callable[[Instance], str],
 ) -> list[Step]:
-    """What to do now. `may_stop` says why a leaving instance may be stopped by now, or nothing."""
+    """`may_stop` returns why a leaving instance may be stopped now, or ""."""
     steps: list[Step] = [Stop(instance, "it has not joined in time") for instance in count.overdue]
     missing = wanted - count.total
     leaving = [i for i in count.leaving if i.id in count.provided]
@@ -103,7 +96,6 @@ def next_steps(
 
 
 def requests_at(state: State, instance: InstanceId) -> int:
-    """Requests of an instance, in any stage."""
     line = state.workload.queues.get(instance)
     return line.requests if line else 0
 
@@ -111,8 +103,8 @@ def requests_at(state: State, instance: InstanceId) -> int:
 def _scale_down_candidate(
     state: State, count: PoolStatus, stoppable: Callable[[list[InstanceId]], list[InstanceId]], *, empties: bool
 ) -> InstanceId | None:
-    """Of those that may be stopped: one that is of no use, else the one with the least requests and blocks. Unless the pool is to
-    be emptied, none that the others need in order to serve."""
+    """A useless one, else the one with the fewest requests and blocks; never the last of a needed role unless
+    `empties`."""
     running = [instance for instance in count.provided if instance not in count.overdue]
     allowed = set(stoppable(running))
     candidates = [i for i in count.staying if i.id in allowed and (empties or not _is_needed(state, i))]
@@ -126,7 +118,6 @@ def _is_of_use(instance: Instance) -> bool:
 
 
 def _is_needed(state: State, instance: Instance) -> bool:
-    """Whether without it none could prefill, or none decode."""
     serving = in_service(state)
     others = {other.role for other in serving if other.id != instance.id}
     return instance in serving and not (others & {"prefill", "both"} and others & {"decode", "both"})

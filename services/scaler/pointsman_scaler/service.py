@@ -1,9 +1,6 @@
-"""The scaler. In: the pool's log, its provider's instances, `cmd.scale`. Out: ScaleDecided, ScaleApplied, provider calls.
-
-A decision is an event in the log; steps follow from the log and from what runs, whoever decided (`reconciler`). One scaler holds
-the lease and acts. A second one does no harm: decisions are numbered and every step may be repeated. Without a scaler the pool
-keeps its size.
-"""
+"""The scaler. In: the pool's log, the provider's instances, `cmd.scale`. Out: ScaleDecided, ScaleApplied, provider
+calls. Steps follow from the log (`reconciler`). The lease holder acts; two at once do no harm, since decisions are
+numbered and steps idempotent. Without a scaler the size stays."""
 
 import asyncio
 from collections import Counter
@@ -44,19 +41,15 @@ log = structlog.get_logger()
 TICK_WALL_SECONDS: WallSeconds = WallSeconds(0.5)
 REPORT_WALL_SECONDS: WallSeconds = WallSeconds(1.0)
 READ_BACK_WALL_SECONDS: WallSeconds = WallSeconds(2.0)
-"""How long a decision may take to come back through the log."""
 LOG_CHECK_WALL_SECONDS: WallSeconds = WallSeconds(5.0)
-"""How often to check whether the log is about to lose the newest decision."""
 SIZE = "size"
 
 
 class LeaseLostError(Exception):
-    """This scaler acts no longer."""
+    pass
 
 
 class ScalerService:
-    """One scaler of one pool."""
-
     def __init__(
         self,
         *,
@@ -70,7 +63,7 @@ class ScalerService:
         settings: ScalerSettings,
         name: str,
     ) -> None:
-        """`name`: unlike that of any other process, ever."""
+        """`name`: unique for all time."""
         pool = PoolSettings(block_tokens=settings.block_tokens, speed=settings.speed)
         self._log = event_log
         self._commands = commands
@@ -96,7 +89,6 @@ class ScalerService:
             dropped=lambda: self._follower.begun - 1,
         )
         self._decided_at: Sequence = 0
-        """Where the newest decision is in the log."""
         self._log_checked_at = clock.wall()
         self._board = board
         if provider.name != "static":
@@ -108,15 +100,13 @@ class ScalerService:
 
     @property
     def acts(self) -> bool:
-        """Whether it is this scaler that decides and acts now."""
         return self._leadership.holds
 
     async def run(self) -> None:
-        """Follow the log. Never returns."""
         await self._follower.run()
 
     async def act(self) -> None:
-        """Wait for the lease, decide and act while it is ours, and wait again. Never returns."""
+        """Decide and act whenever it holds the lease. Never returns."""
         while True:
             await self._leadership.obtain(term_of_log=self._term_of_log)
             log.info("scaler_active", policy=self._decider.policy.name, provider=self._runner.provider.name)
@@ -131,11 +121,10 @@ class ScalerService:
                 log.warning("scaler_standby", reason=str(lost.exceptions[0]))
 
     async def resign(self) -> None:
-        """Let another act at once. What is begun goes on by itself, or is taken up by who acts next."""
+        """Release the lease; the next holder continues unfinished steps."""
         await self._leadership.resign()
 
     async def report(self) -> None:
-        """Update the gauges and log each change of size. Never returns."""
         reported: Counter[Status] = Counter()
         while True:
             sizes = pool_sizes(self.state)
@@ -153,15 +142,12 @@ class ScalerService:
         if isinstance(event, ScaleDecided) and event is self.state.scaling.decided:
             self._decided_at = self.state.sequence
 
-    # Acting
-
     def _term_of_log(self) -> Term | None:
         if not self._follower.caught_up:
             return None
         return Term(0 if self.state.scaling.decided is None else 1)
 
     async def _keep_lease(self) -> None:
-        """Raises LeaseLostError."""
         raise LeaseLostError(await self._leadership.keep(deposed=lambda: ""))
 
     async def _tick_for_ever(self) -> None:
@@ -172,7 +158,6 @@ class ScalerService:
             await self._clock.sleep_wall(TICK_WALL_SECONDS)
 
     async def _tick(self) -> None:
-        """Decide if there is something to decide, then take the steps that are due."""
         decision = self._decider.decide(self.state, self._clock.now())
         if decision is None and await self._may_be_lost():
             decision = self._decider.again(self.state, self._clock.now())
@@ -184,7 +169,6 @@ class ScalerService:
             self._runner.fail(str(error))
 
     async def _reconcile(self) -> None:
-        """Raises ProviderError."""
         wanted = self.state.scaling.wanted
         if wanted is None:
             return
@@ -199,7 +183,7 @@ class ScalerService:
                 await self._append_applied(status, wanted)
 
     async def _may_be_lost(self) -> bool:
-        """Whether the newest decision is in the older half of a log that drops entries. Seldom asked, and then no."""
+        """Whether the newest decision is in the older half of a log that drops entries. Rarely queried."""
         if self._clock.wall() - self._log_checked_at < LOG_CHECK_WALL_SECONDS:
             return False
         self._log_checked_at = self._clock.wall()
@@ -223,7 +207,7 @@ class ScalerService:
         )
 
     async def _write(self, decision: ScaleDecided) -> bool:
-        """Put a decision into the log and wait for the one of its number to come back; whether it did."""
+        """Append a decision; returns whether it came back through the log."""
         log.info("scale_decided", current=decision.current, wanted=decision.wanted, reason=decision.reason)
         if not self.acts or not await self._append(decision):
             return False
@@ -242,8 +226,6 @@ class ScalerService:
             return False
         return True
 
-    # Commands
-
     async def _on_scale(self, command: AnyCommand, reply: Reply) -> None:
         if not isinstance(command, ScalePool) or not self.acts:
             return
@@ -253,7 +235,7 @@ class ScalerService:
         await reply(self._answer(refusal))
 
     async def _asked_for(self, wanted: int, asker: str) -> str:
-        """Why it could not be decided, or nothing. Who asks twice for the same has decided once."""
+        """Returns why it was not decided, or "". A repeated request is decided once."""
         if wanted == self.state.scaling.wanted:
             return ""
         decision = self._decider.asked(self.state, wanted, asker, self._clock.now())
@@ -283,5 +265,4 @@ class ScalerService:
 
 
 def pool_sizes(state: State) -> Counter[Status]:
-    """How many instances there are of each status."""
     return Counter(instance.status for instance in state.fleet.instances)

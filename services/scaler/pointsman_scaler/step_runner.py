@@ -1,4 +1,4 @@
-"""Takes the steps of the reconciler. In: State and the provider's instances. Out: provider calls, drain commands to the leader."""
+"""Takes the reconciler's steps: provider calls, and drain commands to the leader."""
 
 import structlog
 
@@ -27,16 +27,13 @@ log = structlog.get_logger()
 
 COMMAND_WALL_SECONDS: WallSeconds = WallSeconds(2.0)
 SETTLE_WALL_SECONDS: WallSeconds = WallSeconds(2.0)
-"""How long an instance drains at least before it counts as idle: two reports of its worker."""
+"""Minimum drain before an instance counts as idle: two worker reports."""
 GROWTH_WAIT_WALL_SECONDS: WallSeconds = WallSeconds(1.0)
 GROWTH_WAIT_WALL_SECONDS_MAX: WallSeconds = WallSeconds(60.0)
-"""Pauses before starting engines again, while those that were started do not answer."""
 LEAVING_REASON = "the pool shrinks"
 
 
 class StepRunner:
-    """`status` is the pool as last counted, `error` what could not be done last."""
-
     def __init__(self, provider: InstanceProvider, commands: Commands, clock: Clock, settings: ScalerSettings) -> None:
         self.provider = provider
         self.status: PoolStatus | None = None
@@ -49,7 +46,7 @@ class StepRunner:
         self._growth = Backoff(GROWTH_WAIT_WALL_SECONDS, GROWTH_WAIT_WALL_SECONDS_MAX)
 
     async def steps(self, state: State, wanted: int) -> list[Step]:
-        """What to do now; nothing where the pool is as wanted or changes already. Raises ProviderError."""
+        """Empty if the pool is as wanted or already changing. Raises ProviderError."""
         provided = await self.provider.running()
         status = self.status = pool_status(state, provided, start_seconds_max=self._settings.start_seconds_max)
         wall = self._clock.wall()
@@ -76,12 +73,10 @@ class StepRunner:
                 await self.provider.stop(step.instance)
 
     def settled(self) -> None:
-        """The pool has the size that was decided."""
         self._growth.reset()
         self._grows_after, self.error = WallSeconds(0.0), ""
 
     def fail(self, error: str) -> None:
-        """Count an error, and log it unless it was the last one."""
         telemetry.SCALER_ERRORS.inc()
         if error != self.error:
             log.warning("scaler_error", trouble=error)
@@ -96,7 +91,7 @@ class StepRunner:
         await self.provider.grow(step.total)
 
     async def _command_leader(self, command: DrainInstance | UndrainInstance) -> None:
-        """Repeated at the next tick if there was no answer."""
+        """Retried at the next tick without an answer."""
         subject = drain_subject(PoolName(self._settings.pool))
         try:
             answer = await self._commands.request(subject, command, timeout=COMMAND_WALL_SECONDS)
@@ -109,7 +104,7 @@ class StepRunner:
         log.info("drain_requested", command=type(command).__name__, instance=command.instance)
 
     def _may_stop(self, state: State, instance: Instance) -> str:
-        """Why a leaving instance may be stopped by now; empty while it may not."""
+        """Why a leaving instance may be stopped now, or ""."""
         drained = self._clock.wall() - self._leaving_since.get(instance.id, self._clock.wall())
         requests = requests_at(state, instance.id)
         if drained > self._settings.drain_seconds_max:

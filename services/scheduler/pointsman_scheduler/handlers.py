@@ -39,7 +39,7 @@ from pointsman.ports import Clock, CommandHandler, Reply
 from pointsman.primitives import PoolName, Seconds
 from pointsman.runtime import telemetry
 from pointsman_scheduler.fleet_status import describe_fleet
-from pointsman_scheduler.leader import ActiveTerm, Leader, send
+from pointsman_scheduler.leader import ActiveTerm, Candidacy, send
 from pointsman_scheduler.replica import Replica
 from pointsman_scheduler.waiters import UNGRANTED
 
@@ -48,7 +48,7 @@ log = structlog.get_logger()
 
 class CommandHandlers:
     def __init__(
-        self, *, leader: Leader, replica: Replica, clock: Clock, policies: PolicySet, pool: PoolName, name: str
+        self, *, leader: Candidacy, replica: Replica, clock: Clock, policies: PolicySet, pool: PoolName, name: str
     ):
         self._leader = leader
         self._replica = replica

@@ -14,8 +14,8 @@ from pointsman.runtime import telemetry
 from pointsman.runtime.containment import contained
 from pointsman.state.workload import Request
 from pointsman_scheduler.fleet_status import FleetGauges
-from pointsman_scheduler.heartbeats import Heartbeats
-from pointsman_scheduler.leader import ActiveTerm, Leader
+from pointsman_scheduler.leader import ActiveTerm, Candidacy
+from pointsman_scheduler.log_liveness import LogLiveness
 from pointsman_scheduler.replica import Replica
 from pointsman_scheduler.settings import SchedulerSettings
 from pointsman_scheduler.waiters import UNGRANTED
@@ -35,12 +35,12 @@ class Housekeeping:
     def __init__(
         self,
         *,
-        leader: Leader,
+        leader: Candidacy,
         replica: Replica,
         commands: Commands,
         clock: Clock,
         settings: SchedulerSettings,
-        heartbeats: Heartbeats,
+        heartbeats: LogLiveness,
     ) -> None:
         self._leader = leader
         self._replica = replica

@@ -26,7 +26,7 @@ from pointsman.primitives import Term, WallSeconds
 from pointsman.runtime.health import HealthBoard
 from pointsman.runtime.leadership import Leadership
 from pointsman.state.state import State
-from pointsman_scheduler.heartbeats import Heartbeats
+from pointsman_scheduler.log_liveness import LogLiveness
 from pointsman_scheduler.migrating import MigrationHandler
 from pointsman_scheduler.ownership import Ownership
 from pointsman_scheduler.replica import Replica
@@ -46,7 +46,7 @@ class DeposedError(Exception):
 
 class ActiveTerm:
     def __init__(
-        self, state: State, policies: PolicySet, term: Term, fence: Fence, event_log: EventLog, heartbeats: Heartbeats
+        self, state: State, policies: PolicySet, term: Term, fence: Fence, event_log: EventLog, heartbeats: LogLiveness
     ) -> None:
         self.dispatcher = Dispatcher(state, policies, term=term, on_decision=self._collect)
         self.waiters = Waiters(self.dispatcher)
@@ -82,7 +82,7 @@ async def send(answers: Answers) -> None:
         await reply(answer)
 
 
-class Leader:
+class Candidacy:
     def __init__(
         self,
         *,
@@ -93,7 +93,7 @@ class Leader:
         policies: PolicySet,
         name: str,
         replica: Replica,
-        heartbeats: Heartbeats,
+        heartbeats: LogLiveness,
     ) -> None:
         self._log = event_log
         self._clock = clock

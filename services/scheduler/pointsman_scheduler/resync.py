@@ -9,7 +9,7 @@ from pointsman.primitives import Epoch, InstanceId, PoolName, Seconds, WallSecon
 from pointsman.runtime import telemetry
 from pointsman.runtime.containment import contained
 from pointsman.state.state import State
-from pointsman_scheduler.leader import Leader
+from pointsman_scheduler.leader import Candidacy
 from pointsman_scheduler.replica import Replica
 
 log = structlog.get_logger()
@@ -19,7 +19,9 @@ TIMEOUT_WALL_SECONDS: WallSeconds = WallSeconds(1.0)
 
 
 class Resync:
-    def __init__(self, *, leader: Leader, replica: Replica, commands: Commands, clock: Clock, pool: PoolName) -> None:
+    def __init__(
+        self, *, leader: Candidacy, replica: Replica, commands: Commands, clock: Clock, pool: PoolName
+    ) -> None:
         self._leader = leader
         self._replica = replica
         self._commands = commands

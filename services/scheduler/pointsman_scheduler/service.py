@@ -21,9 +21,9 @@ from pointsman.runtime.leadership import Leadership
 from pointsman.state.state import State
 from pointsman_scheduler.fleet_status import FleetWarnings
 from pointsman_scheduler.handlers import CommandHandlers
-from pointsman_scheduler.heartbeats import Heartbeats
 from pointsman_scheduler.housekeeping import Housekeeping
-from pointsman_scheduler.leader import LEADERSHIP, ActiveTerm, DeposedError, Leader
+from pointsman_scheduler.leader import LEADERSHIP, ActiveTerm, Candidacy, DeposedError
+from pointsman_scheduler.log_liveness import LogLiveness
 from pointsman_scheduler.policy_config import empty_state
 from pointsman_scheduler.recovery import LogBrokenError, Recovery, StartPoint
 from pointsman_scheduler.replica import Replica
@@ -62,8 +62,8 @@ class SchedulerService:
             empty_state=lambda: empty_state(settings, policies),
         )
         self._replica = replica = Replica(empty_state(settings, policies))
-        self._heartbeats = heartbeats = Heartbeats(clock, suspect_seconds=settings.suspect_seconds)
-        self._leader = leader = Leader(
+        self._heartbeats = heartbeats = LogLiveness(clock, suspect_seconds=settings.suspect_seconds)
+        self._leader = leader = Candidacy(
             event_log=event_log,
             clock=clock,
             board=board,

@@ -1,31 +1,25 @@
-"""Waits between attempts. In: the first and the longest wait. Out: doubling waits, with jitter so that processes that failed
-together do not retry together."""
+"""Exponential backoff between attempts, with jitter so that processes that failed together do not retry together."""
 
 import random
 
 from pointsman.primitives import WallSeconds
 
 JITTER = 0.25
-"""Largest share by which a wait is shortened."""
 FIRST_RESTART_WAIT_SECONDS: float = 0.5
 RESTART_WAIT_SECONDS_MAX: float = 30.0
 RUNS_WELL_SECONDS: float = 60.0
-"""A process that ran so long since its last start restarts after the first, short wait."""
+"""A process that ran this long restarts after the first wait again."""
 
 chance = random.Random()
-"""Source of all jitter in this process. The laboratory seeds it."""
 
 
 class Backoff:
-    """Wall seconds before each further attempt; `reset` after a success."""
-
     __slots__ = ("_first", "_longest", "attempts")
 
     def __init__(self, first_seconds: WallSeconds, longest_seconds: WallSeconds) -> None:
         self._first = first_seconds
         self._longest = longest_seconds
         self.attempts = 0
-        """Failures since the last reset."""
 
     def next_wait(self) -> WallSeconds:
         wait = min(self._longest, self._first * 2.0 ** min(self.attempts, 60))
@@ -37,14 +31,12 @@ class Backoff:
 
 
 class RestartBackoff:
-    """Wall seconds before a process that has ended is started again, without jitter."""
-
     def __init__(self) -> None:
         self._wait: float = 0.0
         self._started_at = float("-inf")
 
     def wait(self, now: float) -> float:
-        """Doubles up to RESTART_WAIT_SECONDS_MAX until the process has run for RUNS_WELL_SECONDS."""
+        """Doubles up to RESTART_WAIT_SECONDS_MAX until the process has run for RUNS_WELL_SECONDS. No jitter."""
         ran_well = now - self._started_at >= RUNS_WELL_SECONDS
         self._wait = FIRST_RESTART_WAIT_SECONDS if ran_well else min(RESTART_WAIT_SECONDS_MAX, 2 * self._wait)
         self._started_at = now + self._wait

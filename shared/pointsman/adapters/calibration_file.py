@@ -1,7 +1,4 @@
-"""What an engine was measured to cost, in a file: `pointsman calibrate` writes it, the engine's worker reads it.
-
-Readable JSON, with the measurements, so that a fit can be checked later.
-"""
+"""Measured costs of an engine, as a JSON file: `pointsman calibrate` writes it, the worker reads it."""
 
 from pathlib import Path
 
@@ -12,11 +9,11 @@ from pointsman.primitives import Seconds, Tokens
 
 
 class CalibrationError(ValueError):
-    """No calibration can be read there; the message says where and why."""
+    pass
 
 
 class Measurement(msgspec.Struct, frozen=True, kw_only=True):
-    """How long the first token of a prompt took, alone on the engine, engine seconds: the median of `repeats`."""
+    """Median time to first token over `repeats`, engine seconds, with no other request on the engine."""
 
     total: Tokens
     cached: Tokens
@@ -25,7 +22,7 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Calibration(msgspec.Struct, frozen=True, kw_only=True):
-    """One engine, measured. `error`: median absolute error of the fit over the measurements, as a share."""
+    """`error`: median absolute error of the fit over the measurements, as a share."""
 
     model: str
     prefill: PrefillCost
@@ -35,7 +32,6 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
     engine: str = ""
     engine_version: str = ""
     measured_at: str = ""
-    """UTC, ISO 8601."""
 
 
 _calibration = msgspec.json.Decoder(Calibration)
@@ -54,7 +50,7 @@ def read_calibration(path: Path) -> Calibration:
 
 
 def write_calibration(path: Path, calibration: Calibration) -> None:
-    """Whole or not at all, with its directory. Raises OSError."""
+    """Atomic; creates the directory. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(path.name + ".new")
     unfinished.write_bytes(msgspec.json.format(msgspec.json.encode(calibration), indent=1) + b"\n")

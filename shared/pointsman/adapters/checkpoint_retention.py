@@ -1,5 +1,5 @@
-"""Which checkpoint to drop for a new one. Kept are the oldest still usable, the newest two, and between them those that leave the
-smallest gaps, so that a reader can start anywhere in what the log holds."""
+"""Chooses the checkpoint to replace. Keeps the oldest usable one, the newest two, and those between with the smallest
+gaps."""
 
 from collections.abc import Iterable
 from itertools import pairwise
@@ -11,10 +11,8 @@ CHECKPOINTS_KEPT = 6
 
 
 def superseded(kept: Iterable[CheckpointLabel], new: CheckpointLabel, *, log_begins: Sequence) -> CheckpointLabel:
-    """Which of at least three is forgotten for the new one, of a log whose first entry is `log_begins`.
-
-    First what no reader can use, the newest aside: of another log, of another fold, of an entry that is gone.
-    """
+    """Returns the one of at least three to drop, given the log's first sequence. Unusable ones go first: other log,
+    other fold code, or older than the log; never the newest."""
     *older, newest = sorted(kept, key=lambda label: label.as_of)
     useless = [label for label in older if not _is_like(label, new) or label.as_of < log_begins]
     if useless:

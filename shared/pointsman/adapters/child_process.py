@@ -1,4 +1,4 @@
-"""Child processes that do not outlive their parent. In: a command line and a log file. Out: a Popen in a process group of its own."""
+"""Starts child processes that end with their parent."""
 
 import ctypes
 import os
@@ -23,12 +23,8 @@ def spawn(
     session: bool = False,
     parent_death: signal.Signals | None = signal.SIGKILL,
 ) -> "subprocess.Popen[bytes]":
-    """Start a program without standard input; both outputs are appended to `output` (None: inherited).
-
-    It gets its own process group, or with `session` its own session. `parent_death` is the signal the kernel sends it when
-    the starting thread ends: SIGTERM for a program that ends its own children, None for one that lives on.
-    Raises OSError.
-    """
+    """Both outputs are appended to `output` (None: inherited). `parent_death`: the signal when the starting thread
+    ends; SIGTERM for a program that ends its own children, None for one that lives on. Raises OSError."""
     with ExitStack() as files:
         log = files.enter_context(output.open("ab")) if output is not None else None
         return subprocess.Popen(
@@ -45,7 +41,7 @@ def spawn(
 
 
 def end(process: "subprocess.Popen[bytes]", number: signal.Signals, seconds_max: Seconds) -> None:
-    """Send the signal and wait; after `seconds_max` kill. Then kill what is left of its group. Blocks."""
+    """Send the signal, kill after `seconds_max`, then kill the rest of the process group. Blocks."""
     process.send_signal(number)
     with suppress(subprocess.TimeoutExpired):
         process.wait(seconds_max)
@@ -54,17 +50,13 @@ def end(process: "subprocess.Popen[bytes]", number: signal.Signals, seconds_max:
 
 
 def kill_group(process: "subprocess.Popen[bytes]") -> None:
-    """Kill the process and everything it started."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
 
 
 def die_with_parent(number: signal.Signals = signal.SIGKILL) -> Callable[[], None] | None:
-    """A `preexec_fn`: the kernel sends `number` to the child when the thread that started it ends. None but on Linux.
-
-    Start such children from a thread that stays, in a process without other threads: between fork and exec the child must
-    not meet a lock that another thread holds.
-    """
+    """Returns a `preexec_fn` that makes the kernel send `number` when the starting thread ends; None outside Linux.
+    Call it from a thread that stays, in a process without other threads: the child could deadlock on their locks."""
     if sys.platform != "linux":
         return None
     prctl = ctypes.CDLL(None).prctl

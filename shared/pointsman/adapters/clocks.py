@@ -1,4 +1,4 @@
-"""The wall clock at the fleet's speed: from a fixed day on, engine time passes `speed` times faster."""
+"""Engine time: from a fixed instant on, it passes `speed` times faster than Unix time."""
 
 import asyncio
 import time
@@ -13,8 +13,6 @@ ANCHOR_UNIX_SECONDS = 1_767_225_600.0
 
 
 class ScaledClock(Clock):
-    """Engine time that passes `speed` times faster than the wall's."""
-
     def __init__(self, speed: float = 1.0) -> None:
         if not speed > 0:
             msg = f"speed must be positive, not {speed}"
@@ -44,10 +42,8 @@ class ScaledClock(Clock):
 
 
 def engine_time_of(unix_seconds: Seconds, speed: float) -> Seconds:
-    """Engine time at this Unix time."""
     return ANCHOR_UNIX_SECONDS + (unix_seconds - ANCHOR_UNIX_SECONDS) * speed
 
 
 def wall_time_of(now: Seconds, speed: float) -> Seconds:
-    """The Unix time at which engine time was `now`."""
     return ANCHOR_UNIX_SECONDS + (now - ANCHOR_UNIX_SECONDS) / speed

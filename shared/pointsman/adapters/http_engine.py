@@ -1,8 +1,8 @@
-"""The engine's HTTP side. In: vLLM's `/health`, `/v1/models`, `/version` and `/metrics`. Out: facts and load, always in range.
+"""Reads facts and load from vLLM's `/health`, `/v1/models`, `/version` and `/metrics`.
 
-Engines are not trusted: answers are read up to a bound, not decompressed, redirects not followed. A number that is not finite,
-negative or out of range counts as missing; names are printable and bounded. The metrics page is searched for the few that matter:
-`prometheus_client.parser` takes 15 ms for a thousand lines and 4 s for a hostile page, this takes 0.05 ms and 8 ms.
+Engines are untrusted: answers are bounded, redirects not followed; invalid numbers count as missing. The metrics are
+searched by a pattern: on 1000 lines `prometheus_client.parser` takes 15 ms (4 s on a hostile page), this 0.05 ms (8
+ms).
 """
 
 import math
@@ -21,28 +21,24 @@ from pointsman.contracts.fleet import ANY_RANK
 from pointsman.primitives import Seconds, Tokens
 
 PROBE_SECONDS_MAX: Seconds = 2.0
-"""How long one question to the engine may take, by default."""
 
 COMPLETIONS_PATH = "/v1/completions"
 VECTOR_PATHS = ("/v1/embeddings", "/pooling")
-"""What an engine has instead that was started with vLLM's `--runner pooling`."""
+"""Paths of an engine started with `--runner pooling`."""
 
 HEALTH_BYTES_MAX = 0
-"""What `/health` says beside its status is not read."""
 MODELS_BYTES_MAX = 1024 * 1024
 VERSION_BYTES_MAX = 16 * 1024
 METRICS_BYTES_MAX = 8 * 1024 * 1024
-"""Largest answers, by path. Of a larger one nothing is believed. vLLM's metrics take some 60 KB for each rank."""
+"""A larger answer is ignored. vLLM's metrics take about 60 KB per rank."""
 
 SAMPLES_MAX = 1024
-"""Samples of the metrics that matter: vLLM has five for each rank."""
 SAMPLE_CHARACTERS_MAX = 4096
 NAME_BYTES_MAX = 256
 NAMES_MAX = 512
 NAMES_BYTES_MAX = 16 * 1024
-"""Further names of one engine, all of which stand in each of its reports. More are not served."""
+"""Bound on all further names together, since each report repeats them."""
 COUNT_MAX = 1_000_000_000
-"""Requests, tokens of a context or of a block."""
 CAPACITY_TOKENS_MAX = 1_000_000_000_000
 VERSION_CHARACTERS_MAX = 100
 
@@ -52,7 +48,6 @@ KV_USAGE_METRICS = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")
 CACHE_CONFIG_METRIC = "vllm:cache_config_info"
 
 REASON_CHARACTERS_MAX = 200
-"""Of what an engine's answer made a library say."""
 
 _json = msgspec.json.Decoder()
 _LABEL = re.compile(r'[{,]([A-Za-z_][A-Za-z0-9_]*)="([^"]*)"')
@@ -64,7 +59,7 @@ log = structlog.get_logger()
 
 
 class EngineAwayError(Exception):
-    """The engine does not answer as a serving engine should. `refused`: nothing listens there at all."""
+    """The engine does not answer as a serving engine should. `refused`: nothing listens on the port."""
 
     def __init__(self, reason: str, *, refused: bool = False) -> None:
         super().__init__(reason)
@@ -73,7 +68,7 @@ class EngineAwayError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class FurtherNames:
-    """Other names of the model, and names of adapters. `dropped`: listed names that are invalid or too many."""
+    """Aliases of the model and adapters. `dropped`: listed names that are invalid or too many."""
 
     aliases: tuple[str, ...] = ()
     adapters: tuple[str, ...] = ()
@@ -82,7 +77,7 @@ class FurtherNames:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineFacts:
-    """What an engine is. Zero where it does not say."""
+    """Zero or empty where unknown."""
 
     model: str
     max_model_len: Tokens
@@ -91,12 +86,12 @@ class EngineFacts:
     kv_capacity_tokens: Tokens
     further_names: FurtherNames = FurtherNames()
     completes: bool = True
-    """Whether it completes prompts, and does not only make vectors of them."""
+    """False if it only makes vectors of prompts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineLoad:
-    """`kv_usage`: 0 to 1. `further_names` None, `model` empty, `max_model_len` 0: the engine did not say."""
+    """`kv_usage`: 0 to 1. `further_names` None, `model` empty, `max_model_len` 0: unknown."""
 
     waiting: int = 0
     running: int = 0
@@ -107,18 +102,16 @@ class EngineLoad:
 
 
 class HttpEngine:
-    """One engine behind its OpenAI-compatible server. Open it as a context."""
+    """Client of one OpenAI-compatible server; use as a context manager."""
 
     def __init__(
         self, url: str, *, api_key: str = "", dp_rank: int = ANY_RANK, seconds_max: Seconds = PROBE_SECONDS_MAX
     ) -> None:
-        """`dp_rank`: the data-parallel rank whose load and capacity to read. `seconds_max`: for one request."""
         self._url = url.rstrip("/")
         self._seconds_max = seconds_max
         self._dp_rank = dp_rank
         self._headers = {"accept-encoding": "identity"} | ({"authorization": f"Bearer {api_key}"} if api_key else {})
         self._too_large: set[str] = set()
-        """Paths whose answer was found to be, which is said once."""
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
@@ -133,7 +126,7 @@ class HttpEngine:
             await self._session.close()
 
     async def describe(self) -> EngineFacts:
-        """What the engine is, once it is healthy. Raises EngineAwayError."""
+        """Raises EngineAwayError."""
         await self._get("/health", HEALTH_BYTES_MAX)
         listed = await self._get("/v1/models", MODELS_BYTES_MAX)
         model, max_model_len = served_model(listed)
@@ -149,7 +142,7 @@ class HttpEngine:
         )
 
     async def load(self) -> EngineLoad:
-        """How busy the engine is, if it is healthy. Raises EngineAwayError."""
+        """Raises EngineAwayError."""
         await self._get("/health", HEALTH_BYTES_MAX)
         listed = await self._get("/v1/models", MODELS_BYTES_MAX, refusal_is_fatal=False)
         load = load_in(await self._metrics(), self._dp_rank)
@@ -168,12 +161,11 @@ class HttpEngine:
         return version[:VERSION_CHARACTERS_MAX] if isinstance(version, str) and version.isprintable() else ""
 
     async def _has(self, path: str) -> bool:
-        """Whether there is something to POST to at this path: a GET is then refused for its method."""
         status, _ = await self._asked(path, HEALTH_BYTES_MAX)
         return status == HTTPStatus.METHOD_NOT_ALLOWED
 
     async def _get(self, path: str, bytes_max: int, *, refusal_is_fatal: bool = True) -> bytes:
-        """The body of a 200, empty where it is too large or, without `refusal_is_fatal`, where the status is another."""
+        """Returns the body of a 200; empty if it is too large or, without `refusal_is_fatal`, for another status."""
         status, body = await self._asked(path, bytes_max)
         if status == HTTPStatus.OK:
             return body
@@ -183,7 +175,7 @@ class HttpEngine:
         return b""
 
     async def _asked(self, path: str, bytes_max: int) -> tuple[int, bytes]:
-        """Status and body of an answer; of a body larger than `bytes_max` nothing. Raises EngineAwayError."""
+        """Returns status and body; an empty body if it exceeds `bytes_max`. Raises EngineAwayError."""
         assert self._session is not None, "open it as a context first"
         where = self._url + path
         try:
@@ -216,7 +208,7 @@ class HttpEngine:
 
 
 def served_model(body: bytes) -> tuple[str, Tokens]:
-    """Name and context length (0: unknown) of the base model in `/v1/models`. Raises EngineAwayError where there is none."""
+    """Name and context length (0: unknown) of the base model. Raises EngineAwayError if there is none."""
     models = _listed_models(body)
     name = _base_name(models)
     if not name:
@@ -227,7 +219,6 @@ def served_model(body: bytes) -> tuple[str, Tokens]:
 
 
 def further_names(body: bytes) -> FurtherNames | None:
-    """What an answer of `/v1/models` lists beside the base model; None where it lists nothing at all."""
     models = _listed_models(body)
     base = _base_name(models)
     if not base:
@@ -247,7 +238,7 @@ def further_names(body: bytes) -> FurtherNames | None:
 
 
 def load_in(metrics: str, dp_rank: int = ANY_RANK) -> EngineLoad:
-    """Load of one data-parallel rank, or over all of them: counts add up, the fullest cache counts."""
+    """Load of one data-parallel rank, or of all: counts are summed, cache usage is the maximum."""
     waiting = running = usage = 0.0
     for name, _, value in _samples(metrics, dp_rank):
         if name == WAITING_METRIC:
@@ -260,7 +251,7 @@ def load_in(metrics: str, dp_rank: int = ANY_RANK) -> EngineLoad:
 
 
 def cache_size(metrics: str, dp_rank: int = ANY_RANK) -> tuple[Tokens, Tokens]:
-    """Block size and capacity of the KV cache in tokens; zeros where the engine does not say."""
+    """Block size and capacity of the KV cache in tokens; 0 if unknown."""
     block_tokens = capacity = 0
     for name, labels, _ in _samples(metrics, dp_rank):
         if name != CACHE_CONFIG_METRIC:
@@ -272,7 +263,6 @@ def cache_size(metrics: str, dp_rank: int = ANY_RANK) -> tuple[Tokens, Tokens]:
 
 
 def _samples(metrics: str, dp_rank: int) -> Iterator[tuple[str, str, float]]:
-    """Name, labels and value of the relevant samples of one rank or all, at most SAMPLES_MAX. Linear in the page."""
     own, page = f'engine="{dp_rank}"', f"\n{metrics}\n"
     for found in islice(_SAMPLE.finditer(page), SAMPLES_MAX):
         name, begin = found[1], found.end()
@@ -284,7 +274,6 @@ def _samples(metrics: str, dp_rank: int) -> Iterator[tuple[str, str, float]]:
 
 
 def _value(text: str) -> float | None:
-    """A sample's value, if it is one that a count or a share can have."""
     try:
         value = float(text)
     except ValueError:
@@ -293,14 +282,12 @@ def _value(text: str) -> float | None:
 
 
 def _number(text: str | None) -> int:
-    """A number in a label; 0 where there is none, or none that could be true."""
     if text is None or not text.isdecimal() or len(text) > len(str(COUNT_MAX)):
         return 0
     return number if (number := int(text)) <= COUNT_MAX else 0
 
 
 def _listed_models(body: bytes) -> list[dict[str, Any]]:
-    """Everything in an answer of `/v1/models` that has an id."""
     answer = _decoded(body)
     listed = answer.get("data") if isinstance(answer, dict) else None
     return (
@@ -313,7 +300,6 @@ def _is_name(text: str) -> bool:
 
 
 def _base_name(models: list[dict[str, Any]]) -> str:
-    """The name of the base model; empty where it has none that can be one."""
     name: str = _base_of(models)["id"] if models else ""
     return name if _is_name(name) else ""
 

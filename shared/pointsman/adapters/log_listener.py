@@ -1,41 +1,41 @@
-"""What a log adapter reports to its process (metrics, logs, health board). Calls must not block or raise."""
+"""Callbacks of a log adapter, for metrics, logs and the health board. They must not block or raise."""
 
 
 class LogListener:
-    """Hears nothing. Override what is of interest."""
+    """Ignores every call; override the relevant ones."""
 
     def connected(self, server: str) -> None:
-        """Connected, the first time or again."""
+        """Also after a reconnect."""
 
     def disconnected(self, reason: str) -> None:
-        """The connection is lost; the adapter reconnects."""
+        pass
 
     def log_ready(self, identity: str) -> None:
-        """The pool's stream exists and answers."""
+        pass
 
     def log_missing(self, reason: str) -> None:
-        """The pool's stream could not be made or does not answer."""
+        pass
 
     def appended(self, kind: str) -> None:
-        """An event of this type was confirmed as stored."""
+        pass
 
     def stalled(self, reason: str) -> None:
-        """The log is reached and has confirmed nothing for a while: writes pile up, and will be lost if it goes on."""
+        """Connected, but writes are not confirmed and will be lost if it goes on."""
 
     def flowing(self) -> None:
-        """It confirms again, after `stalled`."""
+        pass
 
     def lost(self, count: int, reason: str) -> None:
-        """Events are lost for good: a WritesLost event will say so in the log."""
+        """Lost for good; a WritesLost event follows."""
 
     def undecodable(self, subject: str, problem: str) -> None:
-        """A message is no event or command that we know."""
+        pass
 
     def reset(self, reason: str) -> None:
-        """A reader lost continuity and starts from the oldest entry that is left."""
+        pass
 
     def handler_failed(self, subject: str, error: Exception) -> None:
-        """A command handler raised. Its command stays unanswered, the next is served."""
+        """The command stays unanswered."""
 
     def trouble(self, what: str, reason: str) -> None:
-        """Something else went wrong and is being handled; for the log."""
+        pass

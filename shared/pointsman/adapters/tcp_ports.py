@@ -1,5 +1,4 @@
-"""Free TCP ports of this machine, below the range of outgoing connections, so that a restarted process finds its port free. Two
-fleets that start at once may choose the same port; the later one then fails to bind."""
+"""Free TCP ports below the ephemeral range, so that a restarted process finds its port free. Not reserved."""
 
 import random
 import socket
@@ -10,7 +9,7 @@ LOOPBACK = "127.0.0.1"
 
 
 def why_taken(port: int, host: str = LOOPBACK) -> str:
-    """Why no process could listen on the port now, in the system's words; empty where one could."""
+    """The system's reason why the port cannot be bound; empty if it can."""
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as attempt:
         attempt.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -21,12 +20,11 @@ def why_taken(port: int, host: str = LOOPBACK) -> str:
 
 
 def is_free(port: int, host: str = LOOPBACK) -> bool:
-    """Whether a process could listen on the port now."""
     return not why_taken(port, host)
 
 
 def free_ports(count: int) -> list[int]:
-    """Distinct free ports of the loopback address. Raises RuntimeError when there are not enough."""
+    """Distinct free loopback ports. Raises RuntimeError if there are too few."""
     offset, size = random.randrange(HIGHEST - LOWEST), HIGHEST - LOWEST
     found: list[int] = []
     for step in range(size):

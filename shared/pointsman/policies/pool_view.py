@@ -20,7 +20,7 @@ _NOTHING_LEARNED = Correction()
 M = TypeVar("M", bound=Tracker)
 
 
-class ScoredInstance(msgspec.Struct, frozen=True, kw_only=True):
+class CandidateEstimate(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds include the learned correction, except `work_seconds`."""
 
     instance: InstanceId
@@ -97,7 +97,7 @@ class PoolView:
         return self._state.settings.block_tokens
 
     @cached_property
-    def candidates(self) -> list[ScoredInstance]:
+    def candidates(self) -> list[CandidateEstimate]:
         return [self.candidate(instance) for instance in self.eligible]
 
     @cached_property
@@ -122,7 +122,7 @@ class PoolView:
     def queue(self, instance_id: InstanceId) -> InstanceQueue:
         return self._state.workload.queues.get(instance_id, EMPTY_QUEUE)
 
-    def candidate(self, instance_id: InstanceId, *, hit_blocks: int | None = None) -> ScoredInstance:
+    def candidate(self, instance_id: InstanceId, *, hit_blocks: int | None = None) -> CandidateEstimate:
         state = self._state
         prompt_tokens = self.request.prompt_tokens
         instance = state.fleet[instance_id]
@@ -133,7 +133,7 @@ class PoolView:
         queue = self.queue(instance_id)
         queued, queued_tokens = queue.work_ahead(self.now)
         correction = state.latency.corrections.get(instance_id, _NOTHING_LEARNED)
-        return ScoredInstance(
+        return CandidateEstimate(
             instance=instance_id,
             hit_blocks=hit_blocks,
             cached_tokens=cached,
@@ -147,7 +147,7 @@ class PoolView:
             transfer_seconds=self._transfer_seconds and (self._transfer_seconds if instance.role == "prefill" else 0.0),
         )
 
-    def familiar(self, equals: list[ScoredInstance]) -> ScoredInstance:
+    def familiar(self, equals: list[CandidateEstimate]) -> CandidateEstimate:
         """The instance that served this session last, else the first."""
         if len(equals) > 1:
             last = self.last_instance

@@ -1,1 +1,1 @@
-"""How a process lives: settings, supervision, telemetry, health, shutdown, and the embedded nats-server."""
+"""Process runtime: settings, supervision, telemetry, health, shutdown, and the embedded nats-server."""

@@ -1,4 +1,4 @@
-"""What proves that a checkpoint is what a fold of this log from its first entry would give."""
+"""Fingerprints that tell whether a checkpoint equals a fold of this log from its first entry."""
 
 from functools import cache
 from hashlib import blake2b
@@ -11,17 +11,17 @@ from pointsman.state.state import State
 
 
 def entry_digest(entry: LogEntry) -> str:
-    """Distinguishes an entry from another with its sequence."""
+    """Differs for another entry with the same sequence."""
     return blake2b(entry.subject.encode() + b"\x00" + entry.payload, digest_size=16).hexdigest()
 
 
 def checkpoint_form(empty_state: State) -> str:
-    """Equal where a checkpoint equals a fold from the log's first entry: fold code, pool settings, trackers and their settings."""
+    """Covers the fold code, pool settings, trackers and their settings."""
     return blake2b(_fold_code() + encode_state(empty_state), digest_size=16).hexdigest()
 
 
 def fold_modules() -> list[Traversable]:
-    """The modules that make up the fold. `primitives` is one: its bounds decide which entries are dead letters."""
+    """Includes `primitives`, whose bounds decide which entries are dead letters."""
     modules = [files("pointsman").joinpath("primitives.py")]
     for package in ("pointsman.state", "pointsman.state.trackers", "pointsman.contracts"):
         modules += sorted(files(package).iterdir(), key=lambda found: found.name)
@@ -30,7 +30,6 @@ def fold_modules() -> list[Traversable]:
 
 @cache
 def _fold_code() -> bytes:
-    """A digest of these modules."""
     code = blake2b(digest_size=16)
     for module in fold_modules():
         code.update(module.name.encode() + b"\x00" + module.read_bytes())

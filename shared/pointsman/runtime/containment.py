@@ -1,4 +1,4 @@
-"""Contains unexpected errors of a step: counted, logged at a bounded rate, and the loop goes on. Reports dead letters likewise."""
+"""Contains unexpected errors: counted, logged at a bounded rate. Reports dead letters likewise."""
 
 import time
 from collections.abc import Iterator
@@ -16,8 +16,6 @@ TOLD_AT_ONCE_MAX = 20
 
 
 class _Pace:
-    """Says whether one more line may be logged."""
-
     def __init__(self) -> None:
         self._told = 0
         self._told_at = 0.0
@@ -36,7 +34,7 @@ _paces: dict[str, _Pace] = {}
 
 @contextmanager
 def contained(step: str) -> Iterator[None]:
-    """Ends without an error, also where its body ends with one. `step` names it in log and metric."""
+    """Suppresses exceptions of its body. `step` is its name in log and metric."""
     try:
         yield
     except Exception as error:  # noqa: BLE001 - it is counted and logged; the loop goes on
@@ -44,14 +42,13 @@ def contained(step: str) -> Iterator[None]:
 
 
 def note_failure(step: str, error: Exception, **fields: str) -> None:
-    """Counts an unexpected error, and logs it with `fields` as far as the pace of log lines allows."""
     telemetry.UNEXPECTED_ERRORS.labels(step).inc()
     if _paces.setdefault(step, _Pace()).allows():
         log.error("unexpected_error", step=step, exc_info=error, **fields)
 
 
 class DeadLetterWatch:
-    """Reports each dead letter of a fold once: an error where the fold failed, a warning where the entry did not decode."""
+    """Reports each dead letter once: error if the fold failed, warning if the entry did not decode."""
 
     def __init__(self) -> None:
         self._letters: DeadLetters | None = None
@@ -60,7 +57,7 @@ class DeadLetterWatch:
         self._pace = _Pace()
 
     def look(self, letters: DeadLetters) -> None:
-        """To be called after each entry. Another object is another fold: what a checkpoint brought with it is not news."""
+        """Call after each entry. A new object is a new fold; its dead letters from a checkpoint are not reported."""
         if letters is not self._letters:
             self._letters = letters
             brought = letters.count > 1

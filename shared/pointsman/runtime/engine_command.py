@@ -1,8 +1,7 @@
-"""An engine's command line with placeholders, filled in for each engine.
+"""Placeholders in an engine's command line.
 
-{instance}, {index}: its name, and its number from 0. {port}: of its HTTP server. {kv_events}: the whole of `--kv-events-config`.
-{kv}, {replay}: endpoints of its KV events as Unix sockets. {kv_port}, {replay_port}: the same as TCP ports. The command line is split
-before it is filled in, so JSON needs no quoting. The worker connects to what the command line mentions.
+{instance}, {index}: name and number from 0. {port}: HTTP. {kv_events}: all of `--kv-events-config`. {kv}, {replay}: KV
+events as Unix sockets; {kv_port}, {replay_port}: as TCP ports. Split before filling, so JSON needs no quoting.
 """
 
 import json
@@ -15,8 +14,6 @@ from pointsman.adapters.tcp_ports import LOOPBACK
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnginePlaces:
-    """What is filled in for one engine."""
-
     instance: str
     port: int
     kv: str
@@ -25,7 +22,6 @@ class EnginePlaces:
     replay_port: int
 
     def filled(self, command: Sequence[str]) -> list[str]:
-        """The command line with every place filled in; other braces stay."""
         events = {
             "enable_kv_cache_events": True,
             "publisher": "zmq",
@@ -45,7 +41,7 @@ class EnginePlaces:
         return [_replaced(part, values) for part in command]
 
     def sockets(self, command: Sequence[str]) -> tuple[str, str]:
-        """Where a worker finds the events and the replay of the engine that this command starts; empty where nowhere."""
+        """Addresses of KV events and replay as the command uses them; empty if not."""
         return (
             _endpoint(command, ("{kv_events}", "{kv}"), self.kv, "{kv_port}", self.kv_port),
             _endpoint(command, ("{kv_events}", "{replay}"), self.replay, "{replay_port}", self.replay_port),
@@ -60,7 +56,6 @@ def _endpoint(command: Sequence[str], places: Sequence[str], socket: str, port_p
 
 
 def _number_in(instance: str) -> int:
-    """The number that an instance's name ends with; 1 where it has none."""
     found = re.search(r"\d+$", instance)
     return int(found[0]) if found else 1
 

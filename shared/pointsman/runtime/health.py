@@ -1,8 +1,5 @@
-"""Probes and metrics of every process, and their HTTP server.
-
-`/livez`: 200 while the event loop runs. `/readyz`: 200 while no part is *missing*; *degraded* parts keep it ready; `?verbose` gives a
-line a part, as kube-apiserver. `/health` answers as vLLM's.
-"""
+"""Probes and metrics of every process. `/livez`: 200 while the event loop runs. `/readyz`: 503 while a part is
+*missing*; *degraded* parts keep it ready; `?verbose` as in kube-apiserver. `/health` as in vLLM."""
 
 import asyncio
 import contextlib
@@ -30,38 +27,32 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 AsgiApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 KEEP_ALIVE_SECONDS = 75
-"""As nginx: longer than balancers and clients keep theirs (mostly 60 s), so that the server does not close first."""
+"""Above most clients' (60 s), so that the server does not close first; nginx's default."""
 
 HEALTH_CONNECTIONS_MAX = 256
 
 CUT_SECONDS: Seconds = 0.5
-"""How long a request that is cut may take to tell its client and the log."""
 SHUTDOWN_POLL_SECONDS: Seconds = 0.05
 
 
 SHUTDOWN_PART = "shutdown"
 
 VERBOSE = "verbose"
-"""The only query that means anything: of `/readyz`."""
 
 
 class HealthBoard:
-    """Parts that are missing or degraded, with reasons. Starts whole."""
-
     def __init__(self, *, of: str = "") -> None:
-        """`of`: the pool of these parts, where a process serves several."""
+        """`of`: the pool, if the process serves several."""
         self._of = of
         self._missing: dict[str, str] = {}
         self._degraded: dict[str, str] = {}
         self._parts: dict[str, None] = {}
 
     def missing(self, part: str, reason: str) -> None:
-        """Without this part the process cannot serve."""
         self._degraded.pop(self._named(part), None)
         self._note(self._missing, part, reason)
 
     def degraded(self, part: str, reason: str) -> None:
-        """Without this part the process serves, but worse."""
         self._missing.pop(self._named(part), None)
         self._note(self._degraded, part, reason)
 
@@ -73,17 +64,14 @@ class HealthBoard:
 
     @property
     def ready(self) -> bool:
-        """Whether to send traffic here."""
         return not self._missing
 
     @property
     def whole(self) -> bool:
-        """Whether it is ready and lacks nothing."""
         return self.ready and not self.lacks
 
     @property
     def lacks(self) -> dict[str, str]:
-        """All parts that are missing or degraded, with the reason."""
         return self.missing_parts | self.degraded_parts
 
     @property
@@ -96,11 +84,10 @@ class HealthBoard:
 
     @property
     def parts(self) -> list[str]:
-        """Every part ever reported."""
         return list(self._parts)
 
     def answer(self, path: str, query: str = "") -> tuple[int, str, bytes] | None:
-        """Status, content type and body for a path of ours, or None for any other path."""
+        """Returns status, content type and body, or None for other paths."""
         if path == "/livez":
             return 200, "text/plain; charset=utf-8", b"ok"
         if path == "/health":
@@ -119,7 +106,6 @@ class HealthBoard:
         return 200 if self.ready else 503
 
     def _verbose(self) -> str:
-        """A line for each part ever reported, as kube-apiserver."""
         missing, degraded = self.missing_parts, self.degraded_parts
         lines = [f"[+]{part} ok" for part in self.parts if part not in missing and part not in degraded]
         lines += [f"[-]{part} degraded: {reason}" for part, reason in degraded.items()]
@@ -137,8 +123,6 @@ class HealthBoard:
 
 
 def health_app(board: HealthBoard) -> AsgiApp:
-    """A plain ASGI application that serves nothing but the health paths."""
-
     async def app(scope: Scope, _receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
@@ -155,18 +139,14 @@ def query_of(scope: Scope) -> str:
 async def send_whole(
     send: Send, status: int, body: bytes, content_type: str, headers: list[tuple[bytes, bytes]] | None = None
 ) -> None:
-    """Send a complete ASGI response."""
     fixed = [(b"content-type", content_type.encode()), (b"content-length", str(len(body)).encode())]
     await send({"type": "http.response.start", "status": status, "headers": [*fixed, *(headers or [])]})
     await send({"type": "http.response.body", "body": body})
 
 
 class HttpServer(uvicorn.Server):
-    """uvicorn without its signal handling, and with a shutdown in three phases once `should_exit` is set.
-
-    Lame duck: answers carry `connection: close`. Drain: no new connections, requests finish. Cut: remaining tasks are cancelled and
-    have CUT_SECONDS. `hurry` skips to the cut.
-    """
+    """uvicorn without signal handling. Once `should_exit` is set: lame duck (`connection: close` on answers), drain (no
+    new connections), cut (tasks are cancelled within CUT_SECONDS; `hurry` skips to it)."""
 
     def __init__(
         self,
@@ -181,7 +161,7 @@ class HttpServer(uvicorn.Server):
         shutdown_seconds: Seconds = 2.0,
         on_lame_duck: Callable[[], None] = lambda: None,
     ) -> None:
-        """`listener`: a bound socket instead of `host` and `port`. `shutdown_seconds`: longest drain. Wall seconds."""
+        """`listener`: a bound socket instead of `host` and `port`. `shutdown_seconds`: drain bound, wall seconds."""
         super().__init__(
             uvicorn.Config(
                 app,
@@ -205,7 +185,6 @@ class HttpServer(uvicorn.Server):
         self._hurried = asyncio.Event()
 
     def hurry(self) -> None:
-        """Cancel what is in flight. Has no effect before `should_exit` is set."""
         self._hurried.set()
 
     @override
@@ -215,7 +194,6 @@ class HttpServer(uvicorn.Server):
 
     @property
     def bound_port(self) -> int:
-        """The port that was taken, once started."""
         return int(self.servers[0].sockets[0].getsockname()[1])
 
     @override
@@ -229,7 +207,7 @@ class HttpServer(uvicorn.Server):
 
     @override
     async def on_tick(self, counter: int) -> bool:
-        """There are no date and server headers to renew."""
+        """No date or server header to renew."""
         return self.should_exit
 
     @override
@@ -260,7 +238,6 @@ class HttpServer(uvicorn.Server):
         return not (self.server_state.connections or self.server_state.tasks)
 
     async def _within(self, seconds: Seconds, done: Callable[[], bool]) -> bool:
-        """Wait until it is done (True), `seconds` are over, or there is a hurry."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + seconds
         while not done():
@@ -273,11 +250,10 @@ class HttpServer(uvicorn.Server):
         return True
 
     async def serve_until_cancelled(self) -> None:
-        """Serve until `should_exit`, and shut down then. Raises click.ClickException where the port is taken."""
+        """Raises click.ClickException if the port is taken."""
         await self.serve()
 
 
 def health_server(board: HealthBoard, host: str, port: int) -> HttpServer:
-    """A server of the health paths alone, for services without an HTTP interface of their own."""
     limits = HttpLimits(connections=HEALTH_CONNECTIONS_MAX)
     return HttpServer(health_app(board), host=host, port=port, limits=limits)

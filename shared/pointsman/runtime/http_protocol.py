@@ -1,8 +1,5 @@
-"""uvicorn's HTTP/1.1 protocol (httptools) with bounds on heads and on slow and idle clients, which uvicorn does not have.
-
-llhttp refuses what is ambiguous (conflicting lengths, a length beside chunks); the rules here are those it leaves to servers.
-Bodies are bounded by who reads them.
-"""
+"""uvicorn's HTTP/1.1 protocol (httptools) with bounds on heads and on slow and idle clients. llhttp rejects ambiguous
+requests; the checks here are those it leaves to servers. Bodies are bounded by their readers."""
 
 import asyncio
 import json
@@ -22,35 +19,30 @@ from pointsman.runtime.telemetry import HTTP_CONNECTIONS_REFUSED
 log = structlog.get_logger()
 
 COMPLAINT_WALL_SECONDS = 10.0
-"""Refusals of one kind are logged at most that often, with how many there were."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class HttpLimits:
-    """What clients may take. Wall seconds."""
+    """Wall seconds."""
 
     head_bytes: int = 32 * 1024
-    """Request line and headers. Checked after each read, of at most 256 KiB."""
+    """Request line and headers; checked after each read of at most 256 KiB."""
     headers: int = 100
     head_seconds: Seconds = 10.0
-    """From the first byte of a request to the end of its headers."""
     unread_seconds: Seconds = 5.0
-    """How long the rest of a request that is answered already is read and thrown away."""
+    """Time to discard the rest of a request already answered."""
     send_seconds: Seconds = 60.0
-    """How long a client may take nothing of an answer that is more than the system's buffers hold."""
+    """Time without progress of a blocked write."""
     pipelined: int = 16
-    """Requests that wait on a connection for the one before them."""
     connections: int = 16_384
-    """Open at once. One more costs the connection that has been idle longest; if none is idle, the new one gets 503."""
+    """Above it the longest idle connection is closed; if none is idle, the new one gets 503."""
 
 
 @dataclass(eq=False)
 class Connections:
-    """What the connections of one server know of each other."""
-
     limits: HttpLimits
     idle: dict["HttpProtocol", float] = field(default_factory=dict)
-    """Without a request, longest first; since when, in the loop's time. One timer for all costs a request less than its own."""
+    """Since when, loop time; longest first. One timer for all is cheaper than one each."""
     _sweeper: asyncio.TimerHandle | None = None
     _refused: dict[str, int] = field(default_factory=dict)
     _said_at: dict[str, float] = field(default_factory=dict)
@@ -61,7 +53,6 @@ class Connections:
             self._sweeper = connection.loop.call_later(connection.timeout_keep_alive, self._sweep, connection.loop)
 
     def _sweep(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Close what has been idle for the keep-alive time."""
         self._sweeper = None
         while self.idle:
             connection, since = next(iter(self.idle.items()))
@@ -73,7 +64,6 @@ class Connections:
             connection.let_go()
 
     def refused(self, reason: str, now: float) -> None:
-        """Count a refusal, and log it unless one of its kind was logged just now."""
         HTTP_CONNECTIONS_REFUSED.labels(reason).inc()
         self._refused[reason] = self._refused.get(reason, 0) + 1
         if now - self._said_at.get(reason, -COMPLAINT_WALL_SECONDS) >= COMPLAINT_WALL_SECONDS:
@@ -82,13 +72,10 @@ class Connections:
 
 
 def http_protocol(limits: HttpLimits) -> type[asyncio.Protocol]:
-    """The protocol of one server, for `uvicorn.Config(http=...)`."""
     return cast("type[asyncio.Protocol]", partial(HttpProtocol, shared=Connections(limits)))
 
 
 class RefusedError(Exception):
-    """A head that is not served. `reason` is for metrics."""
-
     def __init__(self, status: int, reason: str, message: str) -> None:
         super().__init__(message)
         self.status = status
@@ -97,29 +84,21 @@ class RefusedError(Exception):
 
 
 class HttpProtocol(HttpToolsProtocol):
-    """One connection of a client."""
-
     def __init__(self, *arguments: Any, shared: Connections, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self._shared = shared
         self._limits = shared.limits
         self._head_open = False
-        """Whether a head has begun and not ended."""
         self._head_bytes = 0
-        """Read since it began, without the read in which it did."""
+        """Read since then, without the first read."""
         self._head_measured = False
-        """Whether it may be too long."""
         self._offers_upgrade = False
         self._body_open = False
-        """Whether a request's head has ended and its body has not."""
         self._refused = False
-        """Whether nothing more is taken from this connection."""
         self._deadline: asyncio.TimerHandle | None = None
         self._send_deadline: asyncio.TimerHandle | None = None
         self._unsent_bytes = 0
-        """When that was set."""
-
-    # The connection
+        """At the start of the send deadline."""
 
     @override
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
@@ -167,13 +146,11 @@ class HttpProtocol(HttpToolsProtocol):
             self._set_deadline(self._limits.head_seconds)
 
     def let_go(self) -> None:
-        """Close it, also where the client has not read the end of its last answer."""
+        """Close, even if the client has not read the last answer."""
         if self.transport.get_write_buffer_size():
             self.transport.abort()
         else:
             self.transport.close()
-
-    # The parser's callbacks
 
     @override
     def on_message_begin(self) -> None:
@@ -206,16 +183,14 @@ class HttpProtocol(HttpToolsProtocol):
             self._shared.is_idle(self)
 
     def _ignore_upgrade(self, rest: bytes) -> None:
-        """Ignore an upgrade offer (Java offers h2c with every first request). The parser stops there and forgets the body, so
-        another one parses the same request without the offer."""
+        """Java sends an h2c offer with every first request. The parser then loses the body, so a new one parses the
+        request without it."""
         method, version = self.parser.get_method(), self.parser.get_http_version().encode()
         headers = [b"%b: %b\r\n" % (name, value) for name, value in self.headers if name != b"upgrade"]
         head = b"%b %b HTTP/%b\r\n%b\r\n" % (method, self.url, version, b"".join(headers))
         self.parser = httptools.HttpRequestParser(self)
         self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
         self.data_received(head + rest)
-
-    # Requests
 
     @override
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
@@ -236,14 +211,10 @@ class HttpProtocol(HttpToolsProtocol):
 
     @property
     def _in_flight(self) -> bool:
-        """Whether a request is being answered."""
         cycle: RequestResponseCycle | None = self.cycle  # None before the first request, whatever uvicorn declares
         return cycle is not None and not cycle.response_complete
 
-    # Bounds
-
     def _check_head(self) -> None:
-        """Raises RefusedError for a complete head that is not served."""
         headers = self.headers
         if len(headers) > self._limits.headers:
             raise _too_large(self._limits)
@@ -272,7 +243,6 @@ class HttpProtocol(HttpToolsProtocol):
             self._set_deadline(self._limits.head_seconds)
 
     def _make_room(self) -> None:
-        """One connection more than there may be: this one is the last to be idle."""
         longest_idle = next(iter(self._shared.idle))
         if longest_idle is self:
             self._refuse(RefusedError(503, "connections", "Too many connections are open. Ask again later."))
@@ -300,7 +270,7 @@ class HttpProtocol(HttpToolsProtocol):
             self._send_deadline = None
 
     def _send_overdue(self) -> None:
-        """A client that has read nothing is let go: its connection cannot be closed in order, which would wait until it does."""
+        """Abort a client that reads nothing: an orderly close would wait for it."""
         if self.transport.get_write_buffer_size() < self._unsent_bytes:
             self._set_send_deadline()
             return
@@ -308,7 +278,6 @@ class HttpProtocol(HttpToolsProtocol):
         self.transport.abort()
 
     def _overdue(self) -> None:
-        """The head, or the rest of an unwanted body, did not come in time."""
         self._deadline = None
         if self._in_flight:  # the answer to the request before goes on
             self._set_deadline(self._limits.head_seconds)
@@ -318,7 +287,7 @@ class HttpProtocol(HttpToolsProtocol):
             self._refuse(RefusedError(408, "head_timeout", "The headers did not arrive in time."))
 
     def _refuse(self, refused: RefusedError) -> None:
-        """Answer with an error and close. What the client still sends is discarded for a while, so that it reads the answer first."""
+        """Answer and close. Further input is discarded for a while, so that the client reads the answer."""
         self._refused = True
         self._shared.refused(refused.reason, self.loop.time())
         self._shared.idle.pop(self, None)
@@ -341,7 +310,6 @@ class HttpProtocol(HttpToolsProtocol):
 
 
 def _refusal(error: httptools.HttpParserError) -> RefusedError:
-    """What is wrong with a request that the parser does not take."""
     found = error.__context__
     return found if isinstance(found, RefusedError) else RefusedError(400, "malformed", "This is not valid HTTP.")
 
@@ -356,7 +324,6 @@ def _size(url: bytes, headers: list[tuple[bytes, bytes]]) -> int:
 
 
 def _answer(refused: RefusedError) -> bytes:
-    """The error as OpenAI's clients read errors."""
     kind = "server_error" if refused.status >= 500 else "invalid_request_error"
     body = json.dumps({"error": {"message": refused.message, "type": kind, "param": None, "code": refused.reason}})
     more = "retry-after: 1\r\n" if refused.status in (429, 503) else ""
@@ -365,7 +332,7 @@ def _answer(refused: RefusedError) -> bytes:
 
 
 def _without_chunks(app: Any, cycle: RequestResponseCycle) -> Callable[..., Any]:
-    """For HTTP/1.0 clients, which know no chunks: an answer of unknown length ends with the connection."""
+    """HTTP/1.0 has no chunks: a response of unknown length ends with the connection."""
 
     async def served(scope: Any, receive: Any, send: Any) -> None:
         ends_by_closing = False

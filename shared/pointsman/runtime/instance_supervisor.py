@@ -1,9 +1,6 @@
-"""Runs one instance, an engine and its worker: `python -m pointsman.runtime.instance_supervisor`. In: a SupervisedInstance as JSON.
-
-Started by the process provider, it outlives the scaler. It ends on SIGTERM, with its engine, or when the lock of the `guard` file
-is free (the fleet is gone): first the worker, so that the instance leaves, then the engine. SIGQUIT kills both, and so does the
-kernel if the supervisor is killed.
-"""
+"""Runs an engine and its worker, given a SupervisedInstance as JSON argument; outlives the scaler that started it. Ends
+on SIGTERM, with its engine, or when the lock of the `guard` file is free (the fleet is gone): first the worker, so that
+the instance leaves, then the engine. SIGQUIT, or the supervisor's death, kills both."""
 
 import contextlib
 import os
@@ -29,12 +26,12 @@ from pointsman.runtime.supervision import STOP_SECONDS_MAX
 POLL_SECONDS: Seconds = 0.1
 GUARD_SECONDS: Seconds = 1.0
 STOP_SECONDS: Seconds = STOP_SECONDS_MAX + 2.0
-"""How long the worker may take to stop, and then the engine: a service gives up by itself before."""
+"""For the worker, then for the engine; above a service's own bound."""
 WORKER_RESTART_SECONDS: Seconds = 1.0
 
 
 class SupervisedInstance(msgspec.Struct, frozen=True):
-    """What to keep; see `adapters.providers.process.InstanceTemplate`. Log files go to the directory `logs`."""
+    """See `adapters.providers.process.InstanceTemplate`. `logs`: directory of log files."""
 
     instance: str
     engine: list[str]
@@ -42,12 +39,9 @@ class SupervisedInstance(msgspec.Struct, frozen=True):
     guard: str
     logs: str
     lock: str
-    """The file whose lock this process was given; it writes its process id there."""
 
 
 class InstanceSupervisor:
-    """One instance, from its first process to its last."""
-
     def __init__(self, kept: SupervisedInstance, sockets: Path) -> None:
         self._kept = kept
         self._told_to_stop = False
@@ -63,17 +57,15 @@ class InstanceSupervisor:
         )
 
     def stop(self) -> None:
-        """End the instance soon."""
         self._told_to_stop = True
 
     def kill(self) -> None:
-        """End the instance now."""
         self._told_to_stop = True
         for process in self._running.values():
             kill_group(process)
 
     def run(self) -> int:
-        """Run the instance until it ends. Returns the engine's exit code, 0 if it was stopped."""
+        """Returns the engine's exit code, 0 if stopped."""
         engine = self._spawn("engine", self._places.filled(self._kept.engine), dict(os.environ))
         worker = self._start_worker()
         guarded_at = 0.0
@@ -116,7 +108,6 @@ class InstanceSupervisor:
         return process
 
     def _is_alone(self) -> bool:
-        """Whether the guard is unlocked: the fleet is gone."""
         if not self._kept.guard:
             return False
         with contextlib.suppress(OSError):
@@ -125,7 +116,6 @@ class InstanceSupervisor:
 
 
 def main() -> None:
-    """The one argument is a KeptInstance as JSON."""
     kept = msgspec.json.decode(sys.argv[1], type=SupervisedInstance)
     Path(kept.lock).write_text(str(os.getpid()))
     sockets = Path(tempfile.mkdtemp(prefix="pointsman-"))

@@ -1,9 +1,6 @@
-"""Leader election by a lease (`ports.Lease`: holder, term, revision). In: the lease record. Out: whether this process may act.
-
-Clocks are not compared: a leader counts from before its write, a watcher from after it saw a new revision, each on its own
-monotonic clock; the margin between them keeps two from acting at once. Where that fails (a process or machine suspended, a server
-that forgets the record) terms protect the log: see `ports.Fence` and `State.apply`.
-"""
+"""Leader election by a lease. Clocks are not compared: a leader measures from before its write, a watcher from after it
+saw a new revision; the margin keeps both from acting at once. If that fails (process suspended, record lost) terms
+protect the log: see `ports.Fence` and `State.apply`."""
 
 from collections.abc import Callable
 
@@ -16,17 +13,15 @@ log = structlog.get_logger()
 
 LOOKS_PER_LEASE = 8
 LISTENING_SHARE = 0.5
-"""Of the lease: a watcher that did not look for so long restarts its count."""
+"""Share of the lease: a longer pause between reads restarts the watcher's count."""
 RENEWALS_PER_LEASE = 4
 ACTING_SHARE = 0.75
-"""Of the lease, for which a leader acts after a renewal; the rest is the margin."""
+"""Share of the lease for which a leader acts after a renewal."""
 
 
 class Leadership:
-    """One process's part in the lease: watching it, holding it, giving it back."""
-
     def __init__(self, lease: Lease, clock: Clock, *, name: str, lease_seconds: WallSeconds) -> None:
-        """`name`: unlike that of any other process, ever. `lease_seconds`: wall seconds, the same for all of a pool."""
+        """`name`: unique for all time. `lease_seconds`: wall seconds, equal for the whole pool."""
         self._lease = lease
         self._clock = clock
         self._name = name
@@ -35,17 +30,15 @@ class Leadership:
         self._acts_until = WallSeconds(0.0)
         self._resigned = False
         self._newest = Term(0)
-        """The latest term that this process knows of, though lease and log may have lost it since."""
+        """Latest term seen; lease and log may have lost it since."""
         self.leader = ""
-        """The holder as last seen; empty while there is none."""
 
     @property
     def holds(self) -> bool:
-        """Whether this process may act now. Ask before each decision."""
         return not self._resigned and self._tenure is not None and self._clock.wall() < self._acts_until
 
     async def obtain(self, *, term_of_log: Callable[[], Term | None]) -> None:
-        """Wait until the lease is free, then take it. `term_of_log`: None while unknown."""
+        """Wait for a free lease and take it. `term_of_log`: None while unknown."""
         seen: Tenure | None = None
         seen_at = looked_at = -self._lease_seconds
         while True:
@@ -54,7 +47,7 @@ class Leadership:
             except StoreUnavailableError:
                 pass
             else:
-                # Silence counts only for who listens: a look that comes late says nothing about what was missed.
+                # After a late read, earlier silence proves nothing.
                 listened = self._clock.wall() - looked_at < LISTENING_SHARE * self._lease_seconds
                 looked_at = self._clock.wall()
                 if not listened or found != seen:
@@ -70,7 +63,7 @@ class Leadership:
             await self._clock.sleep_wall(self._lease_seconds / LOOKS_PER_LEASE)
 
     async def keep(self, *, deposed: Callable[[], str]) -> str:
-        """Renew until it is lost, and say why. `deposed`: why this process must not lead any more, or nothing."""
+        """Renew until lost; returns the reason. `deposed`: returns why this process must not lead, or ""."""
         while True:
             await self._clock.sleep_wall(self._lease_seconds / RENEWALS_PER_LEASE)
             reason = deposed() or await self._renew()
@@ -79,13 +72,12 @@ class Leadership:
                 return reason
 
     def term_above(self, term_of_log: Term) -> Term:
-        """The term to be elected in: that of the lease, or a later one where one is known already."""
         assert self._tenure is not None
         self._newest = Term(max(self._newest, self._tenure.term, term_of_log + 1))
         return self._newest
 
     async def resign(self) -> None:
-        """Give the lease back, if it is ours, so that another takes it at once; and want it no more."""
+        """Release the lease, if ours, for another process."""
         self._resigned = True
         if self._tenure is None:
             return
@@ -114,7 +106,6 @@ class Leadership:
         return True
 
     async def _renew(self) -> str:
-        """Why the lease is lost, or nothing."""
         tenure = self._tenure
         if tenure is None or self._resigned:
             return "it was given back"
@@ -130,8 +121,8 @@ class Leadership:
         return ""
 
     async def _look_again(self, tenure: Tenure) -> str:
-        """The lease ran out by our count, or the record is not what we wrote last. Ours is still an earlier write whose answer was
-        lost, or a record that vanished with its server's memory within our time."""
+        """Still ours: an earlier write with a lost answer, or a record that vanished with its server's memory within
+        our time."""
         asked_at = self._clock.wall()
         try:
             found = await self._lease.look()

@@ -1,8 +1,6 @@
-"""Writes lines to standard output from a thread, so that a slow reader blocks nothing.
-
-Lines are gathered for FLUSH_WALL_SECONDS; beyond PENDING_BYTES_MAX they are dropped and counted. Writes are whole lines of at most
-a pipe's atomic size, so several processes may share one pipe.
-"""
+"""Writes lines to standard output from a thread, so that a slow reader does not block the process. Beyond
+PENDING_BYTES_MAX lines are dropped and counted. Writes are whole lines within a pipe's atomic size, so processes may
+share a pipe."""
 
 import asyncio
 import contextlib
@@ -20,28 +18,24 @@ log = structlog.get_logger()
 
 FLUSH_WALL_SECONDS: WallSeconds = WallSeconds(0.2)
 CLOSE_WALL_SECONDS: WallSeconds = WallSeconds(1.0)
-"""How long the last lines may take."""
 
 PIECE_BYTES_MAX = select.PIPE_BUF
-"""What others who write to the same pipe cannot come between."""
 
 PENDING_BYTES_MAX = 4 * 1024 * 1024
 
 
 class Output(Protocol):
-    """A file without a buffer. Blocking; returns how many bytes it took."""
-
     def write(self, data: bytes, /) -> int | None: ...
 
 
 class LineWriter:
-    """Use as a context manager, within a running loop; its methods are for that loop's thread."""
+    """Use as a context manager in a running loop's thread."""
 
     def __init__(self, out: Output) -> None:
         self._out = out
         self._loop = asyncio.get_running_loop()
         self._batches: SimpleQueue[list[bytes]] = SimpleQueue()
-        """For the thread; an empty one ends it."""
+        """For the thread; an empty batch ends it."""
         self._ended = threading.Event()
         self._pending: list[bytes] = []
         self._pending_bytes = 0
@@ -50,7 +44,6 @@ class LineWriter:
         self._failing = False
 
     def write(self, line: bytes) -> bool:
-        """Take a line, without its end. False where it is left out."""
         if self._pending_bytes + len(line) > PENDING_BYTES_MAX:
             return False
         self._pending.append(line)
@@ -59,14 +52,14 @@ class LineWriter:
         return True
 
     def __enter__(self) -> Self:
-        # A daemon: the interpreter would wait for any other thread at its end, also for one that is blocked.
+        # A daemon: the interpreter would wait for a blocked thread.
         threading.Thread(target=self._work, name="lines", daemon=True).start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Write what is left. Waits for it, but not for a reader that does not read."""
+        """Flush; gives up on a reader that does not read."""
         if self._timer is not None:
             self._timer.cancel()
         if self._pending:
@@ -92,7 +85,6 @@ class LineWriter:
             self._flush_soon()
 
     def _take(self) -> list[bytes]:
-        """All that is pending, in pieces of whole lines."""
         pieces: list[bytes] = []
         piece, size = list[bytes](), 0
         for line in self._pending:
@@ -103,8 +95,6 @@ class LineWriter:
             size += len(line) + 1
         self._pending, self._pending_bytes = [], 0
         return [*pieces, b"".join(piece)]
-
-    # In the thread
 
     def _work(self) -> None:
         while pieces := self._batches.get():

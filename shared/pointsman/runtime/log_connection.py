@@ -1,4 +1,4 @@
-"""Connects a service with its pool. In: settings. Out: a Link; its events become metrics, log lines and parts of the health board."""
+"""Connects a service with its pool; connection events become metrics, log lines and health."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -24,7 +24,6 @@ NATS_PART = "nats"
 LOG_PART = "log"
 WRITES_PART = "writes"
 TROUBLE_LOG_SECONDS: WallSeconds = WallSeconds(5.0)
-"""The same trouble is logged at most once in this many wall seconds."""
 
 
 @asynccontextmanager
@@ -37,11 +36,9 @@ async def open_link(
     only_reads: bool = False,
     serves_without: bool = False,
 ) -> AsyncIterator[Link]:
-    """Connect this process, known as `name`; returns at once, connected or not. Never raises for a missing server.
-
-    Until connected `board` shows `nats` or `log`, appends are held within their window, commands raise NoResponderError.
-    `only_reads`: makes no stream. `serves_without`: degraded instead of unready while disconnected.
-    """
+    """Returns at once, connected or not. Until connected `board` lacks `nats` or `log`, appends are buffered and
+    commands raise NoResponderError. `only_reads`: does not create the stream. `serves_without`: degraded, not unready,
+    meanwhile."""
     telemetry.NATS_CONNECTED.set(0)
     lacks = board.degraded if serves_without else board.missing
     lacks(NATS_PART, f"connecting to {settings.nats_shown}")
@@ -64,10 +61,7 @@ async def open_link(
 
 
 class _TelemetryListener(LogListener):
-    """Turns the adapter's calls into metrics, log lines and readiness."""
-
     def __init__(self, board: HealthBoard, lacks: Callable[[str, str], None], clock: Clock) -> None:
-        """`lacks`: called with a part that is missing."""
         self._board = board
         self._lacks = lacks
         self._clock = clock
@@ -139,7 +133,6 @@ class _TelemetryListener(LogListener):
         self._warn("nats_error", what=what, reason=reason)
 
     def _warn(self, event: str, **details: object) -> None:
-        """Log a warning that may come in floods."""
         now = self._clock.wall()
         key = f"{event}:{details.get('what', '')}"
         if now - self._troubles.get(key, -TROUBLE_LOG_SECONDS) >= TROUBLE_LOG_SECONDS:

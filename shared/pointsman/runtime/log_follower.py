@@ -1,4 +1,4 @@
-"""Keeps a State of the log for services that do not lead. In: log entries. Out: the State, and readiness once it has caught up."""
+"""Follows the log in services that do not lead. In: log entries. Out: a State, and readiness once it has caught up."""
 
 from collections.abc import Callable, Iterable
 
@@ -15,7 +15,7 @@ RETRY_WALL_SECONDS: WallSeconds = WallSeconds(0.1)
 
 
 async def end_of_log(event_log: EventLog, *, clock: Clock, board: HealthBoard, part: str) -> Sequence:
-    """The last sequence stored now. Waits until the log answers; not ready meanwhile."""
+    """Waits until the log answers; not ready meanwhile."""
     while True:
         try:
             return (await event_log.extent()).last
@@ -25,8 +25,6 @@ async def end_of_log(event_log: EventLog, *, clock: Clock, board: HealthBoard, p
 
 
 class LogFollower:
-    """A State in log order, behind the log by no more than the way here. Not ready until it has caught up."""
-
     def __init__(
         self,
         event_log: EventLog,
@@ -37,7 +35,7 @@ class LogFollower:
         heard: Callable[[LogEvent], None] = lambda _event: None,
         trackers: Callable[[], Iterable[Tracker]] = tuple,
     ) -> None:
-        """`heard`: called with each event once it is applied. `trackers`: makes fresh ones for each new State."""
+        """`heard`: called after each applied event. `trackers`: creates those of a new State."""
         self._heard = heard
         self._log = event_log
         self._clock = clock
@@ -47,13 +45,12 @@ class LogFollower:
         self._end: Sequence | None = None
         self._dead_letters = DeadLetterWatch()
         self.begun: Sequence = 1
-        """The first entry that is in the state: where it is not 1, the log has lost what came before."""
+        """First sequence in the state; above 1 the log has lost earlier entries."""
         self.state = State(settings, trackers())
-        """As of the last entry. Replaced, not emptied, when the log was reset."""
 
     @property
     def caught_up(self) -> bool:
-        """Whether it has read what there was when it began. What comes after that is read as it comes."""
+        """Whether it has read all that was stored when it began."""
         return self._end is not None and self.state.sequence >= self._end
 
     async def run(self) -> None:
@@ -68,7 +65,6 @@ class LogFollower:
                 self._note_progress()
 
     async def _measure_backlog(self, reason: str) -> None:
-        """Learn how far there is to go; not ready until there."""
         self._board.missing(PART, reason)
         self._end = None
         self._end = await end_of_log(self._log, clock=self._clock, board=self._board, part=PART)

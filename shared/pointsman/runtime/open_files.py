@@ -1,4 +1,4 @@
-"""How many files and sockets this process may have open."""
+"""Limit of open files and sockets of this process."""
 
 import contextlib
 import resource
@@ -8,14 +8,12 @@ import structlog
 log = structlog.get_logger()
 
 OWN_FILES = 256
-"""What is open besides the connections of clients and engines."""
 
 
 CLIENTS_MAX = 16_384
 
 
 def raised_open_files() -> int:
-    """Raise the soft limit to the hard one, as servers with many connections do. Returns what holds now."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):  # macOS takes no infinite one
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -26,7 +24,7 @@ def raised_open_files() -> int:
 
 
 def clients_max(open_files: int) -> int:
-    """Connections of clients that fit beside one connection to an engine for each of them."""
+    """Each client needs a second connection, to an engine."""
     if open_files == resource.RLIM_INFINITY:
         return CLIENTS_MAX
     return max(1, min(CLIENTS_MAX, (open_files - OWN_FILES) // 2))

@@ -1,9 +1,7 @@
-"""One service in several processes that listen on one port: `--processes N`.
-
-The parent reserves the port, forks, restarts what died, kills what hangs, hands signals on. It has no event loop and no thread, so
-forking is safe. Each child listens on its own socket with SO_REUSEPORT (docs/decisions/0038). Metrics are Prometheus's multiprocess
-mode, whose directory is read at import: the parent executes itself once more with it.
-"""
+"""One service in several processes on one port: `--processes N`. The parent reserves the port, forks, restarts dead
+children, kills hung ones, forwards signals; without event loop and threads, so forking is safe. Children listen with
+SO_REUSEPORT (docs/decisions/0038). Prometheus reads its multiprocess directory at import, so the parent executes itself
+again with it."""
 
 import contextlib
 import gc
@@ -31,7 +29,7 @@ from pointsman.runtime.telemetry import METRICS_DIRECTORY
 log = structlog.get_logger()
 
 HANGS_SECONDS: Seconds = 15.0
-"""A child that has listened and says nothing for so long hangs: the kernel goes on giving it connections."""
+"""A child silent for this long is killed: the kernel keeps giving it connections."""
 LOOK_SECONDS: Seconds = 1.0
 
 PROCESSES_MAX = 255
@@ -39,11 +37,11 @@ HANDED_ON = (signal.SIGTERM, signal.SIGINT)
 OUR_DIRECTORY = "pointsman-metrics-"
 
 Serve = Callable[[int, socket.socket, Callable[[], None]], None]
-"""A child's work: its number from 1 on, the socket to listen on, and what to call once it listens, and each second from then on."""
+"""Arguments: number from 1, socket to listen on, heartbeat to call every second once listening."""
 
 
 def serve_in_processes(count: int, *, host: str, port: int, serve: Serve) -> NoReturn:
-    """Run `serve` in `count` processes until a signal. Raises click.ClickException where the port is taken."""
+    """Run until a signal. Raises click.ClickException if the port is taken."""
     if METRICS_DIRECTORY not in os.environ:
         os.environ[METRICS_DIRECTORY] = tempfile.mkdtemp(prefix=OUR_DIRECTORY)
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
@@ -59,28 +57,21 @@ def serve_in_processes(count: int, *, host: str, port: int, serve: Serve) -> NoR
 
 
 class _Child:
-    """One of the processes, over all its lives."""
-
     def __init__(self, number: int) -> None:
         self.number = number
         self.pid = 0
         self.has_listened = False
         self.heard_at: float | None = None
-        """When it last said that it listens, in its present life."""
         self.start_at = 0.0
-        """When to start it, `time.monotonic`."""
         self._backoff = RestartBackoff()
 
     def ended(self, now: float) -> Seconds:
-        """Returns how long to wait before it is started again."""
         wait = self._backoff.wait(now)
         self.pid, self.heard_at, self.start_at = 0, None, now + wait
         return wait
 
 
 class _Parent:
-    """Starts, watches and stops the children."""
-
     def __init__(self, count: int, reserved: socket.socket, serve: Serve) -> None:
         self._children = [_Child(number) for number in range(1, count + 1)]
         self._reserved = reserved
@@ -88,12 +79,11 @@ class _Parent:
         self._stopping = False
         self._exit_code = 0
         self._listening, self._listens = os.pipe()
-        """Where children write their number when they listen."""
         self._signals, self._signalled = os.pipe()
         os.set_blocking(self._signalled, False)
 
     def run(self) -> int:
-        """Returns the exit code: that of a child which ended before it had ever listened, else 0."""
+        """Returns 0, or the exit code of a child that ended before it ever listened."""
         for number in (*HANDED_ON, signal.SIGCHLD):
             signal.signal(number, lambda _number, _frame: None)
         signal.set_wakeup_fd(self._signalled, warn_on_full_buffer=False)
@@ -114,7 +104,6 @@ class _Parent:
                 child.pid = self._fork(child.number)
 
     def _wait(self) -> None:
-        """Until a child or a signal says something, or one is to be started."""
         began = time.monotonic()
         due = [child.start_at for child in self._children if not (self._stopping or child.pid)]
         seconds = max(0.0, min([began + LOOK_SECONDS, *due]) - began)
@@ -142,7 +131,7 @@ class _Parent:
                 os.kill(child.pid, signal.SIGKILL)
 
     def _stop(self, number: signal.Signals) -> None:
-        """Hand a signal on; the second one ends children at once, as it ends a single process."""
+        """Forward a signal; a second one ends children at once."""
         self._stopping = True
         for child in self._children:
             if child.pid:
@@ -197,7 +186,6 @@ class _Parent:
         os._exit(code)
 
     def _run_child(self, number: int) -> int:
-        """Returns the exit code."""
         listener = _bound(self._reserved.family, self._reserved.getsockname())
         try:
             self._serve(number, listener, lambda: self._say_listening(number))
@@ -213,8 +201,7 @@ class _Parent:
 
 
 def _reserved(host: str, port: int) -> socket.socket:
-    """A bound socket that never listens: it keeps the port while children restart. Raises click.ClickException where the port is
-    taken, also with SO_REUSEPORT."""
+    """Bound but never listening: it keeps the port while children restart. Raises click.ClickException if taken."""
     try:
         family, *_, address = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[
             0
@@ -237,7 +224,6 @@ def _bound(family: int, address: object) -> socket.socket:
 
 
 def _cleaned(metrics: Path) -> None:
-    """Without what an earlier run counted."""
     metrics.mkdir(parents=True, exist_ok=True)
     for file in metrics.glob("*.db"):
         file.unlink(missing_ok=True)

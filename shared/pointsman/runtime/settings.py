@@ -1,8 +1,6 @@
-"""Settings: a frozen dataclass, read from flags, environment and one TOML file, in that order.
-
-A field `hold_max` is the flag `--hold-max`, the variable `POINTSMAN_HOLD_MAX` and, in the file of `--config`, the key `hold_max` at the
-top or in the table of one service (`[scheduler]`), which wins.
-"""
+"""Settings: a frozen dataclass, read from flags, environment and a TOML file, in that order. A field `hold_max` is the
+flag `--hold-max`, the variable `POINTSMAN_HOLD_MAX`, and in the file of `--config` the key `hold_max`, at the top or in
+the service's table (`[scheduler]`), which wins."""
 
 import re
 import tomllib
@@ -21,8 +19,6 @@ ENVIRONMENT_PREFIX = "POINTSMAN_"
 
 
 class SettingsType(Protocol):
-    """Any dataclass whose fields are made with `setting`."""
-
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
 
 
@@ -30,8 +26,6 @@ S = TypeVar("S", bound=SettingsType)
 
 
 class PoolNameType(click.ParamType[str]):
-    """The name of a pool, as subjects take it."""
-
     name = "name"
 
     @override
@@ -56,7 +50,7 @@ def setting(
     bounds: click.ParamType[Any] | None = None,
     secret: bool = False,
 ) -> Any:
-    """A dataclass field. `bounds`: click type that narrows the field's own. `secret`: not shown in `--help` and logs."""
+    """`bounds`: a narrower click type. `secret`: hidden in `--help` and logs."""
     metadata = {"help": help, "choices": choices, "bounds": bounds, "secret": secret}
     if isinstance(default, dict | list):
         return field(default_factory=lambda: type(default)(default), metadata=metadata)
@@ -65,8 +59,6 @@ def setting(
 
 @dataclass(frozen=True, kw_only=True)
 class DeploymentSettings:
-    """Settings that all readers of a pool's log share."""
-
     nats: str = setting("nats://127.0.0.1:4222", "URL of the nats-server that carries the log and the commands.")
     pool: str = setting(
         "default",
@@ -87,14 +79,11 @@ class DeploymentSettings:
 
     @property
     def nats_shown(self) -> str:
-        """`nats` without credentials, for display."""
         return re.sub(r"//[^/,]*@", "//", self.nats)
 
 
 @dataclass(frozen=True, kw_only=True)
 class FleetSettings(DeploymentSettings):
-    """Settings that all processes of one pool share; an ingress learns them from the log."""
-
     block_tokens: int = setting(
         64, "Tokens that one block key stands for; a multiple of the engines' block size.", bounds=COUNT
     )
@@ -102,8 +91,6 @@ class FleetSettings(DeploymentSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessSettings:
-    """Settings of each process."""
-
     host: str = setting("127.0.0.1", "Address to listen on.")
     port: int = setting(0, "Port to listen on; 0 takes a free one.", bounds=PORT)
     log_level: str = setting("info", "Least severe log line to print.", choices=("debug", "info", "warning", "error"))
@@ -111,7 +98,7 @@ class ProcessSettings:
 
 
 def command(settings_type: type[S], *, name: str, table: str) -> Callable[[Callable[[S], None]], click.Command]:
-    """A decorator that makes a click command of a function of the settings; its docstring is the help. `table`: in the TOML file."""
+    """Makes a click command of a function of the settings; its docstring is the help. `table`: in the TOML file."""
 
     def decorate(function: Callable[[S], None]) -> click.Command:
         def callback(**values: Any) -> None:
@@ -130,7 +117,6 @@ def command(settings_type: type[S], *, name: str, table: str) -> Callable[[Calla
 
 
 def options(settings_type: type[SettingsType]) -> list[click.Option]:
-    """One click option for each field, own fields before inherited ones."""
     hints = get_type_hints(settings_type)
     own = set(settings_type.__annotations__)
     ordered = sorted(fields(settings_type), key=lambda f: f.name not in own)
@@ -138,7 +124,6 @@ def options(settings_type: type[SettingsType]) -> list[click.Option]:
 
 
 def environment(settings: Mapping[str, object]) -> dict[str, str]:
-    """Settings as environment variables, to hand to a child process."""
     return {
         ENVIRONMENT_PREFIX + name.upper(): " ".join(value) if isinstance(value, tuple) else str(value)
         for name, value in settings.items()

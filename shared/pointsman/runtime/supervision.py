@@ -1,7 +1,4 @@
-"""Every task has an owner that awaits it; a failure in the background ends the process cleanly.
-
-`run` is the outermost call of every service: event loop, signals, logging. `Supervisor` owns the tasks.
-"""
+"""Runs a service: event loop, signals, logging. A failure of any task ends the process."""
 
 import asyncio
 import signal
@@ -16,45 +13,40 @@ import structlog
 log = structlog.get_logger()
 
 STOP_SECONDS_MAX = 10.0
-"""Longest shutdown after SIGTERM; then the process is killed. Usually 0.2 to 3 s. An ingress has longer."""
+"""Then the process is killed; usually 0.2 to 3 s. An ingress has longer."""
 
 
 SAME_SIGNAL_SECONDS = 0.5
 
 
 class Supervisor:
-    """Owns background tasks. Leaving its context cancels and awaits them all."""
+    """Leaving its context cancels and awaits all tasks."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
         self.signalled_at = 0.0
-        """When the newest signal came, by the event loop's clock."""
         self.for_good = False
-        """Whether SIGINT asked for shutdown: the process will not come back."""
+        """SIGINT: the process will not be restarted."""
         self.stop_seconds_max = STOP_SECONDS_MAX
-        """How long the process may take to shut down after a signal before it is killed."""
         self._failure: BaseException | None = None
 
     def start(self, work: Coroutine[Any, Any, None], *, name: str) -> None:
-        """Run `work` until it ends. When it raises, `until_stopped` raises the same."""
+        """An exception of `work` is raised by `until_stopped`."""
         task = asyncio.get_running_loop().create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
 
     def stop(self) -> None:
-        """Ask for shutdown: `until_stopped` returns."""
         self._stop.set()
 
     def hurry(self) -> None:
-        """Ask for shutdown at once: `until_hurried` returns, too."""
         self._stop.set()
         self._hurry.set()
 
     @property
     def stopped_in_order(self) -> bool:
-        """Whether shutdown was asked for, and no task has failed."""
         return self.stopping and self._failure is None
 
     @property
@@ -62,11 +54,11 @@ class Supervisor:
         return self._stop.is_set()
 
     async def until_hurried(self) -> None:
-        """Wait until a shutdown may wait for nothing any more: after a second signal, or a failure."""
+        """Returns after a second signal or a failure: stop waiting for anything."""
         await self._hurry.wait()
 
     async def until_stopped(self) -> None:
-        """Wait for a signal, `stop`, or the first failure of a task, which is raised."""
+        """Wait for a signal or `stop`; raises the first failure of a task."""
         await self._stop.wait()
         if self._failure is not None:
             raise self._failure
@@ -95,7 +87,7 @@ class Supervisor:
 
 
 def run(main: Callable[[Supervisor], Awaitable[None]]) -> None:
-    """Run a service until SIGINT, SIGTERM or failure (exit code 1). Raises click.ClickException for wrong settings."""
+    """Run until SIGINT, SIGTERM or failure (exit code 1). Raises click.ClickException for wrong settings."""
     try:
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             runner.run(_supervised(main))
@@ -117,8 +109,8 @@ async def _supervised(main: Callable[[Supervisor], Awaitable[None]]) -> None:
 
 
 def _on_signal(supervisor: Supervisor, number: signal.Signals) -> None:
-    """The first signal stops in order, SIGINT for good; a second stops at once. Within SAME_SIGNAL_SECONDS it is the same signal,
-    sent by systemd and by a parent."""
+    """SIGINT stops for good; a second signal at once. Within SAME_SIGNAL_SECONDS it is the same one, sent by systemd
+    and a parent."""
     log.debug("signal_received", signal=number.name)
     now, seconds = asyncio.get_running_loop().time(), supervisor.stop_seconds_max
     if supervisor.stopping and now - supervisor.signalled_at < SAME_SIGNAL_SECONDS:

@@ -1,7 +1,4 @@
-"""Logs with fields, and every metric's name in one place, with its unit and meaning.
-
-`docs/operations.md` lists the metrics; a test compares it with this module.
-"""
+"""Structured logs, and all metrics with unit and meaning. `docs/operations.md` lists them; a test compares."""
 
 import contextlib
 import logging
@@ -16,10 +13,9 @@ from prometheus_client import Gauge as PrometheusGauge
 from prometheus_client.multiprocess import MultiProcessCollector
 
 METRICS_DIRECTORY = "PROMETHEUS_MULTIPROC_DIR"
-"""Environment variable with the directory where processes of one service share metrics (prometheus_client)."""
 
 Gauge = partial(PrometheusGauge, multiprocess_mode="livemax")
-"""Of several processes the one where it is highest is shown; counters and histograms are summed."""
+"""The maximum over processes; counters and histograms are summed."""
 
 LATENCY_BUCKETS_SECONDS = (
     0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 3.0, 5.0, 7.5, 10.0, 15.0, 20.0, 30.0, 60.0, 120.0, 300.0,
@@ -201,7 +197,6 @@ RECORDER_ARCHIVED_SEQUENCE = Gauge("pointsman_recorder_archived_sequence", "Last
 
 
 def metrics_page() -> bytes:
-    """What Prometheus scrapes: of all processes of the service, where there are several."""
     if METRICS_DIRECTORY not in os.environ:
         return generate_latest(REGISTRY)
     registry = CollectorRegistry()
@@ -210,7 +205,7 @@ def metrics_page() -> bytes:
 
 
 def configure_logging(level: str, log_format: str) -> None:
-    """Structured logs on standard error: `event key=value ...`, or one JSON object a line."""
+    """Logs on standard error: `event key=value ...`, or one JSON object per line."""
     renderer: structlog.typing.Processor = (
         structlog.processors.JSONRenderer()
         if log_format == "json"
@@ -231,8 +226,6 @@ def configure_logging(level: str, log_format: str) -> None:
 
 
 class _LossyErrors:
-    """Standard error; a line that cannot be written is dropped."""
-
     def write(self, text: str) -> None:
         with contextlib.suppress(OSError):
             sys.stderr.write(text)

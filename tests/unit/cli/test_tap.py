@@ -6,7 +6,6 @@ from typing import get_args
 import pytest
 
 from pointsman.adapters.clocks import ANCHOR_UNIX_SECONDS, ScaledClock
-from pointsman.adapters.memory_log import MemoryBroker
 from pointsman.contracts.codec import LogEvent, encode
 from pointsman.contracts.decisions import Candidate, RequestGranted, RequestMigrated, RequestPlaced
 from pointsman.contracts.requests import RequestFinished
@@ -17,6 +16,7 @@ from pointsman_cli.history.time_options import Moment
 from pointsman_cli.tap.command import Printer, follow_log
 from pointsman_cli.tap.event_lines import STYLES, details, line, reset_line
 from pointsman_cli.tap.filters import BadPatternError, Filter, subject_pattern
+from pointsman_lab.memory.log import MemoryBroker
 from tests.support.events import joined, removed, reported, stored
 
 POOL = PoolName("default")

@@ -11,7 +11,6 @@ import msgspec
 import pytest
 
 from pointsman.adapters.clocks import ScaledClock
-from pointsman.adapters.memory_log import MemoryBroker
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.commands import RouteGranted
 from pointsman.contracts.decisions import LeaderElected
@@ -24,6 +23,7 @@ from pointsman_ingress.placement.fleet_view import FleetView, Model
 from pointsman_ingress.placement.hold_queue import HoldQueue
 from pointsman_ingress.placement.in_flight import InFlightRequests
 from pointsman_ingress.placement.pools import Pool, Pools, PoolsBoard
+from pointsman_lab.memory.log import MemoryBroker
 from tests.support.events import joined, reported, route
 from tests.support.waiting import eventually
 

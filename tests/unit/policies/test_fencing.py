@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import pytest
 
 from pointsman.adapters.clocks import ScaledClock
-from pointsman.adapters.memory_log import MemoryBroker
 from pointsman.contracts.codec import AnyCommand, LogEvent, decode_event
 from pointsman.contracts.commands import RouteGranted, RouteRequest
 from pointsman.contracts.decisions import LeaderElected, RequestGranted
@@ -23,6 +22,7 @@ from pointsman_ingress.placement.fleet_view import FleetView
 from pointsman_ingress.placement.hold_queue import HoldQueue
 from pointsman_ingress.placement.in_flight import InFlightRequests
 from pointsman_ingress.placement.scheduler_client import REPEAT_WALL_SECONDS, SchedulerClient, SchedulerLiveness
+from pointsman_lab.memory.log import MemoryBroker
 from tests.support.events import joined, route
 
 POOL = PoolName("default")

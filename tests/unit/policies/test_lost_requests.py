@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from pointsman.adapters.memory_log import MemoryBroker
 from pointsman.contracts.codec import AnyCommand
 from pointsman.contracts.fleet import InstanceReported
 from pointsman.contracts.requests import RequestArrived
@@ -21,6 +20,7 @@ from pointsman.state.outages import DRAIN_SHARE, HELD_UP_WALL_SECONDS_MAX, HELD_
 from pointsman.state.state import PoolSettings, State
 from pointsman_ingress.placement.fleet_view import FleetView
 from pointsman_ingress.placement.in_flight import HEARTBEAT_WALL_SECONDS, InFlightRequests, send_heartbeats
+from pointsman_lab.memory.log import MemoryBroker
 from pointsman_lab.torture.clocks import SkewedClock
 from pointsman_lab.torture.loop import VirtualLoop
 from tests.support.events import first_token, route

@@ -95,7 +95,7 @@ def test_what_is_overdue_starts_again_elsewhere_and_its_lost_work_is_counted() -
     request, lines = known(dispatcher, "r1"), dispatcher.state.workload.queues
     assert (request.stage, request.instance, request.rebound_from) == (Stage.PREFILL, B, A)
     assert (list(lines[A].prefill), list(lines[B].prefill)) == ([], ["r1"])
-    assert dispatcher.state.speculation.blocks(A) == 0
+    assert dispatcher.state.promises.blocks(A) == 0
 
 
 def test_lost_work_is_waited_out() -> None:
@@ -247,7 +247,7 @@ def test_a_first_token_that_was_quicker_says_where_the_request_is(leader_first: 
         assert (request.stage, request.instance) == (Stage.DECODING, A)
         assert list(lines[A].decoding) == ["r1"]
         assert not (lines[B].prefill if B in lines else {})
-        assert state.speculation.blocks(B) == 0
+        assert state.promises.blocks(B) == 0
         state.apply(finished("r1", "a", at=now + 1))
         assert not any(line.requests for line in lines.values())
 
@@ -258,7 +258,7 @@ def test_a_whole_answer_from_the_engine_before_ends_it() -> None:
     dispatcher.state.apply(finished("r1", "a", at=now))
 
     assert not dispatcher.state.workload.requests
-    assert dispatcher.state.speculation.blocks(B) == 0
+    assert dispatcher.state.promises.blocks(B) == 0
 
 
 def test_where_the_ingress_says_it_is_counts() -> None:

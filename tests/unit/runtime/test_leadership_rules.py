@@ -8,10 +8,10 @@ from random import Random
 import pytest
 from typing_extensions import override
 
-from pointsman.adapters.memory_stores import MemoryLease
 from pointsman.ports import Clock, Lease, Tenure
 from pointsman.primitives import Term, WallSeconds
 from pointsman.runtime.leadership import Leadership
+from pointsman_lab.memory.stores import MemoryLease
 
 LEASE_SECONDS = 1.0
 

@@ -7,8 +7,6 @@ import pytest
 from typing_extensions import override
 
 from pointsman.adapters.clocks import ScaledClock
-from pointsman.adapters.memory_log import MemoryBroker
-from pointsman.adapters.memory_stores import MemoryCheckpoints
 from pointsman.policies.policy_set import policy_set
 from pointsman.ports import CheckpointLabel, LogEntry, StoreUnavailableError
 from pointsman.primitives import InstanceId, PoolName
@@ -16,6 +14,8 @@ from pointsman.runtime.checkpoint_fingerprint import entry_digest
 from pointsman.runtime.health import HealthBoard
 from pointsman.state.checkpoint import encode_state
 from pointsman.state.state import State
+from pointsman_lab.memory.log import MemoryBroker
+from pointsman_lab.memory.stores import MemoryCheckpoints
 from pointsman_scheduler import recovery
 from pointsman_scheduler.policy_config import empty_state
 from pointsman_scheduler.recovery import LogBrokenError, Recovery

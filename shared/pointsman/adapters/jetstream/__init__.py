@@ -1,8 +1,4 @@
-"""The log and the commands of a pool over NATS, on one connection that is made in the background and reconnects.
-
-`client` (nats-py) implements `connection`; on it stand `producer` (events in), `consumer` (events out), `stream` and `direct_stream`
-(calls of the JetStream API), `commands` (request and reply), `lease` and `checkpoints` (buckets beside the log).
-"""
+"""The event log and the commands of a pool over one NATS connection that is made in the background and reconnects."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -36,8 +32,8 @@ async def connect(
     window: WindowSettings | None = None,
     only_reads: bool = False,
 ) -> AsyncIterator[Link]:
-    """Connect to `pool` at `url` (several: comma-separated); returns at once. `name`: in WritesLost events. `stream`: how to make the
-    stream if it is missing, unless `only_reads`. Leaving waits at most CLOSE_SECONDS_MAX for unconfirmed writes."""
+    """Connect to `pool` at `url` (several: comma-separated); returns at once. `stream`: to create a missing stream,
+    unless `only_reads`. On exit waits at most CLOSE_SECONDS_MAX for unconfirmed writes."""
     reports_to = listener or LogListener()
     connection = NatsConnection(url, name, reports_to)
     requests = Requests(connection)
@@ -66,7 +62,7 @@ async def connect(
 
 
 async def _ended(tasks: list[asyncio.Task[None]]) -> None:
-    """Cancel until they have ended: the client takes a cancellation at the end of a connection attempt for a failure (Python 3.11)."""
+    """Cancel repeatedly: nats-py swallows a cancellation at the end of a connection attempt (Python 3.11)."""
     while pending := [task for task in tasks if not task.done()]:
         for task in pending:
             task.cancel()

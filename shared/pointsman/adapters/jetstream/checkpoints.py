@@ -1,8 +1,5 @@
-"""Checkpoints in the object bucket `pointsman-<pool>`.
-
-An object is chunks on one subject and then a description with their number and digest on another. Each slot alternates between
-two chunk subjects, so a write that breaks off leaves the object before it in place.
-"""
+"""Checkpoints in the object bucket `pointsman-<pool>`: chunks, then a description. Each slot alternates between two
+chunk subjects, so an interrupted write leaves the previous object intact."""
 
 from base64 import urlsafe_b64encode
 from dataclasses import asdict
@@ -22,8 +19,6 @@ SLOTS = tuple(f"checkpoint-{number}" for number in range(CHECKPOINTS_KEPT))
 
 
 class _Description(msgspec.Struct):
-    """What NATS calls ObjectInfo."""
-
     name: str
     bucket: str
     nuid: str
@@ -100,7 +95,7 @@ class JetStreamCheckpoints(Checkpoints):
         return content if _digest(content) == description.digest else None
 
     async def _sweep(self, object_id: str) -> None:
-        """Forget chunks: of the object that was replaced, or of a write that broke off."""
+        """Purge chunks of a replaced object or of an interrupted write."""
         if await self._bucket.last(self._chunk_subject(object_id)) is not None:
             await self._bucket.purge(self._chunk_subject(object_id))
 

@@ -1,9 +1,6 @@
-"""NATS connection over nats-py: the only module that imports the client. In: a server URL. Out: a Connection that outlives clients.
-
-Measured of the client: while disconnected it would buffer what its caller has given up (its buffer is off and emptied); it stops for
-good on some server errors (a client that closed is replaced); by default it notices a dead server after six minutes (it pings
-every two seconds).
-"""
+"""NATS connection over nats-py, the only module that imports it. Works around measured behaviour of nats-py: while
+disconnected it buffers messages its caller gave up (buffer disabled); it stops for good on some server errors (client
+replaced); it notices a dead server after six minutes (ping every 2 s)."""
 
 import asyncio
 import contextlib
@@ -34,12 +31,10 @@ PINGS_UNANSWERED_MAX = 2
 CLOSE_SECONDS_MAX = 1.0
 ROUND_TRIP_SECONDS_MAX = 1
 PING_FORGOTTEN_SECONDS = 4 * PING_SECONDS * PINGS_UNANSWERED_MAX
-"""By then the client has another connection, and has forgotten what it pinged on the last one."""
+"""By then the client has reconnected and dropped its old pings."""
 
 
 class NatsConnection(Connection):
-    """One nats-py client at a time, replaced when it gives up."""
-
     def __init__(self, url: str, name: str, listener: LogListener) -> None:
         self._servers = url.split(",")
         self._name = name
@@ -89,7 +84,7 @@ class NatsConnection(Connection):
         return forget
 
     async def stay_connected(self) -> None:
-        """Connect, and again with another client whenever one gave up; reconnecting before that is the client's work."""
+        """Connect, and replace a client that closed. nats-py itself handles reconnects before that."""
         while True:
             gave_up = asyncio.Event()
             client = self._client = _TolerantClient()
@@ -151,7 +146,7 @@ class NatsConnection(Connection):
 
 
 class _TolerantClient(Client):
-    """Delivers messages whose subject or headers are not text; the library would stop reading for good (seen with byte 0xff)."""
+    """nats-py stops reading for good at an undecodable subject or header (seen with byte 0xff)."""
 
     @override
     async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
@@ -170,8 +165,6 @@ class _TolerantClient(Client):
 
 
 class _NatsSubscription(Subscription):
-    """A subscription that outlives clients."""
-
     def __init__(
         self,
         registry: "dict[int, _NatsSubscription]",
@@ -212,15 +205,15 @@ class _NatsSubscription(Subscription):
 
 
 def _drop_unsent(client: Client) -> None:
-    """Forget what the client has not sent: it would go first on the next connection, ahead of older writes (seen at one crash in ten).
-    There is no public call."""
+    """Unsent data would precede older writes on the next connection (seen in 10% of crashes). There is no public
+    call."""
     client._pending.clear()  # noqa: SLF001
     client._pending_data_size = 0  # noqa: SLF001
 
 
 async def _round_trip(client: Client) -> None:
-    """Wait until the server has seen what was sent. In a task that is never cancelled: an answer to an abandoned ping ends the client's
-    reading (measured)."""
+    """Wait until the server has processed what was sent. Never cancelled: the answer to an abandoned ping ends
+    nats-py's reading."""
     trip = asyncio.create_task(_pinged_twice(client))
     _round_trips.add(trip)
     trip.add_done_callback(_round_trips.discard)
@@ -231,7 +224,7 @@ _round_trips: set[asyncio.Task[None]] = set()
 
 
 async def _pinged_twice(client: Client) -> None:
-    """Twice, because the client's first ping overtakes what still waits for its flusher."""
+    """Twice: the client's first ping can overtake data that waits for its flusher."""
     with contextlib.suppress(ClientError):
         await client.flush(PING_FORGOTTEN_SECONDS)
         await client.flush(PING_FORGOTTEN_SECONDS)
@@ -243,8 +236,8 @@ def _server_of(client: Client) -> str:
 
 
 def _run_at_once(publish: Coroutine[Any, Any, None]) -> None:
-    """Run a publish without waiting, so that order is that of the calls. With the pending buffer off it only appends to what the
-    flusher writes next."""
+    """Run without waiting, to keep the order of calls. With the pending buffer off, publish only appends to the next
+    write."""
     try:
         publish.send(None)
     except StopIteration:

@@ -1,7 +1,4 @@
-"""Request and reply over core NATS: the commands between services, and our own calls of the JetStream API.
-
-All answers come to one inbox, one token each, so that asking costs one publish and one future.
-"""
+"""Request and reply over core NATS, for commands and JetStream API calls. Replies share one inbox, one token each."""
 
 import asyncio
 import secrets
@@ -24,14 +21,11 @@ from pointsman.ports import CommandHandler, Commands, CommandTimeoutError, NoRes
 from pointsman.primitives import Seconds, WallSeconds
 
 ANSWERS_WAITING_MAX = 65_536
-"""Answers that have arrived and wait for the event loop. More than there are requests in flight."""
 COMMANDS_WAITING_MAX = 4096
-"""Commands that have arrived and wait for a handler. More are dropped: their askers time out and ask again."""
+"""Commands queued for a handler. More are dropped; their senders time out and retry."""
 
 
 class Requests:
-    """Asks on a subject and waits for the one answer."""
-
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._inbox = f"_INBOX.{secrets.token_hex(11)}."
@@ -43,13 +37,12 @@ class Requests:
         self._connection.on_change(self._on_change)
 
     async def ask(self, subject: str, payload: bytes, timeout: Seconds, headers: dict[str, str] | None = None) -> bytes:
-        """Raises NoResponderError, CommandTimeoutError."""
         return (await self.ask_message(subject, payload, timeout, headers)).data
 
     async def ask_message(
         self, subject: str, payload: bytes, timeout: Seconds, headers: dict[str, str] | None = None
     ) -> Message:
-        """The same, for who needs the answer's headers too."""
+        """Raises NoResponderError, CommandTimeoutError."""
         self._asked += 1
         reply = f"{self._inbox}{self._asked}"
         loop = asyncio.get_running_loop()
@@ -86,7 +79,7 @@ def _fail(answer: asyncio.Future[Message], reason: str) -> None:
 
 
 class JetStreamCommands(Commands):
-    """The commands between services. A handler runs in its subscription: one command after the other, no task each."""
+    """Handles the commands of a subject one at a time."""
 
     def __init__(self, connection: Connection, requests: Requests, listener: LogListener) -> None:
         self._connection = connection

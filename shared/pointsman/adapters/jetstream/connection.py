@@ -1,7 +1,4 @@
-"""What the rest of this package needs from a NATS connection: publish now, subscribe, watch the connection.
-
-The one implementation is in `__init__`, the only module that imports the client library.
-"""
+"""Protocol of a NATS connection, implemented in `client`."""
 
 from collections.abc import Awaitable, Callable
 from typing import Protocol
@@ -10,30 +7,25 @@ import msgspec
 
 STATUS_HEADER = "Status"
 NO_RESPONDERS = "503"
-"""Status of the empty message that the server sends for a subject without a listener."""
 
 
 STREAM_NOT_FOUND = 10059
 
 
 class ApiError(msgspec.Struct):
-    """What JetStream answers instead of a result."""
-
     err_code: int = 0
     description: str = ""
 
 
 class NotConnectedError(Exception):
-    """There is no connection at the moment. Nothing was sent."""
+    """Nothing was sent."""
 
 
 class UnsendableError(Exception):
-    """The server would never take this message: too large, or no valid subject. Nothing was sent."""
+    """Message too large or subject invalid; nothing was sent."""
 
 
 class Message(Protocol):
-    """A message that arrived."""
-
     @property
     def subject(self) -> str: ...
     @property
@@ -45,13 +37,10 @@ class Message(Protocol):
 
 
 OnMessage = Callable[[Message], Awaitable[None]]
-"""Called for one message after the other. While it waits, the next message waits."""
 
 
 class Subscription(Protocol):
-    async def close(self) -> None:
-        """No message is delivered any more. Never raises."""
-        ...
+    async def close(self) -> None: ...
 
 
 class Connection(Protocol):
@@ -63,14 +52,12 @@ class Connection(Protocol):
         ...
 
     async def subscribe(self, subject: str, on_message: OnMessage, *, waiting_max: int) -> Subscription:
-        """Deliver what arrives on `subject`, across reconnects. At most `waiting_max` messages wait; more are dropped and reported."""
+        """Deliver messages across reconnects. At most `waiting_max` are queued; more are dropped and reported."""
         ...
 
-    def on_change(self, on_change: Callable[[bool], None]) -> Callable[[], None]:
-        """Call `on_change` with each change of `connected`; call the result to end that."""
-        ...
+    def on_change(self, on_change: Callable[[bool], None]) -> Callable[[], None]: ...
 
 
 def status_of(message: Message) -> str:
-    """The status of a message that the server made itself, else an empty string."""
+    """Status of a message made by the server, else empty."""
     return message.headers.get(STATUS_HEADER, "") if message.headers and not message.data else ""

@@ -1,10 +1,8 @@
-"""Reads the stream. In: a start sequence. Out: entries without holes, or LogReset where continuity is lost.
-
-A pull consumer of our own: the client's ordered consumer can leave a silent gap, and is silent for 10 to 20 s after a server
-restart (measured). Unfiltered, each message must carry the next sequence; filtered, the consumer's count must be dense. A consumer
-that breaks or misses two heartbeats is replaced, one message back: its first message must be the last one read, by sequence and
-time stamp. The log's extent is checked with every new consumer and every ten seconds.
-"""
+"""Reads the stream. In: a start sequence. Out: entries without gaps, or LogReset if continuity is lost. A pull consumer
+of our own: nats-py's ordered consumer can skip silently and pauses 10 to 20 s after a server restart (measured).
+Sequences (filtered: consumer counts) must be dense. A failed or silent consumer is replaced; the new one's first
+message must equal the last one read, by sequence and time stamp. The log's extent is checked with every new consumer
+and every ten seconds."""
 
 import asyncio
 import contextlib
@@ -23,14 +21,13 @@ from pointsman.primitives import Seconds, Sequence, WallSeconds
 
 PULL_MESSAGES = 500
 PULL_BYTES = 16 * 1024**2
-"""More than the largest message there can be, which is 8 MB."""
+"""Above the largest possible message, 8 MB."""
 READ_AHEAD_MAX = 3 * PULL_MESSAGES
-"""Messages asked for or arrived, and not yet taken. A slow reader does not slow others."""
 PULL_EXPIRES_SECONDS = 30.0
 HEARTBEAT_SECONDS = 0.5
 TICK_SECONDS = 0.25
 QUIET_TICKS_MAX = 5
-"""Ticks and not time: when our own event loop stood still, nothing is wrong with the consumer."""
+"""Counted in ticks, not time: a stalled event loop of our own is not the consumer's fault."""
 AUDIT_TICKS = 40
 RETRY_SECONDS_MIN: WallSeconds = WallSeconds(0.1)
 RETRY_SECONDS_MAX: WallSeconds = WallSeconds(1.0)
@@ -38,7 +35,7 @@ HEARTBEAT = "100"
 PULL_ENDED = ("404", "408", "409")
 PENDING_HEADER = "Nats-Pending-Messages"
 CONSUMER_GONE = ("deleted", "shutdown", "leadership", "push based")
-"""Words in a 409 that mean more than the end of one pull."""
+"""Words in a 409 status that mean the consumer, not only one pull, has ended."""
 DELIVERED_PREFIX = "$JS.ACK."
 
 _pull = json.dumps(
@@ -53,9 +50,6 @@ _pull = json.dumps(
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Of a delivered message, from its reply subject. `stamp`: the server's nanoseconds at storing it; `pending`: how many more
-    the consumer has."""
-
     sequence: Sequence
     delivery: int
     stamp: str
@@ -64,8 +58,8 @@ class _Place:
 
 @dataclass(slots=True)
 class _Progress:
-    """What was read. `position`: everything up to there was read or not asked for; `complete_to`: nothing of ours is missing up to
-    there (filtered reading skips sequences); `stamp`: of the message at `position`, if that was read; `extent`: as of the last look."""
+    """`position`: all entries up to here were read or filtered out; `complete_to`: none of ours is missing up to here
+    (filtered reading skips sequences); `stamp`: of the message at `position`; `extent`: of the last check."""
 
     position: Sequence
     complete_to: Sequence
@@ -77,8 +71,8 @@ class _Progress:
 
 @dataclass(slots=True)
 class _Pull:
-    """The present consumer. `overlapping`: its first message must be the last one read; `credit`: messages asked for and not yet
-    delivered; `pending`: how many more the server has."""
+    """The current consumer. `overlapping`: its first message must be the last one read; `credit`: messages requested
+    and not delivered; `pending`: messages left on the server."""
 
     buffer: deque[Message] = field(default_factory=deque)
     subscription: Subscription | None = None
@@ -93,8 +87,6 @@ class _Pull:
 
 @dataclass(slots=True)
 class _Upkeep:
-    """Ticks, and when to try again after a failure."""
-
     ticks: int = 0
     quiet_ticks: int = 0
     audit_due: bool = False
@@ -103,8 +95,6 @@ class _Upkeep:
 
 
 class Reader:
-    """One reading of the log, for one task."""
-
     def __init__(
         self,
         connection: Connection,
@@ -127,7 +117,6 @@ class Reader:
         self._forget_changes = connection.on_change(self._on_change)
 
     async def next(self) -> LogEntry | LogReset:
-        """Wait for the next entry, as long as it takes."""
         while True:
             found = await self._step()
             if isinstance(found, LogReset):
@@ -172,7 +161,6 @@ class Reader:
         return entry
 
     def _overlap(self, place: _Place) -> LogReset | None:
-        """The first message of a new consumer is the last of the one before, or the log is not the same."""
         self._pull.overlapping = False
         self._pull.deliveries = 1
         self._pull.pending = place.pending
@@ -183,7 +171,7 @@ class Reader:
         )
 
     def _hole(self, place: _Place) -> LogReset | None:
-        """The first time, messages may have been lost on the way: read again. The second time they are gone."""
+        """Read again once, since messages may have been dropped in transit; the second time they are gone."""
         if self._progress.hole_at == self._progress.position:
             return self._restart(
                 place.sequence, f"entries {self._progress.position + 1} to {place.sequence - 1} are gone"
@@ -205,7 +193,7 @@ class Reader:
         self._pull.buffer.clear()
 
     async def _attach(self) -> LogReset | None:
-        """Make a consumer at our position. Raises LogUnavailableError, LogMissingError."""
+        """Create a consumer at our position. Raises LogUnavailableError, LogMissingError."""
         if not self._connection.connected:
             await self._sleep()
             return None
@@ -241,7 +229,7 @@ class Reader:
         self._pull.buffer.clear()
 
     async def _audit(self) -> LogReset | None:
-        """Look whether the log still leads on from our position. Raises LogUnavailableError, LogMissingError."""
+        """Check that the log continues from our position. Raises LogUnavailableError, LogMissingError."""
         self._upkeep.audit_due = False
         before = self._progress.extent.last
         extent = await self._stream.extent()
@@ -275,7 +263,6 @@ class Reader:
             return None
 
     def _consumer_lost(self) -> None:
-        """Try again soon, then less soon."""
         self._pull.attached = False
         self._upkeep.not_before = asyncio.get_running_loop().time() + float(self._upkeep.backoff.next_wait())
 
@@ -333,7 +320,6 @@ class Reader:
             self._wake()
 
     async def _sleep(self, seconds: Seconds | None = None) -> None:
-        """Until something arrives or changes, or at most `seconds`."""
         if seconds is not None and seconds <= 0:
             return
         loop = asyncio.get_running_loop()
@@ -352,8 +338,8 @@ class Reader:
 
 
 def _place_of(reply: str) -> _Place:
-    """`$JS.ACK.<stream>.<consumer>.<tries>.<sequence>.<delivery>.<stamp>.<pending>`, or, behind a domain,
-    `$JS.ACK.<domain>.<account>.<stream>...` with a token more at the end."""
+    """`$JS.ACK.<stream>.<consumer>.<tries>.<sequence>.<delivery>.<stamp>.<pending>`, or with a domain
+    `$JS.ACK.<domain>.<account>.<stream>...` and one more token at the end."""
     tokens = reply.split(".")
     offset = 0 if len(tokens) == 9 else 2
     return _Place(int(tokens[offset + 5]), int(tokens[offset + 6]), tokens[offset + 7], int(tokens[offset + 8]))

@@ -1,4 +1,4 @@
-"""A stream asked message by message, on conditions: what the lease, the checkpoints and an election are made of."""
+"""Conditional writes and single reads on a stream, for the lease, the checkpoints and elections."""
 
 import json
 from base64 import b64decode
@@ -20,7 +20,7 @@ ROLLUP = {"Nats-Rollup": "sub"}
 
 
 class RevisionTakenError(Exception):
-    """The subject's last message is not the one that was expected."""
+    pass
 
 
 class _StoredMessage(msgspec.Struct):
@@ -36,8 +36,6 @@ class _Answer(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A message of a bucket."""
-
     sequence: Sequence
     payload: bytes
 
@@ -46,7 +44,7 @@ _answers = msgspec.json.Decoder(_Answer)
 
 
 class DirectStream:
-    """One stream, made where it is missing if there is a `config`."""
+    """With `config`, a missing stream is created."""
 
     def __init__(self, requests: Requests, name: str, config: dict[str, Any] | None = None) -> None:
         self._requests = requests
@@ -56,7 +54,8 @@ class DirectStream:
     async def write(
         self, subject: str, payload: bytes, *, after: Sequence | None = None, headers: dict[str, str] | None = None
     ) -> Sequence:
-        """Store a message (with `after`: if that is the last on its subject). Raises RevisionTakenError, StoreUnavailableError."""
+        """With `after`, only if that is the subject's last sequence. Raises RevisionTakenError,
+        StoreUnavailableError."""
         all_headers = dict(headers or {})
         if after is not None:
             all_headers[EXPECTED_LAST] = str(after)
@@ -75,15 +74,15 @@ class DirectStream:
         return self._sound(read).seq
 
     async def last(self, subject: str) -> Found | None:
-        """The last message on a subject. Raises StoreUnavailableError."""
+        """Raises StoreUnavailableError."""
         return await self._get({"last_by_subj": subject})
 
     async def next(self, subject: str, start: Sequence) -> Found | None:
-        """The first message on a subject from sequence `start` on. Raises StoreUnavailableError."""
+        """First message on a subject from `start` on. Raises StoreUnavailableError."""
         return await self._get({"seq": start, "next_by_subj": subject})
 
     async def purge(self, subject: str) -> None:
-        """Forget all messages on a subject. Raises StoreUnavailableError."""
+        """Raises StoreUnavailableError."""
         request = json.dumps({"filter": subject}).encode()
         self._sound(_answers.decode(await self._ask(f"$JS.API.STREAM.PURGE.{self._name}", request)))
 

@@ -1,5 +1,4 @@
-"""The leases of a pool: keys `leader` and `scaler` in the key-value bucket `pointsman-<pool>`, in the server's memory, so that
-renewing needs no disk. No time to live: watchers count for themselves."""
+"""Leases as keys in the key-value bucket `pointsman-<pool>`, in server memory, without expiry: watchers measure it."""
 
 import msgspec
 from typing_extensions import override

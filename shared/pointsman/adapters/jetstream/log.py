@@ -1,4 +1,4 @@
-"""A pool's log as a JetStream stream: appends through the write window, reads by a consumer, elections by compare-and-set."""
+"""A pool's log as a JetStream stream. Elections are compare-and-set."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -29,14 +29,12 @@ from pointsman.ports import (
 from pointsman.primitives import PoolName, Sequence, WallSeconds
 
 APPEND_SECONDS_MAX = 4.0
-"""How long one append is tried, a second for each try."""
+"""Bound of one append; each try takes one second."""
 STREAM_RETRY_SECONDS_MIN: WallSeconds = WallSeconds(0.1)
 STREAM_RETRY_SECONDS_MAX: WallSeconds = WallSeconds(2.0)
 
 
 class JetStreamLog(EventLog):
-    """A pool's log as a JetStream stream."""
-
     def __init__(
         self,
         connection: Connection,
@@ -99,7 +97,7 @@ class JetStreamLog(EventLog):
         try:
             return Fence(await self._elections.write(subject, payload, after=after))
         except RevisionTakenError as error:
-            # Where our answer was lost and we ask again, the one who came first is we.
+            # A retry after a lost answer: the entry stored first is ours.
             newest = await self._newest(subject)
             if newest is None or newest.payload != payload:
                 raise ElectionLostError(str(error)) from error
@@ -127,14 +125,12 @@ class JetStreamLog(EventLog):
             await reader.close()
 
     async def _newest(self, subject: str) -> Found | None:
-        """Raises LogUnavailableError."""
         try:
             return await self._elections.last(subject)
         except StoreUnavailableError as error:
             raise LogUnavailableError(str(error)) from error
 
     async def keep_stream(self) -> None:
-        """See to it that the stream is there after each connection and whenever a write finds none."""
         while True:
             await self._stream_doubtful.wait()
             self._stream_doubtful.clear()

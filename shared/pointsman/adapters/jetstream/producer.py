@@ -1,13 +1,11 @@
-"""Writes to the stream. In: events, in order. Out: each stored once, without the caller waiting, or a WritesLost in the log.
+"""Writes to the stream. In: events, in order. Out: each stored once without blocking the caller, or a WritesLost event.
 
-A write is sent as soon as there is room and kept until confirmed; after a timeout or a disconnect all are sent again from the
-oldest on, under the same message ids (the client's own asynchronous publishing never resolves after a disconnect: measured). A
-write is given up when the window overflows, after repeated refusals, or before the server forgets its message id.
+A write is kept until confirmed; after a timeout or disconnect all are resent from the oldest, with the same message ids
+(nats-py's asynchronous publishing never resolves after a disconnect: measured). It is lost when the window overflows,
+after repeated refusals, or before the server forgets its id. A refused write is stored after its successors.
 
-A leader's write is fenced. With one replica the server compares the last LeaderElected; with several it cannot for more than one
-write at a time (measured), so there only this process checks, and receivers look at terms. Order breaks in one case: a write
-that was refused while the next was taken comes after it.
-"""
+A leader's write is fenced: with one replica by the server, which compares the last LeaderElected; with several only by
+this process, since the server cannot do so for concurrent writes (measured)."""
 
 import asyncio
 import secrets
@@ -43,22 +41,18 @@ REFUSALS_MAX = 5
 UNCONFIRMED_SECONDS_MAX = 100.0
 """Below the server's duplicate window of 120 s."""
 STALLED_SECONDS = 3.0
-"""A write sent so long ago, and again since, means that the log is stuck: a full disk fails publishes only."""
+"""Unconfirmed for this long and since resent: the log is stuck. A full disk fails publishes only."""
 RETRY_SECONDS_MIN: WallSeconds = WallSeconds(0.1)
 RETRY_SECONDS_MAX: WallSeconds = WallSeconds(1.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowSettings:
-    """The bounds of a window."""
-
     events_max: int = 16_384
-    """Writes that wait to be sent or confirmed; about 10 s of a busy fleet."""
     bytes_max: int = 64 * 1024**2
     in_flight_max: int = 1024
-    """Writes that are sent and not yet confirmed. A server that flushes each to disk groups what it has."""
     ack_seconds_max: Seconds = 1.0
-    """How long the server may stay silent before everything in flight is sent again."""
+    """Silence of the server before everything in flight is resent."""
 
 
 class _Ack(msgspec.Struct):
@@ -70,7 +64,7 @@ _acks = msgspec.json.Decoder(_Ack)
 
 
 class WriteWindow:
-    """Opened by `resume`, once the stream is there; closed by the loss of the connection."""
+    """Opened by `resume`, closed by a disconnect."""
 
     def __init__(
         self,
@@ -96,14 +90,13 @@ class WriteWindow:
         self._backoff = Backoff(RETRY_SECONDS_MIN, RETRY_SECONDS_MAX)
         self._timer: asyncio.TimerHandle | None = None
         self.server_fences = False
-        """Whether the server compares the fence: true where the stream has one replica."""
 
     async def open(self) -> None:
         await self._connection.subscribe(self._writer.inbox + "*", self._on_ack, waiting_max=ACKS_WAITING_MAX)
         self._connection.on_change(self._on_change)
 
     def put(self, event: LogEvent, done: asyncio.Future[int] | None = None, *, fence: Fence | None = None) -> int:
-        """Write `event` after all before it; a full window loses it. Returns a number for `withdraw`. `done` gets the sequence or a
+        """A full window loses it. Returns a number for `withdraw`. `done` receives the sequence or
         LogUnavailableError."""
         self._writer.number += 1
         identity = message_id(event) or f"{self._writer.life}.{self._writer.number}"
@@ -123,7 +116,7 @@ class WriteWindow:
         return write.number
 
     def withdraw(self, number: int) -> None:
-        """Do not send this write again. It may have been stored."""
+        """Do not resend this write. It may have been stored."""
         write = self._queue.sent.pop(number, None) or next((w for w in self._queue.waiting if w.number == number), None)
         if write is None:
             return
@@ -133,7 +126,6 @@ class WriteWindow:
         self._pump()
 
     def resume(self) -> None:
-        """The stream is there: send what waits."""
         self._queue.open = self._connection.connected
         self._pump()
 
@@ -146,7 +138,7 @@ class WriteWindow:
         return bool(done)
 
     def close(self) -> None:
-        """Lose what is left, without a mark in the log."""
+        """Drop unconfirmed writes, without a WritesLost event."""
         self._queue.open = False
         if self._timer is not None:
             self._timer.cancel()
@@ -241,8 +233,8 @@ class WriteWindow:
         self.put(WritesLost(at=self._clock.now(), writer=self._writer.name, count=count, reason=self._losses.reason))
 
     def _fenced(self, write: Write, fence: Fence, reason: str) -> None:
-        """Another leader was elected: drop what is written under this fence. If retention dropped our LeaderElected, none was,
-        and the server has nothing to compare."""
+        """Another leader was elected: drop writes with this fence. If retention dropped our own LeaderElected, the
+        server has nothing to compare: write again without."""
         if reason == NONE_LEFT and not fence.broken:
             fence.elected = 0
             self._queue.sent[write.number] = write
@@ -279,7 +271,6 @@ class WriteWindow:
         self._losses.reason = reason
 
     def _settle(self, write: Write) -> None:
-        """Forget a write; wake flushers once none is left."""
         self._queue.bytes -= len(write.payload)
         if self._queue.flushers and not self._queue.sent and not self._queue.waiting:
             for flusher in self._queue.flushers:
@@ -295,20 +286,18 @@ class WriteWindow:
             self._take_back()
 
     def _stall(self) -> None:
-        """Pause, then try the oldest alone; the rest follows once it is confirmed."""
+        """Pause, then resend the oldest alone; the rest follows its confirmation."""
         self._queue.open = False
         self._take_back()
         asyncio.get_running_loop().call_later(float(self._backoff.next_wait()), self.resume)
 
     def _take_back(self) -> None:
-        """Put what is in flight back, in its order."""
         for number in sorted(self._queue.sent, reverse=True):
             self._queue.waiting.appendleft(self._queue.sent[number])
         self._queue.sent.clear()
         self._queue.allowance = 1
 
     def _watch(self) -> None:
-        """One timer for all writes, running while any is in flight."""
         self._timer = asyncio.get_running_loop().call_later(self._settings.ack_seconds_max / 4, self._check)
 
     def _check(self) -> None:

@@ -1,7 +1,4 @@
-"""The pool's stream and the consumers on it: our calls of the JetStream API, as typed JSON.
-
-The first process creates the stream; an existing one is never changed, only compared.
-"""
+"""JetStream API calls for the pool's stream and its consumers. An existing stream is only compared, never changed."""
 
 import json
 from dataclasses import dataclass
@@ -17,20 +14,17 @@ from pointsman.primitives import PoolName, Seconds, Sequence
 
 API_SECONDS_MAX = 2.0
 CONSUMER_IDLE_SECONDS_MAX = 30.0
-"""The server drops a consumer after so long without a pull."""
+"""The server deletes a consumer after this long without a pull."""
 NANOSECONDS = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamSettings:
-    """How a pool's stream is made. What it keeps is bounded by size and by age; the oldest goes first."""
-
     bytes_max: int = 4 * 1024**3
     age_seconds_max: Seconds = 7 * 24 * 3600.0
     replicas: int = 1
-    """3 where the log must survive the loss of a node: it then needs three servers, in three zones."""
+    """3 survives the loss of a node, and needs three servers."""
     duplicate_seconds: Seconds = 120.0
-    """How long the server remembers message ids."""
 
 
 class _StreamState(msgspec.Struct):
@@ -55,8 +49,6 @@ _consumer_answer = msgspec.json.Decoder(_ConsumerAnswer)
 
 
 class Stream:
-    """One pool's stream."""
-
     def __init__(self, requests: Requests, pool: PoolName, settings: StreamSettings) -> None:
         self._requests = requests
         self._pool = pool
@@ -64,7 +56,7 @@ class Stream:
         self.name = stream_name(pool)
 
     async def ensure(self) -> tuple[LogExtent, list[str], int]:
-        """Make the stream unless it exists. Returns its extent, differing settings, and replicas. Raises LogUnavailableError."""
+        """Create it unless it exists. Returns extent, differing settings, replicas. Raises LogUnavailableError."""
         answer = await self._ask(f"$JS.API.STREAM.INFO.{self.name}")
         if answer.error is not None and answer.error.err_code == STREAM_NOT_FOUND:
             answer = await self._ask(f"$JS.API.STREAM.CREATE.{self.name}", json.dumps(self._wanted()).encode())
@@ -85,7 +77,7 @@ class Stream:
         raise LogUnavailableError(answer.error.description)
 
     async def create_consumer(self, name: str, start: Sequence, kinds: tuple[str, ...]) -> int:
-        """Make a consumer that delivers from `start` on. Returns how many messages wait. Raises LogUnavailableError."""
+        """Returns the number of pending messages. Raises LogUnavailableError."""
         config: dict[str, Any] = {
             "name": name,
             "deliver_policy": "by_start_sequence",
@@ -106,15 +98,13 @@ class Stream:
         return answer.num_pending
 
     def next_subject(self, consumer: str) -> str:
-        """Where to ask for a consumer's next messages."""
         return f"$JS.API.CONSUMER.MSG.NEXT.{self.name}.{consumer}"
 
     def delete_subject(self, consumer: str) -> str:
-        """Where to say that a consumer is no longer needed."""
         return f"$JS.API.CONSUMER.DELETE.{self.name}.{consumer}"
 
     def _subjects_of(self, kind: str) -> list[str]:
-        """`fleet` stands for all of `pm.<pool>.fleet.*`, `kv.engine-1` and `scale` for one subject each."""
+        """`fleet` means `pm.<pool>.fleet.*`; `kv.engine-1` and `scale` are one subject each."""
         whole = f"{SUBJECT_ROOT}.{self._pool}.{kind}"
         return [whole + ".*"] if whole + ".*" in log_subjects(self._pool) else [whole]
 

@@ -1,4 +1,4 @@
-"""What the producer keeps: writes that wait or are in flight, what the server confirmed, what was lost."""
+"""State of the producer: queued and unconfirmed writes, confirmations, losses."""
 
 import asyncio
 from collections import deque
@@ -10,8 +10,6 @@ from pointsman.primitives import PoolName, Seconds
 
 
 class Write:
-    """One event on its way. `done`: set where a caller waits for its sequence."""
-
     __slots__ = (
         "done",
         "event",
@@ -53,7 +51,7 @@ class Write:
 
 @dataclass(slots=True)
 class Writer:
-    """Who writes. `life` makes message ids unique, `number` is that of the last write."""
+    """`life` makes message ids unique; `number` is that of the last write."""
 
     pool: PoolName
     name: str
@@ -65,8 +63,8 @@ class Writer:
 
 @dataclass(slots=True)
 class WriteQueue:
-    """Writes that wait to be sent, and those sent and unconfirmed, both oldest first. `open`: whether the stream is there;
-    `allowance`: how many may be in flight."""
+    """Queued and unconfirmed writes, oldest first. `open`: the stream is available; `allowance`: bound on writes in
+    flight."""
 
     waiting: deque[Write] = field(default_factory=deque)
     sent: dict[int, Write] = field(default_factory=dict)
@@ -78,7 +76,7 @@ class WriteQueue:
 
 @dataclass(slots=True)
 class Confirmations:
-    """When the server last confirmed, and which write; when the connection was made; whether the log was reported as stalled."""
+    """Loop times. `confirmed_number`: the write confirmed last; `stalled`: reported as such."""
 
     confirmed_at: Seconds = 0.0
     confirmed_number: int = 0
@@ -88,7 +86,5 @@ class Confirmations:
 
 @dataclass(slots=True)
 class Losses:
-    """Lost writes that no WritesLost has marked yet."""
-
     count: int = 0
     reason: str = ""

@@ -1,1 +1,1 @@
-"""Follows one vLLM engine's KV cache events: ZMQ frames in, decoded batches in order out, with gaps and restarts marked."""
+"""Follows one vLLM engine's KV cache events: ZMQ frames in, ordered batches out, with gaps and restarts marked."""

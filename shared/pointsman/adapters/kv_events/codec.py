@@ -1,4 +1,4 @@
-"""Decodes one payload of vLLM's KV events (msgpack, as maps or by position) into an EngineBatch. Never raises for bad input."""
+"""Decodes one payload of vLLM's KV events (msgpack, maps or arrays) into an EngineBatch. Never raises for bad input."""
 
 from typing import Annotated, Any
 
@@ -57,7 +57,7 @@ _KNOWN_TYPES = frozenset({"BlockStored", "BlockRemoved", "AllBlocksCleared"})
 
 
 def decode_batch(sequence: Sequence, payload: bytes) -> EngineBatch:
-    """The events of a payload; those that do not decode are counted in the batch."""
+    """Events that do not decode are counted in the batch."""
     try:
         if len(payload) > PAYLOAD_BYTES_MAX:
             return EngineBatch(sequence, 0.0, (), undecodable=1, problem=f"{len(payload)} bytes are too many")
@@ -82,13 +82,11 @@ def decode_batch(sequence: Sequence, payload: bytes) -> EngineBatch:
 
 
 def _is_map(encoded: bytes | msgspec.Raw) -> bool:
-    """Whether a msgpack value begins as a map (fixmap, map 16, map 32)."""
     with memoryview(encoded) as view:
         return len(view) > 0 and (0x80 <= view[0] <= 0x8F or view[0] in (0xDE, 0xDF))
 
 
 def _type_of(raw: msgspec.Raw) -> str | None:
-    """The tag of an event that did not decode, where it has one."""
     try:
         if _is_map(raw):
             return _any_map.decode(raw).type

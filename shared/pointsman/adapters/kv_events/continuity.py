@@ -1,18 +1,13 @@
-"""Continuity of one engine's event stream, without I/O. In: frames, replay answers, interruptions. Out: items in order, and
-questions for the replay socket.
+"""Continuity of one engine's event stream, without I/O. In: frames, replay answers, interruptions. Out: items in order.
 
-PUB/SUB promises nothing: a slow joiner misses the beginning, a full buffer drops silently, a restarted engine begins again
-at sequence 0. One question to the replay socket settles all three: "everything from the last batch I saw". The same batch,
-byte for byte: the same engine, and the rest was missed. Another batch or none: a new engine. A later one: the rest has left
-the engine's buffer. It is asked after a hole, after a reconnect, and when the engine is silent, because the last batch
-before a silence may be the one that was dropped.
+PUB/SUB can miss the beginning, drop messages silently, and restart at sequence 0 with the engine. One replay request,
+"all from the last batch I read", settles each case. The same batch byte for byte: same engine, the rest was missed.
+Another or none: a new engine. A later one: the rest left the engine's buffer. It is sent after a gap, after a reconnect
+and during silence, since the last batch may have been dropped. Without a replay socket `certain` stays false, a lost
+connection is a gap, and an old sequence is a duplicate, a late arrival or a new engine, by its payload.
 
-Without a replay socket `certain` is false for good, a lost connection is a gap, and a sequence that was passed already is a
-repetition, a late arrival or a new engine, as its payload tells.
-
-Use: after each call read `next_item` until None, then `question` until None; feed an answer by `replayed`, `answer_ended` or
-`answer_failed`.
-"""
+After each call, read `next_item` until None, then `question` until None; pass answers to `replayed`, `answer_ended`,
+`answer_failed`."""
 
 from collections import deque
 from dataclasses import dataclass
@@ -39,13 +34,13 @@ from pointsman.primitives import Seconds, Sequence
 
 REPLAY_ATTEMPTS_MAX = 3
 UNPROVEN_RESTS_MAX = 2
-"""After a reconnect, how often the replay socket may fail before live batches are taken for a new engine's."""
+"""After a reconnect, failures of the replay socket before live batches are attributed to a new engine."""
 SEQUENCE_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True)
 class RawBatch:
-    """A payload whose turn it is. `fingerprint` is empty for a late arrival, which moves no cursor."""
+    """`fingerprint` is empty for a late arrival, which does not move the cursor."""
 
     sequence: Sequence
     payload: bytes
@@ -56,27 +51,24 @@ Item = RawBatch | EngineAttached | EngineResumed | EngineRestarted | EngineGap |
 
 
 class Continuity:
-    """One engine's stream. Times are of any monotonic clock, in seconds."""
+    """Times are seconds of any monotonic clock."""
 
     def __init__(self, *, replays: bool) -> None:
-        """`replays`: whether there is a replay socket."""
         self._replay = ReplayHealth(answers=True) if replays else None
         self._recent = RecentBatches()
         self._items: deque[Item] = deque()
         self._tasks: list[Verify | Begin | Resume | Deliver] = []
-        """What is being done, innermost last."""
         self._expected: Sequence | None = None
-        """The sequence that comes next; None while not even the first is known."""
+        """The next sequence; None before the first is known."""
         self._fingerprint = b""
         self._last_live: Sequence = -1
         self._unproven = False
-        """Whether the connection was lost and not yet shown to lead to the same engine."""
+        """The connection was lost and not yet shown to reach the same engine."""
         self.cursor: Cursor | None = None
-        """Of the last batch that `next_item` gave."""
 
     @property
     def certain(self) -> bool:
-        """Whether everything missed so far was recovered, or will be as soon as it is noticed."""
+        """Whether all missed batches were recovered, or will be once noticed."""
         return self._replay is not None and self._replay.answers and not self._unproven
 
     def next_item(self) -> Item | None:
@@ -87,18 +79,15 @@ class Continuity:
             self.cursor = Cursor(item.sequence, item.fingerprint)
         return item
 
-    # Input
-
     def start(self, after: Cursor | None = None) -> None:
-        """Begin reading, after the batch of a cursor if the engine still has it (then with EngineResumed)."""
+        """Start reading, after the cursor's batch if the engine still has it (then with EngineResumed)."""
         if after is None:
             self._begin(EngineAttached)
         else:
             self._tasks.append(Verify(after))
 
     def interrupted(self) -> bool:
-        """The connection broke or came up: it may be another engine from now on. Returns whether to discard what is queued,
-        because the replay has what is worth having."""
+        """Possibly another engine from now on. Returns whether to discard queued messages: the replay contains them."""
         self._last_live = -1
         self._recent.found.clear()
         if self._replay is None:
@@ -109,12 +98,10 @@ class Continuity:
         return True
 
     def check(self, *, silent: bool, now: Seconds) -> None:
-        """Ask whether anything was missed, if the engine was `silent` or the connection is unproven."""
         if (silent or self._unproven) and self._can_replay(now):
             self._resume()
 
     def received(self, frames: list[bytes]) -> None:
-        """A message of the subscription: topic, sequence, payload."""
         if len(frames) != 3 or len(frames[1]) != SEQUENCE_BYTES:
             self._items.append(EngineNoise(f"a message of {len(frames)} frames without a sequence"))
             return
@@ -144,10 +131,8 @@ class Continuity:
         if passed:
             self._resume()
 
-    # The replay socket
-
     def question(self, now: Seconds) -> Sequence | None:
-        """The sequence from which to ask the replay socket now; None where there is nothing to ask."""
+        """Returns the sequence from which to request a replay now, or None."""
         while self._tasks:
             task = self._tasks[-1]
             match task:
@@ -178,7 +163,7 @@ class Continuity:
         return None
 
     def replayed(self, sequence: Sequence, payload: bytes) -> bool:
-        """A batch of the answer. Returns whether more of the answer is wanted."""
+        """Returns whether to read more of the answer."""
         assert self._replay is not None
         self._replay.gave = True
         task = self._tasks[-1]
@@ -200,7 +185,6 @@ class Continuity:
                 raise AssertionError
 
     def answer_ended(self) -> None:
-        """The answer is complete, or no more of it was wanted."""
         assert self._replay is not None
         task = self._tasks[-1]
         match task:
@@ -226,7 +210,6 @@ class Continuity:
                 raise AssertionError
 
     def answer_failed(self) -> None:
-        """The replay socket did not answer, or broke off."""
         assert self._replay is not None
         task = self._tasks[-1]
         if isinstance(task, Verify):
@@ -238,8 +221,6 @@ class Continuity:
         elif self._expected is not None:
             self._tasks.pop()
             self._resume()
-
-    # Transitions
 
     def _begin(self, announcement: type[EngineAttached | EngineRestarted]) -> None:
         self._expected, self._fingerprint, self.cursor = None, b"", None
@@ -274,8 +255,7 @@ class Continuity:
             self._items.append(EngineReplayed(task.recovered))
 
     def _conclude(self, task: Resume, now: Seconds) -> None:
-        """What an answer tells of the engine; a torn one is asked for again, at most REPLAY_ATTEMPTS_MAX times without
-        progress."""
+        """A torn answer is requested again, at most REPLAY_ATTEMPTS_MAX times without progress."""
         assert self._replay is not None
         if task.torn:
             task.hole = task.new_hole
@@ -315,8 +295,7 @@ class Continuity:
         self._items.append(EngineRestarted(exact=sequence == 0))
 
     def _is_new_engine(self, sequence: Sequence, payload: bytes) -> bool:
-        """Whether the first batch of an answer is another engine's. Where the buffer does not reach back to a batch that was
-        seen, only a connection that was never lost means the same engine."""
+        """If the buffer does not reach back to a known batch, only an unbroken connection proves the same engine."""
         assert self._expected is not None
         if sequence == self._expected - 1:
             return fingerprint_of(payload) != self._fingerprint

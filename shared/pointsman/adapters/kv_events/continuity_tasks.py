@@ -1,4 +1,4 @@
-"""What the continuity of KV events is doing (one task a class) and what it remembers of the engine and of the replay socket."""
+"""Tasks of the continuity state machine, and its records of the replay socket and of recent batches."""
 
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -7,15 +7,15 @@ from pointsman.adapters.kv_events.events import Cursor, EngineAttached, EngineRe
 from pointsman.primitives import Seconds, Sequence
 
 REPLAY_REST_SECONDS = 15.0
-"""How long a replay socket that did not answer is left alone, so that live batches do not wait for it."""
+"""Pause after a failed replay, so that live batches do not wait for it."""
 RECENT_BATCHES_MAX = 4_096
-"""Without a replay socket: fingerprints that are kept, to tell a repetition from a new engine."""
+"""Fingerprints kept to tell a duplicate from a new engine, without a replay socket."""
 FINGERPRINT_BYTES = 16
 
 
 @dataclass(slots=True)
 class Verify:
-    """Find out whether the engine's oldest batch from the cursor on is that very one."""
+    """Check that the engine still has the cursor's batch."""
 
     cursor: Cursor
     attempts: int = 0
@@ -24,7 +24,7 @@ class Verify:
 
 @dataclass(slots=True)
 class Begin:
-    """Follow the engine from its first batch, or from the oldest that it still has."""
+    """Read from the engine's first batch, or the oldest it has."""
 
     announcement: type[EngineAttached | EngineRestarted]
     attempts: int = 0
@@ -32,8 +32,8 @@ class Begin:
 
 @dataclass(slots=True)
 class Resume:
-    """Ask for everything from the last batch on. `ahead`: a later batch was seen, so an empty answer does not mean a new
-    engine. `hole`: where the answer before had one; if the next has it too, it is the engine's. The rest is of one answer."""
+    """Request all from the last batch on. `ahead`: a later batch was received, so an empty answer does not mean a new
+    engine. `hole`: the previous answer's gap; if it repeats, it is the engine's. Other fields describe one answer."""
 
     ahead: bool = False
     failures: int = 0
@@ -49,7 +49,7 @@ class Resume:
 
 @dataclass(slots=True)
 class Deliver:
-    """Give out a live batch once what came before it was recovered or is known to be lost."""
+    """Deliver a live batch after earlier ones are recovered or known lost."""
 
     sequence: Sequence
     payload: bytes
@@ -58,7 +58,7 @@ class Deliver:
 
 @dataclass(slots=True)
 class ReplayHealth:
-    """The replay socket: whether it `answers` now, whether it `gave` a batch ever, and until when it is left alone."""
+    """`answers`: as of the last request; `gave`: returned a batch at least once."""
 
     answers: bool
     gave: bool = False
@@ -72,15 +72,12 @@ class ReplayHealth:
 
 @dataclass(slots=True)
 class RecentBatches:
-    """Fingerprints of the newest batches by sequence, in the order of arrival."""
-
     found: dict[Sequence, bytes] = field(default_factory=dict)
 
     def repeats(self, sequence: Sequence, payload: bytes) -> bool:
         return sequence in self.found and self.found[sequence] == fingerprint_of(payload)
 
     def arrives_late(self, sequence: Sequence) -> bool:
-        """Whether the sequence was passed over as missing a short while ago on this connection."""
         return sequence not in self.found and min(self.found, default=sequence) < sequence
 
     def remember(self, sequence: Sequence, fingerprint: bytes) -> None:

@@ -1,4 +1,4 @@
-"""What one engine says of its cache (Engine... structs, as vLLM publishes them) and what reading it gives (EngineItem)."""
+"""KV events as vLLM publishes them (Engine... structs), and the reader's output (EngineItem)."""
 
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -9,11 +9,10 @@ from pointsman.primitives import Seconds, Sequence
 
 BLOCKS_PER_EVENT_MAX = 1_048_576
 TOKENS_PER_EVENT_MAX = 16_777_216
-"""Of one prompt, far beyond any model's length. Decoded they take 640 MB for a moment."""
 HASH_BYTES_MAX = 64
 
 EngineHash = int | bytes
-"""How the engine names a block; no meaning outside this engine."""
+"""The engine's name of a block; meaningful only within this engine."""
 
 _Hash = int | Annotated[bytes, msgspec.Meta(max_length=HASH_BYTES_MAX)]
 _Hashes = Annotated[list[_Hash], msgspec.Meta(max_length=BLOCKS_PER_EVENT_MAX)]
@@ -21,11 +20,8 @@ _Tokens = Annotated[list[int], msgspec.Meta(max_length=TOKENS_PER_EVENT_MAX)]
 
 
 class EngineBlockStored(msgspec.Struct, tag_field="type", tag="BlockStored"):
-    """Consecutive blocks became resident after `parent_block_hash` (None: they start a prompt).
-
-    Field order is the engine's: older engines send fields by position. `extra_keys` has one entry a block, with what
-    besides tokens went into its hash (LoRA name, multimodal identifiers, cache salt).
-    """
+    """Consecutive blocks after `parent_block_hash` (None: start of a prompt). Field order is the engine's: older ones
+    send arrays. `extra_keys`: per block, what else its hash covers (LoRA name, multimodal identifiers, cache salt)."""
 
     block_hashes: _Hashes
     parent_block_hash: _Hash | None
@@ -40,22 +36,20 @@ class EngineBlockStored(msgspec.Struct, tag_field="type", tag="BlockStored"):
 
 
 class EngineBlockRemoved(msgspec.Struct, tag_field="type", tag="BlockRemoved"):
-    """One copy of each of these blocks was evicted."""
-
     block_hashes: _Hashes
     medium: str | None = None
     group_idx: int | None = None
 
 
 class EngineCacheCleared(msgspec.Struct, tag_field="type", tag="AllBlocksCleared"):
-    """The prefix cache was reset."""
+    pass
 
 
 EngineEvent = EngineBlockStored | EngineBlockRemoved | EngineCacheCleared
 
 
 class Cursor(msgspec.Struct, frozen=True):
-    """The last batch that was read: its sequence, and a digest of its payload, which identifies the engine."""
+    """The last batch read: its sequence, and a digest of its payload, which identifies the engine."""
 
     sequence: Sequence
     fingerprint: bytes
@@ -63,26 +57,26 @@ class Cursor(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class EngineAttached:
-    """Reading begins. `exact`: what follows is everything since the engine's start."""
+    """Reading starts. `exact`: everything since the engine's start follows."""
 
     exact: bool
 
 
 @dataclass(frozen=True, slots=True)
 class EngineResumed:
-    """Reading continues after the batch of a Cursor: same engine, nothing missed."""
+    """Reading continues after a Cursor's batch: same engine, nothing missed."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineRestarted:
-    """A new engine answers at the endpoint; its cache began empty. `exact` as in EngineAttached."""
+    """A new engine with an empty cache. `exact` as in EngineAttached."""
 
     exact: bool
 
 
 @dataclass(frozen=True, slots=True)
 class EngineBatch:
-    """One message. `undecodable` counts lost events, `unknown` those of other types; `problem` describes the last."""
+    """`undecodable` counts lost events, `unknown` those of other types; `problem` describes the last."""
 
     sequence: Sequence
     timestamp: Seconds
@@ -94,7 +88,7 @@ class EngineBatch:
 
 @dataclass(frozen=True, slots=True)
 class EngineGap:
-    """`missed` batches are lost for good; 0: an unknown number, perhaps none."""
+    """`missed` batches are lost; 0: an unknown number, perhaps none."""
 
     missed: int
     reason: str
@@ -109,8 +103,6 @@ class EngineReplayed:
 
 @dataclass(frozen=True, slots=True)
 class EngineNoise:
-    """A message that vLLM does not send."""
-
     reason: str
 
 

@@ -1,4 +1,4 @@
-"""Reads one engine's KV events: feeds sockets into Continuity and decodes what comes out. Out: EngineItems, without end."""
+"""Reads one engine's KV events: connects the sockets with Continuity and decodes its output."""
 
 import asyncio
 import itertools
@@ -13,11 +13,10 @@ from pointsman.primitives import Seconds
 
 CONNECT_SECONDS_MAX = 5.0
 MESSAGES_PER_TURN_MAX = 16
-"""Messages taken before other tasks of the process get their turn."""
 
 
 class KvEventReader:
-    """One engine's events, of one data-parallel rank: iterate `items` once."""
+    """Events of one data-parallel rank; iterate `items` once."""
 
     def __init__(
         self,
@@ -26,7 +25,7 @@ class KvEventReader:
         idle_check_seconds: Seconds = 2.0,
         sockets: Callable[[KvEndpoint], EngineSockets] = ZmqSockets,
     ) -> None:
-        """`idle_check_seconds`: after this long a silence the replay socket is asked."""
+        """`idle_check_seconds`: silence before a replay request."""
         self._endpoint = endpoint
         self._idle_check_seconds = idle_check_seconds
         self._open_sockets = sockets
@@ -34,22 +33,19 @@ class KvEventReader:
 
     @property
     def replays(self) -> bool:
-        """Whether there is a replay socket."""
         return bool(self._endpoint.replay)
 
     @property
     def certain(self) -> bool:
-        """Whether everything missed so far was recovered, or will be as soon as it is noticed."""
         return self._continuity.certain
 
     @property
     def cursor(self) -> Cursor | None:
-        """Of the last batch that was given out; None before the first."""
         return self._continuity.cursor
 
     async def items(self, after: Cursor | None = None) -> AsyncGenerator[EngineItem, None]:
-        """EngineAttached, then batches in order, with gaps and restarts where they happened; or EngineResumed and what came
-        `after` that batch, if the engine still has it. Close it (`aclosing`) to close the sockets."""
+        """EngineAttached, or EngineResumed if the engine still has the batch `after`; then batches in order with gaps
+        and restarts. Use `aclosing` to close the sockets."""
         sockets, continuity = self._open_sockets(self._endpoint), self._continuity
         live = sockets.live
         try:
@@ -76,7 +72,6 @@ class KvEventReader:
             sockets.close()
 
     async def _settled(self, replay: ReplaySocket | None) -> AsyncGenerator[EngineItem, None]:
-        """What is ready, asking the replay socket until nothing is left to ask."""
         continuity = self._continuity
         while True:
             for item in self._ready():
@@ -106,5 +101,4 @@ class KvEventReader:
 
 
 def _now() -> Seconds:
-    """Monotonic seconds of the running loop."""
     return asyncio.get_running_loop().time()

@@ -1,7 +1,4 @@
-"""The two ZMQ connections to one engine: the PUB subscription and the replay socket. Frames in and out, nothing decoded.
-
-The Protocols are the seam: the laboratory plugs in sockets in memory.
-"""
+"""ZMQ sockets to one engine: PUB subscription and replay. The Protocols let the laboratory use in-memory sockets."""
 
 import asyncio
 import contextlib
@@ -18,9 +15,9 @@ from pointsman.adapters.kv_events.continuity import SEQUENCE_BYTES
 from pointsman.primitives import Seconds, Sequence
 
 RECEIVE_QUEUE_MAX = 100_000
-"""Batches that wait inside ZMQ; as many as vLLM's publisher keeps."""
+"""As many batches as vLLM's publisher keeps."""
 REPLAY_FRAME_SECONDS = 2.0
-"""Longest wait for the next frame of a replay; vLLM polls its replay socket every 0.1 s."""
+"""Bound on the wait for one frame; vLLM polls its replay socket every 0.1 s."""
 REPLAY_SECONDS_MAX = 30.0
 REPLAY_BATCHES_MAX = 1_000_000
 HEARTBEAT_MS = 2_000
@@ -30,14 +27,13 @@ END_OF_REPLAY = (-1).to_bytes(SEQUENCE_BYTES, "big", signed=True)
 
 @dataclass(frozen=True, slots=True)
 class KvEndpoint:
-    """Where one data-parallel rank of an engine publishes. Without `replay` nothing missed can be recovered."""
+    """Addresses of one data-parallel rank. Without `replay` nothing missed can be recovered."""
 
     publish: str
     replay: str = ""
 
 
 def dialled(endpoint: str) -> str:
-    """The address to dial for an endpoint as the engine's own configuration writes it: `*` means this machine."""
     for wildcard in ("tcp://*:", "tcp://0.0.0.0:"):
         if endpoint.startswith(wildcard):
             return "tcp://127.0.0.1:" + endpoint.removeprefix(wildcard)
@@ -45,8 +41,7 @@ def dialled(endpoint: str) -> str:
 
 
 def rank_endpoint(endpoint: str, dp_rank: int) -> str:
-    """The endpoint of a data-parallel rank, given that of rank 0: each rank takes the next port. Raises ValueError for an
-    endpoint without a port, where vLLM has no ranks."""
+    """Each rank takes the next port after rank 0's. Raises ValueError without a port."""
     if not endpoint or dp_rank == 0:
         return endpoint
     address, _, port = endpoint.rpartition(":")
@@ -57,44 +52,30 @@ def rank_endpoint(endpoint: str, dp_rank: int) -> str:
 
 
 class ReplayError(Exception):
-    """The replay socket did not answer as it should, within its bounds."""
+    pass
 
 
 class LiveSocket(Protocol):
-    """The subscription."""
-
     async def connected(self, seconds: Seconds) -> None:
-        """Wait for the first connection, at most `seconds`; it does not count as an interruption."""
+        """Wait at most `seconds` for the first connection, which is not an interruption."""
         ...
 
-    def interrupted(self) -> bool:
-        """Whether the connection broke or came up since the last call."""
-        ...
+    def interrupted(self) -> bool: ...
 
-    async def arrival(self, seconds: Seconds) -> bool:
-        """Wait until a message can be received, at most `seconds`."""
-        ...
+    async def arrival(self, seconds: Seconds) -> bool: ...
 
-    def receive(self) -> list[bytes] | None:
-        """The frames of the next message, if one is here."""
-        ...
+    def receive(self) -> list[bytes] | None: ...
 
-    def discard(self) -> None:
-        """Drop the messages that are here."""
-        ...
+    def discard(self) -> None: ...
 
 
 class ReplaySocket(Protocol):
-    """Asks one engine for past batches."""
-
     def batches(self, start: Sequence) -> AsyncGenerator[tuple[Sequence, bytes], None]:
         """Sequence and payload of each batch from `start` on that the engine still has. Raises ReplayError."""
         ...
 
 
 class EngineSockets(Protocol):
-    """Both connections. `replay` is None where the engine has no replay socket."""
-
     live: LiveSocket
     replay: ReplaySocket | None
 
@@ -102,8 +83,6 @@ class EngineSockets(Protocol):
 
 
 class ZmqSockets(EngineSockets):
-    """Both sockets and their ZMQ context."""
-
     def __init__(self, endpoint: KvEndpoint) -> None:
         self._context = zmq.asyncio.Context()
         self.live = ZmqLiveSocket(self._context, dialled(endpoint.publish))
@@ -171,7 +150,7 @@ class ZmqLiveSocket(LiveSocket):
 
 
 class ZmqReplaySocket(ReplaySocket):
-    """Each question has its own connection, so a late answer cannot meet a new question."""
+    """One connection per request, so a late answer cannot be mistaken for the next."""
 
     def __init__(self, context: zmq.asyncio.Context, address: str) -> None:
         self._context = context
@@ -197,7 +176,7 @@ class ZmqReplaySocket(ReplaySocket):
 
 
 async def _next_batch(socket: zmq.asyncio.Socket, deadline: Seconds) -> tuple[bytes, bytes]:
-    """Sequence and payload come last; what precedes them (delimiter, topic) differs between versions."""
+    """Sequence and payload are the last frames; those before (delimiter, topic) differ between versions."""
     seconds = min(REPLAY_FRAME_SECONDS, deadline - _now())
     if seconds <= 0 or not await socket.poll(int(seconds * 1000)):
         msg = "no answer in time"
@@ -210,7 +189,6 @@ async def _next_batch(socket: zmq.asyncio.Socket, deadline: Seconds) -> tuple[by
 
 
 def _now() -> Seconds:
-    """Monotonic seconds of the running loop."""
     return asyncio.get_running_loop().time()
 
 

@@ -1,1 +1,1 @@
-"""Where engines come from (`ports.InstanceProvider`): processes, containers, pods, or operators."""
+"""Implementations of `ports.InstanceProvider`: processes, containers, pods, or operators."""

@@ -1,5 +1,4 @@
-"""Instances as pairs of containers, engine and worker, found by their labels. Container names are unique, so two scalers cannot
-start one instance twice."""
+"""Instances as pairs of containers, engine and worker, found by labels. Their names are unique in the host."""
 
 import asyncio
 import shlex
@@ -29,7 +28,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContainerTemplate:
-    """`engine_command` may hold {instance}. Both containers join `network`; the engine answers there under its container's name."""
+    """`engine_command` may contain {instance}. Both containers join `network`, under their names."""
 
     engine_image: str
     engine_command: str
@@ -42,10 +41,8 @@ class ContainerTemplate:
 
 
 class DockerProvider(InstanceProvider):
-    """The containers of one pool on one Docker host."""
-
     def __init__(self, pool: PoolName, template: ContainerTemplate, *, url: str = "") -> None:
-        """`url` of the daemon; empty: as the environment says. Raises ProviderError."""
+        """`url`: of the daemon; empty: from the environment. Raises ProviderError."""
         self._pool = pool
         self._template = template
         try:
@@ -102,7 +99,6 @@ class DockerProvider(InstanceProvider):
             kept.add(name)
 
     def _sweep(self, kept: set[InstanceId]) -> None:
-        """Take away what is left of instances whose engine has ended, so that their names are free."""
         for container in self._containers({}):
             if container.labels.get(INSTANCE_LABEL) not in kept:
                 self._remove(container)
@@ -140,7 +136,7 @@ class DockerProvider(InstanceProvider):
                 raise
 
     def _stop(self, instance: InstanceId) -> None:
-        """The worker first: it says in the log that the instance leaves."""
+        """The worker first, so that it logs the instance's leave."""
         for part in ("worker", "engine"):
             for container in self._containers({INSTANCE_LABEL: instance, PART_LABEL: part}):
                 self._remove(container)
@@ -164,7 +160,7 @@ class DockerProvider(InstanceProvider):
         return f"pointsman-{self._pool}-{instance}-{part}"
 
     async def _call(self, work: Callable[[], T]) -> T:
-        """Docker's client blocks: in a thread. Raises ProviderError."""
+        """Docker's client blocks, so it runs in a thread. Raises ProviderError."""
         try:
             return await asyncio.to_thread(work)
         except self._errors as error:

@@ -1,9 +1,6 @@
-"""Instances as pods of a Deployment or StatefulSet; only its scale subresource is written.
-
-The worker's instance has the pod's name (POINTSMAN_INSTANCE from `metadata.name`). Replicas are written with the resource version
-read, so concurrent writes are refused. A StatefulSet removes its highest ordinal; of a Deployment the pod to go gets the lowest
-deletion cost first.
-"""
+"""Instances as pods of a Deployment or StatefulSet; only the scale subresource is written, with the resource version
+read, so concurrent writes conflict. A StatefulSet removes its highest ordinal; of a Deployment the chosen pod first
+gets the lowest deletion cost."""
 
 import asyncio
 from collections.abc import Callable
@@ -27,8 +24,6 @@ T = TypeVar("T")
 
 
 class KubernetesProvider(InstanceProvider):
-    """The pods of one workload in one namespace."""
-
     def __init__(self, kind: Kind, workload: str, namespace: str, *, api_client: Any = None) -> None:
         """`api_client`: None uses the pod's service account, else the kubeconfig. Raises ProviderError."""
         try:
@@ -74,7 +69,6 @@ class KubernetesProvider(InstanceProvider):
         return [max(running, key=_ordinal)]
 
     def _pods(self) -> list[Any]:
-        """Those that are not being deleted."""
         selector = self._scale().status.selector
         listed = self._core.list_namespaced_pod(
             self._namespace, label_selector=selector, _request_timeout=CALL_WALL_SECONDS
@@ -91,7 +85,7 @@ class KubernetesProvider(InstanceProvider):
             self._set_replicas(scale, total)
 
     def _stop(self, instance: InstanceId) -> None:
-        """One replica less than run while this one still does; the number follows from what is seen, not from the last."""
+        """Lowers replicas to one less than run, computed from the pods, so a repeated call does nothing more."""
         names = [pod.metadata.name for pod in self._pods()]
         scale = self._scale()
         if instance not in names:
@@ -117,7 +111,7 @@ class KubernetesProvider(InstanceProvider):
         log.info("replicas_set", workload=self._workload, before=scale.spec.replicas, after=replicas)
 
     async def _call(self, work: Callable[[], T]) -> T:
-        """The client blocks: in a thread. Raises ProviderError."""
+        """The client blocks, so it runs in a thread. Raises ProviderError."""
         try:
             return await asyncio.to_thread(work)
         except self._errors as error:
@@ -134,7 +128,6 @@ def _load_config(config: Any) -> None:
 
 
 def _connection_error() -> type[Exception]:
-    """The client's error for a connection without an answer."""
     from urllib3.exceptions import HTTPError
 
     return HTTPError

@@ -1,8 +1,6 @@
-"""Instances as processes of this machine, each with a supervisor (`runtime.instance_supervisor`) that outlives the scaler.
-
-An instance is known by a locked file. The lock is taken before the supervisor starts and handed over to it, so two scalers never
-start one name twice, and whether an instance runs is asked of the kernel.
-"""
+"""Instances as local processes, each with a supervisor (`runtime.instance_supervisor`) that outlives the scaler. A
+supervisor inherits its instance's file lock, which shows that it runs and keeps two scalers from starting the same
+name."""
 
 import asyncio
 import contextlib
@@ -29,15 +27,15 @@ from pointsman.primitives import InstanceId, WallSeconds
 log = structlog.get_logger()
 
 STOP_WALL_SECONDS: WallSeconds = WallSeconds(26.0)
-"""Longest stop of a supervisor before it is killed with all its processes; worker and engine have 12 s each."""
+"""Bound before a supervisor and its processes are killed; worker and engine have 12 s each."""
 POLL_WALL_SECONDS: WallSeconds = WallSeconds(0.05)
 GROWTH_LOCK = "growth"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceTemplate:
-    """`engine`: a command line with placeholders (`runtime.engine_command`). `supervisor`: the module to run. `environment`: the
-    worker's settings. `guard`: a file locked as long as the fleet lives."""
+    """`engine`: command line with placeholders. `supervisor`: module to run. `guard`: file locked while the fleet
+    lives."""
 
     engine: str
     supervisor: str
@@ -46,10 +44,8 @@ class InstanceTemplate:
 
 
 class ProcessProvider(InstanceProvider):
-    """Instances of one directory. Two providers of the same directory are one."""
-
     def __init__(self, directory: Path, template: InstanceTemplate) -> None:
-        """Raises ProviderError where the command line cannot be read."""
+        """Raises ProviderError for an invalid command line."""
         self._directory = directory
         self._template = template
         self._supervisors: list[subprocess.Popen[bytes]] = []
@@ -100,7 +96,7 @@ class ProcessProvider(InstanceProvider):
             raise ProviderError(stays)
 
     def kill(self, instance: InstanceId) -> None:
-        """End it at once. Does nothing where it is only just being started, or has ended."""
+        """Kill at once; does nothing while it starts or after it ended."""
         with contextlib.suppress(ProviderError, ProcessLookupError):
             os.kill(self._supervisor_pid(instance), signal.SIGQUIT)
 
@@ -109,7 +105,6 @@ class ProcessProvider(InstanceProvider):
         return running
 
     def _kept(self) -> list[tuple[InstanceId, float]]:
-        """Instances whose supervisor runs, and when each was started, Unix seconds."""
         locks = sorted(self._directory.glob("*.lock"))
         return [
             (InstanceId(lock.stem), lock.stat().st_mtime)
@@ -119,7 +114,7 @@ class ProcessProvider(InstanceProvider):
 
     @contextlib.contextmanager
     def _growing(self) -> Iterator[None]:
-        """One at a time: who counts what runs must not be overtaken by another who starts more."""
+        """Serialises counting and starting among scalers."""
         try:
             self._directory.mkdir(parents=True, exist_ok=True)
             with (self._directory / f"{GROWTH_LOCK}.lock").open("ab") as lock:
@@ -171,7 +166,6 @@ class ProcessProvider(InstanceProvider):
         return True
 
     def _reap(self) -> None:
-        """Reap supervisors that have ended."""
         self._supervisors = [process for process in self._supervisors if process.poll() is None]
 
     def _lock_file(self, instance: InstanceId) -> Path:
@@ -179,7 +173,7 @@ class ProcessProvider(InstanceProvider):
 
 
 async def stop_all(directory: Path) -> None:
-    """Stop every instance of this directory, also those just starting, within twice the bound of one."""
+    """Stop every instance of the directory, also those starting, within twice the bound of one."""
     provider = _provider_of(directory)
     deadline = time.monotonic() + 2 * float(STOP_WALL_SECONDS)
     while (kept := await provider.running()) and time.monotonic() < deadline:
@@ -188,12 +182,10 @@ async def stop_all(directory: Path) -> None:
 
 
 async def kill_all(directory: Path) -> None:
-    """End every instance of this directory now."""
     provider = _provider_of(directory)
     for provided in await provider.running():
         provider.kill(provided.instance)
 
 
 def _provider_of(directory: Path) -> ProcessProvider:
-    """A provider that starts nothing."""
     return ProcessProvider(directory, InstanceTemplate(supervisor="", engine="none", environment={}))

@@ -1,4 +1,4 @@
-"""The provider for pools whose engines are run by hand: it logs what an operator should do."""
+"""Provider for engines run by hand: it only logs what an operator should do."""
 
 import structlog
 from typing_extensions import override
@@ -35,7 +35,7 @@ class StaticProvider(InstanceProvider):
         return []
 
     def _advise(self, advice: str) -> None:
-        """Once for each change: the scaler asks every moment."""
+        """Logs a change only, since the scaler calls at every tick."""
         if advice != self._logged:
             self._logged = advice
             log.warning("manual_scaling_required", please=advice)

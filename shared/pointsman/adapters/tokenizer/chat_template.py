@@ -1,8 +1,5 @@
-"""Renders a chat as vLLM and transformers render it. In: messages in OpenAI's form. Out: the prompt text.
-
-Messages become the template's form (text parts joined, tool arguments parsed), then the model's Jinja template runs in a sandbox.
-What text alone cannot render (images, audio) raises UnsupportedContentError; the caller then asks the engine. Not reproduced: a
-template that prints the date, around midnight or in another time zone.
+"""Renders a chat as vLLM and transformers do. In: messages in OpenAI's form. Out: the prompt text. Images and audio
+raise UnsupportedContentError. Not reproduced: templates that print the date, around midnight or in another time zone.
 """
 
 import json
@@ -19,7 +16,6 @@ from typing_extensions import override
 
 Message = Mapping[str, Any]
 TextPart = dict[str, Any]
-"""Type, text, and whatever else the client wrote into it: some templates look at it."""
 
 TEXT_FIELD_OF_PART = {
     "text": "text",
@@ -28,41 +24,40 @@ TEXT_FIELD_OF_PART = {
     "refusal": "refusal",
     "thinking": "thinking",
 }
-"""Content parts that are text, and where they keep it."""
 
 PART_FIELDS = frozenset({
     "audio_embeds", "audio_url", "closed", "data", "file", "image_embeds", "image_pil", "image_url", "input_audio",
     "name", "prompt_cache_breakpoint", "refusal", "text", "thinking", "type", "uuid", "video_embeds", "video_url",
 })  # fmt: skip
-"""What vLLM knows of content parts, and takes out of a text; other fields stay for the template."""
+"""Fields that vLLM removes from text parts; others reach the template."""
 
 SYSTEM_LINE_LEFT_OUT = "x-anthropic-billing-header"
-"""vLLM leaves out a line of a system prompt that begins like this: some clients write another number into it each time."""
+"""vLLM drops such a line of a system prompt: some clients change its number in every request."""
 
 TOOL_FIELDS = ("name", "description", "parameters", "strict", "defer_loading")
-"""What vLLM knows of a tool's function, in its order. The last two show only where they are set; other fields go."""
+"""Tool fields in vLLM's order; the last two appear only if set, others are dropped."""
 
 CALL_FIELDS = ("id", "function", "type")
 CALLED_FIELDS = ("arguments", "name")
-"""Fields of a tool call and of the function in it, in the order in which a template that prints them whole sees them."""
+"""Fields of a tool call in the order in which templates print them."""
 
 CONTINUE_MARK = "CONTINUE_FINAL_MESSAGE_TAG "
-"""Marks the end of the final message while it is rendered, as in transformers; the trailing space shows whether the template trims."""
+"""As in transformers; the trailing space shows whether the template trims."""
 
 
 class ChatTemplateError(ValueError):
-    """The template refused these messages, or they do not have the shape of a chat. The client's fault."""
+    """Invalid messages, or the template refused them."""
 
 
 class UnsupportedContentError(ValueError):
-    """A message holds something other than text, or there is no template."""
+    """Content other than text, or no template."""
 
 
 class ChatTemplate:
-    """One compiled chat template. Immutable; rendering is safe from any thread."""
+    """A compiled chat template; immutable and thread-safe."""
 
     def __init__(self, source: str, *, special_tokens: Mapping[str, Any]) -> None:
-        """`special_tokens`: by name (`bos_token`...). Raises ChatTemplateError when the template does not compile."""
+        """`special_tokens`: by name (`bos_token`...). Raises ChatTemplateError."""
         environment = _environment()
         try:
             self._template = environment.from_string(source)
@@ -74,7 +69,7 @@ class ChatTemplate:
             raise ChatTemplateError(msg) from error
         self._special_tokens = dict(special_tokens)
         self.system_first = _takes_system_first_alone(source)
-        """Whether vLLM takes it for a template that wants a system message at the head and nowhere else."""
+        """vLLM's check whether the template wants a system message first and nowhere else."""
 
     def render(
         self,
@@ -85,7 +80,6 @@ class ChatTemplate:
         continue_final_message: bool,
         chat_template_kwargs: Mapping[str, Any] | None,
     ) -> str:
-        """The prompt as text. Raises ChatTemplateError and UnsupportedContentError."""
         if continue_final_message and add_generation_prompt:
             msg = "continue_final_message and add_generation_prompt exclude each other"
             raise ChatTemplateError(msg)
@@ -118,7 +112,7 @@ class ChatTemplate:
 
 
 def set_values(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments for a template as vLLM passes them on: null and "auto" mean that nothing was said."""
+    """As in vLLM: null and "auto" mean unset."""
     return {name: value for name, value in arguments.items() if value is not None and value != "auto"}
 
 
@@ -150,7 +144,6 @@ def _role(message: Any) -> str:
 
 
 def _text_parts(content: Any) -> list[TextPart]:
-    """Content in OpenAI's form, as the text parts that a template sees."""
     if content is None:
         return []
     if isinstance(content, str):
@@ -162,7 +155,6 @@ def _text_parts(content: Any) -> list[TextPart]:
 
 
 def _kept_part(part: Any) -> TextPart | None:
-    """One part with its text under the name that templates know; None where the text is null."""
     if isinstance(part, str):
         return _text_part(part)
     kind = part.get("type") if isinstance(part, Mapping) else None
@@ -186,7 +178,6 @@ def _text_part(text: str) -> TextPart:
 
 
 def _without_left_out_line(part: TextPart) -> TextPart | None:
-    """A system text as vLLM keeps it; None where nothing is left."""
     text: str = part["text"]
     if not text.startswith(SYSTEM_LINE_LEFT_OUT):
         return part
@@ -219,7 +210,7 @@ def _listed(value: Any, name: str) -> list[Any]:
 
 
 def _template_tool_call(call: Any) -> dict[str, Any]:
-    """Templates expect the arguments as an object, OpenAI sends them as a JSON string."""
+    """OpenAI sends arguments as a JSON string; templates expect an object."""
     if not isinstance(call, Mapping) or not isinstance(call.get("function"), Mapping):
         msg = "each tool call must be an object with a function"
         raise ChatTemplateError(msg)
@@ -228,7 +219,6 @@ def _template_tool_call(call: Any) -> dict[str, Any]:
 
 
 def _arguments(arguments: Any) -> dict[str, Any]:
-    """As an object; anything else counts as no arguments."""
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments)
@@ -238,7 +228,7 @@ def _arguments(arguments: Any) -> dict[str, Any]:
 
 
 def _template_tool(tool: Any) -> dict[str, Any]:
-    """A tool with the fields and their order that vLLM's request model gives it."""
+    """A tool with the fields and order of vLLM's request model."""
     if not isinstance(tool, Mapping) or not isinstance(tool.get("function"), Mapping):
         msg = "each tool must be an object with a function"
         raise ChatTemplateError(msg)
@@ -249,12 +239,11 @@ def _template_tool(tool: Any) -> dict[str, Any]:
 
 
 def _ordered(values: Mapping[str, Any], first: Sequence[str]) -> dict[str, Any]:
-    """The same, those that are named `first` first."""
     return {**{name: values[name] for name in first if name in values}, **values}
 
 
 def _without_developers(conversation: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """For a template that knows no developers: their messages become the system's, and all of those the first one."""
+    """For a template without developer role: merge developer and system messages into a first system message."""
     if not any(message["role"] == "developer" for message in conversation):
         return conversation
     renamed = [_system_message(message) if message["role"] == "developer" else message for message in conversation]
@@ -275,7 +264,6 @@ def _whole_text(content: str | list[TextPart]) -> str:
 
 
 def _mark_final_message(conversation: list[dict[str, Any]]) -> str:
-    """Append the mark to the last text of the last message, and return that text."""
     content = conversation[-1]["content"] if conversation else []
     if isinstance(content, str):
         conversation[-1]["content"] = content + CONTINUE_MARK
@@ -298,7 +286,7 @@ def _cut_at_mark(rendered: str, continued: str) -> str:
 
 
 def _takes_system_first_alone(source: str) -> bool:
-    """What vLLM finds out for the Messages API, by rendering without its usual functions."""
+    """vLLM's check for the Messages API renders without its usual functions."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols]
     )
@@ -321,7 +309,7 @@ def _environment() -> ImmutableSandboxedEnvironment:
 
 
 class _GenerationBlocks(jinja2.ext.Extension):
-    """`{% generation %}` marks for training what the assistant said; a prompt shows the content alone."""
+    """`{% generation %}` marks assistant text for training; only its content is rendered."""
 
     tags = {"generation"}
 
@@ -338,7 +326,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,  # noqa: FBT001, FBT002, RUF100
 ) -> str:
-    """JSON without HTML escapes, unlike Jinja's own filter."""
+    """JSON without HTML escapes, unlike Jinja's filter."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
@@ -351,8 +339,7 @@ def _strftime_now(pattern: str) -> str:
 
 
 def _iterates_over_content(template: nodes.Template) -> bool:
-    """Whether the template loops over a message's content: over `message.content`, over a macro parameter given that, or outside of
-    macros over anything called `content`, as vLLM checks."""
+    """`message.content`, a macro parameter given that, or outside macros anything called `content`, as vLLM checks."""
     messages = set(_aliases(template, "messages"))
     loops = list(template.find_all(nodes.For))
     names = {loop.target.name for loop in loops if isinstance(loop.target, nodes.Name) and _name(loop.iter) in messages}
@@ -370,7 +357,6 @@ def _iterates_over_content(template: nodes.Template) -> bool:
 
 
 def _content_parameters(template: nodes.Template, macro: nodes.Macro, messages: Collection[str]) -> set[str]:
-    """The macro's parameters that are given the content of one of `messages` in some call."""
     names = [argument.name for argument in macro.args]
     given: set[str] = set()
     for call in template.find_all(nodes.Call):
@@ -383,7 +369,6 @@ def _content_parameters(template: nodes.Template, macro: nodes.Macro, messages: 
 
 
 def _aliases(template: nodes.Template, name: str) -> Iterator[str]:
-    """`name` and all names that are assigned from it, directly or through filters and slices."""
     known = [name]
     for alias in known:
         yield alias
@@ -394,7 +379,6 @@ def _aliases(template: nodes.Template, name: str) -> Iterator[str]:
 
 
 def _source(node: nodes.Node | None) -> nodes.Node | None:
-    """What a filtered, tested or sliced expression starts from."""
     while isinstance(node, nodes.Filter | nodes.Test) or (
         isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Slice)
     ):
@@ -403,13 +387,11 @@ def _source(node: nodes.Node | None) -> nodes.Node | None:
 
 
 def _name(node: nodes.Node) -> str | None:
-    """The variable that an expression starts from, if it is one."""
     source = _source(node)
     return source.name if isinstance(source, nodes.Name) else None
 
 
 def _content_owner(node: nodes.Node) -> str | None:
-    """`m` for `m.content` and `m['content']`, else None."""
     source = _source(node)
     if isinstance(source, nodes.Getattr):
         key: Any = source.attr

@@ -1,9 +1,6 @@
-"""Encodes text. In: text. Out: token ids; the pieces seen before come from memory (40 kB of new text take tens of milliseconds).
-
-Text is cut at special tokens, where a tokenizer cuts first, and in long parts between two words about every PIECE_CHARS. The
-latter is checked: the ids of context and piece together must begin with those of the context. A text that fails is encoded whole.
-Least recently used pieces go first. Thread-safe: encoding happens outside the lock, and the backend releases the GIL.
-"""
+"""Encodes text, from an LRU cache of pieces where possible. Text is cut at special tokens, as tokenizers do, and in
+long parts between words. The latter is verified: the ids of context and piece together must begin with the context's;
+otherwise the whole text is encoded. Thread-safe: encoding runs outside the lock."""
 
 import re
 import threading
@@ -16,39 +13,33 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
 PIECE_CHARS = 1024
-"""Long parts are cut at the first gap between words after this many characters."""
 
 CONTEXT_CHARS = 128
-"""How much text before a cut between words is encoded along, to check the cut."""
+"""Text encoded before a cut, to verify it."""
 
 CACHED_TOKENS_MAX = 4_000_000
-"""Default bound of the cache: some 50 MB."""
 
 _WORD_GAP = re.compile(r"(?<=[^\W\d_])(?= [^\W\d_])")
 
 
 class _Piece(NamedTuple):
-    """Text, and what stands before it: a special token, some words, or nothing at the very start."""
+    """`context`: the special token or words before `text`; empty at the start."""
 
     context: str
     text: str
 
 
 class PrefixCache:
-    """Encodes text without added special tokens, from memory where it can."""
-
     def __init__(self, backend: Backend, *, cached_tokens_max: int = CACHED_TOKENS_MAX) -> None:
-        """`backend` must have no post-processor: what it adds around a text is the caller's."""
+        """`backend` must have no post-processor."""
         self._backend = backend
         self._tokens_max = cached_tokens_max
         self._plain_tokens, self._added_token = _cutting_tokens(backend.get_added_tokens_decoder().values())
         self._lock = threading.Lock()
         self._ids: OrderedDict[_Piece, array[int]] = OrderedDict()
         self.cached_tokens = 0
-        """Ids remembered now; at most `cached_tokens_max`."""
 
     def encode(self, text: str) -> list[int]:
-        """The ids of `text`, as the backend gives them for the whole."""
         pieces = list(self._cut(text))
         with self._lock:
             known = {piece: ids for piece in pieces if (ids := self._recall(piece)) is not None}
@@ -80,7 +71,7 @@ class PrefixCache:
         return ids
 
     def _encode(self, pieces: Collection[_Piece]) -> "dict[_Piece, array[int]] | None":
-        """The ids of each piece after its context; None when a cut fails the check."""
+        """Returns None if a cut fails verification."""
         texts = [text for piece in pieces for text in (piece.context, piece.context + piece.text)]
         encodings = self._backend.encode_batch_fast(texts, add_special_tokens=False)
         result = {}
@@ -103,8 +94,8 @@ class PrefixCache:
 
 
 def _cutting_tokens(added: Iterable[AddedToken]) -> tuple[frozenset[str], re.Pattern[str] | None]:
-    """Special tokens at which text may be cut, and a pattern of all added tokens as the backend finds them (leftmost, longest). Tokens
-    that strip blanks or want word edges are found but not cut at."""
+    """Special tokens to cut at, and a pattern of all added tokens (leftmost, longest match). Tokens that strip blanks
+    or need word edges are not cut at."""
     found_first = [token for token in added if not token.normalized and token.content]
     if any(token.single_word for token in found_first):
         return frozenset(), None
@@ -118,7 +109,6 @@ def _cutting_tokens(added: Iterable[AddedToken]) -> tuple[frozenset[str], re.Pat
 
 
 def _cut_between_words(special: str, text: str) -> Iterator[_Piece]:
-    """The part behind `special`, cut where only what comes before decides the place."""
     context, start = special, 0
     while gap := _WORD_GAP.search(text, start + PIECE_CHARS):
         yield _Piece(context, text[start : gap.start()])

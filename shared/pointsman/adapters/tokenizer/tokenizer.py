@@ -1,5 +1,4 @@
-"""A model's tokenizer. In: its `tokenizer.json`, `tokenizer_config.json` and chat template files. Out: text to ids, ids to text,
-chats to text. Besides the default template only the one for chats with tools is used, as engines do."""
+"""A model's tokenizer. Of its chat templates, the default and the one for tools are used, as in engines."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -23,19 +22,17 @@ BUILTIN_DIRECTORY = Path(__file__).parent / "builtin"
 NAMED_SPECIAL_TOKENS = (
     "bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token",
 )  # fmt: skip
-"""What chat templates may call by name."""
 
 
 EFFORTS = ("low", "medium", "high", "xhigh", "max")
-"""Those of Anthropic's API."""
 
 
 class TokenizerLoadError(Exception):
-    """The directory holds no usable tokenizer. The message says which file and why."""
+    pass
 
 
 class Tokenizer:
-    """Encodes, decodes and renders chats like the engine. Safe from any thread."""
+    """Thread-safe."""
 
     def __init__(
         self,
@@ -45,7 +42,7 @@ class Tokenizer:
         tool_template: ChatTemplate | None = None,
         cached_tokens_max: int = CACHED_TOKENS_MAX,
     ) -> None:
-        """Takes over `backend`. Raises TokenizerLoadError when what it adds around a text is not a fixed frame."""
+        """Takes over `backend`. Raises TokenizerLoadError unless its post-processor adds a fixed prefix and suffix."""
         backend.no_truncation()
         backend.no_padding()
         self._before, self._after = _frame_of(backend)
@@ -55,11 +52,10 @@ class Tokenizer:
         self._tool_template = tool_template or chat_template
         self._cache = PrefixCache(backend, cached_tokens_max=cached_tokens_max)
         self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
-        """Ids are below this number."""
 
     @classmethod
     def load(cls, directory: Path, *, cached_tokens_max: int = CACHED_TOKENS_MAX) -> Self:
-        """Read a model's tokenizer files. Blocks (a large vocabulary takes a second). Raises TokenizerLoadError."""
+        """Blocks, up to a second. Raises TokenizerLoadError."""
         config = _json_file(directory / "tokenizer_config.json", missing={})
         path = directory / "tokenizer.json"
         try:
@@ -81,23 +77,22 @@ class Tokenizer:
 
     @classmethod
     def builtin(cls) -> Self:
-        """The small tokenizer of the simulated engines, with a chat template; see `pointsman_lab.tokenizer_training`."""
         return cls.load(BUILTIN_DIRECTORY)
 
     @property
     def system_first(self) -> bool:
-        """Whether a system message must be the first, as far as vLLM can tell of either template."""
+        """Whether a system message must come first, by vLLM's check."""
         return any(template is None or template.system_first for template in (self._chat_template, self._tool_template))
 
     @cached_property
     def effort_without_thinking(self) -> str:
-        """The `reasoning_effort` that vLLM uses for "no thinking": "none", or "low" where the template treats that as any effort."""
+        """vLLM's `reasoning_effort` for "no thinking": "none", or "low" if the template treats that like any effort."""
         nothing = self._prompt_with_effort("none")
         same = any(self._prompt_with_effort(effort) == nothing for effort in EFFORTS)
         return "low" if nothing is None or same else "none"
 
     def _prompt_with_effort(self, effort: str) -> str | None:
-        """None where the template does not take it."""
+        """None if the template rejects it."""
         told = {"reasoning_effort": effort, "enable_thinking": effort != "none"}
         try:
             return self.render_chat([{"role": "user", "content": "Hi"}], chat_template_kwargs=told)
@@ -105,7 +100,7 @@ class Tokenizer:
             return None
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids. Special tokens written in the text become special, as in the engine. Releases the GIL."""
+        """Special tokens in the text are recognised, as in the engine. Releases the GIL."""
         ids = self._cache.encode(text)
         return [*self._before, *ids, *self._after] if add_special_tokens else ids
 
@@ -121,7 +116,6 @@ class Tokenizer:
         continue_final_message: bool = False,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> str:
-        """The prompt as text, to encode without special tokens. Raises ChatTemplateError, UnsupportedContentError."""
         template = self._chat_template if tools is None else self._tool_template
         if template is None:
             msg = "this model has no chat template"
@@ -136,7 +130,6 @@ class Tokenizer:
 
 
 def _frame_of(backend: Backend) -> tuple[list[int], list[int]]:
-    """The ids that the backend puts before and after every text."""
     probe = "a b"
     bare = backend.encode(probe, add_special_tokens=False).ids
     framed = backend.encode(probe).ids
@@ -148,7 +141,6 @@ def _frame_of(backend: Backend) -> tuple[list[int], list[int]]:
 
 
 def _add_missing_tokens(backend: Backend, listed: Mapping[str, Any], path: Path) -> None:
-    """Added tokens that only the config lists; they must take the ids that it gives them."""
     present = backend.get_added_tokens_decoder().keys()
     for number, fields in sorted((int(number), fields) for number, fields in listed.items()):
         if number in present:
@@ -162,7 +154,7 @@ def _add_missing_tokens(backend: Backend, listed: Mapping[str, Any], path: Path)
 
 
 def _chat_template_sources(directory: Path, config: Mapping[str, Any]) -> tuple[str, str]:
-    """The template and the one for chats with tools; "" where missing. A file of its own wins over the config."""
+    """Default and tool template; "" if missing. A separate file overrides the config."""
     jinja = directory / "chat_template.jinja"
     if jinja.is_file():
         tools = directory / "additional_chat_templates" / "tool_use.jinja"
@@ -175,7 +167,7 @@ def _chat_template_sources(directory: Path, config: Mapping[str, Any]) -> tuple[
 
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Special tokens by the names that templates use. One that is not set stays undefined, as in transformers."""
+    """Unset tokens stay undefined, as in transformers."""
     tokens = {name: _content(config[name]) for name in NAMED_SPECIAL_TOKENS if config.get(name) is not None}
     additional = config.get("additional_special_tokens") or []
     return tokens | ({"additional_special_tokens": [_content(token) for token in additional]} if additional else {})

@@ -9,7 +9,7 @@ from typing_extensions import override
 
 from pointsman.contracts.reasons import RejectReason
 from pointsman.policies.admission.base import AdmissionPolicy, Refusal
-from pointsman.policies.pool_view import PoolView, ScoredInstance
+from pointsman.policies.pool_view import CandidateEstimate, PoolView
 from pointsman.policies.routing.base import Choice
 from pointsman.primitives import Seconds
 from pointsman.state.trackers.base import Tracker
@@ -39,7 +39,7 @@ class PredictedTtft(AdmissionPolicy):
         return choice
 
 
-def excessive_tpot(view: PoolView, candidate: ScoredInstance) -> Seconds | None:
+def excessive_tpot(view: PoolView, candidate: CandidateEstimate) -> Seconds | None:
     """Expected seconds per token if they exceed the SLO, else None."""
     if view.request.max_output_tokens <= 1:
         return None
@@ -47,7 +47,7 @@ def excessive_tpot(view: PoolView, candidate: ScoredInstance) -> Seconds | None:
     return tpot if tpot is not None and tpot > view.request.slo_tpot else None
 
 
-def too_late(view: PoolView, candidate: ScoredInstance) -> Refusal:
+def too_late(view: PoolView, candidate: CandidateEstimate) -> Refusal:
     detail = (
         f"predicted time to first token is {candidate.predicted_ttft:.2f} s on {candidate.instance}, "
         f"{max(0.0, view.budget):.2f} s are left of the objective of {view.request.slo_ttft:g} s"
@@ -60,7 +60,7 @@ def too_late(view: PoolView, candidate: ScoredInstance) -> Refusal:
     )
 
 
-def too_slow(view: PoolView, candidate: ScoredInstance, tpot: Seconds) -> Refusal:
+def too_slow(view: PoolView, candidate: CandidateEstimate, tpot: Seconds) -> Refusal:
     detail = (
         f"predicted time per output token is {tpot * 1000:.0f} ms on {candidate.instance}, "
         f"the objective is {view.request.slo_tpot * 1000:g} ms"

@@ -12,7 +12,7 @@ from pointsman.state.state import State
 OnDecision = Callable[[LogEvent], LogEvent]
 
 
-class LeaderTerm:
+class DecisionContext:
     def __init__(
         self,
         state: State,
@@ -37,7 +37,7 @@ class LeaderTerm:
 class Turn:
     """State changes only by `decide`, so each decision sees those before it."""
 
-    leader: LeaderTerm
+    leader: DecisionContext
     now: Seconds
     state: State = field(init=False)
     policies: PolicySet = field(init=False)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import msgspec
 
 from pointsman.policies.policy import Policy
-from pointsman.policies.pool_view import PoolView, ScoredInstance
+from pointsman.policies.pool_view import CandidateEstimate, PoolView
 from pointsman.primitives import InstanceId
 
 
@@ -15,9 +15,9 @@ class NoInstance(Exception):  # noqa: N818 - an answer, not a fault
 
 
 class Choice(msgspec.Struct, frozen=True):
-    chosen: ScoredInstance
+    chosen: CandidateEstimate
     reason: str
-    considered: list[ScoredInstance]
+    considered: list[CandidateEstimate]
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ def _needs(view: PoolView) -> str:
     return f" with room for {request.context_tokens} tokens" if view.some_ready and request.context_tokens else ""
 
 
-def candidates_of(view: PoolView) -> list[ScoredInstance]:
+def candidates_of(view: PoolView) -> list[CandidateEstimate]:
     """Raises NoInstance."""
     require_eligible(view)
     return view.candidates

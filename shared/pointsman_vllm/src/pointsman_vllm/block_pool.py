@@ -1,9 +1,5 @@
-"""vLLM's block pool with randomised leaf token in place of least recently used.
-
-All bookkeeping stays vLLM's: reference counts, hashes, KV events. Replaced is the queue of free blocks; added is word to
-it of three things that it cannot see itself: blocks that become cached (and after which one), blocks that lose their
-hash, and a reset. Only free blocks are in the queue, so what is held cannot be evicted.
-"""
+"""vLLM's block pool with randomised leaf token instead of LRU. Only the queue of free blocks is replaced; it receives
+what it cannot see itself: blocks that become cached and their parents, blocks that lose their hash, and resets."""
 
 import logging
 import os
@@ -25,12 +21,10 @@ logger = logging.getLogger("vllm.pointsman")
 
 
 class UnsuitableModelError(RuntimeError):
-    """The model's cache is not the tree of blocks that randomised leaf token is made for."""
+    """The model's cache is not a tree of blocks."""
 
 
 class RandomisedBlockPool(BlockPool):
-    """Evicts a random leaf among the cached blocks that nobody used in this phase. Settings: `EvictionSettings`."""
-
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         theirs: FreeKVCacheBlockQueue = self.free_block_queue
@@ -69,11 +63,8 @@ class RandomisedBlockPool(BlockPool):
 
 
 def install() -> None:
-    """From now on every block pool of this process is a randomised one. A second call does nothing.
-
-    Raises UnknownInternalsError. An engine whose model has other than full attention then does not start
-    (UnsuitableModelError).
-    """
+    """Idempotent. Raises UnknownInternalsError. An engine without full attention then fails to start
+    (UnsuitableModelError)."""
     if kv_cache_coordinator.BlockPool is RandomisedBlockPool:
         return
     _require_internals()

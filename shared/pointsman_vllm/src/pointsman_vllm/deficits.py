@@ -1,23 +1,18 @@
-"""How many weighted tokens each client may still use before others must have their turn.
-
-Source: Cao et al., "Locality-aware Fair Scheduling in LLM Serving", Algorithm 1 (DLPM). Admission charges the prompt
-tokens that must be computed, every generated token is charged as it comes. When nobody who waits has anything left,
-every client without gets another quantum Q, as often as it takes until one who waits may go. Bound (Theorem 5.1): of two
-clients that both wait all the time, neither gets more than 2(U + Q) more service than the other, U = input weight *
-most tokens of a prompt + output weight * most output tokens that one client has inside the engine at a time.
-
-It is the arithmetic of Pointsman's own `dlpm` (`state/trackers/queue_deficits.py`) with none of what surrounds it there: no
-log, no instances, output charged at once since an engine sees each token.
+"""Deficit accounts: weighted tokens a client may use before others get their turn. Source: Cao et al., "Locality-aware
+Fair Scheduling in LLM Serving", Algorithm 1 (DLPM). Admission charges uncached prompt tokens, generation each token.
+When no waiting client has a balance, all without one get a quantum Q, repeatedly until one may go. Bound (Theorem 5.1):
+of two backlogged clients neither gets more than 2(U + Q) more service, with U = input weight * longest prompt + output
+weight * most output tokens of one client in the engine. Same arithmetic as `pointsman.state.trackers.queue_deficits`.
 """
 
 from collections.abc import Collection
 
 CLIENTS_REMEMBERED_MAX = 1_000
-"""A client that does not wait may be forgotten beyond this; it then starts like a new one."""
+"""Beyond this, clients without waiting requests are forgotten and start as new."""
 
 
 class Deficits:
-    """Balances never exceed `quantum`. A client that is new has 0: its turn comes with the next refill."""
+    """Balances never exceed `quantum`. A new client has 0 until the next refill."""
 
     def __init__(self, *, quantum: float, input_weight: float, output_weight: float) -> None:
         self._quantum = quantum
@@ -29,12 +24,12 @@ class Deficits:
         return self._balances.get(client, 0.0)
 
     def in_turn(self, waiting: Collection[str]) -> list[str]:
-        """Those of the waiting clients who may go now, as if a refill that it takes had happened. Never empty for some."""
+        """Waiting clients that may go now, after a refill if needed. Empty only if `waiting` is."""
         rounds = self._rounds_needed(waiting)
         return [client for client in waiting if self.balance(client) + rounds * self._quantum > 0]
 
     def admit(self, client: str, tokens: int, waiting: Collection[str]) -> None:
-        """The client, one of `waiting`, has `tokens` computed. Books the refill that let it go."""
+        """Charge `tokens` of computation to a client of `waiting`, with the refills that admitted it."""
         rounds = self._rounds_needed(waiting)
         balances = self._balances
         for known in waiting:
@@ -47,7 +42,6 @@ class Deficits:
             self._forget_somebody(waiting)
 
     def generated(self, client: str, tokens: int) -> None:
-        """Output for a client; nothing for one that is forgotten."""
         if client in self._balances:
             self._balances[client] -= self._output_weight * tokens
 

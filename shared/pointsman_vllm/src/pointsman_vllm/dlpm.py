@@ -1,10 +1,6 @@
-"""vLLM's scheduler with deficit longest prefix match among those who wait.
-
-    vllm serve MODEL --scheduler-cls pointsman_vllm.dlpm.DlpmScheduler
-
-Everything but the order of admission is vLLM's, so each request's output is what it would be. Replaced is the queue of
-waiting requests; added is to book what is computed for whom. Settings: `FairnessSettings`, from the environment.
-"""
+"""vLLM's scheduler with deficit longest prefix match: `vllm serve MODEL --scheduler-cls
+pointsman_vllm.dlpm.DlpmScheduler`. Only the order of admission differs, so outputs do not. Settings:
+`FairnessSettings`, from the environment."""
 
 import logging
 import os
@@ -28,10 +24,10 @@ logger = logging.getLogger("vllm.pointsman")
 
 
 class SyncDlpmScheduler(Scheduler):
-    """For engines without asynchronous scheduling (`--no-async-scheduling`)."""
+    """For `--no-async-scheduling`."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        """Raises UnknownInternalsError, WrongSettingError, and ValueError where requests have priorities."""
+        """Raises UnknownInternalsError, WrongSettingError, and ValueError for priority scheduling."""
         _require_internals()
         super().__init__(*args, **kwargs)
         if self.policy is not SchedulingPolicy.FCFS:
@@ -71,7 +67,7 @@ class SyncDlpmScheduler(Scheduler):
         )
 
     def _halved_match(self, request: Request) -> int:
-        """Leading tokens in the cache, in O(log blocks): where a block is cached, those before it nearly always are."""
+        """Cached leading tokens, in O(log blocks): the blocks before a cached one are nearly always cached."""
         if request.skip_reading_prefix_cache:
             return 0
         hashes = request.block_hashes
@@ -85,7 +81,7 @@ class SyncDlpmScheduler(Scheduler):
 
 
 class DlpmScheduler(SyncDlpmScheduler, AsyncScheduler):
-    """For engines as they are by default, and the one to name."""
+    pass
 
 
 def _require_internals() -> None:

@@ -1,19 +1,11 @@
-"""The blocks that no request holds, and which of them an engine takes next: vLLM's queue of free blocks in another order.
-
-Empty blocks go first, the one that was put to the front last before the others, as in vLLM. Then extra copies: vLLM keeps
-each copy of a block that it computed twice and finds one of them. Then `RandomisedLeafToken` chooses among cached prefixes.
-
-A node of its tree is a prefix, not a physical block: a request may hold a copy of a block after a copy of the block before
-that was not computed with it, so a tree of copies would have held blocks under free ones, and free ones without a leaf.
-Whoever holds a prefix holds a copy of every shorter one.
-
-It has the methods and the one attribute that vLLM's `FreeKVCacheBlockQueue` has, and nothing of vLLM in it. Taking,
-putting and removing a block is O(1), but for the beginning of a phase, which pays for itself over the phase.
-"""
+"""vLLM's queue of free blocks with another order, without imports of vLLM. Empty blocks go first, the last one put to
+the front before the others, as in vLLM; then extra copies of blocks; then `RandomisedLeafToken` chooses among cached
+prefixes. Its nodes are prefixes, not blocks: a request may hold copies that were not computed together, so a tree of
+blocks could have held blocks below free ones. Operations are O(1), amortised over a phase."""
 
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import dropwhile
 from typing import Generic, Protocol, TypeVar
 
@@ -21,8 +13,6 @@ from pointsman_vllm.eviction_rlt import RandomisedLeafToken
 
 
 class Block(Protocol):
-    """What is used of vLLM's `KVCacheBlock`."""
-
     @property
     def block_id(self) -> int: ...
 
@@ -38,26 +28,24 @@ B = TypeVar("B", bound=Block)
 
 @dataclass(eq=False, slots=True)
 class Prefix(Generic[B]):
-    """A cached prefix, named by the hash of its last block."""
+    """A cached prefix, named by the hash of its last block. `copies`: of that block, by block id."""
 
     block_hash: object
-    copies: dict[int, B] = field(default_factory=dict)
-    """Of its last block, by block id."""
+    copies: int = 0
+    """Of its last block."""
     held: int = 0
-    """How many of the copies are held."""
+    """The number of held copies."""
     kept: B | None = None
-    """The free copy that is not spare; None while a copy is held."""
+    """The free copy that is not spare; None while one is held."""
 
 
 class RandomisedFreeBlocks(Generic[B]):
-    """Free blocks in the order of randomised leaf token. Holding is the pool's business; it never takes a held block."""
-
     def __init__(self, blocks: Sequence[B], free: Iterable[B], *, seed: int) -> None:
-        """`blocks`: all of the pool, each at the place of its id. `free`: those that nobody holds; all are empty."""
+        """`blocks`: the whole pool, indexed by id. `free`: unheld blocks, all empty."""
         self._order = RandomisedLeafToken[Prefix[B]](seed)
         self._empty: OrderedDict[int, B] = OrderedDict((block.block_id, block) for block in free)
         self._spare: OrderedDict[int, B] = OrderedDict()
-        """Free copies of prefixes that have another one, held or kept."""
+        """Free copies of prefixes with another copy, held or kept."""
         self._by_hash: dict[object, Prefix[B]] = {}
         self._by_block: list[Prefix[B] | None] = [None] * len(blocks)
 
@@ -66,14 +54,14 @@ class RandomisedFreeBlocks(Generic[B]):
         return len(self._empty) + len(self._spare) + len(self._order)
 
     def cached(self, parent: B | None, blocks: Iterable[B]) -> None:
-        """These held blocks, consecutive ones of one prompt after `parent`, have hashes now. Null blocks have none."""
+        """These held, consecutive blocks after `parent` got hashes. Null blocks are skipped."""
         before = None if parent is None else self._by_block[parent.block_id]
         for block in blocks:
             if block.block_hash is not None:
-                before = self._by_block[block.block_id] or self._plant(block, before)
+                before = self._by_block[block.block_id] or self._insert_prefix(block, before)
 
     def uncached(self, block: B) -> None:
-        """The block has no hash any more, for another reason than being taken from here."""
+        """The block lost its hash other than by being taken from here."""
         prefix = self._by_block[block.block_id]
         if prefix is None:
             return
@@ -88,11 +76,10 @@ class RandomisedFreeBlocks(Generic[B]):
         elif not prefix.held and (prefix.kept is None or prefix.kept is block):
             if prefix.kept is None:
                 self._order.add([prefix])
-            prefix.kept = next(iter(prefix.copies.values()))
+            prefix.kept = next(other for other in self._spare.values() if self._by_block[other.block_id] is prefix)
             del self._spare[prefix.kept.block_id]
 
     def all_uncached(self) -> None:
-        """No block has a hash any more."""
         free = self.get_all_free_blocks()
         self._order.clear()
         self._spare.clear()
@@ -101,18 +88,18 @@ class RandomisedFreeBlocks(Generic[B]):
         self._empty = OrderedDict((block.block_id, block) for block in free)
 
     def popleft(self) -> B:
-        """Raises ValueError where no block is free."""
+        """Raises ValueError if no block is free."""
         if not self.num_free_blocks:
             msg = "No free blocks available"
             raise ValueError(msg)
         return self.popleft_n(1)[0]
 
     def popleft_n(self, n: int) -> list[B]:
-        """There are at least `n`."""
+        """At least `n` must be free."""
         assert n <= self.num_free_blocks
         taken = [self._empty.popitem(last=False)[1] for _ in range(min(n, len(self._empty)))]
         spare = [self._spare.popitem(last=False)[1] for _ in range(min(n - len(taken), len(self._spare)))]
-        # Prefixes are evicted only when no copy is spare, so each has no other copy than the one it kept.
+        # Prefixes are evicted only when no copy is spare, so each has only the copy it kept.
         kept = [prefix.kept for prefix in self._order.take(n - len(taken) - len(spare)) if prefix.kept is not None]
         for block in (*spare, *kept):
             prefix = self._by_block[block.block_id]
@@ -121,7 +108,7 @@ class RandomisedFreeBlocks(Generic[B]):
         return [*taken, *spare, *kept]
 
     def remove(self, block: B) -> None:
-        """Somebody holds this free block again. Raises KeyError where it is not free."""
+        """The block is held again. Raises KeyError if it is not free."""
         prefix = self._by_block[block.block_id]
         if prefix is None:
             del self._empty[block.block_id]
@@ -133,13 +120,13 @@ class RandomisedFreeBlocks(Generic[B]):
         self.append_n([block])
 
     def append_n(self, blocks: Sequence[B]) -> None:
-        """The last holder let go of these; of one prompt the last block first. Cached ones are marked as used now."""
+        """Released blocks, of one prompt the last block first. Cached ones are marked as used."""
         released = []
         for block in blocks:
             if block.block_hash is None:
                 self._empty[block.block_id] = block
                 continue
-            prefix = self._by_block[block.block_id] or self._plant(block, None)
+            prefix = self._by_block[block.block_id] or self._insert_prefix(block, None)
             prefix.held -= 1
             if prefix.held:
                 self._spare[block.block_id] = block
@@ -149,29 +136,29 @@ class RandomisedFreeBlocks(Generic[B]):
         self._order.add(released)
 
     def prepend_n(self, blocks: Sequence[B]) -> None:
-        """These are taken first, in this order. They are empty."""
+        """Empty blocks, taken first and in this order."""
         for block in reversed(blocks):
             self._empty[block.block_id] = block
             self._empty.move_to_end(block.block_id, last=False)
 
     def get_all_free_blocks(self) -> list[B]:
-        """Empty ones, extra copies, then the others by how long ago they were let go of, which is not the order of eviction."""
+        """Empty blocks, extra copies, then others in order of release, not of eviction."""
         kept = (prefix.kept for prefix in self._order if prefix.kept is not None)
         return [*self._empty.values(), *self._spare.values(), *kept]
 
     def iter_blocks_after(self, cursor: B | None) -> Iterator[B]:
-        """Those that `get_all_free_blocks` has after `cursor`; all where it is None or not free. O(free blocks)."""
+        """Free blocks after `cursor`; all if it is None or not free. O(free blocks)."""
         free = self.get_all_free_blocks()
         rest = list(dropwhile(lambda block: block is not cursor, free))
         return iter(rest[1:] if rest else free)
 
-    def _plant(self, block: B, before: Prefix[B] | None) -> Prefix[B]:
-        """Enter a held block, which is now cached, as the only or a further copy of its prefix."""
+    def _insert_prefix(self, block: B, before: Prefix[B] | None) -> Prefix[B]:
+        """Add a held, newly cached block as a copy of its prefix."""
         prefix = self._by_hash.get(block.block_hash)
         if prefix is None:
             prefix = self._by_hash[block.block_hash] = Prefix(block.block_hash)
             self._order.grow(before, [prefix])
-        prefix.copies[block.block_id] = block
+        prefix.copies += 1
         self._by_block[block.block_id] = prefix
         self._hold_copy(prefix)
         return prefix
@@ -185,6 +172,6 @@ class RandomisedFreeBlocks(Generic[B]):
 
     def _drop_copy(self, prefix: Prefix[B], block: B) -> None:
         self._by_block[block.block_id] = None
-        del prefix.copies[block.block_id]
+        prefix.copies -= 1
         if not prefix.copies:
             del self._by_hash[prefix.block_hash]

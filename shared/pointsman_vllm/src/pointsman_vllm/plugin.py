@@ -1,8 +1,5 @@
-"""The entry point `vllm.general_plugins`: vLLM calls `register` in every process that it starts.
-
-What it raises ends that process, by vLLM's own doing; so a setting that does not fit, or a vLLM that does not, is a line
-at the start of an engine that did not start. The scheduler needs no registration: `--scheduler-cls` names it.
-"""
+"""The entry point `vllm.general_plugins`: vLLM calls `register` in every process; an exception ends that process. The
+scheduler needs no registration."""
 
 import os
 
@@ -13,7 +10,7 @@ PART = "randomised eviction"
 
 
 def register() -> None:
-    """Put in what the environment asks for. Without `POINTSMAN_VLLM_EVICTION=rlt` nothing of vLLM is even imported."""
+    """Installs what the environment requests. Without `POINTSMAN_VLLM_EVICTION=rlt` vLLM is not imported."""
     if eviction_settings(os.environ).eviction == "rlt":
         try:
             from pointsman_vllm import block_pool

@@ -1,8 +1,5 @@
-"""What an engine can be told: environment variables, since vLLM hands a plug-in nothing else.
-
-They are read once, when the engine starts. A value that does not fit stops it: an engine that quietly does something
-else than it was told is worse than one that does not start.
-"""
+"""Settings as environment variables, since vLLM passes nothing else to a plug-in. Read at start; an invalid value stops
+the engine."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,12 +12,12 @@ PREFIX = "POINTSMAN_VLLM_"
 
 
 class WrongSettingError(ValueError):
-    """An environment variable of ours has a value that does not fit."""
+    pass
 
 
 @dataclass(frozen=True)
 class EvictionSettings:
-    """`eviction`: `lru` is vLLM's own; nothing of it is touched then. `seed`: same seed and history, same evictions."""
+    """`eviction`: `lru` leaves vLLM untouched. `seed`: makes evictions deterministic."""
 
     eviction: str = "lru"
     seed: int = 0
@@ -28,11 +25,8 @@ class EvictionSettings:
 
 @dataclass(frozen=True)
 class FairnessSettings:
-    """`quantum_tokens`: what a client may use before others must have their turn; large is locality, small is fairness.
-
-    An input token that must be computed costs `input_weight`, a generated one `output_weight`. A second of waiting
-    makes up for `ageing_tokens` cached tokens among the requests of one client's turn.
-    """
+    """`quantum_tokens`: larger favours locality, smaller fairness. Costs: `input_weight` per uncached input token,
+    `output_weight` per output token. A second of waiting equals `ageing_tokens` cached tokens."""
 
     quantum_tokens: float = 1_024.0
     input_weight: float = 1.0
@@ -49,7 +43,8 @@ def eviction_settings(environment: Mapping[str, str]) -> EvictionSettings:
 
 
 def fairness_settings(environment: Mapping[str, str]) -> FairnessSettings:
-    """`POINTSMAN_VLLM_QUANTUM_TOKENS`, `_INPUT_WEIGHT`, `_OUTPUT_WEIGHT`, `_AGEING_TOKENS`. Raises WrongSettingError."""
+    """`POINTSMAN_VLLM_QUANTUM_TOKENS`, `_INPUT_WEIGHT`, `_OUTPUT_WEIGHT`, `_AGEING_TOKENS`. Raises
+    WrongSettingError."""
     default = FairnessSettings
     return FairnessSettings(
         quantum_tokens=_read(environment, "QUANTUM_TOKENS", _above_zero, default.quantum_tokens, "a number above 0"),

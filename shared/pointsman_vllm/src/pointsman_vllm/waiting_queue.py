@@ -1,16 +1,9 @@
-"""The requests that wait for an engine, and which one is admitted next: vLLM's request queue with another order.
+"""vLLM's request queue with another order of admission, without imports of vLLM. Next is, among clients with a balance,
+the request with the longest cached prefix, adjusted by its waiting time. Preempted requests come first: they have paid.
 
-Next is, among the clients that have something of their quantum left, the request with the longest cached prefix, tempered
-by how long it has waited. Before all of them come those that the engine had admitted and put back to make room: they
-have paid.
-
-vLLM looks at the first (`peek_request`), takes it out (`pop_request`) if it can be admitted but also if it must be passed
-over for now, and goes on to the next; at the end of the step those passed over come back (`prepend_requests`). So a request
-is charged when it is seen to run, not when it is taken out. When the first one does not fit, vLLM admits nobody behind
-it, as with its own queues; when it fits, it is admitted whatever its client has used. Nothing idles for fairness.
-
-It has the methods of vLLM's `RequestQueue` and nothing of vLLM in it.
-"""
+vLLM pops a request to admit or to skip it, and returns the skipped ones at the end of the step. So requests are charged
+when they run, not when popped. If the first does not fit, nothing behind it is admitted, as in vLLM; if it fits, it is
+admitted whatever its client has used, so the engine never idles for fairness."""
 
 from bisect import insort
 from collections import deque
@@ -22,15 +15,13 @@ from typing import Any, Generic, Protocol, TypeVar
 from pointsman_vllm.deficits import Deficits
 
 LOOKS_MAX = 128
-"""Waiting requests whose cached prefix is looked up in one step of the engine: the oldest of each client in turn."""
+"""Bounds cache lookups per step: the oldest request of each client in turn."""
 
 CLIENT_ARGUMENT = "pointsman_client"
 ANONYMOUS = ""
 
 
 class Waiting(Protocol):
-    """What is used of vLLM's `Request`."""
-
     @property
     def request_id(self) -> str: ...
 
@@ -54,14 +45,12 @@ R = TypeVar("R", bound=Waiting)
 
 
 def client_of(request: Waiting) -> str:
-    """Whose request this is: `vllm_xargs: {"pointsman_client": ...}` of its body. All without one are one client."""
+    """`vllm_xargs: {"pointsman_client": ...}` of the body; all without it are one client."""
     arguments = getattr(request.sampling_params, "extra_args", None) or {}
     return str(arguments.get(CLIENT_ARGUMENT, ANONYMOUS))
 
 
 class WaitingQueue(Generic[R]):
-    """One line for each client, and those who come before everybody."""
-
     def __init__(
         self,
         deficits: Deficits,
@@ -70,36 +59,34 @@ class WaitingQueue(Generic[R]):
         runs: Callable[[R], bool],
         ageing_tokens: float,
     ) -> None:
-        """`cached_tokens`: how much of a prompt is in the cache now, asked once a step and request. `runs`: whether the
-        engine has admitted a request that it took out."""
+        """`cached_tokens`: called once per step and request. `runs`: whether the engine admitted a popped request."""
         self._deficits = deficits
         self._cached_tokens = cached_tokens
         self._runs = runs
         self._ageing_tokens = ageing_tokens
         self._arrivals = count()
         self._places: dict[str, int] = {}
-        """By id: the order of arrival of those who wait."""
         self._lines: dict[str, list[R]] = {}
-        """By client, oldest first; a client without a request has none."""
+        """By client, oldest first; no empty lists."""
         self._returned: deque[R] = deque()
         self._taken: dict[str, tuple[R, int]] = {}
-        """By id: those taken out in this step whose fate is not known yet, with their places."""
+        """By id: popped in this step and not settled yet, with their places."""
         self._admitted: set[str] = set()
         self._matches: dict[str, int] = {}
         self._next: R | None = None
 
     def begin_step(self) -> None:
-        """The engine is about to admit: what was cached may be so no longer."""
+        """Called before admission; discards the cached prefix lengths."""
         self._matches.clear()
         self._next = None
 
     def end_step(self) -> None:
-        """The engine has admitted whom it could. Those whom it took out and keeps elsewhere are its own business."""
+        """Called after admission; popped requests kept elsewhere are dropped here."""
         self._taken.clear()
         self._admitted.clear()
 
     def admitted(self, request: R, cached_tokens: int) -> None:
-        """The request runs, with so many tokens that need not be computed. A second call in one step does nothing."""
+        """The request runs, with this many tokens cached. Idempotent within a step."""
         if request.request_id in self._admitted:
             return
         self._admitted.add(request.request_id)
@@ -111,7 +98,7 @@ class WaitingQueue(Generic[R]):
         self._put(request, next(self._arrivals))
 
     def peek_request(self) -> R:
-        """The one that is next. Raises IndexError where nobody waits."""
+        """Raises IndexError if empty."""
         if not self._places:
             msg = "nobody waits"
             raise IndexError(msg)
@@ -121,13 +108,13 @@ class WaitingQueue(Generic[R]):
         return self._next
 
     def pop_request(self) -> R:
-        """Take out the one that is next. Raises IndexError where nobody waits."""
+        """Raises IndexError if empty."""
         request = self.peek_request()
         self._taken[request.request_id] = (request, self._take_out(request))
         return request
 
     def prepend_request(self, request: R) -> None:
-        """Somebody comes back: before everybody who had been admitted, to the old place who had not."""
+        """A preempted request goes first, a skipped one to its old place."""
         _, place = self._taken.pop(request.request_id, (request, None))
         self._put(request, next(self._arrivals) if place is None else place)
 
@@ -139,7 +126,6 @@ class WaitingQueue(Generic[R]):
         self.remove_requests((request,))
 
     def remove_requests(self, requests: Iterable[R]) -> None:
-        """Those who do not wait here are passed over."""
         for request in requests:
             if request.request_id in self._places:
                 self._take_out(request)
@@ -167,7 +153,7 @@ class WaitingQueue(Generic[R]):
         return self._matches[name] - self._ageing_tokens * request.arrival_time, -self._place(request)
 
     def _settle(self) -> None:
-        """Account those who were taken out before and run by now, so that the next choice knows."""
+        """Charge popped requests that run by now, before the next choice."""
         running = [request for request, _ in self._taken.values() if self._runs(request)]
         for request in running:
             del self._taken[request.request_id]

@@ -1,6 +1,6 @@
 """The lease and the checkpoints in memory: twins of those in JetStream, under the same contract suite.
 
-Shared by all clients of a `memory_log.MemoryBroker`, and away whenever that is.
+Shared by all clients of a `log.MemoryBroker`, and away whenever that is.
 """
 
 from collections.abc import Callable

@@ -13,8 +13,6 @@ from typing import Literal
 from typing_extensions import override
 
 from pointsman.adapters.log_listener import LogListener
-from pointsman.adapters.memory_commands import CommandBus, MemoryCommands
-from pointsman.adapters.memory_stores import MemoryCheckpoints, MemoryLease
 from pointsman.contracts.codec import LogEvent, UnwritableError, encode
 from pointsman.contracts.decisions import LeaderElected, WritesLost
 from pointsman.contracts.subjects import SUBJECT_ROOT, leader_subject, message_id, subject_of
@@ -30,6 +28,8 @@ from pointsman.ports import (
     LogUnavailableError,
 )
 from pointsman.primitives import PoolName, Sequence, WallSeconds
+from pointsman_lab.memory.commands import CommandBus, MemoryCommands
+from pointsman_lab.memory.stores import MemoryCheckpoints, MemoryLease
 
 WINDOW_MAX = 16_384
 """Writes that a client holds while the broker is away."""

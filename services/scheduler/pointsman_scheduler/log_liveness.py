@@ -11,7 +11,7 @@ DOUBT_SHARE = 3.0
 """Multiple of the suspect time for which several silent instances are excused."""
 
 
-class Heartbeats:
+class LogLiveness:
     """Wall time; `listening_since` engine time."""
 
     def __init__(self, clock: Clock, *, suspect_seconds: WallSeconds) -> None:
