@@ -27,6 +27,7 @@ from pointsman.state.state import State
 from pointsman_lab.memory.log import MemoryBroker
 from pointsman_scheduler import checkpointing
 from pointsman_scheduler.checkpointer import checkpointer_over
+from pointsman_scheduler.checkpointing import Cadence
 from pointsman_scheduler.policy_config import empty_state
 from pointsman_scheduler.recovery import Recovery
 from pointsman_scheduler.service import SchedulerService
@@ -125,8 +126,10 @@ class World:
 
     @asynccontextmanager
     async def checkpointer(self, events: int = 1, seconds: float = 3600.0) -> AsyncIterator[None]:
-        settings = SchedulerSettings(checkpoint_events=events, checkpoint_seconds=WallSeconds(seconds))
-        checkpointer = checkpointer_over(self.client, settings, clock=self.clock, board=HealthBoard())
+        cadence = Cadence(events=events, seconds=WallSeconds(seconds))
+        checkpointer = checkpointer_over(
+            self.client, SchedulerSettings(), clock=self.clock, board=HealthBoard(), cadence=cadence
+        )
         async with Supervisor() as supervisor:
             supervisor.start(checkpointer.run(), name="checkpoints")
             yield

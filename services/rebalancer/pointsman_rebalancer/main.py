@@ -1,4 +1,4 @@
-"""The composition root of `pointsman-rebalancer`."""
+"""Composition root of `pointsman-rebalancer`."""
 
 import os
 from secrets import token_hex
@@ -20,10 +20,10 @@ from pointsman_rebalancer.settings import RebalancerSettings
 
 @command(RebalancerSettings, name="pointsman-rebalancer", table="rebalancer")
 def main(settings: RebalancerSettings) -> None:
-    """Move waiting requests from queues that would miss their objectives to instances that have room.
+    """Move pending requests from queues that would miss their SLOs to instances that have room.
 
-    It folds the log, plans, and asks the scheduler, which makes each move or refuses it. It needs no port of its own but
-    the one for /livez, /readyz and /metrics.
+    It folds the log and sends plans to the scheduler, which makes or refuses each move. Its only port is for /livez, /readyz
+    and /metrics.
 
     \b
       pointsman-rebalancer --rebalance global --set rebalance.waste_weight=2
@@ -35,7 +35,7 @@ def main(settings: RebalancerSettings) -> None:
 
 
 def chosen_policy(settings: RebalancerSettings) -> RebalancingPolicy:
-    """The policy by name, with its settings. Raises click.BadParameter."""
+    """Raises click.BadParameter."""
     try:
         return rebalancing_policy(settings.rebalance, settings_of(settings.set, {"rebalance": ""}))
     except (UnknownPolicyError, SettingTextError) as error:

@@ -1,9 +1,5 @@
-"""The rebalancer: folds the log, plans which pending requests should move, and asks the leader.
-
-It changes nothing itself: the leader checks each move on its newer State, makes or refuses it, and writes that down. It
-plans soon after an event that may have overloaded an instance, and every so often, since time alone does too. After a
-plan it waits until the log has brought what the leader knew when it answered, so that it never repeats a move.
-"""
+"""Folds the log, plans moves of pending requests, and sends plans to the leader, which decides each move. Waits for the
+log to reach the answer of the leader, so that no move is repeated."""
 
 import asyncio
 from dataclasses import replace
@@ -31,22 +27,17 @@ from pointsman_rebalancer.settings import RebalancerSettings
 log = structlog.get_logger()
 
 DEBOUNCE_WALL_SECONDS: WallSeconds = WallSeconds(0.005)
-"""How long the rest of a burst is waited for."""
 PERIOD_WALL_SECONDS: WallSeconds = WallSeconds(0.1)
-"""How long nothing may happen before it plans all the same."""
 PLANNING_SHARE_MAX = 0.2
-"""Of its time that it plans at most; the rest is for the fold."""
 ANSWER_WALL_SECONDS: WallSeconds = WallSeconds(1.0)
 SETTLED_WALL_SECONDS: WallSeconds = WallSeconds(1.0)
-"""How long the log may take to bring what the leader knew when it answered."""
+"""Time for the log to reach the leader's answer."""
 
 TRIGGERS = (RequestPlaced, RequestMigrated, PrefillFinished, FleetEvent)
-"""What may overload an instance or show that it is, or make room somewhere."""
+"""Events that may overload an instance or make room."""
 
 
 class RebalancerService:
-    """One rebalancer of one pool."""
-
     def __init__(
         self,
         *,
@@ -58,13 +49,7 @@ class RebalancerService:
         policy: RebalancingPolicy,
         name: str,
     ) -> None:
-        """`name`: of this process in the ids of its plans; never reused."""
-        pool = PoolSettings(
-            block_tokens=settings.block_tokens,
-            speed=settings.speed,
-            hot_share=settings.hot_share,
-            cold_share=settings.cold_share,
-        )
+        pool = PoolSettings(block_tokens=settings.block_tokens, speed=settings.speed)
         self._follower = LogFollower(event_log, clock=clock, board=board, settings=pool, heard=self._on_event)
         self._commands = commands
         self._clock = clock
@@ -72,27 +57,24 @@ class RebalancerService:
         self._rebind = settings.rebind
         self._window = Window()
         self._name = name
-        self._pool_settings = pool
         self._subject = migrate_subject(PoolName(settings.pool))
         self._plans = 0
         self._trigger_at: Seconds | None = None
-        """When the first thing happened that no plan has looked at yet, engine time."""
+        """Engine time of the first trigger since the last plan."""
         self._triggered = asyncio.Event()
         self._entry_read = asyncio.Event()
         self._newest_decision: tuple[Term, int] = (Term(0), 0)
-        """The newest decision that has come through the log."""
+        """Newest decision read from the log."""
 
     @property
     def state(self) -> State:
-        """The pool as of the last log entry that was read."""
         return self._follower.state
 
     async def run(self) -> None:
-        """Follow the log; ends only by cancellation or failure."""
         await self._follower.run()
 
     async def rebalance(self) -> None:
-        """Plan and ask; returns at once with the policy `off` and no redispatch."""
+        """Returns at once with the policy `off` and no redispatch."""
         if isinstance(self._policy, Off) and not self._rebind:
             return
         while True:
@@ -114,7 +96,6 @@ class RebalancerService:
         if stamp is not None:
             self._newest_decision = max(self._newest_decision, (stamp.term, stamp.number))
         if isinstance(event, LeaderElected):
-            self._compare_settings(event)
             self._window = _window_of(event)
         if isinstance(event, TRIGGERS):
             if self._trigger_at is None:
@@ -122,15 +103,8 @@ class RebalancerService:
             self._triggered.set()
         self._entry_read.set()
 
-    def _compare_settings(self, elected: LeaderElected) -> None:
-        """What is hot decides which instances a prefix maps to: leader and rebalancer should think alike."""
-        ours = (self._pool_settings.hot_share, self._pool_settings.cold_share)
-        theirs = (elected.pool.get("hot_share", ours[0]), elected.pool.get("cold_share", ours[1]))
-        if theirs != ours:
-            log.warning("settings_differ", scheduler=elected.scheduler, hot_share=theirs[0], cold_share=theirs[1])
-
     def _plan(self) -> tuple[MigrationPlan, Seconds | None]:
-        """A plan on what is known now, and when what it looks at began. Empty while the log is still being read."""
+        """Returns a plan and the time of its trigger; empty before the log is read."""
         trigger_at, self._trigger_at = self._trigger_at, None
         self._triggered.clear()
         state = self._follower.state
@@ -174,7 +148,7 @@ class RebalancerService:
         )
 
     async def _until_read(self, as_of: Sequence, decision: tuple[Term, int]) -> None:
-        """Wait for the log to bring that much, within a bound: a leader may die before it has written."""
+        """Bounded: a leader may die before it has written."""
         deadline = self._clock.wall() + SETTLED_WALL_SECONDS
         while (self.state.sequence < as_of or self._newest_decision < decision) and self._clock.wall() < deadline:
             self._entry_read.clear()
@@ -197,7 +171,6 @@ def _command(plan: MigrationPlan, term: Term) -> MigrateRequests:
 
 
 def _window_of(elected: LeaderElected) -> Window:
-    """What the leader gives an engine at once."""
     settings, usual = elected.settings, Window()
     return Window(
         int(settings.get("prefill_window_tokens", usual.tokens)), int(settings.get("running_max", usual.running_max))
@@ -205,7 +178,6 @@ def _window_of(elected: LeaderElected) -> Window:
 
 
 async def _wait(seconds: WallSeconds, event: asyncio.Event) -> None:
-    """Wait for the event, but no longer than so many wall seconds."""
     try:
         async with asyncio.timeout(max(0.0, float(seconds))):
             await event.wait()

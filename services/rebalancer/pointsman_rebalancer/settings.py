@@ -17,5 +17,3 @@ class RebalancerSettings(FleetSettings, ProcessSettings):
         "Also plan to take overdue requests out of an engine before their first token, to start again elsewhere; the "
         "scheduler needs --rebind too. The prefill done for them is lost, and counted.",
     )
-    hot_share: float = setting(1.0, "As the scheduler's: what is hot decides which instances a prefix maps to.")
-    cold_share: float = setting(0.5, "As the scheduler's.")

@@ -1,5 +1,5 @@
-"""The process that takes checkpoints: `python -m pointsman_scheduler.checkpointer`, started and restarted by its
-scheduler, with whose settings it runs and with which it dies. Low priority, no port."""
+"""Process that takes checkpoints: `python -m pointsman_scheduler.checkpointer`, started and restarted by its scheduler,
+with the same settings. Low priority, no port."""
 
 import asyncio
 import os
@@ -36,7 +36,6 @@ SPREAD_MAX = 1.3
 
 @contextmanager
 def running_beside(settings: SchedulerSettings, supervisor: Supervisor, clock: Clock) -> Iterator[None]:
-    """A checkpointer runs while the context is open."""
     child = _Child(settings)
     supervisor.start(child.keep_running(clock), name="checkpointer")
     try:
@@ -62,7 +61,7 @@ class _Child:
             await clock.sleep_wall(RESTART_WALL_SECONDS)
 
     def stop(self) -> None:
-        """Without a goodbye: a checkpoint that is not whole is none, and the one before it stays."""
+        """Kills it: an incomplete checkpoint is ignored."""
         self._stopped.set()
         if self._process is not None:
             self._process.kill()
@@ -83,17 +82,16 @@ def main(settings: SchedulerSettings) -> None:
 async def _serve(settings: SchedulerSettings, supervisor: Supervisor) -> None:
     clock = ScaledClock(settings.speed)
     board = HealthBoard()
-    spread = SystemRandom().uniform(1.0, SPREAD_MAX)
+    cadence = Cadence(seconds=settings.checkpoint_seconds, spread=SystemRandom().uniform(1.0, SPREAD_MAX))
     async with open_link(settings, clock, board, name="checkpointer") as link:
-        checkpointer = checkpointer_over(link, settings, clock=clock, board=board, spread=spread)
+        checkpointer = checkpointer_over(link, settings, clock=clock, board=board, cadence=cadence)
         supervisor.start(checkpointer.run(), name="checkpoints")
         await supervisor.until_stopped()
 
 
 def checkpointer_over(
-    link: Link, settings: SchedulerSettings, *, clock: Clock, board: HealthBoard, spread: float = 1.0
+    link: Link, settings: SchedulerSettings, *, clock: Clock, board: HealthBoard, cadence: Cadence
 ) -> Checkpointer:
-    """One that follows the log as its scheduler does. `spread`: as in Cadence."""
     policies = chosen_policies(settings)
     following = Recovery(
         event_log=link.log,
@@ -108,7 +106,7 @@ def checkpointer_over(
         checkpoints=link.checkpoints,
         following=following,
         clock=clock,
-        cadence=Cadence(events=settings.checkpoint_events, seconds=settings.checkpoint_seconds, spread=spread),
+        cadence=cadence,
     )
 
 

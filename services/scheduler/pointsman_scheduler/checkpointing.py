@@ -1,9 +1,5 @@
-"""Takes checkpoints of a fold in log order, in a process of its own.
-
-The leader's State is not in log order, and encoding a State blocks for longer than a request may wait. A checkpoint is
-taken every so many events or seconds, and at once when the newest lies in the older half of what the log still holds.
-Of several checkpointers of one pool, each counts from the newest checkpoint of all.
-"""
+"""Takes checkpoints of a fold in log order, in its own process: encoding a State blocks for too long. Due after so many
+events or seconds, or if the newest lies in the older half of the log."""
 
 from dataclasses import dataclass
 
@@ -30,23 +26,19 @@ from pointsman_scheduler.recovery import LogBrokenError, Recovery, StartPoint
 log = structlog.get_logger()
 
 EXTENT_WALL_SECONDS: WallSeconds = WallSeconds(5.0)
-"""How often the log is asked what it still holds."""
 SAVE_RETRY_WALL_SECONDS: WallSeconds = WallSeconds(5.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cadence:
-    """When a checkpoint is due. Wall seconds. `spread` (at least 1, drawn per process) stretches both, so that of
-    several processes one is first."""
+    """`spread` (at least 1, drawn per process) stretches both bounds, so that one of several processes is first."""
 
-    events: int
     seconds: WallSeconds
+    events: int = 200_000
     spread: float = 1.0
 
 
 class Checkpointer:
-    """Folds the log and keeps checkpoints of it."""
-
     def __init__(
         self,
         *,
@@ -70,7 +62,6 @@ class Checkpointer:
         self._not_before = WallSeconds(0.0)
 
     async def run(self) -> None:
-        """Fold and save; ends only by cancellation or failure."""
         while True:
             beginning = await self._following.begin()
             try:
@@ -139,7 +130,7 @@ class Checkpointer:
             log.warning("checkpoint_not_saved", problem=str(error))
 
     async def _is_superseded(self) -> bool:
-        """Whether there is a newer checkpoint than our last. Raises StoreUnavailableError."""
+        """Raises StoreUnavailableError."""
         known = [
             label.as_of
             for label in await self._checkpoints.labels()

@@ -1,4 +1,4 @@
-"""The fleet as a scheduler knows it: the answer to `cmd.fleet`, gauges, and warnings about instances that do not fit."""
+"""Answers `cmd.fleet`; gauges and warnings about instances."""
 
 import structlog
 
@@ -14,7 +14,6 @@ log = structlog.get_logger()
 
 
 def describe_fleet(state: State, policies: PolicySet, *, pool: PoolName, scheduler: str) -> FleetDescribed:
-    """The fleet as this state knows it."""
     return FleetDescribed(
         instances=[_describe(state, instance) for instance in state.fleet.instances],
         pool=pool,
@@ -56,7 +55,7 @@ def _describe(state: State, instance: Instance) -> InstanceDescribed:
 
 
 def foreign_keys(instance: Instance, pool_block_tokens: Tokens) -> str:
-    """Why no prompt is ever found in this instance's cache: its keys are of another block size. Empty where they are not."""
+    """Explains keys of another block size, which never match; empty if they agree."""
     own, pool = instance.block_tokens, pool_block_tokens
     if own == pool:
         return ""
@@ -64,14 +63,11 @@ def foreign_keys(instance: Instance, pool_block_tokens: Tokens) -> str:
 
 
 class FleetWarnings:
-    """Logs what an operator should know of joined instances; each problem once."""
-
     def __init__(self) -> None:
         self._unschedulable: dict[InstanceId, str] = {}
 
     def check(self, state: State, instance: InstanceId) -> None:
-        """After this instance joined or left. Any of them may change whether the others fit: the first ones decide what
-        the pool serves."""
+        """Call after a join or leave; either may change which model the pool serves."""
         known = state.fleet.get(instance)
         problem = foreign_keys(known, state.settings.block_tokens) if known is not None else ""
         if problem:
@@ -85,8 +81,6 @@ class FleetWarnings:
 
 
 class FleetGauges:
-    """Keeps the per-instance metrics in step with the state, and removes those of instances that left."""
-
     def __init__(self) -> None:
         self._shown: set[InstanceId] = set()
 

@@ -1,8 +1,10 @@
-"""Commands of the leader: publishes decisions and replies. Served only while this scheduler holds the lease; one that may
-not decide answers only `cmd.fleet`, and senders retry the others."""
+"""Commands of the leader: publishes decisions and replies. Without leadership only `cmd.fleet` is answered; others are
+retried by the sender."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any
+
+import structlog
 
 from pointsman.contracts.codec import AnyCommand, LogEvent
 from pointsman.contracts.commands import (
@@ -10,6 +12,7 @@ from pointsman.contracts.commands import (
     CancelRequest,
     Command,
     DescribeFleet,
+    DrainAnswered,
     DrainInstance,
     FollowAnswered,
     FollowRequests,
@@ -30,15 +33,17 @@ from pointsman.contracts.subjects import (
     migrate_subject,
     route_subject,
 )
+from pointsman.policies.dispatch import Dispatcher
 from pointsman.policies.policy_set import PolicySet
 from pointsman.ports import Clock, CommandHandler, Reply
-from pointsman.primitives import PoolName
+from pointsman.primitives import PoolName, Seconds
 from pointsman.runtime import telemetry
-from pointsman_scheduler.draining import take_drain
 from pointsman_scheduler.fleet_status import describe_fleet
 from pointsman_scheduler.leader import ActiveTerm, Candidacy, send
 from pointsman_scheduler.replica import Replica
 from pointsman_scheduler.waiters import UNGRANTED
+
+log = structlog.get_logger()
 
 
 class CommandHandlers:
@@ -87,8 +92,8 @@ class CommandHandlers:
             await send(term.waiters.answers_again(command))
 
     def _abandon_lost_grant(self, term: ActiveTerm, command: RouteRequest) -> list[LogEvent]:
-        """End a request that was granted to an instance that has left, and whose ingress still asks for a place: it never
-        got the grant. Told that the request has ended, the ingress asks under another id."""
+        """End a request granted to an instance that has left, if its ingress still asks: it never got the
+        grant."""
         state = self._replica.state
         known = state.workload.requests.get(command.request)
         if known is None or known.stage in UNGRANTED or known.instance in state.fleet:
@@ -122,7 +127,7 @@ class CommandHandlers:
 
     async def _drain(self, term: ActiveTerm, command: DrainInstance | UndrainInstance, reply: Reply) -> None:
         now = self._clock.now()
-        events, answer = take_drain(term.dispatcher, command, now)
+        events, answer = _decide_drain(term.dispatcher, command, now)
         await term.publish(events + term.dispatcher.place_held(now))
         await reply(answer)
 
@@ -134,3 +139,26 @@ class CommandHandlers:
     async def _describe(self, command: AnyCommand, reply: Reply) -> None:
         if isinstance(command, DescribeFleet):
             await reply(describe_fleet(self._replica.state, self._policies, pool=self._pool, scheduler=self._name))
+
+
+def _decide_drain(
+    dispatcher: Dispatcher, command: DrainInstance | UndrainInstance, now: Seconds
+) -> tuple[list[LogEvent], DrainAnswered]:
+    fleet = dispatcher.state.fleet
+    if command.instance not in fleet:
+        known = ", ".join(instance.id for instance in fleet.instances) or "none"
+        refusal = f"there is no instance {command.instance}; there are: {known}"
+        return [], DrainAnswered(instance=command.instance, draining=False, refusal=refusal)
+    if isinstance(command, DrainInstance):
+        events = dispatcher.drain(command.instance, command.reason, now, leaving=command.leaving)
+    else:
+        events = dispatcher.undrain(command.instance, now)
+    queue = dispatcher.state.workload.queues.get(command.instance)
+    answer = DrainAnswered(
+        instance=command.instance,
+        draining=fleet[command.instance].draining,
+        requests=queue.requests if queue else 0,
+    )
+    if events:
+        log.info("drain", instance=answer.instance, draining=answer.draining, requests=answer.requests)
+    return events, answer

@@ -1,4 +1,4 @@
-"""What a leader does on a timer: suspect and eject instances, end lost requests, and keep readiness and gauges up to date."""
+"""Periodic work of the leader: suspects and ejects instances, ends lost requests, updates readiness and gauges."""
 
 from collections.abc import Iterator
 
@@ -24,11 +24,11 @@ log = structlog.get_logger()
 
 PERIOD_WALL_SECONDS: WallSeconds = WallSeconds(0.25)
 SUSPENDED_WALL_SECONDS: WallSeconds = WallSeconds(1.0)
-"""A sleep this long means that the process was suspended, and what others wrote meanwhile is not read yet."""
+"""A longer sleep means that the process was suspended and has not read recent entries."""
 LISTENING_WALL_SECONDS: WallSeconds = WallSeconds(1.0)
-"""How long a leader must have heard others without a break before it ejects instances."""
+"""How long a leader must have read the log before it ejects instances."""
 IDLE_WALL_SECONDS: WallSeconds = WallSeconds(3.0)
-"""How long an engine must report that nothing runs there before its requests are ended."""
+"""How long an engine must report idle before its requests are ended."""
 
 
 class Housekeeping:
@@ -103,7 +103,6 @@ class Housekeeping:
         await term.publish(events)
 
     async def _end_lost_requests(self, term: ActiveTerm) -> None:
-        """End requests whose ingress is gone, that no engine has, or that never ended."""
         now, speed, dispatcher = self._clock.now(), self._clock.speed, term.dispatcher
         state = self._replica.state
         events: list[LogEvent] = []
@@ -119,8 +118,7 @@ class Housekeeping:
         await term.publish(events)
 
     def _orphans(self, term: ActiveTerm) -> Iterator[Request]:
-        """Requests without an ingress. An ingress of an older version names only those that wait, and none that was
-        redispatched."""
+        """Older ingresses name only waiting requests, and none that was redispatched."""
         silent = term.ownership.orphans(
             list(self._replica.state.workload.requests.values()),
             self._clock.wall(),

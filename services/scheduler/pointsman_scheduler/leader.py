@@ -1,8 +1,5 @@
-"""Leading: the lease, the election, and the term that follows.
-
-A scheduler obtains the lease, puts its LeaderElected behind the last one, reads the log up to that entry, and decides from then
-on. The term ends when the lease is lost, another leader is elected, or the log misses decisions of this one (DeposedError).
-"""
+"""Leadership: obtain the lease, append LeaderElected behind the last one, read up to it, then decide. The term ends
+(DeposedError) when the lease is lost, another leader is elected, or the log misses decisions."""
 
 import asyncio
 from collections.abc import Iterable
@@ -40,16 +37,14 @@ log = structlog.get_logger()
 LEADERSHIP = "leadership"
 ELECTION_RETRY_WALL_SECONDS: WallSeconds = WallSeconds(0.1)
 FLUSH_WALL_SECONDS: WallSeconds = WallSeconds(0.3)
-"""How long the last decisions may take to reach the log before a term is ended or the lease given back."""
+"""Time for the last decisions to reach the log."""
 
 
 class DeposedError(Exception):
-    """This scheduler leads no longer."""
+    """This scheduler no longer leads."""
 
 
 class ActiveTerm:
-    """What one term holds: the dispatcher, the waiting ingresses, and decisions that are not written yet."""
-
     def __init__(
         self, state: State, policies: PolicySet, term: Term, fence: Fence, event_log: EventLog, heartbeats: LogLiveness
     ) -> None:
@@ -67,10 +62,7 @@ class ActiveTerm:
         return self.dispatcher.term
 
     async def publish(self, events: list[LogEvent]) -> None:
-        """Write decisions to the log, then answer the ingresses that wait for them. The state is not touched.
-
-        Decisions of an earlier step that failed after deciding are in the state and are written too.
-        """
+        """Includes decisions of an earlier call that failed after deciding."""
         decided, self._unwritten = self._unwritten or events, []
         answers: Answers = []
         for event in decided:
@@ -91,8 +83,6 @@ async def send(answers: Answers) -> None:
 
 
 class Candidacy:
-    """This scheduler's candidacy for its pool, and its term while it has one."""
-
     def __init__(
         self,
         *,
@@ -116,25 +106,21 @@ class Candidacy:
         self._serving = AsyncExitStack()
         self._fence: Fence | None = None
         self._settled = asyncio.Event()
-        """Not set while this scheduler is being elected."""
+        """Cleared during an election."""
         self._settled.set()
         self.term: ActiveTerm | None = None
-        """Its present term. Whether it may decide now: `leading`."""
 
     @property
     def leading(self) -> ActiveTerm | None:
-        """The term, while this scheduler may decide. Not once it has read of a later term, whatever its clock says of the
-        lease: a machine that was suspended does not know for how long."""
+        """None after reading a later term, whatever the clock says: the machine may have been suspended."""
         term = self.term
         may = term is not None and self._replica.state.term <= term.term and self._leadership.holds
         return term if may else None
 
     async def settled(self) -> None:
-        """Wait while this scheduler is being elected."""
         await self._settled.wait()
 
     def reset(self) -> None:
-        """The fold starts again: what an earlier term held is void."""
         self._fence = None
 
     async def obtain_lease(self) -> None:
@@ -147,13 +133,11 @@ class Candidacy:
         raise DeposedError(reason)
 
     async def open(self, commands: Commands, handlers: Iterable[tuple[str, CommandHandler]]) -> None:
-        """Take commands from now on. They wait for the election, so that a new leader is never asked in vain."""
         self._settled.clear()
         for subject, handler in handlers:
             await self._serving.enter_async_context(commands.serve(subject, handler))
 
     async def take_office(self) -> None:
-        """Be elected, read the log up to the election, and lead."""
         elected, fence = await self._elect()
         await self._replica.reached(fence.elected)
         state, self._fence = self._replica.state, fence
@@ -164,27 +148,24 @@ class Candidacy:
         log.info("leading", term=elected.term, as_of=state.sequence, instances=len(state.fleet.instances))
 
     async def close(self) -> None:
-        """Stop deciding and serving."""
         self.term = None
         self._settled.set()
         await self._serving.aclose()
 
     async def resign(self) -> None:
-        """Stop deciding, and give the lease back once the decisions are in the log."""
+        """Releases the lease after the last decisions are written."""
         await self.close()
         if not await self._log.flush(FLUSH_WALL_SECONDS):
             log.warning("decisions_unconfirmed", seconds=FLUSH_WALL_SECONDS)
         await self._leadership.resign()
 
     async def end_term(self, reason: str) -> None:
-        """Decisions that the log misses are known to no other process and to no replay: the term ends, and the next leader,
-        perhaps this scheduler, goes on from the log. Raises DeposedError."""
+        """End a term with lost decisions: no other process has them. Raises DeposedError."""
         await self.close()
         await self._log.flush(FLUSH_WALL_SECONDS)
         raise DeposedError(reason)
 
     def void_unwritten(self, reason: str) -> None:
-        """Drop decisions that are not written yet: another leader has not seen them."""
         if self._fence is not None:
             self._fence.broken = self._fence.broken or reason
 
@@ -193,11 +174,9 @@ class Candidacy:
             self.void_unwritten(f"{event.scheduler} was elected for term {event.term}")
 
     def is_own(self, event: LogEvent) -> bool:
-        """Whether this is a decision of the present term, applied when it was made, that comes back through the log."""
         return self.term is not None and event.stamp is not None and event.stamp.term == self.term.term
 
     def report_readiness(self) -> None:
-        """A follower that has caught up is ready: to lead."""
         if self.term is not None and self.leading is None:
             self._board.missing(LEADERSHIP, "the lease could not be renewed in time")
         elif self.term is None and not self._replica.caught_up:
@@ -208,7 +187,6 @@ class Candidacy:
             self._board.restored(LEADERSHIP)
 
     async def _elect(self) -> tuple[LeaderElected, Fence]:
-        """Put our LeaderElected behind the last one, which must be folded before."""
         while True:
             try:
                 extent = await self._log.extent()

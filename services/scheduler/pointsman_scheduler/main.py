@@ -1,4 +1,4 @@
-"""The composition root of `pointsman-scheduler`."""
+"""Composition root of `pointsman-scheduler`."""
 
 import os
 from contextlib import nullcontext
@@ -20,7 +20,7 @@ from pointsman_scheduler.settings import SchedulerSettings
 
 @command(SchedulerSettings, name="pointsman-scheduler", table="scheduler")
 def main(settings: SchedulerSettings) -> None:
-    """Place requests: fold the log, choose an instance for each request, and write down why.
+    """Place requests: fold the log, choose an instance for each request, and log why.
 
     One scheduler leads a pool; others follow and take over when it is gone. It answers the ingress over NATS and needs
     no port of its own but the one for /livez, /readyz and /metrics.
@@ -61,7 +61,7 @@ def start_scheduler(
     board: HealthBoard,
     name: str,
 ) -> SchedulerService:
-    """A scheduler over this link, with all that it does started. `name`: unlike that of any other process, ever."""
+    """`name` must be unique."""
     service = SchedulerService(
         event_log=link.log,
         commands=link.commands,

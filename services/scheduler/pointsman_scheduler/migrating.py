@@ -1,8 +1,5 @@
-"""Plans of rebalancers: refuses outdated ones, has the others carried out, and answers.
-
-A plan counts if it was made in this leader's term and missed at most PLAN_BEHIND_EVENTS_MAX log entries. Its moves are
-decided one by one on the leader's newer state. A plan that comes twice gets the first answer again.
-"""
+"""Handles plans of rebalancers. A plan counts if it is of this term and missed at most PLAN_BEHIND_EVENTS_MAX entries;
+each move is decided on the newer State. A repeated plan gets the first answer again."""
 
 from collections import OrderedDict
 
@@ -20,21 +17,17 @@ from pointsman.runtime import telemetry
 log = structlog.get_logger()
 
 PLAN_BEHIND_EVENTS_MAX = 1000
-"""Log entries that a plan may not have known."""
 PLAN_MOVES_MAX = 256
-"""Moves of one plan: what they cost, every request that arrives meanwhile waits for."""
+"""Bounds the delay of requests that arrive meanwhile."""
 PLANS_REMEMBERED_MAX = 256
 
 
 class MigrationHandler:
-    """One leader's dealings with rebalancers, for one term."""
-
     def __init__(self, dispatcher: Dispatcher) -> None:
         self._dispatcher = dispatcher
         self._answered: OrderedDict[str, MigrationAnswered] = OrderedDict()
 
     def take(self, command: MigrateRequests, now: Seconds) -> tuple[list[LogEvent], MigrationAnswered]:
-        """Decisions, applied already and to be published, and the answer."""
         known = self._answered.get(command.plan)
         if known is not None:
             return [], known
@@ -94,7 +87,6 @@ def _plan_of(command: MigrateRequests) -> MigrationPlan:
 
 
 def _outcomes(events: list[LogEvent]) -> list[MoveAnswered]:
-    """One for each move, in their order; grants that followed are no concern of the rebalancer."""
     outcomes = []
     for event in events:
         if isinstance(event, RequestMigrated):

@@ -1,5 +1,4 @@
-"""Which requests still have an ingress. Each names its requests about once a second (`cmd.follow`) and repeats
-`cmd.route` while it waits; a request not named for a while has lost its ingress. Wall time."""
+"""Tracks which requests still have an ingress: it names them about once a second (`cmd.follow`). Wall time."""
 
 from collections.abc import Iterable, Iterator
 
@@ -9,8 +8,6 @@ from pointsman.state.workload import Request
 
 
 class Ownership:
-    """When each request was last named by its ingress."""
-
     def __init__(self) -> None:
         self._named_at: dict[RequestId, WallSeconds] = {}
 
@@ -29,8 +26,7 @@ class Ownership:
     def orphans(
         self, requests: Iterable[Request], now: WallSeconds, *, since: WallSeconds, silence_max: WallSeconds
     ) -> Iterator[Request]:
-        """Requests not named for `silence_max`. `since`: when this leader began to listen. Forgets requests that are
-        not among these."""
+        """Yields requests not named for `silence_max`; forgets all others."""
         known: dict[RequestId, WallSeconds] = {}
         for request in requests:
             named_at = self._named_at.get(request.id)

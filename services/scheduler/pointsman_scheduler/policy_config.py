@@ -1,4 +1,4 @@
-"""What the settings choose: the policies, and the State that they and the pool need."""
+"""Policies and initial State from the settings."""
 
 import click
 
@@ -9,7 +9,7 @@ from pointsman_scheduler.settings import SchedulerSettings
 
 
 def chosen_policies(settings: SchedulerSettings) -> PolicySet:
-    """The policies by name, with their settings. Raises click.BadParameter."""
+    """Raises click.BadParameter."""
     try:
         return policy_set(
             routing=settings.policy,
@@ -28,11 +28,4 @@ def chosen_policies(settings: SchedulerSettings) -> PolicySet:
 
 
 def empty_state(settings: SchedulerSettings, policies: PolicySet) -> State:
-    """What a fold begins with."""
-    pool = PoolSettings(
-        block_tokens=settings.block_tokens,
-        speed=settings.speed,
-        hot_share=settings.hot_share,
-        cold_share=settings.cold_share,
-    )
-    return State(pool, policies.trackers())
+    return State(PoolSettings(block_tokens=settings.block_tokens, speed=settings.speed), policies.trackers())

@@ -1,10 +1,5 @@
-"""Where a fold starts: the newest checkpoint that fits, then the log from there.
-
-A checkpoint fits if it has the same fold (`CheckpointLabel.form`) and the same log, and is of an entry that the log
-still holds unchanged. Otherwise the fold starts empty at the oldest entry; what was before is lost until workers report
-again, so where the log has lost its beginning, unreadable checkpoints are waited for. A fold ends with LogBrokenError
-where the log does not lead on from what was read.
-"""
+"""Finds where a fold starts: the newest checkpoint of the same fold (`CheckpointLabel.form`) and log, at an unchanged
+entry; else the oldest entry. If the log is truncated, unreadable checkpoints are retried."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
@@ -34,20 +29,19 @@ log = structlog.get_logger()
 
 RETRY_WALL_SECONDS: WallSeconds = WallSeconds(0.1)
 CHECKPOINT_WAIT_WALL_SECONDS: WallSeconds = WallSeconds(30.0)
-"""How long a start waits for checkpoints that cannot be read, where without one something would be lost."""
 
 
 class LogBrokenError(Exception):
-    """The log does not lead on from what was folded."""
+    """The log does not continue what was folded."""
 
 
 class _RetryLookUpError(Exception):
-    """No checkpoint can be had now, and one may soon."""
+    """A checkpoint may be readable later."""
 
 
 @dataclass(frozen=True, slots=True)
 class StartPoint:
-    """A State to go on from. `end` is the log's last sequence at that moment, `label` the checkpoint it came from."""
+    """`label`: the checkpoint it came from."""
 
     state: State
     extent: LogExtent
@@ -59,8 +53,6 @@ class StartPoint:
 
 
 class Recovery:
-    """Begins folds and reads the log for them. One fold at a time."""
-
     def __init__(
         self,
         *,
@@ -71,7 +63,6 @@ class Recovery:
         part: str,
         empty_state: Callable[[], State],
     ) -> None:
-        """`part`: what `board` calls this fold while the log does not answer."""
         self._log = event_log
         self._checkpoints = checkpoints
         self._clock = clock
@@ -82,7 +73,6 @@ class Recovery:
         self.form = checkpoint_form(empty_state())
 
     async def begin(self) -> StartPoint:
-        """Waits for as long as the log does not answer."""
         extent, found = await self._extent_and_checkpoint()
         if found is not None:
             label, state = found
@@ -93,7 +83,7 @@ class Recovery:
         return StartPoint(self._empty_state(), extent, None)
 
     async def entries(self, beginning: StartPoint) -> AsyncIterator[LogEntry]:
-        """Every entry that `beginning.state` does not know yet, endlessly. Raises LogBrokenError."""
+        """Yields entries after `beginning.state`, without end. Raises LogBrokenError."""
         label = beginning.label
         async with aclosing(self._log.read(label.as_of if label else beginning.extent.first)) as reading:  # type: ignore[type-var]
             async for entry in reading:
@@ -147,7 +137,6 @@ class Recovery:
         return None
 
     def _is_newer_than(self, extent: LogExtent, label: CheckpointLabel) -> bool:
-        """Whether it would fit, but was taken after the log was asked how far it goes."""
         same = (label.form, label.identity) == (self.form, extent.identity)
         return same and label not in self._unfit and label.as_of > extent.last
 

@@ -1,4 +1,4 @@
-"""The scheduler's State and how far it has read the log. Replaced, not emptied, where a fold starts again."""
+"""The State and how far it has read. The State is replaced when a fold restarts."""
 
 import asyncio
 
@@ -18,7 +18,7 @@ class Replica:
 
     @property
     def caught_up(self) -> bool:
-        """Whether it has read what the log held when the fold started."""
+        """Whether it has read all that the log held when the fold started."""
         return self.state.sequence >= self._end
 
     def restart(self, start: StartPoint) -> None:
@@ -29,11 +29,10 @@ class Replica:
         self.state.apply_entry(entry)
 
     def pass_over(self, entry: LogEntry) -> None:
-        """Count an entry that is in the state already, or does not decode."""
+        """Count an entry that is applied already or does not decode."""
         self.state.skip(entry.sequence, subject=entry.subject, problem=entry.problem)
 
     def notify(self) -> None:
-        """An entry was read, and what follows from it is decided."""
         self._dead_letters.look(self.state.dead_letters)
         self._read.set()
 

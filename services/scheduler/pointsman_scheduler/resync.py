@@ -1,4 +1,4 @@
-"""Asks workers for a snapshot, or to join again, wherever the cache index is in doubt."""
+"""Requests snapshots or rejoins from workers whose cache index is unverified."""
 
 import structlog
 
@@ -28,7 +28,7 @@ class Resync:
         self._clock = clock
         self._pool = pool
         self._rejoin_requested: dict[InstanceId, Seconds] = {}
-        """Unregistered instances that were asked to join, and the report after which."""
+        """Last report of each unregistered instance that was asked to join."""
 
     async def run(self) -> None:
         while True:
@@ -51,14 +51,14 @@ class Resync:
                 await self._request(unregistered, "it reports, but the log does not say that it joined", rejoin=True)
 
     async def _request(
-        self, instance: InstanceId, doubt: str, *, rejoin: bool = False, distrust: Epoch | None = None
+        self, instance: InstanceId, reason: str, *, rejoin: bool = False, distrust: Epoch | None = None
     ) -> None:
-        """`distrust`: the epoch in which the engine has contradicted its own events."""
+        """`distrust`: epoch in which the engine contradicted its own events."""
         telemetry.CACHE_RESYNCS.labels(instance).inc()
-        log.info("resync", instance=instance, doubt=doubt, rejoin=rejoin, distrust=distrust)
+        log.info("resync", instance=instance, doubt=reason, rejoin=rejoin, distrust=distrust)
         above = max(Epoch(0), self._replica.state.newest_epoch(instance)) if rejoin else distrust or Epoch(0)
         command = ResyncCache(
-            instance=instance, reason=doubt, rejoin=rejoin, above=above, distrust=distrust is not None
+            instance=instance, reason=reason, rejoin=rejoin, above=above, distrust=distrust is not None
         )
         try:
             await self._commands.request(resync_subject(self._pool, instance), command, timeout=TIMEOUT_WALL_SECONDS)

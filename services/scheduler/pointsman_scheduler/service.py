@@ -1,12 +1,7 @@
-"""The scheduler: folds the log, decides while it leads, and writes every decision down.
-
-In: log entries and commands. Out: decisions in the log, answers to commands. Three tasks share one event loop: the fold, the
-candidacy with its command handlers, and housekeeping; none awaits while it changes the State. A decision is applied at once,
-written off the path, and then answered; the leader passes over its own decisions when the log brings them back.
-
-A leader that is deposed, or whose writes were lost, holds decisions that the log may not have. It throws its State away and
-follows again from a checkpoint.
-"""
+"""The scheduler: follows the log, decides while it leads, and writes every decision. Three tasks share one event loop:
+fold, candidacy with command handlers, housekeeping; none awaits while it changes the State. A decision is applied at
+once, then written, then answered. After losing its term or writes, a leader discards its State and follows again from a
+checkpoint."""
 
 import asyncio
 
@@ -39,8 +34,6 @@ log = structlog.get_logger()
 
 
 class SchedulerService:
-    """One scheduler of one pool. `run` follows the log and leads whenever it holds the lease."""
-
     def __init__(
         self,
         *,
@@ -54,7 +47,7 @@ class SchedulerService:
         policies: PolicySet,
         name: str,
     ) -> None:
-        """`name`: of this process in the log and the lease; never reused."""
+        """`name`: of this process in log and lease; never reused."""
         pool = PoolName(settings.pool)
         self._commands = commands
         self._clock = clock
@@ -96,16 +89,13 @@ class SchedulerService:
 
     @property
     def leading(self) -> ActiveTerm | None:
-        """The present term, while this scheduler may decide."""
         return self._leader.leading
 
     @property
     def dispatcher(self) -> Dispatcher | None:
-        """That of the present term, whether or not this scheduler may decide now."""
         return self._leader.term.dispatcher if self._leader.term is not None else None
 
     async def run(self) -> None:
-        """Follow, lead, follow again; ends only by cancellation or failure."""
         while True:
             start = await self._recovery.begin()
             try:
@@ -129,7 +119,6 @@ class SchedulerService:
         await self._resync.run()
 
     async def resign(self) -> None:
-        """For an orderly shutdown."""
         await self._leader.resign()
 
     async def _campaign(self, tasks: asyncio.TaskGroup) -> None:
@@ -169,7 +158,7 @@ class SchedulerService:
                     await self._react(self.leading, event, queue)
 
     def _queue_of(self, event: LogEvent) -> InstanceId | None:
-        """The instance whose queue a request event touches; looked up before the event removes the request."""
+        """Looked up before the event removes the request."""
         if not isinstance(event, RequestEvent):
             return None
         request = self.state.workload.requests.get(event.request)

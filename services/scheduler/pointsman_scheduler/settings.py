@@ -26,8 +26,6 @@ class SchedulerSettings(FleetSettings, ProcessSettings):
     )
     running_max: int = setting(256, "Requests that may be inside one engine (its --max-num-seqs).")
     pending_max: int = setting(10_000, "Requests that may wait in the whole pool; more are refused with 429.")
-    hot_share: float = setting(1.0, "Share of the traffic, in units of 1/n, above which a prefix is spread further.")
-    cold_share: float = setting(0.5, "Share, in units of 1/n, below which a spread prefix is gathered again.")
     suspect_seconds: WallSeconds = setting(3.0, "Wall seconds of silence after which a worker is suspected.")
     leave_seconds: float = setting(30.0, "Wall seconds of silence after which an instance counts as gone.")
     lease_seconds: WallSeconds = setting(
@@ -37,7 +35,6 @@ class SchedulerSettings(FleetSettings, ProcessSettings):
     checkpoint_seconds: WallSeconds = setting(
         60.0, "Wall seconds between checkpoints; 0 takes none, and each start folds the whole log."
     )
-    checkpoint_events: int = setting(200_000, "Log events after which a checkpoint is taken even earlier.")
     hold_seconds: float = setting(
         30.0,
         "Wall seconds for which arrivals wait while no instance is ready, whatever the reason; 0 answers 503 at once.",

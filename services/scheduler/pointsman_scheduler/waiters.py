@@ -1,7 +1,4 @@
-"""Answers to ingresses: the only place that builds RouteGranted and RouteRejected.
-
-In: commands and their reply, and the leader's decisions. Out: an answer for each waiting ingress.
-"""
+"""Answers to ingresses; the only place that builds RouteGranted and RouteRejected."""
 
 from dataclasses import dataclass
 
@@ -18,7 +15,6 @@ from pointsman.state.fleet import Instance, Knowledge
 from pointsman.state.workload import Request, Stage
 
 UNGRANTED = (Stage.ARRIVED, Stage.PENDING)
-"""Stages of requests that were not granted yet."""
 
 RouteAnswer = RouteGranted | RouteRejected
 Answers = list[tuple[Reply, RouteAnswer]]
@@ -31,7 +27,7 @@ class Waiter:
 
 
 class Waiters:
-    """The ingresses that wait for an answer to `cmd.route`, in one term."""
+    """Pending `cmd.route` replies of one term."""
 
     def __init__(self, dispatcher: Dispatcher) -> None:
         self._dispatcher = dispatcher
@@ -44,7 +40,6 @@ class Waiters:
         self._waiters.pop(request, None)
 
     def answers_to(self, event: LogEvent) -> Answers:
-        """The answer to the ingress that waits for this decision, if any."""
         match event:
             case RequestPlaced():
                 telemetry.DECISIONS.labels(event.policy, "placed").inc()
@@ -61,7 +56,7 @@ class Waiters:
         return []
 
     def answers_again(self, command: RouteRequest) -> Answers:
-        """The answer to a repeated command, as before; a request that still waits gets none."""
+        """Answers a repeated command as before; a pending request gets no answer."""
         workload = self._dispatcher.state.workload
         request = workload.requests.get(command.request)
         if request is not None:
@@ -73,8 +68,6 @@ class Waiters:
         return self._rejected(command.request, RejectReason.ALREADY_ENDED, self._ended_detail(command.request), 0.0)
 
     def hand_over_answer(self, command: HandOverRequest, events: list[LogEvent]) -> RouteAnswer | None:
-        """Where the request goes now, given the decisions of this hand-over. None where its instance has left: the
-        ingress will see that when it sends the request there."""
         request = self._dispatcher.state.workload.requests.get(command.request)
         if request is None or request.attempt != command.attempt or not request.prefilled_by:
             if self._dispatcher.state.workload.end_of(command.request) is not None:
@@ -93,7 +86,6 @@ class Waiters:
         )
 
     def redispatched(self, sent: SentRequest) -> RouteGranted | None:
-        """Where a request goes that its ingress still has at `sent.instance`; None where it stays there."""
         request = self._dispatcher.state.workload.requests.get(sent.request)
         if request is None or request.attempt != sent.attempt or request.rebound_from != sent.instance:
             return None
@@ -114,7 +106,6 @@ class Waiters:
         return f"the request has ended already ({self._dispatcher.state.workload.end_of(request)})"
 
     def _grant(self, request: Request) -> RouteGranted | None:
-        """Where the request is to go now; None where that instance has left."""
         state = self._dispatcher.state
         instance = state.fleet.get(request.instance)
         if instance is None:
@@ -153,7 +144,6 @@ class Waiters:
 
 
 def _knowledge_for(request: Request, instance: Instance) -> str:
-    """How well the choice was founded: the knowledge of the cache, and whether the request's own keys are exact."""
     if instance.knowledge is Knowledge.EXACT and not request.exact:
         return Knowledge.DEGRADED
     return instance.knowledge

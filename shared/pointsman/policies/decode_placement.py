@@ -1,18 +1,8 @@
-"""Which instance decodes what another one prefills, and whether it can still take it.
-
-Source: Mooncake (FAST'25), Algorithm 1: the Conductor chooses a decode instance by its load and rejects a request that would
-miss its TTFT or its TPOT SLO; section 7.2 checks the decode load again when the prefill is over.
-
-The decode instance is chosen first, since all prefill instances hand over to the same one: the least predicted time per output
-token; among those within `tie_share`, the one with most of the prompt cached, then the one with most free KV cache. Instances
-without room come last. Requests that are still being prefilled count, so that a burst spreads. The time per token is what the
-instance showed lately at that many requests (`state.trackers.decode_load`), else its worker's cost model (`DecodeCost`), else
-unknown and not checked. An instance that does both keeps what it prefills, unless it would decode too slowly and another would
-not.
-
-Bias: free KV cache is counted as if no two prompts shared a block, so an instance with a hot prefix looks fuller than it is.
-Limit: the time of a transfer ignores other transfers in flight.
-"""
+"""Chooses the instance that decodes what another one prefills; checked again at the hand-over. Source: Mooncake
+(FAST'25), Algorithm 1 and section 7.2. Order: least predicted time per output token; within `tie_share` of it the most
+prompt cached, then the most free KV cache; instances without room last. The time per token is what the instance showed
+lately at that load, else the cost model (`DecodeCost`), else unknown and unchecked. Requests in prefill count, so that
+a burst spreads. Bias: free KV cache ignores shared blocks. Limit: transfer time ignores other transfers in flight."""
 
 from collections.abc import Collection
 from dataclasses import asdict, dataclass, field
@@ -26,18 +16,15 @@ from pointsman.state.state import State
 from pointsman.state.workload import EMPTY_QUEUE, NO_INSTANCE, Request
 
 OUTPUT_TOKENS_RESERVED: Tokens = 512
-"""Output tokens of a request that count as used KV cache, at most: clients ask for far more than they use."""
+"""Bound of the output tokens per request that count as used KV cache."""
 
 RETRY_SECONDS: Seconds = 1.0
-"""Retry-After when every decode instance is over its TPOT SLO: some answer will have ended by then."""
 
 UNKNOWN_ROOM = -1
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeAssignment:
-    """The decode instance as RequestPlaced records it; empty where one instance does both."""
-
     instance: InstanceId = NO_INSTANCE
     reason: str = ""
     considered: list[DecodeCandidate] = field(default_factory=list)
@@ -66,15 +53,14 @@ class DecodeRefusal:
 
 @dataclass(frozen=True)
 class DecodePlacement:
-    """`load_check`: whether a request is rejected that would miss its TPOT SLO on every decode instance.
-    `tie_share`: times per token that differ by less than this share are equal."""
+    """`tie_share`: relative difference below which times per token are equal."""
 
     load_check: bool = True
     tie_share: float = 0.05
 
     @property
     def settings(self) -> Settings:
-        """Those that differ from their defaults, so that events of a pool without split instances do not carry them."""
+        """Non-default settings only, so that events of pools without split carry none."""
         defaults = asdict(DEFAULT_DECODE_PLACEMENT)
         return {name: value for name, value in asdict(self).items() if value != defaults[name]}
 
@@ -88,7 +74,7 @@ class DecodePlacement:
         planned: InstanceId | None = None,
         check_load: bool = True,
     ) -> DecodeChoice | DecodeRefusal:
-        """`planned`: the instance to keep unless it is over its SLO now. `check_load` False takes the best whatever its load."""
+        """`planned`: kept unless it exceeds its SLO now. `check_load` False ignores the load."""
         hits = state.hits(request.keys)
         fleet = state.fleet
         able = [i for i in fleet.decoders if i not in excluded and fleet[i].can_serve(request)]
@@ -107,7 +93,7 @@ class DecodePlacement:
         return self._least_loaded(good, request, considered)
 
     def fast_enough(self, candidate: DecodeCandidate, request: Request) -> bool:
-        """Whether the predicted TPOT meets the SLO; true where it is unknown."""
+        """True if the predicted TPOT meets the SLO or is unknown."""
         tpot = candidate.predicted_tpot
         return not self.load_check or tpot is None or tpot <= request.slo_tpot or request.max_output_tokens == 1
 
@@ -130,7 +116,6 @@ DEFAULT_DECODE_PLACEMENT = DecodePlacement()
 def decode_candidate(
     state: State, instance: Instance, request: Request, now: Seconds, hit_blocks: int
 ) -> DecodeCandidate:
-    """The predicted cost of decoding the request there."""
     queue = state.workload.queues.get(instance.id, EMPTY_QUEUE)
     expected = [other for other in queue.expected.values() if other.id != request.id]
     others = [*queue.decoding.values(), *expected]
@@ -159,12 +144,10 @@ def _predicted_tpot(
 
 
 def _kv_tokens(request: Request) -> Tokens:
-    """Estimated KV cache at the end of the request."""
     return request.prompt_tokens + min(request.max_output_tokens, OUTPUT_TOKENS_RESERVED)
 
 
 def _loads(candidates: list[DecodeCandidate]) -> list[float]:
-    """Times per token where known for all, else numbers of requests."""
     times = [c.predicted_tpot for c in candidates if c.predicted_tpot is not None]
     return times if len(times) == len(candidates) else [float(c.requests) for c in candidates]
 

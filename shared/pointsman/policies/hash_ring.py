@@ -1,9 +1,5 @@
-"""Consistent hashing: where a prefix belongs, whatever the load.
-
-Each instance has many anchors on a ring, so that one that joins or leaves changes only its own share. DualMap uses two
-independent rings; the candidate pair of a prefix is the first instance on each, or the next one on the second ring
-where both agree (Eq. 5).
-"""
+"""Consistent hashing of prefixes: an instance that joins or leaves changes only its own share. Source: DualMap; the
+candidate pair of a prefix is its owner on each of two independent rings (Eq. 5)."""
 
 from bisect import bisect_left
 from collections.abc import Iterable
@@ -17,8 +13,6 @@ RING_BITS = 64
 
 
 class HashRing:
-    """Instances at pseudo-random anchors of one ring; `salt` makes rings independent."""
-
     def __init__(self, instances: tuple[InstanceId, ...], salt: str) -> None:
         anchors = sorted(
             (_hash(f"{salt}/{instance}/{node}".encode()), instance)
@@ -30,7 +24,7 @@ class HashRing:
         self._salt = salt.encode()
 
     def owner(self, key: BlockKey, *, other_than: InstanceId | None = None) -> InstanceId | None:
-        """The first instance clockwise from the key, skipping one. None on a ring without another."""
+        """Returns the first instance clockwise from the key other than `other_than`, or None."""
         owners = self._owners
         start = bisect_left(self._positions, _hash(self._salt + key.to_bytes(8, "little")))
         for step in range(len(owners)):
@@ -42,12 +36,11 @@ class HashRing:
 
 @lru_cache(maxsize=64)
 def ring(instances: tuple[InstanceId, ...], salt: str) -> HashRing:
-    """The ring of these instances; the same instances give the same ring."""
     return HashRing(instances, salt)
 
 
 def ring_candidates(instances: tuple[InstanceId, ...], key: BlockKey, count: int) -> tuple[InstanceId, ...]:
-    """The first `count` distinct instances of a prefix, one independent ring after another; all where there are fewer."""
+    """Returns `count` distinct owners, or all, over successive independent rings."""
     found: list[InstanceId] = []
     number = 1
     while len(found) < min(count, len(instances)):
@@ -59,12 +52,11 @@ def ring_candidates(instances: tuple[InstanceId, ...], key: BlockKey, count: int
 
 
 def home_among(instances: Iterable[InstanceId], key: BlockKey) -> InstanceId:
-    """One of a few instances, the same for the same key and the same few: rendezvous hashing, which needs no ring."""
+    """Rendezvous hashing: the same key and instances give the same instance."""
     return max(instances, key=lambda instance: _hash(instance.encode() + key.to_bytes(8, "little")))
 
 
 def candidate_pair(instances: tuple[InstanceId, ...], key: BlockKey) -> tuple[InstanceId, ...]:
-    """The two distinct instances that a prefix maps to; one where there is only one, none where there is none."""
     first = ring(instances, "ring-1").owner(key)
     if first is None:
         return ()

@@ -1,15 +1,8 @@
-"""Outlier detection: which instances to eject, to try again, and to take back.
-
-Semantics and setting names are Envoy's (`outlier_detection`): consecutive failures, failure share, success rate against
-the others, an ejection time that grows with ejections in a row, a largest ejected share. Our own: latency (prefill
-seconds over the cost model's, against the others), and that an ejected instance comes back half-open: one request at a
-time tries it and decides.
-
-What counts as a failure of the engine is `state.outliers`' business. While that is open, an attempt counts once the
-request has been inside another engine for twice as long as it took to fail. An instance is ejected only if another
-whole one can do its part. Unlike Envoy's, mean and deviation of the success rate leave the judged instance out: of
-three or four, one is never 1.9 deviations from a mean that includes it.
-"""
+"""Outlier detection: which instances to eject, to try again, and to readmit. Source: Envoy's `outlier_detection` and
+its setting names. Our own: latency against the cost model and the others, and half-open instances, which get one
+request at a time. Unlike Envoy's, mean and deviation of the success rate exclude the judged instance: of three or four,
+none is 1.9 deviations below a mean that includes it. A failure of unclear cause counts once the request was inside
+another engine for twice as long as it took to fail. An ejected instance must be replaceable."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -30,29 +23,26 @@ FAILURE_SHARE_REQUESTS_MIN = 10
 SUCCESS_RATE_HOSTS_MIN = 3
 SUCCESS_RATE_REQUESTS_MIN = 20
 SUCCESS_RATE_STDEV_MIN = 0.05
-"""Where the others differ less, for instance not at all, a single failure would make an outlier."""
+"""So that a single failure does not make an outlier."""
 PREFILLS_MIN = 5
 PREFILLS_NEWEST = 10
-"""So many of the newest minute say how slow an instance is: of one that the routing policy avoids there are few."""
 SLOW_WALL_SECONDS_MIN = 2.0
-"""From the first slow prefill to the last: an engine that stood still for a moment ends all its prefills at once then."""
+"""From the first slow prefill to the last: a pause ends all prefills of an engine at once."""
 EXCESS_WALL_SECONDS_MIN = 0.2
-"""So much longer than expected a prefill must take at least to be slow: a busy machine delays any by less."""
+"""A slow prefill takes at least so much longer than expected; a busy machine causes less."""
 OVERDUE_WALL_SECONDS_MIN = 1.0
-"""And so much before it counts although it is not over."""
 TRIALS = 3
-"""So many served one after the other make an engine whole: of one that fails every second request one is soon served."""
 TRIALS_WALL_SECONDS = 5.0
-"""After so long a single one will do: there may be few requests, or long ones."""
+"""After so long one served request is enough."""
 TRIAL_WALL_SECONDS = 2.0
-"""So does one that goes on for so long after its first token."""
+"""A trial request counts as served so long after its first token."""
 DOUBT_WALL_SECONDS_MIN = 0.5
-"""How long a request must be inside another engine before its failure counts against the first one."""
+"""Least time inside another engine before a failure counts against the first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ejection:
-    """Nothing new shall be placed there for so many engine seconds."""
+    """`seconds`: engine time. `number`: ejections in a row."""
 
     instance: Instance
     cause: EjectionCause
@@ -63,18 +53,15 @@ class Ejection:
 
 @dataclass(frozen=True, slots=True)
 class Readmission:
-    """Its ejection is over, or it has proved well."""
-
     instance: Instance
     half_open: bool
 
 
 @dataclass(frozen=True)
 class OutlierDetection:
-    """Wall seconds. 0 turns a rule off, `max_ejection_share` 0 all of them. `consecutive_failures`: in a row.
-    `failure_share`: of an interval's requests. `success_rate_stdev_factor`: deviations below the others' mean.
-    `latency_factor`: times as slow as the others. An ejection lasts `base_ejection_seconds` times its number in a row,
-    which falls by one in each interval without."""
+    """Wall seconds; 0 turns a rule off, `max_ejection_share` 0 all. `failure_share`: of an interval.
+    `success_rate_stdev_factor`: deviations below the mean of the others. `latency_factor`: times as slow as the
+    others. An ejection lasts `base_ejection_seconds` times its number in a row, less one per interval without."""
 
     consecutive_failures: int = 5
     interval_seconds: float = 10.0
@@ -95,7 +82,7 @@ class OutlierDetection:
         return asdict(self)
 
     def next(self, state: State, now: Seconds) -> Ejection | Readmission | None:
-        """What to do first. Once that is applied to the state there may be more."""
+        """The first action; apply it before the next call."""
         return _Evaluation(self, state, now).next()
 
 
@@ -104,8 +91,6 @@ NO_OUTLIER_DETECTION = OutlierDetection(max_ejection_share=0.0)
 
 
 class _Evaluation:
-    """One look at one State at one moment."""
-
     def __init__(self, settings: OutlierDetection, state: State, now: Seconds) -> None:
         self._settings = settings
         self._state = state
@@ -172,7 +157,6 @@ class _Evaluation:
         return Ejection(instance, cause, detail, seconds * self._speed, number)
 
     def _is_replaceable(self, instance: Instance) -> bool:
-        """Whether others that are whole can do what it does."""
         roles = {other.role for other in self._healthy if other.id != instance.id}
         prefills, decodes = bool(roles & {"both", "prefill"}), bool(roles & {"both", "decode"})
         return (prefills or instance.role == "decode") and (decodes or instance.role == "prefill")
@@ -212,7 +196,6 @@ class _Evaluation:
 
     @cached_property
     def _success_rates(self) -> dict[InstanceId, float]:
-        """Of those that had enough requests."""
         counts = ((i.id, *self._served_and_failed(i)) for i in self._healthy)
         return {
             name: served / (served + failed)
@@ -226,7 +209,7 @@ class _Evaluation:
 
     @cached_property
     def _unsettled(self) -> dict[InstanceId, list[Failure]]:
-        """Failures that are open, of requests that are well enough elsewhere, by instance."""
+        """Open failures of requests that run well elsewhere."""
         found: dict[InstanceId, list[Failure]] = {}
         for request_id, failures in self._state.outliers.open_failures():
             request, last = self._state.workload.requests.get(request_id), failures[-1]
@@ -241,8 +224,8 @@ class _Evaluation:
         inside = request.stage in (Stage.PREFILL, Stage.HANDED_OVER, Stage.DECODING)
         if not inside or request.instance == failure.instance or request.granted_at < failure.at:
             return False
-        doubt = max(2 * (failure.at - failure.since), DOUBT_WALL_SECONDS_MIN * self._speed)
-        return self._now - request.granted_at > doubt
+        settled_after = max(2 * (failure.at - failure.since), DOUBT_WALL_SECONDS_MIN * self._speed)
+        return self._now - request.granted_at > settled_after
 
     # Slowness
 
@@ -258,19 +241,17 @@ class _Evaluation:
         return self._slowness(instance, prefills)
 
     def _newest(self, instance: Instance) -> list[Prefill]:
-        """Its own, of the newest minute."""
         since = self._now - HISTORY_WALL_SECONDS * self._speed
         done = [p for p in self._state.outliers.record(instance.id).prefills if p.at >= since]
         overdue = [p for p in self._prefills[instance.id] if p.at == self._now]
         return [*done, *overdue][-PREFILLS_NEWEST:]
 
     def _usual_at_least(self, instance: Instance) -> float:
-        """A lower bound of the median pace of the others' prefills, without looking at each of them."""
         middle = (len(self._paces) - len(self._prefills[instance.id]) - 1) // 2
         return self._paces[middle] if middle >= 0 else 0.0
 
     def _slowness(self, instance: Instance, prefills: list[Prefill]) -> str:
-        """How much slower than the others it was at these; empty where it was not, or unknown."""
+        """Empty if it is not slow, or unknown."""
         factor = self._settings.latency_factor
         others = [known for other, known in self._prefills.items() if other != instance.id]
         if not factor or sum(map(len, others)) < PREFILLS_MIN:
@@ -284,33 +265,31 @@ class _Evaluation:
 
     @cached_property
     def _paces(self) -> list[float]:
-        """Of all prefills, the lowest first."""
         return sorted(p.observed / p.predicted for p in chain(*self._prefills.values()) if p.predicted > 0)
 
     @cached_property
     def _prefills(self) -> dict[InstanceId, list[Prefill]]:
-        """Of the interval, by instance that is whole: those that are over, and those inside the engine that are overdue."""
+        """Finished and overdue prefills of the interval, by healthy instance."""
         outliers = self._state.outliers
         done = {i.id: [p for p in outliers.record(i.id).prefills if p.at >= self._since] for i in self._healthy}
         newest = nlargest(2, ((prefills[-1].at, name) for name, prefills in done.items() if prefills))
         for instance, prefills in done.items():
-            heard = next((at for at, other in newest if other != instance), 0.0)
-            prefills += self._overdue(instance, heard)
+            other_at = next((at for at, other in newest if other != instance), 0.0)
+            prefills += self._overdue(instance, other_at)
         return done
 
-    def _overdue(self, instance: InstanceId, heard: Seconds) -> list[Prefill]:
-        """Prefills inside the engine that were slow already when another instance finished its newest, at `heard`; so
-        it is not the ingresses that are silent."""
+    def _overdue(self, instance: InstanceId, other_at: Seconds) -> list[Prefill]:
+        """Prefills that were slow when another instance finished one, at `other_at`: the ingresses report."""
         queue = self._state.workload.queues.get(instance)
         inside = () if queue is None else queue.prefill.values()
         least, factor = OVERDUE_WALL_SECONDS_MIN * self._speed, self._settings.latency_factor
         return [
             Prefill(self._now, self._now - request.granted_at, request.engine_seconds)
             for request in inside
-            if request.streaming and heard > request.granted_at + factor * request.engine_seconds + least
+            if request.streaming and other_at > request.granted_at + factor * request.engine_seconds + least
         ]
 
 
 def _pace(prefills: list[Prefill]) -> float:
-    """Median ratio of observed to predicted prefill seconds."""
+    """Median of observed / predicted prefill seconds."""
     return median([p.observed / p.predicted for p in prefills if p.predicted > 0] or [0.0])

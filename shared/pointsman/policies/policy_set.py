@@ -1,8 +1,5 @@
-"""The policies of a pool by name and settings.
-
-In: names and settings from a command line or a recorded event. Out: a PolicySet, or UnknownPolicyError with the names that
-exist. What the log records of a term (`PolicySet.settings`) makes the same set again (`recorded_policy_set`).
-"""
+"""Builds policies by name and settings, from a command line or from a recorded event (`recorded_policy_set`, the
+inverse of `PolicySet.settings`)."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
@@ -40,44 +37,37 @@ PREFIXES = (ADMISSION_PREFIX, ORDERING_PREFIX, DECODE_PREFIX, OUTLIER_PREFIX)
 
 
 class UnknownPolicyError(ValueError):
-    """No policy of that name, or no such setting; the message lists those that exist."""
+    """Unknown policy or setting; the message lists the valid ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicySet:
-    """The policies of a pool and the bounds of an instance's window."""
-
     routing: RoutingPolicy
     admission: AdmissionPolicy
     ordering: OrderingPolicy
     prefill_window_tokens: Tokens = 16_384
-    """Uncached prompt tokens that may be inside an engine before their first token. One request always may."""
+    """Uncached prompt tokens inside an engine before their first token; a single request may exceed it."""
     running_max: int = 256
-    """Requests that may be inside an engine at all."""
     pending_max: int = 10_000
-    """Requests that may wait in the pool; more are rejected."""
     hold_seconds: Seconds = 0.0
-    """Engine seconds for which arrivals wait while no ready instance can serve them; 0: none does."""
+    """Engine seconds that arrivals wait while no ready instance can serve them; 0: rejected at once."""
     hold_max: int = 1_000
-    """Requests that may wait so."""
     decode_placement: DecodePlacement = DEFAULT_DECODE_PLACEMENT
     rebind: bool = False
-    """Whether a rebalancer may have requests taken out of an engine before their first token."""
     outliers: OutlierDetection = DEFAULT_OUTLIER_DETECTION
 
     def trackers(self) -> tuple[Tracker, ...]:
-        """Fresh trackers for a State that these policies will read."""
         return (*self.routing.trackers(), *self.admission.trackers(), *self.ordering.trackers())
 
     @property
     def settings(self) -> Settings:
-        """All that a recomputation of a term needs beside the routing policy's name, for LeaderElected."""
+        """Recorded in LeaderElected: with the routing name, enough to recompute a term."""
         outliers = _prefixed(OUTLIER_PREFIX, self.outliers.settings)
         return {**self.placement_settings, **(outliers if self.outliers != NO_OUTLIER_DETECTION else {})}
 
     @property
     def placement_settings(self) -> Settings:
-        """Those by which requests are placed and rejected, for each such event."""
+        """Recorded in each placement and rejection."""
         return {
             **self.routing.settings,
             **_prefixed(ADMISSION_PREFIX, self.admission.settings),
@@ -106,8 +96,7 @@ def policy_set(
     hold_max: int = 1_000,
     rebind: bool = False,
 ) -> PolicySet:
-    """Policies by name. `settings` are those of the routing policy; names with one of PREFIXES are for the others.
-    Raises UnknownPolicyError."""
+    """`settings`: of the routing policy; those of others have one of PREFIXES. Raises UnknownPolicyError."""
     parts: dict[str, Settings] = {prefix: {} for prefix in (*PREFIXES, "")}
     for name, value in (settings or {}).items():
         prefix = next(p for p in parts if name.startswith(p))
@@ -138,10 +127,7 @@ def scaling_policy(name: str = DEFAULT_SCALING, settings: Settings | None = None
 
 
 def recorded_policy_set(routing: str, settings: Settings) -> PolicySet:
-    """The policies that an event names: its `policy`, and `settings` as `PolicySet.settings` wrote them.
-
-    Raises UnknownPolicyError.
-    """
+    """`settings`: as `PolicySet.settings` wrote them. Raises UnknownPolicyError."""
     rest = dict(settings)
     if not any(name.startswith(OUTLIER_PREFIX) for name in rest):  # its leader ejected no instance
         rest |= _prefixed(OUTLIER_PREFIX, NO_OUTLIER_DETECTION.settings)

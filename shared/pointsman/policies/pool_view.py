@@ -1,7 +1,5 @@
-"""What a routing policy sees: one request, and the predicted numbers of each instance that could take it. Read-only.
-
-Predicted TTFT counts from now: `(queue + prefill) * correction`; `correction` is learned per instance.
-"""
+"""Read-only input of a routing policy: one request, and predictions for each instance that could take it. Predicted
+TTFT counts from now: `(queue + prefill) * correction`."""
 
 from collections.abc import Collection
 from functools import cached_property
@@ -23,7 +21,7 @@ M = TypeVar("M", bound=Tracker)
 
 
 class CandidateEstimate(msgspec.Struct, frozen=True, kw_only=True):
-    """One instance that could take the request. Seconds include the learned correction."""
+    """Seconds include the learned correction, except `work_seconds`."""
 
     instance: InstanceId
     hit_blocks: int
@@ -32,13 +30,11 @@ class CandidateEstimate(msgspec.Struct, frozen=True, kw_only=True):
     queue_seconds: Seconds
     prefill_seconds: Seconds
     work_seconds: Seconds
-    """The prefill by the cost model alone: what is booked on the instance's queue."""
+    """Prefill by the cost model alone; booked in the queue of the instance."""
     load_tokens: Tokens
     waiting: int
-    """Requests that have no first token yet."""
     requests: int
     transfer_seconds: Seconds = 0.0
-    """From the end of its prefill there until the instance that decodes has the KV cache; 0 where that is the same one."""
 
     @property
     def predicted_ttft(self) -> Seconds:
@@ -56,8 +52,6 @@ class CandidateEstimate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PoolView:
-    """The pool as one request finds it."""
-
     def __init__(
         self,
         state: State,
@@ -67,78 +61,68 @@ class PoolView:
         excluded: Collection[InstanceId] = (),
         transfer_seconds: Seconds | None = 0.0,
     ) -> None:
-        """`excluded`: instances that failed this request. `transfer_seconds`: of the hand-over after the prefill, on
-        instances that only prefill; None where no instance would decode it."""
+        """`excluded`: instances that failed it. `transfer_seconds`: of the KV transfer; None if no instance can
+        decode."""
         self.request = request
         self.now = now
         self._state = state
         self.retried = bool(excluded)
         self.some_ready = bool(state.fleet.ready)
-        """Whether any instance takes requests, if perhaps not this one."""
         self.eligible: tuple[InstanceId, ...] = state.fleet.ready_for(request, excluded)
-        """Ready instances that can serve this request and did not fail it, sorted by name; without those `on_trial`."""
+        """Ready instances that can serve this request, sorted by name; without `excluded` and `on_trial`."""
         self._transfer_seconds = transfer_seconds or 0.0
         if transfer_seconds is None:
             self.eligible = tuple(i for i in self.eligible if state.fleet[i].role != "prefill")
         self.on_trial: tuple[InstanceId, ...] = ()
-        """Half-open instances that could; not candidates unless no other instance could."""
+        """Half-open instances that could serve it; candidates only if there are no others."""
         if state.fleet.on_trial:
             self.on_trial = tuple(i for i in self.eligible if i in state.fleet.on_trial)
             self.eligible = tuple(i for i in self.eligible if i not in self.on_trial) or self.eligible
 
     @property
     def budget(self) -> Seconds:
-        """Seconds left of the TTFT SLO; negative once missed."""
         return self.request.deadline - self.now
 
     @property
     def staleness(self) -> Seconds:
-        """Age of the newest event in this view: 0 for a leader, which has just applied the arrival."""
+        """Age of the newest event in this view; 0 on the leader."""
         return max(0.0, self.now - self._state.last_at)
 
     @property
     def placements(self) -> int:
-        """Placements made so far in this pool: the memory of round robin."""
         return self._state.placements
 
     @property
     def block_tokens(self) -> Tokens:
-        """Tokens of a block, for costs that are counted in blocks."""
         return self._state.settings.block_tokens
 
     @cached_property
     def candidates(self) -> list[CandidateEstimate]:
-        """All eligible instances, in the order of `eligible`."""
         return [self.candidate(instance) for instance in self.eligible]
 
     @cached_property
     def affinity_key(self) -> BlockKey | None:
-        """The prefix that decides where this request belongs; None for a prompt without a whole block."""
+        """None for a prompt without a whole block."""
         return self._state.hotness.affinity_key(self.request.keys)
 
     @cached_property
     def ring_key(self) -> BlockKey:
-        """What the rings look up: the affinity key, or for a prompt without one the request itself."""
         if self.affinity_key is not None:
             return self.affinity_key
         return BlockKey(int.from_bytes(blake2b(self.request.id.encode(), digest_size=8).digest(), "little"))
 
     @cached_property
     def last_instance(self) -> InstanceId | None:
-        """The instance that served this conversation last."""
         request = self.request
         return self._state.session_affinity.last_instance(request.tenant, request.session, request.keys)
 
     def tracker(self, kind: type[M]) -> M:
-        """The memory of this kind, which the policy asked State to keep."""
         return self._state.tracker(kind)
 
     def queue(self, instance_id: InstanceId) -> InstanceQueue:
-        """What the instance has before it: to be read only."""
         return self._state.workload.queues.get(instance_id, EMPTY_QUEUE)
 
     def candidate(self, instance_id: InstanceId, *, hit_blocks: int | None = None) -> CandidateEstimate:
-        """What an instance offers; with `hit_blocks`, what it would offer if it held that many leading blocks."""
         state = self._state
         prompt_tokens = self.request.prompt_tokens
         instance = state.fleet[instance_id]
@@ -164,7 +148,7 @@ class PoolView:
         )
 
     def familiar(self, equals: list[CandidateEstimate]) -> CandidateEstimate:
-        """Of candidates that are equal to the policy: the one that served this conversation last, else the first."""
+        """The instance that served this session last, else the first."""
         if len(equals) > 1:
             last = self.last_instance
             return next((candidate for candidate in equals if candidate.instance == last), equals[0])

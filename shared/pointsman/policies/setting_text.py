@@ -1,4 +1,4 @@
-"""Policy settings on command lines, `KIND.NAME=VALUE`: text in, values by name out. Policies check the values."""
+"""Parses `KIND.NAME=VALUE` texts of command lines into settings. Values are checked by the policies."""
 
 from collections.abc import Iterable, Mapping
 
@@ -6,7 +6,7 @@ from pointsman.contracts.decisions import Settings
 
 POLICY_KINDS = ("routing", "admission", "order", "pair", "outlier", "rebalance", "scaling")
 PREFIXES = {"routing": "", "admission": "admission.", "order": "order.", "pair": "pair.", "outlier": "outlier."}
-"""Kinds that the scheduler takes, and how the log prefixes their names."""
+"""Kinds of the scheduler, with the prefixes of their names in the log."""
 
 
 class SettingTextError(ValueError):
@@ -14,7 +14,7 @@ class SettingTextError(ValueError):
 
 
 def parts_of(text: str) -> tuple[str, str, str]:
-    """Kind, name and value. Raises SettingTextError."""
+    """Returns kind, name and value. Raises SettingTextError."""
     kind, dot, rest = text.partition(".")
     name, equals, value = rest.partition("=")
     if not (kind and dot and name and equals):
@@ -24,8 +24,7 @@ def parts_of(text: str) -> tuple[str, str, str]:
 
 
 def settings_of(texts: Iterable[str], prefixes: Mapping[str, str] = PREFIXES) -> Settings:
-    """The settings of the kinds (or policies) in `prefixes`, each name with its kind's prefix. Other POLICY_KINDS are left
-    out: they are for another service. Raises SettingTextError."""
+    """Other POLICY_KINDS belong to other services and are skipped. Raises SettingTextError."""
     found: Settings = {}
     for text in texts:
         kind, name, value = parts_of(text)
@@ -39,5 +38,5 @@ def settings_of(texts: Iterable[str], prefixes: Mapping[str, str] = PREFIXES) ->
 
 
 def prefixes_with(routing: str, admission: str, ordering: str) -> dict[str, str]:
-    """PREFIXES, and the same by the names of the chosen policies: `dualmap.NAME=VALUE`."""
+    """PREFIXES, and the same by policy name: `dualmap.NAME=VALUE`."""
     return PREFIXES | {routing: PREFIXES["routing"], admission: PREFIXES["admission"], ordering: PREFIXES["order"]}

@@ -1,5 +1,4 @@
-"""Admission policies: whether a placed request is worth starting. Rejecting early what is predicted late keeps the
-others on time (Mooncake, early rejection); long prompts pay for it."""
+"""Admission policies: whether to reject a placed request early (Mooncake), which keeps others on time."""
 
 from pointsman.policies.admission.admit_all import AdmitAll
 from pointsman.policies.admission.base import AdmissionPolicy, Refusal

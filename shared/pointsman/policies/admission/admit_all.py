@@ -1,4 +1,4 @@
-"""Admit all. Limit: past saturation, first come first served queues make everyone late."""
+"""Admits all. Limit: past saturation all requests are late."""
 
 from dataclasses import dataclass
 from typing import ClassVar

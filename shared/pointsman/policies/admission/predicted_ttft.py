@@ -1,12 +1,6 @@
-"""Predicted TTFT: reject what cannot meet its SLO where it was placed.
-
-Source: Mooncake (FAST'25), section 7, early rejection by predicted load. Compares the TTFT budget left with queue +
-prefill time, corrected, and the TPOT SLO with the seconds per token that the instance showed lately
-(`trackers.decode_load`).
-
-Bias: as good as the prediction; long prompts are rejected first. Limit: decode load is that of now, not of when the
-prefill is over.
-"""
+"""Rejects requests that cannot meet their SLO where they were placed. Source: Mooncake (FAST'25), section 7. Compares
+the TTFT budget with corrected queue plus prefill, and the TPOT SLO with recent seconds per token. Bias: long prompts
+are rejected first. Limit: uses the present decode load."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -22,13 +16,11 @@ from pointsman.state.trackers.base import Tracker
 from pointsman.state.trackers.decode_load import DecodeLoad
 
 DECODE_RETRY_SECONDS = 1.0
-"""Retry-After for TPOT: some answer will have ended by then."""
 
 
 @dataclass(frozen=True)
 class PredictedTtft(AdmissionPolicy):
-    """`tpot_check`: off by default, since prefills between decode steps slow them far beyond what their own load
-    explains."""
+    """`tpot_check`: off, since prefills between decode steps slow them beyond what their own load explains."""
 
     name: ClassVar[str] = "predicted_ttft"
 
@@ -48,7 +40,7 @@ class PredictedTtft(AdmissionPolicy):
 
 
 def excessive_tpot(view: PoolView, candidate: CandidateEstimate) -> Seconds | None:
-    """Expected seconds per token there if they exceed the SLO; None otherwise, or where unknown."""
+    """Expected seconds per token if they exceed the SLO, else None."""
     if view.request.max_output_tokens <= 1:
         return None
     tpot = view.tracker(DecodeLoad).predicted_tpot(candidate.instance, view.now)
@@ -56,7 +48,6 @@ def excessive_tpot(view: PoolView, candidate: CandidateEstimate) -> Seconds | No
 
 
 def too_late(view: PoolView, candidate: CandidateEstimate) -> Refusal:
-    """The refusal of a request that would be late on this instance."""
     detail = (
         f"predicted time to first token is {candidate.predicted_ttft:.2f} s on {candidate.instance}, "
         f"{max(0.0, view.budget):.2f} s are left of the objective of {view.request.slo_ttft:g} s"
@@ -70,7 +61,6 @@ def too_late(view: PoolView, candidate: CandidateEstimate) -> Refusal:
 
 
 def too_slow(view: PoolView, candidate: CandidateEstimate, tpot: Seconds) -> Refusal:
-    """The refusal of a request that would miss its TPOT SLO there."""
     detail = (
         f"predicted time per output token is {tpot * 1000:.0f} ms on {candidate.instance}, "
         f"the objective is {view.request.slo_tpot * 1000:g} ms"

@@ -1,23 +1,10 @@
-"""Predicted TTFT with floors: no group of requests pays alone for the others being on time.
-
-Rejecting what is predicted late rejects long prompts: past saturation, short ones are admitted until the queue is as
-long as *their* SLO allows, and then no long one fits. This policy keeps queues short enough for them by rejecting from
-the groups that are better off, first those requests whose rejection frees most.
-
-*Groups* are the tenths of prompts by length and the tenants (`trackers.attainment`). Each has a floor of requests on
-time and is *owed* what it lacks: a tenth `decile_floor` of the overall attainment, a tenant `tenant_floor` of its max-
-min fair share of the prompt tokens on time. Both are aimed at `margin` too high, since only a debt moves anything.
-
-A request pays a *price*: behind a queue of more than `spare` of its SLO it needs `queue + price * prefill <= TTFT
-budget left`. The price is `e ** (gap / patience)`; the gap is how much less its tenth is owed than the tenth that is
-owed most, plus the same for its tenant. The group that is owed most pays 1, which is `predicted_ttft_global`. Debts
-settle where the floors are just kept; they are the multipliers of the floors in "most on time, floors kept". A short
-queue admits everything on time, so no engine is idle for a floor.
-
-Bias: some shorter prompts are rejected in favour of fewer long ones (`docs/research/policies.md` has the cost). Limits:
-floors hold in the long run and as far as capacity allows; prompts that alone exceed their SLO have no floor; what a
-prompt leaves in the cache does not lower its price, so a pool that starts cold in an overload stays cold longer.
-"""
+"""Predicted TTFT with floors: plain early rejection rejects long prompts, since short ones fill the queue up to their
+SLO. A tenth of prompt lengths has a floor of `decile_floor` of the overall attainment, a tenant `tenant_floor` of its
+max-min fair share; each is *owed* what it lacks (`trackers.attainment`), aimed `margin` too high. Behind a queue of
+more than `spare` of its SLO, a request needs `queue + price * prefill <= TTFT budget`, `price = e ** (gap / patience)`;
+the gap is how much less its groups are owed than those owed most. Bias: rejects some shorter prompts for fewer long
+ones. Limits: floors hold in the long run; prompts that exceed their SLO alone have none; cached prefixes do not lower
+the price."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -38,8 +25,7 @@ from pointsman.state.trackers.decode_load import DecodeLoad
 
 @dataclass(frozen=True)
 class PredictedTtftFair(AdmissionPolicy):
-    """`patience`: requests owed that raise the price by a factor of e; less reacts faster and swings. `spare`: share of
-    the SLO up to which a queue is open to all; it keeps engines busy."""
+    """`patience`: requests owed that raise the price by a factor of e. `spare`: share of the SLO."""
 
     name: ClassVar[str] = "predicted_ttft_fair"
 
@@ -72,7 +58,7 @@ class PredictedTtftFair(AdmissionPolicy):
         return fair if isinstance(fair, Choice) else _keep_back(view, admitted.chosen, price)
 
     def price(self, view: PoolView) -> float:
-        """How many times its prefill this request must fit in: 1 where no group is owed more than its own."""
+        """At least 1, which is `predicted_ttft_global`."""
         seen = view.tracker(Attainment)
         gap = _gap(seen.deciles, seen.deciles[seen.decile(view.request.prompt_tokens)])
         if len(seen.tenants) > 1:

@@ -1,11 +1,6 @@
-"""Predicted TTFT, looking beyond the choice: reject only what no instance can serve on time.
-
-Source: Mooncake (FAST'25), section 7. Where the choice misses the SLO, the request goes to the instance with the
-soonest predicted first token, if that meets it.
-
-Bias: near saturation it trades locality for one more request on time, and the recomputation delays later ones. With
-stale load, many routers find the same free instance.
-"""
+"""Rejects only what no instance can serve on time; else moves the request to the soonest one. Source: Mooncake
+(FAST'25), section 7. Bias: near saturation it trades locality for one more request on time. With stale load, routers
+herd."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -23,8 +18,6 @@ from pointsman.state.trackers.decode_load import DecodeLoad
 
 @dataclass(frozen=True)
 class PredictedTtftGlobal(AdmissionPolicy):
-    """`tpot_check`: whether the TPOT SLO counts, where there is evidence."""
-
     name: ClassVar[str] = "predicted_ttft_global"
 
     tpot_check: bool = False
@@ -41,8 +34,8 @@ class PredictedTtftGlobal(AdmissionPolicy):
 def choice_or_soonest(
     view: PoolView, choice: Choice, *, check_tpot: bool, price: float = 1.0, spare: Seconds = 0.0
 ) -> Choice | Refusal:
-    """The choice if it meets both SLOs, else the soonest candidate that does, else a refusal. `price`: how many times
-    its own prefill must fit in behind a queue of more than `spare` of the SLO; behind less, once."""
+    """The choice if it meets both SLOs, else the soonest candidate that does, else a refusal. `price`: multiple of
+    its prefill that must fit behind a queue of more than `spare`."""
 
     def meets(candidate: CandidateEstimate) -> bool:
         return (
@@ -65,10 +58,8 @@ def choice_or_soonest(
 
 
 def priced_ttft(candidate: CandidateEstimate, price: float) -> Seconds:
-    """When its first token would come if its own prefill took `price` times as long."""
     return candidate.queue_seconds + price * candidate.prefill_seconds
 
 
 def _soonest(candidates: list[CandidateEstimate], price: float = 1.0) -> CandidateEstimate:
-    """By (priced) first token; of equals the one with more cached tokens, then the first."""
     return min(candidates, key=lambda candidate: (priced_ttft(candidate, price), -candidate.cached_tokens))

@@ -1,4 +1,7 @@
-"""The leader's calls, each one turn. All return decisions that are applied already and are to be published in order."""
+"""Methods of the leader. Each returns decisions that are applied already and are to be published in order."""
+
+from collections.abc import Callable
+from typing import Concatenate, ParamSpec
 
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.commands import HandOverRequest, RouteRequest
@@ -9,68 +12,49 @@ from pointsman.policies.dispatch.turn import DecisionContext, Turn
 from pointsman.policies.rebalancing.base import MigrationPlan
 from pointsman.primitives import InstanceId, RequestId, Seconds
 
+P = ParamSpec("P")
+
 
 class Dispatcher(DecisionContext):
-    """Decides for one term of leadership. The function behind each method documents it."""
-
     def route(self, command: RouteRequest, now: Seconds) -> list[LogEvent]:
-        turn = Turn(self, now)
-        placement.route(turn, command)
-        return turn.events
+        return self._run(now, placement.route, command)
 
     def place_held(self, now: Seconds) -> list[LogEvent]:
-        turn = Turn(self, now)
-        placement.place_held(turn)
-        return turn.events
+        return self._run(now, placement.place_held)
 
     def hand_over(self, command: HandOverRequest, now: Seconds) -> list[LogEvent]:
-        turn = Turn(self, now)
-        splitting.hand_over(turn, command)
-        return turn.events
+        return self._run(now, splitting.hand_over, command)
 
     def cancel(self, request: RequestId, cause: CancelCause, now: Seconds, *, reason: str = "") -> list[LogEvent]:
-        """`reason`: a sentence in place of the cause's own."""
-        turn = Turn(self, now)
-        granting.cancel_pending(turn, request, cause, reason)
-        return turn.events
+        return self._run(now, granting.cancel_pending, request, cause, reason)
 
     def abandon(self, request: RequestId, cause: CancelCause, now: Seconds, *, reason: str = "") -> list[LogEvent]:
-        turn = Turn(self, now)
-        granting.cancel_any(turn, request, cause, reason)
-        return turn.events
+        return self._run(now, granting.cancel_any, request, cause, reason)
 
     def grant_waiting(self, instance: InstanceId, now: Seconds) -> list[LogEvent]:
-        """Called when something left the instance's window."""
-        turn = Turn(self, now)
-        granting.grant_next(turn, instance)
-        return turn.events
+        return self._run(now, granting.grant_next, instance)
 
     def migrate(self, plan: MigrationPlan, now: Seconds) -> list[LogEvent]:
-        turn = Turn(self, now)
-        migrations.migrate(turn, plan)
-        return turn.events
+        return self._run(now, migrations.migrate, plan)
 
     def relocate_pending(self, now: Seconds) -> list[LogEvent]:
-        turn = Turn(self, now)
-        migrations.relocate_pending(turn)
-        return turn.events
+        return self._run(now, migrations.relocate_pending)
 
     def drain(self, instance: InstanceId, reason: str, now: Seconds, *, leaving: bool) -> list[LogEvent]:
-        turn = Turn(self, now)
-        fleet_care.drain(turn, instance, reason, leaving=leaving)
-        return turn.events
+        return self._run(now, fleet_care.drain, instance, reason, leaving=leaving)
 
     def undrain(self, instance: InstanceId, now: Seconds) -> list[LogEvent]:
-        turn = Turn(self, now)
-        fleet_care.undrain(turn, instance)
-        return turn.events
+        return self._run(now, fleet_care.undrain, instance)
 
     def check_liveness(self, timeouts: LivenessTimeouts, now: Seconds) -> list[LogEvent]:
-        turn = Turn(self, now)
-        fleet_care.check_liveness(turn, timeouts)
-        return turn.events
+        return self._run(now, fleet_care.check_liveness, timeouts)
 
     def eject_outliers(self, now: Seconds) -> list[LogEvent]:
+        return self._run(now, fleet_care.eject_outliers)
+
+    def _run(
+        self, now: Seconds, step: Callable[Concatenate[Turn, P], None], *args: P.args, **kwargs: P.kwargs
+    ) -> list[LogEvent]:
         turn = Turn(self, now)
-        fleet_care.eject_outliers(turn)
+        step(turn, *args, **kwargs)
         return turn.events

@@ -1,4 +1,4 @@
-"""Decisions about instances: silent ones are suspected and removed, failing ones ejected, others drained on request."""
+"""Decisions about instances: suspect and remove silent ones, eject outliers, drain."""
 
 from pointsman.contracts.fleet import (
     InstanceDraining,
@@ -17,7 +17,6 @@ from pointsman.state.fleet import Instance, Status
 
 
 def check_liveness(turn: Turn, timeouts: LivenessTimeouts) -> None:
-    """Suspect instances whose worker is silent, and remove those that are silent for long."""
     for instance in turn.state.fleet.instances:
         silent = turn.now - max(instance.heard_at, timeouts.heard_since)
         if silent > timeouts.leave_after:
@@ -27,8 +26,7 @@ def check_liveness(turn: Turn, timeouts: LivenessTimeouts) -> None:
 
 
 def eject_outliers(turn: Turn) -> None:
-    """Eject instances that fail requests or are far slower than others, take back those whose time is over, and move what
-    waits for one that takes no requests now."""
+    """Eject and readmit instances, and move requests pending at ejected ones."""
     while (found := turn.policies.outliers.next(turn.state, turn.now)) is not None:
         name, epoch = found.instance.id, found.instance.epoch
         if isinstance(found, Ejection):
@@ -53,7 +51,6 @@ def eject_outliers(turn: Turn) -> None:
 
 
 def drain(turn: Turn, instance: InstanceId, reason: str, *, leaving: bool) -> None:
-    """Place nothing there any more, and move what waits for it. No decision where that is so already."""
     known = turn.state.fleet.get(instance)
     if known is None or (known.draining and known.leaving == leaving):
         return
@@ -66,7 +63,6 @@ def drain(turn: Turn, instance: InstanceId, reason: str, *, leaving: bool) -> No
 
 
 def undrain(turn: Turn, instance: InstanceId) -> None:
-    """Let an instance take requests again. No decision where it does."""
     known = turn.state.fleet.get(instance)
     if known is None or not known.draining:
         return

@@ -1,4 +1,4 @@
-"""Granting: which pending requests go into an engine's window now, and the end of a request that makes room there."""
+"""Grants pending requests into engine windows, and ends requests, which makes room there."""
 
 from pointsman.contracts.decisions import RequestGranted
 from pointsman.contracts.reasons import CancelCause
@@ -9,11 +9,10 @@ from pointsman.state.fleet import Status
 from pointsman.state.workload import NO_INSTANCE, InstanceQueue, Request, Stage
 
 GRANTING = (Status.READY, Status.DRAINING, Status.EJECTED)
-"""Instances whose pending requests are granted. An ejected instance keeps only requests that no other can serve."""
+"""An ejected instance keeps only requests that no other can serve."""
 
 
 def grant_next(turn: Turn, instance_id: InstanceId) -> None:
-    """Grant pending requests of this instance, in the order of the ordering policy, while they fit into its window."""
     state, policies = turn.state, turn.policies
     instance = state.fleet.get(instance_id)
     queue = state.workload.queues.get(instance_id)
@@ -42,10 +41,7 @@ def grant(turn: Turn, request: Request) -> None:
 
 
 def cancel_pending(turn: Turn, request: RequestId, cause: CancelCause, reason: str) -> None:
-    """End a request that was not granted yet; no decision for one that was or has ended.
-
-    An unknown one may still be on its way to the leader: it is ended too, and its arrival will be refused.
-    """
+    """An unknown request may still be on its way: it is ended too, and its arrival refused."""
     known = turn.state.workload.requests.get(request)
     if known is None and turn.state.workload.end_of(request) is None:
         _cancel(turn, request, cause, reason, sent_to=NO_INSTANCE)
@@ -56,7 +52,6 @@ def cancel_pending(turn: Turn, request: RequestId, cause: CancelCause, reason: s
 
 
 def cancel_any(turn: Turn, request: RequestId, cause: CancelCause, reason: str) -> None:
-    """End a request at any stage, because no other process will."""
     known = turn.state.workload.requests.get(request)
     if known is not None:
         instance = known.instance
@@ -65,7 +60,6 @@ def cancel_any(turn: Turn, request: RequestId, cause: CancelCause, reason: str) 
 
 
 def _cancel(turn: Turn, request: RequestId, cause: CancelCause, reason: str, *, sent_to: InstanceId) -> None:
-    """`sent_to`: the engine that has the request, or NO_INSTANCE."""
     turn.decide(
         RequestCancelled(
             at=turn.now,
@@ -79,8 +73,7 @@ def _cancel(turn: Turn, request: RequestId, cause: CancelCause, reason: str, *, 
 
 
 def _assume_prefills(turn: Turn, instance: InstanceId, queue: InstanceQueue) -> None:
-    """Free the window of prefills that must be over by now and whose first token is not seen: not streamed, and not
-    split (there the ingress reports the end of the prefill)."""
+    """Free the window of overdue prefills whose end is not reported: not streamed and not split."""
     factor = turn.state.latency.correction(instance)
     for request in list(queue.prefill.values()):
         over = turn.now >= request.granted_at + request.engine_seconds * factor

@@ -1,7 +1,5 @@
-"""Moves of placed requests: by a rebalancer's plan, or because their instance takes no requests any more.
-
-Each move is checked on the leader's newer state and gives a RequestMigrated or a MigrationRefused.
-"""
+"""Moves placed requests: by a rebalancer's plan, or because their instance takes no requests. Each planned move is
+checked on the leader's State and gives RequestMigrated or MigrationRefused."""
 
 from pointsman.contracts.decisions import MigrationRefused, RequestMigrated
 from pointsman.contracts.reasons import MoveCause, MoveRefusal, relocated
@@ -18,11 +16,9 @@ from pointsman.primitives import InstanceId, Seconds
 from pointsman.state.workload import NO_INSTANCE, Request
 
 NOT_PLANNED = MigrationPlan(as_of=0)
-"""The plan of a move that the leader makes by itself."""
 
 
 def migrate(turn: Turn, plan: MigrationPlan) -> None:
-    """Carry out the moves of a plan, in their order, as far as they still hold."""
     touched: set[InstanceId] = set()
     check = MigrationCheck(turn.state, turn.now)
     for migration in plan.migrations:
@@ -34,7 +30,7 @@ def migrate(turn: Turn, plan: MigrationPlan) -> None:
 
 
 def relocate_pending(turn: Turn) -> None:
-    """Move requests that wait for an instance that takes none any more. Those without an alternative stay."""
+    """Move requests that are pending at instances that take none. Those without an alternative stay."""
     state = turn.state
     ready = state.fleet.ready
     for instance, queue in list(state.workload.queues.items()):
@@ -46,7 +42,6 @@ def relocate_pending(turn: Turn) -> None:
 
 
 def _redispatch(turn: Turn, migration: Migration, plan: MigrationPlan) -> bool:
-    """Take a request out of its engine and grant it at its target at once, or refuse that; whether it was done."""
     policies = turn.policies
     window = Window(policies.prefill_window_tokens, policies.running_max)
     judged: Redispatch | Veto = Veto(MoveRefusal.REBIND_OFF, "the scheduler was not told --rebind")
@@ -61,7 +56,6 @@ def _redispatch(turn: Turn, migration: Migration, plan: MigrationPlan) -> bool:
 
 
 def _requeue(turn: Turn, migration: Migration, check: MigrationCheck, plan: MigrationPlan) -> bool:
-    """Let a request wait at its target, or refuse that; whether it was done."""
     offered = check.judge(migration)
     if isinstance(offered, CandidateEstimate):
         request = turn.state.workload.requests[migration.request]

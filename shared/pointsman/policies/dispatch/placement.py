@@ -1,4 +1,4 @@
-"""Placing: a request arrives and is put into an instance's queue, held until one is ready, or rejected."""
+"""Places requests: into the queue of an instance, held until one is ready, or rejected."""
 
 from collections.abc import Collection
 from dataclasses import replace
@@ -19,13 +19,12 @@ from pointsman.primitives import InstanceId, Seconds, WallSeconds, engine_second
 from pointsman.state.workload import Request, Stage
 
 RETRY_WALL_SECONDS: WallSeconds = WallSeconds(5.0)
-"""Retry-After where it is unknown when an instance will be ready."""
+"""Retry-After if it is unknown when an instance will be ready."""
 STARTING_WALL_SECONDS_MIN: WallSeconds = WallSeconds(1.0)
 
 
 def route(turn: Turn, command: RouteRequest) -> None:
-    """Place a new request, or one again whose engine failed. A repeated command gives no decision, unless an earlier
-    leader took the request in and got no further."""
+    """A repeated command gives no decision, unless an earlier leader only recorded the arrival."""
     workload = turn.state.workload
     request = workload.requests.get(command.request)
     if request is None and workload.end_of(command.request):
@@ -44,7 +43,6 @@ def route(turn: Turn, command: RouteRequest) -> None:
 
 
 def place_held(turn: Turn) -> None:
-    """Place requests that wait for an instance to become ready, and reject those that have waited for as long as they may."""
     for request in list(turn.state.workload.requests.values()):
         if request.stage is Stage.ARRIVED:
             _place(turn, request, request.attempt, request.excluded, held=True)
@@ -52,8 +50,7 @@ def place_held(turn: Turn) -> None:
 
 
 def _has_its_place(request: Request, attempt: int) -> bool:
-    """Whether this attempt was placed before, or the client has seen a part of the answer (an answer that is not streamed is
-    only assumed to be decoding)."""
+    """Whether this attempt was placed before, or the client has seen part of the answer."""
     if request.stage is Stage.ARRIVED:  # an earlier leader took it in
         return False
     return attempt <= request.attempt or (request.stage is Stage.DECODING and request.streaming)
@@ -86,7 +83,7 @@ def _arrive(turn: Turn, command: RouteRequest) -> None:
 
 
 def _place(turn: Turn, request: Request, attempt: int, excluded: Collection[InstanceId], *, held: bool) -> None:
-    """`held`: whether it was taken in before this turn."""
+    """`held`: it arrived before this turn."""
     lost = _lost_seconds(turn, request, attempt, held=held)
     if lost:
         request = replace(request, slo_ttft=request.slo_ttft + lost)
@@ -172,8 +169,7 @@ def _view(turn: Turn, request: Request, excluded: Collection[InstanceId], decode
 
 
 def _trial(turn: Turn, view: PoolView) -> Choice | None:
-    """A half-open instance without a request takes the next one that it can serve, whatever the routing policy prefers, which
-    has learned from a sick engine. Not one that has failed elsewhere."""
+    """The half-open instance that gets this request: routing policies have learned to avoid it."""
     if view.retried:
         return None
     for name in view.on_trial:
@@ -185,8 +181,7 @@ def _trial(turn: Turn, view: PoolView) -> Choice | None:
 
 
 def _lost_seconds(turn: Turn, request: Request, attempt: int, *, held: bool) -> Seconds:
-    """Time lost while no instance was ready, or at an engine that failed the request: not caused by load, so it does not
-    count against the TTFT SLO in admission."""
+    """Time without a ready instance, or at a failed engine: not load, so admission adds it to the SLO."""
     if turn.state.settings.fold_version < 3 or request.stage is Stage.PENDING:
         return 0.0
     if request.stage is Stage.ARRIVED:
@@ -208,7 +203,6 @@ def _queue_full(turn: Turn) -> Refusal | None:
 
 
 def _no_decoder(turn: Turn, decoder: Decoder, excluded: Collection[InstanceId]) -> Refusal | None:
-    """The refusal of the decode placement, where only decode instances are missing."""
     if isinstance(decoder, DecodeRefusal) and any(i not in excluded for i in turn.leader.policy_state.fleet.ready):
         return decoder.refusal
     return None
@@ -218,7 +212,6 @@ def _no_decoder(turn: Turn, decoder: Decoder, excluded: Collection[InstanceId]) 
 
 
 def _may_hold(turn: Turn, request: Request) -> bool:
-    """Whether the request may wait for an instance to become ready. One that was sent to an engine before may not."""
     policies = turn.policies
     if request.stage is not Stage.ARRIVED or request.excluded or _is_servable(turn, request):
         return False
@@ -238,8 +231,7 @@ def _is_servable(turn: Turn, request: Request) -> bool:
 
 
 def _retry_after(turn: Turn) -> Seconds:
-    """Engine seconds until an instance may be ready. One that a scaler starts is expected to need as long again as it has
-    been starting."""
+    """Engine seconds. An instance that is being started is assumed to need as long again as it has taken so far."""
     settings, hold = turn.state.settings, turn.policies.hold_seconds
     if not hold or settings.fold_version < 3:
         return 1.0

@@ -1,4 +1,4 @@
-"""Prefill/decode split: which instance decodes a placed request, and the hand-over when its prefill is over."""
+"""Prefill/decode split: the decode instance of a placed request, and the hand-over after its prefill."""
 
 from collections.abc import Collection
 
@@ -19,7 +19,6 @@ from pointsman.primitives import InstanceId
 from pointsman.state.workload import NO_INSTANCE, Request, Stage
 
 Decoder = DecodeChoice | DecodeRefusal | None
-"""The instance that would decode what another one prefills; None where no instance of the pool is split."""
 
 
 def decoder_for(turn: Turn, request: Request, excluded: Collection[InstanceId], *, check_load: bool = True) -> Decoder:
@@ -32,7 +31,7 @@ def decoder_for(turn: Turn, request: Request, excluded: Collection[InstanceId], 
 def assignment(
     turn: Turn, request: Request, candidate: CandidateEstimate, decoder: Decoder
 ) -> DecodeAssignment | Refusal:
-    """The decode instance of a request that `candidate` prefills: itself where it decodes too and is fast enough."""
+    """`candidate` itself if it decodes too and is fast enough."""
     if decoder is None:
         return SAME_INSTANCE
     known, policy = turn.leader.policy_state, turn.policies.decode_placement
@@ -45,8 +44,7 @@ def assignment(
 
 
 def decode_after_move(turn: Turn, request: Request, instance: InstanceId) -> InstanceId | None:
-    """The decode instance of an admitted request that moves to `instance`: NO_INSTANCE where that one decodes too, None where
-    there is none."""
+    """NO_INSTANCE if `instance` decodes too, None if there is none."""
     if turn.state.fleet[instance].role != "prefill":
         return NO_INSTANCE
     if request.decode:
@@ -56,8 +54,7 @@ def decode_after_move(turn: Turn, request: Request, instance: InstanceId) -> Ins
 
 
 def hand_over(turn: Turn, command: HandOverRequest) -> None:
-    """A prefill is over: choose the decode instance, or refuse where all are overloaded. A refused request may ask again;
-    one that was handed over or has ended gets no decision."""
+    """Choose the decode instance after a prefill, or refuse if all are overloaded; the request may ask again."""
     request = turn.state.workload.requests.get(command.request)
     if request is None or request.instance != command.instance or request.attempt != command.attempt:
         return

@@ -1,7 +1,4 @@
-"""What every step of the leader works on: the State, the policies, and the decisions of one call.
-
-In: a decision. Out: the same decision (or the recorded one, in replay), stamped, applied and appended to the turn.
-"""
+"""One call of the leader: stamps each decision, applies it and collects it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -16,8 +13,6 @@ OnDecision = Callable[[LogEvent], LogEvent]
 
 
 class DecisionContext:
-    """One term of leadership over one State."""
-
     def __init__(
         self,
         state: State,
@@ -27,22 +22,20 @@ class DecisionContext:
         policy_state: State | None = None,
         on_decision: OnDecision | None = None,
     ) -> None:
-        """`policy_state`: what policies read instead of `state`; only a simulation of stale knowledge has two.
-        `on_decision` gets each decision before it is applied, and its result is applied: replay returns the recorded
-        event, the leader notes what is not written yet."""
+        """`policy_state`: what policies read instead of `state`, to simulate stale views. `on_decision` may
+        replace a decision before it is applied: replay returns the recorded one."""
         self.state = state
         self.policy_state = policy_state or state
         self.policies = policies
         self.settings = policies.placement_settings  # gathered once: every placement records them
         self.term = term
         self.decided = 0
-        """Decisions of this term so far."""
         self.on_decision = on_decision
 
 
 @dataclass(slots=True)
 class Turn:
-    """One call of a Dispatcher. State changes only by `decide`, so each decision sees those before it."""
+    """State changes only by `decide`, so each decision sees those before it."""
 
     leader: DecisionContext
     now: Seconds
@@ -56,7 +49,6 @@ class Turn:
 
     @property
     def stamp(self) -> Stamp:
-        """Of the next decision."""
         leader = self.leader
         return Stamp(term=leader.term, number=leader.decided + 1, as_of=self.state.sequence)
 

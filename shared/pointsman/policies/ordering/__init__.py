@@ -1,5 +1,4 @@
-"""Ordering policies: which pending request of an instance is granted next. Fair to tenants: `fair_deadlines` (the default),
-`deficit_longest_prefix_match`, `virtual_token_counter`. Admission has a share in it: `admission/predicted_ttft_fair.py`."""
+"""Ordering policies: which pending request of an instance is granted next."""
 
 from pointsman.policies.ordering.base import OrderingPolicy
 from pointsman.policies.ordering.deficit_longest_prefix_match import DeficitLongestPrefixMatch

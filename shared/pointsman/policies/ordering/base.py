@@ -1,31 +1,18 @@
-"""What every ordering policy is: settings, frozen, and one method that picks."""
+"""The base class of ordering policies."""
 
-from abc import ABC, abstractmethod
-from dataclasses import asdict, dataclass
-from typing import ClassVar
+from abc import abstractmethod
+from dataclasses import dataclass
 
-from pointsman.contracts.decisions import Settings
+from pointsman.policies.policy import Policy
 from pointsman.primitives import Seconds
 from pointsman.state.state import State
-from pointsman.state.trackers.base import Tracker
 from pointsman.state.workload import InstanceQueue, Request
 
 
 @dataclass(frozen=True)
-class OrderingPolicy(ABC):
-    """A frozen dataclass whose fields are its settings. Picks from the pending requests; starves none unless its
-    docstring says so."""
-
-    name: ClassVar[str]
+class OrderingPolicy(Policy):
+    """Must not starve requests unless documented."""
 
     @abstractmethod
     def first(self, queue: InstanceQueue, now: Seconds, state: State) -> Request:
-        """The pending request to grant next; the queue has at least one. Reads `state`, changes nothing."""
-
-    def trackers(self) -> tuple[Tracker, ...]:
-        """Fresh trackers that State shall keep for this policy."""
-        return ()
-
-    @property
-    def settings(self) -> Settings:
-        return asdict(self)
+        """Reads `queue` (not empty) and `state` only."""

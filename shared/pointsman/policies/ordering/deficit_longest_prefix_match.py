@@ -1,14 +1,7 @@
-"""Deficit longest prefix match: the longest cached prefix among tenants that have some of their quantum left.
-
-Source: Cao et al., "Locality-aware Fair Scheduling in LLM Serving", Algorithm 1. Tokens to compute are charged at the
-grant, generated ones at the end; when no waiting tenant has anything left, all without get another quantum Q. Bound
-(Theorem 5.1): of two tenants that both wait all the time, neither gets more than 2(U + Q) more than the other; U = w_e
-* (most tokens to compute at once) + w_q * (output tokens of one tenant inside the engine).
-
-Bias: a large quantum is LPM, a small one takes turns and loses locality. The default is below the cost of most uncached
-prompts, so these change turns while cached ones follow each other. Limits: deadlines are not considered; within a
-tenant the order is that of `lpm`, with ageing.
-"""
+"""Longest cached prefix among tenants with quantum left. Source: Cao et al., "Locality-aware Fair Scheduling in LLM
+Serving", Algorithm 1. Bound (Theorem 5.1): two backlogged tenants differ by at most 2(U + Q); U = w_e * (most tokens to
+compute at once) + w_q * (output tokens of one tenant inside the engine). Bias: a large quantum is LPM, a small one
+takes turns. Limits: ignores deadlines."""
 
 from dataclasses import dataclass
 from typing import ClassVar

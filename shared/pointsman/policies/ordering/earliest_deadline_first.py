@@ -1,5 +1,5 @@
-"""Earliest deadline first: by arrival plus TTFT SLO; equal deadlines keep their order. Source: Liu and Layland, 1973.
-Optimal while all deadlines can be met. Bias: under overload it spends itself on requests that are late already."""
+"""Earliest deadline (arrival plus TTFT SLO) first. Source: Liu and Layland, 1973. Optimal if all deadlines can be met.
+Bias: under overload it serves late requests first."""
 
 from dataclasses import dataclass
 from typing import ClassVar

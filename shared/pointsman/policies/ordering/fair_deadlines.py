@@ -1,22 +1,9 @@
-"""Fair deadlines, our default: the most urgent request that can still be on time, with tenants kept close together.
-
-- *Tenants*: those whose service from this instance (tokens computed plus weighted tokens generated;
-  `trackers.client_service`) is at most `lead_tokens_max` above the least of the waiting tenants.
-- *On time*: of their requests, those whose first token would meet its deadline if granted now, or miss it by so little
-  that the prediction may be wrong. The others come last, but get a share `late_share` of the work, oldest first
-  (`trackers.late_turns`), so that none starves.
-- *First*: the earliest deadline; within `tie_seconds` of it, the longest cached prefix that makes no overtaken request
-  late.
-
-Bound (Theorem 5.1 of Cao et al., the lead in place of the quantum): of two tenants that both wait all the time, neither
-gets more than 2(U + lead_tokens_max) more than the other; U = input_weight * (most tokens to compute at once) +
-output_weight * (output tokens of one tenant inside the engine). A larger lead keeps more deadlines at the cost of the
-tenants behind. The default, about two seconds of one engine's work, suits queues that admission keeps short; without
-admission, take a quarter of it.
-
-Bias: service is compared within one instance's queue. Limits: under overload it needs admission or the shedding of late
-requests, as EDF does; the bound is for charged tokens.
-"""
+"""Fair deadlines, our default: the earliest deadline that can still be met; within `tie_seconds`, the longest cached
+prefix that makes no overtaken request late. Only tenants at most `lead_tokens_max` of weighted service
+(`trackers.client_service`) ahead of the last one count. Late requests get `late_share` of the work, oldest first
+(`trackers.late_turns`). Bound (Theorem 5.1 of Cao et al.): two backlogged tenants differ by at most 2(U +
+lead_tokens_max), U as in `dlpm`. Bias: compares service within one queue. Limits: under overload it needs admission, as
+EDF does; without, take a quarter of the lead."""
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
@@ -37,8 +24,6 @@ from pointsman.state.workload import InstanceQueue, Request
 
 @dataclass(frozen=True)
 class FairDeadlines(OrderingPolicy):
-    """`lead_tokens_max`: weighted tokens of service that a tenant may be ahead of the last one and still be granted."""
-
     name: ClassVar[str] = "fair_edf"
 
     lead_tokens_max: float = 16_384.0
@@ -83,7 +68,7 @@ class FairDeadlines(OrderingPolicy):
 
 
 def _may_go_first(ordered: list[Request], before: Seconds, now: Seconds, factor: float) -> Iterator[Request]:
-    """Requests that can go first without making an overtaken one late. `ordered`: by deadline; the first always may."""
+    """Requests that make no overtaken one late. `ordered`: by deadline."""
     spare = inf
     seconds = before
     for request in ordered:

@@ -1,7 +1,4 @@
-"""First come, first served: in the order of placement.
-
-Source: folklore. Bias: one long prompt delays all behind it. Limit: past saturation everyone is late.
-"""
+"""In the order of placement. Bias: a long prompt delays all behind it. Limit: past saturation all requests are late."""
 
 from dataclasses import dataclass
 from typing import ClassVar

@@ -1,11 +1,6 @@
-"""Moore-Hodgson: as many first tokens on time as possible among the pending requests.
-
-Source: Moore, 1968 (1 || sum U_j). Take requests in by deadline; whenever the last one would be late, set aside the
-longest prefill taken in so far. The earliest deadline of the rest goes first. Predicted seconds are corrected.
-
-Bias: long prompts are set aside; once late they get a share `late_share` of the work, oldest first
-(`trackers.late_turns`). Limit: does not know future arrivals.
-"""
+"""As many first tokens on time as possible. Source: Moore, 1968 (1 || sum U_j): take requests by deadline; if the last
+one would be late, set aside the longest prefill taken. Bias: sets long prompts aside; late ones get `late_share` of the
+work, oldest first. Limit: does not know arrivals."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -24,8 +19,6 @@ from pointsman.state.workload import InstanceQueue, Request
 
 @dataclass(frozen=True)
 class MooreHodgson(OrderingPolicy):
-    """`late_share`: of the prefill work, for requests that are late already; 0 starves them past saturation."""
-
     name: ClassVar[str] = "moore_hodgson"
 
     late_share: float = 0.05
@@ -46,8 +39,7 @@ class MooreHodgson(OrderingPolicy):
 
 
 def most_on_time(requests: Iterable[Request], now: Seconds, before: Seconds, factor: float) -> list[Request]:
-    """The largest set that is on time if granted in the order of deadlines. `before`: prefill seconds inside the
-    engine; `factor` corrects all prefill seconds."""
+    """`before`: prefill seconds inside the engine. `factor` corrects all prefill seconds."""
     taken: list[tuple[Seconds, int, Request]] = []
     seconds = before
     for order, request in enumerate(sorted(requests, key=lambda request: request.deadline)):

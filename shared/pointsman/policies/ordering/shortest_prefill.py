@@ -1,6 +1,5 @@
-"""Shortest prefill first, with linear ageing. Source: shortest job first on the predicted uncached prefill; best mean
-waiting time. Bias: against long and cold prompts. No request is overtaken by one that came more than (difference of
-prefills) / `ageing` later."""
+"""Shortest uncached prefill first, with linear ageing: best mean waiting time. Bias: against long and cold prompts; a
+request that came more than (difference of prefills) / `ageing` later overtakes none."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -15,7 +14,7 @@ from pointsman.state.workload import InstanceQueue, Request
 
 @dataclass(frozen=True)
 class ShortestPrefill(OrderingPolicy):
-    """`ageing`: prefill seconds that a second of waiting makes up for; 0 is the textbook's, which starves."""
+    """`ageing`: prefill seconds that a second of waiting outweighs; 0 starves."""
 
     name: ClassVar[str] = "shortest_prefill"
 

@@ -1,12 +1,7 @@
-"""Virtual token counter: the waiting tenant with the least service goes first, its oldest request first.
-
-Source: Sheng et al., "Fairness in Serving Large Language Models", OSDI'24, Algorithm 2, one counter per tenant and
-queue. Bound: of two tenants that both wait all the time, neither gets more than 2U more than the other; U = w_p *
-(longest prompt) + w_q * (output tokens of one tenant inside the engine).
-
-Bias: cached tokens cost as much as others, so locality earns nothing. Limit: with endlessly new tenants an old one can
-wait long; lateness is not considered.
-"""
+"""Oldest request of the waiting tenant with the least service. Source: Sheng et al., OSDI'24, Algorithm 2, one counter
+per tenant and queue. Bound: two backlogged tenants differ by at most 2U; U = w_p * (longest prompt) + w_q * (output
+tokens of one tenant inside the engine). Bias: cached tokens cost like others. Limits: new tenants delay old ones;
+ignores deadlines."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -23,8 +18,6 @@ from pointsman.state.workload import InstanceQueue, Request
 
 @dataclass(frozen=True)
 class VirtualTokenCounter(OrderingPolicy):
-    """Weights of a prompt token (`w_p`) and of a generated one (`w_q`)."""
-
     name: ClassVar[str] = "vtc"
 
     input_weight: float = 1.0

@@ -1,4 +1,4 @@
-"""Rebalancing policies: which waiting requests should move to another instance. One file a policy."""
+"""Rebalancing policies: which pending requests should move to another instance."""
 
 from pointsman.policies.rebalancing.base import Migration, MigrationPlan, RebalancingPolicy
 from pointsman.policies.rebalancing.dualmap_pair import DualMapPair

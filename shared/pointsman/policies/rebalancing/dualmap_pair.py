@@ -1,11 +1,6 @@
-"""Within the pair: a request moves to the other instance that its prefix maps to.
-
-Source: DualMap's hotspot-aware rebalancing, Eq. 6 (`migration_planner`). Where both candidates are overloaded neither
-takes it, but both shed other requests whose other candidate has room.
-
-Bias: a hot prefix with both instances overloaded waits while a third is idle. Limit: moves little when placement saw
-fresh load; it pays when load lags, engines slow down or stall, or a hot prefix arrives at once.
-"""
+"""Moves a request to the other instance of its DualMap pair. Source: DualMap's hotspot-aware rebalancing, Eq. 6
+(`migration_planner`). Bias: a hot prefix with both instances overloaded waits while a third is idle. Limit: moves
+little if placement saw fresh load; it pays if load lags, engines stall, or a hot prefix arrives at once."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -24,8 +19,7 @@ from pointsman.state.workload import Request
 
 @dataclass(frozen=True)
 class DualMapPair(RebalancingPolicy):
-    """`ttft_slo_threshold`: share of its TTFT SLO that a request may be predicted to take. `stall_seconds`: 0 ignores
-    stalls. `migrations_max`: in one round."""
+    """`ttft_slo_threshold`: share of its TTFT SLO that a request may take. `stall_seconds`: 0 ignores stalls."""
 
     name: ClassVar[str] = "dualmap_pair"
 

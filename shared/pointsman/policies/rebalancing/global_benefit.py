@@ -1,11 +1,6 @@
-"""Anywhere: a request moves to the ready instance with the soonest first token, lost affinity counted.
-
-Source: DualMap's Eq. 6 (`migration_planner`) without its pair; our own: prefill that the source would not have had to
-compute counts `waste_weight` times more.
-
-Bias: fills idle instances and spreads prefixes beyond their pairs, where routing may not find the copies. Limit: with
-stale load, moves herd to one target.
-"""
+"""Moves a request to the ready instance with the soonest first token. Source: DualMap's Eq. 6 without its pair. Our
+own: prefill that the source would not compute counts `waste_weight` times more. Bias: spreads prefixes beyond their
+pairs, where routing may not find them. Limit: with stale load, moves herd."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -21,8 +16,6 @@ from pointsman.state.state import State
 
 @dataclass(frozen=True)
 class GlobalBenefit(RebalancingPolicy):
-    """`ttft_slo_threshold`, `stall_seconds`, `migrations_max`: as for `dualmap_pair`."""
-
     name: ClassVar[str] = "global"
 
     ttft_slo_threshold: float = 1.0

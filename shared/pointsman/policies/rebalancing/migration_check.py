@@ -1,9 +1,6 @@
-"""Whether a planned move still holds on the leader's newer state.
-
-The request must still wait where the plan found it, and the target must take it and give it its first token in time and
-sooner than its source. The plan's own benefit is not trusted. Cost: one index look-up a move, one pass over the queue
-of each source. Limit: estimates queues as first come, first served.
-"""
+"""Checks a planned move on the leader's newer State: the request must still be pending at its source, and the target
+must be able to take it and meet its SLO sooner than the source. Cost: one index look-up per move, one pass over each
+source queue. Limit: estimates queues as FCFS."""
 
 from dataclasses import dataclass
 from itertools import accumulate
@@ -18,19 +15,16 @@ from pointsman.state.workload import Request, Stage
 
 NEVER = float("inf")
 ROUNDING_SECONDS: Seconds = 1e-6
-"""Two sums of the same seconds in another order may differ by this."""
 
 
 @dataclass(frozen=True, slots=True)
 class Veto:
-    """Why a move is not made. `detail` is for people."""
-
     reason: MoveRefusal
     detail: str
 
 
 class MigrationCheck:
-    """One plan, looked at again move by move, each after the one before was made or refused."""
+    """Checks the moves of one plan; each sees the effect of those before it."""
 
     def __init__(self, state: State, now: Seconds) -> None:
         self._state = state
@@ -38,7 +32,7 @@ class MigrationCheck:
         self._queues: dict[InstanceId, _Queue] = {}
 
     def judge(self, migration: Migration) -> CandidateEstimate | Veto:
-        """What the target offers now, or why the request should stay. A move that is offered is then to be made."""
+        """Returns the offer of the target, after which the move counts as made, or a Veto."""
         request = self._state.workload.requests.get(migration.request)
         if request is None:
             return Veto(MoveRefusal.NOT_WAITING, "it has ended")
@@ -73,8 +67,6 @@ class MigrationCheck:
 
 
 class _Queue:
-    """When each request of a queue is expected to have its first token, seconds from now."""
-
     def __init__(self, state: State, source: InstanceId, now: Seconds) -> None:
         waiting, expected = state.workload.queues[source], state.latency.expected_seconds
         self._work = {r.id: expected(source, r.prefill_seconds, r.uncached_tokens) for r in waiting.pending.values()}
@@ -90,5 +82,4 @@ class _Queue:
         return end - sum(work for before, work in self._given if before < place)
 
     def give(self, request: RequestId) -> None:
-        """One request leaves: those behind it come earlier."""
         self._given.append((self._ends[request][0], self._work[request]))

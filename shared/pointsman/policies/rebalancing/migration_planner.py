@@ -1,15 +1,8 @@
-"""One round of migrations away from overloaded instances, shared by all rebalancing policies.
-
-Source: DualMap's Eq. 6: the benefit of a move is the predicted TTFT where the request waits minus that at the end of
-the target's queue, with the recomputation that it needs there. A *source* has a pending request predicted to miss its
-SLO, is stalled (`stall_detection`), or takes no requests any more. It gives requests by descending benefit that gain
-and are on time at their target, until the rest is expected to be on time; a stalled or leaving source gives whatever
-gains. A source takes nothing in the same round, so under FCFS a plan never lowers the number of requests predicted on
-time.
-
-Cost: a request is looked up in the index only when the bound on its benefit (a perfect hit at the shortest queue) comes
-up, and once. Limit: estimates queues as FCFS, and ignores that pending requests share blocks.
-"""
+"""One round of migrations away from overloaded instances. Source: DualMap's Eq. 6: the benefit is the predicted TTFT at
+the source minus that at the end of the target's queue, recomputation included. A *source* has a pending request that
+would miss its SLO, is stalled, or takes no requests. It gives requests by descending benefit that meet their SLO at the
+target, until the rest is on time; a stalled or leaving source gives whatever gains. A source takes nothing in the
+round. Limits: estimates queues as FCFS, ignores shared blocks."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -27,42 +20,39 @@ from pointsman.state.workload import InstanceQueue, Request
 NEVER = float("inf")
 
 LOOK_UPS_PER_MIGRATION = 4
-"""Requests that a round looks up in the index for each move it may make; the least promising wait for the next one."""
+"""Index look-ups of a round per move that it may make."""
 
 
 COLD_TARGETS_MAX = 8
-"""Targets that hold nothing of a request which are compared for it, the first that are named; holders always are."""
+"""Targets without a hit that are compared for one request; those with a hit always are."""
 
 
 @dataclass(slots=True, eq=False)
 class Target:
-    """An instance with room. `queue`: expected seconds of work before a request that joins now, with this round's moves."""
+    """`queue`: expected seconds before a request that joins now, with the moves of this round."""
 
     instance: Instance
     queue: Seconds
 
 
 Targets = Callable[[Request], Sequence[Target]]
-"""Where a request may go, of the targets of this round."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """What a round may do. `slo_share`: share of its TTFT SLO that a request may be predicted to take."""
+    """`slo_share`: share of the TTFT SLO that a request may take. `waste_weight`: of prefill that the source would
+    not compute."""
 
     slo_share: float
     stall_seconds: Seconds
     migrations_max: int
     waste_weight: float = 0.0
-    """What a second of prefill that the source would not have had to compute counts, beyond what it delays itself."""
 
 
 class MigrationPlanner:
-    """One round over one State at one moment; made, asked for its plan once, and dropped."""
-
     def __init__(self, state: State, now: Seconds, bounds: Bounds) -> None:
         self.targets: dict[InstanceId, Target] = {}
-        """Ready instances that are no source and not stalled, in the order of their names."""
+        """Ready instances that are neither source nor stalled, by name."""
         self._state = state
         self._bounds = bounds
         self._sources: list[_Source] = []
@@ -73,7 +63,7 @@ class MigrationPlanner:
                 self._add_unready(instance_left, now)
 
     def plan(self, targets_for: Callable[["MigrationPlanner"], Targets]) -> MigrationPlan:
-        """The moves, in the order in which they are to be made. `targets_for` is asked only where there is work."""
+        """`targets_for`: called only if there is work."""
         if not self._sources or not self.targets:
             return MigrationPlan(self._state.sequence)
         return MigrationPlan(self._state.sequence, tuple(self._moves(targets_for(self))))
@@ -125,7 +115,6 @@ class MigrationPlanner:
         return moves
 
     def _by_potential(self) -> list[tuple[float, int, "_Waiting"]]:
-        """Pending requests by what they could gain at most, as a heap."""
         shortest = min(target.queue for target in self.targets.values())
         heap: list[tuple[float, int, _Waiting]] = []
         for source in self._sources:
@@ -136,7 +125,6 @@ class MigrationPlanner:
         return heap
 
     def _find_targets(self, waiting: "_Waiting", targets: Targets) -> bool:
-        """Find out where the request may go and whether a queue there is short enough for it."""
         limit = waiting.source.limits[waiting.place]
         request = waiting.request
         waiting.targets = [
@@ -149,7 +137,6 @@ class MigrationPlanner:
         return bool(waiting.targets)
 
     def _best_offer(self, waiting: "_Waiting") -> "_Offer | None":
-        """The target where the request gains most and is on time; None where it does not gain."""
         source, place = waiting.source, waiting.place
         here, work_here, limit = source.ends[place], source.work[place], source.limits[place]
         best: _Offer | None = None
@@ -172,7 +159,6 @@ class MigrationPlanner:
         return best
 
     def _work(self, waiting: "_Waiting", target: Target) -> Seconds:
-        """Expected prefill seconds of the request there; the same throughout the round."""
         state, instance = self._state, target.instance
         known = waiting.work.get(instance.id)
         if known is not None:
@@ -189,29 +175,24 @@ class MigrationPlanner:
 
 @dataclass(slots=True, eq=False)
 class _Source:
-    """The queue of an instance, request by request. All seconds are expected ones and count from now."""
+    """Queue of an overloaded instance. Expected seconds from now."""
 
     id: InstanceId
     stalled: Seconds
     before: Seconds
-    """Until its first pending request begins."""
     requests: list[Request]
     work: list[Seconds]
     limits: list[Seconds]
-    """When each request must have its first token."""
     owed: list[Seconds]
-    """The same, `NEVER` for what has left and for what would be late here even alone."""
+    """The same, `NEVER` for requests that left or would be late even alone."""
     leaves: bool = False
-    """It takes no requests any more."""
     ends: list[Seconds] = field(default_factory=list)
-    """When each request is predicted to have it."""
     overloaded: bool = False
 
     def __post_init__(self) -> None:
         self._predict()
 
     def give(self, place: int) -> None:
-        """One request leaves: those behind it come earlier."""
         self.work[place] = 0.0
         self.owed[place] = NEVER
         self._predict()
@@ -259,7 +240,7 @@ def _source(
 
 @dataclass(slots=True, eq=False)
 class _Waiting:
-    """A pending request by its place in its source's queue. `hits` is None until it was looked up."""
+    """`place`: in the queue of its source. `hits`: None before the look-up."""
 
     source: _Source
     place: int
@@ -280,7 +261,6 @@ class _Offer:
 
 
 def _move(waiting: _Waiting, offer: _Offer) -> Migration:
-    """Carry out one move on the estimates."""
     source, target = waiting.source, offer.target
     migration = Migration(
         request=waiting.request.id,

@@ -1,5 +1,4 @@
-"""Off: requests stay until their instance takes none any more. Source: DualMap's `no-rebalance` ablation. Bias: a bad
-placement is paid for in full."""
+"""Off: requests stay while their instance takes requests. Source: the `no-rebalance` ablation of DualMap."""
 
 from dataclasses import dataclass
 from typing import ClassVar

@@ -1,18 +1,7 @@
-"""Redispatch (`--rebind`): abort a request in its engine before its first token, and start it again at another
-instance.
-
-Source: our own; DualMap moves only pending requests. The prefill done so far is lost, so it is opt-in, once per
-request, and only for overdue ones: the first token is `OVERDUE_SECONDS` later than predicted at the grant, or late at
-all where the instance does not answer.
-
-What is left at the source is the work before the first token by the cost model, plus as long again as the request is
-overdue. What it takes elsewhere is the queue and the uncached prefill there. The benefit is the difference less the
-work lost, at least `GAIN_SECONDS_MIN`. The target must have room in its window and no pending requests; it need not
-meet the SLO, which overdue requests have usually missed.
-
-Planning and the leader's check are the same judgement on an older and a newer State. Limits: requests that are not
-streamed leave it once their prefill is assumed over; split requests are left alone.
-"""
+"""Redispatch (`--rebind`): abort an overdue request in its engine before its first token and start it elsewhere, at
+most once. Our own. Benefit: what is left at the source by the cost model, plus as long again as it is overdue, less
+queue and prefill at the target and the work lost. The target needs room in its window and no pending requests. Limits:
+non-streamed requests leave it once their prefill is assumed over; split requests stay."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -30,20 +19,18 @@ from pointsman.state.workload import InstanceQueue, Request, Stage
 OVERDUE_SECONDS: Seconds = STALL_SECONDS
 GAIN_SECONDS_MIN: Seconds = 1.0
 REBOUND_MAX = 8
-"""Re-bound requests of a pool that may be without a first token at the same time."""
+"""Redispatched requests of a pool without a first token."""
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Bounds of an engine's window, as in `PolicySet`."""
-
     tokens: Tokens = 16_384
     running_max: int = 256
 
 
 @dataclass(frozen=True, slots=True)
 class Redispatch:
-    """A request starts again there. `wasted`: what its engine has done for it; `benefit`: what is won beyond that."""
+    """Seconds. `wasted`: prefill lost. `benefit`: TTFT won beyond that."""
 
     candidate: CandidateEstimate
     wasted: Seconds
@@ -51,7 +38,7 @@ class Redispatch:
 
 
 class Redispatching:
-    """Which requests to redispatch, on one State at one moment."""
+    """For one State and time: planning on an older, judging on a newer State."""
 
     def __init__(self, state: State, now: Seconds, window: Window) -> None:
         self._state = state
@@ -59,7 +46,7 @@ class Redispatching:
         self._window = window
 
     def plan(self, *, busy: Collection[InstanceId] = ()) -> list[Migration]:
-        """The moves, by descending benefit, one to a target. `busy`: instances that are no targets."""
+        """By descending benefit, one per target. `busy`: no targets."""
         overdue = [request for request in self._in_engines() if self._overdue(request) is not None]
         room = REBOUND_MAX - self._in_flight() if overdue else 0
         offers = [(request, redispatch) for request in overdue if (redispatch := self._best(request, busy)) is not None]
@@ -71,7 +58,6 @@ class Redispatching:
         return list(moves.values())
 
     def judge(self, migration: Migration) -> Redispatch | Veto:
-        """What starting again gives now, or why the request should stay."""
         request = self._state.workload.requests.get(migration.request)
         if request is None:
             return Veto(MoveRefusal.NOT_WAITING, "it has ended")
@@ -104,7 +90,6 @@ class Redispatching:
         return redispatch
 
     def _in_engines(self) -> list[Request]:
-        """Requests that may be re-bound at all."""
         return [
             request
             for queue in self._state.workload.queues.values()
@@ -145,7 +130,6 @@ class Redispatching:
         return room and not queue.pending
 
     def _compare(self, request: Request, candidate: CandidateEstimate) -> Redispatch | None:
-        """What starting again at `candidate` gives; None where the request is not overdue."""
         overdue = self._overdue(request)
         if overdue is None:
             return None
@@ -155,7 +139,6 @@ class Redispatching:
         return Redispatch(candidate, wasted, left + overdue - there - wasted)
 
     def _overdue(self, request: Request) -> Seconds | None:
-        """By how much its first token is late; None while that is no reason to give up on it."""
         state, instance = self._state, self._state.fleet.get(request.instance)
         expected = state.latency.expected_seconds(request.instance, request.engine_seconds, request.engine_tokens)
         overdue = self._now - request.granted_at - expected
@@ -163,7 +146,7 @@ class Redispatching:
         return overdue if overdue > (OVERDUE_SECONDS if answers else 0.0) else None
 
     def _at_source(self, request: Request) -> tuple[Seconds, Seconds]:
-        """Expected seconds until its first token if all were well, and those that its own prefill has taken so far."""
+        """Returns expected seconds to its first token, and those its prefill has taken so far."""
         state, source = self._state, request.instance
         queue = state.workload.queues[source]
         seconds, tokens = _up_to(queue, request)
@@ -186,12 +169,11 @@ class Redispatching:
 
 
 def _may_leave(request: Request) -> bool:
-    """Whether its ingress would follow, and one instance does all of it."""
     return request.rebind and not request.rebound_from and not request.decode and not request.prefilled_by
 
 
 def _up_to(queue: InstanceQueue, request: Request) -> tuple[Seconds, Tokens]:
-    """Prefill work inside the engine before the first token of this request, uncorrected, and its uncached tokens."""
+    """Prefill inside the engine up to this request, uncorrected, and its uncached tokens."""
     seconds, tokens = 0.0, 0
     for known in queue.prefill.values():
         seconds += known.prefill_seconds

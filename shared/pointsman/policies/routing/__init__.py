@@ -1,5 +1,4 @@
-"""Routing policies: where a request goes. Each maps a `PoolView` to a `Choice` with its reason; its docstring gives
-source, bias and limits."""
+"""Routing policies: each maps a `PoolView` to a `Choice`. Each docstring names source, bias and limits."""
 
 from pointsman.policies.routing.approximate_token_load import ApproximateTokenLoad
 from pointsman.policies.routing.base import Choice, NoInstance, RoutingPolicy

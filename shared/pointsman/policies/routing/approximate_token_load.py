@@ -1,10 +1,6 @@
-"""Approximate token load: a holder of most of the prompt until it is saturated, else the least token load.
-
-Source: llm-d's router, prefix-cache affinity filter before the token-load scorer: keep instances that hold at least
-`hit_share_min` of the prompt, unless the soonest of them is more than `penalty_s` later than the soonest of all; then
-the fewest tokens to prefill. Bias: growing conversations scatter whenever a turn adds more than a fifth. Limit: one
-`penalty_s` for all prompt lengths; llm-d's presets have 5 s and 18 s.
-"""
+"""Prefers holders of most of the prompt until they are saturated; then the least token load. Source: llm-d's router:
+holders of `hit_share_min`, unless the soonest is more than `penalty_s` later than the soonest of all. Bias:
+conversations scatter if a turn adds more than a fifth. Limit: one `penalty_s` for all prompt lengths."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -17,7 +13,7 @@ from pointsman.policies.routing.base import Choice, RoutingPolicy, candidates_of
 
 @dataclass(frozen=True)
 class ApproximateTokenLoad(RoutingPolicy):
-    """`penalty_s`: how much later than anywhere else a first token may come for the sake of the cache."""
+    """`penalty_s`: TTFT that a hit may cost."""
 
     name: ClassVar[str] = "approximate_token_load"
 

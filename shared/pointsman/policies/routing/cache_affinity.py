@@ -1,9 +1,6 @@
-"""Cache affinity: each prefix belongs to one instance, whatever the load.
-
-Source: consistent hashing (Karger et al., 1997), as DualMap's baseline: the first of its two rings; the prefix length
-adapts (`state.hotness`). Bias: the best hit rate of a single home, blind to load. Limit: a hot prefix overloads its
-home until it is split; prompts shorter than a block are spread by request id.
-"""
+"""One home per prefix, whatever the load. Source: consistent hashing (Karger et al., 1997), the first of DualMap's
+rings. Bias: best hit rate of a single home. Limit: a hot prefix overloads its home until it is split; prompts shorter
+than a block spread by id."""
 
 from dataclasses import dataclass
 from typing import ClassVar

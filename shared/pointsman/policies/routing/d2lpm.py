@@ -1,15 +1,7 @@
-"""D2LPM: the longest prefix among the instances where the client has quantum left.
-
-Source: "Locality-aware Fair Scheduling in LLM Serving" (2025), Algorithm 2. Each client has a deficit counter per
-instance, charged with the tokens to compute at dispatch and `output_weight` times the generated ones at the end. The
-longest hit among positive counters wins; where none is positive, all of the client's get quanta of `quantum_tokens`
-until one is. Equal hits, which the paper leaves open, go to the least loaded instance, so that clients do not move in
-step.
-
-Bias: evens out what each client costs each instance, not the load; meant for `dlpm` order. The default quantum is the
-work of one or two prompts. Limits: ignores queues and speed; a placement by another policy may refill early; a client
-with many names is many clients.
-"""
+"""Longest prefix among instances where the client has quantum left. Source: "Locality-aware Fair Scheduling in LLM
+Serving" (2025), Algorithm 2: a deficit per client and instance, charged at dispatch and at the end; if none is
+positive, all get quanta. Equal hits, which the paper leaves open, go to the least loaded. Bias: evens out cost per
+client, not load; meant for `dlpm` order. Limits: ignores queues and speed."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -24,8 +16,7 @@ from pointsman.state.trackers.deficits import Deficits
 
 @dataclass(frozen=True)
 class D2Lpm(RoutingPolicy):
-    """`quantum_tokens`: small spreads, large keeps prefixes together. `output_weight`: cost of a generated token in
-    prompt tokens."""
+    """`quantum_tokens`: small spreads, large keeps prefixes together."""
 
     name: ClassVar[str] = "d2lpm"
 

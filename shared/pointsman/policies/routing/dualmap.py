@@ -1,17 +1,8 @@
-"""DualMap: each prefix belongs to two instances; affinity decides between them until the SLO is at risk.
-
-Source: DualMap (ICLR 2026): dual hash rings with distinct candidates (Eq. 5), a prefix length that adapts to traffic
-(`state.hotness`), and the candidate with the longer hit unless its predicted TTFT exceeds the threshold and the other's
-does not; equal hits go to the less loaded. An instance that finishes no prefill for 3 s counts as that much busier
-(`stall_detection`). Bad placements move later (`rebalancing.dualmap_pair`).
-
-Two defaults differ from the paper and measured better: where both candidates exceed the threshold, keep the longer hit
-(`both_over=affine`; paper: `least_loaded`), and the tree extends above 1/n and shortens below 0.5/n of the traffic
-(`hot_share`, `cold_share`; paper: 2 and 1).
-
-Bias: never looks beyond two instances, so it wastes idle ones and is robust against stale load. Limit: prompts shorter
-than a block are spread by request id.
-"""
+"""DualMap (ICLR 2026): each prefix maps to two instances (Eq. 5), by a length that adapts to traffic (`state.hotness`).
+The longer hit wins unless it would exceed the TTFT threshold and the other would not; equal hits go to the less loaded.
+Stalled time counts as queue time. Unlike the paper, and better: if both exceed the threshold the longer hit stays
+(`both_over=affine`), and prefixes extend above 1/n of the traffic. Bias: wastes idle instances beyond the pair. Limit:
+prompts shorter than a block spread by id."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -31,8 +22,7 @@ ABLATIONS = ("", "cache-affinity", "least-loaded", "min-ttft")
 
 @dataclass(frozen=True)
 class DualMap(RoutingPolicy):
-    """`ttft_slo_threshold`: share of the TTFT budget above which a candidate is overloaded. `ablation`: decide by one
-    criterion only, as in the paper. `stall_seconds`: 0 ignores stalls."""
+    """`ablation`: one criterion only, as in the paper. `stall_seconds`: 0 ignores stalls."""
 
     name: ClassVar[str] = "dualmap"
 
@@ -67,7 +57,6 @@ class DualMap(RoutingPolicy):
                 return self._of_two(view, candidates)
 
     def _option(self, view: PoolView, instance: InstanceId) -> CandidateEstimate:
-        """The candidate, with the time that the instance has been stalled in its queue."""
         candidate = view.candidate(instance)
         if self.stall_seconds <= 0:
             return candidate
@@ -93,7 +82,6 @@ class DualMap(RoutingPolicy):
 
 
 def _affine_first(candidates: list[CandidateEstimate]) -> list[CandidateEstimate]:
-    """The longer hit first; equal hits in the order of the pair."""
     return sorted(candidates, key=lambda candidate: -candidate.cached_tokens)
 
 

@@ -1,13 +1,6 @@
-"""Dynamo's cost: blocks to prefill plus blocks in use, and the cheapest instance.
-
-Source: NVIDIA Dynamo's KV router: `overlap_weight * prefill blocks + active blocks`, as they would be with the request
-there; shared active blocks count once. At temperature 0 the least cost wins; above, a softmax over costs scaled to 0..1
-decides.
-
-Bias: a prompt's blocks are in use from its placement on, so waiting work counts nearly twice and the cache for less; a
-larger `overlap_weight` (4 to 16) reverses that. Limits: all instances count as equally fast; output blocks are not
-counted.
-"""
+"""Least `overlap_weight * prefill blocks + active blocks` with the request there; shared active blocks count once.
+Source: NVIDIA Dynamo's KV router; above temperature 0 a softmax over scaled costs draws. Bias: waiting work counts
+nearly twice; a weight of 4 to 16 reverses that. Limits: assumes equally fast instances; output blocks do not count."""
 
 from dataclasses import dataclass
 from itertools import accumulate
@@ -25,8 +18,6 @@ from pointsman.state.trackers.base import Tracker
 
 @dataclass(frozen=True)
 class DynamoCost(RoutingPolicy):
-    """`temperature`: 0 takes the cheapest; the higher, the more equal the chances. `seed` is for those."""
-
     name: ClassVar[str] = "dynamo_cost"
 
     overlap_weight: float = 1.0

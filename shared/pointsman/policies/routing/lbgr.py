@@ -1,13 +1,7 @@
-"""LBGR, learning-based greedy routing: the least sum of decayed queue load, prefill and learned residual.
-
-Source: "Randomization Boosts KV Caching, Learning Balances Query Load" (ICLR'26), Algorithm 2. The router sees no
-progress: placed work fades exponentially and the rest is released on completion. The residual is predicted by recursive
-least squares per instance, over a constant, uncached and cached tokens, load and requests in flight; here that of the
-first token, in the paper that of the whole answer.
-
-Bias: greedy like `min_ttft`, with an estimated queue; learning lags behind changes. Limit: one fading speed for all
-queues: `decay_s` should be near an instance's queue under load.
-"""
+"""LBGR: least sum of decayed queue load, prefill and learned residual. Source: "Randomization Boosts KV Caching,
+Learning Balances Query Load" (ICLR'26), Algorithm 2; residual of the first token instead of the whole answer, by
+recursive least squares per instance. Bias: greedy on an estimated queue; learning lags. Limit: `decay_s` should be near
+the queue of an instance under load."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -24,8 +18,7 @@ from pointsman.state.trackers.residuals import Residuals
 
 @dataclass(frozen=True)
 class Lbgr(RoutingPolicy):
-    """`decay_s`: seconds until load has faded to 1/e. `forgetting`: weight kept at each first token; 0.99 remembers
-    about 100."""
+    """`decay_s`: seconds until load has faded to 1/e. `forgetting`: weight kept at each first token."""
 
     name: ClassVar[str] = "lbgr"
 

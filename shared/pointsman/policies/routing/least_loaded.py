@@ -1,6 +1,5 @@
-"""Least loaded: the instance with the fewest uncached prompt tokens waiting or being prefilled. Source: join the
-shortest queue, in tokens, as DualMap's baseline. Bias: blind to the cache. Limit: load from other routers is not seen.
-"""
+"""Fewest uncached prompt tokens waiting or in prefill. Source: join the shortest queue, DualMap's baseline. Bias: blind
+to the cache. Limit: load of other routers is not seen."""
 
 from dataclasses import dataclass
 from typing import ClassVar

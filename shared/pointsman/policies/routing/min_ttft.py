@@ -1,14 +1,7 @@
-"""Minimum TTFT: the instance where the first token is predicted soonest.
-
-Source: Mooncake's Conductor (FAST'25), Algorithm 1: queue time plus prefill time of what is not cached, and with a
-shared tier the transfer of a prefix from another instance. Transfer is considered only where the best holder has more
-than `kvcache_balancing_threshold` times the instance's own hit, and used where it is quicker than computing (section
-6.2). A transferred prefix counts as held; the transfer counts as queue time.
-
-Bias: greedy; it takes an idle instance over a warm one as soon as recomputing is quicker for this request, and those
-behind pay. Limits: with stale load all routers herd to one instance; a transfer is priced by its length alone and must
-be done by the engines' own connector.
-"""
+"""Soonest predicted first token. Source: Mooncake's Conductor (FAST'25), Algorithm 1; with a shared tier, a prefix is
+transferred from the best holder if that has more than `kvcache_balancing_threshold` times the own hit and it is sooner
+(section 6.2). Bias: greedy; prefers an idle instance to a warm one. Limits: herds with stale load; transfers need the
+engines' own connector."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -22,8 +15,7 @@ from pointsman.policies.routing.base import Choice, RoutingPolicy, candidates_of
 
 @dataclass(frozen=True)
 class MinTtft(RoutingPolicy):
-    """`tie_seconds`: predictions closer than this are equal; the longer own hit, then the familiar instance, wins.
-    `transfer_tokens_per_s`: of the shared tier; 0: there is none."""
+    """`tie_seconds`: differences below are ties. `transfer_tokens_per_s`: of the shared tier; 0: none."""
 
     name: ClassVar[str] = "min_ttft"
 
@@ -48,7 +40,6 @@ class MinTtft(RoutingPolicy):
         return Choice(chosen, f"first token soonest, in {chosen.predicted_ttft:.3f} s{how}", candidates)
 
     def _with_transfers(self, view: PoolView, held: list[CandidateEstimate]) -> list[CandidateEstimate]:
-        """Each candidate, or what it becomes by fetching the longest prefix that anyone holds, where that is sooner."""
         best = max(held, key=lambda candidate: candidate.cached_tokens)
         return [
             self._sooner(view, own, best)

@@ -1,24 +1,14 @@
-"""Pointsman, our own policy: least growth of squared queues, unless that displaces other requests from their SLO.
+"""Our own: least growth of squared queues, unless that makes others miss their SLO (`docs/research/policies.md`).
 
-Source: our own; `docs/research/policies.md` has the experiments. The rules, in the order of `choose`:
+- Cost: least `(queue + prefill / 2) * prefill` (MaxWeight: Tassiulas and Ephremides 1992; Wang et al. 2013).
+- Freshness: with a stale view only `stale_candidates` ring owners and a holder of the prompt count: no herding.
+- Late: if no instance can meet the SLO, the longest queue among holders: on-time requests avoid it.
+- Rescue: if all holders have queues above `calm_queue` SLOs, compute the prefix again where that is cheapest.
+- Calm: below `calm_queue` SLOs, stay with the cheapest instance unless leaving it displaces few requests.
+- Dear: a request that would displace more than `displaced_max` others counts as late. Displaced: extra work / mean work
+  * (queue / SLO) ** `pressure_power`.
 
-- *Cost*: the least `(queue + prefill / 2) * prefill`, the growth of half the sum of squared queues (MaxWeight:
-  Tassiulas and Ephremides 1992; with locality: Wang et al. 2013). No weight to tune.
-- *Freshness*: when the view is older than `stale_after_s`, only `stale_candidates` ring candidates of the prefix count,
-  and an instance that holds `stale_hit_share` of the prompt, since a global minimum would send all requests to one
-  instance.
-- *Late*: if no instance can meet the SLO, send the request to the longest queue among holders of `late_hit_share` of it
-  (else of all): on-time requests avoid that queue, so it delays none of them. A prompt that exceeds the SLO even alone
-  is placed by cost.
-- *Rescue*: where all holders have queues above `calm_queue` SLOs, compute the prefix once more where that is cheapest.
-- *Calm*: while no queue is longer than `calm_queue` SLOs, do not leave the cheapest instance for an on-time one if that
-  displaces more than `calm_displaced_max` requests.
-- *Dear*: if meeting the SLO would displace more than `displaced_max` requests, treat the request as late. Displaced
-  requests are the extra work divided by the mean work, times the pressure (share of the SLO that the queue fills) to
-  the power of `pressure_power`. Work saved in a late queue counts only as far as it delays on-time requests.
-
-Bias: late requests wait longest (at most about `late_queue_max_s`). Limits: as good as the predicted TTFT; does not
-look ahead at arrivals or evictions.
+Bias: late requests wait longest (about `late_queue_max_s`). Limits: relies on the predicted TTFT; no look-ahead.
 """
 
 from dataclasses import dataclass
@@ -86,8 +76,7 @@ class Pointsman(RoutingPolicy):
         power: float,
         felt: float = 1.0,
     ) -> float:
-        """Requests displaced by the extra work of a detour. `felt`: share of the work saved elsewhere that would have
-        delayed on-time requests."""
+        """`felt`: share of the work saved elsewhere that would have delayed on-time requests."""
         if detour.chosen.prefill_seconds <= instead.chosen.prefill_seconds:
             return 0.0
         extra = detour.chosen.prefill_seconds - felt * instead.chosen.prefill_seconds
@@ -101,8 +90,7 @@ class Pointsman(RoutingPolicy):
         return displaced
 
     def _rescue(self, view: PoolView, candidates: list[CandidateEstimate], late: Choice) -> Choice | None:
-        """Where to compute a prefix again that only late queues hold; None where others hold it, or it displaces too
-        many."""
+        """None if other instances hold the prefix, or it displaces too many."""
         enough = self.late_hit_share * view.request.prompt_tokens
         holders = [candidate for candidate in candidates if candidate.cached_tokens >= enough]
         if not holders or min(map(_queue, holders)) <= self.calm_queue * view.budget:
@@ -117,7 +105,6 @@ class Pointsman(RoutingPolicy):
         return Choice(rescue.chosen, "held only where the late wait: computed again for all who share it", candidates)
 
     def _trusted(self, view: PoolView, candidates: list[CandidateEstimate]) -> list[CandidateEstimate]:
-        """What may be chosen from while the load is not fresh."""
         near = ring_candidates(view.eligible, view.ring_key, self.stale_candidates)
         enough = self.stale_hit_share * view.request.prompt_tokens
         holder = max(candidates, key=lambda candidate: candidate.cached_tokens)
@@ -133,7 +120,6 @@ class Pointsman(RoutingPolicy):
 
 
 def _cost(candidate: CandidateEstimate) -> float:
-    """Growth of half the sum of squared queues, square seconds."""
     return (candidate.queue_seconds + candidate.prefill_seconds / 2) * candidate.prefill_seconds
 
 
@@ -142,7 +128,6 @@ def _queue(candidate: CandidateEstimate) -> float:
 
 
 def _spread(view: PoolView, equals: list[CandidateEstimate]) -> CandidateEstimate:
-    """Of equals: the instance that served this conversation last, else the prefix's home."""
     if len(equals) == 1:
         return equals[0]
     known = next((candidate for candidate in equals if candidate.instance == view.last_instance), None)

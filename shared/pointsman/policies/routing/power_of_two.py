@@ -1,8 +1,5 @@
-"""Power of two choices: the less loaded of two random instances.
-
-Source: Mitzenmacher, The Power of Two Choices in Randomized Load Balancing (2001); load in tokens to prefill. Bias:
-blind to the cache; herds less than `least_loaded` with stale load. Limit: half of the time neither is idle.
-"""
+"""The less loaded of two random instances. Source: Mitzenmacher (2001). Bias: blind to the cache; herds less than
+`least_loaded`. Limit: half of the time neither is idle."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -17,8 +14,6 @@ from pointsman.primitives import InstanceId
 
 @dataclass(frozen=True)
 class PowerOfTwo(RoutingPolicy):
-    """`seed`: another one draws other pairs for the same requests."""
-
     name: ClassVar[str] = "power_of_two"
 
     seed: int = 0
@@ -31,7 +26,6 @@ class PowerOfTwo(RoutingPolicy):
         return Choice(view.familiar(equals), f"the less loaded of {len(candidates)} by chance", candidates)
 
     def _drawn(self, view: PoolView) -> list[InstanceId]:
-        """Two distinct instances, or the only one."""
         instances = require_eligible(view)
         first = pick(len(instances), self.seed, view.request.id, "first")
         others = [*instances[:first], *instances[first + 1 :]]

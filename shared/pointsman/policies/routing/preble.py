@@ -1,12 +1,7 @@
-"""Preble: exploit a long cached prefix, else explore where the work costs least.
-
-Source: Preble (ICLR'25), E2. Exploit: where more than half of the prompt is cached, the holder of the longest hit, then
-the least load of the last `window_s` seconds. Explore: the least sum of windowed load L, eviction cost M and own
-prefill P. Here a full cache is assumed, so that each computed token evicts one: M = hit share * P.
-
-Bias: finished work in the window weighs like waiting work: it balances minutes and overlooks the moment. Limits: decode
-is not part of L; the paper's later corrections are left to rebalancing.
-"""
+"""Exploits a hit of more than half of the prompt (longest, then least load of the last `window_s`), else explores:
+least sum of windowed load, eviction and prefill. Source: Preble (ICLR'25), E2, with a full cache assumed: eviction =
+hit share * prefill. Bias: balances minutes, overlooks the moment. Limits: decode is not part of the load; corrections
+are left to rebalancing."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -22,8 +17,6 @@ from pointsman.state.trackers.windowed_load import WindowedLoad
 
 @dataclass(frozen=True)
 class Preble(RoutingPolicy):
-    """`exploit_share`: the share of the prompt above which a hit decides alone."""
-
     name: ClassVar[str] = "preble"
 
     window_s: float = 180.0

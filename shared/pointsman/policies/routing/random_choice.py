@@ -1,5 +1,4 @@
-"""Random: any instance, all equally likely. Bias: none, and no cache. Limit: bad luck queues long prompts behind each
-other."""
+"""Any instance with equal chance. Bias: none. Limit: long prompts may queue behind each other."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -13,8 +12,6 @@ from pointsman.policies.seeded_random import pick
 
 @dataclass(frozen=True)
 class RandomChoice(RoutingPolicy):
-    """`seed`: another one gives other choices for the same requests."""
-
     name: ClassVar[str] = "random"
 
     seed: int = 0

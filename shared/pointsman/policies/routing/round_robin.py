@@ -1,5 +1,4 @@
-"""Round robin: each instance in turn. Bias: counts requests, not work; no cache. Limit: an instance that joins shifts
-all turns."""
+"""Each instance in turn. Bias: counts requests, not work. Limit: a join shifts all turns."""
 
 from dataclasses import dataclass
 from typing import ClassVar

@@ -1,8 +1,5 @@
-"""Sticky least loaded: stay with the longest prefix, unless its instance is much busier than the idlest.
-
-Source: the push-based stateful router. Bias: one threshold in tokens stands for all trade-offs. Limit: many sticky
-conversations on one instance spread only above the threshold.
-"""
+"""Longest prefix, unless its instance is much busier than the idlest. Source: the push-based stateful router. Bias: one
+threshold for all trade-offs. Limit: sticky conversations spread only above it."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -15,8 +12,6 @@ from pointsman.policies.routing.base import Choice, RoutingPolicy, candidates_of
 
 @dataclass(frozen=True)
 class StickyLeastLoaded(RoutingPolicy):
-    """`imbalance_tokens_max`: how many more tokens to prefill the sticky instance may have than the idlest."""
-
     name: ClassVar[str] = "sticky_least_loaded"
 
     imbalance_tokens_max: int = 16_384

@@ -1,5 +1,4 @@
-"""Scaling policies: how many instances the pool should have. Each returns a ScaleTarget with a reason; `limits` turns
-targets into decisions."""
+"""Scaling policies: the number of instances of a pool. `limits` turns targets into decisions."""
 
 from pointsman.policies.scaling.base import PoolSize, ScaleTarget, ScalingPolicy
 from pointsman.policies.scaling.limits import Limits, limited

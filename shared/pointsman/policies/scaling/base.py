@@ -1,18 +1,16 @@
-"""What a scaling policy is asked, and how it answers."""
+"""The base class of scaling policies."""
 
-from abc import ABC, abstractmethod
-from dataclasses import asdict, dataclass
-from typing import ClassVar
+from abc import abstractmethod
+from dataclasses import dataclass
 
-from pointsman.contracts.decisions import Settings
+from pointsman.policies.policy import Policy
 from pointsman.primitives import Seconds
 from pointsman.state.state import State
-from pointsman.state.trackers.base import Tracker
 
 
 @dataclass(frozen=True, slots=True)
 class PoolSize:
-    """`ready` instances take requests and have answered; `wanted` is what was decided last."""
+    """`ready` instances take requests; `wanted`: the last decision."""
 
     ready: int
     wanted: int
@@ -20,7 +18,7 @@ class PoolSize:
 
 @dataclass(frozen=True, slots=True)
 class ScaleTarget:
-    """Wanted instances, and why. `deliberate`: asked for by an operator or a schedule; counts at once and in full."""
+    """`deliberate`: set by an operator or a schedule; applies at once and in full."""
 
     wanted: int
     reason: str
@@ -28,19 +26,9 @@ class ScaleTarget:
 
 
 @dataclass(frozen=True)
-class ScalingPolicy(ABC):
-    """A frozen dataclass whose fields are its settings; all have defaults. Seconds are engine time."""
-
-    name: ClassVar[str]
+class ScalingPolicy(Policy):
+    """Seconds are engine time."""
 
     @abstractmethod
     def scale_target(self, state: State, size: PoolSize, now: Seconds) -> ScaleTarget:
-        """Reads `state`, changes nothing."""
-
-    def trackers(self) -> tuple[Tracker, ...]:
-        """Fresh trackers that `state` must keep for this policy."""
-        return ()
-
-    @property
-    def settings(self) -> Settings:
-        return asdict(self)
+        """Reads `state` only."""

@@ -1,4 +1,4 @@
-"""What the last while would have asked of a pool of another size."""
+"""Estimates the load of recent requests on a pool of another size."""
 
 from collections.abc import Iterable
 
@@ -8,12 +8,10 @@ from pointsman.state.trackers.service_window import Prefill
 
 
 def prefill_demand(state: State, prefills: Iterable[Prefill]) -> Seconds:
-    """Seconds of prefill that these requests take, as their instances have taught us to expect."""
     return sum(state.latency.expected_seconds(p.instance, p.seconds, p.uncached_tokens) for p in prefills)
 
 
 def least_worked(state: State, prefills: Iterable[Prefill]) -> InstanceId:
-    """The ready instance that was given the least of them: the pool would miss it least."""
     work = dict.fromkeys(state.fleet.ready, 0.0)
     for prefill in prefills:
         if prefill.instance in work:
@@ -22,9 +20,8 @@ def least_worked(state: State, prefills: Iterable[Prefill]) -> InstanceId:
 
 
 def attainment_without(state: State, prefills: Iterable[Prefill], gone: InstanceId) -> float:
-    """Share of these requests that would have been on time without one instance. They are run again in their order;
-    those of the missing one go, family by family, to the shortest queue, and the first of a family is computed whole.
-    All others stay, so the estimate errs towards keeping the instance."""
+    """Share on time without one instance: requests are run again in order, those of the missing one by prefix to
+    the shortest queue, the first of a prefix uncached. Errs towards keeping the instance."""
     free = {instance: 0.0 for instance in state.fleet.ready if instance != gone}
     homes: dict[BlockKey, InstanceId] = {}
     total = on_time = 0

@@ -1,5 +1,4 @@
-"""Bounds, steps and pauses that turn targets into decisions, the same for every policy. A pool grows fast and shrinks
-slowly, since each change costs an engine start or a cache."""
+"""Bounds, steps and pauses of every scaling policy. Pools grow fast and shrink slowly."""
 
 from dataclasses import dataclass
 
@@ -10,7 +9,7 @@ from pointsman.state.scaling import Scaling
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Engine seconds. `step_up` and `step_down`: instances that one decision adds or takes away at most."""
+    """Engine seconds. `step_up`, `step_down`: instances per decision."""
 
     lowest: int = 1
     highest: int = 8
@@ -21,7 +20,6 @@ class Limits:
 
 
 def limited(target: ScaleTarget, scaling: Scaling, now: Seconds, limits: Limits) -> ScaleTarget | None:
-    """The target as far as the limits allow, or None where nothing changes."""
     before = scaling.wanted
     bounded = min(max(target.wanted, limits.lowest), limits.highest)
     if before is None:

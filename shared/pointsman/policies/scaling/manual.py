@@ -1,4 +1,4 @@
-"""The number that was asked for with `pointsman scale`; instances that die are replaced."""
+"""The number given by `pointsman scale`; instances that die are replaced."""
 
 from dataclasses import dataclass
 from typing import ClassVar

@@ -1,9 +1,5 @@
-"""Sizes by a cron table, in UTC. The entry that fired last counts, once: a later `pointsman scale` holds until the next
-fires.
-
-Bias: knows the day, not the load. Limit: five fields with `*`, numbers, ranges, steps and lists. As in cron, either day
-suffices where both are given.
-"""
+"""Sizes by a cron table, in UTC. The entry that fired last applies, until a later `pointsman scale`. Five fields with
+`*`, numbers, ranges, steps and lists; either day suffices if both are given, as in cron. Bias: ignores load."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,14 +14,14 @@ from pointsman.primitives import Seconds
 from pointsman.state.state import State
 
 DAYS_BACK_MAX = 8 * 366
-"""How far back a firing is looked for: a 29 February may be eight years ago."""
+"""29 February may be eight years ago."""
 
 FIELDS = (("minute", 0, 59), ("hour", 0, 23), ("day of the month", 1, 31), ("month", 1, 12), ("day of the week", 0, 7))
 
 
 @dataclass(frozen=True, slots=True)
 class CronTime:
-    """The five fields, as the numbers that they allow. Sunday is 0."""
+    """Sunday is 0. `either_day`: both kinds of day are restricted, one is enough."""
 
     text: str
     minutes: tuple[int, ...]
@@ -34,10 +30,8 @@ class CronTime:
     months: frozenset[int]
     weekdays: frozenset[int]
     either_day: bool
-    """Whether both kinds of day were restricted, and one of them is enough."""
 
     def last_firing(self, now: Seconds) -> Seconds | None:
-        """The newest moment up to `now` at which it fired; None where there is none for years."""
         moment = datetime.fromtimestamp(now, UTC)
         for back in range(DAYS_BACK_MAX):
             day = moment.date() - timedelta(days=back)
@@ -54,7 +48,6 @@ class CronTime:
         return by_month or by_week if self.either_day else by_month and by_week
 
     def _firings(self, day: date) -> Iterator[datetime]:
-        """Newest first."""
         for hour in reversed(self.hours):
             for minute in reversed(self.minutes):
                 yield datetime(day.year, day.month, day.day, hour, minute, tzinfo=UTC)
@@ -85,12 +78,12 @@ class Schedule(ScalingPolicy):
 
 @lru_cache(maxsize=8)
 def parse_table(times: str) -> tuple[tuple[CronTime, int], ...]:
-    """The entries with their sizes. Raises ValueError."""
+    """Raises ValueError."""
     return tuple(_entry(text.strip()) for text in times.split(";") if text.strip())
 
 
 def parse_cron(text: str) -> CronTime:
-    """One cron time. Raises ValueError, saying what is wrong with it."""
+    """Raises ValueError."""
     parts = text.split()
     if len(parts) != len(FIELDS):
         msg = f"'{text}' has {len(parts)} fields; a time has five: minute hour day month weekday"
@@ -112,7 +105,7 @@ def parse_cron(text: str) -> CronTime:
 def _entry(text: str) -> tuple[CronTime, int]:
     time, equals, size = text.rpartition("=")
     if not equals or not size.strip().isdecimal():
-        msg = f"'{text}' is no entry; write for instance: 0 8 * * 1-5 = 8"
+        msg = f"'{text}' is not an entry; write for instance: 0 8 * * 1-5 = 8"
         raise ValueError(msg)
     return parse_cron(time.strip()), int(size)
 
@@ -128,10 +121,10 @@ def _allowed(text: str, name: str, lowest: int, highest: int) -> set[int]:
             if slash and not dash and span != "*":
                 end = highest
         except ValueError:
-            msg = f"'{part}' is no {name}"
+            msg = f"'{part}' is not a {name}"
             raise ValueError(msg) from None
         if not lowest <= begin <= end <= highest or stride < 1:
-            msg = f"'{part}' is no {name}: from {lowest} to {highest}"
+            msg = f"'{part}' is not a {name}: from {lowest} to {highest}"
             raise ValueError(msg)
         found.update(range(begin, end + 1, stride))
     return found

@@ -1,12 +1,7 @@
-"""As few instances as keep the TTFT SLO.
-
-Up when too few of the last requests were on time (waiting ones by their prediction), when even the shortest queue
-exceeds the SLO, when requests are rejected, or wait with no instance ready. Down when the last while, run again without
-the least busy instance, would still have been on time by a margin.
-
-Source: the signals of DualMap's elastic scaling; the counterfactual is our own. Bias: reacts, so the first requests of
-a surge are late. Limit: the rerun ignores that decoding slows a fuller engine; the margin covers that.
-"""
+"""As few instances as keep the TTFT SLO. Up if too few recent requests were on time, the shortest queue exceeds the
+SLO, or requests are rejected or find no instance. Down if recent requests, run again without the least busy instance,
+are on time by a margin. Source: signals of DualMap's elastic scaling; the rerun is our own. Bias: reacts late to a
+surge. Limit: the rerun ignores decoding."""
 
 from dataclasses import dataclass
 from math import ceil
@@ -23,18 +18,14 @@ from pointsman.state.trackers.service_window import Outcomes, Prefill, ServiceWi
 from pointsman.state.workload import Request, Stage
 
 REFUSALS_MIN = 3
-"""Fewer than these may be anything."""
 
 MEASURED_SECONDS_MIN: Seconds = 10.0
-"""Over less time than this, load is not extrapolated."""
 
 
 @dataclass(frozen=True)
 class SloAttainment(ScalingPolicy):
-    """`target`: share of requests on time. `margin`: how far above it the rerun must be to shrink. `window_s` is looked
-    at to grow, `calm_s` to shrink; fewer than `outcomes_min` outcomes prove nothing. `busy_max`: share of time that
-    engines prefill at most. `idle_s`: without an arrival for so long the last instance may go. `refused_max`: tolerated
-    share of rejections."""
+    """`margin`: above `target`, to shrink. `window_s` is judged to grow, `calm_s` to shrink. `busy_max`: share of
+    time in prefill. `idle_s`: without arrivals until the last instance may go."""
 
     name: ClassVar[str] = "slo_attainment"
 
@@ -67,7 +58,7 @@ class SloAttainment(ScalingPolicy):
         return (ServiceWindow(max(self.window_s, self.calm_s)),)
 
     def _trouble(self, state: State, window: ServiceWindow, now: Seconds) -> str:
-        """Why there should be more, or nothing."""
+        """Empty if the pool is large enough."""
         waiting = [r for r in state.workload.requests.values() if r.stage is not Stage.DECODING]
         done = window.outcomes(max(now - self.window_s, state.scaling.up_at))
         in_time = sum(_expected_in_time(request, now) for request in waiting)
@@ -91,7 +82,6 @@ class SloAttainment(ScalingPolicy):
         return f"even the shortest queue takes {shortest:.1f} s of {slo:g} s" if shortest > slo else ""
 
     def _needed(self, state: State, window: ServiceWindow, now: Seconds) -> int:
-        """Instances that the work of the last window keeps as busy as they shall be at most."""
         prefills = window.prefills(now - self.window_s)
         if not prefills:
             return 0

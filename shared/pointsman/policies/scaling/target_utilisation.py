@@ -1,9 +1,5 @@
-"""As many instances as keep prefill time and KV memory near a target utilisation.
-
-Source: Kubernetes' horizontal autoscaler, `wanted = ceil(ready * measured / target)` with a tolerance; the busier
-resource counts. Bias: knows no SLO; may be late in bursts. Limit: prefill time is by the cost model with its
-correction.
-"""
+"""Keeps prefill time and KV memory near a target. Source: Kubernetes' horizontal autoscaler, `ceil(ready * measured /
+target)` with a tolerance; the busier resource counts. Bias: ignores SLOs; late in bursts."""
 
 from dataclasses import dataclass
 from math import ceil
@@ -21,8 +17,7 @@ from pointsman.state.trackers.service_window import ServiceWindow
 
 @dataclass(frozen=True)
 class TargetUtilisation(ScalingPolicy):
-    """`prefill` and `kv`: target shares of time and memory. `tolerance`: share of the target by which the measured may
-    be off."""
+    """`prefill`, `kv`: target shares. `tolerance`: relative."""
 
     name: ClassVar[str] = "target_utilisation"
 

@@ -32,6 +32,7 @@ from pointsman_scaler.providers import chosen_provider
 from pointsman_scaler.service import ScalerService
 from pointsman_scaler.settings import ScalerSettings
 from pointsman_scheduler.checkpointer import checkpointer_over
+from pointsman_scheduler.checkpointing import Cadence
 from pointsman_scheduler.main import start_scheduler
 from pointsman_scheduler.policy_config import chosen_policies
 from pointsman_scheduler.service import SchedulerService
@@ -66,7 +67,8 @@ class CheckpointerProcess(Process):
     @override
     async def serve(self, run: ProcessRun, supervisor: Supervisor) -> None:
         settings = self.environment.plan.scheduler
-        checkpointer = checkpointer_over(self.link.ports, settings, clock=self.clock, board=run.board)
+        cadence = Cadence(seconds=settings.checkpoint_seconds)
+        checkpointer = checkpointer_over(self.link.ports, settings, clock=self.clock, board=run.board, cadence=cadence)
         supervisor.start(checkpointer.run(), name="checkpoints")
         await supervisor.until_stopped()
 

@@ -1,0 +1,23 @@
+"""The base class of all policies."""
+
+from abc import ABC
+from dataclasses import asdict, dataclass
+from typing import ClassVar
+
+from pointsman.contracts.decisions import Settings
+from pointsman.state.trackers.base import Tracker
+
+
+@dataclass(frozen=True)
+class Policy(ABC):
+    """A frozen dataclass; its fields are its settings and have defaults."""
+
+    name: ClassVar[str]
+
+    def trackers(self) -> tuple[Tracker, ...]:
+        """Fresh trackers that State keeps for this policy."""
+        return ()
+
+    @property
+    def settings(self) -> Settings:
+        return asdict(self)
