@@ -92,7 +92,7 @@ class Follower:
             telemetry.ENGINE_STORES_DROPPED.inc(dropped)
             state.on_events_lost(dropped, translator.counters.problem)
         state.check_capacity(translator)
-        if translator.changed:
+        if translator.keys.changed:
             state.wake.set()
 
     def _on_undecodable(self, count: int, problem: str) -> None:

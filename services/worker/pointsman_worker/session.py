@@ -153,7 +153,7 @@ class SessionState:
             return
         translator = session.translator
         translator.set_unverifiable(now, on=not self.certain(session))
-        parked_since = translator.parked_since
+        parked_since = translator.orphans.since
         if parked_since is not None and session.cache == "empty" and now - parked_since > float(PARKED_SECONDS_MAX):
             self.on_events_lost(0, "blocks were stored that follow one which never was")
         expired = translator.expire(now - float(self.unconfirmed_wall_seconds))

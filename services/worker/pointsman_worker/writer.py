@@ -109,11 +109,11 @@ class LogWriter:
         if session.missed_reason and gaps:
             yield session.sequencer.gap(at, session.missed, session.missed_reason)
             session.missed, session.missed_reason = 0, ""
-        if snapshot or session.snapshot_due or session.translator.pending > PENDING_KEYS_MAX:
+        if snapshot or session.snapshot_due or session.translator.keys.pending > PENDING_KEYS_MAX:
             session.snapshot_due = False
-            yield from session.sequencer.snapshot(at, session.translator.take_snapshot())
+            yield from session.sequencer.snapshot(at, session.translator.keys.take_snapshot())
             return
-        changes = session.translator.take_changes()
+        changes = session.translator.keys.take_changes()
         if changes.cleared:
             session.cache, session.detail = "empty", ""
         yield from session.sequencer.changes(at, changes)
@@ -171,7 +171,7 @@ class LogWriter:
             await self._append(left, session)
             return
         await self._report(session, back_within=RESTART_WALL_SECONDS * state.clock.speed)
-        while session.translator is not None and session.translator.changed:
+        while session.translator is not None and session.translator.keys.changed:
             if not await self._write(session, reporting=True):
                 break
         self.successor.save(session)

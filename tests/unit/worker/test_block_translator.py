@@ -128,7 +128,7 @@ def handed_over(translator: BlockTranslator, span: int) -> BlockTranslator:
         return translator
     successor = BlockTranslator(chain_of(span), WIDTH)
     successor.restore(msgspec.msgpack.decode(msgspec.msgpack.encode(kept), type=HeldBlocks))
-    assert (successor.count, successor.digest) == (translator.count, translator.digest)
+    assert (successor.keys.count, successor.keys.digest) == (translator.keys.count, translator.keys.digest)
     return successor
 
 
@@ -188,21 +188,21 @@ def test_it_holds_what_the_slow_twin_holds_and_tells_every_change_once(span: int
             translator.apply(EngineCacheCleared())
             twin.apply_cleared()
         elif step == "snapshot":
-            runs = translator.take_snapshot()
+            runs = translator.keys.take_snapshot()
             told = set(keys_in(runs))
             assert_parents_first(runs)
         elif step == "hand over":
             translator = handed_over(translator, span)
         else:
-            changes = translator.take_changes()
+            changes = translator.keys.take_changes()
             told = folded(told, changes)
             assert_parents_first(changes.stored)
 
         assert translator.held_keys() == twin.keys()
         if step in ("take", "snapshot"):
             assert told == twin.keys()
-            assert (translator.count, translator.digest) == (len(told), reduce(xor, told, 0))
-            assert not translator.changed
+            assert (translator.keys.count, translator.keys.digest) == (len(told), reduce(xor, told, 0))
+            assert not translator.keys.changed
 
 
 def test_keys_are_those_the_ingress_chains() -> None:
@@ -212,7 +212,7 @@ def test_keys_are_those_the_ingress_chains() -> None:
     translator.apply(stored(tokens[: 3 * WIDTH]))
     translator.apply(stored(tokens, 3))
 
-    (run,) = translator.take_changes().stored
+    (run,) = translator.keys.take_changes().stored
 
     assert unpack_keys(run.keys) == chain.extend(chain.root(), tokens)
     assert run.parent == 0
@@ -314,12 +314,12 @@ def test_orphans_wait_within_a_bound_and_the_oldest_is_given_up() -> None:
     translator = BlockTranslator(chain_of(1), WIDTH, parked_blocks_max=4)
     for start in (100, 200, 300):
         translator.apply(stored(prompt(3, start=start), 1))
-    assert (translator.parked_blocks, translator.counters.parked_dropped) == (4, 2)
+    assert (translator.orphans.blocks, translator.counters.parked_dropped) == (4, 2)
 
     for start in (100, 200, 300):
         translator.apply(stored(prompt(1, start=start)))
 
-    assert translator.parked_blocks == 0
+    assert translator.orphans.blocks == 0
     assert len(translator.held_keys()) == 1 + 3 + 3
 
 
@@ -334,12 +334,12 @@ def test_what_comes_and_goes_between_two_takes_is_not_told() -> None:
     events: list[EngineEvent] = [stored(kept), stored(passing), removed(passing)]
     for event in events:
         translator.apply(event)
-    first = translator.take_changes()
+    first = translator.keys.take_changes()
     translator.apply(removed(kept))
     translator.apply(stored(kept))
 
     assert len(keys_in(first.stored)) == 1
-    assert not translator.take_changes()
+    assert not translator.keys.take_changes()
 
 
 @given(
@@ -378,13 +378,13 @@ def test_after_a_doubt_what_nothing_confirms_expires_and_is_told_apart_from_what
     translator = BlockTranslator(chain_of(1), WIDTH)
     for start in (1, 50, 90):
         translator.apply(stored(prompt(2, start=start)), now=0.0)
-    translator.take_changes()
+    translator.keys.take_changes()
     translator.mark_unverified(10.0)
     translator.apply(stored(prompt(2, start=50)), now=20.0)
     translator.apply(removed(prompt(2, start=90)), now=20.0)
     kept_until_then = translator.expire(9.9)
     given_up = translator.expire(10.0)
-    changes = translator.take_changes()
+    changes = translator.keys.take_changes()
 
     assert (kept_until_then, given_up) == (0, 3)
     assert set(changes.removed) == keys_of(prompt(2, start=90)) - keys_of(prompt(1, start=90))
@@ -466,7 +466,7 @@ def test_a_store_that_builds_on_what_was_given_up_brings_it_back_unless_that_was
 
     assert given_up == set()
     assert translator.held_keys() == keys_of(long, span)
-    assert translator.parked_blocks == 2
+    assert translator.orphans.blocks == 2
     translator.apply(removed(*(long[:end] for end in range(WIDTH, len(long) + 1, WIDTH))), now=4.0)
     assert translator.held_keys() == set()
 
@@ -583,7 +583,7 @@ def test_a_block_that_is_removed_while_it_waits_for_its_parent_is_not_held_once_
     translator.apply(stored(whole[: 1 * WIDTH]))
 
     assert translator.held_keys() == set(chain_of(1).extend(chain_of(1).root(), whole[: 2 * WIDTH]))
-    assert translator.parked_blocks == 0
+    assert translator.orphans.blocks == 0
 
 
 def test_a_key_that_three_engine_blocks_stand_for_is_held_until_the_last_of_them_goes() -> None:
