@@ -75,10 +75,6 @@ def portions(runs: list[Run], bytes_max: int = EVENT_KEY_BYTES_MAX) -> Iterator[
             part, keys = keys[:fitting], keys[fitting:]
             portion.append(Run(keys=part, parent=parent))
             room -= RUN_OVERHEAD_BYTES + len(part)
-            parent = _last_key(part)
+            parent = BlockKey(int.from_bytes(part[-KEY_BYTES:], "little"))
     if portion:
         yield portion
-
-
-def _last_key(keys: bytes) -> BlockKey:
-    return BlockKey(int.from_bytes(keys[-KEY_BYTES:], "little"))

@@ -122,7 +122,7 @@ class SessionState:
 
     def on_events_lost(self, count: int, reason: str) -> None:
         session, translator = self.followed_session()
-        translator.mark_unverified(float(self.clock.wall()))
+        translator.verification.mark_counts_unverified(float(self.clock.wall()))
         self._contents_unknown(session, count, reason)
 
     def check_capacity(self, translator: BlockTranslator) -> None:
@@ -142,7 +142,7 @@ class SessionState:
         log.warning("engine_events_distrusted", reason=reason)
         if forget:
             translator = self.new_translator(session.facts)
-        translator.set_unverifiable(float(self.clock.wall()), on=True)
+        translator.verification.set_unverifiable(float(self.clock.wall()), on=True)
         session = self.begin(session.facts, "unknown", translator, detail=reason, distrusted=True)
         session.snapshot_due = True
 
@@ -152,7 +152,7 @@ class SessionState:
         if session is None or session.translator is None:
             return
         translator = session.translator
-        translator.set_unverifiable(now, on=not self.certain(session))
+        translator.verification.set_unverifiable(now, on=not self.certain(session))
         parked_since = translator.orphans.since
         if parked_since is not None and session.cache == "empty" and now - parked_since > float(PARKED_SECONDS_MAX):
             self.on_events_lost(0, "blocks were stored that follow one which never was")
@@ -165,9 +165,8 @@ class SessionState:
     def on_engine_exit(self) -> None:
         """With a replay socket the next engine's events show its exit."""
         session = self.session
-        if session is not None and session.translator is not None and self.events is not None:
-            if self.events.replays:
-                return
+        replays = self.events is None or self.events.replays
+        if session is not None and session.translator is not None and not replays:
             reason = "the engine's process had ended, and there is no replay socket"
             self.begin(session.facts, "unknown", self.new_translator(session.facts), detail=reason)
 

@@ -20,7 +20,7 @@ from pointsman.adapters.kv_events.events import (
     EngineHash,
 )
 from pointsman.contracts.block_keys import KeyChain
-from pointsman.primitives import BlockKey, Seconds, Tokens
+from pointsman.primitives import Seconds, Tokens
 from pointsman_worker.block_rules import AttentionGroups, layout_error, on_device, token_keyed_blocks
 from pointsman_worker.engine_blocks import UNVERIFIED_COPIES, VERIFIED, Block, EngineBlocks, HeldBlock
 from pointsman_worker.held_keys import HeldKeys
@@ -69,7 +69,7 @@ class BlockTranslator:
         self._blocks = EngineBlocks(key_chain, engine_block_tokens)
         self.keys = HeldKeys(self._blocks.last_index)
         self.orphans = Orphans(parked_blocks_max)
-        self._verification = Verification(self._blocks.nodes)
+        self.verification = Verification(self._blocks.nodes)
         self._capacity_blocks = capacity_blocks
         self._groups = AttentionGroups()
         self._held_blocks = 0  # without further copies
@@ -80,10 +80,6 @@ class BlockTranslator:
         """0 if the capacity is unknown."""
         known = self._capacity_blocks and not self._groups.several
         return max(0, self._held_blocks - self._capacity_blocks) if known else 0
-
-    def held_keys(self) -> set[BlockKey]:
-        """Includes pending changes."""
-        return set(self.keys.parents)
 
     def apply(self, event: EngineEvent, now: Seconds = 0.0) -> None:
         """Never raises for an event's contents. `now` is monotonic."""
@@ -96,16 +92,10 @@ class BlockTranslator:
             case EngineCacheCleared():
                 self._on_cleared()
 
-    def mark_unverified(self, now: Seconds = 0.0) -> None:
-        self._verification.mark_counts_unverified(now)
-
-    def set_unverifiable(self, now: Seconds, *, on: bool) -> None:
-        self._verification.set_unverifiable(now, on=on)
-
     def expire(self, until: Seconds) -> int:
         """Returns the number of blocks dropped."""
         dropped = 0
-        for node in self._verification.expired(until):
+        for node in self.verification.expired(until):
             self._give_up(node)
             dropped += 1
         return dropped
@@ -115,14 +105,14 @@ class BlockTranslator:
         unnoticed."""
         verified = False
         for _ in range(self.blocks_over):
-            node = self._verification.longest_unconfirmed()
+            node = self.verification.longest_unconfirmed()
             verified = verified or node.unverified == VERIFIED
             self._give_up(node)
         return verified
 
     def dump(self) -> HeldBlocks | None:
         """None if changes or parked stores are pending, or blocks are unverified."""
-        if self.keys.changed or self.orphans or not self._verification.complete:
+        if self.keys.changed or self.orphans or not self.verification.complete:
             return None
         return HeldBlocks(self._blocks.dump(), self._groups.chosen, self._groups.several)
 
@@ -189,12 +179,12 @@ class BlockTranslator:
 
     def _hold(self, node: Block) -> None:
         self._held_blocks += 1
-        if self._verification.given_up:
-            self._verification.given_up.pop(node.engine_hash, None)
+        if self.verification.given_up:
+            self.verification.given_up.pop(node.engine_hash, None)
 
     def _confirm(self, stored: list[Block], previous: EngineHash | None) -> None:
         """Includes all blocks before them, also given-up ones."""
-        now, verification = self._now, self._verification
+        now, verification = self._now, self.verification
         unverified = now if verification.unverifiable else VERIFIED
         confirmed = stored
         for held in stored:
@@ -246,7 +236,7 @@ class BlockTranslator:
         if not on_device(event.medium) or event.group_idx not in (None, self._groups.chosen):
             self.counters.ignored += 1
             return
-        nodes, given_up = self._blocks.nodes, self._verification.given_up
+        nodes, given_up = self._blocks.nodes, self.verification.given_up
         for engine_hash in event.block_hashes:
             node = nodes.get(engine_hash)
             if node is not None and node.copies:
@@ -268,11 +258,11 @@ class BlockTranslator:
         node.copies = 0
         self._held_blocks -= 1
         self.keys.recount(node, expired=True)
-        self._prune(self._verification.give_up(node))
+        self._prune(self.verification.give_up(node))
 
     def _prune(self, node: Block | None) -> None:
         """Delete a node that is neither held nor needed, then its parents."""
-        nodes, given_up = self._blocks.nodes, self._verification.given_up
+        nodes, given_up = self._blocks.nodes, self.verification.given_up
         while node is not None and not (node.copies or node.children or node.engine_hash in given_up):
             del nodes[node.engine_hash]
             parent = node.parent
@@ -283,6 +273,6 @@ class BlockTranslator:
     def _on_cleared(self) -> None:
         self._blocks.nodes.clear()
         self._held_blocks = 0
-        self._verification.clear()
+        self.verification.clear()
         self.orphans.clear()
         self.keys.clear()

@@ -198,7 +198,7 @@ def test_it_holds_what_the_slow_twin_holds_and_tells_every_change_once(span: int
             told = folded(told, changes)
             assert_parents_first(changes.stored)
 
-        assert translator.held_keys() == twin.keys()
+        assert set(translator.keys.parents) == twin.keys()
         if step in ("take", "snapshot"):
             assert told == twin.keys()
             assert (translator.keys.count, translator.keys.digest) == (len(told), reduce(xor, told, 0))
@@ -226,7 +226,7 @@ def test_salt_and_adapter_enter_the_root() -> None:
 
     root = chain.root(lora="poet", cache_salt="salt")
 
-    assert translator.held_keys() == set(chain.extend(root, tokens))
+    assert set(translator.keys.parents) == set(chain.extend(root, tokens))
 
 
 def test_blocks_keyed_by_more_than_tokens_get_no_key_and_neither_does_what_follows() -> None:
@@ -235,11 +235,11 @@ def test_blocks_keyed_by_more_than_tokens_get_no_key_and_neither_does_what_follo
     tokens = prompt(4)
     translator.apply(stored(tokens[: 3 * WIDTH], extra_keys=[None, [["image", 3]], None]))
     translator.apply(stored(tokens, 3))
-    assert translator.held_keys() == set(chain.extend(chain.root(), tokens[:WIDTH]))
+    assert set(translator.keys.parents) == set(chain.extend(chain.root(), tokens[:WIDTH]))
 
     translator.apply(removed(tokens, tokens[: 3 * WIDTH], tokens[: 2 * WIDTH], tokens[:WIDTH]))
 
-    assert translator.held_keys() == set()
+    assert set(translator.keys.parents) == set()
     assert translator.counters.keyless == 3
 
 
@@ -249,12 +249,12 @@ def test_a_copy_keeps_a_block_until_the_last_one_goes() -> None:
     translator.apply(stored(tokens))
     translator.apply(stored(tokens))
     translator.apply(removed(tokens))
-    assert len(translator.held_keys()) == 1
+    assert len(translator.keys.parents) == 1
 
     translator.apply(removed(tokens))
     translator.apply(removed(tokens))
 
-    assert translator.held_keys() == set()
+    assert set(translator.keys.parents) == set()
 
 
 def test_in_doubt_one_remove_takes_a_block_away_however_often_it_was_stored() -> None:
@@ -262,12 +262,12 @@ def test_in_doubt_one_remove_takes_a_block_away_however_often_it_was_stored() ->
     tokens = prompt(1)
     translator.apply(stored(tokens))
     translator.apply(stored(tokens))
-    translator.mark_unverified()
-    assert len(translator.held_keys()) == 1
+    translator.verification.mark_counts_unverified()
+    assert len(translator.keys.parents) == 1
 
     translator.apply(removed(tokens))
 
-    assert translator.held_keys() == set()
+    assert set(translator.keys.parents) == set()
 
 
 @pytest.mark.parametrize(
@@ -282,13 +282,13 @@ def test_in_doubt_one_remove_takes_a_block_away_however_often_it_was_stored() ->
 def test_other_tiers_and_groups_change_nothing(fields: dict[str, Any]) -> None:
     translator = BlockTranslator(chain_of(1), WIDTH)
     translator.apply(stored(prompt(2), group_idx=0, kv_cache_spec_kind="full_attention", medium="gpu"))
-    before = translator.held_keys()
+    before = set(translator.keys.parents)
 
     translator.apply(stored(prompt(4), **fields))
     gone = removed(prompt(1), prompt(2), medium=fields.get("medium"), group_idx=fields.get("group_idx", 2))
     translator.apply(gone)
 
-    assert translator.held_keys() == before
+    assert set(translator.keys.parents) == before
 
 
 @pytest.mark.parametrize(
@@ -306,7 +306,7 @@ def test_a_store_that_contradicts_itself_is_counted_and_changes_nothing(fields: 
 
     translator.apply(stored(prompt(1), **fields))
 
-    assert translator.held_keys() == set()
+    assert set(translator.keys.parents) == set()
     assert translator.counters.mismatches == 1
 
 
@@ -320,7 +320,7 @@ def test_orphans_wait_within_a_bound_and_the_oldest_is_given_up() -> None:
         translator.apply(stored(prompt(1, start=start)))
 
     assert translator.orphans.blocks == 0
-    assert len(translator.held_keys()) == 1 + 3 + 3
+    assert len(translator.keys.parents) == 1 + 3 + 3
 
 
 def test_a_pool_block_must_be_whole_engine_blocks() -> None:
@@ -368,7 +368,7 @@ def test_engines_with_blocks_of_any_size_hold_the_same_keys_for_the_same_prompts
                             block_size=width,
                         )
                     )
-        assert translator.held_keys() == expected
+        assert set(translator.keys.parents) == expected
 
 
 # What may have been removed unseen
@@ -379,7 +379,7 @@ def test_after_a_doubt_what_nothing_confirms_expires_and_is_told_apart_from_what
     for start in (1, 50, 90):
         translator.apply(stored(prompt(2, start=start)), now=0.0)
     translator.keys.take_changes()
-    translator.mark_unverified(10.0)
+    translator.verification.mark_counts_unverified(10.0)
     translator.apply(stored(prompt(2, start=50)), now=20.0)
     translator.apply(removed(prompt(2, start=90)), now=20.0)
     kept_until_then = translator.expire(9.9)
@@ -389,8 +389,8 @@ def test_after_a_doubt_what_nothing_confirms_expires_and_is_told_apart_from_what
     assert (kept_until_then, given_up) == (0, 3)
     assert set(changes.removed) == keys_of(prompt(2, start=90)) - keys_of(prompt(1, start=90))
     assert set(changes.expired) == keys_of(prompt(2)) | keys_of(prompt(1, start=90))
-    assert translator.held_keys() == keys_of(prompt(2, start=50))
-    assert (translator.expire(1000.0), translator.held_keys()) == (0, keys_of(prompt(2, start=50)))
+    assert set(translator.keys.parents) == keys_of(prompt(2, start=50))
+    assert (translator.expire(1000.0), set(translator.keys.parents)) == (0, keys_of(prompt(2, start=50)))
 
 
 @pytest.mark.parametrize("doubted", [1.0, 10.0])
@@ -401,11 +401,11 @@ def test_a_store_confirms_every_block_that_it_builds_on(span: int, doubted: floa
     translator.apply(stored(long[: 4 * WIDTH]), now=0.0)
     translator.apply(stored(long[: 6 * WIDTH], first=4), now=0.0)
     translator.apply(stored(prompt(4, start=100)), now=0.0)
-    translator.mark_unverified(doubted)
+    translator.verification.mark_counts_unverified(doubted)
     translator.apply(stored(long, first=6), now=doubted + 1.0)
     translator.expire(doubted)
 
-    assert translator.held_keys() == keys_of(long, span)
+    assert set(translator.keys.parents) == keys_of(long, span)
 
 
 @pytest.mark.parametrize("fading", [False, True])
@@ -416,26 +416,26 @@ def test_blocks_that_an_engine_says_build_on_each_other_end_the_search(fading: b
         )
 
     translator = BlockTranslator(chain_of(1), WIDTH)
-    translator.set_unverifiable(0.0, on=fading)
+    translator.verification.set_unverifiable(0.0, on=fading)
     translator.apply(lie(1, None), now=0.0)
     translator.apply(lie(2, 1), now=0.0)
     translator.apply(EngineBlockRemoved(block_hashes=[1]), now=0.0)
     translator.apply(lie(1, 2), now=0.0)
     translator.apply(lie(3, 1), now=20.0)
 
-    assert len(translator.held_keys()) == 3
+    assert len(translator.keys.parents) == 3
 
 
 def test_while_removals_may_be_lost_unnoticed_every_block_must_be_confirmed_again_and_again() -> None:
     translator = BlockTranslator(chain_of(1), WIDTH)
     translator.apply(stored(prompt(2)), now=0.0)
-    translator.set_unverifiable(5.0, on=True)
+    translator.verification.set_unverifiable(5.0, on=True)
     translator.apply(stored(prompt(2, start=50)), now=6.0)
     translator.apply(stored(prompt(2)), now=7.0)
     held = []
     for until in (5.0, 6.0, 7.0):
         translator.expire(until)
-        held.append(translator.held_keys())
+        held.append(set(translator.keys.parents))
 
     assert held == [keys_of(prompt(2)) | keys_of(prompt(2, start=50)), keys_of(prompt(2)), set()]
 
@@ -443,12 +443,12 @@ def test_while_removals_may_be_lost_unnoticed_every_block_must_be_confirmed_agai
 def test_what_was_told_while_removals_could_be_lost_stays_once_it_is_known_that_none_was() -> None:
     translator = BlockTranslator(chain_of(1), WIDTH)
     translator.apply(stored(prompt(2)), now=0.0)
-    translator.set_unverifiable(5.0, on=True)
+    translator.verification.set_unverifiable(5.0, on=True)
     translator.apply(stored(prompt(2, start=50)), now=6.0)
-    translator.set_unverifiable(7.0, on=False)
+    translator.verification.set_unverifiable(7.0, on=False)
     translator.expire(100.0)
 
-    assert translator.held_keys() == keys_of(prompt(2)) | keys_of(prompt(2, start=50))
+    assert set(translator.keys.parents) == keys_of(prompt(2)) | keys_of(prompt(2, start=50))
 
 
 @pytest.mark.parametrize("span", [1, 2])
@@ -457,30 +457,30 @@ def test_a_store_that_builds_on_what_was_given_up_brings_it_back_unless_that_was
     long, other = prompt(6), prompt(6, start=50)
     for tokens in (long, other):
         translator.apply(stored(tokens[: 4 * WIDTH]), now=0.0)
-    translator.mark_unverified(1.0)
+    translator.verification.mark_counts_unverified(1.0)
     translator.expire(1.0)
-    given_up = translator.held_keys()
+    given_up = set(translator.keys.parents)
     translator.apply(removed(other[: 4 * WIDTH]), now=2.0)
     translator.apply(stored(long, first=4), now=3.0)
     translator.apply(stored(other, first=4), now=3.0)
 
     assert given_up == set()
-    assert translator.held_keys() == keys_of(long, span)
+    assert set(translator.keys.parents) == keys_of(long, span)
     assert translator.orphans.blocks == 2
     translator.apply(removed(*(long[:end] for end in range(WIDTH, len(long) + 1, WIDTH))), now=4.0)
-    assert translator.held_keys() == set()
+    assert set(translator.keys.parents) == set()
 
 
 def test_the_end_of_a_span_that_goes_does_not_take_with_it_what_was_given_up_before_it() -> None:
     translator = BlockTranslator(chain_of(2), WIDTH)
     span = prompt(2)
     translator.apply(stored(span), now=0.0)
-    translator.mark_unverified(1.0)
+    translator.verification.mark_counts_unverified(1.0)
     translator.expire(1.0)
     translator.apply(removed(span), now=2.0)
     translator.apply(stored(span, first=1), now=3.0)
 
-    assert translator.held_keys() == keys_of(span, 2)
+    assert set(translator.keys.parents) == keys_of(span, 2)
 
 
 def test_what_was_given_up_is_remembered_within_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -488,12 +488,12 @@ def test_what_was_given_up_is_remembered_within_a_bound(monkeypatch: pytest.Monk
     translator = BlockTranslator(chain_of(1), WIDTH)
     for start in (1, 50, 90):
         translator.apply(stored(prompt(1, start=start)), now=0.0)
-    translator.mark_unverified(1.0)
+    translator.verification.mark_counts_unverified(1.0)
     translator.expire(1.0)
     for start in (1, 50, 90):
         translator.apply(stored(prompt(2, start=start), first=1), now=2.0)
 
-    assert translator.held_keys() == keys_of(prompt(2, start=50)) | keys_of(prompt(2, start=90))
+    assert set(translator.keys.parents) == keys_of(prompt(2, start=50)) | keys_of(prompt(2, start=90))
 
 
 def test_no_more_is_held_than_fits_and_the_longest_unconfirmed_go_first_ends_before_beginnings() -> None:
@@ -505,7 +505,9 @@ def test_no_more_is_held_than_fits_and_the_longest_unconfirmed_go_first_ends_bef
 
     assert (fits, translator.blocks_over) == (0, 2)
     assert translator.trim(), "nothing was in doubt: removals were lost unnoticed"
-    assert translator.held_keys() == keys_of(prompt(1)) | keys_of(prompt(2, start=50)) | keys_of(prompt(2, start=90))
+    assert set(translator.keys.parents) == keys_of(prompt(1)) | keys_of(prompt(2, start=50)) | keys_of(
+        prompt(2, start=90)
+    )
     assert translator.blocks_over == 0
 
 
@@ -513,12 +515,14 @@ def test_what_is_in_doubt_makes_room_for_what_is_not() -> None:
     translator = BlockTranslator(chain_of(1), WIDTH, capacity_blocks=4)
     translator.apply(stored(prompt(2, start=50)), now=0.0)
     translator.apply(stored(prompt(2)), now=10.0)
-    translator.mark_unverified(20.0)
+    translator.verification.mark_counts_unverified(20.0)
     translator.apply(stored(prompt(2, start=50)), now=30.0)
     translator.apply(stored(prompt(1, start=90)), now=30.0)
 
     assert not translator.trim()
-    assert translator.held_keys() == keys_of(prompt(1)) | keys_of(prompt(2, start=50)) | keys_of(prompt(1, start=90))
+    assert set(translator.keys.parents) == keys_of(prompt(1)) | keys_of(prompt(2, start=50)) | keys_of(
+        prompt(1, start=90)
+    )
 
 
 def test_what_was_removed_or_cleared_takes_no_room() -> None:
@@ -567,7 +571,7 @@ def test_70_000_blocks_in_one_event_are_70_000_blocks() -> None:
         translator.apply(told)
 
     assert batch.problem == ""
-    assert len(translator.held_keys()) == tokens // 64
+    assert len(translator.keys.parents) == tokens // 64
 
 
 def keys_of(prefix: Prefix, span: int = 1) -> set[BlockKey]:
@@ -582,7 +586,7 @@ def test_a_block_that_is_removed_while_it_waits_for_its_parent_is_not_held_once_
     translator.apply(removed(whole))
     translator.apply(stored(whole[: 1 * WIDTH]))
 
-    assert translator.held_keys() == set(chain_of(1).extend(chain_of(1).root(), whole[: 2 * WIDTH]))
+    assert set(translator.keys.parents) == set(chain_of(1).extend(chain_of(1).root(), whole[: 2 * WIDTH]))
     assert translator.orphans.blocks == 0
 
 
@@ -593,6 +597,6 @@ def test_a_key_that_three_engine_blocks_stand_for_is_held_until_the_last_of_them
     held = []
     for name in (1, 2, 3):
         translator.apply(EngineBlockRemoved(block_hashes=[name]))
-        held.append(len(translator.held_keys()))
+        held.append(len(translator.keys.parents))
 
     assert held == [1, 1, 0]

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from pointsman.primitives import Tokens
-from pointsman_ingress.engine.usage import usage_in
+from pointsman_ingress.engine.usage import try_decode, usage_in
 
 REMOTE_DECODE: dict[str, Any] = {
     "do_remote_decode": True,
@@ -63,8 +63,5 @@ class SplitBody:
 
 
 def read_prefill(answer: bytes) -> PrefillResult:
-    try:
-        transfer = _answers.decode(answer).kv_transfer_params
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        transfer = None
-    return PrefillResult(transfer, usage_in(answer).cached_tokens)
+    decoded = try_decode(_answers, answer)
+    return PrefillResult(decoded.kv_transfer_params if decoded else None, usage_in(answer).cached_tokens)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 from pointsman.runtime.telemetry import RETRIES_REFUSED
 
@@ -30,20 +31,20 @@ class RetryBudget:
         return self.retrying >= max(RETRIES_MIN, self._share * self.live)
 
 
+@dataclass(eq=False)
 class RetryTicket:
-    def __init__(self, budget: RetryBudget) -> None:
-        self._budget = budget
-        self._retrying = False
+    budget: RetryBudget
+    _retrying: bool = field(default=False, init=False)
 
     def claim(self) -> bool:
-        if not self._retrying and self._budget.spent:
+        if not self._retrying and self.budget.spent:
             RETRIES_REFUSED.inc()
             return False
-        self._budget.retrying += not self._retrying
+        self.budget.retrying += not self._retrying
         self._retrying = True
         return True
 
     def settle(self) -> None:
         """Call at the first output or the end."""
-        self._budget.retrying -= self._retrying
+        self.budget.retrying -= self._retrying
         self._retrying = False
