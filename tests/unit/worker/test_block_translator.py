@@ -1,4 +1,4 @@
-"""The block translator against a slow, obvious twin, and its rules one by one."""
+"""The block translator against a slow reference model, and its rules one by one."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -57,8 +57,8 @@ def prompt(blocks: int, *, start: int = 1) -> Prefix:
     return tuple(range(start, start + blocks * WIDTH))
 
 
-class Twin:
-    """The same rules with nothing clever: prefixes instead of hashes, everything looked at again each time."""
+class ReferenceModel:
+    """The same rules over prefixes instead of hashes, recomputed each time."""
 
     def __init__(self, span: int) -> None:
         self.span = span
@@ -70,7 +70,7 @@ class Twin:
     def apply_stored(self, prefix: Prefix, first: int) -> None:
         self._store_or_park([prefix[:end] for end in range((first + 1) * WIDTH, len(prefix) + 1, WIDTH)])
         late: list[Prefix] = []
-        while ready := [entry for entry in self.parked if self._above(entry[0][0]) in self.known]:
+        while ready := [entry for entry in self.parked if self._parent(entry[0][0]) in self.known]:
             self.parked.remove(ready[0])
             self._store_or_park(ready[0][0])
             late.extend(ready[0][1])
@@ -101,14 +101,14 @@ class Twin:
         }
 
     def _store_or_park(self, blocks: list[Prefix]) -> None:
-        above = self._above(blocks[0])
-        if above and above not in self.known:
+        parent = self._parent(blocks[0])
+        if parent and parent not in self.known:
             self.parked.append((blocks, set()))
             return
         self.known.update(blocks)
         self.copies.update(blocks)
 
-    def _above(self, prefix: Prefix) -> Prefix:
+    def _parent(self, prefix: Prefix) -> Prefix:
         return prefix[:-WIDTH]
 
     def _span_of(self, prefix: Prefix) -> list[Prefix]:
@@ -117,12 +117,12 @@ class Twin:
         return [prefix[:end] for end in range(start + WIDTH, len(prefix) + 1, WIDTH)]
 
     def _forget(self) -> None:
-        """Keep only blocks that are held, or that a kept one of the same span stands on."""
+        """Keep only blocks that are held, or that a kept one of the same span depends on."""
         self.known = {part for held in self.known if self.copies[held] > 0 for part in self._span_of(held)}
 
 
 def handed_over(translator: BlockTranslator, span: int) -> BlockTranslator:
-    """Another one that goes on from there, where that can be."""
+    """A successor restored from a dump, or the same translator if there is none."""
     kept = translator.dump()
     if kept is None:
         return translator
@@ -173,35 +173,35 @@ steps = st.one_of(
 
 @settings(max_examples=300)
 @given(span=st.sampled_from([1, 2, 4]), history=st.lists(steps, max_size=60))
-def test_it_holds_what_the_slow_twin_holds_and_tells_every_change_once(span: int, history: list[Any]) -> None:
-    translator, twin = BlockTranslator(chain_of(span), WIDTH), Twin(span)
-    told: set[BlockKey] = set()
+def test_held_keys_match_the_reference_model_and_every_change_is_reported_once(span: int, history: list[Any]) -> None:
+    translator, reference = BlockTranslator(chain_of(span), WIDTH), ReferenceModel(span)
+    reported: set[BlockKey] = set()
     for step, prefix, first in [*history, ("take", (), 0)]:
         if step == "store":
             first = min(first, len(prefix) // WIDTH - 1)
             translator.apply(stored(prefix, first))
-            twin.apply_stored(prefix, first)
+            reference.apply_stored(prefix, first)
         elif step == "remove":
             translator.apply(removed(prefix))
-            twin.apply_removed(prefix)
+            reference.apply_removed(prefix)
         elif step == "clear":
             translator.apply(EngineCacheCleared())
-            twin.apply_cleared()
+            reference.apply_cleared()
         elif step == "snapshot":
             runs = translator.keys.take_snapshot()
-            told = set(keys_in(runs))
+            reported = set(keys_in(runs))
             assert_parents_first(runs)
         elif step == "hand over":
             translator = handed_over(translator, span)
         else:
             changes = translator.keys.take_changes()
-            told = folded(told, changes)
+            reported = folded(reported, changes)
             assert_parents_first(changes.stored)
 
-        assert set(translator.keys.parents) == twin.keys()
+        assert set(translator.keys.parents) == reference.keys()
         if step in ("take", "snapshot"):
-            assert told == twin.keys()
-            assert (translator.keys.count, translator.keys.digest) == (len(told), reduce(xor, told, 0))
+            assert reported == reference.keys()
+            assert (translator.keys.count, translator.keys.digest) == (len(reported), reduce(xor, reported, 0))
             assert not translator.keys.changed
 
 
@@ -229,7 +229,7 @@ def test_salt_and_adapter_enter_the_root() -> None:
     assert set(translator.keys.parents) == set(chain.extend(root, tokens))
 
 
-def test_blocks_keyed_by_more_than_tokens_get_no_key_and_neither_does_what_follows() -> None:
+def test_blocks_keyed_by_more_than_tokens_and_their_successors_get_no_key() -> None:
     chain = chain_of(1)
     translator = BlockTranslator(chain, WIDTH)
     tokens = prompt(4)
@@ -257,7 +257,7 @@ def test_a_copy_keeps_a_block_until_the_last_one_goes() -> None:
     assert set(translator.keys.parents) == set()
 
 
-def test_in_doubt_one_remove_takes_a_block_away_however_often_it_was_stored() -> None:
+def test_one_remove_drops_a_block_with_an_unverified_number_of_copies() -> None:
     translator = BlockTranslator(chain_of(1), WIDTH)
     tokens = prompt(1)
     translator.apply(stored(tokens))
@@ -310,7 +310,7 @@ def test_a_store_that_contradicts_itself_is_counted_and_changes_nothing(fields: 
     assert translator.counters.mismatches == 1
 
 
-def test_orphans_wait_within_a_bound_and_the_oldest_is_given_up() -> None:
+def test_parked_stores_are_bounded_and_the_oldest_is_dropped() -> None:
     translator = BlockTranslator(chain_of(1), WIDTH, parked_blocks_max=4)
     for start in (100, 200, 300):
         translator.apply(stored(prompt(3, start=start), 1))
@@ -328,7 +328,7 @@ def test_a_pool_block_must_be_whole_engine_blocks() -> None:
         BlockTranslator(KeyChain(secret=b"", model="m", block_tokens=5), 2)
 
 
-def test_what_comes_and_goes_between_two_takes_is_not_told() -> None:
+def test_a_key_gained_and_lost_between_two_takes_is_not_a_change() -> None:
     translator = BlockTranslator(chain_of(1), WIDTH)
     kept, passing = prompt(1), prompt(1, start=50)
     events: list[EngineEvent] = [stored(kept), stored(passing), removed(passing)]
@@ -374,7 +374,7 @@ def test_engines_with_blocks_of_any_size_hold_the_same_keys_for_the_same_prompts
 # What may have been removed unseen
 
 
-def test_after_a_doubt_what_nothing_confirms_expires_and_is_told_apart_from_what_the_engine_removed() -> None:
+def test_unconfirmed_blocks_expire_separately_from_removed_ones() -> None:
     translator = BlockTranslator(chain_of(1), WIDTH)
     for start in (1, 50, 90):
         translator.apply(stored(prompt(2, start=start)), now=0.0)
@@ -393,23 +393,23 @@ def test_after_a_doubt_what_nothing_confirms_expires_and_is_told_apart_from_what
     assert (translator.expire(1000.0), set(translator.keys.parents)) == (0, keys_of(prompt(2, start=50)))
 
 
-@pytest.mark.parametrize("doubted", [1.0, 10.0])
+@pytest.mark.parametrize("marked_at", [1.0, 10.0])
 @pytest.mark.parametrize("span", [1, 2])
-def test_a_store_confirms_every_block_that_it_builds_on(span: int, doubted: float) -> None:
+def test_a_store_confirms_every_block_that_it_builds_on(span: int, marked_at: float) -> None:
     translator = BlockTranslator(chain_of(span), WIDTH)
     long = prompt(8)
     translator.apply(stored(long[: 4 * WIDTH]), now=0.0)
     translator.apply(stored(long[: 6 * WIDTH], first=4), now=0.0)
     translator.apply(stored(prompt(4, start=100)), now=0.0)
-    translator.verification.mark_counts_unverified(doubted)
-    translator.apply(stored(long, first=6), now=doubted + 1.0)
-    translator.expire(doubted)
+    translator.verification.mark_counts_unverified(marked_at)
+    translator.apply(stored(long, first=6), now=marked_at + 1.0)
+    translator.expire(marked_at)
 
     assert set(translator.keys.parents) == keys_of(long, span)
 
 
 @pytest.mark.parametrize("fading", [False, True])
-def test_blocks_that_an_engine_says_build_on_each_other_end_the_search(fading: bool) -> None:
+def test_a_cycle_of_parents_ends_the_walk(fading: bool) -> None:
     def lie(engine_hash: int, parent: int | None) -> EngineBlockStored:
         return EngineBlockStored(
             block_hashes=[engine_hash], parent_block_hash=parent, token_ids=[1, 2], block_size=WIDTH
@@ -426,7 +426,7 @@ def test_blocks_that_an_engine_says_build_on_each_other_end_the_search(fading: b
     assert len(translator.keys.parents) == 3
 
 
-def test_while_removals_may_be_lost_unnoticed_every_block_must_be_confirmed_again_and_again() -> None:
+def test_unverifiable_blocks_need_repeated_confirmation() -> None:
     translator = BlockTranslator(chain_of(1), WIDTH)
     translator.apply(stored(prompt(2)), now=0.0)
     translator.verification.set_unverifiable(5.0, on=True)
@@ -440,7 +440,7 @@ def test_while_removals_may_be_lost_unnoticed_every_block_must_be_confirmed_agai
     assert held == [keys_of(prompt(2)) | keys_of(prompt(2, start=50)), keys_of(prompt(2)), set()]
 
 
-def test_what_was_told_while_removals_could_be_lost_stays_once_it_is_known_that_none_was() -> None:
+def test_blocks_stay_once_removals_are_verifiable_again() -> None:
     translator = BlockTranslator(chain_of(1), WIDTH)
     translator.apply(stored(prompt(2)), now=0.0)
     translator.verification.set_unverifiable(5.0, on=True)
@@ -452,7 +452,7 @@ def test_what_was_told_while_removals_could_be_lost_stays_once_it_is_known_that_
 
 
 @pytest.mark.parametrize("span", [1, 2])
-def test_a_store_that_builds_on_what_was_given_up_brings_it_back_unless_that_was_removed(span: int) -> None:
+def test_a_store_restores_given_up_parents_unless_they_were_removed(span: int) -> None:
     translator = BlockTranslator(chain_of(span), WIDTH)
     long, other = prompt(6), prompt(6, start=50)
     for tokens in (long, other):
@@ -471,7 +471,7 @@ def test_a_store_that_builds_on_what_was_given_up_brings_it_back_unless_that_was
     assert set(translator.keys.parents) == set()
 
 
-def test_the_end_of_a_span_that_goes_does_not_take_with_it_what_was_given_up_before_it() -> None:
+def test_removing_the_end_of_a_span_keeps_its_given_up_blocks() -> None:
     translator = BlockTranslator(chain_of(2), WIDTH)
     span = prompt(2)
     translator.apply(stored(span), now=0.0)
@@ -483,7 +483,7 @@ def test_the_end_of_a_span_that_goes_does_not_take_with_it_what_was_given_up_bef
     assert set(translator.keys.parents) == keys_of(span, 2)
 
 
-def test_what_was_given_up_is_remembered_within_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_given_up_blocks_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pointsman_worker.verification.GIVEN_UP_BLOCKS_MAX", 2)
     translator = BlockTranslator(chain_of(1), WIDTH)
     for start in (1, 50, 90):
@@ -496,7 +496,7 @@ def test_what_was_given_up_is_remembered_within_a_bound(monkeypatch: pytest.Monk
     assert set(translator.keys.parents) == keys_of(prompt(2, start=50)) | keys_of(prompt(2, start=90))
 
 
-def test_no_more_is_held_than_fits_and_the_longest_unconfirmed_go_first_ends_before_beginnings() -> None:
+def test_trim_drops_the_longest_unconfirmed_blocks_and_ends_before_beginnings() -> None:
     translator = BlockTranslator(chain_of(1), WIDTH, capacity_blocks=5)
     translator.apply(stored(prompt(3)), now=0.0)
     translator.apply(stored(prompt(2, start=50)), now=10.0)
@@ -504,14 +504,14 @@ def test_no_more_is_held_than_fits_and_the_longest_unconfirmed_go_first_ends_bef
     translator.apply(stored(prompt(2, start=90)), now=20.0)
 
     assert (fits, translator.blocks_over) == (0, 2)
-    assert translator.trim(), "nothing was in doubt: removals were lost unnoticed"
+    assert translator.trim(), "all blocks were verified: removals were lost unnoticed"
     assert set(translator.keys.parents) == keys_of(prompt(1)) | keys_of(prompt(2, start=50)) | keys_of(
         prompt(2, start=90)
     )
     assert translator.blocks_over == 0
 
 
-def test_what_is_in_doubt_makes_room_for_what_is_not() -> None:
+def test_unverified_blocks_are_trimmed_before_verified_ones() -> None:
     translator = BlockTranslator(chain_of(1), WIDTH, capacity_blocks=4)
     translator.apply(stored(prompt(2, start=50)), now=0.0)
     translator.apply(stored(prompt(2)), now=10.0)
@@ -525,7 +525,7 @@ def test_what_is_in_doubt_makes_room_for_what_is_not() -> None:
     )
 
 
-def test_what_was_removed_or_cleared_takes_no_room() -> None:
+def test_removed_and_cleared_blocks_do_not_count_towards_the_capacity() -> None:
     translator = BlockTranslator(chain_of(1), WIDTH, capacity_blocks=2)
     translator.apply(stored(prompt(2)))
     translator.apply(stored(prompt(2)))
@@ -538,7 +538,7 @@ def test_what_was_removed_or_cleared_takes_no_room() -> None:
     assert translator.blocks_over == 0
 
 
-def test_where_groups_share_the_cache_nobody_can_tell_what_fits() -> None:
+def test_the_capacity_is_unknown_if_several_groups_share_the_cache() -> None:
     translator = BlockTranslator(chain_of(1), WIDTH, capacity_blocks=1)
     translator.apply(stored(prompt(1), group_idx=0, kv_cache_spec_kind="full_attention"))
     translator.apply(stored(prompt(1), group_idx=1, kv_cache_spec_kind="sliding_window"))
@@ -547,7 +547,7 @@ def test_where_groups_share_the_cache_nobody_can_tell_what_fits() -> None:
     assert translator.blocks_over == 0
 
 
-def test_a_dropped_store_says_why() -> None:
+def test_a_dropped_store_reports_its_problem() -> None:
     translator = BlockTranslator(chain_of(1), WIDTH, parked_blocks_max=1)
     translator.apply(stored(prompt(1), block_size=32))
     wrong_size = translator.counters.problem
@@ -567,8 +567,8 @@ def test_70_000_blocks_in_one_event_are_70_000_blocks() -> None:
     )
     batch = decode_batch(0, msgspec.msgpack.encode([0.0, [event], 0]))
     translator = BlockTranslator(KeyChain(secret=b"secret", model="m", block_tokens=64), width)
-    for told in batch.events:
-        translator.apply(told)
+    for decoded in batch.events:
+        translator.apply(decoded)
 
     assert batch.problem == ""
     assert len(translator.keys.parents) == tokens // 64
@@ -579,7 +579,7 @@ def keys_of(prefix: Prefix, span: int = 1) -> set[BlockKey]:
     return set(chain.extend(chain.root(), list(prefix)))
 
 
-def test_a_block_that_is_removed_while_it_waits_for_its_parent_is_not_held_once_the_parent_comes() -> None:
+def test_a_block_removed_while_parked_is_not_held_when_its_parent_arrives() -> None:
     translator = BlockTranslator(chain_of(1), WIDTH)
     whole = prompt(3)
     translator.apply(stored(whole, first=1))
@@ -590,7 +590,7 @@ def test_a_block_that_is_removed_while_it_waits_for_its_parent_is_not_held_once_
     assert translator.orphans.blocks == 0
 
 
-def test_a_key_that_three_engine_blocks_stand_for_is_held_until_the_last_of_them_goes() -> None:
+def test_a_key_with_three_engine_blocks_is_held_until_the_last_is_removed() -> None:
     translator, block = BlockTranslator(chain_of(1), WIDTH), prompt(1)
     for name in (1, 2, 3):
         translator.apply(stored(block, block_hashes=[name]))
