@@ -19,8 +19,7 @@ from pointsman_ingress.http.request_headers import Headers
 CONNECTIONS_MAX = 4096  # to all engines
 CONNECT_WALL_SECONDS: WallSeconds = WallSeconds(2.0)
 KEEP_ALIVE_WALL_SECONDS: WallSeconds = WallSeconds(4.0)  # less than uvicorn's five seconds
-CUT_CHECK_WALL_SECONDS: WallSeconds = WallSeconds(5.0)
-"""aiohttp 3.14 may leave an invalid answer open on a closed connection"""
+CUT_CHECK_WALL_SECONDS: WallSeconds = WallSeconds(5.0)  # aiohttp 3.14 may not end an invalid answer
 AFTER_END_WALL_SECONDS: WallSeconds = WallSeconds(1.0)  # grace period after the last event of a stream
 URLS_MAX = 10_000
 PIECE_BYTES = 256 * 1024  # larger bodies are streamed, to not block the event loop

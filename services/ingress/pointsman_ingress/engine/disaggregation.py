@@ -19,7 +19,7 @@ REMOTE_DECODE: dict[str, Any] = {
 }  # as vLLM's proxies send it
 
 NOT_FOR_PREFILL = ("stream_options", "min_tokens", "logprobs", "top_logprobs", "prompt_logprobs", "best_of")
-"""irrelevant for the one token that prefill generates"""
+"""Fields without effect on the one token that the prefill engine generates."""
 
 
 class _PrefillAnswer(msgspec.Struct):

@@ -48,7 +48,7 @@ class Chat:
     unsupported_message: int = 0
     template: str | None = None  # sent by the client
     body: bytes = field(default=b"", compare=False, repr=False)
-    """whole request for `render_path`; empty if engines cannot render it"""
+    """Whole request for `render_path`; empty if engines cannot render it."""
     render_path: str = field(default="", compare=False, repr=False)
     system_first: "Chat | None" = None  # variant for templates that take system messages only first
     without_thinking: bool = False  # depends on the template
