@@ -56,7 +56,7 @@ class Delivery:
     ids: RequestIds
 
     def __post_init__(self) -> None:
-        self._command = self.context.command  # of the current attempt
+        self._command = self.context.command
         self._pool = self.context.pool
 
     async def run(self) -> None:

@@ -28,7 +28,7 @@ log = structlog.get_logger()
 
 ANSWER_WALL_SECONDS_MAX: WallSeconds = WallSeconds(60.0)  # CPU engines prefill slowly
 EVENTS_WALL_SECONDS_MAX: WallSeconds = WallSeconds(10.0)  # until cache events show the prompt
-ATTEMPTS_MAX = 3  # without an answer, in a row
+ATTEMPTS_MAX = 3
 PAUSE_WALL_SECONDS: WallSeconds = WallSeconds(2.0)
 REPEAT_WALL_SECONDS: WallSeconds = WallSeconds(30.0)
 REPEAT_WALL_SECONDS_MAX: WallSeconds = WallSeconds(600.0)  # after a mismatch or no answer

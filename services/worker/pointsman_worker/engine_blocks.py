@@ -27,7 +27,7 @@ class Block:
     parent_key: BlockKey  # pool key before the span
     tail: "array[int]"  # tokens of the span so far; empty for the last block
     parent: "Block | None"  # the block before it within the span
-    previous: EngineHash | None  # the block before it
+    previous: EngineHash | None
     children: "list[Block] | None" = None
     copies: int = 0
     counted: bool = False

@@ -17,7 +17,7 @@ from pointsman_worker.session import CacheSession, SessionState
 class FleetEvents:
     state: SessionState
     probe: EngineProbe
-    calibration: Calibration | None  # None: the profile's costs
+    calibration: Calibration | None
 
     def joined(self, session: CacheSession) -> InstanceJoined:
         state, facts, names = self.state, session.facts, self.probe.names

@@ -22,7 +22,7 @@ from pointsman_worker.translator import BlockTranslator
 log = structlog.get_logger()
 
 UNCONFIRMED_WALL_SECONDS: WallSeconds = WallSeconds(45.0)  # maximum age of an unverified block
-PARKED_SECONDS_MAX: WallSeconds = WallSeconds(3.0)  # for a parent block, if no event was lost
+PARKED_SECONDS_MAX: WallSeconds = WallSeconds(3.0)
 
 CacheKnown = Literal["empty", "unknown", "no_events"]
 
@@ -79,13 +79,13 @@ class SessionState:
     instance: InstanceId
     settings: WorkerSettings
     clock: Clock
-    events: EventSource | None  # None: not published
+    events: EventSource | None
     unconfirmed_wall_seconds: WallSeconds = UNCONFIRMED_WALL_SECONDS
     session: CacheSession | None = None
     last_epoch: Epoch = field(default=Epoch(0))
     position: LogPosition = field(default_factory=LogPosition)
-    undecodable: int = 0  # since the start
-    wake: asyncio.Event = field(default_factory=asyncio.Event)  # something to write
+    undecodable: int = 0
+    wake: asyncio.Event = field(default_factory=asyncio.Event)
     report_at: WallSeconds = WallSeconds(0.0)
 
     def report_now(self) -> None:

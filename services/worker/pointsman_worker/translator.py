@@ -72,7 +72,7 @@ class BlockTranslator:
         self.verification = Verification(self._blocks.nodes)
         self._capacity_blocks = capacity_blocks
         self._groups = AttentionGroups()
-        self._held_blocks = 0  # without further copies
+        self._held_blocks = 0
         self._now: Seconds = 0.0
 
     @property
@@ -142,7 +142,7 @@ class BlockTranslator:
                 return
         try:
             self._store(event, parent)
-        except ValueError as error:  # invalid token id
+        except ValueError as error:
             self._reject(f"a store with impossible token ids: {error}")
             return
         if self.orphans:
@@ -201,10 +201,8 @@ class BlockTranslator:
                 or (node.confirmed >= now - CONFIRMED_LATELY_SECONDS and node.unverified <= node.confirmed)
             ):
                 break
-            node.confirmed, node.unverified = (
-                now,
-                unverified,
-            )  # immediately: events may form a cycle of parents
+            # In the loop, because events may form a cycle of parents.
+            node.confirmed, node.unverified = now, unverified
             confirmed.append(node)
             previous = node.previous
         verification.confirm(confirmed, now)

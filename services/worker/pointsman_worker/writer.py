@@ -26,7 +26,7 @@ PENDING_KEYS_MAX = 100_000  # beyond it a snapshot is smaller
 SNAPSHOT_SECONDS_MAX = 5.0
 APPEND_RETRY_SECONDS: WallSeconds = WallSeconds(0.2)
 APPEND_RETRY_SECONDS_MAX: WallSeconds = WallSeconds(2.0)
-LOG_CHECK_SECONDS: WallSeconds = WallSeconds(5.0)  # checks whether the log still has the session
+LOG_CHECK_SECONDS: WallSeconds = WallSeconds(5.0)
 RESTART_WALL_SECONDS = 10.0  # liveness grace of a pausing worker; Python starts slowly
 
 

@@ -16,20 +16,20 @@ from pointsman.primitives import WallSeconds
 from pointsman_ingress.engine.streams import CHUNKS, StreamShape, StreamTail
 from pointsman_ingress.http.request_headers import Headers
 
-CONNECTIONS_MAX = 4096  # to all engines
+CONNECTIONS_MAX = 4096
 CONNECT_WALL_SECONDS: WallSeconds = WallSeconds(2.0)
 KEEP_ALIVE_WALL_SECONDS: WallSeconds = WallSeconds(4.0)  # less than uvicorn's five seconds
 CUT_CHECK_WALL_SECONDS: WallSeconds = WallSeconds(5.0)  # aiohttp 3.14 may not end an invalid answer
-AFTER_END_WALL_SECONDS: WallSeconds = WallSeconds(1.0)  # grace period after the last event of a stream
+AFTER_END_WALL_SECONDS: WallSeconds = WallSeconds(1.0)
 URLS_MAX = 10_000
 PIECE_BYTES = 256 * 1024  # larger bodies are streamed, to not block the event loop
-ANSWER_BYTES_MAX = 64 * 1024 * 1024  # read as a whole
+ANSWER_BYTES_MAX = 64 * 1024 * 1024
 OPENING_BYTES_MAX = 16 * 1024 * 1024  # buffered before the first output
 CONTENT_TYPE_CHARACTERS_MAX = 200
 
 FORWARDED_HEADERS = ((b"traceparent", "traceparent"), (b"tracestate", "tracestate"))
 KEY_HEADERS = ((b"authorization", "authorization"), (b"x-api-key", "x-api-key"))
-RANK_HEADER = "x-data-parallel-rank"  # vLLM's
+RANK_HEADER = "x-data-parallel-rank"
 JSON = "application/json"
 EVENT_STREAM = "text/event-stream"
 NOT_IMPLEMENTED = 501
@@ -144,7 +144,7 @@ class EngineAnswer:
         self._chunk_timeout_seconds = chunk_timeout_seconds
         self._opened = False  # the chunk timeout applies after the opening
         self._ended = False
-        self._done = False  # whether the last event was `[DONE]`
+        self._done = False
         self._kept_open = False  # whether the engine keeps the connection open after `[DONE]`
 
     async def opening(self) -> bytes:

@@ -47,7 +47,7 @@ class SplitBody:
         self._fields: dict[str, Any] = _fields.decode(body) if splittable else {}
         prompt = self._fields.get("prompt")
         several = isinstance(prompt, list) and bool(prompt) and not isinstance(prompt[0], int)
-        self.possible = splittable and (self._fields.get("n") or 1) == 1 and not several  # one prompt, one answer
+        self.possible = splittable and (self._fields.get("n") or 1) == 1 and not several
 
     def for_prefill(self) -> bytes:
         fields = {name: value for name, value in self._fields.items() if name not in NOT_FOR_PREFILL}

@@ -87,7 +87,7 @@ class UsageRemover:
     """Removes the usage event from a stream. Buffers at most HELD_BYTES_MAX and a chunk."""
 
     def __init__(self) -> None:
-        self._held = b""  # start of an event, or the last bytes of one that is too long
+        self._held = b""
         self._passing = False  # whether the buffered event is too long and was passed on
 
     def feed(self, chunk: bytes) -> bytes:

@@ -13,7 +13,7 @@ class RetryBudget:
     def __init__(self, share: float) -> None:
         """`share` of live requests; Envoy's `budget_percent`."""
         self._share = share
-        self.live = 0  # queued or at an engine
+        self.live = 0
         self.retrying = 0  # of them, on a retry without output yet
 
     @contextmanager

@@ -33,14 +33,14 @@ from pointsman_ingress.placement.in_flight import InFlightRequests
 
 log = structlog.get_logger()
 
-REPEAT_WALL_SECONDS: WallSeconds = WallSeconds(2.0)  # for queued requests
+REPEAT_WALL_SECONDS: WallSeconds = WallSeconds(2.0)
 RETRY_WALL_SECONDS: WallSeconds = WallSeconds(0.05)
 RETRY_WALL_SECONDS_MAX: WallSeconds = WallSeconds(0.5)  # without a responder; doubles
 PROBE_WALL_SECONDS: WallSeconds = WallSeconds(0.5)  # by one request while others are placed without it
 HAND_OVER_WALL_SECONDS: WallSeconds = WallSeconds(0.5)
 HAND_OVER_TRIES = 2
 CANCEL_WALL_SECONDS: WallSeconds = WallSeconds(1.0)
-LIVENESS_WALL_SECONDS: WallSeconds = WallSeconds(1.0)  # timeout and interval
+LIVENESS_WALL_SECONDS: WallSeconds = WallSeconds(1.0)
 
 
 @dataclass(eq=False)
@@ -159,7 +159,7 @@ class SchedulerClient:
                 await self.clock.sleep_wall(RETRY_WALL_SECONDS)
                 continue
             except TimeoutError:
-                continue  # new leader
+                continue
             self.liveness.on_answer()
             if not isinstance(answer, RouteGranted | RouteRejected):
                 log.error("route_answer_unexpected", type=type(answer).__name__)

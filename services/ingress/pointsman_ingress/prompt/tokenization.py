@@ -60,7 +60,7 @@ class PromptTokens:
     prompts: Sequence[Sequence[int]]
     exact: bool
     known: int | None = None  # exact leading tokens of the first prompt; None: all
-    inexact_reason: str = ""  # why the rest is inexact
+    inexact_reason: str = ""
 
     @property
     def count(self) -> int:
@@ -85,7 +85,7 @@ class PromptTokenizer:
     engines: EngineClient
     clock: Clock
     failed: Callable[[InstanceId], None] = lambda _: None
-    _cannot_render: set[tuple[InstanceId, Epoch, str]] = field(default_factory=set, init=False)  # with paths
+    _cannot_render: set[tuple[InstanceId, Epoch, str]] = field(default_factory=set, init=False)
 
     def __post_init__(self) -> None:
         self._threads = ThreadPoolExecutor(TOKENIZE_THREADS, thread_name_prefix="tokenise")
