@@ -4,6 +4,7 @@ it."""
 import asyncio
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from io import BytesIO
 from typing import Self
 
@@ -78,15 +79,13 @@ class EngineClient:
         self._own_headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
         self._key_headers = KEY_HEADERS if forward_authorization and not api_key else ()
         self._forwarded_headers = (*FORWARDED_HEADERS, *self._key_headers)
-        self._urls: dict[tuple[str, str], URL] = {}
 
     async def send(self, request: EngineRequest) -> "EngineAnswer":
         """Returns after the response head. Raises EngineFailedError unless the status is 200, 4xx or 501."""
         try:
-            url = self._urls.get((request.engine, request.path)) or self._remember_url(request.engine, request.path)
             large = len(request.body) > PIECE_BYTES
             response = await self._session.post(
-                url,
+                _url(request.engine, request.path),
                 data=BytesIO(request.body) if large else request.body,
                 headers=self._headers(request),
                 allow_redirects=False,
@@ -122,12 +121,6 @@ class EngineClient:
             if value is not None:
                 headers[sent_name] = value.decode("latin-1")
         return headers
-
-    def _remember_url(self, engine: str, path: str) -> URL:
-        if len(self._urls) > URLS_MAX:
-            self._urls.clear()
-        url = self._urls[engine, path] = URL(engine.rstrip("/") + path)
-        return url
 
 
 class EngineAnswer:
@@ -243,6 +236,11 @@ def open_session() -> aiohttp.ClientSession:
         auto_decompress=False,
         skip_auto_headers=("accept-encoding", "user-agent"),
     )
+
+
+@lru_cache(URLS_MAX)  # parsing a URL costs as much as sending the request
+def _url(engine: str, path: str) -> URL:
+    return URL(engine.rstrip("/") + path)
 
 
 def _content_type(sent: str) -> str:

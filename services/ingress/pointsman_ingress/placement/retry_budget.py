@@ -12,7 +12,7 @@ RETRIES_MIN = 10  # Envoy's `min_retry_concurrency`
 class RetryBudget:
     def __init__(self, share: float) -> None:
         """`share` of live requests; Envoy's `budget_percent`."""
-        self._share = share
+        self.share = share
         self.live = 0
         self.retrying = 0  # of them, on a retry without output yet
 
@@ -26,10 +26,6 @@ class RetryBudget:
             ticket.settle()
             self.live -= 1
 
-    @property
-    def spent(self) -> bool:
-        return self.retrying >= max(RETRIES_MIN, self._share * self.live)
-
 
 @dataclass(eq=False)
 class RetryTicket:
@@ -37,7 +33,8 @@ class RetryTicket:
     _retrying: bool = field(default=False, init=False)
 
     def claim(self) -> bool:
-        if not self._retrying and self.budget.spent:
+        retries_max = max(RETRIES_MIN, self.budget.share * self.budget.live)
+        if not self._retrying and self.budget.retrying >= retries_max:
             RETRIES_REFUSED.inc()
             return False
         self.budget.retrying += not self._retrying
