@@ -30,7 +30,7 @@ class EngineCache:
 
     @property
     def held(self) -> frozenset[BlockKey]:
-        return frozenset(self.translator.held_keys())
+        return frozenset(self.translator.keys.parents)
 
     async def holds(self, keys: Set[BlockKey]) -> frozenset[BlockKey]:
         """All that is held, as soon as `keys` are and nothing more comes; or after EVENTS_SECONDS_MAX as it is."""

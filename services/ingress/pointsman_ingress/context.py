@@ -35,20 +35,20 @@ class RequestFacts:
     pool: PoolName | None = None
     stream: bool = False
     prompt_tokens: Tokens | None = None
-    instance: InstanceId | None = None  # that answered without a grant
-    retries: int = 0  # without a grant
-    reason: str = ""  # of an interruption
+    instance: InstanceId | None = None
+    retries: int = 0
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestContext:
     endpoint: Endpoint
     pool: Pool
-    command: RouteRequest  # of the first attempt
+    command: RouteRequest
     headers: Headers
     body: bytes  # as sent to engines
     removes_usage: bool  # whether only the ingress asked for the stream's usage
-    output_bounded: bool  # by the client or the model's context
+    output_bounded: bool
     comparable: bool  # whether reported cached tokens are comparable with the prediction
     prefix_header: str  # how much of the prompt has block keys
 

@@ -2,6 +2,8 @@
 client. Split requests go to a prefill engine first. A request whose engine fails before the client received anything is
 placed again, without that engine."""
 
+from dataclasses import dataclass
+
 import msgspec
 import structlog
 
@@ -43,27 +45,19 @@ log = structlog.get_logger()
 UNREACHABLE_WALL_SECONDS: WallSeconds = WallSeconds(1.0)  # time for workers to report an unreachable engine
 
 
+@dataclass(eq=False)
 class Delivery:
-    def __init__(
-        self,
-        context: RequestContext,
-        call: HttpExchange,
-        lifecycle: RequestLifecycle,
-        *,
-        engines: EngineClient,
-        clock: Clock,
-        settings: IngressSettings,
-        ids: RequestIds,
-    ) -> None:
-        self._context = context
-        self._command = context.command  # of the current attempt
-        self._pool = context.pool
-        self._call = call
-        self._lifecycle = lifecycle
-        self._engines = engines
-        self._clock = clock
-        self._settings = settings
-        self._ids = ids
+    context: RequestContext
+    call: Call
+    lifecycle: RequestLifecycle
+    engines: EngineClient
+    clock: Clock
+    settings: IngressSettings
+    ids: RequestIds
+
+    def __post_init__(self) -> None:
+        self._command = self.context.command
+        self._pool = self.context.pool
 
     async def run(self) -> None:
         """Raises ApiError if no engine answers."""
@@ -78,12 +72,12 @@ class Delivery:
                     return
 
     async def _place(self) -> RouteGranted:
-        answer, lifecycle = await self._route(), self._lifecycle
+        answer, lifecycle = await self._route(), self.lifecycle
         while _no_instance(answer) and self._command.excluded and not lifecycle.reached_engine and self._may_hold():
             # No engine accepts connections, and the workers may not have reported it yet.
-            await self._clock.sleep_wall(UNREACHABLE_WALL_SECONDS)
+            await self.clock.sleep_wall(UNREACHABLE_WALL_SECONDS)
             if answer is not None:  # its end is in the log
-                lifecycle.request = self._ids.fresh()
+                lifecycle.request = self.ids.fresh()
             self._command = msgspec.structs.replace(
                 self._command, request=lifecycle.request, attempt=self._command.attempt + 1, excluded=[]
             )
@@ -101,26 +95,26 @@ class Delivery:
         answer = await self._pool.scheduler.route(self._command)
         if isinstance(answer, RouteRejected) and answer.reason == RejectReason.ALREADY_ENDED:
             # The client reused the id, or the leader ended the request because its engine lost it.
-            self._lifecycle.request = self._ids.fresh()
+            self.lifecycle.request = self.ids.fresh()
             answer = await self._pool.scheduler.route(
-                msgspec.structs.replace(self._command, request=self._lifecycle.request)
+                msgspec.structs.replace(self._command, request=self.lifecycle.request)
             )
         return answer
 
     def _may_hold(self) -> bool:
-        waited = self._clock.now() - self._command.arrived_at
-        return waited < self._settings.hold_seconds * self._clock.speed
+        waited = self.clock.now() - self._command.arrived_at
+        return waited < self.settings.hold_seconds * self.clock.speed
 
     def _rejected(self, answer: RouteRejected) -> ApiError:
-        wall = answer.retry_after / self._clock.speed
+        wall = answer.retry_after / self.clock.speed
         return rejected(answer.status, answer.reason, answer.detail, retry_after_wall=wall)
 
     async def _forward(self, grant: RouteGranted) -> None:
         """Raises EngineFailedError if the client has received nothing; later failures become an error event."""
-        body = self._context.body
+        body = self.context.body
         next_grant: RouteGranted | None = grant
         if grant.decode:
-            split = SplitBody(body, splittable=self._context.endpoint.splittable)
+            split = SplitBody(body, splittable=self.context.endpoint.splittable)
             next_grant, body = await self._prefill(grant, split)
         while next_grant is not None:
             next_grant = await self._exchange(next_grant, body)
@@ -128,7 +122,7 @@ class Delivery:
     async def _prefill(self, grant: RouteGranted, split: SplitBody) -> tuple[RouteGranted | None, bytes]:
         """None: the prefill engine's refusal was passed on. Raises EngineFailedError, and ApiError without a decode
         engine."""
-        lifecycle, prefill = self._lifecycle, NO_PREFILL
+        lifecycle, prefill = self.lifecycle, NO_PREFILL
         if split.possible:
             async with self._pool.in_flight.at_engine(grant) as at_engine:
                 answer, first = await self._open(at_engine, split.for_prefill())
@@ -138,7 +132,7 @@ class Delivery:
                         return None, b""
                     prefill = read_prefill(await answer.whole(first))
                     self._pool.in_flight.answered(grant.instance)
-        seconds = self._clock.now() - lifecycle.sent_at if split.possible else 0.0
+        seconds = self.clock.now() - lifecycle.sent_at if split.possible else 0.0
         next_grant = await self._pool.scheduler.hand_over(grant, seconds)
         if isinstance(next_grant, RouteRejected):
             if next_grant.reason == RejectReason.ALREADY_ENDED:
@@ -167,23 +161,23 @@ class Delivery:
                     await self._pass_whole(grant, answer, first)
         next_grant = at_engine.redispatched_to
         if next_grant is not None:
-            self._lifecycle.granted(next_grant)
+            self.lifecycle.granted(next_grant)
         return next_grant
 
     async def _open(
         self, at_engine: InFlightRequest, body: bytes, *, output: Seconds = 0.0
     ) -> tuple[EngineAnswer, bytes]:
         """`output`: engine seconds of generation before the first bytes. Raises EngineFailedError."""
-        grant, context = at_engine.grant, self._context
+        grant, context = at_engine.grant, self.context
         expected = grant.expected_seconds or grant.predicted_ttft
-        wall_seconds = first_byte_wall_seconds(self._settings, expected, output=output, speed=self._clock.speed)
+        wall_seconds = first_byte_wall_seconds(self.settings, expected, output=output, speed=self.clock.speed)
         deadline = FirstByteDeadline(wall_seconds, self._give_up_engine)
         request = EngineRequest(
             grant.url,
             context.endpoint.path,
             body,
             context.headers,
-            self._lifecycle.request,
+            self.lifecycle.request,
             grant.dp_rank,
             context.endpoint.shape,
             context.endpoint.content_type(context.headers),
@@ -191,38 +185,38 @@ class Delivery:
         at_engine.on_lost = deadline.expire
         try:
             async with deadline:
-                return await self._engines.open(request)
+                return await self.engines.open(request)
         finally:
             at_engine.on_lost = None
 
     def _output_seconds(self) -> Seconds:
         """Engine seconds from the first token to the first byte, at the default TPOT SLO or a longer one of the
         request."""
-        command = self._context.command
+        command = self.context.command
         if command.streaming:
             return 0.0
-        if not self._context.output_bounded:
+        if not self.context.output_bounded:
             return FOREVER
-        return command.max_output_tokens * max(command.slo_tpot, self._settings.slo_tpot_seconds)
+        return command.max_output_tokens * max(command.slo_tpot, self.settings.slo_tpot_seconds)
 
     def _give_up_engine(self, wall_seconds: Seconds) -> bool:
-        self._lifecycle.attempt_failed("first_byte_timeout", detail=f"no first byte within {wall_seconds:.3g} s")
+        self.lifecycle.attempt_failed("first_byte_timeout", detail=f"no first byte within {wall_seconds:.3g} s")
         return self._may_retry_elsewhere()
 
     def _may_retry_elsewhere(self) -> bool:
-        command, grant = self._command, self._lifecycle.grant
-        tried = [*command.excluded, self._lifecycle.instance]
+        command, grant = self._command, self.lifecycle.grant
+        tried = [*command.excluded, self.lifecycle.instance]
         other = self._pool.in_flight.least_busy(command, excluded=tried)
-        if other is None or self._lifecycle.retries_counted >= self._settings.retries_max:
+        if other is None or command.attempt > self.settings.retries_max:
             return False
         if grant is not None and grant.term > 0 and all(other.id != ready.id for ready in self._pool.fleet.ready):
             return False  # a leader grants ready instances only
         return self._ticket.claim()
 
     async def _stream(self, grant: RouteGranted, answer: EngineAnswer, first: bytes) -> None:
-        call, lifecycle = self._call, self._lifecycle
+        call, lifecycle = self.call, self.lifecycle
         await call.start(answer.content_type, self._headers(grant), length=None)
-        remover = UsageRemover() if self._context.removes_usage else None
+        remover = UsageRemover() if self.context.removes_usage else None
         await call.write(remover.feed(first) if remover else first)
         lifecycle.first_token()
         try:
@@ -242,7 +236,7 @@ class Delivery:
             lifecycle.finished(usage, output_tokens=counted if counted >= 0 else answer.tail.events)
 
     def _stream_failed(self, error: EngineFailedError) -> None:
-        lifecycle = self._lifecycle
+        lifecycle = self.lifecycle
         log.warning("engine_broke_off", instance=lifecycle.instance, request=lifecycle.request, reason=str(error))
         if error.failure is not None:
             lifecycle.attempt_failed(error.failure, detail=str(error))
@@ -251,34 +245,34 @@ class Delivery:
     async def _pass_whole(self, grant: RouteGranted, answer: EngineAnswer, first: bytes) -> None:
         body = await answer.whole(first)
         usage = usage_in(body)
-        await self._call.start(answer.content_type, self._headers(grant), length=len(body))
-        await self._call.finish(body)
+        await self.call.start(answer.content_type, self._headers(grant), length=len(body))
+        await self.call.finish(body)
         if 0 <= usage.completion_tokens <= 1:  # otherwise the prefill ended before the answer
-            self._lifecycle.first_token()
-        self._lifecycle.finished(usage, output_tokens=0)
+            self.lifecycle.first_token()
+        self.lifecycle.finished(usage, output_tokens=0)
 
     async def _pass_refusal(self, answer: EngineAnswer, first: bytes) -> None:
         """Raises EngineFailedError if another engine can take the request."""
         body = await answer.whole(first)
         lacks = lacks_endpoint(answer.status, body)
-        if not lacks and self._engines.is_unfit(answer.status, self._context.headers) and self._may_retry_elsewhere():
+        if not lacks and self.engines.is_unfit(answer.status, self.context.headers) and self._may_retry_elsewhere():
             msg = f"it refused with status {answer.status}"
             raise EngineFailedError(msg)
-        self._lifecycle.failed("engine_refused", answer.status)
+        self.lifecycle.failed("engine_refused", answer.status)
         if lacks:
-            raise endpoint_not_found(self._context.endpoint.path)
-        await self._call.answer(answer.status, body, answer.content_type)
+            raise endpoint_not_found(self.context.endpoint.path)
+        await self.call.answer(answer.status, body, answer.content_type)
 
     def _headers(self, grant: RouteGranted) -> list[Header]:
         knowledge = grant.knowledge
-        if not self._context.command.exact and knowledge == Knowledge.EXACT:
+        if not self.context.command.exact and knowledge == Knowledge.EXACT:
             knowledge = Knowledge.DEGRADED  # the request's own tokens are inexact
         headers = [
             (b"x-pointsman-instance", grant.instance.encode()),
             (b"x-pointsman-cached-tokens", b"%d" % grant.hit_tokens),
             (b"x-pointsman-predicted-ttft-ms", b"%.1f" % (grant.predicted_ttft * 1000)),
             (b"x-pointsman-knowledge", knowledge.encode()),
-            (b"x-pointsman-prefix", self._context.prefix_header.encode()),
+            (b"x-pointsman-prefix", self.context.prefix_header.encode()),
         ]
         if grant.prefilled_by:
             headers.append((b"x-pointsman-prefill-instance", grant.prefilled_by.encode()))
@@ -286,16 +280,12 @@ class Delivery:
 
     def _next_attempt(self, error: EngineFailedError) -> None:
         """Raises ApiError if the request may not be retried."""
-        lifecycle, command = self._lifecycle, self._command
+        lifecycle, command = self.lifecycle, self._command
         failed = lifecycle.instance
         log.warning("engine_failed", instance=failed, request=lifecycle.request, reason=str(error))
         if error.failure is not None:
             lifecycle.attempt_failed(error.failure, status=error.status, detail=str(error))
-        refused, retries_max = error.failure == "connect_failure", self._settings.retries_max
-        spent = lifecycle.retries_counted >= retries_max
-        if refused:
-            spent = command.attempt > retries_max and not self._may_hold()
-        if spent:
+        if command.attempt > self.settings.retries_max and (lifecycle.reached_engine or not self._may_hold()):
             lifecycle.failed("engine_failed", 502)
             raise engine_failed(error.public_reason) from error
         if lifecycle.reached_engine and not self._ticket.claim():

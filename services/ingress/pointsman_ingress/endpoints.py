@@ -27,7 +27,7 @@ class Endpoint:
     parse: Callable[[bytes], ParsedRequest] | None  # None: a form
     shape: StreamShape = CHUNKS
     placed: bool = True  # if not, any engine of the pool serves it and nothing is logged
-    splittable: bool = False  # whether prefill and decode may run on different engines
+    splittable: bool = False
     errors: ErrorShape = OPENAI_ERRORS
 
     def read(self, body: bytes, headers: Headers) -> ParsedRequest:

@@ -3,6 +3,7 @@ block key in the cache events. A prompt of token ids shows whether tokenization 
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from random import Random
 
 import msgspec
@@ -27,7 +28,7 @@ log = structlog.get_logger()
 
 ANSWER_WALL_SECONDS_MAX: WallSeconds = WallSeconds(60.0)  # CPU engines prefill slowly
 EVENTS_WALL_SECONDS_MAX: WallSeconds = WallSeconds(10.0)  # until cache events show the prompt
-ATTEMPTS_MAX = 3  # without an answer, in a row
+ATTEMPTS_MAX = 3
 PAUSE_WALL_SECONDS: WallSeconds = WallSeconds(2.0)
 REPEAT_WALL_SECONDS: WallSeconds = WallSeconds(30.0)
 REPEAT_WALL_SECONDS_MAX: WallSeconds = WallSeconds(600.0)  # after a mismatch or no answer
@@ -40,36 +41,31 @@ class ProbeFailedError(Exception):
     """The engine or the log did not answer."""
 
 
+@dataclass(eq=False)
 class KeyProber:
-    def __init__(
-        self, pool: Pool, *, engines: EngineClient, clock: Clock, supervisor: Supervisor, chance: Random
-    ) -> None:
-        self._fleet = pool.fleet
-        self._tokenizer = pool.tokenizer
-        self._keys = pool.block_keys
-        self._events = pool.events
-        self._engines = engines
-        self._clock = clock
-        self._supervisor = supervisor
-        self._chance = chance
-        self._probed: set[Subject] = set()
+    pool: Pool
+    engines: EngineClient
+    clock: Clock
+    supervisor: Supervisor
+    chance: Random
+    _probed: set[Subject] = field(default_factory=set, init=False)
 
     async def run(self) -> None:
         """Runs without end; one task per instance."""
         while True:
-            await self._fleet.changed()
-            for instance in self._fleet.instances:
+            await self.pool.fleet.changed()
+            for instance in self.pool.fleet.instances:
                 subject = self._subject(instance)
                 due = instance.status is Status.READY and instance.cache != "no_events" and not self._agrees(instance)
-                if due and subject not in self._probed and self._fleet.fresh(instance):
+                if due and subject not in self._probed and self.pool.fleet.fresh(instance):
                     self._probed.add(subject)
-                    self._supervisor.start(self._probe(instance, subject), name=f"probe-{instance.id}")
+                    self.supervisor.start(self._probe(instance, subject), name=f"probe-{instance.id}")
 
     def _subject(self, instance: Instance) -> Subject:
-        return instance.id, instance.epoch, self._keys.block_tokens
+        return instance.id, instance.epoch, self.pool.block_keys.block_tokens
 
     def _agrees(self, instance: Instance) -> bool:
-        return bool(instance.parity) and instance.block_tokens == self._keys.block_tokens
+        return bool(instance.parity) and instance.block_tokens == self.pool.block_keys.block_tokens
 
     async def _probe(self, instance: Instance, subject: Subject) -> None:
         backoff = Backoff(REPEAT_WALL_SECONDS, REPEAT_WALL_SECONDS_MAX)
@@ -83,20 +79,20 @@ class KeyProber:
                     self._announce(current, parity=verdict[0], detail=verdict[1])
                 if verdict is not None and verdict[0]:
                     return
-                await self._clock.sleep_wall(backoff.next_wait())
+                await self.clock.sleep_wall(backoff.next_wait())
                 current = self._current(subject)
                 if current is None or self._agrees(current):
                     return
                 instance = current
 
     def _current(self, subject: Subject) -> Instance | None:
-        current = self._fleet.get(subject[0], subject[1])
+        current = self.pool.fleet.get(subject[0], subject[1])
         return current if current is not None and self._subject(current) == subject else None
 
     def _announce(self, instance: Instance, *, parity: bool, detail: str) -> None:
         (log.info if parity else log.warning)("instance_probed", instance=instance.id, parity=parity, detail=detail)
-        now = self._clock.now()
-        self._events.append_soon(
+        now = self.clock.now()
+        self.pool.events.append_soon(
             InstanceProbed(at=now, instance=instance.id, epoch=instance.epoch, parity=parity, detail=detail)
         )
 
@@ -106,13 +102,13 @@ class KeyProber:
                 return await self._check(instance)
             except ProbeFailedError as error:
                 log.warning("probe_failed", instance=instance.id, reason=str(error))
-                await self._clock.sleep_wall(PAUSE_WALL_SECONDS)
-                if self._fleet.get(instance.id, instance.epoch) is None:
+                await self.clock.sleep_wall(PAUSE_WALL_SECONDS)
+                if self.pool.fleet.get(instance.id, instance.epoch) is None:
                     break
         return None
 
     async def _check(self, instance: Instance) -> tuple[bool, str]:
-        own, pool = instance.block_tokens, self._keys.block_tokens
+        own, pool = instance.block_tokens, self.pool.block_keys.block_tokens
         if own != pool:
             return False, f"its keys stand for {own} tokens, those of the pool for {pool}: check --block-tokens"
         try:
@@ -123,7 +119,7 @@ class KeyProber:
             if exact and await self._matches(instance, CHAT_COMPLETIONS.path, body, tokens):
                 return True, "the keys of a chat agree"
             problem = "the keys of a chat differ" if exact else "tokens are guessed, not counted"
-        ids = [self._chance.randrange(100, 200) for _ in range(2 * pool)]  # ids in every vocabulary
+        ids = [self.chance.randrange(100, 200) for _ in range(2 * pool)]  # ids in every vocabulary
         body = msgspec.json.encode({"model": instance.model, "prompt": ids, "max_tokens": 1})
         if await self._matches(instance, COMPLETIONS.path, body, ids):
             return False, f"{problem}, those of token ids agree: check the tokenizer and the chat template"
@@ -131,19 +127,19 @@ class KeyProber:
 
     async def _chat(self, instance: Instance) -> tuple[bytes, Sequence[int], bool]:
         """Returns the body of a unique chat of at least two blocks, its tokens, and whether they are exact."""
-        words = " ".join(f"{self._chance.randrange(10, 100)}" for _ in range(2 * self._keys.block_tokens))
-        message = {"role": "user", "content": f"{self._chance.getrandbits(64):016x} {words}"}
+        words = " ".join(f"{self.chance.randrange(10, 100)}" for _ in range(2 * self.pool.block_keys.block_tokens))
+        message = {"role": "user", "content": f"{self.chance.getrandbits(64):016x} {words}"}
         body = msgspec.json.encode({"model": instance.model, "messages": [message], "max_tokens": 1})
         context = TokenizeContext({}, self._request_id())
-        tokens = await self._tokenizer.tokens(CHAT_COMPLETIONS.read(body, {}), context)
+        tokens = await self.pool.tokenizer.tokens(CHAT_COMPLETIONS.read(body, {}), context)
         return body, tokens.prompts[0], tokens.exact
 
     async def _matches(self, instance: Instance, path: str, body: bytes, tokens: Sequence[int]) -> bool:
-        key = self._keys.last(instance.model, tokens)
+        key = self.pool.block_keys.last(instance.model, tokens)
         if not key:
             return False
         try:
-            start = (await self._events.extent()).last + 1
+            start = (await self.pool.events.extent()).last + 1
             await self._send(instance, path, body)
             async with asyncio.timeout(float(EVENTS_WALL_SECONDS_MAX)):
                 return await self._appears(instance, key, start)
@@ -155,7 +151,7 @@ class KeyProber:
     async def _send(self, instance: Instance, path: str, body: bytes) -> None:
         request = EngineRequest(instance.url, path, body, {}, self._request_id(), instance.dp_rank)
         try:
-            async with asyncio.timeout(float(ANSWER_WALL_SECONDS_MAX)), await self._engines.send(request) as answer:
+            async with asyncio.timeout(float(ANSWER_WALL_SECONDS_MAX)), await self.engines.send(request) as answer:
                 content = await answer.whole()
         except TimeoutError as error:
             msg = f"no answer within {ANSWER_WALL_SECONDS_MAX:g} s"
@@ -165,10 +161,10 @@ class KeyProber:
             raise EngineFailedError(msg)
 
     def _request_id(self) -> str:
-        return f"probe-{self._chance.getrandbits(48):012x}"
+        return f"probe-{self.chance.getrandbits(48):012x}"
 
     async def _appears(self, instance: Instance, key: bytes, start: int) -> bool:
-        async for entry in self._events.read(start, kinds=(f"kv.{instance.id}",)):
+        async for entry in self.pool.events.read(start, kinds=(f"kv.{instance.id}",)):
             event = entry.event if isinstance(entry, LogEntry) else None
             if not isinstance(event, BlocksStored | CacheSnapshot) or event.epoch != instance.epoch:
                 continue

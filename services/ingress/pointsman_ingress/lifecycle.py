@@ -34,7 +34,7 @@ from pointsman_ingress.placement.pools import Pool
 
 log = structlog.get_logger()
 
-DETAIL_CHARACTERS_MAX = 500  # of an engine failure
+DETAIL_CHARACTERS_MAX = 500
 
 EQUAL, FEWER, MORE, UNKNOWN = "equal", "fewer", "more", "unknown"
 
@@ -45,9 +45,8 @@ class RequestLifecycle:
     def __init__(self, context: RequestContext, clock: Clock) -> None:
         self.request = context.command.request  # a retry may change it
         self.grant: RouteGranted | None = None  # current or last; None while queued
-        self.sent_at = context.command.arrived_at  # to the last engine
-        self.retries = 0  # after engine failures
-        self.retries_counted = 0  # towards `--retries-max`: those after refused connections do not count
+        self.sent_at = context.command.arrived_at
+        self.retries = 0
         self.reached_engine = False  # False if every failed engine refused the connection
         self.reason: str | None = None  # None: not ended; empty: no failure
         self.usage = Usage()
@@ -55,7 +54,7 @@ class RequestLifecycle:
         self._clock = clock
         self._first_token_at: Seconds | None = None
         self._prefill_cached: Tokens | None = None
-        self._failure_logged = False  # for this grant
+        self._failure_logged = False
 
     @property
     def pool(self) -> Pool:

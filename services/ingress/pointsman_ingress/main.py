@@ -51,7 +51,7 @@ log = structlog.get_logger()
 
 BUILTIN_TOKENIZER = "builtin"
 LISTENING_WALL_SECONDS: WallSeconds = WallSeconds(1.0)  # heartbeat to the parent process
-FLUSH_WALL_SECONDS: WallSeconds = WallSeconds(1.0)  # for pending events at shutdown
+FLUSH_WALL_SECONDS: WallSeconds = WallSeconds(1.0)
 
 
 @command(IngressSettings, name="pointsman-ingress", table="ingress")

@@ -2,6 +2,7 @@
 one end: from the leader while queued, from the ingress after a grant."""
 
 import asyncio
+from dataclasses import dataclass, field
 
 import structlog
 
@@ -32,54 +33,43 @@ from pointsman_ingress.settings import IngressSettings
 log = structlog.get_logger()
 
 
+@dataclass(eq=False)
 class Gateway:
-    def __init__(
-        self,
-        settings: IngressSettings,
-        *,
-        keyring: Keyring,
-        pools: Pools,
-        engines: EngineClient,
-        clock: Clock,
-        supervisor: Supervisor,
-        ids: RequestIds,
-        access_log: AccessLog | None = None,
-    ) -> None:
-        self._settings = settings
-        self._keyring = keyring
-        self._pools = pools
-        self._engines = engines
-        self._clock = clock
-        self._supervisor = supervisor
-        self._ids = ids
-        self._access_log = access_log
-        self._body_budget = BodyBudget()
+    settings: IngressSettings
+    keyring: Keyring
+    pools: Pools
+    engines: EngineClient
+    clock: Clock
+    supervisor: Supervisor
+    ids: RequestIds
+    access_log: AccessLog | None
+    _body_budget: BodyBudget = field(default_factory=BodyBudget, init=False)
 
     async def serve(self, endpoint: Endpoint, scope: Scope, receive: Receive, send: Send) -> None:
         """A cancelled task ends the request with an error; a second cancellation is raised."""
         call, facts = self._call(endpoint, scope, send), RequestFacts()
         lifecycle: RequestLifecycle | None = None
         try:
-            with RequestDeadline(self._supervisor, wall_seconds=self._settings.request_timeout_seconds) as deadline:
+            with RequestDeadline(self.supervisor, wall_seconds=self.settings.request_timeout_seconds) as deadline:
                 try:
-                    facts.tenant = self._keyring.tenant(call.headers)
-                    body = await call.read_body(receive, self._body_budget, bytes_max=self._settings.body_bytes_max)
+                    facts.tenant = self.keyring.tenant(call.headers)
+                    body = await call.read_body(receive, self._body_budget, bytes_max=self.settings.body_bytes_max)
                     deadline.watch(receive)
                     request = endpoint.read(body, call.headers)
                     if not endpoint.placed:
-                        pool, model = await find_model(call, request, self._pools, facts)
-                        await pass_through(call, body, pool, model, facts, self._engines, self._settings)
+                        pool, model = await find_model(call, request, self.pools, facts)
+                        await pass_through(call, body, pool, model, facts, self.engines, self.settings)
                         return
-                    context = await understand(call, endpoint, body, request, self._pools, self._settings, facts)
-                    lifecycle = RequestLifecycle(context, self._clock)
+                    context = await understand(call, endpoint, body, request, self.pools, self.settings, facts)
+                    lifecycle = RequestLifecycle(context, self.clock)
                     await Delivery(
                         context,
                         call,
                         lifecycle,
-                        engines=self._engines,
-                        clock=self._clock,
-                        settings=self._settings,
-                        ids=self._ids,
+                        engines=self.engines,
+                        clock=self.clock,
+                        settings=self.settings,
+                        ids=self.ids,
                     ).run()
                 except ApiError as error:
                     await call.fail(error)
@@ -96,19 +86,19 @@ class Gateway:
                     _fail(lifecycle, "internal_error", 500)
                     await call.fail(internal_error())
         finally:
-            if self._access_log is not None:
-                self._access_log.write(call, facts, lifecycle)
+            if self.access_log is not None:
+                self.access_log.write(call, facts, lifecycle)
 
     async def refuse(self, endpoint: Endpoint, scope: Scope, send: Send, error: ApiError) -> None:
         call = self._call(endpoint, scope, send)
         try:
             await call.fail(error)
         finally:
-            if self._access_log is not None:
-                self._access_log.write(call, RequestFacts(), None)
+            if self.access_log is not None:
+                self.access_log.write(call, RequestFacts(), None)
 
-    def _call(self, endpoint: Endpoint, scope: Scope, send: Send) -> HttpExchange:
-        return HttpExchange(endpoint.path, endpoint.errors, scope, send, ids=self._ids, clock=self._clock)
+    def _call(self, endpoint: Endpoint, scope: Scope, send: Send) -> Call:
+        return Call(endpoint.path, endpoint.errors, scope, send, ids=self.ids, clock=self.clock)
 
     async def _end_interrupted(
         self, call: HttpExchange, lifecycle: RequestLifecycle | None, cause: CancelCause

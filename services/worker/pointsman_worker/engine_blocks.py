@@ -23,11 +23,11 @@ class Block:
     engine_hash: EngineHash
     span_index: int  # from 0; the last completes a pool block
     key: BlockKey | None
-    """in a span's last block its pool key, before that the chain's start; None: keyed by more than tokens"""
+    """In a span's last block its pool key, before that the chain's start; None: keyed by more than tokens."""
     parent_key: BlockKey  # pool key before the span
     tail: "array[int]"  # tokens of the span so far; empty for the last block
     parent: "Block | None"  # the block before it within the span
-    previous: EngineHash | None  # the block before it
+    previous: EngineHash | None
     children: "list[Block] | None" = None
     copies: int = 0
     counted: bool = False

@@ -17,7 +17,7 @@ log = structlog.get_logger()
 
 ENGINE_PART = "engine"
 ENGINE_RETRY_SECONDS: WallSeconds = WallSeconds(0.25)
-ENGINE_LOG_SECONDS: WallSeconds = WallSeconds(30.0)  # between log lines about an unreachable engine
+ENGINE_LOG_SECONDS: WallSeconds = WallSeconds(30.0)
 SERVING_GRACE_SECONDS: WallSeconds = WallSeconds(2.5)  # for timeouts; a refused connection counts at once
 
 
@@ -37,8 +37,8 @@ class EngineMonitor:
         self.load = EngineLoad()
         self.names = FurtherNames()
         self.serving = False
-        self._unfollowable = ""  # why the engine cannot be followed now
-        self._refused = False  # connection refused
+        self._unfollowable = ""
+        self._refused = False
         self._answered_at = WallSeconds(0.0)
         self._recovered = asyncio.Event()  # the engine serves again
         board.missing(ENGINE_PART, "not asked yet")

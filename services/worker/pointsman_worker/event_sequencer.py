@@ -10,14 +10,14 @@ from pointsman_worker.held_keys import Changes
 CacheEvents = BlocksStored | BlocksRemoved | CacheCleared | CacheGap | CacheSnapshot
 
 EVENT_KEY_BYTES_MAX = 384 * 1024  # in base64 and JSON well below NATS's 1 MiB
-RUN_OVERHEAD_BYTES = 48  # per run
+RUN_OVERHEAD_BYTES = 48
 
 
 class CacheEventSequencer:
     def __init__(self, instance: InstanceId, epoch: Epoch) -> None:
         self.instance = instance
         self.epoch = epoch
-        self.sequence: Sequence = 0  # of the last event
+        self.sequence: Sequence = 0
 
     def gap(self, at: Seconds, missed: int, reason: str) -> CacheGap:
         return CacheGap(
@@ -75,10 +75,6 @@ def portions(runs: list[Run], bytes_max: int = EVENT_KEY_BYTES_MAX) -> Iterator[
             part, keys = keys[:fitting], keys[fitting:]
             portion.append(Run(keys=part, parent=parent))
             room -= RUN_OVERHEAD_BYTES + len(part)
-            parent = _last_key(part)
+            parent = BlockKey(int.from_bytes(part[-KEY_BYTES:], "little"))
     if portion:
         yield portion
-
-
-def _last_key(keys: bytes) -> BlockKey:
-    return BlockKey(int.from_bytes(keys[-KEY_BYTES:], "little"))

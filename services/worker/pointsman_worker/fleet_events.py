@@ -1,23 +1,23 @@
 """Fleet events of one instance: combines settings, session and probe into InstanceJoined and InstanceReported."""
 
 from dataclasses import dataclass
+from typing import cast
 
 import msgspec
 
 from pointsman.adapters.calibration_file import Calibration
-from pointsman.contracts.fleet import InstanceJoined, InstanceReported
+from pointsman.contracts.fleet import InstanceJoined, InstanceReported, Role
 from pointsman.primitives import Seconds
 from pointsman.state.engine_profiles import PROFILES
 from pointsman_worker.engine_monitor import EngineMonitor
 from pointsman_worker.session import CacheSession, SessionState
-from pointsman_worker.settings import role_of
 
 
 @dataclass(frozen=True, slots=True)
 class FleetEvents:
     state: SessionState
-    probe: EngineMonitor
-    calibration: Calibration | None  # None: the profile's costs
+    probe: EngineProbe
+    calibration: Calibration | None
 
     def joined(self, session: CacheSession) -> InstanceJoined:
         state, facts, names = self.state, session.facts, self.probe.names
@@ -38,7 +38,7 @@ class FleetEvents:
             engine_version=facts.version,
             cache=session.cache,
             dp_rank=settings.dp_rank,
-            role=role_of(settings),
+            role=cast("Role", settings.role),
             decode=measured.decode if measured else profile.decode_cost,
             transfer_tokens_per_s=settings.kv_transfer_gb_per_s * 1e9 / profile.kv_bytes_per_token,
             adapters=list(names.adapters),
@@ -59,8 +59,8 @@ class FleetEvents:
             running=load.running,
             kv_usage=load.kv_usage,
             sequence=session.sequencer.sequence,
-            blocks=translator.count if translator else 0,
-            digest=translator.digest if translator else 0,
+            blocks=translator.keys.count if translator else 0,
+            digest=translator.keys.digest if translator else 0,
             undecodable=state.undecodable,
             adapters=list(names.adapters),
             aliases=list(names.aliases),

@@ -2,6 +2,7 @@
 
 import contextlib
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import assert_never
 
 import structlog
@@ -25,15 +26,15 @@ from pointsman_worker.session import EventSource, SessionState
 log = structlog.get_logger()
 
 
+@dataclass(eq=False)
 class Follower:
-    def __init__(self, state: SessionState, probe: EngineMonitor, successor: SessionStore) -> None:
-        self._state = state
-        self._probe = probe
-        self._successor = successor
+    state: SessionState
+    probe: EngineProbe
+    successor: Successor
 
     async def run(self) -> None:
         """Raises SettingsError if the first engine cannot be followed."""
-        state, probe = self._state, self._probe
+        state, probe = self.state, self.probe
         events, facts = state.events, await probe.facts()
         while events is None or not facts.completes:
             if events is not None:
@@ -41,7 +42,7 @@ class Follower:
                 log.info("cache_not_followed", reason=reason, model=facts.model)
             state.begin(facts, "no_events", None)
             facts = await probe.next_engine()
-        cursor = self._successor.load(facts)
+        cursor = self.successor.load(facts)
         async with aclosing(events.items(cursor)) as items:
             async for item in items:
                 await self._on_item(item, events)
@@ -50,20 +51,20 @@ class Follower:
         match item:
             case EngineResumed():
                 with contextlib.suppress(EngineAwayError):
-                    await self._probe.refresh_load()
-                self._successor.resume()
+                    await self.probe.refresh_load()
+                self.successor.resume()
             case EngineAttached() | EngineRestarted():
-                self._successor.discard()
+                self.successor.discard()
                 log.info("engine_followed", restarted=isinstance(item, EngineRestarted), exact=item.exact)
-                facts, translator = await self._probe.engine_to_follow()
+                facts, translator = await self.probe.engine_to_follow()
                 socket = "" if events.replays else ", and there is no replay socket"
                 detail = "" if item.exact else f"the engine's first events may have been missed{socket}"
-                self._state.begin(facts, "empty" if item.exact else "unknown", translator, detail=detail)
+                self.state.begin(facts, "empty" if item.exact else "unknown", translator, detail=detail)
             case EngineBatch():
                 self._on_batch(item)
             case EngineGap():
                 telemetry.ENGINE_EVENT_GAPS.labels("lost").inc()
-                self._state.on_events_lost(item.missed, item.reason)
+                self.state.on_events_lost(item.missed, item.reason)
             case EngineReplayed():
                 telemetry.ENGINE_EVENT_GAPS.labels("replayed").inc()
                 log.debug("engine_events_replayed", batches=item.recovered)
@@ -73,7 +74,7 @@ class Follower:
                 assert_never(item)
 
     def _on_batch(self, batch: EngineBatch) -> None:
-        state = self._state
+        state = self.state
         state.expire()
         _, translator = state.followed_session()
         now, dropped_before = float(state.clock.wall()), translator.counters.dropped
@@ -91,10 +92,10 @@ class Follower:
             telemetry.ENGINE_STORES_DROPPED.inc(dropped)
             state.on_events_lost(dropped, translator.counters.problem)
         state.check_capacity(translator)
-        if translator.changed:
+        if translator.keys.changed:
             state.wake.set()
 
     def _on_undecodable(self, count: int, problem: str) -> None:
-        self._state.undecodable += count
+        self.state.undecodable += count
         telemetry.ENGINE_EVENTS_UNDECODABLE.inc(count)
         log.warning("engine_event_undecodable", count=count, problem=problem[:200])

@@ -31,10 +31,10 @@ class HeldKeys:
         self._last_index = last_index
         self.count = 0
         self.digest = 0
-        self.parents: dict[BlockKey, BlockKey] = {}  # held keys with their parent key
+        self.parents: dict[BlockKey, BlockKey] = {}
         self._further_holders: dict[BlockKey, int] = {}  # holders beyond the first
         self._to_store: dict[BlockKey, None] = {}
-        self._to_remove: dict[BlockKey, bool] = {}  # True: expired
+        self._to_remove: dict[BlockKey, bool] = {}
         self._cleared = False
 
     @property

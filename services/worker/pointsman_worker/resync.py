@@ -1,6 +1,7 @@
 """Answers `cmd.resync.<instance>` by a snapshot, a new epoch or a refusal."""
 
 import asyncio
+from dataclasses import dataclass
 
 import structlog
 
@@ -17,20 +18,20 @@ log = structlog.get_logger()
 SNAPSHOTS_WAITING_MAX = 16
 
 
+@dataclass(eq=False)
 class ResyncHandler:
-    def __init__(self, commands: Commands, state: SessionState, writer: LogWriter) -> None:
-        self._commands = commands
-        self._state = state
-        self._writer = writer
+    commands: Commands
+    state: SessionState
+    writer: LogWriter
 
     async def run(self) -> None:
-        subject = resync_subject(PoolName(self._state.settings.pool), self._state.instance)
-        async with self._commands.serve(subject, self._on_command):
+        subject = resync_subject(PoolName(self.state.settings.pool), self.state.instance)
+        async with self.commands.serve(subject, self._on_command):
             await asyncio.Event().wait()
 
     async def _on_command(self, command: AnyCommand, reply: Reply) -> None:
         """Replies after the snapshot is in the log; immediately for a new epoch."""
-        state = self._state
+        state = self.state
         if isinstance(command, ResyncCache) and command.rejoin and state.session is not None:
             if state.session.joined_at:
                 log.warning("rejoin_requested", reason=command.reason)
@@ -42,18 +43,18 @@ class ResyncHandler:
             if not refusal and state.session is not None and state.session.epoch <= command.above:
                 state.distrust(command.reason, forget=True)
         else:
-            refusal = self._refusal(command) or await self._writer.snapshot()
+            refusal = self._refusal(command) or await self.writer.snapshot()
         await reply(ResyncAnswered(instance=state.instance, accepted=not refusal, detail=refusal))
 
     def _refusal(self, command: AnyCommand) -> str:
         """Empty: accepted."""
-        state = self._state
+        state = self.state
         if not isinstance(command, ResyncCache) or command.instance != state.instance:
             return f"this is the worker of {state.instance}, and takes ResyncCache only"
         if state.session is None:
             return "the engine does not answer yet"
         if state.session.translator is None:
             return "the engine publishes no events, or none that anybody needs"
-        if self._writer.snapshots_waiting >= SNAPSHOTS_WAITING_MAX:
+        if self.writer.snapshots_waiting >= SNAPSHOTS_WAITING_MAX:
             return f"{SNAPSHOTS_WAITING_MAX} snapshots wait to be written already"
         return ""

@@ -72,7 +72,7 @@ class SessionStore:
     def __init__(self, fleet_events: FleetEvents) -> None:
         self._fleet_events = fleet_events
         self._state = fleet_events.state
-        self._loaded: tuple[CacheSession, Sequence] | None = None  # until the engine is identified
+        self._loaded: tuple[CacheSession, Sequence] | None = None
 
     @property
     def _path(self) -> Path | None:

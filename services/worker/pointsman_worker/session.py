@@ -22,7 +22,7 @@ from pointsman_worker.translator import BlockTranslator
 log = structlog.get_logger()
 
 UNCONFIRMED_WALL_SECONDS: WallSeconds = WallSeconds(45.0)  # maximum age of an unverified block
-PARKED_SECONDS_MAX: WallSeconds = WallSeconds(3.0)  # for a parent block, if no event was lost
+PARKED_SECONDS_MAX: WallSeconds = WallSeconds(3.0)
 
 CacheKnown = Literal["empty", "unknown", "no_events"]
 
@@ -79,13 +79,13 @@ class SessionState:
     instance: InstanceId
     settings: WorkerSettings
     clock: Clock
-    events: EventSource | None  # None: not published
+    events: EventSource | None
     unconfirmed_wall_seconds: WallSeconds = UNCONFIRMED_WALL_SECONDS
     session: CacheSession | None = None
     last_epoch: Epoch = field(default=Epoch(0))
     position: LogPosition = field(default_factory=LogPosition)
-    undecodable: int = 0  # since the start
-    wake: asyncio.Event = field(default_factory=asyncio.Event)  # something to write
+    undecodable: int = 0
+    wake: asyncio.Event = field(default_factory=asyncio.Event)
     report_at: WallSeconds = WallSeconds(0.0)
 
     def report_now(self) -> None:
@@ -122,7 +122,7 @@ class SessionState:
 
     def on_events_lost(self, count: int, reason: str) -> None:
         session, translator = self.followed_session()
-        translator.mark_unverified(float(self.clock.wall()))
+        translator.verification.mark_counts_unverified(float(self.clock.wall()))
         self._contents_unknown(session, count, reason)
 
     def check_capacity(self, translator: BlockTranslator) -> None:
@@ -142,7 +142,7 @@ class SessionState:
         log.warning("engine_events_distrusted", reason=reason)
         if forget:
             translator = self.new_translator(session.facts)
-        translator.set_unverifiable(float(self.clock.wall()), on=True)
+        translator.verification.set_unverifiable(float(self.clock.wall()), on=True)
         session = self.begin(session.facts, "unknown", translator, detail=reason, distrusted=True)
         session.snapshot_due = True
 
@@ -152,8 +152,8 @@ class SessionState:
         if session is None or session.translator is None:
             return
         translator = session.translator
-        translator.set_unverifiable(now, on=not self.certain(session))
-        parked_since = translator.parked_since
+        translator.verification.set_unverifiable(now, on=not self.certain(session))
+        parked_since = translator.orphans.since
         if parked_since is not None and session.cache == "empty" and now - parked_since > float(PARKED_SECONDS_MAX):
             self.on_events_lost(0, "blocks were stored that follow one which never was")
         expired = translator.expire(now - float(self.unconfirmed_wall_seconds))
@@ -165,9 +165,8 @@ class SessionState:
     def on_engine_exit(self) -> None:
         """With a replay socket the next engine's events show its exit."""
         session = self.session
-        if session is not None and session.translator is not None and self.events is not None:
-            if self.events.replays:
-                return
+        replays = self.events is None or self.events.replays
+        if session is not None and session.translator is not None and not replays:
             reason = "the engine's process had ended, and there is no replay socket"
             self.begin(session.facts, "unknown", self.new_translator(session.facts), detail=reason)
 

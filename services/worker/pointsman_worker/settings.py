@@ -1,7 +1,7 @@
 """Settings of the worker."""
 
 from dataclasses import dataclass
-from typing import cast, get_args
+from typing import get_args
 from urllib.parse import urlsplit
 
 import click
@@ -63,10 +63,6 @@ def instance_of(settings: WorkerSettings) -> InstanceId:
         msg = f"{name!r} cannot be an instance: lower-case letters, digits and dashes, at most 63"
         raise SettingsError(msg)
     return InstanceId(name)
-
-
-def role_of(settings: WorkerSettings) -> Role:
-    return cast("Role", settings.role)
 
 
 def _port(url: str) -> int:

@@ -20,11 +20,10 @@ from pointsman.adapters.kv_events.events import (
     EngineHash,
 )
 from pointsman.contracts.block_keys import KeyChain
-from pointsman.contracts.cache import Run
-from pointsman.primitives import BlockKey, Seconds, Tokens
+from pointsman.primitives import Seconds, Tokens
 from pointsman_worker.block_rules import AttentionGroups, layout_error, on_device, token_keyed_blocks
 from pointsman_worker.engine_blocks import UNVERIFIED_COPIES, VERIFIED, Block, EngineBlocks, HeldBlock
-from pointsman_worker.held_keys import Changes, HeldKeys
+from pointsman_worker.held_keys import HeldKeys
 from pointsman_worker.orphans import PARKED_BLOCKS_MAX, Orphans
 from pointsman_worker.verification import Verification
 
@@ -68,54 +67,19 @@ class BlockTranslator:
         block."""
         self.counters = TranslatorCounters()
         self._blocks = EngineBlocks(key_chain, engine_block_tokens)
-        self._keys = HeldKeys(self._blocks.last_index)
-        self._orphans = Orphans(parked_blocks_max)
-        self._verification = Verification(self._blocks.nodes)
+        self.keys = HeldKeys(self._blocks.last_index)
+        self.orphans = Orphans(parked_blocks_max)
+        self.verification = Verification(self._blocks.nodes)
         self._capacity_blocks = capacity_blocks
         self._groups = AttentionGroups()
-        self._held_blocks = 0  # without further copies
+        self._held_blocks = 0
         self._now: Seconds = 0.0
-
-    @property
-    def count(self) -> int:
-        """As of the last `take_changes` or `take_snapshot`."""
-        return self._keys.count
-
-    @property
-    def digest(self) -> int:
-        return self._keys.digest
-
-    @property
-    def pending(self) -> int:
-        return self._keys.pending
-
-    @property
-    def changed(self) -> bool:
-        return self._keys.changed
-
-    @property
-    def parked_blocks(self) -> int:
-        return self._orphans.blocks
-
-    @property
-    def parked_since(self) -> Seconds | None:
-        return self._orphans.since
 
     @property
     def blocks_over(self) -> int:
         """0 if the capacity is unknown."""
         known = self._capacity_blocks and not self._groups.several
         return max(0, self._held_blocks - self._capacity_blocks) if known else 0
-
-    def held_keys(self) -> set[BlockKey]:
-        """Includes pending changes."""
-        return set(self._keys.parents)
-
-    def take_changes(self) -> Changes:
-        return self._keys.take_changes()
-
-    def take_snapshot(self) -> list[Run]:
-        return self._keys.take_snapshot()
 
     def apply(self, event: EngineEvent, now: Seconds = 0.0) -> None:
         """Never raises for an event's contents. `now` is monotonic."""
@@ -128,16 +92,10 @@ class BlockTranslator:
             case EngineCacheCleared():
                 self._on_cleared()
 
-    def mark_unverified(self, now: Seconds = 0.0) -> None:
-        self._verification.mark_counts_unverified(now)
-
-    def set_unverifiable(self, now: Seconds, *, on: bool) -> None:
-        self._verification.set_unverifiable(now, on=on)
-
     def expire(self, until: Seconds) -> int:
         """Returns the number of blocks dropped."""
         dropped = 0
-        for node in self._verification.expired(until):
+        for node in self.verification.expired(until):
             self._give_up(node)
             dropped += 1
         return dropped
@@ -147,14 +105,14 @@ class BlockTranslator:
         unnoticed."""
         verified = False
         for _ in range(self.blocks_over):
-            node = self._verification.longest_unconfirmed()
+            node = self.verification.longest_unconfirmed()
             verified = verified or node.unverified == VERIFIED
             self._give_up(node)
         return verified
 
     def dump(self) -> HeldBlocks | None:
         """None if changes or parked stores are pending, or blocks are unverified."""
-        if self.changed or self._orphans or not self._verification.complete:
+        if self.keys.changed or self.orphans or not self.verification.complete:
             return None
         return HeldBlocks(self._blocks.dump(), self._groups.chosen, self._groups.several)
 
@@ -166,8 +124,8 @@ class BlockTranslator:
         self._held_blocks = sum(block.copies > 0 for block in dump.blocks)
         for node in list(self._blocks.nodes.values()):
             if node.span_index == self._blocks.last_index:
-                self._keys.recount(node)
-        self._keys.settle_all()
+                self.keys.recount(node)
+        self.keys.settle_all()
 
     def _on_stored(self, event: EngineBlockStored) -> None:
         if not self._groups.counts(event):
@@ -184,10 +142,10 @@ class BlockTranslator:
                 return
         try:
             self._store(event, parent)
-        except ValueError as error:  # invalid token id
+        except ValueError as error:
             self._reject(f"a store with impossible token ids: {error}")
             return
-        if self._orphans:
+        if self.orphans:
             self._store_orphans(event.block_hashes)
 
     def _reject(self, problem: str) -> None:
@@ -203,7 +161,7 @@ class BlockTranslator:
             keyed = 0
         if any(h not in nodes for h in hashes[:keyed]):
             self._blocks.insert(event, parent, keyed)
-        recount = self._keys.recount
+        recount = self.keys.recount
         for engine_hash in hashes[:keyed]:
             node = nodes[engine_hash]
             if not node.copies:
@@ -221,12 +179,12 @@ class BlockTranslator:
 
     def _hold(self, node: Block) -> None:
         self._held_blocks += 1
-        if self._verification.given_up:
-            self._verification.given_up.pop(node.engine_hash, None)
+        if self.verification.given_up:
+            self.verification.given_up.pop(node.engine_hash, None)
 
     def _confirm(self, stored: list[Block], previous: EngineHash | None) -> None:
         """Includes all blocks before them, also given-up ones."""
-        now, verification = self._now, self._verification
+        now, verification = self._now, self.verification
         unverified = now if verification.unverifiable else VERIFIED
         confirmed = stored
         for held in stored:
@@ -236,23 +194,21 @@ class BlockTranslator:
             if node is not None and previous in verification.given_up:
                 self._hold(node)
                 node.copies = UNVERIFIED_COPIES
-                self._keys.recount(node)
+                self.keys.recount(node)
             elif (
                 node is None
                 or not node.copies
                 or (node.confirmed >= now - CONFIRMED_LATELY_SECONDS and node.unverified <= node.confirmed)
             ):
                 break
-            node.confirmed, node.unverified = (
-                now,
-                unverified,
-            )  # immediately: events may form a cycle of parents
+            # In the loop, because events may form a cycle of parents.
+            node.confirmed, node.unverified = now, unverified
             confirmed.append(node)
             previous = node.previous
         verification.confirm(confirmed, now)
 
     def _park(self, event: EngineBlockStored) -> None:
-        for dropped in self._orphans.park(event, self._now):
+        for dropped in self.orphans.park(event, self._now):
             self.counters.parked_dropped += len(dropped.block_hashes)
             self.counters.problem = f"{len(dropped.block_hashes)} blocks follow one that was never stored"
 
@@ -262,7 +218,7 @@ class BlockTranslator:
         removed: list[EngineHash] = []
         while waiting:
             parent = waiting.pop()
-            for orphan in self._orphans.take_children(parent):
+            for orphan in self.orphans.take_children(parent):
                 event = orphan.event
                 try:
                     self._store(event, self._blocks.nodes[parent])
@@ -278,7 +234,7 @@ class BlockTranslator:
         if not on_device(event.medium) or event.group_idx not in (None, self._groups.chosen):
             self.counters.ignored += 1
             return
-        nodes, given_up = self._blocks.nodes, self._verification.given_up
+        nodes, given_up = self._blocks.nodes, self.verification.given_up
         for engine_hash in event.block_hashes:
             node = nodes.get(engine_hash)
             if node is not None and node.copies:
@@ -286,25 +242,25 @@ class BlockTranslator:
             elif node is not None and engine_hash in given_up:
                 del given_up[engine_hash]
                 self._prune(node)
-            elif self._orphans:
-                self._orphans.remove(engine_hash)
+            elif self.orphans:
+                self.orphans.remove(engine_hash)
 
     def _remove_copy(self, node: Block) -> None:
         node.copies = 0 if node.copies == UNVERIFIED_COPIES else node.copies - 1
         if node.copies == 0:
             self._held_blocks -= 1
-            self._keys.recount(node)
+            self.keys.recount(node)
             self._prune(node)
 
     def _give_up(self, node: Block) -> None:
         node.copies = 0
         self._held_blocks -= 1
-        self._keys.recount(node, expired=True)
-        self._prune(self._verification.give_up(node))
+        self.keys.recount(node, expired=True)
+        self._prune(self.verification.give_up(node))
 
     def _prune(self, node: Block | None) -> None:
         """Delete a node that is neither held nor needed, then its parents."""
-        nodes, given_up = self._blocks.nodes, self._verification.given_up
+        nodes, given_up = self._blocks.nodes, self.verification.given_up
         while node is not None and not (node.copies or node.children or node.engine_hash in given_up):
             del nodes[node.engine_hash]
             parent = node.parent
@@ -315,6 +271,6 @@ class BlockTranslator:
     def _on_cleared(self) -> None:
         self._blocks.nodes.clear()
         self._held_blocks = 0
-        self._verification.clear()
-        self._orphans.clear()
-        self._keys.clear()
+        self.verification.clear()
+        self.orphans.clear()
+        self.keys.clear()

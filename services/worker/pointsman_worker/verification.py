@@ -39,7 +39,7 @@ class Verification:
             if node.copies != UNVERIFIED_COPIES:
                 node.unverified = VERIFIED
 
-    def mark_counts_unverified(self, now: Seconds) -> None:
+    def mark_counts_unverified(self, now: Seconds = 0.0) -> None:
         for node in self._nodes.values():
             if node.copies:
                 node.copies = UNVERIFIED_COPIES

@@ -4,6 +4,7 @@ follows the changes before it, so its digest matches the log."""
 import asyncio
 import contextlib
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 import structlog
 
@@ -25,36 +26,29 @@ PENDING_KEYS_MAX = 100_000  # beyond it a snapshot is smaller
 SNAPSHOT_SECONDS_MAX = 5.0
 APPEND_RETRY_SECONDS: WallSeconds = WallSeconds(0.2)
 APPEND_RETRY_SECONDS_MAX: WallSeconds = WallSeconds(2.0)
-LOG_CHECK_SECONDS: WallSeconds = WallSeconds(5.0)  # checks whether the log still has the session
+LOG_CHECK_SECONDS: WallSeconds = WallSeconds(5.0)
 RESTART_WALL_SECONDS = 10.0  # liveness grace of a pausing worker; Python starts slowly
 
 
+@dataclass(eq=False)
 class LogWriter:
-    def __init__(
-        self,
-        event_log: EventLog,
-        state: SessionState,
-        fleet_events: FleetEvents,
-        successor: SessionStore,
-        board: HealthBoard,
-    ) -> None:
-        self._log = event_log
-        self._state = state
-        self._fleet_events = fleet_events
-        self._successor = successor
-        self._board = board
-        self._log_checked_at = WallSeconds(0.0)
-        self._snapshots: list[asyncio.Future[None]] = []
-        self._leaving = ""
-        self._pausing = False
+    event_log: EventLog
+    state: SessionState
+    fleet_events: FleetEvents
+    successor: Successor
+    board: HealthBoard
+    _log_checked_at: WallSeconds = field(default=WallSeconds(0.0), init=False)
+    _snapshots: list[asyncio.Future[None]] = field(default_factory=list, init=False)
+    _leaving: str = field(default="", init=False)
+    _pausing: bool = field(default=False, init=False)
 
     def leave(self, reason: str, *, pausing: bool) -> None:
         """Ends `run` with InstanceLeft, or if `pausing` with a handover."""
         self._leaving, self._pausing = reason, pausing
-        self._state.wake.set()
+        self.state.wake.set()
 
     async def run(self) -> None:
-        state = self._state
+        state = self.state
         while not self._leaving:
             await self._until_due()
             state.wake.clear()
@@ -76,7 +70,7 @@ class LogWriter:
         """Returns an empty string, or why no snapshot is in the log."""
         written = asyncio.get_running_loop().create_future()
         self._snapshots.append(written)
-        self._state.wake.set()
+        self.state.wake.set()
         try:
             async with asyncio.timeout(SNAPSHOT_SECONDS_MAX):
                 await written
@@ -88,7 +82,7 @@ class LogWriter:
         return ""
 
     async def _until_due(self) -> None:
-        state = self._state
+        state = self.state
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(max(0.0, float(state.report_at - state.clock.wall()))):
                 await state.wake.wait()
@@ -96,7 +90,7 @@ class LogWriter:
 
     async def _write(self, session: CacheSession, *, reporting: bool) -> bool:
         """Returns False if the session ended."""
-        if not session.joined_at and not await self._append(self._fleet_events.joined(session), session):
+        if not session.joined_at and not await self._append(self.fleet_events.joined(session), session):
             return False
         snapshots, self._snapshots = self._snapshots, []
         for event in list(self._due_events(session, snapshot=bool(snapshots), gaps=reporting)):
@@ -111,15 +105,15 @@ class LogWriter:
     def _due_events(self, session: CacheSession, *, snapshot: bool, gaps: bool) -> Iterator[CacheEvents]:
         if session.translator is None:
             return
-        at = self._state.clock.now()
+        at = self.state.clock.now()
         if session.missed_reason and gaps:
             yield session.sequencer.gap(at, session.missed, session.missed_reason)
             session.missed, session.missed_reason = 0, ""
-        if snapshot or session.snapshot_due or session.translator.pending > PENDING_KEYS_MAX:
+        if snapshot or session.snapshot_due or session.translator.keys.pending > PENDING_KEYS_MAX:
             session.snapshot_due = False
-            yield from session.sequencer.snapshot(at, session.translator.take_snapshot())
+            yield from session.sequencer.snapshot(at, session.translator.keys.take_snapshot())
             return
-        changes = session.translator.take_changes()
+        changes = session.translator.keys.take_changes()
         if changes.cleared:
             session.cache, session.detail = "empty", ""
         yield from session.sequencer.changes(at, changes)
@@ -127,17 +121,17 @@ class LogWriter:
     async def _report(self, session: CacheSession, *, back_within: Seconds = 0.0) -> None:
         """Not retried: the next report replaces it."""
         with contextlib.suppress(LogUnavailableError):
-            report = self._fleet_events.reported(session, back_within=back_within)
-            sequence = await self._log.append(report)
-            self._state.position.confirm(sequence)
+            report = self.fleet_events.reported(session, back_within=back_within)
+            sequence = await self.event_log.append(report)
+            self.state.position.confirm(sequence)
 
     async def _check_log(self, session: CacheSession) -> None:
-        state = self._state
+        state = self.state
         if not state.position.went_back and state.clock.wall() - self._log_checked_at < LOG_CHECK_SECONDS:
             return
         self._log_checked_at = state.clock.wall()
         try:
-            extent = await self._log.extent()
+            extent = await self.event_log.extent()
         except (LogUnavailableError, LogMissingError):
             return
         session.log_identity = session.log_identity or extent.identity
@@ -149,24 +143,24 @@ class LogWriter:
 
     async def _append(self, event: LogEvent, session: CacheSession) -> bool:
         """Retries without bound: a missing event is a gap. Returns False if the session ended."""
-        state, backoff = self._state, Backoff(APPEND_RETRY_SECONDS, APPEND_RETRY_SECONDS_MAX)
+        state, backoff = self.state, Backoff(APPEND_RETRY_SECONDS, APPEND_RETRY_SECONDS_MAX)
         while state.session is session:
             try:
-                sequence = await self._log.append(event)
+                sequence = await self.event_log.append(event)
             except LogUnavailableError as error:
-                self._board.missing(WRITES_PART, str(error))
+                self.board.missing(WRITES_PART, str(error))
                 if not backoff.attempts:
                     log.warning("log_unavailable", reason=str(error))
                 await state.clock.sleep_wall(backoff.next_wait())
             else:
                 state.position.confirm(sequence)
-                self._board.restored(WRITES_PART)
+                self.board.restored(WRITES_PART)
                 session.joined_at = session.joined_at or sequence
                 return True
         return False
 
     async def _end(self) -> None:
-        state = self._state
+        state = self.state
         session = state.session
         if session is None or not session.joined_at or not await self._write(session, reporting=True):
             return
@@ -177,7 +171,7 @@ class LogWriter:
             await self._append(left, session)
             return
         await self._report(session, back_within=RESTART_WALL_SECONDS * state.clock.speed)
-        while session.translator is not None and session.translator.changed:
+        while session.translator is not None and session.translator.keys.changed:
             if not await self._write(session, reporting=True):
                 break
-        self._successor.save(session)
+        self.successor.save(session)

@@ -26,7 +26,7 @@ def form(*parts: bytes) -> bytes:
 FILE = part("file", SOUND, more='; filename="a.wav"\r\nContent-Type: audio/wav')
 
 
-def test_the_small_fields_are_read_wherever_they_stand() -> None:
+def test_the_small_fields_are_read_at_any_position() -> None:
     body = form(
         FILE, part("model", b"whisper"), part("temperature", b"0"), part("stream", b"true"), part("user", b"bob")
     )
@@ -35,13 +35,13 @@ def test_the_small_fields_are_read_wherever_they_stand() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "streams"), [(b"true", True), (b"True", True), (b"1", True), (b"false", False), (b"", False)]
+    ("value", "streams"), [(b"true", True), (b"True", True), (b"1", True), (b"false", False), (b"", False)]
 )
-def test_whether_to_stream_is_read_as_the_engine_reads_it(said: bytes, streams: bool) -> None:
-    assert read_form(form(part("stream", said)), KIND).stream is streams
+def test_whether_to_stream_is_read_as_the_engine_reads_it(value: bytes, streams: bool) -> None:
+    assert read_form(form(part("stream", value)), KIND).stream is streams
 
 
-def test_of_a_field_that_is_there_twice_the_last_counts() -> None:
+def test_the_last_of_duplicate_fields_counts() -> None:
     assert read_form(form(part("model", b"one"), part("model", b"two")), KIND).model == "two"
 
 
@@ -56,7 +56,7 @@ def test_of_a_field_that_is_there_twice_the_last_counts() -> None:
         b"text/plain; boundary=x",
     ],
 )
-def test_a_body_that_is_said_to_be_no_form_is_refused(kind: bytes) -> None:
+def test_a_body_with_another_content_type_is_refused(kind: bytes) -> None:
     assert refusal(form(FILE), kind) == 400
 
 
@@ -73,7 +73,7 @@ def test_a_body_that_is_said_to_be_no_form_is_refused(kind: bytes) -> None:
         form(part("x", b"", more="\r\nX-Y: " + "z" * 100_000)),
     ],
 )
-def test_a_form_that_is_none_or_has_too_much_of_something_is_refused(body: bytes) -> None:
+def test_a_malformed_or_oversized_form_is_refused(body: bytes) -> None:
     assert refusal(body, KIND) == 400
 
 
@@ -84,12 +84,12 @@ def test_a_form_that_is_none_or_has_too_much_of_something_is_refused(body: bytes
         max_size=20,
     ).map(b"".join)
 )
-def test_whatever_a_body_holds_it_is_read_or_refused(body: bytes) -> None:
+def test_any_body_is_read_or_refused(body: bytes) -> None:
     assert refusal(body, KIND) in (0, 400)
 
 
 @given(st.binary(max_size=300))
-def test_whatever_the_content_type_says_it_is_read_or_refused(kind: bytes) -> None:
+def test_any_content_type_is_read_or_refused(kind: bytes) -> None:
     assert refusal(form(FILE), re.sub(rb"[\r\n]", b"", b"multipart/form-data" + kind)) in (0, 400)
 
 

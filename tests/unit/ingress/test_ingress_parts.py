@@ -28,7 +28,7 @@ def bearer(key: str) -> dict[bytes, bytes]:
 @pytest.fixture
 def keys_file(tmp_path: Path) -> Path:
     path = tmp_path / "keys"
-    path.write_text(f"# who may ask\n\nalice {digest('sk-1')}\nalice {digest('sk-2')}\nbob {digest('sk-3')}\n")
+    path.write_text(f"# API keys\n\nalice {digest('sk-1')}\nalice {digest('sk-2')}\nbob {digest('sk-3')}\n")
     return path
 
 
@@ -41,7 +41,7 @@ def test_a_key_names_its_tenant(keys_file: Path) -> None:
 @pytest.mark.parametrize(
     "headers", [{}, bearer("sk-4"), bearer(""), bearer(digest("sk-1")), {b"authorization": b"Basic sk-1"}]
 )
-def test_anything_else_is_turned_away(keys_file: Path, headers: dict[bytes, bytes]) -> None:
+def test_invalid_keys_are_refused(keys_file: Path, headers: dict[bytes, bytes]) -> None:
     with pytest.raises(ApiError) as refusal:
         Keyring(keys_file, ScaledClock()).tenant(headers)
 
@@ -49,7 +49,7 @@ def test_anything_else_is_turned_away(keys_file: Path, headers: dict[bytes, byte
     assert "sk-" not in refusal.value.message
 
 
-def test_without_a_file_everybody_is_let_in_without_a_name() -> None:
+def test_without_a_keys_file_no_key_is_required() -> None:
     assert Keyring(None, ScaledClock()).tenant({}) is None
 
 
@@ -62,11 +62,11 @@ def test_a_keys_file_with_a_plain_key_in_it_is_refused_without_repeating_it(tmp_
     assert "sk-secret" not in str(error.value)
 
 
-# Writing a small file in an async test blocks nobody.
+# Writing a small file in an async test does not block other tasks.
 # ruff: noqa: ASYNC240
 
 
-async def test_a_key_that_is_taken_out_stops_working_without_a_restart(keys_file: Path) -> None:
+async def test_a_deleted_key_stops_working_without_a_restart(keys_file: Path) -> None:
     keyring = Keyring(keys_file, ImpatientClock(stop_after=2))
     keys_file.write_text(f"bob {digest('sk-3')}\n")
     os.utime(keys_file, ns=(1, 1))
@@ -79,7 +79,7 @@ async def test_a_key_that_is_taken_out_stops_working_without_a_restart(keys_file
         keyring.tenant(bearer("sk-1"))
 
 
-async def test_a_keys_file_that_breaks_leaves_the_old_keys_in_force(keys_file: Path) -> None:
+async def test_an_unreadable_keys_file_keeps_the_previous_keys(keys_file: Path) -> None:
     keyring = Keyring(keys_file, ImpatientClock(stop_after=3))
     keys_file.write_text("nonsense\n")
 
@@ -96,11 +96,11 @@ def test_a_request_keeps_its_clients_id_unless_that_was_used_before() -> None:
     assert ids.take("mine") != "mine"
 
 
-@pytest.mark.parametrize("wanted", ["", "a b", "a.b", "ä", "x" * 65, "a\nb"])
-def test_an_id_that_cannot_be_a_subject_is_replaced(wanted: str) -> None:
+@pytest.mark.parametrize("client_id", ["", "a b", "a.b", "ä", "x" * 65, "a\nb"])
+def test_an_id_that_cannot_be_a_subject_is_replaced(client_id: str) -> None:
     ids = RequestIds(Random(0))
 
-    assert len({ids.take(wanted), ids.take(wanted), wanted}) == 3
+    assert len({ids.take(client_id), ids.take(client_id), client_id}) == 3
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_an_id_that_cannot_be_a_subject_is_replaced(wanted: str) -> None:
         (b"no json", Usage()),
     ],
 )
-def test_usage_is_what_the_engine_says_or_unknown(answer: bytes, usage: Usage) -> None:
+def test_usage_is_the_engines_or_unknown(answer: bytes, usage: Usage) -> None:
     assert usage_in(answer) == usage
 
 
@@ -135,18 +135,18 @@ def test_retry_after_is_whole_wall_seconds_and_at_least_one() -> None:
         ("slo_tpot", "", "The request was refused. Ask again later, or with a longer objective (x-slo-tpot-ms)."),
     ],
 )
-def test_a_rejection_says_why_and_what_to_do(reason: str, detail: str, message: str) -> None:
+def test_a_rejection_has_a_reason_and_advice(reason: str, detail: str, message: str) -> None:
     assert rejected(429, reason, detail, retry_after_wall=1).message == message
 
 
-def test_a_client_that_asks_for_a_model_that_is_not_there_is_told_of_some_that_are() -> None:
+def test_an_unknown_model_is_answered_with_some_known_ones() -> None:
     few, many = (unknown_model("m", [f"m{number}" for number in range(count)]).message for count in (2, 1000))
 
     assert few == "The model 'm' does not exist; there is: m0, m1."
     assert many.endswith(", m19, and 980 more in /v1/models.")
 
 
-def test_a_salt_and_a_model_part_the_keys_of_equal_prompts() -> None:
+def test_salt_and_model_change_the_keys_of_equal_prompts() -> None:
     keys = BlockKeys(secret=b"s", block_tokens=lambda: 4)
     tokens = [1, 2, 3, 4, 5, 6, 7, 8, 9]
 
@@ -156,7 +156,7 @@ def test_a_salt_and_a_model_part_the_keys_of_equal_prompts() -> None:
 
 
 class StopFollowingError(Exception):
-    """Ends a loop that would go on for ever."""
+    """Ends a loop that would go on without end."""
 
 
 class ImpatientClock(ScaledClock):

@@ -36,7 +36,7 @@ class Rig:
     fleets: dict[PoolName, FleetView]
     logs: dict[PoolName, EventLog]
 
-    async def tell(self, pool: PoolName, *events: LogEvent) -> None:
+    async def append(self, pool: PoolName, *events: LogEvent) -> None:
         """Append to the pool's log, and wait until the ingress has read it."""
         last = [await self.logs[pool].append(event) for event in events][-1]
         await eventually(lambda: self.fleets[pool]._state.sequence >= last)
@@ -46,8 +46,8 @@ class Rig:
         pool, model = self.pools.find(name)
         return pool.name, model.base, model.adapter
 
-    def least(self, pool: PoolName, adapter: str) -> InstanceId | None:
-        """Who is asked for it where all are idle."""
+    def least_busy(self, pool: PoolName, adapter: str) -> InstanceId | None:
+        """The instance chosen while all are idle."""
         found = self.in_flight(pool).least_busy(Model(adapter or "m", "m", adapter, 0.0))
         return found.id if found is not None else None
 
@@ -110,8 +110,8 @@ def grant(request: str, instance: str) -> RouteGranted:
 
 async def test_a_model_is_found_in_its_pool_under_its_name_its_aliases_and_its_adapters() -> None:
     async with rig(CHAT, CODE) as one:
-        await one.tell(CHAT, joined("a", model="m", at=1), naming("a", at=2, adapters=["poet"], aliases=["m-latest"]))
-        await one.tell(CODE, joined("b", model="coder", at=1))
+        await one.append(CHAT, joined("a", model="m", at=1), naming("a", at=2, adapters=["poet"], aliases=["m-latest"]))
+        await one.append(CODE, joined("b", model="coder", at=1))
 
         assert one.found("m") == one.found("m-latest") == ("chat", "m", "")
         assert one.found("poet") == ("chat", "m", "poet")
@@ -121,60 +121,60 @@ async def test_a_model_is_found_in_its_pool_under_its_name_its_aliases_and_its_a
         assert one.refusal("") == (400, "invalid_request")
 
 
-async def test_as_long_as_a_pool_has_had_no_engine_nobody_knows_that_a_model_does_not_exist() -> None:
+async def test_a_model_may_exist_while_a_pool_has_had_no_engine() -> None:
     async with rig(CHAT, CODE) as one:
-        await one.tell(CHAT, joined("a", model="m", at=1))
+        await one.append(CHAT, joined("a", model="m", at=1))
 
         assert one.refusal("coder") == (503, "no_engines")
         assert one.found("") == ("chat", "m", "")
 
 
-async def test_before_the_log_is_read_to_its_end_nobody_knows_that_a_model_does_not_exist_and_who_asks_waits() -> None:
+async def test_requests_for_an_unknown_model_wait_until_the_log_is_read() -> None:
     async with rig(CHAT) as one:
-        await one.tell(CHAT, joined("a", model="m", at=1))
+        await one.append(CHAT, joined("a", model="m", at=1))
         one.fleets[CHAT].is_read = False
         asking = asyncio.create_task(one.pools.await_model("poet"))
         known = await one.pools.await_model("m")
         too_early = one.refusal("poet")
-        await one.tell(CHAT, naming("a", at=2, adapters=["poet"]))
+        await one.append(CHAT, naming("a", at=2, adapters=["poet"]))
 
         assert known[1].name == "m"
         assert too_early == (503, "no_engines")
         assert (await asking)[1].name == "poet"
 
 
-async def test_an_adapter_is_offered_while_an_instance_has_it_and_the_others_are_not_asked_for_it() -> None:
+async def test_an_adapter_is_served_only_by_instances_that_have_it() -> None:
     async with rig(CHAT) as one:
-        await one.tell(CHAT, joined("a", at=1), joined("b", at=1), naming("b", at=2, adapters=["poet"]))
-        with_it, any_of_them = one.least(CHAT, "poet"), one.least(CHAT, "")
-        await one.tell(CHAT, naming("b", at=3))
+        await one.append(CHAT, joined("a", at=1), joined("b", at=1), naming("b", at=2, adapters=["poet"]))
+        with_it, any_of_them = one.least_busy(CHAT, "poet"), one.least_busy(CHAT, "")
+        await one.append(CHAT, naming("b", at=3))
 
         assert (with_it, any_of_them) == ("b", "a")
-        assert one.least(CHAT, "poet") is None
+        assert one.least_busy(CHAT, "poet") is None
         assert one.refusal("poet") == (404, "model_not_found")
 
 
-async def test_without_a_scheduler_too_a_request_goes_only_where_it_has_its_name_its_room_and_its_model() -> None:
+async def test_without_a_scheduler_placement_checks_name_context_and_model() -> None:
     async with rig(CHAT) as one:
-        await one.tell(CHAT, joined("a", at=1, max_model_len=100), joined("b", at=1, aliases=["m-latest"]))
-        await one.tell(CHAT, joined("c", at=1), joined("0-liar", model="other", at=1, aliases=["m-latest"]))
+        await one.append(CHAT, joined("a", at=1, max_model_len=100), joined("b", at=1, aliases=["m-latest"]))
+        await one.append(CHAT, joined("c", at=1), joined("0-liar", model="other", at=1, aliases=["m-latest"]))
         fleet, in_flight = one.fleets[CHAT], one.in_flight(CHAT)
-        asked = [route("r", [], **needs) for needs in ({}, {"context_tokens": 101}, {"alias": "m-latest"})]
-        placed = [in_flight.least_busy(command) for command in asked]
+        commands = [route("r", [], **needs) for needs in ({}, {"context_tokens": 101}, {"alias": "m-latest"})]
+        placed = [in_flight.least_busy(command) for command in commands]
         for name in ("a", "b", "c", "0-liar"):
             silent = InstanceSuspected(at=2, instance=InstanceId(name), epoch=Epoch(1), silent_seconds=5)
-            await one.tell(CHAT, silent)
-        doubtful = [in_flight.least_busy(command) for command in asked]
+            await one.append(CHAT, silent)
+        suspected = [in_flight.least_busy(command) for command in commands]
 
         assert [known and known.id for known in placed] == ["a", "b", "b"]
-        assert [known and known.id for known in doubtful] == ["a", "b", "b"]
+        assert [known and known.id for known in suspected] == ["a", "b", "b"]
         assert fleet.context_of(fleet.models["m"]) == 100_000
 
 
-async def test_the_longest_context_counts_and_of_an_alias_that_of_who_has_it() -> None:
+async def test_a_models_context_is_the_longest_of_instances_that_serve_the_name() -> None:
     async with rig(CHAT) as one:
-        await one.tell(CHAT, joined("a", at=1, max_model_len=1), joined("b", at=1, max_model_len=500))
-        await one.tell(
+        await one.append(CHAT, joined("a", at=1, max_model_len=1), joined("b", at=1, max_model_len=500))
+        await one.append(
             CHAT, joined("c", at=1, max_model_len=300, aliases=["m-latest"]), joined("d", at=1, max_model_len=0)
         )
         fleet = one.fleets[CHAT]
@@ -183,10 +183,10 @@ async def test_the_longest_context_counts_and_of_an_alias_that_of_who_has_it() -
     assert lengths == {"m": 500, "m-latest": 300}
 
 
-async def test_the_model_of_a_pool_is_served_there_whoever_lists_its_name_before() -> None:
+async def test_a_base_model_precedes_aliases_in_other_pools() -> None:
     async with rig(CHAT, CODE) as one:
-        await one.tell(CHAT, joined("a", model="m", at=1, aliases=["coder", "tools"], adapters=["coder"]))
-        await one.tell(CODE, joined("b", model="coder", at=1, aliases=["m", "tools"]))
+        await one.append(CHAT, joined("a", model="m", at=1, aliases=["coder", "tools"], adapters=["coder"]))
+        await one.append(CODE, joined("b", model="coder", at=1, aliases=["m", "tools"]))
 
         assert one.found("coder") == ("code", "coder", "")
         assert one.found("m") == ("chat", "m", "")
@@ -195,18 +195,18 @@ async def test_the_model_of_a_pool_is_served_there_whoever_lists_its_name_before
         assert offered == [("chat", "m", ""), ("chat", "tools", ""), ("code", "coder", "")]
 
 
-async def test_what_a_name_stands_for_most_instances_say() -> None:
+async def test_the_majority_of_instances_decides_the_meaning_of_a_name() -> None:
     async with rig(CHAT) as one:
-        await one.tell(CHAT, joined("a", at=1, aliases=["poet"], adapters=["m"]))
-        await one.tell(CHAT, joined("b", at=1, adapters=["poet"]), joined("c", at=1, adapters=["poet"]))
+        await one.append(CHAT, joined("a", at=1, aliases=["poet"], adapters=["m"]))
+        await one.append(CHAT, joined("b", at=1, adapters=["poet"]), joined("c", at=1, adapters=["poet"]))
 
         assert one.found("poet") == ("chat", "m", "poet")
         assert one.found("m") == ("chat", "m", "")
 
 
-async def test_a_pool_in_which_nobody_is_ready_says_who_does_not_fit() -> None:
+async def test_a_pool_without_ready_instances_reports_unschedulable_ones() -> None:
     async with rig(CHAT) as one:
-        await one.tell(CHAT, joined("a", at=1), joined("b", at=1, model="other"), reported("a", 0, [], serving=False))
+        await one.append(CHAT, joined("a", at=1), joined("b", at=1, model="other"), reported("a", 0, [], serving=False))
         board = one.fleets[CHAT]._board
 
         assert board.lacks == {
@@ -214,12 +214,12 @@ async def test_a_pool_in_which_nobody_is_ready_says_who_does_not_fit() -> None:
         }
 
 
-async def test_an_engine_is_as_busy_as_this_ingress_keeps_it_or_as_its_worker_has_said_just_now() -> None:
+async def test_load_is_the_larger_of_own_requests_and_the_recent_report() -> None:
     async with rig(CHAT) as one:
         in_flight = one.in_flight(CHAT)
-        await one.tell(CHAT, joined("a", at=1), joined("b", at=1), busy("a", at=1, requests=9))
+        await one.append(CHAT, joined("a", at=1), joined("b", at=1), busy("a", at=1, requests=9))
         long_ago = in_flight.least_busy()
-        await one.tell(CHAT, busy("a", at=ScaledClock().now(), requests=2))
+        await one.append(CHAT, busy("a", at=ScaledClock().now(), requests=2))
         just_now = in_flight.least_busy()
         async with in_flight.at_engine(grant("r1", "b")), in_flight.at_engine(grant("r2", "b")):
             level = in_flight.least_busy()
@@ -230,40 +230,40 @@ async def test_an_engine_is_as_busy_as_this_ingress_keeps_it_or_as_its_worker_ha
     assert [known and known.id for known in (long_ago, just_now, level, kept_busy, done)] == ["a", "b", "a", "a", "b"]
 
 
-async def test_where_no_engine_is_ready_a_suspected_one_is_asked_as_long_as_it_prefills() -> None:
+async def test_without_ready_engines_suspected_prefill_engines_are_used() -> None:
     async with rig(CHAT) as one:
-        await one.tell(CHAT, joined("a", at=1, role="decode"), joined("b", at=1))
+        await one.append(CHAT, joined("a", at=1, role="decode"), joined("b", at=1))
         for name in ("a", "b"):
             silent = InstanceSuspected(at=2, instance=InstanceId(name), epoch=Epoch(1), silent_seconds=5)
-            await one.tell(CHAT, silent)
+            await one.append(CHAT, silent)
 
-        assert one.least(CHAT, "") == "b"
+        assert one.least_busy(CHAT, "") == "b"
 
 
-async def test_a_pool_whose_engines_have_all_gone_still_has_its_model_and_its_keys() -> None:
+async def test_a_pool_without_engines_keeps_its_model_and_block_size() -> None:
     async with rig(CHAT) as one:
-        await one.tell(CHAT, joined("a", at=1, block_tokens=32))
-        await one.tell(CHAT, InstanceLeft(at=2, instance=InstanceId("a"), epoch=Epoch(1), reason="stopped"))
+        await one.append(CHAT, joined("a", at=1, block_tokens=32))
+        await one.append(CHAT, InstanceLeft(at=2, instance=InstanceId("a"), epoch=Epoch(1), reason="stopped"))
 
         assert one.found("m") == ("chat", "m", "")
         assert one.fleets[CHAT].block_tokens == 32
 
 
-async def test_what_a_block_key_stands_for_the_leader_of_each_pool_says_whatever_its_workers_think() -> None:
+async def test_the_leader_of_each_pool_decides_its_block_size() -> None:
     async with rig(CHAT, CODE) as one:
-        await one.tell(CHAT, elected(1, block_tokens=128), joined("a", at=1, block_tokens=32))
-        await one.tell(CODE, joined("b", at=1, block_tokens=16), joined("c", at=1, block_tokens=32))
+        await one.append(CHAT, elected(1, block_tokens=128), joined("a", at=1, block_tokens=32))
+        await one.append(CODE, joined("b", at=1, block_tokens=16), joined("c", at=1, block_tokens=32))
         before = {name: fleet.block_tokens for name, fleet in one.fleets.items()}
-        await one.tell(CODE, elected(1, block_tokens=32))
+        await one.append(CODE, elected(1, block_tokens=32))
 
         assert before == {CHAT: 128, CODE: 16}
         assert one.fleets[CODE].block_tokens == 32
 
 
-async def test_an_election_of_a_term_that_is_known_already_says_nothing() -> None:
+async def test_a_repeated_election_changes_nothing() -> None:
     async with rig(CHAT) as one:
-        await one.tell(CHAT, elected(3, block_tokens=128), joined("a", at=1), elected(3, block_tokens=1))
-        await one.tell(CHAT, elected(2, block_tokens=1))
+        await one.append(CHAT, elected(3, block_tokens=128), joined("a", at=1), elected(3, block_tokens=1))
+        await one.append(CHAT, elected(2, block_tokens=1))
 
         assert one.fleets[CHAT].block_tokens == 128
 
@@ -272,16 +272,16 @@ def elected(term: int, *, block_tokens: int) -> LeaderElected:
     return LeaderElected(at=1.0, term=Term(term), scheduler="s", as_of=0, pool={"block_tokens": block_tokens})
 
 
-async def test_a_pool_whose_engines_were_replaced_by_those_of_another_model_forgets_the_first() -> None:
+async def test_a_pool_forgets_a_model_after_its_engines_were_replaced() -> None:
     async with rig(CHAT) as one:
-        await one.tell(CHAT, joined("a", model="old", at=1), joined("b", model="new", at=2))
-        await one.tell(CHAT, InstanceLeft(at=3, instance=InstanceId("a"), epoch=Epoch(1), reason="stopped"))
+        await one.append(CHAT, joined("a", model="old", at=1), joined("b", model="new", at=2))
+        await one.append(CHAT, InstanceLeft(at=3, instance=InstanceId("a"), epoch=Epoch(1), reason="stopped"))
 
         assert one.refusal("old") == (404, "model_not_found")
         assert one.found("") == ("chat", "new", "")
 
 
-def test_an_ingress_is_ready_while_one_of_its_pools_is_and_says_what_the_others_lack() -> None:
+def test_an_ingress_is_ready_while_a_pool_is_and_reports_what_others_miss() -> None:
     board = PoolsBoard([CHAT, CODE])
     board.pools[CODE].missing("view", "the log is not read yet")
     one_left = board.answer("/readyz")
@@ -294,7 +294,7 @@ def test_an_ingress_is_ready_while_one_of_its_pools_is_and_says_what_the_others_
     assert none_left[0] == 503
 
 
-def test_an_ingress_whose_pools_have_neither_scheduler_nor_engines_is_ready_until_it_shuts_down() -> None:
+def test_an_ingress_without_scheduler_and_engines_is_ready_until_shutdown() -> None:
     board = PoolsBoard([CHAT, CODE])
     for pool in (CHAT, CODE):
         board.pools[pool].degraded("scheduler", "no scheduler answers")

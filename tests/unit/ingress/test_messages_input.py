@@ -44,18 +44,18 @@ MESSAGES = st.fixed_dictionaries(
 )
 
 
-def asked(**fields: Any) -> ParsedRequest:
+def parsed(**fields: Any) -> ParsedRequest:
     return parse_messages(json.dumps({"model": "m", "max_tokens": 9, "messages": [ASKS], **fields}).encode())
 
 
 def chat(**fields: Any) -> Chat:
-    prompt = asked(**fields).prompt
+    prompt = parsed(**fields).prompt
     assert isinstance(prompt, Chat)
     return prompt
 
 
 @given(st.lists(MESSAGES, max_size=3), CONTENTS, st.lists(BLOCKS, max_size=2) | st.none())
-def test_whatever_a_body_holds_it_is_understood_or_refused(messages: Any, system: Any, tools: Any) -> None:
+def test_any_messages_body_is_parsed_or_refused(messages: Any, system: Any, tools: Any) -> None:
     try:
         prompt = chat(messages=messages, system=system, tools=tools)
     except ApiError:
@@ -68,21 +68,21 @@ def test_whatever_a_body_holds_it_is_understood_or_refused(messages: Any, system
 @pytest.mark.parametrize(
     "fields", [{"messages": []}, {"messages": None}, {"messages": "x"}, {"max_tokens": 0}, {"system": 7}]
 )
-def test_what_is_no_message_is_refused(fields: dict[str, Any]) -> None:
+def test_invalid_messages_are_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(ApiError) as raised:
-        asked(**fields)
+        parsed(**fields)
 
     assert raised.value.status == 400
 
 
-def test_fields_of_other_apis_mean_nothing() -> None:
-    found = asked(n=3, truncate_prompt_tokens=5, user="x", prompt_logprobs=1, stream=True)
+def test_fields_of_other_apis_are_ignored() -> None:
+    found = parsed(n=3, truncate_prompt_tokens=5, user="x", prompt_logprobs=1, stream=True)
 
     assert (found.answers, found.truncates, found.user, found.reads_cache) == (1, False, "", True)
     assert not found.may_add_usage
 
 
-def test_a_system_message_among_the_others_stands_where_the_template_takes_it() -> None:
+def test_system_messages_are_placed_as_the_template_requires() -> None:
     found = chat(system="Be brief.", messages=[ASKS, NOTE])
 
     assert [message["role"] for message in found.messages] == ["system", "user", "system"]
@@ -95,7 +95,7 @@ def test_a_system_message_among_the_others_stands_where_the_template_takes_it() 
     ("tool", "unsupported"),
     [({"name": "x", "input_schema": {}}, ""), ({"type": "web_search_20250305", "name": "x"}, "tools")],
 )
-def test_tools_that_are_no_functions_leave_nothing_known(tool: dict[str, Any], unsupported: str) -> None:
+def test_tools_other_than_functions_are_unsupported(tool: dict[str, Any], unsupported: str) -> None:
     found = chat(tools=[tool])
 
     assert (found.unsupported, found.unsupported_message) == (unsupported, 0)
@@ -111,7 +111,7 @@ def test_tools_that_are_no_functions_leave_nothing_known(tool: dict[str, Any], u
         ("{{ reasoning_effort }}", "none"),
     ],
 )
-def test_no_thinking_is_told_in_the_way_that_the_template_heeds(source: str, expected: str) -> None:
+def test_disabled_thinking_uses_the_templates_own_argument(source: str, expected: str) -> None:
     tokenizer = Tokenizer(Tokenizer.builtin()._backend, chat_template=ChatTemplate(source, special_tokens={}))
 
     assert tokenizer.effort_without_thinking == expected

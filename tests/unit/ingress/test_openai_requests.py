@@ -37,23 +37,23 @@ def refusal_of(parse: Any, body: bytes) -> ApiError:
     return raised.value
 
 
-def test_fields_we_do_not_know_are_no_concern() -> None:
-    asked = parse_chat(chat(logit_bias={"1": 2}, something_new=[1, {"a": None}], stream=True))
+def test_unknown_fields_are_ignored() -> None:
+    parsed = parse_chat(chat(logit_bias={"1": 2}, something_new=[1, {"a": None}], stream=True))
 
-    assert asked.stream
-    assert asked.model == "m"
+    assert parsed.stream
+    assert parsed.model == "m"
 
 
 def test_the_newer_name_of_the_output_bound_wins() -> None:
-    asked = parse_chat(chat(max_tokens=7, max_completion_tokens=9))
+    parsed = parse_chat(chat(max_tokens=7, max_completion_tokens=9))
 
-    assert asked.output_tokens == 9
+    assert parsed.output_tokens == 9
 
 
 def test_a_completion_without_a_bound_asks_for_sixteen_tokens_but_does_not_demand_them() -> None:
-    asked = parse_completion(completion(prompt="x"))
+    parsed = parse_completion(completion(prompt="x"))
 
-    assert (asked.output_tokens, asked.output_demanded) == (16, False)
+    assert (parsed.output_tokens, parsed.output_demanded) == (16, False)
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_any_other_prompt_is_refused(prompt: Any) -> None:
 @pytest.mark.parametrize(
     "body", [b"", b"{", b"[]", b"null", b"\xff", b'{"messages": "hi"}', b'{"messages": []}', b"{}"]
 )
-def test_what_is_no_chat_is_refused(body: bytes) -> None:
+def test_invalid_chats_are_refused(body: bytes) -> None:
     assert refusal_of(parse_chat, body).status == 400
 
 
@@ -90,7 +90,7 @@ def test_an_output_bound_must_be_a_positive_integer(name: str, value: Any) -> No
     assert json.loads(OPENAI_ERRORS.body(refusal))["error"]["type"] == "invalid_request_error"
 
 
-def test_deep_nesting_is_refused_and_not_a_crash() -> None:
+def test_deep_nesting_is_refused() -> None:
     body = b'{"messages": [' + b'{"content":' * 100_000
 
     assert refusal_of(parse_chat, body).status == 400
@@ -98,7 +98,7 @@ def test_deep_nesting_is_refused_and_not_a_crash() -> None:
 
 def test_template_arguments_reach_the_prompt() -> None:
     tools = [{"type": "function", "function": {"name": "f"}}]
-    asked = parse_chat(
+    parsed = parse_chat(
         chat(
             tools=tools,
             add_generation_prompt=False,
@@ -107,7 +107,7 @@ def test_template_arguments_reach_the_prompt() -> None:
         )
     )
 
-    assert asked.prompt == Chat(
+    assert parsed.prompt == Chat(
         HELLO["messages"],  # type: ignore[arg-type]
         tools=tools,
         add_generation_prompt=False,
@@ -116,7 +116,7 @@ def test_template_arguments_reach_the_prompt() -> None:
     )
 
 
-def test_a_picture_or_a_template_of_the_clients_own_makes_the_tokens_uncertain() -> None:
+def test_images_and_client_templates_make_tokens_inexact() -> None:
     picture = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "https://x"}}]}
     text = {"role": "user", "content": [{"type": "text", "text": "hi"}]}
 
@@ -126,7 +126,7 @@ def test_a_picture_or_a_template_of_the_clients_own_makes_the_tokens_uncertain()
         parse_chat(chat(chat_template="{{ messages }}")),
     ]
 
-    chats = [asked.prompt for asked in certain if isinstance(asked.prompt, Chat)]
+    chats = [parsed.prompt for parsed in certain if isinstance(parsed.prompt, Chat)]
     assert [(chat.unsupported, chat.template) for chat in chats] == [
         ("", None),
         ("image_url", None),
@@ -134,30 +134,30 @@ def test_a_picture_or_a_template_of_the_clients_own_makes_the_tokens_uncertain()
     ]
 
 
-def test_objectives_come_from_either_family_of_headers() -> None:
+def test_slos_come_from_either_family_of_headers() -> None:
     assert slo_of({}, DEFAULTS) == DEFAULTS
     assert slo_of({b"x-slo-ttft-ms": b"250"}, DEFAULTS) == LatencySlo(0.25, 0.1)
     assert slo_of({b"x-llm-d-slo-tpot-ms": b"20.5"}, DEFAULTS) == LatencySlo(5.0, 0.0205)
 
 
 @pytest.mark.parametrize("value", [b"soon", b"-1", b"0", b"nan", b"inf", b""])
-def test_an_objective_that_is_no_positive_number_is_refused(value: bytes) -> None:
+def test_an_slo_that_is_not_a_positive_number_is_refused(value: bytes) -> None:
     with pytest.raises(ApiError):
         slo_of({b"x-slo-ttft-ms": value}, DEFAULTS)
 
 
-def test_a_tenant_is_who_the_fairness_header_or_the_user_field_says() -> None:
+def test_the_tenant_comes_from_the_fairness_header_or_the_user_field() -> None:
     assert tenant_of({b"x-llm-d-inference-fairness-id": b"team-a"}, "bob") == "team-a"
     assert tenant_of({}, "bob") == "bob"
     assert tenant_of({}, "") == "anonymous"
 
 
-def test_names_are_freed_of_what_could_break_a_log_or_a_header() -> None:
+def test_names_are_cleaned_for_logs_and_headers() -> None:
     assert session_of({b"x-session-id": b"a\x00b\xff" + b"c" * 500}, "") == "ab" + "c" * 124
     assert tenant_of({}, "eve\r\nx-admin: 1") == "evex-admin: 1"
 
 
-def test_a_long_query_and_many_documents_count_for_no_more_than_the_log_can_hold() -> None:
-    asked = parse_pairs(json.dumps({"text_1": "x" * 4_000_000, "text_2": [1] * 1_200_000}).encode())
+def test_the_size_of_query_times_documents_is_bounded() -> None:
+    parsed = parse_pairs(json.dumps({"text_1": "x" * 4_000_000, "text_2": [1] * 1_200_000}).encode())
 
-    assert asked.prompt == SizedRequest(PAIRS_TOKENS_MAX)
+    assert parsed.prompt == SizedRequest(PAIRS_TOKENS_MAX)

@@ -1,4 +1,4 @@
-"""Usage of streams: asked for without changing anything else, taken out again wherever chunks are cut, and compared."""
+"""Usage of streams: requested, removed for any chunking, and compared."""
 
 import json
 import random
@@ -27,7 +27,7 @@ OTHERS = st.sampled_from([
 
 
 @given(before=st.lists(OTHERS, max_size=6), usage=st.booleans(), cuts=st.lists(st.integers(1, 60), max_size=30))
-def test_wherever_chunks_are_cut_all_but_the_usage_passes(before: list[str], usage: bool, cuts: list[int]) -> None:
+def test_only_usage_is_removed_for_any_chunking(before: list[str], usage: bool, cuts: list[int]) -> None:
     stream = ("".join(before) + USAGE * usage + "data: [DONE]\n\n").encode()
     remover, shown, rest = UsageRemover(), b"", stream
     for cut in [*cuts, len(stream)]:
@@ -38,7 +38,7 @@ def test_wherever_chunks_are_cut_all_but_the_usage_passes(before: list[str], usa
     assert shown + remover.rest() == ("".join(before) + "data: [DONE]\n\n").encode()
 
 
-def test_whole_events_are_never_held_back() -> None:
+def test_whole_events_pass_immediately() -> None:
     event = b'data: {"choices":[{"text":"a"}]}\n\n'
     remover = UsageRemover()
 
@@ -64,10 +64,10 @@ def events_of(stream: bytes) -> list[bytes]:
             line += byte
         at += 1
     events, data = list[bytes](), list[bytes]()
-    for said in lines:
-        if said.startswith(b"data:"):
-            data.append(said[5:].removeprefix(b" "))
-        elif not said and data:
+    for line in lines:
+        if line.startswith(b"data:"):
+            data.append(line[5:].removeprefix(b" "))
+        elif not line and data:
             events.append(b"\n".join(data))
             data = []
     return events
@@ -89,9 +89,7 @@ def stream_of(chance: random.Random, *, line_ends: list[bytes]) -> tuple[bytes, 
 
 @pytest.mark.parametrize("line_ends", [[b"\n"], [b"\r\n"], [b"\r"], [b"\n", b"\r\n", b"\r"]])
 @pytest.mark.parametrize("seed", range(12))
-def test_whatever_ends_lines_and_wherever_chunks_are_cut_the_client_sees_all_but_the_usage(
-    line_ends: list[bytes], seed: int
-) -> None:
+def test_only_usage_is_removed_for_any_line_ends_and_chunking(line_ends: list[bytes], seed: int) -> None:
     stream, others = stream_of(random.Random(seed), line_ends=line_ends)
     cuts = [[at] for at in range(1, len(stream))] + [list(range(1, len(stream)))]
     for cut in cuts:
@@ -103,7 +101,7 @@ def test_whatever_ends_lines_and_wherever_chunks_are_cut_the_client_sees_all_but
 
 
 @pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"])
-def test_a_whole_event_is_shown_at_once_however_its_lines_end(end: bytes) -> None:
+def test_a_whole_event_passes_immediately_for_any_line_ends(end: bytes) -> None:
     event = b"data: " + json.dumps(SAID).encode() + end + end
     remover = UsageRemover()
     at_once = remover.feed(event), remover.feed(event[:9]), remover.feed(event[9:])
@@ -111,7 +109,7 @@ def test_a_whole_event_is_shown_at_once_however_its_lines_end(end: bytes) -> Non
     assert at_once == (event, b"", event)
 
 
-def test_an_event_that_is_too_long_to_tell_of_usage_passes_as_it_comes_and_the_next_one_is_looked_at_again() -> None:
+def test_an_event_too_long_for_usage_passes_and_the_next_is_searched() -> None:
     long = b'data: {"usage": "' + b"a" * (3 * HELD_BYTES_MAX)
     usage = b"data: " + json.dumps(USED).encode()
     for end in (b"\n\n", b"\r\n\r\n", b"\r\r"):
@@ -126,7 +124,7 @@ def test_an_event_that_is_too_long_to_tell_of_usage_passes_as_it_comes_and_the_n
             assert held_most <= HELD_BYTES_MAX + size
 
 
-def test_a_stream_that_never_ends_an_event_costs_neither_memory_nor_time() -> None:
+def test_an_unfinished_event_has_bounded_cost() -> None:
     chunk = b'data: {"usage": ' + b"a" * 16_000
     remover, tail, shown = UsageRemover(), StreamTail(CHUNKS), 0
     named = StreamTail(NAMED_EVENTS)
@@ -146,7 +144,7 @@ def test_a_stream_that_never_ends_an_event_costs_neither_memory_nor_time() -> No
 
 
 @pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"])
-def test_the_tail_knows_the_end_and_the_usage_however_a_stream_is_cut(end: bytes) -> None:
+def test_the_tail_has_end_and_usage_for_any_chunking(end: bytes) -> None:
     usage = json.dumps(USED).encode()
     chats = b"data: " + b"x" * 500 + 2 * end + b"data: " + usage + 2 * end + b"data: [DONE]" + 2 * end
     whole = json.dumps({"response": {"text": "a" * 50_000, "usage": {"input_tokens": 3, "output_tokens": 2}}}).encode()
@@ -163,16 +161,16 @@ def test_the_tail_knows_the_end_and_the_usage_however_a_stream_is_cut(end: bytes
         for at in range(0, len(stream), size):
             tail.feed(stream[at : at + size])
             ended_at = ended_at or (tail.has_ended and at)
-        said = next(usage_in(data) for data in tail.data_backwards() if b"usage" in data)
+        tail_usage = next(usage_in(data) for data in tail.data_backwards() if b"usage" in data)
 
-        assert (said.prompt_tokens, said.completion_tokens) == (3, 2)
+        assert (tail_usage.prompt_tokens, tail_usage.completion_tokens) == (3, 2)
         assert tail.shows_output
         assert ended_at
         assert not tail.mid_event
 
 
 @pytest.mark.parametrize(
-    "said",
+    "answer",
     [
         b'{"usage": {"prompt_tokens": %s}}' % (b"9" * 400),
         b'{"usage": {"prompt_tokens": %d}}' % (COUNT_MAX + 1),
@@ -187,8 +185,8 @@ def test_the_tail_knows_the_end_and_the_usage_however_a_stream_is_cut(end: bytes
         b"",
     ],
 )
-def test_numbers_that_cannot_be_true_are_not_said(said: bytes) -> None:
-    assert usage_in(said) == Usage()
+def test_impossible_counts_are_unknown(answer: bytes) -> None:
+    assert usage_in(answer) == Usage()
 
 
 @pytest.mark.parametrize(
@@ -209,7 +207,7 @@ def test_usage_is_asked_for_and_nothing_else_changes(body: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "asked"),
+    ("fields", "added"),
     [
         ({}, False),
         ({"stream": False}, False),
@@ -219,17 +217,15 @@ def test_usage_is_asked_for_and_nothing_else_changes(body: bytes) -> None:
         ({"stream": True, "stream_options": {"continuous_usage_stats": True}}, False),
     ],
 )
-def test_it_is_asked_for_only_where_the_client_did_not_and_would_not_see_it(
-    fields: dict[str, Any], asked: bool
-) -> None:
+def test_usage_is_added_only_if_the_client_did_not_ask_for_it(fields: dict[str, Any], added: bool) -> None:
     body = {"messages": [{"role": "user", "content": "a"}], **fields}
 
-    assert parse_chat(json.dumps(body).encode()).may_add_usage is asked
+    assert parse_chat(json.dumps(body).encode()).may_add_usage is added
 
 
 @pytest.mark.parametrize(
     ("predicted", "reported", "outcome"),
     [(-1, 64, UNKNOWN), (64, -1, UNKNOWN), (64, 64, EQUAL), (64, 112, EQUAL), (64, 128, MORE), (64, 48, FEWER), (0, 0, EQUAL)],
 )  # fmt: skip
-def test_a_hit_may_be_larger_by_less_than_a_key(predicted: int, reported: int, outcome: str) -> None:
+def test_a_hit_may_exceed_the_prediction_by_less_than_a_key(predicted: int, reported: int, outcome: str) -> None:
     assert compared(predicted, reported, granularity=64) == outcome

@@ -1,4 +1,4 @@
-"""The ingress tells the engine whose request it is, and changes nothing else."""
+"""The ingress adds the tenant to request bodies and changes nothing else."""
 
 import json
 from typing import Any
@@ -18,9 +18,7 @@ from pointsman_ingress.engine.body_rewrites import add_tenant
         ({"metadata": {"vllm_xargs": "not ours"}}, {}),
     ],
 )
-def test_the_tenants_name_is_added_and_what_the_client_says_in_its_place_does_not_count(
-    theirs: dict[str, Any], sent: dict[str, Any]
-) -> None:
+def test_the_tenant_is_added_and_overrides_the_clients_value(theirs: dict[str, Any], sent: dict[str, Any]) -> None:
     body = {"model": "m", "messages": [{"role": "user", "content": '{"}'}], **theirs}
 
     named = json.loads(add_tenant(json.dumps(body).encode() + b" \n", Tenant('a"b')))
@@ -29,7 +27,7 @@ def test_the_tenants_name_is_added_and_what_the_client_says_in_its_place_does_no
     assert named == {name: value for name, value in body.items() if name != "vllm_xargs"}
 
 
-def test_a_field_that_is_written_strangely_does_not_win() -> None:
+def test_an_escaped_field_name_does_not_override_the_tenant() -> None:
     named = add_tenant(b'{"model": "m", "vllm\\u005fxargs": {"pointsman_client": "x"}}', Tenant("a"))
 
     assert json.loads(named)["vllm_xargs"] == {"pointsman_client": "a"}

@@ -1,4 +1,4 @@
-"""How much of a prompt is known, where not all of it can be: cut prompts, pictures, vectors, templates of the client's."""
+"""Exactness of tokens: truncated prompts, images, prompt embeddings, client templates."""
 
 import json
 from collections.abc import AsyncIterator
@@ -14,7 +14,7 @@ from pointsman_ingress.engine.client import EngineClient
 from pointsman_ingress.prompt.openai_requests import parse_chat, parse_completion
 from pointsman_ingress.prompt.tokenization import PromptTokenizer, PromptTokens, TokenizeContext
 
-NOBODY = TokenizeContext({}, "r")
+CONTEXT = TokenizeContext({}, "r")
 SYSTEM = {"role": "system", "content": "You look at things. " * 10}
 PICTURE = {"type": "image_url", "image_url": {"url": "https://x/1.png"}}
 
@@ -37,15 +37,15 @@ async def tokenizer() -> AsyncIterator[PromptTokenizer]:
 
 async def of_chat(tokenizer: PromptTokenizer, *messages: dict[str, Any], **fields: Any) -> PromptTokens:
     body = json.dumps({"messages": messages, **fields}).encode()
-    return await tokenizer.tokens(parse_chat(body), NOBODY)
+    return await tokenizer.tokens(parse_chat(body), CONTEXT)
 
 
 async def of_completion(tokenizer: PromptTokenizer, **fields: Any) -> PromptTokens:
     body = json.dumps(fields).encode()
-    return await tokenizer.tokens(parse_completion(body), NOBODY)
+    return await tokenizer.tokens(parse_completion(body), CONTEXT)
 
 
-async def test_a_plain_prompt_is_known_whole(tokenizer: PromptTokenizer) -> None:
+async def test_a_plain_prompt_is_exact(tokenizer: PromptTokenizer) -> None:
     tokens = await of_chat(tokenizer, SYSTEM)
 
     assert (tokens.exact, tokens.prefix_header) == (True, "exact")
@@ -53,7 +53,7 @@ async def test_a_plain_prompt_is_known_whole(tokenizer: PromptTokenizer) -> None
 
 
 @pytest.mark.parametrize(
-    ("fields", "kept", "exact", "said"),
+    ("fields", "kept", "exact", "prefix_header"),
     [
         ({"truncation_side": "right"}, slice(0, 10), True, "exact"),
         ({"truncation_side": "left"}, slice(-10, None), True, "exact"),
@@ -62,19 +62,19 @@ async def test_a_plain_prompt_is_known_whole(tokenizer: PromptTokenizer) -> None
         ({"truncate_prompt_tokens": -1}, slice(0, 20), False, "partial; truncate_prompt_tokens"),
     ],
 )
-async def test_a_prompt_is_cut_as_the_engine_cuts_it(
-    tokenizer: PromptTokenizer, fields: dict[str, Any], kept: slice, exact: bool, said: str
+async def test_a_prompt_is_truncated_as_by_the_engine(
+    tokenizer: PromptTokenizer, fields: dict[str, Any], kept: slice, exact: bool, prefix_header: str
 ) -> None:
     ids = list(range(300, 320))
     tokens = await of_completion(tokenizer, prompt=ids, **{"truncate_prompt_tokens": 10, **fields})
 
-    assert (list(tokens.keyed), tokens.exact, tokens.prefix_header) == (ids[kept], exact, said)
+    assert (list(tokens.keyed), tokens.exact, tokens.prefix_header) == (ids[kept], exact, prefix_header)
 
 
 @pytest.mark.parametrize(
     "content", [[PICTURE], [{"type": "text", "text": "What is this?"}, PICTURE], [{"image_url": "x"}]]
 )
-async def test_what_stands_before_a_picture_is_known_and_none_of_what_stands_beside_it(
+async def test_only_text_before_the_message_with_an_image_is_exact(
     tokenizer: PromptTokenizer, content: list[Any]
 ) -> None:
     turns: list[dict[str, Any]] = [SYSTEM, {"role": "user", "content": "Hello."}, {"role": "user", "content": content}]
@@ -87,7 +87,7 @@ async def test_what_stands_before_a_picture_is_known_and_none_of_what_stands_bes
     assert len(before) < len(tokens.keyed) < len(text.prompts[0])
 
 
-async def test_vectors_and_likelihoods_of_prompts_have_no_keys(tokenizer: PromptTokenizer) -> None:
+async def test_prompt_embeds_and_prompt_logprobs_have_no_keys(tokenizer: PromptTokenizer) -> None:
     vectors = await of_completion(tokenizer, prompt_embeds="AAAA")
     likely = await of_chat(tokenizer, SYSTEM, prompt_logprobs=0)
     echoed = await of_completion(tokenizer, prompt="Hello", echo=True, logprobs=1)
@@ -99,7 +99,7 @@ async def test_vectors_and_likelihoods_of_prompts_have_no_keys(tokenizer: Prompt
     )
 
 
-async def test_a_template_of_the_clients_own_is_never_run_here(tokenizer: PromptTokenizer) -> None:
+async def test_client_templates_are_not_run_locally(tokenizer: PromptTokenizer) -> None:
     tokens = await of_chat(tokenizer, SYSTEM, chat_template="{% for x in range(9999) %}{% endfor %}")
 
     assert (tokens.exact, tokens.prefix_header) == (False, "none; guessed")

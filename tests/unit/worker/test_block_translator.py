@@ -1,4 +1,4 @@
-"""The block translator against a slow, obvious twin, and its rules one by one."""
+"""The block translator against a slow reference model, and its rules one by one."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -57,8 +57,8 @@ def prompt(blocks: int, *, start: int = 1) -> Prefix:
     return tuple(range(start, start + blocks * WIDTH))
 
 
-class Twin:
-    """The same rules with nothing clever: prefixes instead of hashes, everything looked at again each time."""
+class ReferenceModel:
+    """The same rules over prefixes instead of hashes, recomputed each time."""
 
     def __init__(self, span: int) -> None:
         self.span = span
@@ -70,7 +70,7 @@ class Twin:
     def apply_stored(self, prefix: Prefix, first: int) -> None:
         self._store_or_park([prefix[:end] for end in range((first + 1) * WIDTH, len(prefix) + 1, WIDTH)])
         late: list[Prefix] = []
-        while ready := [entry for entry in self.parked if self._above(entry[0][0]) in self.known]:
+        while ready := [entry for entry in self.parked if self._parent(entry[0][0]) in self.known]:
             self.parked.remove(ready[0])
             self._store_or_park(ready[0][0])
             late.extend(ready[0][1])
@@ -101,14 +101,14 @@ class Twin:
         }
 
     def _store_or_park(self, blocks: list[Prefix]) -> None:
-        above = self._above(blocks[0])
-        if above and above not in self.known:
+        parent = self._parent(blocks[0])
+        if parent and parent not in self.known:
             self.parked.append((blocks, set()))
             return
         self.known.update(blocks)
         self.copies.update(blocks)
 
-    def _above(self, prefix: Prefix) -> Prefix:
+    def _parent(self, prefix: Prefix) -> Prefix:
         return prefix[:-WIDTH]
 
     def _span_of(self, prefix: Prefix) -> list[Prefix]:
@@ -117,18 +117,18 @@ class Twin:
         return [prefix[:end] for end in range(start + WIDTH, len(prefix) + 1, WIDTH)]
 
     def _forget(self) -> None:
-        """Keep only blocks that are held, or that a kept one of the same span stands on."""
+        """Keep only blocks that are held, or that a kept one of the same span depends on."""
         self.known = {part for held in self.known if self.copies[held] > 0 for part in self._span_of(held)}
 
 
 def handed_over(translator: BlockTranslator, span: int) -> BlockTranslator:
-    """Another one that goes on from there, where that can be."""
+    """A successor restored from a dump, or the same translator if there is none."""
     kept = translator.dump()
     if kept is None:
         return translator
     successor = BlockTranslator(chain_of(span), WIDTH)
     successor.restore(msgspec.msgpack.decode(msgspec.msgpack.encode(kept), type=HeldBlocks))
-    assert (successor.count, successor.digest) == (translator.count, translator.digest)
+    assert (successor.keys.count, successor.keys.digest) == (translator.keys.count, translator.keys.digest)
     return successor
 
 
@@ -173,36 +173,36 @@ steps = st.one_of(
 
 @settings(max_examples=300)
 @given(span=st.sampled_from([1, 2, 4]), history=st.lists(steps, max_size=60))
-def test_it_holds_what_the_slow_twin_holds_and_tells_every_change_once(span: int, history: list[Any]) -> None:
-    translator, twin = BlockTranslator(chain_of(span), WIDTH), Twin(span)
-    told: set[BlockKey] = set()
+def test_held_keys_match_the_reference_model_and_every_change_is_reported_once(span: int, history: list[Any]) -> None:
+    translator, reference = BlockTranslator(chain_of(span), WIDTH), ReferenceModel(span)
+    reported: set[BlockKey] = set()
     for step, prefix, first in [*history, ("take", (), 0)]:
         if step == "store":
             first = min(first, len(prefix) // WIDTH - 1)
             translator.apply(stored(prefix, first))
-            twin.apply_stored(prefix, first)
+            reference.apply_stored(prefix, first)
         elif step == "remove":
             translator.apply(removed(prefix))
-            twin.apply_removed(prefix)
+            reference.apply_removed(prefix)
         elif step == "clear":
             translator.apply(EngineCacheCleared())
-            twin.apply_cleared()
+            reference.apply_cleared()
         elif step == "snapshot":
-            runs = translator.take_snapshot()
-            told = set(keys_in(runs))
+            runs = translator.keys.take_snapshot()
+            reported = set(keys_in(runs))
             assert_parents_first(runs)
         elif step == "hand over":
             translator = handed_over(translator, span)
         else:
-            changes = translator.take_changes()
-            told = folded(told, changes)
+            changes = translator.keys.take_changes()
+            reported = folded(reported, changes)
             assert_parents_first(changes.stored)
 
-        assert translator.held_keys() == twin.keys()
+        assert set(translator.keys.parents) == reference.keys()
         if step in ("take", "snapshot"):
-            assert told == twin.keys()
-            assert (translator.count, translator.digest) == (len(told), reduce(xor, told, 0))
-            assert not translator.changed
+            assert reported == reference.keys()
+            assert (translator.keys.count, translator.keys.digest) == (len(reported), reduce(xor, reported, 0))
+            assert not translator.keys.changed
 
 
 def test_keys_are_those_the_ingress_chains() -> None:
@@ -212,7 +212,7 @@ def test_keys_are_those_the_ingress_chains() -> None:
     translator.apply(stored(tokens[: 3 * WIDTH]))
     translator.apply(stored(tokens, 3))
 
-    (run,) = translator.take_changes().stored
+    (run,) = translator.keys.take_changes().stored
 
     assert unpack_keys(run.keys) == chain.extend(chain.root(), tokens)
     assert run.parent == 0
@@ -226,20 +226,20 @@ def test_salt_and_adapter_enter_the_root() -> None:
 
     root = chain.root(lora="poet", cache_salt="salt")
 
-    assert translator.held_keys() == set(chain.extend(root, tokens))
+    assert set(translator.keys.parents) == set(chain.extend(root, tokens))
 
 
-def test_blocks_keyed_by_more_than_tokens_get_no_key_and_neither_does_what_follows() -> None:
+def test_blocks_keyed_by_more_than_tokens_and_their_successors_get_no_key() -> None:
     chain = chain_of(1)
     translator = BlockTranslator(chain, WIDTH)
     tokens = prompt(4)
     translator.apply(stored(tokens[: 3 * WIDTH], extra_keys=[None, [["image", 3]], None]))
     translator.apply(stored(tokens, 3))
-    assert translator.held_keys() == set(chain.extend(chain.root(), tokens[:WIDTH]))
+    assert set(translator.keys.parents) == set(chain.extend(chain.root(), tokens[:WIDTH]))
 
     translator.apply(removed(tokens, tokens[: 3 * WIDTH], tokens[: 2 * WIDTH], tokens[:WIDTH]))
 
-    assert translator.held_keys() == set()
+    assert set(translator.keys.parents) == set()
     assert translator.counters.keyless == 3
 
 
@@ -249,25 +249,25 @@ def test_a_copy_keeps_a_block_until_the_last_one_goes() -> None:
     translator.apply(stored(tokens))
     translator.apply(stored(tokens))
     translator.apply(removed(tokens))
-    assert len(translator.held_keys()) == 1
+    assert len(translator.keys.parents) == 1
 
     translator.apply(removed(tokens))
     translator.apply(removed(tokens))
 
-    assert translator.held_keys() == set()
+    assert set(translator.keys.parents) == set()
 
 
-def test_in_doubt_one_remove_takes_a_block_away_however_often_it_was_stored() -> None:
+def test_one_remove_drops_a_block_with_an_unverified_number_of_copies() -> None:
     translator = BlockTranslator(chain_of(1), WIDTH)
     tokens = prompt(1)
     translator.apply(stored(tokens))
     translator.apply(stored(tokens))
-    translator.mark_unverified()
-    assert len(translator.held_keys()) == 1
+    translator.verification.mark_counts_unverified()
+    assert len(translator.keys.parents) == 1
 
     translator.apply(removed(tokens))
 
-    assert translator.held_keys() == set()
+    assert set(translator.keys.parents) == set()
 
 
 @pytest.mark.parametrize(
@@ -282,13 +282,13 @@ def test_in_doubt_one_remove_takes_a_block_away_however_often_it_was_stored() ->
 def test_other_tiers_and_groups_change_nothing(fields: dict[str, Any]) -> None:
     translator = BlockTranslator(chain_of(1), WIDTH)
     translator.apply(stored(prompt(2), group_idx=0, kv_cache_spec_kind="full_attention", medium="gpu"))
-    before = translator.held_keys()
+    before = set(translator.keys.parents)
 
     translator.apply(stored(prompt(4), **fields))
     gone = removed(prompt(1), prompt(2), medium=fields.get("medium"), group_idx=fields.get("group_idx", 2))
     translator.apply(gone)
 
-    assert translator.held_keys() == before
+    assert set(translator.keys.parents) == before
 
 
 @pytest.mark.parametrize(
@@ -306,21 +306,21 @@ def test_a_store_that_contradicts_itself_is_counted_and_changes_nothing(fields: 
 
     translator.apply(stored(prompt(1), **fields))
 
-    assert translator.held_keys() == set()
+    assert set(translator.keys.parents) == set()
     assert translator.counters.mismatches == 1
 
 
-def test_orphans_wait_within_a_bound_and_the_oldest_is_given_up() -> None:
+def test_parked_stores_are_bounded_and_the_oldest_is_dropped() -> None:
     translator = BlockTranslator(chain_of(1), WIDTH, parked_blocks_max=4)
     for start in (100, 200, 300):
         translator.apply(stored(prompt(3, start=start), 1))
-    assert (translator.parked_blocks, translator.counters.parked_dropped) == (4, 2)
+    assert (translator.orphans.blocks, translator.counters.parked_dropped) == (4, 2)
 
     for start in (100, 200, 300):
         translator.apply(stored(prompt(1, start=start)))
 
-    assert translator.parked_blocks == 0
-    assert len(translator.held_keys()) == 1 + 3 + 3
+    assert translator.orphans.blocks == 0
+    assert len(translator.keys.parents) == 1 + 3 + 3
 
 
 def test_a_pool_block_must_be_whole_engine_blocks() -> None:
@@ -328,18 +328,18 @@ def test_a_pool_block_must_be_whole_engine_blocks() -> None:
         BlockTranslator(KeyChain(secret=b"", model="m", block_tokens=5), 2)
 
 
-def test_what_comes_and_goes_between_two_takes_is_not_told() -> None:
+def test_a_key_gained_and_lost_between_two_takes_is_not_a_change() -> None:
     translator = BlockTranslator(chain_of(1), WIDTH)
     kept, passing = prompt(1), prompt(1, start=50)
     events: list[EngineEvent] = [stored(kept), stored(passing), removed(passing)]
     for event in events:
         translator.apply(event)
-    first = translator.take_changes()
+    first = translator.keys.take_changes()
     translator.apply(removed(kept))
     translator.apply(stored(kept))
 
     assert len(keys_in(first.stored)) == 1
-    assert not translator.take_changes()
+    assert not translator.keys.take_changes()
 
 
 @given(
@@ -368,135 +368,135 @@ def test_engines_with_blocks_of_any_size_hold_the_same_keys_for_the_same_prompts
                             block_size=width,
                         )
                     )
-        assert translator.held_keys() == expected
+        assert set(translator.keys.parents) == expected
 
 
 # What may have been removed unseen
 
 
-def test_after_a_doubt_what_nothing_confirms_expires_and_is_told_apart_from_what_the_engine_removed() -> None:
+def test_unconfirmed_blocks_expire_separately_from_removed_ones() -> None:
     translator = BlockTranslator(chain_of(1), WIDTH)
     for start in (1, 50, 90):
         translator.apply(stored(prompt(2, start=start)), now=0.0)
-    translator.take_changes()
-    translator.mark_unverified(10.0)
+    translator.keys.take_changes()
+    translator.verification.mark_counts_unverified(10.0)
     translator.apply(stored(prompt(2, start=50)), now=20.0)
     translator.apply(removed(prompt(2, start=90)), now=20.0)
     kept_until_then = translator.expire(9.9)
     given_up = translator.expire(10.0)
-    changes = translator.take_changes()
+    changes = translator.keys.take_changes()
 
     assert (kept_until_then, given_up) == (0, 3)
     assert set(changes.removed) == keys_of(prompt(2, start=90)) - keys_of(prompt(1, start=90))
     assert set(changes.expired) == keys_of(prompt(2)) | keys_of(prompt(1, start=90))
-    assert translator.held_keys() == keys_of(prompt(2, start=50))
-    assert (translator.expire(1000.0), translator.held_keys()) == (0, keys_of(prompt(2, start=50)))
+    assert set(translator.keys.parents) == keys_of(prompt(2, start=50))
+    assert (translator.expire(1000.0), set(translator.keys.parents)) == (0, keys_of(prompt(2, start=50)))
 
 
-@pytest.mark.parametrize("doubted", [1.0, 10.0])
+@pytest.mark.parametrize("marked_at", [1.0, 10.0])
 @pytest.mark.parametrize("span", [1, 2])
-def test_a_store_confirms_every_block_that_it_builds_on(span: int, doubted: float) -> None:
+def test_a_store_confirms_every_block_that_it_builds_on(span: int, marked_at: float) -> None:
     translator = BlockTranslator(chain_of(span), WIDTH)
     long = prompt(8)
     translator.apply(stored(long[: 4 * WIDTH]), now=0.0)
     translator.apply(stored(long[: 6 * WIDTH], first=4), now=0.0)
     translator.apply(stored(prompt(4, start=100)), now=0.0)
-    translator.mark_unverified(doubted)
-    translator.apply(stored(long, first=6), now=doubted + 1.0)
-    translator.expire(doubted)
+    translator.verification.mark_counts_unverified(marked_at)
+    translator.apply(stored(long, first=6), now=marked_at + 1.0)
+    translator.expire(marked_at)
 
-    assert translator.held_keys() == keys_of(long, span)
+    assert set(translator.keys.parents) == keys_of(long, span)
 
 
 @pytest.mark.parametrize("fading", [False, True])
-def test_blocks_that_an_engine_says_build_on_each_other_end_the_search(fading: bool) -> None:
+def test_a_cycle_of_parents_ends_the_walk(fading: bool) -> None:
     def lie(engine_hash: int, parent: int | None) -> EngineBlockStored:
         return EngineBlockStored(
             block_hashes=[engine_hash], parent_block_hash=parent, token_ids=[1, 2], block_size=WIDTH
         )
 
     translator = BlockTranslator(chain_of(1), WIDTH)
-    translator.set_unverifiable(0.0, on=fading)
+    translator.verification.set_unverifiable(0.0, on=fading)
     translator.apply(lie(1, None), now=0.0)
     translator.apply(lie(2, 1), now=0.0)
     translator.apply(EngineBlockRemoved(block_hashes=[1]), now=0.0)
     translator.apply(lie(1, 2), now=0.0)
     translator.apply(lie(3, 1), now=20.0)
 
-    assert len(translator.held_keys()) == 3
+    assert len(translator.keys.parents) == 3
 
 
-def test_while_removals_may_be_lost_unnoticed_every_block_must_be_confirmed_again_and_again() -> None:
+def test_unverifiable_blocks_need_repeated_confirmation() -> None:
     translator = BlockTranslator(chain_of(1), WIDTH)
     translator.apply(stored(prompt(2)), now=0.0)
-    translator.set_unverifiable(5.0, on=True)
+    translator.verification.set_unverifiable(5.0, on=True)
     translator.apply(stored(prompt(2, start=50)), now=6.0)
     translator.apply(stored(prompt(2)), now=7.0)
     held = []
     for until in (5.0, 6.0, 7.0):
         translator.expire(until)
-        held.append(translator.held_keys())
+        held.append(set(translator.keys.parents))
 
     assert held == [keys_of(prompt(2)) | keys_of(prompt(2, start=50)), keys_of(prompt(2)), set()]
 
 
-def test_what_was_told_while_removals_could_be_lost_stays_once_it_is_known_that_none_was() -> None:
+def test_blocks_stay_once_removals_are_verifiable_again() -> None:
     translator = BlockTranslator(chain_of(1), WIDTH)
     translator.apply(stored(prompt(2)), now=0.0)
-    translator.set_unverifiable(5.0, on=True)
+    translator.verification.set_unverifiable(5.0, on=True)
     translator.apply(stored(prompt(2, start=50)), now=6.0)
-    translator.set_unverifiable(7.0, on=False)
+    translator.verification.set_unverifiable(7.0, on=False)
     translator.expire(100.0)
 
-    assert translator.held_keys() == keys_of(prompt(2)) | keys_of(prompt(2, start=50))
+    assert set(translator.keys.parents) == keys_of(prompt(2)) | keys_of(prompt(2, start=50))
 
 
 @pytest.mark.parametrize("span", [1, 2])
-def test_a_store_that_builds_on_what_was_given_up_brings_it_back_unless_that_was_removed(span: int) -> None:
+def test_a_store_restores_given_up_parents_unless_they_were_removed(span: int) -> None:
     translator = BlockTranslator(chain_of(span), WIDTH)
     long, other = prompt(6), prompt(6, start=50)
     for tokens in (long, other):
         translator.apply(stored(tokens[: 4 * WIDTH]), now=0.0)
-    translator.mark_unverified(1.0)
+    translator.verification.mark_counts_unverified(1.0)
     translator.expire(1.0)
-    given_up = translator.held_keys()
+    given_up = set(translator.keys.parents)
     translator.apply(removed(other[: 4 * WIDTH]), now=2.0)
     translator.apply(stored(long, first=4), now=3.0)
     translator.apply(stored(other, first=4), now=3.0)
 
     assert given_up == set()
-    assert translator.held_keys() == keys_of(long, span)
-    assert translator.parked_blocks == 2
+    assert set(translator.keys.parents) == keys_of(long, span)
+    assert translator.orphans.blocks == 2
     translator.apply(removed(*(long[:end] for end in range(WIDTH, len(long) + 1, WIDTH))), now=4.0)
-    assert translator.held_keys() == set()
+    assert set(translator.keys.parents) == set()
 
 
-def test_the_end_of_a_span_that_goes_does_not_take_with_it_what_was_given_up_before_it() -> None:
+def test_removing_the_end_of_a_span_keeps_its_given_up_blocks() -> None:
     translator = BlockTranslator(chain_of(2), WIDTH)
     span = prompt(2)
     translator.apply(stored(span), now=0.0)
-    translator.mark_unverified(1.0)
+    translator.verification.mark_counts_unverified(1.0)
     translator.expire(1.0)
     translator.apply(removed(span), now=2.0)
     translator.apply(stored(span, first=1), now=3.0)
 
-    assert translator.held_keys() == keys_of(span, 2)
+    assert set(translator.keys.parents) == keys_of(span, 2)
 
 
-def test_what_was_given_up_is_remembered_within_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_given_up_blocks_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pointsman_worker.verification.GIVEN_UP_BLOCKS_MAX", 2)
     translator = BlockTranslator(chain_of(1), WIDTH)
     for start in (1, 50, 90):
         translator.apply(stored(prompt(1, start=start)), now=0.0)
-    translator.mark_unverified(1.0)
+    translator.verification.mark_counts_unverified(1.0)
     translator.expire(1.0)
     for start in (1, 50, 90):
         translator.apply(stored(prompt(2, start=start), first=1), now=2.0)
 
-    assert translator.held_keys() == keys_of(prompt(2, start=50)) | keys_of(prompt(2, start=90))
+    assert set(translator.keys.parents) == keys_of(prompt(2, start=50)) | keys_of(prompt(2, start=90))
 
 
-def test_no_more_is_held_than_fits_and_the_longest_unconfirmed_go_first_ends_before_beginnings() -> None:
+def test_trim_drops_the_longest_unconfirmed_blocks_and_ends_before_beginnings() -> None:
     translator = BlockTranslator(chain_of(1), WIDTH, capacity_blocks=5)
     translator.apply(stored(prompt(3)), now=0.0)
     translator.apply(stored(prompt(2, start=50)), now=10.0)
@@ -504,24 +504,28 @@ def test_no_more_is_held_than_fits_and_the_longest_unconfirmed_go_first_ends_bef
     translator.apply(stored(prompt(2, start=90)), now=20.0)
 
     assert (fits, translator.blocks_over) == (0, 2)
-    assert translator.trim(), "nothing was in doubt: removals were lost unnoticed"
-    assert translator.held_keys() == keys_of(prompt(1)) | keys_of(prompt(2, start=50)) | keys_of(prompt(2, start=90))
+    assert translator.trim(), "all blocks were verified: removals were lost unnoticed"
+    assert set(translator.keys.parents) == keys_of(prompt(1)) | keys_of(prompt(2, start=50)) | keys_of(
+        prompt(2, start=90)
+    )
     assert translator.blocks_over == 0
 
 
-def test_what_is_in_doubt_makes_room_for_what_is_not() -> None:
+def test_unverified_blocks_are_trimmed_before_verified_ones() -> None:
     translator = BlockTranslator(chain_of(1), WIDTH, capacity_blocks=4)
     translator.apply(stored(prompt(2, start=50)), now=0.0)
     translator.apply(stored(prompt(2)), now=10.0)
-    translator.mark_unverified(20.0)
+    translator.verification.mark_counts_unverified(20.0)
     translator.apply(stored(prompt(2, start=50)), now=30.0)
     translator.apply(stored(prompt(1, start=90)), now=30.0)
 
     assert not translator.trim()
-    assert translator.held_keys() == keys_of(prompt(1)) | keys_of(prompt(2, start=50)) | keys_of(prompt(1, start=90))
+    assert set(translator.keys.parents) == keys_of(prompt(1)) | keys_of(prompt(2, start=50)) | keys_of(
+        prompt(1, start=90)
+    )
 
 
-def test_what_was_removed_or_cleared_takes_no_room() -> None:
+def test_removed_and_cleared_blocks_do_not_count_towards_the_capacity() -> None:
     translator = BlockTranslator(chain_of(1), WIDTH, capacity_blocks=2)
     translator.apply(stored(prompt(2)))
     translator.apply(stored(prompt(2)))
@@ -534,7 +538,7 @@ def test_what_was_removed_or_cleared_takes_no_room() -> None:
     assert translator.blocks_over == 0
 
 
-def test_where_groups_share_the_cache_nobody_can_tell_what_fits() -> None:
+def test_the_capacity_is_unknown_if_several_groups_share_the_cache() -> None:
     translator = BlockTranslator(chain_of(1), WIDTH, capacity_blocks=1)
     translator.apply(stored(prompt(1), group_idx=0, kv_cache_spec_kind="full_attention"))
     translator.apply(stored(prompt(1), group_idx=1, kv_cache_spec_kind="sliding_window"))
@@ -543,7 +547,7 @@ def test_where_groups_share_the_cache_nobody_can_tell_what_fits() -> None:
     assert translator.blocks_over == 0
 
 
-def test_a_dropped_store_says_why() -> None:
+def test_a_dropped_store_reports_its_problem() -> None:
     translator = BlockTranslator(chain_of(1), WIDTH, parked_blocks_max=1)
     translator.apply(stored(prompt(1), block_size=32))
     wrong_size = translator.counters.problem
@@ -563,11 +567,11 @@ def test_70_000_blocks_in_one_event_are_70_000_blocks() -> None:
     )
     batch = decode_batch(0, msgspec.msgpack.encode([0.0, [event], 0]))
     translator = BlockTranslator(KeyChain(secret=b"secret", model="m", block_tokens=64), width)
-    for told in batch.events:
-        translator.apply(told)
+    for decoded in batch.events:
+        translator.apply(decoded)
 
     assert batch.problem == ""
-    assert len(translator.held_keys()) == tokens // 64
+    assert len(translator.keys.parents) == tokens // 64
 
 
 def keys_of(prefix: Prefix, span: int = 1) -> set[BlockKey]:
@@ -575,24 +579,24 @@ def keys_of(prefix: Prefix, span: int = 1) -> set[BlockKey]:
     return set(chain.extend(chain.root(), list(prefix)))
 
 
-def test_a_block_that_is_removed_while_it_waits_for_its_parent_is_not_held_once_the_parent_comes() -> None:
+def test_a_block_removed_while_parked_is_not_held_when_its_parent_arrives() -> None:
     translator = BlockTranslator(chain_of(1), WIDTH)
     whole = prompt(3)
     translator.apply(stored(whole, first=1))
     translator.apply(removed(whole))
     translator.apply(stored(whole[: 1 * WIDTH]))
 
-    assert translator.held_keys() == set(chain_of(1).extend(chain_of(1).root(), whole[: 2 * WIDTH]))
-    assert translator.parked_blocks == 0
+    assert set(translator.keys.parents) == set(chain_of(1).extend(chain_of(1).root(), whole[: 2 * WIDTH]))
+    assert translator.orphans.blocks == 0
 
 
-def test_a_key_that_three_engine_blocks_stand_for_is_held_until_the_last_of_them_goes() -> None:
+def test_a_key_with_three_engine_blocks_is_held_until_the_last_is_removed() -> None:
     translator, block = BlockTranslator(chain_of(1), WIDTH), prompt(1)
     for name in (1, 2, 3):
         translator.apply(stored(block, block_hashes=[name]))
     held = []
     for name in (1, 2, 3):
         translator.apply(EngineBlockRemoved(block_hashes=[name]))
-        held.append(len(translator.held_keys()))
+        held.append(len(translator.keys.parents))
 
     assert held == [1, 1, 0]

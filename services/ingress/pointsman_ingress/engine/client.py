@@ -4,6 +4,7 @@ it."""
 import asyncio
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from io import BytesIO
 from typing import Self
 
@@ -16,21 +17,20 @@ from pointsman.primitives import WallSeconds
 from pointsman_ingress.engine.streams import CHUNKS, StreamShape, StreamTail
 from pointsman_ingress.http.request_headers import Headers
 
-CONNECTIONS_MAX = 4096  # to all engines
+CONNECTIONS_MAX = 4096
 CONNECT_WALL_SECONDS: WallSeconds = WallSeconds(2.0)
 KEEP_ALIVE_WALL_SECONDS: WallSeconds = WallSeconds(4.0)  # less than uvicorn's five seconds
-CUT_CHECK_WALL_SECONDS: WallSeconds = WallSeconds(5.0)
-"""aiohttp 3.14 may leave an invalid answer open on a closed connection"""
-AFTER_END_WALL_SECONDS: WallSeconds = WallSeconds(1.0)  # grace period after the last event of a stream
+CUT_CHECK_WALL_SECONDS: WallSeconds = WallSeconds(5.0)  # aiohttp 3.14 may not end an invalid answer
+AFTER_END_WALL_SECONDS: WallSeconds = WallSeconds(1.0)
 URLS_MAX = 10_000
 PIECE_BYTES = 256 * 1024  # larger bodies are streamed, to not block the event loop
-ANSWER_BYTES_MAX = 64 * 1024 * 1024  # read as a whole
+ANSWER_BYTES_MAX = 64 * 1024 * 1024
 OPENING_BYTES_MAX = 16 * 1024 * 1024  # buffered before the first output
 CONTENT_TYPE_CHARACTERS_MAX = 200
 
 FORWARDED_HEADERS = ((b"traceparent", "traceparent"), (b"tracestate", "tracestate"))
 KEY_HEADERS = ((b"authorization", "authorization"), (b"x-api-key", "x-api-key"))
-RANK_HEADER = "x-data-parallel-rank"  # vLLM's
+RANK_HEADER = "x-data-parallel-rank"
 JSON = "application/json"
 EVENT_STREAM = "text/event-stream"
 NOT_IMPLEMENTED = 501
@@ -79,15 +79,13 @@ class EngineClient:
         self._own_headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
         self._key_headers = KEY_HEADERS if forward_authorization and not api_key else ()
         self._forwarded_headers = (*FORWARDED_HEADERS, *self._key_headers)
-        self._urls: dict[tuple[str, str], URL] = {}
 
     async def send(self, request: EngineRequest) -> "EngineAnswer":
         """Returns after the response head. Raises EngineFailedError unless the status is 200, 4xx or 501."""
         try:
-            url = self._urls.get((request.engine, request.path)) or self._remember_url(request.engine, request.path)
             large = len(request.body) > PIECE_BYTES
             response = await self._session.post(
-                url,
+                _url(request.engine, request.path),
                 data=BytesIO(request.body) if large else request.body,
                 headers=self._headers(request),
                 allow_redirects=False,
@@ -124,12 +122,6 @@ class EngineClient:
                 headers[sent_name] = value.decode("latin-1")
         return headers
 
-    def _remember_url(self, engine: str, path: str) -> URL:
-        if len(self._urls) > URLS_MAX:
-            self._urls.clear()
-        url = self._urls[engine, path] = URL(engine.rstrip("/") + path)
-        return url
-
 
 class EngineAnswer:
     """An answer after its head. Leaving the context before the end closes the connection."""
@@ -145,7 +137,7 @@ class EngineAnswer:
         self._chunk_timeout_seconds = chunk_timeout_seconds
         self._opened = False  # the chunk timeout applies after the opening
         self._ended = False
-        self._done = False  # whether the last event was `[DONE]`
+        self._done = False
         self._kept_open = False  # whether the engine keeps the connection open after `[DONE]`
 
     async def opening(self) -> bytes:
@@ -244,6 +236,11 @@ def open_session() -> aiohttp.ClientSession:
         auto_decompress=False,
         skip_auto_headers=("accept-encoding", "user-agent"),
     )
+
+
+@lru_cache(URLS_MAX)  # parsing a URL costs as much as sending the request
+def _url(engine: str, path: str) -> URL:
+    return URL(engine.rstrip("/") + path)
 
 
 def _content_type(sent: str) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from pointsman.primitives import Tokens
-from pointsman_ingress.engine.usage import usage_in
+from pointsman_ingress.engine.usage import try_decode, usage_in
 
 REMOTE_DECODE: dict[str, Any] = {
     "do_remote_decode": True,
@@ -19,7 +19,7 @@ REMOTE_DECODE: dict[str, Any] = {
 }  # as vLLM's proxies send it
 
 NOT_FOR_PREFILL = ("stream_options", "min_tokens", "logprobs", "top_logprobs", "prompt_logprobs", "best_of")
-"""irrelevant for the one token that prefill generates"""
+"""Fields without effect on the one token that the prefill engine generates."""
 
 
 class _PrefillAnswer(msgspec.Struct):
@@ -47,7 +47,7 @@ class SplitBody:
         self._fields: dict[str, Any] = _fields.decode(body) if splittable else {}
         prompt = self._fields.get("prompt")
         several = isinstance(prompt, list) and bool(prompt) and not isinstance(prompt[0], int)
-        self.possible = splittable and (self._fields.get("n") or 1) == 1 and not several  # one prompt, one answer
+        self.possible = splittable and (self._fields.get("n") or 1) == 1 and not several
 
     def for_prefill(self) -> bytes:
         fields = {name: value for name, value in self._fields.items() if name not in NOT_FOR_PREFILL}
@@ -63,8 +63,5 @@ class SplitBody:
 
 
 def read_prefill(answer: bytes) -> PrefillResult:
-    try:
-        transfer = _answers.decode(answer).kv_transfer_params
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        transfer = None
-    return PrefillResult(transfer, usage_in(answer).cached_tokens)
+    decoded = try_decode(_answers, answer)
+    return PrefillResult(decoded.kv_transfer_params if decoded else None, usage_in(answer).cached_tokens)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import msgspec
 
 from pointsman.adapters.sse import EVENT_END, TWO_LINE_ENDS, event_data
-from pointsman_ingress.engine.usage import Usage, usage_in
+from pointsman_ingress.engine.usage import Usage, try_decode, usage_in
 
 EVENT_BYTES_MAX = 16 * 1024  # longer events are not searched for an error
 TAIL_BYTES_MAX = 8 * 1024  # holds the usage and the last event
@@ -58,7 +58,7 @@ class StreamTail:
         self._bytes = 0
         self._bytes_max = TAIL_BYTES_MAX
         self._carry = b""  # may hold the start of a pattern
-        self._shows_output = not shape.output
+        self.shows_output = not shape.output
         self._last_event = False
         self._unfinished_event = b""
 
@@ -69,7 +69,7 @@ class StreamTail:
             self._bytes -= len(self._chunks.popleft())
         if self.shape.output and not self._last_event:
             seen = self._carry + chunk
-            self._shows_output = self._shows_output or self.shape.shows_output(seen)
+            self.shows_output = self.shows_output or self.shape.shows_output(seen)
             self._carry = seen[-_PATTERN_BYTES_MAX:]
             if self.shape.has_ended(seen):
                 self._last_event, self._bytes_max = True, LAST_EVENT_BYTES_MAX
@@ -82,12 +82,8 @@ class StreamTail:
             self._unfinished_event = rest if len(rest) <= EVENT_BYTES_MAX else b""
 
     @property
-    def shows_output(self) -> bool:
-        return self._shows_output
-
-    @property
     def opening_is_over(self) -> bool:
-        return self._shows_output and not (self.events <= 1 and self._unfinished_event)
+        return self.shows_output and not (self.events <= 1 and self._unfinished_event)
 
     @property
     def has_ended(self) -> bool:
@@ -133,11 +129,8 @@ def _reports_failure(events: bytes) -> bool:
 def _is_failure(event: bytes) -> bool:
     if b'"error"' not in event:
         return False
-    try:
-        decoded = _error_events.decode(event_data(event))
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return False
-    if decoded.error is None or decoded.choices is not None:
+    decoded = try_decode(_error_events, event_data(event))
+    if decoded is None or decoded.error is None or decoded.choices is not None:
         return False
     code = decoded.error.code
     return code >= 500 if isinstance(code, int) else decoded.error.type in _ENGINE_ERROR_TYPES

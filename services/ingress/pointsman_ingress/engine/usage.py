@@ -1,11 +1,13 @@
 """Token usage: read from answers and events; usage events that only the ingress asked for are removed from streams."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
 from pointsman.adapters.sse import EVENT_END, event_data
 from pointsman.primitives import Tokens
+
+T = TypeVar("T")
 
 COUNT_MAX: Tokens = 1_000_000_000  # larger counts are invalid
 HELD_BYTES_MAX = 64 * 1024  # longer events pass unchanged
@@ -65,11 +67,17 @@ _answers = msgspec.json.Decoder(_Answer)
 _events = msgspec.json.Decoder(_Event)
 
 
+def try_decode(decoder: msgspec.json.Decoder[T], data: bytes) -> T | None:
+    try:
+        return decoder.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+
+
 def usage_in(answer: bytes) -> Usage:
     """From an answer or an event's data; unknown if missing or invalid."""
-    try:
-        decoded = _answers.decode(answer)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    decoded = try_decode(_answers, answer)
+    if decoded is None:
         return Usage()
     usage = decoded.usage or (decoded.response.usage if decoded.response else None)
     return usage.counts() if usage is not None else Usage()
@@ -79,7 +87,7 @@ class UsageRemover:
     """Removes the usage event from a stream. Buffers at most HELD_BYTES_MAX and a chunk."""
 
     def __init__(self) -> None:
-        self._held = b""  # start of an event, or the last bytes of one that is too long
+        self._held = b""
         self._passing = False  # whether the buffered event is too long and was passed on
 
     def feed(self, chunk: bytes) -> bytes:
@@ -109,8 +117,5 @@ class UsageRemover:
 def _is_usage(event: bytes) -> bool:
     if b'"usage"' not in event:
         return False
-    try:
-        decoded = _events.decode(event_data(event))
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return False
-    return not decoded.choices and decoded.usage is not None
+    decoded = try_decode(_events, event_data(event))
+    return decoded is not None and not decoded.choices and decoded.usage is not None

@@ -17,9 +17,9 @@ from pointsman.runtime.telemetry import HTTP_REQUESTS
 from pointsman_ingress.http.errors import ApiError, ErrorShape, Header, body_too_large, body_too_slow, too_many_bodies
 from pointsman_ingress.http.request_headers import Headers, header_text
 
-BODY_WALL_SECONDS: WallSeconds = WallSeconds(30.0)  # to receive the body
+BODY_WALL_SECONDS: WallSeconds = WallSeconds(30.0)
 UNFINISHED_BODIES_BYTES_MAX = 256 * 1024 * 1024  # bodies in one message do not count
-RECENT_IDS_MAX = 100_000  # to detect reuse of ids chosen by clients
+RECENT_IDS_MAX = 100_000
 JSON = "application/json"
 
 
@@ -69,17 +69,17 @@ class HttpExchange:
     ) -> None:
         self.path = path
         self.method: str = scope["method"]
-        self.client: str | None = (scope.get("client") or (None,))[0]  # address
+        self.client: str | None = (scope.get("client") or (None,))[0]
         self.headers: Headers = dict(scope["headers"])
         self.arrived_at = clock.now()  # engine time
         self.received_at_wall = clock.wall()
-        self.first_byte_at_wall: WallSeconds | None = None  # of the answer's body
+        self.first_byte_at_wall: WallSeconds | None = None
         sent_id = header_text(self.headers, b"x-request-id")
         self.id = ids.take(sent_id)
         self.status = 0  # 0: not started
         self.error_code = ""
         self.request_bytes = 0
-        self.response_bytes = 0  # of bodies
+        self.response_bytes = 0
         self._errors = errors
         self._clock = clock
         self._streaming = False

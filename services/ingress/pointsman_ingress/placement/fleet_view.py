@@ -30,7 +30,7 @@ class Model:
     base: str
     adapter: str
     since: Seconds
-    context_tokens: Tokens = 0  # of the smallest request, as a `Demand`
+    context_tokens: Tokens = 0
 
     @property
     def alias(self) -> str:

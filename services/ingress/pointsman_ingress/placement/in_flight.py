@@ -23,13 +23,13 @@ log = structlog.get_logger()
 AVOIDED_WALL_SECONDS: WallSeconds = WallSeconds(5.0)
 AVOIDED_WALL_SECONDS_MAX: WallSeconds = WallSeconds(25.0)  # per consecutive failure, and maximum
 HEARTBEAT_WALL_SECONDS: WallSeconds = WallSeconds(1.0)  # interval and timeout
-NAMED_AT_ONCE_MAX = 1_000  # per command
+NAMED_AT_ONCE_MAX = 1_000
 
 
 @dataclass(slots=True, eq=False)
 class InFlightRequest:
     grant: RouteGranted
-    redispatched_to: RouteGranted | None = None  # before the engine answered
+    redispatched_to: RouteGranted | None = None
     on_lost: Callable[[], None] | None = None  # None once answered
     interrupt: asyncio.Timeout | None = None  # aborts the wait; None: not redispatchable
 
@@ -155,7 +155,7 @@ class InFlightRequests:
         if self._fleet.ejection_active(instance) or (failures is not None and self._clock.wall() < failures.until):
             return True
         unproven = failures is not None or instance.half_open or instance.ejected
-        return unproven and self._per_engine[instance.id] > 0  # one trial request
+        return unproven and self._per_engine[instance.id] > 0
 
     def _on_election(self, term: Term) -> None:
         """The previous leader may have stopped before logging its last grants."""
@@ -183,5 +183,5 @@ async def send_heartbeats(
             in_flight.on_heartbeat_answer(answer)
 
     while True:
-        pause = clock.sleep_wall(HEARTBEAT_WALL_SECONDS)  # concurrent with the requests
+        pause = clock.sleep_wall(HEARTBEAT_WALL_SECONDS)
         await asyncio.gather(pause, *map(send, in_flight.heartbeats()))

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 from pointsman.runtime.telemetry import RETRIES_REFUSED
 
@@ -11,8 +12,8 @@ RETRIES_MIN = 10  # Envoy's `min_retry_concurrency`
 class RetryBudget:
     def __init__(self, share: float) -> None:
         """`share` of live requests; Envoy's `budget_percent`."""
-        self._share = share
-        self.live = 0  # queued or at an engine
+        self.share = share
+        self.live = 0
         self.retrying = 0  # of them, on a retry without output yet
 
     @contextmanager
@@ -25,25 +26,22 @@ class RetryBudget:
             ticket.settle()
             self.live -= 1
 
-    @property
-    def spent(self) -> bool:
-        return self.retrying >= max(RETRIES_MIN, self._share * self.live)
 
-
+@dataclass(eq=False)
 class RetryTicket:
-    def __init__(self, budget: RetryBudget) -> None:
-        self._budget = budget
-        self._retrying = False
+    budget: RetryBudget
+    _retrying: bool = field(default=False, init=False)
 
     def claim(self) -> bool:
-        if not self._retrying and self._budget.spent:
+        retries_max = max(RETRIES_MIN, self.budget.share * self.budget.live)
+        if not self._retrying and self.budget.retrying >= retries_max:
             RETRIES_REFUSED.inc()
             return False
-        self._budget.retrying += not self._retrying
+        self.budget.retrying += not self._retrying
         self._retrying = True
         return True
 
     def settle(self) -> None:
         """Call at the first output or the end."""
-        self._budget.retrying -= self._retrying
+        self.budget.retrying -= self._retrying
         self._retrying = False

@@ -3,6 +3,7 @@ new leader is elected; answers of earlier terms are ignored. Without an answer f
 least loaded engine is granted."""
 
 import asyncio
+from dataclasses import InitVar, dataclass, field
 
 import msgspec
 import structlog
@@ -32,46 +33,46 @@ from pointsman_ingress.placement.in_flight import InFlightRequests
 
 log = structlog.get_logger()
 
-REPEAT_WALL_SECONDS: WallSeconds = WallSeconds(2.0)  # for queued requests
+REPEAT_WALL_SECONDS: WallSeconds = WallSeconds(2.0)
 RETRY_WALL_SECONDS: WallSeconds = WallSeconds(0.05)
 RETRY_WALL_SECONDS_MAX: WallSeconds = WallSeconds(0.5)  # without a responder; doubles
 PROBE_WALL_SECONDS: WallSeconds = WallSeconds(0.5)  # by one request while others are placed without it
 HAND_OVER_WALL_SECONDS: WallSeconds = WallSeconds(0.5)
 HAND_OVER_TRIES = 2
 CANCEL_WALL_SECONDS: WallSeconds = WallSeconds(1.0)
-LIVENESS_WALL_SECONDS: WallSeconds = WallSeconds(1.0)  # timeout and interval
+LIVENESS_WALL_SECONDS: WallSeconds = WallSeconds(1.0)
 
 
+@dataclass(eq=False)
 class SchedulerLiveness:
     """A scheduler sends nothing while a request is queued; `cmd.fleet`, which is answered at once, tests it."""
 
-    def __init__(
-        self, *, commands: Commands, pool: PoolName, clock: Clock, board: HealthBoard, timeout_seconds: WallSeconds
-    ) -> None:
-        self._commands = commands
-        self._subject = subjects.fleet_view_subject(pool)
-        self._clock = clock
-        self._board = board
-        self._timeout_seconds = timeout_seconds
-        self._unresponsive_since: WallSeconds | None = None
-        self._answered_at = clock.wall()
+    commands: Commands
+    pool: PoolName
+    clock: Clock
+    board: HealthBoard
+    timeout_seconds: WallSeconds
+    _unresponsive_since: WallSeconds | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self._answered_at = self.clock.wall()
 
     @property
     def timed_out(self) -> bool:
         return (
             self._unresponsive_since is not None
-            and self._clock.wall() - self._unresponsive_since >= self._timeout_seconds
+            and self.clock.wall() - self._unresponsive_since >= self.timeout_seconds
         )
 
     def on_answer(self) -> None:
-        self._answered_at = self._clock.wall()
+        self._answered_at = self.clock.wall()
         if self._unresponsive_since is not None:
             self._unresponsive_since = None
-            self._board.restored("scheduler")
+            self.board.restored("scheduler")
             log.info("scheduler_responsive")
 
     def no_responder(self) -> None:
-        self._set_unresponsive(self._clock.wall())
+        self._set_unresponsive(self.clock.wall())
 
     async def check(self, sent_at: WallSeconds) -> None:
         """Call after a command sent at `sent_at` timed out."""
@@ -82,13 +83,15 @@ class SchedulerLiveness:
     async def watch(self) -> None:
         """Without requests too, so that /readyz recovers. Runs without end."""
         while True:
-            await self._clock.sleep_wall(LIVENESS_WALL_SECONDS)
+            await self.clock.sleep_wall(LIVENESS_WALL_SECONDS)
             if self._unresponsive_since is not None:
                 await self._ping()
 
     async def _ping(self) -> bool:
         try:
-            await self._commands.request(self._subject, DescribeFleet(), timeout=LIVENESS_WALL_SECONDS)
+            await self.commands.request(
+                subjects.fleet_view_subject(self.pool), DescribeFleet(), timeout=LIVENESS_WALL_SECONDS
+            )
         except (NoResponderError, CommandTimeoutError):
             return False
         self.on_answer()
@@ -97,32 +100,25 @@ class SchedulerLiveness:
     def _set_unresponsive(self, since: WallSeconds) -> None:
         if self._unresponsive_since is None:
             self._unresponsive_since = since
-            self._board.degraded("scheduler", "no scheduler answers; requests are placed by least load")
-            log.warning("scheduler_unresponsive", timeout_seconds=self._timeout_seconds)
+            self.board.degraded("scheduler", "no scheduler answers; requests are placed by least load")
+            log.warning("scheduler_unresponsive", timeout_seconds=self.timeout_seconds)
 
 
+@dataclass(eq=False)
 class SchedulerClient:
-    def __init__(
-        self,
-        *,
-        commands: Commands,
-        fleet: FleetView,
-        in_flight: InFlightRequests,
-        liveness: SchedulerLiveness,
-        pool: PoolName,
-        clock: Clock,
-        hold: HoldQueue,
-    ) -> None:
-        self._commands = commands
-        self._in_flight = in_flight
-        self._liveness = liveness
-        self._clock = clock
-        self._hold = hold
-        self._pool = pool
-        self._last_request_at = clock.wall()
-        self._open_requests = 0
-        self._term = Term(0)
-        self._waits: dict[asyncio.Timeout, None] = {}
+    commands: Commands
+    fleet: InitVar[FleetView]
+    in_flight: InFlightRequests
+    liveness: SchedulerLiveness
+    pool: PoolName
+    clock: Clock
+    hold: HoldQueue
+    _open_requests: int = field(default=0, init=False)
+    _term: Term = field(default=Term(0), init=False)
+    _waits: dict[asyncio.Timeout, None] = field(default_factory=dict, init=False)
+
+    def __post_init__(self, fleet: FleetView) -> None:
+        self._last_request_at = self.clock.wall()
         fleet.on_election(self._on_election)
 
     @property
@@ -131,10 +127,10 @@ class SchedulerClient:
 
     async def route(self, request: RouteRequest) -> RouteGranted | RouteRejected | None:
         """Waits without bound; the caller cancels. Returns None if there is neither a scheduler nor an engine."""
-        with self._in_flight.waiting_for_place(request.request):
-            began = self._clock.now()
+        with self.in_flight.waiting_for_place(request.request):
+            began = self.clock.now()
             while (answer := await self._request_route(request, began)) is None:
-                found = self._find(request) if request.excluded else await self._hold.until(lambda: self._find(request))
+                found = self._find(request) if request.excluded else await self.hold.until(lambda: self._find(request))
                 if isinstance(found, Instance):
                     return self._place_without_scheduler(request, found)
                 if found is None:
@@ -144,27 +140,27 @@ class SchedulerClient:
 
     def _find(self, request: RouteRequest) -> Instance | bool | None:
         """An engine, or True if the scheduler answers again."""
-        return self._in_flight.least_busy(request, excluded=request.excluded) or not self._liveness.timed_out or None
+        return self.in_flight.least_busy(request, excluded=request.excluded) or not self.liveness.timed_out or None
 
     async def _request_route(self, request: RouteRequest, began: Seconds) -> RouteGranted | RouteRejected | None:
         sent, backoff = False, Backoff(RETRY_WALL_SECONDS, RETRY_WALL_SECONDS_MAX)
-        while not (self._liveness.timed_out and (sent or self._recently_requested)):
-            held_up = self._clock.now() - began if sent else 0.0
-            sent, sent_at = True, self._clock.wall()
+        while not (self.liveness.timed_out and (sent or self._recently_requested)):
+            held_up = self.clock.now() - began if sent else 0.0
+            sent, sent_at = True, self.clock.wall()
             try:
                 answer = await self._send(msgspec.structs.replace(request, held_up=held_up))
             except NoResponderError:
-                self._liveness.no_responder()
-                if not self._liveness.timed_out:
-                    await self._clock.sleep_wall(backoff.next_wait())
+                self.liveness.no_responder()
+                if not self.liveness.timed_out:
+                    await self.clock.sleep_wall(backoff.next_wait())
                 continue
             except CommandTimeoutError:
-                await self._liveness.check(sent_at)
-                await self._clock.sleep_wall(RETRY_WALL_SECONDS)
+                await self.liveness.check(sent_at)
+                await self.clock.sleep_wall(RETRY_WALL_SECONDS)
                 continue
             except TimeoutError:
-                continue  # new leader
-            self._liveness.on_answer()
+                continue
+            self.liveness.on_answer()
             if not isinstance(answer, RouteGranted | RouteRejected):
                 log.error("route_answer_unexpected", type=type(answer).__name__)
             elif answer.term >= self._term or answer.term == 0:
@@ -172,7 +168,7 @@ class SchedulerClient:
                 return answer
             else:
                 log.warning("answer_of_deposed_leader", request=request.request, term=answer.term, newest=self._term)
-                await self._clock.sleep_wall(RETRY_WALL_SECONDS)
+                await self.clock.sleep_wall(RETRY_WALL_SECONDS)
         return None
 
     async def _send(self, request: RouteRequest) -> AnyCommand:
@@ -181,16 +177,16 @@ class SchedulerClient:
         try:
             async with wait:
                 self._waits[wait] = None
-                subject = subjects.route_subject(self._pool)
-                return await self._commands.request(subject, request, timeout=REPEAT_WALL_SECONDS)
+                subject = subjects.route_subject(self.pool)
+                return await self.commands.request(subject, request, timeout=REPEAT_WALL_SECONDS)
         finally:
             self._waits.pop(wait, None)
             self._open_requests -= 1
-            self._last_request_at = self._clock.wall()
+            self._last_request_at = self.clock.wall()
 
     @property
     def _recently_requested(self) -> bool:
-        return self._open_requests > 0 or self._clock.wall() - self._last_request_at < PROBE_WALL_SECONDS
+        return self._open_requests > 0 or self.clock.wall() - self._last_request_at < PROBE_WALL_SECONDS
 
     def _on_election(self, term: Term) -> None:
         self._term = max(self._term, term) if term else term
@@ -212,14 +208,14 @@ class SchedulerClient:
             predicted_ttft=0.0,
             knowledge=Knowledge.BLIND,
             dp_rank=instance.dp_rank,
-            expected_seconds=prefill * (1 + self._in_flight.load(instance)),
+            expected_seconds=prefill * (1 + self.in_flight.load(instance)),
         )
-        self._in_flight.log_grant(grant)
+        self.in_flight.log_grant(grant)
         return grant
 
     async def hand_over(self, grant: RouteGranted, prefill: Seconds) -> RouteGranted | RouteRejected:
         """The planned decode grant if no leader answers. `prefill`: engine seconds."""
-        with self._in_flight.waiting_for_place(grant.request):
+        with self.in_flight.waiting_for_place(grant.request):
             answer = await self._request_hand_over(grant, prefill)
             if answer is not None:
                 return answer
@@ -232,17 +228,17 @@ class SchedulerClient:
                 decode=InstanceId(""),
                 decode_url="",
             )
-            self._in_flight.log_grant(planned)
+            self.in_flight.log_grant(planned)
             return planned
 
     async def _request_hand_over(self, grant: RouteGranted, prefill: Seconds) -> RouteGranted | RouteRejected | None:
         command = HandOverRequest(
             request=grant.request, attempt=grant.attempt, instance=grant.instance, prefill=prefill
         )
-        subject = subjects.handover_subject(self._pool)
+        subject = subjects.handover_subject(self.pool)
         for _ in range(HAND_OVER_TRIES):
             try:
-                answer = await self._commands.request(subject, command, timeout=HAND_OVER_WALL_SECONDS)
+                answer = await self.commands.request(subject, command, timeout=HAND_OVER_WALL_SECONDS)
             except NoResponderError:
                 return None
             except CommandTimeoutError:
@@ -257,8 +253,8 @@ class SchedulerClient:
         """Returns whether the scheduler logs the request's end, also after a timeout; otherwise the caller must."""
         command = CancelRequest(request=request, reason=cause.value)
         try:
-            subject = subjects.cancel_subject(self._pool)
-            answer = await self._commands.request(subject, command, timeout=CANCEL_WALL_SECONDS)
+            subject = subjects.cancel_subject(self.pool)
+            answer = await self.commands.request(subject, command, timeout=CANCEL_WALL_SECONDS)
         except NoResponderError:
             return False
         except CommandTimeoutError:

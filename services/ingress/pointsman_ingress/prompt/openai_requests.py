@@ -46,12 +46,12 @@ class Chat:
     add_special_tokens: bool = False
     unsupported: str = ""  # kind of the first part that is not text
     unsupported_message: int = 0
-    template: str | None = None  # sent by the client
+    template: str | None = None
     body: bytes = field(default=b"", compare=False, repr=False)
-    """whole request for `render_path`; empty if engines cannot render it"""
+    """Whole request for `render_path`; empty if engines cannot render it."""
     render_path: str = field(default="", compare=False, repr=False)
     system_first: "Chat | None" = None  # variant for templates that take system messages only first
-    without_thinking: bool = False  # depends on the template
+    without_thinking: bool = False
 
     @property
     def length(self) -> int:
@@ -90,15 +90,15 @@ class ParsedRequest:
     prompt: Prompt
     prompt_field: str
     stream: bool
-    output_tokens: Tokens | None  # None: as many as fit
+    output_tokens: Tokens | None
     output_demanded: bool  # set by the client: must fit with the prompt
     user: str
     cache_salt: str
     truncates: bool
     truncate_to: Tokens = 0  # 0: the engine decides
     truncation_side: str = ""
-    reads_cache: bool = True  # False with prompt logprobs: nothing is cached
-    answers: int = 1  # per prompt
+    reads_cache: bool = True  # False with prompt logprobs, which disable cache reads
+    answers: int = 1
     may_add_usage: bool = False  # a stream whose client did not ask for usage
 
 

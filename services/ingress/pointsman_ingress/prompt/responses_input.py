@@ -9,7 +9,7 @@ from pointsman_ingress.http.errors import bad_request
 from pointsman_ingress.prompt.content_parts import ChatForm, Message, unsupported_part
 from pointsman_ingress.prompt.openai_requests import Body, Chat, ParsedRequest, decoded, parsed, positive, with_effort
 
-KEPT_BY_ENGINE = ("previous_response_id", "previous_input_messages", "prompt")  # refer to input outside of the body
+KEPT_BY_ENGINE = ("previous_response_id", "previous_input_messages", "prompt")
 
 
 class Reasoning(msgspec.Struct):

@@ -6,7 +6,7 @@ import asyncio
 from array import array
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
 import msgspec
@@ -60,7 +60,7 @@ class PromptTokens:
     prompts: Sequence[Sequence[int]]
     exact: bool
     known: int | None = None  # exact leading tokens of the first prompt; None: all
-    inexact_reason: str = ""  # why the rest is inexact
+    inexact_reason: str = ""
 
     @property
     def count(self) -> int:
@@ -78,27 +78,21 @@ class PromptTokens:
         return f"{'none' if nothing else 'partial'}; {self.inexact_reason}"
 
 
+@dataclass(eq=False)
 class PromptTokenizer:
-    def __init__(
-        self,
-        *,
-        tokenizer: Tokenizer | None,
-        engine: Callable[[Demand], Instance | None],
-        engines: EngineClient,
-        clock: Clock,
-        failed: Callable[[InstanceId], None] = lambda _: None,
-    ) -> None:
-        self._tokenizer = tokenizer
-        self._engine = engine
-        self._engines = engines
-        self._failed = failed
+    tokenizer: Tokenizer | None
+    engine: Callable[[Demand], Instance | None]
+    engines: EngineClient
+    clock: Clock
+    failed: Callable[[InstanceId], None] = lambda _: None
+    _cannot_render: set[tuple[InstanceId, Epoch, str]] = field(default_factory=set, init=False)
+
+    def __post_init__(self) -> None:
         self._threads = ThreadPoolExecutor(TOKENIZE_THREADS, thread_name_prefix="tokenise")
-        self._clock = clock
-        self._cannot_render: set[tuple[InstanceId, Epoch, str]] = set()  # with paths
 
     async def tokens(self, request: ParsedRequest, context: TokenizeContext) -> PromptTokens:
         """Raises ApiError for an invalid prompt."""
-        started = self._clock.wall()
+        started = self.clock.wall()
         try:
             tokens = _truncated(await self._tokens(request, context), request)
         except _InvalidPromptError as error:
@@ -106,7 +100,7 @@ class PromptTokenizer:
             raise bad_request(msg, param=request.prompt_field) from error
         finally:
             if not isinstance(request.prompt, TokenIds):
-                TOKENIZATION_SECONDS.observe(float(self._clock.wall() - started))
+                TOKENIZATION_SECONDS.observe(float(self.clock.wall() - started))
         if not request.reads_cache:
             return replace(tokens, known=0, inexact_reason=tokens.inexact_reason or "prompt_logprobs")
         return tokens
@@ -135,7 +129,7 @@ class PromptTokenizer:
         return PromptTokens(prompts, exact=True)
 
     def _for_template(self, prompt: Prompt) -> Prompt:
-        tokenizer = self._tokenizer
+        tokenizer = self.tokenizer
         if tokenizer is None or not isinstance(prompt, Chat):
             return prompt
         chat = prompt.system_first if prompt.system_first and tokenizer.system_first else prompt
@@ -162,7 +156,7 @@ class PromptTokenizer:
         return PromptTokens([one], exact=False, known=known, inexact_reason=chat.unsupported)
 
     async def _encoded(self, prompt: Texts | Chat, model: str, context: TokenizeContext) -> list[list[int]] | None:
-        tokenizer = self._tokenizer
+        tokenizer = self.tokenizer
         if tokenizer is None:
             return await self._from_engine(prompt, model, context)
         try:
@@ -175,7 +169,7 @@ class PromptTokenizer:
             raise _InvalidPromptError(str(error)) from error
 
     async def _from_engine(self, prompt: Texts | Chat, model: str, context: TokenizeContext) -> list[list[int]] | None:
-        engine = self._engine(context.demand)
+        engine = self.engine(context.demand)
         if engine is None:
             return None
         try:
@@ -188,7 +182,7 @@ class PromptTokenizer:
         except (EngineFailedError, TimeoutError, *_UNREADABLE) as error:
             log.warning("engine_tokenize_failed", instance=engine.id, reason=str(error) or type(error).__name__)
             if isinstance(error, TimeoutError) or (isinstance(error, EngineFailedError) and error.failure is not None):
-                self._failed(engine.id)
+                self.failed(engine.id)
             return None
 
     async def _rendered(self, engine: Instance, chat: Chat, context: TokenizeContext) -> list[int]:
@@ -216,7 +210,7 @@ class PromptTokenizer:
     async def _post(self, engine: Instance, path: str, body: bytes, context: TokenizeContext) -> tuple[int, bytes]:
         """Raises EngineFailedError and _InvalidPromptError."""
         request = EngineRequest(engine.url, path, body, context.headers, context.request_id)
-        async with await self._engines.send(request) as reply:
+        async with await self.engines.send(request) as reply:
             status, answer = reply.status, await reply.whole(bytes_max=TOKENS_BYTES_MAX)
         if status in (400, 422):
             raise _InvalidPromptError(_error_message(answer))
