@@ -25,7 +25,7 @@ from pointsman_ingress.engine.client import (
 from pointsman_ingress.engine.disaggregation import NO_PREFILL, SplitBody, read_prefill
 from pointsman_ingress.engine.first_byte import FOREVER, FirstByteDeadline, first_byte_wall_seconds
 from pointsman_ingress.engine.usage import UsageRemover, usage_in
-from pointsman_ingress.http.call import HttpExchange, RequestIds
+from pointsman_ingress.http.call import RequestIds
 from pointsman_ingress.http.errors import (
     ApiError,
     Header,

@@ -19,8 +19,6 @@ from pointsman.adapters.kv_events.events import (
     EngineResumed,
 )
 from pointsman.runtime import telemetry
-from pointsman_worker.engine_monitor import EngineMonitor
-from pointsman_worker.saved_session import SessionStore
 from pointsman_worker.session import EventSource, SessionState
 
 log = structlog.get_logger()
