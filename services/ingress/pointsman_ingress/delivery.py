@@ -48,7 +48,7 @@ UNREACHABLE_WALL_SECONDS: WallSeconds = WallSeconds(1.0)  # time for workers to 
 @dataclass(eq=False)
 class Delivery:
     context: RequestContext
-    call: Call
+    call: HttpExchange
     lifecycle: RequestLifecycle
     engines: EngineClient
     clock: Clock

@@ -97,8 +97,8 @@ class Gateway:
             if self.access_log is not None:
                 self.access_log.write(call, RequestFacts(), None)
 
-    def _call(self, endpoint: Endpoint, scope: Scope, send: Send) -> Call:
-        return Call(endpoint.path, endpoint.errors, scope, send, ids=self.ids, clock=self.clock)
+    def _call(self, endpoint: Endpoint, scope: Scope, send: Send) -> HttpExchange:
+        return HttpExchange(endpoint.path, endpoint.errors, scope, send, ids=self.ids, clock=self.clock)
 
     async def _end_interrupted(
         self, call: HttpExchange, lifecycle: RequestLifecycle | None, cause: CancelCause

@@ -15,7 +15,7 @@ from pointsman_worker.session import CacheSession, SessionState
 @dataclass(frozen=True, slots=True)
 class FleetEvents:
     state: SessionState
-    probe: EngineProbe
+    probe: EngineMonitor
     calibration: Calibration | None
 
     def joined(self, session: CacheSession) -> InstanceJoined:

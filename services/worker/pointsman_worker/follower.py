@@ -27,8 +27,8 @@ log = structlog.get_logger()
 @dataclass(eq=False)
 class Follower:
     state: SessionState
-    probe: EngineProbe
-    successor: Successor
+    probe: EngineMonitor
+    successor: SessionStore
 
     async def run(self) -> None:
         """Raises SettingsError if the first engine cannot be followed."""

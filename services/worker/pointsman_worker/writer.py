@@ -34,7 +34,7 @@ class LogWriter:
     event_log: EventLog
     state: SessionState
     fleet_events: FleetEvents
-    successor: Successor
+    successor: SessionStore
     board: HealthBoard
     _log_checked_at: WallSeconds = field(default=WallSeconds(0.0), init=False)
     _snapshots: list[asyncio.Future[None]] = field(default_factory=list, init=False)
