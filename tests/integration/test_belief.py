@@ -57,7 +57,7 @@ BOUNDS: list[tuple[object, str, float]] = [
     (holdings, "DELIVERED_WALL_SECONDS", UNCONFIRMED_SECONDS),
     (deliveries, "SETTLING_WALL_SECONDS", 0.3),
     (sockets, "REPLAY_FRAME_SECONDS", 0.5),
-    (continuity_tasks, "REPLAY_REST_SECONDS", 0.5),
+    (continuity_tasks, "REPLAY_PAUSE_SECONDS", 0.5),
     (resync, "PERIOD_WALL_SECONDS", 0.1),
 ]
 

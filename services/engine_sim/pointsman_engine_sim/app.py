@@ -38,7 +38,7 @@ class EngineApp(Generator):
         transfer: KvTransfer | None = None,
     ) -> None:
         super().__init__(engine, tokenizer=tokenizer, metrics=metrics, served=served, transfer=transfer)
-        side_channel: dict[str, dict[str, Handler]] = {TRANSFER_PATH: {"POST": self._blocks_asked}} if transfer else {}
+        side_channel: dict[str, dict[str, Handler]] = {TRANSFER_PATH: {"POST": self._kv_transfer}} if transfer else {}
         self._routes: dict[str, dict[str, Handler]] = {
             "/v1/completions": {"POST": self._completion},
             "/v1/chat/completions": {"POST": self._chat},
@@ -99,8 +99,8 @@ class EngineApp(Generator):
         self._check_model(body.model)
         tokens = await self._encode(self._rendered(body), add_special_tokens=False)
         heading = self._heading(scope, "chatcmpl", body.model)
-        asked = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-        generation, held = await self._submit(body, tokens, asked, openai_bodies.CHAT_TOKENS_DEFAULT)
+        requested = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+        generation, held = await self._submit(body, tokens, requested, openai_bodies.CHAT_TOKENS_DEFAULT)
         frames, whole = answers.chat_frames(heading), answers.whole_chat
         await self._answer(
             receive,
@@ -233,9 +233,9 @@ class EngineApp(Generator):
             log.warning("prefix_cache_not_reset", reason="requests are running")
         await send_whole(send, 200, b"", JSON)
 
-    async def _blocks_asked(self, _scope: Scope, receive: Receive, send: Send) -> None:
+    async def _kv_transfer(self, _scope: Scope, receive: Receive, send: Send) -> None:
         assert self._transfer is not None
-        held = self._transfer.asked(decoded(await _read(receive), FetchBody))
+        held = self._transfer.is_held(decoded(await _read(receive), FetchBody))
         await send_whole(send, 200 if held else 404, b"", JSON)
 
     async def _load_adapter(self, _scope: Scope, receive: Receive, send: Send) -> None:

@@ -153,7 +153,7 @@ class SimulatedEngine:
     def cached_tokens(self, tokens: list[int], identity: PromptIdentity) -> Tokens:
         return self._model.cached_tokens(TokenPrompt(tokens, _nothing, identity))
 
-    def let_go(self, request: RequestId) -> bool:
+    def release_kv(self, request: RequestId) -> bool:
         """Free the blocks held for a request; see `EngineModel.submit`."""
         return self._model.release_kv(request)
 

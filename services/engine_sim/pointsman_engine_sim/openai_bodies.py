@@ -143,10 +143,10 @@ def parse_tokenize(body: bytes) -> TokenizeBody:
     return parsed
 
 
-def transfer_params(told: dict[str, Any]) -> TransferParams:
+def transfer_params(given: dict[str, Any]) -> TransferParams:
     """Raises ApiError."""
     try:
-        return msgspec.convert(told, TransferParams)
+        return msgspec.convert(given, TransferParams)
     except msgspec.ValidationError as error:
         raise ApiError(400, f"kv_transfer_params: {error}", param="kv_transfer_params") from error
 
@@ -173,9 +173,9 @@ def check_tokens(tokens: list[int], *, vocab_size: int) -> None:
         raise ApiError(400, f"Token id {min(tokens) if min(tokens) < 0 else highest} is out of vocabulary")
 
 
-def output_tokens(*, asked: Tokens | None, default: Tokens, prompt: Tokens, max_model_len: Tokens) -> Tokens:
+def output_tokens(*, requested: Tokens | None, default: Tokens, prompt: Tokens, max_model_len: Tokens) -> Tokens:
     """Number of tokens to generate. Raises ApiError if prompt and output exceed the model."""
-    wanted = asked or 0
+    wanted = requested or 0
     if prompt + max(wanted, 1) > max_model_len:
         message = (
             f"This model's maximum context length is {max_model_len} tokens. However, you requested {wanted} output "

@@ -161,12 +161,12 @@ class HttpEngine:
         return version[:VERSION_CHARACTERS_MAX] if isinstance(version, str) and version.isprintable() else ""
 
     async def _has(self, path: str) -> bool:
-        status, _ = await self._asked(path, HEALTH_BYTES_MAX)
+        status, _ = await self._request(path, HEALTH_BYTES_MAX)
         return status == HTTPStatus.METHOD_NOT_ALLOWED
 
     async def _get(self, path: str, bytes_max: int, *, refusal_is_fatal: bool = True) -> bytes:
         """Returns the body of a 200; empty if it is too large or, without `refusal_is_fatal`, for another status."""
-        status, body = await self._asked(path, bytes_max)
+        status, body = await self._request(path, bytes_max)
         if status == HTTPStatus.OK:
             return body
         if refusal_is_fatal:
@@ -174,7 +174,7 @@ class HttpEngine:
             raise EngineAwayError(msg)
         return b""
 
-    async def _asked(self, path: str, bytes_max: int) -> tuple[int, bytes]:
+    async def _request(self, path: str, bytes_max: int) -> tuple[int, bytes]:
         """Returns status and body; an empty body if it exceeds `bytes_max`. Raises EngineAwayError."""
         assert self._session is not None, "open it as a context first"
         where = self._url + path
@@ -256,9 +256,9 @@ def cache_size(metrics: str, dp_rank: int = ANY_RANK) -> tuple[Tokens, Tokens]:
     for name, labels, _ in _samples(metrics, dp_rank):
         if name != CACHE_CONFIG_METRIC:
             continue
-        known = dict(_LABEL.findall(labels))
-        block_tokens = _number(known.get("block_size"))
-        capacity += _number(known.get("kv_cache_size_tokens")) or block_tokens * _number(known.get("num_gpu_blocks"))
+        values = dict(_LABEL.findall(labels))
+        block_tokens = _number(values.get("block_size"))
+        capacity += _number(values.get("kv_cache_size_tokens")) or block_tokens * _number(values.get("num_gpu_blocks"))
     return block_tokens, capacity if capacity <= CAPACITY_TOKENS_MAX else 0
 
 
@@ -267,8 +267,8 @@ def _samples(metrics: str, dp_rank: int) -> Iterator[tuple[str, str, float]]:
     for found in islice(_SAMPLE.finditer(page), SAMPLES_MAX):
         name, begin = found[1], found.end()
         end = page.find("\n", begin, begin + SAMPLE_CHARACTERS_MAX)
-        labels, _, said = page[begin:end].rpartition(" ") if end >= 0 else ("", "", "")
-        value = _value(said)
+        labels, _, text = page[begin:end].rpartition(" ") if end >= 0 else ("", "", "")
+        value = _value(text)
         if value is not None and (dp_rank == ANY_RANK or own in labels):
             yield name, labels, value
 

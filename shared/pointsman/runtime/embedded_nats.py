@@ -66,14 +66,14 @@ class EmbeddedNats:
 
     async def stop(self, timeout: Seconds = STOP_SECONDS_MAX) -> None:
         """Kills it after `timeout` wall seconds. Idempotent."""
-        if not await self._ended(signal.SIGTERM, timeout):
+        if not await self._signal_and_wait(signal.SIGTERM, timeout):
             log.warning("nats_server_killed", pid=self.pid, after_seconds=timeout)
-            await self._ended(signal.SIGKILL, STOP_SECONDS_MAX)
+            await self._signal_and_wait(signal.SIGKILL, STOP_SECONDS_MAX)
 
     async def kill(self) -> None:
-        await self._ended(signal.SIGKILL, STOP_SECONDS_MAX)
+        await self._signal_and_wait(signal.SIGKILL, STOP_SECONDS_MAX)
 
-    async def _ended(self, number: signal.Signals, timeout: Seconds) -> bool:
+    async def _signal_and_wait(self, number: signal.Signals, timeout: Seconds) -> bool:
         if self.running:
             self.process.send_signal(number)
         try:
@@ -240,11 +240,11 @@ async def _ports_of(process: subprocess.Popen[bytes], data_dir: Path) -> dict[st
             message = f"nats-server was not ready after {READY_SECONDS_MAX:g} s; see {data_dir / 'nats-server.log'}"
             raise NatsStartError(message)
         await asyncio.sleep(POLL_SECONDS)
-    message = f"nats-server ended at once with status {process.returncode}: {_last_complaint(data_dir)}"
+    message = f"nats-server ended at once with status {process.returncode}: {_startup_error(data_dir)}"
     raise NatsStartError(message)
 
 
-def _last_complaint(data_dir: Path) -> str:
+def _startup_error(data_dir: Path) -> str:
     """Standard error before the server has read its configuration, then its log."""
     for source in (data_dir / "nats-server.err", data_dir / "nats-server.log"):
         with contextlib.suppress(OSError):

@@ -95,8 +95,8 @@ class HealthBoard:
         if path == "/readyz" and VERBOSE in parse_qs(query, keep_blank_values=True):
             return self._status, "text/plain; charset=utf-8", self._verbose().encode()
         if path == "/readyz":
-            said = {"ready": self.ready, "missing": self.missing_parts, "degraded": self.degraded_parts}
-            return self._status, "application/json", json.dumps(said).encode()
+            status = {"ready": self.ready, "missing": self.missing_parts, "degraded": self.degraded_parts}
+            return self._status, "application/json", json.dumps(status).encode()
         if path == "/metrics":
             return 200, CONTENT_TYPE_LATEST, telemetry.metrics_page()
         return None

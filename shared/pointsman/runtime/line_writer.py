@@ -63,7 +63,7 @@ class LineWriter:
         if self._timer is not None:
             self._timer.cancel()
         if self._pending:
-            self._batches.put(self._take())
+            self._batches.put(self._take_pending())
         self._batches.put([])
         self._ended.wait(float(CLOSE_WALL_SECONDS))
 
@@ -74,7 +74,7 @@ class LineWriter:
     def _flush(self) -> None:
         self._timer = None
         self._writing = True
-        self._batches.put(self._take())
+        self._batches.put(self._take_pending())
 
     def _written(self, error: OSError | None) -> None:
         self._writing = False
@@ -84,7 +84,7 @@ class LineWriter:
         if self._pending:
             self._flush_soon()
 
-    def _take(self) -> list[bytes]:
+    def _take_pending(self) -> list[bytes]:
         pieces: list[bytes] = []
         piece, size = list[bytes](), 0
         for line in self._pending:
@@ -100,14 +100,14 @@ class LineWriter:
         while pieces := self._batches.get():
             failed = None
             try:
-                self._put(pieces)
+                self._write_all(pieces)
             except OSError as error:
                 failed = error
             with contextlib.suppress(RuntimeError):  # the loop has ended
                 self._loop.call_soon_threadsafe(self._written, failed)
         self._ended.set()
 
-    def _put(self, pieces: list[bytes]) -> None:
+    def _write_all(self, pieces: list[bytes]) -> None:
         for piece in pieces:
             rest = piece
             while rest:

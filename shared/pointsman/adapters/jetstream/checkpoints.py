@@ -106,8 +106,8 @@ class JetStreamCheckpoints(Checkpoints):
         try:
             return _descriptions.decode(found.payload)
         except msgspec.DecodeError as error:
-            strange = f"{slot} is not understood: {error}"
-            raise StoreUnavailableError(strange) from error
+            undecodable = f"{slot} is not understood: {error}"
+            raise StoreUnavailableError(undecodable) from error
 
     def _slot_subject(self, slot: str) -> str:
         return f"$O.{self._name}.M.{urlsafe_b64encode(slot.encode()).decode()}"

@@ -51,11 +51,11 @@ class Write:
 
 @dataclass(slots=True)
 class Writer:
-    """`life` makes message ids unique; `number` is that of the last write."""
+    """`session` makes message ids unique; `number` is that of the last write."""
 
     pool: PoolName
     name: str
-    life: str
+    session: str
     leader_subject: str
     inbox: str
     number: int = 0

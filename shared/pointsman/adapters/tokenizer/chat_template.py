@@ -233,8 +233,8 @@ def _template_tool(tool: Any) -> dict[str, Any]:
         msg = "each tool must be an object with a function"
         raise ChatTemplateError(msg)
     later = {"defer_loading": tool["defer_loading"]} if tool.get("defer_loading") is not None else {}
-    said = {name: value for name, value in tool["function"].items() if value is not None}
-    function = {"name": None, "description": None, "parameters": None, **later, **said}
+    given = {name: value for name, value in tool["function"].items() if value is not None}
+    function = {"name": None, "description": None, "parameters": None, **later, **given}
     return {"type": "function", "function": {name: function[name] for name in TOOL_FIELDS if name in function}, **later}
 
 

@@ -93,9 +93,9 @@ class Tokenizer:
 
     def _prompt_with_effort(self, effort: str) -> str | None:
         """None if the template rejects it."""
-        told = {"reasoning_effort": effort, "enable_thinking": effort != "none"}
+        arguments = {"reasoning_effort": effort, "enable_thinking": effort != "none"}
         try:
-            return self.render_chat([{"role": "user", "content": "Hi"}], chat_template_kwargs=told)
+            return self.render_chat([{"role": "user", "content": "Hi"}], chat_template_kwargs=arguments)
         except ValueError:
             return None
 

@@ -20,25 +20,25 @@ class CommandBus:
 
     def __init__(self, available: Callable[[], bool]) -> None:
         self.available = available
-        self._handlers: dict[str, list[_Served]] = {}
+        self._handlers: dict[str, list[_Service]] = {}
 
-    def serve(self, subject: str, served: "_Served") -> None:
+    def serve(self, subject: str, served: "_Service") -> None:
         self._handlers.setdefault(subject, []).append(served)
 
-    def unserve(self, subject: str, served: "_Served") -> None:
+    def unserve(self, subject: str, served: "_Service") -> None:
         self._handlers[subject].remove(served)
 
-    def ask(self, subject: str, payload: bytes, answer: asyncio.Future[bytes]) -> None:
+    def request(self, subject: str, payload: bytes, answer: asyncio.Future[bytes]) -> None:
         """Raises NoResponderError."""
-        served = self._handlers.get(subject) if self.available() else None
-        if not served:
-            nobody = f"nobody serves {subject}"
-            raise NoResponderError(nobody)
-        for one in served:
-            one.offer(payload, answer)
+        services = self._handlers.get(subject) if self.available() else None
+        if not services:
+            no_responder = f"nobody serves {subject}"
+            raise NoResponderError(no_responder)
+        for service in services:
+            service.offer(payload, answer)
 
 
-class _Served:
+class _Service:
     """A handler with the commands that wait for it."""
 
     def __init__(self, subject: str, handler: CommandHandler, listener: LogListener) -> None:
@@ -107,7 +107,7 @@ class MemoryCommands(Commands):
     @override
     async def request_bytes(self, subject: str, payload: bytes, *, timeout: WallSeconds) -> bytes:
         answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        self._bus.ask(subject, payload, answer)
+        self._bus.request(subject, payload, answer)
         try:
             async with asyncio.timeout(float(timeout)):
                 return await answer
@@ -121,7 +121,7 @@ class MemoryCommands(Commands):
 
     @asynccontextmanager
     async def _serving(self, subject: str, handler: CommandHandler) -> AsyncIterator[None]:
-        served = _Served(subject, handler, self._listener)
+        served = _Service(subject, handler, self._listener)
         work = asyncio.create_task(served.work())
         self._bus.serve(subject, served)
         try:

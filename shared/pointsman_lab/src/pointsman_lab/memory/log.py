@@ -57,7 +57,7 @@ class MemoryBroker:
         self.available = True
         self.bytes_max = BYTES_MAX
         self._bytes = 0
-        self._life = 1
+        self._epoch = 1
         self._first: Sequence = 1
         self._entries: deque[_Stored] = deque()
         self._ids: OrderedDict[str, Sequence] = OrderedDict()
@@ -73,12 +73,12 @@ class MemoryBroker:
         self, clock: Clock, *, name: str, listener: LogListener | None = None, window_max: int = WINDOW_MAX
     ) -> Link:
         """What one process has: its log and its commands. At most `window_max` writes wait while we are away."""
-        reports_to = listener or LogListener()
-        writes = _Writes(self, clock, name, reports_to, window_max)
+        listener = listener or LogListener()
+        writes = _Writes(self, clock, name, listener, window_max)
         self._clients.append(writes)
         return Link(
-            MemoryLog(self, writes, reports_to),
-            MemoryCommands(self._commands, reports_to),
+            MemoryLog(self, writes, listener),
+            MemoryCommands(self._commands, listener),
             self.lease,
             self.checkpoints,
             self.scaler_lease,
@@ -86,7 +86,7 @@ class MemoryBroker:
 
     @property
     def extent(self) -> LogExtent:
-        return LogExtent(f"memory-{self._life}", self._first, self._first + len(self._entries) - 1)
+        return LogExtent(f"memory-{self._epoch}", self._first, self._first + len(self._entries) - 1)
 
     def disconnect(self) -> None:
         """Disconnect: clients hold writes, commands find no responder."""
@@ -115,7 +115,7 @@ class MemoryBroker:
 
     def recreate(self) -> None:
         """Delete the stream and begin another."""
-        self._life += 1
+        self._epoch += 1
         self._first = 1
         self._bytes = 0
         self._entries.clear()
@@ -153,7 +153,7 @@ class MemoryBroker:
             raise ElectionLostError(lost)
         return self.store(event)
 
-    def stands(self, fence: Fence) -> bool:
+    def may_write(self, fence: Fence) -> bool:
         """Whether a leader may still write; breaks the fence if not. An election that retention dropped proves nothing."""
         if not fence.broken and self._elected not in (0, fence.elected):
             fence.broken = f"another leader was elected at {self._elected}"
@@ -214,7 +214,7 @@ class _Writes:
 
     def write(self, event: LogEvent, fence: Fence | None = None) -> Sequence | None:
         """The stored sequence, or None where the fault lost it or the fence is broken."""
-        if fence is not None and not self._broker.stands(fence):
+        if fence is not None and not self._broker.may_write(fence):
             return None
         fault = self._broker.fault(event)
         if fault == "lose":
