@@ -128,7 +128,6 @@ class EngineApp(Generator):
         )
 
     def _anthropic(self, handler: Handler) -> Handler:
-
         async def wrapped(scope: Scope, receive: Receive, send: Send) -> None:
             try:
                 await handler(scope, receive, send)

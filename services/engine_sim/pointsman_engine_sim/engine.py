@@ -19,12 +19,9 @@ from pointsman_engine_sim.wording import Passage, Wording
 log = structlog.get_logger()
 
 OVERDUE_STEPS_MAX = 16
-
 LATE_SECONDS_MAX = 1.0
 """Delay, wall seconds, from which the machine is reported as too slow for the speed."""
-
 LATE_WARNING_SECONDS: WallSeconds = WallSeconds(10.0)
-
 CLOCK_RETRY_SECONDS: WallSeconds = WallSeconds(0.001)
 """Wait if the clock is behind a request's arrival."""
 
@@ -151,7 +148,7 @@ class SimulatedEngine:
             generation.fail(RequestAbortedError())
 
     def cached_tokens(self, tokens: list[int], identity: PromptIdentity) -> Tokens:
-        return self._model.cached_tokens(TokenPrompt(tokens, _nothing, identity))
+        return self._model.cached_tokens(TokenPrompt(tokens, lambda _start, _stop: [], identity))
 
     def release_kv(self, request: RequestId) -> bool:
         """Free the blocks held for a request; see `EngineModel.submit`."""
@@ -222,10 +219,6 @@ class SimulatedEngine:
             self._timings.finished(result.ended_at - generation.submitted_at)
         if result.changes and self._publisher is not None:
             self._publisher.publish(result.changes)
-
-
-def _nothing(_start: int, _stop: int) -> list[int]:
-    return []
 
 
 def prompt_hash(tokens: list[int]) -> int:

@@ -10,10 +10,8 @@ from pointsman.primitives import Tokens
 Body = TypeVar("Body")
 
 COMPLETION_TOKENS_DEFAULT = 16
-
 CHAT_TOKENS_DEFAULT = 128
 """vLLM generates until the model stops, which a simulated one never does."""
-
 MODEL_VOCABULARY = 152_064
 """Ids below this are accepted even if the tokenizer has fewer, as in vLLM."""
 

@@ -98,7 +98,7 @@ async def _listening(supervisor: Supervisor, http: HttpServer, engine: Simulated
 
     async def serve() -> None:
         try:
-            await http.serve_until_cancelled()
+            await http.serve()
         finally:
             ended.set()
 

@@ -122,10 +122,12 @@ class Archive:
         self._engine = engine
 
     async def prepare(self) -> None:
+        dialect = self._engine.dialect
+        view = requests(dialect).compile(dialect=dialect, compile_kwargs={"literal_binds": True})
         async with self._engine.begin() as connection:
             await connection.run_sync(metadata.create_all)
             await connection.execute(text("DROP VIEW IF EXISTS requests"))
-            await connection.execute(text(f"CREATE VIEW requests AS {_compiled(self._engine.dialect)}"))
+            await connection.execute(text(f"CREATE VIEW requests AS {view}"))
 
     async def latest_branch(self, identity: str) -> Branch | None:
         newest = select(func.max(logs.c.branch)).where(logs.c.identity == identity)
@@ -133,8 +135,7 @@ class Archive:
             number = (await connection.execute(newest)).scalar()
             if number is None:
                 return None
-            branch = Branch(identity, number)
-            return await _with_tail(connection, branch)
+            return await _with_tail(connection, Branch(identity, number))
 
     async def store(self, batch: Batch) -> None:
         async with self._engine.begin() as connection:
@@ -157,18 +158,14 @@ async def open_archive(url: str) -> AsyncIterator[Archive]:
         msg = f"{error}; write for instance sqlite+aiosqlite:///archive.sqlite"
         raise click.BadParameter(msg, param_hint="--archive-url") from error
     if parsed.get_backend_name() == "sqlite" and parsed.database not in (None, "", ":memory:"):
-        _make_directory(Path(str(parsed.database)))
+        with contextlib.suppress(OSError):  # then opening the file says what is wrong
+            Path(str(parsed.database)).parent.mkdir(parents=True, exist_ok=True)
     if engine.dialect.name == "sqlite":
         event.listen(engine.sync_engine, "connect", _share_sqlite)
     try:
         yield Archive(engine)
     finally:
         await engine.dispose()
-
-
-def _make_directory(file: Path) -> None:
-    with contextlib.suppress(OSError):  # then opening the file says what is wrong
-        file.parent.mkdir(parents=True, exist_ok=True)
 
 
 def _share_sqlite(connection: Any, _record: object) -> None:
@@ -208,10 +205,6 @@ async def _insert_missing(
     missing = list({row[key]: row for row in rows if row[key] not in known}.values())
     if missing:
         await connection.execute(insert(table), missing)
-
-
-def _compiled(dialect: Dialect) -> str:
-    return str(requests(dialect).compile(dialect=dialect, compile_kwargs={"literal_binds": True}))
 
 
 def requests(dialect: Dialect) -> Select[Any]:

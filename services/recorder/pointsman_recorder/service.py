@@ -21,7 +21,6 @@ from pointsman_recorder.archive import Archive, Batch, Branch
 
 log = structlog.get_logger()
 T = TypeVar("T")
-
 ARCHIVE_PART = "archive"
 QUEUE_BATCHES_MAX = 4
 RETRY_SECONDS_MIN: WallSeconds = WallSeconds(0.1)
@@ -179,7 +178,10 @@ class Recorder:
             for part in (items[:middle], items[middle:]) if middle else ():
                 await self._store(part)
             if not middle:
-                await self._persistently(partial(self._archive.store, _dead(items[0], str(error.orig))))
+                batch = Batch()
+                if isinstance(items[0], _Read):
+                    _add_dead(batch, items[0], f"the database refused it: {error.orig}")
+                await self._persistently(partial(self._archive.store, batch))
         last = items[-1]
         if isinstance(last, _Read):
             RECORDER_ARCHIVED_SEQUENCE.set(last.entry.sequence)
@@ -258,10 +260,3 @@ def _add_dead(batch: Batch, read: _Read, problem: str) -> None:
             "problem": short_reason(problem),
         }
     )
-
-
-def _dead(item: _Item, problem: str) -> Batch:
-    batch = Batch()
-    if isinstance(item, _Read):
-        _add_dead(batch, item, f"the database refused it: {problem}")
-    return batch

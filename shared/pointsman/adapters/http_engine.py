@@ -21,17 +21,14 @@ from pointsman.contracts.fleet import ANY_RANK
 from pointsman.primitives import Seconds, Tokens
 
 PROBE_SECONDS_MAX: Seconds = 2.0
-
 COMPLETIONS_PATH = "/v1/completions"
 VECTOR_PATHS = ("/v1/embeddings", "/pooling")
 """Paths of an engine started with `--runner pooling`."""
-
 HEALTH_BYTES_MAX = 0
 MODELS_BYTES_MAX = 1024 * 1024
 VERSION_BYTES_MAX = 16 * 1024
 METRICS_BYTES_MAX = 8 * 1024 * 1024
 """A larger answer is ignored. vLLM's metrics take about 60 KB per rank."""
-
 SAMPLES_MAX = 1024
 SAMPLE_CHARACTERS_MAX = 4096
 NAME_BYTES_MAX = 256
@@ -41,12 +38,10 @@ NAMES_BYTES_MAX = 16 * 1024
 COUNT_MAX = 1_000_000_000
 CAPACITY_TOKENS_MAX = 1_000_000_000_000
 VERSION_CHARACTERS_MAX = 100
-
 WAITING_METRIC = "vllm:num_requests_waiting"
 RUNNING_METRIC = "vllm:num_requests_running"
 KV_USAGE_METRICS = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")
 CACHE_CONFIG_METRIC = "vllm:cache_config_info"
-
 REASON_CHARACTERS_MAX = 200
 
 _json = msgspec.json.Decoder()

@@ -10,8 +10,7 @@ import signal
 import subprocess
 import sysconfig
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,6 +32,7 @@ READY_SECONDS_MAX = 20.0
 """An empty store takes 0.05 s, 200,000 events up to 2 s."""
 STOP_SECONDS_MAX = 3.0
 POLL_SECONDS = 0.01
+OWNER_FILE = "nats-server.owner"
 SYNC_INTERVAL = "1s"
 """A power cut loses up to this much. `always` waits for the disk on each event (0.1 to 10 ms); `deploy/nats` uses
 it."""
@@ -83,17 +83,6 @@ class EmbeddedNats:
         return True
 
 
-@asynccontextmanager
-async def embedded_nats(
-    data_dir: Path, port: int = 0, *, sync_interval: str = SYNC_INTERVAL, monitor: bool = False
-) -> AsyncIterator[EmbeddedNats]:
-    server = await start_nats(data_dir, port, sync_interval=sync_interval, monitor=monitor)
-    try:
-        yield server
-    finally:
-        await server.stop()
-
-
 async def start_nats(
     data_dir: Path,
     port: int = 0,
@@ -112,7 +101,7 @@ async def start_nats(
         process.wait()
         raise
     url = ports["nats"][0]
-    _note_owner(data_dir, f"process {process.pid} at {url}")
+    (data_dir / OWNER_FILE).write_text(f"process {process.pid} at {url}")
     monitor_url = next(iter(ports.get("monitoring", [])), None)
     return EmbeddedNats(url=url, monitor_url=monitor_url, process=process, log_file=data_dir / "nats-server.log")
 
@@ -141,29 +130,22 @@ def nats_server_version(binary: str) -> tuple[int, ...]:
 
 def _launch(data_dir: Path, port: int, configuration: str) -> subprocess.Popen[bytes]:
     binary = nats_server_binary()
-    _check_version(binary)
-    if port:
-        _check_port_free(port)
+    version = nats_server_version(binary)
+    if version < VERSION_MIN:
+        message = f"{binary} is {'.'.join(map(str, version))}; at least {'.'.join(map(str, VERSION_MIN))} is needed"
+        raise NatsStartError(message)
+    if port and (reason := why_taken(port)):
+        message = f"port {port} is taken ({reason}); choose another, or 0 for any free one"
+        raise NatsStartError(message)
     data_dir.mkdir(parents=True, exist_ok=True)
     with _locked(data_dir) as lock:
         for stale in data_dir.glob("nats-server_*.ports"):
             stale.unlink()
         file = data_dir / "nats-server.conf"
         file.write_text(configuration)
-        return _spawn(binary, data_dir, file, lock)
-
-
-def _check_version(binary: str) -> None:
-    version = nats_server_version(binary)
-    if version < VERSION_MIN:
-        message = f"{binary} is {'.'.join(map(str, version))}; at least {'.'.join(map(str, VERSION_MIN))} is needed"
-        raise NatsStartError(message)
-
-
-def _check_port_free(port: int) -> None:
-    if reason := why_taken(port):
-        message = f"port {port} is taken ({reason}); choose another, or 0 for any free one"
-        raise NatsStartError(message)
+        output = data_dir / "nats-server.err"
+        output.unlink(missing_ok=True)
+        return spawn([binary, "-c", str(file)], output=output, pass_fds=[lock], session=True)
 
 
 @contextlib.contextmanager
@@ -179,13 +161,9 @@ def _locked(data_dir: Path) -> Iterator[int]:
         os.close(descriptor)
 
 
-def _note_owner(data_dir: Path, owner: str) -> None:
-    (data_dir / "nats-server.owner").write_text(owner)
-
-
 def _owner(data_dir: Path) -> str:
     with contextlib.suppress(OSError):
-        return (data_dir / "nats-server.owner").read_text()
+        return (data_dir / OWNER_FILE).read_text()
     return "still starting"
 
 
@@ -219,12 +197,6 @@ def _configuration(data_dir: Path, port: int, sync_interval: str, monitor: bool,
             "}",
         ]
     return "\n".join(lines) + "\n"
-
-
-def _spawn(binary: str, data_dir: Path, configuration: Path, lock: int) -> subprocess.Popen[bytes]:
-    output = data_dir / "nats-server.err"
-    output.unlink(missing_ok=True)
-    return spawn([binary, "-c", str(configuration)], output=output, pass_fds=[lock], session=True)
 
 
 async def _ports_of(process: subprocess.Popen[bytes], data_dir: Path) -> dict[str, list[str]]:

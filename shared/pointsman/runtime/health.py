@@ -28,15 +28,10 @@ AsgiApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 KEEP_ALIVE_SECONDS = 75
 """Above most clients' (60 s), so that the server does not close first; nginx's default."""
-
 HEALTH_CONNECTIONS_MAX = 256
-
 CUT_SECONDS: Seconds = 0.5
 SHUTDOWN_POLL_SECONDS: Seconds = 0.05
-
-
 SHUTDOWN_PART = "shutdown"
-
 VERBOSE = "verbose"
 
 
@@ -248,10 +243,6 @@ class HttpServer(uvicorn.Server):
                 async with asyncio.timeout(wait):
                     await self._hurried.wait()
         return True
-
-    async def serve_until_cancelled(self) -> None:
-        """Raises click.ClickException if the port is taken."""
-        await self.serve()
 
 
 def health_server(board: HealthBoard, host: str, port: int) -> HttpServer:

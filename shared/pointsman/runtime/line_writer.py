@@ -18,9 +18,7 @@ log = structlog.get_logger()
 
 FLUSH_WALL_SECONDS: WallSeconds = WallSeconds(0.2)
 CLOSE_WALL_SECONDS: WallSeconds = WallSeconds(1.0)
-
 PIECE_BYTES_MAX = select.PIPE_BUF
-
 PENDING_BYTES_MAX = 4 * 1024 * 1024
 
 

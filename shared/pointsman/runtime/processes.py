@@ -31,7 +31,6 @@ log = structlog.get_logger()
 HUNG_SECONDS: Seconds = 15.0
 """A child silent for this long is killed: the kernel keeps giving it connections."""
 LOOK_SECONDS: Seconds = 1.0
-
 PROCESSES_MAX = 255
 FORWARDED_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 OUR_DIRECTORY = "pointsman-metrics-"
@@ -47,7 +46,9 @@ def serve_in_processes(count: int, *, host: str, port: int, serve: Serve) -> NoR
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
     metrics = Path(os.environ[METRICS_DIRECTORY])
     try:
-        _cleaned(metrics)
+        metrics.mkdir(parents=True, exist_ok=True)
+        for file in metrics.glob("*.db"):
+            file.unlink(missing_ok=True)
         with _reserved(host, port) as reserved:
             code = _Parent(count, reserved, serve).run()
     finally:
@@ -221,9 +222,3 @@ def _bound(family: int, address: object) -> socket.socket:
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     bound.bind(address)  # type: ignore[arg-type]  # as the system gave it
     return bound
-
-
-def _cleaned(metrics: Path) -> None:
-    metrics.mkdir(parents=True, exist_ok=True)
-    for file in metrics.glob("*.db"):
-        file.unlink(missing_ok=True)

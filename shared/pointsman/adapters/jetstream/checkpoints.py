@@ -127,17 +127,13 @@ def _slot_for(label: CheckpointLabel, known: dict[str, _Description | None], log
 
 def _label(description: _Description) -> CheckpointLabel:
     known = description.metadata
+    as_of = known.get("as_of", "")
     return CheckpointLabel(
         identity=known.get("identity", ""),
-        as_of=_as_of(description),
+        as_of=int(as_of) if as_of.isdecimal() else -1,
         entry=known.get("entry", ""),
         form=known.get("form", ""),
     )
-
-
-def _as_of(description: _Description | None) -> int:
-    found = description.metadata.get("as_of", "") if description is not None else ""
-    return int(found) if found.isdecimal() else -1
 
 
 def _digest(content: bytes) -> str:

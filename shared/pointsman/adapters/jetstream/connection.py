@@ -7,8 +7,6 @@ import msgspec
 
 STATUS_HEADER = "Status"
 NO_RESPONDERS = "503"
-
-
 STREAM_NOT_FOUND = 10059
 
 

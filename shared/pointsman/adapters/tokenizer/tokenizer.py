@@ -23,7 +23,6 @@ NAMED_SPECIAL_TOKENS = (
     "bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token",
 )  # fmt: skip
 
-
 EFFORTS = ("low", "medium", "high", "xhigh", "max")
 
 

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 T = TypeVar("T")
-
 EVICTIONS = ("lru", "rlt")
 PREFIX = "POINTSMAN_VLLM_"
 

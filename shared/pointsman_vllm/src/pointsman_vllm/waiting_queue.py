@@ -16,7 +16,6 @@ from pointsman_vllm.deficits import Deficits
 
 LOOKS_MAX = 128
 """Bounds cache lookups per step: the oldest request of each client in turn."""
-
 CLIENT_ARGUMENT = "pointsman_client"
 ANONYMOUS = ""
 
