@@ -3,6 +3,7 @@
 import asyncio
 from array import array
 from collections.abc import Iterable
+from dataclasses import dataclass
 from hashlib import blake2b
 from sys import byteorder
 from typing import Protocol
@@ -44,29 +45,17 @@ class Timings(Protocol):
     def finished(self, seconds: Seconds) -> None: ...
 
 
+@dataclass(eq=False, slots=True)
 class Generation:
-    __slots__ = (
-        "_failure",
-        "_waiter",
-        "_wanted",
-        "cached_tokens",
-        "finished",
-        "passage",
-        "request",
-        "submitted_at",
-        "tokens",
-    )
-
-    def __init__(self, request: RequestId, passage: Passage, submitted_at: Seconds) -> None:
-        self.request = request
-        self.passage = passage
-        self.submitted_at = submitted_at
-        self.tokens = 0
-        self.cached_tokens = 0
-        self.finished = False
-        self._failure: Exception | None = None
-        self._wanted = 0
-        self._waiter: asyncio.Future[None] | None = None
+    request: RequestId
+    passage: Passage
+    submitted_at: Seconds
+    tokens: Tokens = 0
+    cached_tokens: Tokens = 0
+    finished: bool = False
+    _failure: Exception | None = None
+    _wanted: Tokens = 0
+    _waiter: asyncio.Future[None] | None = None
 
     async def reached(self, tokens: Tokens) -> None:
         """Wait for so many tokens, or all. Raises RequestAbortedError, EngineStoppedError."""

@@ -9,12 +9,7 @@ from typing import Any, Self
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
-from pointsman.adapters.tokenizer.chat_template import (
-    ChatTemplate,
-    ChatTemplateError,
-    Message,
-    UnsupportedContentError,
-)
+from pointsman.adapters.tokenizer.chat_template import ChatTemplate, ChatTemplateError, Message, UnsupportedContentError
 from pointsman.adapters.tokenizer.prefix_cache import CACHED_TOKENS_MAX, PrefixCache
 
 BUILTIN_DIRECTORY = Path(__file__).parent / "builtin"

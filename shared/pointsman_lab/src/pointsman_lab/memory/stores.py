@@ -8,14 +8,7 @@ from collections.abc import Callable
 from typing_extensions import override
 
 from pointsman.adapters.checkpoint_retention import CHECKPOINTS_KEPT, superseded
-from pointsman.ports import (
-    CheckpointLabel,
-    Checkpoints,
-    Lease,
-    LeaseTakenError,
-    StoreUnavailableError,
-    Tenure,
-)
+from pointsman.ports import CheckpointLabel, Checkpoints, Lease, LeaseTakenError, StoreUnavailableError, Tenure
 from pointsman.primitives import Sequence, Term
 
 
