@@ -24,7 +24,6 @@ LATE_SECONDS_MAX = 1.0
 """Delay, wall seconds, from which the machine is reported as too slow for the speed."""
 LATE_WARNING_SECONDS: WallSeconds = WallSeconds(10.0)
 CLOCK_RETRY_SECONDS: WallSeconds = WallSeconds(0.001)
-"""Wait if the clock is behind a request's arrival."""
 
 
 class RequestAbortedError(Exception):

@@ -33,7 +33,6 @@ class ServedModel:
     stream_interval: Tokens = 1
     api_key: str = ""
     adapters: Mapping[str, str] = field(default_factory=dict)
-    """LoRA adapters loaded at start: path by name."""
 
 
 @dataclass(frozen=True, slots=True)

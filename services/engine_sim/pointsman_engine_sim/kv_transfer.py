@@ -84,7 +84,6 @@ class KvTransfer:
         }
 
     def is_held(self, body: FetchBody) -> bool:
-        """Whether the blocks are still held; `done` frees them."""
         held = self._held.get(body.request)
         if held is not None and body.done:
             self._release(body.request)

@@ -89,15 +89,11 @@ class DetokenizeBody(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AdapterBody(msgspec.Struct, frozen=True, kw_only=True):
-    """Loads an adapter; without a path unloads it."""
-
     lora_name: str
     lora_path: str = ""
 
 
 class FetchBody(msgspec.Struct, frozen=True):
-    """Between engines: are these blocks still held? `done`: fetched, free them."""
-
     request: str
     done: bool = False
 

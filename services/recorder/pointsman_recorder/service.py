@@ -39,8 +39,6 @@ class _Read:
 
 @dataclass(frozen=True, slots=True)
 class _Opened:
-    """A history starts at `first`, or continues there after a gap."""
-
     branch: Branch
     first: Sequence
     after: Branch | None = None
@@ -156,7 +154,6 @@ class Recorder:
                 await self._clock.sleep_wall(RETRY_SECONDS_MIN)
 
     async def _next_items(self) -> tuple[list[_Item], bool]:
-        """Returns a batch, and whether it is the last. Waits briefly for more."""
         first = await self._queue.get()
         if first is not None and self._queue.qsize() + 1 < self._batch_events:
             await self._clock.sleep_wall(self._batch_seconds)

@@ -63,7 +63,6 @@ class ScalerService:
         settings: ScalerSettings,
         name: str,
     ) -> None:
-        """`name`: unique for all time."""
         pool = PoolSettings(block_tokens=settings.block_tokens, speed=settings.speed)
         self._log = event_log
         self._commands = commands

@@ -81,7 +81,6 @@ class EngineFacts:
     kv_capacity_tokens: Tokens
     further_names: FurtherNames = FurtherNames()
     completes: bool = True
-    """False if it only makes vectors of prompts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,8 +96,6 @@ class EngineLoad:
 
 
 class HttpEngine:
-    """Client of one OpenAI-compatible server; use as a context manager."""
-
     def __init__(
         self, url: str, *, api_key: str = "", dp_rank: int = ANY_RANK, seconds_max: Seconds = PROBE_SECONDS_MAX
     ) -> None:
@@ -170,7 +167,6 @@ class HttpEngine:
         return b""
 
     async def _request(self, path: str, bytes_max: int) -> tuple[int, bytes]:
-        """Returns status and body; an empty body if it exceeds `bytes_max`. Raises EngineAwayError."""
         assert self._session is not None, "open it as a context first"
         where = self._url + path
         try:

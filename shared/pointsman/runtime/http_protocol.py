@@ -26,7 +26,6 @@ class HttpLimits:
     """Wall seconds."""
 
     head_bytes: int = 32 * 1024
-    """Request line and headers; checked after each read of at most 256 KiB."""
     headers: int = 100
     head_seconds: Seconds = 10.0
     unread_seconds: Seconds = 5.0
@@ -98,7 +97,6 @@ class HttpProtocol(HttpToolsProtocol):
         self._deadline: asyncio.TimerHandle | None = None
         self._send_deadline: asyncio.TimerHandle | None = None
         self._unsent_bytes = 0
-        """At the start of the send deadline."""
 
     @override
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it

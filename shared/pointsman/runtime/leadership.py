@@ -47,7 +47,6 @@ class Leadership:
             except StoreUnavailableError:
                 pass
             else:
-                # After a late read, earlier silence proves nothing.
                 listened = self._clock.wall() - looked_at < LISTENING_SHARE * self._lease_seconds
                 looked_at = self._clock.wall()
                 if not listened or found != seen:

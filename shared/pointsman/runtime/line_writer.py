@@ -33,7 +33,6 @@ class LineWriter:
         self._out = out
         self._loop = asyncio.get_running_loop()
         self._batches: SimpleQueue[list[bytes]] = SimpleQueue()
-        """For the thread; an empty batch ends it."""
         self._ended = threading.Event()
         self._pending: list[bytes] = []
         self._pending_bytes = 0

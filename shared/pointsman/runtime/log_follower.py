@@ -15,7 +15,6 @@ RETRY_WALL_SECONDS: WallSeconds = WallSeconds(0.1)
 
 
 async def end_of_log(event_log: EventLog, *, clock: Clock, board: HealthBoard, part: str) -> Sequence:
-    """Waits until the log answers; not ready meanwhile."""
     while True:
         try:
             return (await event_log.extent()).last

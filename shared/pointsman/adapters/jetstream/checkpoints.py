@@ -95,7 +95,6 @@ class JetStreamCheckpoints(Checkpoints):
         return content if _digest(content) == description.digest else None
 
     async def _sweep(self, object_id: str) -> None:
-        """Purge chunks of a replaced object or of an interrupted write."""
         if await self._bucket.last(self._chunk_subject(object_id)) is not None:
             await self._bucket.purge(self._chunk_subject(object_id))
 

@@ -44,8 +44,6 @@ _answers = msgspec.json.Decoder(_Answer)
 
 
 class DirectStream:
-    """With `config`, a missing stream is created."""
-
     def __init__(self, requests: Requests, name: str, config: dict[str, Any] | None = None) -> None:
         self._requests = requests
         self._name = name

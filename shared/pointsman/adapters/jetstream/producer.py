@@ -286,7 +286,6 @@ class WriteWindow:
             self._requeue_sent()
 
     def _stall(self) -> None:
-        """Pause, then resend the oldest alone; the rest follows its confirmation."""
         self._queue.open = False
         self._requeue_sent()
         asyncio.get_running_loop().call_later(float(self._backoff.next_wait()), self.resume)

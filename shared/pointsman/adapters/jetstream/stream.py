@@ -104,7 +104,6 @@ class Stream:
         return f"$JS.API.CONSUMER.DELETE.{self.name}.{consumer}"
 
     def _subjects_of(self, kind: str) -> list[str]:
-        """`fleet` means `pm.<pool>.fleet.*`; `kv.engine-1` and `scale` are one subject each."""
         whole = f"{SUBJECT_ROOT}.{self._pool}.{kind}"
         return [whole + ".*"] if whole + ".*" in log_subjects(self._pool) else [whole]
 

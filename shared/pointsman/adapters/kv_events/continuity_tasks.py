@@ -15,8 +15,6 @@ FINGERPRINT_BYTES = 16
 
 @dataclass(slots=True)
 class Verify:
-    """Check that the engine still has the cursor's batch."""
-
     cursor: Cursor
     attempts: int = 0
     matches: bool = False
@@ -24,8 +22,6 @@ class Verify:
 
 @dataclass(slots=True)
 class Begin:
-    """Read from the engine's first batch, or the oldest it has."""
-
     announcement: type[EngineAttached | EngineRestarted]
     attempts: int = 0
 

@@ -114,7 +114,6 @@ class ProcessProvider(InstanceProvider):
 
     @contextlib.contextmanager
     def _growing(self) -> Iterator[None]:
-        """Serialises counting and starting among scalers."""
         try:
             self._directory.mkdir(parents=True, exist_ok=True)
             with (self._directory / f"{GROWTH_LOCK}.lock").open("ab") as lock:

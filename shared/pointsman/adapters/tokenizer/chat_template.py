@@ -280,7 +280,6 @@ def _cut_at_mark(rendered: str, continued: str) -> str:
 
 
 def _takes_system_first_alone(source: str) -> bool:
-    """vLLM's check for the Messages API renders without its usual functions."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols]
     )

@@ -86,7 +86,6 @@ class Tokenizer:
         return "low" if nothing is None or same else "none"
 
     def _prompt_with_effort(self, effort: str) -> str | None:
-        """None if the template rejects it."""
         arguments = {"reasoning_effort": effort, "enable_thinking": effort != "none"}
         try:
             return self.render_chat([{"role": "user", "content": "Hi"}], chat_template_kwargs=arguments)

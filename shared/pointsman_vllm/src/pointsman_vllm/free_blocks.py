@@ -33,7 +33,6 @@ class Prefix(Generic[B]):
     block_hash: object
     copies: dict[int, B] = field(default_factory=dict)
     held: int = 0
-    """The number of held copies."""
     kept: B | None = None
     """The free copy that is not spare; None while one is held."""
 

@@ -66,7 +66,6 @@ class WaitingQueue(Generic[R]):
         self._arrivals = count()
         self._places: dict[str, int] = {}
         self._queues: dict[str, list[R]] = {}
-        """By client, oldest first; no empty lists."""
         self._returned: deque[R] = deque()
         self._taken: dict[str, tuple[R, int]] = {}
         """By id: popped in this step and not settled yet, with their places."""
@@ -152,7 +151,6 @@ class WaitingQueue(Generic[R]):
         return self._matches[name] - self._ageing_tokens * request.arrival_time, -self._place(request)
 
     def _settle(self) -> None:
-        """Charge popped requests that run by now, before the next choice."""
         running = [request for request, _ in self._taken.values() if self._runs(request)]
         for request in running:
             del self._taken[request.request_id]
