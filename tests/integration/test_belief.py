@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from pointsman.adapters.clocks import ScaledClock
-from pointsman.adapters.http_engine import EngineAwayError, EngineFacts, EngineLoad
+from pointsman.adapters.http_engine import EngineFacts, EngineLoad, EngineUnreachableError
 from pointsman.adapters.kv_events import continuity_tasks, sockets
 from pointsman.adapters.kv_events.reader import KvEventReader
 from pointsman.adapters.kv_events.sockets import KvEndpoint
@@ -82,7 +82,7 @@ class Engine:
 
     async def load(self) -> EngineLoad:
         if self.gone:
-            raise EngineAwayError("refused", refused=True)
+            raise EngineUnreachableError("refused", refused=True)
         return EngineLoad()
 
 

@@ -53,7 +53,7 @@ _SAMPLE = re.compile(
 log = structlog.get_logger()
 
 
-class EngineAwayError(Exception):
+class EngineUnreachableError(Exception):
     """The engine does not answer as a serving engine should. `refused`: nothing listens on the port."""
 
     def __init__(self, reason: str, *, refused: bool = False) -> None:
@@ -118,7 +118,7 @@ class HttpEngine:
             await self._session.close()
 
     async def describe(self) -> EngineFacts:
-        """Raises EngineAwayError."""
+        """Raises EngineUnreachableError."""
         await self._get("/health", HEALTH_BYTES_MAX)
         listed = await self._get("/v1/models", MODELS_BYTES_MAX)
         model, max_model_len = served_model(listed)
@@ -134,7 +134,7 @@ class HttpEngine:
         )
 
     async def load(self) -> EngineLoad:
-        """Raises EngineAwayError."""
+        """Raises EngineUnreachableError."""
         await self._get("/health", HEALTH_BYTES_MAX)
         listed = await self._get("/v1/models", MODELS_BYTES_MAX, refusal_is_fatal=False)
         load = load_in(await self._metrics(), self._dp_rank)
@@ -163,7 +163,7 @@ class HttpEngine:
             return body
         if refusal_is_fatal:
             msg = f"{self._url}{path}: status {status}"
-            raise EngineAwayError(msg)
+            raise EngineUnreachableError(msg)
         return b""
 
     async def _request(self, path: str, bytes_max: int) -> tuple[int, bytes]:
@@ -174,13 +174,13 @@ class HttpEngine:
                 return response.status, await self._body(response, path, bytes_max)
         except aiohttp.ClientConnectorError as error:
             msg = f"{where}: {error.strerror or error}"
-            raise EngineAwayError(msg, refused=True) from error
+            raise EngineUnreachableError(msg, refused=True) from error
         except aiohttp.InvalidURL as error:
             msg = f"{self._url} is no URL like http://127.0.0.1:8000"
-            raise EngineAwayError(msg) from error
+            raise EngineUnreachableError(msg) from error
         except (aiohttp.ClientError, aiohttp.http.HttpProcessingError, TimeoutError, OSError, ValueError) as error:
             msg = f"{where}: {str(error)[:REASON_CHARACTERS_MAX] or type(error).__name__}"
-            raise EngineAwayError(msg) from error
+            raise EngineUnreachableError(msg) from error
 
     async def _body(self, response: aiohttp.ClientResponse, path: str, bytes_max: int) -> bytes:
         if not bytes_max or response.status != HTTPStatus.OK:
@@ -199,12 +199,12 @@ class HttpEngine:
 
 
 def served_model(body: bytes) -> tuple[str, Tokens]:
-    """Name and context length (0: unknown) of the base model. Raises EngineAwayError if there is none."""
+    """Name and context length (0: unknown) of the base model. Raises EngineUnreachableError if there is none."""
     models = _listed_models(body)
     name = _base_name(models)
     if not name:
         msg = f"/v1/models lists no model with a name of at most {NAME_BYTES_MAX} printable bytes"
-        raise EngineAwayError(msg)
+        raise EngineUnreachableError(msg)
     length = _base_of(models).get("max_model_len")
     return name, length if type(length) is int and 0 < length <= COUNT_MAX else 0
 
