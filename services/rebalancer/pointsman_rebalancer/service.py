@@ -65,7 +65,7 @@ class RebalancerService:
             hot_share=settings.hot_share,
             cold_share=settings.cold_share,
         )
-        self._follower = LogFollower(event_log, clock=clock, board=board, settings=pool, heard=self._hear)
+        self._follower = LogFollower(event_log, clock=clock, board=board, settings=pool, on_event=self._hear)
         self._commands = commands
         self._clock = clock
         self._policy = policy

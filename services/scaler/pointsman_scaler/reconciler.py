@@ -23,8 +23,6 @@ class Drain:
 
 @dataclass(frozen=True, slots=True)
 class Undrain:
-    """Needed again; its cache is still warm."""
-
     instance: InstanceId
 
 

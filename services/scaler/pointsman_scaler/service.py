@@ -72,7 +72,7 @@ class ScalerService:
         self._pool = PoolName(settings.pool)
         self._leadership = Leadership(lease, clock, name=name, lease_seconds=settings.scaler_lease_seconds)
         self._follower = LogFollower(
-            event_log, clock=clock, board=board, settings=pool, trackers=policy.trackers, heard=self._on_event
+            event_log, clock=clock, board=board, settings=pool, trackers=policy.trackers, on_event=self._on_event
         )
         self._decider = Decider(
             policy=policy,
@@ -85,7 +85,7 @@ class ScalerService:
                 pause_down_s=settings.pause_down_seconds,
             ),
             scaler=name,
-            dropped=lambda: self._follower.begun - 1,
+            dropped=lambda: self._follower.first_sequence - 1,
         )
         self._decided_at: Sequence = 0
         self._log_checked_at = clock.wall()
