@@ -63,7 +63,7 @@ class HealthBoard:
 
     @property
     def whole(self) -> bool:
-        return self.ready and not self.lacks
+        return not self.lacks
 
     @property
     def lacks(self) -> dict[str, str]:
