@@ -1,4 +1,4 @@
-"""Commands in memory. In: commands to a subject. Out: the first handler's answer, as over NATS: bounded queues, one at a time."""
+"""Commands in memory, with the bounded queues of the NATS adapter: the first handler's answer is returned."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -16,8 +16,6 @@ COMMANDS_WAITING_MAX = 4096
 
 
 class CommandBus:
-    """The handlers of all clients; reached while `available`."""
-
     def __init__(self, available: Callable[[], bool]) -> None:
         self.available = available
         self._handlers: dict[str, list[_Service]] = {}
@@ -39,8 +37,6 @@ class CommandBus:
 
 
 class _Service:
-    """A handler with the commands that wait for it."""
-
     def __init__(self, subject: str, handler: CommandHandler, listener: LogListener) -> None:
         self._subject = subject
         self._handler = handler
@@ -69,8 +65,6 @@ class _Service:
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """A Reply: the first one counts."""
-
     _answer: asyncio.Future[bytes]
 
     async def __call__(self, answer: AnyCommand | bytes) -> None:
@@ -79,8 +73,6 @@ class _Answer:
 
 
 class MemoryCommands(Commands):
-    """One client's commands."""
-
     def __init__(self, bus: CommandBus, listener: LogListener) -> None:
         self._bus = bus
         self._listener = listener
