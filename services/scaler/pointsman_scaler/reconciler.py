@@ -101,8 +101,7 @@ def requests_at(state: State, instance: InstanceId) -> int:
 def _scale_down_candidate(
     state: State, status: PoolStatus, stoppable: Callable[[list[InstanceId]], list[InstanceId]], *, empties: bool
 ) -> InstanceId | None:
-    """A useless one, else the one with the fewest requests and blocks; never the last of a needed role unless
-    `empties`."""
+    """A useless one, else the least loaded; never the last of a needed role unless `empties`."""
     running = [instance for instance in status.provided if instance not in status.overdue]
     allowed = set(stoppable(running))
     candidates = [i for i in status.staying if i.id in allowed and (empties or not _is_needed(state, i))]

@@ -1,9 +1,6 @@
-"""Reads facts and load from vLLM's `/health`, `/v1/models`, `/version` and `/metrics`.
-
-Engines are untrusted: answers are bounded, redirects not followed; invalid numbers count as missing. The metrics are
-searched by a pattern: on 1000 lines `prometheus_client.parser` takes 15 ms (4 s on a hostile page), this 0.05 ms (8
-ms).
-"""
+"""Reads facts and load from vLLM's `/health`, `/v1/models`, `/version` and `/metrics`. Engines are untrusted: answers
+are bounded, invalid numbers count as missing. Metrics are searched by a pattern: `prometheus_client.parser` takes 15 ms
+for 1000 lines (4 s for a hostile page), this 0.05 ms (8 ms)."""
 
 import math
 import re

@@ -34,8 +34,7 @@ STOP_SECONDS_MAX = 3.0
 POLL_SECONDS = 0.01
 OWNER_FILE = "nats-server.owner"
 SYNC_INTERVAL = "1s"
-"""A power cut loses up to this much. `always` waits for the disk on each event (0.1 to 10 ms); `deploy/nats` uses
-it."""
+"""A power cut loses up to this much. `always` waits for the disk on each event (0.1 to 10 ms)."""
 
 
 class NatsStartError(Exception):

@@ -1,8 +1,6 @@
-"""Placeholders in an engine's command line.
-
-{instance}, {index}: name and number from 0. {port}: HTTP. {kv_events}: all of `--kv-events-config`. {kv}, {replay}: KV
-events as Unix sockets; {kv_port}, {replay_port}: as TCP ports. Split before filling, so JSON needs no quoting.
-"""
+"""Placeholders in an engine's command line. {instance}, {index}: name and number from 0. {port}: HTTP. {kv_events}: all
+of `--kv-events-config`. {kv}, {replay}: KV events as Unix sockets; {kv_port}, {replay_port}: as TCP ports. Split before
+filling, so JSON needs no quoting."""
 
 import json
 import re

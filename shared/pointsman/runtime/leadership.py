@@ -120,8 +120,7 @@ class Leadership:
         return ""
 
     async def _look_again(self, tenure: Tenure) -> str:
-        """Still ours: an earlier write with a lost answer, or a record that vanished with its server's memory within
-        our time."""
+        """Still ours: a write with a lost answer, or a record lost with its server within our time."""
         asked_at = self._clock.wall()
         try:
             found = await self._lease.look()

@@ -52,8 +52,7 @@ class DirectStream:
     async def write(
         self, subject: str, payload: bytes, *, after: Sequence | None = None, headers: dict[str, str] | None = None
     ) -> Sequence:
-        """With `after`, only if that is the subject's last sequence. Raises RevisionTakenError,
-        StoreUnavailableError."""
+        """`after`: expected last sequence. Raises RevisionTakenError, StoreUnavailableError."""
         all_headers = dict(headers or {})
         if after is not None:
             all_headers[EXPECTED_LAST] = str(after)

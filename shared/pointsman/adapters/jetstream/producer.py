@@ -96,8 +96,7 @@ class WriteWindow:
         self._connection.on_change(self._on_change)
 
     def put(self, event: LogEvent, done: asyncio.Future[int] | None = None, *, fence: Fence | None = None) -> int:
-        """A full window loses it. Returns a number for `withdraw`. `done` receives the sequence or
-        LogUnavailableError."""
+        """A full window loses it. Returns a number for `withdraw`; `done` receives the result."""
         self._writer.number += 1
         identity = message_id(event) or f"{self._writer.session}.{self._writer.number}"
         write = Write(self._writer.number, event, subject_of(self._writer.pool, event), identity, done, fence)

@@ -44,8 +44,7 @@ class Writer:
 
 @dataclass(slots=True)
 class WriteQueue:
-    """Queued and unconfirmed writes, oldest first. `open`: the stream is available; `allowance`: bound on writes in
-    flight."""
+    """Oldest first. `open`: the stream is available; `allowance`: bound on writes in flight."""
 
     waiting: deque[Write] = field(default_factory=deque)
     sent: dict[int, Write] = field(default_factory=dict)

@@ -34,8 +34,7 @@ GROWTH_LOCK = "growth"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceTemplate:
-    """`engine`: command line with placeholders. `supervisor`: module to run. `guard`: file locked while the fleet
-    lives."""
+    """`engine`: command line with placeholders. `supervisor`: module. `guard`: file locked while the fleet lives."""
 
     engine: str
     supervisor: str
