@@ -1,6 +1,6 @@
-"""What we need from the world, as Protocols. `adapters` holds the ways to get it; `main.py` of a service chooses.
+"""Protocols of the outside world: log, commands, clock, lease, checkpoints and instance provider.
 
-Bounds are part of a port: every wait takes a timeout, every window has a named limit.
+`adapters` implements them; `main.py` of a service chooses. Every wait takes a timeout, every window has a named limit.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -16,11 +16,10 @@ from pointsman.primitives import InstanceId, Seconds, Sequence, Term, WallSecond
 
 
 class LogUnavailableError(Exception):
-    """The log did not confirm a write within its bounds. The write may or may not have been stored."""
+    """The write was not confirmed in time. It may have been stored."""
 
 
-class LogMissingError(Exception):
-    """There is no log for this pool."""
+class LogMissingError(Exception): ...
 
 
 class ElectionLostError(Exception):
@@ -28,27 +27,26 @@ class ElectionLostError(Exception):
 
 
 class LeaseTakenError(Exception):
-    """The lease was written by another process since it was read."""
+    """Another process wrote the lease since it was read."""
 
 
 class StoreUnavailableError(Exception):
-    """The lease or the checkpoints could not be read or written within their bounds. A write may have been stored."""
+    """Lease or checkpoints could not be read or written in time. A write may have been stored."""
 
 
 class ProviderError(Exception):
-    """Instances could not be listed, started or stopped; the message says why. What was begun may have been done."""
+    """Instances could not be listed, started or stopped. The operation may have taken effect."""
 
 
-class NoResponderError(Exception):
-    """No service answers this command at the moment."""
+class NoResponderError(Exception): ...
 
 
 class CommandTimeoutError(Exception):
-    """No answer in time. The command may or may not have had its effect."""
+    """The command may have had its effect."""
 
 
 class LogEntry(msgspec.Struct, frozen=True):
-    """One stored message. `event` is None where it does not decode; `problem` then says why."""
+    """One stored message. `event` is None if it does not decode; `problem` has the reason."""
 
     sequence: Sequence
     subject: str
@@ -58,7 +56,6 @@ class LogEntry(msgspec.Struct, frozen=True):
 
     @classmethod
     def read(cls, sequence: Sequence, subject: str, payload: bytes) -> "LogEntry":
-        """The entry for a message as it is stored."""
         try:
             return cls(sequence, subject, payload, decode_event(payload, subject))
         except UndecodableError as error:
@@ -67,9 +64,9 @@ class LogEntry(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class LogReset:
-    """What was read so far no longer leads to what comes next: start from nothing at `first_sequence`.
+    """The log is discontinuous here: discard all state and start at `first_sequence`.
 
-    Happens when the log was recreated, lost its tail in a power cut, or dropped what was not read in time.
+    Sent when the log was recreated, lost its tail in a power cut, or dropped unread entries.
     """
 
     first_sequence: Sequence
@@ -78,7 +75,7 @@ class LogReset:
 
 @dataclass(frozen=True, slots=True)
 class LogExtent:
-    """`identity` changes when the stream is recreated; `last` is 0 while nothing was stored."""
+    """`identity` changes when the stream is recreated; `last` is 0 for an empty log."""
 
     identity: str
     first: Sequence
@@ -87,68 +84,56 @@ class LogExtent:
 
 @dataclass(slots=True)
 class Fence:
-    """A leader's right to write decisions: it stands until another LeaderElected follows its own in the log.
-
-    `broken` says why it stands no more; what is then still to be written under it is dropped.
-    """
+    """A leader's right to write decisions, valid until the next LeaderElected. Once `broken` has a reason, unwritten
+    events are dropped."""
 
     elected: Sequence
-    """Where its LeaderElected is in the log."""
+    """Sequence of its LeaderElected."""
     broken: str = ""
 
 
 class EventLog(Protocol):
-    """A pool's log: durable, ordered, read from any position.
-
-    A message id (see `contracts.subjects.message_id`) makes a repeated append one event.
-    """
+    """A pool's log: durable, ordered, readable from any position. Appends with equal message ids
+    (`contracts.subjects.message_id`) are one event."""
 
     async def append(self, event: LogEvent) -> Sequence:
-        """Store one event and return its sequence; retried with the same message id within a bound.
-
-        Raises LogUnavailableError.
-        """
+        """Store one event; retries a bounded number of times. Raises LogUnavailableError."""
         ...
 
     def append_soon(self, event: LogEvent, fence: Fence | None = None) -> None:
-        """Store one event off the caller's path, in the order of the calls. Never waits, never raises.
+        """Store one event in the background, in call order. Never waits, never raises.
 
-        At most `window_max` events wait for their confirmation; one that is finally lost is counted and a
-        WritesLost event follows as soon as the log can be written again. With a `fence`, the event is dropped once
-        that is broken, and a server that can tell refuses it and so breaks it.
+        Bounded by `window_max` unconfirmed events. A lost event is counted and followed by WritesLost. With a `fence`,
+        the event is dropped once the fence is broken; a server that supports it rejects the event and breaks the fence.
         """
         ...
 
     async def elect(self, event: LeaderElected, *, after: Sequence) -> Fence:
-        """Store a LeaderElected if the newest in the log is the one at `after` (0: there is none, or none is left).
-
-        So each has exactly one successor. Raises ElectionLostError, LogUnavailableError.
-        """
+        """Store a LeaderElected if the newest one is at `after` (0: there is none). Raises ElectionLostError,
+        LogUnavailableError."""
         ...
 
     async def flush(self, timeout: WallSeconds) -> bool:
-        """Wait until nothing is unconfirmed. False when `timeout` (wall seconds) ran out first."""
+        """Wait until everything is confirmed. False on timeout."""
         ...
 
     async def extent(self) -> LogExtent:
-        """What is stored now. Raises LogUnavailableError or LogMissingError."""
+        """Raises LogUnavailableError or LogMissingError."""
         ...
 
     def read(
         self, start: Sequence = 1, *, kinds: tuple[str, ...] = (), at_end: Callable[[], None] = lambda: None
     ) -> AsyncIterator[LogEntry | LogReset]:
-        """Everything from sequence `start` on, without end, in order and without holes.
+        """All entries from `start` on, in order, without gaps and without end. Survives disconnects.
 
-        `kinds` limits the reading to subjects `pm.<pool>.<kind>...` (for instance `("fleet", "kv.engine-1")`);
-        contiguity is then checked by the consumer's own count. Survives disconnects. Where continuity is
-        lost a LogReset comes first and reading goes on from the oldest entry that is left. `at_end` is called
-        whenever the reader has taken everything that there is at that moment.
+        `kinds` restricts subjects to `pm.<pool>.<kind>...`, for instance `("fleet", "kv.engine-1")`. A LogReset
+        precedes entries where continuity is lost. `at_end` is called whenever no further entry is available.
         """
         ...
 
 
 CommandHandler = Callable[[AnyCommand, "Reply"], Awaitable[None]]
-"""Takes a command and a way to answer it, now or later."""
+"""Gets a command and a function to answer it, now or later."""
 
 
 class Reply(Protocol):
@@ -156,19 +141,19 @@ class Reply(Protocol):
 
 
 class Commands(Protocol):
-    """Request and reply between services, not logged."""
+    """Request and reply between services; not logged."""
 
     async def request(self, subject: str, command: AnyCommand, *, timeout: WallSeconds) -> AnyCommand:
-        """Ask and wait at most `timeout` wall seconds. Raises NoResponderError, CommandTimeoutError."""
+        """Raises NoResponderError, CommandTimeoutError."""
         ...
 
     async def request_bytes(self, subject: str, payload: bytes, *, timeout: WallSeconds) -> bytes:
-        """The same for answers that are no command (the fleet view)."""
+        """The same for answers that are not commands (the fleet view)."""
         ...
 
     def serve(self, subject: str, handler: CommandHandler) -> AbstractAsyncContextManager[None]:
-        """Answer commands on `subject` while the context is open. What does not decode is counted, logged
-        and left unanswered."""
+        """Answer commands on `subject` while the context is open. Undecodable ones are counted, logged and not
+        answered."""
         ...
 
     @property
@@ -176,33 +161,28 @@ class Commands(Protocol):
 
 
 class Clock(Protocol):
-    """Time. `now` is engine time: seconds since the Unix epoch that pass `speed` times faster than the wall's
-    (anchored at a fixed day, so that every process of a fleet agrees). SLOs, latencies and all event times
-    are engine time; timeouts and heartbeats between our own processes are wall time."""
+    """Two clocks. Engine time passes `speed` times faster than wall time: SLOs, latencies and event times use it.
+    Timeouts and heartbeats between our processes use wall time."""
 
     @property
     def speed(self) -> float: ...
 
     def now(self) -> Seconds:
-        """Engine seconds since the Unix epoch."""
+        """Seconds since the Unix epoch, anchored at a fixed day, so that all processes of a fleet agree."""
         ...
 
     def wall(self) -> WallSeconds:
-        """Wall seconds of a monotonic clock, for timeouts between our own processes."""
+        """Monotonic."""
         ...
 
-    async def sleep(self, seconds: Seconds) -> None:
-        """Sleep for engine seconds."""
-        ...
+    async def sleep(self, seconds: Seconds) -> None: ...
 
-    async def sleep_wall(self, seconds: WallSeconds) -> None:
-        """Sleep for wall seconds."""
-        ...
+    async def sleep_wall(self, seconds: WallSeconds) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Tenure:
-    """What is written in the lease. `holder` is empty where it was given back; `revision` grows with each write."""
+    """The lease record. `holder` is empty after a release; `revision` grows with each write."""
 
     holder: str
     term: Term
@@ -210,30 +190,22 @@ class Tenure:
 
 
 class Lease(Protocol):
-    """One record that says who leads: compared and set, and nothing else.
-
-    When a holder counts as gone is not decided here but by who watches, on a clock of its own
-    (`runtime.leadership`): the record carries no time.
-    """
+    """One compare-and-set record of the leader. It carries no time: `runtime.leadership` decides when a holder has
+    expired."""
 
     async def look(self) -> Tenure | None:
-        """The record; None where there is none, or none any more. Raises StoreUnavailableError."""
+        """None if there is no record. Raises StoreUnavailableError."""
         ...
 
     async def put(self, holder: str, term: Term, *, after: int) -> Tenure:
-        """Write the record if its revision is still `after` (0: there is none).
-
-        Raises LeaseTakenError, StoreUnavailableError.
-        """
+        """Write if the revision is still `after` (0: no record). Raises LeaseTakenError, StoreUnavailableError."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointLabel:
-    """What a checkpoint is of: the log by identity, folded up to `as_of`, in a `form` that says how to read it.
-
-    `entry` is a digest of the log entry at `as_of`: a log that was cut and went on differently has another there.
-    """
+    """Identifies a checkpoint: log `identity`, folded up to `as_of`, encoded as `form`. `entry`: digest of the log
+    entry at `as_of`, which differs if the log was truncated and rewritten."""
 
     identity: str
     as_of: Sequence
@@ -242,27 +214,25 @@ class CheckpointLabel:
 
 
 class Checkpoints(Protocol):
-    """Where states of the fold are kept, each whole or not at all: the newest two, and some that are older."""
+    """Stored states, each whole or not at all: the newest two and some older ones. All methods raise
+    StoreUnavailableError."""
 
     async def save(self, label: CheckpointLabel, content: bytes, *, log_begins: Sequence = 1) -> None:
-        """Keep this one, in place of one that is needed least. `log_begins`: the first entry that the log still has.
-
-        Raises StoreUnavailableError.
-        """
+        """Store one, in place of the least needed one. `log_begins`: first entry that the log still has."""
         ...
 
     async def labels(self) -> list[CheckpointLabel]:
-        """What there is, the highest `as_of` first. Raises StoreUnavailableError."""
+        """Highest `as_of` first."""
         ...
 
     async def load(self, label: CheckpointLabel) -> bytes | None:
-        """The content, proven whole; None if it is not there any more or is damaged. Raises StoreUnavailableError."""
+        """None if it is missing or damaged."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """What connects a process with its pool."""
+    """The connections of a process to its pool."""
 
     log: EventLog
     commands: Commands
@@ -273,31 +243,30 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class ProvidedInstance:
-    """An instance that a provider runs, whether or not its engine answers yet. `age`: wall seconds since its start."""
+    """A running instance, whether or not its engine answers. `age`: wall seconds since its start."""
 
     instance: InstanceId
     age: Seconds
 
 
 class InstanceProvider(Protocol):
-    """Where engines come from. Every call may be repeated, and made by two at once: what is done already is not done
-    again. Each raises ProviderError."""
+    """Starts and stops engines. Calls are idempotent and may be concurrent. All raise ProviderError."""
 
     @property
     def name(self) -> str: ...
 
     async def running(self) -> list[ProvidedInstance]:
-        """The instances that this provider has started and that still run."""
+        """Instances that this provider started and that still run."""
         ...
 
     async def grow(self, total: int) -> None:
-        """See to it that at least `total` of them run. Returns once they were started, which says nothing of answering."""
+        """Start instances until at least `total` run. Does not wait until their engines answer."""
         ...
 
     async def stop(self, instance: InstanceId) -> None:
-        """End one of them within a bound: first its worker, then its engine. No-op for one that is gone."""
+        """Stop its worker, then its engine, within a bound. No-op for one that is gone."""
         ...
 
     def stoppable(self, running: list[InstanceId]) -> list[InstanceId]:
-        """Which of those that run may be stopped next; all, where the provider can choose freely."""
+        """The running instances that may be stopped next."""
         ...

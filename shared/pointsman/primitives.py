@@ -1,10 +1,7 @@
-"""Ids and units, as types, with the bounds within which they may come off the wire.
+"""Ids and units as types, with their bounds on the wire.
 
-Everything else in Pointsman is built from these words. An id has its own type so that an instance can
-never be passed where a request is meant; a unit is an alias so that arithmetic stays arithmetic.
-
-The bounds (`Meta`) are checked by `contracts.codec` alone, when a message is read and when one is written. They are wide:
-what lies outside is no measurement but an error, and what lies inside can be added, squared and counted up without overflow.
+`contracts.codec` alone checks the bounds (`Meta`), when it reads or writes a message. They are wide: values within them
+can be added, squared and counted up without overflow.
 """
 
 from typing import TYPE_CHECKING, Annotated, NewType
@@ -12,49 +9,50 @@ from typing import TYPE_CHECKING, Annotated, NewType
 from msgspec import Meta
 
 WHOLE_MAX = 2**53
-"""The largest whole number on the wire that is no key or digest: what a JSON reader in any language keeps exactly."""
+"""Largest integer that JSON readers of every language keep exactly; keys and digests may be larger."""
 KEYS_MAX = 2**64 - 1
 BLOCK_TOKENS_MAX = 2**16
 SPEED_MIN = 1e-3
 
 InstanceId = NewType("InstanceId", Annotated[str, Meta(max_length=63)])
-"""One engine in the fleet. Made of `[a-z0-9-]`, so that it can be a subject token."""
+"""One engine. Made of `[a-z0-9-]`, so that it can be a subject token."""
 
 RequestId = NewType("RequestId", Annotated[str, Meta(max_length=64)])
-"""One client request, from arrival to its single end in the log. Made of `[A-Za-z0-9_-]`, at most 64 long."""
+"""Made of `[A-Za-z0-9_-]`."""
 
 PoolName = NewType("PoolName", str)
 """The instances that serve one model and may replace each other."""
 
 Tenant = NewType("Tenant", Annotated[str, Meta(max_length=256)])
-"""Who pays: the name of an API key, or what the client calls itself."""
+"""Name of an API key, or the name that the client gives itself."""
 
 SessionId = NewType("SessionId", Annotated[str, Meta(max_length=256)])
-"""A conversation, as far as the client names one."""
+"""A conversation, if the client names one."""
 
 Epoch = NewType("Epoch", Annotated[int, Meta(ge=0, le=WHOLE_MAX)])
-"""A life of one instance: grows whenever the engine, or our knowledge of it, starts again. Unix ms of its start."""
+"""One run of an instance: Unix ms of its start. Grows when the engine, or the worker's knowledge of its cache,
+restarts."""
 
 BlockKey = NewType("BlockKey", Annotated[int, Meta(ge=0)])
-"""64-bit key of a block, chained over all the tokens before it: equal keys mean equal prefixes."""
+"""Chained over all tokens before the block: equal keys mean equal prefixes."""
 
 Digest = Annotated[int, Meta(ge=0)]
-"""The xor of block keys: 64 bits too."""
+"""The xor of block keys."""
 
 PackedKeys = Annotated[bytes, Meta(max_length=8 * 1024 * 1024)]
-"""Block keys as little-endian u64, 8 bytes each (`contracts.block_keys`)."""
+"""Little-endian u64 (`contracts.block_keys`)."""
 
 Term = NewType("Term", Annotated[int, Meta(ge=0, le=WHOLE_MAX)])
-"""A scheduler's leadership. Grows with each take-over."""
+"""Grows with each new leader."""
 
 Seconds = Annotated[float, Meta(ge=-1e30, le=1e30)]
-"""Engine time: with `--speed X` it runs X times faster than the wall. See `ports.Clock`."""
+"""Engine time: passes `--speed` times faster than wall time. See `ports.Clock`."""
 
 if TYPE_CHECKING:
 
     class WallSeconds:
-        """A duration or a time of the wall clock, whatever the speed. A float at run time; to the type checker no float, so that it
-        is never taken for engine time."""
+        """Wall-clock time or duration. A float at run time; a separate type for the type checker, so that it is not
+        mixed with engine time."""
 
         def __init__(self, seconds: float, /) -> None: ...
         def __float__(self) -> float: ...
@@ -73,7 +71,6 @@ else:
 
 
 def engine_seconds(wall: WallSeconds, speed: float) -> Seconds:
-    """The engine time that passes in so much wall time."""
     return float(wall) * speed
 
 
@@ -81,26 +78,23 @@ Moment = Annotated[float, Meta(ge=0.0, le=1e13)]
 """Engine seconds since the Unix epoch."""
 
 Number = Annotated[float, Meta(ge=-1e30, le=1e30)]
-"""A share, a factor or a rate."""
+"""Share, factor or rate."""
 
 Coefficient = Annotated[float, Meta(ge=0.0, le=1e6)]
-"""Of a cost model."""
 
 Tokens = Annotated[int, Meta(ge=-1, le=2**40)]
-"""A count of tokens; -1 where nobody said, in the fields that may say so."""
+"""-1 where unknown, in fields that allow it."""
 
 BlockTokens = Annotated[int, Meta(ge=1, le=BLOCK_TOKENS_MAX)]
-"""Tokens of one block."""
 
 Count = Annotated[int, Meta(ge=0, le=WHOLE_MAX)]
 Rank = Annotated[int, Meta(ge=-1, le=2**20)]
 Sequence = Annotated[int, Meta(ge=0, le=WHOLE_MAX)]
 
 Name = Annotated[str, Meta(max_length=1024)]
-"""Of a model, a policy, a process; a URL."""
+"""Name or URL."""
 
 Text = Annotated[str, Meta(max_length=65_536)]
-"""A reason, for people."""
 
 Listed = Meta(max_length=65_536)
-"""The bound of every list in a message, but for the runs of blocks."""
+"""Bound of every list in a message except runs of blocks."""

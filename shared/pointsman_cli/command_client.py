@@ -1,4 +1,4 @@
-"""Requests of commands to a running fleet: connect, ask the leader or the scaler, and say plainly what did not answer."""
+"""Requests of commands to the leader or the scaler of a running fleet, with error messages for users."""
 
 import asyncio
 import time
@@ -24,21 +24,19 @@ CONNECT_SECONDS_MAX = 5.0
 POLL_SECONDS = 0.02
 WATCH_SECONDS = 0.5
 WAIT_SECONDS_MAX = 600.0
-"""Bound of `--wait`."""
-
 A = TypeVar("A", bound=Command)
 T = TypeVar("T")
 
 
 class NoAnswerError(click.ClickException):
-    """No answer; the message says from what, and what to do."""
+    """The message names the process that did not answer."""
 
 
 @asynccontextmanager
 async def connected_link(
     settings: FleetSettings, *, name: str, error: type[click.ClickException] = NoAnswerError
 ) -> AsyncIterator[Link]:
-    """A link that only reads, connected to the fleet's nats-server. Raises `error`."""
+    """A read-only link to the fleet's nats-server. Raises `error`."""
     configure_logging("error", "text")
     async with open_link(settings, ScaledClock(settings.speed), HealthBoard(), name=name, only_reads=True) as link:
         deadline = time.monotonic() + CONNECT_SECONDS_MAX
@@ -51,7 +49,7 @@ async def connected_link(
 
 
 async def ask(commands: Commands, subject: str, command: AnyCommand, answer: type[A], *, absent: str) -> A:
-    """The answer. `absent`: the message if nothing serves the command. Raises NoAnswerError."""
+    """Returns the reply. `absent`: message if nothing serves the command. Raises NoAnswerError."""
     try:
         answered = await commands.request(subject, command, timeout=WallSeconds(ANSWER_SECONDS))
     except NoResponderError as error:
@@ -66,7 +64,7 @@ async def ask(commands: Commands, subject: str, command: AnyCommand, answer: typ
 
 
 async def described(commands: Commands, settings: FleetSettings) -> FleetDescribed:
-    """The fleet as its leader knows it. Raises NoAnswerError."""
+    """Raises NoAnswerError."""
     subject = fleet_view_subject(PoolName(settings.pool))
     return await ask(commands, subject, DescribeFleet(), FleetDescribed, absent=no_scheduler(settings))
 
@@ -78,8 +76,6 @@ def no_scheduler(settings: FleetSettings) -> str:
 async def wait_until(
     refresh: Callable[[], Awaitable[T]], done: Callable[[T], bool], progress: Callable[[T], str], *, quiet: bool
 ) -> tuple[T, bool]:
-    """Refresh until done, for at most WAIT_SECONDS_MAX, and print each new progress. Returns the last answer, and whether
-    it was done."""
     deadline, shown = time.monotonic() + WAIT_SECONDS_MAX, ""
     while True:
         answer = await refresh()

@@ -1,8 +1,5 @@
-"""How commands find a fleet: the file that `pointsman up` writes into its data directory, and a pointer to it.
-
-`DATA/fleet.json` names what runs where. `DATA/fleet.lock` is held while `up` lives: the kernel, not a process id, says
-whether a fleet runs. A pointer to each data directory lies in `$XDG_STATE_HOME/pointsman/fleets`, so that the only
-fleet of a machine needs no name. The file names the secret's file, never the secret.
+"""Finds running fleets. `DATA/fleet.json` lists the processes of a fleet, `DATA/fleet.lock` is locked while `up` runs,
+and `$XDG_STATE_HOME/pointsman/fleets` has a pointer to each data directory. None of these files contains the secret.
 """
 
 import hashlib
@@ -27,24 +24,22 @@ LOCK_RETRY_SECONDS = 0.05
 
 
 class NoFleetError(click.ClickException):
-    """No fleet runs there; the message says what to type."""
+    """No running fleet was found."""
 
 
 class SeveralFleetsError(click.ClickException):
-    """Several fleets run here and none was named; the message lists them."""
+    """Several fleets run and none was named."""
 
 
 class FleetInUseError(click.ClickException):
-    """Another live fleet has this data directory."""
+    """Another running fleet uses this data directory."""
 
 
 class UnusableDataError(click.ClickException):
-    """The data directory cannot be made or written to."""
+    """The data directory cannot be created or written to."""
 
 
 class FleetProcess(msgspec.Struct, frozen=True):
-    """One process of a fleet. `pid` is 0 where it is not ours (a nats-server or an engine that ran already)."""
-
     name: str
     role: str
     pid: int
@@ -52,8 +47,7 @@ class FleetProcess(msgspec.Struct, frozen=True):
 
 
 class FleetFile(msgspec.Struct, frozen=True, kw_only=True):
-    """What `pointsman up` runs. `pid` and `started_at` (Unix seconds) are those of `up`. `further`: models of further pools
-    behind the same ingress, by pool; `further_block_tokens`: their tokens per block key."""
+    """`pid` and `started_at` (Unix seconds) are those of `up`. `further`: models of the other pools, by pool."""
 
     nats: str
     ingress: str
@@ -72,7 +66,7 @@ class FleetFile(msgspec.Struct, frozen=True, kw_only=True):
     further_block_tokens: dict[str, int] = {}
 
     def settings(self, pool: str | None = None) -> FleetSettings:
-        """Settings of a process of this fleet, by default in its first pool. Raises OSError if the secret is unreadable."""
+        """Raises OSError if the secret is unreadable."""
         pool = pool or self.pool
         return FleetSettings(
             nats=self.nats,
@@ -87,8 +81,7 @@ class FleetFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def find_fleet(nats: str | None = None, data: Path | None = None) -> FleetFile:
-    """The running fleet of this data directory, or on this NATS, or the only one here. Raises NoFleetError,
-    SeveralFleetsError."""
+    """Raises NoFleetError, SeveralFleetsError."""
     if data is not None:
         return _fleet_of(data)
     running = running_fleets()
@@ -108,16 +101,13 @@ def find_fleet(nats: str | None = None, data: Path | None = None) -> FleetFile:
 
 
 def fleet_at(place: str | None = None) -> FleetFile:
-    """The running fleet that `--from` names: a data directory or a nats URL; without it the only one here. Raises as
-    `find_fleet`."""
+    """The fleet that `--from` names; without a name the only one. Raises NoFleetError, SeveralFleetsError."""
     return find_fleet(*_named(place))
 
 
 def fleet_settings(place: str | Path | None = None, pool: str | None = None) -> FleetSettings:
-    """How to join the log of the fleet that `--from` names. A nats URL whose fleet was not started here (docker compose,
-    another machine) is joined with the environment's `POINTSMAN_*` and the defaults. Raises NoFleetError,
-    SeveralFleetsError.
-    """
+    """How to join the fleet that `--from` names. A NATS URL of a fleet that was not started here uses the
+    environment's `POINTSMAN_*` settings. Raises NoFleetError, SeveralFleetsError."""
     nats, data = _named(place)
     try:
         return find_fleet(nats, data).settings(pool)
@@ -129,7 +119,6 @@ def fleet_settings(place: str | Path | None = None, pool: str | None = None) -> 
 
 
 def running_fleets() -> list[FleetFile]:
-    """The fleets that run on this machine. Removes pointers to those that do not."""
     fleets = []
     for pointer in sorted(_pointers().glob("*.path")):
         data = Path(pointer.read_text().strip())
@@ -143,7 +132,6 @@ def running_fleets() -> list[FleetFile]:
 
 
 def read_fleet_file(data: Path) -> FleetFile | None:
-    """The fleet file, whether or not the fleet still runs; None if unreadable."""
     try:
         return msgspec.json.decode((data / FLEET_FILE).read_bytes(), type=FleetFile)
     except (OSError, msgspec.DecodeError):
@@ -151,14 +139,12 @@ def read_fleet_file(data: Path) -> FleetFile | None:
 
 
 def is_running(data: Path) -> bool:
-    """Whether a live `pointsman up` holds this data directory."""
     return is_locked(data / LOCK_FILE)
 
 
 @contextmanager
 def data_dir_held(data: Path) -> Iterator[None]:
-    """Lock the data directory for this process, and remove the fleet file at the end. Raises FleetInUseError,
-    UnusableDataError."""
+    """Lock the data directory; remove the fleet file at the end. Raises FleetInUseError, UnusableDataError."""
     with _lock_file(data) as lock:
         if not _locked(lock):
             raise FleetInUseError(_in_use(data))
@@ -170,7 +156,7 @@ def data_dir_held(data: Path) -> Iterator[None]:
 
 
 def announce(fleet: FleetFile) -> None:
-    """Write the fleet file and the pointer to it, each atomically. Raises OSError."""
+    """Write the fleet file and its pointer, each atomically. Raises OSError."""
     data = Path(fleet.data)
     _write_whole(data / FLEET_FILE, msgspec.json.format(msgspec.json.encode(fleet), indent=2) + b"\n")
     _pointers().mkdir(parents=True, exist_ok=True)
@@ -187,7 +173,6 @@ def _lock_file(data: Path) -> IO[bytes]:
 
 
 def _locked(lock: IO[bytes]) -> bool:
-    """Whether the lock could be taken. Retries, since `is_running` of another process holds it for a moment."""
     for _ in range(LOCK_ATTEMPTS_MAX):
         if try_lock(lock):
             return True
@@ -207,7 +192,6 @@ def _fleet_of(data: Path) -> FleetFile:
 
 
 def _named(place: str | Path | None) -> tuple[str | None, Path | None]:
-    """A nats URL or a data directory."""
     if place is None:
         return None, None
     return (place, None) if isinstance(place, str) and "://" in place else (None, Path(place))

@@ -1,4 +1,4 @@
-"""`pointsman drain`: take one instance out of service without losing a request, or back into it."""
+"""`pointsman drain`: takes one instance out of service, or back."""
 
 import asyncio
 import contextlib
@@ -25,14 +25,13 @@ REASON = "pointsman drain"
 @from_options
 @json_switch
 def drain_command(instance: str, undo: bool, wait: bool, place: str | None, pool: str | None, as_json: bool) -> None:
-    """Take INSTANCE out of service: it gets no new requests, its queue moves elsewhere, and what it runs finishes.
+    """Drain INSTANCE: it gets no new requests, its queue moves to others, and running requests finish.
 
-    It stays in the fleet and keeps its cache until it is stopped or taken back. A scaler counts it as missing and
-    replaces it, but does not stop it.
+    It stays in the fleet and keeps its cache until it is stopped or undrained. A scaler replaces it, but does not stop it.
 
     \b
       pointsman drain engine-2 --wait      then restart or upgrade it
-      pointsman drain engine-2 --undo      take it back
+      pointsman drain engine-2 --undo
     """
     settings, name = fleet_settings(place, pool), InstanceId(instance)
     command = UndrainInstance(instance=name) if undo else DrainInstance(instance=name, reason=REASON)

@@ -1,4 +1,4 @@
-"""`pointsman fleet`: the fleet as the leading scheduler describes it, as a table or as JSON. Reads nothing from the log."""
+"""`pointsman fleet`: the fleet as the leader reports it, as a table or JSON. Does not read the log."""
 
 import asyncio
 import contextlib
@@ -41,17 +41,16 @@ COLUMNS = (
 @from_options
 @json_switch
 def fleet_command(watch: bool, place: str | None, pool: str | None, as_json: bool) -> None:
-    """Show the instances of a running fleet: status, load, cached blocks, and how well their caches are known.
+    """Show the instances of a running fleet: status, load, cached blocks, state of the cache index.
 
-    Knowledge is 'exact' (events flow, digests agree), 'degraded' or 'blind'. 'unschedulable': serves another model than
-    its pool. 'ejected': failed requests, or is far slower than the others; for a while. Reasons are below the table.
-    'Off by': recent error of predicted prefill times (median); pointsman calibrate lowers it.
+    Knowledge of a cache is 'exact' (events flow, digests agree), 'degraded' or 'blind'. Status 'unschedulable': serves
+    another model than its pool; 'ejected': removed for a while because of failures or slowness. 'Off by': recent median
+    error of predicted prefill times; pointsman calibrate lowers it.
 
     \b
-      pointsman fleet                                the fleet running here
-      pointsman fleet --watch                        the same, live
+      pointsman fleet --watch
       pointsman fleet --json | jq '.instances[] | select(.knowledge != "exact")'
-      pointsman fleet --from nats://10.0.0.5:4222    one running elsewhere
+      pointsman fleet --from nats://10.0.0.5:4222    a fleet on another machine
     """
     with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(_show(fleet_settings(place, pool), as_json=as_json, watch=watch))
@@ -80,7 +79,6 @@ async def _described(commands: Commands, settings: FleetSettings) -> FleetDescri
 
 
 def _by_number(instance: InstanceDescribed) -> tuple[int, str]:
-    """engine-2 before engine-10."""
     return len(instance.instance), instance.instance
 
 
@@ -96,7 +94,6 @@ def _as_json(fleet: FleetDescribed, *, indent: int) -> str:
 
 
 def fleet_table(fleet: FleetDescribed) -> RenderableType:
-    """The table, and below it why instances take no requests or are not known exactly."""
     speed = f", {fleet.speed:g} times real time" if fleet.speed != 1 else ""
     rows = table(*COLUMNS, title=f"pool {fleet.pool}: {fleet.policy}{speed}")
     rows.caption, rows.caption_justify = f"{fleet.scheduler}, term {fleet.term}, log as of {fleet.as_of}", "left"

@@ -1,4 +1,4 @@
-"""How amounts are written in tables. Seconds are not here: how exact they are depends on what is measured."""
+"""Number formats of tables."""
 
 
 def milliseconds(value: float) -> str:

@@ -1,4 +1,4 @@
-"""A click group that imports a command only when it runs, so that `--help` starts fast."""
+"""A click group that imports a command only when it runs, so that `--help` is fast."""
 
 from collections.abc import Mapping
 from importlib import import_module
@@ -8,8 +8,6 @@ from typing_extensions import override
 
 
 class LazyGroup(click.Group):
-    """Commands by name: module, attribute, line of `--help`."""
-
     def __init__(
         self, *args: object, commands_by_name: Mapping[str, tuple[str, str, str]], **attributes: object
     ) -> None:

@@ -1,4 +1,4 @@
-"""The command `pointsman`: what users run."""
+"""The command `pointsman`."""
 
 from importlib.metadata import version
 
@@ -42,7 +42,6 @@ COMMANDS = {
         "Compare policies on a trace or a generated workload, in virtual time.",
     ),
 }
-"""Name to module, attribute, and line of `--help`."""
 
 
 @click.group(
@@ -52,16 +51,15 @@ COMMANDS = {
 )
 @click.version_option(version("pointsman"), prog_name="pointsman")
 def main() -> None:
-    """Route LLM requests to the engine that already holds their prefix, and write down why.
+    """Route LLM requests to the engine that has their prefix cached, and log every decision.
 
     \b
-    Start with:
-      pointsman up                      a fleet of simulated engines, in the foreground until Ctrl-C
-    and in another terminal:
-      pointsman fleet --watch           the instances, their load, and how well their caches are known
-      pointsman tap                     every event and decision, as it happens
-      pointsman bench --workload chat   sends requests, and reports how well they were served
+    Start a fleet of simulated engines:
+      pointsman up
+    Then, in another terminal:
+      pointsman fleet --watch           instances, load, and state of their cache index
+      pointsman tap                     events and decisions as they happen
+      pointsman bench --workload chat   send requests and report latencies
 
-    Commands find the only fleet of this machine; otherwise name it with --from DATA_DIRECTORY or --from nats://HOST.
-    Each command's --help has examples.
+    Commands use the only fleet of this machine; --from DATA_DIRECTORY or --from nats://HOST selects another.
     """

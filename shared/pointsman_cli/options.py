@@ -1,4 +1,4 @@
-"""The options that several commands share, so that a word means the same everywhere."""
+"""Options that several commands share."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -34,7 +34,7 @@ set_option = click.option(
 
 
 def from_options(command: Command) -> Command:
-    """Adds --from and --pool: the fleet, or the log, as `place: str | None` and `pool: str | None`."""
+    """Adds --from and --pool, as `place: str | None` and `pool: str | None`."""
     return with_all(
         click.option(
             "--from",
@@ -48,17 +48,14 @@ def from_options(command: Command) -> Command:
 
 
 def since_option(command: Command) -> Command:
-    """Adds --since, as `since: str | None`."""
     return click.option("--since", metavar="MOMENT", help=f"Start there: {MOMENT_HELP}.")(command)
 
 
 def until_option(command: Command) -> Command:
-    """Adds --until, as `until: str | None`."""
     return click.option("--until", metavar="MOMENT", help=f"End there: {MOMENT_HELP}.")(command)
 
 
 def comma_list(_context: click.Context, _parameter: click.Parameter, value: str) -> tuple[str, ...]:
-    """Names between commas, each once, in the order given."""
     names = tuple(dict.fromkeys(name.strip() for name in value.split(",") if name.strip()))
     if not names:
         msg = "names nothing"
@@ -67,7 +64,6 @@ def comma_list(_context: click.Context, _parameter: click.Parameter, value: str)
 
 
 def rates(_context: click.Context, _parameter: click.Parameter, value: str | None) -> tuple[float, ...]:
-    """Requests a second between commas, ascending; empty without a value."""
     try:
         found = sorted({float(rate) for rate in value.split(",")}) if value else []
     except ValueError as error:
@@ -80,7 +76,6 @@ def rates(_context: click.Context, _parameter: click.Parameter, value: str | Non
 
 
 def with_all(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:
-    """These options, in this order."""
 
     def with_them(command: Command) -> Command:
         for option in reversed(options):

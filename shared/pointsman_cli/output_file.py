@@ -1,4 +1,4 @@
-"""Results as JSON, on standard output or in a file."""
+"""JSON output, to standard output or a file."""
 
 import contextlib
 import os
@@ -12,8 +12,6 @@ from typing_extensions import override
 
 
 class OutputFile(click.Path):
-    """A file written after the work: an unwritable one is refused before the work starts."""
-
     def __init__(self) -> None:
         super().__init__(dir_okay=False, writable=True, path_type=Path)
 
@@ -30,12 +28,10 @@ OUTPUT_FILE = OutputFile()
 
 
 def json_of(found: object) -> bytes:
-    """Indented JSON."""
     return msgspec.json.format(msgspec.json.encode(found), indent=2) + b"\n"
 
 
 def print_json(found: object) -> None:
-    """On standard output."""
     sys.stdout.write(json_of(found).decode())
     sys.stdout.flush()
 
@@ -46,7 +42,7 @@ def write_json(path: Path, found: object) -> None:
 
 
 def write_file(path: Path, content: bytes) -> None:
-    """Makes the directory as well. Raises click.ClickException."""
+    """Creates the directory. Raises click.ClickException."""
     try:
         with contextlib.suppress(FileExistsError):
             path.parent.mkdir(parents=True, exist_ok=True)

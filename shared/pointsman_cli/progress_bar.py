@@ -1,4 +1,4 @@
-"""How far a long command is: a bar with the time left on a terminal, a line now and then elsewhere."""
+"""Progress of a long command: a bar on a terminal, otherwise a line now and then."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -8,15 +8,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 LINE_WALL_SECONDS = 20.0
-"""Between two lines without a terminal, where a step has no text of its own."""
-
 Update = Callable[[float, str], None]
-"""Takes what is completed, of `total`, and what to say of the newest step."""
 
 
 @contextmanager
 def progress_bar(console: Console, total: float, text: str = "", *, counts: bool = True) -> Iterator[Update]:
-    """`counts`: whether completed and total are numbers of things, and worth showing."""
     if not console.is_terminal:
         if text:
             console.print(text, markup=False, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""`pointsman scale`: ask the scaler for a number of instances, or show how many it wants and why."""
+"""`pointsman scale`: sets or shows the wanted number of instances."""
 
 import asyncio
 import contextlib
@@ -15,7 +15,7 @@ from pointsman_cli.discovery import fleet_settings
 from pointsman_cli.options import CONTEXT, from_options, json_switch
 from pointsman_cli.output_file import print_json
 
-ASKER = "pointsman scale"
+REQUESTER = "pointsman scale"
 
 
 @click.command("scale", context_settings=CONTEXT)
@@ -24,14 +24,13 @@ ASKER = "pointsman scale"
 @from_options
 @json_switch
 def scale_command(instances: int | None, wait: bool, place: str | None, pool: str | None, as_json: bool) -> None:
-    """Ask for this number of INSTANCES; without a number, show how many are wanted, how many there are, and why.
+    """Set the number of INSTANCES; without it, show the wanted number, the actual number, and the reason.
 
-    The scaler starts what is missing. A surplus instance takes no new requests, finishes its own, and is stopped.
-    A scaling policy that watches the load continues from the new number.
+    The scaler starts missing instances. Surplus instances are drained, then stopped. A scaling policy that watches the
+    load continues from the new number.
 
     \b
-      pointsman scale               wanted, ready and why
-      pointsman scale 6             six from now on
+      pointsman scale 6
       pointsman scale 4 --wait      return when four are ready and the others have gone
     """
     settings = fleet_settings(place, pool)
@@ -46,16 +45,16 @@ async def _scale(settings: FleetSettings, instances: int | None, *, wait: bool, 
     )
     async with connected_link(settings, name="scale") as link:
 
-        async def asked(command: ScalePool) -> ScaleAnswered:
+        async def request(command: ScalePool) -> ScaleAnswered:
             subject = scale_subject(PoolName(settings.pool))
             return await ask(link.commands, subject, command, ScaleAnswered, absent=absent)
 
-        answer, done = await asked(ScalePool(wanted=instances, asker=ASKER)), True
+        answer, done = await request(ScalePool(wanted=instances, asker=REQUESTER)), True
         if answer.refusal:
             msg = f"nothing was changed: {answer.refusal}"
             raise click.ClickException(msg)
         if wait and not answer.applied:
-            answer, done = await wait_until(lambda: asked(ScalePool()), _is_applied, _progress, quiet=as_json)
+            answer, done = await wait_until(lambda: request(ScalePool()), _is_applied, _progress, quiet=as_json)
     print_json(answer) if as_json else print(_text(answer))
     if not done:
         print(f"not done within {WAIT_SECONDS_MAX:g} s; it continues without this command", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""Text from a log on its way to a terminal: control characters are replaced, brackets are no markup, times are local."""
+"""Prints text from a log safely: without control characters or markup. Times are local."""
 
 import sys
 from collections.abc import Iterable
@@ -16,15 +16,12 @@ from pointsman.adapters.clocks import wall_time_of
 from pointsman.primitives import Seconds
 
 UNIX_SECONDS_MAX = 250_000_000_000.0
-"""The year 9892: fits a `datetime` in any time zone."""
 PIPE_WIDTH = 180
-"""Columns of tables where the output is no terminal."""
-
 _CONTROL = {
     code: "\N{REPLACEMENT CHARACTER}" for code in (*range(0x20), *range(0x7F, 0xA0)) if code not in (0x09, 0x0A)
 }
 _CONTROL |= dict.fromkeys((*range(0x202A, 0x202F), *range(0x2066, 0x206A)), "\N{REPLACEMENT CHARACTER}")
-"""C0 and C1 without tab and newline, and the characters that change the direction of writing."""
+"""C0 and C1 without tab and newline, and changes of writing direction."""
 
 
 STATUS_STYLES = {
@@ -37,12 +34,9 @@ STATUS_STYLES = {
     "draining": "yellow",
     "ejected": "red",
 }
-"""Of an instance's status, and of what is known of its cache."""
 
 
 class SafeConsole(Console):
-    """Prints text as it is, without markup, and shows control characters instead of sending them."""
-
     def __init__(self, **options: Any) -> None:
         super().__init__(markup=False, emoji=False, highlight=False, **options)
 
@@ -54,7 +48,6 @@ class SafeConsole(Console):
 
 
 def table(*columns: str, title: str | None = None) -> Table:
-    """An empty table; a column whose name starts with > is right-aligned."""
     made = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left")
     for name in columns:
         made.add_column(name.removeprefix(">"), justify="right" if name.startswith(">") else "left", no_wrap=True)
@@ -62,30 +55,24 @@ def table(*columns: str, title: str | None = None) -> Table:
 
 
 def status(text: str) -> Text:
-    """A status or a knowledge, coloured."""
     return Text(text, style=STATUS_STYLES.get(text.partition(",")[0], ""))
 
 
 def say(console: Console, text: str, style: str = "") -> None:
-    """One line as it is, not wrapped."""
     console.print(text, style=style, markup=False, soft_wrap=True)
 
 
 def output_console() -> Console:
-    """Standard output, wide where it is no terminal."""
     return SafeConsole(width=None if sys.stdout.isatty() else PIPE_WIDTH)
 
 
 def progress_console() -> Console:
-    """Standard error."""
     return SafeConsole(stderr=True)
 
 
 def printable(text: str) -> str:
-    """`text` with its control characters replaced, except tabs and newlines."""
     return text if text.isprintable() else text.translate(_CONTROL)
 
 
 def wall_time(at: Seconds, speed: float) -> datetime:
-    """Local wall time at engine time `at`, clamped to what a `datetime` holds."""
     return datetime.fromtimestamp(min(max(0.0, wall_time_of(at, speed)), UNIX_SECONDS_MAX)).astimezone()

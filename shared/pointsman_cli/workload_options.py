@@ -1,4 +1,4 @@
-"""The workload that a command runs: a trace, or a generator. In come two options, out go its requests."""
+"""Options of a workload: a trace or a generator."""
 
 import random
 from collections.abc import Callable
@@ -14,11 +14,9 @@ from pointsman_cli.options import with_all
 Command = TypeVar("Command", bound=Callable[..., object])
 
 GENERATED_RATE = 4.0
-"""Requests a second (engine time) of generators where no rate is given."""
 
 
 def workload_options(command: Command) -> Command:
-    """Adds --trace and --workload, as `trace: Path | None` and `workload: str | None`."""
     return with_all(
         click.option("--trace", type=click.Path(path_type=Path, dir_okay=False), help="Mooncake-format trace (JSONL)."),
         click.option("--workload", type=click.Choice(tuple(GENERATORS)), help="Generated workload instead of a trace."),
@@ -45,10 +43,8 @@ def workload_requests(
     rate: float | None = None,
     input_tokens_max: Tokens | None = None,
 ) -> list[WorkloadRequest]:
-    """At most `requests`, with prompts cut; generated ones arrive at `rate`, those of a trace at its own times.
-
-    Raises click.ClickException where the trace cannot be read.
-    """
+    """At most `requests`. Generated ones arrive at `rate`, those of a trace at its own times. Raises
+    click.ClickException."""
     chance = random.Random(seed)
     if trace is not None:
         try:

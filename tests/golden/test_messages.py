@@ -32,6 +32,6 @@ def test_where_a_template_takes_system_messages_is_found_out_as_vllm_does(record
 
 def told(chat: Chat) -> dict[str, Any]:
     """What a template is told of it."""
-    assert chat.foreign == ""
+    assert chat.unsupported == ""
     effort = "none" if chat.without_thinking else (chat.chat_template_kwargs or {}).get("reasoning_effort")
     return {"messages": chat.messages, "tools": chat.tools, "effort": effort}

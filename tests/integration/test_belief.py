@@ -28,7 +28,7 @@ from pointsman.contracts.requests import PrefillFinished, RequestFinished
 from pointsman.contracts.subjects import route_subject
 from pointsman.primitives import BlockKey, InstanceId, PoolName, RequestId, SessionId, Tenant, WallSeconds
 from pointsman.runtime.health import HealthBoard
-from pointsman.state import deliveries, holdings
+from pointsman.state import holdings, reported_hits
 from pointsman.state.fleet import Instance, Knowledge
 from pointsman_lab.memory.log import MemoryBroker
 from pointsman_scheduler import resync
@@ -55,7 +55,7 @@ PHANTOM_LOOKS_MAX = round(2.5 / LOOK_SECONDS)
 """How long anything may be believed that is not there: in the real thing a minute, of which 45 s are the decay."""
 BOUNDS: list[tuple[object, str, float]] = [
     (holdings, "DELIVERED_WALL_SECONDS", UNCONFIRMED_SECONDS),
-    (deliveries, "SETTLING_WALL_SECONDS", 0.3),
+    (reported_hits, "SETTLING_WALL_SECONDS", 0.3),
     (sockets, "REPLAY_FRAME_SECONDS", 0.5),
     (continuity_tasks, "REPLAY_PAUSE_SECONDS", 0.5),
     (resync, "PERIOD_WALL_SECONDS", 0.1),

@@ -11,7 +11,7 @@ import pytest
 from pointsman.adapters.clocks import ScaledClock
 from pointsman.contracts.requests import RequestCancelled, RequestFinished
 from pointsman.runtime.supervision import Supervisor
-from pointsman_ingress.main import accompany
+from pointsman_ingress.main import supervise_server
 from tests.support.fake_engine import Behaviour
 from tests.support.ingress_world import COMPLETIONS, STREAM, TOKENS, World, world_with
 from tests.support.waiting import eventually
@@ -103,7 +103,9 @@ async def test_a_background_task_that_fails_ends_it_without_waiting_for_anybody(
         streaming = await world.post(COMPLETIONS, STREAM)
         begun = await streaming.content.readuntil(b"\n\n")
         async with Supervisor() as supervisor:
-            supervisor.start(accompany(world.server, supervisor, ScaledClock(), lambda: None), name="accompany")
+            supervisor.start(
+                supervise_server(world.server, supervisor, ScaledClock(), lambda: None), name="supervise_server"
+            )
             supervisor.start(fail(), name="fails")
             async with asyncio.timeout(LONG / 2):
                 events = (begun + await streaming.content.read()).split(b"\n\n")

@@ -49,7 +49,7 @@ from pointsman.ports import Commands
 from pointsman.primitives import BlockKey, Epoch, InstanceId, PoolName, WallSeconds
 from pointsman.runtime.health import HealthBoard
 from pointsman_lab.memory.log import Fault, MemoryBroker
-from pointsman_worker import handover
+from pointsman_worker import saved_session
 from pointsman_worker.event_sequencer import RUN_OVERHEAD_BYTES, CacheEventSequencer, portions
 from pointsman_worker.service import LEAVE_SECONDS_MAX, WorkerService
 from pointsman_worker.settings import SettingsError, WorkerSettings, instance_of
@@ -665,7 +665,7 @@ async def test_a_worker_that_cannot_go_on_begins_a_new_epoch_and_says_nothing_th
             for n in range(8 if change == "engine restarted" else 5):
                 await publisher.publish(cache.store(tokens(20 + n, blocks=4)))
         if change == "too old":
-            monkeypatch.setattr(handover, "FRESH_WALL_SECONDS", 0.0)
+            monkeypatch.setattr(saved_session, "FRESH_WALL_SECONDS", 0.0)
         if change == "garbled":
             file.write_bytes(file.read_bytes()[:-9] + b"no blocks")
         chain = KeyChain(secret=b"other", model="m", block_tokens=2 * BLOCK) if change == "secret" else CHAIN

@@ -13,7 +13,7 @@ from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import RequestMigrated, RequestPlaced
 from pointsman.policies.routing import ROUTING_POLICIES
 from pointsman.primitives import InstanceId, Seconds
-from pointsman.simulation.agenda import Agenda
+from pointsman.simulation.event_queue import EventQueue
 from pointsman.simulation.outcome import Outcome, RequestRow
 from pointsman.simulation.simulated_fleet import NOTICE_SECONDS
 from pointsman.simulation.simulator import Failure, Scenario, Simulation, simulate
@@ -25,7 +25,7 @@ COST = PROFILES[DEFAULT_PROFILE].prefill_cost
 ROUNDING = 1e-6
 
 
-class WatchedAgenda(Agenda):
+class WatchedAgenda(EventQueue):
     """Looks at the simulation after every event."""
 
     look: Callable[[], None]

@@ -15,14 +15,14 @@ from click.testing import CliRunner
 
 from pointsman.contracts.envelope import Stamp
 from pointsman.contracts.fleet import InstanceLeft
-from pointsman.policies.outliers import _Look
+from pointsman.policies.outliers import _Evaluation
 from pointsman.primitives import Epoch, InstanceId, PoolName, Term, WallSeconds
 from pointsman.state import holdings
 from pointsman.state.fleet import Instance
 from pointsman.state.outliers import Record
 from pointsman.state.parts import StateParts
+from pointsman.state.promises import Promises
 from pointsman.state.recent_decisions import RecentDecisions
-from pointsman.state.speculation import Speculation
 from pointsman_ingress.placement.scheduler_client import SchedulerClient
 from pointsman_lab.main import main
 from pointsman_lab.torture.clocks import SkewedClock
@@ -90,7 +90,7 @@ def test_the_seeds_bring_about_what_is_to_be_judged(kinds: tuple[str, int]) -> N
 
 def test_a_seed_is_one_run_whatever_the_hash_seed() -> None:
     code = "from pointsman_lab.torture.run import run_seed; print([run_seed(seed).digest for seed in (3, 5)])"
-    told = [
+    outputs = [
         subprocess.run(
             [sys.executable, "-c", code],
             env=os.environ | {"PYTHONHASHSEED": hash_seed},
@@ -101,7 +101,7 @@ def test_a_seed_is_one_run_whatever_the_hash_seed() -> None:
         for hash_seed in ("1", "2")
     ]
 
-    assert told[0] == told[1]
+    assert outputs[0] == outputs[1]
 
 
 def test_of_the_seeds_a_share_has_engines_without_replay_adapters_and_an_overload() -> None:
@@ -114,11 +114,11 @@ def test_of_the_seeds_a_share_has_engines_without_replay_adapters_and_an_overloa
 
 def test_of_the_seeds_a_share_has_instances_with_roles_and_a_share_a_log_that_loses_what_it_had_confirmed() -> None:
     splits = [plan_of(seed).split for seed in HUNDRED]
-    told = [what for seed in SEEDS for _, what in verdict_of(seed).trace]
+    outputs = [what for seed in SEEDS for _, what in verdict_of(seed).trace]
 
     assert 15 < sum(splits) < 40
-    assert any(what.startswith("power cut") for what in told)
-    assert "somebody deletes the log" in told
+    assert any(what.startswith("power cut") for what in outputs)
+    assert "an operator deletes the log" in outputs
 
 
 def test_the_command_runs_one_seed_and_shows_what_was_done_to_it() -> None:
@@ -136,7 +136,7 @@ def test_a_bad_engine_and_a_rolling_restart_are_noticed_by_nobody(seed: int) -> 
     assert not verdict_of(seed).problems, f"pointsman-lab torture --seed {seed}"
 
 
-def _ejecting_soon(_look: object, instance: object, record: Record) -> str:
+def _ejecting_soon(_evaluation: object, instance: object, record: Record) -> str:
     return f"{record.in_a_row} requests failed there" if record.in_a_row else ""
 
 
@@ -151,7 +151,7 @@ def _applying_again(parts: StateParts, event: Any) -> Instance | None:
     return instance
 
 
-def _promising_nothing(_speculation: Speculation, _instance: InstanceId, _keys: object) -> None:
+def _promising_nothing(_speculation: Promises, _instance: InstanceId, _keys: object) -> None:
     pass
 
 
@@ -172,10 +172,10 @@ _hear_election = SchedulerClient._on_election
     [
         (StateParts, "current", _ignoring_epochs, tuple(FAULTS)),
         (holdings, "_next_cache_event", _applying_again, tuple(FAULTS)),
-        (Speculation, "promise", _promising_nothing, tuple(FAULTS)),
+        (Promises, "promise", _promising_nothing, tuple(FAULTS)),
         (RecentDecisions, "first_time", _counting_again, tuple(FAULTS)),
         (SchedulerClient, "_on_election", _forgetting_terms, ("stale leader", "ambush", "bad network")),
-        (_Look, "_failing", _ejecting_soon, ("engine errors", "engine hangs")),
+        (_Evaluation, "_consecutive_failures", _ejecting_soon, ("engine errors", "engine hangs")),
     ],
     ids=[
         "the epoch is not looked at",
@@ -231,16 +231,16 @@ def test_a_run_that_spins_ends_soon_and_says_who_span(monkeypatch: pytest.Monkey
 
 def test_a_step_that_does_not_end_is_told_of_and_broken_off(loop: VirtualLoop, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pointsman_lab.torture.loop.STEP_CPU_SECONDS_MAX", 0.05)
-    told: list[str] = []
+    outputs: list[str] = []
 
     async def spin() -> None:
         while True:
             pass
 
-    with loop.breaking_endless_steps(told.append), pytest.raises(EndlessStepError):
+    with loop.breaking_endless_steps(outputs.append), pytest.raises(EndlessStepError):
         loop.run_until_complete(spin())
 
-    assert "spin" in told[0]
+    assert "spin" in outputs[0]
 
 
 def test_a_machine_that_was_suspended_does_not_know_for_how_long(loop: VirtualLoop) -> None:

@@ -58,5 +58,5 @@ def test_a_responses_request_becomes_the_chat_that_vllm_makes_of_it(vllm_home: E
         )
 
         ours = {"messages": form.messages, "tools": form.tools, "continues": continues(fields["input"])}
-        assert form.foreign == ""
+        assert form.unsupported == ""
         assert ours == theirs, body

@@ -1,8 +1,4 @@
-"""The access log: in, a request that is over; out, one JSON line for it on standard output.
-
-Each line has every field; unknown ones are null. Times are wall milliseconds. No prompt, answer, key, or header but
-`user-agent` is in it.
-"""
+"""Access log: one JSON line per finished request, without prompts, answers and keys. Unknown fields are null."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -15,11 +11,11 @@ from pointsman.runtime.line_writer import LineWriter
 from pointsman.runtime.telemetry import ACCESS_LOG_LINES_DROPPED
 from pointsman_ingress.context import RequestFacts
 from pointsman_ingress.engine.usage import Usage
-from pointsman_ingress.http.call import Call
+from pointsman_ingress.http.call import HttpExchange
 from pointsman_ingress.http.request_headers import header_text
 from pointsman_ingress.lifecycle import RequestLifecycle
 
-CLIENT_CLOSED_REQUEST = 499  # nginx's status of a request whose client hung up before it had an answer
+CLIENT_CLOSED_REQUEST = 499  # nginx's status for a client that disconnected before an answer
 
 
 class AccessLog:
@@ -28,25 +24,30 @@ class AccessLog:
         self._clock = clock
         self._encode = msgspec.json.Encoder().encode
 
-    def write(self, call: Call, facts: RequestFacts, life: RequestLifecycle | None) -> None:
-        """`life`: None if the request was not understood. Does not block or raise."""
+    def write(self, call: HttpExchange, facts: RequestFacts, lifecycle: RequestLifecycle | None) -> None:
+        """Does not block or raise."""
         seconds = self._clock.wall() - call.received_at_wall
-        line = _line(call, facts, life, seconds=seconds, speed=self._clock.speed, now=datetime.now(UTC))
+        line = _line(call, facts, lifecycle, seconds=seconds, speed=self._clock.speed, now=datetime.now(UTC))
         if not self._lines.write(self._encode(line)):
             ACCESS_LOG_LINES_DROPPED.inc()
 
 
 def _line(
-    call: Call, facts: RequestFacts, life: RequestLifecycle | None, *, seconds: WallSeconds, speed: float, now: datetime
+    call: HttpExchange,
+    facts: RequestFacts,
+    lifecycle: RequestLifecycle | None,
+    *,
+    seconds: WallSeconds,
+    speed: float,
+    now: datetime,
 ) -> dict[str, Any]:
-    """In the order in which fields are written; docs/operations.md describes them."""
-    grant = None if life is None else life.grant
-    usage = Usage() if life is None else life.usage
+    grant = None if lifecycle is None else lifecycle.grant
+    usage = Usage() if lifecycle is None else lifecycle.usage
     first_byte = float(call.first_byte_at_wall - call.received_at_wall) if call.first_byte_at_wall is not None else None
     return {
         "log": "access",
         "time": now - timedelta(seconds=float(seconds)),
-        "request_id": life.request if life else call.id,
+        "request_id": lifecycle.request if lifecycle else call.id,
         "client": call.client,
         "user_agent": header_text(call.headers, b"user-agent") or None,
         "tenant": facts.tenant,
@@ -56,12 +57,12 @@ def _line(
         "pool": facts.pool,
         "stream": facts.stream,
         "status": call.status or CLIENT_CLOSED_REQUEST,
-        "reason": facts.reason or call.error_code or (life.reason if life else "") or None,
+        "reason": facts.reason or call.error_code or (lifecycle.reason if lifecycle else "") or None,
         "instance": (grant.instance if grant else facts.instance) or None,
         "prefill_instance": (grant.prefilled_by if grant else "") or None,
-        "retries": life.retries if life else facts.retries,
+        "retries": lifecycle.retries if lifecycle else facts.retries,
         "duration_ms": _milliseconds(float(seconds)),
-        "queue_ms": _milliseconds((life.sent_at - call.arrived_at) / speed if life and grant else None),
+        "queue_ms": _milliseconds((lifecycle.sent_at - call.arrived_at) / speed if lifecycle and grant else None),
         "first_byte_ms": _milliseconds(first_byte),
         "predicted_ttft_ms": _milliseconds(grant.predicted_ttft / speed if grant else None),
         "request_bytes": call.request_bytes,

@@ -1,8 +1,4 @@
-"""The ASGI application: in, HTTP requests; out, those for engines to `Gateway.serve`, all others to FastAPI.
-
-FastAPI's routing alone costs as much as all the rest of a forwarded request, so the paths that lead to engines are looked
-up in a dictionary before it. Its OpenAPI document lists them all the same.
-"""
+"""The ASGI application: a dictionary sends engine endpoints to `Gateway.serve`, FastAPI (slow) routes all others."""
 
 from typing import Any
 
@@ -75,7 +71,6 @@ def _fastapi(pools: Pools, keyring: Keyring, board: HealthBoard) -> FastAPI:
 
 
 def _card(pool: Pool, model: Model) -> dict[str, Any]:
-    """As vLLM describes a model, without paths on the engine."""
     card = {
         "id": model.name,
         "object": "model",

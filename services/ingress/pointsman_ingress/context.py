@@ -1,5 +1,4 @@
-"""From a parsed request to a `RequestContext`: its pool and model, its tokens and block keys, and the `RouteRequest` by which
-the scheduler knows it. Whatever is wrong with it is refused here, before it leaves a trace in the log."""
+"""Turns a `ParsedRequest` into a `RequestContext`. Refuses invalid requests before they are logged."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,7 +7,7 @@ from pointsman.contracts.commands import RouteRequest
 from pointsman.primitives import InstanceId, PoolName, Tenant, Tokens
 from pointsman_ingress.endpoints import Endpoint
 from pointsman_ingress.engine.body_rewrites import add_tenant, ask_for_usage
-from pointsman_ingress.http.call import Call
+from pointsman_ingress.http.call import HttpExchange
 from pointsman_ingress.http.errors import bad_request, context_too_long
 from pointsman_ingress.http.request_headers import (
     ANONYMOUS,
@@ -25,40 +24,38 @@ from pointsman_ingress.prompt.openai_requests import ParsedRequest, TokenIds
 from pointsman_ingress.prompt.tokenization import TokenizeContext
 from pointsman_ingress.settings import IngressSettings
 
-OUTPUT_TOKENS_MAX: Tokens = 2**31  # if the model's context is unknown: what a client may ask for
-CONTEXT_TOKENS_MAX: Tokens = 2**32  # if the model's context is unknown: prompt and output together
+OUTPUT_TOKENS_MAX: Tokens = 2**31  # accepted `max_tokens` if the model's context is unknown
+CONTEXT_TOKENS_MAX: Tokens = 2**32  # prompt and output, if the model's context is unknown
 
 
 @dataclass(slots=True)
 class RequestFacts:
-    """What is known of a request so far, for the access log."""
-
-    tenant: Tenant | None = None  # of the API key, or as the client says
+    tenant: Tenant | None = None
     model: str | None = None
     pool: PoolName | None = None
     stream: bool = False
     prompt_tokens: Tokens | None = None
-    instance: InstanceId | None = None  # what answered without a grant
+    instance: InstanceId | None = None  # that answered without a grant
     retries: int = 0  # without a grant
-    reason: str = ""  # why it was interrupted
+    reason: str = ""  # of an interruption
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestContext:
-    """One request, once it is understood."""
-
     endpoint: Endpoint
     pool: Pool
-    command: RouteRequest  # of the first attempt: id, tenant, keys, sizes, SLOs
-    headers: Headers  # the client's
-    body: bytes  # as engines get it
-    removes_usage: bool  # whether engines are asked for the stream's usage though the client did not
-    output_bounded: bool  # whether the client or the model's context bounds the output
-    comparable: bool  # whether the cached tokens that the engine reports can be compared with the prediction
-    prefix_header: str  # how much of the prompt block keys are known for
+    command: RouteRequest  # of the first attempt
+    headers: Headers
+    body: bytes  # as sent to engines
+    removes_usage: bool  # whether only the ingress asked for the stream's usage
+    output_bounded: bool  # by the client or the model's context
+    comparable: bool  # whether reported cached tokens are comparable with the prediction
+    prefix_header: str  # how much of the prompt has block keys
 
 
-async def find_model(call: Call, request: ParsedRequest, pools: Pools, facts: RequestFacts) -> tuple[Pool, Model]:
+async def find_model(
+    call: HttpExchange, request: ParsedRequest, pools: Pools, facts: RequestFacts
+) -> tuple[Pool, Model]:
     """Raises ApiError."""
     facts.model, facts.stream = cleaned(request.model) or None, request.stream
     facts.tenant = facts.tenant or tenant_of(call.headers, request.user)
@@ -68,7 +65,7 @@ async def find_model(call: Call, request: ParsedRequest, pools: Pools, facts: Re
 
 
 async def understand(
-    call: Call,
+    call: HttpExchange,
     endpoint: Endpoint,
     body: bytes,
     request: ParsedRequest,
@@ -104,7 +101,7 @@ async def understand(
         streaming=request.stream,
         adapter=model.adapter,
         alias=model.alias,
-        # A prompt that is guessed or truncated may look too long for every engine.
+        # Inexact or truncated prompts may exceed every engine's context.
         context_tokens=min(longest + _demanded_tokens(request), model_len or CONTEXT_TOKENS_MAX),
         followed=True,
     )
@@ -125,7 +122,6 @@ async def understand(
 
 
 def _check_length(request: ParsedRequest, model_len: Tokens, prompt_tokens: Tokens) -> None:
-    """`model_len`: 0 if unknown."""
     if model_len == 0 or request.truncates:
         return
     output_tokens = _demanded_tokens(request)
@@ -134,12 +130,11 @@ def _check_length(request: ParsedRequest, model_len: Tokens, prompt_tokens: Toke
 
 
 def _demanded_tokens(request: ParsedRequest) -> Tokens:
-    """Output that must fit the context beside the prompt."""
     return 1 if request.output_tokens is None or not request.output_demanded else request.output_tokens
 
 
 def _output_tokens(request: ParsedRequest, model_len: Tokens, prompt_tokens: Tokens) -> Tokens:
-    """The most that can come out; 0 if unbounded."""
+    """Upper bound; 0 if unbounded."""
     room = max(0, model_len - prompt_tokens)
     if request.output_tokens is None:
         return room
@@ -149,6 +144,6 @@ def _output_tokens(request: ParsedRequest, model_len: Tokens, prompt_tokens: Tok
 def _packed_keys(pool: Pool, model: Model, request: ParsedRequest, tokens: Sequence[int]) -> bytes:
     try:
         return pool.block_keys.packed(model.base, tokens, lora=model.adapter, cache_salt=request.cache_salt)
-    except ValueError as error:  # impossible token ids
+    except ValueError as error:
         msg = f"{error}."
         raise bad_request(msg, param="prompt") from error

@@ -1,11 +1,6 @@
-"""From a `RequestContext` to its end: place it, forward it to an engine, pass the answer on, and try again elsewhere while
-the client has seen nothing.
-
-1. *Place*: `cmd.route`; the answer is a grant with an engine's URL, or a rejection, which the leader has logged.
-2. *Forward*: the body to the engine. If prefill and decode are split, first to one for the prefill, then to another.
-3. *Pass on*: the answer as it comes. Its first bytes end the prefill, its last the request.
-4. *Retry*: an engine that fails before the client has seen anything costs the client nothing: back to 1, without it.
-"""
+"""Delivers a `RequestContext`: places it (`cmd.route`), forwards the body to an engine and passes the answer to the
+client. Split requests go to a prefill engine first. A request whose engine fails before the client received anything is
+placed again, without that engine."""
 
 import msgspec
 import structlog
@@ -28,7 +23,7 @@ from pointsman_ingress.engine.client import (
 from pointsman_ingress.engine.disaggregation import NO_PREFILL, SplitBody, read_prefill
 from pointsman_ingress.engine.first_byte import FOREVER, FirstByteDeadline, first_byte_wall_seconds
 from pointsman_ingress.engine.usage import UsageRemover, usage_in
-from pointsman_ingress.http.call import Call, RequestIds
+from pointsman_ingress.http.call import HttpExchange, RequestIds
 from pointsman_ingress.http.errors import (
     ApiError,
     Header,
@@ -45,14 +40,14 @@ from pointsman_ingress.settings import IngressSettings
 
 log = structlog.get_logger()
 
-UNREACHABLE_WALL_SECONDS: WallSeconds = WallSeconds(1.0)  # after this a worker has reported that its engine is gone
+UNREACHABLE_WALL_SECONDS: WallSeconds = WallSeconds(1.0)  # time for workers to report an unreachable engine
 
 
 class Delivery:
     def __init__(
         self,
         context: RequestContext,
-        call: Call,
+        call: HttpExchange,
         lifecycle: RequestLifecycle,
         *,
         engines: EngineClient,
@@ -61,7 +56,7 @@ class Delivery:
         ids: RequestIds,
     ) -> None:
         self._context = context
-        self._command = context.command  # of the present attempt
+        self._command = context.command  # of the current attempt
         self._pool = context.pool
         self._call = call
         self._lifecycle = lifecycle
@@ -71,7 +66,7 @@ class Delivery:
         self._ids = ids
 
     async def run(self) -> None:
-        """Raises ApiError if the client gets no answer from an engine."""
+        """Raises ApiError if no engine answers."""
         with self._pool.retry_budget.open() as self._ticket:
             while True:
                 grant = await self._place()
@@ -82,40 +77,37 @@ class Delivery:
                 else:
                     return
 
-    # Place
-
     async def _place(self) -> RouteGranted:
-        """Raises ApiError if there is no place; the request's end is written then."""
-        answer, life = await self._route(), self._lifecycle
-        while _no_instance(answer) and self._command.excluded and not life.reached_engine and self._may_wait():
-            # No engine accepts a connection, and their workers may not have reported it yet. After that it is held.
+        answer, lifecycle = await self._route(), self._lifecycle
+        while _no_instance(answer) and self._command.excluded and not lifecycle.reached_engine and self._may_hold():
+            # No engine accepts connections, and the workers may not have reported it yet.
             await self._clock.sleep_wall(UNREACHABLE_WALL_SECONDS)
-            if answer is not None:  # the leader has ended it
-                life.request = self._ids.fresh()
+            if answer is not None:  # its end is in the log
+                lifecycle.request = self._ids.fresh()
             self._command = msgspec.structs.replace(
-                self._command, request=life.request, attempt=self._command.attempt + 1, excluded=[]
+                self._command, request=lifecycle.request, attempt=self._command.attempt + 1, excluded=[]
             )
             answer = await self._route()
         if answer is None:
-            life.failed("no_place", 503)
+            lifecycle.failed("no_place", 503)
             raise no_place()
         if isinstance(answer, RouteRejected):
-            life.ended_by_leader()
+            lifecycle.ended_by_leader()
             raise self._rejected(answer)
-        life.granted(answer)
+        lifecycle.granted(answer)
         return answer
 
     async def _route(self) -> RouteGranted | RouteRejected | None:
         answer = await self._pool.scheduler.route(self._command)
         if isinstance(answer, RouteRejected) and answer.reason == RejectReason.ALREADY_ENDED:
-            # The client's id was used before, or the leader has ended the request as one that its engine lost.
+            # The client reused the id, or the leader ended the request because its engine lost it.
             self._lifecycle.request = self._ids.fresh()
             answer = await self._pool.scheduler.route(
                 msgspec.structs.replace(self._command, request=self._lifecycle.request)
             )
         return answer
 
-    def _may_wait(self) -> bool:
+    def _may_hold(self) -> bool:
         waited = self._clock.now() - self._command.arrived_at
         return waited < self._settings.hold_seconds * self._clock.speed
 
@@ -123,22 +115,20 @@ class Delivery:
         wall = answer.retry_after / self._clock.speed
         return rejected(answer.status, answer.reason, answer.detail, retry_after_wall=wall)
 
-    # Forward
-
     async def _forward(self, grant: RouteGranted) -> None:
-        """Raises EngineFailedError while the client has seen nothing; afterwards the stream ends with an error."""
+        """Raises EngineFailedError if the client has received nothing; later failures become an error event."""
         body = self._context.body
-        onward: RouteGranted | None = grant
+        next_grant: RouteGranted | None = grant
         if grant.decode:
             split = SplitBody(body, splittable=self._context.endpoint.splittable)
-            onward, body = await self._prefill(grant, split)
-        while onward is not None:
-            onward = await self._exchange(onward, body)
+            next_grant, body = await self._prefill(grant, split)
+        while next_grant is not None:
+            next_grant = await self._exchange(next_grant, body)
 
     async def _prefill(self, grant: RouteGranted, split: SplitBody) -> tuple[RouteGranted | None, bytes]:
-        """The grant of the decode engine and its body; None if the prefill engine refused the request, which the client
-        was told. Raises EngineFailedError, and ApiError if no decode engine can take it any more."""
-        life, prefill = self._lifecycle, NO_PREFILL
+        """None: the prefill engine's refusal was passed on. Raises EngineFailedError, and ApiError without a decode
+        engine."""
+        lifecycle, prefill = self._lifecycle, NO_PREFILL
         if split.possible:
             async with self._pool.in_flight.at_engine(grant) as at_engine:
                 answer, first = await self._open(at_engine, split.for_prefill())
@@ -148,20 +138,19 @@ class Delivery:
                         return None, b""
                     prefill = read_prefill(await answer.whole(first))
                     self._pool.in_flight.answered(grant.instance)
-        seconds = self._clock.now() - life.sent_at if split.possible else 0.0
-        onward = await self._pool.scheduler.hand_over(grant, seconds)
-        if isinstance(onward, RouteRejected):
-            if onward.reason == RejectReason.ALREADY_ENDED:
-                life.ended_by_leader()
+        seconds = self._clock.now() - lifecycle.sent_at if split.possible else 0.0
+        next_grant = await self._pool.scheduler.hand_over(grant, seconds)
+        if isinstance(next_grant, RouteRejected):
+            if next_grant.reason == RejectReason.ALREADY_ENDED:
+                lifecycle.ended_by_leader()
             else:
-                life.failed(onward.reason, onward.status)
-            raise self._rejected(onward)
-        life.handed_over(onward, prefill.cached_tokens)
-        return onward, split.for_decode(prefill)
+                lifecycle.failed(next_grant.reason, next_grant.status)
+            raise self._rejected(next_grant)
+        lifecycle.handed_over(next_grant, prefill.cached_tokens)
+        return next_grant, split.for_decode(prefill)
 
     async def _exchange(self, grant: RouteGranted, body: bytes) -> RouteGranted | None:
-        """One engine's answer, passed on as it comes; or the next grant, if the leader redispatched the request before.
-        Raises as `_forward`."""
+        """Returns the next grant if the leader redispatched the request before the answer."""
         in_flight = self._pool.in_flight
         async with in_flight.at_engine(grant, redispatchable=grant.rebind) as at_engine:
             answer, first = await self._open(at_engine, body, output=self._output_seconds())
@@ -176,20 +165,19 @@ class Delivery:
                     await self._stream(grant, answer, first)
                 else:
                     await self._pass_whole(grant, answer, first)
-        onward = at_engine.redispatched_to
-        if onward is not None:
-            self._lifecycle.granted(onward)
-        return onward
+        next_grant = at_engine.redispatched_to
+        if next_grant is not None:
+            self._lifecycle.granted(next_grant)
+        return next_grant
 
     async def _open(
         self, at_engine: InFlightRequest, body: bytes, *, output: Seconds = 0.0
     ) -> tuple[EngineAnswer, bytes]:
-        """The answer and its first bytes, which come in time, or late if no other engine could take the request. `output`:
-        engine seconds of output before anything is sent. Raises EngineFailedError."""
+        """`output`: engine seconds of generation before the first bytes. Raises EngineFailedError."""
         grant, context = at_engine.grant, self._context
         expected = grant.expected_seconds or grant.predicted_ttft
         wall_seconds = first_byte_wall_seconds(self._settings, expected, output=output, speed=self._clock.speed)
-        deadline = FirstByteDeadline(wall_seconds, self._leave_slow_engine)
+        deadline = FirstByteDeadline(wall_seconds, self._give_up_engine)
         request = EngineRequest(
             grant.url,
             context.endpoint.path,
@@ -208,8 +196,8 @@ class Delivery:
             at_engine.on_lost = None
 
     def _output_seconds(self) -> Seconds:
-        """Engine seconds from the first token until anything of the answer is sent. A TPOT SLO shorter than the default
-        does not make engines fail that cannot meet it."""
+        """Engine seconds from the first token to the first byte, at the default TPOT SLO or a longer one of the
+        request."""
         command = self._context.command
         if command.streaming:
             return 0.0
@@ -217,68 +205,63 @@ class Delivery:
             return FOREVER
         return command.max_output_tokens * max(command.slo_tpot, self._settings.slo_tpot_seconds)
 
-    def _leave_slow_engine(self, wall_seconds: Seconds) -> bool:
-        """No first byte in time: whether to try another engine. If not, the request keeps its place."""
+    def _give_up_engine(self, wall_seconds: Seconds) -> bool:
         self._lifecycle.attempt_failed("first_byte_timeout", detail=f"no first byte within {wall_seconds:.3g} s")
-        return self._may_leave()
+        return self._may_retry_elsewhere()
 
-    def _may_leave(self) -> bool:
-        """Whether another engine can take the request, and the retry budget allows it."""
+    def _may_retry_elsewhere(self) -> bool:
         command, grant = self._command, self._lifecycle.grant
         tried = [*command.excluded, self._lifecycle.instance]
         other = self._pool.in_flight.least_busy(command, excluded=tried)
         if other is None or command.attempt > self._settings.retries_max:
             return False
         if grant is not None and grant.term > 0 and all(other.id != ready.id for ready in self._pool.fleet.ready):
-            return False  # a leader places only on ready instances
+            return False  # a leader grants ready instances only
         return self._ticket.claim()
 
-    # Pass on
-
     async def _stream(self, grant: RouteGranted, answer: EngineAnswer, first: bytes) -> None:
-        call, life = self._call, self._lifecycle
+        call, lifecycle = self._call, self._lifecycle
         await call.start(answer.content_type, self._headers(grant), length=None)
         remover = UsageRemover() if self._context.removes_usage else None
         await call.write(remover.feed(first) if remover else first)
-        life.first_token()
+        lifecycle.first_token()
         try:
             while chunk := await answer.chunk():
                 if passed := remover.feed(chunk) if remover else chunk:
                     await call.write(passed)
         except EngineFailedError as error:
-            self._broke_off(error)
+            self._stream_failed(error)
             await call.fail(engine_broke_off(error.public_reason), mid_event=answer.tail.mid_event)
             return
-        if answer.tail.reports_failure:  # the client has read it in the engine's words
-            self._broke_off(EngineFailedError(STREAM_FAILURE, failure="stream_reset"))
+        if answer.tail.reports_failure:  # already passed to the client
+            self._stream_failed(EngineFailedError(STREAM_FAILURE, failure="stream_reset"))
         await call.finish(remover.rest() if remover else b"")
-        if not life.over:
+        if not lifecycle.ended:
             usage = answer.tail.usage
             counted = usage.completion_tokens
-            life.finished(usage, output_tokens=counted if counted >= 0 else answer.tail.events)
+            lifecycle.finished(usage, output_tokens=counted if counted >= 0 else answer.tail.events)
 
-    def _broke_off(self, error: EngineFailedError) -> None:
-        life = self._lifecycle
-        log.warning("engine_broke_off", instance=life.instance, request=life.request, reason=str(error))
+    def _stream_failed(self, error: EngineFailedError) -> None:
+        lifecycle = self._lifecycle
+        log.warning("engine_broke_off", instance=lifecycle.instance, request=lifecycle.request, reason=str(error))
         if error.failure is not None:
-            life.attempt_failed(error.failure, detail=str(error))
-        life.failed("engine_broke_off", 502)
+            lifecycle.attempt_failed(error.failure, detail=str(error))
+        lifecycle.failed("engine_broke_off", 502)
 
     async def _pass_whole(self, grant: RouteGranted, answer: EngineAnswer, first: bytes) -> None:
         body = await answer.whole(first)
         usage = usage_in(body)
         await self._call.start(answer.content_type, self._headers(grant), length=len(body))
         await self._call.finish(body)
-        if 0 <= usage.completion_tokens <= 1:  # else the prefill ended some time before the answer
+        if 0 <= usage.completion_tokens <= 1:  # otherwise the prefill ended before the answer
             self._lifecycle.first_token()
         self._lifecycle.finished(usage, output_tokens=0)
 
     async def _pass_refusal(self, answer: EngineAnswer, first: bytes) -> None:
-        """The engine's 4xx goes to the client, unless it says that the engine is unfit. Raises EngineFailedError then, if
-        there is another engine."""
+        """Raises EngineFailedError if another engine can take the request."""
         body = await answer.whole(first)
         lacks = lacks_endpoint(answer.status, body)
-        if not lacks and self._engines.is_unfit(answer.status, self._context.headers) and self._may_leave():
+        if not lacks and self._engines.is_unfit(answer.status, self._context.headers) and self._may_retry_elsewhere():
             msg = f"it refused with status {answer.status}"
             raise EngineFailedError(msg)
         self._lifecycle.failed("engine_refused", answer.status)
@@ -289,7 +272,7 @@ class Delivery:
     def _headers(self, grant: RouteGranted) -> list[Header]:
         knowledge = grant.knowledge
         if not self._context.command.exact and knowledge == Knowledge.EXACT:
-            knowledge = Knowledge.DEGRADED  # the cache is known no better than the request's own tokens
+            knowledge = Knowledge.DEGRADED  # the request's own tokens are inexact
         headers = [
             (b"x-pointsman-instance", grant.instance.encode()),
             (b"x-pointsman-cached-tokens", b"%d" % grant.hit_tokens),
@@ -301,26 +284,24 @@ class Delivery:
             headers.append((b"x-pointsman-prefill-instance", grant.prefilled_by.encode()))
         return headers
 
-    # Retry
-
     def _next_attempt(self, error: EngineFailedError) -> None:
-        """Prepare the next command. Raises ApiError if the request may not be retried."""
-        life, command = self._lifecycle, self._command
-        failed = life.instance
-        log.warning("engine_failed", instance=failed, request=life.request, reason=str(error))
+        """Raises ApiError if the request may not be retried."""
+        lifecycle, command = self._lifecycle, self._command
+        failed = lifecycle.instance
+        log.warning("engine_failed", instance=failed, request=lifecycle.request, reason=str(error))
         if error.failure is not None:
-            life.attempt_failed(error.failure, status=error.status, detail=str(error))
-        if command.attempt > self._settings.retries_max and (life.reached_engine or not self._may_wait()):
-            life.failed("engine_failed", 502)
+            lifecycle.attempt_failed(error.failure, status=error.status, detail=str(error))
+        if command.attempt > self._settings.retries_max and (lifecycle.reached_engine or not self._may_hold()):
+            lifecycle.failed("engine_failed", 502)
             raise engine_failed(error.public_reason) from error
-        if life.reached_engine and not self._ticket.claim():
-            life.failed("retry_budget_spent", 503)
+        if lifecycle.reached_engine and not self._ticket.claim():
+            lifecycle.failed("retry_budget_spent", 503)
             raise retry_budget_spent(error.public_reason) from error
         ENGINE_RETRIES.inc()
-        life.waits_again()
+        lifecycle.requeued()
         excluded = [*command.excluded, failed]
         self._command = msgspec.structs.replace(
-            command, request=life.request, attempt=command.attempt + 1, excluded=excluded
+            command, request=lifecycle.request, attempt=command.attempt + 1, excluded=excluded
         )
 
 

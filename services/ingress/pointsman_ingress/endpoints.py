@@ -1,4 +1,4 @@
-"""The paths that lead to engines: how a body is parsed on each, what its stream looks like, and how errors are written."""
+"""Paths served by engines: body parser, stream format and error format of each."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,11 +23,10 @@ from pointsman_ingress.prompt.responses_input import parse_response
 @dataclass(frozen=True, slots=True)
 class Endpoint:
     path: str
-    parse: Callable[[bytes], ParsedRequest] | None  # of a JSON body; None if it is a form
+    parse: Callable[[bytes], ParsedRequest] | None  # None: a form
     shape: StreamShape = CHUNKS
-    placed: bool = True
-    """Whether a scheduler places its requests. If not, any engine of the pool serves them, and nothing is logged."""
-    splittable: bool = False  # whether one engine may prefill and another decode
+    placed: bool = True  # if not, any engine of the pool serves it and nothing is logged
+    splittable: bool = False  # whether prefill and decode may run on different engines
     errors: ErrorShape = OPENAI_ERRORS
 
     def read(self, body: bytes, headers: Headers) -> ParsedRequest:
@@ -37,7 +36,6 @@ class Endpoint:
         return self.parse(body)
 
     def content_type(self, headers: Headers) -> str:
-        """For engines: a form's holds its boundary."""
         return headers.get(b"content-type", b"").decode("latin-1") if self.parse is None else "application/json"
 
 

@@ -1,9 +1,5 @@
-"""Checks for each engine whether our block keys equal its own: in, instances that become ready; out, InstanceProbed.
-
-A short chat that nobody else has is tokenized and chained here, sent to that engine, and searched in the cache events of
-its worker. If its last whole block appears, tokenizer, chat template, model name and secret agree. If not, a prompt of
-token ids tells which half differs: the tokens, or everything from the engine's events to the keys.
-"""
+"""Verifies that our block keys equal each engine's; logs InstanceProbed. Sends a unique chat and waits for its last
+block key in the cache events. A prompt of token ids shows whether tokenization or the keys differ."""
 
 import asyncio
 from collections.abc import Sequence
@@ -29,29 +25,22 @@ from pointsman_ingress.prompt.tokenization import TokenizeContext
 
 log = structlog.get_logger()
 
-ANSWER_WALL_SECONDS_MAX: WallSeconds = WallSeconds(60.0)
-"""How long a trial may take: an engine on a CPU computes a few hundred tokens in some seconds, longer while busy."""
-EVENTS_WALL_SECONDS_MAX: WallSeconds = WallSeconds(
-    10.0
-)  # how long the engine's events may then take to show the prompt
-ATTEMPTS_MAX = 3  # how often an engine that does not answer is asked in a row
+ANSWER_WALL_SECONDS_MAX: WallSeconds = WallSeconds(60.0)  # CPU engines prefill slowly
+EVENTS_WALL_SECONDS_MAX: WallSeconds = WallSeconds(10.0)  # until cache events show the prompt
+ATTEMPTS_MAX = 3  # without an answer, in a row
 PAUSE_WALL_SECONDS: WallSeconds = WallSeconds(2.0)
 REPEAT_WALL_SECONDS: WallSeconds = WallSeconds(30.0)
-REPEAT_WALL_SECONDS_MAX: WallSeconds = WallSeconds(600.0)
-"""Waits before an engine whose keys differ, or that did not answer, is probed again; they double."""
+REPEAT_WALL_SECONDS_MAX: WallSeconds = WallSeconds(600.0)  # after a mismatch or no answer
 
 
-Subject = tuple[InstanceId, Epoch, Tokens]
-"""What a verdict is about: a new leader may change the size of the pool's keys."""
+Subject = tuple[InstanceId, Epoch, Tokens]  # a new leader may change the block size
 
 
-class NoVerdictError(Exception):
-    """The engine or the log could not be asked."""
+class ProbeFailedError(Exception):
+    """The engine or the log did not answer."""
 
 
 class KeyProber:
-    """Probes every ready instance of a pool whose keys were not found to agree in this epoch."""
-
     def __init__(
         self, pool: Pool, *, engines: EngineClient, clock: Clock, supervisor: Supervisor, chance: Random
     ) -> None:
@@ -66,7 +55,7 @@ class KeyProber:
         self._probed: set[Subject] = set()
 
     async def run(self) -> None:
-        """Runs forever, with a task per instance: one that differs takes long."""
+        """Runs without end; one task per instance."""
         while True:
             await self._fleet.changed()
             for instance in self._fleet.instances:
@@ -83,28 +72,26 @@ class KeyProber:
         return bool(instance.parity) and instance.block_tokens == self._keys.block_tokens
 
     async def _probe(self, instance: Instance, subject: Subject) -> None:
-        """Until keys are found to agree, here or by another ingress, or the subject is gone."""
         backoff = Backoff(REPEAT_WALL_SECONDS, REPEAT_WALL_SECONDS_MAX)
         with contained("probe"):
             while True:
-                verdict = await self._attempts(instance)
-                present = self._present(subject)
-                if present is None:
+                verdict = await self._check_repeatedly(instance)
+                current = self._current(subject)
+                if current is None:
                     return
-                if verdict is not None and verdict[0] is not present.parity:
-                    self._announce(present, parity=verdict[0], detail=verdict[1])
+                if verdict is not None and verdict[0] is not current.parity:
+                    self._announce(current, parity=verdict[0], detail=verdict[1])
                 if verdict is not None and verdict[0]:
                     return
                 await self._clock.sleep_wall(backoff.next_wait())
-                present = self._present(subject)
-                if present is None or self._agrees(present):
+                current = self._current(subject)
+                if current is None or self._agrees(current):
                     return
-                instance = present
+                instance = current
 
-    def _present(self, subject: Subject) -> Instance | None:
-        """The instance as it is now; None if the subject is gone."""
-        present = self._fleet.get(subject[0], subject[1])
-        return present if present is not None and self._subject(present) == subject else None
+    def _current(self, subject: Subject) -> Instance | None:
+        current = self._fleet.get(subject[0], subject[1])
+        return current if current is not None and self._subject(current) == subject else None
 
     def _announce(self, instance: Instance, *, parity: bool, detail: str) -> None:
         (log.info if parity else log.warning)("instance_probed", instance=instance.id, parity=parity, detail=detail)
@@ -113,20 +100,18 @@ class KeyProber:
             InstanceProbed(at=now, instance=instance.id, epoch=instance.epoch, parity=parity, detail=detail)
         )
 
-    async def _attempts(self, instance: Instance) -> tuple[bool, str] | None:
-        """Parity and its detail; None if the engine or the log could not be asked."""
+    async def _check_repeatedly(self, instance: Instance) -> tuple[bool, str] | None:
         for _ in range(ATTEMPTS_MAX):
             try:
-                return await self._verdict(instance)
-            except NoVerdictError as error:
+                return await self._check(instance)
+            except ProbeFailedError as error:
                 log.warning("probe_failed", instance=instance.id, reason=str(error))
                 await self._clock.sleep_wall(PAUSE_WALL_SECONDS)
                 if self._fleet.get(instance.id, instance.epoch) is None:
                     break
         return None
 
-    async def _verdict(self, instance: Instance) -> tuple[bool, str]:
-        """Parity and its detail. Raises NoVerdictError."""
+    async def _check(self, instance: Instance) -> tuple[bool, str]:
         own, pool = instance.block_tokens, self._keys.block_tokens
         if own != pool:
             return False, f"its keys stand for {own} tokens, those of the pool for {pool}: check --block-tokens"
@@ -138,15 +123,14 @@ class KeyProber:
             if exact and await self._matches(instance, CHAT_COMPLETIONS.path, body, tokens):
                 return True, "the keys of a chat agree"
             problem = "the keys of a chat differ" if exact else "tokens are guessed, not counted"
-        ids = [self._chance.randrange(100, 200) for _ in range(2 * pool)]  # small ones, which every vocabulary has
+        ids = [self._chance.randrange(100, 200) for _ in range(2 * pool)]  # ids in every vocabulary
         body = msgspec.json.encode({"model": instance.model, "prompt": ids, "max_tokens": 1})
         if await self._matches(instance, COMPLETIONS.path, body, ids):
             return False, f"{problem}, those of token ids agree: check the tokenizer and the chat template"
         return False, f"{problem}, and so do those of token ids: check secret, model name and the engine's KV events"
 
     async def _chat(self, instance: Instance) -> tuple[bytes, Sequence[int], bool]:
-        """A chat of at least two blocks, whatever the tokenizer, that is unlike any other from its start; its tokens, and
-        whether they are exact."""
+        """Returns the body of a unique chat of at least two blocks, its tokens, and whether they are exact."""
         words = " ".join(f"{self._chance.randrange(10, 100)}" for _ in range(2 * self._keys.block_tokens))
         message = {"role": "user", "content": f"{self._chance.getrandbits(64):016x} {words}"}
         body = msgspec.json.encode({"model": instance.model, "messages": [message], "max_tokens": 1})
@@ -155,7 +139,6 @@ class KeyProber:
         return body, tokens.prompts[0], tokens.exact
 
     async def _matches(self, instance: Instance, path: str, body: bytes, tokens: Sequence[int]) -> bool:
-        """Whether the engine's events show the prompt's last whole block in time. Raises NoVerdictError."""
         key = self._keys.last(instance.model, tokens)
         if not key:
             return False
@@ -167,19 +150,18 @@ class KeyProber:
         except TimeoutError:
             return False
         except (EngineFailedError, LogUnavailableError, LogMissingError) as error:
-            raise NoVerdictError(str(error)) from error
+            raise ProbeFailedError(str(error)) from error
 
     async def _send(self, instance: Instance, path: str, body: bytes) -> None:
-        """Raises EngineFailedError, also if the answer takes too long."""
         request = EngineRequest(instance.url, path, body, {}, self._request_id(), instance.dp_rank)
         try:
             async with asyncio.timeout(float(ANSWER_WALL_SECONDS_MAX)), await self._engines.send(request) as answer:
-                said = await answer.whole()
+                content = await answer.whole()
         except TimeoutError as error:
             msg = f"no answer within {ANSWER_WALL_SECONDS_MAX:g} s"
             raise EngineFailedError(msg) from error
         if answer.status >= 400:
-            msg = f"status {answer.status}: {said[:200].decode(errors='replace')}"
+            msg = f"status {answer.status}: {content[:200].decode(errors='replace')}"
             raise EngineFailedError(msg)
 
     def _request_id(self) -> str:
@@ -190,10 +172,10 @@ class KeyProber:
             event = entry.event if isinstance(entry, LogEntry) else None
             if not isinstance(event, BlocksStored | CacheSnapshot) or event.epoch != instance.epoch:
                 continue
-            if any(_holds(run.keys, key) for run in event.runs):
+            if any(_contains(run.keys, key) for run in event.runs):
                 return True
         return False
 
 
-def _holds(keys: bytes, key: bytes) -> bool:
+def _contains(keys: bytes, key: bytes) -> bool:
     return any(keys[start : start + KEY_BYTES] == key for start in range(0, len(keys), KEY_BYTES))

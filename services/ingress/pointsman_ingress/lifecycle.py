@@ -1,8 +1,4 @@
-"""What the log and the metrics say of one request: in, its grants and outcomes; out, PrefillFinished, RequestAttemptFailed
-and exactly one end.
-
-Before a grant the leader writes the end, after it this module does. Events are appended in the background.
-"""
+"""Events and metrics of one request. The leader logs its end before a grant, this module after it."""
 
 from functools import cache
 
@@ -38,7 +34,7 @@ from pointsman_ingress.placement.pools import Pool
 
 log = structlog.get_logger()
 
-DETAIL_CHARACTERS_MAX = 500  # of the description of an engine's failure in the log
+DETAIL_CHARACTERS_MAX = 500  # of an engine failure
 
 EQUAL, FEWER, MORE, UNKNOWN = "equal", "fewer", "more", "unknown"
 
@@ -46,29 +42,26 @@ _SLO_OUTCOMES = {met: SLO_OUTCOMES.labels(name) for met, name in ((True, "met"),
 
 
 class RequestLifecycle:
-    """Times are engine seconds."""
-
     def __init__(self, context: RequestContext, clock: Clock) -> None:
-        self.request = context.command.request  # its id in the log, which a later attempt may change
-        self.grant: RouteGranted | None = None  # where it is, or was served last; None while it waits for a place
-        self.sent_at = context.command.arrived_at  # when it was sent to its last engine
-        self.retries = 0  # further engines that it was sent to because one failed
-        self.reached_engine = False
-        """Whether an engine that failed it may have begun with it: not if it refused the connection."""
-        self.reason: str | None = None  # why it failed or was cancelled; empty if it did not, None until its end
+        self.request = context.command.request  # a retry may change it
+        self.grant: RouteGranted | None = None  # current or last; None while queued
+        self.sent_at = context.command.arrived_at  # to the last engine
+        self.retries = 0  # after engine failures
+        self.reached_engine = False  # False if every failed engine refused the connection
+        self.reason: str | None = None  # None: not ended; empty: no failure
         self.usage = Usage()
         self._context = context
         self._clock = clock
         self._first_token_at: Seconds | None = None
         self._prefill_cached: Tokens | None = None
-        self._failure_logged = False  # whether RequestAttemptFailed was written for this grant
+        self._failure_logged = False  # for this grant
 
     @property
     def pool(self) -> Pool:
         return self._context.pool
 
     @property
-    def over(self) -> bool:
+    def ended(self) -> bool:
         return self.reason is not None
 
     @property
@@ -76,25 +69,22 @@ class RequestLifecycle:
         return self.grant.instance if self.grant is not None else InstanceId("")
 
     def granted(self, grant: RouteGranted) -> None:
-        """It is sent to an engine now."""
         self.grant = grant
         self.sent_at = self._clock.now()
         self._failure_logged = False
 
     def handed_over(self, grant: RouteGranted, cached_tokens: Tokens | None) -> None:
-        """Another engine decodes it. `cached_tokens`: what the prefill engine had of it; -1 if unknown, None if it did not
-        prefill."""
+        """`cached_tokens`: of the prefill engine; -1 if unknown, None without a prefill."""
         self.granted(grant)
         self._prefill_cached = cached_tokens
 
-    def waits_again(self) -> None:
-        """Its engine failed, and it needs another place."""
+    def requeued(self) -> None:
         self.grant = None
         self.retries += 1
         self._prefill_cached = None
 
     def attempt_failed(self, failure: AttemptFailure, *, status: int = 0, detail: str = "") -> None:
-        """The engine failed it. Logged once per grant, even if the request stays there."""
+        """Logged once per grant, even if the request stays there."""
         self.reached_engine = self.reached_engine or failure != "connect_failure"
         grant = self.grant
         if self._failure_logged or grant is None:
@@ -120,12 +110,10 @@ class RequestLifecycle:
         event = PrefillFinished(at=now, request=self.request, instance=self.instance, ttft=ttft, prefill=prefill)
         self.pool.events.append_soon(event)
 
-    # Ends
-
     def finished(self, usage: Usage, *, output_tokens: Tokens) -> None:
-        """`output_tokens`: the engine's count or else the number of stream events."""
+        """`output_tokens`: the engine's count, or the number of stream events."""
         self._end()
-        if self._prefill_cached is not None:  # the decode engine reports its own cache
+        if self._prefill_cached is not None:  # the decode engine reports its own
             usage = Usage(usage.prompt_tokens, usage.completion_tokens, self._prefill_cached)
         self.usage = usage
         now = self._clock.now()
@@ -164,12 +152,11 @@ class RequestLifecycle:
         self._end()
 
     def _end(self, reason: str = "") -> None:
-        assert not self.over, "a request has one end"
+        assert not self.ended, "a request has one end"
         self.reason = reason
 
     @property
     def _predicted_cached_tokens(self) -> Tokens:
-        """-1 if there is no prediction, or if it cannot be compared with what the engine reports."""
         grant = self.grant
         if grant is None or grant.term == Term(0) or grant.prefilled_by or not self._context.comparable:
             return -1
@@ -202,8 +189,7 @@ class RequestLifecycle:
 
 
 def compared(predicted: Tokens, reported: Tokens, *, granularity: Tokens) -> str:
-    """How reported cached tokens compare with predicted ones; -1 if unknown. Predictions are whole blocks of `granularity`
-    tokens; an engine with smaller ones may use a part of the next."""
+    """-1 is unknown. Predictions are multiples of `granularity`, engine blocks may be smaller."""
     if predicted < 0 or reported < 0:
         return UNKNOWN
     if reported < predicted:
@@ -213,5 +199,4 @@ def compared(predicted: Tokens, reported: Tokens, *, granularity: Tokens) -> str
 
 @cache
 def _token_metrics(instance: InstanceId) -> tuple[Metric, Metric, Metric]:
-    """Looking a metric up by labels costs more than counting."""
     return PROMPT_TOKENS.labels(instance), CACHED_TOKENS.labels(instance), PREDICTED_CACHED_TOKENS.labels(instance)

@@ -1,4 +1,4 @@
-"""`pointsman-ingress`: chooses and connects the ingress's parts, and runs them in one process or several."""
+"""Composition root of `pointsman-ingress`: wires its parts and runs them in one or several processes."""
 
 import asyncio
 import os
@@ -50,8 +50,8 @@ from pointsman_ingress.settings import IngressSettings
 log = structlog.get_logger()
 
 BUILTIN_TOKENIZER = "builtin"
-LISTENS_WALL_SECONDS: WallSeconds = WallSeconds(1.0)  # how often one of several processes shows its parent that it runs
-FLUSH_WALL_SECONDS: WallSeconds = WallSeconds(1.0)  # how long the last events may take to reach the log at shutdown
+LISTENING_WALL_SECONDS: WallSeconds = WallSeconds(1.0)  # heartbeat to the parent process
+FLUSH_WALL_SECONDS: WallSeconds = WallSeconds(1.0)  # for pending events at shutdown
 
 
 @command(IngressSettings, name="pointsman-ingress", table="ingress")
@@ -72,16 +72,16 @@ def main(settings: IngressSettings) -> None:
             settings.processes,
             host=settings.host,
             port=settings.port,
-            serve=partial(_serve_as_one_of_several, replace(settings, name=_name(settings))),
+            serve=partial(_serve_in_child, replace(settings, name=_name(settings))),
         )
 
 
-def _serve_as_one_of_several(
-    settings: IngressSettings, number: int, listener: socket.socket, listens: Callable[[], None]
+def _serve_in_child(
+    settings: IngressSettings, number: int, listener: socket.socket, report_listening: Callable[[], None]
 ) -> None:
     own = replace(settings, name=f"{settings.name}-{number}")
     structlog.contextvars.bind_contextvars(process=own.name)
-    run(lambda supervisor: serve(own, supervisor, listener=listener, listens=listens))
+    run(lambda supervisor: serve(own, supervisor, listener=listener, report_listening=report_listening))
 
 
 async def serve(
@@ -89,10 +89,8 @@ async def serve(
     supervisor: Supervisor,
     *,
     listener: socket.socket | None = None,
-    listens: Callable[[], None] = lambda: None,
+    report_listening: Callable[[], None] = lambda: None,
 ) -> None:
-    """Run until the supervisor is stopped. `listener`: as in `HttpServer`. `listens`: called every second from when it
-    listens."""
     clock = ScaledClock(settings.speed)
     names = pool_names(settings)
     board = PoolsBoard(names)
@@ -107,7 +105,7 @@ async def serve(
         ) as app:
             server = http_server(app, settings, board, listener=listener)
             supervisor.stop_seconds_max = STOP_SECONDS_MAX + settings.lame_duck_seconds + settings.drain_seconds_max
-            supervisor.start(accompany(server, supervisor, clock, listens), name="accompany-http")
+            supervisor.start(supervise_server(server, supervisor, clock, report_listening), name="accompany-http")
             await server.serve()
         flushed = await asyncio.gather(*(link.log.flush(FLUSH_WALL_SECONDS) for link in links.values()))
         if not all(flushed):
@@ -145,12 +143,8 @@ async def assembled(
     pool_boards: Mapping[PoolName, HealthBoard] | None = None,
     access_log_out: Output | None = None,
 ) -> AsyncIterator[AsgiApp]:
-    """The ASGI application, which works while the context is open.
-
-    `links`: one per pool. `engine_session`: instead of real HTTP to engines. `chance`: source of ids and probes.
-    `pool_boards`: health of single pools, if not on `board`. `access_log_out`: default standard output.
-    Raises click.ClickException if the keys file or a tokenizer cannot be read.
-    """
+    """`links`: one per pool. `engine_session`: replaces HTTP to engines. `chance`: source of ids and probes. Raises
+    click.ClickException if the keys file or a tokenizer is unreadable."""
     try:
         keyring = Keyring(Path(settings.keys_file) if settings.keys_file else None, clock)
     except KeysFileError as error:
@@ -206,7 +200,7 @@ def _pool(
     hold: HoldQueue,
     supervisor: Supervisor,
 ) -> Pool:
-    """A pool, with its background tasks started. Raises click.ClickException."""
+    """Starts the pool's background tasks. Raises click.ClickException."""
     fleet = FleetView(clock, board)
     in_flight = InFlightRequests(fleet=fleet, events=link.log, clock=clock)
     liveness = SchedulerLiveness(
@@ -248,12 +242,13 @@ def _pool(
     return pool
 
 
-async def accompany(server: HttpServer, supervisor: Supervisor, clock: Clock, listens: Callable[[], None]) -> None:
-    """Report that the server listens, and stop it with the process; at once if a background task fails."""
+async def supervise_server(
+    server: HttpServer, supervisor: Supervisor, clock: Clock, report_listening: Callable[[], None]
+) -> None:
     while not server.started:
         await clock.sleep_wall(WallSeconds(0.01))
     log.info("listening", port=server.bound_port)
-    supervisor.start(_repeat(listens, clock), name="say-listening")
+    supervisor.start(_repeat(report_listening, clock), name="report-listening")
     try:
         await supervisor.until_stopped()
         log.info("shutting_down")
@@ -261,15 +256,15 @@ async def accompany(server: HttpServer, supervisor: Supervisor, clock: Clock, li
             server.lame_duck_seconds = 0.0
         server.should_exit = True
         await supervisor.until_hurried()
-    finally:  # `until_stopped` raises what a background task failed with
+    finally:  # `until_stopped` raises background failures
         server.should_exit = True
         server.hurry()
 
 
-async def _repeat(listens: Callable[[], None], clock: Clock) -> None:
+async def _repeat(report_listening: Callable[[], None], clock: Clock) -> None:
     while True:
-        listens()
-        await clock.sleep_wall(LISTENS_WALL_SECONDS)
+        report_listening()
+        await clock.sleep_wall(LISTENING_WALL_SECONDS)
 
 
 def pool_names(settings: IngressSettings) -> list[PoolName]:
@@ -281,7 +276,6 @@ def _name(settings: IngressSettings) -> str:
 
 
 def _pool_tokenizers(settings: IngressSettings) -> dict[str, str]:
-    """Directories of `--pool-tokenizer`. Raises click.BadParameter."""
     directories = {}
     for given in settings.pool_tokenizer:
         pool, equals, directory = given.partition("=")

@@ -1,8 +1,4 @@
-"""Stateless endpoints (`/tokenize`, `/detokenize`): any instance can answer, nothing is scheduled and nothing logged.
-
-The least busy reachable instance is asked, and another when it fails, within the same bounds as other requests. They cost
-no prefill, so the shortest deadline for the first byte applies.
-"""
+"""Stateless endpoints (`/tokenize`, `/detokenize`): any instance can answer; not scheduled, not logged."""
 
 from functools import partial
 
@@ -13,7 +9,7 @@ from pointsman.runtime.telemetry import ENGINE_RETRIES
 from pointsman_ingress.context import RequestFacts
 from pointsman_ingress.engine.client import EngineClient, EngineFailedError, EngineRequest, lacks_endpoint
 from pointsman_ingress.engine.first_byte import FirstByteDeadline, first_byte_wall_seconds
-from pointsman_ingress.http.call import Call
+from pointsman_ingress.http.call import HttpExchange
 from pointsman_ingress.http.errors import endpoint_not_found, engine_failed, no_engines, retry_budget_spent
 from pointsman_ingress.placement.fleet_view import Model
 from pointsman_ingress.placement.pools import Pool
@@ -23,7 +19,7 @@ log = structlog.get_logger()
 
 
 async def pass_through(
-    call: Call,
+    call: HttpExchange,
     body: bytes,
     pool: Pool,
     model: Model,
@@ -35,15 +31,17 @@ async def pass_through(
     tried: list[InstanceId] = []
     reason = ""
 
-    def may_leave(present: InstanceId, _seconds: Seconds) -> bool:
-        excluded = [*tried, present]
+    def may_retry_elsewhere(current: InstanceId, _seconds: Seconds) -> bool:
+        excluded = [*tried, current]
         return len(excluded) <= settings.retries_max and pool.in_flight.least_busy(model, excluded=excluded) is not None
 
     with pool.retry_budget.open() as ticket:
         while (instance := pool.in_flight.least_busy(model, excluded=tried)) is not None:
             request = EngineRequest(instance.url, call.path, body, call.headers, call.id)
             try:
-                async with FirstByteDeadline(first_byte_wall_seconds(settings), partial(may_leave, instance.id)):
+                async with FirstByteDeadline(
+                    first_byte_wall_seconds(settings), partial(may_retry_elsewhere, instance.id)
+                ):
                     answer, first = await engines.open(request)
                 async with answer:
                     whole = await answer.whole(first)

@@ -1,11 +1,5 @@
-"""One request over HTTP, from the client's bytes to an answer and, if it left a trace in the log, exactly one end there.
-
-1. *Read*: API key, body, fields. 2. *Understand* (`context`): model, tokens, length, SLOs; refused requests leave no trace.
-3. *Deliver* (`delivery`): place it, forward it, pass the answer on.
-
-A client that hangs up, or a request that takes too long, interrupts wherever it is (`RequestDeadline`). The leader writes
-the end while the request waits, the ingress after a grant.
-"""
+"""Serves one HTTP request: reads it, resolves it (`context`), delivers it (`delivery`). A logged request gets exactly
+one end: from the leader while queued, from the ingress after a grant."""
 
 import asyncio
 
@@ -21,7 +15,7 @@ from pointsman_ingress.delivery import Delivery
 from pointsman_ingress.endpoints import Endpoint
 from pointsman_ingress.engine.client import EngineClient
 from pointsman_ingress.http.api_keys import Keyring
-from pointsman_ingress.http.call import BodyBudget, Call, ClientGoneError, RequestIds
+from pointsman_ingress.http.call import BodyBudget, ClientGoneError, HttpExchange, RequestIds
 from pointsman_ingress.http.errors import (
     ApiError,
     ingress_stopped,
@@ -62,9 +56,9 @@ class Gateway:
         self._body_budget = BodyBudget()
 
     async def serve(self, endpoint: Endpoint, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request. If its task is cancelled, the request ends with an error; a second cancellation is raised."""
+        """A cancelled task ends the request with an error; a second cancellation is raised."""
         call, facts = self._call(endpoint, scope, send), RequestFacts()
-        life: RequestLifecycle | None = None
+        lifecycle: RequestLifecycle | None = None
         try:
             with RequestDeadline(self._supervisor, wall_seconds=self._settings.request_timeout_seconds) as deadline:
                 try:
@@ -77,11 +71,11 @@ class Gateway:
                         await pass_through(call, body, pool, model, facts, self._engines, self._settings)
                         return
                     context = await understand(call, endpoint, body, request, self._pools, self._settings, facts)
-                    life = RequestLifecycle(context, self._clock)
+                    lifecycle = RequestLifecycle(context, self._clock)
                     await Delivery(
                         context,
                         call,
-                        life,
+                        lifecycle,
                         engines=self._engines,
                         clock=self._clock,
                         settings=self._settings,
@@ -93,17 +87,17 @@ class Gateway:
                     facts.reason = CancelCause.CLIENT_GONE
                 except asyncio.CancelledError:
                     facts.reason = cause = deadline.uncancel() or CancelCause.INGRESS_STOPPED
-                    await self._end_interrupted(call, life, cause)
-                except RecursionError:  # only what a client nests is nested so deeply
-                    _fail(life, "malformed_body", 400)
+                    await self._end_interrupted(call, lifecycle, cause)
+                except RecursionError:  # the client's nesting
+                    _fail(lifecycle, "malformed_body", 400)
                     await call.fail(nested_too_deeply())
                 except Exception:
                     log.exception("request_internal_error", request=call.id)
-                    _fail(life, "internal_error", 500)
+                    _fail(lifecycle, "internal_error", 500)
                     await call.fail(internal_error())
         finally:
             if self._access_log is not None:
-                self._access_log.write(call, facts, life)
+                self._access_log.write(call, facts, lifecycle)
 
     async def refuse(self, endpoint: Endpoint, scope: Scope, send: Send, error: ApiError) -> None:
         call = self._call(endpoint, scope, send)
@@ -113,23 +107,25 @@ class Gateway:
             if self._access_log is not None:
                 self._access_log.write(call, RequestFacts(), None)
 
-    def _call(self, endpoint: Endpoint, scope: Scope, send: Send) -> Call:
-        return Call(endpoint.path, endpoint.errors, scope, send, ids=self._ids, clock=self._clock)
+    def _call(self, endpoint: Endpoint, scope: Scope, send: Send) -> HttpExchange:
+        return HttpExchange(endpoint.path, endpoint.errors, scope, send, ids=self._ids, clock=self._clock)
 
-    async def _end_interrupted(self, call: Call, life: RequestLifecycle | None, cause: CancelCause) -> None:
-        if life is not None and not life.over:
-            waits = life.grant is None and cause is not CancelCause.INGRESS_STOPPED
-            if waits and await life.pool.scheduler.cancel(life.request, cause):
-                life.ended_by_leader()
+    async def _end_interrupted(
+        self, call: HttpExchange, lifecycle: RequestLifecycle | None, cause: CancelCause
+    ) -> None:
+        if lifecycle is not None and not lifecycle.ended:
+            waits = lifecycle.grant is None and cause is not CancelCause.INGRESS_STOPPED
+            if waits and await lifecycle.pool.scheduler.cancel(lifecycle.request, cause):
+                lifecycle.ended_by_leader()
             elif cause is CancelCause.TIMEOUT:
-                life.failed(cause.value, 408)
+                lifecycle.failed(cause.value, 408)
             else:
-                life.cancelled(cause)
+                lifecycle.cancelled(cause)
         if cause is not CancelCause.CLIENT_GONE:
             error = request_timeout() if cause is CancelCause.TIMEOUT else ingress_stopped()
             await call.fail(error, mid_event=True)
 
 
-def _fail(life: RequestLifecycle | None, reason: str, status: int) -> None:
-    if life is not None and not life.over:
-        life.failed(reason, status)
+def _fail(lifecycle: RequestLifecycle | None, reason: str, status: int) -> None:
+    if lifecycle is not None and not lifecycle.ended:
+        lifecycle.failed(reason, status)

@@ -1,4 +1,4 @@
-"""Settings of an ingress. `runtime.settings` says how flags, environment and file combine."""
+"""Settings of an ingress. `runtime.settings` combines flags, environment and file."""
 
 from dataclasses import dataclass
 

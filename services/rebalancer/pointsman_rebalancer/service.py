@@ -32,7 +32,7 @@ log = structlog.get_logger()
 
 DEBOUNCE_WALL_SECONDS: WallSeconds = WallSeconds(0.005)
 """How long the rest of a burst is waited for."""
-REGULARLY_WALL_SECONDS: WallSeconds = WallSeconds(0.1)
+PERIOD_WALL_SECONDS: WallSeconds = WallSeconds(0.1)
 """How long nothing may happen before it plans all the same."""
 PLANNING_SHARE_MAX = 0.2
 """Of its time that it plans at most; the rest is for the fold."""
@@ -40,7 +40,7 @@ ANSWER_WALL_SECONDS: WallSeconds = WallSeconds(1.0)
 SETTLED_WALL_SECONDS: WallSeconds = WallSeconds(1.0)
 """How long the log may take to bring what the leader knew when it answered."""
 
-CAUSES = (RequestPlaced, RequestMigrated, PrefillFinished, FleetEvent)
+TRIGGERS = (RequestPlaced, RequestMigrated, PrefillFinished, FleetEvent)
 """What may overload an instance or show that it is, or make room somewhere."""
 
 
@@ -65,7 +65,7 @@ class RebalancerService:
             hot_share=settings.hot_share,
             cold_share=settings.cold_share,
         )
-        self._follower = LogFollower(event_log, clock=clock, board=board, settings=pool, on_event=self._hear)
+        self._follower = LogFollower(event_log, clock=clock, board=board, settings=pool, on_event=self._on_event)
         self._commands = commands
         self._clock = clock
         self._policy = policy
@@ -75,11 +75,11 @@ class RebalancerService:
         self._pool_settings = pool
         self._subject = migrate_subject(PoolName(settings.pool))
         self._plans = 0
-        self._cause_at: Seconds | None = None
+        self._trigger_at: Seconds | None = None
         """When the first thing happened that no plan has looked at yet, engine time."""
-        self._caused = asyncio.Event()
-        self._news = asyncio.Event()
-        self._known: tuple[Term, int] = (Term(0), 0)
+        self._triggered = asyncio.Event()
+        self._entry_read = asyncio.Event()
+        self._newest_decision: tuple[Term, int] = (Term(0), 0)
         """The newest decision that has come through the log."""
 
     @property
@@ -96,31 +96,31 @@ class RebalancerService:
         if isinstance(self._policy, Off) and not self._rebind:
             return
         while True:
-            await _at_most(REGULARLY_WALL_SECONDS, self._caused)
+            await _wait(PERIOD_WALL_SECONDS, self._triggered)
             await self._clock.sleep_wall(DEBOUNCE_WALL_SECONDS)
             started = self._clock.wall()
-            plan, cause_at = MigrationPlan(self.state.sequence), None
+            plan, trigger_at = MigrationPlan(self.state.sequence), None
             with contained("planning"):
-                plan, cause_at = self._plan()
+                plan, trigger_at = self._plan()
             planning = self._clock.wall() - started
             telemetry.MIGRATION_PLANNING_SECONDS.observe(float(planning))
             with contained("plan"):
                 if plan.migrations:
-                    await self._carry_out(plan, cause_at)
+                    await self._request_moves(plan, trigger_at)
             await self._clock.sleep_wall(planning * (1 / PLANNING_SHARE_MAX - 1))
 
-    def _hear(self, event: LogEvent) -> None:
+    def _on_event(self, event: LogEvent) -> None:
         stamp = event.stamp
         if stamp is not None:
-            self._known = max(self._known, (stamp.term, stamp.number))
+            self._newest_decision = max(self._newest_decision, (stamp.term, stamp.number))
         if isinstance(event, LeaderElected):
             self._compare_settings(event)
             self._window = _window_of(event)
-        if isinstance(event, CAUSES):
-            if self._cause_at is None:
-                self._cause_at = event.at
-            self._caused.set()
-        self._news.set()
+        if isinstance(event, TRIGGERS):
+            if self._trigger_at is None:
+                self._trigger_at = event.at
+            self._triggered.set()
+        self._entry_read.set()
 
     def _compare_settings(self, elected: LeaderElected) -> None:
         """What is hot decides which instances a prefix maps to: leader and rebalancer should think alike."""
@@ -131,8 +131,8 @@ class RebalancerService:
 
     def _plan(self) -> tuple[MigrationPlan, Seconds | None]:
         """A plan on what is known now, and when what it looks at began. Empty while the log is still being read."""
-        cause_at, self._cause_at = self._cause_at, None
-        self._caused.clear()
+        trigger_at, self._trigger_at = self._trigger_at, None
+        self._triggered.clear()
         state = self._follower.state
         if not self._follower.caught_up:
             return MigrationPlan(state.sequence), None
@@ -143,9 +143,9 @@ class RebalancerService:
             rebinds = Redispatching(state, now, self._window).plan(busy=busy)
             plan = replace(plan, migrations=(*plan.migrations, *rebinds))
         self._plans += bool(plan.migrations)
-        return replace(plan, id=f"{self._name}.{self._plans}", policy=self._policy.name), cause_at
+        return replace(plan, id=f"{self._name}.{self._plans}", policy=self._policy.name), trigger_at
 
-    async def _carry_out(self, plan: MigrationPlan, cause_at: Seconds | None) -> None:
+    async def _request_moves(self, plan: MigrationPlan, trigger_at: Seconds | None) -> None:
         telemetry.MIGRATIONS_PLANNED.labels(plan.policy).inc(len(plan.migrations))
         try:
             answer = await self._commands.request(
@@ -154,31 +154,31 @@ class RebalancerService:
         except (NoResponderError, CommandTimeoutError) as error:
             telemetry.MIGRATION_PLANS.labels(plan.policy, "unanswered").inc()
             log.info("migration_plan_unanswered", plan=plan.id, problem=str(error))
-            await self._clock.sleep_wall(REGULARLY_WALL_SECONDS)
+            await self._clock.sleep_wall(PERIOD_WALL_SECONDS)
             return
         if not isinstance(answer, MigrationAnswered):
             log.error("answer_unexpected", plan=plan.id, answer=type(answer).__name__)
             return
-        self._note(plan, answer, cause_at)
-        await self._until_known(answer.as_of, (answer.term, answer.decided))
+        self._record(plan, answer, trigger_at)
+        await self._until_read(answer.as_of, (answer.term, answer.decided))
 
-    def _note(self, plan: MigrationPlan, answer: MigrationAnswered, cause_at: Seconds | None) -> None:
+    def _record(self, plan: MigrationPlan, answer: MigrationAnswered, trigger_at: Seconds | None) -> None:
         telemetry.MIGRATION_PLANS.labels(plan.policy, answer.refusal or "taken").inc()
         refused = sum(bool(move.refusal) for move in answer.moves)
         applied = len(answer.moves) - refused
-        if applied and cause_at is not None:
-            reaction = (self._clock.now() - cause_at) / self._clock.speed
+        if applied and trigger_at is not None:
+            reaction = (self._clock.now() - trigger_at) / self._clock.speed
             telemetry.REBALANCING_REACTION_SECONDS.observe(max(0.0, reaction))
         log.info(
             "planned", plan=plan.id, as_of=plan.as_of, applied=applied, refused=refused, refusal=answer.refusal or None
         )
 
-    async def _until_known(self, as_of: Sequence, decision: tuple[Term, int]) -> None:
+    async def _until_read(self, as_of: Sequence, decision: tuple[Term, int]) -> None:
         """Wait for the log to bring that much, within a bound: a leader may die before it has written."""
         deadline = self._clock.wall() + SETTLED_WALL_SECONDS
-        while (self.state.sequence < as_of or self._known < decision) and self._clock.wall() < deadline:
-            self._news.clear()
-            await _at_most(deadline - self._clock.wall(), self._news)
+        while (self.state.sequence < as_of or self._newest_decision < decision) and self._clock.wall() < deadline:
+            self._entry_read.clear()
+            await _wait(deadline - self._clock.wall(), self._entry_read)
 
 
 def _command(plan: MigrationPlan, term: Term) -> MigrateRequests:
@@ -204,7 +204,7 @@ def _window_of(elected: LeaderElected) -> Window:
     )
 
 
-async def _at_most(seconds: WallSeconds, event: asyncio.Event) -> None:
+async def _wait(seconds: WallSeconds, event: asyncio.Event) -> None:
     """Wait for the event, but no longer than so many wall seconds."""
     try:
         async with asyncio.timeout(max(0.0, float(seconds))):

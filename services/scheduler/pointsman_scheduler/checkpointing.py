@@ -115,7 +115,7 @@ class Checkpointer:
 
     async def _save(self, state: State, entry: LogEntry) -> None:
         try:
-            if not await self._somebody_else_did():
+            if not await self._is_superseded():
                 started = self._clock.wall()
                 content = encode_state(state)
                 encoded = self._clock.wall()
@@ -138,7 +138,7 @@ class Checkpointer:
             self._not_before = self._clock.wall() + SAVE_RETRY_WALL_SECONDS
             log.warning("checkpoint_not_saved", problem=str(error))
 
-    async def _somebody_else_did(self) -> bool:
+    async def _is_superseded(self) -> bool:
         """Whether there is a newer checkpoint than our last. Raises StoreUnavailableError."""
         known = [
             label.as_of

@@ -35,5 +35,5 @@ def take_drain(
 
 
 def _requests_at(dispatcher: Dispatcher, instance: InstanceId) -> int:
-    line = dispatcher.state.workload.queues.get(instance)
-    return line.requests if line else 0
+    queue = dispatcher.state.workload.queues.get(instance)
+    return queue.requests if queue else 0

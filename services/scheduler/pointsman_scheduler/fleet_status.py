@@ -29,16 +29,16 @@ def describe_fleet(state: State, policies: PolicySet, *, pool: PoolName, schedul
 
 
 def _describe(state: State, instance: Instance) -> InstanceDescribed:
-    line = state.workload.queues.get(instance.id, EMPTY_QUEUE)
+    queue = state.workload.queues.get(instance.id, EMPTY_QUEUE)
     return InstanceDescribed(
         instance=instance.id,
         url=instance.url,
         epoch=instance.epoch,
         status=instance.status,
         knowledge=instance.knowledge,
-        pending=len(line.pending),
-        in_prefill=len(line.prefill),
-        decoding=len(line.decoding),
+        pending=len(queue.pending),
+        in_prefill=len(queue.prefill),
+        decoding=len(queue.decoding),
         cached_blocks=state.index.blocks(instance.id),
         digest=state.index.digest(instance.id),
         doubt=instance.unschedulable
@@ -99,10 +99,10 @@ class FleetGauges:
         self._shown = present
 
     def _show_one(self, state: State, instance: Instance) -> None:
-        line = state.workload.queues.get(instance.id, EMPTY_QUEUE)
-        telemetry.INSTANCE_PENDING.labels(instance.id).set(len(line.pending))
-        telemetry.INSTANCE_PREFILL.labels(instance.id).set(len(line.prefill))
-        telemetry.INSTANCE_DECODING.labels(instance.id).set(len(line.decoding))
+        queue = state.workload.queues.get(instance.id, EMPTY_QUEUE)
+        telemetry.INSTANCE_PENDING.labels(instance.id).set(len(queue.pending))
+        telemetry.INSTANCE_PREFILL.labels(instance.id).set(len(queue.prefill))
+        telemetry.INSTANCE_DECODING.labels(instance.id).set(len(queue.decoding))
         telemetry.INSTANCE_BLOCKS.labels(instance.id).set(state.index.blocks(instance.id))
         telemetry.INSTANCE_PREDICTION_ERROR.labels(instance.id).set(state.latency.prediction_error(instance.id) or 0.0)
         telemetry.INSTANCE_EJECTED.labels(instance.id).set(instance.ejected or instance.half_open)

@@ -38,14 +38,14 @@ from pointsman.primitives import PoolName
 from pointsman.runtime import telemetry
 from pointsman_scheduler.draining import take_drain
 from pointsman_scheduler.fleet_status import describe_fleet
-from pointsman_scheduler.leader import ActiveTerm, Leader, send
+from pointsman_scheduler.leader import ActiveTerm, Candidacy, send
 from pointsman_scheduler.replica import Replica
 from pointsman_scheduler.waiters import UNGRANTED
 
 
 class CommandHandlers:
     def __init__(
-        self, *, leader: Leader, replica: Replica, clock: Clock, policies: PolicySet, pool: PoolName, name: str
+        self, *, leader: Candidacy, replica: Replica, clock: Clock, policies: PolicySet, pool: PoolName, name: str
     ):
         self._leader = leader
         self._replica = replica
@@ -83,12 +83,12 @@ class CommandHandlers:
         term.waiters.add(command, reply)
         events = term.dispatcher.route(command, self._clock.now())
         telemetry.DECISION_SECONDS.observe(float(self._clock.wall() - started))
-        await term.publish(events or self._give_up_unheard_grant(term, command))
+        await term.publish(events or self._abandon_lost_grant(term, command))
         if not events:
             term.waiters.add(command, reply)  # again: giving the request up has forgotten it
             await send(term.waiters.answers_again(command))
 
-    def _give_up_unheard_grant(self, term: ActiveTerm, command: RouteRequest) -> list[LogEvent]:
+    def _abandon_lost_grant(self, term: ActiveTerm, command: RouteRequest) -> list[LogEvent]:
         """End a request that was granted to an instance that has left, and whose ingress still asks for a place: it never
         got the grant. Told that the request has ended, the ingress asks under another id."""
         state = self._replica.state

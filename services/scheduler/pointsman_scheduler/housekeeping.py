@@ -14,8 +14,8 @@ from pointsman.runtime import telemetry
 from pointsman.runtime.containment import contained
 from pointsman.state.workload import Request
 from pointsman_scheduler.fleet_status import FleetGauges
-from pointsman_scheduler.heartbeats import Heartbeats
-from pointsman_scheduler.leader import ActiveTerm, Leader
+from pointsman_scheduler.leader import ActiveTerm, Candidacy
+from pointsman_scheduler.log_liveness import LogLiveness
 from pointsman_scheduler.replica import Replica
 from pointsman_scheduler.settings import SchedulerSettings
 from pointsman_scheduler.waiters import UNGRANTED
@@ -23,9 +23,9 @@ from pointsman_scheduler.waiters import UNGRANTED
 log = structlog.get_logger()
 
 PERIOD_WALL_SECONDS: WallSeconds = WallSeconds(0.25)
-STALL_WALL_SECONDS: WallSeconds = WallSeconds(1.0)
+SUSPENDED_WALL_SECONDS: WallSeconds = WallSeconds(1.0)
 """A sleep this long means that the process was suspended, and what others wrote meanwhile is not read yet."""
-LISTENED_WALL_SECONDS: WallSeconds = WallSeconds(1.0)
+LISTENING_WALL_SECONDS: WallSeconds = WallSeconds(1.0)
 """How long a leader must have heard others without a break before it ejects instances."""
 IDLE_WALL_SECONDS: WallSeconds = WallSeconds(3.0)
 """How long an engine must report that nothing runs there before its requests are ended."""
@@ -35,12 +35,12 @@ class Housekeeping:
     def __init__(
         self,
         *,
-        leader: Leader,
+        leader: Candidacy,
         replica: Replica,
         commands: Commands,
         clock: Clock,
         settings: SchedulerSettings,
-        heartbeats: Heartbeats,
+        heartbeats: LogLiveness,
     ) -> None:
         self._leader = leader
         self._replica = replica
@@ -59,7 +59,7 @@ class Housekeeping:
         while True:
             began = self._clock.wall()
             await self._clock.sleep_wall(PERIOD_WALL_SECONDS)
-            suspended = self._clock.wall() - began > STALL_WALL_SECONDS
+            suspended = self._clock.wall() - began > SUSPENDED_WALL_SECONDS
             instances = len(self._replica.state.fleet.instances)
             if suspended or not self._commands.connected or self._heartbeats.log_is_silent(instances):
                 self._heartbeats.listen_from_now()
@@ -76,7 +76,7 @@ class Housekeeping:
     async def _check_liveness(self, term: ActiveTerm) -> None:
         now, speed, dispatcher = self._clock.now(), self._clock.speed, term.dispatcher
         timeouts = LivenessTimeouts(
-            heard_since=self._heartbeats.listens_since,
+            heard_since=self._heartbeats.listening_since,
             suspect_after=engine_seconds(self._settings.suspect_seconds, speed),
             leave_after=self._settings.leave_seconds * speed,
         )
@@ -91,7 +91,7 @@ class Housekeeping:
 
     async def _eject_outliers(self, term: ActiveTerm) -> None:
         now = self._clock.now()
-        if now - self._heartbeats.listens_since < engine_seconds(LISTENED_WALL_SECONDS, self._clock.speed):
+        if now - self._heartbeats.listening_since < engine_seconds(LISTENING_WALL_SECONDS, self._clock.speed):
             return
         events = term.dispatcher.eject_outliers(now)
         for event in events:
@@ -124,7 +124,7 @@ class Housekeeping:
         silent = term.ownership.orphans(
             list(self._replica.state.workload.requests.values()),
             self._clock.wall(),
-            since=self._heartbeats.listens_since_wall,
+            since=self._heartbeats.listening_since_wall,
             silence_max=self._settings.waiter_seconds,
         )
         return (r for r in list(silent) if r.followed or (r.stage in UNGRANTED and not r.rebound_from))

@@ -29,7 +29,7 @@ from pointsman.primitives import Term, WallSeconds
 from pointsman.runtime.health import HealthBoard
 from pointsman.runtime.leadership import Leadership
 from pointsman.state.state import State
-from pointsman_scheduler.heartbeats import Heartbeats
+from pointsman_scheduler.log_liveness import LogLiveness
 from pointsman_scheduler.migrating import MigrationHandler
 from pointsman_scheduler.ownership import Ownership
 from pointsman_scheduler.replica import Replica
@@ -51,9 +51,9 @@ class ActiveTerm:
     """What one term holds: the dispatcher, the waiting ingresses, and decisions that are not written yet."""
 
     def __init__(
-        self, state: State, policies: PolicySet, term: Term, fence: Fence, event_log: EventLog, heartbeats: Heartbeats
+        self, state: State, policies: PolicySet, term: Term, fence: Fence, event_log: EventLog, heartbeats: LogLiveness
     ) -> None:
-        self.dispatcher = Dispatcher(state, policies, term=term, on_decision=self._note)
+        self.dispatcher = Dispatcher(state, policies, term=term, on_decision=self._collect)
         self.waiters = Waiters(self.dispatcher)
         self.ownership = Ownership()
         self.migrations = MigrationHandler(self.dispatcher)
@@ -76,11 +76,11 @@ class ActiveTerm:
         for event in decided:
             self._log.append_soon(event, self._fence)
             if event.stamp is not None:
-                self._heartbeats.wrote(event.stamp.number)
+                self._heartbeats.decision_written(event.stamp.number)
             answers += self.waiters.answers_to(event)
         await send(answers)
 
-    def _note(self, decision: LogEvent) -> LogEvent:
+    def _collect(self, decision: LogEvent) -> LogEvent:
         self._unwritten.append(decision)
         return decision
 
@@ -90,7 +90,7 @@ async def send(answers: Answers) -> None:
         await reply(answer)
 
 
-class Leader:
+class Candidacy:
     """This scheduler's candidacy for its pool, and its term while it has one."""
 
     def __init__(
@@ -103,7 +103,7 @@ class Leader:
         policies: PolicySet,
         name: str,
         replica: Replica,
-        heartbeats: Heartbeats,
+        heartbeats: LogLiveness,
     ) -> None:
         self._log = event_log
         self._clock = clock

@@ -73,7 +73,7 @@ def start_scheduler(
         policies=policies,
         name=name,
     )
-    supervisor.start(service.run(), name="life")
-    supervisor.start(service.keep_house(), name="housekeeping")
-    supervisor.start(service.heal(), name="healing")
+    supervisor.start(service.run(), name="term")
+    supervisor.start(service.run_housekeeping(), name="housekeeping")
+    supervisor.start(service.run_resync(), name="healing")
     return service

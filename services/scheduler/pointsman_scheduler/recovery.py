@@ -41,7 +41,7 @@ class LogBrokenError(Exception):
     """The log does not lead on from what was folded."""
 
 
-class _LookAgainError(Exception):
+class _RetryLookUpError(Exception):
     """No checkpoint can be had now, and one may soon."""
 
 
@@ -99,16 +99,16 @@ class Recovery:
             async for entry in reading:
                 if isinstance(entry, LogReset):
                     # A log that seemed whole and is not: only then was it begun without waiting for a checkpoint.
-                    seemed_whole = beginning.extent.first <= 1 < entry.first_sequence
-                    if beginning.state.sequence or seemed_whole:
+                    seemed_complete = beginning.extent.first <= 1 < entry.first_sequence
+                    if beginning.state.sequence or seemed_complete:
                         raise LogBrokenError(entry.reason)
                     log.warning("log_truncated", first=entry.first_sequence, lost=entry.reason)
                 elif label is not None and entry.sequence == label.as_of:
-                    self._prove(label, entry)
+                    self._verify(label, entry)
                 else:
                     yield entry
 
-    def _prove(self, label: CheckpointLabel, entry: LogEntry) -> None:
+    def _verify(self, label: CheckpointLabel, entry: LogEntry) -> None:
         if entry_digest(entry) != label.entry:
             self._unfit.add(label)
             broken = f"the log went on differently before the checkpoint at {label.as_of}"
@@ -120,7 +120,7 @@ class Recovery:
             extent = await self._extent()
             try:
                 return extent, await self._newest_fitting(extent)
-            except _LookAgainError as error:
+            except _RetryLookUpError as error:
                 log.warning("checkpoints_unavailable", problem=str(error))
                 if extent.first <= 1 or self._clock.wall() > deadline:
                     return extent, None
@@ -128,7 +128,7 @@ class Recovery:
             await self._clock.sleep_wall(RETRY_WALL_SECONDS)
 
     async def _newest_fitting(self, extent: LogExtent) -> tuple[CheckpointLabel, State] | None:
-        """Raises _LookAgainError."""
+        """Raises _RetryLookUpError."""
         replaced = ""
         try:
             for label in await self._checkpoints.labels():
@@ -141,9 +141,9 @@ class Recovery:
                     replaced = "a newer one was taken meanwhile"
                 log.info("checkpoint_skipped", as_of=label.as_of, problem=problem or "it could not be read")
         except StoreUnavailableError as error:
-            raise _LookAgainError(str(error)) from error
+            raise _RetryLookUpError(str(error)) from error
         if replaced:
-            raise _LookAgainError(replaced)
+            raise _RetryLookUpError(replaced)
         return None
 
     def _is_newer_than(self, extent: LogExtent, label: CheckpointLabel) -> bool:

@@ -9,7 +9,7 @@ from pointsman.primitives import Epoch, InstanceId, PoolName, Seconds, WallSecon
 from pointsman.runtime import telemetry
 from pointsman.runtime.containment import contained
 from pointsman.state.state import State
-from pointsman_scheduler.leader import Leader
+from pointsman_scheduler.leader import Candidacy
 from pointsman_scheduler.replica import Replica
 
 log = structlog.get_logger()
@@ -19,13 +19,15 @@ TIMEOUT_WALL_SECONDS: WallSeconds = WallSeconds(1.0)
 
 
 class Resync:
-    def __init__(self, *, leader: Leader, replica: Replica, commands: Commands, clock: Clock, pool: PoolName) -> None:
+    def __init__(
+        self, *, leader: Candidacy, replica: Replica, commands: Commands, clock: Clock, pool: PoolName
+    ) -> None:
         self._leader = leader
         self._replica = replica
         self._commands = commands
         self._clock = clock
         self._pool = pool
-        self._rejoin_asked: dict[InstanceId, Seconds] = {}
+        self._rejoin_requested: dict[InstanceId, Seconds] = {}
         """Unregistered instances that were asked to join, and the report after which."""
 
     async def run(self) -> None:
@@ -38,17 +40,17 @@ class Resync:
     async def _resync_doubtful(self, state: State) -> None:
         for instance in state.fleet.instances:
             if instance.forged:
-                await self._ask(instance.id, instance.doubt, rejoin=True)
+                await self._request(instance.id, instance.doubt, rejoin=True)
             elif instance.contradicted:
-                await self._ask(instance.id, instance.contradicted, distrust=instance.epoch)
+                await self._request(instance.id, instance.contradicted, distrust=instance.epoch)
             elif instance.doubt:
-                await self._ask(instance.id, instance.doubt)
-        for unregistered, heard_at in list(state.unregistered.items()):
-            if self._rejoin_asked.get(unregistered) != heard_at:  # by the instance's clock, which may be wrong
-                self._rejoin_asked[unregistered] = heard_at
-                await self._ask(unregistered, "it reports, but the log does not say that it joined", rejoin=True)
+                await self._request(instance.id, instance.doubt)
+        for unregistered, reported_at in list(state.unregistered.items()):
+            if self._rejoin_requested.get(unregistered) != reported_at:  # by the instance's clock, which may be wrong
+                self._rejoin_requested[unregistered] = reported_at
+                await self._request(unregistered, "it reports, but the log does not say that it joined", rejoin=True)
 
-    async def _ask(
+    async def _request(
         self, instance: InstanceId, doubt: str, *, rejoin: bool = False, distrust: Epoch | None = None
     ) -> None:
         """`distrust`: the epoch in which the engine has contradicted its own events."""

@@ -26,9 +26,9 @@ from pointsman.runtime.leadership import Leadership
 from pointsman.state.state import State
 from pointsman_scheduler.fleet_status import FleetWarnings
 from pointsman_scheduler.handlers import CommandHandlers
-from pointsman_scheduler.heartbeats import Heartbeats
 from pointsman_scheduler.housekeeping import Housekeeping
-from pointsman_scheduler.leader import LEADERSHIP, ActiveTerm, DeposedError, Leader
+from pointsman_scheduler.leader import LEADERSHIP, ActiveTerm, Candidacy, DeposedError
+from pointsman_scheduler.log_liveness import LogLiveness
 from pointsman_scheduler.policy_config import empty_state
 from pointsman_scheduler.recovery import LogBrokenError, Recovery, StartPoint
 from pointsman_scheduler.replica import Replica
@@ -69,8 +69,8 @@ class SchedulerService:
             empty_state=lambda: empty_state(settings, policies),
         )
         self._replica = replica = Replica(empty_state(settings, policies))
-        self._heartbeats = heartbeats = Heartbeats(clock, suspect_seconds=settings.suspect_seconds)
-        self._leader = leader = Leader(
+        self._heartbeats = heartbeats = LogLiveness(clock, suspect_seconds=settings.suspect_seconds)
+        self._leader = leader = Candidacy(
             event_log=event_log,
             clock=clock,
             board=board,
@@ -113,7 +113,7 @@ class SchedulerService:
                     self._replica.restart(start)
                     self._leader.reset()
                     tasks.create_task(self._fold(start), name="fold")
-                    tasks.create_task(self._campaign(tasks), name="stand")
+                    tasks.create_task(self._campaign(tasks), name="campaign")
             except* (LogBrokenError, DeposedError) as ends:
                 reason = str(ends.exceptions[0])
                 log.warning("term_ended", reason=reason, led=self.dispatcher is not None)
@@ -122,10 +122,10 @@ class SchedulerService:
             finally:
                 await self._leader.close()
 
-    async def keep_house(self) -> None:
+    async def run_housekeeping(self) -> None:
         await self._housekeeping.run()
 
-    async def heal(self) -> None:
+    async def run_resync(self) -> None:
         await self._resync.run()
 
     async def resign(self) -> None:
@@ -145,16 +145,16 @@ class SchedulerService:
     async def _fold(self, start: StartPoint) -> None:
         """Raises LogBrokenError."""
         async for entry in self._recovery.entries(start):
-            await self._take_in(entry)
+            await self._on_entry(entry)
             self._replica.notify()
 
-    async def _take_in(self, entry: LogEntry) -> None:
+    async def _on_entry(self, entry: LogEntry) -> None:
         event = entry.event
         if event is None or self._leader.is_own(event):
-            self._heartbeats.heard(event.stamp.number if event is not None and event.stamp is not None else 0)
+            self._heartbeats.entry_read(event.stamp.number if event is not None and event.stamp is not None else 0)
             self._replica.pass_over(entry)
         else:
-            self._heartbeats.heard()
+            self._heartbeats.entry_read()
             queue = self._queue_of(event)
             self._replica.apply(entry)
             if isinstance(event, LeaderElected):

@@ -1,4 +1,4 @@
-"""What vLLM's block events say of a block's key: tier, attention group, adapter, salt, and which blocks are keyed by tokens alone."""
+"""Key-related rules of vLLM's block events: tier, attention group, adapter, salt, and blocks keyed by tokens alone."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -16,14 +16,12 @@ def on_device(medium: str | None) -> bool:
 
 @dataclass(slots=True)
 class AttentionGroups:
-    """`chosen` stands for all groups: the first with full attention that was seen. `several`: others share the capacity, so this
-    one's part of it is unknown."""
+    """`chosen`: first full-attention group, represents all. `several`: others share the capacity."""
 
     chosen: int | None = None
     several: bool = False
 
     def counts(self, event: EngineBlockStored) -> bool:
-        """Whether a store says that a prefix is in the device's memory."""
         if not on_device(event.medium):
             return False
         if event.kv_cache_spec_kind is not None and event.kv_cache_spec_kind not in FULL_ATTENTION_KINDS:
@@ -37,21 +35,21 @@ class AttentionGroups:
 
 
 def lora_of(event: EngineBlockStored) -> str:
-    """The adapter's name; older engines give only a number."""
+    """Older engines give only a number."""
     if event.lora_name:
         return event.lora_name
     return "" if event.lora_id is None else str(event.lora_id)
 
 
 def salt_of(event: EngineBlockStored) -> str:
-    """The cache salt: what remains of the first block's extra keys beside the adapter."""
+    """What remains of the first block's extra keys after the adapter."""
     extra = event.extra_keys[0] if event.extra_keys else None
     rest = _beyond_lora(event, extra or [])
     return str(rest[0]) if rest else ""
 
 
 def token_keyed_blocks(event: EngineBlockStored) -> int:
-    """How many leading blocks are keyed by their tokens, the adapter and, where a prompt starts, a salt alone."""
+    """Leading blocks keyed only by tokens, adapter and, at a prompt's start, a salt."""
     starts_prompt = event.parent_block_hash is None
     for index, extra in enumerate(event.extra_keys or ()):
         if not extra:
@@ -63,8 +61,8 @@ def token_keyed_blocks(event: EngineBlockStored) -> int:
     return len(event.block_hashes)
 
 
-def misfit_of(event: EngineBlockStored, block_tokens: Tokens) -> str:
-    """How block size and token count contradict what the engine says of itself; empty where they do not."""
+def layout_error(event: EngineBlockStored, block_tokens: Tokens) -> str:
+    """Empty if block size and token count match the engine's block size."""
     if event.block_size != block_tokens:
         return (
             f"the engine's events have blocks of {event.block_size} tokens, its /metrics say {block_tokens}: "

@@ -1,10 +1,8 @@
-"""The engine's blocks as a forest of spans. In: stores with their parent. Out: nodes that know their pool key.
-
-A pool block is a span of `m` engine blocks. An engine block inside a span may belong to several pool blocks, where prompts part
-ways inside the span; so each node knows the one before it within its span, and a pool key belongs to a span's last node.
-"""
+"""The engine's blocks as a forest. A pool block is a span of `m` engine blocks, and its key belongs to the span's last.
+Prompts may branch inside a span."""
 
 from array import array
+from dataclasses import dataclass
 
 import msgspec
 
@@ -13,52 +11,40 @@ from pointsman.contracts.block_keys import KeyChain
 from pointsman.primitives import BlockKey, Seconds, Tokens
 from pointsman_worker.block_rules import lora_of, salt_of
 
-PROMPT_START = BlockKey(0)
-"""In place of the key above a block that starts a prompt."""
-UNVERIFIED_COPIES = -1
-"""As a count of copies: held as far as known, how many is not known."""
-VERIFIED = -1.0
-"""In place of the time since when a block is unverified: its removal will be seen."""
+PROMPT_START = BlockKey(0)  # parent key of a prompt's first block
+UNVERIFIED_COPIES = -1  # held, number of copies unknown
+VERIFIED = -1.0  # `unverified` of a block with certain removal events
 
 
+@dataclass(slots=True, eq=False)
 class Block:
-    """One engine block that is held, or that a held one of the same span depends on.
+    """Held, or needed by a held block of its span."""
 
-    `place`: position within the span, from 0; the last completes a pool block. `key`: of the last of a span its pool key, before
-    that the key the span starts from; None: keyed by more than tokens. `above`: the pool key before this span's, or PROMPT_START.
-    `tail`: tokens of the span so far, empty for the last. `prior`: the block before it, also in the span before. `confirmed`:
-    when it was last known to be held. `unverified`: since when its removal may have been missed.
-    """
-
-    __slots__ = (
-        "above", "children", "confirmed", "copies", "counted", "engine_hash", "key", "parent", "place", "prior", "tail", "unverified",
-    )  # fmt: skip
-
-    def __init__(self, engine_hash: EngineHash, place: int, key: BlockKey | None, above: BlockKey, tail: "array[int]"):
-        self.engine_hash = engine_hash
-        self.place = place
-        self.key = key
-        self.above = above
-        self.tail = tail
-        self.parent: Block | None = None
-        self.children: list[Block] | None = None
-        self.copies = 0
-        self.counted = False
-        self.prior: EngineHash | None = None
-        self.confirmed: Seconds = 0.0
-        self.unverified: Seconds = VERIFIED
+    engine_hash: EngineHash
+    span_index: int  # from 0; the last completes a pool block
+    key: BlockKey | None
+    """in a span's last block its pool key, before that the chain's start; None: keyed by more than tokens"""
+    parent_key: BlockKey  # pool key before the span
+    tail: "array[int]"  # tokens of the span so far; empty for the last block
+    parent: "Block | None"  # the block before it within the span
+    previous: EngineHash | None  # the block before it
+    children: "list[Block] | None" = None
+    copies: int = 0
+    counted: bool = False
+    confirmed: Seconds = 0.0  # when last known to be held
+    unverified: Seconds = VERIFIED  # since when its removal may have been missed
 
 
 class HeldBlock(msgspec.Struct, array_like=True, frozen=True):
-    """A Block for a file, with its neighbours by their engine hashes."""
+    """Serialized Block; neighbours by engine hash."""
 
     engine_hash: EngineHash
-    place: int
+    span_index: int
     key: BlockKey | None
-    above: BlockKey
+    parent_key: BlockKey
     tail: list[int]
     parent: EngineHash | None
-    prior: EngineHash | None
+    previous: EngineHash | None
     copies: int
 
 
@@ -66,37 +52,35 @@ _NO_TOKENS: "array[int]" = array("I")
 
 
 class EngineBlocks:
-    """`nodes` has every block by its engine hash."""
-
     def __init__(self, key_chain: KeyChain, engine_block_tokens: Tokens) -> None:
-        """Raises ValueError when a pool block is no whole number of engine blocks."""
+        """Raises ValueError if a pool block is not a multiple of the engine's block."""
         span, rest = divmod(key_chain.block_tokens, engine_block_tokens) if engine_block_tokens > 0 else (0, 1)
         if rest or not span:
             msg = f"block keys stand for {key_chain.block_tokens} tokens, which is no multiple of the engine's {engine_block_tokens}"
             raise ValueError(msg)
         self._chain = key_chain
         self.block_tokens = engine_block_tokens
-        self.last_place = span - 1
+        self.last_index = span - 1
         self.nodes: dict[EngineHash, Block] = {}
 
     def insert(self, event: EngineBlockStored, parent: Block | None, count: int) -> None:
-        """Make the nodes of the event's first `count` blocks that are not there yet. Raises ValueError, having changed nothing,
-        when a token id fits no key."""
-        width, last_place = self.block_tokens, self.last_place
+        """Adds missing nodes for the first `count` blocks. Raises ValueError, without changes, for an invalid token
+        id."""
+        width, last_index = self.block_tokens, self.last_index
         if parent is None:
             start = self._chain.root(lora=lora_of(event), cache_salt=salt_of(event))
-            above, place, before = PROMPT_START, 0, None
+            parent_key, span_index, before = PROMPT_START, 0, None
             tokens = array("I")
-        elif parent.place == last_place:
+        elif parent.span_index == last_index:
             assert parent.key is not None
-            start = above = parent.key
-            place, before = 0, None
+            start = parent_key = parent.key
+            span_index, before = 0, None
             tokens = array("I")
         else:
             assert parent.key is not None
-            start, above, place, before = parent.key, parent.above, parent.place + 1, parent
+            start, parent_key, span_index, before = parent.key, parent.parent_key, parent.span_index + 1, parent
             tokens = parent.tail[:]
-        span_starts, prior = 0, event.parent_block_hash
+        span_starts, previous = 0, event.parent_block_hash
         try:
             tokens.extend(event.token_ids[: count * width])
         except (OverflowError, TypeError) as error:
@@ -106,63 +90,66 @@ class EngineBlocks:
         for engine_hash in event.block_hashes[:count]:
             end += width
             node = self.nodes.get(engine_hash)
-            if place == last_place:
+            if span_index == last_index:
                 key = next(keys)
                 if node is None:
-                    node = self._add(engine_hash, place, key, above, _NO_TOKENS, before, prior)
-                start = above = key
-                place, before, span_starts = 0, None, end
+                    node = self._add(engine_hash, span_index, key, parent_key, _NO_TOKENS, before, previous)
+                start = parent_key = key
+                span_index, before, span_starts = 0, None, end
             else:
                 if node is None:
-                    node = self._add(engine_hash, place, start, above, tokens[span_starts:end], before, prior)
-                place, before = place + 1, node
-            prior = engine_hash
+                    node = self._add(
+                        engine_hash, span_index, start, parent_key, tokens[span_starts:end], before, previous
+                    )
+                span_index, before = span_index + 1, node
+            previous = engine_hash
 
     def add_keyless(self, engine_hash: EngineHash) -> Block:
-        return self._add(engine_hash, self.last_place, None, PROMPT_START, _NO_TOKENS, None, None)
+        return self._add(engine_hash, self.last_index, None, PROMPT_START, _NO_TOKENS, None, None)
 
     def dump(self) -> list[HeldBlock]:
-        """Parents before children."""
         return [
             HeldBlock(
                 node.engine_hash,
-                node.place,
+                node.span_index,
                 node.key,
-                node.above,
+                node.parent_key,
                 list(node.tail),
                 node.parent.engine_hash if node.parent is not None else None,
-                node.prior,
+                node.previous,
                 node.copies,
             )
             for node in self.nodes.values()
         ]
 
     def restore(self, blocks: list[HeldBlock]) -> None:
-        """Raises ValueError where the blocks contradict each other."""
+        """Raises ValueError for inconsistent blocks."""
         for block in blocks:
             before = self.nodes.get(block.parent) if block.parent is not None else None
-            misplaced = not 0 <= block.place <= self.last_place or block.copies < 0 or block.engine_hash in self.nodes
+            misplaced = (
+                not 0 <= block.span_index <= self.last_index or block.copies < 0 or block.engine_hash in self.nodes
+            )
             if misplaced or (block.parent is not None and before is None):
                 msg = "kept blocks contradict each other"
                 raise ValueError(msg)
             tail = array("I", block.tail)
-            node = self._add(block.engine_hash, block.place, block.key, block.above, tail, before, block.prior)
+            node = self._add(
+                block.engine_hash, block.span_index, block.key, block.parent_key, tail, before, block.previous
+            )
             node.copies = block.copies
 
     def _add(
         self,
         engine_hash: EngineHash,
-        place: int,
+        span_index: int,
         key: BlockKey | None,
-        above: BlockKey,
+        parent_key: BlockKey,
         tail: "array[int]",
         before: Block | None,
-        prior: EngineHash | None,
+        previous: EngineHash | None,
     ) -> Block:
-        node = self.nodes[engine_hash] = Block(engine_hash, place, key, above, tail)
-        node.prior = prior
+        node = self.nodes[engine_hash] = Block(engine_hash, span_index, key, parent_key, tail, before, previous)
         if before is not None:
-            node.parent = before
             if before.children is None:
                 before.children = []
             before.children.append(node)

@@ -1,7 +1,4 @@
-"""Cache events of one epoch, with dense sequences, each small enough for one message.
-
-Pure: changes in, events out. Who writes them, and when, is the service's affair.
-"""
+"""Builds one epoch's cache events from changes: dense sequences, each event within one message. No I/O."""
 
 from collections.abc import Iterator
 
@@ -12,20 +9,15 @@ from pointsman_worker.held_keys import Changes
 
 CacheEvents = BlocksStored | BlocksRemoved | CacheCleared | CacheGap | CacheSnapshot
 
-EVENT_KEY_BYTES_MAX = 384 * 1024
-"""Packed keys and run headers in one event: with base64 and JSON around it, well below NATS's 1 MiB."""
-RUN_OVERHEAD_BYTES = 48
-"""About what a run costs beside its keys, in the same measure."""
+EVENT_KEY_BYTES_MAX = 384 * 1024  # in base64 and JSON well below NATS's 1 MiB
+RUN_OVERHEAD_BYTES = 48  # per run
 
 
 class CacheEventSequencer:
-    """Numbers the cache events of one epoch, from 1."""
-
     def __init__(self, instance: InstanceId, epoch: Epoch) -> None:
         self.instance = instance
         self.epoch = epoch
-        self.sequence: Sequence = 0
-        """Of the last event that was made."""
+        self.sequence: Sequence = 0  # of the last event
 
     def gap(self, at: Seconds, missed: int, reason: str) -> CacheGap:
         return CacheGap(
@@ -33,7 +25,7 @@ class CacheEventSequencer:
         )
 
     def changes(self, at: Seconds, changes: Changes) -> Iterator[CacheEvents]:
-        """Cleared, removed, expired, stored: at most one event of each, unless there is more than fits one message."""
+        """At most one event of a kind, unless it exceeds a message."""
         if changes.cleared:
             yield CacheCleared(at=at, instance=self.instance, epoch=self.epoch, sequence=self._next())
         yield from self._removed(at, changes.removed, expired=False)
@@ -42,7 +34,7 @@ class CacheEventSequencer:
             yield self._stored(at, runs)
 
     def snapshot(self, at: Seconds, runs: list[Run]) -> Iterator[CacheEvents]:
-        """The whole cache: a snapshot, followed by stores where it does not fit one message."""
+        """A snapshot, then stores if it exceeds one message."""
         first, *rest = list(portions(runs)) or [[]]
         yield CacheSnapshot(at=at, instance=self.instance, epoch=self.epoch, sequence=self._next(), runs=first)
         for portion in rest:
@@ -69,8 +61,7 @@ class CacheEventSequencer:
 
 
 def portions(runs: list[Run], bytes_max: int = EVENT_KEY_BYTES_MAX) -> Iterator[list[Run]]:
-    """The same runs in the same order, in lists of which each fits one event; a long run is cut, its second part
-    following the last key of the first."""
+    """Splits runs into lists that fit one event; the rest of a cut run follows its first part's last key."""
     portion: list[Run] = []
     room = bytes_max
     for run in runs:

@@ -1,4 +1,4 @@
-"""The fleet events of one instance. In: settings, a session, what the probe saw. Out: InstanceJoined and InstanceReported."""
+"""Fleet events of one instance: combines settings, session and probe into InstanceJoined and InstanceReported."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ from pointsman.adapters.calibration_file import Calibration
 from pointsman.contracts.fleet import InstanceJoined, InstanceReported
 from pointsman.primitives import Seconds
 from pointsman.state.engine_profiles import PROFILES
-from pointsman_worker.probe import EngineProbe
+from pointsman_worker.engine_monitor import EngineMonitor
 from pointsman_worker.session import CacheSession, SessionState
 from pointsman_worker.settings import role_of
 
@@ -16,9 +16,8 @@ from pointsman_worker.settings import role_of
 @dataclass(frozen=True, slots=True)
 class FleetEvents:
     state: SessionState
-    probe: EngineProbe
-    calibration: Calibration | None
-    """The engine's measured costs; None: those of its profile."""
+    probe: EngineMonitor
+    calibration: Calibration | None  # None: the profile's costs
 
     def joined(self, session: CacheSession) -> InstanceJoined:
         state, facts, names = self.state, session.facts, self.probe.names
@@ -70,6 +69,6 @@ class FleetEvents:
         )
 
     def identity(self, session: CacheSession) -> bytes:
-        """The join event without the fields that reports repeat."""
+        """The join event without fields that reports repeat."""
         joined = msgspec.structs.replace(self.joined(session), at=0.0, adapters=[], aliases=[], certain=True)
         return msgspec.json.encode(joined)

@@ -1,4 +1,4 @@
-"""Reads the engine's KV events into the translator of the session. In: EngineItems. Out: changes to write, and new sessions."""
+"""Applies the engine's KV events to the session's translator; starts new sessions."""
 
 import contextlib
 from contextlib import aclosing
@@ -18,21 +18,21 @@ from pointsman.adapters.kv_events.events import (
     EngineResumed,
 )
 from pointsman.runtime import telemetry
-from pointsman_worker.handover import Successor
-from pointsman_worker.probe import EngineProbe
+from pointsman_worker.engine_monitor import EngineMonitor
+from pointsman_worker.saved_session import SessionStore
 from pointsman_worker.session import EventSource, SessionState
 
 log = structlog.get_logger()
 
 
 class Follower:
-    def __init__(self, state: SessionState, probe: EngineProbe, successor: Successor) -> None:
+    def __init__(self, state: SessionState, probe: EngineMonitor, successor: SessionStore) -> None:
         self._state = state
         self._probe = probe
         self._successor = successor
 
     async def run(self) -> None:
-        """Raises SettingsError where the first engine cannot be followed."""
+        """Raises SettingsError if the first engine cannot be followed."""
         state, probe = self._state, self._probe
         events, facts = state.events, await probe.facts()
         while events is None or not facts.completes:
@@ -63,7 +63,7 @@ class Follower:
                 self._on_batch(item)
             case EngineGap():
                 telemetry.ENGINE_EVENT_GAPS.labels("lost").inc()
-                self._state.miss(item.missed, item.reason)
+                self._state.on_events_lost(item.missed, item.reason)
             case EngineReplayed():
                 telemetry.ENGINE_EVENT_GAPS.labels("replayed").inc()
                 log.debug("engine_events_replayed", batches=item.recovered)
@@ -75,7 +75,7 @@ class Follower:
     def _on_batch(self, batch: EngineBatch) -> None:
         state = self._state
         state.expire()
-        _, translator = state.followed()
+        _, translator = state.followed_session()
         now, dropped_before = float(state.clock.wall()), translator.counters.dropped
         for event in batch.events:
             telemetry.ENGINE_EVENTS.labels(str(event.__struct_config__.tag)).inc()
@@ -85,11 +85,11 @@ class Follower:
             log.debug("engine_event_unknown", sequence=batch.sequence, problem=batch.problem)
         if batch.undecodable:
             self._on_undecodable(batch.undecodable, batch.problem)
-            state.miss(batch.undecodable, f"not understood: {batch.problem}"[:200])
+            state.on_events_lost(batch.undecodable, f"not understood: {batch.problem}"[:200])
         dropped = translator.counters.dropped - dropped_before
         if dropped:
             telemetry.ENGINE_STORES_DROPPED.inc(dropped)
-            state.miss(dropped, translator.counters.problem)
+            state.on_events_lost(dropped, translator.counters.problem)
         state.check_capacity(translator)
         if translator.changed:
             state.wake.set()

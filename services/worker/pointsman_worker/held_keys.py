@@ -1,4 +1,4 @@
-"""The pool keys an engine holds, and their net change since the last write. In: gains and losses. Out: Changes, runs, digest."""
+"""An engine's pool keys, and their net change since the last write."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,8 +13,7 @@ from pointsman_worker.engine_blocks import Block
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """In this order: all is `cleared` (if so), `removed` and `expired` (nothing confirmed them) go, `stored` comes, parents
-    before children."""
+    """Applied in field order; `expired` keys were not confirmed; `stored` has parents before children."""
 
     cleared: bool
     removed: list[BlockKey]
@@ -26,25 +25,21 @@ class Changes:
 
 
 class HeldKeys:
-    """`count` and `digest` (xor of the keys) are as of the last `take_changes` or `take_snapshot`."""
+    """`count` and `digest` (xor of keys): as of the last `take_changes` or `take_snapshot`."""
 
-    def __init__(self, last_place: int) -> None:
-        """`last_place`: of an engine block that completes a pool block."""
-        self._last_place = last_place
+    def __init__(self, last_index: int) -> None:
+        self._last_index = last_index
         self.count = 0
         self.digest = 0
-        self.parents: dict[BlockKey, BlockKey] = {}
-        """Every key held, with the one above it."""
-        self._further_holders: dict[BlockKey, int] = {}
-        """Keys that several engine blocks stand for, with how many beyond the first."""
+        self.parents: dict[BlockKey, BlockKey] = {}  # held keys with their parent key
+        self._further_holders: dict[BlockKey, int] = {}  # holders beyond the first
         self._to_store: dict[BlockKey, None] = {}
-        self._to_remove: dict[BlockKey, bool] = {}
-        """Keys that are gone; true: expired."""
+        self._to_remove: dict[BlockKey, bool] = {}  # True: expired
         self._cleared = False
 
     @property
     def pending(self) -> int:
-        """Keys of the next Changes. At most those held before and now together."""
+        """Keys in the next Changes; bounded by keys held before plus now."""
         return len(self._to_store) + len(self._to_remove)
 
     @property
@@ -52,8 +47,8 @@ class HeldKeys:
         return self._cleared or bool(self._to_store) or bool(self._to_remove)
 
     def recount(self, node: Block, *, expired: bool = False) -> None:
-        """A node came or went: count or discount the pool blocks it is part of."""
-        if node.place < self._last_place:
+        """Update the pool blocks that contain `node`."""
+        if node.span_index < self._last_index:
             for child in node.children or ():
                 self.recount(child, expired=expired)
             return
@@ -66,16 +61,16 @@ class HeldKeys:
             part = part.parent
         if whole and not node.counted:
             node.counted = True
-            self.gain(node.key, node.above)
+            self.gain(node.key, node.parent_key)
         elif node.counted and not whole:
             node.counted = False
             self.lose(node.key, expired=expired)
 
-    def gain(self, key: BlockKey, above: BlockKey) -> None:
+    def gain(self, key: BlockKey, parent_key: BlockKey) -> None:
         if key in self.parents:
             self._further_holders[key] = self._further_holders.get(key, 0) + 1
             return
-        self.parents[key] = above
+        self.parents[key] = parent_key
         if key in self._to_remove:
             del self._to_remove[key]
         else:
@@ -103,7 +98,6 @@ class HeldKeys:
         self._cleared = True
 
     def take_changes(self) -> Changes:
-        """What is different since the last call."""
         cleared, gone, stored = self._cleared, self._to_remove, self._to_store
         if cleared:
             self.digest = 0
@@ -117,12 +111,11 @@ class HeldKeys:
         return Changes(cleared, removed, self._runs(stored) if stored else [], expired)
 
     def take_snapshot(self) -> list[Run]:
-        """Everything held, pending changes included, parents before children."""
+        """Includes pending changes."""
         self.settle_all()
         return self._runs(self.parents)
 
     def settle_all(self) -> None:
-        """The log knows everything that is held."""
         self.digest = reduce(xor, self.parents, 0)
         self._settle()
 
@@ -131,17 +124,17 @@ class HeldKeys:
         self.count = len(self.parents)
 
     def _runs(self, keys: Mapping[BlockKey, object]) -> list[Run]:
-        """Each run follows a chain as far as it goes; branches come after what they branch from."""
-        above = self.parents
+        """Each run follows a chain to its end; parents come first."""
+        parents = self.parents
         children: dict[BlockKey, list[BlockKey]] = {}
         for key in keys:
-            children.setdefault(above[key], []).append(key)
-        waiting = [key for key in keys if above[key] not in keys]
+            children.setdefault(parents[key], []).append(key)
+        waiting = [key for key in keys if parents[key] not in keys]
         waiting.reverse()
         runs = []
         while waiting:
             run = [waiting.pop()]
-            parent = above[run[0]]
+            parent = parents[run[0]]
             while following := children.get(run[-1]):
                 waiting.extend(following[1:])
                 run.append(following[0])

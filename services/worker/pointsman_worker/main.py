@@ -1,4 +1,4 @@
-"""The composition root of `pointsman-worker`."""
+"""Composition root of `pointsman-worker`."""
 
 from pathlib import Path
 

@@ -1,5 +1,4 @@
-"""Stores whose parent block was not seen yet, within a bound. In: stores and removes. Out: the stores of a parent once it came, or
-those dropped for room."""
+"""Parks stores with an unknown parent block, within a bound."""
 
 from collections import OrderedDict
 from dataclasses import dataclass, field
@@ -7,13 +6,12 @@ from dataclasses import dataclass, field
 from pointsman.adapters.kv_events.events import EngineBlockStored, EngineHash
 from pointsman.primitives import Seconds
 
-PARKED_BLOCKS_MAX = 16_384
-"""Engine blocks that may wait for their parents; beyond it the oldest stores are dropped."""
+PARKED_BLOCKS_MAX = 16_384  # then the oldest stores are dropped
 
 
 @dataclass(slots=True)
 class Orphan:
-    """A store that waits, and the indices of its blocks that were removed meanwhile."""
+    """`removed`: indices of blocks removed while parked."""
 
     event: EngineBlockStored
     since: Seconds
@@ -23,55 +21,52 @@ class Orphan:
 class Orphans:
     def __init__(self, blocks_max: int) -> None:
         self._blocks_max = blocks_max
-        self._waiting: OrderedDict[int, Orphan] = OrderedDict()
+        self._parked: OrderedDict[int, Orphan] = OrderedDict()
         self._by_parent: dict[EngineHash, list[int]] = {}
         self._by_hash: dict[EngineHash, list[int]] = {}
         self._number = 0
         self.blocks = 0
 
     def __bool__(self) -> bool:
-        return bool(self._waiting)
+        return bool(self._parked)
 
     @property
     def since(self) -> Seconds | None:
-        """Since when the oldest store waits; None while none waits."""
-        return next(iter(self._waiting.values())).since if self._waiting else None
+        return next(iter(self._parked.values())).since if self._parked else None
 
     def park(self, event: EngineBlockStored, now: Seconds) -> list[EngineBlockStored]:
-        """Keep a store. Returns those that were dropped for it, oldest first."""
+        """Returns stores dropped for the bound, oldest first."""
         assert event.parent_block_hash is not None
         self._number += 1
-        self._waiting[self._number] = Orphan(event, now)
+        self._parked[self._number] = Orphan(event, now)
         self._by_parent.setdefault(event.parent_block_hash, []).append(self._number)
         for engine_hash in event.block_hashes:
             self._by_hash.setdefault(engine_hash, []).append(self._number)
         self.blocks += len(event.block_hashes)
         dropped = []
         while self.blocks > self._blocks_max:
-            dropped.append(self._take(next(iter(self._waiting))).event)
+            dropped.append(self._take(next(iter(self._parked))).event)
         return dropped
 
-    def of_parent(self, parent: EngineHash) -> list[Orphan]:
-        """Take out the stores that waited for this block."""
+    def take_children(self, parent: EngineHash) -> list[Orphan]:
         return [self._take(number) for number in list(self._by_parent.get(parent, ()))]
 
     def remove(self, engine_hash: EngineHash) -> None:
-        """A block of a store that waits was removed."""
         for number in self._by_hash.get(engine_hash, ()):
-            orphan = self._waiting[number]
+            orphan = self._parked[number]
             index = orphan.event.block_hashes.index(engine_hash)
             if index not in orphan.removed:
                 orphan.removed.add(index)
                 return
 
     def clear(self) -> None:
-        self._waiting.clear()
+        self._parked.clear()
         self._by_parent.clear()
         self._by_hash.clear()
         self.blocks = 0
 
     def _take(self, number: int) -> Orphan:
-        orphan = self._waiting.pop(number)
+        orphan = self._parked.pop(number)
         parent = orphan.event.parent_block_hash
         assert parent is not None
         _drop(self._by_parent, parent, number)

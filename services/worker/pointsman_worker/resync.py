@@ -1,4 +1,4 @@
-"""Answers `cmd.resync.<instance>`: a snapshot in the log, a new epoch, or why not."""
+"""Answers `cmd.resync.<instance>` by a snapshot, a new epoch or a refusal."""
 
 import asyncio
 
@@ -29,7 +29,7 @@ class ResyncHandler:
             await asyncio.Event().wait()
 
     async def _on_command(self, command: AnyCommand, reply: Reply) -> None:
-        """Replies once the snapshot is in the log; at once where a new epoch begins."""
+        """Replies after the snapshot is in the log; immediately for a new epoch."""
         state = self._state
         if isinstance(command, ResyncCache) and command.rejoin and state.session is not None:
             if state.session.joined_at:
@@ -46,7 +46,7 @@ class ResyncHandler:
         await reply(ResyncAnswered(instance=state.instance, accepted=not refusal, detail=refusal))
 
     def _refusal(self, command: AnyCommand) -> str:
-        """Why no snapshot can be written; empty if one can."""
+        """Empty: accepted."""
         state = self._state
         if not isinstance(command, ResyncCache) or command.instance != state.instance:
             return f"this is the worker of {state.instance}, and takes ResyncCache only"

@@ -1,7 +1,4 @@
-"""The worker: wires what follows one engine's cache and writes it to the log, in pool keys.
-
-Four tasks around one SessionState: `Follower` (KV events), `EngineProbe` (HTTP), `ResyncHandler` (commands), `LogWriter` (log).
-"""
+"""The worker: tasks for KV events, HTTP polls, resync commands and log writes around one SessionState."""
 
 import asyncio
 
@@ -11,11 +8,11 @@ from pointsman.adapters.calibration_file import Calibration
 from pointsman.ports import Clock, Commands, EventLog
 from pointsman.primitives import InstanceId, WallSeconds
 from pointsman.runtime.health import HealthBoard
+from pointsman_worker.engine_monitor import Engine, EngineMonitor
 from pointsman_worker.fleet_events import FleetEvents
 from pointsman_worker.follower import Follower
-from pointsman_worker.handover import Successor
-from pointsman_worker.probe import Engine, EngineProbe
 from pointsman_worker.resync import ResyncHandler
+from pointsman_worker.saved_session import SessionStore
 from pointsman_worker.session import UNCONFIRMED_WALL_SECONDS, EventSource, SessionState
 from pointsman_worker.settings import WorkerSettings
 from pointsman_worker.writer import LogWriter
@@ -26,8 +23,6 @@ LEAVE_SECONDS_MAX = 1.5
 
 
 class WorkerService:
-    """One agent beside one engine. `run` until `leave` or `pause`."""
-
     def __init__(
         self,
         *,
@@ -42,12 +37,12 @@ class WorkerService:
         calibration: Calibration | None = None,
         unconfirmed_wall_seconds: WallSeconds = UNCONFIRMED_WALL_SECONDS,
     ) -> None:
-        """`events` None: the engine publishes none. `calibration`: its measured costs; None: those of its profile."""
+        """`events` None: the engine publishes none. `calibration` None: the profile's costs."""
         state = SessionState(instance, settings, clock, events, unconfirmed_wall_seconds)
         self._instance = instance
-        self._probe = EngineProbe(engine, state, board)
+        self._probe = EngineMonitor(engine, state, board)
         fleet_events = FleetEvents(state, self._probe, calibration)
-        successor = Successor(fleet_events)
+        successor = SessionStore(fleet_events)
         self._follower = Follower(state, self._probe, successor)
         self._writer = LogWriter(event_log, state, fleet_events, successor, board)
         self._resync = ResyncHandler(commands, state, self._writer)
@@ -55,7 +50,7 @@ class WorkerService:
         self._stopped = asyncio.Event()
 
     async def run(self) -> None:
-        """Raises SettingsError where settings and engine contradict each other."""
+        """Raises SettingsError if settings and engine contradict each other."""
         self._running = asyncio.current_task()
         try:
             async with asyncio.TaskGroup() as group:
@@ -69,11 +64,11 @@ class WorkerService:
             self._stopped.set()
 
     async def pause(self) -> None:
-        """Write what is pending, save what is known for a successor, and end `run`: the instance stays in the fleet."""
+        """Flush, save a handover and end `run`; the instance stays in the fleet."""
         await self._end("worker paused", pausing=True)
 
     async def leave(self, reason: str) -> None:
-        """Write what is pending and InstanceLeft, and end `run`; gives up after LEAVE_SECONDS_MAX."""
+        """Flush, append InstanceLeft and end `run`, within LEAVE_SECONDS_MAX."""
         await self._end(reason, pausing=False)
 
     async def _end(self, reason: str, *, pausing: bool) -> None:

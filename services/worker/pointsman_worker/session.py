@@ -1,10 +1,5 @@
-"""What this instance is at the moment: one epoch of its cache, and every transition to the next epoch.
-
-In: what the follower, the probe and the resync handler notice. Out: a CacheSession for the writer to write. A new epoch begins
-when the engine restarts, when it lost events that its replay socket no longer has, and when the log no longer knows the
-present one. A lost event keeps what is believed, as `unknown`, and says it again in a snapshot; only a cleared cache makes it
-known again. What is unverified and not confirmed within UNCONFIRMED_WALL_SECONDS is dropped.
-"""
+"""The instance's current epoch and all transitions to the next: on engine restarts, lost events and a lost log. After
+lost events the cache is `unknown`: blocks are unverified until confirmed or expired. A cleared cache is exact again."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -26,17 +21,13 @@ from pointsman_worker.translator import BlockTranslator
 
 log = structlog.get_logger()
 
-UNCONFIRMED_WALL_SECONDS: WallSeconds = WallSeconds(45.0)
-"""How long a block is believed whose removal may have been missed. With the time to notice a loss, below a minute."""
-PARKED_SECONDS_MAX: WallSeconds = WallSeconds(3.0)
-"""How long a store may wait for the block before it in a cache of which nothing was missed."""
+UNCONFIRMED_WALL_SECONDS: WallSeconds = WallSeconds(45.0)  # maximum age of an unverified block
+PARKED_SECONDS_MAX: WallSeconds = WallSeconds(3.0)  # for a parent block, if no event was lost
 
 CacheKnown = Literal["empty", "unknown", "no_events"]
 
 
 class EventSource(Protocol):
-    """The engine's KV events (`KvEventReader`)."""
-
     @property
     def replays(self) -> bool: ...
 
@@ -51,9 +42,8 @@ class EventSource(Protocol):
 
 @dataclass(slots=True)
 class CacheSession:
-    """One epoch. `translator` is None where the engine's events are not followed; `detail`: why the contents are unknown;
-    `distrusted`: the engine has contradicted its own events; `joined_at`: where in the log the session began, 0 before;
-    `missed`: engine batches or events lost for good, not yet written."""
+    """`translator`: None if events are not followed. `detail`: why the cache is unknown. `joined_at`: log sequence, 0
+    before. `missed`: lost batches or events not yet logged."""
 
     sequencer: CacheEventSequencer
     facts: EngineFacts
@@ -74,7 +64,7 @@ class CacheSession:
 
 @dataclass(slots=True)
 class LogPosition:
-    """The last confirmed write. `went_back`: a write landed before an earlier one, so the log lost its tail."""
+    """`went_back`: a write got an earlier sequence, so the log lost its tail."""
 
     written: Sequence = 0
     went_back: bool = False
@@ -86,21 +76,16 @@ class LogPosition:
 
 @dataclass(slots=True)
 class SessionState:
-    """Shared by the tasks of a worker; changed between their awaits only."""
-
     instance: InstanceId
     settings: WorkerSettings
     clock: Clock
-    events: EventSource | None
-    """None: the engine publishes none."""
+    events: EventSource | None  # None: not published
     unconfirmed_wall_seconds: WallSeconds = UNCONFIRMED_WALL_SECONDS
     session: CacheSession | None = None
     last_epoch: Epoch = field(default=Epoch(0))
     position: LogPosition = field(default_factory=LogPosition)
-    undecodable: int = 0
-    """Engine messages and events, since the start."""
-    wake: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when there may be something to write."""
+    undecodable: int = 0  # since the start
+    wake: asyncio.Event = field(default_factory=asyncio.Event)  # something to write
     report_at: WallSeconds = WallSeconds(0.0)
 
     def report_now(self) -> None:
@@ -108,7 +93,6 @@ class SessionState:
         self.wake.set()
 
     def certain(self, session: CacheSession) -> bool:
-        """Whether missed events can be recovered, and what they say is true."""
         return not session.distrusted and (self.events is None or self.events.certain)
 
     def begin(
@@ -120,7 +104,6 @@ class SessionState:
         detail: str = "",
         distrusted: bool = False,
     ) -> CacheSession:
-        """A new epoch; the writer announces it."""
         self.last_epoch = Epoch(max(self.last_epoch + 1, int(self.unix_time() * 1000)))
         sequencer = CacheEventSequencer(self.instance, self.last_epoch)
         self.session = session = CacheSession(sequencer, facts, cache, translator, detail, distrusted)
@@ -129,7 +112,7 @@ class SessionState:
         return session
 
     def rejoin(self, session: CacheSession) -> None:
-        """The same cache under a new epoch: the log, or its leader, no longer knows this one."""
+        """The same cache under a new epoch, because the log lost the current one."""
         self.position = LogPosition()
         successor = self.begin(
             session.facts, session.cache, session.translator, detail=session.detail, distrusted=session.distrusted
@@ -137,15 +120,13 @@ class SessionState:
         successor.snapshot_due = session.translator is not None
         successor.missed, successor.missed_reason = session.missed, session.missed_reason
 
-    def miss(self, count: int, reason: str) -> None:
-        """Events were lost: what is held stays believed, but unverified."""
-        session, translator = self.followed()
+    def on_events_lost(self, count: int, reason: str) -> None:
+        session, translator = self.followed_session()
         translator.mark_unverified(float(self.clock.wall()))
         self._contents_unknown(session, count, reason)
 
     def check_capacity(self, translator: BlockTranslator) -> None:
-        """Where more is believed than the engine has room for, removals were lost. If no loss is known that explains it, the
-        engine's events are not true."""
+        """More blocks than fit mean lost removals; without a known loss the events are unreliable."""
         over, session = translator.blocks_over, self.session
         if not over:
             return
@@ -156,8 +137,8 @@ class SessionState:
             self._contents_unknown(session, 0, reason)
 
     def distrust(self, reason: str, *, forget: bool) -> None:
-        """The engine contradicts its own events: from here on every block must be confirmed again and again."""
-        session, translator = self.followed()
+        """All blocks need repeated confirmation from now on."""
+        session, translator = self.followed_session()
         log.warning("engine_events_distrusted", reason=reason)
         if forget:
             translator = self.new_translator(session.facts)
@@ -166,7 +147,7 @@ class SessionState:
         session.snapshot_due = True
 
     def expire(self) -> None:
-        """Drop what nothing has confirmed for too long. Also called with each batch: while the log is away the writer waits."""
+        """Also called per batch, because the writer blocks while the log is unavailable."""
         session, now = self.session, float(self.clock.wall())
         if session is None or session.translator is None:
             return
@@ -174,15 +155,15 @@ class SessionState:
         translator.set_unverifiable(now, on=not self.certain(session))
         parked_since = translator.parked_since
         if parked_since is not None and session.cache == "empty" and now - parked_since > float(PARKED_SECONDS_MAX):
-            self.miss(0, "blocks were stored that follow one which never was")
+            self.on_events_lost(0, "blocks were stored that follow one which never was")
         expired = translator.expire(now - float(self.unconfirmed_wall_seconds))
         if expired:
             telemetry.ENGINE_BLOCKS_EXPIRED.inc(expired)
             if session.cache == "empty":
                 self._contents_unknown(session, 0, "blocks could not be confirmed in time")
 
-    def forget_ended_engine(self) -> None:
-        """The engine's process has ended and its cache with it. With a replay socket the next one's events say so."""
+    def on_engine_exit(self) -> None:
+        """With a replay socket the next engine's events show its exit."""
         session = self.session
         if session is not None and session.translator is not None and self.events is not None:
             if self.events.replays:
@@ -190,15 +171,14 @@ class SessionState:
             reason = "the engine's process had ended, and there is no replay socket"
             self.begin(session.facts, "unknown", self.new_translator(session.facts), detail=reason)
 
-    def followed(self) -> tuple[CacheSession, BlockTranslator]:
-        """The session of an engine whose events are followed."""
+    def followed_session(self) -> tuple[CacheSession, BlockTranslator]:
         session = self.session
         assert session is not None
         assert session.translator is not None
         return session, session.translator
 
     def new_translator(self, facts: EngineFacts) -> BlockTranslator:
-        """Raises SettingsError where the engine's block size is unknown or does not fit."""
+        """Raises SettingsError if the engine's block size is unknown or does not fit."""
         if not facts.block_tokens:
             msg = "the engine's /metrics do not say its block size; set --engine-block-tokens"
             raise SettingsError(msg)

@@ -52,11 +52,11 @@ class WorkerSettings(FleetSettings, ProcessSettings):
 
 
 class SettingsError(click.ClickException):
-    """Settings that contradict themselves or the engine; the message is for who wrote them."""
+    """Settings contradict each other or the engine."""
 
 
 def instance_of(settings: WorkerSettings) -> InstanceId:
-    """The instance's name, given or made from the engine's URL and rank. Raises SettingsError."""
+    """Raises SettingsError."""
     rank = "" if settings.dp_rank == ANY_RANK else f"-rank-{settings.dp_rank}"
     name = settings.instance or f"engine-{_port(settings.engine_url)}{rank}"
     if not valid_name(name):

@@ -1,13 +1,10 @@
-"""From the engine's blocks to pool keys. In: EngineEvents and their time. Out: which keys the engine holds, as net changes.
+"""Translates the engine's block events to net changes of pool keys. No I/O, no clock.
 
-Keys are chained from the token ids in the events, as the ingress chains them; engine hashes stay here. No I/O, no clock.
-- vLLM stores and removes each copy of a block on its own, so copies are counted. After `mark_unverified` (events were missed) the
-  count is not trusted: one more remove takes the block away.
-- Each block knows when it was last confirmed: stored, or built on by a store. Unverified blocks that nothing confirms are dropped
-  by `expire`; what is held never exceeds the capacity (`trim`).
-- A store whose parent was not seen waits within a bound (`orphans`), and removes wait for it.
-- Blocks keyed by more than tokens (images, prompt embeddings), and all that follow them, are known but get no key.
-- Only full attention on the device itself counts: sliding windows, state-space groups and other tiers are ignored.
+- Copies of a block are counted, as vLLM stores and removes each; when events were missed, one remove drops the block.
+- A store confirms its blocks and those before them. Unverified blocks expire; `trim` enforces the capacity.
+- Stores with an unknown parent are parked within a bound, and removes apply to them.
+- Blocks keyed by more than tokens (images, prompt embeddings), and their successors, get no key.
+- Only full attention in device memory counts: no sliding windows, state-space groups or other tiers.
 """
 
 from dataclasses import dataclass
@@ -25,18 +22,17 @@ from pointsman.adapters.kv_events.events import (
 from pointsman.contracts.block_keys import KeyChain
 from pointsman.contracts.cache import Run
 from pointsman.primitives import BlockKey, Seconds, Tokens
-from pointsman_worker.block_rules import AttentionGroups, misfit_of, on_device, token_keyed_blocks
+from pointsman_worker.block_rules import AttentionGroups, layout_error, on_device, token_keyed_blocks
 from pointsman_worker.engine_blocks import UNVERIFIED_COPIES, VERIFIED, Block, EngineBlocks, HeldBlock
 from pointsman_worker.held_keys import Changes, HeldKeys
 from pointsman_worker.orphans import PARKED_BLOCKS_MAX, Orphans
 from pointsman_worker.verification import Verification
 
-CONFIRMED_LATELY_SECONDS: Final = 5.0
-"""A store confirms the blocks it builds on, up to the first that was confirmed so lately: those above it were, too."""
+CONFIRMED_LATELY_SECONDS: Final = 5.0  # stops the walk that confirms earlier blocks
 
 
 class HeldBlocks(msgspec.Struct, frozen=True):
-    """All that a translator knows of a cache in which every block is verified, parents before children."""
+    """A fully verified cache, parents before children."""
 
     blocks: list[HeldBlock]
     group: int | None
@@ -45,25 +41,21 @@ class HeldBlocks(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class TranslatorCounters:
-    """Events that were not used. `parked_dropped`: blocks whose parent never came; `misfits`: stores whose block size or token
-    count contradicts the engine; `keyless`: blocks keyed by more than tokens; `ignored`: other tiers and groups; `problem`: why
-    a store was dropped last."""
+    """Unused events. `mismatches`: block size or token count contradicts the engine; `keyless`: keyed by more than
+    tokens; `ignored`: other tiers and groups."""
 
     parked_dropped: int = 0
-    misfits: int = 0
+    mismatches: int = 0
     keyless: int = 0
     ignored: int = 0
     problem: str = ""
 
     @property
     def dropped(self) -> int:
-        """Stores, or blocks of them, that should have counted."""
-        return self.parked_dropped + self.misfits
+        return self.parked_dropped + self.mismatches
 
 
 class BlockTranslator:
-    """Follows one engine's cache: `apply` its events in order, `take_changes` now and then."""
-
     def __init__(
         self,
         key_chain: KeyChain,
@@ -72,32 +64,29 @@ class BlockTranslator:
         parked_blocks_max: int = PARKED_BLOCKS_MAX,
         capacity_blocks: int = 0,
     ) -> None:
-        """`capacity_blocks`: engine blocks that the cache has room for, 0 where unknown. Raises ValueError when a pool block is
-        no whole number of engine blocks."""
+        """`capacity_blocks`: 0 if unknown. Raises ValueError if a pool block is not a multiple of the engine's
+        block."""
         self.counters = TranslatorCounters()
         self._blocks = EngineBlocks(key_chain, engine_block_tokens)
-        self._keys = HeldKeys(self._blocks.last_place)
+        self._keys = HeldKeys(self._blocks.last_index)
         self._orphans = Orphans(parked_blocks_max)
         self._verification = Verification(self._blocks.nodes)
         self._capacity_blocks = capacity_blocks
         self._groups = AttentionGroups()
-        self._held_blocks = 0
-        """Engine blocks held, each once however many copies it has."""
+        self._held_blocks = 0  # without further copies
         self._now: Seconds = 0.0
 
     @property
     def count(self) -> int:
-        """Keys held as of the last `take_changes` or `take_snapshot`."""
+        """As of the last `take_changes` or `take_snapshot`."""
         return self._keys.count
 
     @property
     def digest(self) -> int:
-        """Xor of those keys."""
         return self._keys.digest
 
     @property
     def pending(self) -> int:
-        """Keys of the next `take_changes`."""
         return self._keys.pending
 
     @property
@@ -110,17 +99,16 @@ class BlockTranslator:
 
     @property
     def parked_since(self) -> Seconds | None:
-        """Since when the oldest store waits for its parent; None while none waits."""
         return self._orphans.since
 
     @property
     def blocks_over(self) -> int:
-        """Engine blocks held beyond the capacity; 0 where that is unknown."""
+        """0 if the capacity is unknown."""
         known = self._capacity_blocks and not self._groups.several
         return max(0, self._held_blocks - self._capacity_blocks) if known else 0
 
     def held_keys(self) -> set[BlockKey]:
-        """The pool keys held now, pending changes included."""
+        """Includes pending changes."""
         return set(self._keys.parents)
 
     def take_changes(self) -> Changes:
@@ -130,7 +118,7 @@ class BlockTranslator:
         return self._keys.take_snapshot()
 
     def apply(self, event: EngineEvent, now: Seconds = 0.0) -> None:
-        """Take in one event; never raises for what the engine says. `now` never goes back."""
+        """Never raises for an event's contents. `now` is monotonic."""
         self._now = now
         match event:
             case EngineBlockStored():
@@ -141,15 +129,13 @@ class BlockTranslator:
                 self._on_cleared()
 
     def mark_unverified(self, now: Seconds = 0.0) -> None:
-        """Events were missed: what is held stays until it expires, its copies are no longer counted on."""
-        self._verification.distrust_counts(now)
+        self._verification.mark_counts_unverified(now)
 
     def set_unverifiable(self, now: Seconds, *, on: bool) -> None:
-        """Whether removals may be lost unnoticed from now on."""
         self._verification.set_unverifiable(now, on=on)
 
     def expire(self, until: Seconds) -> int:
-        """Drop what is unverified since `until` or longer. Returns how many blocks went."""
+        """Returns the number of blocks dropped."""
         dropped = 0
         for node in self._verification.expired(until):
             self._give_up(node)
@@ -157,8 +143,8 @@ class BlockTranslator:
         return dropped
 
     def trim(self) -> bool:
-        """Drop the blocks beyond the capacity, the longest unconfirmed first. Returns whether verified blocks had to go: removals
-        were lost unnoticed."""
+        """Drops the longest unconfirmed blocks. Returns True if verified ones were dropped: removals were lost
+        unnoticed."""
         verified = False
         for _ in range(self.blocks_over):
             node = self._verification.longest_unconfirmed()
@@ -167,31 +153,28 @@ class BlockTranslator:
         return verified
 
     def dump(self) -> HeldBlocks | None:
-        """All that is held, for another translator. None while changes are pending, stores wait, or a block is unverified."""
+        """None if changes or parked stores are pending, or blocks are unverified."""
         if self.changed or self._orphans or not self._verification.complete:
             return None
         return HeldBlocks(self._blocks.dump(), self._groups.chosen, self._groups.several)
 
-    def restore(self, kept: HeldBlocks) -> None:
-        """Take over what another translator with the same key chain held, before the first event. The log knows all of it. Raises
-        ValueError where it contradicts itself."""
+    def restore(self, dump: HeldBlocks) -> None:
+        """Call before the first event; the log has all of the dump. Raises ValueError if it is inconsistent."""
         assert not self._blocks.nodes, "a translator begins once"
-        self._groups = AttentionGroups(kept.group, kept.several_groups)
-        self._blocks.restore(kept.blocks)
-        self._held_blocks = sum(block.copies > 0 for block in kept.blocks)
+        self._groups = AttentionGroups(dump.group, dump.several_groups)
+        self._blocks.restore(dump.blocks)
+        self._held_blocks = sum(block.copies > 0 for block in dump.blocks)
         for node in list(self._blocks.nodes.values()):
-            if node.place == self._blocks.last_place:
+            if node.span_index == self._blocks.last_index:
                 self._keys.recount(node)
         self._keys.settle_all()
-
-    # Stores
 
     def _on_stored(self, event: EngineBlockStored) -> None:
         if not self._groups.counts(event):
             self.counters.ignored += 1
             return
-        if misfit := misfit_of(event, self._blocks.block_tokens):
-            self._misfit(misfit)
+        if problem := layout_error(event, self._blocks.block_tokens):
+            self._reject(problem)
             return
         parent: Block | None = None
         if event.parent_block_hash is not None:
@@ -201,18 +184,17 @@ class BlockTranslator:
                 return
         try:
             self._store(event, parent)
-        except ValueError as error:  # a token id that is none
-            self._misfit(f"a store with impossible token ids: {error}")
+        except ValueError as error:  # invalid token id
+            self._reject(f"a store with impossible token ids: {error}")
             return
         if self._orphans:
             self._store_orphans(event.block_hashes)
 
-    def _misfit(self, problem: str) -> None:
-        self.counters.misfits += 1
+    def _reject(self, problem: str) -> None:
+        self.counters.mismatches += 1
         self.counters.problem = problem
 
     def _store(self, event: EngineBlockStored, parent: Block | None) -> None:
-        """Raises ValueError for a token id that fits no key."""
         hashes, nodes = event.block_hashes, self._blocks.nodes
         keyed = len(hashes)
         if event.extra_keys is not None:
@@ -238,21 +220,20 @@ class BlockTranslator:
         self._confirm([nodes[engine_hash] for engine_hash in hashes], event.parent_block_hash)
 
     def _hold(self, node: Block) -> None:
-        """It was not held and is now."""
         self._held_blocks += 1
         if self._verification.given_up:
             self._verification.given_up.pop(node.engine_hash, None)
 
-    def _confirm(self, stored: list[Block], prior: EngineHash | None) -> None:
-        """These are held now, and so is every block before them, also if it was given up."""
+    def _confirm(self, stored: list[Block], previous: EngineHash | None) -> None:
+        """Includes all blocks before them, also given-up ones."""
         now, verification = self._now, self._verification
         unverified = now if verification.unverifiable else VERIFIED
         confirmed = stored
         for held in stored:
             held.confirmed, held.unverified = now, unverified
-        while prior is not None:
-            node = self._blocks.nodes.get(prior)
-            if node is not None and prior in verification.given_up:
+        while previous is not None:
+            node = self._blocks.nodes.get(previous)
+            if node is not None and previous in verification.given_up:
                 self._hold(node)
                 node.copies = UNVERIFIED_COPIES
                 self._keys.recount(node)
@@ -265,9 +246,9 @@ class BlockTranslator:
             node.confirmed, node.unverified = (
                 now,
                 unverified,
-            )  # at once: an engine may say that blocks build on each other
+            )  # immediately: events may form a cycle of parents
             confirmed.append(node)
-            prior = node.prior
+            previous = node.previous
         verification.confirm(confirmed, now)
 
     def _park(self, event: EngineBlockStored) -> None:
@@ -276,25 +257,22 @@ class BlockTranslator:
             self.counters.problem = f"{len(dropped.block_hashes)} blocks follow one that was never stored"
 
     def _store_orphans(self, arrived: list[EngineHash]) -> None:
-        """Apply the stores that waited for these blocks, and for those in turn; then the removes that came meanwhile, because
-        others may still follow a removed block."""
+        """Applies removes last, because other stores may follow a removed block."""
         waiting = list(arrived)
         removed: list[EngineHash] = []
         while waiting:
             parent = waiting.pop()
-            for orphan in self._orphans.of_parent(parent):
+            for orphan in self._orphans.take_children(parent):
                 event = orphan.event
                 try:
                     self._store(event, self._blocks.nodes[parent])
                 except ValueError as error:
-                    self._misfit(f"a store with impossible token ids: {error}")
+                    self._reject(f"a store with impossible token ids: {error}")
                     continue
                 waiting.extend(event.block_hashes)
                 removed.extend(event.block_hashes[index] for index in orphan.removed)
         for engine_hash in removed:
             self._remove_copy(self._blocks.nodes[engine_hash])
-
-    # Removes
 
     def _on_removed(self, event: EngineBlockRemoved) -> None:
         if not on_device(event.medium) or event.group_idx not in (None, self._groups.chosen):
@@ -319,14 +297,13 @@ class BlockTranslator:
             self._prune(node)
 
     def _give_up(self, node: Block) -> None:
-        """No longer believed, but known: a store that builds on it brings it back."""
         node.copies = 0
         self._held_blocks -= 1
         self._keys.recount(node, expired=True)
         self._prune(self._verification.give_up(node))
 
     def _prune(self, node: Block | None) -> None:
-        """Forget a node that is neither held nor depended on, then the one it depended on."""
+        """Delete a node that is neither held nor needed, then its parents."""
         nodes, given_up = self._blocks.nodes, self._verification.given_up
         while node is not None and not (node.copies or node.children or node.engine_hash in given_up):
             del nodes[node.engine_hash]

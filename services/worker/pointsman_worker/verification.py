@@ -1,4 +1,4 @@
-"""Which blocks are unverified (their removal may have been missed), since when, and which are to be given up first."""
+"""Tracks unverified blocks, of which removals may have been missed, and the order of giving them up."""
 
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Mapping
@@ -7,32 +7,28 @@ from pointsman.adapters.kv_events.events import EngineHash
 from pointsman.primitives import Seconds
 from pointsman_worker.engine_blocks import UNVERIFIED_COPIES, VERIFIED, Block
 
-GIVEN_UP_BLOCKS_MAX = 65_536
-"""Blocks that are known though no longer believed: a store that builds on one of them brings it back."""
+GIVEN_UP_BLOCKS_MAX = 65_536  # a store that builds on one restores it
 
 
 class Verification:
-    """`unverifiable`: removals may be lost unnoticed, so every block must be confirmed again and again."""
+    """`unverifiable`: removals may be lost unnoticed, so blocks need repeated confirmation."""
 
     def __init__(self, nodes: Mapping[EngineHash, Block]) -> None:
         self._nodes = nodes
         self.unverifiable = False
         self.given_up: OrderedDict[EngineHash, Block] = OrderedDict()
-        self._expiring: deque[tuple[Seconds, list[Block]]] = deque()
-        """By the time since when they are unverified; those confirmed or gone since then are skipped."""
-        self._oldest: list[tuple[Seconds, Block]] = []
-        """With the time of their confirmation, the last to be given up first."""
+        self._expiring: deque[tuple[Seconds, list[Block]]] = deque()  # by time; stale entries are skipped
+        self._oldest: list[tuple[Seconds, Block]] = []  # by confirmation, oldest last
 
     @property
     def complete(self) -> bool:
-        """Whether every block is verified."""
         unverified = any(
             n.copies == UNVERIFIED_COPIES or (n.copies and n.unverified != VERIFIED) for n in self._nodes.values()
         )
         return not (self.given_up or self.unverifiable or unverified)
 
     def set_unverifiable(self, now: Seconds, *, on: bool) -> None:
-        """Off: removals are seen again, and none was lost meanwhile."""
+        """Off: removals are visible again, and none was lost."""
         if on == self.unverifiable:
             return
         self.unverifiable = on
@@ -43,8 +39,7 @@ class Verification:
             if node.copies != UNVERIFIED_COPIES:
                 node.unverified = VERIFIED
 
-    def distrust_counts(self, now: Seconds) -> None:
-        """Events were missed: no count of copies is certain."""
+    def mark_counts_unverified(self, now: Seconds) -> None:
         for node in self._nodes.values():
             if node.copies:
                 node.copies = UNVERIFIED_COPIES
@@ -58,18 +53,16 @@ class Verification:
             self._expiring.append((now, marked))
 
     def confirm(self, blocks: list[Block], now: Seconds) -> None:
-        """To be confirmed again, where nothing stays verified."""
         if self.unverifiable:
             self._expiring.append((now, blocks))
 
     def expired(self, until: Seconds) -> Iterator[Block]:
-        """Blocks that are unverified since `until` or longer and were not confirmed again."""
         while self._expiring and self._expiring[0][0] <= until:
             since, nodes = self._expiring.popleft()
             yield from (node for node in nodes if node.copies and node.unverified == since)
 
     def longest_unconfirmed(self) -> Block:
-        """Of equals the end of a prompt before its beginning."""
+        """Among equals the end of a prompt first."""
         while True:
             while self._oldest:
                 confirmed, node = self._oldest.pop()
@@ -80,7 +73,7 @@ class Verification:
             self._oldest = [(node.confirmed, node) for node in held]
 
     def give_up(self, block: Block) -> Block | None:
-        """Returns the block that is forgotten for it, if there are too many."""
+        """Returns the block evicted by the bound, if any."""
         self.given_up[block.engine_hash] = block
         return self.given_up.popitem(last=False)[1] if len(self.given_up) > GIVEN_UP_BLOCKS_MAX else None
 

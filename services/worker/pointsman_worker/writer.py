@@ -1,9 +1,5 @@
-"""The only task that appends to the log, one event at a time. In: the session, woken by its changes. Out: InstanceJoined, cache
-events, a report a second, snapshots that were asked for.
-
-While the log is away nothing queues up: changes net out in the translator, and the difference is written in the end. A report
-follows the changes before it, so its digest is that of exactly what the log holds.
-"""
+"""The only task that appends to the log. While the log is unavailable, changes net out in the translator. A report
+follows the changes before it, so its digest matches the log."""
 
 import asyncio
 import contextlib
@@ -19,21 +15,18 @@ from pointsman.primitives import Seconds, WallSeconds
 from pointsman.runtime.health import HealthBoard
 from pointsman_worker.event_sequencer import CacheEvents
 from pointsman_worker.fleet_events import FleetEvents
-from pointsman_worker.handover import Successor
+from pointsman_worker.saved_session import SessionStore
 from pointsman_worker.session import CacheSession, SessionState
 
 log = structlog.get_logger()
 
 WRITES_PART = "writes"
-PENDING_KEYS_MAX = 100_000
-"""With more changes than this waiting, a snapshot is written instead."""
+PENDING_KEYS_MAX = 100_000  # beyond it a snapshot is smaller
 SNAPSHOT_SECONDS_MAX = 5.0
 APPEND_RETRY_SECONDS: WallSeconds = WallSeconds(0.2)
 APPEND_RETRY_SECONDS_MAX: WallSeconds = WallSeconds(2.0)
-LOG_CHECK_SECONDS: WallSeconds = WallSeconds(5.0)
-"""How often the writer looks whether the log still has what the session began with."""
-RESTART_WALL_SECONDS = 10.0
-"""How long a worker that pauses asks not to be suspected. Most of a restart is the start of Python on a busy machine."""
+LOG_CHECK_SECONDS: WallSeconds = WallSeconds(5.0)  # checks whether the log still has the session
+RESTART_WALL_SECONDS = 10.0  # liveness grace of a pausing worker; Python starts slowly
 
 
 class LogWriter:
@@ -42,7 +35,7 @@ class LogWriter:
         event_log: EventLog,
         state: SessionState,
         fleet_events: FleetEvents,
-        successor: Successor,
+        successor: SessionStore,
         board: HealthBoard,
     ) -> None:
         self._log = event_log
@@ -56,7 +49,7 @@ class LogWriter:
         self._pausing = False
 
     def leave(self, reason: str, *, pausing: bool) -> None:
-        """Let `run` end with InstanceLeft, or when `pausing` with a handover to a successor."""
+        """Ends `run` with InstanceLeft, or if `pausing` with a handover."""
         self._leaving, self._pausing = reason, pausing
         self._state.wake.set()
 
@@ -80,7 +73,7 @@ class LogWriter:
         return len(self._snapshots)
 
     async def snapshot(self) -> str:
-        """Have a snapshot written; returns once it is in the log, or why it is not."""
+        """Returns an empty string, or why no snapshot is in the log."""
         written = asyncio.get_running_loop().create_future()
         self._snapshots.append(written)
         self._state.wake.set()
@@ -95,7 +88,6 @@ class LogWriter:
         return ""
 
     async def _until_due(self) -> None:
-        """Until a report is due, or something changed and what comes with it had the time to come too."""
         state = self._state
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(max(0.0, float(state.report_at - state.clock.wall()))):
@@ -103,7 +95,7 @@ class LogWriter:
                 await state.clock.sleep_wall(WallSeconds(0.0 if self._leaving else state.settings.flush_ms / 1000))
 
     async def _write(self, session: CacheSession, *, reporting: bool) -> bool:
-        """Write what the log does not have of the session. False when the session ended meanwhile."""
+        """Returns False if the session ended."""
         if not session.joined_at and not await self._append(self._fleet_events.joined(session), session):
             return False
         snapshots, self._snapshots = self._snapshots, []
@@ -133,14 +125,13 @@ class LogWriter:
         yield from session.sequencer.changes(at, changes)
 
     async def _report(self, session: CacheSession, *, back_within: Seconds = 0.0) -> None:
-        """Tried once: the next report says more."""
+        """Not retried: the next report replaces it."""
         with contextlib.suppress(LogUnavailableError):
             report = self._fleet_events.reported(session, back_within=back_within)
             sequence = await self._log.append(report)
             self._state.position.confirm(sequence)
 
     async def _check_log(self, session: CacheSession) -> None:
-        """Rejoin when the log no longer has the beginning or the end of this session."""
         state = self._state
         if not state.position.went_back and state.clock.wall() - self._log_checked_at < LOG_CHECK_SECONDS:
             return
@@ -151,14 +142,13 @@ class LogWriter:
             return
         session.log_identity = session.log_identity or extent.identity
         same = extent.identity == session.log_identity and not state.position.went_back
-        kept = extent.first <= session.joined_at and state.position.written <= extent.last
-        if state.session is session and not (same and kept):
+        retained = extent.first <= session.joined_at and state.position.written <= extent.last
+        if state.session is session and not (same and retained):
             log.warning("log_recreated", identity=extent.identity, first=extent.first, last=extent.last)
             state.rejoin(session)
 
     async def _append(self, event: LogEvent, session: CacheSession) -> bool:
-        """Append one event, however often it takes: without it what follows would be a gap. False when the session ended
-        meanwhile."""
+        """Retries without bound: a missing event is a gap. Returns False if the session ended."""
         state, backoff = self._state, Backoff(APPEND_RETRY_SECONDS, APPEND_RETRY_SECONDS_MAX)
         while state.session is session:
             try:

@@ -1,5 +1,4 @@
-"""What crosses the wire: events of the log, commands between services, their subjects and their encoding.
+"""Wire messages: log events, commands, their subjects and encoding.
 
-Wire structs only grow: a new field has a default, nothing is renamed or retyped. Each has golden bytes in
-`tests/golden`; changing those bytes is a decision, not a fix.
+Wire structs only grow: a new field has a default, nothing is renamed or retyped. `tests/golden` has the bytes of each.
 """

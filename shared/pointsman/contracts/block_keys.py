@@ -1,8 +1,7 @@
-"""Block keys: keyed 64-bit BLAKE2b over the key before and the tokens of the block (little-endian u32 ids; packed keys
-are little-endian u64).
+"""Block keys: keyed 64-bit BLAKE2b over the parent key and the block's tokens (little-endian u32 ids).
 
-The chain starts from model, LoRA adapter, cache salt and a secret of the deployment, so a leaked log reveals no prompt
-and prompts of different salts never meet. Ingress and worker chain the same keys; engine hashes never leave the worker.
+The chain starts from model, LoRA adapter, cache salt and a secret, so a leaked log reveals no prompt and prompts of
+different salts never match. Ingress and worker compute the same keys; engine hashes stay in the worker.
 """
 
 import struct
@@ -19,10 +18,10 @@ SECRET_BYTES_MAX = 64
 
 
 class KeyChain:
-    """Chains block keys for one model of one deployment. Immutable and cheap to share."""
+    """Immutable and cheap to share."""
 
     def __init__(self, *, secret: bytes, model: str, block_tokens: Tokens) -> None:
-        """`secret`: at most 64 bytes, the same in every ingress and worker. `block_tokens`: tokens a key stands for."""
+        """`secret`: at most 64 bytes, the same in every ingress and worker."""
         if block_tokens < 1:
             msg = f"block_tokens must be at least 1, not {block_tokens}"
             raise ValueError(msg)
@@ -34,14 +33,13 @@ class KeyChain:
         self._model = model
 
     def root(self, *, lora: str = "", cache_salt: str = "") -> BlockKey:
-        """The parent key of the first block of every prompt with this adapter and salt."""
+        """Parent key of the first block of every prompt with this adapter and salt."""
         identity = "\x00".join(("pointsman-1", self._model, lora, cache_salt, str(self.block_tokens)))
         digest = blake2b(identity.encode(), key=self._secret, digest_size=KEY_BYTES).digest()
         return BlockKey(int.from_bytes(digest, "little"))
 
     def extend(self, parent: BlockKey, tokens: Sequence[int]) -> list[BlockKey]:
-        """Keys of the whole blocks in `tokens`, chained after `parent`. Raises ValueError when a token id does not fit
-        32 bits."""
+        """Keys of the whole blocks in `tokens`. Raises ValueError if a token id does not fit 32 bits."""
         try:
             packed = array("I", tokens)
         except (OverflowError, TypeError) as error:
@@ -61,13 +59,13 @@ class KeyChain:
 
 
 def pack_keys(keys: Iterable[BlockKey]) -> bytes:
-    """Keys as little-endian u64, 8 bytes each."""
+    """Little-endian u64, 8 bytes each."""
     keys = list(keys)
     return struct.pack(f"<{len(keys)}Q", *keys)
 
 
 def unpack_keys(packed: bytes) -> list[BlockKey]:
-    """The inverse of `pack_keys`. Raises ValueError when the length is no multiple of 8."""
+    """Raises ValueError if the length is not a multiple of 8."""
     check_packed(packed)
     keys = array("Q", packed)
     if byteorder == "big":
@@ -76,14 +74,14 @@ def unpack_keys(packed: bytes) -> list[BlockKey]:
 
 
 def check_packed(packed: bytes) -> None:
-    """Raises ValueError where this cannot be packed keys."""
+    """Raises ValueError unless these are packed keys."""
     if len(packed) % KEY_BYTES:
         msg = f"packed keys have {len(packed)} bytes, no multiple of {KEY_BYTES}"
         raise ValueError(msg)
 
 
 def check_key(key: int) -> None:
-    """Raises ValueError where a key, or a digest of keys, has more than 64 bits."""
+    """Raises ValueError if a key or digest exceeds 64 bits."""
     if key > KEYS_MAX:
         msg = "a block key has at most 64 bits"
         raise ValueError(msg)

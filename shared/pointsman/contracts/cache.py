@@ -1,8 +1,7 @@
-"""Cache events: what one engine's KV cache gained and lost, in pool keys. Subject `pm.<pool>.kv.<instance>`, written by
-its worker.
+"""Cache events: blocks that one engine's KV cache gained and lost. Subject `pm.<pool>.kv.<instance>`, written by its
+worker.
 
-`sequence` is dense within an epoch and starts at 1: the next one applies, a repeat is a no-op, a gap makes the cache
-suspect.
+`sequence` is dense within an epoch and starts at 1. A repeat is a no-op; after a gap the cache is unverified.
 """
 
 from typing import Annotated
@@ -36,14 +35,11 @@ class CacheEvent(Event, frozen=True, kw_only=True):
 
 
 class BlocksStored(CacheEvent, frozen=True, kw_only=True):
-    """The engine now holds these blocks."""
-
     runs: Runs
 
 
 class BlocksRemoved(CacheEvent, frozen=True, kw_only=True):
-    """The engine evicted these blocks. `expired`: the worker no longer believes in them, since nothing confirmed them
-    for a while."""
+    """`expired`: the worker dropped them because no event confirmed them in time."""
 
     keys: PackedKeys
     expired: bool = False
@@ -52,18 +48,17 @@ class BlocksRemoved(CacheEvent, frozen=True, kw_only=True):
         check_packed(self.keys)
 
 
-class CacheCleared(CacheEvent, frozen=True, kw_only=True):
-    """The engine dropped its whole prefix cache."""
+class CacheCleared(CacheEvent, frozen=True, kw_only=True): ...
 
 
 class CacheGap(CacheEvent, frozen=True, kw_only=True):
-    """The worker missed engine events for good. `missed` counts batches or events; 0: unknown."""
+    """Engine events were lost. `missed` counts batches or events; 0: unknown."""
 
     missed: Count
     reason: Text
 
 
 class CacheSnapshot(CacheEvent, frozen=True, kw_only=True):
-    """Everything the instance holds, as of `sequence`. Replaces all earlier knowledge of this instance."""
+    """All blocks of the instance as of `sequence`. Replaces all earlier knowledge."""
 
     runs: Runs

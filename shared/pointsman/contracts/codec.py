@@ -1,7 +1,6 @@
-"""Encoding: msgspec structs as JSON, so that `nats sub 'pm.>'` reads as text.
+"""Encoding: msgspec structs as JSON.
 
-The only place that validates messages: what decodes has the types and bounds of the wire structs and is UTF-8
-throughout. What is written is checked likewise.
+The only validation of messages: what is read or written has the types and bounds of the wire structs and is UTF-8.
 """
 
 import re
@@ -98,7 +97,6 @@ LogEvent = (
     | ScaleDecided
     | ScaleApplied
 )
-"""Every event that a log may hold."""
 
 AnyCommand = (
     RouteRequest
@@ -123,32 +121,31 @@ AnyCommand = (
 )
 
 PAYLOAD_BYTES_MAX = 8 * 1024 * 1024
-"""The largest message that a nats-server of ours takes."""
+"""The largest message that our nats-server accepts."""
 NESTING_MAX = 32
-"""Lists and objects within each other. Messages of today have five."""
+"""Nested lists and objects. Present messages have five levels."""
 SHALLOW_BYTES_MAX = 512
-"""So short a message cannot be nested deeply enough to hurt: it is not looked at for that."""
+"""Shorter messages are not checked for nesting."""
 REASON_LENGTH_MAX = 200
 
 _encoder = msgspec.json.Encoder()
 _events: msgspec.json.Decoder[LogEvent] = msgspec.json.Decoder(LogEvent)
 _commands: msgspec.json.Decoder[AnyCommand] = msgspec.json.Decoder(AnyCommand)
 _strings = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
-"""Possessive, and without need of an end: linear also for a string that is never closed."""
+"""Possessive, so linear also for an unterminated string."""
 _not_brackets = bytes(set(range(256)) - set(b"[]{}"))
 
 
 class UndecodableError(ValueError):
-    """Bytes that are no known event or command. The message says where and why, in at most REASON_LENGTH_MAX
-    characters."""
+    """Not a known event or command. The message has place and reason, at most REASON_LENGTH_MAX characters."""
 
 
 class UnwritableError(ValueError):
-    """A message that cannot be read back: a number is not finite, or a value exceeds its bounds."""
+    """The message could not be read back: a number is not finite, or a value exceeds its bounds."""
 
 
 def encode(message: Event | AnyCommand) -> bytes:
-    """Raises UnwritableError for what `decode_event` or `decode_command` would refuse."""
+    """Raises UnwritableError for messages that the decoders would refuse."""
     try:
         payload = _encoder.encode(message)
         if isinstance(message, Event):
@@ -184,7 +181,7 @@ def decode_command(payload: bytes) -> AnyCommand:
 
 
 def short_reason(error: object) -> str:
-    """An error's message in one printable line of at most REASON_LENGTH_MAX characters."""
+    """One printable line of at most REASON_LENGTH_MAX characters."""
     text = str(error)[: REASON_LENGTH_MAX + 1]
     if not text.isprintable():
         text = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
@@ -192,8 +189,7 @@ def short_reason(error: object) -> str:
 
 
 def _check_form(payload: bytes) -> None:
-    """Checks what msgspec skips in unknown fields, and nesting, which depends on the reader's stack. Raises
-    UndecodableError."""
+    """Checks unknown fields, which msgspec skips, and nesting. Raises UndecodableError."""
     if not payload.isascii():
         try:
             payload.decode()
@@ -211,7 +207,7 @@ def _check_form(payload: bytes) -> None:
 
 
 def _is_deep(payload: bytes) -> bool:
-    """Whether NESTING_MAX rounds of taking out what is innermost leave something. Also true of unbalanced brackets."""
+    """Whether brackets are nested deeper than NESTING_MAX, or unbalanced."""
     brackets = _strings.sub(b"", payload).translate(None, _not_brackets)
     for _ in range(NESTING_MAX):
         if not brackets:

@@ -34,9 +34,8 @@ class Command(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag
 
 
 class RouteRequest(Command, frozen=True, kw_only=True):
-    """`cmd.route`: place this request; answered once it may be sent. The ingress repeats it while it waits; the same
-    `attempt` means "still here". A higher one, with the failed instances in `excluded`, asks for another place.
-    `adapter`, `alias` and `context_tokens` restrict the instances; empty or 0: any."""
+    """`cmd.route`, answered once the request may be sent. The ingress repeats it as a heartbeat. A higher `attempt`
+    asks for another instance, none of `excluded`. Empty or 0 `adapter`, `alias`, `context_tokens`: any instance."""
 
     request: RequestId
     ingress: Name
@@ -56,17 +55,15 @@ class RouteRequest(Command, frozen=True, kw_only=True):
     alias: Name = ""
     context_tokens: Tokens = 0
     followed: bool = False
-    """Whether the ingress names it in `cmd.follow` until its end. What an ingress does not name any more has lost it."""
+    """Whether the ingress lists it in `cmd.follow`; if it is no longer listed, the ingress has lost it."""
     held_up: Seconds = 0.0
-    """How long the ingress has asked for a place in vain, because no scheduler answered."""
+    """Seconds without an answer from a scheduler."""
 
     def __post_init__(self) -> None:
         check_packed(self.keys)
 
 
 class RouteGranted(Command, frozen=True, kw_only=True):
-    """Send it there now."""
-
     request: RequestId
     attempt: Count
     instance: InstanceId
@@ -75,22 +72,21 @@ class RouteGranted(Command, frozen=True, kw_only=True):
     predicted_ttft: Seconds
     knowledge: Name
     term: Term = Term(0)
-    """Of the leader that granted it; 0 without one. A grant of an earlier term than the newest known is void."""
+    """Of the granting leader; 0 without one. Grants of an earlier term than the newest known are void."""
     decode: InstanceId = InstanceId("")
-    """The decode instance, unless `cmd.handover` is answered otherwise; empty where `instance` does both."""
+    """Decode instance unless `cmd.handover` is answered otherwise; empty if `instance` decodes too."""
     decode_url: Name = ""
     prefilled_by: InstanceId = InstanceId("")
-    """In an answer to `cmd.handover`: `instance` decodes what this one has prefilled."""
+    """In an answer to `cmd.handover`: the instance that has the KV cache."""
     dp_rank: Rank = ANY_RANK
-    """Which of the engine's data-parallel ranks is to serve it."""
     rebind: bool = False
-    """Until the engine answers, ask by `cmd.follow` whether it is to go elsewhere."""
+    """Whether to poll `cmd.follow` for a re-binding until the engine answers."""
     expected_seconds: Seconds = 0.0
-    """Predicted engine seconds from the grant to the first token; 0: unknown."""
+    """Engine seconds from the grant to the first token; 0: unknown."""
 
 
 class RouteRejected(Command, frozen=True, kw_only=True):
-    """Rejected; `status`, `reason` and `retry_after` are for the client."""
+    """`status`, `reason` and `retry_after` are for the client."""
 
     request: RequestId
     attempt: Count
@@ -99,12 +95,11 @@ class RouteRejected(Command, frozen=True, kw_only=True):
     detail: Text
     retry_after: Seconds
     term: Term = Term(0)
-    """Of the leader that refused it, as in RouteGranted."""
 
 
 class HandOverRequest(Command, frozen=True, kw_only=True):
-    """`cmd.handover`: `instance` has prefilled this request, `prefill` seconds after it was sent there. Answered with a
-    RouteGranted whose `prefilled_by` is set, or with a RouteRejected."""
+    """`cmd.handover`: `instance` has prefilled this request, `prefill` seconds after it was sent. Answered with
+    RouteGranted (`prefilled_by` set) or RouteRejected."""
 
     request: RequestId
     attempt: Count
@@ -113,7 +108,7 @@ class HandOverRequest(Command, frozen=True, kw_only=True):
 
 
 class SentRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One request that was granted, and that its ingress has at `instance`."""
+    """A granted request that its ingress has at `instance`."""
 
     request: RequestId
     attempt: Count
@@ -121,16 +116,15 @@ class SentRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FollowRequests(Command, frozen=True, kw_only=True):
-    """`cmd.follow`, about once a second: the requests that an ingress has at engines, and those that wait. The leader
-    gives up requests that are no longer named, and answers which should go elsewhere."""
+    """`cmd.follow`, about once a second: all requests of an ingress. The leader ends those no longer listed."""
 
     requests: Annotated[list[SentRequest], Listed]
     waiting: Annotated[list[RequestId], Listed] = []
 
 
 class FollowAnswered(Command, frozen=True, kw_only=True):
-    """`rebound`: where redispatched requests go; all others stay. `given_up`: requests that the leader has ended
-    because their engine runs nothing."""
+    """`rebound`: new instances of redispatched requests. `given_up`: requests that the leader has ended because their
+    engine runs nothing."""
 
     rebound: Annotated[list[RouteGranted], Listed] = []
     given_up: Annotated[list[RequestId], Listed] = []
@@ -138,23 +132,22 @@ class FollowAnswered(Command, frozen=True, kw_only=True):
 
 
 class CancelRequest(Command, frozen=True, kw_only=True):
-    """`cmd.cancel`: no client waits any more. `reason` is a CancelCause."""
+    """`cmd.cancel`: the client is gone. `reason` is a CancelCause."""
 
     request: RequestId
     reason: Text
 
 
 class CancelAnswered(Command, frozen=True, kw_only=True):
-    """`ended`: the leader wrote the end. False: the request was granted already (the ingress writes the end) or is
-    unknown."""
+    """`ended`: the leader wrote the end. False: already granted (the ingress writes the end) or unknown."""
 
     request: RequestId
     ended: bool
 
 
 class ResyncCache(Command, frozen=True, kw_only=True):
-    """`cmd.resync.<instance>`: publish a CacheSnapshot. `rejoin`: join under a new epoch first, above `above`.
-    `distrust`: the engine contradicted its events in epoch `above`; start another one with unknown contents."""
+    """`cmd.resync.<instance>`: publish a CacheSnapshot. `rejoin`: first join under an epoch above `above`. `distrust`:
+    the engine contradicted its events in epoch `above`; join with unknown contents."""
 
     instance: InstanceId
     reason: Text
@@ -170,8 +163,8 @@ class ResyncAnswered(Command, frozen=True, kw_only=True):
 
 
 class PlannedMove(msgspec.Struct, frozen=True, kw_only=True):
-    """One request that should wait at `target`; with `rebind`, one to abort in the engine of `source` and to start
-    again. `benefit`: seconds by which its first token is expected sooner, less the work lost."""
+    """Move a request to `target`; with `rebind`, abort it in the engine of `source`. `benefit`: expected seconds saved
+    to its first token, less the work lost."""
 
     request: RequestId
     source: InstanceId
@@ -182,8 +175,7 @@ class PlannedMove(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MigrateRequests(Command, frozen=True, kw_only=True):
-    """`cmd.migrate`: a rebalancer's plan, to be carried out in this order as far as it still holds. `plan` is a unique
-    id; `term` and `as_of` are what was known."""
+    """`cmd.migrate`: a rebalancer's plan, applied in order as far as it is still valid. `plan` is a unique id."""
 
     plan: Name
     policy: Name
@@ -193,7 +185,7 @@ class MigrateRequests(Command, frozen=True, kw_only=True):
 
 
 class MoveAnswered(msgspec.Struct, frozen=True, kw_only=True):
-    """`refusal`: a MoveRefusal; empty where the request was moved."""
+    """`refusal`: a MoveRefusal; empty if the request was moved."""
 
     request: RequestId
     refusal: Text = ""
@@ -213,8 +205,7 @@ class MigrationAnswered(Command, frozen=True, kw_only=True):
 
 
 class DrainInstance(Command, frozen=True, kw_only=True):
-    """`cmd.drain`: place nothing there and move what waits; running requests finish. `leaving`: the instance will be
-    stopped once idle."""
+    """`cmd.drain`: place nothing there and move pending requests. `leaving`: the instance will be stopped once idle."""
 
     instance: InstanceId
     reason: Text
@@ -222,13 +213,11 @@ class DrainInstance(Command, frozen=True, kw_only=True):
 
 
 class UndrainInstance(Command, frozen=True, kw_only=True):
-    """`cmd.drain`: let it take requests again."""
-
     instance: InstanceId
 
 
 class DrainAnswered(Command, frozen=True, kw_only=True):
-    """What became of either. `requests` are those that the instance still has; with `refusal` nothing was done."""
+    """`requests`: those that the instance still has. With `refusal` nothing was changed."""
 
     instance: InstanceId
     draining: bool
@@ -237,15 +226,15 @@ class DrainAnswered(Command, frozen=True, kw_only=True):
 
 
 class ScalePool(Command, frozen=True, kw_only=True):
-    """`cmd.scale`: have so many instances; without `wanted`, report. `asker`: for the log."""
+    """`cmd.scale`: set the number of instances; without `wanted`, only report. `asker`: for the log."""
 
     wanted: Count | None = None
     asker: Name = ""
 
 
 class ScaleAnswered(Command, frozen=True, kw_only=True):
-    """The scaler's newest decision (`number` 0: none) and instances `ready`, starting (`coming`) and draining to be
-    stopped (`leaving`). With `refusal` nothing was decided."""
+    """The scaler's newest decision (`number` 0: none), and instances `ready`, starting (`coming`) and draining
+    (`leaving`). With `refusal` nothing was decided."""
 
     number: Count
     wanted: Count
@@ -263,7 +252,7 @@ class ScaleAnswered(Command, frozen=True, kw_only=True):
 
 
 class DescribeFleet(Command, frozen=True, kw_only=True):
-    """`cmd.fleet`: what the leader knows of its pool. Answered with a FleetDescribed."""
+    """`cmd.fleet`. Answered with a FleetDescribed."""
 
 
 class InstanceDescribed(msgspec.Struct, frozen=True, kw_only=True):
@@ -281,19 +270,15 @@ class InstanceDescribed(msgspec.Struct, frozen=True, kw_only=True):
     correction: Number = 1.0
     role: Role = "both"
     prediction_error: Number = -1.0
-    """Median absolute error of the newest prefill predictions, as a share; -1 before there was one."""
+    """Median absolute error of recent prefill predictions, as a share; -1: none yet."""
     knowledge_reason: Text = ""
-    """Why its cache is not known exactly; empty where it is."""
     knowledge_since: Moment = 0.0
-    """Since when `knowledge` is what it is, engine time."""
 
     def __post_init__(self) -> None:
         check_key(self.digest)
 
 
 class FleetDescribed(Command, frozen=True, kw_only=True):
-    """The leader's view. `as_of` is the last log sequence in it."""
-
     instances: Annotated[list[InstanceDescribed], Listed]
     pool: Name
     policy: Name

@@ -1,7 +1,6 @@
-"""Decisions of the leader and the scaler: what was chosen, from what, and why.
+"""Decisions of the leader and the scaler. Fields: docs/events.md.
 
-An event holds all that is needed to recompute the choice: policy, settings, candidates with their numbers, and the
-stamp that says what was known. Fields: docs/events.md.
+Each event holds all that is needed to recompute it: policy, settings, candidates with their numbers, and the stamp.
 """
 
 from typing import Annotated
@@ -43,8 +42,8 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DecodeCandidate(msgspec.Struct, frozen=True, kw_only=True):
-    """An instance considered for decoding. `requests` decode there or will; `predicted_tpot` with this one more (None:
-    unknown); `free_tokens` of its KV cache beside theirs (-1: unknown)."""
+    """`requests` decode there or will; `predicted_tpot` includes this one (None: unknown); `free_tokens` of its KV
+    cache (-1: unknown)."""
 
     instance: InstanceId
     requests: Count
@@ -55,7 +54,7 @@ class DecodeCandidate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RequestPlaced(RequestEvent, frozen=True, kw_only=True):
-    """The request waits in this instance's queue. Its blocks count as held there until proven otherwise."""
+    """The request waits in this instance's queue. Its blocks count as held there."""
 
     instance: InstanceId
     hit_blocks: Count
@@ -70,30 +69,29 @@ class RequestPlaced(RequestEvent, frozen=True, kw_only=True):
     attempt: Count = 1
     excluded: Annotated[list[InstanceId], Listed] = []
     decode: InstanceId = InstanceId("")
-    """Where the answer is to be decoded; empty where that is `instance` itself. So are the next three then."""
+    """Decode instance; empty if `instance` decodes too, then the next three are empty as well."""
     decode_reason: Text = ""
     decode_candidates: Annotated[list[DecodeCandidate], Listed] = []
     transfer_seconds: Seconds = 0.0
-    """Of `predicted_ttft`, what fetching the KV cache takes."""
+    """Part of `predicted_ttft`."""
     lost_seconds: Seconds = 0.0
-    """Time lost while held or at an engine that failed it; extends its TTFT budget for admission."""
+    """Time held without a scheduler or lost at a failed engine; extends its TTFT budget."""
 
 
 class RequestGranted(RequestEvent, frozen=True, kw_only=True):
-    """The ingress may send the request to the engine. Without the leader's stamp the ingress reports where the request
-    is: no scheduler answered, or a new leader may not know of an earlier grant."""
+    """The ingress may send the request. Unstamped: the ingress reports the location, because no scheduler answered or a
+    new leader may not have the grant."""
 
     instance: InstanceId
     attempt: Count = 1
     decode: InstanceId = InstanceId("")
-    """The decode instance, where an ingress reports a split request."""
     rebind: bool = False
-    """Whether its ingress asks, until the engine answers, if it is to go elsewhere: only then may it be re-bound."""
+    """Whether its ingress polls for a re-binding; only such requests may be re-bound."""
 
 
 class RequestHandedOver(RequestEvent, frozen=True, kw_only=True):
-    """The prefill is over at `source`; `instance` fetches the KV cache and decodes. Without the leader's stamp an
-    ingress reports it. `prefill`: seconds since it was sent to `source`; 0: it was not, or unknown."""
+    """Prefilled at `source`; `instance` fetches the KV cache and decodes. Unstamped: reported by an ingress. `prefill`:
+    seconds since it was sent; 0: unknown or not sent."""
 
     source: InstanceId
     instance: InstanceId
@@ -104,8 +102,7 @@ class RequestHandedOver(RequestEvent, frozen=True, kw_only=True):
 
 
 class HandOverRefused(RequestEvent, frozen=True, kw_only=True):
-    """The prefill is over at `source`, and no decode instance can take the request. Not an end: its ingress writes
-    that."""
+    """Prefilled at `source`, and no decode instance can take it. Not an end: its ingress writes that."""
 
     source: InstanceId
     attempt: Count
@@ -117,9 +114,8 @@ class HandOverRefused(RequestEvent, frozen=True, kw_only=True):
 
 
 class RequestMigrated(RequestEvent, frozen=True, kw_only=True):
-    """A pending request moved to another queue, or, where `rebound`, one without a first token leaves its engine and is
-    granted at the new instance next. `plan`, `policy`, `planned_as_of` and `benefit` are a rebalancer's; empty where
-    the leader moved it by itself."""
+    """A pending request moved to another queue, or, with `rebound`, one without a first token leaves its engine.
+    `plan`, `policy`, `planned_as_of` and `benefit` are a rebalancer's; empty if the leader moved it."""
 
     source: InstanceId
     instance: InstanceId
@@ -133,12 +129,11 @@ class RequestMigrated(RequestEvent, frozen=True, kw_only=True):
     planned_as_of: Sequence = 0
     benefit: Seconds = 0.0
     decode: InstanceId = InstanceId("")
-    """As in RequestPlaced, for the new instance."""
     rebound: bool = False
     wasted: Seconds = 0.0
-    """Where `rebound`: prefill that the engine at `source` is thought to have done for it, in vain now; taken off `benefit`."""
+    """With `rebound`: prefill seconds probably done at `source`; `benefit` is net of them."""
     cause: MoveCause = MoveCause.UNKNOWN
-    """Derived from `reason` where the event was written without it."""
+    """Derived from `reason` in events without it."""
 
     def __post_init__(self) -> None:
         if not self.cause:
@@ -147,11 +142,10 @@ class RequestMigrated(RequestEvent, frozen=True, kw_only=True):
 
 
 class MigrationRefused(RequestEvent, frozen=True, kw_only=True):
-    """A move that a rebalancer planned and the leader, which knew more, did not make. The request stays as it is."""
+    """The leader refused a planned move; the request stays."""
 
     source: InstanceId
     instance: InstanceId
-    """Where it should have gone."""
     reason: Text
     detail: Text
     plan: Name
@@ -159,11 +153,10 @@ class MigrationRefused(RequestEvent, frozen=True, kw_only=True):
     planned_as_of: Sequence
     benefit: Seconds
     rebind: bool = False
-    """Whether it was to be re-bound: taken out of an engine."""
 
 
 class RequestRejected(RequestEvent, frozen=True, kw_only=True):
-    """Rejected before any work was done: an end."""
+    """An end: rejected before any work was done."""
 
     reason: Text
     detail: Text
@@ -174,16 +167,15 @@ class RequestRejected(RequestEvent, frozen=True, kw_only=True):
     attempt: Count = 1
     excluded: Annotated[list[InstanceId], Listed] = []
     decode_candidates: Annotated[list[DecodeCandidate], Listed] = []
-    """Decode candidates, where prefill and decode are split."""
 
 
 RequestEnd = RequestFinished | RequestFailed | RequestCancelled | RequestRejected
-"""The four ends of a request: each that arrived has exactly one."""
+"""Each request that arrived has exactly one."""
 
 
 class LeaderElected(Event, frozen=True, kw_only=True):
-    """A scheduler took over, with its state folded up to `as_of`. Subject `pm.<pool>.leader`. `pool` are the fold's
-    settings (`PoolSettings`), `policy` and `settings` those of the term."""
+    """A scheduler took over with state folded up to `as_of`. Subject `pm.<pool>.leader`. `pool` are the fold's settings
+    (`PoolSettings`), `policy` and `settings` those of the term."""
 
     term: Term
     scheduler: Name
@@ -205,7 +197,7 @@ class LeaderElected(Event, frozen=True, kw_only=True):
 
 
 class WritesLost(Event, frozen=True, kw_only=True):
-    """Events that a service could not write for good: the log has a hole here. Subject `pm.<pool>.lost`."""
+    """Events that could not be written: a gap in the log. Subject `pm.<pool>.lost`."""
 
     writer: Name
     count: Count
@@ -213,8 +205,8 @@ class WritesLost(Event, frozen=True, kw_only=True):
 
 
 class ScaleDecided(Event, frozen=True, kw_only=True):
-    """The pool shall have `wanted` instances. Subject `pm.<pool>.scale`, written by the scaler. Of two decisions with
-    one `number` the first in the log counts."""
+    """Desired size of the pool. Subject `pm.<pool>.scale`, written by the scaler. Of two with one `number` the first
+    counts."""
 
     policy: Name
     settings: Settings
@@ -226,7 +218,7 @@ class ScaleDecided(Event, frozen=True, kw_only=True):
 
 
 class ScaleApplied(Event, frozen=True, kw_only=True):
-    """The decision with this number is carried out: so many instances are there and answer. Subject `pm.<pool>.scale`."""
+    """The decision with this number is applied: so many instances answer."""
 
     current: Count
     wanted: Count

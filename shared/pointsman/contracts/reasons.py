@@ -1,6 +1,6 @@
-"""Why a request is rejected, cancelled or moved, and why a move is refused. Values are the strings on the wire.
+"""Reasons why requests are rejected, cancelled or moved, and why moves are refused. Values are the strings on the wire.
 
-Sentences beside the codes are for people: no code branches on them, but for events written before they had a cause.
+Sentences are for operators; code branches on them only for events older than `cause`.
 """
 
 from dataclasses import dataclass
@@ -14,8 +14,6 @@ from pointsman.primitives import InstanceId
 
 
 class RejectReason(StrEnum):
-    """Of a RequestRejected, a HandOverRefused and a RouteRejected."""
-
     SLO_TTFT = "slo_ttft"
     SLO_UNREACHABLE = "slo_unreachable"
     SLO_TPOT = "slo_tpot"
@@ -28,7 +26,7 @@ class RejectReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RejectAnswer:
-    """What a client gets for a reason. `retryable`: whether the same request may succeed later."""
+    """`retryable`: whether the same request may succeed later."""
 
     status: int
     advice: str
@@ -59,7 +57,7 @@ REJECT_ANSWERS = {
 
 
 def reject_answer(reason: str) -> RejectAnswer:
-    """The answer for a reason as it stands on the wire; a reason of a newer version may be retried later."""
+    """A reason of a newer version may be retried later."""
     try:
         return REJECT_ANSWERS[RejectReason(reason)]
     except ValueError:
@@ -75,21 +73,18 @@ def _is_code(value: object) -> bool:
 
 
 class CancelCause(StrEnum):
-    """Of a RequestCancelled."""
-
     UNKNOWN = ""
-    """Of a newer version, or of a command without one."""
     CLIENT_GONE = "client_gone"
     TIMEOUT = "timeout"
     INGRESS_STOPPED = "ingress_stopped"
     INGRESS_SILENT = "ingress_silent"
-    """No `cmd.route` and no `cmd.follow` names the request any more."""
+    """Missing from both `cmd.route` and `cmd.follow`."""
     ENGINE_IDLE = "engine_idle"
-    """The engine reports that it runs nothing, and the state has the request there."""
+    """The engine reports no work, but the state has the request there."""
     NEVER_ENDED = "never_ended"
     """Granted longer ago than any request may take."""
     GRANT_UNHEARD = "grant_unheard"
-    """Granted to an instance that has left, and the ingress still asks for a place."""
+    """Granted to an instance that has left; the ingress still asks for a place."""
 
     @classmethod
     @override
@@ -107,24 +102,21 @@ _SENTENCES = {
     CancelCause.NEVER_ENDED: "granted long ago and never ended",
 }
 GIVEN_UP = frozenset(_SENTENCES)
-"""Why the leader cancels a request that has no other process to end it."""
+"""Causes for which the leader ends a request because no other process does."""
 
 
 def grant_unheard(instance: InstanceId) -> str:
-    """The sentence of CancelCause.GRANT_UNHEARD."""
     return f"its grant to {instance} was not heard of"
 
 
 class MoveCause(StrEnum):
-    """Of a RequestMigrated."""
-
     UNKNOWN = ""
     RELOCATED = "relocated"
-    """The instance takes no requests any more."""
+    """Its instance takes no requests any more."""
     PLANNED = "planned"
-    """A rebalancer moved a waiting request."""
+    """A rebalancer moved a pending request."""
     REBOUND = "rebound"
-    """A rebalancer took the request out of an engine."""
+    """A rebalancer took it out of an engine."""
 
     @classmethod
     @override
@@ -133,13 +125,10 @@ class MoveCause(StrEnum):
 
 
 def relocated(source: InstanceId) -> str:
-    """The sentence of MoveCause.RELOCATED."""
     return f"{source} takes no requests any more"
 
 
 class MoveRefusal(StrEnum):
-    """Of a MigrationRefused, and of a move in a MigrationAnswered."""
-
     REBIND_OFF = "rebind_off"
     NOT_WAITING = "not_waiting"
     ELSEWHERE = "elsewhere"
@@ -154,7 +143,7 @@ class MoveRefusal(StrEnum):
 
 
 class PlanRefusal(StrEnum):
-    """Of a MigrationAnswered whose whole plan is refused."""
+    """Of a whole migration plan."""
 
     OTHER_TERM = "other_term"
     TOO_OLD = "too_old"
@@ -170,14 +159,13 @@ _CANCEL_CAUSES = {
 
 
 def recorded_cancel_cause(reason: str) -> CancelCause:
-    """The cause of a RequestCancelled that has none, from its sentence or code."""
+    """From the sentence or code of a RequestCancelled without a cause."""
     if reason.startswith("its grant to ") and reason.endswith(" was not heard of"):
         return CancelCause.GRANT_UNHEARD
     return _CANCEL_CAUSES.get(reason, CancelCause.UNKNOWN)
 
 
 def recorded_move_cause(reason: str, source: InstanceId, *, rebound: bool) -> MoveCause:
-    """The cause of a RequestMigrated that has none."""
     if rebound:
         return MoveCause.REBOUND
     return MoveCause.RELOCATED if reason == relocated(source) else MoveCause.PLANNED

@@ -31,8 +31,8 @@ class RequestEvent(Event, frozen=True, kw_only=True):
 
 
 class RequestArrived(RequestEvent, frozen=True, kw_only=True):
-    """A valid request reached the leader at `at`, and the ingress at `arrived_at`, from which the SLO counts. `keys`:
-    packed u64 of the prompt's whole blocks."""
+    """Reached the leader at `at` and the ingress at `arrived_at`, from which the SLO counts. `keys`: packed u64 of the
+    prompt's whole blocks."""
 
     arrived_at: Moment
     ingress: Name
@@ -44,27 +44,27 @@ class RequestArrived(RequestEvent, frozen=True, kw_only=True):
     slo_tpot: Seconds
     session: SessionId = SessionId("")
     exact: bool = True
-    """Whether the keys are known to be the engine's: false where the tokens had to be guessed."""
+    """False if the tokens had to be guessed, so keys may differ from the engine's."""
     streaming: bool = True
-    """Whether the first token will be seen when it comes; otherwise the answer comes whole."""
+    """Whether the first token is observable."""
     adapter: Name = ""
-    """LoRA adapter that it asks for: only instances that report it may serve it."""
+    """LoRA adapter; only instances that report it may serve it."""
     alias: Name = ""
-    """Name that it asks for, where that is neither the model's own nor an adapter's: likewise."""
+    """Another name of the model; only instances that report it may serve it."""
     context_tokens: Tokens = 0
-    """Prompt and demanded output: only instances whose context is as long may serve it. 0: any may."""
+    """Prompt and demanded output; 0: any instance may serve it."""
     followed: bool = False
-    """Whether its ingress names it in `cmd.follow` until its end; then silence about it means that the ingress is gone."""
+    """Whether its ingress lists it in `cmd.follow` until its end."""
     held_up: Seconds = 0.0
-    """Waited so long because no scheduler answered; extends its TTFT budget for admission."""
+    """Seconds without an answer from a scheduler; extends its TTFT budget for admission."""
 
     def __post_init__(self) -> None:
         check_packed(self.keys)
 
 
 class PrefillFinished(RequestEvent, frozen=True, kw_only=True):
-    """The first token reached the ingress. `ttft`: seconds since `arrived_at`; `prefill`: since it was sent. With the
-    leader's stamp it is assumed: the answer is not streamed, and the prediction is over."""
+    """The first token reached the ingress. `ttft`: seconds since `arrived_at`; `prefill`: since it was sent. Stamped:
+    assumed by the leader, for answers that are not streamed."""
 
     instance: InstanceId
     ttft: Seconds
@@ -72,7 +72,7 @@ class PrefillFinished(RequestEvent, frozen=True, kw_only=True):
 
 
 class RequestFinished(RequestEvent, frozen=True, kw_only=True):
-    """The answer was delivered whole. Token counts are the engine's own; -1 where it did not say."""
+    """Token counts are the engine's; -1 where unknown."""
 
     instance: InstanceId
     e2e: Seconds
@@ -82,19 +82,19 @@ class RequestFinished(RequestEvent, frozen=True, kw_only=True):
     ttft: Seconds
     tpot: Seconds
     predicted_cached_tokens: Tokens = -1
-    """What `cached_tokens` was expected to be when the request was granted; -1 where the two cannot be compared."""
+    """`cached_tokens` as predicted at the grant; -1 if not comparable."""
 
 
 AttemptFailure = Literal["connect_failure", "http_5xx", "stream_reset", "first_byte_timeout", "chunk_timeout"]
-"""How an engine failed a request; the first three named as in Envoy's outlier detection and retry policies."""
+"""The first three are named as in Envoy's outlier detection and retry policies."""
 
 
 WHAT_CHARACTERS_MAX = 600
 
 
 class RequestAttemptFailed(RequestEvent, frozen=True, kw_only=True):
-    """An engine failed this request, which may be tried elsewhere. `status`: the engine's, 0 without one. A client's
-    hang-up, a 4xx and the request's own timeout do not count."""
+    """An engine failed this request; it may be retried elsewhere. `status`: the engine's, 0 without one. Client
+    disconnects, 4xx and the request's own timeout do not count."""
 
     instance: InstanceId
     attempt: Count = 1
@@ -104,13 +104,12 @@ class RequestAttemptFailed(RequestEvent, frozen=True, kw_only=True):
 
     @property
     def what(self) -> str:
-        """In a few words."""
         text = self.detail[:WHAT_CHARACTERS_MAX] or self.failure
         return f"{self.status} {text}" if self.status and str(self.status) not in text else text
 
 
 class RequestFailed(RequestEvent, frozen=True, kw_only=True):
-    """The request ended in an error. `status`: HTTP, as the client got it."""
+    """`status`: HTTP, as the client got it."""
 
     reason: Text
     status: Count
@@ -118,12 +117,12 @@ class RequestFailed(RequestEvent, frozen=True, kw_only=True):
 
 
 class RequestCancelled(RequestEvent, frozen=True, kw_only=True):
-    """The client went away, or no process waits for the answer any more. `reason` is for people."""
+    """`reason` is for operators."""
 
     reason: Text
     instance: InstanceId = InstanceId("")
     cause: CancelCause = CancelCause.UNKNOWN
-    """Derived from `reason` where the event was written without it."""
+    """Derived from `reason` in events without it."""
 
     def __post_init__(self) -> None:
         if not self.cause:

@@ -1,4 +1,4 @@
-"""Where everything goes: subjects, stream names, and the message ids that make a retry harmless."""
+"""Subjects, stream names, and the message ids that deduplicate retries."""
 
 import re
 from functools import lru_cache
@@ -26,7 +26,7 @@ _LOG_SUBJECT = re.compile(
 
 
 def valid_name(name: str) -> bool:
-    """Whether `name` can be a pool or an instance: lower-case letters, digits and dashes, at most 63."""
+    """Whether `name` can be a pool or an instance."""
     return NAME_PATTERN.match(name) is not None
 
 
@@ -35,7 +35,7 @@ def stream_name(pool: PoolName) -> str:
 
 
 def log_subjects(pool: PoolName) -> list[str]:
-    """The subjects that the pool's stream stores. Commands are not among them."""
+    """Subjects stored in the pool's stream. Commands are not stored."""
     return [f"{SUBJECT_ROOT}.{pool}.{kind}" for kind in ("kv.*", "fleet.*", "request.*", "scale", "leader", "lost")]
 
 
@@ -68,12 +68,10 @@ def migrate_subject(pool: PoolName) -> str:
 
 
 def drain_subject(pool: PoolName) -> str:
-    """DrainInstance and UndrainInstance, answered by the leader."""
     return f"{SUBJECT_ROOT}.{pool}.cmd.drain"
 
 
 def scale_subject(pool: PoolName) -> str:
-    """ScalePool, answered by the scaler that acts."""
     return f"{SUBJECT_ROOT}.{pool}.cmd.scale"
 
 
@@ -82,17 +80,15 @@ def resync_subject(pool: PoolName, instance: InstanceId) -> str:
 
 
 def leader_subject(pool: PoolName) -> str:
-    """Where LeaderElected goes, and nothing else."""
+    """Subject of LeaderElected only."""
     return f"{SUBJECT_ROOT}.{pool}.leader"
 
 
 def fleet_view_subject(pool: PoolName) -> str:
-    """Request/reply: the leader answers with the fleet as it knows it (`pointsman fleet`)."""
     return f"{SUBJECT_ROOT}.{pool}.cmd.fleet"
 
 
 def subject_of(pool: PoolName, event: Event) -> str:
-    """The log subject of an event."""
     prefix = f"{SUBJECT_ROOT}.{pool}"
     if isinstance(event, CacheEvent):
         return cache_subject(pool, event.instance)
@@ -112,18 +108,18 @@ def subject_of(pool: PoolName, event: Event) -> str:
 
 @lru_cache(maxsize=4096)
 def _subject_parts(subject: str) -> tuple[str, str]:
-    """The kind of a log subject and the id in it; empty where it is no log subject of any pool."""
+    """Kind and id of a log subject; empty for any other subject."""
     found = _LOG_SUBJECT.fullmatch(subject)
     return (found["kind"], found["name"] or "") if found else ("", "")
 
 
 def is_leader_subject(subject: str) -> bool:
-    """Whether this is where some pool's LeaderElected goes. (An instance or a request may be called `leader`, too.)"""
+    """Whether it is the subject of LeaderElected in some pool. (An instance or request may be named `leader`, too.)"""
     return _subject_parts(subject) == ("leader", "")
 
 
 def is_subject_of(subject: str, event: Event) -> bool:
-    """Whether this is the log subject of the event in some pool. Ids in subjects have the form of ids."""
+    """Whether it is the log subject of the event in some pool."""
     kind, name = _subject_parts(subject)
     if isinstance(event, CacheEvent | FleetEvent):
         return name == event.instance and kind == ("kv" if isinstance(event, CacheEvent) else "fleet")
@@ -135,7 +131,7 @@ def is_subject_of(subject: str, event: Event) -> bool:
 
 
 def message_id(event: Event) -> str | None:
-    """What makes two publishes one event, or None where a repeat does no harm."""
+    """Equal ids are one event. None where a repeat is harmless."""
     kind = type(event).__name__
     if isinstance(event, CacheEvent):
         return f"{event.instance}.{event.epoch}.{event.sequence}"

@@ -96,14 +96,14 @@ class OutlierDetection:
 
     def next(self, state: State, now: Seconds) -> Ejection | Readmission | None:
         """What to do first. Once that is applied to the state there may be more."""
-        return _Look(self, state, now).next()
+        return _Evaluation(self, state, now).next()
 
 
 DEFAULT_OUTLIER_DETECTION = OutlierDetection()
 NO_OUTLIER_DETECTION = OutlierDetection(max_ejection_share=0.0)
 
 
-class _Look:
+class _Evaluation:
     """One look at one State at one moment."""
 
     def __init__(self, settings: OutlierDetection, state: State, now: Seconds) -> None:
@@ -113,7 +113,7 @@ class _Look:
         self._speed = state.settings.speed
         self._since = now - settings.interval_seconds * self._speed
         self._instances = sorted(state.fleet.instances, key=lambda instance: instance.id)
-        self._whole = [i for i in self._instances if i.status is Status.READY and not i.half_open]
+        self._healthy = [i for i in self._instances if i.status is Status.READY and not i.half_open]
 
     def next(self) -> Ejection | Readmission | None:
         for instance in self._instances:
@@ -121,7 +121,7 @@ class _Look:
                 found = self._readmission(instance)
                 if found is not None:
                     return found
-        if not self._settings.max_ejection_share or len(self._whole) < 2:
+        if not self._settings.max_ejection_share or len(self._healthy) < 2:
             return None
         return next(self._outliers(), None)
 
@@ -156,7 +156,7 @@ class _Look:
             ("latency", self._slow),
         )
         for cause, evidence in rules:
-            for instance in self._whole:
+            for instance in self._healthy:
                 detail = evidence(instance, self._state.outliers.record(instance.id))
                 if detail and self._is_replaceable(instance) and self._is_within_share():
                     yield self._ejection(instance, cause, detail)
@@ -173,13 +173,13 @@ class _Look:
 
     def _is_replaceable(self, instance: Instance) -> bool:
         """Whether others that are whole can do what it does."""
-        roles = {other.role for other in self._whole if other.id != instance.id}
+        roles = {other.role for other in self._healthy if other.id != instance.id}
         prefills, decodes = bool(roles & {"both", "prefill"}), bool(roles & {"both", "decode"})
         return (prefills or instance.role == "decode") and (decodes or instance.role == "prefill")
 
     def _is_within_share(self) -> bool:
         ejected = sum(instance.ejected or instance.half_open for instance in self._instances)
-        return ejected + 1 <= self._settings.max_ejection_share * (ejected + len(self._whole))
+        return ejected + 1 <= self._settings.max_ejection_share * (ejected + len(self._healthy))
 
     # Failures
 
@@ -213,7 +213,7 @@ class _Look:
     @cached_property
     def _success_rates(self) -> dict[InstanceId, float]:
         """Of those that had enough requests."""
-        counts = ((i.id, *self._served_and_failed(i)) for i in self._whole)
+        counts = ((i.id, *self._served_and_failed(i)) for i in self._healthy)
         return {
             name: served / (served + failed)
             for name, served, failed in counts
@@ -291,7 +291,7 @@ class _Look:
     def _prefills(self) -> dict[InstanceId, list[Prefill]]:
         """Of the interval, by instance that is whole: those that are over, and those inside the engine that are overdue."""
         outliers = self._state.outliers
-        done = {i.id: [p for p in outliers.record(i.id).prefills if p.at >= self._since] for i in self._whole}
+        done = {i.id: [p for p in outliers.record(i.id).prefills if p.at >= self._since] for i in self._healthy}
         newest = nlargest(2, ((prefills[-1].at, name) for name, prefills in done.items() if prefills))
         for instance, prefills in done.items():
             heard = next((at for at, other in newest if other != instance), 0.0)
@@ -301,8 +301,8 @@ class _Look:
     def _overdue(self, instance: InstanceId, heard: Seconds) -> list[Prefill]:
         """Prefills inside the engine that were slow already when another instance finished its newest, at `heard`; so
         it is not the ingresses that are silent."""
-        line = self._state.workload.queues.get(instance)
-        inside = () if line is None else line.prefill.values()
+        queue = self._state.workload.queues.get(instance)
+        inside = () if queue is None else queue.prefill.values()
         least, factor = OVERDUE_WALL_SECONDS_MIN * self._speed, self._settings.latency_factor
         return [
             Prefill(self._now, self._now - request.granted_at, request.engine_seconds)

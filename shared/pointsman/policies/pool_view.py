@@ -22,7 +22,7 @@ _NOTHING_LEARNED = Correction()
 M = TypeVar("M", bound=Tracker)
 
 
-class ScoredInstance(msgspec.Struct, frozen=True, kw_only=True):
+class CandidateEstimate(msgspec.Struct, frozen=True, kw_only=True):
     """One instance that could take the request. Seconds include the learned correction."""
 
     instance: InstanceId
@@ -32,7 +32,7 @@ class ScoredInstance(msgspec.Struct, frozen=True, kw_only=True):
     queue_seconds: Seconds
     prefill_seconds: Seconds
     work_seconds: Seconds
-    """The prefill by the cost model alone: what is booked on the instance's line."""
+    """The prefill by the cost model alone: what is booked on the instance's queue."""
     load_tokens: Tokens
     waiting: int
     """Requests that have no first token yet."""
@@ -107,7 +107,7 @@ class PoolView:
         return self._state.settings.block_tokens
 
     @cached_property
-    def candidates(self) -> list[ScoredInstance]:
+    def candidates(self) -> list[CandidateEstimate]:
         """All eligible instances, in the order of `eligible`."""
         return [self.candidate(instance) for instance in self.eligible]
 
@@ -133,11 +133,11 @@ class PoolView:
         """The memory of this kind, which the policy asked State to keep."""
         return self._state.tracker(kind)
 
-    def line(self, instance_id: InstanceId) -> InstanceQueue:
+    def queue(self, instance_id: InstanceId) -> InstanceQueue:
         """What the instance has before it: to be read only."""
         return self._state.workload.queues.get(instance_id, EMPTY_QUEUE)
 
-    def candidate(self, instance_id: InstanceId, *, hit_blocks: int | None = None) -> ScoredInstance:
+    def candidate(self, instance_id: InstanceId, *, hit_blocks: int | None = None) -> CandidateEstimate:
         """What an instance offers; with `hit_blocks`, what it would offer if it held that many leading blocks."""
         state = self._state
         prompt_tokens = self.request.prompt_tokens
@@ -146,10 +146,10 @@ class PoolView:
         cached = state.latency.cached_tokens(instance, hit_blocks, prompt_tokens)
         uncached = prompt_tokens - cached
         work = state.latency.prefill_seconds(instance, prompt_tokens, cached)
-        line = self.line(instance_id)
-        queued, queued_tokens = line.work_ahead(self.now)
+        queue = self.queue(instance_id)
+        queued, queued_tokens = queue.work_ahead(self.now)
         correction = state.latency.corrections.get(instance_id, _NOTHING_LEARNED)
-        return ScoredInstance(
+        return CandidateEstimate(
             instance=instance_id,
             hit_blocks=hit_blocks,
             cached_tokens=cached,
@@ -157,13 +157,13 @@ class PoolView:
             queue_seconds=correction.seconds(queued, queued_tokens),
             prefill_seconds=correction.seconds(work, uncached),
             work_seconds=work,
-            load_tokens=line.load_tokens,
-            waiting=line.waiting,
-            requests=line.requests,
+            load_tokens=queue.load_tokens,
+            waiting=queue.waiting,
+            requests=queue.requests,
             transfer_seconds=self._transfer_seconds and (self._transfer_seconds if instance.role == "prefill" else 0.0),
         )
 
-    def familiar(self, equals: list[ScoredInstance]) -> ScoredInstance:
+    def familiar(self, equals: list[CandidateEstimate]) -> CandidateEstimate:
         """Of candidates that are equal to the policy: the one that served this conversation last, else the first."""
         if len(equals) > 1:
             last = self.last_instance

@@ -11,28 +11,28 @@ from pointsman.state.workload import InstanceQueue
 STALL_SECONDS = 3.0
 """T of the paper, in engine time."""
 
-FORSAKEN_SECONDS = 10.0
+ABORT_STALL_SECONDS = 10.0
 """Engine seconds for which an engine counts as stalled after a request was taken out of it (`rebalancing.redispatch`),
 unless it gives a first token."""
 
 
-def stalled_seconds(line: InstanceQueue, now: Seconds, *, after: Seconds = STALL_SECONDS) -> Seconds:
+def stalled_seconds(queue: InstanceQueue, now: Seconds, *, after: Seconds = STALL_SECONDS) -> Seconds:
     """How long the instance has finished no prefill although it should have; 0 while that is at most `after`."""
-    if line.prefill:
-        since = _overdue_since(line, now)
-    elif line.pending:
-        since = max(line.working_since, next(iter(line.pending.values())).placed_at)
+    if queue.prefill:
+        since = _overdue_since(queue, now)
+    elif queue.pending:
+        since = max(queue.working_since, next(iter(queue.pending.values())).placed_at)
     else:
         since = now
-    if line.aborted_at and now - line.aborted_at <= FORSAKEN_SECONDS:
-        since = min(since, line.aborted_since)
+    if queue.aborted_at and now - queue.aborted_at <= ABORT_STALL_SECONDS:
+        since = min(since, queue.aborted_since)
     elapsed = now - since
     return elapsed if elapsed > after else 0.0
 
 
-def _overdue_since(line: InstanceQueue, now: Seconds) -> Seconds:
+def _overdue_since(queue: InstanceQueue, now: Seconds) -> Seconds:
     """When the engine began the prefill that should be over by now; `now` where none is overdue."""
-    watched = next((request for request in line.prefill.values() if request.streaming), None)
+    watched = next((request for request in queue.prefill.values() if request.streaming), None)
     if watched is None or now <= watched.granted_at + watched.engine_seconds:
         return now
-    return line.working_since
+    return queue.working_since

@@ -20,11 +20,11 @@ PREFILL_SECONDS_MAX: Seconds = 120.0
 def stranded(state: State, now: Seconds, *, idle_after: Seconds) -> Iterator[Request]:
     """Granted requests at instances that have been idle for longer than `idle_after` (engine seconds) since the grant."""
     for instance in state.fleet.instances:
-        line = state.workload.queues.get(instance.id)
-        if line is None or not _says_idle(instance, now, idle_after):
+        queue = state.workload.queues.get(instance.id)
+        if queue is None or not _reports_idle(instance, now, idle_after):
             continue
         factor = state.latency.correction(instance.id)
-        for request in [*line.prefill.values(), *line.decoding.values()]:
+        for request in [*queue.prefill.values(), *queue.decoding.values()]:
             waited = now - max(instance.idle_since, request.granted_at)
             due = 0.0 if _has_first_token(request) else PREFILLS_WAITED * request.engine_seconds * factor
             due = min(due, PREFILL_SECONDS_MAX)
@@ -32,7 +32,7 @@ def stranded(state: State, now: Seconds, *, idle_after: Seconds) -> Iterator[Req
                 yield request
 
 
-def _says_idle(instance: Instance, now: Seconds, idle_after: Seconds) -> bool:
+def _reports_idle(instance: Instance, now: Seconds, idle_after: Seconds) -> bool:
     """Whether its newest report is fresh, and all of late said that nothing runs or waits there."""
     fresh = now - instance.heard_at < idle_after
     return fresh and instance.counts_load and instance.serving and 0.0 < instance.idle_since < now - idle_after

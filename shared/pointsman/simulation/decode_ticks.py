@@ -124,11 +124,12 @@ class DecodeTicks:
             heappop(self._endings)
         return self._endings[0][0] if self._endings else self.tick + 1
 
-    def pop_ended(self) -> EngineRequest | None:
-        """A request that has all its tokens; the caller makes it leave."""
-        if not self._endings or self.next_ending() > self.tick:
-            return None
-        return self.requests[heappop(self._endings)[1]]
+    def pop_ended(self) -> list[EngineRequest]:
+        """Requests that have all their tokens; the caller calls `leave` for each."""
+        ended = []
+        while self._endings and self.next_ending() <= self.tick:
+            ended.append(self.requests[heappop(self._endings)[1]])
+        return ended
 
 
 def _by_admission(request: EngineRequest) -> int:

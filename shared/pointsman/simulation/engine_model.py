@@ -306,11 +306,10 @@ class EngineModel:
         self._decoding.advance(ticks)
 
     def _take_finished(self) -> list[RequestId]:
-        finished = []
-        while (request := self._decoding.pop_ended()) is not None:
+        ended = self._decoding.pop_ended()
+        for request in ended:
             self._finish(request)
-            finished.append(request.id)
-        return finished
+        return [request.id for request in ended]
 
     def _take_prefilled(self, decoded: list[RequestId], finished: list[RequestId]) -> list[PrefillEnded]:
         """Requests whose prefill is complete have one more token: the first, unless they were preempted."""

@@ -12,7 +12,7 @@ from pointsman.policies.dispatch import Dispatcher
 from pointsman.policies.policy_set import policy_set
 from pointsman.policies.seeded_random import uniform
 from pointsman.primitives import Seconds, Term, Tokens
-from pointsman.simulation.agenda import Agenda
+from pointsman.simulation.event_queue import EventQueue
 from pointsman.simulation.outcome import Outcome
 from pointsman.simulation.scenario import FleetMirror, Scenario
 from pointsman.state.fleet import Instance
@@ -21,7 +21,7 @@ from pointsman.state.state import PoolSettings, State
 
 
 class SimulatedPool:
-    def __init__(self, scenario: Scenario, mirror: FleetMirror, agenda: Agenda, outcome: Outcome) -> None:
+    def __init__(self, scenario: Scenario, mirror: FleetMirror, agenda: EventQueue, outcome: Outcome) -> None:
         self.scenario = scenario
         self.mirror = mirror
         self.agenda = agenda
@@ -37,17 +37,18 @@ class SimulatedPool:
         )
         self.state = self._new_state()
         self.seen = self._new_state() if scenario.load_lag_s > 0 else self.state
+        self.lags = self.seen is not self.state
         self._unseen: deque[tuple[Seconds, LogEvent]] = deque()
         self.dispatcher = Dispatcher(self.state, self._policies, term=Term(1), policy_state=self.seen)
 
     def apply(self, event: LogEvent, now: Seconds) -> None:
         self.state.apply(event)
-        self.show_later(event, now)
+        if self.lags:
+            self.show_later(event, now)
 
     def show_later(self, event: LogEvent, now: Seconds) -> None:
         """An event that is in `state` already comes into `seen` when it is old enough."""
-        if self.seen is not self.state:
-            self._unseen.append((now + self.scenario.load_lag_s, event))
+        self._unseen.append((now + self.scenario.load_lag_s, event))
 
     def catch_up(self, now: Seconds) -> None:
         unseen = self._unseen

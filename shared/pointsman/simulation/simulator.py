@@ -24,8 +24,8 @@ from pointsman.contracts.decisions import (
 from pointsman.contracts.requests import PrefillFinished, RequestFailed, RequestFinished
 from pointsman.policies.rebalancing import REBALANCING_POLICIES
 from pointsman.primitives import InstanceId, RequestId, Seconds, SessionId, Tenant
-from pointsman.simulation.agenda import Agenda
 from pointsman.simulation.engine_types import HashedPrompt, PrefillEnded, StepResult
+from pointsman.simulation.event_queue import EventQueue
 from pointsman.simulation.outcome import LoadSample, Outcome, RequestRow
 from pointsman.simulation.scenario import NO_MIRROR, Failure, FleetMirror, Scenario
 from pointsman.simulation.simulated_fleet import SimulatedEngine, SimulatedFleet
@@ -56,13 +56,14 @@ class Simulation:
         scenario: Scenario,
         requests: Sequence[WorkloadRequest],
         mirror: FleetMirror = NO_MIRROR,
-        agenda: Agenda | None = None,
+        agenda: EventQueue | None = None,
     ) -> None:
         self.unfinished = len(requests)
         self._scenario = scenario
+        self._splits = scenario.splits
         self._requests = requests
         self._outcome = Outcome([scenario.row(number, request) for number, request in enumerate(requests)])
-        self._agenda = agenda or Agenda()
+        self._agenda = agenda or EventQueue()
         self.pool = SimulatedPool(scenario, mirror, self._agenda, self._outcome)
         self.state = self.pool.state
         self.fleet = SimulatedFleet(self.pool, carry_out=self.carry_out, lose=self._lose)
@@ -86,14 +87,16 @@ class Simulation:
             agenda.every(REBALANCE_SECONDS, self._rebalance, first=REBALANCE_SECONDS)
         if scenario.event_loss > 0:
             agenda.every(REPORT_SECONDS, fleet.report, first=REPORT_SECONDS)
-        agenda.run(lambda: self.unfinished)
+        if self.unfinished:
+            agenda.run()
         self._outcome.virtual_seconds = agenda.now
         return self._outcome
 
     def carry_out(self, events: list[LogEvent], now: Seconds) -> None:
         """The effect of decisions on engines and rows; they are applied to the state already."""
         for event in events:
-            self.pool.show_later(event, now)
+            if self.pool.lags:
+                self.pool.show_later(event, now)
             match event:
                 case RequestPlaced():
                     row = self._row(event.request)
@@ -180,7 +183,7 @@ class Simulation:
 
     def _hands_over(self, request_id: RequestId) -> bool:
         """Whether it is decoded elsewhere than prefilled."""
-        return self._scenario.splits and bool(self.state.workload.requests[request_id].decode)
+        return self._splits and bool(self.state.workload.requests[request_id].decode)
 
     def _fetch(self, event: RequestHandedOver, now: Seconds) -> None:
         """Decoding begins when the KV cache has been transferred."""
@@ -225,6 +228,8 @@ class Simulation:
         row.end, row.reason, row.ended_at = end, reason, now  # type: ignore[assignment]
         self._commands.pop(request_id, None)
         self.unfinished -= 1
+        if not self.unfinished:
+            self._agenda.stop()
 
     def _row(self, request_id: RequestId) -> RequestRow:
         return self._outcome.rows[int(request_id)]

@@ -73,7 +73,7 @@ def replace(parts: StateParts, event: CacheSnapshot) -> None:
 def forget(parts: StateParts, instance: InstanceId) -> None:
     """The instance left or restarted: its cache, its promises and what its prefills taught are gone."""
     parts.index.drop(instance)
-    parts.speculation.drop(instance)
+    parts.promises.drop(instance)
     parts.delivered.drop(instance)
     parts.contradictions.drop(instance)
     parts.latency.forget(instance)
@@ -122,18 +122,18 @@ def _next_cache_event(
 def release(parts: StateParts, instance: InstanceId, epoch: Epoch, keys: list[BlockKey]) -> None:
     """Release a promise, unless the instance has restarted since."""
     if parts.epochs.get(instance) == epoch:
-        parts.speculation.release(instance, keys)
+        parts.promises.release(instance, keys)
 
 
 def promise_until_confirmed(parts: StateParts, request: Request, at: Seconds) -> None:
     """The prompt was computed: keep its promise until cache events should have confirmed it."""
     deadline = at + CONFIRMATION_WALL_SECONDS * parts.settings.speed
-    parts.speculation.unconfirmed.append((deadline, request.instance, request.epoch, request.keys))
+    parts.promises.unconfirmed.append((deadline, request.instance, request.epoch, request.keys))
 
 
 def settle_promises(parts: StateParts, now: Seconds) -> None:
     """Release promises that are past their deadline."""
-    unconfirmed = parts.speculation.unconfirmed
+    unconfirmed = parts.promises.unconfirmed
     while unconfirmed and unconfirmed[0][0] <= now:
         _, instance, epoch, keys = unconfirmed.popleft()
         release(parts, instance, epoch, keys)
@@ -141,7 +141,7 @@ def settle_promises(parts: StateParts, now: Seconds) -> None:
 
 def _release_computed(parts: StateParts, instance: InstanceId, removed: set[BlockKey] | None = None) -> None:
     """Release promises of computed prompts that lost a block of `removed` (None: any). The index has what is left."""
-    unconfirmed = parts.speculation.unconfirmed
+    unconfirmed = parts.promises.unconfirmed
     lost = [
         promise
         for promise in unconfirmed

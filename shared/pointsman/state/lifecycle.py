@@ -30,7 +30,7 @@ from pointsman.state.fleet import Instance
 from pointsman.state.holdings import learn_delivered, promise_until_confirmed, release
 from pointsman.state.outliers import Failure, Prefill
 from pointsman.state.parts import StateParts
-from pointsman.state.workload import NO_INSTANCE, Rejection, Request, Stage
+from pointsman.state.workload import NO_EPOCH, NO_INSTANCE, Rejection, Request, Stage
 
 
 class Trigger(StrEnum):
@@ -70,10 +70,6 @@ TRANSITIONS: dict[tuple[Stage, Trigger], Stage] = {
 }
 
 
-def _allows(request: Request, trigger: Trigger) -> bool:
-    return (request.stage, trigger) in TRANSITIONS
-
-
 # Arrival and placement
 
 
@@ -108,7 +104,7 @@ def place(parts: StateParts, event: RequestPlaced) -> None:
     if request is None:
         return
     trigger = Trigger.RETRIED if event.attempt > request.attempt else Trigger.PLACED
-    if not _allows(request, trigger):
+    if (request.stage, trigger) not in TRANSITIONS:
         return
     _unplace(parts, request, event.at)
     request.attempt = event.attempt
@@ -121,7 +117,7 @@ def place(parts: StateParts, event: RequestPlaced) -> None:
 def migrate(parts: StateParts, event: RequestMigrated) -> None:
     request = parts.workload.requests.get(event.request)
     trigger = Trigger.REBOUND if event.rebound else Trigger.MIGRATED
-    if request is None or not _allows(request, trigger) or request.instance != event.source:
+    if request is None or (request.stage, trigger) not in TRANSITIONS or request.instance != event.source:
         return
     if event.rebound:
         parts.workload.queue(event.source).note_abort(event.at)
@@ -166,8 +162,8 @@ def _requeue_at(parts: StateParts, request: Request, instance: Instance, at: Sec
 def _enqueue(parts: StateParts, request: Request, at: Seconds) -> None:
     instance = request.instance
     parts.workload.queue(instance).enqueue(request)
-    request.epoch = parts.newest_epoch(instance)
-    parts.speculation.promise(instance, request.keys)
+    request.epoch = parts.epochs.get(instance, NO_EPOCH)
+    parts.promises.promise(instance, request.keys)
     parts.session_affinity.placed(request.tenant, request.session, request.keys, instance)
     for tracker in parts.trackers:
         tracker.placed(request, at)
@@ -201,7 +197,7 @@ def grant(parts: StateParts, event: RequestGranted) -> None:
         return
     if event.stamp is None:
         _correct_location(parts, request, event)
-    if not _allows(request, Trigger.GRANTED) or request.instance != event.instance:
+    if (request.stage, Trigger.GRANTED) not in TRANSITIONS or request.instance != event.instance:
         return
     request.rebind = event.rebind
     _enter_engine(parts, request, event.at)
@@ -211,7 +207,7 @@ def _correct_location(parts: StateParts, request: Request, event: RequestGranted
     """An ingress sent the request to an instance by itself: queue it there unless it is there already."""
     instance = parts.fleet.get(event.instance)
     is_there = request.instance == event.instance and request.stage in (Stage.PENDING, Stage.PREFILL)
-    if is_there or instance is None or not _allows(request, Trigger.CORRECTED):
+    if is_there or instance is None or (request.stage, Trigger.CORRECTED) not in TRANSITIONS:
         return
     request.attempt = event.attempt
     _requeue_at(parts, request, instance, event.at)
@@ -220,7 +216,7 @@ def _correct_location(parts: StateParts, request: Request, event: RequestGranted
 
 
 def _enter_engine(parts: StateParts, request: Request, at: Seconds) -> None:
-    request.stage = TRANSITIONS[request.stage, Trigger.GRANTED]
+    request.stage = Stage.PREFILL
     request.granted_at = at
     parts.workload.queue(request.instance).grant(request, at)
     for tracker in parts.trackers:
@@ -234,7 +230,7 @@ def finish_prefill(parts: StateParts, event: PrefillFinished) -> None:
     learnable = event.stamp is None and not request.rebound_from  # else the time of sending is not known
     if request.rebound_from == event.instance and event.stamp is None:
         _keep_at_source(parts, request, event)
-    if request.instance != event.instance or not _allows(request, Trigger.FIRST_TOKEN):
+    if request.instance != event.instance or (request.stage, Trigger.FIRST_TOKEN) not in TRANSITIONS:
         return
     if request.stage is Stage.PREFILL:
         queue = parts.workload.queue(event.instance)
@@ -244,7 +240,7 @@ def finish_prefill(parts: StateParts, event: PrefillFinished) -> None:
             parts.workload.expect(request, NO_INSTANCE)
         if learnable:
             _learn_prefill(parts, request, event.at, event.prefill)
-    request.stage = TRANSITIONS[request.stage, Trigger.FIRST_TOKEN]
+    request.stage = Stage.DECODING
     promise_until_confirmed(parts, request, event.at)
     if parts.fleet.split:
         parts.decode_load.first_token(request, event.at)
@@ -255,7 +251,7 @@ def finish_prefill(parts: StateParts, event: PrefillFinished) -> None:
 def _keep_at_source(parts: StateParts, request: Request, event: PrefillFinished) -> None:
     """The first token came from the instance that it was re-bound from: its ingress had not heard of that yet."""
     instance = parts.fleet.get(event.instance)
-    if instance is not None and _allows(request, Trigger.KEPT):
+    if instance is not None and (request.stage, Trigger.KEPT) in TRANSITIONS:
         _requeue_at(parts, request, instance, event.at)
         _enter_engine(parts, request, event.at)
 
@@ -280,7 +276,7 @@ def hand_over(parts: StateParts, event: RequestHandedOver | HandOverRefused, to:
     request = parts.workload.requests.get(event.request)
     if request is None or event.attempt < request.attempt:
         return
-    is_news = request.instance == event.source and _allows(request, Trigger.PREFILLED)
+    is_news = request.instance == event.source and (request.stage, Trigger.PREFILLED) in TRANSITIONS
     if is_news:
         parts.workload.queue(event.source).transfer_out(request, event.at)
         if event.prefill > 0:
@@ -289,7 +285,11 @@ def hand_over(parts: StateParts, event: RequestHandedOver | HandOverRefused, to:
     elif request.awaits_decoder and request.instance == event.source != to:
         parts.workload.queue(event.source).remove(request)
         _release(parts, request)
-    elif event.stamp is None and _allows(request, Trigger.DECODING_ELSEWHERE) and not _is_handed_over(request, to):
+    elif (
+        event.stamp is None
+        and (request.stage, Trigger.DECODING_ELSEWHERE) in TRANSITIONS
+        and not _is_handed_over(request, to)
+    ):
         _unplace(parts, request, event.at)
     else:
         return
@@ -312,7 +312,7 @@ def _transfer_in(
     request.epoch = parts.newest_epoch(to)
     parts.workload.expect(request, NO_INSTANCE)
     parts.workload.queue(to).decoding[request.id] = request
-    parts.speculation.promise(to, request.keys)
+    parts.promises.promise(to, request.keys)
 
 
 # Failures and ends
@@ -336,7 +336,8 @@ def fail_attempt(parts: StateParts, event: RequestAttemptFailed) -> None:
 
 def end(parts: StateParts, event: RequestEnd) -> None:
     """Legal in every stage. The end of an unknown request is remembered, in case its arrival comes later."""
-    _note_end_for_outliers(parts, event)
+    if not isinstance(event, RequestFinished):
+        _note_end_for_outliers(parts, event)
     request = parts.workload.end(event.request, type(event).__name__)
     if request is None:
         return
@@ -363,8 +364,6 @@ def end(parts: StateParts, event: RequestEnd) -> None:
 
 
 def _note_end_for_outliers(parts: StateParts, event: RequestEnd) -> None:
-    if isinstance(event, RequestFinished):
-        return
     is_cancelled = isinstance(event, RequestCancelled)
     if isinstance(event, RequestCancelled) and event.stamp is not None and event.instance:
         request = parts.workload.requests.get(event.request)

@@ -9,17 +9,17 @@ from typing import TypeVar
 
 from pointsman.primitives import BlockKey, Epoch, InstanceId, Seconds, Sequence, Term, Tokens
 from pointsman.state.dead_letters import DeadLetters
-from pointsman.state.deliveries import Contradictions, DeliveredHits
 from pointsman.state.fleet import Fleet, Instance
 from pointsman.state.hotness import Hotness
 from pointsman.state.latency_model import LatencyModel
 from pointsman.state.outages import Outages
 from pointsman.state.outliers import Outliers
 from pointsman.state.prefix_index import PrefixIndex
+from pointsman.state.promises import Promises
 from pointsman.state.recent_decisions import RecentDecisions
+from pointsman.state.reported_hits import Contradictions, ReportedHits
 from pointsman.state.scaling import Scaling
 from pointsman.state.session_affinity import SessionAffinity
-from pointsman.state.speculation import Speculation
 from pointsman.state.trackers.base import Tracker
 from pointsman.state.trackers.decode_load import DecodeLoad
 from pointsman.state.workload import NO_EPOCH, Workload
@@ -65,8 +65,8 @@ class StateParts:
         self.unregistered: dict[InstanceId, Seconds] = {}
         """Instances that report without having joined, with their last report; they are asked to join again."""
         self.index = PrefixIndex()
-        self.speculation = Speculation()
-        self.delivered = DeliveredHits()
+        self.promises = Promises()
+        self.delivered = ReportedHits()
         self.contradictions = Contradictions()
         self.workload = Workload()
         self.session_affinity = SessionAffinity()
@@ -114,7 +114,7 @@ class StateParts:
     def hits(self, keys: list[BlockKey]) -> dict[InstanceId, int]:
         """Leading blocks of a prompt that each instance holds, by its events or deliveries, or will hold soon."""
         hits = self.index.hits(keys)
-        self.speculation.extend_hits(keys, hits)
+        self.promises.extend_hits(keys, hits)
         self.delivered.extend_hits(keys, hits)
         return hits
 

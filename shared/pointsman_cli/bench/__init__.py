@@ -1,4 +1,4 @@
-"""`pointsman bench`: replays a workload over HTTP (open loop) and reports how well it was served."""
+"""`pointsman bench`: replays a workload over HTTP (open loop) and reports latency and capacity."""
 
 from pointsman_cli.bench.command import bench_command
 

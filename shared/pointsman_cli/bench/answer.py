@@ -1,4 +1,5 @@
-"""Reads one streamed answer without parsing its chunks: when data came, and the last kilobytes with usage, errors and end mark."""
+"""Reads one streamed answer without parsing its chunks: times of data, and the last kilobytes with usage, errors and
+end mark."""
 
 from typing import Any
 
@@ -7,8 +8,6 @@ import msgspec
 from pointsman.adapters.sse import events_in
 
 TAIL_BYTES = 8192
-"""How much of the end of a stream is kept; usage and the end mark take a few hundred bytes."""
-
 DATA = b"data:"
 END_MARK = b"[DONE]"
 
@@ -18,25 +17,20 @@ class StreamError(Exception):
 
 
 class StreamedAnswer:
-    """What was seen of a `text/event-stream` so far. Times are the caller's, in its own clock."""
-
     def __init__(self) -> None:
         self.first_data_at: float | None = None
         self.last_data_at: float | None = None
         self._tail = b""
 
     def feed(self, data: bytes, now: float) -> None:
-        """Take in what arrived, cut anywhere."""
         self._tail = (self._tail + data)[-TAIL_BYTES:]
         if self.first_data_at is None and DATA in self._tail:
             self.first_data_at = now
         self.last_data_at = now
 
     def usage(self) -> dict[str, Any]:
-        """The engine's own counts, from the last event that has them; empty where it gave none.
-
-        Raises StreamError when the stream did not end well. Call it at the end.
-        """
+        """The engine's own counts, from the last event that has them; empty without any. Call it at the end. Raises
+        StreamError."""
         usage: dict[str, Any] = {}
         ended = False
         for event in reversed(list(events_in(self._tail))):
@@ -54,7 +48,6 @@ class StreamedAnswer:
 
 
 def error_code(body: bytes) -> str:
-    """The code, or else the type or message, of an OpenAI error body; "" where it is none."""
     return _error_text(_decoded(body).get("error", ""))
 
 

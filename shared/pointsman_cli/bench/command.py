@@ -1,4 +1,4 @@
-"""The command: options in; a workload runs against a server, or against a fresh fleet for each policy; tables and JSON out."""
+"""Runs a workload against a server, or against a fresh fleet for each policy. Returns tables and JSON."""
 
 import asyncio
 import contextlib
@@ -48,14 +48,11 @@ from pointsman_cli.workload_options import GENERATED_RATE, workload_name, worklo
 DEFAULT_WORKLOAD = "chat"
 GENERATED_REQUESTS = 200
 COMPARED_SPEED = 20.0
-"""Speed of fresh fleets where no --speed is given."""
 INTERRUPTED_EXIT_CODE = 130
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchOptions:
-    """The command line. None: not given."""
-
     url: str | None
     place: str | None
     trace: Path | None
@@ -76,7 +73,6 @@ class BenchOptions:
 
 
 def _names(known: Sequence[str]) -> Callable[..., tuple[str, ...]]:
-
     def read(_context: click.Context, _parameter: click.Parameter, value: str | None) -> tuple[str, ...]:
         names = tuple(name.strip() for name in value.split(",")) if value else ()
         if unknown := [name for name in names if name not in known]:
@@ -187,8 +183,6 @@ def _check(options: BenchOptions) -> None:
 
 
 class _Bench:
-    """The whole command. Ctrl-C keeps what was measured so far."""
-
     def __init__(self, options: BenchOptions, console: Console) -> None:
         self._options = options
         self._console = console
@@ -217,7 +211,8 @@ class _Bench:
         return INTERRUPTED_EXIT_CODE if self._interrupted else 0
 
     def _interrupt(self, cancel: Callable[[], object]) -> None:
-        """The first Ctrl-C stops the load and keeps its numbers; without a load, or the second time, the command ends."""
+        """The first Ctrl-C stops the load and keeps its numbers; without a load, or the second time, it ends the
+        command."""
         if self._load is not None and not self._interrupted:
             self._load.stop()
         else:
@@ -239,7 +234,6 @@ class _Bench:
         return at_rate(requests, rate) if rate else requests
 
     def _servers(self) -> list[AbstractAsyncContextManager[Server]]:
-        """What to run against, one after the other; each exists while its context is open."""
         options = self._options
         if not options.policies:
             return [contextlib.nullcontext(running_server(options.url, options.place, options.speed))]

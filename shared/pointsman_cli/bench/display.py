@@ -1,4 +1,4 @@
-"""The progress line of a run: live on a terminal, nothing elsewhere. `tick` redraws it, without a thread."""
+"""The progress line of a run on a terminal, and nothing elsewhere. `tick` redraws it, without a thread."""
 
 import time
 
@@ -34,7 +34,6 @@ class Display:
             self._live.stop()
 
     def tick(self) -> None:
-        """Redraw, at most every REDRAW_WALL_SECONDS."""
         if self._live and time.monotonic() >= self._next:
             self._next = time.monotonic() + REDRAW_WALL_SECONDS
             self._live.update(self._line(), refresh=True)

@@ -1,4 +1,4 @@
-"""A fresh fleet by `pointsman up`, for as long as a context is open; its data goes with it."""
+"""A fresh fleet by `pointsman up` while a context is open. Its data is removed afterwards."""
 
 import asyncio
 import os
@@ -20,22 +20,19 @@ from pointsman_cli.up.scripts import console_script
 
 START_SECONDS_MAX = 90.0
 REAL_START_SECONDS_MAX = 1000.0
-"""Of fleets with real engines; `pointsman up` gives up first, with a better message."""
+"""For fleets with real engines. `pointsman up` gives up first, with a better message."""
 POLL_SECONDS = 0.1
 OUTPUT_LINES_SHOWN = 15
 
 
 class FleetStartError(click.ClickException):
-    """The fleet did not come up; the message ends with its last output."""
+    pass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FreshFleet:
-    """What is started.
-
-    `settings`: SERVICE.NAME=VALUE each. `arguments`: further ones of `pointsman up`. `directory`: where data and output
-    stay; by default they are temporary.
-    """
+    """`settings`: SERVICE.NAME=VALUE each. `arguments`: further ones of `pointsman up`. `directory`: for data and
+    output; temporary by default."""
 
     policy: str
     instances: int | str
@@ -49,7 +46,6 @@ class FreshFleet:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[FleetFile]:
-        """From ready to stopped. Raises FleetStartError."""
         with self._place() as directory:
             data, output = directory / "data", directory / "up.log"
             process = self._start(data, output)
@@ -80,7 +76,6 @@ class FreshFleet:
 
 
 async def _ready(process: "subprocess.Popen[bytes]", data: Path, output: Path, seconds_max: float) -> FleetFile:
-    """Wait until the fleet has announced itself, which it does when all of it answers."""
     deadline = time.monotonic() + seconds_max
     while time.monotonic() < deadline:
         if process.poll() is not None:

@@ -1,6 +1,4 @@
-"""Sends a workload at its own times (open loop), and collects outcomes. Bodies are made ahead; how late a request was sent is
-measured.
-"""
+"""Sends a workload at its own times (open loop) and collects outcomes. Bodies are built ahead; send delay is measured."""
 
 import asyncio
 import time
@@ -18,33 +16,22 @@ from pointsman_cli.bench.answer import StreamedAnswer, StreamError, error_code
 from pointsman_cli.bench.report import Outcome
 
 VOCAB_SIZE = 4000
-"""Token ids stay below this, as small models need."""
 BODIES_AHEAD_MAX = 256
-"""Bodies that are made before they are due."""
-
 PREPARING_SECONDS = 0.005
-"""How long making a body may take: none is begun when a request is due sooner."""
-
 IDLE_CONNECTION_SECONDS = 2.0
-"""Shorter than servers keep idle connections, so that none is used in the moment in which it is closed."""
-
+"""Less than the keep-alive of servers, so that no connection is used while the server closes it."""
 NO_ROOM_SECONDS = 0.005
-"""How often is looked for room when as many requests are in flight as may be."""
-
 GRACE_SECONDS_AFTER_STOP = 1.0
-"""After Ctrl-C, how long requests in flight are still waited for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """Where requests go and how they are asked."""
-
     url: str
     model: str
     speed: float
     seed: int
     slo_ttft_s: Seconds | None = None
-    """Sent as `x-slo-ttft-ms` where given; else the fleet's own holds."""
+    """Sent as `x-slo-ttft-ms`; None: the fleet's own SLO holds."""
     api_key: str | None = None
     output_tokens_max: Tokens | None = None
     shrink: int = 1
@@ -55,7 +42,7 @@ class Target:
 
 @dataclass(slots=True)
 class Tally:
-    """What has happened so far; read by the progress display while the load runs. `outcomes` in order of ending."""
+    """Results so far, read by the progress display during the load. `outcomes` in order of ending."""
 
     total: int
     sent: int = 0
@@ -71,8 +58,6 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class _Prepared:
-    """A request ready to go. `due_s`: wall seconds after the start."""
-
     number: int
     due_s: float
     headers: Mapping[str, str]
@@ -80,7 +65,7 @@ class _Prepared:
 
 
 class LoadGenerator:
-    """One run of a workload. Bounded by `in_flight_max`: when so many wait for answers, the next is sent late."""
+    """One run of a workload. Bounded by `in_flight_max`: at the bound the next request is sent late."""
 
     def __init__(
         self,
@@ -90,9 +75,7 @@ class LoadGenerator:
         time_scale: float | None = None,
         warmup: int = 0,
     ) -> None:
-        """`time_scale`: how much faster than the workload's arrivals requests are sent; by default the speed.
-
-        The first `warmup` requests are sent but not counted."""
+        """The first `warmup` requests are sent but not counted."""
         self.tally = Tally(total=len(requests))
         self._target = target
         self._requests = requests
@@ -102,13 +85,11 @@ class LoadGenerator:
         self._failure: BaseException | None = None
 
     def stop(self) -> None:
-        """Send nothing more; `run` returns within GRACE_SECONDS_AFTER_STOP and forgets what is not answered then."""
         self._stop.set()
 
     async def run(self, tick: Callable[[], None] = lambda: None) -> bool:
-        """Send everything and wait for all answers; False when it was stopped. `tick` is called often.
-
-        Raises what went wrong in the bench itself; the server's faults are outcomes."""
+        """Sends everything and waits for all answers; False when stopped. Raises errors of the bench itself; server
+        errors are outcomes."""
         in_flight: set[asyncio.Task[None]] = set()
         async with self._session() as session:
             try:
@@ -161,7 +142,6 @@ class LoadGenerator:
             self._stop.set()
 
     async def _sleep(self, seconds: float) -> None:
-        """Sleep, but not beyond `stop`, and at most so long that the display stays alive."""
         try:
             await asyncio.wait_for(self._stop.wait(), min(seconds, 0.1))
         except TimeoutError:

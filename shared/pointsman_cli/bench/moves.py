@@ -1,4 +1,4 @@
-"""What rebalancing did in one run, from the fleet's log: moved requests, and their hits as placed, as moved and as found."""
+"""Rebalancing of one run, from the fleet's log: moved requests and their hit rates."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -13,33 +13,24 @@ from pointsman.primitives import RequestId, Tokens
 
 
 class Moves(msgspec.Struct, kw_only=True):
-    """Rebalancing in one run. Hit rates are of the requests that moved; null where none did."""
-
     moved: int
-    """Requests that moved at least once."""
     moves: int
     refused: dict[str, int]
-    """Moves that were planned and not made, by reason."""
     hit_rate_placed: float | None
-    """Predicted where they were placed first."""
     hit_rate_moved: float | None
-    """Predicted where they were moved to last."""
     hit_rate_found: float | None
-    """What the engines found, of those that were answered."""
 
 
 @dataclass(slots=True)
 class _Request:
     prompt: Tokens
     placed: Tokens = 0
-    """Cached tokens predicted where it was placed first."""
     moved: Tokens = 0
     moves: int = 0
     found: Tokens | None = None
 
 
 def moves_in(entries: Iterable[LogEntry]) -> Moves:
-    """The rebalancing that a whole log tells of."""
     requests: dict[RequestId, _Request] = {}
     refused: Counter[str] = Counter()
     for entry in entries:

@@ -1,6 +1,6 @@
-"""From outcomes of requests to the numbers of a run, as tables and JSON. Latencies are engine time. Effective request capacity: share
-of all requests whose TTFT met the SLO; rejected and failed ones count as missed. Hit rate: the engines' cached over prompt tokens.
-"""
+"""Outcomes of requests in; tables and JSON out. Latencies are engine time. Effective request capacity: share of all
+requests whose TTFT met the SLO; rejected and failed requests count as missed. Hit rate: the engines' cached over prompt
+tokens."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,15 +18,12 @@ from pointsman_cli.bench.moves import Moves
 from pointsman_cli.formatting import count, milliseconds, share
 
 LATENESS_SHARE_MAX = 0.05
-"""The bench warns when its own lateness (P99) exceeds this share of the TTFT SLO."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """How one request ended. Latencies in engine seconds since it was sent; None where that was never seen.
-
-    `late_s`: engine seconds between when it should have been sent and when it was.
-    """
+    """How one request ended. Latencies in engine seconds since it was sent, or None. `late_s`: engine seconds between
+    its due time and sending."""
 
     ending: Literal["completed", "rejected", "failed"]
     late_s: Seconds
@@ -41,7 +38,6 @@ class Outcome:
 
     @property
     def tpot_s(self) -> Seconds | None:
-        """Mean time per output token after the first; None with fewer than two."""
         if self.e2e_s is None or self.ttft_s is None or self.output_tokens < 2:
             return None
         return (self.e2e_s - self.ttft_s) / (self.output_tokens - 1)
@@ -51,8 +47,6 @@ class Outcome:
 
 
 class InstanceShare(msgspec.Struct, kw_only=True):
-    """What one instance served: `share` of the completed requests."""
-
     requests: int
     share: float
     hit_rate: float | None
@@ -60,7 +54,7 @@ class InstanceShare(msgspec.Struct, kw_only=True):
 
 
 class RunReport(msgspec.Struct, kw_only=True):
-    """One run. `requests` were sent and came to an end; null where nothing was there to measure."""
+    """One run; null where nothing was measured."""
 
     policy: str
     requests: int
@@ -95,20 +89,16 @@ class RunReport(msgspec.Struct, kw_only=True):
     seed: int
     interrupted: bool
     rebalancing: str | None = None
-    """Null where it was not chosen here."""
     moves: Moves | None = None
-    """Null where the log was not read."""
 
 
 class BenchReport(msgspec.Struct, kw_only=True):
-    """What `--out` writes."""
-
     runs: list[RunReport]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFacts:
-    """What was true of a run as a whole. `offered_rate`: mean arrivals per engine second."""
+    """`offered_rate`: mean arrivals per engine second."""
 
     policy: str
     slo_ttft_s: Seconds
@@ -120,7 +110,6 @@ class RunFacts:
 
 
 def summarise(outcomes: Sequence[Outcome], facts: RunFacts, *, wall_s: float, interrupted: bool) -> RunReport:
-    """The numbers of a run."""
     completed = [o for o in outcomes if o.ending == "completed"]
     ttft = _values(completed, lambda o: o.ttft_s)
     tpot = _values(completed, lambda o: o.tpot_s)
@@ -165,19 +154,16 @@ def summarise(outcomes: Sequence[Outcome], facts: RunFacts, *, wall_s: float, in
 
 
 def attainment(outcomes: Sequence[Outcome], slo_ttft: Seconds) -> float | None:
-    """Effective request capacity: the share of all requests that met the SLO."""
     return sum(o.met(slo_ttft) for o in outcomes) / len(outcomes) if outcomes else None
 
 
 def hit_rate(outcomes: Iterable[Outcome]) -> float | None:
-    """Cached over prompt tokens, as the engines report them; None where none does."""
     counted = [(o.cached_tokens, o.prompt_tokens) for o in outcomes if o.cached_tokens is not None]
     prompt = sum(tokens for _, tokens in counted)
     return sum(cached for cached, _ in counted) / prompt if prompt else None
 
 
 def lateness_warning(report: RunReport) -> str | None:
-    """What to say when the bench itself was too slow to trust the arrivals, else None."""
     late = report.late_p99_s or 0.0
     if late <= LATENESS_SHARE_MAX * report.slo_ttft_s:
         return None
@@ -242,11 +228,9 @@ ROWS: Sequence[Row] = (
 
 
 WHERE_MOVED = {label for label, _, _ in ROWS if label.startswith(("moved", "their"))}
-"""Rows that say nothing where nobody moved."""
 
 
 def runs_table(runs: Sequence[RunReport]) -> Table:
-    """A column for each run; from the second on with its ratio to the first."""
     table = Table(box=box.SIMPLE_HEAD)
     table.add_column("")
     for number, run in enumerate(runs):
@@ -268,7 +252,6 @@ def runs_table(runs: Sequence[RunReport]) -> Table:
 
 
 def instances_table(run: RunReport) -> Table:
-    """What each instance served."""
     table = Table(box=box.SIMPLE_HEAD)
     table.add_column(f"instance, {run.policy}")
     for heading in ("requests", "share", "hit rate", "TTFT P50"):
@@ -285,12 +268,10 @@ def instances_table(run: RunReport) -> Table:
 
 
 def errors_text(errors: Mapping[str, int]) -> Text:
-    """Errors by kind, one a line."""
     return Text("\n".join(f"{number:>6}  {kind}" for kind, number in errors.items()), style="yellow")
 
 
 def headline(run: RunReport) -> Text:
-    """What was run, for above the table."""
     return Text(
         f"{run.workload}, {run.offered_rate:.2f} requests/s, TTFT SLO {run.slo_ttft_s:g} s, "
         f"times are engine time (speed {run.speed:g})",

@@ -1,4 +1,4 @@
-"""What `pointsman bench` sends requests to: a fleet started here, any running one, or any OpenAI-compatible server."""
+"""The server that `pointsman bench` loads: a fresh fleet, a running one, or any OpenAI-compatible server."""
 
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -14,13 +14,11 @@ CHECK_WALL_SECONDS = 5.0
 
 
 class UnreachableError(click.ClickException):
-    """Nothing usable answers at the URL; the message says what to do."""
+    """No usable server at the URL; the message says what to do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Server:
-    """`log`: how to reach the log of a fleet that serves this run alone."""
-
     url: str
     policy: str
     speed: float
@@ -36,7 +34,7 @@ def server_of(fleet: FleetFile, speed: float | None = None) -> Server:
 
 
 def running_server(url: str | None, place: str | None, speed: float | None) -> Server:
-    """The server at the URL, or the fleet that `--from` names. Raises NoFleetError, SeveralFleetsError."""
+    """The server at the URL, or the fleet of `--from`. Raises NoFleetError, SeveralFleetsError."""
     if url is None:
         return server_of(fleet_at(place), speed)
     url = url.rstrip("/").removesuffix("/v1")
@@ -47,7 +45,7 @@ def running_server(url: str | None, place: str | None, speed: float | None) -> S
 
 
 async def served_model(url: str, api_key: str | None) -> tuple[str, int | None]:
-    """The first model that the server names, and its longest context if known. Raises UnreachableError."""
+    """The first model of the server, and its longest context if known. Raises UnreachableError."""
     headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
     timeout = aiohttp.ClientTimeout(total=CHECK_WALL_SECONDS)
     try:

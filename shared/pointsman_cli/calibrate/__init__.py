@@ -1,1 +1,1 @@
-"""`pointsman calibrate`: `measuring` sends prompts to an engine and times them, `fitting` fits the cost model."""
+"""`pointsman calibrate`: `measuring` times prompts on an engine, `fitting` fits the cost model."""

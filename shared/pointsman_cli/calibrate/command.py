@@ -1,4 +1,4 @@
-"""`pointsman calibrate URL`: measures one engine, fits the cost model, and writes the calibration for its worker."""
+"""`pointsman calibrate URL`: measures one engine, fits its cost model, and writes the calibration file for its worker."""
 
 import asyncio
 import re
@@ -31,8 +31,6 @@ MEASURING_SECONDS_MAX = 180.0
 
 @dataclass
 class _Samples:
-    """Times by (total, cached) tokens; `cached` as the engine reported it."""
-
     seconds: dict[tuple[Tokens, Tokens], list[Seconds]] = field(default_factory=dict)
     token_seconds: list[Seconds] = field(default_factory=list)
 
@@ -62,11 +60,11 @@ class _Samples:
 def calibrate_command(
     url: str, model: str, out: Path | None, repeat: int, longest: int, speed: float, api_key: str, as_json: bool
 ) -> None:
-    """Measure prefill times of the engine at URL, and write down the cost model that predicts them.
+    """Measure prefill times of the engine at URL and fit its cost model.
 
     Sends prompts of several lengths, cold and partly cached, one at a time, for at most 3 minutes, and fits
     seconds = fixed + max(floor, a * new tokens + b * (total² - cached²)). The engine should be idle; its cache may be
-    evicted. Later its worker corrects the model by live traffic.
+    evicted. The worker later corrects the model by live traffic.
 
     \b
       pointsman calibrate http://gpu-1:8000
@@ -95,7 +93,6 @@ def calibrate_command(
 async def _measure(
     url: str, model: str, *, api_key: str, repeat: int, longest: Tokens, report: Callable[[str], None]
 ) -> tuple[Target, _Samples]:
-    """Every round `repeat` times, short prompts first, for at most MEASURING_SECONDS_MAX."""
     samples = _Samples()
     async with Engine(url, api_key=api_key) as engine:
         target = await engine.describe(model)
@@ -117,8 +114,8 @@ async def _measure(
                     report(f"{MEASURING_SECONDS_MAX:g} s are over: {done}")
                     return target, samples
                 await _take_round(engine, target, plans, samples, turn, report)
-            taken = await engine.time(target, engine.fresh_prompt(SHORTEST), expected_cached=0, output=DECODED)
-            samples.token_seconds.append(taken.token_seconds)
+            timing = await engine.time(target, engine.fresh_prompt(SHORTEST), expected_cached=0, output=DECODED)
+            samples.token_seconds.append(timing.token_seconds)
     return target, samples
 
 
@@ -126,14 +123,14 @@ async def _take_round(
     engine: Engine, target: Target, plans: list[Plan], samples: _Samples, turn: int, report: Callable[[str], None]
 ) -> None:
     times = []
-    async for taken in engine.measured(target, plans):
-        samples.seconds.setdefault((taken.total, taken.cached), []).append(taken.seconds)
-        times.append(f"{taken.seconds:.3f} s with {taken.cached:,} cached")
+    async for timing in engine.measured(target, plans):
+        samples.seconds.setdefault((timing.total, timing.cached), []).append(timing.seconds)
+        times.append(f"{timing.seconds:.3f} s with {timing.cached:,} cached")
     report(f"round {turn + 1}: {plans[0].total:>7,} tokens: {', '.join(times)}")
 
 
 def _calibrated(target: Target, samples: _Samples, speed: float) -> Calibration:
-    """The fit, in engine seconds. Raises ValueError with too few points."""
+    """The fit, in engine seconds. Raises ValueError with fewer than three points."""
     points = [msgspec.structs.replace(point, seconds=point.seconds * speed) for point in samples.measurements()]
     cost = fitted(points)
     tokens = samples.token_seconds

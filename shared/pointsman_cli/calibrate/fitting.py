@@ -1,8 +1,4 @@
-"""Fits Mooncake's polynomial to measured points: non-negative coefficients, relative errors.
-
-Non-negative least squares with three coefficients: the best non-negative fit over all subsets of them. The floor (short
-prefills take as long as reading the weights) is tried between every two points.
-"""
+"""Fits Mooncake's prefill cost polynomial by non-negative least squares of relative errors, with an optional floor."""
 
 from collections.abc import Sequence
 from itertools import combinations
@@ -16,13 +12,11 @@ FLOOR_GAIN_MIN = 0.1
 """Share of the squared error that a floor must remove."""
 
 EXACT = 1e-8
-"""Mean squared error below which no floor is tried."""
-
 NEARLY_ZERO = 1e-12
 
 
 def fitted(points: Sequence[Measurement]) -> PrefillCost:
-    """The best fit. Raises ValueError with fewer than three points."""
+    """Raises ValueError with fewer than three points."""
     if len(points) < 3:
         msg = f"{len(points)} measurements are too few to fit three coefficients"
         raise ValueError(msg)
@@ -40,7 +34,6 @@ def fitted(points: Sequence[Measurement]) -> PrefillCost:
 
 
 def relative_error(cost: PrefillCost, points: Sequence[Measurement]) -> float:
-    """Median absolute relative error."""
     return median(abs(_residual(cost, point)) for point in points)
 
 
@@ -51,7 +44,6 @@ def _polynomial(points: Sequence[Measurement]) -> PrefillCost:
 
 
 def _with_floor(few: Sequence[Measurement], many: Sequence[Measurement]) -> PrefillCost:
-    """The polynomial through the points of `many` tokens, a constant for those of `few`."""
     cost = _polynomial(many)
     weights = [1 / point.seconds for point in few]
     constant = sum(weights) / sum(weight * weight for weight in weights)
@@ -72,13 +64,11 @@ def _squared_error(cost: PrefillCost, points: Sequence[Measurement]) -> float:
 
 
 def _row(point: Measurement) -> tuple[float, float, float]:
-    """Factors of the coefficients, scaled so that the point's time is 1."""
     total, cached = point.total, point.cached
     return 1 / point.seconds, (total - cached) / point.seconds, (total * total - cached * cached) / point.seconds
 
 
 def _nonnegative_least_squares(rows: Sequence[tuple[float, float, float]]) -> tuple[float, float, float]:
-    """The non-negative coefficients with which the rows are nearest to 1."""
     best, lowest = (0.0, 0.0, 0.0), float(len(rows))
     for size in (1, 2, 3):
         for chosen in combinations(range(3), size):
@@ -95,7 +85,7 @@ def _nonnegative_least_squares(rows: Sequence[tuple[float, float, float]]) -> tu
 
 
 def _least_squares(rows: Sequence[tuple[float, float, float]], chosen: Sequence[int]) -> list[float] | None:
-    """By scaled normal equations; None if they are singular."""
+    """Scaled normal equations; None if they are singular."""
     scale = [max(abs(row[column]) for row in rows) or 1.0 for column in chosen]
     scaled = [[row[column] / by for column, by in zip(chosen, scale, strict=True)] for row in rows]
     size = len(chosen)

@@ -1,8 +1,4 @@
-"""Sends prompts to one engine, one at a time, and times their first tokens.
-
-A round sends a new prompt, then others with the same beginning, so that a part of them is cached. Prompts are token ids: no
-tokenizer, exact lengths. The cached part is what the engine reports, else whole blocks.
-"""
+"""Times the first tokens of prompts (token ids) on one engine, one at a time, cold and partly cached."""
 
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -22,7 +18,6 @@ TOKEN_IDS = range(100, 1000)
 SHORTEST: Tokens = 64
 DECODED: Tokens = 33
 BLOCK_TOKENS: Tokens = 16
-"""vLLM's default."""
 QUESTION_WALL_SECONDS_MAX = 10.0
 ANSWER_WALL_SECONDS_MAX = 300.0
 
@@ -33,15 +28,13 @@ class EngineError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One prompt to measure: `total` tokens, of which `cached` were sent before."""
-
     total: Tokens
     cached: Tokens
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
-    """Wall seconds to the first token; `token_seconds` between later ones."""
+class Timing:
+    """Wall seconds to the first token, and between later tokens."""
 
     total: Tokens
     cached: Tokens
@@ -51,15 +44,12 @@ class Taken:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The engine to measure."""
-
     url: str
     model: str
     version: str
     max_model_len: Tokens
     block_tokens: Tokens
     busy: int
-    """Its requests in flight."""
 
 
 class _PromptDetails(msgspec.Struct):
@@ -79,7 +69,6 @@ _chunk = msgspec.json.Decoder(_Chunk)
 
 
 def rounds(longest: Tokens, block_tokens: Tokens) -> Iterator[list[Plan]]:
-    """A round for each length: the whole prompt, then with half of it cached, then with nearly all."""
     lengths, length = [], SHORTEST
     while length < longest:
         lengths.append(length)
@@ -92,8 +81,6 @@ def rounds(longest: Tokens, block_tokens: Tokens) -> Iterator[list[Plan]]:
 
 
 class Engine:
-    """One engine over HTTP. Open it as a context."""
-
     def __init__(self, url: str, *, api_key: str) -> None:
         self._url = url.rstrip("/")
         self._api_key = api_key
@@ -129,14 +116,14 @@ class Engine:
             busy=load.running + load.waiting,
         )
 
-    async def measured(self, target: Target, plans: list[Plan]) -> AsyncIterator[Taken]:
+    async def measured(self, target: Target, plans: list[Plan]) -> AsyncIterator[Timing]:
         """Each plan of a round once, in order. Raises EngineError."""
         first = self.fresh_prompt(plans[0].total)
         for plan in plans:
             prompt = first[: plan.cached] + self.fresh_prompt(plan.total - plan.cached) if plan.cached else first
             yield await self.time(target, prompt, expected_cached=plan.cached, output=1)
 
-    async def time(self, target: Target, prompt: list[int], *, expected_cached: Tokens, output: Tokens) -> Taken:
+    async def time(self, target: Target, prompt: list[int], *, expected_cached: Tokens, output: Tokens) -> Timing:
         """Sends one prompt. Raises EngineError."""
         body = {
             "model": target.model,
@@ -173,7 +160,7 @@ class Engine:
             msg = f"{self._url} gave no token"
             raise EngineError(msg)
         between = (last - first) / (output - 1) if output > 1 else 0.0
-        return Taken(len(prompt), cached, first - begun, between)
+        return Timing(len(prompt), cached, first - begun, between)
 
     def fresh_prompt(self, count: Tokens) -> list[int]:
         return self._chance.choices(TOKEN_IDS, k=count)

@@ -1,4 +1,4 @@
-"""Balance: does work wait on one instance while another is idle? Measured in seconds of queue."""
+"""Balance: whether requests queue on one instance while another is idle."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -14,23 +14,19 @@ from pointsman_cli.doctor.examination import Examiner
 from pointsman_cli.doctor.findings import Finding
 
 SAMPLE_SECONDS = 1.0
-"""Engine seconds between two samples."""
-
 LONG_SHARE_OF_OBJECTIVE = 0.5
 IDLE_SECONDS = 0.1
 UNEVEN_SHARE_MAX = 0.1
-LOOKS_MIN = 30
+SAMPLES_MIN = 30
 
 
 class Balance(Examiner):
-    """How often one queue was longer than half the objective while another was empty."""
-
     area = "balance"
 
     def __init__(self, settings: PoolSettings) -> None:
         super().__init__(settings)
         self._due: Seconds = 0.0
-        self._looks = 0
+        self._samples = 0
         self._uneven = 0
         self._longest: Counter[InstanceId] = Counter()
         self._idle: Counter[InstanceId] = Counter()
@@ -42,17 +38,17 @@ class Balance(Examiner):
             self._objective = event.slo_ttft
         if event.at >= self._due and self._objective:
             self._due = event.at + SAMPLE_SECONDS
-            self._look(event.at, state)
+            self._sample(event.at, state)
 
-    def _look(self, now: Seconds, state: State) -> None:
-        lines = state.workload.queues
+    def _sample(self, now: Seconds, state: State) -> None:
+        queues_by_name = state.workload.queues
         queues = {
-            name: state.latency.expected_seconds(name, *lines.get(name, EMPTY_QUEUE).work_ahead(now))
+            name: state.latency.expected_seconds(name, *queues_by_name.get(name, EMPTY_QUEUE).work_ahead(now))
             for name in state.fleet.ready
         }
         if len(queues) < 2 or not any(queues.values()):
             return
-        self._looks += 1
+        self._samples += 1
         longest, shortest = max(queues, key=queues.__getitem__), min(queues, key=queues.__getitem__)
         if queues[longest] > LONG_SHARE_OF_OBJECTIVE * self._objective and queues[shortest] < IDLE_SECONDS:
             self._uneven += 1
@@ -61,8 +57,8 @@ class Balance(Examiner):
 
     @override
     def findings(self, state: State) -> Iterator[Finding]:
-        share = self._uneven / self._looks if self._looks else 0.0
-        if self._looks >= LOOKS_MIN and share > UNEVEN_SHARE_MAX:
+        share = self._uneven / self._samples if self._samples else 0.0
+        if self._samples >= SAMPLES_MIN and share > UNEVEN_SHARE_MAX:
             bound = LONG_SHARE_OF_OBJECTIVE * self._objective
             yield self.warning(
                 f"for {share:.0%} of the busy time one queue was longer than {bound:.1f} s while another was empty",

@@ -1,4 +1,4 @@
-"""Caches: is the index right about each engine's cache, how long was it in doubt, and what was lost for good?"""
+"""Caches: engine events lost, time the index was unverified, failed probes."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -16,25 +16,19 @@ from pointsman_cli.doctor.examination import Examiner
 from pointsman_cli.doctor.findings import Finding, Severity, number, times
 
 HEALED_WALL_SECONDS = 5.0
-"""A doubt should not last longer."""
 DECAYED_WALL_SECONDS = 60.0
-"""After that, blocks stored before a loss are confirmed or given up."""
+"""After that, blocks stored before a loss are confirmed or dropped."""
 
 
 @dataclass(slots=True)
 class _Loss:
-    """Events of one instance's engine lost since its cache was last known."""
-
     at: Seconds
-    """Of the last loss."""
     gaps: int = 0
     missed: int = 0
     reason: str = ""
 
 
 class Caches(Examiner):
-    """Losses, doubts, resyncs, failed probes, undecodable engine events."""
-
     area = "caches"
 
     def __init__(self, settings: PoolSettings) -> None:
@@ -83,7 +77,6 @@ class Caches(Examiner):
         self._watch_doubt(event.instance, event.at, state)
 
     def _note_probe(self, event: InstanceProbed, present: Instance | None) -> None:
-        """Verdicts on an earlier epoch do not count."""
         if present is None or present.epoch != event.epoch:
             return
         if event.parity:
@@ -178,7 +171,6 @@ class Caches(Examiner):
             )
 
     def _not_known(self, state: State) -> Iterator[Finding]:
-        """Caches that are not known exactly at the end."""
         uncertain = [
             instance
             for instance in sorted(state.fleet.instances, key=lambda instance: instance.id)
@@ -197,15 +189,15 @@ class Caches(Examiner):
 
     def _why(self, instance: Instance, state: State) -> str:
         since = self.wall(state.last_at - instance.known_since)
-        said = f"{instance.id}: {instance.knowledge} for {since:.1f} s: {instance.knowledge_reason}"
+        text = f"{instance.id}: {instance.knowledge} for {since:.1f} s: {instance.knowledge_reason}"
         loss = self._lost.get(instance.id)
         if loss is None or instance.knowledge is Knowledge.BLIND:
-            return said
+            return text
         if not instance.certain:
-            return f"{said}; every block is given up that nothing confirms for 45 s"
+            return f"{text}; every block is given up that nothing confirms for 45 s"
         if self.wall(state.last_at - loss.at) > DECAYED_WALL_SECONDS:
-            return f"{said}; {_described(loss)}: what was believed before is confirmed or given up, the engine may hold more"
-        return f"{said}; {_described(loss)}: not healed yet"
+            return f"{text}; {_described(loss)}: what was believed before is confirmed or given up, the engine may hold more"
+        return f"{text}; {_described(loss)}: not healed yet"
 
 
 def _described(loss: _Loss) -> str:

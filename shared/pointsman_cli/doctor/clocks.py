@@ -1,5 +1,4 @@
-"""Clocks: do the processes agree on the time, and do events reach the log soon? A writer is compared with the scheduler's
-entries before and after its own."""
+"""Clocks: skew of each process against the scheduler's entries around its own, and late events."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -24,7 +23,7 @@ SKEW_SERIOUS_WALL_SECONDS = 1.5
 
 BRACKETS_MIN = 10
 BRACKET_WALL_SECONDS_MAX = 1.0
-"""Between two entries of the scheduler; longer brackets are not used."""
+"""Longest interval between two scheduler entries that is used."""
 
 LATE_WALL_SECONDS = 2.0
 LATE_SHARE_MAX = 0.01
@@ -34,8 +33,6 @@ LEADER = "scheduler"
 
 
 class Clocks(Examiner):
-    """Skew of every process against the scheduler, and events that come after much later ones."""
-
     area = "clocks"
 
     def __init__(self, settings: PoolSettings) -> None:
@@ -43,7 +40,6 @@ class Clocks(Examiner):
         self._ingress_of: dict[RequestId, str] = {}
         self._leader_at: Seconds | None = None
         self._open: dict[str, Seconds] = {}
-        """Writers since the scheduler's last entry, and their time."""
         self._skews: dict[str, Sample[Seconds]] = {}
         self._newest: Seconds = 0.0
         self._late: Counter[str] = Counter()
@@ -81,7 +77,6 @@ class Clocks(Examiner):
                 self._skews.setdefault(writer, Sample(512)).add(self.wall(at - (before + now) / 2))
 
     def _writer(self, event: LogEvent) -> str | None:
-        """The process that wrote it; None if unknown."""
         if event.stamp is not None or isinstance(event, LeaderElected | RequestRejected):
             if isinstance(event, RequestArrived):
                 self._ingress_of[event.request] = event.ingress

@@ -1,4 +1,4 @@
-"""`pointsman doctor`: one reading, and what is wrong."""
+"""`pointsman doctor`: runs all examiners over a log and prints their findings."""
 
 import sys
 from importlib.metadata import version
@@ -45,17 +45,17 @@ STYLES = {Severity.SERIOUS: "bold red", Severity.WARNING: "yellow", Severity.NOT
 @from_options
 @json_switch
 def doctor_command(place: str | None, pool: str | None, as_json: bool) -> None:
-    """Read a log and list what is wrong in it, worst first, with evidence and what to do.
+    """Find problems in a log: findings with evidence and advice, most severe first.
 
     \b
       pointsman doctor                                        the running fleet's log, up to now
       pointsman doctor --from incident.pmlog                  an exported bundle
       pointsman doctor --from .pointsman/archive.sqlite --json | jq '.findings[] | select(.severity == "serious")'
 
-    It examines the log itself (holes, lost writes, leaders), requests (without an end, failed, rejected), service (in
-    time by instance, tenant, length and prefix), instances (silent, gone, flapping), caches (gaps, doubts, wrong keys),
-    predictions (bias, slow engines, missed hits), balance, and clocks (skew, late events). Times of machines are wall
-    seconds, times of requests engine seconds. Exit codes: 1 something is serious, 2 no log.
+    Checks the log (holes, lost writes, leaders), requests (unended, failed, rejected), SLO attainment (by instance, tenant,
+    length and prefix), instances (silent, gone, flapping), caches (gaps, unverified, wrong keys), predictions (bias, slow
+    engines, missed hits), balance, and clocks (skew, late events). Machine times are wall seconds, request times engine
+    seconds. Exit codes: 1 a serious finding, 2 no log.
     """
     with open_history(place, pool) as history:
         settings = history.settings

@@ -1,4 +1,4 @@
-"""Engines: which failed requests or were ejected, how, and has each recovered?"""
+"""Engines: failed requests, ejections and recovery, by engine."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -18,9 +18,7 @@ from pointsman_cli.doctor.findings import Finding, Severity, number, times
 from pointsman_cli.terminal import wall_time
 
 TOUCHED_SHARE_MAX = 0.02
-"""Share of a pool's requests that one engine failed; more is serious."""
 REQUESTS_MAX = 10_000
-"""Requests in flight whose failed attempts are remembered."""
 SHOWN_MAX = 8
 
 
@@ -37,8 +35,6 @@ class _Engine:
 
 
 class EngineFailures(Examiner):
-    """Failed attempts and ejections by engine; requests that failed on every engine."""
-
     area = "engines"
 
     def __init__(self, settings: PoolSettings) -> None:
@@ -46,9 +42,8 @@ class EngineFailures(Examiner):
         self._engines: dict[InstanceId, _Engine] = {}
         self._granted = 0
         self._failed_at: dict[RequestId, list[tuple[InstanceId, str]]] = {}
-        """Failed attempts of requests without an end."""
-        self._deadly = 0
-        self._deadly_examples: list[str] = []
+        self._failed_everywhere = 0
+        self._failed_everywhere_examples: list[str] = []
 
     @override
     def before(self, event: LogEvent, state: State) -> None:
@@ -89,19 +84,19 @@ class EngineFailures(Examiner):
         if len(where) > 1:
             for instance, how in failures:
                 self._engine(instance).failed -= Counter([how])  # no fault of the engine
-            self._deadly += 1
-            if len(self._deadly_examples) < SHOWN_MAX:
-                self._deadly_examples.append(f"{request}: at {', '.join(where)}")
+            self._failed_everywhere += 1
+            if len(self._failed_everywhere_examples) < SHOWN_MAX:
+                self._failed_everywhere_examples.append(f"{request}: at {', '.join(where)}")
 
     @override
     def findings(self, state: State) -> Iterator[Finding]:
         for name, engine in sorted(self._engines.items(), key=lambda item: -item[1].failed.total()):
             if engine.failed or engine.ejected:
                 yield self._of_engine(name, engine, state.fleet.get(name), state)
-        if self._deadly:
+        if self._failed_everywhere:
             yield self.warning(
-                f"{number(self._deadly, 'request')} failed at every engine that tried: their own fault, by all signs",
-                self._deadly_examples,
+                f"{number(self._failed_everywhere, 'request')} failed at every engine that tried: their own fault, by all signs",
+                self._failed_everywhere_examples,
                 "Look at what their clients ask; such requests can bring engines down one after the other. Where nothing "
                 "else was served meanwhile, look for what all engines share: the model, the disk, a proxy.",
             )
@@ -110,11 +105,11 @@ class EngineFailures(Examiner):
         failed = engine.failed.total()
         out = instance is not None and (instance.ejected or instance.half_open)
         share = failed / max(1, self._granted)
-        said = [f"failed {number(failed, 'request')}, {share:.1%} of all that were sent to engines"] * bool(failed)
-        said += [f"was ejected {times(engine.ejected.total())}"] * bool(engine.ejected)
+        parts = [f"failed {number(failed, 'request')}, {share:.1%} of all that were sent to engines"] * bool(failed)
+        parts += [f"was ejected {times(engine.ejected.total())}"] * bool(engine.ejected)
         return self.finding(
             Severity.SERIOUS if out or share > TOUCHED_SHARE_MAX else Severity.WARNING,
-            f"{name} {' and '.join(said)}{self._end_of(instance)}",
+            f"{name} {' and '.join(parts)}{self._end_of(instance)}",
             [*self._failures_of(engine, failed), *self._ejections_of(engine, state)],
             f"Look at the engine {name}: its /health says nothing of this. Drain it until its own log says why.",
         )

@@ -1,4 +1,4 @@
-"""Reads a log once: folds every entry, and shows it to each examiner before and after."""
+"""Folds a log once and passes each event to every examiner, before and after it is applied."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -16,17 +16,14 @@ from pointsman_cli.history.start_point import StartPoint
 
 
 class Examiner(ABC):
-    """Looks for one kind of anomaly. `before` and `after` get each event with the state before and after it; events of
-    deposed leaders have no effect and are left out."""
+    """Detects one kind of anomaly, in bounded memory. Events of deposed leaders are left out."""
 
     area: ClassVar[str]
-    """Subject of its findings."""
 
     def __init__(self, settings: PoolSettings) -> None:
         self.settings = settings
 
     def wall(self, seconds: Seconds) -> Seconds:
-        """Wall seconds for engine seconds."""
         return seconds / self.settings.speed
 
     def finding(self, severity: Severity, what: str, evidence: Iterable[str] = (), advice: str = "") -> Finding:
@@ -42,10 +39,10 @@ class Examiner(ABC):
         return self.finding(Severity.NOTE, what, evidence, advice)
 
     def begin(self, state: State, *, blind: bool) -> None:  # noqa: B027 - most examiners need one of these
-        """The state before the first entry. `blind`: earlier entries are missing, and no checkpoint replaces them."""
+        """The state before the first entry. `blind`: earlier entries are missing, without a checkpoint."""
 
     def read(self, entry: LogEntry) -> None:  # noqa: B027 - most examiners need one of these
-        """Every entry, also those that do not decode or have no effect."""
+        """Every entry, also undecodable and ineffective ones."""
 
     def before(self, event: LogEvent, state: State) -> None:  # noqa: B027 - most examiners need one of these
         """Before the event is applied."""
@@ -54,12 +51,12 @@ class Examiner(ABC):
         """After the event was applied."""
 
     def summary(self) -> Iterator[str]:
-        """Worth knowing of any log."""
+        """Lines printed for every log."""
         yield from ()
 
     @abstractmethod
     def findings(self, state: State) -> Iterator[Finding]:
-        """After the whole log; `state` is that of its end."""
+        """After the whole log, with its final state."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,32 +71,31 @@ class Diagnosis:
 def examine(
     entries: Iterable[LogEntry], settings: PoolSettings, examiners: Sequence[Examiner], beginning: StartPoint
 ) -> Diagnosis:
-    """Read the entries once, from `beginning.start` on. The examiners must be fresh."""
     state = State(settings) if beginning.state is None else copy_state(beginning.state)
-    board = _Board(examiners)
-    board.each(lambda examiner: examiner.begin(state, blind=beginning.is_blind), state)
+    runner = _ExaminerRunner(examiners)
+    runner.each(lambda examiner: examiner.begin(state, blind=beginning.is_blind), state)
     count, first_at = 0, 0.0
     for entry in entries:
         count += 1
-        board.each(lambda examiner: examiner.read(entry), state)  # noqa: B023 - called at once
+        runner.each(lambda examiner: examiner.read(entry), state)  # noqa: B023 - called at once
         event = entry.event
         if event is None or is_fenced(event.stamp, state.term):
             state.apply_entry(entry)
             continue
         first_at = first_at or event.at
-        board.each(lambda examiner: examiner.before(event, state), state)  # noqa: B023
+        runner.each(lambda examiner: examiner.before(event, state), state)  # noqa: B023
         state.apply_entry(entry)
-        board.each(lambda examiner: examiner.after(event, state), state)  # noqa: B023
+        runner.each(lambda examiner: examiner.after(event, state), state)  # noqa: B023
     found: list[Finding] = []
     summary: list[str] = []
-    board.each(lambda examiner: found.extend(examiner.findings(state)), state)
-    board.each(lambda examiner: summary.extend(examiner.summary()), state)
-    found += board.stopped
+    runner.each(lambda examiner: found.extend(examiner.findings(state)), state)
+    runner.each(lambda examiner: summary.extend(examiner.summary()), state)
+    found += runner.stopped
     return Diagnosis(entries=count, first_at=first_at, last_at=state.last_at, summary=summary, findings=in_order(found))
 
 
-class _Board:
-    """The examiners at work. One that raises is stopped, which becomes a finding; the others go on."""
+class _ExaminerRunner:
+    """Runs the examiners. One that raises is stopped and reported as a finding."""
 
     def __init__(self, examiners: Sequence[Examiner]) -> None:
         self._examiners = list(examiners)

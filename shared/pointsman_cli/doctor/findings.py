@@ -1,11 +1,11 @@
-"""The result of an examiner: severity, subject, evidence, advice."""
+"""The result of an examiner: severity, area, evidence, advice."""
 
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 
 class Severity(StrEnum):
-    """`serious`: requests or knowledge are lost, or most requests late. `note`: nothing to be done."""
+    """`serious`: requests or events were lost, or most requests were late. `note`: nothing to do."""
 
     SERIOUS = "serious"
     WARNING = "warning"
@@ -17,8 +17,6 @@ WORST_FIRST = tuple(Severity)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One anomaly. `area` is the subject of the examiner that found it."""
-
     severity: Severity
     area: str
     what: str
@@ -27,15 +25,12 @@ class Finding:
 
 
 def number(count: int, what: str) -> str:
-    """`1 note`, `2 notes`."""
     return f"{count:,} {what}" + "s" * (count != 1)
 
 
 def times(count: int) -> str:
-    """`once`, `2 times`."""
     return "once" if count == 1 else number(count, "time")
 
 
 def in_order(findings: list[Finding]) -> list[Finding]:
-    """Worst first."""
     return sorted(findings, key=lambda finding: WORST_FIRST.index(finding.severity))

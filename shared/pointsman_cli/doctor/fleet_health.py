@@ -1,4 +1,4 @@
-"""Instances: silent, gone, restarted, flapping, of another model, or reporting without a join."""
+"""Instances: silent, gone, restarted, flapping, of another model, or never joined."""
 
 from collections import Counter, deque
 from collections.abc import Iterator
@@ -17,12 +17,10 @@ from pointsman_cli.history.restarts import Restarts
 
 FLAPS_MIN = 3
 FLAP_WALL_SECONDS = 300.0
-"""An instance flaps if it goes away FLAPS_MIN times within that time."""
+"""FLAPS_MIN departures within this time are flapping."""
 
 
 class FleetHealth(Examiner):
-    """Silence, departures, restarts, flapping, misfits."""
-
     area = "fleet"
 
     def __init__(self, settings: PoolSettings) -> None:
@@ -31,7 +29,6 @@ class FleetHealth(Examiner):
         self._silent_for: dict[InstanceId, Seconds] = {}
         self._left: dict[InstanceId, list[str]] = {}
         self._stopped: set[InstanceId] = set()
-        """Stopped on purpose: the worker announced it."""
         self._restarts = Restarts()
         self._restarted: Counter[InstanceId] = Counter()
         self._down: Counter[InstanceId] = Counter()
@@ -40,7 +37,6 @@ class FleetHealth(Examiner):
         self._serving: dict[InstanceId, bool] = {}
         self._blind = False
         self._unschedulable: dict[InstanceId, str] = {}
-        """Of another model than the pool's, with the reason."""
 
     @override
     def begin(self, state: State, *, blind: bool) -> None:
@@ -138,7 +134,6 @@ class FleetHealth(Examiner):
             )
 
     def _troubled(self) -> Iterator[Finding]:
-        """Who was away and is back."""
         silent = [name for name in self._suspected if name not in self._flaps]
         if silent:
             yield self.warning(

@@ -1,4 +1,4 @@
-"""The log itself: is it complete and readable, which schedulers led, and were writes lost?"""
+"""The log itself: completeness, dead letters, lost writes, leader changes."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -15,14 +15,10 @@ from pointsman_cli.doctor.findings import Finding, Severity, times
 
 EVIDENCE_MAX = 5
 LEADERLESS_WALL_SECONDS = 2.0
-"""A takeover should not take longer."""
-
 TERMS_A_HOUR_MAX = 6
 
 
 class LogHealth(Examiner):
-    """Holes, dead letters, lost writes, terms."""
-
     area = "log"
 
     def __init__(self, settings: PoolSettings) -> None:
@@ -109,7 +105,6 @@ class LogHealth(Examiner):
             )
 
     def _unreadable(self) -> Iterator[Finding]:
-        """Dead letters: entries without an effect."""
         if self._undecodables:
             yield self.warning(
                 f"{self._undecodables:,} entries do not decode",

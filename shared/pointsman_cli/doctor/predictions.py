@@ -1,4 +1,4 @@
-"""Predictions: were TTFT and cache hits as predicted at placement?"""
+"""Predictions: TTFT, prefill times and cache hits, predicted and measured."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -18,33 +18,26 @@ from pointsman_cli.terminal import wall_time
 
 ANSWERS_MIN = 20
 BIAS_SHARE_MAX = 0.3
-"""Of the mean time to first token."""
-
 BIAS_WALL_SECONDS_MIN = 0.05
 SLOW_FACTOR = 1.5
-"""Of a slow instance: its pace over that of the others."""
+"""Prefill time over that of the other instances."""
 
 SLOW_SERIOUS_FACTOR = 2.5
 SPELL_PREFILLS_MIN = 3
 SPELL_FACTOR = 3.0
 SPELL_SHARE_OF_OBJECTIVE = 0.1
-"""A slow spell: that many prefills in a row, each that many times slower than its cost model, and by that share of the SLO.
-Few, since policies avoid a slow engine."""
+"""A slow spell: SPELL_PREFILLS_MIN prefills in a row that exceed the cost model by SPELL_FACTOR and this share of the
+SLO. The count is low because policies avoid a slow engine."""
 
 SPELL_GAP_WALL_SECONDS = 5.0
-"""Spells closer than this are one."""
-
 SPELLS_MAX = 100
 SPELL_PACES_MAX = 1000
 SPELLS_SHOWN = 5
 MISPREDICTED_SHARE_MAX = 0.1
-"""Of the prompt tokens."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Held:
-    """A prefill that took far too long and ended at `at`."""
-
+class _Stall:
     at: Seconds
     pace: float
     took: Seconds
@@ -53,8 +46,6 @@ class _Held:
 
 @dataclass(slots=True)
 class _Spell:
-    """Slow prefills in a row; `paces` of the first ones."""
-
     begun: Seconds
     ended: Seconds
     prefills: int
@@ -64,13 +55,10 @@ class _Spell:
 
 @dataclass(slots=True)
 class _Record:
-    """Of one instance. Engine seconds."""
-
     real_ttft: Sample[Seconds] = field(default_factory=Sample)
     errors: Sample[Seconds] = field(default_factory=Sample)
     paces: Sample[float] = field(default_factory=Sample)
-    in_a_row: list[_Held] = field(default_factory=list)
-    """Slow prefills since the last normal one."""
+    stalls: list[_Stall] = field(default_factory=list)
     spells: list[_Spell] = field(default_factory=list)
     answers: int = 0
     prompt_tokens: Tokens = 0
@@ -79,8 +67,6 @@ class _Record:
 
 
 class Predictions(Examiner):
-    """Bias of TTFT, pace of prefills, and hits that were not what was predicted, by instance."""
-
     area = "predictions"
 
     def __init__(self, settings: PoolSettings) -> None:
@@ -102,28 +88,28 @@ class Predictions(Examiner):
         if event.stamp is not None or request is None or request.stage is not Stage.PREFILL:
             return
         record = self._record(event.instance)
-        held = self._pace(record, request, event.at) if request.engine_seconds > 0 else None
-        if held is not None:
-            record.in_a_row = [*record.in_a_row, held][-SPELLS_MAX:]
+        stall = self._pace(record, request, event.at) if request.engine_seconds > 0 else None
+        if stall is not None:
+            record.stalls = [*record.stalls, stall][-SPELLS_MAX:]
             return
         self._end_spell(record)
         record.real_ttft.add(event.at - request.placed_at)
         record.errors.add(event.at - request.placed_at - request.predicted_ttft)
 
-    def _pace(self, record: _Record, request: Request, at: Seconds) -> _Held | None:
-        """The prefill, if it was held up: that says nothing about predictions."""
+    def _pace(self, record: _Record, request: Request, at: Seconds) -> _Stall | None:
+        """The prefill, if it was stalled; stalls are not prediction errors."""
         took = at - request.granted_at
         pace = took / request.engine_seconds
         record.paces.add(pace)
         slow = pace >= SPELL_FACTOR and took - request.engine_seconds > SPELL_SHARE_OF_OBJECTIVE * request.slo_ttft
-        return _Held(at, pace, took, request.id) if slow else None
+        return _Stall(at, pace, took, request.id) if slow else None
 
     def _end_spell(self, record: _Record) -> None:
-        slow, record.in_a_row = record.in_a_row, []
+        slow, record.stalls = record.stalls, []
         if len(slow) < SPELL_PREFILLS_MIN:
             return
-        longest = max((held.took, held.request) for held in slow)
-        spell = _Spell(slow[0].at, slow[-1].at, len(slow), [held.pace for held in slow], longest)
+        longest = max((stall.took, stall.request) for stall in slow)
+        spell = _Spell(slow[0].at, slow[-1].at, len(slow), [stall.pace for stall in slow], longest)
         before = record.spells[-1] if record.spells else None
         if before and self.wall(spell.begun - before.ended) < SPELL_GAP_WALL_SECONDS:
             before.ended, before.prefills = spell.ended, before.prefills + spell.prefills
@@ -132,7 +118,7 @@ class Predictions(Examiner):
         elif len(record.spells) < SPELLS_MAX:
             record.spells.append(spell)
 
-    def _told(self, spell: _Spell) -> str:
+    def _spell_line(self, spell: _Spell) -> str:
         begun, ended = (wall_time(at, self.settings.speed) for at in (spell.begun, spell.ended))
         took, request = spell.longest
         return (
@@ -185,7 +171,7 @@ class Predictions(Examiner):
         if spells:
             yield self.warning(
                 f"slow for a while: {', '.join(spells)}",
-                [f"{n}: {self._told(spell)}" for n, found in spells.items() for spell in found[:SPELLS_SHOWN]],
+                [f"{n}: {self._spell_line(spell)}" for n, found in spells.items() for spell in found[:SPELLS_SHOWN]],
                 "Something held the engine or its machine up then: `pointsman explain` the request says whether others were slow, too.",
             )
 

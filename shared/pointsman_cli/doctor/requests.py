@@ -1,4 +1,4 @@
-"""Requests: does each have exactly one end, and which were not answered?"""
+"""Requests: missing ends, second ends, failures, rejections, cancellations."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -17,11 +17,9 @@ from pointsman_cli.doctor.findings import Finding, Severity
 
 OVERDUE_WALL_SECONDS = 60.0
 ORPHAN_WALL_SECONDS = 600.0
-"""No ingress waits longer."""
+"""The longest wait of an ingress."""
 
 LONGEST_FACTOR = 5.0
-"""Age of an overdue request over the longest one that ended."""
-
 REJECTED_SHARE_MAX = 0.10
 FAILED_SHARE_MAX = 0.01
 SHOWN_MAX = 8
@@ -33,8 +31,6 @@ ADVICE = {
 
 
 class Requests(Examiner):
-    """Orphans, second ends, failures, refusals, requests that no scheduler placed."""
-
     area = "requests"
 
     def __init__(self, settings: PoolSettings) -> None:
@@ -45,17 +41,13 @@ class Requests(Examiner):
         self._rejected: Counter[str] = Counter()
         self._failed: Counter[str] = Counter()
         self._examples: dict[str, str] = {}
-        """The first one, by reason."""
         self._cancelled: Counter[str] = Counter()
         self._ingress: dict[RequestId, str] = {}
-        """Of requests that have no end yet."""
         self._given_up: dict[CancelCause, Counter[str]] = {cause: Counter() for cause in ADVICE}
         """Requests that the leader gave up, by cause and ingress or instance."""
         self._doubted: dict[RequestId, CancelCause] = {}
-        """Those, with the cause; their ingress may be alive."""
         self._ended_after_all: Counter[CancelCause] = Counter()
-        """Of those, how many their ingress ended, by cause."""
-        self._twice: list[str] = []
+        self._second_end_examples: list[str] = []
         self._second_ends = 0
         self._alone = 0
 
@@ -80,8 +72,8 @@ class Requests(Examiner):
                 self._ended_after_all[self._doubted[event.request]] += 1
                 return
             self._second_ends += 1
-            if len(self._twice) < SHOWN_MAX:
-                self._twice.append(f"{event.request}: {earlier}, then {type(event).__name__}")
+            if len(self._second_end_examples) < SHOWN_MAX:
+                self._second_end_examples.append(f"{event.request}: {earlier}, then {type(event).__name__}")
             return
         match event:
             case RequestFinished():
@@ -107,7 +99,7 @@ class Requests(Examiner):
         if self._second_ends:
             yield self.serious(
                 f"{self._second_ends:,} requests ended twice",
-                self._twice,
+                self._second_end_examples,
                 "The second end changes nothing in any state, but a client may have received both. Export the log.",
             )
         ends = self._finished + self._failed.total() + self._rejected.total()
@@ -121,7 +113,6 @@ class Requests(Examiner):
             )
 
     def _lost(self) -> Iterator[Finding]:
-        """Requests that the leader gave up."""
         for cause, of in self._given_up.items():
             if not of:
                 continue
@@ -157,7 +148,7 @@ class Requests(Examiner):
         where = f" on {request.instance}" if request.instance else ""
         return f"{request.id}: {request.stage}{where} for {self.wall(state.last_at - request.arrived_at):.0f} s"
 
-    def _told(self, reasons: Counter[str]) -> list[str]:
+    def _by_reason(self, reasons: Counter[str]) -> list[str]:
         return [
             f"{count:,} {reason}, for example request {self._examples[reason]}"
             for reason, count in reasons.most_common(SHOWN_MAX)
@@ -169,7 +160,7 @@ class Requests(Examiner):
             yield self.finding(
                 Severity.WARNING if share > REJECTED_SHARE_MAX else Severity.NOTE,
                 f"{self._rejected.total():,} of {ends:,} requests ({share:.1%}) were rejected",
-                self._told(self._rejected),
+                self._by_reason(self._rejected),
                 "Too much load for the objective: `pointsman what-if --instances N` says how many engines would do.",
             )
         if self._failed:
@@ -177,7 +168,7 @@ class Requests(Examiner):
             yield self.finding(
                 Severity.SERIOUS if share > FAILED_SHARE_MAX else Severity.WARNING,
                 f"{self._failed.total():,} of {ends:,} requests ({share:.1%}) failed",
-                self._told(self._failed),
+                self._by_reason(self._failed),
                 "`pointsman explain` one of them; `pointsman tap --all --no-follow --type RequestFailed` shows all.",
             )
         if self._cancelled:

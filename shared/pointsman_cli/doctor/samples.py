@@ -1,4 +1,4 @@
-"""Statistics of long streams in bounded memory. Deterministic."""
+"""Deterministic statistics of long streams, in bounded memory."""
 
 from collections import Counter
 from collections.abc import Hashable
@@ -12,7 +12,7 @@ SAMPLE_MAX = 2048
 
 
 class Sample(Generic[T]):
-    """Every n-th value of a stream; n doubles when there are too many."""
+    """Every n-th value of a stream; n doubles when `most` is exceeded."""
 
     def __init__(self, most: int = SAMPLE_MAX) -> None:
         self.values: list[T] = []
@@ -31,8 +31,6 @@ class Sample(Generic[T]):
 
 @dataclass(slots=True)
 class Share:
-    """How many of how many."""
-
     part: int = 0
     whole: int = 0
 
@@ -47,14 +45,14 @@ class Share:
 
 @dataclass(slots=True)
 class Heavy(Generic[K]):
-    """The keys that come most often (Space-Saving, Metwally 2005): any that makes up more than one in `most` is among
-    them, and its count is too high by at most the count of the key it has pushed out."""
+    """Heavy hitters (Space-Saving, Metwally 2005): contains every key above one in `most`; a count is too high by at
+    most that of the key it replaced."""
 
     most: int
     counts: Counter[K] = field(default_factory=Counter)
 
     def add(self, key: K) -> K | None:
-        """Count it; gives the key that was forgotten for it."""
+        """Returns the key that was evicted."""
         if key in self.counts or len(self.counts) < self.most:
             self.counts[key] += 1
             return None

@@ -1,7 +1,4 @@
-"""Service: the share of first tokens in time, by instance, tenant, prompt length and prefix.
-
-Of all requests but those that clients cancelled; rejected and failed ones count as late.
-"""
+"""Service: share of first tokens within the SLO. Rejected and failed requests are late; cancelled ones are left out."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -24,7 +21,7 @@ TARGET = 0.9
 SERIOUS_BELOW = 0.5
 GROUP_MIN = 30
 GROUP_BEHIND = 0.15
-"""Of a worse served group: its share in time below that of all."""
+"""A group is worse served if its share is this far below the total."""
 
 TENANTS_MAX = 1000
 PREFIXES_MAX = 256
@@ -42,8 +39,6 @@ class _Prefix:
 
 
 class Service(Examiner):
-    """Attainment of the TTFT objective, and hot prefixes."""
-
     area = "service"
 
     def __init__(self, settings: PoolSettings) -> None:
@@ -113,48 +108,50 @@ class Service(Examiner):
         if not self._all.whole:
             yield "no request was answered, refused or failed"
             return
-        said = f"{number(self._all.whole, 'request')}, {self._all.value:.1%} with the first token in time"
+        text = f"{number(self._all.whole, 'request')}, {self._all.value:.1%} with the first token in time"
         ttfts = sorted(self._ttfts.values)
         if ttfts:
             p50, p99 = (ttfts[int(share * (len(ttfts) - 1))] for share in (0.5, 0.99))
-            said += f", after {p50:.2f} s at the median, {p99:.2f} s at P99"
-        yield said
+            text += f", after {p50:.2f} s at the median, {p99:.2f} s at P99"
+        yield text
 
     @override
     def findings(self, state: State) -> Iterator[Finding]:
         yield from self._late()
-        yield from self._behind("instance", self._instances)
-        yield from self._behind("tenant", {tenant or "(no tenant)": share for tenant, share in self._tenants.items()})
-        yield from self._short_changed()
+        yield from self._worse_groups("instance", self._instances)
+        yield from self._worse_groups(
+            "tenant", {tenant or "(no tenant)": share for tenant, share in self._tenants.items()}
+        )
+        yield from self._slow_lengths()
         yield from self._hot(self._instances_most)
 
     def _late(self) -> Iterator[Finding]:
         whole = self._all
-        on_the_whole = whole.whole >= GROUP_MIN and whole.value < TARGET
+        overall = whole.whole >= GROUP_MIN and whole.value < TARGET
         stretches = self._timeline.below(TARGET, least=GROUP_MIN)
-        if not on_the_whole and not stretches:
+        if not overall and not stretches:
             return
         late = whole.whole - whole.part
         turned_away = [f"of {late:,} that were late {self._turned_away:,} were rejected or failed"] * bool(
             self._turned_away
         )
         yield self.finding(
-            Severity.SERIOUS if on_the_whole and whole.value < SERIOUS_BELOW else Severity.WARNING,
+            Severity.SERIOUS if overall and whole.value < SERIOUS_BELOW else Severity.WARNING,
             f"{whole.value:.1%} of {whole.whole:,} requests had their first token in time; {TARGET:.0%} should"
-            if on_the_whole
+            if overall
             else f"for a while fewer than {TARGET:.0%} of the requests had their first token in time",
-            [self._told_of(stretch) for stretch in stretches[:STRETCHES_SHOWN]]
+            [self._period_line(stretch) for stretch in stretches[:STRETCHES_SHOWN]]
             + turned_away
-            + (self._worst_of(self._instances.items()) if on_the_whole else []),
+            + (self._worst_of(self._instances.items()) if overall else []),
             "`pointsman explain --slowest 10` finds the latest; `pointsman what-if` tries another policy or fleet.",
         )
 
-    def _told_of(self, stretch: Stretch) -> str:
+    def _period_line(self, stretch: Stretch) -> str:
         begun, ended = (wall_time(at, self.settings.speed) for at in (stretch.begun, stretch.ended))
         return f"{begun:%Y-%m-%d %H:%M:%S} to {ended:%H:%M:%S}: {stretch.share.value:.1%} of {stretch.share.whole:,} that arrived then"
 
-    def _behind(self, what: str, groups: "dict[InstanceId, Share] | dict[str, Share]") -> Iterator[Finding]:
-        worse = [(n, s) for n, s in groups.items() if self._is_behind(s)]
+    def _worse_groups(self, what: str, groups: "dict[InstanceId, Share] | dict[str, Share]") -> Iterator[Finding]:
+        worse = [(n, s) for n, s in groups.items() if self._is_worse(s)]
         if worse and len(groups) > 1:
             yield self.warning(
                 f"{', '.join(str(name) for name, _ in worse[:3])} is served worse than the others"
@@ -166,15 +163,14 @@ class Service(Examiner):
                 else "If it is slow, the predictions above say so; if its prefixes are hot, a policy that spreads them helps.",
             )
 
-    def _is_behind(self, share: Share) -> bool:
+    def _is_worse(self, share: Share) -> bool:
         return share.whole >= GROUP_MIN and share.value < min(TARGET, self._all.value - GROUP_BEHIND)
 
     def _worst_of(self, groups: "Iterable[tuple[str, Share]]") -> list[str]:
         ordered = sorted(groups, key=lambda item: item[1].value)
         return [f"{name}: {share.value:.1%} of {share.whole:,} in time" for name, share in ordered[:SHOWN_MAX]]
 
-    def _short_changed(self) -> Iterator[Finding]:
-        """Prompt lengths that are served worse."""
+    def _slow_lengths(self) -> Iterator[Finding]:
         ordered = sorted(self._lengths.values)
         bands = [ordered[len(ordered) * n // DECILES : len(ordered) * (n + 1) // DECILES] for n in range(DECILES)]
         bands_shown, worse = [], False
@@ -183,7 +179,7 @@ class Service(Examiner):
                 return
             share = Share(sum(on_time for _, on_time in band), len(band))
             bands_shown.append(f"{band[0][0]:,} to {band[-1][0]:,} tokens: {share.value:.1%} in time")
-            worse = worse or self._is_behind(share)
+            worse = worse or self._is_worse(share)
         if worse:
             yield self.warning(
                 "some prompt lengths are served worse than the others",
@@ -192,7 +188,6 @@ class Service(Examiner):
             )
 
     def _hot(self, instances: int) -> Iterator[Finding]:
-        """Prefixes with more than an instance's even share; a warning only if their requests are late."""
         hot = [
             (key, count)
             for key, count in self._heavy.counts.most_common(SHOWN_MAX)
@@ -200,17 +195,17 @@ class Service(Examiner):
         ]
         if not hot:
             return
-        late = [key for key, _ in hot if key in self._prefixes and self._is_behind(self._prefixes[key].on_time)]
+        late = [key for key, _ in hot if key in self._prefixes and self._is_worse(self._prefixes[key].on_time)]
         yield self.finding(
             Severity.WARNING if late else Severity.NOTE,
             f"{len(hot)} hot {'prefix draws' if len(hot) == 1 else 'prefixes each draw'} more than an instance's even share",
-            [self._told(key, count) for key, count in hot],
+            [self._prefix_line(key, count) for key, count in hot],
             "Its requests come late: `pointsman what-if --policy pointsman` (or dualmap) shows whether spreading helps."
             if late
             else "",
         )
 
-    def _told(self, key: BlockKey, count: int) -> str:
+    def _prefix_line(self, key: BlockKey, count: int) -> str:
         prefix = self._prefixes.get(key, _Prefix())
         served = f"{prefix.on_time.value:.1%} in time, on {number(len(prefix.instances), 'instance')}"
         example = f", for example request {prefix.example}" if prefix.example else ""

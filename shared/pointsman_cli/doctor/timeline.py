@@ -6,7 +6,6 @@ from pointsman.primitives import Seconds
 from pointsman_cli.doctor.samples import Share
 
 STRETCHES_MAX = 2048
-"""Of more, neighbours are merged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,8 +20,6 @@ class Stretch:
 
 
 class Timeline:
-    """Shares of stretches of equal length, at first `stretch_seconds`."""
-
     def __init__(self, stretch_seconds: Seconds) -> None:
         self._length = stretch_seconds
         self._shares: dict[int, Share] = {}
@@ -33,7 +30,7 @@ class Timeline:
             self._coarsen()
 
     def below(self, target: float, *, least: int) -> list[Stretch]:
-        """Stretches with a lower share, of at least `least`; neighbours merged, most misses first."""
+        """Periods below `target` with at least `least` requests, merged if adjacent, most misses first."""
         found: list[Stretch] = []
         for number, share in sorted(self._shares.items()):
             if share.value >= target:

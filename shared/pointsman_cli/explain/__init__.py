@@ -1,2 +1,1 @@
-"""`pointsman explain`: `lookup` finds the request, `timeline` gathers its events and decisions, `diagnosis` gives the reasons,
-`page` shows all of it."""
+"""`pointsman explain`: `lookup` finds the request, `timeline` collects events and decisions, `diagnosis` explains."""

@@ -1,4 +1,4 @@
-"""`pointsman explain`: which request is meant, and its timeline on the terminal or as JSON."""
+"""`pointsman explain`: finds the request and prints its timeline, as text or JSON."""
 
 import click
 import msgspec
@@ -30,17 +30,17 @@ from pointsman_cli.terminal import output_console, say
 def explain_command(
     request_id: str | None, place: str | None, pool: str | None, slowest: int | None, as_json: bool
 ) -> None:
-    """Show what happened to one request: what was known, what was chosen and why, and where the time went.
+    """Explain one request: the candidates, the decision and its reason, and where the time went.
 
     \b
-      pointsman explain 7f3a                              a request of the running fleet, by the beginning of its id
-      pointsman explain --from incident.pmlog --slowest 10          the slowest ones
-      pointsman explain --from incident.pmlog --slowest 1           and the slowest itself
+      pointsman explain 7f3a                              in the running fleet, by the start of its id
+      pointsman explain --from incident.pmlog --slowest 10          list the slowest ones
+      pointsman explain --from incident.pmlog --slowest 1           explain the slowest
       pointsman explain --from .pointsman/archive.sqlite 7f3a --json | jq .why
 
-    REQUEST_ID is the x-request-id of the answer, or an unambiguous beginning or end of it. `pace`: real prefill times of
-    an instance over those of its cost model. `promised`: hit blocks that prompts placed earlier will bring. The policy
-    did not weigh grey rows; their numbers are computed from the same state.
+    REQUEST_ID is the x-request-id of the answer, or an unambiguous start or end of it. `pace`: real prefill time over that
+    of the cost model. `promised`: hit blocks expected from earlier prompts. Grey rows were not weighed by the policy; their
+    numbers are computed from the same state.
     """
     if (request_id is None) == (slowest is None):
         msg = "choose a request: an id (or an end of it), or --slowest N"
@@ -49,10 +49,10 @@ def explain_command(
         if slowest is not None and slowest > 1:
             _list_slowest(history, slowest, as_json=as_json)
         else:
-            _explain(history, _meant(history, request_id), as_json=as_json)
+            _explain(history, _request_id(history, request_id), as_json=as_json)
 
 
-def _meant(history: History, request_id: str | None) -> RequestId:
+def _request_id(history: History, request_id: str | None) -> RequestId:
     entries = shown(history, "looking for it")
     if request_id is not None:
         return request_named(entries, request_id)

@@ -1,9 +1,6 @@
-"""What was known at each decision about a request.
-
-The log is folded once for each leader that decided about it, in that leader's order (`LeaderOrder`), so the state before a
-decision is, bit for bit, the one it was made from. Numbers of weighed candidates are those of the event; those of other
-instances are computed from the state with the leader's own arithmetic.
-"""
+"""The state behind each decision about a request. The log is folded in the order of each leader that decided
+(`LeaderOrder`), so the state is bit for bit the one it decided from. Numbers of weighed candidates come from the
+event, those of other instances from the state."""
 
 from collections.abc import Iterable, Iterator
 from statistics import median
@@ -30,7 +27,6 @@ from pointsman_cli.explain.values import (
 
 Decision = RequestPlaced | RequestRejected | RequestMigrated
 HELD_MAX = 4096
-"""Entries that a leader may have been behind."""
 
 
 def add_decisions(
@@ -40,19 +36,18 @@ def add_decisions(
     settings: PoolSettings,
     base: State | None,
 ) -> None:
-    """Add the decisions and grants at `points`, and the prefills of peers. `base`: the state to start from, if the log lost
-    its beginning."""
-    waiting = _Waiting()
+    """Add decisions, grants and peer prefills to the timeline. `base`: start state, if the log lost its beginning."""
+    position = _QueuePosition()
     for term, group in _by_term(points):
         reading = iter(entries if base is None else entries_after(base.sequence, entries))
-        witness = _Witness(timeline, State(settings) if base is None else copy_state(base), term, waiting)
-        witness.read(reading, {point.sequence for point in group})
+        leader_fold = _LeaderFold(timeline, State(settings) if base is None else copy_state(base), term, position)
+        leader_fold.read(reading, {point.sequence for point in group})
         if group[-1] is points[-1]:
-            witness.read_peers(reading)
+            leader_fold.read_peers(reading)
 
 
 def _by_term(points: list[LogEntry]) -> list[tuple[Term, list[LogEntry]]]:
-    """Grants that an ingress made alone have no term: they go with the decision before them, or the next one."""
+    """Grants by an ingress alone have no term; they go with the decision before them, else the next."""
     groups: list[tuple[Term, list[LogEntry]]] = []
     for point in points:
         term = point.event.stamp.term if point.event and point.event.stamp else Term(0)
@@ -63,43 +58,39 @@ def _by_term(points: list[LogEntry]) -> list[tuple[Term, list[LogEntry]]]:
     return groups
 
 
-class _Waiting:
-    """Where the request waits, and what overtook it there."""
-
+class _QueuePosition:
     def __init__(self) -> None:
         self.instance = InstanceId("")
         self.ahead: set[RequestId] = set()
         self.overtaken_by: list[RequestId] = []
 
 
-class _Witness:
-    """Folds the log as one leader did, and looks around before each decision on the request."""
+class _LeaderFold:
+    """Folds the log in one leader's order and records the state before each decision."""
 
-    def __init__(self, timeline: RequestTimeline, state: State, term: Term, waiting: _Waiting) -> None:
+    def __init__(self, timeline: RequestTimeline, state: State, term: Term, position: _QueuePosition) -> None:
         self._timeline = timeline
         self._state = state
         self._blind = timeline.log_begins > state.sequence + 1
         self._order: LeaderOrder[LogEntry] = LeaderOrder(term, held_max=HELD_MAX)
-        self._waiting = waiting
+        self._position = position
         if self._blind and term not in timeline.elected:
             state.term = term  # its election is among the entries that are gone
 
     def read(self, entries: Iterator[LogEntry], points: set[Sequence]) -> None:
-        """Up to the last of the points."""
         for step in self._order.replay(entries, self._state):
             entry, event = step.entry, step.entry.event
             if entry.sequence in points and (step.counts or step.kind is Kind.REPEATED):
                 points.discard(entry.sequence)
                 if step.counts:
-                    self._look(entry)
+                    self._record(entry)
             if step.counts and isinstance(event, RequestGranted) and self._overtakes(event):
-                self._waiting.overtaken_by.append(event.request)
+                self._position.overtaken_by.append(event.request)
             if not points:
                 self._order.apply(step, self._state)
                 return
 
     def read_peers(self, entries: Iterator[LogEntry]) -> None:
-        """On to the first token, to compare its prefill with those elsewhere."""
         timeline, state = self._timeline, self._state
         grant, first = timeline.grants[-1] if timeline.grants else None, timeline.first_token
         if grant is None or first is None or first.instance != grant.instance:
@@ -119,7 +110,6 @@ class _Witness:
             timeline.meanwhile = PeerPrefills(prefills=len(paces), pace=median(paces))
 
     def _pace_of(self, entry: LogEntry, other_than: InstanceId) -> list[float]:
-        """Of a prefill that this entry ends elsewhere."""
         event = entry.event
         if not (isinstance(event, PrefillFinished) and event.stamp is None and event.instance != other_than):
             return []
@@ -129,21 +119,20 @@ class _Witness:
         return [(event.at - request.granted_at) / request.engine_seconds]
 
     def _overtakes(self, event: RequestGranted) -> bool:
-        """Whether a later arrival is granted where the request waits."""
-        came_later = event.request != self._timeline.request and event.request not in self._waiting.ahead
-        return event.instance == self._waiting.instance and came_later
+        came_later = event.request != self._timeline.request and event.request not in self._position.ahead
+        return event.instance == self._position.instance and came_later
 
-    def _look(self, entry: LogEntry) -> None:
-        event, waiting = entry.event, self._waiting
+    def _record(self, entry: LogEntry) -> None:
+        event, position = entry.event, self._position
         if isinstance(event, RequestGranted):
             self._timeline.grants.append(self._granted(entry, event))
-            waiting.instance = InstanceId("")
+            position.instance = InstanceId("")
         elif isinstance(event, Decision):
             decision = self._decided(entry, event)
             self._timeline.decisions.append(decision)
-            waiting.instance = decision.instance
-            waiting.ahead = {ahead.request for ahead in decision.ahead}
-            waiting.overtaken_by = []
+            position.instance = decision.instance
+            position.ahead = {ahead.request for ahead in decision.ahead}
+            position.overtaken_by = []
 
     def _decided(self, entry: LogEntry, event: Decision) -> DecisionRecord:
         timeline, state = self._timeline, self._state
@@ -177,7 +166,6 @@ class _Witness:
         )
 
     def _weighed(self, request: Request | None, event: Decision, chosen: InstanceId) -> list[WeighedCandidate]:
-        """Those in the event, in its order, then all other instances."""
         weighed = {} if isinstance(event, RequestMigrated) else {c.instance: c for c in event.candidates}
         others = [] if request is None else [i.id for i in self._state.fleet.instances if i.id not in weighed]
         held = self._state.index.hits(request.keys) if request else {}
@@ -191,7 +179,7 @@ class _Witness:
         self, candidate: Candidate, held: dict[InstanceId, int], chosen: InstanceId, *, weighed: bool
     ) -> WeighedCandidate:
         instance = self._state.fleet.get(candidate.instance)
-        line = self._state.workload.queues.get(candidate.instance, EMPTY_QUEUE)
+        queue = self._state.workload.queues.get(candidate.instance, EMPTY_QUEUE)
         return WeighedCandidate(
             instance=candidate.instance,
             chosen=candidate.instance == chosen,
@@ -206,23 +194,21 @@ class _Witness:
             queue_seconds=candidate.queue_seconds,
             prefill_seconds=candidate.prefill_seconds,
             predicted_ttft=candidate.predicted_ttft,
-            pending=len(line.pending),
-            in_prefill=len(line.prefill),
-            decoding=len(line.decoding),
+            pending=len(queue.pending),
+            in_prefill=len(queue.prefill),
+            decoding=len(queue.decoding),
             correction=self._state.latency.correction(candidate.instance),
         )
 
     def _ahead(self, instance: InstanceId, now: Seconds) -> list[QueuedAhead]:
-        """Requests without a first token on the instance, those in the engine first."""
-        line = self._state.workload.queues.get(instance, EMPTY_QUEUE)
+        queue = self._state.workload.queues.get(instance, EMPTY_QUEUE)
         return [
             _queued(request, now)
-            for request in (*line.prefill.values(), *line.pending.values())
+            for request in (*queue.prefill.values(), *queue.pending.values())
             if request.id != self._timeline.request
         ]
 
     def _prefix(self, request: Request | None) -> PrefixFacts | None:
-        """The shortest prefix that is counted."""
         state = self._state
         if request is None or not request.keys:
             return None
@@ -242,8 +228,8 @@ class _Witness:
     def _granted(self, entry: LogEntry, event: RequestGranted) -> GrantRecord:
         state = self._state
         request = state.workload.requests.get(event.request)
-        line = state.workload.queues.get(event.instance, EMPTY_QUEUE)
-        before_seconds, before_tokens = line.engine_left(event.at)
+        queue = state.workload.queues.get(event.instance, EMPTY_QUEUE)
+        before_seconds, before_tokens = queue.engine_left(event.at)
         held = state.index.hits(request.keys).get(event.instance, 0) if request else 0
         instance = state.fleet.get(event.instance)
         return GrantRecord(
@@ -253,9 +239,9 @@ class _Witness:
             instance_known=instance is not None,
             attempt=event.attempt,
             by_leader=event.stamp is not None,
-            overtaken_by=self._waiting.overtaken_by,
-            in_engine=[_queued(other, event.at) for other in line.prefill.values() if other.id != event.request],
-            decoding=len(line.decoding),
+            overtaken_by=self._position.overtaken_by,
+            in_engine=[_queued(other, event.at) for other in queue.prefill.values() if other.id != event.request],
+            decoding=len(queue.decoding),
             work_seconds=before_seconds + (request.prefill_seconds if request else 0.0),
             work_tokens=before_tokens + (request.uncached_tokens if request else 0),
             correction=state.latency.correction(event.instance),

@@ -1,5 +1,4 @@
-"""Why a request took as long as it did: sentences with numbers, one function for each cause. Bounds are at the top; shares are of
-the TTFT."""
+"""Reasons for a request's latency: sentences with numbers, one function per cause. Shares are of the TTFT."""
 
 from collections.abc import Callable, Iterator
 from statistics import median
@@ -11,24 +10,14 @@ from pointsman.state.latency_model import CORRECTION_MAX
 from pointsman_cli.explain.values import NOT_KNOWN, GrantRecord, PeerPrefills, RequestTimeline, WeighedCandidate
 
 PHASE_SHARE_MIN = 0.2
-"""Shorter phases explain nothing."""
-
 SLOW_FACTOR_MIN = 1.5
-"""Of a slow engine: prefill times over those of the cost model, or of the others."""
-
 HOT_IN_FAIR_SHARES = 1.0
-"""A hot prefix draws more than one instance's even share of the arrivals (as in `state.hotness`)."""
+"""A hot prefix has more than one instance's even share of the arrivals (as in `state.hotness`)."""
 
 HOT_ARRIVALS_MIN = 24
 STUCK_FACTOR_MIN = 3.0
-"""Of an engine that is behind: time of its first prefill over its prediction."""
-
 OTHERS_MIN = 3
-"""Fewer prefills of others are too few to compare."""
-
 MISSED_TOKENS_SHARE = 0.1
-"""Of the prompt: smaller misses are not mentioned."""
-
 OFF_SECONDS_MIN = 0.05
 OFF_SHARE_MIN = 0.25
 WAY_SHARE_MIN = 0.1
@@ -36,7 +25,6 @@ NAMES_MAX = 3
 
 
 def reasons(timeline: RequestTimeline) -> list[str]:
-    """Most decisive first; may be empty."""
     findings: tuple[Callable[[RequestTimeline], Iterator[str]], ...] = (
         _refusal,
         _held_up,
@@ -134,7 +122,6 @@ def _failed_attempts(timeline: RequestTimeline) -> Iterator[str]:
 
 
 def _out(timeline: RequestTimeline) -> Iterator[str]:
-    """Ejected instances at its last placement."""
     placement = timeline.placement
     for candidate in placement.candidates if placement is not None else ():
         if candidate.why_out and candidate.chosen:
@@ -158,35 +145,34 @@ def _retries(timeline: RequestTimeline) -> Iterator[str]:
 
 def _queue(timeline: RequestTimeline) -> Iterator[str]:
     waited, decision = _spent(timeline, "queue"), timeline.placement
-    if decision is None or not _is_telling(timeline, waited):
+    if decision is None or not _is_relevant(timeline, waited):
         return
     work = sum(ahead.uncached_tokens for ahead in decision.ahead)
     share = _share_of_wait(timeline, waited)
-    said = (
+    text = (
         f"it waited {seconds(waited)} in the queue of {decision.instance}{share}: when it was placed, "
         f"{_requests(len(decision.ahead))} with {work:,} tokens to compute {_were(len(decision.ahead))} before it"
     )
     overtaken = next((g.overtaken_by for g in timeline.grants if g.instance == decision.instance), [])
-    yield said + (f", and {len(overtaken)} that came later went first" if overtaken else "")
+    yield text + (f", and {len(overtaken)} that came later went first" if overtaken else "")
 
 
 def _alternative(timeline: RequestTimeline) -> Iterator[str]:
-    """The best other instance, and why it was not chosen."""
     decision = timeline.placement
-    if decision is None or not (_is_telling(timeline, _spent(timeline, "queue")) or _took_long_inside(timeline)):
+    if decision is None or not (_is_relevant(timeline, _spent(timeline, "queue")) or _prefilled_slowly(timeline)):
         return
     chosen = next((c for c in decision.candidates if c.chosen), None)
     others = [c for c in decision.candidates if not c.chosen and c.status == "ready"]
     if chosen is None or not others:
         return
     best = min(others, key=lambda c: c.predicted_ttft)
-    said = f"{best.instance} was predicted to take {seconds(best.predicted_ttft)} ({_numbers(best)})"
+    text = f"{best.instance} was predicted to take {seconds(best.predicted_ttft)} ({_numbers(best)})"
     if best.predicted_ttft >= chosen.predicted_ttft:
-        yield f"nothing better was predicted: {said}, {chosen.instance} {seconds(chosen.predicted_ttft)}"
+        yield f"nothing better was predicted: {text}, {chosen.instance} {seconds(chosen.predicted_ttft)}"
     elif best.weighed:
-        yield f"{said}, {chosen.instance} {seconds(chosen.predicted_ttft)}; chosen all the same: {decision.reason}"
+        yield f"{text}, {chosen.instance} {seconds(chosen.predicted_ttft)}; chosen all the same: {decision.reason}"
     else:
-        yield f"{said}, but {decision.policy or 'the policy'} did not weigh it: {decision.reason}"
+        yield f"{text}, but {decision.policy or 'the policy'} did not weigh it: {decision.reason}"
 
 
 def _numbers(weighed: WeighedCandidate) -> str:
@@ -197,7 +183,7 @@ def _slow_engine(timeline: RequestTimeline) -> Iterator[str]:
     grant, first = (timeline.grants[-1] if timeline.grants else None), timeline.first_token
     if grant is None or first is None or (factor := _factor(timeline)) is None:
         return
-    if _is_telling(timeline, first.prefill):
+    if _is_relevant(timeline, first.prefill):
         others = (
             f", behind {_requests(len(grant.in_engine))} that {_were(len(grant.in_engine))} being prefilled"
             if grant.in_engine
@@ -210,27 +196,25 @@ def _slow_engine(timeline: RequestTimeline) -> Iterator[str]:
         )
     if grant.instance_known:
         yield from _pace(grant, factor)
-    if _took_long_inside(timeline):
+    if _prefilled_slowly(timeline):
         yield from _others(timeline.meanwhile, grant)
 
 
 def _factor(timeline: RequestTimeline) -> float | None:
-    """Real prefill time over the engine's work; None if unknown."""
     grant, first = (timeline.grants[-1] if timeline.grants else None), timeline.first_token
     if grant is None or first is None or not grant.work_seconds or first.instance != grant.instance:
         return None
     return first.prefill / grant.work_seconds
 
 
-def _took_long_inside(timeline: RequestTimeline) -> bool:
+def _prefilled_slowly(timeline: RequestTimeline) -> bool:
     factor, first = _factor(timeline), timeline.first_token
     return (
-        factor is not None and first is not None and factor >= SLOW_FACTOR_MIN and _is_telling(timeline, first.prefill)
+        factor is not None and first is not None and factor >= SLOW_FACTOR_MIN and _is_relevant(timeline, first.prefill)
     )
 
 
 def _pace(grant: GrantRecord, factor: float) -> Iterator[str]:
-    """Whether the instance was slow before."""
     usual = _usual_elsewhere(grant)
     if grant.correction >= SLOW_FACTOR_MIN * usual and grant.correction >= SLOW_FACTOR_MIN:
         yield (
@@ -250,7 +234,6 @@ def _pace(grant: GrantRecord, factor: float) -> Iterator[str]:
 
 
 def _others(meanwhile: PeerPrefills | None, grant: GrantRecord) -> Iterator[str]:
-    """Whether the others were slow, too."""
     if meanwhile is None or meanwhile.prefills < OTHERS_MIN:
         return
     usual = _usual_elsewhere(grant)
@@ -262,7 +245,6 @@ def _others(meanwhile: PeerPrefills | None, grant: GrantRecord) -> Iterator[str]
 
 
 def _usual_elsewhere(grant: GrantRecord) -> float:
-    """Median correction of the other instances."""
     others = [value for name, value in grant.corrections.items() if name != grant.instance]
     return median(others) if others else 1.0
 
@@ -349,7 +331,7 @@ def _until_first_token(timeline: RequestTimeline) -> Seconds:
     return sum(phase.seconds for phase in timeline.phases if phase.kind != "decoding")
 
 
-def _is_telling(timeline: RequestTimeline, spent: Seconds) -> bool:
+def _is_relevant(timeline: RequestTimeline, spent: Seconds) -> bool:
     return spent > PHASE_SHARE_MIN * _until_first_token(timeline) and spent > 0
 
 

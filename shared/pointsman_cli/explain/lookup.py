@@ -1,5 +1,4 @@
-"""Finds a request: by its id (the `x-request-id` of its answer) or an end of it, or the slowest. One reading of
-the log, in bounded memory."""
+"""Finds a request by id, by an end of its id, or among the slowest. Reads the log once, in bounded memory."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -14,8 +13,6 @@ from pointsman_cli.history.errors import HistoryError
 CANDIDATES_MAX = 100
 CANDIDATES_SHOWN = 8
 OPEN_MAX = 100_000
-"""Requests in flight that are remembered; the oldest are forgotten first."""
-
 HINT = (
     "The id is the x-request-id of the answer. `--slowest 10` lists the slowest, `pointsman tap --since 1 --until now` "
     "shows all."
@@ -24,8 +21,6 @@ HINT = (
 
 @dataclass(slots=True)
 class Slow:
-    """An answered request."""
-
     request: RequestId
     tenant: Tenant
     instance: InstanceId
@@ -38,7 +33,6 @@ class Slow:
 
     @property
     def queued_seconds(self) -> Seconds | None:
-        """From arrival to the last grant."""
         return None if self.granted_at is None else self.granted_at - self.arrived_at
 
     @property
@@ -47,7 +41,7 @@ class Slow:
 
 
 def request_named(entries: Iterable[LogEntry], text: str) -> RequestId:
-    """The request with this id, or the only one whose id begins or ends with it. Raises HistoryError."""
+    """Raises HistoryError if no id or several ids match."""
     found: dict[RequestId, None] = {}
     for request in _request_ids(entries):
         if request == text:
@@ -67,7 +61,7 @@ def request_named(entries: Iterable[LogEntry], text: str) -> RequestId:
 
 
 def slowest_requests(entries: Iterable[LogEntry], count: int) -> list[Slow]:
-    """The answered requests with the longest TTFT, slowest first. Raises HistoryError."""
+    """Answered requests, longest TTFT first. Raises HistoryError."""
     in_flight: dict[RequestId, Slow] = {}
     heap: list[tuple[Seconds, int, Slow]] = []
     for entry in entries:

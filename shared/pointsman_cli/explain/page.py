@@ -1,4 +1,4 @@
-"""A request's timeline as text and JSON: how it ended, why, where the time went, and each decision with its numbers."""
+"""A request's timeline as text and JSON."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -78,7 +78,6 @@ def show_slowest(console: Console, slowest: Sequence[Slow], speed: float) -> Non
 
 
 def timeline_as_json(timeline: RequestTimeline) -> dict[str, Any]:
-    """Everything that is shown, unrounded."""
     return {
         "request": timeline.request,
         "arrived_at": timeline.arrived_at,
@@ -215,7 +214,6 @@ def _candidate(weighed: WeighedCandidate) -> Iterable[str]:
 
 
 def _show_grant(console: Console, grant: GrantRecord, *, ahead: Sequence[QueuedAhead]) -> None:
-    """`ahead`: the requests ahead of it when it was placed."""
     by = "granted" if grant.by_leader else "sent by its ingress, without a scheduler,"
     say(
         console,

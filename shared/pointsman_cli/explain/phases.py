@@ -1,4 +1,4 @@
-"""Where the time of a request went: its events in, phases out."""
+"""Splits a request's latency into phases."""
 
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import RequestGranted, RequestHandedOver, RequestMigrated, RequestPlaced
@@ -8,7 +8,6 @@ from pointsman_cli.explain.values import Phase, RequestTimeline
 
 
 def phases_of(timeline: RequestTimeline) -> list[Phase]:
-    """Stretches of time without gaps, from arrival to the request's end or the log's."""
     first = (
         ("gone", "before its first entry that is left")
         if timeline.arrived_before_the_log
@@ -32,7 +31,6 @@ def phases_of(timeline: RequestTimeline) -> list[Phase]:
 
 
 def _marks(event: LogEvent, timeline: RequestTimeline) -> list[tuple[Seconds, str, str, InstanceId]]:
-    """The phases that begin with an event: time, kind, name, instance. A grant also begins the way to the engine."""
     match event:
         case RequestArrived():
             return [(event.at, "queue", "in no queue yet", InstanceId(""))]
@@ -57,6 +55,5 @@ def _marks(event: LogEvent, timeline: RequestTimeline) -> list[tuple[Seconds, st
 
 
 def _is_handed_over(timeline: RequestTimeline, attempt: int) -> bool:
-    """Whether this attempt was prefilled on one instance and decoded on another."""
     events = (entry.event for entry in timeline.entries)
     return any(isinstance(event, RequestHandedOver) and event.attempt == attempt for event in events)

@@ -1,7 +1,4 @@
-"""What happened to one request: its events, the decisions about it, and where its time went.
-
-In: a log that can be read again, and the request's id. Out: a `RequestTimeline`.
-"""
+"""Builds the `RequestTimeline` of one request from a re-readable log."""
 
 from collections.abc import Callable, Iterable
 
@@ -30,10 +27,7 @@ def timeline_of(
     *,
     known: Callable[[Sequence], State | None] = lambda _: None,
 ) -> RequestTimeline:
-    """Reads `entries` twice or more: for the request's events, then for what was known at each decision.
-
-    `known`: for a log that lost its beginning, the state as of that entry or an earlier one.
-    """
+    """Reads `entries` twice or more. `known`: state as of that entry or earlier, for a log that lost its beginning."""
     timeline = _outline(entries, request, settings)
     points = [
         entry
@@ -48,7 +42,6 @@ def timeline_of(
 
 
 def _outline(entries: Iterable[LogEntry], request: RequestId, settings: PoolSettings) -> RequestTimeline:
-    """The request's events; the first counts of those that happen once."""
     timeline = RequestTimeline(
         request=request, speed=settings.speed, block_tokens=settings.block_tokens, arrived_at=0.0
     )
@@ -97,7 +90,6 @@ def _arrived_at(timeline: RequestTimeline) -> Seconds:
 
 
 def _refused(timeline: RequestTimeline) -> list[tuple[Sequence, MigrationRefused]]:
-    """In log order, without repeats."""
     refused: dict[Stamp | None, tuple[Sequence, MigrationRefused]] = {}
     for entry in timeline.entries:
         if isinstance(entry.event, MigrationRefused) and entry.sequence not in timeline.fenced:

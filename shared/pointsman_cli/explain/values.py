@@ -1,4 +1,4 @@
-"""What is known about one request: plain values, filled by `timeline`, read by `diagnosis` and `page`."""
+"""Values about one request, filled by `timeline`, read by `diagnosis` and `page`."""
 
 from dataclasses import dataclass, field
 
@@ -9,7 +9,7 @@ from pointsman.ports import LogEntry
 from pointsman.primitives import InstanceId, RequestId, Seconds, Sequence, Tenant, Term, Tokens
 
 NOT_KNOWN = "not known"
-"""Status of an instance that joined before a log of which nothing earlier is known."""
+"""Status of an instance that joined before the log begins."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,16 +19,14 @@ class WeighedCandidate:
     instance: InstanceId
     chosen: bool
     weighed: bool
-    """Whether the policy did; otherwise the numbers are recomputed from the same state."""
+    """By the policy; otherwise the numbers are computed from the same state."""
     status: str
-    """If NOT_KNOWN, so is everything here that is not in the event."""
     knowledge: str
     doubt: str
     why_out: str
-    """Why it was ejected or half-open; empty otherwise."""
     hit_blocks: int
     held_blocks: int
-    """Of those, in its cache; the rest was promised by prompts placed there."""
+    """Of the hit blocks, those in its cache; the rest is expected from queued prompts."""
     uncached_tokens: Tokens
     queue_seconds: Seconds
     prefill_seconds: Seconds
@@ -41,28 +39,20 @@ class WeighedCandidate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueuedAhead:
-    """A request ahead of this one on the same instance."""
-
     request: RequestId
     tenant: Tenant
     stage: str
     waited_seconds: Seconds
-    """Since its arrival."""
     inside_seconds: Seconds
-    """Since its grant; 0 without one."""
     uncached_tokens: Tokens
     prefill_seconds: Seconds
-    """By the cost model, uncorrected."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefixFacts:
-    """How hot the prompt's prefix was."""
-
     key: str
     tokens: Tokens
     arrivals: int
-    """Of the last `window` arrivals, those with this prefix, this one included."""
     window: int
     ready: int
     holders: list[InstanceId]
@@ -70,10 +60,9 @@ class PrefixFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecisionRecord:
-    """One decision of the leader about this request. Times count from the arrival."""
+    """One decision of the leader. Times count from the arrival."""
 
     kind: str
-    """placed, moved or rejected."""
     sequence: Sequence
     term: Term
     number: int
@@ -91,10 +80,8 @@ class DecisionRecord:
     detail: str
     retry_after: Seconds | None
     predicted_ttft: Seconds | None
-    """From the arrival; None if rejected."""
     predicted_cached_tokens: Tokens
     budget_seconds: Seconds
-    """Left of the SLO."""
     candidates: list[WeighedCandidate]
     ahead: list[QueuedAhead]
     prefix: PrefixFacts | None
@@ -108,7 +95,6 @@ class GrantRecord:
     after_seconds: Seconds
     instance: InstanceId
     instance_known: bool
-    """If not, nothing is known of its pace, cache and queue."""
     attempt: int
     by_leader: bool
     overtaken_by: list[RequestId]
@@ -120,15 +106,12 @@ class GrantRecord:
     work_tokens: Tokens
     correction: float
     corrections: dict[InstanceId, float]
-    """Of all instances."""
     held_tokens: Tokens
-    """Of its prompt, in the cache by then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerPrefills:
-    """Prefills on other instances that ended while the request was in its engine. `pace`: median real time over that of the
-    cost model."""
+    """Prefills on other instances meanwhile. `pace`: median real time over the cost model's."""
 
     prefills: int
     pace: float
@@ -136,7 +119,7 @@ class PeerPrefills:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Phase:
-    """A stretch of time. `kind`: way, queue, engine, decoding, or gone: before the log begins."""
+    """`kind`: way, queue, engine, decoding, or gone (before the log begins)."""
 
     kind: str
     name: str
@@ -147,7 +130,7 @@ class Phase:
 
 @dataclass(slots=True, kw_only=True)
 class RequestTimeline:
-    """Everything about one request. What is not in the log is None, empty or -1."""
+    """Missing values are None, empty or -1."""
 
     request: RequestId
     speed: float
@@ -155,15 +138,11 @@ class RequestTimeline:
     arrived_at: Seconds
     arrival: RequestArrived | None = None
     log_begins: Sequence = 0
-    """Its first entry."""
     entries: list[LogEntry] = field(default_factory=list)
     elected: set[Term] = field(default_factory=set)
-    """Terms whose election is in the log."""
     fenced: set[Sequence] = field(default_factory=set)
-    """Entries of a deposed leader, which have no effect."""
     decisions: list[DecisionRecord] = field(default_factory=list)
     refused: list[tuple[Sequence, MigrationRefused]] = field(default_factory=list)
-    """Moves that a rebalancer asked for and the leader refused, with their entries."""
     grants: list[GrantRecord] = field(default_factory=list)
     meanwhile: PeerPrefills | None = None
     failed: list[RequestAttemptFailed] = field(default_factory=list)
@@ -171,11 +150,10 @@ class RequestTimeline:
     end: RequestEnd | None = None
     phases: list[Phase] = field(default_factory=list)
     last_at: Seconds = 0.0
-    """Newest time in the log."""
 
     @property
     def ttft(self) -> Seconds | None:
-        """From arrival to the first token, or to the whole answer if it is not streamed."""
+        """From arrival to the first token, or to the whole answer if not streamed."""
         if isinstance(self.end, RequestFinished):
             return self.end.ttft
         return self.first_token.ttft if self.first_token else None
@@ -186,10 +164,8 @@ class RequestTimeline:
 
     @property
     def placement(self) -> DecisionRecord | None:
-        """The last decision that placed or moved it."""
         return next((d for d in reversed(self.decisions) if d.kind != "rejected"), None)
 
 
 def blocks_of(arrival: RequestArrived) -> int:
-    """Whole blocks of its prompt."""
     return len(arrival.keys) // KEY_BYTES

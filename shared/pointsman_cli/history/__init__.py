@@ -1,1 +1,1 @@
-"""Logs after the fact: `sources` opens any log (`live`, `archive`, `bundle`); `replay`, `state` and `export` are the commands."""
+"""Recorded logs: `sources` opens them (`live`, `archive`, `bundle`) for `replay`, `state` and `export`."""

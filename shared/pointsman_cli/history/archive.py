@@ -1,9 +1,6 @@
-"""The log as the recorder archived it in SQL.
-
-Entries lie in `events` and `dead_letters`, by the name of their history (docs/operations.md). A stream that lost its tail
-and continued differently is a history of its own (`...#2`); entries before the fork are read from its predecessor.
-SQLite is read directly, other databases through the asynchronous driver that the recorder uses.
-"""
+"""Reads the recorder's SQL archive (docs/operations.md). A stream that lost its tail and continued differently is a
+log of its own (`...#2`); entries before the fork are read from its predecessor. SQLite is read directly, other
+databases through the recorder's asynchronous driver."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Generator, Iterator
@@ -36,14 +33,12 @@ _gaps = table("gaps", column("log"), column("sequence"), column("after_log"), co
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """The entries of one history up to `last`."""
-
     log: str
     last: Sequence
 
 
 class ArchiveHistory(History):
-    """One archived history, by default the newest. Raises HistoryError."""
+    """One archived log, by default the newest. Raises HistoryError."""
 
     def __init__(self, url: str, *, log: str | None = None) -> None:
         self._url = _parsed(url)
@@ -77,17 +72,16 @@ class ArchiveHistory(History):
             for sequence, subject, payload in batch:
                 yield LogEntry.read(sequence, subject, payload if isinstance(payload, bytes) else str(payload).encode())
 
-    def _chosen(self, known: list[str], wanted: str | None) -> str:
-        if wanted is not None and wanted not in known:
-            msg = f"{self.origin} has no log {wanted}; it has: {', '.join(known) or 'none'}"
+    def _chosen(self, known: list[str], requested: str | None) -> str:
+        if requested is not None and requested not in known:
+            msg = f"{self.origin} has no log {requested}; it has: {', '.join(known) or 'none'}"
             raise HistoryError(msg)
         if not known:
             msg = f"{self.origin} holds no log: the recorder has written nothing into it yet"
             raise HistoryError(msg)
-        return wanted or known[-1]
+        return requested or known[-1]
 
     def _extent(self) -> tuple[Sequence, Sequence, int, str]:
-        """First and last sequence, number of entries, and the subject of any of them."""
         first, last, entries, subject = 0, 0, 0, ""
         for part in self._parts:
             for batch in self._rows(_extent_of(part)):
@@ -131,7 +125,6 @@ def _is_sqlite(url: URL) -> bool:
 
 
 def _catalogue() -> dict[str, Select[Any]]:
-    """All histories, oldest first; where each was left for another; where each begins."""
     by_age = select(_logs.c.log).order_by(_logs.c.identity, _logs.c.branch)
     forks = select(_gaps.c.log, _gaps.c.sequence, _gaps.c.after_log)
     everything = union_all(*(select(kept.c.log, kept.c.sequence) for kept in (_events, _dead_letters))).subquery()
@@ -140,14 +133,13 @@ def _catalogue() -> dict[str, Select[Any]]:
 
 
 def _shown(url: URL) -> str:
-    """The file, or the URL without its password."""
     if _is_sqlite(url):
         return unquote(str(url.database)).removeprefix("file:")
     return url.render_as_string(hide_password=True)
 
 
 def _parts(chosen: str, gaps: list[tuple[str, Sequence, str]], firsts: dict[str, Sequence]) -> list[_Part]:
-    """The history, preceded by those of the same stream that it continues."""
+    """The log, preceded by those of the same stream that it continues."""
     parts = [_Part(chosen, SEQUENCE_MAX)]
     while (first := firsts.get(parts[0].log, 1)) > 1:
         before = next((after for log, _, after in gaps if log == parts[0].log and after != log), "")

@@ -1,9 +1,6 @@
-"""A log in one file: gzip over JSON lines, a header before the entries and their count after them.
-
-An entry's line is what `pointsman tap --json` prints: sequence, subject and the event byte for byte; base64 if it does
-not decode or holds a newline. The header has the pool's settings and, if the log lost its beginning, a checkpoint.
-Without a count the file was cut off; lines without header and count, as `tap` prints them, are read as they come.
-"""
+"""A log in one gzip file of JSON lines: a header, the entries, and their count. An entry is as `pointsman tap --json`
+prints it; undecodable ones are base64. The header has the pool's settings and, if the log lost its beginning, a
+checkpoint. Without a count the file is truncated. Output of `tap` has neither and is read as is."""
 
 import gzip
 import io
@@ -34,9 +31,8 @@ COMPRESSION_LEVEL = 6
 GZIP_MAGIC = b"\x1f\x8b"
 BUFFER_BYTES = 1024 * 1024
 LINE_BYTES_MAX = 2 * PAYLOAD_BYTES_MAX
-"""One entry, its payload in base64."""
 FIRST_LINE_BYTES_MAX = 1024**3
-"""The header with its checkpoint; in a packed file at most EXPANSION_MAX times the file's size."""
+"""Header with checkpoint; in a gzip file at most EXPANSION_MAX times the file size."""
 EXPANSION_MAX = 16
 
 
@@ -48,8 +44,6 @@ class _First(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class _Line(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One entry. Its payload is `event` if it is one line of JSON, else `payload`."""
-
     sequence: Sequence
     subject: str
     event: msgspec.Raw = msgspec.Raw(b"")
@@ -63,14 +57,12 @@ class _Last(msgspec.Struct, frozen=True, kw_only=True):
 
 
 UNREADABLE = (msgspec.DecodeError, ValueError, RecursionError)
-"""What decoding an untrusted line may raise."""
-
 _encoder = msgspec.json.Encoder()
 _lines = msgspec.json.Decoder(_Line)
 
 
 class BundleHistory(History):
-    """A file that `pointsman export` or `pointsman tap --json` wrote. Raises HistoryError."""
+    """A file written by `pointsman export` or `pointsman tap --json`. Raises HistoryError."""
 
     def __init__(self, file: Path, *, origin: str = "") -> None:
         self._file = file
@@ -123,7 +115,6 @@ class BundleHistory(History):
             raise HistoryError(msg)
 
     def _is_count(self, line: bytes, count: int) -> bool:
-        """Whether this is the last line. Raises HistoryError if the count is wrong."""
         try:
             last = msgspec.json.decode(line, type=_Last)
         except UNREADABLE:
@@ -166,7 +157,7 @@ class BundleHistory(History):
 def write_bundle(
     file: Path, header: Header, entries: Iterable[LogEntry], checkpoint: ExportedCheckpoint | None = None
 ) -> int:
-    """Write a bundle atomically; returns the number of entries. Raises OSError, HistoryError."""
+    """Write atomically; returns the number of entries. Raises OSError, HistoryError."""
     draft = file.with_name(f".{file.name}.part")
     try:
         with gzip.open(draft, "wb", compresslevel=COMPRESSION_LEVEL) as packed:

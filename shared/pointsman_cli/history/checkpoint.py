@@ -1,5 +1,4 @@
-"""Checkpoints of logs that lost their beginning, from the log's store or an exported bundle. One that cannot be proven to be
-of this log and of this version's fold is not used."""
+"""Checkpoints of logs that lost their beginning; used only if proven to be of this log and this version's fold."""
 
 from collections.abc import Iterator
 from contextlib import closing
@@ -18,8 +17,6 @@ from pointsman_cli.history.entries import History
 
 
 class ExportedCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """A `CheckpointLabel` without the log's identity, and the state as bytes."""
-
     as_of: Sequence
     entry: str
     form: str
@@ -27,7 +24,7 @@ class ExportedCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def proven(history: History, kept: ExportedCheckpoint) -> BaseState | None:
-    """The checkpoint's state; None if it is of another log or another fold. Raises HistoryError."""
+    """The checkpoint's state; None if it is of another log or fold. Raises HistoryError."""
     with closing(history.entries(kept.as_of)) as entries:
         entry = next(entries, None)
         if entry is None or entry.sequence != kept.as_of or entry_digest(entry) != kept.entry:
@@ -41,7 +38,7 @@ def proven(history: History, kept: ExportedCheckpoint) -> BaseState | None:
 
 
 def kept_from(history: History, known: BaseState) -> ExportedCheckpoint | None:
-    """The checkpoint to export; None if its entry is gone by now. Raises HistoryError."""
+    """The checkpoint to export; None if its entry is gone. Raises HistoryError."""
     as_of = known.state.sequence
     with closing(history.entries(as_of)) as entries:
         entry = next(entries, None)
@@ -56,7 +53,7 @@ def _form(state: State, policies: PolicySet) -> str:
 
 
 def _policies_in(entries: Iterator[LogEntry]) -> PolicySet:
-    """Those named by the next placement or rejection, else the defaults. Raises UnknownPolicyError."""
+    """Policies of the next decision, else the defaults. Raises UnknownPolicyError."""
     for entry in entries:
         if isinstance(entry.event, LeaderElected | RequestPlaced | RequestRejected):
             return recorded_policy_set(entry.event.policy, entry.event.settings)

@@ -1,4 +1,4 @@
-"""One difference as text: both sides as JSON, line beside line, and the state before it."""
+"""Prints one difference of a replay: both decisions side by side, and the state before them."""
 
 from collections.abc import Iterator
 from difflib import SequenceMatcher
@@ -16,7 +16,6 @@ EQUAL_SETTINGS = "equal on both sides"
 
 
 def show_difference(console: Console, difference: Difference) -> None:
-    """Both sides, lines that differ in red; then the state that the decision was made from."""
     event = difference.recorded or difference.recomputed
     where = f"entry {difference.sequence:,}" if difference.sequence else "not in the log"
     decision = f"decision {difference.number} of term {difference.term}, {type(event).__name__} ({where})"
@@ -47,7 +46,6 @@ def _lines(event: Any, absent: str, *, like: Any) -> list[str]:
 
 
 def _known(known: dict[str, Any]) -> Iterator[str]:
-    """JSON, an instance a line."""
     yield _compact({name: value for name, value in known.items() if name != "instances"})
     for instance in known.get("instances", []):
         yield "  " + _compact(instance)

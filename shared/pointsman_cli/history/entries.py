@@ -1,4 +1,4 @@
-"""A recorded log, whatever it is stored in."""
+"""A recorded log, independent of its storage."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterator
@@ -14,7 +14,7 @@ from pointsman.state.state import PoolSettings
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """BaseState before the log is read. `identity` names one unbroken history; numbers are 0 if unknown."""
+    """`identity` is that of one unbroken log; numbers are 0 if unknown."""
 
     pool: str = ""
     identity: str = ""
@@ -23,11 +23,10 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     entries: int = 0
     pool_settings: Settings = {}
     pointsman: str = ""
-    """The version that exported it."""
 
 
 class History(ABC):
-    """One log, re-readable. Reading raises HistoryError. `origin` says in words where it is stored."""
+    """A re-readable log. Reading raises HistoryError."""
 
     origin: str
     header: Header
@@ -37,7 +36,6 @@ class History(ABC):
 
     @cached_property
     def known(self) -> BaseState | None:
-        """A checkpoint that replaces missing entries; None if none is missing or there is none."""
         return None
 
     @cached_property
@@ -46,4 +44,4 @@ class History(ABC):
 
     @abstractmethod
     def entries(self, start: Sequence = 1) -> Generator[LogEntry, None, None]:
-        """From sequence `start` on, in order, up to the end as of opening."""
+        """Entries from `start` to the end as of opening."""

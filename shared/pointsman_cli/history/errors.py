@@ -4,6 +4,6 @@ import click
 
 
 class HistoryError(click.ClickException):
-    """The log is missing or unreadable; the message says where, and what to type. Exit code 2: 1 is a found difference."""
+    """The log is missing or unreadable. Exit code 2, since 1 means that a difference was found."""
 
     exit_code = 2

@@ -1,4 +1,4 @@
-"""`pointsman export`: a log into one portable file."""
+"""`pointsman export`: writes a log into one file."""
 
 from dataclasses import asdict
 from itertools import chain
@@ -32,19 +32,16 @@ KIBIBYTE = 1024
 def export_command(
     file: Path, place: str | None, pool: str | None, until: str | None, force: bool, as_json: bool
 ) -> None:
-    """Write a log into FILE, compressed, to replay it elsewhere: for a bug report, or to keep.
+    """Write a log into FILE, compressed, for a bug report or for replay elsewhere.
 
     \b
-      pointsman export incident.pmlog                                        the running fleet's log, up to now
       pointsman export incident.pmlog --until 07:31:05
       pointsman export incident.pmlog --from .pointsman/archive.sqlite       from the recorder's archive
       pointsman replay --from incident.pmlog --verify
       zcat incident.pmlog | jq .                                             it is JSON lines
 
-    If the log has lost its beginning, the file also holds the checkpoint that other commands start from.
-
-    It has no prompts and no answers: the log has block keys (hashes with the deployment's secret) and counts. It does
-    have names of tenants and sessions, request ids and engine addresses.
+    FILE has no prompts and no answers, only block keys (hashes with the deployment's secret) and counts; it does have
+    tenant and session names, request ids and engine addresses. If the log lost its beginning, FILE has a checkpoint.
     """
     if file.exists() and not force:
         msg = f"{file} exists; name another file, or replace it with --force"
@@ -78,7 +75,7 @@ def export_command(
 
 
 def _header(history: History, first: LogEntry | None, *, whole: bool) -> Header:
-    """Of what was exported: a live log may have lost its head since it was opened."""
+    """A live log may have lost its head since it was opened."""
     header = msgspec.structs.replace(history.header, pool_settings=asdict(history.settings))
     if first is not None:
         pool = header.pool or (first.subject.split(".")[1] if first.subject.count(".") else "")

@@ -1,8 +1,4 @@
-"""The log of a running fleet, read from JetStream up to its end at opening time.
-
-Each reading is a plain iterator with an event loop of its own, which runs only while a batch is fetched. The adapter
-reads by sequence, so it survives the pauses.
-"""
+"""Reads a fleet's log from JetStream, up to its end at opening time. The event loop runs only to fetch a batch."""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator
@@ -35,14 +31,13 @@ T = TypeVar("T")
 
 BATCH_ENTRIES = 1000
 SAFE_SHARE = 0.02
-"""Of a log without its beginning: checkpoints of the first entries may be lost while they are used."""
+"""Checkpoints of this first share of the entries may be dropped while in use."""
 
 SILENCE_SECONDS_MAX = 10.0
-"""Longest wait for the next entry."""
 
 
 class LiveHistory(History):
-    """The stream of one pool. Opening it asks for its extent; raises HistoryError."""
+    """Raises HistoryError."""
 
     def __init__(self, settings: FleetSettings) -> None:
         self._settings = settings
@@ -73,7 +68,6 @@ class LiveHistory(History):
     @override
     @cached_property
     def known(self) -> BaseState | None:
-        """From the oldest checkpoint proven to be of this log and of this version's fold."""
         if self.header.first <= 1:
             return None
         with asyncio.Runner() as runner:
@@ -88,17 +82,16 @@ class LiveHistory(History):
         return None
 
     def _fitting(self, labels: list[CheckpointLabel]) -> list[CheckpointLabel]:
-        """Those of entries still in the log, oldest first; those that may be dropped at any moment last."""
+        """Oldest first; those that may be dropped soon last."""
         first, last = self.header.first, self.header.last
         safe = first + SAFE_SHARE * (last - first)
         found = [known for known in labels if known.identity == self.header.identity and first <= known.as_of <= last]
         return sorted(found, key=lambda label: (label.as_of < safe, label.as_of))
 
-    async def _in_store(self, asked: Callable[[Checkpoints], Awaitable[T]]) -> T:
-        """Raises HistoryError."""
+    async def _in_store(self, call: Callable[[Checkpoints], Awaitable[T]]) -> T:
         async with _linked(self._settings) as link:
             try:
-                return await asked(link.checkpoints)
+                return await call(link.checkpoints)
             except StoreUnavailableError as error:
                 msg = f"the checkpoints of {self.origin} cannot be read: {error}"
                 raise HistoryError(msg) from error
@@ -117,8 +110,8 @@ class LiveHistory(History):
 async def _batches(
     settings: FleetSettings, origin: str, start: Sequence, header: Header
 ) -> AsyncGenerator[list[LogEntry], None]:
-    """A log at its size bound drops its head all the time: a reading from the head starts at what is left. A log that was
-    whole at opening time is refused then: earlier readings took it for whole."""
+    """A full stream drops its head while it is read: a read from the head continues at what is left. If the log was
+    complete at opening, that is an error, since earlier reads saw the dropped entries."""
     async with _linked(settings) as link:
         following = max(start, header.first)
         reading = link.log.read(following)

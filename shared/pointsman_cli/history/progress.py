@@ -1,4 +1,4 @@
-"""Progress of reading a log: a bar on a terminal, a line every few seconds elsewhere."""
+"""Progress of reading a log: a bar on a terminal, otherwise a line every few seconds."""
 
 import time
 from collections.abc import Iterator
@@ -13,12 +13,9 @@ from pointsman_cli.terminal import progress_console
 
 STEP_ENTRIES = 2000
 QUIET_SECONDS = 5.0
-"""Between two lines where the output is no terminal."""
 
 
 class Reading:
-    """Re-readable entries of a history; the first reading shows its progress."""
-
     def __init__(self, history: History, console: Console, what: str, start: Sequence) -> None:
         self._history = history
         self._start = start
@@ -34,7 +31,6 @@ class Reading:
 
     @property
     def _total(self) -> int:
-        """Entries to come; 0 if unknown."""
         header = self._history.header
         return header.entries and header.entries - max(0, self._start - header.first)
 
@@ -66,5 +62,4 @@ class Reading:
 
 
 def shown(history: History, what: str, start: Sequence = 1) -> Reading:
-    """The entries from `start` on, with progress on standard error."""
     return Reading(history, progress_console(), what, start)

@@ -1,4 +1,4 @@
-"""`pointsman replay`: fold a log again, and with `--verify` recompute every decision and compare."""
+"""`pointsman replay`: folds a log and, with `--verify`, recomputes and compares every decision."""
 
 import sys
 import time
@@ -36,14 +36,13 @@ def replay_command(place: str | None, pool: str | None, verifying: bool, until: 
     """Fold a log through the production State; with --verify, recompute every decision and compare.
 
     \b
-      pointsman replay                                       the running fleet's log, up to now
-      pointsman replay --verify                              the same, and every decision in it
+      pointsman replay --verify                                           the running fleet, up to now
       pointsman replay --from .pointsman/archive.sqlite --verify          the recorder's archive
-      pointsman replay --from incident.pmlog --verify --until 07:31:05    an exported bundle, up to a time of day
+      pointsman replay --from incident.pmlog --verify --until 07:31:05    an exported bundle
       pointsman tap --since 1 --until now --json | pointsman replay --from - --verify
 
-    A decision is recomputed from the state that its leader had: the log up to its as_of, and all decisions before it.
-    It is identical only if every field is, bit for bit. Exit codes: 0 nothing differs, 1 something does, 2 no log.
+    A decision is recomputed from its leader's state: the log up to its as_of, and all earlier decisions. Every field must
+    be equal, bit for bit. Exit codes: 0 no difference, 1 a difference, 2 no log.
     """
     with open_history(place, pool) as history:
         moment = moment_in(history, until)
@@ -59,8 +58,6 @@ def replay_command(place: str | None, pool: str | None, verifying: bool, until: 
 
 @dataclass(slots=True)
 class _Tally:
-    """Counts the entries of the first reading while it passes them on."""
-
     entries: Iterable[LogEntry]
     types: Counter[str] = field(default_factory=Counter)
     first: LogEntry | None = None
@@ -84,8 +81,6 @@ class _Tally:
 
 @dataclass(frozen=True, slots=True)
 class _Replayed:
-    """The result and its speed: `state` after a fold, `verdict` after a verification."""
-
     origin: str
     beginning: str
     tally: _Tally
@@ -191,14 +186,12 @@ def _show_fold(console: Console, replayed: _Replayed) -> None:
 
 
 def _dead_letters(undecodable: int, unapplied: int) -> str:
-    """How many entries had no effect; empty if none."""
-    said = [f"{undecodable:,} entries do not decode"] if undecodable else []
-    said += [f"{unapplied:,} entries could not be applied"] if unapplied else []
-    return ", ".join(said)
+    parts = [f"{undecodable:,} entries do not decode"] if undecodable else []
+    parts += [f"{unapplied:,} entries could not be applied"] if unapplied else []
+    return ", ".join(parts)
 
 
 def _show_verdict(console: Console, verdict: Verdict) -> None:
-    """The terms, the counts, and the first difference in full."""
     for term in verdict.terms:
         by = f"{term.scheduler}, {term.policy or 'policy not named'}"
         say(console, f"term {term.term}: {by}, from entry {term.elected:,}, {term.decisions:,} stamped")

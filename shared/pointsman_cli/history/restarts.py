@@ -1,8 +1,4 @@
-"""Which repeated joins are engine restarts.
-
-A worker also joins again, under a new epoch, when retention dropped its first join; it then sends a snapshot of its
-engine's cache at once. So the next cache event decides: a snapshot means no restart.
-"""
+"""Tells engine restarts from other repeated joins, which are followed by a snapshot of the cache."""
 
 from pointsman.contracts.cache import CacheEvent, CacheSnapshot
 from pointsman.contracts.codec import LogEvent
@@ -11,13 +7,11 @@ from pointsman.primitives import InstanceId
 
 
 class Restarts:
-    """Takes a log's events in order and returns restarts as soon as they are certain."""
-
     def __init__(self) -> None:
         self._open: dict[InstanceId, InstanceJoined] = {}
 
     def take(self, event: LogEvent, *, was_there: bool) -> InstanceJoined | None:
-        """The join of a restarted engine, if this event proves it. `was_there`: the instance was in the fleet before."""
+        """The join of a restarted engine, if this event proves it."""
         match event:
             case InstanceJoined():
                 earlier = self._open.pop(event.instance, None)
@@ -31,5 +25,4 @@ class Restarts:
                 return None
 
     def open(self) -> list[InstanceJoined]:
-        """Joins without a later cache event: empty caches, so restarts."""
         return list(self._open.values())

@@ -1,4 +1,4 @@
-"""The fleet as a State knows it, as plain data."""
+"""A State as plain data."""
 
 from typing import Any
 
@@ -10,7 +10,6 @@ from pointsman_cli.terminal import wall_time
 
 
 def describe(state: State, *, now: Seconds | None = None) -> dict[str, Any]:
-    """At engine time `now`, by default that of the newest event."""
     now = state.last_at if now is None else now
     requests = state.workload.requests.values()
     return {
@@ -34,7 +33,7 @@ def describe(state: State, *, now: Seconds | None = None) -> dict[str, Any]:
 
 
 def _instance(state: State, instance: Instance, now: Seconds) -> dict[str, Any]:
-    line = state.workload.queues.get(instance.id, EMPTY_QUEUE)
+    queue = state.workload.queues.get(instance.id, EMPTY_QUEUE)
     return {
         "instance": instance.id,
         "url": instance.url,
@@ -47,15 +46,15 @@ def _instance(state: State, instance: Instance, now: Seconds) -> dict[str, Any]:
         "knowledge_reason": instance.knowledge_reason,
         "suspected": instance.suspected,
         "silent_seconds": now - instance.heard_at,
-        "pending": len(line.pending),
-        "in_prefill": len(line.prefill),
-        "decoding": len(line.decoding),
-        "pending_tokens": line.pending_tokens,
-        "prefill_tokens": line.prefill_tokens,
-        "queue_seconds": state.latency.expected_seconds(instance.id, *line.work_ahead(now)),
+        "pending": len(queue.pending),
+        "in_prefill": len(queue.prefill),
+        "decoding": len(queue.decoding),
+        "pending_tokens": queue.pending_tokens,
+        "prefill_tokens": queue.prefill_tokens,
+        "queue_seconds": state.latency.expected_seconds(instance.id, *queue.work_ahead(now)),
         "blocks": state.index.blocks(instance.id),
         "digest": f"{state.index.digest(instance.id):016x}",
-        "promised_blocks": state.speculation.blocks(instance.id),
+        "promised_blocks": state.promises.blocks(instance.id),
         "cache_sequence": instance.sequence,
         "kv_usage": instance.kv_usage,
         "engine_running": instance.running,
@@ -65,7 +64,7 @@ def _instance(state: State, instance: Instance, now: Seconds) -> dict[str, Any]:
 
 
 def _departed(state: State) -> list[InstanceId]:
-    return [name for name, line in state.workload.queues.items() if line.requests and name not in state.fleet]
+    return [name for name, queue in state.workload.queues.items() if queue.requests and name not in state.fleet]
 
 
 def _request(request: Request, now: Seconds) -> dict[str, Any]:

@@ -1,5 +1,4 @@
-"""Opens the log that `--from` names: a running fleet (data directory or nats URL), the recorder's archive (SQLite file or
-SQLAlchemy URL), an exported bundle, or a bundle on standard input (`-`). Without a name: the fleet running here."""
+"""Opens the log that `--from` names: a running fleet, the recorder's archive, an exported bundle, or `-`."""
 
 import shutil
 import sys
@@ -26,8 +25,8 @@ ARCHIVE_FILE = "archive.sqlite"
 
 @contextmanager
 def open_history(place: str | None = None, pool: str | None = None) -> Iterator[History]:
-    """The log at `place`. `pool`: of several in a fleet, or the log of several in an archive. Raises HistoryError,
-    NoFleetError, SeveralFleetsError."""
+    """`pool`: of several in a fleet, or log of several in an archive. Raises HistoryError, NoFleetError,
+    SeveralFleetsError."""
     configure_logging("error", "text")
     if place == STANDARD_INPUT:
         with _standard_input() as file:
@@ -75,7 +74,7 @@ def _begins_with(path: Path, magic: bytes) -> bool:
 
 @contextmanager
 def _standard_input() -> Iterator[Path]:
-    """Copied into a file: a log may be read more than once."""
+    """Copied into a file, since a log is read more than once."""
     with tempfile.NamedTemporaryFile(prefix="pointsman-") as kept:
         shutil.copyfileobj(sys.stdin.buffer, kept)
         kept.flush()

@@ -1,4 +1,4 @@
-"""Where a fold of a log starts: at its first entry or, if retention dropped that, at a checkpoint."""
+"""Start of a fold: the log's first entry or, if retention dropped it, a checkpoint."""
 
 from dataclasses import dataclass
 
@@ -12,14 +12,13 @@ from pointsman_cli.history.time_options import Moment
 
 @dataclass(frozen=True, slots=True)
 class StartPoint:
-    """`known` is None if the fold starts empty. `note` says what is missing; empty for a whole log."""
+    """`known` is None if the fold starts empty. `note`: what is missing."""
 
     known: BaseState | None
     note: str
 
     @property
     def is_blind(self) -> bool:
-        """Whether entries are missing and no checkpoint replaces them."""
         return self.known is None and bool(self.note)
 
     @property

@@ -1,4 +1,4 @@
-"""`pointsman state`: the fleet as a follower of the log knew it at some moment."""
+"""`pointsman state`: the fleet at a moment, as a follower of the log."""
 
 from typing import Any
 
@@ -27,16 +27,15 @@ COLUMNS = (
 @until_option
 @json_switch
 def state_command(place: str | None, pool: str | None, until: str | None, as_json: bool) -> None:
-    """Show the fleet as it was known at some moment: instances, queues, caches, doubts.
+    """Show the fleet at a moment of the log: instances, queues, caches.
 
     \b
       pointsman state --until 4711                     after entry 4711 of the running fleet's log
-      pointsman state --until 07:31:05                 at that time of day
       pointsman state --from incident.pmlog --until 07:31:05.250
       pointsman state --from .pointsman/archive.sqlite --json | jq '.instances[] | select(.doubt != "")'
 
-    This is a follower's view, in log order. A leader also knows its own decisions that are not yet in the log;
-    `pointsman replay --verify` rebuilds its view for every decision.
+    This is a follower's view, in log order, without the leader's decisions that were not yet in the log;
+    `pointsman replay --verify` rebuilds the leader's view of every decision.
     """
     with open_history(place, pool) as history:
         moment = moment_in(history, until)

@@ -1,8 +1,4 @@
-"""A moment in a log as people write it (`--since`, `--until`), and the entries up to it.
-
-A time of day is local wall time, on the day the log began or, where that is before its beginning, on the next. A moment
-in time ends before the first entry that is later, whatever follows.
-"""
+"""Moments of `--since` and `--until`. A time of day is local, within a day of the log's beginning."""
 
 import itertools
 import re
@@ -34,13 +30,11 @@ class Moment:
     at: Seconds | None = None
 
     def is_before(self, entry: LogEntry) -> bool:
-        """Whether the entry is later."""
         if self.sequence is not None:
             return entry.sequence > self.sequence
         return self.at is not None and entry.event is not None and entry.event.at > self.at
 
     def is_behind(self, state: State) -> bool:
-        """Whether the state is of a later moment."""
         if self.sequence is not None:
             return state.sequence > self.sequence
         return self.at is not None and state.last_at > self.at
@@ -48,8 +42,6 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class UpTo:
-    """Entries up to a moment, re-readable if they are."""
-
     entries: Iterable[LogEntry]
     moment: Moment
 
@@ -60,7 +52,7 @@ class UpTo:
 
 
 def moment_in(history: History, text: str | None) -> Moment:
-    """The moment that `text` names; without text, the log's end. Raises click.BadParameter."""
+    """Raises click.BadParameter. Without text, the end of the log."""
     if text is None or text == NOW:
         return Moment()
     if SEQUENCE.fullmatch(text):
@@ -82,12 +74,10 @@ def _sequence_in(history: History, sequence: Sequence) -> Sequence:
 
 
 def engine_time_of(wall: Seconds, speed: float) -> Seconds:
-    """The inverse of `adapters.clocks.wall_time_of`."""
     return ANCHOR_UNIX_SECONDS + (wall - ANCHOR_UNIX_SECONDS) * speed
 
 
 def _beginning(history: History, speed: float) -> datetime:
-    """Local time of the first event."""
     first = next((entry.event for entry in history if entry.event is not None), None)
     return wall_time(first.at if first else 0.0, speed)
 

@@ -1,7 +1,5 @@
-"""The command: options in; every cell is simulated; tables, JSON and pictures out.
-
-Options have the simulator's own defaults, so that `simulate` without any of them and `Scenario()` are one.
-"""
+"""Options in; tables, JSON and pictures of every simulated cell out. Defaults are the simulator's own: `simulate`
+without options equals `Scenario()`."""
 
 import os
 import sys
@@ -46,7 +44,6 @@ from pointsman_cli.workload_options import check_one_workload, workload_options
 
 DEFAULT_POLICIES = "dualmap,least_loaded,min_ttft,sticky_least_loaded"
 REPORT_COLUMNS = 180
-"""Width of the tables where the output is no terminal."""
 FIRST_SEED = 1
 INTERRUPTED_EXIT_CODE = 130
 DEFAULTS = Scenario()
@@ -54,8 +51,6 @@ DEFAULTS = Scenario()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulateOptions:
-    """The command line."""
-
     trace: Path | None
     workload: str | None
     policies: tuple[str, ...]
@@ -187,8 +182,6 @@ def simulate_command(**values: object) -> None:
 
 
 class _Simulate:
-    """Ctrl-C keeps what has been simulated so far."""
-
     def __init__(self, options: SimulateOptions, console: Console) -> None:
         self._options = options
         self._console = console
@@ -309,7 +302,7 @@ def _source(options: SimulateOptions) -> Source:
 
 
 def _scenario(options: SimulateOptions) -> Scenario:
-    """What all runs have in common. Raises click.UsageError."""
+    """The scenario that all runs share. Raises click.UsageError."""
     if sum(options.split) > options.instances:
         msg = f"--split {'+'.join(map(str, options.split))} needs {sum(options.split)} instances; see --instances"
         raise click.UsageError(msg)
@@ -331,7 +324,6 @@ Plots = Callable[[Sequence[CellResult], Path], list[Path]]
 
 
 def _plots() -> Plots:
-    """Imported before anything is simulated: a long run must not end with a missing package."""
     try:
         from pointsman_cli.simulate.plots import draw_plots
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""One cell of an experiment (a variant at a rate with a seed), and how many of them share the cores. A cell is a plain value."""
+"""One cell of an experiment (a variant at a rate with a seed) as a plain value, and its execution on all cores."""
 
 import multiprocessing
 import random
@@ -21,21 +21,13 @@ from pointsman_cli.simulate.variants import Variant
 
 J = TypeVar("J")
 R = TypeVar("R")
-
 GENERATED_RATE = 4.0
-"""Requests a second at which a generator is asked; every cell then re-times the same requests to its own rate."""
-
 MISBEHAVING = {"_s1": MORE_REQUESTS, "_s2": LONGER_PREFIXES}
-"""Who misbehaves in the generators whose names end so."""
-
 SAMPLES_KEPT_MAX = 600
-"""Load samples that go back for the plots; more than a picture has columns is of no use."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """Where the requests come from: a trace, else a generator."""
-
     trace: Path | None
     generator: str
     requests: int
@@ -43,7 +35,6 @@ class Source:
     arrivals: str = "timestamps"
     """How they are re-timed to a rate; see `workload.ARRIVALS`."""
     halved_after: float | None = None
-    """Share of the requests after which they come at half the rate: the load that a fleet shrinks under."""
 
     @property
     def name(self) -> str:
@@ -51,7 +42,6 @@ class Source:
 
     @property
     def misbehaving(self) -> frozenset[str]:
-        """The clients of a generated workload that take more than their share."""
         for suffix, clients in MISBEHAVING.items():
             if self.trace is None and self.generator.endswith(suffix):
                 return frozenset(clients.tenants()[: clients.misbehaving])
@@ -59,13 +49,12 @@ class Source:
 
     @property
     def is_reconstruction(self) -> bool:
-        """Whether the trace says of itself that it was put together from what was known of a real one."""
         return self.trace is not None and "reconstructed" in self.trace.name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """One run: `scenario` holds the variant and the seed. `warmup` requests are not counted."""
+    """`warmup` requests are not counted."""
 
     source: Source
     variant: Variant
@@ -76,8 +65,6 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """One counted request, as much as plots need. `ttft`: None where no first token came."""
-
     at: Seconds
     ttft: Seconds | None
     on_time: bool
@@ -85,8 +72,6 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """What happened over time. Samples are thinned to SAMPLES_KEPT_MAX."""
-
     arrivals: tuple[Arrival, ...]
     samples: tuple[LoadSample, ...]
     instance_changes: tuple[tuple[Seconds, int], ...]
@@ -94,8 +79,6 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class CellResult:
-    """A cell and its numbers."""
-
     cell: Cell
     report: Report
     series: Series
@@ -120,7 +103,7 @@ def _requests_of(source: Source, seed: int) -> tuple[WorkloadRequest, ...]:
 
 
 def run_cell(cell: Cell) -> CellResult:
-    """Simulate it. Deterministic but for the time that deciding took."""
+    """Deterministic except for the measured decision time."""
     requests = _at_rate(cell, cell.qps)
     outcome = simulate(cell.scenario, requests)
     report = summarise(
@@ -134,19 +117,15 @@ def run_cell(cell: Cell) -> CellResult:
 
 @dataclass(frozen=True, slots=True)
 class GoodputSearch:
-    """Find the goodput of the cell's variant and seed, beginning at its rate or with what is `known` already."""
-
     cell: Cell
     known: tuple[RatePoint, ...] = ()
 
 
 def search_key(cell: Cell) -> tuple[str, int]:
-    """What goodput is counted by: the variant and the seed."""
     return cell.variant.key, cell.scenario.seed
 
 
 def goodput_searches(results: Iterable[CellResult]) -> list[GoodputSearch]:
-    """One for each variant and seed, with what the sweep has already found."""
     found: dict[tuple[str, int], GoodputSearch] = {}
     for result in results:
         key = search_key(result.cell)
@@ -159,7 +138,6 @@ def goodput_searches(results: Iterable[CellResult]) -> list[GoodputSearch]:
 
 
 def run_search(search: GoodputSearch) -> tuple[GoodputSearch, Goodput]:
-    """A bounded number of simulations, one after the other."""
     cell = search.cell
 
     def capacity_at(qps: float) -> float:
@@ -170,11 +148,8 @@ def run_search(search: GoodputSearch) -> tuple[GoodputSearch, Goodput]:
 
 
 def run_all(function: Callable[[J], R], jobs: Sequence[J], processes: int) -> Iterator[R]:
-    """The results in the order in which they come, from up to `processes` processes; from this one where that is 1.
-
-    Raises whatever `function` raises, and BrokenProcessPool when a process dies. Leaving the iteration early lets
-    runs that have begun end, and begins no other.
-    """
+    """Yields results as they complete, from up to `processes` processes (1: this one). Raises the errors of `function`,
+    and BrokenProcessPool when a process dies. Leaving the iteration early starts no further runs."""
     if min(processes, len(jobs)) <= 1:
         yield from map(function, jobs)
         return
@@ -189,7 +164,6 @@ def run_all(function: Callable[[J], R], jobs: Sequence[J], processes: int) -> It
 
 
 def _die_of_interrupt() -> None:
-    """Ctrl-C reaches every process of the terminal; those of the pool have nothing to say about it."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
@@ -206,7 +180,7 @@ def _slower_after(requests: Sequence[WorkloadRequest], number: int) -> list[Work
 
 
 def _hit_bound(requests: Sequence[WorkloadRequest], outcome: Outcome, warmup: int) -> float:
-    """Of the requests that were served: who refuses what is not in any cache must not seem to beat the bound."""
+    """Over served requests only: a policy that rejects uncached requests must not exceed the bound."""
     served = [row.number for row in outcome.rows if row.first_token_at is not None]
     not_counted = sum(number < warmup for number in served)
     return workload.infinite_cache_hit_share([requests[number] for number in served], warmup=not_counted)

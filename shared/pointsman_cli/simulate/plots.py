@@ -1,6 +1,4 @@
-"""Pictures of an experiment. Importing this needs matplotlib (`pip install 'pointsman[plots]'`). Colours are Okabe and Ito's; line
-style and marker differ as well.
-"""
+"""Pictures of an experiment. Needs matplotlib (`pip install 'pointsman[plots]'`). Colours are Okabe and Ito's."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -27,16 +25,12 @@ Results: TypeAlias = Sequence[CellResult]
 
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#7F6000", "#666666")
 OWN_COLOUR = "#D55E00"
-"""Of our own default, wherever it takes part."""
-
 OWN_POLICY = "pointsman"
 LINE_STYLES = ("-", "--", ":", "-.")
 OWN_MARKER = "*"
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p")
 PANELS_MAX = 6
 WINDOWS = 40
-"""Into how many stretches of time a timeline is cut."""
-
 HEAD_INCHES = 0.6
 LEGEND_INCHES = 2.2
 LEGEND_ROW_INCHES = 0.2
@@ -69,8 +63,6 @@ STYLE: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """How one variant looks, in every picture the same."""
-
     label: str
     colour: str
     line_style: str
@@ -90,7 +82,7 @@ Drawing: TypeAlias = Callable[[Results], Figure]
 
 
 def draw_plots(results: Results, directory: Path) -> list[Path]:
-    """Draw everything that the results allow, as PNG. Returns the files. Raises OSError."""
+    """Draws every picture that the results allow, as PNG. Returns the files. Raises OSError."""
     drawings: dict[str, Drawing] = {
         "pareto": hit_rate_against_cv,
         "capacity": capacity_against_rate,
@@ -107,7 +99,7 @@ def draw_plot(draw: Drawing, results: Results, file: Path, *, label: str = "") -
 
 
 def save_figure(draw: Callable[[], Figure], file: Path, *, label: str = "") -> Path:
-    """A figure drawn in our style, as PNG; `label` stands in its upper right corner. Raises OSError."""
+    """Saves a figure as PNG; `label` is in its upper right corner. Raises OSError."""
     file.parent.mkdir(parents=True, exist_ok=True)
     with style.context(STYLE):
         figure = draw()
@@ -120,7 +112,7 @@ def save_figure(draw: Callable[[], Figure], file: Path, *, label: str = "") -> P
 
 
 def hit_rate_against_cv(results: Results) -> Figure:
-    """What affinity wins against what it costs in balance (DualMap, Fig. 1): down and to the right is better."""
+    """Cache hits against load balance (DualMap, Fig. 1): down and to the right is better."""
     rates = _some(_rates(results))
     figure, panels = _panels(len(rates), "Cache affinity against load balance", results, share_x=True)
     for axes, rate in zip(panels, rates, strict=True):
@@ -146,7 +138,6 @@ def hit_rate_against_cv(results: Results) -> Figure:
 
 
 def capacity_against_rate(results: Results) -> Figure:
-    """Effective capacity as the rate grows; the band is from the worst seed to the best."""
     figure, (axes,) = _panels(1, "Effective request capacity", results, width=7.5, height=4.4)
     rates = _rates(results)
     for key, look in _looks(results).items():
@@ -167,7 +158,6 @@ def capacity_against_rate(results: Results) -> Figure:
 
 
 def ttft_distribution(results: Results) -> Figure:
-    """Distribution of TTFT over all requests: a curve ends below 100% where requests were refused or never served."""
     rates = _some(_rates(results))
     figure, panels = _panels(len(rates), "Time to first token", results, share_x=True)
     slo = results[0].cell.scenario.slo_ttft_s
@@ -189,7 +179,6 @@ def ttft_distribution(results: Results) -> Figure:
 
 
 def attainment_by_length(results: Results) -> Figure:
-    """Who pays when not all can be on time: attainment of each tenth of the requests by prompt length."""
     rates = _some(_rates(results))
     figure, panels = _panels(len(rates), "Who is on time: attainment by prompt length", results, share_x=True)
     tokens = [f"{band.tokens_max / 1000:.1f}" for band in results[0].report.by_length]
@@ -209,7 +198,6 @@ def attainment_by_length(results: Results) -> Figure:
 
 
 def timeline(results: Results) -> Figure:
-    """How each variant lives through time, and through a fleet that grows, shrinks or loses an instance."""
     rate = telling_rate(results)
     title = f"Over time, at {rate:g} requests/s"
     figure, panels = _panels(3, title, results, columns=1, width=9.0, height=2.2, share_x=True, share_y=False)
@@ -245,7 +233,6 @@ def timeline(results: Results) -> Figure:
 
 
 def telling_rate(results: Results) -> float:
-    """The highest rate that some variant still serves well: there the differences are largest. Else the lowest."""
     served = [r.cell.qps for r in results if (r.report.effective_capacity or 0.0) >= TARGET]
     return max(served, default=_rates(results)[0])
 
@@ -274,7 +261,6 @@ def _mean(group: Iterable[Report], value_of: Callable[[Report], float | None]) -
 
 
 def _pareto_front(points: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
-    """The points that no other beats in both: by descending hit rate, each with less variation than all before."""
     front: list[tuple[float, float]] = []
     for hit, cv in sorted(points, key=lambda point: (-point[0], point[1])):
         if not front or cv < front[-1][1]:
@@ -283,7 +269,6 @@ def _pareto_front(points: Iterable[tuple[float, float]]) -> list[tuple[float, fl
 
 
 def _sizes(series: Series) -> list[tuple[Seconds, int]]:
-    """Ready instances: the last count of each moment, kept up to the last sample."""
     sizes = list(dict(series.instance_changes).items())
     if sizes and series.samples:
         sizes.append((max(sizes[-1][0], series.samples[-1].at), sizes[-1][1]))
@@ -291,7 +276,6 @@ def _sizes(series: Series) -> list[tuple[Seconds, int]]:
 
 
 def _windows(arrivals: Sequence[Arrival]) -> list[tuple[Seconds, float]]:
-    """Attainment by time of arrival: the middle of each window, and the share on time."""
     if not arrivals:
         return []
     start = arrivals[0].at
@@ -329,7 +313,6 @@ def _panels(
     share_x: bool = False,
     share_y: bool = True,
 ) -> tuple[Figure, list[Axes]]:
-    """A titled figure with `count` panels. Sizes are of one panel, in inches."""
     columns = columns or (2 if count == 4 else min(3, count))
     rows = ceil(count / columns)
     wide = max(6.4, width * columns)
@@ -370,7 +353,6 @@ def _shares(axes: Axes) -> None:
 
 
 def _legend(figure: Figure, panels: Sequence[Axes], threshold: str = "") -> None:
-    """One for all panels, below them; `threshold` is what the dashed line means."""
     handles, names = panels[0].get_legend_handles_labels()
     if threshold:
         handles, names = [*handles, Line2D([], [], **THRESHOLD_LINE)], [*names, threshold]

@@ -1,7 +1,5 @@
-"""What a person or a program gets to read: tables in the terminal, JSON for everything else.
-
-Where several seeds were run, tables show their mean and how far the furthest is from it; JSON has each run.
-"""
+"""Tables for the terminal, JSON for programs. With several seeds, tables show the mean and the largest distance from
+it; JSON has each run."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import fmean
@@ -27,8 +25,6 @@ RECONSTRUCTION_NOTE = (
 
 
 class LengthShare(msgspec.Struct, kw_only=True):
-    """Attainment of a tenth of the requests, by prompt length."""
-
     tokens_min: Tokens
     tokens_max: Tokens
     requests: int
@@ -36,15 +32,11 @@ class LengthShare(msgspec.Struct, kw_only=True):
 
 
 class TenantShare(msgspec.Struct, kw_only=True):
-    """Attainment of one client."""
-
     requests: int
     attainment: float
 
 
 class RunRow(msgspec.Struct, kw_only=True):
-    """One run, as `--json` writes it. Null where there was nothing to measure."""
-
     workload: str
     policy: str
     ordering: str
@@ -85,25 +77,19 @@ class RunRow(msgspec.Struct, kw_only=True):
     goodput_at_least: bool | UnsetType = UNSET
     goodput_points: list[RatePoint] | UnsetType = UNSET
     scenario: Scenario
-    """Everything that was simulated, so that the run can be made again."""
     arrivals: str
     warmup: int
     reconstruction: bool
-    """Whether the trace is not the real one."""
 
 
 class SimulationReport(msgspec.Struct, kw_only=True):
-    """What `--json` writes."""
-
     runs: list[RunRow]
 
 
 Goodputs = Mapping[tuple[str, int], Goodput]
-"""By `Variant.key` and seed; see `search_key`."""
 
 
 def run_row(result: CellResult, goodputs: Goodputs) -> RunRow:
-    """One run for the JSON."""
     cell, report = result.cell, result.report
     scenario = cell.scenario
     goodput = goodputs.get(search_key(cell))
@@ -166,7 +152,6 @@ def run_row(result: CellResult, goodputs: Goodputs) -> RunRow:
 
 
 def as_json(results: Iterable[CellResult], goodputs: Goodputs) -> bytes:
-    """The runs, readable."""
     return json_of(SimulationReport(runs=[run_row(result, goodputs) for result in results]))
 
 
@@ -174,7 +159,6 @@ def as_json(results: Iterable[CellResult], goodputs: Goodputs) -> bytes:
 
 
 def headline(result: CellResult, seeds: int) -> Text:
-    """What was simulated, for above the tables; `result` is any of the runs."""
     cell, scenario = result.cell, result.cell.scenario
     engine = "prefill only" if scenario.prefill_only else "decoding shares the engine"
     if scenario.split != (0, 0):
@@ -192,12 +176,10 @@ def headline(result: CellResult, seeds: int) -> Text:
 
 
 def reconstruction_note(source: Source) -> Text | None:
-    """A warning where the trace is not what its name suggests."""
     return Text(f"{source.name} {RECONSTRUCTION_NOTE}", style="yellow") if source.is_reconstruction else None
 
 
 def capacity_table(results: Sequence[CellResult], goodputs: Goodputs) -> Table:
-    """Effective capacity: a row for each variant, a column for each rate; the best of a column is bold."""
     cells = _by_variant_and_rate(results)
     rates = sorted({result.cell.qps for result in results})
     table = Table(box=box.SIMPLE_HEAD)
@@ -233,12 +215,10 @@ def _capacity(report: Report) -> float | None:
 
 
 def worst_length(report: Report) -> float | None:
-    """Attainment of the tenth of the prompt lengths that is served worst."""
     return min((band.attainment.share for band in report.by_length), default=None)
 
 
 def worst_tenant(report: Report) -> float | None:
-    """Attainment of the client that is served worst; None where there is only one."""
     return min((part.share for part in report.by_tenant.values()), default=None) if len(report.by_tenant) > 1 else None
 
 
@@ -263,7 +243,6 @@ COLUMNS: Sequence[Column] = (
 
 
 def details_table(results: Sequence[CellResult], qps: float) -> Table:
-    """Everything else at one rate: a row for each variant. Columns that say nothing in any row are left out."""
     at_rate = [result for result in results if result.cell.qps == qps]
     shown = [column for column in _columns(at_rate) if any(column[1](result.report) for result in at_rate)]
     groups = _by_variant_and_rate(at_rate)
@@ -280,20 +259,17 @@ def details_table(results: Sequence[CellResult], qps: float) -> Table:
 
 
 def _columns(results: Iterable[CellResult]) -> Sequence[Column]:
-    """Where answers end with their first token, end-to-end latency is TTFT once more."""
     if all(result.cell.scenario.prefill_only for result in results):
         return [column for column in COLUMNS if column[0] != END_TO_END]
     return COLUMNS
 
 
 def labels(results: Iterable[CellResult]) -> list[tuple[Variant, str]]:
-    """The variants in the order of the command line, with what to call them."""
     seen = {result.cell.variant.key: result.cell.variant for result in results}
     return [(variant, variant.label(seen.values())) for variant in seen.values()]
 
 
 def in_order(results: Iterable[CellResult], cells: Sequence[Cell]) -> list[CellResult]:
-    """Results come as they end; this puts them back as they were asked for."""
     places = {_place(cell): number for number, cell in enumerate(cells)}
     return sorted(results, key=lambda result: places[_place(result.cell)])
 

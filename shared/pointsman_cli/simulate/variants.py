@@ -1,4 +1,4 @@
-"""What is compared: a routing policy with its settings, an ordering and an admission policy."""
+"""The compared variants: a routing policy with its settings, an ordering and an admission policy."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -14,10 +14,8 @@ OTHER_KINDS = ("admission", "order", "pair")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variant:
-    """One combination. `policy` is the routing policy with the settings that vary, `routing` its name alone.
-
-    `note`: what else sets it apart from others of the same policies, such as a condition of its own.
-    """
+    """`policy`: the routing policy with the settings that vary; `routing`: its name alone. `note`: other conditions of
+    this variant."""
 
     policy: str
     routing: str
@@ -28,7 +26,6 @@ class Variant:
 
     @property
     def key(self) -> str:
-        """Unique among the variants of an experiment."""
         return f"{self.called} {self.ordering} {self.admission}"
 
     @property
@@ -36,7 +33,6 @@ class Variant:
         return f"{self.routing}, {self.note}" if self.note else self.policy
 
     def label(self, among: Iterable["Variant"]) -> str:
-        """Ordering and admission are named only where the variants differ in them."""
         others = list(among)
         parts = [self.called]
         if len({other.ordering for other in others}) > 1:
@@ -49,10 +45,8 @@ class Variant:
 def variants(
     policies: Sequence[str], orderings: Sequence[str], admissions: Sequence[str], settings: Sequence[str] = ()
 ) -> list[Variant]:
-    """Every combination, in the order given. `settings`: KIND.NAME=VALUE[,VALUE], where KIND may be one of the policies.
-
-    Raises UnknownPolicyError for a name or a setting that does not exist.
-    """
+    """Every combination, in the given order. `settings`: KIND.NAME=VALUE[,VALUE]; KIND may be a policy. Raises
+    UnknownPolicyError for an unknown name or setting."""
     given = [_setting(text, policies) for text in settings]
     found = []
     for routing in policies:
@@ -68,7 +62,7 @@ def variants(
 
 
 def _choices(routing: str, given: Sequence[tuple[str, Sequence[str]]]) -> Iterator[tuple[str, Settings]]:
-    """Every combination of the values, with a name in which those that vary appear."""
+    """Every combination of the values, named by those that vary."""
     for values in product(*(values for _, values in given)):
         chosen: Settings = {name: value for (name, _), value in zip(given, values, strict=True)}
         varied = [f"{name}={chosen[name]}" for name, each in given if len(each) > 1]

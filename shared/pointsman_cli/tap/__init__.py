@@ -1,1 +1,1 @@
-"""`pointsman tap`: `command` reads and prints, `filters` selects, `event_lines` formats."""
+"""`pointsman tap`: `command` follows the log, `filters` selects, `event_lines` formats."""

@@ -1,4 +1,4 @@
-"""`pointsman tap`: follows the log of a fleet and prints the events that pass the filter."""
+"""`pointsman tap`: follows the log of a fleet and prints selected events."""
 
 import asyncio
 import contextlib
@@ -22,7 +22,7 @@ from pointsman_cli.terminal import SafeConsole
 
 
 class NoLogError(click.ClickException):
-    """There is no log to read; the message says where."""
+    """There is no log to read."""
 
 
 @click.command("tap", context_settings=CONTEXT)
@@ -45,19 +45,18 @@ def tap_command(
     until: str | None,
     as_json: bool,
 ) -> None:
-    """Print the events of the log, one a line: from now on, or --since a moment, --until Ctrl-C or a moment.
+    """Print the events of the log, one per line: wall time, sequence, subject, type, main fields.
 
-    SUBJECT is a NATS subject, with or without its 'pm.POOL.': * stands for one token, > for the rest. Types may
-    have wildcards too. A line has wall time, sequence in the log, subject, type, and the main fields. With --json: an
-    object a line with sequence, subject and event.
+    SUBJECT is a NATS subject, with or without 'pm.POOL.'; * matches one token, > the rest. TYPE may have wildcards.
+    With --json, each line is an object with sequence, subject and event.
 
     \b
       pointsman tap                                     everything from now on
-      pointsman tap 'kv.*'                              what the engines' caches gain and lose
-      pointsman tap 'pm.default.kv.engine-1'            one of them
-      pointsman tap --type RequestPlaced                decisions, with every candidate's numbers
+      pointsman tap 'kv.*'                              cache events of all engines
+      pointsman tap 'pm.default.kv.engine-1'            of one engine
+      pointsman tap --type RequestPlaced                decisions, with every candidate
       pointsman tap --since 1 --request ID              one request, from arrival to end
-      pointsman tap --since 1 --until now --json | jq .     the whole log, for other tools
+      pointsman tap --since 1 --until now --json | jq .     the whole log
     """
     try:
         named_pool, pattern = subject_pattern(subject)
@@ -73,8 +72,6 @@ def tap_command(
 
 
 class Printer:
-    """Prints the entries that pass the filter."""
-
     def __init__(self, speed: float, wanted: Filter, *, as_json: bool) -> None:
         self.wanted = wanted
         self._speed = speed
@@ -94,10 +91,8 @@ class Printer:
 
 
 async def follow_log(log: EventLog, printer: Printer, *, since: Moment | None, until: Moment | None) -> None:
-    """Show the log after `since` (None: its end now) and up to `until` (None: for ever; `Moment()`: its end now).
-
-    Raises LogMissingError, LogUnavailableError, BrokenPipeError.
-    """
+    """`since` None: from now on. `until` None: without bound; `Moment()`: the current end. Raises LogMissingError,
+    LogUnavailableError, BrokenPipeError."""
     extent = await log.extent()
     first = extent.last + 1 if since is None else since.sequence or 1
     if until == Moment():
@@ -117,7 +112,6 @@ async def follow_log(log: EventLog, printer: Printer, *, since: Moment | None, u
 
 
 def _moment(settings: FleetSettings, text: str) -> Moment:
-    """A sequence need not be in the log yet; other moments are relative to its first entry."""
     return Moment(sequence=int(text)) if SEQUENCE.fullmatch(text) else moment_in(LiveHistory(settings), text)
 
 

@@ -1,5 +1,4 @@
-"""One line for each event: its main fields. Block keys are shown as a number of blocks. Times are engine time, except the wall
-time at the start of the line."""
+"""Formats an event as one line of its main fields. Times are engine time, except the wall time in front."""
 
 from collections.abc import Sequence
 from typing import assert_never
@@ -56,8 +55,6 @@ from pointsman.primitives import InstanceId, Seconds
 from pointsman_cli.terminal import wall_time
 
 REQUEST_CHARS = 12
-"""Of a request's id this much of its end is shown: enough for `--request`."""
-
 STYLES: dict[type, str] = {
     RequestPlaced: "bold blue",
     RequestMigrated: "bold blue",
@@ -76,7 +73,6 @@ STYLES: dict[type, str] = {
 
 
 def line(entry: LogEntry, *, speed: float) -> Text:
-    """Wall time, sequence, subject, type and main fields."""
     event = entry.event
     text = Text(no_wrap=True)
     text.append(_clock(event.at, speed) if event else " " * 12, style="dim")
@@ -93,7 +89,6 @@ def reset_line(reset: LogReset) -> Text:
 
 
 def details(event: LogEvent) -> str:
-    """The main fields of an event."""
     match event:
         case BlocksStored() | CacheSnapshot():
             return f"{_runs(event.runs)}, seq {event.sequence}"
@@ -170,7 +165,6 @@ def _placement(event: RequestPlaced) -> str:
 
 
 def _others(candidates: Sequence[Candidate], chosen: InstanceId | None = None) -> str:
-    """The candidates that were not chosen."""
     rest = ", ".join(
         f"{c.instance} {_seconds(c.predicted_ttft)} hit {c.hit_blocks}" for c in candidates if c.instance != chosen
     )
@@ -227,7 +221,6 @@ def _clock(at: Seconds, speed: float) -> str:
 
 
 def _short_subject(subject: str) -> str:
-    """Without root and pool; only the end of a long request id, where ids of one ingress differ."""
     kind, *rest = subject.split(".")[2:]
     if kind == "request" and rest and len(rest[0]) > REQUEST_CHARS:
         return f"{kind}.…{rest[0][-REQUEST_CHARS:]}"

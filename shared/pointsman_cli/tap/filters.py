@@ -1,7 +1,4 @@
-"""Selects events by subject, type, request and instance.
-
-Subject patterns are those of NATS (`*` one token, `>` the rest), with or without `pm.<pool>.`; `kv` alone is `kv.>`.
-"""
+"""Selects events by subject (NATS patterns, with or without `pm.<pool>.`), type, request and instance."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,18 +17,15 @@ EVENT_TYPES = tuple(sorted(event.__name__ for event in get_args(LogEvent)))
 
 
 class BadPatternError(ValueError):
-    """A malformed subject, or a type that matches no event. The message lists what there is."""
+    """A malformed subject, or an unknown type."""
 
 
 @dataclass(frozen=True, slots=True)
 class SubjectPattern:
-    """Tokens after `pm.<pool>.`; none match everything."""
-
     tokens: tuple[str, ...] = ()
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """The log's own filter: the tokens before the first wildcard."""
         literal: list[str] = []
         for token in self.tokens:
             if token in ("*", ">"):
@@ -50,7 +44,7 @@ class SubjectPattern:
 
 
 def subject_pattern(text: str) -> tuple[str | None, SubjectPattern]:
-    """The pool that the pattern names, if any, and the pattern. Raises BadPatternError."""
+    """Returns the pool, if the pattern names one, and the pattern. Raises BadPatternError."""
     tokens = text.split(".") if text else []
     if any(not token or (token == ">" and place < len(tokens) - 1) for place, token in enumerate(tokens)):
         msg = f"'{text}' is no subject: tokens between dots, * for one of them, > for the rest"
@@ -63,7 +57,7 @@ def subject_pattern(text: str) -> tuple[str | None, SubjectPattern]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filter:
-    """All given conditions must hold. Types may have shell wildcards (`Blocks*`); the end of a request's id is enough."""
+    """All conditions must hold. Types may have shell wildcards; the end of a request id is enough."""
 
     subject: SubjectPattern = SubjectPattern()
     types: Sequence[str] = ()
@@ -78,7 +72,6 @@ class Filter:
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """The log's own filter; `matches` does the rest."""
         if self.request and not self.subject.tokens:
             return ("request",)
         return self.subject.kinds

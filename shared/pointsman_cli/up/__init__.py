@@ -1,2 +1,1 @@
-"""`pointsman up`: `settings` and `addresses` are its input, `plan` turns them into processes (pure), `command` checks the machine,
-`session` runs the fleet with `runner`, `child` and `display`."""
+"""`pointsman up`: `settings` is the input, `plan` and `processes` are pure, `session` runs the fleet."""

@@ -1,4 +1,4 @@
-"""Engines that already run, as `--engine` and `--also` name them: URLs, with KV event sockets, role and rank in the fragment."""
+"""Running engines, as `--engine` and `--also` name them: URLs with sockets, role and rank in the fragment."""
 
 import re
 from dataclasses import dataclass
@@ -12,26 +12,23 @@ from pointsman.contracts.subjects import valid_name
 
 INSTANCES_MAX = 512
 POOL_NAME_MAX = 40
-"""Longest pool name made from a model's name; instances are named after it."""
 FRAGMENT = ("kv", "replay", "role", "rank", "block_tokens")
 
 
 @dataclass(frozen=True, slots=True)
 class EngineAddress:
-    """A running engine; the endpoints of its KV events are empty if it has none."""
-
     url: str
     kv_endpoint: str = ""
     kv_replay_endpoint: str = ""
     role: Role = "both"
     dp_rank: int | None = None
-    """Its data-parallel rank, if it has several; the endpoints are those of rank 0."""
+    """Data-parallel rank; the endpoints are those of rank 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class FurtherPool:
-    """One more model and its pool: `instances` simulated engines, or running ones at `addresses`. `block_tokens` None: as
-    in the first pool."""
+    """Another model in a pool of its own: `instances` simulated engines, or `addresses`. `block_tokens` None: as the
+    first pool."""
 
     pool: str
     model: str
@@ -45,7 +42,7 @@ def refuse(flag: str, message: str) -> NoReturn:
 
 
 def further_pool(text: str) -> FurtherPool:
-    """From MODEL=ENGINES. Raises click.BadParameter."""
+    """Parses MODEL=ENGINES. Raises click.BadParameter."""
     model, equals, engines = text.partition("=")
     pool = re.sub(r"[^a-z0-9]+", "-", model.lower()).strip("-")[:POOL_NAME_MAX].rstrip("-")
     if not (equals and engines and valid_name(pool)):
@@ -88,7 +85,6 @@ def _fragment(part: str, text: str) -> dict[str, list[str]]:
 
 
 def _endpoint(named: str, host: str, text: str) -> str:
-    """A ZMQ endpoint; a bare port is one of the engine's host."""
     if named.isdecimal():
         return f"tcp://{f'[{host}]' if ':' in host else host}:{named}"
     if named and not named.startswith(("tcp://", "ipc://")):

@@ -1,8 +1,4 @@
-"""After the start: whether KV events of real engines arrive.
-
-A worker at a socket where nothing is published looks like one beside an idle engine. The ingress's probe decides: its
-keys must come back in the engine's events. Follows the log until each engine has its verdict, and prints them.
-"""
+"""Reports whether KV events of real engines arrive: the keys of the ingress's probe must come back."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -18,16 +14,13 @@ from pointsman.runtime.settings import FleetSettings
 from pointsman.runtime.telemetry import configure_logging
 
 VERDICT_SECONDS_MAX: Seconds = 180.0
-"""Probes of slow engines take long, and are repeated while an engine is busy."""
-
 Report = Callable[[str, str], None]
-"""Prints a line in a colour."""
 
 
 async def report_cache_visibility(
     settings: FleetSettings, engines: Mapping[InstanceId, str], since: Seconds, report: Report
 ) -> None:
-    """Print the verdict on each engine (name and URL). `since`: Unix seconds; earlier events are of an earlier fleet."""
+    """Prints a verdict on each engine (name, URL). `since`: Unix seconds; earlier events are of an earlier fleet."""
     configure_logging("error", "text")
     open_cases = dict(engines)
     try:
@@ -68,7 +61,6 @@ async def _follow(settings: FleetSettings, open_cases: dict[InstanceId, str], si
 
 
 def _verdict(event: InstanceJoined | InstanceProbed, url: str, *, certain: bool) -> tuple[str, str] | None:
-    """A line and its colour, or None before the verdict. `certain`: as in the instance's join."""
     match event:
         case InstanceJoined() if not event.completes:
             return (

@@ -1,5 +1,4 @@
-"""The processes of a fleet: each logs to its own file, is in its own process group (Ctrl-C reaches only `up`), and dies with
-`up` (on Linux)."""
+"""One process of a fleet: has its own log file and process group, and ends with `up` (on Linux)."""
 
 import asyncio
 import json
@@ -25,30 +24,25 @@ POLL_SECONDS = 0.05
 READY_PROBE_SECONDS = 2.0
 TAIL_LINES = 15
 TAIL_BYTES = 16_384
-LAST_WORDS_MAX = 100
+LAST_LINE_CHARS_MAX = 100
 
 
 START_ERRORS = (MissingScriptError, NatsStartError, OSError)
-"""What starting a process may raise."""
 
 
 class ChildProcess(ABC):
-    """One process of the fleet. Not started until `start`."""
-
     def __init__(self, *, name: str, role: str, url: str, log_file: Path) -> None:
         self.name = name
         self.role = role
         self.url = url
         self.log_file = log_file
         self.waiting_for = ""
-        """Missing before it is ready, by its last answer."""
-
         self._process: subprocess.Popen[bytes] | None = None
         self._backoff = RestartBackoff()
 
     @abstractmethod
     async def start(self) -> None:
-        """Run it. Raises START_ERRORS."""
+        """Raises START_ERRORS."""
 
     @abstractmethod
     async def is_ready(self) -> bool:
@@ -60,11 +54,10 @@ class ChildProcess(ABC):
 
     @property
     def exit_code(self) -> int | None:
-        """None while it runs, and before it was started."""
         return self._process.poll() if self._process else None
 
     async def exited(self) -> int:
-        """Wait for its exit code; negative: killed by that signal. Then kills what it left running."""
+        """Wait for its exit code (negative: signal); kills what it left running."""
         while (code := self.exit_code) is None:  # noqa: ASYNC110 - waiting for a process without a thread is polling
             await asyncio.sleep(POLL_SECONDS)
         if self._process:
@@ -72,15 +65,12 @@ class ChildProcess(ABC):
         return code
 
     def restart_wait(self) -> float:
-        """Seconds before the next start."""
         return self._backoff.wait(time.monotonic())
 
     def stop(self) -> None:
-        """Ask it to stop with the whole fleet."""
         self._signal(signal.SIGTERM)
 
     def terminate(self) -> None:
-        """Ask it to stop."""
         self._signal(signal.SIGTERM)
 
     def _signal(self, number: signal.Signals) -> None:
@@ -88,7 +78,6 @@ class ChildProcess(ABC):
             self._process.send_signal(number)
 
     def kill(self) -> None:
-        """Kill it and what it started."""
         if self._process and self._process.poll() is None:
             kill_group(self._process)
 
@@ -103,8 +92,6 @@ class ChildProcess(ABC):
 
 
 class ServiceProcess(ChildProcess):
-    """A process that answers on its `ready_path`."""
-
     def __init__(self, plan: ProcessPlan, logs: Path) -> None:
         super().__init__(name=plan.name, role=plan.role, url=plan.url, log_file=logs / f"{plan.name}.log")
         self._plan = plan
@@ -130,28 +117,25 @@ class ServiceProcess(ChildProcess):
         try:
             status, body = await http_get(self._plan.probe_url, timeout=READY_PROBE_SECONDS)
         except NoAnswerError:
-            self.waiting_for = self._last_words() if self._plan.foreign else ""
+            self.waiting_for = self._last_log_line() if self._plan.foreign else ""
             return False
-        lacks = lacks_told(body)
-        self.waiting_for = ", ".join(f"{part}: {reason}" for part, reason in lacks.items())
+        missing = missing_parts(body)
+        self.waiting_for = ", ".join(f"{part}: {reason}" for part, reason in missing.items())
         if status != HTTPStatus.OK:
             self.waiting_for = self.waiting_for or "not ready"
-        return status == HTTPStatus.OK and not lacks
+        return status == HTTPStatus.OK and not missing
 
     @override
     def stop(self) -> None:
-        """On SIGINT an ingress does not wait as a lame duck, and a worker's instance leaves the fleet."""
+        """On SIGINT an ingress skips its lame-duck phase, and a worker's instance leaves the fleet."""
         self._signal(signal.SIGTERM if self._plan.foreign else signal.SIGINT)
 
-    def _last_words(self) -> str:
-        """The last line of its log: an engine does not answer before it serves."""
+    def _last_log_line(self) -> str:
         lines = [line for line in self.log_tail() if line.strip()]
-        return lines[-1].strip()[:LAST_WORDS_MAX] if lines else ""
+        return lines[-1].strip()[:LAST_LINE_CHARS_MAX] if lines else ""
 
 
 class NatsProcess(ChildProcess):
-    """The fleet's own nats-server."""
-
     def __init__(self, *, port: int, store: Path, sync_interval: str) -> None:
         super().__init__(name="nats", role="nats", url=f"nats://{LOOPBACK}:{port}", log_file=store / "nats-server.log")
         self._port = port
@@ -171,8 +155,8 @@ def described_exit(code: int) -> str:
     return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
 
 
-def lacks_told(body: bytes) -> dict[str, str]:
-    """What /readyz reports as missing or degraded, with reasons; empty for any other answer."""
+def missing_parts(body: bytes) -> dict[str, str]:
+    """What /readyz reports as missing or degraded, with reasons."""
     try:
         answer = json.loads(body)
         return {**answer["missing"], **answer["degraded"]}

@@ -1,4 +1,4 @@
-"""The command `pointsman up`: checks its settings and the machine, makes the plan, and runs the session."""
+"""The command `pointsman up`: checks settings and machine, makes the plan, and runs the session."""
 
 import asyncio
 import contextlib
@@ -30,35 +30,32 @@ from pointsman_cli.vllm_cpu.home import SERVED_MODEL, EngineHome, default_direct
 
 SECRET_FILE = "secret"
 ROOM_BYTES_MIN = 16 << 20
-"""Free bytes below which no fleet is started."""
 SECRET_BYTES = 32
 
 
 @command(UpSettings, name="up", table="up")
 def up_command(settings: UpSettings) -> None:
-    """Start a whole fleet on this machine, each part a process of its own, and run it until Ctrl-C.
+    """Start a fleet on this machine, each part a process of its own, and run it until Ctrl-C.
 
     \b
-    With simulated engines:
+    Simulated engines:
       pointsman up                                   4 engines behind http://127.0.0.1:8080/v1
-      pointsman up --instances 8 --speed 20          8 engines, 20 times faster than real time
-      pointsman up --instances 4..8 --speed 20       from 4 to 8, as many as the load needs
-      pointsman up --split 2+2                       two prefill, two others decode
-      pointsman up --ingresses 2 --schedulers 2      for a load balancer before ports 8080 and 8081
-      pointsman up --instances 2 --also coder=2 --lora poet              two models, a pool each; the first has an adapter
-      pointsman up --policy round_robin --port 8081 --data /tmp/rr       a second fleet, to compare with
+      pointsman up --instances 4..8 --speed 20       autoscaled, 20 times faster than real time
+      pointsman up --split 2+2                       2 prefill engines, 2 decode engines
+      pointsman up --ingresses 2 --schedulers 2      replicas, on ports 8080 and 8081
+      pointsman up --instances 2 --also coder=2 --lora poet              two models, the first with an adapter
+      pointsman up --policy round_robin --port 8081 --data /tmp/rr       a second fleet
       pointsman up --set scheduler.admission=none --set ingress.processes=2
 
     \b
-    With real engines (docs/engines.md):
-      pointsman up --engine vllm --instances 2       vLLM's CPU build and a small real model, made on the first use
-      pointsman up --engine 'http://gpu:8000#kv=5557&replay=5558'        in front of a running engine
-      pointsman up --instances 2 --also 'big=http://npu:8000#kv=5557&block_tokens=128'      beside simulated ones
+    Real engines (docs/engines.md):
+      pointsman up --engine vllm --instances 2       vLLM's CPU build with a small model, built on first use
+      pointsman up --engine 'http://gpu:8000#kv=5557&replay=5558'        an engine that already runs
+      pointsman up --instances 2 --also 'big=http://npu:8000#kv=5557&block_tokens=128'
       pointsman up --instances 2 --engine-command
         'env CUDA_VISIBLE_DEVICES={index} vllm serve MODEL --port {port} --kv-events-config {kv_events}'
 
-    Settings of a service come from --set, its POINTSMAN_* variables, or its table ([scheduler], [worker], ...) in the
-    file of --config.
+    Services also read POINTSMAN_* variables and their table ([scheduler], [worker], ...) in the --config file.
     """
     config: Path | None = click.get_current_context().params["config"]
     console = Console(highlight=False)
@@ -69,16 +66,16 @@ def up_command(settings: UpSettings) -> None:
 
 
 async def run_fleet(settings: UpSettings, data: Path, config: Path | None, console: Console) -> int:
-    """Run a fleet in the directory `data` until a signal; returns the exit code. Raises click.ClickException."""
+    """Run until a signal; returns the exit code. Raises click.ClickException."""
     engines = checked(settings)
     further = further_pools(settings)
     with data_dir_held(data), _runtime_directory() as runtime:
         _check_ports(settings)
         _check_room(data)
-        asked = _ingress_ports(settings)
+        fixed = _ingress_ports(settings)
         found = free_ports(ports_needed(settings, len(engines), further) + 1 + settings.ingresses)
-        nats_port, *ports = [port for port in found if port not in asked]
-        ingress_ports = asked or ports[-settings.ingresses :]
+        nats_port, *ports = [port for port in found if port not in fixed]
+        ingress_ports = fixed or ports[-settings.ingresses :]
         settings = replace(settings, port=ingress_ports[0])
         plan = FleetPlan(
             settings=settings,
@@ -105,7 +102,6 @@ async def run_fleet(settings: UpSettings, data: Path, config: Path | None, conso
 
 @contextlib.contextmanager
 def _runtime_directory() -> Iterator[Path]:
-    """A private directory for sockets with a short path (Unix sockets: at most 107 bytes)."""
     directory = tempfile.mkdtemp(prefix="pointsman-")
     try:
         yield Path(directory)
@@ -124,7 +120,6 @@ def _check_ports(settings: UpSettings) -> None:
 
 
 def _ingress_ports(settings: UpSettings) -> list[int]:
-    """Empty if any will do."""
     return list(range(settings.port, settings.port + settings.ingresses)) if settings.port else []
 
 
@@ -144,7 +139,7 @@ async def _check_nats(settings: UpSettings) -> None:
 
 
 async def _model(settings: UpSettings, engines: list[EngineAddress]) -> str:
-    """The fleet's model, by --model or by its engines, which must all answer; empty if they are started by a command."""
+    """The model by --model or the engines, which must all answer; empty if a command starts them."""
     served = [await model_of(engine.url) for engine in engines]
     if settings.model or not served:
         unasked = {SIMULATED_ENGINES: SIMULATED_MODEL, CPU_ENGINES: SERVED_MODEL}
@@ -168,7 +163,6 @@ def _engines_max(settings: UpSettings) -> int:
 
 
 def _make_engine(home: EngineHome, engines: int, console: Console) -> None:
-    """Make vLLM's CPU build: minutes, the first time. Raises click.ClickException, also if the engines do not fit here."""
     try:
         machine.check_can_run(engines)
         recipe.make(home, report=lambda line: console.print(Text(line, style="dim"), soft_wrap=True))
@@ -177,7 +171,7 @@ def _make_engine(home: EngineHome, engines: int, console: Console) -> None:
 
 
 def _secret(settings: UpSettings, file: Path) -> str:
-    """As given, or made once for each data directory; kept in a file that only the owner reads."""
+    """As given, or created once per data directory, readable by its owner only."""
     if settings.secret is None and file.exists():
         return file.read_text().strip()
     secret = settings.secret or secrets.token_urlsafe(SECRET_BYTES)
@@ -189,6 +183,5 @@ def _secret(settings: UpSettings, file: Path) -> str:
 
 
 def _policy_in(config: Path | None) -> str:
-    """The scheduler's policy by its table in the file, else the default."""
     table = tomllib.loads(config.read_text()).get("scheduler", {}) if config else {}
     return str(table.get("policy", DEFAULT_ROUTING))

@@ -1,4 +1,4 @@
-"""The output of `pointsman up`: the fleet while it starts, the table once it runs, and what to try first."""
+"""Output of `pointsman up`: progress of the start, the table of processes, and next commands."""
 
 import json
 import shlex
@@ -28,8 +28,6 @@ ROLE_NOTES = {
 
 
 class StartDisplay:
-    """Which processes are ready, and what the others wait for."""
-
     def __init__(self, runner: FleetRunner) -> None:
         self._runner = runner
         self._spinner = Spinner("dots")
@@ -44,7 +42,6 @@ class StartDisplay:
 
 
 def print_fleet(console: Console, fleet: FleetFile, seconds: float) -> None:
-    """The table, and what to type next."""
     console.print(_table(fleet, seconds))
     console.print()
     console.print("[bold]Try it[/bold]")
@@ -55,7 +52,6 @@ def print_fleet(console: Console, fleet: FleetFile, seconds: float) -> None:
 
 
 def curl_line(fleet: FleetFile) -> str:
-    """A streaming chat completion for a shell."""
     body = {
         "model": fleet.model,
         "stream": True,

@@ -1,4 +1,4 @@
-"""What is decided before the first process of a fleet starts. Plain values; `processes` makes the processes of them."""
+"""Values decided before the first process of a fleet starts; `processes` derives the processes."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,20 +11,16 @@ from pointsman_cli.vllm_cpu.home import EngineHome
 
 SIMULATED_MODEL = "pointsman-sim"
 ENGINE_BLOCK_TOKENS = 64
-"""Block size of engines started here, or its largest divisor that divides `block_tokens`."""
+"""Block size of engines started here; smaller if it does not divide `block_tokens`."""
 
 PORTS_EACH_ENGINE = 4
-"""Its own, its worker's, and two for its KV events over TCP."""
-
 SERVICES = ("scheduler", "ingress", "rebalancer", "scaler", "recorder")
 FURTHER_SERVICES = ("scheduler", "rebalancer", "recorder")
-"""Services of each pool but the first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessPlan:
-    """One process. `ready_path` answers 200 once it is ready. `script` is a console script of Pointsman or, if `foreign`, a
-    program from PATH."""
+    """`script` is a console script of Pointsman or, if `foreign`, a program in PATH."""
 
     name: str
     role: str
@@ -47,36 +43,20 @@ class FleetPlan:
     data: Path
     nats: str
     nats_port: int
-    """Port of our own nats-server, if there is one."""
-
     model: str
     secret: str
     secret_file: Path
     config: Path | None
     config_policy: str
-    """The scheduler's policy by the file, else the default."""
     runtime: Path
-    """A short private directory for Unix sockets."""
-
     ports: tuple[int, ...]
-    """Free ports, `ports_needed` of them."""
-
     engines: tuple[EngineAddress, ...]
-    """Engines that already run."""
-
     home: EngineHome | None = None
-    """vLLM's CPU build, if that is started, each engine with `engine_threads`."""
-
     engine_threads: int = 1
 
     ingress_ports: tuple[int, ...] = ()
-    """One for each ingress; empty: the port of the settings."""
-
     further: tuple[FurtherPool, ...] = ()
-    """Pools behind the same ingress."""
-
     prefix: str = ""
-    """Of the names of this pool's processes."""
 
     @property
     def block_tokens(self) -> int:
@@ -96,18 +76,15 @@ class FleetPlan:
 
     @property
     def tokenizer(self) -> str | None:
-        """None leaves it to the ingress's own setting."""
         if self.settings.tokenizer is None and self.home is not None:
             return str(self.home.model)
         return self.settings.tokenizer or (BUILTIN_TOKENIZER if self.settings.kind.simulated else None)
 
     @property
     def instances(self) -> Path:
-        """Directory of the scaler's process provider."""
         return self.data / "instances"
 
     def of_further(self, further: FurtherPool) -> "FleetPlan":
-        """The plan of a further pool."""
         settings = replace(
             self.settings,
             pool=further.pool,
@@ -132,11 +109,10 @@ class FleetPlan:
 
     @property
     def pools(self) -> "list[FleetPlan]":
-        """The plans of all pools, this one first."""
         return [self, *(self.of_further(further) for further in self.further)]
 
     def real_engines(self) -> list[str]:
-        """Names of this pool's engines that are not simulated, without those that a scaler starts."""
+        """Engines of this pool that are not simulated, without those of a scaler."""
         if self.settings.kind.simulated and not self.engines:
             return []
         return self.engine_names()
@@ -148,7 +124,6 @@ class FleetPlan:
 
     @property
     def ingress_url(self) -> str:
-        """Of the first ingress."""
         return self.ingress_url_at(self.settings.port)
 
     def ingress_url_at(self, port: int) -> str:
@@ -168,5 +143,4 @@ def ports_needed(settings: UpSettings, engines: int, further: Sequence[FurtherPo
 
 
 def archive_file(data: Path, prefix: str = "") -> Path:
-    """The recorder's SQLite file; `prefix` is that of a further pool."""
     return data / f"{prefix}archive.sqlite"

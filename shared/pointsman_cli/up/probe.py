@@ -1,4 +1,4 @@
-"""HTTP and TCP questions to processes that `up` starts or joins."""
+"""HTTP and TCP probes of processes that `up` starts or joins."""
 
 import asyncio
 import json
@@ -13,12 +13,12 @@ ENGINE_ANSWER_SECONDS = 5.0
 
 
 class NoAnswerError(Exception):
-    """No answer in time, or none in HTTP; the message says which."""
+    """No answer in time, or not HTTP."""
 
 
 async def http_get(url: str, *, timeout: float) -> tuple[int, bytes]:
-    """Status and body (at most 1 MiB) of a GET, within `timeout` wall seconds. Raises NoAnswerError. Imports aiohttp late: that
-    takes 0.25 s, in which the processes start anyway. Uses no threads, since this process forks."""
+    """Status and body (at most 1 MiB) of a GET. Raises NoAnswerError. Uses no threads, since this process forks;
+    imports aiohttp late (0.25 s)."""
     import aiohttp
 
     try:
@@ -44,7 +44,6 @@ async def http_get(url: str, *, timeout: float) -> tuple[int, bytes]:
 
 
 async def accepts_connections(url: str, *, timeout: float) -> bool:
-    """Whether something listens at the URL's host and port."""
     parts = urlsplit(url)
     try:
         async with asyncio.timeout(timeout):

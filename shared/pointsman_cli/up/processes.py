@@ -1,8 +1,4 @@
-"""The processes of a planned fleet, each with its environment and arguments. Pure.
-
-Processes get `POINTSMAN_*` variables, as in `docker-compose.yml`; what is not set stays at the service's default or in its
-table of the settings file.
-"""
+"""The processes of a plan, with environment (`POINTSMAN_*`) and arguments. Pure."""
 
 import json
 import shlex
@@ -30,18 +26,14 @@ from pointsman_cli.up.scripts import console_script
 from pointsman_cli.up.settings import BUILTIN_TOKENIZER, MODEL_PLACE, UpSettings, service_arguments, words
 
 SOCKET_PATH_MAX = 107
-"""Longest path of a Unix socket, in bytes."""
-
 REQUEST_PATH = frozenset({"scheduler", "ingress"})
 BEHIND_THE_REQUESTS = 10
-"""Niceness of services that only follow the log. Not of a scaler that starts engines: they would inherit it."""
+"""Niceness of services that only follow the log; not of a scaler, since its engines would inherit it."""
 
 KV_TRANSFER_GB_PER_S = 12.5
-"""KV transfer rate of simulated engines: 100 Gbit/s."""
 
 
 def processes(plan: FleetPlan) -> list[ProcessPlan]:
-    """All processes but the nats-server, in reading order."""
     ports = iter(plan.ports)
     first, *others = plan.pools
     planned = _pool_processes(first, SERVICES, ports)
@@ -68,7 +60,6 @@ def _pool_processes(plan: FleetPlan, services: Sequence[str], ports: Iterator[in
 
 
 def _role(settings: UpSettings, number: int) -> Role:
-    """The engines that prefill come first."""
     if settings.split is None:
         return "both"
     return "prefill" if number <= settings.roles[0] else "decode"
@@ -97,7 +88,6 @@ def _service(plan: FleetPlan, role: str, port: int, name: str, number: int) -> P
 
 
 def _own(plan: FleetPlan, role: str) -> dict[str, object]:
-    """The settings of one service beyond the common ones."""
     settings = plan.settings
     hold_seconds = settings.kind.hold_seconds if settings.scaled else None
     own: dict[str, dict[str, object]] = {
@@ -111,7 +101,6 @@ def _own(plan: FleetPlan, role: str) -> dict[str, object]:
 
 
 def _several(plan: FleetPlan) -> dict[str, object]:
-    """The ingress's settings of further pools."""
     if not plan.further:
         return {}
     return {
@@ -121,7 +110,6 @@ def _several(plan: FleetPlan) -> dict[str, object]:
 
 
 def _scaling(plan: FleetPlan) -> dict[str, object]:
-    """With these the scaler starts engines and workers as they are started here."""
     if not plan.settings.scaled:
         return {}
     lowest, highest = plan.settings.bounds
@@ -141,7 +129,6 @@ def _scaling(plan: FleetPlan) -> dict[str, object]:
 
 
 def _engine(plan: FleetPlan, name: str, ports: list[int]) -> tuple[ProcessPlan, EngineAddress]:
-    """An engine to start, and where its worker finds it."""
     port, kv_port, replay_port = ports
     kv, replay = _sockets(plan, name)
     places = EnginePlaces(instance=name, port=port, kv=kv, replay=replay, kv_port=kv_port, replay_port=replay_port)
@@ -162,7 +149,7 @@ def _engine(plan: FleetPlan, name: str, ports: list[int]) -> tuple[ProcessPlan, 
 
 
 def engine_command(plan: FleetPlan) -> list[str]:
-    """The command line of an engine, with its places unfilled (`runtime.engine_command`)."""
+    """An engine's command line with unfilled placeholders (`runtime.engine_command`)."""
     settings = plan.settings
     more = words("--engine-args", settings.engine_args)
     if settings.engine_command is not None:
@@ -194,7 +181,6 @@ def _simulated_engine(plan: FleetPlan) -> list[str]:
 
 
 def _cache_and_events(plan: FleetPlan) -> list[str]:
-    """Options that the simulated engine and vLLM share."""
     options = ["--block-size", str(gcd(plan.block_tokens, ENGINE_BLOCK_TOKENS)), "--kv-events-config", "{kv_events}"]
     if plan.settings.kv_blocks is not None:
         options += ["--num-gpu-blocks-override", str(plan.settings.kv_blocks)]
@@ -224,7 +210,7 @@ def _worker(plan: FleetPlan, instance: str, address: EngineAddress, port: int) -
 
 
 def _common(plan: FleetPlan, role: str, host: str, port: int) -> dict[str, str]:
-    """Common settings; an ingress takes the block size from each pool's log."""
+    """An ingress takes the block size from each pool's log."""
     settings = plan.settings
     return environment(
         {

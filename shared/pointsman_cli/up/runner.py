@@ -1,9 +1,6 @@
-"""Starts the processes of a fleet, watches and restarts them, and stops them in an order that loses nothing.
-
-Each exit is printed with its code and log file, and so is each restart. The ingress stops first, so that its streams can
-finish, and the nats-server last, so that the others can write until their end. Processes that hang are killed: stopping
-takes at most `STOP_SECONDS_MAX`.
-"""
+"""Starts, watches, restarts and stops the processes of a fleet. Ingresses stop first, to finish their streams;
+nats-server stops last, so that the others can still write. Processes that hang are killed: stopping takes at most
+`STOP_SECONDS_MAX`."""
 
 import asyncio
 import contextlib
@@ -25,19 +22,12 @@ STOP_STAGES: tuple[frozenset[str], ...] = (
     frozenset({"recorder"}),
     frozenset({"nats"}),
 )
-"""Roles that stop together. Engines stop after their workers, beside the later stages."""
+"""Roles that stop together. Engines stop after their workers, in parallel with later stages."""
 
 STREAMS_SECONDS_MAX = 5.0
-"""How long answers may take to finish when the fleet stops; then they are cut, with an error event."""
-
 STAGE_SECONDS_MAX = SERVICE_STOP_SECONDS_MAX + 2.0
-"""How long a stage may take before the rest of it is killed. Services stop waiting earlier."""
-
 STOP_SECONDS_MAX = STREAMS_SECONDS_MAX + STAGE_SECONDS_MAX * len(STOP_STAGES)
-"""Longest stop, if a process hangs in every stage."""
-
 STILL_STOPPING_SECONDS = 3.0
-"""Between two lines about processes that have not stopped."""
 
 
 class Condition(Enum):
@@ -47,7 +37,7 @@ class Condition(Enum):
 
 
 class FleetStartError(Exception):
-    """A process did not become ready. `tail` is the end of its log."""
+    """A process did not become ready. `tail`: end of its log."""
 
     def __init__(self, message: str, tail: list[str]) -> None:
         super().__init__(message)
@@ -55,8 +45,8 @@ class FleetStartError(Exception):
 
 
 class FleetRunner:
-    """The processes of one fleet. `report` prints a line in a colour; `changed` is called when a process became ready, died or
-    was restarted."""
+    """`report` prints a line in a colour; `changed` is called when a process became ready, died or was restarted;
+    `stop_others` ends processes that services started, in the workers' stage."""
 
     def __init__(
         self,
@@ -66,17 +56,16 @@ class FleetRunner:
         changed: Callable[[], None],
         stop_others: Callable[[], Coroutine[Any, Any, None]] | None = None,
     ) -> None:
-        """`stop_others`: ends what the fleet's processes started themselves; runs with the workers' stage."""
         self.children = list(children)
         self.conditions = {child.name: Condition.STARTING for child in self.children}
         self._report = report
         self._changed = changed
         self._stop_others = stop_others
         self._stopping = asyncio.Event()
-        self._asked_to_stop: list[ChildProcess] = []
+        self._stop_requested: list[ChildProcess] = []
 
     async def start(self, *, seconds_max: float) -> None:
-        """Start every process and wait until all are ready. Raises FleetStartError, and what `start` of one raises."""
+        """Returns when all processes are ready. Raises FleetStartError, and what `ChildProcess.start` raises."""
         for child in self.children:
             await child.start()
         try:
@@ -90,15 +79,14 @@ class FleetRunner:
             raise failures.exceptions[0] from None
 
     async def keep(self) -> None:
-        """Restart every process that ends, until the fleet stops."""
         async with asyncio.TaskGroup() as keepers:
             for child in self.children:
                 keepers.create_task(self._keep(child))
 
     async def stop(self) -> None:
-        """Stop everything, in order, within STOP_SECONDS_MAX or the bound of `stop_others`."""
+        """Stop everything in order, within STOP_SECONDS_MAX or the bound of `stop_others`."""
         self._stopping.set()
-        telling = asyncio.ensure_future(self._report_overdue())
+        reporting = asyncio.ensure_future(self._report_overdue())
         try:
             async with asyncio.TaskGroup() as beside:
                 for roles in STOP_STAGES:
@@ -111,10 +99,9 @@ class FleetRunner:
                     if "worker" in roles:
                         beside.create_task(self._stop_together(self._of({"engine"})))
         finally:
-            telling.cancel()
+            reporting.cancel()
 
     def kill(self) -> None:
-        """End everything now."""
         self._stopping.set()
         for child in self.children:
             child.kill()
@@ -126,7 +113,7 @@ class FleetRunner:
             raise FleetStartError(message, child.log_tail())
 
     async def _while_none_dies(self) -> None:
-        """Ends the start as soon as a process that was ready exits. Raises FleetStartError."""
+        """Raises FleetStartError when a ready process exits during the start."""
         while True:
             for child in self.children:
                 if self.conditions[child.name] is Condition.READY and (code := child.exit_code) is not None:
@@ -137,7 +124,6 @@ class FleetRunner:
             await asyncio.sleep(READY_POLL_SECONDS)
 
     async def _settled(self, child: ChildProcess) -> int | None:
-        """Wait until the process is ready (None) or has ended (its exit code)."""
         while not await child.is_ready():
             if (code := child.exit_code) is not None:
                 return code
@@ -168,7 +154,6 @@ class FleetRunner:
             self._report(f"✗ {child.name} (pid {child.pid}) {described_exit(code)}; its log is {child.log_file}", "red")
 
     async def _started_again(self, child: ChildProcess) -> bool:
-        """Restart it after a growing wait; False if the fleet stops meanwhile."""
         while True:
             wait = child.restart_wait()
             if wait >= RESTART_WAIT_SECONDS_MAX:
@@ -199,12 +184,11 @@ class FleetRunner:
         started = time.monotonic()
         while True:
             await asyncio.sleep(STILL_STOPPING_SECONDS)
-            late = [child.name for child in self._asked_to_stop if child.exit_code is None]
+            late = [child.name for child in self._stop_requested if child.exit_code is None]
             waited_for = ", ".join(late) or "what the scaler started"
             self._report(f"still stopping after {time.monotonic() - started:.0f} s: {waited_for} (Ctrl-C kills)", "dim")
 
     async def _cut_streams(self, ingresses: list[ChildProcess]) -> None:
-        """A second signal cuts the streams that an ingress still has."""
         deadline = time.monotonic() + STREAMS_SECONDS_MAX
         while any(child.exit_code is None for child in ingresses if child.pid):
             if time.monotonic() > deadline:
@@ -219,7 +203,7 @@ class FleetRunner:
                 child.stop()
             else:
                 child.terminate()
-        self._asked_to_stop += children
+        self._stop_requested += children
         streams = any(child.role == "ingress" for child in children)
         seconds_max = STAGE_SECONDS_MAX + (STREAMS_SECONDS_MAX if streams else 0.0)
         try:

@@ -1,4 +1,4 @@
-"""Where the console scripts are that a fleet is made of."""
+"""Finds installed console scripts."""
 
 import sysconfig
 from pathlib import Path
@@ -9,7 +9,7 @@ class MissingScriptError(Exception):
 
 
 def console_script(name: str) -> Path:
-    """Where Python installed a console script. Raises MissingScriptError."""
+    """Raises MissingScriptError."""
     path = Path(sysconfig.get_path("scripts")) / name
     if not path.exists():
         message = f"{name} is not in {path.parent}; install Pointsman into this Python again (make setup)"

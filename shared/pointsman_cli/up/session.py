@@ -1,4 +1,4 @@
-"""One run of `pointsman up`: starts the planned processes, shows them, announces the fleet, and stops it on a signal."""
+"""One run of `pointsman up`: starts the planned processes, announces the fleet, and stops it on a signal."""
 
 import asyncio
 import contextlib
@@ -26,12 +26,9 @@ from pointsman_cli.up.runner import Condition, FleetRunner, FleetStartError
 
 REFRESH_SECONDS = 0.1
 STILL_STARTING_SECONDS = 20.0
-"""Between two lines about a long start, without a live display."""
 
 
 class FleetSession:
-    """One run of a fleet, from its first process to its last."""
-
     def __init__(self, plan: FleetPlan, console: Console) -> None:
         logs = plan.data / "logs"
         with written_to(plan.data):
@@ -49,11 +46,10 @@ class FleetSession:
         )
         self._running = False
         self._killing: asyncio.Future[None] | None = None
-        """Set from the second Ctrl-C on."""
         self._model = plan.model
 
     async def run(self) -> int:
-        """Start, keep and stop. Returns the exit code: 1 if the fleet could not be started."""
+        """Returns the exit code: 1 if the fleet did not start."""
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             asyncio.get_running_loop().add_signal_handler(number, self._on_signal, number)
         try:
@@ -87,34 +83,31 @@ class FleetSession:
         print_fleet(self._console, self._fleet_file(), time.time() - self._started_at)
 
     async def _keep(self) -> None:
-        telling = asyncio.ensure_future(self._report_visibility())
+        reporting = asyncio.ensure_future(self._report_visibility())
         try:
             await self._runner.keep()
             await self._stop.wait()
         finally:
-            telling.cancel()
+            reporting.cancel()
 
     async def _report_visibility(self) -> None:
-        """Only of real engines. The module is imported late, since that takes time."""
         fleet = self._fleet_file()
         urls = {process.name: process.url for process in fleet.of_role("engine")}
-        asked = []
+        reports = []
         for plan in self._plan.pools:
             if real := plan.real_engines():  # what a scaler starts later is in pointsman fleet
                 from pointsman_cli.up.cache_visibility import report_cache_visibility
 
                 engines = {InstanceId(name): urls[name] for name in real}
                 settings = fleet.settings(plan.settings.pool)
-                asked.append(report_cache_visibility(settings, engines, self._started_at, self._report))
-        await asyncio.gather(*asked)
+                reports.append(report_cache_visibility(settings, engines, self._started_at, self._report))
+        await asyncio.gather(*reports)
 
     async def _model_of_ours(self) -> str:
-        """The model of an engine started by --engine-command; empty if none runs."""
         urls = [child.url for child in self._runner.children if child.role == "engine"]
         return await model_of(urls[0]) if urls else ""
 
     async def _tick(self, live: Live | None) -> None:
-        """Refresh the display; without a terminal, print now and then what is missing."""
         while live is not None:
             live.refresh()
             await asyncio.sleep(REFRESH_SECONDS)
@@ -129,7 +122,7 @@ class FleetSession:
             self._report(f"still starting after {elapsed:.0f} s: {waiting}", "")
 
     async def _unless_stopped(self, work: Coroutine[Any, Any, None]) -> bool:
-        """Whether the work was done before a signal cancelled it. Raises what the work raises."""
+        """Whether the work ended before a signal cancelled it. Raises what the work raises."""
         working, stopping = asyncio.ensure_future(work), asyncio.ensure_future(self._stop.wait())
         try:
             await asyncio.wait([working, stopping], return_when=asyncio.FIRST_COMPLETED)
@@ -142,7 +135,6 @@ class FleetSession:
             await asyncio.gather(working, stopping, return_exceptions=True)
 
     async def _stop_instances(self) -> None:
-        """End the scaler's instances, which outlive the scaler."""
         if self._plan.settings.scaled:
             await stop_all(self._plan.instances)
 
@@ -152,7 +144,7 @@ class FleetSession:
             await kill_all(self._plan.instances)
 
     def _on_signal(self, number: signal.Signals) -> None:
-        """The first one stops; after that only Ctrl-C kills, since a closing terminal sends SIGHUP twice."""
+        """The first signal stops. After that only Ctrl-C kills, since a closing terminal sends SIGHUP twice."""
         if not self._stop.is_set():
             self._stop.set()
             self._report("stopping (Ctrl-C again kills) ...", "dim")
@@ -161,14 +153,12 @@ class FleetSession:
             self._killing = asyncio.ensure_future(self._kill())
 
     def _start_display(self) -> contextlib.AbstractContextManager[Live | None]:
-        """Without a refreshing thread: this process forks."""
         if self._console.is_terminal:
             return Live(StartDisplay(self._runner), console=self._console, auto_refresh=False, transient=True)
         self._report(f"starting the fleet: {len(self._runner.children)} processes", "")
         return contextlib.nullcontext()
 
     def _report(self, line: str, style: str) -> None:
-        """Does nothing if the terminal is closed."""
         with contextlib.suppress(OSError, SystemExit):  # SystemExit is rich's answer to a broken pipe
             self._console.print(Text(line, style=style), soft_wrap=True)
 

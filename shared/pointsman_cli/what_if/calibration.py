@@ -1,10 +1,7 @@
-"""Engines for the simulator that are as fast as the recorded ones.
-
-For each instance, the times of prefills that were alone in the engine are fitted by `way + slope * predicted` (Theil-Sen, so
-that stalls do not tilt the line). The same fit of a simulated run at speed 1 cancels what both have; the ratio of slopes is
-the speed. The rest of a prefill's time is spent outside the engine. Where slopes of pairs disagree, the speed comes from
-the time per output token and from the pace of the other instances, and is at most 1. Decoding follows the preset with the
-same prefill cost, else the memory traffic of the default preset.
+"""Fits simulated engines to recorded ones. Times of prefills that were alone in an engine are fitted by `way + slope *
+predicted` (Theil-Sen, robust to stalls). The same fit of a simulation at speed 1 removes common effects; the ratio of
+slopes is the speed, the rest is time outside the engine. If slopes disagree, the speed comes from TPOT and the pace of
+other instances, at most 1. Decode costs come from the preset with the same prefill cost, else from the default preset.
 """
 
 from collections.abc import Iterable, Sequence
@@ -19,26 +16,20 @@ from pointsman.simulation.outcome import Outcome, RequestRow
 from pointsman.state.engine_profiles import DEFAULT_PROFILE, PROFILES, EngineProfile, prefill_seconds
 
 POINTS_MAX = 200
-"""Prefills in a fit; of more, evenly spread ones."""
-
 POINTS_MIN = 8
 PAIRS_MIN = 20
 APART_SHARE = 0.25
-"""Predictions of a pair differ by at least this share of the median one."""
-
 AGREEMENT_MAX = 1.0
 """Interquartile range of the slopes over their median; above it the fit is rejected."""
 
 SPEED_MIN, SPEED_MAX = 0.05, 4.0
 CLEARLY_SLOWER = 1.5
 AS_PREDICTED = 0.1
-"""Speeds this close to 1 are taken for 1."""
+"""Speeds this close to 1 count as 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A prefill of request `number`: predicted and real time."""
-
     number: int
     predicted: Seconds
     took: Seconds
@@ -46,14 +37,11 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """`seconds = way + slope * predicted`."""
-
     way: Seconds
     slope: float
 
     @classmethod
     def of(cls, points: Sequence[Point], *, slope: float) -> "Fit | None":
-        """The line of this slope through the median; None without points."""
         if not points:
             return None
         return cls(max(0.0, median(point.took - slope * point.predicted for point in points)), slope)
@@ -64,22 +52,18 @@ class Fit:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """Speed of each instance (1: as its cost model), and the time that requests spent outside engines."""
+    """Speed of each instance relative to its cost model, and seconds outside engines."""
 
     speeds: dict[InstanceId, float]
     ways: dict[int, Seconds]
-    """By request number, of lone prefills: what the fit does not explain."""
     way_seconds: Seconds
-    """Their median, for all others."""
 
     @property
     def usual_speed(self) -> float:
-        """For additional instances."""
         return median(self.speeds.values()) if self.speeds else 1.0
 
 
 def profile_of(join: InstanceJoined) -> EngineProfile:
-    """An engine with the costs of this join."""
     preset = next((p for p in PROFILES.values() if p.prefill_cost == join.prefill), None)
     capacity = join.kv_capacity_tokens
     if preset is not None:
@@ -88,7 +72,7 @@ def profile_of(join: InstanceJoined) -> EngineProfile:
 
 
 def _profile_from(cost: PrefillCost, capacity: int) -> EngineProfile:
-    """One layer of width 1 at one operation a second: then factors are seconds."""
+    """One layer of width 1 at one operation per second, so that factors are seconds."""
     usual = PROFILES[DEFAULT_PROFILE]
     return EngineProfile(
         name="as recorded",
@@ -106,7 +90,6 @@ def _profile_from(cost: PrefillCost, capacity: int) -> EngineProfile:
 
 
 def calibrate(recorded: Outcome, simulated: Outcome, cost: PrefillCost, instances: Sequence[InstanceId]) -> Calibration:
-    """From the record and from a simulation of it at speed 1."""
     real, ideal = lone_prefills(recorded.rows, cost), lone_prefills(simulated.rows, cost)
     real_tpot, ideal_tpot = _tpots(recorded.rows), _tpots(simulated.rows)
     paces = {name: _pace(group) for name, group in real.items() if len(group) >= POINTS_MIN}
@@ -135,7 +118,6 @@ def calibrate(recorded: Outcome, simulated: Outcome, cost: PrefillCost, instance
 
 
 def lone_prefills(rows: Iterable[RequestRow], cost: PrefillCost) -> dict[InstanceId, list[Point]]:
-    """Prefills that found no other in the engine, by instance."""
     found: dict[InstanceId, list[Point]] = {}
     busy_until: dict[InstanceId, Seconds] = {}
     inside = [row for row in rows if row.granted_at is not None and row.first_token_at is not None and row.instance]
@@ -151,7 +133,7 @@ def lone_prefills(rows: Iterable[RequestRow], cost: PrefillCost) -> dict[Instanc
 
 
 def slope_of(points: Sequence[Point]) -> float | None:
-    """Real over predicted seconds; None if the pairs disagree or are too few."""
+    """Real over predicted seconds; None if pairs disagree or are too few."""
     kept = _thinned(points)
     if len(kept) < POINTS_MIN:
         return None
@@ -172,7 +154,6 @@ def _pace(points: Sequence[Point]) -> float:
 
 
 def _against_others(name: InstanceId, paces: dict[InstanceId, float]) -> float:
-    """Its speed relative to the others; 1 unless it is clearly slower."""
     others = [pace for other, pace in paces.items() if other != name]
     usual = median(others) if others else paces[name]
     return usual / paces[name] if paces[name] > CLEARLY_SLOWER * usual else 1.0
@@ -183,7 +164,6 @@ def _thinned(points: Sequence[Point]) -> Sequence[Point]:
 
 
 def _tpots(rows: Iterable[RequestRow]) -> dict[InstanceId, Seconds]:
-    """Median time per output token of each instance."""
     found: dict[InstanceId, list[Seconds]] = {}
     for row in rows:
         seconds = tpot(row)

@@ -66,17 +66,17 @@ def what_if_command(
     plot: Path | None,
     as_json: bool,
 ) -> None:
-    """Run recorded traffic again in virtual time, under another policy or with another number of engines.
+    """Simulate recorded traffic under another policy or with another number of engines.
 
     \b
-      pointsman what-if --policy round_robin                       the running fleet's traffic, otherwise routed
-      pointsman what-if --from incident.pmlog --instances 6        would two engines more have been enough?
+      pointsman what-if --policy round_robin                       the running fleet's traffic
+      pointsman what-if --from incident.pmlog --instances 6        with two more engines
       pointsman what-if --from incident.pmlog --admission none --order edf --since 08:01:30 --plot pictures
       pointsman what-if --from .pointsman/archive.sqlite --policy dualmap --set routing.ttft_slo_threshold=2 --json
 
-    Three columns: what the log says, the same policy simulated again (how far the simulator can be believed), and the
-    change. Requests come when they came, with their prefixes, lengths, tenants and objectives. Engines are calibrated
-    by the recorded prefills, each instance by its own. Failures, restarts and drains are not simulated.
+    Shows three columns: the record, its re-simulation (the accuracy of the simulator), and the change. Arrivals, prefixes,
+    lengths, tenants and SLOs are those of the record. Each engine is calibrated by its recorded prefills. Failures,
+    restarts and drains are not simulated.
     """
     change = Change(policy=policy, texts=settings, ordering=order, admission=admission, instances=instances)
     if change.is_none:
@@ -110,8 +110,7 @@ def _read(history: History, since: str | None, until: str | None) -> Record:
 
 
 def _simulated(record: Record, change: Change) -> tuple[tuple[Side, Side, Side], Calibration]:
-    """The three columns. Raises click.UsageError for an unknown policy or setting, HistoryError for a record that cannot be
-    simulated."""
+    """Raises click.UsageError for an unknown policy or setting, HistoryError for a log that cannot be simulated."""
     try:
         fleet = SimulatedFleet(record)
         changed_scenario = fleet.changed(change)
@@ -161,8 +160,8 @@ def _show(console: Console, record: Record, sides: tuple[Side, Side, Side], cali
     for note in record.notes:
         say(console, note, "yellow")
     console.print(table_of(recorded, again, changed))
-    well, said = fidelity(recorded.report, again.report)
-    say(console, said, "" if well else "yellow")
+    well, text = fidelity(recorded.report, again.report)
+    say(console, text, "" if well else "yellow")
 
 
 def _calibrated(calibration: Calibration) -> str:
@@ -177,7 +176,7 @@ def _calibrated(calibration: Calibration) -> str:
 
 def _json(record: Record, sides: tuple[Side, Side, Side], calibration: Calibration) -> dict[str, Any]:
     recorded, again, changed = sides
-    well, said = fidelity(recorded.report, again.report)
+    well, text = fidelity(recorded.report, again.report)
     return {
         "origin": record.origin,
         "requests": recorded.report.requests,
@@ -189,7 +188,7 @@ def _json(record: Record, sides: tuple[Side, Side, Side], calibration: Calibrati
             "prefills": len(calibration.ways),
         },
         "reproduced": well,
-        "fidelity": said,
+        "fidelity": text,
         "recorded": as_json(recorded, record.warmup),
         "resimulated": as_json(again, record.warmup),
         "changed": as_json(changed, record.warmup),
@@ -200,7 +199,7 @@ Plots = Callable[[Sequence[CellResult], Path], list[Path]]
 
 
 def _plots() -> Plots:
-    """Imported before the simulation. Raises click.ClickException."""
+    """Imports matplotlib before the simulation. Raises click.ClickException."""
     try:
         from pointsman_cli.what_if.pictures import draw
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""The record, its re-simulation and the change side by side: table, JSON, and results for the plots of `simulate`."""
+"""Compares record, re-simulation and change: table, JSON, and results for the plots of `simulate`."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -46,8 +46,6 @@ ROWS: Sequence[Row] = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Side:
-    """One of the three; `note` is its name in pictures."""
-
     note: str
     outcome: Outcome
     scenario: Scenario
@@ -59,7 +57,6 @@ def side(note: str, outcome: Outcome, scenario: Scenario, record: Record) -> Sid
 
 
 def table_of(recorded: Side, again: Side, changed: Side) -> Table:
-    """A row for each figure; the last column compares the change with the re-simulation."""
     rows = table("", ">recorded", ">re-simulated", f">{changed.note}", ">change")
     rows.columns[3].no_wrap = False
     for heading, value_of, text, more_is_better in ROWS:
@@ -84,19 +81,18 @@ def _change(
 
 
 def fidelity(recorded: Report, again: Report) -> tuple[bool, str]:
-    """Whether the simulator reproduces the record well, and a sentence about it."""
+    """Whether the simulator reproduces the record, and a sentence about it."""
     capacity = (again.effective_capacity or 0.0) - (recorded.effective_capacity or 0.0)
     real, simulated = recorded.ttft.p90_s or 0.0, again.ttft.p90_s or 0.0
     off = (simulated - real) / real if real else 0.0
     well = abs(capacity) <= CAPACITY_OFF_MAX and abs(off) <= P90_OFF_SHARE_MAX
-    said = f"capacity {capacity * 100:+.1f} points, TTFT P90 {off:+.0%} against the record"
+    text = f"capacity {capacity * 100:+.1f} points, TTFT P90 {off:+.0%} against the record"
     if well:
-        return True, f"the simulator reproduces the record: {said}"
-    return False, f"the simulator does not reproduce the record well ({said}): read the change only, and with care"
+        return True, f"the simulator reproduces the record: {text}"
+    return False, f"the simulator does not reproduce the record well ({text}): read the change only, and with care"
 
 
 def cells(sides: Sequence[Side], record: Record, name: str) -> list[CellResult]:
-    """For the plots."""
     rate = round(mean_rate(record.requests[record.warmup :]), 2)
     source = Source(trace=None, generator=name, requests=len(record.requests), input_tokens_max=0)
     return [
@@ -122,7 +118,6 @@ def _series(outcome: Outcome, warmup: int) -> Series:
 
 
 def by_instance(outcome: Outcome, warmup: int) -> dict[InstanceId, dict[str, Any]]:
-    """Requests, share in time and TTFT P90 of each instance."""
     groups: dict[InstanceId, list[Any]] = {}
     for row in outcome.rows[warmup:]:
         if row.instance:

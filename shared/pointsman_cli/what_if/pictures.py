@@ -1,4 +1,4 @@
-"""Pictures of a what-if, by the drawings of `simulate`. Importing this needs matplotlib."""
+"""Plots of a what-if, drawn by `simulate`. Importing this needs matplotlib."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,5 +14,5 @@ DRAWINGS: dict[str, Drawing] = {
 
 
 def draw(results: Sequence[CellResult], directory: Path) -> list[Path]:
-    """As PNG. Returns the files. Raises OSError."""
+    """Returns the PNG files. Raises OSError."""
     return [draw_plot(drawing, results, directory / f"{name}.png") for name, drawing in DRAWINGS.items()]

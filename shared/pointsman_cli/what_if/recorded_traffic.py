@@ -1,9 +1,6 @@
-"""A log as a workload and an outcome in the simulator's terms.
-
-Requests keep arrival, keys, tenant, session, SLO, prompt and output length; a rejected or failed one gets the median output
-length, within its limit. Cancelled requests and those without an end are left out; failed ones count as late. Requests before
-`since`, or before the checkpoint of a log without its beginning, warm the caches and are not counted.
-"""
+"""Converts a log to a workload and an outcome of the simulator. Rejected and failed requests get the median output
+length. Cancelled and unended ones are left out; failed ones count as late. Requests before `since`, or before the
+checkpoint of a truncated log, only warm the caches."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -39,34 +36,26 @@ from pointsman_cli.history.start_point import StartPoint
 from pointsman_cli.history.time_options import Moment
 
 ANSWERS_MIN = 30
-"""Fewer answered requests are too few to compare policies."""
-
 SAMPLE_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedRequest(WorkloadRequest):
-    """A request of a log. `keys` are its pool keys, packed."""
-
     number: int
     keys: bytes
     way_s: Seconds | None
-    """Seconds from client to leader plus from grant to engine; None if it reached no engine."""
+    """Client to leader plus grant to engine; None if it reached no engine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """Recorded traffic, to run again. Times count from the first arrival."""
-
     origin: str
     settings: PoolSettings
     policy: str
     policy_settings: Settings
-    """As in decisions: of all policies, with the bounds."""
     requests: list[RecordedRequest]
     outcome: Outcome
     warmup: int
-    """Requests before the span that is counted."""
     instances: list[InstanceId]
     joins: dict[InstanceId, InstanceJoined]
     notes: list[str]
@@ -81,7 +70,7 @@ def read_record(
     since: Moment,
     until: Moment,
 ) -> Record:
-    """Reads the log once. Raises HistoryError if the span has too few requests."""
+    """Reads the log once. Raises HistoryError if it has too few requests."""
     reader = _Reader(settings, beginning, since, until)
     for entry in entries:
         reader.take(entry)
@@ -89,21 +78,17 @@ def read_record(
 
 
 def recorded_keys(request: WorkloadRequest, _block_tokens: Tokens) -> list[BlockKey]:
-    """The simulator's `keys_of` for recorded requests."""
     assert isinstance(request, RecordedRequest)
     return unpack_keys(request.keys)
 
 
 @dataclass(slots=True)
 class _TracedRequest:
-    """One request while the log is read."""
-
     arrival: RequestArrived
     counted: bool
     row: RequestRow
     way: Seconds | None = None
     output_tokens: Tokens = -1
-    """As the engine reported; -1 if it did not."""
 
 
 @dataclass(slots=True)
@@ -211,9 +196,9 @@ class _Reader:
                 row.end, row.reason, row.ended_at = "rejected", event.reason, event.at
 
     def _sample(self, now: Seconds) -> None:
-        lines, instances = self._state.workload.queues, self._state.fleet.ready
-        pending = tuple(lines.get(name, EMPTY_QUEUE).load_tokens for name in instances)
-        running = tuple(len(lines.get(name, EMPTY_QUEUE).decoding) for name in instances)
+        queues, instances = self._state.workload.queues, self._state.fleet.ready
+        pending = tuple(queues.get(name, EMPTY_QUEUE).load_tokens for name in instances)
+        running = tuple(len(queues.get(name, EMPTY_QUEUE).decoding) for name in instances)
         self._samples.append(LoadSample(now, pending, running, instances))
         if instances:
             self._ready[instances] += 1
@@ -251,11 +236,10 @@ class _Reader:
         )
 
     def _usual_instances(self, size: int) -> list[InstanceId]:
-        """The `size` instances that took requests longest, in the order they joined."""
-        looks: Counter[InstanceId] = Counter()
+        samples: Counter[InstanceId] = Counter()
         for instances, count in self._ready.items():
-            looks.update(dict.fromkeys(instances, count))
-        longest = {name for name, _ in looks.most_common(size)}
+            samples.update(dict.fromkeys(instances, count))
+        longest = {name for name, _ in samples.most_common(size)}
         return [name for name in self._joins if name in longest]
 
     def _require_enough(self, requests: list[_TracedRequest]) -> None:
@@ -300,7 +284,7 @@ class _Reader:
 
 
 def _join_of(instance: Instance, settings: PoolSettings) -> InstanceJoined:
-    """The join of an instance that joined before the log begins."""
+    """Of an instance that joined before the log begins."""
     return InstanceJoined(
         at=instance.joined_at,
         instance=instance.id,
@@ -343,7 +327,6 @@ def _end(request: _TracedRequest, event: RequestFinished | RequestFailed) -> Non
 
 
 def _usual_output(requests: list[_TracedRequest]) -> Tokens:
-    """Median output length; 1 if unknown."""
     known = [request.output_tokens for request in requests if request.output_tokens > 0]
     return median_low(known) if known else 1
 
@@ -368,7 +351,7 @@ def _request(
 
 
 def _block_ids(arrival: RequestArrived, number: int, settings: PoolSettings) -> tuple[int, ...]:
-    """Each of the workload's larger blocks by the last key in it; a block without a key is unique."""
+    """The workload's larger blocks, each by its last key; a block without a key is unique."""
     keys = unpack_keys(arrival.keys)
     within = max(1, TRACE_BLOCK_TOKENS // settings.block_tokens)
     blocks = range(blocks_for(arrival.prompt_tokens))

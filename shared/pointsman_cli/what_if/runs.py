@@ -1,4 +1,4 @@
-"""The simulations of recorded traffic: once to calibrate, once as recorded, once with the change."""
+"""Simulations of recorded traffic: to calibrate, as recorded, and with the change."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -22,11 +22,8 @@ ALL_KINDS = ("prefill_window_tokens", "running_max", "pending_max", "hold_second
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """What differs from the record. None: as recorded."""
-
     policy: str | None = None
     texts: Sequence[str] = ()
-    """Settings as KIND.NAME=VALUE."""
     ordering: str | None = None
     admission: str | None = None
     instances: int | None = None
@@ -47,8 +44,6 @@ class Change:
 
 
 class SimulatedFleet:
-    """The recorded fleet in the simulator."""
-
     def __init__(self, record: Record) -> None:
         """Raises UnknownPolicyError if the recorded policies are unknown here."""
         self.record = record
@@ -62,7 +57,6 @@ class SimulatedFleet:
         return self.profile.prefill_cost
 
     def calibrate(self) -> Calibration:
-        """Makes the engines as fast as the recorded ones."""
         outcome = self._run(self.scenario)
         self.calibration = calibrate(self.record.outcome, outcome, self.cost, self.record.instances)
         return self.calibration
@@ -74,7 +68,7 @@ class SimulatedFleet:
         return self._run(self._paced(self.changed(change)))
 
     def changed(self, change: Change) -> Scenario:
-        """The scenario of a change. Raises UnknownPolicyError, SettingTextError."""
+        """Raises UnknownPolicyError, SettingTextError."""
         scenario = self.scenario
         settings = dict(scenario.routing_settings)
         for prefix, is_other in (
@@ -98,7 +92,6 @@ class SimulatedFleet:
         return changed
 
     def _profile(self) -> EngineProfile:
-        """The most frequent engine."""
         profiles = [profile_of(self.record.joins[name]) for name in self.record.instances]
         return max(profiles, key=profiles.count)
 
@@ -152,7 +145,6 @@ def _scenario_of(record: Record, profile: EngineProfile) -> Scenario:
 
 
 def _check(scenario: Scenario) -> None:
-    """Raises UnknownPolicyError."""
     policy_set(
         routing=scenario.routing,
         admission=scenario.admission,
@@ -166,6 +158,5 @@ def _prefix_of(name: str) -> str:
 
 
 def _within(request: RecordedRequest, capacity: Tokens) -> RecordedRequest:
-    """Output limited to what fits the engine's cache."""
     room = capacity - request.input_length
     return request if request.output_tokens <= room else replace(request, output_tokens=max(1, room))

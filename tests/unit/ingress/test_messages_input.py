@@ -61,8 +61,8 @@ def test_whatever_a_body_holds_it_is_understood_or_refused(messages: Any, system
     except ApiError:
         return
     for form in (prompt, prompt.system_first):
-        assert form is None or not form.foreign or 0 <= form.foreign_message < len(form.messages)
-        assert form is None or form.foreign.isprintable()
+        assert form is None or not form.unsupported or 0 <= form.unsupported_message < len(form.messages)
+        assert form is None or form.unsupported.isprintable()
 
 
 @pytest.mark.parametrize(
@@ -92,13 +92,13 @@ def test_a_system_message_among_the_others_stands_where_the_template_takes_it() 
 
 
 @pytest.mark.parametrize(
-    ("tool", "foreign"),
+    ("tool", "unsupported"),
     [({"name": "x", "input_schema": {}}, ""), ({"type": "web_search_20250305", "name": "x"}, "tools")],
 )
-def test_tools_that_are_no_functions_leave_nothing_known(tool: dict[str, Any], foreign: str) -> None:
+def test_tools_that_are_no_functions_leave_nothing_known(tool: dict[str, Any], unsupported: str) -> None:
     found = chat(tools=[tool])
 
-    assert (found.foreign, found.foreign_message) == (foreign, 0)
+    assert (found.unsupported, found.unsupported_message) == (unsupported, 0)
 
 
 @pytest.mark.parametrize(

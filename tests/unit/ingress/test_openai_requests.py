@@ -127,7 +127,7 @@ def test_a_picture_or_a_template_of_the_clients_own_makes_the_tokens_uncertain()
     ]
 
     chats = [asked.prompt for asked in certain if isinstance(asked.prompt, Chat)]
-    assert [(chat.foreign, chat.template) for chat in chats] == [
+    assert [(chat.unsupported, chat.template) for chat in chats] == [
         ("", None),
         ("image_url", None),
         ("", "{{ messages }}"),

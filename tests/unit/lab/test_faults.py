@@ -14,7 +14,7 @@ from pointsman_lab.faults import checks
 from pointsman_lab.faults.clients import Exchange, judged
 from pointsman_lab.faults.observations import Evidence
 from pointsman_lab.faults.schedule import DEFAULT_FAULTS, FaultError, checked, scheduled
-from pointsman_scheduler.heartbeats import Heartbeats
+from pointsman_scheduler.log_liveness import LogLiveness
 from tests.support.events import finished
 
 USAGE = b'data: {"choices":[],"usage":{"completion_tokens":2}}\n\n'
@@ -137,11 +137,11 @@ def test_the_log_is_silent_when_our_own_decisions_or_several_instances_are(
     instances: int, wrote: int, quiet: float, silent: bool
 ) -> None:
     clock = Wall(1.0)
-    hearing = Heartbeats(clock, suspect_seconds=WallSeconds(3.0))
+    heartbeats = LogLiveness(clock, suspect_seconds=WallSeconds(3.0))
     if wrote:
-        hearing.wrote(wrote)
+        heartbeats.decision_written(wrote)
     clock.at += quiet
 
-    assert hearing.log_is_silent(instances) is silent
-    hearing.heard(own_number=wrote)
-    assert not hearing.log_is_silent(instances)
+    assert heartbeats.log_is_silent(instances) is silent
+    heartbeats.entry_read(own_number=wrote)
+    assert not heartbeats.log_is_silent(instances)

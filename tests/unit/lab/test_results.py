@@ -310,15 +310,15 @@ def test_a_part_runs_by_itself_without_traces_and_leaves_docs_alone(tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "output"),
     [
         (["--only", "magic"], "no study has 'magic' in its key; there are: placement-conversation"),
         (["--only", "lag"], "has no mooncake_conversation.jsonl and no toolagent_reconstructed.jsonl"),
         (["--page", "--out", "nowhere"], "run without --page first"),
     ],
 )
-def test_what_cannot_be_made_is_refused_with_what_to_do(tmp_path: Path, arguments: list[str], said: str) -> None:
+def test_what_cannot_be_made_is_refused_with_what_to_do(tmp_path: Path, arguments: list[str], output: str) -> None:
     done = run("--traces", str(tmp_path), *arguments)
 
     assert done.exit_code != 0
-    assert said in " ".join(done.output.split())
+    assert output in " ".join(done.output.split())

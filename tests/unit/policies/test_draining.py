@@ -25,7 +25,7 @@ A, B = InstanceId("a"), InstanceId("b")
 HOLD_SECONDS = 30.0
 
 
-class Leader(LoggedLeader):
+class Candidacy(LoggedLeader):
     """Of these instances, which serve one prompt after the other."""
 
     def __init__(self, *instances: str, policies: PolicySet | None = None) -> None:
@@ -51,7 +51,7 @@ def of(kind: type[Event], events: list[LogEvent]) -> list[LogEvent]:
 
 
 def test_what_waits_for_an_instance_that_drains_moves_in_the_same_turn_and_what_it_has_stays() -> None:
-    leader = Leader("a", "b")
+    leader = Candidacy("a", "b")
     for number in range(6):  # in turn: a and b have one each inside, and two each that wait
         leader.arrives(f"r{number}", 0.1)
 
@@ -68,7 +68,7 @@ def test_what_waits_for_an_instance_that_drains_moves_in_the_same_turn_and_what_
 
 
 def test_draining_twice_is_one_decision_and_undraining_ends_it() -> None:
-    leader = Leader("a", "b")
+    leader = Candidacy("a", "b")
 
     first = leader.decides(leader.dispatcher.drain(A, "asked", 0.1, leaving=False))
     again = leader.decides(leader.dispatcher.drain(A, "asked", 0.2, leaving=False))
@@ -84,7 +84,7 @@ def test_draining_twice_is_one_decision_and_undraining_ends_it() -> None:
 
 
 def test_the_last_instance_may_drain_and_still_gets_what_waits_for_it() -> None:
-    leader = Leader("a")
+    leader = Candidacy("a")
     for number in range(3):
         leader.arrives(f"r{number}", 0.1)
 
@@ -99,8 +99,8 @@ def test_the_last_instance_may_drain_and_still_gets_what_waits_for_it() -> None:
     assert verify(leader.log).ok
 
 
-def holding(*, hold_max: int = 1000) -> Leader:
-    return Leader(
+def holding(*, hold_max: int = 1000) -> Candidacy:
+    return Candidacy(
         policies=policy_set(
             routing="round_robin", admission="none", ordering="fcfs",
             hold_seconds=HOLD_SECONDS, hold_max=hold_max,
@@ -150,7 +150,7 @@ def test_a_held_request_whose_adapter_nobody_brings_is_told_so() -> None:
 
 
 def test_what_waits_for_an_instance_that_drains_moves_only_to_one_with_its_adapter() -> None:
-    leader = Leader()
+    leader = Candidacy()
     leader.offers("a", "poet", 0.0)
     for number in range(3):
         leader.arrives(f"r{number}", 0.1, adapter="poet")
@@ -180,7 +180,7 @@ def test_who_has_waited_for_as_long_as_may_be_and_who_is_one_too_many_are_told_s
 
 
 def test_without_holding_a_pool_without_instances_answers_at_once() -> None:
-    assert of(RequestRejected, Leader().arrives("r1", 1.0))
+    assert of(RequestRejected, Candidacy().arrives("r1", 1.0))
 
 
 @pytest.mark.parametrize("why", ["down", "draining", "suspected", "gone"])
@@ -224,9 +224,9 @@ def test_what_a_split_pool_without_a_decoder_gets_waits_for_one() -> None:
 SLO = 5.0
 
 
-def strict(*instances: str) -> Leader:
+def strict(*instances: str) -> Candidacy:
     """Refuses what cannot meet its objective of 5 s."""
-    return Leader(
+    return Candidacy(
         *instances, policies=policy_set(routing="round_robin", admission="predicted_ttft", hold_seconds=HOLD_SECONDS)
     )
 

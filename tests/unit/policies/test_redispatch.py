@@ -21,7 +21,7 @@ from pointsman.policies.rebalancing.redispatch import (
     Redispatching,
     Window,
 )
-from pointsman.policies.stall_detection import FORSAKEN_SECONDS, stalled_seconds
+from pointsman.policies.stall_detection import ABORT_STALL_SECONDS, stalled_seconds
 from pointsman.ports import LogEntry
 from pointsman.primitives import Epoch, InstanceId, RequestId
 from pointsman.simulation.replay import verify
@@ -95,7 +95,7 @@ def test_what_is_overdue_starts_again_elsewhere_and_its_lost_work_is_counted() -
     request, lines = known(dispatcher, "r1"), dispatcher.state.workload.queues
     assert (request.stage, request.instance, request.rebound_from) == (Stage.PREFILL, B, A)
     assert (list(lines[A].prefill), list(lines[B].prefill)) == ([], ["r1"])
-    assert dispatcher.state.speculation.blocks(A) == 0
+    assert dispatcher.state.promises.blocks(A) == 0
 
 
 def test_lost_work_is_waited_out() -> None:
@@ -199,8 +199,8 @@ def test_an_engine_that_was_left_counts_as_stalled_until_it_gives_a_first_token_
     line = dispatcher.state.workload.queues[A]
     carried_out(dispatcher, now)
 
-    assert stalled_seconds(line, now + FORSAKEN_SECONDS) == pytest.approx(now + FORSAKEN_SECONDS)
-    assert stalled_seconds(line, now + FORSAKEN_SECONDS + 0.1) == 0.0
+    assert stalled_seconds(line, now + ABORT_STALL_SECONDS) == pytest.approx(now + ABORT_STALL_SECONDS)
+    assert stalled_seconds(line, now + ABORT_STALL_SECONDS + 0.1) == 0.0
     place(dispatcher, "r2", now, excluded=[B])
     assert stalled_seconds(line, now) == pytest.approx(now)
     dispatcher.state.apply(first_token("r2", "a", at=now + 1))
@@ -247,7 +247,7 @@ def test_a_first_token_that_was_quicker_says_where_the_request_is(leader_first: 
         assert (request.stage, request.instance) == (Stage.DECODING, A)
         assert list(lines[A].decoding) == ["r1"]
         assert not (lines[B].prefill if B in lines else {})
-        assert state.speculation.blocks(B) == 0
+        assert state.promises.blocks(B) == 0
         state.apply(finished("r1", "a", at=now + 1))
         assert not any(line.requests for line in lines.values())
 
@@ -258,7 +258,7 @@ def test_a_whole_answer_from_the_engine_before_ends_it() -> None:
     dispatcher.state.apply(finished("r1", "a", at=now))
 
     assert not dispatcher.state.workload.requests
-    assert dispatcher.state.speculation.blocks(B) == 0
+    assert dispatcher.state.promises.blocks(B) == 0
 
 
 def test_where_the_ingress_says_it_is_counts() -> None:

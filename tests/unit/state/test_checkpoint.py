@@ -39,11 +39,11 @@ def test_the_random_logs_reach_every_part_of_a_state() -> None:
     state = fold(fresh_state(), random_log(seed=1, steps=3000))
 
     assert state.index._detached_total or state.index._children
-    assert state.speculation._promised
+    assert state.promises._promised
     assert state.workload._ended
     assert state.latency.corrections
     assert state.hotness._window
-    assert state.speculation.unconfirmed
+    assert state.promises.unconfirmed
     assert state.term > 1
     empty = fresh_state()
     for memory, untouched in zip(state.trackers, empty.trackers, strict=True):

@@ -15,9 +15,9 @@ from pointsman.policies.dispatch import Dispatcher
 from pointsman.policies.policy_set import policy_set
 from pointsman.primitives import BlockKey, Epoch, InstanceId, RequestId, Term
 from pointsman.state import workload
-from pointsman.state.deliveries import SETTLING_WALL_SECONDS
 from pointsman.state.fleet import Knowledge, NoDemand
 from pointsman.state.holdings import CONFIRMATION_WALL_SECONDS, DELIVERED_WALL_SECONDS
+from pointsman.state.reported_hits import SETTLING_WALL_SECONDS
 from pointsman.state.state import PoolSettings, State
 from pointsman.state.workload import Stage
 from tests.support.events import BLOCK, finished, first_token, joined, removed, reported, route, stored
@@ -125,7 +125,7 @@ def test_a_placed_prompt_counts_as_held_until_it_is_confirmed_or_its_time_is_up(
 
     assert placed == {A: 3}
     assert state.hits(keys(1, 2, 3)) == {A: 2}
-    assert state.speculation.blocks(A) == 0
+    assert state.promises.blocks(A) == 0
 
 
 def test_a_block_that_is_evicted_soon_after_its_prompt_was_computed_does_not_stay_promised() -> None:
@@ -136,7 +136,7 @@ def test_a_block_that_is_evicted_soon_after_its_prompt_was_computed_does_not_sta
     state.apply(removed("a", 2, [3], at=1.1))
 
     assert state.hits(keys(1, 2, 3)) == {A: 2}
-    assert state.speculation.blocks(A) == 0
+    assert state.promises.blocks(A) == 0
 
 
 def test_a_cleared_cache_takes_with_it_what_was_computed_but_not_what_is_still_to_be() -> None:
@@ -284,7 +284,7 @@ def test_an_end_that_stands_before_the_arrival_leaves_nothing_behind() -> None:
     state = state_with(joined("a"), finished("r", "a", at=1.0), *events)
 
     assert state.workload.requests == {}
-    assert state.speculation.blocks(A) == 0
+    assert state.promises.blocks(A) == 0
 
 
 def test_a_request_that_is_cancelled_before_it_comes_is_refused_when_it_comes() -> None:

@@ -16,7 +16,7 @@ class Theirs:
     def _own(self) -> None: ...
 
 
-class Ours:
+class PointsmanIndex:
     def known(self, block: Any) -> None: ...
 
 
@@ -30,10 +30,10 @@ def test_what_is_missing_in_vllm_is_named_before_anything_is_replaced() -> None:
 
 
 def test_a_stand_in_must_be_able_to_do_all_that_the_original_can() -> None:
-    require_nothing_more("eviction", Ours, Theirs)
+    require_nothing_more("eviction", PointsmanIndex, Theirs)
 
     with pytest.raises(UnknownInternalsError, match="has new, which ours has not"):
-        require_nothing_more("eviction", Theirs, Ours)
+        require_nothing_more("eviction", Theirs, PointsmanIndex)
 
 
 def test_without_a_setting_nothing_of_vllm_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:

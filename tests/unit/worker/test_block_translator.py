@@ -307,7 +307,7 @@ def test_a_store_that_contradicts_itself_is_counted_and_changes_nothing(fields: 
     translator.apply(stored(prompt(1), **fields))
 
     assert translator.held_keys() == set()
-    assert translator.counters.misfits == 1
+    assert translator.counters.mismatches == 1
 
 
 def test_orphans_wait_within_a_bound_and_the_oldest_is_given_up() -> None:

@@ -1,4 +1,4 @@
-"""Rewrites of a request body on its way to an engine: in, a JSON object that was parsed before; out, the changed bytes."""
+"""Edits a valid JSON request body before it goes to an engine."""
 
 from typing import Any
 
@@ -6,15 +6,13 @@ import msgspec
 
 from pointsman.primitives import Tenant
 
-TENANT_FIELD, TENANT_ARGUMENT = "vllm_xargs", "pointsman_client"
-"""What vLLM passes on to its scheduler; `shared/pointsman_vllm` reads it there."""
+TENANT_FIELD, TENANT_ARGUMENT = "vllm_xargs", "pointsman_client"  # read by `shared/pointsman_vllm`
 
 _ASK_USAGE = b'"stream_options":{"include_usage":true},'
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 def ask_for_usage(body: bytes) -> bytes:
-    """Have the engine send the usage at the end of its stream."""
     if b'"stream_options"' not in body:
         start = body.index(b"{") + 1
         return body[:start] + _ASK_USAGE + body[start:]
@@ -22,8 +20,7 @@ def ask_for_usage(body: bytes) -> bytes:
 
 
 def add_tenant(body: bytes, tenant: Tenant) -> bytes:
-    """Name the tenant to the engine; what the client wrote there does not count. The field comes last, where it wins over
-    one that the client spelled with escapes."""
+    """Overrides the client's value. Appended last, because the last of duplicate fields wins."""
     if TENANT_FIELD.encode() not in body:
         end = body.rindex(b"}")
         field = b',"%b":%b' % (TENANT_FIELD.encode(), msgspec.json.encode({TENANT_ARGUMENT: tenant}))

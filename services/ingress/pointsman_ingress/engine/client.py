@@ -1,8 +1,5 @@
-"""HTTP to engines: in, an `EngineRequest`; out, an `EngineAnswer` whose chunks pass unchanged.
-
-Headers are built anew; only those named here pass. Closing an answer before its end closes the connection, which tells
-the engine to stop.
-"""
+"""HTTP client for engines. Forwards only the headers listed here. Closing an unfinished answer makes the engine abort
+it."""
 
 import asyncio
 import re
@@ -19,22 +16,21 @@ from pointsman.primitives import WallSeconds
 from pointsman_ingress.engine.streams import CHUNKS, StreamShape, StreamTail
 from pointsman_ingress.http.request_headers import Headers
 
-CONNECTIONS_MAX = 4096  # open connections to engines, all together
+CONNECTIONS_MAX = 4096  # to all engines
 CONNECT_WALL_SECONDS: WallSeconds = WallSeconds(2.0)
-KEEP_ALIVE_WALL_SECONDS: WallSeconds = WallSeconds(4.0)
-"""Engines behind uvicorn close an idle connection after five seconds; we must close it first."""
+KEEP_ALIVE_WALL_SECONDS: WallSeconds = WallSeconds(4.0)  # less than uvicorn's five seconds
 CUT_CHECK_WALL_SECONDS: WallSeconds = WallSeconds(5.0)
-"""aiohttp 3.14 does not end an answer whose connection it closed because of invalid HTTP: how often to check for that."""
-AFTER_END_WALL_SECONDS: WallSeconds = WallSeconds(1.0)  # how long an engine may keep a stream open after its last event
+"""aiohttp 3.14 may leave an invalid answer open on a closed connection"""
+AFTER_END_WALL_SECONDS: WallSeconds = WallSeconds(1.0)  # grace period after the last event of a stream
 URLS_MAX = 10_000
-PIECE_BYTES = 256 * 1024  # larger bodies are sent in pieces, so that they do not block the event loop
-ANSWER_BYTES_MAX = 64 * 1024 * 1024  # largest answer that is kept whole in memory
-OPENING_BYTES_MAX = 16 * 1024 * 1024  # how much of a stream is held until it has output; then it passes as it comes
+PIECE_BYTES = 256 * 1024  # larger bodies are streamed, to not block the event loop
+ANSWER_BYTES_MAX = 64 * 1024 * 1024  # read as a whole
+OPENING_BYTES_MAX = 16 * 1024 * 1024  # buffered before the first output
 CONTENT_TYPE_CHARACTERS_MAX = 200
 
 FORWARDED_HEADERS = ((b"traceparent", "traceparent"), (b"tracestate", "tracestate"))
 KEY_HEADERS = ((b"authorization", "authorization"), (b"x-api-key", "x-api-key"))
-RANK_HEADER = "x-data-parallel-rank"  # selects one of vLLM's data-parallel ranks
+RANK_HEADER = "x-data-parallel-rank"  # vLLM's
 JSON = "application/json"
 EVENT_STREAM = "text/event-stream"
 NOT_IMPLEMENTED = 501
@@ -45,8 +41,7 @@ _done_event = re.compile(rb"(?:^|[\r\n])data: ?\[DONE\]\s*$")
 
 
 class EngineFailedError(Exception):
-    """The engine did not answer, answered with a server error, or broke off. `failure`: for the log, None for a refusal
-    (4xx). `status`: of the answer, 0 without one. `public_reason`: safe for clients, contains no address."""
+    """`failure`: for the log; None for a 4xx. `status`: 0 without an answer. `public_reason`: without addresses."""
 
     def __init__(
         self, reason: str, *, failure: AttemptFailure | None = None, status: int = 0, public_reason: str = ""
@@ -59,12 +54,10 @@ class EngineFailedError(Exception):
 
 @dataclass(slots=True)
 class EngineRequest:
-    """`shape`: of the stream that may come. `content_type`: of the body. `dp_rank`: which data-parallel rank serves it."""
-
     engine: str
     path: str
     body: bytes
-    headers: Headers  # the client's
+    headers: Headers
     request_id: str
     dp_rank: int = ANY_RANK
     shape: StreamShape = CHUNKS
@@ -80,8 +73,7 @@ class EngineClient:
         forward_authorization: bool,
         chunk_timeout_seconds: WallSeconds,
     ) -> None:
-        """`api_key`: sent to engines; without one the client's own key is, if `forward_authorization`.
-        `chunk_timeout_seconds`: longest pause, wall, within an answer that has begun."""
+        """`chunk_timeout_seconds`: maximum wall pause after the first output."""
         self._session = session
         self._chunk_timeout_seconds = chunk_timeout_seconds
         self._own_headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
@@ -90,8 +82,7 @@ class EngineClient:
         self._urls: dict[tuple[str, str], URL] = {}
 
     async def send(self, request: EngineRequest) -> "EngineAnswer":
-        """Wait for the head of the answer. Raises EngineFailedError for every status but 200, 4xx and 501 (the engine
-        cannot do such a thing)."""
+        """Returns after the response head. Raises EngineFailedError unless the status is 200, 4xx or 501."""
         try:
             url = self._urls.get((request.engine, request.path)) or self._remember_url(request.engine, request.path)
             large = len(request.body) > PIECE_BYTES
@@ -101,7 +92,7 @@ class EngineClient:
                 headers=self._headers(request),
                 allow_redirects=False,
             )
-        except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:  # ValueError: an invalid URL
+        except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:  # ValueError: invalid URL
             raise _failure(error) from error
         if response.status not in (200, NOT_IMPLEMENTED) and not 400 <= response.status < 500:
             response.close()
@@ -110,7 +101,7 @@ class EngineClient:
         return EngineAnswer(response, request.shape, chunk_timeout_seconds=self._chunk_timeout_seconds)
 
     async def open(self, request: EngineRequest) -> tuple["EngineAnswer", bytes]:
-        """As `send`, with the answer's opening. Raises EngineFailedError."""
+        """`send`, then `EngineAnswer.opening`. Raises EngineFailedError."""
         answer = await self.send(request)
         try:
             return answer, await answer.opening()
@@ -119,8 +110,7 @@ class EngineClient:
             raise
 
     def is_unfit(self, status: int, headers: Headers) -> bool:
-        """Whether a refusal is due to the engine, so that another may serve the request: it does not accept our key, does
-        not know the model, or is overloaded."""
+        """Whether another engine may accept the request: this one refused our key, lacks the model or is overloaded."""
         key_of_client = any(name in headers for name, _ in self._key_headers)
         return status in UNFIT_STATUSES or (status in KEY_STATUSES and not key_of_client)
 
@@ -135,7 +125,6 @@ class EngineClient:
         return headers
 
     def _remember_url(self, engine: str, path: str) -> URL:
-        """Parsing a URL costs as much as sending the request."""
         if len(self._urls) > URLS_MAX:
             self._urls.clear()
         url = self._urls[engine, path] = URL(engine.rstrip("/") + path)
@@ -143,7 +132,7 @@ class EngineClient:
 
 
 class EngineAnswer:
-    """An answer whose head has arrived. Leaving its context before the end closes the connection."""
+    """An answer after its head. Leaving the context before the end closes the connection."""
 
     def __init__(
         self, response: aiohttp.ClientResponse, shape: StreamShape, *, chunk_timeout_seconds: WallSeconds
@@ -152,17 +141,15 @@ class EngineAnswer:
         self.content_type = _content_type(response.headers.get("content-type", ""))
         self.streams = self.content_type.lower().startswith(EVENT_STREAM)
         self.tail = StreamTail(shape)
-        """What the stream says of itself."""
         self._response = response
         self._chunk_timeout_seconds = chunk_timeout_seconds
-        self._opened = False  # pauses are bounded by the chunk timeout only after the opening
+        self._opened = False  # the chunk timeout applies after the opening
         self._ended = False
-        self._done = False  # whether the last event was the one that ends a stream of chunks
-        self._lingers = False  # whether the engine keeps the connection open after that
+        self._done = False  # whether the last event was `[DONE]`
+        self._kept_open = False  # whether the engine keeps the connection open after `[DONE]`
 
     async def opening(self) -> bytes:
-        """The first bytes; of a stream up to its first output, since a client that has seen nothing can be served
-        elsewhere. Raises EngineFailedError."""
+        """Returns the first bytes, of a stream up to the first output. Raises EngineFailedError."""
         chunk = await self.chunk()
         opening, size = [chunk], len(chunk)
         while self.streams and chunk and not self.tail.opening_is_over and size <= OPENING_BYTES_MAX:
@@ -175,11 +162,11 @@ class EngineAnswer:
         return b"".join(opening)
 
     async def chunk(self) -> bytes:
-        """The next bytes; empty at the end. Raises EngineFailedError if the answer breaks off."""
+        """The next bytes; empty at the end. Raises EngineFailedError."""
         try:
             chunk = await self._next()
         except (aiohttp.ClientError, aiohttp.http.HttpProcessingError, OSError, TimeoutError) as error:
-            raise _failure(error, begun=True) from error
+            raise _failure(error, head_received=True) from error
         if not chunk:
             self._end()
         elif self.streams:
@@ -188,7 +175,7 @@ class EngineAnswer:
         return chunk
 
     async def whole(self, first: bytes = b"", *, bytes_max: int = ANSWER_BYTES_MAX) -> bytes:
-        """Everything, with what was read `first`. Raises EngineFailedError if it breaks off or is larger."""
+        """All bytes, starting with `first`. Raises EngineFailedError, also if there are more than `bytes_max`."""
         chunks, size = [first], len(first)
         while chunk := await self.chunk():
             chunks.append(chunk)
@@ -205,10 +192,9 @@ class EngineAnswer:
         if self.streams and self.status == 200 and not self.tail.has_ended:
             msg = f"its stream ended without {self.tail.shape.ends[0].decode().strip()}"
             raise EngineFailedError(msg, failure="stream_reset")
-        self._ended = not self._lingers
+        self._ended = not self._kept_open
 
     async def _next(self) -> bytes:
-        """Raises what aiohttp does, ConnectionResetError, and EngineFailedError for too long a pause."""
         waited = WallSeconds(0.0)
         while True:
             wait = AFTER_END_WALL_SECONDS if self._done else CUT_CHECK_WALL_SECONDS
@@ -222,7 +208,7 @@ class EngineAnswer:
                 if not timeout.expired():
                     raise
             if self._done:
-                self._lingers = True
+                self._kept_open = True
                 return b""
             connection = self._response.connection
             if connection is not None and connection.transport is None:
@@ -244,7 +230,7 @@ class EngineAnswer:
 
 
 def lacks_endpoint(status: int, body: bytes) -> bool:
-    """Whether the engine has no such path, as opposed to, for instance, no such model."""
+    """Whether the path is missing, not just the model."""
     return status in (405, NOT_IMPLEMENTED) or (status == 404 and b'"Not Found"' in body)
 
 
@@ -261,14 +247,12 @@ def open_session() -> aiohttp.ClientSession:
 
 
 def _content_type(sent: str) -> str:
-    """JSON instead of what cannot be one of our headers."""
     valid = sent.isascii() and sent.isprintable() and 0 < len(sent) <= CONTENT_TYPE_CHARACTERS_MAX
     return sent if valid else JSON
 
 
-def _failure(error: Exception, *, begun: bool = False) -> EngineFailedError:
-    """`begun`: whether the head of the answer has arrived."""
+def _failure(error: Exception, *, head_received: bool = False) -> EngineFailedError:
     reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-    if not begun and isinstance(error, aiohttp.ClientConnectorError | TimeoutError | ValueError):
+    if not head_received and isinstance(error, aiohttp.ClientConnectorError | TimeoutError | ValueError):
         return EngineFailedError(reason, failure="connect_failure", public_reason="it cannot be reached")
     return EngineFailedError(reason, failure="stream_reset", public_reason="the connection broke off")

@@ -1,10 +1,5 @@
-"""Prefill on one engine and decode on another: in, a request body; out, the bodies for both engines.
-
-vLLM's protocol: the prefill engine gets the request with `max_tokens` 1 and `kv_transfer_params` that announce a remote
-decode. Its answer says in its own `kv_transfer_params` where the KV cache is, or nothing if connectors find it by the
-prompt. The decode engine gets the client's request with those parameters. Only completions and chats with one prompt and
-one answer are split; of others the decode engine does all.
-"""
+"""Prefill/decode disaggregation in vLLM's protocol: the prefill request has `max_tokens` 1 and `kv_transfer_params` for
+a remote decode; those of its answer go into the decode request. Requires one prompt and one answer."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -21,11 +16,10 @@ REMOTE_DECODE: dict[str, Any] = {
     "remote_block_ids": None,
     "remote_host": None,
     "remote_port": None,
-}
-"""As vLLM's own proxies send it."""
+}  # as vLLM's proxies send it
 
 NOT_FOR_PREFILL = ("stream_options", "min_tokens", "logprobs", "top_logprobs", "prompt_logprobs", "best_of")
-"""Fields that only cost time if one token is generated that nobody reads."""
+"""irrelevant for the one token that prefill generates"""
 
 
 class _PrefillAnswer(msgspec.Struct):
@@ -38,8 +32,7 @@ _answers = msgspec.json.Decoder(_PrefillAnswer)
 
 @dataclass(frozen=True, slots=True)
 class PrefillResult:
-    """Where the KV cache is, and how much of the prompt the prefill engine had cached: None if there was no prefill, -1 if
-    it did not say."""
+    """`cached_tokens`: of the prefill engine; None without a prefill, -1 if not reported."""
 
     transfer: dict[str, Any] | None
     cached_tokens: Tokens | None
@@ -50,13 +43,11 @@ NO_PREFILL = PrefillResult(None, None)
 
 class SplitBody:
     def __init__(self, body: bytes, *, splittable: bool) -> None:
-        """`splittable`: whether engines can split requests on this path."""
         self._body = body
         self._fields: dict[str, Any] = _fields.decode(body) if splittable else {}
         prompt = self._fields.get("prompt")
         several = isinstance(prompt, list) and bool(prompt) and not isinstance(prompt[0], int)
-        self.possible = splittable and (self._fields.get("n") or 1) == 1 and not several
-        """Whether it has one prompt and asks for one answer."""
+        self.possible = splittable and (self._fields.get("n") or 1) == 1 and not several  # one prompt, one answer
 
     def for_prefill(self) -> bytes:
         fields = {name: value for name, value in self._fields.items() if name not in NOT_FOR_PREFILL}

@@ -1,8 +1,5 @@
-"""Deadline for an engine's first byte: a multiple of the predicted time to it, at least `--first-byte-seconds-min` wall.
-
-The first byte of a stream is its first output. Any other answer comes after all its output, so the time for that is
-added: its maximum output tokens at the rate of the TPOT SLO. If nothing bounds its tokens, it has no deadline.
-"""
+"""Deadline for an engine's first byte: a multiple of the predicted TTFT, plus the output at the TPOT SLO if not
+streamed."""
 
 import asyncio
 import math
@@ -15,28 +12,25 @@ from pointsman_ingress.settings import IngressSettings
 
 FOREVER: Seconds = math.inf
 
-STALL_WALL_SECONDS: WallSeconds = WallSeconds(0.25)
-"""A timer that fires so late means that this process was stalled, not that an engine is slow."""
+STALL_WALL_SECONDS: WallSeconds = WallSeconds(0.25)  # a timer this late means that the process stalled, not the engine
 
 
 def first_byte_wall_seconds(
     settings: IngressSettings, expected: Seconds = 0.0, *, output: Seconds = 0.0, speed: float = 1.0
 ) -> Seconds:
-    """From sending to the first byte. `expected`: engine seconds to the first token; `output`: engine seconds from there
-    until anything is sent."""
+    """`expected`: engine seconds to the first token; `output`: engine seconds from there to the first byte."""
     if not settings.first_byte_factor:
         return FOREVER
     return max(settings.first_byte_seconds_min, settings.first_byte_factor * expected / speed) + output / speed
 
 
 class FirstByteDeadline:
-    """Bounds what happens inside its context. After `wall_seconds`, and on `expire`, it asks `leave`, with the seconds
-    waited: if true the context ends with EngineFailedError, else the wait goes on for as long again. Time in which this
-    process was stalled is given back: what the engine sent meanwhile has not been read."""
+    """After `wall_seconds` or `expire` calls `give_up(waited_seconds)`: True raises EngineFailedError, False restarts
+    the wait. Does not count time during which this process stalled."""
 
-    def __init__(self, wall_seconds: Seconds, leave: Callable[[Seconds], bool]) -> None:
+    def __init__(self, wall_seconds: Seconds, give_up: Callable[[Seconds], bool]) -> None:
         self._wall_seconds = wall_seconds
-        self._leave = leave
+        self._give_up = give_up
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._timeout = asyncio.timeout(None)
@@ -56,7 +50,6 @@ class FirstByteDeadline:
             raise EngineFailedError(reason, failure="first_byte_timeout") from timeout
 
     def expire(self) -> None:
-        """The engine is known to have lost the request."""
         if self._timer is not None:
             self._timer.cancel()
         self._decide()
@@ -74,7 +67,7 @@ class FirstByteDeadline:
             self._decide()
 
     def _decide(self) -> None:
-        if self._leave(self._loop.time() - self._began):
+        if self._give_up(self._loop.time() - self._began):
             self._timeout.reschedule(self._loop.time())
         else:
             self._wait(self._wall_seconds)

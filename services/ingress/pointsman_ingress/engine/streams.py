@@ -1,8 +1,4 @@
-"""Streams of different endpoints: in, chunks as they come; out, whether output has begun, whether it ended, its last events.
-
-Completions and chats send a chunk per token and `[DONE]` at the end. The Responses API and Anthropic's Messages API
-send named events, some of them before the first output, and a last one with a name of its own.
-"""
+"""Incremental parsing of engine streams: takes chunks, reports first output, end, failure and last events."""
 
 import re
 from collections import deque
@@ -14,30 +10,29 @@ import msgspec
 from pointsman.adapters.sse import EVENT_END, TWO_LINE_ENDS, event_data
 from pointsman_ingress.engine.usage import Usage, usage_in
 
-EVENT_BYTES_MAX = 16 * 1024  # a longer event is not searched for an error
-TAIL_BYTES_MAX = 8 * 1024
-"""How much of the end of a stream is kept, plus a chunk: the usage and the last event are in it."""
-LAST_EVENT_BYTES_MAX = 8 * 1024 * 1024  # how much is kept of a last event that holds the whole answer
-USAGE_LINES_MAX = 64  # lines at the end of a stream in which the usage is searched
+EVENT_BYTES_MAX = 16 * 1024  # longer events are not searched for an error
+TAIL_BYTES_MAX = 8 * 1024  # holds the usage and the last event
+LAST_EVENT_BYTES_MAX = 8 * 1024 * 1024  # if the last event repeats the whole answer
+USAGE_LINES_MAX = 64
 
 _ENDS_HERE = re.compile(TWO_LINE_ENDS + rb"\Z")
 _LINE_ENDS = (b"\n", b"\r")
-_MARK_BYTES_MAX = 64
+_PATTERN_BYTES_MAX = 64
 
 
 @dataclass(frozen=True, slots=True)
 class StreamShape:
-    """`output`: marks of the first event with output; none: every event has some. `ends`: marks of the last event; a
-    stream without one broke off. Marks contain line breaks if text could look like them."""
+    """Byte patterns of the first event with output (empty: every event has some) and of the last event. They include
+    line ends so that generated text cannot match."""
 
     output: tuple[bytes, ...]
     ends: tuple[bytes, ...]
 
     def shows_output(self, chunk: bytes) -> bool:
-        return not self.output or any(mark in chunk for mark in (*self.output, *self.ends))
+        return not self.output or any(pattern in chunk for pattern in (*self.output, *self.ends))
 
     def has_ended(self, tail: bytes) -> bool:
-        return any(mark in tail for mark in self.ends)
+        return any(pattern in tail for pattern in self.ends)
 
 
 def _event_names(*names: bytes) -> tuple[bytes, ...]:
@@ -53,20 +48,19 @@ MESSAGE_EVENTS = StreamShape(output=_event_names(b"content_block_start"), ends=_
 
 
 class StreamTail:
-    """The end of a stream so far. Time is linear in what it is fed; memory is bounded by TAIL_BYTES_MAX plus a chunk, or
-    LAST_EVENT_BYTES_MAX for a last event."""
+    """The end of a stream. Linear time; memory bounded by TAIL_BYTES_MAX plus a chunk, or LAST_EVENT_BYTES_MAX."""
 
     def __init__(self, shape: StreamShape) -> None:
         self.shape = shape
         self.events = 0
-        self.reports_failure = False  # whether an event says that the engine failed
+        self.reports_failure = False
         self._chunks: deque[bytes] = deque()
         self._bytes = 0
         self._bytes_max = TAIL_BYTES_MAX
-        self._carry = b""  # end of the last chunks, which may hold the beginning of a mark
+        self._carry = b""  # may hold the start of a pattern
         self._shows_output = not shape.output
         self._last_event = False
-        self._unfinished_event = b""  # up to EVENT_BYTES_MAX
+        self._unfinished_event = b""
 
     def feed(self, chunk: bytes) -> None:
         self._chunks.append(chunk)
@@ -76,7 +70,7 @@ class StreamTail:
         if self.shape.output and not self._last_event:
             seen = self._carry + chunk
             self._shows_output = self._shows_output or self.shape.shows_output(seen)
-            self._carry = seen[-_MARK_BYTES_MAX:]
+            self._carry = seen[-_PATTERN_BYTES_MAX:]
             if self.shape.has_ended(seen):
                 self._last_event, self._bytes_max = True, LAST_EVENT_BYTES_MAX
         self.events += chunk.count(b"data:")
@@ -93,12 +87,10 @@ class StreamTail:
 
     @property
     def opening_is_over(self) -> bool:
-        """Whether there is output, and the first event is whole: its beginning may be that of an error."""
         return self._shows_output and not (self.events <= 1 and self._unfinished_event)
 
     @property
     def has_ended(self) -> bool:
-        """Whether the last event has begun."""
         return self._last_event or self.shape.has_ended(b"".join(self._chunks))
 
     @property
@@ -107,12 +99,10 @@ class StreamTail:
 
     @property
     def usage(self) -> Usage:
-        """From the last events."""
         usages = (usage_in(data) for data in self.data_backwards() if b'"usage"' in data)
         return next((usage for usage in usages if usage.completion_tokens >= 0), Usage())
 
     def data_backwards(self) -> Iterator[bytes]:
-        """The data lines at the end, the last one first."""
         lines = b"".join(self._chunks).replace(b"\r", b"\n").rsplit(b"\n", USAGE_LINES_MAX)
         for line in reversed(lines):
             if line.startswith(b"data:"):
@@ -136,8 +126,7 @@ _error_events = msgspec.json.Decoder(_ErrorEvent)
 
 
 def _reports_failure(events: bytes) -> bool:
-    """Whether an event says that the engine failed: vLLM and SGLang have sent 200 by then and report it in an event with
-    an `error`. One that blames the request (a code of 4xx) does not count."""
+    """vLLM and SGLang report failures in an event after status 200. Errors of the request (4xx) do not count."""
     return b'"error"' in events and any(map(_is_failure, EVENT_END.split(events)))
 
 

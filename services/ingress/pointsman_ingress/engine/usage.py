@@ -1,8 +1,4 @@
-"""Token usage as engines report it: in, answers or chunks of a stream; out, counts, and the stream without the usage event.
-
-Engines send the usage of a stream, in an event before the end, only if asked (`stream_options.include_usage`). The
-ingress asks if the client did not, and removes that event. All other events pass unchanged.
-"""
+"""Token usage: read from answers and events; usage events that only the ingress asked for are removed from streams."""
 
 from typing import Annotated, Any
 
@@ -11,9 +7,9 @@ import msgspec
 from pointsman.adapters.sse import EVENT_END, event_data
 from pointsman.primitives import Tokens
 
-COUNT_MAX: Tokens = 1_000_000_000  # no request has more tokens; larger counts are not believed
-HELD_BYTES_MAX = 64 * 1024  # A longer event is no usage event, and passes as it comes
-_CARRIED_BYTES = 3  # how much of the end of an event may have come before the rest of it
+COUNT_MAX: Tokens = 1_000_000_000  # larger counts are invalid
+HELD_BYTES_MAX = 64 * 1024  # longer events pass unchanged
+_CARRIED_BYTES = 3  # of an event's end that may precede its rest
 
 
 class Usage(msgspec.Struct, frozen=True):
@@ -32,8 +28,7 @@ class _PromptDetails(msgspec.Struct):
 
 
 class _Usage(msgspec.Struct):
-    """In the names of chats and completions, of the Responses API, or of Anthropic, whose `input_tokens` do not include
-    those of the cache."""
+    """Field names of completions, Responses API and Anthropic, whose `input_tokens` exclude cached ones."""
 
     prompt_tokens: _Count = -1
     completion_tokens: _Count = -1
@@ -45,8 +40,8 @@ class _Usage(msgspec.Struct):
     cache_creation_input_tokens: _Count | None = None
 
     def counts(self) -> Usage:
-        beside = (self.cache_read_input_tokens or 0) + (self.cache_creation_input_tokens or 0)
-        prompt = max(self.prompt_tokens, self.input_tokens + beside if self.input_tokens >= 0 else -1)
+        cache_tokens = (self.cache_read_input_tokens or 0) + (self.cache_creation_input_tokens or 0)
+        prompt = max(self.prompt_tokens, self.input_tokens + cache_tokens if self.input_tokens >= 0 else -1)
         details = self.prompt_tokens_details or self.input_tokens_details
         cached = details.cached_tokens if details is not None else self.cache_read_input_tokens
         return Usage(prompt, max(self.completion_tokens, self.output_tokens), -1 if cached is None else cached)
@@ -71,7 +66,7 @@ _events = msgspec.json.Decoder(_Event)
 
 
 def usage_in(answer: bytes) -> Usage:
-    """The usage in an answer or in the data of an event; unknown if there is none or it cannot be true."""
+    """From an answer or an event's data; unknown if missing or invalid."""
     try:
         decoded = _answers.decode(answer)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -81,31 +76,31 @@ def usage_in(answer: bytes) -> Usage:
 
 
 class UsageRemover:
-    """Removes the usage event of one stream. Holds no more than HELD_BYTES_MAX and a chunk."""
+    """Removes the usage event from a stream. Buffers at most HELD_BYTES_MAX and a chunk."""
 
     def __init__(self) -> None:
-        self._held = b""  # the beginning of an event; of one that is too long its last few bytes
-        self._passing = False  # whether the client has got what is held, because the event is too long
+        self._held = b""  # start of an event, or the last bytes of one that is too long
+        self._passing = False  # whether the buffered event is too long and was passed on
 
     def feed(self, chunk: bytes) -> bytes:
         if not self._held and b'"usage"' not in chunk and chunk.endswith((b"\n\n", b"\r\n\r\n")):
             return chunk
-        whole, shown, start = self._held + chunk, list[bytes](), 0
+        whole, output, start = self._held + chunk, list[bytes](), 0
         for end in EVENT_END.finditer(whole, max(0, len(self._held) - _CARRIED_BYTES)):
-            shown.append(self._of_event(whole[start : end.end()]))
+            output.append(self._passed(whole[start : end.end()]))
             start, self._held, self._passing = end.end(), b"", False
         rest = whole[start:]
         if self._passing or len(rest) > HELD_BYTES_MAX:
-            shown.append(rest[len(self._held) if self._passing else 0 :])
+            output.append(rest[len(self._held) if self._passing else 0 :])
             rest, self._passing = rest[-_CARRIED_BYTES:], True
         self._held = rest
-        return b"".join(shown)
+        return b"".join(output)
 
     def rest(self) -> bytes:
         held, self._held = b"" if self._passing else self._held, b""
         return held
 
-    def _of_event(self, event: bytes) -> bytes:
+    def _passed(self, event: bytes) -> bytes:
         if self._passing:
             return event[len(self._held) :]
         return b"" if _is_usage(event) else event

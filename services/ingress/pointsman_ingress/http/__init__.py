@@ -1,1 +1,1 @@
-"""HTTP: endpoints, bodies, headers, errors, tenants."""
+"""HTTP exchange with clients: bodies, headers, API keys, deadlines, errors."""

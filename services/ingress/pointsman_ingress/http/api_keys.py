@@ -1,10 +1,9 @@
-"""API keys: in, a file with a line `NAME SHA256-HEX` per key; out, the tenant whose key a request shows.
-
-Empty lines and lines that start with `#` are skipped; several keys may have one name. To add a key:
+"""API keys: reads a file with lines `NAME SHA256-HEX`, maps a request's key to its tenant. Empty lines and `#` comments
+are skipped; a name may have several keys. To add one:
 
     printf %s "$KEY" | sha256sum | sed 's/^/alice /; s/ *-$//' >> keys
 
-The file is checked every two seconds. If it becomes unreadable, the keys read last stay valid.
+The file is checked every two seconds; the previous keys stay valid if it becomes unreadable.
 """
 
 import hashlib
@@ -26,12 +25,10 @@ _LINE = re.compile(r"^(?P<name>[A-Za-z0-9_.@-]{1,128})\s+(?P<digest>[0-9a-f]{64}
 
 
 class KeysFileError(ValueError):
-    """The keys file cannot be used. The message names the line, never its content."""
+    """The message contains the line's number, not its content."""
 
 
 class Keyring:
-    """The valid keys. Without a file no key is required."""
-
     def __init__(self, path: Path | None, clock: Clock) -> None:
         self._path = path
         self._clock = clock
@@ -45,13 +42,13 @@ class Keyring:
         return self._path is not None
 
     def tenant(self, headers: Headers) -> Tenant | None:
-        """The owner of the key that was sent; None if no keys are configured. Raises ApiError (401)."""
+        """None without a keys file. Raises ApiError (401)."""
         if self._path is None:
             return None
         key = _sent_key(headers)
         sent = hashlib.sha256(key).digest() if key is not None else b""
         found = None
-        for digest, name in self._keys:  # all of them, so that the time taken reveals nothing
+        for digest, name in self._keys:  # all of them: constant time
             if hmac.compare_digest(digest, sent):
                 found = name
         if found is None:
@@ -59,7 +56,7 @@ class Keyring:
         return found
 
     async def follow(self) -> None:
-        """Reread the file whenever it changes; runs forever."""
+        """Reload the file when it changes; runs without end."""
         path = self._path
         while path is not None:
             await self._clock.sleep_wall(RELOAD_WALL_SECONDS)
@@ -70,7 +67,7 @@ class Keyring:
                 log.warning("api_keys_unreadable", reason=str(error))
 
     def _read(self, path: Path) -> bool:
-        """Whether the file has changed. Raises KeysFileError."""
+        """Returns whether the file has changed."""
         try:
             status = path.stat()
             version = status.st_mtime_ns, status.st_size
@@ -87,7 +84,6 @@ class Keyring:
 
 
 def _sent_key(headers: Headers) -> bytes | None:
-    """OpenAI's clients send a bearer token, Anthropic's a header of their own."""
     scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
     return key.strip() if scheme.lower() == b"bearer" else headers.get(b"x-api-key")
 

@@ -1,4 +1,4 @@
-"""One HTTP exchange with a client: in, a request as ASGI gives it; out, an answer that is begun and ended once."""
+"""One HTTP exchange with a client: reads the body and sends one answer over ASGI."""
 
 import asyncio
 from collections import OrderedDict
@@ -17,42 +17,37 @@ from pointsman.runtime.telemetry import HTTP_REQUESTS
 from pointsman_ingress.http.errors import ApiError, ErrorShape, Header, body_too_large, body_too_slow, too_many_bodies
 from pointsman_ingress.http.request_headers import Headers, header_text
 
-BODY_WALL_SECONDS: WallSeconds = WallSeconds(30.0)  # how long a client may take to send its body
-UNFINISHED_BODIES_BYTES_MAX = 256 * 1024 * 1024
-"""Of all bodies that are being read. One that arrives in one piece is never counted."""
-RECENT_IDS_MAX = 100_000
-"""Request ids chosen by clients that are remembered, so that a second use of one gets an id of its own."""
+BODY_WALL_SECONDS: WallSeconds = WallSeconds(30.0)  # to receive the body
+UNFINISHED_BODIES_BYTES_MAX = 256 * 1024 * 1024  # bodies in one message do not count
+RECENT_IDS_MAX = 100_000  # to detect reuse of ids chosen by clients
 JSON = "application/json"
 
 
 class ClientGoneError(Exception):
-    """The client hung up before its body was read."""
+    """The client disconnected before its body was read."""
 
 
 class RequestIds:
-    """Gives each request an id that is unique in the log, the client's own if possible."""
+    """Assigns ids that are unique in the log, the client's own if possible."""
 
     def __init__(self, chance: Random) -> None:
         self._prefix = f"{chance.getrandbits(48):012x}"
         self._numbers = count(1)
         self._recent: OrderedDict[str, None] = OrderedDict()
 
-    def take(self, wanted: str) -> RequestId:
-        """`wanted` if it is a valid id and was not used recently, else a new one."""
-        if not wanted or wanted in self._recent or not REQUEST_ID_PATTERN.match(wanted):
+    def take(self, preferred: str) -> RequestId:
+        if not preferred or preferred in self._recent or not REQUEST_ID_PATTERN.match(preferred):
             return self.fresh()
-        self._recent[wanted] = None
+        self._recent[preferred] = None
         if len(self._recent) > RECENT_IDS_MAX:
             self._recent.popitem(last=False)
-        return RequestId(wanted)
+        return RequestId(preferred)
 
     def fresh(self) -> RequestId:
         return RequestId(f"{self._prefix}-{next(self._numbers)}")
 
 
 class BodyBudget:
-    """Bytes of unfinished bodies that this process holds, over all clients."""
-
     def __init__(self, bytes_max: int = UNFINISHED_BODIES_BYTES_MAX) -> None:
         self._bytes_left = bytes_max
 
@@ -66,25 +61,25 @@ class BodyBudget:
         self._bytes_left += size
 
 
-class Call:
-    """One exchange. Only our own response headers and the engine's content type reach the client."""
+class HttpExchange:
+    """Forwards only our response headers and the engine's content type."""
 
     def __init__(
         self, path: str, errors: ErrorShape, scope: Scope, send: Send, *, ids: RequestIds, clock: Clock
     ) -> None:
         self.path = path
         self.method: str = scope["method"]
-        self.client: str | None = (scope.get("client") or (None,))[0]  # its address
+        self.client: str | None = (scope.get("client") or (None,))[0]  # address
         self.headers: Headers = dict(scope["headers"])
         self.arrived_at = clock.now()  # engine time
         self.received_at_wall = clock.wall()
-        self.first_byte_at_wall: WallSeconds | None = None  # when the first bytes of the answer's body were sent
+        self.first_byte_at_wall: WallSeconds | None = None  # of the answer's body
         sent_id = header_text(self.headers, b"x-request-id")
         self.id = ids.take(sent_id)
-        self.status = 0  # 0 until the answer has begun
+        self.status = 0  # 0: not started
         self.error_code = ""
         self.request_bytes = 0
-        self.response_bytes = 0  # of the bodies
+        self.response_bytes = 0  # of bodies
         self._errors = errors
         self._clock = clock
         self._streaming = False
@@ -105,7 +100,6 @@ class Call:
         return body
 
     async def start(self, content_type: str, headers: Iterable[Header], *, length: int | None) -> None:
-        """Send status 200 and headers. `length` None: the body is streamed."""
         self._streaming = length is None
         last = (b"cache-control", b"no-cache") if length is None else (b"content-length", b"%d" % length)
         self._begin(200)
@@ -127,11 +121,7 @@ class Call:
         await send_whole(self._send, status, body, content_type, [self._id_header, *headers])
 
     async def fail(self, error: ApiError, *, mid_event: bool = False) -> None:
-        """Send an error as the whole answer, or as the last event of a stream that has begun.
-
-        `mid_event`: separate it from an unfinished event. An answer whose length was announced cannot be taken back:
-        the server then closes the connection.
-        """
+        """Sends an error as the answer, or as a stream's last event; `mid_event`: ends an unfinished event first."""
         self.error_code = self.error_code or error.code
         if not self.status:
             await self.answer(error.status, self._errors.body(error), JSON, error.headers)
@@ -171,7 +161,7 @@ async def _body(receive: Receive, budget: BodyBudget, bytes_max: int) -> bytes:
 
 
 async def _part(receive: Receive) -> tuple[bytes, bool]:
-    """A piece of the body, and whether there are more. Raises ClientGoneError."""
+    """Raises ClientGoneError."""
     message = await receive()
     if message["type"] != "http.request":
         raise ClientGoneError
@@ -180,5 +170,4 @@ async def _part(receive: Receive) -> tuple[bytes, bool]:
 
 @cache
 def _requests_metric(path: str, status: int) -> Metric:
-    """Looking a metric up by labels costs more than counting."""
     return HTTP_REQUESTS.labels(path, str(status))

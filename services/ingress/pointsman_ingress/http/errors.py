@@ -1,7 +1,4 @@
-"""Errors that clients get: an `ApiError` is raised anywhere and answered in one place, in OpenAI's or Anthropic's shape.
-
-The code is for programs, the message for users. Neither contains a key, a prompt or an engine's address.
-"""
+"""Client errors in OpenAI's or Anthropic's format. Messages contain no keys, prompts or engine addresses."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -13,9 +10,9 @@ import msgspec
 from pointsman.contracts.reasons import reject_answer
 from pointsman.primitives import Seconds, Tokens
 
-NO_RETRY_HEADER = (b"x-should-retry", b"false")  # for OpenAI's clients, which retry after 408, 429 and 5xx
+NO_RETRY_HEADER = (b"x-should-retry", b"false")  # OpenAI's clients retry 408, 429 and 5xx
 REASON_HEADER = b"x-pointsman-reject-reason"
-MODEL_NAMES_MAX = 20  # in the answer to an unknown one
+MODEL_NAMES_MAX = 20
 
 Header = tuple[bytes, bytes]
 _encode = msgspec.json.Encoder().encode
@@ -37,8 +34,6 @@ class ApiError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ErrorShape:
-    """How an API's clients expect an error. `event_head` starts its server-sent event in a stream."""
-
     body: Callable[[ApiError], bytes]
     event_head: bytes
 
@@ -80,12 +75,9 @@ OPENAI_ERRORS = ErrorShape(_openai_body, b"data: ")
 ANTHROPIC_ERRORS = ErrorShape(_anthropic_body, b"event: error\ndata: ")
 
 
-# Errors without arguments
-
-
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """Called, it makes the error. `retry_after`: wall seconds."""
+    """An error without arguments. `retry_after`: wall seconds."""
 
     status: int
     code: str
@@ -123,23 +115,20 @@ ingress_stopped = _Kind(
 )
 
 
-# Errors with arguments
-
-
 def bad_request(message: str, *, param: str | None = None, code: str = "invalid_request") -> ApiError:
     return ApiError(400, code, message, param=param)
 
 
 def unknown_model(model: str, known: Sequence[str]) -> ApiError:
-    message = f"The model {model[:200]!r} does not exist; there is: {_listed(known)}."
+    message = f"The model {model[:200]!r} does not exist; there is: {_model_list(known)}."
     return ApiError(404, "model_not_found", message, param="model")
 
 
 def model_required(known: Sequence[str]) -> ApiError:
-    return bad_request(f"Several models are served here; name one of them: {_listed(known)}.", param="model")
+    return bad_request(f"Several models are served here; name one of them: {_model_list(known)}.", param="model")
 
 
-def _listed(models: Sequence[str]) -> str:
+def _model_list(models: Sequence[str]) -> str:
     more = len(models) - MODEL_NAMES_MAX
     return ", ".join(models[:MODEL_NAMES_MAX]) + (f", and {more} more in /v1/models" if more > 0 else "")
 
@@ -149,7 +138,7 @@ def endpoint_not_found(path: str) -> ApiError:
 
 
 def context_too_long(prompt_tokens: Tokens, output_tokens: Tokens, model_len: Tokens, *, param: str) -> ApiError:
-    """Client libraries recognize the first words of the message."""
+    """Client libraries match the first words of the message."""
     return bad_request(
         f"This model's maximum context length is {model_len} tokens; the prompt has {prompt_tokens} and {output_tokens} "
         "more were asked for. Shorten the prompt or ask for less.",
@@ -163,7 +152,6 @@ def body_too_large(bytes_max: int) -> ApiError:
 
 
 def engine_failed(reason: str) -> ApiError:
-    """`reason`: of the last engine that was tried."""
     return ApiError(502, "engine_failed", f"No engine that was tried has answered: {reason}. Ask again.")
 
 
@@ -172,7 +160,7 @@ def engine_broke_off(reason: str) -> ApiError:
 
 
 def retry_budget_spent(reason: str) -> ApiError:
-    """After two seconds the requests that are retried now are answered, or their engine is ejected."""
+    """Retry-After 2 s: by then current retries are answered or their engine is ejected."""
     message = f"An engine failed this request ({reason}) and too many others are being tried again. Ask again later."
     return _retry_later(503, "retry_budget_spent", message, 2.0)
 

@@ -1,7 +1,4 @@
-"""Interrupts a request whose client hangs up, or that takes too long, by cancelling its task.
-
-ASGI reports a disconnect only to a caller of `receive`, so a small task calls it for as long as the request runs.
-"""
+"""Cancels a request's task on disconnect or timeout. A task reads `receive`, which alone reports disconnects."""
 
 import asyncio
 from typing import Self
@@ -13,21 +10,20 @@ from pointsman.runtime.supervision import Supervisor
 
 
 class RequestDeadline:
-    """Watches the task that enters it. `cause` is set if it was cancelled from here: CLIENT_GONE or TIMEOUT."""
+    """`cause`: CLIENT_GONE or TIMEOUT if the task was cancelled from here."""
 
     def __init__(self, supervisor: Supervisor, *, wall_seconds: Seconds) -> None:
         self._supervisor = supervisor
         self._wall_seconds = wall_seconds
-        self._over = False
+        self._finished = False
         self.cause: CancelCause | None = None
 
     def watch(self, receive: Receive) -> None:
-        """Watch for a disconnect from now on; the body must have been read."""
+        """Call after reading the body."""
         self._supervisor.start(self._wait_for_disconnect(receive), name="hang-up")
 
     def uncancel(self) -> CancelCause | None:
-        """Undo a cancellation from here, so that the task can end the request. None if somebody else cancelled it: then
-        it must stop."""
+        """Undo a cancellation from here. Returns None if the task was cancelled elsewhere."""
         if self.cause is not None:
             self._task.uncancel()
         return self.cause
@@ -40,7 +36,7 @@ class RequestDeadline:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._over = True
+        self._finished = True
         self._timer.cancel()
 
     async def _wait_for_disconnect(self, receive: Receive) -> None:
@@ -49,6 +45,6 @@ class RequestDeadline:
         self._interrupt(CancelCause.CLIENT_GONE)
 
     def _interrupt(self, cause: CancelCause) -> None:
-        if not self._over and self.cause is None:
+        if not self._finished and self.cause is None:
             self.cause = cause
             self._task.cancel()

@@ -1,4 +1,4 @@
-"""Request headers: in, headers as ASGI gives them; out, tenant, session and latency SLOs, fit to be logged and sent back."""
+"""Reads tenant, session and latency SLOs from request headers; values are safe to log and send back."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ NAME_LENGTH_MAX = 128
 SLO_MILLISECONDS_MAX = 1e12
 ANONYMOUS = Tenant("anonymous")
 
-Headers = dict[bytes, bytes]  # lower-case names; of repeated headers the last counts
+Headers = dict[bytes, bytes]  # lower-case names; the last of duplicates counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class LatencySlo:
 
 
 def slo_of(headers: Headers, defaults: LatencySlo) -> LatencySlo:
-    """From `x-slo-ttft-ms` and `x-slo-tpot-ms` or their aliases. Raises ApiError."""
+    """Reads `x-slo-ttft-ms`, `x-slo-tpot-ms` and their aliases. Raises ApiError."""
     ttft = _milliseconds(headers, b"x-slo-ttft-ms", b"x-llm-d-slo-ttft-ms")
     tpot = _milliseconds(headers, b"x-slo-tpot-ms", b"x-llm-d-slo-tpot-ms")
     if ttft is None and tpot is None:
@@ -30,13 +30,11 @@ def slo_of(headers: Headers, defaults: LatencySlo) -> LatencySlo:
 
 
 def tenant_of(headers: Headers, user: str) -> Tenant:
-    """Tenant of a client without an API key: the header, or else the body's `user`."""
     name = header_text(headers, b"x-llm-d-inference-fairness-id") or cleaned(user)
     return Tenant(name) if name else ANONYMOUS
 
 
 def session_of(headers: Headers, user: str) -> SessionId:
-    """The conversation: the header, or else the body's `user`."""
     return SessionId(header_text(headers, b"x-session-id") or cleaned(user))
 
 

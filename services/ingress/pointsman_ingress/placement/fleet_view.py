@@ -1,8 +1,4 @@
-"""The fleet as the ingress sees it: in, fleet and leader events of a pool's log; out, which engines and models there are,
-what a block key stands for, and elections.
-
-Queues and caches are the scheduler's business.
-"""
+"""The ingress's view of a pool: instances, models, block size and elections, folded from fleet and leader events."""
 
 import asyncio
 from collections import Counter
@@ -23,25 +19,21 @@ from pointsman.state.state import PoolSettings, State
 log = structlog.get_logger()
 
 VIEW_PART = "view"
-FRESH_WALL_SECONDS: WallSeconds = WallSeconds(
-    5.0
-)  # workers report every second; an older report says nothing about now
+FRESH_WALL_SECONDS: WallSeconds = WallSeconds(5.0)  # workers report every second
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A name that clients may ask for. `base`: the model that engines were started with; `adapter`: the LoRA adapter on
-    it, or empty. `since`: engine time when it was first served."""
+    """`base`: the engines' model; `adapter`: a LoRA adapter, or empty. `since`: engine time first served."""
 
     name: str
     base: str
     adapter: str
     since: Seconds
-    context_tokens: Tokens = 0  # as a `Demand`: of a request so short that its length makes no difference
+    context_tokens: Tokens = 0  # of the smallest request, as a `Demand`
 
     @property
     def alias(self) -> str:
-        """The name, if it is a further one of the base model."""
         return "" if self.adapter or self.name == self.base else self.name
 
 
@@ -56,16 +48,16 @@ class FleetView:
         self._changed = asyncio.Event()
         self._dead_letters = DeadLetterWatch()
         self._election_listeners: list[Callable[[Term], None]] = []
-        self.is_read = False  # whether the log has been read to its end once
+        self.is_read = False  # the log's end was reached once
         board.missing(VIEW_PART, "the log is not read yet")
         self._report_ready()
 
     def on_election(self, listener: Callable[[Term], None]) -> None:
-        """Called with the term of each new leader, and with 0 if the log was replaced."""
+        """The listener receives the term of each new leader; 0 after a log reset."""
         self._election_listeners.append(listener)
 
     async def follow(self, events: EventLog) -> None:
-        """Runs forever."""
+        """Runs without end."""
         async for entry in events.read(kinds=("fleet", "leader"), at_end=self._at_end):
             if isinstance(entry, LogReset):
                 log.warning("fleet_view_reset", reason=entry.reason)
@@ -79,7 +71,7 @@ class FleetView:
             self._changed.set()
 
     async def changed(self) -> None:
-        """Wait for an event since the last call; for one waiting task."""
+        """Supports one waiter."""
         await self._changed.wait()
         self._changed.clear()
 
@@ -89,47 +81,45 @@ class FleetView:
 
     @property
     def ready(self) -> list[Instance]:
-        """Instances that take new requests (decode-only ones do not), sorted by name."""
+        """Sorted by name."""
         fleet = self._state.fleet
         return [fleet[instance] for instance in fleet.ready]
 
     @property
     def reachable(self) -> list[Instance]:
-        """Instances that prefill and are ready or ejected, or else those not known to be down."""
+        """Prefilling instances that are ready or ejected; if none, suspected or draining ones."""
         able = [i for i in self._schedulable if i.role != "decode"]
         present = [i for i in able if i.status in (Status.READY, Status.EJECTED)]
         return present or [i for i in able if i.status in (Status.SUSPECTED, Status.DRAINING)]
 
-    def is_out(self, instance: Instance) -> bool:
-        """Whether its ejection lasts, by the time that the leader set: without a leader nobody ends it."""
+    def ejection_active(self, instance: Instance) -> bool:
+        """Until the time that the leader set; without a leader nothing else ends an ejection."""
         return instance.ejected and self._clock.now() < self._state.outliers.record(instance.id).until
 
     def get(self, instance: InstanceId, epoch: Epoch) -> Instance | None:
-        """The instance, if that is still its epoch."""
         known = self._state.fleet.get(instance)
         return known if known is not None and known.epoch == epoch else None
 
     def fresh(self, instance: Instance) -> bool:
-        """Whether its worker has reported recently."""
         return self._clock.now() - instance.heard_at < engine_seconds(FRESH_WALL_SECONDS, self._clock.speed)
 
     @property
     def models(self) -> dict[str, Model]:
-        """Every name that an instance serves, ready or not; without instances those that were served last."""
+        """Those served last if there are no instances."""
         return self._models
 
     @property
     def base(self) -> Model | None:
-        """The pool's model; None before an instance has joined."""
+        """None before an instance has joined."""
         return next((model for model in reversed(self._models.values()) if model.name == model.base), None)
 
     @property
     def block_tokens(self) -> Tokens:
-        """Tokens per block key: as the leader says, or else the first worker; 0 before an instance has joined."""
+        """Per block key: the leader's, or the first worker's; 0 before an instance has joined."""
         return self._leaders_block_tokens or self._joined_block_tokens
 
     def context_of(self, model: Model) -> Tokens:
-        """The longest context that an instance has for this model, ready or not; 0 if unknown."""
+        """0 if unknown."""
         return max((i.max_model_len for i in self._schedulable if i.can_serve(model)), default=0)
 
     @property
@@ -148,7 +138,7 @@ class FleetView:
         elif isinstance(entry.event, LeaderElected):
             known = self._state.term
             self._state.apply(entry.event, entry.sequence)
-            if self._state.term > known:  # else it is no election
+            if self._state.term > known:
                 self._leaders_block_tokens = int(entry.event.pool.get("block_tokens", 0))
             self._elected(self._state.term)
         elif isinstance(entry.event, FleetEvent):
@@ -160,7 +150,6 @@ class FleetView:
             listener(term)
 
     def _update_models(self) -> None:
-        """If instances disagree whether a name is an alias or an adapter, the majority wins."""
         votes = Counter((name, adapter) for instance in self._schedulable for name, adapter in _names_of(instance))
         offered: dict[str, Model] = {}
         for instance in self._schedulable:
@@ -176,8 +165,8 @@ class FleetView:
         if self._state.fleet.ready:
             self._board.restored("fleet")
         else:
-            apart = [f"{i.id} is unschedulable: {i.unschedulable}" for i in self.instances if i.unschedulable]
-            self._board.degraded("fleet", "; ".join(["no engine is ready", *apart]))
+            unschedulable = [f"{i.id} is unschedulable: {i.unschedulable}" for i in self.instances if i.unschedulable]
+            self._board.degraded("fleet", "; ".join(["no engine is ready", *unschedulable]))
 
     def _empty(self) -> State:
         return State(PoolSettings(speed=self._clock.speed))

@@ -1,8 +1,4 @@
-"""Requests that wait in the ingress for an engine: bounded in time and number.
-
-A leader that answers queues requests itself (`policies.dispatch`). Here wait those that cannot get there: the log is not
-read yet, no engine has ever joined, or there is neither leader nor engine.
-"""
+"""Bounded wait for an engine, for requests that no leader queues, for instance before an engine has joined."""
 
 import asyncio
 from collections.abc import Callable
@@ -22,19 +18,17 @@ POLL_WALL_SECONDS_MAX: WallSeconds = WallSeconds(0.5)
 
 class HoldQueue:
     def __init__(self, wall_seconds: Seconds, clock: Clock) -> None:
-        """`wall_seconds`: how long one request waits."""
         self._wall_seconds = wall_seconds
         self._clock = clock
-        self._held = 0
+        self._waiting = 0
 
     async def until(self, find: Callable[[], T | None]) -> T | None:
-        """The first result of `find` that is not None; None if that takes too long or too many wait. Raises what `find`
-        raises."""
+        """Polls `find`. Returns None on timeout or if HELD_REQUESTS_MAX wait. Raises what `find` raises."""
         if (found := find()) is not None:
             return found
-        if self._held >= HELD_REQUESTS_MAX:
+        if self._waiting >= HELD_REQUESTS_MAX:
             return None
-        self._held += 1
+        self._waiting += 1
         INGRESS_PENDING_REQUESTS.inc()
         backoff = Backoff(POLL_WALL_SECONDS, POLL_WALL_SECONDS_MAX)
         try:
@@ -45,5 +39,5 @@ class HoldQueue:
         except TimeoutError:
             return None
         finally:
-            self._held -= 1
+            self._waiting -= 1
             INGRESS_PENDING_REQUESTS.dec()

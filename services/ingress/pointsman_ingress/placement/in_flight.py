@@ -1,10 +1,5 @@
-"""Requests of one pool that are waiting for a place or are at an engine: in, grants and outcomes; out, the load of each
-engine, and once a second a heartbeat (`cmd.follow`) that names them all to the leader.
-
-The leader ends requests that no ingress names. Its answer says which requests to redispatch to another engine, and which
-their engine has lost. Load is a lower bound: what this ingress sent, or what the worker reported recently, if more. An
-engine that failed a request recently is the last choice, since an engine that fails at once looks idle.
-"""
+"""Load per engine, and the heartbeat `cmd.follow`, which names a pool's requests to the leader every second. The leader
+ends requests without a heartbeat; its answer lists redispatched and lost ones."""
 
 import asyncio
 from collections import Counter
@@ -26,35 +21,27 @@ from pointsman_ingress.placement.fleet_view import FleetView
 log = structlog.get_logger()
 
 AVOIDED_WALL_SECONDS: WallSeconds = WallSeconds(5.0)
-AVOIDED_WALL_SECONDS_MAX: WallSeconds = WallSeconds(
-    25.0
-)  # how long an engine is avoided per failure in a row, and at most
-HEARTBEAT_WALL_SECONDS: WallSeconds = WallSeconds(
-    1.0
-)  # interval of heartbeats, and how long the leader may take to answer one
-NAMED_AT_ONCE_MAX = 1_000  # requests in one command
+AVOIDED_WALL_SECONDS_MAX: WallSeconds = WallSeconds(25.0)  # per consecutive failure, and maximum
+HEARTBEAT_WALL_SECONDS: WallSeconds = WallSeconds(1.0)  # interval and timeout
+NAMED_AT_ONCE_MAX = 1_000  # per command
 
 
 @dataclass(slots=True, eq=False)
 class InFlightRequest:
     grant: RouteGranted
-    redispatched_to: RouteGranted | None = None
-    """Where it goes instead, because the leader redispatched it before the engine answered."""
-    on_lost: Callable[[], None] | None = None
-    """Called if the leader knows that the engine lost it; None once there is an answer."""
-    interrupt: asyncio.Timeout | None = None
-    """Ends the wait for the engine; None if the request is not to be redispatched, or no longer."""
+    redispatched_to: RouteGranted | None = None  # before the engine answered
+    on_lost: Callable[[], None] | None = None  # None once answered
+    interrupt: asyncio.Timeout | None = None  # aborts the wait; None: not redispatchable
 
-    def redispatch(self, onward: RouteGranted) -> None:
-        """A no-op if it has an answer or has gone elsewhere already."""
+    def redispatch(self, new_grant: RouteGranted) -> None:
         if self.interrupt is None or self.redispatched_to is not None:
             return
-        if self.grant.attempt == onward.attempt and self.grant.instance != onward.instance:
-            self.redispatched_to = onward
+        if self.grant.attempt == new_grant.attempt and self.grant.instance != new_grant.instance:
+            self.redispatched_to = new_grant
             self.interrupt.reschedule(0.0)
 
     def answered(self) -> None:
-        """The engine has begun to answer: the request stays, even if it was redispatched at the same moment."""
+        """Cancels a concurrent redispatch."""
         if self.interrupt is not None:
             self.redispatched_to = None
             self.interrupt.reschedule(None)
@@ -63,7 +50,7 @@ class InFlightRequest:
 
 @dataclass(slots=True)
 class _Failures:
-    """Of one engine, in a row. It is avoided until the wall time `until`."""
+    """Consecutive failures of one engine, avoided until `until` (wall)."""
 
     count: int = 0
     until: WallSeconds = WallSeconds(0.0)
@@ -94,8 +81,7 @@ class InFlightRequests:
 
     @asynccontextmanager
     async def at_engine(self, grant: RouteGranted, *, redispatchable: bool = False) -> AsyncIterator[InFlightRequest]:
-        """While the request is at the engine that the grant names. If `redispatchable`, the context ends early when the
-        leader redispatches the request before `answered`: then `redispatched_to` is set."""
+        """A redispatch before `answered` ends a `redispatchable` context and sets `redispatched_to`."""
         request = InFlightRequest(grant)
         self._per_engine[grant.instance] += 1
         self._at_engines[grant.request] = request
@@ -120,8 +106,7 @@ class InFlightRequests:
             self._at_engines.pop(grant.request, None)
 
     def least_busy(self, demand: Demand = NO_DEMAND, *, excluded: Collection[InstanceId] = ()) -> Instance | None:
-        """The reachable instance with the least load that can serve the request, the first by name among equals. One that
-        is ejected or failed recently only if all are."""
+        """Ejected or recently failed instances come last: an engine that fails fast looks idle."""
         candidates = [i for i in self._fleet.reachable if i.id not in excluded and i.can_serve(demand)]
         return min(candidates, key=lambda i: (self._avoided(i), self.load(i), i.id), default=None)
 
@@ -139,7 +124,6 @@ class InFlightRequests:
         self._failures.pop(instance, None)
 
     def log_grant(self, grant: RouteGranted) -> None:
-        """Write a grant to the log that the leader may not know of."""
         now, request, attempt, instance = self._clock.now(), grant.request, grant.attempt, grant.instance
         self._events.append_soon(
             RequestHandedOver(at=now, request=request, source=grant.prefilled_by, instance=instance, attempt=attempt)
@@ -150,7 +134,6 @@ class InFlightRequests:
         )
 
     def heartbeats(self) -> Iterator[FollowRequests]:
-        """Commands that name every request, at most NAMED_AT_ONCE_MAX in each."""
         grants = (request.grant for request in self._at_engines.values())
         sent = [SentRequest(request=g.request, attempt=g.attempt, instance=g.instance) for g in grants]
         waiting = list(self._waiting)
@@ -169,13 +152,13 @@ class InFlightRequests:
 
     def _avoided(self, instance: Instance) -> bool:
         failures = self._failures.get(instance.id)
-        if self._fleet.is_out(instance) or (failures is not None and self._clock.wall() < failures.until):
+        if self._fleet.ejection_active(instance) or (failures is not None and self._clock.wall() < failures.until):
             return True
         unproven = failures is not None or instance.half_open or instance.ejected
-        return unproven and self._per_engine[instance.id] > 0  # one request at a time tries it
+        return unproven and self._per_engine[instance.id] > 0  # one trial request
 
     def _on_election(self, term: Term) -> None:
-        """The previous leader may have ended before it wrote its last grants."""
+        """The previous leader may have stopped before logging its last grants."""
         for request in self._at_engines.values():
             if 0 < request.grant.term < term:
                 self.log_grant(request.grant)
@@ -188,17 +171,17 @@ async def send_heartbeats(
     clock: Clock,
     newest_term: Callable[[], Term],
 ) -> None:
-    """Runs forever. Answers of a leader before `newest_term` are void."""
+    """Runs without end. Ignores answers from terms before `newest_term`."""
     subject = follow_subject(pool)
 
     async def send(command: FollowRequests) -> None:
         try:
             answer = await commands.request(subject, command, timeout=HEARTBEAT_WALL_SECONDS)
         except (NoResponderError, CommandTimeoutError):
-            return  # the next heartbeat follows in a second
+            return
         if isinstance(answer, FollowAnswered) and answer.term >= newest_term():
             in_flight.on_heartbeat_answer(answer)
 
     while True:
-        pause = clock.sleep_wall(HEARTBEAT_WALL_SECONDS)  # does not wait longer if answers are late
+        pause = clock.sleep_wall(HEARTBEAT_WALL_SECONDS)  # concurrent with the requests
         await asyncio.gather(pause, *map(send, in_flight.heartbeats()))

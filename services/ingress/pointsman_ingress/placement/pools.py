@@ -1,7 +1,4 @@
-"""The pools behind this address: in, the model that a client names; out, its pool and what the ingress has of it.
-
-Only pools are configured (`--pools`). Which models a pool serves its workers report: its own, aliases, LoRA adapters.
-"""
+"""The pools of this ingress. Pools are configured; workers report their models, aliases and adapters."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -34,15 +31,14 @@ class Pool:
 
 
 class Pools:
-    """All pools of this ingress. A pool's own model wins over another pool's alias or adapter of that name; else the pool
-    that was configured first does."""
+    """A pool's base model precedes aliases and adapters; then configuration order counts."""
 
     def __init__(self, pools: Sequence[Pool], hold: HoldQueue) -> None:
         self._pools = tuple(pools)
         self._hold = hold
 
     async def await_model(self, name: str) -> tuple[Pool, Model]:
-        """As `find`, but waits while it is too early to say that there is no such model. Raises ApiError."""
+        """`find`, but waits while models may still be missing. Raises ApiError."""
 
         def find() -> tuple[Pool, Model] | None:
             try:
@@ -55,7 +51,7 @@ class Pools:
         return await self._hold.until(find) or self.find(name)
 
     def find(self, name: str) -> tuple[Pool, Model]:
-        """The model of this name and its pool; without a name the only one there is. Raises ApiError."""
+        """An empty name selects the only model. Raises ApiError."""
         if not name:
             return self._only()
         found = self._of_base(name)
@@ -68,7 +64,7 @@ class Pools:
         raise no_engines() if self._too_early else unknown_model(name, self._names())
 
     def offered(self) -> Iterator[tuple[Pool, Model]]:
-        """Every model, each name once: pool by pool, a base model before its adapters, since clients take the first."""
+        """Each name once; base models before adapters, because clients take the first."""
         seen: set[str] = set()
         for pool in self._pools:
             for name, model in pool.fleet.models.items():
@@ -91,7 +87,7 @@ class Pools:
 
     @property
     def _too_early(self) -> bool:
-        """A pool that no engine has joined, as far as is known, may be the one with the model."""
+        """A pool without engines so far may have the model."""
         return any(pool.fleet.base is None or not pool.fleet.is_read for pool in self._pools)
 
     def _names(self) -> list[str]:
@@ -99,8 +95,6 @@ class Pools:
 
 
 class PoolsBoard(HealthBoard):
-    """Health of an ingress of several pools: ready while one of them is, unless it is missing something itself."""
-
     def __init__(self, pools: Sequence[PoolName]) -> None:
         super().__init__()
         self.pools = {pool: HealthBoard(of=pool if len(pools) > 1 else "") for pool in pools}

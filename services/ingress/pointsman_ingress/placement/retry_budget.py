@@ -1,27 +1,22 @@
-"""Envoy's retry budget: bounds how many requests of a pool, in this ingress, may be on a further attempt at once.
-
-A request takes its place in the budget when it is first retried, keeps it over further attempts, and gives it back with
-its first output or its end.
-"""
+"""Envoy's retry budget, per pool and ingress. A request holds its place from its first retry to its output or end."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from pointsman.runtime.telemetry import RETRIES_REFUSED
 
-RETRIES_MIN = 10  # requests that may always be retried at once; Envoy's `min_retry_concurrency`
+RETRIES_MIN = 10  # Envoy's `min_retry_concurrency`
 
 
 class RetryBudget:
     def __init__(self, share: float) -> None:
-        """`share` of live requests, Envoy's `budget_percent`."""
+        """`share` of live requests; Envoy's `budget_percent`."""
         self._share = share
-        self.live = 0  # requests that wait for a place or are at an engine
-        self.retrying = 0  # those of them that are on a further attempt and have no output yet
+        self.live = 0  # queued or at an engine
+        self.retrying = 0  # of them, on a retry without output yet
 
     @contextmanager
     def open(self) -> "Iterator[RetryTicket]":
-        """For one request, from its first attempt to its end."""
         self.live += 1
         ticket = RetryTicket(self)
         try:
@@ -36,14 +31,11 @@ class RetryBudget:
 
 
 class RetryTicket:
-    """One request's part in the budget."""
-
     def __init__(self, budget: RetryBudget) -> None:
         self._budget = budget
         self._retrying = False
 
     def claim(self) -> bool:
-        """Whether it may be retried: it has a place in the budget, or gets one now."""
         if not self._retrying and self._budget.spent:
             RETRIES_REFUSED.inc()
             return False
@@ -52,6 +44,6 @@ class RetryTicket:
         return True
 
     def settle(self) -> None:
-        """It has output, or has ended."""
+        """Call at the first output or the end."""
         self._budget.retrying -= self._retrying
         self._retrying = False

@@ -1,10 +1,6 @@
-"""Where requests go: in, `RouteRequest`s; out, the scheduler's grants and rejections, or without a scheduler a grant of our
-own by least load.
-
-The same `RouteRequest` is repeated every two seconds while the request waits: it is also its heartbeat, and a lost answer
-is given again. Without an answer for `--scheduler-timeout-seconds` the ingress places requests itself and goes on asking,
-one request at a time. Waiting requests ask again when the log announces a new leader; answers of earlier terms are void.
-"""
+"""Sends `RouteRequest`s, returns grants and rejections. A queued request repeats its command as a heartbeat and when a
+new leader is elected; answers of earlier terms are ignored. Without an answer for `--scheduler-timeout-seconds` the
+least loaded engine is granted."""
 
 import asyncio
 
@@ -36,26 +32,18 @@ from pointsman_ingress.placement.in_flight import InFlightRequests
 
 log = structlog.get_logger()
 
-REPEAT_WALL_SECONDS: WallSeconds = WallSeconds(2.0)  # interval at which a waiting request repeats its command
+REPEAT_WALL_SECONDS: WallSeconds = WallSeconds(2.0)  # for queued requests
 RETRY_WALL_SECONDS: WallSeconds = WallSeconds(0.05)
-RETRY_WALL_SECONDS_MAX: WallSeconds = WallSeconds(
-    0.5
-)  # waits before the command is repeated if no scheduler serves it; they double
-PROBE_WALL_SECONDS: WallSeconds = WallSeconds(0.5)
-"""Interval at which one request asks while the others are placed without a scheduler."""
+RETRY_WALL_SECONDS_MAX: WallSeconds = WallSeconds(0.5)  # without a responder; doubles
+PROBE_WALL_SECONDS: WallSeconds = WallSeconds(0.5)  # by one request while others are placed without it
 HAND_OVER_WALL_SECONDS: WallSeconds = WallSeconds(0.5)
-HAND_OVER_TRIES = 2  # how often, and how long each time, to ask the leader where a prefilled request is decoded
+HAND_OVER_TRIES = 2
 CANCEL_WALL_SECONDS: WallSeconds = WallSeconds(1.0)
-LIVENESS_WALL_SECONDS: WallSeconds = WallSeconds(1.0)
-"""How long a scheduler may take to show that it lives, and how often a silent one is asked."""
+LIVENESS_WALL_SECONDS: WallSeconds = WallSeconds(1.0)  # timeout and interval
 
 
 class SchedulerLiveness:
-    """How long the scheduler of one pool has not answered. Wall time.
-
-    A scheduler sends nothing while a request is queued. To tell that from a dead one, `cmd.fleet` is sent, which is
-    always answered at once.
-    """
+    """A scheduler sends nothing while a request is queued; `cmd.fleet`, which is answered at once, tests it."""
 
     def __init__(
         self, *, commands: Commands, pool: PoolName, clock: Clock, board: HealthBoard, timeout_seconds: WallSeconds
@@ -65,48 +53,50 @@ class SchedulerLiveness:
         self._clock = clock
         self._board = board
         self._timeout_seconds = timeout_seconds
-        self._silent_since: WallSeconds | None = None
-        self._heard_at = clock.wall()
+        self._unresponsive_since: WallSeconds | None = None
+        self._answered_at = clock.wall()
 
     @property
     def timed_out(self) -> bool:
-        return self._silent_since is not None and self._clock.wall() - self._silent_since >= self._timeout_seconds
+        return (
+            self._unresponsive_since is not None
+            and self._clock.wall() - self._unresponsive_since >= self._timeout_seconds
+        )
 
-    def heard(self) -> None:
-        self._heard_at = self._clock.wall()
-        if self._silent_since is not None:
-            self._silent_since = None
+    def on_answer(self) -> None:
+        self._answered_at = self._clock.wall()
+        if self._unresponsive_since is not None:
+            self._unresponsive_since = None
             self._board.restored("scheduler")
             log.info("scheduler_responsive")
 
     def no_responder(self) -> None:
-        """No scheduler serves the command that was sent just now."""
-        self._silent(self._clock.wall())
+        self._set_unresponsive(self._clock.wall())
 
-    async def check(self, asked_at: WallSeconds) -> None:
-        """After a command, sent at `asked_at`, that was not answered in time."""
-        heard_at = self._heard_at
-        if heard_at < asked_at and not await self._answers() and self._heard_at == heard_at:
-            self._silent(heard_at)
+    async def check(self, sent_at: WallSeconds) -> None:
+        """Call after a command sent at `sent_at` timed out."""
+        answered_at = self._answered_at
+        if answered_at < sent_at and not await self._ping() and self._answered_at == answered_at:
+            self._set_unresponsive(answered_at)
 
     async def watch(self) -> None:
-        """Asks a silent scheduler even while no requests come; runs forever. /readyz must notice that it is back."""
+        """Without requests too, so that /readyz recovers. Runs without end."""
         while True:
             await self._clock.sleep_wall(LIVENESS_WALL_SECONDS)
-            if self._silent_since is not None:
-                await self._answers()
+            if self._unresponsive_since is not None:
+                await self._ping()
 
-    async def _answers(self) -> bool:
+    async def _ping(self) -> bool:
         try:
             await self._commands.request(self._subject, DescribeFleet(), timeout=LIVENESS_WALL_SECONDS)
         except (NoResponderError, CommandTimeoutError):
             return False
-        self.heard()
+        self.on_answer()
         return True
 
-    def _silent(self, since: WallSeconds) -> None:
-        if self._silent_since is None:
-            self._silent_since = since
+    def _set_unresponsive(self, since: WallSeconds) -> None:
+        if self._unresponsive_since is None:
+            self._unresponsive_since = since
             self._board.degraded("scheduler", "no scheduler answers; requests are placed by least load")
             log.warning("scheduler_unresponsive", timeout_seconds=self._timeout_seconds)
 
@@ -129,8 +119,8 @@ class SchedulerClient:
         self._clock = clock
         self._hold = hold
         self._pool = pool
-        self._asked_at = clock.wall()
-        self._asking = 0
+        self._last_request_at = clock.wall()
+        self._open_requests = 0
         self._term = Term(0)
         self._waits: dict[asyncio.Timeout, None] = {}
         fleet.on_election(self._on_election)
@@ -140,11 +130,10 @@ class SchedulerClient:
         return self._term
 
     async def route(self, request: RouteRequest) -> RouteGranted | RouteRejected | None:
-        """Wait for a place, however long it takes; the caller bounds the wait by cancelling. None if there is neither a
-        scheduler nor an engine."""
+        """Waits without bound; the caller cancels. Returns None if there is neither a scheduler nor an engine."""
         with self._in_flight.waiting_for_place(request.request):
             began = self._clock.now()
-            while (answer := await self._ask_leader(request, began)) is None:
+            while (answer := await self._request_route(request, began)) is None:
                 found = self._find(request) if request.excluded else await self._hold.until(lambda: self._find(request))
                 if isinstance(found, Instance):
                     return self._place_without_scheduler(request, found)
@@ -154,15 +143,14 @@ class SchedulerClient:
             return answer
 
     def _find(self, request: RouteRequest) -> Instance | bool | None:
-        """An engine, or true if there is a scheduler again."""
+        """An engine, or True if the scheduler answers again."""
         return self._in_flight.least_busy(request, excluded=request.excluded) or not self._liveness.timed_out or None
 
-    async def _ask_leader(self, request: RouteRequest, began: Seconds) -> RouteGranted | RouteRejected | None:
-        """None if the request is to be placed without a scheduler."""
-        asked, backoff = False, Backoff(RETRY_WALL_SECONDS, RETRY_WALL_SECONDS_MAX)
-        while not (self._liveness.timed_out and (asked or self._asked_recently)):
-            held_up = self._clock.now() - began if asked else 0.0
-            asked, asked_at = True, self._clock.wall()
+    async def _request_route(self, request: RouteRequest, began: Seconds) -> RouteGranted | RouteRejected | None:
+        sent, backoff = False, Backoff(RETRY_WALL_SECONDS, RETRY_WALL_SECONDS_MAX)
+        while not (self._liveness.timed_out and (sent or self._recently_requested)):
+            held_up = self._clock.now() - began if sent else 0.0
+            sent, sent_at = True, self._clock.wall()
             try:
                 answer = await self._send(msgspec.structs.replace(request, held_up=held_up))
             except NoResponderError:
@@ -171,12 +159,12 @@ class SchedulerClient:
                     await self._clock.sleep_wall(backoff.next_wait())
                 continue
             except CommandTimeoutError:
-                await self._liveness.check(asked_at)
+                await self._liveness.check(sent_at)
                 await self._clock.sleep_wall(RETRY_WALL_SECONDS)
                 continue
             except TimeoutError:
-                continue  # there is a new leader
-            self._liveness.heard()
+                continue  # new leader
+            self._liveness.on_answer()
             if not isinstance(answer, RouteGranted | RouteRejected):
                 log.error("route_answer_unexpected", type=type(answer).__name__)
             elif answer.term >= self._term or answer.term == 0:
@@ -188,8 +176,7 @@ class SchedulerClient:
         return None
 
     async def _send(self, request: RouteRequest) -> AnyCommand:
-        """Raises NoResponderError, CommandTimeoutError, and TimeoutError if there is a new leader."""
-        self._asking += 1
+        self._open_requests += 1
         wait = asyncio.timeout(None)
         try:
             async with wait:
@@ -198,13 +185,12 @@ class SchedulerClient:
                 return await self._commands.request(subject, request, timeout=REPEAT_WALL_SECONDS)
         finally:
             self._waits.pop(wait, None)
-            self._asking -= 1
-            self._asked_at = self._clock.wall()
+            self._open_requests -= 1
+            self._last_request_at = self._clock.wall()
 
     @property
-    def _asked_recently(self) -> bool:
-        """Whether another request is asking in vain, or just has."""
-        return self._asking > 0 or self._clock.wall() - self._asked_at < PROBE_WALL_SECONDS
+    def _recently_requested(self) -> bool:
+        return self._open_requests > 0 or self._clock.wall() - self._last_request_at < PROBE_WALL_SECONDS
 
     def _on_election(self, term: Term) -> None:
         self._term = max(self._term, term) if term else term
@@ -213,9 +199,9 @@ class SchedulerClient:
             wait.reschedule(0.0)
 
     def _place_without_scheduler(self, request: RouteRequest, instance: Instance) -> RouteGranted:
-        """Logged, so that a scheduler that returns counts the request where it is."""
+        """Logged, so that the scheduler counts the request when it returns."""
         FALLBACK_PLACEMENTS.inc()
-        # The whole prompt, since its cached part is unknown, behind as many like it as the engine has.
+        # Assumes that nothing is cached and that queued requests have the same size.
         prefill = prefill_seconds(instance.cost, request.prompt_tokens, 0)
         grant = RouteGranted(
             request=request.request,
@@ -232,10 +218,9 @@ class SchedulerClient:
         return grant
 
     async def hand_over(self, grant: RouteGranted, prefill: Seconds) -> RouteGranted | RouteRejected:
-        """Where a prefilled request is decoded, `prefill` engine seconds after it was sent: as the leader decides, or as
-        planned if no leader answers in time."""
+        """The planned decode grant if no leader answers. `prefill`: engine seconds."""
         with self._in_flight.waiting_for_place(grant.request):
-            answer = await self._ask_hand_over(grant, prefill)
+            answer = await self._request_hand_over(grant, prefill)
             if answer is not None:
                 return answer
             log.warning("hand_over_unanswered", request=grant.request, decode=grant.decode)
@@ -250,7 +235,7 @@ class SchedulerClient:
             self._in_flight.log_grant(planned)
             return planned
 
-    async def _ask_hand_over(self, grant: RouteGranted, prefill: Seconds) -> RouteGranted | RouteRejected | None:
+    async def _request_hand_over(self, grant: RouteGranted, prefill: Seconds) -> RouteGranted | RouteRejected | None:
         command = HandOverRequest(
             request=grant.request, attempt=grant.attempt, instance=grant.instance, prefill=prefill
         )
@@ -269,8 +254,7 @@ class SchedulerClient:
         return None
 
     async def cancel(self, request: RequestId, cause: CancelCause) -> bool:
-        """Whether the scheduler writes the request's end; if not, the caller must. One that is too slow to answer ends the
-        request too, when the command is no longer repeated."""
+        """Returns whether the scheduler logs the request's end, also after a timeout; otherwise the caller must."""
         command = CancelRequest(request=request, reason=cause.value)
         try:
             subject = subjects.cancel_subject(self._pool)

@@ -1,7 +1,4 @@
-"""Forms with a file (`multipart/form-data`) of the audio endpoints: in, a body; out, the few small fields that routing needs.
-
-The form itself is forwarded unchanged. Parts, headers of a part, and what is kept of a field are bounded.
-"""
+"""Multipart forms of the audio endpoints: parses the few fields that routing needs, within bounds."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -62,39 +59,39 @@ class _Reader:
 
     def callbacks(self) -> "MultipartCallbacks":
         return {
-            "on_part_begin": self._begin_part,
-            "on_header_begin": self._begin_header,
-            "on_header_field": self._take_header,
-            "on_header_value": self._take_value,
-            "on_header_end": self._end_header,
-            "on_part_data": self._take_data,
-            "on_end": self._end,
+            "on_part_begin": self._on_part_begin,
+            "on_header_begin": self._on_header_begin,
+            "on_header_field": self._on_header_name,
+            "on_header_value": self._on_header_value,
+            "on_header_end": self._on_header_end,
+            "on_part_data": self._on_part_data,
+            "on_end": self._on_end,
         }
 
-    def _begin_part(self) -> None:
+    def _on_part_begin(self) -> None:
         self._parts += 1
         self._name = b""
         if self._parts > PARTS_MAX:
             msg = f"The form has more than {PARTS_MAX} parts."
             raise bad_request(msg, code="invalid_body")
 
-    def _begin_header(self) -> None:
+    def _on_header_begin(self) -> None:
         self._header = self._value = b""
 
-    def _take_header(self, data: bytes, start: int, end: int) -> None:
+    def _on_header_name(self, data: bytes, start: int, end: int) -> None:
         self._header += data[start:end]
 
-    def _take_value(self, data: bytes, start: int, end: int) -> None:
+    def _on_header_value(self, data: bytes, start: int, end: int) -> None:
         self._value += data[start:end]
 
-    def _end_header(self) -> None:
+    def _on_header_end(self) -> None:
         if self._header.lower() == b"content-disposition":
             _, options = parse_options_header(self._value)
             self._name = options.get(b"name", b"")
             if self._name in READ_FIELDS:
                 self.fields[self._name] = b""
 
-    def _take_data(self, data: bytes, start: int, end: int) -> None:
+    def _on_part_data(self, data: bytes, start: int, end: int) -> None:
         if self._name == FILE:
             self.file_bytes += end - start
         elif self._name in READ_FIELDS:
@@ -103,5 +100,5 @@ class _Reader:
                 msg = f"`{self._name.decode()}` is longer than {FIELD_BYTES_MAX} bytes."
                 raise bad_request(msg, param=self._name.decode())
 
-    def _end(self) -> None:
+    def _on_end(self) -> None:
         self.ended = True

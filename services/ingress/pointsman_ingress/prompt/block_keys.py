@@ -1,4 +1,4 @@
-"""Block keys of prompts: in, token ids; out, keys chained with the deployment's secret, which the scheduler sees instead."""
+"""Block keys of prompts, chained with the deployment's secret: takes token ids, returns packed keys."""
 
 from collections.abc import Callable, Sequence
 
@@ -7,11 +7,8 @@ from pointsman.primitives import BlockKey, Tokens
 
 
 class BlockKeys:
-    """Of one pool: a chain per model, made when it is first needed."""
-
     def __init__(self, *, secret: bytes, block_tokens: Callable[[], Tokens]) -> None:
-        """`block_tokens`: tokens per key at the moment, at least 1 when keys are asked for. Raises ValueError if the length
-        of the secret is out of bounds."""
+        """`block_tokens`: current tokens per key. Raises ValueError if the secret's length is out of bounds."""
         self._secret = secret
         self._block_tokens = block_tokens
         self._chains: dict[tuple[str, Tokens], KeyChain] = {}
@@ -22,11 +19,11 @@ class BlockKeys:
         return self._block_tokens()
 
     def packed(self, model: str, tokens: Sequence[int], *, lora: str = "", cache_salt: str = "") -> bytes:
-        """Keys of the prompt's whole blocks. Raises ValueError for impossible token ids."""
+        """Keys of whole blocks. Raises ValueError for invalid token ids."""
         return pack_keys(self._keys(model, tokens, lora, cache_salt))
 
     def last(self, model: str, tokens: Sequence[int]) -> bytes:
-        """The packed key of the last whole block; empty if there is none."""
+        """Packed key of the last whole block; empty if there is none."""
         return pack_keys(self._keys(model, tokens, "", "")[-1:])
 
     def _keys(self, model: str, tokens: Sequence[int], lora: str, cache_salt: str) -> list[BlockKey]:

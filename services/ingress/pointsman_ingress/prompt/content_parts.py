@@ -1,5 +1,4 @@
-"""Chats as templates render them: in, messages and content parts of any API; out, the text parts, and the kind and place of
-the first part that is no text ("foreign")."""
+"""Chat messages of any API: extracts text parts, finds the first part that is unsupported because it is not text."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,35 +14,32 @@ Message = dict[str, Any]
 
 @dataclass(slots=True)
 class ChatForm:
-    """Input of a chat template, put together message by message. `foreign`: the kind of the first thing that has no place
-    in it, and `foreign_message` where it would be; empty if there is none."""
+    """`unsupported`: kind of the first part without text form, or empty; `unsupported_message`: its index."""
 
     messages: list[Message] = field(default_factory=list)
     tools: list[dict[str, Any]] | None = None
-    foreign: str = ""
-    foreign_message: int = 0
+    unsupported: str = ""
+    unsupported_message: int = 0
 
-    def take(self, message: Message, *, foreign: str = "") -> None:
-        """Append a message. `foreign`: the kind of a part of it that has no place in a template."""
-        if foreign and not self.foreign:
-            self.foreign, self.foreign_message = foreign, len(self.messages)
+    def add(self, message: Message, *, unsupported: str = "") -> None:
+        if unsupported and not self.unsupported:
+            self.unsupported, self.unsupported_message = unsupported, len(self.messages)
         self.messages.append(message)
 
-    def take_unknown(self, kind: str) -> None:
-        self.take({"role": "user", "content": [{"type": kind}]}, foreign=cleaned(kind) or UNKNOWN)
+    def add_unsupported(self, kind: str) -> None:
+        self.add({"role": "user", "content": [{"type": kind}]}, unsupported=cleaned(kind) or UNKNOWN)
 
 
-def foreign_part(content: Any) -> str:
-    """The kind of the first part that is no text, cleaned; empty if there is none."""
+def unsupported_part(content: Any) -> str:
+    """Empty if there is none."""
     if not isinstance(content, list):
         return ""
     return next((cleaned(kind) or UNKNOWN for part in content if (kind := _kind(part)) not in TEXT_KINDS), "")
 
 
-def first_foreign(messages: list[Message]) -> tuple[str, int]:
-    """The kind of a chat's first part that is no text, and its message; empty if there is none."""
+def first_unsupported(messages: list[Message]) -> tuple[str, int]:
     for at, message in enumerate(messages):
-        if kind := foreign_part(message.get("content")):
+        if kind := unsupported_part(message.get("content")):
             return kind, at
     return "", 0
 
@@ -59,7 +55,7 @@ def texts(content: Any) -> list[str]:
 
 
 def _kind(part: Any) -> str:
-    """As engines read it: some clients omit the type if a field implies it."""
+    """Some clients omit the type if a field implies it."""
     if not isinstance(part, dict):
         return "text"
     kind = part.get("type")

@@ -1,8 +1,4 @@
-"""Anthropic's /v1/messages: in, a body; out, a `ParsedRequest` with the chat that vLLM makes of it.
-
-vLLM 0.32 turns `system`, `messages` and `tools` into a chat completion; this does the same, so that equal conversations
-have equal keys on every path. What has no such form (images, documents, built-in tools) becomes a foreign part.
-"""
+"""Parses Anthropic's /v1/messages into the same chat as vLLM 0.32, so that equal conversations have equal keys."""
 
 import json
 from dataclasses import replace
@@ -11,14 +7,13 @@ from typing import Any
 import msgspec
 
 from pointsman_ingress.http.errors import bad_request
-from pointsman_ingress.prompt.content_parts import ChatForm, Message, foreign_part
+from pointsman_ingress.prompt.content_parts import ChatForm, Message, unsupported_part
 from pointsman_ingress.prompt.openai_requests import Body, Chat, ParsedRequest, decoded, parsed, positive, with_effort
 from pointsman_ingress.prompt.responses_input import Reasoning
 
 Block = dict[str, Any]
 
-BILLING_PREFIX = "x-anthropic-billing-header"
-"""vLLM drops a block of a system prompt with this prefix: its client writes another number into it each time."""
+BILLING_PREFIX = "x-anthropic-billing-header"  # dropped by vLLM: contains a changing number
 
 TOOL_CHANGES = ("tool_addition", "tool_removal")
 
@@ -56,16 +51,16 @@ def parse_messages(body: bytes) -> ParsedRequest:
 
 
 def _chat(fields: _MessagesBody, messages: list[Message], body: bytes, *, system_first: bool) -> Chat:
-    """`system_first`: the texts of all system messages go into the first, for templates that take none elsewhere."""
+    """`system_first`: merge all system messages into the first, for templates that require it."""
     form = ChatForm()
     if any(block.get("type") in TOOL_CHANGES for message in messages for block in _blocks(message.get("content"))):
-        form.take_unknown("tools")
+        form.add_unsupported("tools")
     form.tools = _tools(form, fields.tools)
     texts = [fields.system] if isinstance(fields.system, str) else _system_texts(fields.system)
     if system_first:
         texts += [_system_text(message.get("content")) for message in messages if message.get("role") == "system"]
     if head := "".join(texts):
-        form.take({"role": "system", "content": head})
+        form.add({"role": "system", "content": head})
     for message in messages:
         _add_message(form, message, system_first=system_first)
     return Chat.of(
@@ -84,20 +79,20 @@ def _add_message(form: ChatForm, message: Message, *, system_first: bool) -> Non
     if role == "system":
         text = _system_text(content)
         if text and not system_first:
-            form.take({"role": "system", "content": text})
+            form.add({"role": "system", "content": text})
     elif role not in ("user", "assistant") or not isinstance(content, str | list):
-        form.take_unknown("message")
+        form.add_unsupported("message")
     elif isinstance(content, str):
-        form.take({"role": role, "content": content})
+        form.add({"role": role, "content": content})
     else:
         _add_blocks(form, role, content)
 
 
 def _add_blocks(form: ChatForm, role: str, blocks: list[Any]) -> None:
-    """Tool results become messages of their own, before the one with the rest."""
+    """Tool results become separate messages before the rest."""
     parts: list[Block] = []
     calls: list[Block] = []
-    thoughts: list[str] = []
+    reasoning: list[str] = []
     for block in blocks:
         kind = block.get("type") if isinstance(block, dict) else None
         match kind:
@@ -106,7 +101,7 @@ def _add_blocks(form: ChatForm, role: str, blocks: list[Any]) -> None:
             case "image":
                 parts += [{"type": "image_url"}] if block.get("source") else []
             case "thinking" if isinstance(block.get("thinking"), str | None):
-                thoughts += [block["thinking"]] if block.get("thinking") is not None else []
+                reasoning += [block["thinking"]] if block.get("thinking") is not None else []
             case "tool_use" if block.get("id"):
                 calls.append(_call(block))
             case "tool_result" if role == "user":
@@ -116,41 +111,40 @@ def _add_blocks(form: ChatForm, role: str, blocks: list[Any]) -> None:
             case "redacted_thinking" | "tool_reference":
                 pass
             case _:
-                form.take_unknown(str(kind))
-    _add_rest(form, role, parts, calls, thoughts)
+                form.add_unsupported(str(kind))
+    _add_rest(form, role, parts, calls, reasoning)
 
 
-def _add_rest(form: ChatForm, role: str, parts: list[Block], calls: list[Block], thoughts: list[str]) -> None:
-    """An empty assistant message is kept, an empty user message is not."""
+def _add_rest(form: ChatForm, role: str, parts: list[Block], calls: list[Block], reasoning: list[str]) -> None:
+    """Keeps empty assistant messages, drops empty user messages."""
     message: Message = {"role": role}
-    if thoughts:
-        message["reasoning"] = "".join(thoughts)
+    if reasoning:
+        message["reasoning"] = "".join(reasoning)
     if calls:
         message["tool_calls"] = calls
     if parts:
         alone = len(parts) == 1 and parts[0]["type"] == "text"
         message["content"] = parts[0]["text"] if alone else parts
     if role != "user" or parts:
-        form.take(message, foreign=foreign_part(parts))
+        form.add(message, unsupported=unsupported_part(parts))
 
 
 def _add_result(form: ChatForm, block: Block) -> None:
-    """A tool's result: its text, then its images as a user's, then the tools that it names."""
     content, call = block.get("content"), block.get("tool_use_id") or ""
     items = _blocks(content)
-    said = [item.get("text", "") for item in items if item.get("type") == "text"]
-    if any(not isinstance(text, str) for text in said):
-        form.take_unknown("tool_result")
+    result_texts = [item.get("text", "") for item in items if item.get("type") == "text"]
+    if any(not isinstance(text, str) for text in result_texts):
+        form.add_unsupported("tool_result")
         return
-    text = content if isinstance(content, str) else "\n".join(said)
-    form.take({"role": "tool", "tool_call_id": call, "content": text})
+    text = content if isinstance(content, str) else "\n".join(result_texts)
+    form.add({"role": "tool", "tool_call_id": call, "content": text})
     pictures = [{"type": "image_url"} for item in items if item.get("type") == "image"]
     if pictures:
-        form.take({"role": "user", "content": pictures}, foreign=foreign_part(pictures))
+        form.add({"role": "user", "content": pictures}, unsupported=unsupported_part(pictures))
     named = [item.get("tool_name") or item.get("name") for item in items if item.get("type") == "tool_reference"]
     references = [{"type": "tool_reference", "name": name} for name in named if name]
     if references:
-        form.take({"role": "tool", "tool_call_id": call, "content": references})
+        form.add({"role": "tool", "tool_call_id": call, "content": references})
 
 
 def _call(block: Block) -> Block:
@@ -162,7 +156,7 @@ def _tools(form: ChatForm, tools: list[Message] | None) -> list[Message] | None:
     if tools is None:
         return None
     if any(not isinstance(tool.get("input_schema"), dict) for tool in tools):
-        form.take_unknown("tools")
+        form.add_unsupported("tools")
         return None
     return [_tool(tool) for tool in tools]
 

@@ -1,8 +1,4 @@
-"""Request bodies of OpenAI's API: in, bytes; out, a `ParsedRequest` with the few fields that routing needs, checked.
-
-Unknown fields are ignored; the body itself is forwarded unchanged. A body that cannot be served is refused here.
-`messages_input` and `responses_input` do the same for their APIs.
-"""
+"""Parses OpenAI's request bodies into `ParsedRequest`, the fields that routing needs. Ignores unknown fields."""
 
 from array import array
 from collections.abc import Sequence
@@ -14,22 +10,18 @@ import msgspec
 from pointsman.primitives import Tokens
 from pointsman_ingress.http.errors import bad_request
 from pointsman_ingress.prompt.audio_form import read_form
-from pointsman_ingress.prompt.content_parts import ChatForm, Message, first_foreign, texts
+from pointsman_ingress.prompt.content_parts import ChatForm, Message, first_unsupported, texts
 
-COMPLETION_OUTPUT_TOKENS = 16  # default of /v1/completions, as OpenAI defines it
-AUDIO_BYTES_A_TOKEN = 500  # Whisper makes 50 tokens of a second of sound, which is 16 kB as MP3 and 32 kB as WAV
-AUDIO_BYTES_A_WORD = 4000  # of an output token: four a second
-PAIRS_TOKENS_MAX: Tokens = 2**31
-"""A long query times many documents is more than any engine reads, and more than the log can hold."""
+COMPLETION_OUTPUT_TOKENS = 16  # OpenAI's default
+AUDIO_BYTES_A_TOKEN = 500  # Whisper: 50 tokens/s; 16 kB/s as MP3, 32 kB/s as WAV
+AUDIO_BYTES_A_WORD = 4000  # per output token: four a second
+PAIRS_TOKENS_MAX: Tokens = 2**31  # bounds query length times documents, for the log
 SALT_LENGTH_MAX = 1024
-
-
-# What comes out
 
 
 @dataclass(frozen=True, slots=True)
 class TokenIds:
-    """Prompts that came as token ids, packed as 32 bits each; several if the client sent a batch."""
+    """Packed as 32 bits; several prompts if the client sent a batch."""
 
     prompts: list[Sequence[int]]
 
@@ -52,15 +44,14 @@ class Chat:
     continue_final_message: bool = False
     chat_template_kwargs: dict[str, Any] | None = None
     add_special_tokens: bool = False
-    foreign: str = ""  # kind of the first content part that is no text; empty if all is text
-    foreign_message: int = 0  # index of its message
-    template: str | None = None  # the client's own chat template
+    unsupported: str = ""  # kind of the first part that is not text
+    unsupported_message: int = 0
+    template: str | None = None  # sent by the client
     body: bytes = field(default=b"", compare=False, repr=False)
-    """The whole request for `render_path`, where an engine can render it; empty if none can."""
+    """whole request for `render_path`; empty if engines cannot render it"""
     render_path: str = field(default="", compare=False, repr=False)
-    system_first: "Chat | None" = None
-    """Variant for templates that take a system message only first; None if it would be the same."""
-    without_thinking: bool = False  # how a template is told that there is to be no thinking depends on the template
+    system_first: "Chat | None" = None  # variant for templates that take system messages only first
+    without_thinking: bool = False  # depends on the template
 
     @property
     def length(self) -> int:
@@ -69,17 +60,23 @@ class Chat:
 
     @classmethod
     def of(cls, form: ChatForm, **fields: Any) -> "Chat":
-        return cls(form.messages, form.tools, foreign=form.foreign, foreign_message=form.foreign_message, **fields)
+        return cls(
+            form.messages,
+            form.tools,
+            unsupported=form.unsupported,
+            unsupported_message=form.unsupported_message,
+            **fields,
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Embeddings:
-    """Vectors instead of tokens: the tokens are unknown."""
+    """Prompt vectors: their tokens are unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class SizedRequest:
-    """Input that is not tokenized, of about so many tokens."""
+    """Input that is not tokenized; `tokens` is an estimate."""
 
     tokens: Tokens
 
@@ -91,24 +88,18 @@ Prompt = TokenIds | Texts | Chat | Embeddings | SizedRequest
 class ParsedRequest:
     model: str
     prompt: Prompt
-    prompt_field: str  # where the prompt is in the body
+    prompt_field: str
     stream: bool
     output_tokens: Tokens | None  # None: as many as fit
-    output_demanded: bool
-    """Whether the client set `output_tokens`; then prompt and output must fit the model together."""
+    output_demanded: bool  # set by the client: must fit with the prompt
     user: str
     cache_salt: str
     truncates: bool
-    truncate_to: Tokens = 0  # how many tokens of the prompt are kept; 0 if the engine decides that
+    truncate_to: Tokens = 0  # 0: the engine decides
     truncation_side: str = ""
-    reads_cache: bool = True
-    """False if the client asks for logprobs of the prompt, for which engines compute all of it."""
-    answers: int = 1  # answers per prompt
-    may_add_usage: bool = False
-    """Whether it is a stream whose usage can be asked for and removed again, since the client did not ask."""
-
-
-# Bodies
+    reads_cache: bool = True  # False with prompt logprobs: nothing is cached
+    answers: int = 1  # per prompt
+    may_add_usage: bool = False  # a stream whose client did not ask for usage
 
 
 class _StreamOptions(msgspec.Struct):
@@ -161,8 +152,6 @@ class _PooledBody(Body):
 
 
 class _PairsBody(Body):
-    """Each side of the pairs has one of several names."""
-
     query: Any = None
     queries: Any = None
     text_1: Any = None
@@ -184,7 +173,7 @@ _any_body = msgspec.json.Decoder(Body)
 
 
 def parse_chat(body: bytes) -> ParsedRequest:
-    """/v1/chat/completions. Raises ApiError, as all of these."""
+    """Raises ApiError, as all parsers here."""
     fields = decoded(_chat_body, body)
     if not fields.messages:
         msg = "`messages` must hold at least one message."
@@ -193,7 +182,7 @@ def parse_chat(body: bytes) -> ParsedRequest:
     older_name = positive(fields.max_tokens, "max_tokens")
     if output_tokens is None:
         output_tokens = older_name
-    foreign, foreign_message = first_foreign(fields.messages)
+    unsupported, unsupported_message = first_unsupported(fields.messages)
     prompt = Chat(
         messages=fields.messages,
         tools=fields.tools,
@@ -201,8 +190,8 @@ def parse_chat(body: bytes) -> ParsedRequest:
         continue_final_message=fields.continue_final_message is True,
         chat_template_kwargs=_template_arguments(fields),
         add_special_tokens=fields.add_special_tokens is True,
-        foreign=foreign,
-        foreign_message=foreign_message,
+        unsupported=unsupported,
+        unsupported_message=unsupported_message,
         template=fields.chat_template,
         body=body,
         render_path="/v1/chat/completions/render",
@@ -221,7 +210,6 @@ def parse_completion(body: bytes) -> ParsedRequest:
 
 
 def parse_embeddings(body: bytes) -> ParsedRequest:
-    """/v1/embeddings: only the size of the input counts."""
     fields = decoded(_embeddings_body, body)
     given = fields.messages or fields.input
     if not given:
@@ -231,24 +219,22 @@ def parse_embeddings(body: bytes) -> ParsedRequest:
 
 
 def parse_pooled(body: bytes) -> ParsedRequest:
-    """/pooling and /classify: only the size of the input counts."""
     fields = decoded(_pooled_body, body)
     return _without_output(fields, max(1, _size(fields.messages or fields.input or fields.data)))
 
 
 def parse_pairs(body: bytes) -> ParsedRequest:
-    """/rerank and /score: each document is read together with the query."""
+    """/rerank and /score: the query is read with each document."""
     fields = decoded(_pairs_body, body)
     query = fields.query or fields.queries or fields.text_1 or fields.data_1
     documents = fields.documents or fields.items or fields.text_2 or fields.data_2
     pairs = len(documents) if isinstance(documents, list) else 1
-    # Several queries go with one document each, one query with all of them.
+    # Several queries pair with one document each.
     tokens = _size(query) * (1 if isinstance(query, list) else pairs) + _size(documents)
     return _without_output(fields, min(tokens, PAIRS_TOKENS_MAX))
 
 
 def parse_audio(body: bytes, content_type: bytes) -> ParsedRequest:
-    """The form of /v1/audio/transcriptions and /v1/audio/translations."""
     form = read_form(body, content_type)
     fields = Body(model=form.model, stream=form.stream, user=form.user)
     prompt = SizedRequest(1 + form.file_bytes // AUDIO_BYTES_A_TOKEN)
@@ -259,9 +245,6 @@ def parse_audio(body: bytes, content_type: bytes) -> ParsedRequest:
 
 def parse_model_only(body: bytes) -> ParsedRequest:
     return replace(parsed(decoded(_any_body, body), SizedRequest(0), "", 0), output_demanded=False)
-
-
-# Helpers of the parsers here and in `messages_input` and `responses_input`
 
 
 def decoded(decoder: msgspec.json.Decoder[B], body: bytes) -> B:
@@ -278,12 +261,11 @@ def decoded(decoder: msgspec.json.Decoder[B], body: bytes) -> B:
 def parsed(
     fields: Body, prompt: Prompt, prompt_field: str, output_tokens: Tokens | None, *, reads_cache: bool = True
 ) -> ParsedRequest:
-    """`output_tokens`: as the client set them."""
     salt, options = fields.cache_salt or "", fields.stream_options
     if len(salt) > SALT_LENGTH_MAX:
         msg = f"`cache_salt` is longer than {SALT_LENGTH_MAX} characters."
         raise bad_request(msg, param="cache_salt")
-    # Usage that is in every chunk could not be removed again.
+    # Usage in every chunk cannot be removed.
     shows_usage = options is not None and (options.include_usage or options.continuous_usage_stats)
     return ParsedRequest(
         model=fields.model or "",
@@ -311,14 +293,12 @@ def positive(value: int | None, name: str) -> Tokens | None:
 
 
 def with_effort(given: dict[str, Any] | None, effort: str | None) -> dict[str, Any] | None:
-    """Template arguments of a request that names a reasoning effort, as vLLM makes them."""
     if effort is None:
         return given
     return {"enable_thinking": effort != "none", **(given or {}), "reasoning_effort": effort}
 
 
 def _template_arguments(fields: _ChatBody) -> dict[str, Any]:
-    """As vLLM makes them for chat completions."""
     given = fields.chat_template_kwargs or {}
     named: dict[str, Any] = {"documents": fields.documents, "reasoning_effort": fields.reasoning_effort}
     if fields.reasoning_effort is not None and "enable_thinking" not in given:
@@ -363,7 +343,7 @@ def _without_output(fields: Body, tokens: Tokens, prompt_field: str = "") -> Par
 
 
 def _size(given: Any) -> Tokens:
-    """Tokens, about: ids as they are, four characters of text each."""
+    """Estimate: token ids count one each, text one per four characters."""
     if isinstance(given, str):
         return len(given) // 4 + 1
     if isinstance(given, dict):

@@ -1,8 +1,4 @@
-"""OpenAI's /v1/responses: in, a body; out, a `ParsedRequest` with the chat that vLLM makes of it.
-
-vLLM turns `instructions` and `input` into chat messages; this does the same, so that equal conversations have equal keys
-on every path. What has no such form (images, built-in tools, conversations kept by the engine) becomes a foreign part.
-"""
+"""Parses OpenAI's /v1/responses into the same chat as vLLM, so that equal conversations have equal keys."""
 
 from dataclasses import replace
 from typing import Any
@@ -10,11 +6,10 @@ from typing import Any
 import msgspec
 
 from pointsman_ingress.http.errors import bad_request
-from pointsman_ingress.prompt.content_parts import ChatForm, Message, foreign_part
+from pointsman_ingress.prompt.content_parts import ChatForm, Message, unsupported_part
 from pointsman_ingress.prompt.openai_requests import Body, Chat, ParsedRequest, decoded, parsed, positive, with_effort
 
-KEPT_BY_ENGINE = ("previous_response_id", "previous_input_messages", "prompt")
-"""Fields that refer to a part of the conversation which the body does not hold."""
+KEPT_BY_ENGINE = ("previous_response_id", "previous_input_messages", "prompt")  # refer to input outside of the body
 
 
 class Reasoning(msgspec.Struct):
@@ -64,22 +59,22 @@ def parse_response(body: bytes) -> ParsedRequest:
 def chat_form(
     *, instructions: str, given: str | list[dict[str, Any]], tools: list[dict[str, Any]], kept_by_engine: str
 ) -> ChatForm:
-    """`given`: the request's `input`. `kept_by_engine`: the field that refers to what precedes it, if any."""
+    """`given`: the request's `input`. `kept_by_engine`: field that refers to earlier input, if any."""
     form = ChatForm()
     if any(tool.get("type") not in ("function", None) for tool in tools):
-        form.take_unknown("tools")
+        form.add_unsupported("tools")
     form.tools = [_tool(tool) for tool in tools if tool.get("type") == "function"] or None
     if instructions:
-        form.take({"role": "system", "content": instructions})
+        form.add({"role": "system", "content": instructions})
     if kept_by_engine:
-        form.take_unknown(kept_by_engine)
+        form.add_unsupported(kept_by_engine)
     for item in [{"role": "user", "content": given}] if isinstance(given, str) else given:
         _add_item(form, item)
     return form
 
 
 def continues(given: str | list[dict[str, Any]]) -> bool:
-    """Whether the last message is unfinished, and the answer goes on with it."""
+    """Whether the answer continues the last message."""
     item = given[-1] if given and not isinstance(given, str) else {}
     unfinished = item.get("status") in ("in_progress", "incomplete")
     return unfinished and item.get("type", "message") in ("message", "reasoning")
@@ -91,32 +86,30 @@ def _add_item(form: ChatForm, item: dict[str, Any]) -> None:
         _add_message(form, item)
     elif kind == "function_call":
         if item.get("namespace"):
-            form.take_unknown("namespace")
+            form.add_unsupported("namespace")
         _add_call(form, item)
     elif kind == "function_call_output" and isinstance(item.get("output"), str):
-        form.take({"role": "tool", "content": item["output"], "tool_call_id": item.get("call_id")})
-    elif kind == "reasoning" and (thought := _thought(item)) is not None:
+        form.add({"role": "tool", "content": item["output"], "tool_call_id": item.get("call_id")})
+    elif kind == "reasoning" and (thought := _reasoning_text(item)) is not None:
         _add_to_assistant(form, reasoning=thought)
     else:
-        form.take_unknown(str(kind))
+        form.add_unsupported(str(kind))
 
 
 def _add_message(form: ChatForm, item: Message) -> None:
-    """Of an assistant only the first part counts; other messages are taken with all parts."""
     content = item.get("content")
     if item["role"] != "assistant":
-        form.take(item, foreign=foreign_part(content))
+        form.add(item, unsupported=unsupported_part(content))
         return
     if isinstance(content, list) and content:
         content = content[0].get("text") if isinstance(content[0], dict) else None
     if isinstance(content, str):
         _add_to_assistant(form, content=content)
     else:
-        form.take_unknown("assistant")
+        form.add_unsupported("assistant")
 
 
 def _add_call(form: ChatForm, item: dict[str, Any]) -> None:
-    """Calls that follow one another are one message."""
     function = {"name": item.get("name"), "arguments": item.get("arguments")}
     call = {"id": item.get("call_id"), "type": "function", "function": function}
     last = form.messages[-1] if form.messages else {}
@@ -127,15 +120,15 @@ def _add_call(form: ChatForm, item: dict[str, Any]) -> None:
 
 
 def _add_to_assistant(form: ChatForm, **fields: Any) -> None:
-    """Text, thoughts and calls of an assistant are one message, if each is there once."""
+    """Merges text, reasoning and calls of an assistant."""
     last = form.messages[-1] if form.messages else {}
     if last.get("role") == "assistant" and all(last.get(name) is None for name in fields):
         last.update(fields)
     else:
-        form.take({"role": "assistant", **fields})
+        form.add({"role": "assistant", **fields})
 
 
-def _thought(item: dict[str, Any]) -> str | None:
+def _reasoning_text(item: dict[str, Any]) -> str | None:
     for parts in (item.get("content"), item.get("summary")):
         if isinstance(parts, list) and parts and isinstance(parts[0], dict):
             text = parts[0].get("text")
@@ -144,5 +137,4 @@ def _thought(item: dict[str, Any]) -> str | None:
 
 
 def _tool(tool: dict[str, Any]) -> dict[str, Any]:
-    """As chat completions have it: the description is one level deeper."""
     return {"type": "function", "function": {name: value for name, value in tool.items() if name != "type"}}

@@ -1,12 +1,6 @@
-"""Tokens of a prompt, as the engine will have them: in, a `ParsedRequest`; out, `PromptTokens`, made once per request.
-
-Sources, best first: token ids of the client; the model's tokenizer and chat template in this process; an engine, which
-renders the request (`/v1/chat/completions/render`, `/v1/messages/render`) or tokenizes it (`/tokenize`). If all fail the
-tokens are guessed and marked inexact: their keys match nothing but other guesses.
-
-Of a chat with images only the beginning is known, up to the message with the first of them. Encoding takes about 1 ms per
-1,000 characters, so long prompts go to threads (the tokenizer releases the GIL).
-"""
+"""Tokenizes prompts as the engine does, by the local tokenizer and chat template or an engine's `/render` or
+`/tokenize`. If all fail, tokens are guessed and marked inexact. Of a chat with images only the part before the first is
+known. Encoding costs 1 ms per 1,000 characters; long prompts run in threads."""
 
 import asyncio
 from array import array
@@ -41,19 +35,18 @@ log = structlog.get_logger()
 
 TOKENIZE_PATH = "/tokenize"
 TOKENIZE_THREADS = 2
-INLINE_CHARACTERS_MAX = 512  # prompts up to here are encoded in place: a hop to a thread would cost more
-ENGINE_WALL_SECONDS_MAX: WallSeconds = WallSeconds(10.0)  # how long an engine may take before the prompt is guessed
-TOKENS_BYTES_MAX = 16 * 1024 * 1024  # largest answer of an engine that is asked for tokens: two million of them
-MARKS = ("x", "\n\n.")
-"""Two placeholders for content that is no text. Tokens before the placeholder that are equal in both renderings do not
-depend on it."""
+INLINE_CHARACTERS_MAX = 512  # longer prompts go to a thread
+ENGINE_WALL_SECONDS_MAX: WallSeconds = WallSeconds(10.0)  # then the prompt is guessed
+TOKENS_BYTES_MAX = 16 * 1024 * 1024  # two million tokens
+PLACEHOLDERS = ("x", "\n\n.")
+"""Placeholders for content that is not text: the common prefix of both renderings does not depend on it."""
 GUESSED = "guessed"
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 @dataclass(frozen=True, slots=True)
 class TokenizeContext:
-    """For requests to an engine. `demand`: an engine that cannot serve the request may not even know the model."""
+    """For requests to an engine that can serve `demand`."""
 
     headers: Headers
     request_id: str
@@ -62,13 +55,12 @@ class TokenizeContext:
 
 @dataclass(frozen=True, slots=True)
 class PromptTokens:
-    """Token ids of each prompt in the request (nearly always one). `exact`: whether they are the engine's own."""
+    """Token ids per prompt. `exact`: whether they equal the engine's."""
 
     prompts: Sequence[Sequence[int]]
     exact: bool
-    known: int | None = None
-    """Leading tokens of the first prompt that are the engine's own and looked up in its cache; None: all."""
-    doubt: str = ""  # why the rest is not known
+    known: int | None = None  # exact leading tokens of the first prompt; None: all
+    inexact_reason: str = ""  # why the rest is inexact
 
     @property
     def count(self) -> int:
@@ -80,10 +72,10 @@ class PromptTokens:
 
     @property
     def prefix_header(self) -> str:
-        if not self.doubt:
+        if not self.inexact_reason:
             return "exact"
-        nothing = self.known == 0 or self.doubt == GUESSED
-        return f"{'none' if nothing else 'partial'}; {self.doubt}"
+        nothing = self.known == 0 or self.inexact_reason == GUESSED
+        return f"{'none' if nothing else 'partial'}; {self.inexact_reason}"
 
 
 class PromptTokenizer:
@@ -96,28 +88,27 @@ class PromptTokenizer:
         clock: Clock,
         failed: Callable[[InstanceId], None] = lambda _: None,
     ) -> None:
-        """`engine` gives an instance to ask; `failed` is called with one that did not answer."""
         self._tokenizer = tokenizer
         self._engine = engine
         self._engines = engines
         self._failed = failed
         self._threads = ThreadPoolExecutor(TOKENIZE_THREADS, thread_name_prefix="tokenise")
         self._clock = clock
-        self._cannot_render: set[tuple[InstanceId, Epoch, str]] = set()  # engines and paths
+        self._cannot_render: set[tuple[InstanceId, Epoch, str]] = set()  # with paths
 
     async def tokens(self, request: ParsedRequest, context: TokenizeContext) -> PromptTokens:
-        """Raises ApiError if the prompt itself is at fault."""
+        """Raises ApiError for an invalid prompt."""
         started = self._clock.wall()
         try:
             tokens = _truncated(await self._tokens(request, context), request)
-        except _ImpossibleError as error:
+        except _InvalidPromptError as error:
             msg = f"The prompt does not fit this model: {error}."
             raise bad_request(msg, param=request.prompt_field) from error
         finally:
             if not isinstance(request.prompt, TokenIds):
                 TOKENIZATION_SECONDS.observe(float(self._clock.wall() - started))
         if not request.reads_cache:
-            return replace(tokens, known=0, doubt=tokens.doubt or "prompt_logprobs")
+            return replace(tokens, known=0, inexact_reason=tokens.inexact_reason or "prompt_logprobs")
         return tokens
 
     def close(self) -> None:
@@ -129,22 +120,21 @@ class PromptTokenizer:
             case TokenIds():
                 return PromptTokens(prompt.prompts, exact=True)
             case SizedRequest():
-                return PromptTokens([[0] * prompt.tokens], exact=False, known=0, doubt="not looked at")
+                return PromptTokens([[0] * prompt.tokens], exact=False, known=0, inexact_reason="not looked at")
             case Embeddings():
-                return PromptTokens([[0]], exact=False, known=0, doubt="prompt_embeds")
+                return PromptTokens([[0]], exact=False, known=0, inexact_reason="prompt_embeds")
             case Chat() if prompt.template is not None:
                 prompts = await self._from_engine(prompt, request.model, context)
-            case Chat() if prompt.foreign:
-                return await self._beginning(prompt, request.model, context)
+            case Chat() if prompt.unsupported:
+                return await self._text_prefix(prompt, request.model, context)
             case _:
                 prompts = await self._encoded(prompt, request.model, context)
         if prompts is None:
             known = 0 if request.truncates else None
-            return PromptTokens(_guesses(prompt), exact=False, known=known, doubt=GUESSED)
+            return PromptTokens(_guesses(prompt), exact=False, known=known, inexact_reason=GUESSED)
         return PromptTokens(prompts, exact=True)
 
     def _for_template(self, prompt: Prompt) -> Prompt:
-        """The variant of a chat that this model's template takes."""
         tokenizer = self._tokenizer
         if tokenizer is None or not isinstance(prompt, Chat):
             return prompt
@@ -159,15 +149,17 @@ class PromptTokenizer:
         }
         return replace(chat, system_first=None, without_thinking=False, chat_template_kwargs=arguments)
 
-    async def _beginning(self, chat: Chat, model: str, context: TokenizeContext) -> PromptTokens:
-        variants = [await self._encoded(_with_mark(chat, mark), model, context) for mark in MARKS]
+    async def _text_prefix(self, chat: Chat, model: str, context: TokenizeContext) -> PromptTokens:
+        variants = [
+            await self._encoded(_with_placeholder(chat, placeholder), model, context) for placeholder in PLACEHOLDERS
+        ]
         if not all(variants):
-            return PromptTokens(_guesses(chat), exact=False, known=0, doubt=chat.foreign)
+            return PromptTokens(_guesses(chat), exact=False, known=0, inexact_reason=chat.unsupported)
         (one, *_), (other, *_) = (prompts or [[]] for prompts in variants)
         known = next(
             (at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other))
         )
-        return PromptTokens([one], exact=False, known=known, doubt=chat.foreign)
+        return PromptTokens([one], exact=False, known=known, inexact_reason=chat.unsupported)
 
     async def _encoded(self, prompt: Texts | Chat, model: str, context: TokenizeContext) -> list[list[int]] | None:
         tokenizer = self._tokenizer
@@ -180,7 +172,7 @@ class PromptTokenizer:
         except UnsupportedContentError:
             return await self._from_engine(prompt, model, context)
         except ValueError as error:
-            raise _ImpossibleError(str(error)) from error
+            raise _InvalidPromptError(str(error)) from error
 
     async def _from_engine(self, prompt: Texts | Chat, model: str, context: TokenizeContext) -> list[list[int]] | None:
         engine = self._engine(context.demand)
@@ -191,7 +183,7 @@ class PromptTokenizer:
                 if isinstance(prompt, Chat) and (rendered := await self._rendered(engine, prompt, context)):
                     return [rendered]
                 if isinstance(prompt, Chat) and (prompt.system_first or prompt.without_thinking):
-                    return None  # it depends on the template, which only the engine has
+                    return None  # depends on the engine's template
                 return [await self._tokenized(engine, body, context) for body in _tokenize_bodies(prompt, model)]
         except (EngineFailedError, TimeoutError, *_UNREADABLE) as error:
             log.warning("engine_tokenize_failed", instance=engine.id, reason=str(error) or type(error).__name__)
@@ -200,12 +192,12 @@ class PromptTokenizer:
             return None
 
     async def _rendered(self, engine: Instance, chat: Chat, context: TokenizeContext) -> list[int]:
-        """Empty if the engine does not render, which `/tokenize` may still do. Raises _ImpossibleError."""
+        """Empty if the engine cannot render. Raises _InvalidPromptError."""
         path = chat.render_path
         if not chat.body or (engine.id, engine.epoch, path) in self._cannot_render:
             return []
         try:
-            status, answer = await self._ask(engine, path, chat.body, context)
+            status, answer = await self._post(engine, path, chat.body, context)
         except EngineFailedError:
             return []
         if status == 200:
@@ -215,19 +207,19 @@ class PromptTokenizer:
         return []
 
     async def _tokenized(self, engine: Instance, body: dict[str, Any], context: TokenizeContext) -> list[int]:
-        status, answer = await self._ask(engine, TOKENIZE_PATH, msgspec.json.encode(body), context)
+        status, answer = await self._post(engine, TOKENIZE_PATH, msgspec.json.encode(body), context)
         if status != 200:
             msg = f"its status was {status}"
             raise EngineFailedError(msg)
         return msgspec.json.decode(answer, type=_Tokenized).tokens
 
-    async def _ask(self, engine: Instance, path: str, body: bytes, context: TokenizeContext) -> tuple[int, bytes]:
-        """Raises EngineFailedError, and _ImpossibleError if the engine finds the prompt at fault."""
+    async def _post(self, engine: Instance, path: str, body: bytes, context: TokenizeContext) -> tuple[int, bytes]:
+        """Raises EngineFailedError and _InvalidPromptError."""
         request = EngineRequest(engine.url, path, body, context.headers, context.request_id)
         async with await self._engines.send(request) as reply:
             status, answer = reply.status, await reply.whole(bytes_max=TOKENS_BYTES_MAX)
         if status in (400, 422):
-            raise _ImpossibleError(_complaint(answer))
+            raise _InvalidPromptError(_error_message(answer))
         return status, answer
 
 
@@ -242,8 +234,8 @@ class _Tokenized(msgspec.Struct):
     tokens: list[_TokenId]
 
 
-class _ImpossibleError(Exception):
-    """The prompt itself is at fault."""
+class _InvalidPromptError(Exception):
+    """The prompt is invalid."""
 
 
 def _encode(tokenizer: Tokenizer, prompt: Texts | Chat) -> list[list[int]]:
@@ -278,23 +270,22 @@ def _tokenize_bodies(prompt: Texts | Chat, model: str) -> list[dict[str, Any]]:
 
 
 def _with_reasoning(message: Message) -> Message:
-    """With reasoning under its newer name, the only one that `/tokenize` knows."""
+    """`/tokenize` accepts only the newer field name."""
     older = message.get("reasoning_content")
     if older is None or message.get("reasoning") is not None:
         return message
     return {**{name: value for name, value in message.items() if name != "reasoning_content"}, "reasoning": older}
 
 
-def _with_mark(chat: Chat, mark: str) -> Chat:
-    """The chat without its foreign parts, and with `mark` at the start of the message with the first of them."""
+def _with_placeholder(chat: Chat, placeholder: str) -> Chat:
     messages = [{**message, "content": text_parts(message.get("content"))} for message in chat.messages]
-    at = messages[chat.foreign_message]
-    at["content"] = mark + "\n".join(texts(at["content"]))
-    return replace(chat, messages=messages, foreign="", body=b"")
+    at = messages[chat.unsupported_message]
+    at["content"] = placeholder + "\n".join(texts(at["content"]))
+    return replace(chat, messages=messages, unsupported="", body=b"")
 
 
 def _truncated(tokens: PromptTokens, request: ParsedRequest) -> PromptTokens:
-    """As the engine truncates. If the client does not name the side the tokenizer decides, and most keep the beginning."""
+    """Truncates as the engine does. Without a side the tokenizer decides; most keep the beginning."""
     if not request.truncates:
         return tokens
     kept = request.truncate_to
@@ -304,11 +295,10 @@ def _truncated(tokens: PromptTokens, request: ParsedRequest) -> PromptTokens:
         left = request.truncation_side == "left"
         return replace(tokens, prompts=[prompt[-kept:] if left else prompt[:kept] for prompt in tokens.prompts])
     known = kept if tokens.known is None and kept else tokens.known
-    return replace(tokens, exact=False, known=known, doubt=tokens.doubt or "truncate_prompt_tokens")
+    return replace(tokens, exact=False, known=known, inexact_reason=tokens.inexact_reason or "truncate_prompt_tokens")
 
 
-def _complaint(body: bytes) -> str:
-    """What the engine found wrong, for the client."""
+def _error_message(body: bytes) -> str:
     try:
         answer = msgspec.json.decode(body)
         error = answer.get("error", answer)
@@ -319,7 +309,7 @@ def _complaint(body: bytes) -> str:
 
 
 def _guesses(prompt: Texts | Chat) -> list[list[int]]:
-    """Four bytes of text per token: equal prefixes stay equal, and the count is about right."""
+    """Four bytes per token: equal prefixes stay equal."""
     guessed = prompt.prompts if isinstance(prompt, Texts) else [msgspec.json.encode(prompt.messages).decode()]
     return [_guess(text.encode(errors="replace")) for text in guessed]
 

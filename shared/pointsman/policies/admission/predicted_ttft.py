@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from pointsman.contracts.reasons import RejectReason
 from pointsman.policies.admission.base import AdmissionPolicy, Refusal
-from pointsman.policies.pool_view import PoolView, ScoredInstance
+from pointsman.policies.pool_view import CandidateEstimate, PoolView
 from pointsman.policies.routing.base import Choice
 from pointsman.primitives import Seconds
 from pointsman.state.trackers.base import Tracker
@@ -47,7 +47,7 @@ class PredictedTtft(AdmissionPolicy):
         return choice
 
 
-def excessive_tpot(view: PoolView, candidate: ScoredInstance) -> Seconds | None:
+def excessive_tpot(view: PoolView, candidate: CandidateEstimate) -> Seconds | None:
     """Expected seconds per token there if they exceed the SLO; None otherwise, or where unknown."""
     if view.request.max_output_tokens <= 1:
         return None
@@ -55,7 +55,7 @@ def excessive_tpot(view: PoolView, candidate: ScoredInstance) -> Seconds | None:
     return tpot if tpot is not None and tpot > view.request.slo_tpot else None
 
 
-def too_late(view: PoolView, candidate: ScoredInstance) -> Refusal:
+def too_late(view: PoolView, candidate: CandidateEstimate) -> Refusal:
     """The refusal of a request that would be late on this instance."""
     detail = (
         f"predicted time to first token is {candidate.predicted_ttft:.2f} s on {candidate.instance}, "
@@ -69,7 +69,7 @@ def too_late(view: PoolView, candidate: ScoredInstance) -> Refusal:
     )
 
 
-def too_slow(view: PoolView, candidate: ScoredInstance, tpot: Seconds) -> Refusal:
+def too_slow(view: PoolView, candidate: CandidateEstimate, tpot: Seconds) -> Refusal:
     """The refusal of a request that would miss its TPOT SLO there."""
     detail = (
         f"predicted time per output token is {tpot * 1000:.0f} ms on {candidate.instance}, "

@@ -29,7 +29,7 @@ from typing_extensions import override
 from pointsman.contracts.reasons import RejectReason
 from pointsman.policies.admission.base import AdmissionPolicy, Refusal
 from pointsman.policies.admission.predicted_ttft_global import choice_or_soonest, priced_ttft
-from pointsman.policies.pool_view import PoolView, ScoredInstance
+from pointsman.policies.pool_view import CandidateEstimate, PoolView
 from pointsman.policies.routing.base import Choice
 from pointsman.state.trackers.attainment import Attainment, Tally
 from pointsman.state.trackers.base import Tracker
@@ -84,7 +84,7 @@ def _gap(groups: Iterable[Tally], own: Tally) -> float:
     return max(group.owed for group in groups) - own.owed
 
 
-def _keep_back(view: PoolView, candidate: ScoredInstance, price: float) -> Refusal:
+def _keep_back(view: PoolView, candidate: CandidateEstimate, price: float) -> Refusal:
     detail = (
         f"predicted time to first token is {candidate.predicted_ttft:.2f} s on {candidate.instance}; of the "
         f"{view.budget:.2f} s that are left, room is kept for those who got less than their share: "

@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from pointsman.policies.admission.base import AdmissionPolicy, Refusal
 from pointsman.policies.admission.predicted_ttft import excessive_tpot, too_late, too_slow
-from pointsman.policies.pool_view import PoolView, ScoredInstance
+from pointsman.policies.pool_view import CandidateEstimate, PoolView
 from pointsman.policies.routing.base import Choice
 from pointsman.primitives import Seconds
 from pointsman.state.trackers.base import Tracker
@@ -44,7 +44,7 @@ def choice_or_soonest(
     """The choice if it meets both SLOs, else the soonest candidate that does, else a refusal. `price`: how many times
     its own prefill must fit in behind a queue of more than `spare` of the SLO; behind less, once."""
 
-    def meets(candidate: ScoredInstance) -> bool:
+    def meets(candidate: CandidateEstimate) -> bool:
         return (
             candidate.predicted_ttft <= view.budget
             and (candidate.queue_seconds <= spare or priced_ttft(candidate, price) <= view.budget)
@@ -64,11 +64,11 @@ def choice_or_soonest(
     return too_slow(view, soonest, tpot) if tpot else too_late(view, soonest)
 
 
-def priced_ttft(candidate: ScoredInstance, price: float) -> Seconds:
+def priced_ttft(candidate: CandidateEstimate, price: float) -> Seconds:
     """When its first token would come if its own prefill took `price` times as long."""
     return candidate.queue_seconds + price * candidate.prefill_seconds
 
 
-def _soonest(candidates: list[ScoredInstance], price: float = 1.0) -> ScoredInstance:
+def _soonest(candidates: list[CandidateEstimate], price: float = 1.0) -> CandidateEstimate:
     """By (priced) first token; of equals the one with more cached tokens, then the first."""
     return min(candidates, key=lambda candidate: (priced_ttft(candidate, price), -candidate.cached_tokens))

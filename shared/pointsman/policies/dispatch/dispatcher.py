@@ -5,12 +5,12 @@ from pointsman.contracts.commands import HandOverRequest, RouteRequest
 from pointsman.contracts.fleet import LivenessTimeouts
 from pointsman.contracts.reasons import CancelCause
 from pointsman.policies.dispatch import fleet_care, granting, migrations, placement, splitting
-from pointsman.policies.dispatch.turn import LeaderTerm, Turn
+from pointsman.policies.dispatch.turn import DecisionContext, Turn
 from pointsman.policies.rebalancing.base import MigrationPlan
 from pointsman.primitives import InstanceId, RequestId, Seconds
 
 
-class Dispatcher(LeaderTerm):
+class Dispatcher(DecisionContext):
     """Decides for one term of leadership. The function behind each method documents it."""
 
     def route(self, command: RouteRequest, now: Seconds) -> list[LogEvent]:

@@ -9,7 +9,7 @@ from pointsman.policies.decode_placement import DecodeRefusal
 from pointsman.policies.dispatch.granting import grant, grant_next
 from pointsman.policies.dispatch.splitting import decode_after_move, decoder_for
 from pointsman.policies.dispatch.turn import Turn
-from pointsman.policies.pool_view import PoolView, ScoredInstance
+from pointsman.policies.pool_view import CandidateEstimate, PoolView
 from pointsman.policies.rebalancing.base import Migration, MigrationPlan
 from pointsman.policies.rebalancing.migration_check import MigrationCheck, Veto
 from pointsman.policies.rebalancing.redispatch import Redispatch, Redispatching, Window
@@ -63,7 +63,7 @@ def _redispatch(turn: Turn, migration: Migration, plan: MigrationPlan) -> bool:
 def _requeue(turn: Turn, migration: Migration, check: MigrationCheck, plan: MigrationPlan) -> bool:
     """Let a request wait at its target, or refuse that; whether it was done."""
     offered = check.judge(migration)
-    if isinstance(offered, ScoredInstance):
+    if isinstance(offered, CandidateEstimate):
         request = turn.state.workload.requests[migration.request]
         decode = decode_after_move(turn, request, offered.instance)
         if decode is not None:
@@ -94,7 +94,7 @@ def _relocate(turn: Turn, request: Request) -> None:
 def _move(
     turn: Turn,
     migration: Migration,
-    candidate: ScoredInstance,
+    candidate: CandidateEstimate,
     decode: InstanceId,
     plan: MigrationPlan,
     cause: MoveCause,

@@ -12,7 +12,7 @@ from pointsman.policies.decode_placement import DecodeAssignment, DecodeChoice, 
 from pointsman.policies.dispatch.granting import grant_next
 from pointsman.policies.dispatch.splitting import Decoder, assignment, decoder_for
 from pointsman.policies.dispatch.turn import Turn
-from pointsman.policies.pool_view import PoolView, ScoredInstance
+from pointsman.policies.pool_view import CandidateEstimate, PoolView
 from pointsman.policies.routing import NoInstance
 from pointsman.policies.routing.base import Choice
 from pointsman.primitives import InstanceId, Seconds, WallSeconds, engine_seconds
@@ -142,7 +142,7 @@ def _reject(
     attempt: int,
     excluded: Collection[InstanceId],
     refusal: Refusal,
-    considered: list[ScoredInstance],
+    considered: list[CandidateEstimate],
     decoder: Decoder,
 ) -> None:
     turn.decide(
@@ -194,7 +194,7 @@ def _lost_seconds(turn: Turn, request: Request, attempt: int, *, held: bool) -> 
     return max(0.0, turn.now - request.granted_at)
 
 
-def _predicted_ttft(candidate: ScoredInstance, decode: DecodeAssignment) -> Seconds:
+def _predicted_ttft(candidate: CandidateEstimate, decode: DecodeAssignment) -> Seconds:
     if not decode.instance:
         return candidate.predicted_ttft
     return candidate.queue_seconds + candidate.prefill_seconds + decode.transfer_seconds

@@ -14,7 +14,7 @@ from pointsman.policies.decode_placement import (
 )
 from pointsman.policies.dispatch.granting import grant_next
 from pointsman.policies.dispatch.turn import Turn
-from pointsman.policies.pool_view import ScoredInstance
+from pointsman.policies.pool_view import CandidateEstimate
 from pointsman.primitives import InstanceId
 from pointsman.state.workload import NO_INSTANCE, Request, Stage
 
@@ -29,7 +29,9 @@ def decoder_for(turn: Turn, request: Request, excluded: Collection[InstanceId], 
     return turn.policies.decode_placement.choose(known, request, turn.now, excluded=excluded, check_load=check_load)
 
 
-def assignment(turn: Turn, request: Request, candidate: ScoredInstance, decoder: Decoder) -> DecodeAssignment | Refusal:
+def assignment(
+    turn: Turn, request: Request, candidate: CandidateEstimate, decoder: Decoder
+) -> DecodeAssignment | Refusal:
     """The decode instance of a request that `candidate` prefills: itself where it decodes too and is fast enough."""
     if decoder is None:
         return SAME_INSTANCE

@@ -15,7 +15,7 @@ from pointsman.state.state import State
 OnDecision = Callable[[LogEvent], LogEvent]
 
 
-class LeaderTerm:
+class DecisionContext:
     """One term of leadership over one State."""
 
     def __init__(
@@ -44,7 +44,7 @@ class LeaderTerm:
 class Turn:
     """One call of a Dispatcher. State changes only by `decide`, so each decision sees those before it."""
 
-    leader: LeaderTerm
+    leader: DecisionContext
     now: Seconds
     state: State = field(init=False)
     policies: PolicySet = field(init=False)

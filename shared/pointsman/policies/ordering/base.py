@@ -19,8 +19,8 @@ class OrderingPolicy(ABC):
     name: ClassVar[str]
 
     @abstractmethod
-    def first(self, line: InstanceQueue, now: Seconds, state: State) -> Request:
-        """The pending request to grant next; the line has at least one. Reads `state`, changes nothing."""
+    def first(self, queue: InstanceQueue, now: Seconds, state: State) -> Request:
+        """The pending request to grant next; the queue has at least one. Reads `state`, changes nothing."""
 
     def trackers(self) -> tuple[Tracker, ...]:
         """Fresh trackers that State shall keep for this policy."""

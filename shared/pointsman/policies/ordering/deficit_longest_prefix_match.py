@@ -48,8 +48,8 @@ class DeficitLongestPrefixMatch(OrderingPolicy):
         return (deficits,)
 
     @override
-    def first(self, line: InstanceQueue, now: Seconds, state: State) -> Request:
-        pending = line.pending.values()
+    def first(self, queue: InstanceQueue, now: Seconds, state: State) -> Request:
+        pending = queue.pending.values()
         instance = next(iter(pending)).instance
         tenants = state.tracker(QueueDeficits).in_turn(instance, {request.tenant for request in pending})
         return longest_match((r for r in pending if r.tenant in tenants), state, self.ageing_tokens)

@@ -17,5 +17,5 @@ class EarliestDeadlineFirst(OrderingPolicy):
     name: ClassVar[str] = "edf"
 
     @override
-    def first(self, line: InstanceQueue, now: Seconds, state: State) -> Request:
-        return min(line.pending.values(), key=lambda request: request.deadline)
+    def first(self, queue: InstanceQueue, now: Seconds, state: State) -> Request:
+        return min(queue.pending.values(), key=lambda request: request.deadline)

@@ -53,14 +53,14 @@ class FairDeadlines(OrderingPolicy):
         return (service, LateCredit(late_share=self.late_share))
 
     @override
-    def first(self, line: InstanceQueue, now: Seconds, state: State) -> Request:
+    def first(self, queue: InstanceQueue, now: Seconds, state: State) -> Request:
         turns = state.tracker(LateCredit)
-        fair = self._within_lead(line.pending.values(), state)
-        on_time, late = turns.split(fair, line, now)
+        fair = self._within_lead(queue.pending.values(), state)
+        on_time, late = turns.split(fair, queue, now)
         instance = (on_time or late)[0].instance
         if late and (not on_time or turns.due(instance)):
             return min(late, key=lambda request: request.deadline)
-        return self._most_urgent(on_time, line, now, turns.factor(instance), state)
+        return self._most_urgent(on_time, queue, now, turns.factor(instance), state)
 
     def _within_lead(self, pending: Collection[Request], state: State) -> Collection[Request]:
         tenants = {request.tenant for request in pending}
@@ -72,14 +72,14 @@ class FairDeadlines(OrderingPolicy):
         return [request for request in pending if services[request.tenant] <= most]
 
     def _most_urgent(
-        self, on_time: list[Request], line: InstanceQueue, now: Seconds, factor: float, state: State
+        self, on_time: list[Request], queue: InstanceQueue, now: Seconds, factor: float, state: State
     ) -> Request:
         urgent = min(on_time, key=lambda request: request.deadline)
         near = [request for request in on_time if request.deadline <= urgent.deadline + self.tie_seconds]
         if len(near) == 1:
             return urgent
         near.sort(key=lambda request: request.deadline)
-        return longest_match(_may_go_first(near, line.engine_seconds_left(now), now, factor), state)
+        return longest_match(_may_go_first(near, queue.engine_seconds_left(now), now, factor), state)
 
 
 def _may_go_first(ordered: list[Request], before: Seconds, now: Seconds, factor: float) -> Iterator[Request]:

@@ -19,5 +19,5 @@ class FirstComeFirstServed(OrderingPolicy):
     name: ClassVar[str] = "fcfs"
 
     @override
-    def first(self, line: InstanceQueue, now: Seconds, state: State) -> Request:
-        return next(iter(line.pending.values()))
+    def first(self, queue: InstanceQueue, now: Seconds, state: State) -> Request:
+        return next(iter(queue.pending.values()))

@@ -26,8 +26,8 @@ class LongestPrefixMatch(OrderingPolicy):
     ageing_tokens: float = 50.0
 
     @override
-    def first(self, line: InstanceQueue, now: Seconds, state: State) -> Request:
-        return longest_match(line.pending.values(), state, self.ageing_tokens)
+    def first(self, queue: InstanceQueue, now: Seconds, state: State) -> Request:
+        return longest_match(queue.pending.values(), state, self.ageing_tokens)
 
 
 def longest_match(requests: Iterable[Request], state: State, ageing_tokens: float = 0.0) -> Request:

@@ -35,13 +35,13 @@ class MooreHodgson(OrderingPolicy):
         return (LateCredit(late_share=self.late_share),)
 
     @override
-    def first(self, line: InstanceQueue, now: Seconds, state: State) -> Request:
+    def first(self, queue: InstanceQueue, now: Seconds, state: State) -> Request:
         turns = state.tracker(LateCredit)
-        on_time, late = turns.split(line.pending.values(), line, now)
+        on_time, late = turns.split(queue.pending.values(), queue, now)
         instance = (on_time or late)[0].instance
         if late and (not on_time or turns.due(instance)):
             return min(late, key=lambda request: request.deadline)
-        kept = most_on_time(on_time, now, line.engine_seconds_left(now), turns.factor(instance))
+        kept = most_on_time(on_time, now, queue.engine_seconds_left(now), turns.factor(instance))
         return (kept or on_time)[0]
 
 

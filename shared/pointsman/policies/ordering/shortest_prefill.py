@@ -22,6 +22,6 @@ class ShortestPrefill(OrderingPolicy):
     ageing: float = 0.05
 
     @override
-    def first(self, line: InstanceQueue, now: Seconds, state: State) -> Request:
+    def first(self, queue: InstanceQueue, now: Seconds, state: State) -> Request:
         # Everyone ages alike, so `now` takes no part in the comparison.
-        return min(line.pending.values(), key=lambda r: r.prefill_seconds + self.ageing * r.arrived_at)
+        return min(queue.pending.values(), key=lambda r: r.prefill_seconds + self.ageing * r.arrived_at)

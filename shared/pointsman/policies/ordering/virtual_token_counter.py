@@ -35,9 +35,9 @@ class VirtualTokenCounter(OrderingPolicy):
         return (ClientService(input_weight=self.input_weight, cached_weight=1.0, output_weight=self.output_weight),)
 
     @override
-    def first(self, line: InstanceQueue, now: Seconds, state: State) -> Request:
+    def first(self, queue: InstanceQueue, now: Seconds, state: State) -> Request:
         oldest: dict[str, Request] = {}
-        for request in line.pending.values():
+        for request in queue.pending.values():
             oldest.setdefault(request.tenant, request)
         service = state.tracker(ClientService)
         return min(oldest.values(), key=lambda request: service.balance(request.instance, request.tenant))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from pointsman.contracts.reasons import MoveRefusal
-from pointsman.policies.pool_view import PoolView, ScoredInstance
+from pointsman.policies.pool_view import CandidateEstimate, PoolView
 from pointsman.policies.rebalancing.base import Migration
 from pointsman.policies.stall_detection import stalled_seconds
 from pointsman.primitives import InstanceId, RequestId, Seconds
@@ -37,7 +37,7 @@ class MigrationCheck:
         self._now = now
         self._queues: dict[InstanceId, _Queue] = {}
 
-    def judge(self, migration: Migration) -> ScoredInstance | Veto:
+    def judge(self, migration: Migration) -> CandidateEstimate | Veto:
         """What the target offers now, or why the request should stay. A move that is offered is then to be made."""
         request = self._state.workload.requests.get(migration.request)
         if request is None:
@@ -54,7 +54,7 @@ class MigrationCheck:
             return Veto(MoveRefusal.TARGET_UNAVAILABLE, f"{migration.target} has failed it before")
         return self._compare(request, migration)
 
-    def _compare(self, request: Request, migration: Migration) -> ScoredInstance | Veto:
+    def _compare(self, request: Request, migration: Migration) -> CandidateEstimate | Veto:
         queue = self._queue(migration.source)
         offered = PoolView(self._state, request, self._now).candidate(migration.target)
         there, here, left = offered.predicted_ttft, queue.expected(request.id), request.deadline - self._now

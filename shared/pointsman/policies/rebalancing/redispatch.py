@@ -18,7 +18,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from pointsman.contracts.reasons import MoveRefusal
-from pointsman.policies.pool_view import PoolView, ScoredInstance
+from pointsman.policies.pool_view import CandidateEstimate, PoolView
 from pointsman.policies.rebalancing.base import Migration
 from pointsman.policies.rebalancing.migration_check import Veto
 from pointsman.policies.stall_detection import STALL_SECONDS, stalled_seconds
@@ -45,7 +45,7 @@ class Window:
 class Redispatch:
     """A request starts again there. `wasted`: what its engine has done for it; `benefit`: what is won beyond that."""
 
-    candidate: ScoredInstance
+    candidate: CandidateEstimate
     wasted: Seconds
     benefit: Seconds
 
@@ -137,14 +137,14 @@ class Redispatching:
             return False
         return fleet[target].can_serve(request) and fleet[target].role == "both"
 
-    def _has_room(self, candidate: ScoredInstance) -> bool:
+    def _has_room(self, candidate: CandidateEstimate) -> bool:
         queue, window = self._state.workload.queues.get(candidate.instance), self._window
         if queue is None:
             return True
         room = queue.has_room(candidate.uncached_tokens, window_tokens=window.tokens, running_max=window.running_max)
         return room and not queue.pending
 
-    def _compare(self, request: Request, candidate: ScoredInstance) -> Redispatch | None:
+    def _compare(self, request: Request, candidate: CandidateEstimate) -> Redispatch | None:
         """What starting again at `candidate` gives; None where the request is not overdue."""
         overdue = self._overdue(request)
         if overdue is None:

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from typing_extensions import override
 
-from pointsman.policies.pool_view import PoolView, ScoredInstance
+from pointsman.policies.pool_view import CandidateEstimate, PoolView
 from pointsman.policies.routing.base import Choice, RoutingPolicy, candidates_of
 
 
@@ -38,11 +38,11 @@ class ApproximateTokenLoad(RoutingPolicy):
         return Choice(_lightest(view, sticky), f"least token load of {len(sticky)} that hold most of it", candidates)
 
 
-def _soonest(candidates: list[ScoredInstance]) -> float:
+def _soonest(candidates: list[CandidateEstimate]) -> float:
     return min(candidate.predicted_ttft for candidate in candidates)
 
 
-def _lightest(view: PoolView, candidates: list[ScoredInstance]) -> ScoredInstance:
+def _lightest(view: PoolView, candidates: list[CandidateEstimate]) -> CandidateEstimate:
     least = min((candidate.load_tokens, candidate.requests) for candidate in candidates)
     return view.familiar(
         [candidate for candidate in candidates if (candidate.load_tokens, candidate.requests) == least]

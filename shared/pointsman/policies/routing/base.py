@@ -7,7 +7,7 @@ from typing import ClassVar
 import msgspec
 
 from pointsman.contracts.decisions import Settings
-from pointsman.policies.pool_view import PoolView, ScoredInstance
+from pointsman.policies.pool_view import CandidateEstimate, PoolView
 from pointsman.primitives import InstanceId
 from pointsman.state.trackers.base import Tracker
 
@@ -19,9 +19,9 @@ class NoInstance(Exception):  # noqa: N818 - an answer, not a fault
 class Choice(msgspec.Struct, frozen=True):
     """The instance chosen among those considered, and why."""
 
-    chosen: ScoredInstance
+    chosen: CandidateEstimate
     reason: str
-    considered: list[ScoredInstance]
+    considered: list[CandidateEstimate]
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def _needs(view: PoolView) -> str:
     return f" with room for {request.context_tokens} tokens" if view.some_ready and request.context_tokens else ""
 
 
-def candidates_of(view: PoolView) -> list[ScoredInstance]:
+def candidates_of(view: PoolView) -> list[CandidateEstimate]:
     """All candidates. Raises NoInstance where there is none."""
     require_eligible(view)
     return view.candidates

@@ -16,7 +16,7 @@ from typing import ClassVar
 
 from typing_extensions import override
 
-from pointsman.policies.pool_view import PoolView, ScoredInstance
+from pointsman.policies.pool_view import CandidateEstimate, PoolView
 from pointsman.policies.routing.base import Choice, RoutingPolicy, candidates_of
 from pointsman.state.trackers.base import Tracker
 from pointsman.state.trackers.deficits import Deficits
@@ -54,6 +54,6 @@ class D2Lpm(RoutingPolicy):
         return Choice(chosen, f"longest hit, {longest} tokens, of {len(affordable)} {refilled}", candidates)
 
 
-def _least_loaded(view: PoolView, equals: list[ScoredInstance]) -> ScoredInstance:
+def _least_loaded(view: PoolView, equals: list[CandidateEstimate]) -> CandidateEstimate:
     least = min(candidate.load_tokens for candidate in equals)
     return view.familiar([candidate for candidate in equals if candidate.load_tokens == least])

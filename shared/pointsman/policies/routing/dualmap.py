@@ -20,7 +20,7 @@ import msgspec
 from typing_extensions import override
 
 from pointsman.policies.hash_ring import candidate_pair
-from pointsman.policies.pool_view import PoolView, ScoredInstance
+from pointsman.policies.pool_view import CandidateEstimate, PoolView
 from pointsman.policies.routing.base import Choice, RoutingPolicy, require_eligible
 from pointsman.policies.stall_detection import STALL_SECONDS, stalled_seconds
 from pointsman.primitives import InstanceId
@@ -66,19 +66,19 @@ class DualMap(RoutingPolicy):
             case _:
                 return self._of_two(view, candidates)
 
-    def _option(self, view: PoolView, instance: InstanceId) -> ScoredInstance:
+    def _option(self, view: PoolView, instance: InstanceId) -> CandidateEstimate:
         """The candidate, with the time that the instance has been stalled in its queue."""
         candidate = view.candidate(instance)
         if self.stall_seconds <= 0:
             return candidate
-        stalled = stalled_seconds(view.line(instance), view.now, after=self.stall_seconds)
+        stalled = stalled_seconds(view.queue(instance), view.now, after=self.stall_seconds)
         return (
             msgspec.structs.replace(candidate, queue_seconds=candidate.queue_seconds + stalled)
             if stalled
             else candidate
         )
 
-    def _of_two(self, view: PoolView, candidates: list[ScoredInstance]) -> Choice:
+    def _of_two(self, view: PoolView, candidates: list[CandidateEstimate]) -> Choice:
         affine, other = _affine_first(candidates)
         if affine.cached_tokens == other.cached_tokens:
             return _less_loaded(view, candidates, "equal hits: the less loaded candidate")
@@ -92,16 +92,16 @@ class DualMap(RoutingPolicy):
         return Choice(min(candidates, key=_load), "both candidates would miss the SLO: the less loaded", candidates)
 
 
-def _affine_first(candidates: list[ScoredInstance]) -> list[ScoredInstance]:
+def _affine_first(candidates: list[CandidateEstimate]) -> list[CandidateEstimate]:
     """The longer hit first; equal hits in the order of the pair."""
     return sorted(candidates, key=lambda candidate: -candidate.cached_tokens)
 
 
-def _less_loaded(view: PoolView, candidates: list[ScoredInstance], reason: str) -> Choice:
+def _less_loaded(view: PoolView, candidates: list[CandidateEstimate], reason: str) -> Choice:
     least = min(_load(candidate) for candidate in candidates)
     equals = [candidate for candidate in candidates if _load(candidate) == least]
     return Choice(view.familiar(equals), reason, candidates)
 
 
-def _load(candidate: ScoredInstance) -> tuple[int, int]:
+def _load(candidate: CandidateEstimate) -> tuple[int, int]:
     return candidate.load_tokens, candidate.requests

@@ -16,7 +16,7 @@ from typing import ClassVar
 
 from typing_extensions import override
 
-from pointsman.policies.pool_view import PoolView, ScoredInstance
+from pointsman.policies.pool_view import CandidateEstimate, PoolView
 from pointsman.policies.routing.base import Choice, RoutingPolicy, candidates_of
 from pointsman.policies.seeded_random import uniform
 from pointsman.state.trackers.active_blocks import ActiveBlocks
@@ -48,12 +48,12 @@ class DynamoCost(RoutingPolicy):
         equals = [candidate for candidate, cost in zip(candidates, costs, strict=True) if cost == least]
         return Choice(view.familiar(equals), f"least cost, {least:.1f} blocks", candidates)
 
-    def _costs(self, view: PoolView, candidates: list[ScoredInstance]) -> list[float]:
+    def _costs(self, view: PoolView, candidates: list[CandidateEstimate]) -> list[float]:
         active = view.tracker(ActiveBlocks).blocks_with(view.request.keys, view.eligible)
         weight = self.overlap_weight / view.block_tokens
         return [weight * (o.load_tokens + o.uncached_tokens) + active[o.instance] for o in candidates]
 
-    def _by_chance(self, view: PoolView, candidates: list[ScoredInstance], costs: list[float]) -> ScoredInstance:
+    def _by_chance(self, view: PoolView, candidates: list[CandidateEstimate], costs: list[float]) -> CandidateEstimate:
         least, most = min(costs), max(costs)
         spread = (most - least or 1.0) * self.temperature
         heights = list(accumulate(exp((least - cost) / spread) for cost in costs))

@@ -14,7 +14,7 @@ from typing import ClassVar
 
 from typing_extensions import override
 
-from pointsman.policies.pool_view import PoolView, ScoredInstance
+from pointsman.policies.pool_view import CandidateEstimate, PoolView
 from pointsman.policies.routing.base import Choice, RoutingPolicy, candidates_of
 from pointsman.primitives import Seconds
 from pointsman.state.trackers.base import Tracker
@@ -55,7 +55,7 @@ class Lbgr(RoutingPolicy):
         return Choice(chosen, f"least load, prefill and learned residual, {least:.3f} s", candidates)
 
 
-def _score(load: DecayedLoad, residuals: Residuals, candidate: ScoredInstance, now: Seconds) -> Seconds:
+def _score(load: DecayedLoad, residuals: Residuals, candidate: CandidateEstimate, now: Seconds) -> Seconds:
     """Uncorrected seconds throughout: the residual learns what the correction would."""
     uncached, cached = candidate.uncached_tokens, candidate.cached_tokens
     residual = residuals.seconds(candidate.instance, uncached=uncached, cached=cached, now=now)

@@ -16,7 +16,7 @@ from typing import ClassVar
 import msgspec
 from typing_extensions import override
 
-from pointsman.policies.pool_view import PoolView, ScoredInstance
+from pointsman.policies.pool_view import CandidateEstimate, PoolView
 from pointsman.policies.routing.base import Choice, RoutingPolicy, candidates_of
 
 
@@ -47,7 +47,7 @@ class MinTtft(RoutingPolicy):
         how = f", {transferred} tokens of it transferred" if transferred else ""
         return Choice(chosen, f"first token soonest, in {chosen.predicted_ttft:.3f} s{how}", candidates)
 
-    def _with_transfers(self, view: PoolView, held: list[ScoredInstance]) -> list[ScoredInstance]:
+    def _with_transfers(self, view: PoolView, held: list[CandidateEstimate]) -> list[CandidateEstimate]:
         """Each candidate, or what it becomes by fetching the longest prefix that anyone holds, where that is sooner."""
         best = max(held, key=lambda candidate: candidate.cached_tokens)
         return [
@@ -57,7 +57,7 @@ class MinTtft(RoutingPolicy):
             for own in held
         ]
 
-    def _sooner(self, view: PoolView, own: ScoredInstance, best: ScoredInstance) -> ScoredInstance:
+    def _sooner(self, view: PoolView, own: CandidateEstimate, best: CandidateEstimate) -> CandidateEstimate:
         fetched = view.candidate(own.instance, hit_blocks=best.hit_blocks)
         transfer_seconds = (fetched.cached_tokens - own.cached_tokens) / self.transfer_tokens_per_s
         fetched = msgspec.structs.replace(fetched, queue_seconds=fetched.queue_seconds + transfer_seconds)

@@ -27,7 +27,7 @@ from typing import ClassVar
 from typing_extensions import override
 
 from pointsman.policies.hash_ring import home_among, ring_candidates
-from pointsman.policies.pool_view import PoolView, ScoredInstance
+from pointsman.policies.pool_view import CandidateEstimate, PoolView
 from pointsman.policies.routing.base import Choice, RoutingPolicy, candidates_of
 
 
@@ -67,7 +67,9 @@ class Pointsman(RoutingPolicy):
         displaced = self._displaced(detour, late, view, candidates, self.pressure_power, felt=felt)
         return late if displaced > self.displaced_max else detour
 
-    def _cheapest(self, view: PoolView, candidates: list[ScoredInstance], considered: list[ScoredInstance]) -> Choice:
+    def _cheapest(
+        self, view: PoolView, candidates: list[CandidateEstimate], considered: list[CandidateEstimate]
+    ) -> Choice:
         costs = [_cost(candidate) for candidate in candidates]
         least = min(costs)
         equals = [candidate for candidate, cost in zip(candidates, costs, strict=True) if cost == least]
@@ -80,7 +82,7 @@ class Pointsman(RoutingPolicy):
         detour: Choice,
         instead: Choice,
         view: PoolView,
-        candidates: list[ScoredInstance],
+        candidates: list[CandidateEstimate],
         power: float,
         felt: float = 1.0,
     ) -> float:
@@ -98,7 +100,7 @@ class Pointsman(RoutingPolicy):
         displaced: float = extra * waiting / work * pressure**power
         return displaced
 
-    def _rescue(self, view: PoolView, candidates: list[ScoredInstance], late: Choice) -> Choice | None:
+    def _rescue(self, view: PoolView, candidates: list[CandidateEstimate], late: Choice) -> Choice | None:
         """Where to compute a prefix again that only late queues hold; None where others hold it, or it displaces too
         many."""
         enough = self.late_hit_share * view.request.prompt_tokens
@@ -114,14 +116,14 @@ class Pointsman(RoutingPolicy):
             return None
         return Choice(rescue.chosen, "held only where the late wait: computed again for all who share it", candidates)
 
-    def _trusted(self, view: PoolView, candidates: list[ScoredInstance]) -> list[ScoredInstance]:
+    def _trusted(self, view: PoolView, candidates: list[CandidateEstimate]) -> list[CandidateEstimate]:
         """What may be chosen from while the load is not fresh."""
         near = ring_candidates(view.eligible, view.ring_key, self.stale_candidates)
         enough = self.stale_hit_share * view.request.prompt_tokens
         holder = max(candidates, key=lambda candidate: candidate.cached_tokens)
         return [o for o in candidates if o.instance in near or (o is holder and o.cached_tokens >= enough)]
 
-    def _late(self, view: PoolView, candidates: list[ScoredInstance], reason: str) -> Choice:
+    def _late(self, view: PoolView, candidates: list[CandidateEstimate], reason: str) -> Choice:
         bounded = [candidate for candidate in candidates if candidate.queue_seconds <= self.late_queue_max_s]
         if not bounded:
             return Choice(min(candidates, key=_queue), f"{reason}, and every queue is long: the shortest", candidates)
@@ -130,16 +132,16 @@ class Pointsman(RoutingPolicy):
         return Choice(max(warm or bounded, key=_queue), f"{reason}: where it delays nobody who is on time", candidates)
 
 
-def _cost(candidate: ScoredInstance) -> float:
+def _cost(candidate: CandidateEstimate) -> float:
     """Growth of half the sum of squared queues, square seconds."""
     return (candidate.queue_seconds + candidate.prefill_seconds / 2) * candidate.prefill_seconds
 
 
-def _queue(candidate: ScoredInstance) -> float:
+def _queue(candidate: CandidateEstimate) -> float:
     return candidate.queue_seconds
 
 
-def _spread(view: PoolView, equals: list[ScoredInstance]) -> ScoredInstance:
+def _spread(view: PoolView, equals: list[CandidateEstimate]) -> CandidateEstimate:
     """Of equals: the instance that served this conversation last, else the prefix's home."""
     if len(equals) == 1:
         return equals[0]

@@ -81,12 +81,14 @@ class SloAttainment(ScalingPolicy):
         return self._late_whatever(state, waiting, now)
 
     def _late_whatever(self, state: State, waiting: list[Request], now: Seconds) -> str:
-        lines, ready = state.workload.queues, state.fleet.ready
-        if not waiting or not ready or not all(instance in lines for instance in ready):
+        queues, ready = state.workload.queues, state.fleet.ready
+        if not waiting or not ready or not all(instance in queues for instance in ready):
             return ""
-        shortest = min(state.latency.expected_seconds(instance, *lines[instance].work_ahead(now)) for instance in ready)
-        objective = waiting[-1].slo_ttft
-        return f"even the shortest queue takes {shortest:.1f} s of {objective:g} s" if shortest > objective else ""
+        shortest = min(
+            state.latency.expected_seconds(instance, *queues[instance].work_ahead(now)) for instance in ready
+        )
+        slo = waiting[-1].slo_ttft
+        return f"even the shortest queue takes {shortest:.1f} s of {slo:g} s" if shortest > slo else ""
 
     def _needed(self, state: State, window: ServiceWindow, now: Seconds) -> int:
         """Instances that the work of the last window keeps as busy as they shall be at most."""

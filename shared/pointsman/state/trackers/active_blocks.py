@@ -8,7 +8,7 @@ from typing_extensions import override
 
 from pointsman.contracts.requests import RequestFinished
 from pointsman.primitives import BlockKey, InstanceId, RequestId, Seconds
-from pointsman.state.speculation import Speculation
+from pointsman.state.promises import Promises
 from pointsman.state.trackers.base import Tracker
 from pointsman.state.workload import Request
 
@@ -17,7 +17,7 @@ class ActiveBlocks(Tracker):
     """Counted prefixes from placement to end."""
 
     def __init__(self) -> None:
-        self._in_use = Speculation()
+        self._in_use = Promises()
         self._homes: dict[RequestId, InstanceId] = {}
 
     def blocks_with(self, keys: list[BlockKey], instances: Iterable[InstanceId]) -> dict[InstanceId, int]:

@@ -1,8 +1,6 @@
-"""`pointsman-lab index`: speed and memory of the prefix index, beside the Rust `RadixTree` of NVIDIA Dynamo, in one run.
-
-Both hold the same and their answers are compared first. Times are medians over alternating rounds. The tree takes JSON, as
-its interface has it; ours are timed with the decoding of our wire format.
-"""
+"""`pointsman-lab index`: speed and memory of the prefix index and of the Rust `RadixTree` of NVIDIA Dynamo. Both hold
+the same blocks, and their answers are compared first. Times are medians over alternating rounds; ours include decoding
+of the wire format, the tree's of its JSON."""
 
 import json
 import statistics
@@ -32,9 +30,7 @@ from pointsman_cli.output_file import write_json
 
 SEED = 1
 PROMPT_BLOCKS = 625
-"""Of a prompt that is matched."""
 EVENT_BLOCKS = 32
-"""Of a stored or removed event."""
 ROUNDS = 15
 EVENTS_PER_ROUND = 400
 MATCHES_PER_ROUND = 100
@@ -44,14 +40,11 @@ Chain = list[BlockKey]
 
 @dataclass(frozen=True)
 class Holdings:
-    """Prompts as chains of keys, and how deep each instance holds which of them."""
-
     chains: list[Chain]
     held: list[list[tuple[int, int]]]
 
 
 def holdings(rng: Random, *, instances: int, blocks: int, prompt_blocks: int) -> Holdings:
-    """Instances that hold `blocks` blocks each, of prompts that they share to different depths."""
     chains = [[BlockKey(rng.getrandbits(64)) for _ in range(prompt_blocks)] for _ in range(instances * 5)]
     held = []
     for _ in range(instances):
@@ -67,9 +60,7 @@ def holdings(rng: Random, *, instances: int, blocks: int, prompt_blocks: int) ->
     return Holdings(chains, held)
 
 
-class Ours:
-    """Our State, fed with encoded log events."""
-
+class PointsmanIndex:
     name = "pointsman"
 
     def __init__(self, instances: int) -> None:
@@ -112,8 +103,6 @@ class Ours:
 
 
 class Rust:
-    """The RadixTree of the package ai-dynamo-runtime, fed with its JSON events."""
-
     name = "radixtree"
 
     def __init__(self) -> None:
@@ -144,7 +133,7 @@ class Rust:
         return json.dumps({"event_id": self._event, "data": data, "dp_rank": 0}).encode()
 
 
-Side = Ours | Rust
+Side = PointsmanIndex | Rust
 
 
 @click.command("index", context_settings=CONTEXT)
@@ -159,44 +148,44 @@ def index_command(instances: int, blocks: int, out: Path | None) -> None:
       pointsman-lab index --instances 8 --blocks 2000 --out index.json
     """
     rng = Random(SEED)
-    world = holdings(rng, instances=instances, blocks=blocks, prompt_blocks=PROMPT_BLOCKS)
-    sides: list[Side] = [Ours(instances)]
+    held = holdings(rng, instances=instances, blocks=blocks, prompt_blocks=PROMPT_BLOCKS)
+    sides: list[Side] = [PointsmanIndex(instances)]
     try:
         sides.append(Rust())
     except ImportError:
         click.echo("the RadixTree is not installed; timing ours alone (pip install 'pointsman-lab[rivals]')", err=True)
     for side in sides:
         for number in track(range(instances), description=f"filling {side.name}"):
-            _fill(side, number, world)
-    _compare_answers(sides, world)
-    figures = _measure(sides, world, rng) | {"bytes_per_block": _bytes_per_block(world)}
+            _fill(side, number, held)
+    _compare_answers(sides, held)
+    figures = _measure(sides, held, rng) | {"bytes_per_block": _bytes_per_block(held)}
     _print(figures)
     if out:
         write_json(out, figures)
 
 
-def _fill(side: Side, number: int, world: Holdings) -> None:
-    for chain, depth in world.held[number]:
+def _fill(side: Side, number: int, held: Holdings) -> None:
+    for chain, depth in held.held[number]:
         for start in range(0, depth, 64):
-            keys = world.chains[chain][start : min(depth, start + 64)]
-            parent = world.chains[chain][start - 1] if start else ROOT
+            keys = held.chains[chain][start : min(depth, start + 64)]
+            parent = held.chains[chain][start - 1] if start else ROOT
             side.apply(number, side.stored(number, parent, keys))
 
 
-def _compare_answers(sides: list[Side], world: Holdings) -> None:
-    for chain in world.chains[:20]:
+def _compare_answers(sides: list[Side], held: Holdings) -> None:
+    for chain in held.chains[:20]:
         answers = [side.match(chain) for side in sides]
         if any(answer != answers[0] for answer in answers):
             message = f"the sides disagree about a prompt: {answers}"
             raise click.ClickException(message)
 
 
-def _measure(sides: list[Side], world: Holdings, rng: Random) -> dict[str, Any]:
+def _measure(sides: list[Side], held: Holdings, rng: Random) -> dict[str, Any]:
     times: dict[str, dict[str, list[float]]] = {
         name: {side.name: [] for side in sides} for name in ("match_us", "apply_stored_us", "apply_removed_us")
     }
     for _ in track(range(ROUNDS), description="measuring"):
-        prompts = rng.choices(world.chains, k=MATCHES_PER_ROUND)
+        prompts = rng.choices(held.chains, k=MATCHES_PER_ROUND)
         fresh = [[BlockKey(rng.getrandbits(64)) for _ in range(EVENT_BLOCKS)] for _ in range(EVENTS_PER_ROUND)]
         for side in sides:
             stored = [side.stored(0, ROOT, keys) for keys in fresh]
@@ -217,15 +206,14 @@ def _time_each(call: Callable[[Any], None], arguments: list[Any]) -> float:
     return (time.perf_counter() - started) / len(arguments) * 1e6
 
 
-def _bytes_per_block(world: Holdings) -> float:
-    """Memory of our index for each block that an instance holds, keys included."""
-    instances = min(8, len(world.held))
+def _bytes_per_block(held: Holdings) -> float:
+    instances = min(8, len(held.held))
     tracemalloc.start()
     index = PrefixIndex()
     for number in range(instances):
         index.add(_instance(number))
-        for chain, depth in world.held[number]:
-            copies = [BlockKey(int(str(key))) for key in world.chains[chain][:depth]]
+        for chain, depth in held.held[number]:
+            copies = [BlockKey(int(str(key))) for key in held.chains[chain][:depth]]
             index.store(_instance(number), ROOT, copies)
     used, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()

@@ -28,8 +28,8 @@ def arrivals(entries: Iterable[Entry]) -> list[RequestId]:
 
 
 def ends_by_request(entries: Iterable[E]) -> dict[RequestId, list[E]]:
-    """The ends of each request. That of a leader that gave it up does not count beside another: its ingress was only cut off or
-    stood still, and has ended it as well."""
+    """The ends of each request. An end by a leader that considered the ingress unresponsive does not count beside
+    another."""
     ends: dict[RequestId, list[E]] = defaultdict(list)
     for entry in entries:
         if isinstance(entry.event, RequestEnd):
@@ -53,7 +53,7 @@ def missing_decisions(term: int, numbers: Iterable[int]) -> Iterator[str]:
 
 
 def different_decisions(entries: Sequence[LogEntry], *, complete: bool) -> Iterator[str]:
-    """Every decision, decided again by the production code, is the same. `complete`: and each can be decided again."""
+    """Every decision, recomputed by the production code, is the same. `complete`: each can be recomputed."""
     verdict = verify(entries)
     if complete and (verdict.unchecked or verdict.problems):
         yield f"{verdict}; {dict(verdict.unchecked)} {verdict.problems[:SHOWN_MAX]}"
@@ -65,7 +65,6 @@ def different_decisions(entries: Sequence[LogEntry], *, complete: bool) -> Itera
 
 
 def listed(what: str, names: Sequence[str]) -> Iterator[str]:
-    """One finding for many; none for none."""
     if names:
         more = f" and {len(names) - SHOWN_MAX} more" if len(names) > SHOWN_MAX else ""
         yield f"{len(names)} {what}: {', '.join(names[:SHOWN_MAX])}{more}"

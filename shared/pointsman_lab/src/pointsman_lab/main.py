@@ -5,7 +5,7 @@ import click
 from pointsman_cli.lazy_group import LazyGroup
 
 COMMANDS = {
-    "results": ("pointsman_lab.results", "results_command", "Run every study of docs/results.md anew."),
+    "results": ("pointsman_lab.results", "results_command", "Run every study of docs/results.md."),
     "gateway": (
         "pointsman_lab.gateway",
         "gateway_command",

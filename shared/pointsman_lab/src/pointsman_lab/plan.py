@@ -1,8 +1,6 @@
-"""`pointsman-lab plan`: what planning migrations costs, and what carrying a plan out costs the leader.
-
-The worst case of a round: prompts of a few hot prefixes wait on a few instances, far more than can be on time there, while
-the others are idle. Planning changes nothing, so one State serves all rounds; carrying out is timed on a fresh copy each.
-"""
+"""`pointsman-lab plan`: the cost of planning and applying migrations in the worst round: many requests of hot prefixes
+wait on a few instances while the others are idle. Planning changes nothing, so all rounds share a State; applying is
+timed on a copy each."""
 
 import pickle
 import statistics
@@ -35,7 +33,6 @@ BLOCK_TOKENS = 64
 HOT_PREFIXES = 8
 PREFIX_BLOCKS = 96
 OVERLOADED = 4
-"""Instances that the requests wait on."""
 ROUNDS = 50
 CARRIED_OUT = 10
 SEED = 1
@@ -67,7 +64,6 @@ def plan_command(queued: int, instances: int, out: Path | None) -> None:
 
 
 def crowded_pool(queued: int, instances: int, rng: Random) -> State:
-    """`queued` requests of hot prefixes, evenly over OVERLOADED instances that hold these."""
     state = State(PoolSettings(block_tokens=BLOCK_TOKENS))
     names = [InstanceId(f"engine-{number:03}") for number in range(instances)]
     prefixes = [_keys(PREFIX_BLOCKS, rng) for _ in range(HOT_PREFIXES)]

@@ -1,7 +1,5 @@
-"""Trains the built-in tokenizer: a byte-level BPE of some 4,000 tokens with ChatML-like special tokens, from a word list and a seed.
-
-python -m pointsman_lab.tokenizer_training
-"""
+"""Trains the built-in tokenizer: a byte-level BPE of some 4,000 tokens with ChatML-like special tokens, from a word
+list and a seed. Run it with python -m pointsman_lab.tokenizer_training"""
 
 import json
 import random
@@ -17,7 +15,6 @@ VOCAB_SIZE = 4096
 SENTENCES = 30_000
 SEED = 20260101
 END_OF_TEXT, MESSAGE_START, MESSAGE_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
-
 CHAT_TEMPLATE = """\
 {%- if tools %}
 {{- '<|im_start|>system\\n' }}
@@ -115,7 +112,6 @@ WORLD_WORDS = _words(
 
 
 def train() -> Backend:
-    """The builtin tokenizer, from nothing but this file. Takes a few seconds."""
     backend = Backend(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
@@ -130,7 +126,6 @@ def train() -> Backend:
 
 
 def write(directory: Path) -> None:
-    """Train, and write `tokenizer.json` and `tokenizer_config.json`."""
     directory.mkdir(parents=True, exist_ok=True)
     train().save(str(directory / "tokenizer.json"), pretty=False)
     config = {"eos_token": MESSAGE_END, "pad_token": END_OF_TEXT, "chat_template": CHAT_TEMPLATE}
@@ -138,7 +133,6 @@ def write(directory: Path) -> None:
 
 
 def training_text(chance: random.Random) -> Iterator[str]:
-    """Made-up prose, code, numbers and other scripts, one passage at a time."""
     for _ in range(SENTENCES):
         kind = chance.randrange(20)
         if kind < 15:

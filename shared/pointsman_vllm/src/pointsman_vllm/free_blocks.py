@@ -5,7 +5,7 @@ blocks could have held blocks below free ones. Operations are O(1), amortised ov
 
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import dropwhile
 from typing import Generic, Protocol, TypeVar
 
@@ -31,7 +31,8 @@ class Prefix(Generic[B]):
     """A cached prefix, named by the hash of its last block. `copies`: of that block, by block id."""
 
     block_hash: object
-    copies: dict[int, B] = field(default_factory=dict)
+    copies: int = 0
+    """Of its last block."""
     held: int = 0
     kept: B | None = None
     """The free copy that is not spare; None while one is held."""
@@ -56,7 +57,7 @@ class RandomisedFreeBlocks(Generic[B]):
         before = None if parent is None else self._by_block[parent.block_id]
         for block in blocks:
             if block.block_hash is not None:
-                before = self._by_block[block.block_id] or self._plant(block, before)
+                before = self._by_block[block.block_id] or self._insert_prefix(block, before)
 
     def uncached(self, block: B) -> None:
         """The block lost its hash other than by being taken from here."""
@@ -74,7 +75,7 @@ class RandomisedFreeBlocks(Generic[B]):
         elif not prefix.held and (prefix.kept is None or prefix.kept is block):
             if prefix.kept is None:
                 self._order.add([prefix])
-            prefix.kept = next(iter(prefix.copies.values()))
+            prefix.kept = next(other for other in self._spare.values() if self._by_block[other.block_id] is prefix)
             del self._spare[prefix.kept.block_id]
 
     def all_uncached(self) -> None:
@@ -124,7 +125,7 @@ class RandomisedFreeBlocks(Generic[B]):
             if block.block_hash is None:
                 self._empty[block.block_id] = block
                 continue
-            prefix = self._by_block[block.block_id] or self._plant(block, None)
+            prefix = self._by_block[block.block_id] or self._insert_prefix(block, None)
             prefix.held -= 1
             if prefix.held:
                 self._spare[block.block_id] = block
@@ -150,13 +151,13 @@ class RandomisedFreeBlocks(Generic[B]):
         rest = list(dropwhile(lambda block: block is not cursor, free))
         return iter(rest[1:] if rest else free)
 
-    def _plant(self, block: B, before: Prefix[B] | None) -> Prefix[B]:
+    def _insert_prefix(self, block: B, before: Prefix[B] | None) -> Prefix[B]:
         """Add a held, newly cached block as a copy of its prefix."""
         prefix = self._by_hash.get(block.block_hash)
         if prefix is None:
             prefix = self._by_hash[block.block_hash] = Prefix(block.block_hash)
             self._order.grow(before, [prefix])
-        prefix.copies[block.block_id] = block
+        prefix.copies += 1
         self._by_block[block.block_id] = prefix
         self._hold_copy(prefix)
         return prefix
@@ -170,6 +171,6 @@ class RandomisedFreeBlocks(Generic[B]):
 
     def _drop_copy(self, prefix: Prefix[B], block: B) -> None:
         self._by_block[block.block_id] = None
-        del prefix.copies[block.block_id]
+        prefix.copies -= 1
         if not prefix.copies:
             del self._by_hash[prefix.block_hash]

@@ -52,6 +52,6 @@ def zipf(ranks: int, exponent: float) -> Sequence[float]:
     return list(accumulate(rank**-exponent for rank in range(1, ranks + 1)))
 
 
-def length_about(mean: float, chance: random.Random) -> Tokens:
+def exponential_length(mean: float, chance: random.Random) -> Tokens:
     """An exponential length with this mean, at least 1."""
     return 1 + int(chance.expovariate(1 / mean))

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from pointsman.primitives import Seconds, SessionId, Tenant, Tokens
 from pointsman.simulation.workload.arrivals import ANSWER_SECONDS_PER_TOKEN
-from pointsman.simulation.workload.generators.base import interleaved, length_about, zipf
+from pointsman.simulation.workload.generators.base import exponential_length, interleaved, zipf
 from pointsman.simulation.workload.requests import TRACE_BLOCK_TOKENS, BlockIds, WorkloadRequest
 
 
@@ -50,11 +50,11 @@ def _conversation(
 ) -> Iterator[WorkloadRequest]:
     arrival_s, block_ids, length = start, system, len(system) * TRACE_BLOCK_TOKENS
     while True:
-        length += length_about(shape.question_tokens, chance)
+        length += exponential_length(shape.question_tokens, chance)
         if length > shape.input_tokens_max:
             return
         block_ids = ids.extended(block_ids, length)
-        answer = min(length_about(shape.answer_tokens, chance), shape.output_tokens_max)
+        answer = min(exponential_length(shape.answer_tokens, chance), shape.output_tokens_max)
         yield WorkloadRequest(
             arrival_s=arrival_s,
             block_ids=block_ids,

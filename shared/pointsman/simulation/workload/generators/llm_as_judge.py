@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from pointsman.primitives import Seconds, SessionId, Tenant, Tokens
 from pointsman.simulation.workload.arrivals import answered_s
-from pointsman.simulation.workload.generators.base import interleaved, length_about
+from pointsman.simulation.workload.generators.base import exponential_length, interleaved
 from pointsman.simulation.workload.generators.clients import WELL_BEHAVED, Clients
 from pointsman.simulation.workload.requests import BlockIds, WorkloadRequest
 
@@ -81,7 +81,7 @@ class _Judging:
         )
 
     def _dimension(self, judged: tuple[int, ...], arrival_s: Seconds) -> WorkloadRequest:
-        judgement = min(length_about(self.shape.judgement_tokens, self.chance), self.shape.judgement_tokens_max)
+        judgement = min(exponential_length(self.shape.judgement_tokens, self.chance), self.shape.judgement_tokens_max)
         return self._behind(judged, arrival_s=arrival_s, tail=self.shape.dimension_tokens, output_tokens=judgement)
 
     def _behind(

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from pointsman.primitives import Seconds, SessionId, Tenant, Tokens
 from pointsman.simulation.workload.arrivals import ANSWER_SECONDS_PER_TOKEN
-from pointsman.simulation.workload.generators.base import interleaved, length_about, zipf
+from pointsman.simulation.workload.generators.base import exponential_length, interleaved, zipf
 from pointsman.simulation.workload.requests import BlockIds, WorkloadRequest
 
 
@@ -63,8 +63,8 @@ def _reading(
 ) -> Iterator[WorkloadRequest]:
     arrival_s = start
     for _ in range(chance.randint(1, shape.questions_max)):
-        question = length_about(shape.question_tokens, chance)
-        answer = min(length_about(shape.answer_tokens, chance), shape.output_tokens_max)
+        question = exponential_length(shape.question_tokens, chance)
+        answer = min(exponential_length(shape.answer_tokens, chance), shape.output_tokens_max)
         yield ids.request(
             document,
             question,

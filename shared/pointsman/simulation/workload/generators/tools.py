@@ -3,7 +3,7 @@
 import random
 
 from pointsman.primitives import Tenant
-from pointsman.simulation.workload.generators.base import length_about, zipf
+from pointsman.simulation.workload.generators.base import exponential_length, zipf
 from pointsman.simulation.workload.requests import BlockIds, WorkloadRequest
 
 TOOLS = 40
@@ -26,8 +26,8 @@ def tools(count: int, *, rate: float, chance: random.Random) -> list[WorkloadReq
         requests.append(
             ids.request(
                 prefixes[tool],
-                length_about(QUESTION_TOKENS, chance),
-                output_tokens=min(length_about(ANSWER_TOKENS, chance), OUTPUT_TOKENS_MAX),
+                exponential_length(QUESTION_TOKENS, chance),
+                output_tokens=min(exponential_length(ANSWER_TOKENS, chance), OUTPUT_TOKENS_MAX),
                 tenant=Tenant(f"tool-{tool + 1}"),
                 arrival_s=arrival_s,
                 input_tokens_max=INPUT_TOKENS_MAX,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from pointsman.primitives import Seconds, SessionId, Tenant, Tokens
 from pointsman.simulation.workload.arrivals import answered_s
-from pointsman.simulation.workload.generators.base import interleaved, length_about
+from pointsman.simulation.workload.generators.base import exponential_length, interleaved
 from pointsman.simulation.workload.generators.clients import WELL_BEHAVED, Clients
 from pointsman.simulation.workload.requests import TRACE_BLOCK_TOKENS, BlockIds, WorkloadRequest
 
@@ -71,7 +71,7 @@ class _Tree:
             yield from self.thoughts(continued, next_s, levels - 1)
 
     def _thought(self, prompt: tuple[int, ...], arrival_s: Seconds) -> WorkloadRequest:
-        tokens = min(length_about(self.shape.thought_tokens, self.chance), self.shape.thought_tokens_max)
+        tokens = min(exponential_length(self.shape.thought_tokens, self.chance), self.shape.thought_tokens_max)
         return self.ids.request(
             prompt, 0, output_tokens=tokens, tenant=self.tenant, arrival_s=arrival_s, session=self.session
         )

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from pointsman.primitives import Seconds, Tenant, Tokens
-from pointsman.simulation.workload.generators.base import interleaved, length_about
+from pointsman.simulation.workload.generators.base import exponential_length, interleaved
 from pointsman.simulation.workload.requests import BlockIds, WorkloadRequest
 
 COLD = Tenant("cold")
@@ -78,8 +78,8 @@ def _request(
 ) -> WorkloadRequest:
     return ids.request(
         prefix,
-        length_about(question_tokens, chance),
-        output_tokens=min(length_about(shape.answer_tokens, chance), shape.output_tokens_max),
+        exponential_length(question_tokens, chance),
+        output_tokens=min(exponential_length(shape.answer_tokens, chance), shape.output_tokens_max),
         tenant=tenant,
         arrival_s=arrival_s,
         input_tokens_max=shape.input_tokens_max,

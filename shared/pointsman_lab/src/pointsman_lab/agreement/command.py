@@ -1,4 +1,4 @@
-"""The command: options in; each policy runs at each rate in a fleet and in the simulator; a table and a verdict out."""
+"""Each policy runs at each rate in a fleet and in the simulator. Prints a table and a verdict."""
 
 import asyncio
 import os
@@ -30,13 +30,9 @@ from pointsman_lab.agreement.verdict import Agreement, AgreementReport, Number, 
 DEFAULT_POLICIES = "round_robin,dualmap,pointsman"
 DEFAULT_REQUESTS = 500
 WARMUP = 100
-"""The first requests, which are not counted."""
 LOADS = (0.55, 0.85)
-"""Of saturation, where no rates are given: moderate, and near it."""
 SEED = 1
 TOLERANCE = 0.1
-"""How far live may be from simulated, as a share of the latter."""
-
 DIFFER_EXIT_CODE = 1
 NOT_JUDGED_EXIT_CODE = 3
 INTERRUPTED_EXIT_CODE = 130
@@ -45,8 +41,6 @@ STYLES: dict[Verdict, str] = {"agree": "green", "differ": "bold red", "not judge
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgreementOptions:
-    """The command line."""
-
     trace: Path | None
     workload: str | None
     policies: tuple[str, ...]
@@ -138,8 +132,6 @@ def _forget_settings(console: Console) -> None:
 
 
 class _Comparison:
-    """Ctrl-C keeps what has been compared so far."""
-
     def __init__(self, options: AgreementOptions, console: Console) -> None:
         self._options = options
         self._console = console
@@ -232,7 +224,6 @@ class _Comparison:
 
 
 def exit_code(found: Sequence[Agreement]) -> int:
-    """Of the command; nothing compared is nothing that agrees."""
     verdicts = {run.verdict for run in found}
     if "differ" in verdicts or not found:
         return DIFFER_EXIT_CODE

@@ -1,8 +1,5 @@
-"""Whether this machine kept engine time while a fleet ran on it.
-
-Measured are the seconds that the processes of the fleet waited for a core (`/proc/PID/task/*/schedstat`), how late requests were
-sent, and, by a heartbeat, how long nothing ran at all.
-"""
+"""Whether this machine kept engine time during a run: seconds that the fleet's processes waited for a core
+(`/proc/PID/task/*/schedstat`), send delay, and the longest standstill."""
 
 import asyncio
 import contextlib
@@ -16,45 +13,30 @@ from pathlib import Path
 from pointsman.primitives import Seconds
 
 DISTURBED_SHARE_MAX = 0.03
-"""Of a median prefill: close to saturation, so much less capacity is a queue twice as long. A machine that takes more
-has no say in whether two worlds agree."""
-
+"""Of a median prefill. Close to saturation this much less capacity doubles the queue."""
 STANDSTILL_SHARE_MAX = 0.2
-"""Of a median prefill: a single standstill is in the TTFT of all who wait at that moment, and of nobody else."""
-
 HEARTBEAT_WALL_SECONDS = 0.02
-
 REQUEST_PATH = frozenset({"ingress", "scheduler", "nats", "engine"})
-"""Roles of the processes that a request waits for."""
-
 SERIOUS = frozenset({"warning", "error", "critical"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """How much time the machine itself cost. Engine seconds."""
+    """Disturbance by the machine itself. Engine seconds."""
 
     waited_s: Seconds
-    """That processes on the path waited for a core, all together, for each request; 0 where the kernel does not say."""
     late_p90_s: Seconds
-    """That requests were sent after their time, P90."""
     stood_still_s: Seconds
-    """The longest that nothing ran here at all."""
     warned: dict[str, int]
-    """What the fleet's processes warned of meanwhile, and how often: an engine that was late, a worker unheard."""
 
     def disturbed(self, prefill_p50_s: Seconds) -> bool:
-        """Whether that is too much to judge latencies, where a median prefill takes `prefill_p50_s`."""
         slow = max(self.waited_s, self.late_p90_s) > DISTURBED_SHARE_MAX * prefill_p50_s
         return slow or self.stood_still_s > STANDSTILL_SHARE_MAX * prefill_p50_s
 
 
 @dataclass(slots=True)
 class Heartbeat:
-    """Beats while it is `listened` to."""
-
     longest_pause: float = 0.0
-    """Wall seconds between two beats, beyond what they are apart."""
 
     @contextlib.asynccontextmanager
     async def listened(self) -> AsyncIterator["Heartbeat"]:
@@ -72,8 +54,8 @@ class Heartbeat:
 
 
 def waited_for_cores(pids: Iterable[int]) -> float:
-    """Wall seconds that the threads of these processes have waited for a core so far. Processes that are gone, and
-    systems that do not count, give 0."""
+    """Wall seconds that the threads of these processes have waited for a core. Processes that ended, and systems
+    without the counter, give 0."""
     nanoseconds = 0
     for pid in pids:
         with contextlib.suppress(OSError, ValueError, IndexError):
@@ -83,12 +65,11 @@ def waited_for_cores(pids: Iterable[int]) -> float:
 
 
 def warnings_in(logs: Path) -> dict[str, int]:
-    """How often each warning, or worse, stands in these JSON logs."""
     warned: Counter[str] = Counter()
     for path in logs.glob("*.log"):
         for line in path.read_text(errors="replace").splitlines():
             with contextlib.suppress(ValueError, AttributeError):
-                said = json.loads(line)
-                if said.get("level") in SERIOUS:
-                    warned[f"{path.stem}: {said.get('event')}"] += 1
+                entry = json.loads(line)
+                if entry.get("level") in SERIOUS:
+                    warned[f"{path.stem}: {entry.get('event')}"] += 1
     return dict(sorted(warned.items()))

@@ -1,8 +1,6 @@
-"""The same run by a fleet and by the simulator: same requests, times, policies, engines, instance names and block keys.
-
-Close to saturation a millisecond decides which request waits. So the simulator runs several times, with arrivals that vary
-as much as those of a fleet do; the fleet is compared with the median.
-"""
+"""The same run by a fleet and by the simulator: requests, times, policies, engines, instance names and block keys. Near
+saturation a millisecond changes the queue, so the simulator runs several times with jittered arrivals; the fleet is
+compared with the median."""
 
 import random
 import time
@@ -26,28 +24,20 @@ from pointsman_lab.agreement.machine import REQUEST_PATH, Heartbeat, Machine, wa
 
 SIMULATIONS = 9
 WAY_WALL_SECONDS = 0.01
-"""What the way through the processes takes for one request, about, on two cores that have nothing else to do."""
-
 WAY_SHARE_MAX = 0.025
-"""Of a median prefill: the speed is chosen so that the way takes no more."""
-
 SPEED_MIN, SPEED_MAX = 0.1, 20.0
 SLO_TTFT_SECONDS: Seconds = 5.0
 PREFILL_WINDOW_TOKENS: Tokens = 16_384
 REQUESTS_REMEMBERED = 4096
-"""Prompts whose keys are kept: each is asked for when it arrives and again when it is granted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pool:
-    """What is run, in both worlds. Times are engine seconds."""
-
     routing: str
     ordering: str = "fcfs"
     admission: str = "none"
     engines: int = 4
     seed: int = 1
-    """Of the secret of block keys, and of token ids."""
 
     @property
     def secret(self) -> str:
@@ -56,7 +46,7 @@ class Pool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """One run's numbers, in engine seconds and shares; None where there was nothing to measure."""
+    """Results of one run, in engine seconds and shares; None where nothing was measured."""
 
     requests: int
     completed: int
@@ -76,10 +66,8 @@ class Figures:
 async def run_live(
     pool: Pool, requests: Sequence[WorkloadRequest], *, speed: float, warmup: int, tick: Callable[[Tally], None]
 ) -> tuple[Figures, Machine]:
-    """Start a fresh fleet, send it the requests over HTTP, stop it. The first `warmup` requests are not counted.
-
-    `tick` is called often. Raises FleetStartError.
-    """
+    """Starts a fresh fleet, sends the requests over HTTP, stops it. The first `warmup` requests are not counted. Raises
+    FleetStartError."""
     async with _fleet(pool, speed).running() as fleet:
         path = [process.pid for process in fleet.processes if process.role in REQUEST_PATH and process.pid]
         target = Target(url=fleet.ingress.rstrip("/"), model=fleet.model, speed=speed, seed=pool.seed)
@@ -146,7 +134,6 @@ def _live_figures(report: RunReport) -> Figures:
 def run_simulated(
     pool: Pool, requests: Sequence[WorkloadRequest], *, speed: float, warmup: int, simulations: int = SIMULATIONS
 ) -> list[Figures]:
-    """The same in virtual time, so many times; the first with exactly these arrivals."""
     scenario, like = _scenario(pool), _mirror(pool, speed)
     found = []
     for number in range(simulations):
@@ -157,21 +144,18 @@ def run_simulated(
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """What one simulated run says about how to run the fleet."""
-
     saturation: float
     """Requests a second that keep all engines busy with prefills."""
     prefill_p50_s: Seconds
 
     @property
     def speed(self) -> float:
-        """Fast, but not so fast that the way through the processes shows in the latencies."""
         fast = WAY_SHARE_MAX * self.prefill_p50_s / WAY_WALL_SECONDS
         return max(SPEED_MIN, min(SPEED_MAX, round(fast, 1)))
 
 
 def pace(pool: Pool, requests: Sequence[WorkloadRequest], *, warmup: int) -> Pace:
-    """By the cost model and what the caches hold at the requests' own rate. There are more than `warmup` requests."""
+    """There are more than `warmup` requests."""
     cost = PROFILES[DEFAULT_PROFILE].prefill_cost
     rows = simulate(_scenario(pool), requests, mirror=_mirror(pool, 1.0)).rows[warmup:]
     seconds = [prefill_seconds(cost, row.prompt_tokens, row.cached_tokens) for row in rows]
@@ -179,7 +163,6 @@ def pace(pool: Pool, requests: Sequence[WorkloadRequest], *, warmup: int) -> Pac
 
 
 def _jittered(requests: Sequence[WorkloadRequest], most: Seconds, chance: random.Random) -> list[WorkloadRequest]:
-    """Each up to `most` later, in their new order."""
     moved = [replace(request, arrival_s=request.arrival_s + chance.uniform(0.0, most)) for request in requests]
     return sorted(moved, key=lambda request: request.arrival_s)
 

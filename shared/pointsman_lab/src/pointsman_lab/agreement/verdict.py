@@ -1,4 +1,4 @@
-"""Do two runs agree? Pure: figures in, a verdict with its reasons out."""
+"""Compares the figures of two runs. Returns a verdict with reasons."""
 
 from collections.abc import Sequence
 from statistics import median
@@ -16,8 +16,8 @@ Verdict = Literal["agree", "differ", "not judged"]
 
 
 class Number(msgspec.Struct, kw_only=True, frozen=True):
-    """One figure of both worlds. `simulated` is the median of the simulated runs, which lie between `least` and
-    `most`; `ratio` is live to simulated. None where there was nothing to measure."""
+    """`simulated`: median of the runs, which lie between `least` and `most`; `ratio`: live to simulated. None where
+    nothing was measured."""
 
     name: str
     live: float | None
@@ -30,8 +30,6 @@ class Number(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class Agreement(msgspec.Struct, kw_only=True, frozen=True):
-    """One run in both worlds. Times are engine seconds."""
-
     policy: str
     ordering: str
     admission: str
@@ -49,15 +47,12 @@ class Agreement(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class AgreementReport(msgspec.Struct, kw_only=True):
-    """What `--json` writes."""
-
     tolerance: float
     workload: str
     runs: list[Agreement]
 
 
 def number(name: str, live: Figures, simulated: Sequence[Figures], tolerance: float) -> Number:
-    """One figure compared. Where neither world has it, or both have none of it, they agree."""
     ours: float | None = getattr(live, name)
     theirs = [value for figures in simulated if (value := getattr(figures, name)) is not None]
     middle = median(theirs) if theirs else None
@@ -74,12 +69,11 @@ def number(name: str, live: Figures, simulated: Sequence[Figures], tolerance: fl
 
 
 def numbers(live: Figures, simulated: Sequence[Figures], tolerance: float) -> list[Number]:
-    """All of them, those that are judged first."""
     return [number(name, live, simulated, tolerance) for name in (*JUDGED, *ALSO_SHOWN)]
 
 
 def verdict(compared: Sequence[Number], *, disturbed: bool) -> Verdict:
-    """Whether the judged ones are within the tolerance. If not, a disturbed machine is a reason not to say."""
+    """Whether the judged numbers are within the tolerance. If not, a disturbed machine makes the verdict uncertain."""
     if all(one.within for one in compared if one.judged):
         return "agree"
     return "not judged" if disturbed else "differ"

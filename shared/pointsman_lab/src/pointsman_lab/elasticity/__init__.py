@@ -1,7 +1,4 @@
-"""`pointsman-lab elasticity`: a fleet under a load that doubles and halves, and how it grows and shrinks.
-
-The running system throughout: real processes, a real log, engines that a scaler starts and drains.
-"""
+"""`pointsman-lab elasticity`: how a fleet of real processes scales under a load that doubles and halves."""
 
 from pointsman_lab.elasticity.command import elasticity_command
 

@@ -1,4 +1,4 @@
-"""The command: options in; a two-phase load on a fleet that scales; its log as a timeline and a verdict out."""
+"""A two-phase load on a fleet that scales; its log as a timeline, and a verdict."""
 
 import asyncio
 import sys
@@ -31,22 +31,17 @@ from pointsman_lab.elasticity.timeline import Stretch, Timeline, TimelineReader
 
 SHOW_SECONDS = 5.0
 SETTLE_SECONDS_MAX = 20.0
-"""Wall seconds after the last answer for which an instance that drains is still waited for."""
 MISSED_EXIT_CODE = 1
 SEED = 1
 SCALING = SloAttainment.name
 SLO_TTFT_SECONDS: Seconds = 5.0
 TARGET = 0.9
-"""Attainment to return to."""
 STRETCH_SECONDS: Seconds = 15.0
-"""Of the timeline."""
 DEFAULT_WORKLOAD = "tools"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ElasticityOptions:
-    """The command line."""
-
     trace: Path | None
     policy: str
     instances: tuple[int, int]
@@ -60,8 +55,8 @@ class ElasticityOptions:
 
 
 class ElasticityReport(msgspec.Struct, kw_only=True):
-    """`recovered_s`: engine seconds after which attainment stays at the target until the load halves; null if it does not.
-    `high_attainment`: from then on; `low_attainment`: of all that arrived after the load halved."""
+    """`recovered_s`: engine seconds after which attainment stays at the target until the load halves, or null.
+    `high_attainment`: from then on; `low_attainment`: of arrivals after the load halved."""
 
     workload: str
     policy: str
@@ -135,7 +130,7 @@ def elasticity_command(**values: object) -> None:
 def two_phases(
     requests: Sequence[WorkloadRequest], *, rate: float, high_s: Seconds, low_s: Seconds
 ) -> list[WorkloadRequest]:
-    """The workload in its order, at `rate` a second for a while and then at half of it. Shorter where it runs out."""
+    """The workload in order, at `rate` a second and then at half of it. Shorter when requests run out."""
     high = at_rate(requests[: round(rate * high_s)], rate)
     low = at_rate(requests[len(high) : len(high) + round(rate / 2 * low_s)], rate / 2)
     first = low[0].arrival_s if low else 0.0
@@ -280,7 +275,6 @@ class _Bench:
 
 
 def _recovered_at(stretches: Sequence[Stretch], target: float) -> Seconds | None:
-    """From when on no stretch is below the target any more; None where the last one is."""
     recovered: Seconds | None = None
     for stretch in stretches:
         if stretch.attainment is None:

@@ -1,4 +1,4 @@
-"""The timeline as a picture. Importing this needs matplotlib (`pip install 'pointsman[plots]'`)."""
+"""The timeline as a picture. Needs matplotlib (`pip install 'pointsman[plots]'`)."""
 
 from pathlib import Path
 

@@ -1,7 +1,5 @@
-"""A log, read as a timeline: instances in service, requests on time, remapped prefixes, drains.
-
-An instance counts from its first report until it drains, goes down or leaves; a request counts in the stretch in which it arrived.
-"""
+"""A log in; a timeline out: instances in service, requests on time, remapped prefixes, drains. A request counts in the
+stretch of its arrival."""
 
 from collections.abc import Iterable
 
@@ -20,8 +18,6 @@ REMAP_MARGIN = 0.1
 
 
 class Stretch(msgspec.Struct, kw_only=True):
-    """What arrived in a stretch of time. `start_s`: engine seconds since the first arrival; `attainment` null if nothing."""
-
     start_s: Seconds
     requests: int = 0
     on_time: int = 0
@@ -31,8 +27,8 @@ class Stretch(msgspec.Struct, kw_only=True):
 
 
 class Change(msgspec.Struct, kw_only=True):
-    """One instance more or less in service. `remapped`: share of the whole log's prefixes whose pair of candidates
-    is another one; `bound`: 2/n + 10%, with n the larger of the two sizes."""
+    """One instance more or less in service. `remapped`: share of prefixes with another pair of candidates; `bound`: 2/n
+    + 10%, n the larger size."""
 
     at_s: Seconds
     before: int
@@ -50,9 +46,8 @@ class ScaleDecision(msgspec.Struct, kw_only=True):
 
 
 class Drained(msgspec.Struct, kw_only=True):
-    """One instance taken out of service. `had`: requests it had then; `placed_after`: that were placed or moved there later,
-    while it drained; `failed`: that failed there from then on. `seconds`: until it left, engine time; null if it did not.
-    `taken_back`: it was needed again."""
+    """`had`: requests at the drain; `placed_after`: placed or moved there while it drained; `failed`: failed there from
+    then on. `seconds`: engine time until it left, or null. `taken_back`: drain undone."""
 
     at_s: Seconds
     instance: str
@@ -64,8 +59,6 @@ class Drained(msgspec.Struct, kw_only=True):
 
 
 class Timeline(msgspec.Struct, kw_only=True):
-    """`sizes`: instances in service, from each moment on."""
-
     stretch_s: Seconds
     stretches: list[Stretch]
     sizes: list[tuple[Seconds, int]]
@@ -75,8 +68,6 @@ class Timeline(msgspec.Struct, kw_only=True):
 
 
 class TimelineReader:
-    """Folds a log and notes what happens to size and service."""
-
     def __init__(self, settings: PoolSettings, *, stretch_s: Seconds) -> None:
         self._state = State(settings)
         self._stretch_s = stretch_s
@@ -93,7 +84,6 @@ class TimelineReader:
         self._draining: dict[str, Drained] = {}
 
     def read(self, entries: Iterable[LogEntry]) -> Timeline:
-        """Everything that the entries tell."""
         for entry in entries:
             self._before(entry)
             self._state.apply_entry(entry)

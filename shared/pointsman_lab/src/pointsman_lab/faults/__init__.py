@@ -1,4 +1,4 @@
-"""`pointsman-lab faults`: a real fleet under load while its processes are killed; checks that nothing is lost or doubled."""
+"""`pointsman-lab faults`: kills processes of a real fleet under load; checks that no request is lost or duplicated."""
 
 from pointsman_lab.faults.command import faults_command
 

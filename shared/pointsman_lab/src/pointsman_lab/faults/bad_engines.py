@@ -1,4 +1,4 @@
-"""What a misbehaving engine did to others: how many requests were sent to it, which commands named it, and when it was back."""
+"""Effects of a misbehaving engine: requests sent to it, commands that report it, and its recovery."""
 
 import asyncio
 import os
@@ -18,8 +18,7 @@ from pointsman_lab.faults.clients import Exchange
 from pointsman_lab.faults.log_tail import LogTail
 
 FIRST_SECONDS = 10.0
-"""What is asked for so soon after it began may have been touched: somebody has to notice. A hang is noticed by first-byte
-timeouts, of 5 s at least."""
+"""Grace period of detection. First-byte timeouts take 5 s at least."""
 TOUCHED_SHARE_MAX = 0.02
 BACK_SECONDS_MAX = 30.0
 COMMAND_SECONDS_MAX = 40.0
@@ -28,9 +27,9 @@ BAD_WORDS = re.compile(r"eject|outlier|fail|error|slow|hang|first.byte|status 50
 
 
 class Touched(msgspec.Struct, kw_only=True):
-    """`asked`, `touched`: requests asked for after the first seconds, until it was well. `early`: touched before that.
-    `doctor`, `explain`: the line that names it and says why; empty where none does. `whole_s`: wall seconds from when it was
-    well until nobody called it ejected; `back_s`: and until a request that it was sent was answered."""
+    """`asked`, `touched`: requests after the grace period, until recovery; `early`: touched before that. `doctor`,
+    `explain`: their line about it, or empty. `whole_s`, `back_s`: wall seconds from recovery until it was not ejected,
+    and until it answered a request."""
 
     instance: str
     asked: int = 0
@@ -48,26 +47,21 @@ class Touched(msgspec.Struct, kw_only=True):
 
 
 class EngineWatch:
-    """Follows an engine that misbehaves, by the log and by the commands that people have."""
-
     def __init__(self, witness: LogTail, data: Path) -> None:
         self._witness = witness
         self._data = data
 
     async def diagnose(self, instance: InstanceId) -> Touched:
-        """What `doctor` and `explain` say of it now."""
         doctor, explain = _line(await self._said("doctor"), instance), ""
         for request in self._requests_about(instance):
             explain = explain or _line(await self._said("explain", request), instance)
         return Touched(instance=instance, doctor=doctor, explain=explain)
 
     def whole(self, instance: InstanceId) -> bool:
-        """Whether the log calls it ready, and no trial is needed any more."""
         known = self._witness.state.fleet.get(instance)
         return known is not None and known.status == "ready" and not known.half_open
 
     def _requests_about(self, instance: InstanceId) -> list[str]:
-        """The newest request that failed there, and the newest that was placed at all: it may have been kept from there."""
         events = [entry.event for entry in reversed(self._witness.entries) if entry.event is not None]
         failed = next((e for e in events if isinstance(e, RequestAttemptFailed) and e.instance == instance), None)
         placed = next((e for e in events if isinstance(e, RequestPlaced)), None)
@@ -86,18 +80,18 @@ class EngineWatch:
         os.setpriority(os.PRIO_PROCESS, process.pid, NICENESS)
         try:
             async with asyncio.timeout(COMMAND_SECONDS_MAX):
-                said, _ = await process.communicate()
+                output, _ = await process.communicate()
         except TimeoutError:
             process.kill()
             await process.wait()
             return ""
-        return said.decode(errors="replace")
+        return output.decode(errors="replace")
 
 
 def count_touched(
     touched: Touched, *, began: float, ended: float, exchanges: Sequence[Exchange], entries: Sequence[LogEntry]
 ) -> None:
-    """Fill in what the log and the clients tell at the end. `began`, `ended`: when it misbehaved, monotonic clock."""
+    """Fills in the counts at the end. `began`, `ended`: of the fault, monotonic clock."""
     sent = _sent_to(InstanceId(touched.instance), entries)
     late = [e for e in exchanges if began + FIRST_SECONDS <= e.asked_at < ended]
     touched.asked, touched.touched = len(late), sum(e.request in sent for e in late)
@@ -129,7 +123,6 @@ def _sent_to(instance: InstanceId, entries: Sequence[LogEntry]) -> dict[str, lis
     return sent
 
 
-def _line(said: str, instance: InstanceId) -> str:
-    """The first line that names the instance and says something bad of it."""
-    lines = (line.strip() for line in said.splitlines())
+def _line(output: str, instance: InstanceId) -> str:
+    lines = (line.strip() for line in output.splitlines())
     return next((line for line in lines if re.search(rf"\b{instance}\b", line) and BAD_WORDS.search(line)), "")

@@ -1,7 +1,5 @@
-"""haproxy in front of the fleet's ingresses, as operators put it there, and a record of what it keeps in rotation.
-
-The configuration is the one of docs/operations.md. haproxy itself is not part of Pointsman: it is taken from PATH.
-"""
+"""haproxy in front of the fleet's ingresses, configured as in docs/operations.md, and a record of its rotation. haproxy
+is taken from PATH."""
 
 import asyncio
 import csv
@@ -26,10 +24,8 @@ from pointsman_cli.discovery import FleetProcess
 
 START_SECONDS_MAX = 10.0
 LOOK_SECONDS = 0.2
-"""How often it is asked what it keeps in rotation."""
 BACKEND = "pointsman"
 OUTPUT_SHOWN_MAX = 2000
-
 CONFIG = """\
 defaults
     mode http
@@ -67,33 +63,30 @@ global
 
 
 def haproxy_config(bind: str, servers: Sequence[tuple[str, str]]) -> str:
-    """`servers`: name and host:port of each ingress."""
     lines = "\n".join(f"    server {name} {address}" for name, address in servers)
     return CONFIG.format(bind=bind, servers=lines)
 
 
 class NoBalancerError(click.ClickException):
-    """haproxy is not there, or does not start."""
+    """haproxy is missing or does not start."""
 
 
 @dataclass(slots=True)
 class Balancer:
-    """A running haproxy. `changes`: when (monotonic clock) a server went into rotation or out of it."""
+    """`changes`: when (monotonic clock) a server entered or left the rotation."""
 
     url: str
     socket: Path
     rotation: dict[str, bool] = field(default_factory=dict)
     changes: dict[str, list[tuple[float, bool]]] = field(default_factory=lambda: defaultdict(list))
     counts: dict[str, int] = field(default_factory=dict)
-    """Of the backend: connections tried again, requests sent to another server."""
 
     @property
     def whole(self) -> bool:
-        """Whether every server is in rotation."""
         return bool(self.rotation) and all(self.rotation.values())
 
     def out_of_rotation(self, begin: float, end: float) -> dict[str, Seconds]:
-        """How long each server was out between two moments; who never was, is not there."""
+        """Seconds out of rotation between two moments, by server; without those that never were."""
         found = {}
         for server, changes in self.changes.items():
             spans = zip(changes, [*(at for at, _ in changes[1:]), end], strict=True)
@@ -103,7 +96,6 @@ class Balancer:
         return found
 
     async def watch(self) -> None:
-        """Keep the record, for ever."""
         while True:
             with suppress(OSError):
                 self._take_in(await _statistics(self.socket))
@@ -125,8 +117,8 @@ class Balancer:
 
 
 @asynccontextmanager
-async def balanced(ingresses: Sequence[FleetProcess]) -> AsyncIterator[Balancer]:
-    """haproxy before these, from when all of them are in rotation. Raises NoBalancerError."""
+async def run_haproxy(ingresses: Sequence[FleetProcess]) -> AsyncIterator[Balancer]:
+    """haproxy before these, from when all are in rotation. Raises NoBalancerError."""
     program = shutil.which("haproxy") or shutil.which("haproxy", path="/usr/sbin:/sbin")
     if program is None:
         msg = "there is no haproxy here; install it (Debian: apt-get install haproxy)"
@@ -154,7 +146,7 @@ def _start(program: str, config: Path, output: Path) -> "subprocess.Popen[bytes]
 
 
 async def _whole(process: "subprocess.Popen[bytes]", balancer: Balancer, output: Path) -> None:
-    """Wait until every server is in rotation. Raises NoBalancerError."""
+    """Raises NoBalancerError when a server stays out of rotation."""
     deadline = time.monotonic() + START_SECONDS_MAX
     while not balancer.whole:
         if process.poll() is not None or time.monotonic() > deadline:

@@ -1,4 +1,4 @@
-"""What must hold after every run, from clients, log, archive and engines. Each check gives its findings as sentences."""
+"""Checks after every run, on clients, log, archive and engines. Each yields findings as sentences."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -25,19 +25,18 @@ from pointsman_lab.invariants import (
 Check = Callable[[Evidence], Iterator[str]]
 
 DROPPED_SECONDS_MAX = 1.0
-"""So soon after its ingress was killed a client must notice."""
 ENDS_OF: dict[Ending, tuple[type[object], ...]] = {
     "completed": (RequestFinished,),
     "cut": (RequestFailed,),
     "failed": (RequestFailed,),
     "refused": (RequestRejected, RequestFailed, RequestCancelled),
 }
-"""Which end in the log goes with what a client was told. A refusal whose leader died before it could write it is ended
-by the next one, as cancelled."""
+"""Log ends that match a client's result. A refusal whose leader died before writing it is ended as cancelled by the
+next leader."""
 
 
 def every_request_got_one_answer(evidence: Evidence) -> Iterator[str]:
-    """A whole answer, a clear refusal, or a stream that ends with an error event."""
+    """A whole answer, a refusal with a reason, or a stream that ends with an error event."""
     lost = unanswered(evidence)
     for exchange in lost[:SHOWN_MAX]:
         yield f"{exchange.request}: {exchange.detail or 'still waits'}"
@@ -46,12 +45,10 @@ def every_request_got_one_answer(evidence: Evidence) -> Iterator[str]:
 
 
 def unanswered(evidence: Evidence) -> list[Exchange]:
-    """Whose clients do not know what became of their requests."""
     return [e for e in evidence.exchanges if e.ending in ("lost", "waits") or _dropped_by_nobody(e, evidence)]
 
 
 def every_request_has_one_end(evidence: Evidence) -> Iterator[str]:
-    """In the log, whoever wrote it."""
     ends, arrived = ends_by_request(evidence.entries), arrivals(evidence.entries)
     asked = [RequestId(e.request) for e in evidence.exchanges if e.ending not in ("refused", "dropped")]
     several = {r: found for r, found in ends.items() if len(found) > 1 and not all(is_given_up(e.event) for e in found)}
@@ -63,8 +60,7 @@ def every_request_has_one_end(evidence: Evidence) -> Iterator[str]:
 
 
 def clients_and_log_tell_the_same(evidence: Evidence) -> Iterator[str]:
-    """What a client was told is what the log says of its request. One whose ingress stood still for so long that the leader
-    gave it up goes on under another id, or ends where the log does not look any more."""
+    """Skips requests that the leader ended because their ingress was unresponsive."""
     ends = ends_by_request(evidence.entries)
     given_up = {e.event.request for e in evidence.entries if is_given_up(e.event)}
     for exchange in evidence.exchanges:
@@ -76,7 +72,7 @@ def clients_and_log_tell_the_same(evidence: Evidence) -> Iterator[str]:
 
 
 def no_request_ran_twice(evidence: Evidence) -> Iterator[str]:
-    """Leaders grant a request once for each attempt at it, however often they change."""
+    """Leaders grant each attempt of a request once."""
     grants: Counter[tuple[str, int]] = Counter()
     for entry in evidence.entries:
         event = entry.event
@@ -86,7 +82,6 @@ def no_request_ran_twice(evidence: Evidence) -> Iterator[str]:
 
 
 def one_leader_a_term(evidence: Evidence) -> Iterator[str]:
-    """Terms rise, and nothing that an earlier leader decided comes after the next one's election."""
     term, numbers = 0, set[int]()
     for entry in evidence.entries:
         event = entry.event
@@ -104,16 +99,14 @@ def one_leader_a_term(evidence: Evidence) -> Iterator[str]:
 
 
 def replay_is_identical(evidence: Evidence) -> Iterator[str]:
-    """Every decision, taken again from what its leader knew, comes out bit for bit."""
     yield from different_decisions(evidence.entries, complete=True)
 
 
 def index_equals_engines(evidence: Evidence) -> Iterator[str]:
-    """What the log tells of each cache, and what the leader believes, is what is in it."""
     yield from evidence.silent
     leader = {i.instance: i for i in evidence.leader.instances} if evidence.leader else {}
     if not leader:
-        yield "nobody leads"
+        yield "no scheduler leads"
     for instance, truth in evidence.truth.items():
         index, view = evidence.state.index.keys(instance), leader.get(instance)
         if index != truth:
@@ -127,7 +120,6 @@ def index_equals_engines(evidence: Evidence) -> Iterator[str]:
 
 
 def nothing_is_left_over(evidence: Evidence) -> Iterator[str]:
-    """No request is under way, by the log or by the leader."""
     yield from listed("under way in the log", list(evidence.state.workload.requests))
     for view in evidence.leader.instances if evidence.leader else []:
         if view.pending or view.in_prefill or view.decoding:
@@ -135,7 +127,6 @@ def nothing_is_left_over(evidence: Evidence) -> Iterator[str]:
 
 
 def the_log_is_whole(evidence: Evidence) -> Iterator[str]:
-    """Nothing was lost on the way into it, nothing in it changed, and all of it is understood."""
     for reason in evidence.resets:
         yield f"the log went back: {reason}"
     for entry in evidence.entries:
@@ -146,7 +137,6 @@ def the_log_is_whole(evidence: Evidence) -> Iterator[str]:
 
 
 def the_archive_holds_the_log(evidence: Evidence) -> Iterator[str]:
-    """Every entry is in SQL as it was, and nothing else is."""
     yield from evidence.gaps
     log = {entry.sequence: entry.payload for entry in evidence.entries}
     last = max(log, default=0)
@@ -156,26 +146,25 @@ def the_archive_holds_the_log(evidence: Evidence) -> Iterator[str]:
 
 
 def no_client_noticed(evidence: Evidence) -> Iterator[str]:
-    """Behind a balancer, of what must be graceful: each answer is whole, or an honest 429."""
-    if evidence.balancer is None or not all(_gentle(strike) for strike in evidence.strikes):
+    if evidence.balancer is None or not all(_gentle(strike) for strike in evidence.injections):
         return
     failed = [e for e in evidence.exchanges if unserved(e)]
     yield from listed("were not served", [f"{e.request} {e.ending} {e.status} {e.detail}" for e in failed])
 
 
 def ingresses_stay_in_rotation(evidence: Evidence) -> Iterator[str]:
-    """Whatever happens to others: a balancer takes out only an ingress that is restarted or struck itself."""
+    """A balancer removes only ingresses that are restarted or struck."""
     if evidence.balancer is None:
         return
-    for strike in evidence.strikes:
+    for strike in evidence.injections:
         for server, seconds in strike.out_of_rotation.items():
             if server not in strike.victim.split(", "):
                 yield f"{strike.fault} of {strike.victim}: nothing was sent to {server} for {seconds:.1f} s"
 
 
 def bad_engines_are_avoided(evidence: Evidence) -> Iterator[str]:
-    """Who misbehaves touches few requests after the first seconds, is named, and comes back."""
-    for strike in evidence.strikes:
+    """A misbehaving engine affects few requests after the grace period, is reported, and recovers."""
+    for strike in evidence.injections:
         touched = strike.touched
         if touched is None:
             continue
@@ -196,7 +185,6 @@ def _gentle(strike: Injection) -> bool:
 
 LOST: tuple[Check, ...] = (every_request_got_one_answer, every_request_has_one_end, clients_and_log_tell_the_same)
 AGREEMENT: tuple[Check, ...] = (nothing_is_left_over, index_equals_engines, the_archive_holds_the_log)
-"""What becomes true only once all is quiet, and is asked again until it is."""
 CHECKS: tuple[Check, ...] = (
     *LOST,
     no_request_ran_twice,
@@ -211,17 +199,15 @@ CHECKS: tuple[Check, ...] = (
 
 
 def findings(evidence: Evidence) -> dict[str, list[str]]:
-    """What each check found, by its name in words."""
+    """Findings of each check, by its name in words."""
     return {check.__name__.replace("_", " "): list(check(evidence)) for check in CHECKS}
 
 
 def agrees(evidence: Evidence) -> bool:
-    """Whether everything is quiet."""
     return not any(found for check in (*AGREEMENT, every_request_has_one_end) for found in check(evidence))
 
 
 def xor_of(keys: set[BlockKey]) -> int:
-    """The digest of a set of keys, made slowly."""
     digest = 0
     for key in keys:
         digest ^= key
@@ -233,7 +219,6 @@ def _kind(entry: LogEntry) -> str:
 
 
 def _dropped_by_nobody(exchange: Exchange, evidence: Evidence) -> bool:
-    """Whether its connection broke though no ingress was killed at that time."""
-    killed = [s.at for s in evidence.strikes if "ingress" in s.victim and s.fault.startswith("kill")]
+    killed = [s.at for s in evidence.injections if "ingress" in s.victim and s.fault.startswith("kill")]
     ended = exchange.ended_at or 0.0
     return exchange.ending == "dropped" and not any(at - 0.1 <= ended <= at + DROPPED_SECONDS_MAX for at in killed)

@@ -1,8 +1,6 @@
-"""Clients: each sends one request at its own time and judges its answer.
-
-Right is a whole answer (as many tokens as asked for, one end mark), an HTTP error, or an error event that ends a stream. A
-connection that breaks because its ingress was killed is right too. Where no ingress listens, a client asks again.
-"""
+"""Clients send each request at its time and judge its answer. Accepted: a whole answer (token count, one end mark), an
+HTTP error, a stream that ends with an error event, or a broken connection when the ingress was killed. Clients retry
+while no ingress listens."""
 
 import asyncio
 import time
@@ -20,37 +18,30 @@ from pointsman.simulation.workload import WorkloadRequest, prompt_token_ids
 from pointsman_cli.discovery import FleetFile
 
 Ending = Literal["waits", "completed", "refused", "cut", "failed", "dropped", "lost"]
-"""completed: a whole answer. refused: 429 or 503. cut: a stream that ended with an error event. failed: another
-status, with an error object that says why. dropped: the connection broke. lost: anything that leaves a client not knowing."""
+"""completed: a whole answer. refused: 429 or 503. cut: a stream that ended with an error event. failed: another status,
+with an error object. dropped: the connection broke. lost: the client cannot know the result."""
 
 CUT = ("cut", "dropped", "lost")
-
 VOCAB_SIZE = 4000
 PATIENCE_MS = "3600000"
-"""What clients say they would wait for a first token: the run is about losing requests, not about refusing them."""
 ANSWER_SECONDS_MAX = 180.0
 WHOLE_EVERY = 4
-"""Every fourth answer is asked for whole, not as a stream."""
 IDLE_CONNECTION_SECONDS = 2.0
 CONNECT_AGAIN_SECONDS = 0.1
 CONNECT_SECONDS_MAX = 30.0
 NORMAL_IN_A_ROW = 20
-"""Requests in a row that must be served as usual, for service to be normal again."""
 STRUCK_SECONDS = 5.0
-"""What is asked for so soon after a strike does not tell how service usually is."""
 NORMAL_FACTOR, NORMAL_SLACK_SECONDS = 1.5, 0.25
-"""As usual: all whole, and the P90 of their TTFT at most so many times what it was, and so much more."""
+"""Normal: all whole, and P90 of TTFT at most baseline * factor + slack."""
 DONE = b"[DONE]"
 PREFIX = "bf"
 
 
 class Exchange(msgspec.Struct, kw_only=True):
-    """One request and what came of it. Times are of the monotonic clock; `heard_at` is when the answer began."""
-
     request: str
     streamed: bool
     asked_at: float
-    heard_at: float | None = None
+    first_byte_at: float | None = None
     ended_at: float | None = None
     ending: Ending = "waits"
     status: int = 0
@@ -60,14 +51,11 @@ class Exchange(msgspec.Struct, kw_only=True):
 
 
 class Clients:
-    """All clients of one run. `objectives`: what they ask for in time, as headers."""
-
     objectives: ClassVar[Mapping[str, str]] = {"x-slo-ttft-ms": PATIENCE_MS, "x-slo-tpot-ms": PATIENCE_MS}
 
     def __init__(
         self, fleet: FleetFile, requests: Sequence[WorkloadRequest], *, seed: int, tokens_max: int, url: str = ""
     ) -> None:
-        """`tokens_max`: most output tokens that are asked for. `url`: whom to ask, where it is not the fleet's first ingress."""
         self._fleet = fleet
         self._url = url or fleet.ingress
         self._requests = requests
@@ -80,7 +68,6 @@ class Clients:
         return Counter(exchange.ending for exchange in self.exchanges)
 
     async def run(self, tick: Callable[[], None] = lambda: None) -> None:
-        """Send everything, and wait until everybody knows."""
         started = time.monotonic()
         async with self._session() as session, asyncio.TaskGroup() as clients:
             for number, request in enumerate(self._requests):
@@ -93,20 +80,19 @@ class Clients:
                 await asyncio.sleep(0.1)
                 tick()
 
-    def first_heard_after(self, moment: float) -> Seconds | None:
-        """Wall seconds from a moment to the first answer to a request that was asked after it."""
-        heard = [e.heard_at for e in self.exchanges if e.asked_at >= moment and e.heard_at is not None]
-        return min(heard) - moment if heard else None
+    def first_answer_after(self, moment: float) -> Seconds | None:
+        """Wall seconds from a moment to the first answer to a later request."""
+        answered = [e.first_byte_at for e in self.exchanges if e.asked_at >= moment and e.first_byte_at is not None]
+        return min(answered) - moment if answered else None
 
-    def usual_ttft(self, strikes: Sequence[float]) -> Seconds | None:
-        """P90 of the wall seconds to the first bytes of streams that were not asked for just after one of these moments; None
-        without enough."""
-        struck = [(at, at + STRUCK_SECONDS) for at in strikes]
+    def usual_ttft(self, injections: Sequence[float]) -> Seconds | None:
+        """P90 of wall seconds to the first bytes of streams, without those just after these moments; None with too few."""
+        struck = [(at, at + STRUCK_SECONDS) for at in injections]
         calm = (e for e in self.exchanges if not any(begin <= e.asked_at < end for begin, end in struck))
         return _ttft_p90([e for e in calm if e.ending == "completed"])
 
     def normal_after(self, moment: float, end: float, *, usual: Seconds | None) -> Seconds | None:
-        """Wall seconds from a moment until requests were served as usual again; None where that was not seen by `end`."""
+        """Wall seconds from a moment until service was normal; None if not by `end`."""
         asked = sorted((e for e in self.exchanges if moment <= e.asked_at < end), key=lambda e: e.asked_at)
         for first in range(len(asked) - NORMAL_IN_A_ROW + 1):
             row = asked[first : first + NORMAL_IN_A_ROW]
@@ -122,11 +108,9 @@ class Clients:
         return None
 
     def cut_between(self, begin: float, end: float) -> int:
-        """How many streams ended before their end in that time, with an error event or without a word."""
         return sum(e.streamed and e.status == HTTPStatus.OK and e.ending in CUT for e in self.between(begin, end))
 
     def between(self, begin: float, end: float) -> list[Exchange]:
-        """Those that ended in that time."""
         return [e for e in self.exchanges if begin <= (e.ended_at or 0.0) < end]
 
     def _session(self) -> aiohttp.ClientSession:
@@ -151,7 +135,6 @@ class Clients:
         return msgspec.json.encode(content)
 
     async def _one(self, session: aiohttp.ClientSession, body: bytes, tokens: Tokens, *, streamed: bool) -> Ending:
-        """Ask once; `tokens` must come."""
         number = len(self.exchanges)
         exchange = Exchange(request=f"{PREFIX}{self._seed}-{number}", streamed=streamed, asked_at=time.monotonic())
         self.exchanges.append(exchange)
@@ -163,7 +146,7 @@ class Clients:
                 exchange.knowledge = response.headers.get("x-pointsman-knowledge", "")
                 parts = []
                 async for part in response.content.iter_any():
-                    exchange.heard_at = exchange.heard_at or time.monotonic()
+                    exchange.first_byte_at = exchange.first_byte_at or time.monotonic()
                     parts.append(part)
             ending, exchange.detail = judged(exchange, b"".join(parts), tokens)
         except TimeoutError:
@@ -188,18 +171,16 @@ class Clients:
 
 
 def _ttft_p90(exchanges: Sequence[Exchange]) -> Seconds | None:
-    """Of those that were streamed; None where they are too few."""
-    waited = sorted(e.heard_at - e.asked_at for e in exchanges if e.streamed and e.heard_at is not None)
+    waited = sorted(e.first_byte_at - e.asked_at for e in exchanges if e.streamed and e.first_byte_at is not None)
     return waited[int(0.9 * len(waited))] if len(waited) >= NORMAL_IN_A_ROW // 2 else None
 
 
 def unserved(exchange: Exchange) -> bool:
-    """Whether its answer was neither whole nor an honest 429."""
     return exchange.ending != "completed" and exchange.status != HTTPStatus.TOO_MANY_REQUESTS
 
 
 def judged(exchange: Exchange, answer: bytes, tokens: int) -> tuple[Ending, str]:
-    """What a whole HTTP answer means to the client who asked for so many tokens, and the detail of it."""
+    """The result of a whole HTTP answer, and its detail."""
     if exchange.status != HTTPStatus.OK:
         return _judged_refusal(exchange.status, answer)
     if not exchange.streamed:

@@ -1,4 +1,4 @@
-"""The command: options in; a fleet is served and struck; what held and what did not out."""
+"""Options in; a fleet is served and struck; a report of all checks out."""
 
 import asyncio
 import secrets
@@ -32,10 +32,10 @@ from pointsman_cli.progress_bar import progress_bar
 from pointsman_cli.terminal import output_console
 from pointsman_cli.workload_options import check_one_workload, workload_name, workload_options, workload_requests
 from pointsman_lab.faults.bad_engines import EngineWatch, count_touched
-from pointsman_lab.faults.balancer import Balancer, balanced
+from pointsman_lab.faults.balancer import Balancer, run_haproxy
 from pointsman_lab.faults.checks import agrees, findings
 from pointsman_lab.faults.clients import Clients, Exchange, unserved
-from pointsman_lab.faults.fleet import Shape, Struck, struck_fleet
+from pointsman_lab.faults.fleet import FleetUnderTest, Shape, start_fleet
 from pointsman_lab.faults.injector import Injection, Injector
 from pointsman_lab.faults.load import ENGINE_ARGUMENTS, RATE, STREAMS, BusyShare, SteadyClients
 from pointsman_lab.faults.log_tail import LogTail
@@ -57,15 +57,11 @@ DEFAULT_SPEED = 5.0
 OUTPUT_TOKENS_MAX = 64
 SCHEDULERS = 2
 INGRESSES = 2
-"""Behind haproxy; otherwise there is one."""
 RATE_EACH_ENGINE = 0.5
-"""Requests a second of engine time: some two thirds of what saturates an engine with the conversation trace."""
 WARM_UP_SECONDS = 1.0
 STEADY_SPEED = 1.0
 RISE_SECONDS = 10.0
-"""Until a steady load has its full size."""
 SETTLE_SECONDS = 3.0
-"""Calm before each fault that comes in turn."""
 VIOLATED_EXIT_CODE = 1
 
 
@@ -78,8 +74,6 @@ def _faults(_context: click.Context, _parameter: click.Parameter, value: str) ->
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultsOptions:
-    """The command line."""
-
     trace: Path | None
     workload: str | None
     requests: int
@@ -96,12 +90,10 @@ class FaultsOptions:
 
     @property
     def steady(self) -> bool:
-        """Whether a steady load goes through a load balancer, and faults come one after the other."""
         return self.haproxy or self.rolling
 
     @property
     def steady_rate(self) -> float:
-        """Short requests a wall second."""
         return self.rate or RATE
 
 
@@ -198,8 +190,10 @@ async def _run(
     faults = _faults_of(options, seed, requests)
     console.print(_announced(options, seed, requests, faults), soft_wrap=True, markup=False)
     async with AsyncExitStack() as stack:
-        fleet = await stack.enter_async_context(struck_fleet(_shape(options, seed, faults), directory))
-        balancer = await stack.enter_async_context(balanced(fleet.file.of_role("ingress"))) if options.steady else None
+        fleet = await stack.enter_async_context(start_fleet(_shape(options, seed, faults), directory))
+        balancer = (
+            await stack.enter_async_context(run_haproxy(fleet.file.of_role("ingress"))) if options.steady else None
+        )
         clock = ScaledClock(options.speed)
         link = await stack.enter_async_context(
             open_link(fleet.settings, clock, HealthBoard(), name=f"bench-faults-{seed}")
@@ -210,7 +204,7 @@ async def _run(
         watch = EngineWatch(witness, fleet.data)
         striker = Injector(fleet, link, seed=seed, watch=watch, balancer=balancer)
         started, busy = time.monotonic(), BusyShare()
-        clients = await _struck(options, requests, seed, striker, faults, fleet, balancer, console)
+        clients = await _serve_and_inject(options, requests, seed, striker, faults, fleet, balancer, console)
         wall_s, busy_share = time.monotonic() - started, busy.share
         evidence = await gathered(fleet, link, striker, witness, clients.exchanges, in_agreement=agrees)
         evidence.balancer = balancer
@@ -221,17 +215,16 @@ async def _run(
     return reported(evidence, findings(evidence), seed=seed, workload=name, wall_s=wall_s, busy_share=busy_share)
 
 
-async def _struck(
+async def _serve_and_inject(
     options: FaultsOptions,
     requests: list[WorkloadRequest],
     seed: int,
     striker: Injector,
     faults: list[Fault],
-    fleet: Struck,
+    fleet: FleetUnderTest,
     balancer: Balancer | None,
     console: Console,
 ) -> Clients:
-    """Serve and strike; the clients once all of them know what became of their requests."""
     if balancer is None:
         clients = Clients(fleet.file, requests, seed=seed, tokens_max=OUTPUT_TOKENS_MAX)
         with progress_bar(console, len(requests), "requests") as update:
@@ -246,7 +239,7 @@ async def _struck(
         await striker.run_in_turn(
             faults,
             settle=SETTLE_SECONDS,
-            told=lambda strike: console.print(progress_line(strike), soft_wrap=True, markup=False),
+            on_injected=lambda strike: console.print(progress_line(strike), soft_wrap=True, markup=False),
         )
         steady.stop()
     return steady
@@ -288,12 +281,11 @@ def _announced(options: FaultsOptions, seed: int, requests: list[WorkloadRequest
 
 
 def _note_service(evidence: Evidence, clients: Clients) -> None:
-    """What clients noticed of each strike: until the next one, or until all was well."""
-    strikes = sorted(evidence.strikes, key=lambda strike: strike.at)
-    usual = clients.usual_ttft([strike.at for strike in strikes])
-    for number, strike in enumerate(strikes):
-        ends = strikes[number + 1].at if number + 1 < len(strikes) else float("inf")
-        strike.served_s = clients.first_heard_after(strike.at)
+    injections = sorted(evidence.injections, key=lambda strike: strike.at)
+    usual = clients.usual_ttft([strike.at for strike in injections])
+    for number, strike in enumerate(injections):
+        ends = injections[number + 1].at if number + 1 < len(injections) else float("inf")
+        strike.served_s = clients.first_answer_after(strike.at)
         strike.normal_s = clients.normal_after(strike.at, ends, usual=usual)
         strike.streams_cut = clients.cut_between(strike.at, ends)
         _note_answers(strike, clients.between(strike.at, ends))
@@ -313,12 +305,12 @@ def _note_answers(strike: Injection, exchanges: list[Exchange]) -> None:
     strike.answered = len(exchanges)
     strike.statuses = dict(Counter(str(e.status) for e in exchanges if e.status != HTTPStatus.OK))
     strike.failed = sum(unserved(e) for e in exchanges)
-    waited = sorted(e.heard_at - e.asked_at for e in exchanges if e.streamed and e.heard_at is not None)
+    waited = sorted(e.first_byte_at - e.asked_at for e in exchanges if e.streamed and e.first_byte_at is not None)
     strike.ttft_p99_s = waited[int(0.99 * len(waited))] if waited else None
 
 
 def _requests(options: FaultsOptions, seed: int) -> list[WorkloadRequest]:
-    """Empty where the load is a steady one. Raises click.ClickException."""
+    """Empty for a steady load. Raises click.ClickException."""
     if options.steady:
         if options.trace is not None or options.workload is not None:
             msg = "a steady load takes neither --trace nor --workload"
@@ -342,15 +334,13 @@ def _requests(options: FaultsOptions, seed: int) -> list[WorkloadRequest]:
 
 @dataclass(slots=True)
 class _Kept:
-    """A directory, and whether it stays."""
-
     path: Path
     keep: bool
 
 
 @contextmanager
 def _data_dir(asked: Path | None) -> Iterator[_Kept]:
-    """As asked for, or a temporary one that stays where something failed."""
+    """The given directory, or a temporary one that is kept after a failure."""
     if asked is not None:
         asked.mkdir(parents=True, exist_ok=True)
         yield _Kept(asked.resolve(), keep=True)

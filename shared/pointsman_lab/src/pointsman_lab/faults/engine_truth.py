@@ -1,4 +1,5 @@
-"""What an engine really holds: its replay socket gives all KV events since its start, folded by code of its own into our keys."""
+"""The contents of an engine's cache: its replay socket gives all KV events since its start, folded by separate code
+into pool keys."""
 
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,11 @@ END_OF_REPLAY = -1
 
 
 class EngineSilentError(Exception):
-    """The engine does not say what it holds, or not since its start."""
+    pass
 
 
 async def held_keys(replay_endpoint: str, chain: KeyChain) -> set[BlockKey]:
-    """The keys of all blocks in the engine's cache, where an engine block is a pool block. Raises EngineSilentError."""
+    """The keys of all blocks in the engine's cache; an engine block must be a pool block. Raises EngineSilentError."""
     held: dict[Any, BlockKey] = {}
     for event in await _events_since_start(replay_endpoint):
         if event["type"] == "BlockStored":
@@ -33,7 +34,7 @@ async def held_keys(replay_endpoint: str, chain: KeyChain) -> set[BlockKey]:
 
 
 def replay_endpoint_of(pid: int) -> str:
-    """Where a simulated engine replays its events: read off its command line. Raises OSError when it is gone."""
+    """Replay endpoint of a simulated engine, from its command line. Raises OSError when it ended."""
     arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     config = arguments[arguments.index(b"--kv-events-config") + 1]
     return str(msgspec.json.decode(config)["replay_endpoint"])

@@ -1,6 +1,5 @@
-"""The fleet that is struck: `pointsman up` as people run it, or, where its network is to fail or its log to be kept by
-several servers, the same joined to nats-servers of our own. Those are started again when they die, as `up` does.
-"""
+"""The fleet under test: `pointsman up`, or, for network faults and several log servers, `pointsman up` joined to our
+own nats-servers, which are restarted when they die."""
 
 import asyncio
 import random
@@ -30,15 +29,12 @@ NATS = "nats"
 
 @dataclass(slots=True)
 class OwnNats:
-    """A nats-server of our own, started again when it dies."""
-
     name: str
     store: Path
     port: int
     cluster: ClusterNode | None
     server: EmbeddedNats | None = None
     down_until: float = 0.0
-    """It is not started again before, by the monotonic clock."""
 
     @property
     def url(self) -> str:
@@ -49,7 +45,7 @@ class OwnNats:
         self.server = await start_nats(self.store, self.port, cluster=self.cluster)
 
     async def keep(self) -> None:
-        """For ever. Raises NatsStartError."""
+        """Runs until cancelled. Raises NatsStartError."""
         while True:
             while self.server is None or self.server.running:  # noqa: ASYNC110 - waiting for a process without a thread
                 await asyncio.sleep(POLL_SECONDS)
@@ -62,8 +58,8 @@ class OwnNats:
 
 
 @dataclass(slots=True)
-class Struck:
-    """A running fleet. `nats` is where its log really is; `network` what lies between, if anything does."""
+class FleetUnderTest:
+    """`nats`: address of the log; `network`: proxy before it, if any."""
 
     data: Path
     nats: str
@@ -72,23 +68,20 @@ class Struck:
 
     @property
     def file(self) -> FleetFile:
-        """What runs where at this moment."""
         found = read_fleet_file(self.data)
         assert found is not None, "it is there for as long as `up` runs"
         return found
 
     @property
     def settings(self) -> FleetSettings:
-        """How to join its log, past the network that fails."""
         return replace(self.file.settings(), nats=self.nats, log_replicas=max(1, len(self.servers)))
 
     def pids(self) -> dict[str, int]:
-        """Every process that can be struck, by name."""
         own = {one.name: one.server.pid for one in self.servers if one.server is not None}
         return {process.name: process.pid for process in self.file.processes if process.pid} | own
 
     async def nats_down(self, name: str, seconds: Seconds) -> None:
-        """Kill a server of our own, and have it away for so long."""
+        """Kills one of our own servers, and keeps it down."""
         (struck,) = [one for one in self.servers if one.name == name]
         assert struck.server is not None, "it was started with the fleet"
         struck.down_until = time.monotonic() + seconds
@@ -96,7 +89,6 @@ class Struck:
         await asyncio.sleep(struck.down_until - time.monotonic())
 
     async def nats_victim(self, link: Link) -> str:
-        """The nats-server; of several, the one that leads the log."""
         if len(self.servers) < 2:
             return NATS
         subject = f"$JS.API.STREAM.INFO.{stream_name(PoolName(self.file.pool))}"
@@ -113,7 +105,7 @@ class Struck:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """What is started. `own`: with a nats-server of our own even where it is one."""
+    """`own`: our own nats-server even when it is a single one."""
 
     fleet: FreshFleet
     servers: int = 1
@@ -127,17 +119,17 @@ class Shape:
 
 
 @asynccontextmanager
-async def struck_fleet(shape: Shape, directory: Path) -> AsyncIterator[Struck]:
-    """Start it below `directory` and wait until it is ready. Raises FleetStartError, NatsStartError."""
+async def start_fleet(shape: Shape, directory: Path) -> AsyncIterator[FleetUnderTest]:
+    """Starts the fleet below `directory` and waits until it is ready. Raises FleetStartError, NatsStartError."""
     data, fresh = directory / "data", replace(shape.fleet, directory=directory)
     async with AsyncExitStack() as stack:
         if not shape.own_servers:
             fleet = await stack.enter_async_context(fresh.running())
-            yield Struck(data, fleet.nats)
+            yield FleetUnderTest(data, fleet.nats)
             return
         servers = await _servers(shape.servers, directory, stack)
         urls = ",".join(one.url for one in servers)
-        struck = Struck(data, urls, servers)
+        struck = FleetUnderTest(data, urls, servers)
         if shape.network:
             struck.network = Network(servers[0].port, chance=random.Random(shape.seed))
             stack.push_async_callback(struck.network.close)
@@ -152,7 +144,6 @@ async def struck_fleet(shape: Shape, directory: Path) -> AsyncIterator[Struck]:
 
 
 async def _servers(count: int, directory: Path, stack: AsyncExitStack) -> list[OwnNats]:
-    """Our own servers, which are restarted when they die, and are stopped with the stack."""
     names = [NATS] if count == 1 else [f"{NATS}-{number}" for number in range(1, count + 1)]
     (*ports,) = free_ports(2 * count)
     routes = tuple(ports[count:])

@@ -1,4 +1,4 @@
-"""Carries out the schedule, and watches the fleet until all of it is well again."""
+"""Carries out the schedule, and waits until the fleet has recovered."""
 
 import asyncio
 import contextlib
@@ -15,12 +15,12 @@ from pointsman.contracts.commands import DescribeFleet, FleetDescribed
 from pointsman.contracts.subjects import fleet_view_subject
 from pointsman.ports import CommandTimeoutError, Link, NoResponderError
 from pointsman.primitives import InstanceId, PoolName, Seconds, WallSeconds
-from pointsman_cli.up.child import lacks_told
+from pointsman_cli.up.child import missing_parts
 from pointsman_cli.up.probe import NoAnswerError, http_get
 from pointsman_engine_sim.misbehaviour import MISBEHAVE_PATH
 from pointsman_lab.faults.bad_engines import EngineWatch, Touched
 from pointsman_lab.faults.balancer import Balancer
-from pointsman_lab.faults.fleet import NATS, Struck
+from pointsman_lab.faults.fleet import NATS, FleetUnderTest
 from pointsman_lab.faults.schedule import MISBEHAVIOUR, Fault
 
 LEADER_SECONDS_MAX = 20.0
@@ -30,15 +30,12 @@ WELL_POLL_SECONDS = 0.25
 READY = 200
 ENDS_PROCESSES = frozenset({"kill", "restart"})
 DIAGNOSED_SHARE = 0.6
-"""After this part of the time in which an engine misbehaves it is asked who is called bad."""
 
 
 class Injection(msgspec.Struct, kw_only=True):
     """One fault as it was carried out. `at`: monotonic clock; `began`: wall seconds after the first request.
-
-    `served_s`: until a request was answered that was asked after it; `normal_s`: until requests were served as usual in this
-    run; `well_s`: until everything was ready again, what was struck included; None where that was not seen.
-    """
+    `served_s`: until a later request was answered; `normal_s`: until service was normal; `well_s`: until everything was
+    ready. None: not seen."""
 
     fault: str
     victim: str
@@ -51,24 +48,17 @@ class Injection(msgspec.Struct, kw_only=True):
     well_s: Seconds | None = None
     streams_cut: int = 0
     ended: float = 0.0
-    """When it was over, by the monotonic clock: the next one has not begun."""
     answered: int = 0
     statuses: dict[str, int] = {}
-    """Of those who were answered from then until the next one: other than 200, by status; 0 is no answer."""
     failed: int = 0
-    """Whose answer was neither whole nor an honest 429."""
     ttft_p99_s: Seconds | None = None
     out_of_rotation: dict[str, Seconds] = {}
-    """How long the balancer sent nothing to each ingress."""
     touched: Touched | None = None
-    """Of an engine that misbehaved."""
 
 
 class Injector:
-    """Strikes one fleet."""
-
     def __init__(
-        self, fleet: Struck, link: Link, *, seed: int, watch: EngineWatch, balancer: Balancer | None = None
+        self, fleet: FleetUnderTest, link: Link, *, seed: int, watch: EngineWatch, balancer: Balancer | None = None
     ) -> None:
         self._fleet = fleet
         self._link = link
@@ -77,27 +67,27 @@ class Injector:
         self._watch = watch
         self._started = 0.0
         self._restarted: set[str] = set()
-        self.strikes: list[Injection] = []
+        self.injections: list[Injection] = []
 
     async def run(self, faults: Sequence[Fault]) -> None:
-        """Every fault at its time, and wait until the fleet is well again."""
         self._started = time.monotonic()
         async with asyncio.TaskGroup() as striking:
             for fault in faults:
                 await asyncio.sleep(self._started + fault.at - time.monotonic())
                 striking.create_task(self._strike(fault))
 
-    async def run_in_turn(self, faults: Sequence[Fault], *, settle: Seconds, told: Callable[[Injection], None]) -> None:
-        """One fault after the other, with a calm time before each and after the last one. `told` of each when it is over."""
+    async def run_in_turn(
+        self, faults: Sequence[Fault], *, settle: Seconds, on_injected: Callable[[Injection], None]
+    ) -> None:
+        """One fault after the other, with a pause before each and after the last. Calls `told` after each."""
         self._started = time.monotonic()
         for fault in faults:
             await asyncio.sleep(settle)
             await self._strike(fault)
-            told(self.strikes[-1])
+            on_injected(self.injections[-1])
         await asyncio.sleep(settle)
 
     async def leader(self) -> FleetDescribed | None:
-        """What the leader says of the fleet; None while nobody does."""
         subject = fleet_view_subject(PoolName(self._fleet.settings.pool))
         try:
             answer = await self._link.commands.request(subject, DescribeFleet(), timeout=WallSeconds(ASK_SECONDS_MAX))
@@ -114,7 +104,7 @@ class Injector:
         strike = Injection(
             fault=fault.name, victim=names, pids=pids, at=at, began=at - self._started, lasted=fault.lasts
         )
-        self.strikes.append(strike)
+        self.injections.append(strike)
         if fault.action == "kill":
             for pid in pids:
                 with contextlib.suppress(ProcessLookupError):  # an earlier strike's victim that is not back yet
@@ -152,7 +142,6 @@ class Injector:
         strike.touched.whole_s = whole_s
 
     async def _whole_after(self, instance: InstanceId, moment: float) -> Seconds | None:
-        """Wall seconds from a moment until nobody calls the engine ejected; None where that takes too long."""
         while time.monotonic() < moment + WELL_SECONDS_MAX:
             if self._watch.whole(instance):
                 return time.monotonic() - moment
@@ -160,7 +149,7 @@ class Injector:
         return None
 
     async def _victims(self, targets: Sequence[str], *, in_turn: bool) -> dict[int, str]:
-        """Pids and names; of several alike, any, but none twice. `in_turn`: each of them before any has its second turn."""
+        """Pids and names. `in_turn`: round-robin over alike processes, else random."""
         victims: dict[int, str] = {}
         for target in targets:
             name, pid = await self._victim(target, struck=victims, in_turn=in_turn)
@@ -209,7 +198,7 @@ class Injector:
                 status, body = await http_get(process.url + path, timeout=ASK_SECONDS_MAX)
             except NoAnswerError:
                 return False
-            if status != READY or lacks_told(body):
+            if status != READY or missing_parts(body):
                 return False
         return True
 

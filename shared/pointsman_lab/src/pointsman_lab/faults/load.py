@@ -1,4 +1,4 @@
-"""A steady load: some long streams and short requests at a fixed rate, small enough for two cores."""
+"""A steady load: some long streams, and short requests at a fixed rate, for two cores."""
 
 import asyncio
 import random
@@ -17,28 +17,20 @@ from pointsman_lab.faults.clients import WHOLE_EVERY, Clients
 
 STREAMS = 50
 RATE = 20.0
-"""Short requests a wall second."""
 STREAM_TOKENS = 500
-"""Output of a long stream: 16 s where a token takes 32 ms, as of the default engine model."""
 SHORT_TOKENS = 12
 FAILED_SECONDS = 1.0
-"""So long a client waits after an answer that was not whole before it asks for the next long stream."""
 PREFIXES = 24
-"""System prompts, a trace block each, that requests begin with."""
 QUESTION_TOKENS = (16, 192)
 ENGINE_ARGUMENTS = "--stream-interval 10"
-"""What the engines are told: fewer, larger chunks cost this machine less."""
 
 
 class BusyShare:
-    """How busy all cores of this machine have been since it was made."""
-
     def __init__(self) -> None:
         self._began = _ticks()
 
     @property
     def share(self) -> float:
-        """From 0 to 1; 0 where the system does not tell."""
         (idle, total), (idle_before, total_before) = _ticks(), self._began
         return 1 - (idle - idle_before) / (total - total_before) if total > total_before else 0.0
 
@@ -52,8 +44,7 @@ def _ticks() -> tuple[int, int]:
 
 
 class SteadyClients(Clients):
-    """Clients that ask until `stop`, with the pool's own objectives: an honest 429 is an answer, and how long an engine may take
-    to its first byte follows from them."""
+    """Clients that send until `stop`, with the pool's own SLOs: a 429 counts as an answer."""
 
     objectives: ClassVar[Mapping[str, str]] = {}
 
@@ -66,12 +57,10 @@ class SteadyClients(Clients):
         self._stopped = asyncio.Event()
 
     def stop(self) -> None:
-        """Nothing new is asked; what is under way ends by itself."""
         self._stopped.set()
 
     @override
     async def run(self, tick: Callable[[], None] = lambda: None) -> None:
-        """Ask until stopped, and wait until everybody knows."""
         async with self._session() as session, asyncio.TaskGroup() as clients:
             for number in range(self._streams):
                 clients.create_task(self._lane(session, 0.2 * number))

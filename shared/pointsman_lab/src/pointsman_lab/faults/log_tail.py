@@ -1,4 +1,4 @@
-"""Reads the whole log while it is written, as any follower would, and keeps it."""
+"""Reads the whole log as a follower while it is written, and keeps it."""
 
 from dataclasses import dataclass, field
 
@@ -8,7 +8,7 @@ from pointsman.state.state import PoolSettings, State
 
 @dataclass(slots=True)
 class LogTail:
-    """Every entry so far, and the fold of them. `resets`: where the log did not go on as it had been."""
+    """Every entry so far, and the State folded from them. `resets`: breaks in the log."""
 
     speed: float
     entries: list[LogEntry] = field(default_factory=list)
@@ -19,7 +19,6 @@ class LogTail:
         self.state = State(PoolSettings(speed=self.speed))
 
     async def follow(self, link: Link) -> None:
-        """Read for ever."""
         async for entry in link.log.read(1):
             if isinstance(entry, LogReset):
                 self.resets.append(entry.reason)

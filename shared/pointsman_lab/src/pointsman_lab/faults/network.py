@@ -1,6 +1,5 @@
-"""A TCP proxy before the nats-server. *Cut*: every connection is closed and none is accepted. *Delay*: each direction is delayed.
-*Drop*: about half of the connections pass nothing and are then closed, as when a link fails for longer than TCP retries.
-"""
+"""A TCP proxy before the nats-server. *Cut*: all connections are closed, none is accepted. *Delay*: each direction is
+delayed. *Drop*: about half of the connections pass nothing and are then closed."""
 
 import asyncio
 import contextlib
@@ -10,13 +9,10 @@ from pointsman.primitives import Seconds
 
 CHUNK_BYTES = 256 * 1024
 DELAY_SECONDS = 0.05
-"""How much later, each way, while there is delay."""
 DROPPED_SHARE = 0.5
 
 
 class _Connection:
-    """Both directions between one client and the server."""
-
     def __init__(self, near: asyncio.StreamWriter, far: asyncio.StreamWriter) -> None:
         self.near = near
         self.far = far
@@ -28,10 +24,7 @@ class _Connection:
 
 
 class Network:
-    """The proxy. Listens on a port of its own as soon as `open`ed; every fault lasts as long as it is awaited."""
-
     def __init__(self, port: int, *, chance: random.Random) -> None:
-        """`port`: of the server, on the loopback."""
         self._port = port
         self._chance = chance
         self._connections: set[_Connection] = set()
@@ -41,7 +34,6 @@ class Network:
         self._server: asyncio.Server | None = None
 
     async def open(self) -> int:
-        """The port to connect to instead."""
         self._server = await asyncio.start_server(self._connect, "127.0.0.1", 0)
         return int(self._server.sockets[0].getsockname()[1])
 

@@ -1,7 +1,5 @@
-"""What is known at the end of a run: answers, the log, the leader, the engines and the archive.
-
-Gathered once the log, the leader, the engines and the archive agree; after QUIET_SECONDS_MAX it is taken as it is.
-"""
+"""Observations at the end of a run: answers, log, leader, engines and archive, gathered once they agree or after
+QUIET_SECONDS_MAX."""
 
 import asyncio
 import sqlite3
@@ -20,39 +18,34 @@ from pointsman_cli.up.plan import archive_file
 from pointsman_lab.faults.balancer import Balancer
 from pointsman_lab.faults.clients import Exchange
 from pointsman_lab.faults.engine_truth import EngineSilentError, held_keys, replay_endpoint_of
-from pointsman_lab.faults.fleet import Struck
+from pointsman_lab.faults.fleet import FleetUnderTest
 from pointsman_lab.faults.injector import Injection, Injector
 from pointsman_lab.faults.log_tail import LogTail
 
 QUIET_SECONDS_MAX = 45.0
-"""Long enough for all that heals by itself, on a busy machine, too."""
 QUIET_POLL_SECONDS = 0.5
 
 
 @dataclass(slots=True)
 class Evidence:
-    """`truth`: what each engine holds. `archived`: sequence and payload of every archived entry, up to the log's last."""
+    """`truth`: keys in each engine's cache. `archived`: sequence and payload of every archived entry."""
 
     exchanges: list[Exchange]
-    strikes: list[Injection]
+    injections: list[Injection]
     entries: list[LogEntry]
     resets: list[str]
     state: State
     leader: FleetDescribed | None
     truth: dict[InstanceId, set[BlockKey]] = field(default_factory=dict)
     silent: list[str] = field(default_factory=list)
-    """Engines that did not say what they hold, and why."""
     archived: dict[int, bytes] = field(default_factory=dict)
     gaps: list[str] = field(default_factory=list)
-    """Of the archive."""
     balancer: Balancer | None = None
-    """What stood before the ingresses."""
     quiet_s: Seconds | None = None
-    """How long it took until all was quiet; None if it did not become so."""
 
 
 async def gathered(
-    fleet: Struck,
+    fleet: FleetUnderTest,
     link: Link,
     striker: Injector,
     witness: LogTail,
@@ -60,11 +53,11 @@ async def gathered(
     *,
     in_agreement: Callable[[Evidence], bool],
 ) -> Evidence:
-    """The evidence, as soon as `in_agreement` says so of it, at the latest after QUIET_SECONDS_MAX."""
+    """The evidence, once `in_agreement` holds, at the latest after QUIET_SECONDS_MAX."""
     started = time.monotonic()
     while True:
         evidence = Evidence(
-            exchanges, striker.strikes, witness.entries, witness.resets, witness.state, await striker.leader()
+            exchanges, striker.injections, witness.entries, witness.resets, witness.state, await striker.leader()
         )
         overdue = time.monotonic() - started > QUIET_SECONDS_MAX
         if overdue or await _settled(link, evidence):
@@ -88,7 +81,7 @@ async def _settled(link: Link, evidence: Evidence) -> bool:
         return False
 
 
-async def _ask_engines(fleet: Struck, evidence: Evidence) -> None:
+async def _ask_engines(fleet: FleetUnderTest, evidence: Evidence) -> None:
     settings, file = fleet.settings, fleet.file
     chain = KeyChain(secret=settings.secret.encode(), model=file.model, block_tokens=settings.block_tokens)
     for engine in file.of_role("engine"):
@@ -100,7 +93,7 @@ async def _ask_engines(fleet: Struck, evidence: Evidence) -> None:
             evidence.truth[InstanceId(engine.name)] = truth
 
 
-def _read_archive(fleet: Struck, evidence: Evidence) -> None:
+def _read_archive(fleet: FleetUnderTest, evidence: Evidence) -> None:
     file = archive_file(fleet.data)
     try:
         evidence.archived = {e.sequence: e.payload for e in ArchiveHistory(f"sqlite:///{file}").entries()}

@@ -1,4 +1,4 @@
-"""What a run came to, for people and for machines."""
+"""The report of a run as text and JSON."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -18,7 +18,6 @@ from pointsman_lab.faults.observations import Evidence
 BLIND = "blind"
 
 Column = tuple[str, Callable[[Injection], str]]
-"""Of the table of strikes: its heading, and its cells."""
 
 
 def _seconds(value: Seconds | None) -> str:
@@ -48,11 +47,8 @@ BALANCED_COLUMNS: tuple[Column, ...] = (
 
 
 class FaultsReport(msgspec.Struct, kw_only=True):
-    """What `--json` writes. Times are wall seconds. `findings`: of each check, empty where it holds.
-
-    `lost`: requests whose clients do not know what became of them, or that have no end in the log. `doubled`: ends and
-    grants that are there twice.
-    """
+    """The JSON report. Times are wall seconds. `findings`: of each check, empty where it holds. `lost`: requests
+    without a result for the client or without an end in the log. `doubled`: duplicate ends and grants."""
 
     seed: int
     workload: str
@@ -67,10 +63,8 @@ class FaultsReport(msgspec.Struct, kw_only=True):
     entries: int
     terms: int
     quiet_s: Seconds | None
-    balanced: bool
-    """Whether clients came through a load balancer."""
+    run_haproxy: bool
     busy_share: float
-    """Of this machine's cores, from the first request to the last answer."""
     strikes: list[Injection]
     findings: dict[str, list[str]]
 
@@ -88,7 +82,6 @@ def reported(
     wall_s: Seconds,
     busy_share: float,
 ) -> FaultsReport:
-    """The numbers of a run."""
     exchanges = evidence.exchanges
     decided = [e.event for e in evidence.entries if e.event is not None and e.event.stamp is not None]
     return FaultsReport(
@@ -105,9 +98,9 @@ def reported(
         entries=len(evidence.entries),
         terms=evidence.state.term,
         quiet_s=evidence.quiet_s,
-        balanced=evidence.balancer is not None,
+        run_haproxy=evidence.balancer is not None,
         busy_share=busy_share,
-        strikes=evidence.strikes,
+        strikes=evidence.injections,
         findings=findings,
     )
 
@@ -117,13 +110,12 @@ def _ends(findings: dict[str, list[str]]) -> list[str]:
 
 
 def show(console: Console, report: FaultsReport) -> None:
-    """The strikes, the answers, and what each check says."""
-    console.print(_strikes(report.strikes, BALANCED_COLUMNS if report.balanced else COLUMNS))
+    console.print(_strikes(report.strikes, BALANCED_COLUMNS if report.run_haproxy else COLUMNS))
     for strike in report.strikes:
         if strike.touched is not None:
             _show_touched(console, strike.fault, strike.touched)
-    told = ", ".join(f"{count:,} {ending}" for ending, count in report.endings.items())
-    console.print(f"{report.requests:,} requests in {report.wall_s:.0f} s: {told}; {report.blind:,} placed blind")
+    endings = ", ".join(f"{count:,} {ending}" for ending, count in report.endings.items())
+    console.print(f"{report.requests:,} requests in {report.wall_s:.0f} s: {endings}; {report.blind:,} placed blind")
     for detail, count in report.details.items():
         console.print(f"  {count:>5}  {detail}", style="dim", markup=False, soft_wrap=True)
     quiet = "never" if report.quiet_s is None else f"after {report.quiet_s:.1f} s"
@@ -139,20 +131,19 @@ def show(console: Console, report: FaultsReport) -> None:
     console.print(Text(verdict, style="bold green" if report.ok else "bold red"))
 
 
-def _strikes(strikes: list[Injection], columns: Sequence[Column]) -> Table:
+def _strikes(injections: list[Injection], columns: Sequence[Column]) -> Table:
     table = Table(box=box.SIMPLE_HEAD)
     for heading in ("at", "fault", "process"):
         table.add_column(heading)
     for heading, _ in columns:
         table.add_column(heading, justify="right")
-    for strike in sorted(strikes, key=lambda one: one.began):
+    for strike in sorted(injections, key=lambda one: one.began):
         cells = [cell(strike) for _, cell in columns]
         table.add_row(f"{strike.began:.1f} s", strike.fault, strike.victim, *cells)
     return table
 
 
 def progress_line(strike: Injection) -> str:
-    """A line for who waits."""
     well = "not well again" if strike.well_s is None else f"well after {strike.well_s:.1f} s"
     return f"  {strike.began:6.1f} s  {strike.fault} of {strike.victim}: {well}"
 

@@ -1,7 +1,4 @@
-"""What strikes, whom, and when: drawn from a seed, so that a run can be made again.
-
-The times are the same again; what a process is doing at that moment is not. A seed that failed fails often, not always.
-"""
+"""Draws faults, targets and times from a seed. A seed repeats the schedule, not the interleaving of the processes."""
 
 import random
 from collections.abc import Sequence
@@ -10,7 +7,6 @@ from dataclasses import dataclass
 from pointsman.primitives import Seconds
 
 PROCESSES = ("leader", "follower", "worker", "engine", "nats", "recorder", "rebalancer", "scaler", "ingress")
-"""Who can be struck. The leader is the scheduler that leads at that moment."""
 ANY = "any"
 ACTIONS = {
     "kill": (*PROCESSES, ANY),
@@ -22,18 +18,14 @@ ACTIONS = {
     "hang": ("engine",),
     "slow": ("engine",),
 }
-"""What can be done. Several processes are struck at once as `kill:ingress+leader`. `restart`: SIGTERM, the next of those
-alike each time. `down`: killed, and not started again for a while. The last three: as `/sim/misbehave` has them."""
+"""Several processes at once: `kill:ingress+leader`. `restart`: SIGTERM, alike processes in turn. `down`: killed,
+restarted later. The last three are those of `/sim/misbehave`."""
 
 MISBEHAVIOUR = frozenset({"errors", "hang", "slow"})
 GENTLE = MISBEHAVIOUR | {"restart", "down"}
-"""What no client behind a load balancer may notice."""
 OF_OWN_SERVERS = frozenset({"network", "down"})
-"""What needs a nats-server that `up` does not look after."""
-
 DEFAULT_FAULTS = ("kill:leader", "kill:ingress", "kill:worker", "kill:engine", "kill:nats", "freeze:any")
 BEGIN_SHARE, END_SHARE = 0.1, 0.9
-"""Faults strike in this part of the time in which requests are sent."""
 LASTS_SECONDS = {
     "kill": (0.0, 0.0),
     "freeze": (1.0, 4.0),
@@ -44,16 +36,15 @@ LASTS_SECONDS = {
     "hang": (30.0, 30.0),
     "slow": (30.0, 30.0),
 }
-"""How long, at least and at most; wall seconds."""
 
 
 class FaultError(ValueError):
-    """No such fault; the message says which there are."""
+    """Unknown fault; the message lists the known ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """`action` on all `targets` at once, `at` wall seconds after the first request; `lasts` wall seconds where it is not a
+    """`action` on all `targets` at once, `at` wall seconds after the first request; `lasts` wall seconds unless it is a
     kill."""
 
     action: str
@@ -78,8 +69,8 @@ def checked(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def scheduled(names: Sequence[str], *, seed: int, seconds: Seconds) -> list[Fault]:
-    """Each named fault once, in any order, in a run in which requests are sent for so many wall seconds. Each has a part of it
-    to itself, and strikes in the first half of that: what follows it is not another's doing."""
+    """Each named fault once, shuffled, in a run of so many wall seconds. Each has its own interval and strikes in the
+    first half of it."""
     chance = random.Random(seed)
     faults = []
     part = (END_SHARE - BEGIN_SHARE) * seconds / max(1, len(names))
@@ -92,7 +83,7 @@ def scheduled(names: Sequence[str], *, seed: int, seconds: Seconds) -> list[Faul
 
 
 def in_turn(names: Sequence[str], *, seed: int) -> list[Fault]:
-    """The named faults in this order, each due as soon as the fleet is well after the last one."""
+    """The named faults in order, each due once the fleet has recovered from the last."""
     chance = random.Random(seed)
     faults = []
     for name in names:
@@ -103,7 +94,7 @@ def in_turn(names: Sequence[str], *, seed: int) -> list[Fault]:
 
 
 def rolling(*, ingresses: int, schedulers: int, engines: int) -> tuple[str, ...]:
-    """A rolling restart: everything between clients and engines, one process after the other."""
+    """A rolling restart of everything between clients and engines, one process after the other."""
     return (
         *("restart:ingress",) * ingresses,
         *("restart:follower",) * (schedulers - 1),

@@ -1,4 +1,4 @@
-"""The command: a fleet, running or fresh, in; tables and JSON out."""
+"""A fleet, running or fresh, in; tables and JSON out."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -17,12 +17,11 @@ from pointsman_lab.gateway.connection import Target
 from pointsman_lab.gateway.measurements import Figures, Setup, measure
 
 FRESH_ENGINE_SPEED = 200.0
-"""So fast that cores do not fall asleep while the engine computes: on waking cores the same instructions take 2 to 3 times as long."""
+"""Fast enough that cores do not enter idle states while the engine computes, which slows the same instructions 2 to 3
+times."""
 FRESH_POLICY = "dualmap"
 CONCURRENCY = 64
-"""Of the throughput run."""
 SLOW_ENGINE_MS = 5.0
-"""A direct call that takes longer lets the cores fall asleep."""
 
 
 @click.command("gateway", context_settings=CONTEXT)
@@ -60,7 +59,6 @@ def gateway_command(place: Path | None, requests: int, out: Path | None) -> None
 
 @asynccontextmanager
 async def _fleet(place: Path | None) -> AsyncIterator[FleetFile]:
-    """The fleet of that directory, or a new one for as long as the context is open."""
     if place is not None:
         yield find_fleet(data=place)
         return

@@ -1,4 +1,4 @@
-"""A bare HTTP/1.1 client over kept-alive connections, so that the client costs as little as possible, and the requests it sends."""
+"""A minimal HTTP/1.1 client over keep-alive connections, and its requests."""
 
 import asyncio
 import json
@@ -14,7 +14,6 @@ TOKEN_IDS_BYTES = 40_000
 TOKEN_IDS = range(10_000, 30_000)
 REQUEST_SECONDS_MAX = 60.0
 GENEROUS_SLO_MS = 10_000_000
-"""So that nothing is rejected at full load: the gateway is measured, not the engines."""
 
 
 class BenchError(click.ClickException):
@@ -23,8 +22,6 @@ class BenchError(click.ClickException):
 
 @dataclass(frozen=True)
 class Target:
-    """A server to call, by its base URL."""
-
     host: str
     port: int
 
@@ -39,8 +36,6 @@ class Target:
 
 @dataclass(frozen=True)
 class Ask:
-    """One request, ready to be sent to any server."""
-
     name: str
     path: str
     body: bytes
@@ -68,15 +63,13 @@ class Answer:
 
 
 class Connection:
-    """One kept-alive connection. Answers are read whole; a stream until its last chunk."""
-
     def __init__(self, target: Target, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._target = target
         self._reader = reader
         self._writer = writer
 
     async def ask(self, ask: Ask) -> Answer:
-        """Raises BenchError unless the answer is 200."""
+        """Raises BenchError unless the status is 200."""
         try:
             async with asyncio.timeout(REQUEST_SECONDS_MAX):
                 self._writer.write(ask.to(self._target))
@@ -106,7 +99,7 @@ class Connection:
 
 @asynccontextmanager
 async def connection(target: Target) -> AsyncIterator[Connection]:
-    """Raises BenchError when nobody listens there."""
+    """Raises BenchError when the connection is refused."""
     try:
         reader, writer = await asyncio.open_connection(target.host, target.port, limit=4 * 1024 * 1024)
     except OSError as error:

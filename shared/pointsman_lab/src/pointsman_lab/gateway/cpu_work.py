@@ -7,8 +7,7 @@ from pointsman_lab.gateway.connection import BenchError
 
 
 def cpu_us(pid: int) -> float:
-    """CPU time so far of a process, its threads and its children (of an ingress with --processes), in microseconds.
-    Raises BenchError."""
+    """CPU time of a process with its threads and children, in microseconds. Raises BenchError."""
     try:
         threads = list(Path(f"/proc/{pid}/task").iterdir())
         own = sum(int((thread / "schedstat").read_text().split()[0]) for thread in threads) / 1000

@@ -1,8 +1,5 @@
-"""The figures of one fleet: latency one at a time, throughput, and CPU work per request and per streamed chunk.
-
-Direct and gateway calls alternate within one run, with the same bytes, so that a noisy machine disturbs both alike; the latency
-is the median of the paired differences. Prompts repeat, so that the engine has them cached.
-"""
+"""Latency one at a time, throughput, and CPU time per request and per streamed chunk. Direct and gateway calls of the
+same bytes alternate, so that noise affects both; latency is the median of paired differences."""
 
 import asyncio
 import statistics
@@ -36,21 +33,16 @@ WORK_REQUESTS_MIN = 200
 
 @dataclass
 class Added:
-    """Milliseconds of one kind of body, direct and through the gateway."""
-
     direct_p50_ms: float
     gateway_p50_ms: float
     added_p50_ms: float
     added_p90_ms: float
     requests: int
     elsewhere: int
-    """Requests that the gateway sent to another engine than the direct calls; they are left out."""
 
 
 @dataclass
 class Work:
-    """CPU time of one process."""
-
     cpu_us_per_request: float
     cpu_us_per_chunk: float = 0.0
 
@@ -75,7 +67,7 @@ class Figures:
 
 @dataclass(frozen=True)
 class Setup:
-    """What is measured. `engines`: server by instance name; `pids`: process by service."""
+    """`engines`: server by instance name; `pids`: process by service."""
 
     gateway: Target
     engines: dict[str, Target]
@@ -86,7 +78,7 @@ class Setup:
 
 
 async def measure(setup: Setup, console: Console | None = None) -> Figures:
-    """All figures, one after the other. Raises BenchError where a server does not answer as it should."""
+    """Raises BenchError for an unexpected answer."""
     figures = Figures(concurrency=setup.concurrency)
     asks = [small_chat(setup.model), token_ids(setup.model)]
     with Progress(console=console, transient=True) as progress:
@@ -147,7 +139,6 @@ async def _timed(link: Connection, ask: Ask) -> tuple[float, Answer]:
 
 
 async def _same_engine(setup: Setup, ask: Ask) -> Target:
-    """The engine to which the gateway sends this prompt, once it has settled."""
     async with connection(setup.gateway) as link:
         used = [(await link.ask(ask)).header("x-pointsman-instance") for _ in range(3)]
     instance = used[-1]
@@ -158,7 +149,6 @@ async def _same_engine(setup: Setup, ask: Ask) -> Target:
 
 
 async def _throughput(target: Target, ask: Ask, setup: Setup) -> float:
-    """Requests a second, every connection asking again as soon as it is answered."""
     total = max(setup.requests, 10 * setup.concurrency)
     await _together(target, ask, setup.concurrency, setup.concurrency)
     started = time.perf_counter()
@@ -192,7 +182,6 @@ async def _measure_work(setup: Setup, ask: Ask, figures: Figures) -> None:
 
 
 async def _cpu_of(setup: Setup, work: Callable[[], Awaitable[None]]) -> dict[str, float]:
-    """What each process computes during `work`, in microseconds."""
     before = {name: cpu_us(pid) for name, pid in setup.pids.items()}
     await work()
     return {name: cpu_us(pid) - before[name] for name, pid in setup.pids.items()}

@@ -1,4 +1,4 @@
-"""`pointsman-lab results`: every study of `docs/results.md`, run anew by one command."""
+"""`pointsman-lab results`: runs every study of `docs/results.md`."""
 
 from pointsman_lab.results.command import results_command
 

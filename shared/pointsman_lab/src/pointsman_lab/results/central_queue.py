@@ -1,9 +1,6 @@
-"""A bound that no router can reach: one queue for all engines and one cache that all of them share. Prefill only.
-
-Orders: `fcfs`, and `most_on_time`: Moore and Hodgson's rule (1968), with the engines taken for one machine; a strong
-heuristic. A `decile_floor` keeps attainment of each tenth of the prompts by length. Steps are batched more generously
-than real engines can: a request may join a running step, and its first token comes when its own share is computed.
-"""
+"""A bound that no router can reach: one queue for all engines and one shared cache, prefill only. Orders: `fcfs` and
+`most_on_time` (Moore and Hodgson 1968, with all engines as one machine; a heuristic). A request may join a running
+step, and its first token comes when its own share is computed."""
 
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -22,20 +19,19 @@ from pointsman.state.trackers.attainment import DECILES, Tally, tenth
 CentralOrder = Literal["fcfs", "most_on_time"]
 
 LACK_WEIGHT = 4.0
-"""What each request that a tenth lacks adds to the weight of one of it."""
 
 
 def central_queue(
     scenario: Scenario, requests: Sequence[WorkloadRequest], order: CentralOrder, *, decile_floor: float = 0.0
 ) -> Outcome:
-    """Serve the requests (in the order of arrival) from one queue. Uses the scenario's instances, profile, cache size
-    (of all instances together), batched tokens and objective. `decile_floor`: attainment of every tenth of prompts by
-    length over the overall one that is kept as far as it can be; 0 for none, and without effect on `fcfs`."""
+    """Serves the requests (in arrival order). Uses the scenario's instances, profile, total cache size, batched tokens
+    and SLO. `decile_floor`: attainment of every tenth of prompts by length over the overall one; 0 for none; without
+    effect on `fcfs`."""
     return _Central(scenario, requests, order, decile_floor).run()
 
 
 class _SharedCache:
-    """Blocks of all prompts served, the least recently used forgotten first, a prompt's last blocks before its first."""
+    """LRU over blocks of all served prompts, a prompt's last blocks evicted first."""
 
     def __init__(self, blocks_max: int) -> None:
         self._blocks: OrderedDict[BlockKey, None] = OrderedDict()
@@ -53,8 +49,6 @@ class _SharedCache:
 
 
 class _Floors:
-    """How much a request counts, by what its tenth of all prompts has of its floor."""
-
     def __init__(self, rows: Sequence[RequestRow], decile_floor: float) -> None:
         ordered = sorted(row.prompt_tokens for row in rows)
         self._deciles = [tenth(ordered, row.prompt_tokens) for row in rows]
@@ -63,22 +57,17 @@ class _Floors:
         self._floor = decile_floor
 
     def weight(self, row: RequestRow) -> float:
-        """1, and more for a tenth that lacks some of its floor so far."""
         tally = self._tallies[self._deciles[row.number]]
         lacking = self._floor * self._overall.attainment * tally.requests - tally.on_time
         return 1.0 + LACK_WEIGHT * max(0.0, lacking)
 
     def count(self, row: RequestRow) -> None:
-        """Take in how it ended."""
         for tally in (self._overall, self._tallies[self._deciles[row.number]]):
             tally.count(row.prompt_tokens, row.on_time, 1)
 
 
 @dataclass(slots=True)
 class _Engine:
-    """The step that it is at: the tokens that would still fit in, when its computing is done, and when its weights are
-    read."""
-
     tokens_left: Tokens = 0
     computed_at: Seconds = 0.0
     read_at: Seconds = 0.0
@@ -124,7 +113,7 @@ class _Central:
         return Outcome(self._rows, virtual_seconds=max(engine.ends_at for engine in self._engines))
 
     def _choose(self, waiting: list[RequestRow], now: Seconds) -> RequestRow | None:
-        """Take the next request out of `waiting`, and drop what can no longer be on time if the order says so."""
+        """Takes the next request out of `waiting`, and drops overdue ones for `most_on_time`."""
         if self._order == "most_on_time":
             for row in [row for row in waiting if now + self._seconds(row) > row.arrived_at + row.slo_ttft]:
                 waiting.remove(row)
@@ -140,8 +129,8 @@ class _Central:
         return chosen
 
     def _most_on_time(self, waiting: list[RequestRow], now: Seconds) -> list[RequestRow]:
-        """In the order of urgency, as many as can be on time: where one cannot, the most work for its weight so far is
-        set aside."""
+        """By urgency, as many as can be on time; when one cannot, the request with the most work per weight is set
+        aside."""
         kept: list[tuple[float, int, RequestRow, Seconds]] = []
         before = 0.0
         urgency = {row.number: self._urgency(row) for row in waiting}
@@ -154,8 +143,8 @@ class _Central:
         return sorted((row for _, _, row, _ in kept), key=lambda row: (urgency[row.number], row.number))
 
     def _urgency(self, row: RequestRow) -> Seconds:
-        """Its deadline; for one of a tenth that lacks something, less what its prefill takes longer on one engine than on all
-        of them together, which is what the fluid machine does not see."""
+        """Its deadline; for a tenth below its floor, less the prefill time that one engine takes longer than all
+        together."""
         deadline = row.arrived_at + row.slo_ttft
         if self._floors.weight(row) <= 1.0:
             return deadline
@@ -174,7 +163,6 @@ class _Central:
         return min(self._cache.hit(self._keys[row.number]), (row.prompt_tokens - 1) // block) * block
 
     def _serve(self, row: RequestRow, engine: _Engine, now: Seconds) -> None:
-        """In the step that the engine is at if there is room, else in the next."""
         row.cached_tokens = self._cached(row)
         uncached = row.prompt_tokens - row.cached_tokens
         if uncached > engine.tokens_left or now > engine.ends_at:
@@ -191,5 +179,5 @@ class _Central:
 
 
 def computing_seconds(cost: PrefillCost, total: Tokens, cached: Tokens) -> Seconds:
-    """Seconds that computing tokens `cached..total` adds to a step that has read its weights anyway."""
+    """Seconds that tokens `cached..total` add to a step that reads its weights anyway."""
     return cost.per_token_s * (total - cached) + cost.per_token_squared_s * (total * total - cached * cached)

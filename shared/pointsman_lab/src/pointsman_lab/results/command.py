@@ -22,7 +22,6 @@ from pointsman_lab.results.tables import study_section
 
 DOCS = Path("docs")
 PICTURES = "results"
-"""Directory of numbers and pictures, beside the page."""
 NUMBERS, ROWS = "results.json", "results.csv"
 
 
@@ -76,7 +75,7 @@ def _chosen(traces: Path, only: str) -> list[Study]:
 
 
 def _checked(traces: Path, chosen: list[Study]) -> list[Study]:
-    """The studies. Raises click.UsageError where a trace that they need is missing."""
+    """The studies. Raises click.UsageError for a missing trace."""
     needed = {study.source.trace for study in chosen if study.source.trace}
     missing = sorted(trace.name for trace in needed if not trace.is_file())
     if missing:
@@ -128,7 +127,6 @@ def _write_page(directory: Path, chosen: list[Study], numbers: Numbers, console:
 
 
 def csv_of(numbers: Numbers) -> bytes:
-    """A line for each study, row and rate; capacity and metrics are means over seeds."""
     text = io.StringIO()
     lines = csv.writer(text, lineterminator="\n")
     lines.writerow(["study", "row", "rate", "capacity", *METRICS])

@@ -1,4 +1,4 @@
-"""The numbers of the studies, as results.json has them. Shares are rounded to four places, everything else to four digits."""
+"""The numbers of results.json. Shares are rounded to four places, other values to four digits."""
 
 from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
@@ -13,19 +13,16 @@ from pointsman_cli.simulate.report import worst_length
 from pointsman_lab.results.study import Metric, Study
 
 Goodputs = Mapping[tuple[str, int], Goodput]
-"""By `Variant.key` and seed."""
 
 
 class Point(msgspec.Struct, kw_only=True):
-    """One row of a study at one rate. `capacity` has a value a seed; the others are means over seeds."""
+    """One row of a study at one rate. `capacity`: a value a seed; the others are means over seeds."""
 
     row: str
     rate: float
     capacity: list[float]
     metrics: dict[str, float]
-    """What was measured; what there was nothing of is left out."""
     windows: list[float | None] = []
-    """Attainment in each of the study's stretches of time; None where nothing arrived."""
 
     @property
     def mean(self) -> float:
@@ -33,19 +30,14 @@ class Point(msgspec.Struct, kw_only=True):
 
 
 class StudyNumbers(msgspec.Struct, kw_only=True):
-    """One study."""
-
     seeds: list[int]
     points: list[Point]
     goodput: dict[str, list[float]] = {}
-    """Requests a second by row, a value a seed."""
     bounds: dict[str, list[float]] = {}
-    """Effective capacity of each central queue, by its name, a value a rate."""
     bound_goodput: dict[str, list[float]] = {}
-    """Theirs, a value a seed; empty for those that were not searched."""
 
     def point(self, row: str, rate: float) -> Point:
-        """Raises KeyError where that was not run."""
+        """Raises KeyError without that run."""
         found = next((p for p in self.points if p.row == row and p.rate == rate), None)
         if found is None:
             raise KeyError(row, rate)
@@ -62,14 +54,11 @@ class StudyNumbers(msgspec.Struct, kw_only=True):
 
 
 class Numbers(msgspec.Struct, kw_only=True):
-    """All that was run. `taste`: shortened studies, whose numbers mean little."""
-
     taste: bool
     studies: dict[str, StudyNumbers]
 
 
 def study_numbers(study: Study, results: Sequence[CellResult], goodputs: Goodputs) -> StudyNumbers:
-    """What the runs of a study say."""
     groups: dict[tuple[str, float], list[CellResult]] = {}
     names = {row.variant.key: study.name(row) for row in study.rows}
     for result in results:
@@ -116,7 +105,6 @@ METRICS: Mapping[Metric, Callable[[CellResult], float | None]] = {
 
 
 def _busiest_share(samples: Sequence[LoadSample]) -> float | None:
-    """What part of all pending tokens waits at the instance that has most of them; mean over time."""
     shares = [max(s.pending_tokens) / sum(s.pending_tokens) for s in samples if any(s.pending_tokens)]
     return fmean(shares) if shares else None
 

@@ -1,7 +1,5 @@
-"""Renders `docs/results.md`: the hand-written template `page.md.j2`, with numbers and tables from results.json.
-
-tests/unit/lab/test_results.py checks the sentences of the template that judge against the recorded numbers.
-"""
+"""Renders `docs/results.md` from the template `page.md.j2` and the numbers of results.json.
+tests/unit/lab/test_results.py checks its judgements."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,12 +17,10 @@ TEMPLATE = Path(__file__).with_name("page.md.j2")
 AS_WRITTEN = f"dualmap, {PAPER}"
 COOLER = f"{AS_WRITTEN}, hot above 1/n"
 COMPARED = ("cache_affinity", "least_loaded", "min_ttft", "preble")
-"""The policies that DualMap's repository compares with, by our names."""
+"""The policies of DualMap's repository, by our names."""
 LOADED_MIN = 0.5
-"""Ratios of capacities are taken where the better one is at least this."""
 CLAIMS_NOT_SHOWN = 5
 HOPELESS = ("power_of_two", "random", "round_robin")
-"""Left out of the table of placement."""
 ADMISSION_ROWS = (
     "pointsman + fcfs + predicted_ttft",
     "pointsman + fcfs + predicted_ttft_global",
@@ -37,18 +33,15 @@ ADMISSION_ROWS = (
     "least_loaded + fcfs + predicted_ttft",
 )
 Column = tuple[str, str, float, str]
-"""Heading, study, rate, and what is shown."""
 
 
 def page(studies: Sequence[Study], numbers: Numbers) -> str:
-    """All of it in Markdown. Raises KeyError where a study of the page was not run."""
+    """The page as Markdown. Raises KeyError for a missing study."""
     environment = Environment(undefined=StrictUndefined, keep_trailing_newline=True, autoescape=False)
     return environment.from_string(TEMPLATE.read_text()).render(Figures(studies, numbers).names())
 
 
 class Figures:
-    """What the template may call."""
-
     def __init__(self, studies: Sequence[Study], numbers: Numbers) -> None:
         self._studies = {study.key: study for study in studies}
         self._numbers = numbers.studies
@@ -84,17 +77,14 @@ class Figures:
         return tables.cell(self._numbers[study], row, what, rate)
 
     def ratio(self, study: str, row: str, other: str) -> str:
-        """Of goodputs."""
         goodput = self._numbers[study].goodput
         return f"{fmean(goodput[row]) / fmean(goodput[other]):.2f}"
 
     def bound_ratio(self, workload: str, policies: str, bound: str) -> str:
-        """Our goodput as a share of the central queue's."""
         study = self._numbers[f"admission-{workload}"]
         return f"{fmean(study.goodput[f'{OURS} + {policies}']) / fmean(study.bound_goodput[bound]):.2f}"
 
     def best_ratio(self, study: str) -> str:
-        """Highest capacity of DualMap as written over the strongest of COMPARED, over all rates."""
         return f"{best_ratio(self._numbers[study], AS_WRITTEN):.2f}"
 
     def gap(self, study: str, row: str, other: str) -> str:
@@ -116,12 +106,10 @@ class Figures:
         return self._studies[study].about
 
     def window(self, study: str, row: str, number: int) -> str:
-        """Capacity in one of the study's stretches of time."""
         points = self._numbers[study].points
         return tables.window_cells(next(point for point in points if point.row == row))[number]
 
     def best_window(self, study: str, number: int) -> str:
-        """The highest capacity of all other policies in a stretch of time."""
         return max(tables.window_cells(point)[number] for point in self._numbers[study].points if point.row != OURS)
 
     # Duels
@@ -141,7 +129,6 @@ class Figures:
     # Tables
 
     def pivot(self, columns: Sequence[Column], rows: Sequence[str] | None = None) -> str:
-        """Rows of the first column's study, by default all."""
         shown = self._numbers[columns[0][1]].rows() if rows is None else rows
         head = ["policy", *(heading for heading, *_ in columns)]
         return tables.table(
@@ -154,14 +141,13 @@ class Figures:
 
 
 def columns(study: str, rate: float, called: str, *shown: str) -> list[Column]:
-    """The first column is headed by the study's name too."""
     headings = [tables.HEADINGS[what][0] if what in tables.HEADINGS else what for what in shown]
     headings[0] = f"{called}: {headings[0]}"
     return [(heading, study, rate, what) for heading, what in zip(headings, shown, strict=True)]
 
 
 def best_ratio(study: StudyNumbers, row: str) -> float:
-    """The highest capacity over that of the strongest of COMPARED, at any rate where one of them is at least LOADED_MIN."""
+    """The highest capacity over the strongest of COMPARED, at rates where one is at least LOADED_MIN."""
     found = [0.0]
     for rate in study.rates():
         ours, theirs = study.capacity(row, rate), max(study.capacity(name, rate) for name in COMPARED)
@@ -171,11 +157,9 @@ def best_ratio(study: StudyNumbers, row: str) -> float:
 
 
 def gap(study: StudyNumbers, row: str, other: str) -> float:
-    """How much more capacity `row` has than `other`, mean over rates."""
     return fmean(study.capacity(row, rate) - study.capacity(other, rate) for rate in study.rates())
 
 
 def fair_floor(study: StudyNumbers) -> float:
-    """Capacity of the worst tenth over all capacity, of our rows with fair admission at the worst rate."""
     fair = [point for point in study.points if point.row.startswith(OURS) and point.row.endswith("fair")]
     return min(point.metrics["worst_length"] / point.mean for point in fair)

@@ -1,7 +1,5 @@
-"""Every simulation that the chosen studies need, over all cores, with one bar that says when it will be done.
-
-A run that several studies ask for is made once. Goodput searches begin with what the sweeps have found.
-"""
+"""Runs every simulation of the chosen studies on all cores, with one progress bar. Shared runs are made once; goodput
+searches start from the sweeps."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -31,21 +29,14 @@ from pointsman_lab.results.numbers import Numbers, StudyNumbers, study_numbers
 from pointsman_lab.results.study import BOUNDS, WARMUP, Study
 
 SEARCH_RUNS = 3.5
-"""What a goodput search costs, in runs: a guess, for the estimate of the time left."""
-
 NEAR_SHARE = 0.7
-"""Who is not even here at any rate of the sweep is not searched."""
-
 SAMPLES_SKIPPED = 10
-"""Of the load samples of a run that is not drawn, one in so many is kept."""
 
 Advance = Callable[[float], None]
 
 
 @dataclass(frozen=True, slots=True)
 class BoundJob:
-    """A central queue with one seed: its capacity at the rates, and its goodput if it gets most on time."""
-
     study: str
     source: Source
     bound: str
@@ -55,8 +46,6 @@ class BoundJob:
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """What a BoundJob found."""
-
     job: BoundJob
     capacity: tuple[float, ...]
     goodput: Goodput | None
@@ -64,14 +53,11 @@ class Bound:
 
 @dataclass(slots=True)
 class Runs:
-    """What came out: the runs of each study for its pictures, and the numbers of all."""
-
     results: dict[str, list[CellResult]] = field(default_factory=dict)
     numbers: Numbers = field(default_factory=lambda: Numbers(taste=False, studies={}))
 
 
 def run_studies(chosen: Sequence[Study], jobs: int, console: Console, *, taste: bool) -> Runs:
-    """Run them all with up to `jobs` processes."""
     once = {_mark(cell): cell for study in chosen for cell in study.cells()}
     in_full = {_mark(cell) for study in chosen if study.drawn or study.windows for cell in study.cells()}
     bounds = [job for study in chosen for job in _bound_jobs(study)]
@@ -111,7 +97,6 @@ def run_studies(chosen: Sequence[Study], jobs: int, console: Console, *, taste: 
 
 
 def cost(cell: Cell) -> float:
-    """How long a run takes, in requests of 8 instances: a guess, for the estimate of the time left."""
     scenario = cell.scenario
     folds_twice = 1.7 if scenario.load_lag_s else 1.0
     decodes = 1.0 if scenario.prefill_only else 1.5
@@ -131,7 +116,6 @@ def _simulated(cells: Sequence[tuple[Cell, bool]], jobs: int, advance: Advance) 
 
 
 def _run(job: tuple[Cell, bool]) -> CellResult:
-    """One run; what only pictures need stays behind where none is drawn, or thousands of runs would fill the memory."""
     cell, in_full = job
     result = run_cell(cell)
     if in_full:
@@ -159,7 +143,6 @@ def _searched(
 
 
 def _is_near(search: GoodputSearch) -> bool:
-    """Whether the sweep came near the target anywhere. Else goodput is far below its lowest rate, and worth no search."""
     return any(point.effective_capacity >= NEAR_SHARE for point in search.known)
 
 

@@ -1,4 +1,4 @@
-"""The studies, as plain data. Rows name their policies in full; nothing is tuned per trace or workload."""
+"""The studies, as plain data. Rows name their policies in full; no setting is tuned per trace or workload."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -11,29 +11,20 @@ from pointsman_cli.simulate.variants import variants
 from pointsman_lab.results.study import BOUND, BOUND_FCFS, BOUND_WITH_FLOOR, OURS, USUAL, Conditions, Row, Study
 
 CONVERSATION = "mooncake_conversation.jsonl"
-
 TOOL_AGENT = "toolagent_reconstructed.jsonl"
-
 INPUT_CAP = 20_480
-
 DOCUMENT_CAP = 40_960
-
 PAPER = "as written"
-
 PAPER_SETTINGS = ("dualmap.both_over=least_loaded",)
-
 PAPER_CONDITIONS: Conditions = {"hot_share": 2.0, "cold_share": 1.0}
-"""DualMap as its paper writes it: hot above 2/n, cold below 1/n, and the less loaded where both are over."""
-
+"""DualMap as in its paper: hot above 2/n, cold below 1/n, and the less loaded when both are over."""
 UNMOVED, MOVED, MOVED_ANYWHERE = "no rebalancing", "rebalancing", "rebalancing anywhere"
-
 CACHE_AWARE = ("sticky_least_loaded.imbalance_tokens_max=147456", "sticky_least_loaded.hit_share_min=0.5")
-"""After SGLang's cache-aware router, which keeps to the longest match of at least half of a prompt until one instance
-has 32 requests more than another: here 32 mean prompts of the generated shared prefixes."""
+"""After SGLang's cache-aware router: longest match of at least half of a prompt, until one instance has 32 requests
+more than another (here 32 mean prompts of shared prefixes)."""
 
 
 def studies(traces: Path) -> list[Study]:
-    """All of them, in the order in which they are told."""
     conversation = _trace(traces / CONVERSATION, 4000)
     fewer = replace(conversation, requests=3000)
     tools = _trace(traces / TOOL_AGENT, 5000)
@@ -255,7 +246,6 @@ def _rebalancing(conversation: Source) -> Iterable[Study]:
 
 
 def _elasticity(tools: Source) -> Iterable[Study]:
-    """Arrivals 9 a second until half of the requests have come, 333 s; then half as many."""
     yield Study(
         key="elasticity",
         title=f"A fleet that grows and shrinks, {_called(tools)}",

@@ -11,13 +11,10 @@ from pointsman_cli.simulate.variants import Variant
 from pointsman_lab.results.central_queue import CentralOrder
 
 WARMUP = 500
-
 SEEDS = (0, 1, 2)
-
 OURS = "pointsman"
 
 Conditions = Mapping[str, Any]
-"""Fields of the simulator's Scenario."""
 
 BOUND_FCFS, BOUND, BOUND_WITH_FLOOR = "fcfs", "most on time", "most on time, floor 0.6"
 
@@ -26,11 +23,10 @@ BOUNDS: Mapping[str, tuple[CentralOrder, float]] = {
     BOUND: ("most_on_time", 0.0),
     BOUND_WITH_FLOOR: ("most_on_time", 0.6),
 }
-"""Central queues with one shared cache, which no router can have: their order, and the floor that they keep for the
-attainment of each tenth of the prompts by length."""
+"""Central queues with one shared cache: order, and the attainment floor of each tenth of the prompts by length."""
 
 Judged = Literal["best", "near"]
-"""What is asked of `pointsman`: to be the best at every rate, or never more than a point behind the best."""
+"""Expectation of `pointsman`: the best at every rate, or never more than a point behind it."""
 
 Metric = Literal[
     "hit_rate", "load_cv", "busiest_share", "ttft_p50_s", "ttft_p90_s", "ttft_p99_s", "worst_length", "migrations",
@@ -42,7 +38,7 @@ USUAL: tuple[Metric, ...] = ("hit_rate", "load_cv", "ttft_p50_s", "ttft_p90_s", 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One combination of policies, and the conditions that only it has."""
+    """One combination of policies, and its own conditions."""
 
     variant: Variant
     conditions: Conditions = field(default_factory=dict)
@@ -50,8 +46,7 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Study:
-    """A table. `about` says what makes it a study of its own; `telling` is the rate of the columns behind the rates,
-    by default the middle one."""
+    """`about`: its description; `telling`: rate of the columns behind the rates, by default the middle one."""
 
     key: str
     title: str
@@ -65,20 +60,15 @@ class Study:
     metrics: Sequence[Metric] = USUAL
     judged: Judged | None = None
     goodput: Sequence[str] = ()
-    """Names of the rows whose goodput is searched."""
     bounds: Sequence[str] = ()
-    """Which of BOUNDS stand below the table."""
     windows: Sequence[tuple[str, Seconds, Seconds]] = ()
-    """Stretches of time, by name, whose attainment is told apart."""
     drawn: bool = False
-    """Whether pictures are drawn of its runs."""
 
     @property
     def telling_rate(self) -> float:
         return self.rates[len(self.rates) // 2] if self.telling is None else self.telling
 
     def name(self, row: Row) -> str:
-        """The row's name in this table: ordering and admission only where rows differ in them."""
         return row.variant.label(other.variant for other in self.rows)
 
     def cells(self) -> list[Cell]:
@@ -102,7 +92,7 @@ class Study:
 
 
 def shortened(study: Study) -> Study:
-    """A taste of it: one seed, the telling rate, few requests. Its numbers mean little."""
+    """One seed, the telling rate, few requests."""
     return replace(
         study,
         source=replace(study.source, requests=min(study.source.requests, 2 * WARMUP)),

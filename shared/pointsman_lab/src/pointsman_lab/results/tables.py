@@ -1,4 +1,4 @@
-"""Markdown tables of the results, from their numbers."""
+"""Markdown tables of the results."""
 
 from collections.abc import Sequence
 from statistics import fmean
@@ -28,12 +28,11 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def code(row: str) -> str:
-    """A row's name; ours is bold."""
     return f"**`{row}`**" if row.startswith(OURS) else f"`{row}`"
 
 
 def cell(numbers: StudyNumbers, row: str, what: str, rate: float | None = None) -> str:
-    """One number as shown. `what`: a metric, `capacity`, or `goodput`; empty where not measured. Without a rate: mean over rates."""
+    """`what`: a metric, `capacity`, or `goodput`; empty where not measured. Without a rate: mean over rates."""
     if what == "goodput":
         found = numbers.goodput.get(row)
         return f"{fmean(found):.2f}" if found else ""
@@ -46,13 +45,12 @@ def cell(numbers: StudyNumbers, row: str, what: str, rate: float | None = None) 
 
 
 def mean(numbers: StudyNumbers, row: str, what: str, rate: float | None = None) -> float:
-    """At a rate, or over all of them. Raises KeyError where that was not run."""
+    """At a rate, or over all of them. Raises KeyError for a missing run."""
     points = [numbers.point(row, each) for each in (numbers.rates() if rate is None else [rate])]
     return fmean(point.mean if what == "capacity" else dict(point.metrics)[what] for point in points)
 
 
 def study_section(study: Study, numbers: StudyNumbers) -> str:
-    """Heading, description and table of one study."""
     rates = numbers.rates()
     shown = study.telling_rate if study.telling_rate in rates else rates[len(rates) // 2]
     head = ["policy", *(f"{rate:g}/s" for rate in rates), *(["goodput"] if numbers.goodput else [])]
@@ -70,5 +68,4 @@ def study_section(study: Study, numbers: StudyNumbers) -> str:
 
 
 def window_cells(point: Point) -> list[str]:
-    """Capacity in each stretch of time; empty where nothing arrived."""
     return ["" if share is None else f"{share:.2f}" for share in point.windows]

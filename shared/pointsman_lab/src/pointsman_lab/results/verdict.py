@@ -8,14 +8,11 @@ from pointsman_lab.results.study import OURS, Judged, Row, Study
 from pointsman_lab.results.tables import code, table
 
 LEVEL_POINTS = 0.05
-"""Smaller differences do not show in three decimal places."""
 NEAR_POINTS = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Duel:
-    """Ours against the best other at one rate of one study. Points are hundredths of capacity."""
-
     study: str
     judged: Judged
     policies: str
@@ -23,7 +20,6 @@ class Duel:
     ours: float
     best: str
     ties: int
-    """How many further policies are as good as `best`."""
     theirs: float
     seeds_won: int
     seeds: int
@@ -46,7 +42,6 @@ class Duel:
 
 
 def duels(studies: Sequence[Study], numbers: Numbers) -> list[Duel]:
-    """In the order of the studies."""
     return [
         duel
         for study in studies

@@ -1,4 +1,4 @@
-"""The recorder's archive as dictionaries, with a database that is sometimes away."""
+"""The recorder's archive as dictionaries, with injected database failures."""
 
 import asyncio
 from random import Random
@@ -9,16 +9,12 @@ from pointsman.primitives import Sequence
 from pointsman_recorder.archive import Archive, Batch, Branch, Row
 
 ANSWER_SECONDS = 0.002
-"""Mean time of a transaction."""
 
 
 class MemoryArchive(Archive):
-    """Keeps what the tables would keep. Survives its recorder."""
-
     def __init__(self, chance: Random) -> None:
         self._chance = chance
         self.failing = 0.0
-        """Share of transactions that fail: half of them after they were committed."""
         self.logs: dict[str, Row] = {}
         self.events: dict[tuple[str, Sequence], Row] = {}
         self.dead_letters: dict[tuple[str, Sequence], Row] = {}

@@ -1,18 +1,11 @@
-"""The decisions of each term, judged by rules of their own.
-
-In comes the history of a log; each leader's order is `replay.leader_order`. Before each decision the pool model has what was known;
-`decision_rules` says what is wrong with it. After each turn, nothing may wait at an engine that has room. Nothing here asks
-`pointsman.policies`: not judged is which instance a policy should prefer, only what holds for all of them.
-"""
+"""Judges the decisions of each term by separate rules. In comes the history of a log, in each leader's order
+(`replay.leader_order`); `decision_rules` judges each decision on the pool model, and after each turn no request may
+wait at an engine with room. Uses nothing of `pointsman.policies`: which instance a policy prefers is not judged."""
 
 from collections.abc import Callable, Collection, Iterator
 
-from pointsman.contracts.decisions import (
-    LeaderElected,
-)
-from pointsman.contracts.fleet import (
-    InstanceUnejected,
-)
+from pointsman.contracts.decisions import LeaderElected
+from pointsman.contracts.fleet import InstanceUnejected
 from pointsman.contracts.requests import RequestEvent
 from pointsman.primitives import InstanceId, Seconds, Sequence
 from pointsman.simulation.replay.leader_order import Kind, LeaderOrder
@@ -22,16 +15,16 @@ from pointsman_lab.torture.pool_model import PoolModel
 from pointsman_lab.torture.pool_records import ARRIVED
 
 RETURN_SECONDS_MAX: Seconds = 4.0
-"""Virtual seconds within which a leader that decides anything lets in who was ejected for long enough."""
+"""Virtual seconds within which an active leader ends an expired ejection."""
 PASSED_SECONDS_MAX: Seconds = 1.0
-"""As much of the time between two of its decisions counts: it may have stood still."""
+"""Bounds the time counted between two decisions: the leader may have been paused."""
 
 
 def audit(
     history: list[Stored], new_model: Callable[[], PoolModel], *, lapses: Collection[tuple[str, Sequence]] = ()
 ) -> Iterator[str]:
-    """What is wrong with the decisions of all terms in a log. `lapses`: entries that a scheduler, by its name, read while it did
-    not lead, or could not be sure of its lease."""
+    """What is wrong with the decisions of all terms. `lapses`: by scheduler, entries that it read without a valid
+    lease."""
     for stored in history:
         if isinstance(stored.event, LeaderElected) and not stored.duplicate:
             model = new_model()
@@ -41,19 +34,15 @@ def audit(
 
 
 class _Term(DecisionRules):
-    """One leader's decisions in the order in which it made them."""
-
     def __init__(self, elected: LeaderElected, model: PoolModel, lapses: Collection[tuple[str, Sequence]]) -> None:
         super().__init__(elected, model)
         self._lapses = lapses
         self._overdue: dict[InstanceId, Seconds] = {}
-        """For how long this leader has gone on to decide since an ejection was over, in virtual seconds."""
         self._decided_at: Seconds = 0.0
         self._touched: dict[InstanceId, None] = {}
-        """Instances where the present turn has placed, freed or granted something."""
+        """Instances at which the current turn placed, freed or granted a request."""
 
     def judge(self, entries: list[Stored]) -> Iterator[str]:
-        """`entries`: what follows the election, up to the first decision that the log lacks."""
         order: LeaderOrder[Stored] = LeaderOrder(self._term)
         read: list[Stored] = []
         for stored in entries:
@@ -68,7 +57,6 @@ class _Term(DecisionRules):
                 return
 
     def _decided(self, stored: Stored, read: list[Stored]) -> Iterator[str]:
-        """`read`: what the leader had read since its decision before."""
         event, stamp = stored.event, stored.stamp
         assert event is not None
         assert stamp is not None
@@ -91,14 +79,12 @@ class _Term(DecisionRules):
             self._model.apply(stored.event, stored.sequence)
 
     def _touch(self, event: object) -> None:
-        """A turn looks at the instance where the request of its decision is, and at the one where it was."""
         if isinstance(event, RequestEvent):
             request = self._model.requests.get(event.request)
             if request is not None and request.instance and request.stage != ARRIVED:
                 self._touched[request.instance] = None
 
     def _conclude_turn(self, when: str) -> Iterator[str]:
-        """Nothing that comes first in its line waits for an engine that has room for it."""
         for instance in self._touched:
             first, known = self._first(instance), self._model.instances.get(instance)
             waits = first is not None and known is not None and known.status in ("ready", "draining")
@@ -107,7 +93,6 @@ class _Term(DecisionRules):
         self._touched.clear()
 
     def _overdue_returns(self, stored: Stored) -> Iterator[str]:
-        """Who was ejected for long enough is let in again: nobody decides anything else for seconds on end."""
         passed, self._decided_at = sorted((0.0, stored.at - self._decided_at, PASSED_SECONDS_MAX))[1], stored.at
         assert stored.event is not None
         for name, known in self._model.instances.items():

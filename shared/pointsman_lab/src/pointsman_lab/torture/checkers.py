@@ -1,21 +1,13 @@
-"""What must hold after every run, whatever was done to the fleet.
-
-Safety is judged on the whole history and on what each client got; agreement once the faults have ended and all is quiet. A
-checker gives its findings as sentences.
-"""
+"""Invariants of every run. Safety is judged on the whole history and on client results; agreement once the faults have
+ended. Checkers yield findings as sentences."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 
-from pointsman.contracts.decisions import (
-    LeaderElected,
-    RequestRejected,
-)
+from pointsman.contracts.decisions import LeaderElected, RequestRejected
 from pointsman.contracts.fleet import InstanceJoined, InstanceLeft
 from pointsman.contracts.reasons import RejectReason
-from pointsman.contracts.requests import (
-    RequestArrived,
-)
+from pointsman.contracts.requests import RequestArrived
 from pointsman.ports import LogEntry
 from pointsman.primitives import InstanceId, RequestId, Seconds, Sequence, Term, Tokens
 from pointsman.simulation.replay.leader_order import Kind, LeaderOrder
@@ -35,50 +27,46 @@ from pointsman_scheduler import policy_config
 REQUESTS = "list of requests"
 FLEET = "fleet"
 BEHIND_SECONDS_MAX = 2.0
-"""How far behind the log a reader may be when all is quiet."""
-
 NEWS_SECONDS_MAX: Seconds = 15.0
-"""For so long an ingress may not have heard of who joined: a partition is at most 12 s."""
 
 Checker = Callable[[Cluster], Iterator[str]]
 
 
-def one_end_a_request(world: Cluster) -> Iterator[str]:
-    """Every request that a leader took in has one end, and no request has two. What a deposed leader says is void."""
-    counted = list(_counted(world))
+def one_end_a_request(cluster: Cluster) -> Iterator[str]:
+    """Every accepted request has exactly one end. Entries of deposed leaders do not count."""
+    counted = list(_counted(cluster))
     ends = ends_by_request(stored for stored in counted if not stored.duplicate)
     endless = [request for request in dict.fromkeys(arrivals(counted)) if request not in ends]
     if endless:
         yield f"{len(endless)} requests have no end: {endless[:5]}"
     for request, found in ends.items():
-        if len(found) > 1 and not _unheard(found):
+        if len(found) > 1 and not _are_concurrent(found):
             which = ", ".join(f"{type(s.event).__name__} by {s.writer} at {s.sequence}" for s in found)
             yield f"request {request} has {len(found)} ends: {which}"
 
 
-def _counted(world: Cluster) -> Iterator[Stored]:
+def _counted(cluster: Cluster) -> Iterator[Stored]:
     newest = 0
-    for stored in world.network.history:
+    for stored in cluster.network.history:
         if isinstance(stored.event, LeaderElected):
             newest = max(newest, stored.event.term)
         if stored.stamp is None or stored.stamp.term >= newest:
             yield stored
 
 
-def _unheard(ends: list[Stored]) -> bool:
-    """One end by a leader who could not know of the other, and one by an ingress that did not hear the leader's answer: as
-    after a machine was suspended, or while an ingress is cut off."""
+def _are_concurrent(ends: list[Stored]) -> bool:
+    """One end by a leader that had not read the other, and one by an ingress that had not received the leader's answer."""
     own = [s for s in ends if s.stamp is None]
     decided = [s for s in ends if s.stamp is not None]
     return len(own) == len(decided) == 1 and all(s.stamp.as_of < own[0].sequence for s in decided if s.stamp)
 
 
-def one_id_a_rejection(world: Cluster) -> Iterator[str]:
-    """What was rejected is not begun again under another id: an ingress that did not hear so is told again. But one that no engine
-    took a connection for asks anew, once nobody is left, as long as it may be held."""
+def one_id_a_rejection(cluster: Cluster) -> Iterator[str]:
+    """A rejected request is not started again under another id, except when no engine accepted a connection and it may
+    be held."""
     asked: dict[tuple[object, ...], RequestId] = {}
     rejected: dict[RequestId, Sequence] = {}
-    for stored in _counted(world):
+    for stored in _counted(cluster):
         event = stored.event
         if stored.stamp is None or stored.duplicate:
             continue
@@ -92,24 +80,24 @@ def one_id_a_rejection(world: Cluster) -> Iterator[str]:
                 yield f"{event.request} at {stored.sequence} is {first} again, rejected at {rejected[first]}"
 
 
-def one_answer_a_client(world: Cluster) -> Iterator[str]:
+def one_answer_a_client(cluster: Cluster) -> Iterator[str]:
     """Every client got one right answer, or hung up, or lost its ingress."""
-    for order in world.traffic.orders:
+    for order in cluster.traffic.orders:
         if order.outcome == "waits":
             yield f"order {order.number} (asked at {order.begun_at:.3f}) was never answered"
-        elif order.status == 400 and not _nobody_has_room(world, order):
+        elif order.status == 400 and not _fits_no_instance(cluster, order):
             yield f"order {order.number} was called a bad request ({order.code}), and is none"
         elif order.problem:
             yield f"order {order.number} (asked at {order.begun_at:.3f}): {order.problem}"
 
 
-def _nobody_has_room(world: Cluster, order: ClientRequest) -> bool:
-    """Whether it was called too long while all with its adapter who were there, as far as its ingress may have known, said they
-    are short. Where retention drops joins, an ingress that starts may know one only, until the others have joined again."""
+def _fits_no_instance(cluster: Cluster, order: ClientRequest) -> bool:
+    """Whether every instance with its adapter, as far as its ingress could know, reported a short context. With
+    retention, an ingress may know only one instance after its start."""
     if order.code != "context_length_exceeded":
         return False
     contexts: dict[InstanceId, Tokens] = {}
-    for stored in world.network.history:
+    for stored in cluster.network.history:
         event = stored.event
         known = min if stored.first > 1 else max
         if stored.at > order.begun_at - NEWS_SECONDS_MAX and known(contexts.values(), default=0) < MAX_MODEL_LEN:
@@ -123,18 +111,17 @@ def _nobody_has_room(world: Cluster, order: ClientRequest) -> bool:
     return max(contexts.values(), default=0) < MAX_MODEL_LEN
 
 
-def decisions_are_recomputed(world: Cluster) -> Iterator[str]:
-    """Every decision, decided again by the production code, is the same."""
-    yield from different_decisions(_entries(world), complete=False)
+def decisions_are_recomputed(cluster: Cluster) -> Iterator[str]:
+    yield from different_decisions(_entries(cluster), complete=False)
 
 
-def one_leader_a_term(world: Cluster) -> Iterator[str]:
-    """One scheduler leads a term, its decisions are numbered without a gap, and none comes after the next term's, unless
-    retention has dropped the election by which the server would have known."""
+def one_leader_a_term(cluster: Cluster) -> Iterator[str]:
+    """One scheduler leads a term; its decisions are numbered without a gap, and none follows the next term's unless
+    retention dropped the election."""
     leader: dict[int, str] = {}
     numbers: dict[int, dict[int, None]] = defaultdict(dict)
     newest, newest_at = 0, 0
-    for stored in world.network.history:
+    for stored in cluster.network.history:
         if stored.duplicate:
             continue
         event = stored.event
@@ -146,7 +133,7 @@ def one_leader_a_term(world: Cluster) -> Iterator[str]:
         stamp = stored.stamp
         if stamp is None:
             continue
-        if world.network.losses:  # perhaps of its election
+        if cluster.network.losses:  # perhaps of its election
             leader.setdefault(stamp.term, stored.writer)
         if leader.get(stamp.term) != stored.writer:
             yield f"{stored.writer} wrote {stored.sequence} in term {stamp.term} of {leader.get(stamp.term)}"
@@ -159,37 +146,34 @@ def one_leader_a_term(world: Cluster) -> Iterator[str]:
     yield from missing_decisions(newest, numbers[newest])
 
 
-def the_fold_equals_the_reference_model(world: Cluster) -> Iterator[str]:
-    """State, entry by entry, is what the reference model makes of the same log."""
-    model = ReferenceModel(empty_state(world), empty_model(world))
-    for stored in world.network.history:
+def the_fold_equals_the_reference_model(cluster: Cluster) -> Iterator[str]:
+    model = ReferenceModel(empty_state(cluster), empty_model(cluster))
+    for stored in cluster.network.history:
         yield from model.apply(stored)
 
 
-def decisions_keep_the_rules(world: Cluster) -> Iterator[str]:
-    """Every decision is allowed by rules of their own, on figures that were computed anew: who may be placed, granted, moved
-    and handed over where, the window, the budget, and that nothing waits while there is room."""
-    yield from audit(world.network.history, lambda: empty_model(world), lapses=world.lapses)
+def decisions_keep_the_rules(cluster: Cluster) -> Iterator[str]:
+    """Every decision is allowed by `audit`."""
+    yield from audit(cluster.network.history, lambda: empty_model(cluster), lapses=cluster.lapses)
 
 
-def index_equals_engines(world: Cluster) -> Iterator[str]:
-    """What the leader believes of each engine's cache is what is in it. Where an engine has no replay socket, and so what was
-    missed is missed for good, it may differ, but then nobody says `exact`."""
-    leader = leading(world)
+def index_equals_engines(cluster: Cluster) -> Iterator[str]:
+    """The leader's index equals each engine's cache. Without a replay socket it may differ, but is not `exact`."""
+    leader = leading(cluster)
     if leader is None:
-        yield "nobody leads"
+        yield "no scheduler leads"
         return
-    for engine in world.engines:
+    for engine in cluster.engines:
         instance, host = engine.host.instance, engine.host
         known = leader.fleet.get(instance)
         if not engine.wanted:
             if known is not None:
                 yield f"{instance} is in the leader's fleet, and was stopped"
             continue
-        if known is None or host.life is None:
+        if known is None or host.running is None:
             yield f"{instance} is not in the leader's fleet"
             continue
-        truth, index = host.life.truth.keys(), leader.index.keys(instance)
+        truth, index = host.running.truth.keys(), leader.index.keys(instance)
         certain = known.cache != "unknown" if host.replays else known.knowledge is Knowledge.EXACT
         if index != truth and certain:
             yield f"{instance}: the index misses {len(truth - index)} keys and has {len(index - truth)} too many"
@@ -199,30 +183,29 @@ def index_equals_engines(world: Cluster) -> Iterator[str]:
             yield f"{instance} is {known.status}"
 
 
-def nothing_is_left_over(world: Cluster) -> Iterator[str]:
-    """No request is in flight, no promise is kept, no engine computes."""
-    leader = leading(world)
+def nothing_is_left_over(cluster: Cluster) -> Iterator[str]:
+    leader = leading(cluster)
     if leader is None:
         return
     for request in leader.workload.requests.values():
         yield f"the leader still has request {request.id}, {request.stage} at {request.instance}"
-    for instance, host in world.hosts.items():
-        promised = leader.speculation.blocks(instance)
+    for instance, host in cluster.hosts.items():
+        promised = leader.promises.blocks(instance)
         if promised:
             yield f"{promised} blocks are still promised at {instance}"
-        if host.life is not None and not host.life.model.idle:
-            yield f"{instance} still computes: {host.life.model.counts}"
+        if host.running is not None and not host.running.model.idle:
+            yield f"{instance} still computes: {host.running.model.counts}"
 
 
-def the_log_equals_its_followers(world: Cluster) -> Iterator[str]:
-    """Whoever folds the log knows, at its place in it, what a fold from the first entry tells. Where retention has dropped
-    that, schedulers know it from a checkpoint; the rebalancer folds what is left."""
-    folds = [(s.name, s.service.state, 1) for s in world.schedulers if s.life is not None]
-    folds.append((world.rebalancer.name, world.rebalancer.service.state, world.rebalancer.link.begun))
-    history = world.network.history
-    due = sum(stored.at < world.loop.time() - BEHIND_SECONDS_MAX for stored in history)
+def the_log_equals_its_followers(cluster: Cluster) -> Iterator[str]:
+    """Every follower's state equals a fold from the first entry. With retention, schedulers start from a checkpoint;
+    the rebalancer folds the rest."""
+    folds = [(s.name, s.service.state, 1) for s in cluster.schedulers if s.run is not None]
+    folds.append((cluster.rebalancer.name, cluster.rebalancer.service.state, cluster.rebalancer.link.begun))
+    history = cluster.network.history
+    due = sum(stored.at < cluster.loop.time() - BEHIND_SECONDS_MAX for stored in history)
     for who, state, first in folds:
-        folded = empty_state(world)
+        folded = empty_state(cluster)
         for stored in history[first - 1 : state.sequence]:
             fold_in(folded, stored)
         if state.sequence < due:
@@ -232,13 +215,12 @@ def the_log_equals_its_followers(world: Cluster) -> Iterator[str]:
                 yield f"{who} knows another {what} than the log tells: {theirs}, not {mine}"
 
 
-def replay_equals_the_leader(world: Cluster) -> Iterator[str]:
-    """The log, replayed in the leader's own order, gives the leader's state to the last bit: what the policies
-    remember and every sum of floating-point numbers included. It may have begun from a checkpoint, replay did not."""
-    leader = leading(world)
+def replay_equals_the_leader(cluster: Cluster) -> Iterator[str]:
+    """Replay in the leader's order gives the leader's state bit by bit, floating-point sums and trackers included."""
+    leader = leading(cluster)
     if leader is None:
         return
-    replayed = _replayed(world, leader)
+    replayed = _replayed(cluster, leader)
     if replayed.fleet.ready != leader.fleet.ready:  # both keep the answer from here on, which is part of what they are
         yield f"replay finds {replayed.fleet.ready} ready, the leader {leader.fleet.ready}"
     if state_digest(replayed) != state_digest(leader):
@@ -254,9 +236,9 @@ def _plain(value: object) -> str:
     return repr(vars(value) if hasattr(value, "__dict__") else value)
 
 
-def _replayed(world: Cluster, leader: State) -> State:
-    """The leader's state anew: the log up to its election, then every decision after what was known then."""
-    history, state, term = world.network.history, empty_state(world), leader.term
+def _replayed(cluster: Cluster, leader: State) -> State:
+    """The log up to the election, then every decision after the entries that its leader had read."""
+    history, state, term = cluster.network.history, empty_state(cluster), leader.term
     elected = next(s for s in history if isinstance(s.event, LeaderElected) and s.event.term == term)
     for stored in history[: elected.sequence]:
         fold_in(state, stored)
@@ -275,46 +257,44 @@ def _is_of(stored: Stored, term: Term) -> bool:
     return stored.stamp is not None and stored.stamp.term == term
 
 
-def the_archive_holds_the_log(world: Cluster) -> Iterator[str]:
-    """Every entry is in SQL, once, or in a gap: dropped before it could be read. Where the log has lost entries the archive
-    keeps them, and all that there is now under another name, the newest."""
-    archive, losses = world.recorder.archive, world.network.losses
+def the_archive_holds_the_log(cluster: Cluster) -> Iterator[str]:
+    """Every entry is in SQL once, or in a gap. When the log loses entries, the archive keeps them and stores the new
+    log under another name."""
+    archive, losses = cluster.recorder.archive, cluster.network.losses
     archived = archive.events | archive.dead_letters
     logs = list(archive.logs)[-1:] if losses else archive.logs
-    due = world.loop.time() - BEHIND_SECONDS_MAX
+    due = cluster.loop.time() - BEHIND_SECONDS_MAX
     missing = [
         stored
-        for stored in world.network.history
+        for stored in cluster.network.history
         if stored.at < due
         and not any((log, stored.sequence) in archived for log in logs)
         and not any(gap["after_sequence"] < stored.sequence < gap["sequence"] for gap in archive.gaps.values())
     ]
     if missing:
         yield f"{len(missing)} entries are not archived, the first is {missing[0].sequence}"
-    if len(archived) > len(world.network.history) and not losses:
-        yield f"{len(archived)} entries are archived, {len(world.network.history)} were written"
+    if len(archived) > len(cluster.network.history) and not losses:
+        yield f"{len(archived)} entries are archived, {len(cluster.network.history)} were written"
 
 
-def everyone_is_ready(world: Cluster) -> Iterator[str]:
-    """Every service says that it can do its work and lacks nothing."""
-    for process in world.services:
-        if process.life is None:
+def everyone_is_ready(cluster: Cluster) -> Iterator[str]:
+    for process in cluster.services:
+        if process.run is None:
             if process.wanted:
                 yield f"{process.name} does not run"
-        elif not process.life.board.whole and process is not world.checkpointer:  # which nobody can ask
-            yield f"{process.name} lacks {process.life.board.lacks}"
+        elif not process.run.board.whole and process is not cluster.checkpointer:  # which nobody can ask
+            yield f"{process.name} lacks {process.run.board.lacks}"
 
 
-def the_pool_has_its_size(world: Cluster) -> Iterator[str]:
-    """As many instances run as the scalers' newest decision says, which all of them know."""
-    running = sum(engine.wanted for engine in world.engines)
-    for scaler in world.scalers if world.provider is not None else ():
-        if scaler.life is None:
+def the_pool_has_its_size(cluster: Cluster) -> Iterator[str]:
+    running = sum(engine.wanted for engine in cluster.engines)
+    for scaler in cluster.scalers if cluster.provider is not None else ():
+        if scaler.run is None:
             continue
         scaling = scaler.service.state.scaling
         if scaling.wanted != running or not scaling.is_applied:
             yield f"{scaler.name} knows that {scaling.wanted} are wanted (applied: {scaling.is_applied}), {running} run"
-    if world.provider is not None and not any(s.life is not None and s.service.acts for s in world.scalers):
+    if cluster.provider is not None and not any(s.run is not None and s.service.acts for s in cluster.scalers):
         yield "no scaler acts"
 
 
@@ -328,7 +308,6 @@ SAFETY: tuple[Checker, ...] = (
     the_fold_equals_the_reference_model,
 )
 QUIET: tuple[Checker, ...] = (everyone_is_ready, nothing_is_left_over, index_equals_engines, the_pool_has_its_size)
-"""What everybody waits for, and cheap enough to be asked again and again."""
 AGREEMENT: tuple[Checker, ...] = (
     *QUIET,
     the_log_equals_its_followers,
@@ -337,41 +316,36 @@ AGREEMENT: tuple[Checker, ...] = (
 )
 
 
-def leading(world: Cluster) -> State | None:
-    """The state of the scheduler that leads."""
-    states = [s.service.state for s in world.schedulers if s.life is not None and s.service.leading is not None]
+def leading(cluster: Cluster) -> State | None:
+    states = [s.service.state for s in cluster.schedulers if s.run is not None and s.service.leading is not None]
     return states[0] if len(states) == 1 else None
 
 
-def empty_state(world: Cluster) -> State:
-    """What a scheduler of this world folds the log into."""
-    return policy_config.empty_state(world.plan.scheduler, policy_config.chosen_policies(world.plan.scheduler))
+def empty_state(cluster: Cluster) -> State:
+    return policy_config.empty_state(cluster.plan.scheduler, policy_config.chosen_policies(cluster.plan.scheduler))
 
 
-def empty_model(world: Cluster) -> PoolModel:
-    """What the model of the pool begins with."""
-    settings = world.plan.scheduler
+def empty_model(cluster: Cluster) -> PoolModel:
+    settings = cluster.plan.scheduler
     return PoolModel(block_tokens=settings.block_tokens, speed=settings.speed, model=MODEL)
 
 
 def fold_in(state: State, stored: Stored) -> None:
-    """One entry, as every reader of the log takes it in."""
     if stored.event is None:
         state.skip(stored.sequence, subject=stored.subject, problem=stored.problem)
     else:
         state.apply(stored.event, stored.sequence)
 
 
-def _entries(world: Cluster) -> list[LogEntry]:
+def _entries(cluster: Cluster) -> list[LogEntry]:
     problem = "damaged by a fault"
     return [
         LogEntry(stored.sequence, "", b"", stored.event, "" if stored.event is not None else problem)
-        for stored in world.network.history
+        for stored in cluster.network.history
     ]
 
 
 def _facts(first: State, second: State) -> Iterator[tuple[str, object, object]]:
-    """What two states of the same log must agree on, whichever way they came to it."""
     yield FLEET, _by_name(first), _by_name(second)
     for instance in first.fleet.instances:
         yield (
@@ -385,6 +359,4 @@ def _facts(first: State, second: State) -> Iterator[tuple[str, object, object]]:
 
 
 def _by_name(state: State) -> list[Instance]:
-    """In the fleet they are in the order of their joining, which for a leader is another one where it let go of a life before it
-    had read of the next."""
     return sorted(state.fleet.instances, key=lambda instance: instance.id)

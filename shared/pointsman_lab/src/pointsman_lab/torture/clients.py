@@ -1,4 +1,4 @@
-"""Clients: prompts that share prefixes, some that hang up, and a record of what each got. The expected text is known."""
+"""Clients: prompts with shared prefixes, hang-ups, and a record of each result. The expected text is known."""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -18,23 +18,17 @@ from pointsman_lab.torture.services import IngressProcess
 Outcome = Literal["waits", "answered", "refused", "broken off", "cut", "hung up", "nobody there"]
 HANG_UP_SHARE = 0.08
 STEMS = 6
-"""System prompts, each of which many requests share."""
 CONTINUED_SHARE = 0.3
-"""Of the requests, that continue a conversation: all that was said so far, and something new."""
 CONVERSATION_TOKENS_MAX = 700
 SALTED_SHARE = 0.12
 SALTS = ("red", "blue")
 ADAPTED_SHARE = 0.25
-"""Of the requests, where there is an adapter, that ask for it."""
 HURRIED_SHARE = 0.7
-"""Of the requests of an overload, that have an objective of their own."""
 COMPLETIONS = "/v1/completions"
 
 
 @dataclass(eq=False)
 class ClientRequest:
-    """One request: what is asked, and what became of it."""
-
     number: int
     prompt: list[int]
     max_tokens: Tokens
@@ -46,7 +40,6 @@ class ClientRequest:
     adapter: str = ""
     objective_ms: int = 0
     last: bool = False
-    """Whether it must be served, however slowly."""
     begun_at: Seconds = 0.0
     ended_at: Seconds = 0.0
     outcome: Outcome = "waits"
@@ -54,7 +47,6 @@ class ClientRequest:
     code: str = ""
     instance: str = ""
     problem: str = ""
-    """What is wrong with the answer."""
     exchange: Exchange | None = None
 
     @property
@@ -76,8 +68,6 @@ PATIENT_MS = "3600000"
 
 @dataclass
 class Traffic:
-    """Everything that is asked in one run."""
-
     plan: Plan
     chance: Random
     orders: list[ClientRequest] = field(default_factory=list)
@@ -86,7 +76,6 @@ class Traffic:
         self._stems = [self._tokens(POOL_BLOCK_TOKENS * self.chance.randint(1, 8)) for _ in range(STEMS)]
 
     def order(self, *, last: bool = False) -> ClientRequest:
-        """One more. `last`: one that must be served."""
         chance = self.chance
         hangs_up = not last and chance.random() < HANG_UP_SHARE
         session, prompt, salt, adapter = self._asked(last=last)
@@ -109,7 +98,6 @@ class Traffic:
         return order
 
     def _asked(self, *, last: bool) -> tuple[str, list[int], str, str]:
-        """Session, prompt, salt and adapter: of a new conversation, or of one that goes on."""
         chance = self.chance
         going_on = [order for order in self.orders if len(order.prompt) < CONVERSATION_TOKENS_MAX and not order.adapter]
         new = self._tokens(chance.randint(1, 4 * POOL_BLOCK_TOKENS))
@@ -125,12 +113,11 @@ class Traffic:
 
 
 async def ask(order: ClientRequest, ingress: IngressProcess) -> None:
-    """Send the order and follow it to its end."""
-    world = ingress.world
-    order.begun_at = world.loop.time()
-    if ingress.app is None or ingress.life is None:
+    environment = ingress.environment
+    order.begun_at = environment.loop.time()
+    if ingress.app is None or ingress.run is None:
         order.outcome = "nobody there"
-        order.ended_at = world.loop.time()
+        order.ended_at = environment.loop.time()
         return
     headers = {"content-type": "application/json"}
     if order.own_id:
@@ -142,7 +129,7 @@ async def ask(order: ClientRequest, ingress: IngressProcess) -> None:
     if order.last:
         headers["x-slo-tpot-ms"] = PATIENT_MS
     exchange = order.exchange = Exchange(
-        ingress, world.loop, world.chance("clients"), post_scope(COMPLETIONS, headers), order.body
+        ingress, environment.loop, environment.chance("clients"), post_scope(COMPLETIONS, headers), order.body
     )
     exchange.begin(ingress.app)
     try:
@@ -158,7 +145,7 @@ async def ask(order: ClientRequest, ingress: IngressProcess) -> None:
         order.status = exchange.status
         order.instance = exchange.headers.get("x-pointsman-instance", "")
         _judge(order, exchange, body)
-    order.ended_at = world.loop.time()
+    order.ended_at = environment.loop.time()
     exchange.release()
 
 
@@ -171,9 +158,9 @@ def _judge(order: ClientRequest, exchange: Exchange, body: bytes) -> None:
         return
     text, order.outcome = _streamed(order, body) if order.stream else (_whole(order, body), "answered")
     if order.outcome == "answered" and text != order.expected:
-        order.problem = f"said {text[-60:]!r} and not {order.expected[-60:]!r}"
+        order.problem = f"sent {text[-60:]!r}, not {order.expected[-60:]!r}"
     elif not order.expected.startswith(text):
-        order.problem = f"said {text[-60:]!r}, which does not begin as it should"
+        order.problem = f"sent {text[-60:]!r}, which does not begin as expected"
     if exchange.messages.count("http.response.start") != 1 or exchange.messages.count("end") != 1:
         order.problem = f"not one answer: {exchange.messages}"
 
@@ -187,7 +174,6 @@ def _whole(order: ClientRequest, body: bytes) -> str:
 
 
 def _streamed(order: ClientRequest, body: bytes) -> tuple[str, Outcome]:
-    """The text of a stream; `broken off` where it ends with an error."""
     parts = []
     done = False
     outcome: Outcome = "answered"

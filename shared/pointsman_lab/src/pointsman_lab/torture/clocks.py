@@ -1,5 +1,4 @@
-"""A process's own clock: as wrong about the date as the seed wants it, and right about how time passes, unless its machine
-was suspended: then it does not know."""
+"""A process's own clock, with a date skew. A suspended machine's monotonic clock does not advance."""
 
 import asyncio
 
@@ -9,24 +8,18 @@ from pointsman.adapters.clocks import ANCHOR_UNIX_SECONDS, ScaledClock, engine_t
 from pointsman.primitives import Seconds, WallSeconds
 
 BEGIN_SECONDS = 86_400.0
-"""The simulated world begins a day after the anchor."""
 UPTIME_SECONDS = 5_000.0
-"""What monotonic clocks show then."""
 
 
 class SkewedClock(ScaledClock):
-    """Virtual time, seen by a process whose date is `skew` wall seconds ahead."""
-
     def __init__(self, loop: asyncio.AbstractEventLoop, *, speed: float) -> None:
         super().__init__(speed)
         self._loop = loop
         self.skew: Seconds = 0.0
         self.asleep: Seconds = 0.0
-        """For how long its machine was suspended: monotonic clocks stood still."""
 
     @property
     def unix(self) -> Seconds:
-        """The date that this process believes in, as Unix time."""
         return ANCHOR_UNIX_SECONDS + BEGIN_SECONDS + self._loop.time() + self.skew
 
     @override
@@ -39,8 +32,6 @@ class SkewedClock(ScaledClock):
 
 
 class EngineClock(SkewedClock):
-    """By which an engine computes, whatever its process's date is: it can be made slow."""
-
     def __init__(self, loop: asyncio.AbstractEventLoop, *, speed: float) -> None:
         super().__init__(loop, speed=speed)
         self._slowness = 1.0
@@ -48,7 +39,7 @@ class EngineClock(SkewedClock):
         self._shown_then = self._changed_at
 
     def slow_down(self, factor: float) -> None:
-        """From now on everything takes `factor` times as long; a step in flight ends when it would have."""
+        """`factor` applies to all later time; a step in flight ends when it would have."""
         shown = self.now()
         self._changed_at, self._shown_then, self._slowness = super().now(), shown, factor
 

@@ -1,4 +1,4 @@
-"""The simulated fleet of one run: builds its processes, and knows them by role."""
+"""Builds the processes of one run."""
 
 from typing_extensions import override
 
@@ -25,12 +25,9 @@ from pointsman_lab.torture.services import (
 
 
 class Cluster(Environment):
-    """Everything of one run."""
-
     def __init__(self, plan: Plan, loop: VirtualLoop) -> None:
         super().__init__(plan, loop)
         self.lapses: set[tuple[str, Sequence]] = set()
-        """By the name of its link: entries that a scheduler read while it did not lead, or was not sure of its lease."""
         self.network.reads = self._read
         self.hosts: dict[InstanceId, EngineHost] = {}
         self.engines: list[EngineProcess] = []
@@ -58,7 +55,6 @@ class Cluster(Environment):
 
     @property
     def services(self) -> list[Process]:
-        """Every process with a link, that is all but the engines."""
         return [
             *self.schedulers,
             *self.ingresses,
@@ -81,6 +77,6 @@ class Cluster(Environment):
 
     def _read(self, link: str, sequence: Sequence) -> None:
         for scheduler in self.schedulers:
-            own = scheduler.life is not None and scheduler.link.name == link
+            own = scheduler.run is not None and scheduler.link.name == link
             if own and scheduler.service.leading is None:
                 self.lapses.add((link, sequence))

@@ -1,4 +1,4 @@
-"""`pointsman-lab torture`: run seeds, and show the first one that fails so that it can be understood and run again."""
+"""`pointsman-lab torture`: runs seeds, and prints the first failure with the command that repeats it."""
 
 import time
 from collections import Counter
@@ -60,7 +60,6 @@ def torture_command(seeds: int, first: int, seed: int | None, jobs: int, keep_go
 
 
 def _run(seeds: Iterable[int], *, jobs: int, keep_going: bool, console: Console) -> Iterator[Verdict]:
-    """The verdicts, in the order of the seeds, up to the first that fails."""
     chosen = list(seeds)
     started, entries, steps = time.monotonic(), 0, 0
     with progress_bar(console, len(chosen), "torture") as update:
@@ -109,10 +108,10 @@ def _show_sum(verdicts: list[Verdict], failed: list[Verdict]) -> None:
     for verdict in verdicts:
         outcomes.update(verdict.outcomes)
         events.update(verdict.events)
-    told = ", ".join(f"{count} {outcome}" for outcome, count in outcomes.most_common())
+    requests = ", ".join(f"{count} {outcome}" for outcome, count in outcomes.most_common())
     entries = sum(verdict.entries for verdict in verdicts)
     virtual = sum(verdict.virtual_seconds for verdict in verdicts)
-    print(f"{len(verdicts)} seeds, {entries:,} log events, {virtual:,.0f} virtual seconds; requests: {told}")
+    print(f"{len(verdicts)} seeds, {entries:,} log events, {virtual:,.0f} virtual seconds; requests: {requests}")
     print("entries: " + ", ".join(f"{count:,} {kind}" for kind, count in events.most_common()))
     if len(verdicts) == 1:
         print(f"digest of the log: {verdicts[0].digest}")

@@ -1,4 +1,4 @@
-"""What must hold for every kind of decision, whatever the policy."""
+"""Rules of every kind of decision, whatever the policy."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -29,7 +29,7 @@ from pointsman.primitives import Seconds, Sequence
 from pointsman_lab.torture.network import Stored
 from pointsman_lab.torture.placement_rules import SAME, PlacementRules
 from pointsman_lab.torture.pool_model import PoolModel
-from pointsman_lab.torture.pool_records import NOBODY, PENDING, PREFILL, BookedRequest
+from pointsman_lab.torture.pool_records import NO_INSTANCE, PENDING, PREFILL, BookedRequest
 
 PLAN_MOVES_MAX = 256
 ROUND_MOVES_MAX = 64
@@ -39,12 +39,9 @@ LATE = (RejectReason.SLO_TTFT, RejectReason.SLO_UNREACHABLE)
 
 
 class DecisionRules(PlacementRules):
-    """Rules on moves, hand-overs, ejections and the fleet, and which rule is for which decision."""
-
     def __init__(self, elected: LeaderElected, model: PoolModel) -> None:
         super().__init__(elected, model)
         self._moment: tuple[Seconds, Sequence] = (0.0, 0)
-        """Time and `as_of` of the present turn."""
         self._plans: dict[str, tuple[Seconds, Sequence]] = {}
         self._moves: Counter[str] = Counter()
 
@@ -84,31 +81,33 @@ class DecisionRules(PlacementRules):
             case InstanceLeft() as event:
                 yield from self._silent(event, event.patience.leave_after if event.patience else 0.0)
             case InstanceEjected() as event:
-                if known_life := self._life(event):
-                    yield known_life
+                if problem := self._wrong_epoch(event):
+                    yield problem
                 else:
                     yield from self._ejections.ejected(event, self._model.peers())
             case InstanceUnejected() as event:
-                if known_life := self._life(event):
-                    yield known_life
+                if problem := self._wrong_epoch(event):
+                    yield problem
                 else:
                     back = self._model.instances[event.instance]
                     yield from self._ejections.returned(event, ejected=back.ejected, half_open=back.half_open)
             case InstanceDraining() | InstanceUndrained() as event:
                 known = self._model.instances.get(event.instance)
                 if known is None or known.epoch != event.epoch:
-                    yield f"{event.instance} has no life {event.epoch}"
+                    yield f"{event.instance} has no epoch {event.epoch}"
                 elif isinstance(event, InstanceUndrained) and not known.draining:
                     yield f"{event.instance} was not draining"
             case _:
                 pass
 
-    def _life(self, event: FleetEvent) -> str:
+    def _wrong_epoch(self, event: FleetEvent) -> str:
         known = self._model.instances.get(event.instance)
-        return "" if known is not None and known.epoch == event.epoch else f"{event.instance} has no life {event.epoch}"
+        return (
+            "" if known is not None and known.epoch == event.epoch else f"{event.instance} has no epoch {event.epoch}"
+        )
 
     def _plan(self, event: RequestMigrated | MigrationRefused) -> Iterator[str]:
-        """A plan is carried out once, in one turn, and has at most so many moves."""
+        """A plan is carried out once, in one turn, with a bounded number of moves."""
         if not event.plan:
             return
         if self._plans.setdefault(event.plan, self._moment) != self._moment:
@@ -178,7 +177,7 @@ class DecisionRules(PlacementRules):
         waits = request is not None and request.stage == stage
         if event.reason == MoveRefusal.NOT_WAITING:
             if waits:
-                yield f"{event.request} is said not to wait, and does, at {request.instance if request else ''}"
+                yield f"{event.request} is refused as not waiting, and waits at {request.instance if request else ''}"
             return
         if event.reason in (MoveRefusal.REBIND_OFF, MoveRefusal.REBOUND_BEFORE):
             if event.reason == MoveRefusal.REBIND_OFF and self._bounds.rebind:
@@ -226,7 +225,7 @@ class DecisionRules(PlacementRules):
         request = self._model.requests.get(event.request)
         if request is None or (request.instance, request.attempt) != (event.source, event.attempt):
             yield f"{event.request} is not at {event.source}"
-        elif request.stage != PREFILL and not request.with_nobody:
+        elif request.stage != PREFILL and not request.awaits_decoder:
             yield f"{event.request} is {request.stage}"
 
     def _assumed(self, event: PrefillFinished) -> Iterator[str]:
@@ -242,11 +241,11 @@ class DecisionRules(PlacementRules):
     def _silent(self, event: InstanceSuspected | InstanceLeft, after: Seconds) -> Iterator[str]:
         known = self._model.instances.get(event.instance)
         if known is None or known.epoch != event.epoch:
-            yield f"{event.instance} has no life {event.epoch}"
+            yield f"{event.instance} has no epoch {event.epoch}"
         elif event.patience is not None:
             silent = event.at - max(known.heard_at, event.patience.heard_since)
             if silent <= after:
                 yield f"{event.instance} was silent for {silent} s, not {after}"
 
     def _in_flight(self) -> int:
-        return sum(r.rebound_from != NOBODY and r.stage == PREFILL for r in self._model.requests.values())
+        return sum(r.rebound_from != NO_INSTANCE and r.stage == PREFILL for r in self._model.requests.values())

@@ -1,8 +1,5 @@
-"""Whether an ejection or a return is justified by the log: a part of the pool model, written from docs/policies.md.
-
-Every attempt is kept and each sum computed anew. Where the leader may wait for more evidence, the rules here are wider.
-Seconds are engine seconds.
-"""
+"""Rules of ejections and returns, written from docs/policies.md; part of the pool model. Keeps every attempt and
+recomputes each sum. Where the leader may wait for more evidence, the rules are wider. Seconds are engine seconds."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -23,8 +20,6 @@ SAME_TIME: Seconds = 1e-6
 
 @dataclass(eq=False)
 class Attempt:
-    """One that an instance failed. `to_blame`: whether the instance is, None as long as nobody knows."""
-
     request: RequestId
     instance: InstanceId
     at: Seconds
@@ -34,16 +29,12 @@ class Attempt:
 
 @dataclass(frozen=True)
 class Served:
-    """An answer that came whole."""
-
     at: Seconds
     begun: Seconds
 
 
 @dataclass(frozen=True)
 class FirstToken:
-    """A prefill: how long it took, and what the cost model said."""
-
     at: Seconds
     begun: Seconds
     observed: Seconds
@@ -55,8 +46,8 @@ class FirstToken:
 
 
 @dataclass(eq=False)
-class Conduct:
-    """Of one life of an instance. `phase_at`: when it was ejected, let in again, or began: what was before does not count."""
+class HealthRecord:
+    """One epoch of an instance. `phase_at`: start of the epoch, ejection or return; earlier events do not count."""
 
     phase_at: Seconds
     failures: list[Attempt] = field(default_factory=list)
@@ -72,28 +63,25 @@ class Conduct:
 
     @property
     def in_a_row(self) -> int:
-        """Of those, how many were begun after the newest that was served."""
+        """Of those, started after the newest success."""
         served = max((answer.begun for answer in self.served), default=0.0)
         return sum(failure.begun > served for failure in self.blamed)
 
     def outcomes(self, since: Seconds, second: Seconds) -> tuple[int, int]:
-        """Served since then, and failed since up to a `second` before that."""
         served = sum(answer.at >= max(since, self.phase_at) for answer in self.served)
         return served, sum(failure.at >= since - second for failure in self.blamed)
 
 
-class Conducts:
-    """Of all instances."""
-
+class HealthRecords:
     def __init__(self) -> None:
-        self._of: dict[InstanceId, Conduct] = {}
+        self._of: dict[InstanceId, HealthRecord] = {}
         self._open: dict[RequestId, list[Attempt]] = {}
 
-    def of(self, instance: InstanceId) -> Conduct:
-        return self._of.setdefault(instance, Conduct(0.0))
+    def of(self, instance: InstanceId) -> HealthRecord:
+        return self._of.setdefault(instance, HealthRecord(0.0))
 
     def joined(self, instance: InstanceId, at: Seconds) -> None:
-        self._of[instance] = Conduct(at)
+        self._of[instance] = HealthRecord(at)
 
     def left(self, instance: InstanceId) -> None:
         self._of.pop(instance, None)
@@ -106,26 +94,23 @@ class Conducts:
             self._compare(request)
 
     def answers(self, request: RequestId, instance: InstanceId) -> None:
-        """It gives the request a token: who failed it before is to blame."""
         for attempt in self._open.pop(request, ()):
             attempt.to_blame = attempt.instance != instance
 
     def ended(self, request: RequestId, *, given_up: bool) -> None:
-        """Unserved. One that two have failed is bad itself."""
         attempts = self._open.pop(request, [])
         alone = len({attempt.instance for attempt in attempts}) == 1
         for attempt in attempts:
             attempt.to_blame = alone and not given_up
 
     def ejected(self, event: InstanceEjected) -> None:
-        conduct = self.of(event.instance)
-        conduct.phase_at, conduct.number, conduct.ejected_until = event.at, event.number, event.at + event.seconds
+        record = self.of(event.instance)
+        record.phase_at, record.number, record.ejected_until = event.at, event.number, event.at + event.seconds
 
     def unejected(self, event: InstanceUnejected) -> None:
         self.of(event.instance).phase_at = event.at
 
     def _compare(self, request: RequestId) -> None:
-        """As long as two have failed it and nobody has served it, neither is to blame."""
         attempts = self._open[request]
         if len({attempt.instance for attempt in attempts}) > 1:
             for attempt in attempts:
@@ -134,34 +119,30 @@ class Conducts:
 
 @dataclass(frozen=True)
 class Peer:
-    """An instance as a rule needs to know it. `waits`: since when each prefill inside the engine has been there, and how long it
-    should take."""
+    """`waits`: of each prefill inside the engine, its start and expected duration."""
 
     id: InstanceId
     role: str
     whole: bool
-    """Ready, and not half-open."""
     unwell: bool
-    """Ejected or half-open."""
     half_open: bool
     waits: list[tuple[Seconds, Seconds]]
 
 
 class EjectionRules:
-    """What the settings of a leader allow."""
-
-    def __init__(self, settings: Settings, conducts: Conducts, speed: float) -> None:
+    def __init__(self, settings: Settings, health: HealthRecords, speed: float) -> None:
         prefix = "outlier."
-        self._told = {name.removeprefix(prefix): float(v) for name, v in settings.items() if name.startswith(prefix)}
-        self._conducts = conducts
+        self._settings = {
+            name.removeprefix(prefix): float(v) for name, v in settings.items() if name.startswith(prefix)
+        }
+        self._health = health
         self._speed = speed
 
     def ejected(self, event: InstanceEjected, peers: list[Peer]) -> Iterator[str]:
-        """What is wrong with an ejection."""
-        told, own = self._told, next(peer for peer in peers if peer.id == event.instance)
+        settings, own = self._settings, next(peer for peer in peers if peer.id == event.instance)
         others = [peer for peer in peers if peer.whole and peer.id != own.id]
-        if not told or not told["max_ejection_share"]:
-            yield "nobody is to be ejected"
+        if not settings or not settings["max_ejection_share"]:
+            yield "ejection is off"
             return
         if not (own.whole or (own.half_open and event.cause == "failed_probe")):
             yield f"{own.id} is not whole, and ejected for its {event.cause}"
@@ -169,9 +150,9 @@ class EjectionRules:
             yield f"{own.id} is ejected for its {event.cause}, and is {'' if own.half_open else 'not '}half-open"
         prefill, decode = (any(other.role in (part, "both") for other in others) for part in ("prefill", "decode"))
         if not (prefill or own.role == "decode") or not (decode or own.role == "prefill"):
-            yield f"nobody whole is left to do what {own.id} does"
+            yield f"no whole instance is left to do what {own.id} does"
         unwell = sum(peer.unwell for peer in peers) + (not own.unwell)
-        share = told["max_ejection_share"] * sum(peer.whole or peer.unwell for peer in peers)
+        share = settings["max_ejection_share"] * sum(peer.whole or peer.unwell for peer in peers)
         if not own.unwell and unwell > share:
             yield f"{unwell} would be ejected or half-open, of {share} that may be"
         yield from self._ejection_time(event)
@@ -179,68 +160,66 @@ class EjectionRules:
             yield f"the log has no such evidence ({event.cause}: {event.detail}), but {self._evidence(own.id)}"
 
     def returned(self, event: InstanceUnejected, *, ejected: bool, half_open: bool) -> Iterator[str]:
-        conduct = self._conducts.of(event.instance)
+        record = self._health.of(event.instance)
         if event.half_open and not ejected:
             yield f"{event.instance} is not ejected"
-        elif event.half_open and event.at < conduct.ejected_until - SAME_TIME:
-            yield f"{event.instance} is let in at {event.at}, and ejected until {conduct.ejected_until}"
+        elif event.half_open and event.at < record.ejected_until - SAME_TIME:
+            yield f"{event.instance} is let in at {event.at}, and ejected until {record.ejected_until}"
         elif not event.half_open:
-            begun = [answer.begun for answer in conduct.served] + [token.begun for token in conduct.first_tokens]
+            begun = [answer.begun for answer in record.served] + [token.begun for token in record.first_tokens]
             if not half_open:
                 yield f"{event.instance} is not half-open"
-            elif not any(at >= conduct.phase_at for at in begun):
-                yield f"{event.instance} is said to have proved well, and has served nothing since it was let in"
+            elif not any(at >= record.phase_at for at in begun):
+                yield f"{event.instance} is called recovered, and has served nothing since its return"
 
     def overdue(self, instance: InstanceId, now: Seconds) -> Seconds:
-        """For how long its ejection has been over."""
-        return now - self._conducts.of(instance).ejected_until
+        return now - self._health.of(instance).ejected_until
 
     def _ejection_time(self, event: InstanceEjected) -> Iterator[str]:
-        told, before = self._told, self._conducts.of(event.instance)
+        settings, before = self._settings, self._health.of(event.instance)
         if not 1 <= event.number <= before.number + 1:
             yield f"it is called number {event.number} in a row, after {before.number}"
-        wall = min(told["base_ejection_seconds"] * event.number, told["max_ejection_seconds"])
+        wall = min(settings["base_ejection_seconds"] * event.number, settings["max_ejection_seconds"])
         if abs(event.seconds - wall * self._speed) > SAME_TIME:
             yield f"number {event.number} in a row takes {event.seconds} s, not {wall * self._speed}"
 
     def _is_evident(self, event: InstanceEjected, own: Peer, others: list[Peer]) -> bool:
-        conduct, told, now = self._conducts.of(own.id), self._told, event.at
-        since = now - told["interval_seconds"] * self._speed
-        served, failed = conduct.outcomes(since, self._speed)
+        record, settings, now = self._health.of(own.id), self._settings, event.at
+        since = now - settings["interval_seconds"] * self._speed
+        served, failed = record.outcomes(since, self._speed)
         match event.cause:
             case "consecutive_failures":
-                return 0 < told["consecutive_failures"] <= conduct.in_a_row
+                return 0 < settings["consecutive_failures"] <= record.in_a_row
             case "failure_share":
-                return served + failed >= SHARE_REQUESTS_MIN and failed >= told["failure_share"] * (served + failed)
+                return served + failed >= SHARE_REQUESTS_MIN and failed >= settings["failure_share"] * (served + failed)
             case "success_rate":
                 rates = [rate for other in others if (rate := self._rate(other.id, since)) is not None]
                 enough = len(rates) + 1 >= RATE_HOSTS_MIN and served + failed >= RATE_REQUESTS_MIN
-                gap = told["success_rate_stdev_factor"] * RATE_GAP_MIN
+                gap = settings["success_rate_stdev_factor"] * RATE_GAP_MIN
                 return enough and gap > 0 and served / (served + failed) < fmean(rates) - gap
             case "latency":
                 paces = self._paces(own, now)
                 slow = sum(self._is_slow(pace, others, since) for pace in paces)
                 return len(paces) >= PREFILLS_MIN and 2 * slow >= PREFILLS_MIN
             case "failed_probe":
-                failures = [failure for failure in conduct.blamed if failure.begun >= conduct.phase_at]
-                tried = [t.pace for t in conduct.first_tokens if t.begun >= conduct.phase_at]
+                failures = [failure for failure in record.blamed if failure.begun >= record.phase_at]
+                tried = [t.pace for t in record.first_tokens if t.begun >= record.phase_at]
                 return bool(failures) or any(self._is_slow(pace, others, since) for pace in tried)
 
     def _is_slow(self, pace: float, others: list[Peer], since: Seconds) -> bool:
-        usual = [t.pace for other in others for t in self._conducts.of(other.id).first_tokens if t.at >= since]
-        return bool(usual) and 0 < self._told["latency_factor"] * median(usual) <= pace + SAME_TIME
+        usual = [t.pace for other in others for t in self._health.of(other.id).first_tokens if t.at >= since]
+        return bool(usual) and 0 < self._settings["latency_factor"] * median(usual) <= pace + SAME_TIME
 
     def _paces(self, own: Peer, now: Seconds) -> list[float]:
-        """Of prefills of the last minute that are over, and of those that are inside the engine."""
-        conduct, since = self._conducts.of(own.id), now - engine_seconds(MEMORY_WALL_SECONDS, self._speed)
-        done = [t.pace for t in conduct.first_tokens if t.at >= max(since, conduct.phase_at)]
+        record, since = self._health.of(own.id), now - engine_seconds(MEMORY_WALL_SECONDS, self._speed)
+        done = [t.pace for t in record.first_tokens if t.at >= max(since, record.phase_at)]
         return done + [(now - begun) / predicted for begun, predicted in own.waits if predicted > 0]
 
     def _rate(self, instance: InstanceId, since: Seconds) -> float | None:
-        served, failed = self._conducts.of(instance).outcomes(since, self._speed)
+        served, failed = self._health.of(instance).outcomes(since, self._speed)
         return served / (served + failed) if served + failed >= RATE_REQUESTS_MIN else None
 
     def _evidence(self, instance: InstanceId) -> str:
-        conduct = self._conducts.of(instance)
-        failures = ", ".join(f"{f.request} at {f.at:.2f}" for f in conduct.blamed[-8:])
-        return f"{conduct.in_a_row} failures in a row since {conduct.phase_at:.2f}: {failures}"
+        record = self._health.of(instance)
+        failures = ", ".join(f"{f.request} at {f.at:.2f}" for f in record.blamed[-8:])
+        return f"{record.in_a_row} failures in a row since {record.phase_at:.2f}: {failures}"

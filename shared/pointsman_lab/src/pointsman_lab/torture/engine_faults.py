@@ -1,57 +1,59 @@
-"""Faults of engines and of the ways to them: lost events, lies, errors, hangs."""
+"""Faults of engines and of the connections to them: lost events, false reports, errors, hangs."""
 
 from typing import Any
 
 from pointsman.primitives import InstanceId, Seconds
-from pointsman_lab.torture.engines import Lies, Misdeed
+from pointsman_lab.torture.engines import FailureMode, Lies
 from pointsman_lab.torture.injector import Injector
 from pointsman_lab.torture.services import EngineProcess
 
 
 def drop_events(injector: Injector) -> None:
-    """Most often of an engine that cannot tell again what was missed, where there is one."""
-    forgetful = [engine for engine in injector.world.engines if not engine.host.replays]
-    engine = injector.chance.choice([*injector.world.engines, *forgetful * 4])
+    forgetful = [engine for engine in injector.cluster.engines if not engine.host.replays]
+    engine = injector.chance.choice([*injector.cluster.engines, *forgetful * 4])
     share, seconds = injector.chance.choice((0.1, 0.5, 1.0)), injector.seconds(6.0)
-    injector.world.note(f"{engine.name} drops {share:.0%} of its KV events for {seconds:.2f} s")
-    engine.host.replay_trouble = injector.chance.choice((0.0, 0.3, 0.9))
-    if engine.host.life is not None:
-        engine.host.life.publisher.dropping = share
-    injector.later(seconds, calm_events, engine)
+    injector.cluster.note(f"{engine.name} drops {share:.0%} of its KV events for {seconds:.2f} s")
+    engine.host.replay_failures = injector.chance.choice((0.0, 0.3, 0.9))
+    if engine.host.running is not None:
+        engine.host.running.publisher.dropping = share
+    injector.later(seconds, stop_dropping_events, engine)
 
 
 def cut_worker_from_engine(injector: Injector) -> None:
-    host = injector.chance.choice(list(injector.world.hosts.values()))
+    host = injector.chance.choice(list(injector.cluster.hosts.values()))
     seconds = injector.seconds(6.0)
-    injector.world.note(f"the worker of {host.instance} cannot reach it for {seconds:.2f} s")
+    injector.cluster.note(f"the worker of {host.instance} cannot reach it for {seconds:.2f} s")
     host.worker_cut = True
-    injector.later(seconds, mend_engine_way, injector, host.instance)
+    injector.later(seconds, reconnect_worker, injector, host.instance)
 
 
 def cut_ingress_from_engine(injector: Injector) -> None:
-    ingress, engine = injector.chance.choice(injector.world.ingresses), injector.chance.choice(injector.world.engines)
+    ingress, engine = (
+        injector.chance.choice(injector.cluster.ingresses),
+        injector.chance.choice(injector.cluster.engines),
+    )
     seconds = injector.seconds(6.0)
-    injector.world.note(f"{ingress.name} cannot reach {engine.name} for {seconds:.2f} s")
+    injector.cluster.note(f"{ingress.name} cannot reach {engine.name} for {seconds:.2f} s")
     ingress.engines_cut.add(engine.name)
     injector.later(seconds, ingress.engines_cut.discard, engine.name)
 
 
 def clear_cache(injector: Injector) -> None:
-    engine = injector.chance.choice(injector.world.engines)
-    life = engine.host.life
-    if life is not None and not engine.paused and life.engine.reset_prefix_cache():
-        injector.world.note(f"{engine.name} drops its cache")
+    engine = injector.chance.choice(injector.cluster.engines)
+    running = engine.host.running
+    if running is not None and not engine.paused and running.engine.reset_prefix_cache():
+        injector.cluster.note(f"{engine.name} drops its cache")
 
 
 def restart_unseen(injector: Injector) -> None:
-    """An engine without a replay socket, of whose cache all is known since it was cleared, is another one a while later."""
-    chance, forgetful = injector.chance, [engine for engine in injector.world.engines if not engine.host.replays]
+    """An engine without a replay socket, whose cache is fully known after a clear, is replaced a while later."""
+    chance, forgetful = injector.chance, [engine for engine in injector.cluster.engines if not engine.host.replays]
     if not forgetful:
         return
     engine = chance.choice(forgetful)
-    life = engine.host.life
-    if life is not None and not engine.paused and life.engine.reset_prefix_cache():
-        injector.world.note(f"{engine.name} drops its cache")
+    running = engine.host.running
+    if running is not None and not engine.paused and running.engine.reset_prefix_cache():
+        injector.cluster.note(f"{engine.name} drops its cache")
         injector.later(chance.random() * 4.0, injector.kill_process, engine, 0.2 + chance.random())
 
 
@@ -73,19 +75,18 @@ def lie_about_name(injector: Injector) -> None:
 
 
 def _lie(injector: Injector, about: str, *, restart: bool = False, **lies: Any) -> None:
-    """An engine says what is not so, until it is started anew. `restart`: it says so as it starts."""
-    engine = injector.chance.choice(injector.world.engines)
-    injector.world.note(f"{engine.name} lies about its {about}: {lies}")
-    for name, said in lies.items():
-        setattr(engine.host.lies, name, said)
+    """An engine reports false values until restarted. `restart`: from its start on."""
+    engine = injector.chance.choice(injector.cluster.engines)
+    injector.cluster.note(f"{engine.name} lies about its {about}: {lies}")
+    for name, value in lies.items():
+        setattr(engine.host.lies, name, value)
     if restart:
         injector.kill_process(engine, 0.5)
     else:
-        injector.later(injector.seconds(8.0), end_lies, injector, engine)
+        injector.later(injector.seconds(8.0), replace_lying_engine, injector, engine)
 
 
-def end_lies(injector: Injector, engine: EngineProcess) -> None:
-    """Somebody replaces an engine that lies by one that does not."""
+def replace_lying_engine(injector: Injector, engine: EngineProcess) -> None:
     if engine.host.lies.any:
         engine.host.lies = Lies()
         injector.kill_process(engine, 0.5)
@@ -111,27 +112,27 @@ def _bad_seconds(injector: Injector) -> Seconds:
     return 3.0 + injector.seconds(15.0)
 
 
-def misbehave(injector: Injector, misdeed: Misdeed, seconds: Seconds) -> None:
-    engine = injector.chance.choice(injector.world.engines)
-    injector.world.note(f"{engine.name} misbehaves for {seconds:.2f} s: {misdeed}")
-    engine.host.misbehave(misdeed)
-    injector.later(seconds, behave, injector, engine)
+def misbehave(injector: Injector, failure_mode: FailureMode, seconds: Seconds) -> None:
+    engine = injector.chance.choice(injector.cluster.engines)
+    injector.cluster.note(f"{engine.name} misbehaves for {seconds:.2f} s: {failure_mode}")
+    engine.host.misbehave(failure_mode)
+    injector.later(seconds, stop_misbehaving, injector, engine)
 
 
-def behave(injector: Injector, engine: EngineProcess) -> None:
-    if engine.host.misdeed:
-        injector.world.note(f"{engine.name} is well again")
+def stop_misbehaving(injector: Injector, engine: EngineProcess) -> None:
+    if engine.host.failure_mode:
+        injector.cluster.note(f"{engine.name} is well again")
         engine.host.misbehave("")
 
 
-def calm_events(engine: EngineProcess) -> None:
-    engine.host.replay_trouble = 0.0
-    if engine.host.life is not None:
-        engine.host.life.publisher.dropping = 0.0
+def stop_dropping_events(engine: EngineProcess) -> None:
+    engine.host.replay_failures = 0.0
+    if engine.host.running is not None:
+        engine.host.running.publisher.dropping = 0.0
 
 
-def mend_engine_way(injector: Injector, instance: InstanceId) -> None:
-    host = injector.world.hosts[instance]
+def reconnect_worker(injector: Injector, instance: InstanceId) -> None:
+    host = injector.cluster.hosts[instance]
     if host.worker_cut:
         host.worker_cut = False
         host.reconnect()

@@ -1,4 +1,5 @@
-"""The place where an engine runs, and how its worker reaches it: a probe, and sockets that lose batches, break and answer with holes."""
+"""The host of an engine, and its worker's connections: a probe, and sockets that lose batches, break and answer with
+holes."""
 
 import asyncio
 import contextlib
@@ -20,17 +21,14 @@ from pointsman.adapters.kv_events.sockets import (
 )
 from pointsman.contracts.fleet import Role
 from pointsman.primitives import InstanceId, Seconds, Sequence, Tokens
-from pointsman_lab.torture.engines import ANSWER_SECONDS, MAX_MODEL_LEN, MODEL, EngineLife, Lies, Misdeed
+from pointsman_lab.torture.engines import ANSWER_SECONDS, MAX_MODEL_LEN, MODEL, FailureMode, Lies, RunningEngine
 from pointsman_lab.torture.loop import MOMENT_SECONDS, VirtualLoop
 
 RECONNECT_SECONDS_MAX = 1.0
-
 PROBE_SECONDS_MAX = 2.0
 
 
 class EngineHost:
-    """A place where an engine runs, or not, and how it can be reached by its worker."""
-
     def __init__(
         self,
         instance: InstanceId,
@@ -44,74 +42,66 @@ class EngineHost:
         self.replays = replays
         self.names = FurtherNames(adapters=adapters)
         self.lies = Lies()
-        """Of the engine that runs here, whichever."""
-        self.misdeed: Misdeed = ""
-        """Of the same: its machine is what is bad."""
+        self.failure_mode: FailureMode = ""
         self.well_since: Seconds = 0.0
-        """Since when it has not misbehaved."""
-        self.last_misdeed: Misdeed = ""
+        self.last_failure_mode: FailureMode = ""
         self.instance = instance
         self.role = role
         self.url = f"http://{instance}:8000"
         self.loop = loop
         self.chance = chance
-        self.life: EngineLife | None = None
+        self.running: RunningEngine | None = None
         self.paused = False
         self.worker_cut = False
-        """The worker cannot reach its engine."""
-        self.replay_trouble = 0.0
-        """Share of replay answers that break off or have a hole."""
+        self.replay_failures = 0.0
         self.sockets: list[MemorySockets] = []
 
-    def began(self, life: EngineLife) -> None:
-        self.life = life
+    def began(self, running: RunningEngine) -> None:
+        self.running = running
         self.reconnect()
 
-    def misbehave(self, misdeed: Misdeed) -> None:
-        """Have the engine here fail what it is asked, until told otherwise, whatever else looks well."""
-        if misdeed == "" != self.misdeed:
-            self.well_since, self.last_misdeed = self.loop.time(), self.misdeed
-        self.misdeed = misdeed
-        if self.life is not None:
-            self.life.misbehave(misdeed)
+    def misbehave(self, failure_mode: FailureMode) -> None:
+        """The engine fails requests until changed; its health and load look normal."""
+        if failure_mode == "" != self.failure_mode:
+            self.well_since, self.last_failure_mode = self.loop.time(), self.failure_mode
+        self.failure_mode = failure_mode
+        if self.running is not None:
+            self.running.misbehave(failure_mode)
 
     def died(self) -> None:
-        self.life = None
+        self.running = None
         for sockets in self.sockets:
             sockets.live.break_off()
 
     def reconnect(self) -> None:
-        """ZMQ dials again by itself: a while after the engine came up, the subscription stands."""
-        self.loop.outside(self.chance.uniform(0.0, RECONNECT_SECONDS_MAX), self._handshake, self.life)
+        self.loop.outside(self.chance.uniform(0.0, RECONNECT_SECONDS_MAX), self._handshake, self.running)
 
-    def _handshake(self, life: EngineLife | None) -> None:
-        if life is not self.life or life is None or self.worker_cut:
+    def _handshake(self, running: RunningEngine | None) -> None:
+        if running is not self.running or running is None or self.worker_cut:
             return
         for sockets in self.sockets:
-            life.publisher.subscriber = sockets.live.carry
+            running.publisher.subscriber = sockets.live.carry
             sockets.live.shake_hands()
 
 
 class HostProbe:
-    """The worker's look at its engine. (The worker's `Engine`.)"""
-
     def __init__(self, host: EngineHost, block_size: Tokens) -> None:
         self._host = host
         self._block_size = block_size
 
     async def describe(self) -> EngineFacts:
-        life, lies = await self._life(), self._host.lies
+        running, lies = await self._running(), self._host.lies
         return EngineFacts(
             model=lies.model or MODEL,
             max_model_len=lies.max_model_len or MAX_MODEL_LEN,
             version="simulated",
             block_tokens=self._block_size,
-            kv_capacity_tokens=life.model.cache.blocks_max * self._block_size,
+            kv_capacity_tokens=running.model.cache.blocks_max * self._block_size,
             further_names=self._names,
         )
 
     async def load(self) -> EngineLoad:
-        counts, facts = (await self._life()).model.counts, await self.describe()
+        counts, facts = (await self._running()).model.counts, await self.describe()
         load = EngineLoad(
             waiting=counts.waiting,
             running=counts.running,
@@ -128,28 +118,26 @@ class HostProbe:
     def _names(self) -> FurtherNames:
         return replace(self._host.names, aliases=self._host.lies.aliases)
 
-    async def _life(self) -> EngineLife:
+    async def _running(self) -> RunningEngine:
         host = self._host
         await asyncio.sleep(host.chance.expovariate(1 / ANSWER_SECONDS))
         if host.paused or host.worker_cut:
             await asyncio.sleep(PROBE_SECONDS_MAX)
             silent = f"{host.url} does not answer"
             raise EngineUnreachableError(silent)
-        if host.life is None:
+        if host.running is None:
             refused = f"nothing listens on {host.url}"
             raise EngineUnreachableError(refused, refused=True)
-        return host.life
+        return host.running
 
 
 class MemorySockets(EngineSockets):
-    """What a worker opens in place of ZMQ's sockets."""
-
     def __init__(self, host: EngineHost) -> None:
         self._host = host
         self.live: MemoryLiveSocket = MemoryLiveSocket(host)
         self.replay = MemoryReplaySocket(host) if host.replays else None
         host.sockets = [self]
-        if host.life is not None:
+        if host.running is not None:
             host.reconnect()
 
     @override
@@ -159,8 +147,6 @@ class MemorySockets(EngineSockets):
 
 
 class MemoryLiveSocket(LiveSocket):
-    """A subscription: a queue that keeps the order of what arrives, and does not always get it."""
-
     def __init__(self, host: EngineHost) -> None:
         self._host = host
         self._arrived: deque[list[bytes]] = deque()
@@ -170,11 +156,9 @@ class MemoryLiveSocket(LiveSocket):
         self._last_at: Seconds = 0.0
 
     def carry(self, frames: list[bytes]) -> None:
-        """The engine sends."""
         self._in_order(self._arrive, frames)
 
     def break_off(self) -> None:
-        """The engine's process is gone, and its machine says so."""
         self._in_order(self._interrupt)
 
     def shake_hands(self) -> None:
@@ -210,11 +194,11 @@ class MemoryLiveSocket(LiveSocket):
     def discard(self) -> None:
         self._arrived.clear()
 
-    def _in_order(self, reach: Callable[..., None], *said: object) -> None:
+    def _in_order(self, reach: Callable[..., None], *arguments: object) -> None:
         loop = self._host.loop
         now = loop.time()
         self._last_at = max(self._last_at + MOMENT_SECONDS, now + self._host.chance.expovariate(1 / ANSWER_SECONDS))
-        loop.outside(self._last_at - now, reach, *said)
+        loop.outside(self._last_at - now, reach, *arguments)
 
     def _interrupt(self) -> None:
         self._interrupted = True
@@ -227,8 +211,6 @@ class MemoryLiveSocket(LiveSocket):
 
 
 class MemoryReplaySocket(ReplaySocket):
-    """The engine's buffer, asked over a way that is not always whole."""
-
     def __init__(self, host: EngineHost) -> None:
         self._host = host
 
@@ -236,13 +218,13 @@ class MemoryReplaySocket(ReplaySocket):
     async def batches(self, start: Sequence) -> AsyncGenerator[tuple[Sequence, bytes], None]:
         host, chance = self._host, self._host.chance
         await asyncio.sleep(chance.expovariate(1 / ANSWER_SECONDS))
-        life = host.life
-        if life is None or host.paused or host.worker_cut:
+        running = host.running
+        if running is None or host.paused or host.worker_cut:
             await asyncio.sleep(REPLAY_FRAME_SECONDS)
             silent = "no answer in time"
             raise ReplayError(silent)
-        answer = [batch for batch in life.publisher.buffer if batch[0] >= start]
-        trouble = chance.random() < host.replay_trouble
+        answer = [batch for batch in running.publisher.buffer if batch[0] >= start]
+        trouble = chance.random() < host.replay_failures
         broken_at = chance.randrange(len(answer) + 1) if trouble else -1
         breaks_off = chance.random() < 0.5
         for position, batch in enumerate(answer):

@@ -1,7 +1,5 @@
-"""A simulated engine: the one of `pointsman-engine-sim` without its sockets, and the truth about its cache.
-
-Its KV events go to `MemoryPublisher`, which the worker reads through its own `KvEventReader` (sockets: `engine_host`).
-"""
+"""A simulated engine (`pointsman-engine-sim` without sockets), and the contents of its cache. Its KV events go to
+`MemoryPublisher`, which the worker reads through its own `KvEventReader` (sockets: `engine_host`)."""
 
 import contextlib
 from collections import deque
@@ -41,33 +39,23 @@ from pointsman_lab.torture.http import Session
 from pointsman_lab.torture.loop import VirtualLoop
 
 MODEL = "pointsman-sim"
-
 PROFILE = "qwen2.5-7b-910b4"
-
 MAX_MODEL_LEN = 4096
-
 ANSWER_SECONDS = 0.0005
-"""Mean time that an engine takes to say how it is."""
-
 TRANSFER_SECONDS_PER_TOKEN = 1e-5
-
 HOLD_SECONDS: Seconds = 20.0
-"""How long an engine keeps what nobody fetches."""
-
 SLOWNESS = 10.0
-"""How many times as long a slow engine takes."""
-
 PIECES_BEFORE_RESET_MAX = 3
 
-Misdeed = Literal["", "errors", "resets", "hang", "slow"]
-"""How an engine fails whose health and load look well. `errors`: it answers 500. `resets`: it closes connections in the middle of
-answers. `hang`: it takes requests and never answers. `slow`: all takes SLOWNESS times as long. Empty: it is well."""
+FailureMode = Literal["", "errors", "resets", "hang", "slow"]
+"""Failures with normal health and load. `errors`: answers 500. `resets`: closes connections within answers. `hang`:
+never answers. `slow`: SLOWNESS times slower. Empty: none."""
 
-MISDEEDS: tuple[Misdeed, ...] = ("errors", "resets", "hang", "slow")
+FAILURE_MODES: tuple[FailureMode, ...] = ("errors", "resets", "hang", "slow")
 
 
 class Truth:
-    """What an engine holds, in our keys, folded from its own changes as plainly as can be."""
+    """Cache contents in pool keys, folded from the engine's own changes by plain code."""
 
     def __init__(self, chain: KeyChain, block_size: Tokens) -> None:
         self._chain = chain
@@ -92,7 +80,6 @@ class Truth:
             self._tokens.clear()
 
     def keys(self) -> set[BlockKey]:
-        """Keys of the pool's blocks that are whole in the engine."""
         if self._keys is None:
             self._keys = self._chained()
         return self._keys
@@ -120,14 +107,11 @@ class Truth:
 
 @dataclass(slots=True)
 class Lies:
-    """What an engine says of itself that is not so. Its KV events: a share of batches tell of other blocks."""
+    """False reports of an engine. `events`: share of batches with other blocks."""
 
     idle: bool = False
-    """It runs nothing."""
     busy: bool = False
-    """It runs a million requests."""
     cached_tokens: bool = False
-    """Each answer was cached whole, or not at all."""
     events: float = 0.0
     max_model_len: Tokens = 0
     model: str = ""
@@ -139,8 +123,6 @@ class Lies:
 
 
 class MemoryPublisher:
-    """The engine's end of its KV events: subscribers, and the buffer that replays come from."""
-
     def __init__(
         self,
         loop: VirtualLoop,
@@ -159,7 +141,6 @@ class MemoryPublisher:
         self._sequence = 0
         self.buffer: deque[tuple[Sequence, bytes]] = deque(maxlen=buffer_steps)
         self.dropping = 0.0
-        """Share of batches that do not reach a subscriber."""
         self.lies = Lies()
         self.subscriber: Callable[[list[bytes]], None] | None = None
 
@@ -176,30 +157,25 @@ class MemoryPublisher:
             self.subscriber([b"", sequence.to_bytes(SEQUENCE_BYTES, "big"), payload])
 
     def _falsified(self, changes: list[CacheChange]) -> list[CacheChange]:
-        """Blocks that it stored are not told of, or others are; evictions are kept quiet."""
-        told: list[CacheChange] = []
+        reported: list[CacheChange] = []
         for change in changes:
             if isinstance(change, RunCached) and self._chance.random() < 0.5:
                 tokens = [token % 3000 + 1000 for token in change.tokens]
-                told.append(RunCached(change.parent, change.hashes, tokens, change.identity))
+                reported.append(RunCached(change.parent, change.hashes, tokens, change.identity))
             elif isinstance(change, CacheReset):
-                told.append(change)
-        return told
+                reported.append(change)
+        return reported
 
 
 @dataclass(slots=True)
 class EngineShape:
-    """How the engines of a run are set up."""
-
     block_size: Tokens
     blocks: int
     buffer_steps: int
     batched_tokens: Tokens
 
 
-class EngineLife:
-    """One life of an engine's process: everything that dies with it."""
-
+class RunningEngine:
     def __init__(
         self,
         loop: VirtualLoop,
@@ -213,9 +189,9 @@ class EngineLife:
         to_others: Session | None,
         adapters: tuple[str, ...] = (),
         lies: Lies | None = None,
-        misdeed: Misdeed = "",
+        failure_mode: FailureMode = "",
     ) -> None:
-        """`to_others`: the way to the other engines, where they hand prefilled requests to each other."""
+        """`to_others`: session to the other engines, for prefill/decode transfers."""
         self.truth = Truth(chain, shape.block_size)
         self.publisher = MemoryPublisher(
             loop, chance, clock, self.truth, block_size=shape.block_size, buffer_steps=shape.buffer_steps
@@ -256,31 +232,30 @@ class EngineLife:
         self.app = BadApp(self.engine, tokenizer=tokenizer, metrics=metrics, served=served, transfer=transfer)
         self.app.lies = self.publisher.lies
         self.app.chance = chance
-        self.misbehave(misdeed)
+        self.misbehave(failure_mode)
 
-    def misbehave(self, misdeed: Misdeed) -> None:
-        """Treat what is asked from now on like this, until told otherwise."""
-        self.app.misdeed = misdeed
-        self._steady.slow_down(SLOWNESS if misdeed == "slow" else 1.0)
+    def misbehave(self, failure_mode: FailureMode) -> None:
+        self.app.failure_mode = failure_mode
+        self._steady.slow_down(SLOWNESS if failure_mode == "slow" else 1.0)
 
 
 class BadApp(EngineApp):
-    """The engine's server, whose answers may say wrongly how much of the prompt was cached, or not come as they should."""
+    """The engine's server with injected failures and wrong `cached_tokens`."""
 
     lies = Lies()
-    misdeed: Misdeed = ""
+    failure_mode: FailureMode = ""
     chance = Random()
 
     @override
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         generates = scope["type"] == "http" and scope["method"] == "POST" and scope["path"].startswith("/v1/")
-        misdeed = self.misdeed if generates else ""
-        if misdeed == "errors":
+        failure_mode = self.failure_mode if generates else ""
+        if failure_mode == "errors":
             await send_whole(send, 500, b'{"error":{"message":"CUDA error","code":500}}', "application/json")
-        elif misdeed == "hang":
+        elif failure_mode == "hang":
             while (await receive())["type"] != "http.disconnect":
                 pass
-        elif misdeed == "resets":
+        elif failure_mode == "resets":
             with contextlib.suppress(_ResetError):
                 await super().__call__(scope, receive, self._reset(send))
         else:
@@ -306,14 +281,13 @@ class BadApp(EngineApp):
 
 
 class _ResetError(Exception):
-    """The connection is closed in the middle of an answer."""
+    pass
 
 
 _vocabulary: list[tuple[Tokenizer, Wording]] = []
 
 
 def vocabulary() -> tuple[Tokenizer, Wording]:
-    """Loaded once; every engine says the same after the same prompt."""
     if not _vocabulary:
         tokenizer = Tokenizer.builtin()
         _vocabulary.append((tokenizer, Wording(tokenizer)))

@@ -1,4 +1,4 @@
-"""What the processes of one run share: a loop, a network, chance, and a record of what was done to them."""
+"""Shared by the processes of one run: loop, network, random streams, trace and violations."""
 
 from random import Random
 from tempfile import TemporaryDirectory
@@ -16,7 +16,7 @@ from pointsman_lab.torture.simulated_ports import open_link
 
 
 class Environment:
-    """Each use of chance has a stream of its own, so that one more message does not change which process is killed when."""
+    """Each purpose has its own random stream, so that one more message does not change which process is killed when."""
 
     def __init__(self, plan: Plan, loop: VirtualLoop) -> None:
         self.plan = plan
@@ -27,17 +27,12 @@ class Environment:
         self.trace: list[tuple[Seconds, str]] = []
         self.violations: list[str] = []
         self.healed = False
-        """Whether all faults have ended."""
         self.sites: dict[str, Site] = {}
-        """HTTP servers by host name."""
-        self.lives: list[KillableTask] = []
-        """Of all processes, the dead ones included."""
+        self.runs: list[KillableTask] = []
         self._directory = TemporaryDirectory(prefix="torture-")
         self.state_directory = self._directory.name
-        """Where a worker that is restarted leaves its state."""
 
     def chance(self, name: str) -> Random:
-        """The stream of chance of that name."""
         found = self._chances.get(name)
         if found is None:
             found = self._chances[name] = Random(f"{name} {self.plan.seed}")
@@ -49,18 +44,16 @@ class Environment:
         )
 
     def note(self, what: str) -> None:
-        """Something was done to the fleet."""
         self.trace.append((self.loop.time(), what))
 
     def violation(self, what: str) -> None:
-        """Something happened that must not."""
         self.violations.append(what)
         self.note(f"VIOLATION {what}")
 
     def forget(self) -> None:
-        """Take the run apart: FastAPI's caches keep a part of every ingress alive, and all that it refers to."""
+        """Breaks reference cycles: FastAPI's caches keep a part of every ingress alive."""
         self._directory.cleanup()
-        for part in (*self.network.links, *self.lives, self.network, self):
+        for part in (*self.network.links, *self.runs, self.network, self):
             vars(part).clear()
 
     def _handler_failed(self, subject: str, error: Exception) -> None:

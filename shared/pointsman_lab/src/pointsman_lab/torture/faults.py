@@ -1,16 +1,13 @@
-"""The faults of a run: a seed schedules them while clients ask, and `heal` ends all of them."""
+"""The faults of a run: scheduled from the seed during the load; `heal` ends all of them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from pointsman_lab.torture.engine_faults import (
-    behave,
-    calm_events,
     clear_cache,
     cut_ingress_from_engine,
     cut_worker_from_engine,
     drop_events,
-    end_lies,
     engine_errors,
     engine_hangs,
     engine_resets,
@@ -19,11 +16,14 @@ from pointsman_lab.torture.engine_faults import (
     lie_about_length,
     lie_about_load,
     lie_about_name,
-    mend_engine_way,
     misbehave,
+    reconnect_worker,
+    replace_lying_engine,
     restart_unseen,
+    stop_dropping_events,
+    stop_misbehaving,
 )
-from pointsman_lab.torture.engines import MISDEEDS
+from pointsman_lab.torture.engines import FAILURE_MODES
 from pointsman_lab.torture.injector import Injector
 from pointsman_lab.torture.network_faults import (
     bad_network,
@@ -38,7 +38,7 @@ from pointsman_lab.torture.network_faults import (
     storm,
 )
 from pointsman_lab.torture.operator_faults import (
-    archive_away,
+    archive_outage,
     drain,
     garbage,
     poison,
@@ -63,42 +63,40 @@ from pointsman_lab.torture.process_faults import (
 )
 
 LOG_LOSSES = (0, 0, 0, 0, 1, 2)
-"""How often a log without retention loses what it had confirmed, each as likely."""
 GAPS = 3
-"""How often more events are dropped where an engine cannot tell again what was missed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A kind of trouble. `weight`: how often, compared with the others."""
-
     weight: float
     strike: Callable[[Injector], None]
 
 
 def schedule(injector: Injector) -> None:
-    """Plan all of it now, so that it depends on the seed alone."""
-    if injector.world.plan.scenario == "bad engine":
-        injector.world.loop.outside(FAULTS_BEGIN, misbehave, injector, injector.chance.choice(MISDEEDS), BAD_SECONDS)
-    elif injector.world.plan.scenario:
-        injector.world.loop.outside(FAULTS_BEGIN, rolling_restart, injector)
+    """Draws everything in advance, so that it depends on the seed alone."""
+    if injector.cluster.plan.scenario == "bad engine":
+        injector.cluster.loop.outside(
+            FAULTS_BEGIN, misbehave, injector, injector.chance.choice(FAILURE_MODES), BAD_SECONDS
+        )
+    elif injector.cluster.plan.scenario:
+        injector.cluster.loop.outside(FAULTS_BEGIN, rolling_restart, injector)
     else:
         _schedule_faults(injector)
 
 
 def _schedule_faults(injector: Injector) -> None:
-    chance, loop = injector.chance, injector.world.loop
-    injector.world.network.duplicates = chance.choice((0.0, 0.02, 0.1))
+    chance, loop = injector.chance, injector.cluster.loop
+    injector.cluster.network.duplicates = chance.choice((0.0, 0.02, 0.1))
     if chance.random() < 0.3:
         storm(injector)
     kept = chance.choice((0, 0, 60, 150, 400))
     if kept:
-        injector.world.note(f"the log keeps {kept} entries and what the newest checkpoint needs")
+        injector.cluster.note(f"the log keeps {kept} entries and what the newest checkpoint needs")
         expire(injector, kept)
     else:
         _schedule_log_losses(injector)
-    if not all(injector.world.plan.replays):
-        gaps = injector.world.chance("gaps")
+    if not all(injector.cluster.plan.replays):
+        gaps = injector.cluster.chance("gaps")
         for _ in range(GAPS):
             loop.outside(FAULTS_BEGIN + gaps.random() * FAULTS_SECONDS, _strike, injector, Fault(1.0, drop_events))
     kinds = list(FAULTS)
@@ -108,11 +106,10 @@ def _schedule_faults(injector: Injector) -> None:
 
 
 def _schedule_log_losses(injector: Injector) -> None:
-    """The log loses entries that it had confirmed; not where retention drops the oldest, too."""
-    chance = injector.world.chance("log losses")
+    chance = injector.cluster.chance("log losses")
     for _ in range(chance.choice(LOG_LOSSES)):
         strike = chance.choice((power_cut, power_cut, delete_stream))
-        injector.world.loop.outside(
+        injector.cluster.loop.outside(
             FAULTS_BEGIN + chance.random() * FAULTS_SECONDS, _strike, injector, Fault(1.0, strike)
         )
 
@@ -123,32 +120,31 @@ def _strike(injector: Injector, fault: Fault) -> None:
 
 
 def heal(injector: Injector) -> None:
-    """End all trouble: everything runs, everything can be reached, the dates are right."""
-    world = injector.world
-    world.healed = True
-    world.note("all faults end")
-    world.network.duplicates = world.network.damage = 0.0
-    world.network.server_up()
-    for process in world.processes:
+    cluster = injector.cluster
+    cluster.healed = True
+    cluster.note("all faults end")
+    cluster.network.duplicates = cluster.network.damage = 0.0
+    cluster.network.server_up()
+    for process in cluster.processes:
         process.clock.skew = 0.0
         process.resume()
-        if process.life is None:
+        if process.run is None:
             if process.wanted:
                 process.start()
-        elif process.life.link is not None:
+        elif process.run.link is not None:
             mend(injector, process)
-    for ingress in world.ingresses:
+    for ingress in cluster.ingresses:
         ingress.engines_cut.clear()
-    for host in world.hosts.values():
-        host.replay_trouble = 0.0
-        mend_engine_way(injector, host.instance)
-    for engine in world.engines:
-        calm_events(engine)
-        end_lies(injector, engine)
-        behave(injector, engine)
-    world.recorder.archive.failing = 0.0
-    if world.provider is not None:
-        world.provider.failing = 0.0
+    for host in cluster.hosts.values():
+        host.replay_failures = 0.0
+        reconnect_worker(injector, host.instance)
+    for engine in cluster.engines:
+        stop_dropping_events(engine)
+        replace_lying_engine(injector, engine)
+        stop_misbehaving(injector, engine)
+    cluster.recorder.archive.failing = 0.0
+    if cluster.provider is not None:
+        cluster.provider.failing = 0.0
 
 
 FAULTS: dict[str, Fault] = {
@@ -174,7 +170,7 @@ FAULTS: dict[str, Fault] = {
     "clear cache": Fault(0.5, clear_cache),
     "restart unseen": Fault(0.7, restart_unseen),
     "damage": Fault(1.0, damage_entries),
-    "archive": Fault(0.5, archive_away),
+    "archive": Fault(0.5, archive_outage),
     "kill ingress": Fault(1.5, kill_ingress),
     "kill two": Fault(1.0, kill_two),
     "pause engine": Fault(2.5, pause_engine),
@@ -190,4 +186,3 @@ FAULTS: dict[str, Fault] = {
     "garbage": Fault(0.7, garbage),
     "poison": Fault(0.7, poison),
 }
-"""By name."""

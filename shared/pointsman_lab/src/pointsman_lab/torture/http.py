@@ -1,7 +1,5 @@
-"""HTTP without sockets: an ASGI application in one process, its client in another, and what can break in between.
-
-The client's side is an `Exchange`, which has the methods of aiohttp's response that the ingress uses.
-"""
+"""HTTP without sockets: an ASGI application in one process, its client in another, and failures between. `Exchange` has
+the methods of aiohttp's response that the ingress uses."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Generator, MutableMapping
@@ -16,30 +14,22 @@ from pointsman.runtime.health import AsgiApp, Scope
 from pointsman_lab.torture.loop import MOMENT_SECONDS, VirtualLoop
 
 HOP_SECONDS = 0.0003
-"""Mean time that a piece of a body takes."""
 CONNECT_SECONDS_MAX = 2.0
 
 Message = MutableMapping[str, Any]
 
 
 class Site(Protocol):
-    """A process that can be asked over HTTP."""
-
     app: AsgiApp | None
-    """None while nothing listens."""
 
     @property
-    def reachable(self) -> bool:
-        """False: packets vanish on the way."""
-        ...
+    def reachable(self) -> bool: ...
 
-    def attend(self, exchange: "Exchange", work: Callable[[], Awaitable[None]]) -> None:
-        """Run `work` in the process, and break the exchange when the process dies."""
-        ...
+    def attend(self, exchange: "Exchange", work: Callable[[], Awaitable[None]]) -> None: ...
 
 
 class Exchange:
-    """One request and its answer. `status` and `headers` hold once `answered`."""
+    """`status` and `headers` are set once `answered`."""
 
     def __init__(self, site: Site, loop: VirtualLoop, chance: Random, scope: Scope, body: bytes) -> None:
         self.status = 0
@@ -47,10 +37,8 @@ class Exchange:
         self.content = self
         """As in aiohttp, where the body is an object of its own."""
         self.connection = None
-        """Nobody asks for it while an answer may still come."""
         self.pieces: list[bytes] = []
         self.messages: list[str] = []
-        """Types of the messages that the application sent."""
         self._site = site
         self._loop = loop
         self._chance = chance
@@ -66,7 +54,7 @@ class Exchange:
         self._site.attend(self, lambda: app(self._scope, self._receive, self._send))
 
     async def answered(self) -> Self:
-        """Wait for the head. Raises ConnectionResetError."""
+        """Waits for the head. Raises ConnectionResetError."""
         message = await self._next()
         if message is None or message["type"] != "http.response.start":
             broken = "the connection was closed before an answer came"
@@ -94,20 +82,16 @@ class Exchange:
         return b"".join(self.pieces)
 
     def close(self) -> None:
-        """Hang up."""
         self._gone.set()
 
     def release(self) -> None:
-        """The answer was read to its end."""
         self._gone.set()
 
     def break_off(self, reason: str) -> None:
-        """The server's process died, or the way to it did."""
         self._broken = reason
         self._arrived.put_nowait(None)
 
     def end(self) -> None:
-        """The application has returned."""
         self._loop.outside(max(0.0, self._last_at + MOMENT_SECONDS - self._loop.time()), self._arrived.put_nowait, None)
 
     async def __aenter__(self) -> Self:
@@ -141,9 +125,7 @@ class Exchange:
             self._arrived.put_nowait(message)
 
 
-class Asking:
-    """A request that was begun: to be awaited or entered, as aiohttp has it."""
-
+class PendingResponse:
     def __init__(self, exchange: Callable[[], Awaitable[Exchange]]) -> None:
         self._exchange = exchange
         self._open: Exchange | None = None
@@ -161,8 +143,6 @@ class Asking:
 
 
 class Session:
-    """What the ingress uses of an aiohttp session."""
-
     def __init__(
         self,
         sites: dict[str, Site],
@@ -172,8 +152,8 @@ class Session:
         can_reach: Callable[[str], bool],
         sends: Callable[[str, dict[str, str]], None],
     ) -> None:
-        """`sites` by host. `can_reach`: whether the way from here to a host is open. `sends`: told of the host and
-        the headers of each request."""
+        """`sites` by host. `can_reach`: whether a host is reachable from here. `sends`: called with host and headers of
+        each request."""
         self._sites = sites
         self._loop = loop
         self._chance = chance
@@ -188,12 +168,12 @@ class Session:
 
     def post(
         self, url: URL | str, *, data: Any, headers: dict[str, str] | None = None, allow_redirects: bool = False
-    ) -> Asking:
+    ) -> PendingResponse:
         del allow_redirects
         headers = headers or {}
         self._sends(str(URL(url).host), headers)
         body = data if isinstance(data, bytes) else data.read()
-        return Asking(lambda: self._post(URL(url), body, headers))
+        return PendingResponse(lambda: self._post(URL(url), body, headers))
 
     async def _post(self, url: URL, body: bytes, headers: dict[str, str]) -> Exchange:
         host = str(url.host)

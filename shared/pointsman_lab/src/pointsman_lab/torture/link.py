@@ -1,4 +1,4 @@
-"""One life of a process on the network: the faults of its way to the server, and the window of its writes."""
+"""One process's connection to the log server: faults of the way, and the window of its writes."""
 
 import asyncio
 from collections import deque
@@ -22,18 +22,12 @@ from pointsman.primitives import RequestId, Seconds, Sequence, Term
 from pointsman_lab.torture.network import DELAY_MEANS_MAX, IDEAL, Network
 
 ACK_SECONDS_MAX = 1.0
-
 STORE_SECONDS_MAX = 1.0
-
 NOTICE_SECONDS_MAX = 3.0
-"""How long a process may be cut off before it knows."""
-
 IN_FLIGHT_MAX = 1024
 
 
 class Link:
-    """One life of one process on the network: its log and its commands, and the faults of the way."""
-
     def __init__(
         self,
         network: Network,
@@ -49,79 +43,68 @@ class Link:
         self.conditions = IDEAL
         self.alive = True
         self.cut = False
-        """Nothing comes through, whether the process knows it or not."""
         self.connected = network.broker.available
-        """What the process believes."""
         self.on_failure = on_failure
         self.window = _Window(self, window_max)
         self.ports: Ports
-        """What a service is given; set by `simulated_ports.open_link`."""
         self.begun: Sequence = 1
-        """The first entry read since all of the log was read last: retention may have dropped what came before."""
+        """The first entry of the last full read: retention may have dropped earlier ones."""
         self.term = Term(0)
-        """The newest that this process has read of in the log."""
         self._answered: dict[RequestId, tuple[Term, Term]] = {}
-        """By request: the term of the last answer, and the newest one known when it came."""
+        """By request: term of the last answer, and the newest term known then."""
         self._waiting: list[asyncio.Future[bytes]] = []
         self._found_again = asyncio.Event()
 
     @property
     def open(self) -> bool:
-        """Whether messages can pass."""
         return self.alive and not self.cut and self.network.broker.available
 
     @property
     def subscribed(self) -> bool:
-        """Whether the server takes this process for one that listens: until it notices that it is cut off."""
+        """Whether the server counts this process as a subscriber: until it notices the cut."""
         return self.alive and self.connected
 
     def cut_off(self) -> None:
-        """Partition this process from the server, both ways."""
         self.cut = True
-        self.lose_sight()
+        self.connection_lost()
 
     def mend(self) -> None:
         self.cut = False
-        self.find_again()
+        self.connection_restored()
 
     def kill(self) -> None:
-        """The process is dead. What it sent already may still arrive."""
         self.alive = False
 
-    def lose_sight(self) -> None:
-        """Nothing answers any more; the process notices some time later."""
+    def connection_lost(self) -> None:
         chance = self.network.chance
         self.network.loop.outside(chance.uniform(0.0, NOTICE_SECONDS_MAX), self._notice)
 
-    def find_again(self) -> None:
-        """The way is free again; the process comes back some time later."""
+    def connection_restored(self) -> None:
         self.network.loop.outside(self.network.chance.uniform(0.0, 1.0), self._reconnect)
 
-    def hear(self, answer: "asyncio.Future[bytes]", payload: bytes) -> None:
-        """An answer has come. The first counts."""
+    def receive(self, answer: "asyncio.Future[bytes]", payload: bytes) -> None:
         if self.open and not answer.done():
             answer.set_result(payload)
-            told = decode_command(payload)
-            if isinstance(told, RouteGranted):
-                self._answered[told.request] = (told.term, self.term)
+            command = decode_command(payload)
+            if isinstance(command, RouteGranted):
+                self._answered[command.request] = (command.term, self.term)
 
-    def heeds(self, request: RequestId) -> str:
-        """What is wrong with the word on which this ingress sends a request to an engine, or nothing."""
+    def stale_answer(self, request: RequestId) -> str:
+        """Why the answer on which this ingress dispatches a request is stale, or ""."""
         term, newest = self._answered.get(request, (Term(0), Term(0)))
-        return f"was told so in term {term}, though it knew of term {newest}" if 0 < term < newest else ""
+        return f"relies on an answer of term {term}, though it had read term {newest}" if 0 < term < newest else ""
 
-    def places(self, request: RequestId) -> None:
-        """This ingress says itself where a request goes."""
+    def forget_answer(self, request: RequestId) -> None:
         self._answered.pop(request, None)
 
-    def hear_nobody(self, subject: str, answer: "asyncio.Future[bytes]") -> None:
+    def no_responders(self, subject: str, answer: "asyncio.Future[bytes]") -> None:
         if self.open and not answer.done():
-            answer.set_exception(NoResponderError(f"nobody serves {subject}"))
+            answer.set_exception(NoResponderError(f"no process serves {subject}"))
 
     async def ask(self, subject: str, payload: bytes, timeout: Seconds) -> bytes:
         """Raises NoResponderError, CommandTimeoutError."""
         if not self.connected or not self.alive:
-            nobody = f"not connected, so nobody serves {subject}"
+            nobody = f"not connected, so no process serves {subject}"
             raise NoResponderError(nobody)
         answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._waiting.append(answer)
@@ -137,8 +120,7 @@ class Link:
         finally:
             self._waiting.remove(answer)
 
-    async def passage(self) -> None:
-        """Wait as long as a message takes from the server to here."""
+    async def one_delay(self) -> None:
         network = self.network
         await asyncio.sleep(
             min(network.chance.expovariate(1 / self.conditions.delay), DELAY_MEANS_MAX * self.conditions.delay)
@@ -148,12 +130,12 @@ class Link:
             await self._found_again.wait()
 
     async def one_way(self) -> None:
-        """One way to a store at the server, or its loss. Raises StoreUnavailableError, after a while."""
+        """One way to a store at the server, or its loss. Raises StoreUnavailableError after a timeout."""
         network = self.network
         lost = network.chance.random() < self.conditions.loss
         try:
             async with asyncio.timeout(STORE_SECONDS_MAX):
-                await (asyncio.Event().wait() if lost else self.passage())
+                await (asyncio.Event().wait() if lost else self.one_delay())
         except TimeoutError as error:
             away = "the store does not answer"
             raise StoreUnavailableError(away) from error
@@ -185,7 +167,7 @@ class _Write:
 
 
 class _Window:
-    """What one process has not yet seen confirmed, in its order."""
+    """Unconfirmed writes of one process, in order."""
 
     def __init__(self, link: Link, window_max: int) -> None:
         self._link = link
@@ -218,13 +200,11 @@ class _Window:
         return write.number
 
     def withdraw(self, number: int) -> None:
-        """Nobody waits for this write any more; it may have been stored."""
         self._sent.pop(number, None)
         self._waiting = deque(write for write in self._waiting if write.number != number)
         self._settled()
 
     def close(self) -> None:
-        """What is in flight waits again."""
         for number in sorted(self._sent, reverse=True):
             self._waiting.appendleft(self._sent[number])
         self._sent.clear()
@@ -272,7 +252,6 @@ class _Window:
         self._settled()
 
     def _fenced(self, write: _Write) -> None:
-        """Another leader was elected: the server takes no more of this one's decisions."""
         if not self._link.open or write.fence is None:
             return
         write.fence.broken = "another leader was elected"
@@ -288,7 +267,6 @@ class _Window:
             self._settled()
 
     def _overdue(self, write: _Write) -> None:
-        """Not confirmed in time: everything from the oldest on is sent again."""
         if self._sent.get(write.number) is write:
             self.close()
             self._pump()

@@ -1,4 +1,4 @@
-"""What the services log during a run: nothing is printed, and an error is a finding."""
+"""Captures service logs during a run: none is printed, and errors are violations."""
 
 from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
@@ -9,22 +9,20 @@ import structlog
 from pointsman_lab.torture.cluster import Cluster
 
 EXPECTED = frozenset({"instance_unschedulable"})
-"""Errors that a fault may cause in a healthy service."""
 
 
 @contextmanager
-def listening_for_errors(world: Cluster) -> Iterator[None]:
-    """While the context is open, what services log goes nowhere, but errors are violations."""
+def listening_for_errors(cluster: Cluster) -> Iterator[None]:
     before = structlog.get_config()
 
-    def hear(_logger: Any, method: str, event: MutableMapping[str, Any]) -> NoReturn:
+    def receive(_logger: Any, method: str, event: MutableMapping[str, Any]) -> NoReturn:
         if method in ("error", "exception", "critical") and event["event"] not in EXPECTED:
             details = {name: value for name, value in event.items() if name != "event"}
-            world.violation(f"a service logs {event['event']}: {details!r}")
+            cluster.violation(f"a service logs {event['event']}: {details!r}")
         raise structlog.DropEvent
 
     structlog.configure(
-        processors=[hear], wrapper_class=structlog.make_filtering_bound_logger(40), cache_logger_on_first_use=False
+        processors=[receive], wrapper_class=structlog.make_filtering_bound_logger(40), cache_logger_on_first_use=False
     )
     try:
         yield

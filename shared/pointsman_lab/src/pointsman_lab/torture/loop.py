@@ -1,8 +1,6 @@
-"""An event loop on virtual time: when nothing is ready, time jumps to the next timer.
-
-No sockets, threads or signals; work for an executor runs in place. The seed orders what falls due together. A callback belongs to
-the process in whose context it was made, so that a process can be killed or paused between any two of its steps.
-"""
+"""An event loop on virtual time: when no callback is ready, time jumps to the next timer. No sockets, threads or
+signals; executor work runs in place. The seed orders callbacks that are due together. A callback belongs to the process
+of its context, so that a process can be killed or paused between any two steps."""
 
 import asyncio
 import heapq
@@ -23,24 +21,17 @@ from pointsman.primitives import Seconds
 
 TIMER_LATENESS_SECONDS_MAX = 0.0005
 MOMENT_SECONDS = 1e-6
-"""What comes in an order is so far apart at least."""
 STEP_CPU_SECONDS_MAX = 1.0
-"""Real time of the processor that a step may take, or a little more. The longest, the checkers', takes a fifth of it."""
 STEPS_MAX = 400_000
-"""More callbacks than any sane run takes, which are up to 100,000: somebody spins."""
 STEPS_AT_ONE_MOMENT_MAX = 20_000
-"""More callbacks than any sane run takes without that time passes."""
 CPU_SECONDS_MAX = 90.0
-"""Real time of the processor that a run may take; a common one takes one."""
 WATCHED_STEPS = 2_000
-"""The last callbacks before the end, of which a report tells who ran them."""
-
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 
 class KillableTask:
-    """Who can be stopped. `held` are the steps that came due meanwhile."""
+    """`held`: steps that came due while stopped."""
 
     def __init__(self) -> None:
         self.stopped = False
@@ -48,11 +39,11 @@ class KillableTask:
 
 
 OWNER: ContextVar[KillableTask | None] = ContextVar("OWNER", default=None)
-"""The process that the present code belongs to; None for the simulation itself."""
+"""The process of the current code; None for the simulation itself."""
 
 
 class _Task(asyncio.Task[T]):
-    """A task that lies in a set where its number puts it, and not where its address does."""
+    """Hashes by number, not by address: sets of tasks iterate in a repeatable order."""
 
     number = 0
 
@@ -66,16 +57,14 @@ class _Task(asyncio.Task[T]):
 
 
 class StalledError(Exception):
-    """Nothing is ready and no timer is set, or nothing comes to an end: the run cannot go on."""
+    """No callback is ready and no timer is set, or the run does not end."""
 
 
 class EndlessStepError(Exception):
-    """One step of a service ran for so long that it never would have come to an end."""
+    """One step of a service does not return."""
 
 
 class VirtualLoop(asyncio.BaseEventLoop):
-    """Runs callbacks as asyncio does, in virtual time."""
-
     _ready: deque[asyncio.Handle]
     _scheduled: list[asyncio.TimerHandle]
     _stopping: bool
@@ -87,40 +76,36 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._outside = Context()
         self._tasks: list[asyncio.Task[Any]] = []
         self.steps = 0
-        """Callbacks that were run."""
         self._moment = 0
-        """Callbacks that were run before time passed last."""
         self._ran: Counter[str] = Counter()
-        """Of the last WATCHED_STEPS, who ran how many."""
 
     @override
     def time(self) -> Seconds:
         return self._now
 
     def outside(self, delay: Seconds, act: Callable[..., None], *arguments: Any) -> asyncio.TimerHandle:
-        """Have the world itself do something in exactly `delay` seconds, whoever is killed meanwhile."""
+        """Runs `act` outside of all processes in exactly `delay` seconds."""
         return super().call_at(self._now + delay, act, *arguments, context=self._outside)
 
     def launch(self, work: Coroutine[Any, Any, None], context: Context) -> None:
-        """Start a task that belongs to whoever `context` says. It is kept among the unfinished, and not awaited."""
+        """Starts a task of the process of `context`. It is not awaited."""
         task = self.create_task(work, context=context.copy())
         assert not task.done()
 
     def release(self, owner: KillableTask) -> None:
-        """Let a stopped process go on where it stood."""
         owner.stopped = False
         self._ready.extend(owner.held)
         owner.held.clear()
 
     @property
     def unfinished(self) -> list[asyncio.Task[Any]]:
-        """Every task that has not ended, those of killed processes included. The loop keeps them all alive: one
-        that is collected while it waits would run its `finally` at a moment that no seed chooses."""
+        """Keeps all tasks alive, those of killed processes included: a collected task would run its `finally` at a
+        moment that no seed chooses."""
         return [task for task in self._tasks if not task.done()]
 
     @override
     def close(self) -> None:
-        """And let go of the tasks: who keeps a clock, as FastAPI's caches do, keeps this loop, too."""
+        """Also releases the tasks: FastAPI's caches keep this loop alive."""
         super().close()
         self._tasks.clear()
 
@@ -149,7 +134,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def run_in_executor(
         self, executor: Executor | None, func: Callable[[Unpack[Ts]], T], *args: *Ts
     ) -> asyncio.Future[T]:
-        """Runs it now: threads have an order of their own."""
+        """Runs it in place: threads are not repeatable."""
         done: asyncio.Future[T] = self.create_future()
         try:
             done.set_result(func(*args))
@@ -164,9 +149,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
         return self.call_soon(callback, *args, context=context)
 
     @contextmanager
-    def breaking_endless_steps(self, tell: Callable[[str], None]) -> Iterator[None]:
-        """While the context is open, a step that keeps the processor for long is told of and broken off, before it has
-        filled the memory. In the main thread only, where signals arrive."""
+    def breaking_endless_steps(self, report: Callable[[str], None]) -> Iterator[None]:
+        """Reports and aborts a step that exceeds its CPU time. In the main thread only, where signals arrive."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -178,12 +162,12 @@ class VirtualLoop(asyncio.BaseEventLoop):
             looks += 1
             if looks * STEP_CPU_SECONDS_MAX > CPU_SECONDS_MAX:
                 endless = f"{CPU_SECONDS_MAX:g} s of the processor and no end, at step {self.steps}"
-                tell(endless)
+                report(endless)
                 raise EndlessStepError(endless)
             if self.steps == seen:
-                where = frame.f_code.co_qualname if frame is not None else "nobody knows where"
+                where = frame.f_code.co_qualname if frame is not None else "an unknown place"
                 endless = f"a step does not come to an end, in {where}"
-                tell(endless)
+                report(endless)
                 raise EndlessStepError(endless)
             seen = self.steps
 
@@ -196,13 +180,12 @@ class VirtualLoop(asyncio.BaseEventLoop):
             signal.signal(signal.SIGVTALRM, before)
 
     def _run_once(self) -> None:
-        """One turn: what is due joins what is ready, and what is ready now runs. (asyncio's own hook.)"""
         ready, scheduled = self._ready, self._scheduled
         while scheduled and scheduled[0]._cancelled:
             self._drop_timer()
         if not ready and not self._stopping:
             if not scheduled:
-                stalled = "everybody waits and nothing is due"
+                stalled = "all tasks wait and nothing is due"
                 raise StalledError(stalled)
             if scheduled[0].when() > self._now:
                 self._now, self._moment = scheduled[0].when(), self.steps
@@ -226,7 +209,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
             return
         self.steps += 1
         if min(STEPS_MAX - self.steps, STEPS_AT_ONE_MOMENT_MAX - self.steps + self._moment) < WATCHED_STEPS:
-            self._ran[_told(handle)] += 1
+            self._ran[_description(handle)] += 1
         elif self._ran:
             self._ran.clear()
         handle._run()
@@ -237,13 +220,13 @@ class VirtualLoop(asyncio.BaseEventLoop):
         return handle
 
     def _write_to_self(self) -> None:
-        """Nobody is asleep."""
+        pass
 
     def _process_events(self, event_list: object) -> None:
-        """There are none."""
+        pass
 
 
-def _told(handle: asyncio.Handle) -> str:
+def _description(handle: asyncio.Handle) -> str:
     callback = cast(Any, handle)._callback
     owner = getattr(callback, "__self__", None)
     if isinstance(owner, asyncio.Task):

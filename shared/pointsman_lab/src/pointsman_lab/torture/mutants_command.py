@@ -1,4 +1,4 @@
-"""`pointsman-lab mutants`: a sample of mutants, or the listed defects; which of them unit tests and torture find."""
+"""`pointsman-lab mutants`: runs a sample of mutants, or the listed defects, against unit tests and torture."""
 
 import importlib
 import importlib.util
@@ -16,8 +16,7 @@ from pointsman_lab.torture.planted import SEEDS
 from pointsman_lab.torture.planted import planted as planted_mutants
 
 TORTURE_SEEDS = (61, 27, 67, 30)
-"""Together they produce every kind of entry, most of them twice. Choose again when seeds shift."""
-
+"""Together they produce every kind of entry. Choose again when seeds shift."""
 SHOWN_MAX = 110
 
 

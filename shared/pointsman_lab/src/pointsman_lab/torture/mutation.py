@@ -1,9 +1,6 @@
-"""`pointsman-lab mutants`: plants small defects, one at a time, and reports whether unit tests or torture find each.
-
-A mutant is one changed expression or one dropped statement of a file in MUTATED. Each runs in a forked process in which the
-changed module is loaded in place of the file: first the unit tests of its package, then seeds of torture, until one fails.
-Nothing is written to the source tree. A surviving mutant lacks a test, or makes no difference.
-"""
+"""Plants small defects, one at a time, and reports whether unit tests or torture find each. A mutant is one changed
+expression or dropped statement of a file in MUTATED, loaded in a forked process; the source tree is not written. A
+surviving mutant lacks a test, or makes no difference."""
 
 import ast
 import importlib
@@ -26,7 +23,6 @@ import click
 from typing_extensions import override
 
 WALL_SECONDS_MAX = 150
-"""For the tests and seeds of one mutant; one that takes longer counts as found."""
 
 LIBRARIES = (
     "pytest",
@@ -40,18 +36,15 @@ LIBRARIES = (
     "zmq",
     "nats",
 )
-"""Imported before the fork; none of them imports a module of ours."""
+"""Imported before the fork; none imports our modules."""
 
 TESTS = {
     "shared/pointsman/state": ("state", "policies"),
     "shared/pointsman/policies": ("policies", "state"),
     "services/worker/pointsman_worker": ("worker",),
 }
-"""By package: the folders of `tests/unit` that test it."""
 
 MUTATED = ("policies/dispatch", "state/", "pointsman_worker/translator")
-"""Parts of the paths of the files that are sampled."""
-
 UNMUTATED = ("trackers/", "__init__", "dead_letters", "outages")
 
 SWAPPED: dict[type[ast.AST], tuple[type[ast.AST], ...]] = {
@@ -84,8 +77,6 @@ Fate = Literal["killed by tests", "killed by torture", "took too long", "survive
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """One planted defect. `before` and `after`: the statement around it."""
-
     file: str
     line: int
     what: str
@@ -107,7 +98,6 @@ class Outcome:
 
 
 def mutant_of(file: str, source: str, number: int) -> Mutant:
-    """The mutant of a module at the site of that number."""
     tree = ast.parse(source)
     statement, change = next(site for at, site in enumerate(_sites(tree)) if at == number)
     before = ast.unparse(statement)
@@ -119,8 +109,6 @@ def mutant_of(file: str, source: str, number: int) -> Mutant:
 
 
 class _Change:
-    """One change of a tree, not yet made."""
-
     def __init__(self, what: str, node: ast.AST, name: str, value: Any, *, at: int | None = None) -> None:
         self.what = what
         self.node = node
@@ -137,7 +125,6 @@ class _Change:
 
 
 def _sites(tree: ast.Module) -> Iterator[tuple[ast.stmt, _Change]]:
-    """Whatever may be changed, with the statement that it is in. Texts, types and constants that bound memory are not."""
     for holder in ast.walk(tree):
         if not isinstance(holder, ast.FunctionDef):
             continue
@@ -166,7 +153,6 @@ def _in_block(owner: ast.AST, name: str, block: list[ast.stmt]) -> Iterator[tupl
 
 
 def _own(statement: ast.stmt) -> Iterator[ast.AST]:
-    """The expressions of a statement, without those of the statements in it, its annotations and its texts."""
     waiting: list[ast.AST] = [statement]
     while waiting:
         node = waiting.pop(0)
@@ -204,8 +190,6 @@ def _is_text(statement: ast.stmt) -> bool:
 
 
 class _Planted(MetaPathFinder, Loader):
-    """Loads one module from changed source."""
-
     def __init__(self, module: str, path: Path, source: str) -> None:
         self._module = module
         self._path = path
@@ -223,7 +207,6 @@ class _Planted(MetaPathFinder, Loader):
 
 
 def sources(root: Path) -> dict[str, str]:
-    """Text of every file of the packages in TESTS, by path."""
     files = (file for package in TESTS for file in sorted((root / package).rglob("*.py")))
     return {str(file.relative_to(root)): file.read_text() for file in files}
 
@@ -234,7 +217,7 @@ def module_name(file: str) -> str:
 
 
 def judge(mutant: Mutant, root: Path, seeds: Sequence[int], *, with_tests: bool = True) -> Outcome:
-    """Run its tests and seeds in a child process, up to the first that fails."""
+    """Runs its tests and seeds in a child process, up to the first failure."""
     folders = (
         next(folders for package, folders in TESTS.items() if mutant.file.startswith(package)) if with_tests else ()
     )
@@ -252,7 +235,6 @@ def judge(mutant: Mutant, root: Path, seeds: Sequence[int], *, with_tests: bool 
 
 
 def _answer(receive: int, child: int) -> tuple[Fate, str]:
-    """What the child wrote before it ended, or was killed after WALL_SECONDS_MAX."""
     before = signal.signal(signal.SIGALRM, lambda _signal, _frame: os.killpg(child, signal.SIGKILL))
     signal.alarm(WALL_SECONDS_MAX)
     try:
@@ -268,7 +250,6 @@ def _answer(receive: int, child: int) -> tuple[Fate, str]:
 
 
 def _run_child(mutant: Mutant, root: Path, seeds: Sequence[int], folders: Sequence[str], send: int) -> None:
-    """Never returns."""
     os.setpgid(0, 0)
     devnull = os.open(os.devnull, os.O_WRONLY)
     os.dup2(devnull, 1)
@@ -299,8 +280,6 @@ def _found(mutant: Mutant, root: Path, seeds: Sequence[int], folders: Sequence[s
 
 
 class _FirstFailure:
-    """Which test failed first. (A pytest plugin.)"""
-
     name = "collection"
 
     def pytest_runtest_logreport(self, report: Any) -> None:
@@ -309,7 +288,6 @@ class _FirstFailure:
 
 
 def sampled(root: Path, count: int, seed: int, only: str) -> list[Mutant]:
-    """`count` of all mutants of files whose path contains `only`, chosen and ordered by the seed."""
     texts = {
         file: text
         for file, text in sources(root).items()

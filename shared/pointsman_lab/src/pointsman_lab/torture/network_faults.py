@@ -6,31 +6,29 @@ from pointsman_lab.torture.network import IDEAL, LinkConditions
 from pointsman_lab.torture.processes import Process
 
 EXPIRY_SECONDS: Seconds = 1.0
-"""How often retention looks for what it may drop."""
 
 
 def slow_rebalancer(injector: Injector) -> None:
-    """It plans on what was long ago, and its plans come late."""
-    rebalancer, seconds = injector.world.rebalancer, injector.seconds(10.0)
-    if rebalancer.life is not None:
-        injector.world.note(f"the rebalancer is slow for {seconds:.2f} s")
+    rebalancer, seconds = injector.cluster.rebalancer, injector.seconds(10.0)
+    if rebalancer.run is not None:
+        injector.cluster.note(f"the rebalancer is slow for {seconds:.2f} s")
         rebalancer.link.conditions = LinkConditions(delay=injector.chance.choice((0.1, 0.3, 1.0)))
         injector.later(seconds, _clear_up, rebalancer)
 
 
 def partition(injector: Injector) -> None:
-    process = injector.chance.choice(injector.world.services)
-    if process.life is None:
+    process = injector.chance.choice(injector.cluster.services)
+    if process.run is None:
         return
     seconds = injector.seconds(12.0)
-    injector.world.note(f"partition {process.name} for {seconds:.2f} s")
+    injector.cluster.note(f"partition {process.name} for {seconds:.2f} s")
     process.link.cut_off()
     injector.later(seconds, mend, injector, process)
 
 
 def bad_network(injector: Injector) -> None:
-    process = injector.chance.choice(injector.world.services)
-    if process.life is None:
+    process = injector.chance.choice(injector.cluster.services)
+    if process.run is None:
         return
     chance, seconds = injector.chance, injector.seconds(10.0)
     conditions = LinkConditions(
@@ -38,7 +36,7 @@ def bad_network(injector: Injector) -> None:
         loss=chance.choice((0.0, 0.02, 0.2)),
         duplication=chance.choice((0.0, 0.05, 0.3)),
     )
-    injector.world.note(
+    injector.cluster.note(
         f"bad network at {process.name}: delay {conditions.delay} s, loss {conditions.loss}, duplication {conditions.duplication}, "
         f"for {seconds:.2f} s"
     )
@@ -47,70 +45,68 @@ def bad_network(injector: Injector) -> None:
 
 
 def server_away(injector: Injector) -> None:
-    network = injector.world.network
+    network = injector.cluster.network
     if not network.broker.available:
         return
     seconds = injector.seconds(8.0)
-    injector.world.note(f"log server away for {seconds:.2f} s")
+    injector.cluster.note(f"log server away for {seconds:.2f} s")
     network.server_down()
     injector.later(seconds, _server_back, injector)
 
 
 def power_cut(injector: Injector) -> None:
-    """The log server's machine loses power, and with it what had not been flushed to its disk."""
-    network = injector.world.network
+    network = injector.cluster.network
     if not network.broker.available:
         return
     count, seconds = injector.chance.choice((1, 3, 10, 40, 200)), injector.seconds(3.0)
-    injector.world.note(f"power cut at the log server: it loses {count} entries, and is away for {seconds:.2f} s")
+    injector.cluster.note(f"power cut at the log server: it loses {count} entries, and is away for {seconds:.2f} s")
     network.server_down()
     network.lose_newest(count)
     injector.later(seconds, _server_back, injector)
 
 
 def delete_stream(injector: Injector) -> None:
-    if injector.world.network.broker.available:
-        injector.world.note("somebody deletes the log")
-        injector.world.network.note_restart()
+    if injector.cluster.network.broker.available:
+        injector.cluster.note("an operator deletes the log")
+        injector.cluster.network.note_restart()
 
 
 def damage_entries(injector: Injector) -> None:
     share, seconds = injector.chance.choice((0.1, 0.5)), injector.seconds(6.0)
-    injector.world.note(f"the log server damages {share:.0%} of all cache events for {seconds:.2f} s")
-    injector.world.network.damage = share
+    injector.cluster.note(f"the log server damages {share:.0%} of all cache events for {seconds:.2f} s")
+    injector.cluster.network.damage = share
     injector.later(seconds, _stop_damage, injector)
 
 
 def storm(injector: Injector) -> None:
-    """Bad network conditions everywhere, all the time."""
     chance = injector.chance
     conditions = LinkConditions(delay=chance.choice((0.002, 0.02)), loss=chance.choice((0.0, 0.05)), duplication=0.05)
-    injector.world.note(f"storm everywhere: {conditions}")
-    for process in injector.world.services:
-        if process.life is not None:
+    injector.cluster.note(f"storm everywhere: {conditions}")
+    for process in injector.cluster.services:
+        if process.run is not None:
             process.link.conditions = conditions
 
 
 def mend(injector: Injector, process: Process) -> None:
-    if process.life is not None and process.life.link is not None:
-        process.life.link.conditions = IDEAL if injector.over else process.life.link.conditions
-        process.life.link.mend()
+    if process.run is not None and process.run.link is not None:
+        process.run.link.conditions = IDEAL if injector.over else process.run.link.conditions
+        process.run.link.mend()
 
 
 def _clear_up(process: Process) -> None:
-    if process.life is not None and process.life.link is not None:
-        process.life.link.conditions = IDEAL
+    if process.run is not None and process.run.link is not None:
+        process.run.link.conditions = IDEAL
 
 
 def _server_back(injector: Injector) -> None:
-    injector.world.network.server_up()
+    injector.cluster.network.server_up()
 
 
 def _stop_damage(injector: Injector) -> None:
-    injector.world.network.damage = 0.0
+    injector.cluster.network.damage = 0.0
 
 
 def expire(injector: Injector, kept: int) -> None:
     if not injector.over:
-        injector.world.network.expire(kept)
+        injector.cluster.network.expire(kept)
         injector.later(EXPIRY_SECONDS, expire, injector, kept)

@@ -1,5 +1,4 @@
-"""Who sits at a terminal: drains an instance and thinks better of it, or wants the pool to have another size. Asks until
-somebody answers, for a while."""
+"""The operator of a pool: drains instances, undoes it, or scales. Repeats a command until it is answered, for a while."""
 
 import asyncio
 import contextvars
@@ -18,12 +17,10 @@ TRIES_MAX = 8
 
 
 class Operator:
-    """One person with a command line and a good connection."""
-
-    def __init__(self, world: Environment) -> None:
-        self._world = world
-        self._link = world.link(SkewedClock(world.loop, speed=world.plan.speed), "operator")
-        self._pool = world.network.pool
+    def __init__(self, environment: Environment) -> None:
+        self._environment = environment
+        self._link = environment.link(SkewedClock(environment.loop, speed=environment.plan.speed), "operator")
+        self._pool = environment.network.pool
 
     def drain(self, instance: InstanceId) -> None:
         self._insist(drain_subject(self._pool), DrainInstance(instance=instance, reason="an operator wants it"))
@@ -35,7 +32,7 @@ class Operator:
         self._insist(scale_subject(self._pool), ScalePool(wanted=wanted, asker="an operator"))
 
     def _insist(self, subject: str, command: AnyCommand) -> None:
-        self._world.loop.launch(self._ask(subject, command), contextvars.Context())
+        self._environment.loop.launch(self._ask(subject, command), contextvars.Context())
 
     async def _ask(self, subject: str, command: AnyCommand) -> None:
         for _ in range(TRIES_MAX):

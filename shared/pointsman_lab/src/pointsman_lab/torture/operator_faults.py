@@ -1,48 +1,46 @@
-"""What operators, other systems and unknown writers do to a fleet."""
+"""Faults by operators, other systems and unknown writers."""
 
 from pointsman.contracts.subjects import cache_subject, fleet_subject, leader_subject
 from pointsman_lab.torture.injector import Injector
 
 
 def drain(injector: Injector) -> None:
-    """An operator drains an instance, and thinks better of it."""
-    instance = injector.chance.choice(list(injector.world.hosts))
+    instance = injector.chance.choice(list(injector.cluster.hosts))
     seconds = injector.seconds(8.0)
-    injector.world.note(f"{instance} drains for {seconds:.2f} s")
-    injector.world.operator.drain(instance)
-    injector.later(seconds, injector.world.operator.undrain, instance)
+    injector.cluster.note(f"{instance} drains for {seconds:.2f} s")
+    injector.cluster.operator.drain(instance)
+    injector.later(seconds, injector.cluster.operator.undrain, instance)
 
 
 def scale(injector: Injector) -> None:
-    """An operator wants another size."""
-    wanted = injector.chance.randint(1, injector.world.plan.hosts)
-    if injector.world.provider is not None:
-        injector.world.note(f"the pool shall have {wanted} instances")
-        injector.world.operator.scale(wanted)
+    wanted = injector.chance.randint(1, injector.cluster.plan.hosts)
+    if injector.cluster.provider is not None:
+        injector.cluster.note(f"the pool is to have {wanted} instances")
+        injector.cluster.operator.scale(wanted)
 
 
 def provider_away(injector: Injector) -> None:
     seconds, share = injector.seconds(6.0), injector.chance.choice((0.3, 1.0))
-    if injector.world.provider is not None:
-        injector.world.note(f"the provider fails {share:.0%} of all calls for {seconds:.2f} s")
-        injector.world.provider.failing = share
+    if injector.cluster.provider is not None:
+        injector.cluster.note(f"the provider fails {share:.0%} of all calls for {seconds:.2f} s")
+        injector.cluster.provider.failing = share
         injector.later(seconds, _provider_back, injector)
 
 
 def _provider_back(injector: Injector) -> None:
-    if injector.world.provider is not None:
-        injector.world.provider.failing = 0.0
+    if injector.cluster.provider is not None:
+        injector.cluster.provider.failing = 0.0
 
 
-def archive_away(injector: Injector) -> None:
+def archive_outage(injector: Injector) -> None:
     seconds = injector.seconds(5.0)
-    injector.world.note(f"the recorder's database fails often for {seconds:.2f} s")
-    injector.world.recorder.archive.failing = injector.chance.choice((0.3, 1.0))
+    injector.cluster.note(f"the recorder's database fails often for {seconds:.2f} s")
+    injector.cluster.recorder.archive.failing = injector.chance.choice((0.3, 1.0))
     injector.later(seconds, _archive_back, injector)
 
 
 def _archive_back(injector: Injector) -> None:
-    injector.world.recorder.archive.failing = 0.0
+    injector.cluster.recorder.archive.failing = 0.0
 
 
 def garbage(injector: Injector) -> None:
@@ -53,10 +51,9 @@ def garbage(injector: Injector) -> None:
 
 
 def poison(injector: Injector) -> None:
-    """What decoders and folds may stumble over."""
-    host, chance = injector.chance.choice(list(injector.world.hosts.values())), injector.chance
+    host, chance = injector.chance.choice(list(injector.cluster.hosts.values())), injector.chance
     known = next(
-        (s.service.state.fleet.get(host.instance) for s in injector.world.schedulers if s.life is not None), None
+        (s.service.state.fleet.get(host.instance) for s in injector.cluster.schedulers if s.run is not None), None
     )
     epoch, sequence = (known.epoch, known.sequence + 1) if known is not None else (1, 1)
     of_cache = f'"at":1.0,"instance":"{host.instance}","epoch":{epoch},"sequence":{sequence}'
@@ -82,21 +79,20 @@ def poison(injector: Injector) -> None:
 
 
 def _write_raw(injector: Injector, payloads: tuple[bytes, ...]) -> None:
-    network, chance = injector.world.network, injector.chance
+    network, chance = injector.cluster.network, injector.chance
     if not network.broker.available:
         return
     payload = chance.choice(payloads)
-    pool, host = network.pool, chance.choice(list(injector.world.hosts.values()))
+    pool, host = network.pool, chance.choice(list(injector.cluster.hosts.values()))
     subject = chance.choice(
         (cache_subject(pool, host.instance), fleet_subject(pool, host.instance), leader_subject(pool))
     )
-    injector.world.note(f"a stranger writes {payload[:60]!r} to {subject}")
+    injector.cluster.note(f"a stranger writes {payload[:60]!r} to {subject}")
     network.store_raw(subject, payload)
 
 
 def undrain_all(injector: Injector) -> None:
-    """What an operator does who finds an instance draining that should not: a new life takes that over."""
-    for scheduler in injector.world.schedulers:
-        for instance in scheduler.service.state.fleet.instances if scheduler.life is not None else ():
+    for scheduler in injector.cluster.schedulers:
+        for instance in scheduler.service.state.fleet.instances if scheduler.run is not None else ():
             if instance.draining and not instance.leaving:
-                injector.world.operator.undrain(instance.id)
+                injector.cluster.operator.undrain(instance.id)

@@ -1,4 +1,4 @@
-"""What must hold for each placement, rejection and grant, whatever the policy: figures are computed from the pool model."""
+"""Rules of each placement, rejection and grant, whatever the policy, on figures of the pool model."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,19 +16,17 @@ from pointsman.contracts.reasons import RejectReason
 from pointsman.primitives import InstanceId, Seconds, Tokens
 from pointsman_lab.torture.ejections import EjectionRules
 from pointsman_lab.torture.pool_model import PoolModel
-from pointsman_lab.torture.pool_records import ARRIVED, NOBODY, PENDING, BookedRequest
+from pointsman_lab.torture.pool_records import ARRIVED, NO_INSTANCE, PENDING, BookedRequest
 
 HOLD_MAX = 1000
 AGEING = 0.05
-"""Of `shortest_prefill`: prefill seconds for which a second of age counts."""
+"""Default of `shortest_prefill`: prefill seconds per second of age."""
 SAME = {"rel_tol": 1e-6, "abs_tol": 1e-6}
 LATE = (RejectReason.SLO_TTFT, RejectReason.SLO_UNREACHABLE)
 
 
 @dataclass(slots=True)
 class Bounds:
-    """A leader's settings."""
-
     window_tokens: Tokens
     running_max: int
     pending_max: int
@@ -55,16 +53,14 @@ class Bounds:
 
 
 class PlacementRules:
-    """Rules on placements, rejections and grants. Gives what is wrong as sentences."""
-
     def __init__(self, elected: LeaderElected, model: PoolModel) -> None:
         self._term = elected.term
         self._leader = elected.scheduler
         self._stall_counts = elected.policy == "dualmap"
-        """Whether a queue was weighed with the time for which its engine has been stalled."""
+        """Whether stall time counts as queue time."""
         self._bounds = Bounds.of(elected.settings)
         self._model = model
-        self._ejections = EjectionRules(elected.settings, model.conducts, model.speed)
+        self._ejections = EjectionRules(elected.settings, model.health, model.speed)
 
     def _placed(self, event: RequestPlaced) -> Iterator[str]:
         model = self._model
@@ -77,8 +73,8 @@ class PlacementRules:
         if missing := set(request.excluded).difference(event.excluded):
             yield f"{event.request} may go to {sorted(missing)} again, which failed it before"
         yield from self._may_take(event.instance, request, tuple(event.excluded))
-        if not self._full_line_allows():
-            yield "the line is full"
+        if not self._queue_has_room():
+            yield "the queue is full"
         yield from self._candidates(event.candidates, request, event.at, tuple(event.excluded))
         if event.instance not in model.instances:
             return
@@ -96,7 +92,7 @@ class PlacementRules:
             yield f"its first token is predicted in {event.predicted_ttft} s, which is not the sum of its parts"
         lost = request.lost(event.attempt, event.at)
         if not isclose(event.lost_seconds, lost, **SAME):
-            yield f"it is said to have lost {event.lost_seconds} s, not {lost}"
+            yield f"it is booked with a loss of {event.lost_seconds} s, not {lost}"
         budget = request.deadline + lost - event.at
         tries = model.on_trial(event.instance)
         others = [i for i in model.ready(request, tuple(event.excluded)) if not model.on_trial(i)]
@@ -128,17 +124,17 @@ class PlacementRules:
                 c.prefill_seconds <= request.slo_ttft + lost for c in event.candidates
             ):
                 yield f"its objective of {request.slo_ttft + lost} s is called out of reach, and is not"
-        elif event.reason == RejectReason.QUEUE_FULL and self._full_line_allows():
-            yield f"the line is called full with {self._waiting()} of {self._bounds.pending_max}"
+        elif event.reason == RejectReason.QUEUE_FULL and self._queue_has_room():
+            yield f"the queue is called full with {self._waiting()} of {self._bounds.pending_max}"
         elif event.reason == RejectReason.NO_INSTANCE and any(self._model.instances[i].role == "both" for i in able):
-            yield f"nobody is said to take it, and {able} would"
+            yield f"it is rejected without an instance, and {able} would take it"
         elif (
             event.reason == RejectReason.NO_INSTANCE
             and not able
             and not excluded
             and self._would_be_held(request, event.at)
         ):
-            yield f"nobody takes it, and it is not held, {event.at - request.arrived_at:.2f} s after it came"
+            yield f"no instance takes it, and it is not held, {event.at - request.arrived_at:.2f} s after it came"
 
     def _granted(self, event: RequestGranted) -> Iterator[str]:
         request = self._model.requests.get(event.request)
@@ -181,14 +177,14 @@ class PlacementRules:
         self, instance: InstanceId, decode: InstanceId, request: BookedRequest, excluded: tuple[InstanceId, ...]
     ) -> Iterator[str]:
         known = self._model.instances.get(instance)
-        if known is not None and known.role == "prefill" and decode == NOBODY:
-            yield f"{instance} only prefills, and nobody decodes"
+        if known is not None and known.role == "prefill" and decode == NO_INSTANCE:
+            yield f"{instance} only prefills, and no instance decodes"
         takes = decode in self._model.decoders() and decode not in excluded
-        if decode not in (NOBODY, request.decode) and not takes:
+        if decode not in (NO_INSTANCE, request.decode) and not takes:
             yield f"{decode} decodes nothing for {request.id}"
 
     def _wrong_hit(self, hit_blocks: int, uncached: Tokens, request: BookedRequest, instance: InstanceId) -> str:
-        """What is wrong with a claimed hit. At least what is held or promised there, at most what was delivered lately, too."""
+        """At least what is held or promised there, at most what was delivered lately too."""
         model = self._model
         least, most = model.hit_blocks(request.keys, instance), model.hit_blocks_max(request.keys, instance)
         right = model.uncached(request.prompt_tokens, hit_blocks, instance)
@@ -253,5 +249,5 @@ class PlacementRules:
     def _waiting(self) -> int:
         return sum(request.stage == PENDING for request in self._model.requests.values())
 
-    def _full_line_allows(self) -> bool:
+    def _queue_has_room(self) -> bool:
         return self._waiting() < self._bounds.pending_max

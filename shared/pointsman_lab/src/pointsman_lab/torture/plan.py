@@ -1,4 +1,4 @@
-"""What a seed decides before anything happens: the fleet, its settings, and how much traffic it gets."""
+"""Draws the plan of a seed: the fleet, its settings, and its traffic."""
 
 from dataclasses import dataclass, replace
 from random import Random
@@ -16,22 +16,17 @@ ROUTING = ("dualmap", "dualmap", "pointsman", "min_ttft", "cache_affinity", "lea
 ADMISSION = ("predicted_ttft", "predicted_ttft", "none")
 ORDERING = ("fcfs", "fcfs", "shortest_prefill", "edf")
 REBIND_SHARE = 0.5
-"""Of the seeds, in which requests may be taken out of engines that keep them waiting."""
-
 SPLIT_SHARE = 0.25
-"""Of the seeds, in which instances have roles."""
 ROLES: tuple[tuple[Role, ...], ...] = (
     ("prefill", "decode", "both", "decode", "prefill", "both"),
     ("prefill", "decode", "decode", "prefill", "both", "decode"),
     ("both", "decode", "prefill", "both", "decode", "prefill"),
     ("decode", "prefill", "prefill", "both", "decode", "decode"),
 )
-"""Of the hosts in their order: the first two can do all of a request between them."""
+"""By host: the first two can serve a request together."""
 
 EQUALS: tuple[Role, ...] = ("both",) * 6
-
 WITHOUT_REPLAY_SHARE = 0.4
-"""Of the seeds, in which some engines have no replay socket: about half of them."""
 OUTLIER_SETTINGS: tuple[tuple[str, ...], ...] = (
     (),
     (
@@ -48,68 +43,49 @@ OUTLIER_SETTINGS: tuple[tuple[str, ...], ...] = (
     ),
     ("outlier.consecutive_failures=0", "outlier.failure_share=0.2", "outlier.success_rate_stdev_factor=1"),
 )
-"""What outlier detection is told, each as likely: nothing, or to be quick with it."""
 ADAPTER_SHARE = 0.3
-"""Of the seeds without roles, in which some engines have a LoRA adapter."""
 ADAPTER = "torture-lora"
 OVERLOAD_SHARE = 0.35
-"""Of the seeds, in which more is asked than can be served within the objectives."""
 OVERLOAD_REQUESTS = 60
-"""How many more are asked then."""
 OVERLOAD_OBJECTIVES_MS = (50, 100, 200, 400)
-"""On the first token, engine time: of most requests then."""
-
 FAULTS_BEGIN: Seconds = 3.0
 FAULTS_SECONDS: Seconds = 24.0
 
 Scenario = Literal["", "bad engine", "rolling restart"]
-"""One thing that happens in place of all faults, in a fleet that could do without: for promises that hold in quiet only."""
+"""A single fault in a fleet with spare capacity, for guarantees that hold without other faults."""
 BAD_ENGINE_SHARE = 0.05
-"""Of the seeds, in which one of four engines misbehaves for BAD_SECONDS, and that is all."""
 ROLLING_SHARE = 0.03
-"""Of the seeds, in which every service is restarted in turn, and that is all."""
 BAD_SECONDS: Seconds = 40.0
 WELL_SECONDS: Seconds = 31.0
-"""For so long clients go on asking after that: an engine must be back within 30."""
 ROLLING_SECONDS: Seconds = 45.0
 QUIET_RATE = 5.0
-"""Requests a second in a scenario."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """One run's fleet."""
-
     seed: int
     scenario: Scenario = ""
     fault_seconds: Seconds = FAULTS_SECONDS
-    """For how long clients ask, and faults strike."""
     speed: float
     engines: int
-    """That run at the beginning."""
     spare: int
-    """Hosts on which a scaler may start more; 0: there is no provider, and the pool keeps its size."""
     scalers: int
     ingresses: int
     schedulers: int
     roles: tuple[Role, ...]
-    """Of each host."""
     replays: tuple[bool, ...]
-    """Of each host: whether its engine has a replay socket."""
     adapters: tuple[tuple[str, ...], ...]
-    """Of each host: LoRA adapters that its engine has."""
     overload: bool
     rebalancer_delay: Seconds
-    """Mean time of its messages, while there are faults: a rebalancer that is behind plans what is refused."""
+    """Mean message delay during faults: plans of a delayed rebalancer are refused."""
     engine: EngineShape
     flush_ms: float
     window_max: int
     requests: int
     workers_pause: bool
-    """Whether a worker that is stopped leaves what it knows to the next one, and its instance stays."""
+    """Whether a stopped worker leaves its state to the next one."""
     scheduler: SchedulerSettings
     fleet_settings: dict[str, Any]
-    """What every process is told."""
     ingress_settings: dict[str, Any]
     scaler_settings: dict[str, Any]
 
@@ -123,7 +99,6 @@ class Plan:
 
 
 def plan_of(seed: int) -> Plan:
-    """The fleet of a seed."""
     draw, plan = Random(f"scenario {seed}").random(), _any_plan(seed)
     if draw < BAD_ENGINE_SHARE:
         return _quiet(plan, "bad engine", BAD_SECONDS + WELL_SECONDS, engines=4)
@@ -133,7 +108,7 @@ def plan_of(seed: int) -> Plan:
 
 
 def _quiet(plan: Plan, scenario: Scenario, seconds: Seconds, *, engines: int) -> Plan:
-    """The same policies and windows for a fleet of equals that can serve all that is asked."""
+    """The same policies and windows for a fleet of equals with enough capacity."""
     return replace(
         plan,
         scenario=scenario,

@@ -1,7 +1,5 @@
-"""Defects of the kinds that reviewers plant, each as a change of source (docs/testing.md lists which test or seed finds each).
-
-A defect names no file: its text must be in exactly one file of `mutation.TARGETS` or FURTHER_FILES, so that code may move.
-"""
+"""Defects of the kinds that reviewers plant, each as a change of source (docs/testing.md lists the test or seed that
+finds each). The text of a defect must be in exactly one file of `mutation.sources`, so that code may move."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,7 +8,6 @@ from pathlib import Path
 from pointsman_lab.torture.mutation import Mutant, sources
 
 SEEDS = (*range(1, 21), 33, 60, 82)
-"""The last three have one bad engine: slow, hanging, answering 500."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +79,7 @@ DEFECTS = (
         "            return Status.READY\n        return Status.EJECTED",
     ),
     Defect(
-        "a probe of an earlier life counts",
+        "a probe of an earlier epoch counts",
         "if probed := self.current(event.instance, event.epoch):\n                    probed.parity",
         "if probed := self.fleet.get(event.instance):\n                    probed.parity",
     ),
@@ -127,7 +124,7 @@ DEFECTS = (
         "return max(self.arrived_at, self.placed_at) + self.slo_ttft",
     ),
     Defect(
-        "a draining that nobody needs is undone by a new life",
+        "an unnecessary drain is undone by a new epoch",
         "draining=known.draining if known else False,",
         "draining=False,",
     ),
@@ -157,7 +154,7 @@ DEFECTS = (
         "        return Status.READY\n",
     ),
     Defect(
-        "a new life begins ejected",
+        "a new epoch begins ejected",
         "            draining=known.draining if known else False,\n",
         "            draining=known.draining if known else False,\n            ejected=known.ejected if known else False,\n",
     ),
@@ -178,7 +175,7 @@ DEFECTS = (
     ),
     Defect(
         "any share may be ejected",
-        "        return ejected + 1 <= self._settings.max_ejection_share * (ejected + len(self._whole))\n",
+        "        return ejected + 1 <= self._settings.max_ejection_share * (ejected + len(self._healthy))\n",
         "        return ejected >= 0\n",
     ),
     Defect(
@@ -200,7 +197,7 @@ DEFECTS = (
 
 
 def planted(root: Path, only: str = "") -> Iterator[Mutant]:
-    """The mutants of the defects whose name contains `only`. Raises LookupError where a text is not in exactly one place."""
+    """The mutants of the defects whose name contains `only`. Raises LookupError unless a text is in exactly one place."""
     texts = sources(root)
     for defect in DEFECTS:
         if only not in defect.name:

@@ -1,11 +1,11 @@
-"""What can be asked of the pool model: sets, sums and predictions, each computed from single requests and blocks when asked."""
+"""Queries of the pool model: sets, sums and predictions, each computed from single requests and blocks."""
 
 from pointsman.primitives import BlockKey, Epoch, InstanceId, RequestId, Seconds, Sequence, Tokens
-from pointsman_lab.torture.ejections import Conducts, Peer
+from pointsman_lab.torture.ejections import HealthRecords, Peer
 from pointsman_lab.torture.pool_records import (
     DECODING,
     HANDED_OVER,
-    NO_LIFE,
+    NO_EPOCH,
     PENDING,
     PREFILL,
     BookedRequest,
@@ -16,16 +16,11 @@ from pointsman_lab.torture.pool_records import (
 )
 
 STALL_SECONDS: Seconds = 3.0
-
-FORSAKEN_SECONDS: Seconds = 10.0
-"""For so long after a request was taken out of an engine, that engine counts as stalled, unless it gives a first token."""
+ABORTED_SECONDS: Seconds = 10.0
 
 
 class PoolFigures:
-    """What the log says, up to the last entry that was applied."""
-
     def __init__(self, *, block_tokens: Tokens, speed: float, model: str) -> None:
-        """`model`: what the pool serves."""
         self.model = model
         self.block_tokens = block_tokens
         self.speed = speed
@@ -36,45 +31,38 @@ class PoolFigures:
         self.requests: dict[RequestId, BookedRequest] = {}
         self.ended: set[RequestId] = set()
         self.learned: dict[InstanceId, Learned] = {}
-        self.conducts = Conducts()
-        """How each instance serves and fails requests."""
+        self.health = HealthRecords()
         self.working_since: dict[InstanceId, Seconds] = {}
-        """When the engine began the prefill it is at."""
-        self._forsaken: dict[InstanceId, tuple[Seconds, Seconds]] = {}
-        """When a request was last taken out of the engine, and since when it had finished no prefill then."""
+        self._aborted: dict[InstanceId, tuple[Seconds, Seconds]] = {}
+        """By instance: time of the last redispatch, and start of its idle time."""
         self._newest: dict[InstanceId, Epoch] = {}
         self._decided: set[tuple[int, int]] = set()
         self._promises: list[Promise] = []
         self._confirming: list[Promise] = []
-        """Promises whose first token has come, in the order of those."""
         self._delivered: list[Promise] = []
-        """What engines said they had, until when it may count."""
         self._outage: tuple[Seconds, Seconds] = (0.0, 0.0)
-        """When the newest one was noticed, and how long it was."""
         self._turn = 0
 
     def at(self, instance: InstanceId, *stages: str) -> list[BookedRequest]:
-        """The requests there in these stages, first come first."""
         found = [r for r in self.requests.values() if r.instance == instance and r.stage in stages]
         return sorted(found, key=lambda request: request.turn)
 
     def hit_blocks(self, keys: list[BlockKey], instance: InstanceId) -> int:
-        """Leading blocks of a prompt that the instance holds, or, where that is more, that it will."""
+        """Leading blocks of a prompt that the instance holds or is about to hold."""
         known = self.instances.get(instance)
         held = leading(keys, known.keys if known is not None else set())
         return max(held, leading(keys, self.promised(instance)))
 
     def hit_blocks_max(self, keys: list[BlockKey], instance: InstanceId) -> int:
-        """The same, with all that the engine has delivered from its cache lately: nobody may claim more."""
         known = self.instances.get(instance)
-        delivered = {key for told in self._delivered if told.instance == instance for key in told.keys}
+        delivered = {key for prefix in self._delivered if prefix.instance == instance for key in prefix.keys}
         return leading(keys, delivered | self.promised(instance) | (known.keys if known is not None else set()))
 
     def promised(self, instance: InstanceId) -> set[BlockKey]:
         return {key for promise in self._promises if promise.instance == instance for key in promise.keys}
 
     def uncached(self, prompt_tokens: Tokens, hit_blocks: int, instance: InstanceId) -> Tokens:
-        """Tokens to compute: what a hit saves is whole blocks of the engine, and never the last token."""
+        """Tokens to compute: a hit saves whole engine blocks, and never the last token."""
         width = self.instances[instance].engine_block_tokens
         savable = prompt_tokens - 1 - (prompt_tokens - 1) % width
         return prompt_tokens - max(0, min(hit_blocks * self.block_tokens, savable)) if hit_blocks else prompt_tokens
@@ -85,11 +73,9 @@ class PoolFigures:
         return cost.fixed_s + max(cost.floor_s, cost.per_token_s * uncached + cost.per_token_squared_s * squares)
 
     def expected(self, instance: InstanceId, seconds: Seconds, tokens: Tokens) -> Seconds:
-        """What so much work takes there, by what was learned."""
         return self.learned.get(instance, Learned()).expect(seconds, tokens)
 
     def engine_work(self, instance: InstanceId, now: Seconds) -> tuple[Seconds, Tokens]:
-        """Prefill inside the engine that is not done yet: seconds by its cost model, and tokens."""
         inside = self.at(instance, PREFILL)
         if not inside:
             return 0.0, 0
@@ -101,7 +87,7 @@ class PoolFigures:
         return seconds - passed, tokens - int(first.uncached * (passed / first.seconds))
 
     def queued(self, instance: InstanceId, now: Seconds) -> Seconds:
-        """Expected seconds before who comes last there begins its prefill."""
+        """Expected seconds until a new request begins its prefill."""
         seconds, tokens = self.engine_work(instance, now)
         waiting = self.at(instance, PENDING)
         return self.expected(
@@ -109,7 +95,6 @@ class PoolFigures:
         )
 
     def stalled(self, instance: InstanceId, now: Seconds) -> Seconds:
-        """How long the engine has finished no prefill though one was due; 0 up to STALL_SECONDS."""
         inside, waiting = self.at(instance, PREFILL), self.at(instance, PENDING)
         since = now
         if inside:
@@ -118,13 +103,13 @@ class PoolFigures:
                 since = self.working_since[instance]
         elif waiting:
             since = max(self.working_since.get(instance, 0.0), waiting[0].placed_at)
-        taken_at, idle_since = self._forsaken.get(instance, (0.0, 0.0))
-        if taken_at and now - taken_at <= FORSAKEN_SECONDS:
+        taken_at, idle_since = self._aborted.get(instance, (0.0, 0.0))
+        if taken_at and now - taken_at <= ABORTED_SECONDS:
             since = min(since, idle_since)
         return now - since if now - since > STALL_SECONDS else 0.0
 
     def has_room(self, instance: InstanceId, tokens: Tokens, *, window_tokens: Tokens, running_max: int) -> bool:
-        """Whether the engine may be given so many more uncached tokens. One prefill may always be in it."""
+        """Whether the engine may get so many more uncached tokens. One prefill may always be in it."""
         inside = self.at(instance, PREFILL)
         if len(inside) + len(self.at(instance, HANDED_OVER, DECODING)) + 1 > running_max:
             return False
@@ -133,7 +118,7 @@ class PoolFigures:
     def ready(
         self, request: BookedRequest, excluded: tuple[InstanceId, ...] | list[InstanceId] = ()
     ) -> list[InstanceId]:
-        """Who takes its prompt and has not failed it: those that are ready, or where none is, those that are ejected."""
+        """Instances for its prompt that have not failed it: ready, or if none is, ejected."""
         able = {
             name: known
             for name, known in self.instances.items()
@@ -142,7 +127,6 @@ class PoolFigures:
         return sorted(name for name, known in able.items() if known.status == self._taking(able))
 
     def decoders(self) -> list[InstanceId]:
-        """Who takes what others have prefilled."""
         decoders = {name: known for name, known in self.instances.items() if known.role != "prefill"}
         return sorted(name for name, known in decoders.items() if known.status == self._taking(decoders))
 
@@ -150,7 +134,7 @@ class PoolFigures:
         return "ready" if any(known.status == "ready" for known in instances.values()) else "ejected"
 
     def on_trial(self, instance: InstanceId) -> bool:
-        """Whether it takes one request at a time: half-open, and there is somebody else for what it does."""
+        """Whether it takes one request at a time: half-open, and another instance has its role."""
         known = self.instances.get(instance)
         if known is None or known.status != "ready" or not known.half_open:
             return False
@@ -161,12 +145,10 @@ class PoolFigures:
         return False
 
     def tried_by(self, instance: InstanceId) -> list[BookedRequest]:
-        """What a half-open instance was given since it is so."""
-        since = self.conducts.of(instance).phase_at
+        since = self.health.of(instance).phase_at
         return [r for r in self.at(instance, PREFILL, HANDED_OVER, DECODING) if r.granted_at >= since]
 
     def peers(self) -> list[Peer]:
-        """Instances, as rules on ejections know them."""
         return [
             Peer(
                 id=name,
@@ -180,4 +162,4 @@ class PoolFigures:
         ]
 
     def newest_epoch(self, instance: InstanceId) -> Epoch:
-        return self._newest.get(instance, NO_LIFE)
+        return self._newest.get(instance, NO_EPOCH)

@@ -1,9 +1,6 @@
-"""A reference model of the pool: what the log says of instances and requests, written a second time.
-
-In come log entries, in the log's order or in a leader's. It shares no code with `pointsman.state` and `pointsman.policies`: the rules
-are those of docs/events.md and docs/policies.md. `reference_model` compares State with it, `audit` the decisions. It does not
-model what single policies track (hotness, tenants, conversations), nor how fast instances decode.
-"""
+"""A reference model of the pool, folded from log entries in the log's or a leader's order. Shares no code with
+`pointsman.state` and `pointsman.policies`: its rules are those of docs/events.md and docs/policies.md. Does not model
+trackers of single policies, nor decode speed."""
 
 from pointsman.contracts.cache import CacheEvent
 from pointsman.contracts.codec import LogEvent
@@ -41,11 +38,9 @@ from pointsman_lab.torture.pool_requests import PoolRequests
 
 
 class PoolModel(PoolRequests):
-    """Folds the log."""
-
     def apply(self, event: LogEvent | None, sequence: Sequence = 0) -> bool:
-        """Take in an entry (None: nobody can read it), or with `sequence` 0 a decision before it is in the log. Whether it
-        counts: not what a deposed leader says, nor a decision that was had before."""
+        """Applies an entry (None: undecodable), or with `sequence` 0 a decision before it is in the log. Returns
+        whether it counts: not from a deposed leader, nor twice."""
         self.sequence = sequence or self.sequence
         if event is None:
             return False
@@ -59,27 +54,27 @@ class PoolModel(PoolRequests):
             self._decided.add(decision)
         self._settle(event.at)
         if event.stamp is None and isinstance(event, PrefillFinished | RequestFinished):
-            self.conducts.answers(event.request, event.instance)
+            self.health.answers(event.request, event.instance)
         match event:
             case InstanceJoined():
                 self._join(event)
             case InstanceLeft():
                 self._leave(event)
             case InstanceReported():
-                if (instance := self._life(event.instance, event.epoch)) is not None:
-                    instance.hear(event)
+                if (instance := self._current(event.instance, event.epoch)) is not None:
+                    instance.receive(event)
                     self._compare_models()
             case InstanceProbed():
-                if (instance := self._life(event.instance, event.epoch)) is not None:
+                if (instance := self._current(event.instance, event.epoch)) is not None:
                     instance.parity = event.parity
             case InstanceSuspected():
-                if (instance := self._life(event.instance, event.epoch)) is not None:
+                if (instance := self._current(event.instance, event.epoch)) is not None:
                     instance.suspected = True
             case InstanceDraining() | InstanceUndrained():
                 if self._means_present(event):
                     self.instances[event.instance].draining = isinstance(event, InstanceDraining)
             case InstanceEjected() | InstanceUnejected():
-                if (instance := self._life(event.instance, event.epoch)) is not None:
+                if (instance := self._current(event.instance, event.epoch)) is not None:
                     self._eject(instance, event)
             case CacheEvent():
                 instance = self.instances.get(event.instance)
@@ -109,12 +104,12 @@ class PoolModel(PoolRequests):
                 pass
         return True
 
-    def _life(self, instance: InstanceId, epoch: Epoch) -> ModelledInstance | None:
+    def _current(self, instance: InstanceId, epoch: Epoch) -> ModelledInstance | None:
         known = self.instances.get(instance)
         return known if known is not None and known.epoch == epoch else None
 
     def _means_present(self, event: InstanceDraining | InstanceUndrained | InstanceLeft) -> bool:
-        """Whether a decision about an instance, perhaps about an earlier life, is about who is there now."""
+        """Whether a decision about an earlier epoch applies to the current one."""
         known = self.instances.get(event.instance)
         if known is None:
             return False
@@ -126,8 +121,8 @@ class PoolModel(PoolRequests):
             return
         self._newest[event.instance] = event.epoch
         self._forget(event.instance)
-        self.conducts.joined(event.instance, event.at)
-        self._forsaken.pop(event.instance, None)
+        self.health.joined(event.instance, event.at)
+        self._aborted.pop(event.instance, None)
         before = self.instances.get(event.instance)
         self.instances[event.instance] = ModelledInstance(
             epoch=event.epoch,
@@ -149,9 +144,9 @@ class PoolModel(PoolRequests):
         self._compare_models()
 
     def _leave(self, event: InstanceLeft) -> None:
-        if self._life(event.instance, event.epoch) is not None:
+        if self._current(event.instance, event.epoch) is not None:
             self._forget(event.instance)
-            self.conducts.left(event.instance)
+            self.health.left(event.instance)
             del self.instances[event.instance]
             self._compare_models()
         elif event.stamp is not None and self._means_present(event):
@@ -160,8 +155,7 @@ class PoolModel(PoolRequests):
             self._compare_models()
 
     def _compare_models(self) -> None:
-        """The pool's model is what most of those serve that have served at all; of several, what the one serves that has served
-        its own longest."""
+        """The pool's model is that of most instances that have served; of several, that of the longest."""
         served = {name: k for name, k in self.instances.items() if k.counted} or self.instances
         models = [known.model for known in served.values()]
         longest = sorted((-models.count(k.model), k.model_since, name, k.model) for name, k in served.items())
@@ -177,9 +171,9 @@ class PoolModel(PoolRequests):
         instance.ejected = isinstance(event, InstanceEjected)
         instance.half_open = isinstance(event, InstanceUnejected) and event.half_open
         if isinstance(event, InstanceEjected):
-            self.conducts.ejected(event)
+            self.health.ejected(event)
             return
-        self.conducts.unejected(event)
+        self.health.unejected(event)
         if not event.half_open:
             self.learned.pop(event.instance, None)  # taught by one that was sick
 
@@ -190,7 +184,7 @@ class PoolModel(PoolRequests):
         begun = event.at
         if request is not None and event.instance in (request.instance, request.prefilled_by):
             if event.instance == request.instance and request.epoch != known.epoch:
-                return  # an earlier life of it
+                return  # an earlier epoch
             begun = request.granted_at or event.at
         proven = event.failure == "connect_failure"
-        self.conducts.failed(event.request, event.instance, event.at, begun, proven=proven)
+        self.health.failed(event.request, event.instance, event.at, begun, proven=proven)

@@ -1,4 +1,4 @@
-"""The records of the pool model: instances, requests, promises and what was learned, each with the rules of a single one."""
+"""Records of the pool model: instances, requests, promises and corrections, each with its own rules."""
 
 from dataclasses import dataclass, field
 from functools import reduce
@@ -6,29 +6,19 @@ from operator import xor
 
 from pointsman.contracts.block_keys import unpack_keys
 from pointsman.contracts.cache import BlocksRemoved, BlocksStored, CacheCleared, CacheEvent, CacheGap, CacheSnapshot
-from pointsman.contracts.fleet import (
-    InstanceReported,
-    PrefillCost,
-)
+from pointsman.contracts.fleet import InstanceReported, PrefillCost
 from pointsman.primitives import BlockKey, Epoch, InstanceId, RequestId, Seconds, Sequence, Tokens
 
 FADE = 0.97
-
 PRIOR_SECONDS: Seconds = 2.0
-
 FACTOR_MIN, FACTOR_MAX = 0.25, 4.0
-
-NOBODY = InstanceId("")
-
-NO_LIFE = Epoch(-1)
-
+NO_INSTANCE = InstanceId("")
+NO_EPOCH = Epoch(-1)
 ARRIVED, PENDING, PREFILL, HANDED_OVER, DECODING = "arrived", "pending", "prefill", "handed over", "decoding"
 
 
 @dataclass(eq=False)
 class Promise:
-    """Blocks that an instance is about to hold. `until`: set by the first token."""
-
     instance: InstanceId
     keys: list[BlockKey]
     until: Seconds | None = None
@@ -36,7 +26,7 @@ class Promise:
 
 @dataclass(eq=False)
 class BookedRequest:
-    """A request without an end. Numbers are those of its newest placement or move."""
+    """Numbers are those of its newest placement or move."""
 
     id: RequestId
     keys: list[BlockKey]
@@ -48,26 +38,23 @@ class BookedRequest:
     alias: str
     context_tokens: Tokens
     taken_at: Seconds
-    """When a leader took it in."""
     stage: str = ARRIVED
     attempt: int = 1
     excluded: tuple[InstanceId, ...] = ()
-    instance: InstanceId = NOBODY
-    epoch: Epoch = NO_LIFE
-    """Of that instance when it was queued there."""
+    instance: InstanceId = NO_INSTANCE
+    epoch: Epoch = NO_EPOCH
     uncached: Tokens = 0
     seconds: Seconds = 0.0
     placed_at: Seconds = 0.0
     granted_at: Seconds = 0.0
     engine_seconds: Seconds = 0.0
-    """Prefill work up to its first token when it was granted, its own included."""
+    """Prefill work up to its first token at dispatch, its own included."""
     engine_tokens: Tokens = 0
-    decode: InstanceId = NOBODY
-    prefilled_by: InstanceId = NOBODY
+    decode: InstanceId = NO_INSTANCE
+    prefilled_by: InstanceId = NO_INSTANCE
     rebind: bool = False
-    rebound_from: InstanceId = NOBODY
+    rebound_from: InstanceId = NO_INSTANCE
     turn: int = 0
-    """Grows with everything that queues or enters an engine: lower is earlier."""
     promise: Promise | None = None
 
     @property
@@ -75,20 +62,19 @@ class BookedRequest:
         return self.arrived_at + self.slo_ttft
 
     def lost(self, attempt: int, now: Seconds) -> Seconds:
-        """What it has lost since it came, or since its engine got it: held, or given to one that failed it."""
+        """Seconds lost since arrival or dispatch: held, or at an instance that failed it."""
         if self.stage == PENDING or (self.stage == ARRIVED and attempt == 1 and now == self.taken_at):
             return 0.0
         return max(0.0, now - (self.arrived_at if self.stage == ARRIVED else self.granted_at))
 
     @property
-    def with_nobody(self) -> bool:
-        """Prefilled, and nobody could take it."""
+    def awaits_decoder(self) -> bool:
         return self.stage == HANDED_OVER and self.instance == self.prefilled_by
 
 
 @dataclass(eq=False)
 class ModelledInstance:
-    """One life of an instance. `arrived_at`: the entry where the first life began of those that followed without a break."""
+    """One epoch of an instance. `arrived_at`: first entry of a chain of epochs without a break."""
 
     epoch: Epoch
     arrived_at: Sequence
@@ -104,24 +90,20 @@ class ModelledInstance:
     aliases: frozenset[str]
     heard_at: Seconds
     misfit: bool = False
-    """Whether the pool serves another model."""
     counted: bool = False
-    """Whether it has served this model."""
     surprises: int = 0
-    """Deliveries of this life that were other than predicted or than the events say, by more than a block."""
     draining: bool = False
     ejected: bool = False
     half_open: bool = False
-    """Whether its ejection is over, and it has not proved well: it takes one request at a time."""
+    """Ejection expired, no success yet: one request at a time."""
     suspected: bool = False
     excused_until: Seconds = 0.0
-    """Its worker is being restarted."""
     serving: bool = True
     parity: bool | None = None
     sequence: Sequence = 0
     keys: set[BlockKey] = field(default_factory=set)
-    doubtful: bool = False
-    """Whether something is missing that neither a snapshot nor an equal digest has settled since."""
+    unverified: bool = False
+    """Whether an entry is missing that no snapshot or digest has settled."""
 
     @property
     def status(self) -> str:
@@ -137,30 +119,28 @@ class ModelledInstance:
 
     @property
     def knowledge(self) -> str:
-        """`exact` only with events from the engine's start, of which any that is missed can be had again, without a gap or a
-        difference since, and with proven keys."""
+        """`exact` only with replayable events from the engine's start, no gap or difference since, and proven keys."""
         if self.cache == "no_events":
             return "blind"
         proven = self.parity is True and self.certain
-        return "exact" if proven and not self.doubtful and self.cache == "empty" else "degraded"
+        return "exact" if proven and not self.unverified and self.cache == "empty" else "degraded"
 
     @property
     def digest(self) -> int:
         return reduce(xor, self.keys, 0)
 
     def serves(self, request: BookedRequest) -> bool:
-        """Whether it has the adapter, the name and the room that the request asks for."""
         named = request.alias == "" or request.alias in self.aliases
         adapted = request.adapter == "" or request.adapter in self.adapters
         return named and adapted and not 0 < self.context < request.context_tokens
 
     def apply(self, event: CacheEvent) -> bool:
-        """Take in a cache event; whether it counts."""
+        """Returns whether the event counts."""
         snapshot = isinstance(event, CacheSnapshot)
         if event.epoch != self.epoch or event.sequence < self.sequence + (not snapshot):
             return False
         if event.sequence > self.sequence + 1:
-            self.doubtful = True
+            self.unverified = True
         self.sequence = event.sequence
         match event:
             case BlocksStored():
@@ -172,15 +152,15 @@ class ModelledInstance:
                 self.cache = "empty"
             case CacheSnapshot():
                 self.keys = {key for run in event.runs for key in unpack_keys(run.keys)}
-                self.doubtful = False
+                self.unverified = False
             case CacheGap():
-                self.doubtful = True
+                self.unverified = True
             case _:
                 pass
         return True
 
-    def hear(self, event: InstanceReported) -> None:
-        """A report of this life: it lives, and its digest settles every doubt, either way."""
+    def receive(self, event: InstanceReported) -> None:
+        """A report proves liveness, and its digest settles whether the cache is known."""
         is_news = event.at > self.heard_at
         self.heard_at = max(self.heard_at, event.at)
         self.counted = self.counted or event.serving
@@ -190,15 +170,15 @@ class ModelledInstance:
         self.adapters, self.aliases = frozenset(event.adapters), frozenset(event.aliases)
         self.certain = event.certain
         if event.sequence >= self.sequence and self.cache != "no_events":
-            told = (event.sequence, event.blocks, event.digest)
-            self.doubtful = told != (self.sequence, len(self.keys), self.digest)
+            reported = (event.sequence, event.blocks, event.digest)
+            self.unverified = reported != (self.sequence, len(self.keys), self.digest)
         elif is_news and self.cache != "no_events":
-            self.doubtful = True  # somebody else has written events in its name
+            self.unverified = True  # another writer has used its name
 
 
 @dataclass(eq=False)
 class Learned:
-    """What prefills on one instance took, against what its cost model said: two fading sums, and a second opinion by tokens."""
+    """Observed against predicted prefill time: two decaying sums, and an estimate by tokens."""
 
     observed: Seconds = PRIOR_SECONDS
     predicted: Seconds = PRIOR_SECONDS

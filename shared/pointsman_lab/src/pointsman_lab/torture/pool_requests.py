@@ -1,4 +1,4 @@
-"""How entries change requests and promises in the pool model."""
+"""The fold of requests and promises in the pool model."""
 
 from pointsman.contracts.block_keys import unpack_keys
 from pointsman.contracts.cache import BlocksRemoved, CacheCleared, CacheEvent
@@ -23,7 +23,7 @@ from pointsman_lab.torture.pool_records import (
     ARRIVED,
     DECODING,
     HANDED_OVER,
-    NOBODY,
+    NO_INSTANCE,
     PENDING,
     PREFILL,
     BookedRequest,
@@ -33,21 +33,14 @@ from pointsman_lab.torture.pool_records import (
 )
 
 CONFIRMED_SECONDS: Seconds = 2.0
-"""Wall seconds after its first token for which a prompt is still promised."""
-
+"""Wall seconds for which a prompt is promised after its first token."""
 DELIVERED_SECONDS: Seconds = 45.0
-"""Wall seconds for which a prefix may count as held that an engine says it had."""
-
 HELD_UP_SECONDS_MIN, HELD_UP_SECONDS_MAX = 0.25, 10.0
-"""Wall seconds without a scheduler: less is no outage, more adds nothing to a budget."""
-
+"""Wall seconds without a scheduler: less is not an outage, more adds no budget."""
 BACKLOG_SHARE = 0.1
-"""Of each second by which the backlog of an outage is worked off."""
 
 
 class PoolRequests(PoolFigures):
-    """The part of the fold that is about requests."""
-
     def _promise(self, request: BookedRequest) -> None:
         request.promise = Promise(request.instance, request.keys)
         self._promises.append(request.promise)
@@ -63,7 +56,6 @@ class PoolRequests(PoolFigures):
             self._confirming.append(promise)
 
     def _settle(self, now: Seconds) -> None:
-        """In the order of the first tokens, so that one with a wrong date holds up those behind it."""
         while self._confirming and (self._confirming[0].until or 0.0) <= now:
             self._release(self._confirming.pop(0))
         while self._delivered and (self._delivered[0].until or 0.0) <= now:
@@ -71,13 +63,13 @@ class PoolRequests(PoolFigures):
 
     def _evict(self, event: CacheEvent) -> None:
         if isinstance(event, CacheCleared):
-            self._delivered = [told for told in self._delivered if told.instance != event.instance]
+            self._delivered = [prefix for prefix in self._delivered if prefix.instance != event.instance]
             lost = [p for p in self._confirming if p.instance == event.instance]
         elif isinstance(event, BlocksRemoved) and not event.expired:
             keys = set(unpack_keys(event.keys))
-            for told in self._delivered:
-                if told.instance == event.instance:
-                    told.keys = [key for key in told.keys if key not in keys]
+            for prefix in self._delivered:
+                if prefix.instance == event.instance:
+                    prefix.keys = [key for key in prefix.keys if key not in keys]
             lost = [p for p in self._confirming if p.instance == event.instance and not keys.isdisjoint(p.keys)]
         else:
             return
@@ -101,7 +93,7 @@ class PoolRequests(PoolFigures):
             )
 
     def _extra_time(self, event: RequestArrived) -> Seconds:
-        """What an outage gives to the budgets of those whom it made wait, and to those behind them."""
+        """Budget that an outage adds to the requests it delayed, and to those behind them."""
         began, lasted = self._outage
         left = max(0.0, lasted - BACKLOG_SHARE * max(0.0, event.at - began))
         if event.held_up >= HELD_UP_SECONDS_MIN * self.speed:
@@ -129,15 +121,15 @@ class PoolRequests(PoolFigures):
             return
         if event.rebound:
             since = self.working_since.get(event.source, 0.0)
-            idle = min(since, self._forsaken.get(event.source, (0.0, since))[1])
-            self._forsaken[event.source] = (event.at, idle)
+            idle = min(since, self._aborted.get(event.source, (0.0, since))[1])
+            self._aborted[event.source] = (event.at, idle)
         self._withdraw(request)
         self._queue(request, event.instance, event.uncached_tokens, event.prefill_seconds)
         request.decode, request.placed_at = event.decode, event.at
         request.rebound_from = event.source if event.rebound else request.rebound_from
 
     def _queue(self, request: BookedRequest, instance: InstanceId, uncached: Tokens, seconds: Seconds) -> None:
-        request.stage, request.instance, request.prefilled_by = PENDING, instance, NOBODY
+        request.stage, request.instance, request.prefilled_by = PENDING, instance, NO_INSTANCE
         request.epoch = self.newest_epoch(instance)
         request.uncached, request.seconds = uncached, seconds
         self._next_turn(request)
@@ -148,7 +140,7 @@ class PoolRequests(PoolFigures):
             return
         if request.stage != DECODING:
             self._release(request.promise)
-        request.promise, request.decode, request.stage = None, NOBODY, ARRIVED
+        request.promise, request.decode, request.stage = None, NO_INSTANCE, ARRIVED
 
     def _next_turn(self, request: BookedRequest) -> None:
         self._turn += 1
@@ -163,17 +155,16 @@ class PoolRequests(PoolFigures):
             if request.stage == DECODING or event.instance not in self.instances:
                 return
             request.attempt = event.attempt
-            self._rehome(request, event.instance)
+            self._requeue_at(request, event.instance)
             request.decode = event.decode or request.decode
         if request.stage == PENDING and request.instance == event.instance:
             request.rebind = event.rebind
             self._enter(request, event.at)
 
-    def _rehome(self, request: BookedRequest, instance: InstanceId) -> None:
-        """An ingress has sent it there, and nobody knows what was cached."""
+    def _requeue_at(self, request: BookedRequest, instance: InstanceId) -> None:
         self._withdraw(request)
         if request.rebound_from == instance:
-            request.rebound_from = NOBODY
+            request.rebound_from = NO_INSTANCE
         uncached = request.prompt_tokens
         self._queue(request, instance, uncached, self.prefill_cost(request.prompt_tokens, uncached, instance))
 
@@ -189,18 +180,18 @@ class PoolRequests(PoolFigures):
         request = self.requests.get(event.request)
         if request is None:
             return
-        learnable = event.stamp is None and request.rebound_from == NOBODY
-        told_by_source = event.stamp is None and request.rebound_from == event.instance != NOBODY
-        if told_by_source and event.instance in self.instances and request.stage in (PENDING, PREFILL):
-            self._rehome(request, event.instance)  # its ingress had not heard that it was re-bound
+        learnable = event.stamp is None and request.rebound_from == NO_INSTANCE
+        from_source = event.stamp is None and request.rebound_from == event.instance != NO_INSTANCE
+        if from_source and event.instance in self.instances and request.stage in (PENDING, PREFILL):
+            self._requeue_at(request, event.instance)  # its ingress had not read the redispatch
             self._enter(request, event.at)
         if request.instance != event.instance or request.stage not in (PREFILL, HANDED_OVER):
             return
         if request.stage == PREFILL:
             self.working_since[event.instance] = event.at
-            request.decode = NOBODY
+            request.decode = NO_INSTANCE
             if event.stamp is None:
-                self._forsaken.pop(event.instance, None)
+                self._aborted.pop(event.instance, None)
             if learnable:
                 self._learn(request, event.at, event.prefill)
         request.stage = DECODING
@@ -208,7 +199,7 @@ class PoolRequests(PoolFigures):
 
     def _learn(self, request: BookedRequest, at: Seconds, prefill: Seconds) -> None:
         took = FirstToken(at, request.granted_at, prefill, request.engine_seconds)
-        self.conducts.of(request.instance).first_tokens.append(took)
+        self.health.of(request.instance).first_tokens.append(took)
         learned = self.learned.setdefault(request.instance, Learned())
         learned.learn(request.engine_seconds, at - request.granted_at, request.engine_tokens)
 
@@ -221,14 +212,14 @@ class PoolRequests(PoolFigures):
             if event.prefill > 0:
                 self._learn(request, event.at, event.prefill)
             self._confirm(request, event.at)
-        elif request.with_nobody and request.instance == event.source != to:
+        elif request.awaits_decoder and request.instance == event.source != to:
             self._release(request.promise)
         else:
             gone = request.stage == DECODING or (request.stage == HANDED_OVER and request.instance == to)
             if event.stamp is not None or gone:
                 return
             self._withdraw(request)
-        request.stage, request.attempt, request.decode = HANDED_OVER, event.attempt, NOBODY
+        request.stage, request.attempt, request.decode = HANDED_OVER, event.attempt, NO_INSTANCE
         request.instance, request.prefilled_by = to, event.source
         request.epoch = self.newest_epoch(to)
         self._next_turn(request)
@@ -237,14 +228,14 @@ class PoolRequests(PoolFigures):
     def _end(self, event: RequestEnd) -> None:
         self.ended.add(event.request)
         if not isinstance(event, RequestFinished):
-            self.conducts.ended(event.request, given_up=isinstance(event, RequestCancelled))
+            self.health.ended(event.request, given_up=isinstance(event, RequestCancelled))
         request = self.requests.pop(event.request, None)
         if request is None:
             return
         if isinstance(event, RequestFinished):
             self._deliver(request, event)
             if event.instance == request.instance:
-                self.conducts.of(event.instance).served.append(Served(event.at, request.granted_at))
+                self.health.of(event.instance).served.append(Served(event.at, request.granted_at))
         computed = isinstance(event, RequestFinished) and event.instance != (request.rebound_from or None)
         if computed and request.stage in (PREFILL, HANDED_OVER):
             self._confirm(request, event.at)
@@ -259,5 +250,5 @@ class PoolRequests(PoolFigures):
                 Promise(event.instance, request.keys[: event.cached_tokens // self.block_tokens], until)
             )
             held = self.block_tokens * leading(request.keys, known.keys)
-            told = (event.predicted_cached_tokens, held)
-            known.surprises += any(abs(event.cached_tokens - tokens) > self.block_tokens for tokens in told)
+            claims = (event.predicted_cached_tokens, held)
+            known.surprises += any(abs(event.cached_tokens - tokens) > self.block_tokens for tokens in claims)

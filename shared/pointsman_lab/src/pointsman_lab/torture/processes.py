@@ -1,4 +1,4 @@
-"""A place where a process runs, one life after the other; a life can be killed or paused between any two steps of the event loop."""
+"""A process, restarted several times; it can be killed or paused between any two steps of the event loop."""
 
 import asyncio
 import contextvars
@@ -18,130 +18,117 @@ from pointsman_lab.torture.link import Link
 from pointsman_lab.torture.loop import OWNER, KillableTask
 
 LINK_CLOSE_SECONDS: WallSeconds = WallSeconds(2.0)
-"""How long what a process that ends has written may take to be confirmed."""
 
 
-class Life(KillableTask):
-    """One life of a process: its tasks, its link, its open connections."""
+class ProcessRun(KillableTask):
+    """One run of a process: its tasks, its link, its open connections."""
 
     def __init__(self, link: Link | None) -> None:
         super().__init__()
         self.link = link
         self.board = HealthBoard()
         self.exchanges: dict[Exchange, asyncio.Task[Any] | None] = {}
-        """What it answers just now, and the task that does."""
         self.supervisor: Supervisor | None = None
         self.context = contextvars.Context()
         self.context.run(OWNER.set, self)
 
 
 class Process(ABC):
-    """A place where a service runs."""
-
     networked = True
-    """Whether it has a link to the log server."""
 
-    def __init__(self, world: Environment, name: str) -> None:
-        self.world = world
+    def __init__(self, environment: Environment, name: str) -> None:
+        self.environment = environment
         self.name = name
-        self.clock = SkewedClock(world.loop, speed=world.plan.speed)
-        self.life: Life | None = None
-        self.lives = 0
+        self.clock = SkewedClock(environment.loop, speed=environment.plan.speed)
+        self.run: ProcessRun | None = None
+        self.runs = 0
         self.paused = False
         self.wanted = True
-        """Whether it shall run, as far as nothing strikes it."""
         self._suspended_at: Seconds | None = None
 
     @abstractmethod
-    async def serve(self, life: Life, supervisor: Supervisor) -> None:
-        """The service's own `main`: runs until the supervisor is told to stop."""
+    async def serve(self, run: ProcessRun, supervisor: Supervisor) -> None:
+        """The service's own `main`: runs until the supervisor is stopped."""
 
     def start(self) -> None:
-        assert self.life is None
-        self.lives += 1
-        link = self.world.link(self.clock, f"{self.name}-{self.lives}") if self.networked else None
-        life = self.life = Life(link)
-        self.world.lives.append(life)
-        self.world.loop.launch(self._live(life), life.context)
+        assert self.run is None
+        self.runs += 1
+        link = self.environment.link(self.clock, f"{self.name}-{self.runs}") if self.networked else None
+        run = self.run = ProcessRun(link)
+        self.environment.runs.append(run)
+        self.environment.loop.launch(self._run(run), run.context)
 
     def stop(self, *, for_good: bool = False) -> None:
-        """SIGTERM, or `for_good` SIGINT: it ends in its own order, which takes a while. `life` is None then."""
-        if self.life is not None and self.life.supervisor is not None:
-            self.life.supervisor.for_good = for_good
-            self.life.supervisor.stop()
+        """SIGTERM, or with `for_good` SIGINT: a graceful end that takes a while."""
+        if self.run is not None and self.run.supervisor is not None:
+            self.run.supervisor.for_good = for_good
+            self.run.supervisor.stop()
 
     def kill(self) -> None:
-        """SIGKILL: not one step more. The kernel closes its connections."""
-        life, self.life = self.life, None
-        if life is None:
+        """SIGKILL. The kernel closes its connections."""
+        run, self.run = self.run, None
+        if run is None:
             return
-        life.stopped = True
-        if life.link is not None:
-            life.link.kill()
+        run.stopped = True
+        if run.link is not None:
+            run.link.kill()
         self.died()
-        for exchange in list(life.exchanges):
+        for exchange in list(run.exchanges):
             exchange.break_off(f"{self.name} died")
 
     def pause(self) -> None:
-        """SIGSTOP."""
-        if self.life is not None:
-            self.life.stopped = self.paused = True
+        if self.run is not None:
+            self.run.stopped = self.paused = True
 
     def suspend(self) -> None:
-        """Its machine stands still, and the process will not know for how long."""
         self.pause()
-        self._suspended_at = self.world.loop.time()
+        self._suspended_at = self.environment.loop.time()
 
     def resume(self) -> None:
-        """SIGCONT, or its machine goes on."""
         self._wake_clock()
-        if self.life is not None and self.paused:
+        if self.run is not None and self.paused:
             self.paused = False
-            self.world.loop.release(self.life)
+            self.environment.loop.release(self.run)
 
     def died(self) -> None:
-        """What else ends with a life."""
         self.paused = False
         self._wake_clock()
 
     def _wake_clock(self) -> None:
         if self._suspended_at is not None:
-            self.clock.asleep += self.world.loop.time() - self._suspended_at
+            self.clock.asleep += self.environment.loop.time() - self._suspended_at
             self._suspended_at = None
 
     @property
     def link(self) -> Link:
-        """Of the present life, which must be there."""
-        assert self.life is not None
-        assert self.life.link is not None
-        return self.life.link
+        assert self.run is not None
+        assert self.run.link is not None
+        return self.run.link
 
-    async def _live(self, life: Life) -> None:
+    async def _run(self, run: ProcessRun) -> None:
         try:
             async with Supervisor() as supervisor:
-                life.supervisor = supervisor
-                await self.serve(life, supervisor)
-                if life.link is not None:
-                    await life.link.ports.log.flush(LINK_CLOSE_SECONDS)
-                    life.link.kill()
+                run.supervisor = supervisor
+                await self.serve(run, supervisor)
+                if run.link is not None:
+                    await run.link.ports.log.flush(LINK_CLOSE_SECONDS)
+                    run.link.kill()
         except Exception as error:  # noqa: BLE001 - a service that fails by itself is a finding
-            self.world.violation(f"{self.name} failed: {error!r}")
+            self.environment.violation(f"{self.name} failed: {error!r}")
         else:
-            self._ended(life)
+            self._ended(run)
 
-    def _ended(self, life: Life) -> None:
-        if self.life is life:
-            self.life = None
+    def _ended(self, run: ProcessRun) -> None:
+        if self.run is run:
+            self.run = None
             self.died()
-        for exchange in list(life.exchanges):
+        for exchange in list(run.exchanges):
             exchange.break_off(f"{self.name} ended")
 
 
 class HttpProcess(Process, Site):
-    """One that answers HTTP, each request in tasks of its own."""
-
-    def __init__(self, world: Environment, name: str) -> None:
-        super().__init__(world, name)
+    def __init__(self, environment: Environment, name: str) -> None:
+        super().__init__(environment, name)
         self.app: AsgiApp | None = None
 
     @property
@@ -151,22 +138,22 @@ class HttpProcess(Process, Site):
 
     @override
     def attend(self, exchange: Exchange, work: Callable[[], Awaitable[None]]) -> None:
-        life = self.life
-        assert life is not None
-        life.exchanges[exchange] = None
+        run = self.run
+        assert run is not None
+        run.exchanges[exchange] = None
 
         async def attending() -> None:
-            life.exchanges[exchange] = asyncio.current_task()
+            run.exchanges[exchange] = asyncio.current_task()
             try:
                 await work()
             except asyncio.CancelledError:
                 pass  # cut, after its last words
             except Exception as error:  # noqa: BLE001 - an application must answer, not raise
-                self.world.violation(f"{self.name} raised at a request: {error!r}")
-            life.exchanges.pop(exchange, None)
+                self.environment.violation(f"{self.name} raised at a request: {error!r}")
+            run.exchanges.pop(exchange, None)
             exchange.end()
 
-        self.world.loop.launch(attending(), life.context)
+        self.environment.loop.launch(attending(), run.context)
 
     @override
     def died(self) -> None:

@@ -1,4 +1,5 @@
-"""The instance provider of a simulated scaler: empty hosts, each with a worker. Its calls can fail before or after their effect."""
+"""The instance provider of a simulated scaler: empty hosts, each with a worker. Calls can fail before or after their
+effect."""
 
 import asyncio
 from random import Random
@@ -11,23 +12,19 @@ from pointsman_lab.torture.environment import Environment
 from pointsman_lab.torture.services import EngineProcess, WorkerProcess
 
 ANSWER_SECONDS: Seconds = 0.02
-"""Mean time of a call."""
 GOODBYE_SECONDS: Seconds = 2.0
-"""What a worker has between SIGTERM and SIGKILL."""
 
 
 class SimulatedProvider(InstanceProvider):
-    """Runs engines on the hosts of a world."""
-
-    def __init__(self, world: Environment, chance: Random, places: list[tuple[EngineProcess, WorkerProcess]]) -> None:
-        """`places`: each host's engine and worker."""
-        self._world = world
+    def __init__(
+        self, environment: Environment, chance: Random, places: list[tuple[EngineProcess, WorkerProcess]]
+    ) -> None:
+        self._environment = environment
         self._chance = chance
         self._places = places
         self._ending: dict[InstanceId, None] = {}
         self._since: dict[InstanceId, Seconds] = {}
         self.failing = 0.0
-        """Share of calls that raise: half of them after they had their effect."""
 
     @property
     @override
@@ -37,7 +34,7 @@ class SimulatedProvider(InstanceProvider):
     @override
     async def running(self) -> list[ProvidedInstance]:
         fails = await self._called()
-        now = self._world.loop.time()
+        now = self._environment.loop.time()
         found = [ProvidedInstance(e.host.instance, now - self._since.get(e.host.instance, 0.0)) for e in self._wanted]
         self._fail(fails)
         return found
@@ -48,8 +45,8 @@ class SimulatedProvider(InstanceProvider):
         missing = total - len(self._wanted)
         empty = [pair for pair in self._places if not pair[0].wanted]
         for engine, worker in empty[: max(0, missing)]:
-            self._world.note(f"the provider starts {engine.name}")
-            self._since[engine.host.instance] = self._world.loop.time()
+            self._environment.note(f"the provider starts {engine.name}")
+            self._since[engine.host.instance] = self._environment.loop.time()
             for process in (engine, worker):
                 process.wanted = True
                 process.start()
@@ -60,10 +57,10 @@ class SimulatedProvider(InstanceProvider):
         fails = await self._called()
         engine, worker = next(pair for pair in self._places if pair[0].host.instance == instance)
         if engine.wanted and instance not in self._ending:
-            self._world.note(f"the provider stops {instance}")
+            self._environment.note(f"the provider stops {instance}")
             self._ending[instance] = None
             worker.stop(for_good=True)
-            self._world.loop.outside(GOODBYE_SECONDS, self._end, engine, worker)
+            self._environment.loop.outside(GOODBYE_SECONDS, self._end, engine, worker)
         self._fail(fails)
 
     @override
@@ -81,7 +78,7 @@ class SimulatedProvider(InstanceProvider):
         return [engine for engine, _ in self._places if engine.wanted]
 
     async def _called(self) -> float:
-        """Whether this call will fail: 0 not at all, below a half before, else after it had its effect."""
+        """0: the call succeeds; below a half: it fails before its effect, else after."""
         await asyncio.sleep(self._chance.expovariate(1 / ANSWER_SECONDS))
         fails = self._chance.random() if self._chance.random() < self.failing else 0.0
         if fails < 0.5:

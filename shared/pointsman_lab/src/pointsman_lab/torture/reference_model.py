@@ -1,7 +1,5 @@
-"""Folds the log into State and into the pool model, and compares them after each entry.
-
-A snapshot repairs a wrong index within a second, so a defect of the fold would not show at the end of a run.
-"""
+"""Folds the log into State and into the pool model, and compares them after each entry. A snapshot repairs a wrong
+index within a second, so a final comparison would not show a defect of the fold."""
 
 from collections.abc import Iterator
 from math import isclose
@@ -19,21 +17,17 @@ from pointsman_lab.torture.pool_model import PoolModel
 from pointsman_lab.torture.pool_records import DECODING, HANDED_OVER, PENDING, PREFILL, ModelledInstance
 
 WHOLE_CHECK_EVERY = 64
-"""Entries between two looks at every instance."""
 SAME = {"rel_tol": 1e-6, "abs_tol": 1e-6}
-"""How far two sums of the same seconds in another order may differ."""
 
 
 class ReferenceModel:
-    """Folds the log into a State and into the model and says where the two part."""
-
     def __init__(self, state: State, model: PoolModel) -> None:
         self._state = state
         self._model = model
         self._folded = 0
 
     def apply(self, stored: Stored) -> Iterator[str]:
-        """Fold one entry on both sides. Gives what differs afterwards."""
+        """Folds one entry on both sides. Yields differences."""
         for difference in self._differences(stored):
             yield f"after entry {stored.sequence} ({type(stored.event).__name__}{' again' if stored.duplicate else ''}): {difference}"
 
@@ -56,10 +50,10 @@ class ReferenceModel:
             yield from self._compare_request(event)
             for instance in dict.fromkeys((before, self._where(event))):
                 if instance:
-                    yield from self._compare_line(instance, event.at)
+                    yield from self._compare_queue(instance, event.at)
         if self._folded % WHOLE_CHECK_EVERY == 0:
             for instance in model.instances:
-                yield from self._compare_line(instance, event.at)
+                yield from self._compare_queue(instance, event.at)
 
     def _where(self, event: LogEvent | None) -> InstanceId | None:
         request = self._model.requests.get(event.request) if isinstance(event, RequestEvent) else None
@@ -76,14 +70,14 @@ class ReferenceModel:
             return
         if (known.epoch, known.sequence) != (mine.epoch, mine.sequence):
             yield f"{instance} is at {known.epoch}, {known.sequence}, not {mine.epoch}, {mine.sequence}"
-        elif mine.doubtful != bool(known.doubt) and known.cache != "no_events":
-            yield f"{instance} is {'not ' if mine.doubtful else ''}in doubt ({known.doubt})"
+        elif mine.unverified != bool(known.doubt) and known.cache != "no_events":
+            yield f"{instance} is {'not ' if mine.unverified else ''}in doubt ({known.doubt})"
         elif known.status != mine.status or known.draining != mine.draining:
             yield f"{instance} is {known.status}, draining: {known.draining}, not {mine.status}, {mine.draining}"
         elif known.half_open != mine.half_open:
             yield f"{instance} is {'' if known.half_open else 'not '}half-open"
         elif known.knowledge != mine.knowledge and not _is_contradicted(known, mine):
-            yield f"the cache of {instance} is said to be known as {known.knowledge}, not {mine.knowledge}"
+            yield f"the cache of {instance} is {known.knowledge}, not {mine.knowledge}"
         elif self._state.index.keys(instance) != mine.keys:
             yield f"the index of {instance} is not what was stored there"
         elif self._state.index.digest(instance) != mine.digest:
@@ -105,48 +99,47 @@ class ReferenceModel:
             if theirs != ours:
                 yield f"{event.request} is {theirs}, not {ours}"
             if isinstance(event, RequestArrived | RequestPlaced):
-                told = self._state.hits(mine.keys)
+                hits = self._state.hits(mine.keys)
                 for instance in self._model.instances:
-                    blocks = told.get(instance, 0)
+                    blocks = hits.get(instance, 0)
                     least = self._model.hit_blocks(mine.keys, instance)
                     most = self._model.hit_blocks_max(mine.keys, instance)
                     if not least <= blocks <= most:
                         yield f"{event.request} hits {blocks} blocks at {instance}, not {least} to {most}"
 
-    def _compare_line(self, instance: InstanceId, now: Seconds) -> Iterator[str]:
-        """Who waits and runs there, in which order, and what that comes to."""
-        line, model = self._state.workload.queue(instance), self._model
+    def _compare_queue(self, instance: InstanceId, now: Seconds) -> Iterator[str]:
+        queue, model = self._state.workload.queue(instance), self._model
         pending, inside = model.at(instance, PENDING), model.at(instance, PREFILL)
         running = {request.id for request in model.at(instance, HANDED_OVER, DECODING)}
         expected = {request.id for request in model.requests.values() if request.decode == instance}
-        if [*line.pending] != [r.id for r in pending] or [*line.prefill] != [r.id for r in inside]:
-            yield f"at {instance} wait {[*line.pending]}, in prefill {[*line.prefill]}, not {pending}, {inside}"
-        elif set(line.decoding) != running or set(line.expected) != expected:
-            yield f"{instance} decodes {[*line.decoding]}, expects {[*line.expected]}, not {running}, {expected}"
+        if [*queue.pending] != [r.id for r in pending] or [*queue.prefill] != [r.id for r in inside]:
+            yield f"at {instance} wait {[*queue.pending]}, in prefill {[*queue.prefill]}, not {pending}, {inside}"
+        elif set(queue.decoding) != running or set(queue.expected) != expected:
+            yield f"{instance} decodes {[*queue.decoding]}, expects {[*queue.expected]}, not {running}, {expected}"
         sums = {
-            "pending seconds": (line.pending_seconds, sum(r.seconds for r in pending)),
-            "pending tokens": (line.pending_tokens, sum(r.uncached for r in pending)),
-            "prefill seconds": (line.prefill_seconds, sum(r.seconds for r in inside)),
-            "prefill tokens": (line.prefill_tokens, sum(r.uncached for r in inside)),
-            "seconds left in the engine": (line.engine_left(now)[0], model.engine_work(instance, now)[0]),
-            "tokens left in the engine": (line.engine_left(now)[1], model.engine_work(instance, now)[1]),
+            "pending seconds": (queue.pending_seconds, sum(r.seconds for r in pending)),
+            "pending tokens": (queue.pending_tokens, sum(r.uncached for r in pending)),
+            "prefill seconds": (queue.prefill_seconds, sum(r.seconds for r in inside)),
+            "prefill tokens": (queue.prefill_tokens, sum(r.uncached for r in inside)),
+            "seconds left in the engine": (queue.engine_left(now)[0], model.engine_work(instance, now)[0]),
+            "tokens left in the engine": (queue.engine_left(now)[1], model.engine_work(instance, now)[1]),
             "expected seconds": (
-                self._state.latency.expected_seconds(instance, *line.work_ahead(now)),
+                self._state.latency.expected_seconds(instance, *queue.work_ahead(now)),
                 model.queued(instance, now),
             ),
         }
-        for what, (told, right) in sums.items():
-            if not isclose(told, right, **SAME):
-                yield f"{instance} has {told} {what}, not {right}"
+        for what, (found, right) in sums.items():
+            if not isclose(found, right, **SAME):
+                yield f"{instance} has {found} {what}, not {right}"
         yield from self._compare_promises(instance)
 
     def _compare_promises(self, instance: InstanceId) -> Iterator[str]:
-        told, promised = self._state.speculation.blocks(instance), len(self._model.promised(instance))
-        if told != promised:
-            yield f"{told} blocks are promised at {instance}, not {promised}"
+        found, promised = self._state.promises.blocks(instance), len(self._model.promised(instance))
+        if found != promised:
+            yield f"{found} blocks are promised at {instance}, not {promised}"
 
 
 def _is_contradicted(known: Instance, mine: ModelledInstance) -> bool:
-    """Whether an engine that would be known exactly has delivered other than its events say, twice at least."""
+    """Whether an `exact` engine has contradicted its events at least twice."""
     found = known.contradicted and known.knowledge is Knowledge.DEGRADED
     return bool(found) and mine.knowledge == "exact" and mine.surprises >= 2

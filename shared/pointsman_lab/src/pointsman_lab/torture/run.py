@@ -1,6 +1,5 @@
-"""One seed from start to verdict: the fleet serves under faults; the faults end and all must agree within a bound; clients ask once
-more and must be served; the checkers judge.
-"""
+"""One seed from start to verdict: load under faults; all must agree within a bound after the last fault; final requests
+must be served; the checkers judge."""
 
 import asyncio
 import contextlib
@@ -37,20 +36,17 @@ from pointsman_lab.torture.services import IngressProcess
 
 START_SECONDS_MAX = 1.0
 QUIET_SECONDS_MAX: Seconds = 150.0
-"""Virtual time in which everything must agree after the last fault: longer than the longest bound in the plan."""
 LAST_ORDERS = 8
 BURSTS = (0, 0, 0, 0, 0, 0, 1, 3, 12)
-"""How many more come together with one order, each as likely."""
 POLL_SECONDS: Seconds = 1.0
 AGREED_POLLS = 4
-"""In a row: longer than a worker waits for its engine, so that what it asked while they were apart is over."""
 TEAR_DOWN_ROUNDS_MAX = 20
 TEAR_DOWN_SECONDS: Seconds = 3.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """How a seed went. `problems` is empty where it passed; `digest` is of the log, entry by entry."""
+    """`problems`: empty where it passed; `digest`: of the log, entry by entry."""
 
     seed: int
     problems: list[str]
@@ -60,12 +56,11 @@ class Verdict:
     virtual_seconds: Seconds
     outcomes: dict[str, int] = field(default_factory=dict)
     events: dict[str, int] = field(default_factory=dict)
-    """Log entries by kind, with the reason where there are several (`kind_of`)."""
     trace: list[tuple[Seconds, str]] = field(default_factory=list)
 
 
 def run_seed(seed: int) -> Verdict:
-    """Run one seed. The same seed gives an equal verdict, digest included."""
+    """The same seed gives an equal verdict, digest included."""
     plan = plan_of(seed)
     backoff.chance.seed(f"backoff {seed}")
     if not gc.get_freeze_count():
@@ -74,44 +69,43 @@ def run_seed(seed: int) -> Verdict:
     gc.collect()
     gc.disable()
     loop = VirtualLoop(Random(f"loop {seed}"))
-    world = Cluster(plan, loop)
-    loop.set_exception_handler(lambda _loop, context: world.violation(f"unhandled: {context}"))
+    cluster = Cluster(plan, loop)
+    loop.set_exception_handler(lambda _loop, context: cluster.violation(f"unhandled: {context}"))
     try:
-        with listening_for_errors(world), loop.breaking_endless_steps(world.violation):
-            return _judged(world, loop)
+        with listening_for_errors(cluster), loop.breaking_endless_steps(cluster.violation):
+            return _judged(cluster, loop)
     finally:
         gc.enable()
 
 
-def _judged(world: Cluster, loop: VirtualLoop) -> Verdict:
+def _judged(cluster: Cluster, loop: VirtualLoop) -> Verdict:
     asyncio.set_event_loop(loop)
     problems: list[str] = []
     try:
-        problems += loop.run_until_complete(_acts(world))
+        problems += loop.run_until_complete(_acts(cluster))
     except StalledError as error:
         problems.append(f"the run stalled: {error}")
     verdict = Verdict(
-        seed=world.plan.seed,
-        problems=list(dict.fromkeys([*world.violations, *problems])),
-        digest=log_digest(world),
-        entries=len(world.network.history),
+        seed=cluster.plan.seed,
+        problems=list(dict.fromkeys([*cluster.violations, *problems])),
+        digest=log_digest(cluster),
+        entries=len(cluster.network.history),
         steps=loop.steps,
         virtual_seconds=loop.time(),
-        events=dict(sorted(Counter(kind_of(s.event) for s in world.network.history if not s.duplicate).items())),
-        outcomes=dict(sorted(Counter(order.outcome for order in world.traffic.orders).items())),
-        trace=list(world.trace),
+        events=dict(sorted(Counter(kind_of(s.event) for s in cluster.network.history if not s.duplicate).items())),
+        outcomes=dict(sorted(Counter(order.outcome for order in cluster.traffic.orders).items())),
+        trace=list(cluster.trace),
     )
-    _tear_down(world, loop)
+    _tear_down(cluster, loop)
     return verdict
 
 
-def log_digest(world: Cluster) -> str:
-    """Every entry of the log and what each client got, as one number."""
+def log_digest(cluster: Cluster) -> str:
     digest = hashlib.blake2b(digest_size=16)
-    for stored in world.network.history:
+    for stored in cluster.network.history:
         payload = encode(stored.event) if stored.event is not None else b"unreadable"
         digest.update(b"%d %s " % (stored.sequence, stored.writer.encode()) + payload)
-    for order in world.traffic.orders:
+    for order in cluster.traffic.orders:
         digest.update(f"{order.number} {order.outcome} {order.status} {order.ended_at!r}".encode())
     return digest.hexdigest()
 
@@ -120,7 +114,6 @@ REASONED = (RequestRejected, MigrationRefused, RequestFailed, HandOverRefused)
 
 
 def kind_of(event: LogEvent | None) -> str:
-    """What an entry is counted as."""
     if event is None:
         return "unreadable"
     name = type(event).__name__
@@ -131,22 +124,22 @@ def kind_of(event: LogEvent | None) -> str:
     return f"{name} by its ingress" if isinstance(event, RequestGranted) and event.stamp is None else name
 
 
-async def _acts(world: Cluster) -> list[str]:
-    chance = world.chance("start")
-    for process in world.processes:
+async def _acts(cluster: Cluster) -> list[str]:
+    chance = cluster.chance("start")
+    for process in cluster.processes:
         if process.wanted:
-            world.loop.outside(chance.random() * START_SECONDS_MAX, process.start)
-    injector = Injector(world)
+            cluster.loop.outside(chance.random() * START_SECONDS_MAX, process.start)
+    injector = Injector(cluster)
     schedule(injector)
-    clients = [asyncio.create_task(_client(world, order, at)) for order, at in _orders(world)]
-    await asyncio.sleep(FAULTS_BEGIN + world.plan.fault_seconds)
+    clients = [asyncio.create_task(_client(cluster, order, at)) for order, at in _orders(cluster)]
+    await asyncio.sleep(FAULTS_BEGIN + cluster.plan.fault_seconds)
     heal(injector)
-    await _quiet(world, injector, clients)
-    world.note("last orders")
-    last = [world.traffic.order(last=True) for _ in range(LAST_ORDERS)]
-    await asyncio.gather(*(_client(world, order, 0.2 * number) for number, order in enumerate(last)))
-    await _quiet(world, injector, clients)
-    problems = [problem for checker in (*SAFETY, *AGREEMENT, *SCENARIOS) for problem in _findings(checker, world)]
+    await _quiet(cluster, injector, clients)
+    cluster.note("last orders")
+    last = [cluster.traffic.order(last=True) for _ in range(LAST_ORDERS)]
+    await asyncio.gather(*(_client(cluster, order, 0.2 * number) for number, order in enumerate(last)))
+    await _quiet(cluster, injector, clients)
+    problems = [problem for checker in (*SAFETY, *AGREEMENT, *SCENARIOS) for problem in _findings(checker, cluster)]
     problems += [
         f"last order {order.number} was not served: {order.outcome} {order.status} {order.code}"
         for order in last
@@ -155,62 +148,60 @@ async def _acts(world: Cluster) -> list[str]:
     return problems
 
 
-def _findings(checker: Checker, world: Cluster) -> list[str]:
-    """What a checker finds. One that cannot even look has found something, too."""
+def _findings(checker: Checker, cluster: Cluster) -> list[str]:
     try:
-        return list(checker(world))
-    except Exception as error:  # noqa: BLE001 - a broken system may break whoever looks at it
+        return list(checker(cluster))
+    except Exception as error:  # noqa: BLE001 - a broken system may break the checker
         return [f"{checker.__name__} could not judge: {error!r}"]
 
 
-def _orders(world: Cluster) -> Iterator[tuple[ClientRequest, Seconds]]:
-    """Orders with their times: a stream of them, and some bursts. In a scenario they come evenly, to its end."""
-    chance = world.chance("arrivals")
-    if world.plan.scenario:
-        every = world.plan.fault_seconds / world.plan.requests
-        for number in range(world.plan.requests):
-            yield world.traffic.order(), FAULTS_BEGIN + every * (number + chance.random())
+def _orders(cluster: Cluster) -> Iterator[tuple[ClientRequest, Seconds]]:
+    chance = cluster.chance("arrivals")
+    if cluster.plan.scenario:
+        every = cluster.plan.fault_seconds / cluster.plan.requests
+        for number in range(cluster.plan.requests):
+            yield cluster.traffic.order(), FAULTS_BEGIN + every * (number + chance.random())
         return
     at = FAULTS_BEGIN / 2
     burst = 0
-    for _ in range(world.plan.requests):
+    for _ in range(cluster.plan.requests):
         if burst:
             burst -= 1
         else:
             burst = chance.choice(BURSTS)
-            at += chance.expovariate(world.plan.requests / (1 + sum(BURSTS) / len(BURSTS)) / world.plan.fault_seconds)
-        yield world.traffic.order(), at
+            at += chance.expovariate(
+                cluster.plan.requests / (1 + sum(BURSTS) / len(BURSTS)) / cluster.plan.fault_seconds
+            )
+        yield cluster.traffic.order(), at
 
 
-async def _client(world: Cluster, order: ClientRequest, wait: Seconds) -> None:
+async def _client(cluster: Cluster, order: ClientRequest, wait: Seconds) -> None:
     await asyncio.sleep(wait)
-    await ask(order, world.chance("choice").choice(_in_rotation(world)))
+    await ask(order, cluster.chance("choice").choice(_in_rotation(cluster)))
 
 
-def _in_rotation(world: Cluster) -> list[IngressProcess]:
-    """Where a client may go: in a scenario there is a balancer that looks after readiness."""
-    ready = [i for i in world.ingresses if world.plan.scenario and i.takes_traffic]
-    return ready or world.ingresses
+def _in_rotation(cluster: Cluster) -> list[IngressProcess]:
+    ready = [i for i in cluster.ingresses if cluster.plan.scenario and i.takes_traffic]
+    return ready or cluster.ingresses
 
 
-async def _quiet(world: Cluster, injector: Injector, clients: list["asyncio.Task[None]"]) -> None:
-    """Wait until everyone was answered and everything has agreed for a while, or the bound is over."""
-    deadline = world.loop.time() + QUIET_SECONDS_MAX
+async def _quiet(cluster: Cluster, injector: Injector, clients: list["asyncio.Task[None]"]) -> None:
+    deadline = cluster.loop.time() + QUIET_SECONDS_MAX
     agreed = 0
-    while agreed < AGREED_POLLS and world.loop.time() < deadline:
+    while agreed < AGREED_POLLS and cluster.loop.time() < deadline:
         await asyncio.sleep(POLL_SECONDS)
         undrain_all(injector)
-        agrees = all(client.done() for client in clients) and not any(True for check in QUIET for _ in check(world))
+        agrees = all(client.done() for client in clients) and not any(True for check in QUIET for _ in check(cluster))
         agreed = agreed + 1 if agrees else 0
 
 
-def _tear_down(world: Cluster, loop: VirtualLoop) -> None:
-    """Let every task end, those of killed processes too, with nobody left who could hear them."""
-    for process in world.processes:
+def _tear_down(cluster: Cluster, loop: VirtualLoop) -> None:
+    """Ends every task, those of killed processes too."""
+    for process in cluster.processes:
         process.kill()
-    loop.set_exception_handler(_hear_nothing)
-    for life in world.lives:
-        loop.release(life)
+    loop.set_exception_handler(_ignore_errors)
+    for run in cluster.runs:
+        loop.release(run)
     for _ in range(TEAR_DOWN_ROUNDS_MAX):
         unfinished = loop.unfinished
         if not unfinished:
@@ -223,8 +214,8 @@ def _tear_down(world: Cluster, loop: VirtualLoop) -> None:
         loop.run_until_complete(loop.shutdown_asyncgens())
     asyncio.set_event_loop(None)
     loop.close()
-    world.forget()
+    cluster.forget()
 
 
-def _hear_nothing(_loop: asyncio.AbstractEventLoop, _context: dict[str, object]) -> None:
-    """Whatever goes wrong when everything is torn down."""
+def _ignore_errors(_loop: asyncio.AbstractEventLoop, _context: dict[str, object]) -> None:
+    pass

@@ -1,7 +1,5 @@
-"""Promises that hold in quiet: one engine of four is bad, or every service is restarted in turn, and nothing else happens.
-
-Judged by what clients got and by what the log says. Times are virtual wall seconds.
-"""
+"""Guarantees without other faults: one engine of four is bad, or every service is restarted in turn. Judged by client
+results and by the log. Times are virtual wall seconds."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -22,33 +20,22 @@ from pointsman_lab.torture.cluster import Cluster
 from pointsman_lab.torture.plan import BAD_SECONDS
 
 FIRST_SECONDS: Seconds = 15.0
-"""After which a bad engine must have been found out."""
 TOUCHED_SHARE_MAX = 0.02
-"""Of the requests that come after that: those that the bad engine may still get."""
 TRIED_SHARE_MAX = 0.06
-"""The same with those that try it when an ejection ends: there are few requests in a run, and as many ends as ever."""
 BACK_SECONDS_MAX: Seconds = 30.0
-"""Within which an engine must be whole again that is well."""
-
 EVIDENCE = 5
-"""So many failures in a row it takes to eject an engine; one that is hardly ever chosen shows them late."""
 NOTICED_SECONDS: Seconds = 0.25
-"""A prefill that takes less is no slowness that anybody could tell from a busy machine."""
-
 SENT = (RequestAttemptFailed, PrefillFinished, RequestFinished)
-"""Of each request that was sent to an engine there is one at least."""
 
 
-def a_bad_engine_is_kept_away(world: Cluster) -> Iterator[str]:
-    """After the first seconds less than 2% of the requests come to it, beside those that try it while it is half-open, and as many as
-    are evidence."""
-    if world.plan.scenario != "bad engine":
+def a_bad_engine_is_kept_away(cluster: Cluster) -> Iterator[str]:
+    if cluster.plan.scenario != "bad engine":
         return
-    bad = next(host for host in world.hosts.values() if host.well_since)
+    bad = next(host for host in cluster.hosts.values() if host.well_since)
     from_then = bad.well_since - BAD_SECONDS + FIRST_SECONDS
     asked, touched, trials = set(), set(), set()
-    half_open, slow = False, bad.last_misdeed == "slow"
-    for stored in world.network.history:
+    half_open, slow = False, bad.last_failure_mode == "slow"
+    for stored in cluster.network.history:
         event = stored.event
         if isinstance(event, RequestArrived) and from_then <= stored.at < bad.well_since:
             asked.add(event.request)
@@ -60,7 +47,7 @@ def a_bad_engine_is_kept_away(world: Cluster) -> Iterator[str]:
             isinstance(event, SENT)
             and event.instance == bad.instance
             and event.request in asked
-            and (not slow or _is_noticed(event, world.plan.speed))
+            and (not slow or _is_noticed(event, cluster.plan.speed))
         ):
             touched.add(event.request)
     allowed = max(EVIDENCE, TOUCHED_SHARE_MAX * len(asked))
@@ -75,45 +62,44 @@ def _is_noticed(event: LogEvent, speed: float) -> bool:
     return isinstance(event, PrefillFinished) and event.prefill > NOTICED_SECONDS * speed
 
 
-def a_well_engine_is_back_soon(world: Cluster) -> Iterator[str]:
-    """It is whole again within its time, and stays so."""
-    if world.plan.scenario != "bad engine":
+def a_well_engine_is_back_soon(cluster: Cluster) -> Iterator[str]:
+    if cluster.plan.scenario != "bad engine":
         return
-    bad = next(host for host in world.hosts.values() if host.well_since)
-    told = [
+    bad = next(host for host in cluster.hosts.values() if host.well_since)
+    changes = [
         stored
-        for stored in world.network.history
+        for stored in cluster.network.history
         if isinstance(stored.event, InstanceEjected | InstanceUnejected) and stored.event.instance == bad.instance
     ]
-    last = told[-1] if told else None
+    last = changes[-1] if changes else None
     if last is not None and not (isinstance(last.event, InstanceUnejected) and not last.event.half_open):
         yield f"{bad.instance} is well since {bad.well_since:.1f} s, and not whole again: {last.event}"
     elif last is not None and last.at > bad.well_since + BACK_SECONDS_MAX:
         yield f"{bad.instance} is well since {bad.well_since:.1f} s, and whole only at {last.at:.1f} s"
-    for stored in world.network.history:
+    for stored in cluster.network.history:
         event = stored.event
         if isinstance(event, InstanceEjected) and event.instance != bad.instance:
             yield f"{event.instance} is well, and was ejected: {event}"
 
 
-def clients_notice_nothing(world: Cluster) -> Iterator[str]:
-    """Everybody is served whole, unless an engine broke off in the middle of what a client had seen a part of."""
-    if not world.plan.scenario:
+def clients_notice_nothing(cluster: Cluster) -> Iterator[str]:
+    """Every request is served, unless an engine broke off within a started answer."""
+    if not cluster.plan.scenario:
         return
-    resets = any(host.last_misdeed == "resets" for host in world.hosts.values())
-    for order in world.traffic.orders:
+    resets = any(host.last_failure_mode == "resets" for host in cluster.hosts.values())
+    for order in cluster.traffic.orders:
         late = order.code in (RejectReason.SLO_TTFT, RejectReason.SLO_UNREACHABLE)
         fine = order.outcome in ("answered", "hung up") or (order.outcome == "broken off" and resets) or late
         if not fine:
             yield f"order {order.number} (asked at {order.begun_at:.3f}) was {order.outcome}: {order.status} {order.code}"
 
 
-def restarted_workers_keep_their_caches(world: Cluster) -> Iterator[str]:
-    """A worker that is stopped and started goes on in the same epoch, and nobody takes its instance for gone."""
-    if world.plan.scenario != "rolling restart":
+def restarted_workers_keep_their_caches(cluster: Cluster) -> Iterator[str]:
+    """A restarted worker continues its epoch, and its instance stays in the fleet."""
+    if cluster.plan.scenario != "rolling restart":
         return
     joined: Counter[InstanceId] = Counter()
-    for stored in world.network.history:
+    for stored in cluster.network.history:
         event = stored.event
         if (
             isinstance(event, InstanceJoined) and not event.cache_detail

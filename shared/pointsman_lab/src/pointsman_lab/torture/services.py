@@ -1,4 +1,5 @@
-"""The processes of a fleet by role, put together as their `main` does it; only these composition roots are repeated, because real ones open sockets."""
+"""The processes of a fleet by role. Only the composition roots of their `main` are repeated, because those open
+sockets."""
 
 import asyncio
 from typing import cast
@@ -18,11 +19,11 @@ from pointsman_ingress.main import assembled
 from pointsman_ingress.settings import IngressSettings
 from pointsman_lab.torture.archive import MemoryArchive
 from pointsman_lab.torture.engine_host import EngineHost, HostProbe, MemorySockets
-from pointsman_lab.torture.engines import EngineLife
+from pointsman_lab.torture.engines import RunningEngine
 from pointsman_lab.torture.environment import Environment
 from pointsman_lab.torture.http import Session
 from pointsman_lab.torture.network import LinkConditions
-from pointsman_lab.torture.processes import HttpProcess, Life, Process
+from pointsman_lab.torture.processes import HttpProcess, Process, ProcessRun
 from pointsman_rebalancer.main import chosen_policy
 from pointsman_rebalancer.service import RebalancerService
 from pointsman_rebalancer.settings import RebalancerSettings
@@ -38,22 +39,21 @@ from pointsman_worker.service import WorkerService
 from pointsman_worker.settings import WorkerSettings
 
 PROBES = "probe-"
-"""How ids of requests begin by which an ingress itself tries an engine, twice if need be."""
 
 
 class SchedulerProcess(Process):
     service: SchedulerService
 
     @override
-    async def serve(self, life: Life, supervisor: Supervisor) -> None:
-        settings = self.world.plan.scheduler
+    async def serve(self, run: ProcessRun, supervisor: Supervisor) -> None:
+        settings = self.environment.plan.scheduler
         self.service = start_scheduler(
             supervisor,
             self.link.ports,
             settings=settings,
             policies=chosen_policies(settings),
             clock=self.clock,
-            board=life.board,
+            board=run.board,
             name=self.link.name,
         )
         try:
@@ -63,37 +63,35 @@ class SchedulerProcess(Process):
 
 
 class CheckpointerProcess(Process):
-    """What a scheduler starts beside itself; one for the pool is enough here."""
-
     @override
-    async def serve(self, life: Life, supervisor: Supervisor) -> None:
-        settings = self.world.plan.scheduler
-        checkpointer = checkpointer_over(self.link.ports, settings, clock=self.clock, board=life.board)
+    async def serve(self, run: ProcessRun, supervisor: Supervisor) -> None:
+        settings = self.environment.plan.scheduler
+        checkpointer = checkpointer_over(self.link.ports, settings, clock=self.clock, board=run.board)
         supervisor.start(checkpointer.run(), name="checkpoints")
         await supervisor.until_stopped()
 
 
 class WorkerProcess(Process):
-    def __init__(self, world: Environment, name: str, host: EngineHost) -> None:
-        super().__init__(world, name)
+    def __init__(self, environment: Environment, name: str, host: EngineHost) -> None:
+        super().__init__(environment, name)
         self.host = host
         self.service: WorkerService | None = None
 
     @override
-    async def serve(self, life: Life, supervisor: Supervisor) -> None:
-        plan, host = self.world.plan, self.host
+    async def serve(self, run: ProcessRun, supervisor: Supervisor) -> None:
+        plan, host = self.environment.plan, self.host
         service = self.service = WorkerService(
             event_log=self.link.ports.log,
             commands=self.link.ports.commands,
             clock=self.clock,
-            board=life.board,
+            board=run.board,
             settings=WorkerSettings(
                 **plan.fleet_settings,
                 instance=host.instance,
                 engine_url=host.url,
                 flush_ms=plan.flush_ms,
                 role=host.role,
-                state_directory=self.world.state_directory if plan.workers_pause else "",
+                state_directory=self.environment.state_directory if plan.workers_pause else "",
             ),
             instance=host.instance,
             engine=HostProbe(host, plan.engine.block_size),
@@ -110,38 +108,41 @@ class WorkerProcess(Process):
 
 
 class IngressProcess(HttpProcess):
-    def __init__(self, world: Environment, name: str) -> None:
-        super().__init__(world, name)
+    def __init__(self, environment: Environment, name: str) -> None:
+        super().__init__(environment, name)
         self.engines_cut: set[str] = set()
-        """Hosts of engines that this ingress cannot reach."""
         self.tried: dict[str, list[str]] = {}
-        """By life and request: where it was sent so far."""
 
     @override
-    async def serve(self, life: Life, supervisor: Supervisor) -> None:
-        world = self.world
-        session = Session(world.sites, world.loop, world.chance("http"), can_reach=self._can_reach, sends=self._sends)
-        told = {name: value for name, value in world.plan.fleet_settings.items() if name != "block_tokens"}
-        settings = IngressSettings(**told, **world.plan.ingress_settings, name=self.link.name)
+    async def serve(self, run: ProcessRun, supervisor: Supervisor) -> None:
+        environment = self.environment
+        session = Session(
+            environment.sites,
+            environment.loop,
+            environment.chance("http"),
+            can_reach=self._can_reach,
+            sends=self._sends,
+        )
+        shared = {name: value for name, value in environment.plan.fleet_settings.items() if name != "block_tokens"}
+        settings = IngressSettings(**shared, **environment.plan.ingress_settings, name=self.link.name)
         async with assembled(
             settings,
-            {self.world.network.pool: self.link.ports},
+            {self.environment.network.pool: self.link.ports},
             clock=self.clock,
-            board=life.board,
+            board=run.board,
             supervisor=supervisor,
             engine_session=cast(aiohttp.ClientSession, session),
-            chance=world.chance(f"ids of {self.link.name}"),
+            chance=environment.chance(f"ids of {self.link.name}"),
         ) as app:
             self.app = app
             await supervisor.until_stopped()
-            await self._drain(life, settings)
+            await self._drain(run, settings)
 
-    async def _drain(self, life: Life, settings: IngressSettings) -> None:
-        """As `HttpServer.shutdown`: it takes what still comes, then nothing more; what does not end in time is cut."""
-        life.board.missing(SHUTDOWN_PART, "shutting down")
+    async def _drain(self, run: ProcessRun, settings: IngressSettings) -> None:
+        run.board.missing(SHUTDOWN_PART, "shutting down")
         await asyncio.sleep(settings.lame_duck_seconds)
         self.app = None
-        answering = [task for task in life.exchanges.values() if task is not None]
+        answering = [task for task in run.exchanges.values() if task is not None]
         if answering:
             _, overdue = await asyncio.wait(answering, timeout=settings.drain_seconds_max)
             for task in overdue:
@@ -150,63 +151,62 @@ class IngressProcess(HttpProcess):
 
     @property
     def takes_traffic(self) -> bool:
-        """Whether its readiness probe says so."""
-        return self.app is not None and self.life is not None and self.life.board.ready
+        return self.app is not None and self.run is not None and self.run.board.ready
 
     def _can_reach(self, host: str) -> bool:
         return host not in self.engines_cut
 
     def _was_rebound_from(self, host: str, request: RequestId) -> bool:
-        """Whether it was taken out of that engine, which had not failed it; then it may come back."""
+        """A redispatched request may return to an engine that had not failed it."""
         return any(
             isinstance(s.event, RequestMigrated)
             and s.event.rebound
             and (s.event.request, s.event.source) == (request, host)
-            for s in self.world.network.history
+            for s in self.environment.network.history
         )
 
     def _sends(self, host: str, headers: dict[str, str]) -> None:
-        """A request goes to an engine: on whose word, and for the first time?"""
+        """Checks the answer that a dispatch relies on, and that no engine gets a request twice."""
         request = RequestId(headers.get("x-request-id", ""))
         tried = self.tried.setdefault(f"{self.link.name} {request}", [])
-        again = host in tried and not self.world.plan.split and not request.startswith(PROBES)
+        again = host in tried and not self.environment.plan.split and not request.startswith(PROBES)
         if again and not self._was_rebound_from(host, request):
-            self.world.violation(f"{self.name} sent {request} to {host} again, after {tried}")
+            self.environment.violation(f"{self.name} sent {request} to {host} again, after {tried}")
         tried.append(host)
-        heeded = self.link.heeds(request)
+        heeded = self.link.stale_answer(request)
         if heeded:
-            self.world.violation(f"{self.name} sent {request} to its engine, and {heeded}")
+            self.environment.violation(f"{self.name} sent {request} to its engine, and {heeded}")
 
 
 class EngineProcess(HttpProcess):
     networked = False
 
-    def __init__(self, world: Environment, name: str, host: EngineHost) -> None:
-        super().__init__(world, name)
+    def __init__(self, environment: Environment, name: str, host: EngineHost) -> None:
+        super().__init__(environment, name)
         self.host = host
 
     @override
-    async def serve(self, life: Life, supervisor: Supervisor) -> None:
-        world = self.world
+    async def serve(self, run: ProcessRun, supervisor: Supervisor) -> None:
+        environment = self.environment
         way = Session(
-            world.sites,
-            world.loop,
-            world.chance("transfers"),
+            environment.sites,
+            environment.loop,
+            environment.chance("transfers"),
             can_reach=lambda _: True,
             sends=lambda _host, _headers: None,
         )
-        engine = EngineLife(
-            world.loop,
-            world.chance("engines"),
+        engine = RunningEngine(
+            environment.loop,
+            environment.chance("engines"),
             self.clock,
-            world.plan.engine,
-            world.chain,
-            seed=self.lives,
+            environment.plan.engine,
+            environment.chain,
+            seed=self.runs,
             url=self.host.url,
-            to_others=way if world.plan.split else None,
+            to_others=way if environment.plan.split else None,
             adapters=self.host.names.adapters,
             lies=self.host.lies,
-            misdeed=self.host.misdeed,
+            failure_mode=self.host.failure_mode,
         )
         supervisor.start(engine.engine.run(), name="steps")
         self.app = engine.app
@@ -235,14 +235,14 @@ class EngineProcess(HttpProcess):
 
 
 class RecorderProcess(Process):
-    def __init__(self, world: Environment, name: str) -> None:
-        super().__init__(world, name)
-        self.archive = MemoryArchive(world.chance("archive"))
+    def __init__(self, environment: Environment, name: str) -> None:
+        super().__init__(environment, name)
+        self.archive = MemoryArchive(environment.chance("archive"))
 
     @override
-    async def serve(self, life: Life, supervisor: Supervisor) -> None:
+    async def serve(self, run: ProcessRun, supervisor: Supervisor) -> None:
         recorder = Recorder(
-            self.link.ports.log, self.archive, self.clock, life.board, batch_events=200, batch_seconds=WallSeconds(0.05)
+            self.link.ports.log, self.archive, self.clock, run.board, batch_events=200, batch_seconds=WallSeconds(0.05)
         )
         supervisor.start(recorder.collect(), name="collect")
         supervisor.start(recorder.archive(), name="archive")
@@ -253,16 +253,16 @@ class RebalancerProcess(Process):
     service: RebalancerService
 
     @override
-    async def serve(self, life: Life, supervisor: Supervisor) -> None:
-        plan = self.world.plan
-        if plan.rebalancer_delay and not self.world.healed:
+    async def serve(self, run: ProcessRun, supervisor: Supervisor) -> None:
+        plan = self.environment.plan
+        if plan.rebalancer_delay and not self.environment.healed:
             self.link.conditions = LinkConditions(delay=plan.rebalancer_delay)
         settings = RebalancerSettings(**plan.fleet_settings, rebind=plan.scheduler.rebind)
         self.service = RebalancerService(
             event_log=self.link.ports.log,
             commands=self.link.ports.commands,
             clock=self.clock,
-            board=life.board,
+            board=run.board,
             settings=settings,
             policy=chosen_policy(settings),
             name=self.link.name,
@@ -275,13 +275,13 @@ class RebalancerProcess(Process):
 class ScalerProcess(Process):
     service: ScalerService
 
-    def __init__(self, world: Environment, name: str, provider: InstanceProvider | None) -> None:
-        super().__init__(world, name)
+    def __init__(self, environment: Environment, name: str, provider: InstanceProvider | None) -> None:
+        super().__init__(environment, name)
         self._provider = provider
 
     @override
-    async def serve(self, life: Life, supervisor: Supervisor) -> None:
-        settings = ScalerSettings(**self.world.plan.fleet_settings, **self.world.plan.scaler_settings)
+    async def serve(self, run: ProcessRun, supervisor: Supervisor) -> None:
+        settings = ScalerSettings(**self.environment.plan.fleet_settings, **self.environment.plan.scaler_settings)
         self.service = service = ScalerService(
             event_log=self.link.ports.log,
             commands=self.link.ports.commands,
@@ -289,7 +289,7 @@ class ScalerProcess(Process):
             provider=self._provider or chosen_provider(settings),
             policy=scaling_policy(settings.scaling, {}),
             clock=self.clock,
-            board=life.board,
+            board=run.board,
             settings=settings,
             name=self.link.name,
         )
@@ -302,13 +302,13 @@ class ScalerProcess(Process):
             await service.resign()
 
 
-def engine_host(world: Environment, number: int) -> EngineHost:
-    plan, instance = world.plan, InstanceId(f"engine-{number}")
+def engine_host(environment: Environment, number: int) -> EngineHost:
+    plan, instance = environment.plan, InstanceId(f"engine-{number}")
     return EngineHost(
         instance,
         plan.roles[number - 1],
-        world.loop,
-        world.chance(f"host {number}"),
+        environment.loop,
+        environment.chance(f"host {number}"),
         replays=plan.replays[number - 1],
         adapters=plan.adapters[number - 1],
     )

@@ -30,16 +30,13 @@ from pointsman_lab.torture.link import Link
 from pointsman_lab.torture.network import Endpoint, Network, Served
 
 APPEND_SECONDS_MAX = 4.0
-
 EXTENT_SECONDS_MAX = 2.0
-
 COMMANDS_WAITING_MAX = 4096
 
 
 def open_link(
     network: Network, clock: Clock, *, name: str, window_max: int, on_failure: Callable[[str, Exception], None]
 ) -> Link:
-    """A process begins: its link with all ports."""
     link = Link(network, clock, name=name, window_max=window_max, on_failure=on_failure)
     link.ports = Ports(
         SimulatedLog(link),
@@ -53,8 +50,6 @@ def open_link(
 
 
 class SimulatedLog(EventLog):
-    """The log as one process sees it."""
-
     def __init__(self, link: Link) -> None:
         self._link = link
         self._stored = link.network.broker.client(link.clock, name=link.name).log
@@ -66,7 +61,7 @@ class SimulatedLog(EventLog):
     @override
     def append_soon(self, event: LogEvent, fence: Fence | None = None) -> None:
         if isinstance(event, RequestGranted | RequestHandedOver) and event.stamp is None:
-            self._link.places(event.request)
+            self._link.forget_answer(event.request)
         self._link.window.put(event, fence=fence)
 
     @override
@@ -98,7 +93,7 @@ class SimulatedLog(EventLog):
     async def extent(self) -> LogExtent:
         try:
             async with asyncio.timeout(EXTENT_SECONDS_MAX):
-                await self._link.passage()
+                await self._link.one_delay()
         except TimeoutError as error:
             away = "the server does not answer"
             raise LogUnavailableError(away) from error
@@ -113,7 +108,7 @@ class SimulatedLog(EventLog):
         begins = True
         async for found in self._stored.read(start, kinds=kinds, at_end=at_end):
             if loop.time() != fresh_at or not self._link.open:
-                await self._link.passage()
+                await self._link.one_delay()
                 fresh_at = loop.time()
             if begins and isinstance(found, LogEntry):
                 self._link.begun = found.sequence
@@ -128,8 +123,6 @@ class SimulatedLog(EventLog):
 
 
 class SimulatedCommands(Commands):
-    """Request and reply as one process sees them."""
-
     def __init__(self, link: Link) -> None:
         self._link = link
 
@@ -164,8 +157,6 @@ class SimulatedCommands(Commands):
 
 
 class SimulatedLease(Lease):
-    """A lease, at the server's end of a link that loses messages."""
-
     def __init__(self, link: Link, kept: Lease) -> None:
         self._link = link
         self._kept = kept
@@ -189,8 +180,6 @@ class SimulatedLease(Lease):
 
 
 class SimulatedCheckpoints(Checkpoints):
-    """The checkpoints, as SimulatedLease."""
-
     def __init__(self, link: Link) -> None:
         self._link = link
 
@@ -213,8 +202,6 @@ class SimulatedCheckpoints(Checkpoints):
 
 
 class _Served(Served):
-    """A handler with the commands that wait for it, served one after the other."""
-
     def __init__(self, link: Link, subject: str, handler: CommandHandler) -> None:
         self._link = link
         self._subject = subject
@@ -243,8 +230,6 @@ class _Served(Served):
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """A Reply, on its way back over two links."""
-
     network: Network
     answerer: Link
     asker: Endpoint
@@ -257,4 +242,4 @@ class _Answer:
 
     def _at_server(self, payload: bytes) -> None:
         if self.network.broker.available:
-            self.network.carry(self.asker.conditions, self.asker.hear, self.answer, payload)
+            self.network.carry(self.asker.conditions, self.asker.receive, self.answer, payload)

@@ -10,7 +10,7 @@ from collections import Counter, deque
 from pointsman.primitives import BlockKey, Epoch, InstanceId, Seconds
 
 
-class Speculation:
+class Promises:
     """Promised blocks of each instance, counted: several requests may promise the same block."""
 
     def __init__(self) -> None:

@@ -1,7 +1,7 @@
 """What engines deliver from their caches, compared with what their events say.
 
 In come cached tokens of finished requests; out come prefixes that count as held for a while where events are not relied
-on (`DeliveredHits`), and a verdict on events that deliveries contradict twice within a minute (`Contradictions`).
+on (`ReportedHits`), and a verdict on events that deliveries contradict twice within a minute (`Contradictions`).
 """
 
 from collections.abc import Callable
@@ -22,7 +22,7 @@ CONTRADICTIONS_MAX = 2
 CONTRADICTIONS_WALL_SECONDS = 60.0
 
 
-class DeliveredHits:
+class ReportedHits:
     """Delivered blocks of each instance, until they expire or are removed."""
 
     def __init__(self) -> None:

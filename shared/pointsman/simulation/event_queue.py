@@ -9,13 +9,14 @@ from pointsman.primitives import Seconds
 Action = Callable[[Seconds], None]
 
 
-class Agenda:
+class EventQueue:
     def __init__(self) -> None:
         self.now: Seconds = 0.0
         self._due: list[tuple[Seconds, int, Action]] = []
         self._order = count()
-        self._upkeep = 0
-        """Entries that repeat for ever. When nothing else is left, nothing can happen any more."""
+        self._repeating = 0
+        """Entries that repeat without bound. When only they are left, nothing more can happen."""
+        self._stopped = False
 
     def at(self, at: Seconds, act: Action) -> None:
         heappush(self._due, (at, next(self._order), act))
@@ -27,12 +28,16 @@ class Agenda:
             act(now)
             self.at(now + seconds, turn)
 
-        self._upkeep += 1
+        self._repeating += 1
         self.at(first, turn)
 
-    def run(self, unfinished: Callable[[], int]) -> None:
-        """Until `unfinished` gives 0 or only upkeep is left."""
+    def stop(self) -> None:
+        """End `run` after the present call."""
+        self._stopped = True
+
+    def run(self) -> None:
+        """Until `stop`, or until only repeating calls are left."""
         due = self._due
-        while unfinished() and len(due) > self._upkeep:
+        while not self._stopped and len(due) > self._repeating:
             self.now, _, act = heappop(due)
             act(self.now)

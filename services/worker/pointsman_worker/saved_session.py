@@ -1,10 +1,6 @@
-"""What a stopped worker leaves in a file for the one started in its place: the cache as the log knows it, and how far the
-engine's events were read.
-
-The log holds pool keys only, and an engine's removals name engine hashes, so what joins the two must be kept. The successor
-resumes the epoch if the engine still has the very batch that was read last. A file is used once and only while it is fresh:
-later another worker may have written of this instance.
-"""
+"""Handover file from a stopped worker to its successor: blocks with their engine hashes, which the log does not have,
+and the cursor in the engine's events. Used once and while fresh, since another worker may then have written for this
+instance."""
 
 import contextlib
 from pathlib import Path
@@ -26,9 +22,8 @@ FRESH_WALL_SECONDS: WallSeconds = WallSeconds(60.0)
 FILE_BYTES_MAX = 1 << 30
 
 
-class Handover(msgspec.Struct, frozen=True, kw_only=True):
-    """`joined`: the instance as the log knows it, without times. `written`: the log's sequence of the last write.
-    `keys`: stands for secret, model and block size. `kept_at`: Unix time."""
+class SavedSession(msgspec.Struct, frozen=True, kw_only=True):
+    """`joined`: the join event without times. `written`: log sequence of the last write. `kept_at`: Unix time."""
 
     kept_at: Seconds
     keys: int
@@ -42,8 +37,8 @@ class Handover(msgspec.Struct, frozen=True, kw_only=True):
     blocks: HeldBlocks
 
 
-def leave(path: Path, handover: Handover) -> None:
-    """Write the file. Raises OSError."""
+def write_handover(path: Path, handover: SavedSession) -> None:
+    """Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_suffix(".new")
     unfinished.touch(mode=0o600)
@@ -51,14 +46,14 @@ def leave(path: Path, handover: Handover) -> None:
     unfinished.replace(path)
 
 
-def take(path: Path, *, now: Seconds) -> Handover | None:
-    """Read and delete the file; None if there is none that is fresh at the Unix time `now`. Never raises."""
+def read_handover(path: Path, *, now: Seconds) -> SavedSession | None:
+    """Deletes the file. Returns None if it is missing, invalid or too old at the Unix time `now`."""
     try:
         if path.stat().st_size > FILE_BYTES_MAX:
             return None
         content = path.read_bytes()
         path.unlink()
-        found = msgspec.msgpack.decode(content, type=Handover)
+        found = msgspec.msgpack.decode(content, type=SavedSession)
     except FileNotFoundError:
         return None
     except (OSError, msgspec.DecodeError, ValueError) as error:
@@ -73,14 +68,11 @@ def take(path: Path, *, now: Seconds) -> Handover | None:
     return found
 
 
-class Successor:
-    """Saves the session for the next worker, and resumes that of the one before."""
-
+class SessionStore:
     def __init__(self, fleet_events: FleetEvents) -> None:
         self._fleet_events = fleet_events
         self._state = fleet_events.state
-        self._loaded: tuple[CacheSession, Sequence] | None = None
-        """The earlier worker's session and last write, until the engine has proved to be the same."""
+        self._loaded: tuple[CacheSession, Sequence] | None = None  # until the engine is identified
 
     @property
     def _path(self) -> Path | None:
@@ -89,7 +81,7 @@ class Successor:
         return Path(directory) / f"{settings.pool}.{self._state.instance}.worker" if directory else None
 
     def save(self, session: CacheSession) -> None:
-        """Without an await: blocks and cursor are of the same moment."""
+        """No await: blocks and cursor must belong to the same moment."""
         state, path, translator = self._state, self._path, session.translator
         blocks = translator.dump() if translator is not None and session.cache == "empty" else None
         cursor = state.events.cursor if state.events is not None else None
@@ -97,7 +89,7 @@ class Successor:
         if path is None or blocks is None or cursor is None or not complete:
             log.info("handover_skipped", instance=state.instance, cache=session.cache)
             return
-        kept = Handover(
+        handover = SavedSession(
             kept_at=state.unix_time(),
             keys=state.key_chain(session.facts).root(),
             joined=self._fleet_events.identity(session),
@@ -110,37 +102,36 @@ class Successor:
             blocks=blocks,
         )
         try:
-            leave(path, kept)
+            write_handover(path, handover)
         except OSError as error:
             log.warning("handover_not_written", path=str(path), reason=str(error))
         else:
             log.info("handover_written", instance=state.instance, epoch=session.epoch, blocks=len(blocks.blocks))
 
     def load(self, facts: EngineFacts) -> Cursor | None:
-        """Read what the worker before this one saved. Returns how far its engine's events were read, if there is anything."""
+        """None: there is no usable handover."""
         state, path = self._state, self._path
-        kept = take(path, now=state.unix_time()) if path is not None else None
-        if kept is None or kept.keys != state.key_chain(facts).root():
+        handover = read_handover(path, now=state.unix_time()) if path is not None else None
+        if handover is None or handover.keys != state.key_chain(facts).root():
             return None
         translator = state.new_translator(facts)
         try:
-            translator.restore(kept.blocks)
+            translator.restore(handover.blocks)
         except (ValueError, OverflowError) as error:
             log.warning("handover_unreadable", path=str(path), reason=str(error))
             return None
-        state.last_epoch = kept.epoch
-        sequencer = CacheEventSequencer(state.instance, kept.epoch)
-        sequencer.sequence = kept.sequence
+        state.last_epoch = handover.epoch
+        sequencer = CacheEventSequencer(state.instance, handover.epoch)
+        sequencer.sequence = handover.sequence
         session = CacheSession(
-            sequencer, facts, "empty", translator, joined_at=kept.joined_at, log_identity=kept.log_identity
+            sequencer, facts, "empty", translator, joined_at=handover.joined_at, log_identity=handover.log_identity
         )
-        if self._fleet_events.identity(session) != kept.joined:
-            session.joined_at = 0  # to the log it is another instance, with the same cache
-        self._loaded = session, kept.written
-        return kept.cursor
+        if self._fleet_events.identity(session) != handover.joined:
+            session.joined_at = 0  # the log needs a new join event
+        self._loaded = session, handover.written
+        return handover.cursor
 
     def resume(self) -> None:
-        """The engine is the one that the worker before this one followed."""
         assert self._loaded is not None
         (session, written), self._loaded = self._loaded, None
         state = self._state
@@ -152,5 +143,4 @@ class Successor:
         log.info("epoch_resumed", instance=state.instance, epoch=session.epoch, sequence=session.sequencer.sequence)
 
     def discard(self) -> None:
-        """The engine is another one."""
         self._loaded = None

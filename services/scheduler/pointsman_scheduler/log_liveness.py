@@ -15,40 +15,40 @@ DOUBT_SHARE = 3.0
 """Multiple of the suspect time for which several silent instances are excused at most."""
 
 
-class Heartbeats:
-    """What one leader has heard of the log in its term. Wall time, but for `listens_since`."""
+class LogLiveness:
+    """What one leader has heard of the log in its term. Wall time, but for `listening_since`."""
 
     def __init__(self, clock: Clock, *, suspect_seconds: WallSeconds) -> None:
         self._clock = clock
         self._suspect_seconds = suspect_seconds
-        self._heard_at = clock.wall()
+        self._last_entry_at = clock.wall()
         self._written = 0
         self._returned = 0
-        self.listens_since: Seconds = 0.0
+        self.listening_since: Seconds = 0.0
         """Engine time before which silence does not count: this process could not hear then."""
-        self.listens_since_wall = WallSeconds(0.0)
+        self.listening_since_wall = WallSeconds(0.0)
 
     def begin(self) -> None:
         """A term of this scheduler begins."""
         self.listen_from_now()
-        self._heard_at = self._clock.wall()
+        self._last_entry_at = self._clock.wall()
         self._written = self._returned = 0
 
     def listen_from_now(self) -> None:
-        self.listens_since, self.listens_since_wall = self._clock.now(), self._clock.wall()
+        self.listening_since, self.listening_since_wall = self._clock.now(), self._clock.wall()
 
-    def wrote(self, number: int) -> None:
+    def decision_written(self, number: int) -> None:
         """This decision of ours is on its way into the log."""
         self._written = number
 
-    def heard(self, own_number: int = 0) -> None:
+    def entry_read(self, own_number: int = 0) -> None:
         """An entry came; `own_number` where it is a decision of ours."""
-        self._heard_at = self._clock.wall()
+        self._last_entry_at = self._clock.wall()
         self._returned = max(self._returned, own_number)
 
     def log_is_silent(self, instances: int) -> bool:
         """`instances`: how many should be heard."""
-        quiet = self._clock.wall() - self._heard_at
+        quiet = self._clock.wall() - self._last_entry_at
         if quiet < QUIET_SHARE * self._suspect_seconds:
             return False
         in_doubt = instances > 1 and quiet < DOUBT_SHARE * self._suspect_seconds
