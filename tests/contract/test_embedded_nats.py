@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from pointsman.runtime.embedded_nats import VERSION_MIN, NatsStartError, embedded_nats, nats_server_binary
+from pointsman.runtime.embedded_nats import VERSION_MIN, NatsStartError, nats_server_binary
 from pointsman.runtime.embedded_nats import nats_server_version as version_of
+from tests.support.nats import embedded_nats
 
 
 def test_the_binary_of_the_wheel_is_new_enough() -> None:

@@ -29,10 +29,9 @@ from pointsman.contracts.commands import DescribeFleet
 from pointsman.contracts.decisions import WritesLost
 from pointsman.ports import CommandTimeoutError, LogEntry, NoResponderError, Reply
 from pointsman.primitives import PoolName, WallSeconds
-from pointsman.runtime.embedded_nats import embedded_nats
 from tests.support.events import stored
 from tests.support.log_worlds import RememberingListener
-from tests.support.nats import running_nats
+from tests.support.nats import embedded_nats, running_nats
 
 POOL = PoolName("default")
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from pointsman.adapters.clocks import ScaledClock
-from pointsman.adapters.http_engine import EngineAwayError, EngineFacts, EngineLoad
+from pointsman.adapters.http_engine import EngineFacts, EngineLoad, EngineUnreachableError
 from pointsman.adapters.kv_events import continuity_tasks, sockets
 from pointsman.adapters.kv_events.reader import KvEventReader
 from pointsman.adapters.kv_events.sockets import KvEndpoint
@@ -57,7 +57,7 @@ BOUNDS: list[tuple[object, str, float]] = [
     (holdings, "DELIVERED_WALL_SECONDS", UNCONFIRMED_SECONDS),
     (reported_hits, "SETTLING_WALL_SECONDS", 0.3),
     (sockets, "REPLAY_FRAME_SECONDS", 0.5),
-    (continuity_tasks, "REPLAY_REST_SECONDS", 0.5),
+    (continuity_tasks, "REPLAY_PAUSE_SECONDS", 0.5),
     (resync, "PERIOD_WALL_SECONDS", 0.1),
 ]
 
@@ -82,7 +82,7 @@ class Engine:
 
     async def load(self) -> EngineLoad:
         if self.gone:
-            raise EngineAwayError("refused", refused=True)
+            raise EngineUnreachableError("refused", refused=True)
         return EngineLoad()
 
 

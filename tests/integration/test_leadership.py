@@ -252,7 +252,7 @@ async def test_an_election_that_came_first_is_followed_by_the_next_term() -> Non
     async with world.scheduler("one") as one:
         assert one.leading
         assert one.leading.term == 8
-        assert not world.broker.stands(fence)
+        assert not world.broker.may_write(fence)
 
 
 async def test_a_restarted_server_that_forgot_the_lease_costs_the_leader_nothing() -> None:

@@ -16,7 +16,7 @@ import structlog
 from rich.console import Console
 
 from pointsman.adapters.clocks import ScaledClock
-from pointsman.adapters.http_engine import METRICS_BYTES_MAX, NAMES_MAX, EngineAwayError, HttpEngine
+from pointsman.adapters.http_engine import METRICS_BYTES_MAX, NAMES_MAX, EngineUnreachableError, HttpEngine
 from pointsman.adapters.kv_events.reader import KvEventReader
 from pointsman.adapters.kv_events.sockets import KvEndpoint
 from pointsman.contracts.codec import decode_event
@@ -492,7 +492,7 @@ async def test_an_engine_that_answers_no_http_is_away_and_followed_no_further(na
     async with running_raw_engine() as engine, HttpEngine(engine.url, seconds_max=1.0) as asked:
         engine.answers = {**PAGES, path: answer}
 
-        with pytest.raises(EngineAwayError):
+        with pytest.raises(EngineUnreachableError):
             await asked.load()
         assert "/version" not in engine.asked
 

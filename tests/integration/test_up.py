@@ -21,7 +21,7 @@ import pytest
 from rich.console import Console
 from typing_extensions import override
 
-from pointsman.adapters.tcp_ports import free_ports, is_free
+from pointsman.adapters.tcp_ports import free_ports, why_taken
 from pointsman.adapters.tokenizer.tokenizer import BUILTIN_DIRECTORY
 from pointsman.runtime.settings import ENVIRONMENT_PREFIX, options
 from pointsman_cli.discovery import find_fleet
@@ -628,7 +628,7 @@ def simulated_engine(port: int, *flags: str) -> Iterator[None]:
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         try:
             deadline = time.monotonic() + 20
-            while is_free(port):
+            while not why_taken(port):
                 assert time.monotonic() < deadline
                 time.sleep(0.05)
             yield

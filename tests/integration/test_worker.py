@@ -17,7 +17,7 @@ from aiohttp import web
 from prometheus_client import REGISTRY
 
 from pointsman.adapters.clocks import ScaledClock
-from pointsman.adapters.http_engine import EngineAwayError, EngineFacts, EngineLoad, FurtherNames, HttpEngine
+from pointsman.adapters.http_engine import EngineFacts, EngineLoad, EngineUnreachableError, FurtherNames, HttpEngine
 from pointsman.adapters.kv_events import sockets
 from pointsman.adapters.kv_events.codec import decode_batch
 from pointsman.adapters.kv_events.events import (
@@ -123,7 +123,7 @@ class FakeHttpEngine:
 
     async def load(self) -> EngineLoad:
         if self.away:
-            raise EngineAwayError("refused", refused=True)
+            raise EngineUnreachableError("refused", refused=True)
         return self.load_now
 
 
@@ -851,10 +851,10 @@ async def test_an_engine_that_has_vectors_and_no_completions_does_not_complete(
 async def test_an_engine_that_is_not_healthy_or_not_there_is_away() -> None:
     async with http_engine() as (url, pages), HttpEngine(url) as engine:
         del pages["/health"]
-        with pytest.raises(EngineAwayError, match="status 503") as unhealthy:
+        with pytest.raises(EngineUnreachableError, match="status 503") as unhealthy:
             await engine.load()
     async with HttpEngine(url) as engine:
-        with pytest.raises(EngineAwayError) as gone:
+        with pytest.raises(EngineUnreachableError) as gone:
             await engine.load()
 
     assert not unhealthy.value.refused

@@ -323,7 +323,7 @@ async def test_a_listener_that_fails_on_an_event_ends_no_follower() -> None:
     def fails(_event: object) -> None:
         raise ValueError
 
-    follower = LogFollower(link.log, clock=ScaledClock(), board=HealthBoard(), settings=PoolSettings(), heard=fails)
+    follower = LogFollower(link.log, clock=ScaledClock(), board=HealthBoard(), settings=PoolSettings(), on_event=fails)
     reading = asyncio.create_task(follower.run())
     await link.log.append(joined("engine-1"))
     await link.log.append(joined("engine-2"))

@@ -32,8 +32,6 @@ def usage(*, prompt: Tokens, completion: Tokens, cached: Tokens) -> dict[str, An
 
 
 class Frames(Protocol):
-    """Parts of a stream: `before` any computation, `opening` with the first text, then `text` and `ending`."""
-
     before: bytes
     opening: bytes
 

@@ -9,11 +9,7 @@ from pointsman.adapters.tokenizer import Tokenizer
 from pointsman.primitives import Tokens
 from pointsman.runtime.health import Receive, Scope, Send, send_whole
 from pointsman_engine_sim import answers, embeddings, messages, openai_bodies, responses, scores
-from pointsman_engine_sim.engine import (
-    RequestAbortedError,
-    SimulatedEngine,
-    prompt_hash,
-)
+from pointsman_engine_sim.engine import RequestAbortedError, SimulatedEngine, prompt_hash
 from pointsman_engine_sim.generation import JSON, Answer, Generator, ServedModel
 from pointsman_engine_sim.kv_transfer import TRANSFER_PATH, KvTransfer
 from pointsman_engine_sim.metrics import EngineMetrics
@@ -38,7 +34,7 @@ class EngineApp(Generator):
         transfer: KvTransfer | None = None,
     ) -> None:
         super().__init__(engine, tokenizer=tokenizer, metrics=metrics, served=served, transfer=transfer)
-        side_channel: dict[str, dict[str, Handler]] = {TRANSFER_PATH: {"POST": self._blocks_asked}} if transfer else {}
+        side_channel: dict[str, dict[str, Handler]] = {TRANSFER_PATH: {"POST": self._kv_transfer}} if transfer else {}
         self._routes: dict[str, dict[str, Handler]] = {
             "/v1/completions": {"POST": self._completion},
             "/v1/chat/completions": {"POST": self._chat},
@@ -88,25 +84,23 @@ class EngineApp(Generator):
         heading = self._heading(scope, "cmpl", body.model)
         generation, held = await self._submit(body, tokens, body.max_tokens, openai_bodies.COMPLETION_TOKENS_DEFAULT)
         frames, whole = answers.completion_frames(heading), answers.whole_completion
-        await self._answer(
-            receive,
-            send,
-            Answer(generation, len(tokens), frames, whole, heading, body.wants_stream, body.wants_stream_usage, held),
+        answer = Answer(
+            generation, len(tokens), frames, whole, heading, body.wants_stream, body.wants_stream_usage, held
         )
+        await self._answer(receive, send, answer)
 
     async def _chat(self, scope: Scope, receive: Receive, send: Send) -> None:
         body = openai_bodies.parse_chat(await _read(receive))
         self._check_model(body.model)
         tokens = await self._encode(self._rendered(body), add_special_tokens=False)
         heading = self._heading(scope, "chatcmpl", body.model)
-        asked = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-        generation, held = await self._submit(body, tokens, asked, openai_bodies.CHAT_TOKENS_DEFAULT)
+        requested = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+        generation, held = await self._submit(body, tokens, requested, openai_bodies.CHAT_TOKENS_DEFAULT)
         frames, whole = answers.chat_frames(heading), answers.whole_chat
-        await self._answer(
-            receive,
-            send,
-            Answer(generation, len(tokens), frames, whole, heading, body.wants_stream, body.wants_stream_usage, held),
+        answer = Answer(
+            generation, len(tokens), frames, whole, heading, body.wants_stream, body.wants_stream_usage, held
         )
+        await self._answer(receive, send, answer)
 
     async def _response(self, scope: Scope, receive: Receive, send: Send) -> None:
         body = responses.parse_response(await _read(receive))
@@ -121,14 +115,10 @@ class EngineApp(Generator):
         generation, _ = await self._submit(body, tokens, body.max_output_tokens, openai_bodies.CHAT_TOKENS_DEFAULT)
         frames, whole = responses.ResponseFrames(heading), responses.whole_response
         stream = body.wants_stream
-        await self._answer(
-            receive,
-            send,
-            Answer(generation, len(tokens), frames, whole, heading, stream, stream, usage=responses.usage),
-        )
+        answer = Answer(generation, len(tokens), frames, whole, heading, stream, stream, usage=responses.usage)
+        await self._answer(receive, send, answer)
 
     def _anthropic(self, handler: Handler) -> Handler:
-
         async def wrapped(scope: Scope, receive: Receive, send: Send) -> None:
             try:
                 await handler(scope, receive, send)
@@ -144,11 +134,8 @@ class EngineApp(Generator):
         heading = self._heading(scope, "chatcmpl", body.model)
         generation, _ = await self._submit(body, tokens, body.max_tokens, openai_bodies.CHAT_TOKENS_DEFAULT)
         frames, whole, stream = messages.MessageFrames(heading), messages.whole_message, body.wants_stream
-        await self._answer(
-            receive,
-            send,
-            Answer(generation, len(tokens), frames, whole, heading, stream, stream, usage=messages.usage),
-        )
+        answer = Answer(generation, len(tokens), frames, whole, heading, stream, stream, usage=messages.usage)
+        await self._answer(receive, send, answer)
 
     async def _count_tokens(self, _scope: Scope, receive: Receive, send: Send) -> None:
         body = messages.parse_messages(await _read(receive))
@@ -233,9 +220,9 @@ class EngineApp(Generator):
             log.warning("prefix_cache_not_reset", reason="requests are running")
         await send_whole(send, 200, b"", JSON)
 
-    async def _blocks_asked(self, _scope: Scope, receive: Receive, send: Send) -> None:
+    async def _kv_transfer(self, _scope: Scope, receive: Receive, send: Send) -> None:
         assert self._transfer is not None
-        held = self._transfer.asked(decoded(await _read(receive), FetchBody))
+        held = self._transfer.is_held(decoded(await _read(receive), FetchBody))
         await send_whole(send, 200 if held else 404, b"", JSON)
 
     async def _load_adapter(self, _scope: Scope, receive: Receive, send: Send) -> None:

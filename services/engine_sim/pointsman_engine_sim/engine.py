@@ -3,6 +3,7 @@
 import asyncio
 from array import array
 from collections.abc import Iterable
+from dataclasses import dataclass
 from hashlib import blake2b
 from sys import byteorder
 from typing import Protocol
@@ -19,14 +20,10 @@ from pointsman_engine_sim.wording import Passage, Wording
 log = structlog.get_logger()
 
 OVERDUE_STEPS_MAX = 16
-
 LATE_SECONDS_MAX = 1.0
 """Delay, wall seconds, from which the machine is reported as too slow for the speed."""
-
 LATE_WARNING_SECONDS: WallSeconds = WallSeconds(10.0)
-
 CLOCK_RETRY_SECONDS: WallSeconds = WallSeconds(0.001)
-"""Wait if the clock is behind a request's arrival."""
 
 
 class RequestAbortedError(Exception):
@@ -47,29 +44,17 @@ class Timings(Protocol):
     def finished(self, seconds: Seconds) -> None: ...
 
 
+@dataclass(eq=False, slots=True)
 class Generation:
-    __slots__ = (
-        "_failure",
-        "_waiter",
-        "_wanted",
-        "cached_tokens",
-        "finished",
-        "passage",
-        "request",
-        "submitted_at",
-        "tokens",
-    )
-
-    def __init__(self, request: RequestId, passage: Passage, submitted_at: Seconds) -> None:
-        self.request = request
-        self.passage = passage
-        self.submitted_at = submitted_at
-        self.tokens = 0
-        self.cached_tokens = 0
-        self.finished = False
-        self._failure: Exception | None = None
-        self._wanted = 0
-        self._waiter: asyncio.Future[None] | None = None
+    request: RequestId
+    passage: Passage
+    submitted_at: Seconds
+    tokens: Tokens = 0
+    cached_tokens: Tokens = 0
+    finished: bool = False
+    _failure: Exception | None = None
+    _wanted: Tokens = 0
+    _waiter: asyncio.Future[None] | None = None
 
     async def reached(self, tokens: Tokens) -> None:
         """Wait for so many tokens, or all. Raises RequestAbortedError, EngineStoppedError."""
@@ -151,9 +136,9 @@ class SimulatedEngine:
             generation.fail(RequestAbortedError())
 
     def cached_tokens(self, tokens: list[int], identity: PromptIdentity) -> Tokens:
-        return self._model.cached_tokens(TokenPrompt(tokens, _nothing, identity))
+        return self._model.cached_tokens(TokenPrompt(tokens, lambda _start, _stop: [], identity))
 
-    def let_go(self, request: RequestId) -> bool:
+    def release_kv(self, request: RequestId) -> bool:
         """Free the blocks held for a request; see `EngineModel.submit`."""
         return self._model.release_kv(request)
 
@@ -222,10 +207,6 @@ class SimulatedEngine:
             self._timings.finished(result.ended_at - generation.submitted_at)
         if result.changes and self._publisher is not None:
             self._publisher.publish(result.changes)
-
-
-def _nothing(_start: int, _stop: int) -> list[int]:
-    return []
 
 
 def prompt_hash(tokens: list[int]) -> int:

@@ -11,11 +11,7 @@ from pointsman.primitives import Tokens
 from pointsman.runtime.health import Receive, Scope, Send, send_whole
 from pointsman.simulation.block_cache import PromptIdentity
 from pointsman_engine_sim import answers, openai_bodies
-from pointsman_engine_sim.engine import (
-    EngineStoppedError,
-    Generation,
-    SimulatedEngine,
-)
+from pointsman_engine_sim.engine import EngineStoppedError, Generation, SimulatedEngine
 from pointsman_engine_sim.kv_transfer import KvTransfer
 from pointsman_engine_sim.metrics import EngineMetrics
 from pointsman_engine_sim.openai_bodies import ApiError, ChatBody, CompletionBody, TokenizeBody
@@ -37,7 +33,6 @@ class ServedModel:
     stream_interval: Tokens = 1
     api_key: str = ""
     adapters: Mapping[str, str] = field(default_factory=dict)
-    """LoRA adapters loaded at start: path by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,12 +69,12 @@ class Generator:
         self._answered = 0
 
     async def _submit(
-        self, body: openai_bodies.Generate, tokens: list[int], asked: Tokens | None, default: Tokens
+        self, body: openai_bodies.Generate, tokens: list[int], requested: Tokens | None, default: Tokens
     ) -> tuple[Generation, bool]:
         """Returns the generation, and whether its blocks are held for another engine."""
         openai_bodies.check_tokens(tokens, vocab_size=self._tokenizer.vocab_size)
         max_tokens = openai_bodies.output_tokens(
-            asked=asked, default=default, prompt=len(tokens), max_model_len=self._served.max_model_len
+            requested=requested, default=default, prompt=len(tokens), max_model_len=self._served.max_model_len
         )
         if body.min_tokens is not None and body.min_tokens > max_tokens:
             message = f"min_tokens must be less than or equal to max_tokens={max_tokens}, got {body.min_tokens}."

@@ -43,15 +43,15 @@ class KvTransfer:
         self,
         *,
         clock: Clock,
-        let_go: Callable[[RequestId], bool],
+        release_kv: Callable[[RequestId], bool],
         block_size: Tokens,
         seconds_per_token: Seconds,
         hold_seconds: Seconds,
         session: aiohttp.ClientSession | None = None,
     ) -> None:
-        """`let_go`: frees the blocks of a finished request. Engine seconds. `session`: opened on demand."""
+        """`release_kv`: frees the blocks of a finished request. Engine seconds. `session`: opened on demand."""
         self._clock = clock
-        self._let_go = let_go
+        self._let_go = release_kv
         self._block_size = block_size
         self._seconds_per_token = seconds_per_token
         self._hold_seconds = hold_seconds
@@ -83,8 +83,7 @@ class KvTransfer:
             "tp_size": 1,
         }
 
-    def asked(self, body: FetchBody) -> bool:
-        """Whether the blocks are still held; `done` frees them."""
+    def is_held(self, body: FetchBody) -> bool:
         held = self._held.get(body.request)
         if held is not None and body.done:
             self._release(body.request)

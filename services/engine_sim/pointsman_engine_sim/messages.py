@@ -103,9 +103,9 @@ def _messages(role: str, content: Any) -> list[dict[str, Any]]:
     others = {block["type"] for block in content} - {"text", "tool_use", "tool_result"}
     if others:
         raise ApiError(400, f"the simulated engine reads no {min(others)}", param="messages")
-    said = {"content": texts[0]["text"] if len(texts) == 1 else texts} if texts else {}
+    text_content = {"content": texts[0]["text"] if len(texts) == 1 else texts} if texts else {}
     called = {"tool_calls": calls} if calls else {}
-    return [*results, {"role": role, **said, **called}] if said or called else results
+    return [*results, {"role": role, **text_content, **called}] if text_content or called else results
 
 
 def _result(content: Any) -> str:
@@ -118,5 +118,5 @@ def _call(block: dict[str, Any]) -> dict[str, Any]:
 
 
 def _function(tool: dict[str, Any]) -> dict[str, Any]:
-    told = {"name": tool["name"], "description": tool.get("description"), "parameters": tool["input_schema"]}
-    return {"type": "function", "function": told}
+    given = {"name": tool["name"], "description": tool.get("description"), "parameters": tool["input_schema"]}
+    return {"type": "function", "function": given}

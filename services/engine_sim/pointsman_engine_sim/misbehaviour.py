@@ -46,15 +46,15 @@ class MisbehavingApp:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         posted = scope["type"] == "http" and scope["method"] == "POST"
         if posted and scope["path"] == MISBEHAVE_PATH:
-            await self._told(receive, send)
+            await self._on_misbehave(receive, send)
         elif posted and self._kind == "errors" and scope["path"] not in WELL_POSTS:
             await send_whole(send, 500, ERROR_BODY, JSON)
         elif posted and self._kind == "hang" and scope["path"] not in WELL_POSTS:
-            await _gone(receive)
+            await _until_disconnected(receive)
         else:
             await self._app(scope, receive, send)
 
-    async def _told(self, receive: Receive, send: Send) -> None:
+    async def _on_misbehave(self, receive: Receive, send: Send) -> None:
         try:
             body = msgspec.json.decode(await _read(receive), type=MisbehaveBody)
         except msgspec.MsgspecError as error:
@@ -75,6 +75,6 @@ async def _read(receive: Receive) -> bytes:
     return body
 
 
-async def _gone(receive: Receive) -> None:
+async def _until_disconnected(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass

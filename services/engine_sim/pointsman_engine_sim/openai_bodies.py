@@ -10,10 +10,8 @@ from pointsman.primitives import Tokens
 Body = TypeVar("Body")
 
 COMPLETION_TOKENS_DEFAULT = 16
-
 CHAT_TOKENS_DEFAULT = 128
 """vLLM generates until the model stops, which a simulated one never does."""
-
 MODEL_VOCABULARY = 152_064
 """Ids below this are accepted even if the tokenizer has fewer, as in vLLM."""
 
@@ -91,15 +89,11 @@ class DetokenizeBody(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AdapterBody(msgspec.Struct, frozen=True, kw_only=True):
-    """Loads an adapter; without a path unloads it."""
-
     lora_name: str
     lora_path: str = ""
 
 
 class FetchBody(msgspec.Struct, frozen=True):
-    """Between engines: are these blocks still held? `done`: fetched, free them."""
-
     request: str
     done: bool = False
 
@@ -143,10 +137,10 @@ def parse_tokenize(body: bytes) -> TokenizeBody:
     return parsed
 
 
-def transfer_params(told: dict[str, Any]) -> TransferParams:
+def transfer_params(given: dict[str, Any]) -> TransferParams:
     """Raises ApiError."""
     try:
-        return msgspec.convert(told, TransferParams)
+        return msgspec.convert(given, TransferParams)
     except msgspec.ValidationError as error:
         raise ApiError(400, f"kv_transfer_params: {error}", param="kv_transfer_params") from error
 
@@ -173,9 +167,9 @@ def check_tokens(tokens: list[int], *, vocab_size: int) -> None:
         raise ApiError(400, f"Token id {min(tokens) if min(tokens) < 0 else highest} is out of vocabulary")
 
 
-def output_tokens(*, asked: Tokens | None, default: Tokens, prompt: Tokens, max_model_len: Tokens) -> Tokens:
+def output_tokens(*, requested: Tokens | None, default: Tokens, prompt: Tokens, max_model_len: Tokens) -> Tokens:
     """Number of tokens to generate. Raises ApiError if prompt and output exceed the model."""
-    wanted = asked or 0
+    wanted = requested or 0
     if prompt + max(wanted, 1) > max_model_len:
         message = (
             f"This model's maximum context length is {max_model_len} tokens. However, you requested {wanted} output "

@@ -98,7 +98,7 @@ async def _listening(supervisor: Supervisor, http: HttpServer, engine: Simulated
 
     async def serve() -> None:
         try:
-            await http.serve_until_cancelled()
+            await http.serve()
         finally:
             ended.set()
 
@@ -133,7 +133,7 @@ def _transfer(settings: EngineSimSettings, clock: Clock, engine: SimulatedEngine
     bytes_per_token = PROFILES[settings.engine_model].kv_bytes_per_token
     return KvTransfer(
         clock=clock,
-        let_go=engine.let_go,
+        release_kv=engine.release_kv,
         block_size=settings.block_size,
         seconds_per_token=bytes_per_token / (settings.kv_transfer_gb_per_s * 1e9),
         hold_seconds=settings.kv_hold_seconds,
@@ -152,11 +152,11 @@ def _served(settings: EngineSimSettings, model: EngineModel) -> ServedModel:
 
 def _adapters(settings: EngineSimSettings) -> dict[str, str]:
     """Raises ValueError."""
-    told = {name: path for name, equals, path in (text.partition("=") for text in settings.lora_modules) if equals}
-    if len(told) < len(settings.lora_modules):
+    given = {name: path for name, equals, path in (text.partition("=") for text in settings.lora_modules) if equals}
+    if len(given) < len(settings.lora_modules):
         msg = f"--lora-modules: each is NAME=PATH, and no name comes twice: {' '.join(settings.lora_modules)}"
         raise ValueError(msg)
-    return told
+    return given
 
 
 def _max_model_len(wanted: Tokens, model: EngineModel) -> Tokens:

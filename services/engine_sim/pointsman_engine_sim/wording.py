@@ -37,7 +37,6 @@ class Wording:
         self._escaped = {token: json.dumps(text)[1:-1] for token, text in self._texts.items()}
 
     def passage(self, prompt_hash: int) -> "Passage":
-        """The answer to the prompt with this hash; deterministic."""
         return Passage(self, Random(self._seed << 64 | prompt_hash))
 
     def text(self, ids: list[int]) -> str:
@@ -85,7 +84,6 @@ class Passage:
         self._ids: list[int] = [random.choice(wording.openings)]
 
     def ids(self, start: int, stop: int) -> list[int]:
-        """Ids of generated tokens `start` to `stop` (exclusive)."""
         while len(self._ids) < stop:
             self._continue()
         return self._ids[start:stop]

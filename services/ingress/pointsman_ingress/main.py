@@ -106,7 +106,7 @@ async def serve(
             server = http_server(app, settings, board, listener=listener)
             supervisor.stop_seconds_max = STOP_SECONDS_MAX + settings.lame_duck_seconds + settings.drain_seconds_max
             supervisor.start(supervise_server(server, supervisor, clock, report_listening), name="accompany-http")
-            await server.serve_until_cancelled()
+            await server.serve()
         flushed = await asyncio.gather(*(link.log.flush(FLUSH_WALL_SECONDS) for link in links.values()))
         if not all(flushed):
             log.warning("events_unconfirmed", seconds=FLUSH_WALL_SECONDS)

@@ -45,7 +45,7 @@ def chosen_policy(settings: RebalancerSettings) -> RebalancingPolicy:
 async def _serve(settings: RebalancerSettings, policy: RebalancingPolicy, supervisor: Supervisor) -> None:
     clock = ScaledClock(settings.speed)
     board = HealthBoard()
-    supervisor.start(health_server(board, settings.host, settings.port).serve_until_cancelled(), name="health")
+    supervisor.start(health_server(board, settings.host, settings.port).serve(), name="health")
     name = f"rebalancer-{os.getpid()}-{token_hex(3)}"
     async with open_link(settings, clock, board, name=name) as link:
         service = RebalancerService(

@@ -10,30 +10,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import click
-from sqlalchemy import (
-    JSON,
-    BigInteger,
-    Column,
-    ColumnElement,
-    Dialect,
-    Float,
-    Index,
-    Integer,
-    LargeBinary,
-    MetaData,
-    Select,
-    String,
-    Table,
-    Text,
-    case,
-    cast,
-    event,
-    func,
-    insert,
-    select,
-    text,
-    type_coerce,
-)
+import sqlalchemy as sa
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
@@ -41,50 +18,50 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_en
 from pointsman.contracts.decisions import RequestEnd
 from pointsman.primitives import Sequence
 
-metadata = MetaData()
+metadata = sa.MetaData()
 
-logs = Table(
+logs = sa.Table(
     "logs",
     metadata,
-    Column("log", String(96), primary_key=True, comment="name of one unbroken history"),
-    Column("identity", String(80), nullable=False, comment="the stream's creation time"),
-    Column("branch", Integer, nullable=False, comment="1, and one more each time the stream went back"),
+    sa.Column("log", sa.String(96), primary_key=True, comment="name of one unbroken history"),
+    sa.Column("identity", sa.String(80), nullable=False, comment="the stream's creation time"),
+    sa.Column("branch", sa.Integer, nullable=False, comment="1, and one more each time the stream went back"),
 )
 
-events = Table(
+events = sa.Table(
     "events",
     metadata,
-    Column("log", String(96), primary_key=True),
-    Column("sequence", BigInteger, primary_key=True, autoincrement=False),
-    Column("at", Float(53), nullable=False, comment="engine seconds since the Unix epoch"),
-    Column("type", String(64), nullable=False),
-    Column("subject", String(255), nullable=False),
-    Column("instance", String(64)),
-    Column("request", String(64)),
-    Column("payload", Text, nullable=False, comment="the event as JSON, as it was in the log"),
-    Index("events_by_request", "request"),
-    Index("events_by_type", "type", "at"),
-    Index("events_by_instance", "instance", "at"),
+    sa.Column("log", sa.String(96), primary_key=True),
+    sa.Column("sequence", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("at", sa.Float(53), nullable=False, comment="engine seconds since the Unix epoch"),
+    sa.Column("type", sa.String(64), nullable=False),
+    sa.Column("subject", sa.String(255), nullable=False),
+    sa.Column("instance", sa.String(64)),
+    sa.Column("request", sa.String(64)),
+    sa.Column("payload", sa.Text, nullable=False, comment="the event as JSON, as it was in the log"),
+    sa.Index("events_by_request", "request"),
+    sa.Index("events_by_type", "type", "at"),
+    sa.Index("events_by_instance", "instance", "at"),
 )
 
-dead_letters = Table(
+dead_letters = sa.Table(
     "dead_letters",
     metadata,
-    Column("log", String(96), primary_key=True),
-    Column("sequence", BigInteger, primary_key=True, autoincrement=False),
-    Column("subject", String(255), nullable=False),
-    Column("payload", LargeBinary, nullable=False),
-    Column("problem", Text, nullable=False),
+    sa.Column("log", sa.String(96), primary_key=True),
+    sa.Column("sequence", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("subject", sa.String(255), nullable=False),
+    sa.Column("payload", sa.LargeBinary, nullable=False),
+    sa.Column("problem", sa.Text, nullable=False),
 )
 
-gaps = Table(
+gaps = sa.Table(
     "gaps",
     metadata,
-    Column("log", String(96), primary_key=True, comment="the history that goes on at `sequence`"),
-    Column("sequence", BigInteger, primary_key=True, autoincrement=False),
-    Column("after_log", String(96), nullable=False),
-    Column("after_sequence", BigInteger, nullable=False, comment="last entry archived before; 0 for none"),
-    Column("reason", Text, nullable=False),
+    sa.Column("log", sa.String(96), primary_key=True, comment="the history that goes on at `sequence`"),
+    sa.Column("sequence", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("after_log", sa.String(96), nullable=False),
+    sa.Column("after_sequence", sa.BigInteger, nullable=False, comment="last entry archived before; 0 for none"),
+    sa.Column("reason", sa.Text, nullable=False),
 )
 
 ENDS = tuple(end.__name__ for end in get_args(RequestEnd))
@@ -122,19 +99,20 @@ class Archive:
         self._engine = engine
 
     async def prepare(self) -> None:
+        dialect = self._engine.dialect
+        view = requests(dialect).compile(dialect=dialect, compile_kwargs={"literal_binds": True})
         async with self._engine.begin() as connection:
             await connection.run_sync(metadata.create_all)
-            await connection.execute(text("DROP VIEW IF EXISTS requests"))
-            await connection.execute(text(f"CREATE VIEW requests AS {_compiled(self._engine.dialect)}"))
+            await connection.execute(sa.text("DROP VIEW IF EXISTS requests"))
+            await connection.execute(sa.text(f"CREATE VIEW requests AS {view}"))
 
     async def latest_branch(self, identity: str) -> Branch | None:
-        newest = select(func.max(logs.c.branch)).where(logs.c.identity == identity)
+        newest = sa.select(sa.func.max(logs.c.branch)).where(logs.c.identity == identity)
         async with self._engine.connect() as connection:
             number = (await connection.execute(newest)).scalar()
             if number is None:
                 return None
-            branch = Branch(identity, number)
-            return await _with_tail(connection, branch)
+            return await _with_tail(connection, Branch(identity, number))
 
     async def store(self, batch: Batch) -> None:
         async with self._engine.begin() as connection:
@@ -157,18 +135,14 @@ async def open_archive(url: str) -> AsyncIterator[Archive]:
         msg = f"{error}; write for instance sqlite+aiosqlite:///archive.sqlite"
         raise click.BadParameter(msg, param_hint="--archive-url") from error
     if parsed.get_backend_name() == "sqlite" and parsed.database not in (None, "", ":memory:"):
-        _make_directory(Path(str(parsed.database)))
+        with contextlib.suppress(OSError):  # then opening the file says what is wrong
+            Path(str(parsed.database)).parent.mkdir(parents=True, exist_ok=True)
     if engine.dialect.name == "sqlite":
-        event.listen(engine.sync_engine, "connect", _share_sqlite)
+        sa.event.listen(engine.sync_engine, "connect", _share_sqlite)
     try:
         yield Archive(engine)
     finally:
         await engine.dispose()
-
-
-def _make_directory(file: Path) -> None:
-    with contextlib.suppress(OSError):  # then opening the file says what is wrong
-        file.parent.mkdir(parents=True, exist_ok=True)
 
 
 def _share_sqlite(connection: Any, _record: object) -> None:
@@ -182,7 +156,7 @@ def _share_sqlite(connection: Any, _record: object) -> None:
 async def _with_tail(connection: AsyncConnection, branch: Branch) -> Branch:
     for table in (events, dead_letters):
         newest = (
-            select(table.c.sequence, table.c.payload)
+            sa.select(table.c.sequence, table.c.payload)
             .where(table.c.log == branch.log, table.c.sequence > branch.last)
             .order_by(table.c.sequence.desc())
             .limit(1)
@@ -202,35 +176,31 @@ def _by_log(rows: list[Row]) -> dict[str, list[Row]]:
 
 
 async def _insert_missing(
-    connection: AsyncConnection, table: Table, rows: list[Row], same: ColumnElement[bool], key: str
+    connection: AsyncConnection, table: sa.Table, rows: list[Row], same: sa.ColumnElement[bool], key: str
 ) -> None:
-    known = set((await connection.execute(select(table.c[key]).where(same))).scalars())
+    known = set((await connection.execute(sa.select(table.c[key]).where(same))).scalars())
     missing = list({row[key]: row for row in rows if row[key] not in known}.values())
     if missing:
-        await connection.execute(insert(table), missing)
+        await connection.execute(sa.insert(table), missing)
 
 
-def _compiled(dialect: Dialect) -> str:
-    return str(requests(dialect).compile(dialect=dialect, compile_kwargs={"literal_binds": True}))
-
-
-def requests(dialect: Dialect) -> Select[Any]:
+def requests(dialect: sa.Dialect) -> sa.Select[Any]:
     """One row per request and log: request, placement, end. `ends` is 1 in a healthy log."""
 
-    def word(kind: str, name: str) -> ColumnElement[Any]:
-        return func.max(case((events.c.type == kind, _payload(dialect)[name].as_string())))
+    def word(kind: str, name: str) -> sa.ColumnElement[Any]:
+        return sa.func.max(sa.case((events.c.type == kind, _payload(dialect)[name].as_string())))
 
-    def number(kind: str, name: str) -> ColumnElement[Any]:
-        return func.max(case((events.c.type == kind, _payload(dialect)[name].as_float())))
+    def number(kind: str, name: str) -> sa.ColumnElement[Any]:
+        return sa.func.max(sa.case((events.c.type == kind, _payload(dialect)[name].as_float())))
 
-    def at(*kinds: str) -> ColumnElement[Any]:
-        return func.max(case((events.c.type.in_(kinds), events.c.at)))
+    def at(*kinds: str) -> sa.ColumnElement[Any]:
+        return sa.func.max(sa.case((events.c.type.in_(kinds), events.c.at)))
 
-    def count(*kinds: str) -> ColumnElement[Any]:
-        return func.count(case((events.c.type.in_(kinds), events.c.sequence)))
+    def count(*kinds: str) -> sa.ColumnElement[Any]:
+        return sa.func.count(sa.case((events.c.type.in_(kinds), events.c.sequence)))
 
     return (
-        select(
+        sa.select(
             events.c.log,
             events.c.request,
             word("RequestArrived", "tenant").label("tenant"),
@@ -249,7 +219,7 @@ def requests(dialect: Dialect) -> Select[Any]:
             number("RequestFinished", "e2e").label("e2e"),
             number("RequestFinished", "cached_tokens").label("cached_tokens"),
             number("RequestFinished", "completion_tokens").label("completion_tokens"),
-            func.max(case((events.c.type.in_(ENDS), events.c.type))).label("end_type"),
+            sa.func.max(sa.case((events.c.type.in_(ENDS), events.c.type))).label("end_type"),
             at(*ENDS).label("ended_at"),
             count("RequestPlaced").label("placements"),
             count("RequestMigrated").label("migrations"),
@@ -260,6 +230,6 @@ def requests(dialect: Dialect) -> Select[Any]:
     )
 
 
-def _payload(dialect: Dialect) -> Any:
+def _payload(dialect: sa.Dialect) -> Any:
     """The payload as a JSON expression. In SQLite JSON is text, and a cast would make it a number."""
-    return type_coerce(events.c.payload, JSON) if dialect.name == "sqlite" else cast(events.c.payload, JSON)
+    return sa.type_coerce(events.c.payload, sa.JSON) if dialect.name == "sqlite" else sa.cast(events.c.payload, sa.JSON)

@@ -31,7 +31,7 @@ def main(settings: RecorderSettings) -> None:
 async def _serve(settings: RecorderSettings, supervisor: Supervisor) -> None:
     clock = ScaledClock(settings.speed)
     board = HealthBoard()
-    supervisor.start(health_server(board, settings.host, settings.port).serve_until_cancelled(), name="health")
+    supervisor.start(health_server(board, settings.host, settings.port).serve(), name="health")
     async with (
         open_archive(settings.archive_url) as archive,
         open_link(settings, clock, board, name="recorder") as link,

@@ -21,7 +21,6 @@ from pointsman_recorder.archive import Archive, Batch, Branch
 
 log = structlog.get_logger()
 T = TypeVar("T")
-
 ARCHIVE_PART = "archive"
 QUEUE_BATCHES_MAX = 4
 RETRY_SECONDS_MIN: WallSeconds = WallSeconds(0.1)
@@ -40,8 +39,6 @@ class _Read:
 
 @dataclass(frozen=True, slots=True)
 class _Opened:
-    """A history starts at `first`, or continues there after a gap."""
-
     branch: Branch
     first: Sequence
     after: Branch | None = None
@@ -157,7 +154,6 @@ class Recorder:
                 await self._clock.sleep_wall(RETRY_SECONDS_MIN)
 
     async def _next_items(self) -> tuple[list[_Item], bool]:
-        """Returns a batch, and whether it is the last. Waits briefly for more."""
         first = await self._queue.get()
         if first is not None and self._queue.qsize() + 1 < self._batch_events:
             await self._clock.sleep_wall(self._batch_seconds)
@@ -179,7 +175,10 @@ class Recorder:
             for part in (items[:middle], items[middle:]) if middle else ():
                 await self._store(part)
             if not middle:
-                await self._persistently(partial(self._archive.store, _dead(items[0], str(error.orig))))
+                batch = Batch()
+                if isinstance(items[0], _Read):
+                    _add_dead(batch, items[0], f"the database refused it: {error.orig}")
+                await self._persistently(partial(self._archive.store, batch))
         last = items[-1]
         if isinstance(last, _Read):
             RECORDER_ARCHIVED_SEQUENCE.set(last.entry.sequence)
@@ -258,10 +257,3 @@ def _add_dead(batch: Batch, read: _Read, problem: str) -> None:
             "problem": short_reason(problem),
         }
     )
-
-
-def _dead(item: _Item, problem: str) -> Batch:
-    batch = Batch()
-    if isinstance(item, _Read):
-        _add_dead(batch, item, f"the database refused it: {problem}")
-    return batch

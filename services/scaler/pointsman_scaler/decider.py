@@ -29,15 +29,15 @@ class Decider:
         found = limited(target, state.scaling, now, self.limits)
         return self.decision(state, found, now) if found else None
 
-    def asked(self, state: State, wanted: int, asker: str, now: Seconds) -> ScaleDecided:
+    def operator_decision(self, state: State, wanted: int, asker: str, now: Seconds) -> ScaleDecided:
         return self.decision(state, ScaleTarget(wanted, f"{asker or 'somebody'} asked for {wanted}"), now)
 
-    def again(self, state: State, now: Seconds) -> ScaleDecided | None:
+    def repeated(self, state: State, now: Seconds) -> ScaleDecided | None:
         """Repeats the newest decision for a log that is about to drop it."""
         newest = state.scaling.decided
         return self.decision(state, ScaleTarget(newest.wanted, newest.reason), now) if newest else None
 
-    def outside(self, wanted: int) -> str:
+    def bounds_refusal(self, wanted: int) -> str:
         """Why the pool cannot have this size, or ""."""
         limits = self.limits
         if limits.lowest <= wanted <= limits.highest:
@@ -58,9 +58,9 @@ class Decider:
 
     def _first_target(self, state: State) -> ScaleTarget:
         """At least one: only a running engine reports its model."""
-        there = sum(not instance.draining for instance in state.fleet.instances)
-        wanted = max(1, min(max(there, self.limits.lowest), self.limits.highest))
-        return ScaleTarget(wanted, f"the first decision of this pool: {there} are there")
+        present = sum(not instance.draining for instance in state.fleet.instances)
+        wanted = max(1, min(max(present, self.limits.lowest), self.limits.highest))
+        return ScaleTarget(wanted, f"the first decision of this pool: {present} are there")
 
 
 def in_service(state: State) -> list[Instance]:

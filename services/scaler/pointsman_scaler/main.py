@@ -50,7 +50,7 @@ async def _serve(
 ) -> None:
     clock = ScaledClock(settings.speed)
     board = HealthBoard()
-    supervisor.start(health_server(board, settings.host, settings.port).serve_until_cancelled(), name="health")
+    supervisor.start(health_server(board, settings.host, settings.port).serve(), name="health")
     name = f"scaler-{os.getpid()}-{token_hex(3)}"
     async with open_link(settings, clock, board, name=name) as link:
         service = ScalerService(

@@ -23,8 +23,6 @@ class Drain:
 
 @dataclass(frozen=True, slots=True)
 class Undrain:
-    """Needed again; its cache is still warm."""
-
     instance: InstanceId
 
 
@@ -72,48 +70,47 @@ def pool_status(state: State, provided: list[ProvidedInstance], *, start_seconds
 
 def next_steps(
     state: State,
-    count: PoolStatus,
+    status: PoolStatus,
     *,
     wanted: int,
     stoppable: Callable[[list[InstanceId]], list[InstanceId]],
     may_stop: Callable[[Instance], str],
 ) -> list[Step]:
     """`may_stop` returns why a leaving instance may be stopped now, or ""."""
-    steps: list[Step] = [Stop(instance, "it has not joined in time") for instance in count.overdue]
-    missing = wanted - count.total
-    leaving = [i for i in count.leaving if i.id in count.provided]
+    steps: list[Step] = [Stop(instance, "it has not joined in time") for instance in status.overdue]
+    missing = wanted - status.total
+    leaving = [i for i in status.leaving if i.id in status.provided]
     if missing > 0:
         back = leaving[:missing]
         steps += [Undrain(instance.id) for instance in back]
         leaving = leaving[missing:]
         if missing > len(back):
-            steps.append(Grow(len(count.provided) - len(count.overdue) + missing - len(back), missing - len(back)))
-    elif missing < 0 and not count.leaving:
-        candidate = _scale_down_candidate(state, count, stoppable, empties=wanted == 0)
+            steps.append(Grow(len(status.provided) - len(status.overdue) + missing - len(back), missing - len(back)))
+    elif missing < 0 and not status.leaving:
+        candidate = _scale_down_candidate(state, status, stoppable, empties=wanted == 0)
         if candidate is not None:
             steps.append(Drain(candidate))
     return steps + [Stop(i.id, reason) for i in leaving if (reason := may_stop(i))]
 
 
 def requests_at(state: State, instance: InstanceId) -> int:
-    line = state.workload.queues.get(instance)
-    return line.requests if line else 0
+    queue = state.workload.queues.get(instance)
+    return queue.requests if queue else 0
 
 
 def _scale_down_candidate(
-    state: State, count: PoolStatus, stoppable: Callable[[list[InstanceId]], list[InstanceId]], *, empties: bool
+    state: State, status: PoolStatus, stoppable: Callable[[list[InstanceId]], list[InstanceId]], *, empties: bool
 ) -> InstanceId | None:
-    """A useless one, else the one with the fewest requests and blocks; never the last of a needed role unless
-    `empties`."""
-    running = [instance for instance in count.provided if instance not in count.overdue]
+    """A useless one, else the least loaded; never the last of a needed role unless `empties`."""
+    running = [instance for instance in status.provided if instance not in status.overdue]
     allowed = set(stoppable(running))
-    candidates = [i for i in count.staying if i.id in allowed and (empties or not _is_needed(state, i))]
+    candidates = [i for i in status.staying if i.id in allowed and (empties or not _is_needed(state, i))]
     if not candidates:
         return None
-    return min(candidates, key=lambda i: (_is_of_use(i), requests_at(state, i.id), state.index.blocks(i.id), i.id)).id
+    return min(candidates, key=lambda i: (_is_usable(i), requests_at(state, i.id), state.index.blocks(i.id), i.id)).id
 
 
-def _is_of_use(instance: Instance) -> bool:
+def _is_usable(instance: Instance) -> bool:
     return instance.answered and instance.serving and not instance.unschedulable and not instance.ejected
 
 

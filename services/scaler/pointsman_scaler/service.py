@@ -63,7 +63,6 @@ class ScalerService:
         settings: ScalerSettings,
         name: str,
     ) -> None:
-        """`name`: unique for all time."""
         pool = PoolSettings(block_tokens=settings.block_tokens, speed=settings.speed)
         self._log = event_log
         self._commands = commands
@@ -73,7 +72,7 @@ class ScalerService:
         self._pool = PoolName(settings.pool)
         self._leadership = Leadership(lease, clock, name=name, lease_seconds=settings.scaler_lease_seconds)
         self._follower = LogFollower(
-            event_log, clock=clock, board=board, settings=pool, trackers=policy.trackers, heard=self._hear
+            event_log, clock=clock, board=board, settings=pool, trackers=policy.trackers, on_event=self._on_event
         )
         self._decider = Decider(
             policy=policy,
@@ -86,7 +85,7 @@ class ScalerService:
                 pause_down_s=settings.pause_down_seconds,
             ),
             scaler=name,
-            dropped=lambda: self._follower.begun - 1,
+            dropped=lambda: self._follower.first_sequence - 1,
         )
         self._decided_at: Sequence = 0
         self._log_checked_at = clock.wall()
@@ -116,7 +115,7 @@ class ScalerService:
                     asyncio.TaskGroup() as tenure,
                 ):
                     tenure.create_task(self._keep_lease(), name="keep-lease")
-                    tenure.create_task(self._tick_for_ever(), name="ticks")
+                    tenure.create_task(self._tick_repeatedly(), name="ticks")
             except* LeaseLostError as lost:
                 log.warning("scaler_standby", reason=str(lost.exceptions[0]))
 
@@ -138,7 +137,7 @@ class ScalerService:
             reported = sizes
             await self._clock.sleep_wall(REPORT_WALL_SECONDS)
 
-    def _hear(self, event: LogEvent) -> None:
+    def _on_event(self, event: LogEvent) -> None:
         if isinstance(event, ScaleDecided) and event is self.state.scaling.decided:
             self._decided_at = self.state.sequence
 
@@ -150,7 +149,7 @@ class ScalerService:
     async def _keep_lease(self) -> None:
         raise LeaseLostError(await self._leadership.keep(deposed=lambda: ""))
 
-    async def _tick_for_ever(self) -> None:
+    async def _tick_repeatedly(self) -> None:
         while True:
             with contained("scaling"):
                 if self.acts and self._follower.caught_up and self._commands.connected:
@@ -160,7 +159,7 @@ class ScalerService:
     async def _tick(self) -> None:
         decision = self._decider.decide(self.state, self._clock.now())
         if decision is None and await self._may_be_lost():
-            decision = self._decider.again(self.state, self._clock.now())
+            decision = self._decider.repeated(self.state, self._clock.now())
         if decision is not None and not await self._write(decision):
             return
         try:
@@ -231,14 +230,16 @@ class ScalerService:
             return
         refusal = ""
         if command.wanted is not None:
-            refusal = self._decider.outside(command.wanted) or await self._asked_for(command.wanted, command.asker)
+            refusal = self._decider.bounds_refusal(command.wanted) or await self._decide_for_operator(
+                command.wanted, command.asker
+            )
         await reply(self._answer(refusal))
 
-    async def _asked_for(self, wanted: int, asker: str) -> str:
+    async def _decide_for_operator(self, wanted: int, asker: str) -> str:
         """Returns why it was not decided, or "". A repeated request is decided once."""
         if wanted == self.state.scaling.wanted:
             return ""
-        decision = self._decider.asked(self.state, wanted, asker, self._clock.now())
+        decision = self._decider.operator_decision(self.state, wanted, asker, self._clock.now())
         if not await self._write(decision):
             return "the log does not take it in at the moment; ask again"
         if self.state.scaling.wanted != wanted:
@@ -246,13 +247,13 @@ class ScalerService:
         return ""
 
     def _answer(self, refusal: str) -> ScaleAnswered:
-        scaling, count = self.state.scaling, self._runner.status
+        scaling, status = self.state.scaling, self._runner.status
         return ScaleAnswered(
             number=scaling.number,
             wanted=scaling.wanted or 0,
-            ready=count.in_service if count else 0,
-            coming=len(count.coming) if count else 0,
-            leaving=len(count.leaving) if count else 0,
+            ready=status.in_service if status else 0,
+            coming=len(status.coming) if status else 0,
+            leaving=len(status.leaving) if status else 0,
             applied=scaling.is_applied,
             policy=self._decider.policy.name,
             provider=self._runner.provider.name,

@@ -91,7 +91,6 @@ class StepRunner:
         await self.provider.grow(step.total)
 
     async def _command_leader(self, command: DrainInstance | UndrainInstance) -> None:
-        """Retried at the next tick without an answer."""
         subject = drain_subject(PoolName(self._settings.pool))
         try:
             answer = await self._commands.request(subject, command, timeout=COMMAND_WALL_SECONDS)

@@ -37,7 +37,7 @@ def main(settings: SchedulerSettings) -> None:
 async def _serve(settings: SchedulerSettings, policies: PolicySet, supervisor: Supervisor) -> None:
     clock = ScaledClock(settings.speed)
     board = HealthBoard()
-    supervisor.start(health_server(board, settings.host, settings.port).serve_until_cancelled(), name="health")
+    supervisor.start(health_server(board, settings.host, settings.port).serve(), name="health")
     name = f"scheduler-{os.getpid()}-{token_hex(3)}"
     checkpointer = running_beside(settings, supervisor, clock) if float(settings.checkpoint_seconds) else nullcontext()
     async with open_link(settings, clock, board, name=name) as link:

@@ -6,7 +6,7 @@ from typing import Protocol
 
 import structlog
 
-from pointsman.adapters.http_engine import EngineAwayError, EngineFacts, EngineLoad, FurtherNames
+from pointsman.adapters.http_engine import EngineFacts, EngineLoad, EngineUnreachableError, FurtherNames
 from pointsman.primitives import WallSeconds
 from pointsman.runtime.health import HealthBoard
 from pointsman_worker.session import SessionState
@@ -22,7 +22,7 @@ SERVING_GRACE_SECONDS: WallSeconds = WallSeconds(2.5)  # for timeouts; a refused
 
 
 class Engine(Protocol):
-    """Both methods raise EngineAwayError."""
+    """Both methods raise EngineUnreachableError."""
 
     async def describe(self) -> EngineFacts: ...
 
@@ -55,7 +55,7 @@ class EngineMonitor:
         while True:
             try:
                 facts = await self._engine.describe()
-            except EngineAwayError as error:
+            except EngineUnreachableError as error:
                 self._board.missing(ENGINE_PART, str(error))
                 if logged_at is None or clock.wall() - logged_at >= ENGINE_LOG_SECONDS:
                     logged_at = clock.wall()
@@ -96,13 +96,13 @@ class EngineMonitor:
         return await self.facts()
 
     async def refresh_load(self) -> None:
-        """Raises EngineAwayError."""
+        """Raises EngineUnreachableError."""
         self.load = await self._engine.load()
 
     async def _poll(self) -> None:
         try:
             await self.refresh_load()
-        except EngineAwayError as error:
+        except EngineUnreachableError as error:
             if error.refused and not self._refused:
                 self._refused = True
                 self._state.on_engine_exit()

@@ -7,7 +7,7 @@ from typing import assert_never
 
 import structlog
 
-from pointsman.adapters.http_engine import EngineAwayError
+from pointsman.adapters.http_engine import EngineUnreachableError
 from pointsman.adapters.kv_events.events import (
     EngineAttached,
     EngineBatch,
@@ -48,9 +48,9 @@ class Follower:
     async def _on_item(self, item: EngineItem, events: EventSource) -> None:
         match item:
             case EngineResumed():
-                with contextlib.suppress(EngineAwayError):
-                    await self.probe.refresh_load()
-                self.successor.resume()
+                with contextlib.suppress(EngineUnreachableError):
+                    await self._probe.refresh_load()
+                self._successor.resume()
             case EngineAttached() | EngineRestarted():
                 self.successor.discard()
                 log.info("engine_followed", restarted=isinstance(item, EngineRestarted), exact=item.exact)

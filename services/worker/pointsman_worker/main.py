@@ -49,7 +49,7 @@ async def _serve(
 ) -> None:
     clock = ScaledClock(settings.speed)
     board = HealthBoard()
-    supervisor.start(health_server(board, settings.host, settings.port).serve_until_cancelled(), name="health")
+    supervisor.start(health_server(board, settings.host, settings.port).serve(), name="health")
     async with (
         open_link(settings, clock, board, name=f"worker {instance}") as link,
         HttpEngine(settings.engine_url, api_key=settings.engine_api_key, dp_rank=settings.dp_rank) as engine,

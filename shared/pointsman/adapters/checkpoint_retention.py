@@ -14,15 +14,12 @@ def superseded(kept: Iterable[CheckpointLabel], new: CheckpointLabel, *, log_beg
     """Returns the one of at least three to drop, given the log's first sequence. Unusable ones go first: other log,
     other fold code, or older than the log; never the newest."""
     *older, newest = sorted(kept, key=lambda label: label.as_of)
-    useless = [label for label in older if not _is_like(label, new) or label.as_of < log_begins]
+    form = (new.identity, new.form)
+    useless = [label for label in older if (label.identity, label.form) != form or label.as_of < log_begins]
     if useless:
         return useless[0]
     between = older[1:]
     return min(between, key=lambda label: _longest_stretch([*(o for o in older if o is not label), newest, new]))
-
-
-def _is_like(label: CheckpointLabel, other: CheckpointLabel) -> bool:
-    return (label.identity, label.form) == (other.identity, other.form)
 
 
 def _longest_stretch(labels: Iterable[CheckpointLabel]) -> Sequence:

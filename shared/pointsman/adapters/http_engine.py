@@ -1,9 +1,6 @@
-"""Reads facts and load from vLLM's `/health`, `/v1/models`, `/version` and `/metrics`.
-
-Engines are untrusted: answers are bounded, redirects not followed; invalid numbers count as missing. The metrics are
-searched by a pattern: on 1000 lines `prometheus_client.parser` takes 15 ms (4 s on a hostile page), this 0.05 ms (8
-ms).
-"""
+"""Reads facts and load from vLLM's `/health`, `/v1/models`, `/version` and `/metrics`. Engines are untrusted: answers
+are bounded, invalid numbers count as missing. Metrics are searched by a pattern: `prometheus_client.parser` takes 15 ms
+for 1000 lines (4 s for a hostile page), this 0.05 ms (8 ms)."""
 
 import math
 import re
@@ -21,17 +18,14 @@ from pointsman.contracts.fleet import ANY_RANK
 from pointsman.primitives import Seconds, Tokens
 
 PROBE_SECONDS_MAX: Seconds = 2.0
-
 COMPLETIONS_PATH = "/v1/completions"
 VECTOR_PATHS = ("/v1/embeddings", "/pooling")
 """Paths of an engine started with `--runner pooling`."""
-
 HEALTH_BYTES_MAX = 0
 MODELS_BYTES_MAX = 1024 * 1024
 VERSION_BYTES_MAX = 16 * 1024
 METRICS_BYTES_MAX = 8 * 1024 * 1024
 """A larger answer is ignored. vLLM's metrics take about 60 KB per rank."""
-
 SAMPLES_MAX = 1024
 SAMPLE_CHARACTERS_MAX = 4096
 NAME_BYTES_MAX = 256
@@ -41,12 +35,10 @@ NAMES_BYTES_MAX = 16 * 1024
 COUNT_MAX = 1_000_000_000
 CAPACITY_TOKENS_MAX = 1_000_000_000_000
 VERSION_CHARACTERS_MAX = 100
-
 WAITING_METRIC = "vllm:num_requests_waiting"
 RUNNING_METRIC = "vllm:num_requests_running"
 KV_USAGE_METRICS = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")
 CACHE_CONFIG_METRIC = "vllm:cache_config_info"
-
 REASON_CHARACTERS_MAX = 200
 
 _json = msgspec.json.Decoder()
@@ -58,7 +50,7 @@ _SAMPLE = re.compile(
 log = structlog.get_logger()
 
 
-class EngineAwayError(Exception):
+class EngineUnreachableError(Exception):
     """The engine does not answer as a serving engine should. `refused`: nothing listens on the port."""
 
     def __init__(self, reason: str, *, refused: bool = False) -> None:
@@ -86,7 +78,6 @@ class EngineFacts:
     kv_capacity_tokens: Tokens
     further_names: FurtherNames = FurtherNames()
     completes: bool = True
-    """False if it only makes vectors of prompts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,8 +93,6 @@ class EngineLoad:
 
 
 class HttpEngine:
-    """Client of one OpenAI-compatible server; use as a context manager."""
-
     def __init__(
         self, url: str, *, api_key: str = "", dp_rank: int = ANY_RANK, seconds_max: Seconds = PROBE_SECONDS_MAX
     ) -> None:
@@ -126,7 +115,7 @@ class HttpEngine:
             await self._session.close()
 
     async def describe(self) -> EngineFacts:
-        """Raises EngineAwayError."""
+        """Raises EngineUnreachableError."""
         await self._get("/health", HEALTH_BYTES_MAX)
         listed = await self._get("/v1/models", MODELS_BYTES_MAX)
         model, max_model_len = served_model(listed)
@@ -142,7 +131,7 @@ class HttpEngine:
         )
 
     async def load(self) -> EngineLoad:
-        """Raises EngineAwayError."""
+        """Raises EngineUnreachableError."""
         await self._get("/health", HEALTH_BYTES_MAX)
         listed = await self._get("/v1/models", MODELS_BYTES_MAX, refusal_is_fatal=False)
         load = load_in(await self._metrics(), self._dp_rank)
@@ -161,21 +150,20 @@ class HttpEngine:
         return version[:VERSION_CHARACTERS_MAX] if isinstance(version, str) and version.isprintable() else ""
 
     async def _has(self, path: str) -> bool:
-        status, _ = await self._asked(path, HEALTH_BYTES_MAX)
+        status, _ = await self._request(path, HEALTH_BYTES_MAX)
         return status == HTTPStatus.METHOD_NOT_ALLOWED
 
     async def _get(self, path: str, bytes_max: int, *, refusal_is_fatal: bool = True) -> bytes:
         """Returns the body of a 200; empty if it is too large or, without `refusal_is_fatal`, for another status."""
-        status, body = await self._asked(path, bytes_max)
+        status, body = await self._request(path, bytes_max)
         if status == HTTPStatus.OK:
             return body
         if refusal_is_fatal:
             msg = f"{self._url}{path}: status {status}"
-            raise EngineAwayError(msg)
+            raise EngineUnreachableError(msg)
         return b""
 
-    async def _asked(self, path: str, bytes_max: int) -> tuple[int, bytes]:
-        """Returns status and body; an empty body if it exceeds `bytes_max`. Raises EngineAwayError."""
+    async def _request(self, path: str, bytes_max: int) -> tuple[int, bytes]:
         assert self._session is not None, "open it as a context first"
         where = self._url + path
         try:
@@ -183,13 +171,13 @@ class HttpEngine:
                 return response.status, await self._body(response, path, bytes_max)
         except aiohttp.ClientConnectorError as error:
             msg = f"{where}: {error.strerror or error}"
-            raise EngineAwayError(msg, refused=True) from error
+            raise EngineUnreachableError(msg, refused=True) from error
         except aiohttp.InvalidURL as error:
             msg = f"{self._url} is no URL like http://127.0.0.1:8000"
-            raise EngineAwayError(msg) from error
+            raise EngineUnreachableError(msg) from error
         except (aiohttp.ClientError, aiohttp.http.HttpProcessingError, TimeoutError, OSError, ValueError) as error:
             msg = f"{where}: {str(error)[:REASON_CHARACTERS_MAX] or type(error).__name__}"
-            raise EngineAwayError(msg) from error
+            raise EngineUnreachableError(msg) from error
 
     async def _body(self, response: aiohttp.ClientResponse, path: str, bytes_max: int) -> bytes:
         if not bytes_max or response.status != HTTPStatus.OK:
@@ -208,12 +196,12 @@ class HttpEngine:
 
 
 def served_model(body: bytes) -> tuple[str, Tokens]:
-    """Name and context length (0: unknown) of the base model. Raises EngineAwayError if there is none."""
+    """Name and context length (0: unknown) of the base model. Raises EngineUnreachableError if there is none."""
     models = _listed_models(body)
     name = _base_name(models)
     if not name:
         msg = f"/v1/models lists no model with a name of at most {NAME_BYTES_MAX} printable bytes"
-        raise EngineAwayError(msg)
+        raise EngineUnreachableError(msg)
     length = _base_of(models).get("max_model_len")
     return name, length if type(length) is int and 0 < length <= COUNT_MAX else 0
 
@@ -256,9 +244,9 @@ def cache_size(metrics: str, dp_rank: int = ANY_RANK) -> tuple[Tokens, Tokens]:
     for name, labels, _ in _samples(metrics, dp_rank):
         if name != CACHE_CONFIG_METRIC:
             continue
-        known = dict(_LABEL.findall(labels))
-        block_tokens = _number(known.get("block_size"))
-        capacity += _number(known.get("kv_cache_size_tokens")) or block_tokens * _number(known.get("num_gpu_blocks"))
+        values = dict(_LABEL.findall(labels))
+        block_tokens = _number(values.get("block_size"))
+        capacity += _number(values.get("kv_cache_size_tokens")) or block_tokens * _number(values.get("num_gpu_blocks"))
     return block_tokens, capacity if capacity <= CAPACITY_TOKENS_MAX else 0
 
 
@@ -267,8 +255,8 @@ def _samples(metrics: str, dp_rank: int) -> Iterator[tuple[str, str, float]]:
     for found in islice(_SAMPLE.finditer(page), SAMPLES_MAX):
         name, begin = found[1], found.end()
         end = page.find("\n", begin, begin + SAMPLE_CHARACTERS_MAX)
-        labels, _, said = page[begin:end].rpartition(" ") if end >= 0 else ("", "", "")
-        value = _value(said)
+        labels, _, text = page[begin:end].rpartition(" ") if end >= 0 else ("", "", "")
+        value = _value(text)
         if value is not None and (dp_rank == ANY_RANK or own in labels):
             yield name, labels, value
 

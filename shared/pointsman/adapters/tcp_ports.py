@@ -19,10 +19,6 @@ def why_taken(port: int, host: str = LOOPBACK) -> str:
     return ""
 
 
-def is_free(port: int, host: str = LOOPBACK) -> bool:
-    return not why_taken(port, host)
-
-
 def free_ports(count: int) -> list[int]:
     """Distinct free loopback ports. Raises RuntimeError if there are too few."""
     offset, size = random.randrange(HIGHEST - LOWEST), HIGHEST - LOWEST
@@ -31,7 +27,7 @@ def free_ports(count: int) -> list[int]:
         if len(found) == count:
             return found
         port = LOWEST + (offset + step) % size
-        if is_free(port):
+        if not why_taken(port):
             found.append(port)
     message = f"there are no {count} free ports from {LOWEST} to {HIGHEST}"
     raise RuntimeError(message)

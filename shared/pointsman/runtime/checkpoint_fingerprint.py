@@ -11,7 +11,6 @@ from pointsman.state.state import State
 
 
 def entry_digest(entry: LogEntry) -> str:
-    """Differs for another entry with the same sequence."""
     return blake2b(entry.subject.encode() + b"\x00" + entry.payload, digest_size=16).hexdigest()
 
 

@@ -12,24 +12,24 @@ from pointsman.state.dead_letters import DeadLetters
 log = structlog.get_logger()
 
 REPEAT_SECONDS = 5.0
-TOLD_AT_ONCE_MAX = 20
+LOG_BURST_MAX = 20
 
 
-class _Pace:
+class _RateLimit:
     def __init__(self) -> None:
-        self._told = 0
-        self._told_at = 0.0
+        self._logged = 0
+        self._logged_at = 0.0
 
     def allows(self) -> bool:
         now = time.monotonic()
-        if self._told >= TOLD_AT_ONCE_MAX and now - self._told_at < REPEAT_SECONDS:
+        if self._logged >= LOG_BURST_MAX and now - self._logged_at < REPEAT_SECONDS:
             return False
-        self._told += 1
-        self._told_at = now
+        self._logged += 1
+        self._logged_at = now
         return True
 
 
-_paces: dict[str, _Pace] = {}
+_rate_limits: dict[str, _RateLimit] = {}
 
 
 @contextmanager
@@ -43,7 +43,7 @@ def contained(step: str) -> Iterator[None]:
 
 def note_failure(step: str, error: Exception, **fields: str) -> None:
     telemetry.UNEXPECTED_ERRORS.labels(step).inc()
-    if _paces.setdefault(step, _Pace()).allows():
+    if _rate_limits.setdefault(step, _RateLimit()).allows():
         log.error("unexpected_error", step=step, exc_info=error, **fields)
 
 
@@ -54,7 +54,7 @@ class DeadLetterWatch:
         self._letters: DeadLetters | None = None
         self._undecodable = 0
         self._unapplied = 0
-        self._pace = _Pace()
+        self._pace = _RateLimit()
 
     def look(self, letters: DeadLetters) -> None:
         """Call after each entry. A new object is a new fold; its dead letters from a checkpoint are not reported."""

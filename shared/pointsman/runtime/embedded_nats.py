@@ -10,8 +10,7 @@ import signal
 import subprocess
 import sysconfig
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,9 +32,9 @@ READY_SECONDS_MAX = 20.0
 """An empty store takes 0.05 s, 200,000 events up to 2 s."""
 STOP_SECONDS_MAX = 3.0
 POLL_SECONDS = 0.01
+OWNER_FILE = "nats-server.owner"
 SYNC_INTERVAL = "1s"
-"""A power cut loses up to this much. `always` waits for the disk on each event (0.1 to 10 ms); `deploy/nats` uses
-it."""
+"""A power cut loses up to this much. `always` waits for the disk on each event (0.1 to 10 ms)."""
 
 
 class NatsStartError(Exception):
@@ -66,14 +65,14 @@ class EmbeddedNats:
 
     async def stop(self, timeout: Seconds = STOP_SECONDS_MAX) -> None:
         """Kills it after `timeout` wall seconds. Idempotent."""
-        if not await self._ended(signal.SIGTERM, timeout):
+        if not await self._signal_and_wait(signal.SIGTERM, timeout):
             log.warning("nats_server_killed", pid=self.pid, after_seconds=timeout)
-            await self._ended(signal.SIGKILL, STOP_SECONDS_MAX)
+            await self._signal_and_wait(signal.SIGKILL, STOP_SECONDS_MAX)
 
     async def kill(self) -> None:
-        await self._ended(signal.SIGKILL, STOP_SECONDS_MAX)
+        await self._signal_and_wait(signal.SIGKILL, STOP_SECONDS_MAX)
 
-    async def _ended(self, number: signal.Signals, timeout: Seconds) -> bool:
+    async def _signal_and_wait(self, number: signal.Signals, timeout: Seconds) -> bool:
         if self.running:
             self.process.send_signal(number)
         try:
@@ -81,17 +80,6 @@ class EmbeddedNats:
         except subprocess.TimeoutExpired:
             return False
         return True
-
-
-@asynccontextmanager
-async def embedded_nats(
-    data_dir: Path, port: int = 0, *, sync_interval: str = SYNC_INTERVAL, monitor: bool = False
-) -> AsyncIterator[EmbeddedNats]:
-    server = await start_nats(data_dir, port, sync_interval=sync_interval, monitor=monitor)
-    try:
-        yield server
-    finally:
-        await server.stop()
 
 
 async def start_nats(
@@ -112,7 +100,7 @@ async def start_nats(
         process.wait()
         raise
     url = ports["nats"][0]
-    _note_owner(data_dir, f"process {process.pid} at {url}")
+    (data_dir / OWNER_FILE).write_text(f"process {process.pid} at {url}")
     monitor_url = next(iter(ports.get("monitoring", [])), None)
     return EmbeddedNats(url=url, monitor_url=monitor_url, process=process, log_file=data_dir / "nats-server.log")
 
@@ -141,29 +129,22 @@ def nats_server_version(binary: str) -> tuple[int, ...]:
 
 def _launch(data_dir: Path, port: int, configuration: str) -> subprocess.Popen[bytes]:
     binary = nats_server_binary()
-    _check_version(binary)
-    if port:
-        _check_port_free(port)
+    version = nats_server_version(binary)
+    if version < VERSION_MIN:
+        message = f"{binary} is {'.'.join(map(str, version))}; at least {'.'.join(map(str, VERSION_MIN))} is needed"
+        raise NatsStartError(message)
+    if port and (reason := why_taken(port)):
+        message = f"port {port} is taken ({reason}); choose another, or 0 for any free one"
+        raise NatsStartError(message)
     data_dir.mkdir(parents=True, exist_ok=True)
     with _locked(data_dir) as lock:
         for stale in data_dir.glob("nats-server_*.ports"):
             stale.unlink()
         file = data_dir / "nats-server.conf"
         file.write_text(configuration)
-        return _spawn(binary, data_dir, file, lock)
-
-
-def _check_version(binary: str) -> None:
-    version = nats_server_version(binary)
-    if version < VERSION_MIN:
-        message = f"{binary} is {'.'.join(map(str, version))}; at least {'.'.join(map(str, VERSION_MIN))} is needed"
-        raise NatsStartError(message)
-
-
-def _check_port_free(port: int) -> None:
-    if reason := why_taken(port):
-        message = f"port {port} is taken ({reason}); choose another, or 0 for any free one"
-        raise NatsStartError(message)
+        output = data_dir / "nats-server.err"
+        output.unlink(missing_ok=True)
+        return spawn([binary, "-c", str(file)], output=output, pass_fds=[lock], session=True)
 
 
 @contextlib.contextmanager
@@ -179,13 +160,9 @@ def _locked(data_dir: Path) -> Iterator[int]:
         os.close(descriptor)
 
 
-def _note_owner(data_dir: Path, owner: str) -> None:
-    (data_dir / "nats-server.owner").write_text(owner)
-
-
 def _owner(data_dir: Path) -> str:
     with contextlib.suppress(OSError):
-        return (data_dir / "nats-server.owner").read_text()
+        return (data_dir / OWNER_FILE).read_text()
     return "still starting"
 
 
@@ -221,12 +198,6 @@ def _configuration(data_dir: Path, port: int, sync_interval: str, monitor: bool,
     return "\n".join(lines) + "\n"
 
 
-def _spawn(binary: str, data_dir: Path, configuration: Path, lock: int) -> subprocess.Popen[bytes]:
-    output = data_dir / "nats-server.err"
-    output.unlink(missing_ok=True)
-    return spawn([binary, "-c", str(configuration)], output=output, pass_fds=[lock], session=True)
-
-
 async def _ports_of(process: subprocess.Popen[bytes], data_dir: Path) -> dict[str, list[str]]:
     """The server writes its ports last, when it is ready."""
     ports_file = data_dir / f"nats-server_{process.pid}.ports"
@@ -240,11 +211,11 @@ async def _ports_of(process: subprocess.Popen[bytes], data_dir: Path) -> dict[st
             message = f"nats-server was not ready after {READY_SECONDS_MAX:g} s; see {data_dir / 'nats-server.log'}"
             raise NatsStartError(message)
         await asyncio.sleep(POLL_SECONDS)
-    message = f"nats-server ended at once with status {process.returncode}: {_last_complaint(data_dir)}"
+    message = f"nats-server ended at once with status {process.returncode}: {_startup_error(data_dir)}"
     raise NatsStartError(message)
 
 
-def _last_complaint(data_dir: Path) -> str:
+def _startup_error(data_dir: Path) -> str:
     """Standard error before the server has read its configuration, then its log."""
     for source in (data_dir / "nats-server.err", data_dir / "nats-server.log"):
         with contextlib.suppress(OSError):

@@ -1,8 +1,6 @@
-"""Placeholders in an engine's command line.
-
-{instance}, {index}: name and number from 0. {port}: HTTP. {kv_events}: all of `--kv-events-config`. {kv}, {replay}: KV
-events as Unix sockets; {kv_port}, {replay_port}: as TCP ports. Split before filling, so JSON needs no quoting.
-"""
+"""Placeholders in an engine's command line. {instance}, {index}: name and number from 0. {port}: HTTP. {kv_events}: all
+of `--kv-events-config`. {kv}, {replay}: KV events as Unix sockets; {kv_port}, {replay_port}: as TCP ports. Split before
+filling, so JSON needs no quoting."""
 
 import json
 import re
@@ -28,10 +26,11 @@ class EnginePlaces:
             "endpoint": self.kv,
             "replay_endpoint": self.replay,
         }
+        number = re.search(r"\d+$", self.instance)
         values = {
             "{kv_events}": json.dumps(events),
             "{instance}": self.instance,
-            "{index}": str(_number_in(self.instance) - 1),
+            "{index}": str(int(number[0]) - 1 if number else 0),
             "{port}": str(self.port),
             "{kv}": self.kv,
             "{replay}": self.replay,
@@ -53,11 +52,6 @@ def _endpoint(command: Sequence[str], places: Sequence[str], socket: str, port_p
     if port_place in text:
         return f"tcp://{LOOPBACK}:{port}"
     return socket if any(place in text for place in places) else ""
-
-
-def _number_in(instance: str) -> int:
-    found = re.search(r"\d+$", instance)
-    return int(found[0]) if found else 1
 
 
 def _replaced(text: str, values: dict[str, str]) -> str:

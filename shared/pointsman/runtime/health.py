@@ -28,15 +28,10 @@ AsgiApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 KEEP_ALIVE_SECONDS = 75
 """Above most clients' (60 s), so that the server does not close first; nginx's default."""
-
 HEALTH_CONNECTIONS_MAX = 256
-
 CUT_SECONDS: Seconds = 0.5
 SHUTDOWN_POLL_SECONDS: Seconds = 0.05
-
-
 SHUTDOWN_PART = "shutdown"
-
 VERBOSE = "verbose"
 
 
@@ -68,7 +63,7 @@ class HealthBoard:
 
     @property
     def whole(self) -> bool:
-        return self.ready and not self.lacks
+        return not self.lacks
 
     @property
     def lacks(self) -> dict[str, str]:
@@ -95,8 +90,8 @@ class HealthBoard:
         if path == "/readyz" and VERBOSE in parse_qs(query, keep_blank_values=True):
             return self._status, "text/plain; charset=utf-8", self._verbose().encode()
         if path == "/readyz":
-            said = {"ready": self.ready, "missing": self.missing_parts, "degraded": self.degraded_parts}
-            return self._status, "application/json", json.dumps(said).encode()
+            status = {"ready": self.ready, "missing": self.missing_parts, "degraded": self.degraded_parts}
+            return self._status, "application/json", json.dumps(status).encode()
         if path == "/metrics":
             return 200, CONTENT_TYPE_LATEST, telemetry.metrics_page()
         return None
@@ -248,10 +243,6 @@ class HttpServer(uvicorn.Server):
                 async with asyncio.timeout(wait):
                     await self._hurried.wait()
         return True
-
-    async def serve_until_cancelled(self) -> None:
-        """Raises click.ClickException if the port is taken."""
-        await self.serve()
 
 
 def health_server(board: HealthBoard, host: str, port: int) -> HttpServer:

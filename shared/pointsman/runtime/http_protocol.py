@@ -18,7 +18,7 @@ from pointsman.runtime.telemetry import HTTP_CONNECTIONS_REFUSED
 
 log = structlog.get_logger()
 
-COMPLAINT_WALL_SECONDS = 10.0
+REFUSAL_LOG_WALL_SECONDS = 10.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +26,6 @@ class HttpLimits:
     """Wall seconds."""
 
     head_bytes: int = 32 * 1024
-    """Request line and headers; checked after each read of at most 256 KiB."""
     headers: int = 100
     head_seconds: Seconds = 10.0
     unread_seconds: Seconds = 5.0
@@ -45,7 +44,7 @@ class Connections:
     """Since when, loop time; longest first. One timer for all is cheaper than one each."""
     _sweeper: asyncio.TimerHandle | None = None
     _refused: dict[str, int] = field(default_factory=dict)
-    _said_at: dict[str, float] = field(default_factory=dict)
+    _logged_at: dict[str, float] = field(default_factory=dict)
 
     def is_idle(self, connection: "HttpProtocol") -> None:
         self.idle[connection] = connection.loop.time()
@@ -61,13 +60,13 @@ class Connections:
                 self._sweeper = loop.call_later(left, self._sweep, loop)
                 return
             del self.idle[connection]
-            connection.let_go()
+            connection.close_now()
 
     def refused(self, reason: str, now: float) -> None:
         HTTP_CONNECTIONS_REFUSED.labels(reason).inc()
         self._refused[reason] = self._refused.get(reason, 0) + 1
-        if now - self._said_at.get(reason, -COMPLAINT_WALL_SECONDS) >= COMPLAINT_WALL_SECONDS:
-            self._said_at[reason] = now
+        if now - self._logged_at.get(reason, -REFUSAL_LOG_WALL_SECONDS) >= REFUSAL_LOG_WALL_SECONDS:
+            self._logged_at[reason] = now
             log.warning("http_connection_refused", reason=reason, times=self._refused.pop(reason))
 
 
@@ -98,7 +97,6 @@ class HttpProtocol(HttpToolsProtocol):
         self._deadline: asyncio.TimerHandle | None = None
         self._send_deadline: asyncio.TimerHandle | None = None
         self._unsent_bytes = 0
-        """At the start of the send deadline."""
 
     @override
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
@@ -145,7 +143,7 @@ class HttpProtocol(HttpToolsProtocol):
             self._shared.idle.pop(self, None)
             self._set_deadline(self._limits.head_seconds)
 
-    def let_go(self) -> None:
+    def close_now(self) -> None:
         """Close, even if the client has not read the last answer."""
         if self.transport.get_write_buffer_size():
             self.transport.abort()
@@ -249,7 +247,7 @@ class HttpProtocol(HttpToolsProtocol):
         else:
             self._shared.idle.pop(longest_idle)
             self._shared.refused("idle_evicted", self.loop.time())
-            longest_idle.let_go()
+            longest_idle.close_now()
 
     def _set_deadline(self, seconds: Seconds) -> None:
         if self._deadline is None:

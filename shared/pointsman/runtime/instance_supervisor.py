@@ -42,13 +42,13 @@ class SupervisedInstance(msgspec.Struct, frozen=True):
 
 
 class InstanceSupervisor:
-    def __init__(self, kept: SupervisedInstance, sockets: Path) -> None:
-        self._kept = kept
-        self._told_to_stop = False
+    def __init__(self, spec: SupervisedInstance, sockets: Path) -> None:
+        self._spec = spec
+        self._stopping = False
         self._running: dict[str, subprocess.Popen[bytes]] = {}
         port, kv_port, replay_port = free_ports(3)
         self._places = EnginePlaces(
-            instance=kept.instance,
+            instance=spec.instance,
             port=port,
             kv=f"ipc://{sockets}/kv",
             replay=f"ipc://{sockets}/replay",
@@ -57,36 +57,36 @@ class InstanceSupervisor:
         )
 
     def stop(self) -> None:
-        self._told_to_stop = True
+        self._stopping = True
 
     def kill(self) -> None:
-        self._told_to_stop = True
+        self._stopping = True
         for process in self._running.values():
             kill_group(process)
 
     def run(self) -> int:
         """Returns the engine's exit code, 0 if stopped."""
-        engine = self._spawn("engine", self._places.filled(self._kept.engine), dict(os.environ))
+        engine = self._spawn("engine", self._places.filled(self._spec.engine), dict(os.environ))
         worker = self._start_worker()
         guarded_at = 0.0
-        while not self._told_to_stop and engine.poll() is None:
+        while not self._stopping and engine.poll() is None:
             time.sleep(POLL_SECONDS)
             if worker.poll() is not None:
                 time.sleep(WORKER_RESTART_SECONDS)
                 worker = self._start_worker()
             if time.monotonic() - guarded_at > GUARD_SECONDS:
                 guarded_at = time.monotonic()
-                self._told_to_stop |= self._is_alone()
+                self._stopping |= self._fleet_gone()
         code = engine.poll()
         end(worker, signal.SIGINT, STOP_SECONDS)
         end(engine, signal.SIGTERM, STOP_SECONDS)
         return code or 0
 
     def _start_worker(self) -> "subprocess.Popen[bytes]":
-        kv_endpoint, kv_replay_endpoint = self._places.sockets(self._kept.engine)
+        kv_endpoint, kv_replay_endpoint = self._places.sockets(self._spec.engine)
         own = environment(
             {
-                "instance": self._kept.instance,
+                "instance": self._spec.instance,
                 "engine_url": f"http://{LOOPBACK}:{self._places.port}",
                 "kv_endpoint": kv_endpoint,
                 "kv_replay_endpoint": kv_replay_endpoint,
@@ -95,32 +95,32 @@ class InstanceSupervisor:
             }
         )
         script = str(Path(sysconfig.get_path("scripts")) / "pointsman-worker")
-        return self._spawn("worker", [script], os.environ | self._kept.environment | own)
+        return self._spawn("worker", [script], os.environ | self._spec.environment | own)
 
-    def _spawn(self, part: str, command: list[str], surroundings: dict[str, str]) -> "subprocess.Popen[bytes]":
+    def _spawn(self, part: str, command: list[str], variables: dict[str, str]) -> "subprocess.Popen[bytes]":
         process = spawn(
             command,
-            output=Path(self._kept.logs) / f"{self._kept.instance}-{part}.log",
-            environment=surroundings,
+            output=Path(self._spec.logs) / f"{self._spec.instance}-{part}.log",
+            environment=variables,
             parent_death=signal.SIGTERM if part == "engine" else signal.SIGKILL,
         )
         self._running[part] = process
         return process
 
-    def _is_alone(self) -> bool:
-        if not self._kept.guard:
+    def _fleet_gone(self) -> bool:
+        if not self._spec.guard:
             return False
         with contextlib.suppress(OSError):
-            return not is_locked(Path(self._kept.guard))
+            return not is_locked(Path(self._spec.guard))
         return True
 
 
 def main() -> None:
-    kept = msgspec.json.decode(sys.argv[1], type=SupervisedInstance)
-    Path(kept.lock).write_text(str(os.getpid()))
+    spec = msgspec.json.decode(sys.argv[1], type=SupervisedInstance)
+    Path(spec.lock).write_text(str(os.getpid()))
     sockets = Path(tempfile.mkdtemp(prefix="pointsman-"))
     try:
-        supervisor = InstanceSupervisor(kept, sockets)
+        supervisor = InstanceSupervisor(spec, sockets)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: supervisor.stop())
         signal.signal(signal.SIGQUIT, lambda *_: supervisor.kill())

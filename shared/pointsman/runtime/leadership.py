@@ -48,7 +48,6 @@ class Leadership:
             except StoreUnavailableError:
                 pass
             else:
-                # After a late read, earlier silence proves nothing.
                 listened = self._clock.wall() - looked_at < LISTENING_SHARE * self._lease_seconds
                 looked_at = self._clock.wall()
                 if not listened or found != seen:
@@ -122,8 +121,7 @@ class Leadership:
         return ""
 
     async def _look_again(self, tenure: Tenure) -> str:
-        """Still ours: an earlier write with a lost answer, or a record that vanished with its server's memory within
-        our time."""
+        """Still ours: a write with a lost answer, or a record lost with its server within our time."""
         asked_at = self._clock.wall()
         try:
             found = await self._lease.look()

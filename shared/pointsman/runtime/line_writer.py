@@ -18,9 +18,7 @@ log = structlog.get_logger()
 
 FLUSH_WALL_SECONDS: WallSeconds = WallSeconds(0.2)
 CLOSE_WALL_SECONDS: WallSeconds = WallSeconds(1.0)
-
 PIECE_BYTES_MAX = select.PIPE_BUF
-
 PENDING_BYTES_MAX = 4 * 1024 * 1024
 
 
@@ -35,7 +33,6 @@ class LineWriter:
         self._out = out
         self._loop = asyncio.get_running_loop()
         self._batches: SimpleQueue[list[bytes]] = SimpleQueue()
-        """For the thread; an empty batch ends it."""
         self._ended = threading.Event()
         self._pending: list[bytes] = []
         self._pending_bytes = 0
@@ -63,7 +60,7 @@ class LineWriter:
         if self._timer is not None:
             self._timer.cancel()
         if self._pending:
-            self._batches.put(self._take())
+            self._batches.put(self._take_pending())
         self._batches.put([])
         self._ended.wait(float(CLOSE_WALL_SECONDS))
 
@@ -74,7 +71,7 @@ class LineWriter:
     def _flush(self) -> None:
         self._timer = None
         self._writing = True
-        self._batches.put(self._take())
+        self._batches.put(self._take_pending())
 
     def _written(self, error: OSError | None) -> None:
         self._writing = False
@@ -84,7 +81,7 @@ class LineWriter:
         if self._pending:
             self._flush_soon()
 
-    def _take(self) -> list[bytes]:
+    def _take_pending(self) -> list[bytes]:
         pieces: list[bytes] = []
         piece, size = list[bytes](), 0
         for line in self._pending:
@@ -100,14 +97,14 @@ class LineWriter:
         while pieces := self._batches.get():
             failed = None
             try:
-                self._put(pieces)
+                self._write_all(pieces)
             except OSError as error:
                 failed = error
             with contextlib.suppress(RuntimeError):  # the loop has ended
                 self._loop.call_soon_threadsafe(self._written, failed)
         self._ended.set()
 
-    def _put(self, pieces: list[bytes]) -> None:
+    def _write_all(self, pieces: list[bytes]) -> None:
         for piece in pieces:
             rest = piece
             while rest:

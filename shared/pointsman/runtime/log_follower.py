@@ -15,7 +15,6 @@ RETRY_WALL_SECONDS: WallSeconds = WallSeconds(0.1)
 
 
 async def end_of_log(event_log: EventLog, *, clock: Clock, board: HealthBoard, part: str) -> Sequence:
-    """Waits until the log answers; not ready meanwhile."""
     while True:
         try:
             return (await event_log.extent()).last
@@ -32,11 +31,11 @@ class LogFollower:
         clock: Clock,
         board: HealthBoard,
         settings: PoolSettings,
-        heard: Callable[[LogEvent], None] = lambda _event: None,
+        on_event: Callable[[LogEvent], None] = lambda _event: None,
         trackers: Callable[[], Iterable[Tracker]] = tuple,
     ) -> None:
-        """`heard`: called after each applied event. `trackers`: creates those of a new State."""
-        self._heard = heard
+        """`on_event`: called after each applied event. `trackers`: creates those of a new State."""
+        self._on_event = on_event
         self._log = event_log
         self._clock = clock
         self._board = board
@@ -44,8 +43,8 @@ class LogFollower:
         self._trackers = trackers
         self._end: Sequence | None = None
         self._dead_letters = DeadLetterWatch()
-        self.begun: Sequence = 1
-        """First sequence in the state; above 1 the log has lost earlier entries."""
+        self.first_sequence: Sequence = 1
+        """Of the state; above 1 the log has lost earlier entries."""
         self.state = State(settings, trackers())
 
     @property
@@ -76,9 +75,9 @@ class LogFollower:
 
     def _take_in(self, entry: LogEntry) -> None:
         if not self.state.sequence:
-            self.begun = entry.sequence
+            self.first_sequence = entry.sequence
         self.state.apply_entry(entry)
         if entry.event is not None:
             with contained("heard"):
-                self._heard(entry.event)
+                self._on_event(entry.event)
         self._dead_letters.look(self.state.dead_letters)

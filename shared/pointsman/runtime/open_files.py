@@ -8,8 +8,6 @@ import structlog
 log = structlog.get_logger()
 
 OWN_FILES = 256
-
-
 CLIENTS_MAX = 16_384
 
 

@@ -28,12 +28,11 @@ from pointsman.runtime.telemetry import METRICS_DIRECTORY
 
 log = structlog.get_logger()
 
-HANGS_SECONDS: Seconds = 15.0
+HUNG_SECONDS: Seconds = 15.0
 """A child silent for this long is killed: the kernel keeps giving it connections."""
 LOOK_SECONDS: Seconds = 1.0
-
 PROCESSES_MAX = 255
-HANDED_ON = (signal.SIGTERM, signal.SIGINT)
+FORWARDED_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 OUR_DIRECTORY = "pointsman-metrics-"
 
 Serve = Callable[[int, socket.socket, Callable[[], None]], None]
@@ -47,7 +46,9 @@ def serve_in_processes(count: int, *, host: str, port: int, serve: Serve) -> NoR
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
     metrics = Path(os.environ[METRICS_DIRECTORY])
     try:
-        _cleaned(metrics)
+        metrics.mkdir(parents=True, exist_ok=True)
+        for file in metrics.glob("*.db"):
+            file.unlink(missing_ok=True)
         with _reserved(host, port) as reserved:
             code = _Parent(count, reserved, serve).run()
     finally:
@@ -61,13 +62,13 @@ class _Child:
         self.number = number
         self.pid = 0
         self.has_listened = False
-        self.heard_at: float | None = None
+        self.last_heartbeat_at: float | None = None
         self.start_at = 0.0
         self._backoff = RestartBackoff()
 
     def ended(self, now: float) -> Seconds:
         wait = self._backoff.wait(now)
-        self.pid, self.heard_at, self.start_at = 0, None, now + wait
+        self.pid, self.last_heartbeat_at, self.start_at = 0, None, now + wait
         return wait
 
 
@@ -78,26 +79,26 @@ class _Parent:
         self._serve = serve
         self._stopping = False
         self._exit_code = 0
-        self._listening, self._listens = os.pipe()
+        self._heartbeats, self._heartbeat_pipe = os.pipe()
         self._signals, self._signalled = os.pipe()
         os.set_blocking(self._signalled, False)
 
     def run(self) -> int:
         """Returns 0, or the exit code of a child that ended before it ever listened."""
-        for number in (*HANDED_ON, signal.SIGCHLD):
+        for number in (*FORWARDED_SIGNALS, signal.SIGCHLD):
             signal.signal(number, lambda _number, _frame: None)
         signal.set_wakeup_fd(self._signalled, warn_on_full_buffer=False)
         multiprocess.mark_process_dead(os.getpid())  # type: ignore[no-untyped-call]  # the parent measures nothing
         gc.collect()
         gc.freeze()  # so that the children's collections do not touch, and copy, what they share
         while True:
-            self._start_what_is_due()
+            self._start_due()
             if self._stopping and not any(child.pid for child in self._children):
                 return self._exit_code
             self._wait()
-            self._kill_who_hangs()
+            self._kill_hung()
 
-    def _start_what_is_due(self) -> None:
+    def _start_due(self) -> None:
         for child in self._children:
             if not (self._stopping or child.pid) and time.monotonic() >= child.start_at:
                 child.start_at = time.monotonic()
@@ -107,27 +108,27 @@ class _Parent:
         began = time.monotonic()
         due = [child.start_at for child in self._children if not (self._stopping or child.pid)]
         seconds = max(0.0, min([began + LOOK_SECONDS, *due]) - began)
-        readable, _, _ = select.select([self._signals, self._listening], [], [], seconds)
-        stood_still = time.monotonic() - began - seconds
+        readable, _, _ = select.select([self._signals, self._heartbeats], [], [], seconds)
+        paused_seconds = time.monotonic() - began - seconds
         for child in self._children:
-            if child.heard_at is not None:
-                child.heard_at += max(0.0, stood_still)  # we did not run either, so the machine stood still
-        if self._listening in readable:
-            for number in os.read(self._listening, 4096):
+            if child.last_heartbeat_at is not None:
+                child.last_heartbeat_at += max(0.0, paused_seconds)  # we did not run either, so the machine stood still
+        if self._heartbeats in readable:
+            for number in os.read(self._heartbeats, 4096):
                 child = self._children[number - 1]
-                child.has_listened, child.heard_at = True, time.monotonic()
+                child.has_listened, child.last_heartbeat_at = True, time.monotonic()
         if self._signals in readable:
             for number in os.read(self._signals, 4096):
-                if number in HANDED_ON:
+                if number in FORWARDED_SIGNALS:
                     self._stop(signal.Signals(number))
-            self._bury()
+            self._reap()
 
-    def _kill_who_hangs(self) -> None:
+    def _kill_hung(self) -> None:
         now = time.monotonic()
         for child in self._children:
-            if child.pid and child.heard_at is not None and now - child.heard_at > HANGS_SECONDS:
-                log.error("process_unresponsive", number=child.number, pid=child.pid, seconds=HANGS_SECONDS)
-                child.heard_at = None
+            if child.pid and child.last_heartbeat_at is not None and now - child.last_heartbeat_at > HUNG_SECONDS:
+                log.error("process_unresponsive", number=child.number, pid=child.pid, seconds=HUNG_SECONDS)
+                child.last_heartbeat_at = None
                 os.kill(child.pid, signal.SIGKILL)
 
     def _stop(self, number: signal.Signals) -> None:
@@ -137,7 +138,7 @@ class _Parent:
             if child.pid:
                 os.kill(child.pid, number)
 
-    def _bury(self) -> None:
+    def _reap(self) -> None:
         for child in self._children:
             if not child.pid:
                 continue
@@ -171,10 +172,10 @@ class _Parent:
             if hold is not None:
                 hold()
             signal.set_wakeup_fd(-1)
-            for each in (*HANDED_ON, signal.SIGCHLD):
+            for each in (*FORWARDED_SIGNALS, signal.SIGCHLD):
                 signal.signal(each, signal.SIG_DFL)
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
-            for unused in (self._signals, self._signalled, self._listening):
+            for unused in (self._signals, self._signalled, self._heartbeats):
                 os.close(unused)
             code = self._run_child(number)
         except BaseException:  # noqa: BLE001 - nothing of the parent's may run on in a child
@@ -188,7 +189,7 @@ class _Parent:
     def _run_child(self, number: int) -> int:
         listener = _bound(self._reserved.family, self._reserved.getsockname())
         try:
-            self._serve(number, listener, lambda: self._say_listening(number))
+            self._serve(number, listener, lambda: self._send_heartbeat(number))
         except click.ClickException as error:
             error.show()
             return error.exit_code
@@ -196,8 +197,8 @@ class _Parent:
             return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
         return 0
 
-    def _say_listening(self, number: int) -> None:
-        os.write(self._listens, bytes([number]))
+    def _send_heartbeat(self, number: int) -> None:
+        os.write(self._heartbeat_pipe, bytes([number]))
 
 
 def _reserved(host: str, port: int) -> socket.socket:
@@ -221,9 +222,3 @@ def _bound(family: int, address: object) -> socket.socket:
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     bound.bind(address)  # type: ignore[arg-type]  # as the system gave it
     return bound
-
-
-def _cleaned(metrics: Path) -> None:
-    metrics.mkdir(parents=True, exist_ok=True)
-    for file in metrics.glob("*.db"):
-        file.unlink(missing_ok=True)

@@ -14,8 +14,6 @@ log = structlog.get_logger()
 
 STOP_SECONDS_MAX = 10.0
 """Then the process is killed; usually 0.2 to 3 s. An ingress has longer."""
-
-
 SAME_SIGNAL_SECONDS = 0.5
 
 

@@ -8,7 +8,7 @@ from random import Random
 import aiohttp
 import msgspec
 
-from pointsman.adapters.http_engine import EngineAwayError, HttpEngine
+from pointsman.adapters.http_engine import EngineUnreachableError, HttpEngine
 from pointsman.adapters.sse import event_data
 from pointsman.primitives import Seconds, Tokens
 
@@ -100,7 +100,7 @@ class Engine:
         try:
             async with HttpEngine(self._url, api_key=self._api_key, seconds_max=QUESTION_WALL_SECONDS_MAX) as engine:
                 facts, load = await engine.describe(), await engine.load()
-        except EngineAwayError as error:
+        except EngineUnreachableError as error:
             msg = f"no engine answers at {self._url}: {error}"
             raise EngineError(msg) from error
         served = (facts.model, *facts.further_names.aliases, *facts.further_names.adapters)

@@ -15,7 +15,7 @@ from pointsman.adapters.http_engine import (
     NAME_BYTES_MAX,
     NAMES_BYTES_MAX,
     NAMES_MAX,
-    EngineAwayError,
+    EngineUnreachableError,
     FurtherNames,
     cache_size,
     further_names,
@@ -72,7 +72,7 @@ def test_what_is_no_name_names_neither_a_model_nor_an_adapter(name: object) -> N
 
     assert names is not None
     assert names.adapters == ("poet",)
-    with pytest.raises(EngineAwayError):
+    with pytest.raises(EngineUnreachableError):
         served_model(msgspec.json.encode({"data": [{"id": name}]}))
 
 
@@ -114,7 +114,7 @@ def test_whatever_is_said_what_is_believed_is_in_range_and_can_be_written_down(s
         names = further_names(models) or FurtherNames()
         try:
             model, length = served_model(models)
-        except EngineAwayError:
+        except EngineUnreachableError:
             model, length = "m", 0
 
         assert 0 <= load.waiting <= COUNT_MAX, seed

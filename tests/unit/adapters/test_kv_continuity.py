@@ -28,7 +28,7 @@ def ready(continuity: Continuity) -> list[object]:
 
 def answered(continuity: Continuity, *sequences: Sequence, engine: str = "a") -> Sequence:
     """Answer the question of the moment with these batches; returns what was asked."""
-    start = continuity.question(now=0.0)
+    start = continuity.replay_request(now=0.0)
     assert start is not None
     for sequence in sequences:
         if not continuity.replayed(sequence, payload_of(sequence, engine)):
@@ -44,7 +44,7 @@ def attached(*sequences: Sequence) -> Continuity:
     answered(continuity, *sequences)
     if sequences:
         answered(continuity, sequences[-1])
-    assert continuity.question(now=0.0) is None
+    assert continuity.replay_request(now=0.0) is None
     assert ready(continuity)[0] == EngineAttached(exact=True)
     return continuity
 
@@ -54,7 +54,7 @@ def test_a_hole_is_asked_for_and_filled_before_what_came_after_it() -> None:
     continuity.received(frames_of(4))
 
     assert answered(continuity, 1, 2, 3) == 1
-    assert continuity.question(now=0.0) is None
+    assert continuity.replay_request(now=0.0) is None
     assert ready(continuity) == [2, 3, EngineReplayed(2), 4]
     assert continuity.certain
 
@@ -64,7 +64,7 @@ def test_what_has_left_the_buffer_is_a_gap() -> None:
     continuity.received(frames_of(9))
     answered(continuity, 7, 8)
 
-    assert continuity.question(now=0.0) is None
+    assert continuity.replay_request(now=0.0) is None
     assert ready(continuity) == [EngineGap(5, "left the engine's buffer"), 7, 8, EngineReplayed(2), 9]
 
 
@@ -106,10 +106,10 @@ def test_a_replay_socket_that_fails_after_a_restart_does_not_end_the_reading() -
     continuity.received(frames_of(0, "b"))
     answered(continuity)
     for _ in range(3):
-        assert continuity.question(now=0.0) == 0
+        assert continuity.replay_request(now=0.0) == 0
         continuity.answer_failed()
 
-    assert continuity.question(now=0.0) is None
+    assert continuity.replay_request(now=0.0) is None
     assert ready(continuity) == [1, EngineRestarted(exact=False), 0]
     assert not continuity.certain
 
@@ -117,10 +117,10 @@ def test_a_replay_socket_that_fails_after_a_restart_does_not_end_the_reading() -
 def test_without_a_replay_socket_repetitions_pass_and_other_payloads_are_a_new_engine() -> None:
     continuity = Continuity(replays=False)
     continuity.start()
-    assert continuity.question(now=0.0) is None
+    assert continuity.replay_request(now=0.0) is None
     for sequence in (5, 7, 6, 7):
         continuity.received(frames_of(sequence))
-        assert continuity.question(now=0.0) is None
+        assert continuity.replay_request(now=0.0) is None
 
     assert ready(continuity) == [EngineAttached(exact=False), 5, EngineGap(1, "not replayed"), 7, 6]
     continuity.received(frames_of(7, "b"))

@@ -34,12 +34,12 @@ async def connect(
 ) -> AsyncIterator[Link]:
     """Connect to `pool` at `url` (several: comma-separated); returns at once. `stream`: to create a missing stream,
     unless `only_reads`. On exit waits at most CLOSE_SECONDS_MAX for unconfirmed writes."""
-    reports_to = listener or LogListener()
-    connection = NatsConnection(url, name, reports_to)
+    listener = listener or LogListener()
+    connection = NatsConnection(url, name, listener)
     requests = Requests(connection)
     settings = stream or StreamSettings()
     elections = DirectStream(requests, stream_name(pool))
-    log = JetStreamLog(connection, Stream(requests, pool, settings), elections, pool, clock, reports_to, name, window)
+    log = JetStreamLog(connection, Stream(requests, pool, settings), elections, pool, clock, listener, name, window)
     await requests.open()
     await log.open()
     tasks = [asyncio.create_task(connection.stay_connected())]
@@ -48,7 +48,7 @@ async def connect(
     try:
         yield Link(
             log,
-            JetStreamCommands(connection, requests, reports_to),
+            JetStreamCommands(connection, requests, listener),
             JetStreamLease(requests, pool, replicas=settings.replicas),
             JetStreamCheckpoints(requests, pool, replicas=settings.replicas),
             JetStreamLease(requests, pool, replicas=settings.replicas, key=SCALER_KEY),
@@ -57,11 +57,11 @@ async def connect(
         if connection.connected:
             await log.flush(WallSeconds(CLOSE_SECONDS_MAX))
         log.close()
-        await _ended(tasks)
+        await _cancel(tasks)
         await connection.close()
 
 
-async def _ended(tasks: list[asyncio.Task[None]]) -> None:
+async def _cancel(tasks: list[asyncio.Task[None]]) -> None:
     """Cancel repeatedly: nats-py swallows a cancellation at the end of a connection attempt (Python 3.11)."""
     while pending := [task for task in tasks if not task.done()]:
         for task in pending:

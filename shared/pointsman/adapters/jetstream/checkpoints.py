@@ -95,7 +95,6 @@ class JetStreamCheckpoints(Checkpoints):
         return content if _digest(content) == description.digest else None
 
     async def _sweep(self, object_id: str) -> None:
-        """Purge chunks of a replaced object or of an interrupted write."""
         if await self._bucket.last(self._chunk_subject(object_id)) is not None:
             await self._bucket.purge(self._chunk_subject(object_id))
 
@@ -106,8 +105,8 @@ class JetStreamCheckpoints(Checkpoints):
         try:
             return _descriptions.decode(found.payload)
         except msgspec.DecodeError as error:
-            strange = f"{slot} is not understood: {error}"
-            raise StoreUnavailableError(strange) from error
+            undecodable = f"{slot} is not understood: {error}"
+            raise StoreUnavailableError(undecodable) from error
 
     def _slot_subject(self, slot: str) -> str:
         return f"$O.{self._name}.M.{urlsafe_b64encode(slot.encode()).decode()}"
@@ -127,17 +126,13 @@ def _slot_for(label: CheckpointLabel, known: dict[str, _Description | None], log
 
 def _label(description: _Description) -> CheckpointLabel:
     known = description.metadata
+    as_of = known.get("as_of", "")
     return CheckpointLabel(
         identity=known.get("identity", ""),
-        as_of=_as_of(description),
+        as_of=int(as_of) if as_of.isdecimal() else -1,
         entry=known.get("entry", ""),
         form=known.get("form", ""),
     )
-
-
-def _as_of(description: _Description | None) -> int:
-    found = description.metadata.get("as_of", "") if description is not None else ""
-    return int(found) if found.isdecimal() else -1
 
 
 def _digest(content: bytes) -> str:

@@ -29,22 +29,24 @@ class Requests:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._inbox = f"_INBOX.{secrets.token_hex(11)}."
-        self._asked = 0
+        self._request_count = 0
         self._waiting: dict[str, asyncio.Future[Message]] = {}
 
     async def open(self) -> None:
         await self._connection.subscribe(self._inbox + "*", self._on_answer, waiting_max=ANSWERS_WAITING_MAX)
         self._connection.on_change(self._on_change)
 
-    async def ask(self, subject: str, payload: bytes, timeout: Seconds, headers: dict[str, str] | None = None) -> bytes:
-        return (await self.ask_message(subject, payload, timeout, headers)).data
+    async def request(
+        self, subject: str, payload: bytes, timeout: Seconds, headers: dict[str, str] | None = None
+    ) -> bytes:
+        return (await self.request_message(subject, payload, timeout, headers)).data
 
-    async def ask_message(
+    async def request_message(
         self, subject: str, payload: bytes, timeout: Seconds, headers: dict[str, str] | None = None
     ) -> Message:
         """Raises NoResponderError, CommandTimeoutError."""
-        self._asked += 1
-        reply = f"{self._inbox}{self._asked}"
+        self._request_count += 1
+        reply = f"{self._inbox}{self._request_count}"
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Message] = loop.create_future()
         self._waiting[reply] = answer
@@ -98,7 +100,7 @@ class JetStreamCommands(Commands):
         except UnwritableError as error:
             self._listener.trouble("command not sent", str(error))
             raise CommandTimeoutError(str(error)) from error
-        answer = await self._requests.ask(subject, payload, float(timeout))
+        answer = await self._requests.request(subject, payload, float(timeout))
         try:
             return decode_command(answer)
         except UndecodableError as error:
@@ -108,7 +110,7 @@ class JetStreamCommands(Commands):
 
     @override
     async def request_bytes(self, subject: str, payload: bytes, *, timeout: WallSeconds) -> bytes:
-        return await self._requests.ask(subject, payload, float(timeout))
+        return await self._requests.request(subject, payload, float(timeout))
 
     @override
     def serve(self, subject: str, handler: CommandHandler) -> AbstractAsyncContextManager[None]:

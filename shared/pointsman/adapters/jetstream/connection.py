@@ -7,8 +7,6 @@ import msgspec
 
 STATUS_HEADER = "Status"
 NO_RESPONDERS = "503"
-
-
 STREAM_NOT_FOUND = 10059
 
 
@@ -59,5 +57,4 @@ class Connection(Protocol):
 
 
 def status_of(message: Message) -> str:
-    """Status of a message made by the server, else empty."""
     return message.headers.get(STATUS_HEADER, "") if message.headers and not message.data else ""

@@ -21,7 +21,6 @@ from pointsman.primitives import Seconds, Sequence, WallSeconds
 
 PULL_MESSAGES = 500
 PULL_BYTES = 16 * 1024**2
-"""Above the largest possible message, 8 MB."""
 READ_AHEAD_MAX = 3 * PULL_MESSAGES
 PULL_EXPIRES_SECONDS = 30.0
 HEARTBEAT_SECONDS = 0.5

@@ -44,8 +44,6 @@ _answers = msgspec.json.Decoder(_Answer)
 
 
 class DirectStream:
-    """With `config`, a missing stream is created."""
-
     def __init__(self, requests: Requests, name: str, config: dict[str, Any] | None = None) -> None:
         self._requests = requests
         self._name = name
@@ -54,24 +52,23 @@ class DirectStream:
     async def write(
         self, subject: str, payload: bytes, *, after: Sequence | None = None, headers: dict[str, str] | None = None
     ) -> Sequence:
-        """With `after`, only if that is the subject's last sequence. Raises RevisionTakenError,
-        StoreUnavailableError."""
+        """`after`: expected last sequence. Raises RevisionTakenError, StoreUnavailableError."""
         all_headers = dict(headers or {})
         if after is not None:
             all_headers[EXPECTED_LAST] = str(after)
         try:
-            answer = await self._requests.ask(subject, payload, CALL_SECONDS_MAX, all_headers)
+            answer = await self._requests.request(subject, payload, CALL_SECONDS_MAX, all_headers)
         except NoResponderError as error:
             if self._config is None:
                 raise StoreUnavailableError(str(error)) from error
             await self._make(self._config)
-            answer = await self._ask(subject, payload, all_headers)
+            answer = await self._request(subject, payload, all_headers)
         except CommandTimeoutError as error:
             raise StoreUnavailableError(str(error)) from error
         read = _answers.decode(answer)
         if read.error is not None and read.error.err_code in WRONG_LAST_SEQUENCE:
             raise RevisionTakenError(read.error.description)
-        return self._sound(read).seq
+        return self._checked(read).seq
 
     async def last(self, subject: str) -> Found | None:
         """Raises StoreUnavailableError."""
@@ -84,27 +81,27 @@ class DirectStream:
     async def purge(self, subject: str) -> None:
         """Raises StoreUnavailableError."""
         request = json.dumps({"filter": subject}).encode()
-        self._sound(_answers.decode(await self._ask(f"$JS.API.STREAM.PURGE.{self._name}", request)))
+        self._checked(_answers.decode(await self._request(f"$JS.API.STREAM.PURGE.{self._name}", request)))
 
     async def _get(self, query: dict[str, Any]) -> Found | None:
-        payload = await self._ask(f"$JS.API.STREAM.MSG.GET.{self._name}", json.dumps(query).encode())
+        payload = await self._request(f"$JS.API.STREAM.MSG.GET.{self._name}", json.dumps(query).encode())
         answer = _answers.decode(payload)
         if answer.error is not None and answer.error.err_code in (MESSAGE_NOT_FOUND, STREAM_NOT_FOUND):
             return None
-        message = self._sound(answer).message
+        message = self._checked(answer).message
         return None if message is None else Found(message.seq, b64decode(message.data))
 
     async def _make(self, config: dict[str, Any]) -> None:
         request = json.dumps(config | {"name": self._name}).encode()
-        self._sound(_answers.decode(await self._ask(f"$JS.API.STREAM.CREATE.{self._name}", request)))
+        self._checked(_answers.decode(await self._request(f"$JS.API.STREAM.CREATE.{self._name}", request)))
 
-    async def _ask(self, subject: str, payload: bytes, headers: dict[str, str] | None = None) -> bytes:
+    async def _request(self, subject: str, payload: bytes, headers: dict[str, str] | None = None) -> bytes:
         try:
-            return await self._requests.ask(subject, payload, CALL_SECONDS_MAX, headers)
+            return await self._requests.request(subject, payload, CALL_SECONDS_MAX, headers)
         except (NoResponderError, CommandTimeoutError) as error:
             raise StoreUnavailableError(str(error)) from error
 
-    def _sound(self, answer: _Answer) -> _Answer:
+    def _checked(self, answer: _Answer) -> _Answer:
         if answer.error is not None:
             failed = f"{self._name}: {answer.error.description}"
             raise StoreUnavailableError(failed)

@@ -44,8 +44,8 @@ class JetStreamLease(Lease):
         try:
             record = _records.decode(found.payload)
         except msgspec.DecodeError as error:
-            strange = f"the lease is not understood: {error}"
-            raise StoreUnavailableError(strange) from error
+            undecodable = f"the lease is not understood: {error}"
+            raise StoreUnavailableError(undecodable) from error
         return Tenure(record.holder, record.term, found.sequence)
 
     @override

@@ -51,7 +51,7 @@ class JetStreamLog(EventLog):
         self._elections = elections
         self._pool = pool
         self._listener = listener
-        self._stream_doubtful = asyncio.Event()
+        self._stream_unverified = asyncio.Event()
         self._writes = WriteWindow(
             connection,
             pool,
@@ -59,7 +59,7 @@ class JetStreamLog(EventLog):
             listener,
             writer=name,
             settings=window or WindowSettings(),
-            on_no_stream=self._stream_doubtful.set,
+            on_no_stream=self._stream_unverified.set,
         )
 
     async def open(self) -> None:
@@ -132,8 +132,8 @@ class JetStreamLog(EventLog):
 
     async def keep_stream(self) -> None:
         while True:
-            await self._stream_doubtful.wait()
-            self._stream_doubtful.clear()
+            await self._stream_unverified.wait()
+            self._stream_unverified.clear()
             await self._ensure_stream()
 
     async def _ensure_stream(self) -> None:
@@ -155,4 +155,4 @@ class JetStreamLog(EventLog):
 
     def _on_change(self, connected: bool) -> None:
         if connected:
-            self._stream_doubtful.set()
+            self._stream_unverified.set()

@@ -82,10 +82,10 @@ class WriteWindow:
         self._listener = listener
         self._settings = settings
         self._on_no_stream = on_no_stream
-        life = secrets.token_hex(11)
-        self._writer = Writer(pool, writer, life, leader_subject(pool), f"_INBOX.{life}.")
+        session = secrets.token_hex(11)
+        self._writer = Writer(pool, writer, session, leader_subject(pool), f"_INBOX.{session}.")
         self._queue = WriteQueue()
-        self._heard = Confirmations()
+        self._confirmations = Confirmations()
         self._losses = Losses()
         self._backoff = Backoff(RETRY_SECONDS_MIN, RETRY_SECONDS_MAX)
         self._timer: asyncio.TimerHandle | None = None
@@ -96,10 +96,9 @@ class WriteWindow:
         self._connection.on_change(self._on_change)
 
     def put(self, event: LogEvent, done: asyncio.Future[int] | None = None, *, fence: Fence | None = None) -> int:
-        """A full window loses it. Returns a number for `withdraw`. `done` receives the sequence or
-        LogUnavailableError."""
+        """A full window loses it. Returns a number for `withdraw`; `done` receives the result."""
         self._writer.number += 1
-        identity = message_id(event) or f"{self._writer.life}.{self._writer.number}"
+        identity = message_id(event) or f"{self._writer.session}.{self._writer.number}"
         write = Write(self._writer.number, event, subject_of(self._writer.pool, event), identity, done, fence)
         self._queue.bytes += len(write.payload)
         if write.unwritable:
@@ -159,8 +158,8 @@ class WriteWindow:
         if write.first_sent_at and now - write.first_sent_at > UNCONFIRMED_SECONDS_MAX:
             self._lose(write, f"not confirmed within {UNCONFIRMED_SECONDS_MAX:g} s")
             return
-        heard_at = max(write.first_sent_at, self._heard.connected_at, self._heard.confirmed_at)
-        if write.first_sent_at and now - heard_at > STALLED_SECONDS:
+        last_progress_at = max(write.first_sent_at, self._confirmations.connected_at, self._confirmations.confirmed_at)
+        if write.first_sent_at and now - last_progress_at > STALLED_SECONDS:
             self._report_stalled()
         try:
             self._connection.publish(
@@ -207,13 +206,13 @@ class WriteWindow:
             self._confirm(write, ack.seq)
 
     def _confirm(self, write: Write, sequence: Sequence) -> None:
-        self._heard.confirmed_at = asyncio.get_running_loop().time()
-        self._heard.confirmed_number = write.number
+        self._confirmations.confirmed_at = asyncio.get_running_loop().time()
+        self._confirmations.confirmed_number = write.number
         self._queue.allowance = self._settings.in_flight_max
         self._backoff.reset()
         self._listener.appended(type(write.event).__name__)
-        if self._heard.stalled:
-            self._heard.stalled = False
+        if self._confirmations.stalled:
+            self._confirmations.stalled = False
             self._listener.flowing()
         if write.done is not None and not write.done.done():
             write.done.set_result(sequence)
@@ -224,8 +223,8 @@ class WriteWindow:
         self._settle(write)
 
     def _report_stalled(self) -> None:
-        if not self._heard.stalled:
-            self._heard.stalled = True
+        if not self._confirmations.stalled:
+            self._confirmations.stalled = True
             self._listener.stalled(f"the log has not confirmed a write for {STALLED_SECONDS:g} s; is its disk full?")
 
     def _mark_loss(self) -> None:
@@ -238,7 +237,7 @@ class WriteWindow:
         if reason == NONE_LEFT and not fence.broken:
             fence.elected = 0
             self._queue.sent[write.number] = write
-            self._take_back()
+            self._requeue_sent()
             self._pump()
             return
         if not fence.broken:
@@ -280,18 +279,17 @@ class WriteWindow:
 
     def _on_change(self, connected: bool) -> None:
         if connected:
-            self._heard.connected_at = asyncio.get_running_loop().time()
+            self._confirmations.connected_at = asyncio.get_running_loop().time()
         else:
             self._queue.open = False
-            self._take_back()
+            self._requeue_sent()
 
     def _stall(self) -> None:
-        """Pause, then resend the oldest alone; the rest follows its confirmation."""
         self._queue.open = False
-        self._take_back()
+        self._requeue_sent()
         asyncio.get_running_loop().call_later(float(self._backoff.next_wait()), self.resume)
 
-    def _take_back(self) -> None:
+    def _requeue_sent(self) -> None:
         for number in sorted(self._queue.sent, reverse=True):
             self._queue.waiting.appendleft(self._queue.sent[number])
         self._queue.sent.clear()
@@ -306,11 +304,11 @@ class WriteWindow:
             return
         now = asyncio.get_running_loop().time()
         oldest = next(iter(self._queue.sent.values()))
-        overtaken = self._heard.confirmed_number > oldest.number
-        heard_at = oldest.sent_at if overtaken else max(oldest.sent_at, self._heard.confirmed_at)
-        if now - heard_at > self._settings.ack_seconds_max:
+        overtaken = self._confirmations.confirmed_number > oldest.number
+        last_progress_at = oldest.sent_at if overtaken else max(oldest.sent_at, self._confirmations.confirmed_at)
+        if now - last_progress_at > self._settings.ack_seconds_max:
             self._listener.trouble("write not confirmed", f"sending again {len(self._queue.sent)} from the oldest on")
-            self._take_back()
+            self._requeue_sent()
             self._pump()
         if self._queue.sent and self._timer is None:
             self._watch()

@@ -57,18 +57,18 @@ class Stream:
 
     async def ensure(self) -> tuple[LogExtent, list[str], int]:
         """Create it unless it exists. Returns extent, differing settings, replicas. Raises LogUnavailableError."""
-        answer = await self._ask(f"$JS.API.STREAM.INFO.{self.name}")
+        answer = await self._request(f"$JS.API.STREAM.INFO.{self.name}")
         if answer.error is not None and answer.error.err_code == STREAM_NOT_FOUND:
-            answer = await self._ask(f"$JS.API.STREAM.CREATE.{self.name}", json.dumps(self._wanted()).encode())
+            answer = await self._request(f"$JS.API.STREAM.CREATE.{self.name}", json.dumps(self._wanted()).encode())
             if answer.error is not None:  # another process was faster, with other settings
-                answer = await self._ask(f"$JS.API.STREAM.INFO.{self.name}", refusal=answer.error)
+                answer = await self._request(f"$JS.API.STREAM.INFO.{self.name}", refusal=answer.error)
         if answer.error is not None:
             raise LogUnavailableError(answer.error.description)
         return _extent(answer), self._differences(answer.config), int(answer.config.get("num_replicas", 1))
 
     async def extent(self) -> LogExtent:
         """Raises LogMissingError, LogUnavailableError."""
-        answer = await self._ask(f"$JS.API.STREAM.INFO.{self.name}")
+        answer = await self._request(f"$JS.API.STREAM.INFO.{self.name}")
         if answer.error is None:
             return _extent(answer)
         if answer.error.err_code == STREAM_NOT_FOUND:
@@ -104,7 +104,6 @@ class Stream:
         return f"$JS.API.CONSUMER.DELETE.{self.name}.{consumer}"
 
     def _subjects_of(self, kind: str) -> list[str]:
-        """`fleet` means `pm.<pool>.fleet.*`; `kv.engine-1` and `scale` are one subject each."""
         whole = f"{SUBJECT_ROOT}.{self._pool}.{kind}"
         return [whole + ".*"] if whole + ".*" in log_subjects(self._pool) else [whole]
 
@@ -132,7 +131,7 @@ class Stream:
             if found.get(key) != value
         ]
 
-    async def _ask(self, subject: str, request: bytes = b"", *, refusal: ApiError | None = None) -> _StreamAnswer:
+    async def _request(self, subject: str, request: bytes = b"", *, refusal: ApiError | None = None) -> _StreamAnswer:
         answer = _stream_answer.decode(await self._call(subject, request))
         if answer.error is not None and refusal is not None:
             return _StreamAnswer(error=refusal)
@@ -140,7 +139,7 @@ class Stream:
 
     async def _call(self, subject: str, request: bytes) -> bytes:
         try:
-            return await self._requests.ask(subject, request, API_SECONDS_MAX)
+            return await self._requests.request(subject, request, API_SECONDS_MAX)
         except NoResponderError as error:
             unavailable = f"JetStream does not answer: {error}"
             raise LogUnavailableError(unavailable) from error

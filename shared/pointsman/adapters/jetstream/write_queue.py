@@ -9,53 +9,34 @@ from pointsman.ports import Fence
 from pointsman.primitives import PoolName, Seconds
 
 
+@dataclass(eq=False, slots=True)
 class Write:
-    __slots__ = (
-        "done",
-        "event",
-        "fence",
-        "first_sent_at",
-        "message_id",
-        "number",
-        "payload",
-        "refusals",
-        "sent_at",
-        "subject",
-        "unwritable",
-    )
+    number: int
+    event: LogEvent
+    subject: str
+    message_id: str
+    done: asyncio.Future[int] | None
+    fence: Fence | None
+    payload: bytes = b""
+    unwritable: str = ""
+    first_sent_at: Seconds = 0.0
+    sent_at: Seconds = 0.0
+    refusals: int = 0
 
-    def __init__(
-        self,
-        number: int,
-        event: LogEvent,
-        subject: str,
-        identity: str,
-        done: asyncio.Future[int] | None,
-        fence: Fence | None,
-    ) -> None:
-        self.number = number
-        self.event = event
-        self.subject = subject
-        self.payload, self.unwritable = b"", ""
+    def __post_init__(self) -> None:
         try:
-            self.payload = encode(event)
+            self.payload = encode(self.event)
         except UnwritableError as error:
             self.unwritable = str(error)
-        self.message_id = identity
-        self.done = done
-        self.fence = fence
-        self.first_sent_at = 0.0
-        self.sent_at = 0.0
-        self.refusals = 0
 
 
 @dataclass(slots=True)
 class Writer:
-    """`life` makes message ids unique; `number` is that of the last write."""
+    """`session` makes message ids unique; `number` is that of the last write."""
 
     pool: PoolName
     name: str
-    life: str
+    session: str
     leader_subject: str
     inbox: str
     number: int = 0
@@ -63,8 +44,7 @@ class Writer:
 
 @dataclass(slots=True)
 class WriteQueue:
-    """Queued and unconfirmed writes, oldest first. `open`: the stream is available; `allowance`: bound on writes in
-    flight."""
+    """Oldest first. `open`: the stream is available; `allowance`: bound on writes in flight."""
 
     waiting: deque[Write] = field(default_factory=deque)
     sent: dict[int, Write] = field(default_factory=dict)

@@ -6,7 +6,7 @@ Another or none: a new engine. A later one: the rest left the engine's buffer. I
 and during silence, since the last batch may have been dropped. Without a replay socket `certain` stays false, a lost
 connection is a gap, and an old sequence is a duplicate, a late arrival or a new engine, by its payload.
 
-After each call, read `next_item` until None, then `question` until None; pass answers to `replayed`, `answer_ended`,
+After each call, read `next_item` until None, then `replay_request` until None; pass answers to `replayed`, `answer_ended`,
 `answer_failed`."""
 
 from collections import deque
@@ -33,7 +33,7 @@ from pointsman.adapters.kv_events.events import (
 from pointsman.primitives import Seconds, Sequence
 
 REPLAY_ATTEMPTS_MAX = 3
-UNPROVEN_RESTS_MAX = 2
+UNPROVEN_PAUSES_MAX = 2
 """After a reconnect, failures of the replay socket before live batches are attributed to a new engine."""
 SEQUENCE_BYTES = 8
 
@@ -93,7 +93,7 @@ class Continuity:
         if self._replay is None:
             self._items.append(EngineGap(0, "the connection was lost, and there is no replay socket"))
             return False
-        self._replay.rests_until = 0.0
+        self._replay.paused_until = 0.0
         self._unproven = True
         return True
 
@@ -107,7 +107,7 @@ class Continuity:
             return
         sequence, payload = int.from_bytes(frames[1], "big"), frames[2]
         if self._unproven:
-            if self._replay is not None and self._replay.unproven_rests < UNPROVEN_RESTS_MAX:
+            if self._replay is not None and self._replay.unproven_pauses < UNPROVEN_PAUSES_MAX:
                 return  # only the replay can tell whose batch this is, and will give it once more
             self._unproven = False
             self._restart_at(sequence)
@@ -131,7 +131,7 @@ class Continuity:
         if passed:
             self._resume()
 
-    def question(self, now: Seconds) -> Sequence | None:
+    def replay_request(self, now: Seconds) -> Sequence | None:
         """Returns the sequence from which to request a replay now, or None."""
         while self._tasks:
             task = self._tasks[-1]
@@ -147,7 +147,7 @@ class Continuity:
                         task.attempts += 1
                         return 0
                     self._tasks.pop()
-                    self._rest(now)
+                    self._pause(now)
                     self._items.append(task.announcement(exact=False))
                 case Resume(answered=True):
                     task.answered = False
@@ -165,7 +165,7 @@ class Continuity:
     def replayed(self, sequence: Sequence, payload: bytes) -> bool:
         """Returns whether to read more of the answer."""
         assert self._replay is not None
-        self._replay.gave = True
+        self._replay.has_answered = True
         task = self._tasks[-1]
         match task:
             case Verify():
@@ -261,11 +261,13 @@ class Continuity:
             task.hole = task.new_hole
             task.failures = task.failures + 1 if self._expected == task.expected else 0
             if task.failures == REPLAY_ATTEMPTS_MAX:
-                self._rest(now)
+                self._pause(now)
             return
         self._tasks.pop()
-        behind = task.empty and not task.ahead and bool(self._expected) and (self._replay.gave or self._unproven)
-        self._unproven, self._replay.unproven_rests, self._replay.answers = False, 0, True
+        behind = (
+            task.empty and not task.ahead and bool(self._expected) and (self._replay.has_answered or self._unproven)
+        )
+        self._unproven, self._replay.unproven_pauses, self._replay.answers = False, 0, True
         if task.new_engine or behind:  # behind: the engine has not come as far as we have seen
             self._begin(EngineRestarted)
 
@@ -302,8 +304,8 @@ class Continuity:
         return self._unproven and self._expected > 0
 
     def _can_replay(self, now: Seconds) -> bool:
-        return self._replay is not None and now >= self._replay.rests_until
+        return self._replay is not None and now >= self._replay.paused_until
 
-    def _rest(self, now: Seconds) -> None:
+    def _pause(self, now: Seconds) -> None:
         if self._replay is not None:
-            self._replay.rest(now, unproven=self._unproven)
+            self._replay.pause(now, unproven=self._unproven)

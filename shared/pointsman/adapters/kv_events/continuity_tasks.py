@@ -6,7 +6,7 @@ from hashlib import blake2b
 from pointsman.adapters.kv_events.events import Cursor, EngineAttached, EngineRestarted
 from pointsman.primitives import Seconds, Sequence
 
-REPLAY_REST_SECONDS = 15.0
+REPLAY_PAUSE_SECONDS = 15.0
 """Pause after a failed replay, so that live batches do not wait for it."""
 RECENT_BATCHES_MAX = 4_096
 """Fingerprints kept to tell a duplicate from a new engine, without a replay socket."""
@@ -15,8 +15,6 @@ FINGERPRINT_BYTES = 16
 
 @dataclass(slots=True)
 class Verify:
-    """Check that the engine still has the cursor's batch."""
-
     cursor: Cursor
     attempts: int = 0
     matches: bool = False
@@ -24,8 +22,6 @@ class Verify:
 
 @dataclass(slots=True)
 class Begin:
-    """Read from the engine's first batch, or the oldest it has."""
-
     announcement: type[EngineAttached | EngineRestarted]
     attempts: int = 0
 
@@ -58,16 +54,16 @@ class Deliver:
 
 @dataclass(slots=True)
 class ReplayHealth:
-    """`answers`: as of the last request; `gave`: returned a batch at least once."""
+    """`answers`: as of the last request; `has_answered`: returned a batch at least once."""
 
     answers: bool
-    gave: bool = False
-    rests_until: Seconds = 0.0
-    unproven_rests: int = 0
+    has_answered: bool = False
+    paused_until: Seconds = 0.0
+    unproven_pauses: int = 0
 
-    def rest(self, now: Seconds, *, unproven: bool) -> None:
-        self.unproven_rests += unproven
-        self.rests_until = now + REPLAY_REST_SECONDS
+    def pause(self, now: Seconds, *, unproven: bool) -> None:
+        self.unproven_pauses += unproven
+        self.paused_until = now + REPLAY_PAUSE_SECONDS
 
 
 @dataclass(slots=True)

@@ -76,7 +76,7 @@ class KvEventReader:
         while True:
             for item in self._ready():
                 yield item
-            start = continuity.question(_now())
+            start = continuity.replay_request(_now())
             if start is None:
                 break
             assert replay is not None

@@ -15,7 +15,6 @@ from pointsman.adapters.kv_events.continuity import SEQUENCE_BYTES
 from pointsman.primitives import Seconds, Sequence
 
 RECEIVE_QUEUE_MAX = 100_000
-"""As many batches as vLLM's publisher keeps."""
 REPLAY_FRAME_SECONDS = 2.0
 """Bound on the wait for one frame; vLLM polls its replay socket every 0.1 s."""
 REPLAY_SECONDS_MAX = 30.0

@@ -90,17 +90,17 @@ class DockerProvider(InstanceProvider):
         ]
 
     def _grow(self, total: int) -> None:
-        kept = {provided.instance for provided in self._running()}
-        self._sweep(kept)
-        for name in free_names(kept):
-            if len(kept) >= total:
+        running = {provided.instance for provided in self._running()}
+        self._sweep(running)
+        for name in free_names(running):
+            if len(running) >= total:
                 return
             self._start(name)
-            kept.add(name)
+            running.add(name)
 
-    def _sweep(self, kept: set[InstanceId]) -> None:
+    def _sweep(self, running: set[InstanceId]) -> None:
         for container in self._containers({}):
-            if container.labels.get(INSTANCE_LABEL) not in kept:
+            if container.labels.get(INSTANCE_LABEL) not in running:
                 self._remove(container)
 
     def _start(self, instance: InstanceId) -> None:
@@ -118,7 +118,7 @@ class DockerProvider(InstanceProvider):
         log.info("instance_started", instance=instance, container=engine)
 
     def _run(
-        self, instance: InstanceId, part: str, image: str, command: list[str] | None, surroundings: Mapping[str, str]
+        self, instance: InstanceId, part: str, image: str, command: list[str] | None, variables: Mapping[str, str]
     ) -> None:
         try:
             self._docker.containers.run(
@@ -126,7 +126,7 @@ class DockerProvider(InstanceProvider):
                 command,
                 name=self._container_name(instance, part),
                 labels={POOL_LABEL: self._pool, INSTANCE_LABEL: instance, PART_LABEL: part},
-                environment=dict(surroundings),
+                environment=dict(variables),
                 network=self._template.network,
                 stop_signal="SIGINT" if part == "worker" else None,  # to a worker: its instance leaves for good
                 detach=True,

@@ -28,10 +28,11 @@ class KubernetesProvider(InstanceProvider):
         """`api_client`: None uses the pod's service account, else the kubeconfig. Raises ProviderError."""
         try:
             from kubernetes import client, config
+            from urllib3.exceptions import HTTPError  # a dependency of the client
         except ImportError as error:
             missing = "the kubernetes provider needs the official client: pip install 'pointsman[kubernetes]'"
             raise ProviderError(missing) from error
-        self._errors: tuple[type[Exception], ...] = (client.ApiException, OSError, _connection_error())
+        self._errors: tuple[type[Exception], ...] = (client.ApiException, OSError, HTTPError)
         if api_client is None:
             try:
                 _load_config(config)
@@ -125,12 +126,6 @@ def _load_config(config: Any) -> None:
         config.load_incluster_config()
     except config.ConfigException:
         config.load_kube_config()
-
-
-def _connection_error() -> type[Exception]:
-    from urllib3.exceptions import HTTPError
-
-    return HTTPError
 
 
 def _ordinal(pod: str) -> int:

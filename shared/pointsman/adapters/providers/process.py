@@ -34,8 +34,7 @@ GROWTH_LOCK = "growth"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceTemplate:
-    """`engine`: command line with placeholders. `supervisor`: module to run. `guard`: file locked while the fleet
-    lives."""
+    """`engine`: command line with placeholders. `supervisor`: module. `guard`: file locked while the fleet lives."""
 
     engine: str
     supervisor: str
@@ -67,17 +66,17 @@ class ProcessProvider(InstanceProvider):
     async def running(self) -> list[ProvidedInstance]:
         self._reap()
         now = time.time()
-        return [ProvidedInstance(name, max(0.0, now - started)) for name, started in self._kept()]
+        return [ProvidedInstance(name, max(0.0, now - started)) for name, started in self._running_instances()]
 
     @override
     async def grow(self, total: int) -> None:
         with self._growing():
-            kept = {name for name, _ in self._kept()}
-            for name in free_names(kept):
-                if len(kept) >= total:
+            running = {name for name, _ in self._running_instances()}
+            for name in free_names(running):
+                if len(running) >= total:
                     return
                 self._start(name)
-                kept.add(name)
+                running.add(name)
 
     @override
     async def stop(self, instance: InstanceId) -> None:
@@ -92,8 +91,8 @@ class ProcessProvider(InstanceProvider):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
         if not await self._ended(instance, STOP_WALL_SECONDS):
-            stays = f"{instance} (supervisor {pid}) does not end"
-            raise ProviderError(stays)
+            still_running = f"{instance} (supervisor {pid}) does not end"
+            raise ProviderError(still_running)
 
     def kill(self, instance: InstanceId) -> None:
         """Kill at once; does nothing while it starts or after it ended."""
@@ -104,7 +103,7 @@ class ProcessProvider(InstanceProvider):
     def stoppable(self, running: list[InstanceId]) -> list[InstanceId]:
         return running
 
-    def _kept(self) -> list[tuple[InstanceId, float]]:
+    def _running_instances(self) -> list[tuple[InstanceId, float]]:
         locks = sorted(self._directory.glob("*.lock"))
         return [
             (InstanceId(lock.stem), lock.stat().st_mtime)
@@ -114,7 +113,6 @@ class ProcessProvider(InstanceProvider):
 
     @contextlib.contextmanager
     def _growing(self) -> Iterator[None]:
-        """Serialises counting and starting among scalers."""
         try:
             self._directory.mkdir(parents=True, exist_ok=True)
             with (self._directory / f"{GROWTH_LOCK}.lock").open("ab") as lock:
@@ -127,7 +125,7 @@ class ProcessProvider(InstanceProvider):
             raise ProviderError(failed) from error
 
     def _start(self, name: InstanceId) -> None:
-        what = {
+        spec = {
             "instance": name,
             "engine": self._engine,
             "environment": dict(self._template.environment),
@@ -140,7 +138,7 @@ class ProcessProvider(InstanceProvider):
                 taken = f"{name} was started by another scaler"
                 raise ProviderError(taken)
             supervisor = spawn(
-                [sys.executable, "-m", self._template.supervisor, json.dumps(what)],
+                [sys.executable, "-m", self._template.supervisor, json.dumps(spec)],
                 output=self._directory / f"{name}.log",
                 pass_fds=(lock.fileno(),),
                 session=True,
@@ -153,8 +151,8 @@ class ProcessProvider(InstanceProvider):
         try:
             return int(self._lock_file(instance).read_text())
         except (OSError, ValueError) as error:
-            beginning = f"{instance} is only just being started"
-            raise ProviderError(beginning) from error
+            starting = f"{instance} is only just being started"
+            raise ProviderError(starting) from error
 
     async def _ended(self, instance: InstanceId, seconds: WallSeconds) -> bool:
         deadline = time.monotonic() + float(seconds)
@@ -176,8 +174,8 @@ async def stop_all(directory: Path) -> None:
     """Stop every instance of the directory, also those starting, within twice the bound of one."""
     provider = _provider_of(directory)
     deadline = time.monotonic() + 2 * float(STOP_WALL_SECONDS)
-    while (kept := await provider.running()) and time.monotonic() < deadline:
-        await asyncio.gather(*(provider.stop(provided.instance) for provided in kept), return_exceptions=True)
+    while (running := await provider.running()) and time.monotonic() < deadline:
+        await asyncio.gather(*(provider.stop(provided.instance) for provided in running), return_exceptions=True)
         await asyncio.sleep(float(POLL_WALL_SECONDS))
 
 

@@ -30,17 +30,13 @@ PART_FIELDS = frozenset({
     "name", "prompt_cache_breakpoint", "refusal", "text", "thinking", "type", "uuid", "video_embeds", "video_url",
 })  # fmt: skip
 """Fields that vLLM removes from text parts; others reach the template."""
-
 SYSTEM_LINE_LEFT_OUT = "x-anthropic-billing-header"
 """vLLM drops such a line of a system prompt: some clients change its number in every request."""
-
 TOOL_FIELDS = ("name", "description", "parameters", "strict", "defer_loading")
 """Tool fields in vLLM's order; the last two appear only if set, others are dropped."""
-
 CALL_FIELDS = ("id", "function", "type")
 CALLED_FIELDS = ("arguments", "name")
 """Fields of a tool call in the order in which templates print them."""
-
 CONTINUE_MARK = "CONTINUE_FINAL_MESSAGE_TAG "
 """As in transformers; the trailing space shows whether the template trims."""
 
@@ -233,8 +229,8 @@ def _template_tool(tool: Any) -> dict[str, Any]:
         msg = "each tool must be an object with a function"
         raise ChatTemplateError(msg)
     later = {"defer_loading": tool["defer_loading"]} if tool.get("defer_loading") is not None else {}
-    said = {name: value for name, value in tool["function"].items() if value is not None}
-    function = {"name": None, "description": None, "parameters": None, **later, **said}
+    given = {name: value for name, value in tool["function"].items() if value is not None}
+    function = {"name": None, "description": None, "parameters": None, **later, **given}
     return {"type": "function", "function": {name: function[name] for name in TOOL_FIELDS if name in function}, **later}
 
 
@@ -246,21 +242,19 @@ def _without_developers(conversation: list[dict[str, Any]]) -> list[dict[str, An
     """For a template without developer role: merge developer and system messages into a first system message."""
     if not any(message["role"] == "developer" for message in conversation):
         return conversation
-    renamed = [_system_message(message) if message["role"] == "developer" else message for message in conversation]
+    renamed = [
+        {name: value for name, value in message.items() if name != "tools"} | {"role": "system"}
+        if message["role"] == "developer"
+        else message
+        for message in conversation
+    ]
     systems = [message for message in renamed if message["role"] == "system"]
     if len(systems) == 1 and renamed[0] is systems[0]:
         return renamed
-    texts = [text for message in systems if (text := _whole_text(message["content"]))]
+    contents = [message["content"] for message in systems]
+    texts = [text for c in contents if (text := c if isinstance(c, str) else _joined(c))]
     others = [message for message in renamed if message["role"] != "system"]
     return [{"role": "system", "content": "\n\n".join(texts)}, *others]
-
-
-def _system_message(message: dict[str, Any]) -> dict[str, Any]:
-    return {**{name: value for name, value in message.items() if name != "tools"}, "role": "system"}
-
-
-def _whole_text(content: str | list[TextPart]) -> str:
-    return content if isinstance(content, str) else _joined(content)
 
 
 def _mark_final_message(conversation: list[dict[str, Any]]) -> str:
@@ -286,7 +280,6 @@ def _cut_at_mark(rendered: str, continued: str) -> str:
 
 
 def _takes_system_first_alone(source: str) -> bool:
-    """vLLM's check for the Messages API renders without its usual functions."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols]
     )

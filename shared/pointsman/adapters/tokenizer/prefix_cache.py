@@ -13,10 +13,7 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
 PIECE_CHARS = 1024
-
 CONTEXT_CHARS = 128
-"""Text encoded before a cut, to verify it."""
-
 CACHED_TOKENS_MAX = 4_000_000
 
 _WORD_GAP = re.compile(r"(?<=[^\W\d_])(?= [^\W\d_])")

@@ -9,12 +9,7 @@ from typing import Any, Self
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
-from pointsman.adapters.tokenizer.chat_template import (
-    ChatTemplate,
-    ChatTemplateError,
-    Message,
-    UnsupportedContentError,
-)
+from pointsman.adapters.tokenizer.chat_template import ChatTemplate, ChatTemplateError, Message, UnsupportedContentError
 from pointsman.adapters.tokenizer.prefix_cache import CACHED_TOKENS_MAX, PrefixCache
 
 BUILTIN_DIRECTORY = Path(__file__).parent / "builtin"
@@ -22,7 +17,6 @@ BUILTIN_DIRECTORY = Path(__file__).parent / "builtin"
 NAMED_SPECIAL_TOKENS = (
     "bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token",
 )  # fmt: skip
-
 
 EFFORTS = ("low", "medium", "high", "xhigh", "max")
 
@@ -92,10 +86,9 @@ class Tokenizer:
         return "low" if nothing is None or same else "none"
 
     def _prompt_with_effort(self, effort: str) -> str | None:
-        """None if the template rejects it."""
-        told = {"reasoning_effort": effort, "enable_thinking": effort != "none"}
+        arguments = {"reasoning_effort": effort, "enable_thinking": effort != "none"}
         try:
-            return self.render_chat([{"role": "user", "content": "Hi"}], chat_template_kwargs=told)
+            return self.render_chat([{"role": "user", "content": "Hi"}], chat_template_kwargs=arguments)
         except ValueError:
             return None
 

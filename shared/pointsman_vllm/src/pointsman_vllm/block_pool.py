@@ -63,8 +63,7 @@ class RandomisedBlockPool(BlockPool):
 
 
 def install() -> None:
-    """Idempotent. Raises UnknownInternalsError. An engine without full attention then fails to start
-    (UnsuitableModelError)."""
+    """Idempotent. Raises UnknownInternalsError; engines without full attention then fail to start."""
     if kv_cache_coordinator.BlockPool is RandomisedBlockPool:
         return
     _require_internals()

@@ -39,7 +39,7 @@ class Deficits:
                 balances[known] = left + min(rounds, self._rounds_to_positive(left)) * self._quantum
         balances[client] = balances.pop(client) - self._input_weight * tokens
         if len(balances) > CLIENTS_REMEMBERED_MAX:
-            self._forget_somebody(waiting)
+            self._forget_one(waiting)
 
     def generated(self, client: str, tokens: int) -> None:
         if client in self._balances:
@@ -51,7 +51,7 @@ class Deficits:
     def _rounds_to_positive(self, balance: float) -> int:
         return 0 if balance > 0 else int(-balance // self._quantum) + 1
 
-    def _forget_somebody(self, waiting: Collection[str]) -> None:
+    def _forget_one(self, waiting: Collection[str]) -> None:
         stranger = next((known for known in self._balances if known not in waiting), None)
         if stranger is not None:
             del self._balances[stranger]

@@ -39,7 +39,7 @@ class SyncDlpmScheduler(Scheduler):
             input_weight=settings.input_weight,
             output_weight=settings.output_weight,
         )
-        self.waiting = self._line(settings)
+        self.waiting = self._waiting_queue(settings)
         logger.info("waiting requests: deficit longest prefix match, %s", settings)
 
     @override
@@ -57,7 +57,7 @@ class SyncDlpmScheduler(Scheduler):
         self.deficits.generated(client_of(request), len(tokens))
         return tokens, stopped
 
-    def _line(self, settings: FairnessSettings) -> WaitingQueue[Request]:
+    def _waiting_queue(self, settings: FairnessSettings) -> WaitingQueue[Request]:
         one_group = len(self.kv_cache_config.kv_cache_groups) == 1 and self.hash_block_size == self.block_size
         return WaitingQueue(
             self.deficits,

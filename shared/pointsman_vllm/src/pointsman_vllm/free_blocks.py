@@ -34,7 +34,6 @@ class Prefix(Generic[B]):
     copies: int = 0
     """Of its last block."""
     held: int = 0
-    """The number of held copies."""
     kept: B | None = None
     """The free copy that is not spare; None while one is held."""
 

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 T = TypeVar("T")
-
 EVICTIONS = ("lru", "rlt")
 PREFIX = "POINTSMAN_VLLM_"
 
@@ -43,8 +42,7 @@ def eviction_settings(environment: Mapping[str, str]) -> EvictionSettings:
 
 
 def fairness_settings(environment: Mapping[str, str]) -> FairnessSettings:
-    """`POINTSMAN_VLLM_QUANTUM_TOKENS`, `_INPUT_WEIGHT`, `_OUTPUT_WEIGHT`, `_AGEING_TOKENS`. Raises
-    WrongSettingError."""
+    """`POINTSMAN_VLLM_QUANTUM_TOKENS`, `_INPUT_WEIGHT` and so on. Raises WrongSettingError."""
     default = FairnessSettings
     return FairnessSettings(
         quantum_tokens=_read(environment, "QUANTUM_TOKENS", _above_zero, default.quantum_tokens, "a number above 0"),

@@ -16,7 +16,6 @@ from pointsman_vllm.deficits import Deficits
 
 LOOKS_MAX = 128
 """Bounds cache lookups per step: the oldest request of each client in turn."""
-
 CLIENT_ARGUMENT = "pointsman_client"
 ANONYMOUS = ""
 
@@ -66,8 +65,7 @@ class WaitingQueue(Generic[R]):
         self._ageing_tokens = ageing_tokens
         self._arrivals = count()
         self._places: dict[str, int] = {}
-        self._lines: dict[str, list[R]] = {}
-        """By client, oldest first; no empty lists."""
+        self._queues: dict[str, list[R]] = {}
         self._returned: deque[R] = deque()
         self._taken: dict[str, tuple[R, int]] = {}
         """By id: popped in this step and not settled yet, with their places."""
@@ -92,7 +90,7 @@ class WaitingQueue(Generic[R]):
         self._admitted.add(request.request_id)
         if not request.num_preemptions:
             client = client_of(request)
-            self._deficits.admit(client, request.num_tokens - cached_tokens, {*self._lines, client})
+            self._deficits.admit(client, request.num_tokens - cached_tokens, {*self._queues, client})
 
     def add_request(self, request: R) -> None:
         self._put(request, next(self._arrivals))
@@ -100,7 +98,7 @@ class WaitingQueue(Generic[R]):
     def peek_request(self) -> R:
         """Raises IndexError if empty."""
         if not self._places:
-            msg = "nobody waits"
+            msg = "no request waits"
             raise IndexError(msg)
         if self._next is None:
             self._settle()
@@ -137,14 +135,14 @@ class WaitingQueue(Generic[R]):
         return len(self._places)
 
     def __iter__(self) -> Iterator[R]:
-        return chain(tuple(self._returned), sorted(chain(*self._lines.values()), key=self._place))
+        return chain(tuple(self._returned), sorted(chain(*self._queues.values()), key=self._place))
 
     def _choose(self) -> R:
         clients = nsmallest(
-            LOOKS_MAX, self._deficits.in_turn(self._lines), key=lambda c: self._place(self._lines[c][0])
+            LOOKS_MAX, self._deficits.in_turn(self._queues), key=lambda c: self._place(self._queues[c][0])
         )
         looks = LOOKS_MAX // len(clients)
-        return max((r for client in clients for r in self._lines[client][:looks]), key=self._merit)
+        return max((r for client in clients for r in self._queues[client][:looks]), key=self._merit)
 
     def _merit(self, request: R) -> tuple[float, int]:
         name = request.request_id
@@ -153,7 +151,6 @@ class WaitingQueue(Generic[R]):
         return self._matches[name] - self._ageing_tokens * request.arrival_time, -self._place(request)
 
     def _settle(self) -> None:
-        """Charge popped requests that run by now, before the next choice."""
         running = [request for request, _ in self._taken.values() if self._runs(request)]
         for request in running:
             del self._taken[request.request_id]
@@ -165,7 +162,7 @@ class WaitingQueue(Generic[R]):
         if request.num_preemptions:
             self._returned.appendleft(request)
         else:
-            insort(self._lines.setdefault(client_of(request), []), request, key=self._place)
+            insort(self._queues.setdefault(client_of(request), []), request, key=self._place)
 
     def _take_out(self, request: R) -> int:
         self._next = None
@@ -173,9 +170,9 @@ class WaitingQueue(Generic[R]):
             self._returned.remove(request)
         else:
             client = client_of(request)
-            self._lines[client].remove(request)
-            if not self._lines[client]:
-                del self._lines[client]
+            self._queues[client].remove(request)
+            if not self._queues[client]:
+                del self._queues[client]
         return self._places.pop(request.request_id)
 
     def _place(self, request: R) -> int:

@@ -1,4 +1,4 @@
-"""Commands in memory. In: commands to a subject. Out: the first handler's answer, as over NATS: bounded queues, one at a time."""
+"""Commands in memory, with the bounded queues of the NATS adapter: the first handler's answer is returned."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -16,31 +16,27 @@ COMMANDS_WAITING_MAX = 4096
 
 
 class CommandBus:
-    """The handlers of all clients; reached while `available`."""
-
     def __init__(self, available: Callable[[], bool]) -> None:
         self.available = available
-        self._handlers: dict[str, list[_Served]] = {}
+        self._handlers: dict[str, list[_Service]] = {}
 
-    def serve(self, subject: str, served: "_Served") -> None:
+    def serve(self, subject: str, served: "_Service") -> None:
         self._handlers.setdefault(subject, []).append(served)
 
-    def unserve(self, subject: str, served: "_Served") -> None:
+    def unserve(self, subject: str, served: "_Service") -> None:
         self._handlers[subject].remove(served)
 
-    def ask(self, subject: str, payload: bytes, answer: asyncio.Future[bytes]) -> None:
+    def request(self, subject: str, payload: bytes, answer: asyncio.Future[bytes]) -> None:
         """Raises NoResponderError."""
-        served = self._handlers.get(subject) if self.available() else None
-        if not served:
-            nobody = f"nobody serves {subject}"
-            raise NoResponderError(nobody)
-        for one in served:
-            one.offer(payload, answer)
+        services = self._handlers.get(subject) if self.available() else None
+        if not services:
+            no_responder = f"nobody serves {subject}"
+            raise NoResponderError(no_responder)
+        for service in services:
+            service.offer(payload, answer)
 
 
-class _Served:
-    """A handler with the commands that wait for it."""
-
+class _Service:
     def __init__(self, subject: str, handler: CommandHandler, listener: LogListener) -> None:
         self._subject = subject
         self._handler = handler
@@ -69,8 +65,6 @@ class _Served:
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """A Reply: the first one counts."""
-
     _answer: asyncio.Future[bytes]
 
     async def __call__(self, answer: AnyCommand | bytes) -> None:
@@ -79,8 +73,6 @@ class _Answer:
 
 
 class MemoryCommands(Commands):
-    """One client's commands."""
-
     def __init__(self, bus: CommandBus, listener: LogListener) -> None:
         self._bus = bus
         self._listener = listener
@@ -107,7 +99,7 @@ class MemoryCommands(Commands):
     @override
     async def request_bytes(self, subject: str, payload: bytes, *, timeout: WallSeconds) -> bytes:
         answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        self._bus.ask(subject, payload, answer)
+        self._bus.request(subject, payload, answer)
         try:
             async with asyncio.timeout(float(timeout)):
                 return await answer
@@ -121,7 +113,7 @@ class MemoryCommands(Commands):
 
     @asynccontextmanager
     async def _serving(self, subject: str, handler: CommandHandler) -> AsyncIterator[None]:
-        served = _Served(subject, handler, self._listener)
+        served = _Service(subject, handler, self._listener)
         work = asyncio.create_task(served.work())
         self._bus.serve(subject, served)
         try:

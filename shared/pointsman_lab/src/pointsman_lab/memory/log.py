@@ -1,8 +1,6 @@
-"""The log and the commands in memory, for tests and simulations. A `MemoryBroker` is the server, each `client` a process.
-
-It passes the contract suite of `adapters.jetstream`. Storing happens within the call, so one loop and one seed give one history.
-Faults are methods of the broker, and a `fault` that decides about each write.
-"""
+"""In-memory event log under the contract suite of `adapters.jetstream`. A `MemoryBroker` is the server, each `client` a
+process. Deterministic: writes are stored within the call. Faults are methods of the broker and a `fault` for each
+write."""
 
 import asyncio
 from collections import OrderedDict, deque
@@ -32,14 +30,11 @@ from pointsman_lab.memory.commands import CommandBus, MemoryCommands
 from pointsman_lab.memory.stores import MemoryCheckpoints, MemoryLease
 
 WINDOW_MAX = 16_384
-"""Writes that a client holds while the broker is away."""
 MESSAGE_IDS_MAX = 100_000
-"""Message ids that the broker remembers."""
 BYTES_MAX = 1024**3
-"""Payload that the broker keeps by default; then the oldest entries go."""
 
 Fault = Literal["none", "lose", "duplicate"]
-"""What happens to a write: stored, never stored, or stored twice (as after the duplicate window)."""
+"""Fate of a write: stored, lost, or stored twice (as after the duplicate window)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,15 +44,13 @@ class _Stored:
 
 
 class MemoryBroker:
-    """One pool's stream and the commands between its services."""
-
     def __init__(self, pool: PoolName, *, fault: Callable[[LogEvent], Fault] = lambda _event: "none") -> None:
         self.pool = pool
         self.fault = fault
         self.available = True
         self.bytes_max = BYTES_MAX
         self._bytes = 0
-        self._life = 1
+        self._epoch = 1
         self._first: Sequence = 1
         self._entries: deque[_Stored] = deque()
         self._ids: OrderedDict[str, Sequence] = OrderedDict()
@@ -72,13 +65,13 @@ class MemoryBroker:
     def client(
         self, clock: Clock, *, name: str, listener: LogListener | None = None, window_max: int = WINDOW_MAX
     ) -> Link:
-        """What one process has: its log and its commands. At most `window_max` writes wait while we are away."""
-        reports_to = listener or LogListener()
-        writes = _Writes(self, clock, name, reports_to, window_max)
+        """One process's log and commands. `window_max`: writes held while the broker is unavailable."""
+        listener = listener or LogListener()
+        writes = _Writes(self, clock, name, listener, window_max)
         self._clients.append(writes)
         return Link(
-            MemoryLog(self, writes, reports_to),
-            MemoryCommands(self._commands, reports_to),
+            MemoryLog(self, writes, listener),
+            MemoryCommands(self._commands, listener),
             self.lease,
             self.checkpoints,
             self.scaler_lease,
@@ -86,27 +79,25 @@ class MemoryBroker:
 
     @property
     def extent(self) -> LogExtent:
-        return LogExtent(f"memory-{self._life}", self._first, self._first + len(self._entries) - 1)
+        return LogExtent(f"memory-{self._epoch}", self._first, self._first + len(self._entries) - 1)
 
     def disconnect(self) -> None:
-        """Disconnect: clients hold writes, commands find no responder."""
         self.available = False
 
     def reconnect(self) -> None:
-        """Come back with everything that was stored."""
         self.available = True
         for writes in self._clients:
             writes.resume()
         self._wake()
 
     def drop_before(self, sequence: Sequence) -> None:
-        """Retention: the oldest entries go."""
+        """Retention drops the oldest entries."""
         while self._entries and self._first < sequence:
             self._drop_oldest()
         self._wake()
 
     def lose_after(self, sequence: Sequence) -> None:
-        """A power cut: the tail is gone, its sequences are used again."""
+        """A power cut: the tail is lost and its sequences are reused."""
         while self.extent.last > sequence:
             self._bytes -= len(self._entries.pop().payload)
         self._ids = OrderedDict((key, at) for key, at in self._ids.items() if at <= sequence)
@@ -114,8 +105,7 @@ class MemoryBroker:
         self._wake()
 
     def recreate(self) -> None:
-        """Delete the stream and begin another."""
-        self._life += 1
+        self._epoch += 1
         self._first = 1
         self._bytes = 0
         self._entries.clear()
@@ -135,7 +125,7 @@ class MemoryBroker:
         return self.extent.last
 
     def store(self, event: LogEvent) -> Sequence:
-        """Store one event unless its message id is known."""
+        """Store unless the message id is known."""
         identity = message_id(event)
         if identity is not None and identity in self._ids:
             return self._ids[identity]
@@ -147,21 +137,21 @@ class MemoryBroker:
         return sequence
 
     def elect(self, event: LeaderElected, after: Sequence) -> Sequence:
-        """Store a LeaderElected if the newest one left is at `after`. Raises ElectionLostError."""
+        """Store if the newest remaining election is at `after`. Raises ElectionLostError."""
         if self._elected != after:
             lost = f"the last election is at {self._elected}, not {after}"
             raise ElectionLostError(lost)
         return self.store(event)
 
-    def stands(self, fence: Fence) -> bool:
-        """Whether a leader may still write; breaks the fence if not. An election that retention dropped proves nothing."""
+    def may_write(self, fence: Fence) -> bool:
+        """Whether a leader may write; otherwise breaks the fence. An election that retention dropped proves nothing."""
         if not fence.broken and self._elected not in (0, fence.elected):
             fence.broken = f"another leader was elected at {self._elected}"
         return not fence.broken
 
     @property
     def _elected(self) -> Sequence:
-        """Where the newest entry on the subject of LeaderElected is that is left; 0 where none is."""
+        """Sequence of the newest remaining LeaderElected, or 0."""
         return self._elections[-1] if self._elections and self._elections[-1] >= self._first else 0
 
     def at(self, sequence: Sequence) -> _Stored | None:
@@ -169,7 +159,6 @@ class MemoryBroker:
         return self._entries[index] if 0 <= index < len(self._entries) else None
 
     async def changed(self) -> None:
-        """Wait until something was stored or happened."""
         waiter = asyncio.get_running_loop().create_future()
         self._waiters[waiter] = None
         try:
@@ -188,8 +177,6 @@ class MemoryBroker:
 
 
 class _Writes:
-    """What one client has not yet written."""
-
     def __init__(self, broker: MemoryBroker, clock: Clock, name: str, listener: LogListener, window_max: int) -> None:
         self._broker = broker
         self._clock = clock
@@ -213,8 +200,8 @@ class _Writes:
             self._lose("too many writes wait for their confirmation")
 
     def write(self, event: LogEvent, fence: Fence | None = None) -> Sequence | None:
-        """The stored sequence, or None where the fault lost it or the fence is broken."""
-        if fence is not None and not self._broker.stands(fence):
+        """Returns None if lost by a fault or by the fence."""
+        if fence is not None and not self._broker.may_write(fence):
             return None
         fault = self._broker.fault(event)
         if fault == "lose":
@@ -237,7 +224,7 @@ class _Writes:
         self.idle.set()
 
     def mark_loss(self) -> None:
-        """Say in the log how many writes it misses."""
+        """Append a WritesLost event."""
         count, self._lost = self._lost, 0
         if count:
             self._broker.store(
@@ -251,8 +238,6 @@ class _Writes:
 
 
 class MemoryLog(EventLog):
-    """One client's view of the broker's stream."""
-
     def __init__(self, broker: MemoryBroker, writes: _Writes, listener: LogListener) -> None:
         self._broker = broker
         self._writes = writes

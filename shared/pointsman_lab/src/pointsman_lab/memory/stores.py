@@ -1,21 +1,11 @@
-"""The lease and the checkpoints in memory: twins of those in JetStream, under the same contract suite.
-
-Shared by all clients of a `log.MemoryBroker`, and away whenever that is.
-"""
+"""In-memory lease and checkpoints under the contract suite of the JetStream ones; unavailable with their broker."""
 
 from collections.abc import Callable
 
 from typing_extensions import override
 
 from pointsman.adapters.checkpoint_retention import CHECKPOINTS_KEPT, superseded
-from pointsman.ports import (
-    CheckpointLabel,
-    Checkpoints,
-    Lease,
-    LeaseTakenError,
-    StoreUnavailableError,
-    Tenure,
-)
+from pointsman.ports import CheckpointLabel, Checkpoints, Lease, LeaseTakenError, StoreUnavailableError, Tenure
 from pointsman.primitives import Sequence, Term
 
 
@@ -25,7 +15,7 @@ class MemoryLease(Lease):
         self._tenure: Tenure | None = None
 
     def forget(self) -> None:
-        """The server was restarted."""
+        """As after a restart of the server."""
         self._tenure = None
 
     @override

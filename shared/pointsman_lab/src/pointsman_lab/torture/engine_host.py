@@ -10,7 +10,7 @@ from random import Random
 
 from typing_extensions import override
 
-from pointsman.adapters.http_engine import EngineAwayError, EngineFacts, EngineLoad, FurtherNames
+from pointsman.adapters.http_engine import EngineFacts, EngineLoad, EngineUnreachableError, FurtherNames
 from pointsman.adapters.kv_events.sockets import (
     RECEIVE_QUEUE_MAX,
     REPLAY_FRAME_SECONDS,
@@ -124,10 +124,10 @@ class HostProbe:
         if host.paused or host.worker_cut:
             await asyncio.sleep(PROBE_SECONDS_MAX)
             silent = f"{host.url} does not answer"
-            raise EngineAwayError(silent)
+            raise EngineUnreachableError(silent)
         if host.running is None:
             refused = f"nothing listens on {host.url}"
-            raise EngineAwayError(refused, refused=True)
+            raise EngineUnreachableError(refused, refused=True)
         return host.running
 
 

@@ -222,7 +222,7 @@ class RunningEngine:
         if to_others is not None:
             transfer = KvTransfer(
                 clock=steady,
-                let_go=self.engine.let_go,
+                release_kv=self.engine.release_kv,
                 block_size=shape.block_size,
                 seconds_per_token=TRANSFER_SECONDS_PER_TOKEN,
                 hold_seconds=HOLD_SECONDS,

@@ -230,7 +230,7 @@ class _Window:
         network = link.network
         if not network.broker.available or link.cut:
             return
-        if write.fence is not None and not network.broker.stands(Fence(write.fence.elected)):
+        if write.fence is not None and not network.broker.may_write(Fence(write.fence.elected)):
             network.carry(link.conditions, self._fenced, write)
             return
         try:
