@@ -114,7 +114,8 @@ def fleet_settings(place: str | Path | None = None, pool: str | None = None) -> 
     except NoFleetError:
         if nats is None:
             raise
-        found = _settings_from_environment(nats)
+        command = click.Command("settings", params=list(options(FleetSettings)))
+        found = FleetSettings(**command.make_context("settings", ["--nats", nats]).params)
     return found if pool is None else replace(found, pool=pool)
 
 
@@ -195,11 +196,6 @@ def _named(place: str | Path | None) -> tuple[str | None, Path | None]:
     if place is None:
         return None, None
     return (place, None) if isinstance(place, str) and "://" in place else (None, Path(place))
-
-
-def _settings_from_environment(nats: str) -> FleetSettings:
-    command = click.Command("settings", params=list(options(FleetSettings)))
-    return FleetSettings(**command.make_context("settings", ["--nats", nats]).params)
 
 
 def _in_use(data: Path) -> str:

@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import TextIO
 
 import click
 import msgspec
@@ -71,14 +71,15 @@ def calibrate_command(
       pointsman-worker --engine-url http://gpu-1:8000 --engine-calibration my-model.calibration.json ...
       POINTSMAN_ENGINE_CALIBRATION=my-model.calibration.json pointsman up --engine http://gpu-1:8000
     """
-    report = _reporter(sys.stderr if as_json else sys.stdout)
+    report = partial(print, file=sys.stderr if as_json else sys.stdout, flush=True)
     try:
         measuring = _measure(url, model, api_key=api_key, repeat=repeat, longest=longest, report=report)
         target, samples = asyncio.run(measuring)
         calibration = _calibrated(target, samples, speed)
     except (EngineError, ValueError) as error:
         raise click.ClickException(str(error)) from error
-    path = out or Path(f"{_file_name(target.model)}.calibration.json")
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", target.model).strip("-.") or "engine"
+    path = out or Path(f"{name}.calibration.json")
     try:
         write_calibration(path, calibration)
     except OSError as error:
@@ -167,11 +168,3 @@ def _show(calibration: Calibration, path: Path) -> None:
         print(f"a token of one answer: {calibration.decode.step_s:.4g} s")
     print(f"median error {calibration.error:.1%}; written to {path}")
     print(f"for its worker: --engine-calibration {path}")
-
-
-def _file_name(model: str) -> str:
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", model).strip("-.") or "engine"
-
-
-def _reporter(stream: TextIO) -> Callable[[str], None]:
-    return lambda line: print(line, file=stream, flush=True)

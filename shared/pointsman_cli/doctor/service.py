@@ -13,8 +13,7 @@ from pointsman.state.state import PoolSettings, State
 from pointsman.state.workload import Request
 from pointsman_cli.doctor.examination import Examiner
 from pointsman_cli.doctor.findings import Finding, Severity, number
-from pointsman_cli.doctor.samples import Heavy, Sample, Share
-from pointsman_cli.doctor.timeline import Stretch, Timeline
+from pointsman_cli.doctor.samples import Heavy, Sample, Share, Stretch, Timeline
 from pointsman_cli.terminal import wall_time
 
 TARGET = 0.9

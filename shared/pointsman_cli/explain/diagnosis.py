@@ -217,8 +217,9 @@ def _prefilled_slowly(timeline: RequestTimeline) -> bool:
 def _pace(grant: GrantRecord, factor: float) -> Iterator[str]:
     usual = _usual_elsewhere(grant)
     if grant.correction >= SLOW_FACTOR_MIN * usual and grant.correction >= SLOW_FACTOR_MIN:
+        or_more = "or more " if grant.correction >= CORRECTION_MAX else ""
         yield (
-            f"{grant.instance} was slow: its prefills had been taking {grant.correction:.1f} times {_or_more(grant)}what its cost "
+            f"{grant.instance} was slow: its prefills had been taking {grant.correction:.1f} times {or_more}what its cost "
             f"model says, those of the others {usual:.1f} times"
         )
         return
@@ -247,10 +248,6 @@ def _others(meanwhile: PeerPrefills | None, grant: GrantRecord) -> Iterator[str]
 def _usual_elsewhere(grant: GrantRecord) -> float:
     others = [value for name, value in grant.corrections.items() if name != grant.instance]
     return median(others) if others else 1.0
-
-
-def _or_more(grant: GrantRecord) -> str:
-    return "or more " if grant.correction >= CORRECTION_MAX else ""
 
 
 def _hot_prefix(timeline: RequestTimeline) -> Iterator[str]:

@@ -5,7 +5,6 @@ from typing import Any
 
 import msgspec
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from pointsman.contracts.requests import RequestArrived, RequestFinished
@@ -164,7 +163,10 @@ def _show_decision(console: Console, decision: DecisionRecord) -> None:
         "bold",
     )
     if decision.candidates:
-        console.print(_candidates(decision))
+        rows = table(*CANDIDATE_COLUMNS)
+        for weighed in decision.candidates:
+            rows.add_row(*_candidate(weighed), style="bold" if weighed.chosen else "" if weighed.weighed else "dim")
+        console.print(rows)
     chosen = "nowhere" if decision.kind == "rejected" else f"{decision.instance}"
     by = f" by {decision.policy}" if decision.policy else ""
     say(console, f"  {chosen}{by}: {decision.reason}")
@@ -186,13 +188,6 @@ def _admission(decision: DecisionRecord) -> str:
     predicted = decision.predicted_ttft - decision.after_seconds
     verdict = "in time" if predicted <= decision.budget_seconds else "too late"
     return f"admission {name} let it in: predicted {seconds(predicted)}, with {left}: {verdict}"
-
-
-def _candidates(decision: DecisionRecord) -> Table:
-    rows = table(*CANDIDATE_COLUMNS)
-    for weighed in decision.candidates:
-        rows.add_row(*_candidate(weighed), style="bold" if weighed.chosen else "" if weighed.weighed else "dim")
-    return rows
 
 
 def _candidate(weighed: WeighedCandidate) -> Iterable[str]:

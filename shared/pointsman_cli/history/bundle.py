@@ -22,8 +22,7 @@ from pointsman.simulation.replay import BaseState
 from pointsman.simulation.replay.folding import recorded_pool_settings
 from pointsman.state.state import PoolSettings
 from pointsman_cli.history.checkpoint import ExportedCheckpoint, proven
-from pointsman_cli.history.entries import Header, History
-from pointsman_cli.history.errors import HistoryError
+from pointsman_cli.history.entries import Header, History, HistoryError
 
 FORMAT = "pointsman-log"
 FORMAT_VERSION = 1

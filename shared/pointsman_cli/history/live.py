@@ -24,8 +24,7 @@ from pointsman.runtime.settings import FleetSettings
 from pointsman.simulation.replay import BaseState
 from pointsman_cli.command_client import connected_link
 from pointsman_cli.history.checkpoint import ExportedCheckpoint, proven
-from pointsman_cli.history.entries import Header, History
-from pointsman_cli.history.errors import HistoryError
+from pointsman_cli.history.entries import Header, History, HistoryError
 
 T = TypeVar("T")
 

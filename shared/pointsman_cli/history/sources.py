@@ -11,8 +11,7 @@ from pointsman.runtime.telemetry import configure_logging
 from pointsman_cli.discovery import NoFleetError, fleet_settings, is_running
 from pointsman_cli.history.archive import ArchiveHistory
 from pointsman_cli.history.bundle import BundleHistory
-from pointsman_cli.history.entries import Header, History
-from pointsman_cli.history.errors import HistoryError
+from pointsman_cli.history.entries import Header, History, HistoryError
 from pointsman_cli.history.live import LiveHistory
 
 __all__ = ["Header", "History", "HistoryError", "open_history"]

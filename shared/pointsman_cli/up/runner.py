@@ -143,15 +143,14 @@ class FleetRunner:
             if self._stopping.is_set():
                 return
             self._became(child, Condition.DEAD)
-            self._report_end(child, code)
+            if code == 0:
+                self._report(f"✓ {child.name} (pid {child.pid}) ended in order, with exit code 0", "yellow")
+            else:
+                self._report(
+                    f"✗ {child.name} (pid {child.pid}) {described_exit(code)}; its log is {child.log_file}", "red"
+                )
             if not await self._started_again(child):
                 return
-
-    def _report_end(self, child: ChildProcess, code: int) -> None:
-        if code == 0:
-            self._report(f"✓ {child.name} (pid {child.pid}) ended in order, with exit code 0", "yellow")
-        else:
-            self._report(f"✗ {child.name} (pid {child.pid}) {described_exit(code)}; its log is {child.log_file}", "red")
 
     async def _started_again(self, child: ChildProcess) -> bool:
         while True:

@@ -134,7 +134,7 @@ def lone_prefills(rows: Iterable[RequestRow], cost: PrefillCost) -> dict[Instanc
 
 def slope_of(points: Sequence[Point]) -> float | None:
     """Real over predicted seconds; None if pairs disagree or are too few."""
-    kept = _thinned(points)
+    kept = points[:: max(1, -(-len(points) // POINTS_MAX))]
     if len(kept) < POINTS_MIN:
         return None
     apart = APART_SHARE * median(point.predicted for point in kept)
@@ -157,10 +157,6 @@ def _against_others(name: InstanceId, paces: dict[InstanceId, float]) -> float:
     others = [pace for other, pace in paces.items() if other != name]
     usual = median(others) if others else paces[name]
     return usual / paces[name] if paces[name] > CLEARLY_SLOWER * usual else 1.0
-
-
-def _thinned(points: Sequence[Point]) -> Sequence[Point]:
-    return points[:: -(-len(points) // POINTS_MAX)] if points else points
 
 
 def _tpots(rows: Iterable[RequestRow]) -> dict[InstanceId, Seconds]:
