@@ -14,7 +14,6 @@ from pointsman.primitives import Seconds, Tokens
 
 TOKEN_IDS = range(100, 1000)
 """In every vocabulary, and rarely special."""
-
 SHORTEST: Tokens = 64
 DECODED: Tokens = 33
 BLOCK_TOKENS: Tokens = 16

@@ -17,7 +17,6 @@ from pointsman_cli.history.restarts import Restarts
 
 FLAPS_MIN = 3
 FLAP_WALL_SECONDS = 300.0
-"""FLAPS_MIN departures within this time are flapping."""
 
 
 class FleetHealth(Examiner):

@@ -86,7 +86,6 @@ class Timeline:
             self._coarsen()
 
     def below(self, target: float, *, least: int) -> list[Stretch]:
-        """Periods below `target` with at least `least` requests, merged if adjacent, most misses first."""
         found: list[Stretch] = []
         for number, share in sorted(self._shares.items()):
             if share.value >= target:

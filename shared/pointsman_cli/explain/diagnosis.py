@@ -7,13 +7,12 @@ from pointsman.contracts.decisions import RequestRejected
 from pointsman.contracts.requests import RequestCancelled, RequestFailed, RequestFinished
 from pointsman.primitives import InstanceId, Seconds
 from pointsman.state.latency_model import CORRECTION_MAX
-from pointsman_cli.explain.values import NOT_KNOWN, GrantRecord, PeerPrefills, RequestTimeline, WeighedCandidate
+from pointsman_cli.explain.values import NOT_KNOWN, GrantRecord, PeerPrefills, RequestTimeline
 
 PHASE_SHARE_MIN = 0.2
 SLOW_FACTOR_MIN = 1.5
 HOT_IN_FAIR_SHARES = 1.0
 """A hot prefix has more than one instance's even share of the arrivals (as in `state.hotness`)."""
-
 HOT_ARRIVALS_MIN = 24
 STUCK_FACTOR_MIN = 3.0
 OTHERS_MIN = 3
@@ -166,17 +165,14 @@ def _alternative(timeline: RequestTimeline) -> Iterator[str]:
     if chosen is None or not others:
         return
     best = min(others, key=lambda c: c.predicted_ttft)
-    text = f"{best.instance} was predicted to take {seconds(best.predicted_ttft)} ({_numbers(best)})"
+    numbers = f"queue {seconds(best.queue_seconds)}, {best.uncached_tokens:,} tokens to compute"
+    text = f"{best.instance} was predicted to take {seconds(best.predicted_ttft)} ({numbers})"
     if best.predicted_ttft >= chosen.predicted_ttft:
         yield f"nothing better was predicted: {text}, {chosen.instance} {seconds(chosen.predicted_ttft)}"
     elif best.weighed:
         yield f"{text}, {chosen.instance} {seconds(chosen.predicted_ttft)}; chosen all the same: {decision.reason}"
     else:
         yield f"{text}, but {decision.policy or 'the policy'} did not weigh it: {decision.reason}"
-
-
-def _numbers(weighed: WeighedCandidate) -> str:
-    return f"queue {seconds(weighed.queue_seconds)}, {weighed.uncached_tokens:,} tokens to compute"
 
 
 def _slow_engine(timeline: RequestTimeline) -> Iterator[str]:

@@ -98,7 +98,6 @@ class GrantRecord:
     attempt: int
     by_leader: bool
     overtaken_by: list[RequestId]
-    """Later arrivals granted on the same instance while it waited."""
     in_engine: list[QueuedAhead]
     decoding: int
     work_seconds: Seconds

@@ -1,6 +1,5 @@
-"""Reads the recorder's SQL archive (docs/operations.md). A stream that lost its tail and continued differently is a
-log of its own (`...#2`); entries before the fork are read from its predecessor. SQLite is read directly, other
-databases through the recorder's asynchronous driver."""
+"""Reads the recorder's SQL archive (docs/operations.md). A stream that lost its tail and continued is a log of its own
+(`...#2`); entries before the fork are read from its predecessor."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Generator, Iterator

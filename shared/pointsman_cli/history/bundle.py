@@ -1,6 +1,5 @@
-"""A log in one gzip file of JSON lines: a header, the entries, and their count. An entry is as `pointsman tap --json`
-prints it; undecodable ones are base64. The header has the pool's settings and, if the log lost its beginning, a
-checkpoint. Without a count the file is truncated. Output of `tap` has neither and is read as is."""
+"""A log in one gzip file of JSON lines: a header (perhaps with a checkpoint), the entries as `pointsman tap --json`
+prints them, and their count. Without a count the file is truncated; output of `tap` has neither."""
 
 import gzip
 import io

@@ -24,8 +24,7 @@ ARCHIVE_FILE = "archive.sqlite"
 
 @contextmanager
 def open_history(place: str | None = None, pool: str | None = None) -> Iterator[History]:
-    """`pool`: of several in a fleet, or log of several in an archive. Raises HistoryError, NoFleetError,
-    SeveralFleetsError."""
+    """`pool`: of a fleet, or log of an archive. Raises HistoryError, NoFleetError, SeveralFleetsError."""
     configure_logging("error", "text")
     if place == STANDARD_INPUT:
         with _standard_input() as file:

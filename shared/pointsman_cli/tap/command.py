@@ -91,8 +91,8 @@ class Printer:
 
 
 async def follow_log(log: EventLog, printer: Printer, *, since: Moment | None, until: Moment | None) -> None:
-    """`since` None: from now on. `until` None: without bound; `Moment()`: the current end. Raises LogMissingError,
-    LogUnavailableError, BrokenPipeError."""
+    """`until` None: without bound; `Moment()`: the current end. Raises LogMissingError, LogUnavailableError,
+    BrokenPipeError."""
     extent = await log.extent()
     first = extent.last + 1 if since is None else since.sequence or 1
     if until == Moment():

@@ -27,8 +27,7 @@ class EngineAddress:
 
 @dataclass(frozen=True, slots=True)
 class FurtherPool:
-    """Another model in a pool of its own: `instances` simulated engines, or `addresses`. `block_tokens` None: as the
-    first pool."""
+    """Another model in a pool of its own, on `instances` simulated engines or at `addresses`."""
 
     pool: str
     model: str

@@ -203,8 +203,7 @@ def checked(settings: UpSettings) -> list[EngineAddress]:
 
 
 def service_arguments(texts: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
-    """Arguments for each service. Raises click.BadParameter for an unknown service; the service itself refuses an
-    unknown NAME."""
+    """Arguments for each service. Raises click.BadParameter; an unknown NAME is refused by the service itself."""
     found: dict[str, tuple[str, ...]] = defaultdict(tuple)
     for text in texts:
         try:

@@ -190,9 +190,6 @@ def _megabytes(directory: Path) -> int:
     return size // 10**6
 
 
-# The steps
-
-
 def _environment(making: Making) -> None:
     making.run([sys.executable, "-m", "venv", "--clear", str(making.home.venv)])
 

@@ -1,8 +1,6 @@
-"""Fits simulated engines to recorded ones. Times of prefills that were alone in an engine are fitted by `way + slope *
-predicted` (Theil-Sen, robust to stalls). The same fit of a simulation at speed 1 removes common effects; the ratio of
-slopes is the speed, the rest is time outside the engine. If slopes disagree, the speed comes from TPOT and the pace of
-other instances, at most 1. Decode costs come from the preset with the same prefill cost, else from the default preset.
-"""
+"""Fits simulated engines to recorded ones. Lone prefills are fitted by `way + slope * predicted` (Theil-Sen, robust to
+stalls), in the log and in a simulation at speed 1; the ratio of slopes is the speed, the rest is time outside the
+engine. If slopes disagree, the speed comes from TPOT and the pace of other instances, at most 1."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace

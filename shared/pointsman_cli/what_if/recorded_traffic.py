@@ -1,6 +1,5 @@
-"""Converts a log to a workload and an outcome of the simulator. Rejected and failed requests get the median output
-length. Cancelled and unended ones are left out; failed ones count as late. Requests before `since`, or before the
-checkpoint of a truncated log, only warm the caches."""
+"""Converts a log to a workload and an outcome of the simulator. Cancelled and unended requests are left out; failed
+ones count as late. Requests before `since`, or before the checkpoint of a truncated log, only warm the caches."""
 
 from collections import Counter
 from collections.abc import Iterable
