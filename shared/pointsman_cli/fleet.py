@@ -37,7 +37,7 @@ COLUMNS = (
 
 
 @click.command("fleet", context_settings=CONTEXT)
-@click.option("--watch", is_flag=True, help="Show it again every second until Ctrl-C; with --json, a line each.")
+@click.option("--watch", is_flag=True, help="Refresh every second until Ctrl-C; with --json, one line each.")
 @from_options
 @json_switch
 def fleet_command(watch: bool, place: str | None, pool: str | None, as_json: bool) -> None:

@@ -20,7 +20,7 @@ REQUESTER = "pointsman scale"
 
 @click.command("scale", context_settings=CONTEXT)
 @click.argument("instances", type=click.IntRange(min=0), required=False)
-@click.option("--wait", is_flag=True, help="Return when that many are ready and no other is leaving.")
+@click.option("--wait", is_flag=True, help="Wait until that many are ready and no other is draining.")
 @from_options
 @json_switch
 def scale_command(instances: int | None, wait: bool, place: str | None, pool: str | None, as_json: bool) -> None:

@@ -43,8 +43,8 @@ class _Samples:
 
 @click.command("calibrate", context_settings=CONTEXT)
 @click.argument("url")
-@click.option("--model", default="", help="One of the engine's models. Default: the first.")
-@click.option("--out", type=OUTPUT_FILE, help="The calibration. Default: MODEL.calibration.json here.")
+@click.option("--model", default="", help="Model of the engine. Default: its first.")
+@click.option("--out", type=OUTPUT_FILE, help="Output file. Default: MODEL.calibration.json.")
 @click.option("--repeat", type=click.IntRange(1, 100), default=3, show_default=True, help="Times each prompt is sent.")
 @click.option(
     "--input-tokens-max",
@@ -52,10 +52,12 @@ class _Samples:
     type=click.IntRange(2 * SHORTEST),
     default=LONGEST_DEFAULT,
     show_default=True,
-    help="Longest prompt; at most what the model takes.",
+    help="Longest prompt, limited by the model.",
 )
-@click.option("--speed", type=POSITIVE, default=1.0, show_default=True, help="Of a simulated engine.")
-@click.option("--api-key", envvar="POINTSMAN_ENGINE_API_KEY", default="", help="The engine's key.", show_envvar=True)
+@click.option("--speed", type=POSITIVE, default=1.0, show_default=True, help="Speed-up of a simulated engine.")
+@click.option(
+    "--api-key", envvar="POINTSMAN_ENGINE_API_KEY", default="", help="API key of the engine.", show_envvar=True
+)
 @json_switch
 def calibrate_command(
     url: str, model: str, out: Path | None, repeat: int, longest: int, speed: float, api_key: str, as_json: bool

@@ -28,8 +28,8 @@ class NoLogError(click.ClickException):
 @click.command("tap", context_settings=CONTEXT)
 @click.argument("subject", default="")
 @click.option("--type", "types", metavar="TYPE", multiple=True, help="Only events of this type. Repeatable.")
-@click.option("--request", metavar="ID", help="Only events of this request; the end of its id is enough.")
-@click.option("--instance", metavar="ID", help="Only events of this instance, and of requests placed there.")
+@click.option("--request", metavar="ID", help="Only events of this request (an id or its end).")
+@click.option("--instance", metavar="ID", help="Only events of this instance and of requests placed on it.")
 @from_options
 @since_option
 @until_option

@@ -44,14 +44,14 @@ INTERRUPTED_EXIT_CODE = 130
 
 @click.command("what-if", context_settings=CONTEXT)
 @from_options
-@click.option("--policy", type=click.Choice(sorted(ROUTING_POLICIES)), help="Another routing policy.")
+@click.option("--policy", type=click.Choice(sorted(ROUTING_POLICIES)), help="Routing policy.")
 @set_option
-@click.option("--order", type=click.Choice(sorted(ORDERING_POLICIES)), help="Another order of granting.")
-@click.option("--admission", type=click.Choice(sorted(ADMISSION_POLICIES)), help="Another admission policy.")
-@click.option("--instances", type=INSTANCES, metavar="N", help="Another number of engines.")
+@click.option("--order", type=click.Choice(sorted(ORDERING_POLICIES)), help="Ordering policy.")
+@click.option("--admission", type=click.Choice(sorted(ADMISSION_POLICIES)), help="Admission policy.")
+@click.option("--instances", type=INSTANCES, metavar="N", help="Number of engines.")
 @since_option
 @until_option
-@click.option("--plot", type=DIRECTORY, help="Draw pictures into this directory.")
+@click.option("--plot", type=DIRECTORY, help="Write plots to this directory.")
 @json_switch
 def what_if_command(
     place: str | None,
