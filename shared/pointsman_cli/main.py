@@ -7,24 +7,23 @@ import click
 from pointsman_cli.lazy_group import LazyGroup
 
 HELP_LINES = {
-    "up": ("up.command", "Start a fleet on this machine and run it until Ctrl-C."),
-    "fleet": ("fleet", "Show the instances of a running fleet."),
-    "scale": ("scale", "Set or show the number of instances."),
-    "drain": ("drain", "Take an instance out of service without losing a request."),
-    "tap": ("tap.command", "Print the events of the log as they happen."),
-    "replay": ("history.replay_command", "Fold a recorded log, and verify every decision in it."),
-    "state": ("history.state_command", "Show the fleet at a moment of the log."),
-    "explain": ("explain.command", "Show what happened to one request, and why it was slow."),
-    "doctor": ("doctor.command", "Find problems in a log."),
-    "what-if": ("what_if.command", "Simulate recorded traffic under another policy or fleet size."),
-    "export": ("history.export_command", "Write a log into one file."),
-    "calibrate": ("calibrate.command", "Measure prefill times of an engine and fit its cost model."),
-    "bench": ("bench", "Replay a workload against a fleet, or compare policies."),
-    "simulate": ("simulate", "Compare policies on a trace or a generated workload, in virtual time."),
+    "up": ("pointsman_cli.up.command", "Start a fleet on this machine and run it until Ctrl-C."),
+    "fleet": ("pointsman_cli.fleet", "Show the instances of a running fleet."),
+    "scale": ("pointsman_cli.scale", "Set or show the number of instances."),
+    "drain": ("pointsman_cli.drain", "Take an instance out of service without losing a request."),
+    "tap": ("pointsman_cli.tap.command", "Print the events of the log as they happen."),
+    "replay": ("pointsman_cli.history.replay_command", "Fold a recorded log, and verify every decision in it."),
+    "state": ("pointsman_cli.history.state_command", "Show the fleet at a moment of the log."),
+    "explain": ("pointsman_cli.explain.command", "Show what happened to one request, and why it was slow."),
+    "doctor": ("pointsman_cli.doctor.command", "Find problems in a log."),
+    "what-if": ("pointsman_cli.what_if.command", "Simulate recorded traffic under another policy or fleet size."),
+    "export": ("pointsman_cli.history.export_command", "Write a log into one file."),
+    "calibrate": ("pointsman_cli.calibrate.command", "Measure prefill times of an engine and fit its cost model."),
+    "bench": ("pointsman_cli.bench", "Replay a workload against a fleet, or compare policies."),
+    "simulate": ("pointsman_cli.simulate", "Compare policies on a trace or a generated workload, in virtual time."),
 }
 COMMANDS = {
-    name: (f"pointsman_cli.{module}", f"{name.replace('-', '_')}_command", help_line)
-    for name, (module, help_line) in HELP_LINES.items()
+    name: (module, f"{name.replace('-', '_')}_command", help_line) for name, (module, help_line) in HELP_LINES.items()
 }
 
 
