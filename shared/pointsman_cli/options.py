@@ -67,7 +67,7 @@ def rates(_context: click.Context, _parameter: click.Parameter, value: str | Non
     try:
         found = sorted({float(rate) for rate in value.split(",")}) if value else []
     except ValueError as error:
-        msg = f"{value} is no list of rates such as 4,5.5,6"
+        msg = f"{value} is not a list of rates such as 4,5.5,6"
         raise click.BadParameter(msg) from error
     if any(not 0 < rate < float("inf") for rate in found):
         msg = "rates are positive"

@@ -111,5 +111,5 @@ class Clocks(Examiner):
             Severity.WARNING if share > LATE_SHARE_MAX else Severity.NOTE,
             f"{self._late.total():,} events ({share:.1%}) came more than {LATE_WALL_SECONDS:.0f} s after later ones",
             [f"{n:,} {name}, up to {self._latest[name]:.1f} s" for name, n in self._late.most_common(5)],
-            "Their writers were slow or could not reach nats-server for a while. Decisions in between did not know of them.",
+            "Their writers were slow or could not reach nats-server for a while. Decisions in between were made without them.",
         )

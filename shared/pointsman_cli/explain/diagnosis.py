@@ -139,7 +139,7 @@ def _retries(timeline: RequestTimeline) -> Iterator[str]:
     if timeline.refused:
         _, last = timeline.refused[-1]
         often = f", {len(timeline.refused)} times" if len(timeline.refused) > 1 else ""
-        yield f"{last.policy or 'somebody'} wanted it elsewhere{often}, and was refused: {last.reason}, {last.detail}"
+        yield f"{last.policy or 'a rebalancer'} requested a move{often}, which was refused: {last.reason}, {last.detail}"
 
 
 def _queue(timeline: RequestTimeline) -> Iterator[str]:

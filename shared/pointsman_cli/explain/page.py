@@ -112,7 +112,7 @@ def _show_head(console: Console, timeline: RequestTimeline) -> None:
     if timeline.arrived_before_the_log:
         say(console, f"about {when}; it arrived before entry {timeline.log_begins:,}, with which the log begins")
     elif arrival is None:
-        say(console, f"about {when}; the log has no arrival of it: no scheduler took it in")
+        say(console, f"about {when}; the log has no arrival of it: no scheduler accepted it")
     else:
         session = f", session {arrival.session}" if arrival.session else ""
         streamed = "streamed" if arrival.streaming else "not streamed"

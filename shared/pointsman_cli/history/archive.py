@@ -106,7 +106,7 @@ def _parsed(url: str) -> URL:
     try:
         parsed = make_url(url)
     except ArgumentError as error:
-        msg = f"{url} is no SQLAlchemy URL, such as sqlite:///archive.sqlite or postgresql+asyncpg://user@host/db"
+        msg = f"{url} is not an SQLAlchemy URL, such as sqlite:///archive.sqlite or postgresql+asyncpg://user@host/db"
         raise HistoryError(msg) from error
     return _read_only(parsed) if _is_sqlite(parsed) else parsed
 

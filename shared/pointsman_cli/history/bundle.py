@@ -118,7 +118,7 @@ class BundleHistory(History):
         except UNREADABLE:
             return False
         if last.entries != count:
-            msg = f"{self.origin} has {count} entries and says {last.entries}: it is damaged; export it again"
+            msg = f"{self.origin} has {count} entries, but its count is {last.entries}: it is damaged; export it again"
             raise HistoryError(msg)
         return True
 
@@ -127,7 +127,9 @@ class BundleHistory(History):
         try:
             while line := stream.readline(bytes_max + 1):
                 if len(line) > bytes_max:
-                    msg = f"{self.origin} has a line of more than {bytes_max / 1024**2:,.0f} MiB: it is no log of ours"
+                    msg = (
+                        f"{self.origin} has a line of more than {bytes_max / 1024**2:,.0f} MiB: it is not a log of ours"
+                    )
                     raise HistoryError(msg)
                 yield line
                 bytes_max = LINE_BYTES_MAX

@@ -46,7 +46,7 @@ def subject_pattern(text: str) -> tuple[str | None, SubjectPattern]:
     """Returns the pool, if the pattern names one, and the pattern. Raises BadPatternError."""
     tokens = text.split(".") if text else []
     if any(not token or (token == ">" and place < len(tokens) - 1) for place, token in enumerate(tokens)):
-        msg = f"'{text}' is no subject: tokens between dots, * for one of them, > for the rest"
+        msg = f"'{text}' is not a subject: tokens between dots, * for one of them, > for the rest"
         raise BadPatternError(msg)
     if tokens[:1] != [SUBJECT_ROOT]:
         return None, SubjectPattern(tuple(tokens))

@@ -165,7 +165,7 @@ RUNNING = EngineKind(started=False, start_seconds_max=60.0)
 def checked(settings: UpSettings) -> list[EngineAddress]:
     """Returns engines that already run. Raises click.BadParameter."""
     if not valid_name(settings.pool):
-        refuse("--pool", f"'{settings.pool}' is no name: use lower-case letters, digits and dashes, at most 63")
+        refuse("--pool", f"'{settings.pool}' is not a name: use lower-case letters, digits and dashes, at most 63")
     if settings.bounds[0] < 1 and not settings.scaled:
         refuse("--instances", "must be at least 1")
     highest = PORT_MAX - settings.ingresses + 1

@@ -260,7 +260,7 @@ class _Reader:
             )
             raise HistoryError(msg)
         if not self._ready:
-            msg = "no instance took requests in this span, as far as the log tells"
+            msg = "no instance took requests in this span, according to the log"
             raise HistoryError(msg)
 
     def _notes(self, requests: list[_TracedRequest]) -> list[str]:
