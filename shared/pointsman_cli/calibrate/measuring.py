@@ -116,7 +116,7 @@ class Engine:
         )
 
     async def measured(self, target: Target, plans: list[Plan]) -> AsyncIterator[Timing]:
-        """Each plan of a round once, in order. Raises EngineError."""
+        """Raises EngineError."""
         first = self.fresh_prompt(plans[0].total)
         for plan in plans:
             prompt = first[: plan.cached] + self.fresh_prompt(plan.total - plan.cached) if plan.cached else first

@@ -22,7 +22,6 @@ SKEW_SERIOUS_WALL_SECONDS = 1.5
 """Half of the silence after which an instance is suspected."""
 BRACKETS_MIN = 10
 BRACKET_WALL_SECONDS_MAX = 1.0
-"""Longest interval between two scheduler entries that is used."""
 LATE_WALL_SECONDS = 2.0
 LATE_SHARE_MAX = 0.01
 WRITERS_MAX = 256

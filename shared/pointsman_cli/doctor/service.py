@@ -20,7 +20,6 @@ TARGET = 0.9
 SERIOUS_BELOW = 0.5
 GROUP_MIN = 30
 GROUP_BEHIND = 0.15
-"""A group is worse served if its share is this far below the total."""
 TENANTS_MAX = 1000
 PREFIXES_MAX = 256
 DECILES = 10

@@ -19,7 +19,6 @@ class WeighedCandidate:
     instance: InstanceId
     chosen: bool
     weighed: bool
-    """By the policy; otherwise the numbers are computed from the same state."""
     status: str
     knowledge: str
     doubt: str

@@ -22,7 +22,6 @@ class EngineAddress:
     kv_replay_endpoint: str = ""
     role: Role = "both"
     dp_rank: int | None = None
-    """Data-parallel rank; the endpoints are those of rank 0."""
 
 
 @dataclass(frozen=True, slots=True)

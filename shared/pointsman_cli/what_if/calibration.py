@@ -23,7 +23,6 @@ AGREEMENT_MAX = 1.0
 SPEED_MIN, SPEED_MAX = 0.05, 4.0
 CLEARLY_SLOWER = 1.5
 AS_PREDICTED = 0.1
-"""Speeds this close to 1 count as 1."""
 
 
 @dataclass(frozen=True, slots=True)
