@@ -42,7 +42,7 @@ async def connected_link(
         deadline = time.monotonic() + CONNECT_SECONDS_MAX
         while not link.commands.connected:
             if time.monotonic() > deadline:
-                msg = f"no nats-server answers at {settings.nats_shown}; say where the fleet is with --from"
+                msg = f"no nats-server answers at {settings.nats_shown}; name the fleet with --from"
                 raise error(msg)
             await asyncio.sleep(POLL_SECONDS)
         yield link

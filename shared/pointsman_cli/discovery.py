@@ -1,6 +1,5 @@
-"""Finds running fleets. `DATA/fleet.json` lists the processes of a fleet, `DATA/fleet.lock` is locked while `up` runs,
-and `$XDG_STATE_HOME/pointsman/fleets` has a pointer to each data directory. None of these files contains the secret.
-"""
+"""Finds running fleets: `DATA/fleet.json` lists the processes, `DATA/fleet.lock` is locked while `up` runs, and
+`$XDG_STATE_HOME/pointsman/fleets` points to the data directories. No file contains the secret."""
 
 import hashlib
 import os
@@ -106,15 +105,16 @@ def fleet_at(place: str | None = None) -> FleetFile:
 
 
 def fleet_settings(place: str | Path | None = None, pool: str | None = None) -> FleetSettings:
-    """How to join the fleet that `--from` names. A NATS URL of a fleet that was not started here uses the
-    environment's `POINTSMAN_*` settings. Raises NoFleetError, SeveralFleetsError."""
+    """Settings to join the fleet that `--from` names; `POINTSMAN_*` for a NATS URL of a fleet not started here. Raises
+    NoFleetError, SeveralFleetsError."""
     nats, data = _named(place)
     try:
         return find_fleet(nats, data).settings(pool)
     except NoFleetError:
         if nats is None:
             raise
-        found = _settings_from_environment(nats)
+        command = click.Command("settings", params=list(options(FleetSettings)))
+        found = FleetSettings(**command.make_context("settings", ["--nats", nats]).params)
     return found if pool is None else replace(found, pool=pool)
 
 
@@ -147,7 +147,12 @@ def data_dir_held(data: Path) -> Iterator[None]:
     """Lock the data directory; remove the fleet file at the end. Raises FleetInUseError, UnusableDataError."""
     with _lock_file(data) as lock:
         if not _locked(lock):
-            raise FleetInUseError(_in_use(data))
+            fleet = read_fleet_file(data)
+            by = f"the fleet that pid {fleet.pid} runs ({fleet.ingress})" if fleet else "another pointsman up"
+            message = (
+                f"the data directory {data} is in use by {by}; stop that one, or give this one its own with --data DIR"
+            )
+            raise FleetInUseError(message)
         try:
             yield
         finally:
@@ -195,17 +200,6 @@ def _named(place: str | Path | None) -> tuple[str | None, Path | None]:
     if place is None:
         return None, None
     return (place, None) if isinstance(place, str) and "://" in place else (None, Path(place))
-
-
-def _settings_from_environment(nats: str) -> FleetSettings:
-    command = click.Command("settings", params=list(options(FleetSettings)))
-    return FleetSettings(**command.make_context("settings", ["--nats", nats]).params)
-
-
-def _in_use(data: Path) -> str:
-    fleet = read_fleet_file(data)
-    by = f"the fleet that pid {fleet.pid} runs ({fleet.ingress})" if fleet else "another pointsman up"
-    return f"the data directory {data} is in use by {by}; stop that one, or give this one its own with --data DIR"
 
 
 def _pointers() -> Path:

@@ -20,8 +20,8 @@ REASON = "pointsman drain"
 
 @click.command("drain", context_settings=CONTEXT)
 @click.argument("instance")
-@click.option("--undo", is_flag=True, help="Let it take requests again.")
-@click.option("--wait", is_flag=True, help="Return when it has no request left.")
+@click.option("--undo", is_flag=True, help="Put it back into service.")
+@click.option("--wait", is_flag=True, help="Wait until it has no requests.")
 @from_options
 @json_switch
 def drain_command(instance: str, undo: bool, wait: bool, place: str | None, pool: str | None, as_json: bool) -> None:

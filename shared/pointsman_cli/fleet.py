@@ -6,7 +6,7 @@ import sys
 
 import click
 import msgspec
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
@@ -37,7 +37,7 @@ COLUMNS = (
 
 
 @click.command("fleet", context_settings=CONTEXT)
-@click.option("--watch", is_flag=True, help="Show it again every second until Ctrl-C; with --json, a line each.")
+@click.option("--watch", is_flag=True, help="Refresh every second until Ctrl-C; with --json, one line each.")
 @from_options
 @json_switch
 def fleet_command(watch: bool, place: str | None, pool: str | None, as_json: bool) -> None:
@@ -60,7 +60,8 @@ async def _show(settings: FleetSettings, *, as_json: bool, watch: bool) -> None:
     async with connected_link(settings, name="fleet") as link:
         if not watch:
             fleet = await _described(link.commands, settings)
-            print(_as_json(fleet, indent=2)) if as_json else _console().print(fleet_table(fleet))
+            console = SafeConsole(width=None if sys.stdout.isatty() else PIPE_WIDTH)
+            print(_as_json(fleet, indent=2)) if as_json else console.print(fleet_table(fleet))
             return
         with contextlib.ExitStack() as stack:
             text = Text("asking the scheduler ...")
@@ -75,15 +76,8 @@ async def _show(settings: FleetSettings, *, as_json: bool, watch: bool) -> None:
 
 async def _described(commands: Commands, settings: FleetSettings) -> FleetDescribed:
     fleet = await described(commands, settings)
-    return msgspec.structs.replace(fleet, instances=sorted(fleet.instances, key=_by_number))
-
-
-def _by_number(instance: InstanceDescribed) -> tuple[int, str]:
-    return len(instance.instance), instance.instance
-
-
-def _console() -> Console:
-    return SafeConsole(width=None if sys.stdout.isatty() else PIPE_WIDTH)
+    instances = sorted(fleet.instances, key=lambda i: (len(i.instance), i.instance))  # engine-2 before engine-10
+    return msgspec.structs.replace(fleet, instances=instances)
 
 
 def _as_json(fleet: FleetDescribed, *, indent: int) -> str:
@@ -101,12 +95,12 @@ def fleet_table(fleet: FleetDescribed) -> RenderableType:
     for instance in fleet.instances:
         rows.add_row(*_row(instance))
     reasons = [_why_not_exact(instance, fleet.speed) for instance in fleet.instances if instance.knowledge_reason]
-    unschedulable = [_unschedulable(instance) for instance in fleet.instances if instance.status == UNSCHEDULABLE]
+    unschedulable = [
+        Text(f"  {instance.instance} is {instance.status}: {instance.doubt}", style="red")
+        for instance in fleet.instances
+        if instance.status == UNSCHEDULABLE
+    ]
     return Group(rows, *unschedulable, *reasons)
-
-
-def _unschedulable(instance: InstanceDescribed) -> Text:
-    return Text(f"  {instance.instance} is {instance.status}: {instance.doubt}", style="red")
 
 
 def _why_not_exact(instance: InstanceDescribed, speed: float) -> Text:

@@ -21,15 +21,15 @@ MOMENT_HELP = "a sequence (4711), a time of day (07:31:05.250), a date and time 
 Command = TypeVar("Command", bound=Callable[..., object])
 
 
-json_switch = click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output, and nothing else.")
-out_option = click.option("--out", type=OUTPUT_FILE, metavar="FILE", help="Also write the JSON into this file.")
+json_switch = click.option("--json", "as_json", is_flag=True, help="Print only JSON on standard output.")
+out_option = click.option("--out", type=OUTPUT_FILE, metavar="FILE", help="Also write the JSON to this file.")
 set_option = click.option(
     "--set",
     "settings",
     metavar="KIND.NAME=VALUE",
     multiple=True,
     callback=lambda _context, _option, texts: tuple(_checked_setting(text) for text in texts),
-    help="A setting of a policy: routing.NAME, admission.NAME, order.NAME, ... or POLICY.NAME (docs/policies.md). Repeatable.",
+    help="Policy setting: routing.NAME, admission.NAME, order.NAME, ... or POLICY.NAME (docs/policies.md). Repeatable.",
 )
 
 
@@ -40,19 +40,19 @@ def from_options(command: Command) -> Command:
             "--from",
             "place",
             metavar="WHERE",
-            help="A data directory or nats://HOST:PORT; for history also an archive (file or SQLAlchemy URL), an exported "
-            "bundle, or - for one on standard input. Default: the fleet running here.",
+            help="Fleet or log: a data directory or nats://HOST:PORT; for recorded logs also an archive (file or SQLAlchemy "
+            "URL), an exported bundle, or - for standard input. Default: the fleet running here.",
         ),
-        click.option("--pool", metavar="NAME", help="Another pool of the fleet, or another log of the archive."),
+        click.option("--pool", metavar="NAME", help="Pool of the fleet, or log of the archive, if there are several."),
     )(command)
 
 
 def since_option(command: Command) -> Command:
-    return click.option("--since", metavar="MOMENT", help=f"Start there: {MOMENT_HELP}.")(command)
+    return click.option("--since", metavar="MOMENT", help=f"Start at {MOMENT_HELP}.")(command)
 
 
 def until_option(command: Command) -> Command:
-    return click.option("--until", metavar="MOMENT", help=f"End there: {MOMENT_HELP}.")(command)
+    return click.option("--until", metavar="MOMENT", help=f"End at {MOMENT_HELP}.")(command)
 
 
 def comma_list(_context: click.Context, _parameter: click.Parameter, value: str) -> tuple[str, ...]:
@@ -67,7 +67,7 @@ def rates(_context: click.Context, _parameter: click.Parameter, value: str | Non
     try:
         found = sorted({float(rate) for rate in value.split(",")}) if value else []
     except ValueError as error:
-        msg = f"{value} is no list of rates such as 4,5.5,6"
+        msg = f"{value} is not a list of rates such as 4,5.5,6"
         raise click.BadParameter(msg) from error
     if any(not 0 < rate < float("inf") for rate in found):
         msg = "rates are positive"

@@ -20,7 +20,7 @@ REQUESTER = "pointsman scale"
 
 @click.command("scale", context_settings=CONTEXT)
 @click.argument("instances", type=click.IntRange(min=0), required=False)
-@click.option("--wait", is_flag=True, help="Return when that many are ready and no other is leaving.")
+@click.option("--wait", is_flag=True, help="Wait until that many are ready and no other is draining.")
 @from_options
 @json_switch
 def scale_command(instances: int | None, wait: bool, place: str | None, pool: str | None, as_json: bool) -> None:
@@ -54,15 +54,13 @@ async def _scale(settings: FleetSettings, instances: int | None, *, wait: bool, 
             msg = f"nothing was changed: {answer.refusal}"
             raise click.ClickException(msg)
         if wait and not answer.applied:
-            answer, done = await wait_until(lambda: request(ScalePool()), _is_applied, _progress, quiet=as_json)
+            answer, done = await wait_until(
+                lambda: request(ScalePool()), lambda shown: shown.applied, _progress, quiet=as_json
+            )
     print_json(answer) if as_json else print(_text(answer))
     if not done:
         print(f"not done within {WAIT_SECONDS_MAX:g} s; it continues without this command", file=sys.stderr)
     return 0 if done else 1
-
-
-def _is_applied(answer: ScaleAnswered) -> bool:
-    return answer.applied
 
 
 def _progress(answer: ScaleAnswered) -> str:

@@ -38,7 +38,7 @@ from pointsman_cli.bench.report import (
     summarise,
 )
 from pointsman_cli.bench.server import Server, running_server, served_model, server_of
-from pointsman_cli.history.errors import HistoryError
+from pointsman_cli.history.entries import HistoryError
 from pointsman_cli.history.live import LiveHistory
 from pointsman_cli.options import CONTEXT, COUNT, INSTANCES, POSITIVE, out_option
 from pointsman_cli.output_file import write_json

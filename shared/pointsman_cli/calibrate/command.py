@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import TextIO
 
 import click
 import msgspec
@@ -43,8 +43,8 @@ class _Samples:
 
 @click.command("calibrate", context_settings=CONTEXT)
 @click.argument("url")
-@click.option("--model", default="", help="One of the engine's models. Default: the first.")
-@click.option("--out", type=OUTPUT_FILE, help="The calibration. Default: MODEL.calibration.json here.")
+@click.option("--model", default="", help="Model of the engine. Default: its first.")
+@click.option("--out", type=OUTPUT_FILE, help="Output file. Default: MODEL.calibration.json.")
 @click.option("--repeat", type=click.IntRange(1, 100), default=3, show_default=True, help="Times each prompt is sent.")
 @click.option(
     "--input-tokens-max",
@@ -52,10 +52,12 @@ class _Samples:
     type=click.IntRange(2 * SHORTEST),
     default=LONGEST_DEFAULT,
     show_default=True,
-    help="Longest prompt; at most what the model takes.",
+    help="Longest prompt, limited by the model.",
 )
-@click.option("--speed", type=POSITIVE, default=1.0, show_default=True, help="Of a simulated engine.")
-@click.option("--api-key", envvar="POINTSMAN_ENGINE_API_KEY", default="", help="The engine's key.", show_envvar=True)
+@click.option("--speed", type=POSITIVE, default=1.0, show_default=True, help="Speed-up of a simulated engine.")
+@click.option(
+    "--api-key", envvar="POINTSMAN_ENGINE_API_KEY", default="", help="API key of the engine.", show_envvar=True
+)
 @json_switch
 def calibrate_command(
     url: str, model: str, out: Path | None, repeat: int, longest: int, speed: float, api_key: str, as_json: bool
@@ -71,14 +73,15 @@ def calibrate_command(
       pointsman-worker --engine-url http://gpu-1:8000 --engine-calibration my-model.calibration.json ...
       POINTSMAN_ENGINE_CALIBRATION=my-model.calibration.json pointsman up --engine http://gpu-1:8000
     """
-    report = _reporter(sys.stderr if as_json else sys.stdout)
+    report = partial(print, file=sys.stderr if as_json else sys.stdout, flush=True)
     try:
         measuring = _measure(url, model, api_key=api_key, repeat=repeat, longest=longest, report=report)
         target, samples = asyncio.run(measuring)
         calibration = _calibrated(target, samples, speed)
     except (EngineError, ValueError) as error:
         raise click.ClickException(str(error)) from error
-    path = out or Path(f"{_file_name(target.model)}.calibration.json")
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", target.model).strip("-.") or "engine"
+    path = out or Path(f"{name}.calibration.json")
     try:
         write_calibration(path, calibration)
     except OSError as error:
@@ -167,11 +170,3 @@ def _show(calibration: Calibration, path: Path) -> None:
         print(f"a token of one answer: {calibration.decode.step_s:.4g} s")
     print(f"median error {calibration.error:.1%}; written to {path}")
     print(f"for its worker: --engine-calibration {path}")
-
-
-def _file_name(model: str) -> str:
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", model).strip("-.") or "engine"
-
-
-def _reporter(stream: TextIO) -> Callable[[str], None]:
-    return lambda line: print(line, file=stream, flush=True)

@@ -10,7 +10,6 @@ from pointsman.state.engine_profiles import prefill_seconds
 
 FLOOR_GAIN_MIN = 0.1
 """Share of the squared error that a floor must remove."""
-
 EXACT = 1e-8
 NEARLY_ZERO = 1e-12
 
@@ -85,7 +84,6 @@ def _nonnegative_least_squares(rows: Sequence[tuple[float, float, float]]) -> tu
 
 
 def _least_squares(rows: Sequence[tuple[float, float, float]], chosen: Sequence[int]) -> list[float] | None:
-    """Scaled normal equations; None if they are singular."""
     scale = [max(abs(row[column]) for row in rows) or 1.0 for column in chosen]
     scaled = [[row[column] / by for column, by in zip(chosen, scale, strict=True)] for row in rows]
     size = len(chosen)

@@ -14,7 +14,6 @@ from pointsman.primitives import Seconds, Tokens
 
 TOKEN_IDS = range(100, 1000)
 """In every vocabulary, and rarely special."""
-
 SHORTEST: Tokens = 64
 DECODED: Tokens = 33
 BLOCK_TOKENS: Tokens = 16
@@ -117,7 +116,7 @@ class Engine:
         )
 
     async def measured(self, target: Target, plans: list[Plan]) -> AsyncIterator[Timing]:
-        """Each plan of a round once, in order. Raises EngineError."""
+        """Raises EngineError."""
         first = self.fresh_prompt(plans[0].total)
         for plan in plans:
             prompt = first[: plan.cached] + self.fresh_prompt(plan.total - plan.cached) if plan.cached else first

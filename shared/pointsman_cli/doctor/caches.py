@@ -17,7 +17,6 @@ from pointsman_cli.doctor.findings import Finding, Severity, number, times
 
 HEALED_WALL_SECONDS = 5.0
 DECAYED_WALL_SECONDS = 60.0
-"""After that, blocks stored before a loss are confirmed or dropped."""
 
 
 @dataclass(slots=True)

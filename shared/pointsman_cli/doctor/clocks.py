@@ -20,11 +20,8 @@ from pointsman_cli.doctor.samples import Sample
 SKEW_WALL_SECONDS = 0.5
 SKEW_SERIOUS_WALL_SECONDS = 1.5
 """Half of the silence after which an instance is suspected."""
-
 BRACKETS_MIN = 10
 BRACKET_WALL_SECONDS_MAX = 1.0
-"""Longest interval between two scheduler entries that is used."""
-
 LATE_WALL_SECONDS = 2.0
 LATE_SHARE_MAX = 0.01
 WRITERS_MAX = 256
@@ -113,5 +110,5 @@ class Clocks(Examiner):
             Severity.WARNING if share > LATE_SHARE_MAX else Severity.NOTE,
             f"{self._late.total():,} events ({share:.1%}) came more than {LATE_WALL_SECONDS:.0f} s after later ones",
             [f"{n:,} {name}, up to {self._latest[name]:.1f} s" for name, n in self._late.most_common(5)],
-            "Their writers were slow or could not reach nats-server for a while. Decisions in between did not know of them.",
+            "Their writers were slow or could not reach nats-server for a while. Decisions in between were made without them.",
         )

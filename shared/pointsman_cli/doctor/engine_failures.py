@@ -111,7 +111,7 @@ class EngineFailures(Examiner):
             Severity.SERIOUS if out or share > TOUCHED_SHARE_MAX else Severity.WARNING,
             f"{name} {' and '.join(parts)}{self._end_of(instance)}",
             [*self._failures_of(engine, failed), *self._ejections_of(engine, state)],
-            f"Look at the engine {name}: its /health says nothing of this. Drain it until its own log says why.",
+            f"Look at the engine {name}: its /health does not show this. Drain it until its own log says why.",
         )
 
     def _end_of(self, instance: Instance | None) -> str:

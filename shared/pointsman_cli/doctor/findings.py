@@ -5,7 +5,7 @@ from enum import StrEnum
 
 
 class Severity(StrEnum):
-    """`serious`: requests or events were lost, or most requests were late. `note`: nothing to do."""
+    """`serious`: requests or events were lost, or most requests were late."""
 
     SERIOUS = "serious"
     WARNING = "warning"

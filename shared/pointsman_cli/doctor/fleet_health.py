@@ -17,7 +17,6 @@ from pointsman_cli.history.restarts import Restarts
 
 FLAPS_MIN = 3
 FLAP_WALL_SECONDS = 300.0
-"""FLAPS_MIN departures within this time are flapping."""
 
 
 class FleetHealth(Examiner):
@@ -108,7 +107,7 @@ class FleetHealth(Examiner):
         yield from self._troubled()
         if state.unregistered and not self._blind:
             yield self.warning(
-                f"{', '.join(sorted(state.unregistered))} reports without having joined, as far as this log tells",
+                f"{', '.join(sorted(state.unregistered))} reports but never joined, according to this log",
                 [],
                 "A leader asks it to join again. If that goes on, restart its worker.",
             )

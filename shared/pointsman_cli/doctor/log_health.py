@@ -109,7 +109,7 @@ class LogHealth(Examiner):
             yield self.warning(
                 f"{self._undecodables:,} entries do not decode",
                 self._undecodable,
-                "Everybody passes over them. Somebody else writes on the pool's subjects, a newer version does, or a "
+                "All processes skip them. Another program or a newer version writes to the pool's subjects, or a "
                 "writer has a defect: `pointsman tap --all --no-follow --json SUBJECT` shows the bytes; NATS users with "
                 "rights to publish keep others out.",
             )
@@ -124,7 +124,7 @@ class LogHealth(Examiner):
                     for letter in letters.newest
                     if letter.decoded
                 ][-EVIDENCE_MAX:],
-                "The fold has a defect, or an entry says what cannot be. All processes passed over it alike; what is "
+                "The fold has a defect, or an entry is contradictory. All processes skipped it alike; what is "
                 "known of the instances and requests in it may be wrong until they join or end. Export this log and report it.",
             )
 

@@ -21,7 +21,6 @@ BIAS_SHARE_MAX = 0.3
 BIAS_WALL_SECONDS_MIN = 0.05
 SLOW_FACTOR = 1.5
 """Prefill time over that of the other instances."""
-
 SLOW_SERIOUS_FACTOR = 2.5
 SPELL_PREFILLS_MIN = 3
 SPELL_FACTOR = 3.0

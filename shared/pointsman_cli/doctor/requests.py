@@ -17,8 +17,6 @@ from pointsman_cli.doctor.findings import Finding, Severity
 
 OVERDUE_WALL_SECONDS = 60.0
 ORPHAN_WALL_SECONDS = 600.0
-"""The longest wait of an ingress."""
-
 LONGEST_FACTOR = 5.0
 REJECTED_SHARE_MAX = 0.10
 FAILED_SHARE_MAX = 0.01

@@ -13,16 +13,13 @@ from pointsman.state.state import PoolSettings, State
 from pointsman.state.workload import Request
 from pointsman_cli.doctor.examination import Examiner
 from pointsman_cli.doctor.findings import Finding, Severity, number
-from pointsman_cli.doctor.samples import Heavy, Sample, Share
-from pointsman_cli.doctor.timeline import Stretch, Timeline
+from pointsman_cli.doctor.samples import Heavy, Sample, Share, Stretch, Timeline
 from pointsman_cli.terminal import wall_time
 
 TARGET = 0.9
 SERIOUS_BELOW = 0.5
 GROUP_MIN = 30
 GROUP_BEHIND = 0.15
-"""A group is worse served if its share is this far below the total."""
-
 TENANTS_MAX = 1000
 PREFIXES_MAX = 256
 DECILES = 10

@@ -1,6 +1,5 @@
-"""The state behind each decision about a request. The log is folded in the order of each leader that decided
-(`LeaderOrder`), so the state is bit for bit the one it decided from. Numbers of weighed candidates come from the
-event, those of other instances from the state."""
+"""The state behind each decision about a request: the log is folded in the order of each leader that decided
+(`LeaderOrder`), which gives, bit for bit, the state it decided from."""
 
 from collections.abc import Iterable, Iterator
 from statistics import median

@@ -7,13 +7,12 @@ from pointsman.contracts.decisions import RequestRejected
 from pointsman.contracts.requests import RequestCancelled, RequestFailed, RequestFinished
 from pointsman.primitives import InstanceId, Seconds
 from pointsman.state.latency_model import CORRECTION_MAX
-from pointsman_cli.explain.values import NOT_KNOWN, GrantRecord, PeerPrefills, RequestTimeline, WeighedCandidate
+from pointsman_cli.explain.values import NOT_KNOWN, GrantRecord, PeerPrefills, RequestTimeline
 
 PHASE_SHARE_MIN = 0.2
 SLOW_FACTOR_MIN = 1.5
 HOT_IN_FAIR_SHARES = 1.0
 """A hot prefix has more than one instance's even share of the arrivals (as in `state.hotness`)."""
-
 HOT_ARRIVALS_MIN = 24
 STUCK_FACTOR_MIN = 3.0
 OTHERS_MIN = 3
@@ -140,7 +139,7 @@ def _retries(timeline: RequestTimeline) -> Iterator[str]:
     if timeline.refused:
         _, last = timeline.refused[-1]
         often = f", {len(timeline.refused)} times" if len(timeline.refused) > 1 else ""
-        yield f"{last.policy or 'somebody'} wanted it elsewhere{often}, and was refused: {last.reason}, {last.detail}"
+        yield f"{last.policy or 'a rebalancer'} requested a move{often}, which was refused: {last.reason}, {last.detail}"
 
 
 def _queue(timeline: RequestTimeline) -> Iterator[str]:
@@ -166,17 +165,14 @@ def _alternative(timeline: RequestTimeline) -> Iterator[str]:
     if chosen is None or not others:
         return
     best = min(others, key=lambda c: c.predicted_ttft)
-    text = f"{best.instance} was predicted to take {seconds(best.predicted_ttft)} ({_numbers(best)})"
+    numbers = f"queue {seconds(best.queue_seconds)}, {best.uncached_tokens:,} tokens to compute"
+    text = f"{best.instance} was predicted to take {seconds(best.predicted_ttft)} ({numbers})"
     if best.predicted_ttft >= chosen.predicted_ttft:
         yield f"nothing better was predicted: {text}, {chosen.instance} {seconds(chosen.predicted_ttft)}"
     elif best.weighed:
         yield f"{text}, {chosen.instance} {seconds(chosen.predicted_ttft)}; chosen all the same: {decision.reason}"
     else:
         yield f"{text}, but {decision.policy or 'the policy'} did not weigh it: {decision.reason}"
-
-
-def _numbers(weighed: WeighedCandidate) -> str:
-    return f"queue {seconds(weighed.queue_seconds)}, {weighed.uncached_tokens:,} tokens to compute"
 
 
 def _slow_engine(timeline: RequestTimeline) -> Iterator[str]:
@@ -217,8 +213,9 @@ def _prefilled_slowly(timeline: RequestTimeline) -> bool:
 def _pace(grant: GrantRecord, factor: float) -> Iterator[str]:
     usual = _usual_elsewhere(grant)
     if grant.correction >= SLOW_FACTOR_MIN * usual and grant.correction >= SLOW_FACTOR_MIN:
+        or_more = "or more " if grant.correction >= CORRECTION_MAX else ""
         yield (
-            f"{grant.instance} was slow: its prefills had been taking {grant.correction:.1f} times {_or_more(grant)}what its cost "
+            f"{grant.instance} was slow: its prefills had been taking {grant.correction:.1f} times {or_more}what its cost "
             f"model says, those of the others {usual:.1f} times"
         )
         return
@@ -247,10 +244,6 @@ def _others(meanwhile: PeerPrefills | None, grant: GrantRecord) -> Iterator[str]
 def _usual_elsewhere(grant: GrantRecord) -> float:
     others = [value for name, value in grant.corrections.items() if name != grant.instance]
     return median(others) if others else 1.0
-
-
-def _or_more(grant: GrantRecord) -> str:
-    return "or more " if grant.correction >= CORRECTION_MAX else ""
 
 
 def _hot_prefix(timeline: RequestTimeline) -> Iterator[str]:

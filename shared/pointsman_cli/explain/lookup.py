@@ -2,13 +2,13 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from heapq import heappush, heapreplace
+from heapq import nlargest
 
 from pointsman.contracts.decisions import RequestEnd, RequestGranted
 from pointsman.contracts.requests import RequestArrived, RequestEvent, RequestFinished
 from pointsman.ports import LogEntry
 from pointsman.primitives import InstanceId, RequestId, Seconds, Tenant, Tokens
-from pointsman_cli.history.errors import HistoryError
+from pointsman_cli.history.entries import HistoryError
 
 CANDIDATES_MAX = 100
 CANDIDATES_SHOWN = 8
@@ -43,7 +43,10 @@ class Slow:
 def request_named(entries: Iterable[LogEntry], text: str) -> RequestId:
     """Raises HistoryError if no id or several ids match."""
     found: dict[RequestId, None] = {}
-    for request in _request_ids(entries):
+    for entry in entries:
+        if not isinstance(entry.event, RequestEvent):
+            continue
+        request = entry.event.request
         if request == text:
             return request
         if len(found) < CANDIDATES_MAX and (request.startswith(text) or request.endswith(text)):
@@ -62,12 +65,27 @@ def request_named(entries: Iterable[LogEntry], text: str) -> RequestId:
 
 def slowest_requests(entries: Iterable[LogEntry], count: int) -> list[Slow]:
     """Answered requests, longest TTFT first. Raises HistoryError."""
+    slowest = nlargest(count, _answered(entries))
+    if not slowest:
+        msg = "no request was answered in this log"
+        raise HistoryError(msg)
+    return [slow for _, _, slow in slowest]
+
+
+def _answered(entries: Iterable[LogEntry]) -> Iterator[tuple[Seconds, int, Slow]]:
+    """TTFT, negated sequence, and request."""
     in_flight: dict[RequestId, Slow] = {}
-    heap: list[tuple[Seconds, int, Slow]] = []
     for entry in entries:
         event = entry.event
         if isinstance(event, RequestArrived):
-            in_flight[event.request] = _slow(event)
+            in_flight[event.request] = Slow(
+                request=event.request,
+                tenant=event.tenant,
+                instance=InstanceId(""),
+                arrived_at=event.arrived_at,
+                slo_ttft=event.slo_ttft,
+                prompt_tokens=event.prompt_tokens,
+            )
             if len(in_flight) > OPEN_MAX:
                 in_flight.pop(next(iter(in_flight)))
         elif isinstance(event, RequestGranted):
@@ -76,37 +94,5 @@ def slowest_requests(entries: Iterable[LogEntry], count: int) -> list[Slow]:
         elif isinstance(event, RequestEnd):
             slow = in_flight.pop(event.request, None)
             if slow is not None and isinstance(event, RequestFinished):
-                _keep(heap, count, (event.ttft, -entry.sequence, _answered(slow, event)))
-    if not heap:
-        msg = "no request was answered in this log"
-        raise HistoryError(msg)
-    return [slow for _, _, slow in sorted(heap, reverse=True)]
-
-
-def _request_ids(entries: Iterable[LogEntry]) -> Iterator[RequestId]:
-    for entry in entries:
-        if isinstance(entry.event, RequestEvent):
-            yield entry.event.request
-
-
-def _slow(event: RequestArrived) -> Slow:
-    return Slow(
-        request=event.request,
-        tenant=event.tenant,
-        instance=InstanceId(""),
-        arrived_at=event.arrived_at,
-        slo_ttft=event.slo_ttft,
-        prompt_tokens=event.prompt_tokens,
-    )
-
-
-def _answered(slow: Slow, event: RequestFinished) -> Slow:
-    slow.ttft, slow.instance, slow.cached_tokens = event.ttft, event.instance, event.cached_tokens
-    return slow
-
-
-def _keep(heap: list[tuple[Seconds, int, Slow]], count: int, item: tuple[Seconds, int, Slow]) -> None:
-    if len(heap) < count:
-        heappush(heap, item)
-    elif item > heap[0]:
-        heapreplace(heap, item)
+                slow.ttft, slow.instance, slow.cached_tokens = event.ttft, event.instance, event.cached_tokens
+                yield event.ttft, -entry.sequence, slow

@@ -5,7 +5,6 @@ from typing import Any
 
 import msgspec
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from pointsman.contracts.requests import RequestArrived, RequestFinished
@@ -113,7 +112,7 @@ def _show_head(console: Console, timeline: RequestTimeline) -> None:
     if timeline.arrived_before_the_log:
         say(console, f"about {when}; it arrived before entry {timeline.log_begins:,}, with which the log begins")
     elif arrival is None:
-        say(console, f"about {when}; the log has no arrival of it: no scheduler took it in")
+        say(console, f"about {when}; the log has no arrival of it: no scheduler accepted it")
     else:
         session = f", session {arrival.session}" if arrival.session else ""
         streamed = "streamed" if arrival.streaming else "not streamed"
@@ -164,7 +163,10 @@ def _show_decision(console: Console, decision: DecisionRecord) -> None:
         "bold",
     )
     if decision.candidates:
-        console.print(_candidates(decision))
+        rows = table(*CANDIDATE_COLUMNS)
+        for weighed in decision.candidates:
+            rows.add_row(*_candidate(weighed), style="bold" if weighed.chosen else "" if weighed.weighed else "dim")
+        console.print(rows)
     chosen = "nowhere" if decision.kind == "rejected" else f"{decision.instance}"
     by = f" by {decision.policy}" if decision.policy else ""
     say(console, f"  {chosen}{by}: {decision.reason}")
@@ -186,13 +188,6 @@ def _admission(decision: DecisionRecord) -> str:
     predicted = decision.predicted_ttft - decision.after_seconds
     verdict = "in time" if predicted <= decision.budget_seconds else "too late"
     return f"admission {name} let it in: predicted {seconds(predicted)}, with {left}: {verdict}"
-
-
-def _candidates(decision: DecisionRecord) -> Table:
-    rows = table(*CANDIDATE_COLUMNS)
-    for weighed in decision.candidates:
-        rows.add_row(*_candidate(weighed), style="bold" if weighed.chosen else "" if weighed.weighed else "dim")
-    return rows
 
 
 def _candidate(weighed: WeighedCandidate) -> Iterable[str]:

@@ -19,7 +19,6 @@ class WeighedCandidate:
     instance: InstanceId
     chosen: bool
     weighed: bool
-    """By the policy; otherwise the numbers are computed from the same state."""
     status: str
     knowledge: str
     doubt: str
@@ -98,7 +97,6 @@ class GrantRecord:
     attempt: int
     by_leader: bool
     overtaken_by: list[RequestId]
-    """Later arrivals granted on the same instance while it waited."""
     in_engine: list[QueuedAhead]
     decoding: int
     work_seconds: Seconds

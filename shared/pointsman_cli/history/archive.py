@@ -1,11 +1,11 @@
-"""Reads the recorder's SQL archive (docs/operations.md). A stream that lost its tail and continued differently is a
-log of its own (`...#2`); entries before the fork are read from its predecessor. SQLite is read directly, other
-databases through the recorder's asynchronous driver."""
+"""Reads the recorder's SQL archive (docs/operations.md). A stream that lost its tail and continued is a log of its own
+(`...#2`); entries before the fork are read from its predecessor."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Generator, Iterator
 from dataclasses import dataclass
 from heapq import merge
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
@@ -18,8 +18,7 @@ from typing_extensions import override
 
 from pointsman.ports import LogEntry
 from pointsman.primitives import Sequence
-from pointsman_cli.history.entries import Header, History
-from pointsman_cli.history.errors import HistoryError
+from pointsman_cli.history.entries import Header, History, HistoryError
 
 BATCH_ENTRIES = 2000
 SEQUENCE_MAX = 2**62
@@ -59,7 +58,7 @@ class ArchiveHistory(History):
         for part in self._parts:
             last = min(part.last, self.header.last)
             kept = (self._kept_in(name, part.log, start, last) for name in (_events, _dead_letters))
-            yield from merge(*kept, key=_sequence)
+            yield from merge(*kept, key=attrgetter("sequence"))
 
     def _kept_in(self, where: TableClause, log: str, start: Sequence, last: Sequence) -> Iterator[LogEntry]:
         columns = where.c
@@ -107,7 +106,7 @@ def _parsed(url: str) -> URL:
     try:
         parsed = make_url(url)
     except ArgumentError as error:
-        msg = f"{url} is no SQLAlchemy URL, such as sqlite:///archive.sqlite or postgresql+asyncpg://user@host/db"
+        msg = f"{url} is not an SQLAlchemy URL, such as sqlite:///archive.sqlite or postgresql+asyncpg://user@host/db"
         raise HistoryError(msg) from error
     return _read_only(parsed) if _is_sqlite(parsed) else parsed
 
@@ -152,10 +151,6 @@ def _parts(chosen: str, gaps: list[tuple[str, Sequence, str]], firsts: dict[str,
 
 def _stream(log: str) -> str:
     return log.partition("#")[0]
-
-
-def _sequence(entry: LogEntry) -> Sequence:
-    return entry.sequence
 
 
 def _extent_of(part: _Part) -> Select[Any]:

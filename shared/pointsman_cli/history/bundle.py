@@ -1,6 +1,5 @@
-"""A log in one gzip file of JSON lines: a header, the entries, and their count. An entry is as `pointsman tap --json`
-prints it; undecodable ones are base64. The header has the pool's settings and, if the log lost its beginning, a
-checkpoint. Without a count the file is truncated. Output of `tap` has neither and is read as is."""
+"""A log in one gzip file of JSON lines: a header (perhaps with a checkpoint), the entries as `pointsman tap --json`
+prints them, and their count. Without a count the file is truncated; output of `tap` has neither."""
 
 import gzip
 import io
@@ -22,8 +21,7 @@ from pointsman.simulation.replay import BaseState
 from pointsman.simulation.replay.folding import recorded_pool_settings
 from pointsman.state.state import PoolSettings
 from pointsman_cli.history.checkpoint import ExportedCheckpoint, proven
-from pointsman_cli.history.entries import Header, History
-from pointsman_cli.history.errors import HistoryError
+from pointsman_cli.history.entries import Header, History, HistoryError
 
 FORMAT = "pointsman-log"
 FORMAT_VERSION = 1
@@ -120,7 +118,7 @@ class BundleHistory(History):
         except UNREADABLE:
             return False
         if last.entries != count:
-            msg = f"{self.origin} has {count} entries and says {last.entries}: it is damaged; export it again"
+            msg = f"{self.origin} has {count} entries, but its count is {last.entries}: it is damaged; export it again"
             raise HistoryError(msg)
         return True
 
@@ -129,7 +127,9 @@ class BundleHistory(History):
         try:
             while line := stream.readline(bytes_max + 1):
                 if len(line) > bytes_max:
-                    msg = f"{self.origin} has a line of more than {bytes_max / 1024**2:,.0f} MiB: it is no log of ours"
+                    msg = (
+                        f"{self.origin} has a line of more than {bytes_max / 1024**2:,.0f} MiB: it is not a log of ours"
+                    )
                     raise HistoryError(msg)
                 yield line
                 bytes_max = LINE_BYTES_MAX

@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterator
 from functools import cached_property
 
+import click
 import msgspec
 
 from pointsman.contracts.decisions import Settings
@@ -11,6 +12,12 @@ from pointsman.ports import LogEntry
 from pointsman.primitives import Sequence
 from pointsman.simulation.replay import BaseState, pool_settings
 from pointsman.state.state import PoolSettings
+
+
+class HistoryError(click.ClickException):
+    """The log is missing or unreadable. Exit code 2, since 1 means that a difference was found."""
+
+    exit_code = 2
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -10,8 +10,7 @@ import msgspec
 from pointsman.ports import LogEntry
 from pointsman_cli.history.bundle import write_bundle
 from pointsman_cli.history.checkpoint import kept_from
-from pointsman_cli.history.entries import Header, History
-from pointsman_cli.history.errors import HistoryError
+from pointsman_cli.history.entries import Header, History, HistoryError
 from pointsman_cli.history.progress import shown
 from pointsman_cli.history.sources import open_history
 from pointsman_cli.history.start_point import beginning_of

@@ -24,15 +24,13 @@ from pointsman.runtime.settings import FleetSettings
 from pointsman.simulation.replay import BaseState
 from pointsman_cli.command_client import connected_link
 from pointsman_cli.history.checkpoint import ExportedCheckpoint, proven
-from pointsman_cli.history.entries import Header, History
-from pointsman_cli.history.errors import HistoryError
+from pointsman_cli.history.entries import Header, History, HistoryError
 
 T = TypeVar("T")
 
 BATCH_ENTRIES = 1000
 SAFE_SHARE = 0.02
 """Checkpoints of this first share of the entries may be dropped while in use."""
-
 SILENCE_SECONDS_MAX = 10.0
 
 
@@ -110,8 +108,8 @@ class LiveHistory(History):
 async def _batches(
     settings: FleetSettings, origin: str, start: Sequence, header: Header
 ) -> AsyncGenerator[list[LogEntry], None]:
-    """A full stream drops its head while it is read: a read from the head continues at what is left. If the log was
-    complete at opening, that is an error, since earlier reads saw the dropped entries."""
+    """A full stream drops its head while it is read. A read from the head continues at what is left, unless the log was
+    complete at opening: earlier reads saw the dropped entries."""
     async with _linked(settings) as link:
         following = max(start, header.first)
         reading = link.log.read(following)

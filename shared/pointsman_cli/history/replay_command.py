@@ -66,11 +66,9 @@ class _Tally:
 
     def __iter__(self) -> Iterator[LogEntry]:
         if self.counted:
-            return iter(self.entries)
+            yield from self.entries
+            return
         self.counted = True
-        return self._counting()
-
-    def _counting(self) -> Iterator[LogEntry]:
         types = self.types
         for entry in self.entries:
             self.first = self.first or entry
@@ -154,7 +152,10 @@ def _show(console: Console, replayed: _Replayed) -> None:
         say(console, "there is no entry in it")
         return
     bench = replayed.bench
-    span = _span(tally.first, tally.last, replayed.speed)
+    span = ""
+    if tally.first.event is not None and tally.last.event is not None:
+        begun, ended = (wall_time(event.at, replayed.speed) for event in (tally.first.event, tally.last.event))
+        span = f", {begun:%Y-%m-%d %H:%M:%S} to {ended:%H:%M:%S}"
     say(console, f"{bench['entries']:,} entries, {tally.first.sequence:,} to {tally.last.sequence:,}{span}")
     if replayed.verdict is None:
         _show_fold(console, replayed)
@@ -162,13 +163,6 @@ def _show(console: Console, replayed: _Replayed) -> None:
         _show_verdict(console, replayed.verdict)
     speed = f"{bench['entries_per_cpu_second']:,.0f} entries a second on one core ({bench['seconds']:.1f} s in all)"
     say(console, speed, "dim")
-
-
-def _span(first: LogEntry, last: LogEntry, speed: float) -> str:
-    if first.event is None or last.event is None:
-        return ""
-    begun, ended = (wall_time(event.at, speed) for event in (first.event, last.event))
-    return f", {begun:%Y-%m-%d %H:%M:%S} to {ended:%H:%M:%S}"
 
 
 def _show_fold(console: Console, replayed: _Replayed) -> None:

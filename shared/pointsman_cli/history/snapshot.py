@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from pointsman.primitives import InstanceId, Seconds
+from pointsman.primitives import Seconds
 from pointsman.state.fleet import Instance
 from pointsman.state.state import State
 from pointsman.state.workload import EMPTY_QUEUE, Request, Stage
@@ -22,7 +22,9 @@ def describe(state: State, *, now: Seconds | None = None) -> dict[str, Any]:
         "block_tokens": state.settings.block_tokens,
         "writes_lost": state.writes_lost,
         "instances": [_instance(state, instance, now) for instance in state.fleet.instances],
-        "departed_with_requests": _departed(state),
+        "departed_with_requests": [
+            name for name, queue in state.workload.queues.items() if queue.requests and name not in state.fleet
+        ],
         "unregistered": sorted(state.unregistered),
         "requests": {str(stage): sum(request.stage is stage for request in requests) for stage in Stage},
         "placements": state.placements,
@@ -61,10 +63,6 @@ def _instance(state: State, instance: Instance, now: Seconds) -> dict[str, Any]:
         "engine_waiting": instance.waiting,
         "correction": state.latency.correction(instance.id),
     }
-
-
-def _departed(state: State) -> list[InstanceId]:
-    return [name for name, queue in state.workload.queues.items() if queue.requests and name not in state.fleet]
 
 
 def _request(request: Request, now: Seconds) -> dict[str, Any]:

@@ -11,8 +11,7 @@ from pointsman.runtime.telemetry import configure_logging
 from pointsman_cli.discovery import NoFleetError, fleet_settings, is_running
 from pointsman_cli.history.archive import ArchiveHistory
 from pointsman_cli.history.bundle import BundleHistory
-from pointsman_cli.history.entries import Header, History
-from pointsman_cli.history.errors import HistoryError
+from pointsman_cli.history.entries import Header, History, HistoryError
 from pointsman_cli.history.live import LiveHistory
 
 __all__ = ["Header", "History", "HistoryError", "open_history"]
@@ -25,8 +24,7 @@ ARCHIVE_FILE = "archive.sqlite"
 
 @contextmanager
 def open_history(place: str | None = None, pool: str | None = None) -> Iterator[History]:
-    """`pool`: of several in a fleet, or log of several in an archive. Raises HistoryError, NoFleetError,
-    SeveralFleetsError."""
+    """`pool`: of a fleet, or log of an archive. Raises HistoryError, NoFleetError, SeveralFleetsError."""
     configure_logging("error", "text")
     if place == STANDARD_INPUT:
         with _standard_input() as file:

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from pointsman.primitives import Sequence
 from pointsman.simulation.replay import BaseState
 from pointsman.state.state import State
-from pointsman_cli.history.entries import History
-from pointsman_cli.history.errors import HistoryError
+from pointsman_cli.history.entries import History, HistoryError
 from pointsman_cli.history.time_options import Moment
 
 

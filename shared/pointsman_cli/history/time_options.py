@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 
 import click
 
-from pointsman.adapters.clocks import ANCHOR_UNIX_SECONDS
+from pointsman.adapters.clocks import engine_time_of
 from pointsman.ports import LogEntry
 from pointsman.primitives import Seconds, Sequence
 from pointsman.state.state import State
@@ -71,10 +71,6 @@ def _sequence_in(history: History, sequence: Sequence) -> Sequence:
         msg = f"there is no entry {sequence:,}: the log begins at entry {max(1, history.header.first):,}{end}"
         raise click.BadParameter(msg)
     return sequence
-
-
-def engine_time_of(wall: Seconds, speed: float) -> Seconds:
-    return ANCHOR_UNIX_SECONDS + (wall - ANCHOR_UNIX_SECONDS) * speed
 
 
 def _beginning(history: History, speed: float) -> datetime:

@@ -28,8 +28,8 @@ class NoLogError(click.ClickException):
 @click.command("tap", context_settings=CONTEXT)
 @click.argument("subject", default="")
 @click.option("--type", "types", metavar="TYPE", multiple=True, help="Only events of this type. Repeatable.")
-@click.option("--request", metavar="ID", help="Only events of this request; the end of its id is enough.")
-@click.option("--instance", metavar="ID", help="Only events of this instance, and of requests placed there.")
+@click.option("--request", metavar="ID", help="Only events of this request (an id or its end).")
+@click.option("--instance", metavar="ID", help="Only events of this instance and of requests placed on it.")
 @from_options
 @since_option
 @until_option
@@ -91,8 +91,8 @@ class Printer:
 
 
 async def follow_log(log: EventLog, printer: Printer, *, since: Moment | None, until: Moment | None) -> None:
-    """`since` None: from now on. `until` None: without bound; `Moment()`: the current end. Raises LogMissingError,
-    LogUnavailableError, BrokenPipeError."""
+    """`until` None: without bound; `Moment()`: the current end. Raises LogMissingError, LogUnavailableError,
+    BrokenPipeError."""
     extent = await log.extent()
     first = extent.last + 1 if since is None else since.sequence or 1
     if until == Moment():

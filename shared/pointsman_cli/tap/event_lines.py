@@ -75,7 +75,7 @@ STYLES: dict[type, str] = {
 def line(entry: LogEntry, *, speed: float) -> Text:
     event = entry.event
     text = Text(no_wrap=True)
-    text.append(_clock(event.at, speed) if event else " " * 12, style="dim")
+    text.append(f"{wall_time(event.at, speed):%H:%M:%S.%f}"[:-3] if event else " " * 12, style="dim")
     text.append(f" {entry.sequence:>8}", style="dim")
     text.append(f"  {_short_subject(entry.subject):<21}")
     if event is None:
@@ -214,10 +214,6 @@ def _attempt(attempt: int) -> str:
 
 def _seconds(value: Seconds) -> str:
     return f"{value:.3f} s" if abs(value) < 10 else f"{value:.1f} s"
-
-
-def _clock(at: Seconds, speed: float) -> str:
-    return wall_time(at, speed).strftime("%H:%M:%S.%f")[:-3]
 
 
 def _short_subject(subject: str) -> str:

@@ -9,7 +9,6 @@ from pointsman.contracts.cache import CacheEvent
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import MigrationRefused, RequestMigrated
 from pointsman.contracts.fleet import FleetEvent
-from pointsman.contracts.requests import RequestEvent
 from pointsman.contracts.subjects import SUBJECT_ROOT
 from pointsman.ports import LogEntry
 
@@ -47,7 +46,7 @@ def subject_pattern(text: str) -> tuple[str | None, SubjectPattern]:
     """Returns the pool, if the pattern names one, and the pattern. Raises BadPatternError."""
     tokens = text.split(".") if text else []
     if any(not token or (token == ">" and place < len(tokens) - 1) for place, token in enumerate(tokens)):
-        msg = f"'{text}' is no subject: tokens between dots, * for one of them, > for the rest"
+        msg = f"'{text}' is not a subject: tokens between dots, * for one of them, > for the rest"
         raise BadPatternError(msg)
     if tokens[:1] != [SUBJECT_ROOT]:
         return None, SubjectPattern(tuple(tokens))
@@ -84,17 +83,13 @@ class Filter:
         name = type(entry.event).__name__
         return (
             (not self.types or any(_is_one_of(wanted, (name,)) for wanted in self.types))
-            and (self.request is None or _request_of(entry.event).endswith(self.request))
+            and (self.request is None or getattr(entry.event, "request", "").endswith(self.request))
             and (self.instance is None or self.instance in _instances_of(entry.event))
         )
 
 
 def _is_one_of(pattern: str, names: Sequence[str]) -> bool:
     return any(fnmatchcase(name.lower(), pattern.lower()) for name in names)
-
-
-def _request_of(event: LogEvent) -> str:
-    return event.request if isinstance(event, RequestEvent) else ""
 
 
 def _instances_of(event: LogEvent) -> tuple[str, ...]:

@@ -22,13 +22,11 @@ class EngineAddress:
     kv_replay_endpoint: str = ""
     role: Role = "both"
     dp_rank: int | None = None
-    """Data-parallel rank; the endpoints are those of rank 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class FurtherPool:
-    """Another model in a pool of its own: `instances` simulated engines, or `addresses`. `block_tokens` None: as the
-    first pool."""
+    """Another model in a pool of its own, on `instances` simulated engines or at `addresses`."""
 
     pool: str
     model: str

@@ -69,7 +69,7 @@ def _verdict(event: InstanceJoined | InstanceProbed, url: str, *, certain: bool)
             )
         case InstanceJoined() if event.cache == "no_events":
             return (
-                f"✗ {event.instance} ({url}) is blind: no endpoint of KV events was named; docs/engines.md says how",
+                f"✗ {event.instance} ({url}) is blind: no endpoint of KV events was named; see docs/engines.md",
                 "red",
             )
         case InstanceJoined():

@@ -111,7 +111,7 @@ def _runtime_directory() -> Iterator[Path]:
 
 def _check_ports(settings: UpSettings) -> None:
     if reason := why_taken(0, settings.host):
-        message = f"nobody can listen on {settings.host} here ({reason}); see --host"
+        message = f"cannot listen on {settings.host} here ({reason}); see --host"
         raise click.ClickException(message)
     for port in _ingress_ports(settings):
         if reason := why_taken(port, settings.host):

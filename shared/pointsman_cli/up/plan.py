@@ -12,7 +12,6 @@ from pointsman_cli.vllm_cpu.home import EngineHome
 SIMULATED_MODEL = "pointsman-sim"
 ENGINE_BLOCK_TOKENS = 64
 """Block size of engines started here; smaller if it does not divide `block_tokens`."""
-
 PORTS_EACH_ENGINE = 4
 SERVICES = ("scheduler", "ingress", "rebalancer", "scaler", "recorder")
 FURTHER_SERVICES = ("scheduler", "rebalancer", "recorder")

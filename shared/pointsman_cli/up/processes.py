@@ -29,7 +29,6 @@ SOCKET_PATH_MAX = 107
 REQUEST_PATH = frozenset({"scheduler", "ingress"})
 BEHIND_THE_REQUESTS = 10
 """Niceness of services that only follow the log; not of a scaler, since its engines would inherit it."""
-
 KV_TRANSFER_GB_PER_S = 12.5
 
 

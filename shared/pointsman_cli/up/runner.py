@@ -1,6 +1,5 @@
-"""Starts, watches, restarts and stops the processes of a fleet. Ingresses stop first, to finish their streams;
-nats-server stops last, so that the others can still write. Processes that hang are killed: stopping takes at most
-`STOP_SECONDS_MAX`."""
+"""Starts, watches, restarts and stops the processes of a fleet: ingresses stop first, to finish their streams,
+nats-server last. Processes that hang are killed: stopping takes at most `STOP_SECONDS_MAX`."""
 
 import asyncio
 import contextlib
@@ -23,7 +22,6 @@ STOP_STAGES: tuple[frozenset[str], ...] = (
     frozenset({"nats"}),
 )
 """Roles that stop together. Engines stop after their workers, in parallel with later stages."""
-
 STREAMS_SECONDS_MAX = 5.0
 STAGE_SECONDS_MAX = SERVICE_STOP_SECONDS_MAX + 2.0
 STOP_SECONDS_MAX = STREAMS_SECONDS_MAX + STAGE_SECONDS_MAX * len(STOP_STAGES)
@@ -45,8 +43,8 @@ class FleetStartError(Exception):
 
 
 class FleetRunner:
-    """`report` prints a line in a colour; `changed` is called when a process became ready, died or was restarted;
-    `stop_others` ends processes that services started, in the workers' stage."""
+    """`changed` is called when a process became ready, died or was restarted; `stop_others` ends processes of
+    services."""
 
     def __init__(
         self,
@@ -143,15 +141,14 @@ class FleetRunner:
             if self._stopping.is_set():
                 return
             self._became(child, Condition.DEAD)
-            self._report_end(child, code)
+            if code == 0:
+                self._report(f"✓ {child.name} (pid {child.pid}) ended in order, with exit code 0", "yellow")
+            else:
+                self._report(
+                    f"✗ {child.name} (pid {child.pid}) {described_exit(code)}; its log is {child.log_file}", "red"
+                )
             if not await self._started_again(child):
                 return
-
-    def _report_end(self, child: ChildProcess, code: int) -> None:
-        if code == 0:
-            self._report(f"✓ {child.name} (pid {child.pid}) ended in order, with exit code 0", "yellow")
-        else:
-            self._report(f"✗ {child.name} (pid {child.pid}) {described_exit(code)}; its log is {child.log_file}", "red")
 
     async def _started_again(self, child: ChildProcess) -> bool:
         while True:

@@ -41,12 +41,12 @@ SERVICE_OF_KIND = {
 class UpSettings:
     """None: the service's default, or its table in the file."""
 
-    instances: str = setting("4", "Engines to start, or MIN..MAX: a scaler starts and stops them.")
+    instances: str = setting("4", "Engines to start, or MIN..MAX for a scaler.")
     split: str | None = setting(
-        None, "P+D, in place of --instances: P engines compute prompts and hand their KV caches to D that decode."
+        None, "P+D instead of --instances: P prefill engines and D decode engines, with KV transfer."
     )
-    schedulers: int = setting(1, "Schedulers to start. One leads, the others take over when it fails.")
-    ingresses: int = setting(1, "Ingresses to start: the first on --port, the others on the ports after it.")
+    schedulers: int = setting(1, "Schedulers to start: one leader, the others on standby.")
+    ingresses: int = setting(1, "Ingresses to start, on consecutive ports from --port.")
     policy: str | None = setting(
         None, f"Routing policy. Default: {DEFAULT_ROUTING}.", choices=tuple(sorted(ROUTING_POLICIES))
     )
@@ -55,34 +55,34 @@ class UpSettings:
         "SERVICE.NAME=VALUE: an option of one service (see pointsman-SERVICE --help), such as scheduler.admission=none; or "
         f"a policy setting, such as routing.displaced_max=2; or {SYNC_SETTING}=always. Repeatable.",
     )
-    port: int = setting(8080, "Port of the OpenAI-compatible HTTP service; 0 takes a free one.")
-    host: str = setting("127.0.0.1", "Address of the HTTP service; everything else listens on the loopback.")
-    data: str = setting(".pointsman", "Directory for the log, the SQL archive, the secret and log files.")
-    model: str | None = setting(None, "Model name that clients ask for. Default: what the engines serve.")
+    port: int = setting(8080, "Port of the OpenAI-compatible HTTP service; 0: any free port.")
+    host: str = setting("127.0.0.1", "Address of the HTTP service; all other processes listen on loopback.")
+    data: str = setting(".pointsman", "Directory of the log, the SQL archive, the secret and log files.")
+    model: str | None = setting(None, "Model name in requests. Default: the model of the engines.")
     engine: str = setting(
         SIMULATED,
-        "'sim'; 'vllm': vLLM's CPU build with a small real model, made on the first use; or URLs of running engines, "
-        "comma-separated, with their KV event sockets: http://host:8000#kv=5557&replay=5558 (ports or whole endpoints); "
-        "also role=prefill or role=decode, and rank=N.",
+        "'sim'; 'vllm': vLLM's CPU build with a small real model, built on first use; or comma-separated URLs of running "
+        "engines with their KV event sockets, http://host:8000#kv=5557&replay=5558 (ports or endpoints), and "
+        "optionally role=prefill, role=decode, rank=N.",
     )
     engine_command: str | None = setting(
-        None, "Start engines with this command line; {port}, {kv_events}, {index}, ... are filled in (docs/engines.md)."
+        None, "Command line of an engine, with placeholders {port}, {kv_events}, {index}, ... (docs/engines.md)."
     )
-    engine_args: str = setting("", "More arguments for each engine that is started.")
+    engine_args: str = setting("", "More arguments of each engine started here.")
     tokenizer: str | None = setting(
         None,
-        "Directory with the model's tokenizer.json and chat template, or 'builtin'. Default: that of engines started here; "
-        "otherwise the ingress asks the engines, one more round trip a request.",
+        "Directory with the model's tokenizer.json and chat template, or 'builtin'. Default: that of engines started "
+        "here; else the engines tokenize, with one more round trip per request.",
     )
     also: tuple[str, ...] = setting(
         (),
-        "MODEL=ENGINES: one more model behind the same address, in a pool of its own: a number of simulated engines, or "
-        "URLs as for --engine, with block_tokens=N in the fragment if it differs. Repeatable.",
+        "MODEL=ENGINES: another model at the same address, in its own pool: a number of simulated engines, or URLs as in "
+        "--engine, with block_tokens=N in the fragment if it differs. Repeatable.",
     )
-    lora: tuple[str, ...] = setting((), "Name of a LoRA adapter that the simulated engines also serve. Repeatable.")
-    nats: str | None = setting(None, "Join this nats-server (or cluster, comma-separated) instead of starting one.")
+    lora: tuple[str, ...] = setting((), "LoRA adapter of the simulated engines. Repeatable.")
+    nats: str | None = setting(None, "Use this nats-server (or cluster, comma-separated URLs) instead of starting one.")
     pool: str = setting("default", "Name of the pool: lower-case letters, digits and dashes.")
-    speed: float = setting(1.0, "Speed of simulated engines over real time; reported times stay engine time.")
+    speed: float = setting(1.0, "Speed-up of simulated engines over real time; reported times are engine time.")
     engine_model: str | None = setting(
         None,
         f"Cost model of an engine: model and hardware. Default: {DEFAULT_PROFILE}; with --engine vllm {CPU_PROFILE}.",
@@ -93,13 +93,13 @@ class UpSettings:
         None, "Tokens per block key; a multiple of the engines' block size. Default: 64; with --engine vllm 32."
     )
     kv_blocks: int | None = setting(
-        None, "KV cache of each engine started here, in its blocks; not for --engine-command. Default: the engine's."
+        None, "KV cache of each engine started here, in blocks; not for --engine-command. Default: the engine's."
     )
     secret: str | None = setting(
-        None, "Secret of the deployment. Default: made once and kept in the data directory.", secret=True
+        None, "Secret of the deployment. Default: generated once, in the data directory.", secret=True
     )
     start_seconds_max: float | None = setting(
-        None, "Wall seconds until the fleet must be ready. Default: 60; where real engines are started 900."
+        None, "Wall seconds until the fleet must be ready. Default: 60; 900 if real engines are started."
     )
 
     @property
@@ -165,7 +165,7 @@ RUNNING = EngineKind(started=False, start_seconds_max=60.0)
 def checked(settings: UpSettings) -> list[EngineAddress]:
     """Returns engines that already run. Raises click.BadParameter."""
     if not valid_name(settings.pool):
-        refuse("--pool", f"'{settings.pool}' is no name: use lower-case letters, digits and dashes, at most 63")
+        refuse("--pool", f"'{settings.pool}' is not a name: use lower-case letters, digits and dashes, at most 63")
     if settings.bounds[0] < 1 and not settings.scaled:
         refuse("--instances", "must be at least 1")
     highest = PORT_MAX - settings.ingresses + 1
@@ -203,8 +203,7 @@ def checked(settings: UpSettings) -> list[EngineAddress]:
 
 
 def service_arguments(texts: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
-    """Arguments for each service. Raises click.BadParameter for an unknown service; the service itself refuses an
-    unknown NAME."""
+    """Arguments for each service. Raises click.BadParameter; an unknown NAME is refused by the service itself."""
     found: dict[str, tuple[str, ...]] = defaultdict(tuple)
     for text in texts:
         try:

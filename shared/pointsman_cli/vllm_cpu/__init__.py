@@ -1,2 +1,1 @@
-"""vLLM's CPU build and a small real model, in an environment of their own. All modules but `checkpoint` need only
-Python: `deploy/engines/vllm-cpu/vllm-cpu` runs them from a bare checkout."""
+"""vLLM's CPU build and a small real model, in an environment of their own. Needs only Python, but for `checkpoint`."""

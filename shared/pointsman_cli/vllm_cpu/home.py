@@ -9,7 +9,6 @@ HOME_VARIABLE = "POINTSMAN_VLLM_DIR"
 SERVED_MODEL = "smollm2-135m"
 KV_CACHE_GIB = 1
 """Per engine: 46,000 tokens of this model."""
-
 MAX_MODEL_LEN = 2048
 
 

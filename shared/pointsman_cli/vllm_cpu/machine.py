@@ -10,11 +10,9 @@ PYTHON_LOWEST = (3, 11)
 PYTHON_HIGHEST = (3, 14)
 DISK_BYTES_MIN = 6 * 1024**3
 MEMORY_BYTES_MIN = 3 * 1024**3
-"""Per engine: 2 to 2.5 GB with a full KV cache of 1 GiB."""
-
 CPU_FLAGS = frozenset({"avx2", "avx512f"})
 
-ELSEWHERE = "docs/engines.md tells how Pointsman is put in front of engines elsewhere"
+ELSEWHERE = "docs/engines.md describes engines on other machines"
 
 
 class UnsuitableMachineError(Exception):

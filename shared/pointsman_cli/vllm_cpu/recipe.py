@@ -178,7 +178,7 @@ def _hint(output: str) -> str:
         return "pip's package indexes do not have what is needed. See pip config list, then run it again"
     if "No space left on device" in output:
         return "the disk is full. Make room and run it again"
-    return "the end of the log says why; what is done already stays when you run it again"
+    return "the end of the log has the reason; finished steps are kept for the next run"
 
 
 def _megabytes(directory: Path) -> int:
@@ -188,9 +188,6 @@ def _megabytes(directory: Path) -> int:
             with contextlib.suppress(OSError):
                 size += os.lstat(f"{folder}/{name}").st_size
     return size // 10**6
-
-
-# The steps
 
 
 def _environment(making: Making) -> None:

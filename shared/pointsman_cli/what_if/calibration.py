@@ -1,8 +1,6 @@
-"""Fits simulated engines to recorded ones. Times of prefills that were alone in an engine are fitted by `way + slope *
-predicted` (Theil-Sen, robust to stalls). The same fit of a simulation at speed 1 removes common effects; the ratio of
-slopes is the speed, the rest is time outside the engine. If slopes disagree, the speed comes from TPOT and the pace of
-other instances, at most 1. Decode costs come from the preset with the same prefill cost, else from the default preset.
-"""
+"""Fits simulated engines to recorded ones. Lone prefills are fitted by `way + slope * predicted` (Theil-Sen, robust to
+stalls), in the log and in a simulation at speed 1; the ratio of slopes is the speed, the rest is time outside the
+engine. If slopes disagree, the speed comes from TPOT and the pace of other instances, at most 1."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -25,7 +23,6 @@ AGREEMENT_MAX = 1.0
 SPEED_MIN, SPEED_MAX = 0.05, 4.0
 CLEARLY_SLOWER = 1.5
 AS_PREDICTED = 0.1
-"""Speeds this close to 1 count as 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +131,7 @@ def lone_prefills(rows: Iterable[RequestRow], cost: PrefillCost) -> dict[Instanc
 
 def slope_of(points: Sequence[Point]) -> float | None:
     """Real over predicted seconds; None if pairs disagree or are too few."""
-    kept = _thinned(points)
+    kept = points[:: max(1, -(-len(points) // POINTS_MAX))]
     if len(kept) < POINTS_MIN:
         return None
     apart = APART_SHARE * median(point.predicted for point in kept)
@@ -157,10 +154,6 @@ def _against_others(name: InstanceId, paces: dict[InstanceId, float]) -> float:
     others = [pace for other, pace in paces.items() if other != name]
     usual = median(others) if others else paces[name]
     return usual / paces[name] if paces[name] > CLEARLY_SLOWER * usual else 1.0
-
-
-def _thinned(points: Sequence[Point]) -> Sequence[Point]:
-    return points[:: -(-len(points) // POINTS_MAX)] if points else points
 
 
 def _tpots(rows: Iterable[RequestRow]) -> dict[InstanceId, Seconds]:

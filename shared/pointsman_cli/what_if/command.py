@@ -44,14 +44,14 @@ INTERRUPTED_EXIT_CODE = 130
 
 @click.command("what-if", context_settings=CONTEXT)
 @from_options
-@click.option("--policy", type=click.Choice(sorted(ROUTING_POLICIES)), help="Another routing policy.")
+@click.option("--policy", type=click.Choice(sorted(ROUTING_POLICIES)), help="Routing policy.")
 @set_option
-@click.option("--order", type=click.Choice(sorted(ORDERING_POLICIES)), help="Another order of granting.")
-@click.option("--admission", type=click.Choice(sorted(ADMISSION_POLICIES)), help="Another admission policy.")
-@click.option("--instances", type=INSTANCES, metavar="N", help="Another number of engines.")
+@click.option("--order", type=click.Choice(sorted(ORDERING_POLICIES)), help="Ordering policy.")
+@click.option("--admission", type=click.Choice(sorted(ADMISSION_POLICIES)), help="Admission policy.")
+@click.option("--instances", type=INSTANCES, metavar="N", help="Number of engines.")
 @since_option
 @until_option
-@click.option("--plot", type=DIRECTORY, help="Draw pictures into this directory.")
+@click.option("--plot", type=DIRECTORY, help="Write plots to this directory.")
 @json_switch
 def what_if_command(
     place: str | None,
@@ -82,7 +82,7 @@ def what_if_command(
     if change.is_none:
         msg = "choose what is to be different: --policy, --set, --order, --admission or --instances"
         raise click.UsageError(msg)
-    draw = _plots() if plot else None
+    draw = _plotter() if plot else None
     console = progress_console() if as_json else output_console()
     with open_history(place, pool) as history:
         record = _read(history, since, until)
@@ -92,7 +92,13 @@ def what_if_command(
             sys.exit(INTERRUPTED_EXIT_CODE)
         print_json(_json(record, sides, calibration)) if as_json else _show(console, record, sides, calibration)
     if draw and plot:
-        for picture in _drawn(draw, cells(sides, record, _name_of(history)), plot):
+        name = f"log of {history.header.pool}" if history.header.pool else "recorded log"
+        try:
+            pictures = draw(cells(sides, record, name), plot)
+        except OSError as error:
+            msg = f"cannot draw into {plot}: {error.strerror}"
+            raise HistoryError(msg) from error
+        for picture in pictures:
             say(console, f"drew {picture}")
 
 
@@ -195,10 +201,7 @@ def _json(record: Record, sides: tuple[Side, Side, Side], calibration: Calibrati
     }
 
 
-Plots = Callable[[Sequence[CellResult], Path], list[Path]]
-
-
-def _plots() -> Plots:
+def _plotter() -> Callable[[Sequence[CellResult], Path], list[Path]]:
     """Imports matplotlib before the simulation. Raises click.ClickException."""
     try:
         from pointsman_cli.what_if.pictures import draw
@@ -206,15 +209,3 @@ def _plots() -> Plots:
         msg = "--plot needs matplotlib; install it with: pip install 'pointsman[plots]'"
         raise click.ClickException(msg) from error
     return draw
-
-
-def _drawn(draw: Plots, results: Sequence[CellResult], directory: Path) -> list[Path]:
-    try:
-        return draw(results, directory)
-    except OSError as error:
-        msg = f"cannot draw into {directory}: {error.strerror}"
-        raise HistoryError(msg) from error
-
-
-def _name_of(history: History) -> str:
-    return f"log of {history.header.pool}" if history.header.pool else "recorded log"

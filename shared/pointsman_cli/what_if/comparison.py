@@ -95,26 +95,22 @@ def fidelity(recorded: Report, again: Report) -> tuple[bool, str]:
 def cells(sides: Sequence[Side], record: Record, name: str) -> list[CellResult]:
     rate = round(mean_rate(record.requests[record.warmup :]), 2)
     source = Source(trace=None, generator=name, requests=len(record.requests), input_tokens_max=0)
-    return [
-        CellResult(_cell(one, source, rate, record), one.report, _series(one.outcome, record.warmup)) for one in sides
-    ]
+    return [_cell_result(one, source, rate, record.warmup) for one in sides]
 
 
-def _cell(one: Side, source: Source, rate: float, record: Record) -> Cell:
-    scenario = one.scenario
+def _cell_result(one: Side, source: Source, rate: float, warmup: int) -> CellResult:
+    scenario, outcome = one.scenario, one.outcome
     variant = Variant(
         policy=one.note, routing=scenario.routing, ordering=scenario.ordering, admission=scenario.admission
     )
-    return Cell(source=source, variant=variant, scenario=scenario, qps=rate, warmup=record.warmup)
-
-
-def _series(outcome: Outcome, warmup: int) -> Series:
+    cell = Cell(source=source, variant=variant, scenario=scenario, qps=rate, warmup=warmup)
     stride = -(-len(outcome.samples) // SAMPLES_KEPT_MAX) or 1
-    return Series(
+    series = Series(
         arrivals=tuple(Arrival(row.arrived_at, row.ttft, row.on_time) for row in outcome.rows[warmup:]),
         samples=tuple(outcome.samples[::stride]),
         instance_changes=tuple(outcome.instance_changes),
     )
+    return CellResult(cell, one.report, series)
 
 
 def by_instance(outcome: Outcome, warmup: int) -> dict[InstanceId, dict[str, Any]]:

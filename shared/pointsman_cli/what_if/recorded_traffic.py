@@ -1,10 +1,9 @@
-"""Converts a log to a workload and an outcome of the simulator. Rejected and failed requests get the median output
-length. Cancelled and unended ones are left out; failed ones count as late. Requests before `since`, or before the
-checkpoint of a truncated log, only warm the caches."""
+"""Converts a log to a workload and an outcome of the simulator. Cancelled and unended requests are left out; failed
+ones count as late. Requests before `since`, or before the checkpoint of a truncated log, only warm the caches."""
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median_low
 
 from pointsman.contracts.block_keys import unpack_keys
@@ -30,7 +29,7 @@ from pointsman.simulation.workload.requests import blocks_for
 from pointsman.state.fleet import Instance
 from pointsman.state.state import PoolSettings, State
 from pointsman.state.workload import EMPTY_QUEUE
-from pointsman_cli.history.errors import HistoryError
+from pointsman_cli.history.entries import HistoryError
 from pointsman_cli.history.restarts import Restarts
 from pointsman_cli.history.start_point import StartPoint
 from pointsman_cli.history.time_options import Moment
@@ -214,12 +213,13 @@ class _Reader:
         size = len(self._ready.most_common(1)[0][0])
         outcome = Outcome(
             [_row(request.row, number, start) for number, request in enumerate(requests)],
-            samples=[_moved(sample, start) for sample in self._samples],
+            samples=[replace(sample, at=sample.at - start) for sample in self._samples],
             migrations=sum(request.row.migrations for request in requests),
             virtual_seconds=max(request.row.ended_at or 0.0 for request in requests) - start,
             instance_changes=[(0.0, size)],
         )
-        usual = _usual_output(requests)
+        output_lengths = [request.output_tokens for request in requests if request.output_tokens > 0]
+        usual = median_low(output_lengths or [1])
         return Record(
             origin=origin,
             settings=self.settings,
@@ -260,7 +260,7 @@ class _Reader:
             )
             raise HistoryError(msg)
         if not self._ready:
-            msg = "no instance took requests in this span, as far as the log tells"
+            msg = "no instance took requests in this span, according to the log"
             raise HistoryError(msg)
 
     def _notes(self, requests: list[_TracedRequest]) -> list[str]:
@@ -326,11 +326,6 @@ def _end(request: _TracedRequest, event: RequestFinished | RequestFailed) -> Non
             row.end, row.reason, row.ended_at, row.first_token_at = "failed", event.reason, event.at, None
 
 
-def _usual_output(requests: list[_TracedRequest]) -> Tokens:
-    known = [request.output_tokens for request in requests if request.output_tokens > 0]
-    return median_low(known) if known else 1
-
-
 def _request(
     request: _TracedRequest, number: int, start: Seconds, usual: Tokens, settings: PoolSettings
 ) -> RecordedRequest:
@@ -368,7 +363,3 @@ def _row(row: RequestRow, number: int, start: Seconds) -> RequestRow:
         at = getattr(row, name)
         setattr(row, name, None if at is None else at - start)
     return row
-
-
-def _moved(sample: LoadSample, start: Seconds) -> LoadSample:
-    return LoadSample(sample.at - start, sample.pending_tokens, sample.running, sample.instances)

@@ -47,7 +47,8 @@ class SimulatedFleet:
     def __init__(self, record: Record) -> None:
         """Raises UnknownPolicyError if the recorded policies are unknown here."""
         self.record = record
-        self.profile = self._profile()
+        profiles = [profile_of(record.joins[name]) for name in record.instances]
+        self.profile = max(profiles, key=profiles.count)
         self.scenario = _scenario_of(record, self.profile)
         self._usual_way = median([request.way_s for request in record.requests if request.way_s is not None] or [0.0])
         self.calibration: Calibration | None = None
@@ -90,10 +91,6 @@ class SimulatedFleet:
         )
         _check(changed)
         return changed
-
-    def _profile(self) -> EngineProfile:
-        profiles = [profile_of(self.record.joins[name]) for name in self.record.instances]
-        return max(profiles, key=profiles.count)
 
     def _paced(self, scenario: Scenario) -> Scenario:
         if self.calibration is None:

@@ -26,8 +26,7 @@ from pointsman.contracts.subjects import subject_of
 from pointsman.policies.policy_set import policy_set
 from pointsman.ports import LogEntry
 from pointsman.primitives import Epoch, InstanceId, PoolName, Term
-from pointsman_cli.doctor.samples import Heavy, Sample
-from pointsman_cli.doctor.timeline import Timeline
+from pointsman_cli.doctor.samples import Heavy, Sample, Timeline
 from pointsman_cli.history.bundle import write_bundle
 from pointsman_cli.history.sources import Header
 from pointsman_cli.main import main

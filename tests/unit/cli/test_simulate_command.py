@@ -129,7 +129,7 @@ def test_processes_of_a_pool_give_the_same_numbers(tmp_path: Path) -> None:
         ([*SMALL, "--policy", "magic"], "there is no routing policy magic"),
         ([*SMALL, "--policy", "dualmap", "--set", "dualmap.magic=1"], "there is no setting of dualmap magic"),
         ([*SMALL, "--policy", "dualmap", "--set", "min_ttft.x=1"], "min_ttft is not among the policies"),
-        ([*SMALL, "--rate", "4,fast"], "no list of rates"),
+        ([*SMALL, "--rate", "4,fast"], "not a list of rates"),
         ([*SMALL, "--rate", "0"], "rates are positive"),
         ([*SMALL, "--warmup", "60"], "nothing is left"),
         ([*SMALL, "--split", "2"], "is not P+D"),

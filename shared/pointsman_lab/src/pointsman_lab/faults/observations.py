@@ -13,7 +13,7 @@ from pointsman.ports import Link, LogEntry, LogMissingError, LogUnavailableError
 from pointsman.primitives import BlockKey, InstanceId, Seconds
 from pointsman.state.state import State
 from pointsman_cli.history.archive import ArchiveHistory
-from pointsman_cli.history.errors import HistoryError
+from pointsman_cli.history.entries import HistoryError
 from pointsman_cli.up.plan import archive_file
 from pointsman_lab.faults.balancer import Balancer
 from pointsman_lab.faults.clients import Exchange
