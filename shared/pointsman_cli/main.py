@@ -35,9 +35,13 @@ COMMANDS = {
         "calibrate_command",
         "Measure prefill times of an engine, to predict them.",
     ),
-    "bench": ("pointsman_cli.bench", "bench_command", "Replay a workload against a fleet, or compare policies."),
+    "bench": (
+        "pointsman_cli.bench.command",
+        "bench_command",
+        "Replay a workload against a fleet, or compare policies.",
+    ),
     "simulate": (
-        "pointsman_cli.simulate",
+        "pointsman_cli.simulate.command",
         "simulate_command",
         "Compare policies on a trace or a generated workload, in virtual time.",
     ),

@@ -6,7 +6,6 @@ from statistics import fmean
 
 import msgspec
 from msgspec import UNSET, UnsetType
-from rich import box
 from rich.table import Table
 from rich.text import Text
 
@@ -18,6 +17,7 @@ from pointsman_cli.formatting import count, milliseconds, ratio, share
 from pointsman_cli.output_file import json_of
 from pointsman_cli.simulate.experiment import Cell, CellResult, Source, search_key
 from pointsman_cli.simulate.variants import Variant
+from pointsman_cli.terminal import table
 
 RECONSTRUCTION_NOTE = (
     "is a reconstruction of a trace that was not to be had, not the real one: its numbers are indications."
@@ -182,20 +182,16 @@ def reconstruction_note(source: Source) -> Text | None:
 def capacity_table(results: Sequence[CellResult], goodputs: Goodputs) -> Table:
     cells = _by_variant_and_rate(results)
     rates = sorted({result.cell.qps for result in results})
-    table = Table(box=box.SIMPLE_HEAD)
-    table.add_column("effective capacity at requests/s:")
-    for rate in rates:
-        table.add_column(f"{rate:g}", justify="right")
-    if goodputs:
-        table.add_column(f"goodput at {TARGET:.0%}", justify="right")
+    goodput_column = [f">goodput at {TARGET:.0%}"] if goodputs else []
+    made = table("effective capacity at requests/s:", *(f">{rate:g}" for rate in rates), *goodput_column)
     best = {rate: _best(_mean(group, _capacity) for (_, qps), group in cells.items() if qps == rate) for rate in rates}
     best_goodput = _best(fmean(found) for found in _goodput_rates(goodputs).values())
     for variant, label in labels(results):
         row = [_capacity_cell(cells.get((variant.key, rate), []), best[rate]) for rate in rates]
         if goodputs:
             row.append(_goodput_cell(variant, goodputs, best_goodput))
-        table.add_row(label, *row)
-    return table
+        made.add_row(label, *row)
+    return made
 
 
 END_TO_END = "e2e P50"
@@ -246,16 +242,13 @@ def details_table(results: Sequence[CellResult], qps: float) -> Table:
     at_rate = [result for result in results if result.cell.qps == qps]
     shown = [column for column in _columns(at_rate) if any(column[1](result.report) for result in at_rate)]
     groups = _by_variant_and_rate(at_rate)
-    table = Table(box=box.SIMPLE_HEAD)
-    table.add_column(f"at {qps:g} requests/s")
-    for heading, _, _ in shown:
-        table.add_column(heading, justify="right")
+    made = table(f"at {qps:g} requests/s", *(f">{heading}" for heading, _, _ in shown))
     for variant, label in labels(results):
         group = groups.get((variant.key, qps))
         if group:
             values = [(_mean(group, value_of), text) for _, value_of, text in shown]
-            table.add_row(label, *("-" if value is None else text(value) for value, text in values))
-    return table
+            made.add_row(label, *("-" if value is None else text(value) for value, text in values))
+    return made
 
 
 def _columns(results: Iterable[CellResult]) -> Sequence[Column]:

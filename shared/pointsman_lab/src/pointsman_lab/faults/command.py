@@ -22,10 +22,10 @@ from pointsman.adapters.clocks import ScaledClock
 from pointsman.policies.routing import DEFAULT_ROUTING
 from pointsman.runtime.health import HealthBoard
 from pointsman.runtime.log_connection import open_link
+from pointsman.runtime.open_files import raised_open_files
 from pointsman.runtime.telemetry import configure_logging
 from pointsman.simulation.workload import WorkloadRequest, at_rate
 from pointsman_cli.bench.fresh_fleet import FreshFleet
-from pointsman_cli.bench.open_files import raise_open_files_limit
 from pointsman_cli.options import CONTEXT, COUNT, DEFAULT_INPUT_CAP, DIRECTORY, INSTANCES, POSITIVE, out_option
 from pointsman_cli.output_file import write_json
 from pointsman_cli.progress_bar import progress_bar
@@ -171,7 +171,7 @@ def faults_command(context: click.Context, /, **values: object) -> None:
     console = output_console()
     seed = secrets.randbelow(1_000_000) if options.seed is None else options.seed
     requests = _requests(options, seed)
-    raise_open_files_limit()
+    raised_open_files()
     with _data_dir(options.data) as kept, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         report = runner.run(_run(options, seed, requests, kept.path, console))
         kept.keep = kept.keep or not report.ok

@@ -4,12 +4,12 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 import msgspec
-from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from pointsman.primitives import Seconds
+from pointsman_cli.terminal import table
 from pointsman_lab.faults.bad_engines import FIRST_SECONDS, Touched
 from pointsman_lab.faults.checks import unanswered
 from pointsman_lab.faults.injector import Injection
@@ -132,15 +132,11 @@ def show(console: Console, report: FaultsReport) -> None:
 
 
 def _strikes(injections: list[Injection], columns: Sequence[Column]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD)
-    for heading in ("at", "fault", "process"):
-        table.add_column(heading)
-    for heading, _ in columns:
-        table.add_column(heading, justify="right")
+    made = table("at", "fault", "process", *(f">{heading}" for heading, _ in columns))
     for strike in sorted(injections, key=lambda one: one.began):
         cells = [cell(strike) for _, cell in columns]
-        table.add_row(f"{strike.began:.1f} s", strike.fault, strike.victim, *cells)
-    return table
+        made.add_row(f"{strike.began:.1f} s", strike.fault, strike.victim, *cells)
+    return made
 
 
 def progress_line(strike: Injection) -> str:
@@ -164,11 +160,9 @@ def _show_touched(console: Console, fault: str, touched: Touched) -> None:
 
 
 def _findings(findings: dict[str, list[str]]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD)
-    table.add_column("what must hold")
-    table.add_column("")
+    made = table("what must hold", "")
     for name, found in findings.items():
-        table.add_row(
+        made.add_row(
             name, Text(f"no, {len(found)} findings", style="bold red") if found else Text("yes", style="green")
         )
-    return table
+    return made
