@@ -35,7 +35,7 @@ from pointsman_lab.torture.simulated_ports import open_link
 from pointsman_scheduler.service import SchedulerService
 
 SEEDS = range(1, 51)
-SEEDS_A_TEST = 10
+SEEDS_A_TEST = 5
 HUNDRED = range(1, 101)
 
 verdict_of = cache(run_seed)

@@ -170,7 +170,7 @@ def _check(options: BenchOptions) -> None:
     if options.trace and options.workload:
         msg = "give --trace or --workload, not both"
     elif options.policies and (options.url or options.place):
-        msg = "--policy starts fleets of its own; leave --url away, and --from"
+        msg = "--policy starts fleets of its own; leave --url and --from out"
     elif options.rebalancing and not options.policies:
         msg = "--rebalance is for the fleets that --policy starts"
     elif options.engine != SIMULATED and not options.policies:
