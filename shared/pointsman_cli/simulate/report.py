@@ -2,6 +2,7 @@
 it; JSON has each run."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields
 from statistics import fmean
 
 import msgspec
@@ -94,6 +95,7 @@ def run_row(result: CellResult, goodputs: Goodputs) -> RunRow:
     scenario = cell.scenario
     goodput = goodputs.get(search_key(cell))
     return RunRow(
+        **{one.name: getattr(report, one.name) for one in fields(report) if one.name in RunRow.__struct_fields__},
         workload=cell.source.name,
         policy=cell.variant.policy,
         ordering=scenario.ordering,
@@ -102,7 +104,6 @@ def run_row(result: CellResult, goodputs: Goodputs) -> RunRow:
         instances=scenario.instances,
         qps=cell.qps,
         seed=scenario.seed,
-        effective_capacity=report.effective_capacity,
         goodput_qps=goodput.qps if goodput else UNSET,
         ttft_p50_s=report.ttft.p50_s,
         ttft_p90_s=report.ttft.p90_s,
@@ -111,24 +112,8 @@ def run_row(result: CellResult, goodputs: Goodputs) -> RunRow:
         tpot_p90_s=report.tpot.p90_s,
         e2e_p50_s=report.e2e.p50_s,
         e2e_p90_s=report.e2e.p90_s,
-        hit_rate=report.hit_rate,
-        hit_share_of_bound=report.hit_share_of_bound,
-        load_cv=report.load_cv,
-        migrations=report.migrations,
-        rejections=report.rejections,
-        jain=report.jain,
-        jain_of_amounts=report.jain_of_amounts,
-        service_per_s=report.service_per_s,
-        requests=report.requests,
-        finished=report.finished,
-        failures=report.failures,
-        unfinished=report.unfinished,
         well_behaved_ttft_p50_s=report.well_behaved_ttft.p50_s,
         well_behaved_ttft_p90_s=report.well_behaved_ttft.p90_s,
-        prediction_error_p50_s=report.prediction_error_p50_s,
-        prediction_error_p90_s=report.prediction_error_p90_s,
-        prediction_bias_s=report.prediction_bias_s,
-        decision_us=report.decision_us,
         attainment_by_length=[
             LengthShare(
                 tokens_min=band.tokens_min,

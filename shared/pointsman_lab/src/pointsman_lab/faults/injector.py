@@ -79,7 +79,7 @@ class Injector:
     async def run_in_turn(
         self, faults: Sequence[Fault], *, settle: Seconds, on_injected: Callable[[Injection], None]
     ) -> None:
-        """One fault after the other, with a pause before each and after the last. Calls `told` after each."""
+        """One fault after the other, with a pause before each and after the last. Calls `on_injected` after each."""
         self._started = time.monotonic()
         for fault in faults:
             await asyncio.sleep(settle)
