@@ -9,6 +9,7 @@ import msgspec
 
 from pointsman.adapters.sse import events_in
 from pointsman.primitives import Seconds, Tokens
+from pointsman_cli.bench.answer import decoded_object
 from pointsman_engine_sim.engine import prompt_hash
 from pointsman_lab.torture.engines import MODEL, vocabulary
 from pointsman_lab.torture.http import Exchange, post_scope
@@ -156,7 +157,7 @@ async def send(request: ClientRequest, ingress: IngressProcess) -> None:
 def _judge(request: ClientRequest, exchange: Exchange, body: bytes) -> None:
     if request.status != 200:
         request.outcome = "refused"
-        request.code = str(_decoded(body).get("error", {}).get("code", ""))
+        request.code = str(decoded_object(body).get("error", {}).get("code", ""))
         if request.status == 500 or not request.code:
             request.problem = f"status {request.status}: {body[:200]!r}"
         return
@@ -170,7 +171,7 @@ def _judge(request: ClientRequest, exchange: Exchange, body: bytes) -> None:
 
 
 def _whole(request: ClientRequest, body: bytes) -> str:
-    answer = _decoded(body)
+    answer = decoded_object(body)
     usage = answer.get("usage", {})
     if usage.get("completion_tokens") != request.max_tokens:
         request.problem = f"usage {usage}, asked for {request.max_tokens}"
@@ -185,7 +186,7 @@ def _streamed(request: ClientRequest, body: bytes) -> tuple[str, Outcome]:
         if data == b"[DONE]":
             done = True
             continue
-        event = _decoded(data)
+        event = decoded_object(data)
         if "error" in event:
             outcome = "broken off"
             request.code = str(event["error"].get("code", ""))
@@ -193,11 +194,3 @@ def _streamed(request: ClientRequest, body: bytes) -> tuple[str, Outcome]:
     if not done and outcome == "answered":
         request.problem = f"a stream without an end: {body[-100:]!r}"
     return "".join(parts), outcome
-
-
-def _decoded(data: bytes) -> dict[str, Any]:
-    try:
-        decoded = msgspec.json.decode(data)
-    except msgspec.DecodeError:
-        return {}
-    return decoded if isinstance(decoded, dict) else {}
