@@ -35,8 +35,10 @@ from pointsman_lab.torture.simulated_ports import open_link
 from pointsman_scheduler.service import SchedulerService
 
 SEEDS = range(1, 51)
-SEEDS_A_TEST = 10
+SEEDS_A_TEST = 5
 HUNDRED = range(1, 101)
+ALL_SEEDS_SECONDS = 600
+"""Timeout of a test that needs the verdicts of all SEEDS: it runs them itself when it is run alone."""
 
 verdict_of = cache(run_seed)
 """Seeds that several tests look at run once."""
@@ -55,6 +57,7 @@ def test_the_system_keeps_its_promises_under_faults(first: int) -> None:
         assert not verdict_of(seed).problems, f"pointsman-lab torture --seed {seed}"
 
 
+@pytest.mark.timeout(ALL_SEEDS_SECONDS)
 @pytest.mark.parametrize(
     "kinds",
     [
@@ -112,6 +115,7 @@ def test_of_the_seeds_a_share_has_engines_without_replay_adapters_and_an_overloa
     assert 20 < sum(plan.overload for plan in plans) < 50
 
 
+@pytest.mark.timeout(ALL_SEEDS_SECONDS)
 def test_of_the_seeds_a_share_has_instances_with_roles_and_a_share_a_log_that_loses_what_it_had_confirmed() -> None:
     splits = [plan_of(seed).split for seed in HUNDRED]
     outputs = [what for seed in SEEDS for _, what in verdict_of(seed).trace]

@@ -37,7 +37,7 @@ class StreamedAnswer:
             if event == END_MARK:
                 ended = True
                 continue
-            content = _decoded(event)
+            content = decoded_object(event)
             if "error" in content:
                 raise StreamError(_error_text(content["error"]))
             usage = usage or content.get("usage") or {}
@@ -48,10 +48,11 @@ class StreamedAnswer:
 
 
 def error_code(body: bytes) -> str:
-    return _error_text(_decoded(body).get("error", ""))
+    return _error_text(decoded_object(body).get("error", ""))
 
 
-def _decoded(event: bytes) -> dict[str, Any]:
+def decoded_object(event: bytes) -> dict[str, Any]:
+    """The JSON object; empty for anything else."""
     try:
         content = msgspec.json.decode(event)
     except (msgspec.DecodeError, UnicodeDecodeError):

@@ -19,13 +19,13 @@ from rich.text import Text
 
 from pointsman.policies.rebalancing import REBALANCING_POLICIES
 from pointsman.policies.routing import ROUTING_POLICIES
+from pointsman.runtime.open_files import raised_open_files
 from pointsman.runtime.telemetry import configure_logging
 from pointsman.simulation.workload import WorkloadRequest, at_rate, mean_rate
 from pointsman_cli.bench.display import Display
 from pointsman_cli.bench.fresh_fleet import REAL_START_SECONDS_MAX, START_SECONDS_MAX, FreshFleet
 from pointsman_cli.bench.load import LoadGenerator, Target
 from pointsman_cli.bench.moves import Moves, moves_in
-from pointsman_cli.bench.open_files import raise_open_files_limit
 from pointsman_cli.bench.report import (
     BenchReport,
     RunFacts,
@@ -160,7 +160,7 @@ def bench_command(**values: object) -> None:
     options = BenchOptions(**values)  # type: ignore[arg-type]
     _check(options)
     configure_logging("error", "text")
-    raise_open_files_limit()
+    raised_open_files()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         sys.exit(runner.run(_Bench(options, Console(highlight=False)).run()))
 
@@ -170,7 +170,7 @@ def _check(options: BenchOptions) -> None:
     if options.trace and options.workload:
         msg = "give --trace or --workload, not both"
     elif options.policies and (options.url or options.place):
-        msg = "--policy starts fleets of its own; leave --url away, and --from"
+        msg = "--policy starts fleets of its own; leave --url and --from out"
     elif options.rebalancing and not options.policies:
         msg = "--rebalance is for the fleets that --policy starts"
     elif options.engine != SIMULATED and not options.policies:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 import msgspec
-from rich import box
 from rich.table import Table
 from rich.text import Text
 
@@ -16,6 +15,7 @@ from pointsman.primitives import Seconds, Tokens
 from pointsman.simulation.metrics import percentile
 from pointsman_cli.bench.moves import Moves
 from pointsman_cli.formatting import count, milliseconds, share
+from pointsman_cli.terminal import table
 
 LATENESS_SHARE_MAX = 0.05
 
@@ -53,10 +53,21 @@ class InstanceShare(msgspec.Struct, kw_only=True):
     ttft_p50_s: Seconds | None
 
 
-class RunReport(msgspec.Struct, kw_only=True):
-    """One run; null where nothing was measured."""
+class RunFacts(msgspec.Struct, kw_only=True):
+    """`offered_rate`: mean arrivals per engine second."""
 
     policy: str
+    slo_ttft_s: Seconds
+    speed: float
+    offered_rate: float
+    workload: str
+    trace: str | None
+    seed: int
+
+
+class RunReport(RunFacts, kw_only=True):
+    """One run; null where nothing was measured."""
+
     requests: int
     completed: int
     rejected: int
@@ -81,12 +92,6 @@ class RunReport(msgspec.Struct, kw_only=True):
     late_p99_s: Seconds | None
     late_max_s: Seconds | None
     wall_s: float
-    offered_rate: float
-    slo_ttft_s: Seconds
-    speed: float
-    workload: str
-    trace: str | None
-    seed: int
     interrupted: bool
     rebalancing: str | None = None
     moves: Moves | None = None
@@ -94,19 +99,6 @@ class RunReport(msgspec.Struct, kw_only=True):
 
 class BenchReport(msgspec.Struct, kw_only=True):
     runs: list[RunReport]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunFacts:
-    """`offered_rate`: mean arrivals per engine second."""
-
-    policy: str
-    slo_ttft_s: Seconds
-    speed: float
-    offered_rate: float
-    workload: str
-    trace: str | None
-    seed: int
 
 
 def summarise(outcomes: Sequence[Outcome], facts: RunFacts, *, wall_s: float, interrupted: bool) -> RunReport:
@@ -118,7 +110,7 @@ def summarise(outcomes: Sequence[Outcome], facts: RunFacts, *, wall_s: float, in
     off = [abs(o.ttft_s - o.predicted_ttft_s) for o in completed if o.ttft_s is not None and o.predicted_ttft_s]
     endings = Counter(o.ending for o in outcomes)
     return RunReport(
-        policy=facts.policy,
+        **msgspec.structs.asdict(facts),
         requests=len(outcomes),
         completed=len(completed),
         rejected=endings["rejected"],
@@ -143,12 +135,6 @@ def summarise(outcomes: Sequence[Outcome], facts: RunFacts, *, wall_s: float, in
         late_p99_s=percentile(late, 99),
         late_max_s=max(late, default=None),
         wall_s=wall_s,
-        offered_rate=facts.offered_rate,
-        slo_ttft_s=facts.slo_ttft_s,
-        speed=facts.speed,
-        workload=facts.workload,
-        trace=facts.trace,
-        seed=facts.seed,
         interrupted=interrupted,
     )
 
@@ -231,12 +217,11 @@ WHERE_MOVED = {label for label, _, _ in ROWS if label.startswith(("moved", "thei
 
 
 def runs_table(runs: Sequence[RunReport]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD)
-    table.add_column("")
+    made = table("")
     for number, run in enumerate(runs):
-        table.add_column(run.policy + (" (interrupted)" if run.interrupted else ""), justify="right")
+        made.add_column(run.policy + (" (interrupted)" if run.interrupted else ""), justify="right")
         if number:
-            table.add_column("ratio", justify="right", style="dim")
+            made.add_column("ratio", justify="right", style="dim")
     for label, value_of, shown in ROWS:
         if label in WHERE_MOVED and not any(run.moves and run.moves.moved for run in runs):
             continue
@@ -247,24 +232,21 @@ def runs_table(runs: Sequence[RunReport]) -> Table:
             cells.append("-" if value is None else shown(value))
             if number:
                 cells.append(f"{value / first:.2f}x" if first and value is not None else "")
-        table.add_row(label, *cells, end_section=label in {"failed", "end-to-end P99"})
-    return table
+        made.add_row(label, *cells, end_section=label in {"failed", "end-to-end P99"})
+    return made
 
 
 def instances_table(run: RunReport) -> Table:
-    table = Table(box=box.SIMPLE_HEAD)
-    table.add_column(f"instance, {run.policy}")
-    for heading in ("requests", "share", "hit rate", "TTFT P50"):
-        table.add_column(heading, justify="right")
+    shown = table(f"instance, {run.policy}", ">requests", ">share", ">hit rate", ">TTFT P50")
     for name, part in run.per_instance.items():
-        table.add_row(
+        shown.add_row(
             name,
             count(part.requests),
             share(part.share),
             "-" if part.hit_rate is None else share(part.hit_rate),
             "-" if part.ttft_p50_s is None else _seconds(part.ttft_p50_s),
         )
-    return table
+    return shown
 
 
 def errors_text(errors: Mapping[str, int]) -> Text:

@@ -16,7 +16,7 @@ from pointsman.policies.policy_set import UnknownPolicyError
 from pointsman.policies.rebalancing import REBALANCING_POLICIES
 from pointsman.simulation.goodput import RUNS_MAX, Goodput
 from pointsman.simulation.simulator import Scenario
-from pointsman.simulation.workload import TraceError, mean_rate
+from pointsman.simulation.workload import mean_rate
 from pointsman_cli.options import CONTEXT, COUNT, DEFAULT_INPUT_CAP, DIRECTORY, INSTANCES, comma_list, out_option, rates
 from pointsman_cli.output_file import write_file
 from pointsman_cli.progress_bar import progress_bar
@@ -209,10 +209,7 @@ class _Simulate:
 
     def _cells(self) -> list[Cell]:
         options = self._options
-        try:
-            requests = requests_of(self._source, FIRST_SEED)
-        except TraceError as error:
-            raise click.ClickException(str(error)) from error
+        requests = requests_of(self._source, FIRST_SEED)
         if len(requests) <= options.warmup:
             msg = f"{len(requests)} requests, of which the first {options.warmup} are not counted: nothing is left; lower --warmup"
             raise click.UsageError(msg)

@@ -16,12 +16,12 @@ from pointsman.simulation.goodput import Goodput, RatePoint, find_goodput
 from pointsman.simulation.metrics import Report, effective_capacity, summarise
 from pointsman.simulation.outcome import LoadSample, Outcome
 from pointsman.simulation.simulator import Scenario, simulate
-from pointsman.simulation.workload import ARRIVALS, GENERATORS, LONGER_PREFIXES, MORE_REQUESTS, WorkloadRequest
+from pointsman.simulation.workload import ARRIVALS, LONGER_PREFIXES, MORE_REQUESTS, WorkloadRequest
 from pointsman_cli.simulate.variants import Variant
+from pointsman_cli.workload_options import workload_requests
 
 J = TypeVar("J")
 R = TypeVar("R")
-GENERATED_RATE = 4.0
 MISBEHAVING = {"_s1": MORE_REQUESTS, "_s2": LONGER_PREFIXES}
 SAMPLES_KEPT_MAX = 600
 
@@ -84,22 +84,11 @@ class CellResult:
     series: Series
 
 
-def requests_of(source: Source, seed: int) -> list[WorkloadRequest]:
-    """The requests at their own rate; equal seeds give equal ones. Raises TraceError."""
-    return list(_requests_of(source, seed))
-
-
 @lru_cache(maxsize=4)
-def _requests_of(source: Source, seed: int) -> tuple[WorkloadRequest, ...]:
-    chance = random.Random(seed)
-    if source.trace:
-        return tuple(
-            workload.read_trace(
-                source.trace, limit=source.requests, chance=chance, input_tokens_max=source.input_tokens_max
-            )
-        )
-    generated = GENERATORS[source.generator](source.requests, rate=GENERATED_RATE, chance=chance)
-    return tuple(workload.input_capped(generated, source.input_tokens_max))
+def requests_of(source: Source, seed: int) -> tuple[WorkloadRequest, ...]:
+    """The requests at their own rate; equal seeds give equal ones. Raises click.ClickException."""
+    limits = {"requests": source.requests, "input_tokens_max": source.input_tokens_max}
+    return tuple(workload_requests(source.trace, source.generator, seed=seed, **limits))
 
 
 def run_cell(cell: Cell) -> CellResult:
@@ -168,7 +157,7 @@ def _die_of_interrupt() -> None:
 
 
 def _at_rate(cell: Cell, qps: float) -> list[WorkloadRequest]:
-    requests = _requests_of(cell.source, cell.scenario.seed)
+    requests = requests_of(cell.source, cell.scenario.seed)
     timed = ARRIVALS[cell.source.arrivals](requests, rate=qps, chance=random.Random(cell.scenario.seed))
     share = cell.source.halved_after
     return timed if share is None else _slower_after(timed, int(share * len(timed)))

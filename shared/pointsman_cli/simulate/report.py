@@ -2,11 +2,11 @@
 it; JSON has each run."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields
 from statistics import fmean
 
 import msgspec
 from msgspec import UNSET, UnsetType
-from rich import box
 from rich.table import Table
 from rich.text import Text
 
@@ -18,6 +18,7 @@ from pointsman_cli.formatting import count, milliseconds, ratio, share
 from pointsman_cli.output_file import json_of
 from pointsman_cli.simulate.experiment import Cell, CellResult, Source, search_key
 from pointsman_cli.simulate.variants import Variant
+from pointsman_cli.terminal import table
 
 RECONSTRUCTION_NOTE = (
     "is a reconstruction of a trace that was not to be had, not the real one: its numbers are indications."
@@ -94,6 +95,7 @@ def run_row(result: CellResult, goodputs: Goodputs) -> RunRow:
     scenario = cell.scenario
     goodput = goodputs.get(search_key(cell))
     return RunRow(
+        **{one.name: getattr(report, one.name) for one in fields(report) if one.name in RunRow.__struct_fields__},
         workload=cell.source.name,
         policy=cell.variant.policy,
         ordering=scenario.ordering,
@@ -102,7 +104,6 @@ def run_row(result: CellResult, goodputs: Goodputs) -> RunRow:
         instances=scenario.instances,
         qps=cell.qps,
         seed=scenario.seed,
-        effective_capacity=report.effective_capacity,
         goodput_qps=goodput.qps if goodput else UNSET,
         ttft_p50_s=report.ttft.p50_s,
         ttft_p90_s=report.ttft.p90_s,
@@ -111,24 +112,8 @@ def run_row(result: CellResult, goodputs: Goodputs) -> RunRow:
         tpot_p90_s=report.tpot.p90_s,
         e2e_p50_s=report.e2e.p50_s,
         e2e_p90_s=report.e2e.p90_s,
-        hit_rate=report.hit_rate,
-        hit_share_of_bound=report.hit_share_of_bound,
-        load_cv=report.load_cv,
-        migrations=report.migrations,
-        rejections=report.rejections,
-        jain=report.jain,
-        jain_of_amounts=report.jain_of_amounts,
-        service_per_s=report.service_per_s,
-        requests=report.requests,
-        finished=report.finished,
-        failures=report.failures,
-        unfinished=report.unfinished,
         well_behaved_ttft_p50_s=report.well_behaved_ttft.p50_s,
         well_behaved_ttft_p90_s=report.well_behaved_ttft.p90_s,
-        prediction_error_p50_s=report.prediction_error_p50_s,
-        prediction_error_p90_s=report.prediction_error_p90_s,
-        prediction_bias_s=report.prediction_bias_s,
-        decision_us=report.decision_us,
         attainment_by_length=[
             LengthShare(
                 tokens_min=band.tokens_min,
@@ -182,20 +167,16 @@ def reconstruction_note(source: Source) -> Text | None:
 def capacity_table(results: Sequence[CellResult], goodputs: Goodputs) -> Table:
     cells = _by_variant_and_rate(results)
     rates = sorted({result.cell.qps for result in results})
-    table = Table(box=box.SIMPLE_HEAD)
-    table.add_column("effective capacity at requests/s:")
-    for rate in rates:
-        table.add_column(f"{rate:g}", justify="right")
-    if goodputs:
-        table.add_column(f"goodput at {TARGET:.0%}", justify="right")
+    goodput_column = [f">goodput at {TARGET:.0%}"] if goodputs else []
+    made = table("effective capacity at requests/s:", *(f">{rate:g}" for rate in rates), *goodput_column)
     best = {rate: _best(_mean(group, _capacity) for (_, qps), group in cells.items() if qps == rate) for rate in rates}
     best_goodput = _best(fmean(found) for found in _goodput_rates(goodputs).values())
     for variant, label in labels(results):
         row = [_capacity_cell(cells.get((variant.key, rate), []), best[rate]) for rate in rates]
         if goodputs:
             row.append(_goodput_cell(variant, goodputs, best_goodput))
-        table.add_row(label, *row)
-    return table
+        made.add_row(label, *row)
+    return made
 
 
 END_TO_END = "e2e P50"
@@ -246,16 +227,13 @@ def details_table(results: Sequence[CellResult], qps: float) -> Table:
     at_rate = [result for result in results if result.cell.qps == qps]
     shown = [column for column in _columns(at_rate) if any(column[1](result.report) for result in at_rate)]
     groups = _by_variant_and_rate(at_rate)
-    table = Table(box=box.SIMPLE_HEAD)
-    table.add_column(f"at {qps:g} requests/s")
-    for heading, _, _ in shown:
-        table.add_column(heading, justify="right")
+    made = table(f"at {qps:g} requests/s", *(f">{heading}" for heading, _, _ in shown))
     for variant, label in labels(results):
         group = groups.get((variant.key, qps))
         if group:
             values = [(_mean(group, value_of), text) for _, value_of, text in shown]
-            table.add_row(label, *("-" if value is None else text(value) for value, text in values))
-    return table
+            made.add_row(label, *("-" if value is None else text(value) for value, text in values))
+    return made
 
 
 def _columns(results: Iterable[CellResult]) -> Sequence[Column]:

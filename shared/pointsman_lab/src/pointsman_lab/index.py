@@ -16,7 +16,6 @@ from typing import Any
 import click
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 
 from pointsman.contracts.block_keys import pack_keys
 from pointsman.contracts.cache import BlocksRemoved, BlocksStored, Run
@@ -27,6 +26,7 @@ from pointsman.state.prefix_index import ROOT, PrefixIndex
 from pointsman.state.state import PoolSettings, State
 from pointsman_cli.options import CONTEXT, COUNT, out_option
 from pointsman_cli.output_file import write_json
+from pointsman_cli.terminal import table
 
 SEED = 1
 PROMPT_BLOCKS = 625
@@ -221,19 +221,15 @@ def _bytes_per_block(held: Holdings) -> float:
 
 
 def _print(figures: dict[str, Any]) -> None:
-    table = Table(title="Prefix index, microseconds (median over rounds)")
-    table.add_column("operation")
     sides = list(figures["match_us"])
-    for side in sides:
-        table.add_column(side, justify="right")
-    if len(sides) > 1:
-        table.add_column("ratio", justify="right")
+    columns = [f">{side}" for side in sides] + [">ratio"] * (len(sides) > 1)
+    made = table("operation", *columns, title="Prefix index, microseconds (median over rounds)")
     for name in ("match_us", "apply_stored_us", "apply_removed_us"):
         values = [figures[name][side] for side in sides]
         ratio = [f"{values[0] / values[1]:.2f}"] if len(values) > 1 else []
-        table.add_row(name.removesuffix("_us"), *(f"{value:.2f}" for value in values), *ratio)
+        made.add_row(name.removesuffix("_us"), *(f"{value:.2f}" for value in values), *ratio)
     console = Console()
-    console.print(table)
+    console.print(made)
     console.print(f"memory of ours: {figures['bytes_per_block']} bytes for each block an instance holds")
 
 

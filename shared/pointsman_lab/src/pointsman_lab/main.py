@@ -5,19 +5,19 @@ import click
 from pointsman_cli.lazy_group import LazyGroup
 
 COMMANDS = {
-    "results": ("pointsman_lab.results", "results_command", "Run every study of docs/results.md."),
+    "results": ("pointsman_lab.results.command", "results_command", "Run every study of docs/results.md."),
     "gateway": (
-        "pointsman_lab.gateway",
+        "pointsman_lab.gateway.command",
         "gateway_command",
         "Measure what the ingress and the scheduler add to a direct call.",
     ),
     "agreement": (
-        "pointsman_lab.agreement",
+        "pointsman_lab.agreement.command",
         "agreement_command",
         "Show that simulator and running fleet give the same numbers.",
     ),
     "faults": (
-        "pointsman_lab.faults",
+        "pointsman_lab.faults.command",
         "faults_command",
         "Kill the processes of a real fleet while it serves, and check that nothing is lost or doubled.",
     ),
@@ -32,7 +32,7 @@ COMMANDS = {
         "Plant small defects and report which of them unit tests and torture find.",
     ),
     "elasticity": (
-        "pointsman_lab.elasticity",
+        "pointsman_lab.elasticity.command",
         "elasticity_command",
         "Show how a fleet grows under load and shrinks after it.",
     ),

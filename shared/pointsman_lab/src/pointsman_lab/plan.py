@@ -12,7 +12,6 @@ from typing import Any
 import click
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 
 from pointsman.contracts.block_keys import pack_keys
 from pointsman.contracts.cache import BlocksStored, Run
@@ -28,6 +27,7 @@ from pointsman.state.prefix_index import ROOT
 from pointsman.state.state import PoolSettings, State
 from pointsman_cli.options import CONTEXT, COUNT, out_option
 from pointsman_cli.output_file import write_json
+from pointsman_cli.terminal import table
 
 BLOCK_TOKENS = 64
 HOT_PREFIXES = 8
@@ -144,11 +144,10 @@ def _milliseconds(seconds: list[float]) -> dict[str, float]:
 
 def _print(figures: dict[str, Any]) -> None:
     title = f"One round, {figures['queued']:,} queued on {figures['overloaded']} of {figures['instances']} instances"
-    table = Table(title=f"{title}; median (least to most), wall time")
-    for heading in ("policy", "moves", "planning", "carrying out"):
-        table.add_column(heading, justify="left" if heading == "policy" else "right")
+    title = f"{title}; median (least to most), wall time"
+    made = table("policy", ">moves", ">planning", ">carrying out", title=title)
     for name, measured in figures["policies"].items():
         times = [f"{t['median']:.2f} ms ({t['least']:.2f} to {t['most']:.2f})" for t in
                  (measured["plan_ms"], measured["carry_out_ms"])]  # fmt: skip
-        table.add_row(name, str(measured["moves"]), *times)
-    Console().print(table)
+        made.add_row(name, str(measured["moves"]), *times)
+    Console().print(made)

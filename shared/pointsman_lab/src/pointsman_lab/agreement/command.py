@@ -10,7 +10,6 @@ from pathlib import Path
 
 import click
 import uvloop
-from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -23,6 +22,7 @@ from pointsman.simulation.workload import WorkloadRequest, at_rate
 from pointsman_cli.options import CONTEXT, COUNT, DEFAULT_INPUT_CAP, POSITIVE, comma_list, out_option, rates
 from pointsman_cli.output_file import write_json
 from pointsman_cli.progress_bar import progress_bar
+from pointsman_cli.terminal import table
 from pointsman_cli.workload_options import check_one_workload, workload_name, workload_options, workload_requests
 from pointsman_lab.agreement.runner import Pace, Pool, pace, run_live, run_simulated
 from pointsman_lab.agreement.verdict import Agreement, AgreementReport, Number, Verdict, numbers, verdict
@@ -257,14 +257,12 @@ LABELS: dict[str, tuple[str, str]] = {
 
 
 def _table(compared: Agreement, tolerance: float) -> Table:
-    table = Table(box=box.SIMPLE_HEAD)
-    table.add_column(f"{compared.policy} at {compared.qps:g}/s, {compared.requests} requests")
-    for heading in ("live", "simulated", "least", "most", "ratio", f"within {tolerance:.0%}"):
-        table.add_column(heading, justify="right")
+    title = f"{compared.policy} at {compared.qps:g}/s, {compared.requests} requests"
+    made = table(title, ">live", ">simulated", ">least", ">most", ">ratio", f">within {tolerance:.0%}")
     for one in compared.numbers:
         if one.live or one.simulated:
-            table.add_row(*_cells(one))
-    return table
+            made.add_row(*_cells(one))
+    return made
 
 
 def _cells(one: Number) -> list[str | Text]:

@@ -5,7 +5,7 @@ compared with the median."""
 import random
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from pathlib import Path
 from statistics import fmean, median
@@ -18,7 +18,7 @@ from pointsman.simulation.workload import WorkloadRequest, mean_rate, prompt_tok
 from pointsman.state.engine_profiles import DEFAULT_PROFILE, PROFILES, prefill_seconds
 from pointsman_cli.bench.fresh_fleet import FreshFleet
 from pointsman_cli.bench.load import VOCAB_SIZE, LoadGenerator, Tally, Target
-from pointsman_cli.bench.report import RunFacts, RunReport, summarise
+from pointsman_cli.bench.report import RunFacts, summarise
 from pointsman_cli.up.plan import ENGINE_BLOCK_TOKENS, SIMULATED_MODEL
 from pointsman_lab.agreement.machine import REQUEST_PATH, Heartbeat, Machine, waited_for_cores, warnings_in
 
@@ -85,7 +85,7 @@ async def run_live(
         stood_still_s=heartbeat.longest_pause * speed,
         warned=warned,
     )
-    return _live_figures(report), machine
+    return Figures(**{one.name: getattr(report, one.name) for one in fields(Figures)}), machine
 
 
 def _fleet(pool: Pool, speed: float) -> FreshFleet:
@@ -110,21 +110,6 @@ def _facts(pool: Pool, requests: Sequence[WorkloadRequest], speed: float) -> Run
         workload="",
         trace=None,
         seed=pool.seed,
-    )
-
-
-def _live_figures(report: RunReport) -> Figures:
-    return Figures(
-        requests=report.requests,
-        completed=report.completed,
-        rejected=report.rejected,
-        failed=report.failed,
-        ttft_p50_s=report.ttft_p50_s,
-        ttft_p90_s=report.ttft_p90_s,
-        ttft_p99_s=report.ttft_p99_s,
-        tpot_p50_s=report.tpot_p50_s,
-        hit_rate=report.hit_rate,
-        effective_capacity=report.effective_capacity,
     )
 
 

@@ -47,31 +47,31 @@ class Touched(msgspec.Struct, kw_only=True):
 
 
 class EngineWatch:
-    def __init__(self, witness: LogTail, data: Path) -> None:
-        self._witness = witness
+    def __init__(self, log_tail: LogTail, data: Path) -> None:
+        self._log_tail = log_tail
         self._data = data
 
     async def diagnose(self, instance: InstanceId) -> Touched:
-        doctor, explain = _line(await self._said("doctor"), instance), ""
+        doctor, explain = _line_about(await self._output_of("doctor"), instance), ""
         for request in self._requests_about(instance):
-            explain = explain or _line(await self._said("explain", request), instance)
+            explain = explain or _line_about(await self._output_of("explain", request), instance)
         return Touched(instance=instance, doctor=doctor, explain=explain)
 
     def whole(self, instance: InstanceId) -> bool:
-        known = self._witness.state.fleet.get(instance)
+        known = self._log_tail.state.fleet.get(instance)
         return known is not None and known.status == "ready" and not known.half_open
 
     def _requests_about(self, instance: InstanceId) -> list[str]:
-        events = [entry.event for entry in reversed(self._witness.entries) if entry.event is not None]
+        events = [entry.event for entry in reversed(self._log_tail.entries) if entry.event is not None]
         failed = next((e for e in events if isinstance(e, RequestAttemptFailed) and e.instance == instance), None)
         placed = next((e for e in events if isinstance(e, RequestPlaced)), None)
         return [event.request for event in (failed, placed) if event is not None]
 
-    async def _said(self, *command: str) -> str:
+    async def _output_of(self, *command: str) -> str:
         process = await asyncio.create_subprocess_exec(
             str(console_script("pointsman")),
             *command,
-            *("--data", str(self._data)),
+            *("--from", str(self._data)),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
@@ -123,6 +123,6 @@ def _sent_to(instance: InstanceId, entries: Sequence[LogEntry]) -> dict[str, lis
     return sent
 
 
-def _line(output: str, instance: InstanceId) -> str:
+def _line_about(output: str, instance: InstanceId) -> str:
     lines = (line.strip() for line in output.splitlines())
     return next((line for line in lines if re.search(rf"\b{instance}\b", line) and BAD_WORDS.search(line)), "")

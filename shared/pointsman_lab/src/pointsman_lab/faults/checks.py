@@ -146,7 +146,7 @@ def the_archive_holds_the_log(evidence: Evidence) -> Iterator[str]:
 
 
 def no_client_noticed(evidence: Evidence) -> Iterator[str]:
-    if evidence.balancer is None or not all(_gentle(strike) for strike in evidence.injections):
+    if evidence.balancer is None or not all(_gentle(injection) for injection in evidence.injections):
         return
     failed = [e for e in evidence.exchanges if unserved(e)]
     yield from listed("were not served", [f"{e.request} {e.ending} {e.status} {e.detail}" for e in failed])
@@ -156,19 +156,19 @@ def ingresses_stay_in_rotation(evidence: Evidence) -> Iterator[str]:
     """A balancer removes only ingresses that are restarted or struck."""
     if evidence.balancer is None:
         return
-    for strike in evidence.injections:
-        for server, seconds in strike.out_of_rotation.items():
-            if server not in strike.victim.split(", "):
-                yield f"{strike.fault} of {strike.victim}: nothing was sent to {server} for {seconds:.1f} s"
+    for injection in evidence.injections:
+        for server, seconds in injection.out_of_rotation.items():
+            if server not in injection.victim.split(", "):
+                yield f"{injection.fault} of {injection.victim}: nothing was sent to {server} for {seconds:.1f} s"
 
 
 def bad_engines_are_avoided(evidence: Evidence) -> Iterator[str]:
     """A misbehaving engine affects few requests after the grace period, is reported, and recovers."""
-    for strike in evidence.injections:
-        touched = strike.touched
+    for injection in evidence.injections:
+        touched = injection.touched
         if touched is None:
             continue
-        what = f"{strike.fault} of {touched.instance}"
+        what = f"{injection.fault} of {touched.instance}"
         if touched.share >= TOUCHED_SHARE_MAX:
             yield f"{what}: {touched.touched} of {touched.asked} requests were sent there after {FIRST_SECONDS:g} s"
         if touched.back_s is None or touched.back_s > BACK_SECONDS_MAX:
@@ -179,8 +179,8 @@ def bad_engines_are_avoided(evidence: Evidence) -> Iterator[str]:
                 yield f"{what}: {command} does not name it"
 
 
-def _gentle(strike: Injection) -> bool:
-    return strike.fault.partition(":")[0] in GENTLE
+def _gentle(injection: Injection) -> bool:
+    return injection.fault.partition(":")[0] in GENTLE
 
 
 LOST: tuple[Check, ...] = (every_request_got_one_answer, every_request_has_one_end, clients_and_log_tell_the_same)

@@ -15,6 +15,8 @@ import msgspec
 from pointsman.adapters.sse import events_in
 from pointsman.primitives import Seconds, Tokens
 from pointsman.simulation.workload import WorkloadRequest, prompt_token_ids
+from pointsman_cli.bench.answer import decoded_object
+from pointsman_cli.bench.load import IDLE_CONNECTION_SECONDS, VOCAB_SIZE
 from pointsman_cli.discovery import FleetFile
 
 Ending = Literal["waits", "completed", "refused", "cut", "failed", "dropped", "lost"]
@@ -22,11 +24,9 @@ Ending = Literal["waits", "completed", "refused", "cut", "failed", "dropped", "l
 with an error object. dropped: the connection broke. lost: the client cannot know the result."""
 
 CUT = ("cut", "dropped", "lost")
-VOCAB_SIZE = 4000
 PATIENCE_MS = "3600000"
 ANSWER_SECONDS_MAX = 180.0
 WHOLE_EVERY = 4
-IDLE_CONNECTION_SECONDS = 2.0
 CONNECT_AGAIN_SECONDS = 0.1
 CONNECT_SECONDS_MAX = 30.0
 NORMAL_IN_A_ROW = 20
@@ -184,9 +184,9 @@ def judged(exchange: Exchange, answer: bytes, tokens: int) -> tuple[Ending, str]
     if exchange.status != HTTPStatus.OK:
         return _judged_refusal(exchange.status, answer)
     if not exchange.streamed:
-        return _judged_count(_decoded(answer), tokens)
+        return _judged_count(decoded_object(answer), tokens)
     events = list(events_in(answer))
-    contents = [_decoded(event) for event in events if event != DONE]
+    contents = [decoded_object(event) for event in events if event != DONE]
     if contents and "error" in contents[-1]:
         return "cut", _code(contents[-1])
     if events.count(DONE) != 1 or events[-1] != DONE:
@@ -195,7 +195,7 @@ def judged(exchange: Exchange, answer: bytes, tokens: int) -> tuple[Ending, str]
 
 
 def _judged_refusal(status: int, answer: bytes) -> tuple[Ending, str]:
-    content = _decoded(answer)
+    content = decoded_object(answer)
     if "error" not in content or status == HTTPStatus.INTERNAL_SERVER_ERROR:
         return "lost", f"status {status}: {answer[:120]!r}"
     refused = status in (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
@@ -212,11 +212,3 @@ def _judged_count(content: dict[str, Any], tokens: int) -> tuple[Ending, str]:
 def _code(content: dict[str, Any]) -> str:
     error = content["error"]
     return str(error.get("code") or error.get("type")) if isinstance(error, dict) else str(error)
-
-
-def _decoded(event: bytes) -> dict[str, Any]:
-    try:
-        content = msgspec.json.decode(event)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return {}
-    return content if isinstance(content, dict) else {}

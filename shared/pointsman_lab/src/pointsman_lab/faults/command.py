@@ -22,10 +22,10 @@ from pointsman.adapters.clocks import ScaledClock
 from pointsman.policies.routing import DEFAULT_ROUTING
 from pointsman.runtime.health import HealthBoard
 from pointsman.runtime.log_connection import open_link
+from pointsman.runtime.open_files import raised_open_files
 from pointsman.runtime.telemetry import configure_logging
 from pointsman.simulation.workload import WorkloadRequest, at_rate
 from pointsman_cli.bench.fresh_fleet import FreshFleet
-from pointsman_cli.bench.open_files import raise_open_files_limit
 from pointsman_cli.options import CONTEXT, COUNT, DEFAULT_INPUT_CAP, DIRECTORY, INSTANCES, POSITIVE, out_option
 from pointsman_cli.output_file import write_json
 from pointsman_cli.progress_bar import progress_bar
@@ -171,7 +171,7 @@ def faults_command(context: click.Context, /, **values: object) -> None:
     console = output_console()
     seed = secrets.randbelow(1_000_000) if options.seed is None else options.seed
     requests = _requests(options, seed)
-    raise_open_files_limit()
+    raised_open_files()
     with _data_dir(options.data) as kept, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         report = runner.run(_run(options, seed, requests, kept.path, console))
         kept.keep = kept.keep or not report.ok
@@ -198,15 +198,15 @@ async def _run(
         link = await stack.enter_async_context(
             open_link(fleet.settings, clock, HealthBoard(), name=f"bench-faults-{seed}")
         )
-        witness = LogTail(options.speed)
-        reading = asyncio.create_task(witness.follow(link))
+        log_tail = LogTail(options.speed)
+        reading = asyncio.create_task(log_tail.follow(link))
         await asyncio.sleep(WARM_UP_SECONDS)
-        watch = EngineWatch(witness, fleet.data)
-        striker = Injector(fleet, link, seed=seed, watch=watch, balancer=balancer)
+        watch = EngineWatch(log_tail, fleet.data)
+        injector = Injector(fleet, link, seed=seed, watch=watch, balancer=balancer)
         started, busy = time.monotonic(), BusyShare()
-        clients = await _serve_and_inject(options, requests, seed, striker, faults, fleet, balancer, console)
+        clients = await _serve_and_inject(options, requests, seed, injector, faults, fleet, balancer, console)
         wall_s, busy_share = time.monotonic() - started, busy.share
-        evidence = await gathered(fleet, link, striker, witness, clients.exchanges, in_agreement=agrees)
+        evidence = await gathered(fleet, link, injector, log_tail, clients.exchanges, in_agreement=agrees)
         evidence.balancer = balancer
         reading.cancel()
         await asyncio.gather(reading, return_exceptions=True)
@@ -219,7 +219,7 @@ async def _serve_and_inject(
     options: FaultsOptions,
     requests: list[WorkloadRequest],
     seed: int,
-    striker: Injector,
+    injector: Injector,
     faults: list[Fault],
     fleet: FleetUnderTest,
     balancer: Balancer | None,
@@ -229,17 +229,17 @@ async def _serve_and_inject(
         clients = Clients(fleet.file, requests, seed=seed, tokens_max=OUTPUT_TOKENS_MAX)
         with progress_bar(console, len(requests), "requests") as update:
             async with asyncio.TaskGroup() as group:
-                group.create_task(striker.run(faults))
+                group.create_task(injector.run(faults))
                 group.create_task(clients.run(lambda: update(len(clients.exchanges), "")))
         return clients
     steady = SteadyClients(fleet.file, url=balancer.url, seed=seed, streams=STREAMS, rate=options.steady_rate)
     async with asyncio.TaskGroup() as group:
         group.create_task(steady.run())
         await asyncio.sleep(RISE_SECONDS)
-        await striker.run_in_turn(
+        await injector.run_in_turn(
             faults,
             settle=SETTLE_SECONDS,
-            on_injected=lambda strike: console.print(progress_line(strike), soft_wrap=True, markup=False),
+            on_injected=lambda injection: console.print(progress_line(injection), soft_wrap=True, markup=False),
         )
         steady.stop()
     return steady
@@ -281,32 +281,32 @@ def _announced(options: FaultsOptions, seed: int, requests: list[WorkloadRequest
 
 
 def _note_service(evidence: Evidence, clients: Clients) -> None:
-    injections = sorted(evidence.injections, key=lambda strike: strike.at)
-    usual = clients.usual_ttft([strike.at for strike in injections])
-    for number, strike in enumerate(injections):
+    injections = sorted(evidence.injections, key=lambda injection: injection.at)
+    usual = clients.usual_ttft([injection.at for injection in injections])
+    for number, injection in enumerate(injections):
         ends = injections[number + 1].at if number + 1 < len(injections) else float("inf")
-        strike.served_s = clients.first_answer_after(strike.at)
-        strike.normal_s = clients.normal_after(strike.at, ends, usual=usual)
-        strike.streams_cut = clients.cut_between(strike.at, ends)
-        _note_answers(strike, clients.between(strike.at, ends))
+        injection.served_s = clients.first_answer_after(injection.at)
+        injection.normal_s = clients.normal_after(injection.at, ends, usual=usual)
+        injection.streams_cut = clients.cut_between(injection.at, ends)
+        _note_answers(injection, clients.between(injection.at, ends))
         if evidence.balancer is not None:
-            strike.out_of_rotation = evidence.balancer.out_of_rotation(strike.at, min(ends, strike.ended))
-        if strike.touched is not None:
+            injection.out_of_rotation = evidence.balancer.out_of_rotation(injection.at, min(ends, injection.ended))
+        if injection.touched is not None:
             count_touched(
-                strike.touched,
-                began=strike.at,
-                ended=strike.at + strike.lasted,
+                injection.touched,
+                began=injection.at,
+                ended=injection.at + injection.lasted,
                 exchanges=evidence.exchanges,
                 entries=evidence.entries,
             )
 
 
-def _note_answers(strike: Injection, exchanges: list[Exchange]) -> None:
-    strike.answered = len(exchanges)
-    strike.statuses = dict(Counter(str(e.status) for e in exchanges if e.status != HTTPStatus.OK))
-    strike.failed = sum(unserved(e) for e in exchanges)
+def _note_answers(injection: Injection, exchanges: list[Exchange]) -> None:
+    injection.answered = len(exchanges)
+    injection.statuses = dict(Counter(str(e.status) for e in exchanges if e.status != HTTPStatus.OK))
+    injection.failed = sum(unserved(e) for e in exchanges)
     waited = sorted(e.first_byte_at - e.asked_at for e in exchanges if e.streamed and e.first_byte_at is not None)
-    strike.ttft_p99_s = waited[int(0.99 * len(waited))] if waited else None
+    injection.ttft_p99_s = waited[int(0.99 * len(waited))] if waited else None
 
 
 def _requests(options: FaultsOptions, seed: int) -> list[WorkloadRequest]:

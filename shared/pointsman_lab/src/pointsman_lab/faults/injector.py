@@ -71,15 +71,15 @@ class Injector:
 
     async def run(self, faults: Sequence[Fault]) -> None:
         self._started = time.monotonic()
-        async with asyncio.TaskGroup() as striking:
+        async with asyncio.TaskGroup() as injecting:
             for fault in faults:
                 await asyncio.sleep(self._started + fault.at - time.monotonic())
-                striking.create_task(self._strike(fault))
+                injecting.create_task(self._strike(fault))
 
     async def run_in_turn(
         self, faults: Sequence[Fault], *, settle: Seconds, on_injected: Callable[[Injection], None]
     ) -> None:
-        """One fault after the other, with a pause before each and after the last. Calls `told` after each."""
+        """One fault after the other, with a pause before each and after the last. Calls `on_injected` after each."""
         self._started = time.monotonic()
         for fault in faults:
             await asyncio.sleep(settle)
@@ -101,13 +101,13 @@ class Injector:
         )
         at, pids = time.monotonic(), list(victims)
         names = ", ".join(victims.values()) or "network"
-        strike = Injection(
+        injection = Injection(
             fault=fault.name, victim=names, pids=pids, at=at, began=at - self._started, lasted=fault.lasts
         )
-        self.injections.append(strike)
+        self.injections.append(injection)
         if fault.action == "kill":
             for pid in pids:
-                with contextlib.suppress(ProcessLookupError):  # an earlier strike's victim that is not back yet
+                with contextlib.suppress(ProcessLookupError):  # an earlier injection's victim that is not back yet
                     os.kill(pid, signal.SIGKILL)
         elif fault.action == "restart":
             for pid in pids:
@@ -115,31 +115,31 @@ class Injector:
         elif fault.action == "down":
             await self._fleet.nats_down(names, fault.lasts)
         elif fault.action in MISBEHAVIOUR:
-            await asyncio.gather(*(self._misbehave(fault, InstanceId(name), strike) for name in victims.values()))
+            await asyncio.gather(*(self._misbehave(fault, InstanceId(name), injection) for name in victims.values()))
         elif fault.action == "freeze":
             await asyncio.gather(*(_frozen(pid, fault.lasts) for pid in pids))
         else:
             network = self._fleet.network
-            assert network is not None, "a fleet that faults of the network strike is behind a proxy"
+            assert network is not None, "a fleet with network faults is behind a proxy"
             await getattr(network, fault.targets[0])(fault.lasts)
-        await self._until_well(strike, gone=set(pids) if fault.action in ENDS_PROCESSES else set())
-        strike.ended = time.monotonic()
+        await self._until_well(injection, gone=set(pids) if fault.action in ENDS_PROCESSES else set())
+        injection.ended = time.monotonic()
 
-    async def _misbehave(self, fault: Fault, instance: InstanceId, strike: Injection) -> None:
+    async def _misbehave(self, fault: Fault, instance: InstanceId, injection: Injection) -> None:
         (url,) = [process.url for process in self._fleet.file.processes if process.name == instance]
         async with aiohttp.ClientSession(url) as session, asyncio.TaskGroup() as looking:
             await _tell(session, fault.action)
             try:
                 await asyncio.sleep(DIAGNOSED_SHARE * fault.lasts)
                 diagnosed = looking.create_task(self._watch.diagnose(instance))
-                await asyncio.sleep(strike.at + fault.lasts - time.monotonic())
+                await asyncio.sleep(injection.at + fault.lasts - time.monotonic())
             finally:
                 await _tell(session, "")
             well_at = time.monotonic()
-            strike.lasted = well_at - strike.at
+            injection.lasted = well_at - injection.at
             whole_s = await self._whole_after(instance, well_at)
-        strike.touched = diagnosed.result()
-        strike.touched.whole_s = whole_s
+        injection.touched = diagnosed.result()
+        injection.touched.whole_s = whole_s
 
     async def _whole_after(self, instance: InstanceId, moment: float) -> Seconds | None:
         while time.monotonic() < moment + WELL_SECONDS_MAX:
@@ -179,11 +179,11 @@ class Injector:
                 await asyncio.sleep(0.05)
         return int(leader.scheduler.split("-")[1])
 
-    async def _until_well(self, strike: Injection, *, gone: set[int]) -> None:
+    async def _until_well(self, injection: Injection, *, gone: set[int]) -> None:
         deadline = time.monotonic() + WELL_SECONDS_MAX
         while time.monotonic() < deadline:
             if gone.isdisjoint(self._fleet.pids().values()) and await self._all_ready():
-                strike.well_s = time.monotonic() - strike.at
+                injection.well_s = time.monotonic() - injection.at
                 return
             await asyncio.sleep(WELL_POLL_SECONDS)
 

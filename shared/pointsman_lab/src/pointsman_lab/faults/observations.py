@@ -47,8 +47,8 @@ class Evidence:
 async def gathered(
     fleet: FleetUnderTest,
     link: Link,
-    striker: Injector,
-    witness: LogTail,
+    injector: Injector,
+    log_tail: LogTail,
     exchanges: list[Exchange],
     *,
     in_agreement: Callable[[Evidence], bool],
@@ -57,11 +57,11 @@ async def gathered(
     started = time.monotonic()
     while True:
         evidence = Evidence(
-            exchanges, striker.injections, witness.entries, witness.resets, witness.state, await striker.leader()
+            exchanges, injector.injections, log_tail.entries, log_tail.resets, log_tail.state, await injector.leader()
         )
         overdue = time.monotonic() - started > QUIET_SECONDS_MAX
         if overdue or await _settled(link, evidence):
-            evidence.entries = list(witness.entries)  # the archive is read later, and has all of these then
+            evidence.entries = list(log_tail.entries)  # the archive is read later, and has all of these then
             await _ask_engines(fleet, evidence)
             await asyncio.to_thread(_read_archive, fleet, evidence)
             if in_agreement(evidence):

@@ -4,12 +4,12 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 import msgspec
-from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from pointsman.primitives import Seconds
+from pointsman_cli.terminal import table
 from pointsman_lab.faults.bad_engines import FIRST_SECONDS, Touched
 from pointsman_lab.faults.checks import unanswered
 from pointsman_lab.faults.injector import Injection
@@ -24,25 +24,31 @@ def _seconds(value: Seconds | None) -> str:
     return "-" if value is None else f"{value:.2f} s"
 
 
-def _lasted(strike: Injection) -> str:
-    return f"{strike.lasted:.1f} s" if strike.lasted else ""
+def _lasted(injection: Injection) -> str:
+    return f"{injection.lasted:.1f} s" if injection.lasted else ""
 
 
 COLUMNS: tuple[Column, ...] = (
     ("lasted", _lasted),
-    ("served again", lambda strike: _seconds(strike.served_s)),
-    ("normal again", lambda strike: _seconds(strike.normal_s)),
-    ("all well again", lambda strike: _seconds(strike.well_s)),
-    ("streams cut", lambda strike: str(strike.streams_cut) if strike.streams_cut else ""),
+    ("served again", lambda injection: _seconds(injection.served_s)),
+    ("normal again", lambda injection: _seconds(injection.normal_s)),
+    ("all well again", lambda injection: _seconds(injection.well_s)),
+    ("streams cut", lambda injection: str(injection.streams_cut) if injection.streams_cut else ""),
 )
 BALANCED_COLUMNS: tuple[Column, ...] = (
     ("lasted", _lasted),
-    ("all well again", lambda strike: _seconds(strike.well_s)),
-    ("answers", lambda strike: f"{strike.answered:,}"),
-    ("TTFT P99", lambda strike: _seconds(strike.ttft_p99_s)),
-    ("streams cut", lambda strike: str(strike.streams_cut)),
-    ("not 200", lambda strike: ", ".join(f"{count} x {status}" for status, count in strike.statuses.items()) or "0"),
-    ("out of rotation", lambda strike: ", ".join(f"{name} {s:.1f} s" for name, s in strike.out_of_rotation.items())),
+    ("all well again", lambda injection: _seconds(injection.well_s)),
+    ("answers", lambda injection: f"{injection.answered:,}"),
+    ("TTFT P99", lambda injection: _seconds(injection.ttft_p99_s)),
+    ("streams cut", lambda injection: str(injection.streams_cut)),
+    (
+        "not 200",
+        lambda injection: ", ".join(f"{count} x {status}" for status, count in injection.statuses.items()) or "0",
+    ),
+    (
+        "out of rotation",
+        lambda injection: ", ".join(f"{name} {s:.1f} s" for name, s in injection.out_of_rotation.items()),
+    ),
 )
 
 
@@ -110,10 +116,10 @@ def _ends(findings: dict[str, list[str]]) -> list[str]:
 
 
 def show(console: Console, report: FaultsReport) -> None:
-    console.print(_strikes(report.strikes, BALANCED_COLUMNS if report.run_haproxy else COLUMNS))
-    for strike in report.strikes:
-        if strike.touched is not None:
-            _show_touched(console, strike.fault, strike.touched)
+    console.print(_strikes(report.strikes, BALANCED_COLUMNS if report.balanced else COLUMNS))
+    for injection in report.strikes:
+        if injection.touched is not None:
+            _show_touched(console, injection.fault, injection.touched)
     endings = ", ".join(f"{count:,} {ending}" for ending, count in report.endings.items())
     console.print(f"{report.requests:,} requests in {report.wall_s:.0f} s: {endings}; {report.blind:,} placed blind")
     for detail, count in report.details.items():
@@ -132,20 +138,16 @@ def show(console: Console, report: FaultsReport) -> None:
 
 
 def _strikes(injections: list[Injection], columns: Sequence[Column]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD)
-    for heading in ("at", "fault", "process"):
-        table.add_column(heading)
-    for heading, _ in columns:
-        table.add_column(heading, justify="right")
-    for strike in sorted(injections, key=lambda one: one.began):
-        cells = [cell(strike) for _, cell in columns]
-        table.add_row(f"{strike.began:.1f} s", strike.fault, strike.victim, *cells)
-    return table
+    made = table("at", "fault", "process", *(f">{heading}" for heading, _ in columns))
+    for injection in sorted(injections, key=lambda one: one.began):
+        cells = [cell(injection) for _, cell in columns]
+        made.add_row(f"{injection.began:.1f} s", injection.fault, injection.victim, *cells)
+    return made
 
 
-def progress_line(strike: Injection) -> str:
-    well = "not well again" if strike.well_s is None else f"well after {strike.well_s:.1f} s"
-    return f"  {strike.began:6.1f} s  {strike.fault} of {strike.victim}: {well}"
+def progress_line(injection: Injection) -> str:
+    well = "not well again" if injection.well_s is None else f"well after {injection.well_s:.1f} s"
+    return f"  {injection.began:6.1f} s  {injection.fault} of {injection.victim}: {well}"
 
 
 def _show_touched(console: Console, fault: str, touched: Touched) -> None:
@@ -164,11 +166,9 @@ def _show_touched(console: Console, fault: str, touched: Touched) -> None:
 
 
 def _findings(findings: dict[str, list[str]]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD)
-    table.add_column("what must hold")
-    table.add_column("")
+    made = table("what must hold", "")
     for name, found in findings.items():
-        table.add_row(
+        made.add_row(
             name, Text(f"no, {len(found)} findings", style="bold red") if found else Text("yes", style="green")
         )
-    return table
+    return made

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import click
 from rich.console import Console
-from rich.table import Table
 
 from pointsman_cli.bench.fresh_fleet import FreshFleet
 from pointsman_cli.discovery import FleetFile, find_fleet
 from pointsman_cli.options import CONTEXT, DIRECTORY, out_option
 from pointsman_cli.output_file import write_json
+from pointsman_cli.terminal import table
 from pointsman_lab.gateway.connection import Target
 from pointsman_lab.gateway.measurements import Figures, Setup, measure
 
@@ -76,9 +76,8 @@ def _pids(fleet: FleetFile) -> dict[str, int]:
 
 def _print(figures: Figures) -> None:
     console = Console()
-    latency = Table(
-        "body", "direct p50", "gateway p50", "added p50", "added p90", "pairs", title="Latency, one at a time"
-    )
+    headings = (">direct p50", ">gateway p50", ">added p50", ">added p90", ">pairs")
+    latency = table("body", *headings, title="Latency, one at a time")
     for name, added in figures.added.items():
         numbers = (added.direct_p50_ms, added.gateway_p50_ms, added.added_p50_ms, added.added_p90_ms)
         latency.add_row(name, *(f"{value:.2f} ms" for value in numbers), str(added.requests))
@@ -86,7 +85,7 @@ def _print(figures: Figures) -> None:
     rates = ", ".join(f"{name} {rate:,.0f}" for name, rate in figures.requests_per_s.items())
     console.print(f"requests/s at concurrency {figures.concurrency}: {rates}")
     if figures.work:
-        work = Table("process", "CPU a request", "CPU a chunk", title="Work, per request and per streamed chunk")
+        work = table("process", ">CPU a request", ">CPU a chunk", title="Work, per request and per streamed chunk")
         for name, done in figures.work.items():
             work.add_row(name, *(f"{us:,.0f} us" for us in (done.cpu_us_per_request, done.cpu_us_per_chunk)))
         console.print(work)

@@ -82,29 +82,29 @@ def one_id_a_rejection(cluster: Cluster) -> Iterator[str]:
 
 def one_answer_a_client(cluster: Cluster) -> Iterator[str]:
     """Every client got one right answer, or hung up, or lost its ingress."""
-    for order in cluster.traffic.orders:
-        if order.outcome == "waits":
-            yield f"order {order.number} (asked at {order.begun_at:.3f}) was never answered"
-        elif order.status == 400 and not _fits_no_instance(cluster, order):
-            yield f"order {order.number} was called a bad request ({order.code}), and is none"
-        elif order.problem:
-            yield f"order {order.number} (asked at {order.begun_at:.3f}): {order.problem}"
+    for request in cluster.traffic.requests:
+        if request.outcome == "waits":
+            yield f"request {request.number} (asked at {request.begun_at:.3f}) was never answered"
+        elif request.status == 400 and not _fits_no_instance(cluster, request):
+            yield f"request {request.number} was rejected as a bad request ({request.code}), and is none"
+        elif request.problem:
+            yield f"request {request.number} (asked at {request.begun_at:.3f}): {request.problem}"
 
 
-def _fits_no_instance(cluster: Cluster, order: ClientRequest) -> bool:
+def _fits_no_instance(cluster: Cluster, request: ClientRequest) -> bool:
     """Whether every instance with its adapter, as far as its ingress could know, reported a short context. With
     retention, an ingress may know only one instance after its start."""
-    if order.code != "context_length_exceeded":
+    if request.code != "context_length_exceeded":
         return False
     contexts: dict[InstanceId, Tokens] = {}
     for stored in cluster.network.history:
         event = stored.event
         known = min if stored.first > 1 else max
-        if stored.at > order.begun_at - NEWS_SECONDS_MAX and known(contexts.values(), default=0) < MAX_MODEL_LEN:
+        if stored.at > request.begun_at - NEWS_SECONDS_MAX and known(contexts.values(), default=0) < MAX_MODEL_LEN:
             return True
-        if stored.at > order.ended_at:
+        if stored.at > request.ended_at:
             break
-        if isinstance(event, InstanceJoined) and (not order.adapter or order.adapter in event.adapters):
+        if isinstance(event, InstanceJoined) and (not request.adapter or request.adapter in event.adapters):
             contexts[event.instance] = event.max_model_len
         elif isinstance(event, InstanceLeft):
             contexts.pop(event.instance, None)

@@ -9,6 +9,7 @@ import msgspec
 
 from pointsman.adapters.sse import events_in
 from pointsman.primitives import Seconds, Tokens
+from pointsman_cli.bench.answer import decoded_object
 from pointsman_engine_sim.engine import prompt_hash
 from pointsman_lab.torture.engines import MODEL, vocabulary
 from pointsman_lab.torture.http import Exchange, post_scope
@@ -70,17 +71,17 @@ PATIENT_MS = "3600000"
 class Traffic:
     plan: Plan
     chance: Random
-    orders: list[ClientRequest] = field(default_factory=list)
+    requests: list[ClientRequest] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._stems = [self._tokens(POOL_BLOCK_TOKENS * self.chance.randint(1, 8)) for _ in range(STEMS)]
 
-    def order(self, *, last: bool = False) -> ClientRequest:
+    def new_request(self, *, last: bool = False) -> ClientRequest:
         chance = self.chance
         hangs_up = not last and chance.random() < HANG_UP_SHARE
         session, prompt, salt, adapter = self._asked(last=last)
-        number = len(self.orders) + 1
-        order = ClientRequest(
+        number = len(self.requests) + 1
+        request = ClientRequest(
             number=number,
             prompt=prompt,
             max_tokens=chance.choice((1, 4, 20, 80)),
@@ -93,87 +94,91 @@ class Traffic:
             last=last,
         )
         if self.plan.overload and not last and chance.random() < HURRIED_SHARE:
-            order.objective_ms = chance.choice(OVERLOAD_OBJECTIVES_MS)
-        self.orders.append(order)
-        return order
+            request.objective_ms = chance.choice(OVERLOAD_OBJECTIVES_MS)
+        self.requests.append(request)
+        return request
 
     def _asked(self, *, last: bool) -> tuple[str, list[int], str, str]:
         chance = self.chance
-        going_on = [order for order in self.orders if len(order.prompt) < CONVERSATION_TOKENS_MAX and not order.adapter]
+        going_on = [
+            request
+            for request in self.requests
+            if len(request.prompt) < CONVERSATION_TOKENS_MAX and not request.adapter
+        ]
         new = self._tokens(chance.randint(1, 4 * POOL_BLOCK_TOKENS))
         if going_on and chance.random() < CONTINUED_SHARE:
             before = chance.choice(going_on)
             return before.session, [*before.prompt, *self._tokens(before.max_tokens), *new], before.salt, ""
         salt = chance.choice(SALTS) if chance.random() < SALTED_SHARE else ""
         adapted = not last and any(self.plan.adapters) and chance.random() < ADAPTED_SHARE
-        return f"talk-{len(self.orders)}", [*chance.choice(self._stems), *new], salt, ADAPTER if adapted else ""
+        return f"talk-{len(self.requests)}", [*chance.choice(self._stems), *new], salt, ADAPTER if adapted else ""
 
     def _tokens(self, count: Tokens) -> list[int]:
         return [self.chance.randint(300, 4000) for _ in range(count)]
 
 
-async def ask(order: ClientRequest, ingress: IngressProcess) -> None:
+async def send(request: ClientRequest, ingress: IngressProcess) -> None:
     environment = ingress.environment
-    order.begun_at = environment.loop.time()
+    request.begun_at = environment.loop.time()
     if ingress.app is None or ingress.run is None:
-        order.outcome = "nobody there"
-        order.ended_at = environment.loop.time()
+        request.outcome = "nobody there"
+        request.ended_at = environment.loop.time()
         return
     headers = {"content-type": "application/json"}
-    if order.own_id:
-        headers["x-request-id"] = order.own_id
-    if order.session:
-        headers["x-session-id"] = order.session
-    if order.objective_ms:
-        headers["x-slo-ttft-ms"] = str(order.objective_ms)
-    if order.last:
+    if request.own_id:
+        headers["x-request-id"] = request.own_id
+    if request.session:
+        headers["x-session-id"] = request.session
+    if request.objective_ms:
+        headers["x-slo-ttft-ms"] = str(request.objective_ms)
+    if request.last:
         headers["x-slo-tpot-ms"] = PATIENT_MS
-    exchange = order.exchange = Exchange(
-        ingress, environment.loop, environment.chance("clients"), post_scope(COMPLETIONS, headers), order.body
+    exchange = request.exchange = Exchange(
+        ingress, environment.loop, environment.chance("clients"), post_scope(COMPLETIONS, headers), request.body
     )
     exchange.begin(ingress.app)
     try:
-        async with asyncio.timeout(order.hangs_up_after):
+        async with asyncio.timeout(request.hangs_up_after):
             await exchange.answered()
             body = await exchange.read()
     except TimeoutError:
-        order.outcome = "hung up"
+        request.outcome = "hung up"
         exchange.close()
     except ConnectionResetError:
-        order.outcome = "cut"
+        request.outcome = "cut"
     else:
-        order.status = exchange.status
-        order.instance = exchange.headers.get("x-pointsman-instance", "")
-        _judge(order, exchange, body)
-    order.ended_at = environment.loop.time()
+        request.status = exchange.status
+        request.instance = exchange.headers.get("x-pointsman-instance", "")
+        _judge(request, exchange, body)
+    request.ended_at = environment.loop.time()
     exchange.release()
 
 
-def _judge(order: ClientRequest, exchange: Exchange, body: bytes) -> None:
-    if order.status != 200:
-        order.outcome = "refused"
-        order.code = str(_decoded(body).get("error", {}).get("code", ""))
-        if order.status == 500 or not order.code:
-            order.problem = f"status {order.status}: {body[:200]!r}"
+def _judge(request: ClientRequest, exchange: Exchange, body: bytes) -> None:
+    if request.status != 200:
+        request.outcome = "refused"
+        request.code = str(decoded_object(body).get("error", {}).get("code", ""))
+        if request.status == 500 or not request.code:
+            request.problem = f"status {request.status}: {body[:200]!r}"
         return
-    text, order.outcome = _streamed(order, body) if order.stream else (_whole(order, body), "answered")
-    if order.outcome == "answered" and text != order.expected:
-        order.problem = f"sent {text[-60:]!r}, not {order.expected[-60:]!r}"
-    elif not order.expected.startswith(text):
-        order.problem = f"sent {text[-60:]!r}, which does not begin as expected"
+    text, request.outcome = _streamed(request, body) if request.stream else (_whole(request, body), "answered")
+    if request.outcome == "answered" and text != request.expected:
+        request.problem = f"sent {text[-60:]!r}, not {request.expected[-60:]!r}"
+    elif not request.expected.startswith(text):
+        request.problem = f"sent {text[-60:]!r}, which does not begin as expected"
     if exchange.messages.count("http.response.start") != 1 or exchange.messages.count("end") != 1:
-        order.problem = f"not one answer: {exchange.messages}"
+        request.problem = f"not one answer: {exchange.messages}"
 
 
-def _whole(order: ClientRequest, body: bytes) -> str:
-    answer = _decoded(body)
+def _whole(request: ClientRequest, body: bytes) -> str:
+    answer = decoded_object(body)
     usage = answer.get("usage", {})
-    if usage.get("completion_tokens") != order.max_tokens:
-        order.problem = f"usage {usage}, asked for {order.max_tokens}"
+    if usage.get("completion_tokens") != request.max_tokens:
+        request.problem = f"usage {usage}, asked for {request.max_tokens}"
     return str(answer["choices"][0]["text"])
 
 
-def _streamed(order: ClientRequest, body: bytes) -> tuple[str, Outcome]:
+def _streamed(request: ClientRequest, body: bytes) -> tuple[str, Outcome]:
     parts = []
     done = False
     outcome: Outcome = "answered"
@@ -181,19 +186,11 @@ def _streamed(order: ClientRequest, body: bytes) -> tuple[str, Outcome]:
         if data == b"[DONE]":
             done = True
             continue
-        event = _decoded(data)
+        event = decoded_object(data)
         if "error" in event:
             outcome = "broken off"
-            order.code = str(event["error"].get("code", ""))
+            request.code = str(event["error"].get("code", ""))
         parts += [str(choice.get("text", "")) for choice in event.get("choices", [])]
     if not done and outcome == "answered":
-        order.problem = f"a stream without an end: {body[-100:]!r}"
+        request.problem = f"a stream without an end: {body[-100:]!r}"
     return "".join(parts), outcome
-
-
-def _decoded(data: bytes) -> dict[str, Any]:
-    try:
-        decoded = msgspec.json.decode(data)
-    except msgspec.DecodeError:
-        return {}
-    return decoded if isinstance(decoded, dict) else {}

@@ -1,5 +1,6 @@
 """Faults of engines and of the connections to them: lost events, false reports, errors, hangs."""
 
+from collections.abc import Callable
 from typing import Any
 
 from pointsman.primitives import InstanceId, Seconds
@@ -92,24 +93,8 @@ def replace_lying_engine(injector: Injector, engine: EngineProcess) -> None:
         injector.kill_process(engine, 0.5)
 
 
-def engine_errors(injector: Injector) -> None:
-    misbehave(injector, "errors", _bad_seconds(injector))
-
-
-def engine_resets(injector: Injector) -> None:
-    misbehave(injector, "resets", _bad_seconds(injector))
-
-
-def engine_hangs(injector: Injector) -> None:
-    misbehave(injector, "hang", _bad_seconds(injector))
-
-
-def engine_slow(injector: Injector) -> None:
-    misbehave(injector, "slow", _bad_seconds(injector))
-
-
-def _bad_seconds(injector: Injector) -> Seconds:
-    return 3.0 + injector.seconds(15.0)
+def failing(failure_mode: FailureMode) -> Callable[[Injector], None]:
+    return lambda injector: misbehave(injector, failure_mode, 3.0 + injector.seconds(15.0))
 
 
 def misbehave(injector: Injector, failure_mode: FailureMode, seconds: Seconds) -> None:

@@ -75,7 +75,7 @@ def damage_entries(injector: Injector) -> None:
     share, seconds = injector.chance.choice((0.1, 0.5)), injector.seconds(6.0)
     injector.cluster.note(f"the log server damages {share:.0%} of all cache events for {seconds:.2f} s")
     injector.cluster.network.damage = share
-    injector.later(seconds, _stop_damage, injector)
+    injector.later(seconds, setattr, injector.cluster.network, "damage", 0.0)
 
 
 def storm(injector: Injector) -> None:
@@ -100,10 +100,6 @@ def _clear_up(process: Process) -> None:
 
 def _server_back(injector: Injector) -> None:
     injector.cluster.network.server_up()
-
-
-def _stop_damage(injector: Injector) -> None:
-    injector.cluster.network.damage = 0.0
 
 
 def expire(injector: Injector, kept: int) -> None:

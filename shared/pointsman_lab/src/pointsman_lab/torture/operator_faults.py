@@ -21,26 +21,19 @@ def scale(injector: Injector) -> None:
 
 def provider_away(injector: Injector) -> None:
     seconds, share = injector.seconds(6.0), injector.chance.choice((0.3, 1.0))
-    if injector.cluster.provider is not None:
+    provider = injector.cluster.provider
+    if provider is not None:
         injector.cluster.note(f"the provider fails {share:.0%} of all calls for {seconds:.2f} s")
-        injector.cluster.provider.failing = share
-        injector.later(seconds, _provider_back, injector)
-
-
-def _provider_back(injector: Injector) -> None:
-    if injector.cluster.provider is not None:
-        injector.cluster.provider.failing = 0.0
+        provider.failing = share
+        injector.later(seconds, setattr, provider, "failing", 0.0)
 
 
 def archive_outage(injector: Injector) -> None:
     seconds = injector.seconds(5.0)
     injector.cluster.note(f"the recorder's database fails often for {seconds:.2f} s")
-    injector.cluster.recorder.archive.failing = injector.chance.choice((0.3, 1.0))
-    injector.later(seconds, _archive_back, injector)
-
-
-def _archive_back(injector: Injector) -> None:
-    injector.cluster.recorder.archive.failing = 0.0
+    archive = injector.cluster.recorder.archive
+    archive.failing = injector.chance.choice((0.3, 1.0))
+    injector.later(seconds, setattr, archive, "failing", 0.0)
 
 
 def garbage(injector: Injector) -> None:

@@ -1,12 +1,15 @@
 """Faults of processes: killed, paused, restarted, suspended, with a wrong date."""
 
-from pointsman.primitives import Seconds
-from pointsman_lab.torture.ghosts import GhostWatch
+from pointsman.contracts.requests import RequestArrived
+from pointsman.primitives import RequestId, Seconds
+from pointsman_lab.torture.cluster import Cluster
 from pointsman_lab.torture.injector import Injector
 from pointsman_lab.torture.processes import Process, ProcessRun
 from pointsman_lab.torture.services import SchedulerProcess
 from pointsman_scheduler.waiters import UNGRANTED
 
+GONE_SECONDS: Seconds = 6.0
+GONE_POLL_SECONDS: Seconds = 0.25
 STALE_SECONDS_MAX: Seconds = 8.0
 READY_SECONDS_MAX: Seconds = 5.0
 LOOK_SECONDS: Seconds = 0.01
@@ -25,7 +28,7 @@ def kill_engine(injector: Injector) -> None:
 def kill_ingress(injector: Injector) -> None:
     ingress = injector.chance.choice(injector.cluster.ingresses)
     if ingress.run is not None:
-        GhostWatch(injector.cluster).watch(ingress.link.name)
+        _watch_killed(injector.cluster, ingress.link.name)
     injector.kill_process(ingress, injector.chance.expovariate(0.7))
 
 
@@ -64,7 +67,7 @@ def _restart(injector: Injector, rest: list[Process], pause: Seconds) -> None:
         return
     injector.cluster.note(f"SIGTERM {process.name}")
     if process in injector.cluster.ingresses:
-        GhostWatch(injector.cluster).watch(process.link.name)
+        _watch_killed(injector.cluster, process.link.name)
     process.stop()
     _look_for_end(
         injector,
@@ -172,3 +175,40 @@ def clock_jump(injector: Injector) -> None:
     process = injector.chance.choice(injector.cluster.processes)
     process.clock.skew += injector.chance.choice((-1, 1)) * injector.chance.choice((0.2, 1.5, 6.0, 60.0))
     injector.cluster.note(f"date of {process.name} is off by {process.clock.skew:.1f} s")
+
+
+def _watch_killed(cluster: Cluster, ingress: str) -> None:
+    """After an ingress is killed, its requests must leave the leader's state within GONE_SECONDS. `ingress`: the link
+    name of that process."""
+    cluster.loop.outside(GONE_POLL_SECONDS, _check_requests_gone, cluster, ingress, 0.0, "")
+
+
+def _check_requests_gone(cluster: Cluster, ingress: str, well_for: Seconds, leader: str) -> None:
+    """`well_for`: seconds since the kill during which the same leader was reachable."""
+    leading = [
+        s for s in cluster.schedulers if s.run is not None and s.service.leading and s.link.open and not s.paused
+    ]
+    name = f"{leading[0].link.name} in term {leading[0].service.state.term}" if len(leading) == 1 else ""
+    runs = (p.run.link for p in cluster.ingresses if p.run is not None and p.run.link is not None)
+    ends = any(link.name == ingress for link in runs)  # in order, and serves meanwhile
+    if not name or name != leader or ends:
+        well_for = 0.0
+    if well_for < GONE_SECONDS:
+        cluster.loop.outside(
+            GONE_POLL_SECONDS, _check_requests_gone, cluster, ingress, well_for + GONE_POLL_SECONDS, name
+        )
+        return
+    of_it: set[RequestId] = {
+        s.event.request
+        for s in cluster.network.history
+        if isinstance(s.event, RequestArrived) and s.event.ingress == ingress
+    }
+    left = [
+        request.id
+        for request in leading[0].service.state.workload.requests.values()
+        if request.id in of_it and request.stage not in UNGRANTED
+    ]
+    if left:
+        cluster.violation(
+            f"{well_for:g} s after {ingress} was killed {len(left)} of its requests are at engines: {left[:5]}"
+        )

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextvars
-from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -33,7 +32,7 @@ class ProcessRun(KillableTask):
         self.context.run(OWNER.set, self)
 
 
-class Process(ABC):
+class Process:
     networked = True
 
     def __init__(self, environment: Environment, name: str) -> None:
@@ -46,9 +45,20 @@ class Process(ABC):
         self.wanted = True
         self._suspended_at: Seconds | None = None
 
-    @abstractmethod
     async def serve(self, run: ProcessRun, supervisor: Supervisor) -> None:
         """The service's own `main`: runs until the supervisor is stopped."""
+        self.launch(run, supervisor)
+        try:
+            await supervisor.until_stopped()
+        finally:
+            await self.shut_down(supervisor)
+
+    def launch(self, run: ProcessRun, supervisor: Supervisor) -> None:
+        """Starts the service's tasks. Not used where `serve` is overridden."""
+        raise NotImplementedError
+
+    async def shut_down(self, supervisor: Supervisor) -> None:
+        """Sends the service's last messages."""
 
     def start(self) -> None:
         assert self.run is None

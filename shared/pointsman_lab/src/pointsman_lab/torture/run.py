@@ -6,9 +6,12 @@ import contextlib
 import gc
 import hashlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, MutableMapping
 from dataclasses import dataclass, field
 from random import Random
+from typing import Any, NoReturn
+
+import structlog
 
 from pointsman.adapters import backoff
 from pointsman.contracts.codec import LogEvent, encode
@@ -22,21 +25,21 @@ from pointsman.contracts.decisions import (
 from pointsman.contracts.requests import RequestFailed
 from pointsman.primitives import Seconds
 from pointsman_lab.torture.checkers import AGREEMENT, QUIET, SAFETY, Checker
-from pointsman_lab.torture.clients import ClientRequest, ask
+from pointsman_lab.torture.clients import ClientRequest, send
 from pointsman_lab.torture.cluster import Cluster
 from pointsman_lab.torture.engines import vocabulary
 from pointsman_lab.torture.faults import heal, schedule
 from pointsman_lab.torture.injector import Injector
-from pointsman_lab.torture.log_capture import listening_for_errors
 from pointsman_lab.torture.loop import StalledError, VirtualLoop
 from pointsman_lab.torture.operator_faults import undrain_all
 from pointsman_lab.torture.plan import FAULTS_BEGIN, plan_of
 from pointsman_lab.torture.scenarios import SCENARIOS
 from pointsman_lab.torture.services import IngressProcess
 
+EXPECTED_ERRORS = frozenset({"instance_unschedulable"})
 START_SECONDS_MAX = 1.0
 QUIET_SECONDS_MAX: Seconds = 150.0
-LAST_ORDERS = 8
+FINAL_REQUESTS = 8
 BURSTS = (0, 0, 0, 0, 0, 0, 1, 3, 12)
 POLL_SECONDS: Seconds = 1.0
 AGREED_POLLS = 4
@@ -72,10 +75,30 @@ def run_seed(seed: int) -> Verdict:
     cluster = Cluster(plan, loop)
     loop.set_exception_handler(lambda _loop, context: cluster.violation(f"unhandled: {context}"))
     try:
-        with listening_for_errors(cluster), loop.breaking_endless_steps(cluster.violation):
+        with _captured_logs(cluster), loop.breaking_endless_steps(cluster.violation):
             return _judged(cluster, loop)
     finally:
         gc.enable()
+
+
+@contextlib.contextmanager
+def _captured_logs(cluster: Cluster) -> Iterator[None]:
+    """No service log is printed; errors are violations."""
+    before = structlog.get_config()
+
+    def receive(_logger: Any, method: str, event: MutableMapping[str, Any]) -> NoReturn:
+        if method in ("error", "exception", "critical") and event["event"] not in EXPECTED_ERRORS:
+            details = {name: value for name, value in event.items() if name != "event"}
+            cluster.violation(f"a service logs {event['event']}: {details!r}")
+        raise structlog.DropEvent
+
+    structlog.configure(
+        processors=[receive], wrapper_class=structlog.make_filtering_bound_logger(40), cache_logger_on_first_use=False
+    )
+    try:
+        yield
+    finally:
+        structlog.configure(**before)
 
 
 def _judged(cluster: Cluster, loop: VirtualLoop) -> Verdict:
@@ -93,7 +116,7 @@ def _judged(cluster: Cluster, loop: VirtualLoop) -> Verdict:
         steps=loop.steps,
         virtual_seconds=loop.time(),
         events=dict(sorted(Counter(kind_of(s.event) for s in cluster.network.history if not s.duplicate).items())),
-        outcomes=dict(sorted(Counter(order.outcome for order in cluster.traffic.orders).items())),
+        outcomes=dict(sorted(Counter(request.outcome for request in cluster.traffic.requests).items())),
         trace=list(cluster.trace),
     )
     _tear_down(cluster, loop)
@@ -105,8 +128,8 @@ def log_digest(cluster: Cluster) -> str:
     for stored in cluster.network.history:
         payload = encode(stored.event) if stored.event is not None else b"unreadable"
         digest.update(b"%d %s " % (stored.sequence, stored.writer.encode()) + payload)
-    for order in cluster.traffic.orders:
-        digest.update(f"{order.number} {order.outcome} {order.status} {order.ended_at!r}".encode())
+    for request in cluster.traffic.requests:
+        digest.update(f"{request.number} {request.outcome} {request.status} {request.ended_at!r}".encode())
     return digest.hexdigest()
 
 
@@ -131,19 +154,19 @@ async def _acts(cluster: Cluster) -> list[str]:
             cluster.loop.outside(chance.random() * START_SECONDS_MAX, process.start)
     injector = Injector(cluster)
     schedule(injector)
-    clients = [asyncio.create_task(_client(cluster, order, at)) for order, at in _orders(cluster)]
+    clients = [asyncio.create_task(_client(cluster, request, at)) for request, at in _arrivals(cluster)]
     await asyncio.sleep(FAULTS_BEGIN + cluster.plan.fault_seconds)
     heal(injector)
     await _quiet(cluster, injector, clients)
-    cluster.note("last orders")
-    last = [cluster.traffic.order(last=True) for _ in range(LAST_ORDERS)]
-    await asyncio.gather(*(_client(cluster, order, 0.2 * number) for number, order in enumerate(last)))
+    cluster.note("final requests")
+    last = [cluster.traffic.new_request(last=True) for _ in range(FINAL_REQUESTS)]
+    await asyncio.gather(*(_client(cluster, request, 0.2 * number) for number, request in enumerate(last)))
     await _quiet(cluster, injector, clients)
     problems = [problem for checker in (*SAFETY, *AGREEMENT, *SCENARIOS) for problem in _findings(checker, cluster)]
     problems += [
-        f"last order {order.number} was not served: {order.outcome} {order.status} {order.code}"
-        for order in last
-        if order.outcome != "answered"
+        f"final request {request.number} was not served: {request.outcome} {request.status} {request.code}"
+        for request in last
+        if request.outcome != "answered"
     ]
     return problems
 
@@ -155,12 +178,12 @@ def _findings(checker: Checker, cluster: Cluster) -> list[str]:
         return [f"{checker.__name__} could not judge: {error!r}"]
 
 
-def _orders(cluster: Cluster) -> Iterator[tuple[ClientRequest, Seconds]]:
+def _arrivals(cluster: Cluster) -> Iterator[tuple[ClientRequest, Seconds]]:
     chance = cluster.chance("arrivals")
     if cluster.plan.scenario:
         every = cluster.plan.fault_seconds / cluster.plan.requests
         for number in range(cluster.plan.requests):
-            yield cluster.traffic.order(), FAULTS_BEGIN + every * (number + chance.random())
+            yield cluster.traffic.new_request(), FAULTS_BEGIN + every * (number + chance.random())
         return
     at = FAULTS_BEGIN / 2
     burst = 0
@@ -172,12 +195,12 @@ def _orders(cluster: Cluster) -> Iterator[tuple[ClientRequest, Seconds]]:
             at += chance.expovariate(
                 cluster.plan.requests / (1 + sum(BURSTS) / len(BURSTS)) / cluster.plan.fault_seconds
             )
-        yield cluster.traffic.order(), at
+        yield cluster.traffic.new_request(), at
 
 
-async def _client(cluster: Cluster, order: ClientRequest, wait: Seconds) -> None:
+async def _client(cluster: Cluster, request: ClientRequest, wait: Seconds) -> None:
     await asyncio.sleep(wait)
-    await ask(order, cluster.chance("choice").choice(_in_rotation(cluster)))
+    await send(request, cluster.chance("choice").choice(_in_rotation(cluster)))
 
 
 def _in_rotation(cluster: Cluster) -> list[IngressProcess]:

@@ -87,11 +87,11 @@ def clients_notice_nothing(cluster: Cluster) -> Iterator[str]:
     if not cluster.plan.scenario:
         return
     resets = any(host.last_failure_mode == "resets" for host in cluster.hosts.values())
-    for order in cluster.traffic.orders:
-        late = order.code in (RejectReason.SLO_TTFT, RejectReason.SLO_UNREACHABLE)
-        fine = order.outcome in ("answered", "hung up") or (order.outcome == "broken off" and resets) or late
+    for request in cluster.traffic.requests:
+        late = request.code in (RejectReason.SLO_TTFT, RejectReason.SLO_UNREACHABLE)
+        fine = request.outcome in ("answered", "hung up") or (request.outcome == "broken off" and resets) or late
         if not fine:
-            yield f"order {order.number} (asked at {order.begun_at:.3f}) was {order.outcome}: {order.status} {order.code}"
+            yield f"request {request.number} (asked at {request.begun_at:.3f}) was {request.outcome}: {request.status} {request.code}"
 
 
 def restarted_workers_keep_their_caches(cluster: Cluster) -> Iterator[str]:

@@ -46,7 +46,7 @@ class SchedulerProcess(Process):
     service: SchedulerService
 
     @override
-    async def serve(self, run: ProcessRun, supervisor: Supervisor) -> None:
+    def launch(self, run: ProcessRun, supervisor: Supervisor) -> None:
         settings = self.environment.plan.scheduler
         self.service = start_scheduler(
             supervisor,
@@ -57,30 +57,30 @@ class SchedulerProcess(Process):
             board=run.board,
             name=self.link.name,
         )
-        try:
-            await supervisor.until_stopped()
-        finally:
-            await self.service.resign()
+
+    @override
+    async def shut_down(self, supervisor: Supervisor) -> None:
+        await self.service.resign()
 
 
 class CheckpointerProcess(Process):
     @override
-    async def serve(self, run: ProcessRun, supervisor: Supervisor) -> None:
+    def launch(self, run: ProcessRun, supervisor: Supervisor) -> None:
         settings = self.environment.plan.scheduler
         cadence = Cadence(seconds=settings.checkpoint_seconds)
         checkpointer = checkpointer_over(self.link.ports, settings, clock=self.clock, board=run.board, cadence=cadence)
         supervisor.start(checkpointer.run(), name="checkpoints")
-        await supervisor.until_stopped()
 
 
 class WorkerProcess(Process):
+    service: WorkerService
+
     def __init__(self, environment: Environment, name: str, host: EngineHost) -> None:
         super().__init__(environment, name)
         self.host = host
-        self.service: WorkerService | None = None
 
     @override
-    async def serve(self, run: ProcessRun, supervisor: Supervisor) -> None:
+    def launch(self, run: ProcessRun, supervisor: Supervisor) -> None:
         plan, host = self.environment.plan, self.host
         service = self.service = WorkerService(
             event_log=self.link.ports.log,
@@ -100,13 +100,14 @@ class WorkerProcess(Process):
             events=KvEventReader(KvEndpoint("", ""), sockets=lambda _endpoint: MemorySockets(host)),
         )
         supervisor.start(service.run(), name="worker")
-        try:
-            await supervisor.until_stopped()
-        finally:
-            if plan.workers_pause and supervisor.stopped_in_order and not supervisor.for_good:
-                await service.pause()
-            else:
-                await service.leave("worker stopped")
+
+    @override
+    async def shut_down(self, supervisor: Supervisor) -> None:
+        pauses = self.environment.plan.workers_pause
+        if pauses and supervisor.stopped_in_order and not supervisor.for_good:
+            await self.service.pause()
+        else:
+            await self.service.leave("worker stopped")
 
 
 class IngressProcess(HttpProcess):
@@ -188,7 +189,7 @@ class EngineProcess(HttpProcess):
         self.host = host
 
     @override
-    async def serve(self, run: ProcessRun, supervisor: Supervisor) -> None:
+    def launch(self, run: ProcessRun, supervisor: Supervisor) -> None:
         environment = self.environment
         way = Session(
             environment.sites,
@@ -213,7 +214,6 @@ class EngineProcess(HttpProcess):
         supervisor.start(engine.engine.run(), name="steps")
         self.app = engine.app
         self.host.began(engine)
-        await supervisor.until_stopped()
 
     @override
     def died(self) -> None:
@@ -242,20 +242,19 @@ class RecorderProcess(Process):
         self.archive = MemoryArchive(environment.chance("archive"))
 
     @override
-    async def serve(self, run: ProcessRun, supervisor: Supervisor) -> None:
+    def launch(self, run: ProcessRun, supervisor: Supervisor) -> None:
         recorder = Recorder(
             self.link.ports.log, self.archive, self.clock, run.board, batch_events=200, batch_seconds=WallSeconds(0.05)
         )
         supervisor.start(recorder.collect(), name="collect")
         supervisor.start(recorder.archive(), name="archive")
-        await supervisor.until_stopped()
 
 
 class RebalancerProcess(Process):
     service: RebalancerService
 
     @override
-    async def serve(self, run: ProcessRun, supervisor: Supervisor) -> None:
+    def launch(self, run: ProcessRun, supervisor: Supervisor) -> None:
         plan = self.environment.plan
         if plan.rebalancer_delay and not self.environment.healed:
             self.link.conditions = LinkConditions(delay=plan.rebalancer_delay)
@@ -271,7 +270,6 @@ class RebalancerProcess(Process):
         )
         supervisor.start(self.service.run(), name="fold")
         supervisor.start(self.service.rebalance(), name="rebalance")
-        await supervisor.until_stopped()
 
 
 class ScalerProcess(Process):
@@ -282,7 +280,7 @@ class ScalerProcess(Process):
         self._provider = provider
 
     @override
-    async def serve(self, run: ProcessRun, supervisor: Supervisor) -> None:
+    def launch(self, run: ProcessRun, supervisor: Supervisor) -> None:
         settings = ScalerSettings(**self.environment.plan.fleet_settings, **self.environment.plan.scaler_settings)
         self.service = service = ScalerService(
             event_log=self.link.ports.log,
@@ -298,10 +296,10 @@ class ScalerProcess(Process):
         supervisor.start(service.run(), name="fold")
         supervisor.start(service.act(), name="act")
         supervisor.start(service.report(), name="report")
-        try:
-            await supervisor.until_stopped()
-        finally:
-            await service.resign()
+
+    @override
+    async def shut_down(self, supervisor: Supervisor) -> None:
+        await self.service.resign()
 
 
 def engine_host(environment: Environment, number: int) -> EngineHost:
