@@ -116,7 +116,7 @@ def _ends(findings: dict[str, list[str]]) -> list[str]:
 
 
 def show(console: Console, report: FaultsReport) -> None:
-    console.print(_strikes(report.strikes, BALANCED_COLUMNS if report.balanced else COLUMNS))
+    console.print(_strikes(report.strikes, BALANCED_COLUMNS if report.run_haproxy else COLUMNS))
     for injection in report.strikes:
         if injection.touched is not None:
             _show_touched(console, injection.fault, injection.touched)

@@ -88,7 +88,7 @@ def heal(injector: Injector) -> None:
         engine_faults.reconnect_worker(injector, host.instance)
     for engine in cluster.engines:
         engine_faults.stop_dropping_events(engine)
-        engine_faults.end_lies(injector, engine)
+        engine_faults.replace_lying_engine(injector, engine)
         engine_faults.stop_misbehaving(injector, engine)
     cluster.recorder.archive.failing = 0.0
     if cluster.provider is not None:
@@ -118,7 +118,7 @@ FAULTS: dict[str, Fault] = {
     "clear cache": Fault(0.5, engine_faults.clear_cache),
     "restart unseen": Fault(0.7, engine_faults.restart_unseen),
     "damage": Fault(1.0, network_faults.damage_entries),
-    "archive": Fault(0.5, operator_faults.archive_away),
+    "archive": Fault(0.5, operator_faults.archive_outage),
     "kill ingress": Fault(1.5, process_faults.kill_ingress),
     "kill two": Fault(1.0, process_faults.kill_two),
     "pause engine": Fault(2.5, process_faults.pause_engine),
