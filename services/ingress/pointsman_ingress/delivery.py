@@ -25,7 +25,7 @@ from pointsman_ingress.engine.client import (
 from pointsman_ingress.engine.disaggregation import NO_PREFILL, SplitBody, read_prefill
 from pointsman_ingress.engine.first_byte import FOREVER, FirstByteDeadline, first_byte_wall_seconds
 from pointsman_ingress.engine.usage import UsageRemover, usage_in
-from pointsman_ingress.http.call import RequestIds
+from pointsman_ingress.http.call import HttpExchange, RequestIds
 from pointsman_ingress.http.errors import (
     ApiError,
     Header,
@@ -207,7 +207,7 @@ class Delivery:
         command, grant = self._command, self.lifecycle.grant
         tried = [*command.excluded, self.lifecycle.instance]
         other = self._pool.in_flight.least_busy(command, excluded=tried)
-        if other is None or command.attempt > self.settings.retries_max:
+        if other is None or self.lifecycle.retries_counted >= self.settings.retries_max:
             return False
         if grant is not None and grant.term > 0 and all(other.id != ready.id for ready in self._pool.fleet.ready):
             return False  # a leader grants ready instances only
@@ -285,7 +285,11 @@ class Delivery:
         log.warning("engine_failed", instance=failed, request=lifecycle.request, reason=str(error))
         if error.failure is not None:
             lifecycle.attempt_failed(error.failure, status=error.status, detail=str(error))
-        if command.attempt > self.settings.retries_max and (lifecycle.reached_engine or not self._may_hold()):
+        refused, retries_max = error.failure == "connect_failure", self.settings.retries_max
+        spent = lifecycle.retries_counted >= retries_max
+        if refused:
+            spent = command.attempt > retries_max and not self._may_hold()
+        if spent:
             lifecycle.failed("engine_failed", 502)
             raise engine_failed(error.public_reason) from error
         if lifecycle.reached_engine and not self._ticket.claim():

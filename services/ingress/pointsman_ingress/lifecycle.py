@@ -47,6 +47,7 @@ class RequestLifecycle:
         self.grant: RouteGranted | None = None  # current or last; None while queued
         self.sent_at = context.command.arrived_at
         self.retries = 0
+        self.retries_counted = 0  # towards `--retries-max`: those after refused connections do not count
         self.reached_engine = False  # False if every failed engine refused the connection
         self.reason: str | None = None  # None: not ended; empty: no failure
         self.usage = Usage()

@@ -50,12 +50,7 @@ class RebalancerService:
         name: str,
     ) -> None:
         """`name`: of this process in the ids of its plans; never reused."""
-        pool = PoolSettings(
-            block_tokens=settings.block_tokens,
-            speed=settings.speed,
-            hot_share=settings.hot_share,
-            cold_share=settings.cold_share,
-        )
+        pool = PoolSettings(block_tokens=settings.block_tokens, speed=settings.speed)
         self._follower = LogFollower(event_log, clock=clock, board=board, settings=pool, on_event=self._on_event)
         self._commands = commands
         self._clock = clock

@@ -9,6 +9,7 @@ from pointsman.adapters.calibration_file import Calibration
 from pointsman.contracts.fleet import InstanceJoined, InstanceReported, Role
 from pointsman.primitives import Seconds
 from pointsman.state.engine_profiles import PROFILES
+from pointsman_worker.engine_monitor import EngineMonitor
 from pointsman_worker.session import CacheSession, SessionState
 
 

@@ -19,6 +19,8 @@ from pointsman.adapters.kv_events.events import (
     EngineResumed,
 )
 from pointsman.runtime import telemetry
+from pointsman_worker.engine_monitor import EngineMonitor
+from pointsman_worker.saved_session import SessionStore
 from pointsman_worker.session import EventSource, SessionState
 
 log = structlog.get_logger()
@@ -49,8 +51,8 @@ class Follower:
         match item:
             case EngineResumed():
                 with contextlib.suppress(EngineUnreachableError):
-                    await self._probe.refresh_load()
-                self._successor.resume()
+                    await self.probe.refresh_load()
+                self.successor.resume()
             case EngineAttached() | EngineRestarted():
                 self.successor.discard()
                 log.info("engine_followed", restarted=isinstance(item, EngineRestarted), exact=item.exact)

@@ -16,6 +16,7 @@ from pointsman.primitives import Seconds, WallSeconds
 from pointsman.runtime.health import HealthBoard
 from pointsman_worker.event_sequencer import CacheEvents
 from pointsman_worker.fleet_events import FleetEvents
+from pointsman_worker.saved_session import SessionStore
 from pointsman_worker.session import CacheSession, SessionState
 
 log = structlog.get_logger()
