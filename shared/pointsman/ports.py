@@ -10,7 +10,7 @@ import msgspec
 
 from pointsman.contracts.codec import AnyCommand, LogEvent, UndecodableError, decode_event
 from pointsman.contracts.decisions import LeaderElected
-from pointsman.primitives import InstanceId, Seconds, Sequence, Term, WallSeconds
+from pointsman.primitives import EngineSeconds, InstanceId, Sequence, Term, WallSeconds
 
 
 class LogUnavailableError(Exception):
@@ -154,7 +154,7 @@ class Clock(Protocol):
     @property
     def speed(self) -> float: ...
 
-    def now(self) -> Seconds:
+    def now(self) -> EngineSeconds:
         """Seconds since the Unix epoch, anchored at a fixed day, so that all processes of a fleet agree."""
         ...
 
@@ -162,7 +162,7 @@ class Clock(Protocol):
         """Monotonic."""
         ...
 
-    async def sleep(self, seconds: Seconds) -> None: ...
+    async def sleep(self, seconds: EngineSeconds) -> None: ...
 
     async def sleep_wall(self, seconds: WallSeconds) -> None: ...
 
@@ -231,7 +231,7 @@ class ProvidedInstance:
     """A running instance, whether or not its engine answers. `age`: wall seconds since its start."""
 
     instance: InstanceId
-    age: Seconds
+    age: EngineSeconds
 
 
 class InstanceProvider(Protocol):

@@ -40,7 +40,7 @@ PackedKeys = Annotated[bytes, Meta(max_length=8 * 1024 * 1024)]
 Term = NewType("Term", Annotated[int, Meta(ge=0, le=WHOLE_MAX)])
 """Grows with each new leader."""
 
-Seconds = Annotated[float, Meta(ge=-1e30, le=1e30)]
+EngineSeconds = Annotated[float, Meta(ge=-1e30, le=1e30)]
 """Engine time: passes `--speed` times faster than wall time. See `ports.Clock`."""
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ else:
     WallSeconds = NewType("WallSeconds", Annotated[float, Meta(ge=-1e30, le=1e30)])
 
 
-def engine_seconds(wall: WallSeconds, speed: float) -> Seconds:
+def engine_seconds(wall: WallSeconds, speed: float) -> EngineSeconds:
     return float(wall) * speed
 
 

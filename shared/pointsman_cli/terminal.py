@@ -13,7 +13,7 @@ from rich.text import Text
 from typing_extensions import override
 
 from pointsman.adapters.clocks import wall_time_of
-from pointsman.primitives import Seconds
+from pointsman.primitives import EngineSeconds
 
 UNIX_SECONDS_MAX = 250_000_000_000.0
 PIPE_WIDTH = 180
@@ -74,5 +74,5 @@ def printable(text: str) -> str:
     return text if text.isprintable() else text.translate(_CONTROL)
 
 
-def wall_time(at: Seconds, speed: float) -> datetime:
+def wall_time(at: EngineSeconds, speed: float) -> datetime:
     return datetime.fromtimestamp(min(max(0.0, wall_time_of(at, speed)), UNIX_SECONDS_MAX)).astimezone()

@@ -12,7 +12,7 @@ from typing_extensions import override
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import RequestMigrated, RequestPlaced
 from pointsman.policies.routing import ROUTING_POLICIES
-from pointsman.primitives import InstanceId, Seconds
+from pointsman.primitives import EngineSeconds, InstanceId
 from pointsman.simulation.event_queue import EventQueue
 from pointsman.simulation.outcome import Outcome, RequestRow
 from pointsman.simulation.simulated_fleet import NOTICE_SECONDS
@@ -31,8 +31,8 @@ class WatchedAgenda(EventQueue):
     look: Callable[[], None]
 
     @override
-    def at(self, at: Seconds, act: Callable[[Seconds], None]) -> None:
-        def watched(now: Seconds) -> None:
+    def at(self, at: EngineSeconds, act: Callable[[EngineSeconds], None]) -> None:
+        def watched(now: EngineSeconds) -> None:
             act(now)
             self.look()
 
@@ -46,12 +46,12 @@ class Watched(Simulation):
         agenda = WatchedAgenda()
         agenda.look = self._look
         super().__init__(scenario, requests, agenda=agenda)
-        self.sent: list[tuple[Seconds, InstanceId]] = []
+        self.sent: list[tuple[EngineSeconds, InstanceId]] = []
         """When a request was placed or moved, and where to."""
         self.looks = 0
 
     @override
-    def carry_out(self, events: list[LogEvent], now: Seconds) -> None:
+    def carry_out(self, events: list[LogEvent], now: EngineSeconds) -> None:
         self.sent += [(now, e.instance) for e in events if isinstance(e, RequestPlaced | RequestMigrated)]
         super().carry_out(events, now)
 
@@ -72,7 +72,7 @@ def made(workload: str, count: int, rate: float, seed: int = 1) -> list[Workload
     return GENERATORS[workload](count, rate=rate, chance=random.Random(seed))
 
 
-def unrelated(count: int, *, every: Seconds, tokens: int = 8192, output_tokens: int = 1) -> list[WorkloadRequest]:
+def unrelated(count: int, *, every: EngineSeconds, tokens: int = 8192, output_tokens: int = 1) -> list[WorkloadRequest]:
     """Requests at even distances that share nothing."""
     return [
         WorkloadRequest(

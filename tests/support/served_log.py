@@ -20,7 +20,7 @@ from pointsman.contracts.subjects import subject_of
 from pointsman.policies.dispatch import Dispatcher
 from pointsman.policies.policy_set import PolicySet, policy_set
 from pointsman.ports import LogEntry
-from pointsman.primitives import Epoch, InstanceId, PoolName, Seconds, Term
+from pointsman.primitives import EngineSeconds, Epoch, InstanceId, PoolName, Term
 from pointsman.state.engine_profiles import prefill_seconds
 from pointsman.state.state import PoolSettings, State
 from tests.support.events import BLOCK, COST, joined, reported, route, stored
@@ -39,11 +39,11 @@ class ServedLog:
         self,
         *,
         requests: int = 200,
-        gap: Seconds = 0.4,
+        gap: EngineSeconds = 0.4,
         engines: int = 3,
         families: int = 12,
         pace: Mapping[str, float] | None = None,
-        skew: Mapping[str, Seconds] | None = None,
+        skew: Mapping[str, EngineSeconds] | None = None,
         policies: PolicySet | None = None,
         seed: int = 1,
     ) -> None:
@@ -53,12 +53,12 @@ class ServedLog:
         self._pace = pace or {}
         self._skew = skew or {}
         self._random = Random(seed)
-        self._agenda: list[tuple[Seconds, int, Callable[[Seconds], None]]] = []
+        self._agenda: list[tuple[EngineSeconds, int, Callable[[EngineSeconds], None]]] = []
         self._order = count()
         self._cached: dict[InstanceId, list[int]] = {}
         self._coming: dict[InstanceId, set[int]] = {}
         self._sequences: dict[InstanceId, int] = {}
-        self._free_at: dict[InstanceId, Seconds] = {}
+        self._free_at: dict[InstanceId, EngineSeconds] = {}
         settings = PoolSettings(block_tokens=BLOCK)
         self.policies = chosen = policies or policy_set(routing="min_ttft")
         self.state = State(settings, chosen.trackers())
@@ -78,7 +78,7 @@ class ServedLog:
             at, _, act = heappop(self._agenda)
             act(at)
 
-    def _at(self, at: Seconds, act: Callable[[Seconds], None]) -> None:
+    def _at(self, at: EngineSeconds, act: Callable[[EngineSeconds], None]) -> None:
         heappush(self._agenda, (at, next(self._order), act))
 
     def _write(self, event: LogEvent, *, follow: bool) -> None:
@@ -91,13 +91,13 @@ class ServedLog:
         else:
             self.state.skip(sequence)
 
-    def _join(self, name: InstanceId, end: Seconds) -> None:
+    def _join(self, name: InstanceId, end: EngineSeconds) -> None:
         self._cached[name], self._coming[name] = [], set()
         self._sequences[name], self._free_at[name] = 0, 0.0
         self._write(joined(name, at=self._clock(name, 0.0)), follow=True)
         self._write(InstanceProbed(at=0.5, instance=name, epoch=Epoch(1), parity=True), follow=True)
 
-        def report(now: Seconds) -> None:
+        def report(now: EngineSeconds) -> None:
             keys = self._cached[name]
             event = reported(name, self._sequences[name], keys, at=self._clock(name, now))
             self._write(event, follow=True)
@@ -106,23 +106,23 @@ class ServedLog:
 
         self._at(1.0 + self._random.random(), report)
 
-    def _clock(self, name: InstanceId, now: Seconds) -> Seconds:
+    def _clock(self, name: InstanceId, now: EngineSeconds) -> EngineSeconds:
         return now + self._skew.get(name, 0.0)
 
-    def _arrive(self, number: int, family: int, now: Seconds) -> None:
+    def _arrive(self, number: int, family: int, now: EngineSeconds) -> None:
         shared = [1000 * (family + 1) + level for level in range(GIVEN_BLOCKS)]
         own = [1_000_000 + 100 * number + level for level in range(self._random.randint(1, 6))]
         command = route(f"r-{number}", shared + own, arrived_at=now, session=f"s-{family}", max_output_tokens=50)
         self._carry_out(self._leader.route(command, now), now)
 
-    def _carry_out(self, events: list[LogEvent], now: Seconds) -> None:
+    def _carry_out(self, events: list[LogEvent], now: EngineSeconds) -> None:
         for event in events:
             self._write(event, follow=False)
         for event in events:
             if isinstance(event, RequestGranted):
                 self._serve(event, now)
 
-    def _serve(self, grant: RequestGranted, now: Seconds) -> None:
+    def _serve(self, grant: RequestGranted, now: EngineSeconds) -> None:
         request = self.state.workload.requests[grant.request]
         name = grant.instance
         held = self._coming[name]  # first come, first served: by the time it begins, all before it is cached
@@ -134,13 +134,13 @@ class ServedLog:
         self._free_at[name] = first_at
         keys, arrived_at = [int(key) for key in request.keys], request.arrived_at
 
-        def first_token(at: Seconds) -> None:
+        def first_token(at: EngineSeconds) -> None:
             self._cache(name, keys, at)
             event = PrefillFinished(at=at, request=grant.request, instance=name, ttft=at - arrived_at, prefill=at - now)
             self._write(event, follow=True)
             self._carry_out(self._leader.grant_waiting(name, at), at)
 
-        def answered(at: Seconds) -> None:
+        def answered(at: EngineSeconds) -> None:
             event = RequestFinished(
                 at=at, request=grant.request, instance=name, e2e=at - arrived_at, prompt_tokens=request.prompt_tokens,
                 completion_tokens=OUTPUT_TOKENS, cached_tokens=cached, ttft=first_at - arrived_at, tpot=TOKEN_SECONDS,
@@ -151,7 +151,7 @@ class ServedLog:
         self._at(first_at, first_token)
         self._at(first_at + TOKEN_SECONDS * (OUTPUT_TOKENS - 1), answered)
 
-    def _cache(self, name: InstanceId, keys: list[int], at: Seconds) -> None:
+    def _cache(self, name: InstanceId, keys: list[int], at: EngineSeconds) -> None:
         held = set(self._cached[name])
         fresh = next((n for n, key in enumerate(keys) if key not in held), len(keys))
         if fresh == len(keys):

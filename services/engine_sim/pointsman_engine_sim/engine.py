@@ -11,7 +11,7 @@ from typing import Protocol
 import structlog
 
 from pointsman.ports import Clock
-from pointsman.primitives import RequestId, Seconds, Tokens, WallSeconds
+from pointsman.primitives import EngineSeconds, RequestId, Tokens, WallSeconds
 from pointsman.simulation.block_cache import CacheChange, PromptIdentity
 from pointsman.simulation.engine_model import EngineModel
 from pointsman.simulation.engine_types import StepResult, TokenPrompt
@@ -39,16 +39,16 @@ class Publisher(Protocol):
 
 
 class Timings(Protocol):
-    def first_token(self, seconds: Seconds) -> None: ...
+    def first_token(self, seconds: EngineSeconds) -> None: ...
 
-    def finished(self, seconds: Seconds) -> None: ...
+    def finished(self, seconds: EngineSeconds) -> None: ...
 
 
 @dataclass(eq=False, slots=True)
 class Generation:
     request: RequestId
     passage: Passage
-    submitted_at: Seconds
+    submitted_at: EngineSeconds
     tokens: Tokens = 0
     cached_tokens: Tokens = 0
     finished: bool = False
@@ -167,7 +167,7 @@ class SimulatedEngine:
             await self._until(at)
             self._deliver(self._model.end_step(at))
 
-    async def _next_arrival(self) -> Seconds:
+    async def _next_arrival(self) -> EngineSeconds:
         if self._model.idle:
             self._work.clear()
             await self._work.wait()
@@ -175,7 +175,7 @@ class SimulatedEngine:
             await self._clock.sleep_wall(CLOCK_RETRY_SECONDS)
         return self._clock.now()
 
-    async def _until(self, at: Seconds) -> None:
+    async def _until(self, at: EngineSeconds) -> None:
         early = at - self._clock.now()
         if early > 0:
             self._overdue_steps = 0
@@ -186,7 +186,7 @@ class SimulatedEngine:
             self._warn_when_late(-early / self._clock.speed)
             await self._clock.sleep_wall(WallSeconds(0))
 
-    def _warn_when_late(self, seconds: Seconds) -> None:
+    def _warn_when_late(self, seconds: EngineSeconds) -> None:
         if seconds > LATE_SECONDS_MAX and self._clock.wall() >= self._warn_at:
             self._warn_at = self._clock.wall() + LATE_WARNING_SECONDS
             log.warning("engine_late", wall_seconds=round(seconds, 2), hint="this machine is too slow for the speed")

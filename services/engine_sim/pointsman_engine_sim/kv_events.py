@@ -14,7 +14,7 @@ import structlog
 import zmq
 import zmq.asyncio
 
-from pointsman.primitives import Seconds, Tokens
+from pointsman.primitives import EngineSeconds, Tokens
 from pointsman.simulation.block_cache import BlocksEvicted, CacheChange, CacheReset, RunCached
 
 log = structlog.get_logger()
@@ -96,7 +96,7 @@ class EventEncoder:
         self._block_size = block_size
         self._encoder = msgspec.msgpack.Encoder()
 
-    def payload(self, changes: Iterable[CacheChange], at: Seconds) -> bytes:
+    def payload(self, changes: Iterable[CacheChange], at: EngineSeconds) -> bytes:
         return self._encoder.encode(EventBatch(at, [self._event(change) for change in changes], 0))
 
     def _event(self, change: CacheChange) -> BlockStored | BlockRemoved | AllBlocksCleared:

@@ -13,7 +13,7 @@ import msgspec
 import structlog
 
 from pointsman.ports import Clock
-from pointsman.primitives import RequestId, Seconds, Tokens
+from pointsman.primitives import EngineSeconds, RequestId, Tokens
 from pointsman_engine_sim.openai_bodies import ApiError, FetchBody, TransferParams
 
 log = structlog.get_logger()
@@ -45,8 +45,8 @@ class KvTransfer:
         clock: Clock,
         release_kv: Callable[[RequestId], bool],
         block_size: Tokens,
-        seconds_per_token: Seconds,
-        hold_seconds: Seconds,
+        seconds_per_token: EngineSeconds,
+        hold_seconds: EngineSeconds,
         session: aiohttp.ClientSession | None = None,
     ) -> None:
         """`release_kv`: frees the blocks of a finished request. Engine seconds. `session`: opened on demand."""

@@ -7,7 +7,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 from typing_extensions import override
 
-from pointsman.primitives import Seconds
+from pointsman.primitives import EngineSeconds
 from pointsman.simulation.engine_model import EngineModel
 from pointsman_engine_sim.engine import Timings
 
@@ -38,11 +38,11 @@ class EngineMetrics(Timings):
         self._registry.register(_ModelCollector(self, model))
 
     @override
-    def first_token(self, seconds: Seconds) -> None:
+    def first_token(self, seconds: EngineSeconds) -> None:
         self._first_token.observe(seconds)
 
     @override
-    def finished(self, seconds: Seconds) -> None:
+    def finished(self, seconds: EngineSeconds) -> None:
         self._finished += 1
         self._e2e.observe(seconds)
 

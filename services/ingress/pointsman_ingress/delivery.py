@@ -10,7 +10,7 @@ import structlog
 from pointsman.contracts.commands import RouteGranted, RouteRejected
 from pointsman.contracts.reasons import RejectReason
 from pointsman.ports import Clock
-from pointsman.primitives import Seconds, WallSeconds
+from pointsman.primitives import EngineSeconds, WallSeconds
 from pointsman.runtime.telemetry import ENGINE_RETRIES
 from pointsman.state.fleet import Knowledge
 from pointsman_ingress.context import RequestContext
@@ -165,7 +165,7 @@ class Delivery:
         return next_grant
 
     async def _open(
-        self, at_engine: InFlightRequest, body: bytes, *, output: Seconds = 0.0
+        self, at_engine: InFlightRequest, body: bytes, *, output: EngineSeconds = 0.0
     ) -> tuple[EngineAnswer, bytes]:
         """`output`: engine seconds of generation before the first bytes. Raises EngineFailedError."""
         grant, context = at_engine.grant, self.context
@@ -189,7 +189,7 @@ class Delivery:
         finally:
             at_engine.on_lost = None
 
-    def _output_seconds(self) -> Seconds:
+    def _output_seconds(self) -> EngineSeconds:
         """Engine seconds from the first token to the first byte, at the default TPOT SLO or a longer one of the
         request."""
         command = self.context.command
@@ -199,7 +199,7 @@ class Delivery:
             return FOREVER
         return command.max_output_tokens * max(command.slo_tpot, self.settings.slo_tpot_seconds)
 
-    def _give_up_engine(self, wall_seconds: Seconds) -> bool:
+    def _give_up_engine(self, wall_seconds: EngineSeconds) -> bool:
         self.lifecycle.attempt_failed("first_byte_timeout", detail=f"no first byte within {wall_seconds:.3g} s")
         return self._may_retry_elsewhere()
 

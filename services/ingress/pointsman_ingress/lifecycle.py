@@ -16,7 +16,7 @@ from pointsman.contracts.requests import (
     RequestFinished,
 )
 from pointsman.ports import Clock
-from pointsman.primitives import InstanceId, Seconds, Term, Tokens
+from pointsman.primitives import EngineSeconds, InstanceId, Term, Tokens
 from pointsman.runtime.telemetry import (
     ATTEMPT_FAILURES,
     CACHE_PREDICTIONS,
@@ -53,7 +53,7 @@ class RequestLifecycle:
         self.usage = Usage()
         self._context = context
         self._clock = clock
-        self._first_token_at: Seconds | None = None
+        self._first_token_at: EngineSeconds | None = None
         self._prefill_cached: Tokens | None = None
         self._failure_logged = False
 

@@ -16,7 +16,7 @@ from pointsman.policies.rebalancing import MigrationPlan, RebalancingPolicy
 from pointsman.policies.rebalancing.off import Off
 from pointsman.policies.rebalancing.redispatch import Redispatching, Window
 from pointsman.ports import Clock, Commands, CommandTimeoutError, EventLog, NoResponderError
-from pointsman.primitives import PoolName, Seconds, Sequence, Term, WallSeconds
+from pointsman.primitives import EngineSeconds, PoolName, Sequence, Term, WallSeconds
 from pointsman.runtime import telemetry
 from pointsman.runtime.containment import contained
 from pointsman.runtime.health import HealthBoard
@@ -60,7 +60,7 @@ class RebalancerService:
         self._name = name
         self._subject = migrate_subject(PoolName(settings.pool))
         self._plans = 0
-        self._trigger_at: Seconds | None = None
+        self._trigger_at: EngineSeconds | None = None
         """Engine time of the first trigger since the last plan."""
         self._triggered = asyncio.Event()
         self._entry_read = asyncio.Event()
@@ -104,7 +104,7 @@ class RebalancerService:
             self._triggered.set()
         self._entry_read.set()
 
-    def _plan(self) -> tuple[MigrationPlan, Seconds | None]:
+    def _plan(self) -> tuple[MigrationPlan, EngineSeconds | None]:
         """Returns a plan and the time of its trigger; empty before the log is read."""
         trigger_at, self._trigger_at = self._trigger_at, None
         self._triggered.clear()
@@ -120,7 +120,7 @@ class RebalancerService:
         self._plans += bool(plan.migrations)
         return replace(plan, id=f"{self._name}.{self._plans}", policy=self._policy.name), trigger_at
 
-    async def _request_moves(self, plan: MigrationPlan, trigger_at: Seconds | None) -> None:
+    async def _request_moves(self, plan: MigrationPlan, trigger_at: EngineSeconds | None) -> None:
         telemetry.MIGRATIONS_PLANNED.labels(plan.policy).inc(len(plan.migrations))
         try:
             answer = await self._commands.request(
@@ -137,7 +137,7 @@ class RebalancerService:
         self._record(plan, answer, trigger_at)
         await self._until_read(answer.as_of, (answer.term, answer.decided))
 
-    def _record(self, plan: MigrationPlan, answer: MigrationAnswered, trigger_at: Seconds | None) -> None:
+    def _record(self, plan: MigrationPlan, answer: MigrationAnswered, trigger_at: EngineSeconds | None) -> None:
         telemetry.MIGRATION_PLANS.labels(plan.policy, answer.refusal or "taken").inc()
         refused = sum(bool(move.refusal) for move in answer.moves)
         applied = len(answer.moves) - refused

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from pointsman.contracts.decisions import ScaleDecided
 from pointsman.policies.scaling import Limits, PoolSize, ScaleTarget, ScalingPolicy, limited
-from pointsman.primitives import Seconds, Sequence
+from pointsman.primitives import EngineSeconds, Sequence
 from pointsman.state.fleet import Instance, Status
 from pointsman.state.state import State
 
@@ -19,7 +19,7 @@ class Decider:
     scaler: str
     dropped: Callable[[], Sequence] = lambda: 0
 
-    def decide(self, state: State, now: Seconds) -> ScaleDecided | None:
+    def decide(self, state: State, now: EngineSeconds) -> ScaleDecided | None:
         wanted = state.scaling.wanted
         if wanted is None:
             return self.decision(state, self._first_target(state), now)
@@ -29,10 +29,10 @@ class Decider:
         found = limited(target, state.scaling, now, self.limits)
         return self.decision(state, found, now) if found else None
 
-    def operator_decision(self, state: State, wanted: int, asker: str, now: Seconds) -> ScaleDecided:
+    def operator_decision(self, state: State, wanted: int, asker: str, now: EngineSeconds) -> ScaleDecided:
         return self.decision(state, ScaleTarget(wanted, f"{asker or 'somebody'} asked for {wanted}"), now)
 
-    def repeated(self, state: State, now: Seconds) -> ScaleDecided | None:
+    def repeated(self, state: State, now: EngineSeconds) -> ScaleDecided | None:
         """Repeats the newest decision for a log that is about to drop it."""
         newest = state.scaling.decided
         return self.decision(state, ScaleTarget(newest.wanted, newest.reason), now) if newest else None
@@ -44,7 +44,7 @@ class Decider:
             return ""
         return f"this scaler keeps from {limits.lowest} to {limits.highest} instances"
 
-    def decision(self, state: State, target: ScaleTarget, now: Seconds) -> ScaleDecided:
+    def decision(self, state: State, target: ScaleTarget, now: EngineSeconds) -> ScaleDecided:
         return ScaleDecided(
             at=now,
             policy=self.policy.name,

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from pointsman.ports import ProvidedInstance
-from pointsman.primitives import InstanceId, Seconds
+from pointsman.primitives import EngineSeconds, InstanceId
 from pointsman.state.fleet import Instance
 from pointsman.state.state import State
 from pointsman_scaler.decider import in_service
@@ -54,7 +54,7 @@ class PoolStatus:
         return self.in_service == wanted == self.total and not self.leaving
 
 
-def pool_status(state: State, provided: list[ProvidedInstance], *, start_seconds_max: Seconds) -> PoolStatus:
+def pool_status(state: State, provided: list[ProvidedInstance], *, start_seconds_max: EngineSeconds) -> PoolStatus:
     """`start_seconds_max`: wall seconds for a started instance to join."""
     instances = state.fleet.instances
     absent = [p for p in provided if p.instance not in state.fleet]

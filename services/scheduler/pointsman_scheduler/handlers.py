@@ -36,7 +36,7 @@ from pointsman.contracts.subjects import (
 from pointsman.policies.dispatch import Dispatcher
 from pointsman.policies.policy_set import PolicySet
 from pointsman.ports import Clock, CommandHandler, Reply
-from pointsman.primitives import PoolName, Seconds
+from pointsman.primitives import EngineSeconds, PoolName
 from pointsman.runtime import telemetry
 from pointsman_scheduler.fleet_status import describe_fleet
 from pointsman_scheduler.leader import ActiveTerm, Candidacy, send
@@ -142,7 +142,7 @@ class CommandHandlers:
 
 
 def _decide_drain(
-    dispatcher: Dispatcher, command: DrainInstance | UndrainInstance, now: Seconds
+    dispatcher: Dispatcher, command: DrainInstance | UndrainInstance, now: EngineSeconds
 ) -> tuple[list[LogEvent], DrainAnswered]:
     fleet = dispatcher.state.fleet
     if command.instance not in fleet:

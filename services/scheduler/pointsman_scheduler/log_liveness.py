@@ -3,7 +3,7 @@ stay up, and suspecting all workers would reject all requests. Signs: our own de
 instances fall silent together; the second excuses them for a bounded time only."""
 
 from pointsman.ports import Clock
-from pointsman.primitives import Seconds, WallSeconds
+from pointsman.primitives import EngineSeconds, WallSeconds
 
 QUIET_SHARE = 0.5
 """Share of the suspect time without any entry after which the log may be silent."""
@@ -20,7 +20,7 @@ class LogLiveness:
         self._last_entry_at = clock.wall()
         self._written = 0
         self._returned = 0
-        self.listening_since: Seconds = 0.0
+        self.listening_since: EngineSeconds = 0.0
         self.listening_since_wall = WallSeconds(0.0)
 
     def begin(self) -> None:

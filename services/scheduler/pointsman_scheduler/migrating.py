@@ -11,7 +11,7 @@ from pointsman.contracts.decisions import MigrationRefused, RequestMigrated
 from pointsman.contracts.reasons import PlanRefusal
 from pointsman.policies.dispatch import Dispatcher
 from pointsman.policies.rebalancing import Migration, MigrationPlan
-from pointsman.primitives import Seconds
+from pointsman.primitives import EngineSeconds
 from pointsman.runtime import telemetry
 
 log = structlog.get_logger()
@@ -27,7 +27,7 @@ class MigrationHandler:
         self._dispatcher = dispatcher
         self._answered: OrderedDict[str, MigrationAnswered] = OrderedDict()
 
-    def take(self, command: MigrateRequests, now: Seconds) -> tuple[list[LogEvent], MigrationAnswered]:
+    def take(self, command: MigrateRequests, now: EngineSeconds) -> tuple[list[LogEvent], MigrationAnswered]:
         known = self._answered.get(command.plan)
         if known is not None:
             return [], known

@@ -5,7 +5,7 @@ import structlog
 from pointsman.contracts.commands import ResyncCache
 from pointsman.contracts.subjects import resync_subject
 from pointsman.ports import Clock, Commands, CommandTimeoutError, NoResponderError
-from pointsman.primitives import Epoch, InstanceId, PoolName, Seconds, WallSeconds
+from pointsman.primitives import EngineSeconds, Epoch, InstanceId, PoolName, WallSeconds
 from pointsman.runtime import telemetry
 from pointsman.runtime.containment import contained
 from pointsman.state.state import State
@@ -27,7 +27,7 @@ class Resync:
         self._commands = commands
         self._clock = clock
         self._pool = pool
-        self._rejoin_requested: dict[InstanceId, Seconds] = {}
+        self._rejoin_requested: dict[InstanceId, EngineSeconds] = {}
         """Last report of each unregistered instance that was asked to join."""
 
     async def run(self) -> None:

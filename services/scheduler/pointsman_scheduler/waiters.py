@@ -9,7 +9,7 @@ from pointsman.contracts.reasons import RejectReason, reject_answer
 from pointsman.contracts.requests import RequestCancelled
 from pointsman.policies.dispatch import Dispatcher
 from pointsman.ports import Reply
-from pointsman.primitives import RequestId, Seconds
+from pointsman.primitives import EngineSeconds, RequestId
 from pointsman.runtime import telemetry
 from pointsman.state.fleet import Instance, Knowledge
 from pointsman.state.workload import Request, Stage
@@ -96,7 +96,7 @@ class Waiters:
         answer = self._grant(request)
         return [(waiter.reply, answer)] if waiter is not None and answer is not None else []
 
-    def _rejected(self, request: RequestId, reason: str, detail: str, retry_after: Seconds) -> Answers:
+    def _rejected(self, request: RequestId, reason: str, detail: str, retry_after: EngineSeconds) -> Answers:
         waiter = self._waiters.pop(request, None)
         if waiter is None:
             return []
@@ -130,7 +130,7 @@ class Waiters:
         )
 
     def _rejection(
-        self, request: RequestId, attempt: int, reason: str, detail: str, *, retry_after: Seconds = 0.0
+        self, request: RequestId, attempt: int, reason: str, detail: str, *, retry_after: EngineSeconds = 0.0
     ) -> RouteRejected:
         return RouteRejected(
             request=request,

@@ -8,7 +8,7 @@ import msgspec
 
 from pointsman.adapters.kv_events.events import EngineBlockStored, EngineHash
 from pointsman.contracts.block_keys import KeyChain
-from pointsman.primitives import BlockKey, Seconds, Tokens
+from pointsman.primitives import BlockKey, EngineSeconds, Tokens
 from pointsman_worker.block_rules import lora_of, salt_of
 
 PROMPT_START = BlockKey(0)  # parent key of a prompt's first block
@@ -31,8 +31,8 @@ class Block:
     children: "list[Block] | None" = None
     copies: int = 0
     counted: bool = False
-    confirmed: Seconds = 0.0  # when last known to be held
-    unverified: Seconds = VERIFIED  # since when its removal may have been missed
+    confirmed: EngineSeconds = 0.0  # when last known to be held
+    unverified: EngineSeconds = VERIFIED  # since when its removal may have been missed
 
 
 class HeldBlock(msgspec.Struct, array_like=True, frozen=True):

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from pointsman.contracts.block_keys import KEY_BYTES, pack_keys
 from pointsman.contracts.cache import BlocksRemoved, BlocksStored, CacheCleared, CacheGap, CacheSnapshot, Run
-from pointsman.primitives import BlockKey, Epoch, InstanceId, Seconds, Sequence
+from pointsman.primitives import BlockKey, EngineSeconds, Epoch, InstanceId, Sequence
 from pointsman_worker.held_keys import Changes
 
 CacheEvents = BlocksStored | BlocksRemoved | CacheCleared | CacheGap | CacheSnapshot
@@ -19,12 +19,12 @@ class CacheEventSequencer:
         self.epoch = epoch
         self.sequence: Sequence = 0
 
-    def gap(self, at: Seconds, missed: int, reason: str) -> CacheGap:
+    def gap(self, at: EngineSeconds, missed: int, reason: str) -> CacheGap:
         return CacheGap(
             at=at, instance=self.instance, epoch=self.epoch, sequence=self._next(), missed=missed, reason=reason
         )
 
-    def changes(self, at: Seconds, changes: Changes) -> Iterator[CacheEvents]:
+    def changes(self, at: EngineSeconds, changes: Changes) -> Iterator[CacheEvents]:
         """At most one event of a kind, unless it exceeds a message."""
         if changes.cleared:
             yield CacheCleared(at=at, instance=self.instance, epoch=self.epoch, sequence=self._next())
@@ -33,14 +33,14 @@ class CacheEventSequencer:
         for runs in portions(changes.stored):
             yield self._stored(at, runs)
 
-    def snapshot(self, at: Seconds, runs: list[Run]) -> Iterator[CacheEvents]:
+    def snapshot(self, at: EngineSeconds, runs: list[Run]) -> Iterator[CacheEvents]:
         """A snapshot, then stores if it exceeds one message."""
         first, *rest = list(portions(runs)) or [[]]
         yield CacheSnapshot(at=at, instance=self.instance, epoch=self.epoch, sequence=self._next(), runs=first)
         for portion in rest:
             yield self._stored(at, portion)
 
-    def _removed(self, at: Seconds, keys: list[BlockKey], *, expired: bool) -> Iterator[BlocksRemoved]:
+    def _removed(self, at: EngineSeconds, keys: list[BlockKey], *, expired: bool) -> Iterator[BlocksRemoved]:
         keys_max = EVENT_KEY_BYTES_MAX // KEY_BYTES
         for start in range(0, len(keys), keys_max):
             yield BlocksRemoved(
@@ -52,7 +52,7 @@ class CacheEventSequencer:
                 expired=expired,
             )
 
-    def _stored(self, at: Seconds, runs: list[Run]) -> BlocksStored:
+    def _stored(self, at: EngineSeconds, runs: list[Run]) -> BlocksStored:
         return BlocksStored(at=at, instance=self.instance, epoch=self.epoch, sequence=self._next(), runs=runs)
 
     def _next(self) -> Sequence:

@@ -7,7 +7,7 @@ import msgspec
 
 from pointsman.adapters.calibration_file import Calibration
 from pointsman.contracts.fleet import InstanceJoined, InstanceReported, Role
-from pointsman.primitives import Seconds
+from pointsman.primitives import EngineSeconds
 from pointsman.state.engine_profiles import PROFILES
 from pointsman_worker.engine_monitor import EngineMonitor
 from pointsman_worker.session import CacheSession, SessionState
@@ -48,7 +48,7 @@ class FleetEvents:
             cache_detail=session.detail if session.cache == "unknown" else "",
         )
 
-    def reported(self, session: CacheSession, *, back_within: Seconds = 0.0) -> InstanceReported:
+    def reported(self, session: CacheSession, *, back_within: EngineSeconds = 0.0) -> InstanceReported:
         state, load, names, translator = self.state, self.probe.load, self.probe.names, session.translator
         return InstanceReported(
             at=state.clock.now(),

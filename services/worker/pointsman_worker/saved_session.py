@@ -10,7 +10,7 @@ import structlog
 
 from pointsman.adapters.http_engine import EngineFacts
 from pointsman.adapters.kv_events.events import Cursor
-from pointsman.primitives import Epoch, Seconds, Sequence, WallSeconds
+from pointsman.primitives import EngineSeconds, Epoch, Sequence, WallSeconds
 from pointsman_worker.event_sequencer import CacheEventSequencer
 from pointsman_worker.fleet_events import FleetEvents
 from pointsman_worker.session import CacheSession
@@ -25,7 +25,7 @@ FILE_BYTES_MAX = 1 << 30
 class SavedSession(msgspec.Struct, frozen=True, kw_only=True):
     """`joined`: the join event without times. `written`: log sequence of the last write. `kept_at`: Unix time."""
 
-    kept_at: Seconds
+    kept_at: EngineSeconds
     keys: int
     joined: bytes
     epoch: Epoch
@@ -46,7 +46,7 @@ def write_handover(path: Path, handover: SavedSession) -> None:
     unfinished.replace(path)
 
 
-def read_handover(path: Path, *, now: Seconds) -> SavedSession | None:
+def read_handover(path: Path, *, now: EngineSeconds) -> SavedSession | None:
     """Deletes the file. Returns None if it is missing, invalid or too old at the Unix time `now`."""
     try:
         if path.stat().st_size > FILE_BYTES_MAX:

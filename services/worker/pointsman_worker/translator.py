@@ -20,7 +20,7 @@ from pointsman.adapters.kv_events.events import (
     EngineHash,
 )
 from pointsman.contracts.block_keys import KeyChain
-from pointsman.primitives import Seconds, Tokens
+from pointsman.primitives import EngineSeconds, Tokens
 from pointsman_worker.block_rules import AttentionGroups, layout_error, on_device, token_keyed_blocks
 from pointsman_worker.engine_blocks import UNVERIFIED_COPIES, VERIFIED, Block, EngineBlocks, HeldBlock
 from pointsman_worker.held_keys import HeldKeys
@@ -73,7 +73,7 @@ class BlockTranslator:
         self._capacity_blocks = capacity_blocks
         self._groups = AttentionGroups()
         self._held_blocks = 0
-        self._now: Seconds = 0.0
+        self._now: EngineSeconds = 0.0
 
     @property
     def blocks_over(self) -> int:
@@ -81,7 +81,7 @@ class BlockTranslator:
         known = self._capacity_blocks and not self._groups.several
         return max(0, self._held_blocks - self._capacity_blocks) if known else 0
 
-    def apply(self, event: EngineEvent, now: Seconds = 0.0) -> None:
+    def apply(self, event: EngineEvent, now: EngineSeconds = 0.0) -> None:
         """Never raises for an event's contents. `now` is monotonic."""
         self._now = now
         match event:
@@ -92,7 +92,7 @@ class BlockTranslator:
             case EngineCacheCleared():
                 self._on_cleared()
 
-    def expire(self, until: Seconds) -> int:
+    def expire(self, until: EngineSeconds) -> int:
         """Returns the number of blocks dropped."""
         dropped = 0
         for node in self.verification.expired(until):

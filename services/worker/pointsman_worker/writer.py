@@ -12,7 +12,7 @@ from pointsman.adapters.backoff import Backoff
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.fleet import InstanceLeft
 from pointsman.ports import EventLog, LogMissingError, LogUnavailableError
-from pointsman.primitives import Seconds, WallSeconds
+from pointsman.primitives import EngineSeconds, WallSeconds
 from pointsman.runtime.health import HealthBoard
 from pointsman_worker.event_sequencer import CacheEvents
 from pointsman_worker.fleet_events import FleetEvents
@@ -118,7 +118,7 @@ class LogWriter:
             session.cache, session.detail = "empty", ""
         yield from session.sequencer.changes(at, changes)
 
-    async def _report(self, session: CacheSession, *, back_within: Seconds = 0.0) -> None:
+    async def _report(self, session: CacheSession, *, back_within: EngineSeconds = 0.0) -> None:
         """Not retried: the next report replaces it."""
         with contextlib.suppress(LogUnavailableError):
             report = self.fleet_events.reported(session, back_within=back_within)

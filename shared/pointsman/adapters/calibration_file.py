@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 
 from pointsman.contracts.fleet import DecodeCost, PrefillCost
-from pointsman.primitives import Seconds, Tokens
+from pointsman.primitives import EngineSeconds, Tokens
 
 
 class CalibrationError(ValueError):
@@ -17,7 +17,7 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
 
     total: Tokens
     cached: Tokens
-    seconds: Seconds
+    seconds: EngineSeconds
     repeats: int = 1
 
 

@@ -6,7 +6,7 @@ import time
 from typing_extensions import override
 
 from pointsman.ports import Clock
-from pointsman.primitives import Seconds, WallSeconds
+from pointsman.primitives import EngineSeconds, WallSeconds
 
 ANCHOR_UNIX_SECONDS = 1_767_225_600.0
 """2026-01-01T00:00:00Z."""
@@ -25,7 +25,7 @@ class ScaledClock(Clock):
         return self._speed
 
     @override
-    def now(self) -> Seconds:
+    def now(self) -> EngineSeconds:
         return engine_time_of(time.time(), self._speed)
 
     @override
@@ -33,7 +33,7 @@ class ScaledClock(Clock):
         return WallSeconds(time.monotonic())
 
     @override
-    async def sleep(self, seconds: Seconds) -> None:
+    async def sleep(self, seconds: EngineSeconds) -> None:
         await asyncio.sleep(max(0.0, seconds) / self._speed)
 
     @override
@@ -41,9 +41,9 @@ class ScaledClock(Clock):
         await asyncio.sleep(float(seconds))
 
 
-def engine_time_of(unix_seconds: Seconds, speed: float) -> Seconds:
+def engine_time_of(unix_seconds: EngineSeconds, speed: float) -> EngineSeconds:
     return ANCHOR_UNIX_SECONDS + (unix_seconds - ANCHOR_UNIX_SECONDS) * speed
 
 
-def wall_time_of(now: Seconds, speed: float) -> Seconds:
+def wall_time_of(now: EngineSeconds, speed: float) -> EngineSeconds:
     return ANCHOR_UNIX_SECONDS + (now - ANCHOR_UNIX_SECONDS) / speed

@@ -10,6 +10,7 @@ from pointsman.contracts.fleet import ANY_RANK, Role
 from pointsman.primitives import (
     Count,
     Digest,
+    EngineSeconds,
     Epoch,
     InstanceId,
     Listed,
@@ -19,7 +20,6 @@ from pointsman.primitives import (
     PackedKeys,
     Rank,
     RequestId,
-    Seconds,
     Sequence,
     SessionId,
     Tenant,
@@ -44,8 +44,8 @@ class RouteRequest(Command, frozen=True, kw_only=True):
     keys: PackedKeys
     prompt_tokens: Tokens
     max_output_tokens: Tokens
-    slo_ttft: Seconds
-    slo_tpot: Seconds
+    slo_ttft: EngineSeconds
+    slo_tpot: EngineSeconds
     session: SessionId = SessionId("")
     exact: bool = True
     streaming: bool = True
@@ -56,7 +56,7 @@ class RouteRequest(Command, frozen=True, kw_only=True):
     context_tokens: Tokens = 0
     followed: bool = False
     """Whether the ingress lists it in `cmd.follow`; if it is no longer listed, the ingress has lost it."""
-    held_up: Seconds = 0.0
+    held_up: EngineSeconds = 0.0
 
     def __post_init__(self) -> None:
         check_packed(self.keys)
@@ -68,7 +68,7 @@ class RouteGranted(Command, frozen=True, kw_only=True):
     instance: InstanceId
     url: Name
     hit_tokens: Tokens
-    predicted_ttft: Seconds
+    predicted_ttft: EngineSeconds
     knowledge: Name
     term: Term = Term(0)
     """Of the granting leader; 0 without one. Grants of an earlier term than the newest known are void."""
@@ -80,7 +80,7 @@ class RouteGranted(Command, frozen=True, kw_only=True):
     dp_rank: Rank = ANY_RANK
     rebind: bool = False
     """Whether to poll `cmd.follow` for a re-binding until the engine answers."""
-    expected_seconds: Seconds = 0.0
+    expected_seconds: EngineSeconds = 0.0
     """Engine seconds from the grant to the first token; 0: unknown."""
 
 
@@ -90,7 +90,7 @@ class RouteRejected(Command, frozen=True, kw_only=True):
     status: Count
     reason: Text
     detail: Text
-    retry_after: Seconds
+    retry_after: EngineSeconds
     term: Term = Term(0)
 
 
@@ -101,7 +101,7 @@ class HandOverRequest(Command, frozen=True, kw_only=True):
     request: RequestId
     attempt: Count
     instance: InstanceId
-    prefill: Seconds
+    prefill: EngineSeconds
 
 
 class SentRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -164,7 +164,7 @@ class PlannedMove(msgspec.Struct, frozen=True, kw_only=True):
     request: RequestId
     source: InstanceId
     target: InstanceId
-    benefit: Seconds
+    benefit: EngineSeconds
     reason: Text
     rebind: bool = False
 

@@ -13,11 +13,11 @@ from pointsman.primitives import (
     BLOCK_TOKENS_MAX,
     SPEED_MIN,
     Count,
+    EngineSeconds,
     InstanceId,
     Listed,
     Name,
     Number,
-    Seconds,
     Sequence,
     Term,
     Text,
@@ -34,9 +34,9 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     instance: InstanceId
     hit_blocks: Count
     uncached_tokens: Tokens
-    queue_seconds: Seconds
-    prefill_seconds: Seconds
-    predicted_ttft: Seconds
+    queue_seconds: EngineSeconds
+    prefill_seconds: EngineSeconds
+    predicted_ttft: EngineSeconds
 
 
 class DecodeCandidate(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,10 +45,10 @@ class DecodeCandidate(msgspec.Struct, frozen=True, kw_only=True):
 
     instance: InstanceId
     requests: Count
-    predicted_tpot: Seconds | None
+    predicted_tpot: EngineSeconds | None
     free_tokens: Tokens
     transfer_tokens: Tokens
-    transfer_seconds: Seconds
+    transfer_seconds: EngineSeconds
 
 
 class RequestPlaced(RequestEvent, frozen=True, kw_only=True):
@@ -57,9 +57,9 @@ class RequestPlaced(RequestEvent, frozen=True, kw_only=True):
     instance: InstanceId
     hit_blocks: Count
     uncached_tokens: Tokens
-    queue_seconds: Seconds
-    prefill_seconds: Seconds
-    predicted_ttft: Seconds
+    queue_seconds: EngineSeconds
+    prefill_seconds: EngineSeconds
+    predicted_ttft: EngineSeconds
     policy: Name
     settings: Settings
     reason: Text
@@ -69,8 +69,8 @@ class RequestPlaced(RequestEvent, frozen=True, kw_only=True):
     decode: InstanceId = InstanceId("")
     decode_reason: Text = ""
     decode_candidates: Annotated[list[DecodeCandidate], Listed] = []
-    transfer_seconds: Seconds = 0.0
-    lost_seconds: Seconds = 0.0
+    transfer_seconds: EngineSeconds = 0.0
+    lost_seconds: EngineSeconds = 0.0
     """Time held without a scheduler or lost at a failed engine; extends its TTFT budget."""
 
 
@@ -91,7 +91,7 @@ class RequestHandedOver(RequestEvent, frozen=True, kw_only=True):
     source: InstanceId
     instance: InstanceId
     attempt: Count = 1
-    prefill: Seconds = 0.0
+    prefill: EngineSeconds = 0.0
     reason: Text = ""
     candidates: Annotated[list[DecodeCandidate], Listed] = []
 
@@ -103,8 +103,8 @@ class HandOverRefused(RequestEvent, frozen=True, kw_only=True):
     attempt: Count
     reason: Text
     detail: Text
-    retry_after: Seconds
-    prefill: Seconds = 0.0
+    retry_after: EngineSeconds
+    prefill: EngineSeconds = 0.0
     candidates: Annotated[list[DecodeCandidate], Listed] = []
 
 
@@ -116,16 +116,16 @@ class RequestMigrated(RequestEvent, frozen=True, kw_only=True):
     instance: InstanceId
     hit_blocks: Count
     uncached_tokens: Tokens
-    prefill_seconds: Seconds
-    predicted_ttft: Seconds
+    prefill_seconds: EngineSeconds
+    predicted_ttft: EngineSeconds
     reason: Text
     plan: Name = ""
     policy: Name = ""
     planned_as_of: Sequence = 0
-    benefit: Seconds = 0.0
+    benefit: EngineSeconds = 0.0
     decode: InstanceId = InstanceId("")
     rebound: bool = False
-    wasted: Seconds = 0.0
+    wasted: EngineSeconds = 0.0
     """With `rebound`: prefill seconds probably done at `source`; `benefit` is net of them."""
     cause: MoveCause = MoveCause.UNKNOWN
 
@@ -143,14 +143,14 @@ class MigrationRefused(RequestEvent, frozen=True, kw_only=True):
     plan: Name
     policy: Name
     planned_as_of: Sequence
-    benefit: Seconds
+    benefit: EngineSeconds
     rebind: bool = False
 
 
 class RequestRejected(RequestEvent, frozen=True, kw_only=True):
     reason: Text
     detail: Text
-    retry_after: Seconds
+    retry_after: EngineSeconds
     policy: Name
     settings: Settings
     candidates: Annotated[list[Candidate], Listed]

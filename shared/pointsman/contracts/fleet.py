@@ -14,6 +14,7 @@ from pointsman.primitives import (
     Coefficient,
     Count,
     Digest,
+    EngineSeconds,
     Epoch,
     InstanceId,
     Listed,
@@ -21,7 +22,6 @@ from pointsman.primitives import (
     Name,
     Number,
     Rank,
-    Seconds,
     Sequence,
     Text,
     Tokens,
@@ -108,7 +108,7 @@ class InstanceReported(FleetEvent, frozen=True, kw_only=True):
     adapters: Annotated[list[Name], Listed] = []
     aliases: Annotated[list[Name], Listed] = []
     certain: bool = True
-    back_within: Seconds = 0.0
+    back_within: EngineSeconds = 0.0
 
     def __post_init__(self) -> None:
         check_key(self.digest)
@@ -125,12 +125,12 @@ class LivenessTimeouts(msgspec.Struct, frozen=True, kw_only=True):
     """Engine seconds. Silence before `heard_since`, when the leader received nothing, does not count."""
 
     heard_since: Moment
-    suspect_after: Seconds
-    leave_after: Seconds
+    suspect_after: EngineSeconds
+    leave_after: EngineSeconds
 
 
 class InstanceSuspected(FleetEvent, frozen=True, kw_only=True):
-    silent_seconds: Seconds
+    silent_seconds: EngineSeconds
     patience: LivenessTimeouts | None = None
 
 
@@ -153,7 +153,7 @@ class InstanceEjected(FleetEvent, frozen=True, kw_only=True):
 
     cause: EjectionCause
     detail: Text
-    seconds: Seconds
+    seconds: EngineSeconds
     number: Count
 
 

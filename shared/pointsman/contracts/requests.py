@@ -10,12 +10,12 @@ from pointsman.contracts.envelope import Event
 from pointsman.contracts.reasons import CancelCause, recorded_cancel_cause
 from pointsman.primitives import (
     Count,
+    EngineSeconds,
     InstanceId,
     Moment,
     Name,
     PackedKeys,
     RequestId,
-    Seconds,
     SessionId,
     Tenant,
     Text,
@@ -37,8 +37,8 @@ class RequestArrived(RequestEvent, frozen=True, kw_only=True):
     keys: PackedKeys
     prompt_tokens: Tokens
     max_output_tokens: Tokens
-    slo_ttft: Seconds
-    slo_tpot: Seconds
+    slo_ttft: EngineSeconds
+    slo_tpot: EngineSeconds
     session: SessionId = SessionId("")
     exact: bool = True
     """False if the tokens had to be guessed, so keys may differ from the engine's."""
@@ -48,7 +48,7 @@ class RequestArrived(RequestEvent, frozen=True, kw_only=True):
     context_tokens: Tokens = 0
     """Prompt and demanded output; 0: any instance may serve it."""
     followed: bool = False
-    held_up: Seconds = 0.0
+    held_up: EngineSeconds = 0.0
 
     def __post_init__(self) -> None:
         check_packed(self.keys)
@@ -59,20 +59,20 @@ class PrefillFinished(RequestEvent, frozen=True, kw_only=True):
     assumed by the leader, for answers that are not streamed."""
 
     instance: InstanceId
-    ttft: Seconds
-    prefill: Seconds
+    ttft: EngineSeconds
+    prefill: EngineSeconds
 
 
 class RequestFinished(RequestEvent, frozen=True, kw_only=True):
     """Token counts are the engine's; -1 where unknown."""
 
     instance: InstanceId
-    e2e: Seconds
+    e2e: EngineSeconds
     prompt_tokens: Tokens
     completion_tokens: Tokens
     cached_tokens: Tokens
-    ttft: Seconds
-    tpot: Seconds
+    ttft: EngineSeconds
+    tpot: EngineSeconds
     predicted_cached_tokens: Tokens = -1
     """`cached_tokens` as predicted at the grant; -1 if not comparable."""
 

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from pointsman.contracts.decisions import DecodeCandidate, Settings
 from pointsman.contracts.reasons import RejectReason
 from pointsman.policies.admission.base import Refusal
-from pointsman.primitives import InstanceId, Seconds, Tokens
+from pointsman.primitives import EngineSeconds, InstanceId, Tokens
 from pointsman.state.fleet import Instance
 from pointsman.state.state import State
 from pointsman.state.workload import EMPTY_QUEUE, NO_INSTANCE, Request
@@ -18,7 +18,7 @@ from pointsman.state.workload import EMPTY_QUEUE, NO_INSTANCE, Request
 OUTPUT_TOKENS_RESERVED: Tokens = 512
 """Bound of the output tokens per request that count as used KV cache."""
 
-RETRY_SECONDS: Seconds = 1.0
+RETRY_SECONDS: EngineSeconds = 1.0
 
 UNKNOWN_ROOM = -1
 
@@ -28,7 +28,7 @@ class DecodeAssignment:
     instance: InstanceId = NO_INSTANCE
     reason: str = ""
     considered: list[DecodeCandidate] = field(default_factory=list)
-    transfer_seconds: Seconds = 0.0
+    transfer_seconds: EngineSeconds = 0.0
 
 
 SAME_INSTANCE = DecodeAssignment()
@@ -68,7 +68,7 @@ class DecodePlacement:
         self,
         state: State,
         request: Request,
-        now: Seconds,
+        now: EngineSeconds,
         *,
         excluded: Collection[InstanceId] = (),
         planned: InstanceId | None = None,
@@ -114,7 +114,7 @@ DEFAULT_DECODE_PLACEMENT = DecodePlacement()
 
 
 def decode_candidate(
-    state: State, instance: Instance, request: Request, now: Seconds, hit_blocks: int
+    state: State, instance: Instance, request: Request, now: EngineSeconds, hit_blocks: int
 ) -> DecodeCandidate:
     queue = state.workload.queues.get(instance.id, EMPTY_QUEUE)
     expected = [other for other in queue.expected.values() if other.id != request.id]
@@ -133,8 +133,8 @@ def decode_candidate(
 
 
 def _predicted_tpot(
-    state: State, instance: Instance, request: Request, others: list[Request], now: Seconds
-) -> Seconds | None:
+    state: State, instance: Instance, request: Request, others: list[Request], now: EngineSeconds
+) -> EngineSeconds | None:
     shown = state.decode_load.predicted_tpot(instance.id, now, others=len(others))
     cost = instance.decode
     if shown is not None or cost is None:

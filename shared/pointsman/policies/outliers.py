@@ -13,7 +13,7 @@ from statistics import fmean, median, pstdev
 
 from pointsman.contracts.decisions import Settings
 from pointsman.contracts.fleet import EjectionCause
-from pointsman.primitives import InstanceId, Seconds
+from pointsman.primitives import EngineSeconds, InstanceId
 from pointsman.state.fleet import Instance, Status
 from pointsman.state.outliers import HISTORY_WALL_SECONDS, Failure, Prefill, Record
 from pointsman.state.state import State
@@ -47,7 +47,7 @@ class Ejection:
     instance: Instance
     cause: EjectionCause
     detail: str
-    seconds: Seconds
+    seconds: EngineSeconds
     number: int
 
 
@@ -81,7 +81,7 @@ class OutlierDetection:
     def settings(self) -> Settings:
         return asdict(self)
 
-    def next(self, state: State, now: Seconds) -> Ejection | Readmission | None:
+    def next(self, state: State, now: EngineSeconds) -> Ejection | Readmission | None:
         """The first action; apply it before the next call."""
         return _Evaluation(self, state, now).next()
 
@@ -91,7 +91,7 @@ NO_OUTLIER_DETECTION = OutlierDetection(max_ejection_share=0.0)
 
 
 class _Evaluation:
-    def __init__(self, settings: OutlierDetection, state: State, now: Seconds) -> None:
+    def __init__(self, settings: OutlierDetection, state: State, now: EngineSeconds) -> None:
         self._settings = settings
         self._state = state
         self._now = now
@@ -127,7 +127,7 @@ class _Evaluation:
         waited = record.trials_served > 0 and self._is_over(record.half_open_since, TRIALS_WALL_SECONDS)
         return Readmission(instance, half_open=False) if lasts or waited or record.trials_served >= TRIALS else None
 
-    def _is_over(self, since: Seconds, wall_seconds: float) -> bool:
+    def _is_over(self, since: EngineSeconds, wall_seconds: float) -> bool:
         return self._now - since >= wall_seconds * self._speed
 
     def _eject_again(self, instance: Instance, detail: str) -> Ejection | None:
@@ -278,7 +278,7 @@ class _Evaluation:
             prefills += self._overdue(instance, other_at)
         return done
 
-    def _overdue(self, instance: InstanceId, other_at: Seconds) -> list[Prefill]:
+    def _overdue(self, instance: InstanceId, other_at: EngineSeconds) -> list[Prefill]:
         """Prefills that were slow when another instance finished one, at `other_at`: the ingresses report."""
         queue = self._state.workload.queues.get(instance)
         inside = () if queue is None else queue.prefill.values()

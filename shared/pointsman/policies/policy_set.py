@@ -15,7 +15,7 @@ from pointsman.policies.outliers import DEFAULT_OUTLIER_DETECTION, NO_OUTLIER_DE
 from pointsman.policies.rebalancing import DEFAULT_REBALANCING, REBALANCING_POLICIES, RebalancingPolicy
 from pointsman.policies.routing import DEFAULT_ROUTING, ROUTING_POLICIES, RoutingPolicy
 from pointsman.policies.scaling import DEFAULT_SCALING, SCALING_POLICIES, ScalingPolicy
-from pointsman.primitives import Seconds, Tokens
+from pointsman.primitives import EngineSeconds, Tokens
 from pointsman.state.trackers.base import Tracker
 
 P = TypeVar(
@@ -49,7 +49,7 @@ class PolicySet:
     """Uncached prompt tokens inside an engine before their first token; a single request may exceed it."""
     running_max: int = 256
     pending_max: int = 10_000
-    hold_seconds: Seconds = 0.0
+    hold_seconds: EngineSeconds = 0.0
     """Engine seconds that arrivals wait while no ready instance can serve them; 0: rejected at once."""
     hold_max: int = 1_000
     decode_placement: DecodePlacement = DEFAULT_DECODE_PLACEMENT
@@ -92,7 +92,7 @@ def policy_set(
     prefill_window_tokens: Tokens = 16_384,
     running_max: int = 256,
     pending_max: int = 10_000,
-    hold_seconds: Seconds = 0.0,
+    hold_seconds: EngineSeconds = 0.0,
     hold_max: int = 1_000,
     rebind: bool = False,
 ) -> PolicySet:

@@ -9,7 +9,7 @@ from typing import TypeVar
 import msgspec
 
 from pointsman.contracts.decisions import Candidate
-from pointsman.primitives import BlockKey, InstanceId, Seconds, Tokens
+from pointsman.primitives import BlockKey, EngineSeconds, InstanceId, Tokens
 from pointsman.state.latency_model import Correction
 from pointsman.state.state import State
 from pointsman.state.trackers.base import Tracker
@@ -27,17 +27,17 @@ class CandidateEstimate(msgspec.Struct, frozen=True, kw_only=True):
     hit_blocks: int
     cached_tokens: Tokens
     uncached_tokens: Tokens
-    queue_seconds: Seconds
-    prefill_seconds: Seconds
-    work_seconds: Seconds
+    queue_seconds: EngineSeconds
+    prefill_seconds: EngineSeconds
+    work_seconds: EngineSeconds
     """Prefill by the cost model alone; booked in the queue of the instance."""
     load_tokens: Tokens
     waiting: int
     requests: int
-    transfer_seconds: Seconds = 0.0
+    transfer_seconds: EngineSeconds = 0.0
 
     @property
-    def predicted_ttft(self) -> Seconds:
+    def predicted_ttft(self) -> EngineSeconds:
         return self.queue_seconds + self.prefill_seconds + self.transfer_seconds
 
     def recorded(self) -> Candidate:
@@ -56,10 +56,10 @@ class PoolView:
         self,
         state: State,
         request: Request,
-        now: Seconds,
+        now: EngineSeconds,
         *,
         excluded: Collection[InstanceId] = (),
-        transfer_seconds: Seconds | None = 0.0,
+        transfer_seconds: EngineSeconds | None = 0.0,
     ) -> None:
         """`excluded`: instances that failed it. `transfer_seconds`: of the KV transfer; None if no instance can
         decode."""
@@ -80,11 +80,11 @@ class PoolView:
             self.eligible = tuple(i for i in self.eligible if i not in self.on_trial) or self.eligible
 
     @property
-    def budget(self) -> Seconds:
+    def budget(self) -> EngineSeconds:
         return self.request.deadline - self.now
 
     @property
-    def staleness(self) -> Seconds:
+    def staleness(self) -> EngineSeconds:
         """Age of the newest event in this view; 0 on the leader."""
         return max(0.0, self.now - self._state.last_at)
 

@@ -3,16 +3,16 @@ epoch. A request in its first step gets twice its predicted prefill, since vLLM 
 
 from collections.abc import Iterator
 
-from pointsman.primitives import Seconds
+from pointsman.primitives import EngineSeconds
 from pointsman.state.fleet import Instance
 from pointsman.state.state import State
 from pointsman.state.workload import Request, Stage
 
 PREFILLS_WAITED = 2.0
-PREFILL_SECONDS_MAX: Seconds = 120.0
+PREFILL_SECONDS_MAX: EngineSeconds = 120.0
 
 
-def stranded(state: State, now: Seconds, *, idle_after: Seconds) -> Iterator[Request]:
+def stranded(state: State, now: EngineSeconds, *, idle_after: EngineSeconds) -> Iterator[Request]:
     """`idle_after`: engine seconds."""
     for instance in state.fleet.instances:
         queue = state.workload.queues.get(instance.id)
@@ -27,7 +27,7 @@ def stranded(state: State, now: Seconds, *, idle_after: Seconds) -> Iterator[Req
                 yield request
 
 
-def _reports_idle(instance: Instance, now: Seconds, idle_after: Seconds) -> bool:
+def _reports_idle(instance: Instance, now: EngineSeconds, idle_after: EngineSeconds) -> bool:
     fresh = now - instance.heard_at < idle_after
     return fresh and instance.counts_load and instance.serving and 0.0 < instance.idle_since < now - idle_after
 

@@ -19,7 +19,7 @@ import structlog
 from pointsman.adapters.child_process import spawn
 from pointsman.adapters.file_lock import try_lock
 from pointsman.adapters.tcp_ports import why_taken
-from pointsman.primitives import Seconds
+from pointsman.primitives import EngineSeconds
 
 log = structlog.get_logger()
 
@@ -63,7 +63,7 @@ class EmbeddedNats:
     def running(self) -> bool:
         return self.process.poll() is None
 
-    async def stop(self, timeout: Seconds = STOP_SECONDS_MAX) -> None:
+    async def stop(self, timeout: EngineSeconds = STOP_SECONDS_MAX) -> None:
         """Kills it after `timeout` wall seconds. Idempotent."""
         if not await self._signal_and_wait(signal.SIGTERM, timeout):
             log.warning("nats_server_killed", pid=self.pid, after_seconds=timeout)
@@ -72,7 +72,7 @@ class EmbeddedNats:
     async def kill(self) -> None:
         await self._signal_and_wait(signal.SIGKILL, STOP_SECONDS_MAX)
 
-    async def _signal_and_wait(self, number: signal.Signals, timeout: Seconds) -> bool:
+    async def _signal_and_wait(self, number: signal.Signals, timeout: EngineSeconds) -> bool:
         if self.running:
             self.process.send_signal(number)
         try:

@@ -13,7 +13,7 @@ import structlog
 from typing_extensions import override
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-from pointsman.primitives import Seconds
+from pointsman.primitives import EngineSeconds
 from pointsman.runtime.telemetry import HTTP_CONNECTIONS_REFUSED
 
 log = structlog.get_logger()
@@ -27,10 +27,10 @@ class HttpLimits:
 
     head_bytes: int = 32 * 1024
     headers: int = 100
-    head_seconds: Seconds = 10.0
-    unread_seconds: Seconds = 5.0
+    head_seconds: EngineSeconds = 10.0
+    unread_seconds: EngineSeconds = 5.0
     """Time to discard the rest of a request already answered."""
-    send_seconds: Seconds = 60.0
+    send_seconds: EngineSeconds = 60.0
     """Time without progress of a blocked write."""
     pipelined: int = 16
     connections: int = 16_384
@@ -249,7 +249,7 @@ class HttpProtocol(HttpToolsProtocol):
             self._shared.refused("idle_evicted", self.loop.time())
             longest_idle.close_now()
 
-    def _set_deadline(self, seconds: Seconds) -> None:
+    def _set_deadline(self, seconds: EngineSeconds) -> None:
         if self._deadline is None:
             self._deadline = self.loop.call_later(seconds, self._overdue)
 

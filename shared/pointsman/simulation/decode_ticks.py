@@ -5,7 +5,7 @@ from collections.abc import Callable
 from enum import Enum
 from heapq import heappop, heappush
 
-from pointsman.primitives import RequestId, Seconds, Tokens
+from pointsman.primitives import EngineSeconds, RequestId, Tokens
 from pointsman.simulation.block_cache import BlockChain
 
 
@@ -25,7 +25,9 @@ class EngineRequest:
         "max_tokens", "phase", "prompt_length", "received", "since_tick", "target",
     )  # fmt: skip
 
-    def __init__(self, request: RequestId, chain: BlockChain, prompt_length: Tokens, max_tokens: Tokens, now: Seconds):
+    def __init__(
+        self, request: RequestId, chain: BlockChain, prompt_length: Tokens, max_tokens: Tokens, now: EngineSeconds
+    ):
         self.id = request
         self.chain = chain
         self.prompt_length = prompt_length

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 
-from pointsman.primitives import RequestId, Seconds, Tokens
+from pointsman.primitives import EngineSeconds, RequestId, Tokens
 from pointsman.simulation.block_cache import (
     EVICTION_ORDERS,
     BlockCache,
@@ -71,7 +71,7 @@ class EngineModel:
         prompt: Prompt,
         *,
         max_tokens: Tokens,
-        now: Seconds,
+        now: EngineSeconds,
         received: Tokens = 0,
         held: bool = False,
     ) -> None:
@@ -88,7 +88,7 @@ class EngineModel:
         self._waiting.append(queued)
         self._cut_step(now)
 
-    def abort(self, request: RequestId, now: Seconds) -> bool:
+    def abort(self, request: RequestId, now: EngineSeconds) -> bool:
         known = self._requests.get(request)
         if known is None:
             return False
@@ -125,7 +125,7 @@ class EngineModel:
     def idle(self) -> bool:
         return not self._requests
 
-    def begin_step(self, now: Seconds, *, max_fused_steps: int = 1) -> Step | None:
+    def begin_step(self, now: EngineSeconds, *, max_fused_steps: int = 1) -> Step | None:
         """None if there is nothing to compute. Up to `max_fused_steps` pure decode steps become one."""
         assert self._step is None, "a step is in flight: end it first"
         self._chunk_tokens = self._chunk_squares = 0
@@ -147,7 +147,7 @@ class EngineModel:
         self._step = Step(now, seconds, count, self._chunk_tokens, decoding)
         return self._step
 
-    def end_step(self, now: Seconds) -> StepResult:
+    def end_step(self, now: EngineSeconds) -> StepResult:
         step = self._step
         assert step is not None, "no step is in flight"
         self._step = None
@@ -175,7 +175,7 @@ class EngineModel:
             if request.phase is Phase.PREFILL and self._budget > 0:
                 self._schedule_chunk(request)
 
-    def _admit(self, now: Seconds) -> None:
+    def _admit(self, now: EngineSeconds) -> None:
         while self._waiting and self._budget > 0 and len(self._running) < self.settings.max_num_seqs:
             request = self._waiting[0]
             if request.arrived_at > now:
@@ -252,7 +252,7 @@ class EngineModel:
         rounds = self.cache.blocks_free // len(self._decoding.requests)
         return max(1, min(count, rounds * self._block_size))
 
-    def _cut_step(self, now: Seconds) -> None:
+    def _cut_step(self, now: EngineSeconds) -> None:
         step = self._step
         if step is None or step.count == 1 or now >= step.ends_at:
             return

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pointsman.primitives import RequestId, Seconds, Tokens
+from pointsman.primitives import EngineSeconds, RequestId, Tokens
 from pointsman.simulation.block_cache import (
     ANYONE,
     EVICTION_ORDERS,
@@ -58,14 +58,14 @@ Prompt = TokenPrompt | HashedPrompt
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    started_at: Seconds
-    seconds: Seconds
+    started_at: EngineSeconds
+    seconds: EngineSeconds
     count: int
     prefill_tokens: Tokens
     decoding: int
 
     @property
-    def ends_at(self) -> Seconds:
+    def ends_at(self) -> EngineSeconds:
         return self.started_at + self.seconds
 
 
@@ -79,7 +79,7 @@ class PrefillEnded:
 class StepResult:
     """`tokens_each` new tokens for each of `decoded`, one for each of `first_tokens`. `changes`: of the cache."""
 
-    ended_at: Seconds
+    ended_at: EngineSeconds
     tokens_each: int
     decoded: list[RequestId]
     first_tokens: list[PrefillEnded]

@@ -4,25 +4,25 @@ from collections.abc import Callable
 from heapq import heappop, heappush
 from itertools import count
 
-from pointsman.primitives import Seconds
+from pointsman.primitives import EngineSeconds
 
-Action = Callable[[Seconds], None]
+Action = Callable[[EngineSeconds], None]
 
 
 class EventQueue:
     def __init__(self) -> None:
-        self.now: Seconds = 0.0
-        self._due: list[tuple[Seconds, int, Action]] = []
+        self.now: EngineSeconds = 0.0
+        self._due: list[tuple[EngineSeconds, int, Action]] = []
         self._order = count()
         self._repeating = 0
         """Entries that repeat without bound. When only they are left, nothing more can happen."""
         self._stopped = False
 
-    def at(self, at: Seconds, act: Action) -> None:
+    def at(self, at: EngineSeconds, act: Action) -> None:
         heappush(self._due, (at, next(self._order), act))
 
-    def every(self, seconds: Seconds, act: Action, *, first: Seconds) -> None:
-        def repeat(now: Seconds) -> None:
+    def every(self, seconds: EngineSeconds, act: Action, *, first: EngineSeconds) -> None:
+        def repeat(now: EngineSeconds) -> None:
             act(now)
             self.at(now + seconds, repeat)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean, pstdev
 
-from pointsman.primitives import Seconds, Tokens
+from pointsman.primitives import EngineSeconds, Tokens
 from pointsman.simulation.outcome import LoadSample, Outcome, RequestRow
 
 INPUT_WEIGHT = 1.0
@@ -33,9 +33,9 @@ class LengthBand:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Latency:
-    p50_s: Seconds | None
-    p90_s: Seconds | None
-    p99_s: Seconds | None
+    p50_s: EngineSeconds | None
+    p90_s: EngineSeconds | None
+    p99_s: EngineSeconds | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,9 +62,9 @@ class Report:
     """Jain's index over the clients' service within the `Window`, each over its max-min fair share."""
     jain_of_amounts: float | None
     service_per_s: float | None
-    prediction_error_p50_s: Seconds | None
-    prediction_error_p90_s: Seconds | None
-    prediction_bias_s: Seconds | None
+    prediction_error_p50_s: EngineSeconds | None
+    prediction_error_p90_s: EngineSeconds | None
+    prediction_bias_s: EngineSeconds | None
     decision_us: float | None
     by_length: tuple[LengthBand, ...]
     by_tenant: Mapping[str, Attainment]
@@ -117,14 +117,14 @@ def effective_capacity(rows: Sequence[RequestRow]) -> float | None:
     return sum(row.on_time for row in rows) / len(rows) if rows else None
 
 
-def tpot(row: RequestRow) -> Seconds | None:
+def tpot(row: RequestRow) -> EngineSeconds | None:
     """Mean time per output token after the first; None with fewer than two, or unfinished."""
     if row.end != "finished" or row.first_token_at is None or row.ended_at is None or answer_tokens(row) < 2:
         return None
     return (row.ended_at - row.first_token_at) / (row.output_tokens - 1)
 
 
-def e2e(row: RequestRow) -> Seconds | None:
+def e2e(row: RequestRow) -> EngineSeconds | None:
     return row.ended_at - row.arrived_at if row.end == "finished" and row.ended_at is not None else None
 
 
@@ -166,17 +166,17 @@ class Window:
     """The time over which service is compared: between the first and last counted arrival. Before, caches are cold;
     afterwards every demand is met. Includes service of warm-up requests."""
 
-    since: Seconds
-    until: Seconds
+    since: EngineSeconds
+    until: EngineSeconds
 
     @property
-    def seconds(self) -> Seconds:
+    def seconds(self) -> EngineSeconds:
         return self.until - self.since
 
-    def holds(self, moment: Seconds) -> bool:
+    def holds(self, moment: EngineSeconds) -> bool:
         return self.since < moment <= self.until
 
-    def share_of(self, begin: Seconds, end: Seconds) -> float:
+    def share_of(self, begin: EngineSeconds, end: EngineSeconds) -> float:
         if begin >= end:
             return float(self.holds(end))
         return max(0.0, min(end, self.until) - max(begin, self.since)) / (end - begin)
@@ -201,7 +201,7 @@ def demand_by_tenant(rows: Sequence[RequestRow], window: Window) -> dict[str, fl
     return demand
 
 
-def _given_up(row: RequestRow, moment: Seconds) -> bool:
+def _given_up(row: RequestRow, moment: EngineSeconds) -> bool:
     return row.end in ("rejected", "failed") and row.ended_at is not None and row.ended_at <= moment
 
 
@@ -268,7 +268,7 @@ def _shuffled(number: int) -> int:
     return number * 0x9E3779B1 % 2**32
 
 
-def _latency(values: Iterable[Seconds | None]) -> Latency:
+def _latency(values: Iterable[EngineSeconds | None]) -> Latency:
     ordered = sorted(value for value in values if value is not None)
     return Latency(p50_s=_of_ordered(ordered, 50), p90_s=_of_ordered(ordered, 90), p99_s=_of_ordered(ordered, 99))
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-from pointsman.primitives import InstanceId, Seconds, Tokens
+from pointsman.primitives import EngineSeconds, InstanceId, Tokens
 
 End = Literal["finished", "rejected", "failed", "unfinished"]
 
@@ -14,24 +14,24 @@ class RequestRow:
 
     number: int
     tenant: str
-    arrived_at: Seconds
+    arrived_at: EngineSeconds
     prompt_tokens: Tokens
     output_tokens: Tokens
-    slo_ttft: Seconds
+    slo_ttft: EngineSeconds
     end: End = "unfinished"
     reason: str = ""
     instance: InstanceId | None = None
-    predicted_ttft: Seconds | None = None
+    predicted_ttft: EngineSeconds | None = None
     predicted_cached_tokens: Tokens = 0
     cached_tokens: Tokens = 0
-    granted_at: Seconds | None = None
-    first_token_at: Seconds | None = None
-    ended_at: Seconds | None = None
+    granted_at: EngineSeconds | None = None
+    first_token_at: EngineSeconds | None = None
+    ended_at: EngineSeconds | None = None
     migrations: int = 0
     retries: int = 0
 
     @property
-    def ttft(self) -> Seconds | None:
+    def ttft(self) -> EngineSeconds | None:
         return None if self.first_token_at is None else self.first_token_at - self.arrived_at
 
     @property
@@ -43,7 +43,7 @@ class RequestRow:
 class LoadSample:
     """Uncached tokens without a first token, and decoding requests, of each of `instances`."""
 
-    at: Seconds
+    at: EngineSeconds
     pending_tokens: tuple[Tokens, ...]
     running: tuple[int, ...]
     instances: tuple[InstanceId, ...]
@@ -58,6 +58,6 @@ class Outcome:
     migrations: int = 0
     decisions: int = 0
     decision_seconds: float = 0.0
-    virtual_seconds: Seconds = 0.0
-    instance_changes: list[tuple[Seconds, int]] = field(default_factory=list)
+    virtual_seconds: EngineSeconds = 0.0
+    instance_changes: list[tuple[EngineSeconds, int]] = field(default_factory=list)
     """(time, ready instances) at each change."""

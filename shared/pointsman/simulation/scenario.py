@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 
 from pointsman.contracts.decisions import Settings
 from pointsman.contracts.fleet import Role
-from pointsman.primitives import BlockKey, InstanceId, Seconds, Tokens
+from pointsman.primitives import BlockKey, EngineSeconds, InstanceId, Tokens
 from pointsman.simulation.outcome import RequestRow
 from pointsman.simulation.workload.requests import TRACE_BLOCK_TOKENS, WorkloadRequest
 from pointsman.state.engine_profiles import DEFAULT_PROFILE, PROFILES, EngineProfile
@@ -15,9 +15,9 @@ from pointsman.state.engine_profiles import DEFAULT_PROFILE, PROFILES, EnginePro
 class Failure:
     """Instance number `instance` (from 0) dies at `at` and returns, empty, at `back_at`; None: never."""
 
-    at: Seconds
+    at: EngineSeconds
     instance: int
-    back_at: Seconds | None = None
+    back_at: EngineSeconds | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +30,7 @@ class Scenario:
     admission: str = "none"
     rebalancing: str = "off"
     eviction: str = "lru"
-    slo_ttft_s: Seconds = 5.0
+    slo_ttft_s: EngineSeconds = 5.0
     prefill_only: bool = True
     """Answers of one token. False: decoding shares the engine."""
     split: tuple[int, int] = (0, 0)
@@ -42,9 +42,9 @@ class Scenario:
     max_num_batched_tokens: Tokens = 8192
     hot_share: float = 1.0
     cold_share: float = 0.5
-    load_lag_s: Seconds = 0.0
+    load_lag_s: EngineSeconds = 0.0
     """Policies do not see the last so many seconds, their own dispatches included."""
-    event_delay_s: Seconds = 0.0
+    event_delay_s: EngineSeconds = 0.0
     event_loss: float = 0.0
     """Share of lost cache events; reports reveal the loss, a snapshot repairs it."""
     estimate_error: tuple[float, float] = (0.0, 0.0)
@@ -52,7 +52,7 @@ class Scenario:
     slow_instances: dict[int, float] = field(default_factory=dict)
     """Instance number to relative speed; unknown to the scheduler."""
     failures: tuple[Failure, ...] = ()
-    scale_at: tuple[tuple[Seconds, int], ...] = ()
+    scale_at: tuple[tuple[EngineSeconds, int], ...] = ()
     seed: int = 0
 
     @property
@@ -75,7 +75,7 @@ class Scenario:
             slo_ttft=self.slo_ttft(request),
         )
 
-    def slo_ttft(self, request: WorkloadRequest) -> Seconds:
+    def slo_ttft(self, request: WorkloadRequest) -> EngineSeconds:
         return self.slo_ttft_s if request.slo_ttft_s is None else request.slo_ttft_s
 
 
@@ -108,7 +108,7 @@ class FleetMirror:
     keys_of: Callable[[WorkloadRequest, Tokens], list[BlockKey]] = block_keys
     speed: float = 1.0
     profile: EngineProfile | None = None
-    way_of: Callable[[WorkloadRequest], Seconds] | None = None
+    way_of: Callable[[WorkloadRequest], EngineSeconds] | None = None
     """Seconds from a grant until the engine has the request. None: 0."""
 
     def profile_of(self, scenario: Scenario, number: int | None = None) -> EngineProfile:

@@ -9,7 +9,7 @@ from pointsman.contracts.cache import BlocksRemoved, BlocksStored, CacheSnapshot
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.fleet import InstanceDraining, InstanceJoined, InstanceLeft, InstanceReported
 from pointsman.policies.seeded_random import uniform
-from pointsman.primitives import BlockKey, Epoch, InstanceId, RequestId, Seconds
+from pointsman.primitives import BlockKey, EngineSeconds, Epoch, InstanceId, RequestId
 from pointsman.simulation.block_cache import BlocksEvicted, CacheChange, CacheReset, RunCached
 from pointsman.simulation.engine_model import EngineModel
 from pointsman.simulation.engine_types import EngineSettings
@@ -32,7 +32,7 @@ class SimulatedEngine:
     wake: int = 0
     parents: dict[BlockKey, BlockKey] = field(default_factory=dict)
 
-    def report(self, now: Seconds, *, serving: bool) -> InstanceReported:
+    def report(self, now: EngineSeconds, *, serving: bool) -> InstanceReported:
         digest = 0
         for key in self.parents:
             digest ^= key
@@ -41,12 +41,12 @@ class SimulatedEngine:
             sequence=self.sequence, blocks=len(self.parents), digest=digest,
         )  # fmt: skip
 
-    def snapshot(self, now: Seconds) -> CacheSnapshot:
+    def snapshot(self, now: EngineSeconds) -> CacheSnapshot:
         self.sequence += 1
         runs = [Run(pack_keys([key]), parent) for key, parent in self.parents.items()]
         return CacheSnapshot(at=now, instance=self.id, epoch=self.epoch, sequence=self.sequence, runs=runs)
 
-    def events(self, changes: list[CacheChange], now: Seconds) -> list[LogEvent]:
+    def events(self, changes: list[CacheChange], now: EngineSeconds) -> list[LogEvent]:
         events: list[LogEvent] = []
         for change in changes:
             self.sequence += 1
@@ -77,8 +77,8 @@ class SimulatedFleet:
         self,
         pool: SimulatedPool,
         *,
-        carry_out: Callable[[list[LogEvent], Seconds], None],
-        lose: Callable[[RequestId, SimulatedEngine, Seconds, bool], None],
+        carry_out: Callable[[list[LogEvent], EngineSeconds], None],
+        lose: Callable[[RequestId, SimulatedEngine, EngineSeconds, bool], None],
     ) -> None:
         """`carry_out` gets decisions caused by a change of the fleet, `lose` each request of a failing engine, and
         whether it may be retried."""
@@ -89,7 +89,7 @@ class SimulatedFleet:
         self._ready = 0
         self._events = count()
 
-    def join(self, number: int, now: Seconds) -> None:
+    def join(self, number: int, now: EngineSeconds) -> None:
         pool, scenario = self._pool, self._pool.scenario
         capacity = scenario.kv_capacity_tokens or pool.profile.kv_capacity_tokens
         name = pool.mirror.name_of(number)
@@ -114,7 +114,7 @@ class SimulatedFleet:
         pool.apply(joined, now)
         self._relocate_pending(now)
 
-    def scale(self, wanted: int, now: Seconds) -> None:
+    def scale(self, wanted: int, now: EngineSeconds) -> None:
         ready = [engine for engine in self.engines.values() if engine.id in self._pool.state.fleet.ready]
         for number in range(len(self.engines), len(self.engines) + max(0, wanted - len(ready))):
             self.join(number, now)
@@ -123,7 +123,7 @@ class SimulatedFleet:
             self._pool.agenda.at(now, lambda at, e=engine: self._leave_when_idle(e, at))  # type: ignore[misc]
         self._relocate_pending(now)
 
-    def fail(self, failure: Failure, now: Seconds) -> None:
+    def fail(self, failure: Failure, now: EngineSeconds) -> None:
         pool = self._pool
         engine = self.engines[pool.mirror.name_of(failure.instance)]
         engine.alive = False
@@ -137,7 +137,7 @@ class SimulatedFleet:
         if failure.back_at is not None:
             pool.agenda.at(failure.back_at, lambda at: self.join(failure.instance, at))
 
-    def deliver(self, engine: SimulatedEngine, changes: list[CacheChange], now: Seconds) -> None:
+    def deliver(self, engine: SimulatedEngine, changes: list[CacheChange], now: EngineSeconds) -> None:
         """Write the cache events of a step, delayed or lost as in the scenario."""
         pool, scenario = self._pool, self._pool.scenario
         for event in engine.events(changes, now):
@@ -148,7 +148,7 @@ class SimulatedFleet:
             else:
                 pool.apply(event, now)
 
-    def report(self, now: Seconds) -> None:
+    def report(self, now: EngineSeconds) -> None:
         """Every worker reports; a snapshot repairs a differing index."""
         for engine in self.engines.values():
             if engine.alive and engine.id in self._pool.state.fleet:
@@ -156,7 +156,7 @@ class SimulatedFleet:
                 if self._pool.state.fleet[engine.id].doubt:
                     self._pool.apply(engine.snapshot(now), now)
 
-    def _leave_when_idle(self, engine: SimulatedEngine, now: Seconds) -> None:
+    def _leave_when_idle(self, engine: SimulatedEngine, now: EngineSeconds) -> None:
         queue = self._pool.state.workload.queues.get(engine.id)
         if engine.alive and queue is not None and queue.requests:
             self._pool.agenda.at(now + NOTICE_SECONDS, lambda at: self._leave_when_idle(engine, at))
@@ -165,16 +165,16 @@ class SimulatedFleet:
         engine.alive = False
         self._note_size(now)
 
-    def _notice(self, engine: SimulatedEngine, now: Seconds) -> None:
+    def _notice(self, engine: SimulatedEngine, now: EngineSeconds) -> None:
         if self.engines[engine.id] is engine:
             self._pool.apply(engine.report(now, serving=False), now)
             self._relocate_pending(now)
 
-    def _relocate_pending(self, now: Seconds) -> None:
+    def _relocate_pending(self, now: EngineSeconds) -> None:
         self._carry_out(self._pool.dispatcher.relocate_pending(now), now)
         self._note_size(now)
 
-    def _note_size(self, now: Seconds) -> None:
+    def _note_size(self, now: EngineSeconds) -> None:
         ready = len(self._pool.state.fleet.ready)
         if ready != self._ready:
             self._ready = ready

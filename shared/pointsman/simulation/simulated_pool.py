@@ -9,7 +9,7 @@ from pointsman.contracts.codec import LogEvent
 from pointsman.policies.dispatch import Dispatcher
 from pointsman.policies.policy_set import policy_set
 from pointsman.policies.seeded_random import uniform
-from pointsman.primitives import Seconds, Term, Tokens
+from pointsman.primitives import EngineSeconds, Term, Tokens
 from pointsman.simulation.event_queue import EventQueue
 from pointsman.simulation.outcome import Outcome
 from pointsman.simulation.scenario import FleetMirror, Scenario
@@ -36,18 +36,18 @@ class SimulatedPool:
         self.state = self._new_state()
         self.seen = self._new_state() if scenario.load_lag_s > 0 else self.state
         self.lags = self.seen is not self.state
-        self._unseen: deque[tuple[Seconds, LogEvent]] = deque()
+        self._unseen: deque[tuple[EngineSeconds, LogEvent]] = deque()
         self.dispatcher = Dispatcher(self.state, self._policies, term=Term(1), policy_state=self.seen)
 
-    def apply(self, event: LogEvent, now: Seconds) -> None:
+    def apply(self, event: LogEvent, now: EngineSeconds) -> None:
         self.state.apply(event)
         if self.lags:
             self.show_later(event, now)
 
-    def show_later(self, event: LogEvent, now: Seconds) -> None:
+    def show_later(self, event: LogEvent, now: EngineSeconds) -> None:
         self._unseen.append((now + self.scenario.load_lag_s, event))
 
-    def catch_up(self, now: Seconds) -> None:
+    def catch_up(self, now: EngineSeconds) -> None:
         unseen = self._unseen
         while unseen and unseen[0][0] <= now:
             self.seen.apply(unseen.popleft()[1])
@@ -77,7 +77,7 @@ class _NoisyLatency(LatencyModel):
         self._scenario = scenario
 
     @override
-    def prefill_seconds(self, instance: Instance, prompt_tokens: Tokens, cached_tokens: Tokens) -> Seconds:
+    def prefill_seconds(self, instance: Instance, prompt_tokens: Tokens, cached_tokens: Tokens) -> EngineSeconds:
         share, size = self._scenario.estimate_error
         seconds = super().prefill_seconds(instance, prompt_tokens, cached_tokens)
         draw = uniform(self._scenario.seed, "estimate", str(prompt_tokens))

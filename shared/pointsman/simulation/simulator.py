@@ -19,7 +19,7 @@ from pointsman.contracts.decisions import (
 )
 from pointsman.contracts.requests import PrefillFinished, RequestFailed, RequestFinished
 from pointsman.policies.rebalancing import REBALANCING_POLICIES
-from pointsman.primitives import InstanceId, RequestId, Seconds, SessionId, Tenant
+from pointsman.primitives import EngineSeconds, InstanceId, RequestId, SessionId, Tenant
 from pointsman.simulation.engine_types import HashedPrompt, PrefillEnded, StepResult
 from pointsman.simulation.event_queue import EventQueue
 from pointsman.simulation.outcome import LoadSample, Outcome, RequestRow
@@ -86,7 +86,7 @@ class Simulation:
         self._outcome.virtual_seconds = agenda.now
         return self._outcome
 
-    def carry_out(self, events: list[LogEvent], now: Seconds) -> None:
+    def carry_out(self, events: list[LogEvent], now: EngineSeconds) -> None:
         """Effects of decisions on engines and rows; the state has them already."""
         for event in events:
             if self.pool.lags:
@@ -116,7 +116,7 @@ class Simulation:
                 case _:
                     pass
 
-    def _arrive(self, number: int, now: Seconds) -> None:
+    def _arrive(self, number: int, now: EngineSeconds) -> None:
         scenario, request = self._scenario, self._requests[number]
         command = RouteRequest(
             request=RequestId(str(number)),
@@ -132,7 +132,7 @@ class Simulation:
         )
         self._route(command, now)
 
-    def _route(self, command: RouteRequest, now: Seconds) -> None:
+    def _route(self, command: RouteRequest, now: EngineSeconds) -> None:
         self._commands[command.request] = command
         self.pool.catch_up(now)
         started = time.process_time()
@@ -144,21 +144,21 @@ class Simulation:
         if placed is not None and placed.instance not in self.state.fleet.ready:  # placed by a view that lags behind
             self.carry_out(self._dispatcher.relocate_pending(now), now)
 
-    def _send(self, request_id: RequestId, instance: InstanceId, now: Seconds) -> None:
+    def _send(self, request_id: RequestId, instance: InstanceId, now: EngineSeconds) -> None:
         way_of = self.pool.mirror.way_of
         way = way_of(self._requests[int(request_id)]) if way_of else 0.0
         if not way:
             self._submit(request_id, instance, now)
             return
 
-        def start(at: Seconds) -> None:
+        def start(at: EngineSeconds) -> None:
             request = self.state.workload.requests.get(request_id)
             if request is not None and request.instance == instance and request.granted_at == now:
                 self._submit(request_id, instance, at)
 
         self._agenda.at(now + way, start)
 
-    def _submit(self, request_id: RequestId, instance: InstanceId, now: Seconds) -> None:
+    def _submit(self, request_id: RequestId, instance: InstanceId, now: EngineSeconds) -> None:
         engine = self.fleet.engines[instance]
         if not engine.alive:
             # Connection refused: the ingress asks again once this decision is carried out.
@@ -176,13 +176,13 @@ class Simulation:
     def _hands_over(self, request_id: RequestId) -> bool:
         return self._splits and bool(self.state.workload.requests[request_id].decode)
 
-    def _fetch(self, event: RequestHandedOver, now: Seconds) -> None:
+    def _fetch(self, event: RequestHandedOver, now: EngineSeconds) -> None:
         """Decoding begins when the KV cache has been transferred."""
         source, target = self.fleet.engines[event.source], self.fleet.engines[event.instance]
         prompt = self._prompt(event.request)
         missing = max(0, prompt.length - target.model.cached_tokens(prompt))
 
-        def start(at: Seconds) -> None:
+        def start(at: EngineSeconds) -> None:
             source.model.release_kv(event.request)
             request = self.state.workload.requests.get(event.request)
             if request is None or request.attempt != event.attempt or request.instance != event.instance:
@@ -197,7 +197,7 @@ class Simulation:
 
         self._agenda.at(now + missing / self.pool.transfer_tokens_per_s, start)
 
-    def _lose(self, request_id: RequestId, engine: SimulatedEngine, now: Seconds, retry: bool) -> None:
+    def _lose(self, request_id: RequestId, engine: SimulatedEngine, now: EngineSeconds, retry: bool) -> None:
         row, command = self._row(request_id), self._commands[request_id]
         if retry and row.retries < RETRIES_MAX:
             row.retries += 1
@@ -207,13 +207,13 @@ class Simulation:
         self._fail(request_id, engine.id, "engine_failed", now, status=502, end="failed")
 
     def _fail(
-        self, request_id: RequestId, instance: InstanceId, reason: str, now: Seconds, *, status: int, end: str
+        self, request_id: RequestId, instance: InstanceId, reason: str, now: EngineSeconds, *, status: int, end: str
     ) -> None:
         event = RequestFailed(at=now, request=request_id, reason=reason, status=status, instance=instance)
         self.pool.apply(event, now)
         self._end(request_id, now, end, reason)
 
-    def _end(self, request_id: RequestId, now: Seconds, end: str, reason: str = "") -> None:
+    def _end(self, request_id: RequestId, now: EngineSeconds, end: str, reason: str = "") -> None:
         row = self._row(request_id)
         row.end, row.reason, row.ended_at = end, reason, now  # type: ignore[assignment]
         self._commands.pop(request_id, None)
@@ -224,13 +224,13 @@ class Simulation:
     def _row(self, request_id: RequestId) -> RequestRow:
         return self._outcome.rows[int(request_id)]
 
-    def _next_step(self, engine: SimulatedEngine, now: Seconds) -> None:
+    def _next_step(self, engine: SimulatedEngine, now: EngineSeconds) -> None:
         step = engine.model.step or engine.model.begin_step(now, max_fused_steps=FUSED_STEPS_MAX)
         engine.wake += 1
         if step is not None:
             self._agenda.at(step.ends_at, lambda at, w=engine.wake: self._step_ended(engine, w, at))  # type: ignore[misc]
 
-    def _step_ended(self, engine: SimulatedEngine, wake: int, now: Seconds) -> None:
+    def _step_ended(self, engine: SimulatedEngine, wake: int, now: EngineSeconds) -> None:
         if wake != engine.wake or not engine.alive:
             return
         result = engine.model.end_step(now)
@@ -238,7 +238,7 @@ class Simulation:
         self._answer(engine, result, now)
         self._next_step(engine, now)
 
-    def _answer(self, engine: SimulatedEngine, result: StepResult, now: Seconds) -> None:
+    def _answer(self, engine: SimulatedEngine, result: StepResult, now: EngineSeconds) -> None:
         handed_over = {ended.request for ended in result.first_tokens if self._hands_over(ended.request)}
         for ended in result.first_tokens:
             if ended.request in handed_over:
@@ -251,7 +251,7 @@ class Simulation:
         if result.first_tokens or result.finished:
             self.carry_out(self._dispatcher.grant_waiting(engine.id, now), now)
 
-    def _hand_over(self, engine: SimulatedEngine, ended: PrefillEnded, now: Seconds) -> None:
+    def _hand_over(self, engine: SimulatedEngine, ended: PrefillEnded, now: EngineSeconds) -> None:
         request = self.state.workload.requests[ended.request]
         self._row(ended.request).cached_tokens = ended.cached_tokens
         command = HandOverRequest(
@@ -259,7 +259,7 @@ class Simulation:
         )
         self.carry_out(self._dispatcher.hand_over(command, now), now)
 
-    def _first_token(self, engine: SimulatedEngine, ended: PrefillEnded, now: Seconds) -> None:
+    def _first_token(self, engine: SimulatedEngine, ended: PrefillEnded, now: EngineSeconds) -> None:
         row, request = self._row(ended.request), self.state.workload.requests[ended.request]
         row.first_token_at, row.instance = now, engine.id
         if not request.prefilled_by:
@@ -270,7 +270,7 @@ class Simulation:
             PrefillFinished(at=now, request=ended.request, instance=engine.id, ttft=ttft, prefill=prefill), now
         )
 
-    def _finish(self, engine: SimulatedEngine, request_id: RequestId, now: Seconds) -> None:
+    def _finish(self, engine: SimulatedEngine, request_id: RequestId, now: EngineSeconds) -> None:
         row = self._row(request_id)
         assert row.first_token_at is not None
         tokens = row.output_tokens
@@ -288,14 +288,14 @@ class Simulation:
         self.pool.apply(event, now)
         self._end(request_id, now, "finished")
 
-    def _sample(self, now: Seconds) -> None:
+    def _sample(self, now: EngineSeconds) -> None:
         queues = self.state.workload.queues
         instances = self.state.fleet.ready
         pending = tuple(queues[i].load_tokens if i in queues else 0 for i in instances)
         running = tuple(len(queues[i].decoding) if i in queues else 0 for i in instances)
         self._outcome.samples.append(LoadSample(now, pending, running, instances))
 
-    def _rebalance(self, now: Seconds) -> None:
+    def _rebalance(self, now: EngineSeconds) -> None:
         self.pool.catch_up(now)
         plan = self._rebalancing.plan(self.pool.seen, now)
         if plan.migrations:

@@ -2,7 +2,7 @@
 (`q^2 - p^2` for a chunk from p to q), memory with the weights and the KV cache of decoding requests. Runs of decode
 steps have a closed form."""
 
-from pointsman.primitives import Seconds, Tokens
+from pointsman.primitives import EngineSeconds, Tokens
 from pointsman.state.engine_profiles import EngineProfile
 
 
@@ -15,14 +15,14 @@ class StepCost:
         self._weights_s = profile.weight_bytes / profile.memory_bytes_per_s
         self._kv_token_s = profile.kv_bytes_per_token / profile.memory_bytes_per_s
 
-    def step(self, chunk_tokens: Tokens, chunk_squares: int, decoding: int, context: Tokens) -> Seconds:
+    def step(self, chunk_tokens: Tokens, chunk_squares: int, decoding: int, context: Tokens) -> EngineSeconds:
         """`context`: computed tokens of all decoding requests."""
         squares = chunk_squares + 2 * context + decoding
         compute = self._token_s * (chunk_tokens + decoding) + self._square_s * squares
         memory = self._weights_s + self._kv_token_s * context
         return self._overhead_s + max(compute, memory)
 
-    def decode_run(self, decoding: int, context: Tokens, count_max: int) -> tuple[int, Seconds]:
+    def decode_run(self, decoding: int, context: Tokens, count_max: int) -> tuple[int, EngineSeconds]:
         """The longest run of at most `count_max` steps on one side of the roofline, and its seconds."""
         compute_first, compute_more, memory_first, memory_more = self._linear_terms(decoding, context)
         above, closing = memory_first - compute_first, compute_more - memory_more
@@ -31,7 +31,7 @@ class StepCost:
             count = max(1, min(count_max, int(above / closing) + 1))
         return count, self.decode_steps(decoding, context, count)
 
-    def decode_steps(self, decoding: int, context: Tokens, count: int) -> Seconds:
+    def decode_steps(self, decoding: int, context: Tokens, count: int) -> EngineSeconds:
         compute_first, compute_more, memory_first, memory_more = self._linear_terms(decoding, context)
         first, more = (compute_first, compute_more) if compute_first > memory_first else (memory_first, memory_more)
         return count * (self._overhead_s + first) + more * (count * (count - 1) / 2)

@@ -5,7 +5,7 @@ once and each sequence's KV cache."""
 from dataclasses import dataclass
 
 from pointsman.contracts.fleet import DecodeCost, PrefillCost
-from pointsman.primitives import Seconds, Tokens
+from pointsman.primitives import EngineSeconds, Tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +21,7 @@ class EngineProfile:
     weight_bytes: float
     kv_bytes_per_token: float
     memory_bytes_per_s: float
-    step_overhead_s: Seconds
+    step_overhead_s: EngineSeconds
     kv_capacity_tokens: Tokens
 
     @property
@@ -91,7 +91,7 @@ PROFILES = {
 DEFAULT_PROFILE = "qwen2.5-7b-910b4"
 
 
-def prefill_seconds(cost: PrefillCost, total: Tokens, cached: Tokens) -> Seconds:
+def prefill_seconds(cost: PrefillCost, total: Tokens, cached: Tokens) -> EngineSeconds:
     """For tokens `cached..total`, alone on the engine. See `contracts.fleet.PrefillCost`."""
     computed = cost.per_token_s * (total - cached) + cost.per_token_squared_s * (total * total - cached * cached)
     return cost.fixed_s + max(cost.floor_s, computed)

@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from pointsman.contracts.fleet import ANY_RANK, DecodeCost, InstanceJoined, InstanceReported, PrefillCost, Role
-from pointsman.primitives import Epoch, InstanceId, Seconds, Sequence, Tokens
+from pointsman.primitives import EngineSeconds, Epoch, InstanceId, Sequence, Tokens
 
 
 class Status(StrEnum):
@@ -65,14 +65,14 @@ class Instance:
     engine_block_tokens: Tokens
     kv_capacity_tokens: Tokens
     max_model_len: Tokens
-    joined_at: Seconds
-    heard_at: Seconds
+    joined_at: EngineSeconds
+    heard_at: EngineSeconds
     cache: str
     model_since: Epoch = field(compare=False)
     """The epoch since which it has served `model` without a break."""
     arrived_at: Sequence = field(default=0, compare=False)
     """Log entry of the first join of this stay, under any epoch."""
-    excused_until: Seconds = 0.0
+    excused_until: EngineSeconds = 0.0
     serving: bool = True
     suspected: bool = False
     draining: bool = False
@@ -92,11 +92,11 @@ class Instance:
     cache_detail: str = ""
     certain: bool = True
     contradicted: str = field(default="", compare=False)
-    known_since: Seconds = field(default=0.0, compare=False)
+    known_since: EngineSeconds = field(default=0.0, compare=False)
     known_as: Knowledge | None = field(default=None, compare=False)
     waiting: int = 0
     running: int = 0
-    idle_since: Seconds = 0.0
+    idle_since: EngineSeconds = 0.0
     """0 while it has work, by its reports or the ingresses."""
     counts_load: bool = False
     """It has reported load in this epoch; only then a report of none is meaningful."""
@@ -284,12 +284,12 @@ class Fleet:
             instance.suspected = False
             self._ready = None
 
-    def note_activity(self, instance: InstanceId, at: Seconds) -> None:
+    def note_activity(self, instance: InstanceId, at: EngineSeconds) -> None:
         known = self._instances.get(instance)
         if known is not None and known.idle_since:
             known.idle_since = max(known.idle_since, at)
 
-    def note_knowledge(self, instance: InstanceId, at: Seconds) -> None:
+    def note_knowledge(self, instance: InstanceId, at: EngineSeconds) -> None:
         known = self._instances.get(instance)
         if known is not None and known.known_as is not known.knowledge:
             known.known_as, known.known_since = known.knowledge, at

@@ -6,7 +6,7 @@ from pointsman.contracts.block_keys import unpack_keys
 from pointsman.contracts.cache import BlocksRemoved, BlocksStored, CacheCleared, CacheGap, CacheSnapshot
 from pointsman.contracts.fleet import InstanceReported
 from pointsman.contracts.requests import RequestFinished
-from pointsman.primitives import BlockKey, Epoch, InstanceId, Seconds
+from pointsman.primitives import BlockKey, EngineSeconds, Epoch, InstanceId
 from pointsman.state.fleet import Instance
 from pointsman.state.parts import StateParts, check_step
 from pointsman.state.workload import Request
@@ -115,13 +115,13 @@ def release(parts: StateParts, instance: InstanceId, epoch: Epoch, keys: list[Bl
         parts.promises.release(instance, keys)
 
 
-def promise_until_confirmed(parts: StateParts, request: Request, at: Seconds) -> None:
+def promise_until_confirmed(parts: StateParts, request: Request, at: EngineSeconds) -> None:
     """The prompt was computed: keep its promise until cache events should have confirmed it."""
     deadline = at + CONFIRMATION_WALL_SECONDS * parts.settings.speed
     parts.promises.unconfirmed.append((deadline, request.instance, request.epoch, request.keys))
 
 
-def settle_promises(parts: StateParts, now: Seconds) -> None:
+def settle_promises(parts: StateParts, now: EngineSeconds) -> None:
     unconfirmed = parts.promises.unconfirmed
     while unconfirmed and unconfirmed[0][0] <= now:
         _, instance, epoch, keys = unconfirmed.popleft()
@@ -173,5 +173,5 @@ def learn_delivered(parts: StateParts, request: Request, event: RequestFinished)
             parts.contradictions.suspect(name, keys[held], request.placed_as_of, reason, held=False)
 
 
-def _learn_hit(parts: StateParts, instance: Instance, keys: list[BlockKey], at: Seconds) -> None:
+def _learn_hit(parts: StateParts, instance: Instance, keys: list[BlockKey], at: EngineSeconds) -> None:
     parts.delivered.learn(instance.id, keys, at + DELIVERED_WALL_SECONDS * parts.settings.speed)

@@ -5,7 +5,7 @@
 from dataclasses import dataclass, field
 from statistics import median
 
-from pointsman.primitives import InstanceId, Seconds, Tokens
+from pointsman.primitives import EngineSeconds, InstanceId, Tokens
 from pointsman.state.engine_profiles import prefill_seconds
 from pointsman.state.fleet import Instance
 
@@ -22,9 +22,9 @@ TRUST_POWER = 2
 
 @dataclass(slots=True)
 class Correction:
-    observed: Seconds = PRIOR_SECONDS
-    predicted: Seconds = PRIOR_SECONDS
-    token_seconds: Seconds = 0.0
+    observed: EngineSeconds = PRIOR_SECONDS
+    predicted: EngineSeconds = PRIOR_SECONDS
+    token_seconds: EngineSeconds = 0.0
     tokens: float = 0.0
     cost_errors: float = 0.0
     token_errors: float = 0.0
@@ -37,14 +37,14 @@ class Correction:
     def error(self) -> float | None:
         return median(self.errors) if self.errors else None
 
-    def seconds(self, work: Seconds, tokens: Tokens) -> Seconds:
+    def seconds(self, work: EngineSeconds, tokens: Tokens) -> EngineSeconds:
         """`work`: seconds by the cost model; `tokens`: uncached."""
         corrected = work * self.factor
         if not self.token_share:
             return corrected
         return corrected + self.token_share * (tokens * self.token_seconds / self.tokens - corrected)
 
-    def learn(self, *, predicted: Seconds, observed: Seconds, tokens: Tokens = 0) -> None:
+    def learn(self, *, predicted: EngineSeconds, observed: EngineSeconds, tokens: Tokens = 0) -> None:
         """`predicted`: work by the cost model inside the engine at its grant, its own included; `tokens`: uncached
         tokens of that work."""
         if predicted <= 0 or observed < 0:
@@ -85,11 +85,11 @@ class LatencyModel:
         usable = (prompt_tokens - 1) // instance.engine_block_tokens * instance.engine_block_tokens
         return max(0, min(hit_blocks * self._block_tokens, usable))
 
-    def prefill_seconds(self, instance: Instance, prompt_tokens: Tokens, cached_tokens: Tokens) -> Seconds:
+    def prefill_seconds(self, instance: Instance, prompt_tokens: Tokens, cached_tokens: Tokens) -> EngineSeconds:
         """By the uncorrected cost model."""
         return prefill_seconds(instance.cost, prompt_tokens, cached_tokens)
 
-    def expected_seconds(self, instance: InstanceId, work: Seconds, tokens: Tokens) -> Seconds:
+    def expected_seconds(self, instance: InstanceId, work: EngineSeconds, tokens: Tokens) -> EngineSeconds:
         correction = self.corrections.get(instance)
         return correction.seconds(work, tokens) if correction else work
 
@@ -102,7 +102,7 @@ class LatencyModel:
         correction = self.corrections.get(instance)
         return correction.error if correction else None
 
-    def learn(self, instance: InstanceId, *, predicted: Seconds, observed: Seconds, tokens: Tokens) -> None:
+    def learn(self, instance: InstanceId, *, predicted: EngineSeconds, observed: EngineSeconds, tokens: Tokens) -> None:
         correction = self.corrections.setdefault(instance, Correction())
         correction.learn(predicted=predicted, observed=observed, tokens=tokens)
 

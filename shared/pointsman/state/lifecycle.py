@@ -22,7 +22,7 @@ from pointsman.contracts.requests import (
     RequestCancelled,
     RequestFinished,
 )
-from pointsman.primitives import InstanceId, Seconds
+from pointsman.primitives import EngineSeconds, InstanceId
 from pointsman.state.fleet import Instance
 from pointsman.state.holdings import learn_delivered, promise_until_confirmed, release
 from pointsman.state.outliers import Failure, Prefill
@@ -136,7 +136,7 @@ def _queue_as_decided(parts: StateParts, request: Request, event: RequestPlaced 
         parts.workload.expect(request, event.decode)
 
 
-def _requeue_at(parts: StateParts, request: Request, instance: Instance, at: Seconds) -> None:
+def _requeue_at(parts: StateParts, request: Request, instance: Instance, at: EngineSeconds) -> None:
     """Queue it where its ingress reports it, with an unknown cache."""
     _unplace(parts, request, at)
     request.stage = Stage.PENDING
@@ -151,7 +151,7 @@ def _requeue_at(parts: StateParts, request: Request, instance: Instance, at: Sec
     _enqueue(parts, request, at)
 
 
-def _enqueue(parts: StateParts, request: Request, at: Seconds) -> None:
+def _enqueue(parts: StateParts, request: Request, at: EngineSeconds) -> None:
     instance = request.instance
     parts.workload.queue(instance).enqueue(request)
     request.epoch = parts.epochs.get(instance, NO_EPOCH)
@@ -161,7 +161,7 @@ def _enqueue(parts: StateParts, request: Request, at: Seconds) -> None:
         tracker.placed(request, at)
 
 
-def _unplace(parts: StateParts, request: Request, at: Seconds) -> None:
+def _unplace(parts: StateParts, request: Request, at: EngineSeconds) -> None:
     if request.stage is Stage.ARRIVED:
         return
     for tracker in parts.trackers:
@@ -203,7 +203,7 @@ def _correct_location(parts: StateParts, request: Request, event: RequestGranted
         parts.workload.expect(request, event.decode)
 
 
-def _enter_engine(parts: StateParts, request: Request, at: Seconds) -> None:
+def _enter_engine(parts: StateParts, request: Request, at: EngineSeconds) -> None:
     request.stage = Stage.PREFILL
     request.granted_at = at
     parts.workload.queue(request.instance).grant(request, at)
@@ -244,7 +244,7 @@ def _keep_at_source(parts: StateParts, request: Request, event: PrefillFinished)
         _enter_engine(parts, request, event.at)
 
 
-def _learn_prefill(parts: StateParts, request: Request, at: Seconds, took: Seconds) -> None:
+def _learn_prefill(parts: StateParts, request: Request, at: EngineSeconds, took: EngineSeconds) -> None:
     """`took`: by its ingress's clock, which may differ from the leader's."""
     prefill = Prefill(at, took, request.engine_seconds)
     parts.outliers.prefilled(request.instance, prefill, since=request.granted_at)

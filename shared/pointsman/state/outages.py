@@ -2,7 +2,7 @@
 by its backlog, those behind them. Both get extra time; the latter less and less as the backlog drains. Engine seconds.
 """
 
-from pointsman.primitives import Seconds
+from pointsman.primitives import EngineSeconds
 
 HELD_UP_WALL_SECONDS_MIN = 0.25
 HELD_UP_WALL_SECONDS_MAX = 10.0
@@ -14,10 +14,10 @@ class Outages:
     def __init__(self, speed: float) -> None:
         self._least = HELD_UP_WALL_SECONDS_MIN * speed
         self._most = HELD_UP_WALL_SECONDS_MAX * speed
-        self._seconds: Seconds = 0.0
-        self._at: Seconds = 0.0
+        self._seconds: EngineSeconds = 0.0
+        self._at: EngineSeconds = 0.0
 
-    def allowance(self, held_up: Seconds, at: Seconds) -> Seconds:
+    def allowance(self, held_up: EngineSeconds, at: EngineSeconds) -> EngineSeconds:
         """Extra seconds for a request that arrives at `at` after waiting `held_up`."""
         if held_up >= self._least:
             held_up = min(held_up, self._most)
@@ -25,5 +25,5 @@ class Outages:
                 self._seconds, self._at = held_up, at
         return self._left(at)
 
-    def _left(self, at: Seconds) -> Seconds:
+    def _left(self, at: EngineSeconds) -> EngineSeconds:
         return max(0.0, self._seconds - DRAIN_SHARE * max(0.0, at - self._at))

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from pointsman.primitives import InstanceId, RequestId, Seconds
+from pointsman.primitives import EngineSeconds, InstanceId, RequestId
 
 HISTORY_WALL_SECONDS = 60
 PREFILLS_MAX = 64
@@ -23,8 +23,8 @@ class Failure:
     """`since`: when it was granted, or `at` if unknown."""
 
     instance: InstanceId
-    at: Seconds
-    since: Seconds
+    at: EngineSeconds
+    since: EngineSeconds
     what: str
 
 
@@ -32,9 +32,9 @@ class Failure:
 class Prefill:
     """A first token: seconds since its grant, and by the uncorrected cost model."""
 
-    at: Seconds
-    observed: Seconds
-    predicted: Seconds
+    at: EngineSeconds
+    observed: EngineSeconds
+    predicted: EngineSeconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class _GivenUp:
     """A request that the leader ended: its instance, grant time, and whether the engine reported no work."""
 
     instance: InstanceId
-    since: Seconds
+    since: EngineSeconds
     idle: bool
 
 
@@ -60,15 +60,15 @@ class Record:
     in_a_row: int = 0
     """Consecutive failed attempts begun after the newest served one."""
     last_failure: str = ""
-    last_failure_at: Seconds = 0.0
+    last_failure_at: EngineSeconds = 0.0
     prefills: deque[Prefill] = field(default_factory=deque)
-    served_since: Seconds = 0.0
+    served_since: EngineSeconds = 0.0
     number: int = 0
-    ejected_at: Seconds = 0.0
-    until: Seconds = 0.0
+    ejected_at: EngineSeconds = 0.0
+    until: EngineSeconds = 0.0
     why: str = ""
-    half_open_since: Seconds = 0.0
-    whole_since: Seconds = 0.0
+    half_open_since: EngineSeconds = 0.0
+    whole_since: EngineSeconds = 0.0
     """Since when not ejected."""
     trial: Prefill | None = None
     trial_served: bool = False
@@ -98,13 +98,13 @@ class Outliers:
         """Failed requests with neither a first token since nor an end."""
         yield from self._open.items()
 
-    def is_open(self, instance: InstanceId, *, since: Seconds) -> bool:
+    def is_open(self, instance: InstanceId, *, since: EngineSeconds) -> bool:
         """Whether an attempt begun there since then failed or was given up and is not attributed yet."""
         if any(gone.instance == instance and gone.since >= since for gone in self._given_up.values()):
             return True
         return any(f.instance == instance and f.since >= since for failures in self._open.values() for f in failures)
 
-    def served_and_failed(self, instance: InstanceId, *, since: Seconds) -> tuple[int, int]:
+    def served_and_failed(self, instance: InstanceId, *, since: EngineSeconds) -> tuple[int, int]:
         first = int(since / self._speed)
         tallies = [tally for second, tally in self.record(instance).tallies.items() if second >= first]
         return sum(tally.served for tally in tallies), sum(tally.failed for tally in tallies)
@@ -121,7 +121,7 @@ class Outliers:
         if len(self._open) > OPEN_MAX:
             del self._open[next(iter(self._open))]
 
-    def gave_up(self, request: RequestId, instance: InstanceId, *, since: Seconds, idle: bool) -> None:
+    def gave_up(self, request: RequestId, instance: InstanceId, *, since: EngineSeconds, idle: bool) -> None:
         """The leader ended a request granted there at `since`. `idle`: because the engine reported no work."""
         self._given_up[request] = _GivenUp(instance, since, idle)
         if len(self._given_up) > GIVEN_UP_MAX:
@@ -131,7 +131,7 @@ class Outliers:
         gone = self._given_up.get(request)
         return gone is not None and gone.idle and gone.instance == instance
 
-    def given_up(self, request: RequestId, instance: InstanceId) -> Seconds | None:
+    def given_up(self, request: RequestId, instance: InstanceId) -> EngineSeconds | None:
         """Grant time of a request that the leader gave up there, once; else None."""
         gone = self._given_up.get(request)
         if gone is None or gone.instance != instance:
@@ -151,7 +151,7 @@ class Outliers:
         if not given_up and len({failure.instance for failure in failures}) == 1:
             self._convict(failures[-1])
 
-    def prefilled(self, instance: InstanceId, prefill: Prefill, *, since: Seconds) -> None:
+    def prefilled(self, instance: InstanceId, prefill: Prefill, *, since: EngineSeconds) -> None:
         record = self._of(instance)
         record.prefills.append(prefill)
         if len(record.prefills) > PREFILLS_MAX:
@@ -159,7 +159,7 @@ class Outliers:
         if record.half_open_since and since >= record.half_open_since:
             record.trial, record.trial_served, record.trial_failure = prefill, False, ""
 
-    def served(self, instance: InstanceId, at: Seconds, *, since: Seconds) -> None:
+    def served(self, instance: InstanceId, at: EngineSeconds, *, since: EngineSeconds) -> None:
         record = self._of(instance)
         self._tally(record, at).served += 1
         if since >= record.served_since:
@@ -170,18 +170,20 @@ class Outliers:
             record.trials_served += 1
             record.trial_failure = ""
 
-    def ejected(self, instance: InstanceId, at: Seconds, *, seconds: Seconds, number: int, why: str) -> None:
+    def ejected(
+        self, instance: InstanceId, at: EngineSeconds, *, seconds: EngineSeconds, number: int, why: str
+    ) -> None:
         record = self._of(instance)
         record.clear()
         record.ejected_at, record.until, record.number, record.why = at, at + seconds, number, why
 
-    def unejected(self, instance: InstanceId, at: Seconds, *, half_open: bool) -> None:
+    def unejected(self, instance: InstanceId, at: EngineSeconds, *, half_open: bool) -> None:
         record = self._of(instance)
         record.clear()
         record.half_open_since = at if half_open else 0.0
         record.whole_since = at
 
-    def joined(self, instance: InstanceId, at: Seconds) -> None:
+    def joined(self, instance: InstanceId, at: EngineSeconds) -> None:
         self._records[instance] = Record(whole_since=at)
 
     def left(self, instance: InstanceId) -> None:
@@ -201,7 +203,7 @@ class Outliers:
         if record.half_open_since and failure.since >= record.half_open_since:
             record.trial, record.trial_served, record.trial_failure = None, False, failure.what
 
-    def _tally(self, record: Record, at: Seconds) -> Tally:
+    def _tally(self, record: Record, at: EngineSeconds) -> Tally:
         second = int(at / self._speed)
         tally = record.tallies.setdefault(second, Tally())
         while len(record.tallies) > HISTORY_WALL_SECONDS:

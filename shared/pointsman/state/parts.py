@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from pointsman.primitives import BlockKey, Epoch, InstanceId, Seconds, Sequence, Term, Tokens
+from pointsman.primitives import BlockKey, EngineSeconds, Epoch, InstanceId, Sequence, Term, Tokens
 from pointsman.state.dead_letters import DeadLetters
 from pointsman.state.fleet import Fleet, Instance
 from pointsman.state.hotness import Hotness
@@ -55,7 +55,7 @@ class StateParts:
         self.trackers = tuple(trackers)
         self.fleet = Fleet(checks_model=self.learns_from_deliveries)
         self.epochs: dict[InstanceId, Epoch] = {}
-        self.unregistered: dict[InstanceId, Seconds] = {}
+        self.unregistered: dict[InstanceId, EngineSeconds] = {}
         """Last report of instances that have not joined; they are asked to join again."""
         self.index = PrefixIndex()
         self.promises = Promises()
@@ -78,7 +78,7 @@ class StateParts:
         self.term = Term(0)
         self.elected: Sequence = 0
         self.sequence: Sequence = 0
-        self.last_at: Seconds = 0.0
+        self.last_at: EngineSeconds = 0.0
         self.recent_decisions = RecentDecisions()
         self.fenced = 0
         self.writes_lost = 0

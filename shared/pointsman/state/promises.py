@@ -4,7 +4,7 @@ exact. `holdings` and `lifecycle` make and release promises."""
 
 from collections import Counter, deque
 
-from pointsman.primitives import BlockKey, Epoch, InstanceId, Seconds
+from pointsman.primitives import BlockKey, EngineSeconds, Epoch, InstanceId
 
 
 class Promises:
@@ -12,7 +12,7 @@ class Promises:
 
     def __init__(self) -> None:
         self._promised: dict[InstanceId, Counter[BlockKey]] = {}
-        self.unconfirmed: deque[tuple[Seconds, InstanceId, Epoch, list[BlockKey]]] = deque()
+        self.unconfirmed: deque[tuple[EngineSeconds, InstanceId, Epoch, list[BlockKey]]] = deque()
         """Promises of computed prompts with their deadlines, the earliest first."""
 
     def promise(self, instance: InstanceId, keys: list[BlockKey]) -> None:

@@ -5,7 +5,7 @@ within a minute (`Contradictions`)."""
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from pointsman.primitives import BlockKey, InstanceId, Seconds, Sequence
+from pointsman.primitives import BlockKey, EngineSeconds, InstanceId, Sequence
 
 DELIVERED_KEYS_MAX = 65_536
 REMOVALS_REMEMBERED_MAX = 16_384
@@ -20,9 +20,9 @@ CONTRADICTIONS_WALL_SECONDS = 60.0
 
 class ReportedHits:
     def __init__(self) -> None:
-        self._until: dict[InstanceId, dict[BlockKey, Seconds]] = {}
+        self._until: dict[InstanceId, dict[BlockKey, EngineSeconds]] = {}
 
-    def learn(self, instance: InstanceId, keys: list[BlockKey], until: Seconds) -> None:
+    def learn(self, instance: InstanceId, keys: list[BlockKey], until: EngineSeconds) -> None:
         if not keys:
             return
         known = self._until.setdefault(instance, {})
@@ -41,7 +41,7 @@ class ReportedHits:
     def drop(self, instance: InstanceId) -> None:
         self._until.pop(instance, None)
 
-    def settle(self, now: Seconds) -> None:
+    def settle(self, now: EngineSeconds) -> None:
         for instance, known in list(self._until.items()):
             while known and known[next(iter(known))] <= now:
                 del known[next(iter(known))]
@@ -66,7 +66,7 @@ class _Suspicion:
     key: BlockKey
     held: bool
     reason: str
-    since: Seconds | None = None
+    since: EngineSeconds | None = None
     """First report after it, worker's clock."""
 
 
@@ -77,7 +77,7 @@ class Contradictions:
         self._removed: dict[InstanceId, dict[BlockKey, Sequence]] = {}
         self._known_from: dict[InstanceId, Sequence] = {}
         self._open: dict[InstanceId, list[_Suspicion]] = {}
-        self._found: dict[InstanceId, list[Seconds]] = {}
+        self._found: dict[InstanceId, list[EngineSeconds]] = {}
 
     def begin(self, instance: InstanceId, sequence: Sequence) -> None:
         """The index of the instance was replaced; earlier entries do not count."""
@@ -108,7 +108,7 @@ class Contradictions:
         if len(suspicions) < SUSPICIONS_MAX and not self.explained(instance, key, as_of):
             suspicions.append(_Suspicion(key, held, reason))
 
-    def settle(self, instance: InstanceId, at: Seconds, holds: Callable[[BlockKey], bool]) -> str:
+    def settle(self, instance: InstanceId, at: EngineSeconds, holds: Callable[[BlockKey], bool]) -> str:
         """Called when a report agrees with the index. Returns how the engine contradicted its events, or an empty
         string."""
         waiting = []

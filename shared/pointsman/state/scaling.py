@@ -4,7 +4,7 @@ the first in the log counts."""
 from dataclasses import dataclass
 
 from pointsman.contracts.decisions import ScaleApplied, ScaleDecided
-from pointsman.primitives import Seconds
+from pointsman.primitives import EngineSeconds
 
 
 @dataclass(slots=True)
@@ -13,8 +13,8 @@ class Scaling:
 
     decided: ScaleDecided | None = None
     applied: ScaleApplied | None = None
-    up_at: Seconds = float("-inf")
-    down_at: Seconds = float("-inf")
+    up_at: EngineSeconds = float("-inf")
+    down_at: EngineSeconds = float("-inf")
 
     @property
     def number(self) -> int:

@@ -6,7 +6,17 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from pointsman.primitives import BlockKey, Epoch, InstanceId, RequestId, Seconds, Sequence, SessionId, Tenant, Tokens
+from pointsman.primitives import (
+    BlockKey,
+    EngineSeconds,
+    Epoch,
+    InstanceId,
+    RequestId,
+    Sequence,
+    SessionId,
+    Tenant,
+    Tokens,
+)
 
 ENDED_REMEMBERED_MAX = 10_000
 
@@ -34,9 +44,9 @@ class Request:
     keys: list[BlockKey]
     prompt_tokens: Tokens
     max_output_tokens: Tokens
-    slo_ttft: Seconds
-    slo_tpot: Seconds
-    arrived_at: Seconds
+    slo_ttft: EngineSeconds
+    slo_tpot: EngineSeconds
+    arrived_at: EngineSeconds
     exact: bool
     streaming: bool
     adapter: str = ""
@@ -54,11 +64,11 @@ class Request:
     placed_as_of: Sequence = 0
     """Last log entry before placement."""
     uncached_tokens: Tokens = 0
-    prefill_seconds: Seconds = 0.0
-    predicted_ttft: Seconds = 0.0
-    placed_at: Seconds = 0.0
-    granted_at: Seconds = 0.0
-    engine_seconds: Seconds = 0.0
+    prefill_seconds: EngineSeconds = 0.0
+    predicted_ttft: EngineSeconds = 0.0
+    placed_at: EngineSeconds = 0.0
+    granted_at: EngineSeconds = 0.0
+    engine_seconds: EngineSeconds = 0.0
     """Prefill work in the engine at its grant, its own included."""
     engine_tokens: Tokens = 0
     decode: InstanceId = NO_INSTANCE
@@ -75,7 +85,7 @@ class Request:
         return self.stage is Stage.HANDED_OVER and self.instance == self.prefilled_by
 
     @property
-    def deadline(self) -> Seconds:
+    def deadline(self) -> EngineSeconds:
         return self.arrived_at + self.slo_ttft
 
 
@@ -86,15 +96,15 @@ class InstanceQueue:
     decoding: dict[RequestId, Request] = field(default_factory=dict)
     expected: dict[RequestId, Request] = field(default_factory=dict)
     """Prefilled elsewhere, to be decoded here. In `decoding` after the hand-over."""
-    pending_seconds: Seconds = 0.0
+    pending_seconds: EngineSeconds = 0.0
     pending_tokens: Tokens = 0
-    prefill_seconds: Seconds = 0.0
+    prefill_seconds: EngineSeconds = 0.0
     prefill_tokens: Tokens = 0
-    working_since: Seconds = 0.0
+    working_since: EngineSeconds = 0.0
     """Last grant into an empty engine, or last first token."""
-    aborted_at: Seconds = 0.0
+    aborted_at: EngineSeconds = 0.0
     """Last abort for lack of a first token; 0 after the next first token."""
-    aborted_since: Seconds = 0.0
+    aborted_since: EngineSeconds = 0.0
     """Since when the engine had finished no prefill then."""
 
     @property
@@ -109,7 +119,7 @@ class InstanceQueue:
     def requests(self) -> int:
         return len(self.pending) + len(self.prefill) + len(self.decoding)
 
-    def engine_left(self, now: Seconds) -> tuple[Seconds, Tokens]:
+    def engine_left(self, now: EngineSeconds) -> tuple[EngineSeconds, Tokens]:
         """Prefill work left in the engine, and its uncached tokens."""
         if not self.prefill:
             return 0.0, 0
@@ -123,13 +133,13 @@ class InstanceQueue:
             done, done_tokens = 0.0, 0
         return max(0.0, self.prefill_seconds - done), self.prefill_tokens - done_tokens
 
-    def engine_seconds_left(self, now: Seconds) -> Seconds:
+    def engine_seconds_left(self, now: EngineSeconds) -> EngineSeconds:
         return self.engine_left(now)[0]
 
-    def queue_seconds(self, now: Seconds) -> Seconds:
+    def queue_seconds(self, now: EngineSeconds) -> EngineSeconds:
         return self.work_ahead(now)[0]
 
-    def work_ahead(self, now: Seconds) -> tuple[Seconds, Tokens]:
+    def work_ahead(self, now: EngineSeconds) -> tuple[EngineSeconds, Tokens]:
         """Prefill work ahead of a new request, and its tokens."""
         if not self.prefill:
             return self.pending_seconds, self.pending_tokens
@@ -141,7 +151,7 @@ class InstanceQueue:
         self.pending_seconds += request.prefill_seconds
         self.pending_tokens += request.uncached_tokens
 
-    def grant(self, request: Request, now: Seconds) -> None:
+    def grant(self, request: Request, now: EngineSeconds) -> None:
         self._take_pending(request)
         if not self.prefill:
             self.working_since = now
@@ -152,16 +162,16 @@ class InstanceQueue:
         self.prefill_seconds += request.prefill_seconds
         self.prefill_tokens += request.uncached_tokens
 
-    def finish_prefill(self, request: Request, now: Seconds) -> None:
+    def finish_prefill(self, request: Request, now: EngineSeconds) -> None:
         self._take_prefill(request)
         self.working_since = now
         self.decoding[request.id] = request
 
-    def transfer_out(self, request: Request, now: Seconds) -> None:
+    def transfer_out(self, request: Request, now: EngineSeconds) -> None:
         self._take_prefill(request)
         self.working_since = now
 
-    def note_abort(self, now: Seconds) -> None:
+    def note_abort(self, now: EngineSeconds) -> None:
         """Called before aborting a request, whose stall time would be lost with it."""
         since = self.working_since
         self.aborted_since = min(self.aborted_since, since) if self.aborted_at else since
@@ -201,11 +211,11 @@ EMPTY_QUEUE = InstanceQueue()
 class Rejection:
     """`arrived_at` and `attempt` identify the command: clients may reuse ids."""
 
-    arrived_at: Seconds
+    arrived_at: EngineSeconds
     attempt: int
     reason: str
     detail: str
-    retry_after: Seconds
+    retry_after: EngineSeconds
 
 
 class Workload:
@@ -232,7 +242,7 @@ class Workload:
     def end_of(self, request: RequestId) -> str | None:
         return self._ended.get(request)
 
-    def rejection_of(self, request: RequestId, *, arrived_at: Seconds, attempt: int) -> Rejection | None:
+    def rejection_of(self, request: RequestId, *, arrived_at: EngineSeconds, attempt: int) -> Rejection | None:
         known = self._rejections.get(request)
         return known if known is not None and (known.arrived_at, known.attempt) == (arrived_at, attempt) else None
 

@@ -10,7 +10,7 @@ from http import HTTPStatus
 import aiohttp
 import msgspec
 
-from pointsman.primitives import Seconds, Tokens
+from pointsman.primitives import EngineSeconds, Tokens
 from pointsman.simulation.workload import WorkloadRequest, prompt_token_ids
 from pointsman_cli.bench.answer import StreamedAnswer, StreamError, error_code
 from pointsman_cli.bench.report import Outcome
@@ -30,7 +30,7 @@ class Target:
     model: str
     speed: float
     seed: int
-    slo_ttft_s: Seconds | None = None
+    slo_ttft_s: EngineSeconds | None = None
     """Sent as `x-slo-ttft-ms`; None: the fleet's own SLO holds."""
     api_key: str | None = None
     output_tokens_max: Tokens | None = None
@@ -226,7 +226,7 @@ async def _outcome(
     return Outcome(ending="failed", late_s=late_s, problem=problem, instance=instance)
 
 
-def _refused(status: int, body: bytes, late_s: Seconds, instance: str) -> Outcome:
+def _refused(status: int, body: bytes, late_s: EngineSeconds, instance: str) -> Outcome:
     return Outcome(
         ending="rejected" if status == HTTPStatus.TOO_MANY_REQUESTS else "failed",
         late_s=late_s,
@@ -236,7 +236,7 @@ def _refused(status: int, body: bytes, late_s: Seconds, instance: str) -> Outcom
 
 
 def _completed(
-    answer: StreamedAnswer, headers: Mapping[str, str], sent_at: float, *, late_s: Seconds, speed: float
+    answer: StreamedAnswer, headers: Mapping[str, str], sent_at: float, *, late_s: EngineSeconds, speed: float
 ) -> Outcome:
     """Raises StreamError."""
     usage = answer.usage()

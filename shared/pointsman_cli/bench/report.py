@@ -11,7 +11,7 @@ import msgspec
 from rich.table import Table
 from rich.text import Text
 
-from pointsman.primitives import Seconds, Tokens
+from pointsman.primitives import EngineSeconds, Tokens
 from pointsman.simulation.metrics import percentile
 from pointsman_cli.bench.moves import Moves
 from pointsman_cli.formatting import count, milliseconds, share
@@ -26,23 +26,23 @@ class Outcome:
     its due time and sending."""
 
     ending: Literal["completed", "rejected", "failed"]
-    late_s: Seconds
+    late_s: EngineSeconds
     problem: str = ""
-    ttft_s: Seconds | None = None
-    e2e_s: Seconds | None = None
+    ttft_s: EngineSeconds | None = None
+    e2e_s: EngineSeconds | None = None
     prompt_tokens: Tokens = 0
     cached_tokens: Tokens | None = None
     output_tokens: Tokens = 0
-    predicted_ttft_s: Seconds | None = None
+    predicted_ttft_s: EngineSeconds | None = None
     instance: str = ""
 
     @property
-    def tpot_s(self) -> Seconds | None:
+    def tpot_s(self) -> EngineSeconds | None:
         if self.e2e_s is None or self.ttft_s is None or self.output_tokens < 2:
             return None
         return (self.e2e_s - self.ttft_s) / (self.output_tokens - 1)
 
-    def met(self, slo_ttft: Seconds) -> bool:
+    def met(self, slo_ttft: EngineSeconds) -> bool:
         return self.ending == "completed" and self.ttft_s is not None and self.ttft_s <= slo_ttft
 
 
@@ -50,14 +50,14 @@ class InstanceShare(msgspec.Struct, kw_only=True):
     requests: int
     share: float
     hit_rate: float | None
-    ttft_p50_s: Seconds | None
+    ttft_p50_s: EngineSeconds | None
 
 
 class RunFacts(msgspec.Struct, kw_only=True):
     """`offered_rate`: mean arrivals per engine second."""
 
     policy: str
-    slo_ttft_s: Seconds
+    slo_ttft_s: EngineSeconds
     speed: float
     offered_rate: float
     workload: str
@@ -72,25 +72,25 @@ class RunReport(RunFacts, kw_only=True):
     completed: int
     rejected: int
     failed: int
-    ttft_p50_s: Seconds | None
-    ttft_p90_s: Seconds | None
-    ttft_p99_s: Seconds | None
-    tpot_p50_s: Seconds | None
-    e2e_p50_s: Seconds | None
+    ttft_p50_s: EngineSeconds | None
+    ttft_p90_s: EngineSeconds | None
+    ttft_p99_s: EngineSeconds | None
+    tpot_p50_s: EngineSeconds | None
+    e2e_p50_s: EngineSeconds | None
     effective_capacity: float | None
     hit_rate: float | None
     per_instance: dict[str, InstanceShare]
-    tpot_p90_s: Seconds | None
-    tpot_p99_s: Seconds | None
-    e2e_p90_s: Seconds | None
-    e2e_p99_s: Seconds | None
-    ttft_prediction_error_p50_s: Seconds | None
+    tpot_p90_s: EngineSeconds | None
+    tpot_p99_s: EngineSeconds | None
+    e2e_p90_s: EngineSeconds | None
+    e2e_p99_s: EngineSeconds | None
+    ttft_prediction_error_p50_s: EngineSeconds | None
     errors: dict[str, int]
     prompt_tokens: Tokens
     output_tokens: Tokens
-    late_p50_s: Seconds | None
-    late_p99_s: Seconds | None
-    late_max_s: Seconds | None
+    late_p50_s: EngineSeconds | None
+    late_p99_s: EngineSeconds | None
+    late_max_s: EngineSeconds | None
     wall_s: float
     interrupted: bool
     rebalancing: str | None = None
@@ -139,7 +139,7 @@ def summarise(outcomes: Sequence[Outcome], facts: RunFacts, *, wall_s: float, in
     )
 
 
-def attainment(outcomes: Sequence[Outcome], slo_ttft: Seconds) -> float | None:
+def attainment(outcomes: Sequence[Outcome], slo_ttft: EngineSeconds) -> float | None:
     return sum(o.met(slo_ttft) for o in outcomes) / len(outcomes) if outcomes else None
 
 

@@ -16,7 +16,7 @@ import msgspec
 
 from pointsman.adapters.calibration_file import Calibration, Measurement, write_calibration
 from pointsman.contracts.fleet import DecodeCost
-from pointsman.primitives import Seconds, Tokens
+from pointsman.primitives import EngineSeconds, Tokens
 from pointsman.state.engine_profiles import prefill_seconds
 from pointsman_cli.calibrate.fitting import fitted, relative_error
 from pointsman_cli.calibrate.measuring import DECODED, SHORTEST, Engine, EngineError, Plan, Target, rounds
@@ -31,8 +31,8 @@ MEASURING_SECONDS_MAX = 180.0
 
 @dataclass
 class _Samples:
-    seconds: dict[tuple[Tokens, Tokens], list[Seconds]] = field(default_factory=dict)
-    token_seconds: list[Seconds] = field(default_factory=list)
+    seconds: dict[tuple[Tokens, Tokens], list[EngineSeconds]] = field(default_factory=dict)
+    token_seconds: list[EngineSeconds] = field(default_factory=list)
 
     def measurements(self) -> list[Measurement]:
         return [

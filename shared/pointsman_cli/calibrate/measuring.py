@@ -10,7 +10,7 @@ import msgspec
 
 from pointsman.adapters.http_engine import EngineUnreachableError, HttpEngine
 from pointsman.adapters.sse import event_data
-from pointsman.primitives import Seconds, Tokens
+from pointsman.primitives import EngineSeconds, Tokens
 
 TOKEN_IDS = range(100, 1000)
 """In every vocabulary, and rarely special."""
@@ -37,8 +37,8 @@ class Timing:
 
     total: Tokens
     cached: Tokens
-    seconds: Seconds
-    token_seconds: Seconds = 0.0
+    seconds: EngineSeconds
+    token_seconds: EngineSeconds = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from typing_extensions import override
 
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.requests import RequestArrived
-from pointsman.primitives import InstanceId, Seconds
+from pointsman.primitives import EngineSeconds, InstanceId
 from pointsman.state.state import PoolSettings, State
 from pointsman.state.workload import EMPTY_QUEUE
 from pointsman_cli.doctor.examination import Examiner
@@ -25,12 +25,12 @@ class Balance(Examiner):
 
     def __init__(self, settings: PoolSettings) -> None:
         super().__init__(settings)
-        self._due: Seconds = 0.0
+        self._due: EngineSeconds = 0.0
         self._samples = 0
         self._uneven = 0
         self._longest: Counter[InstanceId] = Counter()
         self._idle: Counter[InstanceId] = Counter()
-        self._objective: Seconds = 0.0
+        self._objective: EngineSeconds = 0.0
 
     @override
     def after(self, event: LogEvent, state: State) -> None:
@@ -40,7 +40,7 @@ class Balance(Examiner):
             self._due = event.at + SAMPLE_SECONDS
             self._sample(event.at, state)
 
-    def _sample(self, now: Seconds, state: State) -> None:
+    def _sample(self, now: EngineSeconds, state: State) -> None:
         queues_by_name = state.workload.queues
         queues = {
             name: state.latency.expected_seconds(name, *queues_by_name.get(name, EMPTY_QUEUE).work_ahead(now))

@@ -9,7 +9,7 @@ from typing_extensions import override
 from pointsman.contracts.cache import CacheCleared, CacheEvent, CacheGap, CacheSnapshot
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.fleet import FleetEvent, InstanceJoined, InstanceProbed, InstanceReported
-from pointsman.primitives import InstanceId, Seconds
+from pointsman.primitives import EngineSeconds, InstanceId
 from pointsman.state.fleet import Instance, Knowledge
 from pointsman.state.state import PoolSettings, State
 from pointsman_cli.doctor.examination import Examiner
@@ -21,7 +21,7 @@ DECAYED_WALL_SECONDS = 60.0
 
 @dataclass(slots=True)
 class _Loss:
-    at: Seconds
+    at: EngineSeconds
     gaps: int = 0
     missed: int = 0
     reason: str = ""
@@ -36,8 +36,8 @@ class Caches(Examiner):
         self._healed: list[str] = []
         self._resyncs: Counter[InstanceId] = Counter()
         self._doubts: Counter[InstanceId] = Counter()
-        self._doubted_since: dict[InstanceId, tuple[Seconds, str]] = {}
-        self._longest: dict[InstanceId, tuple[Seconds, str]] = {}
+        self._doubted_since: dict[InstanceId, tuple[EngineSeconds, str]] = {}
+        self._longest: dict[InstanceId, tuple[EngineSeconds, str]] = {}
         self._undecodable: dict[InstanceId, int] = {}
         self._disparity: dict[InstanceId, str] = {}
 
@@ -92,17 +92,17 @@ class Caches(Examiner):
         else:
             self._heal(event.instance, event.at, "the engine restarted")
 
-    def _lose(self, name: InstanceId, at: Seconds, reason: str) -> _Loss:
+    def _lose(self, name: InstanceId, at: EngineSeconds, reason: str) -> _Loss:
         loss = self._lost.setdefault(name, _Loss(at))
         loss.at, loss.reason = at, reason
         return loss
 
-    def _heal(self, name: InstanceId, at: Seconds, how: str) -> None:
+    def _heal(self, name: InstanceId, at: EngineSeconds, how: str) -> None:
         loss = self._lost.pop(name, None)
         if loss is not None:
             self._healed.append(f"{name}: {_described(loss)}; known again after {self.wall(at - loss.at):.1f} s: {how}")
 
-    def _watch_doubt(self, name: InstanceId, at: Seconds, state: State) -> None:
+    def _watch_doubt(self, name: InstanceId, at: EngineSeconds, state: State) -> None:
         instance = state.fleet.get(name)
         doubt = instance.doubt if instance else ""
         since = self._doubted_since.get(name)

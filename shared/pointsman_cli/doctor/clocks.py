@@ -11,7 +11,7 @@ from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import LeaderElected, RequestRejected
 from pointsman.contracts.fleet import FleetEvent, InstanceProbed
 from pointsman.contracts.requests import RequestArrived, RequestEvent
-from pointsman.primitives import RequestId, Seconds
+from pointsman.primitives import EngineSeconds, RequestId
 from pointsman.state.state import PoolSettings, State
 from pointsman_cli.doctor.examination import Examiner
 from pointsman_cli.doctor.findings import Finding, Severity
@@ -35,12 +35,12 @@ class Clocks(Examiner):
     def __init__(self, settings: PoolSettings) -> None:
         super().__init__(settings)
         self._ingress_of: dict[RequestId, str] = {}
-        self._leader_at: Seconds | None = None
-        self._open: dict[str, Seconds] = {}
-        self._skews: dict[str, Sample[Seconds]] = {}
-        self._newest: Seconds = 0.0
+        self._leader_at: EngineSeconds | None = None
+        self._open: dict[str, EngineSeconds] = {}
+        self._skews: dict[str, Sample[EngineSeconds]] = {}
+        self._newest: EngineSeconds = 0.0
         self._late: Counter[str] = Counter()
-        self._latest: dict[str, Seconds] = {}
+        self._latest: dict[str, EngineSeconds] = {}
         self._events: Counter[str] = Counter()
 
     @override
@@ -65,7 +65,7 @@ class Clocks(Examiner):
                 self._latest[name] = max(lateness, self._latest.get(name, 0.0))
         self._newest = max(self._newest, event.at)
 
-    def _close_brackets(self, now: Seconds) -> None:
+    def _close_brackets(self, now: EngineSeconds) -> None:
         before, self._open, found = self._leader_at, {}, self._open
         if before is None or not 0 <= self.wall(now - before) <= BRACKET_WALL_SECONDS_MAX:
             return

@@ -10,7 +10,7 @@ from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import RequestGranted, RequestRejected
 from pointsman.contracts.fleet import InstanceEjected
 from pointsman.contracts.requests import RequestAttemptFailed, RequestCancelled, RequestFailed, RequestFinished
-from pointsman.primitives import InstanceId, RequestId, Seconds
+from pointsman.primitives import EngineSeconds, InstanceId, RequestId
 from pointsman.state.fleet import Instance
 from pointsman.state.state import PoolSettings, State
 from pointsman_cli.doctor.examination import Examiner
@@ -26,11 +26,11 @@ SHOWN_MAX = 8
 class _Engine:
     granted: int = 0
     failed: Counter[str] = field(default_factory=Counter)
-    first_at: Seconds = 0.0
-    last_at: Seconds = 0.0
+    first_at: EngineSeconds = 0.0
+    last_at: EngineSeconds = 0.0
     example: str = ""
     ejected: Counter[str] = field(default_factory=Counter)
-    away: Seconds = 0.0
+    away: EngineSeconds = 0.0
     why: str = ""
 
 

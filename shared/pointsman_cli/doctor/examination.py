@@ -8,7 +8,7 @@ from typing import ClassVar
 from pointsman.contracts.codec import LogEvent, short_reason
 from pointsman.contracts.envelope import is_fenced
 from pointsman.ports import LogEntry
-from pointsman.primitives import Seconds
+from pointsman.primitives import EngineSeconds
 from pointsman.simulation.replay.folding import copy_state
 from pointsman.state.state import PoolSettings, State
 from pointsman_cli.doctor.findings import Finding, Severity, in_order
@@ -23,7 +23,7 @@ class Examiner(ABC):
     def __init__(self, settings: PoolSettings) -> None:
         self.settings = settings
 
-    def wall(self, seconds: Seconds) -> Seconds:
+    def wall(self, seconds: EngineSeconds) -> EngineSeconds:
         return seconds / self.settings.speed
 
     def finding(self, severity: Severity, what: str, evidence: Iterable[str] = (), advice: str = "") -> Finding:
@@ -62,8 +62,8 @@ class Examiner(ABC):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
     entries: int
-    first_at: Seconds
-    last_at: Seconds
+    first_at: EngineSeconds
+    last_at: EngineSeconds
     summary: list[str]
     findings: list[Finding]
 

@@ -8,7 +8,7 @@ from typing_extensions import override
 from pointsman.contracts.cache import CacheEvent
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.fleet import InstanceJoined, InstanceLeft, InstanceReported, InstanceSuspected
-from pointsman.primitives import InstanceId, Seconds
+from pointsman.primitives import EngineSeconds, InstanceId
 from pointsman.state.fleet import Status
 from pointsman.state.state import PoolSettings, State
 from pointsman_cli.doctor.examination import Examiner
@@ -25,13 +25,13 @@ class FleetHealth(Examiner):
     def __init__(self, settings: PoolSettings) -> None:
         super().__init__(settings)
         self._suspected: Counter[InstanceId] = Counter()
-        self._silent_for: dict[InstanceId, Seconds] = {}
+        self._silent_for: dict[InstanceId, EngineSeconds] = {}
         self._left: dict[InstanceId, list[str]] = {}
         self._stopped: set[InstanceId] = set()
         self._restarts = Restarts()
         self._restarted: Counter[InstanceId] = Counter()
         self._down: Counter[InstanceId] = Counter()
-        self._away_at: dict[InstanceId, deque[Seconds]] = {}
+        self._away_at: dict[InstanceId, deque[EngineSeconds]] = {}
         self._flaps: Counter[InstanceId] = Counter()
         self._serving: dict[InstanceId, bool] = {}
         self._blind = False
@@ -81,7 +81,7 @@ class FleetHealth(Examiner):
             self._restarted[joined.instance] += 1
             self._went_away(joined.instance, joined.at)
 
-    def _went_away(self, instance: InstanceId, at: Seconds) -> None:
+    def _went_away(self, instance: InstanceId, at: EngineSeconds) -> None:
         times = self._away_at.setdefault(instance, deque(maxlen=FLAPS_MIN))
         times.append(at)
         if len(times) == FLAPS_MIN and self.wall(times[-1] - times[0]) < FLAP_WALL_SECONDS:

@@ -8,7 +8,7 @@ from typing_extensions import override
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import LeaderElected, WritesLost
 from pointsman.ports import LogEntry
-from pointsman.primitives import Seconds, Sequence, Term
+from pointsman.primitives import EngineSeconds, Sequence, Term
 from pointsman.state.state import PoolSettings, State
 from pointsman_cli.doctor.examination import Examiner
 from pointsman_cli.doctor.findings import Finding, Severity, times
@@ -36,8 +36,8 @@ class LogHealth(Examiner):
         self._changes = 0
         self._fenced_before = 0
         self._rivals: list[str] = []
-        self._decided_at: Seconds = 0.0
-        self._leaderless: list[tuple[Term, Seconds]] = []
+        self._decided_at: EngineSeconds = 0.0
+        self._leaderless: list[tuple[Term, EngineSeconds]] = []
 
     @override
     def begin(self, state: State, *, blind: bool) -> None:

@@ -8,7 +8,7 @@ from typing_extensions import override
 
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.requests import PrefillFinished, RequestFinished
-from pointsman.primitives import InstanceId, RequestId, Seconds, Tokens
+from pointsman.primitives import EngineSeconds, InstanceId, RequestId, Tokens
 from pointsman.state.state import PoolSettings, State
 from pointsman.state.workload import Request, Stage
 from pointsman_cli.doctor.examination import Examiner
@@ -37,25 +37,25 @@ MISPREDICTED_SHARE_MAX = 0.1
 
 @dataclass(frozen=True, slots=True)
 class _Stall:
-    at: Seconds
+    at: EngineSeconds
     pace: float
-    took: Seconds
+    took: EngineSeconds
     request: RequestId
 
 
 @dataclass(slots=True)
 class _Spell:
-    begun: Seconds
-    ended: Seconds
+    begun: EngineSeconds
+    ended: EngineSeconds
     prefills: int
     paces: list[float]
-    longest: tuple[Seconds, RequestId]
+    longest: tuple[EngineSeconds, RequestId]
 
 
 @dataclass(slots=True)
 class _Record:
-    real_ttft: Sample[Seconds] = field(default_factory=Sample)
-    errors: Sample[Seconds] = field(default_factory=Sample)
+    real_ttft: Sample[EngineSeconds] = field(default_factory=Sample)
+    errors: Sample[EngineSeconds] = field(default_factory=Sample)
     paces: Sample[float] = field(default_factory=Sample)
     stalls: list[_Stall] = field(default_factory=list)
     spells: list[_Spell] = field(default_factory=list)
@@ -95,7 +95,7 @@ class Predictions(Examiner):
         record.real_ttft.add(event.at - request.placed_at)
         record.errors.add(event.at - request.placed_at - request.predicted_ttft)
 
-    def _pace(self, record: _Record, request: Request, at: Seconds) -> _Stall | None:
+    def _pace(self, record: _Record, request: Request, at: EngineSeconds) -> _Stall | None:
         """The prefill, if it was stalled; stalls are not prediction errors."""
         took = at - request.granted_at
         pace = took / request.engine_seconds

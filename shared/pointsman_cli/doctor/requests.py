@@ -9,7 +9,7 @@ from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import RequestEnd, RequestGranted, RequestRejected
 from pointsman.contracts.reasons import CancelCause
 from pointsman.contracts.requests import RequestArrived, RequestCancelled, RequestFailed, RequestFinished
-from pointsman.primitives import RequestId, Seconds
+from pointsman.primitives import EngineSeconds, RequestId
 from pointsman.state.state import PoolSettings, State
 from pointsman.state.workload import Request, Stage
 from pointsman_cli.doctor.examination import Examiner
@@ -35,7 +35,7 @@ class Requests(Examiner):
         super().__init__(settings)
         self._arrived = 0
         self._finished = 0
-        self._longest: Seconds = 0.0
+        self._longest: EngineSeconds = 0.0
         self._rejected: Counter[str] = Counter()
         self._failed: Counter[str] = Counter()
         self._examples: dict[str, str] = {}

@@ -5,7 +5,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from pointsman.primitives import Seconds
+from pointsman.primitives import EngineSeconds
 
 T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
@@ -66,8 +66,8 @@ class Heavy(Generic[K]):
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    begun: Seconds
-    ended: Seconds
+    begun: EngineSeconds
+    ended: EngineSeconds
     share: Share
 
     @property
@@ -76,11 +76,11 @@ class Stretch:
 
 
 class Timeline:
-    def __init__(self, stretch_seconds: Seconds) -> None:
+    def __init__(self, stretch_seconds: EngineSeconds) -> None:
         self._length = stretch_seconds
         self._shares: dict[int, Share] = {}
 
-    def count(self, at: Seconds, *, hit: bool) -> None:
+    def count(self, at: EngineSeconds, *, hit: bool) -> None:
         self._shares.setdefault(int(at // self._length), Share()).count(hit=hit)
         if len(self._shares) > STRETCHES_MAX:
             self._coarsen()

@@ -8,7 +8,7 @@ from typing_extensions import override
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import RequestRejected
 from pointsman.contracts.requests import RequestArrived, RequestFailed, RequestFinished
-from pointsman.primitives import BlockKey, InstanceId, Seconds, Tenant, Tokens
+from pointsman.primitives import BlockKey, EngineSeconds, InstanceId, Tenant, Tokens
 from pointsman.state.state import PoolSettings, State
 from pointsman.state.workload import Request
 from pointsman_cli.doctor.examination import Examiner
@@ -44,7 +44,7 @@ class Service(Examiner):
         self._all = Share()
         self._turned_away = 0
         self._timeline = Timeline(STRETCH_WALL_SECONDS * settings.speed)
-        self._ttfts: Sample[Seconds] = Sample()
+        self._ttfts: Sample[EngineSeconds] = Sample()
         self._instances: dict[InstanceId, Share] = {}
         self._tenants: dict[Tenant, Share] = {}
         self._lengths: Sample[tuple[Tokens, bool]] = Sample(4096)

@@ -8,7 +8,7 @@ from pointsman.contracts.decisions import Candidate, RequestGranted, RequestMigr
 from pointsman.contracts.requests import PrefillFinished
 from pointsman.policies.pool_view import PoolView
 from pointsman.ports import LogEntry
-from pointsman.primitives import InstanceId, RequestId, Seconds, Sequence, Term, Tokens
+from pointsman.primitives import EngineSeconds, InstanceId, RequestId, Sequence, Term, Tokens
 from pointsman.simulation.replay.folding import copy_state, entries_after
 from pointsman.simulation.replay.leader_order import Kind, LeaderOrder
 from pointsman.state.state import PoolSettings, State
@@ -199,7 +199,7 @@ class _LeaderFold:
             correction=self._state.latency.correction(candidate.instance),
         )
 
-    def _ahead(self, instance: InstanceId, now: Seconds) -> list[QueuedAhead]:
+    def _ahead(self, instance: InstanceId, now: EngineSeconds) -> list[QueuedAhead]:
         queue = self._state.workload.queues.get(instance, EMPTY_QUEUE)
         return [
             _queued(request, now)
@@ -257,7 +257,7 @@ def _cached(request: Request | None, event: Decision) -> Tokens:
     return request.prompt_tokens - event.uncached_tokens
 
 
-def _queued(request: Request, now: Seconds) -> QueuedAhead:
+def _queued(request: Request, now: EngineSeconds) -> QueuedAhead:
     return QueuedAhead(
         request=request.id,
         tenant=request.tenant,

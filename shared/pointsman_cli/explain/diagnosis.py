@@ -5,7 +5,7 @@ from statistics import median
 
 from pointsman.contracts.decisions import RequestRejected
 from pointsman.contracts.requests import RequestCancelled, RequestFailed, RequestFinished
-from pointsman.primitives import InstanceId, Seconds
+from pointsman.primitives import EngineSeconds, InstanceId
 from pointsman.state.latency_model import CORRECTION_MAX
 from pointsman_cli.explain.values import NOT_KNOWN, GrantRecord, PeerPrefills, RequestTimeline
 
@@ -61,7 +61,7 @@ def headline(timeline: RequestTimeline) -> str:
             return f"finished{where}: {_punctuality(timeline, ttft or 0.0)}{out} in {seconds(end.e2e)}"
 
 
-def seconds(value: Seconds) -> str:
+def seconds(value: EngineSeconds) -> str:
     return f"{value:.3f} s" if abs(value) < 10 else f"{value:.1f} s"
 
 
@@ -73,7 +73,7 @@ def _instance(timeline: RequestTimeline) -> InstanceId:
     return placement.instance if placement else InstanceId("")
 
 
-def _punctuality(timeline: RequestTimeline, ttft: Seconds) -> str:
+def _punctuality(timeline: RequestTimeline, ttft: EngineSeconds) -> str:
     arrival = timeline.arrival
     what = "first token" if arrival is None or arrival.streaming else "answer"
     if arrival is None:
@@ -316,19 +316,19 @@ def _no_end(timeline: RequestTimeline) -> Iterator[str]:
         yield f"since {seconds(phase.since_seconds)} after its arrival it is {phase.name}, for {seconds(phase.seconds)}"
 
 
-def _spent(timeline: RequestTimeline, kind: str) -> Seconds:
+def _spent(timeline: RequestTimeline, kind: str) -> EngineSeconds:
     return sum(phase.seconds for phase in timeline.phases if phase.kind == kind)
 
 
-def _until_first_token(timeline: RequestTimeline) -> Seconds:
+def _until_first_token(timeline: RequestTimeline) -> EngineSeconds:
     return sum(phase.seconds for phase in timeline.phases if phase.kind != "decoding")
 
 
-def _is_relevant(timeline: RequestTimeline, spent: Seconds) -> bool:
+def _is_relevant(timeline: RequestTimeline, spent: EngineSeconds) -> bool:
     return spent > PHASE_SHARE_MIN * _until_first_token(timeline) and spent > 0
 
 
-def _share_of_wait(timeline: RequestTimeline, spent: Seconds) -> str:
+def _share_of_wait(timeline: RequestTimeline, spent: EngineSeconds) -> str:
     whole = _until_first_token(timeline)
     return f" ({min(1.0, spent / whole):.0%} of the time to the first token)" if whole else ""
 

@@ -7,7 +7,7 @@ from heapq import nlargest
 from pointsman.contracts.decisions import RequestEnd, RequestGranted
 from pointsman.contracts.requests import RequestArrived, RequestEvent, RequestFinished
 from pointsman.ports import LogEntry
-from pointsman.primitives import InstanceId, RequestId, Seconds, Tenant, Tokens
+from pointsman.primitives import EngineSeconds, InstanceId, RequestId, Tenant, Tokens
 from pointsman_cli.history.entries import HistoryError
 
 CANDIDATES_MAX = 100
@@ -24,19 +24,19 @@ class Slow:
     request: RequestId
     tenant: Tenant
     instance: InstanceId
-    arrived_at: Seconds
-    slo_ttft: Seconds
+    arrived_at: EngineSeconds
+    slo_ttft: EngineSeconds
     prompt_tokens: Tokens
     cached_tokens: Tokens = 0
-    ttft: Seconds = 0.0
-    granted_at: Seconds | None = None
+    ttft: EngineSeconds = 0.0
+    granted_at: EngineSeconds | None = None
 
     @property
-    def queued_seconds(self) -> Seconds | None:
+    def queued_seconds(self) -> EngineSeconds | None:
         return None if self.granted_at is None else self.granted_at - self.arrived_at
 
     @property
-    def late_seconds(self) -> Seconds:
+    def late_seconds(self) -> EngineSeconds:
         return self.ttft - self.slo_ttft
 
 
@@ -72,7 +72,7 @@ def slowest_requests(entries: Iterable[LogEntry], count: int) -> list[Slow]:
     return [slow for _, _, slow in slowest]
 
 
-def _answered(entries: Iterable[LogEntry]) -> Iterator[tuple[Seconds, int, Slow]]:
+def _answered(entries: Iterable[LogEntry]) -> Iterator[tuple[EngineSeconds, int, Slow]]:
     """TTFT, negated sequence, and request."""
     in_flight: dict[RequestId, Slow] = {}
     for entry in entries:

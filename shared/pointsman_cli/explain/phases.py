@@ -3,7 +3,7 @@
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import RequestGranted, RequestHandedOver, RequestMigrated, RequestPlaced
 from pointsman.contracts.requests import PrefillFinished, RequestArrived
-from pointsman.primitives import InstanceId, Seconds
+from pointsman.primitives import EngineSeconds, InstanceId
 from pointsman_cli.explain.values import Phase, RequestTimeline
 
 
@@ -13,7 +13,7 @@ def phases_of(timeline: RequestTimeline) -> list[Phase]:
         if timeline.arrived_before_the_log
         else ("way", "to the scheduler")
     )
-    marks: list[tuple[Seconds, str, str, InstanceId]] = [(timeline.arrived_at, *first, InstanceId(""))]
+    marks: list[tuple[EngineSeconds, str, str, InstanceId]] = [(timeline.arrived_at, *first, InstanceId(""))]
     for entry in timeline.entries:
         if entry.event is not None and entry.sequence not in timeline.fenced:
             marks += _marks(entry.event, timeline)
@@ -30,7 +30,7 @@ def phases_of(timeline: RequestTimeline) -> list[Phase]:
     return [phase for phase in phases if phase.seconds > 0] or phases
 
 
-def _marks(event: LogEvent, timeline: RequestTimeline) -> list[tuple[Seconds, str, str, InstanceId]]:
+def _marks(event: LogEvent, timeline: RequestTimeline) -> list[tuple[EngineSeconds, str, str, InstanceId]]:
     match event:
         case RequestArrived():
             return [(event.at, "queue", "in no queue yet", InstanceId(""))]

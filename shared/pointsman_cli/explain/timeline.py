@@ -13,7 +13,7 @@ from pointsman.contracts.requests import (
     RequestFinished,
 )
 from pointsman.ports import LogEntry
-from pointsman.primitives import RequestId, Seconds, Sequence, Term
+from pointsman.primitives import EngineSeconds, RequestId, Sequence, Term
 from pointsman.state.state import PoolSettings, State
 from pointsman_cli.explain.decisions import Decision, add_decisions
 from pointsman_cli.explain.phases import phases_of
@@ -79,7 +79,7 @@ def _note(timeline: RequestTimeline, event: LogEvent) -> None:
                 timeline.end = event
 
 
-def _arrived_at(timeline: RequestTimeline) -> Seconds:
+def _arrived_at(timeline: RequestTimeline) -> EngineSeconds:
     if timeline.arrival is not None:
         return timeline.arrival.arrived_at
     if isinstance(timeline.end, RequestFinished):

@@ -6,7 +6,7 @@ from pointsman.contracts.block_keys import KEY_BYTES
 from pointsman.contracts.decisions import MigrationRefused, RequestEnd, Settings
 from pointsman.contracts.requests import PrefillFinished, RequestArrived, RequestAttemptFailed, RequestFinished
 from pointsman.ports import LogEntry
-from pointsman.primitives import InstanceId, RequestId, Seconds, Sequence, Tenant, Term, Tokens
+from pointsman.primitives import EngineSeconds, InstanceId, RequestId, Sequence, Tenant, Term, Tokens
 
 NOT_KNOWN = "not known"
 """Status of an instance that joined before the log begins."""
@@ -27,9 +27,9 @@ class WeighedCandidate:
     held_blocks: int
     """Of the hit blocks, those in its cache; the rest is expected from queued prompts."""
     uncached_tokens: Tokens
-    queue_seconds: Seconds
-    prefill_seconds: Seconds
-    predicted_ttft: Seconds
+    queue_seconds: EngineSeconds
+    prefill_seconds: EngineSeconds
+    predicted_ttft: EngineSeconds
     pending: int
     in_prefill: int
     decoding: int
@@ -41,10 +41,10 @@ class QueuedAhead:
     request: RequestId
     tenant: Tenant
     stage: str
-    waited_seconds: Seconds
-    inside_seconds: Seconds
+    waited_seconds: EngineSeconds
+    inside_seconds: EngineSeconds
     uncached_tokens: Tokens
-    prefill_seconds: Seconds
+    prefill_seconds: EngineSeconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +68,7 @@ class DecisionRecord:
     as_of: Sequence
     unseen_entries: int
     """Entries before the decision in the log that the leader had not applied."""
-    after_seconds: Seconds
+    after_seconds: EngineSeconds
     attempt: int
     excluded: list[InstanceId]
     instance: InstanceId
@@ -77,10 +77,10 @@ class DecisionRecord:
     settings: Settings
     reason: str
     detail: str
-    retry_after: Seconds | None
-    predicted_ttft: Seconds | None
+    retry_after: EngineSeconds | None
+    predicted_ttft: EngineSeconds | None
     predicted_cached_tokens: Tokens
-    budget_seconds: Seconds
+    budget_seconds: EngineSeconds
     candidates: list[WeighedCandidate]
     ahead: list[QueuedAhead]
     prefix: PrefixFacts | None
@@ -91,7 +91,7 @@ class GrantRecord:
     """The request was sent to an engine. Seconds of work are by the cost model, uncorrected."""
 
     sequence: Sequence
-    after_seconds: Seconds
+    after_seconds: EngineSeconds
     instance: InstanceId
     instance_known: bool
     attempt: int
@@ -99,7 +99,7 @@ class GrantRecord:
     overtaken_by: list[RequestId]
     in_engine: list[QueuedAhead]
     decoding: int
-    work_seconds: Seconds
+    work_seconds: EngineSeconds
     """Prefill work in the engine until its first token, its own included."""
     work_tokens: Tokens
     correction: float
@@ -122,8 +122,8 @@ class Phase:
     kind: str
     name: str
     instance: InstanceId
-    since_seconds: Seconds
-    seconds: Seconds
+    since_seconds: EngineSeconds
+    seconds: EngineSeconds
 
 
 @dataclass(slots=True, kw_only=True)
@@ -133,7 +133,7 @@ class RequestTimeline:
     request: RequestId
     speed: float
     block_tokens: Tokens
-    arrived_at: Seconds
+    arrived_at: EngineSeconds
     arrival: RequestArrived | None = None
     log_begins: Sequence = 0
     entries: list[LogEntry] = field(default_factory=list)
@@ -147,10 +147,10 @@ class RequestTimeline:
     first_token: PrefillFinished | None = None
     end: RequestEnd | None = None
     phases: list[Phase] = field(default_factory=list)
-    last_at: Seconds = 0.0
+    last_at: EngineSeconds = 0.0
 
     @property
-    def ttft(self) -> Seconds | None:
+    def ttft(self) -> EngineSeconds | None:
         """From arrival to the first token, or to the whole answer if not streamed."""
         if isinstance(self.end, RequestFinished):
             return self.end.ttft

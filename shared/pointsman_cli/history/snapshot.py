@@ -2,14 +2,14 @@
 
 from typing import Any
 
-from pointsman.primitives import Seconds
+from pointsman.primitives import EngineSeconds
 from pointsman.state.fleet import Instance
 from pointsman.state.state import State
 from pointsman.state.workload import EMPTY_QUEUE, Request, Stage
 from pointsman_cli.terminal import wall_time
 
 
-def describe(state: State, *, now: Seconds | None = None) -> dict[str, Any]:
+def describe(state: State, *, now: EngineSeconds | None = None) -> dict[str, Any]:
     now = state.last_at if now is None else now
     requests = state.workload.requests.values()
     return {
@@ -34,7 +34,7 @@ def describe(state: State, *, now: Seconds | None = None) -> dict[str, Any]:
     }
 
 
-def _instance(state: State, instance: Instance, now: Seconds) -> dict[str, Any]:
+def _instance(state: State, instance: Instance, now: EngineSeconds) -> dict[str, Any]:
     queue = state.workload.queues.get(instance.id, EMPTY_QUEUE)
     return {
         "instance": instance.id,
@@ -65,7 +65,7 @@ def _instance(state: State, instance: Instance, now: Seconds) -> dict[str, Any]:
     }
 
 
-def _request(request: Request, now: Seconds) -> dict[str, Any]:
+def _request(request: Request, now: EngineSeconds) -> dict[str, Any]:
     return {
         "request": request.id,
         "stage": str(request.stage),

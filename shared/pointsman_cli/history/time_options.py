@@ -10,7 +10,7 @@ import click
 
 from pointsman.adapters.clocks import engine_time_of
 from pointsman.ports import LogEntry
-from pointsman.primitives import Seconds, Sequence
+from pointsman.primitives import EngineSeconds, Sequence
 from pointsman.state.state import State
 from pointsman_cli.history.entries import History
 from pointsman_cli.options import MOMENT_HELP
@@ -27,7 +27,7 @@ class Moment:
     """After entry `sequence`, or at engine time `at`; with neither, the end of the log."""
 
     sequence: Sequence | None = None
-    at: Seconds | None = None
+    at: EngineSeconds | None = None
 
     def is_before(self, entry: LogEntry) -> bool:
         if self.sequence is not None:
@@ -78,7 +78,7 @@ def _beginning(history: History, speed: float) -> datetime:
     return wall_time(first.at if first else 0.0, speed)
 
 
-def _wall_time(text: str, beginning: datetime) -> Seconds:
+def _wall_time(text: str, beginning: datetime) -> EngineSeconds:
     try:
         if not TIME_OF_DAY.fullmatch(text):
             return datetime.fromisoformat(text).astimezone().timestamp()

@@ -10,7 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TypeVar
 
-from pointsman.primitives import Seconds, Tokens
+from pointsman.primitives import EngineSeconds, Tokens
 from pointsman.simulation import workload
 from pointsman.simulation.goodput import Goodput, RatePoint, find_goodput
 from pointsman.simulation.metrics import Report, effective_capacity, summarise
@@ -65,8 +65,8 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    at: Seconds
-    ttft: Seconds | None
+    at: EngineSeconds
+    ttft: EngineSeconds | None
     on_time: bool
 
 
@@ -74,7 +74,7 @@ class Arrival:
 class Series:
     arrivals: tuple[Arrival, ...]
     samples: tuple[LoadSample, ...]
-    instance_changes: tuple[tuple[Seconds, int], ...]
+    instance_changes: tuple[tuple[EngineSeconds, int], ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
 
-from pointsman.primitives import Seconds
+from pointsman.primitives import EngineSeconds
 from pointsman.simulation.goodput import TARGET
 from pointsman.simulation.metrics import Report
 from pointsman_cli.simulate.experiment import Arrival, CellResult, Series
@@ -268,14 +268,14 @@ def _pareto_front(points: Iterable[tuple[float, float]]) -> list[tuple[float, fl
     return front
 
 
-def _sizes(series: Series) -> list[tuple[Seconds, int]]:
+def _sizes(series: Series) -> list[tuple[EngineSeconds, int]]:
     sizes = list(dict(series.instance_changes).items())
     if sizes and series.samples:
         sizes.append((max(sizes[-1][0], series.samples[-1].at), sizes[-1][1]))
     return sizes
 
 
-def _windows(arrivals: Sequence[Arrival]) -> list[tuple[Seconds, float]]:
+def _windows(arrivals: Sequence[Arrival]) -> list[tuple[EngineSeconds, float]]:
     if not arrivals:
         return []
     start = arrivals[0].at

@@ -10,7 +10,7 @@ from msgspec import UNSET, UnsetType
 from rich.table import Table
 from rich.text import Text
 
-from pointsman.primitives import Seconds, Tokens
+from pointsman.primitives import EngineSeconds, Tokens
 from pointsman.simulation.goodput import TARGET, Goodput, RatePoint
 from pointsman.simulation.metrics import Report
 from pointsman.simulation.simulator import Scenario
@@ -48,11 +48,11 @@ class RunRow(msgspec.Struct, kw_only=True):
     seed: int
     effective_capacity: float | None
     goodput_qps: float | UnsetType = UNSET
-    ttft_p50_s: Seconds | None
-    ttft_p90_s: Seconds | None
-    ttft_p99_s: Seconds | None
-    tpot_p90_s: Seconds | None
-    e2e_p50_s: Seconds | None
+    ttft_p50_s: EngineSeconds | None
+    ttft_p90_s: EngineSeconds | None
+    ttft_p99_s: EngineSeconds | None
+    tpot_p90_s: EngineSeconds | None
+    e2e_p50_s: EngineSeconds | None
     hit_rate: float | None
     load_cv: float | None
     migrations: int
@@ -62,16 +62,16 @@ class RunRow(msgspec.Struct, kw_only=True):
     finished: int
     failures: int
     unfinished: int
-    tpot_p50_s: Seconds | None
-    e2e_p90_s: Seconds | None
-    well_behaved_ttft_p50_s: Seconds | None
-    well_behaved_ttft_p90_s: Seconds | None
+    tpot_p50_s: EngineSeconds | None
+    e2e_p90_s: EngineSeconds | None
+    well_behaved_ttft_p50_s: EngineSeconds | None
+    well_behaved_ttft_p90_s: EngineSeconds | None
     hit_share_of_bound: float | None
     jain_of_amounts: float | None
     service_per_s: float | None
-    prediction_error_p50_s: Seconds | None
-    prediction_error_p90_s: Seconds | None
-    prediction_bias_s: Seconds | None
+    prediction_error_p50_s: EngineSeconds | None
+    prediction_error_p90_s: EngineSeconds | None
+    prediction_bias_s: EngineSeconds | None
     decision_us: float | None
     attainment_by_length: list[LengthShare]
     attainment_by_tenant: dict[str, TenantShare]

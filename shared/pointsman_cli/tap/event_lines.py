@@ -51,7 +51,7 @@ from pointsman.contracts.requests import (
     RequestFinished,
 )
 from pointsman.ports import LogEntry, LogReset
-from pointsman.primitives import InstanceId, Seconds
+from pointsman.primitives import EngineSeconds, InstanceId
 from pointsman_cli.terminal import wall_time
 
 REQUEST_CHARS = 12
@@ -212,7 +212,7 @@ def _attempt(attempt: int) -> str:
     return f" (attempt {attempt})" if attempt > 1 else ""
 
 
-def _seconds(value: Seconds) -> str:
+def _seconds(value: EngineSeconds) -> str:
     return f"{value:.3f} s" if abs(value) < 10 else f"{value:.1f} s"
 
 

@@ -7,18 +7,18 @@ from typing import assert_never
 from pointsman.adapters.clocks import ScaledClock, engine_time_of
 from pointsman.contracts.fleet import InstanceJoined, InstanceProbed
 from pointsman.ports import LogEntry, LogMissingError, LogUnavailableError
-from pointsman.primitives import InstanceId, Seconds
+from pointsman.primitives import EngineSeconds, InstanceId
 from pointsman.runtime.health import HealthBoard
 from pointsman.runtime.log_connection import open_link
 from pointsman.runtime.settings import FleetSettings
 from pointsman.runtime.telemetry import configure_logging
 
-VERDICT_SECONDS_MAX: Seconds = 180.0
+VERDICT_SECONDS_MAX: EngineSeconds = 180.0
 Report = Callable[[str, str], None]
 
 
 async def report_cache_visibility(
-    settings: FleetSettings, engines: Mapping[InstanceId, str], since: Seconds, report: Report
+    settings: FleetSettings, engines: Mapping[InstanceId, str], since: EngineSeconds, report: Report
 ) -> None:
     """Prints a verdict on each engine (name, URL). `since`: Unix seconds; earlier events are of an earlier fleet."""
     configure_logging("error", "text")
@@ -36,7 +36,9 @@ async def report_cache_visibility(
         report(f"? how well the engines' caches are known is not known: {error}", "yellow")
 
 
-async def _follow(settings: FleetSettings, open_cases: dict[InstanceId, str], since: Seconds, report: Report) -> None:
+async def _follow(
+    settings: FleetSettings, open_cases: dict[InstanceId, str], since: EngineSeconds, report: Report
+) -> None:
     async with open_link(settings, ScaledClock(settings.speed), HealthBoard(), name="up") as link:
         kinds = tuple(f"fleet.{instance}" for instance in open_cases)
         certain: dict[InstanceId, bool] = {}

@@ -8,7 +8,7 @@ from itertools import combinations
 from statistics import median
 
 from pointsman.contracts.fleet import InstanceJoined, PrefillCost
-from pointsman.primitives import InstanceId, Seconds
+from pointsman.primitives import EngineSeconds, InstanceId
 from pointsman.simulation.metrics import tpot
 from pointsman.simulation.outcome import Outcome, RequestRow
 from pointsman.state.engine_profiles import DEFAULT_PROFILE, PROFILES, EngineProfile, prefill_seconds
@@ -28,13 +28,13 @@ AS_PREDICTED = 0.1
 @dataclass(frozen=True, slots=True)
 class Point:
     number: int
-    predicted: Seconds
-    took: Seconds
+    predicted: EngineSeconds
+    took: EngineSeconds
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    way: Seconds
+    way: EngineSeconds
     slope: float
 
     @classmethod
@@ -43,7 +43,7 @@ class Fit:
             return None
         return cls(max(0.0, median(point.took - slope * point.predicted for point in points)), slope)
 
-    def at(self, predicted: Seconds) -> Seconds:
+    def at(self, predicted: EngineSeconds) -> EngineSeconds:
         return self.way + self.slope * predicted
 
 
@@ -52,8 +52,8 @@ class Calibration:
     """Speed of each instance relative to its cost model, and seconds outside engines."""
 
     speeds: dict[InstanceId, float]
-    ways: dict[int, Seconds]
-    way_seconds: Seconds
+    ways: dict[int, EngineSeconds]
+    way_seconds: EngineSeconds
 
     @property
     def usual_speed(self) -> float:
@@ -94,7 +94,7 @@ def calibrate(recorded: Outcome, simulated: Outcome, cost: PrefillCost, instance
     ideal_fit = Fit.of(points, slope=slope_of(points) or 1.0)
     usual_tpot = median(ideal_tpot.values()) if ideal_tpot else 0.0
     speeds: dict[InstanceId, float] = {}
-    ways: dict[int, Seconds] = {}
+    ways: dict[int, EngineSeconds] = {}
     for name in instances:
         own = real.get(name, [])
         if len(own) < POINTS_MIN or ideal_fit is None:
@@ -116,7 +116,7 @@ def calibrate(recorded: Outcome, simulated: Outcome, cost: PrefillCost, instance
 
 def lone_prefills(rows: Iterable[RequestRow], cost: PrefillCost) -> dict[InstanceId, list[Point]]:
     found: dict[InstanceId, list[Point]] = {}
-    busy_until: dict[InstanceId, Seconds] = {}
+    busy_until: dict[InstanceId, EngineSeconds] = {}
     inside = [row for row in rows if row.granted_at is not None and row.first_token_at is not None and row.instance]
     for row in sorted(inside, key=lambda row: row.granted_at or 0.0):
         assert row.granted_at is not None
@@ -156,8 +156,8 @@ def _against_others(name: InstanceId, paces: dict[InstanceId, float]) -> float:
     return usual / paces[name] if paces[name] > CLEARLY_SLOWER * usual else 1.0
 
 
-def _tpots(rows: Iterable[RequestRow]) -> dict[InstanceId, Seconds]:
-    found: dict[InstanceId, list[Seconds]] = {}
+def _tpots(rows: Iterable[RequestRow]) -> dict[InstanceId, EngineSeconds]:
+    found: dict[InstanceId, list[EngineSeconds]] = {}
     for row in rows:
         seconds = tpot(row)
         if seconds and row.instance:

@@ -21,7 +21,7 @@ from pointsman.contracts.envelope import is_fenced
 from pointsman.contracts.fleet import InstanceEjected, InstanceJoined
 from pointsman.contracts.requests import PrefillFinished, RequestArrived, RequestFailed, RequestFinished
 from pointsman.ports import LogEntry
-from pointsman.primitives import BlockKey, InstanceId, RequestId, Seconds, Term, Tokens
+from pointsman.primitives import BlockKey, EngineSeconds, InstanceId, RequestId, Term, Tokens
 from pointsman.simulation.outcome import LoadSample, Outcome, RequestRow
 from pointsman.simulation.replay.folding import copy_state
 from pointsman.simulation.workload import TRACE_BLOCK_TOKENS, WorkloadRequest
@@ -42,7 +42,7 @@ SAMPLE_SECONDS = 1.0
 class RecordedRequest(WorkloadRequest):
     number: int
     keys: bytes
-    way_s: Seconds | None
+    way_s: EngineSeconds | None
     """Client to leader plus grant to engine; None if it reached no engine."""
 
 
@@ -86,7 +86,7 @@ class _TracedRequest:
     arrival: RequestArrived
     counted: bool
     row: RequestRow
-    way: Seconds | None = None
+    way: EngineSeconds | None = None
     output_tokens: Tokens = -1
 
 
@@ -111,7 +111,7 @@ class _Reader:
     _restarts: Restarts = field(default_factory=Restarts)
     _restarted: int = 0
     _ejected: int = 0
-    _due: Seconds = 0.0
+    _due: EngineSeconds = 0.0
 
     def __post_init__(self) -> None:
         known = self.beginning.known
@@ -194,7 +194,7 @@ class _Reader:
             case RequestRejected():
                 row.end, row.reason, row.ended_at = "rejected", event.reason, event.at
 
-    def _sample(self, now: Seconds) -> None:
+    def _sample(self, now: EngineSeconds) -> None:
         queues, instances = self._state.workload.queues, self._state.fleet.ready
         pending = tuple(queues.get(name, EMPTY_QUEUE).load_tokens for name in instances)
         running = tuple(len(queues.get(name, EMPTY_QUEUE).decoding) for name in instances)
@@ -327,7 +327,7 @@ def _end(request: _TracedRequest, event: RequestFinished | RequestFailed) -> Non
 
 
 def _request(
-    request: _TracedRequest, number: int, start: Seconds, usual: Tokens, settings: PoolSettings
+    request: _TracedRequest, number: int, start: EngineSeconds, usual: Tokens, settings: PoolSettings
 ) -> RecordedRequest:
     arrival = request.arrival
     output = request.output_tokens if request.output_tokens > 0 else min(usual, arrival.max_output_tokens)
@@ -356,7 +356,7 @@ def _block_ids(arrival: RequestArrived, number: int, settings: PoolSettings) -> 
     )
 
 
-def _row(row: RequestRow, number: int, start: Seconds) -> RequestRow:
+def _row(row: RequestRow, number: int, start: EngineSeconds) -> RequestRow:
     row.number = number
     row.arrived_at -= start
     for name in ("granted_at", "first_token_at", "ended_at"):

@@ -9,7 +9,7 @@ from typing_extensions import override
 from pointsman.contracts.fleet import PrefillCost
 from pointsman.policies.policy_set import ADMISSION_PREFIX, ORDERING_PREFIX, policy_set
 from pointsman.policies.setting_text import prefixes_with, settings_of
-from pointsman.primitives import InstanceId, Seconds, Tokens
+from pointsman.primitives import EngineSeconds, InstanceId, Tokens
 from pointsman.simulation.outcome import Outcome
 from pointsman.simulation.simulator import FleetMirror, Scenario, simulate
 from pointsman.simulation.workload import WorkloadRequest
@@ -103,7 +103,7 @@ class SimulatedFleet:
         known = self.record.instances
         return known[number] if number < len(known) else InstanceId(f"extra-{number - len(known) + 1}")
 
-    def _way_of(self, request: WorkloadRequest) -> Seconds:
+    def _way_of(self, request: WorkloadRequest) -> EngineSeconds:
         assert self.calibration is not None
         assert isinstance(request, RecordedRequest)
         between = self._usual_way if request.way_s is None else request.way_s

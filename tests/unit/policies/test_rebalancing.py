@@ -26,7 +26,7 @@ from pointsman.policies.rebalancing.migration_planner import LOOK_UPS_PER_MIGRAT
 from pointsman.policies.rebalancing.off import Off
 from pointsman.policies.routing.base import Choice, RoutingPolicy
 from pointsman.policies.stall_detection import stalled_seconds
-from pointsman.primitives import BlockKey, Epoch, InstanceId, RequestId, Seconds
+from pointsman.primitives import BlockKey, EngineSeconds, Epoch, InstanceId, RequestId
 from pointsman.state.state import State
 from tests.support.events import finished, first_token, route, stored
 from tests.support.leading import leader_of
@@ -76,7 +76,7 @@ def crowd(dispatcher: Dispatcher, instance: str, count: int, *, blocks: int = 10
         place(dispatcher, f"{instance}{number}", instance, prompt(ord(instance) * 100 + number, blocks), **fields)
 
 
-def predicted(state: State, now: Seconds) -> dict[RequestId, Seconds]:
+def predicted(state: State, now: EngineSeconds) -> dict[RequestId, EngineSeconds]:
     """The slow twin of a prediction: first tokens one after the other, in seconds from now."""
     ends = {}
     for instance, line in state.workload.queues.items():
@@ -89,7 +89,7 @@ def predicted(state: State, now: Seconds) -> dict[RequestId, Seconds]:
     return ends
 
 
-def on_time(state: State, now: Seconds) -> set[RequestId]:
+def on_time(state: State, now: EngineSeconds) -> set[RequestId]:
     requests = state.workload.requests
     return {name for name, end in predicted(state, now).items() if end <= requests[name].deadline - now + EPSILON}
 
@@ -300,7 +300,7 @@ def test_a_stalled_instance_takes_nothing() -> None:
     ids=["drained", "suspected"],
 )
 def test_an_instance_that_takes_no_requests_gives_away_who_gains(
-    leaves: LogEvent, now: Seconds, gain: set[str]
+    leaves: LogEvent, now: EngineSeconds, gain: set[str]
 ) -> None:
     dispatcher = pool(("a", "b", "c"))
     crowd(dispatcher, "a", 5, slo_ttft=60.0)

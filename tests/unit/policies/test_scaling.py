@@ -17,7 +17,7 @@ from pointsman.policies.scaling.schedule import parse_cron
 from pointsman.policies.scaling.slo_attainment import SloAttainment
 from pointsman.policies.scaling.target_utilisation import TargetUtilisation
 from pointsman.ports import ProvidedInstance
-from pointsman.primitives import Epoch, InstanceId, RequestId, Seconds, Term
+from pointsman.primitives import EngineSeconds, Epoch, InstanceId, RequestId, Term
 from pointsman.state.fleet import Instance
 from pointsman.state.scaling import Scaling
 from pointsman.state.state import PoolSettings, State
@@ -38,13 +38,13 @@ class Pool:
         self.policy = policy
         self.state = State(PoolSettings(), (*policies.trackers(), *policy.trackers()))
         self.dispatcher = Dispatcher(self.state, policies, term=Term(1))
-        self.now: Seconds = 0.0
+        self.now: EngineSeconds = 0.0
         for number in range(1, engines + 1):
             self.state.apply(joined(f"e{number}"))
             self.state.apply(reported(f"e{number}", 0, []))
         self._requests = 0
 
-    def serve(self, seconds: Seconds, *, every: Seconds, late: Seconds = 0.0) -> None:
+    def serve(self, seconds: EngineSeconds, *, every: EngineSeconds, late: EngineSeconds = 0.0) -> None:
         """A request of a second's work now and then, each with a prompt of its own, answered as expected. `late`: how
         long it was under way before it was heard of."""
         until = self.now + seconds
@@ -181,7 +181,7 @@ def test_a_schedule_counts_once_and_a_person_counts_until_the_next_entry() -> No
     assert policy.scale_target(state, PoolSize(ready=5, wanted=5), nine + 12 * 3600).wanted == 2
 
 
-def decided(number: int, *, wanted: int, at: Seconds = 0.0, current: int = 0) -> ScaleDecided:
+def decided(number: int, *, wanted: int, at: EngineSeconds = 0.0, current: int = 0) -> ScaleDecided:
     return ScaleDecided(at=at, policy="p", settings={}, current=current, wanted=wanted, reason="", number=number)
 
 
@@ -190,7 +190,7 @@ def test_limits_let_a_pool_grow_fast_and_shrink_slowly() -> None:
     scaling = Scaling()
     scaling.decide(decided(1, wanted=4, at=0.0, current=2))
 
-    def allowed(wanted: int, now: Seconds, *, deliberate: bool = False) -> int | None:
+    def allowed(wanted: int, now: EngineSeconds, *, deliberate: bool = False) -> int | None:
         target = limited(ScaleTarget(wanted, "", deliberate), scaling, now, limits)
         return target.wanted if target else None
 

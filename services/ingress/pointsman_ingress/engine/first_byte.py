@@ -6,18 +6,18 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from pointsman.primitives import Seconds, WallSeconds
+from pointsman.primitives import EngineSeconds, WallSeconds
 from pointsman_ingress.engine.client import EngineFailedError
 from pointsman_ingress.settings import IngressSettings
 
-FOREVER: Seconds = math.inf
+FOREVER: EngineSeconds = math.inf
 
 STALL_WALL_SECONDS: WallSeconds = WallSeconds(0.25)  # a timer this late means that the process stalled, not the engine
 
 
 def first_byte_wall_seconds(
-    settings: IngressSettings, expected: Seconds = 0.0, *, output: Seconds = 0.0, speed: float = 1.0
-) -> Seconds:
+    settings: IngressSettings, expected: EngineSeconds = 0.0, *, output: EngineSeconds = 0.0, speed: float = 1.0
+) -> EngineSeconds:
     """`expected`: engine seconds to the first token; `output`: engine seconds from there to the first byte."""
     if not settings.first_byte_factor:
         return FOREVER
@@ -28,7 +28,7 @@ class FirstByteDeadline:
     """After `wall_seconds` or `expire` calls `give_up(waited_seconds)`: True raises EngineFailedError, False restarts
     the wait. Does not count time during which this process stalled."""
 
-    def __init__(self, wall_seconds: Seconds, give_up: Callable[[Seconds], bool]) -> None:
+    def __init__(self, wall_seconds: EngineSeconds, give_up: Callable[[EngineSeconds], bool]) -> None:
         self._wall_seconds = wall_seconds
         self._give_up = give_up
         self._loop = asyncio.get_running_loop()
@@ -54,12 +54,12 @@ class FirstByteDeadline:
             self._timer.cancel()
         self._decide()
 
-    def _wait(self, wall_seconds: Seconds) -> None:
+    def _wait(self, wall_seconds: EngineSeconds) -> None:
         if wall_seconds < FOREVER:
             due = self._loop.time() + wall_seconds
             self._timer = self._loop.call_at(due, self._on_timer, due)
 
-    def _on_timer(self, due: Seconds) -> None:
+    def _on_timer(self, due: EngineSeconds) -> None:
         late = self._loop.time() - due
         if WallSeconds(late) > STALL_WALL_SECONDS:
             self._wait(late)

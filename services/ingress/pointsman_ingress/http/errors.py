@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from pointsman.contracts.reasons import reject_answer
-from pointsman.primitives import Seconds, Tokens
+from pointsman.primitives import EngineSeconds, Tokens
 
 NO_RETRY_HEADER = (b"x-should-retry", b"false")  # OpenAI's clients retry 408, 429 and 5xx
 REASON_HEADER = b"x-pointsman-reject-reason"
@@ -83,7 +83,7 @@ class _Kind:
     code: str
     message: str
     headers: tuple[Header, ...] = ()
-    retry_after: Seconds | None = None
+    retry_after: EngineSeconds | None = None
 
     def __call__(self) -> ApiError:
         if self.retry_after is not None:
@@ -165,7 +165,7 @@ def retry_budget_spent(reason: str) -> ApiError:
     return _retry_later(503, "retry_budget_spent", message, 2.0)
 
 
-def rejected(status: int, reason: str, detail: str, *, retry_after_wall: Seconds) -> ApiError:
+def rejected(status: int, reason: str, detail: str, *, retry_after_wall: EngineSeconds) -> ApiError:
     known = reject_answer(reason)
     detail = detail or "the request was refused"
     message = f"{detail[:1].upper()}{detail[1:]}. {known.advice}"
@@ -174,7 +174,7 @@ def rejected(status: int, reason: str, detail: str, *, retry_after_wall: Seconds
     return _retry_later(status, reason, message, retry_after_wall)
 
 
-def _retry_later(status: int, reason: str, message: str, wall_seconds: Seconds) -> ApiError:
+def _retry_later(status: int, reason: str, message: str, wall_seconds: EngineSeconds) -> ApiError:
     retry_after = b"%d" % max(1, math.ceil(wall_seconds))
     shown = reason.encode("ascii", "replace").replace(b"\n", b" ").replace(b"\r", b" ")
     return ApiError(status, reason, message, headers=((b"retry-after", retry_after), (REASON_HEADER, shown)))

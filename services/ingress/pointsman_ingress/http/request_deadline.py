@@ -4,7 +4,7 @@ import asyncio
 from typing import Self
 
 from pointsman.contracts.reasons import CancelCause
-from pointsman.primitives import Seconds
+from pointsman.primitives import EngineSeconds
 from pointsman.runtime.health import Receive
 from pointsman.runtime.supervision import Supervisor
 
@@ -12,7 +12,7 @@ from pointsman.runtime.supervision import Supervisor
 class RequestDeadline:
     """`cause`: CLIENT_GONE or TIMEOUT if the task was cancelled from here."""
 
-    def __init__(self, supervisor: Supervisor, *, wall_seconds: Seconds) -> None:
+    def __init__(self, supervisor: Supervisor, *, wall_seconds: EngineSeconds) -> None:
         self._supervisor = supervisor
         self._wall_seconds = wall_seconds
         self._finished = False

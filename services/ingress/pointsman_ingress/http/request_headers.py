@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from pointsman.primitives import Seconds, SessionId, Tenant
+from pointsman.primitives import EngineSeconds, SessionId, Tenant
 from pointsman_ingress.http.errors import bad_request
 
 NAME_LENGTH_MAX = 128
@@ -16,8 +16,8 @@ Headers = dict[bytes, bytes]  # lower-case names; the last of duplicates counts
 class LatencySlo:
     """Engine seconds."""
 
-    ttft: Seconds
-    tpot: Seconds
+    ttft: EngineSeconds
+    tpot: EngineSeconds
 
 
 def slo_of(headers: Headers, defaults: LatencySlo) -> LatencySlo:
@@ -53,7 +53,7 @@ def cleaned(text: str) -> str:
     return "".join(c for c in text if c.isascii() and c.isprintable())
 
 
-def _milliseconds(headers: Headers, *names: bytes) -> Seconds | None:
+def _milliseconds(headers: Headers, *names: bytes) -> EngineSeconds | None:
     name = next((name for name in names if name in headers), None)
     if name is None:
         return None

@@ -10,7 +10,7 @@ import structlog
 from pointsman.contracts.decisions import LeaderElected
 from pointsman.contracts.fleet import FleetEvent
 from pointsman.ports import Clock, EventLog, LogEntry, LogReset
-from pointsman.primitives import Epoch, InstanceId, Seconds, Term, Tokens, WallSeconds, engine_seconds
+from pointsman.primitives import EngineSeconds, Epoch, InstanceId, Term, Tokens, WallSeconds, engine_seconds
 from pointsman.runtime.containment import DeadLetterWatch, contained
 from pointsman.runtime.health import HealthBoard
 from pointsman.state.fleet import Instance, Status
@@ -29,7 +29,7 @@ class Model:
     name: str
     base: str
     adapter: str
-    since: Seconds
+    since: EngineSeconds
     context_tokens: Tokens = 0
 
     @property

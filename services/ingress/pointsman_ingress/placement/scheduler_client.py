@@ -22,7 +22,7 @@ from pointsman.contracts.commands import (
 )
 from pointsman.contracts.reasons import CancelCause, RejectReason
 from pointsman.ports import Clock, Commands, CommandTimeoutError, NoResponderError
-from pointsman.primitives import InstanceId, PoolName, RequestId, Seconds, Term, WallSeconds
+from pointsman.primitives import EngineSeconds, InstanceId, PoolName, RequestId, Term, WallSeconds
 from pointsman.runtime.health import HealthBoard
 from pointsman.runtime.telemetry import FALLBACK_PLACEMENTS
 from pointsman.state.engine_profiles import prefill_seconds
@@ -142,7 +142,7 @@ class SchedulerClient:
         """An engine, or True if the scheduler answers again."""
         return self.in_flight.least_busy(request, excluded=request.excluded) or not self.liveness.timed_out or None
 
-    async def _request_route(self, request: RouteRequest, began: Seconds) -> RouteGranted | RouteRejected | None:
+    async def _request_route(self, request: RouteRequest, began: EngineSeconds) -> RouteGranted | RouteRejected | None:
         sent, backoff = False, Backoff(RETRY_WALL_SECONDS, RETRY_WALL_SECONDS_MAX)
         while not (self.liveness.timed_out and (sent or self._recently_requested)):
             held_up = self.clock.now() - began if sent else 0.0
@@ -213,7 +213,7 @@ class SchedulerClient:
         self.in_flight.log_grant(grant)
         return grant
 
-    async def hand_over(self, grant: RouteGranted, prefill: Seconds) -> RouteGranted | RouteRejected:
+    async def hand_over(self, grant: RouteGranted, prefill: EngineSeconds) -> RouteGranted | RouteRejected:
         """The planned decode grant if no leader answers. `prefill`: engine seconds."""
         with self.in_flight.waiting_for_place(grant.request):
             answer = await self._request_hand_over(grant, prefill)
@@ -231,7 +231,9 @@ class SchedulerClient:
             self.in_flight.log_grant(planned)
             return planned
 
-    async def _request_hand_over(self, grant: RouteGranted, prefill: Seconds) -> RouteGranted | RouteRejected | None:
+    async def _request_hand_over(
+        self, grant: RouteGranted, prefill: EngineSeconds
+    ) -> RouteGranted | RouteRejected | None:
         command = HandOverRequest(
             request=grant.request, attempt=grant.attempt, instance=grant.instance, prefill=prefill
         )

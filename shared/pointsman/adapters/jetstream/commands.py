@@ -18,7 +18,7 @@ from pointsman.adapters.jetstream.connection import (
 from pointsman.adapters.log_listener import LogListener
 from pointsman.contracts.codec import AnyCommand, UndecodableError, UnwritableError, decode_command, encode
 from pointsman.ports import CommandHandler, Commands, CommandTimeoutError, NoResponderError, Reply
-from pointsman.primitives import Seconds, WallSeconds
+from pointsman.primitives import EngineSeconds, WallSeconds
 
 ANSWERS_WAITING_MAX = 65_536
 COMMANDS_WAITING_MAX = 4096
@@ -37,12 +37,12 @@ class Requests:
         self._connection.on_change(self._on_change)
 
     async def request(
-        self, subject: str, payload: bytes, timeout: Seconds, headers: dict[str, str] | None = None
+        self, subject: str, payload: bytes, timeout: EngineSeconds, headers: dict[str, str] | None = None
     ) -> bytes:
         return (await self.request_message(subject, payload, timeout, headers)).data
 
     async def request_message(
-        self, subject: str, payload: bytes, timeout: Seconds, headers: dict[str, str] | None = None
+        self, subject: str, payload: bytes, timeout: EngineSeconds, headers: dict[str, str] | None = None
     ) -> Message:
         """Raises NoResponderError, CommandTimeoutError."""
         self._request_count += 1

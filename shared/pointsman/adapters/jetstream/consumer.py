@@ -17,7 +17,7 @@ from pointsman.adapters.jetstream.connection import Connection, Message, NotConn
 from pointsman.adapters.jetstream.stream import NANOSECONDS, Stream
 from pointsman.adapters.log_listener import LogListener
 from pointsman.ports import LogEntry, LogExtent, LogMissingError, LogReset, LogUnavailableError
-from pointsman.primitives import Seconds, Sequence, WallSeconds
+from pointsman.primitives import EngineSeconds, Sequence, WallSeconds
 
 PULL_MESSAGES = 500
 PULL_BYTES = 16 * 1024**2
@@ -89,7 +89,7 @@ class _Upkeep:
     ticks: int = 0
     quiet_ticks: int = 0
     audit_due: bool = False
-    not_before: Seconds = 0.0
+    not_before: EngineSeconds = 0.0
     backoff: Backoff = field(default_factory=lambda: Backoff(RETRY_SECONDS_MIN, RETRY_SECONDS_MAX))
 
 
@@ -318,7 +318,7 @@ class Reader:
             self._upkeep.audit_due = True
             self._wake()
 
-    async def _sleep(self, seconds: Seconds | None = None) -> None:
+    async def _sleep(self, seconds: EngineSeconds | None = None) -> None:
         if seconds is not None and seconds <= 0:
             return
         loop = asyncio.get_running_loop()

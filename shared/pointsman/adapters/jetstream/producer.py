@@ -29,7 +29,7 @@ from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import WritesLost
 from pointsman.contracts.subjects import leader_subject, message_id, subject_of
 from pointsman.ports import Clock, Fence, LogUnavailableError
-from pointsman.primitives import PoolName, Seconds, Sequence, WallSeconds
+from pointsman.primitives import EngineSeconds, PoolName, Sequence, WallSeconds
 
 MESSAGE_ID_HEADER = "Nats-Msg-Id"
 EXPECTED_LAST_HEADER = "Nats-Expected-Last-Subject-Sequence"
@@ -51,7 +51,7 @@ class WindowSettings:
     events_max: int = 16_384
     bytes_max: int = 64 * 1024**2
     in_flight_max: int = 1024
-    ack_seconds_max: Seconds = 1.0
+    ack_seconds_max: EngineSeconds = 1.0
     """Silence of the server before everything in flight is resent."""
 
 
@@ -128,7 +128,7 @@ class WriteWindow:
         self._queue.open = self._connection.connected
         self._pump()
 
-    async def flushed(self, timeout: Seconds) -> bool:
+    async def flushed(self, timeout: EngineSeconds) -> bool:
         if not self._queue.sent and not self._queue.waiting:
             return True
         flusher = asyncio.get_running_loop().create_future()

@@ -10,7 +10,7 @@ from pointsman.adapters.jetstream.commands import Requests
 from pointsman.adapters.jetstream.connection import STREAM_NOT_FOUND, ApiError
 from pointsman.contracts.subjects import SUBJECT_ROOT, log_subjects, stream_name
 from pointsman.ports import CommandTimeoutError, LogExtent, LogMissingError, LogUnavailableError, NoResponderError
-from pointsman.primitives import PoolName, Seconds, Sequence
+from pointsman.primitives import EngineSeconds, PoolName, Sequence
 
 API_SECONDS_MAX = 2.0
 CONSUMER_IDLE_SECONDS_MAX = 30.0
@@ -21,10 +21,10 @@ NANOSECONDS = 1_000_000_000
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamSettings:
     bytes_max: int = 4 * 1024**3
-    age_seconds_max: Seconds = 7 * 24 * 3600.0
+    age_seconds_max: EngineSeconds = 7 * 24 * 3600.0
     replicas: int = 1
     """3 survives the loss of a node, and needs three servers."""
-    duplicate_seconds: Seconds = 120.0
+    duplicate_seconds: EngineSeconds = 120.0
 
 
 class _StreamState(msgspec.Struct):

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from pointsman.contracts.codec import LogEvent, UnwritableError, encode
 from pointsman.ports import Fence
-from pointsman.primitives import PoolName, Seconds
+from pointsman.primitives import EngineSeconds, PoolName
 
 
 @dataclass(eq=False, slots=True)
@@ -19,8 +19,8 @@ class Write:
     fence: Fence | None
     payload: bytes = b""
     unwritable: str = ""
-    first_sent_at: Seconds = 0.0
-    sent_at: Seconds = 0.0
+    first_sent_at: EngineSeconds = 0.0
+    sent_at: EngineSeconds = 0.0
     refusals: int = 0
 
     def __post_init__(self) -> None:
@@ -58,9 +58,9 @@ class WriteQueue:
 class Confirmations:
     """Loop times. `confirmed_number`: the write confirmed last; `stalled`: reported as such."""
 
-    confirmed_at: Seconds = 0.0
+    confirmed_at: EngineSeconds = 0.0
     confirmed_number: int = 0
-    connected_at: Seconds = 0.0
+    connected_at: EngineSeconds = 0.0
     stalled: bool = False
 
 

@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from pointsman.adapters.kv_events.codec import PAYLOAD_BYTES_MAX
 from pointsman.adapters.kv_events.continuity import SEQUENCE_BYTES
-from pointsman.primitives import Seconds, Sequence
+from pointsman.primitives import EngineSeconds, Sequence
 
 RECEIVE_QUEUE_MAX = 100_000
 REPLAY_FRAME_SECONDS = 2.0
@@ -55,13 +55,13 @@ class ReplayError(Exception):
 
 
 class LiveSocket(Protocol):
-    async def connected(self, seconds: Seconds) -> None:
+    async def connected(self, seconds: EngineSeconds) -> None:
         """Wait at most `seconds` for the first connection, which is not an interruption."""
         ...
 
     def interrupted(self) -> bool: ...
 
-    async def arrival(self, seconds: Seconds) -> bool: ...
+    async def arrival(self, seconds: EngineSeconds) -> bool: ...
 
     def receive(self) -> list[bytes] | None: ...
 
@@ -112,7 +112,7 @@ class ZmqLiveSocket(LiveSocket):
         self._socket.connect(address)
 
     @override
-    async def connected(self, seconds: Seconds) -> None:
+    async def connected(self, seconds: EngineSeconds) -> None:
         await self._monitor.poll(int(seconds * 1000))
         self.interrupted()
 
@@ -126,7 +126,7 @@ class ZmqLiveSocket(LiveSocket):
         return interrupted
 
     @override
-    async def arrival(self, seconds: Seconds) -> bool:
+    async def arrival(self, seconds: EngineSeconds) -> bool:
         return bool(await self._socket.poll(int(seconds * 1000)))
 
     @override
@@ -174,7 +174,7 @@ class ZmqReplaySocket(ReplaySocket):
             socket.close(linger=0)
 
 
-async def _next_batch(socket: zmq.asyncio.Socket, deadline: Seconds) -> tuple[bytes, bytes]:
+async def _next_batch(socket: zmq.asyncio.Socket, deadline: EngineSeconds) -> tuple[bytes, bytes]:
     """Sequence and payload are the last frames; those before (delimiter, topic) differ between versions."""
     seconds = min(REPLAY_FRAME_SECONDS, deadline - _now())
     if seconds <= 0 or not await socket.poll(int(seconds * 1000)):
@@ -187,7 +187,7 @@ async def _next_batch(socket: zmq.asyncio.Socket, deadline: Seconds) -> tuple[by
     return frames[-2], frames[-1]
 
 
-def _now() -> Seconds:
+def _now() -> EngineSeconds:
     return asyncio.get_running_loop().time()
 
 

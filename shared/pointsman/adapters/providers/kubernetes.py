@@ -11,7 +11,7 @@ import structlog
 from typing_extensions import override
 
 from pointsman.ports import InstanceProvider, ProvidedInstance, ProviderError
-from pointsman.primitives import InstanceId, Seconds
+from pointsman.primitives import EngineSeconds, InstanceId
 
 log = structlog.get_logger()
 
@@ -133,6 +133,6 @@ def _ordinal(pod: str) -> int:
     return int(tail) if tail.isdecimal() else -1
 
 
-def _age(pod: Any) -> Seconds:
+def _age(pod: Any) -> EngineSeconds:
     created = pod.metadata.creation_timestamp
     return max(0.0, (datetime.now(UTC) - created).total_seconds()) if created else 0.0

@@ -7,7 +7,7 @@ from pointsman.contracts.reasons import RejectReason
 from pointsman.policies.policy import Policy
 from pointsman.policies.pool_view import PoolView
 from pointsman.policies.routing.base import Choice
-from pointsman.primitives import Seconds
+from pointsman.primitives import EngineSeconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +16,7 @@ class Refusal:
 
     reason: RejectReason
     detail: str
-    retry_after: Seconds
+    retry_after: EngineSeconds
 
 
 @dataclass(frozen=True)

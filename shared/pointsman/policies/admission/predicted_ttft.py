@@ -11,7 +11,7 @@ from pointsman.contracts.reasons import RejectReason
 from pointsman.policies.admission.base import AdmissionPolicy, Refusal
 from pointsman.policies.pool_view import CandidateEstimate, PoolView
 from pointsman.policies.routing.base import Choice
-from pointsman.primitives import Seconds
+from pointsman.primitives import EngineSeconds
 from pointsman.state.trackers.base import Tracker
 from pointsman.state.trackers.decode_load import DecodeLoad
 
@@ -39,7 +39,7 @@ class PredictedTtft(AdmissionPolicy):
         return choice
 
 
-def excessive_tpot(view: PoolView, candidate: CandidateEstimate) -> Seconds | None:
+def excessive_tpot(view: PoolView, candidate: CandidateEstimate) -> EngineSeconds | None:
     """Expected seconds per token if they exceed the SLO, else None."""
     if view.request.max_output_tokens <= 1:
         return None
@@ -60,7 +60,7 @@ def too_late(view: PoolView, candidate: CandidateEstimate) -> Refusal:
     )
 
 
-def too_slow(view: PoolView, candidate: CandidateEstimate, tpot: Seconds) -> Refusal:
+def too_slow(view: PoolView, candidate: CandidateEstimate, tpot: EngineSeconds) -> Refusal:
     detail = (
         f"predicted time per output token is {tpot * 1000:.0f} ms on {candidate.instance}, "
         f"the objective is {view.request.slo_tpot * 1000:g} ms"

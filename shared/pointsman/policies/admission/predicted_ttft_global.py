@@ -11,7 +11,7 @@ from pointsman.policies.admission.base import AdmissionPolicy, Refusal
 from pointsman.policies.admission.predicted_ttft import excessive_tpot, too_late, too_slow
 from pointsman.policies.pool_view import CandidateEstimate, PoolView
 from pointsman.policies.routing.base import Choice
-from pointsman.primitives import Seconds
+from pointsman.primitives import EngineSeconds
 from pointsman.state.trackers.base import Tracker
 from pointsman.state.trackers.decode_load import DecodeLoad
 
@@ -32,7 +32,7 @@ class PredictedTtftGlobal(AdmissionPolicy):
 
 
 def choice_or_soonest(
-    view: PoolView, choice: Choice, *, check_tpot: bool, price: float = 1.0, spare: Seconds = 0.0
+    view: PoolView, choice: Choice, *, check_tpot: bool, price: float = 1.0, spare: EngineSeconds = 0.0
 ) -> Choice | Refusal:
     """The choice if it meets both SLOs, else the soonest candidate that does, else a refusal. `price`: multiple of
     its prefill that must fit behind a queue of more than `spare`."""
@@ -57,7 +57,7 @@ def choice_or_soonest(
     return too_slow(view, soonest, tpot) if tpot else too_late(view, soonest)
 
 
-def priced_ttft(candidate: CandidateEstimate, price: float) -> Seconds:
+def priced_ttft(candidate: CandidateEstimate, price: float) -> EngineSeconds:
     return candidate.queue_seconds + price * candidate.prefill_seconds
 
 

@@ -10,50 +10,52 @@ from pointsman.contracts.reasons import CancelCause
 from pointsman.policies.dispatch import fleet_care, granting, migrations, placement, splitting
 from pointsman.policies.dispatch.turn import DecisionContext, Turn
 from pointsman.policies.rebalancing.base import MigrationPlan
-from pointsman.primitives import InstanceId, RequestId, Seconds
+from pointsman.primitives import EngineSeconds, InstanceId, RequestId
 
 P = ParamSpec("P")
 
 
 class Dispatcher(DecisionContext):
-    def route(self, command: RouteRequest, now: Seconds) -> list[LogEvent]:
+    def route(self, command: RouteRequest, now: EngineSeconds) -> list[LogEvent]:
         return self._run(now, placement.route, command)
 
-    def place_held(self, now: Seconds) -> list[LogEvent]:
+    def place_held(self, now: EngineSeconds) -> list[LogEvent]:
         return self._run(now, placement.place_held)
 
-    def hand_over(self, command: HandOverRequest, now: Seconds) -> list[LogEvent]:
+    def hand_over(self, command: HandOverRequest, now: EngineSeconds) -> list[LogEvent]:
         return self._run(now, splitting.hand_over, command)
 
-    def cancel(self, request: RequestId, cause: CancelCause, now: Seconds, *, reason: str = "") -> list[LogEvent]:
+    def cancel(self, request: RequestId, cause: CancelCause, now: EngineSeconds, *, reason: str = "") -> list[LogEvent]:
         return self._run(now, granting.cancel_pending, request, cause, reason)
 
-    def abandon(self, request: RequestId, cause: CancelCause, now: Seconds, *, reason: str = "") -> list[LogEvent]:
+    def abandon(
+        self, request: RequestId, cause: CancelCause, now: EngineSeconds, *, reason: str = ""
+    ) -> list[LogEvent]:
         return self._run(now, granting.cancel_any, request, cause, reason)
 
-    def grant_waiting(self, instance: InstanceId, now: Seconds) -> list[LogEvent]:
+    def grant_waiting(self, instance: InstanceId, now: EngineSeconds) -> list[LogEvent]:
         return self._run(now, granting.grant_next, instance)
 
-    def migrate(self, plan: MigrationPlan, now: Seconds) -> list[LogEvent]:
+    def migrate(self, plan: MigrationPlan, now: EngineSeconds) -> list[LogEvent]:
         return self._run(now, migrations.migrate, plan)
 
-    def relocate_pending(self, now: Seconds) -> list[LogEvent]:
+    def relocate_pending(self, now: EngineSeconds) -> list[LogEvent]:
         return self._run(now, migrations.relocate_pending)
 
-    def drain(self, instance: InstanceId, reason: str, now: Seconds, *, leaving: bool) -> list[LogEvent]:
+    def drain(self, instance: InstanceId, reason: str, now: EngineSeconds, *, leaving: bool) -> list[LogEvent]:
         return self._run(now, fleet_care.drain, instance, reason, leaving=leaving)
 
-    def undrain(self, instance: InstanceId, now: Seconds) -> list[LogEvent]:
+    def undrain(self, instance: InstanceId, now: EngineSeconds) -> list[LogEvent]:
         return self._run(now, fleet_care.undrain, instance)
 
-    def check_liveness(self, timeouts: LivenessTimeouts, now: Seconds) -> list[LogEvent]:
+    def check_liveness(self, timeouts: LivenessTimeouts, now: EngineSeconds) -> list[LogEvent]:
         return self._run(now, fleet_care.check_liveness, timeouts)
 
-    def eject_outliers(self, now: Seconds) -> list[LogEvent]:
+    def eject_outliers(self, now: EngineSeconds) -> list[LogEvent]:
         return self._run(now, fleet_care.eject_outliers)
 
     def _run(
-        self, now: Seconds, step: Callable[Concatenate[Turn, P], None], *args: P.args, **kwargs: P.kwargs
+        self, now: EngineSeconds, step: Callable[Concatenate[Turn, P], None], *args: P.args, **kwargs: P.kwargs
     ) -> list[LogEvent]:
         turn = Turn(self, now)
         step(turn, *args, **kwargs)

@@ -12,7 +12,7 @@ from pointsman.contracts.fleet import (
 from pointsman.policies.dispatch.migrations import relocate_pending
 from pointsman.policies.dispatch.turn import Turn
 from pointsman.policies.outliers import Ejection
-from pointsman.primitives import InstanceId, Seconds
+from pointsman.primitives import EngineSeconds, InstanceId
 from pointsman.state.fleet import Instance, Status
 
 
@@ -70,7 +70,7 @@ def undrain(turn: Turn, instance: InstanceId) -> None:
     relocate_pending(turn)
 
 
-def _suspect(turn: Turn, instance: Instance, silent: Seconds, timeouts: LivenessTimeouts) -> None:
+def _suspect(turn: Turn, instance: Instance, silent: EngineSeconds, timeouts: LivenessTimeouts) -> None:
     if instance.status is Status.SUSPECTED:
         return
     turn.decide(
@@ -85,7 +85,7 @@ def _suspect(turn: Turn, instance: Instance, silent: Seconds, timeouts: Liveness
     )
 
 
-def _remove(turn: Turn, instance: Instance, silent: Seconds, timeouts: LivenessTimeouts) -> None:
+def _remove(turn: Turn, instance: Instance, silent: EngineSeconds, timeouts: LivenessTimeouts) -> None:
     turn.decide(
         InstanceLeft(
             at=turn.now,

@@ -12,7 +12,7 @@ from pointsman.policies.rebalancing.base import Migration, MigrationPlan
 from pointsman.policies.rebalancing.migration_check import MigrationCheck, Veto
 from pointsman.policies.rebalancing.redispatch import Redispatch, Redispatching, Window
 from pointsman.policies.routing import NoInstance
-from pointsman.primitives import InstanceId, Seconds
+from pointsman.primitives import EngineSeconds, InstanceId
 from pointsman.state.workload import NO_INSTANCE, Request
 
 NOT_PLANNED = MigrationPlan(as_of=0)
@@ -93,7 +93,7 @@ def _move(
     plan: MigrationPlan,
     cause: MoveCause,
     *,
-    wasted: Seconds = 0.0,
+    wasted: EngineSeconds = 0.0,
 ) -> None:
     turn.decide(
         RequestMigrated(

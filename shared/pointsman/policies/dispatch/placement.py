@@ -15,7 +15,7 @@ from pointsman.policies.dispatch.turn import Turn
 from pointsman.policies.pool_view import CandidateEstimate, PoolView
 from pointsman.policies.routing import NoInstance
 from pointsman.policies.routing.base import Choice
-from pointsman.primitives import InstanceId, Seconds, WallSeconds, engine_seconds
+from pointsman.primitives import EngineSeconds, InstanceId, WallSeconds, engine_seconds
 from pointsman.state.workload import Request, Stage
 
 RETRY_WALL_SECONDS: WallSeconds = WallSeconds(5.0)
@@ -180,7 +180,7 @@ def _trial(turn: Turn, view: PoolView) -> Choice | None:
     return None
 
 
-def _lost_seconds(turn: Turn, request: Request, attempt: int, *, held: bool) -> Seconds:
+def _lost_seconds(turn: Turn, request: Request, attempt: int, *, held: bool) -> EngineSeconds:
     """Time without a ready instance, or at a failed engine: not load, so admission adds it to the SLO."""
     if turn.state.settings.fold_version < 3 or request.stage is Stage.PENDING:
         return 0.0
@@ -189,7 +189,7 @@ def _lost_seconds(turn: Turn, request: Request, attempt: int, *, held: bool) -> 
     return max(0.0, turn.now - request.granted_at)
 
 
-def _predicted_ttft(candidate: CandidateEstimate, decode: DecodeAssignment) -> Seconds:
+def _predicted_ttft(candidate: CandidateEstimate, decode: DecodeAssignment) -> EngineSeconds:
     if not decode.instance:
         return candidate.predicted_ttft
     return candidate.queue_seconds + candidate.prefill_seconds + decode.transfer_seconds
@@ -230,7 +230,7 @@ def _is_servable(turn: Turn, request: Request) -> bool:
     return any(decodes or fleet[instance].role != "prefill" for instance in able)
 
 
-def _retry_after(turn: Turn) -> Seconds:
+def _retry_after(turn: Turn) -> EngineSeconds:
     """Engine seconds. An instance that is being started is assumed to need as long again as it has taken so far."""
     settings, hold = turn.state.settings, turn.policies.hold_seconds
     if not hold or settings.fold_version < 3:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.envelope import Stamp
 from pointsman.policies.policy_set import PolicySet
-from pointsman.primitives import Seconds, Term
+from pointsman.primitives import EngineSeconds, Term
 from pointsman.state.state import State
 
 OnDecision = Callable[[LogEvent], LogEvent]
@@ -38,7 +38,7 @@ class Turn:
     """State changes only by `decide`, so each decision sees those before it."""
 
     leader: DecisionContext
-    now: Seconds
+    now: EngineSeconds
     state: State = field(init=False)
     policies: PolicySet = field(init=False)
     events: list[LogEvent] = field(default_factory=list)

@@ -4,7 +4,7 @@ from abc import abstractmethod
 from dataclasses import dataclass
 
 from pointsman.policies.policy import Policy
-from pointsman.primitives import Seconds
+from pointsman.primitives import EngineSeconds
 from pointsman.state.state import State
 from pointsman.state.workload import InstanceQueue, Request
 
@@ -14,5 +14,5 @@ class OrderingPolicy(Policy):
     """Must not starve requests unless documented."""
 
     @abstractmethod
-    def first(self, queue: InstanceQueue, now: Seconds, state: State) -> Request:
+    def first(self, queue: InstanceQueue, now: EngineSeconds, state: State) -> Request:
         """Reads `queue` (not empty) and `state` only."""

@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from pointsman.policies.ordering.base import OrderingPolicy
 from pointsman.policies.ordering.longest_prefix_match import longest_match
-from pointsman.primitives import Seconds
+from pointsman.primitives import EngineSeconds
 from pointsman.state.state import State
 from pointsman.state.trackers.base import Tracker
 from pointsman.state.trackers.queue_deficits import QueueDeficits
@@ -41,7 +41,7 @@ class DeficitLongestPrefixMatch(OrderingPolicy):
         return (deficits,)
 
     @override
-    def first(self, queue: InstanceQueue, now: Seconds, state: State) -> Request:
+    def first(self, queue: InstanceQueue, now: EngineSeconds, state: State) -> Request:
         pending = queue.pending.values()
         instance = next(iter(pending)).instance
         tenants = state.tracker(QueueDeficits).in_turn(instance, {request.tenant for request in pending})

@@ -7,7 +7,7 @@ from typing import ClassVar
 from typing_extensions import override
 
 from pointsman.policies.ordering.base import OrderingPolicy
-from pointsman.primitives import Seconds
+from pointsman.primitives import EngineSeconds
 from pointsman.state.state import State
 from pointsman.state.workload import InstanceQueue, Request
 
@@ -17,5 +17,5 @@ class EarliestDeadlineFirst(OrderingPolicy):
     name: ClassVar[str] = "edf"
 
     @override
-    def first(self, queue: InstanceQueue, now: Seconds, state: State) -> Request:
+    def first(self, queue: InstanceQueue, now: EngineSeconds, state: State) -> Request:
         return min(queue.pending.values(), key=lambda request: request.deadline)

@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from pointsman.policies.ordering.base import OrderingPolicy
 from pointsman.policies.ordering.longest_prefix_match import longest_match
-from pointsman.primitives import Seconds
+from pointsman.primitives import EngineSeconds
 from pointsman.state.state import State
 from pointsman.state.trackers.base import Tracker
 from pointsman.state.trackers.client_service import ClientService
@@ -38,7 +38,7 @@ class FairDeadlines(OrderingPolicy):
         return (service, LateCredit(late_share=self.late_share))
 
     @override
-    def first(self, queue: InstanceQueue, now: Seconds, state: State) -> Request:
+    def first(self, queue: InstanceQueue, now: EngineSeconds, state: State) -> Request:
         turns = state.tracker(LateCredit)
         fair = self._within_lead(queue.pending.values(), state)
         on_time, late = turns.split(fair, queue, now)
@@ -57,7 +57,7 @@ class FairDeadlines(OrderingPolicy):
         return [request for request in pending if services[request.tenant] <= most]
 
     def _most_urgent(
-        self, on_time: list[Request], queue: InstanceQueue, now: Seconds, factor: float, state: State
+        self, on_time: list[Request], queue: InstanceQueue, now: EngineSeconds, factor: float, state: State
     ) -> Request:
         urgent = min(on_time, key=lambda request: request.deadline)
         near = [request for request in on_time if request.deadline <= urgent.deadline + self.tie_seconds]
@@ -67,7 +67,9 @@ class FairDeadlines(OrderingPolicy):
         return longest_match(_may_go_first(near, queue.engine_seconds_left(now), now, factor), state)
 
 
-def _may_go_first(ordered: list[Request], before: Seconds, now: Seconds, factor: float) -> Iterator[Request]:
+def _may_go_first(
+    ordered: list[Request], before: EngineSeconds, now: EngineSeconds, factor: float
+) -> Iterator[Request]:
     """Requests that make no overtaken one late. `ordered`: by deadline."""
     spare = inf
     seconds = before

@@ -6,7 +6,7 @@ from typing import ClassVar
 from typing_extensions import override
 
 from pointsman.policies.ordering.base import OrderingPolicy
-from pointsman.primitives import Seconds
+from pointsman.primitives import EngineSeconds
 from pointsman.state.state import State
 from pointsman.state.workload import InstanceQueue, Request
 
@@ -16,5 +16,5 @@ class FirstComeFirstServed(OrderingPolicy):
     name: ClassVar[str] = "fcfs"
 
     @override
-    def first(self, queue: InstanceQueue, now: Seconds, state: State) -> Request:
+    def first(self, queue: InstanceQueue, now: EngineSeconds, state: State) -> Request:
         return next(iter(queue.pending.values()))

@@ -9,7 +9,7 @@ from typing import ClassVar
 from typing_extensions import override
 
 from pointsman.policies.ordering.base import OrderingPolicy
-from pointsman.primitives import Seconds, Tokens
+from pointsman.primitives import EngineSeconds, Tokens
 from pointsman.state.state import State
 from pointsman.state.workload import InstanceQueue, Request
 
@@ -23,7 +23,7 @@ class LongestPrefixMatch(OrderingPolicy):
     ageing_tokens: float = 50.0
 
     @override
-    def first(self, queue: InstanceQueue, now: Seconds, state: State) -> Request:
+    def first(self, queue: InstanceQueue, now: EngineSeconds, state: State) -> Request:
         return longest_match(queue.pending.values(), state, self.ageing_tokens)
 
 

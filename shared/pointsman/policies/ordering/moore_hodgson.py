@@ -10,7 +10,7 @@ from typing import ClassVar
 from typing_extensions import override
 
 from pointsman.policies.ordering.base import OrderingPolicy
-from pointsman.primitives import Seconds
+from pointsman.primitives import EngineSeconds
 from pointsman.state.state import State
 from pointsman.state.trackers.base import Tracker
 from pointsman.state.trackers.late_turns import LateCredit
@@ -28,7 +28,7 @@ class MooreHodgson(OrderingPolicy):
         return (LateCredit(late_share=self.late_share),)
 
     @override
-    def first(self, queue: InstanceQueue, now: Seconds, state: State) -> Request:
+    def first(self, queue: InstanceQueue, now: EngineSeconds, state: State) -> Request:
         turns = state.tracker(LateCredit)
         on_time, late = turns.split(queue.pending.values(), queue, now)
         instance = (on_time or late)[0].instance
@@ -38,9 +38,11 @@ class MooreHodgson(OrderingPolicy):
         return (kept or on_time)[0]
 
 
-def most_on_time(requests: Iterable[Request], now: Seconds, before: Seconds, factor: float) -> list[Request]:
+def most_on_time(
+    requests: Iterable[Request], now: EngineSeconds, before: EngineSeconds, factor: float
+) -> list[Request]:
     """`before`: prefill seconds inside the engine. `factor` corrects all prefill seconds."""
-    taken: list[tuple[Seconds, int, Request]] = []
+    taken: list[tuple[EngineSeconds, int, Request]] = []
     seconds = before
     for order, request in enumerate(sorted(requests, key=lambda request: request.deadline)):
         heappush(taken, (-request.prefill_seconds, -order, request))

@@ -7,7 +7,7 @@ from typing import ClassVar
 from typing_extensions import override
 
 from pointsman.policies.ordering.base import OrderingPolicy
-from pointsman.primitives import Seconds
+from pointsman.primitives import EngineSeconds
 from pointsman.state.state import State
 from pointsman.state.workload import InstanceQueue, Request
 
@@ -21,6 +21,6 @@ class ShortestPrefill(OrderingPolicy):
     ageing: float = 0.05
 
     @override
-    def first(self, queue: InstanceQueue, now: Seconds, state: State) -> Request:
+    def first(self, queue: InstanceQueue, now: EngineSeconds, state: State) -> Request:
         # Everyone ages alike, so `now` takes no part in the comparison.
         return min(queue.pending.values(), key=lambda r: r.prefill_seconds + self.ageing * r.arrived_at)

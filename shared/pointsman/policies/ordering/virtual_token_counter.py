@@ -9,7 +9,7 @@ from typing import ClassVar
 from typing_extensions import override
 
 from pointsman.policies.ordering.base import OrderingPolicy
-from pointsman.primitives import Seconds
+from pointsman.primitives import EngineSeconds
 from pointsman.state.state import State
 from pointsman.state.trackers.base import Tracker
 from pointsman.state.trackers.client_service import ClientService
@@ -28,7 +28,7 @@ class VirtualTokenCounter(OrderingPolicy):
         return (ClientService(input_weight=self.input_weight, cached_weight=1.0, output_weight=self.output_weight),)
 
     @override
-    def first(self, queue: InstanceQueue, now: Seconds, state: State) -> Request:
+    def first(self, queue: InstanceQueue, now: EngineSeconds, state: State) -> Request:
         oldest: dict[str, Request] = {}
         for request in queue.pending.values():
             oldest.setdefault(request.tenant, request)

@@ -4,7 +4,7 @@ from abc import abstractmethod
 from dataclasses import dataclass
 
 from pointsman.policies.policy import Policy
-from pointsman.primitives import InstanceId, RequestId, Seconds, Sequence
+from pointsman.primitives import EngineSeconds, InstanceId, RequestId, Sequence
 from pointsman.state.state import State
 
 
@@ -15,7 +15,7 @@ class Migration:
     request: RequestId
     source: InstanceId
     target: InstanceId
-    benefit: Seconds
+    benefit: EngineSeconds
     reason: str
     rebind: bool = False
 
@@ -33,5 +33,5 @@ class MigrationPlan:
 @dataclass(frozen=True)
 class RebalancingPolicy(Policy):
     @abstractmethod
-    def plan(self, state: State, now: Seconds) -> MigrationPlan:
+    def plan(self, state: State, now: EngineSeconds) -> MigrationPlan:
         """Reads `state` only."""

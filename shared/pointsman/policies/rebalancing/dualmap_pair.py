@@ -12,7 +12,7 @@ from pointsman.policies.pool_view import PoolView
 from pointsman.policies.rebalancing.base import MigrationPlan, RebalancingPolicy
 from pointsman.policies.rebalancing.migration_planner import Bounds, MigrationPlanner, Target, Targets
 from pointsman.policies.stall_detection import STALL_SECONDS
-from pointsman.primitives import BlockKey, Seconds
+from pointsman.primitives import BlockKey, EngineSeconds
 from pointsman.state.state import State
 from pointsman.state.workload import Request
 
@@ -28,7 +28,7 @@ class DualMapPair(RebalancingPolicy):
     migrations_max: int = 64
 
     @override
-    def plan(self, state: State, now: Seconds) -> MigrationPlan:
+    def plan(self, state: State, now: EngineSeconds) -> MigrationPlan:
         bounds = Bounds(
             slo_share=self.ttft_slo_threshold,
             stall_seconds=self.stall_seconds,
@@ -37,7 +37,7 @@ class DualMapPair(RebalancingPolicy):
         return MigrationPlanner(state, now, bounds).plan(lambda planner: _within_the_pair(planner, state, now))
 
 
-def _within_the_pair(planner: MigrationPlanner, state: State, now: Seconds) -> Targets:
+def _within_the_pair(planner: MigrationPlanner, state: State, now: EngineSeconds) -> Targets:
     ready = state.fleet.ready
     known: dict[BlockKey, list[Target]] = {}
 

@@ -10,7 +10,7 @@ from typing_extensions import override
 from pointsman.policies.rebalancing.base import MigrationPlan, RebalancingPolicy
 from pointsman.policies.rebalancing.migration_planner import Bounds, MigrationPlanner, Targets
 from pointsman.policies.stall_detection import STALL_SECONDS
-from pointsman.primitives import Seconds
+from pointsman.primitives import EngineSeconds
 from pointsman.state.state import State
 
 
@@ -24,7 +24,7 @@ class GlobalBenefit(RebalancingPolicy):
     waste_weight: float = 1.0
 
     @override
-    def plan(self, state: State, now: Seconds) -> MigrationPlan:
+    def plan(self, state: State, now: EngineSeconds) -> MigrationPlan:
         bounds = Bounds(
             slo_share=self.ttft_slo_threshold,
             stall_seconds=self.stall_seconds,

@@ -9,12 +9,12 @@ from pointsman.contracts.reasons import MoveRefusal
 from pointsman.policies.pool_view import CandidateEstimate, PoolView
 from pointsman.policies.rebalancing.base import Migration
 from pointsman.policies.stall_detection import stalled_seconds
-from pointsman.primitives import InstanceId, RequestId, Seconds
+from pointsman.primitives import EngineSeconds, InstanceId, RequestId
 from pointsman.state.state import State
 from pointsman.state.workload import Request, Stage
 
 NEVER = float("inf")
-ROUNDING_SECONDS: Seconds = 1e-6
+ROUNDING_SECONDS: EngineSeconds = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Veto:
 class MigrationCheck:
     """Checks the moves of one plan; each sees the effect of those before it."""
 
-    def __init__(self, state: State, now: Seconds) -> None:
+    def __init__(self, state: State, now: EngineSeconds) -> None:
         self._state = state
         self._now = now
         self._queues: dict[InstanceId, _Queue] = {}
@@ -67,7 +67,7 @@ class MigrationCheck:
 
 
 class _Queue:
-    def __init__(self, state: State, source: InstanceId, now: Seconds) -> None:
+    def __init__(self, state: State, source: InstanceId, now: EngineSeconds) -> None:
         waiting, expected = state.workload.queues[source], state.latency.expected_seconds
         self._work = {r.id: expected(source, r.prefill_seconds, r.uncached_tokens) for r in waiting.pending.values()}
         begins = expected(source, *waiting.engine_left(now)) + stalled_seconds(waiting, now, after=0.0)
@@ -75,9 +75,9 @@ class _Queue:
             begins = NEVER
         ends = list(accumulate(self._work.values(), initial=begins))
         self._ends = dict(zip(self._work, enumerate(ends[1:]), strict=True))
-        self._given: list[tuple[int, Seconds]] = []
+        self._given: list[tuple[int, EngineSeconds]] = []
 
-    def expected(self, request: RequestId) -> Seconds:
+    def expected(self, request: RequestId) -> EngineSeconds:
         place, end = self._ends[request]
         return end - sum(work for before, work in self._given if before < place)
 

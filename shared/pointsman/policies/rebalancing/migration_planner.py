@@ -12,7 +12,7 @@ from operator import gt
 
 from pointsman.policies.rebalancing.base import Migration, MigrationPlan
 from pointsman.policies.stall_detection import stalled_seconds
-from pointsman.primitives import InstanceId, Seconds
+from pointsman.primitives import EngineSeconds, InstanceId
 from pointsman.state.fleet import Instance, Status
 from pointsman.state.state import State
 from pointsman.state.workload import InstanceQueue, Request
@@ -32,7 +32,7 @@ class Target:
     """`queue`: expected seconds before a request that joins now, with the moves of this round."""
 
     instance: Instance
-    queue: Seconds
+    queue: EngineSeconds
 
 
 Targets = Callable[[Request], Sequence[Target]]
@@ -44,13 +44,13 @@ class Bounds:
     not compute."""
 
     slo_share: float
-    stall_seconds: Seconds
+    stall_seconds: EngineSeconds
     migrations_max: int
     waste_weight: float = 0.0
 
 
 class MigrationPlanner:
-    def __init__(self, state: State, now: Seconds, bounds: Bounds) -> None:
+    def __init__(self, state: State, now: EngineSeconds, bounds: Bounds) -> None:
         self.targets: dict[InstanceId, Target] = {}
         """Ready instances that are neither source nor stalled, by name."""
         self._state = state
@@ -68,7 +68,7 @@ class MigrationPlanner:
             return MigrationPlan(self._state.sequence)
         return MigrationPlan(self._state.sequence, tuple(self._moves(targets_for(self))))
 
-    def _add_ready(self, instance: Instance, now: Seconds) -> None:
+    def _add_ready(self, instance: Instance, now: EngineSeconds) -> None:
         queue = self._state.workload.queues.get(instance.id) or InstanceQueue()
         stall_after = self._bounds.stall_seconds
         stalled = stalled_seconds(queue, now, after=stall_after) if stall_after > 0 else 0.0
@@ -82,7 +82,7 @@ class MigrationPlanner:
                 instance, self._state.latency.expected_seconds(instance.id, *queue.work_ahead(now))
             )
 
-    def _add_unready(self, instance: Instance, now: Seconds) -> None:
+    def _add_unready(self, instance: Instance, now: EngineSeconds) -> None:
         """An instance that takes no requests: its silence counts as a stall."""
         queue = self._state.workload.queues.get(instance.id)
         if queue is None or not queue.pending:
@@ -158,7 +158,7 @@ class MigrationPlanner:
                 best = _Offer(target, work, benefit)
         return best
 
-    def _work(self, waiting: "_Waiting", target: Target) -> Seconds:
+    def _work(self, waiting: "_Waiting", target: Target) -> EngineSeconds:
         state, instance = self._state, target.instance
         known = waiting.work.get(instance.id)
         if known is not None:
@@ -178,15 +178,15 @@ class _Source:
     """Queue of an overloaded instance. Expected seconds from now."""
 
     id: InstanceId
-    stalled: Seconds
-    before: Seconds
+    stalled: EngineSeconds
+    before: EngineSeconds
     requests: list[Request]
-    work: list[Seconds]
-    limits: list[Seconds]
-    owed: list[Seconds]
+    work: list[EngineSeconds]
+    limits: list[EngineSeconds]
+    owed: list[EngineSeconds]
     """The same, `NEVER` for requests that left or would be late even alone."""
     leaves: bool = False
-    ends: list[Seconds] = field(default_factory=list)
+    ends: list[EngineSeconds] = field(default_factory=list)
     overloaded: bool = False
 
     def __post_init__(self) -> None:
@@ -216,8 +216,8 @@ def _source(
     state: State,
     instance: InstanceId,
     queue: InstanceQueue,
-    stalled: Seconds,
-    now: Seconds,
+    stalled: EngineSeconds,
+    now: EngineSeconds,
     slo_share: float,
     *,
     leaves: bool = False,
@@ -246,7 +246,7 @@ class _Waiting:
     place: int
     targets: list[Target] = field(default_factory=list)
     hits: dict[InstanceId, int] | None = None
-    work: dict[InstanceId, Seconds] = field(default_factory=dict)
+    work: dict[InstanceId, EngineSeconds] = field(default_factory=dict)
 
     @property
     def request(self) -> Request:
@@ -256,8 +256,8 @@ class _Waiting:
 @dataclass(frozen=True, slots=True)
 class _Offer:
     target: Target
-    work: Seconds
-    benefit: Seconds
+    work: EngineSeconds
+    benefit: EngineSeconds
 
 
 def _move(waiting: _Waiting, offer: _Offer) -> Migration:

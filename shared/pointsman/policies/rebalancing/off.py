@@ -6,7 +6,7 @@ from typing import ClassVar
 from typing_extensions import override
 
 from pointsman.policies.rebalancing.base import MigrationPlan, RebalancingPolicy
-from pointsman.primitives import Seconds
+from pointsman.primitives import EngineSeconds
 from pointsman.state.state import State
 
 
@@ -15,5 +15,5 @@ class Off(RebalancingPolicy):
     name: ClassVar[str] = "off"
 
     @override
-    def plan(self, state: State, now: Seconds) -> MigrationPlan:
+    def plan(self, state: State, now: EngineSeconds) -> MigrationPlan:
         return MigrationPlan(state.sequence)

@@ -11,13 +11,13 @@ from pointsman.policies.pool_view import CandidateEstimate, PoolView
 from pointsman.policies.rebalancing.base import Migration
 from pointsman.policies.rebalancing.migration_check import Veto
 from pointsman.policies.stall_detection import STALL_SECONDS, stalled_seconds
-from pointsman.primitives import InstanceId, Seconds, Tokens
+from pointsman.primitives import EngineSeconds, InstanceId, Tokens
 from pointsman.state.fleet import Status
 from pointsman.state.state import State
 from pointsman.state.workload import InstanceQueue, Request, Stage
 
-OVERDUE_SECONDS: Seconds = STALL_SECONDS
-GAIN_SECONDS_MIN: Seconds = 1.0
+OVERDUE_SECONDS: EngineSeconds = STALL_SECONDS
+GAIN_SECONDS_MIN: EngineSeconds = 1.0
 REBOUND_MAX = 8
 """Redispatched requests of a pool without a first token."""
 
@@ -33,14 +33,14 @@ class Redispatch:
     """Seconds. `wasted`: prefill lost. `benefit`: TTFT won beyond that."""
 
     candidate: CandidateEstimate
-    wasted: Seconds
-    benefit: Seconds
+    wasted: EngineSeconds
+    benefit: EngineSeconds
 
 
 class Redispatching:
     """For one State and time: planning on an older, judging on a newer State."""
 
-    def __init__(self, state: State, now: Seconds, window: Window) -> None:
+    def __init__(self, state: State, now: EngineSeconds, window: Window) -> None:
         self._state = state
         self._now = now
         self._window = window
@@ -138,14 +138,14 @@ class Redispatching:
         there = candidate.predicted_ttft + (stalled_seconds(queue, self._now, after=0.0) if queue else 0.0)
         return Redispatch(candidate, wasted, left + overdue - there - wasted)
 
-    def _overdue(self, request: Request) -> Seconds | None:
+    def _overdue(self, request: Request) -> EngineSeconds | None:
         state, instance = self._state, self._state.fleet.get(request.instance)
         expected = state.latency.expected_seconds(request.instance, request.engine_seconds, request.engine_tokens)
         overdue = self._now - request.granted_at - expected
         answers = instance is not None and instance.status in (Status.READY, Status.DRAINING)
         return overdue if overdue > (OVERDUE_SECONDS if answers else 0.0) else None
 
-    def _at_source(self, request: Request) -> tuple[Seconds, Seconds]:
+    def _at_source(self, request: Request) -> tuple[EngineSeconds, EngineSeconds]:
         """Returns expected seconds to its first token, and those its prefill has taken so far."""
         state, source = self._state, request.instance
         queue = state.workload.queues[source]
@@ -172,7 +172,7 @@ def _may_leave(request: Request) -> bool:
     return request.rebind and not request.rebound_from and not request.decode and not request.prefilled_by
 
 
-def _up_to(queue: InstanceQueue, request: Request) -> tuple[Seconds, Tokens]:
+def _up_to(queue: InstanceQueue, request: Request) -> tuple[EngineSeconds, Tokens]:
     """Prefill inside the engine up to this request, uncorrected, and its uncached tokens."""
     seconds, tokens = 0.0, 0
     for known in queue.prefill.values():

@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from pointsman.policies.pool_view import CandidateEstimate, PoolView
 from pointsman.policies.routing.base import Choice, RoutingPolicy, candidates_of
-from pointsman.primitives import Seconds
+from pointsman.primitives import EngineSeconds
 from pointsman.state.trackers.base import Tracker
 from pointsman.state.trackers.decayed_load import DecayedLoad
 from pointsman.state.trackers.residuals import Residuals
@@ -48,7 +48,7 @@ class Lbgr(RoutingPolicy):
         return Choice(chosen, f"least load, prefill and learned residual, {least:.3f} s", candidates)
 
 
-def _score(load: DecayedLoad, residuals: Residuals, candidate: CandidateEstimate, now: Seconds) -> Seconds:
+def _score(load: DecayedLoad, residuals: Residuals, candidate: CandidateEstimate, now: EngineSeconds) -> EngineSeconds:
     """Uncorrected seconds throughout: the residual learns what the correction would."""
     uncached, cached = candidate.uncached_tokens, candidate.cached_tokens
     residual = residuals.seconds(candidate.instance, uncached=uncached, cached=cached, now=now)

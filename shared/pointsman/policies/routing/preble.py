@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from pointsman.policies.pool_view import CandidateEstimate, PoolView
 from pointsman.policies.routing.base import Choice, RoutingPolicy, candidates_of
-from pointsman.primitives import Seconds
+from pointsman.primitives import EngineSeconds
 from pointsman.state.trackers.base import Tracker
 from pointsman.state.trackers.windowed_load import WindowedLoad
 
@@ -43,11 +43,11 @@ class Preble(RoutingPolicy):
         return Choice(_cheapest(view, costs), "explore: least windowed load, eviction and prefill", candidates)
 
 
-def _exploration_seconds(load: WindowedLoad, candidate: CandidateEstimate) -> Seconds:
+def _exploration_seconds(load: WindowedLoad, candidate: CandidateEstimate) -> EngineSeconds:
     evicting = load.hit_share(candidate.instance) * candidate.work_seconds
     return load.seconds(candidate.instance) + evicting + candidate.work_seconds
 
 
-def _cheapest(view: PoolView, costs: list[tuple[Seconds, CandidateEstimate]]) -> CandidateEstimate:
+def _cheapest(view: PoolView, costs: list[tuple[EngineSeconds, CandidateEstimate]]) -> CandidateEstimate:
     least = min(cost for cost, _ in costs)
     return view.familiar([candidate for cost, candidate in costs if cost == least])

@@ -4,7 +4,7 @@ from abc import abstractmethod
 from dataclasses import dataclass
 
 from pointsman.policies.policy import Policy
-from pointsman.primitives import Seconds
+from pointsman.primitives import EngineSeconds
 from pointsman.state.state import State
 
 
@@ -30,5 +30,5 @@ class ScalingPolicy(Policy):
     """Seconds are engine time."""
 
     @abstractmethod
-    def scale_target(self, state: State, size: PoolSize, now: Seconds) -> ScaleTarget:
+    def scale_target(self, state: State, size: PoolSize, now: EngineSeconds) -> ScaleTarget:
         """Reads `state` only."""

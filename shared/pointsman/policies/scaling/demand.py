@@ -2,12 +2,12 @@
 
 from collections.abc import Iterable
 
-from pointsman.primitives import BlockKey, InstanceId, Seconds
+from pointsman.primitives import BlockKey, EngineSeconds, InstanceId
 from pointsman.state.state import State
 from pointsman.state.trackers.service_window import Prefill
 
 
-def prefill_demand(state: State, prefills: Iterable[Prefill]) -> Seconds:
+def prefill_demand(state: State, prefills: Iterable[Prefill]) -> EngineSeconds:
     return sum(state.latency.expected_seconds(p.instance, p.seconds, p.uncached_tokens) for p in prefills)
 
 
@@ -43,9 +43,9 @@ def attainment_without(state: State, prefills: Iterable[Prefill], gone: Instance
     return on_time / total if total else 1.0
 
 
-def _shortest(free: dict[InstanceId, Seconds]) -> InstanceId:
+def _shortest(free: dict[InstanceId, EngineSeconds]) -> InstanceId:
     return min(free, key=lambda instance: (free[instance], instance))
 
 
-def _too_late(free_at: Seconds, prefill: Prefill) -> bool:
+def _too_late(free_at: EngineSeconds, prefill: Prefill) -> bool:
     return free_at - prefill.arrived_at > prefill.slo_ttft / 2

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from pointsman.policies.scaling.base import ScaleTarget
-from pointsman.primitives import Seconds
+from pointsman.primitives import EngineSeconds
 from pointsman.state.scaling import Scaling
 
 
@@ -15,11 +15,11 @@ class Limits:
     highest: int = 8
     step_up: int = 2
     step_down: int = 1
-    pause_up_s: Seconds = 30.0
-    pause_down_s: Seconds = 60.0
+    pause_up_s: EngineSeconds = 30.0
+    pause_down_s: EngineSeconds = 60.0
 
 
-def limited(target: ScaleTarget, scaling: Scaling, now: Seconds, limits: Limits) -> ScaleTarget | None:
+def limited(target: ScaleTarget, scaling: Scaling, now: EngineSeconds, limits: Limits) -> ScaleTarget | None:
     before = scaling.wanted
     bounded = min(max(target.wanted, limits.lowest), limits.highest)
     if before is None:

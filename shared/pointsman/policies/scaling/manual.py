@@ -6,7 +6,7 @@ from typing import ClassVar
 from typing_extensions import override
 
 from pointsman.policies.scaling.base import PoolSize, ScaleTarget, ScalingPolicy
-from pointsman.primitives import Seconds
+from pointsman.primitives import EngineSeconds
 from pointsman.state.state import State
 
 
@@ -15,5 +15,5 @@ class Manual(ScalingPolicy):
     name: ClassVar[str] = "manual"
 
     @override
-    def scale_target(self, state: State, size: PoolSize, now: Seconds) -> ScaleTarget:
+    def scale_target(self, state: State, size: PoolSize, now: EngineSeconds) -> ScaleTarget:
         return ScaleTarget(size.wanted, "as asked for", deliberate=True)

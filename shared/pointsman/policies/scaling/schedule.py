@@ -10,7 +10,7 @@ from typing import ClassVar
 from typing_extensions import override
 
 from pointsman.policies.scaling.base import PoolSize, ScaleTarget, ScalingPolicy
-from pointsman.primitives import Seconds
+from pointsman.primitives import EngineSeconds
 from pointsman.state.state import State
 
 DAYS_BACK_MAX = 8 * 366
@@ -31,7 +31,7 @@ class CronTime:
     weekdays: frozenset[int]
     either_day: bool
 
-    def last_firing(self, now: Seconds) -> Seconds | None:
+    def last_firing(self, now: EngineSeconds) -> EngineSeconds | None:
         moment = datetime.fromtimestamp(now, UTC)
         for back in range(DAYS_BACK_MAX):
             day = moment.date() - timedelta(days=back)
@@ -65,7 +65,7 @@ class Schedule(ScalingPolicy):
         parse_table(self.times)
 
     @override
-    def scale_target(self, state: State, size: PoolSize, now: Seconds) -> ScaleTarget:
+    def scale_target(self, state: State, size: PoolSize, now: EngineSeconds) -> ScaleTarget:
         fired = [(at, wanted, time.text) for time, wanted in parse_table(self.times) if (at := time.last_firing(now))]
         decided = state.scaling.decided
         if not fired:

@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from pointsman.policies.scaling.base import PoolSize, ScaleTarget, ScalingPolicy
 from pointsman.policies.scaling.demand import attainment_without, least_worked, prefill_demand
-from pointsman.primitives import Seconds
+from pointsman.primitives import EngineSeconds
 from pointsman.state.state import State
 from pointsman.state.trackers.base import Tracker
 from pointsman.state.trackers.service_window import Outcomes, Prefill, ServiceWindow
@@ -19,7 +19,7 @@ from pointsman.state.workload import Request, Stage
 
 REFUSALS_MIN = 3
 
-MEASURED_SECONDS_MIN: Seconds = 10.0
+MEASURED_SECONDS_MIN: EngineSeconds = 10.0
 
 
 @dataclass(frozen=True)
@@ -31,15 +31,15 @@ class SloAttainment(ScalingPolicy):
 
     target: float = 0.9
     margin: float = 0.05
-    window_s: Seconds = 30.0
-    calm_s: Seconds = 60.0
+    window_s: EngineSeconds = 30.0
+    calm_s: EngineSeconds = 60.0
     outcomes_min: int = 20
     busy_max: float = 0.7
-    idle_s: Seconds = 300.0
+    idle_s: EngineSeconds = 300.0
     refused_max: float = 0.03
 
     @override
-    def scale_target(self, state: State, size: PoolSize, now: Seconds) -> ScaleTarget:
+    def scale_target(self, state: State, size: PoolSize, now: EngineSeconds) -> ScaleTarget:
         window = state.tracker(ServiceWindow)
         if not size.ready and state.workload.requests:
             held = len(state.workload.requests)
@@ -57,7 +57,7 @@ class SloAttainment(ScalingPolicy):
     def trackers(self) -> tuple[Tracker, ...]:
         return (ServiceWindow(max(self.window_s, self.calm_s)),)
 
-    def _trouble(self, state: State, window: ServiceWindow, now: Seconds) -> str:
+    def _trouble(self, state: State, window: ServiceWindow, now: EngineSeconds) -> str:
         """Empty if the pool is large enough."""
         waiting = [r for r in state.workload.requests.values() if r.stage is not Stage.DECODING]
         done = window.outcomes(max(now - self.window_s, state.scaling.up_at))
@@ -71,7 +71,7 @@ class SloAttainment(ScalingPolicy):
             return f"{both.attainment:.1%} of {both.total} requests are on time, {self.target:.0%} should be"
         return self._late_whatever(state, waiting, now)
 
-    def _late_whatever(self, state: State, waiting: list[Request], now: Seconds) -> str:
+    def _late_whatever(self, state: State, waiting: list[Request], now: EngineSeconds) -> str:
         queues, ready = state.workload.queues, state.fleet.ready
         if not waiting or not ready or not all(instance in queues for instance in ready):
             return ""
@@ -81,14 +81,14 @@ class SloAttainment(ScalingPolicy):
         slo = waiting[-1].slo_ttft
         return f"even the shortest queue takes {shortest:.1f} s of {slo:g} s" if shortest > slo else ""
 
-    def _needed(self, state: State, window: ServiceWindow, now: Seconds) -> int:
+    def _needed(self, state: State, window: ServiceWindow, now: EngineSeconds) -> int:
         prefills = window.prefills(now - self.window_s)
         if not prefills:
             return 0
         span = max(MEASURED_SECONDS_MIN, now - prefills[0].at)
         return ceil(prefill_demand(state, prefills) / span / self.busy_max)
 
-    def _fewer(self, state: State, size: PoolSize, window: ServiceWindow, now: Seconds) -> ScaleTarget:
+    def _fewer(self, state: State, size: PoolSize, window: ServiceWindow, now: EngineSeconds) -> ScaleTarget:
         if size.ready < size.wanted or size.ready < 1:
             return ScaleTarget(size.wanted, "not all that were wanted are there")
         idle = now - max(window.last_arrival_at, state.scaling.up_at)
@@ -113,7 +113,7 @@ class SloAttainment(ScalingPolicy):
         return ScaleTarget(size.wanted - 1 if without >= level else size.wanted, reason)
 
 
-def _expected_in_time(request: Request, now: Seconds) -> bool:
+def _expected_in_time(request: Request, now: EngineSeconds) -> bool:
     if now > request.deadline:
         return False
     return request.stage is Stage.ARRIVED or request.placed_at + request.predicted_ttft <= request.deadline

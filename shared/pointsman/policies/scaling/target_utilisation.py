@@ -9,7 +9,7 @@ from typing_extensions import override
 
 from pointsman.policies.scaling.base import PoolSize, ScaleTarget, ScalingPolicy
 from pointsman.policies.scaling.demand import prefill_demand
-from pointsman.primitives import Seconds
+from pointsman.primitives import EngineSeconds
 from pointsman.state.state import State
 from pointsman.state.trackers.base import Tracker
 from pointsman.state.trackers.service_window import ServiceWindow
@@ -23,11 +23,11 @@ class TargetUtilisation(ScalingPolicy):
 
     prefill: float = 0.6
     kv: float = 0.8
-    window_s: Seconds = 60.0
+    window_s: EngineSeconds = 60.0
     tolerance: float = 0.1
 
     @override
-    def scale_target(self, state: State, size: PoolSize, now: Seconds) -> ScaleTarget:
+    def scale_target(self, state: State, size: PoolSize, now: EngineSeconds) -> ScaleTarget:
         if not size.ready:
             return ScaleTarget(max(size.wanted, 1), "no instance is ready")
         prefills = state.tracker(ServiceWindow).prefills(now - self.window_s)

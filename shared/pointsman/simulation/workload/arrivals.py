@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from pointsman.primitives import Seconds, SessionId
+from pointsman.primitives import EngineSeconds, SessionId
 from pointsman.simulation.workload.requests import (
     NO_SESSION,
     WorkloadRequest,
@@ -15,7 +15,7 @@ from pointsman.simulation.workload.requests import (
     mean_rate,
 )
 
-ANSWER_SECONDS_PER_TOKEN: Seconds = 0.03
+ANSWER_SECONDS_PER_TOKEN: EngineSeconds = 0.03
 """Guessed: workloads are open loop."""
 
 GAMMA_CV = 2.0
@@ -79,7 +79,7 @@ def _check_rate(rate: float) -> None:
         raise ValueError(msg)
 
 
-def _spaced(requests: Sequence[WorkloadRequest], gap: Callable[[], Seconds]) -> list[WorkloadRequest]:
+def _spaced(requests: Sequence[WorkloadRequest], gap: Callable[[], EngineSeconds]) -> list[WorkloadRequest]:
     moment = 0.0
     moments = []
     for _ in requests:
@@ -88,12 +88,12 @@ def _spaced(requests: Sequence[WorkloadRequest], gap: Callable[[], Seconds]) -> 
     return _at(requests, moments)
 
 
-def _at(requests: Sequence[WorkloadRequest], moments: Iterable[Seconds]) -> list[WorkloadRequest]:
+def _at(requests: Sequence[WorkloadRequest], moments: Iterable[EngineSeconds]) -> list[WorkloadRequest]:
     ordered = sorted(requests, key=lambda request: request.arrival_s)
     return [replace(request, arrival_s=moment) for request, moment in zip(ordered, moments, strict=True)]
 
 
-def answered_s(request: WorkloadRequest) -> Seconds:
+def answered_s(request: WorkloadRequest) -> EngineSeconds:
     return request.arrival_s + request.output_tokens * ANSWER_SECONDS_PER_TOKEN
 
 
@@ -101,7 +101,7 @@ def answered_s(request: WorkloadRequest) -> Seconds:
 class DayShape:
     """A sine, quietest at the start and busiest in the middle."""
 
-    day_s: Seconds = 600.0
+    day_s: EngineSeconds = 600.0
     swing: float = 0.7
     """The rate goes from `1 - swing` to `1 + swing` times its mean; 0 to below 1."""
 
@@ -116,7 +116,7 @@ DEFAULT_DAY = DayShape()
 
 def diurnal(requests: Sequence[WorkloadRequest], *, shape: DayShape = DEFAULT_DAY) -> list[WorkloadRequest]:
     """The rate follows the day, with the same mean over whole days. Sessions keep their pace."""
-    shifts: dict[SessionId, Seconds] = {}
+    shifts: dict[SessionId, EngineSeconds] = {}
     moved = []
     for request in sorted(requests, key=lambda request: request.arrival_s):
         shift = shifts.get(request.session)
@@ -128,7 +128,7 @@ def diurnal(requests: Sequence[WorkloadRequest], *, shape: DayShape = DEFAULT_DA
     return in_order(moved)
 
 
-def _moment_of_day(steady_s: Seconds, shape: DayShape) -> Seconds:
+def _moment_of_day(steady_s: EngineSeconds, shape: DayShape) -> EngineSeconds:
     """When the day's curve has brought as many arrivals as a steady rate until `steady_s`, by bisection."""
     turn = 2 * math.pi / shape.day_s
     reach = shape.swing / turn

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from pointsman.primitives import Seconds, SessionId, Tenant, Tokens
+from pointsman.primitives import EngineSeconds, SessionId, Tenant, Tokens
 
 TRACE_BLOCK_TOKENS: Tokens = 512
 
@@ -13,13 +13,13 @@ NO_SESSION = SessionId("")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadRequest:
-    arrival_s: Seconds
+    arrival_s: EngineSeconds
     block_ids: tuple[int, ...]
     input_length: Tokens
     output_tokens: Tokens
     tenant: Tenant = NO_TENANT
     session: SessionId = NO_SESSION
-    slo_ttft_s: Seconds | None = None
+    slo_ttft_s: EngineSeconds | None = None
     """None: that of the whole run."""
 
 
@@ -67,7 +67,7 @@ class BlockIds:
         *,
         output_tokens: Tokens,
         tenant: Tenant,
-        arrival_s: Seconds = 0.0,
+        arrival_s: EngineSeconds = 0.0,
         session: SessionId = NO_SESSION,
         input_tokens_max: Tokens | None = None,
     ) -> WorkloadRequest:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import msgspec
 
-from pointsman.primitives import Seconds, Tokens
+from pointsman.primitives import EngineSeconds, Tokens
 from pointsman.simulation.workload.requests import WorkloadRequest, blocks_for, in_order, input_capped
 
-ROUNDING_SECONDS: Seconds = 3.0
+ROUNDING_SECONDS: EngineSeconds = 3.0
 """Published traces round arrivals down to this."""
 
 
@@ -29,7 +29,7 @@ def read_trace(
     *,
     limit: int | None = None,
     chance: random.Random,
-    spread_s: Seconds = ROUNDING_SECONDS,
+    spread_s: EngineSeconds = ROUNDING_SECONDS,
     input_tokens_max: Tokens | None = None,
 ) -> list[WorkloadRequest]:
     """At most `limit` requests. Arrivals are spread over the `spread_s` that the trace rounded away; prompts are cut

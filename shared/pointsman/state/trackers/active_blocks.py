@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from typing_extensions import override
 
 from pointsman.contracts.requests import RequestFinished
-from pointsman.primitives import BlockKey, InstanceId, RequestId, Seconds
+from pointsman.primitives import BlockKey, EngineSeconds, InstanceId, RequestId
 from pointsman.state.promises import Promises
 from pointsman.state.trackers.base import Tracker
 from pointsman.state.workload import Request
@@ -22,21 +22,21 @@ class ActiveBlocks(Tracker):
         return {i: self._in_use.blocks(i) + len(keys) - shared.get(i, 0) for i in instances}
 
     @override
-    def placed(self, request: Request, at: Seconds) -> None:
+    def placed(self, request: Request, at: EngineSeconds) -> None:
         self._release(request)
         self._homes[request.id] = request.instance
         self._in_use.promise(request.instance, request.keys)
 
     @override
-    def unplaced(self, request: Request, at: Seconds) -> None:
+    def unplaced(self, request: Request, at: EngineSeconds) -> None:
         self._release(request)
 
     @override
-    def ended(self, request: Request, at: Seconds, finished: RequestFinished | None) -> None:
+    def ended(self, request: Request, at: EngineSeconds, finished: RequestFinished | None) -> None:
         self._release(request)
 
     @override
-    def left(self, instance: InstanceId, at: Seconds) -> None:
+    def left(self, instance: InstanceId, at: EngineSeconds) -> None:
         self._in_use.drop(instance)
         self._homes = {request: home for request, home in self._homes.items() if home != instance}
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import msgspec
 from typing_extensions import override
 
-from pointsman.primitives import Seconds, Tenant, Tokens
+from pointsman.primitives import EngineSeconds, Tenant, Tokens
 from pointsman.state.trackers.base import OutcomeTracker
 from pointsman.state.workload import Request
 
@@ -77,14 +77,14 @@ class Attainment(OutcomeTracker):
         return tenth(self._sorted_lengths, prompt_tokens)
 
     @override
-    def arrived(self, request: Request, at: Seconds) -> None:
+    def arrived(self, request: Request, at: EngineSeconds) -> None:
         self._lengths.append(request.prompt_tokens)
         insort(self._sorted_lengths, request.prompt_tokens)
         if len(self._lengths) > LENGTHS_WINDOW:
             del self._sorted_lengths[bisect_left(self._sorted_lengths, self._lengths.popleft())]
 
     @override
-    def outcome(self, request: Request, at: Seconds, *, on_time: bool, refused: bool = False) -> None:
+    def outcome(self, request: Request, at: EngineSeconds, *, on_time: bool, refused: bool = False) -> None:
         outcome = Outcome(self.decile(request.prompt_tokens), request.tenant, request.prompt_tokens, on_time)
         self._outcomes.append(outcome)
         self._count(outcome, 1)

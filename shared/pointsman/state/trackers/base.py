@@ -6,7 +6,7 @@ from typing_extensions import override
 
 from pointsman.contracts.reasons import RejectReason
 from pointsman.contracts.requests import RequestFinished
-from pointsman.primitives import InstanceId, Seconds
+from pointsman.primitives import EngineSeconds, InstanceId
 from pointsman.state.workload import Request, Stage
 
 
@@ -15,26 +15,26 @@ class Tracker:
     each `unplaced`), `granted`, `handed_over` if split, `first_token`, `ended`; a request may end or be unplaced at any
     point."""
 
-    def arrived(self, request: Request, at: Seconds) -> None: ...
+    def arrived(self, request: Request, at: EngineSeconds) -> None: ...
 
-    def placed(self, request: Request, at: Seconds) -> None: ...
+    def placed(self, request: Request, at: EngineSeconds) -> None: ...
 
-    def unplaced(self, request: Request, at: Seconds) -> None: ...
+    def unplaced(self, request: Request, at: EngineSeconds) -> None: ...
 
-    def granted(self, request: Request, at: Seconds) -> None: ...
+    def granted(self, request: Request, at: EngineSeconds) -> None: ...
 
-    def handed_over(self, request: Request, at: Seconds) -> None: ...
+    def handed_over(self, request: Request, at: EngineSeconds) -> None: ...
 
-    def first_token(self, request: Request, at: Seconds) -> None: ...
+    def first_token(self, request: Request, at: EngineSeconds) -> None: ...
 
-    def refused(self, request: Request, at: Seconds, reason: str) -> None: ...
+    def refused(self, request: Request, at: EngineSeconds, reason: str) -> None: ...
 
-    def ended(self, request: Request, at: Seconds, finished: RequestFinished | None) -> None:
+    def ended(self, request: Request, at: EngineSeconds, finished: RequestFinished | None) -> None:
         """`finished`: None unless it was answered whole."""
 
-    def joined(self, instance: InstanceId, at: Seconds) -> None: ...
+    def joined(self, instance: InstanceId, at: EngineSeconds) -> None: ...
 
-    def left(self, instance: InstanceId, at: Seconds) -> None: ...
+    def left(self, instance: InstanceId, at: EngineSeconds) -> None: ...
 
 
 class OutcomeTracker(Tracker):
@@ -42,19 +42,19 @@ class OutcomeTracker(Tracker):
     SLO; or another end after the deadline of a waiting request."""
 
     @abstractmethod
-    def outcome(self, request: Request, at: Seconds, *, on_time: bool, refused: bool = False) -> None: ...
+    def outcome(self, request: Request, at: EngineSeconds, *, on_time: bool, refused: bool = False) -> None: ...
 
     @override
-    def first_token(self, request: Request, at: Seconds) -> None:
+    def first_token(self, request: Request, at: EngineSeconds) -> None:
         self.outcome(request, at, on_time=at <= request.deadline)
 
     @override
-    def refused(self, request: Request, at: Seconds, reason: str) -> None:
+    def refused(self, request: Request, at: EngineSeconds, reason: str) -> None:
         if reason != RejectReason.SLO_UNREACHABLE:
             self.outcome(request, at, on_time=False, refused=True)
 
     @override
-    def ended(self, request: Request, at: Seconds, finished: RequestFinished | None) -> None:
+    def ended(self, request: Request, at: EngineSeconds, finished: RequestFinished | None) -> None:
         waited = request.stage in (Stage.PENDING, Stage.PREFILL, Stage.HANDED_OVER)
         if waited and finished is None and at > request.deadline:
             self.outcome(request, at, on_time=False)

@@ -6,7 +6,7 @@ from math import exp
 from typing_extensions import override
 
 from pointsman.contracts.requests import RequestFinished
-from pointsman.primitives import InstanceId, RequestId, Seconds
+from pointsman.primitives import EngineSeconds, InstanceId, RequestId
 from pointsman.state.trackers.base import Tracker
 from pointsman.state.workload import Request
 
@@ -14,26 +14,26 @@ from pointsman.state.workload import Request
 @dataclass(frozen=True, slots=True)
 class _Share:
     instance: InstanceId
-    seconds: Seconds
-    at: Seconds
+    seconds: EngineSeconds
+    at: EngineSeconds
 
 
 @dataclass(slots=True)
 class _Load:
     requests: int = 0
-    seconds: Seconds = 0.0
-    at: Seconds = 0.0
+    seconds: EngineSeconds = 0.0
+    at: EngineSeconds = 0.0
 
 
 class DecayedLoad(Tracker):
     """Seconds by the cost model, times `1/e` every `decay_s` seconds."""
 
-    def __init__(self, decay_s: Seconds) -> None:
+    def __init__(self, decay_s: EngineSeconds) -> None:
         self._decay_s = decay_s
         self._loads: dict[InstanceId, _Load] = {}
         self._shares: dict[RequestId, _Share] = {}
 
-    def seconds(self, instance: InstanceId, now: Seconds) -> Seconds:
+    def seconds(self, instance: InstanceId, now: EngineSeconds) -> EngineSeconds:
         load = self._loads.get(instance)
         return self._faded(load.seconds, now - load.at) if load else 0.0
 
@@ -42,7 +42,7 @@ class DecayedLoad(Tracker):
         return load.requests if load else 0
 
     @override
-    def placed(self, request: Request, at: Seconds) -> None:
+    def placed(self, request: Request, at: EngineSeconds) -> None:
         self._release(request.id, at)
         load = self._loads.setdefault(request.instance, _Load(at=at))
         self._fade(load, at)
@@ -51,19 +51,19 @@ class DecayedLoad(Tracker):
         self._shares[request.id] = _Share(request.instance, request.prefill_seconds, load.at)
 
     @override
-    def unplaced(self, request: Request, at: Seconds) -> None:
+    def unplaced(self, request: Request, at: EngineSeconds) -> None:
         self._release(request.id, at)
 
     @override
-    def ended(self, request: Request, at: Seconds, finished: RequestFinished | None) -> None:
+    def ended(self, request: Request, at: EngineSeconds, finished: RequestFinished | None) -> None:
         self._release(request.id, at)
 
     @override
-    def left(self, instance: InstanceId, at: Seconds) -> None:
+    def left(self, instance: InstanceId, at: EngineSeconds) -> None:
         self._loads.pop(instance, None)
         self._shares = {request: share for request, share in self._shares.items() if share.instance != instance}
 
-    def _release(self, request: RequestId, at: Seconds) -> None:
+    def _release(self, request: RequestId, at: EngineSeconds) -> None:
         share = self._shares.pop(request, None)
         if share is None:
             return
@@ -75,10 +75,10 @@ class DecayedLoad(Tracker):
             # Exactly 0 without requests, whatever the rounding.
             del self._loads[share.instance]
 
-    def _fade(self, load: _Load, now: Seconds) -> None:
+    def _fade(self, load: _Load, now: EngineSeconds) -> None:
         if now > load.at:
             load.seconds = self._faded(load.seconds, now - load.at)
             load.at = now
 
-    def _faded(self, seconds: Seconds, elapsed: Seconds) -> Seconds:
+    def _faded(self, seconds: EngineSeconds, elapsed: EngineSeconds) -> EngineSeconds:
         return seconds * exp(-max(0.0, elapsed) / self._decay_s)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing_extensions import override
 
 from pointsman.contracts.requests import RequestFinished
-from pointsman.primitives import InstanceId, RequestId, Seconds
+from pointsman.primitives import EngineSeconds, InstanceId, RequestId
 from pointsman.state.trackers.base import Tracker
 from pointsman.state.workload import Request, Stage
 
@@ -24,12 +24,12 @@ class DecodeFit:
     seconds: float = 0.0
     count_squared: float = 0.0
     count_seconds: float = 0.0
-    at: Seconds = 0.0
+    at: EngineSeconds = 0.0
 
-    def evidence(self, now: Seconds) -> float:
+    def evidence(self, now: EngineSeconds) -> float:
         return self.weight * _fade(now - self.at)
 
-    def learn(self, decoding: float, seconds_per_token: Seconds, at: Seconds) -> None:
+    def learn(self, decoding: float, seconds_per_token: EngineSeconds, at: EngineSeconds) -> None:
         fade = _fade(at - self.at)
         self.weight = self.weight * fade + 1.0
         self.count = self.count * fade + decoding
@@ -38,7 +38,7 @@ class DecodeFit:
         self.count_seconds = self.count_seconds * fade + decoding * seconds_per_token
         self.at = max(at, self.at)
 
-    def seconds_per_token(self, decoding: int) -> Seconds:
+    def seconds_per_token(self, decoding: int) -> EngineSeconds:
         mean_count, mean_seconds = self.count / self.weight, self.seconds / self.weight
         variance = self.count_squared / self.weight - mean_count * mean_count
         covariance = self.count_seconds / self.weight - mean_count * mean_seconds
@@ -52,7 +52,9 @@ class DecodeLoad(Tracker):
         self._fits: dict[InstanceId, DecodeFit] = {}
         self._decoding: dict[InstanceId, dict[RequestId, int]] = {}
 
-    def predicted_tpot(self, instance: InstanceId, now: Seconds, *, others: int | None = None) -> Seconds | None:
+    def predicted_tpot(
+        self, instance: InstanceId, now: EngineSeconds, *, others: int | None = None
+    ) -> EngineSeconds | None:
         """Seconds per token with one more request; None without evidence. `others`: requests decoding; default: those
         with a first token."""
         fit = self._fits.get(instance)
@@ -61,17 +63,17 @@ class DecodeLoad(Tracker):
         return fit.seconds_per_token((len(self._decoding.get(instance, ())) if others is None else others) + 1)
 
     @override
-    def first_token(self, request: Request, at: Seconds) -> None:
+    def first_token(self, request: Request, at: EngineSeconds) -> None:
         decoding = self._decoding.setdefault(request.instance, {})
         decoding[request.id] = len(decoding) + 1
 
     @override
-    def unplaced(self, request: Request, at: Seconds) -> None:
+    def unplaced(self, request: Request, at: EngineSeconds) -> None:
         if request.stage is Stage.DECODING:
             self._decoding.get(request.instance, {}).pop(request.id, None)
 
     @override
-    def ended(self, request: Request, at: Seconds, finished: RequestFinished | None) -> None:
+    def ended(self, request: Request, at: EngineSeconds, finished: RequestFinished | None) -> None:
         decoding = self._decoding.get(request.instance, {})
         last = len(decoding)
         first = decoding.pop(request.id, None)
@@ -80,14 +82,14 @@ class DecodeLoad(Tracker):
             fit.learn((first + last) / 2, finished.tpot, at)
 
     @override
-    def joined(self, instance: InstanceId, at: Seconds) -> None:
+    def joined(self, instance: InstanceId, at: EngineSeconds) -> None:
         self._fits.pop(instance, None)
 
     @override
-    def left(self, instance: InstanceId, at: Seconds) -> None:
+    def left(self, instance: InstanceId, at: EngineSeconds) -> None:
         self._fits.pop(instance, None)
         self._decoding.pop(instance, None)
 
 
-def _fade(seconds: Seconds) -> float:
+def _fade(seconds: EngineSeconds) -> float:
     return float(0.5 ** (max(0.0, seconds) / HALF_LIFE_SECONDS))

@@ -8,7 +8,7 @@ from math import floor
 from typing_extensions import override
 
 from pointsman.contracts.requests import RequestFinished
-from pointsman.primitives import InstanceId, Seconds, Tenant
+from pointsman.primitives import EngineSeconds, InstanceId, Tenant
 from pointsman.state.trackers.base import Tracker
 from pointsman.state.workload import Request, Stage
 
@@ -31,7 +31,7 @@ class Deficits(Tracker):
         return 0 if left > 0 else floor(-left / self._quantum) + 1
 
     @override
-    def placed(self, request: Request, at: Seconds) -> None:
+    def placed(self, request: Request, at: EngineSeconds) -> None:
         client, instance = request.tenant, request.instance
         self._refill(client, self.quanta_needed(client, instance))
         self._spend(client, instance, request.uncached_tokens)
@@ -40,11 +40,11 @@ class Deficits(Tracker):
             self._counters.popitem(last=False)
 
     @override
-    def unplaced(self, request: Request, at: Seconds) -> None:
+    def unplaced(self, request: Request, at: EngineSeconds) -> None:
         self._give_back(request)
 
     @override
-    def ended(self, request: Request, at: Seconds, finished: RequestFinished | None) -> None:
+    def ended(self, request: Request, at: EngineSeconds, finished: RequestFinished | None) -> None:
         if finished is not None:
             output_tokens = max(0, finished.completion_tokens)
             home = request.prefilled_by or request.instance
@@ -53,11 +53,11 @@ class Deficits(Tracker):
             self._give_back(request)
 
     @override
-    def joined(self, instance: InstanceId, at: Seconds) -> None:
+    def joined(self, instance: InstanceId, at: EngineSeconds) -> None:
         self._instances[instance] = None
 
     @override
-    def left(self, instance: InstanceId, at: Seconds) -> None:
+    def left(self, instance: InstanceId, at: EngineSeconds) -> None:
         self._instances.pop(instance, None)
         for pairs in self._counters.values():
             pairs.pop(instance, None)

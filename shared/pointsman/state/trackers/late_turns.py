@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from typing_extensions import override
 
-from pointsman.primitives import InstanceId, Seconds
+from pointsman.primitives import EngineSeconds, InstanceId
 from pointsman.state.trackers.base import Tracker
 from pointsman.state.workload import InstanceQueue, Request
 
@@ -24,14 +24,14 @@ PACE_MIN, PACE_MAX = 0.25, 4.0
 
 @dataclass(slots=True)
 class PrefillCorrection:
-    observed: Seconds = PACE_PRIOR_SECONDS
-    predicted: Seconds = PACE_PRIOR_SECONDS
+    observed: EngineSeconds = PACE_PRIOR_SECONDS
+    predicted: EngineSeconds = PACE_PRIOR_SECONDS
 
     @property
     def factor(self) -> float:
         return min(PACE_MAX, max(PACE_MIN, self.observed / self.predicted))
 
-    def learn(self, *, predicted: Seconds, observed: Seconds) -> None:
+    def learn(self, *, predicted: EngineSeconds, observed: EngineSeconds) -> None:
         self.observed = PACE_FADE * self.observed + min(observed, 2 * PACE_MAX * predicted)
         self.predicted = PACE_FADE * self.predicted + predicted
 
@@ -40,11 +40,11 @@ class LateCredit(Tracker):
     def __init__(self, *, late_share: float) -> None:
         """0: late requests never go first."""
         self._late_share = late_share
-        self._credits: dict[InstanceId, Seconds] = {}
+        self._credits: dict[InstanceId, EngineSeconds] = {}
         self._corrections: dict[InstanceId, PrefillCorrection] = {}
 
     def split(
-        self, requests: Iterable[Request], queue: InstanceQueue, now: Seconds
+        self, requests: Iterable[Request], queue: InstanceQueue, now: EngineSeconds
     ) -> tuple[list[Request], list[Request]]:
         """Requests that may be on time if granted now, and those that are late even then, in order."""
         before = queue.engine_seconds_left(now)
@@ -65,7 +65,7 @@ class LateCredit(Tracker):
         return correction.factor if correction else 1.0
 
     @override
-    def granted(self, request: Request, at: Seconds) -> None:
+    def granted(self, request: Request, at: EngineSeconds) -> None:
         credit = self._credits.get(request.instance, 0.0)
         if _is_late(request, request.engine_seconds * self.factor(request.instance), at):
             credit = max(0.0, credit) - request.prefill_seconds
@@ -74,27 +74,27 @@ class LateCredit(Tracker):
         self._credits[request.instance] = credit
 
     @override
-    def handed_over(self, request: Request, at: Seconds) -> None:
+    def handed_over(self, request: Request, at: EngineSeconds) -> None:
         self._learn(request.prefilled_by, request, at)
 
     @override
-    def first_token(self, request: Request, at: Seconds) -> None:
+    def first_token(self, request: Request, at: EngineSeconds) -> None:
         if not request.prefilled_by:
             self._learn(request.instance, request, at)
 
     @override
-    def joined(self, instance: InstanceId, at: Seconds) -> None:
+    def joined(self, instance: InstanceId, at: EngineSeconds) -> None:
         self.left(instance, at)
 
     @override
-    def left(self, instance: InstanceId, at: Seconds) -> None:
+    def left(self, instance: InstanceId, at: EngineSeconds) -> None:
         self._credits.pop(instance, None)
         self._corrections.pop(instance, None)
 
-    def _learn(self, instance: InstanceId, request: Request, at: Seconds) -> None:
+    def _learn(self, instance: InstanceId, request: Request, at: EngineSeconds) -> None:
         correction = self._corrections.setdefault(instance, PrefillCorrection())
         correction.learn(predicted=request.engine_seconds, observed=at - request.granted_at)
 
 
-def _is_late(request: Request, seconds: Seconds, now: Seconds) -> bool:
+def _is_late(request: Request, seconds: EngineSeconds, now: EngineSeconds) -> bool:
     return now + LATE_BEYOND * seconds > request.deadline

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing_extensions import override
 
 from pointsman.contracts.requests import RequestFinished
-from pointsman.primitives import InstanceId, RequestId, Seconds, Tokens
+from pointsman.primitives import EngineSeconds, InstanceId, RequestId, Tokens
 from pointsman.state.trackers.base import Tracker
 from pointsman.state.trackers.decayed_load import DecayedLoad
 from pointsman.state.workload import Request
@@ -48,9 +48,9 @@ class LeastSquares:
 @dataclass(frozen=True, slots=True)
 class _Prediction:
     instance: InstanceId
-    at: Seconds
+    at: EngineSeconds
     features: Features
-    ttft: Seconds
+    ttft: EngineSeconds
 
 
 class Residuals(Tracker):
@@ -62,13 +62,13 @@ class Residuals(Tracker):
         self._models: dict[InstanceId, LeastSquares] = {}
         self._predictions: dict[RequestId, _Prediction] = {}
 
-    def seconds(self, instance: InstanceId, *, uncached: Tokens, cached: Tokens, now: Seconds) -> Seconds:
+    def seconds(self, instance: InstanceId, *, uncached: Tokens, cached: Tokens, now: EngineSeconds) -> EngineSeconds:
         """Expected residual of the TTFT of such a prompt; may be negative."""
         model = self._models.get(instance)
         return model.predict(self._features(instance, uncached, cached, now)) if model else 0.0
 
     @override
-    def placed(self, request: Request, at: Seconds) -> None:
+    def placed(self, request: Request, at: EngineSeconds) -> None:
         instance, uncached = request.instance, request.uncached_tokens
         self._predictions[request.id] = _Prediction(
             instance=instance,
@@ -78,11 +78,11 @@ class Residuals(Tracker):
         )
 
     @override
-    def unplaced(self, request: Request, at: Seconds) -> None:
+    def unplaced(self, request: Request, at: EngineSeconds) -> None:
         self._predictions.pop(request.id, None)
 
     @override
-    def first_token(self, request: Request, at: Seconds) -> None:
+    def first_token(self, request: Request, at: EngineSeconds) -> None:
         prediction = self._predictions.pop(request.id, None)
         if prediction is None or not request.streaming:
             return
@@ -92,15 +92,15 @@ class Residuals(Tracker):
         model.learn(prediction.features, at - prediction.at - prediction.ttft)
 
     @override
-    def ended(self, request: Request, at: Seconds, finished: RequestFinished | None) -> None:
+    def ended(self, request: Request, at: EngineSeconds, finished: RequestFinished | None) -> None:
         self._predictions.pop(request.id, None)
 
     @override
-    def left(self, instance: InstanceId, at: Seconds) -> None:
+    def left(self, instance: InstanceId, at: EngineSeconds) -> None:
         self._models.pop(instance, None)
         self._predictions = {r: p for r, p in self._predictions.items() if p.instance != instance}
 
-    def _features(self, instance: InstanceId, uncached: Tokens, cached: Tokens, now: Seconds) -> Features:
+    def _features(self, instance: InstanceId, uncached: Tokens, cached: Tokens, now: EngineSeconds) -> Features:
         """Tokens in thousands, requests in tens."""
         load = self._load
         return (1.0, uncached / 1000, cached / 1000, load.seconds(instance, now), load.requests(instance) / 10)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing_extensions import override
 
 from pointsman.contracts.requests import RequestFinished
-from pointsman.primitives import BlockKey, InstanceId, RequestId, Seconds, Tokens
+from pointsman.primitives import BlockKey, EngineSeconds, InstanceId, RequestId, Tokens
 from pointsman.state.trackers.base import OutcomeTracker
 from pointsman.state.workload import Request, Stage
 
@@ -17,7 +17,7 @@ PREFIX_BLOCKS = 8
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    at: Seconds
+    at: EngineSeconds
     on_time: bool
     refused: bool = False
 
@@ -37,24 +37,24 @@ class Outcomes:
 class Prefill:
     """One placed request. `seconds`: by the uncorrected cost model; `prefix`: its family."""
 
-    at: Seconds
-    arrived_at: Seconds
-    slo_ttft: Seconds
+    at: EngineSeconds
+    arrived_at: EngineSeconds
+    slo_ttft: EngineSeconds
     instance: InstanceId
-    seconds: Seconds
+    seconds: EngineSeconds
     uncached_tokens: Tokens
     prompt_tokens: Tokens
     prefix: BlockKey | None
 
 
 class ServiceWindow(OutcomeTracker):
-    def __init__(self, window_s: Seconds) -> None:
+    def __init__(self, window_s: EngineSeconds) -> None:
         self._window_s = window_s
         self._outcomes: deque[Outcome] = deque(maxlen=RECORDS_MAX)
         self._prefills: OrderedDict[RequestId, Prefill] = OrderedDict()
-        self.last_arrival_at: Seconds = float("-inf")
+        self.last_arrival_at: EngineSeconds = float("-inf")
 
-    def outcomes(self, since: Seconds) -> Outcomes:
+    def outcomes(self, since: EngineSeconds) -> Outcomes:
         total = on_time = refused = 0
         for outcome in reversed(self._outcomes):
             if outcome.at < since:
@@ -64,16 +64,16 @@ class ServiceWindow(OutcomeTracker):
             refused += outcome.refused
         return Outcomes(total, on_time, refused)
 
-    def prefills(self, since: Seconds) -> list[Prefill]:
+    def prefills(self, since: EngineSeconds) -> list[Prefill]:
         """In order, each at its last placement."""
         return [prefill for prefill in self._prefills.values() if prefill.at >= since]
 
     @override
-    def arrived(self, request: Request, at: Seconds) -> None:
+    def arrived(self, request: Request, at: EngineSeconds) -> None:
         self.last_arrival_at = at
 
     @override
-    def placed(self, request: Request, at: Seconds) -> None:
+    def placed(self, request: Request, at: EngineSeconds) -> None:
         keys = request.keys
         self._prefills.pop(request.id, None)
         self._prefills[request.id] = Prefill(
@@ -93,17 +93,17 @@ class ServiceWindow(OutcomeTracker):
             self._prefills.popitem(last=False)
 
     @override
-    def unplaced(self, request: Request, at: Seconds) -> None:
+    def unplaced(self, request: Request, at: EngineSeconds) -> None:
         self._prefills.pop(request.id, None)
 
     @override
-    def ended(self, request: Request, at: Seconds, finished: RequestFinished | None) -> None:
+    def ended(self, request: Request, at: EngineSeconds, finished: RequestFinished | None) -> None:
         if request.stage is Stage.PENDING:
             self._prefills.pop(request.id, None)
         super().ended(request, at, finished)
 
     @override
-    def outcome(self, request: Request, at: Seconds, *, on_time: bool, refused: bool = False) -> None:
+    def outcome(self, request: Request, at: EngineSeconds, *, on_time: bool, refused: bool = False) -> None:
         outcomes = self._outcomes
         outcomes.append(Outcome(at, on_time, refused))
         while outcomes[0].at < at - self._window_s:

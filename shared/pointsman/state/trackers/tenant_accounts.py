@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing_extensions import override
 
 from pointsman.contracts.requests import RequestFinished
-from pointsman.primitives import InstanceId, Seconds, Tenant
+from pointsman.primitives import EngineSeconds, InstanceId, Tenant
 from pointsman.state.trackers.base import Tracker
 from pointsman.state.workload import Request, Stage
 
@@ -44,7 +44,7 @@ class TenantAccounts(Tracker):
     def charge_output(self, account: Account, tenant: Tenant, tokens: int) -> None: ...
 
     @override
-    def placed(self, request: Request, at: Seconds) -> None:
+    def placed(self, request: Request, at: EngineSeconds) -> None:
         account = self._accounts.setdefault(request.instance, Account())
         tenant = request.tenant
         if tenant not in account.waiting:
@@ -56,19 +56,19 @@ class TenantAccounts(Tracker):
                 del account.balances[idle]
 
     @override
-    def granted(self, request: Request, at: Seconds) -> None:
+    def granted(self, request: Request, at: EngineSeconds) -> None:
         account = self._accounts[request.instance]
         self.charge_input(account, request)
         account.last_granted = request.tenant
         _leave_queue(account, request.tenant)
 
     @override
-    def unplaced(self, request: Request, at: Seconds) -> None:
+    def unplaced(self, request: Request, at: EngineSeconds) -> None:
         if request.stage is Stage.PENDING:
             _leave_queue(self._accounts[request.instance], request.tenant)
 
     @override
-    def ended(self, request: Request, at: Seconds, finished: RequestFinished | None) -> None:
+    def ended(self, request: Request, at: EngineSeconds, finished: RequestFinished | None) -> None:
         account = self._accounts.get(request.prefilled_by or request.instance)
         if account is None:
             return
@@ -78,7 +78,7 @@ class TenantAccounts(Tracker):
             self.charge_output(account, request.tenant, max(0, finished.completion_tokens))
 
     @override
-    def left(self, instance: InstanceId, at: Seconds) -> None:
+    def left(self, instance: InstanceId, at: EngineSeconds) -> None:
         account = self._accounts.get(instance)
         if account and not account.waiting:
             del self._accounts[instance]

@@ -7,16 +7,16 @@ from dataclasses import dataclass
 from typing_extensions import override
 
 from pointsman.contracts.requests import RequestFinished
-from pointsman.primitives import InstanceId, RequestId, Seconds, Tokens
+from pointsman.primitives import EngineSeconds, InstanceId, RequestId, Tokens
 from pointsman.state.trackers.base import Tracker
 from pointsman.state.workload import Request, Stage
 
 
 @dataclass(frozen=True, slots=True)
 class _Placement:
-    at: Seconds
+    at: EngineSeconds
     instance: InstanceId
-    prefill_seconds: Seconds
+    prefill_seconds: EngineSeconds
     prompt_tokens: Tokens
     cached_tokens: Tokens
 
@@ -24,18 +24,18 @@ class _Placement:
 @dataclass(slots=True)
 class _Load:
     placements: int = 0
-    seconds: Seconds = 0.0
+    seconds: EngineSeconds = 0.0
     prompt_tokens: Tokens = 0
     cached_tokens: Tokens = 0
 
 
 class WindowedLoad(Tracker):
-    def __init__(self, window_s: Seconds) -> None:
+    def __init__(self, window_s: EngineSeconds) -> None:
         self._window_s = window_s
         self._placements: OrderedDict[RequestId, _Placement] = OrderedDict()
         self._loads: dict[InstanceId, _Load] = {}
 
-    def seconds(self, instance: InstanceId) -> Seconds:
+    def seconds(self, instance: InstanceId) -> EngineSeconds:
         load = self._loads.get(instance)
         return load.seconds if load else 0.0
 
@@ -44,11 +44,11 @@ class WindowedLoad(Tracker):
         return load.cached_tokens / load.prompt_tokens if load else 0.0
 
     @override
-    def arrived(self, request: Request, at: Seconds) -> None:
+    def arrived(self, request: Request, at: EngineSeconds) -> None:
         self._expire(at)
 
     @override
-    def placed(self, request: Request, at: Seconds) -> None:
+    def placed(self, request: Request, at: EngineSeconds) -> None:
         self._expire(at)
         self._take_back(request.id)
         cached = request.prompt_tokens - request.uncached_tokens
@@ -61,20 +61,20 @@ class WindowedLoad(Tracker):
         load.cached_tokens += placement.cached_tokens
 
     @override
-    def unplaced(self, request: Request, at: Seconds) -> None:
+    def unplaced(self, request: Request, at: EngineSeconds) -> None:
         self._take_back(request.id)
 
     @override
-    def ended(self, request: Request, at: Seconds, finished: RequestFinished | None) -> None:
+    def ended(self, request: Request, at: EngineSeconds, finished: RequestFinished | None) -> None:
         if request.stage is Stage.PENDING:
             self._take_back(request.id)
 
     @override
-    def left(self, instance: InstanceId, at: Seconds) -> None:
+    def left(self, instance: InstanceId, at: EngineSeconds) -> None:
         for request in [r for r, placement in self._placements.items() if placement.instance == instance]:
             self._take_back(request)
 
-    def _expire(self, now: Seconds) -> None:
+    def _expire(self, now: EngineSeconds) -> None:
         placements = self._placements
         while placements:
             request, oldest = next(iter(placements.items()))

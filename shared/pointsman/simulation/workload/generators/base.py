@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
 from typing import Protocol
 
-from pointsman.primitives import Seconds, Tokens
+from pointsman.primitives import EngineSeconds, Tokens
 from pointsman.simulation.workload.requests import WorkloadRequest, in_order
 
 
@@ -22,12 +22,12 @@ def interleaved(
     count: int,
     *,
     tasks_rate: float,
-    task: Callable[[int, Seconds], Iterable[WorkloadRequest]],
+    task: Callable[[int, EngineSeconds], Iterable[WorkloadRequest]],
     chance: random.Random,
 ) -> list[WorkloadRequest]:
     """The first `count` requests of tasks that begin `tasks_rate` a second; `task` makes the n-th. A task has at least
     one request, and none before its beginning."""
-    waiting: list[tuple[Seconds, int, WorkloadRequest]] = []
+    waiting: list[tuple[EngineSeconds, int, WorkloadRequest]] = []
     chosen: list[WorkloadRequest] = []
     number = made = 0
     start = 0.0

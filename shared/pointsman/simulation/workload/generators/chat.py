@@ -5,7 +5,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from pointsman.primitives import Seconds, SessionId, Tenant, Tokens
+from pointsman.primitives import EngineSeconds, SessionId, Tenant, Tokens
 from pointsman.simulation.workload.arrivals import ANSWER_SECONDS_PER_TOKEN
 from pointsman.simulation.workload.generators.base import exponential_length, interleaved, zipf
 from pointsman.simulation.workload.requests import TRACE_BLOCK_TOKENS, BlockIds, WorkloadRequest
@@ -20,8 +20,8 @@ class ChatShape:
     turns: float = 5.0
     question_tokens: float = 400.0
     answer_tokens: float = 250.0
-    think_s: Seconds = 30.0
-    answer_s_per_token: Seconds = ANSWER_SECONDS_PER_TOKEN
+    think_s: EngineSeconds = 30.0
+    answer_s_per_token: EngineSeconds = ANSWER_SECONDS_PER_TOKEN
     """Guessed wait for an answer: the workload is open loop."""
     input_tokens_max: Tokens = 16_384
     output_tokens_max: Tokens = 1024
@@ -33,7 +33,7 @@ def chat(count: int, *, rate: float, chance: random.Random, shape: ChatShape | N
     systems = [ids.take(blocks) for blocks in shape.system_prompt_blocks]
     popularity = zipf(len(systems), 1.0)
 
-    def conversation(number: int, start: Seconds) -> Iterator[WorkloadRequest]:
+    def conversation(number: int, start: EngineSeconds) -> Iterator[WorkloadRequest]:
         system = chance.choices(systems, cum_weights=popularity)[0]
         return _conversation(number, start, system, ids, shape, chance)
 
@@ -41,7 +41,7 @@ def chat(count: int, *, rate: float, chance: random.Random, shape: ChatShape | N
 
 
 def _conversation(
-    number: int, start: Seconds, system: tuple[int, ...], ids: BlockIds, shape: ChatShape, chance: random.Random
+    number: int, start: EngineSeconds, system: tuple[int, ...], ids: BlockIds, shape: ChatShape, chance: random.Random
 ) -> Iterator[WorkloadRequest]:
     arrival_s, block_ids, length = start, system, len(system) * TRACE_BLOCK_TOKENS
     while True:

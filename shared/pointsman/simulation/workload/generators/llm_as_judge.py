@@ -5,7 +5,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from pointsman.primitives import Seconds, SessionId, Tenant, Tokens
+from pointsman.primitives import EngineSeconds, SessionId, Tenant, Tokens
 from pointsman.simulation.workload.arrivals import answered_s
 from pointsman.simulation.workload.generators.base import exponential_length, interleaved
 from pointsman.simulation.workload.generators.clients import WELL_BEHAVED, Clients
@@ -22,7 +22,7 @@ class JudgeShape:
     judgement_tokens: float = 140.0
     judgement_tokens_max: Tokens = 256
     score_tokens: Tokens = 2
-    step_s: Seconds = 0.5
+    step_s: EngineSeconds = 0.5
     """Mean pause before the score."""
     clients: Clients = WELL_BEHAVED
 
@@ -38,7 +38,7 @@ def llm_as_judge(
     tenants = shape.clients.tenants()
     rubrics = [ids.take(shape.clients.prefix_blocks(client, shape.rubric_blocks)) for client in range(len(tenants))]
 
-    def judging(number: int, start: Seconds) -> Iterator[WorkloadRequest]:
+    def judging(number: int, start: EngineSeconds) -> Iterator[WorkloadRequest]:
         client = shape.clients.pick(chance)
         answer = ids.take(chance.randint(shape.answer_blocks_min, shape.answer_blocks_max))
         bench = _Judging(
@@ -57,7 +57,7 @@ class _Judging:
     shape: JudgeShape
     chance: random.Random
 
-    def requests(self, judged: tuple[int, ...], start: Seconds) -> Iterator[WorkloadRequest]:
+    def requests(self, judged: tuple[int, ...], start: EngineSeconds) -> Iterator[WorkloadRequest]:
         judgements = [self._dimension(judged, start) for _ in range(self.shape.dimensions)]
         yield from judgements
         read_s = max((answered_s(judgement) for judgement in judgements), default=start)
@@ -68,12 +68,12 @@ class _Judging:
             output_tokens=self.shape.score_tokens,
         )
 
-    def _dimension(self, judged: tuple[int, ...], arrival_s: Seconds) -> WorkloadRequest:
+    def _dimension(self, judged: tuple[int, ...], arrival_s: EngineSeconds) -> WorkloadRequest:
         judgement = min(exponential_length(self.shape.judgement_tokens, self.chance), self.shape.judgement_tokens_max)
         return self._behind(judged, arrival_s=arrival_s, tail=self.shape.dimension_tokens, output_tokens=judgement)
 
     def _behind(
-        self, judged: tuple[int, ...], *, arrival_s: Seconds, tail: Tokens, output_tokens: Tokens
+        self, judged: tuple[int, ...], *, arrival_s: EngineSeconds, tail: Tokens, output_tokens: Tokens
     ) -> WorkloadRequest:
         return self.ids.request(
             judged, tail, output_tokens=output_tokens, tenant=self.tenant, arrival_s=arrival_s, session=self.session

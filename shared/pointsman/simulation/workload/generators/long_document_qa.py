@@ -5,7 +5,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from pointsman.primitives import Seconds, SessionId, Tenant, Tokens
+from pointsman.primitives import EngineSeconds, SessionId, Tenant, Tokens
 from pointsman.simulation.workload.arrivals import ANSWER_SECONDS_PER_TOKEN
 from pointsman.simulation.workload.generators.base import exponential_length, interleaved, zipf
 from pointsman.simulation.workload.requests import BlockIds, WorkloadRequest
@@ -23,7 +23,7 @@ class LongDocumentShape:
     question_tokens: float = 30.0
     answer_tokens: float = 60.0
     output_tokens_max: Tokens = 512
-    think_s: Seconds = 15.0
+    think_s: EngineSeconds = 15.0
     """Mean pause between an answer and the next question."""
     readers: int = 8
 
@@ -38,7 +38,7 @@ def long_document_qa(
     ]
     popularity = zipf(shape.documents, shape.zipf_exponent)
 
-    def reading(number: int, start: Seconds) -> Iterator[WorkloadRequest]:
+    def reading(number: int, start: EngineSeconds) -> Iterator[WorkloadRequest]:
         document = chance.choices(documents, cum_weights=popularity)[0]
         return _reading(number, start, document, ids, shape, chance)
 
@@ -48,7 +48,7 @@ def long_document_qa(
 
 def _reading(
     number: int,
-    start: Seconds,
+    start: EngineSeconds,
     document: tuple[int, ...],
     ids: BlockIds,
     shape: LongDocumentShape,

@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from pointsman.primitives import Seconds, SessionId, Tenant, Tokens
+from pointsman.primitives import EngineSeconds, SessionId, Tenant, Tokens
 from pointsman.simulation.workload.arrivals import answered_s
 from pointsman.simulation.workload.generators.base import exponential_length, interleaved
 from pointsman.simulation.workload.generators.clients import WELL_BEHAVED, Clients
@@ -24,7 +24,7 @@ class TreeShape:
     thought_tokens: float = 160.0
     """Mean (exponential)."""
     thought_tokens_max: Tokens = 256
-    step_s: Seconds = 1.0
+    step_s: EngineSeconds = 1.0
     """Mean pause from the last answer of a node to its continuations."""
     clients: Clients = WELL_BEHAVED
 
@@ -49,7 +49,7 @@ class _Tree:
     shape: TreeShape
     chance: random.Random
 
-    def thoughts(self, prompt: tuple[int, ...], arrival_s: Seconds, levels: int) -> Iterator[WorkloadRequest]:
+    def thoughts(self, prompt: tuple[int, ...], arrival_s: EngineSeconds, levels: int) -> Iterator[WorkloadRequest]:
         """The branches of a node with this prompt, and `levels - 1` levels below them."""
         branches = [self._thought(prompt, arrival_s) for _ in range(self.shape.branching)]
         yield from branches
@@ -61,7 +61,7 @@ class _Tree:
             next_s = compared_s + self.chance.expovariate(1 / self.shape.step_s)
             yield from self.thoughts(continued, next_s, levels - 1)
 
-    def _thought(self, prompt: tuple[int, ...], arrival_s: Seconds) -> WorkloadRequest:
+    def _thought(self, prompt: tuple[int, ...], arrival_s: EngineSeconds) -> WorkloadRequest:
         tokens = min(exponential_length(self.shape.thought_tokens, self.chance), self.shape.thought_tokens_max)
         return self.ids.request(
             prompt, 0, output_tokens=tokens, tenant=self.tenant, arrival_s=arrival_s, session=self.session
@@ -78,7 +78,7 @@ def tree_of_thoughts(
         ids.take(shape.clients.prefix_blocks(client, shape.instruction_blocks)) for client in range(len(tenants))
     ]
 
-    def tree(number: int, start: Seconds) -> Iterator[WorkloadRequest]:
+    def tree(number: int, start: EngineSeconds) -> Iterator[WorkloadRequest]:
         client = shape.clients.pick(chance)
         trunk = instructions[client] + ids.take(shape.question_blocks)
         grown = _Tree(session=SessionId(f"tree-{number}"), tenant=tenants[client], ids=ids, shape=shape, chance=chance)

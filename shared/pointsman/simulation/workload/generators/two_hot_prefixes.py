@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate
 
-from pointsman.primitives import Seconds, Tenant, Tokens
+from pointsman.primitives import EngineSeconds, Tenant, Tokens
 from pointsman.simulation.workload.generators.base import exponential_length, interleaved
 from pointsman.simulation.workload.requests import BlockIds, WorkloadRequest
 
@@ -19,7 +19,7 @@ class HotspotShape:
     shares: tuple[float, ...] = (0.4, 0.2)
     """One share of all requests per hot prefix; the rest is cold. Together at most 1."""
     burst_requests: int = 20
-    burst_s: Seconds = 2.0
+    burst_s: EngineSeconds = 2.0
     """Requests of a burst come at random within this."""
     question_tokens: float = 300.0
     cold_tokens: float = 3000.0
@@ -44,7 +44,7 @@ def two_hot_prefixes(
     begins = [*(share / shape.burst_requests for share in shape.shares), 1 - sum(shape.shares)]
     weights = list(accumulate(begins))
 
-    def burst_or_cold(_number: int, start: Seconds) -> Iterator[WorkloadRequest]:
+    def burst_or_cold(_number: int, start: EngineSeconds) -> Iterator[WorkloadRequest]:
         chosen = chance.choices(range(len(begins)), cum_weights=weights)[0]
         if chosen == len(prefixes):
             yield _request((), start, COLD, shape.cold_tokens, ids, shape, chance)
@@ -59,7 +59,7 @@ def two_hot_prefixes(
 
 def _request(
     prefix: tuple[int, ...],
-    arrival_s: Seconds,
+    arrival_s: EngineSeconds,
     tenant: Tenant,
     question_tokens: float,
     ids: BlockIds,

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from pointsman.primitives import Seconds
+from pointsman.primitives import EngineSeconds
 
 DISTURBED_SHARE_MAX = 0.03
 """Of a median prefill. Close to saturation this much less capacity doubles the queue."""
@@ -24,12 +24,12 @@ SERIOUS = frozenset({"warning", "error", "critical"})
 class Machine:
     """Disturbance by the machine itself. Engine seconds."""
 
-    waited_s: Seconds
-    late_p90_s: Seconds
-    stood_still_s: Seconds
+    waited_s: EngineSeconds
+    late_p90_s: EngineSeconds
+    stood_still_s: EngineSeconds
     warned: dict[str, int]
 
-    def disturbed(self, prefill_p50_s: Seconds) -> bool:
+    def disturbed(self, prefill_p50_s: EngineSeconds) -> bool:
         slow = max(self.waited_s, self.late_p90_s) > DISTURBED_SHARE_MAX * prefill_p50_s
         return slow or self.stood_still_s > STANDSTILL_SHARE_MAX * prefill_p50_s
 

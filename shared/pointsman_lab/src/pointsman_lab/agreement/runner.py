@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import fmean, median
 
 from pointsman.contracts.block_keys import KeyChain
-from pointsman.primitives import BlockKey, InstanceId, Seconds, Tokens
+from pointsman.primitives import BlockKey, EngineSeconds, InstanceId, Tokens
 from pointsman.simulation import metrics
 from pointsman.simulation.simulator import FleetMirror, Scenario, simulate
 from pointsman.simulation.workload import WorkloadRequest, mean_rate, prompt_token_ids
@@ -26,7 +26,7 @@ SIMULATIONS = 9
 WAY_WALL_SECONDS = 0.01
 WAY_SHARE_MAX = 0.025
 SPEED_MIN, SPEED_MAX = 0.1, 20.0
-SLO_TTFT_SECONDS: Seconds = 5.0
+SLO_TTFT_SECONDS: EngineSeconds = 5.0
 PREFILL_WINDOW_TOKENS: Tokens = 16_384
 REQUESTS_REMEMBERED = 4096
 
@@ -52,10 +52,10 @@ class Figures:
     completed: int
     rejected: int
     failed: int
-    ttft_p50_s: Seconds | None
-    ttft_p90_s: Seconds | None
-    ttft_p99_s: Seconds | None
-    tpot_p50_s: Seconds | None
+    ttft_p50_s: EngineSeconds | None
+    ttft_p90_s: EngineSeconds | None
+    ttft_p99_s: EngineSeconds | None
+    tpot_p50_s: EngineSeconds | None
     hit_rate: float | None
     effective_capacity: float | None
 
@@ -131,7 +131,7 @@ def run_simulated(
 class Pace:
     saturation: float
     """Requests a second that keep all engines busy with prefills."""
-    prefill_p50_s: Seconds
+    prefill_p50_s: EngineSeconds
 
     @property
     def speed(self) -> float:
@@ -147,7 +147,7 @@ def pace(pool: Pool, requests: Sequence[WorkloadRequest], *, warmup: int) -> Pac
     return Pace(saturation=pool.engines / fmean(seconds), prefill_p50_s=median(seconds))
 
 
-def _jittered(requests: Sequence[WorkloadRequest], most: Seconds, chance: random.Random) -> list[WorkloadRequest]:
+def _jittered(requests: Sequence[WorkloadRequest], most: EngineSeconds, chance: random.Random) -> list[WorkloadRequest]:
     moved = [replace(request, arrival_s=request.arrival_s + chance.uniform(0.0, most)) for request in requests]
     return sorted(moved, key=lambda request: request.arrival_s)
 

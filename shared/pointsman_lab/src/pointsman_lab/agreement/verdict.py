@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from pointsman.primitives import Seconds
+from pointsman.primitives import EngineSeconds
 from pointsman_lab.agreement.runner import Figures
 
 JUDGED = ("ttft_p50_s", "ttft_p90_s", "hit_rate")
@@ -38,9 +38,9 @@ class Agreement(msgspec.Struct, kw_only=True, frozen=True):
     speed: float
     requests: int
     verdict: Verdict
-    waited_s: Seconds
-    late_p90_s: Seconds
-    stood_still_s: Seconds
+    waited_s: EngineSeconds
+    late_p90_s: EngineSeconds
+    stood_still_s: EngineSeconds
     warned: dict[str, int]
     wall_s: float
     numbers: list[Number]

@@ -16,7 +16,7 @@ from rich.table import Table
 
 from pointsman.policies.routing import ROUTING_POLICIES
 from pointsman.policies.scaling.slo_attainment import SloAttainment
-from pointsman.primitives import Seconds
+from pointsman.primitives import EngineSeconds
 from pointsman.runtime.telemetry import configure_logging
 from pointsman.simulation.workload import WorkloadRequest, at_rate
 from pointsman.state.state import PoolSettings
@@ -34,9 +34,9 @@ SETTLE_SECONDS_MAX = 20.0
 MISSED_EXIT_CODE = 1
 SEED = 1
 SCALING = SloAttainment.name
-SLO_TTFT_SECONDS: Seconds = 5.0
+SLO_TTFT_SECONDS: EngineSeconds = 5.0
 TARGET = 0.9
-STRETCH_SECONDS: Seconds = 15.0
+STRETCH_SECONDS: EngineSeconds = 15.0
 DEFAULT_WORKLOAD = "tools"
 
 
@@ -63,7 +63,7 @@ class ElasticityReport(msgspec.Struct, kw_only=True):
     scaling: str
     speed: float
     rate: float
-    halves_at_s: Seconds
+    halves_at_s: EngineSeconds
     target: float
     requests: int
     completed: int
@@ -73,7 +73,7 @@ class ElasticityReport(msgspec.Struct, kw_only=True):
     largest: int
     size_at_end: int
     worst_attainment: float | None
-    recovered_s: Seconds | None
+    recovered_s: EngineSeconds | None
     high_attainment: float | None
     low_attainment: float | None
     remapped_within_bound: int
@@ -128,7 +128,7 @@ def elasticity_command(**values: object) -> None:
 
 
 def two_phases(
-    requests: Sequence[WorkloadRequest], *, rate: float, high_s: Seconds, low_s: Seconds
+    requests: Sequence[WorkloadRequest], *, rate: float, high_s: EngineSeconds, low_s: EngineSeconds
 ) -> list[WorkloadRequest]:
     """The workload in order, at `rate` a second and then at half of it. Shorter when requests run out."""
     high = at_rate(requests[: round(rate * high_s)], rate)
@@ -274,8 +274,8 @@ class _Bench:
             raise click.ClickException(msg) from error
 
 
-def _recovered_at(stretches: Sequence[Stretch], target: float) -> Seconds | None:
-    recovered: Seconds | None = None
+def _recovered_at(stretches: Sequence[Stretch], target: float) -> EngineSeconds | None:
+    recovered: EngineSeconds | None = None
     for stretch in stretches:
         if stretch.attainment is None:
             continue

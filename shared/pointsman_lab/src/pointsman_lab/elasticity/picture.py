@@ -6,7 +6,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from pointsman.primitives import Seconds
+from pointsman.primitives import EngineSeconds
 from pointsman_cli.simulate.plots import OWN_COLOUR, SMALL_PRINT, THRESHOLD_LINE, save_figure
 from pointsman_lab.elasticity.timeline import Timeline
 
@@ -39,7 +39,7 @@ def _figure(timeline: Timeline, title: str, target: float) -> Figure:
     return figure
 
 
-def _draw_size(axes: Axes, timeline: Timeline, *, end: Seconds) -> None:
+def _draw_size(axes: Axes, timeline: Timeline, *, end: EngineSeconds) -> None:
     sizes = [(max(0.0, at), count) for at, count in timeline.sizes]
     if sizes:
         sizes.append((max(end, sizes[-1][0]), sizes[-1][1]))

@@ -10,7 +10,7 @@ from pointsman.contracts.fleet import InstanceDraining, InstanceLeft, InstanceUn
 from pointsman.contracts.requests import PrefillFinished, RequestArrived, RequestFailed
 from pointsman.policies.hash_ring import candidate_pair
 from pointsman.ports import LogEntry
-from pointsman.primitives import BlockKey, InstanceId, RequestId, Seconds
+from pointsman.primitives import BlockKey, EngineSeconds, InstanceId, RequestId
 from pointsman.state.fleet import Status
 from pointsman.state.state import PoolSettings, State
 
@@ -18,7 +18,7 @@ REMAP_MARGIN = 0.1
 
 
 class Stretch(msgspec.Struct, kw_only=True):
-    start_s: Seconds
+    start_s: EngineSeconds
     requests: int = 0
     on_time: int = 0
     refused: int = 0
@@ -30,7 +30,7 @@ class Change(msgspec.Struct, kw_only=True):
     """One instance more or less in service. `remapped`: share of prefixes with another pair of candidates; `bound`: 2/n
     + 10%, n the larger size."""
 
-    at_s: Seconds
+    at_s: EngineSeconds
     before: int
     after: int
     prefixes: int
@@ -39,7 +39,7 @@ class Change(msgspec.Struct, kw_only=True):
 
 
 class ScaleDecision(msgspec.Struct, kw_only=True):
-    at_s: Seconds
+    at_s: EngineSeconds
     current: int
     wanted: int
     reason: str
@@ -49,37 +49,37 @@ class Drained(msgspec.Struct, kw_only=True):
     """`had`: requests at the drain; `placed_after`: placed or moved there while it drained; `failed`: failed there from
     then on. `seconds`: engine time until it left, or null. `taken_back`: drain undone."""
 
-    at_s: Seconds
+    at_s: EngineSeconds
     instance: str
     had: int
     placed_after: int = 0
     failed: int = 0
-    seconds: Seconds | None = None
+    seconds: EngineSeconds | None = None
     taken_back: bool = False
 
 
 class Timeline(msgspec.Struct, kw_only=True):
-    stretch_s: Seconds
+    stretch_s: EngineSeconds
     stretches: list[Stretch]
-    sizes: list[tuple[Seconds, int]]
+    sizes: list[tuple[EngineSeconds, int]]
     decisions: list[ScaleDecision]
     changes: list[Change]
     drains: list[Drained]
 
 
 class TimelineReader:
-    def __init__(self, settings: PoolSettings, *, stretch_s: Seconds) -> None:
+    def __init__(self, settings: PoolSettings, *, stretch_s: EngineSeconds) -> None:
         self._state = State(settings)
         self._stretch_s = stretch_s
-        self._start: Seconds | None = None
+        self._start: EngineSeconds | None = None
         self._stretches: dict[int, Stretch] = {}
         self._arrivals: dict[RequestId, RequestArrived] = {}
         self._on_time: set[RequestId] = set()
         self._prefixes: set[BlockKey] = set()
         self._serving: tuple[InstanceId, ...] = ()
-        self._sizes: list[tuple[Seconds, int]] = []
+        self._sizes: list[tuple[EngineSeconds, int]] = []
         self._decisions: list[ScaleDecision] = []
-        self._changes: list[tuple[Seconds, tuple[InstanceId, ...], tuple[InstanceId, ...]]] = []
+        self._changes: list[tuple[EngineSeconds, tuple[InstanceId, ...], tuple[InstanceId, ...]]] = []
         self._drains: list[Drained] = []
         self._draining: dict[str, Drained] = {}
 
@@ -168,7 +168,7 @@ class TimelineReader:
         number = int((arrival.arrived_at - self._start) // self._stretch_s)
         return self._stretches.setdefault(number, Stretch(start_s=number * self._stretch_s))
 
-    def _note_size(self, at: Seconds) -> None:
+    def _note_size(self, at: EngineSeconds) -> None:
         fleet = self._state.fleet
         serving = tuple(sorted(i.id for i in fleet.instances if i.status is Status.READY and i.answered))
         if serving == self._serving:
@@ -178,7 +178,7 @@ class TimelineReader:
         if before and serving and self._arrivals:
             self._changes.append((at, before, serving))
 
-    def _change(self, at: Seconds, before: tuple[InstanceId, ...], after: tuple[InstanceId, ...]) -> Change:
+    def _change(self, at: EngineSeconds, before: tuple[InstanceId, ...], after: tuple[InstanceId, ...]) -> Change:
         remapped = sum(set(candidate_pair(before, key)) != set(candidate_pair(after, key)) for key in self._prefixes)
         return Change(
             at_s=at,

@@ -12,7 +12,7 @@ import msgspec
 from pointsman.contracts.decisions import RequestGranted, RequestPlaced
 from pointsman.contracts.requests import RequestAttemptFailed, RequestFailed
 from pointsman.ports import LogEntry
-from pointsman.primitives import InstanceId, Seconds
+from pointsman.primitives import EngineSeconds, InstanceId
 from pointsman_cli.up.scripts import console_script
 from pointsman_lab.faults.clients import Exchange
 from pointsman_lab.faults.log_tail import LogTail
@@ -38,8 +38,8 @@ class Touched(msgspec.Struct, kw_only=True):
     failures: dict[str, int] = {}
     doctor: str = ""
     explain: str = ""
-    whole_s: Seconds | None = None
-    back_s: Seconds | None = None
+    whole_s: EngineSeconds | None = None
+    back_s: EngineSeconds | None = None
 
     @property
     def share(self) -> float:

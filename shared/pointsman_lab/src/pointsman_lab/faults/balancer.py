@@ -19,7 +19,7 @@ import click
 
 from pointsman.adapters.child_process import spawn
 from pointsman.adapters.tcp_ports import LOOPBACK, free_ports
-from pointsman.primitives import Seconds
+from pointsman.primitives import EngineSeconds
 from pointsman_cli.discovery import FleetProcess
 
 START_SECONDS_MAX = 10.0
@@ -85,7 +85,7 @@ class Balancer:
     def whole(self) -> bool:
         return bool(self.rotation) and all(self.rotation.values())
 
-    def out_of_rotation(self, begin: float, end: float) -> dict[str, Seconds]:
+    def out_of_rotation(self, begin: float, end: float) -> dict[str, EngineSeconds]:
         """Seconds out of rotation between two moments, by server; without those that never were."""
         found = {}
         for server, changes in self.changes.items():

@@ -13,7 +13,7 @@ import aiohttp
 import msgspec
 
 from pointsman.adapters.sse import events_in
-from pointsman.primitives import Seconds, Tokens
+from pointsman.primitives import EngineSeconds, Tokens
 from pointsman.simulation.workload import WorkloadRequest, prompt_token_ids
 from pointsman_cli.bench.answer import decoded_object
 from pointsman_cli.bench.load import IDLE_CONNECTION_SECONDS, VOCAB_SIZE
@@ -80,18 +80,18 @@ class Clients:
                 await asyncio.sleep(0.1)
                 tick()
 
-    def first_answer_after(self, moment: float) -> Seconds | None:
+    def first_answer_after(self, moment: float) -> EngineSeconds | None:
         """Wall seconds from a moment to the first answer to a later request."""
         answered = [e.first_byte_at for e in self.exchanges if e.asked_at >= moment and e.first_byte_at is not None]
         return min(answered) - moment if answered else None
 
-    def usual_ttft(self, injections: Sequence[float]) -> Seconds | None:
+    def usual_ttft(self, injections: Sequence[float]) -> EngineSeconds | None:
         """P90 of wall seconds to the first bytes of streams, without those just after these moments; None with too few."""
         struck = [(at, at + STRUCK_SECONDS) for at in injections]
         calm = (e for e in self.exchanges if not any(begin <= e.asked_at < end for begin, end in struck))
         return _ttft_p90([e for e in calm if e.ending == "completed"])
 
-    def normal_after(self, moment: float, end: float, *, usual: Seconds | None) -> Seconds | None:
+    def normal_after(self, moment: float, end: float, *, usual: EngineSeconds | None) -> EngineSeconds | None:
         """Wall seconds from a moment until service was normal; None if not by `end`."""
         asked = sorted((e for e in self.exchanges if moment <= e.asked_at < end), key=lambda e: e.asked_at)
         for first in range(len(asked) - NORMAL_IN_A_ROW + 1):
@@ -170,7 +170,7 @@ class Clients:
                 await asyncio.sleep(CONNECT_AGAIN_SECONDS)
 
 
-def _ttft_p90(exchanges: Sequence[Exchange]) -> Seconds | None:
+def _ttft_p90(exchanges: Sequence[Exchange]) -> EngineSeconds | None:
     waited = sorted(e.first_byte_at - e.asked_at for e in exchanges if e.streamed and e.first_byte_at is not None)
     return waited[int(0.9 * len(waited))] if len(waited) >= NORMAL_IN_A_ROW // 2 else None
 

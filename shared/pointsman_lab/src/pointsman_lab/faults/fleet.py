@@ -15,7 +15,7 @@ from pointsman.adapters.backoff import FIRST_RESTART_WAIT_SECONDS
 from pointsman.adapters.tcp_ports import free_ports
 from pointsman.contracts.subjects import stream_name
 from pointsman.ports import CommandTimeoutError, Link, NoResponderError
-from pointsman.primitives import PoolName, Seconds, WallSeconds
+from pointsman.primitives import EngineSeconds, PoolName, WallSeconds
 from pointsman.runtime.embedded_nats import ClusterNode, EmbeddedNats, start_nats
 from pointsman.runtime.settings import FleetSettings
 from pointsman_cli.bench.fresh_fleet import FreshFleet
@@ -80,7 +80,7 @@ class FleetUnderTest:
         own = {one.name: one.server.pid for one in self.servers if one.server is not None}
         return {process.name: process.pid for process in self.file.processes if process.pid} | own
 
-    async def nats_down(self, name: str, seconds: Seconds) -> None:
+    async def nats_down(self, name: str, seconds: EngineSeconds) -> None:
         """Kills one of our own servers, and keeps it down."""
         (struck,) = [one for one in self.servers if one.name == name]
         assert struck.server is not None, "it was started with the fleet"

@@ -14,7 +14,7 @@ import msgspec
 from pointsman.contracts.commands import DescribeFleet, FleetDescribed
 from pointsman.contracts.subjects import fleet_view_subject
 from pointsman.ports import CommandTimeoutError, Link, NoResponderError
-from pointsman.primitives import InstanceId, PoolName, Seconds, WallSeconds
+from pointsman.primitives import EngineSeconds, InstanceId, PoolName, WallSeconds
 from pointsman_cli.up.child import missing_parts
 from pointsman_cli.up.probe import NoAnswerError, http_get
 from pointsman_engine_sim.misbehaviour import MISBEHAVE_PATH
@@ -41,18 +41,18 @@ class Injection(msgspec.Struct, kw_only=True):
     victim: str
     pids: list[int]
     at: float
-    began: Seconds
-    lasted: Seconds
-    served_s: Seconds | None = None
-    normal_s: Seconds | None = None
-    well_s: Seconds | None = None
+    began: EngineSeconds
+    lasted: EngineSeconds
+    served_s: EngineSeconds | None = None
+    normal_s: EngineSeconds | None = None
+    well_s: EngineSeconds | None = None
     streams_cut: int = 0
     ended: float = 0.0
     answered: int = 0
     statuses: dict[str, int] = {}
     failed: int = 0
-    ttft_p99_s: Seconds | None = None
-    out_of_rotation: dict[str, Seconds] = {}
+    ttft_p99_s: EngineSeconds | None = None
+    out_of_rotation: dict[str, EngineSeconds] = {}
     touched: Touched | None = None
 
 
@@ -77,7 +77,7 @@ class Injector:
                 injecting.create_task(self._strike(fault))
 
     async def run_in_turn(
-        self, faults: Sequence[Fault], *, settle: Seconds, on_injected: Callable[[Injection], None]
+        self, faults: Sequence[Fault], *, settle: EngineSeconds, on_injected: Callable[[Injection], None]
     ) -> None:
         """One fault after the other, with a pause before each and after the last. Calls `on_injected` after each."""
         self._started = time.monotonic()
@@ -141,7 +141,7 @@ class Injector:
         injection.touched = diagnosed.result()
         injection.touched.whole_s = whole_s
 
-    async def _whole_after(self, instance: InstanceId, moment: float) -> Seconds | None:
+    async def _whole_after(self, instance: InstanceId, moment: float) -> EngineSeconds | None:
         while time.monotonic() < moment + WELL_SECONDS_MAX:
             if self._watch.whole(instance):
                 return time.monotonic() - moment
@@ -208,7 +208,7 @@ async def _tell(engine: aiohttp.ClientSession, kind: str) -> None:
         answer.raise_for_status()
 
 
-async def _frozen(pid: int, seconds: Seconds) -> None:
+async def _frozen(pid: int, seconds: EngineSeconds) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGSTOP)
         try:

@@ -5,7 +5,7 @@ import asyncio
 import contextlib
 import random
 
-from pointsman.primitives import Seconds
+from pointsman.primitives import EngineSeconds
 
 CHUNK_BYTES = 256 * 1024
 DELAY_SECONDS = 0.05
@@ -43,7 +43,7 @@ class Network:
         self._close_all(list(self._connections))
         await asyncio.gather(*self._pumps, return_exceptions=True)
 
-    async def cut(self, seconds: Seconds) -> None:
+    async def cut(self, seconds: EngineSeconds) -> None:
         self._refusing = True
         self._close_all(list(self._connections))
         try:
@@ -51,14 +51,14 @@ class Network:
         finally:
             self._refusing = False
 
-    async def delay(self, seconds: Seconds) -> None:
+    async def delay(self, seconds: EngineSeconds) -> None:
         self._delayed = True
         try:
             await asyncio.sleep(seconds)
         finally:
             self._delayed = False
 
-    async def drop(self, seconds: Seconds) -> None:
+    async def drop(self, seconds: EngineSeconds) -> None:
         struck = [one for one in self._connections if self._chance.random() < DROPPED_SHARE]
         for one in struck:
             one.dropping = True

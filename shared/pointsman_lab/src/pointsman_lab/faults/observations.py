@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pointsman.contracts.block_keys import KeyChain
 from pointsman.contracts.commands import FleetDescribed
 from pointsman.ports import Link, LogEntry, LogMissingError, LogUnavailableError
-from pointsman.primitives import BlockKey, InstanceId, Seconds
+from pointsman.primitives import BlockKey, EngineSeconds, InstanceId
 from pointsman.state.state import State
 from pointsman_cli.history.archive import ArchiveHistory
 from pointsman_cli.history.entries import HistoryError
@@ -41,7 +41,7 @@ class Evidence:
     archived: dict[int, bytes] = field(default_factory=dict)
     gaps: list[str] = field(default_factory=list)
     balancer: Balancer | None = None
-    quiet_s: Seconds | None = None
+    quiet_s: EngineSeconds | None = None
 
 
 async def gathered(

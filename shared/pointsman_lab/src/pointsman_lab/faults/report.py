@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from pointsman.primitives import Seconds
+from pointsman.primitives import EngineSeconds
 from pointsman_cli.terminal import table
 from pointsman_lab.faults.bad_engines import FIRST_SECONDS, Touched
 from pointsman_lab.faults.checks import unanswered
@@ -20,7 +20,7 @@ BLIND = "blind"
 Column = tuple[str, Callable[[Injection], str]]
 
 
-def _seconds(value: Seconds | None) -> str:
+def _seconds(value: EngineSeconds | None) -> str:
     return "-" if value is None else f"{value:.2f} s"
 
 
@@ -59,7 +59,7 @@ class FaultsReport(msgspec.Struct, kw_only=True):
     seed: int
     workload: str
     requests: int
-    wall_s: Seconds
+    wall_s: EngineSeconds
     endings: dict[str, int]
     details: dict[str, int]
     blind: int
@@ -68,7 +68,7 @@ class FaultsReport(msgspec.Struct, kw_only=True):
     decisions: int
     entries: int
     terms: int
-    quiet_s: Seconds | None
+    quiet_s: EngineSeconds | None
     run_haproxy: bool
     busy_share: float
     strikes: list[Injection]
@@ -85,7 +85,7 @@ def reported(
     *,
     seed: int,
     workload: str,
-    wall_s: Seconds,
+    wall_s: EngineSeconds,
     busy_share: float,
 ) -> FaultsReport:
     exchanges = evidence.exchanges

@@ -4,7 +4,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pointsman.primitives import Seconds
+from pointsman.primitives import EngineSeconds
 
 PROCESSES = ("leader", "follower", "worker", "engine", "nats", "recorder", "rebalancer", "scaler", "ingress")
 ANY = "any"
@@ -49,8 +49,8 @@ class Fault:
 
     action: str
     targets: tuple[str, ...]
-    at: Seconds
-    lasts: Seconds
+    at: EngineSeconds
+    lasts: EngineSeconds
 
     @property
     def name(self) -> str:
@@ -68,7 +68,7 @@ def checked(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(names)
 
 
-def scheduled(names: Sequence[str], *, seed: int, seconds: Seconds) -> list[Fault]:
+def scheduled(names: Sequence[str], *, seed: int, seconds: EngineSeconds) -> list[Fault]:
     """Each named fault once, shuffled, in a run of so many wall seconds. Each has its own interval and strikes in the
     first half of it."""
     chance = random.Random(seed)

@@ -9,7 +9,7 @@ from heapq import heapify, heappop, heappush
 from typing import Literal
 
 from pointsman.contracts.fleet import PrefillCost
-from pointsman.primitives import BlockKey, Seconds, Tokens
+from pointsman.primitives import BlockKey, EngineSeconds, Tokens
 from pointsman.simulation.outcome import Outcome, RequestRow
 from pointsman.simulation.scenario import Scenario, block_keys
 from pointsman.simulation.workload import WorkloadRequest
@@ -69,11 +69,11 @@ class _Floors:
 @dataclass(slots=True)
 class _Engine:
     tokens_left: Tokens = 0
-    computed_at: Seconds = 0.0
-    read_at: Seconds = 0.0
+    computed_at: EngineSeconds = 0.0
+    read_at: EngineSeconds = 0.0
 
     @property
-    def ends_at(self) -> Seconds:
+    def ends_at(self) -> EngineSeconds:
         return max(self.computed_at, self.read_at)
 
 
@@ -112,7 +112,7 @@ class _Central:
             heappush(self._free_at, (max(now, self._engines[number].computed_at), number))
         return Outcome(self._rows, virtual_seconds=max(engine.ends_at for engine in self._engines))
 
-    def _choose(self, waiting: list[RequestRow], now: Seconds) -> RequestRow | None:
+    def _choose(self, waiting: list[RequestRow], now: EngineSeconds) -> RequestRow | None:
         """Takes the next request out of `waiting`, and drops overdue ones for `most_on_time`."""
         if self._order == "most_on_time":
             for row in [row for row in waiting if now + self._seconds(row) > row.arrived_at + row.slo_ttft]:
@@ -128,10 +128,10 @@ class _Central:
         waiting.remove(chosen)
         return chosen
 
-    def _most_on_time(self, waiting: list[RequestRow], now: Seconds) -> list[RequestRow]:
+    def _most_on_time(self, waiting: list[RequestRow], now: EngineSeconds) -> list[RequestRow]:
         """By urgency, as many as can be on time; when one cannot, the request with the most work per weight is set
         aside."""
-        kept: list[tuple[float, int, RequestRow, Seconds]] = []
+        kept: list[tuple[float, int, RequestRow, EngineSeconds]] = []
         before = 0.0
         urgency = {row.number: self._urgency(row) for row in waiting}
         for row in sorted(waiting, key=lambda row: (urgency[row.number], row.number)):
@@ -142,7 +142,7 @@ class _Central:
             before += work / self._scenario.instances
         return sorted((row for _, _, row, _ in kept), key=lambda row: (urgency[row.number], row.number))
 
-    def _urgency(self, row: RequestRow) -> Seconds:
+    def _urgency(self, row: RequestRow) -> EngineSeconds:
         """Its deadline; for a tenth below its floor, less the prefill time that one engine takes longer than all
         together."""
         deadline = row.arrived_at + row.slo_ttft
@@ -150,10 +150,10 @@ class _Central:
             return deadline
         return deadline - self._seconds(row) * (1 - 1 / self._scenario.instances)
 
-    def _seconds(self, row: RequestRow) -> Seconds:
+    def _seconds(self, row: RequestRow) -> EngineSeconds:
         return prefill_seconds(self._cost, row.prompt_tokens, self._cached(row))
 
-    def _work(self, row: RequestRow) -> Seconds:
+    def _work(self, row: RequestRow) -> EngineSeconds:
         if row.prompt_tokens - self._cached(row) > self._scenario.max_num_batched_tokens:
             return self._seconds(row)
         return computing_seconds(self._cost, row.prompt_tokens, self._cached(row))
@@ -162,7 +162,7 @@ class _Central:
         block = self._scenario.block_tokens
         return min(self._cache.hit(self._keys[row.number]), (row.prompt_tokens - 1) // block) * block
 
-    def _serve(self, row: RequestRow, engine: _Engine, now: Seconds) -> None:
+    def _serve(self, row: RequestRow, engine: _Engine, now: EngineSeconds) -> None:
         row.cached_tokens = self._cached(row)
         uncached = row.prompt_tokens - row.cached_tokens
         if uncached > engine.tokens_left or now > engine.ends_at:
@@ -178,6 +178,6 @@ class _Central:
         self._cache.keep(self._keys[row.number])
 
 
-def computing_seconds(cost: PrefillCost, total: Tokens, cached: Tokens) -> Seconds:
+def computing_seconds(cost: PrefillCost, total: Tokens, cached: Tokens) -> EngineSeconds:
     """Seconds that tokens `cached..total` add to a step that reads its weights anyway."""
     return cost.per_token_s * (total - cached) + cost.per_token_squared_s * (total * total - cached * cached)

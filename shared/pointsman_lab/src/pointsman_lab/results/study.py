@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from pointsman.primitives import Seconds
+from pointsman.primitives import EngineSeconds
 from pointsman.simulation.simulator import Scenario
 from pointsman_cli.simulate.experiment import Cell, Source
 from pointsman_cli.simulate.variants import Variant
@@ -61,7 +61,7 @@ class Study:
     judged: Judged | None = None
     goodput: Sequence[str] = ()
     bounds: Sequence[str] = ()
-    windows: Sequence[tuple[str, Seconds, Seconds]] = ()
+    windows: Sequence[tuple[str, EngineSeconds, EngineSeconds]] = ()
     drawn: bool = False
 
     @property

@@ -7,16 +7,16 @@ from collections.abc import Callable, Collection, Iterator
 from pointsman.contracts.decisions import LeaderElected
 from pointsman.contracts.fleet import InstanceUnejected
 from pointsman.contracts.requests import RequestEvent
-from pointsman.primitives import InstanceId, Seconds, Sequence
+from pointsman.primitives import EngineSeconds, InstanceId, Sequence
 from pointsman.simulation.replay.leader_order import Kind, LeaderOrder
 from pointsman_lab.torture.decision_rules import DecisionRules
 from pointsman_lab.torture.network import Stored
 from pointsman_lab.torture.pool_model import PoolModel
 from pointsman_lab.torture.pool_records import ARRIVED
 
-RETURN_SECONDS_MAX: Seconds = 4.0
+RETURN_SECONDS_MAX: EngineSeconds = 4.0
 """Virtual seconds within which an active leader ends an expired ejection."""
-PASSED_SECONDS_MAX: Seconds = 1.0
+PASSED_SECONDS_MAX: EngineSeconds = 1.0
 """Bounds the time counted between two decisions: the leader may have been paused."""
 
 
@@ -37,8 +37,8 @@ class _Term(DecisionRules):
     def __init__(self, elected: LeaderElected, model: PoolModel, lapses: Collection[tuple[str, Sequence]]) -> None:
         super().__init__(elected, model)
         self._lapses = lapses
-        self._overdue: dict[InstanceId, Seconds] = {}
-        self._decided_at: Seconds = 0.0
+        self._overdue: dict[InstanceId, EngineSeconds] = {}
+        self._decided_at: EngineSeconds = 0.0
         self._touched: dict[InstanceId, None] = {}
         """Instances at which the current turn placed, freed or granted a request."""
 

@@ -9,7 +9,7 @@ from pointsman.contracts.fleet import InstanceJoined, InstanceLeft
 from pointsman.contracts.reasons import RejectReason
 from pointsman.contracts.requests import RequestArrived
 from pointsman.ports import LogEntry
-from pointsman.primitives import InstanceId, RequestId, Seconds, Sequence, Term, Tokens
+from pointsman.primitives import EngineSeconds, InstanceId, RequestId, Sequence, Term, Tokens
 from pointsman.simulation.replay.leader_order import Kind, LeaderOrder
 from pointsman.state.checkpoint import state_digest
 from pointsman.state.fleet import Instance, Knowledge, Status
@@ -27,7 +27,7 @@ from pointsman_scheduler import policy_config
 REQUESTS = "list of requests"
 FLEET = "fleet"
 BEHIND_SECONDS_MAX = 2.0
-NEWS_SECONDS_MAX: Seconds = 15.0
+NEWS_SECONDS_MAX: EngineSeconds = 15.0
 
 Checker = Callable[[Cluster], Iterator[str]]
 

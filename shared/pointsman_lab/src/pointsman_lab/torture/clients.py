@@ -8,7 +8,7 @@ from typing import Any, Literal
 import msgspec
 
 from pointsman.adapters.sse import events_in
-from pointsman.primitives import Seconds, Tokens
+from pointsman.primitives import EngineSeconds, Tokens
 from pointsman_cli.bench.answer import decoded_object
 from pointsman_engine_sim.engine import prompt_hash
 from pointsman_lab.torture.engines import MODEL, vocabulary
@@ -34,15 +34,15 @@ class ClientRequest:
     prompt: list[int]
     max_tokens: Tokens
     stream: bool
-    hangs_up_after: Seconds | None
+    hangs_up_after: EngineSeconds | None
     own_id: str = ""
     session: str = ""
     salt: str = ""
     adapter: str = ""
     objective_ms: int = 0
     last: bool = False
-    begun_at: Seconds = 0.0
-    ended_at: Seconds = 0.0
+    begun_at: EngineSeconds = 0.0
+    ended_at: EngineSeconds = 0.0
     outcome: Outcome = "waits"
     status: int = 0
     code: str = ""

@@ -5,7 +5,7 @@ import asyncio
 from typing_extensions import override
 
 from pointsman.adapters.clocks import ANCHOR_UNIX_SECONDS, ScaledClock, engine_time_of
-from pointsman.primitives import Seconds, WallSeconds
+from pointsman.primitives import EngineSeconds, WallSeconds
 
 BEGIN_SECONDS = 86_400.0
 UPTIME_SECONDS = 5_000.0
@@ -15,15 +15,15 @@ class SkewedClock(ScaledClock):
     def __init__(self, loop: asyncio.AbstractEventLoop, *, speed: float) -> None:
         super().__init__(speed)
         self._loop = loop
-        self.skew: Seconds = 0.0
-        self.asleep: Seconds = 0.0
+        self.skew: EngineSeconds = 0.0
+        self.asleep: EngineSeconds = 0.0
 
     @property
-    def unix(self) -> Seconds:
+    def unix(self) -> EngineSeconds:
         return ANCHOR_UNIX_SECONDS + BEGIN_SECONDS + self._loop.time() + self.skew
 
     @override
-    def now(self) -> Seconds:
+    def now(self) -> EngineSeconds:
         return engine_time_of(self.unix, self.speed)
 
     @override
@@ -35,7 +35,7 @@ class EngineClock(SkewedClock):
     def __init__(self, loop: asyncio.AbstractEventLoop, *, speed: float) -> None:
         super().__init__(loop, speed=speed)
         self._slowness = 1.0
-        self._changed_at: Seconds = super().now()
+        self._changed_at: EngineSeconds = super().now()
         self._shown_then = self._changed_at
 
     def slow_down(self, factor: float) -> None:
@@ -44,9 +44,9 @@ class EngineClock(SkewedClock):
         self._changed_at, self._shown_then, self._slowness = super().now(), shown, factor
 
     @override
-    def now(self) -> Seconds:
+    def now(self) -> EngineSeconds:
         return self._shown_then + (super().now() - self._changed_at) / self._slowness
 
     @override
-    async def sleep(self, seconds: Seconds) -> None:
+    async def sleep(self, seconds: EngineSeconds) -> None:
         await super().sleep(seconds * self._slowness)

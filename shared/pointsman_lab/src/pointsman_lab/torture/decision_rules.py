@@ -25,7 +25,7 @@ from pointsman.contracts.fleet import (
 )
 from pointsman.contracts.reasons import MoveRefusal, RejectReason
 from pointsman.contracts.requests import PrefillFinished, RequestArrived, RequestCancelled
-from pointsman.primitives import Seconds, Sequence
+from pointsman.primitives import EngineSeconds, Sequence
 from pointsman_lab.torture.network import Stored
 from pointsman_lab.torture.placement_rules import SAME, PlacementRules
 from pointsman_lab.torture.pool_model import PoolModel
@@ -34,15 +34,15 @@ from pointsman_lab.torture.pool_records import NO_INSTANCE, PENDING, PREFILL, Bo
 PLAN_MOVES_MAX = 256
 ROUND_MOVES_MAX = 64
 REBOUND_MAX = 8
-OVERDUE_SECONDS: Seconds = 3.0
+OVERDUE_SECONDS: EngineSeconds = 3.0
 LATE = (RejectReason.SLO_TTFT, RejectReason.SLO_UNREACHABLE)
 
 
 class DecisionRules(PlacementRules):
     def __init__(self, elected: LeaderElected, model: PoolModel) -> None:
         super().__init__(elected, model)
-        self._moment: tuple[Seconds, Sequence] = (0.0, 0)
-        self._plans: dict[str, tuple[Seconds, Sequence]] = {}
+        self._moment: tuple[EngineSeconds, Sequence] = (0.0, 0)
+        self._plans: dict[str, tuple[EngineSeconds, Sequence]] = {}
         self._moves: Counter[str] = Counter()
 
     def _problems(self, stored: Stored) -> Iterator[str]:
@@ -238,7 +238,7 @@ class DecisionRules(PlacementRules):
         if request.streaming or request.decode or event.at < due - 1e-6:
             yield f"its first token is assumed at {event.at}, due at {due}"
 
-    def _silent(self, event: InstanceSuspected | InstanceLeft, after: Seconds) -> Iterator[str]:
+    def _silent(self, event: InstanceSuspected | InstanceLeft, after: EngineSeconds) -> Iterator[str]:
         known = self._model.instances.get(event.instance)
         if known is None or known.epoch != event.epoch:
             yield f"{event.instance} has no epoch {event.epoch}"

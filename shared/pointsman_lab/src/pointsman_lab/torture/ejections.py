@@ -1,5 +1,5 @@
 """Rules of ejections and returns, written from docs/policies.md; part of the pool model. Keeps every attempt and
-recomputes each sum. Where the leader may wait for more evidence, the rules are wider. Seconds are engine seconds."""
+recomputes each sum. Where the leader may wait for more evidence, the rules are wider. EngineSeconds are engine seconds."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -7,7 +7,7 @@ from statistics import fmean, median
 
 from pointsman.contracts.decisions import Settings
 from pointsman.contracts.fleet import InstanceEjected, InstanceUnejected
-from pointsman.primitives import InstanceId, RequestId, Seconds, WallSeconds, engine_seconds
+from pointsman.primitives import EngineSeconds, InstanceId, RequestId, WallSeconds, engine_seconds
 
 PREFILLS_MIN = 5
 SHARE_REQUESTS_MIN = 10
@@ -15,30 +15,30 @@ RATE_REQUESTS_MIN = 20
 RATE_HOSTS_MIN = 3
 RATE_GAP_MIN = 0.05
 MEMORY_WALL_SECONDS: WallSeconds = WallSeconds(60.0)
-SAME_TIME: Seconds = 1e-6
+SAME_TIME: EngineSeconds = 1e-6
 
 
 @dataclass(eq=False)
 class Attempt:
     request: RequestId
     instance: InstanceId
-    at: Seconds
-    begun: Seconds
+    at: EngineSeconds
+    begun: EngineSeconds
     to_blame: bool | None
 
 
 @dataclass(frozen=True)
 class Served:
-    at: Seconds
-    begun: Seconds
+    at: EngineSeconds
+    begun: EngineSeconds
 
 
 @dataclass(frozen=True)
 class FirstToken:
-    at: Seconds
-    begun: Seconds
-    observed: Seconds
-    predicted: Seconds
+    at: EngineSeconds
+    begun: EngineSeconds
+    observed: EngineSeconds
+    predicted: EngineSeconds
 
     @property
     def pace(self) -> float:
@@ -49,12 +49,12 @@ class FirstToken:
 class HealthRecord:
     """One epoch of an instance. `phase_at`: start of the epoch, ejection or return; earlier events do not count."""
 
-    phase_at: Seconds
+    phase_at: EngineSeconds
     failures: list[Attempt] = field(default_factory=list)
     served: list[Served] = field(default_factory=list)
     first_tokens: list[FirstToken] = field(default_factory=list)
     number: int = 0
-    ejected_until: Seconds = 0.0
+    ejected_until: EngineSeconds = 0.0
 
     @property
     def blamed(self) -> list[Attempt]:
@@ -67,7 +67,7 @@ class HealthRecord:
         served = max((answer.begun for answer in self.served), default=0.0)
         return sum(failure.begun > served for failure in self.blamed)
 
-    def outcomes(self, since: Seconds, second: Seconds) -> tuple[int, int]:
+    def outcomes(self, since: EngineSeconds, second: EngineSeconds) -> tuple[int, int]:
         served = sum(answer.at >= max(since, self.phase_at) for answer in self.served)
         return served, sum(failure.at >= since - second for failure in self.blamed)
 
@@ -80,13 +80,15 @@ class HealthRecords:
     def of(self, instance: InstanceId) -> HealthRecord:
         return self._of.setdefault(instance, HealthRecord(0.0))
 
-    def joined(self, instance: InstanceId, at: Seconds) -> None:
+    def joined(self, instance: InstanceId, at: EngineSeconds) -> None:
         self._of[instance] = HealthRecord(at)
 
     def left(self, instance: InstanceId) -> None:
         self._of.pop(instance, None)
 
-    def failed(self, request: RequestId, instance: InstanceId, at: Seconds, begun: Seconds, *, proven: bool) -> None:
+    def failed(
+        self, request: RequestId, instance: InstanceId, at: EngineSeconds, begun: EngineSeconds, *, proven: bool
+    ) -> None:
         attempt = Attempt(request, instance, at, begun, True if proven else None)
         self.of(instance).failures.append(attempt)
         if not proven:
@@ -126,7 +128,7 @@ class Peer:
     whole: bool
     unwell: bool
     half_open: bool
-    waits: list[tuple[Seconds, Seconds]]
+    waits: list[tuple[EngineSeconds, EngineSeconds]]
 
 
 class EjectionRules:
@@ -172,7 +174,7 @@ class EjectionRules:
             elif not any(at >= record.phase_at for at in begun):
                 yield f"{event.instance} is called recovered, and has served nothing since its return"
 
-    def overdue(self, instance: InstanceId, now: Seconds) -> Seconds:
+    def overdue(self, instance: InstanceId, now: EngineSeconds) -> EngineSeconds:
         return now - self._health.of(instance).ejected_until
 
     def _ejection_time(self, event: InstanceEjected) -> Iterator[str]:
@@ -206,16 +208,16 @@ class EjectionRules:
                 tried = [t.pace for t in record.first_tokens if t.begun >= record.phase_at]
                 return bool(failures) or any(self._is_slow(pace, others, since) for pace in tried)
 
-    def _is_slow(self, pace: float, others: list[Peer], since: Seconds) -> bool:
+    def _is_slow(self, pace: float, others: list[Peer], since: EngineSeconds) -> bool:
         usual = [t.pace for other in others for t in self._health.of(other.id).first_tokens if t.at >= since]
         return bool(usual) and 0 < self._settings["latency_factor"] * median(usual) <= pace + SAME_TIME
 
-    def _paces(self, own: Peer, now: Seconds) -> list[float]:
+    def _paces(self, own: Peer, now: EngineSeconds) -> list[float]:
         record, since = self._health.of(own.id), now - engine_seconds(MEMORY_WALL_SECONDS, self._speed)
         done = [t.pace for t in record.first_tokens if t.at >= max(since, record.phase_at)]
         return done + [(now - begun) / predicted for begun, predicted in own.waits if predicted > 0]
 
-    def _rate(self, instance: InstanceId, since: Seconds) -> float | None:
+    def _rate(self, instance: InstanceId, since: EngineSeconds) -> float | None:
         served, failed = self._health.of(instance).outcomes(since, self._speed)
         return served / (served + failed) if served + failed >= RATE_REQUESTS_MIN else None
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from pointsman.primitives import InstanceId, Seconds
+from pointsman.primitives import EngineSeconds, InstanceId
 from pointsman_lab.torture.engines import FailureMode, Lies
 from pointsman_lab.torture.injector import Injector
 from pointsman_lab.torture.services import EngineProcess
@@ -97,7 +97,7 @@ def failing(failure_mode: FailureMode) -> Callable[[Injector], None]:
     return lambda injector: misbehave(injector, failure_mode, 3.0 + injector.seconds(15.0))
 
 
-def misbehave(injector: Injector, failure_mode: FailureMode, seconds: Seconds) -> None:
+def misbehave(injector: Injector, failure_mode: FailureMode, seconds: EngineSeconds) -> None:
     engine = injector.chance.choice(injector.cluster.engines)
     injector.cluster.note(f"{engine.name} misbehaves for {seconds:.2f} s: {failure_mode}")
     engine.host.misbehave(failure_mode)

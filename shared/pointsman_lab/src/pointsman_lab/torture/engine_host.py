@@ -20,7 +20,7 @@ from pointsman.adapters.kv_events.sockets import (
     ReplaySocket,
 )
 from pointsman.contracts.fleet import Role
-from pointsman.primitives import InstanceId, Seconds, Sequence, Tokens
+from pointsman.primitives import EngineSeconds, InstanceId, Sequence, Tokens
 from pointsman_lab.torture.engines import ANSWER_SECONDS, MAX_MODEL_LEN, MODEL, FailureMode, Lies, RunningEngine
 from pointsman_lab.torture.loop import MOMENT_SECONDS, VirtualLoop
 
@@ -43,7 +43,7 @@ class EngineHost:
         self.names = FurtherNames(adapters=adapters)
         self.lies = Lies()
         self.failure_mode: FailureMode = ""
-        self.well_since: Seconds = 0.0
+        self.well_since: EngineSeconds = 0.0
         self.last_failure_mode: FailureMode = ""
         self.instance = instance
         self.role = role
@@ -153,7 +153,7 @@ class MemoryLiveSocket(LiveSocket):
         self._waiter: asyncio.Future[None] | None = None
         self._handshake = asyncio.Event()
         self._interrupted = False
-        self._last_at: Seconds = 0.0
+        self._last_at: EngineSeconds = 0.0
 
     def carry(self, frames: list[bytes]) -> None:
         self._in_order(self._arrive, frames)
@@ -166,7 +166,7 @@ class MemoryLiveSocket(LiveSocket):
         self._handshake.set()
 
     @override
-    async def connected(self, seconds: Seconds) -> None:
+    async def connected(self, seconds: EngineSeconds) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._handshake.wait()
@@ -178,7 +178,7 @@ class MemoryLiveSocket(LiveSocket):
         return interrupted
 
     @override
-    async def arrival(self, seconds: Seconds) -> bool:
+    async def arrival(self, seconds: EngineSeconds) -> bool:
         if not self._arrived:
             self._waiter = asyncio.get_running_loop().create_future()
             with contextlib.suppress(TimeoutError):

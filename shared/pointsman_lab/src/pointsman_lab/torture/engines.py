@@ -14,7 +14,7 @@ from typing_extensions import override
 from pointsman.adapters.kv_events.continuity import SEQUENCE_BYTES
 from pointsman.adapters.tokenizer import Tokenizer
 from pointsman.contracts.block_keys import KeyChain
-from pointsman.primitives import BlockKey, Seconds, Sequence, Tokens
+from pointsman.primitives import BlockKey, EngineSeconds, Sequence, Tokens
 from pointsman.runtime.health import Receive, Scope, Send, send_whole
 from pointsman.simulation.block_cache import (
     BlockHash,
@@ -43,7 +43,7 @@ PROFILE = "qwen2.5-7b-910b4"
 MAX_MODEL_LEN = 4096
 ANSWER_SECONDS = 0.0005
 TRANSFER_SECONDS_PER_TOKEN = 1e-5
-HOLD_SECONDS: Seconds = 20.0
+HOLD_SECONDS: EngineSeconds = 20.0
 SLOWNESS = 10.0
 PIECES_BEFORE_RESET_MAX = 3
 

@@ -5,7 +5,7 @@ from tempfile import TemporaryDirectory
 
 from pointsman.contracts.block_keys import KeyChain
 from pointsman.ports import Clock
-from pointsman.primitives import PoolName, Seconds
+from pointsman.primitives import EngineSeconds, PoolName
 from pointsman_lab.torture.engines import MODEL
 from pointsman_lab.torture.http import Site
 from pointsman_lab.torture.link import Link
@@ -24,7 +24,7 @@ class Environment:
         self._chances: dict[str, Random] = {}
         self.network = Network(PoolName(POOL), loop, self.chance("network"))
         self.chain = KeyChain(secret=SECRET.encode(), model=MODEL, block_tokens=POOL_BLOCK_TOKENS)
-        self.trace: list[tuple[Seconds, str]] = []
+        self.trace: list[tuple[EngineSeconds, str]] = []
         self.violations: list[str] = []
         self.healed = False
         self.sites: dict[str, Site] = {}

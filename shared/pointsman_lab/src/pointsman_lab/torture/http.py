@@ -9,7 +9,7 @@ from typing import Any, Protocol, Self
 
 from yarl import URL
 
-from pointsman.primitives import Seconds
+from pointsman.primitives import EngineSeconds
 from pointsman.runtime.health import AsgiApp, Scope
 from pointsman_lab.torture.loop import MOMENT_SECONDS, VirtualLoop
 
@@ -46,7 +46,7 @@ class Exchange:
         self._body: bytes | None = body
         self._arrived: asyncio.Queue[Message | None] = asyncio.Queue()
         self._gone = asyncio.Event()
-        self._last_at: Seconds = 0.0
+        self._last_at: EngineSeconds = 0.0
         self._broken = ""
         self.over = False
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from pointsman.primitives import Seconds
+from pointsman.primitives import EngineSeconds
 from pointsman_lab.torture.cluster import Cluster
 from pointsman_lab.torture.processes import Process
 
@@ -19,12 +19,12 @@ class Injector:
     def over(self) -> bool:
         return self.cluster.healed
 
-    def kill_process(self, process: Process, down_seconds: Seconds) -> None:
+    def kill_process(self, process: Process, down_seconds: EngineSeconds) -> None:
         if process.run is None:
             return
         self._kill_after(process, self.chance.randrange(STEPS_BEFORE_KILL_MAX), down_seconds)
 
-    def _kill_after(self, process: Process, steps: int, down_seconds: Seconds) -> None:
+    def _kill_after(self, process: Process, steps: int, down_seconds: EngineSeconds) -> None:
         if steps and not self.over:
             self.cluster.loop.call_soon(self._kill_after, process, steps - 1, down_seconds)
             return
@@ -39,8 +39,8 @@ class Injector:
             self.cluster.note(f"start {process.name}")
             process.start()
 
-    def later(self, seconds: Seconds, act: Callable[..., None], *arguments: object) -> None:
+    def later(self, seconds: EngineSeconds, act: Callable[..., None], *arguments: object) -> None:
         self.cluster.loop.outside(seconds, act, *arguments)
 
-    def seconds(self, most: Seconds) -> Seconds:
+    def seconds(self, most: EngineSeconds) -> EngineSeconds:
         return min(most, 0.2 + self.chance.expovariate(3.0 / most))

@@ -18,7 +18,7 @@ from pointsman.ports import (
     StoreUnavailableError,
 )
 from pointsman.ports import Link as Ports
-from pointsman.primitives import RequestId, Seconds, Sequence, Term
+from pointsman.primitives import EngineSeconds, RequestId, Sequence, Term
 from pointsman_lab.torture.network import DELAY_MEANS_MAX, IDEAL, Network
 
 ACK_SECONDS_MAX = 1.0
@@ -101,7 +101,7 @@ class Link:
         if self.open and not answer.done():
             answer.set_exception(NoResponderError(f"no process serves {subject}"))
 
-    async def ask(self, subject: str, payload: bytes, timeout: Seconds) -> bytes:
+    async def ask(self, subject: str, payload: bytes, timeout: EngineSeconds) -> bytes:
         """Raises NoResponderError, CommandTimeoutError."""
         if not self.connected or not self.alive:
             nobody = f"not connected, so no process serves {subject}"
@@ -176,7 +176,7 @@ class _Window:
         self._sent: dict[int, _Write] = {}
         self._number = 0
         self._allowance = IN_FLIGHT_MAX
-        self._arrives: Seconds = 0.0
+        self._arrives: EngineSeconds = 0.0
         self._lost = 0
         self.idle = asyncio.Event()
         self.idle.set()

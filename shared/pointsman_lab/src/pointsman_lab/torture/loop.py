@@ -17,7 +17,7 @@ from typing import Any, TypeVar, cast
 
 from typing_extensions import TypeVarTuple, Unpack, override
 
-from pointsman.primitives import Seconds
+from pointsman.primitives import EngineSeconds
 
 TIMER_LATENESS_SECONDS_MAX = 0.0005
 MOMENT_SECONDS = 1e-6
@@ -72,7 +72,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def __init__(self, chance: Random) -> None:
         super().__init__()
         self._chance = chance
-        self._now: Seconds = 0.0
+        self._now: EngineSeconds = 0.0
         self._outside = Context()
         self._tasks: list[asyncio.Task[Any]] = []
         self.steps = 0
@@ -80,10 +80,10 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._ran: Counter[str] = Counter()
 
     @override
-    def time(self) -> Seconds:
+    def time(self) -> EngineSeconds:
         return self._now
 
-    def outside(self, delay: Seconds, act: Callable[..., None], *arguments: Any) -> asyncio.TimerHandle:
+    def outside(self, delay: EngineSeconds, act: Callable[..., None], *arguments: Any) -> asyncio.TimerHandle:
         """Runs `act` outside of all processes in exactly `delay` seconds."""
         return super().call_at(self._now + delay, act, *arguments, context=self._outside)
 

@@ -20,7 +20,7 @@ from pointsman.contracts.fleet import (
 )
 from pointsman.contracts.subjects import subject_of
 from pointsman.ports import LogEntry
-from pointsman.primitives import PoolName, Seconds, Sequence
+from pointsman.primitives import EngineSeconds, PoolName, Sequence
 from pointsman_lab.memory.log import MemoryBroker
 from pointsman_lab.torture.loop import MOMENT_SECONDS, VirtualLoop
 
@@ -48,7 +48,7 @@ RARE = (
 class LinkConditions:
     """`loss` and `duplication`: shares of all messages."""
 
-    delay: Seconds = IDEAL_DELAY_SECONDS
+    delay: EngineSeconds = IDEAL_DELAY_SECONDS
     loss: float = 0.0
     duplication: float = 0.0
 
@@ -62,7 +62,7 @@ class Stored:
     first entry of the log at that time."""
 
     sequence: Sequence
-    at: Seconds
+    at: EngineSeconds
     writer: str
     event: LogEvent | None
     duplicate: bool = False
@@ -146,8 +146,8 @@ class Network:
             self.broker.drop_before(first)
 
     def carry(
-        self, conditions: LinkConditions, act: Callable[..., None], *arguments: Any, not_before: Seconds = 0.0
-    ) -> Seconds:
+        self, conditions: LinkConditions, act: Callable[..., None], *arguments: Any, not_before: EngineSeconds = 0.0
+    ) -> EngineSeconds:
         """Delivers a message once, twice, or never. Returns the time of the last delivery."""
         chance, now = self.chance, self.loop.time()
         if chance.random() < conditions.loss:

@@ -1,11 +1,11 @@
 """Faults of the network and of the log server."""
 
-from pointsman.primitives import Seconds
+from pointsman.primitives import EngineSeconds
 from pointsman_lab.torture.injector import Injector
 from pointsman_lab.torture.network import IDEAL, LinkConditions
 from pointsman_lab.torture.processes import Process
 
-EXPIRY_SECONDS: Seconds = 1.0
+EXPIRY_SECONDS: EngineSeconds = 1.0
 
 
 def slow_rebalancer(injector: Injector) -> None:

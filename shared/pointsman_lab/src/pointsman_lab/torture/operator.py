@@ -7,12 +7,12 @@ from pointsman.contracts.codec import AnyCommand
 from pointsman.contracts.commands import DrainInstance, ScalePool, UndrainInstance
 from pointsman.contracts.subjects import drain_subject, scale_subject
 from pointsman.ports import CommandTimeoutError, NoResponderError
-from pointsman.primitives import InstanceId, Seconds, WallSeconds
+from pointsman.primitives import EngineSeconds, InstanceId, WallSeconds
 from pointsman_lab.torture.clocks import SkewedClock
 from pointsman_lab.torture.environment import Environment
 
-ANSWER_SECONDS: Seconds = 2.0
-AGAIN_SECONDS: Seconds = 0.5
+ANSWER_SECONDS: EngineSeconds = 2.0
+AGAIN_SECONDS: EngineSeconds = 0.5
 TRIES_MAX = 8
 
 

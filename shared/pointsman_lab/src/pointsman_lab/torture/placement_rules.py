@@ -13,7 +13,7 @@ from pointsman.contracts.decisions import (
     Settings,
 )
 from pointsman.contracts.reasons import RejectReason
-from pointsman.primitives import InstanceId, Seconds, Tokens
+from pointsman.primitives import EngineSeconds, InstanceId, Tokens
 from pointsman_lab.torture.ejections import EjectionRules
 from pointsman_lab.torture.pool_model import PoolModel
 from pointsman_lab.torture.pool_records import ARRIVED, NO_INSTANCE, PENDING, BookedRequest
@@ -34,7 +34,7 @@ class Bounds:
     admission: str
     rebind: bool
     ageing: float
-    hold_seconds: Seconds
+    hold_seconds: EngineSeconds
     hold_max: int
 
     @classmethod
@@ -193,7 +193,7 @@ class PlacementRules:
         return f"{hit_blocks} blocks, {uncached} tokens to compute, not {least} to {most}, {right}"
 
     def _candidates(
-        self, candidates: list[Candidate], request: BookedRequest, now: Seconds, excluded: tuple[InstanceId, ...]
+        self, candidates: list[Candidate], request: BookedRequest, now: EngineSeconds, excluded: tuple[InstanceId, ...]
     ) -> Iterator[str]:
         model = self._model
         able = model.ready(request, excluded)
@@ -241,7 +241,7 @@ class PlacementRules:
             instance, tokens, window_tokens=bounds.window_tokens, running_max=bounds.running_max
         )
 
-    def _would_be_held(self, request: BookedRequest, now: Seconds) -> bool:
+    def _would_be_held(self, request: BookedRequest, now: EngineSeconds) -> bool:
         held = sum(known.stage == ARRIVED for known in self._model.requests.values())
         in_time = now - request.arrived_at < self._bounds.hold_seconds - 1e-6
         return request.stage == ARRIVED and not request.excluded and in_time and held <= self._bounds.hold_max

@@ -5,7 +5,7 @@ from random import Random
 from typing import Any, Literal
 
 from pointsman.contracts.fleet import Role
-from pointsman.primitives import Seconds, WallSeconds
+from pointsman.primitives import EngineSeconds, WallSeconds
 from pointsman_lab.torture.engines import EngineShape
 from pointsman_scheduler.settings import SchedulerSettings
 
@@ -48,16 +48,16 @@ ADAPTER = "torture-lora"
 OVERLOAD_SHARE = 0.35
 OVERLOAD_REQUESTS = 60
 OVERLOAD_OBJECTIVES_MS = (50, 100, 200, 400)
-FAULTS_BEGIN: Seconds = 3.0
-FAULTS_SECONDS: Seconds = 24.0
+FAULTS_BEGIN: EngineSeconds = 3.0
+FAULTS_SECONDS: EngineSeconds = 24.0
 
 Scenario = Literal["", "bad engine", "rolling restart"]
 """A single fault in a fleet with spare capacity, for guarantees that hold without other faults."""
 BAD_ENGINE_SHARE = 0.05
 ROLLING_SHARE = 0.03
-BAD_SECONDS: Seconds = 40.0
-WELL_SECONDS: Seconds = 31.0
-ROLLING_SECONDS: Seconds = 45.0
+BAD_SECONDS: EngineSeconds = 40.0
+WELL_SECONDS: EngineSeconds = 31.0
+ROLLING_SECONDS: EngineSeconds = 45.0
 QUIET_RATE = 5.0
 
 
@@ -65,7 +65,7 @@ QUIET_RATE = 5.0
 class Plan:
     seed: int
     scenario: Scenario = ""
-    fault_seconds: Seconds = FAULTS_SECONDS
+    fault_seconds: EngineSeconds = FAULTS_SECONDS
     speed: float
     engines: int
     spare: int
@@ -76,7 +76,7 @@ class Plan:
     replays: tuple[bool, ...]
     adapters: tuple[tuple[str, ...], ...]
     overload: bool
-    rebalancer_delay: Seconds
+    rebalancer_delay: EngineSeconds
     """Mean message delay during faults: plans of a delayed rebalancer are refused."""
     engine: EngineShape
     flush_ms: float
@@ -107,7 +107,7 @@ def plan_of(seed: int) -> Plan:
     return plan
 
 
-def _quiet(plan: Plan, scenario: Scenario, seconds: Seconds, *, engines: int) -> Plan:
+def _quiet(plan: Plan, scenario: Scenario, seconds: EngineSeconds, *, engines: int) -> Plan:
     """The same policies and windows for a fleet of equals with enough capacity."""
     return replace(
         plan,

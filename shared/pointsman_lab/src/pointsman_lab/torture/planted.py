@@ -135,7 +135,7 @@ DEFECTS = (
     ),
     Defect(
         "the removal of a parked block is lost",
-        "            elif self._orphans:\n                self._orphans.remove(engine_hash)\n",
+        "            elif self.orphans:\n                self.orphans.remove(engine_hash)\n",
         "",
     ),
     Defect(

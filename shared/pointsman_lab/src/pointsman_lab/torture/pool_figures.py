@@ -1,6 +1,6 @@
 """Queries of the pool model: sets, sums and predictions, each computed from single requests and blocks."""
 
-from pointsman.primitives import BlockKey, Epoch, InstanceId, RequestId, Seconds, Sequence, Tokens
+from pointsman.primitives import BlockKey, EngineSeconds, Epoch, InstanceId, RequestId, Sequence, Tokens
 from pointsman_lab.torture.ejections import HealthRecords, Peer
 from pointsman_lab.torture.pool_records import (
     DECODING,
@@ -15,8 +15,8 @@ from pointsman_lab.torture.pool_records import (
     leading,
 )
 
-STALL_SECONDS: Seconds = 3.0
-ABORTED_SECONDS: Seconds = 10.0
+STALL_SECONDS: EngineSeconds = 3.0
+ABORTED_SECONDS: EngineSeconds = 10.0
 
 
 class PoolFigures:
@@ -32,15 +32,15 @@ class PoolFigures:
         self.ended: set[RequestId] = set()
         self.learned: dict[InstanceId, Learned] = {}
         self.health = HealthRecords()
-        self.working_since: dict[InstanceId, Seconds] = {}
-        self._aborted: dict[InstanceId, tuple[Seconds, Seconds]] = {}
+        self.working_since: dict[InstanceId, EngineSeconds] = {}
+        self._aborted: dict[InstanceId, tuple[EngineSeconds, EngineSeconds]] = {}
         """By instance: time of the last redispatch, and start of its idle time."""
         self._newest: dict[InstanceId, Epoch] = {}
         self._decided: set[tuple[int, int]] = set()
         self._promises: list[Promise] = []
         self._confirming: list[Promise] = []
         self._delivered: list[Promise] = []
-        self._outage: tuple[Seconds, Seconds] = (0.0, 0.0)
+        self._outage: tuple[EngineSeconds, EngineSeconds] = (0.0, 0.0)
         self._turn = 0
 
     def at(self, instance: InstanceId, *stages: str) -> list[BookedRequest]:
@@ -67,15 +67,15 @@ class PoolFigures:
         savable = prompt_tokens - 1 - (prompt_tokens - 1) % width
         return prompt_tokens - max(0, min(hit_blocks * self.block_tokens, savable)) if hit_blocks else prompt_tokens
 
-    def prefill_cost(self, prompt_tokens: Tokens, uncached: Tokens, instance: InstanceId) -> Seconds:
+    def prefill_cost(self, prompt_tokens: Tokens, uncached: Tokens, instance: InstanceId) -> EngineSeconds:
         cost, cached = self.instances[instance].cost, prompt_tokens - uncached
         squares = prompt_tokens**2 - cached**2
         return cost.fixed_s + max(cost.floor_s, cost.per_token_s * uncached + cost.per_token_squared_s * squares)
 
-    def expected(self, instance: InstanceId, seconds: Seconds, tokens: Tokens) -> Seconds:
+    def expected(self, instance: InstanceId, seconds: EngineSeconds, tokens: Tokens) -> EngineSeconds:
         return self.learned.get(instance, Learned()).expect(seconds, tokens)
 
-    def engine_work(self, instance: InstanceId, now: Seconds) -> tuple[Seconds, Tokens]:
+    def engine_work(self, instance: InstanceId, now: EngineSeconds) -> tuple[EngineSeconds, Tokens]:
         inside = self.at(instance, PREFILL)
         if not inside:
             return 0.0, 0
@@ -86,7 +86,7 @@ class PoolFigures:
         passed = max(0.0, passed)
         return seconds - passed, tokens - int(first.uncached * (passed / first.seconds))
 
-    def queued(self, instance: InstanceId, now: Seconds) -> Seconds:
+    def queued(self, instance: InstanceId, now: EngineSeconds) -> EngineSeconds:
         """Expected seconds until a new request begins its prefill."""
         seconds, tokens = self.engine_work(instance, now)
         waiting = self.at(instance, PENDING)
@@ -94,7 +94,7 @@ class PoolFigures:
             instance, seconds + sum(r.seconds for r in waiting), tokens + sum(r.uncached for r in waiting)
         )
 
-    def stalled(self, instance: InstanceId, now: Seconds) -> Seconds:
+    def stalled(self, instance: InstanceId, now: EngineSeconds) -> EngineSeconds:
         inside, waiting = self.at(instance, PREFILL), self.at(instance, PENDING)
         since = now
         if inside:

@@ -7,10 +7,10 @@ from operator import xor
 from pointsman.contracts.block_keys import unpack_keys
 from pointsman.contracts.cache import BlocksRemoved, BlocksStored, CacheCleared, CacheEvent, CacheGap, CacheSnapshot
 from pointsman.contracts.fleet import InstanceReported, PrefillCost
-from pointsman.primitives import BlockKey, Epoch, InstanceId, RequestId, Seconds, Sequence, Tokens
+from pointsman.primitives import BlockKey, EngineSeconds, Epoch, InstanceId, RequestId, Sequence, Tokens
 
 FADE = 0.97
-PRIOR_SECONDS: Seconds = 2.0
+PRIOR_SECONDS: EngineSeconds = 2.0
 FACTOR_MIN, FACTOR_MAX = 0.25, 4.0
 NO_INSTANCE = InstanceId("")
 NO_EPOCH = Epoch(-1)
@@ -21,7 +21,7 @@ ARRIVED, PENDING, PREFILL, HANDED_OVER, DECODING = "arrived", "pending", "prefil
 class Promise:
     instance: InstanceId
     keys: list[BlockKey]
-    until: Seconds | None = None
+    until: EngineSeconds | None = None
 
 
 @dataclass(eq=False)
@@ -31,23 +31,23 @@ class BookedRequest:
     id: RequestId
     keys: list[BlockKey]
     prompt_tokens: Tokens
-    arrived_at: Seconds
-    slo_ttft: Seconds
+    arrived_at: EngineSeconds
+    slo_ttft: EngineSeconds
     streaming: bool
     adapter: str
     alias: str
     context_tokens: Tokens
-    taken_at: Seconds
+    taken_at: EngineSeconds
     stage: str = ARRIVED
     attempt: int = 1
     excluded: tuple[InstanceId, ...] = ()
     instance: InstanceId = NO_INSTANCE
     epoch: Epoch = NO_EPOCH
     uncached: Tokens = 0
-    seconds: Seconds = 0.0
-    placed_at: Seconds = 0.0
-    granted_at: Seconds = 0.0
-    engine_seconds: Seconds = 0.0
+    seconds: EngineSeconds = 0.0
+    placed_at: EngineSeconds = 0.0
+    granted_at: EngineSeconds = 0.0
+    engine_seconds: EngineSeconds = 0.0
     """Prefill work up to its first token at dispatch, its own included."""
     engine_tokens: Tokens = 0
     decode: InstanceId = NO_INSTANCE
@@ -58,10 +58,10 @@ class BookedRequest:
     promise: Promise | None = None
 
     @property
-    def deadline(self) -> Seconds:
+    def deadline(self) -> EngineSeconds:
         return self.arrived_at + self.slo_ttft
 
-    def lost(self, attempt: int, now: Seconds) -> Seconds:
+    def lost(self, attempt: int, now: EngineSeconds) -> EngineSeconds:
         """Seconds lost since arrival or dispatch: held, or at an instance that failed it."""
         if self.stage == PENDING or (self.stage == ARRIVED and attempt == 1 and now == self.taken_at):
             return 0.0
@@ -88,7 +88,7 @@ class ModelledInstance:
     certain: bool
     adapters: frozenset[str]
     aliases: frozenset[str]
-    heard_at: Seconds
+    heard_at: EngineSeconds
     misfit: bool = False
     counted: bool = False
     surprises: int = 0
@@ -97,7 +97,7 @@ class ModelledInstance:
     half_open: bool = False
     """Ejection expired, no success yet: one request at a time."""
     suspected: bool = False
-    excused_until: Seconds = 0.0
+    excused_until: EngineSeconds = 0.0
     serving: bool = True
     parity: bool | None = None
     sequence: Sequence = 0
@@ -180,9 +180,9 @@ class ModelledInstance:
 class Learned:
     """Observed against predicted prefill time: two decaying sums, and an estimate by tokens."""
 
-    observed: Seconds = PRIOR_SECONDS
-    predicted: Seconds = PRIOR_SECONDS
-    by_tokens: Seconds = 0.0
+    observed: EngineSeconds = PRIOR_SECONDS
+    predicted: EngineSeconds = PRIOR_SECONDS
+    by_tokens: EngineSeconds = 0.0
     tokens: float = 0.0
     squares_of_cost: float = 0.0
     squares_of_tokens: float = 0.0
@@ -191,14 +191,14 @@ class Learned:
     def factor(self) -> float:
         return sorted((FACTOR_MIN, self.observed / self.predicted, FACTOR_MAX))[1]
 
-    def expect(self, seconds: Seconds, tokens: Tokens) -> Seconds:
+    def expect(self, seconds: EngineSeconds, tokens: Tokens) -> EngineSeconds:
         by_cost = seconds * self.factor
         cost_error, token_error = self.squares_of_cost**2, self.squares_of_tokens**2
         if self.tokens == 0 or cost_error == 0:
             return by_cost
         return (token_error * by_cost + cost_error * tokens * self.by_tokens / self.tokens) / (cost_error + token_error)
 
-    def learn(self, predicted: Seconds, observed: Seconds, tokens: Tokens) -> None:
+    def learn(self, predicted: EngineSeconds, observed: EngineSeconds, tokens: Tokens) -> None:
         if predicted <= 0 or observed < 0:
             return
         observed = min(observed, 2 * FACTOR_MAX * predicted)

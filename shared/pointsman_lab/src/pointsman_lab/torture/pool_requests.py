@@ -16,7 +16,7 @@ from pointsman.contracts.requests import (
     RequestCancelled,
     RequestFinished,
 )
-from pointsman.primitives import InstanceId, Seconds, Tokens
+from pointsman.primitives import EngineSeconds, InstanceId, Tokens
 from pointsman_lab.torture.ejections import FirstToken, Served
 from pointsman_lab.torture.pool_figures import PoolFigures
 from pointsman_lab.torture.pool_records import (
@@ -32,9 +32,9 @@ from pointsman_lab.torture.pool_records import (
     leading,
 )
 
-CONFIRMED_SECONDS: Seconds = 2.0
+CONFIRMED_SECONDS: EngineSeconds = 2.0
 """Wall seconds for which a prompt is promised after its first token."""
-DELIVERED_SECONDS: Seconds = 45.0
+DELIVERED_SECONDS: EngineSeconds = 45.0
 HELD_UP_SECONDS_MIN, HELD_UP_SECONDS_MAX = 0.25, 10.0
 """Wall seconds without a scheduler: less is not an outage, more adds no budget."""
 BACKLOG_SHARE = 0.1
@@ -49,13 +49,13 @@ class PoolRequests(PoolFigures):
         if promise in self._promises:
             self._promises.remove(promise)
 
-    def _confirm(self, request: BookedRequest, at: Seconds) -> None:
+    def _confirm(self, request: BookedRequest, at: EngineSeconds) -> None:
         promise, request.promise = request.promise, None
         if promise is not None:
             promise.until = at + CONFIRMED_SECONDS * self.speed
             self._confirming.append(promise)
 
-    def _settle(self, now: Seconds) -> None:
+    def _settle(self, now: EngineSeconds) -> None:
         while self._confirming and (self._confirming[0].until or 0.0) <= now:
             self._release(self._confirming.pop(0))
         while self._delivered and (self._delivered[0].until or 0.0) <= now:
@@ -92,7 +92,7 @@ class PoolRequests(PoolFigures):
                 taken_at=event.at,
             )
 
-    def _extra_time(self, event: RequestArrived) -> Seconds:
+    def _extra_time(self, event: RequestArrived) -> EngineSeconds:
         """Budget that an outage adds to the requests it delayed, and to those behind them."""
         began, lasted = self._outage
         left = max(0.0, lasted - BACKLOG_SHARE * max(0.0, event.at - began))
@@ -128,7 +128,7 @@ class PoolRequests(PoolFigures):
         request.decode, request.placed_at = event.decode, event.at
         request.rebound_from = event.source if event.rebound else request.rebound_from
 
-    def _queue(self, request: BookedRequest, instance: InstanceId, uncached: Tokens, seconds: Seconds) -> None:
+    def _queue(self, request: BookedRequest, instance: InstanceId, uncached: Tokens, seconds: EngineSeconds) -> None:
         request.stage, request.instance, request.prefilled_by = PENDING, instance, NO_INSTANCE
         request.epoch = self.newest_epoch(instance)
         request.uncached, request.seconds = uncached, seconds
@@ -168,7 +168,7 @@ class PoolRequests(PoolFigures):
         uncached = request.prompt_tokens
         self._queue(request, instance, uncached, self.prefill_cost(request.prompt_tokens, uncached, instance))
 
-    def _enter(self, request: BookedRequest, at: Seconds) -> None:
+    def _enter(self, request: BookedRequest, at: EngineSeconds) -> None:
         if not self.at(request.instance, PREFILL):
             self.working_since[request.instance] = at
         seconds, tokens = self.engine_work(request.instance, at)
@@ -197,7 +197,7 @@ class PoolRequests(PoolFigures):
         request.stage = DECODING
         self._confirm(request, event.at)
 
-    def _learn(self, request: BookedRequest, at: Seconds, prefill: Seconds) -> None:
+    def _learn(self, request: BookedRequest, at: EngineSeconds, prefill: EngineSeconds) -> None:
         took = FirstToken(at, request.granted_at, prefill, request.engine_seconds)
         self.health.of(request.instance).first_tokens.append(took)
         learned = self.learned.setdefault(request.instance, Learned())

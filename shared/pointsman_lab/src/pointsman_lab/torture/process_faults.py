@@ -1,19 +1,19 @@
 """Faults of processes: killed, paused, restarted, suspended, with a wrong date."""
 
 from pointsman.contracts.requests import RequestArrived
-from pointsman.primitives import RequestId, Seconds
+from pointsman.primitives import EngineSeconds, RequestId
 from pointsman_lab.torture.cluster import Cluster
 from pointsman_lab.torture.injector import Injector
 from pointsman_lab.torture.processes import Process, ProcessRun
 from pointsman_lab.torture.services import SchedulerProcess
 from pointsman_scheduler.waiters import UNGRANTED
 
-GONE_SECONDS: Seconds = 6.0
-GONE_POLL_SECONDS: Seconds = 0.25
-STALE_SECONDS_MAX: Seconds = 8.0
-READY_SECONDS_MAX: Seconds = 5.0
-LOOK_SECONDS: Seconds = 0.01
-STOP_SECONDS_MAX: Seconds = 10.0
+GONE_SECONDS: EngineSeconds = 6.0
+GONE_POLL_SECONDS: EngineSeconds = 0.25
+STALE_SECONDS_MAX: EngineSeconds = 8.0
+READY_SECONDS_MAX: EngineSeconds = 5.0
+LOOK_SECONDS: EngineSeconds = 0.01
+STOP_SECONDS_MAX: EngineSeconds = 10.0
 
 
 def kill(injector: Injector) -> None:
@@ -58,7 +58,7 @@ def rolling_restart(injector: Injector) -> None:
     _restart(injector, [process for group in groups for process in group], injector.chance.choice((0.1, 1.0)))
 
 
-def _restart(injector: Injector, rest: list[Process], pause: Seconds) -> None:
+def _restart(injector: Injector, rest: list[Process], pause: EngineSeconds) -> None:
     if not rest or injector.over:
         return
     process, run = rest[0], rest[0].run
@@ -80,7 +80,12 @@ def _restart(injector: Injector, rest: list[Process], pause: Seconds) -> None:
 
 
 def _look_for_end(
-    injector: Injector, process: Process, run: ProcessRun, rest: list[Process], pause: Seconds, patience: Seconds
+    injector: Injector,
+    process: Process,
+    run: ProcessRun,
+    rest: list[Process],
+    pause: EngineSeconds,
+    patience: EngineSeconds,
 ) -> None:
     if process.run is run and patience < 0:
         injector.cluster.violation(f"{process.name} does not end after a SIGTERM")
@@ -92,7 +97,9 @@ def _look_for_end(
         injector.later(2 * pause, _restart_next, injector, process, rest, pause, READY_SECONDS_MAX)
 
 
-def _restart_next(injector: Injector, process: Process, rest: list[Process], pause: Seconds, patience: Seconds) -> None:
+def _restart_next(
+    injector: Injector, process: Process, rest: list[Process], pause: EngineSeconds, patience: EngineSeconds
+) -> None:
     ready = process.run is not None and process.run.board.ready
     if ready or patience < 0:
         _restart(injector, rest, pause)
@@ -148,7 +155,7 @@ def stale_leader(injector: Injector) -> None:
     _resume_in_the_way(injector, leader, injector.cluster.loop.time() + STALE_SECONDS_MAX)
 
 
-def _resume_in_the_way(injector: Injector, leader: SchedulerProcess, deadline: Seconds) -> None:
+def _resume_in_the_way(injector: Injector, leader: SchedulerProcess, deadline: EngineSeconds) -> None:
     if leader.run is None or not leader.paused:
         return
     others = [s for s in injector.cluster.schedulers if s is not leader and s.run is not None and s.service.leading]
@@ -183,7 +190,7 @@ def _watch_killed(cluster: Cluster, ingress: str) -> None:
     cluster.loop.outside(GONE_POLL_SECONDS, _check_requests_gone, cluster, ingress, 0.0, "")
 
 
-def _check_requests_gone(cluster: Cluster, ingress: str, well_for: Seconds, leader: str) -> None:
+def _check_requests_gone(cluster: Cluster, ingress: str, well_for: EngineSeconds, leader: str) -> None:
     """`well_for`: seconds since the kill during which the same leader was reachable."""
     leading = [
         s for s in cluster.schedulers if s.run is not None and s.service.leading and s.link.open and not s.paused

@@ -7,7 +7,7 @@ from typing import Any
 
 from typing_extensions import override
 
-from pointsman.primitives import Seconds, WallSeconds
+from pointsman.primitives import EngineSeconds, WallSeconds
 from pointsman.runtime.health import AsgiApp, HealthBoard
 from pointsman.runtime.supervision import Supervisor
 from pointsman_lab.torture.clocks import SkewedClock
@@ -43,7 +43,7 @@ class Process:
         self.runs = 0
         self.paused = False
         self.wanted = True
-        self._suspended_at: Seconds | None = None
+        self._suspended_at: EngineSeconds | None = None
 
     async def serve(self, run: ProcessRun, supervisor: Supervisor) -> None:
         """The service's own `main`: runs until the supervisor is stopped."""

@@ -7,12 +7,12 @@ from random import Random
 from typing_extensions import override
 
 from pointsman.ports import InstanceProvider, ProvidedInstance, ProviderError
-from pointsman.primitives import InstanceId, Seconds
+from pointsman.primitives import EngineSeconds, InstanceId
 from pointsman_lab.torture.environment import Environment
 from pointsman_lab.torture.services import EngineProcess, WorkerProcess
 
-ANSWER_SECONDS: Seconds = 0.02
-GOODBYE_SECONDS: Seconds = 2.0
+ANSWER_SECONDS: EngineSeconds = 0.02
+GOODBYE_SECONDS: EngineSeconds = 2.0
 
 
 class SimulatedProvider(InstanceProvider):
@@ -23,7 +23,7 @@ class SimulatedProvider(InstanceProvider):
         self._chance = chance
         self._places = places
         self._ending: dict[InstanceId, None] = {}
-        self._since: dict[InstanceId, Seconds] = {}
+        self._since: dict[InstanceId, EngineSeconds] = {}
         self.failing = 0.0
 
     @property

@@ -9,7 +9,7 @@ from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import RequestPlaced
 from pointsman.contracts.fleet import FleetEvent
 from pointsman.contracts.requests import RequestArrived, RequestEvent
-from pointsman.primitives import InstanceId, Seconds
+from pointsman.primitives import EngineSeconds, InstanceId
 from pointsman.state.fleet import Instance, Knowledge
 from pointsman.state.state import State
 from pointsman_lab.torture.network import Stored
@@ -107,7 +107,7 @@ class ReferenceModel:
                     if not least <= blocks <= most:
                         yield f"{event.request} hits {blocks} blocks at {instance}, not {least} to {most}"
 
-    def _compare_queue(self, instance: InstanceId, now: Seconds) -> Iterator[str]:
+    def _compare_queue(self, instance: InstanceId, now: EngineSeconds) -> Iterator[str]:
         queue, model = self._state.workload.queue(instance), self._model
         pending, inside = model.at(instance, PENDING), model.at(instance, PREFILL)
         running = {request.id for request in model.at(instance, HANDED_OVER, DECODING)}

@@ -23,7 +23,7 @@ from pointsman.contracts.decisions import (
     RequestRejected,
 )
 from pointsman.contracts.requests import RequestFailed
-from pointsman.primitives import Seconds
+from pointsman.primitives import EngineSeconds
 from pointsman_lab.torture.checkers import AGREEMENT, QUIET, SAFETY, Checker
 from pointsman_lab.torture.clients import ClientRequest, send
 from pointsman_lab.torture.cluster import Cluster
@@ -38,13 +38,13 @@ from pointsman_lab.torture.services import IngressProcess
 
 EXPECTED_ERRORS = frozenset({"instance_unschedulable"})
 START_SECONDS_MAX = 1.0
-QUIET_SECONDS_MAX: Seconds = 150.0
+QUIET_SECONDS_MAX: EngineSeconds = 150.0
 FINAL_REQUESTS = 8
 BURSTS = (0, 0, 0, 0, 0, 0, 1, 3, 12)
-POLL_SECONDS: Seconds = 1.0
+POLL_SECONDS: EngineSeconds = 1.0
 AGREED_POLLS = 4
 TEAR_DOWN_ROUNDS_MAX = 20
-TEAR_DOWN_SECONDS: Seconds = 3.0
+TEAR_DOWN_SECONDS: EngineSeconds = 3.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,10 +56,10 @@ class Verdict:
     digest: str
     entries: int
     steps: int
-    virtual_seconds: Seconds
+    virtual_seconds: EngineSeconds
     outcomes: dict[str, int] = field(default_factory=dict)
     events: dict[str, int] = field(default_factory=dict)
-    trace: list[tuple[Seconds, str]] = field(default_factory=list)
+    trace: list[tuple[EngineSeconds, str]] = field(default_factory=list)
 
 
 def run_seed(seed: int) -> Verdict:
@@ -178,7 +178,7 @@ def _findings(checker: Checker, cluster: Cluster) -> list[str]:
         return [f"{checker.__name__} could not judge: {error!r}"]
 
 
-def _arrivals(cluster: Cluster) -> Iterator[tuple[ClientRequest, Seconds]]:
+def _arrivals(cluster: Cluster) -> Iterator[tuple[ClientRequest, EngineSeconds]]:
     chance = cluster.chance("arrivals")
     if cluster.plan.scenario:
         every = cluster.plan.fault_seconds / cluster.plan.requests
@@ -198,7 +198,7 @@ def _arrivals(cluster: Cluster) -> Iterator[tuple[ClientRequest, Seconds]]:
         yield cluster.traffic.new_request(), at
 
 
-async def _client(cluster: Cluster, request: ClientRequest, wait: Seconds) -> None:
+async def _client(cluster: Cluster, request: ClientRequest, wait: EngineSeconds) -> None:
     await asyncio.sleep(wait)
     await send(request, cluster.chance("choice").choice(_in_rotation(cluster)))
 

@@ -15,16 +15,16 @@ from pointsman.contracts.fleet import (
 )
 from pointsman.contracts.reasons import RejectReason
 from pointsman.contracts.requests import PrefillFinished, RequestArrived, RequestAttemptFailed, RequestFinished
-from pointsman.primitives import InstanceId, Seconds
+from pointsman.primitives import EngineSeconds, InstanceId
 from pointsman_lab.torture.cluster import Cluster
 from pointsman_lab.torture.plan import BAD_SECONDS
 
-FIRST_SECONDS: Seconds = 15.0
+FIRST_SECONDS: EngineSeconds = 15.0
 TOUCHED_SHARE_MAX = 0.02
 TRIED_SHARE_MAX = 0.06
-BACK_SECONDS_MAX: Seconds = 30.0
+BACK_SECONDS_MAX: EngineSeconds = 30.0
 EVIDENCE = 5
-NOTICED_SECONDS: Seconds = 0.25
+NOTICED_SECONDS: EngineSeconds = 0.25
 SENT = (RequestAttemptFailed, PrefillFinished, RequestFinished)
 
 
