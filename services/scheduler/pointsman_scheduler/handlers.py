@@ -1,5 +1,5 @@
-"""Commands of the leader: publishes decisions and replies. Without leadership only `cmd.fleet` is answered; others are
-retried by the sender."""
+"""Commands of the leader: publishes decisions and replies. Served only while this scheduler holds the lease; one that may
+not decide answers only `cmd.fleet`, and senders retry the others."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any

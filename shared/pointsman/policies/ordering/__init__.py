@@ -1,4 +1,5 @@
-"""Ordering policies: which pending request of an instance is granted next."""
+"""Ordering policies: which pending request of an instance is granted next. Fair to tenants: `fair_deadlines` (the default),
+`deficit_longest_prefix_match`, `virtual_token_counter`. Admission has a share in it: `admission/predicted_ttft_fair.py`."""
 
 from pointsman.policies.ordering.base import OrderingPolicy
 from pointsman.policies.ordering.deficit_longest_prefix_match import DeficitLongestPrefixMatch
