@@ -225,12 +225,12 @@ def test_a_run_that_spins_ends_soon_and_says_who_span(monkeypatch: pytest.Monkey
             await service._clock.sleep_wall(WallSeconds(1e-5))
 
     for spin in (at_once, again_and_again):
-        monkeypatch.setattr(SchedulerService, "heal", spin)
+        monkeypatch.setattr(SchedulerService, "run_resync", spin)
         verdict = run_seed(3)
 
         assert verdict.steps < 500_000
         assert "the run stalled" in verdict.problems[0]
-        assert "the task healing" in verdict.problems[0]
+        assert "the task resync" in verdict.problems[0]
 
 
 def test_a_step_that_does_not_end_is_told_of_and_broken_off(loop: VirtualLoop, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,5 +75,5 @@ def start_scheduler(
     )
     supervisor.start(service.run(), name="term")
     supervisor.start(service.run_housekeeping(), name="housekeeping")
-    supervisor.start(service.run_resync(), name="healing")
+    supervisor.start(service.run_resync(), name="resync")
     return service

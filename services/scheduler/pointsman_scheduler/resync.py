@@ -33,7 +33,7 @@ class Resync:
     async def run(self) -> None:
         while True:
             await self._clock.sleep_wall(PERIOD_WALL_SECONDS)
-            with contained("healing"):
+            with contained("resync"):
                 if self._leader.leading is not None:
                     await self._resync_doubtful(self._replica.state)
 

@@ -78,6 +78,6 @@ class LogFollower:
             self.first_sequence = entry.sequence
         self.state.apply_entry(entry)
         if entry.event is not None:
-            with contained("heard"):
+            with contained("log_entry"):
                 self._on_event(entry.event)
         self._dead_letters.look(self.state.dead_letters)
