@@ -7,6 +7,7 @@ from secrets import token_hex
 from pointsman.adapters.clocks import ScaledClock
 from pointsman.policies.policy_set import PolicySet
 from pointsman.ports import Clock, Link
+from pointsman.primitives import WallSeconds
 from pointsman.runtime.health import HealthBoard, health_server
 from pointsman.runtime.log_connection import open_link
 from pointsman.runtime.settings import command
@@ -39,7 +40,9 @@ async def _serve(settings: SchedulerSettings, policies: PolicySet, supervisor: S
     board = HealthBoard()
     supervisor.start(health_server(board, settings.host, settings.port).serve(), name="health")
     name = f"scheduler-{os.getpid()}-{token_hex(3)}"
-    checkpointer = running_beside(settings, supervisor, clock) if float(settings.checkpoint_seconds) else nullcontext()
+    checkpointer = (
+        running_beside(settings, supervisor, clock) if settings.checkpoint_seconds > WallSeconds(0.0) else nullcontext()
+    )
     async with open_link(settings, clock, board, name=name) as link:
         service = start_scheduler(
             supervisor, link, settings=settings, policies=policies, clock=clock, board=board, name=name
