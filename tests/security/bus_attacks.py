@@ -23,7 +23,6 @@ from tests.security.bus_world import (
     log_config,
 )
 
-
 Run = Callable[[Attacker, BusWorld], Awaitable[bool | None]]
 
 

@@ -42,7 +42,8 @@ async def test_on_an_open_server_each_attack_has_its_effect(tmp_path: Path) -> N
                 effect = await effect_of(attack, outsider, world)
             if (attack.effect not in effect) is not attack.closed_anyway:
                 without.append(f"{attack.name}: {sorted(effect)}")
-            await world.set_back()
+            if effect & {"streams", "log", "buckets", "told"}:
+                await world.set_back()
 
     assert not without
 
