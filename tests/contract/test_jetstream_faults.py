@@ -266,7 +266,7 @@ async def test_a_server_that_stood_still_while_somebody_subscribed_is_heard_as_s
 ) -> None:
     async with (
         embedded_nats(tmp_path / "nats") as server,
-        jetstream.connect(url, POOL, ScaledClock(), name="test") as link,
+        jetstream.connect(server.url, POOL, ScaledClock(), name="test") as link,
     ):
         await link.log.append(stored("engine-1", 1, [1]))
         server.process.send_signal(signal.SIGSTOP)
