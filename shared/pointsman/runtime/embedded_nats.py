@@ -18,13 +18,12 @@ import structlog
 
 from pointsman.adapters.child_process import spawn
 from pointsman.adapters.file_lock import try_lock
+from pointsman.adapters.jetstream.connection import SERVER_VERSION_MIN
 from pointsman.adapters.tcp_ports import why_taken
 from pointsman.primitives import EngineSeconds
 
 log = structlog.get_logger()
 
-VERSION_MIN = (2, 12, 7)
-"""Older servers have CVE-2026-33222 and CVE-2026-33246, among others."""
 MAX_PAYLOAD_BYTES = 8 * 1024 * 1024
 """Fits a CacheSnapshot of a million blocks."""
 STORE_BYTES_MAX = 64 * 1024**3
@@ -130,8 +129,10 @@ def nats_server_version(binary: str) -> tuple[int, ...]:
 def _launch(data_dir: Path, port: int, configuration: str) -> subprocess.Popen[bytes]:
     binary = nats_server_binary()
     version = nats_server_version(binary)
-    if version < VERSION_MIN:
-        message = f"{binary} is {'.'.join(map(str, version))}; at least {'.'.join(map(str, VERSION_MIN))} is needed"
+    if version < SERVER_VERSION_MIN:
+        message = (
+            f"{binary} is {'.'.join(map(str, version))}; at least {'.'.join(map(str, SERVER_VERSION_MIN))} is needed"
+        )
         raise NatsStartError(message)
     if port and (reason := why_taken(port)):
         message = f"port {port} is taken ({reason}); choose another, or 0 for any free one"
