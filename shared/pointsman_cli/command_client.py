@@ -12,7 +12,7 @@ from pointsman.adapters.clocks import ScaledClock
 from pointsman.contracts.codec import AnyCommand
 from pointsman.contracts.commands import Command, DescribeFleet, FleetDescribed
 from pointsman.contracts.permissions import BusRole, BusUser
-from pointsman.contracts.subjects import LOCAL_ACTOR, fleet_view_subject
+from pointsman.contracts.subjects import fleet_view_subject
 from pointsman.ports import Commands, CommandTimeoutError, Link, LogUnavailableError, NoResponderError
 from pointsman.primitives import PoolName, WallSeconds
 from pointsman.runtime.health import HealthBoard
@@ -78,9 +78,9 @@ async def described(commands: Commands, settings: FleetSettings) -> FleetDescrib
     return await ask(commands, subject, DescribeFleet(), FleetDescribed, absent=no_scheduler(settings))
 
 
-def actor(_settings: FleetSettings) -> str:
+def actor(settings: FleetSettings) -> str:
     """Name under which NATS lets this process send admin commands: that of its credential."""
-    return LOCAL_ACTOR
+    return settings.actor
 
 
 def no_scheduler(settings: FleetSettings) -> str:

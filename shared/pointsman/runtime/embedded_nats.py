@@ -20,7 +20,9 @@ from pointsman.adapters.child_process import spawn
 from pointsman.adapters.file_lock import try_lock
 from pointsman.adapters.jetstream.connection import SERVER_VERSION_MIN
 from pointsman.adapters.tcp_ports import why_taken
+from pointsman.contracts.permissions import Account
 from pointsman.primitives import EngineSeconds
+from pointsman.runtime.bus_users import write_private
 
 log = structlog.get_logger()
 
@@ -88,10 +90,15 @@ async def start_nats(
     sync_interval: str = SYNC_INTERVAL,
     monitor: bool = False,
     cluster: ClusterNode | None = None,
+    accounts: str = "",
 ) -> EmbeddedNats:
     """Not ended by Ctrl-C. `port` 0 takes a free one; `sync_interval`: `always` or a duration such as `1s`; `monitor`
-    opens HTTP monitoring. Raises NatsStartError."""
-    process = _launch(data_dir, port, _configuration(data_dir, port, sync_interval, monitor, cluster))
+    opens HTTP monitoring; `accounts`: configuration of users, without it everybody may do everything. Raises
+    NatsStartError."""
+    configuration = _configuration(data_dir, port, sync_interval, monitor, cluster) + accounts
+    if accounts:
+        _adopt_log(data_dir)
+    process = _launch(data_dir, port, configuration)
     try:
         ports = await _ports_of(process, data_dir)
     except BaseException:
@@ -102,6 +109,13 @@ async def start_nats(
     (data_dir / OWNER_FILE).write_text(f"process {process.pid} at {url}")
     monitor_url = next(iter(ports.get("monitoring", [])), None)
     return EmbeddedNats(url=url, monitor_url=monitor_url, process=process, log_file=data_dir / "nats-server.log")
+
+
+def _adopt_log(data_dir: Path) -> None:
+    """A server without users keeps its streams in `$G`; with users they belong to FLEET."""
+    without, within = (data_dir / "jetstream" / account for account in ("$G", Account.FLEET))
+    if without.is_dir() and not within.exists():
+        without.rename(within)
 
 
 def nats_server_binary() -> str:
@@ -142,7 +156,7 @@ def _launch(data_dir: Path, port: int, configuration: str) -> subprocess.Popen[b
         for stale in data_dir.glob("nats-server_*.ports"):
             stale.unlink()
         file = data_dir / "nats-server.conf"
-        file.write_text(configuration)
+        write_private(file, configuration)
         output = data_dir / "nats-server.err"
         output.unlink(missing_ok=True)
         return spawn([binary, "-c", str(file)], output=output, pass_fds=[lock], session=True)
