@@ -5,17 +5,27 @@ On an open server each has its effect; a test shows it. With users none may have
 """
 
 import asyncio
+import itertools
 import json
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+from pointsman.adapters.clocks import ScaledClock
+from pointsman.adapters.jetstream import Identity, connect
+from pointsman.contracts.envelope import Stamp
+from pointsman.contracts.fleet import InstanceDraining
+from pointsman.contracts.permissions import BusRole, BusUser
+from pointsman.contracts.subjects import message_id
+from pointsman.primitives import Epoch, InstanceId, PoolName, Term
 from tests.security.bus_world import (
     ACCESS,
     CHECKPOINTS,
     LEASE,
     LOG,
     MARK,
+    OWN,
     POOL,
+    VICTIM,
     WAIT_SECONDS,
     Attacker,
     BusWorld,
@@ -69,8 +79,7 @@ def overhears(subject: str, *, queue: str = "") -> Run:
         for service in world.services.values():
             await service.flush()
         await attacker.settle()
-        await asyncio.sleep(0.05)
-        return bool(attacker.heard)
+        return await attacker.has_heard()
 
     return run
 
@@ -93,23 +102,31 @@ async def _answers_route(attacker: Attacker, world: BusWorld) -> bool:
     subject = f"{inbox('ingress')}.forged.1"
     await world.services["ingress"].publish(f"pm.{POOL}.cmd.route", b'{"request":"of another"}', reply=subject)
     await world.services["ingress"].flush()
-    await asyncio.sleep(0.05)
+    await attacker.has_heard()
     await attacker.say(subject, event("RouteGranted", instance="evil", url="http://evil:1", term=0))
     await attacker.settle()
     return bool(attacker.heard)
 
 
+_numbers = itertools.count(1)
+
+
 async def _poisons_dedup(attacker: Attacker, world: BusWorld) -> bool:
-    """Use up the message ids of the leader's next decisions; then they are acknowledged and not stored."""
-    own = f"pm.{POOL}.kv.engine-1"
-    for number in range(2, 5):
-        await attacker.ask(own, b"{}", Nats_Msg_Id=f"1.{number}")
-    scheduler = world.services["scheduler"]
-    acks = [
-        json.loads((await scheduler.request(f"pm.{POOL}.lost", b"{}", headers={"Nats-Msg-Id": f"1.{n}"})).data)
-        for n in range(2, 5)
+    """Use up the message ids of a leader's next decisions: they would be acknowledged, and not stored."""
+    instance = InstanceId("victim")
+    decisions = [
+        InstanceDraining(
+            at=0.0, stamp=Stamp(term=Term(1), number=number, as_of=1), instance=instance, epoch=Epoch(1), reason="true"
+        )
+        for number in (next(_numbers) for _ in range(3))
     ]
-    return any(ack.get("duplicate") for ack in acks)
+    for decision in decisions:
+        await attacker.ask(OWN[0], b"{}", Nats_Msg_Id=str(message_id(decision)))
+    user, identity = BusUser(BusRole.SCHEDULER), Identity(credentials=world.scheduler_credentials)
+    name, pool = "scheduler-1", PoolName(POOL)
+    async with connect(world.url, pool, ScaledClock(), name=name, user=user, identity=identity) as link:
+        written = [await link.log.append(decision) for decision in decisions]
+    return not await world.stored(VICTIM, written)
 
 
 async def _republishes(attacker: Attacker, world: BusWorld) -> None:
@@ -199,7 +216,7 @@ ATTACKS: tuple[BusAttack, ...] = (
     BusAttack("report for a forged instance", "every placement", "log", says(f"{FLEET}.evil", event("InstanceReported", instance="evil"))),
     BusAttack("say that another instance left", "its requests, its cache", "log", says(f"{FLEET}.engine-2", event("InstanceLeft", instance="engine-2", epoch=1))),
     BusAttack("cache events of another instance", "wrong placements", "log", says(f"{KV}.engine-2", event("BlocksStored", instance="engine-2"))),
-    BusAttack("speak in another pool", "another model's prompts", "log", says("pm.other.fleet.engine-1", event("InstanceJoined", instance="engine-1"))),
+    BusAttack("speak in another pool", "another model's prompts", "log", says("pm.other.fleet.engine-1", event("InstanceJoined", instance="engine-1")), by_right=("other",)),
     BusAttack("end another's request", "an answer lost", "log", says(f"pm.{POOL}.request.r1", event("RequestFailed", request="r1")), by_right=("ingress",)),
     BusAttack("mark writes as lost", "a rebuild by everybody", "log", says(f"pm.{POOL}.lost", event("WritesLost", writer="x")), by_right=("ingress",)),
     BusAttack("names that nobody expects", "crashes of readers", "log", _names_nobody_expects),
@@ -262,7 +279,7 @@ ATTACKS: tuple[BusAttack, ...] = (
     BusAttack("let the server copy an entry", "any command, key or entry", "buckets", _republishes),
     BusAttack("fetch for somebody else", "entries in other logs", "buckets", _consumes_into),
     # By headers
-    BusAttack("use up message ids", "the leader's decisions are not stored", "told", _poisons_dedup),
+    BusAttack("use up message ids", "the leader's decisions are not stored", "told", _poisons_dedup, closed_anyway=True),
     BusAttack("roll the log up", "history", "streams", says(f"{KV}.engine-1", b"{}", Nats_Rollup="all"), closed_anyway=True),
     BusAttack("an entry that expires", "a hole", "streams", says(f"{KV}.engine-1", b"{}", Nats_TTL="1s"), closed_anyway=True),
     BusAttack("a message for later", "a command from the server itself", "heard by scheduler", says(f"{KV}.engine-1", event("DrainInstance"), Nats_Schedule="@every 1s", Nats_Schedule_Target=f"{CMD}.drain.alice"), closed_anyway=True),

@@ -20,6 +20,8 @@ LEASE, CHECKPOINTS, ACCESS = f"KV_pointsman-{POOL}", f"OBJ_pointsman-{POOL}", "K
 STREAMS = (LOG, OTHER_LOG, LEASE, CHECKPOINTS, ACCESS)
 OWN = (f"pm.{POOL}.kv.engine-1", f"pm.{POOL}.fleet.engine-1")
 """Of the worker whose credential was stolen: what it says there is its right, if not always true."""
+VICTIM = f"pm.{POOL}.fleet.victim"
+"""Here a true leader writes while an attack is under way."""
 MARK = "xyzzy"
 """Part of whatever an attack leaves behind."""
 WAIT_SECONDS = 0.1
@@ -30,7 +32,7 @@ def log_config(pool: str) -> dict[str, Any]:
     return {
         "name": f"POINTSMAN_{pool}",
         "subjects": [f"pm.{pool}.{kind}" for kind in kinds],
-        "storage": "file",
+        "storage": "memory",
         "deny_delete": True,
         "deny_purge": True,
         "allow_direct": True,
@@ -55,9 +57,9 @@ CONFIGS = {
         allow_rollup_hdrs=True,
     ),
     CHECKPOINTS: bucket_config(
-        CHECKPOINTS, f"$O.pointsman-{POOL}.C.>", f"$O.pointsman-{POOL}.M.>", storage="file", allow_rollup_hdrs=True
+        CHECKPOINTS, f"$O.pointsman-{POOL}.C.>", f"$O.pointsman-{POOL}.M.>", storage="memory", allow_rollup_hdrs=True
     ),
-    ACCESS: bucket_config(ACCESS, "$KV.POINTSMAN_ACCESS.>", storage="file", max_msgs_per_subject=1, deny_delete=True),
+    ACCESS: bucket_config(ACCESS, "$KV.POINTSMAN_ACCESS.>", storage="memory", max_msgs_per_subject=1, deny_delete=True),
 }
 FIRST_ENTRIES = {
     f"pm.{POOL}.fleet.engine-1": b'{"type":"InstanceJoined","instance":"engine-1"}',
@@ -91,22 +93,18 @@ class Picture:
 
 @dataclass
 class BusWorld:
-    """`services`: connections of the true services, by role. `make`: who may make streams."""
+    """`services`: connections of the true services, by role, and of an administrator who looks at everything."""
 
     url: str
     services: dict[str, Client]
+    scheduler_credentials: str = ""
     heard: list[tuple[str, str]] = field(default_factory=list)
-
-    @property
-    def make(self) -> Client:
-        return self.services["scheduler"]
 
     async def set_up(self) -> None:
         for config in CONFIGS.values():
             await self.api(f"STREAM.CREATE.{config['name']}", config)
         for subject, payload in FIRST_ENTRIES.items():
-            writer = self.services["worker"] if ".fleet." in subject else self.make
-            await writer.request(subject, payload, timeout=2)
+            await self.services["administrator"].request(subject, payload, timeout=2)
 
     async def set_back(self) -> None:
         """As at first; only an open server lets this be done."""
@@ -135,11 +133,8 @@ class BusWorld:
         entries: dict[str, list[tuple[int, str, str]]] = {}
         for name in STREAMS:
             info = await self.api(f"STREAM.INFO.{name}", {})
-            if "config" not in info:  # the scheduler may ask for the log's only
-                streams[name] = {"error": info.get("error", {}).get("err_code")}
-                entries[name] = [
-                    await self._newest(name, subject) for subject in FIRST_ENTRIES if _belongs(subject, name)
-                ]
+            if "config" not in info:
+                streams[name] = info["error"]
                 continue
             streams[name] = {**info["config"], "consumers": info["state"].get("consumer_count", 0)}
             found = [
@@ -149,21 +144,21 @@ class BusWorld:
         heard, self.heard[:] = list(self.heard), []
         return Picture(streams, entries, heard)
 
+    async def stored(self, subject: str, sequences: list[int]) -> bool:
+        """Whether these entries of the log are this subject's."""
+        found = [await self.api(f"STREAM.MSG.GET.{LOG}", {"seq": sequence}) for sequence in sequences]
+        return all(entry.get("message", {}).get("subject") == subject for entry in found)
+
     async def api(self, call: str, request: dict[str, Any]) -> dict[str, Any]:
-        try:
-            answer = await self.make.request(f"$JS.API.{call}", json.dumps(request).encode(), timeout=0.5)
-        except (nats.errors.TimeoutError, nats.errors.NoRespondersError):
-            return {"error": {"err_code": -1}}
+        answer = await self.services["administrator"].request(
+            f"$JS.API.{call}", json.dumps(request).encode(), timeout=2
+        )
         told: dict[str, Any] = json.loads(answer.data)
         return told
 
     async def _entry(self, stream: str, sequence: int) -> tuple[int, str, str] | None:
         message = (await self.api(f"STREAM.MSG.GET.{stream}", {"seq": sequence})).get("message")
-        return None if message is None or (stream == LOG and message["subject"] in OWN) else _shown(message)
-
-    async def _newest(self, stream: str, subject: str) -> tuple[int, str, str]:
-        message = (await self.api(f"STREAM.MSG.GET.{stream}", {"last_by_subj": subject})).get("message")
-        return (0, subject, "") if message is None else _shown(message)
+        return None if message is None or (stream == LOG and message["subject"] in (*OWN, VICTIM)) else _shown(message)
 
     async def _hear(self, role: str, subject: str) -> None:
         async def on_message(message: Msg) -> None:
@@ -175,10 +170,6 @@ class BusWorld:
 
 def inbox(role: str) -> str:
     return {"worker": "_INBOX.worker.engine-1", "operator": "_INBOX.operator.alice"}.get(role, f"_INBOX.{role}")
-
-
-def _belongs(subject: str, stream: str) -> bool:
-    return any(subject.startswith(prefix.rstrip(">").rstrip("*")) for prefix in CONFIGS[stream]["subjects"])
 
 
 def _shown(message: dict[str, Any]) -> tuple[int, str, str]:
@@ -204,7 +195,7 @@ class Attacker:
         """The answer; nothing, if there is none or it is refused."""
         told = {name.replace("_", "-"): value for name, value in headers.items()} or None
         self.refused.clear()
-        asking = asyncio.ensure_future(self.client.request(subject, payload, timeout=1.0, headers=told))
+        asking = asyncio.ensure_future(self.client.request(subject, payload, timeout=0.4, headers=told))
         refusing = asyncio.ensure_future(self.refused.wait())
         await asyncio.wait({asking, refusing}, return_when=asyncio.FIRST_COMPLETED)
         refusing.cancel()
@@ -229,6 +220,14 @@ class Attacker:
         with contextlib.suppress(nats.errors.Error):
             await self.client.subscribe(subject, queue=queue, cb=on_message)
         await self.settle()
+
+    async def has_heard(self) -> bool:
+        """What the server has sent by now is delivered by a task, which comes to its turn."""
+        for _ in range(20):
+            if self.heard:
+                return True
+            await asyncio.sleep(WAIT_SECONDS / 10)
+        return False
 
     async def settle(self) -> None:
         with contextlib.suppress(nats.errors.Error):
