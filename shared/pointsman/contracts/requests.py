@@ -49,6 +49,8 @@ class RequestArrived(RequestEvent, frozen=True, kw_only=True):
     """Prompt and demanded output; 0: any instance may serve it."""
     followed: bool = False
     held_up: EngineSeconds = 0.0
+    client_request_id: Name = ""
+    """What the client sent as `x-request-id`; not unique."""
 
     def __post_init__(self) -> None:
         check_packed(self.keys)
