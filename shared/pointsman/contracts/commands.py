@@ -59,12 +59,9 @@ class RouteRequest(Command, frozen=True, kw_only=True):
     followed: bool = False
     """Whether the ingress lists it in `cmd.follow`; if it is no longer listed, the ingress has lost it."""
     held_up: EngineSeconds = 0.0
-<<<<<<< HEAD
-    client_request_id: Name = ""
-=======
     cache_group: Name = ""
     priority: Priority = "standard"
->>>>>>> main
+    client_request_id: Name = ""
 
     def __post_init__(self) -> None:
         check_packed(self.keys)
