@@ -52,7 +52,7 @@ def request_named(entries: Iterable[LogEntry], text: str) -> RequestId:
         if len(found) < CANDIDATES_MAX and (request.startswith(text) or request.endswith(text)):
             found[request] = None
     if not found:
-        msg = f"no request {text} in this log.\n{HINT}"
+        msg = f"no request {text} in this log. {HINT}"
         raise HistoryError(msg)
     if len(found) > 1:
         shown = list(found)[:CANDIDATES_SHOWN]
