@@ -8,7 +8,7 @@ from typing import Any, TypeVar, get_args, get_type_hints
 
 import msgspec
 
-from pointsman.contracts.tenants import TENANTS_MAX, Priority, TenantPolicies, TenantPolicy
+from pointsman.contracts.tenants import TENANTS_MAX, TenantPolicies, TenantPolicy
 from pointsman.primitives import Tenant
 
 DEFAULT = "default"
@@ -102,7 +102,8 @@ def _checked(value: Any, kind: type[T], place: str, *, strict: bool = True) -> T
     try:
         return msgspec.convert(value, kind, strict=strict)
     except msgspec.ValidationError as error:
-        expected = f"one of {', '.join(get_args(kind))}" if kind == Priority else str(error)
+        choices = [choice for choice in get_args(kind) if isinstance(choice, str)]
+        expected = f"expected one of {', '.join(choices)}" if choices else str(error)
         msg = f"{place} = {value!r}: {expected[:1].lower()}{expected[1:]}"
         raise TenantsFileError(msg) from error
 

@@ -9,6 +9,7 @@ import msgspec
 
 from pointsman.contracts.commands import RouteRejected
 from pointsman.contracts.reasons import RejectReason, reject_answer
+from pointsman.contracts.tenants import RateLimits
 from pointsman.primitives import EngineSeconds, Tokens
 
 NO_RETRY_HEADER = (b"x-should-retry", b"false")  # OpenAI's clients retry 408, 429 and 5xx
@@ -194,16 +195,14 @@ def rejected(answer: RouteRejected, *, speed: float, limit_headers: Sequence[Hea
 
 def _limit_code(answer: RouteRejected) -> tuple[str, str]:
     """`code` and `type` of OpenAI's errors for limits of a tenant; empty for other reasons."""
-    match answer.reason:
-        case RejectReason.QUOTA_EXCEEDED:
-            return "insufficient_quota", "insufficient_quota"
-        case RejectReason.RATE_LIMITED | RejectReason.CONCURRENCY_EXCEEDED:
-            requests, tokens = (answer.limits.requests, answer.limits.tokens) if answer.limits else (None, None)
-            of_tokens = (
-                answer.reason == RejectReason.RATE_LIMITED and tokens and not (requests and requests.remaining < 1)
-            )
-            return "rate_limit_exceeded", "tokens" if of_tokens else "requests"
-    return "", ""
+    if answer.reason == RejectReason.QUOTA_EXCEEDED:
+        return "insufficient_quota", "insufficient_quota"
+    if answer.reason not in (RejectReason.RATE_LIMITED, RejectReason.CONCURRENCY_EXCEEDED):
+        return "", ""
+    limits = answer.limits or RateLimits()
+    has_requests_left = limits.requests is None or limits.requests.remaining > 0
+    of_tokens = answer.reason == RejectReason.RATE_LIMITED and limits.tokens is not None and has_requests_left
+    return "rate_limit_exceeded", "tokens" if of_tokens else "requests"
 
 
 def _retry_later(status: int, reason: str, message: str, wall_seconds: EngineSeconds) -> ApiError:

@@ -1,5 +1,4 @@
-"""In-memory lease, values and checkpoints under the contract suite of the JetStream ones; unavailable with their broker.
-"""
+"""In-memory lease, values and checkpoints under the contract suite of the JetStream ones; unavailable with their broker."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
