@@ -9,6 +9,7 @@ from typing_extensions import override
 
 from pointsman.adapters.log_listener import LogListener
 from pointsman.contracts.codec import AnyCommand, UndecodableError, UnwritableError, decode_command, encode
+from pointsman.contracts.subjects import any_actor
 from pointsman.ports import CommandHandler, Commands, CommandTimeoutError, NoResponderError
 from pointsman.primitives import WallSeconds
 
