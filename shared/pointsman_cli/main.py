@@ -28,7 +28,11 @@ COMMANDS = {
     "fleet": ("pointsman_cli.fleet", "fleet_command", "Show the instances of a running fleet."),
     "scale": ("pointsman_cli.scale", "scale_command", "Ask for a number of instances, or see how many and why."),
     "drain": ("pointsman_cli.drain", "drain_command", "Take an instance out of service without losing a request."),
-    "tenants": ("pointsman_cli.tenants", "tenants_command", "Show and set limits, priorities and cache groups of tenants."),
+    "tenants": (
+        "pointsman_cli.tenants",
+        "tenants_command",
+        "Show and set limits, priorities and cache groups of tenants.",
+    ),
     "tap": ("pointsman_cli.tap.command", "tap_command", "Print the events of the log, live."),
     "replay": (
         "pointsman_cli.history.replay_command",

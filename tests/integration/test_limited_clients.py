@@ -2,7 +2,7 @@
 ask again by themselves."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -97,10 +97,14 @@ async def test_a_tenant_without_limits_is_told_of_none(world: World) -> None:
 
 async def test_both_clients_ask_again_when_the_limit_allows_it_and_not_a_second_later(world: World) -> None:
     async with openai_of(world, max_retries=2) as one, anthropic_of(world, max_retries=2) as other:
-        for ask in (lambda: one.completions.create(**PROMPT), lambda: other.messages.create(**ASKS)):
+        asks: list[Callable[[], Coroutine[Any, Any, Any]]] = [
+            lambda: one.completions.create(**PROMPT),
+            lambda: other.messages.create(**ASKS),
+        ]
+        for ask in asks:
             world.scheduler.asked.clear()
             world.scheduler.limits, world.scheduler.rejection = SPENT, (429, "rate_limited", 0.3)
-            asking = asyncio.create_task(ask())  # type: ignore[arg-type]
+            asking = asyncio.create_task(ask())
             await eventually(lambda: len(world.scheduler.asked) == 1)
             world.scheduler.rejection = None
             await asyncio.wait([asking])

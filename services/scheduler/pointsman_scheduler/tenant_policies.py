@@ -77,7 +77,8 @@ def describe_tenants(state: State, now: EngineSeconds, *, pool: PoolName) -> Ten
     if policies is None:
         return TenantsDescribed(pool=pool)
     accounts = sorted(
-        chain(state.tenants.named.items(), state.tenants.unnamed.items()), key=lambda item: (-item[1].in_flight, item[0])
+        chain(state.tenants.named.items(), state.tenants.unnamed.items()),
+        key=lambda item: (-item[1].in_flight, item[0]),
     )
     return TenantsDescribed(
         pool=pool,

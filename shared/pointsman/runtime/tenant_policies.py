@@ -43,6 +43,6 @@ class FollowedPolicies:
         try:
             self.newest = _decoder.decode(stored.value)
         except (msgspec.DecodeError, ValueError, RecursionError) as error:
-            log.error("tenant_policies_unreadable", revision=stored.revision, reason=short_reason(error))
+            log.warning("tenant_policies_unreadable", revision=stored.revision, reason=short_reason(error))
             return
         log.info("tenant_policies_read", revision=stored.revision, tenants=len(self.newest.tenants))
