@@ -84,7 +84,7 @@ def apply_command(file: Path, place: str | None, pool: str | None, as_json: bool
     policies = _checked(lambda: read_tenant_policies(file))
 
     async def replace(commands: Commands, settings: FleetSettings) -> TenantPolicies:
-        await _set(commands, settings, policies)
+        await replace_policies(commands, settings, policies)
         return policies
 
     _report(_run(place, pool, replace), as_json=as_json)
@@ -109,7 +109,7 @@ def set_command(tenant: str, values: tuple[str, ...], place: str | None, pool: s
     async def change(commands: Commands, settings: FleetSettings) -> TenantPolicies:
         known = (await _described(commands, settings)).policies or TenantPolicies()
         policies = with_values(known, tenant, pairs)
-        await _set(commands, settings, policies)
+        await replace_policies(commands, settings, policies)
         return policies
 
     _report(_run(place, pool, change), as_json=as_json)
@@ -141,7 +141,7 @@ async def _described(commands: Commands, settings: FleetSettings) -> TenantsDesc
     return await ask(commands, subject, DescribeTenants(), TenantsDescribed, absent=no_scheduler(settings))
 
 
-async def _set(commands: Commands, settings: FleetSettings, policies: TenantPolicies) -> None:
+async def replace_policies(commands: Commands, settings: FleetSettings, policies: TenantPolicies) -> None:
     subject = admin_subject(PoolName(settings.pool), "tenants", actor(settings))
     command = SetTenantPolicies(policies=policies)
     answer = await ask(commands, subject, command, TenantPoliciesAnswered, absent=no_scheduler(settings))
