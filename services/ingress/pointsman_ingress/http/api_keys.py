@@ -4,11 +4,10 @@ last copy holds."""
 
 from dataclasses import dataclass
 
-import msgspec
 import structlog
 
 from pointsman.adapters.clocks import wall_time_of
-from pointsman.contracts.access import ApiKey, key_hash, name_of_key, names_key
+from pointsman.contracts.access import decode_key, key_hash, name_of_key, names_key
 from pointsman.ports import Clock, KeyValueStore, StoredValue, ValuesRead
 from pointsman.primitives import Moment
 from pointsman.runtime.containment import contained
@@ -19,7 +18,6 @@ from pointsman_ingress.http.identity import Identity
 log = structlog.get_logger()
 
 KEYS_PART = "api_keys"
-_keys = msgspec.json.Decoder(ApiKey)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +71,9 @@ class ApiKeys:
         """What does not decode is no key: its former version must not stay valid."""
         self._active.pop(self._digests.pop(value.key, b""), None)
         try:
-            key = _keys.decode(value.value)
-        except msgspec.DecodeError as error:
-            log.error("api_key_undecodable", key=value.key, problem=str(error))
+            key = decode_key(value.value)
+        except ValueError as error:
+            log.warning("api_key_undecodable", key=value.key, problem=str(error))
             return
         if value.key == name_of_key(key.id) and not key.revoked_at:
             identity = Identity(key.tenant, tuple(key.models), tuple(key.endpoints))

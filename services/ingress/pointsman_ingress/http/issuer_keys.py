@@ -203,11 +203,13 @@ def _issuer_key(entry: dict[str, Any]) -> IssuerKey | None:
         algorithms = tuple(name for name in algorithms if name == entry["alg"])
     if entry.get("use", "sig") != "sig" or "d" in entry or not algorithms:
         return None
-    made = {"RSA": RSAAlgorithm.from_jwk, "EC": ECAlgorithm.from_jwk, "OKP": OKPAlgorithm.from_jwk}.get(str(kind))
-    if made is None:
-        return None
+    made: dict[str, Callable[[dict[str, Any]], Any]] = {
+        "RSA": RSAAlgorithm.from_jwk,
+        "EC": ECAlgorithm.from_jwk,
+        "OKP": OKPAlgorithm.from_jwk,
+    }
     try:
-        key = made(entry)
+        key = made[str(kind)](entry)
     except (PyJWTError, ValueError, TypeError, KeyError):
         return None
     return None if kind == "RSA" and key.key_size < RSA_BITS_MIN else IssuerKey(key, algorithms)

@@ -55,8 +55,11 @@ class TokenVerifier:
             raise invalid_credential()
         try:
             header = jwt.get_unverified_header(token)
-            key = await self._keys.key(header.get("kid"))
-            if key is None or "crit" in header:
+            kid = header.get("kid")
+            if "crit" in header or not isinstance(kid, str | None):
+                raise invalid_credential()
+            key = await self._keys.key(kid)
+            if key is None:
                 raise invalid_credential()
             return jwt.decode(
                 token,
@@ -73,14 +76,10 @@ class TokenVerifier:
     def _identity(self, claims: Mapping[str, Any]) -> Identity:
         """Raises ApiError (401)."""
         tenant = claims.get(self._tenant_claim)
-        models, endpoints = claims.get(MODELS_CLAIM, []), claims.get(ENDPOINTS_CLAIM, [])
-        if (
-            not isinstance(tenant, str)
-            or not valid_tenant(tenant)
-            or not _are_texts(models)
-            or not _are_texts(endpoints)
-            or scope_refusal(models, endpoints)
-        ):
+        if not isinstance(tenant, str) or not valid_tenant(tenant):
+            raise invalid_credential()
+        models, endpoints = _scope(claims, MODELS_CLAIM), _scope(claims, ENDPOINTS_CLAIM)
+        if scope_refusal(models, endpoints):
             raise invalid_credential()
         return Identity(Tenant(tenant), tuple(models), tuple(endpoints))
 
@@ -88,5 +87,11 @@ class TokenVerifier:
         return wall_time_of(self._clock.now(), self._clock.speed)
 
 
-def _are_texts(found: object) -> bool:
-    return isinstance(found, list) and all(isinstance(one, str) for one in found)
+def _scope(claims: Mapping[str, Any], name: str) -> list[str]:
+    """Empty (all) only without the claim. Raises ApiError (401)."""
+    found = claims.get(name)
+    if found is None:
+        return []
+    if not isinstance(found, list) or not found or not all(isinstance(one, str) for one in found):
+        raise invalid_credential()
+    return found
