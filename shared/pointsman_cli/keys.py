@@ -54,7 +54,7 @@ def keys_group() -> None:
       pointsman keys rotate 3k9x2m7qpa --grace 1h     a successor; the old key stays valid for an hour
       pointsman keys revoke 3k9x2m7qpa                at once
 
-    Ingresses ask for keys if they run with --require-keys (pointsman up --require-keys).
+    Ingresses ask for keys if they run with --require-keys (pointsman up --set ingress.require_keys=true).
     """
 
 
@@ -262,6 +262,7 @@ def _new_key(
         digest=key_hash(settings.secret)(key.encode()),
         tenant=tenant,
         created_at=time.time(),
+        created_by=actor(settings),
         expires_at=expires_at,
         models=models,
         endpoints=endpoints,
