@@ -2,11 +2,13 @@
 
 import asyncio
 import json
+import subprocess
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from pointsman_cli.discovery import FleetFile
+from tests.support.up import POINTSMAN
 
 PATIENCE_SECONDS = 30.0
 SILENCE_SECONDS = 0.7
@@ -41,6 +43,13 @@ def secrets_of(fleet: FleetFile, data: Path) -> tuple[bytes, ...]:
 
 def _seeds(path: Path) -> Iterator[str]:
     yield from (line for line in path.read_text().split() if line.startswith("S") and len(line) > 40)
+
+
+def key_for(tenant: str, data: Path) -> str:
+    """A new key, made as an operator makes one."""
+    command = [POINTSMAN, "keys", "create", tenant, "--json", "--from", str(data)]
+    made = subprocess.run(command, capture_output=True, text=True, check=True)
+    return str(json.loads(made.stdout)["key"])
 
 
 def files_with(text: bytes, directory: Path, *, patterns: Iterable[str] = ("**/*",)) -> list[str]:

@@ -10,6 +10,7 @@ import os
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from pointsman_cli.discovery import FleetFile, find_fleet
 from tests.integration.test_malformed_requests import SOUND
 from tests.security.hostile import BAITS, MODEL, Attempt, attempts
 from tests.security.judging import Answer, Judge
-from tests.security.live import conversation, files_with, public_document, secrets_of, usage
+from tests.security.live import conversation, files_with, key_for, public_document, secrets_of, usage
 from tests.support.log_reading import events_in, link_to
 from tests.support.up import RunningUp, pointsman_up
 from tests.support.waiting import eventually
@@ -40,33 +41,45 @@ FILES_GROWTH_MAX = 12
 ENDS = (RequestFinished, RequestFailed, RequestCancelled, RequestRejected)
 
 
-@pytest.fixture(scope="module")
-def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningUp]:
-    with pointsman_up(tmp_path_factory.mktemp("fuzz"), "--split", "1+1", "--speed", "50", "--model", MODEL) as running:
-        running.wait_for("Try it")
-        yield running
-        running.stop()
+SHAPES = {
+    "split, with keys": ("--split", "1+1", "--set", "ingress.require_keys=true"),
+    "without keys": ("--instances", "2"),
+}
+"""The suite fuzzes the first."""
 
 
-@pytest.fixture(scope="module")
-def fleet(up: RunningUp) -> FleetFile:
-    return find_fleet(data=up.data)
+@dataclass(frozen=True)
+class Target:
+    """`key`: of a client; empty, if nobody asks for one."""
+
+    up: RunningUp
+    fleet: FleetFile
+    key: str
+
+
+@pytest.fixture(scope="module", params=SHAPES if REQUESTS >= 5000 else list(SHAPES)[:1])
+def target(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
+    shape = SHAPES[request.param]
+    with pointsman_up(tmp_path_factory.mktemp("fuzz"), *shape, "--speed", "50", "--model", MODEL) as up:
+        up.wait_for("Try it")
+        yield Target(up, find_fleet(data=up.data), key_for("fuzzer", up.data) if len(shape) > 2 else "")
+        up.stop()
 
 
 @pytest.fixture
-def judge(up: RunningUp, fleet: FleetFile) -> Judge:
-    return Judge(secrets_of(fleet, up.data))
+def judge(target: Target) -> Judge:
+    return Judge((*secrets_of(target.fleet, target.up.data), *([target.key.encode()] if target.key else [])))
 
 
 @pytest.mark.timeout(3600)
-async def test_hostile_requests_get_an_answer_and_learn_nothing(up: RunningUp, fleet: FleetFile, judge: Judge) -> None:
+async def test_hostile_requests_get_an_answer_and_learn_nothing(target: Target, judge: Judge) -> None:
     async with bait() as (bait_port, visits):
-        made = attempts(SEED, round(REQUESTS * (1 - BY_SCHEMA)), bait_port=bait_port)
-        await send([next(made) for _ in range(100)], up.port, judge)
-        before = usage(fleet, "ingress", "scheduler")
-        await send(made, up.port, judge)
+        made = attempts(SEED, round(REQUESTS * (1 - BY_SCHEMA)), bait_port=bait_port, key=target.key)
+        await send([next(made) for _ in range(100)], target.up.port, judge)
+        before = usage(target.fleet, "ingress", "scheduler")
+        await send(made, target.up.port, judge)
         await eventually(
-            lambda: _returned(before, usage(fleet, "ingress", "scheduler")), seconds=30, what="memory and files"
+            lambda: _returned(before, usage(target.fleet, "ingress", "scheduler")), seconds=30, what="memory and files"
         )
 
     print(judge.statuses, judge.codes, f"{judge.unanswered} unanswered")
@@ -77,17 +90,15 @@ async def test_hostile_requests_get_an_answer_and_learn_nothing(up: RunningUp, f
 
 
 @pytest.mark.timeout(3600)
-async def test_requests_from_the_openapi_document_get_an_answer_and_learn_nothing(
-    up: RunningUp, fleet: FleetFile, judge: Judge
-) -> None:
-    document = with_bodies(await public_document(f"{fleet.ingress}/openapi.json"))
-    await asyncio.to_thread(by_schema, document, up.port, judge)
+async def test_requests_from_the_openapi_document_get_an_answer_and_learn_nothing(target: Target, judge: Judge) -> None:
+    document = with_bodies(await public_document(f"{target.fleet.ingress}/openapi.json"))
+    await asyncio.to_thread(by_schema, document, target, judge)
 
     assert not judge.complaints, "\n".join([f"seed {SEED}", *judge.complaints])
 
 
-async def test_afterwards_every_request_has_one_end(fleet: FleetFile) -> None:
-    async with link_to(fleet) as link:
+async def test_afterwards_every_request_has_one_end(target: Target) -> None:
+    async with link_to(target.fleet) as link:
         arrived: list[str] = []
         ends: Counter[str] = Counter()
 
@@ -105,14 +116,15 @@ async def test_afterwards_every_request_has_one_end(fleet: FleetFile) -> None:
     assert set(ends.values()) == {1}
 
 
-def test_afterwards_nothing_that_was_said_is_in_a_log_or_file(up: RunningUp, fleet: FleetFile) -> None:
+def test_afterwards_nothing_that_was_said_is_in_a_log_or_file(target: Target) -> None:
+    up = target.up
     ours = [path for path in (up.data / "logs").glob("*.log") if not path.name.startswith("engine-")]
     logs = b"".join(path.read_bytes() for path in ours) + up.output.encode()
 
     assert b"Traceback" not in logs
     assert b"request_internal_error" not in logs
     assert b"\x1b" not in logs
-    assert Path(fleet.secret_file).read_bytes().strip() not in logs
+    assert Path(target.fleet.secret_file).read_bytes().strip() not in logs
     assert {bait: files_with(bait.encode(), up.data) for bait in BAITS} == {bait: [] for bait in BAITS}
     assert len(logs) < 200_000 + REQUESTS * 20, "clients fill the logs"
 
@@ -134,12 +146,12 @@ async def send(made: Any, port: int, judge: Judge) -> None:
     await asyncio.gather(*(in_turn() for _ in range(AT_ONCE)))
 
 
-def by_schema(document: dict[str, Any], port: int, judge: Judge) -> None:
+def by_schema(document: dict[str, Any], target: Target, judge: Judge) -> None:
     """Half of the requests that schemathesis makes obey the document."""
     schema = schemathesis.openapi.from_dict(document)
     operations = sum(len(methods) for methods in document["paths"].values())
     examples = max(1, round(REQUESTS * BY_SCHEMA / 2 / operations))
-    url = f"http://127.0.0.1:{port}"
+    headers = {"authorization": f"Bearer {target.key}"} if target.key else {}
     for result in schema.get_all_operations():
         assert isinstance(result, Ok), result
         operation = result.ok()
@@ -154,7 +166,7 @@ def by_schema(document: dict[str, Any], port: int, judge: Judge) -> None:
             )
             @given(case=operation.as_strategy(generation_mode=mode))
             def one(case: schemathesis.Case[Any]) -> None:
-                answer = case.call(base_url=url, timeout=30)
+                answer = case.call(base_url=target.up.url, headers=headers, timeout=30)
                 heard = Answer(answer.status_code, {n.lower(): v[0] for n, v in answer.headers.items()}, answer.content)
                 attempt = Attempt(f"{case.method} {case.formatted_path} {case.body!r:.500}".encode())
                 judge.judge(attempt, heard)

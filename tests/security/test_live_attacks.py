@@ -3,11 +3,9 @@
 import asyncio
 import json
 import re
-import subprocess
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -17,10 +15,10 @@ from nats.aio.client import Client
 
 from pointsman.contracts.requests import RequestArrived, RequestCancelled, RequestEvent, RequestFailed, RequestFinished
 from pointsman_cli.discovery import FleetFile, find_fleet
-from tests.security.live import secrets_of
+from tests.security.live import key_for, secrets_of
 from tests.support.fake_engine import running_engine
 from tests.support.log_reading import events_in, link_to
-from tests.support.up import POINTSMAN, RunningUp, pointsman_up
+from tests.support.up import RunningUp, pointsman_up
 
 MEMO = [7 + number % 900 for number in range(1100)]
 ENDS = (RequestFinished, RequestFailed, RequestCancelled)
@@ -47,13 +45,6 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
         keys = {tenant: key_for(tenant, up.data) for tenant in ("alice", "bob")}
         yield Fleet(up, file, keys, [process.url for process in file.of_role("ingress")])
         up.stop()
-
-
-def key_for(tenant: str, data: Path) -> str:
-    made = subprocess.run(
-        [POINTSMAN, "keys", "create", tenant, "--json", "--from", str(data)], capture_output=True, text=True, check=True
-    )
-    return str(json.loads(made.stdout)["key"])
 
 
 @pytest.fixture
