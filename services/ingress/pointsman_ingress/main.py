@@ -32,6 +32,7 @@ from pointsman.runtime.supervision import STOP_SECONDS_MAX, Supervisor, run
 from pointsman.runtime.telemetry import configure_logging
 from pointsman_ingress.access_log import AccessLog
 from pointsman_ingress.app import ingress_app
+from pointsman_ingress.endpoints import BodyRules
 from pointsman_ingress.engine.client import EngineClient, open_session
 from pointsman_ingress.http.api_keys import Keyring, KeysFileError
 from pointsman_ingress.http.call import RequestIds
@@ -43,6 +44,9 @@ from pointsman_ingress.placement.pools import Pool, Pools, PoolsBoard
 from pointsman_ingress.placement.retry_budget import RetryBudget
 from pointsman_ingress.placement.scheduler_client import SchedulerClient, SchedulerLiveness
 from pointsman_ingress.prompt.block_keys import BlockKeys
+from pointsman_ingress.prompt.body_fields import FieldRules
+from pointsman_ingress.prompt.cache_salts import CacheSalts, no_shared_groups
+from pointsman_ingress.prompt.remote_media import MediaRules
 from pointsman_ingress.prompt.tokenization import PromptTokenizer
 from pointsman_ingress.service import Gateway
 from pointsman_ingress.settings import IngressSettings
@@ -184,6 +188,11 @@ async def assembled(
                 supervisor=supervisor,
                 ids=RequestIds(chance),
                 access_log=access_log,
+                rules=BodyRules(
+                    FieldRules(trusted=not keyring.required, allowed=settings.allow_field),
+                    MediaRules(trusted=not keyring.required, hosts=settings.media_hosts),
+                ),
+                salts=CacheSalts(settings.secret.encode(), no_shared_groups) if keyring.required else None,
             )
             supervisor.start(keyring.follow(), name="api-keys")
             yield ingress_app(gateway=gateway, pools=pools, keyring=keyring, board=board)

@@ -13,7 +13,7 @@ from pointsman.runtime.supervision import Supervisor
 from pointsman_ingress.access_log import AccessLog
 from pointsman_ingress.context import RequestFacts, find_model, understand
 from pointsman_ingress.delivery import Delivery
-from pointsman_ingress.endpoints import Endpoint
+from pointsman_ingress.endpoints import BodyRules, Endpoint
 from pointsman_ingress.engine.client import EngineClient
 from pointsman_ingress.http.api_keys import Keyring
 from pointsman_ingress.http.call import BodyBudget, ClientGoneError, HttpExchange, RequestIds
@@ -28,6 +28,7 @@ from pointsman_ingress.http.request_deadline import RequestDeadline
 from pointsman_ingress.lifecycle import RequestLifecycle
 from pointsman_ingress.passthrough import pass_through
 from pointsman_ingress.placement.pools import Pools
+from pointsman_ingress.prompt.cache_salts import CacheSalts
 from pointsman_ingress.settings import IngressSettings
 
 log = structlog.get_logger()
@@ -43,7 +44,15 @@ class Gateway:
     supervisor: Supervisor
     ids: RequestIds
     access_log: AccessLog | None
+    rules: BodyRules
+    salts: CacheSalts | None
+    """None without authentication: clients are the operator's own."""
     _body_budget: BodyBudget = field(default_factory=BodyBudget, init=False)
+
+    @property
+    def private(self) -> bool:
+        """Whether clients learn nothing of the fleet and of each other."""
+        return self.salts is not None
 
     async def serve(self, endpoint: Endpoint, scope: Scope, receive: Receive, send: Send) -> None:
         """A cancelled task ends the request with an error; a second cancellation is raised."""
@@ -55,12 +64,16 @@ class Gateway:
                     facts.tenant = self.keyring.tenant(call.headers)
                     body = await call.read_body(receive, self._body_budget, bytes_max=self.settings.body_bytes_max)
                     deadline.watch(receive)
-                    request = endpoint.read(body, call.headers)
+                    accepted = self.rules.accept(endpoint, body, call.headers)
                     if not endpoint.placed:
-                        pool, model = await find_model(call, request, self.pools, facts)
-                        await pass_through(call, body, pool, model, facts, self.engines, self.settings)
+                        pool, model = await find_model(call, accepted.request, self.pools, facts)
+                        await pass_through(
+                            call, accepted, pool, model, facts, self.engines, self.settings, private=self.private
+                        )
                         return
-                    context = await understand(call, endpoint, body, request, self.pools, self.settings, facts)
+                    context = await understand(
+                        call, endpoint, accepted, self.pools, self.settings, facts, self.salts
+                    )
                     lifecycle = RequestLifecycle(context, self.clock)
                     await Delivery(
                         context,

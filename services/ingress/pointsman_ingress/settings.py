@@ -97,5 +97,15 @@ class IngressSettings(DeploymentSettings, ProcessSettings):
         False,
         "Send the tenant to engines in `vllm_xargs`: for vLLM with Pointsman's DLPM scheduler. Other engines may refuse it.",
     )
+    allow_field: tuple[str, ...] = setting(
+        (),
+        "Further body field that clients may send to engines, such as chat_template (docs/clients.md has the list). "
+        "May be given several times.",
+    )
+    media_hosts: tuple[str, ...] = setting(
+        (),
+        "Host, or *.DOMAIN, from which engines may fetch the images, audio and video that a request names by URL; may be "
+        "given several times. Without one, clients with keys may send data: URLs only and others any.",
+    )
     access_log: bool = setting(False, "Write one JSON line per request to standard output.")
     probe: bool = setting(True, "Check at each engine's start that its cache keys are those computed here.")
