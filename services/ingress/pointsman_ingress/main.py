@@ -45,7 +45,7 @@ from pointsman_ingress.placement.retry_budget import RetryBudget
 from pointsman_ingress.placement.scheduler_client import SchedulerClient, SchedulerLiveness
 from pointsman_ingress.prompt.block_keys import BlockKeys
 from pointsman_ingress.prompt.body_fields import FieldRules
-from pointsman_ingress.prompt.cache_salts import CacheSalts, no_shared_groups
+from pointsman_ingress.prompt.cache_salts import PROBE_GROUP, CacheSalts, no_shared_groups
 from pointsman_ingress.prompt.remote_media import MediaRules
 from pointsman_ingress.prompt.tokenization import PromptTokenizer
 from pointsman_ingress.service import Gateway
@@ -154,6 +154,7 @@ async def assembled(
     except KeysFileError as error:
         raise click.ClickException(str(error)) from error
     chance = chance or SystemRandom()
+    salts = CacheSalts(settings.secret.encode(), no_shared_groups) if keyring.required else None
     hold = HoldQueue(settings.hold_seconds, clock)
     async with engine_session or open_session() as session:
         engines = EngineClient(
@@ -171,7 +172,14 @@ async def assembled(
                 )
                 stack.callback(pool.tokenizer.close)
                 if settings.probe:
-                    prober = KeyProber(pool, engines=engines, clock=clock, supervisor=supervisor, chance=chance)
+                    prober = KeyProber(
+                        pool,
+                        engines=engines,
+                        clock=clock,
+                        supervisor=supervisor,
+                        chance=chance,
+                        salt=salts.salt(PROBE_GROUP, "") if salts else "",
+                    )
                     supervisor.start(prober.run(), name=f"probe-{name}")
                 served.append(pool)
             pools = Pools(served, hold)
@@ -192,7 +200,7 @@ async def assembled(
                     FieldRules(trusted=not keyring.required, allowed=settings.allow_field),
                     MediaRules(trusted=not keyring.required, hosts=settings.media_hosts),
                 ),
-                salts=CacheSalts(settings.secret.encode(), no_shared_groups) if keyring.required else None,
+                salts=salts,
             )
             supervisor.start(keyring.follow(), name="api-keys")
             yield ingress_app(gateway=gateway, pools=pools, keyring=keyring, board=board)

@@ -10,12 +10,12 @@ from pointsman_ingress.context import RequestFacts
 from pointsman_ingress.endpoints import AcceptedBody
 from pointsman_ingress.engine.client import EngineClient, EngineFailedError, EngineRequest, lacks_endpoint
 from pointsman_ingress.engine.first_byte import FirstByteDeadline, first_byte_wall_seconds
-from pointsman_ingress.http.call import HttpExchange
 from pointsman_ingress.engine.refusals import refused_by_engine
+from pointsman_ingress.http.call import HttpExchange
 from pointsman_ingress.http.errors import endpoint_not_found, engine_failed, no_engines, retry_budget_spent
-from pointsman_ingress.http.response_headers import DROPPED_HEADER
 from pointsman_ingress.placement.fleet_view import Model
 from pointsman_ingress.placement.pools import Pool
+from pointsman_ingress.prompt.body_fields import DROPPED_HEADER
 from pointsman_ingress.settings import IngressSettings
 
 log = structlog.get_logger()
@@ -65,11 +65,11 @@ async def pass_through(
             if lacks_endpoint(answer.status, whole):
                 raise endpoint_not_found(call.path)
             facts.instance = instance.id
-            headers = () if private else ((b"x-pointsman-instance", instance.id.encode()),)
-            if accepted.dropped:
-                headers = (*headers, (DROPPED_HEADER, accepted.dropped.encode()))
             if private and answer.status >= 400:
                 raise refused_by_engine(answer.status, whole)
+            headers = [] if private else [(b"x-pointsman-instance", instance.id.encode())]
+            if accepted.dropped:
+                headers.append((DROPPED_HEADER, accepted.dropped.encode()))
             await call.answer(answer.status, whole, answer.content_type, headers)
             return
     raise engine_failed(reason) if tried else no_engines()

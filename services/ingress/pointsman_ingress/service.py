@@ -71,9 +71,7 @@ class Gateway:
                             call, accepted, pool, model, facts, self.engines, self.settings, private=self.private
                         )
                         return
-                    context = await understand(
-                        call, endpoint, accepted, self.pools, self.settings, facts, self.salts
-                    )
+                    context = await understand(call, endpoint, accepted, self.pools, self.settings, facts, self.salts)
                     lifecycle = RequestLifecycle(context, self.clock)
                     await Delivery(
                         context,

@@ -14,8 +14,12 @@ def _names(*texts: str) -> frozenset[str]:
     return frozenset(name for text in texts for name in text.split())
 
 
-OURS = _names("kv_transfer_params ec_transfer_params do_remote_decode do_remote_prefill remote_engine_id remote_block_ids")
-OURS |= _names("remote_host remote_port bootstrap_host bootstrap_port bootstrap_room bootstrap_addr custom_logit_processor")
+OURS = _names(
+    "kv_transfer_params ec_transfer_params do_remote_decode do_remote_prefill remote_engine_id remote_block_ids"
+)
+OURS |= _names(
+    "remote_host remote_port bootstrap_host bootstrap_port bootstrap_room bootstrap_addr custom_logit_processor"
+)
 """Refused from every client: they make an engine connect to a peer or run code."""
 
 FOR_TRUSTED = _names("chat_template media_io_kwargs mm_processor_kwargs prompt_embeds priority vllm_xargs")
@@ -36,14 +40,18 @@ _STRUCTURE = _names(
     "guided_decoding_backend guided_whitespace_pattern regex ebnf json_schema stop_regex no_stop_trim",
 )
 _COMMON = _names("model user stream stream_options max_tokens cache_salt metadata store service_tier safety_identifier")
-_GENERATED = _COMMON | _SAMPLING | _STRUCTURE | _names("echo logprobs top_logprobs prompt_cache_key prompt_cache_retention")
+_GENERATED = (
+    _COMMON | _SAMPLING | _STRUCTURE | _names("echo logprobs top_logprobs prompt_cache_key prompt_cache_retention")
+)
 _TEMPLATE = _names("add_generation_prompt continue_final_message chat_template_kwargs documents")
 
 COMPLETION = _GENERATED | _names("prompt suffix")
 CHAT = (
     _GENERATED
     | _TEMPLATE
-    | _names("messages max_completion_tokens tools tool_choice parallel_tool_calls functions function_call modalities audio")
+    | _names(
+        "messages max_completion_tokens tools tool_choice parallel_tool_calls functions function_call modalities audio"
+    )
     | _names("reasoning_effort include_reasoning separate_reasoning stream_reasoning reasoning prediction verbosity")
     | _names("web_search_options")
 )
@@ -77,6 +85,7 @@ AUDIO = _SAMPLING | _names(
 
 SALT_FIELD = "cache_salt"
 DROPPED_SHOWN_MAX = 8
+DROPPED_HEADER = b"x-pointsman-dropped-fields"
 OUTLINED_BYTES_MIN = 4096
 
 
@@ -92,8 +101,6 @@ class CheckedFields:
         """For a response header; empty if everything is passed on."""
         names = (cleaned(name) for name in self.dropped[:DROPPED_SHOWN_MAX])
         return ", ".join(name for name in names if name)
-
-
 
 
 class FieldRules:

@@ -8,7 +8,8 @@ from collections.abc import Callable
 
 from pointsman.primitives import Name, Tenant
 
-SALT_CHARACTERS = 43  # of base 16; vLLM takes 128 characters at most, and no @, /, \ or NUL
+SALT_CHARACTERS = 43  # hexadecimal; vLLM takes at most 128 characters, and no @, /, \\ or NUL
+PROBE_GROUP = "probe"
 _LABEL = b"pointsman-cache-salt-1\x00"
 
 

@@ -12,6 +12,7 @@ from pointsman_ingress.http.errors import ApiError, bad_request
 from pointsman_ingress.http.request_headers import cleaned
 
 MEDIA = frozenset({"image_url", "video_url", "audio_url", "file_url", "image", "video", "audio", "input_audio", "file"})
+URL = "url"
 NESTED = frozenset({"content", "output", "source", "messages"})
 _SIGNS = (b"url", b"://", b'"image', b'"video', b'"audio', b'"file', b"uuid", b"\\u")
 """Bytes without which a body has neither media nor an escape that may hide it."""
@@ -59,8 +60,8 @@ class MediaRules:
             for url in _urls(part[name]):
                 if not self._allows(url):
                     raise _not_allowed(name)
-        if part.get("type") == "url" and isinstance(url := part.get("url"), str) and not self._allows(url):
-            raise _not_allowed("url")
+        if part.get("type") == URL and not all(map(self._allows, _urls(part))):
+            raise _not_allowed(URL)
         if not self._trusted and part.get("uuid") is not None and MEDIA & part.keys():
             msg = "`uuid` of a medium may not be sent here: engines would find what others sent by it."
             raise bad_request(msg, param="uuid", code="field_not_allowed")
@@ -97,7 +98,7 @@ def _urls(value: Any) -> Iterator[str]:
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):
-        yield from (url for name in ("url", "file_url") if isinstance(url := value.get(name), str))
+        yield from (url for name in (URL, "file_url") if isinstance(url := value.get(name), str))
 
 
 def _not_allowed(name: str) -> ApiError:
