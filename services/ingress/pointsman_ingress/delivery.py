@@ -179,6 +179,7 @@ class Delivery:
         wall_seconds = first_byte_wall_seconds(self.settings, expected, output=output, speed=self.clock.speed)
         deadline = FirstByteDeadline(wall_seconds, self._give_up_engine)
         request = EngineRequest(
+            grant.instance,
             grant.url,
             context.endpoint.path,
             body,

@@ -163,7 +163,7 @@ class KeyProber:
             raise ProbeFailedError(str(error)) from error
 
     async def _send(self, instance: Instance, path: str, body: bytes) -> None:
-        request = EngineRequest(instance.url, path, body, {}, self._request_id(), instance.dp_rank)
+        request = EngineRequest(instance.id, instance.url, path, body, {}, self._request_id(), instance.dp_rank)
         try:
             async with asyncio.timeout(float(ANSWER_WALL_SECONDS_MAX)), await self.engines.send(request) as answer:
                 content = await answer.whole()

@@ -21,6 +21,7 @@ from pointsman.adapters.clocks import ScaledClock
 from pointsman.adapters.tokenizer import Tokenizer, TokenizerLoadError
 from pointsman.ports import Clock, Link
 from pointsman.primitives import PoolName, WallSeconds
+from pointsman.runtime.engine_urls import EngineUrls
 from pointsman.runtime.health import SHUTDOWN_PART, AsgiApp, HealthBoard, HttpServer
 from pointsman.runtime.http_protocol import HttpLimits
 from pointsman.runtime.line_writer import LineWriter, Output
@@ -157,8 +158,10 @@ async def assembled(
     salts = CacheSalts(settings.secret.encode(), no_shared_groups) if keyring.required else None
     hold = HoldQueue(settings.hold_seconds, clock)
     async with engine_session or open_session() as session:
+        urls = EngineUrls.of(settings.engine_urls)
         engines = EngineClient(
             session,
+            urls,
             api_key=settings.engine_api_key,
             forward_authorization=not keyring.required,
             chunk_timeout_seconds=settings.chunk_timeout_seconds,
@@ -168,7 +171,15 @@ async def assembled(
             for name, link in links.items():
                 pool_board = (pool_boards or {}).get(name, board)
                 pool = _pool(
-                    settings, name, link, engines, clock=clock, board=pool_board, hold=hold, supervisor=supervisor
+                    settings,
+                    name,
+                    link,
+                    engines,
+                    urls,
+                    clock=clock,
+                    board=pool_board,
+                    hold=hold,
+                    supervisor=supervisor,
                 )
                 stack.callback(pool.tokenizer.close)
                 if settings.probe:
@@ -211,6 +222,7 @@ def _pool(
     name: PoolName,
     link: Link,
     engines: EngineClient,
+    urls: EngineUrls,
     *,
     clock: Clock,
     board: HealthBoard,
@@ -218,7 +230,7 @@ def _pool(
     supervisor: Supervisor,
 ) -> Pool:
     """Starts the pool's background tasks. Raises click.ClickException."""
-    fleet = FleetView(clock, board)
+    fleet = FleetView(clock, board, urls)
     in_flight = InFlightRequests(fleet=fleet, events=link.log, clock=clock)
     liveness = SchedulerLiveness(
         commands=link.commands,

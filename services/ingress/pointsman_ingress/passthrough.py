@@ -42,7 +42,7 @@ async def pass_through(
 
     with pool.retry_budget.open() as ticket:
         while (instance := pool.in_flight.least_busy(model, excluded=tried)) is not None:
-            request = EngineRequest(instance.url, call.path, accepted.content, call.headers, call.id)
+            request = EngineRequest(instance.id, instance.url, call.path, accepted.content, call.headers, call.id)
             try:
                 async with FirstByteDeadline(
                     first_byte_wall_seconds(settings), partial(may_retry_elsewhere, instance.id)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import click
 
 from pointsman.primitives import WallSeconds
+from pointsman.runtime.engine_urls import EngineUrlSettings
 from pointsman.runtime.processes import PROCESSES_MAX
 from pointsman.runtime.settings import (
     COUNT,
@@ -19,7 +20,7 @@ from pointsman.runtime.settings import (
 
 
 @dataclass(frozen=True, kw_only=True)
-class IngressSettings(DeploymentSettings, ProcessSettings):
+class IngressSettings(DeploymentSettings, EngineUrlSettings, ProcessSettings):
     port: int = setting(8080, "Port to listen on; 0 takes a free one.", bounds=PORT)
     name: str = setting("", "Name of this ingress in the log; by default ingress-PID.")
     processes: int = setting(

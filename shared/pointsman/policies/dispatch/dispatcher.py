@@ -48,6 +48,9 @@ class Dispatcher(DecisionContext):
     def undrain(self, instance: InstanceId, now: EngineSeconds) -> list[LogEvent]:
         return self._run(now, fleet_care.undrain, instance)
 
+    def refuse(self, instance: InstanceId, reason: str, now: EngineSeconds) -> list[LogEvent]:
+        return self._run(now, fleet_care.refuse, instance, reason)
+
     def check_liveness(self, timeouts: LivenessTimeouts, now: EngineSeconds) -> list[LogEvent]:
         return self._run(now, fleet_care.check_liveness, timeouts)
 
