@@ -78,6 +78,8 @@ def _arrive(turn: Turn, command: RouteRequest) -> None:
             held_up=command.held_up,
             alias=command.alias,
             context_tokens=command.context_tokens,
+            cache_group=command.cache_group,
+            priority=command.priority,
         )
     )
 
