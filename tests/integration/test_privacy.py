@@ -123,7 +123,7 @@ async def test_an_answer_names_no_instance_and_tells_nothing_of_their_load(world
         async with world.post(COMPLETIONS, body, **ALICE) as answer:
             assert not FLEET.search(told(answer, await answer.text()))
             shown = [name for name in answer.headers if name.lower().startswith("x-pointsman")]
-            assert sorted(shown) == ["x-pointsman-cached-tokens", "x-pointsman-prefix"]
+            assert sorted(shown) == ["x-pointsman-cached-tokens", "x-pointsman-prefix", "x-pointsman-request-id"]
     async with world.post("/detokenize", {"model": "m", "tokens": [1]}, **ALICE) as answer:
         assert not FLEET.search(told(answer, await answer.text()))
 

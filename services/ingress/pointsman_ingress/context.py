@@ -5,10 +5,12 @@ from dataclasses import dataclass
 
 from pointsman.contracts.commands import RouteRequest
 from pointsman.primitives import InstanceId, PoolName, Tenant, Tokens
+from pointsman.runtime.tenant_policies import FollowedPolicies
 from pointsman_ingress.endpoints import AcceptedBody, Endpoint
 from pointsman_ingress.engine.body_rewrites import add_tenant, ask_for_usage, impose_salt
 from pointsman_ingress.http.call import HttpExchange
 from pointsman_ingress.http.errors import bad_request, context_too_long
+from pointsman_ingress.http.priority import priority_of
 from pointsman_ingress.http.request_headers import (
     ANONYMOUS,
     Headers,
@@ -75,6 +77,7 @@ async def understand(
     settings: IngressSettings,
     facts: RequestFacts,
     salts: CacheSalts | None,
+    policies: FollowedPolicies,
 ) -> RequestContext:
     """`salts`: None without authentication. Raises ApiError."""
     request, body = accepted.request, accepted.content
@@ -96,6 +99,7 @@ async def understand(
         salt = salts.salt(group, request.cache_salt)
         if endpoint.parse is not None:
             body = impose_salt(body, salt, replaces=accepted.salted)
+    priority = priority_of(call.headers, request.service_tier, policies.of(tenant).priority)
     command = RouteRequest(
         request=call.id,
         ingress=settings.name,
@@ -115,6 +119,8 @@ async def understand(
         context_tokens=min(longest + _demanded_tokens(request), model_len or CONTEXT_TOKENS_MAX),
         followed=True,
         cache_group=group,
+        client_request_id=call.client_request_id,
+        priority=priority,
     )
     if settings.forward_tenant and endpoint.parse is not None:
         body = add_tenant(body, tenant)

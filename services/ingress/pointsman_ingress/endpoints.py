@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pointsman_ingress.engine.body_rewrites import without
 from pointsman_ingress.engine.streams import CHUNKS, MESSAGE_EVENTS, NAMED_EVENTS, StreamShape
 from pointsman_ingress.http.errors import ANTHROPIC_ERRORS, OPENAI_ERRORS, ErrorShape
+from pointsman_ingress.http.rate_limits import LimitHeaders, anthropic_limits, openai_limits
 from pointsman_ingress.http.request_headers import Headers
 from pointsman_ingress.prompt import body_fields
 from pointsman_ingress.prompt.body_fields import FieldRules
@@ -34,6 +35,7 @@ class Endpoint:
     placed: bool = True  # if not, any engine of the pool serves it and nothing is logged
     splittable: bool = False
     errors: ErrorShape = OPENAI_ERRORS
+    limit_headers: LimitHeaders = openai_limits
 
     def read(self, body: bytes, headers: Headers) -> ParsedRequest:
         """Raises ApiError."""
@@ -82,7 +84,14 @@ _ENDPOINTS = (
     COMPLETIONS,
     CHAT_COMPLETIONS,
     Endpoint("/v1/responses", parse_response, body_fields.RESPONSE, NAMED_EVENTS),
-    Endpoint("/v1/messages", parse_messages, body_fields.MESSAGES, MESSAGE_EVENTS, errors=ANTHROPIC_ERRORS),
+    Endpoint(
+        "/v1/messages",
+        parse_messages,
+        body_fields.MESSAGES,
+        MESSAGE_EVENTS,
+        errors=ANTHROPIC_ERRORS,
+        limit_headers=anthropic_limits,
+    ),
     Endpoint(
         "/v1/messages/count_tokens",
         parse_model_only,

@@ -31,6 +31,7 @@ from pointsman.runtime.processes import serve_in_processes
 from pointsman.runtime.settings import command
 from pointsman.runtime.supervision import STOP_SECONDS_MAX, Supervisor, run
 from pointsman.runtime.telemetry import configure_logging
+from pointsman.runtime.tenant_policies import FollowedPolicies
 from pointsman_ingress.access_log import AccessLog
 from pointsman_ingress.app import ingress_app
 from pointsman_ingress.endpoints import BodyRules
@@ -46,7 +47,7 @@ from pointsman_ingress.placement.retry_budget import RetryBudget
 from pointsman_ingress.placement.scheduler_client import SchedulerClient, SchedulerLiveness
 from pointsman_ingress.prompt.block_keys import BlockKeys
 from pointsman_ingress.prompt.body_fields import FieldRules
-from pointsman_ingress.prompt.cache_salts import PROBE_GROUP, CacheSalts, no_shared_groups
+from pointsman_ingress.prompt.cache_salts import PROBE_GROUP, CacheSalts
 from pointsman_ingress.prompt.remote_media import MediaRules
 from pointsman_ingress.prompt.tokenization import PromptTokenizer
 from pointsman_ingress.service import Gateway
@@ -155,7 +156,10 @@ async def assembled(
     except KeysFileError as error:
         raise click.ClickException(str(error)) from error
     chance = chance or SystemRandom()
-    salts = CacheSalts(settings.secret.encode(), no_shared_groups) if keyring.required else None
+    policies = FollowedPolicies(next(iter(links.values())).access)  # one store for all pools
+    salts = None
+    if keyring.required:
+        salts = CacheSalts(settings.secret.encode(), lambda tenant: policies.of(tenant).cache_group)
     hold = HoldQueue(settings.hold_seconds, clock)
     async with engine_session or open_session() as session:
         urls = EngineUrls.of(settings.engine_urls)
@@ -212,8 +216,10 @@ async def assembled(
                     MediaRules(trusted=not keyring.required, hosts=settings.media_hosts),
                 ),
                 salts=salts,
+                policies=policies,
             )
             supervisor.start(keyring.follow(), name="api-keys")
+            supervisor.start(policies.follow(), name="tenant-policies")
             yield ingress_app(gateway=gateway, pools=pools, keyring=keyring, board=board)
 
 

@@ -10,6 +10,7 @@ from pointsman.contracts.reasons import CancelCause
 from pointsman.ports import Clock
 from pointsman.runtime.health import Receive, Scope, Send
 from pointsman.runtime.supervision import Supervisor
+from pointsman.runtime.tenant_policies import FollowedPolicies
 from pointsman_ingress.access_log import AccessLog
 from pointsman_ingress.context import RequestFacts, find_model, understand
 from pointsman_ingress.delivery import Delivery
@@ -47,6 +48,7 @@ class Gateway:
     rules: BodyRules
     salts: CacheSalts | None
     """None without authentication: clients are the operator's own."""
+    policies: FollowedPolicies
     _body_budget: BodyBudget = field(default_factory=BodyBudget, init=False)
 
     @property
@@ -71,7 +73,9 @@ class Gateway:
                             call, accepted, pool, model, facts, self.engines, self.settings, private=self.private
                         )
                         return
-                    context = await understand(call, endpoint, accepted, self.pools, self.settings, facts, self.salts)
+                    context = await understand(
+                        call, endpoint, accepted, self.pools, self.settings, facts, self.salts, self.policies
+                    )
                     lifecycle = RequestLifecycle(context, self.clock)
                     await Delivery(
                         context,

@@ -3,10 +3,14 @@
 import re
 
 from pointsman.primitives import Tenant
-from pointsman_ingress.prompt.cache_salts import CacheSalts, no_shared_groups
+from pointsman_ingress.prompt.cache_salts import CacheSalts
 
 ALICE, BOB, CAROL = Tenant("alice"), Tenant("bob"), Tenant("carol")
 VLLM_TAKES = re.compile(r"[^@/\\\x00]{1,128}")
+
+
+def no_shared_groups(_tenant: Tenant) -> str:
+    return ""
 
 
 def salt(salts: CacheSalts, tenant: Tenant, own: str = "") -> str:

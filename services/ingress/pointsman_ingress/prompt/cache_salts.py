@@ -28,7 +28,3 @@ class CacheSalts:
         """`client_salt` may be empty."""
         message = b"%b%d\x00%b%b" % (_LABEL, len(group), group.encode(), client_salt.encode("utf-8", "surrogatepass"))
         return hmac.new(self._secret, message, hashlib.sha256).hexdigest()[:SALT_CHARACTERS]
-
-
-def no_shared_groups(_tenant: Tenant) -> str:
-    return ""
