@@ -157,9 +157,9 @@ async def assembled(
     access = next(iter(links.values())).access
     authentication = _authentication(settings, access, clock=clock, board=board, supervisor=supervisor)
     chance = chance or SystemRandom()
-    policies = FollowedPolicies(next(iter(links.values())).access)  # one store for all pools
+    policies = FollowedPolicies(access)  # one store for all pools
     salts = None
-    if keyring.required:
+    if authentication.required:
         salts = CacheSalts(settings.secret.encode(), lambda tenant: policies.of(tenant).cache_group)
     hold = HoldQueue(settings.hold_seconds, clock)
     async with engine_session or open_session() as session:
@@ -213,8 +213,8 @@ async def assembled(
                 ids=RequestIds(chance),
                 access_log=access_log,
                 rules=BodyRules(
-                    FieldRules(trusted=not keyring.required, allowed=settings.allow_field),
-                    MediaRules(trusted=not keyring.required, hosts=settings.media_hosts),
+                    FieldRules(trusted=not authentication.required, allowed=settings.allow_field),
+                    MediaRules(trusted=not authentication.required, hosts=settings.media_hosts),
                 ),
                 salts=salts,
                 policies=policies,
