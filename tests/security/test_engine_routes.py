@@ -18,7 +18,7 @@ TO_ENGINES = {
 }  # fmt: skip
 """Headers of ours, and those of a client that are passed on. Without a key ring the client's key is, too."""
 NOT_TRIED = (b"te", b"authorization", b"x-api-key", b"content-type", b"traceparent", b"x-slo-ttft-ms", b"x-slo-tpot-ms")
-RENDERING = {"/tokenize", "/v1/chat/completions/render", "/v1/completions/render"}
+RENDERING = {"/tokenize", "/v1/chat/completions/render", "/v1/completions/render", "/v1/messages/render"}
 """Asked by the ingress itself."""
 BODY = json.dumps({"model": MODEL, "prompt": [1, 2, 3], "messages": [{"role": "user", "content": "x"}]}).encode()
 
@@ -66,7 +66,7 @@ async def test_no_path_of_a_client_reaches_an_engine_but_those_of_the_list() -> 
     requests = [asks(method, path) for path in paths for method in ("POST", "GET")]
     requests += [asks(method, path) for path in BY_PATH for method in ("PUT", "DELETE", "PATCH", "OPTIONS", "TRACE")]
     async with recording(recorder) as engine, world_with() as world:
-        world.scheduler.engines = {ONE: engine, TWO: engine}
+        await world.grants({ONE: engine, TWO: engine})
         port, turns = int(world.url.rpartition(":")[2]), iter(requests)
 
         async def in_turn() -> None:
@@ -84,7 +84,7 @@ async def test_no_header_of_a_client_reaches_an_engine_but_those_of_the_list() -
     recorder = Recorder()
     headers = [name + b": " + KEY_BAIT.encode() for name in NAMES if name not in NOT_TRIED]
     async with recording(recorder) as engine, world_with() as world:
-        world.scheduler.engines = {ONE: engine, TWO: engine}
+        await world.grants({ONE: engine, TWO: engine})
         answer = await conversation(int(world.url.rpartition(":")[2]), asks("POST", "/v1/completions", *headers))
 
     assert answer.startswith(b"HTTP/1.1 200")
