@@ -151,17 +151,9 @@ async def test_a_stream_that_breaks_off_is_an_exception(world: World) -> None:
     assert "broke off" in str(raised.value)
 
 
-<<<<<<< HEAD
 async def test_a_wrong_key_is_an_authentication_error() -> None:
     async with simulated_engine(model="m") as engine, world_with(keys={"sk-1": "alice"}, tokenizer="builtin") as world:
-        world.scheduler.engines = {ONE: engine.url}
-=======
-async def test_a_wrong_key_is_an_authentication_error(tmp_path: Path) -> None:
-    path = tmp_path / "keys"
-    path.write_text(f"alice {hashlib.sha256(b'sk-1').hexdigest()}\n")
-    async with simulated_engine(model="m") as engine, world_with(keys_file=str(path), tokenizer="builtin") as world:
         await world.grants({ONE: engine.url})
->>>>>>> 0685f16 (Tests: the scheduler grants instances where the log has them)
         async with client_of(world, api_key="wrong") as client:
             with pytest.raises(anthropic.AuthenticationError):
                 await client.messages.create(model="m", max_tokens=5, messages=HELLO)

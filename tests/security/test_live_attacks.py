@@ -4,7 +4,7 @@ import asyncio
 import json
 import re
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ from tests.security.live import key_for, secrets_of
 from tests.support.fake_engine import running_engine
 from tests.support.log_reading import events_in, link_to
 from tests.support.up import RunningUp, pointsman_up
+from tests.support.waiting import eventually
 
 MEMO = [7 + number % 900 for number in range(1100)]
 ENDS = (RequestFinished, RequestFailed, RequestCancelled)
@@ -43,8 +44,25 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
         up.wait_for("Try it")
         file = find_fleet(data=up.data)
         keys = {tenant: key_for(tenant, up.data) for tenant in ("alice", "bob")}
-        yield Fleet(up, file, keys, [process.url for process in file.of_role("ingress")])
+        ingresses = [process.url for process in file.of_role("ingress")]
+        asyncio.run(admitted(ingresses, keys.values()))
+        yield Fleet(up, file, keys, ingresses)
         up.stop()
+
+
+async def admitted(ingresses: list[str], keys: Iterable[str]) -> None:
+    """Keys are effective everywhere within 5 s."""
+
+    async def everywhere() -> bool:
+        statuses = set()
+        for ingress in ingresses:
+            for key in keys:
+                async with http.get(f"{ingress}/v1/models", headers={"authorization": f"Bearer {key}"}) as answer:
+                    statuses.add(answer.status)
+        return statuses == {200}
+
+    async with aiohttp.ClientSession() as http:
+        await eventually(everywhere, seconds=5, what="each key's effect in each ingress")
 
 
 @pytest.fixture
