@@ -57,11 +57,11 @@ async def admitted(ingresses: list[str], keys: Iterable[str]) -> None:
         statuses = set()
         for ingress in ingresses:
             for key in keys:
-                async with http.get(f"{ingress}/v1/models", headers={"authorization": f"Bearer {key}"}) as answer:
+                async with session.get(f"{ingress}/v1/models", headers={"authorization": f"Bearer {key}"}) as answer:
                     statuses.add(answer.status)
         return statuses == {200}
 
-    async with aiohttp.ClientSession() as http:
+    async with aiohttp.ClientSession() as session:
         await eventually(everywhere, seconds=5, what="each key's effect in each ingress")
 
 
