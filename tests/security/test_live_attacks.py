@@ -148,7 +148,7 @@ async def test_nobody_gets_on_the_bus_without_a_credential(fleet: Fleet) -> None
     await client.close()
 
 
-@pytest.mark.parametrize("credential", ["workers/default/engine-1.nk", "reader.nk"])
+@pytest.mark.parametrize("credential", ["reader.nk", "workers/default/engine-1.nk"])
 async def test_a_stolen_credential_steals_no_prompt_and_stops_nobody(
     fleet: Fleet, http: aiohttp.ClientSession, credential: str
 ) -> None:
@@ -161,7 +161,8 @@ async def test_a_stolen_credential_steals_no_prompt_and_stops_nobody(
 
 
 async def forge(fleet: Fleet, credential: str, url: str) -> None:
-    """What an outsider would try at once: an instance of its own, one in another's name, and the fleet drained."""
+    """What an outsider would try at once: an instance of its own, one in another's name, the stolen one at another URL,
+    and the fleet drained."""
 
     async def silent(_: Exception) -> None:
         pass
@@ -189,7 +190,7 @@ async def forge(fleet: Fleet, credential: str, url: str) -> None:
         inbox_prefix="_INBOX.x",
         **fleet.credentials(credential),
     )
-    for instance in ("evil", "engine-2"):
+    for instance in ("evil", "engine-2", "engine-1"):
         for event in (joined, reported, reported):
             await client.publish(f"pm.default.fleet.{instance}", json.dumps(event | {"instance": instance}).encode())
     for actor in ("local", "scaler", "reader"):
