@@ -56,7 +56,7 @@ async def world() -> AsyncIterator[World]:
 
 
 async def test_the_body_reaches_the_engine_byte_for_byte_and_its_answer_the_client(world: World) -> None:
-    body = b' {"model" : "m",  "prompt":[1,2,3], "max_tokens":2, "a_field_of_tomorrow": {"x": [null]} }\n'
+    body = b' {"model" : "m",  "prompt":[1,2,3], "max_tokens":2, "structured_outputs": {"x": [null]} }\n'
     async with world.post(COMPLETIONS, body, X_Request_Id="mine") as answer:
         content = await answer.json()
 
@@ -76,7 +76,7 @@ async def test_the_body_reaches_the_engine_byte_for_byte_and_its_answer_the_clie
 
 
 async def test_a_body_of_megabytes_passes_whole(world: World) -> None:
-    body = json.dumps({**TOKENS, "padding": "x" * 3_000_000}).encode()
+    body = json.dumps({**TOKENS, "suffix": "x" * 3_000_000}).encode()
     async with world.post(COMPLETIONS, body) as answer:
         await answer.read()
 

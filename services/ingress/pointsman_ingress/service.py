@@ -14,7 +14,7 @@ from pointsman.runtime.tenant_policies import FollowedPolicies
 from pointsman_ingress.access_log import AccessLog
 from pointsman_ingress.context import RequestFacts, find_model, understand
 from pointsman_ingress.delivery import Delivery
-from pointsman_ingress.endpoints import Endpoint
+from pointsman_ingress.endpoints import BodyRules, Endpoint
 from pointsman_ingress.engine.client import EngineClient
 from pointsman_ingress.http.authentication import Authentication
 from pointsman_ingress.http.call import BodyBudget, ClientGoneError, HttpExchange, RequestIds
@@ -29,6 +29,7 @@ from pointsman_ingress.http.request_deadline import RequestDeadline
 from pointsman_ingress.lifecycle import RequestLifecycle
 from pointsman_ingress.passthrough import pass_through
 from pointsman_ingress.placement.pools import Pools
+from pointsman_ingress.prompt.cache_salts import CacheSalts
 from pointsman_ingress.settings import IngressSettings
 
 log = structlog.get_logger()
@@ -44,8 +45,16 @@ class Gateway:
     supervisor: Supervisor
     ids: RequestIds
     access_log: AccessLog | None
+    rules: BodyRules
+    salts: CacheSalts | None
+    """None without authentication: clients are the operator's own."""
     policies: FollowedPolicies
     _body_budget: BodyBudget = field(default_factory=BodyBudget, init=False)
+
+    @property
+    def private(self) -> bool:
+        """Whether clients learn nothing of the fleet and of each other."""
+        return self.salts is not None
 
     async def serve(self, endpoint: Endpoint, scope: Scope, receive: Receive, send: Send) -> None:
         """A cancelled task ends the request with an error; a second cancellation is raised."""
@@ -57,13 +66,15 @@ class Gateway:
                     await self._identify(call, endpoint, facts)
                     body = await call.read_body(receive, self._body_budget, bytes_max=self.settings.body_bytes_max)
                     deadline.watch(receive)
-                    request = endpoint.read(body, call.headers)
+                    accepted = self.rules.accept(endpoint, body, call.headers)
                     if not endpoint.placed:
-                        pool, model = await find_model(call, request, self.pools, facts)
-                        await pass_through(call, body, pool, model, facts, self.engines, self.settings)
+                        pool, model = await find_model(call, accepted.request, self.pools, facts)
+                        await pass_through(
+                            call, accepted, pool, model, facts, self.engines, self.settings, private=self.private
+                        )
                         return
                     context = await understand(
-                        call, endpoint, body, request, self.pools, self.settings, facts, self.policies
+                        call, endpoint, accepted, self.pools, self.settings, facts, self.salts, self.policies
                     )
                     lifecycle = RequestLifecycle(context, self.clock)
                     await Delivery(
