@@ -1,0 +1,52 @@
+"""Cache isolation on a real engine: two tenants with keys send the same prompts through ingress, scheduler and worker. The
+engine reports no cached token across them and all of them within; its KV events have the keys that the ingress computes."""
+
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from pointsman.contracts.requests import RequestArrived, RequestFinished
+from pointsman_cli.vllm_cpu.home import SERVED_MODEL, EngineHome
+from tests.support.isolation import bodies, check_isolation
+from tests.support.split_fleet import EnginePlace, SplitFleet, split_fleet
+from tests.support.tenants import keys_of_two
+from tests.support.vllm import BLOCK_TOKENS, RunningEngine
+from tests.support.waiting import eventually
+from tests.vllm.conftest import BootEngine
+
+PROBE_SECONDS_MAX = 120.0
+
+
+@pytest.fixture(scope="module")
+def engine(boot_engine: BootEngine) -> Iterator[RunningEngine]:
+    with boot_engine() as running:
+        yield running
+
+
+@pytest.fixture
+async def fleet(engine: RunningEngine, vllm_home: EngineHome, tmp_path: Path) -> AsyncIterator[SplitFleet]:
+    place = EnginePlace(engine.url, engine.kv, engine.replay)
+    told = {**keys_of_two(tmp_path), "probe": True, "tokenizer": str(vllm_home.model)}
+    async with split_fleet({"engine-1": place}, block_tokens=BLOCK_TOKENS, **told) as opened:
+        yield opened
+
+
+async def test_two_tenants_share_nothing_and_each_has_all_of_its_own(
+    fleet: SplitFleet, tell_what_was_measured: Callable[[str], None]
+) -> None:
+    known = fleet.scheduler.state.fleet
+    await eventually(lambda: known.instances[0].parity is not None, seconds=PROBE_SECONDS_MAX)
+    assert known.instances[0].parity, "a salted prompt has the same keys in the engine's events"
+
+    for path, body in bodies(SERVED_MODEL).items():
+        await check_isolation(fleet.client, fleet.url, path, body, block_tokens=BLOCK_TOKENS)
+
+    events = [entry.event for entry in await fleet.entries()]
+    groups = {event.request: event.cache_group for event in events if isinstance(event, RequestArrived)}
+    ends = [event for event in events if isinstance(event, RequestFinished)]
+    cached = {group: sum(e.cached_tokens for e in ends if groups[e.request] == group) for group in groups.values()}
+    assert set(cached) == {"tenant:alice", "tenant:bob"}
+    assert cached["tenant:alice"] == cached["tenant:bob"] > 0
+    assert all(end.cached_tokens == end.predicted_cached_tokens for end in ends)
+    tell_what_was_measured(f"two tenants, {len(ends)} requests: cached tokens {cached}, none across")
