@@ -4,13 +4,14 @@ engine reports no cached token across them and all of them within; its KV events
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
+import aiohttp
 import pytest
 
 from pointsman.contracts.requests import RequestArrived, RequestFinished
 from pointsman_cli.vllm_cpu.home import SERVED_MODEL, EngineHome
-from tests.support.isolation import bodies, check_isolation
+from tests.support.isolation import STORY, bodies, check_isolation
 from tests.support.split_fleet import EnginePlace, SplitFleet, split_fleet
-from tests.support.tenants import keys_of_two
+from tests.support.tenants import ALICE, BOB, keys_of_two
 from tests.support.vllm import BLOCK_TOKENS, RunningEngine
 from tests.support.waiting import eventually
 from tests.vllm.conftest import BootEngine
@@ -50,3 +51,28 @@ async def test_two_tenants_share_nothing_and_each_has_all_of_its_own(
     assert cached["tenant:alice"] == cached["tenant:bob"] > 0
     assert all(end.cached_tokens == end.predicted_cached_tokens for end in ends)
     tell_what_was_measured(f"two tenants, {len(ends)} requests: cached tokens {cached}, none across")
+
+
+async def test_vectors_are_made_from_prefixes_of_the_tenant_alone(
+    boot_engine: BootEngine, tmp_path: Path, tell_what_was_measured: Callable[[str], None]
+) -> None:
+    with boot_engine("--runner", "pooling", "--convert", "embed") as engine:
+        place = EnginePlace(engine.url, engine.kv, engine.replay)
+        told = {**keys_of_two(tmp_path), "tokenizer": ""}
+        async with split_fleet({"engine-1": place}, block_tokens=BLOCK_TOKENS, **told) as fleet:
+            hits = []
+            for tenant in (ALICE, BOB, ALICE, BOB):
+                before = engine.metric("vllm:prefix_cache_hits_total")
+                await _embedded(fleet.client, fleet.url, tenant)
+                hits.append(engine.metric("vllm:prefix_cache_hits_total") - before)
+
+    assert hits[:2] == [0.0, 0.0]
+    assert hits[2] == hits[3] > 0
+    tell_what_was_measured(f"two tenants, embeddings: prefix cache hits of first and second requests {hits}")
+
+
+async def _embedded(client: aiohttp.ClientSession, url: str, tenant: dict[str, str]) -> None:
+    body = {"model": SERVED_MODEL, "input": STORY}
+    async with client.post(f"{url}/v1/embeddings", json=body, headers=tenant) as answer:
+        assert answer.status == 200, await answer.text()
+        await answer.read()
