@@ -2,7 +2,6 @@
 engine reports no cached token across them and all of them within; its KV events have the keys that the ingress computes."""
 
 from collections.abc import AsyncIterator, Callable, Iterator
-from pathlib import Path
 
 import aiohttp
 import pytest
@@ -11,7 +10,7 @@ from pointsman.contracts.requests import RequestArrived, RequestFinished
 from pointsman_cli.vllm_cpu.home import SERVED_MODEL, EngineHome
 from tests.support.isolation import STORY, bodies, check_isolation
 from tests.support.split_fleet import EnginePlace, SplitFleet, split_fleet
-from tests.support.tenants import ALICE, BOB, keys_of_two
+from tests.support.tenants import ALICE, BOB, KEYS
 from tests.support.vllm import BLOCK_TOKENS, RunningEngine
 from tests.support.waiting import eventually
 from tests.vllm.conftest import BootEngine
@@ -26,9 +25,9 @@ def engine(boot_engine: BootEngine) -> Iterator[RunningEngine]:
 
 
 @pytest.fixture
-async def fleet(engine: RunningEngine, vllm_home: EngineHome, tmp_path: Path) -> AsyncIterator[SplitFleet]:
+async def fleet(engine: RunningEngine, vllm_home: EngineHome) -> AsyncIterator[SplitFleet]:
     place = EnginePlace(engine.url, engine.kv, engine.replay)
-    told = {**keys_of_two(tmp_path), "probe": True, "tokenizer": str(vllm_home.model)}
+    told: dict[str, Any] = {"keys": KEYS, "probe": True, "tokenizer": str(vllm_home.model)}
     async with split_fleet({"engine-1": place}, block_tokens=BLOCK_TOKENS, **told) as opened:
         yield opened
 
@@ -54,11 +53,11 @@ async def test_two_tenants_share_nothing_and_each_has_all_of_its_own(
 
 
 async def test_vectors_are_made_from_prefixes_of_the_tenant_alone(
-    boot_engine: BootEngine, tmp_path: Path, tell_what_was_measured: Callable[[str], None]
+    boot_engine: BootEngine, tell_what_was_measured: Callable[[str], None]
 ) -> None:
     with boot_engine("--runner", "pooling", "--convert", "embed") as engine:
         place = EnginePlace(engine.url, engine.kv, engine.replay)
-        told = {**keys_of_two(tmp_path), "tokenizer": ""}
+        told: dict[str, Any] = {"keys": KEYS, "tokenizer": ""}
         async with split_fleet({"engine-1": place}, block_tokens=BLOCK_TOKENS, **told) as fleet:
             hits = []
             for tenant in (ALICE, BOB, ALICE, BOB):

@@ -10,6 +10,7 @@ from pointsman_ingress.endpoints import AcceptedBody, Endpoint
 from pointsman_ingress.engine.body_rewrites import add_tenant, ask_for_usage, impose_salt
 from pointsman_ingress.http.call import HttpExchange
 from pointsman_ingress.http.errors import bad_request, context_too_long
+from pointsman_ingress.http.identity import Identity
 from pointsman_ingress.http.priority import priority_of
 from pointsman_ingress.http.request_headers import (
     ANONYMOUS,
@@ -33,6 +34,7 @@ CONTEXT_TOKENS_MAX: Tokens = 2**32  # prompt and output, if the model's context 
 
 @dataclass(slots=True)
 class RequestFacts:
+    identity: Identity | None = None
     tenant: Tenant | None = None
     model: str | None = None
     pool: PoolName | None = None
@@ -63,8 +65,15 @@ async def find_model(
 ) -> tuple[Pool, Model]:
     """Raises ApiError."""
     facts.model, facts.stream = cleaned(request.model) or None, request.stream
-    facts.tenant = facts.tenant or tenant_of(call.headers, request.user)
-    pool, model = await pools.await_model(request.model)
+    identity = facts.identity
+    if identity is None:
+        facts.tenant = tenant_of(call.headers, request.user)
+        pool, model = await pools.await_model(request.model)
+    else:
+        if request.model:
+            identity.check_model(request.model)
+        pool, model = await pools.await_model(request.model, identity.may_use)
+        identity.check_model(model.name)
     facts.model, facts.pool = model.name, pool.name
     return pool, model
 

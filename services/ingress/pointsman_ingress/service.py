@@ -16,7 +16,7 @@ from pointsman_ingress.context import RequestFacts, find_model, understand
 from pointsman_ingress.delivery import Delivery
 from pointsman_ingress.endpoints import BodyRules, Endpoint
 from pointsman_ingress.engine.client import EngineClient
-from pointsman_ingress.http.api_keys import Keyring
+from pointsman_ingress.http.authentication import Authentication
 from pointsman_ingress.http.call import BodyBudget, ClientGoneError, HttpExchange, RequestIds
 from pointsman_ingress.http.errors import (
     ApiError,
@@ -38,7 +38,7 @@ log = structlog.get_logger()
 @dataclass(eq=False)
 class Gateway:
     settings: IngressSettings
-    keyring: Keyring
+    authentication: Authentication
     pools: Pools
     engines: EngineClient
     clock: Clock
@@ -63,7 +63,7 @@ class Gateway:
         try:
             with RequestDeadline(self.supervisor, wall_seconds=self.settings.request_timeout_seconds) as deadline:
                 try:
-                    facts.tenant = self.keyring.tenant(call.headers)
+                    await self._identify(call, endpoint, facts)
                     body = await call.read_body(receive, self._body_budget, bytes_max=self.settings.body_bytes_max)
                     deadline.watch(receive)
                     accepted = self.rules.accept(endpoint, body, call.headers)
@@ -114,6 +114,13 @@ class Gateway:
 
     def _call(self, endpoint: Endpoint, scope: Scope, send: Send) -> HttpExchange:
         return HttpExchange(endpoint.path, endpoint.errors, scope, send, ids=self.ids, clock=self.clock)
+
+    async def _identify(self, call: HttpExchange, endpoint: Endpoint, facts: RequestFacts) -> None:
+        """Raises ApiError."""
+        facts.identity = identity = await self.authentication.identity(call.headers)
+        if identity is not None:
+            facts.tenant = identity.tenant
+            identity.check_endpoint(endpoint.path)
 
     async def _end_interrupted(
         self, call: HttpExchange, lifecycle: RequestLifecycle | None, cause: CancelCause

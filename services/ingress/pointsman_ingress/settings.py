@@ -43,10 +43,13 @@ class IngressSettings(DeploymentSettings, EngineUrlSettings, ProcessSettings):
         (),
         "POOL=DIRECTORY: tokenizer of one of several pools, instead of --tokenizer. May be given several times.",
     )
-    keys_file: str = setting(
-        "",
-        "File of API keys, one `NAME SHA256-HEX` per line. Without it no key is required. Reread when it changes.",
+    require_keys: bool = setting(
+        False, "Admit only clients with an API key (pointsman keys) or, with --oidc-issuer, a token."
     )
+    oidc_issuer: str = setting("", "URL of the OIDC issuer whose tokens (JWT) are accepted; `iss` of the tokens.")
+    oidc_audience: str = setting("", "Audience that such a token must name (`aud`).")
+    oidc_jwks_url: str = setting("", "URL of the issuer's JWKS document. Default: what its discovery document names.")
+    oidc_tenant_claim: str = setting("sub", "Claim of a token that names the tenant.")
     engine_api_key: str = setting("", "Key to send to the engines, if they require one.", secret=True)
     slo_ttft_seconds: float = setting(5.0, "TTFT SLO of requests that name none, engine seconds.")
     slo_tpot_seconds: float = setting(0.1, "TPOT SLO of requests that name none, engine seconds.")
