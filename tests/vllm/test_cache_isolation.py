@@ -2,6 +2,7 @@
 engine reports no cached token across them and all of them within; its KV events have the keys that the ingress computes."""
 
 from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
 
 import aiohttp
 import pytest
