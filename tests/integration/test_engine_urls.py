@@ -52,7 +52,9 @@ async def test_an_instance_at_a_url_that_is_not_allowed_is_removed_and_gets_noth
                     await link.log.append(reported(name, 0, [], at=clock.now()))
                     await asyncio.sleep(0.01)
         await eventually(lambda: [i.id for i in service.state.fleet.instances] == ["engine-1"])
-        answer = await link.commands.request(route_subject(POOL), route("r-1", [], arrived_at=clock.now()), timeout=WallSeconds(5.0))
+        answer = await link.commands.request(
+            route_subject(POOL), route("r-1", [], arrived_at=clock.now()), timeout=WallSeconds(5.0)
+        )
 
     assert isinstance(answer, RouteGranted)
     assert (answer.instance, answer.url) == ("engine-1", OURS)
