@@ -2,12 +2,14 @@
 
 import asyncio
 import gc
+import json
 import signal
 from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
 
+import nats
 import pytest
 from typing_extensions import override
 
@@ -27,6 +29,7 @@ from pointsman.adapters.jetstream.producer import REFUSALS_MAX, WindowSettings, 
 from pointsman.contracts.codec import AnyCommand, decode_event
 from pointsman.contracts.commands import DescribeFleet
 from pointsman.contracts.decisions import WritesLost
+from pointsman.contracts.subjects import log_subjects
 from pointsman.ports import CommandTimeoutError, LogEntry, NoResponderError, Reply
 from pointsman.primitives import PoolName, WallSeconds
 from tests.support.events import stored
@@ -34,6 +37,7 @@ from tests.support.log_worlds import RememberingListener
 from tests.support.nats import embedded_nats, running_nats
 
 POOL = PoolName("default")
+SET_POLICIES = b'{"type":"TenantPoliciesSet","at":1.0,"policies":{}}'
 
 
 @dataclass
@@ -343,3 +347,18 @@ async def test_commands_beyond_what_may_wait_are_dropped_and_their_askers_ask_ag
     assert served == sum(answered) + 2
     assert again
     assert any("SlowConsumer" in trouble for trouble in listener.troubles)
+
+
+async def test_a_stream_of_an_earlier_version_gets_the_subjects_of_new_events(tmp_path: Path) -> None:
+    async with running_nats(tmp_path) as url:
+        old = {"name": "POINTSMAN_default", "subjects": ["pm.default.kv.*", "pm.default.lost"], "storage": "file"}
+        client = await nats.connect(url)
+        try:
+            await client.request("$JS.API.STREAM.CREATE.POINTSMAN_default", json.dumps(old).encode())
+            async with jetstream.connect(url, POOL, ScaledClock(1.0), name="test") as link:
+                sequence = await link.log.append(decode_event(SET_POLICIES))
+            info = json.loads((await client.request("$JS.API.STREAM.INFO.POINTSMAN_default")).data)
+        finally:
+            await client.close()
+    assert sequence == 1
+    assert set(info["config"]["subjects"]) == set(log_subjects(POOL))

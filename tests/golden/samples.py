@@ -1,11 +1,14 @@
 """One of each wire struct, every field set, or several where they are set together. `wire.jsonl` holds their bytes, a line each, in this order."""
 
+from pointsman.contracts.access import ApiKey, ApiKeyChanged
 from pointsman.contracts.block_keys import pack_keys
 from pointsman.contracts.cache import BlocksRemoved, BlocksStored, CacheCleared, CacheGap, CacheSnapshot, Run
 from pointsman.contracts.codec import AnyCommand, LogEvent
 from pointsman.contracts.commands import (
+    ApiKeyAnswered,
     CancelAnswered,
     CancelRequest,
+    ChangeApiKey,
     DescribeFleet,
     DrainAnswered,
     DrainInstance,
@@ -26,6 +29,8 @@ from pointsman.contracts.commands import (
     ScaleAnswered,
     ScalePool,
     SentRequest,
+    SetTenantPolicies,
+    TenantPoliciesAnswered,
     UndrainInstance,
 )
 from pointsman.contracts.decisions import (
@@ -67,6 +72,7 @@ from pointsman.contracts.requests import (
     RequestFailed,
     RequestFinished,
 )
+from pointsman.contracts.tenants import RateLimit, RateLimits, TenantPolicies, TenantPoliciesSet, TenantPolicy
 from pointsman.primitives import BlockKey, Epoch, InstanceId, RequestId, SessionId, Tenant, Term
 
 AT = 1767225600.25
@@ -89,6 +95,34 @@ DECODE_CANDIDATE = DecodeCandidate(
 )
 PATIENCE = LivenessTimeouts(heard_since=1767225590.5, suspect_after=3.0, leave_after=30.0)
 SETTINGS: dict[str, bool | float | str] = {"ttft_slo_threshold": 1.0, "both_over": "affine"}
+
+POLICIES = TenantPolicies(
+    default=TenantPolicy(requests_per_second=2.5),
+    tenants={
+        Tenant("t"): TenantPolicy(
+            priority="batch",
+            weight=2.0,
+            cache_group="team",
+            requests_per_second=10.0,
+            concurrency=8,
+            tokens_per_minute=60_000,
+            tokens_per_day=1_000_000,
+            kv_share=0.5,
+        )
+    },
+    cached_token_weight=0.25,
+)
+API_KEY = ApiKey(
+    id="a1b2",
+    digest=bytes(range(32)),
+    tenant=Tenant("t"),
+    created_at=AT,
+    created_by="alice",
+    expires_at=AT + 3600.0,
+    revoked_at=AT + 60.0,
+    models=["llama-*"],
+    endpoints=["/v1/chat/completions"],
+)
 
 EVENTS: list[LogEvent] = [
     BlocksStored(at=AT, instance=ENGINE, epoch=EPOCH, sequence=1, runs=RUNS),
@@ -383,6 +417,35 @@ EVENTS: list[LogEvent] = [
         attempt=2,
         lost_seconds=5.0,
     ),
+    TenantPoliciesSet(at=AT, stamp=STAMP, policies=POLICIES, by="alice"),
+    ApiKeyChanged(at=AT, stamp=STAMP, key="a1b2", tenant=Tenant("t"), action="revoke", by="alice"),
+    InstanceDraining(at=AT, instance=ENGINE, epoch=EPOCH, by="alice"),
+    InstanceUndrained(at=AT, instance=ENGINE, epoch=EPOCH, by="alice"),
+    ScaleDecided(
+        at=AT,
+        policy="manual",
+        settings={},
+        current=4,
+        wanted=5,
+        reason="asked",
+        number=4,
+        scaler="scaler-1",
+        by="alice",
+    ),
+    RequestArrived(
+        at=AT,
+        request=RequestId("req-3"),
+        arrived_at=AT,
+        ingress="ingress-1",
+        tenant=Tenant("t"),
+        keys=KEYS,
+        prompt_tokens=140,
+        max_output_tokens=16,
+        slo_ttft=5.0,
+        slo_tpot=0.1,
+        cache_group="team",
+        priority="interactive",
+    ),
 ]
 
 COMMANDS: list[AnyCommand] = [
@@ -546,4 +609,40 @@ COMMANDS: list[AnyCommand] = [
         expected_seconds=0.25,
     ),
     FollowAnswered(given_up=[REQUEST], term=Term(3)),
+    RouteRequest(
+        request=RequestId("req-3"),
+        ingress="ingress-1",
+        arrived_at=AT,
+        tenant=Tenant("t"),
+        keys=KEYS,
+        prompt_tokens=140,
+        max_output_tokens=16,
+        slo_ttft=5.0,
+        slo_tpot=0.1,
+        cache_group="team",
+        priority="interactive",
+    ),
+    SetTenantPolicies(policies=POLICIES),
+    TenantPoliciesAnswered(refusal="another leader was faster"),
+    ChangeApiKey(action="rotate", key=API_KEY),
+    ApiKeyAnswered(refusal="there is no such key"),
+    RouteRejected(
+        request=REQUEST,
+        attempt=1,
+        status=429,
+        reason="rate_limited",
+        detail="10 requests a second",
+        retry_after=0.5,
+        limits=RateLimits(requests=RateLimit(limit=10, remaining=0, reset=1.0)),
+    ),
+    RouteGranted(
+        request=REQUEST,
+        attempt=1,
+        instance=ENGINE,
+        url="http://127.0.0.1:8101",
+        hit_tokens=0,
+        predicted_ttft=0.75,
+        knowledge="exact",
+        limits=RateLimits(tokens=RateLimit(limit=1000, remaining=860, reset=8.4)),
+    ),
 ]

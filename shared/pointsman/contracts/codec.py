@@ -5,10 +5,13 @@ import re
 
 import msgspec
 
+from pointsman.contracts.access import ApiKeyChanged
 from pointsman.contracts.cache import BlocksRemoved, BlocksStored, CacheCleared, CacheGap, CacheSnapshot
 from pointsman.contracts.commands import (
+    ApiKeyAnswered,
     CancelAnswered,
     CancelRequest,
+    ChangeApiKey,
     DescribeFleet,
     DrainAnswered,
     DrainInstance,
@@ -25,6 +28,8 @@ from pointsman.contracts.commands import (
     RouteRequest,
     ScaleAnswered,
     ScalePool,
+    SetTenantPolicies,
+    TenantPoliciesAnswered,
     UndrainInstance,
 )
 from pointsman.contracts.decisions import (
@@ -61,6 +66,7 @@ from pointsman.contracts.requests import (
     RequestFinished,
 )
 from pointsman.contracts.subjects import is_subject_of
+from pointsman.contracts.tenants import TenantPoliciesSet
 
 LogEvent = (
     BlocksStored
@@ -94,6 +100,8 @@ LogEvent = (
     | WritesLost
     | ScaleDecided
     | ScaleApplied
+    | TenantPoliciesSet
+    | ApiKeyChanged
 )
 
 AnyCommand = (
@@ -116,6 +124,10 @@ AnyCommand = (
     | DrainAnswered
     | ScalePool
     | ScaleAnswered
+    | SetTenantPolicies
+    | TenantPoliciesAnswered
+    | ChangeApiKey
+    | ApiKeyAnswered
 )
 
 PAYLOAD_BYTES_MAX = 8 * 1024 * 1024

@@ -5,8 +5,10 @@ from typing import Annotated
 
 import msgspec
 
+from pointsman.contracts.access import ApiKey, KeyAction
 from pointsman.contracts.block_keys import check_key, check_packed
 from pointsman.contracts.fleet import ANY_RANK, Role
+from pointsman.contracts.tenants import Priority, RateLimits, TenantPolicies
 from pointsman.primitives import (
     Count,
     Digest,
@@ -57,6 +59,8 @@ class RouteRequest(Command, frozen=True, kw_only=True):
     followed: bool = False
     """Whether the ingress lists it in `cmd.follow`; if it is no longer listed, the ingress has lost it."""
     held_up: EngineSeconds = 0.0
+    cache_group: Name = ""
+    priority: Priority = "standard"
 
     def __post_init__(self) -> None:
         check_packed(self.keys)
@@ -82,6 +86,7 @@ class RouteGranted(Command, frozen=True, kw_only=True):
     """Whether to poll `cmd.follow` for a re-binding until the engine answers."""
     expected_seconds: EngineSeconds = 0.0
     """Engine seconds from the grant to the first token; 0: unknown."""
+    limits: RateLimits | None = None
 
 
 class RouteRejected(Command, frozen=True, kw_only=True):
@@ -92,6 +97,7 @@ class RouteRejected(Command, frozen=True, kw_only=True):
     detail: Text
     retry_after: EngineSeconds
     term: Term = Term(0)
+    limits: RateLimits | None = None
 
 
 class HandOverRequest(Command, frozen=True, kw_only=True):
@@ -239,6 +245,31 @@ class ScaleAnswered(Command, frozen=True, kw_only=True):
     highest: Count
     reason: Text = ""
     trouble: Text = ""
+    refusal: Text = ""
+
+
+class SetTenantPolicies(Command, frozen=True, kw_only=True):
+    """`cmd.tenants.<actor>`: these policies replace those in force."""
+
+    policies: TenantPolicies
+
+
+class TenantPoliciesAnswered(Command, frozen=True, kw_only=True):
+    """With `refusal` nothing was changed."""
+
+    refusal: Text = ""
+
+
+class ChangeApiKey(Command, frozen=True, kw_only=True):
+    """`cmd.keys.<actor>`: store this key. `rotate`: the successor of a key; `revoke`: `key` with `revoked_at` set."""
+
+    action: KeyAction
+    key: ApiKey
+
+
+class ApiKeyAnswered(Command, frozen=True, kw_only=True):
+    """With `refusal` nothing was changed."""
+
     refusal: Text = ""
 
 

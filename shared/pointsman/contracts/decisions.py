@@ -204,6 +204,8 @@ class ScaleDecided(Event, frozen=True, kw_only=True):
     reason: Text
     number: Count = 0
     scaler: Name = ""
+    by: Name = ""
+    """The operator who asked for it."""
 
 
 class ScaleApplied(Event, frozen=True, kw_only=True):

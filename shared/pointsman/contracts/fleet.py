@@ -135,13 +135,15 @@ class InstanceSuspected(FleetEvent, frozen=True, kw_only=True):
 
 
 class InstanceDraining(FleetEvent, frozen=True, kw_only=True):
-    """Nothing new is placed there; running requests finish. `leaving`: a scaler will stop it once idle."""
+    """Nothing new is placed there; running requests finish. `leaving`: a scaler will stop it once idle. `by`: the operator or scaler."""
 
     reason: Text = ""
     leaving: bool = False
+    by: Name = ""
 
 
-class InstanceUndrained(FleetEvent, frozen=True, kw_only=True): ...
+class InstanceUndrained(FleetEvent, frozen=True, kw_only=True):
+    by: Name = ""
 
 
 EjectionCause = Literal["consecutive_failures", "failure_share", "success_rate", "latency", "failed_probe"]

@@ -20,6 +20,11 @@ class RejectReason(StrEnum):
     NO_INSTANCE = "no_instance"
     ALREADY_ENDED = "already_ended"
     UNKNOWN_REQUEST = "unknown_request"
+    RATE_LIMITED = "rate_limited"
+    """Requests or tokens per time of its tenant."""
+    CONCURRENCY_EXCEEDED = "concurrency_exceeded"
+    QUOTA_EXCEEDED = "quota_exceeded"
+    """The tenant's tokens of this day."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +56,11 @@ REJECT_ANSWERS = {
     RejectReason.NO_INSTANCE: _UNAVAILABLE,
     RejectReason.ALREADY_ENDED: _UNAVAILABLE,
     RejectReason.UNKNOWN_REQUEST: _LATER,
+    RejectReason.RATE_LIMITED: _LATER,
+    RejectReason.CONCURRENCY_EXCEEDED: _LATER,
+    RejectReason.QUOTA_EXCEEDED: RejectAnswer(
+        HTTPStatus.TOO_MANY_REQUESTS.value, "Ask your operator for a larger quota.", retryable=False
+    ),
 }
 
 

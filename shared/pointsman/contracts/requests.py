@@ -8,6 +8,7 @@ import msgspec
 from pointsman.contracts.block_keys import check_packed
 from pointsman.contracts.envelope import Event
 from pointsman.contracts.reasons import CancelCause, recorded_cancel_cause
+from pointsman.contracts.tenants import Priority
 from pointsman.primitives import (
     Count,
     EngineSeconds,
@@ -49,6 +50,9 @@ class RequestArrived(RequestEvent, frozen=True, kw_only=True):
     """Prompt and demanded output; 0: any instance may serve it."""
     followed: bool = False
     held_up: EngineSeconds = 0.0
+    cache_group: Name = ""
+    """Tenants of one group share cached prefixes; empty: cache isolation is off."""
+    priority: Priority = "standard"
 
     def __post_init__(self) -> None:
         check_packed(self.keys)

@@ -3,6 +3,7 @@
 import re
 from functools import lru_cache
 
+from pointsman.contracts.access import ApiKeyChanged
 from pointsman.contracts.cache import CacheEvent
 from pointsman.contracts.decisions import (
     LeaderElected,
@@ -15,13 +16,14 @@ from pointsman.contracts.decisions import (
 from pointsman.contracts.envelope import Event
 from pointsman.contracts.fleet import FleetEvent, InstanceJoined, InstanceLeft, InstanceProbed
 from pointsman.contracts.requests import RequestAttemptFailed, RequestEvent
+from pointsman.contracts.tenants import TenantPoliciesSet
 from pointsman.primitives import InstanceId, PoolName
 
 SUBJECT_ROOT = "pm"
 NAME_PATTERN = re.compile(r"^[a-z0-9][a-z0-9-]{0,62}$")
 REQUEST_ID_PATTERN = re.compile(r"^[A-Za-z0-9_-]{1,64}$")
 _LOG_SUBJECT = re.compile(
-    r"pm\.[^.]+\.(?:(?P<kind>kv|fleet|request|scale|leader|lost)(?:\.(?P<name>[A-Za-z0-9_-]{1,64}))?)"
+    r"pm\.[^.]+\.(?:(?P<kind>kv|fleet|request|scale|leader|lost|access)(?:\.(?P<name>[A-Za-z0-9_-]{1,64}))?)"
 )
 
 
@@ -34,7 +36,10 @@ def stream_name(pool: PoolName) -> str:
 
 
 def log_subjects(pool: PoolName) -> list[str]:
-    return [f"{SUBJECT_ROOT}.{pool}.{kind}" for kind in ("kv.*", "fleet.*", "request.*", "scale", "leader", "lost")]
+    return [
+        f"{SUBJECT_ROOT}.{pool}.{kind}"
+        for kind in ("kv.*", "fleet.*", "request.*", "scale", "leader", "lost", "access")
+    ]
 
 
 def cache_subject(pool: PoolName, instance: InstanceId | str) -> str:
@@ -99,6 +104,8 @@ def subject_of(pool: PoolName, event: Event) -> str:
         return leader_subject(pool)
     if isinstance(event, WritesLost):
         return f"{prefix}.lost"
+    if isinstance(event, TenantPoliciesSet | ApiKeyChanged):
+        return f"{prefix}.access"
     msg = f"{type(event).__name__} has no subject"
     raise TypeError(msg)
 
@@ -123,6 +130,8 @@ def is_subject_of(subject: str, event: Event) -> bool:
         return name == event.request and kind == "request"
     if isinstance(event, LeaderElected):
         return kind == "leader"
+    if isinstance(event, TenantPoliciesSet | ApiKeyChanged):
+        return kind == "access"
     return kind == ("lost" if isinstance(event, WritesLost) else "scale")
 
 

@@ -4,6 +4,7 @@ repeated decisions are ignored. `holdings` applies cache events, `lifecycle` req
 
 from typing import Protocol, assert_never
 
+from pointsman.contracts.access import ApiKeyChanged
 from pointsman.contracts.cache import BlocksRemoved, BlocksStored, CacheCleared, CacheEvent, CacheGap, CacheSnapshot
 from pointsman.contracts.codec import LogEvent, short_reason
 from pointsman.contracts.decisions import (
@@ -40,6 +41,7 @@ from pointsman.contracts.requests import (
     RequestFinished,
 )
 from pointsman.contracts.subjects import is_leader_subject
+from pointsman.contracts.tenants import TenantPoliciesSet
 from pointsman.primitives import Epoch, Sequence
 from pointsman.state import holdings, lifecycle
 from pointsman.state.dead_letters import DeadLetter
@@ -169,7 +171,7 @@ class State(StateParts):
                 self.scaling.decide(event)
             case ScaleApplied():
                 self.scaling.apply(event)
-            case MigrationRefused():
+            case MigrationRefused() | TenantPoliciesSet() | ApiKeyChanged():
                 pass
             case _:
                 assert_never(event)

@@ -5,6 +5,7 @@ from typing import assert_never
 
 from rich.text import Text
 
+from pointsman.contracts.access import ApiKeyChanged
 from pointsman.contracts.block_keys import KEY_BYTES
 from pointsman.contracts.cache import (
     BlocksRemoved,
@@ -50,6 +51,7 @@ from pointsman.contracts.requests import (
     RequestFailed,
     RequestFinished,
 )
+from pointsman.contracts.tenants import TenantPoliciesSet
 from pointsman.ports import LogEntry, LogReset
 from pointsman.primitives import EngineSeconds, InstanceId
 from pointsman_cli.terminal import wall_time
@@ -149,6 +151,10 @@ def details(event: LogEvent) -> str:
             return f"{event.current} -> {event.wanted} by {event.policy}: {event.reason}"
         case ScaleApplied():
             return f"{event.current} of {event.wanted} {event.detail}".rstrip()
+        case TenantPoliciesSet():
+            return f"{len(event.policies.tenants)} tenants, by {event.by}"
+        case ApiKeyChanged():
+            return f"{event.action} {event.key} of {event.tenant}, by {event.by}"
         case _:
             assert_never(event)
 

@@ -26,7 +26,10 @@ def test_every_reject_reason_has_an_answer() -> None:
         RejectReason.NO_INSTANCE,
         RejectReason.ALREADY_ENDED,
     }
-    assert [reason for reason in RejectReason if not reject_answer(reason).retryable] == [RejectReason.SLO_UNREACHABLE]
+    assert {reason for reason in RejectReason if not reject_answer(reason).retryable} == {
+        RejectReason.SLO_UNREACHABLE,
+        RejectReason.QUOTA_EXCEEDED,
+    }
     assert reject_answer("of a newer version").status == 429
 
 

@@ -1,4 +1,4 @@
-"""JetStream API calls for the pool's stream and its consumers. An existing stream is only compared, never changed."""
+"""JetStream API calls for the pool's stream and its consumers. An existing stream only gets subjects that it lacks."""
 
 import json
 from dataclasses import dataclass
@@ -64,7 +64,21 @@ class Stream:
                 answer = await self._request(f"$JS.API.STREAM.INFO.{self.name}", refusal=answer.error)
         if answer.error is not None:
             raise LogUnavailableError(answer.error.description)
+        answer = await self._with_new_subjects(answer)
         return _extent(answer), self._differences(answer.config), int(answer.config.get("num_replicas", 1))
+
+    async def _with_new_subjects(self, found: _StreamAnswer) -> _StreamAnswer:
+        """Add the subjects of events that are newer than the stream. Without the right to, it stays as it is."""
+        subjects = found.config.get("subjects", [])
+        missing = [subject for subject in log_subjects(self._pool) if subject not in subjects]
+        if not missing:
+            return found
+        wanted = found.config | {"subjects": [*subjects, *missing]}
+        try:
+            updated = await self._request(f"$JS.API.STREAM.UPDATE.{self.name}", json.dumps(wanted).encode())
+        except LogUnavailableError:
+            return found
+        return found if updated.error is not None else updated
 
     async def extent(self) -> LogExtent:
         """Raises LogMissingError, LogUnavailableError."""
