@@ -36,6 +36,11 @@ def tighten(file: Path) -> bool:
     return bool(mode & _OTHERS)
 
 
+def is_open_to_others(path: Path) -> bool:
+    """Raises OSError."""
+    return bool(path.stat().st_mode & _OTHERS)
+
+
 def _within(directory: Path) -> Iterator[Path]:
     """Files directly in it, and its directories: nobody reaches what is below a closed directory."""
     yield from (path for path in directory.iterdir() if not path.is_socket())
