@@ -32,6 +32,7 @@ OF_A_BUNDLE: dict[str, list[str]] = {
     "explain": [REQUEST],
     "doctor": [],
     "what-if": ["--policy", "round_robin"],
+    "usage": [],
     "export": ["{out}/again.pmlog"],
 }
 OTHERWISE = {"up", "fleet", "scale", "drain", "tap", "calibrate", "bench", "simulate"}
