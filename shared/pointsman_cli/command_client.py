@@ -11,7 +11,7 @@ import click
 from pointsman.adapters.clocks import ScaledClock
 from pointsman.contracts.codec import AnyCommand
 from pointsman.contracts.commands import Command, DescribeFleet, FleetDescribed
-from pointsman.contracts.subjects import fleet_view_subject
+from pointsman.contracts.subjects import LOCAL_ACTOR, fleet_view_subject
 from pointsman.ports import Commands, CommandTimeoutError, Link, LogUnavailableError, NoResponderError
 from pointsman.primitives import PoolName, WallSeconds
 from pointsman.runtime.health import HealthBoard
@@ -71,6 +71,11 @@ async def described(commands: Commands, settings: FleetSettings) -> FleetDescrib
     """Raises NoAnswerError."""
     subject = fleet_view_subject(PoolName(settings.pool))
     return await ask(commands, subject, DescribeFleet(), FleetDescribed, absent=no_scheduler(settings))
+
+
+def actor(_settings: FleetSettings) -> str:
+    """Name under which NATS lets this process send admin commands: that of its credential."""
+    return LOCAL_ACTOR
 
 
 def no_scheduler(settings: FleetSettings) -> str:

@@ -7,10 +7,18 @@ import sys
 import click
 
 from pointsman.contracts.commands import DrainAnswered, DrainInstance, FleetDescribed, UndrainInstance
-from pointsman.contracts.subjects import drain_subject
+from pointsman.contracts.subjects import admin_subject
 from pointsman.primitives import InstanceId, PoolName
 from pointsman.runtime.settings import FleetSettings
-from pointsman_cli.command_client import WAIT_SECONDS_MAX, ask, connected_link, described, no_scheduler, wait_until
+from pointsman_cli.command_client import (
+    WAIT_SECONDS_MAX,
+    actor,
+    ask,
+    connected_link,
+    described,
+    no_scheduler,
+    wait_until,
+)
 from pointsman_cli.discovery import fleet_settings
 from pointsman_cli.options import CONTEXT, from_options, json_switch
 from pointsman_cli.output_file import print_json
@@ -44,7 +52,7 @@ async def _drain(
     settings: FleetSettings, command: DrainInstance | UndrainInstance, *, wait: bool, as_json: bool
 ) -> int:
     async with connected_link(settings, name="drain") as link:
-        subject = drain_subject(PoolName(settings.pool))
+        subject = admin_subject(PoolName(settings.pool), "drain", actor(settings))
         answer = await ask(link.commands, subject, command, DrainAnswered, absent=no_scheduler(settings))
         if answer.refusal:
             raise click.ClickException(one_line(answer.refusal))

@@ -24,6 +24,7 @@ from pointsman.contracts.commands import (
     RouteRejected,
     RouteRequest,
 )
+from pointsman.contracts.tenants import RateLimits
 from pointsman.ports import Commands, Reply
 from pointsman.primitives import InstanceId, PoolName, RequestId, Term
 
@@ -36,6 +37,8 @@ class FakeScheduler:
         self.holds_back = False
         self.rejection: tuple[int, str, float] | None = None
         """Status, reason and retry-after (engine seconds) for every request, or None to grant."""
+        self.limits: RateLimits | None = None
+        """Of the tenant, as grants and rejections tell them."""
         self.knowledge = "exact"
         self.grant_fields: dict[str, Any] = {}
         """What grants say beyond the usual."""
@@ -53,8 +56,8 @@ class FakeScheduler:
         self.silent_follows = 0
         """So many more questions about them are not answered."""
         self.followed: list[FollowRequests] = []
-        self.ended: set[str] = set()
-        """Ids of requests that have ended already."""
+        self.ends_first = False
+        """Whether the next request has ended already."""
         self.asked: list[RouteRequest] = []
         self.cancelled: list[CancelRequest] = []
         self._granted: set[RequestId] = set()
@@ -86,7 +89,8 @@ class FakeScheduler:
             await reply(self._decide(command))
 
     def _decide(self, command: RouteRequest) -> RouteGranted | RouteRejected:
-        if command.request in self.ended:
+        if self.ends_first:
+            self.ends_first = False
             return self._reject(command, 503, "already_ended", 0.0)
         if self.rejection is not None:
             return self._reject(command, *self.rejection)
@@ -102,6 +106,7 @@ class FakeScheduler:
             hit_tokens=128,
             predicted_ttft=0.25,
             knowledge=self.knowledge,
+            limits=self.limits,
         )
         decoder = next((instance for instance in self.decoders if instance not in command.excluded), None)
         if decoder is not None:
@@ -152,6 +157,7 @@ class FakeScheduler:
             reason=reason,
             detail="the test says so",
             retry_after=retry_after,
+            limits=self.limits,
         )
 
     async def _cancel(self, command: AnyCommand, reply: Reply) -> None:

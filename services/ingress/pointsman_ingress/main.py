@@ -31,6 +31,7 @@ from pointsman.runtime.public_secret import note_public_secret
 from pointsman.runtime.settings import command
 from pointsman.runtime.supervision import STOP_SECONDS_MAX, Supervisor, run
 from pointsman.runtime.telemetry import configure_logging
+from pointsman.runtime.tenant_policies import FollowedPolicies
 from pointsman_ingress.access_log import AccessLog
 from pointsman_ingress.app import ingress_app
 from pointsman_ingress.engine.client import EngineClient, open_session
@@ -173,6 +174,7 @@ async def assembled(
                     supervisor.start(prober.run(), name=f"probe-{name}")
                 served.append(pool)
             pools = Pools(served, hold)
+            policies = FollowedPolicies(next(iter(links.values())).access)  # one store for all pools
             access_log = None
             if settings.access_log:
                 out = access_log_out or FileIO(sys.stdout.fileno(), "w", closefd=False)
@@ -186,8 +188,10 @@ async def assembled(
                 supervisor=supervisor,
                 ids=RequestIds(chance),
                 access_log=access_log,
+                policies=policies,
             )
             supervisor.start(keyring.follow(), name="api-keys")
+            supervisor.start(policies.follow(), name="tenant-policies")
             yield ingress_app(gateway=gateway, pools=pools, keyring=keyring, board=board)
 
 

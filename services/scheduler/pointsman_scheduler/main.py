@@ -70,6 +70,7 @@ def start_scheduler(
         commands=link.commands,
         lease=link.lease,
         checkpoints=link.checkpoints,
+        access=link.access,
         clock=clock,
         board=board,
         settings=settings,
@@ -79,4 +80,5 @@ def start_scheduler(
     supervisor.start(service.run(), name="term")
     supervisor.start(service.run_housekeeping(), name="housekeeping")
     supervisor.start(service.run_resync(), name="resync")
+    supervisor.start(service.run_tenants(), name="tenants")
     return service

@@ -61,6 +61,7 @@ class RouteRequest(Command, frozen=True, kw_only=True):
     held_up: EngineSeconds = 0.0
     cache_group: Name = ""
     priority: Priority = "standard"
+    client_request_id: Name = ""
 
     def __post_init__(self) -> None:
         check_packed(self.keys)
@@ -204,7 +205,7 @@ class MigrationAnswered(Command, frozen=True, kw_only=True):
 
 
 class DrainInstance(Command, frozen=True, kw_only=True):
-    """`cmd.drain`: place nothing there and move pending requests. `leaving`: the instance will be stopped once idle."""
+    """`cmd.drain.<actor>`: place nothing there and move pending requests. `leaving`: the instance will be stopped once idle."""
 
     instance: InstanceId
     reason: Text
@@ -260,8 +261,31 @@ class TenantPoliciesAnswered(Command, frozen=True, kw_only=True):
     refusal: Text = ""
 
 
+class DescribeTenants(Command, frozen=True, kw_only=True):
+    """`cmd.fleet`: the policies in force and what tenants use of their limits."""
+
+
+class TenantDescribed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """`tokens_today`: counted so far (UTC). `limits`: what is left."""
+
+    tenant: Tenant
+    in_flight: Count = 0
+    tokens_today: Count = 0
+    limits: RateLimits | None = None
+
+
+class TenantsDescribed(Command, frozen=True, kw_only=True):
+    """`policies`: None if none were ever set. `tenants`: with limits, most requests in flight first; at most
+    TENANTS_DESCRIBED_MAX."""
+
+    pool: Name
+    policies: TenantPolicies | None = None
+    tenants: Annotated[list[TenantDescribed], Listed] = []
+
+
 class ChangeApiKey(Command, frozen=True, kw_only=True):
-    """`cmd.keys.<actor>`: store this key. `rotate`: the successor of a key; `revoke`: `key` with `revoked_at` set."""
+    """`cmd.keys.<actor>`. `create`: store `key`; the leader sets `created_at` and `created_by`. `rotate`: the key with
+    this id has a successor and is valid until `expires_at` at most. `revoke`: it is no longer valid."""
 
     action: KeyAction
     key: ApiKey
