@@ -18,7 +18,7 @@ from pointsman_cli.output_file import print_json
 from pointsman_cli.terminal import csv_cell, output_console, say, table
 from pointsman_cli.usage.accounting import DIMENSIONS, Dimension, Group, TooManyGroupsError, Usage, UsageAccount
 
-ANONYMOUS = "(anonymous)"
+UNKNOWN = "(unknown)"
 COUNTS = (
     "requests", "finished", "rejected", "failed", "cancelled", "computed_tokens", "cached_tokens", "output_tokens",
     "prefill_seconds", "decode_seconds", "engine_seconds", "uncounted",
@@ -139,14 +139,14 @@ def _show(console: Console, account: UsageAccount, origin: str, beginning: str) 
     if account.unattributed:
         say(
             console,
-            f"{account.unattributed:,} requests arrived without a scheduler, or before the log: {ANONYMOUS}",
+            f"{account.unattributed:,} requests arrived without a scheduler, or before the log: {UNKNOWN}",
             "yellow",
         )
 
 
 def _name(group: Group, by: Dimension) -> str:
     if by == "tenant":
-        return group.tenant or ANONYMOUS
+        return group.tenant or UNKNOWN
     return str(getattr(group, by))
 
 
