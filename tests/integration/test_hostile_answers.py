@@ -13,6 +13,8 @@ from click.testing import CliRunner
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
+from pointsman.adapters.jetstream.key_value import ACCESS_BUCKET
+from pointsman.contracts.access import ApiKey
 from pointsman.contracts.codec import encode
 from pointsman.contracts.commands import (
     Command,
@@ -58,7 +60,7 @@ REFUSALS: dict[str, Command] = {
     "scale": msgspec.structs.replace(ANSWERS["scale"], refusal=HOSTILE),
 }
 COMMANDS: dict[str, list[str]] = {
-    "fleet": [], "drain": ["engine-1"], "scale": [], "tenants": ["show"], "tap": ["--since", "1", "--until", "now"],
+    "fleet": [], "drain": ["engine-1"], "scale": [], "tenants": ["show"], "keys": ["list"], "tap": ["--since", "1", "--until", "now"],
     "replay": [], "state": [], "doctor": [], "usage": [],
 }  # fmt: skip
 
@@ -89,6 +91,12 @@ async def lying(tmp_path: Path) -> AsyncIterator[tuple[str, Liar]]:
         await stream.add_stream(name=stream_name(PoolName("default")), subjects=kinds, allow_direct=True)
         for entry in hostile_log(log, policies_too=True):
             await stream.publish(entry.subject, entry.payload)
+        access = await stream.create_key_value(bucket=ACCESS_BUCKET)
+        key = ApiKey(
+            id="a1", digest=bytes(32), tenant=Tenant(HOSTILE), created_at=1.0, created_by=HOSTILE, models=[HOSTILE]
+        )
+        await access.put("key.a1", msgspec.json.encode(key))
+        await access.put("key.b2", msgspec.json.encode({"id": HOSTILE}))
         liar = Liar(client)
         await client.subscribe("pm.default.cmd.>", cb=liar.answer)
         await client.flush()
