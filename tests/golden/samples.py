@@ -207,6 +207,7 @@ EVENTS: list[LogEvent] = [
         slo_tpot=0.1,
         alias="m-latest",
         context_tokens=156,
+        client_request_id="mine",
     ),
     RequestPlaced(
         at=AT,
@@ -483,6 +484,7 @@ COMMANDS: list[AnyCommand] = [
         slo_tpot=0.1,
         alias="m-latest",
         context_tokens=156,
+        client_request_id="mine",
     ),
     RouteGranted(
         request=REQUEST,

@@ -75,7 +75,8 @@ async def test_a_finished_request_is_told_of_with_all_that_is_known() -> None:
         assert 0 <= line.pop(measured) < 10_000
     assert line == {
         "log": "access",
-        "request_id": "mine",
+        "request_id": answer.headers["x-pointsman-request-id"],
+        "client_request_id": "mine",
         "client": "127.0.0.1",
         "user_agent": "test/1",
         "tenant": "alice",

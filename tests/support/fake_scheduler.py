@@ -56,8 +56,8 @@ class FakeScheduler:
         self.silent_follows = 0
         """So many more questions about them are not answered."""
         self.followed: list[FollowRequests] = []
-        self.ended: set[str] = set()
-        """Ids of requests that have ended already."""
+        self.ends_first = False
+        """Whether the next request has ended already."""
         self.asked: list[RouteRequest] = []
         self.cancelled: list[CancelRequest] = []
         self._granted: set[RequestId] = set()
@@ -89,7 +89,8 @@ class FakeScheduler:
             await reply(self._decide(command))
 
     def _decide(self, command: RouteRequest) -> RouteGranted | RouteRejected:
-        if command.request in self.ended:
+        if self.ends_first:
+            self.ends_first = False
             return self._reject(command, 503, "already_ended", 0.0)
         if self.rejection is not None:
             return self._reject(command, *self.rejection)

@@ -13,7 +13,7 @@ from pointsman.adapters.clocks import ScaledClock
 from pointsman.adapters.http_engine import HttpEngine
 from pointsman.adapters.kv_events.reader import KvEventReader
 from pointsman.adapters.kv_events.sockets import KvEndpoint
-from pointsman.contracts.codec import LogEvent
+from pointsman.contracts.requests import RequestEvent
 from pointsman.ports import LogEntry
 from pointsman.primitives import InstanceId, PoolName, WallSeconds
 from pointsman.runtime.health import HealthBoard, HttpServer
@@ -27,7 +27,7 @@ from pointsman_scheduler.service import SchedulerService
 from pointsman_worker.service import WorkerService
 from pointsman_worker.settings import WorkerSettings
 from tests.support.engine_sim import FREE_PORTS
-from tests.support.log_reading import whole_log
+from tests.support.log_reading import life_of, whole_log
 from tests.support.scheduling import running_scheduler
 from tests.support.waiting import eventually
 
@@ -68,9 +68,8 @@ class SplitFleet:
         """Everything in the log."""
         return await whole_log(self.broker.client(self.clock, name="reader").log)
 
-    async def life_of(self, request: str) -> list[LogEvent]:
-        events = [entry.event for entry in await self.entries()]
-        return [event for event in events if event is not None and getattr(event, "request", "") == request]
+    async def life_of(self, request: str) -> list[RequestEvent]:
+        return life_of(await self.entries(), request)
 
 
 @asynccontextmanager

@@ -108,6 +108,7 @@ async def understand(
         # Inexact or truncated prompts may exceed every engine's context.
         context_tokens=min(longest + _demanded_tokens(request), model_len or CONTEXT_TOKENS_MAX),
         followed=True,
+        client_request_id=call.client_request_id,
         priority=priority,
     )
     if settings.forward_tenant and endpoint.parse is not None:

@@ -80,7 +80,7 @@ class Delivery:
             # No engine accepts connections, and the workers may not have reported it yet.
             await self.clock.sleep_wall(UNREACHABLE_WALL_SECONDS)
             if answer is not None:  # its end is in the log
-                lifecycle.request = self.ids.fresh()
+                self._rename()
             self._command = msgspec.structs.replace(
                 self._command, request=lifecycle.request, attempt=self._command.attempt + 1, excluded=[]
             )
@@ -98,12 +98,15 @@ class Delivery:
     async def _route(self) -> RouteGranted | RouteRejected | None:
         answer = await self._pool.scheduler.route(self._command)
         if isinstance(answer, RouteRejected) and answer.reason == RejectReason.ALREADY_ENDED:
-            # The client reused the id, or the leader ended the request because its engine lost it.
-            self.lifecycle.request = self.ids.fresh()
+            # The leader ended the request because its engine lost it.
+            self._rename()
             answer = await self._pool.scheduler.route(
                 msgspec.structs.replace(self._command, request=self.lifecycle.request)
             )
         return answer
+
+    def _rename(self) -> None:
+        self.lifecycle.request = self.call.id = self.ids.fresh()
 
     def _may_hold(self) -> bool:
         waited = self.clock.now() - self._command.arrived_at

@@ -61,6 +61,7 @@ class RouteRequest(Command, frozen=True, kw_only=True):
     held_up: EngineSeconds = 0.0
     cache_group: Name = ""
     priority: Priority = "standard"
+    client_request_id: Name = ""
 
     def __post_init__(self) -> None:
         check_packed(self.keys)

@@ -40,6 +40,26 @@ def stream_name(pool: PoolName) -> str:
     return f"POINTSMAN_{pool}"
 
 
+def lease_bucket(pool: PoolName) -> str:
+    """Stream of the key-value bucket with the leases; its keys are at `$KV.pointsman-<pool>.<key>`."""
+    return f"KV_pointsman-{pool}"
+
+
+def checkpoint_bucket(pool: PoolName) -> str:
+    return f"OBJ_pointsman-{pool}"
+
+
+def covers(pattern: str, subject: str) -> bool:
+    """Whether every subject that matches `subject` (which may have wildcards) matches `pattern`."""
+    wanted, found = pattern.split("."), subject.split(".")
+    for position, token in enumerate(wanted):
+        if token == ">":
+            return len(found) > position
+        if position >= len(found) or found[position] == ">" or token not in ("*", found[position]):
+            return False
+    return len(wanted) == len(found)
+
+
 def log_subjects(pool: PoolName) -> list[str]:
     return [
         f"{SUBJECT_ROOT}.{pool}.{kind}"

@@ -80,6 +80,7 @@ def _arrive(turn: Turn, command: RouteRequest) -> None:
             held_up=command.held_up,
             alias=command.alias,
             context_tokens=command.context_tokens,
+            client_request_id=command.client_request_id,
             cache_group=command.cache_group,
             priority=command.priority,
         )
