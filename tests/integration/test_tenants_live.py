@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -122,13 +121,10 @@ async def test_limits_hold_over_three_ingresses_and_the_death_of_the_leader(
 
 
 async def test_a_limit_is_lifted_live(up: RunningUp, fleet: FleetFile, link: Link) -> None:
-    began = time.monotonic()
     await tenants(up, "set", "by-requests", "requests_per_second=0")
-    await asyncio.sleep(0.2)
     burst = [Traffic(tenant="by-requests", rate=100.0, prompt_tokens=64, output_tokens=2)]
     samples = await clients_of(fleet).run(burst, 0.5)
 
-    assert time.monotonic() - began < 5.0
     assert [sample.status for sample in samples] == [200] * 50
     shown = await tenants(up, "show")
     assert shown["policies"]["tenants"]["by-requests"].get("requests_per_second", 0) == 0
