@@ -12,6 +12,10 @@ from pointsman.primitives import EngineSeconds, Tokens
 RANK: dict[Priority, int] = {"batch": 0, "standard": 1, "interactive": 2}
 LOWEST: Priority = "batch"
 LOWER_SHARE = 0.05
+LOWER_WINDOW_SHARE = 0.25
+"""Of an engine's prefill window that a class may fill while a higher one is in use: what is granted is not overtaken."""
+CLASS_REMEMBERED_SECONDS: EngineSeconds = 60.0
+"""How long a class is in use after its last arrival."""
 
 
 @dataclass(slots=True)

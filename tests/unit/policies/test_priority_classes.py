@@ -29,8 +29,10 @@ ENGINE = InstanceId("a")
 class Pool:
     """One engine that takes one request at a time; prompts are of `blocks` blocks that nobody else has."""
 
-    def __init__(self, *, engines: int = 1, fold_version: int = 4, admission: str = "none", **settings: Any) -> None:
-        told = policy_set(admission=admission, prefill_window_tokens=1, **settings)
+    def __init__(
+        self, *, engines: int = 1, fold_version: int = 4, admission: str = "none", window: int = 1, **settings: Any
+    ) -> None:
+        told = policy_set(admission=admission, prefill_window_tokens=window, **settings)
         self.state = State(PoolSettings(fold_version=fold_version), told.trackers())
         self.leader = Dispatcher(self.state, told, term=Term(1))
         self.now = 0.0
@@ -115,6 +117,22 @@ def test_no_class_waits_longer_than_its_share_of_the_work_allows(seed: int) -> N
             elif ranks[granted.priority] > ranks[name]:
                 since[name] = since.get(name, 0.0) + LOWER_SHARE * granted.prefill_seconds
             assert since.get(name, 0.0) <= 2 * LONGEST_SECONDS
+
+
+def test_a_lower_class_leaves_room_in_the_engine_while_a_higher_one_is_in_use() -> None:
+    """The window has 1,600 tokens; prompts have 129."""
+
+    def granted_batch(*, silence: float) -> int:
+        pool = Pool(window=1_600)
+        pool.ask("before", priority="interactive", blocks=1)
+        pool.serve()
+        pool.now += silence
+        for _ in range(20):
+            pool.ask("batch", priority="batch")
+        return len(pool.state.workload.queues[ENGINE].prefill)
+
+    assert granted_batch(silence=1.0) == 400 // 129
+    assert granted_batch(silence=61.0) == 1_600 // 129
 
 
 def test_a_class_does_not_see_the_pending_work_of_lower_ones_but_they_see_it() -> None:
