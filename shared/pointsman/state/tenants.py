@@ -19,8 +19,8 @@ from pointsman.state.token_bucket import TokenBucket
 from pointsman.state.trackers.base import Tracker
 from pointsman.state.workload import OverLimit, Request, Stage
 
-BURST_SECONDS: EngineSeconds = 1.0
-"""Size of the buckets; those of requests hold at least 1."""
+BURST_SECONDS: EngineSeconds = 0.5
+"""Size of the buckets, beyond 1: a tenant at its limit would lose what a bucket of 1 cannot hold between two requests."""
 MINUTE: EngineSeconds = 60.0
 DAY: EngineSeconds = 86_400.0
 CONCURRENCY_RETRY_SECONDS: EngineSeconds = 1.0
@@ -47,9 +47,9 @@ class Account:
 
     def limit(self, policy: TenantPolicy, at: EngineSeconds) -> None:
         rate = policy.requests_per_second
-        self.requests = _bucket(self.requests, rate, max(1.0, rate * BURST_SECONDS), at)
+        self.requests = _bucket(self.requests, rate, 1.0 + rate * BURST_SECONDS, at)
         rate = policy.tokens_per_minute / MINUTE
-        self.tokens = _bucket(self.tokens, rate, max(1.0, rate * BURST_SECONDS), at)
+        self.tokens = _bucket(self.tokens, rate, 1.0 + rate * BURST_SECONDS, at)
 
     def over_limit(self, policy: TenantPolicy, at: EngineSeconds) -> OverLimit | None:
         """The limit that holds up the next request longest."""

@@ -261,7 +261,7 @@ def _limited(policy: TenantPolicy) -> bool:
 
 
 def _level(start: tuple[float, float] | None, taken: list[tuple[float, float]], rate: float, at: float) -> float:
-    size = max(1.0, rate)
+    size = 1.0 + rate / 2
     level, since = start or (size, taken[0][0] if taken else at)
     level = min(size, level)
     for moment, amount in taken:
