@@ -23,7 +23,7 @@ from pointsman.adapters.jetstream.connection import (
     Subscription,
     UnsendableError,
 )
-from pointsman.adapters.jetstream.identity import Identity, IdentityError, refusal
+from pointsman.adapters.jetstream.identity import Identity, IdentityError, is_refusal, refusal
 from pointsman.adapters.log_listener import LogListener
 
 CONNECT_SECONDS_MAX = 2
@@ -46,6 +46,7 @@ class NatsConnection(Connection):
         self._listener = listener
         self._identity = identity
         self._client: Client | None = None
+        self._closing: asyncio.Task[None] | None = None
         self._connected = False
         self._subscriptions: dict[int, _NatsSubscription] = {}
         self._watchers: dict[int, Callable[[bool], None]] = {}
@@ -103,6 +104,8 @@ class NatsConnection(Connection):
             client = self._client = _TolerantClient(needs_tls=needs_tls, on_forbidden=self._listener.forbidden)
             await self._connect(client, gave_up, options)
             await gave_up.wait()
+            with contextlib.suppress(Exception):
+                await client.close()
             self._change(connected=False, detail="the client gave up")
             await asyncio.sleep(RECONNECT_SECONDS)
 
@@ -117,8 +120,10 @@ class NatsConnection(Connection):
         async def on_error(error: Exception) -> None:
             if self._connected:
                 self._listener.trouble("connection", f"{type(error).__name__}: {error}")
-            else:
-                self._listener.unreachable(refusal(error, self._identity))
+                return
+            self._listener.unreachable(refusal(error, self._identity))
+            if is_refusal(error) and client.options["allow_reconnect"]:
+                self._closing = asyncio.create_task(client.close())  # the next client reads the files anew
 
         async def on_disconnected() -> None:
             _drop_unsent(client)
@@ -132,7 +137,7 @@ class NatsConnection(Connection):
                 self._listener.unreachable(refusal(client.last_error, self._identity))
             gave_up.set()
 
-        await client.connect(
+        connecting = client.connect(
             servers=self._servers,
             name=self._name,
             connect_timeout=CONNECT_SECONDS_MAX,
@@ -145,8 +150,15 @@ class NatsConnection(Connection):
             disconnected_cb=on_disconnected,
             reconnected_cb=on_reconnected,
             closed_cb=on_closed,
+            allow_reconnect=False,
             **options,
         )
+        try:
+            await connecting
+        except (OSError, ClientError, TimeoutError):  # told by `on_error`
+            gave_up.set()
+            return
+        client.options["allow_reconnect"] = True
         for subscription in list(self._subscriptions.values()):
             await subscription.begin(client)
         if client.is_connected:

@@ -61,6 +61,11 @@ class Identity:
         return {"nkeys_seed_str": text.strip()}
 
 
+def is_refusal(error: Exception) -> bool:
+    """Whether other files may help."""
+    return isinstance(error, ssl.SSLError) or "authori" in str(error).lower()
+
+
 def refusal(error: Exception, identity: Identity) -> str:
     """Why a connection attempt failed, in words for an operator."""
     text = str(error) or type(error).__name__
@@ -68,7 +73,7 @@ def refusal(error: Exception, identity: Identity) -> str:
         return f"the nats-server's certificate is not accepted: {error.verify_message or text}"
     if isinstance(error, ssl.SSLError):
         return f"the TLS handshake with the nats-server failed (does it accept our certificate?): {text}"
-    if "authori" in text.lower() or "authentication" in text.lower():
+    if "authori" in text.lower():
         used = identity.credentials or "none; see --nats-credentials"
         return f"the nats-server refuses our credentials ({used}): {text}"
     if identity.certificate and isinstance(error, ConnectionError | EOFError):
