@@ -19,6 +19,7 @@ from pointsman.runtime.health import HealthBoard
 from pointsman.runtime.log_connection import open_link
 from pointsman.runtime.settings import FleetSettings
 from pointsman.runtime.telemetry import configure_logging
+from pointsman_cli.terminal import one_line, print_line
 
 ANSWER_SECONDS = 5.0
 CONNECT_SECONDS_MAX = 5.0
@@ -31,6 +32,9 @@ T = TypeVar("T")
 
 class NoAnswerError(click.ClickException):
     """The message names the process that did not answer."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(one_line(message))
 
 
 @asynccontextmanager
@@ -95,7 +99,7 @@ async def wait_until(
         answer = await refresh()
         if not quiet and (text := progress(answer)) != shown:
             shown = text
-            print(text, flush=True)
+            print_line(text)
         if done(answer) or time.monotonic() > deadline:
             return answer, done(answer)
         await asyncio.sleep(WATCH_SECONDS)

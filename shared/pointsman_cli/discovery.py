@@ -18,6 +18,7 @@ from pointsman.contracts.permissions import BusRole, BusUser
 from pointsman.contracts.subjects import LOCAL_ACTOR
 from pointsman.runtime.bus_users import Credentials
 from pointsman.runtime.settings import FleetSettings, options
+from pointsman_cli.terminal import SeveralLinesError
 
 FLEET_FILE = "fleet.json"
 LOCK_FILE = "fleet.lock"
@@ -29,7 +30,7 @@ class NoFleetError(click.ClickException):
     """No running fleet was found."""
 
 
-class SeveralFleetsError(click.ClickException):
+class SeveralFleetsError(SeveralLinesError):
     """Several fleets run and none was named."""
 
 

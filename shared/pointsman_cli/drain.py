@@ -22,6 +22,7 @@ from pointsman_cli.command_client import (
 from pointsman_cli.discovery import fleet_settings
 from pointsman_cli.options import CONTEXT, from_options, json_switch
 from pointsman_cli.output_file import print_json
+from pointsman_cli.terminal import one_line, print_line
 
 REASON = "pointsman drain"
 
@@ -54,7 +55,7 @@ async def _drain(
         subject = admin_subject(PoolName(settings.pool), "drain", actor(settings))
         answer = await ask(link.commands, subject, command, DrainAnswered, absent=no_scheduler(settings))
         if answer.refusal:
-            raise click.ClickException(answer.refusal)
+            raise click.ClickException(one_line(answer.refusal))
         idle = True
         if wait:
             _, idle = await wait_until(
@@ -63,9 +64,9 @@ async def _drain(
                 lambda fleet: f"{answer.instance}: {_requests_left(fleet, answer.instance)} requests left",
                 quiet=as_json,
             )
-    print_json(answer) if as_json else print(_text(answer, idle=wait and idle))
+    print_json(answer) if as_json else print_line(_text(answer, idle=wait and idle))
     if not idle:
-        print(f"{answer.instance} was not idle within {WAIT_SECONDS_MAX:g} s; it goes on draining", file=sys.stderr)
+        print_line(f"{answer.instance} was not idle within {WAIT_SECONDS_MAX:g} s; it goes on draining", error=True)
     return 0 if idle else 1
 
 

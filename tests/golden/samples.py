@@ -10,6 +10,7 @@ from pointsman.contracts.commands import (
     CancelRequest,
     ChangeApiKey,
     DescribeFleet,
+    DescribeTenants,
     DrainAnswered,
     DrainInstance,
     FleetDescribed,
@@ -30,7 +31,9 @@ from pointsman.contracts.commands import (
     ScalePool,
     SentRequest,
     SetTenantPolicies,
+    TenantDescribed,
     TenantPoliciesAnswered,
+    TenantsDescribed,
     UndrainInstance,
 )
 from pointsman.contracts.decisions import (
@@ -204,6 +207,7 @@ EVENTS: list[LogEvent] = [
         slo_tpot=0.1,
         alias="m-latest",
         context_tokens=156,
+        client_request_id="mine",
     ),
     RequestPlaced(
         at=AT,
@@ -480,6 +484,7 @@ COMMANDS: list[AnyCommand] = [
         slo_tpot=0.1,
         alias="m-latest",
         context_tokens=156,
+        client_request_id="mine",
     ),
     RouteGranted(
         request=REQUEST,
@@ -624,6 +629,19 @@ COMMANDS: list[AnyCommand] = [
     ),
     SetTenantPolicies(policies=POLICIES),
     TenantPoliciesAnswered(refusal="another leader was faster"),
+    DescribeTenants(),
+    TenantsDescribed(
+        pool="default",
+        policies=POLICIES,
+        tenants=[
+            TenantDescribed(
+                tenant=Tenant("t"),
+                in_flight=3,
+                tokens_today=1234,
+                limits=RateLimits(tokens=RateLimit(limit=9, remaining=8, reset=0.5)),
+            )
+        ],
+    ),
     ChangeApiKey(action="rotate", key=API_KEY),
     ApiKeyAnswered(refusal="there is no such key"),
     RouteRejected(

@@ -110,7 +110,6 @@ class Clients:
     async def _one(self, session: aiohttp.ClientSession) -> None:
         while not self.stopped:
             number = next(self._numbers)
-            request = f"f{os.getpid()}-{number}-{time.monotonic_ns()}"
             body: dict[str, Any] = {
                 "model": self._fleet.model,
                 "prompt": [500 + number % 7] * 200 + [1000 + number % 3000],
@@ -119,8 +118,9 @@ class Clients:
             }
             asked_at = time.monotonic()
             url = f"{self._fleet.ingress}/v1/completions"
-            async with session.post(url, json=body, headers=PATIENT | {"x-request-id": request}) as answer:
+            async with session.post(url, json=body, headers=PATIENT) as answer:
                 await answer.read()
+            request = answer.headers["x-pointsman-request-id"]
             assert request not in self.answers
             self.answers[request] = answer.status
             self.answered_at.append((asked_at, time.monotonic()))

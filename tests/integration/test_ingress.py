@@ -1,11 +1,9 @@
 """The ingress over HTTP: real server, real sockets, engines and a scheduler that do as the test says."""
 
 import asyncio
-import hashlib
 import json
 import os
 from collections.abc import AsyncIterator, Callable
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -58,26 +56,27 @@ async def world() -> AsyncIterator[World]:
 
 
 async def test_the_body_reaches_the_engine_byte_for_byte_and_its_answer_the_client(world: World) -> None:
-    body = b' {"model" : "m",  "prompt":[1,2,3], "max_tokens":2, "a_field_of_tomorrow": {"x": [null]} }\n'
+    body = b' {"model" : "m",  "prompt":[1,2,3], "max_tokens":2, "structured_outputs": {"x": [null]} }\n'
     async with world.post(COMPLETIONS, body, X_Request_Id="mine") as answer:
         content = await answer.json()
 
     assert answer.status == 200
     assert content["choices"] == [{"text": "answer"}]
     assert world.one.received[0].body == body
-    assert world.one.received[0].headers["x-request-id"] == "mine"
     assert answer.headers["x-request-id"] == "mine"
+    own = answer.headers["x-pointsman-request-id"]
+    assert own == world.one.received[0].headers["x-request-id"] != "mine"
     assert answer.headers["x-pointsman-instance"] == ONE
     assert answer.headers["x-pointsman-cached-tokens"] == "128", "what was known before, not the 64 that the engine had"
     assert answer.headers["x-pointsman-predicted-ttft-ms"] == "250.0"
     assert answer.headers["x-pointsman-knowledge"] == "exact"
     (end,) = await world.events()
     assert isinstance(end, RequestFinished)
-    assert (end.request, end.prompt_tokens, end.completion_tokens, end.cached_tokens) == ("mine", 3, 2, 64)
+    assert (end.request, end.prompt_tokens, end.completion_tokens, end.cached_tokens) == (own, 3, 2, 64)
 
 
 async def test_a_body_of_megabytes_passes_whole(world: World) -> None:
-    body = json.dumps({**TOKENS, "padding": "x" * 3_000_000}).encode()
+    body = json.dumps({**TOKENS, "suffix": "x" * 3_000_000}).encode()
     async with world.post(COMPLETIONS, body) as answer:
         await answer.read()
 
@@ -253,18 +252,16 @@ async def test_an_engine_that_does_not_render_is_asked_to_once(world: World) -> 
 
 async def test_an_engine_that_wants_the_clients_key_is_shown_it_with_every_question(world: World) -> None:
     world.one.key = world.two.key = "sesame"
-    statuses = []
+    statuses, ours = [], {}
     for key in ("wrong", "sesame"):
         async with world.post(CHAT, HELLO, Authorization=f"Bearer {key}", X_Request_Id=key) as answer:
             statuses.append(answer.status)
+            ours[f"Bearer {key}"] = answer.headers["x-pointsman-request-id"]
 
     assert statuses == [401, 200]
     assert [asked.exact for asked in world.scheduler.asked] == [False, True]
     questions = [*world.one.questions, *world.two.questions]
-    assert {asked.headers["authorization"]: asked.headers["x-request-id"] for asked in questions} == {
-        "Bearer wrong": "wrong",
-        "Bearer sesame": "sesame",
-    }
+    assert {asked.headers["authorization"]: asked.headers["x-request-id"] for asked in questions} == ours
 
 
 async def test_a_prompt_that_the_engine_refuses_to_tokenise_is_refused_in_its_words(world: World) -> None:
@@ -300,23 +297,45 @@ async def test_a_tokenizer_of_its_own_spares_the_engine_the_question() -> None:
     assert world.scheduler.asked[1].prompt_tokens > 200
 
 
-async def test_an_id_that_is_used_twice_is_returned_but_not_logged_twice(world: World) -> None:
-    for _ in range(2):
-        async with world.post(COMPLETIONS, TOKENS, X_Request_Id="same") as answer:
+async def test_ids_in_the_log_are_ours_whatever_id_a_client_sends(world: World) -> None:
+    ours = set()
+    for sent in ("same", "same", ""):
+        async with world.post(COMPLETIONS, TOKENS, **({"X_Request_Id": sent} if sent else {})) as answer:
             await answer.read()
-            assert answer.headers["x-request-id"] == "same"
+            own = answer.headers["x-pointsman-request-id"]
+            assert answer.headers["x-request-id"] == (sent or own)
+            ours.add(own)
 
-    assert len({event.request for event in await world.events()}) == 2
+    assert {event.request for event in await world.events()} == ours
+    assert len(ours) == 3
+    assert [asked.client_request_id for asked in world.scheduler.asked] == ["same", "same", ""]
 
 
-async def test_an_id_that_was_used_before_this_ingress_lived_is_returned_but_not_logged_again(world: World) -> None:
-    world.scheduler.ended.add("old")
-    async with world.post(COMPLETIONS, TOKENS, X_Request_Id="old") as answer:
+async def test_a_client_that_sends_the_id_of_a_request_under_way_has_its_own(world: World) -> None:
+    world.one.script.append(Behaviour.PAUSES)
+    victim = await world.post(COMPLETIONS, STREAM)
+    own = victim.headers["x-pointsman-request-id"]
+    async with world.post(COMPLETIONS, TOKENS, X_Request_Id=own) as other:
+        await other.read()
+    world.one.resumes.set()
+    await victim.read()
+
+    assert other.headers["x-pointsman-request-id"] != own
+    assert [event.request for event in await world.events() if isinstance(event, RequestFinished)] == [
+        other.headers["x-pointsman-request-id"],
+        own,
+    ]
+
+
+async def test_a_request_that_the_leader_has_ended_goes_on_under_a_new_id(world: World) -> None:
+    world.scheduler.ends_first = True
+    async with world.post(COMPLETIONS, TOKENS, X_Request_Id="mine") as answer:
         await answer.read()
 
-    assert (answer.status, answer.headers["x-request-id"]) == (200, "old")
+    assert (answer.status, answer.headers["x-request-id"]) == (200, "mine")
     (end,) = await world.events()
-    assert end.request == world.scheduler.asked[1].request != "old"
+    first, second = world.scheduler.asked
+    assert end.request == answer.headers["x-pointsman-request-id"] == second.request != first.request
 
 
 # Refusals
@@ -370,10 +389,8 @@ async def test_a_rejection_tells_when_and_why_and_leaves_the_end_to_the_leader(w
     assert await world.events() == []
 
 
-async def test_keys_where_configured_are_asked_for_and_name_the_tenant(tmp_path: Path) -> None:
-    path = tmp_path / "keys"
-    path.write_text(f"alice {hashlib.sha256(b'sk-1').hexdigest()}\n")
-    async with world_with(keys_file=str(path)) as world:
+async def test_keys_where_configured_are_asked_for_and_name_the_tenant() -> None:
+    async with world_with(keys={"sk-1": "alice"}) as world:
         statuses = []
         for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": "Bearer sk-1"}):
             async with world.post(COMPLETIONS, TOKENS, **headers) as answer:

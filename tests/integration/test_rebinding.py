@@ -32,7 +32,7 @@ from pointsman_scheduler.service import SchedulerService
 from tests.support.events import joined
 from tests.support.fake_engine import Behaviour, FakeEngine, running_engine
 from tests.support.ingress_world import COMPLETIONS, ONE, STREAM, TOKENS, TWO, World, world_with
-from tests.support.log_reading import whole_log
+from tests.support.log_reading import life_of, whole_log
 from tests.support.scheduling import running_scheduler
 from tests.support.waiting import eventually
 
@@ -187,8 +187,7 @@ class Fleet:
         return await whole_log(self.broker.client(self.clock, name="reader").log)
 
     async def life_of(self, request: str) -> list[RequestEvent]:
-        found = [e.event for e in await self.entries()]
-        return [e for e in found if isinstance(e, RequestEvent) and e.request == request]
+        return life_of(await self.entries(), request)
 
 
 @asynccontextmanager
@@ -277,7 +276,7 @@ async def test_where_nobody_asked_for_it_a_request_stays_where_it_is() -> None:
         await asyncio.sleep(1.0)
 
         assert not asking.done()
-        request = running.scheduler.state.workload.requests["r1"]  # type: ignore[index]
+        (request,) = running.scheduler.state.workload.requests.values()
         assert (request.instance, request.stage, request.rebind) == (ONE, Stage.PREFILL, False)
         assert not any(isinstance(e, RequestMigrated) for e in await running.life_of("r1"))
         asking.cancel()

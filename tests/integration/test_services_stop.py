@@ -25,9 +25,8 @@ def test_a_service_whose_port_is_taken_ends_and_says_so_in_a_line(service: str, 
     assert "shutdown_timeout" not in ended.stderr
 
 
-@pytest.mark.parametrize("option", ["--tokenizer", "--keys-file"])
-def test_an_ingress_that_cannot_read_what_it_was_given_ends_and_says_so_in_a_line(option: str) -> None:
-    ended = _ended("pointsman-ingress", "--port", "0", option, "/no/such/place", *NO_INSTANCE)
+def test_an_ingress_that_cannot_read_its_tokenizer_ends_and_says_so_in_a_line() -> None:
+    ended = _ended("pointsman-ingress", "--port", "0", "--tokenizer", "/no/such/place", *NO_INSTANCE)
 
     assert ended.returncode == 1
     assert "/no/such/place" in ended.stderr

@@ -24,6 +24,7 @@ from pointsman.contracts.commands import (
     RouteRejected,
     RouteRequest,
 )
+from pointsman.contracts.tenants import RateLimits
 from pointsman.ports import Commands, Reply
 from pointsman.primitives import InstanceId, PoolName, RequestId, Term
 
@@ -36,6 +37,8 @@ class FakeScheduler:
         self.holds_back = False
         self.rejection: tuple[int, str, float] | None = None
         """Status, reason and retry-after (engine seconds) for every request, or None to grant."""
+        self.limits: RateLimits | None = None
+        """Of the tenant, as grants and rejections tell them."""
         self.knowledge = "exact"
         self.grant_fields: dict[str, Any] = {}
         """What grants say beyond the usual."""
@@ -48,13 +51,13 @@ class FakeScheduler:
         """Where requests are to go that are at an instance."""
         self.idle: set[InstanceId] = set()
         """Instances that say that nothing runs there: what is sent there is given up."""
-        self.term = Term(0)
-        """Of what it says about them."""
+        self.term = Term(1)
+        """Of its answers."""
         self.silent_follows = 0
         """So many more questions about them are not answered."""
         self.followed: list[FollowRequests] = []
-        self.ended: set[str] = set()
-        """Ids of requests that have ended already."""
+        self.ends_first = False
+        """Whether the next request has ended already."""
         self.asked: list[RouteRequest] = []
         self.cancelled: list[CancelRequest] = []
         self._granted: set[RequestId] = set()
@@ -86,7 +89,8 @@ class FakeScheduler:
             await reply(self._decide(command))
 
     def _decide(self, command: RouteRequest) -> RouteGranted | RouteRejected:
-        if command.request in self.ended:
+        if self.ends_first:
+            self.ends_first = False
             return self._reject(command, 503, "already_ended", 0.0)
         if self.rejection is not None:
             return self._reject(command, *self.rejection)
@@ -102,6 +106,8 @@ class FakeScheduler:
             hit_tokens=128,
             predicted_ttft=0.25,
             knowledge=self.knowledge,
+            term=self.term,
+            limits=self.limits,
         )
         decoder = next((instance for instance in self.decoders if instance not in command.excluded), None)
         if decoder is not None:
@@ -122,7 +128,7 @@ class FakeScheduler:
             await reply(
                 RouteRejected(
                     request=command.request, attempt=command.attempt, status=status, reason=reason,
-                    detail="the test says so", retry_after=retry_after,
+                    detail="the test says so", retry_after=retry_after, term=self.term,
                 )
             )  # fmt: skip
             return
@@ -152,6 +158,8 @@ class FakeScheduler:
             reason=reason,
             detail="the test says so",
             retry_after=retry_after,
+            term=self.term,
+            limits=self.limits,
         )
 
     async def _cancel(self, command: AnyCommand, reply: Reply) -> None:

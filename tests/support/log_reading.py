@@ -1,11 +1,12 @@
 """A fleet's log from outside: how a test gets at it, and what it says, read whole."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 
 from pointsman.adapters.clocks import ScaledClock
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.permissions import BusRole, BusUser
+from pointsman.contracts.requests import RequestArrived, RequestEvent
 from pointsman.ports import EventLog, Link, LogEntry
 from pointsman.primitives import Sequence
 from pointsman.runtime.health import HealthBoard
@@ -24,6 +25,13 @@ async def link_to(fleet: FleetFile) -> AsyncIterator[Link]:
     ) as link:
         await eventually(lambda: link.commands.connected)
         yield link
+
+
+def life_of(entries: Iterable[LogEntry], client_request_id: str) -> list[RequestEvent]:
+    """The events of the request that was sent with this id."""
+    events = [entry.event for entry in entries if isinstance(entry.event, RequestEvent)]
+    own = {e.request for e in events if isinstance(e, RequestArrived) and e.client_request_id == client_request_id}
+    return [event for event in events if event.request in own]
 
 
 async def whole_log(log: EventLog, start: Sequence = 1) -> list[LogEntry]:

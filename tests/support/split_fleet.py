@@ -13,7 +13,7 @@ from pointsman.adapters.clocks import ScaledClock
 from pointsman.adapters.http_engine import HttpEngine
 from pointsman.adapters.kv_events.reader import KvEventReader
 from pointsman.adapters.kv_events.sockets import KvEndpoint
-from pointsman.contracts.codec import LogEvent
+from pointsman.contracts.requests import RequestEvent
 from pointsman.ports import LogEntry
 from pointsman.primitives import InstanceId, PoolName, WallSeconds
 from pointsman.runtime.health import HealthBoard, HttpServer
@@ -27,7 +27,7 @@ from pointsman_scheduler.service import SchedulerService
 from pointsman_worker.service import WorkerService
 from pointsman_worker.settings import WorkerSettings
 from tests.support.engine_sim import FREE_PORTS
-from tests.support.log_reading import whole_log
+from tests.support.log_reading import life_of, whole_log
 from tests.support.scheduling import running_scheduler
 from tests.support.waiting import eventually
 
@@ -68,16 +68,20 @@ class SplitFleet:
         """Everything in the log."""
         return await whole_log(self.broker.client(self.clock, name="reader").log)
 
-    async def life_of(self, request: str) -> list[LogEvent]:
-        events = [entry.event for entry in await self.entries()]
-        return [event for event in events if event is not None and getattr(event, "request", "") == request]
+    async def life_of(self, request: str) -> list[RequestEvent]:
+        return life_of(await self.entries(), request)
 
 
 @asynccontextmanager
 async def split_fleet(
-    engines: Mapping[str, EnginePlace], *, speed: float = 1.0, block_tokens: int = 64, tokenizer: str = "builtin"
+    engines: Mapping[str, EnginePlace],
+    *,
+    speed: float = 1.0,
+    block_tokens: int = 64,
+    tokenizer: str = "builtin",
+    **ingress: Any,
 ) -> AsyncIterator[SplitFleet]:
-    """A fleet in front of these engines, all of which have joined."""
+    """A fleet in front of these engines, all of which have joined. `ingress`: further settings of its ingress."""
     clock, broker = ScaledClock(speed), MemoryBroker(POOL)
     told: dict[str, Any] = {"speed": speed, "block_tokens": block_tokens}
     async with AsyncExitStack() as stack:
@@ -89,14 +93,14 @@ async def split_fleet(
             lambda: len(known.instances) == len(engines) and all(i.answered for i in known.instances),
             seconds=JOIN_SECONDS_MAX,
         )
-        url = await start_ingress(stack, {POOL: broker}, clock, speed=speed, tokenizer=tokenizer)
+        url = await start_ingress(stack, {POOL: broker}, clock, speed=speed, tokenizer=tokenizer, **ingress)
         client = await stack.enter_async_context(aiohttp.ClientSession())
         yield SplitFleet(url, broker, clock, scheduler, client)
 
 
 @asynccontextmanager
 async def simulated_split_fleet(
-    roles: Mapping[str, str],
+    roles: Mapping[str, str], **ingress: Any
 ) -> AsyncIterator[tuple[SplitFleet, dict[str, EngineServer]]]:
     """The same in front of simulated engines, one for each role; their models can be looked into."""
     servers: dict[str, EngineServer] = {}
@@ -116,7 +120,7 @@ async def simulated_split_fleet(
             )
             for name, server in servers.items()
         }
-        yield await stack.enter_async_context(split_fleet(places, speed=SPEED)), servers
+        yield await stack.enter_async_context(split_fleet(places, speed=SPEED, **ingress)), servers
 
 
 async def start_scheduler(

@@ -7,7 +7,7 @@ from starlette.exceptions import HTTPException as StarletteHTTPException
 
 from pointsman.runtime.health import AsgiApp, HealthBoard, Receive, Scope, Send, query_of
 from pointsman_ingress.endpoints import BY_PATH
-from pointsman_ingress.http.api_keys import Keyring
+from pointsman_ingress.http.authentication import Authentication
 from pointsman_ingress.http.errors import OPENAI_ERRORS, ApiError, post_only
 from pointsman_ingress.placement.fleet_view import Model
 from pointsman_ingress.placement.pools import Pool, Pools
@@ -19,8 +19,8 @@ _MESSAGES = {
 }
 
 
-def ingress_app(*, gateway: Gateway, pools: Pools, keyring: Keyring, board: HealthBoard) -> AsgiApp:
-    rest = _fastapi(pools, keyring, board)
+def ingress_app(*, gateway: Gateway, pools: Pools, authentication: Authentication, board: HealthBoard) -> AsgiApp:
+    rest = _fastapi(pools, authentication, board)
     endpoints, serve = BY_PATH, gateway.serve
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -35,7 +35,7 @@ def ingress_app(*, gateway: Gateway, pools: Pools, keyring: Keyring, board: Heal
     return app
 
 
-def _fastapi(pools: Pools, keyring: Keyring, board: HealthBoard) -> FastAPI:
+def _fastapi(pools: Pools, authentication: Authentication, board: HealthBoard) -> FastAPI:
     app = FastAPI(
         title="Pointsman",
         description="An OpenAI-compatible gateway that sends each request to the engine that holds its prefix.",
@@ -43,15 +43,19 @@ def _fastapi(pools: Pools, keyring: Keyring, board: HealthBoard) -> FastAPI:
     )
 
     @app.get("/v1/models", tags=["OpenAI"])
-    def list_models(request: Request) -> dict[str, Any]:
-        """The models that can be asked for, of all pools; LoRA adapters have their base model as `parent`."""
-        keyring.tenant(dict(request.scope["headers"]))
-        return {"object": "list", "data": [_card(pool, model) for pool, model in pools.offered()]}
+    async def list_models(request: Request) -> dict[str, Any]:
+        """The models that the client may use, of all pools; LoRA adapters have their base model as `parent`."""
+        identity = await authentication.identity(dict(request.scope["headers"]))
+        shown = [found for found in pools.offered() if identity is None or identity.may_use(found[1].name)]
+        return {"object": "list", "data": [_card(pool, model) for pool, model in shown]}
 
     @app.get("/v1/models/{name:path}", tags=["OpenAI"])
-    def describe_model(name: str, request: Request) -> dict[str, Any]:
-        keyring.tenant(dict(request.scope["headers"]))
-        return _card(*pools.find(name))
+    async def describe_model(name: str, request: Request) -> dict[str, Any]:
+        identity = await authentication.identity(dict(request.scope["headers"]))
+        if identity is None:
+            return _card(*pools.find(name))
+        identity.check_model(name)
+        return _card(*pools.find(name, identity.may_use))
 
     @app.get("/livez", tags=["operations"])
     @app.get("/readyz", tags=["operations"])

@@ -16,9 +16,11 @@ from pointsman.policies.policy_set import PolicySet
 from pointsman.ports import Checkpoints, Clock, Commands, EventLog, KeyValueStore, Lease, LogEntry
 from pointsman.primitives import InstanceId, PoolName
 from pointsman.runtime.containment import contained
+from pointsman.runtime.engine_urls import EngineUrls
 from pointsman.runtime.health import HealthBoard
 from pointsman.runtime.leadership import Leadership
 from pointsman.state.state import State
+from pointsman_scheduler.engine_url_guard import EngineUrlGuard
 from pointsman_scheduler.fleet_status import FleetWarnings
 from pointsman_scheduler.handlers import CommandHandlers
 from pointsman_scheduler.housekeeping import Housekeeping
@@ -29,6 +31,7 @@ from pointsman_scheduler.recovery import LogBrokenError, Recovery, StartPoint
 from pointsman_scheduler.replica import Replica
 from pointsman_scheduler.resync import Resync
 from pointsman_scheduler.settings import SchedulerSettings
+from pointsman_scheduler.tenant_policies import TenantPoliciesKeeper
 
 log = structlog.get_logger()
 
@@ -74,13 +77,29 @@ class SchedulerService:
             replica=replica,
             heartbeats=heartbeats,
         )
+        self._tenants = tenants = TenantPoliciesKeeper(leader=leader, replica=replica, store=access, clock=clock)
         self._handlers = CommandHandlers(
-            leader=leader, replica=replica, access=access, clock=clock, policies=policies, pool=pool, name=name
+            leader=leader,
+            replica=replica,
+            access=access,
+            tenants=tenants,
+            clock=clock,
+            policies=policies,
+            pool=pool,
+            name=name,
         )
         self._housekeeping = Housekeeping(
             leader=leader, replica=replica, commands=commands, clock=clock, settings=settings, heartbeats=heartbeats
         )
-        self._resync = Resync(leader=leader, replica=replica, commands=commands, clock=clock, pool=pool)
+        self._url_guard = EngineUrlGuard(EngineUrls.of(settings.engine_urls))
+        self._resync = Resync(
+            leader=leader,
+            replica=replica,
+            commands=commands,
+            clock=clock,
+            pool=pool,
+            is_refused=self._url_guard.is_refused,
+        )
         self._warnings = FleetWarnings()
         board.missing(LEADERSHIP, "folding the log")
 
@@ -119,6 +138,9 @@ class SchedulerService:
     async def run_resync(self) -> None:
         await self._resync.run()
 
+    async def run_tenants(self) -> None:
+        await self._tenants.run()
+
     async def resign(self) -> None:
         await self._leader.resign()
 
@@ -128,9 +150,13 @@ class SchedulerService:
         tasks.create_task(leader.keep_lease(), name="keep-lease")
         await leader.open(self._commands, self._handlers.by_subject())
         await leader.take_office()
+        with contained("tenant policies"):
+            await self._tenants.enforce()
         with contained("relocation"):
-            if (term := leader.leading) is not None:  # instances that drained while no scheduler led
-                await term.publish(term.dispatcher.relocate_pending(self._clock.now()))
+            if (term := leader.leading) is not None:  # instances that joined or drained while no scheduler led
+                now = self._clock.now()
+                refused = self._url_guard.refuse(term.dispatcher, now)
+                await term.publish(refused + term.dispatcher.relocate_pending(now))
 
     async def _fold(self, start: StartPoint) -> None:
         """Raises LogBrokenError."""
@@ -170,4 +196,6 @@ class SchedulerService:
         if queue:
             await term.publish(term.dispatcher.grant_waiting(queue, now))
         elif isinstance(event, FleetEvent):
+            if isinstance(event, InstanceJoined):
+                await term.publish(self._url_guard.refuse(term.dispatcher, now))
             await term.publish(term.dispatcher.relocate_pending(now) + term.dispatcher.place_held(now))

@@ -53,6 +53,8 @@ class RequestArrived(RequestEvent, frozen=True, kw_only=True):
     cache_group: Name = ""
     """Tenants of one group share cached prefixes; empty: cache isolation is off."""
     priority: Priority = "standard"
+    client_request_id: Name = ""
+    """What the client sent as `x-request-id`; not unique."""
 
     def __post_init__(self) -> None:
         check_packed(self.keys)

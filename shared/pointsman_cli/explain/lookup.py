@@ -1,4 +1,4 @@
-"""Finds a request by id, by an end of its id, or among the slowest. Reads the log once, in bounded memory."""
+"""Finds a request by id, by an end of its id, by its client's id, or among the slowest. Reads the log once, in bounded memory."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ CANDIDATES_MAX = 100
 CANDIDATES_SHOWN = 8
 OPEN_MAX = 100_000
 HINT = (
-    "The id is the x-request-id of the answer. `--slowest 10` lists the slowest, `pointsman tap --since 1 --until now` "
+    "The id is the x-pointsman-request-id of the answer, or its x-request-id. `--slowest 10` lists the slowest, `pointsman tap --since 1 --until now` "
     "shows all."
 )
 
@@ -42,23 +42,29 @@ class Slow:
 
 def request_named(entries: Iterable[LogEntry], text: str) -> RequestId:
     """Raises HistoryError if no id or several ids match."""
-    found: dict[RequestId, None] = {}
+    sent: dict[RequestId, None] = {}
+    ends: dict[RequestId, None] = {}
     for entry in entries:
-        if not isinstance(entry.event, RequestEvent):
+        event = entry.event
+        if not isinstance(event, RequestEvent):
             continue
-        request = entry.event.request
+        request = event.request
         if request == text:
             return request
-        if len(found) < CANDIDATES_MAX and (request.startswith(text) or request.endswith(text)):
-            found[request] = None
+        if isinstance(event, RequestArrived) and event.client_request_id == text and len(sent) < CANDIDATES_MAX:
+            sent[request] = None
+        if len(ends) < CANDIDATES_MAX and (request.startswith(text) or request.endswith(text)):
+            ends[request] = None
+    found = sent or ends
     if not found:
-        msg = f"no request {text} in this log.\n{HINT}"
+        msg = f"no request {text} in this log. {HINT}"
         raise HistoryError(msg)
     if len(found) > 1:
         shown = list(found)[:CANDIDATES_SHOWN]
         more = "" if len(found) == len(shown) else ", ..."
         count = f"{len(found)} or more" if len(found) == CANDIDATES_MAX else str(len(found))
-        msg = f"{text} begins or ends the ids of {count} requests: {', '.join(shown)}{more}. Type more of the one you mean."
+        what = "was sent with" if sent else "begins or ends the ids of"
+        msg = f"{text} {what} {count} requests: {', '.join(shown)}{more}. Type more of the one you mean."
         raise HistoryError(msg)
     return next(iter(found))
 

@@ -177,6 +177,20 @@ def test_ids_may_be_cut_but_must_mean_one_request(slowed: list[LogEntry], tmp_pa
     assert (unknown["code"], "x-request-id" in unknown["text"]) == (2, True)
 
 
+def test_a_request_is_found_by_the_id_of_its_client(slowed: list[LogEntry], tmp_path: Path) -> None:
+    log = slowed
+    for entry in slowed:
+        event = entry.event
+        if isinstance(event, RequestArrived) and (
+            own := {"r-7": "mine", "r-8": "both", "r-9": "both"}.get(event.request)
+        ):
+            log = rewritten(log, entry.sequence, msgspec.structs.replace(event, client_request_id=own))
+
+    assert '"request": "r-7"' in explain(log, tmp_path, "mine", "--json").output
+    both = explain(log, tmp_path, "both")
+    assert (both.exit_code, "both was sent with 2 requests: r-8, r-9" in both.output) == (2, True)
+
+
 def test_each_failed_attempt_is_told_and_why_an_ejected_engine_was_no_candidate(tmp_path: Path) -> None:
     pool = FailingPool()
     pool.serve(40, sick=InstanceId("a"))

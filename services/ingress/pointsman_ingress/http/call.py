@@ -1,15 +1,12 @@
 """One HTTP exchange with a client: reads the body and sends one answer over ASGI."""
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Iterable
 from functools import cache
-from itertools import count
 from random import Random
 
 from prometheus_client import Counter as Metric
 
-from pointsman.contracts.subjects import REQUEST_ID_PATTERN
 from pointsman.ports import Clock
 from pointsman.primitives import RequestId, WallSeconds
 from pointsman.runtime.health import Receive, Scope, Send, send_whole
@@ -19,7 +16,7 @@ from pointsman_ingress.http.request_headers import Headers, header_text
 
 BODY_WALL_SECONDS: WallSeconds = WallSeconds(30.0)
 UNFINISHED_BODIES_BYTES_MAX = 256 * 1024 * 1024  # bodies in one message do not count
-RECENT_IDS_MAX = 100_000
+ID_BITS = 96
 JSON = "application/json"
 
 
@@ -28,23 +25,13 @@ class ClientGoneError(Exception):
 
 
 class RequestIds:
-    """Assigns ids that are unique in the log, the client's own if possible."""
+    """Ids in the log: 96 random bits, so that no client predicts, takes or repeats another's."""
 
     def __init__(self, chance: Random) -> None:
-        self._prefix = f"{chance.getrandbits(48):012x}"
-        self._numbers = count(1)
-        self._recent: OrderedDict[str, None] = OrderedDict()
-
-    def take(self, preferred: str) -> RequestId:
-        if not preferred or preferred in self._recent or not REQUEST_ID_PATTERN.match(preferred):
-            return self.fresh()
-        self._recent[preferred] = None
-        if len(self._recent) > RECENT_IDS_MAX:
-            self._recent.popitem(last=False)
-        return RequestId(preferred)
+        self._chance = chance
 
     def fresh(self) -> RequestId:
-        return RequestId(f"{self._prefix}-{next(self._numbers)}")
+        return RequestId(f"{self._chance.getrandbits(ID_BITS):0{ID_BITS // 4}x}")
 
 
 class BodyBudget:
@@ -74,8 +61,8 @@ class HttpExchange:
         self.arrived_at = clock.now()  # engine time
         self.received_at_wall = clock.wall()
         self.first_byte_at_wall: WallSeconds | None = None
-        sent_id = header_text(self.headers, b"x-request-id")
-        self.id = ids.take(sent_id)
+        self.id = ids.fresh()
+        self.client_request_id = header_text(self.headers, b"x-request-id")
         self.status = 0  # 0: not started
         self.error_code = ""
         self.request_bytes = 0
@@ -83,7 +70,6 @@ class HttpExchange:
         self._errors = errors
         self._clock = clock
         self._streaming = False
-        self._id_header = (b"x-request-id", (sent_id or self.id).encode())
         self._send = send
 
     async def read_body(self, receive: Receive, budget: BodyBudget, *, bytes_max: int) -> bytes:
@@ -103,7 +89,7 @@ class HttpExchange:
         self._streaming = length is None
         last = (b"cache-control", b"no-cache") if length is None else (b"content-length", b"%d" % length)
         self._begin(200)
-        head = [(b"content-type", content_type.encode("latin-1")), self._id_header, *headers, last]
+        head = [(b"content-type", content_type.encode("latin-1")), *self._id_headers, *headers, last]
         await self._send({"type": "http.response.start", "status": 200, "headers": head})
 
     async def write(self, chunk: bytes) -> None:
@@ -118,7 +104,7 @@ class HttpExchange:
     async def answer(self, status: int, body: bytes, content_type: str, headers: Iterable[Header] = ()) -> None:
         self._begin(status)
         self._count(body)
-        await send_whole(self._send, status, body, content_type, [self._id_header, *headers])
+        await send_whole(self._send, status, body, content_type, [*self._id_headers, *headers])
 
     async def fail(self, error: ApiError, *, mid_event: bool = False) -> None:
         """Sends an error as the answer, or as a stream's last event; `mid_event`: ends an unfinished event first."""
@@ -128,6 +114,11 @@ class HttpExchange:
         elif self._streaming:
             event = self._errors.event(error)
             await self.finish(b"\n\n" + event if mid_event else event)
+
+    @property
+    def _id_headers(self) -> tuple[Header, Header]:
+        own = self.id.encode()
+        return (b"x-request-id", self.client_request_id.encode() or own), (b"x-pointsman-request-id", own)
 
     def _begin(self, status: int) -> None:
         self.status = status

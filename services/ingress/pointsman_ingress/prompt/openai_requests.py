@@ -100,6 +100,8 @@ class ParsedRequest:
     reads_cache: bool = True  # False with prompt logprobs, which disable cache reads
     answers: int = 1
     may_add_usage: bool = False  # a stream whose client did not ask for usage
+    form_fields: frozenset[str] = frozenset()  # names in a form
+    service_tier: Any = None  # as sent
 
 
 class _StreamOptions(msgspec.Struct):
@@ -119,6 +121,7 @@ class Body(msgspec.Struct):
     add_special_tokens: bool | None = None
     n: int | None = None
     prompt_logprobs: int | None = None
+    service_tier: Any = None
 
 
 class _CompletionBody(Body):
@@ -240,7 +243,7 @@ def parse_audio(body: bytes, content_type: bytes) -> ParsedRequest:
     prompt = SizedRequest(1 + form.file_bytes // AUDIO_BYTES_A_TOKEN)
     output_tokens = 64 + form.file_bytes // AUDIO_BYTES_A_WORD
     request = parsed(fields, prompt, "file", output_tokens)
-    return replace(request, output_demanded=False, may_add_usage=False)
+    return replace(request, output_demanded=False, may_add_usage=False, form_fields=form.names)
 
 
 def parse_model_only(body: bytes) -> ParsedRequest:
@@ -282,6 +285,7 @@ def parsed(
         reads_cache=reads_cache,
         answers=fields.n or 1,
         may_add_usage=fields.stream is True and not shows_usage,
+        service_tier=fields.service_tier,
     )
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from pointsman.contracts.block_keys import KeyChain
 from pointsman.contracts.commands import FleetDescribed
+from pointsman.contracts.requests import RequestArrived
 from pointsman.ports import Link, LogEntry, LogMissingError, LogUnavailableError
 from pointsman.primitives import BlockKey, EngineSeconds, InstanceId
 from pointsman.state.state import State
@@ -62,6 +63,7 @@ async def gathered(
         overdue = time.monotonic() - started > QUIET_SECONDS_MAX
         if overdue or await _settled(link, evidence):
             evidence.entries = list(log_tail.entries)  # the archive is read later, and has all of these then
+            _name_as_logged(evidence)
             await _ask_engines(fleet, evidence)
             await asyncio.to_thread(_read_archive, fleet, evidence)
             if in_agreement(evidence):
@@ -70,6 +72,14 @@ async def gathered(
         if overdue:
             return evidence
         await asyncio.sleep(QUIET_POLL_SECONDS)
+
+
+def _name_as_logged(evidence: Evidence) -> None:
+    """A request sent again within an ingress is in the log under each of its ids; the last one counts."""
+    arrived = (entry.event for entry in evidence.entries if isinstance(entry.event, RequestArrived))
+    logged = {event.client_request_id: event.request for event in arrived}
+    for exchange in evidence.exchanges:
+        exchange.request = logged.get(exchange.request, exchange.request)
 
 
 async def _settled(link: Link, evidence: Evidence) -> bool:
