@@ -23,7 +23,7 @@ from pointsman_cli.command_client import NoAnswerError, actor, ask, connected_li
 from pointsman_cli.discovery import fleet_settings
 from pointsman_cli.options import CONTEXT, from_options, json_switch
 from pointsman_cli.output_file import print_json
-from pointsman_cli.terminal import output_console, table
+from pointsman_cli.terminal import output_console, print_line, table
 
 KEY_CHARACTERS = string.ascii_letters + string.digits
 RANDOM_LENGTH = 40  # 238 bits
@@ -234,7 +234,7 @@ async def _stored_keys(store: KeyValueStore) -> list[ApiKey]:
             try:
                 found.append(decode_key(value.value))
             except ValueError as error:
-                click.echo(f"{value.key} does not decode and is not valid: {error}", err=True)
+                print_line(f"{value.key} does not decode and is not valid: {error}", error=True)
     return found
 
 
