@@ -4,7 +4,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +74,8 @@ class RawClient:
 class LockedBus:
     server: EmbeddedNats
     credentials: Credentials
+    identity: Identity = field(default_factory=Identity)
+    """TLS files of clients that name none."""
 
     @property
     def url(self) -> str:
@@ -85,6 +87,8 @@ class LockedBus:
         options: dict[str, Any] = {}
         if user is not None:
             options = {"nkeys_seed": str(self.credentials.file(user)), "inbox_prefix": user.inbox.encode()}
+        if self.identity.needs_tls:
+            options["tls"] = self.identity.tls_context()
 
         async def on_error(error: Exception) -> None:
             text = str(error)
@@ -104,7 +108,7 @@ class LockedBus:
         self, user: BusUser, pool: PoolName = POOLS[0], listener: LogListener | None = None
     ) -> AsyncIterator[Link]:
         """As our processes connect."""
-        identity = Identity(credentials=str(self.credentials.file(user)))
+        identity = replace(self.identity, credentials=str(self.credentials.file(user)))
         async with jetstream.connect(
             self.url, pool, ScaledClock(), name=user.inbox, user=user, identity=identity, listener=listener
         ) as link:
@@ -112,11 +116,12 @@ class LockedBus:
             yield link
 
 
-async def start_bus(directory: Path) -> LockedBus:
+async def start_bus(directory: Path, *, tls: str = "", identity: Identity | None = None) -> LockedBus:
+    """`tls`: of nats-server's configuration; `identity`: with which our clients answer it."""
     credentials = Credentials(directory / "credentials")
     credentials.make(POOLS, workers=WORKERS, operators=OPERATORS)
-    server = await start_nats(directory / "nats", accounts=credentials.configuration())
-    return LockedBus(server, credentials)
+    server = await start_nats(directory / "nats", accounts=credentials.configuration() + tls)
+    return LockedBus(server, credentials, identity or Identity())
 
 
 @asynccontextmanager
