@@ -28,16 +28,16 @@ COMMANDS = {
     "fleet": ("pointsman_cli.fleet", "fleet_command", "Show the instances of a running fleet."),
     "scale": ("pointsman_cli.scale", "scale_command", "Ask for a number of instances, or see how many and why."),
     "drain": ("pointsman_cli.drain", "drain_command", "Take an instance out of service without losing a request."),
-    "credentials": (
-        "pointsman_cli.credentials",
-        "credentials_command",
-        "Write the NATS users of a deployment, each with the least rights.",
-    ),
     "keys": ("pointsman_cli.keys", "keys_group", "Create, list, rotate and revoke API keys of clients."),
     "tenants": (
         "pointsman_cli.tenants",
         "tenants_command",
         "Show and set limits, priorities and cache groups of tenants.",
+    ),
+    "credentials": (
+        "pointsman_cli.credentials",
+        "credentials_command",
+        "Write the NATS users of a deployment, each with the least rights.",
     ),
     "tap": ("pointsman_cli.tap.command", "tap_command", "Print the events of the log, live."),
     "replay": (

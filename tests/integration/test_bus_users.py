@@ -139,7 +139,11 @@ async def test_nobody_in_particular_gets_in(bus: LockedBus) -> None:
 
 
 def test_seeds_are_their_owners_alone(bus: LockedBus) -> None:
-    found = [bus.credentials.directory, *bus.credentials.directory.rglob("*.nk"), *bus.credentials.directory.rglob("*/")]
+    found = [
+        bus.credentials.directory,
+        *bus.credentials.directory.rglob("*.nk"),
+        *bus.credentials.directory.rglob("*/"),
+    ]
 
     assert {stat.S_IMODE(path.stat().st_mode) for path in found} == {0o700, 0o600}
 

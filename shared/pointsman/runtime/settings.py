@@ -17,10 +17,10 @@ from typing_extensions import override
 from pointsman.contracts.subjects import LOCAL_ACTOR, valid_name
 
 ENVIRONMENT_PREFIX = "POINTSMAN_"
-FILE_SUFFIX = "_FILE"
-NATS_URL = "nats://127.0.0.1:4222"
 PUBLIC_SECRET = "pointsman-development"
 """The default; see `runtime.public_secret`."""
+FILE_SUFFIX = "_FILE"
+NATS_URL = "nats://127.0.0.1:4222"
 
 
 class SettingsType(Protocol):
