@@ -37,7 +37,7 @@ OF_A_BUNDLE: dict[str, list[str]] = {
     "usage": [],
     "export": ["{out}/again.pmlog"],
 }
-OTHERWISE = {"up", "fleet", "scale", "drain", "tap", "calibrate", "bench", "simulate", "keys", "tenants", "credentials"}
+OTHERWISE = {"up", "credentials", "fleet", "scale", "drain", "tenants", "keys", "tap", "calibrate", "bench", "simulate"}
 """Tested below and in tests/integration/test_hostile_answers.py, or without any text of others."""
 
 
