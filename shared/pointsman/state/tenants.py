@@ -254,7 +254,7 @@ def _bucket(known: TokenBucket | None, rate: float, size: float, at: EngineSecon
 def _left(bucket: TokenBucket | None, limit: int, now: EngineSeconds) -> RateLimit | None:
     if bucket is None:
         return None
-    remaining = max(0, floor(bucket.level_at(now)))
+    remaining = max(0, min(limit, floor(bucket.level_at(now))))
     return RateLimit(limit=limit, remaining=remaining, reset=bucket.seconds_until(bucket.size, now))
 
 
