@@ -78,13 +78,15 @@ async def test_no_argument_and_no_engine_has_the_deployments_secret(
         await provider.grow(1)
         await _until_told(tmp_path, 1)
         await eventually(lambda: shown.exists() and bool(shown.read_text()))
-        arguments = Path(f"/proc/{(tmp_path / 'scaled-1.lock').read_text()}/cmdline").read_text()
+        supervisor = (tmp_path / "scaled-1.lock").read_text()
+        arguments = (Path("/proc") / supervisor / "cmdline").read_text()
     finally:
         await stop_all(tmp_path)
 
     assert SUPERVISOR in arguments
     assert "hush" not in arguments
     assert "hush" not in shown.read_text()
+    assert await names(provider) == []
 
 
 async def test_an_instance_ends_when_its_keeper_is_killed(tmp_path: Path) -> None:
