@@ -39,7 +39,7 @@ class Variant(msgspec.Struct, frozen=True):
     policies: TenantPolicies
 
 
-_BEHAVED = Variant(BEHAVED, _ALLOWED, _LIMITS)
+_BEHAVED = Variant(BEHAVED, 0.9 * _ALLOWED, _LIMITS)
 VARIANTS = (
     Variant("alone", 0.0, _LIMITS),
     _BEHAVED,
