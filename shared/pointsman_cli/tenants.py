@@ -127,7 +127,7 @@ def with_values(policies: TenantPolicies, tenant: str, values: dict[str, str]) -
 
 
 def _run(place: str | None, pool: str | None, ask_leader: Callable[[Commands, FleetSettings], Awaitable[T]]) -> T:
-    settings = fleet_settings(place, pool)
+    settings = fleet_settings(place, pool, acts=True)
 
     async def connected() -> T:
         async with connected_link(settings, name="tenants") as link:
