@@ -21,7 +21,7 @@ def openai_limits(limits: RateLimits, speed: float, now: datetime) -> list[Heade
     for name, limit in _named(limits):
         headers += [
             (b"x-ratelimit-limit-" + name, b"%d" % limit.limit),
-            (b"x-ratelimit-remaining-" + name, b"%d" % limit.remaining),
+            (b"x-ratelimit-remaining-" + name, b"%d" % _remaining(limit)),
             (b"x-ratelimit-reset-" + name, duration(_reset(limit, speed)).encode()),
         ]
     return headers
@@ -33,7 +33,7 @@ def anthropic_limits(limits: RateLimits, speed: float, now: datetime) -> list[He
         prefix = b"anthropic-ratelimit-" + name
         headers += [
             (prefix + b"-limit", b"%d" % limit.limit),
-            (prefix + b"-remaining", b"%d" % limit.remaining),
+            (prefix + b"-remaining", b"%d" % _remaining(limit)),
             (prefix + b"-reset", _moment(math.ceil(unix_seconds + _reset(limit, speed)))),
         ]
     return headers
@@ -60,6 +60,11 @@ def _duration(milliseconds: int) -> str:
 def _named(limits: RateLimits) -> list[tuple[bytes, RateLimit]]:
     both = ((b"requests", limits.requests), (b"tokens", limits.tokens))
     return [(name, limit) for name, limit in both if limit is not None]
+
+
+def _remaining(limit: RateLimit) -> int:
+    """A full bucket holds a little more than the limit."""
+    return min(limit.remaining, limit.limit)
 
 
 def _reset(limit: RateLimit, speed: float) -> EngineSeconds:

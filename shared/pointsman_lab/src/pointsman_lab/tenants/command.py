@@ -64,7 +64,7 @@ async def _measure(seconds: float, rounds: int, seed: int) -> TenantsReport:
     arguments = ["--schedulers", str(SCHEDULERS), "--ingresses", str(INGRESSES)]
     fresh = FreshFleet(policy=DEFAULT_ROUTING, instances=INSTANCES, speed=1.0, arguments=arguments)
     async with fresh.running() as fleet:
-        settings = fleet.settings()
+        settings = fleet.settings(acts=True)
         async with connected_link(settings, name="tenants") as link:
             limits = await _limits(fleet, settings, link.commands, seconds=seconds, seed=seed)
             runs = [await _round(fleet, settings, link.commands, seconds, seed + number) for number in range(rounds)]
