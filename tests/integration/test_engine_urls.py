@@ -45,6 +45,7 @@ async def test_an_instance_at_a_url_that_is_not_allowed_is_removed_and_gets_noth
 
     await link.log.append(joined("old-1", at=clock.now(), url=FOREIGN))  # joined while no scheduler led
     async with running_scheduler(broker.client(clock, name="s"), clock, engine_urls=()) as service:
+        await eventually(lambda: not service.state.fleet.instances, what="the end of what was there before its term")
         for name, url in (("engine-1", OURS), ("engine-2", FOREIGN)):
             async with link.commands.serve(resync_subject(POOL, InstanceId(name)), on_resync):
                 await link.log.append(joined(name, at=clock.now(), url=url))
