@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from pointsman_ingress.engine.streams import CHUNKS, MESSAGE_EVENTS, NAMED_EVENTS, StreamShape
-from pointsman_ingress.http.errors import ANTHROPIC_ERRORS, OPENAI_ERRORS, ErrorShape
+from pointsman_ingress.http.errors import ANTHROPIC_ERRORS, OPENAI_ERRORS, ErrorShape, not_json
 from pointsman_ingress.http.request_headers import Headers
 from pointsman_ingress.prompt.messages_input import parse_messages
 from pointsman_ingress.prompt.openai_requests import (
@@ -20,6 +20,8 @@ from pointsman_ingress.prompt.openai_requests import (
 )
 from pointsman_ingress.prompt.responses_input import parse_response
 
+JSON = b"application/json"
+
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
@@ -29,6 +31,12 @@ class Endpoint:
     placed: bool = True  # if not, any engine of the pool serves it and nothing is logged
     splittable: bool = False
     errors: ErrorShape = OPENAI_ERRORS
+
+    def check_content_type(self, headers: Headers) -> None:
+        """A web page may post forms and plain text anywhere, but JSON only to whom allows it. Raises ApiError."""
+        sent = headers.get(b"content-type", b"")
+        if self.parse is not None and sent != JSON and sent.partition(b";")[0].strip().lower() != JSON:
+            raise not_json()
 
     def read(self, body: bytes, headers: Headers) -> ParsedRequest:
         """Raises ApiError."""

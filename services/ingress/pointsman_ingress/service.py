@@ -53,6 +53,7 @@ class Gateway:
             with RequestDeadline(self.supervisor, wall_seconds=self.settings.request_timeout_seconds) as deadline:
                 try:
                     facts.tenant = self.keyring.tenant(call.headers)
+                    endpoint.check_content_type(call.headers)
                     body = await call.read_body(receive, self._body_budget, bytes_max=self.settings.body_bytes_max)
                     deadline.watch(receive)
                     request = endpoint.read(body, call.headers)

@@ -20,7 +20,13 @@ from pointsman.runtime.settings import (
 
 @dataclass(frozen=True, kw_only=True)
 class IngressSettings(DeploymentSettings, ProcessSettings):
-    port: int = setting(8080, "Port to listen on; 0 takes a free one.", bounds=PORT)
+    port: int = setting(8080, "Port of the API; 0 takes a free one.", bounds=PORT)
+    admin_port: int = setting(
+        8081,
+        "Port of /livez, /readyz, /health, /metrics and /openapi.json, which need no key; 0 takes a free one.",
+        bounds=PORT,
+    )
+    admin_host: str = setting("127.0.0.1", "Address that this port listens on.")
     name: str = setting("", "Name of this ingress in the log; by default ingress-PID.")
     processes: int = setting(
         1,

@@ -98,6 +98,7 @@ invalid_key = _Kind(
     ((b"www-authenticate", b"Bearer"),),
 )
 post_only = _Kind(405, "method_not_allowed", "This path takes POST only.", ((b"allow", b"POST"),))
+not_json = _Kind(415, "unsupported_media_type", "The body must be JSON, and the content-type application/json.")
 nested_too_deeply = _Kind(400, "malformed_body", "The body is nested too deeply.")
 body_too_slow = _Kind(408, "request_timeout", "The body did not arrive in time.")
 request_timeout = _Kind(408, "request_timeout", "The request took too long and was given up.", (NO_RETRY_HEADER,))
