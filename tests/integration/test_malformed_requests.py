@@ -275,6 +275,8 @@ REQUEST_LINES = [
 
 def request_of(path: str, body: bytes, headers: list[bytes]) -> bytes:
     fixed = [f"POST {path} HTTP/1.1".encode(), b"host: x", b"connection: close", *headers]
+    if not any(header.startswith(b"content-type:") for header in headers):
+        fixed.append(b"content-type: application/json")
     return b"\r\n".join([*fixed, b"content-length: %d" % len(body), b"", b""]) + body
 
 
