@@ -1,4 +1,4 @@
-"""Protocols of the outside world: log, commands, clock, lease, checkpoints and instance provider. `adapters` implements
+"""Protocols of the outside world: log, commands, clock, lease, key-value store, checkpoints and instance provider. `adapters` implements
 them; `main.py` of a service chooses. Every wait takes a timeout, every window has a named limit."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -28,8 +28,12 @@ class LeaseTakenError(Exception):
     """Another process wrote the lease since it was read."""
 
 
+class ValueChangedError(Exception):
+    """Another process wrote the value since it was read."""
+
+
 class StoreUnavailableError(Exception):
-    """Lease or checkpoints could not be read or written in time. A write may have been stored."""
+    """Lease, value or checkpoints could not be read or written in time. A write may have been stored."""
 
 
 class ProviderError(Exception):
@@ -128,6 +132,11 @@ CommandHandler = Callable[[AnyCommand, "Reply"], Awaitable[None]]
 
 
 class Reply(Protocol):
+    @property
+    def subject(self) -> str:
+        """Of the command; attests its sender where the subject names one (`contracts.subjects.actor_of`)."""
+        ...
+
     async def __call__(self, answer: AnyCommand | bytes) -> None: ...
 
 
@@ -139,8 +148,8 @@ class Commands(Protocol):
     async def request_bytes(self, subject: str, payload: bytes, *, timeout: WallSeconds) -> bytes: ...
 
     def serve(self, subject: str, handler: CommandHandler) -> AbstractAsyncContextManager[None]:
-        """Answer commands on `subject` while the context is open. Undecodable ones are counted, logged and not
-        answered."""
+        """Answer commands on `subject` while the context is open. Its last token may be `*`. Undecodable commands are
+        counted, logged and not answered."""
         ...
 
     @property
@@ -189,6 +198,46 @@ class Lease(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class StoredValue:
+    """`revision` grows with each write to the store."""
+
+    key: str
+    value: bytes
+    revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class ValuesRead:
+    """`whole`: these are all values; others that were known are gone. `exists`: whether there is a store at all."""
+
+    values: list[StoredValue]
+    whole: bool
+    exists: bool = True
+
+
+class KeyValueStore(Protocol):
+    """The newest value of each key; a few thousand small values that change rarely. Readers need no write access."""
+
+    async def get(self, key: str) -> StoredValue | None:
+        """Raises StoreUnavailableError."""
+        ...
+
+    async def put(self, key: str, value: bytes, *, after: int) -> int:
+        """Write if the key's revision is still `after` (0: no value). Returns the new revision. Makes the store if it is
+        missing. Raises ValueChangedError, StoreUnavailableError."""
+        ...
+
+    async def read(self) -> ValuesRead:
+        """All values. Raises StoreUnavailableError."""
+        ...
+
+    def follow(self) -> AsyncIterator[ValuesRead]:
+        """All values, then the changes, within about a second, without end. Survives disconnects; after the store was
+        recreated all values come again. A key written twice may come once."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointLabel:
     """Identifies a checkpoint: log `identity`, folded up to `as_of`, encoded as `form`. `entry`: digest of the log
@@ -224,6 +273,8 @@ class Link:
     lease: Lease
     checkpoints: Checkpoints
     scaler_lease: Lease
+    access: KeyValueStore
+    """API keys and tenants of the deployment, of all pools."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,13 +11,14 @@ import click
 from pointsman.adapters.clocks import ScaledClock
 from pointsman.contracts.codec import AnyCommand
 from pointsman.contracts.commands import Command, DescribeFleet, FleetDescribed
-from pointsman.contracts.subjects import fleet_view_subject
+from pointsman.contracts.subjects import LOCAL_ACTOR, fleet_view_subject
 from pointsman.ports import Commands, CommandTimeoutError, Link, LogUnavailableError, NoResponderError
 from pointsman.primitives import PoolName, WallSeconds
 from pointsman.runtime.health import HealthBoard
 from pointsman.runtime.log_connection import open_link
 from pointsman.runtime.settings import FleetSettings
 from pointsman.runtime.telemetry import configure_logging
+from pointsman_cli.terminal import one_line, print_line
 
 ANSWER_SECONDS = 5.0
 CONNECT_SECONDS_MAX = 5.0
@@ -30,6 +31,9 @@ T = TypeVar("T")
 
 class NoAnswerError(click.ClickException):
     """The message names the process that did not answer."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(one_line(message))
 
 
 @asynccontextmanager
@@ -69,6 +73,11 @@ async def described(commands: Commands, settings: FleetSettings) -> FleetDescrib
     return await ask(commands, subject, DescribeFleet(), FleetDescribed, absent=no_scheduler(settings))
 
 
+def actor(_settings: FleetSettings) -> str:
+    """Name under which NATS lets this process send admin commands: that of its credential."""
+    return LOCAL_ACTOR
+
+
 def no_scheduler(settings: FleetSettings) -> str:
     return f"no scheduler serves the pool '{settings.pool}' on {settings.nats_shown}; look at its log, or name the pool with --pool"
 
@@ -81,7 +90,7 @@ async def wait_until(
         answer = await refresh()
         if not quiet and (text := progress(answer)) != shown:
             shown = text
-            print(text, flush=True)
+            print_line(text)
         if done(answer) or time.monotonic() > deadline:
             return answer, done(answer)
         await asyncio.sleep(WATCH_SECONDS)

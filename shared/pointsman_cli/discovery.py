@@ -15,6 +15,7 @@ import msgspec
 
 from pointsman.adapters.file_lock import is_locked, try_lock
 from pointsman.runtime.settings import FleetSettings, options
+from pointsman_cli.terminal import SeveralLinesError
 
 FLEET_FILE = "fleet.json"
 LOCK_FILE = "fleet.lock"
@@ -26,7 +27,7 @@ class NoFleetError(click.ClickException):
     """No running fleet was found."""
 
 
-class SeveralFleetsError(click.ClickException):
+class SeveralFleetsError(SeveralLinesError):
     """Several fleets run and none was named."""
 
 

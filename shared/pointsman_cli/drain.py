@@ -7,13 +7,22 @@ import sys
 import click
 
 from pointsman.contracts.commands import DrainAnswered, DrainInstance, FleetDescribed, UndrainInstance
-from pointsman.contracts.subjects import drain_subject
+from pointsman.contracts.subjects import admin_subject
 from pointsman.primitives import InstanceId, PoolName
 from pointsman.runtime.settings import FleetSettings
-from pointsman_cli.command_client import WAIT_SECONDS_MAX, ask, connected_link, described, no_scheduler, wait_until
+from pointsman_cli.command_client import (
+    WAIT_SECONDS_MAX,
+    actor,
+    ask,
+    connected_link,
+    described,
+    no_scheduler,
+    wait_until,
+)
 from pointsman_cli.discovery import fleet_settings
 from pointsman_cli.options import CONTEXT, from_options, json_switch
 from pointsman_cli.output_file import print_json
+from pointsman_cli.terminal import one_line, print_line
 
 REASON = "pointsman drain"
 
@@ -43,10 +52,10 @@ async def _drain(
     settings: FleetSettings, command: DrainInstance | UndrainInstance, *, wait: bool, as_json: bool
 ) -> int:
     async with connected_link(settings, name="drain") as link:
-        subject = drain_subject(PoolName(settings.pool))
+        subject = admin_subject(PoolName(settings.pool), "drain", actor(settings))
         answer = await ask(link.commands, subject, command, DrainAnswered, absent=no_scheduler(settings))
         if answer.refusal:
-            raise click.ClickException(answer.refusal)
+            raise click.ClickException(one_line(answer.refusal))
         idle = True
         if wait:
             _, idle = await wait_until(
@@ -55,9 +64,9 @@ async def _drain(
                 lambda fleet: f"{answer.instance}: {_requests_left(fleet, answer.instance)} requests left",
                 quiet=as_json,
             )
-    print_json(answer) if as_json else print(_text(answer, idle=wait and idle))
+    print_json(answer) if as_json else print_line(_text(answer, idle=wait and idle))
     if not idle:
-        print(f"{answer.instance} was not idle within {WAIT_SECONDS_MAX:g} s; it goes on draining", file=sys.stderr)
+        print_line(f"{answer.instance} was not idle within {WAIT_SECONDS_MAX:g} s; it goes on draining", error=True)
     return 0 if idle else 1
 
 

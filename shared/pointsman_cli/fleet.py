@@ -17,7 +17,7 @@ from pointsman.state.fleet import Status
 from pointsman_cli.command_client import connected_link, described
 from pointsman_cli.discovery import fleet_settings
 from pointsman_cli.options import CONTEXT, from_options, json_switch
-from pointsman_cli.terminal import SafeConsole, status, table, wall_time
+from pointsman_cli.terminal import SafeConsole, json_text, status, table, wall_time
 
 WATCH_SECONDS = 1.0
 PIPE_WIDTH = 120
@@ -84,7 +84,7 @@ def _as_json(fleet: FleetDescribed, *, indent: int) -> str:
     content = msgspec.to_builtins(fleet)
     del content["type"]
     encoded = msgspec.json.encode(content)
-    return (msgspec.json.format(encoded, indent=indent) if indent else encoded).decode()
+    return json_text(msgspec.json.format(encoded, indent=indent) if indent else encoded)
 
 
 def fleet_table(fleet: FleetDescribed) -> RenderableType:

@@ -1,7 +1,9 @@
-"""A click group that imports a command only when it runs, so that `--help` is fast."""
+"""A click group that imports a command only when it runs, so that `--help` is fast. Error messages are made printable
+here, since they quote logs, files and servers."""
 
 from collections.abc import Mapping
 from importlib import import_module
+from typing import Any
 
 import click
 from typing_extensions import override
@@ -28,6 +30,16 @@ class LazyGroup(click.Group):
             message = f"{module}.{attribute} is not a command"
             raise TypeError(message)
         return found
+
+    @override
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except click.ClickException as error:
+            from pointsman_cli.terminal import SeveralLinesError, one_line, printable
+
+            error.message = (printable if isinstance(error, SeveralLinesError) else one_line)(error.message)  # type: ignore[misc]
+            raise
 
     @override
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -10,6 +10,8 @@ import click
 import msgspec
 from typing_extensions import override
 
+from pointsman_cli.terminal import json_text
+
 
 class OutputFile(click.Path):
     def __init__(self) -> None:
@@ -32,7 +34,7 @@ def json_of(found: object) -> bytes:
 
 
 def print_json(found: object) -> None:
-    sys.stdout.write(json_of(found).decode())
+    sys.stdout.write(json_text(json_of(found)))
     sys.stdout.flush()
 
 

@@ -7,13 +7,14 @@ import sys
 import click
 
 from pointsman.contracts.commands import ScaleAnswered, ScalePool
-from pointsman.contracts.subjects import scale_subject
+from pointsman.contracts.subjects import admin_subject
 from pointsman.primitives import PoolName
 from pointsman.runtime.settings import FleetSettings
-from pointsman_cli.command_client import WAIT_SECONDS_MAX, ask, connected_link, wait_until
+from pointsman_cli.command_client import WAIT_SECONDS_MAX, actor, ask, connected_link, wait_until
 from pointsman_cli.discovery import fleet_settings
 from pointsman_cli.options import CONTEXT, from_options, json_switch
 from pointsman_cli.output_file import print_json
+from pointsman_cli.terminal import one_line, print_line
 
 REQUESTER = "pointsman scale"
 
@@ -46,20 +47,20 @@ async def _scale(settings: FleetSettings, instances: int | None, *, wait: bool, 
     async with connected_link(settings, name="scale") as link:
 
         async def request(command: ScalePool) -> ScaleAnswered:
-            subject = scale_subject(PoolName(settings.pool))
+            subject = admin_subject(PoolName(settings.pool), "scale", actor(settings))
             return await ask(link.commands, subject, command, ScaleAnswered, absent=absent)
 
         answer, done = await request(ScalePool(wanted=instances, asker=REQUESTER)), True
         if answer.refusal:
-            msg = f"nothing was changed: {answer.refusal}"
+            msg = one_line(f"nothing was changed: {answer.refusal}")
             raise click.ClickException(msg)
         if wait and not answer.applied:
             answer, done = await wait_until(
                 lambda: request(ScalePool()), lambda shown: shown.applied, _progress, quiet=as_json
             )
-    print_json(answer) if as_json else print(_text(answer))
+    print_json(answer) if as_json else _show(answer)
     if not done:
-        print(f"not done within {WAIT_SECONDS_MAX:g} s; it continues without this command", file=sys.stderr)
+        print_line(f"not done within {WAIT_SECONDS_MAX:g} s; it continues without this command", error=True)
     return 0 if done else 1
 
 
@@ -74,10 +75,8 @@ def _progress(answer: ScaleAnswered) -> str:
     return ", ".join(parts)
 
 
-def _text(answer: ScaleAnswered) -> str:
+def _show(answer: ScaleAnswered) -> None:
     state = "done" if answer.applied else "in progress"
-    return (
-        f"{answer.wanted} wanted ({state}): {_progress(answer)}\n"
-        f"decided because: {answer.reason or 'nothing was decided yet'}\n"
-        f"policy {answer.policy}, engines from {answer.provider}, from {answer.lowest} to {answer.highest}"
-    )
+    print_line(f"{answer.wanted} wanted ({state}): {_progress(answer)}")
+    print_line(f"decided because: {answer.reason or 'nothing was decided yet'}")
+    print_line(f"policy {answer.policy}, engines from {answer.provider}, from {answer.lowest} to {answer.highest}")

@@ -1,12 +1,16 @@
-"""Prints text from a log safely: without control characters or markup. Times are local."""
+"""Prints text that others wrote: no escape sequence, markup, newline, change of writing direction or spreadsheet
+formula of a log, bundle, trace, engine or peer has an effect. Everything that a command prints passes here. Times are
+local."""
 
+import re
 import sys
 from collections.abc import Iterable
 from datetime import datetime
 from typing import Any
 
+import click
 from rich import box
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
@@ -17,11 +21,10 @@ from pointsman.primitives import EngineSeconds
 
 UNIX_SECONDS_MAX = 250_000_000_000.0
 PIPE_WIDTH = 180
-_CONTROL = {
-    code: "\N{REPLACEMENT CHARACTER}" for code in (*range(0x20), *range(0x7F, 0xA0)) if code not in (0x09, 0x0A)
-}
-_CONTROL |= dict.fromkeys((*range(0x202A, 0x202F), *range(0x2066, 0x206A)), "\N{REPLACEMENT CHARACTER}")
-"""C0 and C1 without tab and newline, and changes of writing direction."""
+BASIC_PLANE_MAX = 0xFFFF
+FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
+_DOUBTFUL = re.compile(r"[^\x20-\x7e]")
+_DOUBTFUL_IN_LINES = re.compile(r"[^\n\x20-\x7e]")
 
 
 STATUS_STYLES = {
@@ -36,9 +39,26 @@ STATUS_STYLES = {
 }
 
 
+class SeveralLinesError(click.ClickException):
+    """Its message has lines of ours; those of any other error is printed as one line."""
+
+
 class SafeConsole(Console):
+    """Each string, table cell and Text is one line: what is to be several lines is several of them."""
+
     def __init__(self, **options: Any) -> None:
         super().__init__(markup=False, emoji=False, highlight=False, **options)
+
+    @override
+    def render_str(self, text: str, **options: Any) -> Text:
+        return super().render_str(one_line(text), **options)
+
+    @override
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        if isinstance(renderable, Text) and not renderable.plain.isprintable():
+            renderable = renderable.copy()
+            renderable.plain = one_line(renderable.plain)
+        return super().render(renderable, options)
 
     @override
     def _render_buffer(self, buffer: Iterable[Segment]) -> str:
@@ -62,6 +82,11 @@ def say(console: Console, text: str, style: str = "") -> None:
     console.print(text, style=style, markup=False, soft_wrap=True)
 
 
+def heading(console: Console, text: str) -> None:
+    say(console, "")
+    say(console, text, "bold")
+
+
 def output_console() -> Console:
     return SafeConsole(width=None if sys.stdout.isatty() else PIPE_WIDTH)
 
@@ -70,8 +95,42 @@ def progress_console() -> Console:
     return SafeConsole(stderr=True)
 
 
+def print_line(text: str, *, error: bool = False) -> None:
+    print(one_line(text), file=sys.stderr if error else sys.stdout, flush=True)
+
+
+def one_line(text: str) -> str:
+    return text if text.isprintable() else _DOUBTFUL.sub(_replaced, text)
+
+
 def printable(text: str) -> str:
-    return text if text.isprintable() else text.translate(_CONTROL)
+    """As `one_line`, but newlines stay."""
+    return text if text.isprintable() else _DOUBTFUL_IN_LINES.sub(_replaced, text)
+
+
+def json_text(encoded: bytes) -> str:
+    """The same JSON; what a terminal would obey is escaped."""
+    return _DOUBTFUL_IN_LINES.sub(_escaped, encoded.decode())
+
+
+def csv_cell(text: str) -> str:
+    """One line that no spreadsheet takes for a formula."""
+    safe = one_line(text)
+    return f"'{safe}" if text.startswith(FORMULA_STARTS) else safe
+
+
+def _replaced(found: re.Match[str]) -> str:
+    return found[0] if found[0].isprintable() else "\N{REPLACEMENT CHARACTER}"
+
+
+def _escaped(found: re.Match[str]) -> str:
+    if found[0].isprintable():
+        return found[0]
+    code = ord(found[0])
+    if code <= BASIC_PLANE_MAX:
+        return f"\\u{code:04x}"
+    high, low = divmod(code - BASIC_PLANE_MAX - 1, 0x400)
+    return f"\\u{0xD800 + high:04x}\\u{0xDC00 + low:04x}"
 
 
 def wall_time(at: EngineSeconds, speed: float) -> datetime:

@@ -20,7 +20,7 @@ from pointsman.contracts.commands import (
 )
 from pointsman.contracts.decisions import ScaleApplied, ScaleDecided
 from pointsman.contracts.fleet import InstanceDraining, InstanceLeft
-from pointsman.contracts.subjects import drain_subject, scale_subject
+from pointsman.contracts.subjects import admin_subject
 from pointsman.policies.policy_set import scaling_policy
 from pointsman.ports import CommandTimeoutError, InstanceProvider, NoResponderError, ProvidedInstance, ProviderError
 from pointsman.primitives import Epoch, InstanceId, WallSeconds
@@ -134,7 +134,7 @@ async def scale(world: World, wanted: int | None) -> ScaleAnswered:
         while True:
             try:
                 answer = await world.client.commands.request(
-                    scale_subject(POOL), ScalePool(wanted=wanted), timeout=WallSeconds(1.0)
+                    admin_subject(POOL, "scale", "alice"), ScalePool(wanted=wanted), timeout=WallSeconds(1.0)
                 )
             except (NoResponderError, CommandTimeoutError):
                 await asyncio.sleep(0.05)
@@ -153,7 +153,9 @@ async def settled(world: World, wanted: int) -> None:
 
 
 async def drain(world: World, command: DrainInstance | UndrainInstance) -> DrainAnswered:
-    answer = await world.client.commands.request(drain_subject(POOL), command, timeout=WallSeconds(2.0))
+    answer = await world.client.commands.request(
+        admin_subject(POOL, "drain", "alice"), command, timeout=WallSeconds(2.0)
+    )
     assert isinstance(answer, DrainAnswered)
     return answer
 

@@ -15,6 +15,7 @@ from typing_extensions import override
 from pointsman.adapters import jetstream
 from pointsman.adapters.clocks import ScaledClock
 from pointsman.adapters.jetstream import StreamSettings, WindowSettings
+from pointsman.adapters.jetstream.key_value import ACCESS_BUCKET
 from pointsman.adapters.log_listener import LogListener
 from pointsman.contracts.subjects import stream_name
 from pointsman.ports import Link
@@ -89,6 +90,10 @@ class LogWorld(ABC):
         """The log is deleted; the next write begins another."""
 
     @abstractmethod
+    async def recreate_access(self, client: Link) -> None:
+        """The store of keys and tenants, likewise."""
+
+    @abstractmethod
     async def store_raw(self, client: Link, subject: str, payload: bytes) -> None: ...
 
     @abstractmethod
@@ -124,6 +129,10 @@ class MemoryWorld(LogWorld):
     @override
     async def recreate(self, client: Link) -> None:
         self.broker.recreate()
+
+    @override
+    async def recreate_access(self, client: Link) -> None:
+        self.broker.access.recreate()
 
     @override
     async def store_raw(self, client: Link, subject: str, payload: bytes) -> None:
@@ -176,6 +185,10 @@ class JetStreamWorld(LogWorld):
         await client.commands.request_bytes(
             f"$JS.API.STREAM.DELETE.{stream_name(self.pool)}", b"", timeout=WallSeconds(2)
         )
+
+    @override
+    async def recreate_access(self, client: Link) -> None:
+        await client.commands.request_bytes(f"$JS.API.STREAM.DELETE.KV_{ACCESS_BUCKET}", b"", timeout=WallSeconds(2))
 
     @override
     async def store_raw(self, client: Link, subject: str, payload: bytes) -> None:

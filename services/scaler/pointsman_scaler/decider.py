@@ -29,13 +29,15 @@ class Decider:
         found = limited(target, state.scaling, now, self.limits)
         return self.decision(state, found, now) if found else None
 
-    def operator_decision(self, state: State, wanted: int, asker: str, now: EngineSeconds) -> ScaleDecided:
-        return self.decision(state, ScaleTarget(wanted, f"{asker or 'somebody'} asked for {wanted}"), now)
+    def operator_decision(
+        self, state: State, wanted: int, *, asker: str, actor: str, now: EngineSeconds
+    ) -> ScaleDecided:
+        return self.decision(state, ScaleTarget(wanted, f"{asker or 'somebody'} asked for {wanted}"), now, by=actor)
 
     def repeated(self, state: State, now: EngineSeconds) -> ScaleDecided | None:
         """Repeats the newest decision for a log that is about to drop it."""
         newest = state.scaling.decided
-        return self.decision(state, ScaleTarget(newest.wanted, newest.reason), now) if newest else None
+        return self.decision(state, ScaleTarget(newest.wanted, newest.reason), now, by=newest.by) if newest else None
 
     def bounds_refusal(self, wanted: int) -> str:
         """Why the pool cannot have this size, or ""."""
@@ -44,7 +46,7 @@ class Decider:
             return ""
         return f"this scaler keeps from {limits.lowest} to {limits.highest} instances"
 
-    def decision(self, state: State, target: ScaleTarget, now: EngineSeconds) -> ScaleDecided:
+    def decision(self, state: State, target: ScaleTarget, now: EngineSeconds, *, by: str = "") -> ScaleDecided:
         return ScaleDecided(
             at=now,
             policy=self.policy.name,
@@ -54,6 +56,7 @@ class Decider:
             reason=target.reason,
             number=max(state.scaling.highest_number, self.dropped()) + 1,
             scaler=self.scaler,
+            by=by,
         )
 
     def _first_target(self, state: State) -> ScaleTarget:

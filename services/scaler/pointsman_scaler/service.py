@@ -10,7 +10,7 @@ import structlog
 from pointsman.contracts.codec import AnyCommand, LogEvent
 from pointsman.contracts.commands import ScaleAnswered, ScalePool
 from pointsman.contracts.decisions import ScaleApplied, ScaleDecided
-from pointsman.contracts.subjects import scale_subject
+from pointsman.contracts.subjects import ANY_ACTOR, actor_of, admin_subject
 from pointsman.policies.scaling import Limits, ScalingPolicy
 from pointsman.ports import (
     Clock,
@@ -25,6 +25,7 @@ from pointsman.ports import (
 )
 from pointsman.primitives import PoolName, Sequence, Term, WallSeconds
 from pointsman.runtime import telemetry
+from pointsman.runtime.admin_log import log_admin_action
 from pointsman.runtime.containment import contained
 from pointsman.runtime.health import HealthBoard
 from pointsman.runtime.leadership import Leadership
@@ -111,7 +112,7 @@ class ScalerService:
             log.info("scaler_active", policy=self._decider.policy.name, provider=self._runner.provider.name)
             try:
                 async with (
-                    self._commands.serve(scale_subject(self._pool), self._on_scale),
+                    self._commands.serve(admin_subject(self._pool, "scale", ANY_ACTOR), self._on_scale),
                     asyncio.TaskGroup() as tenure,
                 ):
                     tenure.create_task(self._keep_lease(), name="keep-lease")
@@ -230,16 +231,18 @@ class ScalerService:
             return
         refusal = ""
         if command.wanted is not None:
+            actor = actor_of(reply.subject)
             refusal = self._decider.bounds_refusal(command.wanted) or await self._decide_for_operator(
-                command.wanted, command.asker
+                command.wanted, command.asker, actor
             )
+            log_admin_action("scale", actor, refusal, wanted=command.wanted)
         await reply(self._answer(refusal))
 
-    async def _decide_for_operator(self, wanted: int, asker: str) -> str:
+    async def _decide_for_operator(self, wanted: int, asker: str, actor: str) -> str:
         """Returns why it was not decided, or "". A repeated request is decided once."""
         if wanted == self.state.scaling.wanted:
             return ""
-        decision = self._decider.operator_decision(self.state, wanted, asker, self._clock.now())
+        decision = self._decider.operator_decision(self.state, wanted, asker=asker, actor=actor, now=self._clock.now())
         if not await self._write(decision):
             return "the log does not take it in at the moment; ask again"
         if self.state.scaling.wanted != wanted:

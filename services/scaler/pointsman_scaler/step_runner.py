@@ -4,7 +4,7 @@ import structlog
 
 from pointsman.adapters.backoff import Backoff
 from pointsman.contracts.commands import DrainAnswered, DrainInstance, UndrainInstance
-from pointsman.contracts.subjects import drain_subject
+from pointsman.contracts.subjects import SCALER_ACTOR, admin_subject
 from pointsman.ports import Clock, Commands, CommandTimeoutError, InstanceProvider, NoResponderError
 from pointsman.primitives import InstanceId, PoolName, WallSeconds
 from pointsman.runtime import telemetry
@@ -91,7 +91,7 @@ class StepRunner:
         await self.provider.grow(step.total)
 
     async def _command_leader(self, command: DrainInstance | UndrainInstance) -> None:
-        subject = drain_subject(PoolName(self._settings.pool))
+        subject = admin_subject(PoolName(self._settings.pool), "drain", SCALER_ACTOR)
         try:
             answer = await self._commands.request(subject, command, timeout=COMMAND_WALL_SECONDS)
         except (NoResponderError, CommandTimeoutError) as error:

@@ -4,12 +4,12 @@ not decide answers only `cmd.fleet`, and senders retry the others."""
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-import structlog
-
 from pointsman.contracts.codec import AnyCommand, LogEvent
 from pointsman.contracts.commands import (
+    ApiKeyAnswered,
     CancelAnswered,
     CancelRequest,
+    ChangeApiKey,
     Command,
     DescribeFleet,
     DrainAnswered,
@@ -25,8 +25,10 @@ from pointsman.contracts.decisions import RequestRejected
 from pointsman.contracts.reasons import CancelCause, grant_unheard, recorded_cancel_cause
 from pointsman.contracts.requests import RequestCancelled
 from pointsman.contracts.subjects import (
+    ANY_ACTOR,
+    actor_of,
+    admin_subject,
     cancel_subject,
-    drain_subject,
     fleet_view_subject,
     follow_subject,
     handover_subject,
@@ -35,23 +37,32 @@ from pointsman.contracts.subjects import (
 )
 from pointsman.policies.dispatch import Dispatcher
 from pointsman.policies.policy_set import PolicySet
-from pointsman.ports import Clock, CommandHandler, Reply
+from pointsman.ports import Clock, CommandHandler, KeyValueStore, Reply
 from pointsman.primitives import EngineSeconds, PoolName
 from pointsman.runtime import telemetry
+from pointsman.runtime.admin_log import log_admin_action
+from pointsman_scheduler.api_keys import ApiKeyWriter, KeyRefusedError
 from pointsman_scheduler.fleet_status import describe_fleet
 from pointsman_scheduler.leader import ActiveTerm, Candidacy, send
 from pointsman_scheduler.replica import Replica
 from pointsman_scheduler.waiters import UNGRANTED
 
-log = structlog.get_logger()
-
 
 class CommandHandlers:
     def __init__(
-        self, *, leader: Candidacy, replica: Replica, clock: Clock, policies: PolicySet, pool: PoolName, name: str
-    ):
+        self,
+        *,
+        leader: Candidacy,
+        replica: Replica,
+        access: KeyValueStore,
+        clock: Clock,
+        policies: PolicySet,
+        pool: PoolName,
+        name: str,
+    ) -> None:
         self._leader = leader
         self._replica = replica
+        self._key_writer = ApiKeyWriter(access, clock)
         self._clock = clock
         self._policies = policies
         self._pool = pool
@@ -65,7 +76,11 @@ class CommandHandlers:
             (follow_subject(pool), self._while_leading((FollowRequests,), self._follow)),
             (cancel_subject(pool), self._while_leading((CancelRequest,), self._cancel)),
             (migrate_subject(pool), self._while_leading((MigrateRequests,), self._migrate)),
-            (drain_subject(pool), self._while_leading((DrainInstance, UndrainInstance), self._drain)),
+            (
+                admin_subject(pool, "drain", ANY_ACTOR),
+                self._while_leading((DrainInstance, UndrainInstance), self._drain),
+            ),
+            (admin_subject(pool, "keys", ANY_ACTOR), self._while_leading((ChangeApiKey,), self._change_key)),
             (fleet_view_subject(pool), self._describe),
         ]
 
@@ -127,9 +142,26 @@ class CommandHandlers:
 
     async def _drain(self, term: ActiveTerm, command: DrainInstance | UndrainInstance, reply: Reply) -> None:
         now = self._clock.now()
-        events, answer = _decide_drain(term.dispatcher, command, now)
+        by = actor_of(reply.subject)
+        events, answer = _decide_drain(term.dispatcher, command, now, by=by)
+        action = "drain" if isinstance(command, DrainInstance) else "undrain"
+        log_admin_action(action, by, answer.refusal, instance=command.instance, changed=bool(events))
         await term.publish(events + term.dispatcher.place_held(now))
         await reply(answer)
+
+    async def _change_key(self, term: ActiveTerm, command: ChangeApiKey, reply: Reply) -> None:
+        """Serves until the write is confirmed; the term may end meanwhile, and the log then lacks the event."""
+        by, key, refusal = actor_of(reply.subject), None, ""
+        try:
+            key = await self._key_writer.change(command, by)
+        except KeyRefusedError as error:
+            refusal = str(error)
+        log_admin_action(
+            f"key_{command.action}", by, refusal, key=command.key.id, tenant=command.key.tenant, changed=key is not None
+        )
+        if key is not None and self._leader.leading is term:
+            await term.publish(term.dispatcher.record_key(key.id, key.tenant, command.action, self._clock.now(), by=by))
+        await reply(ApiKeyAnswered(refusal=refusal))
 
     async def _migrate(self, term: ActiveTerm, command: MigrateRequests, reply: Reply) -> None:
         events, answer = term.migrations.take(command, self._clock.now())
@@ -142,7 +174,7 @@ class CommandHandlers:
 
 
 def _decide_drain(
-    dispatcher: Dispatcher, command: DrainInstance | UndrainInstance, now: EngineSeconds
+    dispatcher: Dispatcher, command: DrainInstance | UndrainInstance, now: EngineSeconds, *, by: str
 ) -> tuple[list[LogEvent], DrainAnswered]:
     fleet = dispatcher.state.fleet
     if command.instance not in fleet:
@@ -150,15 +182,13 @@ def _decide_drain(
         refusal = f"there is no instance {command.instance}; there are: {known}"
         return [], DrainAnswered(instance=command.instance, draining=False, refusal=refusal)
     if isinstance(command, DrainInstance):
-        events = dispatcher.drain(command.instance, command.reason, now, leaving=command.leaving)
+        events = dispatcher.drain(command.instance, command.reason, now, leaving=command.leaving, by=by)
     else:
-        events = dispatcher.undrain(command.instance, now)
+        events = dispatcher.undrain(command.instance, now, by=by)
     queue = dispatcher.state.workload.queues.get(command.instance)
     answer = DrainAnswered(
         instance=command.instance,
         draining=fleet[command.instance].draining,
         requests=queue.requests if queue else 0,
     )
-    if events:
-        log.info("drain", instance=answer.instance, draining=answer.draining, requests=answer.requests)
     return events, answer

@@ -70,6 +70,7 @@ def start_scheduler(
         commands=link.commands,
         lease=link.lease,
         checkpoints=link.checkpoints,
+        access=link.access,
         clock=clock,
         board=board,
         settings=settings,

@@ -13,7 +13,7 @@ from pointsman.contracts.fleet import FleetEvent, InstanceJoined, InstanceLeft
 from pointsman.contracts.requests import RequestEvent
 from pointsman.policies.dispatch import Dispatcher
 from pointsman.policies.policy_set import PolicySet
-from pointsman.ports import Checkpoints, Clock, Commands, EventLog, Lease, LogEntry
+from pointsman.ports import Checkpoints, Clock, Commands, EventLog, KeyValueStore, Lease, LogEntry
 from pointsman.primitives import InstanceId, PoolName
 from pointsman.runtime.containment import contained
 from pointsman.runtime.health import HealthBoard
@@ -41,6 +41,7 @@ class SchedulerService:
         commands: Commands,
         lease: Lease,
         checkpoints: Checkpoints,
+        access: KeyValueStore,
         clock: Clock,
         board: HealthBoard,
         settings: SchedulerSettings,
@@ -74,7 +75,7 @@ class SchedulerService:
             heartbeats=heartbeats,
         )
         self._handlers = CommandHandlers(
-            leader=leader, replica=replica, clock=clock, policies=policies, pool=pool, name=name
+            leader=leader, replica=replica, access=access, clock=clock, policies=policies, pool=pool, name=name
         )
         self._housekeeping = Housekeeping(
             leader=leader, replica=replica, commands=commands, clock=clock, settings=settings, heartbeats=heartbeats

@@ -1,5 +1,8 @@
 """API keys of clients, in the bucket `POINTSMAN_ACCESS`, and the event of their changes."""
 
+import hmac
+import re
+from collections.abc import Callable
 from typing import Annotated, Literal
 
 import msgspec
@@ -11,6 +14,11 @@ from pointsman.primitives import Listed, Moment, Name, Tenant
 KeyDigest = Annotated[bytes, Meta(min_length=32, max_length=32)]
 KeyId = Annotated[str, Meta(pattern="^[a-z0-9]{1,32}$")]
 KeyAction = Literal["create", "rotate", "revoke"]
+PATTERNS_MAX = 100
+_DIGEST_PURPOSE = b"pointsman API keys"
+_KEY_NAME = "key."
+_TENANT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@:|/+=-]{0,127}")
+_ENDPOINT = re.compile(r"(/[a-z0-9_]{1,64}){1,8}")
 
 
 class ApiKey(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -26,6 +34,37 @@ class ApiKey(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     revoked_at: Moment = 0.0
     models: Annotated[list[Name], Listed] = []
     endpoints: Annotated[list[Name], Listed] = []
+
+
+def key_hash(secret: str) -> Callable[[bytes], bytes]:
+    """Digest of an API key in this deployment."""
+    own_secret = hmac.digest(secret.encode(), _DIGEST_PURPOSE, "sha256")
+    return lambda key: hmac.digest(own_secret, key, "sha256")
+
+
+def name_of_key(key: str) -> str:
+    """Its key in the bucket."""
+    return _KEY_NAME + key
+
+
+def names_key(name: str) -> bool:
+    return name.startswith(_KEY_NAME)
+
+
+def valid_tenant(name: str) -> bool:
+    """Tenants that credentials name. Safe in tables, labels and spreadsheets."""
+    return _TENANT.fullmatch(name) is not None
+
+
+def scope_refusal(models: list[str], endpoints: list[str]) -> str:
+    """Why these are no scopes, or ""."""
+    if len(models) > PATTERNS_MAX or len(endpoints) > PATTERNS_MAX:
+        return f"more than {PATTERNS_MAX} models or endpoints"
+    if not all(pattern and pattern.isprintable() and len(pattern) <= 256 for pattern in models):
+        return "a model's pattern is empty, not printable or longer than 256 characters"
+    if not all(_ENDPOINT.fullmatch(endpoint) for endpoint in endpoints):
+        return "an endpoint is no path such as /v1/chat/completions"
+    return ""
 
 
 class ApiKeyChanged(Event, frozen=True, kw_only=True):

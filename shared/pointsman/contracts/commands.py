@@ -205,7 +205,7 @@ class MigrationAnswered(Command, frozen=True, kw_only=True):
 
 
 class DrainInstance(Command, frozen=True, kw_only=True):
-    """`cmd.drain`: place nothing there and move pending requests. `leaving`: the instance will be stopped once idle."""
+    """`cmd.drain.<actor>`: place nothing there and move pending requests. `leaving`: the instance will be stopped once idle."""
 
     instance: InstanceId
     reason: Text
@@ -262,7 +262,8 @@ class TenantPoliciesAnswered(Command, frozen=True, kw_only=True):
 
 
 class ChangeApiKey(Command, frozen=True, kw_only=True):
-    """`cmd.keys.<actor>`: store this key. `rotate`: the successor of a key; `revoke`: `key` with `revoked_at` set."""
+    """`cmd.keys.<actor>`. `create`: store `key`; the leader sets `created_at` and `created_by`. `rotate`: the key with
+    this id has a successor and is valid until `expires_at` at most. `revoke`: it is no longer valid."""
 
     action: KeyAction
     key: ApiKey

@@ -2,6 +2,7 @@
 
 import re
 from functools import lru_cache
+from typing import Literal
 
 from pointsman.contracts.access import ApiKeyChanged
 from pointsman.contracts.cache import CacheEvent
@@ -20,6 +21,10 @@ from pointsman.contracts.tenants import TenantPoliciesSet
 from pointsman.primitives import InstanceId, PoolName
 
 SUBJECT_ROOT = "pm"
+AdminAction = Literal["drain", "scale", "keys", "tenants"]
+ANY_ACTOR = "*"
+LOCAL_ACTOR = "local"
+SCALER_ACTOR = "scaler"
 NAME_PATTERN = re.compile(r"^[a-z0-9][a-z0-9-]{0,62}$")
 REQUEST_ID_PATTERN = re.compile(r"^[A-Za-z0-9_-]{1,64}$")
 _LOG_SUBJECT = re.compile(
@@ -33,6 +38,26 @@ def valid_name(name: str) -> bool:
 
 def stream_name(pool: PoolName) -> str:
     return f"POINTSMAN_{pool}"
+
+
+def lease_bucket(pool: PoolName) -> str:
+    """Stream of the key-value bucket with the leases; its keys are at `$KV.pointsman-<pool>.<key>`."""
+    return f"KV_pointsman-{pool}"
+
+
+def checkpoint_bucket(pool: PoolName) -> str:
+    return f"OBJ_pointsman-{pool}"
+
+
+def covers(pattern: str, subject: str) -> bool:
+    """Whether every subject that matches `subject` (which may have wildcards) matches `pattern`."""
+    wanted, found = pattern.split("."), subject.split(".")
+    for position, token in enumerate(wanted):
+        if token == ">":
+            return len(found) > position
+        if position >= len(found) or found[position] == ">" or token not in ("*", found[position]):
+            return False
+    return len(wanted) == len(found)
 
 
 def log_subjects(pool: PoolName) -> list[str]:
@@ -70,12 +95,20 @@ def migrate_subject(pool: PoolName) -> str:
     return f"{SUBJECT_ROOT}.{pool}.cmd.migrate"
 
 
-def drain_subject(pool: PoolName) -> str:
-    return f"{SUBJECT_ROOT}.{pool}.cmd.drain"
+def admin_subject(pool: PoolName, action: AdminAction, actor: str) -> str:
+    """Commands of operators name their sender, which NATS attests by its permissions. `actor`: a valid name, or
+    ANY_ACTOR to serve all."""
+    return f"{SUBJECT_ROOT}.{pool}.cmd.{action}.{actor}"
 
 
-def scale_subject(pool: PoolName) -> str:
-    return f"{SUBJECT_ROOT}.{pool}.cmd.scale"
+def actor_of(subject: str) -> str:
+    """Sender of an admin command; empty if it is no valid name."""
+    actor = subject.rpartition(".")[2]
+    return actor if valid_name(actor) else ""
+
+
+def any_actor(subject: str) -> str:
+    return f"{subject.rpartition('.')[0]}.{ANY_ACTOR}"
 
 
 def resync_subject(pool: PoolName, instance: InstanceId) -> str:

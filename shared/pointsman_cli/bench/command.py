@@ -42,6 +42,7 @@ from pointsman_cli.history.entries import HistoryError
 from pointsman_cli.history.live import LiveHistory
 from pointsman_cli.options import CONTEXT, COUNT, INSTANCES, POSITIVE, out_option
 from pointsman_cli.output_file import write_json
+from pointsman_cli.terminal import SafeConsole
 from pointsman_cli.up.settings import SIMULATED, VLLM
 from pointsman_cli.workload_options import GENERATED_RATE, workload_name, workload_options, workload_requests
 
@@ -162,7 +163,7 @@ def bench_command(**values: object) -> None:
     configure_logging("error", "text")
     raised_open_files()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        sys.exit(runner.run(_Bench(options, Console(highlight=False)).run()))
+        sys.exit(runner.run(_Bench(options, SafeConsole()).run()))
 
 
 def _check(options: BenchOptions) -> None:
@@ -323,7 +324,8 @@ class _Bench:
         for run in runs:
             self._console.print(instances_table(run))
             if run.errors:
-                self._console.print(Text(f"errors, {run.policy}:", style="bold"), errors_text(run.errors))
+                self._console.print(Text(f"errors, {run.policy}:", style="bold"))
+                self._console.print(errors_text(run.errors))
             if warning := lateness_warning(run):
                 self._console.print(Text(f"{run.policy}: {warning}", style="yellow"), soft_wrap=True)
         if self._options.out:

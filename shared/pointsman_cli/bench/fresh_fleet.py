@@ -11,10 +11,9 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import click
-
 from pointsman.adapters.child_process import spawn
 from pointsman_cli.discovery import FleetFile, NoFleetError, find_fleet
+from pointsman_cli.terminal import SeveralLinesError
 from pointsman_cli.up.runner import STOP_SECONDS_MAX
 from pointsman_cli.up.scripts import console_script
 
@@ -25,7 +24,7 @@ POLL_SECONDS = 0.1
 OUTPUT_LINES_SHOWN = 15
 
 
-class FleetStartError(click.ClickException):
+class FleetStartError(SeveralLinesError):
     pass
 
 

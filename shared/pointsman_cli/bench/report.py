@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import msgspec
+from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
@@ -249,8 +250,8 @@ def instances_table(run: RunReport) -> Table:
     return shown
 
 
-def errors_text(errors: Mapping[str, int]) -> Text:
-    return Text("\n".join(f"{number:>6}  {kind}" for kind, number in errors.items()), style="yellow")
+def errors_text(errors: Mapping[str, int]) -> Group:
+    return Group(*(Text(f"{number:>6}  {kind}", style="yellow") for kind, number in errors.items()))
 
 
 def headline(run: RunReport) -> Text:

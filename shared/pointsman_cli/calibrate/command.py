@@ -22,7 +22,7 @@ from pointsman_cli.calibrate.fitting import fitted, relative_error
 from pointsman_cli.calibrate.measuring import DECODED, SHORTEST, Engine, EngineError, Plan, Target, rounds
 from pointsman_cli.options import CONTEXT, POSITIVE, json_switch
 from pointsman_cli.output_file import OUTPUT_FILE, print_json
-from pointsman_cli.terminal import output_console, table
+from pointsman_cli.terminal import output_console, print_line, table
 
 LONGEST_DEFAULT: Tokens = 8192
 WARMING_PROMPTS = 2
@@ -162,11 +162,11 @@ def _show(calibration: Calibration, path: Path) -> None:
         )
     output_console().print(rows)
     cost = calibration.prefill
-    print(
+    print_line(
         f"seconds = {cost.fixed_s:.4g} + max({cost.floor_s:.4g}, {cost.per_token_s:.4g} * new"
         f" + {cost.per_token_squared_s:.4g} * (total² - cached²))"
     )
     if calibration.decode is not None:
-        print(f"a token of one answer: {calibration.decode.step_s:.4g} s")
-    print(f"median error {calibration.error:.1%}; written to {path}")
-    print(f"for its worker: --engine-calibration {path}")
+        print_line(f"a token of one answer: {calibration.decode.step_s:.4g} s")
+    print_line(f"median error {calibration.error:.1%}; written to {path}")
+    print_line(f"for its worker: --engine-calibration {path}")

@@ -85,7 +85,9 @@ def _show(console: Console, diagnosis: Diagnosis, settings: PoolSettings) -> Non
         say(console, f"{finding.severity}  {finding.area}: {finding.what}", STYLES[finding.severity])
         for line in finding.evidence:
             say(console, f"    {line}")
-        say(console, f"  > {finding.advice}\n" if finding.advice else "")
+        if finding.advice:
+            say(console, f"  > {finding.advice}")
+        say(console, "")
     say(console, _verdict(diagnosis), "bold")
 
 

@@ -110,7 +110,7 @@ class LogHealth(Examiner):
                 f"{self._undecodables:,} entries do not decode",
                 self._undecodable,
                 "All processes skip them. Another program or a newer version writes to the pool's subjects, or a "
-                "writer has a defect: `pointsman tap --all --no-follow --json SUBJECT` shows the bytes; NATS users with "
+                "writer has a defect: `pointsman tap --since 1 --until now --json SUBJECT` shows the bytes; NATS users with "
                 "rights to publish keep others out.",
             )
 

@@ -167,7 +167,7 @@ class Requests(Examiner):
                 Severity.SERIOUS if share > FAILED_SHARE_MAX else Severity.WARNING,
                 f"{self._failed.total():,} of {ends:,} requests ({share:.1%}) failed",
                 self._by_reason(self._failed),
-                "`pointsman explain` one of them; `pointsman tap --all --no-follow --type RequestFailed` shows all.",
+                "`pointsman explain` one of them; `pointsman tap --since 1 --until now --type RequestFailed` shows all.",
             )
         if self._cancelled:
             yield self.note(

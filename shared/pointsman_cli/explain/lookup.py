@@ -57,7 +57,7 @@ def request_named(entries: Iterable[LogEntry], text: str) -> RequestId:
             ends[request] = None
     found = sent or ends
     if not found:
-        msg = f"no request {text} in this log.\n{HINT}"
+        msg = f"no request {text} in this log. {HINT}"
         raise HistoryError(msg)
     if len(found) > 1:
         shown = list(found)[:CANDIDATES_SHOWN]

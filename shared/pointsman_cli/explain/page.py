@@ -21,7 +21,7 @@ from pointsman_cli.explain.values import (
     blocks_of,
 )
 from pointsman_cli.tap.event_lines import line
-from pointsman_cli.terminal import say, table, wall_time
+from pointsman_cli.terminal import heading, say, table, wall_time
 
 BAR_CHARS = 56
 AHEAD_SHOWN = 8
@@ -42,7 +42,7 @@ def show_timeline(console: Console, timeline: RequestTimeline) -> None:
     _show_head(console, timeline)
     why = reasons(timeline)
     if why:
-        say(console, "\nwhy", "bold")
+        heading(console, "why")
         for sentence in why:
             say(console, f"  - {sentence}")
     _show_time(console, timeline.phases)
@@ -131,7 +131,7 @@ def _show_time(console: Console, phases: Sequence[Phase]) -> None:
     if not phases:
         return
     whole = max(phase.since_seconds + phase.seconds for phase in phases) or 1.0
-    say(console, "\nwhere the time went", "bold")
+    heading(console, "where the time went")
     width = max(len(phase.name) for phase in phases)
     for phase in phases:
         text = Text(f"  {phase.name:<{width}}  {seconds(phase.seconds):>9}  ")
@@ -249,7 +249,7 @@ def _show_refused(console: Console, timeline: RequestTimeline) -> None:
     refused = timeline.refused
     if not refused:
         return
-    say(console, "\nmoves that were refused", "bold")
+    heading(console, "moves that were refused")
     if len(refused) > REFUSED_SHOWN:
         say(console, f"  {len(refused) - REFUSED_SHOWN} before these")
     for sequence, move in refused[-REFUSED_SHOWN:]:
@@ -261,7 +261,7 @@ def _show_refused(console: Console, timeline: RequestTimeline) -> None:
 
 
 def _show_events(console: Console, timeline: RequestTimeline) -> None:
-    say(console, "\nits entries in the log", "bold")
+    heading(console, "its entries in the log")
     for entry in timeline.entries:
         text = line(entry, speed=timeline.speed)
         if entry.sequence in timeline.fenced:

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from pointsman.simulation.replay import Difference
 from pointsman_cli.output_file import json_of
-from pointsman_cli.terminal import say, table
+from pointsman_cli.terminal import heading, json_text, say, table
 
 EQUAL_SETTINGS = "equal on both sides"
 
@@ -19,7 +19,7 @@ def show_difference(console: Console, difference: Difference) -> None:
     event = difference.recorded or difference.recomputed
     where = f"entry {difference.sequence:,}" if difference.sequence else "not in the log"
     decision = f"decision {difference.number} of term {difference.term}, {type(event).__name__} ({where})"
-    say(console, f"\nfirst difference: {decision}", "bold")
+    heading(console, f"first difference: {decision}")
     left = _lines(difference.recorded, "the log has no such decision here", like=difference.recomputed)
     right = _lines(difference.recomputed, "deciding again gives none", like=difference.recorded)
     rows = table("recorded in the log", "decided again")
@@ -42,7 +42,7 @@ def _lines(event: Any, absent: str, *, like: Any) -> list[str]:
         content["settings"] = EQUAL_SETTINGS
     if "keys" in content:
         content["keys"] = f"{len(content['keys'])} characters of base64"
-    return json_of(content).decode().splitlines()
+    return json_text(json_of(content)).rstrip("\n").split("\n")
 
 
 def _known(known: dict[str, Any]) -> Iterator[str]:

@@ -12,12 +12,16 @@ from pointsman.ports import LogEntry
 from pointsman.primitives import Sequence
 from pointsman.simulation.replay import BaseState, pool_settings
 from pointsman.state.state import PoolSettings
+from pointsman_cli.terminal import one_line
 
 
 class HistoryError(click.ClickException):
     """The log is missing or unreadable. Exit code 2, since 1 means that a difference was found."""
 
     exit_code = 2
+
+    def __init__(self, message: str) -> None:
+        super().__init__(one_line(message))
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

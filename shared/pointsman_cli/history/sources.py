@@ -57,7 +57,7 @@ def _live(place: str | None, pool: str | None) -> History:
     try:
         return LiveHistory(fleet_settings(place, pool))
     except NoFleetError as error:
-        msg = f"{error.message}\nor name a recorded log: --from .pointsman/{ARCHIVE_FILE}, or an exported bundle"
+        msg = f"{error.message}; or name a recorded log: --from .pointsman/{ARCHIVE_FILE}, or an exported bundle"
         raise HistoryError(msg) from error
 
 

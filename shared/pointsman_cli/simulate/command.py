@@ -40,6 +40,7 @@ from pointsman_cli.simulate.report import (
     reconstruction_note,
 )
 from pointsman_cli.simulate.variants import Variant, variants
+from pointsman_cli.terminal import SafeConsole
 from pointsman_cli.workload_options import check_one_workload, workload_options
 
 DEFAULT_POLICIES = "dualmap,least_loaded,min_ttft,sticky_least_loaded"
@@ -175,7 +176,7 @@ def simulate_command(**values: object) -> None:
     missed. Goodput is the highest rate at which it stays at 90% or above.
     """
     options = SimulateOptions(**values)  # type: ignore[arg-type]
-    console = Console(highlight=False)
+    console = SafeConsole()
     if not console.is_terminal:
         console.width = max(console.width, REPORT_COLUMNS)
     sys.exit(_Simulate(options, console).run())

@@ -20,6 +20,7 @@ from pointsman.simulation.goodput import TARGET
 from pointsman.simulation.metrics import Report
 from pointsman_cli.simulate.experiment import Arrival, CellResult, Series
 from pointsman_cli.simulate.report import labels
+from pointsman_cli.terminal import one_line
 
 Results: TypeAlias = Sequence[CellResult]
 
@@ -35,6 +36,7 @@ HEAD_INCHES = 0.6
 LEGEND_INCHES = 2.2
 LEGEND_ROW_INCHES = 0.2
 TICKS_MAX = 12
+NAME_CHARS_MAX = 80
 THRESHOLD_LINE: dict[str, Any] = {"color": "#555555", "linewidth": 0.9, "linestyle": (0, (2, 2))}
 SMALL_PRINT: dict[str, Any] = {"fontsize": 8, "color": "#555555"}
 BETTER: dict[str, Any] = {
@@ -58,6 +60,7 @@ STYLE: dict[str, Any] = {
     "axes.axisbelow": True,
     "legend.frameon": False,
     "figure.dpi": 150,
+    "text.parse_math": False,
 }
 
 
@@ -298,7 +301,9 @@ def _looks(results: Results) -> dict[str, _Look]:
         line = "-" if own else LINE_STYLES[others // len(COLOURS) % len(LINE_STYLES)]
         colour = OWN_COLOUR if own else next(colours)
         others += not own
-        looks[variant.key] = _Look(label, colour, line, OWN_MARKER if own else next(markers), 2.6 if own else 1.5)
+        looks[variant.key] = _Look(
+            one_line(label), colour, line, OWN_MARKER if own else next(markers), 2.6 if own else 1.5
+        )
     return looks
 
 
@@ -337,7 +342,9 @@ def _subtitle(results: Results) -> str:
     cell = results[0].cell
     name = f"{cell.source.name} (not the real trace)" if cell.source.is_reconstruction else cell.source.name
     engine = "prefill only" if cell.scenario.prefill_only else "decoding shares the engine"
-    return f"{name}; {cell.scenario.instances} instances of {cell.scenario.profile}, {engine}"
+    return one_line(
+        f"{name[:NAME_CHARS_MAX]}; {cell.scenario.instances} instances of {cell.scenario.profile}, {engine}"
+    )
 
 
 def _left_label(panels: Sequence[Axes], text: str) -> None:

@@ -18,7 +18,7 @@ from pointsman_cli.history.time_options import NOW, SEQUENCE, Moment, moment_in
 from pointsman_cli.options import CONTEXT, from_options, json_switch, since_option, until_option
 from pointsman_cli.tap.event_lines import line, reset_line
 from pointsman_cli.tap.filters import BadPatternError, Filter, subject_pattern
-from pointsman_cli.terminal import SafeConsole
+from pointsman_cli.terminal import SafeConsole, json_text
 
 
 class NoLogError(click.ClickException):
@@ -128,8 +128,8 @@ async def _tap(settings: FleetSettings, printer: Printer, since: Moment | None, 
 
 def _as_json(entry: LogEntry) -> str:
     content: dict[str, object] = {"sequence": entry.sequence, "subject": entry.subject}
-    if entry.event is None:
+    if entry.event is None or b"\n" in entry.payload:
         content |= {"problem": entry.problem, "payload": b64encode(entry.payload).decode()}
     else:
         content["event"] = msgspec.Raw(entry.payload)
-    return msgspec.json.encode(content).decode()
+    return json_text(msgspec.json.encode(content))

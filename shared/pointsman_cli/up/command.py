@@ -20,6 +20,7 @@ from pointsman.adapters.tcp_ports import LOOPBACK, free_ports, why_taken
 from pointsman.policies.routing import DEFAULT_ROUTING
 from pointsman.runtime.settings import command
 from pointsman_cli.discovery import data_dir_held
+from pointsman_cli.terminal import SafeConsole, SeveralLinesError
 from pointsman_cli.up.addresses import EngineAddress, FurtherPool
 from pointsman_cli.up.plan import SIMULATED_MODEL, FleetPlan, ports_needed
 from pointsman_cli.up.probe import ENGINE_ANSWER_SECONDS, accepts_connections, model_of
@@ -58,7 +59,7 @@ def up_command(settings: UpSettings) -> None:
     Services also read POINTSMAN_* variables and their table ([scheduler], [worker], ...) in the --config file.
     """
     config: Path | None = click.get_current_context().params["config"]
-    console = Console(highlight=False)
+    console = SafeConsole()
     if settings.kind is CPU_ENGINES:
         checked(settings)
         _make_engine(EngineHome(default_directory().resolve()), _engines_max(settings), console)
@@ -167,7 +168,7 @@ def _make_engine(home: EngineHome, engines: int, console: Console) -> None:
         machine.check_can_run(engines)
         recipe.make(home, report=lambda line: console.print(Text(line, style="dim"), soft_wrap=True))
     except (machine.UnsuitableMachineError, recipe.MakingError) as error:
-        raise click.ClickException(str(error)) from error
+        raise SeveralLinesError(str(error)) from error
 
 
 def _secret(settings: UpSettings, file: Path) -> str:

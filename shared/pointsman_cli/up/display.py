@@ -44,11 +44,11 @@ class StartDisplay:
 def print_fleet(console: Console, fleet: FleetFile, seconds: float) -> None:
     console.print(_table(fleet, seconds))
     console.print()
-    console.print("[bold]Try it[/bold]")
+    console.print("Try it", style="bold")
     console.print(Text(curl_line(fleet)), soft_wrap=True)
     console.print()
     for label, text in _hints(fleet):
-        console.print(f"[bold]{label:<9}[/bold]{text}", soft_wrap=True, highlight=False)
+        console.print(Text.assemble((f"{label:<9}", "bold"), text), soft_wrap=True)
 
 
 def curl_line(fleet: FleetFile) -> str:

@@ -8,6 +8,7 @@ from pointsman.adapters.jetstream.checkpoints import JetStreamCheckpoints
 from pointsman.adapters.jetstream.client import CLOSE_SECONDS_MAX, NatsConnection
 from pointsman.adapters.jetstream.commands import JetStreamCommands, Requests
 from pointsman.adapters.jetstream.direct_stream import DirectStream
+from pointsman.adapters.jetstream.key_value import JetStreamKeyValue
 from pointsman.adapters.jetstream.lease import SCALER_KEY, JetStreamLease
 from pointsman.adapters.jetstream.log import JetStreamLog
 from pointsman.adapters.jetstream.producer import WindowSettings
@@ -52,6 +53,7 @@ async def connect(
             JetStreamLease(requests, pool, replicas=settings.replicas),
             JetStreamCheckpoints(requests, pool, replicas=settings.replicas),
             JetStreamLease(requests, pool, replicas=settings.replicas, key=SCALER_KEY),
+            JetStreamKeyValue(requests, clock, replicas=settings.replicas),
         )
     finally:
         if connection.connected:

@@ -4,6 +4,7 @@ import asyncio
 import secrets
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
 
 from typing_extensions import override
 
@@ -124,7 +125,7 @@ class JetStreamCommands(Commands):
             except UndecodableError as error:
                 self._listener.undecodable(message.subject, str(error))
                 return
-            await self._handle(message.subject, handler(command, self._reply_to(message)))
+            await self._handle(message.subject, handler(command, _Reply(message, self._connection, self._listener)))
 
         subscription = await self._connection.subscribe(subject, on_message, waiting_max=COMMANDS_WAITING_MAX)
         try:
@@ -143,13 +144,23 @@ class JetStreamCommands(Commands):
                 raise
             self._listener.handler_failed(subject, RuntimeError(f"something it waited for was cancelled: {error}"))
 
-    def _reply_to(self, message: Message) -> Reply:
-        async def reply(answer: AnyCommand | bytes) -> None:
-            if not message.reply:
-                return
-            try:
-                self._connection.publish(message.reply, answer if isinstance(answer, bytes) else encode(answer))
-            except (NotConnectedError, UnsendableError) as error:
-                self._listener.trouble("answer not sent", str(error))
 
-        return reply
+@dataclass(frozen=True, slots=True)
+class _Reply(Reply):
+    message: Message
+    connection: Connection
+    listener: LogListener
+
+    @property
+    @override
+    def subject(self) -> str:
+        return self.message.subject
+
+    @override
+    async def __call__(self, answer: AnyCommand | bytes) -> None:
+        if not self.message.reply:
+            return
+        try:
+            self.connection.publish(self.message.reply, answer if isinstance(answer, bytes) else encode(answer))
+        except (NotConnectedError, UnsendableError) as error:
+            self.listener.trouble("answer not sent", str(error))

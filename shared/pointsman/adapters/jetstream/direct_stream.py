@@ -1,4 +1,4 @@
-"""Conditional writes and single reads on a stream, for the lease, the checkpoints and elections."""
+"""Conditional writes and single reads on a stream, for leases, values, checkpoints and elections."""
 
 import json
 from base64 import b64decode
@@ -26,6 +26,7 @@ class RevisionTakenError(Exception):
 class _StoredMessage(msgspec.Struct):
     seq: Sequence
     data: str = ""
+    subject: str = ""
 
 
 class _Answer(msgspec.Struct):
@@ -38,6 +39,7 @@ class _Answer(msgspec.Struct):
 class Found:
     sequence: Sequence
     payload: bytes
+    subject: str = ""
 
 
 _answers = msgspec.json.Decoder(_Answer)
@@ -89,7 +91,7 @@ class DirectStream:
         if answer.error is not None and answer.error.err_code in (MESSAGE_NOT_FOUND, STREAM_NOT_FOUND):
             return None
         message = self._checked(answer).message
-        return None if message is None else Found(message.seq, b64decode(message.data))
+        return None if message is None else Found(message.seq, b64decode(message.data), message.subject)
 
     async def _make(self, config: dict[str, Any]) -> None:
         request = json.dumps(config | {"name": self._name}).encode()

@@ -3,14 +3,15 @@
 from collections.abc import Callable
 from typing import Concatenate, ParamSpec
 
+from pointsman.contracts.access import KeyAction
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.commands import HandOverRequest, RouteRequest
 from pointsman.contracts.fleet import LivenessTimeouts
 from pointsman.contracts.reasons import CancelCause
-from pointsman.policies.dispatch import fleet_care, granting, migrations, placement, splitting
+from pointsman.policies.dispatch import fleet_care, granting, key_record, migrations, placement, splitting
 from pointsman.policies.dispatch.turn import DecisionContext, Turn
 from pointsman.policies.rebalancing.base import MigrationPlan
-from pointsman.primitives import EngineSeconds, InstanceId, RequestId
+from pointsman.primitives import EngineSeconds, InstanceId, RequestId, Tenant
 
 P = ParamSpec("P")
 
@@ -42,11 +43,16 @@ class Dispatcher(DecisionContext):
     def relocate_pending(self, now: EngineSeconds) -> list[LogEvent]:
         return self._run(now, migrations.relocate_pending)
 
-    def drain(self, instance: InstanceId, reason: str, now: EngineSeconds, *, leaving: bool) -> list[LogEvent]:
-        return self._run(now, fleet_care.drain, instance, reason, leaving=leaving)
+    def drain(
+        self, instance: InstanceId, reason: str, now: EngineSeconds, *, leaving: bool, by: str = ""
+    ) -> list[LogEvent]:
+        return self._run(now, fleet_care.drain, instance, reason, leaving=leaving, by=by)
 
-    def undrain(self, instance: InstanceId, now: EngineSeconds) -> list[LogEvent]:
-        return self._run(now, fleet_care.undrain, instance)
+    def undrain(self, instance: InstanceId, now: EngineSeconds, *, by: str = "") -> list[LogEvent]:
+        return self._run(now, fleet_care.undrain, instance, by=by)
+
+    def record_key(self, key: str, tenant: Tenant, action: KeyAction, now: EngineSeconds, *, by: str) -> list[LogEvent]:
+        return self._run(now, key_record.record_key, key, tenant, action, by=by)
 
     def check_liveness(self, timeouts: LivenessTimeouts, now: EngineSeconds) -> list[LogEvent]:
         return self._run(now, fleet_care.check_liveness, timeouts)

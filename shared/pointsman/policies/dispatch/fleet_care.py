@@ -50,23 +50,23 @@ def eject_outliers(turn: Turn) -> None:
         relocate_pending(turn)
 
 
-def drain(turn: Turn, instance: InstanceId, reason: str, *, leaving: bool) -> None:
+def drain(turn: Turn, instance: InstanceId, reason: str, *, leaving: bool, by: str) -> None:
     known = turn.state.fleet.get(instance)
     if known is None or (known.draining and known.leaving == leaving):
         return
     turn.decide(
         InstanceDraining(
-            at=turn.now, stamp=turn.stamp, instance=instance, epoch=known.epoch, reason=reason, leaving=leaving
+            at=turn.now, stamp=turn.stamp, instance=instance, epoch=known.epoch, reason=reason, leaving=leaving, by=by
         )
     )
     relocate_pending(turn)
 
 
-def undrain(turn: Turn, instance: InstanceId) -> None:
+def undrain(turn: Turn, instance: InstanceId, *, by: str) -> None:
     known = turn.state.fleet.get(instance)
     if known is None or not known.draining:
         return
-    turn.decide(InstanceUndrained(at=turn.now, stamp=turn.stamp, instance=instance, epoch=known.epoch))
+    turn.decide(InstanceUndrained(at=turn.now, stamp=turn.stamp, instance=instance, epoch=known.epoch, by=by))
     relocate_pending(turn)
 
 

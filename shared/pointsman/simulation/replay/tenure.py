@@ -8,6 +8,7 @@ from collections import deque
 
 import msgspec
 
+from pointsman.contracts.access import ApiKeyChanged
 from pointsman.contracts.codec import LogEvent, short_reason
 from pointsman.contracts.commands import HandOverRequest, RouteRequest
 from pointsman.contracts.decisions import (
@@ -155,9 +156,11 @@ class Tenure:
             case InstanceSuspected() | InstanceLeft() if event.patience is not None:
                 dispatcher.check_liveness(event.patience, now)
             case InstanceDraining():
-                dispatcher.drain(event.instance, event.reason, now, leaving=event.leaving)
+                dispatcher.drain(event.instance, event.reason, now, leaving=event.leaving, by=event.by)
             case InstanceUndrained():
-                dispatcher.undrain(event.instance, now)
+                dispatcher.undrain(event.instance, now, by=event.by)
+            case ApiKeyChanged():
+                dispatcher.record_key(event.key, event.tenant, event.action, now, by=event.by)
             case InstanceEjected() | InstanceUnejected():
                 dispatcher.eject_outliers(now)
             case _:

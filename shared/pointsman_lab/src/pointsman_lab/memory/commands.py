@@ -9,6 +9,7 @@ from typing_extensions import override
 
 from pointsman.adapters.log_listener import LogListener
 from pointsman.contracts.codec import AnyCommand, UndecodableError, UnwritableError, decode_command, encode
+from pointsman.contracts.subjects import any_actor
 from pointsman.ports import CommandHandler, Commands, CommandTimeoutError, NoResponderError
 from pointsman.primitives import WallSeconds
 
@@ -28,12 +29,15 @@ class CommandBus:
 
     def request(self, subject: str, payload: bytes, answer: asyncio.Future[bytes]) -> None:
         """Raises NoResponderError."""
-        services = self._handlers.get(subject) if self.available() else None
+        services = self._serving(subject) if self.available() else []
         if not services:
             no_responder = f"nobody serves {subject}"
             raise NoResponderError(no_responder)
         for service in services:
-            service.offer(payload, answer)
+            service.offer(subject, payload, answer)
+
+    def _serving(self, subject: str) -> "list[_Service]":
+        return [*self._handlers.get(subject, ()), *self._handlers.get(any_actor(subject), ())]
 
 
 class _Service:
@@ -41,31 +45,32 @@ class _Service:
         self._subject = subject
         self._handler = handler
         self._listener = listener
-        self._waiting: asyncio.Queue[tuple[bytes, asyncio.Future[bytes]]] = asyncio.Queue(COMMANDS_WAITING_MAX)
+        self._waiting: asyncio.Queue[tuple[str, bytes, asyncio.Future[bytes]]] = asyncio.Queue(COMMANDS_WAITING_MAX)
 
-    def offer(self, payload: bytes, answer: asyncio.Future[bytes]) -> None:
+    def offer(self, subject: str, payload: bytes, answer: asyncio.Future[bytes]) -> None:
         try:
-            self._waiting.put_nowait((payload, answer))
+            self._waiting.put_nowait((subject, payload, answer))
         except asyncio.QueueFull:
             self._listener.trouble("command dropped", f"{COMMANDS_WAITING_MAX} wait on {self._subject}")
 
     async def work(self) -> None:
         while True:
-            payload, answer = await self._waiting.get()
+            subject, payload, answer = await self._waiting.get()
             try:
                 command = decode_command(payload)
             except UndecodableError as error:
-                self._listener.undecodable(self._subject, str(error))
+                self._listener.undecodable(subject, str(error))
                 continue
             try:
-                await self._handler(command, _Answer(answer))
+                await self._handler(command, _Answer(answer, subject))
             except Exception as error:  # noqa: BLE001 - one bad command must not end the service
-                self._listener.handler_failed(self._subject, error)
+                self._listener.handler_failed(subject, error)
 
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
     _answer: asyncio.Future[bytes]
+    subject: str
 
     async def __call__(self, answer: AnyCommand | bytes) -> None:
         if not self._answer.done():

@@ -27,7 +27,7 @@ from pointsman.ports import (
 )
 from pointsman.primitives import PoolName, Sequence, WallSeconds
 from pointsman_lab.memory.commands import CommandBus, MemoryCommands
-from pointsman_lab.memory.stores import MemoryCheckpoints, MemoryLease
+from pointsman_lab.memory.stores import MemoryCheckpoints, MemoryKeyValueStore, MemoryLease
 
 WINDOW_MAX = 16_384
 MESSAGE_IDS_MAX = 100_000
@@ -57,6 +57,7 @@ class MemoryBroker:
         self._elections: list[Sequence] = []
         self.lease = MemoryLease(lambda: self.available)
         self.scaler_lease = MemoryLease(lambda: self.available)
+        self.access = MemoryKeyValueStore(lambda: self.available)
         self.checkpoints = MemoryCheckpoints(lambda: self.available)
         self._clients: list[_Writes] = []
         self._commands = CommandBus(lambda: self.available)
@@ -75,6 +76,7 @@ class MemoryBroker:
             self.lease,
             self.checkpoints,
             self.scaler_lease,
+            self.access,
         )
 
     @property

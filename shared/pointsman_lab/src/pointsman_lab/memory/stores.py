@@ -1,11 +1,23 @@
-"""In-memory lease and checkpoints under the contract suite of the JetStream ones; unavailable with their broker."""
+"""In-memory lease, values and checkpoints under the contract suite of the JetStream ones; unavailable with their broker."""
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import AsyncIterator, Callable
 
 from typing_extensions import override
 
 from pointsman.adapters.checkpoint_retention import CHECKPOINTS_KEPT, superseded
-from pointsman.ports import CheckpointLabel, Checkpoints, Lease, LeaseTakenError, StoreUnavailableError, Tenure
+from pointsman.ports import (
+    CheckpointLabel,
+    Checkpoints,
+    KeyValueStore,
+    Lease,
+    LeaseTakenError,
+    StoredValue,
+    StoreUnavailableError,
+    Tenure,
+    ValueChangedError,
+    ValuesRead,
+)
 from pointsman.primitives import Sequence, Term
 
 
@@ -32,6 +44,58 @@ class MemoryLease(Lease):
             raise LeaseTakenError(taken)
         self._tenure = Tenure(holder, term, revision + 1)
         return self._tenure
+
+
+class MemoryKeyValueStore(KeyValueStore):
+    def __init__(self, available: Callable[[], bool] = lambda: True, *, poll_seconds: float = 0.5) -> None:
+        self._available = available
+        self._poll_seconds = poll_seconds
+        self._values: dict[str, StoredValue] = {}
+        self._revision = 0
+        self._incarnation = 0
+
+    def recreate(self) -> None:
+        """The store is deleted; the next write begins another."""
+        self._values.clear()
+        self._revision = 0
+        self._incarnation += 1
+
+    @override
+    async def get(self, key: str) -> StoredValue | None:
+        _require(self._available())
+        return self._values.get(key)
+
+    @override
+    async def put(self, key: str, value: bytes, *, after: int) -> int:
+        _require(self._available())
+        known = self._values.pop(key, None)
+        revision = known.revision if known is not None else 0
+        if known is not None and revision != after:
+            self._values[key] = known
+        if revision != after:
+            changed = f"the revision is {revision}, not {after}"
+            raise ValueChangedError(changed)
+        self._revision += 1
+        self._values[key] = StoredValue(key, value, self._revision)
+        return self._revision
+
+    @override
+    async def read(self) -> ValuesRead:
+        _require(self._available())
+        return ValuesRead(list(self._values.values()), whole=True, exists=bool(self._values))
+
+    @override
+    async def follow(self) -> AsyncIterator[ValuesRead]:
+        seen: tuple[int, int] | None = None
+        while True:
+            now = self._incarnation, self._revision
+            if self._available() and seen != now:
+                same = seen is not None and seen[0] == now[0]
+                after = seen[1] if same and seen is not None else 0
+                values = [value for value in self._values.values() if value.revision > after]
+                seen = now
+                yield ValuesRead(values, whole=not same, exists=bool(self._values))
+            await asyncio.sleep(self._poll_seconds)
 
 
 class MemoryCheckpoints(Checkpoints):

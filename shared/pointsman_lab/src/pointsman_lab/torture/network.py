@@ -18,7 +18,7 @@ from pointsman.contracts.fleet import (
     InstanceSuspected,
     InstanceUndrained,
 )
-from pointsman.contracts.subjects import subject_of
+from pointsman.contracts.subjects import any_actor, subject_of
 from pointsman.ports import LogEntry
 from pointsman.primitives import EngineSeconds, PoolName, Sequence
 from pointsman_lab.memory.log import MemoryBroker
@@ -89,7 +89,7 @@ class Endpoint(Protocol):
 class Served(Protocol):
     @property
     def link(self) -> Endpoint: ...
-    def offer(self, payload: bytes, asker: Endpoint, answer: "asyncio.Future[bytes]") -> None: ...
+    def offer(self, subject: str, payload: bytes, asker: Endpoint, answer: "asyncio.Future[bytes]") -> None: ...
 
 
 class Network:
@@ -188,11 +188,12 @@ class Network:
     def ask(self, asker: Endpoint, subject: str, payload: bytes, answer: "asyncio.Future[bytes]") -> None:
         if not self.broker.available:
             return
-        listening = [served for served in self._served.get(subject, []) if served.link.subscribed]
+        served_here = [*self._served.get(subject, ()), *self._served.get(any_actor(subject), ())]
+        listening = [served for served in served_here if served.link.subscribed]
         if not listening:
             self.carry(asker.conditions, asker.no_responders, subject, answer)
         for served in listening:
-            self.carry(served.link.conditions, served.offer, payload, asker, answer)
+            self.carry(served.link.conditions, served.offer, subject, payload, asker, answer)
 
     def store_raw(self, subject: str, payload: bytes) -> None:
         sequence = self.broker.store_raw(subject, payload)

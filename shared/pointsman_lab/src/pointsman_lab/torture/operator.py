@@ -5,7 +5,7 @@ import contextvars
 
 from pointsman.contracts.codec import AnyCommand
 from pointsman.contracts.commands import DrainInstance, ScalePool, UndrainInstance
-from pointsman.contracts.subjects import drain_subject, scale_subject
+from pointsman.contracts.subjects import AdminAction, admin_subject
 from pointsman.ports import CommandTimeoutError, NoResponderError
 from pointsman.primitives import EngineSeconds, InstanceId, WallSeconds
 from pointsman_lab.torture.clocks import SkewedClock
@@ -23,15 +23,16 @@ class Operator:
         self._pool = environment.network.pool
 
     def drain(self, instance: InstanceId) -> None:
-        self._insist(drain_subject(self._pool), DrainInstance(instance=instance, reason="an operator wants it"))
+        self._insist("drain", DrainInstance(instance=instance, reason="an operator wants it"))
 
     def undrain(self, instance: InstanceId) -> None:
-        self._insist(drain_subject(self._pool), UndrainInstance(instance=instance))
+        self._insist("drain", UndrainInstance(instance=instance))
 
     def scale(self, wanted: int) -> None:
-        self._insist(scale_subject(self._pool), ScalePool(wanted=wanted, asker="an operator"))
+        self._insist("scale", ScalePool(wanted=wanted, asker="an operator"))
 
-    def _insist(self, subject: str, command: AnyCommand) -> None:
+    def _insist(self, action: AdminAction, command: AnyCommand) -> None:
+        subject = admin_subject(self._pool, action, "operator")
         self._environment.loop.launch(self._ask(subject, command), contextvars.Context())
 
     async def _ask(self, subject: str, command: AnyCommand) -> None:

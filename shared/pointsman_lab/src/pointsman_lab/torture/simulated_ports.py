@@ -44,6 +44,7 @@ def open_link(
         SimulatedLease(link, network.broker.lease),
         SimulatedCheckpoints(link),
         SimulatedLease(link, network.broker.scaler_lease),
+        network.broker.access,
     )
     network.links.append(link)
     return link
@@ -214,9 +215,9 @@ class _Served(Served):
         return self._link
 
     @override
-    def offer(self, payload: bytes, asker: Endpoint, answer: "asyncio.Future[bytes]") -> None:
+    def offer(self, subject: str, payload: bytes, asker: Endpoint, answer: "asyncio.Future[bytes]") -> None:
         if self._link.open and not self._waiting.full():
-            reply = _Answer(self._link.network, self._link, asker, answer)
+            reply = _Answer(self._link.network, self._link, asker, answer, subject)
             self._waiting.put_nowait((payload, reply))
 
     async def work(self) -> None:
@@ -234,6 +235,7 @@ class _Answer:
     answerer: Link
     asker: Endpoint
     answer: "asyncio.Future[bytes]"
+    subject: str
 
     async def __call__(self, answer: AnyCommand | bytes) -> None:
         if self.answerer.open:

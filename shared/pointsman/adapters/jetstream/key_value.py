@@ -1,0 +1,77 @@
+"""Values in the key-value bucket POINTSMAN_ACCESS. Readers use one API call (MSG.GET): one request per poll while nothing
+changes."""
+
+from collections.abc import AsyncIterator
+
+from typing_extensions import override
+
+from pointsman.adapters.jetstream.commands import Requests
+from pointsman.adapters.jetstream.direct_stream import DirectStream, Found, RevisionTakenError
+from pointsman.ports import Clock, KeyValueStore, StoredValue, StoreUnavailableError, ValueChangedError, ValuesRead
+from pointsman.primitives import WallSeconds
+
+ACCESS_BUCKET = "POINTSMAN_ACCESS"
+POLL_WALL_SECONDS: WallSeconds = WallSeconds(0.5)
+
+
+class JetStreamKeyValue(KeyValueStore):
+    def __init__(self, requests: Requests, clock: Clock, *, replicas: int, bucket: str = ACCESS_BUCKET) -> None:
+        self._prefix = f"$KV.{bucket}."
+        self._clock = clock
+        config = {
+            "subjects": [f"{self._prefix}>"],
+            "storage": "file",
+            "max_msgs_per_subject": 1,
+            "discard": "new",
+            "deny_delete": True,
+            "allow_direct": True,
+            "allow_rollup_hdrs": False,
+            "num_replicas": replicas,
+        }
+        self._bucket = DirectStream(requests, f"KV_{bucket}", config)
+
+    @override
+    async def get(self, key: str) -> StoredValue | None:
+        found = await self._bucket.last(self._prefix + key)
+        return None if found is None else self._value(found)
+
+    @override
+    async def put(self, key: str, value: bytes, *, after: int) -> int:
+        try:
+            return await self._bucket.write(self._prefix + key, value, after=after)
+        except RevisionTakenError as error:
+            raise ValueChangedError(str(error)) from error
+
+    @override
+    async def read(self) -> ValuesRead:
+        found = await self._read_from(1)
+        return ValuesRead([self._value(f) for f in found], whole=True, exists=bool(found))
+
+    @override
+    async def follow(self) -> AsyncIterator[ValuesRead]:
+        newest: Found | None = None
+        begun = False
+        while True:
+            try:
+                last = await self._bucket.last(self._prefix + ">")
+                if not begun or last != newest:
+                    # While `newest` is still there, the bucket is the same one and only later messages are new.
+                    same = newest is not None and await self._bucket.next(newest.subject, newest.sequence) == newest
+                    found = await self._read_from(newest.sequence + 1 if newest is not None and same else 1)
+                    newest, begun = (found[-1] if found else newest if same else None), True
+                    exists = last is not None
+                    yield ValuesRead([self._value(f) for f in found], whole=not same, exists=exists)
+            except StoreUnavailableError:
+                pass
+            await self._clock.sleep_wall(POLL_WALL_SECONDS)
+
+    async def _read_from(self, start: int) -> list[Found]:
+        """In the order of writing. A value that is overwritten meanwhile comes once, with its newer revision."""
+        found: list[Found] = []
+        while (one := await self._bucket.next(self._prefix + ">", start)) is not None:
+            found.append(one)
+            start = one.sequence + 1
+        return found
+
+    def _value(self, found: Found) -> StoredValue:
+        return StoredValue(found.subject.removeprefix(self._prefix), found.payload, found.sequence)

@@ -1,0 +1,206 @@
+"""Nothing that a log, an answer or an engine says can reach a terminal, a page, a table or a picture but as plain text."""
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from rich.text import Text
+
+from pointsman.contracts.commands import FleetDescribed, InstanceDescribed, ScaleAnswered
+from pointsman.policies.policy_set import policy_set
+from pointsman.ports import LogEntry
+from pointsman.primitives import Epoch, InstanceId, Term
+from pointsman_cli import scale
+from pointsman_cli.bench.report import errors_text
+from pointsman_cli.discovery import FleetFile, FleetProcess
+from pointsman_cli.fleet import fleet_table
+from pointsman_cli.history.bundle import write_bundle
+from pointsman_cli.history.sources import Header
+from pointsman_cli.main import COMMANDS, main
+from pointsman_cli.tap.command import Printer
+from pointsman_cli.tap.filters import Filter
+from pointsman_cli.terminal import SafeConsole, csv_cell, json_text, one_line, say, table
+from pointsman_cli.up.display import print_fleet
+from tests.support.hostile import FORMULA, HOSTILE, MARKUP, assert_harmless, hostile_log
+from tests.support.recorded_log import RecordedFleet
+
+REQUEST = "r-8"
+OF_A_BUNDLE: dict[str, list[str]] = {
+    "replay": ["--verify"],
+    "state": [],
+    "explain": [REQUEST],
+    "doctor": [],
+    "what-if": ["--policy", "round_robin"],
+    "export": ["{out}/again.pmlog"],
+}
+OTHERWISE = {"up", "fleet", "scale", "drain", "tap", "calibrate", "bench", "simulate"}
+"""Tested below and in tests/integration/test_hostile_answers.py, or without any text of others."""
+
+
+@pytest.fixture(scope="module")
+def entries() -> list[LogEntry]:
+    fleet = RecordedFleet(policy_set(prefill_window_tokens=900), seed=11, failing=True).live(700)
+    fleet.take_over()
+    return fleet.live(700).write_all().entries
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["all", "known-policies"])
+def hostile(request: pytest.FixtureRequest, entries: list[LogEntry]) -> list[LogEntry]:
+    return hostile_log(entries, policies_too=request.param)
+
+
+@pytest.fixture
+def bundle(hostile: list[LogEntry], tmp_path: Path) -> Path:
+    file = tmp_path / "log.pmlog"
+    header = Header(pool=HOSTILE, identity=HOSTILE, last=hostile[-1].sequence)
+    write_bundle(file, header, hostile)
+    return file
+
+
+def run(*arguments: str, on_terminal: bool = False) -> Result:
+    colours = {"FORCE_COLOR": "1", "TERM": "xterm-256color", "COLUMNS": "150"} if on_terminal else {}
+    return CliRunner().invoke(main, arguments, env=colours)
+
+
+def test_every_command_is_tested_with_hostile_text() -> None:
+    assert {*OF_A_BUNDLE, *OTHERWISE} == set(COMMANDS)
+
+
+@pytest.mark.parametrize("command", OF_A_BUNDLE)
+@pytest.mark.parametrize("on_terminal", [False, True], ids=["pipe", "terminal"])
+@pytest.mark.parametrize("as_json", [False, True], ids=["text", "json"])
+def test_a_hostile_bundle_prints_as_plain_text(
+    bundle: Path, command: str, on_terminal: bool, as_json: bool, tmp_path: Path
+) -> None:
+    more = [text.format(out=tmp_path) for text in OF_A_BUNDLE[command]]
+    ran = run(command, *more, "--from", str(bundle), *(["--json"] if as_json else []), on_terminal=on_terminal)
+
+    assert ran.exception is None or isinstance(ran.exception, SystemExit), ran.exception
+    assert ran.output
+    assert_harmless(ran.stdout, on_terminal=on_terminal)
+    assert_harmless(ran.stderr, on_terminal=on_terminal)
+    if as_json and ran.exit_code in (0, 1):
+        json.loads(ran.stdout)
+
+
+def test_pictures_take_hostile_names(bundle: Path, tmp_path: Path) -> None:
+    ran = run("what-if", "--instances", "4", "--from", str(bundle), "--plot", str(tmp_path / "pictures"))
+
+    assert ran.exit_code in (0, 2), ran.output
+    assert_harmless(ran.output)
+    if ran.exit_code == 0:  # with policies that exist
+        assert list((tmp_path / "pictures").glob("*.png"))
+
+
+@pytest.mark.parametrize("as_json", [False, True], ids=["text", "json"])
+def test_tap_prints_hostile_events_on_one_line_each(
+    hostile: list[LogEntry], as_json: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    printer = Printer(1.0, Filter(), as_json=as_json)
+    for entry in hostile:
+        printer.show(entry)
+    output = capsys.readouterr().out
+
+    assert_harmless(output)
+    assert MARKUP in output
+    assert len(output.splitlines()) == len(hostile)
+
+
+def test_what_tap_prints_of_fields_that_nobody_knows_is_one_line_of_json(capsys: pytest.CaptureFixture[str]) -> None:
+    payload = (
+        '{"type":"CacheCleared","at":1.0,"instance":"e","epoch":1,"sequence":1,\n"x":"\x1b[2J\x9b\u202e"}'.encode()
+    )
+    entry = LogEntry.read(1, "pm.default.kv.e", payload)
+    Printer(1.0, Filter(), as_json=True).show(entry)
+    output = capsys.readouterr().out
+
+    assert_harmless(output)
+    assert len(output.splitlines()) == 1
+    assert json.loads(output)["sequence"] == 1
+
+
+# --- Answers of a fleet ---
+
+
+def test_fleet_and_scale_print_hostile_answers_as_plain_text(capsys: pytest.CaptureFixture[str]) -> None:
+    instance = InstanceDescribed(
+        instance=InstanceId(HOSTILE), url=HOSTILE, epoch=Epoch(1), status="unschedulable", knowledge=HOSTILE, doubt=HOSTILE,
+        pending=0, in_prefill=0, decoding=0, cached_blocks=0, knowledge_reason=HOSTILE, knowledge_since=1.0,
+    )  # fmt: skip
+    fleet = FleetDescribed(
+        pool=HOSTILE, policy=HOSTILE, admission=HOSTILE, ordering=HOSTILE, speed=1.0, scheduler=HOSTILE, term=Term(1),
+        as_of=1, instances=[instance],
+    )  # fmt: skip
+    SafeConsole(width=200).print(fleet_table(fleet))
+    answer = ScaleAnswered(
+        number=1,
+        wanted=1,
+        ready=1,
+        coming=0,
+        leaving=0,
+        applied=True,
+        lowest=1,
+        highest=1,
+        reason=HOSTILE,
+        policy=HOSTILE,
+        provider=HOSTILE,
+        trouble=HOSTILE,
+    )
+    scale._show(answer)
+
+    output = capsys.readouterr().out
+    assert_harmless(output)
+    assert MARKUP in output
+
+
+def test_up_and_bench_print_hostile_answers_as_plain_text(capsys: pytest.CaptureFixture[str]) -> None:
+    process = FleetProcess(name=HOSTILE, role="engine", pid=0, url="http://[fd00::5]:8000")
+    fleet = FleetFile(
+        nats="nats://x", ingress="http://[fd00::5]:8080", pool="default", model=HOSTILE, policy=HOSTILE, speed=1.0,
+        slo_ttft=5.0, block_tokens=64, secret_file="", data="/tmp", pid=1, started_at=0.0, processes=[process],
+    )  # fmt: skip
+    console = SafeConsole(width=300)
+    print_fleet(console, fleet, 1.0)
+    console.print(errors_text({HOSTILE: 3}))
+
+    output = capsys.readouterr().out
+    assert_harmless(output)
+    assert "http://[fd00::5]:8000" in output
+    assert "http://[fd00::5]:8080/v1" in output
+
+
+# --- The helper ---
+
+
+def test_a_string_a_cell_and_a_text_are_one_line_each(capsys: pytest.CaptureFixture[str]) -> None:
+    console = SafeConsole(width=200)
+    rows = table(HOSTILE, title=HOSTILE)
+    rows.add_row(HOSTILE)
+    rows.add_row(Text(HOSTILE))
+    console.print(rows)
+    console.print(HOSTILE)
+    console.print(Text(HOSTILE))
+    say(console, HOSTILE)
+
+    assert_harmless(capsys.readouterr().out)
+
+
+def test_json_stays_the_same_json() -> None:
+    content = {HOSTILE: [HOSTILE, "\U000e0041", "añb", "漢"]}
+
+    text = json_text(json.dumps(content, ensure_ascii=False).encode())
+
+    assert json.loads(text) == content
+    assert "añb" in text
+    assert_harmless(text)
+
+
+@pytest.mark.parametrize("start", ["=", "+", "-", "@", "\t", "\r"])
+def test_no_cell_of_a_table_is_a_formula(start: str) -> None:
+    assert csv_cell(start + FORMULA)[0] == "'"
+    assert csv_cell("tenant-1") == "tenant-1"
+
+
+def test_text_that_prints_is_left_as_it_is() -> None:
+    assert one_line("añb 漢 ✓ → é [red]") == "añb 漢 ✓ → é [red]"
