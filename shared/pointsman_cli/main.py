@@ -11,6 +11,7 @@ HELP_LINES = {
     "fleet": ("pointsman_cli.fleet", "Show the instances of a running fleet."),
     "scale": ("pointsman_cli.scale", "Set or show the number of instances."),
     "drain": ("pointsman_cli.drain", "Take an instance out of service without losing a request."),
+    "tenants": ("pointsman_cli.tenants", "Show and set limits, priorities and cache groups of tenants."),
     "tap": ("pointsman_cli.tap.command", "Print the events of the log as they happen."),
     "replay": ("pointsman_cli.history.replay_command", "Fold a recorded log, and verify every decision in it."),
     "state": ("pointsman_cli.history.state_command", "Show the fleet at a moment of the log."),
@@ -27,6 +28,11 @@ COMMANDS = {
     "fleet": ("pointsman_cli.fleet", "fleet_command", "Show the instances of a running fleet."),
     "scale": ("pointsman_cli.scale", "scale_command", "Ask for a number of instances, or see how many and why."),
     "drain": ("pointsman_cli.drain", "drain_command", "Take an instance out of service without losing a request."),
+    "tenants": (
+        "pointsman_cli.tenants",
+        "tenants_command",
+        "Show and set limits, priorities and cache groups of tenants.",
+    ),
     "tap": ("pointsman_cli.tap.command", "tap_command", "Print the events of the log, live."),
     "replay": (
         "pointsman_cli.history.replay_command",

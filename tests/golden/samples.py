@@ -10,6 +10,7 @@ from pointsman.contracts.commands import (
     CancelRequest,
     ChangeApiKey,
     DescribeFleet,
+    DescribeTenants,
     DrainAnswered,
     DrainInstance,
     FleetDescribed,
@@ -30,7 +31,9 @@ from pointsman.contracts.commands import (
     ScalePool,
     SentRequest,
     SetTenantPolicies,
+    TenantDescribed,
     TenantPoliciesAnswered,
+    TenantsDescribed,
     UndrainInstance,
 )
 from pointsman.contracts.decisions import (
@@ -626,6 +629,19 @@ COMMANDS: list[AnyCommand] = [
     ),
     SetTenantPolicies(policies=POLICIES),
     TenantPoliciesAnswered(refusal="another leader was faster"),
+    DescribeTenants(),
+    TenantsDescribed(
+        pool="default",
+        policies=POLICIES,
+        tenants=[
+            TenantDescribed(
+                tenant=Tenant("t"),
+                in_flight=3,
+                tokens_today=1234,
+                limits=RateLimits(tokens=RateLimit(limit=9, remaining=8, reset=0.5)),
+            )
+        ],
+    ),
     ChangeApiKey(action="rotate", key=API_KEY),
     ApiKeyAnswered(refusal="there is no such key"),
     RouteRejected(

@@ -24,6 +24,7 @@ from pointsman.contracts.commands import (
     RouteRejected,
     RouteRequest,
 )
+from pointsman.contracts.tenants import RateLimits
 from pointsman.ports import Commands, Reply
 from pointsman.primitives import InstanceId, PoolName, RequestId, Term
 
@@ -36,6 +37,8 @@ class FakeScheduler:
         self.holds_back = False
         self.rejection: tuple[int, str, float] | None = None
         """Status, reason and retry-after (engine seconds) for every request, or None to grant."""
+        self.limits: RateLimits | None = None
+        """Of the tenant, as grants and rejections tell them."""
         self.knowledge = "exact"
         self.grant_fields: dict[str, Any] = {}
         """What grants say beyond the usual."""
@@ -103,6 +106,7 @@ class FakeScheduler:
             hit_tokens=128,
             predicted_ttft=0.25,
             knowledge=self.knowledge,
+            limits=self.limits,
         )
         decoder = next((instance for instance in self.decoders if instance not in command.excluded), None)
         if decoder is not None:
@@ -153,6 +157,7 @@ class FakeScheduler:
             reason=reason,
             detail="the test says so",
             retry_after=retry_after,
+            limits=self.limits,
         )
 
     async def _cancel(self, command: AnyCommand, reply: Reply) -> None:

@@ -21,6 +21,7 @@ from pointsman.state.state import PoolSettings, State
 from pointsman.state.trackers.base import Tracker
 from pointsman.state.workload import Stage
 from tests.support.events import finished, first_token, joined, removed, reported, route, stored
+from tests.support.recorded_log import PRIORITIES, random_policies
 
 ENGINES = ("a", "b", "c")
 OUTLIERS: Settings = {"outlier.consecutive_failures": 1, "outlier.base_ejection_seconds": 1.0}
@@ -64,7 +65,7 @@ class _RandomPool:
             yield from self._join(engine)
         moves = (self._route, self._route, self._route, self._store, self._remove, self._report, self._first_token,
                  self._finish, self._finish, self._other_end, self._join_again, self._oddity, self._elect_seldom, self._fail,
-                 self._eject)  # fmt: skip
+                 self._eject, self._set_tenant_policies)  # fmt: skip
         for _ in range(count):
             self._now += self._chance.expovariate(20)
             yield from self._chance.choice(moves)()
@@ -151,6 +152,7 @@ class _RandomPool:
             session=f"s{self._chance.randrange(5)}",
             tenant=Tenant(f"t{self._chance.randrange(3)}"),
             streaming=self._chance.random() < 0.7,
+            priority=self._chance.choice(PRIORITIES),
         )
         self._late += self._dispatcher.route(command, self._now)
         if self._chance.random() < 0.1:
@@ -187,6 +189,12 @@ class _RandomPool:
             yield from self._seen(
                 RequestAttemptFailed(at=self._now, request=request, instance=instance, failure="http_5xx", status=500)
             )
+
+    def _set_tenant_policies(self) -> list[LogEvent]:
+        if self._chance.random() < 0.1:
+            policies = random_policies(self._chance, ["t0", "t1", "t2"])
+            self._late += self._dispatcher.set_tenant_policies(policies, self._now, by="alice")
+        return []
 
     def _eject(self) -> list[LogEvent]:
         self._late += self._dispatcher.eject_outliers(self._now)

@@ -32,27 +32,38 @@ from pointsman.contracts.requests import (
     RequestFinished,
 )
 from pointsman.contracts.subjects import subject_of
+from pointsman.contracts.tenants import Priority, TenantPolicies, TenantPolicy
 from pointsman.policies.dispatch import Dispatcher
 from pointsman.policies.policy_set import PolicySet
 from pointsman.policies.rebalancing.base import Migration, MigrationPlan
 from pointsman.ports import LogEntry
-from pointsman.primitives import Epoch, InstanceId, PoolName, Term
+from pointsman.primitives import Epoch, InstanceId, PoolName, Tenant, Term
 from pointsman.state.state import PoolSettings, State
 from pointsman.state.workload import Request, Stage
 from tests.support.events import BLOCK, joined, route, stored
 
 POOL = PoolName("default")
 SETTINGS = PoolSettings(block_tokens=BLOCK)
+PRIORITIES: list[Priority] = ["batch", "standard", "interactive"]
 ENGINES = [InstanceId(f"engine-{number}") for number in range(1, 5)]
 
 
 class RecordedFleet:
     """Four engines, of which three are there from the start, a leader and chance. `entries` is the log."""
 
-    def __init__(self, policies: PolicySet, seed: int, *, roles: Sequence[Role] = (), failing: bool = False) -> None:
+    def __init__(
+        self,
+        policies: PolicySet,
+        seed: int,
+        *,
+        roles: Sequence[Role] = (),
+        failing: bool = False,
+        limited: bool = False,
+    ) -> None:
         """`roles` of the engines, in their order, where they do not all do everything. `failing`: whether engines fail
-        requests, and are ejected."""
+        requests, and are ejected. `limited`: whether tenants have limits, and requests priorities."""
         self._failing = failing
+        self._limited = limited
         self.entries: list[LogEntry] = []
         self._roles = dict(zip(ENGINES, roles, strict=False))
         self._policies = policies
@@ -81,6 +92,8 @@ class RecordedFleet:
             happenings.append((16, self._hand_over))
         if self._failing:
             happenings += [(6, self._fail_attempt), (4, self._eject)]
+        if self._limited:
+            happenings.append((1, self._set_tenant_policies))
         weights = [weight for weight, _ in happenings]
         for _ in range(steps):
             self._now += self._random.expovariate(20.0)
@@ -164,8 +177,14 @@ class RecordedFleet:
         depth = self._random.randint(0, 12)
         keys = [family + level for level in range(depth)] + [100_000 + self._numbers]
         fields: dict[str, Any] = {"streaming": self._random.random() < 0.7, "tenant": f"tenant-{family}"}
+        if self._limited:
+            fields["priority"] = self._random.choice(PRIORITIES)
         command = route(f"r-{self._numbers}", keys, arrived_at=self._now, session=f"s-{family}", **fields)
         self._decided(self._leader.route(command, self._now))
+
+    def _set_tenant_policies(self) -> None:
+        policies = random_policies(self._random, [f"tenant-{family}000" for family in range(1, 7)])
+        self._decided(self._leader.set_tenant_policies(policies, self._now, by="alice"))
 
     def _ask_again(self) -> None:
         request = self._one(Stage.PREFILL)
@@ -318,6 +337,24 @@ class RecordedFleet:
             return
         kind = self._random.choice((InstanceDraining, InstanceUndrained))
         self._append(kind(at=self._now, instance=engine, epoch=Epoch(self._epochs[engine])))
+
+
+def random_policies(chance: Random, tenants: Sequence[str]) -> TenantPolicies:
+    """Limits that traffic of some 20 requests a second meets now and then."""
+
+    def policy() -> TenantPolicy:
+        return TenantPolicy(
+            weight=chance.choice((1.0, 1.0, 3.0)),
+            requests_per_second=chance.choice((0.0, 0.0, 0.5, 5.0)),
+            concurrency=chance.choice((0, 0, 2, 10)),
+            tokens_per_minute=chance.choice((0, 0, 20_000, 200_000)),
+            tokens_per_day=chance.choice((0, 0, 0, 50_000)),
+            kv_share=chance.choice((0.0, 0.0, 0.01, 0.1)),
+        )
+
+    named = {Tenant(tenant): policy() for tenant in tenants if chance.random() < 0.5}
+    weight = chance.choice((0.0, 0.1))
+    return TenantPolicies(default=policy(), tenants=named, cached_token_weight=weight)
 
 
 def rewritten(entries: list[LogEntry], sequence: int, event: LogEvent) -> list[LogEntry]:

@@ -5,10 +5,12 @@ from dataclasses import dataclass
 
 from pointsman.contracts.commands import RouteRequest
 from pointsman.primitives import InstanceId, PoolName, Tenant, Tokens
+from pointsman.runtime.tenant_policies import FollowedPolicies
 from pointsman_ingress.endpoints import Endpoint
 from pointsman_ingress.engine.body_rewrites import add_tenant, ask_for_usage
 from pointsman_ingress.http.call import HttpExchange
 from pointsman_ingress.http.errors import bad_request, context_too_long
+from pointsman_ingress.http.priority import priority_of
 from pointsman_ingress.http.request_headers import (
     ANONYMOUS,
     Headers,
@@ -72,6 +74,7 @@ async def understand(
     pools: Pools,
     settings: IngressSettings,
     facts: RequestFacts,
+    policies: FollowedPolicies,
 ) -> RequestContext:
     """Raises ApiError."""
     slo = slo_of(call.headers, LatencySlo(settings.slo_ttft_seconds, settings.slo_tpot_seconds))
@@ -86,6 +89,7 @@ async def understand(
         _check_length(request, model_len, longest)
     output_tokens = _output_tokens(request, model_len, tokens.count)
     tenant = facts.tenant or ANONYMOUS
+    priority = priority_of(call.headers, request.service_tier, policies.of(tenant).priority)
     command = RouteRequest(
         request=call.id,
         ingress=settings.name,
@@ -105,6 +109,7 @@ async def understand(
         context_tokens=min(longest + _demanded_tokens(request), model_len or CONTEXT_TOKENS_MAX),
         followed=True,
         client_request_id=call.client_request_id,
+        priority=priority,
     )
     if settings.forward_tenant and endpoint.parse is not None:
         body = add_tenant(body, tenant)

@@ -3,12 +3,14 @@ client. Split requests go to a prefill engine first. A request whose engine fail
 placed again, without that engine."""
 
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 import msgspec
 import structlog
 
 from pointsman.contracts.commands import RouteGranted, RouteRejected
 from pointsman.contracts.reasons import RejectReason
+from pointsman.contracts.tenants import RateLimits
 from pointsman.ports import Clock
 from pointsman.primitives import EngineSeconds, WallSeconds
 from pointsman.runtime.telemetry import ENGINE_RETRIES
@@ -58,6 +60,7 @@ class Delivery:
     def __post_init__(self) -> None:
         self._command = self.context.command
         self._pool = self.context.pool
+        self._limits: RateLimits | None = None  # as last told by the leader
 
     async def run(self) -> None:
         """Raises ApiError if no engine answers."""
@@ -89,6 +92,7 @@ class Delivery:
             lifecycle.ended_by_leader()
             raise self._rejected(answer)
         lifecycle.granted(answer)
+        self._limits = answer.limits or self._limits
         return answer
 
     async def _route(self) -> RouteGranted | RouteRejected | None:
@@ -109,8 +113,13 @@ class Delivery:
         return waited < self.settings.hold_seconds * self.clock.speed
 
     def _rejected(self, answer: RouteRejected) -> ApiError:
-        wall = answer.retry_after / self.clock.speed
-        return rejected(answer.status, answer.reason, answer.detail, retry_after_wall=wall)
+        self._limits = answer.limits or self._limits
+        return rejected(answer, speed=self.clock.speed, limit_headers=self._limit_headers())
+
+    def _limit_headers(self) -> list[Header]:
+        if self._limits is None:
+            return []
+        return self.context.endpoint.limit_headers(self._limits, self.clock.speed, datetime.now(UTC))
 
     async def _forward(self, grant: RouteGranted) -> None:
         """Raises EngineFailedError if the client has received nothing; later failures become an error event."""
@@ -264,7 +273,7 @@ class Delivery:
         self.lifecycle.failed("engine_refused", answer.status)
         if lacks:
             raise endpoint_not_found(self.context.endpoint.path)
-        await self.call.answer(answer.status, body, answer.content_type)
+        await self.call.answer(answer.status, body, answer.content_type, self._limit_headers())
 
     def _headers(self, grant: RouteGranted) -> list[Header]:
         knowledge = grant.knowledge
@@ -279,7 +288,7 @@ class Delivery:
         ]
         if grant.prefilled_by:
             headers.append((b"x-pointsman-prefill-instance", grant.prefilled_by.encode()))
-        return headers
+        return headers + self._limit_headers()
 
     def _next_attempt(self, error: EngineFailedError) -> None:
         """Raises ApiError if the request may not be retried."""

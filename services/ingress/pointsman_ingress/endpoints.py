@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from pointsman_ingress.engine.streams import CHUNKS, MESSAGE_EVENTS, NAMED_EVENTS, StreamShape
 from pointsman_ingress.http.errors import ANTHROPIC_ERRORS, OPENAI_ERRORS, ErrorShape, not_json
+from pointsman_ingress.http.rate_limits import LimitHeaders, anthropic_limits, openai_limits
 from pointsman_ingress.http.request_headers import Headers
 from pointsman_ingress.prompt.messages_input import parse_messages
 from pointsman_ingress.prompt.openai_requests import (
@@ -31,6 +32,7 @@ class Endpoint:
     placed: bool = True  # if not, any engine of the pool serves it and nothing is logged
     splittable: bool = False
     errors: ErrorShape = OPENAI_ERRORS
+    limit_headers: LimitHeaders = openai_limits
 
     def check_content_type(self, headers: Headers) -> None:
         """A web page may post forms and plain text anywhere, but JSON only to whom allows it. Raises ApiError."""
@@ -55,7 +57,7 @@ _ENDPOINTS = (
     COMPLETIONS,
     CHAT_COMPLETIONS,
     Endpoint("/v1/responses", parse_response, NAMED_EVENTS),
-    Endpoint("/v1/messages", parse_messages, MESSAGE_EVENTS, errors=ANTHROPIC_ERRORS),
+    Endpoint("/v1/messages", parse_messages, MESSAGE_EVENTS, errors=ANTHROPIC_ERRORS, limit_headers=anthropic_limits),
     Endpoint("/v1/messages/count_tokens", parse_model_only, placed=False, errors=ANTHROPIC_ERRORS),
     Endpoint("/v1/embeddings", parse_embeddings),
     *(Endpoint(path, parse_pairs) for path in ("/rerank", "/v1/rerank", "/v2/rerank", "/score", "/v1/score")),

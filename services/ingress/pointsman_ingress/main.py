@@ -30,6 +30,7 @@ from pointsman.runtime.processes import Address, serve_in_processes
 from pointsman.runtime.settings import command
 from pointsman.runtime.supervision import STOP_SECONDS_MAX, Supervisor, run
 from pointsman.runtime.telemetry import configure_logging
+from pointsman.runtime.tenant_policies import FollowedPolicies
 from pointsman_ingress.access_log import AccessLog
 from pointsman_ingress.app import ingress_app
 from pointsman_ingress.engine.client import EngineClient, open_session
@@ -193,6 +194,7 @@ async def assembled(
                     supervisor.start(prober.run(), name=f"probe-{name}")
                 served.append(pool)
             pools = Pools(served, hold)
+            policies = FollowedPolicies(next(iter(links.values())).access)  # one store for all pools
             access_log = None
             if settings.access_log:
                 out = access_log_out or FileIO(sys.stdout.fileno(), "w", closefd=False)
@@ -206,8 +208,10 @@ async def assembled(
                 supervisor=supervisor,
                 ids=RequestIds(chance),
                 access_log=access_log,
+                policies=policies,
             )
             supervisor.start(keyring.follow(), name="api-keys")
+            supervisor.start(policies.follow(), name="tenant-policies")
             yield ingress_app(gateway=gateway, pools=pools, keyring=keyring)
 
 

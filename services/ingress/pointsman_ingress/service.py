@@ -10,6 +10,7 @@ from pointsman.contracts.reasons import CancelCause
 from pointsman.ports import Clock
 from pointsman.runtime.health import Receive, Scope, Send
 from pointsman.runtime.supervision import Supervisor
+from pointsman.runtime.tenant_policies import FollowedPolicies
 from pointsman_ingress.access_log import AccessLog
 from pointsman_ingress.context import RequestFacts, find_model, understand
 from pointsman_ingress.delivery import Delivery
@@ -43,6 +44,7 @@ class Gateway:
     supervisor: Supervisor
     ids: RequestIds
     access_log: AccessLog | None
+    policies: FollowedPolicies
     _body_budget: BodyBudget = field(default_factory=BodyBudget, init=False)
 
     async def serve(self, endpoint: Endpoint, scope: Scope, receive: Receive, send: Send) -> None:
@@ -61,7 +63,9 @@ class Gateway:
                         pool, model = await find_model(call, request, self.pools, facts)
                         await pass_through(call, body, pool, model, facts, self.engines, self.settings)
                         return
-                    context = await understand(call, endpoint, body, request, self.pools, self.settings, facts)
+                    context = await understand(
+                        call, endpoint, body, request, self.pools, self.settings, facts, self.policies
+                    )
                     lifecycle = RequestLifecycle(context, self.clock)
                     await Delivery(
                         context,

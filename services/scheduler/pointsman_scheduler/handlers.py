@@ -12,6 +12,7 @@ from pointsman.contracts.commands import (
     ChangeApiKey,
     Command,
     DescribeFleet,
+    DescribeTenants,
     DrainAnswered,
     DrainInstance,
     FollowAnswered,
@@ -19,6 +20,7 @@ from pointsman.contracts.commands import (
     HandOverRequest,
     MigrateRequests,
     RouteRequest,
+    SetTenantPolicies,
     UndrainInstance,
 )
 from pointsman.contracts.decisions import RequestRejected
@@ -45,6 +47,7 @@ from pointsman_scheduler.api_keys import ApiKeyWriter, KeyRefusedError
 from pointsman_scheduler.fleet_status import describe_fleet
 from pointsman_scheduler.leader import ActiveTerm, Candidacy, send
 from pointsman_scheduler.replica import Replica
+from pointsman_scheduler.tenant_policies import TenantPoliciesKeeper, describe_tenants
 from pointsman_scheduler.waiters import UNGRANTED
 
 
@@ -55,6 +58,7 @@ class CommandHandlers:
         leader: Candidacy,
         replica: Replica,
         access: KeyValueStore,
+        tenants: TenantPoliciesKeeper,
         clock: Clock,
         policies: PolicySet,
         pool: PoolName,
@@ -62,6 +66,7 @@ class CommandHandlers:
     ) -> None:
         self._leader = leader
         self._replica = replica
+        self._tenants = tenants
         self._key_writer = ApiKeyWriter(access, clock)
         self._clock = clock
         self._policies = policies
@@ -81,6 +86,10 @@ class CommandHandlers:
                 self._while_leading((DrainInstance, UndrainInstance), self._drain),
             ),
             (admin_subject(pool, "keys", ANY_ACTOR), self._while_leading((ChangeApiKey,), self._change_key)),
+            (
+                admin_subject(pool, "tenants", ANY_ACTOR),
+                self._while_leading((SetTenantPolicies,), self._tenants.change),
+            ),
             (fleet_view_subject(pool), self._describe),
         ]
 
@@ -171,6 +180,8 @@ class CommandHandlers:
     async def _describe(self, command: AnyCommand, reply: Reply) -> None:
         if isinstance(command, DescribeFleet):
             await reply(describe_fleet(self._replica.state, self._policies, pool=self._pool, scheduler=self._name))
+        elif isinstance(command, DescribeTenants):
+            await reply(describe_tenants(self._replica.state, self._clock.now(), pool=self._pool))
 
 
 def _decide_drain(

@@ -80,4 +80,5 @@ def start_scheduler(
     supervisor.start(service.run(), name="term")
     supervisor.start(service.run_housekeeping(), name="housekeeping")
     supervisor.start(service.run_resync(), name="resync")
+    supervisor.start(service.run_tenants(), name="tenants")
     return service

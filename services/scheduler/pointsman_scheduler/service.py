@@ -29,6 +29,7 @@ from pointsman_scheduler.recovery import LogBrokenError, Recovery, StartPoint
 from pointsman_scheduler.replica import Replica
 from pointsman_scheduler.resync import Resync
 from pointsman_scheduler.settings import SchedulerSettings
+from pointsman_scheduler.tenant_policies import TenantPoliciesKeeper
 
 log = structlog.get_logger()
 
@@ -74,8 +75,16 @@ class SchedulerService:
             replica=replica,
             heartbeats=heartbeats,
         )
+        self._tenants = tenants = TenantPoliciesKeeper(leader=leader, replica=replica, store=access, clock=clock)
         self._handlers = CommandHandlers(
-            leader=leader, replica=replica, access=access, clock=clock, policies=policies, pool=pool, name=name
+            leader=leader,
+            replica=replica,
+            access=access,
+            tenants=tenants,
+            clock=clock,
+            policies=policies,
+            pool=pool,
+            name=name,
         )
         self._housekeeping = Housekeeping(
             leader=leader, replica=replica, commands=commands, clock=clock, settings=settings, heartbeats=heartbeats
@@ -119,6 +128,9 @@ class SchedulerService:
     async def run_resync(self) -> None:
         await self._resync.run()
 
+    async def run_tenants(self) -> None:
+        await self._tenants.run()
+
     async def resign(self) -> None:
         await self._leader.resign()
 
@@ -128,6 +140,8 @@ class SchedulerService:
         tasks.create_task(leader.keep_lease(), name="keep-lease")
         await leader.open(self._commands, self._handlers.by_subject())
         await leader.take_office()
+        with contained("tenant policies"):
+            await self._tenants.enforce()
         with contained("relocation"):
             if (term := leader.leading) is not None:  # instances that drained while no scheduler led
                 await term.publish(term.dispatcher.relocate_pending(self._clock.now()))

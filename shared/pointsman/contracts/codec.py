@@ -13,6 +13,7 @@ from pointsman.contracts.commands import (
     CancelRequest,
     ChangeApiKey,
     DescribeFleet,
+    DescribeTenants,
     DrainAnswered,
     DrainInstance,
     FleetDescribed,
@@ -30,6 +31,7 @@ from pointsman.contracts.commands import (
     ScalePool,
     SetTenantPolicies,
     TenantPoliciesAnswered,
+    TenantsDescribed,
     UndrainInstance,
 )
 from pointsman.contracts.decisions import (
@@ -126,6 +128,8 @@ AnyCommand = (
     | ScaleAnswered
     | SetTenantPolicies
     | TenantPoliciesAnswered
+    | DescribeTenants
+    | TenantsDescribed
     | ChangeApiKey
     | ApiKeyAnswered
 )

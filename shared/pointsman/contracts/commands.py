@@ -261,6 +261,28 @@ class TenantPoliciesAnswered(Command, frozen=True, kw_only=True):
     refusal: Text = ""
 
 
+class DescribeTenants(Command, frozen=True, kw_only=True):
+    """`cmd.fleet`: the policies in force and what tenants use of their limits."""
+
+
+class TenantDescribed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """`tokens_today`: counted so far (UTC). `limits`: what is left."""
+
+    tenant: Tenant
+    in_flight: Count = 0
+    tokens_today: Count = 0
+    limits: RateLimits | None = None
+
+
+class TenantsDescribed(Command, frozen=True, kw_only=True):
+    """`policies`: None if none were ever set. `tenants`: with limits, most requests in flight first; at most
+    TENANTS_DESCRIBED_MAX."""
+
+    pool: Name
+    policies: TenantPolicies | None = None
+    tenants: Annotated[list[TenantDescribed], Listed] = []
+
+
 class ChangeApiKey(Command, frozen=True, kw_only=True):
     """`cmd.keys.<actor>`. `create`: store `key`; the leader sets `created_at` and `created_by`. `rotate`: the key with
     this id has a successor and is valid until `expires_at` at most. `revoke`: it is no longer valid."""

@@ -18,6 +18,7 @@ from pointsman.primitives import (
     Listed,
     Name,
     Number,
+    RequestId,
     Sequence,
     Term,
     Text,
@@ -157,6 +158,8 @@ class RequestRejected(RequestEvent, frozen=True, kw_only=True):
     attempt: Count = 1
     excluded: Annotated[list[InstanceId], Listed] = []
     decode_candidates: Annotated[list[DecodeCandidate], Listed] = []
+    displaced_by: RequestId = RequestId("")
+    """The request that took its place in a full queue."""
 
 
 RequestEnd = RequestFinished | RequestFailed | RequestCancelled | RequestRejected

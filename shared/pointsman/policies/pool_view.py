@@ -11,6 +11,7 @@ import msgspec
 from pointsman.contracts.decisions import Candidate
 from pointsman.primitives import BlockKey, EngineSeconds, InstanceId, Tokens
 from pointsman.state.latency_model import Correction
+from pointsman.state.priority_classes import RANK
 from pointsman.state.state import State
 from pointsman.state.trackers.base import Tracker
 from pointsman.state.workload import EMPTY_QUEUE, InstanceQueue, Request
@@ -131,7 +132,10 @@ class PoolView:
         uncached = prompt_tokens - cached
         work = state.latency.prefill_seconds(instance, prompt_tokens, cached)
         queue = self.queue(instance_id)
-        queued, queued_tokens = queue.work_ahead(self.now)
+        queued, queued_tokens = queue.work_ahead(self.now, self.request.priority)
+        if state.tenants.limits_kv:
+            seconds, tokens = self._overtaken(queue)
+            queued, queued_tokens = max(0.0, queued - seconds), queued_tokens - tokens
         correction = state.latency.corrections.get(instance_id, _NOTHING_LEARNED)
         return CandidateEstimate(
             instance=instance_id,
@@ -146,6 +150,18 @@ class PoolView:
             requests=queue.requests,
             transfer_seconds=self._transfer_seconds and (self._transfer_seconds if instance.role == "prefill" else 0.0),
         )
+
+    def _overtaken(self, queue: InstanceQueue) -> tuple[EngineSeconds, Tokens]:
+        """Pending work of other tenants that wait for their share of the KV capacity."""
+        state, request = self._state, self.request
+        waiting = [
+            other
+            for other in queue.pending.values()
+            if RANK[other.priority] >= RANK[request.priority]
+            and other.tenant != request.tenant
+            and state.waits_for_kv(other)
+        ]
+        return sum(other.prefill_seconds for other in waiting), sum(other.uncached_tokens for other in waiting)
 
     def familiar(self, equals: list[CandidateEstimate]) -> CandidateEstimate:
         """The instance that served this session last, else the first."""

@@ -103,7 +103,10 @@ class _Writer:
             case Enum():
                 node.kind, node.name, node.slots = "enum", _name_of(type(value)), [value.value]
             case msgspec.Struct():
-                node.kind, node.name, node.slots = "struct", _name_of(type(value)), list(msgspec.structs.astuple(value))
+                parts = list(msgspec.structs.astuple(value))
+                flat = SCALARS.issuperset(map(type, parts))
+                node.kind, node.name = "struct" if flat else "message", _name_of(type(value))
+                node.slots = parts if flat else [_encoder.encode(value)]
             case PrefixIndex():
                 node.kind, node.slots = "index", [len(self._indexes)]
                 self._indexes.append(value.pack(canonical=self._canonical))
@@ -155,6 +158,8 @@ class _Reader:
                 return _class_named(node.name)(*node.slots)
             case "struct":
                 return _class_named(node.name)(**_named(_class_named(node.name), node.slots))
+            case "message":
+                return msgspec.msgpack.decode(node.slots[0], type=_class_named(node.name))
             case "mapping":
                 return MAPPINGS[node.name]()
             case "index":

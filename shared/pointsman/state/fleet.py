@@ -167,6 +167,8 @@ class Fleet:
         self._decoders: tuple[InstanceId, ...] = ()
         self._on_trial: tuple[InstanceId, ...] = ()
         self._shortest_context: Tokens = 0
+        self.kv_capacity_tokens: Tokens = 0
+        """Of all instances that told it."""
         self.split = False
         """Some instance only prefills or only decodes."""
 
@@ -332,6 +334,7 @@ class Fleet:
             self.model = _model_of_most(served or instances) or self.model
             for instance in instances:
                 instance.unschedulable = _misfit(instance, self.model)
+        self.kv_capacity_tokens = sum(max(0, instance.kv_capacity_tokens) for instance in instances)
         self.split = any(instance.role != "both" for instance in instances if not instance.unschedulable)
 
 

@@ -68,12 +68,11 @@ TRANSITIONS: dict[tuple[Stage, Trigger], Stage] = {
 def arrive(parts: StateParts, event: RequestArrived) -> None:
     if event.request in parts.workload.requests or parts.workload.end_of(event.request):
         return
-    keys = unpack_keys(event.keys)
     request = parts.workload.requests[event.request] = Request(
         id=event.request,
         tenant=event.tenant,
         session=event.session,
-        keys=keys,
+        keys=unpack_keys(event.keys),
         prompt_tokens=event.prompt_tokens,
         max_output_tokens=event.max_output_tokens,
         slo_ttft=event.slo_ttft + parts.outages.allowance(event.held_up, event.at),
@@ -81,14 +80,22 @@ def arrive(parts: StateParts, event: RequestArrived) -> None:
         arrived_at=event.arrived_at,
         exact=event.exact,
         streaming=event.streaming,
+        priority=event.priority,
         adapter=event.adapter,
         followed=event.followed,
         alias=event.alias,
         context_tokens=event.context_tokens,
     )
-    parts.hotness.arrived(keys, len(parts.fleet.ready))
-    for tracker in parts.trackers:
-        tracker.arrived(request, event.at)
+    _take_in(parts, request, event.at, limited=True)
+
+
+def _take_in(parts: StateParts, request: Request, at: EngineSeconds, *, limited: bool) -> None:
+    """A request over a limit of its tenant, which the leader rejects, counts nowhere."""
+    parts.tenants.take_in(request, at, limited=limited)
+    if request.over_limit is None:
+        parts.hotness.arrived(request.keys, len(parts.fleet.ready))
+        for tracker in parts.trackers:
+            tracker.arrived(request, at)
 
 
 def place(parts: StateParts, event: RequestPlaced) -> None:
@@ -162,6 +169,8 @@ def _enqueue(parts: StateParts, request: Request, at: EngineSeconds) -> None:
 
 
 def _unplace(parts: StateParts, request: Request, at: EngineSeconds) -> None:
+    if request.over_limit is not None:  # served all the same: its leader knew other limits
+        _take_in(parts, request, at, limited=False)
     if request.stage is Stage.ARRIVED:
         return
     for tracker in parts.trackers:
@@ -339,6 +348,8 @@ def end(parts: StateParts, event: RequestEnd) -> None:
         _release(parts, request)
     if parts.fleet.split:
         parts.decode_load.ended(request, event.at, finished)
+    if request.over_limit is not None:
+        return
     for tracker in parts.trackers:
         if isinstance(event, RequestRejected):
             tracker.refused(request, event.at, event.reason)

@@ -12,22 +12,24 @@ from pointsman.state.hotness import Hotness
 from pointsman.state.latency_model import LatencyModel
 from pointsman.state.outages import Outages
 from pointsman.state.outliers import Outliers
+from pointsman.state.pending_requests import PendingRequests
 from pointsman.state.prefix_index import PrefixIndex
 from pointsman.state.promises import Promises
 from pointsman.state.recent_decisions import RecentDecisions
 from pointsman.state.reported_hits import Contradictions, ReportedHits
 from pointsman.state.scaling import Scaling
 from pointsman.state.session_affinity import SessionAffinity
+from pointsman.state.tenants import Tenants
 from pointsman.state.trackers.base import Tracker
 from pointsman.state.trackers.decode_load import DecodeLoad
-from pointsman.state.workload import NO_EPOCH, Workload
+from pointsman.state.workload import NO_EPOCH, Request, Workload
 
 TRIAL_OPEN_WALL_SECONDS = 10.0
 """How long a failed trial of a half-open instance blocks the next trial while unattributed."""
 
-FOLD_VERSION = 3
+FOLD_VERSION = 4
 """Rules of the fold, named in LeaderElected for replay. 1: events are taken as they are (logs without a version); 2:
-checked against deliveries; 3: lost and held time extends a request's SLO."""
+checked against deliveries; 3: lost and held time extends a request's SLO; 4: tenants share a full queue."""
 
 STEP_MAX = 2**32
 """How far a term, epoch or number may jump, so that one entry cannot exhaust the range."""
@@ -52,7 +54,9 @@ class StateParts:
         """`trackers`: those that the chosen policies need. `latency`: replaces the default model, for simulations."""
         self.settings = settings
         self.learns_from_deliveries = settings.fold_version >= 2
-        self.trackers = tuple(trackers)
+        self.tenants = Tenants()
+        self.pending = PendingRequests()
+        self.trackers: tuple[Tracker, ...] = (self.tenants, self.pending, *trackers)
         self.fleet = Fleet(checks_model=self.learns_from_deliveries)
         self.epochs: dict[InstanceId, Epoch] = {}
         self.unregistered: dict[InstanceId, EngineSeconds] = {}
@@ -104,6 +108,11 @@ class StateParts:
         self.promises.extend_hits(keys, hits)
         self.delivered.extend_hits(keys, hits)
         return hits
+
+    def waits_for_kv(self, request: Request) -> bool:
+        """Whether it has to wait until its tenant has less in flight."""
+        tenants = self.tenants
+        return tenants.limits_kv and tenants.must_wait_for_kv(request, self.fleet.kv_capacity_tokens)
 
     def ejection_reason(self, instance: Instance) -> str:
         record = self.outliers.record(instance.id)

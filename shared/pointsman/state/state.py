@@ -171,7 +171,9 @@ class State(StateParts):
                 self.scaling.decide(event)
             case ScaleApplied():
                 self.scaling.apply(event)
-            case MigrationRefused() | TenantPoliciesSet() | ApiKeyChanged():
+            case TenantPoliciesSet():
+                self.tenants.set_policies(event.policies, self.workload.requests.values(), event.at)
+            case MigrationRefused() | ApiKeyChanged():
                 pass
             case _:
                 assert_never(event)

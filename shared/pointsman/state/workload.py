@@ -1,11 +1,14 @@
 """Requests in flight, and the queue of each instance. A request is *pending*, then granted and *in prefill* until its
 first token, then *decoding*. With split prefill and decode it is *expected* by its decode instance from placement on
-and *handed over* after the prefill. Work is in prefill seconds by the uncorrected cost model."""
+and *handed over* after the prefill. Work is in prefill seconds by the uncorrected cost model. A queue that holds several
+priority classes counts the work of each (`priority_classes`)."""
 
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from pointsman.contracts.reasons import RejectReason
+from pointsman.contracts.tenants import Priority
 from pointsman.primitives import (
     BlockKey,
     EngineSeconds,
@@ -17,6 +20,7 @@ from pointsman.primitives import (
     Tenant,
     Tokens,
 )
+from pointsman.state.priority_classes import LOWEST, PendingClass, note_grant, work_from
 
 ENDED_REMEMBERED_MAX = 10_000
 
@@ -34,6 +38,15 @@ class Stage(StrEnum):
     DECODING = "decoding"
 
 
+@dataclass(frozen=True, slots=True)
+class OverLimit:
+    """The limit of its tenant that an arrival exceeds, in words, and when it would have passed."""
+
+    reason: RejectReason
+    limit: str
+    passes_at: EngineSeconds
+
+
 @dataclass(slots=True, eq=False)
 class Request:
     """Placement fields are those of its last placement."""
@@ -49,6 +62,7 @@ class Request:
     arrived_at: EngineSeconds
     exact: bool
     streaming: bool
+    priority: Priority = "standard"
     adapter: str = ""
     followed: bool = False
     alias: str = ""
@@ -78,6 +92,11 @@ class Request:
     """Its ingress polls for a re-binding until the engine answers."""
     rebound_from: InstanceId = NO_INSTANCE
     """The engine where it was aborted before its first token; at most once."""
+    over_limit: OverLimit | None = None
+    charged_tokens: float = 0.0
+    """Weighted tokens charged to its tenant so far."""
+    kv_tokens: Tokens = 0
+    """Of its tenant's share of the KV capacity."""
 
     @property
     def awaits_decoder(self) -> bool:
@@ -98,6 +117,8 @@ class InstanceQueue:
     """Prefilled elsewhere, to be decoded here. In `decoding` after the hand-over."""
     pending_seconds: EngineSeconds = 0.0
     pending_tokens: Tokens = 0
+    classes: dict[Priority, PendingClass] = field(default_factory=dict)
+    """Pending work by class; only of classes that have any."""
     prefill_seconds: EngineSeconds = 0.0
     prefill_tokens: Tokens = 0
     working_since: EngineSeconds = 0.0
@@ -139,19 +160,28 @@ class InstanceQueue:
     def queue_seconds(self, now: EngineSeconds) -> EngineSeconds:
         return self.work_ahead(now)[0]
 
-    def work_ahead(self, now: EngineSeconds) -> tuple[EngineSeconds, Tokens]:
-        """Prefill work ahead of a new request, and its tokens."""
+    def work_ahead(self, now: EngineSeconds, priority: Priority = LOWEST) -> tuple[EngineSeconds, Tokens]:
+        """Prefill work ahead of a new request, and its tokens. Pending work of lower classes is behind it."""
+        pending_seconds, pending_tokens = self.pending_seconds, self.pending_tokens
+        if priority != LOWEST and self.pending and (len(self.classes) > 1 or priority not in self.classes):
+            pending_seconds, pending_tokens = work_from(self.classes, priority)
         if not self.prefill:
-            return self.pending_seconds, self.pending_tokens
+            return pending_seconds, pending_tokens
         seconds, tokens = self.engine_left(now)
-        return seconds + self.pending_seconds, tokens + self.pending_tokens
+        return seconds + pending_seconds, tokens + pending_tokens
 
     def enqueue(self, request: Request) -> None:
         self.pending[request.id] = request
         self.pending_seconds += request.prefill_seconds
         self.pending_tokens += request.uncached_tokens
+        known = self.classes.get(request.priority)
+        if known is None:
+            known = self.classes[request.priority] = PendingClass()
+        known.add(request.prefill_seconds, request.uncached_tokens)
 
     def grant(self, request: Request, now: EngineSeconds) -> None:
+        if len(self.classes) > 1:
+            note_grant(self.classes, request.priority, request.prefill_seconds)
         self._take_pending(request)
         if not self.prefill:
             self.working_since = now
@@ -196,6 +226,10 @@ class InstanceQueue:
         # Exactly 0 for an empty queue, whatever the rounding.
         self.pending_seconds = max(0.0, self.pending_seconds - request.prefill_seconds) if self.pending else 0.0
         self.pending_tokens -= request.uncached_tokens
+        known = self.classes[request.priority]
+        known.remove(request.prefill_seconds, request.uncached_tokens)
+        if not known.requests:
+            del self.classes[request.priority]
 
     def _take_prefill(self, request: Request) -> None:
         del self.prefill[request.id]

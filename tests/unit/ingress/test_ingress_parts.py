@@ -10,12 +10,19 @@ import pytest
 from typing_extensions import override
 
 from pointsman.adapters.clocks import ScaledClock
-from pointsman.primitives import WallSeconds
+from pointsman.contracts.commands import RouteRejected
+from pointsman.primitives import RequestId, WallSeconds
 from pointsman_ingress.engine.usage import Usage, usage_in
 from pointsman_ingress.http.api_keys import Keyring, KeysFileError
 from pointsman_ingress.http.call import RequestIds
 from pointsman_ingress.http.errors import ApiError, rejected, unknown_model
 from pointsman_ingress.prompt.block_keys import BlockKeys
+
+
+def rejection(reason: str, detail: str = "", *, retry_after: float = 1.0) -> RouteRejected:
+    return RouteRejected(
+        request=RequestId("r"), attempt=1, status=429, reason=reason, detail=detail, retry_after=retry_after
+    )
 
 
 def digest(key: str) -> str:
@@ -117,7 +124,8 @@ def test_usage_is_the_engines_or_unknown(answer: bytes, usage: Usage) -> None:
 
 def test_retry_after_is_whole_wall_seconds_and_at_least_one() -> None:
     waits = [
-        dict(rejected(429, "overloaded", "", retry_after_wall=wall).headers)[b"retry-after"] for wall in (0, 0.2, 1.2)
+        dict(rejected(rejection("overloaded", retry_after=wall), speed=1.0).headers)[b"retry-after"]
+        for wall in (0, 0.2, 1.2)
     ]
 
     assert waits == [b"1", b"1", b"2"]
@@ -131,7 +139,7 @@ def test_retry_after_is_whole_wall_seconds_and_at_least_one() -> None:
     ],
 )
 def test_a_rejection_has_a_reason_and_advice(reason: str, detail: str, message: str) -> None:
-    assert rejected(429, reason, detail, retry_after_wall=1).message == message
+    assert rejected(rejection(reason, detail), speed=1.0).message == message
 
 
 def test_an_unknown_model_is_answered_with_some_known_ones() -> None:

@@ -236,7 +236,7 @@ def test_prompts_are_sorted_into_tenths_of_the_recent_traffic() -> None:
     for number in range(100):
         ask(dispatcher, f"r{number}", 1000 * number, 1 + number, slo_ttft=1e6)
 
-    seen = dispatcher.state.tracker(Attainment)
+    seen = dispatcher.state.tracker(Attainment).of("standard")
     assert [seen.decile(blocks * BLOCK + 1) for blocks in (1, 11, 55, 100, 500)] == [0, 1, 5, 9, 9]
 
 
@@ -247,9 +247,9 @@ def test_equal_lengths_are_in_the_tenth_of_their_middle() -> None:
 
 def test_refusals_are_outcomes_unless_nobody_could_have_been_on_time() -> None:
     dispatcher = pool(PredictedTtftFair())
-    seen = dispatcher.state.tracker(Attainment)
     for number in range(3):
         ask(dispatcher, f"before{number}", 1000 * number, 60)
+    seen = dispatcher.state.tracker(Attainment).of("standard")
 
     impossible = ask(dispatcher, "impossible", 8000, 60, slo_ttft=1.0)
     assert isinstance(impossible, RequestRejected)
@@ -263,7 +263,7 @@ def test_refusals_are_outcomes_unless_nobody_could_have_been_on_time() -> None:
 def test_a_prompt_without_work_passes_at_any_price() -> None:
     dispatcher = pool(PredictedTtftFair(), instances=("a",))
     ask(dispatcher, "before", 1, 40)
-    seen = dispatcher.state.tracker(Attainment)
+    seen = dispatcher.state.tracker(Attainment).of("standard")
     seen.deciles[9].owed = 40.0
 
     assert isinstance(ask(dispatcher, "cached", 1, 40, slo_ttft=5.0), RequestPlaced)

@@ -7,7 +7,9 @@ from typing import Any
 
 import msgspec
 
-from pointsman.contracts.reasons import reject_answer
+from pointsman.contracts.commands import RouteRejected
+from pointsman.contracts.reasons import RejectReason, reject_answer
+from pointsman.contracts.tenants import RateLimits
 from pointsman.primitives import EngineSeconds, Tokens
 
 NO_RETRY_HEADER = (b"x-should-retry", b"false")  # OpenAI's clients retry 408, 429 and 5xx
@@ -19,10 +21,17 @@ _encode = msgspec.json.Encoder().encode
 
 
 class ApiError(Exception):
-    """`headers`: lower-case names."""
+    """`headers`: lower-case names. `openai_type`: instead of the status's."""
 
     def __init__(
-        self, status: int, code: str, message: str, *, param: str | None = None, headers: tuple[Header, ...] = ()
+        self,
+        status: int,
+        code: str,
+        message: str,
+        *,
+        param: str | None = None,
+        headers: tuple[Header, ...] = (),
+        openai_type: str = "",
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -30,6 +39,7 @@ class ApiError(Exception):
         self.message = message
         self.param = param
         self.headers = headers
+        self.openai_type = openai_type
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +71,9 @@ _ANTHROPIC_TYPES = {
 
 
 def _openai_body(error: ApiError) -> bytes:
-    kind = _OPENAI_TYPES.get(error.status, "server_error" if error.status >= 500 else "invalid_request_error")
+    kind = error.openai_type or _OPENAI_TYPES.get(
+        error.status, "server_error" if error.status >= 500 else "invalid_request_error"
+    )
     fields: dict[str, Any] = {"message": error.message, "type": kind, "param": error.param, "code": error.code}
     return _encode({"error": fields})
 
@@ -166,16 +178,41 @@ def retry_budget_spent(reason: str) -> ApiError:
     return _retry_later(503, "retry_budget_spent", message, 2.0)
 
 
-def rejected(status: int, reason: str, detail: str, *, retry_after_wall: EngineSeconds) -> ApiError:
-    known = reject_answer(reason)
-    detail = detail or "the request was refused"
+def rejected(answer: RouteRejected, *, speed: float, limit_headers: Sequence[Header] = ()) -> ApiError:
+    reason, known = answer.reason, reject_answer(answer.reason)
+    detail = answer.detail or "the request was refused"
     message = f"{detail[:1].upper()}{detail[1:]}. {known.advice}"
+    retry_after_wall = answer.retry_after / speed
+    code, kind = _limit_code(answer)
+    headers = [*limit_headers, (REASON_HEADER, _one_line(reason))]
     if not known.retryable:
-        return ApiError(status, reason, message, headers=(NO_RETRY_HEADER, (REASON_HEADER, reason.encode())))
-    return _retry_later(status, reason, message, retry_after_wall)
+        headers.append(NO_RETRY_HEADER)
+    if known.retryable or kind:
+        headers.append(_retry_after(retry_after_wall))
+    if known.retryable and kind and retry_after_wall > 0:  # preferred by OpenAI's and Anthropic's clients
+        headers.append((b"retry-after-ms", b"%d" % math.ceil(retry_after_wall * 1000)))
+    return ApiError(answer.status, code or reason, message, headers=tuple(headers), openai_type=kind)
+
+
+def _limit_code(answer: RouteRejected) -> tuple[str, str]:
+    """`code` and `type` of OpenAI's errors for limits of a tenant; empty for other reasons."""
+    if answer.reason == RejectReason.QUOTA_EXCEEDED:
+        return "insufficient_quota", "insufficient_quota"
+    if answer.reason not in (RejectReason.RATE_LIMITED, RejectReason.CONCURRENCY_EXCEEDED):
+        return "", ""
+    limits = answer.limits or RateLimits()
+    has_requests_left = limits.requests is None or limits.requests.remaining > 0
+    of_tokens = answer.reason == RejectReason.RATE_LIMITED and limits.tokens is not None and has_requests_left
+    return "rate_limit_exceeded", "tokens" if of_tokens else "requests"
 
 
 def _retry_later(status: int, reason: str, message: str, wall_seconds: EngineSeconds) -> ApiError:
-    retry_after = b"%d" % max(1, math.ceil(wall_seconds))
-    shown = reason.encode("ascii", "replace").replace(b"\n", b" ").replace(b"\r", b" ")
-    return ApiError(status, reason, message, headers=((b"retry-after", retry_after), (REASON_HEADER, shown)))
+    return ApiError(status, reason, message, headers=(_retry_after(wall_seconds), (REASON_HEADER, _one_line(reason))))
+
+
+def _retry_after(wall_seconds: EngineSeconds) -> Header:
+    return b"retry-after", b"%d" % max(1, math.ceil(wall_seconds))
+
+
+def _one_line(reason: str) -> bytes:
+    return reason.encode("ascii", "replace").replace(b"\n", b" ").replace(b"\r", b" ")

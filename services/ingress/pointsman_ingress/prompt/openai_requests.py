@@ -100,6 +100,7 @@ class ParsedRequest:
     reads_cache: bool = True  # False with prompt logprobs, which disable cache reads
     answers: int = 1
     may_add_usage: bool = False  # a stream whose client did not ask for usage
+    service_tier: Any = None  # as sent
 
 
 class _StreamOptions(msgspec.Struct):
@@ -119,6 +120,7 @@ class Body(msgspec.Struct):
     add_special_tokens: bool | None = None
     n: int | None = None
     prompt_logprobs: int | None = None
+    service_tier: Any = None
 
 
 class _CompletionBody(Body):
@@ -282,6 +284,7 @@ def parsed(
         reads_cache=reads_cache,
         answers=fields.n or 1,
         may_add_usage=fields.stream is True and not shows_usage,
+        service_tier=fields.service_tier,
     )
 
 

@@ -59,7 +59,7 @@ class PredictedTtftFair(AdmissionPolicy):
 
     def price(self, view: PoolView) -> float:
         """At least 1, which is `predicted_ttft_global`."""
-        seen = view.tracker(Attainment)
+        seen = view.tracker(Attainment).of(view.request.priority)
         gap = _gap(seen.deciles, seen.deciles[seen.decile(view.request.prompt_tokens)])
         if len(seen.tenants) > 1:
             gap += _gap(seen.tenants.values(), seen.tenants.get(view.request.tenant, Tally()))

@@ -8,10 +8,11 @@ from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.commands import HandOverRequest, RouteRequest
 from pointsman.contracts.fleet import LivenessTimeouts
 from pointsman.contracts.reasons import CancelCause
-from pointsman.policies.dispatch import fleet_care, granting, key_record, migrations, placement, splitting
+from pointsman.contracts.tenants import TenantPolicies
+from pointsman.policies.dispatch import fleet_care, granting, key_record, limits, migrations, placement, splitting
 from pointsman.policies.dispatch.turn import DecisionContext, Turn
 from pointsman.policies.rebalancing.base import MigrationPlan
-from pointsman.primitives import EngineSeconds, InstanceId, RequestId, Tenant
+from pointsman.primitives import EngineSeconds, InstanceId, Name, RequestId, Tenant
 
 P = ParamSpec("P")
 
@@ -35,7 +36,7 @@ class Dispatcher(DecisionContext):
         return self._run(now, granting.cancel_any, request, cause, reason)
 
     def grant_waiting(self, instance: InstanceId, now: EngineSeconds) -> list[LogEvent]:
-        return self._run(now, granting.grant_next, instance)
+        return self._run(now, granting.grant_waiting, instance)
 
     def migrate(self, plan: MigrationPlan, now: EngineSeconds) -> list[LogEvent]:
         return self._run(now, migrations.migrate, plan)
@@ -53,6 +54,9 @@ class Dispatcher(DecisionContext):
 
     def record_key(self, key: str, tenant: Tenant, action: KeyAction, now: EngineSeconds, *, by: str) -> list[LogEvent]:
         return self._run(now, key_record.record_key, key, tenant, action, by=by)
+
+    def set_tenant_policies(self, policies: TenantPolicies, now: EngineSeconds, *, by: Name) -> list[LogEvent]:
+        return self._run(now, limits.set_policies, policies, by)
 
     def check_liveness(self, timeouts: LivenessTimeouts, now: EngineSeconds) -> list[LogEvent]:
         return self._run(now, fleet_care.check_liveness, timeouts)

@@ -1,4 +1,7 @@
-"""Grants pending requests into engine windows, and ends requests, which makes room there."""
+"""Grants pending requests into engine windows, and ends requests, which makes room there. The ordering policy chooses
+among those of one priority class whose tenants are within their share of the KV capacity."""
+
+from dataclasses import replace
 
 from pointsman.contracts.decisions import RequestGranted
 from pointsman.contracts.reasons import CancelCause
@@ -6,10 +9,21 @@ from pointsman.contracts.requests import PrefillFinished, RequestCancelled
 from pointsman.policies.dispatch.turn import Turn
 from pointsman.primitives import InstanceId, RequestId
 from pointsman.state.fleet import Status
+from pointsman.state.priority_classes import next_class
+from pointsman.state.state import State
 from pointsman.state.workload import NO_INSTANCE, InstanceQueue, Request, Stage
 
 GRANTING = (Status.READY, Status.DRAINING, Status.EJECTED)
 """An ejected instance keeps only requests that no other can serve."""
+
+
+def grant_waiting(turn: Turn, instance_id: InstanceId) -> None:
+    """Also elsewhere, if tenants may have waited for their share of the KV capacity, which is the pool's."""
+    grant_next(turn, instance_id)
+    if turn.state.tenants.limits_kv:
+        for other in sorted(turn.state.workload.queues):
+            if other != instance_id:
+                grant_next(turn, other)
 
 
 def grant_next(turn: Turn, instance_id: InstanceId) -> None:
@@ -20,11 +34,29 @@ def grant_next(turn: Turn, instance_id: InstanceId) -> None:
         return
     _assume_prefills(turn, instance_id, queue)
     while queue.pending and not (instance_id in state.fleet.on_trial and state.has_trial_request(instance_id)):
-        request = policies.ordering.first(queue, turn.now, state)
+        eligible = _eligible(state, queue)
+        if eligible is None:
+            return
+        request = policies.ordering.first(eligible, turn.now, state)
         window, running_max = policies.prefill_window_tokens, policies.running_max
         if not queue.has_room(request.uncached_tokens, window_tokens=window, running_max=running_max):
             return
         grant(turn, request)
+
+
+def _eligible(state: State, queue: InstanceQueue) -> InstanceQueue | None:
+    """The queue with only those pending that may be granted next."""
+    pending, classes = queue.pending, queue.classes
+    if state.tenants.limits_kv:
+        pending = {r.id: r for r in pending.values() if not state.waits_for_kv(r)}
+        if len(pending) < len(queue.pending):
+            classes = {name: queue.classes[name] for name in {r.priority for r in pending.values()}}
+    if not pending:
+        return None
+    if len(classes) > 1:
+        following = next_class(classes)
+        pending = {r.id: r for r in pending.values() if r.priority == following}
+    return queue if pending is queue.pending else replace(queue, pending=pending)
 
 
 def grant(turn: Turn, request: Request) -> None:

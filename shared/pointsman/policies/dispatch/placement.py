@@ -9,14 +9,16 @@ from pointsman.contracts.reasons import RejectReason
 from pointsman.contracts.requests import RequestArrived
 from pointsman.policies.admission import Refusal
 from pointsman.policies.decode_placement import DecodeAssignment, DecodeChoice, DecodeRefusal
+from pointsman.policies.dispatch import queue_bound
 from pointsman.policies.dispatch.granting import grant_next
+from pointsman.policies.dispatch.limits import reject_over_limit
 from pointsman.policies.dispatch.splitting import Decoder, assignment, decoder_for
 from pointsman.policies.dispatch.turn import Turn
 from pointsman.policies.pool_view import CandidateEstimate, PoolView
 from pointsman.policies.routing import NoInstance
 from pointsman.policies.routing.base import Choice
 from pointsman.primitives import EngineSeconds, InstanceId, WallSeconds, engine_seconds
-from pointsman.state.workload import Request, Stage
+from pointsman.state.workload import NO_INSTANCE, Request, Stage
 
 RETRY_WALL_SECONDS: WallSeconds = WallSeconds(5.0)
 """Retry-After if it is unknown when an instance will be ready."""
@@ -79,12 +81,17 @@ def _arrive(turn: Turn, command: RouteRequest) -> None:
             alias=command.alias,
             context_tokens=command.context_tokens,
             client_request_id=command.client_request_id,
+            cache_group=command.cache_group,
+            priority=command.priority,
         )
     )
 
 
 def _place(turn: Turn, request: Request, attempt: int, excluded: Collection[InstanceId], *, held: bool) -> None:
     """`held`: it arrived before this turn."""
+    if request.over_limit is not None:
+        reject_over_limit(turn, request, request.over_limit, attempt)
+        return
     lost = _lost_seconds(turn, request, attempt, held=held)
     if lost:
         request = replace(request, slo_ttft=request.slo_ttft + lost)
@@ -99,7 +106,8 @@ def _place(turn: Turn, request: Request, attempt: int, excluded: Collection[Inst
             refusal = _no_decoder(turn, decoder, excluded) or no_instance
             _reject(turn, request, attempt, excluded, refusal, [], decoder)
         return
-    admitted = choice if trial else _queue_full(turn) or turn.policies.admission.admit(view, choice)
+    place = None if trial else queue_bound.place_for(turn, request)
+    admitted = choice if trial else _admitted(turn, view, choice, place)
     if isinstance(admitted, Refusal):
         _reject(turn, request, attempt, excluded, admitted, choice.considered, decoder)
         return
@@ -107,6 +115,7 @@ def _place(turn: Turn, request: Request, attempt: int, excluded: Collection[Inst
     if isinstance(decode, Refusal):
         _reject(turn, request, attempt, excluded, decode, choice.considered, decoder)
         return
+    displaced = queue_bound.displace(turn, place, request) if isinstance(place, Request) else NO_INSTANCE
     candidate = admitted.chosen
     turn.decide(
         RequestPlaced(
@@ -132,6 +141,12 @@ def _place(turn: Turn, request: Request, attempt: int, excluded: Collection[Inst
             lost_seconds=lost,
         )
     )
+    if displaced:
+        grant_next(turn, displaced)
+
+
+def _admitted(turn: Turn, view: PoolView, choice: Choice, place: queue_bound.Place) -> Choice | Refusal:
+    return place if isinstance(place, Refusal) else turn.policies.admission.admit(view, choice)
 
 
 def _reject(
@@ -194,13 +209,6 @@ def _predicted_ttft(candidate: CandidateEstimate, decode: DecodeAssignment) -> E
     if not decode.instance:
         return candidate.predicted_ttft
     return candidate.queue_seconds + candidate.prefill_seconds + decode.transfer_seconds
-
-
-def _queue_full(turn: Turn) -> Refusal | None:
-    waiting = sum(len(queue.pending) for queue in turn.state.workload.queues.values())
-    if waiting < turn.policies.pending_max:
-        return None
-    return Refusal(RejectReason.QUEUE_FULL, f"{waiting} requests wait already", 1.0)
 
 
 def _no_decoder(turn: Turn, decoder: Decoder, excluded: Collection[InstanceId]) -> Refusal | None:

@@ -30,11 +30,12 @@ from pointsman.contracts.fleet import (
 )
 from pointsman.contracts.reasons import MoveCause
 from pointsman.contracts.requests import PrefillFinished, RequestArrived, RequestCancelled, RequestEvent
+from pointsman.contracts.tenants import TenantPoliciesSet
 from pointsman.policies.dispatch import Dispatcher
 from pointsman.policies.policy_set import PolicySet
 from pointsman.policies.rebalancing.base import Migration, MigrationPlan
 from pointsman.ports import LogEntry
-from pointsman.primitives import InstanceId, Sequence
+from pointsman.primitives import InstanceId, RequestId, Sequence
 from pointsman.simulation.replay.leader_order import Kind, LeaderOrder, Step
 from pointsman.simulation.replay.verdict import Difference, Recomputed, TermSummary, Verdict, Watch, inputs_of
 from pointsman.state.state import State
@@ -141,9 +142,13 @@ class Tenure:
                 )
                 dispatcher.hand_over(command, now)
             case RequestPlaced() | RequestRejected():
-                known = self._state.workload.requests.get(event.request)
-                if known is not None:
-                    dispatcher.route(_repeated_command(known, event), now)
+                displaced_by = event.displaced_by if isinstance(event, RequestRejected) else None
+                answer = self._answer_to(displaced_by) if displaced_by else event
+                known = self._state.workload.requests.get(answer.request) if answer is not None else None
+                if known is not None and answer is not None:
+                    dispatcher.route(_repeated_command(known, answer), now)
+            case TenantPoliciesSet():
+                dispatcher.set_tenant_policies(event.policies, now, by=event.by)
             case RequestGranted() | PrefillFinished():
                 dispatcher.grant_waiting(event.instance, now)
             case RequestCancelled():
@@ -168,11 +173,18 @@ class Tenure:
 
     def _command(self, arrived: RequestArrived) -> RouteRequest:
         attempt, excluded = 1, list[InstanceId]()
-        answer = self._recorded[1][1] if len(self._recorded) > 1 else None
-        if isinstance(answer, RequestPlaced | RequestRejected) and answer.request == arrived.request:
+        answer = self._answer_to(arrived.request)
+        if answer is not None:
             attempt, excluded = answer.attempt, answer.excluded
         command = msgspec.convert(arrived, RouteRequest, from_attributes=True)
         return msgspec.structs.replace(command, attempt=attempt, excluded=excluded)
+
+    def _answer_to(self, request: RequestId) -> RequestPlaced | RequestRejected | None:
+        """Another request may have had to make room for it first."""
+        for _, event in self._recorded:
+            if isinstance(event, RequestPlaced | RequestRejected) and event.request == request:
+                return event
+        return None
 
     def _plan(self, first: RequestMigrated | MigrationRefused) -> MigrationPlan:
         moves: list[Migration] = []

@@ -1,5 +1,5 @@
-"""On-time shares by tenth of prompt length and by tenant, over the last OUTCOMES_WINDOW outcomes, and the on-time
-requests owed to each group. What a group is *owed* is a virtual queue (Neely, *Stochastic Network Optimization*, 2010,
+"""On-time shares by tenth of prompt length and by tenant, over the last OUTCOMES_WINDOW outcomes of a priority class, and
+the on-time requests owed to each group: a class owes nothing to another. What a group is *owed* is a virtual queue (Neely, *Stochastic Network Optimization*, 2010,
 section 4.4) from 0 to OWED_MAX: each outcome adds the target share and takes 1 off if it was on time. So the long-run
 share meets the target."""
 
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import msgspec
 from typing_extensions import override
 
+from pointsman.contracts.tenants import Priority
 from pointsman.primitives import EngineSeconds, Tenant, Tokens
 from pointsman.state.trackers.base import OutcomeTracker
 from pointsman.state.workload import Request
@@ -57,11 +58,34 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 class Attainment(OutcomeTracker):
-    """`deciles[0]`: the shortest prompts. `tenants`: those with outcomes in the window."""
-
     def __init__(self, *, decile_share: float = 0.0, tenant_share: float = 0.0) -> None:
         """Target shares: of each tenth, relative to the overall attainment; of each tenant, relative to its fair part
         (`fair_level`)."""
+        self._shares = (decile_share, tenant_share)
+        self._classes: dict[Priority, ClassAttainment] = {}
+
+    def of(self, priority: Priority) -> "ClassAttainment":
+        return self._classes.get(priority) or ClassAttainment(*self._shares)
+
+    @override
+    def arrived(self, request: Request, at: EngineSeconds) -> None:
+        self._kept(request.priority).arrived(request.prompt_tokens)
+
+    @override
+    def outcome(self, request: Request, at: EngineSeconds, *, on_time: bool, refused: bool = False) -> None:
+        self._kept(request.priority).outcome(request, on_time=on_time)
+
+    def _kept(self, priority: Priority) -> "ClassAttainment":
+        known = self._classes.get(priority)
+        if known is None:
+            known = self._classes[priority] = ClassAttainment(*self._shares)
+        return known
+
+
+class ClassAttainment:
+    """`deciles[0]`: the shortest prompts. `tenants`: those with outcomes in the window."""
+
+    def __init__(self, decile_share: float, tenant_share: float) -> None:
         self.overall = Tally()
         self.deciles = tuple(Tally() for _ in range(DECILES))
         self.tenants: dict[Tenant, Tally] = {}
@@ -76,15 +100,13 @@ class Attainment(OutcomeTracker):
     def decile(self, prompt_tokens: Tokens) -> int:
         return tenth(self._sorted_lengths, prompt_tokens)
 
-    @override
-    def arrived(self, request: Request, at: EngineSeconds) -> None:
-        self._lengths.append(request.prompt_tokens)
-        insort(self._sorted_lengths, request.prompt_tokens)
+    def arrived(self, prompt_tokens: Tokens) -> None:
+        self._lengths.append(prompt_tokens)
+        insort(self._sorted_lengths, prompt_tokens)
         if len(self._lengths) > LENGTHS_WINDOW:
             del self._sorted_lengths[bisect_left(self._sorted_lengths, self._lengths.popleft())]
 
-    @override
-    def outcome(self, request: Request, at: EngineSeconds, *, on_time: bool, refused: bool = False) -> None:
+    def outcome(self, request: Request, *, on_time: bool) -> None:
         outcome = Outcome(self.decile(request.prompt_tokens), request.tenant, request.prompt_tokens, on_time)
         self._outcomes.append(outcome)
         self._count(outcome, 1)

@@ -36,6 +36,11 @@ COMMANDS = {
         "elasticity_command",
         "Show how a fleet grows under load and shrinks after it.",
     ),
+    "tenants": (
+        "pointsman_lab.tenants.command",
+        "tenants_command",
+        "Measure whether tenants' limits hold, and what a flooding tenant does to others.",
+    ),
     "index": ("pointsman_lab.index", "index_command", "Measure the prefix index."),
     "plan": ("pointsman_lab.plan", "plan_command", "Measure planning of migrations."),
 }

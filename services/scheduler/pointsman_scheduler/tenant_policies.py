@@ -1,0 +1,95 @@
+"""Tenant policies between the key-value store, which all pools share, and this pool's log. In: the stored document,
+operators' commands. Out: TenantPoliciesSet whenever the document differs from what State has: at the start of a term
+and after a change, which may come through another pool's leader."""
+
+import asyncio
+from itertools import chain
+
+import msgspec
+
+from pointsman.contracts.commands import (
+    SetTenantPolicies,
+    TenantDescribed,
+    TenantPoliciesAnswered,
+    TenantsDescribed,
+)
+from pointsman.contracts.subjects import actor_of
+from pointsman.contracts.tenants import TenantPolicies
+from pointsman.ports import Clock, KeyValueStore, Reply, StoredValue, StoreUnavailableError, ValueChangedError
+from pointsman.primitives import EngineSeconds, PoolName
+from pointsman.runtime.admin_log import log_admin_action
+from pointsman.runtime.containment import contained
+from pointsman.runtime.tenant_policies import TENANTS_KEY, FollowedPolicies
+from pointsman.state.state import State
+from pointsman_scheduler.leader import ActiveTerm, Candidacy
+from pointsman_scheduler.replica import Replica
+
+TENANTS_DESCRIBED_MAX = 1_000
+
+
+class TenantPoliciesKeeper:
+    def __init__(self, *, leader: Candidacy, replica: Replica, store: KeyValueStore, clock: Clock) -> None:
+        self._leader = leader
+        self._replica = replica
+        self._store = store
+        self._clock = clock
+        self._followed = FollowedPolicies(store)
+        self._writing = asyncio.Lock()
+
+    async def run(self) -> None:
+        """Runs without end."""
+        async for read in self._store.follow():
+            async with self._writing:  # what was read before a write must not follow it into the log
+                self._followed.take(read)
+            with contained("tenant policies"):
+                await self.enforce()
+
+    async def enforce(self, *, by: str = "") -> None:
+        term, newest = self._leader.leading, self._followed.newest
+        if term is not None and newest is not None and newest != self._replica.state.tenants.policies:
+            await term.publish(term.dispatcher.set_tenant_policies(newest, self._clock.now(), by=by))
+
+    async def change(self, _term: ActiveTerm, command: SetTenantPolicies, reply: Reply) -> None:
+        by = actor_of(reply.subject)
+        async with self._writing:
+            refusal = await self._write(command.policies)
+            log_admin_action("tenants", by, refusal, tenants=len(command.policies.tenants))
+            if not refusal:
+                await self.enforce(by=by)
+        await reply(TenantPoliciesAnswered(refusal=refusal))
+
+    async def _write(self, policies: TenantPolicies) -> str:
+        """Returns why it could not be written; empty if it was."""
+        document = msgspec.json.encode(policies)
+        try:
+            stored = await self._store.get(TENANTS_KEY)
+            revision = await self._store.put(TENANTS_KEY, document, after=stored.revision if stored else 0)
+        except ValueChangedError:
+            return "somebody else changes the policies at this moment; look at them and try again"
+        except StoreUnavailableError as error:
+            return f"the store of policies does not answer: {error}"
+        self._followed.note(StoredValue(TENANTS_KEY, document, revision))
+        return ""
+
+
+def describe_tenants(state: State, now: EngineSeconds, *, pool: PoolName) -> TenantsDescribed:
+    policies = state.tenants.policies
+    if policies is None:
+        return TenantsDescribed(pool=pool)
+    accounts = sorted(
+        chain(state.tenants.named.items(), state.tenants.unnamed.items()),
+        key=lambda item: (-item[1].in_flight, item[0]),
+    )
+    return TenantsDescribed(
+        pool=pool,
+        policies=policies,
+        tenants=[
+            TenantDescribed(
+                tenant=tenant,
+                in_flight=account.in_flight,
+                tokens_today=round(account.used_on(now)),
+                limits=account.rate_limits(policies.of(tenant), now),
+            )
+            for tenant, account in accounts[:TENANTS_DESCRIBED_MAX]
+        ],
+    )

@@ -1,0 +1,48 @@
+"""The deployment's tenant policies, as the key-value store has them. A missing or broken document changes nothing: the
+last good one stays."""
+
+import msgspec
+import structlog
+
+from pointsman.contracts.codec import short_reason
+from pointsman.contracts.tenants import TenantPolicies, TenantPolicy
+from pointsman.ports import KeyValueStore, StoredValue, ValuesRead
+from pointsman.primitives import Tenant
+
+log = structlog.get_logger()
+
+TENANTS_KEY = "tenants"
+
+_decoder = msgspec.json.Decoder(TenantPolicies)
+_DEFAULTS = TenantPolicies()
+
+
+class FollowedPolicies:
+    """`newest`: None if there was no document so far."""
+
+    def __init__(self, store: KeyValueStore) -> None:
+        self._store = store
+        self._revision = 0
+        self.newest: TenantPolicies | None = None
+
+    def of(self, tenant: Tenant) -> TenantPolicy:
+        return (self.newest or _DEFAULTS).of(tenant)
+
+    async def follow(self) -> None:
+        """Runs without end."""
+        async for read in self._store.follow():
+            self.take(read)
+
+    def take(self, read: ValuesRead) -> None:
+        for stored in read.values:
+            if stored.key == TENANTS_KEY and (read.whole or stored.revision > self._revision):
+                self.note(stored)
+
+    def note(self, stored: StoredValue) -> None:
+        self._revision = stored.revision
+        try:
+            self.newest = _decoder.decode(stored.value)
+        except (msgspec.DecodeError, ValueError, RecursionError) as error:
+            log.warning("tenant_policies_unreadable", revision=stored.revision, reason=short_reason(error))
+            return
+        log.info("tenant_policies_read", revision=stored.revision, tenants=len(self.newest.tenants))

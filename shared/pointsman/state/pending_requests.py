@@ -1,0 +1,49 @@
+"""Pending requests of the pool by class and tenant, the newest last: who fills the queue."""
+
+from typing_extensions import override
+
+from pointsman.contracts.requests import RequestFinished
+from pointsman.contracts.tenants import Priority
+from pointsman.primitives import EngineSeconds, RequestId, Tenant
+from pointsman.state.trackers.base import Tracker
+from pointsman.state.workload import Request, Stage
+
+
+class PendingRequests(Tracker):
+    """Tenants and classes without pending requests have no entry."""
+
+    def __init__(self) -> None:
+        self.classes: dict[Priority, dict[Tenant, dict[RequestId, Request]]] = {}
+
+    @override
+    def placed(self, request: Request, at: EngineSeconds) -> None:
+        tenants = self.classes.get(request.priority)
+        if tenants is None:
+            tenants = self.classes[request.priority] = {}
+        pending = tenants.get(request.tenant)
+        if pending is None:
+            pending = tenants[request.tenant] = {}
+        pending[request.id] = request
+
+    @override
+    def granted(self, request: Request, at: EngineSeconds) -> None:
+        self._remove(request)
+
+    @override
+    def unplaced(self, request: Request, at: EngineSeconds) -> None:
+        if request.stage is Stage.PENDING:
+            self._remove(request)
+
+    @override
+    def ended(self, request: Request, at: EngineSeconds, finished: RequestFinished | None) -> None:
+        if request.stage is Stage.PENDING:
+            self._remove(request)
+
+    def _remove(self, request: Request) -> None:
+        tenants = self.classes[request.priority]
+        pending = tenants[request.tenant]
+        del pending[request.id]
+        if not pending:
+            del tenants[request.tenant]
+            if not tenants:
+                del self.classes[request.priority]

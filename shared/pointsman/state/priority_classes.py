@@ -1,0 +1,57 @@
+"""Priority classes of the requests pending at one instance. Higher classes are granted first. So that lower ones do not
+starve, each prefill second granted to a higher class while they wait gives them LOWER_SHARE seconds of credit; a class
+with credit goes first and pays for what it is granted. A class waits at most (1 + 1/LOWER_SHARE) times its own work."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pointsman.contracts.tenants import Priority
+from pointsman.primitives import EngineSeconds, Tokens
+
+RANK: dict[Priority, int] = {"batch": 0, "standard": 1, "interactive": 2}
+LOWEST: Priority = "batch"
+LOWER_SHARE = 0.05
+CREDIT_SECONDS_MAX: EngineSeconds = 1.0
+
+
+@dataclass(slots=True)
+class PendingClass:
+    requests: int = 0
+    seconds: EngineSeconds = 0.0
+    tokens: Tokens = 0
+    credit: EngineSeconds = 0.0
+
+    def add(self, seconds: EngineSeconds, tokens: Tokens) -> None:
+        self.requests += 1
+        self.seconds += seconds
+        self.tokens += tokens
+
+    def remove(self, seconds: EngineSeconds, tokens: Tokens) -> None:
+        self.requests -= 1
+        self.seconds = max(0.0, self.seconds - seconds)
+        self.tokens -= tokens
+
+
+def work_from(classes: Mapping[Priority, PendingClass], priority: Priority) -> tuple[EngineSeconds, Tokens]:
+    """Pending work of this class and those above it."""
+    seconds, tokens = 0.0, 0
+    for name, known in classes.items():
+        if RANK[name] >= RANK[priority]:
+            seconds += known.seconds
+            tokens += known.tokens
+    return seconds, tokens
+
+
+def next_class(classes: Mapping[Priority, PendingClass]) -> Priority:
+    """Of classes that are not empty: the lowest with credit, else the highest."""
+    ordered = sorted(classes, key=RANK.__getitem__)
+    return next((name for name in ordered[:-1] if classes[name].credit > 0), ordered[-1])
+
+
+def note_grant(classes: Mapping[Priority, PendingClass], granted: Priority, seconds: EngineSeconds) -> None:
+    """Before the grant is taken out of its class."""
+    if any(RANK[name] > RANK[granted] for name in classes):
+        classes[granted].credit -= seconds
+    for name, known in classes.items():
+        if RANK[name] < RANK[granted]:
+            known.credit = min(CREDIT_SECONDS_MAX, known.credit + LOWER_SHARE * seconds)

@@ -1,0 +1,276 @@
+"""Limits of tenants, and what each has used. In: policies in force (TenantPoliciesSet) and the life of requests. Out: for
+an arrival the limit that it exceeds, for a tenant what is left. Only tenants with a limit have an account.
+
+An arrival within the limits is counted; one over a limit is not, and the leader rejects it. Tokens are charged as
+predicted at the placement and corrected at the end. A request may overdraw the tokens: the next ones wait for it."""
+
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import ceil, floor
+
+from typing_extensions import override
+
+from pointsman.contracts.reasons import RejectReason
+from pointsman.contracts.requests import RequestFinished
+from pointsman.contracts.tenants import RateLimit, RateLimits, TenantPolicies, TenantPolicy
+from pointsman.primitives import EngineSeconds, Tenant, Tokens
+from pointsman.state.token_bucket import TokenBucket
+from pointsman.state.trackers.base import Tracker
+from pointsman.state.workload import OverLimit, Request, Stage
+
+BURST_SECONDS: EngineSeconds = 1.0
+"""Size of the buckets; those of requests hold at least 1."""
+MINUTE: EngineSeconds = 60.0
+DAY: EngineSeconds = 86_400.0
+CONCURRENCY_RETRY_SECONDS: EngineSeconds = 1.0
+OUTPUT_TOKENS_FIRST = 256.0
+"""Expected answer of a tenant without answers."""
+OUTPUT_FADE = 0.9
+UNNAMED_MAX = 10_000
+"""Accounts of tenants under the default policy; of those without requests, the one quiet longest is dropped first."""
+
+_NO_POLICIES = TenantPolicies()
+
+
+@dataclass(slots=True)
+class Account:
+    """`in_flight`: requests. `used`: tokens of `day`, a number of days since 1970. `output_tokens`: of usual answers."""
+
+    requests: TokenBucket | None = None
+    tokens: TokenBucket | None = None
+    in_flight: int = 0
+    kv_tokens: Tokens = 0
+    day: int = 0
+    used: float = 0.0
+    output_tokens: float = OUTPUT_TOKENS_FIRST
+
+    def limit(self, policy: TenantPolicy, at: EngineSeconds) -> None:
+        rate = policy.requests_per_second
+        self.requests = _bucket(self.requests, rate, max(1.0, rate * BURST_SECONDS), at)
+        rate = policy.tokens_per_minute / MINUTE
+        self.tokens = _bucket(self.tokens, rate, max(1.0, rate * BURST_SECONDS), at)
+
+    def over_limit(self, policy: TenantPolicy, at: EngineSeconds) -> OverLimit | None:
+        """The limit that holds up the next request longest."""
+        waits: list[tuple[EngineSeconds, RejectReason, str]] = []
+        if self.requests is not None:
+            wait = self.requests.seconds_until(1.0, at)
+            waits.append((wait, RejectReason.RATE_LIMITED, f"{policy.requests_per_second:g} requests a second"))
+        if policy.concurrency and self.in_flight >= policy.concurrency:
+            limit = f"{policy.concurrency} requests at a time"
+            waits.append((CONCURRENCY_RETRY_SECONDS, RejectReason.CONCURRENCY_EXCEEDED, limit))
+        if self.tokens is not None:
+            wait = self.tokens.seconds_until(0.0, at)
+            waits.append((wait, RejectReason.RATE_LIMITED, f"{policy.tokens_per_minute:,} tokens a minute"))
+        if policy.tokens_per_day and self.used_on(at) >= policy.tokens_per_day:
+            wait = _tomorrow(at) - at
+            waits.append((wait, RejectReason.QUOTA_EXCEEDED, f"{policy.tokens_per_day:,} tokens a day (UTC)"))
+        wait, reason, limit = max(waits, key=lambda found: found[0], default=(0.0, RejectReason.RATE_LIMITED, ""))
+        return OverLimit(reason, limit, at + wait) if wait > 0 else None
+
+    def charge(self, tokens: float, at: EngineSeconds, *, since: EngineSeconds) -> None:
+        """`tokens` below 0 gives back what was charged at `since`; a day that is over gets nothing back."""
+        if self.tokens is not None:
+            self.tokens.take(tokens, at)
+        if (today := _day(at)) > self.day:
+            self.day, self.used = today, 0.0
+        if tokens > 0 or _day(since) >= self.day:
+            self.used = max(0.0, self.used + tokens)
+
+    def used_on(self, at: EngineSeconds) -> float:
+        return self.used if _day(at) <= self.day else 0.0
+
+    def expected_output(self, request: Request) -> Tokens:
+        return max(0, min(request.max_output_tokens, round(self.output_tokens)))
+
+    def rate_limits(self, policy: TenantPolicy, now: EngineSeconds) -> RateLimits | None:
+        requests = _left(self.requests, ceil(policy.requests_per_second), now)
+        tokens = _left(self.tokens, policy.tokens_per_minute, now)
+        if policy.tokens_per_day:
+            left = max(0, floor(policy.tokens_per_day - self.used_on(now)))
+            if tokens is None or left < tokens.remaining:
+                tokens = RateLimit(limit=policy.tokens_per_day, remaining=left, reset=_tomorrow(now) - now)
+        return RateLimits(requests=requests, tokens=tokens) if requests or tokens else None
+
+
+class Tenants(Tracker):
+    """`policies`: None until some were set. `named`: accounts of tenants with a policy of their own. `limits_kv`: whether
+    any policy has a share of the KV capacity."""
+
+    def __init__(self) -> None:
+        self.policies: TenantPolicies | None = None
+        self.named: dict[Tenant, Account] = {}
+        self.unnamed: OrderedDict[Tenant, Account] = OrderedDict()
+        self.limits_kv = False
+
+    def policy_of(self, tenant: Tenant) -> TenantPolicy:
+        return (self.policies or _NO_POLICIES).of(tenant)
+
+    def set_policies(self, policies: TenantPolicies, requests: Iterable[Request], at: EngineSeconds) -> None:
+        """`requests`: all in flight. Accounts of tenants that keep limits go on."""
+        known = self.named | self.unnamed
+        self.policies, self.named, self.unnamed = policies, {}, OrderedDict()
+        self.limits_kv = any(policy.kv_share for policy in (policies.default, *policies.tenants.values()))
+        for tenant, account in known.items():
+            account.in_flight = account.kv_tokens = 0
+            if _has_limits(policies.of(tenant)):
+                account.limit(policies.of(tenant), at)
+                self._accounts(tenant)[tenant] = account
+        for request in requests:
+            account_or_none = self.account(request, at)
+            request.kv_tokens = 0
+            if account_or_none is not None and request.over_limit is None:
+                account_or_none.in_flight += 1
+                if request.stage not in (Stage.ARRIVED, Stage.PENDING):
+                    _hold_kv(account_or_none, request)
+
+    def account(self, request: Request, at: EngineSeconds) -> Account | None:
+        """Opens one for a tenant with limits."""
+        if self.policies is None:
+            return None
+        tenant = request.tenant
+        accounts = self._accounts(tenant)
+        account = accounts.get(tenant)
+        if account is None:
+            policy = self.policies.of(tenant)
+            if not _has_limits(policy):
+                return None
+            account = accounts[tenant] = Account()
+            account.limit(policy, at)
+            self._drop_quiet()
+        return account
+
+    def take_in(self, request: Request, at: EngineSeconds, *, limited: bool) -> None:
+        """Count an arrival. `limited`: unless it is over a limit, which is noted in it."""
+        account = self.account(request, at)
+        request.over_limit = None
+        if account is None:
+            return
+        if limited:
+            request.over_limit = account.over_limit(self.policy_of(request.tenant), at)
+            if request.over_limit is not None:
+                return
+        if request.tenant in self.unnamed:
+            self.unnamed.move_to_end(request.tenant)
+        account.in_flight += 1
+        if account.requests is not None:
+            account.requests.take(1.0, at)
+
+    def must_wait_for_kv(self, request: Request, capacity: Tokens) -> bool:
+        """Whether its tenant would exceed its share. One with nothing in flight may always send one request. `capacity`:
+        0 if unknown."""
+        share = self.policy_of(request.tenant).kv_share
+        account = self._known(request)
+        if not share or not capacity or account is None or not account.kv_tokens:
+            return False
+        return account.kv_tokens + request.prompt_tokens + account.expected_output(request) > share * capacity
+
+    def rate_limits(self, tenant: Tenant, now: EngineSeconds) -> RateLimits | None:
+        """None for a tenant without limits, or without requests so far."""
+        account = self._accounts(tenant).get(tenant)
+        return account.rate_limits(self.policy_of(tenant), now) if account is not None else None
+
+    @override
+    def placed(self, request: Request, at: EngineSeconds) -> None:
+        account = self._known(request)
+        if account is not None:
+            cached = request.prompt_tokens - request.uncached_tokens
+            self._charge(account, request, request.uncached_tokens, cached, account.expected_output(request), at)
+
+    @override
+    def granted(self, request: Request, at: EngineSeconds) -> None:
+        account = self._known(request)
+        if account is not None:
+            _hold_kv(account, request)
+
+    @override
+    def unplaced(self, request: Request, at: EngineSeconds) -> None:
+        account = self._known(request)
+        if account is not None:
+            _release_kv(account, request)
+
+    @override
+    def ended(self, request: Request, at: EngineSeconds, finished: RequestFinished | None) -> None:
+        """Gives back what no engine has worked on; of an answer that broke off only its length is unknown."""
+        account = self._known(request)
+        if account is None:
+            return
+        account.in_flight -= 1
+        _release_kv(account, request)
+        computed, cached = request.uncached_tokens, request.prompt_tokens - request.uncached_tokens
+        if finished is not None:
+            prompt = finished.prompt_tokens if finished.prompt_tokens >= 0 else request.prompt_tokens
+            cached = min(prompt, finished.cached_tokens if finished.cached_tokens >= 0 else cached)
+            output = account.expected_output(request)
+            if finished.completion_tokens >= 0:
+                output = finished.completion_tokens
+                account.output_tokens += (1 - OUTPUT_FADE) * (output - account.output_tokens)
+            self._charge(account, request, prompt - cached, cached, output, at)
+        elif request.stage in (Stage.ARRIVED, Stage.PENDING):
+            self._charge(account, request, 0, 0, 0, at)
+        elif request.stage is Stage.PREFILL:
+            self._charge(account, request, computed, cached, 0, at)
+
+    def _charge(
+        self, account: Account, request: Request, computed: Tokens, cached: Tokens, output: Tokens, at: EngineSeconds
+    ) -> None:
+        """In place of what was charged for it before."""
+        assert self.policies is not None
+        tokens = computed + self.policies.cached_token_weight * cached + output
+        if tokens != request.charged_tokens:
+            account.charge(tokens - request.charged_tokens, at, since=request.placed_at)
+            request.charged_tokens = tokens
+
+    def _accounts(self, tenant: Tenant) -> dict[Tenant, Account]:
+        return self.named if self.policies is not None and tenant in self.policies.tenants else self.unnamed
+
+    def _known(self, request: Request) -> Account | None:
+        return None if self.policies is None else self._accounts(request.tenant).get(request.tenant)
+
+    def _drop_quiet(self) -> None:
+        if len(self.unnamed) > UNNAMED_MAX:
+            quiet = next((tenant for tenant, account in self.unnamed.items() if not account.in_flight), None)
+            if quiet is not None:
+                del self.unnamed[quiet]
+
+
+def _has_limits(policy: TenantPolicy) -> bool:
+    return bool(
+        policy.requests_per_second
+        or policy.concurrency
+        or policy.tokens_per_minute
+        or policy.tokens_per_day
+        or policy.kv_share
+    )
+
+
+def _bucket(known: TokenBucket | None, rate: float, size: float, at: EngineSeconds) -> TokenBucket | None:
+    if not rate:
+        return None
+    return known.resized(rate, size, at) if known is not None else TokenBucket(rate, size, size, at)
+
+
+def _left(bucket: TokenBucket | None, limit: int, now: EngineSeconds) -> RateLimit | None:
+    if bucket is None:
+        return None
+    remaining = max(0, floor(bucket.level_at(now)))
+    return RateLimit(limit=limit, remaining=remaining, reset=bucket.seconds_until(bucket.size, now))
+
+
+def _hold_kv(account: Account, request: Request) -> None:
+    request.kv_tokens = request.prompt_tokens + account.expected_output(request)
+    account.kv_tokens += request.kv_tokens
+
+
+def _release_kv(account: Account, request: Request) -> None:
+    account.kv_tokens -= request.kv_tokens
+    request.kv_tokens = 0
+
+
+def _day(at: EngineSeconds) -> int:
+    return int(at // DAY)
+
+
+def _tomorrow(at: EngineSeconds) -> EngineSeconds:
+    return (_day(at) + 1) * DAY

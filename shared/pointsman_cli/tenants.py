@@ -1,0 +1,217 @@
+"""`pointsman tenants`: shows and sets limits, priorities and cache groups of tenants."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TypeVar
+
+import click
+import msgspec
+from rich.table import Table
+
+from pointsman.adapters.tenants_file import (
+    DEFAULT,
+    FIELDS,
+    TenantsFileError,
+    changed_policy,
+    read_tenant_policies,
+    tenant_name,
+)
+from pointsman.contracts.commands import (
+    DescribeTenants,
+    SetTenantPolicies,
+    TenantDescribed,
+    TenantPoliciesAnswered,
+    TenantsDescribed,
+)
+from pointsman.contracts.subjects import admin_subject, fleet_view_subject
+from pointsman.contracts.tenants import RateLimit, RateLimits, TenantPolicies, TenantPolicy
+from pointsman.ports import Commands
+from pointsman.primitives import PoolName, Tenant
+from pointsman.runtime.settings import FleetSettings
+from pointsman_cli.command_client import actor, ask, connected_link, no_scheduler
+from pointsman_cli.discovery import fleet_settings
+from pointsman_cli.options import CONTEXT, from_options, json_switch
+from pointsman_cli.output_file import print_json
+from pointsman_cli.terminal import output_console, say, table
+
+T = TypeVar("T")
+
+_NOTHING = TenantDescribed(tenant=Tenant(""))
+
+
+@click.group("tenants", context_settings=CONTEXT)
+def tenants_command() -> None:
+    """Show and set the limits, priorities and cache groups of tenants.
+
+    They hold for every pool of the deployment, each of which counts by itself, from a second after the change on.
+
+    \b
+      pointsman tenants apply tenants.toml
+      pointsman tenants set alice requests_per_second=20 priority=interactive
+      pointsman tenants set default concurrency=8        tenants without a policy of their own
+      pointsman tenants show
+    """
+
+
+@tenants_command.command("show", context_settings=CONTEXT)
+@from_options
+@json_switch
+def show_command(place: str | None, pool: str | None, as_json: bool) -> None:
+    """Show the policies in force, and what each tenant has used of its limits."""
+    described = _run(place, pool, _described)
+    print_json(described) if as_json else _show(described)
+
+
+@tenants_command.command("apply", context_settings=CONTEXT)
+@click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
+@from_options
+@json_switch
+def apply_command(file: Path, place: str | None, pool: str | None, as_json: bool) -> None:
+    """Replace all policies by those of FILE (TOML).
+
+    \b
+      cached_token_weight = 0.1          of a cached prompt token; others count 1
+      [default]                          tenants without a table; its values hold where a table has none
+      requests_per_second = 5
+      [tenants.alice]
+      priority = "interactive"           batch, standard or interactive
+      tokens_per_minute = 200_000
+
+    The keys of a table: priority, weight, cache_group, requests_per_second, concurrency, tokens_per_minute,
+    tokens_per_day, kv_share. 0: unlimited.
+    """
+    policies = _checked(lambda: read_tenant_policies(file))
+
+    async def replace(commands: Commands, settings: FleetSettings) -> TenantPolicies:
+        await replace_policies(commands, settings, policies)
+        return policies
+
+    _report(_run(place, pool, replace), as_json=as_json)
+
+
+@tenants_command.command("set", context_settings=CONTEXT)
+@click.argument("tenant")
+@click.argument("values", nargs=-1, required=True, metavar="KEY=VALUE...")
+@from_options
+@json_switch
+def set_command(tenant: str, values: tuple[str, ...], place: str | None, pool: str | None, as_json: bool) -> None:
+    """Change the policy of TENANT; `default` is that of tenants without one of their own.
+
+    A tenant without a policy of its own gets one: the default's, with these values. Later changes of the default leave
+    it alone.
+    """
+    pairs = dict(_pair(text) for text in values)
+    if tenant != DEFAULT:
+        _checked(lambda: tenant_name(tenant))
+    _checked(lambda: changed_policy(TenantPolicy(), pairs, tenant, from_text=True))  # before anything is asked
+
+    async def change(commands: Commands, settings: FleetSettings) -> TenantPolicies:
+        known = (await _described(commands, settings)).policies or TenantPolicies()
+        policies = with_values(known, tenant, pairs)
+        await replace_policies(commands, settings, policies)
+        return policies
+
+    _report(_run(place, pool, change), as_json=as_json)
+
+
+def with_values(policies: TenantPolicies, tenant: str, values: dict[str, str]) -> TenantPolicies:
+    """Raises TenantsFileError."""
+    if tenant == DEFAULT:
+        return msgspec.structs.replace(
+            policies, default=changed_policy(policies.default, values, tenant, from_text=True)
+        )
+    name = tenant_name(tenant)
+    changed = changed_policy(policies.of(name), values, tenant, from_text=True)
+    return msgspec.structs.replace(policies, tenants={**policies.tenants, name: changed})
+
+
+def _run(place: str | None, pool: str | None, ask_leader: Callable[[Commands, FleetSettings], Awaitable[T]]) -> T:
+    settings = fleet_settings(place, pool)
+
+    async def connected() -> T:
+        async with connected_link(settings, name="tenants") as link:
+            return await ask_leader(link.commands, settings)
+
+    return asyncio.run(connected())
+
+
+async def _described(commands: Commands, settings: FleetSettings) -> TenantsDescribed:
+    subject = fleet_view_subject(PoolName(settings.pool))
+    return await ask(commands, subject, DescribeTenants(), TenantsDescribed, absent=no_scheduler(settings))
+
+
+async def replace_policies(commands: Commands, settings: FleetSettings, policies: TenantPolicies) -> None:
+    subject = admin_subject(PoolName(settings.pool), "tenants", actor(settings))
+    command = SetTenantPolicies(policies=policies)
+    answer = await ask(commands, subject, command, TenantPoliciesAnswered, absent=no_scheduler(settings))
+    if answer.refusal:
+        raise click.ClickException(answer.refusal)
+
+
+def _pair(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not equals:
+        msg = f"'{text}' is not KEY=VALUE; the keys are {', '.join(FIELDS)}"
+        raise click.BadParameter(msg, param_hint="VALUES")
+    return key, value
+
+
+def _checked(read: Callable[[], T]) -> T:
+    try:
+        return read()
+    except TenantsFileError as error:
+        raise click.ClickException(str(error)) from error
+
+
+def _report(policies: TenantPolicies, *, as_json: bool) -> None:
+    if as_json:
+        print_json(policies)
+    else:
+        print(f"in force: the default and {len(policies.tenants)} tenants; look with: pointsman tenants show")
+
+
+def _show(described: TenantsDescribed) -> None:
+    console, policies = output_console(), described.policies
+    if policies is None:
+        say(console, "no policies were set: no tenant has limits, all are 'standard'")
+        return
+    use = {tenant.tenant: tenant for tenant in described.tenants}
+    shown = _table(f"tenants of the pool {described.pool}")
+    _add_row(shown, "default", policies.default, None)
+    for name in sorted(policies.tenants):
+        _add_row(shown, name, policies.tenants[name], use.get(name, _NOTHING))
+    for name, tenant in use.items():
+        if name not in policies.tenants:
+            _add_row(shown, f"{name} (default)", policies.default, tenant)
+    console.print(shown)
+    say(console, f"a cached prompt token counts {policies.cached_token_weight:g}; used / limit")
+
+
+def _table(title: str) -> Table:
+    columns = ("tenant", "priority", ">weight", "group", ">left / requests per s", ">concurrency")
+    return table(*columns, ">left / tokens per min", ">tokens today", ">KV share", title=title)
+
+
+def _add_row(shown: Table, name: str, policy: TenantPolicy, use: TenantDescribed | None) -> None:
+    limits = (use.limits if use else None) or RateLimits()
+    day = f"{use.tokens_today:,} / " if use else ""
+    shown.add_row(
+        name,
+        policy.priority,
+        f"{policy.weight:g}",
+        policy.cache_group,
+        _left(limits.requests, policy.requests_per_second),
+        (f"{use.in_flight} / " if use else "") + _limit(policy.concurrency),
+        _left(limits.tokens, policy.tokens_per_minute),
+        day + _limit(policy.tokens_per_day),
+        _limit(policy.kv_share),
+    )
+
+
+def _left(limit: RateLimit | None, rate: float) -> str:
+    return f"{limit.remaining:,} / {_limit(rate)}" if limit is not None and rate else _limit(rate)
+
+
+def _limit(value: float) -> str:
+    return f"{value:,.10g}" if value else "-"

@@ -1,0 +1,1 @@
+"""Limits, priorities and fairness of tenants, measured on real processes."""

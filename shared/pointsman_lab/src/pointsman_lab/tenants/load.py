@@ -1,0 +1,105 @@
+"""Clients of several tenants: each sends at a fixed rate, whatever becomes of its requests, over all ingresses in turn."""
+
+import asyncio
+import itertools
+import random
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import aiohttp
+import msgspec
+
+from pointsman.primitives import Tokens
+
+VOCABULARY = 30_000
+PREFIX_BLOCK = 64
+ANSWER_SECONDS_MAX = 120.0
+OPEN_MAX = 4_000
+TENANT_HEADER = "x-llm-d-inference-fairness-id"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traffic:
+    """`rate`: requests a second. `shared_tokens`: prefix of all prompts of this tenant."""
+
+    tenant: str
+    rate: float
+    prompt_tokens: Tokens
+    output_tokens: Tokens
+    shared_tokens: Tokens = 0
+
+
+@dataclass(slots=True, kw_only=True)
+class Sample:
+    """Wall seconds. `ttft`: None without a first token."""
+
+    tenant: str
+    asked_at: float
+    status: int = 0
+    reason: str = ""
+    ttft: float | None = None
+    seconds: float = 0.0
+
+
+@dataclass(slots=True)
+class TenantClients:
+    model: str
+    urls: Sequence[str]
+    seed: int
+    samples: list[Sample] = field(default_factory=list)
+
+    async def run(self, traffic: Iterable[Traffic], seconds: float) -> list[Sample]:
+        """Returns the samples of this run, once all requests have ended."""
+        first = len(self.samples)
+        connector = aiohttp.TCPConnector(limit=0)
+        timeout = aiohttp.ClientTimeout(total=ANSWER_SECONDS_MAX)
+        async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session, asyncio.TaskGroup() as tasks:
+            for number, one in enumerate(traffic):
+                tasks.create_task(self._send(session, one, seconds, random.Random(f"{self.seed}-{number}-{first}")))
+        return self.samples[first:]
+
+    async def _send(
+        self, session: aiohttp.ClientSession, traffic: Traffic, seconds: float, chance: random.Random
+    ) -> None:
+        urls, began = itertools.cycle(self.urls), time.monotonic()
+        prefix = random.Random(traffic.tenant).choices(range(VOCABULARY), k=traffic.shared_tokens)
+        offset = chance.random() / traffic.rate
+        async with asyncio.TaskGroup() as requests:
+            waiting: set[asyncio.Task[None]] = set()
+            for number in range(round(seconds * traffic.rate)):
+                await asyncio.sleep(max(0.0, began + offset + number / traffic.rate - time.monotonic()))
+                if len(waiting) < OPEN_MAX:
+                    own = chance.choices(range(VOCABULARY), k=traffic.prompt_tokens - traffic.shared_tokens)
+                    task = requests.create_task(self._ask(session, next(urls), traffic, prefix + own))
+                    waiting.add(task)
+                    task.add_done_callback(waiting.discard)
+
+    async def _ask(self, session: aiohttp.ClientSession, url: str, traffic: Traffic, prompt: list[int]) -> None:
+        sample = Sample(tenant=traffic.tenant, asked_at=time.monotonic())
+        self.samples.append(sample)
+        body = msgspec.json.encode(
+            {
+                "model": self.model,
+                "prompt": prompt,
+                "max_tokens": traffic.output_tokens,
+                "ignore_eos": True,
+                "stream": True,
+            }
+        )
+        headers = {"content-type": "application/json", TENANT_HEADER: traffic.tenant, "x-slo-ttft-ms": "3600000"}
+        try:
+            async with session.post(f"{url}/v1/completions", data=body, headers=headers) as answer:
+                sample.status = answer.status
+                sample.reason = answer.headers.get("x-pointsman-reject-reason", "")
+                async for _ in answer.content.iter_any():
+                    if sample.ttft is None and answer.status == 200:
+                        sample.ttft = time.monotonic() - sample.asked_at
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            sample.reason = type(error).__name__
+        sample.seconds = time.monotonic() - sample.asked_at
+
+
+def quantile(values: Iterable[float], share: float) -> float | None:
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else None

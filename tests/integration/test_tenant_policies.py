@@ -1,0 +1,177 @@
+"""Tenant policies from the operator's command or another pool's leader into the store, the log and every decision after."""
+
+import asyncio
+from typing import Any
+
+import msgspec
+import pytest
+
+from pointsman.adapters.clocks import ScaledClock
+from pointsman.contracts.commands import (
+    DescribeTenants,
+    RouteGranted,
+    RouteRejected,
+    SetTenantPolicies,
+    TenantDescribed,
+    TenantPoliciesAnswered,
+    TenantsDescribed,
+)
+from pointsman.contracts.subjects import admin_subject, fleet_view_subject, route_subject
+from pointsman.contracts.tenants import TenantPolicies, TenantPoliciesSet, TenantPolicy
+from pointsman.primitives import PoolName, Tenant, WallSeconds
+from pointsman.runtime.tenant_policies import TENANTS_KEY
+from pointsman_lab.memory.log import MemoryBroker
+from tests.support.events import joined, route
+from tests.support.log_reading import events_in
+from tests.support.scheduling import running_scheduler
+from tests.support.waiting import eventually
+
+POOL = PoolName("default")
+ONE_AT_A_TIME = TenantPolicies(tenants={Tenant("alice"): TenantPolicy(concurrency=1)})
+TWO_AT_A_TIME = TenantPolicies(tenants={Tenant("alice"): TenantPolicy(concurrency=2)})
+
+
+class World:
+    def __init__(self) -> None:
+        self.clock = ScaledClock()
+        self.broker = MemoryBroker(POOL)
+        self.client = self.broker.client(name="test", clock=self.clock)
+
+    def scheduler(self, name: str = "s", **settings: Any) -> Any:
+        return running_scheduler(self.broker.client(name=name, clock=self.clock), self.clock, name=name, **settings)
+
+    async def ask(self, subject: str, command: Any) -> Any:
+        return await self.client.commands.request(subject, command, timeout=WallSeconds(3.0))
+
+    async def set(self, policies: TenantPolicies, *, operator: str = "carol") -> str:
+        answer = await self.ask(admin_subject(POOL, "tenants", operator), SetTenantPolicies(policies=policies))
+        assert isinstance(answer, TenantPoliciesAnswered)
+        return answer.refusal
+
+    async def store(self, document: bytes) -> None:
+        known = await self.broker.access.get(TENANTS_KEY)
+        await self.broker.access.put(TENANTS_KEY, document, after=known.revision if known else 0)
+
+    async def stored(self) -> TenantPolicies | None:
+        known = await self.broker.access.get(TENANTS_KEY)
+        return msgspec.json.decode(known.value, type=TenantPolicies) if known else None
+
+    async def logged(self) -> list[tuple[TenantPolicies, str]]:
+        return [
+            (event.policies, event.by)
+            for event in await events_in(self.client.log)
+            if isinstance(event, TenantPoliciesSet)
+        ]
+
+    async def route(self, request: str, tenant: str = "alice") -> RouteGranted | RouteRejected:
+        command = route(request, [1], tenant=Tenant(tenant), arrived_at=self.clock.now())
+        answer = await self.ask(route_subject(POOL), command)
+        assert isinstance(answer, RouteGranted | RouteRejected)
+        return answer
+
+    async def described(self) -> TenantsDescribed:
+        answer = await self.ask(fleet_view_subject(POOL), DescribeTenants())
+        assert isinstance(answer, TenantsDescribed)
+        return answer
+
+
+@pytest.fixture
+async def world() -> World:
+    opened = World()
+    await opened.client.log.append(joined("a", at=opened.clock.now()))
+    return opened
+
+
+async def test_an_operators_policies_are_stored_logged_under_his_name_and_hold_at_once(world: World) -> None:
+    async with world.scheduler():
+        assert await world.set(ONE_AT_A_TIME) == ""
+        answers = [await world.route("first"), await world.route("second"), await world.route("other", "bob")]
+
+        assert [type(answer) for answer in answers] == [RouteGranted, RouteRejected, RouteGranted]
+        assert isinstance(answers[1], RouteRejected)
+        assert (answers[1].reason, answers[1].status) == ("concurrency_exceeded", 429)
+        assert await world.stored() == ONE_AT_A_TIME
+        assert await world.logged() == [(ONE_AT_A_TIME, "carol")]
+
+
+async def test_the_same_policies_again_change_nothing(world: World) -> None:
+    async with world.scheduler():
+        for _ in range(2):
+            assert await world.set(ONE_AT_A_TIME) == ""
+        await asyncio.sleep(1.2)  # it is read again meanwhile
+
+        assert await world.logged() == [(ONE_AT_A_TIME, "carol")]
+
+
+async def test_what_another_pools_leader_stores_holds_within_a_second(world: World) -> None:
+    async with world.scheduler() as scheduler:
+        await world.store(msgspec.json.encode(ONE_AT_A_TIME))
+        await eventually(lambda: scheduler.state.tenants.policies == ONE_AT_A_TIME, seconds=1.5)
+        await world.store(msgspec.json.encode(TWO_AT_A_TIME))
+        await eventually(lambda: scheduler.state.tenants.policies == TWO_AT_A_TIME, seconds=1.5)
+
+        assert await world.logged() == [(ONE_AT_A_TIME, ""), (TWO_AT_A_TIME, "")]
+
+
+async def test_a_new_leader_takes_what_was_stored_meanwhile_and_writes_it_only_if_it_differs(world: World) -> None:
+    async with world.scheduler("one"):
+        await world.set(ONE_AT_A_TIME)
+    async with world.scheduler("two"):
+        await asyncio.sleep(1.2)
+        assert len(await world.logged()) == 1
+    await world.store(msgspec.json.encode(TWO_AT_A_TIME))
+    async with world.scheduler("three") as scheduler:
+        await eventually(lambda: scheduler.state.tenants.policies == TWO_AT_A_TIME, seconds=1.5)
+
+        assert await world.logged() == [(ONE_AT_A_TIME, "carol"), (TWO_AT_A_TIME, "")]
+
+
+async def test_a_follower_writes_nothing(world: World) -> None:
+    async with world.scheduler("one"), world.scheduler("two") as two:
+        await world.store(msgspec.json.encode(ONE_AT_A_TIME))
+        await eventually(lambda: two.state.tenants.policies == ONE_AT_A_TIME, seconds=3.0)
+        await asyncio.sleep(0.6)
+
+        assert len(await world.logged()) == 1
+
+
+@pytest.mark.parametrize("document", [b"", b"{", b'{"default": 7}', b'{"tenants": {"a": {"weight": -1}}}', b"\xff"])
+async def test_a_broken_document_keeps_the_last_good_one(world: World, document: bytes) -> None:
+    async with world.scheduler() as scheduler:
+        await world.set(ONE_AT_A_TIME)
+        await world.store(document)
+        await asyncio.sleep(0.8)
+
+        assert scheduler.leading
+        assert await world.logged() == [(ONE_AT_A_TIME, "carol")]
+        assert await world.set(TWO_AT_A_TIME) == "", "it can be mended"
+
+
+async def test_a_store_that_was_deleted_keeps_them_too(world: World) -> None:
+    async with world.scheduler() as scheduler:
+        await world.set(ONE_AT_A_TIME)
+        world.broker.access.recreate()
+        await asyncio.sleep(0.8)
+        assert scheduler.state.tenants.policies == ONE_AT_A_TIME
+        await world.store(msgspec.json.encode(TWO_AT_A_TIME))
+        await eventually(lambda: scheduler.state.tenants.policies == TWO_AT_A_TIME, seconds=2.0)
+
+
+async def test_without_a_store_nothing_is_written_and_nobody_is_limited(world: World) -> None:
+    async with world.scheduler():
+        assert isinstance(await world.route("first"), RouteGranted)
+        assert isinstance(await world.route("second"), RouteGranted)
+
+        assert await world.logged() == []
+        assert await world.described() == TenantsDescribed(pool=POOL)
+
+
+async def test_the_leader_says_what_tenants_use(world: World) -> None:
+    async with world.scheduler():
+        await world.set(ONE_AT_A_TIME)
+        await world.route("first")
+        await world.route("other", "bob")
+
+        described = await world.described()
+        assert described.policies == ONE_AT_A_TIME
+        assert described.tenants == [TenantDescribed(tenant=Tenant("alice"), in_flight=1, tokens_today=0)]
