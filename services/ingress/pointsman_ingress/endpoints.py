@@ -8,6 +8,7 @@ from pointsman_ingress.engine.streams import CHUNKS, MESSAGE_EVENTS, NAMED_EVENT
 from pointsman_ingress.http.errors import ANTHROPIC_ERRORS, OPENAI_ERRORS, ErrorShape, not_json
 from pointsman_ingress.http.rate_limits import LimitHeaders, anthropic_limits, openai_limits
 from pointsman_ingress.http.request_headers import Headers
+from pointsman_ingress.prompt.json_form import LIGHT_BYTES_MAX, is_light
 from pointsman_ingress.prompt.messages_input import parse_messages
 from pointsman_ingress.prompt.openai_requests import (
     ParsedRequest,
@@ -39,6 +40,9 @@ class Endpoint:
         sent = headers.get(b"content-type", b"")
         if self.parse is not None and sent != JSON and sent.partition(b";")[0].strip().lower() != JSON:
             raise not_json()
+
+    def is_light(self, body: bytes) -> bool:
+        return is_light(body) if self.parse is not None else len(body) <= LIGHT_BYTES_MAX
 
     def read(self, body: bytes, headers: Headers) -> ParsedRequest:
         """Raises ApiError."""

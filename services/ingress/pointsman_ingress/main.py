@@ -46,6 +46,7 @@ from pointsman_ingress.placement.retry_budget import RetryBudget
 from pointsman_ingress.placement.scheduler_client import SchedulerClient, SchedulerLiveness
 from pointsman_ingress.prompt.block_keys import BlockKeys
 from pointsman_ingress.prompt.tokenization import PromptTokenizer
+from pointsman_ingress.prompt.work_threads import WorkThreads
 from pointsman_ingress.service import Gateway
 from pointsman_ingress.settings import IngressSettings
 
@@ -183,12 +184,21 @@ async def assembled(
         )
         with ExitStack() as stack:
             served = []
+            work = WorkThreads()
+            stack.callback(work.close)
             for name, link in links.items():
                 pool_board = (pool_boards or {}).get(name, board)
                 pool = _pool(
-                    settings, name, link, engines, clock=clock, board=pool_board, hold=hold, supervisor=supervisor
+                    settings,
+                    name,
+                    link,
+                    engines,
+                    clock=clock,
+                    board=pool_board,
+                    hold=hold,
+                    supervisor=supervisor,
+                    work=work,
                 )
-                stack.callback(pool.tokenizer.close)
                 if settings.probe:
                     prober = KeyProber(pool, engines=engines, clock=clock, supervisor=supervisor, chance=chance)
                     supervisor.start(prober.run(), name=f"probe-{name}")
@@ -209,6 +219,7 @@ async def assembled(
                 ids=RequestIds(chance),
                 access_log=access_log,
                 policies=policies,
+                work=work,
             )
             supervisor.start(keyring.follow(), name="api-keys")
             supervisor.start(policies.follow(), name="tenant-policies")
@@ -225,6 +236,7 @@ def _pool(
     board: HealthBoard,
     hold: HoldQueue,
     supervisor: Supervisor,
+    work: WorkThreads,
 ) -> Pool:
     """Starts the pool's background tasks. Raises click.ClickException."""
     fleet = FleetView(clock, board)
@@ -256,6 +268,7 @@ def _pool(
             engines=engines,
             clock=clock,
             failed=in_flight.failed,
+            work=work,
         ),
         block_keys=BlockKeys(secret=settings.secret.encode(), block_tokens=lambda: fleet.block_tokens),
         events=link.log,

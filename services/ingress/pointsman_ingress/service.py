@@ -29,6 +29,8 @@ from pointsman_ingress.http.request_deadline import RequestDeadline
 from pointsman_ingress.lifecycle import RequestLifecycle
 from pointsman_ingress.passthrough import pass_through
 from pointsman_ingress.placement.pools import Pools
+from pointsman_ingress.prompt.openai_requests import ParsedRequest
+from pointsman_ingress.prompt.work_threads import WorkThreads
 from pointsman_ingress.settings import IngressSettings
 
 log = structlog.get_logger()
@@ -45,6 +47,7 @@ class Gateway:
     ids: RequestIds
     access_log: AccessLog | None
     policies: FollowedPolicies
+    work: WorkThreads
     _body_budget: BodyBudget = field(default_factory=BodyBudget, init=False)
 
     async def serve(self, endpoint: Endpoint, scope: Scope, receive: Receive, send: Send) -> None:
@@ -58,7 +61,8 @@ class Gateway:
                     endpoint.check_content_type(call.headers)
                     body = await call.read_body(receive, self._body_budget, bytes_max=self.settings.body_bytes_max)
                     deadline.watch(receive)
-                    request = endpoint.read(body, call.headers)
+                    facts.light = endpoint.is_light(body)
+                    request = await self._read(endpoint, body, call, facts)
                     if not endpoint.placed:
                         pool, model = await find_model(call, request, self.pools, facts)
                         await pass_through(call, body, pool, model, facts, self.engines, self.settings)
@@ -104,6 +108,12 @@ class Gateway:
 
     def _call(self, endpoint: Endpoint, scope: Scope, send: Send) -> HttpExchange:
         return HttpExchange(endpoint.path, endpoint.errors, scope, send, ids=self.ids, clock=self.clock)
+
+    async def _read(self, endpoint: Endpoint, body: bytes, call: HttpExchange, facts: RequestFacts) -> ParsedRequest:
+        """Raises ApiError."""
+        if facts.light:
+            return endpoint.read(body, call.headers)
+        return await self.work.run(facts.owner(call), endpoint.read, body, call.headers)
 
     async def _end_interrupted(
         self, call: HttpExchange, lifecycle: RequestLifecycle | None, cause: CancelCause

@@ -11,12 +11,14 @@ from pointsman.primitives import Tokens
 from pointsman_ingress.http.errors import bad_request
 from pointsman_ingress.prompt.audio_form import read_form
 from pointsman_ingress.prompt.content_parts import ChatForm, Message, first_unsupported, texts
+from pointsman_ingress.prompt.json_form import check_form
 
 COMPLETION_OUTPUT_TOKENS = 16  # OpenAI's default
 AUDIO_BYTES_A_TOKEN = 500  # Whisper: 50 tokens/s; 16 kB/s as MP3, 32 kB/s as WAV
 AUDIO_BYTES_A_WORD = 4000  # per output token: four a second
 PAIRS_TOKENS_MAX: Tokens = 2**31  # bounds query length times documents, for the log
 SALT_LENGTH_MAX = 1024
+PROMPTS_MAX = 2048
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,6 +252,7 @@ def parse_model_only(body: bytes) -> ParsedRequest:
 
 
 def decoded(decoder: msgspec.json.Decoder[B], body: bytes) -> B:
+    check_form(body)
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
@@ -322,6 +325,9 @@ def _completion_prompt(fields: _CompletionBody) -> Prompt:
     kind = type(prompt[0])
     if kind is int:
         return TokenIds([_token_ids(prompt)])
+    if len(prompt) > PROMPTS_MAX:
+        msg = f"`prompt` must hold at most {PROMPTS_MAX} prompts."
+        raise bad_request(msg, param="prompt")
     if any(type(part) is not kind for part in prompt):
         msg = "`prompt` must not mix texts and token ids."
         raise bad_request(msg, param="prompt")
