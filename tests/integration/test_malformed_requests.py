@@ -131,7 +131,7 @@ async def test_nothing_that_comes_over_the_wire_is_our_fault(
 
     said = capsys.readouterr()
     assert "Traceback" not in said.out + said.err + caplog.text
-    assert "request_internal_error" not in said.out
+    assert "unexpected_error" not in said.out
     assert statuses[200] > 300
     assert statuses[400] > 1000
     assert statuses[431] >= 2 * LARGE  # else the growth of memory would tell of nothing

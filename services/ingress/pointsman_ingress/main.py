@@ -25,6 +25,7 @@ from pointsman.runtime.health import SHUTDOWN_PART, AsgiApp, HealthBoard, HttpSe
 from pointsman.runtime.http_protocol import HttpLimits
 from pointsman.runtime.line_writer import LineWriter, Output
 from pointsman.runtime.log_connection import open_link
+from pointsman.runtime.memory import freeze_started, map_large_blocks
 from pointsman.runtime.open_files import clients_max, raised_open_files
 from pointsman.runtime.processes import Address, serve_in_processes
 from pointsman.runtime.settings import command
@@ -69,6 +70,7 @@ def main(settings: IngressSettings) -> None:
     """
     configure_logging(settings.log_level, settings.log_format)
     raised_open_files()
+    map_large_blocks()
     if settings.processes == 1:
         run(lambda supervisor: serve(settings, supervisor))
     else:
@@ -110,6 +112,7 @@ async def serve(
         async with assembled(
             settings, links, clock=clock, board=board, supervisor=supervisor, pool_boards=board.pools
         ) as app:
+            freeze_started()
             public, private = listeners
             server = http_server(app, settings, board, listener=public)
             admin = admin_server(settings, board, listener=private)

@@ -4,10 +4,9 @@ one end: from the leader while queued, from the ingress after a grant."""
 import asyncio
 from dataclasses import dataclass, field
 
-import structlog
-
 from pointsman.contracts.reasons import CancelCause
 from pointsman.ports import Clock
+from pointsman.runtime.containment import note_failure
 from pointsman.runtime.health import Receive, Scope, Send
 from pointsman.runtime.supervision import Supervisor
 from pointsman.runtime.tenant_policies import FollowedPolicies
@@ -17,7 +16,7 @@ from pointsman_ingress.delivery import Delivery
 from pointsman_ingress.endpoints import Endpoint
 from pointsman_ingress.engine.client import EngineClient
 from pointsman_ingress.http.api_keys import Keyring
-from pointsman_ingress.http.call import BodyBudget, ClientGoneError, HttpExchange, RequestIds
+from pointsman_ingress.http.call import BodyBudget, BodyLoan, ClientGoneError, HttpExchange, RequestIds
 from pointsman_ingress.http.errors import (
     ApiError,
     ingress_stopped,
@@ -32,8 +31,6 @@ from pointsman_ingress.placement.pools import Pools
 from pointsman_ingress.prompt.openai_requests import ParsedRequest
 from pointsman_ingress.prompt.work_threads import WorkThreads
 from pointsman_ingress.settings import IngressSettings
-
-log = structlog.get_logger()
 
 
 @dataclass(eq=False)
@@ -54,12 +51,14 @@ class Gateway:
         """A cancelled task ends the request with an error; a second cancellation is raised."""
         call, facts = self._call(endpoint, scope, send), RequestFacts()
         lifecycle: RequestLifecycle | None = None
+        loan: BodyLoan | None = None
         try:
             with RequestDeadline(self.supervisor, wall_seconds=self.settings.request_timeout_seconds) as deadline:
                 try:
                     facts.tenant = self.keyring.tenant(call.headers)
                     endpoint.check_content_type(call.headers)
-                    body = await call.read_body(receive, self._body_budget, bytes_max=self.settings.body_bytes_max)
+                    loan = BodyLoan(self._body_budget, facts.owner(call))
+                    body = await call.read_body(receive, loan, bytes_max=self.settings.body_bytes_max)
                     deadline.watch(receive)
                     facts.light = endpoint.is_light(body)
                     request = await self._read(endpoint, body, call, facts)
@@ -90,11 +89,13 @@ class Gateway:
                 except RecursionError:  # the client's nesting
                     _fail(lifecycle, "malformed_body", 400)
                     await call.fail(nested_too_deeply())
-                except Exception:
-                    log.exception("request_internal_error", request=call.id)
+                except Exception as error:  # noqa: BLE001 - a client may cause many: counted, logged at a bounded rate
+                    note_failure("request", error, request=call.id)
                     _fail(lifecycle, "internal_error", 500)
                     await call.fail(internal_error())
         finally:
+            if loan is not None:
+                loan.end()
             if self.access_log is not None:
                 self.access_log.write(call, facts, lifecycle)
 

@@ -101,6 +101,7 @@ class HttpProtocol(HttpToolsProtocol):
     @override
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         super().connection_made(transport)
+        self.transport = cast("asyncio.Transport", _OpenTransport(transport))
         self._shared.is_idle(self)
         if len(self.connections) > self._limits.connections:
             self._make_room()
@@ -305,6 +306,21 @@ class HttpProtocol(HttpToolsProtocol):
             return
         self.transport.write_eof()
         self._deadline = self.loop.call_later(self._limits.unread_seconds, self.transport.close)
+
+
+class _OpenTransport:
+    """Drops what is written once the connection is closing; uvloop raises RuntimeError then."""
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self._is_closing = transport.is_closing
+
+    def write(self, data: bytes) -> None:
+        if not self._is_closing():
+            self._transport.write(data)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
 
 
 def _refusal(error: httptools.HttpParserError) -> RefusedError:

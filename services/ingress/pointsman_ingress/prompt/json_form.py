@@ -6,11 +6,12 @@ from collections.abc import Iterator
 from pointsman_ingress.http.errors import nested_too_deeply, too_complex
 
 NESTING_MAX = 100
-BRACKETS_MAX = 100_000
-"""Opening and closing ones: half as many lists and objects. A chat of 2,000 messages with 200 tools has 50,000."""
-COMMAS_MAX = 1_200_000
-"""A prompt of a million token ids."""
-STRINGS_MAX = 400_000
+BRACKETS_MAX = 50_000
+"""Opening and closing ones: half as many lists and objects. A chat of 2,000 messages with 200 tools has some 30,000."""
+STRINGS_MAX = 150_000
+ENTRIES_MAX = 200_000
+TOKEN_IDS_MAX = 1_050_000
+"""Entries where a prompt may be token ids."""
 LIGHT_BYTES_MAX = 64 * 1024
 LIGHT_BRACKETS_MAX = 1_000
 SLICE_BYTES = 256 * 1024
@@ -26,9 +27,9 @@ def is_light(body: bytes) -> bool:
     return len(body) <= LIGHT_BYTES_MAX and _brackets(body) <= LIGHT_BRACKETS_MAX
 
 
-def check_form(body: bytes) -> None:
+def check_form(body: bytes, *, entries_max: int = ENTRIES_MAX) -> None:
     """Raises ApiError. A large body takes up to a second, a slice of it a few milliseconds: call it in a thread."""
-    if len(body) <= STRINGS_MAX and _brackets(body) <= NESTING_MAX:
+    if len(body) <= LIGHT_BYTES_MAX and _brackets(body) <= NESTING_MAX:
         return
     depth = brackets = commas = strings = 0
     for outside, begun in _outside_strings(body):
@@ -37,7 +38,7 @@ def check_form(body: bytes) -> None:
         commas += marks.count(b",")
         found = marks.translate(None, b",")
         brackets += len(found)
-        if brackets > BRACKETS_MAX or commas > COMMAS_MAX or strings > STRINGS_MAX:
+        if brackets > BRACKETS_MAX or commas > entries_max or strings > STRINGS_MAX:
             raise too_complex()
         for mark in found:
             depth += 1 if mark in _OPENING else -1

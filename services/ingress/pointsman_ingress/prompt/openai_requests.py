@@ -11,7 +11,7 @@ from pointsman.primitives import Tokens
 from pointsman_ingress.http.errors import bad_request
 from pointsman_ingress.prompt.audio_form import read_form
 from pointsman_ingress.prompt.content_parts import ChatForm, Message, first_unsupported, texts
-from pointsman_ingress.prompt.json_form import check_form
+from pointsman_ingress.prompt.json_form import ENTRIES_MAX, TOKEN_IDS_MAX, check_form
 
 COMPLETION_OUTPUT_TOKENS = 16  # OpenAI's default
 AUDIO_BYTES_A_TOKEN = 500  # Whisper: 50 tokens/s; 16 kB/s as MP3, 32 kB/s as WAV
@@ -204,7 +204,7 @@ def parse_chat(body: bytes) -> ParsedRequest:
 
 
 def parse_completion(body: bytes) -> ParsedRequest:
-    fields = decoded(_completion_body, body)
+    fields = decoded(_completion_body, body, entries_max=TOKEN_IDS_MAX)
     prompt = _completion_prompt(fields)
     output_tokens = positive(fields.max_tokens, "max_tokens")
     echoes = fields.echo is True and fields.logprobs is not None
@@ -214,7 +214,7 @@ def parse_completion(body: bytes) -> ParsedRequest:
 
 
 def parse_embeddings(body: bytes) -> ParsedRequest:
-    fields = decoded(_embeddings_body, body)
+    fields = decoded(_embeddings_body, body, entries_max=TOKEN_IDS_MAX)
     given = fields.messages or fields.input
     if not given:
         msg = "`input` must be a text, a list of texts, or token ids."
@@ -223,7 +223,7 @@ def parse_embeddings(body: bytes) -> ParsedRequest:
 
 
 def parse_pooled(body: bytes) -> ParsedRequest:
-    fields = decoded(_pooled_body, body)
+    fields = decoded(_pooled_body, body, entries_max=TOKEN_IDS_MAX)
     return _without_output(fields, max(1, _size(fields.messages or fields.input or fields.data)))
 
 
@@ -248,11 +248,13 @@ def parse_audio(body: bytes, content_type: bytes) -> ParsedRequest:
 
 
 def parse_model_only(body: bytes) -> ParsedRequest:
-    return replace(parsed(decoded(_any_body, body), SizedRequest(0), "", 0), output_demanded=False)
+    return replace(
+        parsed(decoded(_any_body, body, entries_max=TOKEN_IDS_MAX), SizedRequest(0), "", 0), output_demanded=False
+    )
 
 
-def decoded(decoder: msgspec.json.Decoder[B], body: bytes) -> B:
-    check_form(body)
+def decoded(decoder: msgspec.json.Decoder[B], body: bytes, *, entries_max: int = ENTRIES_MAX) -> B:
+    check_form(body, entries_max=entries_max)
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:

@@ -34,7 +34,10 @@ class WorkThreads:
                 loop.call_soon_threadsafe(self._ended, owner)
 
         running.add_done_callback(ended)
-        return await asyncio.wrap_future(running)
+        try:
+            return await asyncio.wrap_future(running)
+        finally:
+            del running  # its exception holds this frame, and so the body, until both are collected
 
     def close(self) -> None:
         self._executor.shutdown(wait=False, cancel_futures=True)
