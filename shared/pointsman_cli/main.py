@@ -28,6 +28,7 @@ COMMANDS = {
     "fleet": ("pointsman_cli.fleet", "fleet_command", "Show the instances of a running fleet."),
     "scale": ("pointsman_cli.scale", "scale_command", "Ask for a number of instances, or see how many and why."),
     "drain": ("pointsman_cli.drain", "drain_command", "Take an instance out of service without losing a request."),
+    "keys": ("pointsman_cli.keys", "keys_group", "Create, list, rotate and revoke API keys of clients."),
     "tenants": (
         "pointsman_cli.tenants",
         "tenants_command",

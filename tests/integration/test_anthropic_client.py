@@ -2,11 +2,9 @@
 ones, which answer as vLLM does, or fail as a test says."""
 
 import asyncio
-import hashlib
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import anthropic
@@ -153,10 +151,8 @@ async def test_a_stream_that_breaks_off_is_an_exception(world: World) -> None:
     assert "broke off" in str(raised.value)
 
 
-async def test_a_wrong_key_is_an_authentication_error(tmp_path: Path) -> None:
-    path = tmp_path / "keys"
-    path.write_text(f"alice {hashlib.sha256(b'sk-1').hexdigest()}\n")
-    async with simulated_engine(model="m") as engine, world_with(keys_file=str(path), tokenizer="builtin") as world:
+async def test_a_wrong_key_is_an_authentication_error() -> None:
+    async with simulated_engine(model="m") as engine, world_with(keys={"sk-1": "alice"}, tokenizer="builtin") as world:
         world.scheduler.engines = {ONE: engine.url}
         async with client_of(world, api_key="wrong") as client:
             with pytest.raises(anthropic.AuthenticationError):

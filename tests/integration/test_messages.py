@@ -1,10 +1,8 @@
 """Anthropic's Messages API: placed by its prefix like the chat that it is, and answered as Anthropic's clients expect it, in
 streams and where something goes wrong."""
 
-import hashlib
 import json
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -322,12 +320,8 @@ async def test_a_client_that_hangs_up_stops_the_engine(world: World) -> None:
         ({}, 401),
     ],
 )
-async def test_the_key_may_be_shown_as_anthropics_clients_show_it(
-    tmp_path: Path, headers: dict[str, str], status: int
-) -> None:
-    path = tmp_path / "keys"
-    path.write_text(f"alice {hashlib.sha256(b'sk-1').hexdigest()}\n")
-    async with world_with(tokenizer="builtin", keys_file=str(path)) as world:
+async def test_the_key_may_be_shown_as_anthropics_clients_show_it(headers: dict[str, str], status: int) -> None:
+    async with world_with(tokenizer="builtin", keys={"sk-1": "alice"}) as world:
         world.one.says[MESSAGES] = ANSWER
         async with world.post(MESSAGES, ASK, **headers) as answer:
             content = await answer.read()

@@ -37,9 +37,10 @@ def test_an_ingress_whose_admin_port_is_taken_ends_and_says_so_in_a_line(tmp_pat
     assert "Traceback" not in ended.stderr
 
 
-@pytest.mark.parametrize("option", ["--tokenizer", "--keys-file"])
-def test_an_ingress_that_cannot_read_what_it_was_given_ends_and_says_so_in_a_line(option: str) -> None:
-    ended = _ended("pointsman-ingress", "--port", "0", "--admin-port", "0", option, "/no/such/place", *NO_INSTANCE)
+def test_an_ingress_that_cannot_read_its_tokenizer_ends_and_says_so_in_a_line() -> None:
+    ended = _ended(
+        "pointsman-ingress", "--port", "0", "--admin-port", "0", "--tokenizer", "/no/such/place", *NO_INSTANCE
+    )
 
     assert ended.returncode == 1
     assert "/no/such/place" in ended.stderr

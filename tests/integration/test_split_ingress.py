@@ -28,7 +28,7 @@ async def world() -> AsyncIterator[World]:
 
 
 async def test_one_engine_prefills_and_the_other_is_told_where_the_cache_is(world: World) -> None:
-    body = {**STREAM, "min_tokens": 2, "logprobs": 1, "a_field_of_tomorrow": {"x": [None]}}
+    body = {**STREAM, "min_tokens": 2, "logprobs": 1, "structured_outputs": {"x": [None]}}
     async with world.post(COMPLETIONS, body, X_Request_Id="mine") as answer:
         content = await answer.text()
 
@@ -41,7 +41,7 @@ async def test_one_engine_prefills_and_the_other_is_told_where_the_cache_is(worl
     assert first.fields["kv_transfer_params"]["do_remote_decode"] is True
     assert (first.fields["stream"], first.fields["max_tokens"]) == (False, 1)
     assert not {"min_tokens", "logprobs", "stream_options"} & set(first.fields)
-    assert first.fields["a_field_of_tomorrow"] == {"x": [None]}
+    assert first.fields["structured_outputs"] == {"x": [None]}
     assert second.fields == {**body, "kv_transfer_params": PLACE}
     (command,) = world.scheduler.handed_over
     assert (command.request, command.instance) == (own, ONE)

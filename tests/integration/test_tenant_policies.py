@@ -114,13 +114,15 @@ async def test_what_another_pools_leader_stores_holds_within_a_second(world: Wor
 
 
 async def test_a_new_leader_takes_what_was_stored_meanwhile_and_writes_it_only_if_it_differs(world: World) -> None:
-    async with world.scheduler("one"):
+    async with world.scheduler("one", lease_seconds=0.6):
         await world.set(ONE_AT_A_TIME)
-    async with world.scheduler("two"):
+    async with world.scheduler("two", lease_seconds=0.6) as scheduler:
+        await eventually(lambda: scheduler.leading)
         await asyncio.sleep(1.2)
         assert len(await world.logged()) == 1
     await world.store(msgspec.json.encode(TWO_AT_A_TIME))
-    async with world.scheduler("three") as scheduler:
+    async with world.scheduler("three", lease_seconds=0.6) as scheduler:
+        await eventually(lambda: scheduler.leading)
         await eventually(lambda: scheduler.state.tenants.policies == TWO_AT_A_TIME, seconds=1.5)
 
         assert await world.logged() == [(ONE_AT_A_TIME, "carol"), (TWO_AT_A_TIME, "")]
@@ -174,4 +176,4 @@ async def test_the_leader_says_what_tenants_use(world: World) -> None:
 
         described = await world.described()
         assert described.policies == ONE_AT_A_TIME
-        assert described.tenants == [TenantDescribed(tenant=Tenant("alice"), in_flight=1, tokens_today=0)]
+        assert described.tenants == [TenantDescribed(tenant=Tenant("alice"), in_flight=1, tokens_today=75)]

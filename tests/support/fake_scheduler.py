@@ -51,8 +51,8 @@ class FakeScheduler:
         """Where requests are to go that are at an instance."""
         self.idle: set[InstanceId] = set()
         """Instances that say that nothing runs there: what is sent there is given up."""
-        self.term = Term(0)
-        """Of what it says about them."""
+        self.term = Term(1)
+        """Of its answers."""
         self.silent_follows = 0
         """So many more questions about them are not answered."""
         self.followed: list[FollowRequests] = []
@@ -106,6 +106,7 @@ class FakeScheduler:
             hit_tokens=128,
             predicted_ttft=0.25,
             knowledge=self.knowledge,
+            term=self.term,
             limits=self.limits,
         )
         decoder = next((instance for instance in self.decoders if instance not in command.excluded), None)
@@ -127,7 +128,7 @@ class FakeScheduler:
             await reply(
                 RouteRejected(
                     request=command.request, attempt=command.attempt, status=status, reason=reason,
-                    detail="the test says so", retry_after=retry_after,
+                    detail="the test says so", retry_after=retry_after, term=self.term,
                 )
             )  # fmt: skip
             return
@@ -157,6 +158,7 @@ class FakeScheduler:
             reason=reason,
             detail="the test says so",
             retry_after=retry_after,
+            term=self.term,
             limits=self.limits,
         )
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from io import BytesIO
@@ -22,6 +22,7 @@ from pointsman.runtime.supervision import Supervisor
 from pointsman_ingress.main import admin_server, assembled, http_server
 from pointsman_ingress.settings import IngressSettings
 from pointsman_lab.memory.log import MemoryBroker
+from tests.support.api_keys import put_keys
 from tests.support.events import BLOCK, joined, reported
 from tests.support.fake_engine import FakeEngine, running_engine
 from tests.support.fake_scheduler import FakeScheduler
@@ -75,12 +76,14 @@ async def open_world(
     engines_join: bool = True,
     log_answers: bool = True,
     access_log_out: Output | None = None,
+    keys: Mapping[str, str] | None = None,
 ) -> World:
     """Without engines that join or a log that answers, the ingress is there and knows nothing."""
     clock = ScaledClock(settings.speed)
     broker = MemoryBroker(POOL)
     link, rest = broker.client(clock, name="ingress-1"), broker.client(clock, name="everybody-else")
     log = rest.log
+    await put_keys(broker.access, keys or {}, secret=settings.secret)
     one = await stack.enter_async_context(running_engine())
     two = await stack.enter_async_context(running_engine())
     scheduler = FakeScheduler(rest.commands, POOL, {ONE: one.url, TWO: two.url})
@@ -127,8 +130,10 @@ async def world_with(
     max_model_len: int = 1000,
     engines_join: bool = True,
     log_answers: bool = True,
+    keys: Mapping[str, str] | None = None,
     **settings: Any,
 ) -> AsyncIterator[World]:
+    """`keys`: tenants by API key, which is then required."""
     async with AsyncExitStack() as stack:
         usual = {
             "probe": False,
@@ -138,7 +143,7 @@ async def world_with(
             "lame_duck_seconds": 0.0,
             "drain_seconds_max": 1.0,
         }
-        told = IngressSettings(**{**usual, **settings})
+        told = IngressSettings(**{**usual, "require_keys": keys is not None, **settings})
         yield await open_world(
             stack,
             told,
@@ -146,6 +151,7 @@ async def world_with(
             max_model_len=max_model_len,
             engines_join=engines_join,
             log_answers=log_answers,
+            keys=keys,
         )
 
 

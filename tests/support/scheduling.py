@@ -18,13 +18,15 @@ LEASE_SECONDS = 10.0
 """Longer than any stall of a busy machine: many clients in tests ask once, where an ingress would ask the next leader
 again. Tests whose subject it is say their own."""
 
+USUAL: dict[str, Any] = {"lease_seconds": LEASE_SECONDS, "engine_urls": ("http://*:*",)}
+
 
 @asynccontextmanager
 async def running_scheduler(
     link: Link, clock: ScaledClock, *, name: str = "s", **settings: Any
 ) -> AsyncIterator[SchedulerService]:
     """A scheduler that is ready, to lead or to follow; when the context ends it is killed."""
-    told, board = SchedulerSettings(**{"lease_seconds": LEASE_SECONDS} | settings), HealthBoard()
+    told, board = SchedulerSettings(**USUAL | settings), HealthBoard()
     async with Supervisor() as supervisor:
         service = start_scheduler(
             supervisor, link, settings=told, policies=chosen_policies(told), clock=clock, board=board, name=name

@@ -74,9 +74,14 @@ class SplitFleet:
 
 @asynccontextmanager
 async def split_fleet(
-    engines: Mapping[str, EnginePlace], *, speed: float = 1.0, block_tokens: int = 64, tokenizer: str = "builtin"
+    engines: Mapping[str, EnginePlace],
+    *,
+    speed: float = 1.0,
+    block_tokens: int = 64,
+    tokenizer: str = "builtin",
+    **ingress: Any,
 ) -> AsyncIterator[SplitFleet]:
-    """A fleet in front of these engines, all of which have joined."""
+    """A fleet in front of these engines, all of which have joined. `ingress`: further settings of its ingress."""
     clock, broker = ScaledClock(speed), MemoryBroker(POOL)
     told: dict[str, Any] = {"speed": speed, "block_tokens": block_tokens}
     async with AsyncExitStack() as stack:
@@ -88,14 +93,14 @@ async def split_fleet(
             lambda: len(known.instances) == len(engines) and all(i.answered for i in known.instances),
             seconds=JOIN_SECONDS_MAX,
         )
-        url = await start_ingress(stack, {POOL: broker}, clock, speed=speed, tokenizer=tokenizer)
+        url = await start_ingress(stack, {POOL: broker}, clock, speed=speed, tokenizer=tokenizer, **ingress)
         client = await stack.enter_async_context(aiohttp.ClientSession())
         yield SplitFleet(url, broker, clock, scheduler, client)
 
 
 @asynccontextmanager
 async def simulated_split_fleet(
-    roles: Mapping[str, str],
+    roles: Mapping[str, str], **ingress: Any
 ) -> AsyncIterator[tuple[SplitFleet, dict[str, EngineServer]]]:
     """The same in front of simulated engines, one for each role; their models can be looked into."""
     servers: dict[str, EngineServer] = {}
@@ -115,7 +120,7 @@ async def simulated_split_fleet(
             )
             for name, server in servers.items()
         }
-        yield await stack.enter_async_context(split_fleet(places, speed=SPEED)), servers
+        yield await stack.enter_async_context(split_fleet(places, speed=SPEED, **ingress)), servers
 
 
 async def start_scheduler(

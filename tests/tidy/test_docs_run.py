@@ -14,6 +14,7 @@ import click
 import pytest
 import yaml  # type: ignore[import-untyped]  # its stubs are not worth a dependency
 
+from pointsman.adapters.tenants_file import parse_tenant_policies
 from pointsman.contracts.decisions import Settings
 from pointsman.policies.admission import ADMISSION_POLICIES, DEFAULT_ADMISSION
 from pointsman.policies.ordering import DEFAULT_ORDERING, ORDERING_POLICIES
@@ -254,7 +255,9 @@ def check(words: Sequence[str], *, whole: bool) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_documented_configuration_loads(page: Path, tmp_path: Path) -> None:
     for block in blocks(page.read_text()):
-        if block.language == "toml":
+        if block.language == "toml" and block.text.startswith("# tenants.toml"):
+            parse_tenant_policies(block.text)
+        elif block.language == "toml":
             load(block.text, tmp_path / "pointsman.toml")
         elif block.language in ("yaml", "yml"):
             for words in _container_commands(yaml.safe_load(block.text)):

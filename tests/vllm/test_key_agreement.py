@@ -21,6 +21,7 @@ from pointsman.adapters.clocks import ScaledClock
 from pointsman.adapters.tokenizer import Tokenizer
 from pointsman.contracts.block_keys import KeyChain
 from pointsman.primitives import BlockKey, Epoch, InstanceId, WallSeconds
+from pointsman.runtime.engine_urls import ANY_URL
 from pointsman.state.fleet import Instance
 from pointsman_cli.vllm_cpu.home import EngineHome
 from pointsman_ingress.engine.client import EngineClient
@@ -240,7 +241,7 @@ async def bench(versatile_engine: RunningEngine, tokenizer: Tokenizer) -> Any:
                 tokenizer=own,
                 engine=lambda _demand: instance_at(engine),
                 engines=EngineClient(
-                    session, api_key="", forward_authorization=False, chunk_timeout_seconds=WallSeconds(60.0)
+                    session, ANY_URL, api_key="", forward_authorization=False, chunk_timeout_seconds=WallSeconds(60.0)
                 ),
                 clock=ScaledClock(),
             )

@@ -145,22 +145,22 @@ class EngineApp(Generator):
 
     async def _rerank(self, scope: Scope, receive: Receive, send: Send) -> None:
         body = decoded(await _read(receive), scores.RerankBody)
-        tokens = await self._read_pairs(receive, body.model, body.query, body.documents)
+        tokens = await self._read_pairs(receive, body, body.query)
         heading = self._heading(scope, "rerank", body.model)
         await send_whole(send, 200, scores.whole_rerank(heading, body, tokens), JSON)
 
     async def _score(self, scope: Scope, receive: Receive, send: Send) -> None:
         body = decoded(await _read(receive), scores.ScoreBody)
-        tokens = await self._read_pairs(receive, body.model, body.text_1, body.documents)
+        tokens = await self._read_pairs(receive, body, body.text_1)
         heading = self._heading(scope, "score", body.model)
         await send_whole(send, 200, scores.whole_scores(heading, body, tokens), JSON)
 
-    async def _read_pairs(self, receive: Receive, model: str | None, query: str, documents: list[str]) -> Tokens:
-        self._check_model(model)
+    async def _read_pairs(self, receive: Receive, body: scores.RerankBody | scores.ScoreBody, query: str) -> Tokens:
+        self._check_model(body.model)
         total = 0
-        for document in documents:
+        for document in body.documents:
             tokens = await self._encode(f"{query}\n{document}", add_special_tokens=True)
-            await self._prefill(receive, model, tokens)
+            await self._prefill(receive, body.model, tokens, body.cache_salt)
             total += len(tokens)
         return total
 
@@ -171,7 +171,7 @@ class EngineApp(Generator):
         vectors, total = [], 0
         for prompt in embeddings.prompts_of(body):
             tokens = await self._encode(prompt, add_special_tokens=True) if isinstance(prompt, str) else prompt
-            await self._prefill(receive, body.model, tokens)
+            await self._prefill(receive, body.model, tokens, body.cache_salt)
             vectors.append(embeddings.vector(prompt_hash(tokens), body.dimensions))
             total += len(tokens)
         heading = self._heading(scope, "embd", body.model)

@@ -20,6 +20,7 @@ class EmbeddingsBody(msgspec.Struct, frozen=True, kw_only=True):
     model: str | None = None
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: int | None = None
+    cache_salt: str | None = None
 
 
 def parse_embeddings(data: bytes) -> EmbeddingsBody:

@@ -72,6 +72,7 @@ class Generator:
         self, body: openai_bodies.Generate, tokens: list[int], requested: Tokens | None, default: Tokens
     ) -> tuple[Generation, bool]:
         """Returns the generation, and whether its blocks are held for another engine."""
+        openai_bodies.check_salt(body.cache_salt)
         openai_bodies.check_tokens(tokens, vocab_size=self._tokenizer.vocab_size)
         max_tokens = openai_bodies.output_tokens(
             requested=requested, default=default, prompt=len(tokens), max_model_len=self._served.max_model_len
@@ -93,8 +94,8 @@ class Generator:
         generation = self._engine.submit(tokens, max_tokens=max_tokens, identity=identity, received=received, held=held)
         return generation, held
 
-    async def _prefill(self, receive: Receive, model: str | None, tokens: list[int]) -> None:
-        generation, _ = await self._submit(CompletionBody(model=model), tokens, 1, 1)
+    async def _prefill(self, receive: Receive, model: str | None, tokens: list[int], salt: str | None) -> None:
+        generation, _ = await self._submit(CompletionBody(model=model, cache_salt=salt), tokens, 1, 1)
         try:
             async with self._aborted_when_gone(receive, generation):
                 await generation.reached(1)

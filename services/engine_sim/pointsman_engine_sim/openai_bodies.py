@@ -11,6 +11,7 @@ Body = TypeVar("Body")
 
 COMPLETION_TOKENS_DEFAULT = 16
 CHAT_TOKENS_DEFAULT = 128
+SALT_LENGTH_MAX = 128
 """vLLM generates until the model stops, which a simulated one never does."""
 MODEL_VOCABULARY = 152_064
 """Ids below this are accepted even if the tokenizer has fewer, as in vLLM."""
@@ -223,12 +224,21 @@ def check_sampling(body: Generate) -> None:
         raise ApiError(400, message, param="temperature")
     if body.top_p is not None and not 0 < body.top_p <= 1:
         raise ApiError(400, f"top_p must be in (0, 1], got {body.top_p}.", param="top_p")
-    if body.cache_salt == "":
-        message = "Parameter 'cache_salt' must be a non-empty string if provided."
-        raise ApiError(400, message, kind="Bad Request")
     if body.stream_options is not None and not body.stream:
         message = "Stream options can only be defined when `stream=True`."
         raise ApiError(400, message, kind="Bad Request")
+
+
+def check_salt(salt: str | None) -> None:
+    """Raises ApiError."""
+    if salt is None:
+        return
+    if not salt:
+        message = "Parameter 'cache_salt' must be a non-empty string if provided."
+        raise ApiError(400, message, kind="Bad Request", param="cache_salt")
+    if len(salt) > SALT_LENGTH_MAX or any(mark in salt for mark in "@/\\\0"):
+        message = "Parameter 'cache_salt' must be at most 128 characters and must not contain '@', '/', '\\\\', or NUL."
+        raise ApiError(400, message, kind="Bad Request", param="cache_salt")
 
 
 def _check_at_least_one(name: str, value: int) -> None:

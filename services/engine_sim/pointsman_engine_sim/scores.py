@@ -12,6 +12,7 @@ class RerankBody(msgspec.Struct, frozen=True, kw_only=True):
     query: str
     documents: list[str]
     model: str | None = None
+    cache_salt: str | None = None
     top_n: int = 0
 
 
@@ -19,6 +20,7 @@ class ScoreBody(msgspec.Struct, frozen=True, kw_only=True):
     text_1: str
     text_2: str | list[str]
     model: str | None = None
+    cache_salt: str | None = None
 
     @property
     def documents(self) -> list[str]:

@@ -8,7 +8,7 @@ from starlette.exceptions import HTTPException as StarletteHTTPException
 
 from pointsman.runtime.health import AsgiApp, Receive, Scope, Send
 from pointsman_ingress.endpoints import BY_PATH
-from pointsman_ingress.http.api_keys import Keyring
+from pointsman_ingress.http.authentication import Authentication
 from pointsman_ingress.http.errors import OPENAI_ERRORS, ApiError, post_only
 from pointsman_ingress.placement.fleet_view import Model
 from pointsman_ingress.placement.pools import Pool, Pools
@@ -20,8 +20,8 @@ _MESSAGES = {
 }
 
 
-def ingress_app(*, gateway: Gateway, pools: Pools, keyring: Keyring) -> AsgiApp:
-    rest = _fastapi(pools, keyring)
+def ingress_app(*, gateway: Gateway, pools: Pools, authentication: Authentication) -> AsgiApp:
+    rest = _fastapi(pools, authentication)
     endpoints, serve = BY_PATH, gateway.serve
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -36,19 +36,23 @@ def ingress_app(*, gateway: Gateway, pools: Pools, keyring: Keyring) -> AsgiApp:
     return app
 
 
-def _fastapi(pools: Pools, keyring: Keyring) -> FastAPI:
+def _fastapi(pools: Pools, authentication: Authentication) -> FastAPI:
     app = FastAPI(openapi_url=None, redirect_slashes=False)
 
     @app.get("/v1/models")
-    def list_models(request: Request) -> dict[str, Any]:
-        """The models that can be asked for, of all pools; LoRA adapters have their base model as `parent`."""
-        keyring.tenant(dict(request.scope["headers"]))
-        return {"object": "list", "data": [_card(pool, model) for pool, model in pools.offered()]}
+    async def list_models(request: Request) -> dict[str, Any]:
+        """The models that the client may use, of all pools; LoRA adapters have their base model as `parent`."""
+        identity = await authentication.identity(dict(request.scope["headers"]))
+        shown = [found for found in pools.offered() if identity is None or identity.may_use(found[1].name)]
+        return {"object": "list", "data": [_card(pool, model) for pool, model in shown]}
 
     @app.get("/v1/models/{name:path}")
-    def describe_model(name: str, request: Request) -> dict[str, Any]:
-        keyring.tenant(dict(request.scope["headers"]))
-        return _card(*pools.find(name))
+    async def describe_model(name: str, request: Request) -> dict[str, Any]:
+        identity = await authentication.identity(dict(request.scope["headers"]))
+        if identity is None:
+            return _card(*pools.find(name))
+        identity.check_model(name)
+        return _card(*pools.find(name, identity.may_use))
 
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(StarletteHTTPException, _http_error)

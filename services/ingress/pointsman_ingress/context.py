@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from pointsman.contracts.commands import RouteRequest
 from pointsman.primitives import InstanceId, PoolName, Tenant, Tokens
 from pointsman.runtime.tenant_policies import FollowedPolicies
-from pointsman_ingress.endpoints import Endpoint
-from pointsman_ingress.engine.body_rewrites import add_tenant, ask_for_usage
+from pointsman_ingress.endpoints import AcceptedBody, Endpoint
+from pointsman_ingress.engine.body_rewrites import add_tenant, ask_for_usage, impose_salt
 from pointsman_ingress.http.call import HttpExchange
 from pointsman_ingress.http.errors import bad_request, context_too_long
+from pointsman_ingress.http.identity import Identity
 from pointsman_ingress.http.priority import priority_of
 from pointsman_ingress.http.request_headers import (
     ANONYMOUS,
@@ -22,6 +23,7 @@ from pointsman_ingress.http.request_headers import (
 )
 from pointsman_ingress.placement.fleet_view import Model
 from pointsman_ingress.placement.pools import Pool, Pools
+from pointsman_ingress.prompt.cache_salts import CacheSalts
 from pointsman_ingress.prompt.openai_requests import ParsedRequest, TokenIds
 from pointsman_ingress.prompt.tokenization import TokenizeContext
 from pointsman_ingress.settings import IngressSettings
@@ -32,6 +34,7 @@ CONTEXT_TOKENS_MAX: Tokens = 2**32  # prompt and output, if the model's context 
 
 @dataclass(slots=True)
 class RequestFacts:
+    identity: Identity | None = None
     tenant: Tenant | None = None
     model: str | None = None
     pool: PoolName | None = None
@@ -59,6 +62,8 @@ class RequestContext:
     output_bounded: bool
     comparable: bool  # whether reported cached tokens are comparable with the prediction
     prefix_header: str  # how much of the prompt has block keys
+    dropped_fields: str = ""  # for a header: names of the client's fields that no engine gets
+    private: bool = False  # whether the client learns nothing of the fleet
 
 
 async def find_model(
@@ -66,8 +71,15 @@ async def find_model(
 ) -> tuple[Pool, Model]:
     """Raises ApiError."""
     facts.model, facts.stream = cleaned(request.model) or None, request.stream
-    facts.tenant = facts.tenant or tenant_of(call.headers, request.user)
-    pool, model = await pools.await_model(request.model)
+    identity = facts.identity
+    if identity is None:
+        facts.tenant = tenant_of(call.headers, request.user)
+        pool, model = await pools.await_model(request.model)
+    else:
+        if request.model:
+            identity.check_model(request.model)
+        pool, model = await pools.await_model(request.model, identity.may_use)
+        identity.check_model(model.name)
     facts.model, facts.pool = model.name, pool.name
     return pool, model
 
@@ -75,14 +87,15 @@ async def find_model(
 async def understand(
     call: HttpExchange,
     endpoint: Endpoint,
-    body: bytes,
-    request: ParsedRequest,
+    accepted: AcceptedBody,
     pools: Pools,
     settings: IngressSettings,
     facts: RequestFacts,
+    salts: CacheSalts | None,
     policies: FollowedPolicies,
 ) -> RequestContext:
-    """Raises ApiError."""
+    """`salts`: None without authentication. Raises ApiError."""
+    request, body = accepted.request, accepted.content
     slo = slo_of(call.headers, LatencySlo(settings.slo_ttft_seconds, settings.slo_tpot_seconds))
     pool, model = await find_model(call, request, pools, facts)
     model_len = pool.fleet.context_of(model)
@@ -97,13 +110,19 @@ async def understand(
         _check_length(request, model_len, longest)
     output_tokens = _output_tokens(request, model_len, tokens.count)
     tenant = facts.tenant or ANONYMOUS
+    group, salt = "", request.cache_salt
+    if salts is not None:
+        group = salts.group(tenant)
+        salt = salts.salt(group, request.cache_salt)
+        if endpoint.parse is not None:
+            body = impose_salt(body, salt, replaces=accepted.salted)
     priority = priority_of(call.headers, request.service_tier, policies.of(tenant).priority)
     command = RouteRequest(
         request=call.id,
         ingress=settings.name,
         arrived_at=call.arrived_at,
         tenant=tenant,
-        keys=_packed_keys(pool, model, request, tokens.keyed),
+        keys=_packed_keys(pool, model, tokens.keyed, salt),
         prompt_tokens=tokens.count,
         max_output_tokens=output_tokens,
         slo_ttft=slo.ttft,
@@ -116,6 +135,7 @@ async def understand(
         # Inexact or truncated prompts may exceed every engine's context.
         context_tokens=min(longest + _demanded_tokens(request), model_len or CONTEXT_TOKENS_MAX),
         followed=True,
+        cache_group=group,
         client_request_id=call.client_request_id,
         priority=priority,
     )
@@ -132,6 +152,8 @@ async def understand(
         output_bounded=request.output_tokens is not None or output_tokens > 0,
         comparable=request.answers == 1 and len(tokens.prompts) == 1,
         prefix_header=tokens.prefix_header,
+        dropped_fields=accepted.dropped,
+        private=salts is not None,
     )
 
 
@@ -155,9 +177,9 @@ def _output_tokens(request: ParsedRequest, model_len: Tokens, prompt_tokens: Tok
     return min(request.output_tokens, room or OUTPUT_TOKENS_MAX)
 
 
-def _packed_keys(pool: Pool, model: Model, request: ParsedRequest, tokens: Sequence[int]) -> bytes:
+def _packed_keys(pool: Pool, model: Model, tokens: Sequence[int], cache_salt: str) -> bytes:
     try:
-        return pool.block_keys.packed(model.base, tokens, lora=model.adapter, cache_salt=request.cache_salt)
+        return pool.block_keys.packed(model.base, tokens, lora=model.adapter, cache_salt=cache_salt)
     except ValueError as error:
         msg = f"{error}."
         raise bad_request(msg, param="prompt") from error

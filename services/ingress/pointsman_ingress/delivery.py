@@ -26,6 +26,7 @@ from pointsman_ingress.engine.client import (
 )
 from pointsman_ingress.engine.disaggregation import NO_PREFILL, SplitBody, read_prefill
 from pointsman_ingress.engine.first_byte import FOREVER, FirstByteDeadline, first_byte_wall_seconds
+from pointsman_ingress.engine.refusals import refused_by_engine
 from pointsman_ingress.engine.usage import UsageRemover, usage_in
 from pointsman_ingress.http.call import HttpExchange, RequestIds
 from pointsman_ingress.http.errors import (
@@ -40,10 +41,13 @@ from pointsman_ingress.http.errors import (
 )
 from pointsman_ingress.lifecycle import RequestLifecycle
 from pointsman_ingress.placement.in_flight import InFlightRequest
+from pointsman_ingress.prompt.body_fields import DROPPED_HEADER
 from pointsman_ingress.settings import IngressSettings
 
 log = structlog.get_logger()
 
+OWN_REASONS = frozenset({RejectReason.RATE_LIMITED, RejectReason.CONCURRENCY_EXCEEDED, RejectReason.QUOTA_EXCEEDED})
+"""Details of these tell a tenant of itself; those of others name instances, queues and predictions."""
 UNREACHABLE_WALL_SECONDS: WallSeconds = WallSeconds(1.0)  # time for workers to report an unreachable engine
 
 
@@ -114,6 +118,8 @@ class Delivery:
 
     def _rejected(self, answer: RouteRejected) -> ApiError:
         self._limits = answer.limits or self._limits
+        if self.context.private and answer.reason not in OWN_REASONS:
+            answer = msgspec.structs.replace(answer, detail="there is no room for this request now")
         return rejected(answer, speed=self.clock.speed, limit_headers=self._limit_headers())
 
     def _limit_headers(self) -> list[Header]:
@@ -185,6 +191,7 @@ class Delivery:
         wall_seconds = first_byte_wall_seconds(self.settings, expected, output=output, speed=self.clock.speed)
         deadline = FirstByteDeadline(wall_seconds, self._give_up_engine)
         request = EngineRequest(
+            grant.instance,
             grant.url,
             context.endpoint.path,
             body,
@@ -233,6 +240,8 @@ class Delivery:
         lifecycle.first_token()
         try:
             while chunk := await answer.chunk():
+                if self.context.private:
+                    _refuse_failure(answer)
                 if passed := remover.feed(chunk) if remover else chunk:
                     await call.write(passed)
         except EngineFailedError as error:
@@ -273,18 +282,28 @@ class Delivery:
         self.lifecycle.failed("engine_refused", answer.status)
         if lacks:
             raise endpoint_not_found(self.context.endpoint.path)
+        if self.context.private:
+            raise refused_by_engine(answer.status, body)
         await self.call.answer(answer.status, body, answer.content_type, self._limit_headers())
 
     def _headers(self, grant: RouteGranted) -> list[Header]:
+        """A client with a key learns what concerns its own prompt, and nothing of instances and their load."""
+        headers = [
+            (b"x-pointsman-cached-tokens", b"%d" % grant.hit_tokens),
+            (b"x-pointsman-prefix", self.context.prefix_header.encode()),
+        ]
+        if self.context.dropped_fields:
+            headers.append((DROPPED_HEADER, self.context.dropped_fields.encode()))
+        return headers if self.context.private else headers + self._fleet_headers(grant)
+
+    def _fleet_headers(self, grant: RouteGranted) -> list[Header]:
         knowledge = grant.knowledge
         if not self.context.command.exact and knowledge == Knowledge.EXACT:
             knowledge = Knowledge.DEGRADED  # the request's own tokens are inexact
         headers = [
             (b"x-pointsman-instance", grant.instance.encode()),
-            (b"x-pointsman-cached-tokens", b"%d" % grant.hit_tokens),
             (b"x-pointsman-predicted-ttft-ms", b"%.1f" % (grant.predicted_ttft * 1000)),
             (b"x-pointsman-knowledge", knowledge.encode()),
-            (b"x-pointsman-prefix", self.context.prefix_header.encode()),
         ]
         if grant.prefilled_by:
             headers.append((b"x-pointsman-prefill-instance", grant.prefilled_by.encode()))
@@ -313,6 +332,12 @@ class Delivery:
         self._command = msgspec.structs.replace(
             command, request=lifecycle.request, attempt=command.attempt + 1, excluded=excluded
         )
+
+
+def _refuse_failure(answer: EngineAnswer) -> None:
+    """An engine's own error event may hold addresses. Raises EngineFailedError."""
+    if answer.tail.reports_failure:
+        raise EngineFailedError(STREAM_FAILURE, failure="stream_reset")
 
 
 def _no_instance(answer: RouteGranted | RouteRejected | None) -> bool:

@@ -1,13 +1,16 @@
-"""Paths served by engines: body parser, stream format and error format of each. `app.py` has the others: models, health,
-metrics."""
+"""Paths served by engines: body parser, permitted fields, stream and error format of each. `app.py` has the others:
+models, health, metrics."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from pointsman_ingress.engine.body_rewrites import without
 from pointsman_ingress.engine.streams import CHUNKS, MESSAGE_EVENTS, NAMED_EVENTS, StreamShape
 from pointsman_ingress.http.errors import ANTHROPIC_ERRORS, OPENAI_ERRORS, ErrorShape, not_json
 from pointsman_ingress.http.rate_limits import LimitHeaders, anthropic_limits, openai_limits
 from pointsman_ingress.http.request_headers import Headers
+from pointsman_ingress.prompt import body_fields
+from pointsman_ingress.prompt.body_fields import FieldRules
 from pointsman_ingress.prompt.json_form import LIGHT_BYTES_MAX, is_light
 from pointsman_ingress.prompt.messages_input import parse_messages
 from pointsman_ingress.prompt.openai_requests import (
@@ -20,6 +23,7 @@ from pointsman_ingress.prompt.openai_requests import (
     parse_pairs,
     parse_pooled,
 )
+from pointsman_ingress.prompt.remote_media import MediaRules
 from pointsman_ingress.prompt.responses_input import parse_response
 
 JSON = b"application/json"
@@ -29,6 +33,7 @@ JSON = b"application/json"
 class Endpoint:
     path: str
     parse: Callable[[bytes], ParsedRequest] | None  # None: a form
+    fields: frozenset[str]  # that clients may send
     shape: StreamShape = CHUNKS
     placed: bool = True  # if not, any engine of the pool serves it and nothing is logged
     splittable: bool = False
@@ -54,19 +59,66 @@ class Endpoint:
         return headers.get(b"content-type", b"").decode("latin-1") if self.parse is None else "application/json"
 
 
-COMPLETIONS = Endpoint("/v1/completions", parse_completion, splittable=True)
-CHAT_COMPLETIONS = Endpoint("/v1/chat/completions", parse_chat, splittable=True)
+@dataclass(frozen=True, slots=True)
+class AcceptedBody:
+    """`content`: what may go to engines. `dropped`: names of fields that do not, for a header. `salted`: the client sent
+    `cache_salt`."""
+
+    request: ParsedRequest
+    content: bytes
+    dropped: str = ""
+    salted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class BodyRules:
+    fields: FieldRules
+    media: MediaRules
+
+    def accept(self, endpoint: Endpoint, body: bytes, headers: Headers) -> AcceptedBody:
+        """Raises ApiError."""
+        request = endpoint.read(body, headers)
+        if endpoint.parse is None:
+            self.fields.check_form(request.form_fields)
+            return AcceptedBody(request, body)
+        checked = self.fields.check(body, endpoint.fields)
+        if checked.dropped:
+            body = without(body, checked.dropped)
+            request = endpoint.read(body, headers)
+        self.media.check(body)
+        return AcceptedBody(request, body, checked.dropped_shown, checked.salted)
+
+
+COMPLETIONS = Endpoint("/v1/completions", parse_completion, body_fields.COMPLETION, splittable=True)
+CHAT_COMPLETIONS = Endpoint("/v1/chat/completions", parse_chat, body_fields.CHAT, splittable=True)
 
 _ENDPOINTS = (
     COMPLETIONS,
     CHAT_COMPLETIONS,
-    Endpoint("/v1/responses", parse_response, NAMED_EVENTS),
-    Endpoint("/v1/messages", parse_messages, MESSAGE_EVENTS, errors=ANTHROPIC_ERRORS, limit_headers=anthropic_limits),
-    Endpoint("/v1/messages/count_tokens", parse_model_only, placed=False, errors=ANTHROPIC_ERRORS),
-    Endpoint("/v1/embeddings", parse_embeddings),
-    *(Endpoint(path, parse_pairs) for path in ("/rerank", "/v1/rerank", "/v2/rerank", "/score", "/v1/score")),
-    *(Endpoint(path, parse_pooled) for path in ("/pooling", "/classify")),
-    *(Endpoint(f"/v1/audio/{kind}", None) for kind in ("transcriptions", "translations")),
-    *(Endpoint(path, parse_model_only, placed=False) for path in ("/tokenize", "/detokenize")),
+    Endpoint("/v1/responses", parse_response, body_fields.RESPONSE, NAMED_EVENTS),
+    Endpoint(
+        "/v1/messages",
+        parse_messages,
+        body_fields.MESSAGES,
+        MESSAGE_EVENTS,
+        errors=ANTHROPIC_ERRORS,
+        limit_headers=anthropic_limits,
+    ),
+    Endpoint(
+        "/v1/messages/count_tokens",
+        parse_model_only,
+        body_fields.COUNT_TOKENS,
+        placed=False,
+        errors=ANTHROPIC_ERRORS,
+    ),
+    Endpoint("/v1/embeddings", parse_embeddings, body_fields.EMBEDDINGS),
+    *(
+        Endpoint(path, parse_pairs, body_fields.PAIRS)
+        for path in ("/rerank", "/v1/rerank", "/v2/rerank", "/score", "/v1/score")
+    ),
+    *(Endpoint(path, parse_pooled, body_fields.POOLED) for path in ("/pooling", "/classify")),
+    *(Endpoint(f"/v1/audio/{kind}", None, body_fields.AUDIO) for kind in ("transcriptions", "translations")),
+    Endpoint("/tokenize", parse_model_only, body_fields.TOKENIZE, placed=False),
+    Endpoint("/detokenize", parse_model_only, body_fields.DETOKENIZE, placed=False),
 )
 BY_PATH = {endpoint.path: endpoint for endpoint in _ENDPOINTS}

@@ -19,6 +19,7 @@ from pointsman.runtime.containment import contained
 from pointsman.runtime.supervision import Supervisor
 from pointsman.state.fleet import Instance, Status
 from pointsman_ingress.endpoints import CHAT_COMPLETIONS, COMPLETIONS
+from pointsman_ingress.engine.body_rewrites import SALT_FIELD
 from pointsman_ingress.engine.client import EngineClient, EngineFailedError, EngineRequest
 from pointsman_ingress.http.errors import ApiError
 from pointsman_ingress.placement.pools import Pool
@@ -48,6 +49,8 @@ class KeyProber:
     clock: Clock
     supervisor: Supervisor
     chance: Random
+    salt: str = ""
+    """With cache isolation, so that it is probed too."""
     _probed: set[Subject] = field(default_factory=set, init=False)
 
     async def run(self) -> None:
@@ -116,26 +119,37 @@ class KeyProber:
         except ApiError as error:
             problem = f"a chat cannot be tokenised: {error.message}"
         else:
-            if exact and await self._matches(instance, CHAT_COMPLETIONS.path, body, tokens):
+            if exact and await self._matches(instance, CHAT_COMPLETIONS.path, body, tokens, self.salt):
                 return True, "the keys of a chat agree"
             problem = "the keys of a chat differ" if exact else "tokens are guessed, not counted"
-        ids = [self.chance.randrange(100, 200) for _ in range(2 * pool)]  # ids in every vocabulary
-        body = msgspec.json.encode({"model": instance.model, "prompt": ids, "max_tokens": 1})
-        if await self._matches(instance, COMPLETIONS.path, body, ids):
+        if await self._ids_match(instance, self.salt):
             return False, f"{problem}, those of token ids agree: check the tokenizer and the chat template"
+        if self.salt and await self._ids_match(instance, ""):
+            return False, "the engine ignores `cache_salt`, or its KV events do not tell it: tenants share its cache"
         return False, f"{problem}, and so do those of token ids: check secret, model name and the engine's KV events"
+
+    async def _ids_match(self, instance: Instance, key_salt: str) -> bool:
+        ids = [
+            self.chance.randrange(100, 200) for _ in range(2 * self.pool.block_keys.block_tokens)
+        ]  # in any vocabulary
+        body = msgspec.json.encode(self._salted({"model": instance.model, "prompt": ids, "max_tokens": 1}))
+        return await self._matches(instance, COMPLETIONS.path, body, ids, key_salt)
 
     async def _chat(self, instance: Instance) -> tuple[bytes, Sequence[int], bool]:
         """Returns the body of a unique chat of at least two blocks, its tokens, and whether they are exact."""
         words = " ".join(f"{self.chance.randrange(10, 100)}" for _ in range(2 * self.pool.block_keys.block_tokens))
         message = {"role": "user", "content": f"{self.chance.getrandbits(64):016x} {words}"}
-        body = msgspec.json.encode({"model": instance.model, "messages": [message], "max_tokens": 1})
+        body = msgspec.json.encode(self._salted({"model": instance.model, "messages": [message], "max_tokens": 1}))
         context = TokenizeContext({}, self._request_id())
         tokens = await self.pool.tokenizer.tokens(CHAT_COMPLETIONS.read(body, {}), context)
         return body, tokens.prompts[0], tokens.exact
 
-    async def _matches(self, instance: Instance, path: str, body: bytes, tokens: Sequence[int]) -> bool:
-        key = self.pool.block_keys.last(instance.model, tokens)
+    def _salted(self, fields: dict[str, object]) -> dict[str, object]:
+        return {**fields, SALT_FIELD: self.salt} if self.salt else fields
+
+    async def _matches(self, instance: Instance, path: str, body: bytes, tokens: Sequence[int], key_salt: str) -> bool:
+        """Whether the engine's events show the prompt under `key_salt`."""
+        key = self.pool.block_keys.last(instance.model, tokens, cache_salt=key_salt)
         if not key:
             return False
         try:
@@ -149,7 +163,7 @@ class KeyProber:
             raise ProbeFailedError(str(error)) from error
 
     async def _send(self, instance: Instance, path: str, body: bytes) -> None:
-        request = EngineRequest(instance.url, path, body, {}, self._request_id(), instance.dp_rank)
+        request = EngineRequest(instance.id, instance.url, path, body, {}, self._request_id(), instance.dp_rank)
         try:
             async with asyncio.timeout(float(ANSWER_WALL_SECONDS_MAX)), await self.engines.send(request) as answer:
                 content = await answer.whole()

@@ -19,8 +19,9 @@ import structlog
 
 from pointsman.adapters.clocks import ScaledClock
 from pointsman.adapters.tokenizer import Tokenizer, TokenizerLoadError
-from pointsman.ports import Clock, Link
+from pointsman.ports import Clock, KeyValueStore, Link
 from pointsman.primitives import PoolName, WallSeconds
+from pointsman.runtime.engine_urls import EngineUrls
 from pointsman.runtime.health import SHUTDOWN_PART, AsgiApp, HealthBoard, HttpServer, health_server
 from pointsman.runtime.http_protocol import HttpLimits
 from pointsman.runtime.line_writer import LineWriter, Output
@@ -34,9 +35,13 @@ from pointsman.runtime.telemetry import configure_logging
 from pointsman.runtime.tenant_policies import FollowedPolicies
 from pointsman_ingress.access_log import AccessLog
 from pointsman_ingress.app import ingress_app
+from pointsman_ingress.endpoints import BodyRules
 from pointsman_ingress.engine.client import EngineClient, open_session
-from pointsman_ingress.http.api_keys import Keyring, KeysFileError
+from pointsman_ingress.http.api_keys import ApiKeys
+from pointsman_ingress.http.authentication import Authentication
 from pointsman_ingress.http.call import RequestIds
+from pointsman_ingress.http.issuer_keys import IssuerKeys, is_trustworthy
+from pointsman_ingress.http.oidc import TokenVerifier
 from pointsman_ingress.key_probe import KeyProber
 from pointsman_ingress.openapi import openapi_document
 from pointsman_ingress.placement.fleet_view import FleetView
@@ -46,6 +51,9 @@ from pointsman_ingress.placement.pools import Pool, Pools, PoolsBoard
 from pointsman_ingress.placement.retry_budget import RetryBudget
 from pointsman_ingress.placement.scheduler_client import SchedulerClient, SchedulerLiveness
 from pointsman_ingress.prompt.block_keys import BlockKeys
+from pointsman_ingress.prompt.body_fields import FieldRules
+from pointsman_ingress.prompt.cache_salts import PROBE_GROUP, CacheSalts
+from pointsman_ingress.prompt.remote_media import MediaRules
 from pointsman_ingress.prompt.tokenization import PromptTokenizer
 from pointsman_ingress.prompt.work_threads import WorkThreads
 from pointsman_ingress.service import Gateway
@@ -171,18 +179,22 @@ async def assembled(
     access_log_out: Output | None = None,
 ) -> AsyncIterator[AsgiApp]:
     """`links`: one per pool. `engine_session`: replaces HTTP to engines. `chance`: source of ids and probes. Raises
-    click.ClickException if the keys file or a tokenizer is unreadable."""
-    try:
-        keyring = Keyring(Path(settings.keys_file) if settings.keys_file else None, clock)
-    except KeysFileError as error:
-        raise click.ClickException(str(error)) from error
+    click.ClickException if a tokenizer is unreadable or a setting of credentials makes no sense."""
+    access = next(iter(links.values())).access
+    authentication = _authentication(settings, access, clock=clock, board=board, supervisor=supervisor)
     chance = chance or SystemRandom()
+    policies = FollowedPolicies(access)  # one store for all pools
+    salts = None
+    if authentication.required:
+        salts = CacheSalts(settings.secret.encode(), lambda tenant: policies.of(tenant).cache_group)
     hold = HoldQueue(settings.hold_seconds, clock)
     async with engine_session or open_session() as session:
+        urls = EngineUrls.of(settings.engine_urls)
         engines = EngineClient(
             session,
+            urls,
             api_key=settings.engine_api_key,
-            forward_authorization=not keyring.required,
+            forward_authorization=not authentication.required,
             chunk_timeout_seconds=settings.chunk_timeout_seconds,
         )
         with ExitStack() as stack:
@@ -196,6 +208,7 @@ async def assembled(
                     name,
                     link,
                     engines,
+                    urls,
                     clock=clock,
                     board=pool_board,
                     hold=hold,
@@ -203,30 +216,70 @@ async def assembled(
                     work=work,
                 )
                 if settings.probe:
-                    prober = KeyProber(pool, engines=engines, clock=clock, supervisor=supervisor, chance=chance)
+                    prober = KeyProber(
+                        pool,
+                        engines=engines,
+                        clock=clock,
+                        supervisor=supervisor,
+                        chance=chance,
+                        salt=salts.salt(PROBE_GROUP, "") if salts else "",
+                    )
                     supervisor.start(prober.run(), name=f"probe-{name}")
                 served.append(pool)
             pools = Pools(served, hold)
-            policies = FollowedPolicies(next(iter(links.values())).access)  # one store for all pools
             access_log = None
             if settings.access_log:
                 out = access_log_out or FileIO(sys.stdout.fileno(), "w", closefd=False)
                 access_log = AccessLog(stack.enter_context(LineWriter(out)), clock)
             gateway = Gateway(
                 replace(settings, name=_name(settings)),
-                keyring=keyring,
+                authentication=authentication,
                 pools=pools,
                 engines=engines,
                 clock=clock,
                 supervisor=supervisor,
                 ids=RequestIds(chance),
                 access_log=access_log,
+                rules=BodyRules(
+                    FieldRules(trusted=not authentication.required, allowed=settings.allow_field),
+                    MediaRules(trusted=not authentication.required, hosts=settings.media_hosts),
+                ),
+                salts=salts,
                 policies=policies,
                 work=work,
             )
-            supervisor.start(keyring.follow(), name="api-keys")
             supervisor.start(policies.follow(), name="tenant-policies")
-            yield ingress_app(gateway=gateway, pools=pools, keyring=keyring)
+            yield ingress_app(gateway=gateway, pools=pools, authentication=authentication)
+
+
+def _authentication(
+    settings: IngressSettings, access: KeyValueStore, *, clock: Clock, board: HealthBoard, supervisor: Supervisor
+) -> Authentication:
+    """Starts what follows keys and issuer. Raises click.ClickException."""
+    keys = tokens = None
+    if settings.require_keys:
+        keys = ApiKeys(settings.secret, clock, board)
+        supervisor.start(keys.follow(access), name="api-keys")
+    if settings.oidc_issuer:
+        if not settings.oidc_audience:
+            needed = "--oidc-issuer needs --oidc-audience: tokens for other services must not be accepted here"
+            raise click.UsageError(needed)
+        for url in filter(None, (settings.oidc_issuer, settings.oidc_jwks_url)):
+            if not is_trustworthy(url):
+                untrusted = f"{url} must be an https URL: whoever answers there decides who is admitted"
+                raise click.UsageError(untrusted)
+        issuer_keys = IssuerKeys(
+            settings.oidc_issuer, settings.oidc_jwks_url, clock, board, serves_without=settings.require_keys
+        )
+        tokens = TokenVerifier(
+            issuer_keys,
+            clock,
+            issuer=settings.oidc_issuer,
+            audience=settings.oidc_audience,
+            tenant_claim=settings.oidc_tenant_claim,
+        )
+        supervisor.start(issuer_keys.follow(), name="oidc-keys")
+    return Authentication(keys, tokens)
 
 
 def _pool(
@@ -234,6 +287,7 @@ def _pool(
     name: PoolName,
     link: Link,
     engines: EngineClient,
+    urls: EngineUrls,
     *,
     clock: Clock,
     board: HealthBoard,
@@ -242,7 +296,7 @@ def _pool(
     work: WorkThreads,
 ) -> Pool:
     """Starts the pool's background tasks. Raises click.ClickException."""
-    fleet = FleetView(clock, board)
+    fleet = FleetView(clock, board, urls)
     in_flight = InFlightRequests(fleet=fleet, events=link.log, clock=clock)
     liveness = SchedulerLiveness(
         commands=link.commands,

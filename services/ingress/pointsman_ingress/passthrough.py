@@ -7,12 +7,15 @@ import structlog
 from pointsman.primitives import EngineSeconds, InstanceId
 from pointsman.runtime.telemetry import ENGINE_RETRIES
 from pointsman_ingress.context import RequestFacts
+from pointsman_ingress.endpoints import AcceptedBody
 from pointsman_ingress.engine.client import EngineClient, EngineFailedError, EngineRequest, lacks_endpoint
 from pointsman_ingress.engine.first_byte import FirstByteDeadline, first_byte_wall_seconds
+from pointsman_ingress.engine.refusals import refused_by_engine
 from pointsman_ingress.http.call import HttpExchange
 from pointsman_ingress.http.errors import endpoint_not_found, engine_failed, no_engines, retry_budget_spent
 from pointsman_ingress.placement.fleet_view import Model
 from pointsman_ingress.placement.pools import Pool
+from pointsman_ingress.prompt.body_fields import DROPPED_HEADER
 from pointsman_ingress.settings import IngressSettings
 
 log = structlog.get_logger()
@@ -20,14 +23,16 @@ log = structlog.get_logger()
 
 async def pass_through(
     call: HttpExchange,
-    body: bytes,
+    accepted: AcceptedBody,
     pool: Pool,
     model: Model,
     facts: RequestFacts,
     engines: EngineClient,
     settings: IngressSettings,
+    *,
+    private: bool,
 ) -> None:
-    """Raises ApiError if no engine answers."""
+    """`private`: the answer names no instance. Raises ApiError if no engine answers."""
     tried: list[InstanceId] = []
     reason = ""
 
@@ -37,7 +42,7 @@ async def pass_through(
 
     with pool.retry_budget.open() as ticket:
         while (instance := pool.in_flight.least_busy(model, excluded=tried)) is not None:
-            request = EngineRequest(instance.url, call.path, body, call.headers, call.id)
+            request = EngineRequest(instance.id, instance.url, call.path, accepted.content, call.headers, call.id)
             try:
                 async with FirstByteDeadline(
                     first_byte_wall_seconds(settings), partial(may_retry_elsewhere, instance.id)
@@ -60,7 +65,11 @@ async def pass_through(
             if lacks_endpoint(answer.status, whole):
                 raise endpoint_not_found(call.path)
             facts.instance = instance.id
-            headers = ((b"x-pointsman-instance", instance.id.encode()),)
+            if private and answer.status >= 400:
+                raise refused_by_engine(answer.status, whole)
+            headers = [] if private else [(b"x-pointsman-instance", instance.id.encode())]
+            if accepted.dropped:
+                headers.append((DROPPED_HEADER, accepted.dropped.encode()))
             await call.answer(answer.status, whole, answer.content_type, headers)
             return
     raise engine_failed(reason) if tried else no_engines()

@@ -13,9 +13,9 @@ from pointsman.runtime.tenant_policies import FollowedPolicies
 from pointsman_ingress.access_log import AccessLog
 from pointsman_ingress.context import RequestFacts, find_model, understand
 from pointsman_ingress.delivery import Delivery
-from pointsman_ingress.endpoints import Endpoint
+from pointsman_ingress.endpoints import AcceptedBody, BodyRules, Endpoint
 from pointsman_ingress.engine.client import EngineClient
-from pointsman_ingress.http.api_keys import Keyring
+from pointsman_ingress.http.authentication import Authentication
 from pointsman_ingress.http.call import BodyBudget, BodyLoan, ClientGoneError, HttpExchange, RequestIds
 from pointsman_ingress.http.errors import (
     ApiError,
@@ -28,7 +28,7 @@ from pointsman_ingress.http.request_deadline import RequestDeadline
 from pointsman_ingress.lifecycle import RequestLifecycle
 from pointsman_ingress.passthrough import pass_through
 from pointsman_ingress.placement.pools import Pools
-from pointsman_ingress.prompt.openai_requests import ParsedRequest
+from pointsman_ingress.prompt.cache_salts import CacheSalts
 from pointsman_ingress.prompt.work_threads import WorkThreads
 from pointsman_ingress.settings import IngressSettings
 
@@ -36,16 +36,24 @@ from pointsman_ingress.settings import IngressSettings
 @dataclass(eq=False)
 class Gateway:
     settings: IngressSettings
-    keyring: Keyring
+    authentication: Authentication
     pools: Pools
     engines: EngineClient
     clock: Clock
     supervisor: Supervisor
     ids: RequestIds
     access_log: AccessLog | None
+    rules: BodyRules
+    salts: CacheSalts | None
+    """None without authentication: clients are the operator's own."""
     policies: FollowedPolicies
     work: WorkThreads
     _body_budget: BodyBudget = field(default_factory=BodyBudget, init=False)
+
+    @property
+    def private(self) -> bool:
+        """Whether clients learn nothing of the fleet and of each other."""
+        return self.salts is not None
 
     async def serve(self, endpoint: Endpoint, scope: Scope, receive: Receive, send: Send) -> None:
         """A cancelled task ends the request with an error; a second cancellation is raised."""
@@ -55,19 +63,21 @@ class Gateway:
         try:
             with RequestDeadline(self.supervisor, wall_seconds=self.settings.request_timeout_seconds) as deadline:
                 try:
-                    facts.tenant = self.keyring.tenant(call.headers)
+                    await self._identify(call, endpoint, facts)
                     endpoint.check_content_type(call.headers)
                     loan = BodyLoan(self._body_budget, facts.owner(call))
                     body = await call.read_body(receive, loan, bytes_max=self.settings.body_bytes_max)
                     deadline.watch(receive)
                     facts.light = endpoint.is_light(body)
-                    request = await self._read(endpoint, body, call, facts)
+                    accepted = await self._accept(endpoint, body, call, facts)
                     if not endpoint.placed:
-                        pool, model = await find_model(call, request, self.pools, facts)
-                        await pass_through(call, body, pool, model, facts, self.engines, self.settings)
+                        pool, model = await find_model(call, accepted.request, self.pools, facts)
+                        await pass_through(
+                            call, accepted, pool, model, facts, self.engines, self.settings, private=self.private
+                        )
                         return
                     context = await understand(
-                        call, endpoint, body, request, self.pools, self.settings, facts, self.policies
+                        call, endpoint, accepted, self.pools, self.settings, facts, self.salts, self.policies
                     )
                     lifecycle = RequestLifecycle(context, self.clock)
                     await Delivery(
@@ -110,11 +120,18 @@ class Gateway:
     def _call(self, endpoint: Endpoint, scope: Scope, send: Send) -> HttpExchange:
         return HttpExchange(endpoint.path, endpoint.errors, scope, send, ids=self.ids, clock=self.clock)
 
-    async def _read(self, endpoint: Endpoint, body: bytes, call: HttpExchange, facts: RequestFacts) -> ParsedRequest:
+    async def _identify(self, call: HttpExchange, endpoint: Endpoint, facts: RequestFacts) -> None:
+        """Raises ApiError."""
+        facts.identity = identity = await self.authentication.identity(call.headers)
+        if identity is not None:
+            facts.tenant = identity.tenant
+            identity.check_endpoint(endpoint.path)
+
+    async def _accept(self, endpoint: Endpoint, body: bytes, call: HttpExchange, facts: RequestFacts) -> AcceptedBody:
         """Raises ApiError."""
         if facts.light:
-            return endpoint.read(body, call.headers)
-        return await self.work.run(facts.owner(call), endpoint.read, body, call.headers)
+            return self.rules.accept(endpoint, body, call.headers)
+        return await self.work.run(facts.owner(call), self.rules.accept, endpoint, body, call.headers)
 
     async def _end_interrupted(
         self, call: HttpExchange, lifecycle: RequestLifecycle | None, cause: CancelCause

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import click
 
 from pointsman.primitives import WallSeconds
+from pointsman.runtime.engine_urls import EngineUrlSettings
 from pointsman.runtime.processes import PROCESSES_MAX
 from pointsman.runtime.settings import (
     COUNT,
@@ -19,7 +20,7 @@ from pointsman.runtime.settings import (
 
 
 @dataclass(frozen=True, kw_only=True)
-class IngressSettings(DeploymentSettings, ProcessSettings):
+class IngressSettings(DeploymentSettings, EngineUrlSettings, ProcessSettings):
     port: int = setting(8080, "Port of the API; 0 takes a free one.", bounds=PORT)
     admin_port: int = setting(
         8081,
@@ -48,10 +49,13 @@ class IngressSettings(DeploymentSettings, ProcessSettings):
         (),
         "POOL=DIRECTORY: tokenizer of one of several pools, instead of --tokenizer. May be given several times.",
     )
-    keys_file: str = setting(
-        "",
-        "File of API keys, one `NAME SHA256-HEX` per line. Without it no key is required. Reread when it changes.",
+    require_keys: bool = setting(
+        False, "Admit only clients with an API key (pointsman keys) or, with --oidc-issuer, a token."
     )
+    oidc_issuer: str = setting("", "URL of the OIDC issuer whose tokens (JWT) are accepted; `iss` of the tokens.")
+    oidc_audience: str = setting("", "Audience that such a token must name (`aud`).")
+    oidc_jwks_url: str = setting("", "URL of the issuer's JWKS document. Default: what its discovery document names.")
+    oidc_tenant_claim: str = setting("sub", "Claim of a token that names the tenant.")
     engine_api_key: str = setting("", "Key to send to the engines, if they require one.", secret=True)
     slo_ttft_seconds: float = setting(5.0, "TTFT SLO of requests that name none, engine seconds.")
     slo_tpot_seconds: float = setting(0.1, "TPOT SLO of requests that name none, engine seconds.")
@@ -102,6 +106,16 @@ class IngressSettings(DeploymentSettings, ProcessSettings):
     forward_tenant: bool = setting(
         False,
         "Send the tenant to engines in `vllm_xargs`: for vLLM with Pointsman's DLPM scheduler. Other engines may refuse it.",
+    )
+    allow_field: tuple[str, ...] = setting(
+        (),
+        "Further body field that clients may send to engines, such as chat_template (docs/clients.md has the list). "
+        "May be given several times.",
+    )
+    media_hosts: tuple[str, ...] = setting(
+        (),
+        "Host, or *.DOMAIN, from which engines may fetch the images, audio and video that a request names by URL; may be "
+        "given several times. Without one, clients with keys may send data: URLs only and others any.",
     )
     access_log: bool = setting(False, "Write one JSON line per request to standard output.")
     probe: bool = setting(True, "Check at each engine's start that its cache keys are those computed here.")

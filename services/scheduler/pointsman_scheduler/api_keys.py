@@ -4,13 +4,12 @@ names the revision that it replaces."""
 import msgspec
 
 from pointsman.adapters.clocks import wall_time_of
-from pointsman.contracts.access import ApiKey, name_of_key, scope_refusal, valid_tenant
+from pointsman.contracts.access import ApiKey, decode_key, name_of_key, scope_refusal, valid_tenant
 from pointsman.contracts.commands import ChangeApiKey
 from pointsman.ports import Clock, KeyValueStore, StoreUnavailableError, ValueChangedError
 from pointsman.primitives import Moment
 
 WRITES_MAX = 3
-_keys = msgspec.json.Decoder(ApiKey)
 
 
 class KeyRefusedError(Exception):
@@ -46,8 +45,8 @@ class ApiKeyWriter:
         if found is None:
             return None, 0
         try:
-            return _keys.decode(found.value), found.revision
-        except msgspec.DecodeError as error:
+            return decode_key(found.value), found.revision
+        except ValueError as error:
             damaged = f"what is stored as the key {key} does not decode: {error}"
             raise KeyRefusedError(damaged) from error
 

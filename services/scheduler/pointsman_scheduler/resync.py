@@ -1,5 +1,7 @@
 """Requests snapshots or rejoins from workers whose cache index is unverified."""
 
+from collections.abc import Callable
+
 import structlog
 
 from pointsman.contracts.commands import ResyncCache
@@ -20,8 +22,16 @@ TIMEOUT_WALL_SECONDS: WallSeconds = WallSeconds(1.0)
 
 class Resync:
     def __init__(
-        self, *, leader: Candidacy, replica: Replica, commands: Commands, clock: Clock, pool: PoolName
+        self,
+        *,
+        leader: Candidacy,
+        replica: Replica,
+        commands: Commands,
+        clock: Clock,
+        pool: PoolName,
+        is_refused: Callable[[InstanceId], bool],
     ) -> None:
+        self._is_refused = is_refused
         self._leader = leader
         self._replica = replica
         self._commands = commands
@@ -46,6 +56,8 @@ class Resync:
             elif instance.doubt:
                 await self._request(instance.id, instance.doubt)
         for unregistered, reported_at in list(state.unregistered.items()):
+            if self._is_refused(unregistered):
+                continue
             if self._rejoin_requested.get(unregistered) != reported_at:  # by the instance's clock, which may be wrong
                 self._rejoin_requested[unregistered] = reported_at
                 await self._request(unregistered, "it reports, but the log does not say that it joined", rejoin=True)

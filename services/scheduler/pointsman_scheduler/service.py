@@ -16,9 +16,11 @@ from pointsman.policies.policy_set import PolicySet
 from pointsman.ports import Checkpoints, Clock, Commands, EventLog, KeyValueStore, Lease, LogEntry
 from pointsman.primitives import InstanceId, PoolName
 from pointsman.runtime.containment import contained
+from pointsman.runtime.engine_urls import EngineUrls
 from pointsman.runtime.health import HealthBoard
 from pointsman.runtime.leadership import Leadership
 from pointsman.state.state import State
+from pointsman_scheduler.engine_url_guard import EngineUrlGuard
 from pointsman_scheduler.fleet_status import FleetWarnings
 from pointsman_scheduler.handlers import CommandHandlers
 from pointsman_scheduler.housekeeping import Housekeeping
@@ -89,7 +91,15 @@ class SchedulerService:
         self._housekeeping = Housekeeping(
             leader=leader, replica=replica, commands=commands, clock=clock, settings=settings, heartbeats=heartbeats
         )
-        self._resync = Resync(leader=leader, replica=replica, commands=commands, clock=clock, pool=pool)
+        self._url_guard = EngineUrlGuard(EngineUrls.of(settings.engine_urls))
+        self._resync = Resync(
+            leader=leader,
+            replica=replica,
+            commands=commands,
+            clock=clock,
+            pool=pool,
+            is_refused=self._url_guard.is_refused,
+        )
         self._warnings = FleetWarnings()
         board.missing(LEADERSHIP, "folding the log")
 
@@ -143,8 +153,10 @@ class SchedulerService:
         with contained("tenant policies"):
             await self._tenants.enforce()
         with contained("relocation"):
-            if (term := leader.leading) is not None:  # instances that drained while no scheduler led
-                await term.publish(term.dispatcher.relocate_pending(self._clock.now()))
+            if (term := leader.leading) is not None:  # instances that joined or drained while no scheduler led
+                now = self._clock.now()
+                refused = self._url_guard.refuse(term.dispatcher, now)
+                await term.publish(refused + term.dispatcher.relocate_pending(now))
 
     async def _fold(self, start: StartPoint) -> None:
         """Raises LogBrokenError."""
@@ -184,4 +196,6 @@ class SchedulerService:
         if queue:
             await term.publish(term.dispatcher.grant_waiting(queue, now))
         elif isinstance(event, FleetEvent):
+            if isinstance(event, InstanceJoined):
+                await term.publish(self._url_guard.refuse(term.dispatcher, now))
             await term.publish(term.dispatcher.relocate_pending(now) + term.dispatcher.place_held(now))

@@ -6,11 +6,12 @@ from pointsman.policies.admission import ADMISSION_POLICIES, DEFAULT_ADMISSION
 from pointsman.policies.ordering import DEFAULT_ORDERING, ORDERING_POLICIES
 from pointsman.policies.routing import DEFAULT_ROUTING, ROUTING_POLICIES
 from pointsman.primitives import WallSeconds
+from pointsman.runtime.engine_urls import EngineUrlSettings
 from pointsman.runtime.settings import FleetSettings, ProcessSettings, setting
 
 
 @dataclass(frozen=True, kw_only=True)
-class SchedulerSettings(FleetSettings, ProcessSettings):
+class SchedulerSettings(FleetSettings, EngineUrlSettings, ProcessSettings):
     policy: str = setting(DEFAULT_ROUTING, "Routing policy.", choices=tuple(sorted(ROUTING_POLICIES)))
     set: tuple[str, ...] = setting(
         (),

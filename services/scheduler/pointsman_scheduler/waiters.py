@@ -7,9 +7,10 @@ from pointsman.contracts.commands import HandOverRequest, RouteGranted, RouteRej
 from pointsman.contracts.decisions import HandOverRefused, RequestGranted, RequestPlaced, RequestRejected
 from pointsman.contracts.reasons import RejectReason, reject_answer
 from pointsman.contracts.requests import RequestCancelled
+from pointsman.contracts.tenants import RateLimits
 from pointsman.policies.dispatch import Dispatcher
 from pointsman.ports import Reply
-from pointsman.primitives import EngineSeconds, RequestId
+from pointsman.primitives import EngineSeconds, RequestId, Tenant
 from pointsman.runtime import telemetry
 from pointsman.state.fleet import Instance, Knowledge
 from pointsman.state.workload import Request, Stage
@@ -23,6 +24,7 @@ Answers = list[tuple[Reply, RouteAnswer]]
 @dataclass(slots=True)
 class Waiter:
     attempt: int
+    tenant: Tenant
     reply: Reply
 
 
@@ -34,7 +36,7 @@ class Waiters:
         self._waiters: dict[RequestId, Waiter] = {}
 
     def add(self, command: RouteRequest, reply: Reply) -> None:
-        self._waiters[command.request] = Waiter(command.attempt, reply)
+        self._waiters[command.request] = Waiter(command.attempt, command.tenant, reply)
 
     def forget(self, request: RequestId) -> None:
         self._waiters.pop(request, None)
@@ -100,7 +102,13 @@ class Waiters:
         waiter = self._waiters.pop(request, None)
         if waiter is None:
             return []
-        return [(waiter.reply, self._rejection(request, waiter.attempt, reason, detail, retry_after=retry_after))]
+        limits = self._limits(waiter.tenant)
+        answer = self._rejection(request, waiter.attempt, reason, detail, retry_after=retry_after, limits=limits)
+        return [(waiter.reply, answer)]
+
+    def _limits(self, tenant: Tenant) -> RateLimits | None:
+        state = self._dispatcher.state
+        return state.tenants.rate_limits(tenant, state.last_at)
 
     def _ended_detail(self, request: RequestId) -> str:
         return f"the request has ended already ({self._dispatcher.state.workload.end_of(request)})"
@@ -127,10 +135,18 @@ class Waiters:
             dp_rank=instance.dp_rank,
             rebind=request.rebind,
             expected_seconds=state.latency.expected_seconds(instance.id, seconds, tokens),
+            limits=self._limits(request.tenant),
         )
 
     def _rejection(
-        self, request: RequestId, attempt: int, reason: str, detail: str, *, retry_after: EngineSeconds = 0.0
+        self,
+        request: RequestId,
+        attempt: int,
+        reason: str,
+        detail: str,
+        *,
+        retry_after: EngineSeconds = 0.0,
+        limits: RateLimits | None = None,
     ) -> RouteRejected:
         return RouteRejected(
             request=request,
@@ -139,6 +155,7 @@ class Waiters:
             reason=str(reason),
             detail=detail,
             retry_after=retry_after,
+            limits=limits,
             term=self._dispatcher.term,
         )
 

@@ -15,10 +15,30 @@ KeyDigest = Annotated[bytes, Meta(min_length=32, max_length=32)]
 KeyId = Annotated[str, Meta(pattern="^[a-z0-9]{1,32}$")]
 KeyAction = Literal["create", "rotate", "revoke"]
 PATTERNS_MAX = 100
+KEY_BYTES_MAX = 256 * 1024
 _DIGEST_PURPOSE = b"pointsman API keys"
 _KEY_NAME = "key."
 _TENANT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@:|/+=-]{0,127}")
-_ENDPOINT = re.compile(r"(/[a-z0-9_]{1,64}){1,8}")
+ENDPOINTS = (
+    "/v1/completions",
+    "/v1/chat/completions",
+    "/v1/responses",
+    "/v1/messages",
+    "/v1/messages/count_tokens",
+    "/v1/embeddings",
+    "/rerank",
+    "/v1/rerank",
+    "/v2/rerank",
+    "/score",
+    "/v1/score",
+    "/pooling",
+    "/classify",
+    "/v1/audio/transcriptions",
+    "/v1/audio/translations",
+    "/tokenize",
+    "/detokenize",
+)
+"""Paths that a key may be restricted to; /v1/models is for all keys."""
 
 
 class ApiKey(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -34,6 +54,18 @@ class ApiKey(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     revoked_at: Moment = 0.0
     models: Annotated[list[Name], Listed] = []
     endpoints: Annotated[list[Name], Listed] = []
+
+
+def decode_key(payload: bytes) -> ApiKey:
+    """Raises ValueError."""
+    if len(payload) > KEY_BYTES_MAX:
+        large = f"{len(payload)} bytes are more than {KEY_BYTES_MAX}"
+        raise ValueError(large)
+    try:
+        return _keys.decode(payload)
+    except RecursionError as error:
+        deep = "nested too deeply"
+        raise ValueError(deep) from error
 
 
 def key_hash(secret: str) -> Callable[[bytes], bytes]:
@@ -62,9 +94,11 @@ def scope_refusal(models: list[str], endpoints: list[str]) -> str:
         return f"more than {PATTERNS_MAX} models or endpoints"
     if not all(pattern and pattern.isprintable() and len(pattern) <= 256 for pattern in models):
         return "a model's pattern is empty, not printable or longer than 256 characters"
-    if not all(_ENDPOINT.fullmatch(endpoint) for endpoint in endpoints):
-        return "an endpoint is no path such as /v1/chat/completions"
-    return ""
+    unknown = next((endpoint for endpoint in endpoints if endpoint not in ENDPOINTS), None)
+    return f"there is no endpoint {unknown[:100]}; there are {', '.join(ENDPOINTS)}" if unknown is not None else ""
+
+
+_keys = msgspec.json.Decoder(ApiKey)
 
 
 class ApiKeyChanged(Event, frozen=True, kw_only=True):

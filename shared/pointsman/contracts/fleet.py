@@ -166,7 +166,9 @@ class InstanceUnejected(FleetEvent, frozen=True, kw_only=True):
 
 
 class InstanceLeft(FleetEvent, frozen=True, kw_only=True):
-    """The instance and its cache are gone. `patience`: set if the leader removed it for its silence."""
+    """The instance and its cache are gone. `patience`: set if the leader removed it for its silence. `refused`: the
+    leader removed it for its URL."""
 
     reason: Text
     patience: LivenessTimeouts | None = None
+    refused: bool = False

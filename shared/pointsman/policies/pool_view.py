@@ -11,7 +11,7 @@ import msgspec
 from pointsman.contracts.decisions import Candidate
 from pointsman.primitives import BlockKey, EngineSeconds, InstanceId, Tokens
 from pointsman.state.latency_model import Correction
-from pointsman.state.priority_classes import RANK
+from pointsman.state.priority_classes import LOWEST, RANK
 from pointsman.state.state import State
 from pointsman.state.trackers.base import Tracker
 from pointsman.state.workload import EMPTY_QUEUE, InstanceQueue, Request
@@ -67,6 +67,9 @@ class PoolView:
         self.request = request
         self.now = now
         self._state = state
+        self._limits_kv = state.tenants.limits_kv
+        self._ahead = request.priority if state.pending.has_below(request.priority) else LOWEST
+        """Pending work from this class on is ahead of it."""
         self.retried = bool(excluded)
         self.some_ready = bool(state.fleet.ready)
         self.eligible: tuple[InstanceId, ...] = state.fleet.ready_for(request, excluded)
@@ -132,8 +135,8 @@ class PoolView:
         uncached = prompt_tokens - cached
         work = state.latency.prefill_seconds(instance, prompt_tokens, cached)
         queue = self.queue(instance_id)
-        queued, queued_tokens = queue.work_ahead(self.now, self.request.priority)
-        if state.tenants.limits_kv:
+        queued, queued_tokens = queue.work_ahead(self.now, self._ahead)
+        if self._limits_kv:
             seconds, tokens = self._overtaken(queue)
             queued, queued_tokens = max(0.0, queued - seconds), queued_tokens - tokens
         correction = state.latency.corrections.get(instance_id, _NOTHING_LEARNED)

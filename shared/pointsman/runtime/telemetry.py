@@ -115,6 +115,9 @@ INSTANCE_CACHE_KNOWLEDGE = Gauge(
     "pointsman_instance_cache_knowledge", "1 for how well the instance's cache is known: exact, degraded, blind.",
     ["instance", "knowledge"],
 )  # fmt: skip
+ENGINE_URLS_REFUSED = Counter(
+    "pointsman_engine_urls_refused_total", "Joins and requests refused because --engine-urls does not cover the URL."
+)
 INSTANCE_EJECTED = Gauge(
     "pointsman_instance_ejected", "1 while the instance is ejected or tried again, 0 while it is whole.", ["instance"]
 )

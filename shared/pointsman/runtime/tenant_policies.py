@@ -34,8 +34,10 @@ class FollowedPolicies:
             self.take(read)
 
     def take(self, read: ValuesRead) -> None:
+        if read.whole:  # of a store that may be another one than before
+            self._revision = 0
         for stored in read.values:
-            if stored.key == TENANTS_KEY and (read.whole or stored.revision > self._revision):
+            if stored.key == TENANTS_KEY and stored.revision > self._revision:
                 self.note(stored)
 
     def note(self, stored: StoredValue) -> None:

@@ -5,6 +5,7 @@ from typing_extensions import override
 from pointsman.contracts.requests import RequestFinished
 from pointsman.contracts.tenants import Priority
 from pointsman.primitives import EngineSeconds, RequestId, Tenant
+from pointsman.state.priority_classes import RANK
 from pointsman.state.trackers.base import Tracker
 from pointsman.state.workload import Request, Stage
 
@@ -14,6 +15,9 @@ class PendingRequests(Tracker):
 
     def __init__(self) -> None:
         self.classes: dict[Priority, dict[Tenant, dict[RequestId, Request]]] = {}
+
+    def has_below(self, priority: Priority) -> bool:
+        return any(RANK[name] < RANK[priority] for name in self.classes)
 
     @override
     def placed(self, request: Request, at: EngineSeconds) -> None:

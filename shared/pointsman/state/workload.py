@@ -163,7 +163,7 @@ class InstanceQueue:
     def work_ahead(self, now: EngineSeconds, priority: Priority = LOWEST) -> tuple[EngineSeconds, Tokens]:
         """Prefill work ahead of a new request, and its tokens. Pending work of lower classes is behind it."""
         pending_seconds, pending_tokens = self.pending_seconds, self.pending_tokens
-        if priority != LOWEST and self.pending and (len(self.classes) > 1 or priority not in self.classes):
+        if priority != LOWEST and self.pending:
             pending_seconds, pending_tokens = work_from(self.classes, priority)
         if not self.prefill:
             return pending_seconds, pending_tokens

@@ -108,14 +108,16 @@ def details(event: LogEvent) -> str:
             return f"keys {'agree' if event.parity else 'differ'} {event.detail}".rstrip()
         case InstanceSuspected():
             return f"silent for {_seconds(event.silent_seconds)}"
-        case InstanceDraining() | InstanceLeft():
+        case InstanceDraining():
+            return event.reason + _by(event.by)
+        case InstanceLeft():
             return event.reason
         case InstanceEjected():
             return f"for {_seconds(event.seconds)}, {event.cause}, number {event.number} in a row: {event.detail}"
         case InstanceUnejected():
             return "one request at a time may try it" if event.half_open else "it has proved well"
         case InstanceUndrained():
-            return ""
+            return _by(event.by).removeprefix(", ")
         case RequestArrived():
             return _arrival(event)
         case RequestPlaced():
@@ -148,15 +150,19 @@ def details(event: LogEvent) -> str:
         case WritesLost():
             return f"{event.count} of {event.writer}: {event.reason}"
         case ScaleDecided():
-            return f"{event.current} -> {event.wanted} by {event.policy}: {event.reason}"
+            return f"{event.current} -> {event.wanted} by {event.policy}: {event.reason}{_by(event.by)}"
         case ScaleApplied():
             return f"{event.current} of {event.wanted} {event.detail}".rstrip()
         case TenantPoliciesSet():
-            return f"{len(event.policies.tenants)} tenants, by {event.by}"
+            return f"{len(event.policies.tenants)} tenants{_by(event.by)}"
         case ApiKeyChanged():
-            return f"{event.action} {event.key} of {event.tenant}, by {event.by}"
+            return f"{event.action} {event.key} of {event.tenant}{_by(event.by)}"
         case _:
             assert_never(event)
+
+
+def _by(actor: str) -> str:
+    return f", by {actor}" if actor else ""
 
 
 def _placement(event: RequestPlaced) -> str:

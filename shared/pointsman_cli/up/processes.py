@@ -38,7 +38,17 @@ def processes(plan: FleetPlan) -> list[ProcessPlan]:
     planned = _pool_processes(first, SERVICES, ports)
     for other in others:
         planned += _pool_processes(other, FURTHER_SERVICES, ports)
-    return planned
+    return [_with_engine_urls(process, planned) for process in planned]
+
+
+def _with_engine_urls(process: ProcessPlan, planned: Sequence[ProcessPlan]) -> ProcessPlan:
+    """Each instance that is planned has one URL; those that a scaler or a person adds are on the loopback."""
+    if process.role not in REQUEST_PATH:
+        return process
+    workers = [other.environment for other in planned if other.role == "worker"]
+    urls = [f"{worker['POINTSMAN_INSTANCE']}={worker['POINTSMAN_ENGINE_URL']}" for worker in workers]
+    added = environment({"engine_urls": (*urls, f"http://{LOOPBACK}:*")})
+    return replace(process, environment={**process.environment, **added})
 
 
 def _pool_processes(plan: FleetPlan, services: Sequence[str], ports: Iterator[int]) -> list[ProcessPlan]:

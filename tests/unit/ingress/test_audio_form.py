@@ -31,7 +31,8 @@ def test_the_small_fields_are_read_at_any_position() -> None:
         FILE, part("model", b"whisper"), part("temperature", b"0"), part("stream", b"true"), part("user", b"bob")
     )
 
-    assert read_form(body, KIND) == AudioForm("whisper", True, "bob", len(SOUND))
+    names = frozenset({"file", "model", "temperature", "stream", "user"})
+    assert read_form(body, KIND) == AudioForm("whisper", True, "bob", len(SOUND), names)
 
 
 @pytest.mark.parametrize(

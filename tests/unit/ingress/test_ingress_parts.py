@@ -1,21 +1,15 @@
-"""The small parts of the ingress: keys that let clients in, request ids, usage, and the view of the fleet."""
+"""The small parts of the ingress: request ids, usage, and the view of the fleet."""
 
-import hashlib
-import os
 import re
-from pathlib import Path
 from random import Random
 
 import pytest
-from typing_extensions import override
 
-from pointsman.adapters.clocks import ScaledClock
 from pointsman.contracts.commands import RouteRejected
-from pointsman.primitives import RequestId, WallSeconds
+from pointsman.primitives import RequestId
 from pointsman_ingress.engine.usage import Usage, usage_in
-from pointsman_ingress.http.api_keys import Keyring, KeysFileError
 from pointsman_ingress.http.call import RequestIds
-from pointsman_ingress.http.errors import ApiError, rejected, unknown_model
+from pointsman_ingress.http.errors import rejected, unknown_model
 from pointsman_ingress.prompt.block_keys import BlockKeys
 
 
@@ -23,78 +17,6 @@ def rejection(reason: str, detail: str = "", *, retry_after: float = 1.0) -> Rou
     return RouteRejected(
         request=RequestId("r"), attempt=1, status=429, reason=reason, detail=detail, retry_after=retry_after
     )
-
-
-def digest(key: str) -> str:
-    return hashlib.sha256(key.encode()).hexdigest()
-
-
-def bearer(key: str) -> dict[bytes, bytes]:
-    return {b"authorization": b"Bearer " + key.encode()}
-
-
-@pytest.fixture
-def keys_file(tmp_path: Path) -> Path:
-    path = tmp_path / "keys"
-    path.write_text(f"# API keys\n\nalice {digest('sk-1')}\nalice {digest('sk-2')}\nbob {digest('sk-3')}\n")
-    return path
-
-
-def test_a_key_names_its_tenant(keys_file: Path) -> None:
-    keyring = Keyring(keys_file, ScaledClock())
-
-    assert [keyring.tenant(bearer(key)) for key in ("sk-1", "sk-2", "sk-3")] == ["alice", "alice", "bob"]
-
-
-@pytest.mark.parametrize(
-    "headers", [{}, bearer("sk-4"), bearer(""), bearer(digest("sk-1")), {b"authorization": b"Basic sk-1"}]
-)
-def test_invalid_keys_are_refused(keys_file: Path, headers: dict[bytes, bytes]) -> None:
-    with pytest.raises(ApiError) as refusal:
-        Keyring(keys_file, ScaledClock()).tenant(headers)
-
-    assert refusal.value.status == 401
-    assert "sk-" not in refusal.value.message
-
-
-def test_without_a_keys_file_no_key_is_required() -> None:
-    assert Keyring(None, ScaledClock()).tenant({}) is None
-
-
-def test_a_keys_file_with_a_plain_key_in_it_is_refused_without_repeating_it(tmp_path: Path) -> None:
-    path = tmp_path / "keys"
-    path.write_text("alice sk-secret\n")
-
-    with pytest.raises(KeysFileError, match="line 1") as error:
-        Keyring(path, ScaledClock())
-    assert "sk-secret" not in str(error.value)
-
-
-# Writing a small file in an async test does not block other tasks.
-# ruff: noqa: ASYNC240
-
-
-async def test_a_deleted_key_stops_working_without_a_restart(keys_file: Path) -> None:
-    keyring = Keyring(keys_file, ImpatientClock(stop_after=2))
-    keys_file.write_text(f"bob {digest('sk-3')}\n")
-    os.utime(keys_file, ns=(1, 1))
-
-    with pytest.raises(StopFollowingError):
-        await keyring.follow()
-
-    assert keyring.tenant(bearer("sk-3")) == "bob"
-    with pytest.raises(ApiError):
-        keyring.tenant(bearer("sk-1"))
-
-
-async def test_an_unreadable_keys_file_keeps_the_previous_keys(keys_file: Path) -> None:
-    keyring = Keyring(keys_file, ImpatientClock(stop_after=3))
-    keys_file.write_text("nonsense\n")
-
-    with pytest.raises(StopFollowingError):
-        await keyring.follow()
-
-    assert keyring.tenant(bearer("sk-1")) == "alice"
 
 
 def test_ids_are_fresh_and_long_enough_not_to_be_guessed() -> None:
@@ -156,21 +78,3 @@ def test_salt_and_model_change_the_keys_of_equal_prompts() -> None:
     assert len(keys.packed("m", tokens)) == 16
     assert keys.last("m", tokens) == keys.packed("m", tokens)[8:]
     assert len({keys.packed("m", tokens), keys.packed("n", tokens), keys.packed("m", tokens, cache_salt="a")}) == 3
-
-
-class StopFollowingError(Exception):
-    """Ends a loop that would go on without end."""
-
-
-class ImpatientClock(ScaledClock):
-    """Sleeps for no time, and only so often."""
-
-    def __init__(self, *, stop_after: int) -> None:
-        super().__init__()
-        self._left = stop_after
-
-    @override
-    async def sleep_wall(self, seconds: WallSeconds) -> None:
-        self._left -= 1
-        if self._left < 0:
-            raise StopFollowingError

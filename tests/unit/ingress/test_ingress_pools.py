@@ -17,6 +17,7 @@ from pointsman.contracts.decisions import LeaderElected
 from pointsman.contracts.fleet import InstanceLeft, InstanceReported, InstanceSuspected
 from pointsman.ports import EventLog
 from pointsman.primitives import Epoch, InstanceId, PoolName, RequestId, Term
+from pointsman.runtime.engine_urls import ANY_URL
 from pointsman.runtime.health import HealthBoard
 from pointsman_ingress.http.errors import ApiError
 from pointsman_ingress.placement.fleet_view import FleetView, Model
@@ -64,7 +65,7 @@ class Rig:
 async def rig(*names: PoolName) -> AsyncIterator[Rig]:
     clock = ScaledClock()
     logs: dict[PoolName, EventLog] = {name: MemoryBroker(name).client(clock, name="test").log for name in names}
-    fleets = {name: FleetView(clock, HealthBoard()) for name in names}
+    fleets = {name: FleetView(clock, HealthBoard(), ANY_URL) for name in names}
     following = [asyncio.create_task(fleets[name].follow(logs[name])) for name in names]
     unused = cast(Any, None)
     pools = [

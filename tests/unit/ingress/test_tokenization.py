@@ -10,6 +10,7 @@ import pytest
 from pointsman.adapters.clocks import ScaledClock
 from pointsman.adapters.tokenizer import Tokenizer
 from pointsman.primitives import WallSeconds
+from pointsman.runtime.engine_urls import ANY_URL
 from pointsman_ingress.engine.client import EngineClient
 from pointsman_ingress.prompt.openai_requests import parse_chat, parse_completion
 from pointsman_ingress.prompt.tokenization import PromptTokenizer, PromptTokens, TokenizeContext
@@ -27,7 +28,7 @@ async def tokenizer() -> AsyncIterator[PromptTokenizer]:
             tokenizer=Tokenizer.builtin(),
             engine=lambda _adapter: None,
             engines=EngineClient(
-                session, api_key="", forward_authorization=True, chunk_timeout_seconds=WallSeconds(60.0)
+                session, ANY_URL, api_key="", forward_authorization=True, chunk_timeout_seconds=WallSeconds(60.0)
             ),
             clock=ScaledClock(),
         )

@@ -15,6 +15,7 @@ from pointsman.policies.dispatch import Dispatcher
 from pointsman.policies.policy_set import policy_set
 from pointsman.ports import LogEntry, Reply
 from pointsman.primitives import InstanceId, PoolName, RequestId, Term, WallSeconds
+from pointsman.runtime.engine_urls import ANY_URL
 from pointsman.runtime.health import HealthBoard
 from pointsman.state.state import PoolSettings, State
 from pointsman.state.workload import Stage
@@ -119,7 +120,7 @@ class Rig:
 async def rig() -> AsyncIterator[Rig]:
     broker, clock, board = MemoryBroker(POOL), ScaledClock(), HealthBoard()
     link = broker.client(clock, name="ingress")
-    fleet = FleetView(clock, board)
+    fleet = FleetView(clock, board, ANY_URL)
     in_flight = InFlightRequests(fleet=fleet, events=link.log, clock=clock)
     liveness = SchedulerLiveness(
         commands=link.commands, pool=POOL, clock=clock, board=board, timeout_seconds=WallSeconds(3.0)

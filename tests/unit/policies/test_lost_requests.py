@@ -15,6 +15,7 @@ from pointsman.policies.policy_set import policy_set
 from pointsman.policies.stranded import stranded
 from pointsman.ports import Reply
 from pointsman.primitives import Epoch, InstanceId, PoolName, RequestId, Term
+from pointsman.runtime.engine_urls import ANY_URL
 from pointsman.runtime.health import HealthBoard
 from pointsman.state.outages import DRAIN_SHARE, HELD_UP_WALL_SECONDS_MAX, HELD_UP_WALL_SECONDS_MIN, Outages
 from pointsman.state.state import PoolSettings, State
@@ -159,7 +160,7 @@ def test_an_ingress_that_hears_nothing_names_its_requests_as_often_as_one_that_i
         named.append(loop.time())
 
     async def scenario() -> None:
-        in_flight = InFlightRequests(fleet=FleetView(clock, HealthBoard()), events=link.log, clock=clock)
+        in_flight = InFlightRequests(fleet=FleetView(clock, HealthBoard(), ANY_URL), events=link.log, clock=clock)
         heartbeats = send_heartbeats(in_flight, link.commands, pool, clock, lambda: Term(0))
         async with link.commands.serve(follow_subject(pool), unanswered):
             with in_flight.waiting_for_place(RequestId("r")):

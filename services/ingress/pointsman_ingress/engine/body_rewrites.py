@@ -1,15 +1,30 @@
 """Edits a valid JSON request body before it goes to an engine."""
 
+from collections.abc import Collection
 from typing import Any
 
 import msgspec
 
 from pointsman.primitives import Tenant
 
+SALT_FIELD = "cache_salt"
 TENANT_FIELD, TENANT_ARGUMENT = "vllm_xargs", "pointsman_client"  # read by `shared/pointsman_vllm`
 
 _ASK_USAGE = b'"stream_options":{"include_usage":true},'
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+def without(body: bytes, names: Collection[str]) -> bytes:
+    kept = {name: value for name, value in _fields.decode(body).items() if name not in names}
+    return msgspec.json.encode(kept)
+
+
+def impose_salt(body: bytes, salt: str, *, replaces: bool) -> bytes:
+    """`replaces`: the client sent one. `salt` needs no escapes."""
+    if replaces:
+        return msgspec.json.encode({**_fields.decode(body), SALT_FIELD: salt})
+    end = body.rindex(b"}")
+    return b'%b,"%b":"%b"%b' % (body[:end], SALT_FIELD.encode(), salt.encode(), body[end:])
 
 
 def ask_for_usage(body: bytes) -> bytes:

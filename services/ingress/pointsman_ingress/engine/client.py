@@ -1,4 +1,4 @@
-"""HTTP client for engines. Forwards only the headers listed here. Closing an unfinished answer makes the engine abort
+"""HTTP client for engines, at permitted URLs only. Forwards only the headers listed here. Closing an unfinished answer makes the engine abort
 it."""
 
 import asyncio
@@ -13,7 +13,9 @@ from yarl import URL
 
 from pointsman.contracts.fleet import ANY_RANK
 from pointsman.contracts.requests import AttemptFailure
-from pointsman.primitives import WallSeconds
+from pointsman.primitives import InstanceId, WallSeconds
+from pointsman.runtime.engine_urls import EngineUrls, refusal
+from pointsman.runtime.telemetry import ENGINE_URLS_REFUSED
 from pointsman_ingress.engine.streams import CHUNKS, StreamShape, StreamTail
 from pointsman_ingress.http.request_headers import Headers
 
@@ -54,6 +56,7 @@ class EngineFailedError(Exception):
 
 @dataclass(slots=True)
 class EngineRequest:
+    instance: InstanceId
     engine: str
     path: str
     body: bytes
@@ -68,13 +71,15 @@ class EngineClient:
     def __init__(
         self,
         session: aiohttp.ClientSession,
+        urls: EngineUrls,
         *,
         api_key: str,
         forward_authorization: bool,
         chunk_timeout_seconds: WallSeconds,
     ) -> None:
-        """`chunk_timeout_seconds`: maximum wall pause after the first output."""
+        """`urls`: no other is opened. `chunk_timeout_seconds`: maximum wall pause after the first output."""
         self._session = session
+        self._urls = urls
         self._chunk_timeout_seconds = chunk_timeout_seconds
         self._own_headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
         self._key_headers = KEY_HEADERS if forward_authorization and not api_key else ()
@@ -82,6 +87,10 @@ class EngineClient:
 
     async def send(self, request: EngineRequest) -> "EngineAnswer":
         """Returns after the response head. Raises EngineFailedError unless the status is 200, 4xx or 501."""
+        if not self._urls.cover(request.instance, request.engine):
+            ENGINE_URLS_REFUSED.inc()
+            reason = refusal(request.instance, request.engine)
+            raise EngineFailedError(reason, failure="connect_failure", public_reason="it cannot be reached")
         try:
             large = len(request.body) > PIECE_BYTES
             response = await self._session.post(

@@ -1,96 +1,84 @@
-"""API keys: reads a file with lines `NAME SHA256-HEX`, maps a request's key to its tenant. Empty lines and `#` comments
-are skipped; a name may have several keys. To add one:
+"""API keys, from the deployment's key-value store. A sent key is hashed with the secret and looked up by its digest, so
+that neither the time nor the answer tells anything of other keys. Changes come within a second; while NATS is away the
+last copy holds."""
 
-    printf %s "$KEY" | sha256sum | sed 's/^/alice /; s/ *-$//' >> keys
-
-The file is checked every two seconds; the previous keys stay valid if it becomes unreadable.
-"""
-
-import hashlib
-import hmac
-import re
-from pathlib import Path
+from dataclasses import dataclass
 
 import structlog
 
-from pointsman.ports import Clock
-from pointsman.primitives import Tenant, WallSeconds
-from pointsman_ingress.http.errors import invalid_key
-from pointsman_ingress.http.request_headers import Headers
+from pointsman.adapters.clocks import wall_time_of
+from pointsman.contracts.access import decode_key, key_hash, name_of_key, names_key
+from pointsman.ports import Clock, KeyValueStore, StoredValue, ValuesRead
+from pointsman.primitives import Moment
+from pointsman.runtime.containment import contained
+from pointsman.runtime.health import HealthBoard
+from pointsman_ingress.http.errors import credentials_unread, invalid_credential
+from pointsman_ingress.http.identity import Identity
 
 log = structlog.get_logger()
 
-RELOAD_WALL_SECONDS: WallSeconds = WallSeconds(2.0)
-_LINE = re.compile(r"^(?P<name>[A-Za-z0-9_.@-]{1,128})\s+(?P<digest>[0-9a-f]{64})$")
+KEYS_PART = "api_keys"
 
 
-class KeysFileError(ValueError):
-    """The message contains the line's number, not its content."""
+@dataclass(frozen=True, slots=True)
+class _ActiveKey:
+    identity: Identity
+    expires_at: Moment
 
 
-class Keyring:
-    def __init__(self, path: Path | None, clock: Clock) -> None:
-        self._path = path
+class ApiKeys:
+    def __init__(self, secret: str, clock: Clock, board: HealthBoard) -> None:
+        self._hash = key_hash(secret)
         self._clock = clock
-        self._keys: list[tuple[bytes, Tenant]] = []
-        self._version: tuple[int, int] = (0, 0)
-        if path is not None:
-            self._read(path)
+        self._board = board
+        self._active: dict[bytes, _ActiveKey] = {}
+        self._digests: dict[str, bytes] = {}
+        self._is_read = False
+        board.missing(KEYS_PART, "the API keys are not read yet")
 
-    @property
-    def required(self) -> bool:
-        return self._path is not None
+    def identity(self, key: bytes) -> Identity:
+        """Raises ApiError (401; 503 before the keys are read)."""
+        if not self._is_read:
+            raise credentials_unread()
+        known = self._active.get(self._hash(key))
+        if known is None or (known.expires_at and known.expires_at <= self._now()):
+            raise invalid_credential()
+        return known.identity
 
-    def tenant(self, headers: Headers) -> Tenant | None:
-        """None without a keys file. Raises ApiError (401)."""
-        if self._path is None:
-            return None
-        key = _sent_key(headers)
-        sent = hashlib.sha256(key).digest() if key is not None else b""
-        found = None
-        for digest, name in self._keys:  # all of them: constant time
-            if hmac.compare_digest(digest, sent):
-                found = name
-        if found is None:
-            raise invalid_key()
-        return found
+    async def follow(self, store: KeyValueStore) -> None:
+        """Runs without end."""
+        async for read in store.follow():
+            with contained("api_keys"):
+                self.take(read)
 
-    async def follow(self) -> None:
-        """Reload the file when it changes; runs without end."""
-        path = self._path
-        while path is not None:
-            await self._clock.sleep_wall(RELOAD_WALL_SECONDS)
-            try:
-                if self._read(path):
-                    log.info("api_keys_read", keys=len(self._keys))
-            except KeysFileError as error:
-                log.warning("api_keys_unreadable", reason=str(error))
+    def take(self, read: ValuesRead) -> None:
+        if not read.exists and self._active:
+            lost = "the store of API keys is gone; the last copy holds"
+            self._board.degraded(KEYS_PART, lost)
+            log.error("api_keys_lost", keys=len(self._active))
+            return
+        if read.whole:
+            self._active, self._digests = {}, {}
+        changed = [value for value in read.values if names_key(value.key)]
+        for value in changed:
+            self._store(value)
+        if changed or read.whole:
+            log.info("api_keys_read", changed=len(changed), active=len(self._active))
+        self._is_read = True
+        self._board.restored(KEYS_PART)
 
-    def _read(self, path: Path) -> bool:
-        """Returns whether the file has changed."""
+    def _store(self, value: StoredValue) -> None:
+        """What does not decode is no key: its former version must not stay valid."""
+        self._active.pop(self._digests.pop(value.key, b""), None)
         try:
-            status = path.stat()
-            version = status.st_mtime_ns, status.st_size
-            if version == self._version:
-                return False
-            self._version = version
-            lines = path.read_text().splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            msg = f"cannot read the keys file {path}: {error}"
-            raise KeysFileError(msg) from error
-        numbered = [(number, line.strip()) for number, line in enumerate(lines, 1)]
-        self._keys = [_key(line, path, number) for number, line in numbered if line and not line.startswith("#")]
-        return True
+            key = decode_key(value.value)
+        except ValueError as error:
+            log.warning("api_key_undecodable", key=value.key, problem=str(error))
+            return
+        if value.key == name_of_key(key.id) and not key.revoked_at:
+            identity = Identity(key.tenant, tuple(key.models), tuple(key.endpoints))
+            self._active[key.digest] = _ActiveKey(identity, key.expires_at)
+            self._digests[value.key] = key.digest
 
-
-def _sent_key(headers: Headers) -> bytes | None:
-    scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
-    return key.strip() if scheme.lower() == b"bearer" else headers.get(b"x-api-key")
-
-
-def _key(line: str, path: Path, number: int) -> tuple[bytes, Tenant]:
-    match = _LINE.match(line)
-    if match is None:
-        msg = f"{path}, line {number}: not of the form `NAME SHA256-HEX`"
-        raise KeysFileError(msg)
-    return bytes.fromhex(match["digest"]), Tenant(match["name"])
+    def _now(self) -> Moment:
+        return wall_time_of(self._clock.now(), self._clock.speed)

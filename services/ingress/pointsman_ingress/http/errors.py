@@ -53,6 +53,7 @@ class ErrorShape:
 
 _OPENAI_TYPES = {
     401: "authentication_error",
+    403: "permission_error",
     404: "not_found_error",
     408: "timeout_error",
     429: "rate_limit_error",
@@ -103,11 +104,14 @@ class _Kind:
         return ApiError(self.status, self.code, self.message, headers=self.headers)
 
 
-invalid_key = _Kind(
+invalid_credential = _Kind(
     401,
     "invalid_api_key",
     "No valid API key was given. Send it as `Authorization: Bearer KEY` or `x-api-key: KEY`.",
     ((b"www-authenticate", b"Bearer"),),
+)
+credentials_unread = _Kind(
+    503, "credentials_unread", "Credentials cannot be checked yet. Ask again later.", retry_after=1.0
 )
 post_only = _Kind(405, "method_not_allowed", "This path takes POST only.", ((b"allow", b"POST"),))
 not_json = _Kind(415, "unsupported_media_type", "The body must be JSON, and the content-type application/json.")
@@ -131,6 +135,14 @@ ingress_stopped = _Kind(
 
 def bad_request(message: str, *, param: str | None = None, code: str = "invalid_request") -> ApiError:
     return ApiError(400, code, message, param=param)
+
+
+def endpoint_out_of_scope(path: str) -> ApiError:
+    return ApiError(403, "endpoint_not_allowed", f"This credential may not use {path}.")
+
+
+def model_out_of_scope(model: str) -> ApiError:
+    return ApiError(403, "model_not_allowed", f"This credential may not use the model {model[:200]!r}.", param="model")
 
 
 def unknown_model(model: str, known: Sequence[str]) -> ApiError:

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 
 import structlog
 
+from pointsman.contracts.commands import RouteGranted
 from pointsman.contracts.decisions import LeaderElected
-from pointsman.contracts.fleet import FleetEvent
+from pointsman.contracts.fleet import FleetEvent, InstanceJoined, InstanceLeft
 from pointsman.ports import Clock, EventLog, LogEntry, LogReset
 from pointsman.primitives import EngineSeconds, Epoch, InstanceId, Term, Tokens, WallSeconds, engine_seconds
 from pointsman.runtime.containment import DeadLetterWatch, contained
+from pointsman.runtime.engine_urls import EngineUrls, refusal
 from pointsman.runtime.health import HealthBoard
 from pointsman.state.fleet import Instance, Status
 from pointsman.state.state import PoolSettings, State
@@ -19,6 +21,7 @@ from pointsman.state.state import PoolSettings, State
 log = structlog.get_logger()
 
 VIEW_PART = "view"
+REFUSED_MAX = 1_000
 FRESH_WALL_SECONDS: WallSeconds = WallSeconds(5.0)  # workers report every second
 
 
@@ -38,9 +41,11 @@ class Model:
 
 
 class FleetView:
-    def __init__(self, clock: Clock, board: HealthBoard) -> None:
+    def __init__(self, clock: Clock, board: HealthBoard, urls: EngineUrls) -> None:
         self._clock = clock
         self._board = board
+        self._urls = urls
+        self._refused: dict[InstanceId, str] = {}
         self._state = self._empty()
         self._models: dict[str, Model] = {}
         self._leaders_block_tokens: Tokens = 0
@@ -100,6 +105,11 @@ class FleetView:
         known = self._state.fleet.get(instance)
         return known if known is not None and known.epoch == epoch else None
 
+    def agrees(self, grant: RouteGranted) -> bool:
+        """False if the log knows an instance of this grant under another URL: then no leader has made it, or this view
+        lags behind."""
+        return self._agrees(grant.instance, grant.url) and self._agrees(grant.decode, grant.decode_url)
+
     def fresh(self, instance: Instance) -> bool:
         return self._clock.now() - instance.heard_at < engine_seconds(FRESH_WALL_SECONDS, self._clock.speed)
 
@@ -126,6 +136,10 @@ class FleetView:
     def _schedulable(self) -> list[Instance]:
         return [instance for instance in self.instances if not instance.unschedulable]
 
+    def _agrees(self, instance: InstanceId, url: str) -> bool:
+        known = self._state.fleet.get(instance)
+        return known is None or known.url == url
+
     def _at_end(self) -> None:
         if not self.is_read:
             self.is_read = True
@@ -143,7 +157,22 @@ class FleetView:
             self._elected(self._state.term)
         elif isinstance(entry.event, FleetEvent):
             self._state.apply(entry.event, entry.sequence)
+            if isinstance(entry.event, InstanceJoined | InstanceLeft):
+                self._refused.pop(entry.event.instance, None)
+            if isinstance(entry.event, InstanceJoined):
+                self._check_url(entry.event)
             self._update_models()
+
+    def _check_url(self, joined: InstanceJoined) -> None:
+        """The leader removes it too, if it has the same setting."""
+        instance = joined.instance
+        if self._urls.cover(instance, joined.url):
+            return
+        if len(self._refused) >= REFUSED_MAX:
+            self._refused.clear()
+        self._refused[instance] = reason = refusal(instance, joined.url)
+        log.error("instance_refused", instance=instance, url=joined.url[:200], reason=reason)
+        self._state.apply(InstanceLeft(at=joined.at, instance=instance, epoch=joined.epoch, reason=reason))
 
     def _elected(self, term: Term) -> None:
         for listener in self._election_listeners:
@@ -166,7 +195,8 @@ class FleetView:
             self._board.restored("fleet")
         else:
             unschedulable = [f"{i.id} is unschedulable: {i.unschedulable}" for i in self.instances if i.unschedulable]
-            self._board.degraded("fleet", "; ".join(["no engine is ready", *unschedulable]))
+            refused = [f"{instance} is refused: {reason}" for instance, reason in self._refused.items()]
+            self._board.degraded("fleet", "; ".join(["no engine is ready", *unschedulable, *refused]))
 
     def _empty(self) -> State:
         return State(PoolSettings(speed=self._clock.speed))

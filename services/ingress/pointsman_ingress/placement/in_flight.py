@@ -143,7 +143,7 @@ class InFlightRequests:
 
     def on_heartbeat_answer(self, answer: FollowAnswered) -> None:
         for grant in answer.rebound:
-            if (request := self._at_engines.get(grant.request)) is not None:
+            if (request := self._at_engines.get(grant.request)) is not None and self._fleet.agrees(grant):
                 request.redispatch(grant)
         for lost in answer.given_up:
             request = self._at_engines.get(lost)
@@ -179,7 +179,7 @@ async def send_heartbeats(
             answer = await commands.request(subject, command, timeout=HEARTBEAT_WALL_SECONDS)
         except (NoResponderError, CommandTimeoutError):
             return
-        if isinstance(answer, FollowAnswered) and answer.term >= newest_term():
+        if isinstance(answer, FollowAnswered) and answer.term >= max(1, newest_term()):
             in_flight.on_heartbeat_answer(answer)
 
     while True:

@@ -17,6 +17,12 @@ from pointsman_ingress.placement.scheduler_client import SchedulerClient
 from pointsman_ingress.prompt.block_keys import BlockKeys
 from pointsman_ingress.prompt.tokenization import PromptTokenizer
 
+Shown = Callable[[str], bool]
+
+
+def _all(_model: str) -> bool:
+    return True
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pool:
@@ -37,23 +43,23 @@ class Pools:
         self._pools = tuple(pools)
         self._hold = hold
 
-    async def await_model(self, name: str) -> tuple[Pool, Model]:
+    async def await_model(self, name: str, shown: Shown = _all) -> tuple[Pool, Model]:
         """`find`, but waits while models may still be missing. Raises ApiError."""
 
         def find() -> tuple[Pool, Model] | None:
             try:
-                return self.find(name)
+                return self.find(name, shown)
             except ApiError:
                 if self._too_early:
                     return None
                 raise
 
-        return await self._hold.until(find) or self.find(name)
+        return await self._hold.until(find) or self.find(name, shown)
 
-    def find(self, name: str) -> tuple[Pool, Model]:
-        """An empty name selects the only model. Raises ApiError."""
+    def find(self, name: str, shown: Shown = _all) -> tuple[Pool, Model]:
+        """An empty name selects the only model. `shown`: models that an error may name. Raises ApiError."""
         if not name:
-            return self._only()
+            return self._only(shown)
         found = self._of_base(name)
         if found is not None:
             return found
@@ -61,7 +67,7 @@ class Pools:
             model = pool.fleet.models.get(name)
             if model is not None:
                 return pool, model
-        raise no_engines() if self._too_early else unknown_model(name, self._names())
+        raise no_engines() if self._too_early else unknown_model(name, self._names(shown))
 
     def offered(self) -> Iterator[tuple[Pool, Model]]:
         """Each name once; base models before adapters, because clients take the first."""
@@ -77,12 +83,12 @@ class Pools:
         named = ((pool, pool.fleet.models.get(name)) for pool in self._pools)
         return next(((pool, model) for pool, model in named if model is not None and model.name == model.base), None)
 
-    def _only(self) -> tuple[Pool, Model]:
+    def _only(self, shown: Shown) -> tuple[Pool, Model]:
         serving = [(pool, model) for pool in self._pools if (model := pool.fleet.base) is not None]
         if not serving:
             raise no_engines()
         if len(serving) > 1:
-            raise model_required(self._names())
+            raise model_required(self._names(shown))
         return serving[0]
 
     @property
@@ -90,8 +96,8 @@ class Pools:
         """A pool without engines so far may have the model."""
         return any(pool.fleet.base is None or not pool.fleet.is_read for pool in self._pools)
 
-    def _names(self) -> list[str]:
-        return [model.name for _, model in self.offered()]
+    def _names(self, shown: Shown) -> list[str]:
+        return [model.name for _, model in self.offered() if shown(model.name)]
 
 
 class PoolsBoard(HealthBoard):

@@ -3,7 +3,7 @@ new leader is elected; answers of earlier terms are ignored. Without an answer f
 least loaded engine is granted."""
 
 import asyncio
-from dataclasses import InitVar, dataclass, field
+from dataclasses import dataclass, field
 
 import msgspec
 import structlog
@@ -107,7 +107,7 @@ class SchedulerLiveness:
 @dataclass(eq=False)
 class SchedulerClient:
     commands: Commands
-    fleet: InitVar[FleetView]
+    fleet: FleetView
     in_flight: InFlightRequests
     liveness: SchedulerLiveness
     pool: PoolName
@@ -117,9 +117,9 @@ class SchedulerClient:
     _term: Term = field(default=Term(0), init=False)
     _waits: dict[asyncio.Timeout, None] = field(default_factory=dict, init=False)
 
-    def __post_init__(self, fleet: FleetView) -> None:
+    def __post_init__(self) -> None:
         self._last_request_at = self.clock.wall()
-        fleet.on_election(self._on_election)
+        self.fleet.on_election(self._on_election)
 
     @property
     def newest_term(self) -> Term:
@@ -163,11 +163,11 @@ class SchedulerClient:
             self.liveness.on_answer()
             if not isinstance(answer, RouteGranted | RouteRejected):
                 log.error("route_answer_unexpected", type=type(answer).__name__)
-            elif answer.term >= self._term or answer.term == 0:
+            elif self._believes(answer):
                 self._term = max(self._term, answer.term)
                 return answer
             else:
-                log.warning("answer_of_deposed_leader", request=request.request, term=answer.term, newest=self._term)
+                log.warning("route_answer_ignored", request=request.request, term=answer.term, newest=self._term)
                 await self.clock.sleep_wall(RETRY_WALL_SECONDS)
         return None
 
@@ -183,6 +183,12 @@ class SchedulerClient:
             self._waits.pop(wait, None)
             self._open_requests -= 1
             self._last_request_at = self.clock.wall()
+
+    def _believes(self, answer: RouteGranted | RouteRejected) -> bool:
+        """Leaders have terms from 1, and grant instances at the URLs that are in the log."""
+        if answer.term < max(1, self._term):
+            return False
+        return isinstance(answer, RouteRejected) or self.fleet.agrees(answer)
 
     @property
     def _recently_requested(self) -> bool:
@@ -247,7 +253,7 @@ class SchedulerClient:
                 continue
             if isinstance(answer, RouteRejected) and answer.reason == RejectReason.UNKNOWN_REQUEST:
                 return None
-            if isinstance(answer, RouteGranted | RouteRejected) and answer.term >= self._term:
+            if isinstance(answer, RouteGranted | RouteRejected) and self._believes(answer):
                 return answer
         return None
 

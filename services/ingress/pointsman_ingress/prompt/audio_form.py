@@ -27,6 +27,7 @@ class AudioForm:
     stream: bool = False
     user: str = ""
     file_bytes: int = 0
+    names: frozenset[str] = frozenset()
 
 
 def read_form(body: bytes, content_type: bytes) -> AudioForm:
@@ -49,12 +50,14 @@ def read_form(body: bytes, content_type: bytes) -> AudioForm:
         raise bad_request(msg, code="malformed_body")
     values = {name: value.decode(errors="replace") for name, value in reader.fields.items()}
     streams = values.get(b"stream", "").strip().lower() in ("true", "1", "yes", "on", "t", "y")
-    return AudioForm(values.get(b"model", ""), streams, values.get(b"user", ""), reader.file_bytes)
+    names = frozenset(name.decode("latin-1") for name in reader.names)
+    return AudioForm(values.get(b"model", ""), streams, values.get(b"user", ""), reader.file_bytes, names)
 
 
 class _Reader:
     def __init__(self) -> None:
         self.fields: dict[bytes, bytes] = {}
+        self.names: set[bytes] = set()
         self.file_bytes = 0
         self.ended = False
         self._parts = 0
@@ -91,6 +94,7 @@ class _Reader:
         if self._header.lower() == b"content-disposition":
             _, options = parse_options_header(self._value)
             self._name = options.get(b"name", b"")
+            self.names.add(self._name)
             if self._name in READ_FIELDS:
                 self.fields[self._name] = b""
 

@@ -22,9 +22,9 @@ class BlockKeys:
         """Keys of whole blocks. Raises ValueError for invalid token ids."""
         return pack_keys(self._keys(model, tokens, lora, cache_salt))
 
-    def last(self, model: str, tokens: Sequence[int]) -> bytes:
+    def last(self, model: str, tokens: Sequence[int], *, cache_salt: str = "") -> bytes:
         """Packed key of the last whole block; empty if there is none."""
-        return pack_keys(self._keys(model, tokens, "", "")[-1:])
+        return pack_keys(self._keys(model, tokens, "", cache_salt)[-1:])
 
     def _keys(self, model: str, tokens: Sequence[int], lora: str, cache_salt: str) -> list[BlockKey]:
         block_tokens = self._block_tokens()

@@ -102,6 +102,7 @@ class ParsedRequest:
     reads_cache: bool = True  # False with prompt logprobs, which disable cache reads
     answers: int = 1
     may_add_usage: bool = False  # a stream whose client did not ask for usage
+    form_fields: frozenset[str] = frozenset()  # names in a form
     service_tier: Any = None  # as sent
 
 
@@ -244,7 +245,7 @@ def parse_audio(body: bytes, content_type: bytes) -> ParsedRequest:
     prompt = SizedRequest(1 + form.file_bytes // AUDIO_BYTES_A_TOKEN)
     output_tokens = 64 + form.file_bytes // AUDIO_BYTES_A_WORD
     request = parsed(fields, prompt, "file", output_tokens)
-    return replace(request, output_demanded=False, may_add_usage=False)
+    return replace(request, output_demanded=False, may_add_usage=False, form_fields=form.names)
 
 
 def parse_model_only(body: bytes) -> ParsedRequest:

@@ -228,7 +228,7 @@ class PromptTokenizer:
 
     async def _post(self, engine: Instance, path: str, body: bytes, context: TokenizeContext) -> tuple[int, bytes]:
         """Raises EngineFailedError and _InvalidPromptError."""
-        request = EngineRequest(engine.url, path, body, context.headers, context.request_id)
+        request = EngineRequest(engine.id, engine.url, path, body, context.headers, context.request_id)
         async with await self.engines.send(request) as reply:
             status, answer = reply.status, await reply.whole(bytes_max=TOKENS_BYTES_MAX)
         if status in (400, 422):

@@ -58,6 +58,9 @@ class Dispatcher(DecisionContext):
     def set_tenant_policies(self, policies: TenantPolicies, now: EngineSeconds, *, by: Name) -> list[LogEvent]:
         return self._run(now, limits.set_policies, policies, by)
 
+    def refuse(self, instance: InstanceId, reason: str, now: EngineSeconds) -> list[LogEvent]:
+        return self._run(now, fleet_care.refuse, instance, reason)
+
     def check_liveness(self, timeouts: LivenessTimeouts, now: EngineSeconds) -> list[LogEvent]:
         return self._run(now, fleet_care.check_liveness, timeouts)
 

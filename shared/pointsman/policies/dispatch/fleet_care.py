@@ -70,6 +70,17 @@ def undrain(turn: Turn, instance: InstanceId, *, by: str) -> None:
     relocate_pending(turn)
 
 
+def refuse(turn: Turn, instance: InstanceId, reason: str) -> None:
+    known = turn.state.fleet.get(instance)
+    if known is not None:
+        turn.decide(
+            InstanceLeft(
+                at=turn.now, stamp=turn.stamp, instance=instance, epoch=known.epoch, reason=reason, refused=True
+            )
+        )
+        relocate_pending(turn)
+
+
 def _suspect(turn: Turn, instance: Instance, silent: EngineSeconds, timeouts: LivenessTimeouts) -> None:
     if instance.status is Status.SUSPECTED:
         return

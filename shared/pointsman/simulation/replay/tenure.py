@@ -160,6 +160,8 @@ class Tenure:
                 dispatcher.migrate(self._plan(event), now)
             case InstanceSuspected() | InstanceLeft() if event.patience is not None:
                 dispatcher.check_liveness(event.patience, now)
+            case InstanceLeft() if event.refused:
+                dispatcher.refuse(event.instance, event.reason, now)
             case InstanceDraining():
                 dispatcher.drain(event.instance, event.reason, now, leaving=event.leaving, by=event.by)
             case InstanceUndrained():

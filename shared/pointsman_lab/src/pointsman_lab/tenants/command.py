@@ -8,7 +8,6 @@ from pathlib import Path
 import click
 import msgspec
 
-from pointsman.contracts.tenants import TenantPolicies
 from pointsman.policies.routing import DEFAULT_ROUTING
 from pointsman.ports import Commands
 from pointsman.runtime.settings import FleetSettings
@@ -20,13 +19,13 @@ from pointsman_cli.options import CONTEXT, COUNT, POSITIVE, out_option
 from pointsman_cli.output_file import write_json
 from pointsman_cli.tenants import replace_policies
 from pointsman_cli.terminal import output_console, say, table
-from pointsman_lab.tenants.flood import SETTLE_SECONDS, VARIANTS, FloodRound, round_of, run_of, traffic_of
+from pointsman_lab.tenants.flood import LIMITED, SETTLE_SECONDS, VARIANTS, FloodRound, round_of, traffic_of
 from pointsman_lab.tenants.limits import POLICIES, LimitsReport, judged, overload
 from pointsman_lab.tenants.load import TenantClients
 
 INGRESSES, SCHEDULERS, INSTANCES = 3, 2, 2
 LIMIT_TOLERANCE, FLOOD_TOLERANCE = 1.02, 1.1
-LIMITED = "limited"
+WARM_UP_SECONDS = 4.0
 MISSED_EXIT_CODE = 1
 
 
@@ -68,7 +67,7 @@ async def _measure(seconds: float, rounds: int, seed: int) -> TenantsReport:
         async with connected_link(settings, name="tenants") as link:
             limits = await _limits(fleet, settings, link.commands, seconds=seconds, seed=seed)
             runs = [await _round(fleet, settings, link.commands, seconds, seed + number) for number in range(rounds)]
-    quietest = min(range(rounds), key=lambda number: runs[number].runs[0].ttft_p90 or float("inf"))
+    quietest = min(range(rounds), key=lambda number: runs[number].alone_p90)
     most = max(limits.requests_most, limits.tokens_most)
     return TenantsReport(
         limits=limits,
@@ -84,7 +83,7 @@ async def _limits(
     fleet: FleetFile, settings: FleetSettings, commands: Commands, *, seconds: float, seed: int
 ) -> LimitsReport:
     clients = _clients(fleet, seed)
-    await _set(commands, settings, POLICIES)
+    await replace_policies(commands, settings, POLICIES)
     samples = await overload(clients, seconds, commands, settings)
     entries = await asyncio.to_thread(lambda: list(LiveHistory(settings).entries()))
     events = [entry.event for entry in entries if entry.event is not None]
@@ -94,17 +93,14 @@ async def _limits(
 async def _round(
     fleet: FleetFile, settings: FleetSettings, commands: Commands, seconds: float, seed: int
 ) -> FloodRound:
-    runs = []
-    for number, variant in enumerate(VARIANTS):
-        await _set(commands, settings, variant.policies)
-        samples = await _clients(fleet, seed * 100 + number).run(traffic_of(variant), seconds)
-        runs.append(run_of(variant, samples))
+    clients, taken = _clients(fleet, seed), []
+    await replace_policies(commands, settings, VARIANTS[0].policies)
+    await clients.run(traffic_of(VARIANTS[0]), WARM_UP_SECONDS)
+    for variant in VARIANTS:
+        await replace_policies(commands, settings, variant.policies)
+        taken.append((variant, await clients.run(traffic_of(variant), seconds)))
         await asyncio.sleep(SETTLE_SECONDS)
-    return round_of(runs)
-
-
-async def _set(commands: Commands, settings: FleetSettings, policies: TenantPolicies) -> None:
-    await replace_policies(commands, settings, policies)
+    return round_of(taken)
 
 
 def _clients(fleet: FleetFile, seed: int) -> TenantClients:
@@ -122,7 +118,7 @@ def _show(report: TenantsReport) -> None:
     shown = table("round", "flood", ">P50 TTFT", ">P90 TTFT", ">to alone", ">flood served", title="others' TTFT")
     for number, done in enumerate(report.rounds):
         for run in done.runs:
-            ratio = done.p90_ratios.get(run.variant)
+            ratio = done.p90_ratios.get(run.variant)  # none without the flood
             shown.add_row(
                 f"{number}{' (quietest)' if number == report.quietest_round else ''}",
                 run.variant,

@@ -1,7 +1,9 @@
 """What a flooding tenant does to others: TTFT of well-behaved tenants without the flood, with it under a limit, with it in
-the class `batch`, and with it under fair ordering alone. All in each round, so that rounds compare alike."""
+the class `batch`, and with it under fair ordering alone. Each round has all of them, and the time without the flood
+before and after the limited ones."""
 
 from collections.abc import Sequence
+from http import HTTPStatus
 
 import msgspec
 
@@ -18,9 +20,13 @@ _WELL = [
     Traffic(tenant=f"tenant-{number}", rate=RATE, prompt_tokens=3_000, output_tokens=16, shared_tokens=1_024)
     for number in range(1, TENANTS + 1)
 ]
-_FLOOD = Traffic(tenant=FLOOD, rate=20.0, prompt_tokens=1_500, output_tokens=16)
+_FLOOD = Traffic(tenant=FLOOD, rate=20.0, prompt_tokens=1_500, output_tokens=16, hangs_up=True)
 _LIMITED = TenantPolicy(requests_per_second=0.5, concurrency=1)
 _INTERACTIVE = TenantPolicies(default=TenantPolicy(priority="interactive"))
+
+
+ALONE = "alone"
+LIMITED = "limited"
 
 
 class Variant(msgspec.Struct, frozen=True):
@@ -29,14 +35,18 @@ class Variant(msgspec.Struct, frozen=True):
     policies: TenantPolicies
 
 
+_ALONE = Variant(ALONE, False, TenantPolicies())
+
+
 VARIANTS = (
-    Variant("alone", False, TenantPolicies()),
-    Variant("limited", True, TenantPolicies(tenants={FLOOD: _LIMITED})),
+    _ALONE,
+    Variant(LIMITED, True, TenantPolicies(tenants={FLOOD: _LIMITED})),
     Variant(
         "limited batch",
         True,
         msgspec.structs.replace(_INTERACTIVE, tenants={FLOOD: msgspec.structs.replace(_LIMITED, priority="batch")}),
     ),
+    _ALONE,
     Variant("batch", True, msgspec.structs.replace(_INTERACTIVE, tenants={FLOOD: TenantPolicy(priority="batch")})),
     Variant("fair only", True, TenantPolicies()),
 )
@@ -55,9 +65,10 @@ class FloodRun(msgspec.Struct, kw_only=True):
 
 
 class FloodRound(msgspec.Struct, kw_only=True):
-    """`p90_ratios`: TTFT P90 of a variant to that without the flood."""
+    """`alone_p90`: of all runs without the flood. `p90_ratios`: TTFT P90 of a variant to that."""
 
     runs: list[FloodRun]
+    alone_p90: float
     p90_ratios: dict[str, float]
 
 
@@ -65,22 +76,26 @@ def traffic_of(variant: Variant) -> list[Traffic]:
     return [*_WELL, _FLOOD] if variant.floods else _WELL
 
 
-def run_of(variant: Variant, samples: Sequence[Sample]) -> FloodRun:
+def round_of(samples: Sequence[tuple[Variant, Sequence[Sample]]]) -> FloodRound:
+    runs = [_run_of(variant, taken) for variant, taken in samples]
+    alone = quantile((wait for variant, taken in samples if not variant.floods for wait in _waits(taken)), 0.9) or 0.0
+    ratios = {run.variant: round(run.ttft_p90 / alone, 3) for run in runs if run.flood_sent and run.ttft_p90 and alone}
+    return FloodRound(runs=runs, alone_p90=alone, p90_ratios=ratios)
+
+
+def _run_of(variant: Variant, samples: Sequence[Sample]) -> FloodRun:
     well = [sample for sample in samples if sample.tenant != FLOOD]
     flood = [sample for sample in samples if sample.tenant == FLOOD]
-    waits = [sample.ttft for sample in well if sample.ttft is not None]
     return FloodRun(
         variant=variant.name,
         requests=len(well),
-        refused=sum(sample.status != 200 for sample in well),
-        ttft_p50=quantile(waits, 0.5),
-        ttft_p90=quantile(waits, 0.9),
+        refused=sum(sample.status != HTTPStatus.OK for sample in well),
+        ttft_p50=quantile(_waits(samples), 0.5),
+        ttft_p90=quantile(_waits(samples), 0.9),
         flood_sent=len(flood),
-        flood_served=sum(sample.status == 200 for sample in flood),
+        flood_served=sum(sample.ttft is not None for sample in flood),
     )
 
 
-def round_of(runs: list[FloodRun]) -> FloodRound:
-    alone = runs[0].ttft_p90
-    ratios = {r.variant: round(r.ttft_p90 / alone, 3) for r in runs[1:] if alone and r.ttft_p90}
-    return FloodRound(runs=runs, p90_ratios=ratios)
+def _waits(samples: Sequence[Sample]) -> list[float]:
+    return [sample.ttft for sample in samples if sample.tenant != FLOOD and sample.ttft is not None]

@@ -42,8 +42,8 @@ OF_LIMITS = (RejectReason.RATE_LIMITED, RejectReason.CONCURRENCY_EXCEEDED, Rejec
 
 
 class LimitsReport(msgspec.Struct, kw_only=True):
-    """Shares of the limit; 1 is the limit. `requests_most`, `tokens_most`: in the fullest stretch of `window_s` after the
-    warm-up; `requests`, `tokens`: of the whole time after it. `elections`: seconds into the run."""
+    """Shares of the limit; 1 is the limit. `requests`, `tokens`: after the warm-up. `requests_most`, `tokens_most`: in the
+    fullest stretch of `window_s`, the full buckets of the beginning included. `elections_s`: after the warm-up."""
 
     seconds: float
     window_s: float
@@ -86,26 +86,24 @@ async def overload(clients: TenantClients, seconds: float, commands: Commands, s
     return running.result()
 
 
-def judged(
-    events: Iterable[LogEvent], samples: Sequence[Sample], *, seconds: float, window_s: float, speed: float = 1.0
-) -> LimitsReport:
+def judged(events: Iterable[LogEvent], samples: Sequence[Sample], *, seconds: float, window_s: float) -> LimitsReport:
     """`events`: of the log, in order."""
-    log = _Log(events)
+    log = LogReading(events)
     admitted = log.admitted("by-requests")
     used = log.used("by-tokens")
-    begin = min(at for at, _ in log.arrivals.values()) + WARM_UP_SECONDS * speed
-    end = begin + seconds * speed
-    requests = [(at, 1.0) for at in admitted if begin <= at < end]
-    tokens = [(at, float(count)) for at, count in used if begin <= at < end]
+    begin = min(at for at, _ in log.arrivals.values()) + WARM_UP_SECONDS
+    end = begin + seconds
+    requests = [(at, 1.0) for at in admitted]
+    tokens = [(at, float(count)) for at, count in used]
     per_minute = TOKENS_PER_MINUTE / 60.0
     elections = [at - begin for at in log.elections if begin <= at < end]
     return LimitsReport(
         seconds=seconds,
         window_s=window_s,
-        requests=round(_sum(requests) / (seconds * REQUESTS_PER_SECOND), 4),
-        requests_most=round(_most(requests, window_s) / (window_s * REQUESTS_PER_SECOND), 4),
-        tokens=round(_sum(tokens) / (seconds * per_minute), 4),
-        tokens_most=round(_most(tokens, window_s) / (window_s * per_minute), 4),
+        requests=round(_sum(requests, begin, end) / (seconds * REQUESTS_PER_SECOND), 4),
+        requests_most=round(most(requests, window_s) / (window_s * REQUESTS_PER_SECOND), 4),
+        tokens=round(_sum(tokens, begin, end) / (seconds * per_minute), 4),
+        tokens_most=round(most(tokens, window_s) / (window_s * per_minute), 4),
         concurrency_most=log.most_in_flight("by-concurrency"),
         killed_at_s=seconds / 2,
         elections_s=[round(at, 2) for at in elections],
@@ -113,7 +111,7 @@ def judged(
     )
 
 
-class _Log:
+class LogReading:
     def __init__(self, events: Iterable[LogEvent]) -> None:
         self.arrivals: dict[RequestId, tuple[EngineSeconds, Tenant]] = {}
         self.elections: list[EngineSeconds] = []
@@ -154,11 +152,11 @@ class _Log:
         return max(itertools.accumulate(change for _, change in sorted(changes)), default=0)
 
 
-def _sum(counted: Sequence[tuple[EngineSeconds, float]]) -> float:
-    return sum(count for _, count in counted)
+def _sum(counted: Sequence[tuple[EngineSeconds, float]], begin: EngineSeconds, end: EngineSeconds) -> float:
+    return sum(count for at, count in counted if begin <= at < end)
 
 
-def _most(counted: Sequence[tuple[EngineSeconds, float]], window: EngineSeconds) -> float:
+def most(counted: Sequence[tuple[EngineSeconds, float]], window: EngineSeconds) -> float:
     moments = [at for at, _ in counted]
     sums = [0.0, *itertools.accumulate(count for _, count in counted)]
     return max((sums[bisect_left(moments, at + window)] - sums[first] for first, at in enumerate(moments)), default=0.0)

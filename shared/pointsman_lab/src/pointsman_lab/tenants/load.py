@@ -6,6 +6,7 @@ import random
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from http import HTTPStatus
 
 import aiohttp
 import msgspec
@@ -21,13 +22,15 @@ TENANT_HEADER = "x-llm-d-inference-fairness-id"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic:
-    """`rate`: requests a second. `shared_tokens`: prefix of all prompts of this tenant."""
+    """`rate`: requests a second. `shared_tokens`: prefix of all prompts of this tenant. `hangs_up`: leaves what is
+    unanswered when the others are done."""
 
     tenant: str
     rate: float
     prompt_tokens: Tokens
     output_tokens: Tokens
     shared_tokens: Tokens = 0
+    hangs_up: bool = False
 
 
 @dataclass(slots=True, kw_only=True)
@@ -50,13 +53,21 @@ class TenantClients:
     samples: list[Sample] = field(default_factory=list)
 
     async def run(self, traffic: Iterable[Traffic], seconds: float) -> list[Sample]:
-        """Returns the samples of this run, once all requests have ended."""
+        """Returns the samples of this run, in the order of asking."""
         first = len(self.samples)
         connector = aiohttp.TCPConnector(limit=0)
         timeout = aiohttp.ClientTimeout(total=ANSWER_SECONDS_MAX)
         async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session, asyncio.TaskGroup() as tasks:
-            for number, one in enumerate(traffic):
-                tasks.create_task(self._send(session, one, seconds, random.Random(f"{self.seed}-{number}-{first}")))
+            sending = {
+                one: tasks.create_task(
+                    self._send(session, one, seconds, random.Random(f"{self.seed}-{number}-{first}"))
+                )
+                for number, one in enumerate(traffic)
+            }
+            await asyncio.wait([task for one, task in sending.items() if not one.hangs_up])
+            for one, task in sending.items():
+                if one.hangs_up:
+                    task.cancel()
         return self.samples[first:]
 
     async def _send(
@@ -93,7 +104,7 @@ class TenantClients:
                 sample.status = answer.status
                 sample.reason = answer.headers.get("x-pointsman-reject-reason", "")
                 async for _ in answer.content.iter_any():
-                    if sample.ttft is None and answer.status == 200:
+                    if sample.ttft is None and answer.status == HTTPStatus.OK:
                         sample.ttft = time.monotonic() - sample.asked_at
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             sample.reason = type(error).__name__

@@ -53,6 +53,7 @@ FAULTS_SECONDS: EngineSeconds = 24.0
 
 Scenario = Literal["", "bad engine", "rolling restart"]
 """A single fault in a fleet with spare capacity, for guarantees that hold without other faults."""
+ENGINE_URLS = ("http://*:8000",)
 BAD_ENGINE_SHARE = 0.05
 ROLLING_SHARE = 0.03
 BAD_SECONDS: EngineSeconds = 40.0
@@ -183,6 +184,7 @@ def _any_plan(seed: int) -> Plan:
         workers_pause=Random(f"state directory {seed}").random() < 0.5,
         scheduler=SchedulerSettings(
             **fleet,
+            engine_urls=ENGINE_URLS,
             set=Random(f"outliers {seed}").choice(OUTLIER_SETTINGS),
             policy=chance.choice(ROUTING),
             admission=chance.choice(ADMISSION if not delay else ("none",)),
@@ -200,6 +202,7 @@ def _any_plan(seed: int) -> Plan:
             rebind=Random(f"rebind {seed}").random() < REBIND_SHARE,
         ),
         ingress_settings={
+            "engine_urls": ENGINE_URLS,
             "retries_max": 2,
             "request_timeout_seconds": chance.choice((20.0, 120.0)),
             "slo_ttft_seconds": 30.0 * speed,

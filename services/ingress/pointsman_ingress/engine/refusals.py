@@ -1,0 +1,33 @@
+"""An engine's refusal as a client with a key may see it: the reason, without addresses and paths."""
+
+import re
+from typing import Any
+
+import msgspec
+
+from pointsman_ingress.engine.usage import try_decode
+from pointsman_ingress.http.errors import ApiError
+
+MESSAGE_CHARACTERS_MAX = 1000
+CODE = "engine_refused"
+
+_ADDRESSES = re.compile(
+    r"[a-zA-Z][a-zA-Z0-9+.-]*://[^\s'\"<>]+"
+    r"|\[[0-9a-fA-F:.]*:[0-9a-fA-F:.]+\](?::\d+)?"
+    r"|\b\d{1,3}(?:\.\d{1,3}){3}(?::\d+)?\b"
+    r"|\b[a-zA-Z0-9](?:[a-zA-Z0-9.-]*[a-zA-Z0-9])?:\d{2,5}\b"
+    r"|(?<![\w/])/(?:[\w.@+-]+/)+[\w.@+-]*"
+)
+_any = msgspec.json.Decoder(dict[str, Any])
+
+
+def refused_by_engine(status: int, body: bytes) -> ApiError:
+    error = (try_decode(_any, body) or {}).get("error")
+    fields: dict[str, Any] = error if isinstance(error, dict) else {}
+    message, param = fields.get("message"), fields.get("param")
+    shown = without_addresses(message) if isinstance(message, str) and message else f"The engine answered {status}."
+    return ApiError(status, CODE, shown, param=without_addresses(param) if isinstance(param, str) else None)
+
+
+def without_addresses(text: str) -> str:
+    return _ADDRESSES.sub("(address)", text[:MESSAGE_CHARACTERS_MAX])

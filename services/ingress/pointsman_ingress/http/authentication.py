@@ -1,0 +1,36 @@
+"""Finds out who sends a request: by an API key, by a token of an OIDC issuer, or by nothing where neither is required.
+Whatever is wrong with a credential, the answer is the same."""
+
+from pointsman_ingress.http.api_keys import ApiKeys
+from pointsman_ingress.http.errors import invalid_credential
+from pointsman_ingress.http.identity import Identity
+from pointsman_ingress.http.oidc import TokenVerifier
+from pointsman_ingress.http.request_headers import Headers
+
+
+class Authentication:
+    """Without keys and tokens everybody is admitted and names the tenant himself."""
+
+    def __init__(self, keys: ApiKeys | None = None, tokens: TokenVerifier | None = None) -> None:
+        self._keys = keys
+        self._tokens = tokens
+
+    @property
+    def required(self) -> bool:
+        return self._keys is not None or self._tokens is not None
+
+    async def identity(self, headers: Headers) -> Identity | None:
+        """None where no credential is required. Raises ApiError (401; 503 while credentials cannot be checked)."""
+        if not self.required:
+            return None
+        sent = _credential(headers)
+        if sent and self._tokens is not None and sent.count(b".") == 2:
+            return await self._tokens.identity(sent)
+        if not sent or self._keys is None:
+            raise invalid_credential()
+        return self._keys.identity(sent)
+
+
+def _credential(headers: Headers) -> bytes:
+    scheme, _, credential = headers.get(b"authorization", b"").partition(b" ")
+    return credential.strip() if scheme.lower() == b"bearer" else headers.get(b"x-api-key", b"")

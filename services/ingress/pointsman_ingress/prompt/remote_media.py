@@ -1,0 +1,110 @@
+"""URLs of media in a request's messages. An engine opens them itself, from inside the network, so clients with keys may
+name only `data:` URLs and hosts that the operator allows."""
+
+from collections.abc import Collection, Iterator
+from fnmatch import fnmatchcase
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+
+from pointsman_ingress.http.errors import ApiError, bad_request
+from pointsman_ingress.http.request_headers import cleaned
+
+MEDIA = frozenset({"image_url", "video_url", "audio_url", "file_url", "image", "video", "audio", "input_audio", "file"})
+URL = "url"
+NESTED = frozenset({"content", "output", "source", "messages"})
+_SIGNS = (b"url", b"://", b'"image', b'"video', b'"audio', b'"file', b"uuid", b"\\u")
+"""Bytes without which a body has neither media nor an escape that may hide it."""
+_ODD = frozenset(" @\\")
+"""Characters that URL parsers read differently."""
+
+
+class _Messages(msgspec.Struct):
+    messages: Any = None
+    system: Any = None
+    input: Any = None
+    previous_input_messages: Any = None
+    query: Any = None
+    queries: Any = None
+    documents: Any = None
+    items: Any = None
+    text_1: Any = None
+    text_2: Any = None
+    data_1: Any = None
+    data_2: Any = None
+
+
+_decode = msgspec.json.Decoder(_Messages).decode
+
+
+class MediaRules:
+    def __init__(self, *, trusted: bool, hosts: Collection[str] = ()) -> None:
+        """`trusted`: clients are the operator's own, and may name any URL unless there are `hosts`. A host may begin
+        with `*.`."""
+        self._open = trusted and not hosts
+        self._trusted = trusted
+        self._hosts = tuple(host.lower() for host in hosts)
+
+    def check(self, body: bytes) -> None:
+        """`body`: a valid JSON object. Raises ApiError."""
+        if self._open or not any(sign in body for sign in _SIGNS):
+            return
+        found = _decode(body)
+        for name in _Messages.__struct_fields__:
+            for part in _parts(getattr(found, name)):
+                self._check_part(part)
+
+    def _check_part(self, part: dict[str, Any]) -> None:
+        for name in MEDIA & part.keys():
+            for url in _urls(part[name]):
+                if not self._allows(url):
+                    raise _not_allowed(name)
+        if part.get("type") == URL and not all(map(self._allows, _urls(part))):
+            raise _not_allowed(URL)
+        if not self._trusted and part.get("uuid") is not None and MEDIA & part.keys():
+            msg = "`uuid` of a medium may not be sent here: engines would find what others sent by it."
+            raise bad_request(msg, param="uuid", code="field_not_allowed")
+
+    def _allows(self, url: str) -> bool:
+        if url[:5].lower() == "data:":
+            return True
+        try:
+            parts = urlsplit(url)
+            host = (parts.hostname or "").lower()
+        except ValueError:
+            return False
+        plain = url.isascii() and url.isprintable() and not _ODD & set(url)
+        return plain and parts.scheme in ("http", "https") and any(_matches(host, one) for one in self._hosts)
+
+
+def _matches(host: str, allowed: str) -> bool:
+    return fnmatchcase(host, allowed) if allowed.startswith("*.") else host == allowed
+
+
+def _parts(node: Any) -> Iterator[dict[str, Any]]:
+    """Every content part in `node`. Arguments of tools are not parts."""
+    if isinstance(node, list):
+        for item in node:
+            if isinstance(item, list | dict):
+                yield from _parts(item)
+    elif isinstance(node, dict):
+        yield node
+        for name in NESTED & node.keys():
+            yield from _parts(node[name])
+
+
+def _urls(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        yield from (url for name in (URL, "file_url") if isinstance(url := value.get(name), str))
+
+
+def _not_allowed(name: str) -> ApiError:
+    shown = cleaned(name)
+    message = (
+        f"`{shown}` names a URL that may not be opened from here. Send the content itself as a data: URL, or ask the "
+        "operator to allow its host."
+    )
+    return bad_request(message, param=shown, code="media_url_not_allowed")

@@ -1,0 +1,41 @@
+"""Removes instances at URLs that the operator does not allow (`--engine-urls`)."""
+
+import structlog
+
+from pointsman.contracts.codec import LogEvent
+from pointsman.policies.dispatch import Dispatcher
+from pointsman.primitives import EngineSeconds, InstanceId
+from pointsman.runtime.engine_urls import EngineUrls, refusal
+from pointsman.runtime.telemetry import ENGINE_URLS_REFUSED
+
+log = structlog.get_logger()
+
+REFUSED_MAX = 1_000
+
+
+class EngineUrlGuard:
+    def __init__(self, urls: EngineUrls) -> None:
+        self._urls = urls
+        self._refused: dict[InstanceId, None] = {}
+
+    def is_refused(self, instance: InstanceId) -> bool:
+        """Whether its last join was refused: it is not asked to join again."""
+        return instance in self._refused
+
+    def refuse(self, dispatcher: Dispatcher, now: EngineSeconds) -> list[LogEvent]:
+        events: list[LogEvent] = []
+        for instance in dispatcher.state.fleet.instances:
+            if self._urls.cover(instance.id, instance.url):
+                self._refused.pop(instance.id, None)
+                continue
+            self._remember(instance.id)
+            reason = refusal(instance.id, instance.url)
+            ENGINE_URLS_REFUSED.inc()
+            log.error("instance_refused", instance=instance.id, url=instance.url[:200], reason=reason)
+            events += dispatcher.refuse(instance.id, reason, now)
+        return events
+
+    def _remember(self, instance: InstanceId) -> None:
+        self._refused[instance] = None
+        if len(self._refused) > REFUSED_MAX:
+            del self._refused[next(iter(self._refused))]

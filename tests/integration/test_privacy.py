@@ -1,0 +1,190 @@
+"""What tenants learn of each other and of the fleet: over HTTP, with engines and a scheduler that do as the test says."""
+
+import json
+import re
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pointsman.contracts.block_keys import KeyChain, pack_keys
+from pointsman.contracts.commands import RouteRequest
+from pointsman_ingress.engine.refusals import refused_by_engine
+from tests.support.events import BLOCK
+from tests.support.fake_engine import Behaviour
+from tests.support.ingress_world import CHAT, COMPLETIONS, HELLO, ONE, STREAM, TOKENS, TWO, World, world_with
+from tests.support.tenants import ALICE, BOB, keys_of_two
+
+SECRET = "a secret of this deployment"
+SALTED: dict[str, dict[str, Any]] = {
+    COMPLETIONS: TOKENS,
+    CHAT: HELLO,
+    "/v1/responses": {"model": "m", "input": "hello"},
+    "/v1/messages": {**HELLO, "max_tokens": 3},
+    "/v1/embeddings": {"model": "m", "input": "hello"},
+    "/pooling": {"model": "m", "input": "hello"},
+    "/classify": {"model": "m", "input": "hello"},
+    "/rerank": {"model": "m", "query": "a", "documents": ["b"]},
+    "/v1/rerank": {"model": "m", "query": "a", "documents": ["b"]},
+    "/v2/rerank": {"model": "m", "query": "a", "documents": ["b"]},
+    "/score": {"model": "m", "text_1": "a", "text_2": "b"},
+    "/v1/score": {"model": "m", "text_1": "a", "text_2": "b"},
+}
+ANSWER = {"id": "x", "usage": {"prompt_tokens": 1, "completion_tokens": 1}}
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    async with world_with(secret=SECRET, **keys_of_two(tmp_path)) as opened:
+        opened.one.says = {path: ANSWER for path in SALTED if path not in (COMPLETIONS, CHAT)}
+        yield opened
+
+
+async def sent(
+    world: World, path: str, body: dict[str, Any], tenant: dict[str, str]
+) -> tuple[dict[str, Any], RouteRequest]:
+    """What the engine and the scheduler got."""
+    async with world.post(path, body, **tenant) as answer:
+        assert answer.status == 200, await answer.text()
+        await answer.read()
+    return world.one.received[-1].fields, world.scheduler.asked[-1]
+
+
+@pytest.mark.parametrize("path", list(SALTED))
+async def test_every_prompt_goes_to_engines_under_its_tenants_salt(world: World, path: str) -> None:
+    alice, asked = await sent(world, path, SALTED[path], ALICE)
+    bob, _ = await sent(world, path, SALTED[path], BOB)
+    again, _ = await sent(world, path, SALTED[path], ALICE)
+
+    assert alice["cache_salt"] == again["cache_salt"] != bob["cache_salt"]
+    assert {name: value for name, value in alice.items() if name != "cache_salt"} == SALTED[path]
+    assert asked.cache_group == "tenant:alice"
+
+
+async def test_a_clients_salt_refines_its_own_and_reaches_nobody_elses(world: World) -> None:
+    alice, _ = await sent(world, COMPLETIONS, TOKENS, ALICE)
+    refined, _ = await sent(world, COMPLETIONS, {**TOKENS, "cache_salt": "mine"}, ALICE)
+    posing, _ = await sent(world, COMPLETIONS, {**TOKENS, "cache_salt": alice["cache_salt"]}, BOB)
+
+    assert len({alice["cache_salt"], refined["cache_salt"], posing["cache_salt"]}) == 3
+
+
+async def test_the_block_keys_have_the_same_salt_as_the_engine(world: World) -> None:
+    fields, asked = await sent(world, COMPLETIONS, TOKENS, ALICE)
+    _, of_bob = await sent(world, COMPLETIONS, TOKENS, BOB)
+
+    chain = KeyChain(secret=SECRET.encode(), model="m", block_tokens=BLOCK)
+    root = chain.root(cache_salt=fields["cache_salt"])
+    assert asked.keys == pack_keys(chain.extend(root, range(200)))
+    assert asked.keys != of_bob.keys
+
+
+async def test_streams_and_both_halves_of_a_split_request_have_it(world: World) -> None:
+    fields, _ = await sent(world, COMPLETIONS, STREAM, ALICE)
+    world.scheduler.engines, world.scheduler.decoders = {ONE: world.one.url}, {TWO: world.two.url}
+    world.one.transfer_params = {"do_remote_prefill": True}
+    prefill, _ = await sent(world, COMPLETIONS, STREAM, ALICE)
+
+    assert "kv_transfer_params" in prefill
+    assert {prefill["cache_salt"], world.two.received[-1].fields["cache_salt"]} == {fields["cache_salt"]}
+
+
+async def test_another_attempt_elsewhere_has_it(world: World) -> None:
+    world.one.script.append(Behaviour.RESETS)
+    async with world.post(COMPLETIONS, TOKENS, **ALICE) as answer:
+        assert answer.status == 200
+
+    (first,), (second,) = world.one.received, world.two.received
+    assert first.fields["cache_salt"] == second.fields["cache_salt"]
+
+
+async def test_without_keys_a_clients_salt_passes_as_it_is() -> None:
+    async with world_with() as world:
+        fields, asked = await sent(world, COMPLETIONS, {**TOKENS, "cache_salt": "mine"}, {})
+        plain, _ = await sent(world, COMPLETIONS, TOKENS, {})
+
+    assert fields["cache_salt"] == "mine"
+    assert "cache_salt" not in plain
+    assert asked.cache_group == ""
+
+
+# What a client is told
+
+FLEET = re.compile(r"engine-\d|127\.0\.0\.1|http://|the test says so|predicted|/root|knowledge")
+
+
+def told(answer: Any, text: str) -> str:
+    return f"{dict(answer.headers)} {text}"
+
+
+async def test_an_answer_names_no_instance_and_tells_nothing_of_their_load(world: World) -> None:
+    for body in (TOKENS, STREAM):
+        async with world.post(COMPLETIONS, body, **ALICE) as answer:
+            assert not FLEET.search(told(answer, await answer.text()))
+            shown = [name for name in answer.headers if name.lower().startswith("x-pointsman")]
+            assert sorted(shown) == ["x-pointsman-cached-tokens", "x-pointsman-prefix", "x-pointsman-request-id"]
+    async with world.post("/detokenize", {"model": "m", "tokens": [1]}, **ALICE) as answer:
+        assert not FLEET.search(told(answer, await answer.text()))
+
+
+async def test_a_rejection_tells_nothing_of_other_requests(world: World) -> None:
+    world.scheduler.rejection = (429, "slo_ttft", 2.0)
+    async with world.post(COMPLETIONS, TOKENS, **ALICE) as answer:
+        text = await answer.text()
+
+    assert answer.status == 429
+    assert not FLEET.search(told(answer, text))
+    assert "x-slo-ttft-ms" in text
+
+
+async def test_an_engines_refusal_is_told_without_addresses(world: World) -> None:
+    message = (
+        "cannot fetch http://10.1.2.3:9000/a?b=c via 10.1.2.4:80, [fd00::1]:5557, host-1:8000 or /root/.cache/model/x"
+    )
+    world.one.script.append(Behaviour.REFUSES)
+    async with world.post(COMPLETIONS, TOKENS, **ALICE) as answer:
+        error = (await answer.json())["error"]
+    assert (answer.status, error["message"], error["code"]) == (400, "the engine says no", "engine_refused")
+
+    shown = refused_by_engine(400, json.dumps({"error": {"message": message, "param": "prompt"}}).encode())
+    assert shown.message == "cannot fetch (address) via (address), (address), (address) or (address)"
+    assert shown.param == "prompt"
+    assert refused_by_engine(404, b"\xff not json").message == "The engine answered 404."
+
+
+async def test_an_engine_that_fails_in_a_stream_is_told_in_our_words(world: World) -> None:
+    world.one.script.append(Behaviour.ERRS_IN_MID_STREAM)
+    async with world.post(COMPLETIONS, STREAM, **ALICE) as answer:
+        text = await answer.text()
+
+    assert "CUDA" not in text
+    assert '"code":"engine_failed"' in text
+
+
+async def test_fields_for_engines_alone_get_400_and_unknown_ones_are_named(world: World) -> None:
+    for name in ("kv_transfer_params", "chat_template", "priority", "vllm_xargs"):
+        async with world.post(COMPLETIONS, {**TOKENS, name: {"remote_host": "10.0.0.9"}}, **ALICE) as answer:
+            error = (await answer.json())["error"]
+        assert (answer.status, error["code"], error["param"]) == (400, "field_not_allowed", name)
+    assert not world.one.received
+    async with world.post(COMPLETIONS, {**TOKENS, "temprature": 1}, **ALICE) as answer:
+        assert answer.headers["x-pointsman-dropped-fields"] == "temprature"
+    assert "temprature" not in world.one.received[0].fields
+
+
+async def test_without_keys_too_a_client_cannot_lead_an_engine_elsewhere() -> None:
+    async with world_with() as world:
+        for body in (TOKENS, {**TOKENS, "prompt": ["a", "b"]}):
+            async with world.post(COMPLETIONS, {**body, "kv_transfer_params": {"remote_host": "h"}}) as answer:
+                assert answer.status == 400
+        assert not world.one.received
+
+
+async def test_media_on_other_hosts_are_refused_before_an_engine_hears_of_them(world: World) -> None:
+    part = {"type": "image_url", "image_url": {"url": "http://169.254.169.254/"}}
+    body = {"model": "m", "messages": [{"role": "user", "content": [part]}]}
+    async with world.post(CHAT, body, **ALICE) as answer:
+        assert (answer.status, (await answer.json())["error"]["code"]) == (400, "media_url_not_allowed")
+    assert not world.one.received
+    assert not world.one.questions

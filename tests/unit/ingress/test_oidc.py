@@ -1,0 +1,325 @@
+"""Tokens of an OIDC issuer: which are accepted, and how the issuer's keys are followed."""
+
+import asyncio
+import base64
+import hmac
+import json
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import jwt
+import pytest
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from typing_extensions import override
+
+from pointsman.adapters.clocks import ScaledClock
+from pointsman.primitives import WallSeconds
+from pointsman.runtime.health import HealthBoard
+from pointsman_ingress.http import issuer_keys
+from pointsman_ingress.http.authentication import Authentication
+from pointsman_ingress.http.errors import ApiError, invalid_credential
+from pointsman_ingress.http.identity import Identity
+from pointsman_ingress.http.issuer_keys import ISSUER_PART, IssuerKeys, is_trustworthy
+from pointsman_ingress.http.oidc import TokenVerifier
+from tests.support.oidc_issuer import AUDIENCE, JWKS_PATH, Issuer, SigningKey, running_issuer
+from tests.support.waiting import eventually
+
+RSA, EC, ED = SigningKey("rsa"), SigningKey("ec", "ES256"), SigningKey("ed", "EdDSA")
+STRANGER, WEAK = SigningKey("rsa"), SigningKey("weak", bits=1024)
+
+
+class SteppedClock(ScaledClock):
+    """Goes on as the clock does, and by as much as a test says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ahead = 0.0
+
+    @override
+    def wall(self) -> WallSeconds:
+        return super().wall() + WallSeconds(self.ahead)
+
+
+@dataclass
+class World:
+    issuer: Issuer
+    keys: IssuerKeys
+    verifier: TokenVerifier
+    clock: SteppedClock
+    board: HealthBoard
+
+    def token(self, key: SigningKey = RSA, **claims: Any) -> bytes:
+        return key.token(**({"iss": self.issuer.url} | claims))
+
+    async def refused(self, token: bytes) -> ApiError:
+        with pytest.raises(ApiError) as refusal:
+            await self.verifier.identity(token)
+        return refusal.value
+
+
+@asynccontextmanager
+async def opened(
+    issuer: Issuer, *, is_read: bool = True, jwks_url: str = "", claim: str = "sub"
+) -> AsyncIterator[World]:
+    clock, board = SteppedClock(), HealthBoard()
+    keys = IssuerKeys(issuer.url, jwks_url, clock, board, serves_without=False)
+    verifier = TokenVerifier(keys, clock, issuer=issuer.url, audience=AUDIENCE, tenant_claim=claim)
+    following = asyncio.create_task(keys.follow())
+    if is_read:
+        await eventually(lambda: keys.is_read)
+    try:
+        yield World(issuer, keys, verifier, clock, board)
+    finally:
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
+
+
+@pytest.fixture
+async def world() -> AsyncIterator[World]:
+    async with running_issuer(RSA, EC, ED, WEAK) as issuer, opened(issuer) as world:
+        yield world
+
+
+@pytest.mark.parametrize("key", [RSA, EC, ED], ids=lambda key: key.algorithm)
+async def test_a_token_of_the_issuer_names_its_tenant(world: World, key: SigningKey) -> None:
+    token = world.token(key, aud=["other", AUDIENCE])
+    authentication = Authentication(tokens=world.verifier)
+
+    assert await authentication.identity({b"authorization": b"Bearer " + token}) == Identity(token_tenant("alice"))
+    assert await authentication.identity({b"x-api-key": token}) == Identity(token_tenant("alice"))
+
+
+def token_tenant(name: str) -> Any:
+    return name
+
+
+def rsa_public_pem() -> bytes:
+    return bytes(RSA.public.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))
+
+
+def b64(content: Any) -> bytes:
+    raw = content if isinstance(content, bytes) else json.dumps(content).encode()
+    return base64.urlsafe_b64encode(raw).rstrip(b"=")
+
+
+def hand_made(header: dict[str, Any], sign: Callable[[bytes], bytes], **claims: Any) -> bytes:
+    signed = b64(header) + b"." + b64({"aud": AUDIENCE, "sub": "alice", "exp": int(time.time()) + 600} | claims)
+    return signed + b"." + b64(sign(signed))
+
+
+FORGERIES: dict[str, Callable[[World], bytes]] = {
+    "other issuer": lambda w: w.token(iss=w.issuer.url + "/"),
+    "no issuer": lambda w: w.token(iss=None),
+    "other audience": lambda w: w.token(aud="pointsman2"),
+    "no audience": lambda w: w.token(aud=None),
+    "expired": lambda w: w.token(exp=int(time.time()) - 60),
+    "no expiry": lambda w: w.token(exp=None),
+    "endless": lambda w: w.token(exp=1e400),
+    "not yet valid": lambda w: w.token(nbf=int(time.time()) + 120),
+    "other key under a known id": lambda w: STRANGER.token(iss=w.issuer.url),
+    "unknown key id": lambda w: w.token(header={"kid": "other"}),
+    "key id that is no text": lambda w: hand_made({"alg": "RS256", "kid": ["rsa"]}, lambda _: b"x", iss=w.issuer.url),
+    "no key id among several": lambda w: w.token(header={"kid": None}),
+    "weak key": lambda w: WEAK.token(iss=w.issuer.url),
+    "a key's other kind": lambda w: w.token(EC, header={"kid": "rsa"}),
+    "critical extension": lambda w: w.token(header={"crit": ["exp"]}),
+    "alg none": lambda w: hand_made({"alg": "none", "kid": "rsa"}, lambda _: b"", iss=w.issuer.url),
+    "alg None": lambda w: hand_made({"alg": "None", "kid": "rsa"}, lambda _: b"", iss=w.issuer.url),
+    "HS256 with the public key": lambda w: hand_made(
+        {"alg": "HS256", "kid": "rsa"}, lambda m: hmac.digest(rsa_public_pem(), m, "sha256"), iss=w.issuer.url
+    ),
+    "key in the header": lambda w: STRANGER.token(iss=w.issuer.url, header={"jwk": STRANGER.jwk, "kid": "x"}),
+    "tampered": lambda w: tampered(w.token()),
+    "no tenant": lambda w: w.token(sub=None),
+    "empty tenant": lambda w: w.token(sub=""),
+    "tenant with escapes": lambda w: w.token(sub="\x1b[31malice"),
+    "too large": lambda w: w.token(more="x" * 20_000),
+    "deep header": lambda w: b64(b"[" * 9_000) + b".e30.AA",
+    "deep claims": lambda w: b64({"alg": "RS256", "kid": "rsa"}) + b"." + b64(b"[" * 9_000) + b".AA",
+    "not base64": lambda w: b"\xff.\xfe.\xfd",
+    "nothing": lambda w: b"..",
+    "scope that is no list": lambda w: w.token(pointsman_models="llama"),
+    "scope that is empty": lambda w: w.token(pointsman_models=[]),
+    "endpoint that is none": lambda w: w.token(pointsman_endpoints=["/metrics"]),
+}
+
+
+def tampered(token: bytes) -> bytes:
+    header, claims, signature = token.split(b".")
+    forged = json.loads(base64.urlsafe_b64decode(claims + b"==")) | {"sub": "mallory"}
+    return b".".join((header, b64(forged), signature))
+
+
+@pytest.mark.parametrize("forge", FORGERIES.values(), ids=FORGERIES)
+async def test_all_other_tokens_are_refused_alike(world: World, forge: Callable[[World], bytes]) -> None:
+    refusal, known = await world.refused(forge(world)), invalid_credential()
+
+    assert (refusal.status, refusal.message, refusal.headers) == (401, known.message, known.headers)
+
+
+async def test_scopes_of_a_token_are_those_of_a_key(world: World) -> None:
+    token = world.token(pointsman_models=["llama-*"], pointsman_endpoints=["/v1/embeddings"])
+    identity = await world.verifier.identity(token)
+
+    assert (identity.models, identity.endpoints) == (("llama-*",), ("/v1/embeddings",))
+
+
+async def test_the_tenant_is_in_the_claim_that_the_operator_names() -> None:
+    async with running_issuer(RSA) as issuer, opened(issuer, claim="organisation") as world:
+        assert (await world.verifier.identity(world.token(organisation="acme"))).tenant == "acme"
+        assert (await world.refused(world.token())).status == 401
+
+
+async def test_a_token_is_verified_once_and_no_longer_than_it_is_valid(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    verified: list[bytes] = []
+    decode = jwt.decode
+
+    def counted(token: bytes, **options: Any) -> Any:
+        verified.append(token)
+        return decode(token, **options)
+
+    monkeypatch.setattr(jwt, "decode", counted)
+    token, ended = world.token(), world.token(exp=int(time.time()) - 10)  # within the leeway
+    for _ in range(3):
+        await world.verifier.identity(token)
+    assert len(verified) == 1
+    for _ in range(3):
+        await world.verifier.identity(ended)
+    assert len(verified) == 4
+
+
+async def test_a_new_key_of_the_issuer_is_found_when_a_token_names_it(world: World) -> None:
+    old, new = world.token(), SigningKey("new")
+    await world.verifier.identity(old)
+    world.issuer.keys = [new.jwk]
+    world.clock.ahead += 20
+
+    assert (await world.verifier.identity(world.token(new))).tenant == "alice"
+    assert (await world.refused(old)).status == 401  # also if it was verified before
+
+
+async def test_tokens_with_made_up_key_ids_cause_no_fetches(world: World) -> None:
+    world.clock.ahead += 20
+    asked = world.issuer.asked
+    for round_ in range(3):
+        forged = [world.token(header={"kid": f"{round_}-{n}"}) for n in range(5)]
+        assert {(await world.refused(token)).status for token in forged} == {401}
+        refusals = await asyncio.gather(*(world.refused(world.token(header={"kid": f"x{n}"})) for n in range(20)))
+        assert {refusal.status for refusal in refusals} == {401}
+
+    assert world.issuer.asked == asked + 1
+    assert (await world.verifier.identity(world.token())).tenant == "alice"
+
+
+@pytest.mark.parametrize(
+    ("says", "status"),
+    [
+        (None, 500),
+        (None, 302),
+        (b"no json", 200),
+        (b"[]", 200),
+        (b'{"keys": []}', 200),
+        (b'{"keys": [{"kty": "oct", "k": "c2VjcmV0", "kid": "rsa"}, 7, {"kty": "RSA", "n": 3, "e": []}]}', 200),
+        (b'{"keys": ' + b"[" * 100_000, 200),
+        (b'{"keys": [], "more": "' + b"x" * 300_000 + b'"}', 200),
+    ],
+)
+async def test_an_issuer_that_answers_nonsense_leaves_the_last_good_keys(
+    world: World, says: bytes | None, status: int
+) -> None:
+    world.issuer.says, world.issuer.status = says, status
+    world.clock.ahead += 20
+    await world.refused(world.token(header={"kid": "other"}))
+
+    assert ISSUER_PART in world.board.degraded_parts
+    assert (await world.verifier.identity(world.token())).tenant == "alice"
+
+
+async def test_before_the_issuers_keys_are_read_tokens_get_503_and_the_process_is_not_ready() -> None:
+    async with running_issuer(RSA) as issuer:
+        issuer.status = 500
+        async with opened(issuer, is_read=False) as world:
+            await eventually(lambda: issuer.asked > 0)
+            assert (await world.refused(world.token())).status == 503
+            assert not world.board.ready
+            issuer.status = 200
+            world.keys._wanted.set()
+
+            await eventually(lambda: world.board.ready)
+            assert (await world.verifier.identity(world.token())).tenant == "alice"
+
+
+async def test_an_issuer_that_never_answers_holds_nothing_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while await reader.read(1000):
+            pass
+        writer.close()
+
+    monkeypatch.setattr(issuer_keys, "FETCH_SECONDS_MAX", 0.1)
+    server = await asyncio.start_server(silent, "127.0.0.1", 0)
+    issuer = Issuer()
+    issuer.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async with opened(issuer, is_read=False) as world:
+        await eventually(lambda: "Timeout" in world.board.missing_parts[ISSUER_PART])
+        assert (await world.refused(world.token())).status == 503
+    server.close()
+    await server.wait_closed()
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"issuer": "http://127.0.0.1:1"}, {"jwks_uri": "http://keys.example.com/"}, {"jwks_uri": 7}]
+)
+async def test_a_discovery_document_of_another_issuer_or_without_safe_keys_is_refused(wrong: dict[str, Any]) -> None:
+    async with running_issuer(RSA) as issuer:
+        issuer.discovery = wrong
+        async with opened(issuer, is_read=False) as world:
+            await eventually(lambda: "discovery" in world.board.missing_parts[ISSUER_PART])
+            assert issuer.asked == 0
+
+
+async def test_the_only_key_of_an_issuer_needs_no_id() -> None:
+    async with running_issuer(RSA) as issuer, opened(issuer) as world:
+        assert (await world.verifier.identity(world.token(header={"kid": None}))).tenant == "alice"
+
+
+async def test_a_named_url_of_keys_needs_no_discovery() -> None:
+    async with running_issuer(RSA) as issuer:
+        issuer.discovery = {"issuer": "nobody"}
+        async with opened(issuer, jwks_url=issuer.url + JWKS_PATH) as world:
+            assert (await world.verifier.identity(world.token())).tenant == "alice"
+
+
+@pytest.mark.parametrize(
+    ("url", "may"),
+    [
+        ("https://login.example.com/x", True),
+        ("http://127.0.0.1:8080/x", True),
+        ("http://localhost/x", True),
+        ("http://[::1]:80", True),
+        ("http://login.example.com", False),
+        ("http://127.0.0.1.example.com", False),
+        ("http://10.0.0.1", False),
+        ("file:///etc/passwd", False),
+        ("https://", False),
+        ("http://[", False),
+        ("", False),
+    ],
+)
+def test_keys_are_read_over_https_or_from_this_machine(url: str, may: bool) -> None:
+    assert is_trustworthy(url) == may
+
+
+async def test_a_private_key_in_the_issuers_document_is_not_used() -> None:
+    leaked = SigningKey("leaked")
+    from jwt.algorithms import RSAAlgorithm
+
+    shown = json.loads(RSAAlgorithm.to_jwk(leaked.private)) | {"kid": "leaked"}
+    async with running_issuer(RSA) as issuer:
+        issuer.keys.append(shown)
+        async with opened(issuer) as world:
+            assert (await world.refused(world.token(leaked))).status == 401
