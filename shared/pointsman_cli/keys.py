@@ -23,7 +23,7 @@ from pointsman_cli.command_client import NoAnswerError, actor, ask, connected_li
 from pointsman_cli.discovery import fleet_settings
 from pointsman_cli.options import CONTEXT, from_options, json_switch
 from pointsman_cli.output_file import print_json
-from pointsman_cli.terminal import output_console, table
+from pointsman_cli.terminal import output_console, print_line, table
 
 KEY_CHARACTERS = string.ascii_letters + string.digits
 RANDOM_LENGTH = 40  # 238 bits
@@ -89,7 +89,7 @@ def create_command(
     as_json: bool,
 ) -> None:
     """Create a key of TENANT. It is printed once and cannot be shown again."""
-    settings = fleet_settings(place, pool)
+    settings = fleet_settings(place, pool, acts=True)
     key, made = _new_key(
         settings, Tenant(tenant), models=list(models), endpoints=list(endpoints), expires_at=_moment_in(expires)
     )
@@ -108,7 +108,7 @@ def create_command(
 @json_switch
 def list_command(tenant: str | None, everything: bool, place: str | None, pool: str | None, as_json: bool) -> None:
     """List keys: who has them, who made them, and what they may be used for."""
-    settings = fleet_settings(place, pool)
+    settings = fleet_settings(place, pool, acts=True)
     found: list[ApiKey] = []
 
     async def read(link: Link) -> None:
@@ -160,7 +160,7 @@ def rotate_command(
     key_id: str, grace: float, expires: float | None, place: str | None, pool: str | None, as_json: bool
 ) -> None:
     """Create a successor of KEY with the same tenant and scopes. The old key stays valid for a grace time."""
-    settings = fleet_settings(place, pool)
+    settings = fleet_settings(place, pool, acts=True)
     made: list[tuple[str, ApiKey]] = []
 
     async def rotate(link: Link) -> None:
@@ -189,7 +189,7 @@ def rotate_command(
 @json_switch
 def revoke_command(key_id: str, place: str | None, pool: str | None, as_json: bool) -> None:
     """Revoke KEY (its id or prefix, as listed) at once. Requests that run already are finished."""
-    settings = fleet_settings(place, pool)
+    settings = fleet_settings(place, pool, acts=True)
     revoked: list[ApiKey] = []
 
     async def revoke(link: Link) -> None:
@@ -234,7 +234,7 @@ async def _stored_keys(store: KeyValueStore) -> list[ApiKey]:
             try:
                 found.append(decode_key(value.value))
             except ValueError as error:
-                click.echo(f"{value.key} does not decode and is not valid: {error}", err=True)
+                print_line(f"{value.key} does not decode and is not valid: {error}", error=True)
     return found
 
 

@@ -34,6 +34,11 @@ COMMANDS = {
         "tenants_command",
         "Show and set limits, priorities and cache groups of tenants.",
     ),
+    "credentials": (
+        "pointsman_cli.credentials",
+        "credentials_command",
+        "Write the NATS users of a deployment, each with the least rights.",
+    ),
     "tap": ("pointsman_cli.tap.command", "tap_command", "Print the events of the log, live."),
     "replay": (
         "pointsman_cli.history.replay_command",
@@ -53,6 +58,11 @@ COMMANDS = {
         "Run recorded traffic again under another policy or fleet size.",
     ),
     "export": ("pointsman_cli.history.export_command", "export_command", "Write a log into one portable file."),
+    "usage": (
+        "pointsman_cli.usage.command",
+        "usage_command",
+        "Report tokens and engine seconds per tenant, model and day.",
+    ),
     "calibrate": (
         "pointsman_cli.calibrate.command",
         "calibrate_command",

@@ -19,6 +19,7 @@ import structlog
 
 from pointsman.adapters.clocks import ScaledClock
 from pointsman.adapters.tokenizer import Tokenizer, TokenizerLoadError
+from pointsman.contracts.permissions import BusRole, BusUser
 from pointsman.ports import Clock, KeyValueStore, Link
 from pointsman.primitives import PoolName, WallSeconds
 from pointsman.runtime.engine_urls import EngineUrls
@@ -29,6 +30,7 @@ from pointsman.runtime.log_connection import open_link
 from pointsman.runtime.memory import freeze_started, map_large_blocks
 from pointsman.runtime.open_files import clients_max, raised_open_files
 from pointsman.runtime.processes import Address, serve_in_processes
+from pointsman.runtime.public_secret import note_public_secret
 from pointsman.runtime.settings import command
 from pointsman.runtime.supervision import STOP_SECONDS_MAX, Supervisor, run
 from pointsman.runtime.telemetry import configure_logging
@@ -111,11 +113,13 @@ async def serve(
     clock = ScaledClock(settings.speed)
     names = pool_names(settings)
     board = PoolsBoard(names)
+    note_public_secret(settings.secret, settings.host, board)
     async with AsyncExitStack() as stack:
         links: dict[PoolName, Link] = {}
         for pool in names:
             own = replace(settings, pool=pool)
-            link = open_link(own, clock, board.pools[pool], name=_name(settings), serves_without=True)
+            user = BusUser(BusRole.INGRESS)
+            link = open_link(own, clock, board.pools[pool], name=_name(settings), user=user, serves_without=True)
             links[pool] = await stack.enter_async_context(link)
         async with assembled(
             settings, links, clock=clock, board=board, supervisor=supervisor, pool_boards=board.pools

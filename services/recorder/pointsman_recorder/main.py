@@ -1,6 +1,8 @@
 """The composition root of `pointsman-recorder`."""
 
 from pointsman.adapters.clocks import ScaledClock
+from pointsman.adapters.owner_only import create_owner_only
+from pointsman.contracts.permissions import BusRole, BusUser
 from pointsman.primitives import WallSeconds
 from pointsman.runtime.health import HealthBoard, health_server
 from pointsman.runtime.log_connection import open_link
@@ -24,6 +26,7 @@ def main(settings: RecorderSettings) -> None:
       pointsman-recorder --nats nats://127.0.0.1:4222 --archive-url sqlite+aiosqlite:///archive.sqlite
       sqlite3 archive.sqlite 'select end_type, count(*), avg(ttft) from requests group by 1'
     """
+    create_owner_only()
     configure_logging(settings.log_level, settings.log_format)
     run(lambda supervisor: _serve(settings, supervisor))
 
@@ -34,7 +37,7 @@ async def _serve(settings: RecorderSettings, supervisor: Supervisor) -> None:
     supervisor.start(health_server(board, settings.host, settings.port).serve(), name="health")
     async with (
         open_archive(settings.archive_url) as archive,
-        open_link(settings, clock, board, name="recorder") as link,
+        open_link(settings, clock, board, name="recorder", user=BusUser(BusRole.RECORDER)) as link,
     ):
         recorder = Recorder(
             link.log,
