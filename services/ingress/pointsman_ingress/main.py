@@ -143,13 +143,16 @@ async def serve(
 def http_server(
     app: AsgiApp, settings: IngressSettings, board: HealthBoard, *, listener: socket.socket | None = None
 ) -> HttpServer:
-    open_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    connections = clients_max(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     return HttpServer(
         app,
         host=settings.host,
         port=settings.port,
         listener=listener,
-        limits=HttpLimits(connections=clients_max(open_files)),
+        limits=HttpLimits(
+            connections=connections,
+            connections_per_address=settings.connections_per_address or max(1, connections // 2),
+        ),
         lame_duck_seconds=settings.lame_duck_seconds,
         shutdown_seconds=settings.drain_seconds_max,
         keep_alive_seconds=settings.keep_alive_seconds,

@@ -60,6 +60,12 @@ class IngressSettings(DeploymentSettings, EngineUrlSettings, ProcessSettings):
     slo_ttft_seconds: float = setting(5.0, "TTFT SLO of requests that name none, engine seconds.")
     slo_tpot_seconds: float = setting(0.1, "TPOT SLO of requests that name none, engine seconds.")
     body_bytes_max: int = setting(8 * 1024 * 1024, "Largest request body; a larger one gets 413.")
+    connections_per_address: int = setting(
+        0,
+        "Open connections of one client address at most (IPv6: of one /64); 0: half of all. Behind a load balancer all "
+        "come from its address.",
+        bounds=click.IntRange(min=0),
+    )
     request_timeout_seconds: float = setting(600.0, "Wall seconds after which a request is given up with 408.")
     keep_alive_seconds: int = setting(
         75, "Wall seconds that an idle client connection is kept; longer than your load balancer's.", bounds=COUNT
