@@ -34,6 +34,7 @@ OF_A_BUNDLE: dict[str, list[str]] = {
     "explain": [REQUEST],
     "doctor": [],
     "what-if": ["--policy", "round_robin"],
+    "usage": [],
     "export": ["{out}/again.pmlog"],
 }
 OTHERWISE = {"up", "fleet", "scale", "drain", "tap", "calibrate", "bench", "simulate", "keys", "tenants", "credentials"}
@@ -166,6 +167,20 @@ def test_keys_prints_hostile_values_of_the_store_as_plain_text(capsys: pytest.Ca
 
     assert_harmless(output)
     assert MARKUP in output
+
+
+def test_an_address_with_brackets_is_shown_whole(capsys: pytest.CaptureFixture[str]) -> None:
+    instance = InstanceDescribed(
+        instance=InstanceId("engine-1"), url="http://[fd00::5]:8000", epoch=Epoch(1), status="ready", knowledge="exact",
+        pending=0, in_prefill=0, decoding=0, cached_blocks=0,
+    )  # fmt: skip
+    fleet = FleetDescribed(
+        pool="p", policy="p", admission="a", ordering="o", speed=1.0, scheduler="s", term=Term(1), as_of=1,
+        instances=[instance],
+    )  # fmt: skip
+    SafeConsole(width=200).print(fleet_table(fleet))
+
+    assert "http://[fd00::5]:8000" in capsys.readouterr().out
 
 
 def test_up_and_bench_print_hostile_answers_as_plain_text(capsys: pytest.CaptureFixture[str]) -> None:
