@@ -11,7 +11,8 @@ import click
 from pointsman.adapters.clocks import ScaledClock
 from pointsman.contracts.codec import AnyCommand
 from pointsman.contracts.commands import Command, DescribeFleet, FleetDescribed
-from pointsman.contracts.subjects import LOCAL_ACTOR, fleet_view_subject
+from pointsman.contracts.permissions import BusRole, BusUser
+from pointsman.contracts.subjects import fleet_view_subject
 from pointsman.ports import Commands, CommandTimeoutError, Link, LogUnavailableError, NoResponderError
 from pointsman.primitives import PoolName, WallSeconds
 from pointsman.runtime.health import HealthBoard
@@ -40,9 +41,10 @@ class NoAnswerError(click.ClickException):
 async def connected_link(
     settings: FleetSettings, *, name: str, error: type[click.ClickException] = NoAnswerError
 ) -> AsyncIterator[Link]:
-    """A read-only link to the fleet's nats-server. Raises `error`."""
+    """A link to the fleet's nats-server that writes nothing into the log. Raises `error`."""
     configure_logging("error", "text")
-    async with open_link(settings, ScaledClock(settings.speed), HealthBoard(), name=name, only_reads=True) as link:
+    user = person(settings)
+    async with open_link(settings, ScaledClock(settings.speed), HealthBoard(), name=name, user=user) as link:
         deadline = time.monotonic() + CONNECT_SECONDS_MAX
         while not link.commands.connected:
             if time.monotonic() > deadline:
@@ -50,6 +52,13 @@ async def connected_link(
                 raise error(msg)
             await asyncio.sleep(POLL_SECONDS)
         yield link
+
+
+def person(settings: FleetSettings) -> BusUser:
+    """Whoever uses a command, by the name of the credentials."""
+    if settings.actor == BusRole.READER:
+        return BusUser(BusRole.READER)
+    return BusUser(BusRole.OPERATOR, settings.actor)
 
 
 async def ask(commands: Commands, subject: str, command: AnyCommand, answer: type[A], *, absent: str) -> A:
@@ -73,9 +82,9 @@ async def described(commands: Commands, settings: FleetSettings) -> FleetDescrib
     return await ask(commands, subject, DescribeFleet(), FleetDescribed, absent=no_scheduler(settings))
 
 
-def actor(_settings: FleetSettings) -> str:
+def actor(settings: FleetSettings) -> str:
     """Name under which NATS lets this process send admin commands: that of its credential."""
-    return LOCAL_ACTOR
+    return settings.actor
 
 
 def no_scheduler(settings: FleetSettings) -> str:

@@ -15,6 +15,9 @@ import msgspec
 
 from pointsman.adapters.file_lock import is_locked, try_lock
 from pointsman.adapters.owner_only import OWNER_ONLY, make_owner_only
+from pointsman.contracts.permissions import BusRole, BusUser
+from pointsman.contracts.subjects import LOCAL_ACTOR
+from pointsman.runtime.bus_users import Credentials
 from pointsman.runtime.settings import FleetSettings, options
 from pointsman_cli.terminal import SeveralLinesError
 
@@ -48,7 +51,8 @@ class FleetProcess(msgspec.Struct, frozen=True):
 
 
 class FleetFile(msgspec.Struct, frozen=True, kw_only=True):
-    """`pid` and `started_at` (Unix seconds) are those of `up`. `further`: models of the other pools, by pool."""
+    """`pid` and `started_at` (Unix seconds) are those of `up`. `credentials`: directory of the users of nats-server;
+    `tls`: files of its certificates, by setting. `further`: models of the other pools, by pool."""
 
     nats: str
     ingress: str
@@ -59,6 +63,8 @@ class FleetFile(msgspec.Struct, frozen=True, kw_only=True):
     slo_ttft: float
     block_tokens: int
     secret_file: str
+    credentials: str = ""
+    tls: dict[str, str] = {}
     data: str
     pid: int
     started_at: float
@@ -66,11 +72,16 @@ class FleetFile(msgspec.Struct, frozen=True, kw_only=True):
     further: dict[str, str] = {}
     further_block_tokens: dict[str, int] = {}
 
-    def settings(self, pool: str | None = None) -> FleetSettings:
-        """Raises OSError if the secret is unreadable."""
+    def settings(self, pool: str | None = None, *, acts: bool = False) -> FleetSettings:
+        """`acts`: as an operator, not only a reader. Raises OSError if the secret is unreadable."""
         pool = pool or self.pool
+        user = BusUser(BusRole.OPERATOR, LOCAL_ACTOR) if acts else BusUser(BusRole.READER)
         return FleetSettings(
             nats=self.nats,
+            nats_credentials=str(Credentials(Path(self.credentials)).file(user)) if self.credentials else "",
+            nats_ca=self.tls.get("nats_ca", ""),
+            nats_certificate=self.tls.get("nats_certificate", ""),
+            nats_key=self.tls.get("nats_key", ""),
             pool=pool,
             speed=self.speed,
             block_tokens=self.further_block_tokens.get(pool, self.block_tokens),
@@ -106,12 +117,12 @@ def fleet_at(place: str | None = None) -> FleetFile:
     return find_fleet(*_named(place))
 
 
-def fleet_settings(place: str | Path | None = None, pool: str | None = None) -> FleetSettings:
-    """Settings to join the fleet that `--from` names; `POINTSMAN_*` for a NATS URL of a fleet not started here. Raises
+def fleet_settings(place: str | Path | None = None, pool: str | None = None, *, acts: bool = False) -> FleetSettings:
+    """`acts`: see `FleetFile.settings`. Settings to join the fleet that `--from` names; `POINTSMAN_*` for a NATS URL of a fleet not started here. Raises
     NoFleetError, SeveralFleetsError."""
     nats, data = _named(place)
     try:
-        return find_fleet(nats, data).settings(pool)
+        return find_fleet(nats, data).settings(pool, acts=acts)
     except NoFleetError:
         if nats is None:
             raise

@@ -42,7 +42,7 @@ def drain_command(instance: str, undo: bool, wait: bool, place: str | None, pool
       pointsman drain engine-2 --wait      then restart or upgrade it
       pointsman drain engine-2 --undo
     """
-    settings, name = fleet_settings(place, pool), InstanceId(instance)
+    settings, name = fleet_settings(place, pool, acts=True), InstanceId(instance)
     command = UndrainInstance(instance=name) if undo else DrainInstance(instance=name, reason=REASON)
     with contextlib.suppress(KeyboardInterrupt):
         sys.exit(asyncio.run(_drain(settings, command, wait=wait and not undo, as_json=as_json)))

@@ -89,7 +89,7 @@ def create_command(
     as_json: bool,
 ) -> None:
     """Create a key of TENANT. It is printed once and cannot be shown again."""
-    settings = fleet_settings(place, pool)
+    settings = fleet_settings(place, pool, acts=True)
     key, made = _new_key(
         settings, Tenant(tenant), models=list(models), endpoints=list(endpoints), expires_at=_moment_in(expires)
     )
@@ -108,7 +108,7 @@ def create_command(
 @json_switch
 def list_command(tenant: str | None, everything: bool, place: str | None, pool: str | None, as_json: bool) -> None:
     """List keys: who has them, who made them, and what they may be used for."""
-    settings = fleet_settings(place, pool)
+    settings = fleet_settings(place, pool, acts=True)
     found: list[ApiKey] = []
 
     async def read(link: Link) -> None:
@@ -160,7 +160,7 @@ def rotate_command(
     key_id: str, grace: float, expires: float | None, place: str | None, pool: str | None, as_json: bool
 ) -> None:
     """Create a successor of KEY with the same tenant and scopes. The old key stays valid for a grace time."""
-    settings = fleet_settings(place, pool)
+    settings = fleet_settings(place, pool, acts=True)
     made: list[tuple[str, ApiKey]] = []
 
     async def rotate(link: Link) -> None:
@@ -189,7 +189,7 @@ def rotate_command(
 @json_switch
 def revoke_command(key_id: str, place: str | None, pool: str | None, as_json: bool) -> None:
     """Revoke KEY (its id or prefix, as listed) at once. Requests that run already are finished."""
-    settings = fleet_settings(place, pool)
+    settings = fleet_settings(place, pool, acts=True)
     revoked: list[ApiKey] = []
 
     async def revoke(link: Link) -> None:

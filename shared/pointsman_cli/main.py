@@ -34,6 +34,11 @@ COMMANDS = {
         "tenants_command",
         "Show and set limits, priorities and cache groups of tenants.",
     ),
+    "credentials": (
+        "pointsman_cli.credentials",
+        "credentials_command",
+        "Write the NATS users of a deployment, each with the least rights.",
+    ),
     "tap": ("pointsman_cli.tap.command", "tap_command", "Print the events of the log, live."),
     "replay": (
         "pointsman_cli.history.replay_command",

@@ -34,7 +34,7 @@ def scale_command(instances: int | None, wait: bool, place: str | None, pool: st
       pointsman scale 6
       pointsman scale 4 --wait      return when four are ready and the others have gone
     """
-    settings = fleet_settings(place, pool)
+    settings = fleet_settings(place, pool, acts=True)
     with contextlib.suppress(KeyboardInterrupt):
         sys.exit(asyncio.run(_scale(settings, instances, wait=wait, as_json=as_json)))
 

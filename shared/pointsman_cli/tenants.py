@@ -60,7 +60,7 @@ def tenants_command() -> None:
 def show_command(place: str | None, pool: str | None, as_json: bool) -> None:
     """Show the policies in force, and what each tenant has used of its limits."""
     described = _run(place, pool, _described)
-    print_json(described) if as_json else _show(described)
+    print_json(described) if as_json else show(described)
 
 
 @tenants_command.command("apply", context_settings=CONTEXT)
@@ -127,7 +127,7 @@ def with_values(policies: TenantPolicies, tenant: str, values: dict[str, str]) -
 
 
 def _run(place: str | None, pool: str | None, ask_leader: Callable[[Commands, FleetSettings], Awaitable[T]]) -> T:
-    settings = fleet_settings(place, pool)
+    settings = fleet_settings(place, pool, acts=True)
 
     async def connected() -> T:
         async with connected_link(settings, name="tenants") as link:
@@ -171,7 +171,7 @@ def _report(policies: TenantPolicies, *, as_json: bool) -> None:
         print(f"in force: the default and {len(policies.tenants)} tenants; look with: pointsman tenants show")
 
 
-def _show(described: TenantsDescribed) -> None:
+def show(described: TenantsDescribed) -> None:
     console, policies = output_console(), described.policies
     if policies is None:
         say(console, "no policies were set: no tenant has limits, all are 'standard'")

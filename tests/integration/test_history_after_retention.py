@@ -12,6 +12,7 @@ from click.testing import CliRunner
 
 from pointsman.adapters.clocks import ScaledClock
 from pointsman.contracts.decisions import RequestPlaced
+from pointsman.contracts.permissions import BusRole, BusUser
 from pointsman.contracts.subjects import stream_name
 from pointsman.policies.policy_set import policy_set
 from pointsman.ports import CheckpointLabel, LogEntry
@@ -64,7 +65,9 @@ def whole(entries: list[LogEntry], tmp_path_factory: pytest.TempPathFactory) -> 
 
 async def _fill(url: str, entries: list[LogEntry]) -> None:
     """Write the log, take checkpoints of it, and drop its beginning."""
-    async with open_link(FleetSettings(nats=url), ScaledClock(1.0), HealthBoard(), name="test") as link:
+    async with open_link(
+        FleetSettings(nats=url), ScaledClock(1.0), HealthBoard(), name="test", user=BusUser(BusRole.SCHEDULER)
+    ) as link:
         assert entries[0].event is not None
         assert await link.log.append(entries[0].event) == 1
         client = await nats.connect(url)

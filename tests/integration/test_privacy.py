@@ -3,7 +3,6 @@
 import json
 import re
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ from pointsman_ingress.engine.refusals import refused_by_engine
 from tests.support.events import BLOCK
 from tests.support.fake_engine import Behaviour
 from tests.support.ingress_world import CHAT, COMPLETIONS, HELLO, ONE, STREAM, TOKENS, TWO, World, world_with
-from tests.support.tenants import ALICE, BOB, keys_of_two
+from tests.support.tenants import ALICE, BOB, KEYS
 
 SECRET = "a secret of this deployment"
 SALTED: dict[str, dict[str, Any]] = {
@@ -35,8 +34,8 @@ ANSWER = {"id": "x", "usage": {"prompt_tokens": 1, "completion_tokens": 1}}
 
 
 @pytest.fixture
-async def world(tmp_path: Path) -> AsyncIterator[World]:
-    async with world_with(secret=SECRET, **keys_of_two(tmp_path)) as opened:
+async def world() -> AsyncIterator[World]:
+    async with world_with(secret=SECRET, keys=KEYS) as opened:
         opened.one.says = {path: ANSWER for path in SALTED if path not in (COMPLETIONS, CHAT)}
         yield opened
 

@@ -9,6 +9,7 @@ import pytest
 from openai import AsyncOpenAI, NotFoundError
 
 from pointsman.adapters.clocks import ScaledClock
+from pointsman.contracts.permissions import BusRole, BusUser
 from pointsman.contracts.requests import RequestArrived, RequestFinished
 from pointsman.runtime.health import HealthBoard
 from pointsman.runtime.log_connection import open_link
@@ -91,7 +92,10 @@ async def test_a_request_goes_to_the_pool_of_its_model_and_lives_in_that_pools_l
 async def instances_in_log(fleet: FleetFile, pool: str) -> set[str]:
     """Where the requests in a pool's log were served, once each has its end."""
     settings = fleet_settings(fleet.nats, pool)
-    async with asyncio.timeout(10), open_link(settings, ScaledClock(SPEED), HealthBoard(), name="test") as link:
+    async with (
+        asyncio.timeout(10),
+        open_link(settings, ScaledClock(SPEED), HealthBoard(), name="test", user=BusUser(BusRole.READER)) as link,
+    ):
         running, served = 0, set[str]()
         async for entry in link.log.read(1, kinds=("request",)):
             event = getattr(entry, "event", None)

@@ -1,6 +1,8 @@
 """Deciding again: whatever a fleet went through, its log gives the same decisions; and what was forged is found."""
 
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 
 import msgspec
 import pytest
@@ -71,6 +73,25 @@ def test_every_decision_of_every_policy_is_made_again_bit_for_bit_across_a_takeo
     assert verdict.decisions > 100
     assert verdict.problems == []
     assert [term.term for term in verdict.terms] == [1, 2]
+
+
+@pytest.mark.parametrize("pending_max", [10_000, 20, 5])
+def test_limits_and_classes_of_tenants_are_decided_again_bit_for_bit(pending_max: int) -> None:
+    reasons: Counter[str] = Counter()
+    for seed in (pending_max, pending_max + 1, 102):
+        told = policies(seed, list(ROUTING_POLICIES)[seed % len(ROUTING_POLICIES)])
+        fleet = RecordedFleet(replace(told, pending_max=pending_max), seed=seed, failing=True, limited=True).live(400)
+        fleet.take_over()
+        fleet.live(400).write_all()
+
+        verdict = verify(fleet.entries)
+
+        assert str(verdict) == f"decisions {verdict.decisions:,}, identical {verdict.decisions:,}, different 0", seed
+        for _, event in decisions(fleet.entries, RequestRejected):
+            assert isinstance(event, RequestRejected)
+            reasons["displaced" if event.displaced_by else event.reason] += 1
+    assert reasons["rate_limited"]
+    assert reasons["displaced"] or pending_max > 1_000
 
 
 @pytest.mark.parametrize(

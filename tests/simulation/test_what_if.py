@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from pointsman.contracts.tenants import TenantPolicies, TenantPolicy
 from pointsman.policies.policy_set import policy_set
 from pointsman.ports import LogEntry
+from pointsman.primitives import Tenant
 from pointsman.state.state import PoolSettings
 from pointsman_cli.history.bundle import write_bundle
 from pointsman_cli.history.sources import Header
@@ -116,6 +118,34 @@ def test_too_little_traffic_no_change_and_unknown_settings_are_refused(entries: 
     assert (few.exit_code, "too few" in few.output) == (2, True)
     assert (nothing.exit_code, "what is to be different" in nothing.output) == (2, True)
     assert (unknown.exit_code, "no setting" in unknown.output) == (2, True)
+
+
+def test_what_if_a_tenant_had_half(tmp_path: Path) -> None:
+    """Tenants `a` and `b` send 1.25 requests a second each; `a` may send 1."""
+    known = TenantPolicies(tenants={Tenant("a"): TenantPolicy(requests_per_second=1.0)})
+    entries = ServedLog(requests=240, policies=POLICIES, tenants=("a", "b"), limits=known).entries
+    file = tmp_path / "tenants.toml"
+    file.write_text("[tenants.b]\nrequests_per_second = 0.25\n")
+
+    half = numbers(entries, tmp_path, "--set", "tenants.a.requests_per_second=0.5")
+    other = numbers(entries, tmp_path, "--tenants", str(file))["changed"]["by_tenant"]
+    shown = what_if(entries, tmp_path, "--set", "tenants.a.requests_per_second=0.5").output
+
+    recorded, again, changed = (half[side]["by_tenant"] for side in ("recorded", "resimulated", "changed"))
+    assert recorded["a"]["requests"] == recorded["b"]["requests"] == 120
+    assert recorded["a"]["served"] == again["a"]["served"] == pytest.approx(96, abs=8)
+    assert changed["a"]["served"] == pytest.approx(48, abs=4)
+    assert changed["a"]["over_limits"] == 120 - changed["a"]["served"]
+    assert (changed["b"]["served"], changed["b"]["over_limits"]) == (120, 0)
+    assert other["a"]["served"] == 120
+    assert other["b"]["served"] == pytest.approx(24, abs=4)
+    assert f"{changed['a']['served']} served" in shown
+
+
+def test_limits_that_no_tenant_can_have_are_refused(entries: list[LogEntry], tmp_path: Path) -> None:
+    for text in ("tenants.a.no_such=1", "tenants.a.concurrency=few", "tenants.concurrency=1"):
+        refused = what_if(entries, tmp_path, "--set", text)
+        assert (refused.exit_code, "Error" in refused.output) == (2, True), text
 
 
 def test_pictures_are_drawn(entries: list[LogEntry], tmp_path: Path) -> None:

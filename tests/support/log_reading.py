@@ -5,6 +5,7 @@ from contextlib import asynccontextmanager
 
 from pointsman.adapters.clocks import ScaledClock
 from pointsman.contracts.codec import LogEvent
+from pointsman.contracts.permissions import BusRole, BusUser
 from pointsman.contracts.requests import RequestArrived, RequestEvent
 from pointsman.ports import EventLog, Link, LogEntry
 from pointsman.primitives import Sequence
@@ -19,7 +20,9 @@ from tests.support.waiting import eventually
 async def link_to(fleet: FleetFile) -> AsyncIterator[Link]:
     """A link to a fleet that runs, connected."""
     settings = fleet.settings()
-    async with open_link(settings, ScaledClock(settings.speed), HealthBoard(), name="test") as link:
+    async with open_link(
+        settings, ScaledClock(settings.speed), HealthBoard(), name="test", user=BusUser(BusRole.READER)
+    ) as link:
         await eventually(lambda: link.commands.connected)
         yield link
 

@@ -348,7 +348,7 @@ def random_policies(chance: Random, tenants: Sequence[str]) -> TenantPolicies:
             requests_per_second=chance.choice((0.0, 0.0, 0.5, 5.0)),
             concurrency=chance.choice((0, 0, 2, 10)),
             tokens_per_minute=chance.choice((0, 0, 20_000, 200_000)),
-            tokens_per_day=chance.choice((0, 0, 0, 50_000)),
+            tokens_per_day=chance.choice((0, 0, 0, 3_000)),
             kv_share=chance.choice((0.0, 0.0, 0.01, 0.1)),
         )
 

@@ -5,7 +5,7 @@ model says times a pace; what they cache is told at once and reported every seco
 there is nothing to complain about.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from heapq import heappop, heappush
 from itertools import count
@@ -17,6 +17,7 @@ from pointsman.contracts.decisions import LeaderElected, RequestGranted
 from pointsman.contracts.fleet import InstanceProbed
 from pointsman.contracts.requests import PrefillFinished, RequestFinished
 from pointsman.contracts.subjects import subject_of
+from pointsman.contracts.tenants import TenantPolicies
 from pointsman.policies.dispatch import Dispatcher
 from pointsman.policies.policy_set import PolicySet, policy_set
 from pointsman.ports import LogEntry
@@ -45,9 +46,11 @@ class ServedLog:
         pace: Mapping[str, float] | None = None,
         skew: Mapping[str, EngineSeconds] | None = None,
         policies: PolicySet | None = None,
+        tenants: Sequence[str] = ("t",),
+        limits: TenantPolicies | None = None,
         seed: int = 1,
     ) -> None:
-        """`pace`: seconds of a prefill over what the cost model says, by instance. `skew`: how far a worker's clock is
+        """`tenants` take turns; `limits` are theirs. `pace`: seconds of a prefill over what the cost model says, by instance. `skew`: how far a worker's clock is
         ahead."""
         self.entries: list[LogEntry] = []
         self._pace = pace or {}
@@ -68,6 +71,9 @@ class ServedLog:
             policy=chosen.routing.name, settings=chosen.settings,
         )  # fmt: skip
         self._write(elected, follow=True)
+        self._tenants = tenants
+        if limits is not None:
+            self._carry_out(self._leader.set_tenant_policies(limits, 0.0, by="alice"), 0.0)
         end = requests * gap + 20.0
         for number in range(1, engines + 1):
             self._join(InstanceId(f"engine-{number}"), end)
@@ -112,7 +118,14 @@ class ServedLog:
     def _arrive(self, number: int, family: int, now: EngineSeconds) -> None:
         shared = [1000 * (family + 1) + level for level in range(GIVEN_BLOCKS)]
         own = [1_000_000 + 100 * number + level for level in range(self._random.randint(1, 6))]
-        command = route(f"r-{number}", shared + own, arrived_at=now, session=f"s-{family}", max_output_tokens=50)
+        command = route(
+            f"r-{number}",
+            shared + own,
+            arrived_at=now,
+            session=f"s-{family}",
+            max_output_tokens=50,
+            tenant=self._tenants[number % len(self._tenants)],
+        )
         self._carry_out(self._leader.route(command, now), now)
 
     def _carry_out(self, events: list[LogEvent], now: EngineSeconds) -> None:

@@ -69,6 +69,7 @@ UNCHECKED_KINDS = {"nats", "linear_score"}
 """`up` checks the first itself; the second is the policy that a reader of CONTRIBUTING.md writes."""
 PLACEHOLDER = re.compile(r"[A-Z][A-Z_]*|P\+D|.*(\.\.\.|DIR|NAME|URL|HOST|VALUE|POOL).*")
 FOREIGN_OPTIONS = {
+    "--allowed-media-domains",
     "--api-key",
     "--chat-template",
     "--data-parallel-size",
@@ -87,6 +88,7 @@ FOREIGN_OPTIONS = {
     "--max-model-len",
     "--max-num-batched-tokens",
     "--max-num-seqs",
+    "--no-enable-prefix-caching",
     "--profile",
     "--scheduler-cls",
     "--scheduling-policy",

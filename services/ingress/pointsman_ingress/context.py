@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pointsman.contracts.commands import RouteRequest
-from pointsman.primitives import InstanceId, PoolName, Tenant, Tokens
+from pointsman.primitives import InstanceId, PoolName, SessionId, Tenant, Tokens
 from pointsman.runtime.tenant_policies import FollowedPolicies
 from pointsman_ingress.endpoints import AcceptedBody, Endpoint
 from pointsman_ingress.engine.body_rewrites import add_tenant, ask_for_usage, impose_salt
@@ -30,6 +30,9 @@ from pointsman_ingress.settings import IngressSettings
 
 OUTPUT_TOKENS_MAX: Tokens = 2**31  # accepted `max_tokens` if the model's context is unknown
 CONTEXT_TOKENS_MAX: Tokens = 2**32  # prompt and output, if the model's context is unknown
+
+
+SESSION_LENGTH_MAX = 256
 
 
 @dataclass(slots=True)
@@ -119,7 +122,7 @@ async def understand(
         max_output_tokens=output_tokens,
         slo_ttft=slo.ttft,
         slo_tpot=slo.tpot,
-        session=session_of(call.headers, request.user),
+        session=_session(call, request, facts),
         exact=tokens.exact,
         streaming=request.stream,
         adapter=model.adapter,
@@ -147,6 +150,14 @@ async def understand(
         dropped_fields=accepted.dropped,
         private=salts is not None,
     )
+
+
+def _session(call: HttpExchange, request: ParsedRequest, facts: RequestFacts) -> SessionId:
+    """Under the tenant's name where credentials are required, so that nobody names another's conversation."""
+    session = session_of(call.headers, request.user)
+    if facts.identity is None or not session:
+        return session
+    return SessionId(f"{facts.tenant}/{session}"[:SESSION_LENGTH_MAX])
 
 
 def _check_length(request: ParsedRequest, model_len: Tokens, prompt_tokens: Tokens) -> None:

@@ -19,6 +19,7 @@ import structlog
 
 from pointsman.adapters.clocks import ScaledClock
 from pointsman.adapters.tokenizer import Tokenizer, TokenizerLoadError
+from pointsman.contracts.permissions import BusRole, BusUser
 from pointsman.ports import Clock, KeyValueStore, Link
 from pointsman.primitives import PoolName, WallSeconds
 from pointsman.runtime.engine_urls import EngineUrls
@@ -109,7 +110,8 @@ async def serve(
         links: dict[PoolName, Link] = {}
         for pool in names:
             own = replace(settings, pool=pool)
-            link = open_link(own, clock, board.pools[pool], name=_name(settings), serves_without=True)
+            user = BusUser(BusRole.INGRESS)
+            link = open_link(own, clock, board.pools[pool], name=_name(settings), user=user, serves_without=True)
             links[pool] = await stack.enter_async_context(link)
         async with assembled(
             settings, links, clock=clock, board=board, supervisor=supervisor, pool_boards=board.pools

@@ -6,6 +6,7 @@ from secrets import token_hex
 import click
 
 from pointsman.adapters.clocks import ScaledClock
+from pointsman.contracts.permissions import BusRole, BusUser
 from pointsman.policies.policy_set import UnknownPolicyError, rebalancing_policy
 from pointsman.policies.rebalancing import RebalancingPolicy
 from pointsman.policies.setting_text import SettingTextError, settings_of
@@ -47,7 +48,7 @@ async def _serve(settings: RebalancerSettings, policy: RebalancingPolicy, superv
     board = HealthBoard()
     supervisor.start(health_server(board, settings.host, settings.port).serve(), name="health")
     name = f"rebalancer-{os.getpid()}-{token_hex(3)}"
-    async with open_link(settings, clock, board, name=name) as link:
+    async with open_link(settings, clock, board, name=name, user=BusUser(BusRole.REBALANCER)) as link:
         service = RebalancerService(
             event_log=link.log,
             commands=link.commands,

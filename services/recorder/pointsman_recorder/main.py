@@ -2,6 +2,7 @@
 
 from pointsman.adapters.clocks import ScaledClock
 from pointsman.adapters.owner_only import create_owner_only
+from pointsman.contracts.permissions import BusRole, BusUser
 from pointsman.primitives import WallSeconds
 from pointsman.runtime.health import HealthBoard, health_server
 from pointsman.runtime.log_connection import open_link
@@ -36,7 +37,7 @@ async def _serve(settings: RecorderSettings, supervisor: Supervisor) -> None:
     supervisor.start(health_server(board, settings.host, settings.port).serve(), name="health")
     async with (
         open_archive(settings.archive_url) as archive,
-        open_link(settings, clock, board, name="recorder") as link,
+        open_link(settings, clock, board, name="recorder", user=BusUser(BusRole.RECORDER)) as link,
     ):
         recorder = Recorder(
             link.log,

@@ -6,6 +6,7 @@ from secrets import token_hex
 import click
 
 from pointsman.adapters.clocks import ScaledClock
+from pointsman.contracts.permissions import BusRole, BusUser
 from pointsman.policies.policy_set import UnknownPolicyError, scaling_policy
 from pointsman.policies.scaling import ScalingPolicy
 from pointsman.policies.setting_text import SettingTextError, settings_of
@@ -52,7 +53,7 @@ async def _serve(
     board = HealthBoard()
     supervisor.start(health_server(board, settings.host, settings.port).serve(), name="health")
     name = f"scaler-{os.getpid()}-{token_hex(3)}"
-    async with open_link(settings, clock, board, name=name) as link:
+    async with open_link(settings, clock, board, name=name, user=BusUser(BusRole.SCALER)) as link:
         service = ScalerService(
             event_log=link.log,
             commands=link.commands,

@@ -58,4 +58,5 @@ def _made(settings: ScalerSettings) -> InstanceProvider:
 
 def _worker_environment(settings: ScalerSettings) -> dict[str, str]:
     common = {field.name: getattr(settings, field.name) for field in fields(FleetSettings)}
-    return environment({**common, "engine_model": settings.engine_model})
+    own = {"engine_model": settings.engine_model, "nats_credentials": settings.worker_credentials}
+    return environment(common | own)

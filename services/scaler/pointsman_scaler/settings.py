@@ -46,6 +46,11 @@ class ScalerSettings(FleetSettings, ProcessSettings):
     engine_model: str = setting(
         DEFAULT_PROFILE, "Cost profile of the started engines, for their workers.", choices=tuple(sorted(PROFILES))
     )
+    worker_credentials: str = setting(
+        "",
+        "File with the NATS user of a started worker; {instance} is filled in. The docker provider mounts it from Docker's "
+        "host at the same path.",
+    )
     engine_directory: str = setting(".pointsman/instances", "Process provider: directory of locks and logs.")
     engine_guard: str = setting("", "Process provider: a file that the fleet locks; instances end when it is free.")
     docker_engine_image: str = setting("vllm/vllm-openai:latest", "Docker provider: image of an engine.")

@@ -14,6 +14,7 @@ import structlog
 
 from pointsman.adapters.child_process import spawn
 from pointsman.adapters.clocks import ScaledClock
+from pointsman.contracts.permissions import BusRole, BusUser
 from pointsman.ports import Clock, Link
 from pointsman.primitives import WallSeconds
 from pointsman.runtime.health import HealthBoard
@@ -83,7 +84,7 @@ async def _serve(settings: SchedulerSettings, supervisor: Supervisor) -> None:
     clock = ScaledClock(settings.speed)
     board = HealthBoard()
     cadence = Cadence(seconds=settings.checkpoint_seconds, spread=SystemRandom().uniform(1.0, SPREAD_MAX))
-    async with open_link(settings, clock, board, name="checkpointer") as link:
+    async with open_link(settings, clock, board, name="checkpointer", user=BusUser(BusRole.SCHEDULER)) as link:
         checkpointer = checkpointer_over(link, settings, clock=clock, board=board, cadence=cadence)
         supervisor.start(checkpointer.run(), name="checkpoints")
         await supervisor.until_stopped()

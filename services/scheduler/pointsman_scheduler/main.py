@@ -5,6 +5,7 @@ from contextlib import nullcontext
 from secrets import token_hex
 
 from pointsman.adapters.clocks import ScaledClock
+from pointsman.contracts.permissions import BusRole, BusUser
 from pointsman.policies.policy_set import PolicySet
 from pointsman.ports import Clock, Link
 from pointsman.primitives import WallSeconds
@@ -43,7 +44,7 @@ async def _serve(settings: SchedulerSettings, policies: PolicySet, supervisor: S
     checkpointer = (
         running_beside(settings, supervisor, clock) if settings.checkpoint_seconds > WallSeconds(0.0) else nullcontext()
     )
-    async with open_link(settings, clock, board, name=name) as link:
+    async with open_link(settings, clock, board, name=name, user=BusUser(BusRole.SCHEDULER)) as link:
         service = start_scheduler(
             supervisor, link, settings=settings, policies=policies, clock=clock, board=board, name=name
         )

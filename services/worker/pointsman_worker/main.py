@@ -9,7 +9,8 @@ from pointsman.adapters.clocks import ScaledClock
 from pointsman.adapters.http_engine import HttpEngine
 from pointsman.adapters.kv_events.reader import KvEventReader
 from pointsman.adapters.kv_events.sockets import KvEndpoint, rank_endpoint
-from pointsman.primitives import InstanceId
+from pointsman.contracts.permissions import BusRole, BusUser
+from pointsman.primitives import InstanceId, PoolName
 from pointsman.runtime.health import HealthBoard, health_server
 from pointsman.runtime.log_connection import open_link
 from pointsman.runtime.public_secret import note_public_secret
@@ -53,7 +54,7 @@ async def _serve(
     note_public_secret(settings.secret, settings.host, board)
     supervisor.start(health_server(board, settings.host, settings.port).serve(), name="health")
     async with (
-        open_link(settings, clock, board, name=f"worker {instance}") as link,
+        open_link(settings, clock, board, name=f"worker {instance}", user=_user(settings, instance)) as link,
         HttpEngine(settings.engine_url, api_key=settings.engine_api_key, dp_rank=settings.dp_rank) as engine,
     ):
         service = WorkerService(
@@ -75,6 +76,10 @@ async def _serve(
                 await service.pause()
             else:
                 await service.leave("worker stopped")
+
+
+def _user(settings: WorkerSettings, instance: InstanceId) -> BusUser:
+    return BusUser(BusRole.WORKER, instance, PoolName(settings.pool))
 
 
 def _event_source(settings: WorkerSettings) -> KvEventReader | None:

@@ -10,6 +10,15 @@ class LogListener:
     def disconnected(self, reason: str) -> None:
         pass
 
+    def unreachable(self, reason: str) -> None:
+        """An attempt to connect failed; another follows."""
+
+    def forbidden(self, operation: str, subject: str) -> None:
+        """The server refused a `publish` or `subscription`."""
+
+    def outdated(self, version: str) -> None:
+        """Of the server, after each connection; empty if it is recent enough."""
+
     def log_ready(self, identity: str) -> None:
         pass
 

@@ -2,7 +2,7 @@
 fields of `TenantPolicy`. A tenant has the default's value for each key that its table leaves out."""
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_type_hints
 
@@ -70,6 +70,24 @@ def changed_policy(
         name: _checked(value, _TYPES[name], f"[{table}] {name}", strict=not from_text) for name, value in values.items()
     }
     return msgspec.structs.replace(policy, **checked)
+
+
+def with_changes(policies: TenantPolicies, texts: Iterable[str]) -> TenantPolicies:
+    """Each text is `NAME.KEY=VALUE`; the name `default` changes tenants without a table. Raises TenantsFileError."""
+    default, named = policies.default, dict(policies.tenants)
+    for text in texts:
+        place, equals, value = text.partition("=")
+        name, dot, key = place.rpartition(".")
+        if not (name and dot and key and equals):
+            msg = f"'{text}' is not NAME.KEY=VALUE"
+            raise TenantsFileError(msg)
+        if name == DEFAULT:
+            default = changed_policy(default, {key: value}, DEFAULT, from_text=True)
+        else:
+            tenant = tenant_name(name)
+            known = named.get(tenant, default)
+            named[tenant] = changed_policy(known, {key: value}, f"{_TENANTS}.{name}", from_text=True)
+    return msgspec.structs.replace(policies, default=default, tenants=named)
 
 
 def tenant_name(name: str) -> Tenant:

@@ -10,7 +10,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from pointsman.contracts.subjects import (
+    ANY_ACTOR,
+    SCALER_ACTOR,
     SUBJECT_ROOT,
+    AdminAction,
+    admin_subject,
     cache_subject,
     cancel_subject,
     checkpoint_bucket,
@@ -26,8 +30,8 @@ from pointsman.contracts.subjects import (
 )
 from pointsman.primitives import InstanceId, PoolName
 
-ADMIN_ACTIONS = ("drain", "scale", "keys", "tenants")
-LEADER_ACTIONS = ("drain", "keys", "tenants")
+ADMIN_ACTIONS: tuple[AdminAction, ...] = ("drain", "scale", "keys", "tenants")
+LEADER_ACTIONS: tuple[AdminAction, ...] = ("drain", "keys", "tenants")
 ACCESS_BUCKET = "KV_POINTSMAN_ACCESS"
 LEADER_KEY = "leader"
 SCALER_KEY = "scaler"
@@ -64,7 +68,7 @@ class BusUser:
 
     role: BusRole
     name: str = ""
-    pool: PoolName = PoolName("")
+    pool: PoolName | None = None
 
     @property
     def inbox(self) -> str:
@@ -103,7 +107,7 @@ class Service:
 
 def permissions_of(user: BusUser, pools: Sequence[PoolName]) -> Permissions:
     """`pools`: of the deployment."""
-    own_pools = [user.pool] if user.role is BusRole.WORKER else list(pools)
+    own_pools = list(pools) if user.pool is None else [user.pool]
     publish = [subject for pool in own_pools for subject in _publish(user, pool)]
     subscribe = [f"{user.inbox}.>", *(subject for pool in own_pools for subject in _subscribe(user, pool))]
     if user.role in (BusRole.SCHEDULER, BusRole.SCALER):
@@ -126,7 +130,7 @@ def services() -> list[Service]:
     ]
     resync = resync_subject(ANY_POOL, ANY_INSTANCE)
     offered.append(Service(workers, fleet, resync, resync))
-    commands = [fleet_view_subject(ANY_POOL), *(admin_subject(ANY_POOL, action, "*") for action in ADMIN_ACTIONS)]
+    commands = [fleet_view_subject(ANY_POOL), *(admin_subject(ANY_POOL, action, ANY_ACTOR) for action in ADMIN_ACTIONS)]
     offered += [Service(fleet, people, subject, subject) for subject in commands]
     for account, call, streamed in (
         (workers, "STREAM.INFO", False),
@@ -137,10 +141,6 @@ def services() -> list[Service]:
         subject, local = (f"{prefix}{call}.*" for prefix in (JETSTREAM_API, SERVICE_API))
         offered.append(Service(fleet, account, subject, local, streamed))
     return offered
-
-
-def admin_subject(pool: PoolName, action: str, actor: str) -> str:
-    return f"{SUBJECT_ROOT}.{pool}.cmd.{action}.{actor}"
 
 
 def _publish(user: BusUser, pool: PoolName) -> Iterator[str]:
@@ -166,7 +166,7 @@ def _publish(user: BusUser, pool: PoolName) -> Iterator[str]:
             yield from _reading(pool)
         case BusRole.SCALER:
             yield from _events(pool, "scale", "lost")
-            yield admin_subject(pool, "drain", BusRole.SCALER)
+            yield admin_subject(pool, "drain", SCALER_ACTOR)
             yield f"$KV.pointsman-{pool}.{SCALER_KEY}"
             yield from _reading(pool)
             yield from _api("STREAM.MSG.GET", lease_bucket(pool))
@@ -196,9 +196,9 @@ def _subscribe(user: BusUser, pool: PoolName) -> Iterator[str]:
             fleet_view_subject,
         ):
             yield command(pool)
-        yield from (admin_subject(pool, action, "*") for action in LEADER_ACTIONS)
+        yield from (admin_subject(pool, action, ANY_ACTOR) for action in LEADER_ACTIONS)
     elif user.role is BusRole.SCALER:
-        yield admin_subject(pool, "scale", "*")
+        yield admin_subject(pool, "scale", ANY_ACTOR)
     elif user.role is BusRole.WORKER:
         yield resync_subject(pool, InstanceId(user.name))
 

@@ -18,13 +18,14 @@ import structlog
 
 from pointsman.adapters.child_process import spawn
 from pointsman.adapters.file_lock import try_lock
+from pointsman.adapters.jetstream.connection import SERVER_VERSION_MIN
 from pointsman.adapters.tcp_ports import why_taken
+from pointsman.contracts.permissions import Account
 from pointsman.primitives import EngineSeconds
+from pointsman.runtime.bus_users import write_private
 
 log = structlog.get_logger()
 
-VERSION_MIN = (2, 12, 7)
-"""Older servers have CVE-2026-33222 and CVE-2026-33246, among others."""
 MAX_PAYLOAD_BYTES = 8 * 1024 * 1024
 """Fits a CacheSnapshot of a million blocks."""
 STORE_BYTES_MAX = 64 * 1024**3
@@ -89,10 +90,15 @@ async def start_nats(
     sync_interval: str = SYNC_INTERVAL,
     monitor: bool = False,
     cluster: ClusterNode | None = None,
+    accounts: str = "",
 ) -> EmbeddedNats:
     """Not ended by Ctrl-C. `port` 0 takes a free one; `sync_interval`: `always` or a duration such as `1s`; `monitor`
-    opens HTTP monitoring. Raises NatsStartError."""
-    process = _launch(data_dir, port, _configuration(data_dir, port, sync_interval, monitor, cluster))
+    opens HTTP monitoring; `accounts`: configuration of users, without it everybody may do everything. Raises
+    NatsStartError."""
+    configuration = _configuration(data_dir, port, sync_interval, monitor, cluster) + accounts
+    if accounts:
+        _adopt_log(data_dir)
+    process = _launch(data_dir, port, configuration)
     try:
         ports = await _ports_of(process, data_dir)
     except BaseException:
@@ -103,6 +109,13 @@ async def start_nats(
     (data_dir / OWNER_FILE).write_text(f"process {process.pid} at {url}")
     monitor_url = next(iter(ports.get("monitoring", [])), None)
     return EmbeddedNats(url=url, monitor_url=monitor_url, process=process, log_file=data_dir / "nats-server.log")
+
+
+def _adopt_log(data_dir: Path) -> None:
+    """A server without users keeps its streams in `$G`; with users they belong to FLEET."""
+    without, within = (data_dir / "jetstream" / account for account in ("$G", Account.FLEET))
+    if without.is_dir() and not within.exists():
+        without.rename(within)
 
 
 def nats_server_binary() -> str:
@@ -130,8 +143,10 @@ def nats_server_version(binary: str) -> tuple[int, ...]:
 def _launch(data_dir: Path, port: int, configuration: str) -> subprocess.Popen[bytes]:
     binary = nats_server_binary()
     version = nats_server_version(binary)
-    if version < VERSION_MIN:
-        message = f"{binary} is {'.'.join(map(str, version))}; at least {'.'.join(map(str, VERSION_MIN))} is needed"
+    if version < SERVER_VERSION_MIN:
+        message = (
+            f"{binary} is {'.'.join(map(str, version))}; at least {'.'.join(map(str, SERVER_VERSION_MIN))} is needed"
+        )
         raise NatsStartError(message)
     if port and (reason := why_taken(port)):
         message = f"port {port} is taken ({reason}); choose another, or 0 for any free one"
@@ -141,7 +156,7 @@ def _launch(data_dir: Path, port: int, configuration: str) -> subprocess.Popen[b
         for stale in data_dir.glob("nats-server_*.ports"):
             stale.unlink()
         file = data_dir / "nats-server.conf"
-        file.write_text(configuration)
+        write_private(file, configuration)
         output = data_dir / "nats-server.err"
         output.unlink(missing_ok=True)
         return spawn([binary, "-c", str(file)], output=output, pass_fds=[lock], session=True)

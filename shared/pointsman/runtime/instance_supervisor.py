@@ -96,8 +96,11 @@ class InstanceSupervisor:
                 "port": 0,
             }
         )
+        given = {
+            name: value.replace("{instance}", self._spec.instance) for name, value in self._spec.environment.items()
+        }
         script = str(Path(sysconfig.get_path("scripts")) / "pointsman-worker")
-        return self._spawn("worker", [script], os.environ | self._spec.environment | own)
+        return self._spawn("worker", [script], os.environ | given | own)
 
     def _spawn(self, part: str, command: list[str], variables: dict[str, str]) -> "subprocess.Popen[bytes]":
         process = spawn(

@@ -8,9 +8,11 @@ from prometheus_client import Counter
 from typing_extensions import override
 
 from pointsman.adapters import jetstream
-from pointsman.adapters.jetstream import StreamSettings
+from pointsman.adapters.jetstream import Identity, StreamSettings
+from pointsman.adapters.jetstream.connection import SERVER_VERSION_MIN
 from pointsman.adapters.log_listener import LogListener
 from pointsman.contracts.codec import short_reason
+from pointsman.contracts.permissions import BusUser
 from pointsman.ports import Clock, Link
 from pointsman.primitives import PoolName, WallSeconds
 from pointsman.runtime import telemetry
@@ -22,6 +24,7 @@ log = structlog.get_logger()
 
 NATS_PART = "nats"
 LOG_PART = "log"
+VERSION_PART = "nats version"
 WRITES_PART = "writes"
 TROUBLE_LOG_SECONDS: WallSeconds = WallSeconds(5.0)
 
@@ -33,11 +36,11 @@ async def open_link(
     board: HealthBoard,
     *,
     name: str,
-    only_reads: bool = False,
+    user: BusUser,
     serves_without: bool = False,
 ) -> AsyncIterator[Link]:
     """Returns at once, connected or not. Until connected `board` lacks `nats` or `log`, appends are buffered and
-    commands raise NoResponderError. `only_reads`: does not create the stream. `serves_without`: degraded, not unready,
+    commands raise NoResponderError. `user`: what this process is on the bus. `serves_without`: degraded, not unready,
     meanwhile."""
     telemetry.NATS_CONNECTED.set(0)
     lacks = board.degraded if serves_without else board.missing
@@ -55,7 +58,13 @@ async def open_link(
             age_seconds_max=settings.log_age_seconds_max,
             replicas=settings.log_replicas,
         ),
-        only_reads=only_reads,
+        user=user,
+        identity=Identity(
+            credentials=settings.nats_credentials,
+            ca=settings.nats_ca,
+            certificate=settings.nats_certificate,
+            key=settings.nats_key,
+        ),
     ) as link:
         yield link
 
@@ -79,6 +88,26 @@ class _TelemetryListener(LogListener):
         telemetry.NATS_CONNECTED.set(0)
         self._lacks(NATS_PART, reason)
         log.warning("nats_disconnected", reason=reason)
+
+    @override
+    def unreachable(self, reason: str) -> None:
+        self._lacks(NATS_PART, short_reason(reason))
+        self._warn("nats_unreachable", reason=reason)
+
+    @override
+    def forbidden(self, operation: str, subject: str) -> None:
+        telemetry.NATS_FORBIDDEN.labels(operation).inc()
+        self._warn("nats_forbidden", what=f"{operation} {subject}")
+
+    @override
+    def outdated(self, version: str) -> None:
+        if version:
+            needed = ".".join(map(str, SERVER_VERSION_MIN))
+            reason = f"the nats-server is {version}; before {needed} it has known security holes"
+            self._board.degraded(VERSION_PART, reason)
+            log.warning("nats_outdated", version=version, needed=needed)
+        else:
+            self._board.restored(VERSION_PART)
 
     @override
     def log_ready(self, identity: str) -> None:

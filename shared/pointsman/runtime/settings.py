@@ -1,7 +1,8 @@
 """Settings: a frozen dataclass, read from flags, environment and a TOML file, in that order. A field `hold_max` is the
 flag `--hold-max`, the variable `POINTSMAN_HOLD_MAX`, and in the file of `--config` the key `hold_max`, at the top or in
-the service's table (`[scheduler]`), which wins."""
+the service's table (`[scheduler]`), which wins. A secret may also stand in a file that `POINTSMAN_NAME_FILE` names."""
 
+import os
 import re
 import tomllib
 import types
@@ -13,11 +14,13 @@ from typing import Any, ClassVar, NewType, Protocol, TypeVar, Union, get_args, g
 import click
 from typing_extensions import override
 
-from pointsman.contracts.subjects import valid_name
+from pointsman.contracts.subjects import LOCAL_ACTOR, valid_name
 
 ENVIRONMENT_PREFIX = "POINTSMAN_"
 PUBLIC_SECRET = "pointsman-development"
 """The default; see `runtime.public_secret`."""
+FILE_SUFFIX = "_FILE"
+NATS_URL = "nats://127.0.0.1:4222"
 
 
 class SettingsType(Protocol):
@@ -52,7 +55,7 @@ def setting(
     bounds: click.ParamType[Any] | None = None,
     secret: bool = False,
 ) -> Any:
-    """`bounds`: a narrower click type. `secret`: hidden in `--help` and logs."""
+    """`bounds`: a narrower click type. `secret`: hidden in `--help` and logs, and may stand in a file."""
     metadata = {"help": help, "choices": choices, "bounds": bounds, "secret": secret}
     if isinstance(default, dict | list):
         return field(default_factory=lambda: type(default)(default), metadata=metadata)
@@ -61,7 +64,16 @@ def setting(
 
 @dataclass(frozen=True, kw_only=True)
 class DeploymentSettings:
-    nats: str = setting("nats://127.0.0.1:4222", "URL of the nats-server that carries the log and the commands.")
+    nats: str = setting(
+        NATS_URL,
+        "URL of the nats-server that carries the log and the commands; may contain USER:PASSWORD@ or TOKEN@. Default: "
+        f"{NATS_URL}.",
+        secret=True,
+    )
+    nats_credentials: str = setting("", "File with this process's NATS user: an nkey seed, or a .creds file.")
+    nats_ca: str = setting("", "File with the certificates that sign the nats-server's; makes TLS mandatory.")
+    nats_certificate: str = setting("", "File with this process's certificate for the nats-server.")
+    nats_key: str = setting("", "File with the certificate's private key.")
     pool: str = setting(
         "default",
         "Name of the pool: the engines that serve one model and may replace each other.",
@@ -78,6 +90,11 @@ class DeploymentSettings:
     log_age_seconds_max: float = setting(7 * 24 * 3600.0, "Wall seconds that the log keeps an event, likewise.")
     log_replicas: int = setting(1, "Servers that hold the log; 3 survive the loss of one, likewise.")
     secret: str = setting(PUBLIC_SECRET, "Secret of the deployment, mixed into every block key.", secret=True)
+
+    @property
+    def actor(self) -> str:
+        """Name of the operator whose credentials these are."""
+        return Path(self.nats_credentials).stem or LOCAL_ACTOR
 
     @property
     def nats_shown(self) -> str:
@@ -146,7 +163,7 @@ def _option(f: Field[Any], hint: Any) -> click.Option:
     default = f.default_factory() if f.default_factory is not MISSING else f.default
     flag = "--" + f.name.replace("_", "-")
     kind: Any = click.Choice(f.metadata["choices"]) if f.metadata["choices"] else f.metadata["bounds"] or hint
-    return click.Option(
+    return (_SecretOption if f.metadata["secret"] else click.Option)(
         [f"{flag}/--no-{flag[2:]}" if hint is bool else flag, f.name],
         type=None if hint is bool else kind,
         default=default,
@@ -156,6 +173,21 @@ def _option(f: Field[Any], hint: Any) -> click.Option:
         show_envvar=True,
         show_default=not f.metadata["secret"],
     )
+
+
+class _SecretOption(click.Option):
+    @override
+    def resolve_envvar_value(self, ctx: click.Context) -> str | None:
+        value = super().resolve_envvar_value(ctx)
+        assert isinstance(self.envvar, str), "as `_option` made it"
+        file = os.environ.get(self.envvar + FILE_SUFFIX)
+        if value is not None or not file:
+            return value
+        try:
+            return Path(file).read_text().strip()
+        except (OSError, UnicodeDecodeError) as error:
+            message = f"cannot read {file}, which {self.envvar}{FILE_SUFFIX} names: {error}"
+            raise click.BadParameter(message, ctx, self) from error
 
 
 def _config_option(table: str) -> click.Option:

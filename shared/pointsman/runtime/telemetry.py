@@ -183,6 +183,11 @@ UNEXPECTED_ERRORS = Counter(
     "pointsman_unexpected_errors_total", "Commands and regular steps that ended in an unexpected error.", ["step"]
 )
 LOG_RESETS = Counter("pointsman_log_resets_total", "Times that reading had to start again from what is left.")
+NATS_FORBIDDEN = Counter(
+    "pointsman_nats_forbidden_total",
+    "Refusals of the nats-server for want of permission, by operation: publish or subscription.",
+    ["operation"],
+)
 NATS_CONNECTED = Gauge("pointsman_nats_connected", "1 while connected to NATS.", multiprocess_mode="livemin")
 DEGRADED = Gauge(
     "pointsman_degraded", "1 while this part of the process is missing or degraded, as on /readyz.", ["part"]

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 
 from pointsman.contracts.decisions import Settings
 from pointsman.contracts.fleet import Role
+from pointsman.contracts.tenants import TenantPolicies
 from pointsman.primitives import BlockKey, EngineSeconds, InstanceId, Tokens
 from pointsman.simulation.outcome import RequestRow
 from pointsman.simulation.workload.requests import TRACE_BLOCK_TOKENS, WorkloadRequest
@@ -52,6 +53,9 @@ class Scenario:
     slow_instances: dict[int, float] = field(default_factory=dict)
     """Instance number to relative speed; unknown to the scheduler."""
     failures: tuple[Failure, ...] = ()
+    tenant_policies: tuple[tuple[EngineSeconds, TenantPolicies], ...] = ()
+    """(time, policies in force from then on), in order of time. Days of budgets begin with the run."""
+    pending_max: int = 10**9
     scale_at: tuple[tuple[EngineSeconds, int], ...] = ()
     seed: int = 0
 

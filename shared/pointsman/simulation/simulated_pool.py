@@ -31,7 +31,7 @@ class SimulatedPool:
             ordering=scenario.ordering,
             settings=scenario.routing_settings,
             prefill_window_tokens=scenario.prefill_window_tokens,
-            pending_max=10**9,
+            pending_max=scenario.pending_max,
         )
         self.state = self._new_state()
         self.seen = self._new_state() if scenario.load_lag_s > 0 else self.state

@@ -18,6 +18,7 @@ from pointsman.contracts.decisions import (
     RequestRejected,
 )
 from pointsman.contracts.requests import PrefillFinished, RequestFailed, RequestFinished
+from pointsman.contracts.tenants import TenantPolicies
 from pointsman.policies.rebalancing import REBALANCING_POLICIES
 from pointsman.primitives import EngineSeconds, InstanceId, RequestId, SessionId, Tenant
 from pointsman.simulation.engine_types import HashedPrompt, PrefillEnded, StepResult
@@ -70,6 +71,8 @@ class Simulation:
         for number in range(scenario.instances):
             fleet.join(number, 0.0)
         self.pool.catch_up(scenario.load_lag_s)
+        for at, policies in scenario.tenant_policies:
+            agenda.at(at, lambda now, p=policies: self._set_policies(p, now))  # type: ignore[misc]
         for number, request in enumerate(self._requests):
             agenda.at(request.arrival_s, lambda now, n=number: self._arrive(n, now))  # type: ignore[misc]
         for failure in scenario.failures:
@@ -116,6 +119,9 @@ class Simulation:
                 case _:
                     pass
 
+    def _set_policies(self, policies: TenantPolicies, now: EngineSeconds) -> None:
+        self.carry_out(self._dispatcher.set_tenant_policies(policies, now, by="simulation"), now)
+
     def _arrive(self, number: int, now: EngineSeconds) -> None:
         scenario, request = self._scenario, self._requests[number]
         command = RouteRequest(
@@ -129,6 +135,7 @@ class Simulation:
             max_output_tokens=request.output_tokens,
             slo_ttft=scenario.slo_ttft(request),
             slo_tpot=SLO_TPOT_SECONDS,
+            priority=request.priority,
         )
         self._route(command, now)
 

@@ -1,11 +1,11 @@
-"""Pending requests of the pool by class and tenant, the newest last: who fills the queue."""
+"""Pending requests of the pool by class and tenant, the newest last: who fills the queue. And which classes are in use."""
 
 from typing_extensions import override
 
 from pointsman.contracts.requests import RequestFinished
 from pointsman.contracts.tenants import Priority
 from pointsman.primitives import EngineSeconds, RequestId, Tenant
-from pointsman.state.priority_classes import RANK
+from pointsman.state.priority_classes import CLASS_REMEMBERED_SECONDS, RANK
 from pointsman.state.trackers.base import Tracker
 from pointsman.state.workload import Request, Stage
 
@@ -14,10 +14,20 @@ class PendingRequests(Tracker):
     """Tenants and classes without pending requests have no entry."""
 
     def __init__(self) -> None:
+        self._seen: dict[Priority, EngineSeconds] = {}
         self.classes: dict[Priority, dict[Tenant, dict[RequestId, Request]]] = {}
 
     def has_below(self, priority: Priority) -> bool:
         return any(RANK[name] < RANK[priority] for name in self.classes)
+
+    def expects_above(self, priority: Priority, now: EngineSeconds) -> bool:
+        """Whether a higher class has sent requests lately."""
+        rank = RANK[priority]
+        return any(RANK[name] > rank and now - at < CLASS_REMEMBERED_SECONDS for name, at in self._seen.items())
+
+    @override
+    def arrived(self, request: Request, at: EngineSeconds) -> None:
+        self._seen[request.priority] = at
 
     @override
     def placed(self, request: Request, at: EngineSeconds) -> None:

@@ -1,6 +1,7 @@
 """Priority classes of the requests pending at one instance. Higher classes are granted first. So that lower ones do not
-starve, each prefill second granted to a higher class while they wait gives them LOWER_SHARE seconds of credit; a class
-with credit goes first and pays for what it is granted. A class waits at most (1 + 1/LOWER_SHARE) times its own work."""
+starve, each prefill second granted to a higher class while they wait gives them LOWER_SHARE seconds of credit. A class
+begins to wait with the work of its first request as debt; with credit it goes first, and pays for what it is granted. So
+it waits at most for 1/LOWER_SHARE times its own work, and its turn."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +12,10 @@ from pointsman.primitives import EngineSeconds, Tokens
 RANK: dict[Priority, int] = {"batch": 0, "standard": 1, "interactive": 2}
 LOWEST: Priority = "batch"
 LOWER_SHARE = 0.05
-CREDIT_SECONDS_MAX: EngineSeconds = 1.0
+LOWER_WINDOW_SHARE = 0.25
+"""Of an engine's prefill window that a class may fill while a higher one is in use: what is granted is not overtaken."""
+CLASS_REMEMBERED_SECONDS: EngineSeconds = 60.0
+"""How long a class is in use after its last arrival."""
 
 
 @dataclass(slots=True)
@@ -54,4 +58,4 @@ def note_grant(classes: Mapping[Priority, PendingClass], granted: Priority, seco
         classes[granted].credit -= seconds
     for name, known in classes.items():
         if RANK[name] < RANK[granted]:
-            known.credit = min(CREDIT_SECONDS_MAX, known.credit + LOWER_SHARE * seconds)
+            known.credit += LOWER_SHARE * seconds

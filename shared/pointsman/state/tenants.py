@@ -19,8 +19,8 @@ from pointsman.state.token_bucket import TokenBucket
 from pointsman.state.trackers.base import Tracker
 from pointsman.state.workload import OverLimit, Request, Stage
 
-BURST_SECONDS: EngineSeconds = 1.0
-"""Size of the buckets; those of requests hold at least 1."""
+BURST_SECONDS: EngineSeconds = 0.5
+"""Size of the buckets, beyond 1: a tenant at its limit would lose what a bucket of 1 cannot hold between two requests."""
 MINUTE: EngineSeconds = 60.0
 DAY: EngineSeconds = 86_400.0
 CONCURRENCY_RETRY_SECONDS: EngineSeconds = 1.0
@@ -47,27 +47,27 @@ class Account:
 
     def limit(self, policy: TenantPolicy, at: EngineSeconds) -> None:
         rate = policy.requests_per_second
-        self.requests = _bucket(self.requests, rate, max(1.0, rate * BURST_SECONDS), at)
+        self.requests = _bucket(self.requests, rate, 1.0 + rate * BURST_SECONDS, at)
         rate = policy.tokens_per_minute / MINUTE
-        self.tokens = _bucket(self.tokens, rate, max(1.0, rate * BURST_SECONDS), at)
+        self.tokens = _bucket(self.tokens, rate, 1.0 + rate * BURST_SECONDS, at)
 
     def over_limit(self, policy: TenantPolicy, at: EngineSeconds) -> OverLimit | None:
         """The limit that holds up the next request longest."""
-        waits: list[tuple[EngineSeconds, RejectReason, str]] = []
-        if self.requests is not None:
-            wait = self.requests.seconds_until(1.0, at)
-            waits.append((wait, RejectReason.RATE_LIMITED, f"{policy.requests_per_second:g} requests a second"))
-        if policy.concurrency and self.in_flight >= policy.concurrency:
-            limit = f"{policy.concurrency} requests at a time"
-            waits.append((CONCURRENCY_RETRY_SECONDS, RejectReason.CONCURRENCY_EXCEEDED, limit))
-        if self.tokens is not None:
-            wait = self.tokens.seconds_until(0.0, at)
-            waits.append((wait, RejectReason.RATE_LIMITED, f"{policy.tokens_per_minute:,} tokens a minute"))
-        if policy.tokens_per_day and self.used_on(at) >= policy.tokens_per_day:
-            wait = _tomorrow(at) - at
-            waits.append((wait, RejectReason.QUOTA_EXCEEDED, f"{policy.tokens_per_day:,} tokens a day (UTC)"))
-        wait, reason, limit = max(waits, key=lambda found: found[0], default=(0.0, RejectReason.RATE_LIMITED, ""))
-        return OverLimit(reason, limit, at + wait) if wait > 0 else None
+        requests = self.requests.seconds_until(1.0, at) if self.requests is not None else 0.0
+        tokens = self.tokens.seconds_until(0.0, at) if self.tokens is not None else 0.0
+        busy = CONCURRENCY_RETRY_SECONDS if policy.concurrency and self.in_flight >= policy.concurrency else 0.0
+        spent = _tomorrow(at) - at if policy.tokens_per_day and self.used_on(at) >= policy.tokens_per_day else 0.0
+        wait = max(requests, tokens, busy, spent)
+        if not wait:
+            return None
+        if wait == spent:
+            return OverLimit(RejectReason.QUOTA_EXCEEDED, f"{policy.tokens_per_day:,} tokens a day (UTC)", at + wait)
+        if wait == requests:
+            limit = f"{policy.requests_per_second:g} requests a second"
+            return OverLimit(RejectReason.RATE_LIMITED, limit, at + wait)
+        if wait == tokens:
+            return OverLimit(RejectReason.RATE_LIMITED, f"{policy.tokens_per_minute:,} tokens a minute", at + wait)
+        return OverLimit(RejectReason.CONCURRENCY_EXCEEDED, f"{policy.concurrency} requests at a time", at + wait)
 
     def charge(self, tokens: float, at: EngineSeconds, *, since: EngineSeconds) -> None:
         """`tokens` below 0 gives back what was charged at `since`; a day that is over gets nothing back."""

@@ -176,7 +176,7 @@ class InstanceQueue:
         self.pending_tokens += request.uncached_tokens
         known = self.classes.get(request.priority)
         if known is None:
-            known = self.classes[request.priority] = PendingClass()
+            known = self.classes[request.priority] = PendingClass(credit=-request.prefill_seconds)
         known.add(request.prefill_seconds, request.uncached_tokens)
 
     def grant(self, request: Request, now: EngineSeconds) -> None:

@@ -6,6 +6,7 @@ from typing import assert_never
 
 from pointsman.adapters.clocks import ScaledClock, engine_time_of
 from pointsman.contracts.fleet import InstanceJoined, InstanceProbed
+from pointsman.contracts.permissions import BusRole, BusUser
 from pointsman.ports import LogEntry, LogMissingError, LogUnavailableError
 from pointsman.primitives import EngineSeconds, InstanceId
 from pointsman.runtime.health import HealthBoard
@@ -39,7 +40,9 @@ async def report_cache_visibility(
 async def _follow(
     settings: FleetSettings, open_cases: dict[InstanceId, str], since: EngineSeconds, report: Report
 ) -> None:
-    async with open_link(settings, ScaledClock(settings.speed), HealthBoard(), name="up") as link:
+    async with open_link(
+        settings, ScaledClock(settings.speed), HealthBoard(), name="up", user=BusUser(BusRole.READER)
+    ) as link:
         kinds = tuple(f"fleet.{instance}" for instance in open_cases)
         certain: dict[InstanceId, bool] = {}
         async for entry in link.log.read(1, kinds=kinds):

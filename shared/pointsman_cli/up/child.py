@@ -138,15 +138,17 @@ class ServiceProcess(ChildProcess):
 
 
 class NatsProcess(ChildProcess):
-    def __init__(self, *, port: int, store: Path, sync_interval: str) -> None:
+    def __init__(self, *, port: int, store: Path, sync_interval: str, accounts: str) -> None:
         super().__init__(name="nats", role="nats", url=f"nats://{LOOPBACK}:{port}", log_file=store / "nats-server.log")
         self._port = port
         self._store = store
         self._sync_interval = sync_interval
+        self._accounts = accounts
 
     @override
     async def start(self) -> None:
-        self._process = (await start_nats(self._store, self._port, sync_interval=self._sync_interval)).process
+        server = await start_nats(self._store, self._port, sync_interval=self._sync_interval, accounts=self._accounts)
+        self._process = server.process
 
     @override
     async def is_ready(self) -> bool:

@@ -18,7 +18,10 @@ from rich.text import Text
 
 from pointsman.adapters.owner_only import OWNER_ONLY, create_owner_only, is_open_to_others
 from pointsman.adapters.tcp_ports import LOOPBACK, free_ports, why_taken
+from pointsman.contracts.subjects import LOCAL_ACTOR
 from pointsman.policies.routing import DEFAULT_ROUTING
+from pointsman.primitives import PoolName
+from pointsman.runtime.bus_users import Credentials
 from pointsman.runtime.settings import PUBLIC_SECRET, command
 from pointsman_cli.discovery import data_dir_held
 from pointsman_cli.terminal import SafeConsole, SeveralLinesError, say
@@ -31,6 +34,7 @@ from pointsman_cli.vllm_cpu import machine, recipe
 from pointsman_cli.vllm_cpu.home import SERVED_MODEL, EngineHome, default_directory
 
 SECRET_FILE = "secret"
+CREDENTIALS = "credentials"
 ROOM_BYTES_MIN = 16 << 20
 SECRET_BYTES = 32
 
@@ -102,7 +106,7 @@ async def run_fleet(settings: UpSettings, data: Path, config: Path | None, conso
         )
         await _check_models(further)
         await _check_nats(settings)
-        return await FleetSession(plan, console).run()
+        return await FleetSession(replace(plan, credentials=_credentials(plan)), console).run()
 
 
 @contextlib.contextmanager
@@ -188,6 +192,26 @@ def _secret(settings: UpSettings, file: Path) -> str:
         file.chmod(OWNER_ONLY)
         file.write_text(secret + "\n")
     return secret
+
+
+def _credentials(plan: FleetPlan) -> Credentials | None:
+    """Users of our own nats-server, or those that were given for another. None: it has no users. Raises
+    click.ClickException."""
+    if plan.settings.nats is None:
+        credentials = Credentials(plan.data / CREDENTIALS)
+        pools = [PoolName(of_pool.settings.pool) for of_pool in plan.pools]
+        with written_to(plan.data):
+            credentials.make(pools, workers=plan.workers(), operators=[LOCAL_ACTOR])
+        return credentials
+    if not plan.settings.nats_credentials:
+        return None
+    credentials = Credentials(Path(plan.settings.nats_credentials).resolve())
+    known = set(credentials.users())
+    if missing := [user for user in plan.workers() if user not in known]:
+        options = " ".join(f"--worker {user.pool}/{user.name}" for user in missing)
+        message = f"{credentials.directory} lacks workers; run: pointsman credentials {options}, and reload nats-server"
+        raise click.ClickException(message)
+    return credentials
 
 
 def _policy_in(config: Path | None) -> str:

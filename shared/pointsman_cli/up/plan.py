@@ -4,7 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from pointsman.adapters.providers.names import free_names
 from pointsman.adapters.tcp_ports import LOOPBACK
+from pointsman.contracts.permissions import BusRole, BusUser
+from pointsman.primitives import PoolName
+from pointsman.runtime.bus_users import Credentials
 from pointsman_cli.up.addresses import EngineAddress, FurtherPool
 from pointsman_cli.up.settings import BUILTIN_TOKENIZER, SIMULATED, UpSettings
 from pointsman_cli.vllm_cpu.home import EngineHome
@@ -56,6 +60,7 @@ class FleetPlan:
     ingress_ports: tuple[int, ...] = ()
     further: tuple[FurtherPool, ...] = ()
     prefix: str = ""
+    credentials: Credentials | None = None
 
     @property
     def block_tokens(self) -> int:
@@ -120,6 +125,26 @@ class FleetPlan:
         return [
             f"{self.prefix}engine-{number}" for number in range(1, (len(self.engines) or self.settings.engines) + 1)
         ]
+
+    def worker_names(self) -> list[str]:
+        """Instances of this pool that may join: also those of a scaler, which takes the next free name."""
+        if not self.settings.scaled:
+            return self.engine_names()
+        started = 2 * self.settings.bounds[1]  # some leave while others join
+        return [instance for instance, _ in zip(free_names(()), range(started), strict=False)]
+
+    def workers(self) -> list[BusUser]:
+        """Of all pools."""
+        return [
+            BusUser(BusRole.WORKER, name, PoolName(of_pool.settings.pool))
+            for of_pool in self.pools
+            for name in of_pool.worker_names()
+        ]
+
+    def credentials_of(self, role: str, instance: str = "") -> Path | None:
+        if self.credentials is None:
+            return None
+        return self.credentials.file(BusUser(BusRole(role), instance, PoolName(self.settings.pool)))
 
     @property
     def ingress_url(self) -> str:

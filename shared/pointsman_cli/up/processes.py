@@ -134,6 +134,7 @@ def _scaling(plan: FleetPlan) -> dict[str, object]:
         "engine_model": plan.engine_model,
         "engine_directory": plan.instances,
         "engine_guard": plan.data / LOCK_FILE,
+        "worker_credentials": plan.credentials_of("worker", "{instance}"),
     }
 
 
@@ -213,17 +214,19 @@ def _worker(plan: FleetPlan, instance: str, address: EngineAddress, port: int) -
         role="worker",
         script="pointsman-worker",
         url=_url(port),
-        environment=_common(plan, "worker", LOOPBACK, port) | environment(own),
+        environment=_common(plan, "worker", LOOPBACK, port, instance) | environment(own),
         arguments=service_arguments(plan.settings.set).get("worker", ()),
     )
 
 
-def _common(plan: FleetPlan, role: str, host: str, port: int) -> dict[str, str]:
+def _common(plan: FleetPlan, role: str, host: str, port: int, instance: str = "") -> dict[str, str]:
     """An ingress takes the block size from each pool's log."""
     settings = plan.settings
     return environment(
         {
             "nats": plan.nats,
+            "nats_credentials": plan.credentials_of(role, instance) or "",
+            **settings.tls_files,
             "pool": settings.pool,
             "speed": settings.speed,
             "block_tokens": plan.block_tokens if role != "ingress" else None,

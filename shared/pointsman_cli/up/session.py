@@ -41,8 +41,13 @@ class FleetSession:
         self._stop = asyncio.Event()
         children: list[ChildProcess] = [ServiceProcess(process, logs) for process in processes(plan)]
         if not plan.settings.nats:
-            sync_interval = plan.settings.sync_interval
-            children.insert(0, NatsProcess(port=plan.nats_port, store=plan.data / "nats", sync_interval=sync_interval))
+            nats = NatsProcess(
+                port=plan.nats_port,
+                store=plan.data / "nats",
+                sync_interval=plan.settings.sync_interval,
+                accounts=plan.credentials.configuration() if plan.credentials else "",
+            )
+            children.insert(0, nats)
         self._runner = FleetRunner(
             children, report=self._report, changed=self._announce, stop_others=self._stop_instances
         )
@@ -197,6 +202,8 @@ class FleetSession:
             slo_ttft=plan.slo_ttft,
             block_tokens=plan.block_tokens,
             secret_file=str(plan.secret_file),
+            credentials=str(plan.credentials.directory) if plan.credentials else "",
+            tls=plan.settings.tls_files,
             data=str(plan.data),
             pid=os.getpid(),
             started_at=self._started_at,

@@ -81,6 +81,12 @@ class UpSettings:
     )
     lora: tuple[str, ...] = setting((), "LoRA adapter of the simulated engines. Repeatable.")
     nats: str | None = setting(None, "Use this nats-server (or cluster, comma-separated URLs) instead of starting one.")
+    nats_credentials: str | None = setting(
+        None, "Directory written by 'pointsman credentials', with users of the nats-server of --nats."
+    )
+    nats_ca: str | None = setting(None, "File with the certificates that sign the nats-server's, for --nats.")
+    nats_certificate: str | None = setting(None, "File with this fleet's certificate for the nats-server, for --nats.")
+    nats_key: str | None = setting(None, "File with the certificate's private key.")
     pool: str = setting("default", "Name of the pool: lower-case letters, digits and dashes.")
     speed: float = setting(1.0, "Speed-up of simulated engines over real time; reported times are engine time.")
     engine_model: str | None = setting(
@@ -130,6 +136,11 @@ class UpSettings:
     @property
     def engines(self) -> int:
         return 0 if self.scaled else sum(self.roles) or self.bounds[0]
+
+    @property
+    def tls_files(self) -> dict[str, str]:
+        named = {"nats_ca": self.nats_ca, "nats_certificate": self.nats_certificate, "nats_key": self.nats_key}
+        return {name: str(Path(file).resolve()) if file else "" for name, file in named.items()}
 
     @property
     def sync_interval(self) -> str:
@@ -195,6 +206,8 @@ def checked(settings: UpSettings) -> list[EngineAddress]:
     service_arguments(settings.set)
     _check_command(settings)
     _check_layout(settings)
+    if settings.nats_credentials and not settings.nats:
+        refuse("--nats-credentials", "belongs to --nats; a nats-server started here gets its own users")
     if settings.kind.started:
         return []
     if settings.engine_args:

@@ -9,6 +9,7 @@ from typing import Any
 import click
 from rich.console import Console
 
+from pointsman.adapters.tenants_file import TenantsFileError, read_tenant_policies
 from pointsman.contracts.codec import short_reason
 from pointsman.policies.admission import ADMISSION_POLICIES
 from pointsman.policies.ordering import ORDERING_POLICIES
@@ -33,7 +34,7 @@ from pointsman_cli.output_file import print_json
 from pointsman_cli.simulate.experiment import CellResult
 from pointsman_cli.terminal import output_console, progress_console, say
 from pointsman_cli.what_if.calibration import Calibration
-from pointsman_cli.what_if.comparison import Side, as_json, cells, fidelity, side, table_of
+from pointsman_cli.what_if.comparison import Side, as_json, cells, fidelity, side, table_of, tenants_table
 from pointsman_cli.what_if.recorded_traffic import Record, read_record
 from pointsman_cli.what_if.runs import Change, SimulatedFleet
 
@@ -49,6 +50,12 @@ INTERRUPTED_EXIT_CODE = 130
 @click.option("--order", type=click.Choice(sorted(ORDERING_POLICIES)), help="Ordering policy.")
 @click.option("--admission", type=click.Choice(sorted(ADMISSION_POLICIES)), help="Admission policy.")
 @click.option("--instances", type=INSTANCES, metavar="N", help="Number of engines.")
+@click.option(
+    "--tenants",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Tenants file; --set tenants.NAME.KEY=VALUE changes one limit.",
+)
 @since_option
 @until_option
 @click.option("--plot", type=DIRECTORY, help="Write plots to this directory.")
@@ -61,26 +68,40 @@ def what_if_command(
     order: str | None,
     admission: str | None,
     instances: int | None,
+    tenants: Path | None,
     since: str | None,
     until: str | None,
     plot: Path | None,
     as_json: bool,
 ) -> None:
-    """Simulate recorded traffic under another policy or with another number of engines.
+    """Simulate recorded traffic under another policy, with other limits of tenants or another number of engines.
 
     \b
       pointsman what-if --policy round_robin                       the running fleet's traffic
       pointsman what-if --from incident.pmlog --instances 6        with two more engines
       pointsman what-if --from incident.pmlog --admission none --order edf --since 08:01:30 --plot pictures
+      pointsman what-if --set tenants.acme.requests_per_second=5   with another limit of one tenant
       pointsman what-if --from .pointsman/archive.sqlite --policy dualmap --set routing.ttft_slo_threshold=2 --json
 
     Shows three columns: the record, its re-simulation (the accuracy of the simulator), and the change. Arrivals, prefixes,
     lengths, tenants and SLOs are those of the record. Each engine is calibrated by its recorded prefills. Failures,
     restarts and drains are not simulated.
     """
-    change = Change(policy=policy, texts=settings, ordering=order, admission=admission, instances=instances)
+    try:
+        limits = read_tenant_policies(tenants) if tenants else None
+    except TenantsFileError as error:
+        raise click.BadParameter(str(error), param_hint="--tenants") from error
+    change = Change(
+        policy=policy,
+        texts=settings,
+        ordering=order,
+        admission=admission,
+        instances=instances,
+        tenants=limits,
+        tenants_from=tenants.name if tenants else "",
+    )
     if change.is_none:
-        msg = "choose what is to be different: --policy, --set, --order, --admission or --instances"
+        msg = "choose what is to be different: --policy, --set, --order, --admission, --instances or --tenants"
         raise click.UsageError(msg)
     draw = _plotter() if plot else None
     console = progress_console() if as_json else output_console()
@@ -120,7 +141,7 @@ def _simulated(record: Record, change: Change) -> tuple[tuple[Side, Side, Side],
     try:
         fleet = SimulatedFleet(record)
         changed_scenario = fleet.changed(change)
-    except (UnknownPolicyError, SettingTextError) as error:
+    except (UnknownPolicyError, SettingTextError, TenantsFileError) as error:
         raise click.UsageError(str(error)) from error
     with _progress(record) as say_step:
         say_step("calibrating the engines (run 1 of 3)")
@@ -166,6 +187,8 @@ def _show(console: Console, record: Record, sides: tuple[Side, Side, Side], cali
     for note in record.notes:
         say(console, note, "yellow")
     console.print(table_of(recorded, again, changed))
+    if recorded.scenario.tenant_policies or changed.scenario.tenant_policies:
+        console.print(tenants_table(recorded, again, changed, record.warmup))
     well, text = fidelity(recorded.report, again.report)
     say(console, text, "" if well else "yellow")
 

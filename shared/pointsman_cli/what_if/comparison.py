@@ -8,9 +8,10 @@ import msgspec
 from rich.table import Table
 from rich.text import Text
 
+from pointsman.contracts.reasons import RejectReason
 from pointsman.primitives import InstanceId
 from pointsman.simulation.metrics import Report, percentile, summarise
-from pointsman.simulation.outcome import Outcome
+from pointsman.simulation.outcome import Outcome, RequestRow
 from pointsman.simulation.simulator import Scenario
 from pointsman.simulation.workload import mean_rate
 from pointsman_cli.formatting import count, milliseconds, ratio, share
@@ -21,6 +22,12 @@ from pointsman_cli.what_if.recorded_traffic import Record
 
 CAPACITY_OFF_MAX = 0.1
 P90_OFF_SHARE_MAX = 0.35
+TENANTS_SHOWN_MAX = 12
+LIMIT_REASONS = {
+    RejectReason.RATE_LIMITED.value,
+    RejectReason.CONCURRENCY_EXCEEDED.value,
+    RejectReason.QUOTA_EXCEEDED.value,
+}
 
 Row = tuple[str, Callable[[Report], float | None], Callable[[float], str], bool | None]
 """Heading, value, format, and whether more is better (None: neither)."""
@@ -128,10 +135,44 @@ def by_instance(outcome: Outcome, warmup: int) -> dict[InstanceId, dict[str, Any
     }
 
 
+def by_tenant(outcome: Outcome, warmup: int) -> dict[str, dict[str, Any]]:
+    groups: dict[str, list[RequestRow]] = {}
+    for row in outcome.rows[warmup:]:
+        groups.setdefault(row.tenant, []).append(row)
+    return {
+        name: {
+            "requests": len(rows),
+            "served": sum(row.end == "finished" for row in rows),
+            "over_limits": sum(row.reason in LIMIT_REASONS for row in rows),
+            "ttft_p90_s": percentile([row.ttft for row in rows if row.ttft is not None], 90),
+        }
+        for name, rows in sorted(groups.items())
+    }
+
+
+def tenants_table(recorded: Side, again: Side, changed: Side, warmup: int) -> Table:
+    """Tenants with most requests: those served, over limits, and TTFT P90."""
+    rows = table("tenant", ">requests", ">recorded", ">re-simulated", ">changed")
+    known = [by_tenant(one.outcome, warmup) for one in (recorded, again, changed)]
+    names = sorted(known[0], key=lambda name: (-known[0][name]["requests"], name))
+    for name in names[:TENANTS_SHOWN_MAX]:
+        rows.add_row(Text(name), count(known[0][name]["requests"]), *(_served(one[name]) for one in known))
+    if len(names) > TENANTS_SHOWN_MAX:
+        rows.add_row(f"{len(names) - TENANTS_SHOWN_MAX:,} more", "", "", "", "")
+    return rows
+
+
+def _served(figures: dict[str, Any]) -> str:
+    slow = "-" if figures["ttft_p90_s"] is None else _seconds(figures["ttft_p90_s"])
+    refused = f", {figures['over_limits']:,} over limits" if figures["over_limits"] else ""
+    return f"{figures['served']:,} served, P90 {slow}{refused}"
+
+
 def as_json(one: Side, warmup: int) -> dict[str, Any]:
     return {
         "note": one.note,
         "report": msgspec.to_builtins(one.report),
         "by_instance": by_instance(one.outcome, warmup),
+        "by_tenant": by_tenant(one.outcome, warmup),
         "scenario": msgspec.to_builtins(one.scenario, str_keys=True),
     }

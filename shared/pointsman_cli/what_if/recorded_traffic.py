@@ -20,6 +20,7 @@ from pointsman.contracts.decisions import (
 from pointsman.contracts.envelope import is_fenced
 from pointsman.contracts.fleet import InstanceEjected, InstanceJoined
 from pointsman.contracts.requests import PrefillFinished, RequestArrived, RequestFailed, RequestFinished
+from pointsman.contracts.tenants import TenantPolicies, TenantPoliciesSet
 from pointsman.ports import LogEntry
 from pointsman.primitives import BlockKey, EngineSeconds, InstanceId, RequestId, Term, Tokens
 from pointsman.simulation.outcome import LoadSample, Outcome, RequestRow
@@ -52,6 +53,8 @@ class Record:
     settings: PoolSettings
     policy: str
     policy_settings: Settings
+    tenant_policies: list[tuple[EngineSeconds, TenantPolicies]]
+    """Those in force when the first request arrived, at 0, and later ones."""
     requests: list[RecordedRequest]
     outcome: Outcome
     warmup: int
@@ -105,6 +108,7 @@ class _Reader:
     _policies: Counter[str] = field(default_factory=Counter)
     _policy: str = ""
     _policy_settings: Settings = field(default_factory=dict)
+    _tenant_policies: list[tuple[EngineSeconds, TenantPolicies]] = field(default_factory=list)
     _since_passed: bool = False
     _until_passed: bool = False
     _first: int = 0
@@ -119,6 +123,8 @@ class _Reader:
         self._joins = {instance.id: _join_of(instance, self.settings) for instance in self._state.fleet.instances}
         if known is not None:
             self._policy, self._policy_settings = known.policies.routing.name, known.policies.settings
+            if known.state.tenants.policies is not None:
+                self._tenant_policies.append((0.0, known.state.tenants.policies))
 
     def take(self, entry: LogEntry) -> None:
         event = entry.event
@@ -147,6 +153,9 @@ class _Reader:
             case RequestArrived():
                 if not self._until_passed and event.request not in self._requests:
                     self._requests[event.request] = _traced_request(event, counted=self._since_passed)
+            case TenantPoliciesSet():
+                if not self._until_passed:
+                    self._tenant_policies.append((event.at, event.policies))
             case RequestPlaced() | RequestRejected() | RequestMigrated() | RequestGranted() | PrefillFinished():
                 if request := self._requests.get(event.request):
                     self._step(request, event)
@@ -225,6 +234,7 @@ class _Reader:
             settings=self.settings,
             policy=self._policy,
             policy_settings=self._policy_settings,
+            tenant_policies=[(max(0.0, at - start), policies) for at, policies in self._tenant_policies],
             requests=[
                 _request(request, number, start, usual, self.settings) for number, request in enumerate(requests)
             ],
@@ -275,12 +285,17 @@ class _Reader:
             f"the fleet had {min(sizes)} to {max(sizes)} instances; what it had most of the time is simulated": len(sizes) > 1,
             f"{restarts} times an instance restarted; that is not simulated": bool(restarts),
             f"{self._ejected:,} times an engine was ejected; what was slow or failing there is not simulated": bool(self._ejected),
+            "budgets of tenants for a day begin with the record; what they had used before is not counted": self._has_budgets(),
             f"{not_streamed:,} requests are not streamed: their first token is only assumed": bool(not_streamed),
             f"several policies placed these requests: {', '.join(self._policies)}; compared with the last": len(self._policies) > 1,
             f"before entry {self._first:,} nothing is simulated: the caches begin empty there": self._first > 1,
             f"requests are counted from entry {self.beginning.start:,} on; earlier ones warm the caches": self.beginning.start > 1,
         }  # fmt: skip
         return [note for note, applies in notes.items() if applies]
+
+    def _has_budgets(self) -> bool:
+        sets = (policies for _, policies in self._tenant_policies)
+        return any(one.tokens_per_day for known in sets for one in (known.default, *known.tenants.values()))
 
 
 def _join_of(instance: Instance, settings: PoolSettings) -> InstanceJoined:
@@ -339,6 +354,7 @@ def _request(
         tenant=arrival.tenant,
         session=arrival.session,
         slo_ttft_s=arrival.slo_ttft,
+        priority=arrival.priority,
         number=number,
         keys=arrival.keys,
         way_s=request.way,

@@ -6,7 +6,9 @@ from statistics import median
 
 from typing_extensions import override
 
+from pointsman.adapters.tenants_file import with_changes
 from pointsman.contracts.fleet import PrefillCost
+from pointsman.contracts.tenants import TenantPolicies
 from pointsman.policies.policy_set import ADMISSION_PREFIX, ORDERING_PREFIX, policy_set
 from pointsman.policies.setting_text import prefixes_with, settings_of
 from pointsman.primitives import EngineSeconds, InstanceId, Tokens
@@ -17,6 +19,7 @@ from pointsman.state.engine_profiles import EngineProfile
 from pointsman_cli.what_if.calibration import Calibration, calibrate, profile_of
 from pointsman_cli.what_if.recorded_traffic import Record, RecordedRequest, recorded_keys
 
+TENANTS_PREFIX = "tenants."
 ALL_KINDS = ("prefill_window_tokens", "running_max", "pending_max", "hold_seconds", "hold_max", "rebind")
 
 
@@ -27,10 +30,23 @@ class Change:
     ordering: str | None = None
     admission: str | None = None
     instances: int | None = None
+    tenants: TenantPolicies | None = None
+    """In place of the recorded ones."""
+    tenants_from: str = ""
 
     @property
     def is_none(self) -> bool:
-        return not (self.policy or self.texts or self.ordering or self.admission or self.instances)
+        return not (
+            self.policy or self.texts or self.ordering or self.admission or self.instances or self.tenants is not None
+        )
+
+    @property
+    def policy_texts(self) -> list[str]:
+        return [text for text in self.texts if not text.startswith(TENANTS_PREFIX)]
+
+    @property
+    def tenant_texts(self) -> list[str]:
+        return [text.removeprefix(TENANTS_PREFIX) for text in self.texts if text.startswith(TENANTS_PREFIX)]
 
     @override
     def __str__(self) -> str:
@@ -40,6 +56,7 @@ class Change:
             f"admission {self.admission}" if self.admission else "",
         ]
         parts.append(f"{self.instances} instances" if self.instances else "")
+        parts.append(f"tenants of {self.tenants_from}" if self.tenants is not None else "")
         return ", ".join(part for part in parts if part)
 
 
@@ -69,7 +86,7 @@ class SimulatedFleet:
         return self._run(self._paced(self.changed(change)))
 
     def changed(self, change: Change) -> Scenario:
-        """Raises UnknownPolicyError, SettingTextError."""
+        """Raises UnknownPolicyError, SettingTextError, TenantsFileError."""
         scenario = self.scenario
         settings = dict(scenario.routing_settings)
         for prefix, is_other in (
@@ -86,8 +103,9 @@ class SimulatedFleet:
             routing=routing,
             ordering=ordering,
             admission=admission,
-            routing_settings=settings | settings_of(change.texts, prefixes_with(routing, admission, ordering)),
+            routing_settings=settings | settings_of(change.policy_texts, prefixes_with(routing, admission, ordering)),
             instances=change.instances or scenario.instances,
+            tenant_policies=_changed_policies(scenario, change),
         )
         _check(changed)
         return changed
@@ -134,11 +152,20 @@ def _scenario_of(record: Record, profile: EngineProfile) -> Scenario:
         kv_capacity_tokens=profile.kv_capacity_tokens,
         block_tokens=record.settings.block_tokens,
         prefill_window_tokens=int(record.policy_settings.get("prefill_window_tokens", Scenario.prefill_window_tokens)),
+        pending_max=int(record.policy_settings.get("pending_max", Scenario.pending_max)),
+        tenant_policies=tuple(record.tenant_policies),
         hot_share=record.settings.hot_share,
         cold_share=record.settings.cold_share,
     )
     _check(scenario)
     return scenario
+
+
+def _changed_policies(scenario: Scenario, change: Change) -> tuple[tuple[EngineSeconds, TenantPolicies], ...]:
+    known = scenario.tenant_policies if change.tenants is None else ((0.0, change.tenants),)
+    if change.tenant_texts and not known:
+        known = ((0.0, TenantPolicies()),)
+    return tuple((at, with_changes(policies, change.tenant_texts)) for at, policies in known)
 
 
 def _check(scenario: Scenario) -> None:

@@ -226,7 +226,7 @@ async def test_tokens_with_made_up_key_ids_cause_no_fetches(world: World) -> Non
         (b'{"keys": []}', 200),
         (b'{"keys": [{"kty": "oct", "k": "c2VjcmV0", "kid": "rsa"}, 7, {"kty": "RSA", "n": 3, "e": []}]}', 200),
         (b'{"keys": ' + b"[" * 100_000, 200),
-        (b'{"keys": [], "more": "' + b"x" * 300_000 + b'"}', 200),
+        (json.dumps({"keys": [STRANGER.jwk], "more": "x" * 300_000}).encode(), 200),
     ],
 )
 async def test_an_issuer_that_answers_nonsense_leaves_the_last_good_keys(

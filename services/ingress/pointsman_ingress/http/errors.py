@@ -144,7 +144,8 @@ def model_out_of_scope(model: str) -> ApiError:
 
 
 def unknown_model(model: str, known: Sequence[str]) -> ApiError:
-    message = f"The model {model[:200]!r} does not exist; there is: {_model_list(known)}."
+    others = f"; there is: {_model_list(known)}" if known else ""
+    message = f"The model {model[:200]!r} does not exist{others}."
     return ApiError(404, "model_not_found", message, param="model")
 
 

@@ -94,6 +94,18 @@ class IssuerKeys:
                     await fetched.wait()
         return self._keys.get(kid)
 
+    def take(self, document: Mapping[str, Any]) -> None:
+        """Replace the keys by those of a JWKS document. Raises IssuerUnreachableError if it has none."""
+        found = _issuer_keys(document)
+        if not found:
+            empty = "its JWKS document has no key that can be used"
+            raise IssuerUnreachableError(empty)
+        if found != self._keys:
+            self._keys = found
+            log.info("oidc_keys_read", keys=len(found))
+            for listener in self._listeners:
+                listener()
+
     async def follow(self) -> None:
         """Runs without end."""
         timeout = aiohttp.ClientTimeout(total=FETCH_SECONDS_MAX)
@@ -108,7 +120,7 @@ class IssuerKeys:
     async def _refresh(self, session: aiohttp.ClientSession) -> bool:
         self._began, self._fetching = self._clock.wall(), True
         try:
-            found = await self._fetch(session)
+            self.take(await self._fetch(session))
         except IssuerUnreachableError as error:
             reason = short_reason(error)
             self._lacks(ISSUER_PART, reason) if not self._keys else self._board.degraded(ISSUER_PART, reason)
@@ -118,21 +130,11 @@ class IssuerKeys:
             fetched, self._fetched, self._fetching = self._fetched, asyncio.Event(), False
             fetched.set()
         self._board.restored(ISSUER_PART)
-        if {kid: key.key for kid, key in found.items()} != {kid: key.key for kid, key in self._keys.items()}:
-            self._keys = found
-            log.info("oidc_keys_read", keys=len(found))
-            for listener in self._listeners:
-                listener()
         return True
 
-    async def _fetch(self, session: aiohttp.ClientSession) -> dict[str, IssuerKey]:
-        """Raises IssuerUnreachableError."""
-        url = self._jwks_url or await self._discovered(session)
-        found = _issuer_keys(await _document(session, url))
-        if not found:
-            empty = "its JWKS document has no key that can be used"
-            raise IssuerUnreachableError(empty)
-        return found
+    async def _fetch(self, session: aiohttp.ClientSession) -> dict[str, Any]:
+        """The JWKS document. Raises IssuerUnreachableError."""
+        return await _document(session, self._jwks_url or await self._discovered(session))
 
     async def _discovered(self, session: aiohttp.ClientSession) -> str:
         """Raises IssuerUnreachableError."""

@@ -56,7 +56,7 @@ class TokenVerifier:
         try:
             header = jwt.get_unverified_header(token)
             kid = header.get("kid")
-            if "crit" in header or not isinstance(kid, str | None):
+            if not isinstance(kid, str | None):
                 raise invalid_credential()
             key = await self._keys.key(kid)
             if key is None:

@@ -3,22 +3,45 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
 
 from pointsman.adapters.jetstream.checkpoints import JetStreamCheckpoints
 from pointsman.adapters.jetstream.client import CLOSE_SECONDS_MAX, NatsConnection
 from pointsman.adapters.jetstream.commands import JetStreamCommands, Requests
 from pointsman.adapters.jetstream.direct_stream import DirectStream
+from pointsman.adapters.jetstream.identity import Identity
 from pointsman.adapters.jetstream.key_value import JetStreamKeyValue
-from pointsman.adapters.jetstream.lease import SCALER_KEY, JetStreamLease
+from pointsman.adapters.jetstream.lease import JetStreamLease
 from pointsman.adapters.jetstream.log import JetStreamLog
 from pointsman.adapters.jetstream.producer import WindowSettings
 from pointsman.adapters.jetstream.stream import Stream, StreamSettings
 from pointsman.adapters.log_listener import LogListener
+from pointsman.contracts.permissions import INBOX, JETSTREAM_API, SCALER_KEY, SERVICE_API, Account, BusRole, BusUser
 from pointsman.contracts.subjects import stream_name
 from pointsman.ports import Clock, Link
 from pointsman.primitives import PoolName, WallSeconds
 
-__all__ = ["StreamSettings", "WindowSettings", "connect"]
+__all__ = ["Identity", "StreamSettings", "WindowSettings", "connect"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Mode:
+    """`api`: of JetStream; `creates`: streams and buckets; `reads_direct`: without a consumer, and writes nothing."""
+
+    api: str
+    creates: bool
+    reads_direct: bool
+    marks_losses: bool
+
+    @classmethod
+    def of(cls, user: BusUser | None, *, restricted: bool) -> "_Mode":
+        in_fleet = user is None or user.account is Account.FLEET
+        return cls(
+            api=SERVICE_API if restricted and not in_fleet else JETSTREAM_API,
+            creates=not restricted or user is None or user.role is BusRole.SCHEDULER,
+            reads_direct=user is not None and user.account is Account.PEOPLE,
+            marks_losses=not restricted or in_fleet,
+        )
 
 
 @asynccontextmanager
@@ -31,28 +54,34 @@ async def connect(
     listener: LogListener | None = None,
     stream: StreamSettings | None = None,
     window: WindowSettings | None = None,
-    only_reads: bool = False,
+    user: BusUser | None = None,
+    identity: Identity | None = None,
 ) -> AsyncIterator[Link]:
-    """Connect to `pool` at `url` (several: comma-separated); returns at once. `stream`: to create a missing stream,
-    unless `only_reads`. On exit waits at most CLOSE_SECONDS_MAX for unconfirmed writes."""
-    listener = listener or LogListener()
-    connection = NatsConnection(url, name, listener)
-    requests = Requests(connection)
+    """Connect to `pool` at `url` (several: comma-separated); returns at once. `stream`: to create a missing stream. With
+    credentials in `identity`, `user` decides what this process does. On exit waits at most CLOSE_SECONDS_MAX for
+    unconfirmed writes."""
+    listener, identity = listener or LogListener(), identity or Identity()
+    mode = _Mode.of(user, restricted=bool(identity.credentials))
+    connection = NatsConnection(url, name, listener, identity)
+    requests = Requests(connection, inbox=user.inbox if user is not None else INBOX, api=mode.api)
     settings = stream or StreamSettings()
+    own_stream = Stream(requests, pool, settings, creates=mode.creates)
     elections = DirectStream(requests, stream_name(pool))
-    log = JetStreamLog(connection, Stream(requests, pool, settings), elections, pool, clock, listener, name, window)
+    window = window or WindowSettings()
+    window = replace(window, marks_losses=window.marks_losses and mode.marks_losses)
+    log = JetStreamLog(connection, own_stream, elections, pool, clock, listener, name, window, direct=mode.reads_direct)
     await requests.open()
     await log.open()
     tasks = [asyncio.create_task(connection.stay_connected())]
-    if not only_reads:
+    if not mode.reads_direct:
         tasks.append(asyncio.create_task(log.keep_stream()))
     try:
         yield Link(
             log,
             JetStreamCommands(connection, requests, listener),
-            JetStreamLease(requests, pool, replicas=settings.replicas),
-            JetStreamCheckpoints(requests, pool, replicas=settings.replicas),
-            JetStreamLease(requests, pool, replicas=settings.replicas, key=SCALER_KEY),
+            JetStreamLease(requests, pool, replicas=settings.replicas, creates=mode.creates),
+            JetStreamCheckpoints(requests, pool, replicas=settings.replicas, creates=mode.creates),
+            JetStreamLease(requests, pool, replicas=settings.replicas, creates=mode.creates, key=SCALER_KEY),
             JetStreamKeyValue(requests, clock, replicas=settings.replicas),
         )
     finally:

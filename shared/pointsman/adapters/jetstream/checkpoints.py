@@ -11,6 +11,7 @@ from typing_extensions import override
 from pointsman.adapters.checkpoint_retention import CHECKPOINTS_KEPT, superseded
 from pointsman.adapters.jetstream.commands import Requests
 from pointsman.adapters.jetstream.direct_stream import ROLLUP, DirectStream
+from pointsman.contracts.subjects import checkpoint_bucket
 from pointsman.ports import CheckpointLabel, Checkpoints, StoreUnavailableError
 from pointsman.primitives import PoolName, Sequence
 
@@ -33,7 +34,7 @@ _descriptions = msgspec.json.Decoder(_Description)
 
 
 class JetStreamCheckpoints(Checkpoints):
-    def __init__(self, requests: Requests, pool: PoolName, *, replicas: int) -> None:
+    def __init__(self, requests: Requests, pool: PoolName, *, replicas: int, creates: bool = True) -> None:
         self._name = f"pointsman-{pool}"
         config = {
             "subjects": [f"$O.{self._name}.C.>", f"$O.{self._name}.M.>"],
@@ -43,7 +44,7 @@ class JetStreamCheckpoints(Checkpoints):
             "allow_rollup_hdrs": True,
             "num_replicas": replicas,
         }
-        self._bucket = DirectStream(requests, f"OBJ_{self._name}", config)
+        self._bucket = DirectStream(requests, checkpoint_bucket(pool), config if creates else None)
 
     @override
     async def save(self, label: CheckpointLabel, content: bytes, *, log_begins: Sequence = 1) -> None:

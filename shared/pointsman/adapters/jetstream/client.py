@@ -5,6 +5,7 @@ replaced); it notices a dead server after six minutes (ping every 2 s)."""
 import asyncio
 import contextlib
 import random
+import re
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -15,12 +16,14 @@ from nats.errors import Error as ClientError
 from typing_extensions import override
 
 from pointsman.adapters.jetstream.connection import (
+    SERVER_VERSION_MIN,
     Connection,
     NotConnectedError,
     OnMessage,
     Subscription,
     UnsendableError,
 )
+from pointsman.adapters.jetstream.identity import Identity, IdentityError, is_refusal, refusal
 from pointsman.adapters.log_listener import LogListener
 
 CONNECT_SECONDS_MAX = 2
@@ -30,16 +33,20 @@ PING_SECONDS = 2
 PINGS_UNANSWERED_MAX = 2
 CLOSE_SECONDS_MAX = 1.0
 ROUND_TRIP_SECONDS_MAX = 1
+IDENTITY_RETRY_SECONDS = 2.0
 PING_FORGOTTEN_SECONDS = 4 * PING_SECONDS * PINGS_UNANSWERED_MAX
 """By then the client has reconnected and dropped its old pings."""
+_FORBIDDEN = re.compile(r'permissions violation for (publish|subscription) to "([^"]*)"', re.IGNORECASE)
 
 
 class NatsConnection(Connection):
-    def __init__(self, url: str, name: str, listener: LogListener) -> None:
+    def __init__(self, url: str, name: str, listener: LogListener, identity: Identity) -> None:
         self._servers = url.split(",")
         self._name = name
         self._listener = listener
+        self._identity = identity
         self._client: Client | None = None
+        self._closing: asyncio.Task[None] | None = None
         self._connected = False
         self._subscriptions: dict[int, _NatsSubscription] = {}
         self._watchers: dict[int, Callable[[bool], None]] = {}
@@ -86,10 +93,19 @@ class NatsConnection(Connection):
     async def stay_connected(self) -> None:
         """Connect, and replace a client that closed. nats-py itself handles reconnects before that."""
         while True:
+            try:
+                options = self._identity.connect_options()
+            except IdentityError as error:
+                self._listener.unreachable(str(error))
+                await asyncio.sleep(IDENTITY_RETRY_SECONDS)
+                continue
             gave_up = asyncio.Event()
-            client = self._client = _TolerantClient()
-            await self._connect(client, gave_up)
+            needs_tls = self._identity.needs_tls or any(url.startswith("tls:") for url in self._servers)
+            client = self._client = _TolerantClient(needs_tls=needs_tls, on_forbidden=self._listener.forbidden)
+            await self._connect(client, gave_up, options)
             await gave_up.wait()
+            with contextlib.suppress(Exception):
+                await client.close()
             self._change(connected=False, detail="the client gave up")
             await asyncio.sleep(RECONNECT_SECONDS)
 
@@ -100,21 +116,28 @@ class NatsConnection(Connection):
             with contextlib.suppress(Exception):  # closing while disconnected can fail in several ways (measured)
                 await asyncio.wait_for(client.close(), CLOSE_SECONDS_MAX)
 
-    async def _connect(self, client: Client, gave_up: asyncio.Event) -> None:
+    async def _connect(self, client: Client, gave_up: asyncio.Event, options: dict[str, Any]) -> None:
         async def on_error(error: Exception) -> None:
-            self._listener.trouble("connection", f"{type(error).__name__}: {error}")
+            if self._connected:
+                self._listener.trouble("connection", f"{type(error).__name__}: {error}")
+                return
+            self._listener.unreachable(refusal(error, self._identity))
+            if is_refusal(error) and client.options["allow_reconnect"]:
+                self._closing = asyncio.create_task(client.close())  # the next client reads the files anew
 
         async def on_disconnected() -> None:
             _drop_unsent(client)
             self._change(connected=False, detail="the connection to NATS broke")
 
         async def on_reconnected() -> None:
-            self._change(connected=True, detail=_server_of(client))
+            self._begin(client)
 
         async def on_closed() -> None:
+            if self._client is client and client.last_error is not None:
+                self._listener.unreachable(refusal(client.last_error, self._identity))
             gave_up.set()
 
-        await client.connect(
+        connecting = client.connect(
             servers=self._servers,
             name=self._name,
             connect_timeout=CONNECT_SECONDS_MAX,
@@ -127,11 +150,25 @@ class NatsConnection(Connection):
             disconnected_cb=on_disconnected,
             reconnected_cb=on_reconnected,
             closed_cb=on_closed,
+            allow_reconnect=False,
+            **options,
         )
+        try:
+            await connecting
+        except (OSError, ClientError, TimeoutError):  # told by `on_error`
+            gave_up.set()
+            return
+        client.options["allow_reconnect"] = True
         for subscription in list(self._subscriptions.values()):
             await subscription.begin(client)
         if client.is_connected:
-            self._change(connected=True, detail=_server_of(client))
+            self._begin(client)
+
+    def _begin(self, client: Client) -> None:
+        version = client.connected_server_version
+        known = (version.major, version.minor, version.patch)
+        self._listener.outdated("" if known >= SERVER_VERSION_MIN else ".".join(map(str, known)))
+        self._change(connected=True, detail=_server_of(client))
 
     def _change(self, *, connected: bool, detail: str) -> None:
         if connected == self._connected or self._client is None:
@@ -146,7 +183,28 @@ class NatsConnection(Connection):
 
 
 class _TolerantClient(Client):
-    """nats-py stops reading for good at an undecodable subject or header (seen with byte 0xff)."""
+    """nats-py stops reading for good at an undecodable subject or header (seen with byte 0xff), tells refused subjects
+    only as text in lower case, and speaks in the clear to a server that offers no TLS."""
+
+    def __init__(self, *, needs_tls: bool, on_forbidden: Callable[[str, str], None]) -> None:
+        super().__init__()
+        self._needs_tls = needs_tls
+        self._on_forbidden = on_forbidden
+
+    @override
+    async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
+        if initial_connection and self._needs_tls and not info.get("tls_required"):
+            in_the_clear = "the nats-server offers no TLS, which --nats-ca, --nats-certificate or tls:// demand"
+            raise ClientError(in_the_clear)
+        await super()._process_info(info, initial_connection)
+
+    @override
+    async def _process_err(self, err_msg: str) -> None:
+        found = _FORBIDDEN.search(err_msg)
+        if found is None:
+            await super()._process_err(err_msg)
+        else:
+            self._on_forbidden(found[1], found[2])
 
     @override
     async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:

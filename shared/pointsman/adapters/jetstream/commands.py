@@ -18,20 +18,29 @@ from pointsman.adapters.jetstream.connection import (
 )
 from pointsman.adapters.log_listener import LogListener
 from pointsman.contracts.codec import AnyCommand, UndecodableError, UnwritableError, decode_command, encode
+from pointsman.contracts.permissions import INBOX, JETSTREAM_API, MAPPED_REPLY
+from pointsman.contracts.subjects import covers
 from pointsman.ports import CommandHandler, Commands, CommandTimeoutError, NoResponderError, Reply
 from pointsman.primitives import EngineSeconds, WallSeconds
 
+REPLIES = (f"{INBOX}.", f"{MAPPED_REPLY}.")
 ANSWERS_WAITING_MAX = 65_536
 COMMANDS_WAITING_MAX = 4096
 """Commands queued for a handler. More are dropped; their senders time out and retry."""
 
 
 class Requests:
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, *, inbox: str = INBOX, api: str = JETSTREAM_API) -> None:
+        """`inbox`: first tokens of all replies; `api`: of JetStream's API."""
         self._connection = connection
-        self._inbox = f"_INBOX.{secrets.token_hex(11)}."
+        self.api = api
+        self._inbox_prefix = inbox
+        self._inbox = f"{self.new_inbox()}."
         self._request_count = 0
         self._waiting: dict[str, asyncio.Future[Message]] = {}
+
+    def new_inbox(self) -> str:
+        return f"{self._inbox_prefix}.{secrets.token_hex(11)}"
 
     async def open(self) -> None:
         await self._connection.subscribe(self._inbox + "*", self._on_answer, waiting_max=ANSWERS_WAITING_MAX)
@@ -120,6 +129,9 @@ class JetStreamCommands(Commands):
     @asynccontextmanager
     async def _serving(self, subject: str, handler: CommandHandler) -> AsyncIterator[None]:
         async def on_message(message: Message) -> None:
+            if not covers(subject, message.subject):  # a stored message that somebody had delivered here
+                self._listener.undecodable(message.subject, f"not sent to {subject}")
+                return
             try:
                 command = decode_command(message.data)
             except UndecodableError as error:
@@ -158,7 +170,8 @@ class _Reply(Reply):
 
     @override
     async def __call__(self, answer: AnyCommand | bytes) -> None:
-        if not self.message.reply:
+        """Only to an inbox: the answer must not become somebody's command or entry."""
+        if not self.message.reply.startswith(REPLIES):
             return
         try:
             self.connection.publish(self.message.reply, answer if isinstance(answer, bytes) else encode(answer))

@@ -5,6 +5,8 @@ from typing import Protocol
 
 import msgspec
 
+SERVER_VERSION_MIN = (2, 12, 7)
+"""Older servers have CVE-2026-33222 and CVE-2026-33246, among others."""
 STATUS_HEADER = "Status"
 NO_RESPONDERS = "503"
 STREAM_NOT_FOUND = 10059

@@ -5,7 +5,6 @@ message must equal the last one read, by sequence and time stamp. The log's exte
 and every ten seconds."""
 
 import asyncio
-import contextlib
 import json
 import secrets
 from collections import deque
@@ -202,7 +201,7 @@ class Reader:
         if reset is not None:
             return reset
         self._pull.consumer = secrets.token_hex(8)
-        self._pull.inbox = f"_INBOX.{secrets.token_hex(11)}"
+        self._pull.inbox = self._stream.new_inbox()
         self._pull.subscription = await self._connection.subscribe(
             self._pull.inbox, self._on_message, waiting_max=2 * READ_AHEAD_MAX
         )
@@ -222,9 +221,7 @@ class Reader:
     async def _detach(self) -> None:
         subscription, self._pull.subscription = self._pull.subscription, None
         if subscription is not None:
-            await subscription.close()
-            with contextlib.suppress(NotConnectedError):  # the server then forgets the consumer by itself
-                self._connection.publish(self._stream.delete_subject(self._pull.consumer), b"")
+            await subscription.close()  # the server forgets the consumer by itself
         self._pull.buffer.clear()
 
     async def _audit(self) -> LogReset | None:

@@ -83,10 +83,10 @@ class DirectStream:
     async def purge(self, subject: str) -> None:
         """Raises StoreUnavailableError."""
         request = json.dumps({"filter": subject}).encode()
-        self._checked(_answers.decode(await self._request(f"$JS.API.STREAM.PURGE.{self._name}", request)))
+        self._checked(_answers.decode(await self._request(f"{self._requests.api}STREAM.PURGE.{self._name}", request)))
 
     async def _get(self, query: dict[str, Any]) -> Found | None:
-        payload = await self._request(f"$JS.API.STREAM.MSG.GET.{self._name}", json.dumps(query).encode())
+        payload = await self._request(f"{self._requests.api}STREAM.MSG.GET.{self._name}", json.dumps(query).encode())
         answer = _answers.decode(payload)
         if answer.error is not None and answer.error.err_code in (MESSAGE_NOT_FOUND, STREAM_NOT_FOUND):
             return None
@@ -95,7 +95,7 @@ class DirectStream:
 
     async def _make(self, config: dict[str, Any]) -> None:
         request = json.dumps(config | {"name": self._name}).encode()
-        self._checked(_answers.decode(await self._request(f"$JS.API.STREAM.CREATE.{self._name}", request)))
+        self._checked(_answers.decode(await self._request(f"{self._requests.api}STREAM.CREATE.{self._name}", request)))
 
     async def _request(self, subject: str, payload: bytes, headers: dict[str, str] | None = None) -> bytes:
         try:

@@ -5,11 +5,10 @@ from typing_extensions import override
 
 from pointsman.adapters.jetstream.commands import Requests
 from pointsman.adapters.jetstream.direct_stream import DirectStream, RevisionTakenError
+from pointsman.contracts.permissions import LEADER_KEY
+from pointsman.contracts.subjects import lease_bucket
 from pointsman.ports import Lease, LeaseTakenError, StoreUnavailableError, Tenure
 from pointsman.primitives import PoolName, Term
-
-LEADER_KEY = "leader"
-SCALER_KEY = "scaler"
 
 
 class _Record(msgspec.Struct, frozen=True):
@@ -21,7 +20,9 @@ _records = msgspec.json.Decoder(_Record)
 
 
 class JetStreamLease(Lease):
-    def __init__(self, requests: Requests, pool: PoolName, *, replicas: int, key: str = LEADER_KEY) -> None:
+    def __init__(
+        self, requests: Requests, pool: PoolName, *, replicas: int, creates: bool = True, key: str = LEADER_KEY
+    ) -> None:
         name = f"pointsman-{pool}"
         self._subject = f"$KV.{name}.{key}"
         config = {
@@ -34,7 +35,7 @@ class JetStreamLease(Lease):
             "allow_rollup_hdrs": True,
             "num_replicas": replicas,
         }
-        self._bucket = DirectStream(requests, f"KV_{name}", config)
+        self._bucket = DirectStream(requests, lease_bucket(pool), config if creates else None)
 
     @override
     async def look(self) -> Tenure | None:

@@ -8,6 +8,7 @@ from typing_extensions import override
 from pointsman.adapters.backoff import Backoff
 from pointsman.adapters.jetstream.connection import Connection
 from pointsman.adapters.jetstream.consumer import Reader
+from pointsman.adapters.jetstream.direct_reader import DirectReader
 from pointsman.adapters.jetstream.direct_stream import DirectStream, Found, RevisionTakenError
 from pointsman.adapters.jetstream.producer import WindowSettings, WriteWindow
 from pointsman.adapters.jetstream.stream import Stream
@@ -44,10 +45,14 @@ class JetStreamLog(EventLog):
         clock: Clock,
         listener: LogListener,
         name: str,
-        window: WindowSettings | None,
+        window: WindowSettings,
+        *,
+        direct: bool = False,
     ) -> None:
+        """`direct`: read without a consumer."""
         self._connection = connection
         self._stream = stream
+        self._direct = direct
         self._elections = elections
         self._pool = pool
         self._listener = listener
@@ -58,7 +63,8 @@ class JetStreamLog(EventLog):
             clock,
             listener,
             writer=name,
-            settings=window or WindowSettings(),
+            settings=window,
+            inbox=stream.new_inbox(),
             on_no_stream=self._stream_unverified.set,
         )
 
@@ -117,12 +123,17 @@ class JetStreamLog(EventLog):
     async def read(
         self, start: Sequence = 1, *, kinds: tuple[str, ...] = (), at_end: Callable[[], None] = lambda: None
     ) -> AsyncIterator[LogEntry | LogReset]:
-        reader = Reader(self._connection, self._stream, self._listener, start, kinds, at_end)
+        reader = self._reader(start, kinds, at_end)
         try:
             while True:
                 yield await reader.next()
         finally:
             await reader.close()
+
+    def _reader(self, start: Sequence, kinds: tuple[str, ...], at_end: Callable[[], None]) -> Reader | DirectReader:
+        if self._direct:
+            return DirectReader(self._connection, self._stream, self._pool, self._listener, start, kinds, at_end)
+        return Reader(self._connection, self._stream, self._listener, start, kinds, at_end)
 
     async def _newest(self, subject: str) -> Found | None:
         try:

@@ -53,6 +53,8 @@ class WindowSettings:
     in_flight_max: int = 1024
     ack_seconds_max: EngineSeconds = 1.0
     """Silence of the server before everything in flight is resent."""
+    marks_losses: bool = True
+    """Whether a WritesLost follows lost events."""
 
 
 class _Ack(msgspec.Struct):
@@ -75,6 +77,7 @@ class WriteWindow:
         *,
         writer: str,
         settings: WindowSettings,
+        inbox: str,
         on_no_stream: Callable[[], None],
     ) -> None:
         self._connection = connection
@@ -83,7 +86,7 @@ class WriteWindow:
         self._settings = settings
         self._on_no_stream = on_no_stream
         session = secrets.token_hex(11)
-        self._writer = Writer(pool, writer, session, leader_subject(pool), f"_INBOX.{session}.")
+        self._writer = Writer(pool, writer, session, leader_subject(pool), f"{inbox}.")
         self._queue = WriteQueue()
         self._confirmations = Confirmations()
         self._losses = Losses()
@@ -218,7 +221,7 @@ class WriteWindow:
             write.done.set_result(sequence)
         if self._queue.waiting:
             self._pump()
-        if self._losses.count:
+        if self._losses.count and self._settings.marks_losses:
             self._mark_loss()  # before this write is settled: who flushes waits for the mark, too
         self._settle(write)
 

@@ -49,40 +49,42 @@ _consumer_answer = msgspec.json.Decoder(_ConsumerAnswer)
 
 
 class Stream:
-    def __init__(self, requests: Requests, pool: PoolName, settings: StreamSettings) -> None:
+    def __init__(self, requests: Requests, pool: PoolName, settings: StreamSettings, *, creates: bool = True) -> None:
+        """`creates`: a missing stream, and missing subjects."""
         self._requests = requests
+        self._creates = creates
         self._pool = pool
         self._settings = settings
         self.name = stream_name(pool)
 
     async def ensure(self) -> tuple[LogExtent, list[str], int]:
         """Create it unless it exists. Returns extent, differing settings, replicas. Raises LogUnavailableError."""
-        answer = await self._request(f"$JS.API.STREAM.INFO.{self.name}")
-        if answer.error is not None and answer.error.err_code == STREAM_NOT_FOUND:
-            answer = await self._request(f"$JS.API.STREAM.CREATE.{self.name}", json.dumps(self._wanted()).encode())
+        answer = await self._request("STREAM.INFO")
+        if answer.error is not None and answer.error.err_code == STREAM_NOT_FOUND and self._creates:
+            answer = await self._request("STREAM.CREATE", json.dumps(self._wanted()).encode())
             if answer.error is not None:  # another process was faster, with other settings
-                answer = await self._request(f"$JS.API.STREAM.INFO.{self.name}", refusal=answer.error)
+                answer = await self._request("STREAM.INFO", refusal=answer.error)
         if answer.error is not None:
             raise LogUnavailableError(answer.error.description)
         answer = await self._with_new_subjects(answer)
         return _extent(answer), self._differences(answer.config), int(answer.config.get("num_replicas", 1))
 
     async def _with_new_subjects(self, found: _StreamAnswer) -> _StreamAnswer:
-        """Add the subjects of events that are newer than the stream. Without the right to, it stays as it is."""
+        """Add the subjects of events that are newer than the stream."""
         subjects = found.config.get("subjects", [])
         missing = [subject for subject in log_subjects(self._pool) if subject not in subjects]
-        if not missing:
+        if not (missing and self._creates):
             return found
         wanted = found.config | {"subjects": [*subjects, *missing]}
         try:
-            updated = await self._request(f"$JS.API.STREAM.UPDATE.{self.name}", json.dumps(wanted).encode())
+            updated = await self._request("STREAM.UPDATE", json.dumps(wanted).encode())
         except LogUnavailableError:
             return found
         return found if updated.error is not None else updated
 
     async def extent(self) -> LogExtent:
         """Raises LogMissingError, LogUnavailableError."""
-        answer = await self._request(f"$JS.API.STREAM.INFO.{self.name}")
+        answer = await self._request("STREAM.INFO")
         if answer.error is None:
             return _extent(answer)
         if answer.error.err_code == STREAM_NOT_FOUND:
@@ -105,17 +107,21 @@ class Stream:
         if kinds:
             config["filter_subjects"] = [subject for kind in kinds for subject in self._subjects_of(kind)]
         request = json.dumps({"stream_name": self.name, "config": config, "action": "create"}).encode()
-        payload = await self._call(f"$JS.API.CONSUMER.CREATE.{self.name}.{name}", request)
+        payload = await self._call(f"{self._requests.api}CONSUMER.CREATE.{self.name}.{name}", request)
         answer = _consumer_answer.decode(payload)
         if answer.error is not None:
             raise LogUnavailableError(answer.error.description)
         return answer.num_pending
 
     def next_subject(self, consumer: str) -> str:
-        return f"$JS.API.CONSUMER.MSG.NEXT.{self.name}.{consumer}"
+        return f"{self._requests.api}CONSUMER.MSG.NEXT.{self.name}.{consumer}"
 
-    def delete_subject(self, consumer: str) -> str:
-        return f"$JS.API.CONSUMER.DELETE.{self.name}.{consumer}"
+    @property
+    def direct_subject(self) -> str:
+        return f"{self._requests.api}DIRECT.GET.{self.name}"
+
+    def new_inbox(self) -> str:
+        return self._requests.new_inbox()
 
     def _subjects_of(self, kind: str) -> list[str]:
         whole = f"{SUBJECT_ROOT}.{self._pool}.{kind}"
@@ -145,8 +151,8 @@ class Stream:
             if found.get(key) != value
         ]
 
-    async def _request(self, subject: str, request: bytes = b"", *, refusal: ApiError | None = None) -> _StreamAnswer:
-        answer = _stream_answer.decode(await self._call(subject, request))
+    async def _request(self, call: str, request: bytes = b"", *, refusal: ApiError | None = None) -> _StreamAnswer:
+        answer = _stream_answer.decode(await self._call(f"{self._requests.api}{call}.{self.name}", request))
         if answer.error is not None and refusal is not None:
             return _StreamAnswer(error=refusal)
         return answer

@@ -19,6 +19,7 @@ log = structlog.get_logger()
 POOL_LABEL = "pointsman.pool"
 INSTANCE_LABEL = "pointsman.instance"
 PART_LABEL = "pointsman.part"
+CREDENTIALS = "POINTSMAN_NATS_CREDENTIALS"
 STOP_WALL_SECONDS: WallSeconds = WallSeconds(5.0)
 CALL_WALL_SECONDS = 30
 NOT_FOUND, CONFLICT = 404, 409
@@ -114,7 +115,8 @@ class DockerProvider(InstanceProvider):
             "POINTSMAN_KV_REPLAY_ENDPOINT": f"tcp://{engine}:{template.replay_port}",
         }
         self._run(instance, "engine", template.engine_image, command, {})
-        self._run(instance, "worker", template.worker_image, None, {**template.environment, **own})
+        given = {name: value.replace("{instance}", instance) for name, value in template.environment.items()}
+        self._run(instance, "worker", template.worker_image, None, {**given, **own})
         log.info("instance_started", instance=instance, container=engine)
 
     def _run(
@@ -128,6 +130,7 @@ class DockerProvider(InstanceProvider):
                 labels={POOL_LABEL: self._pool, INSTANCE_LABEL: instance, PART_LABEL: part},
                 environment=dict(variables),
                 network=self._template.network,
+                volumes={file: {"bind": file, "mode": "ro"} for file in [variables.get(CREDENTIALS, "")] if file},
                 stop_signal="SIGINT" if part == "worker" else None,  # to a worker: its instance leaves for good
                 detach=True,
             )

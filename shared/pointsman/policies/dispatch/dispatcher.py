@@ -38,6 +38,10 @@ class Dispatcher(DecisionContext):
     def grant_waiting(self, instance: InstanceId, now: EngineSeconds) -> list[LogEvent]:
         return self._run(now, granting.grant_waiting, instance)
 
+    def grant_next(self, instance: InstanceId, now: EngineSeconds) -> list[LogEvent]:
+        """At this instance alone, as any other turn may have granted it."""
+        return self._run(now, granting.grant_next, instance)
+
     def migrate(self, plan: MigrationPlan, now: EngineSeconds) -> list[LogEvent]:
         return self._run(now, migrations.migrate, plan)
 

@@ -7,9 +7,9 @@ from pointsman.contracts.decisions import RequestGranted
 from pointsman.contracts.reasons import CancelCause
 from pointsman.contracts.requests import PrefillFinished, RequestCancelled
 from pointsman.policies.dispatch.turn import Turn
-from pointsman.primitives import InstanceId, RequestId
+from pointsman.primitives import InstanceId, RequestId, Tokens
 from pointsman.state.fleet import Status
-from pointsman.state.priority_classes import next_class
+from pointsman.state.priority_classes import LOWER_WINDOW_SHARE, RANK, next_class
 from pointsman.state.state import State
 from pointsman.state.workload import NO_INSTANCE, InstanceQueue, Request, Stage
 
@@ -38,8 +38,8 @@ def grant_next(turn: Turn, instance_id: InstanceId) -> None:
         if eligible is None:
             return
         request = policies.ordering.first(eligible, turn.now, state)
-        window, running_max = policies.prefill_window_tokens, policies.running_max
-        if not queue.has_room(request.uncached_tokens, window_tokens=window, running_max=running_max):
+        window = _window_tokens(turn, queue, request)
+        if not queue.has_room(request.uncached_tokens, window_tokens=window, running_max=policies.running_max):
             return
         grant(turn, request)
 
@@ -57,6 +57,14 @@ def _eligible(state: State, queue: InstanceQueue) -> InstanceQueue | None:
         following = next_class(classes)
         pending = {r.id: r for r in pending.values() if r.priority == following}
     return queue if pending is queue.pending else replace(queue, pending=pending)
+
+
+def _window_tokens(turn: Turn, queue: InstanceQueue, request: Request) -> Tokens:
+    """A part for a class below one that may soon want the engine, unless this is its turn before such a class."""
+    window, rank = turn.policies.prefill_window_tokens, RANK[request.priority]
+    if not turn.state.pending.expects_above(request.priority, turn.now) or any(RANK[c] > rank for c in queue.classes):
+        return window
+    return int(LOWER_WINDOW_SHARE * window)
 
 
 def grant(turn: Turn, request: Request) -> None:

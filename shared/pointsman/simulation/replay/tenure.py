@@ -150,7 +150,7 @@ class Tenure:
             case TenantPoliciesSet():
                 dispatcher.set_tenant_policies(event.policies, now, by=event.by)
             case RequestGranted() | PrefillFinished():
-                dispatcher.grant_waiting(event.instance, now)
+                dispatcher.grant_next(event.instance, now)
             case RequestCancelled():
                 end = dispatcher.cancel if event.instance == NO_INSTANCE else dispatcher.abandon
                 end(event.request, event.cause, now, reason=event.reason)

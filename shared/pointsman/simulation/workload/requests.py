@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from pointsman.contracts.tenants import Priority
 from pointsman.primitives import EngineSeconds, SessionId, Tenant, Tokens
 
 TRACE_BLOCK_TOKENS: Tokens = 512
@@ -21,6 +22,7 @@ class WorkloadRequest:
     session: SessionId = NO_SESSION
     slo_ttft_s: EngineSeconds | None = None
     """None: that of the whole run."""
+    priority: Priority = "standard"
 
 
 def in_order(requests: Iterable[WorkloadRequest]) -> list[WorkloadRequest]:

@@ -42,6 +42,7 @@ COMMANDS = {
         "Measure whether tenants' limits hold, and what a flooding tenant does to others.",
     ),
     "index": ("pointsman_lab.index", "index_command", "Measure the prefix index."),
+    "credentials": ("pointsman_lab.credentials", "credentials_command", "Measure the check of API keys and tokens."),
     "plan": ("pointsman_lab.plan", "plan_command", "Measure planning of migrations."),
 }
 """Name to module, attribute, and the line of `--help`."""

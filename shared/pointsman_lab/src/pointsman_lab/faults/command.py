@@ -26,6 +26,7 @@ from pointsman.runtime.open_files import raised_open_files
 from pointsman.runtime.telemetry import configure_logging
 from pointsman.simulation.workload import WorkloadRequest, at_rate
 from pointsman_cli.bench.fresh_fleet import FreshFleet
+from pointsman_cli.command_client import person
 from pointsman_cli.options import CONTEXT, COUNT, DEFAULT_INPUT_CAP, DIRECTORY, INSTANCES, POSITIVE, out_option
 from pointsman_cli.output_file import write_json
 from pointsman_cli.progress_bar import progress_bar
@@ -196,7 +197,7 @@ async def _run(
         )
         clock = ScaledClock(options.speed)
         link = await stack.enter_async_context(
-            open_link(fleet.settings, clock, HealthBoard(), name=f"bench-faults-{seed}")
+            open_link(fleet.settings, clock, HealthBoard(), name=f"bench-faults-{seed}", user=person(fleet.settings))
         )
         log_tail = LogTail(options.speed)
         reading = asyncio.create_task(log_tail.follow(link))

@@ -1,0 +1,81 @@
+"""How a process proves itself to a nats-server: an nkey seed or a .creds file, and a TLS certificate. A user with
+password or a token are in the URL."""
+
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import nkeys
+
+CREDS_MARK = "BEGIN NATS USER JWT"
+
+
+class IdentityError(Exception):
+    """A file is missing or not what it should be; the message names it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """Names of files; empty: none."""
+
+    credentials: str = ""
+    ca: str = ""
+    certificate: str = ""
+    key: str = ""
+
+    @property
+    def needs_tls(self) -> bool:
+        return bool(self.ca or self.certificate)
+
+    def connect_options(self) -> dict[str, Any]:
+        """For nats-py. Reads the files. Raises IdentityError."""
+        options = self._credentials()
+        if self.needs_tls:
+            options["tls"] = self.tls_context()
+        return options
+
+    def tls_context(self) -> ssl.SSLContext:
+        """Raises IdentityError."""
+        try:
+            context = ssl.create_default_context(cafile=self.ca or None)
+            if self.certificate:
+                context.load_cert_chain(self.certificate, self.key or None)
+        except (OSError, ValueError) as error:  # an ssl.SSLError is an OSError
+            files = ", ".join(file for file in (self.ca, self.certificate, self.key) if file)
+            unusable = f"the TLS files for the nats-server ({files}) cannot be used: {error}"
+            raise IdentityError(unusable) from error
+        return context
+
+    def _credentials(self) -> dict[str, Any]:
+        if not self.credentials:
+            return {}
+        try:
+            text = Path(self.credentials).read_text()
+            if CREDS_MARK in text:
+                return {"user_credentials": self.credentials}
+            nkeys.from_seed(bytearray(text.strip().encode())).wipe()
+        except (OSError, ValueError, nkeys.NkeysError) as error:
+            unusable = f"the credentials {self.credentials} cannot be used: {error or 'not an nkey seed'}"
+            raise IdentityError(unusable) from error
+        return {"nkeys_seed_str": text.strip()}
+
+
+def is_refusal(error: Exception) -> bool:
+    """Whether other files may help."""
+    return isinstance(error, ssl.SSLError) or "authori" in str(error).lower()
+
+
+def refusal(error: Exception, identity: Identity) -> str:
+    """Why a connection attempt failed, in words for an operator."""
+    text = str(error) or type(error).__name__
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"the nats-server's certificate is not accepted: {error.verify_message or text}"
+    if isinstance(error, ssl.SSLError):
+        return f"the TLS handshake with the nats-server failed (does it accept our certificate?): {text}"
+    if "authori" in text.lower():
+        used = identity.credentials or "none; see --nats-credentials"
+        return f"the nats-server refuses our credentials ({used}): {text}"
+    if identity.certificate and isinstance(error, ConnectionError | EOFError):
+        return f"the nats-server ended the connection (does it accept our certificate?): {text}"
+    return f"{type(error).__name__}: {text}"

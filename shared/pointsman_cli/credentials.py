@@ -1,0 +1,79 @@
+"""`pointsman credentials`: writes the users of a nats-server for a deployment."""
+
+from pathlib import Path
+
+import click
+
+from pointsman.contracts.permissions import BusRole, BusUser
+from pointsman.contracts.subjects import REQUEST_ID_PATTERN, valid_name
+from pointsman.primitives import PoolName
+from pointsman.runtime.bus_users import USERS_FILE, Credentials, valid_operator
+from pointsman_cli.options import CONTEXT
+
+DEFAULT_POOL = PoolName("default")
+
+
+@click.command("credentials", context_settings=CONTEXT)
+@click.option(
+    "--directory",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("credentials"),
+    show_default=True,
+    help="Where seeds and the server's include file are, or will be.",
+)
+@click.option(
+    "--pool", "pools", metavar="NAME", multiple=True, help="Pool of the deployment. Repeatable. Default: default."
+)
+@click.option(
+    "--worker", "workers", metavar="[POOL/]INSTANCE", multiple=True, help="Instance that may join. Repeatable."
+)
+@click.option(
+    "--operator", "operators", metavar="NAME", multiple=True, help="Who may drain, scale and more. Repeatable."
+)
+def credentials_command(
+    directory: Path, pools: tuple[str, ...], workers: tuple[str, ...], operators: tuple[str, ...]
+) -> None:
+    """Write a NATS user for each service, worker and operator of a deployment, each with the least rights it needs.
+
+    What the directory has stays as it is, so one more worker changes no other; a deleted seed ends its user. Then reload
+    nats-server, whose configuration includes nats-users.conf, and give each process its own seed (--nats-credentials).
+
+    \b
+      pointsman credentials --worker engine-1 --worker engine-2 --operator alice
+      pointsman credentials --pool chat --pool coder --worker chat/gpu-1 --worker coder/gpu-2
+      nats-server --signal reload
+    """
+    credentials = Credentials(directory)
+    known = sorted({*credentials.pools, *(PoolName(pool) for pool in pools)}) or [DEFAULT_POOL]
+    for pool in known:
+        if not valid_name(pool):
+            msg = f"'{pool}' is no name of a pool"
+            raise click.BadParameter(msg, param_hint="--pool")
+    users = [_worker(text, known) for text in workers]
+    for name in operators:
+        if not valid_operator(name):
+            msg = f"'{name}' is no name, or that of a role"
+            raise click.BadParameter(msg, param_hint="--operator")
+    try:
+        before = set(credentials.users())
+        credentials.make(known, workers=users, operators=operators)
+        after = credentials.users()
+    except (OSError, ValueError) as error:
+        msg = f"{directory}: {error}"
+        raise click.ClickException(msg) from error
+    for user in after:
+        if user not in before:
+            print(f"made {credentials.file(user)}")
+    print(f"{len(after)} users in {directory / USERS_FILE}, for nats-server to include")
+
+
+def _worker(text: str, pools: list[PoolName]) -> BusUser:
+    pool, slash, instance = text.rpartition("/")
+    if not slash and len(pools) > 1:
+        msg = f"'{text}': there are several pools; write POOL/INSTANCE"
+        raise click.BadParameter(msg, param_hint="--worker")
+    found = PoolName(pool) if slash else pools[0]
+    if found not in pools or not REQUEST_ID_PATTERN.match(instance):
+        msg = f"'{text}' is not [POOL/]INSTANCE with a pool of {', '.join(pools)}"
+        raise click.BadParameter(msg, param_hint="--worker")
+    return BusUser(BusRole.WORKER, instance, found)

@@ -1,0 +1,270 @@
+"""An independent account of what tenants use, from the events alone and by the rules of docs/policies.md: who was let in over
+a limit, who was refused within them, and which limit an answer names. Slow: each judgement goes through the whole history
+of the tenant since its policy was set. In: the log in the order in which its leader applied it. Out: violations."""
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from pointsman.contracts.codec import LogEvent
+from pointsman.contracts.decisions import (
+    RequestEnd,
+    RequestGranted,
+    RequestHandedOver,
+    RequestMigrated,
+    RequestPlaced,
+    RequestRejected,
+)
+from pointsman.contracts.fleet import InstanceJoined, InstanceLeft
+from pointsman.contracts.requests import (
+    PrefillFinished,
+    RequestArrived,
+    RequestCancelled,
+    RequestFailed,
+    RequestFinished,
+)
+from pointsman.contracts.tenants import TenantPolicies, TenantPoliciesSet, TenantPolicy
+
+LIMIT_REASONS = {"rate_limited", "concurrency_exceeded", "quota_exceeded"}
+DAY = 86_400
+SLACK_SECONDS = 1e-5
+
+
+@dataclass
+class Use:
+    """`charges`: (time, weighted tokens) in order; `starts`: level of each bucket, and when, as its history begins."""
+
+    running: set[str] = field(default_factory=set)
+    requests: list[tuple[float, float]] = field(default_factory=list)
+    charges: list[tuple[float, float]] = field(default_factory=list)
+    starts: dict[str, tuple[float, float] | None] = field(default_factory=dict)
+    by_day: dict[int, float] = field(default_factory=lambda: defaultdict(float))
+    usual_output: float = 256.0
+
+
+@dataclass
+class Known:
+    tenant: str
+    arrival: RequestArrived
+    expected: str = ""
+    """The limit that it exceeds, for `wait` seconds."""
+    wait: float = 0.0
+    is_near: bool = False
+    """Too close to a limit to judge: rounding decides."""
+    place: str = "nowhere"
+    uncached: int = 0
+    placed_at: float = 0.0
+    charged: float = 0.0
+    kv: int = 0
+
+
+class LimitsModel:
+    def __init__(self) -> None:
+        self.policies: TenantPolicies | None = None
+        self.uses: dict[str, Use] = {}
+        self.known: dict[str, Known] = {}
+        self.ended: set[str] = set()
+        self.capacity: dict[str, int] = {}
+        self.refused = 0
+
+    def check(self, events: Iterable[LogEvent]) -> list[str]:
+        return [found for event in events if (found := self.apply(event))]
+
+    def apply(self, event: LogEvent) -> str:
+        """Returns a violation, or ''."""
+        match event:
+            case TenantPoliciesSet():
+                self._set(event.policies, event.at)
+            case InstanceJoined():
+                self.capacity[event.instance] = event.kv_capacity_tokens
+            case InstanceLeft():
+                self.capacity.pop(event.instance, None)
+            case RequestArrived():
+                self._arrive(event)
+            case RequestPlaced() | RequestMigrated():
+                return self._place(event)
+            case RequestGranted():
+                return self._grant(event)
+            case PrefillFinished() | RequestHandedOver():
+                if known := self.known.get(event.request):
+                    known.place = "answering"
+            case RequestRejected() if event.reason in LIMIT_REASONS:
+                return self._refuse(event)
+            case RequestFinished() | RequestFailed() | RequestCancelled() | RequestRejected():
+                self._end(event)
+            case _:
+                pass
+        return ""
+
+    def policy(self, tenant: str) -> TenantPolicy:
+        policies = self.policies or TenantPolicies()
+        return dict(policies.tenants).get(tenant, policies.default)  # type: ignore[call-overload, no-any-return]
+
+    def _use(self, tenant: str) -> Use:
+        return self.uses.setdefault(tenant, Use())
+
+    def _set(self, policies: TenantPolicies, at: float) -> None:
+        """Buckets keep their level; new ones are full."""
+        tenants = {known.tenant for known in self.known.values()} | set(self.uses)
+        before = {tenant: self._levels(tenant, at) for tenant in tenants}
+        was_limited = {tenant for tenant in tenants if _limited(self.policy(tenant))} if self.policies else set()
+        self.policies = policies
+        for tenant in tenants:
+            if not _limited(self.policy(tenant)):
+                self.uses.pop(tenant, None)
+                continue
+            if tenant not in was_limited:
+                self.uses[tenant] = Use()
+            use = self._use(tenant)
+            use.requests, use.charges = [], []
+            use.starts = {
+                name: (level, at)
+                for name, level in before[tenant].items()
+                if tenant in was_limited and level is not None
+            }
+            use.running = {name for name, known in self.known.items() if known.tenant == tenant}
+            for known in self.known.values():
+                if known.tenant == tenant and known.place in ("engine", "answering"):
+                    known.kv = known.arrival.prompt_tokens + self._output(known)
+
+    def _levels(self, tenant: str, at: float) -> dict[str, float | None]:
+        policy, use = self.policy(tenant), self._use(tenant)
+        rate, speed = policy.requests_per_second, policy.tokens_per_minute / 60
+        return {
+            "requests": _level(use.starts.get("requests"), use.requests, rate, at) if rate else None,
+            "tokens": _level(use.starts.get("tokens"), use.charges, speed, at) if speed else None,
+        }
+
+    def _arrive(self, event: RequestArrived) -> None:
+        if event.request in self.known or event.request in self.ended:
+            return
+        known = self.known[event.request] = Known(event.tenant, event)
+        policy = self.policy(event.tenant)
+        if self.policies is None or not _limited(policy):
+            return
+        use, levels = self._use(event.tenant), self._levels(event.tenant, event.at)
+        requests, tokens = levels["requests"], levels["tokens"]
+        waits = {
+            "requests": max(0.0, 1 - requests) / policy.requests_per_second if requests is not None else 0.0,
+            "tokens": max(0.0, -tokens) * 60 / policy.tokens_per_minute if tokens is not None else 0.0,
+            "concurrency": float(bool(policy.concurrency) and len(use.running) >= policy.concurrency),
+            "day": 0.0,
+        }
+        if policy.tokens_per_day and use.by_day[int(event.at // DAY)] >= policy.tokens_per_day - 1e-6:
+            waits["day"] = (event.at // DAY + 1) * DAY - event.at
+        known.is_near = 0 < max(waits.values()) <= SLACK_SECONDS
+        known.expected = max(waits, key=waits.__getitem__) if max(waits.values()) > SLACK_SECONDS else ""
+        known.wait = max(waits.values())
+        if not known.expected:
+            self._let_in(known)
+
+    def _let_in(self, known: Known) -> None:
+        use = self._use(known.tenant)
+        use.running.add(known.arrival.request)
+        use.requests.append((known.arrival.at, 1.0))
+
+    def _refuse(self, event: RequestRejected) -> str:
+        known = self.known.pop(event.request, None)
+        self.ended.add(event.request)
+        self.refused += 1
+        if known is None:
+            return f"{event.request} was refused by a limit, but never arrived"
+        if not known.expected:
+            return (
+                ""
+                if known.is_near
+                else f"{event.request} was refused ({event.detail}) within the limits of {known.tenant}"
+            )
+        wait, named = known.wait, {"requests": "rate_limited", "tokens": "rate_limited", "day": "quota_exceeded"}
+        if event.reason != named.get(known.expected, "concurrency_exceeded"):
+            return f"{event.request} was refused as {event.reason}, but exceeds {known.expected}"
+        if known.place != "nowhere":
+            return f"{event.request} was refused by a limit after it was placed"
+        if (
+            known.expected != "concurrency"
+            and abs(known.arrival.at + wait - event.at - event.retry_after) > 2 * SLACK_SECONDS
+        ):
+            return f"{event.request} is to come back after {event.retry_after} s, but may after {wait} s"
+        return ""
+
+    def _place(self, event: RequestPlaced | RequestMigrated) -> str:
+        known = self.known.get(event.request)
+        if known is None:
+            return ""
+        if known.expected:
+            return f"{event.request} was placed, but exceeds the {known.expected} of {known.tenant}"
+        known.place, known.uncached, known.placed_at, known.kv = "queue", event.uncached_tokens, event.at, 0
+        if _limited(self.policy(known.tenant)):
+            self._charge(known, self._weighted(known.uncached, known) + self._output(known), event.at)
+        return ""
+
+    def _grant(self, event: RequestGranted) -> str:
+        known = self.known.get(event.request)
+        if known is None or known.place != "queue":
+            return ""
+        known.place = "engine"
+        policy = self.policy(known.tenant)
+        if not _limited(policy):
+            return ""
+        before = sum(other.kv for other in self.known.values() if other.tenant == known.tenant)
+        known.kv = known.arrival.prompt_tokens + self._output(known)
+        room = policy.kv_share * sum(max(0, tokens) for tokens in self.capacity.values())
+        if policy.kv_share and room and before and before + known.kv > room and event.stamp is not None:
+            return (
+                f"{event.request} was granted beyond the KV share of {known.tenant}: {before} + {known.kv} > {room:g}"
+            )
+        return ""
+
+    def _end(self, event: RequestEnd) -> None:
+        known = self.known.pop(event.request, None)
+        self.ended.add(event.request)
+        if known is None or not _limited(self.policy(known.tenant)):
+            return
+        use = self._use(known.tenant)
+        use.running.discard(event.request)
+        if isinstance(event, RequestFinished):
+            prompt = event.prompt_tokens if event.prompt_tokens >= 0 else known.arrival.prompt_tokens
+            cached = event.cached_tokens if event.cached_tokens >= 0 else known.arrival.prompt_tokens - known.uncached
+            output = event.completion_tokens if event.completion_tokens >= 0 else self._output(known)
+            if event.completion_tokens >= 0:
+                use.usual_output += 0.1 * (output - use.usual_output)
+            self._charge(
+                known, prompt - min(prompt, cached) + self._cached_weight * min(prompt, cached) + output, event.at
+            )
+        elif known.place in ("nowhere", "queue"):
+            self._charge(known, 0.0, event.at)
+        elif known.place == "engine":
+            self._charge(known, self._weighted(known.uncached, known), event.at)
+
+    @property
+    def _cached_weight(self) -> float:
+        return self.policies.cached_token_weight if self.policies is not None else 0.0
+
+    def _weighted(self, uncached: int, known: Known) -> float:
+        return uncached + self._cached_weight * (known.arrival.prompt_tokens - uncached)
+
+    def _output(self, known: Known) -> int:
+        return min(known.arrival.max_output_tokens, round(self._use(known.tenant).usual_output))
+
+    def _charge(self, known: Known, total: float, at: float) -> None:
+        use, more = self._use(known.tenant), total - known.charged
+        known.charged = total
+        use.charges.append((at, more))
+        day = int(at // DAY)
+        if more > 0 or int(known.placed_at // DAY) >= day:
+            use.by_day[day] = max(0.0, use.by_day[day] + more)
+
+
+def _limited(policy: TenantPolicy) -> bool:
+    limits = (policy.requests_per_second, policy.concurrency, policy.tokens_per_minute, policy.tokens_per_day)
+    return any(limits) or policy.kv_share > 0
+
+
+def _level(start: tuple[float, float] | None, taken: list[tuple[float, float]], rate: float, at: float) -> float:
+    size = 1.0 + rate / 2
+    level, since = start or (size, taken[0][0] if taken else at)
+    level = min(size, level)
+    for moment, amount in taken:
+        level = min(size, level + rate * max(0.0, moment - since)) - amount
+        level, since = min(size, level), max(since, moment)
+    return min(size, level + rate * max(0.0, at - since))

@@ -1,0 +1,135 @@
+"""Credentials of clients over HTTP: scopes, errors in each API's form, and that nothing else names the tenant."""
+
+import json
+from typing import Any
+
+import pytest
+
+from pointsman.primitives import InstanceId
+from tests.support.api_keys import api_key, put_key
+from tests.support.events import joined
+from tests.support.ingress_world import CHAT, COMPLETIONS, TOKENS, World, world_with
+from tests.support.oidc_issuer import SigningKey, running_issuer
+from tests.support.waiting import eventually
+
+MESSAGES = "/v1/messages"
+MESSAGE = {"model": "m", "max_tokens": 3, "messages": [{"role": "user", "content": "hello"}]}
+KEYS = {"sk-alice": "alice", "sk-bob": "bob"}
+FOREIGN_NAMES = (
+    "x-llm-d-inference-fairness-id",
+    "x-session-id",
+    "x-tenant",
+    "x-pointsman-tenant",
+    "x-forwarded-user",
+    "openai-organization",
+    "x-user-id",
+)
+
+
+async def refusal(world: World, path: str, body: Any, key: str) -> tuple[int, dict[str, Any]]:
+    async with world.post(path, body, authorization=f"Bearer {key}") as answer:
+        return answer.status, await answer.json()
+
+
+async def test_no_header_and_no_field_names_another_tenant() -> None:
+    async with world_with(keys=KEYS) as world:
+        told = {name.replace("-", "_"): "bob" for name in FOREIGN_NAMES}
+        body = {**TOKENS, "user": "bob", "metadata": {"user_id": "bob"}, "safety_identifier": "bob"}
+        for shown in ({"authorization": "Bearer sk-alice"}, {"x_api_key": "sk-alice"}):
+            async with world.post(COMPLETIONS, body, **told, **shown) as answer:
+                assert answer.status == 200
+        async with world.post(COMPLETIONS, body, x_api_key="sk-bob", authorization="Bearer sk-alice") as answer:
+            assert answer.status == 200
+
+        assert [asked.tenant for asked in world.scheduler.asked] == ["alice"] * 3
+        assert len({asked.session for asked in world.scheduler.asked}) == 1
+        async with world.post(COMPLETIONS, body, **told, x_api_key="sk-bob") as answer:
+            assert answer.status == 200
+        assert world.scheduler.asked[-1].tenant == "bob"
+        assert world.scheduler.asked[-1].session != world.scheduler.asked[0].session
+
+
+async def test_scopes_are_kept_and_told_in_each_apis_form() -> None:
+    async with world_with(keys=KEYS, tokenizer="builtin") as world:
+        await put_key(world.broker.access, api_key("sk-models", "carol", models=["other-*"]))
+        await put_key(world.broker.access, api_key("sk-paths", "carol", endpoints=[COMPLETIONS]))
+
+        async def is_known() -> bool:
+            return (await refusal(world, CHAT, MESSAGE, "sk-paths"))[0] == 403
+
+        await eventually(is_known)
+        no_chat = (await refusal(world, CHAT, MESSAGE, "sk-paths"))[1]["error"]
+        no_message = (await refusal(world, MESSAGES, MESSAGE, "sk-paths"))[1]
+        assert (no_chat["code"], no_chat["type"]) == ("endpoint_not_allowed", "permission_error")
+        assert (no_message["type"], no_message["error"]["type"]) == ("error", "permission_error")
+
+        answers = [
+            await refusal(world, COMPLETIONS, {**TOKENS, "model": model}, "sk-models") for model in ("m", "nowhere", "")
+        ]
+        assert [status for status, _ in answers] == [403, 403, 403]
+        assert {body["error"]["code"] for _, body in answers} == {"model_not_allowed"}
+        assert answers[0][1]["error"]["message"].replace("'m'", "") == answers[1][1]["error"]["message"].replace(
+            "'nowhere'", ""
+        )
+        status, unknown = await refusal(world, COMPLETIONS, {**TOKENS, "model": "other-1"}, "sk-models")
+        assert (status, unknown["error"]["message"]) == (404, "The model 'other-1' does not exist.")
+
+        assert world.scheduler.asked == []
+        status, _ = await refusal(world, COMPLETIONS, TOKENS, "sk-paths")
+        assert status == 200
+
+
+async def test_models_out_of_scope_are_not_listed() -> None:
+    async with world_with(keys={"sk-alice": "alice"}) as world:
+        await put_key(world.broker.access, api_key("sk-some", "carol", models=["m-*"]))
+        await world.log.append(joined(InstanceId("engine-3"), url=world.one.url, model="m-2", at=1.0))
+
+        async def listed(key: str, path: str = "/v1/models") -> tuple[int, str]:
+            async with world.client.get(world.url + path, headers={"authorization": f"Bearer {key}"}) as answer:
+                return answer.status, await answer.text()
+
+        async def is_known() -> bool:
+            return (await listed("sk-some"))[0] == 200
+
+        await eventually(is_known)
+        assert json.loads((await listed("sk-some"))[1])["data"] == []
+        assert "m" in (await listed("sk-alice"))[1]
+        assert [(await listed("sk-some", f"/v1/models/{name}"))[0] for name in ("m", "nothing", "m-9")] == [
+            403,
+            403,
+            404,
+        ]
+        assert (await listed("sk-alice", "/v1/models/m"))[0] == 200
+
+
+async def test_an_ingress_that_has_not_read_the_keys_is_not_ready_and_says_503() -> None:
+    async with world_with(keys=KEYS, log_answers=False) as world:
+        assert not world.board.ready
+        assert "api_keys" in world.board.missing_parts
+        status, body = await refusal(world, COMPLETIONS, TOKENS, "sk-alice")
+        assert (status, body["error"]["code"]) == (503, "credentials_unread")
+        async with world.post(COMPLETIONS, TOKENS) as answer:
+            assert answer.status == 401
+
+        world.broker.reconnect()
+        await eventually(lambda: world.board.ready)
+        assert (await refusal(world, COMPLETIONS, TOKENS, "sk-alice"))[0] == 200
+        world.broker.disconnect()
+        assert (await refusal(world, COMPLETIONS, TOKENS, "nonsense"))[0] == 401
+
+
+@pytest.mark.parametrize("keys", [None, KEYS])
+async def test_tokens_of_an_issuer_are_accepted_beside_keys_and_alone(keys: dict[str, str] | None) -> None:
+    signing = SigningKey("k")
+    async with running_issuer(signing) as issuer:
+        oidc: dict[str, Any] = {"oidc_issuer": issuer.url, "oidc_audience": "pointsman", "oidc_tenant_claim": "org"}
+        async with world_with(keys=keys, **oidc) as world:
+            token = signing.token(iss=issuer.url, org="acme").decode()
+            statuses = [
+                (await refusal(world, COMPLETIONS, {**TOKENS, "user": "bob"}, sent))[0]
+                for sent in (token, token[:-9] + "AAAAAAAAA", "sk-alice", "nonsense")
+            ]
+
+            assert statuses == [200, 401, 401 if keys is None else 200, 401]
+            assert [asked.tenant for asked in world.scheduler.asked] == ["acme"] + ["alice"] * (keys is not None)
+            assert all("authorization" not in received.headers for received in world.one.received)

@@ -1,0 +1,168 @@
+"""API keys, whole: `pointsman keys` against a leading scheduler over a real nats-server, and two ingresses that follow."""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from click.testing import CliRunner
+
+from pointsman.adapters import jetstream
+from pointsman.adapters.clocks import ScaledClock
+from pointsman.adapters.jetstream.key_value import ACCESS_BUCKET
+from pointsman.contracts.access import ApiKeyChanged
+from pointsman.ports import Link
+from pointsman.primitives import PoolName, WallSeconds
+from pointsman.runtime.embedded_nats import EmbeddedNats, start_nats
+from pointsman.runtime.health import HealthBoard
+from pointsman.runtime.supervision import Supervisor
+from pointsman.simulation.replay import verify
+from pointsman_cli.main import main as pointsman
+from pointsman_ingress.main import assembled, http_server
+from pointsman_ingress.settings import IngressSettings
+from tests.support.events import joined
+from tests.support.log_reading import events_in, whole_log
+from tests.support.scheduling import running_scheduler
+from tests.support.waiting import eventually
+
+POOL = PoolName("default")
+EFFECTIVE_SECONDS = 5.0
+
+
+@dataclass
+class Fleet:
+    nats: EmbeddedNats
+    ingresses: list[str]
+    link: Link
+    http: aiohttp.ClientSession
+    directory: Path
+
+    async def keys(self, *arguments: str, fails: bool = False) -> str:
+        """The command as an operator gives it; what it prints."""
+        ran = await asyncio.to_thread(
+            CliRunner().invoke, pointsman, ["keys", *arguments, "--from", self.nats.url], catch_exceptions=False
+        )
+        assert (ran.exit_code != 0) == fails, ran.output
+        return ran.output if fails else ran.stdout
+
+    async def created(self, *arguments: str) -> dict[str, Any]:
+        made: dict[str, Any] = json.loads(await self.keys("create", *arguments, "--json"))
+        return made
+
+    async def statuses(self, key: str, path: str = "/v1/models") -> list[int]:
+        found = []
+        for ingress in self.ingresses:
+            async with self.http.get(ingress + path, headers={"authorization": f"Bearer {key}"}) as answer:
+                found.append(answer.status)
+        return found
+
+    async def becomes(self, key: str, status: int) -> None:
+        """In both ingresses, and in time."""
+
+        async def has_become() -> bool:
+            return await self.statuses(key) == [status] * len(self.ingresses)
+
+        began = time.monotonic()
+        await eventually(has_become)
+        assert time.monotonic() - began < EFFECTIVE_SECONDS
+
+
+@asynccontextmanager
+async def running_fleet(directory: Path) -> AsyncIterator[Fleet]:
+    clock = ScaledClock()
+    async with AsyncExitStack() as stack:
+        nats = await start_nats(directory / "nats")
+        stack.push_async_callback(nats.stop)
+        links = [
+            await stack.enter_async_context(jetstream.connect(nats.url, POOL, clock, name=name))
+            for name in ("scheduler", "test", "ingress-1", "ingress-2")
+        ]
+        await eventually(lambda: all(link.commands.connected for link in links))
+        await stack.enter_async_context(running_scheduler(links[0], clock))
+        await links[1].log.append(joined("engine-1", at=clock.now()))
+        urls = [await ingress(stack, link, clock) for link in links[2:]]
+        http = await stack.enter_async_context(aiohttp.ClientSession())
+        yield Fleet(nats, urls, links[1], http, directory)
+
+
+async def ingress(stack: AsyncExitStack, link: Link, clock: ScaledClock) -> str:
+    settings = IngressSettings(require_keys=True, probe=False, port=0, lame_duck_seconds=0.0, drain_seconds_max=0.2)
+    supervisor, board = await stack.enter_async_context(Supervisor()), HealthBoard()
+    app = await stack.enter_async_context(
+        assembled(settings, {POOL: link}, clock=clock, board=board, supervisor=supervisor)
+    )
+    server = http_server(app, settings, board)
+    serving = asyncio.create_task(server.serve())
+
+    async def stop() -> None:
+        server.should_exit = True
+        await serving
+
+    stack.push_async_callback(stop)
+    await eventually(lambda: server.started and board.ready)
+    return f"http://127.0.0.1:{server.bound_port}"
+
+
+async def test_keys_are_made_listed_rotated_and_revoked_and_all_ingresses_follow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "no-fleets"))
+    async with running_fleet(tmp_path) as fleet:
+        assert await fleet.statuses("nonsense") == [401, 401]
+        first = await fleet.created("alice", "--expires", "90d", "--model", "m*", "--endpoint", "/v1/completions")
+        key = first["key"]
+        await fleet.becomes(key, 200)
+        assert (first["tenant"], first["models"], first["endpoints"]) == ("alice", ["m*"], ["/v1/completions"])
+
+        listed = await fleet.keys("list", "--json")
+        (shown,) = json.loads(listed)["keys"]
+        assert (shown["id"], shown["created_by"], shown["status"]) == (first["id"], "local", "active")
+        assert key not in listed
+        assert "digest" not in listed
+
+        successor = json.loads(await fleet.keys("rotate", key, "--grace", "2s", "--json"))
+        assert (successor["models"], successor["endpoints"]) == (["m*"], ["/v1/completions"])
+        assert successor["expires_at"] == first["expires_at"]
+        await fleet.becomes(successor["key"], 200)
+        assert await fleet.statuses(key) == [200, 200]
+        await fleet.becomes(key, 401)
+
+        await fleet.keys("revoke", successor["id"])
+        await fleet.becomes(successor["key"], 401)
+        await fleet.keys("revoke", successor["id"])
+        assert "revoked" in await fleet.keys("rotate", successor["id"], fails=True)
+        assert "there is no key" in await fleet.keys("revoke", "nobody", fails=True)
+        assert "begins with a letter" in await fleet.keys("create", "=cmd", fails=True)
+        assert "there is no endpoint" in await fleet.keys("create", "bob", "--endpoint", "/metrics", fails=True)
+
+        changes = [event for event in await events_in(fleet.link.log) if isinstance(event, ApiKeyChanged)]
+        assert [(e.action, e.key, e.tenant, e.by) for e in changes] == [
+            ("create", first["id"], "alice", "local"),
+            ("create", successor["id"], "alice", "local"),
+            ("rotate", first["id"], "alice", "local"),
+            ("revoke", successor["id"], "alice", "local"),
+        ]
+        verdict = verify(await whole_log(fleet.link.log))
+        assert (verdict.different, verdict.unchecked.total()) == (0, 0)
+        assert verdict.identical >= len(changes)
+        stored = await fleet.link.access.read()
+        assert not any(key.encode() in value.value or b"pm-" in value.value for value in stored.values)
+
+        last = await fleet.created("carol")
+        await fleet.becomes(last["key"], 200)
+        await delete_bucket(fleet)
+        await asyncio.sleep(1.5)
+        assert await fleet.statuses(last["key"]) == [200, 200]
+        await fleet.nats.kill()
+        assert await fleet.statuses(last["key"]) == [200, 200]
+        assert await fleet.statuses(key) == [401, 401]
+
+
+async def delete_bucket(fleet: Fleet) -> None:
+    await fleet.link.commands.request_bytes(f"$JS.API.STREAM.DELETE.KV_{ACCESS_BUCKET}", b"", timeout=WallSeconds(2.0))

@@ -1,0 +1,104 @@
+"""`pointsman tenants`: how a change is made, and what is shown."""
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from pointsman.adapters.tenants_file import TenantsFileError
+from pointsman.contracts.commands import TenantDescribed, TenantsDescribed
+from pointsman.contracts.tenants import RateLimit, RateLimits, TenantPolicies, TenantPolicy
+from pointsman.primitives import Tenant
+from pointsman_cli.tenants import show, tenants_command, with_values
+
+ALICE = Tenant("alice")
+KNOWN = TenantPolicies(
+    default=TenantPolicy(concurrency=3), tenants={ALICE: TenantPolicy(tokens_per_minute=60_000, priority="interactive")}
+)
+
+
+def test_a_change_keeps_what_it_does_not_name() -> None:
+    changed = with_values(KNOWN, "alice", {"requests_per_second": "2.5"})
+
+    assert changed.default == KNOWN.default
+    assert changed.tenants == {
+        ALICE: TenantPolicy(tokens_per_minute=60_000, priority="interactive", requests_per_second=2.5)
+    }
+
+
+def test_a_new_tenant_begins_with_the_default_and_the_default_has_a_name() -> None:
+    changed = with_values(with_values(KNOWN, "bob", {"priority": "batch"}), "default", {"concurrency": "0"})
+
+    assert changed.tenants[Tenant("bob")] == TenantPolicy(concurrency=3, priority="batch")
+    assert changed.default == TenantPolicy()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["set", "alice"], "Missing argument"),
+        (["set", "alice", "concurrency"], "'concurrency' is not KEY=VALUE"),
+        (["set", "alice", "concurrency=-1"], "concurrency = '-1'"),
+        (["set", "alice", "speed=1"], "has no key 'speed'"),
+        (["set", "a\x1b[2J", "concurrency=1"], "printable ASCII"),
+        (["apply", "/no/such/file.toml"], "cannot read /no/such/file.toml: No such file"),
+    ],
+)
+def test_mistakes_are_told_before_anything_is_asked(words: list[str], message: str) -> None:
+    result = CliRunner().invoke(tenants_command, words)
+
+    assert result.exit_code in (1, 2)
+    assert message in result.output
+    assert "\x1b" not in result.output
+
+
+def test_an_impossible_name_is_refused() -> None:
+    with pytest.raises(TenantsFileError):
+        with_values(KNOWN, "", {"concurrency": "1"})
+
+
+def test_policies_are_shown_with_what_is_used_of_them(capsys: pytest.CaptureFixture[str]) -> None:
+    limits = RateLimits(tokens=RateLimit(limit=60_000, remaining=41_200, reset=18.8))
+    show(
+        TenantsDescribed(
+            pool="default",
+            policies=KNOWN,
+            tenants=[
+                TenantDescribed(tenant=ALICE, in_flight=2, tokens_today=1_234_567, limits=limits),
+                TenantDescribed(tenant=Tenant("some\x1bbody"), in_flight=1),
+            ],
+        )
+    )
+
+    lines = capsys.readouterr().out.splitlines()
+    alice = next(line for line in lines if "alice" in line).split()
+    somebody = next(line for line in lines if "body (default)" in line)
+    assert alice == [
+        "alice",
+        "interactive",
+        "1",
+        "-",
+        "2",
+        "/",
+        "-",
+        "41,200",
+        "/",
+        "60,000",
+        "1,234,567",
+        "/",
+        "-",
+        "-",
+    ]
+    assert "1 / 3" in somebody
+    assert "\x1b" not in somebody
+
+
+def test_without_policies_it_says_what_that_means(capsys: pytest.CaptureFixture[str]) -> None:
+    show(TenantsDescribed(pool="default"))
+
+    assert "no tenant has limits" in capsys.readouterr().out
+
+
+def test_every_command_has_help_and_json() -> None:
+    assert isinstance(tenants_command, click.Group)
+    for name in ("show", "apply", "set"):
+        assert "--json" in CliRunner().invoke(tenants_command, [name, "--help"]).output

@@ -1,0 +1,223 @@
+"""Limits of tenants, judged by an account of its own (`pointsman_lab.torture.limits_model`) and by plain counts."""
+
+from collections import defaultdict
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pointsman.contracts.codec import LogEvent
+from pointsman.contracts.decisions import RequestGranted, RequestRejected
+from pointsman.contracts.requests import RequestArrived
+from pointsman.contracts.tenants import TenantPolicies, TenantPoliciesSet, TenantPolicy
+from pointsman.primitives import Tenant
+from pointsman_lab.torture.limits_model import LIMIT_REASONS, LimitsModel
+from tests.support.limited_pool import DAY, TENANTS, LimitedPool
+
+
+def named(**policies: TenantPolicy) -> TenantPolicies:
+    return TenantPolicies(tenants={Tenant(name): policy for name, policy in policies.items()})
+
+
+def refusals(log: list[LogEvent]) -> list[RequestRejected]:
+    return [event for event in log if isinstance(event, RequestRejected) and event.reason in LIMIT_REASONS]
+
+
+def let_in(log: list[LogEvent]) -> dict[str, list[float]]:
+    refused = {event.request for event in refusals(log)}
+    arrivals: dict[str, list[float]] = defaultdict(list)
+    for event in log:
+        if isinstance(event, RequestArrived) and event.request not in refused:
+            arrivals[event.tenant].append(event.at)
+    return arrivals
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 2**32), start=st.sampled_from([0.0, DAY - 5.0, 1.78e9]))
+def test_every_answer_agrees_with_an_account_of_its_own(seed: int, start: float) -> None:
+    pool = LimitedPool(seed, start=start)
+    pool.live(300)
+
+    assert LimitsModel().check(pool.log) == []
+
+
+def test_the_traffic_of_these_tests_meets_every_limit() -> None:
+    log = [event for seed in range(12) for event in LimitedPool(seed).live(300).log]
+
+    assert {event.reason for event in refusals(log)} == LIMIT_REASONS
+    assert sum(isinstance(event, TenantPoliciesSet) for event in log) > 20
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 2**32), rate=st.floats(0.2, 30.0), load=st.floats(1.0, 60.0))
+def test_no_span_has_more_requests_than_the_rate_and_one_bucket(seed: int, rate: float, load: float) -> None:
+    pool = LimitedPool(seed)
+    pool.set_policies(named(a=TenantPolicy(requests_per_second=rate)))
+    pool.live(300, rate=load, policies=False)
+
+    times = let_in(pool.log)["a"]
+    for first, begin in enumerate(times):
+        for last in range(first, len(times)):
+            assert last - first + 1 <= 1.0 + rate / 2 + rate * (times[last] - begin) + 1e-3
+    assert all("requests a second" in event.detail for event in refusals(pool.log))
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 2**32), most=st.integers(1, 6))
+def test_concurrency_counts_each_request_once_until_its_end(seed: int, most: int) -> None:
+    pool = LimitedPool(seed)
+    pool.set_policies(named(a=TenantPolicy(concurrency=most)))
+
+    for _ in range(20):
+        pool.live(20, policies=False)
+        mine = [request for request in pool.state.workload.requests.values() if request.tenant == "a"]
+        assert len(mine) <= most
+        account = pool.state.tenants.named.get(Tenant("a"))
+        assert (account.in_flight if account is not None else 0) == len(mine)
+
+
+@settings(max_examples=20, deadline=None)
+@given(seed=st.integers(0, 2**32), weight=st.sampled_from([0.0, 0.25, 1.0]))
+def test_after_the_last_end_nothing_is_in_flight_and_each_answer_is_charged_once(seed: int, weight: float) -> None:
+    """Without requests that break off, a day's use is the sum of what the engines reported."""
+    pool = LimitedPool(seed)
+    policy = TenantPolicy(tokens_per_day=10**12, concurrency=1_000, kv_share=0.5)
+    pool.set_policies(TenantPolicies(default=policy, cached_token_weight=weight))
+    pool._break_off = lambda: None  # type: ignore[method-assign]
+    pool.live(300, policies=False)
+    pool.end_all()
+
+    expected: dict[str, float] = defaultdict(float)
+    model = LimitsModel()
+    assert model.check(pool.log) == []
+    for tenant in TENANTS:
+        expected[tenant] = sum(model.uses[tenant].by_day.values()) if tenant in model.uses else 0.0
+    accounts = pool.state.tenants.unnamed
+    assert {tenant: account.in_flight for tenant, account in accounts.items() if account.in_flight} == {}
+    assert {tenant: account.kv_tokens for tenant, account in accounts.items() if account.kv_tokens} == {}
+    for tenant, account in accounts.items():
+        assert account.used == pytest.approx(expected[tenant])
+
+
+def test_a_tenant_without_limits_is_never_refused_by_one() -> None:
+    pool = LimitedPool(3)
+    pool.set_policies(named(a=TenantPolicy(requests_per_second=0.1, concurrency=1, tokens_per_minute=1)))
+    pool.live(600, policies=False)
+
+    tenants = {event.request: event.tenant for event in pool.log if isinstance(event, RequestArrived)}
+    assert {tenants[event.request] for event in refusals(pool.log)} == {"a"}
+    assert list(pool.state.tenants.named) == ["a"]
+    assert not pool.state.tenants.unnamed
+
+
+def test_who_comes_back_when_told_is_let_in() -> None:
+    limits = {
+        "requests_per_second": TenantPolicy(requests_per_second=0.7),
+        "tokens_per_minute": TenantPolicy(tokens_per_minute=3_000),
+        "tokens_per_day": TenantPolicy(tokens_per_day=400),
+    }
+    for name, policy in limits.items():
+        for start in (0.0, 1_790_000_000.25):
+            pool = LimitedPool(1, start=start)
+            pool.set_policies(named(a=policy))
+            refused: list[RequestRejected] = []
+            while not refused:
+                refused = refusals(pool.arrive("a"))
+            pool.now += 0.999 * refused[0].retry_after
+            assert refusals(pool.arrive("a")), name
+            pool.now += 0.001001 * refused[0].retry_after
+            assert not refusals(pool.arrive("a")), name
+
+
+def test_a_refusal_names_the_tenants_own_limit_and_no_instance() -> None:
+    pool = LimitedPool(1)
+    pool.set_policies(named(a=TenantPolicy(concurrency=1)))
+    pool.arrive("a")
+
+    arrived, refused = pool.arrive("a")
+
+    assert isinstance(arrived, RequestArrived)
+    assert isinstance(refused, RequestRejected)
+    assert (refused.reason, refused.detail) == ("concurrency_exceeded", "the limit of 1 requests at a time is used up")
+    assert (refused.settings, refused.candidates, refused.retry_after) == ({}, [], 1.0)
+
+
+def test_a_refused_request_is_neither_a_hot_prefix_nor_an_outcome() -> None:
+    pool = LimitedPool(1, admission="predicted_ttft_fair")
+    pool.set_policies(named(a=TenantPolicy(concurrency=1)))
+    pool.arrive("a")
+    known = [repr(vars(tracker)) for tracker in pool.state.trackers[2:]]
+    arrivals = len(pool.state.hotness._window)
+
+    for _ in range(50):
+        assert refusals(pool.arrive("a"))
+
+    assert [repr(vars(tracker)) for tracker in pool.state.trackers[2:]] == known
+    assert len(pool.state.hotness._window) == arrivals
+
+
+def test_over_its_kv_share_a_tenant_waits_while_others_pass_and_goes_on_when_there_is_room() -> None:
+    """Of 40,000 tokens `a` may have 2,000: seven of its requests of 257 and one token of output, not nine."""
+    pool = LimitedPool(1)
+    pool.set_policies(named(a=TenantPolicy(kv_share=0.05)))
+    for _ in range(9):
+        assert not refusals(pool.arrive("a", max_output_tokens=1))
+        for request in list(pool.state.workload.requests.values()):
+            if request.stage.value == "prefill":
+                pool._first_token()
+    granted = [event for event in pool.log if isinstance(event, RequestGranted)]
+    assert len(granted) == 7
+
+    other = pool.arrive("b", max_output_tokens=1)
+    assert [event.request for event in other if isinstance(event, RequestGranted)] == ["r10"]
+
+    pool.log.clear()
+    pool.finish(pool.state.workload.requests[granted[0].request])
+    assert [event.request for event in pool.log if isinstance(event, RequestGranted)] == ["r8"]
+
+
+def test_a_request_larger_than_its_tenants_share_runs_alone() -> None:
+    pool = LimitedPool(1)
+    pool.set_policies(named(a=TenantPolicy(kv_share=0.001)))
+
+    first, second = pool.arrive("a"), pool.arrive("a")
+
+    assert any(isinstance(event, RequestGranted) for event in first)
+    assert not any(isinstance(event, RequestGranted) for event in second)
+    pool.end_all()
+    assert LimitsModel().check(pool.log) == []
+
+
+def test_names_of_tenants_are_remembered_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pointsman.state.tenants.UNNAMED_MAX", 50)
+    pool = LimitedPool(1)
+    pool.set_policies(
+        TenantPolicies(
+            default=TenantPolicy(requests_per_second=1.0), tenants={Tenant("a"): TenantPolicy(concurrency=9)}
+        )
+    )
+    pool.arrive("a")
+    for number in range(400):
+        pool.now += 1.0
+        pool.arrive(f"name-{number}")
+        pool.end_all()
+
+    assert len(pool.state.tenants.unnamed) == 50
+    assert list(pool.state.tenants.named) == ["a"]
+
+
+def test_what_is_left_is_told() -> None:
+    pool = LimitedPool(1)
+    pool.set_policies(named(a=TenantPolicy(requests_per_second=4.0, tokens_per_day=10_000)))
+    assert pool.state.tenants.rate_limits(Tenant("b"), pool.now) is None
+    pool.arrive("a", max_output_tokens=1)
+    pool.arrive("a", max_output_tokens=1)
+
+    limits = pool.state.tenants.rate_limits(Tenant("a"), pool.now)
+
+    assert limits is not None
+    assert limits.requests is not None
+    assert limits.tokens is not None
+    assert (limits.requests.limit, limits.requests.remaining, limits.requests.reset) == (4, 1, 0.5)
+    assert (limits.tokens.limit, limits.tokens.reset) == (10_000, DAY)
+    assert limits.tokens.remaining == 10_000 - 257 - 1 - 65 - 1
