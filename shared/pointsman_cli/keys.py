@@ -179,7 +179,7 @@ def rotate_command(
     except click.ClickException as error:
         if not made:
             raise
-        click.echo(f"the old key {key_id} has not got its end: {error.message}; revoke it yourself", err=True)
+        print_line(f"the old key {key_id} has not got its end: {error.message}; revoke it yourself", error=True)
     _show_new(*made[0], as_json=as_json)
 
 
@@ -283,8 +283,8 @@ def _show_new(key: str, made: ApiKey, *, as_json: bool) -> None:
         print_json({"key": key, **_described(made)})
         return
     until = f", valid until {_day(made.expires_at)}" if made.expires_at else ""
-    click.echo(f"key {made.id} of {made.tenant}{until}; it is shown only now:", err=True)
-    click.echo(key)
+    print_line(f"key {made.id} of {made.tenant}{until}; it is shown only now:", error=True)
+    print_line(key)
 
 
 def _described(key: ApiKey) -> dict[str, Any]:
