@@ -23,6 +23,7 @@ from pointsman_cli.doctor.admin_actions import AdminActions
 from pointsman_cli.doctor.examination import Diagnosis, examine
 from pointsman_cli.doctor.isolation import Isolation
 from pointsman_cli.doctor.requests import Requests
+from pointsman_cli.doctor.service import Service
 from pointsman_cli.history.start_point import StartPoint
 from tests.support.events import joined
 
@@ -197,10 +198,12 @@ def test_requests_beyond_a_tenants_limits_are_no_sign_of_too_much_load() -> None
         )  # fmt: skip
     entries = [LogEntry.read(n, subject_of(POOL, event), encode(event)) for n, event in enumerate(events, 1)]
 
-    found = {f.what: f for f in examine(entries, SETTINGS, [Requests(SETTINGS)], StartPoint(None, "")).findings}
+    diagnosis = examine(entries, SETTINGS, [Requests(SETTINGS), Service(SETTINGS)], StartPoint(None, ""))
+    found = {finding.what: finding for finding in diagnosis.findings}
 
     limited = found["5 of 9 requests (55.6%) were beyond their tenant's limits"]
     assert limited.severity == "note"
     assert limited.evidence[-1] == "of flood (5)"
     assert "tenants show" in limited.advice
+    assert diagnosis.summary[0].startswith("4 requests, 75.0% with the first token in time")
     assert "what-if" in found["1 of 9 requests (11.1%) were rejected"].advice
