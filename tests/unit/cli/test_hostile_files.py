@@ -20,8 +20,9 @@ from pointsman.simulation.replay import BaseState, fold
 from pointsman.state.checkpoint import encode_state
 from pointsman_cli.history.bundle import write_bundle
 from pointsman_cli.history.checkpoint import ExportedCheckpoint, _form
-from pointsman_cli.history.sources import Header
+from pointsman_cli.history.sources import Header, open_history
 from pointsman_cli.main import main
+from tests.support.hostile import hostile_log
 from tests.support.recorded_log import RecordedFleet
 from tests.unit.cli.test_history import archived
 
@@ -223,3 +224,17 @@ def test_hostile_traces_are_refused_in_bounded_memory(tmp_path: Path) -> None:
         commands.append(["simulate", "--trace", str(tmp_path / f"{number}.jsonl"), "--instances", "1"])
 
     assert_refused(TRACES, run(*commands))
+
+
+def test_names_that_are_sql_are_stored_as_names(entries: list[LogEntry], tmp_path: Path) -> None:
+    """Also in the choice of a log, which is a user's text."""
+    injection = "2026'); DROP TABLE events; --"
+    hostile = hostile_log(entries, policies_too=True)
+    file = archived(tmp_path / "archive.sqlite", (injection, 1, hostile, ""), ("2025", 1, entries[:20], ""))
+
+    with open_history(file, pool=injection) as history:
+        assert [entry.payload for entry in history] == [entry.payload for entry in hostile]
+    ran = CliRunner().invoke(main, ["replay", "--from", file, "--pool", "x' OR 1=1; DROP TABLE events; --"])
+    assert ran.exit_code == 2
+    with open_history(file, pool="2025") as history:
+        assert len(list(history)) == 20
