@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup up check lint test test-vllm test-clients mutation results lock clean
+.PHONY: help setup up check lint test test-vllm test-clients mutation fuzz results lock audit sbom clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -62,6 +62,11 @@ $(CLIENTS)/.ready: pyproject.toml | setup
 	@$(CLIENTS)/bin/python -m pip install -q --disable-pip-version-check $$($(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["clients"])')
 	@touch $@
 
+# Half of them to a fleet that splits prefill and decode. Another run: make fuzz POINTSMAN_FUZZ_SEED=7.
+export POINTSMAN_FUZZ_SEED
+fuzz: setup ## 20,000 hostile requests to two fleets; about ten minutes
+	POINTSMAN_FUZZ_REQUESTS=20000 $(BIN)/pytest tests/security/test_fuzz.py $(ARGS)
+
 # TRACES has the two trace files. A part, which writes nothing: make results ARGS="--only lag"; all, small:
 # ARGS=--quick.
 TRACES ?= ../shared/traces
@@ -71,10 +76,20 @@ results: setup ## run every study of docs/results.md; under 30 minutes on two co
 COMPILE = $(BIN)/pip-compile -q --strip-extras --generate-hashes --allow-unsafe --no-emit-index-url \
   --no-emit-trusted-host --no-emit-find-links --no-header
 
-# What `make setup` installs, and what a container needs: with hashes, without index lines.
+# What `make setup` installs, what a container needs and what builds it: with hashes, without index lines.
 lock: ## write deploy/requirements*.txt from pyproject.toml
 	$(COMPILE) --extra dev --output-file deploy/requirements.txt pyproject.toml deploy/build.in
-	$(COMPILE) --build-deps-for wheel -c deploy/requirements.txt --output-file deploy/requirements-runtime.txt pyproject.toml
+	$(COMPILE) -c deploy/requirements.txt --output-file deploy/requirements-runtime.txt pyproject.toml
+	$(COMPILE) -c deploy/requirements.txt --output-file deploy/requirements-build.txt deploy/image.in
+
+# Not part of `make test`: it needs the network. Exit code 2: nothing was audited, since no database was reached.
+audit: setup ## look for known vulnerabilities of everything locked
+	$(BIN)/python deploy/audit.py deploy/requirements-runtime.txt deploy/requirements-build.txt deploy/requirements.txt
+
+SBOM ?= sbom.cdx.json
+sbom: setup ## write the bill of materials of the image's Python packages (CycloneDX)
+	$(BIN)/cyclonedx-py requirements --pyproject pyproject.toml --output-reproducible --of JSON -o $(SBOM) \
+	  deploy/requirements-runtime.txt
 
 clean: ## remove environments, caches and local data
 	rm -rf .venv $(CLIENTS) .pointsman .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -14,6 +14,7 @@ import click
 import msgspec
 
 from pointsman.adapters.file_lock import is_locked, try_lock
+from pointsman.adapters.owner_only import OWNER_ONLY, make_owner_only
 from pointsman.contracts.permissions import BusRole, BusUser
 from pointsman.contracts.subjects import LOCAL_ACTOR
 from pointsman.runtime.bus_users import Credentials
@@ -181,9 +182,11 @@ def announce(fleet: FleetFile) -> None:
 
 
 def _lock_file(data: Path) -> IO[bytes]:
+    """What the owner alone may read and lock, also where an earlier version left it open to others."""
     try:
-        data.mkdir(parents=True, exist_ok=True)
-        return (data / LOCK_FILE).open("ab")
+        if not data.exists() or (data / LOCK_FILE).exists():
+            make_owner_only(data)
+        return os.fdopen(os.open(data / LOCK_FILE, os.O_WRONLY | os.O_CREAT | os.O_APPEND, OWNER_ONLY), "ab")
     except OSError as error:
         message = f"{data} cannot be the data directory: {error.strerror or error}; name another with --data DIR"
         raise UnusableDataError(message) from error
@@ -225,5 +228,6 @@ def _pointer_to(data: Path) -> Path:
 
 def _write_whole(path: Path, content: bytes) -> None:
     draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft.touch(mode=OWNER_ONLY)
     draft.write_bytes(content)
     draft.replace(path)

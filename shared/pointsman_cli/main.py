@@ -58,6 +58,11 @@ COMMANDS = {
         "Run recorded traffic again under another policy or fleet size.",
     ),
     "export": ("pointsman_cli.history.export_command", "export_command", "Write a log into one portable file."),
+    "usage": (
+        "pointsman_cli.usage.command",
+        "usage_command",
+        "Report tokens and engine seconds per tenant, model and day.",
+    ),
     "calibrate": (
         "pointsman_cli.calibrate.command",
         "calibrate_command",

@@ -56,6 +56,31 @@ def test_ports_are_published_on_the_loopback_only() -> None:
     assert all(port.startswith("127.0.0.1:") for port in published)
 
 
+@pytest.mark.parametrize("name", compose_services())
+def test_every_container_is_confined(name: str) -> None:
+    service = compose_services()[name]
+
+    assert service["read_only"] is True
+    assert service["cap_drop"] == ["ALL"]
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    assert service["mem_limit"]
+    assert service["pids_limit"] > 0
+    assert "privileged" not in service
+    assert not [volume for volume in service.get("volumes", []) if "docker.sock" in volume]
+
+
+def test_an_engine_reaches_neither_nats_nor_the_engines_of_another_pool() -> None:
+    networks = {name: set(service["networks"]) for name, service in compose_services().items()}
+    engines = {name for name in networks if name.startswith("engine-")}
+
+    for engine in engines:
+        reached = {name for name, own in networks.items() if own & networks[engine]} - {engine}
+        alike = {name for name in engines if networks[name] == networks[engine]}
+        assert reached - alike <= {name for name in networks if name.startswith(("worker-", "ingress"))}
+    assert networks["engine-1"].isdisjoint(networks["engine-gpu"])
+    assert networks["nats"] == {"bus"}
+
+
 def test_nobody_waits_for_a_service_that_is_not_there_or_has_no_health_check() -> None:
     services = compose_services()
     for service in services.values():

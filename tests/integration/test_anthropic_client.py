@@ -137,7 +137,7 @@ async def test_a_stream_that_breaks_off_is_an_exception(world: World) -> None:
             "usage": {"input_tokens": 1, "output_tokens": 0},
         },
     }
-    world.scheduler.engines = {ONE: world.one.url}
+    await world.grants({ONE: world.one.url})
     world.one.script.append(Behaviour.BREAKS_OFF)
     world.one.first_piece = b"".join(
         b"event: %b\ndata: %b\n\n" % (event["type"].encode(), json.dumps(event).encode())  # type: ignore[attr-defined]
@@ -153,7 +153,7 @@ async def test_a_stream_that_breaks_off_is_an_exception(world: World) -> None:
 
 async def test_a_wrong_key_is_an_authentication_error() -> None:
     async with simulated_engine(model="m") as engine, world_with(keys={"sk-1": "alice"}, tokenizer="builtin") as world:
-        world.scheduler.engines = {ONE: engine.url}
+        await world.grants({ONE: engine.url})
         async with client_of(world, api_key="wrong") as client:
             with pytest.raises(anthropic.AuthenticationError):
                 await client.messages.create(model="m", max_tokens=5, messages=HELLO)

@@ -1,7 +1,6 @@
 """Cache isolation over the whole path: ingress, scheduler, worker and a simulated engine with a real cache behind it."""
 
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -15,7 +14,7 @@ from pointsman_engine_sim.settings import EngineSimSettings
 from tests.support.engine_sim import FREE_PORTS
 from tests.support.isolation import bodies, check_isolation
 from tests.support.split_fleet import SPEED, EnginePlace, SplitFleet, simulated_split_fleet, split_fleet
-from tests.support.tenants import ALICE, BOB, keys_of_two
+from tests.support.tenants import ALICE, BOB, KEYS
 from tests.support.waiting import eventually
 
 BLOCK = 64
@@ -23,12 +22,12 @@ MODEL = "pointsman-sim"
 
 
 @pytest.fixture
-async def fleet(tmp_path: Path) -> AsyncIterator[tuple[SplitFleet, EngineServer]]:
+async def fleet() -> AsyncIterator[tuple[SplitFleet, EngineServer]]:
     async with Supervisor() as supervisor:
         settings = EngineSimSettings(speed=SPEED, block_size=BLOCK, kv_events_config=FREE_PORTS)
         async with engine_server(settings, supervisor) as server:
             place = EnginePlace(server.url, server.events_endpoint or "", server.replay_endpoint or "")
-            told: dict[str, Any] = {**keys_of_two(tmp_path), "probe": True}
+            told: dict[str, Any] = {"keys": KEYS, "probe": True}
             async with split_fleet({"engine-1": place}, speed=SPEED, **told) as opened:
                 yield opened, server
 
@@ -68,9 +67,9 @@ async def test_endpoints_without_a_count_are_salted_in_the_engine_too(fleet: tup
         assert sizes[0] == sizes[1] < sizes[2] == sizes[3], path
 
 
-async def test_both_engines_of_a_split_request_hold_it_under_one_salt(tmp_path: Path) -> None:
+async def test_both_engines_of_a_split_request_hold_it_under_one_salt() -> None:
     roles = {"p-1": "prefill", "d-1": "decode"}
-    async with simulated_split_fleet(roles, **keys_of_two(tmp_path)) as (opened, servers):
+    async with simulated_split_fleet(roles, keys=KEYS) as (opened, servers):
         path = "/v1/chat/completions"
         await check_isolation(opened.client, opened.url, path, bodies(MODEL)[path], block_tokens=BLOCK)
 

@@ -115,7 +115,7 @@ async def test_an_engine_that_cannot_be_reached_is_told_of_as_such(world_without
 @pytest.fixture
 async def world_without_engine_one() -> Any:
     async with world_with() as world:
-        world.scheduler.engines[ONE] = "http://127.0.0.1:9"
+        await world.grants({**world.scheduler.engines, ONE: "http://127.0.0.1:9"})
         yield world
 
 
@@ -212,11 +212,12 @@ async def test_an_answer_whose_length_nobody_bounds_is_waited_for() -> None:
 async def test_a_request_that_no_engine_took_a_connection_for_waits_for_one_within_the_hold(*, back: bool) -> None:
     async with world_with(hold_seconds=3.0, retries_max=0) as world:
         gone = "http://127.0.0.1:9"
-        there, world.scheduler.engines = world.scheduler.engines, {ONE: gone, TWO: gone}
+        there = world.scheduler.engines
+        await world.grants({ONE: gone, TWO: gone})
         asking = asyncio.create_task(asked(world))
         await eventually(lambda: len(world.scheduler.asked) > 2)
         if back:
-            world.scheduler.engines = there
+            await world.grants(there)
         status, _ = await asking
 
         assert status == (200 if back else 502)

@@ -137,6 +137,18 @@ REFUSALS = [
 ]
 
 
+MALFORMED: list[tuple[str, dict[str, Any]]] = [
+    ("/v1/messages", {"messages": [{"role": "user"}]}),
+    ("/v1/messages", {"messages": [{"content": "x"}]}),
+    ("/v1/messages", {"messages": [{"role": "user", "content": [7]}]}),
+    ("/v1/messages", {"messages": [{"role": "user", "content": "x"}], "tools": [{}]}),
+    ("/v1/messages", {"messages": [{"role": "user", "content": "x"}], "system": [{}]}),
+    ("/v1/responses", {"input": [7]}),
+    ("/v1/responses", {"input": [{"role": "assistant", "content": [7]}]}),
+    ("/v1/responses", {"input": "x", "tools": [7]}),
+]
+
+
 async def test_bad_requests_are_refused_in_the_openai_shape_and_leave_no_trace(http: aiohttp.ClientSession) -> None:
     async with running_engine(num_gpu_blocks_override=40) as engine:
         for body, status, kind, param in REFUSALS:
@@ -145,6 +157,9 @@ async def test_bad_requests_are_refused_in_the_openai_shape_and_leave_no_trace(h
             assert (answer[0], error["type"], error["param"], error["code"]) == (status, kind, param, status), body
         status, _ = await post(http, f"{engine.url}/v1/chat/completions", {"messages": []})
         assert status == 400
+        for path, part in MALFORMED:
+            status, answered = await post(http, f"{engine.url}{path}", {"max_tokens": 4, **part})
+            assert (status, answered.get("error") is not None) == (400, True), (path, part, answered)
         status, _ = await post(http, f"{engine.url}/v1/nothing", {})
         assert status == 404
 

@@ -26,6 +26,8 @@ class Kept:
 
     places: tuple[tuple[str, str], ...]
     last: int
+    served: tuple[dict[str, Any], ...]
+    """What the clients counted, of what engines reported to them."""
 
 
 @pytest.fixture(scope="module")
@@ -34,19 +36,22 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kept]:
     directory = tmp_path_factory.mktemp("history")
     with pointsman_up(directory, "--instances", "2", "--speed", "50") as up:
         up.wait_for("Stop +Ctrl-C")
-        _serve_requests(up)
+        served = [_serve_requests(up)]
         os.kill(find_fleet(data=up.data).of_role("scheduler")[0].pid, signal.SIGKILL)
         up.wait_for("scheduler was started again")
-        _serve_requests(up)
+        served.append(_serve_requests(up))
         bundle, archive = directory / "log.pmlog", up.data / "archive.sqlite"
         last = _json("export", str(bundle), "--from", str(up.data))["entries"]
         _wait_until_archived(archive, last)
-        yield Kept((("--from", str(up.data)), ("--from", str(archive)), ("--from", str(bundle))), last)
+        yield Kept((("--from", str(up.data)), ("--from", str(archive)), ("--from", str(bundle))), last, tuple(served))
 
 
-def _serve_requests(up: RunningUp) -> None:
+def _serve_requests(up: RunningUp) -> dict[str, Any]:
     asked = ("--from", str(up.data), "--workload", "chat", "--requests", "40", "--rate", "4")
-    subprocess.run([POINTSMAN, "bench", *asked], capture_output=True, timeout=60, check=True)
+    out = up.data.parent / "bench.json"
+    subprocess.run([POINTSMAN, "bench", *asked, "--out", str(out)], capture_output=True, timeout=60, check=True)
+    served: dict[str, Any] = json.loads(out.read_text())["runs"][0]
+    return served
 
 
 def _wait_until_archived(archive: Path, last: int) -> None:
@@ -73,6 +78,36 @@ def test_a_real_log_with_a_takeover_verifies_alike_from_all_three_places(log: Ke
     assert [term["term"] for term in live["terms"]] == [1, 2]
     assert all(term["decisions"] > 30 for term in live["terms"])
     assert verdicts[1:] == [live, live]
+
+
+def test_usage_is_what_the_engines_served_from_all_three_places(log: Kept) -> None:
+    reports = [_json("usage", "--until", str(log.last), *place) for place in log.places]
+
+    total = reports[0]["total"]
+    prompt, output = (sum(run[name] for run in log.served) for name in ("prompt_tokens", "output_tokens"))
+    cached = sum(run["hit_rate"] * run["prompt_tokens"] for run in log.served)
+    assert total["finished"] == sum(run["completed"] for run in log.served) > 60
+    assert total["output_tokens"] == output
+    assert total["cached_tokens"] == pytest.approx(cached, abs=1)
+    assert total["computed_tokens"] + total["cached_tokens"] == prompt
+    assert total["engine_seconds"] > 0
+    assert [report["rows"] for report in reports[1:]] == [reports[0]["rows"]] * 2
+
+
+def test_what_a_running_fleet_has_on_disk_and_in_its_processes_is_its_owners_alone(log: Kept) -> None:
+    data = Path(log.places[0][1])
+    fleet, secret = find_fleet(data=data), (data / "secret").read_text().strip()
+
+    open_to_others = [
+        path for path in (data, *data.rglob("*")) if not path.is_symlink() and path.stat().st_mode & 0o077
+    ]
+    assert open_to_others == []
+    assert Path(log.places[2][1]).stat().st_mode & 0o777 == 0o600  # the bundle
+    for process in fleet.processes:
+        arguments = Path(f"/proc/{process.pid}/cmdline").read_text()
+        assert secret not in arguments, process.name
+    for engine in fleet.of_role("engine"):
+        assert "POINTSMAN_SECRET" not in Path(f"/proc/{engine.pid}/environ").read_text()
 
 
 def test_the_state_at_an_entry_is_the_same_from_all_three_places(log: Kept) -> None:

@@ -14,7 +14,7 @@ from pointsman.adapters.clocks import ScaledClock
 from pointsman.adapters.tokenizer import Tokenizer
 from pointsman.contracts.block_keys import KEY_BYTES, KeyChain, pack_keys
 from pointsman.contracts.cache import BlocksStored, Run
-from pointsman.contracts.decisions import LeaderElected
+from pointsman.contracts.decisions import LeaderElected, RequestGranted
 from pointsman.contracts.fleet import InstanceProbed
 from pointsman.contracts.requests import (
     PrefillFinished,
@@ -127,9 +127,7 @@ async def test_a_stream_whose_usage_is_not_asked_for_finishes_with_unknown_count
     assert (end.prompt_tokens, end.completion_tokens, end.cached_tokens) == (-1, -1, -1)
 
 
-@pytest.mark.parametrize(
-    ("granted", "predicted"), [({"term": Term(1)}, 128), ({}, -1), ({"term": Term(1), "prefilled_by": TWO}, -1)]
-)
+@pytest.mark.parametrize(("granted", "predicted"), [({}, 128), ({"prefilled_by": TWO}, -1)])
 async def test_an_end_says_what_hit_was_predicted_where_that_can_be_compared(
     world: World, granted: dict[str, Any], predicted: int
 ) -> None:
@@ -453,7 +451,7 @@ async def test_an_engine_that_fails_before_its_first_byte_costs_the_client_nothi
 
 
 async def test_an_engine_that_is_not_there_costs_the_client_nothing(world: World) -> None:
-    world.scheduler.engines[ONE] = "http://127.0.0.1:9"
+    await world.grants({**world.scheduler.engines, ONE: "http://127.0.0.1:9"})
     async with world.post(COMPLETIONS, TOKENS) as answer:
         await answer.read()
 
@@ -487,7 +485,7 @@ async def test_when_engine_after_engine_fails_the_client_gets_502_and_the_log_on
 
 async def test_a_client_is_not_told_where_the_engine_is_that_cannot_be_reached() -> None:
     async with world_with(retries_max=0, hold_seconds=0.1) as world:
-        world.scheduler.engines = {ONE: "http://127.0.0.1:9"}
+        await world.grants({ONE: "http://127.0.0.1:9"})
         async with world.post(COMPLETIONS, TOKENS) as answer:
             error = (await answer.json())["error"]
 
@@ -657,7 +655,9 @@ async def test_who_asks_for_an_adapter_is_placed_where_it_is_also_without_a_sche
         await world.scheduler.__aexit__(None, None, None)
         async with world.post(COMPLETIONS, {**TOKENS, "model": "poet"}) as blind:
             await blind.read()
+        (granted,) = [event for event in await world.events() if isinstance(event, RequestGranted)]
 
+    assert (granted.tenant, granted.adapter) == ("anonymous", "poet")  # nothing else in the log says whose it was
     assert [(asked.adapter, asked.excluded) for asked in world.scheduler.asked] == [("poet", [])]
     assert (blind.headers["x-pointsman-instance"], blind.headers["x-pointsman-knowledge"]) == (TWO, "blind")
 

@@ -114,7 +114,7 @@ async def test_nothing_that_comes_over_the_wire_is_our_fault(
         sound_engine() as engine,
         world_with(tokenizer="builtin", keep_alive_seconds=1) as world,
     ):
-        world.scheduler.engines = {ONE: engine, TWO: engine}
+        await world.grants({ONE: engine, TWO: engine})
         for path, bodies in SOUND.items():
             for body in bodies:
                 async with world.post(path, body) as answer:

@@ -55,7 +55,7 @@ async def world() -> AsyncIterator[World]:
 async def liar(world: World) -> AsyncIterator[RawEngine]:
     """In the place of the first of two engines, which the scheduler prefers."""
     async with running_raw_engine() as engine:
-        world.scheduler.engines[ONE] = engine.url
+        await world.grants({**world.scheduler.engines, ONE: engine.url})
         yield engine
 
 

@@ -50,6 +50,15 @@ class World:
     client: aiohttp.ClientSession
     board: HealthBoard
     server: HttpServer
+    moves: int = 1
+
+    async def grants(self, urls: dict[InstanceId, str]) -> None:
+        """From now on the scheduler grants these instances, which have joined again there."""
+        self.moves += 1
+        now = ScaledClock().now()
+        for instance, url in urls.items():
+            await self.log.append(joined(instance, epoch=self.moves, at=now, url=url, max_model_len=1000))
+        self.scheduler.engines = urls
 
     def post(self, path: str, body: Any, **headers: str) -> Any:
         data = body if isinstance(body, bytes) else json.dumps(body).encode()

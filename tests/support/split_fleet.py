@@ -26,6 +26,7 @@ from pointsman_lab.memory.log import MemoryBroker
 from pointsman_scheduler.service import SchedulerService
 from pointsman_worker.service import WorkerService
 from pointsman_worker.settings import WorkerSettings
+from tests.support.api_keys import put_keys
 from tests.support.engine_sim import FREE_PORTS
 from tests.support.log_reading import life_of, whole_log
 from tests.support.scheduling import running_scheduler
@@ -79,9 +80,11 @@ async def split_fleet(
     speed: float = 1.0,
     block_tokens: int = 64,
     tokenizer: str = "builtin",
+    keys: Mapping[str, str] | None = None,
     **ingress: Any,
 ) -> AsyncIterator[SplitFleet]:
-    """A fleet in front of these engines, all of which have joined. `ingress`: further settings of its ingress."""
+    """A fleet in front of these engines, all of which have joined. `keys`: tenants by API key, which is then required.
+    `ingress`: further settings of its ingress."""
     clock, broker = ScaledClock(speed), MemoryBroker(POOL)
     told: dict[str, Any] = {"speed": speed, "block_tokens": block_tokens}
     async with AsyncExitStack() as stack:
@@ -93,7 +96,7 @@ async def split_fleet(
             lambda: len(known.instances) == len(engines) and all(i.answered for i in known.instances),
             seconds=JOIN_SECONDS_MAX,
         )
-        url = await start_ingress(stack, {POOL: broker}, clock, speed=speed, tokenizer=tokenizer, **ingress)
+        url = await start_ingress(stack, {POOL: broker}, clock, keys=keys, speed=speed, tokenizer=tokenizer, **ingress)
         client = await stack.enter_async_context(aiohttp.ClientSession())
         yield SplitFleet(url, broker, clock, scheduler, client)
 
@@ -155,11 +158,17 @@ async def start_worker(
 
 
 async def start_ingress(
-    stack: AsyncExitStack, brokers: Mapping[PoolName, MemoryBroker], clock: ScaledClock, **told: Any
+    stack: AsyncExitStack,
+    brokers: Mapping[PoolName, MemoryBroker],
+    clock: ScaledClock,
+    *,
+    keys: Mapping[str, str] | None = None,
+    **told: Any,
 ) -> str:
     """Its URL, once every pool is ready."""
     own = await stack.enter_async_context(Supervisor())
-    settings = IngressSettings(**{"name": "ingress-1", "probe": False, **told})
+    settings = IngressSettings(**{"name": "ingress-1", "probe": False, "require_keys": keys is not None, **told})
+    await put_keys(next(iter(brokers.values())).access, keys or {}, secret=settings.secret)
     boards = {pool: HealthBoard() for pool in brokers}
     links = {pool: broker.client(clock, name="ingress-1") for pool, broker in brokers.items()}
     app = await stack.enter_async_context(

@@ -5,7 +5,7 @@ from typing import Any
 
 from pointsman.primitives import Tokens
 from pointsman_engine_sim.answers import Heading, encode
-from pointsman_engine_sim.openai_bodies import ApiError, ChatBody, Generate, check_sampling, decoded
+from pointsman_engine_sim.openai_bodies import ApiError, ChatBody, Generate, check_sampling, decoded, well_formed
 
 _TEXT_MARK = "\x00text\x00"
 STOP_REASON = "max_tokens"
@@ -27,11 +27,12 @@ def parse_messages(data: bytes) -> MessagesBody:
 
 def chat_of(body: MessagesBody) -> ChatBody:
     """Converts to a chat. Raises ApiError for blocks other than text and tools."""
-    system = body.system if isinstance(body.system, str) else "".join(block["text"] for block in body.system)
-    messages = [{"role": "system", "content": system}] if system else []
-    for message in body.messages:
-        messages += _messages(message["role"], message["content"])
-    functions = None if body.tools is None else [_function(tool) for tool in body.tools]
+    with well_formed("messages"):
+        system = body.system if isinstance(body.system, str) else "".join(block["text"] for block in body.system)
+        messages = [{"role": "system", "content": system}] if system else []
+        for message in body.messages:
+            messages += _messages(message["role"], message["content"])
+        functions = None if body.tools is None else [_function(tool) for tool in body.tools]
     return ChatBody(messages=messages, tools=functions, chat_template_kwargs=body.chat_template_kwargs)
 
 

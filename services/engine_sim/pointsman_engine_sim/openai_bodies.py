@@ -1,6 +1,8 @@
 """Request bodies, checked with vLLM's rules and messages. Several choices and echo are rejected; sampling parameters
 have no effect."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import msgspec
@@ -192,6 +194,15 @@ def decoded(data: bytes, kind: type[Body]) -> Body:
         return msgspec.json.decode(data, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ApiError(400, str(error), kind="Bad Request") from error
+
+
+@contextmanager
+def well_formed(param: str) -> Iterator[None]:
+    """A part that is missing or of another type within is the client's fault. Raises ApiError."""
+    try:
+        yield
+    except (AttributeError, IndexError, KeyError, TypeError) as error:
+        raise ApiError(400, f"malformed {param}: {type(error).__name__} {error}", param=param) from error
 
 
 def _only(raw: msgspec.Raw) -> str | list[int]:

@@ -4,7 +4,7 @@ from typing import Any
 
 from pointsman.primitives import Tokens
 from pointsman_engine_sim.answers import Heading, encode
-from pointsman_engine_sim.openai_bodies import ApiError, Generate, check_sampling, decoded
+from pointsman_engine_sim.openai_bodies import ApiError, Generate, check_sampling, decoded, well_formed
 
 _TEXT_MARK = "\x00text\x00"
 
@@ -35,11 +35,13 @@ def messages_of(body: ResponseBody) -> list[dict[str, Any]]:
         messages.append({"role": "system", "content": body.instructions})
     if isinstance(body.input, str):
         return [*messages, {"role": "user", "content": body.input}]
-    return messages + [_message(item) for item in body.input]
+    with well_formed("input"):
+        return messages + [_message(item) for item in body.input]
 
 
 def tools_of(body: ResponseBody) -> list[dict[str, Any]] | None:
-    functions = [tool for tool in body.tools or [] if tool.get("type") == "function"]
+    with well_formed("tools"):
+        functions = [tool for tool in body.tools or [] if tool.get("type") == "function"]
     rest = [{name: value for name, value in tool.items() if name != "type"} for tool in functions]
     return [{"type": "function", "function": function} for function in rest] or None
 

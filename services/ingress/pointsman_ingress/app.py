@@ -107,7 +107,7 @@ def _document_hot_routes(app: FastAPI) -> None:
         described.setdefault("paths", {})[path] = {
             "post": {
                 "tags": ["OpenAI"],
-                "summary": f"{path} as the engine has it, streaming or not. Unknown fields reach it untouched.",
+                "summary": f"{path} as the engine has it, streaming or not. Unknown fields are not passed on.",
                 "requestBody": {"required": True, "content": {kind: {"schema": {"type": "object"}}}},
                 "responses": {
                     "200": {"description": "The engine's answer."},

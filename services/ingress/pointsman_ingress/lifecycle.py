@@ -1,6 +1,6 @@
 """Events and metrics of one request. The leader logs its end before a grant, this module after it."""
 
-from functools import cache
+from functools import lru_cache
 
 import structlog
 from prometheus_client import Counter as Metric
@@ -17,6 +17,7 @@ from pointsman.contracts.requests import (
 )
 from pointsman.ports import Clock
 from pointsman.primitives import EngineSeconds, InstanceId, Term, Tokens
+from pointsman.runtime.bounded_metrics import SERIES_MAX
 from pointsman.runtime.telemetry import (
     ATTEMPT_FAILURES,
     CACHE_PREDICTIONS,
@@ -200,6 +201,6 @@ def compared(predicted: Tokens, reported: Tokens, *, granularity: Tokens) -> str
     return EQUAL if reported - predicted < granularity else MORE
 
 
-@cache
+@lru_cache(maxsize=SERIES_MAX)
 def _token_metrics(instance: InstanceId) -> tuple[Metric, Metric, Metric]:
     return PROMPT_TOKENS.labels(instance), CACHED_TOKENS.labels(instance), PREDICTED_CACHED_TOKENS.labels(instance)

@@ -29,6 +29,7 @@ from pointsman.runtime.line_writer import LineWriter, Output
 from pointsman.runtime.log_connection import open_link
 from pointsman.runtime.open_files import clients_max, raised_open_files
 from pointsman.runtime.processes import serve_in_processes
+from pointsman.runtime.public_secret import note_public_secret
 from pointsman.runtime.settings import command
 from pointsman.runtime.supervision import STOP_SECONDS_MAX, Supervisor, run
 from pointsman.runtime.telemetry import configure_logging
@@ -104,6 +105,7 @@ async def serve(
     clock = ScaledClock(settings.speed)
     names = pool_names(settings)
     board = PoolsBoard(names)
+    note_public_secret(settings.secret, settings.host, board)
     async with AsyncExitStack() as stack:
         links: dict[PoolName, Link] = {}
         for pool in names:

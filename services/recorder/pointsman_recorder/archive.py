@@ -11,13 +11,17 @@ from typing import Any, get_args
 
 import click
 import sqlalchemy as sa
+import structlog
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
+from pointsman.adapters.owner_only import OWNER_ONLY, OWNER_ONLY_DIRECTORY, tighten
 from pointsman.contracts.decisions import RequestEnd
 from pointsman.primitives import Sequence
 
+log = structlog.get_logger()
+SQLITE_SUFFIXES = ("-wal", "-shm", "-journal")
 metadata = sa.MetaData()
 
 logs = sa.Table(
@@ -136,13 +140,22 @@ async def open_archive(url: str) -> AsyncIterator[Archive]:
         raise click.BadParameter(msg, param_hint="--archive-url") from error
     if parsed.get_backend_name() == "sqlite" and parsed.database not in (None, "", ":memory:"):
         with contextlib.suppress(OSError):  # then opening the file says what is wrong
-            Path(str(parsed.database)).parent.mkdir(parents=True, exist_ok=True)
+            _keep_to_owner(Path(str(parsed.database)))
     if engine.dialect.name == "sqlite":
         sa.event.listen(engine.sync_engine, "connect", _share_sqlite)
     try:
         yield Archive(engine)
     finally:
         await engine.dispose()
+
+
+def _keep_to_owner(file: Path) -> None:
+    """Raises OSError."""
+    file.parent.mkdir(mode=OWNER_ONLY_DIRECTORY, parents=True, exist_ok=True)
+    file.touch(mode=OWNER_ONLY)  # SQLite gives its other files the same mode
+    for part in (file, *(file.with_name(file.name + suffix) for suffix in SQLITE_SUFFIXES)):
+        if part.exists() and tighten(part):
+            log.warning("archive_was_readable_by_others", file=str(part), note="its mode is 0600 now")
 
 
 def _share_sqlite(connection: Any, _record: object) -> None:

@@ -1,6 +1,7 @@
 """The composition root of `pointsman-recorder`."""
 
 from pointsman.adapters.clocks import ScaledClock
+from pointsman.adapters.owner_only import create_owner_only
 from pointsman.contracts.permissions import BusRole, BusUser
 from pointsman.primitives import WallSeconds
 from pointsman.runtime.health import HealthBoard, health_server
@@ -25,6 +26,7 @@ def main(settings: RecorderSettings) -> None:
       pointsman-recorder --nats nats://127.0.0.1:4222 --archive-url sqlite+aiosqlite:///archive.sqlite
       sqlite3 archive.sqlite 'select end_type, count(*), avg(ttft) from requests group by 1'
     """
+    create_owner_only()
     configure_logging(settings.log_level, settings.log_format)
     run(lambda supervisor: _serve(settings, supervisor))
 

@@ -13,6 +13,7 @@ from pointsman.contracts.permissions import BusRole, BusUser
 from pointsman.primitives import InstanceId, PoolName
 from pointsman.runtime.health import HealthBoard, health_server
 from pointsman.runtime.log_connection import open_link
+from pointsman.runtime.public_secret import note_public_secret
 from pointsman.runtime.settings import command
 from pointsman.runtime.supervision import Supervisor, run
 from pointsman.runtime.telemetry import configure_logging
@@ -50,6 +51,7 @@ async def _serve(
 ) -> None:
     clock = ScaledClock(settings.speed)
     board = HealthBoard()
+    note_public_secret(settings.secret, settings.host, board)
     supervisor.start(health_server(board, settings.host, settings.port).serve(), name="health")
     async with (
         open_link(settings, clock, board, name=f"worker {instance}", user=_user(settings, instance)) as link,

@@ -1,5 +1,6 @@
 """Free TCP ports below the ephemeral range, so that a restarted process finds its port free. Not reserved."""
 
+import ipaddress
 import random
 import socket
 
@@ -31,3 +32,10 @@ def free_ports(count: int) -> list[int]:
             found.append(port)
     message = f"there are no {count} free ports from {LOWEST} to {HIGHEST}"
     raise RuntimeError(message)
+
+
+def is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -4,10 +4,13 @@ filling, so JSON needs no quoting."""
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pointsman.adapters.tcp_ports import LOOPBACK
+from pointsman.runtime.settings import ENVIRONMENT_PREFIX
+
+FOR_ENGINES = tuple(ENVIRONMENT_PREFIX + name for name in ("VLLM_", "LOG_"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,3 +61,12 @@ def _replaced(text: str, values: dict[str, str]) -> str:
     for place, value in values.items():
         text = text.replace(place, value)
     return text
+
+
+def engine_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """Without the deployment's settings, secrets among them: an engine runs code of others."""
+    return {
+        name: value
+        for name, value in environment.items()
+        if name.startswith(FOR_ENGINES) or not name.startswith(ENVIRONMENT_PREFIX)
+    }

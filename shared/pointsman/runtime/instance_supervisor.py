@@ -1,4 +1,5 @@
-"""Runs an engine and its worker, given a SupervisedInstance as JSON argument; outlives the scaler that started it. Ends
+"""Runs an engine and its worker, given a SupervisedInstance as JSON in SPEC_VARIABLE, which only its user can read;
+outlives the scaler that started it. Ends
 on SIGTERM, with its engine, or when the lock of the `guard` file is free (the fleet is gone): first the worker, so that
 the instance leaves, then the engine. SIGQUIT, or the supervisor's death, kills both."""
 
@@ -17,9 +18,10 @@ import msgspec
 
 from pointsman.adapters.child_process import end, kill_group, spawn
 from pointsman.adapters.file_lock import is_locked
+from pointsman.adapters.providers.process import SPEC_VARIABLE
 from pointsman.adapters.tcp_ports import LOOPBACK, free_ports
 from pointsman.primitives import EngineSeconds
-from pointsman.runtime.engine_command import EnginePlaces
+from pointsman.runtime.engine_command import EnginePlaces, engine_environment
 from pointsman.runtime.settings import environment
 from pointsman.runtime.supervision import STOP_SECONDS_MAX
 
@@ -66,7 +68,7 @@ class InstanceSupervisor:
 
     def run(self) -> int:
         """Returns the engine's exit code, 0 if stopped."""
-        engine = self._spawn("engine", self._places.filled(self._spec.engine), dict(os.environ))
+        engine = self._spawn("engine", self._places.filled(self._spec.engine), engine_environment(os.environ))
         worker = self._start_worker()
         guarded_at = 0.0
         while not self._stopping and engine.poll() is None:
@@ -119,7 +121,7 @@ class InstanceSupervisor:
 
 
 def main() -> None:
-    spec = msgspec.json.decode(sys.argv[1], type=SupervisedInstance)
+    spec = msgspec.json.decode(os.environ.pop(SPEC_VARIABLE), type=SupervisedInstance)
     Path(spec.lock).write_text(str(os.getpid()))
     sockets = Path(tempfile.mkdtemp(prefix="pointsman-"))
     try:

@@ -17,6 +17,8 @@ from typing_extensions import override
 from pointsman.contracts.subjects import LOCAL_ACTOR, valid_name
 
 ENVIRONMENT_PREFIX = "POINTSMAN_"
+PUBLIC_SECRET = "pointsman-development"
+"""The default; see `runtime.public_secret`."""
 FILE_SUFFIX = "_FILE"
 NATS_URL = "nats://127.0.0.1:4222"
 
@@ -87,7 +89,7 @@ class DeploymentSettings:
     )
     log_age_seconds_max: float = setting(7 * 24 * 3600.0, "Wall seconds that the log keeps an event, likewise.")
     log_replicas: int = setting(1, "Servers that hold the log; 3 survive the loss of one, likewise.")
-    secret: str = setting("pointsman-development", "Secret of the deployment, mixed into every block key.", secret=True)
+    secret: str = setting(PUBLIC_SECRET, "Secret of the deployment, mixed into every block key.", secret=True)
 
     @property
     def actor(self) -> str:
@@ -161,7 +163,7 @@ def _option(f: Field[Any], hint: Any) -> click.Option:
     default = f.default_factory() if f.default_factory is not MISSING else f.default
     flag = "--" + f.name.replace("_", "-")
     kind: Any = click.Choice(f.metadata["choices"]) if f.metadata["choices"] else f.metadata["bounds"] or hint
-    return (_SecretOption if f.metadata["secret"] else click.Option)(
+    return (SecretOption if f.metadata["secret"] else click.Option)(
         [f"{flag}/--no-{flag[2:]}" if hint is bool else flag, f.name],
         type=None if hint is bool else kind,
         default=default,
@@ -173,7 +175,7 @@ def _option(f: Field[Any], hint: Any) -> click.Option:
     )
 
 
-class _SecretOption(click.Option):
+class SecretOption(click.Option):
     @override
     def resolve_envvar_value(self, ctx: click.Context) -> str | None:
         value = super().resolve_envvar_value(ctx)

@@ -8,13 +8,17 @@ from functools import partial
 from typing import TextIO, cast
 
 import structlog
-from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client import Gauge as PrometheusGauge
+from prometheus_client import REGISTRY, CollectorRegistry, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
+from structlog.typing import EventDict
 
+from pointsman.runtime import bounded_metrics
+from pointsman.runtime.bounded_metrics import Counter, Histogram
+
+TRACEBACK_LINES_MAX = 500
 METRICS_DIRECTORY = "PROMETHEUS_MULTIPROC_DIR"
 
-Gauge = partial(PrometheusGauge, multiprocess_mode="livemax")
+Gauge = partial(bounded_metrics.Gauge, multiprocess_mode="livemax")
 """The maximum over processes; counters and histograms are summed."""
 
 LATENCY_BUCKETS_SECONDS = (
@@ -225,12 +229,22 @@ def configure_logging(level: str, log_format: str) -> None:
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso"),
             structlog.processors.format_exc_info,
+            _printable,
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
         logger_factory=structlog.WriteLoggerFactory(cast("TextIO", _LossyErrors())),
         cache_logger_on_first_use=True,
     )
+
+
+def _printable(_logger: object, _name: str, event: EventDict) -> EventDict:
+    """The text renderer quotes only values with blanks; a traceback has lines, and quotes what others sent."""
+    for name, value in event.items():
+        if isinstance(value, str) and not value.isprintable():
+            lines = value.split("\n")[:TRACEBACK_LINES_MAX] if name == "exception" else [value]
+            event[name] = "\n".join(line if line.isprintable() else repr(line)[1:-1] for line in lines)
+    return event
 
 
 class _LossyErrors:

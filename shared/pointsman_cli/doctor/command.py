@@ -8,6 +8,7 @@ import msgspec
 from rich.console import Console
 
 from pointsman.state.state import PoolSettings
+from pointsman_cli.doctor.admin_actions import AdminActions
 from pointsman_cli.doctor.balance import Balance
 from pointsman_cli.doctor.caches import Caches
 from pointsman_cli.doctor.clocks import Clocks
@@ -15,6 +16,7 @@ from pointsman_cli.doctor.engine_failures import EngineFailures
 from pointsman_cli.doctor.examination import Diagnosis, Examiner, examine
 from pointsman_cli.doctor.findings import Severity, number
 from pointsman_cli.doctor.fleet_health import FleetHealth
+from pointsman_cli.doctor.isolation import Isolation
 from pointsman_cli.doctor.log_health import LogHealth
 from pointsman_cli.doctor.predictions import Predictions
 from pointsman_cli.doctor.requests import Requests
@@ -37,6 +39,8 @@ EXAMINERS: tuple[type[Examiner], ...] = (
     Predictions,
     Balance,
     Clocks,
+    Isolation,
+    AdminActions,
 )
 STYLES = {Severity.SERIOUS: "bold red", Severity.WARNING: "yellow", Severity.NOTE: "dim"}
 
@@ -54,7 +58,7 @@ def doctor_command(place: str | None, pool: str | None, as_json: bool) -> None:
 
     Checks the log (holes, lost writes, leaders), requests (unended, failed, rejected), SLO attainment (by instance, tenant,
     length and prefix), instances (silent, gone, flapping), caches (gaps, unverified, wrong keys), predictions (bias, slow
-    engines, missed hits), balance, and clocks (skew, late events). Machine times are wall seconds, request times engine
+    engines, missed hits), balance, clocks (skew, late events), and isolation of cache groups. Lists admin actions. Machine times are wall seconds, request times engine
     seconds. Exit codes: 1 a serious finding, 2 no log.
     """
     with open_history(place, pool) as history:

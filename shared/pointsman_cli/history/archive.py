@@ -1,27 +1,34 @@
 """Reads the recorder's SQL archive (docs/operations.md). A stream that lost its tail and continued is a log of its own
-(`...#2`); entries before the fork are read from its predecessor."""
+(`...#2`); entries before the fork are read from its predecessor. An SQLite file may be a stranger's: it must have plain
+tables, and its values are bounded."""
 
 import asyncio
+import sqlite3
 from collections.abc import AsyncGenerator, Generator, Iterator
 from dataclasses import dataclass
 from heapq import merge
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 from urllib.parse import quote, unquote
 
-from sqlalchemy import Select, TableClause, column, create_engine, func, select, table, union_all
+from sqlalchemy import Select, TableClause, column, create_engine, event, func, select, table, union_all
 from sqlalchemy.engine import URL, Connection, Engine, make_url
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import create_async_engine
 from typing_extensions import override
 
+from pointsman.contracts.codec import PAYLOAD_BYTES_MAX
 from pointsman.ports import LogEntry
 from pointsman.primitives import Sequence
 from pointsman_cli.history.entries import Header, History, HistoryError
 
 BATCH_ENTRIES = 2000
+BATCH_BYTES = 16 * 1024**2
+VALUE_BYTES_MAX = 2 * PAYLOAD_BYTES_MAX
+SUBJECT_LENGTH_MAX = 1024
 SEQUENCE_MAX = 2**62
+COMPUTED_COLUMNS = "SELECT count(*) FROM pragma_table_xinfo(?) WHERE hidden > 0"
 
 _logs = table("logs", column("log"), column("identity"), column("branch"))
 _columns = ("log", "sequence", "subject", "payload")
@@ -45,6 +52,8 @@ class ArchiveHistory(History):
         found: dict[str, Any] = {}
         for name, statement in _catalogue().items():
             found[name] = [tuple(row) for batch in self._rows(statement) for row in batch]
+            if any(not _is_of_catalogue(row) for row in found[name]):
+                self._refuse(f"{name} that the recorder does not write")
         chosen = self._chosen([row[0] for row in found["logs"]], log)
         self.origin += f" (log {chosen})"
         self._parts = _parts(chosen, found["gaps"], dict(found["firsts"]))
@@ -69,6 +78,8 @@ class ArchiveHistory(History):
         )
         for batch in self._rows(statement):
             for sequence, subject, payload in batch:
+                if type(sequence) is not int or type(subject) is not str or len(subject) > SUBJECT_LENGTH_MAX:
+                    self._refuse("an entry without a number or subject")
                 yield LogEntry.read(sequence, subject, payload if isinstance(payload, bytes) else str(payload).encode())
 
     def _chosen(self, known: list[str], requested: str | None) -> str:
@@ -80,14 +91,20 @@ class ArchiveHistory(History):
             raise HistoryError(msg)
         return requested or known[-1]
 
+    def _refuse(self, what: str) -> NoReturn:
+        msg = f"{self.origin} has {what}: it is not an archive of ours"
+        raise HistoryError(msg)
+
     def _extent(self) -> tuple[Sequence, Sequence, int, str]:
         first, last, entries, subject = 0, 0, 0, ""
         for part in self._parts:
             for batch in self._rows(_extent_of(part)):
                 for low, high, count, any_subject in batch:
+                    if count and not all(type(number) is int for number in (low, high, count)):
+                        self._refuse("an entry without a number")
                     if count:
                         first, last, entries, subject = first or low, max(last, high), entries + count, any_subject
-        return first, last, entries, subject
+        return first, last, entries, str(subject)[:SUBJECT_LENGTH_MAX]
 
     def _rows(self, statement: Select[Any]) -> Iterator[list[Any]]:
         """Rows in batches. Raises HistoryError."""
@@ -167,13 +184,44 @@ def _extent_of(part: _Part) -> Select[Any]:
 
 def _rows_of_sqlite(url: URL, statement: Select[Any]) -> Iterator[list[Any]]:
     engine: Engine = create_engine(url)
+    event.listen(engine, "connect", _bound_sqlite)
     try:
         connection: Connection
         with engine.connect() as connection:
-            for batch in connection.execution_options(yield_per=BATCH_ENTRIES).execute(statement).partitions():
-                yield [tuple(row) for row in batch]
+            _check_tables(connection)
+            batch, size = [], 0
+            for row in connection.execute(statement):
+                batch.append(tuple(row))
+                size += sum(len(value) for value in row if isinstance(value, str | bytes))
+                if len(batch) == BATCH_ENTRIES or size > BATCH_BYTES:
+                    yield batch
+                    batch, size = [], 0
+            yield batch
     finally:
         engine.dispose()
+
+
+def _bound_sqlite(connection: sqlite3.Connection, _record: object) -> None:
+    connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, VALUE_BYTES_MAX)
+    connection.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)
+    connection.execute("PRAGMA trusted_schema = OFF")
+    connection.execute("PRAGMA query_only = ON")
+
+
+def _check_tables(connection: Connection) -> None:
+    """A view or virtual table may compute without end. Raises OSError."""
+    schema = table("sqlite_master", column("name"), column("type"), column("rootpage"))
+    stored = select(schema.c.name).where(schema.c.type == "table", schema.c.rootpage > 0)
+    plain = set(connection.execute(stored).scalars())
+    for name in (kept.name for kept in (_logs, _events, _dead_letters, _gaps)):
+        if name not in plain or connection.exec_driver_sql(COMPUTED_COLUMNS, (name,)).scalar():
+            msg = f"it has no plain table '{name}', so it is not an archive of ours"
+            raise OSError(msg)
+
+
+def _is_of_catalogue(row: tuple[Any, ...]) -> bool:
+    """A log's name, perhaps with the entry where it begins and the log before it."""
+    return all(type(value) is kind for value, kind in zip(row, (str, int, str), strict=False))
 
 
 def _rows_of_server(url: URL, statement: Select[Any]) -> Iterator[list[Any]]:

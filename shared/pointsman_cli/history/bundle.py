@@ -1,19 +1,23 @@
 """A log in one gzip file of JSON lines: a header (perhaps with a checkpoint), the entries as `pointsman tap --json`
-prints them, and their count. Without a count the file is truncated; output of `tap` has neither."""
+prints them, and their count. Without a count the file is truncated; output of `tap` has neither. A stranger may have
+made it: what it unpacks to, its lines and its names are bounded."""
 
 import gzip
 import io
+import os
+import secrets
 import zlib
 from base64 import b64decode, b64encode
 from collections.abc import Generator, Iterable, Iterator
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
-from typing import IO
+from typing import IO, Annotated, NoReturn
 
 import msgspec
 from typing_extensions import override
 
+from pointsman.adapters.owner_only import OWNER_ONLY
 from pointsman.contracts.codec import PAYLOAD_BYTES_MAX, short_reason
 from pointsman.ports import LogEntry
 from pointsman.primitives import Sequence
@@ -27,11 +31,18 @@ FORMAT = "pointsman-log"
 FORMAT_VERSION = 1
 COMPRESSION_LEVEL = 6
 GZIP_MAGIC = b"\x1f\x8b"
-BUFFER_BYTES = 1024 * 1024
+MEBIBYTE = 1024 * 1024
+BUFFER_BYTES = MEBIBYTE
 LINE_BYTES_MAX = 2 * PAYLOAD_BYTES_MAX
-FIRST_LINE_BYTES_MAX = 1024**3
-"""Header with checkpoint; in a gzip file at most EXPANSION_MAX times the file size."""
-EXPANSION_MAX = 16
+FIRST_LINE_BYTES_MAX = 256 * 1024**2
+"""Header with checkpoint, also at most FIRST_LINE_EXPANSION_MAX times the file size."""
+FIRST_LINE_EXPANSION_MAX = 16
+EXPANSION_MAX = 40
+"""Unpacked over packed bytes; logs have 7 to 10."""
+UNPACKED_BYTES_MIN = 2 * LINE_BYTES_MAX
+"""Small files may unpack to this, whatever their expansion."""
+SUBJECT_LENGTH_MAX = 1024
+DRAFT_BYTES = 8
 
 
 class _First(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -43,7 +54,7 @@ class _First(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 class _Line(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     sequence: Sequence
-    subject: str
+    subject: Annotated[str, msgspec.Meta(max_length=SUBJECT_LENGTH_MAX)]
     event: msgspec.Raw = msgspec.Raw(b"")
     payload: str = ""
     problem: str = ""
@@ -123,26 +134,31 @@ class BundleHistory(History):
         return True
 
     def _lines_of(self, stream: IO[bytes]) -> Iterator[bytes]:
-        bytes_max = self._first_line_bytes_max()
+        size = self._size()
+        bytes_max = min(FIRST_LINE_BYTES_MAX, max(LINE_BYTES_MAX, FIRST_LINE_EXPANSION_MAX * size))
+        left = max(UNPACKED_BYTES_MIN, EXPANSION_MAX * size)
         try:
             while line := stream.readline(bytes_max + 1):
                 if len(line) > bytes_max:
-                    msg = (
-                        f"{self.origin} has a line of more than {bytes_max / 1024**2:,.0f} MiB: it is not a log of ours"
-                    )
-                    raise HistoryError(msg)
+                    self._refuse(f"has a line of more than {bytes_max / MEBIBYTE:,.0f} MiB")
+                left -= len(line)
+                if left < 0:
+                    self._refuse(f"unpacks to more than {EXPANSION_MAX} times its {size / MEBIBYTE:,.1f} MiB")
                 yield line
                 bytes_max = LINE_BYTES_MAX
         except (OSError, EOFError, zlib.error) as error:
             msg = f"{self.origin} cannot be read to its end ({error}): it was cut off or damaged"
             raise HistoryError(msg) from error
 
-    def _first_line_bytes_max(self) -> int:
+    def _refuse(self, how: str) -> NoReturn:
+        msg = f"{self.origin} {how}: it is not a log of ours"
+        raise HistoryError(msg)
+
+    def _size(self) -> int:
         try:
-            size = self._file.stat().st_size
+            return self._file.stat().st_size
         except OSError:
-            size = 0
-        return min(FIRST_LINE_BYTES_MAX, max(LINE_BYTES_MAX, EXPANSION_MAX * size))
+            return 0
 
     def _opened(self) -> IO[bytes]:
         try:
@@ -158,9 +174,13 @@ def write_bundle(
     file: Path, header: Header, entries: Iterable[LogEntry], checkpoint: ExportedCheckpoint | None = None
 ) -> int:
     """Write atomically; returns the number of entries. Raises OSError, HistoryError."""
-    draft = file.with_name(f".{file.name}.part")
+    draft = file.with_name(f".{file.name}.{secrets.token_hex(DRAFT_BYTES)}.part")
     try:
-        with gzip.open(draft, "wb", compresslevel=COMPRESSION_LEVEL) as packed:
+        created = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, OWNER_ONLY)
+        with (
+            os.fdopen(created, "wb") as owned,
+            gzip.GzipFile("", "wb", compresslevel=COMPRESSION_LEVEL, fileobj=owned) as packed,
+        ):
             sink = io.BufferedWriter(packed, BUFFER_BYTES)
             header = msgspec.structs.replace(header, pointsman=version("pointsman"))
             count = _write(

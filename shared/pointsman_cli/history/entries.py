@@ -9,7 +9,7 @@ import msgspec
 
 from pointsman.contracts.decisions import Settings
 from pointsman.ports import LogEntry
-from pointsman.primitives import Sequence
+from pointsman.primitives import Name, Sequence
 from pointsman.simulation.replay import BaseState, pool_settings
 from pointsman.state.state import PoolSettings
 from pointsman_cli.terminal import one_line
@@ -27,13 +27,13 @@ class HistoryError(click.ClickException):
 class Header(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """`identity` is that of one unbroken log; numbers are 0 if unknown."""
 
-    pool: str = ""
-    identity: str = ""
+    pool: Name = ""
+    identity: Name = ""
     first: Sequence = 0
     last: Sequence = 0
     entries: int = 0
     pool_settings: Settings = {}
-    pointsman: str = ""
+    pointsman: Name = ""
 
 
 class History(ABC):

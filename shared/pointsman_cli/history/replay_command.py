@@ -49,10 +49,10 @@ def replay_command(place: str | None, pool: str | None, verifying: bool, until: 
         beginning = beginning_of(history, moment)
         entries = UpTo(shown(history, "replaying", beginning.start), moment)
         replayed = _replayed(history, beginning, entries, verifying=verifying)
-    if as_json:
-        print_json(replayed.as_json())
-    else:
-        _show(output_console(), replayed)
+        if as_json:
+            print_json(replayed.as_json())
+        else:
+            _show(output_console(), replayed)
     sys.exit(DIFFERENT_EXIT_CODE if replayed.verdict and not replayed.verdict.ok else 0)
 
 

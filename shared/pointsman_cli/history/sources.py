@@ -1,12 +1,15 @@
 """Opens the log that `--from` names: a running fleet, the recorder's archive, an exported bundle, or `-`."""
 
-import shutil
+import contextlib
 import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import click
+
+from pointsman.contracts.codec import short_reason
 from pointsman.runtime.telemetry import configure_logging
 from pointsman_cli.discovery import NoFleetError, fleet_settings, is_running
 from pointsman_cli.history.archive import ArchiveHistory
@@ -18,19 +21,31 @@ __all__ = ["Header", "History", "HistoryError", "open_history"]
 
 SQLITE_MAGIC = b"SQLite format 3\0"
 STANDARD_INPUT = "-"
+STANDARD_INPUT_BYTES_MAX = 16 * 1024**3
+CHUNK_BYTES = 1024**2
 NATS_SCHEMES = ("nats", "tls", "ws", "wss")
 ARCHIVE_FILE = "archive.sqlite"
 
 
 @contextmanager
 def open_history(place: str | None = None, pool: str | None = None) -> Iterator[History]:
-    """`pool`: of a fleet, or log of an archive. Raises HistoryError, NoFleetError, SeveralFleetsError."""
+    """`pool`: of a fleet, or log of an archive. Raises HistoryError, NoFleetError, SeveralFleetsError. Whatever else is
+    raised while a file is read becomes a HistoryError: nobody vouches for what is in it."""
     configure_logging("error", "text")
-    if place == STANDARD_INPUT:
-        with _standard_input() as file:
-            yield BundleHistory(file, origin="standard input")
-    else:
-        yield _opened(place, pool)
+    with contextlib.ExitStack() as stack:
+        if place == STANDARD_INPUT:
+            history: History = BundleHistory(stack.enter_context(_standard_input()), origin="standard input")
+        else:
+            history = _opened(place, pool)
+        try:
+            yield history
+        except (click.ClickException, click.exceptions.Exit, click.Abort, OSError):
+            raise
+        except Exception as error:
+            if isinstance(history, LiveHistory):
+                raise
+            msg = f"{history.origin} has content that cannot be: {type(error).__name__}: {short_reason(error)}"
+            raise HistoryError(msg) from error
 
 
 def _opened(place: str | None, pool: str | None) -> History:
@@ -74,6 +89,12 @@ def _begins_with(path: Path, magic: bytes) -> bool:
 def _standard_input() -> Iterator[Path]:
     """Copied into a file, since a log is read more than once."""
     with tempfile.NamedTemporaryFile(prefix="pointsman-") as kept:
-        shutil.copyfileobj(sys.stdin.buffer, kept)
+        left = STANDARD_INPUT_BYTES_MAX
+        while chunk := sys.stdin.buffer.read(CHUNK_BYTES):
+            left -= len(chunk)
+            if left < 0:
+                msg = f"standard input has more than {STANDARD_INPUT_BYTES_MAX / 1024**3:,.0f} GiB; name a file instead"
+                raise HistoryError(msg)
+            kept.write(chunk)
         kept.flush()
         yield Path(kept.name)

@@ -16,6 +16,7 @@ from pointsman.adapters.backoff import RestartBackoff
 from pointsman.adapters.child_process import kill_group, spawn
 from pointsman.adapters.tcp_ports import LOOPBACK
 from pointsman.runtime.embedded_nats import NatsStartError, start_nats
+from pointsman.runtime.engine_command import engine_environment
 from pointsman_cli.up.plan import ProcessPlan
 from pointsman_cli.up.probe import NoAnswerError, http_get
 from pointsman_cli.up.scripts import MissingScriptError, console_script
@@ -102,11 +103,12 @@ class ServiceProcess(ChildProcess):
 
     def _spawn(self) -> subprocess.Popen[bytes]:
         foreign = self._plan.foreign
+        inherited = engine_environment(os.environ) if self._plan.role == "engine" else dict(os.environ)
         program = self._plan.script if foreign else str(console_script(self._plan.script))
         process = spawn(
             [program, *self._plan.arguments],
             output=self.log_file,
-            environment=os.environ | self._plan.environment,
+            environment={**inherited, **self._plan.environment},
             parent_death=signal.SIGTERM if foreign else signal.SIGKILL,
         )
         os.setpriority(os.PRIO_PROCESS, process.pid, self._plan.niceness)

@@ -16,15 +16,16 @@ import click
 from rich.console import Console
 from rich.text import Text
 
+from pointsman.adapters.owner_only import OWNER_ONLY, create_owner_only, is_open_to_others
 from pointsman.adapters.tcp_ports import LOOPBACK, free_ports, why_taken
 from pointsman.contracts.subjects import LOCAL_ACTOR
 from pointsman.policies.routing import DEFAULT_ROUTING
 from pointsman.primitives import PoolName
 from pointsman.runtime.bus_users import Credentials
-from pointsman.runtime.settings import command
+from pointsman.runtime.settings import PUBLIC_SECRET, command
 from pointsman_cli.discovery import data_dir_held
-from pointsman_cli.terminal import SafeConsole, SeveralLinesError
-from pointsman_cli.up.addresses import EngineAddress, FurtherPool
+from pointsman_cli.terminal import SafeConsole, SeveralLinesError, say
+from pointsman_cli.up.addresses import EngineAddress, FurtherPool, refuse
 from pointsman_cli.up.plan import SIMULATED_MODEL, FleetPlan, ports_needed
 from pointsman_cli.up.probe import ENGINE_ANSWER_SECONDS, accepts_connections, model_of
 from pointsman_cli.up.session import FleetSession, written_to
@@ -63,6 +64,7 @@ def up_command(settings: UpSettings) -> None:
     Services also read POINTSMAN_* variables and their table ([scheduler], [worker], ...) in the --config file.
     """
     config: Path | None = click.get_current_context().params["config"]
+    create_owner_only()
     console = SafeConsole()
     if settings.kind is CPU_ENGINES:
         checked(settings)
@@ -75,6 +77,8 @@ async def run_fleet(settings: UpSettings, data: Path, config: Path | None, conso
     engines = checked(settings)
     further = further_pools(settings)
     with data_dir_held(data), _runtime_directory() as runtime:
+        if is_open_to_others(data):
+            say(console, f"others may list {data}: give the fleet a directory of its own with --data DIR", "yellow")
         _check_ports(settings)
         _check_room(data)
         fixed = _ingress_ports(settings)
@@ -176,13 +180,16 @@ def _make_engine(home: EngineHome, engines: int, console: Console) -> None:
 
 
 def _secret(settings: UpSettings, file: Path) -> str:
-    """As given, or created once per data directory, readable by its owner only."""
+    """As given, or created once per data directory, readable by its owner only. Raises click.BadParameter for the
+    public one."""
+    if settings.secret == PUBLIC_SECRET:
+        refuse("--secret", "is the default of services, which everybody knows; leave it away to have one made")
     if settings.secret is None and file.exists():
         return file.read_text().strip()
     secret = settings.secret or secrets.token_urlsafe(SECRET_BYTES)
     with written_to(file.parent):
-        file.touch(mode=0o600)
-        file.chmod(0o600)
+        file.touch(mode=OWNER_ONLY)
+        file.chmod(OWNER_ONLY)
         file.write_text(secret + "\n")
     return secret
 

@@ -34,9 +34,10 @@ OF_A_BUNDLE: dict[str, list[str]] = {
     "explain": [REQUEST],
     "doctor": [],
     "what-if": ["--policy", "round_robin"],
+    "usage": [],
     "export": ["{out}/again.pmlog"],
 }
-OTHERWISE = {"up", "fleet", "scale", "drain", "tap", "calibrate", "bench", "simulate", "keys", "tenants", "credentials"}
+OTHERWISE = {"up", "credentials", "fleet", "scale", "drain", "tenants", "keys", "tap", "calibrate", "bench", "simulate"}
 """Tested below and in tests/integration/test_hostile_answers.py, or without any text of others."""
 
 
@@ -154,6 +155,20 @@ def test_fleet_and_scale_print_hostile_answers_as_plain_text(capsys: pytest.Capt
     output = capsys.readouterr().out
     assert_harmless(output)
     assert MARKUP in output
+
+
+def test_an_address_with_brackets_is_shown_whole(capsys: pytest.CaptureFixture[str]) -> None:
+    instance = InstanceDescribed(
+        instance=InstanceId("engine-1"), url="http://[fd00::5]:8000", epoch=Epoch(1), status="ready", knowledge="exact",
+        pending=0, in_prefill=0, decoding=0, cached_blocks=0,
+    )  # fmt: skip
+    fleet = FleetDescribed(
+        pool="p", policy="p", admission="a", ordering="o", speed=1.0, scheduler="s", term=Term(1), as_of=1,
+        instances=[instance],
+    )  # fmt: skip
+    SafeConsole(width=200).print(fleet_table(fleet))
+
+    assert "http://[fd00::5]:8000" in capsys.readouterr().out
 
 
 def test_keys_prints_hostile_values_of_the_store_as_plain_text(capsys: pytest.CaptureFixture[str]) -> None:

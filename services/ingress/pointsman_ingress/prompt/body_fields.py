@@ -139,9 +139,11 @@ def _outline(body: bytes) -> bytes:
     backslashes can be cut anywhere without a change of the field names."""
     if len(body) < OUTLINED_BYTES_MIN:
         return body
-    start = body.find(b"[", body.find(b'"prompt"'))
+    name = body.find(b'"prompt"')
+    start = body.find(b"[", name)
     end = body.find(b"]", start)
-    run = body[start + 1 : end]
-    if start < 0 or end < 0 or any(mark in run for mark in (b'"', b"[", b"{", b"\\")):
+    if min(name, start, end) < 0:
         return body
-    return body[: start + 1] + body[end:]
+    run = body[start + 1 : end]
+    plain = not any(mark in run for mark in (b'"', b"[", b"{", b"\\"))
+    return body[: start + 1] + body[end:] if plain else body

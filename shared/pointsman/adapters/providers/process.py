@@ -30,6 +30,8 @@ STOP_WALL_SECONDS: WallSeconds = WallSeconds(26.0)
 """Bound before a supervisor and its processes are killed; worker and engine have 12 s each."""
 POLL_WALL_SECONDS: WallSeconds = WallSeconds(0.05)
 GROWTH_LOCK = "growth"
+SPEC_VARIABLE = "POINTSMAN_SUPERVISED_INSTANCE"
+"""Not an argument: arguments are everybody's to read, and it has the deployment's secret."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,7 +140,8 @@ class ProcessProvider(InstanceProvider):
                 taken = f"{name} was started by another scaler"
                 raise ProviderError(taken)
             supervisor = spawn(
-                [sys.executable, "-m", self._template.supervisor, json.dumps(spec)],
+                [sys.executable, "-m", self._template.supervisor],
+                environment=os.environ | {SPEC_VARIABLE: json.dumps(spec)},
                 output=self._directory / f"{name}.log",
                 pass_fds=(lock.fileno(),),
                 session=True,

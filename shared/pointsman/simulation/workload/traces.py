@@ -7,20 +7,24 @@ from pathlib import Path
 
 import msgspec
 
-from pointsman.primitives import EngineSeconds, Tokens
+from pointsman.primitives import EngineSeconds, Moment, Tokens
 from pointsman.simulation.workload.requests import WorkloadRequest, blocks_for, in_order, input_capped
 
 ROUNDING_SECONDS: EngineSeconds = 3.0
 """Published traces round arrivals down to this."""
 
 
+LINE_BYTES_MAX = 4 * 1024**2
+REQUESTS_MAX = 2_000_000
+
+
 class TraceError(ValueError): ...
 
 
 class _TraceRow(msgspec.Struct):
-    timestamp: float
-    input_length: int
-    output_length: int
+    timestamp: Moment
+    input_length: Tokens
+    output_length: Tokens
     hash_ids: list[int]
 
 
@@ -56,7 +60,10 @@ def _rows(path: Path, limit: int | None) -> Iterator[_TraceRow]:
     try:
         with path.open("rb") as lines:
             number = 0
-            for line_number, line in enumerate(lines, start=1):
+            for line_number, line in enumerate(iter(lambda: lines.readline(LINE_BYTES_MAX + 1), b""), start=1):
+                if len(line) > LINE_BYTES_MAX or number == REQUESTS_MAX:
+                    msg = f"{path}:{line_number}: a line has at most {LINE_BYTES_MAX:,} bytes, a trace {REQUESTS_MAX:,} requests"
+                    raise TraceError(msg)
                 if limit is not None and number >= limit:
                     return
                 if line.strip():
@@ -70,7 +77,7 @@ def _rows(path: Path, limit: int | None) -> Iterator[_TraceRow]:
 def _checked(decoder: "msgspec.json.Decoder[_TraceRow]", line: bytes, where: str) -> _TraceRow:
     try:
         row = decoder.decode(line)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
         msg = f"{where}: {error}"
         raise TraceError(msg) from error
     if row.input_length < 1 or row.output_length < 0 or row.timestamp < 0:

@@ -1,0 +1,46 @@
+"""Directories and files that only their owner may use: logs, archives, locks and secrets of a fleet."""
+
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+OWNER_ONLY = 0o600
+OWNER_ONLY_DIRECTORY = 0o700
+_OTHERS = stat.S_IRWXG | stat.S_IRWXO
+
+
+def create_owner_only() -> None:
+    """From now on, what this process and its children create is their owner's alone."""
+    os.umask(_OTHERS)
+
+
+def make_owner_only(directory: Path) -> bool:
+    """Create the directory, or take it and the files in it from everybody else. Returns whether others had access.
+    Raises OSError, also for a directory of another user."""
+    directory.mkdir(mode=OWNER_ONLY_DIRECTORY, parents=True, exist_ok=True)
+    open_to_others = False
+    for path in (directory, *_within(directory)):
+        mode = path.lstat().st_mode
+        if mode & _OTHERS and not stat.S_ISLNK(mode):
+            path.chmod(stat.S_IMODE(mode) & ~_OTHERS)
+            open_to_others = True
+    return open_to_others
+
+
+def tighten(file: Path) -> bool:
+    """Take an existing file from everybody else. Returns whether others had access. Raises OSError."""
+    mode = file.stat().st_mode
+    if mode & _OTHERS:
+        file.chmod(stat.S_IMODE(mode) & ~_OTHERS)
+    return bool(mode & _OTHERS)
+
+
+def is_open_to_others(path: Path) -> bool:
+    """Raises OSError."""
+    return bool(path.stat().st_mode & _OTHERS)
+
+
+def _within(directory: Path) -> Iterator[Path]:
+    """Files directly in it, and its directories: nobody reaches what is below a closed directory."""
+    yield from (path for path in directory.iterdir() if not path.is_socket())

@@ -1,0 +1,1 @@
+"""`pointsman usage`: `accounting` counts what a log says, `command` prints it."""

@@ -1,0 +1,176 @@
+"""The doctor proves from the log that no cache hit crossed cache groups, finds a planted crossing, and lists who acted."""
+
+from random import Random
+from typing import Any
+
+import pytest
+
+from pointsman.contracts.access import ApiKeyChanged
+from pointsman.contracts.block_keys import KeyChain, pack_keys
+from pointsman.contracts.codec import LogEvent, encode
+from pointsman.contracts.decisions import RequestGranted, ScaleDecided
+from pointsman.contracts.fleet import InstanceDraining
+from pointsman.contracts.requests import RequestArrived, RequestFinished
+from pointsman.contracts.subjects import subject_of
+from pointsman.contracts.tenants import TenantPolicies, TenantPoliciesSet
+from pointsman.ports import LogEntry
+from pointsman.primitives import Epoch, InstanceId, PoolName, RequestId, Tenant
+from pointsman.state.state import PoolSettings
+from pointsman_cli.doctor import isolation
+from pointsman_cli.doctor.admin_actions import AdminActions
+from pointsman_cli.doctor.examination import Diagnosis, examine
+from pointsman_cli.doctor.isolation import Isolation
+from pointsman_cli.history.start_point import StartPoint
+from tests.support.events import joined
+
+POOL, ENGINE = PoolName("default"), InstanceId("engine-1")
+BLOCK = 64
+SETTINGS = PoolSettings(block_tokens=BLOCK)
+CHAIN = KeyChain(secret=b"s", model="m", block_tokens=BLOCK)
+
+
+class Engine:
+    """A prefix cache as an engine's, of blocks of 16 tokens. `salted`: whether it keeps groups apart."""
+
+    def __init__(self, *, salted: bool = True, keyed: bool = True) -> None:
+        self.events: list[LogEvent] = [joined("engine-1")]
+        self._salted = salted
+        self._keyed = keyed
+        self._held: set[tuple[str, tuple[int, ...]]] = set()
+        self._number = 0
+
+    def ask(self, group: str, tokens: list[int], *, answer: int = 20, **fields: Any) -> list[int]:
+        """Returns prompt and answer."""
+        self._number += 1
+        request = RequestId(f"r-{self._number}")
+        root = CHAIN.root(cache_salt=group if self._keyed else "")
+        self.events.append(
+            RequestArrived(
+                at=1.0, request=request, arrived_at=1.0, ingress="i", tenant=Tenant(group), keys=pack_keys(CHAIN.extend(root, tokens)),
+                prompt_tokens=len(tokens), max_output_tokens=answer, slo_ttft=5.0, slo_tpot=1.0, cache_group=group, **fields,
+            )
+        )  # fmt: skip
+        self.events.append(RequestGranted(at=1.0, request=request, instance=ENGINE))
+        whole = tokens + [self._number * 1000 + n for n in range(answer)]
+        salt = group if self._salted else ""
+        cached = 0
+        while cached + 16 < len(tokens) and (salt, tuple(tokens[: cached + 16])) in self._held:
+            cached += 16
+        self._held |= {(salt, tuple(whole[:end])) for end in range(16, len(whole) + 1, 16)}
+        self.events.append(
+            RequestFinished(
+                at=2.0, request=request, instance=ENGINE, e2e=1.0, prompt_tokens=len(tokens), cached_tokens=cached,
+                completion_tokens=answer, ttft=0.5, tpot=0.0,
+            )
+        )  # fmt: skip
+        return whole
+
+    def serve(self, groups: list[str]) -> "Engine":
+        """Conversations of every group, all with one system prompt, in an order by chance."""
+        chance = Random(7)
+        system = list(range(200))
+        talks = {(group, n): system + [chance.randrange(5000) for _ in range(90)] for group in groups for n in range(3)}
+        for _ in range(60):
+            talk = chance.choice(list(talks))
+            said = self.ask(talk[0], talks[talk])
+            talks[talk] = said + [chance.randrange(5000) for _ in range(chance.randrange(5, 120))]
+        return self
+
+
+def examined(events: list[LogEvent], *, blind: bool = False) -> Diagnosis:
+    entries = [LogEntry.read(n, subject_of(POOL, event), encode(event)) for n, event in enumerate(events, 1)]
+    beginning = StartPoint(None, "gone" if blind else "")
+    return examine(entries, SETTINGS, [Isolation(SETTINGS), AdminActions(SETTINGS)], beginning)
+
+
+def test_groups_that_are_kept_apart_are_proven_to_be() -> None:
+    found = examined(Engine().serve(["acme", "umbrella"]).events)
+
+    assert found.findings == []
+    assert found.summary == [
+        "isolation: no cache hit crossed cache groups: 2 cache groups, no block key in two of them, and the cached tokens of "
+        "60 requests explained by their own group's prompts"
+    ]
+
+
+def test_an_engine_without_salts_is_found_though_the_keys_are_apart() -> None:
+    found = examined(Engine(salted=False).serve(["acme", "umbrella"]).events)
+
+    assert [finding.severity for finding in found.findings] == ["serious"]
+    assert "1 request hit cached tokens that no prompt of their cache group explains" in found.findings[0].what
+    assert found.summary[0].startswith("isolation: hits crossed cache groups")
+
+
+def test_every_crossing_beyond_a_block_is_found() -> None:
+    engine = Engine(salted=False)
+    memo = list(range(9000, 9400))
+    engine.ask("acme", memo)
+    engine.ask("umbrella", [1, 2, 3] * 40)
+    engine.ask("umbrella", memo)  # a guess
+
+    (finding,) = examined(engine.events).findings
+    assert finding.evidence == ["r-3 of 'umbrella' on engine-1: 384 tokens cached, at most 63 explained"]
+
+
+def test_keys_without_salts_are_found() -> None:
+    (finding,) = examined(Engine(keyed=False).serve(["acme", "umbrella"]).events).findings
+
+    assert finding.severity == "serious"
+    assert "occurred in prompts of two cache groups" in finding.what
+
+
+def test_a_log_without_groups_has_no_result() -> None:
+    found = examined(Engine().serve([""]).events)
+
+    assert (found.findings, found.summary) == ([], [])
+
+
+@pytest.mark.parametrize("why", ["blind", "unknown cache", "guessed", "no arrival", "full"])
+def test_what_cannot_be_proven_is_said(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine(salted=False)
+    if why == "unknown cache":
+        engine.events[0] = joined("engine-1", cache="unknown")
+    if why == "full":
+        monkeypatch.setattr(isolation, "KEYS_MAX", 3)
+    engine.ask("acme", list(range(400)), exact=why != "guessed")
+    if why == "no arrival":
+        del engine.events[1]
+    engine.ask("umbrella", list(range(400)))
+    found = examined(engine.events, blind=why == "blind")
+
+    assert found.findings == []
+    assert "of hits unproven: " in found.summary[0]
+
+
+def test_a_request_that_was_tried_twice_may_hit_what_it_left_itself() -> None:
+    engine = Engine()
+    engine.ask("acme", list(range(400)))
+    finish = engine.events[-1]
+    assert isinstance(finish, RequestFinished)
+    stamped = engine.events[-2]
+    engine.events[-1:] = [stamped, stamped]
+    assert examined(engine.events).findings == []
+
+
+def test_admin_actions_are_listed_with_their_authors() -> None:
+    drain = InstanceDraining(at=1.0, instance=ENGINE, epoch=Epoch(1), reason="pointsman drain", by="alice")
+    found = examined(
+        [
+            joined("engine-1"),
+            drain,
+            InstanceDraining(at=1.0, instance=ENGINE, epoch=Epoch(1), reason="surplus", by="scaler"),
+            ScaleDecided(at=2.0, number=1, wanted=6, current=4, policy="manual", settings={}, reason="", by="bob"),
+            TenantPoliciesSet(at=3.0, policies=TenantPolicies(), by="bob"),
+            ApiKeyChanged(at=4.0, key="k1", tenant=Tenant("acme"), action="revoke", by="bob"),
+        ]
+    )
+
+    (note,) = found.findings
+    assert note.severity == "note"
+    assert note.what == "4 admin actions by bob (3), alice (1)"
+    assert [line.split(" ", 2)[2] for line in note.evidence] == [
+        "alice drained engine-1",
+        "bob set 6 instances",
+        "bob set the policies of 0 tenants",
+        "bob revoke: key k1 of acme",
+    ]
