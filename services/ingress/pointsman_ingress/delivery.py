@@ -291,6 +291,7 @@ class Delivery:
         headers = [
             (b"x-pointsman-cached-tokens", b"%d" % grant.hit_tokens),
             (b"x-pointsman-prefix", self.context.prefix_header.encode()),
+            *self._limit_headers(),
         ]
         if self.context.dropped_fields:
             headers.append((DROPPED_HEADER, self.context.dropped_fields.encode()))
@@ -307,7 +308,7 @@ class Delivery:
         ]
         if grant.prefilled_by:
             headers.append((b"x-pointsman-prefill-instance", grant.prefilled_by.encode()))
-        return headers + self._limit_headers()
+        return headers
 
     def _next_attempt(self, error: EngineFailedError) -> None:
         """Raises ApiError if the request may not be retried."""
