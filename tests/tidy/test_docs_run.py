@@ -14,8 +14,9 @@ import click
 import pytest
 import yaml  # type: ignore[import-untyped]  # its stubs are not worth a dependency
 
-from pointsman.adapters.tenants_file import parse_tenant_policies
+from pointsman.adapters.tenants_file import parse_tenant_policies, with_changes
 from pointsman.contracts.decisions import Settings
+from pointsman.contracts.tenants import TenantPolicies
 from pointsman.policies.admission import ADMISSION_POLICIES, DEFAULT_ADMISSION
 from pointsman.policies.ordering import DEFAULT_ORDERING, ORDERING_POLICIES
 from pointsman.policies.policy_set import UnknownPolicyError, policy_set, rebalancing_policy, scaling_policy
@@ -209,6 +210,8 @@ def _make(kind: str, policy: str, settings: Settings) -> None:
             rebalancing_policy(policy, settings)
         case "scaling":
             scaling_policy(policy, settings)
+        case "tenants":
+            with_changes(TenantPolicies(), [f"{name}={value}" for name, value in settings.items()])
         case _:
             msg = f"there is no kind or policy {kind}"
             raise RefusedError(msg)

@@ -7,16 +7,18 @@ import pytest
 from click.testing import CliRunner, Result
 from rich.text import Text
 
+from pointsman.contracts.access import ApiKey
 from pointsman.contracts.commands import FleetDescribed, InstanceDescribed, ScaleAnswered
 from pointsman.policies.policy_set import policy_set
 from pointsman.ports import LogEntry
-from pointsman.primitives import Epoch, InstanceId, Term
+from pointsman.primitives import Epoch, InstanceId, Tenant, Term
 from pointsman_cli import scale
 from pointsman_cli.bench.report import errors_text
 from pointsman_cli.discovery import FleetFile, FleetProcess
 from pointsman_cli.fleet import fleet_table
 from pointsman_cli.history.bundle import write_bundle
 from pointsman_cli.history.sources import Header
+from pointsman_cli.keys import keys_table
 from pointsman_cli.main import COMMANDS, main
 from pointsman_cli.tap.command import Printer
 from pointsman_cli.tap.filters import Filter
@@ -167,6 +169,18 @@ def test_an_address_with_brackets_is_shown_whole(capsys: pytest.CaptureFixture[s
     SafeConsole(width=200).print(fleet_table(fleet))
 
     assert "http://[fd00::5]:8000" in capsys.readouterr().out
+
+
+def test_keys_prints_hostile_values_of_the_store_as_plain_text(capsys: pytest.CaptureFixture[str]) -> None:
+    key = ApiKey(
+        id="k", digest=bytes(32), tenant=Tenant(HOSTILE), created_at=1e13, created_by=HOSTILE, expires_at=1e13,
+        models=[HOSTILE], endpoints=[HOSTILE],
+    )  # fmt: skip
+    SafeConsole(width=2000).print(keys_table([key]))
+    output = capsys.readouterr().out
+
+    assert_harmless(output)
+    assert MARKUP in output
 
 
 def test_up_and_bench_print_hostile_answers_as_plain_text(capsys: pytest.CaptureFixture[str]) -> None:
