@@ -1,6 +1,5 @@
 """People read the log by direct gets: the same entries, and a LogReset where the log does not go on."""
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -82,16 +81,19 @@ async def test_a_log_that_lost_its_beginning_says_so(world: JetStreamWorld, serv
     assert entry.sequence == first
 
 
-async def test_a_log_made_anew_is_read_from_its_beginning(world: JetStreamWorld, server: SharedServer) -> None:
+@pytest.mark.parametrize("entries", [1, 5], ids=["shorter", "longer"])
+async def test_a_log_made_anew_is_read_from_its_beginning(
+    world: JetStreamWorld, server: SharedServer, entries: int
+) -> None:
     async with world.client() as writer, reader(world, server) as link:
         for number in range(1, 4):
             await writer.log.append(stored("engine-1", number, [number]))
         reading = link.log.read(2)
         assert [(await anext(reading)).sequence for _ in range(2)] == [2, 3]  # type: ignore[union-attr]
-        following = asyncio.ensure_future(anext(reading))
         await world.recreate(writer)
-        await writer.log.append(joined("engine-1"))
-        reset, entry = await following, await anext(reading)
+        for number in range(1, entries + 1):
+            await writer.log.append(joined(f"engine-{number}"))
+        reset, entry = await anext(reading), await anext(reading)
 
     assert isinstance(reset, LogReset)
     assert isinstance(entry, LogEntry)
