@@ -78,7 +78,7 @@ def refusal(error: Exception, identity: Identity) -> str:
     if isinstance(error, ssl.SSLError):
         return f"the TLS handshake with the nats-server failed (does it accept our certificate?): {text}"
     if "authori" in text.lower():
-        used = identity.credentials or "none; see --nats-credentials"
+        used = identity.credentials or "none; see POINTSMAN_NATS_CREDENTIALS"
         return f"the nats-server refuses our credentials ({used}): {text}"
     if identity.certificate and isinstance(error, ConnectionError | EOFError):
         return f"the nats-server ended the connection (does it accept our certificate?): {text}"
