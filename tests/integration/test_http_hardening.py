@@ -286,6 +286,25 @@ async def test_one_connection_too_many_costs_the_longest_idle_one_or_itself() ->
     assert (refused("idle_evicted") - evicted_before, refused("connections") - refused_before) == (1, 1)
 
 
+async def test_incomplete_heads_make_room_for_a_new_connection() -> None:
+    before = refused("opening_evicted")
+    async with serving(connections=3) as server:
+        slow = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(3)]
+        for _, writer in slow:
+            writer.write(b"GET / HTTP/1.1\r\n")
+            await writer.drain()
+            await asyncio.sleep(0.05)
+        served = await told(server, GET, ends=True)
+        first = await slow[0][0].read() if slow[0][0].at_eof() else b"open"
+        slow[1][1].write(HOST + b"\r\n")
+        also = await slow[1][0].readuntil(b">")
+        for _, writer in slow:
+            writer.close()
+
+    assert (status(served), first, status(also)) == (200, b"", 200)
+    assert refused("opening_evicted") == before + 1
+
+
 async def test_one_address_has_a_bound_of_its_own_and_others_are_served() -> None:
     before = refused("connections_per_address")
     async with serving(connections_per_address=2) as server:

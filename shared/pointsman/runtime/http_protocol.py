@@ -36,7 +36,8 @@ class HttpLimits:
     """Time without progress of a blocked write."""
     pipelined: int = 16
     connections: int = 16_384
-    """Above it the longest idle connection is closed; if none is idle, the new one gets 503."""
+    """Above it the longest idle connection is closed, else the one whose head has been incomplete for longest; if there
+    is neither, the new one gets 503."""
     connections_per_address: int = 16_384
     """Above it the new one gets 503. Of IPv6 the first 64 bits are the address."""
 
@@ -46,6 +47,8 @@ class Connections:
     limits: HttpLimits
     idle: dict["HttpProtocol", float] = field(default_factory=dict)
     """Since when, loop time; longest first. One timer for all is cheaper than one each."""
+    opening: dict["HttpProtocol", None] = field(default_factory=dict)
+    """With an incomplete head; longest first."""
     by_address: Counter[str] = field(default_factory=Counter)
     _sweeper: asyncio.TimerHandle | None = None
     _refused: dict[str, int] = field(default_factory=dict)
@@ -119,6 +122,7 @@ class HttpProtocol(HttpToolsProtocol):
     @override
     def connection_lost(self, exc: Exception | None) -> None:
         self._shared.idle.pop(self, None)
+        self._shared.opening.pop(self, None)
         self._shared.by_address[self._address] -= 1
         if not self._shared.by_address[self._address]:
             del self._shared.by_address[self._address]
@@ -180,6 +184,7 @@ class HttpProtocol(HttpToolsProtocol):
                 raise RefusedError(400, "malformed", "This is no proxy.")
             return
         self._head_open = False
+        self._shared.opening.pop(self, None)
         self._body_open = True
         self._clear_deadline()
         super().on_headers_complete()
@@ -252,16 +257,23 @@ class HttpProtocol(HttpToolsProtocol):
         if self._head_bytes > self._limits.head_bytes or len(self.headers) > self._limits.headers:
             self._refuse(_too_large(self._limits))
         else:
+            if not self._in_flight:
+                self._shared.opening.setdefault(self)
             self._set_deadline(self._limits.head_seconds)
 
     def _make_room(self) -> None:
-        longest_idle = next(iter(self._shared.idle))
-        if longest_idle is self:
-            self._refuse(RefusedError(503, "connections", "Too many connections are open. Ask again later."))
-        else:
-            self._shared.idle.pop(longest_idle)
-            self._shared.refused("idle_evicted", self.loop.time())
+        shared, longest_idle = self._shared, next(iter(self._shared.idle))
+        if longest_idle is not self:
+            shared.idle.pop(longest_idle)
+            shared.refused("idle_evicted", self.loop.time())
             longest_idle.close_now()
+        elif shared.opening:
+            longest_opening = next(iter(shared.opening))
+            del shared.opening[longest_opening]
+            shared.refused("opening_evicted", self.loop.time())
+            longest_opening.transport.abort()
+        else:
+            self._refuse(RefusedError(503, "connections", "Too many connections are open. Ask again later."))
 
     def _set_deadline(self, seconds: EngineSeconds) -> None:
         if self._deadline is None:
@@ -303,6 +315,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._refused = True
         self._shared.refused(refused.reason, self.loop.time())
         self._shared.idle.pop(self, None)
+        self._shared.opening.pop(self, None)
         self._clear_deadline()
         if self.transport.is_closing():
             return

@@ -32,7 +32,7 @@ HTTP_REQUESTS = Counter(
 HTTP_CONNECTIONS_REFUSED = Counter(
     "pointsman_http_connections_refused_total",
     "Connections that ended because of what came, or did not come, before a request: malformed, head_too_large, "
-    "head_timeout, pipelined, connections or connections_per_address (too many), idle_evicted (for a new one); or because "
+    "head_timeout, pipelined, connections or connections_per_address (too many), idle_evicted or opening_evicted (for a new one); or because "
     "of an answer_unread.",
     ["reason"],
 )

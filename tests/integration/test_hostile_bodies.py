@@ -1,0 +1,103 @@
+"""Bodies of up to 8 MiB that cost most: each is refused or served, and none holds up the event loop for others."""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from pointsman_ingress.prompt.json_form import BRACKETS_MAX, ENTRIES_MAX, STRINGS_MAX, TOKEN_IDS_MAX
+from tests.support.ingress_world import CHAT, COMPLETIONS, HELLO, World, world_with
+
+pytestmark = pytest.mark.quiet
+
+SIZE = 8 * 1024 * 1024 - 1024
+STALL_SECONDS_MAX = 0.1
+"""With the client in the same loop; a million ids take 0.07. Without bounds it is 0.3 to 4 s."""
+START = b'{"model":"m","max_tokens":1,'
+
+
+def listed(unit: bytes, count: int, head: bytes, tail: bytes) -> bytes:
+    return START + head + b",".join([unit] * count) + tail
+
+
+def filled(unit: bytes, head: bytes, tail: bytes) -> bytes:
+    return listed(unit, (SIZE - len(head) - len(tail)) // (len(unit) + 1), head, tail)
+
+
+def chat(text: bytes) -> bytes:
+    return START + b'"messages":[{"role":"user","content":"' + text + b'"}]}'
+
+
+def tool_call(arguments: str) -> bytes:
+    call = {"id": "t", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    messages = [{"role": "user", "content": "x"}, {"role": "assistant", "tool_calls": [call]}]
+    return json.dumps({"model": "m", "max_tokens": 1, "messages": messages}).encode()
+
+
+MESSAGES, TOOLS = b'"messages":[', b'"messages":[{"role":"user","content":"x"}],"tools":['
+OBJECTS = BRACKETS_MAX // 2 - 10
+LARGEST = {
+    "messages of nothing": (CHAT, filled(b"{}", MESSAGES, b"]}")),
+    "short messages": (CHAT, filled(b'{"role":"user","content":""}', MESSAGES, b"]}")),
+    "tools": (CHAT, filled(b'{"type":"function","function":{"name":"f"}}', TOOLS, b"]}")),
+    "lists of one id": (COMPLETIONS, filled(b"[1]", b'"prompt":[', b"]}")),
+    "texts": (COMPLETIONS, filled(b'"a"', b'"prompt":[', b"]}")),
+    "documents": ("/rerank", filled(b'"a"', b'"query":"q","documents":[', b"]}")),
+    "special tokens": (CHAT, chat(b"<|im_end|>ab" * (SIZE // 12 - 10))),
+    "letters": (CHAT, chat(b"a" * (SIZE - 100))),
+    "quotes": (CHAT, chat(b'\\"' * (SIZE // 2 - 100))),
+    "arguments": (CHAT, tool_call('{"a":[' + "{}," * 2_500_000 + "1]}")),
+    "deep arguments": (CHAT, tool_call('{"a":' + "[" * 100_000)),
+}
+WITHIN_BOUNDS = {
+    "ids": (COMPLETIONS, listed(b"12345", TOKEN_IDS_MAX - 10, b'"prompt":[', b"]}")),
+    "strings": (CHAT, listed(b'"a"', STRINGS_MAX - 20, b'"messages":[{"role":"user","content":[', b"]}]}")),
+    "messages": (CHAT, listed(b'{"role":"user","content":"a"}', OBJECTS, MESSAGES, b"]}")),
+    "entries": (CHAT, listed(b"1", ENTRIES_MAX - 20, TOOLS + b'{"function":{"name":"f","parameters":{"a":[', b"]}}}]}")),
+}  # fmt: skip
+
+
+@pytest.fixture
+async def world() -> AsyncIterator[World]:
+    async with world_with(tokenizer="builtin", max_model_len=2000) as opened:
+        yield opened
+
+
+@asynccontextmanager
+async def lags() -> AsyncIterator[list[float]]:
+    """How long the loop did not run, in seconds."""
+    found = [0.0]
+
+    async def watch() -> None:
+        while True:
+            began = time.perf_counter()
+            await asyncio.sleep(0.002)
+            found.append(time.perf_counter() - began)
+
+    watching = asyncio.create_task(watch())
+    yield found
+    watching.cancel()
+
+
+@pytest.mark.parametrize(("path", "body"), [*LARGEST.values(), *WITHIN_BOUNDS.values()], ids=[*LARGEST, *WITHIN_BOUNDS])
+async def test_no_body_holds_up_the_loop(world: World, path: str, body: bytes) -> None:
+    async with world.post(CHAT, HELLO) as answer:
+        assert answer.status == 200
+    worst = []
+    for _ in range(3):
+        async with lags() as found, world.post(path, body) as answer:
+            assert answer.status == 400, await answer.text()
+        worst.append(max(found))
+
+    assert min(worst) < STALL_SECONDS_MAX, worst
+
+
+async def test_the_product_of_query_and_documents_takes_no_memory(world: World) -> None:
+    body = START + b'"query":"' + b"q" * 4_000_000 + b'","documents":[' + b",".join([b'"a"'] * 100_000) + b"]}"
+    async with world.post("/rerank", body) as answer:
+        await answer.read()
+
+    assert [asked.prompt_tokens for asked in world.scheduler.asked] == [2**31]
