@@ -14,6 +14,7 @@ from structlog.typing import EventDict
 
 from pointsman.runtime import bounded_metrics
 from pointsman.runtime.bounded_metrics import Counter, Histogram
+from pointsman.runtime.log_pace import LogPace
 
 TRACEBACK_LINES_MAX = 500
 METRICS_DIRECTORY = "PROMETHEUS_MULTIPROC_DIR"
@@ -226,6 +227,7 @@ def configure_logging(level: str, log_format: str) -> None:
     )
     structlog.configure(
         processors=[
+            LogPace(),
             structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso"),
