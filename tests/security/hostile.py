@@ -101,7 +101,7 @@ def _odd_path(chance: Random) -> Attempt:
     if chance.random() < 0.6:
         path = chance.choice(TRICKS).format(path=path)
     body = json.dumps(_sound(chance, chance.choice(list(SOUND)))).encode() if chance.random() < 0.5 else b""
-    head = f"{chance.choice(METHODS)} {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n"
+    head = f"{chance.choice(METHODS)} {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json\r\n"
     return Attempt(head.encode() + b"content-length: %d\r\n\r\n" % len(body) + body)
 
 
@@ -257,7 +257,7 @@ def _extra_fields(chance: Random, bait_port: int) -> list[dict[str, Any]]:
 def _odd_framing(chance: Random) -> Attempt:
     path = chance.choice(list(SOUND))
     body = json.dumps(_sound(chance, path)).encode()
-    head = f"POST {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n".encode()
+    head = f"POST {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json\r\n".encode()
     match chance.randrange(6):
         case 0:
             return Attempt(head + b"transfer-encoding: chunked\r\n\r\n" + _chunked(body, chance))

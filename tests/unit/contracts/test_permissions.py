@@ -106,3 +106,7 @@ def test_a_worker_of_one_pool_has_no_rights_in_another() -> None:
     rights = permissions_of(BusUser(BusRole.WORKER, "engine-1", PoolName("coder")), POOLS)
 
     assert not any("default" in subject for subject in (*rights.publish, *rights.subscribe))
+
+
+def test_an_ingress_may_ask_whether_a_scheduler_lives() -> None:
+    assert "pm.default.cmd.fleet" in granted(BusUser(BusRole.INGRESS)).publish

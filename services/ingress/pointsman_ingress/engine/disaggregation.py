@@ -22,11 +22,15 @@ NOT_FOR_PREFILL = ("stream_options", "min_tokens", "logprobs", "top_logprobs", "
 """Fields without effect on the one token that the prefill engine generates."""
 
 
+ONE_ANSWER = (b"1", b"null")
+"""Values of `n`. Fields stay undecoded: engines take numbers that Python's decoder does not."""
+
+
 class _PrefillAnswer(msgspec.Struct):
     kv_transfer_params: dict[str, Any] | None = None
 
 
-_fields = msgspec.json.Decoder(dict[str, Any])
+_fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _answers = msgspec.json.Decoder(_PrefillAnswer)
 
 
@@ -44,10 +48,9 @@ NO_PREFILL = PrefillResult(None, None)
 class SplitBody:
     def __init__(self, body: bytes, *, splittable: bool) -> None:
         self._body = body
-        self._fields: dict[str, Any] = _fields.decode(body) if splittable else {}
-        prompt = self._fields.get("prompt")
-        several = isinstance(prompt, list) and bool(prompt) and not isinstance(prompt[0], int)
-        self.possible = splittable and (self._fields.get("n") or 1) == 1 and not several
+        self._fields: dict[str, Any] = dict(_fields.decode(body)) if splittable else {}
+        one_answer = bytes(self._fields.get("n", b"1")) in ONE_ANSWER
+        self.possible = splittable and one_answer and not _several(bytes(self._fields.get("prompt", b"")))
 
     def for_prefill(self) -> bytes:
         fields = {name: value for name, value in self._fields.items() if name not in NOT_FOR_PREFILL}
@@ -60,6 +63,12 @@ class SplitBody:
         if not prefill.transfer:
             return self._body
         return msgspec.json.encode(self._fields | {"kv_transfer_params": prefill.transfer})
+
+
+def _several(prompt: bytes) -> bool:
+    """Whether it is a list of anything but token ids."""
+    inside = prompt[1:].lstrip()[:1] if prompt.startswith(b"[") else b""
+    return inside not in b"]-0123456789"
 
 
 def read_prefill(answer: bytes) -> PrefillResult:
