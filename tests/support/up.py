@@ -91,3 +91,11 @@ def pointsman_up(directory: Path, *arguments: str) -> Iterator[RunningUp]:
             if process.poll() is None:
                 process.kill()
                 process.wait()
+    assert_nothing_was_refused(data)
+
+
+def assert_nothing_was_refused(data: Path) -> None:
+    """Each process had the rights that it needed."""
+    log = data / "nats" / "nats-server.log"
+    refused = [line for line in log.read_text().splitlines() if "Violation" in line] if log.exists() else []
+    assert refused == []

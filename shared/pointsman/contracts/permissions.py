@@ -158,7 +158,7 @@ def _publish(user: BusUser, pool: PoolName) -> Iterator[str]:
             yield from _api("STREAM.PURGE", checkpoint_bucket(pool))
         case BusRole.INGRESS:
             yield from _events(pool, "fleet.*", "request.*", "lost")
-            for command in (route_subject, handover_subject, follow_subject, cancel_subject):
+            for command in (route_subject, handover_subject, follow_subject, cancel_subject, fleet_view_subject):
                 yield command(pool)
             yield from _reading(pool)
         case BusRole.REBALANCER:

@@ -128,3 +128,19 @@ def test_a_server_is_shown_without_what_proves_who_asks() -> None:
     settings = FleetSettings(nats="nats://pointsman:hunter2@a:4222,nats://s3cret@b:4222,tls://c:4222")
 
     assert settings.nats_shown == "nats://a:4222,nats://b:4222,tls://c:4222"
+
+
+def test_a_secret_may_stand_in_a_file_and_the_variable_itself_wins(tmp_path: Path) -> None:
+    file = tmp_path / "secret"
+    file.write_text("from a file\n")
+
+    assert settled(POINTSMAN_SECRET_FILE=str(file)).secret == "from a file"
+    assert settled(POINTSMAN_SECRET_FILE=str(file), POINTSMAN_SECRET="given").secret == "given"
+    assert settled(POINTSMAN_TEMPO_FILE=str(file)).tempo == 60
+
+
+def test_a_secrets_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    result, settings = run(POINTSMAN_SECRET_FILE=str(tmp_path / "nothing"))
+
+    assert settings is None
+    assert "POINTSMAN_SECRET_FILE" in result.output
