@@ -243,7 +243,7 @@ class KeyValueStore(Protocol):
 
     def follow(self) -> AsyncIterator[ValuesRead]:
         """All values, then the changes, within about a second, without end. Survives disconnects; after the store was
-        recreated all values come again. A key written twice may come once."""
+        recreated all values come again. Of a key that is written twice the older value may not come."""
         ...
 
 

@@ -296,7 +296,7 @@ def _show_new(key: str, made: ApiKey, *, as_json: bool) -> None:
         return
     until = f", valid until {_day(made.expires_at)}" if made.expires_at else ""
     print_line(f"key {made.id} of {made.tenant}{until}; it is shown only now:", error=True)
-    click.echo(key)
+    print_line(key)
 
 
 def _described(key: ApiKey) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from pointsman_cli.command_client import actor, ask, connected_link, no_schedule
 from pointsman_cli.discovery import fleet_settings
 from pointsman_cli.options import CONTEXT, from_options, json_switch
 from pointsman_cli.output_file import print_json
-from pointsman_cli.terminal import output_console, say, table
+from pointsman_cli.terminal import output_console, print_line, say, table
 
 T = TypeVar("T")
 
@@ -145,7 +145,7 @@ def _report(policies: TenantPolicies, *, as_json: bool) -> None:
     if as_json:
         print_json(policies)
     else:
-        print(f"in force: the default and {len(policies.tenants)} tenants; look with: pointsman tenants show")
+        print_line(f"in force: the default and {len(policies.tenants)} tenants; look with: pointsman tenants show")
 
 
 def show(described: TenantsDescribed) -> None:

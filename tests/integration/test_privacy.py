@@ -13,6 +13,7 @@ from pointsman.contracts.block_keys import KeyChain, pack_keys
 from pointsman.contracts.cache import BlocksStored, Run
 from pointsman.contracts.commands import RouteRequest
 from pointsman.contracts.fleet import InstanceProbed
+from pointsman.contracts.tenants import RateLimit, RateLimits
 from pointsman.primitives import Epoch
 from pointsman_ingress import key_probe
 from pointsman_ingress.engine.refusals import refused_by_engine
@@ -166,6 +167,22 @@ async def test_an_answer_names_no_instance_and_tells_nothing_of_their_load(world
             assert sorted(shown) == ["x-pointsman-cached-tokens", "x-pointsman-prefix", "x-pointsman-request-id"]
     async with world.post("/detokenize", {"model": "m", "tokens": [1]}, **ALICE) as answer:
         assert not FLEET.search(told(answer, await answer.text()))
+
+
+async def test_limits_of_the_tenant_itself_are_told(world: World) -> None:
+    world.scheduler.limits = RateLimits(requests=RateLimit(limit=10, remaining=9, reset=1.0))
+    async with world.post(COMPLETIONS, TOKENS, **ALICE) as answer:
+        assert answer.headers["x-ratelimit-remaining-requests"] == "9"
+
+
+async def test_what_an_operator_allows_passes() -> None:
+    part = {"type": "image_url", "image_url": {"url": "https://images.example/a.png"}}
+    seen = {"model": "m", "messages": [{"role": "user", "content": [part]}]}
+    async with world_with(keys=KEYS, allow_field=("min_tokens", "priority"), media_hosts=("images.example",)) as world:
+        fields, _ = await sent(world, COMPLETIONS, {**TOKENS, "priority": 1}, ALICE)
+        await sent(world, CHAT, seen, ALICE)
+
+    assert fields["priority"] == 1
 
 
 async def test_a_rejection_tells_nothing_of_other_requests(world: World) -> None:

@@ -169,7 +169,11 @@ class BusWorld:
 
 
 def inbox(role: str) -> str:
-    return {"worker": "_INBOX.worker.engine-1", "operator": "_INBOX.operator.alice"}.get(role, f"_INBOX.{role}")
+    return {
+        "worker": f"_INBOX.worker.{POOL}.engine-1",
+        "other": f"_INBOX.worker.{OTHER}.engine-1",
+        "operator": "_INBOX.operator.alice",
+    }.get(role, f"_INBOX.{role}")
 
 
 def _shown(message: dict[str, Any]) -> tuple[int, str, str]:

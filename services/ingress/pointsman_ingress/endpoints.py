@@ -8,11 +8,12 @@ import msgspec
 
 from pointsman_ingress.engine.body_rewrites import without
 from pointsman_ingress.engine.streams import CHUNKS, MESSAGE_EVENTS, NAMED_EVENTS, StreamShape
-from pointsman_ingress.http.errors import ANTHROPIC_ERRORS, OPENAI_ERRORS, ErrorShape, bad_request
+from pointsman_ingress.http.errors import ANTHROPIC_ERRORS, OPENAI_ERRORS, ErrorShape, bad_request, not_json
 from pointsman_ingress.http.rate_limits import LimitHeaders, anthropic_limits, openai_limits
 from pointsman_ingress.http.request_headers import Headers
 from pointsman_ingress.prompt import body_fields
 from pointsman_ingress.prompt.body_fields import FieldRules
+from pointsman_ingress.prompt.json_form import LIGHT_BYTES_MAX, is_light
 from pointsman_ingress.prompt.messages_input import parse_messages
 from pointsman_ingress.prompt.openai_requests import (
     ParsedRequest,
@@ -27,6 +28,8 @@ from pointsman_ingress.prompt.openai_requests import (
 from pointsman_ingress.prompt.remote_media import MediaRules
 from pointsman_ingress.prompt.responses_input import parse_response
 
+JSON = b"application/json"
+
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
@@ -38,6 +41,15 @@ class Endpoint:
     splittable: bool = False
     errors: ErrorShape = OPENAI_ERRORS
     limit_headers: LimitHeaders = openai_limits
+
+    def check_content_type(self, headers: Headers) -> None:
+        """A web page may post forms and plain text anywhere, but JSON only to whom allows it. Raises ApiError."""
+        sent = headers.get(b"content-type", b"")
+        if self.parse is not None and sent != JSON and sent.partition(b";")[0].strip().lower() != JSON:
+            raise not_json()
+
+    def is_light(self, body: bytes) -> bool:
+        return is_light(body) if self.parse is not None else len(body) <= LIGHT_BYTES_MAX
 
     def read(self, body: bytes, headers: Headers) -> ParsedRequest:
         """Raises ApiError."""

@@ -183,7 +183,7 @@ class FleetSession:
     def _fleet_file(self) -> FleetFile:
         plan, settings = self._plan, self._plan.settings
         own = [
-            FleetProcess(name=child.name, role=child.role, pid=child.pid, url=child.url)
+            FleetProcess(name=child.name, role=child.role, pid=child.pid, url=child.url, admin_url=child.admin_url)
             for child in self._runner.children
         ]
         running = [FleetProcess(name="nats", role="nats", pid=0, url=plan.nats)] if settings.nats else []

@@ -1,12 +1,14 @@
 """Nothing that a log, an answer or an engine says can reach a terminal, a page, a table or a picture but as plain text."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 from rich.text import Text
 
+import pointsman_cli
 from pointsman.contracts.access import ApiKey
 from pointsman.contracts.commands import FleetDescribed, InstanceDescribed, ScaleAnswered
 from pointsman.policies.policy_set import policy_set
@@ -200,6 +202,18 @@ def test_up_and_bench_print_hostile_answers_as_plain_text(capsys: pytest.Capture
 
 
 # --- The helper ---
+
+
+def test_nothing_is_printed_past_the_helper() -> None:
+    allowed = {"terminal.py", "tap/command.py", "fleet.py"}  # the latter two print what json_text made
+    package = Path(pointsman_cli.__file__).parent
+    printing = {
+        str(file.relative_to(package))
+        for file in package.rglob("*.py")
+        if re.search(r"(?<![.\w])print\(|click\.s?echo\(|(?<!Safe)Console\(", file.read_text())
+    }
+
+    assert {name for name in printing if not name.startswith("vllm_cpu/")} == allowed
 
 
 def test_a_string_a_cell_and_a_text_are_one_line_each(capsys: pytest.CaptureFixture[str]) -> None:

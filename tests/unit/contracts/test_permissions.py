@@ -62,7 +62,7 @@ def test_a_worker_speaks_for_its_own_instance_and_cannot_read() -> None:
         "pm.default.fleet.engine-1",
         "POINTSMAN.API.STREAM.INFO.POINTSMAN_default",
     }
-    assert set(granted(worker).subscribe) == {"_INBOX.worker.engine-1.>", "pm.default.cmd.resync.engine-1"}
+    assert set(granted(worker).subscribe) == {"_INBOX.worker.default.engine-1.>", "pm.default.cmd.resync.engine-1"}
 
 
 @pytest.mark.parametrize("user", USERS, ids=IDS)
