@@ -6,17 +6,9 @@ from pathlib import Path
 from typing import TypeVar
 
 import click
-import msgspec
 from rich.table import Table
 
-from pointsman.adapters.tenants_file import (
-    DEFAULT,
-    FIELDS,
-    TenantsFileError,
-    changed_policy,
-    read_tenant_policies,
-    tenant_name,
-)
+from pointsman.adapters.tenants_file import TenantsFileError, read_tenant_policies, with_changes
 from pointsman.contracts.commands import (
     DescribeTenants,
     SetTenantPolicies,
@@ -101,29 +93,16 @@ def set_command(tenant: str, values: tuple[str, ...], place: str | None, pool: s
     A tenant without a policy of its own gets one: the default's, with these values. Later changes of the default leave
     it alone.
     """
-    pairs = dict(_pair(text) for text in values)
-    if tenant != DEFAULT:
-        _checked(lambda: tenant_name(tenant))
-    _checked(lambda: changed_policy(TenantPolicy(), pairs, tenant, from_text=True))  # before anything is asked
+    texts = [f"{tenant}.{value}" for value in values]
+    _checked(lambda: with_changes(TenantPolicies(), texts))  # before anything is asked
 
     async def change(commands: Commands, settings: FleetSettings) -> TenantPolicies:
         known = (await _described(commands, settings)).policies or TenantPolicies()
-        policies = with_values(known, tenant, pairs)
+        policies = with_changes(known, texts)
         await replace_policies(commands, settings, policies)
         return policies
 
     _report(_run(place, pool, change), as_json=as_json)
-
-
-def with_values(policies: TenantPolicies, tenant: str, values: dict[str, str]) -> TenantPolicies:
-    """Raises TenantsFileError."""
-    if tenant == DEFAULT:
-        return msgspec.structs.replace(
-            policies, default=changed_policy(policies.default, values, tenant, from_text=True)
-        )
-    name = tenant_name(tenant)
-    changed = changed_policy(policies.of(name), values, tenant, from_text=True)
-    return msgspec.structs.replace(policies, tenants={**policies.tenants, name: changed})
 
 
 def _run(
@@ -153,14 +132,6 @@ async def replace_policies(commands: Commands, settings: FleetSettings, policies
     answer = await ask(commands, subject, command, TenantPoliciesAnswered, absent=no_scheduler(settings))
     if answer.refusal:
         raise click.ClickException(answer.refusal)
-
-
-def _pair(text: str) -> tuple[str, str]:
-    key, equals, value = text.partition("=")
-    if not equals:
-        msg = f"'{text}' is not KEY=VALUE; the keys are {', '.join(FIELDS)}"
-        raise click.BadParameter(msg, param_hint="VALUES")
-    return key, value
 
 
 def _checked(read: Callable[[], T]) -> T:

@@ -13,7 +13,7 @@ from pointsman.contracts.permissions import BusRole, BusUser
 from pointsman.contracts.requests import RequestArrived, RequestFinished
 from pointsman.runtime.health import HealthBoard
 from pointsman.runtime.log_connection import open_link
-from pointsman_cli.discovery import FleetFile, find_fleet, fleet_settings
+from pointsman_cli.discovery import FleetFile, find_fleet
 from tests.support.up import RunningUp, pointsman_up
 
 SPEED = 40.0
@@ -91,7 +91,7 @@ async def test_a_request_goes_to_the_pool_of_its_model_and_lives_in_that_pools_l
 
 async def instances_in_log(fleet: FleetFile, pool: str) -> set[str]:
     """Where the requests in a pool's log were served, once each has its end."""
-    settings = fleet_settings(fleet.nats, pool)
+    settings = fleet.settings(pool)
     async with (
         asyncio.timeout(10),
         open_link(settings, ScaledClock(SPEED), HealthBoard(), name="test", user=BusUser(BusRole.READER)) as link,

@@ -293,7 +293,6 @@ class Delivery:
         headers += [
             (b"x-pointsman-cached-tokens", b"%d" % grant.hit_tokens),
             (b"x-pointsman-prefix", self.context.prefix_header.encode()),
-            *self._limit_headers(),
         ]
         if not private:
             headers += self._fleet_headers(grant)

@@ -12,6 +12,7 @@ from pointsman.contracts.tenants import TENANTS_MAX, TenantPolicies, TenantPolic
 from pointsman.primitives import Tenant
 
 DEFAULT = "default"
+RATE_MIN = 1e-6  # a request in eleven days
 TENANT_LENGTH_MAX = 128  # of names that an ingress passes on
 FIELDS = tuple(TenantPolicy.__struct_fields__)
 _TYPES = get_type_hints(TenantPolicy, include_extras=True)
@@ -69,6 +70,9 @@ def changed_policy(
     checked = {
         name: _checked(value, _TYPES[name], f"[{table}] {name}", strict=not from_text) for name, value in values.items()
     }
+    if 0 < checked.get("requests_per_second", 0.0) < RATE_MIN:
+        msg = f"[{table}] requests_per_second = {checked['requests_per_second']!r}: less than {RATE_MIN:g}; 0 is unlimited"
+        raise TenantsFileError(msg)
     return msgspec.structs.replace(policy, **checked)
 
 

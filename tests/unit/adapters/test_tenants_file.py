@@ -57,6 +57,7 @@ def test_an_empty_file_limits_nobody() -> None:
         ('[default]\nrequests_per_second = "5"', "expected `float`, got `str`"),
         ("[default]\nrequests_per_second = nan", "requests_per_second = nan"),
         ("[default]\nrequests_per_second = inf", "requests_per_second = inf"),
+        ("[default]\nrequests_per_second = 1e-300", "less than 1e-06; 0 is unlimited"),
         ("[default]\nweight = 0", "weight = 0"),
         ("[default]\nkv_share = 1.1", "kv_share = 1.1"),
         ('[tenants.a]\npriority = "high"', "priority = 'high': expected one of batch, standard, interactive"),

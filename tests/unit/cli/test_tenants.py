@@ -4,11 +4,11 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from pointsman.adapters.tenants_file import TenantsFileError
+from pointsman.adapters.tenants_file import TenantsFileError, with_changes
 from pointsman.contracts.commands import TenantDescribed, TenantsDescribed
 from pointsman.contracts.tenants import RateLimit, RateLimits, TenantPolicies, TenantPolicy
 from pointsman.primitives import Tenant
-from pointsman_cli.tenants import show, tenants_command, with_values
+from pointsman_cli.tenants import show, tenants_command
 
 ALICE = Tenant("alice")
 KNOWN = TenantPolicies(
@@ -17,7 +17,7 @@ KNOWN = TenantPolicies(
 
 
 def test_a_change_keeps_what_it_does_not_name() -> None:
-    changed = with_values(KNOWN, "alice", {"requests_per_second": "2.5"})
+    changed = with_changes(KNOWN, ["alice.requests_per_second=2.5"])
 
     assert changed.default == KNOWN.default
     assert changed.tenants == {
@@ -26,7 +26,7 @@ def test_a_change_keeps_what_it_does_not_name() -> None:
 
 
 def test_a_new_tenant_begins_with_the_default_and_the_default_has_a_name() -> None:
-    changed = with_values(with_values(KNOWN, "bob", {"priority": "batch"}), "default", {"concurrency": "0"})
+    changed = with_changes(KNOWN, ["bob.priority=batch", "default.concurrency=0"])
 
     assert changed.tenants[Tenant("bob")] == TenantPolicy(concurrency=3, priority="batch")
     assert changed.default == TenantPolicy()
@@ -36,7 +36,7 @@ def test_a_new_tenant_begins_with_the_default_and_the_default_has_a_name() -> No
     ("words", "message"),
     [
         (["set", "alice"], "Missing argument"),
-        (["set", "alice", "concurrency"], "'concurrency' is not KEY=VALUE"),
+        (["set", "alice", "concurrency"], "'alice.concurrency' is not NAME.KEY=VALUE"),
         (["set", "alice", "concurrency=-1"], "concurrency = '-1'"),
         (["set", "alice", "speed=1"], "has no key 'speed'"),
         (["set", "a\x1b[2J", "concurrency=1"], "printable ASCII"),
@@ -53,7 +53,7 @@ def test_mistakes_are_told_before_anything_is_asked(words: list[str], message: s
 
 def test_an_impossible_name_is_refused() -> None:
     with pytest.raises(TenantsFileError):
-        with_values(KNOWN, "", {"concurrency": "1"})
+        with_changes(KNOWN, ["a b\x00.concurrency=1"])
 
 
 def test_policies_are_shown_with_what_is_used_of_them(capsys: pytest.CaptureFixture[str]) -> None:
