@@ -48,6 +48,12 @@ class FleetProcess(msgspec.Struct, frozen=True):
     role: str
     pid: int
     url: str
+    admin_url: str = ""
+    """An ingress's probes and metrics."""
+
+    @property
+    def probes(self) -> str:
+        return self.admin_url or self.url
 
 
 class FleetFile(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,14 +6,16 @@ import re
 import secrets
 import string
 import time
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 import click
 import msgspec
+from rich.table import Table
 from typing_extensions import override
 
-from pointsman.contracts.access import ApiKey, KeyAction, decode_key, key_hash, name_of_key, names_key
+from pointsman.contracts.access import ApiKey, KeyAction, decode_key, key_hash, name_of_key, names_key, secret_proof
 from pointsman.contracts.commands import ApiKeyAnswered, ChangeApiKey
 from pointsman.contracts.subjects import admin_subject
 from pointsman.ports import KeyValueStore, Link, StoreUnavailableError
@@ -23,7 +25,7 @@ from pointsman_cli.command_client import NoAnswerError, actor, ask, connected_li
 from pointsman_cli.discovery import fleet_settings
 from pointsman_cli.options import CONTEXT, from_options, json_switch
 from pointsman_cli.output_file import print_json
-from pointsman_cli.terminal import output_console, print_line, table
+from pointsman_cli.terminal import UNIX_SECONDS_MAX, one_line, output_console, print_line, table
 
 KEY_CHARACTERS = string.ascii_letters + string.digits
 RANDOM_LENGTH = 40  # 238 bits
@@ -123,8 +125,12 @@ def list_command(tenant: str | None, everything: bool, place: str | None, pool: 
     if as_json:
         print_json({"keys": [_described(key) for key in shown]})
         return
+    output_console().print(keys_table(shown) if shown else "no keys; create one with: pointsman keys create TENANT")
+
+
+def keys_table(keys: Sequence[ApiKey]) -> Table:
     listed = table("key", "tenant", "created", "by", "expires", "models", "endpoints", "status")
-    for key in shown:
+    for key in keys:
         listed.add_row(
             _prefix(key),
             key.tenant,
@@ -135,7 +141,7 @@ def list_command(tenant: str | None, everything: bool, place: str | None, pool: 
             " ".join(key.endpoints) or "all",
             _status(key),
         )
-    output_console().print(listed if shown else "no keys; create one with: pointsman keys create TENANT")
+    return listed
 
 
 @keys_group.command("rotate", context_settings=CONTEXT)
@@ -168,7 +174,7 @@ def rotate_command(
         if _status(old) != "active":
             msg = f"the key {old.id} is {_status(old)}; create a new one"
             raise click.ClickException(msg)
-        expires_at = _moment_in(expires) if expires else old.expires_at
+        expires_at = old.expires_at if expires is None else _moment_in(expires)
         key, new = _new_key(settings, old.tenant, models=old.models, endpoints=old.endpoints, expires_at=expires_at)
         await _change(link, settings, "create", new)
         made.append((key, new))
@@ -179,7 +185,8 @@ def rotate_command(
     except click.ClickException as error:
         if not made:
             raise
-        click.echo(f"the old key {key_id} has not got its end: {error.message}; revoke it yourself", err=True)
+        old = id_of(key_id)
+        print_line(f"the old key {old} has not got its end: {error.message}; revoke it yourself", error=True)
     _show_new(*made[0], as_json=as_json)
 
 
@@ -201,7 +208,7 @@ def revoke_command(key_id: str, place: str | None, pool: str | None, as_json: bo
     if as_json:
         print_json(_described(revoked[0]))
     else:
-        output_console().print(f"{_prefix(revoked[0])} of {revoked[0].tenant} is revoked")
+        print_line(f"{_prefix(revoked[0])} of {revoked[0].tenant} is revoked")
 
 
 def _run(settings: FleetSettings, action: Any) -> None:
@@ -219,10 +226,10 @@ def _run(settings: FleetSettings, action: Any) -> None:
 async def _change(link: Link, settings: FleetSettings, action: KeyAction, key: ApiKey) -> None:
     """Raises click.ClickException."""
     subject = admin_subject(PoolName(settings.pool), "keys", actor(settings))
-    command = ChangeApiKey(action=action, key=key)
+    command = ChangeApiKey(action=action, key=key, secret_proof=secret_proof(settings.secret, key.id))
     answer = await ask(link.commands, subject, command, ApiKeyAnswered, absent=no_scheduler(settings))
     if answer.refusal:
-        msg = f"nothing was changed: {answer.refusal}"
+        msg = one_line(f"nothing was changed: {answer.refusal}")
         raise click.ClickException(msg)
 
 
@@ -240,15 +247,15 @@ async def _stored_keys(store: KeyValueStore) -> list[ApiKey]:
 
 async def _stored_key(store: KeyValueStore, named: str) -> ApiKey:
     """By id or by prefix. Raises click.ClickException."""
-    key_id = named.removeprefix("pm-").partition("-")[0]
+    key_id = id_of(named)
     found = await store.get(name_of_key(key_id)) if re.fullmatch("[a-z0-9]{1,32}", key_id) else None
     if found is None:
-        msg = f"there is no key {key_id}; see: pointsman keys list --all"
+        msg = f"there is no key {one_line(key_id)}; see: pointsman keys list --all"
         raise click.ClickException(msg)
     try:
         return decode_key(found.value)
     except ValueError as error:
-        msg = f"the key {key_id} does not decode: {error}"
+        msg = one_line(f"the key {key_id} does not decode: {error}")
         raise click.ClickException(msg) from error
 
 
@@ -270,6 +277,11 @@ def _new_key(
     return key, made
 
 
+def id_of(named: str) -> str:
+    """Id in a key, in its prefix, or as it is. Never the secret part of a key."""
+    return named.removeprefix("pm-").partition("-")[0]
+
+
 def _random(characters: str, length: int) -> str:
     return "".join(secrets.choice(characters) for _ in range(length))
 
@@ -283,8 +295,8 @@ def _show_new(key: str, made: ApiKey, *, as_json: bool) -> None:
         print_json({"key": key, **_described(made)})
         return
     until = f", valid until {_day(made.expires_at)}" if made.expires_at else ""
-    click.echo(f"key {made.id} of {made.tenant}{until}; it is shown only now:", err=True)
-    click.echo(key)
+    print_line(f"key {made.id} of {made.tenant}{until}; it is shown only now:", error=True)
+    print_line(key)
 
 
 def _described(key: ApiKey) -> dict[str, Any]:
@@ -313,8 +325,12 @@ def _status(key: ApiKey) -> str:
 
 
 def _time(moment: float) -> str | None:
-    return datetime.fromtimestamp(moment, UTC).isoformat(timespec="seconds") if moment else None
+    return _utc(moment).isoformat(timespec="seconds") if moment else None
+
+
+def _utc(moment: float) -> datetime:
+    return datetime.fromtimestamp(min(moment, UNIX_SECONDS_MAX), UTC)
 
 
 def _day(moment: float) -> str:
-    return f"{datetime.fromtimestamp(moment, UTC):%Y-%m-%d %H:%M}" if moment else ""
+    return f"{_utc(moment):%Y-%m-%d %H:%M}" if moment else ""

@@ -49,7 +49,14 @@ class Output:
 @asynccontextmanager
 async def logged_world(keys: Mapping[str, str] | None = None, **settings: Any) -> AsyncIterator[tuple[World, Output]]:
     output = Output()
-    usual = {"probe": False, "name": "ingress-1", "port": 0, "lame_duck_seconds": 0.0, "drain_seconds_max": 0.2}
+    usual = {
+        "probe": False,
+        "name": "ingress-1",
+        "port": 0,
+        "admin_port": 0,
+        "lame_duck_seconds": 0.0,
+        "drain_seconds_max": 0.2,
+    }
     told = IngressSettings(
         **{**usual, "access_log": True, "tokenizer": "builtin", "require_keys": keys is not None, **settings}
     )

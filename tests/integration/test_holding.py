@@ -26,7 +26,7 @@ async def held(world: World, count: int) -> None:
     """Wait until so many requests wait in the ingress."""
 
     async def are_held() -> bool:
-        async with world.client.get(f"{world.url}/metrics") as page:
+        async with world.client.get(f"{world.admin_url}/metrics") as page:
             return f"pointsman_ingress_pending_requests {float(count)}" in await page.text()
 
     await eventually(are_held, what=f"{count} held requests")

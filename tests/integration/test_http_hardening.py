@@ -9,7 +9,7 @@ import pytest
 from prometheus_client import REGISTRY
 
 from pointsman.runtime.health import HttpServer, send_whole
-from pointsman.runtime.http_protocol import HttpLimits
+from pointsman.runtime.http_protocol import HttpLimits, _network
 from tests.support.waiting import eventually
 
 HOST = b"host: x\r\n"
@@ -284,6 +284,51 @@ async def test_one_connection_too_many_costs_the_longest_idle_one_or_itself() ->
     assert status(fourth) == 503
     assert [status(answer) for answer in served] == [200, 200]
     assert (refused("idle_evicted") - evicted_before, refused("connections") - refused_before) == (1, 1)
+
+
+async def test_one_address_has_a_bound_of_its_own_and_others_are_served() -> None:
+    before = refused("connections_per_address")
+    async with serving(connections_per_address=2) as server:
+        open_ones = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(2)]
+        third = await told(server)
+        other, writer = await asyncio.open_connection("127.0.0.1", server.port, local_addr=("127.0.0.2", 0))
+        writer.write(GET)
+        served = await other.readuntil(b">")
+        for _, each in (*open_ones, (other, writer)):
+            each.close()
+        assert refused("connections_per_address") == before + 1
+
+        async def is_served() -> bool:
+            return status(await told(server, GET.replace(b"host", b"connection: close\r\nhost"))) == 200
+
+        await eventually(is_served)
+
+    assert (status(third), status(served)) == (503, 200)
+
+
+@pytest.mark.parametrize(
+    ("host", "network"),
+    [("10.0.0.1", "10.0.0.1"), ("2001:db8::1", "2001:0db8:0000:0000"), ("fe80::1%eth0", "fe80:0000:0000:0000")],
+)
+def test_an_address_of_ipv6_is_its_network(host: str, network: str) -> None:
+    assert _network(host) == network
+
+
+async def test_an_answer_to_a_connection_that_is_closing_is_dropped_in_silence(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with serving() as server:
+        for _ in range(20):
+            _, writer = await asyncio.open_connection("127.0.0.1", server.port)
+            writer.write(GET.replace(b"/ ", b"/held "))
+            await eventually(lambda: server.asked)
+            server.asked.clear()
+            server.go.set()
+            writer.transport.abort()
+            server.go = asyncio.Event()
+        await asyncio.sleep(0.1)
+
+    assert caplog.records == []
 
 
 async def test_who_does_not_read_an_answer_is_let_go() -> None:

@@ -14,7 +14,7 @@ from pointsman.adapters.clocks import ScaledClock
 from pointsman.adapters.tokenizer import Tokenizer
 from pointsman.contracts.block_keys import KEY_BYTES, KeyChain, pack_keys
 from pointsman.contracts.cache import BlocksStored, Run
-from pointsman.contracts.decisions import LeaderElected
+from pointsman.contracts.decisions import LeaderElected, RequestGranted
 from pointsman.contracts.fleet import InstanceProbed
 from pointsman.contracts.requests import (
     PrefillFinished,
@@ -25,6 +25,8 @@ from pointsman.contracts.requests import (
 )
 from pointsman.primitives import Epoch, Term
 from pointsman_ingress import key_probe
+from pointsman_ingress.endpoints import BY_PATH
+from pointsman_ingress.openapi import openapi_document
 from pointsman_ingress.placement import scheduler_client
 from pointsman_lab.gateway.connection import Target
 from pointsman_lab.gateway.measurements import Setup, measure
@@ -339,6 +341,19 @@ async def test_a_request_that_the_leader_has_ended_goes_on_under_a_new_id(world:
 # Refusals
 
 
+@pytest.mark.parametrize("sent", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", "", "json"])
+async def test_what_a_web_page_may_post_without_asking_is_refused_unread(world: World, sent: str) -> None:
+    async with world.post(CHAT, HELLO, Content_Type=sent) as answer:
+        assert (answer.status, (await answer.json())["error"]["code"]) == (415, "unsupported_media_type")
+    assert world.scheduler.asked == []
+
+
+@pytest.mark.parametrize("sent", ["application/json", "application/json; charset=utf-8", "Application/JSON ;x=y"])
+async def test_json_may_have_parameters(world: World, sent: str) -> None:
+    async with world.post(CHAT, HELLO, Content_Type=sent) as answer:
+        assert answer.status == 200
+
+
 @pytest.mark.parametrize(
     ("path", "body", "status"),
     [
@@ -371,7 +386,9 @@ async def test_a_large_body_without_an_announced_length_is_refused_too(world: Wo
         for _ in range(10):
             yield b" " * 1_000_000
 
-    async with world.client.post(world.url + CHAT, data=chunks()) as answer:
+    async with world.client.post(
+        world.url + CHAT, data=chunks(), headers={"content-type": "application/json"}
+    ) as answer:
         assert answer.status == 413
 
 
@@ -409,22 +426,36 @@ async def test_paths_and_methods_that_are_not_there_get_openai_errors(world: Wor
         assert (answer.status, (await answer.json())["error"]["code"]) == (405, "method_not_allowed")
 
 
-async def test_health_metrics_and_documentation_are_served(world: World) -> None:
-    for path, expected in (
-        ("/health", '"ok"'),
-        ("/livez", "ok"),
-        ("/readyz", '"ready": true'),
-        ("/readyz?verbose", "readyz check passed"),
-        ("/readyz?verbose&exclude=nats", "readyz check passed"),
-        ("/readyz?from=balancer", '"ready": true'),
-        ("/livez?verbose", "ok"),
-        ("/metrics?name[]=up", "pointsman_"),
-        ("/metrics", "pointsman_time_to_first_token_seconds"),
-        ("/openapi.json", CHAT),
-    ):
-        async with world.client.get(world.url + path) as answer:
+OPERATIONS = (
+    ("/health", '"ok"'),
+    ("/livez", "ok"),
+    ("/readyz", '"ready": true'),
+    ("/readyz?verbose", "readyz check passed"),
+    ("/readyz?verbose&exclude=nats", "readyz check passed"),
+    ("/readyz?from=balancer", '"ready": true'),
+    ("/livez?verbose", "ok"),
+    ("/metrics?name[]=up", "pointsman_"),
+    ("/metrics", "pointsman_time_to_first_token_seconds"),
+    ("/openapi.json", CHAT),
+)
+
+
+async def test_health_metrics_and_the_description_are_on_the_admin_port_alone(world: World) -> None:
+    for path, expected in OPERATIONS:
+        async with world.client.get(world.admin_url + path) as answer:
             assert answer.status == 200
             assert expected in await answer.text()
+        async with world.client.get(world.url + path) as answer:
+            assert (answer.status, (await answer.json())["error"]["code"]) == (404, "not_found")
+    for path in ("/docs", "/redoc", CHAT, "/v1/models"):
+        async with world.client.get(world.admin_url + path) as answer:
+            assert answer.status == 404
+
+
+def test_every_endpoint_is_described() -> None:
+    described = json.loads(openapi_document())
+
+    assert set(described["paths"]) == {*BY_PATH, "/v1/models", "/v1/models/{name}"}
 
 
 async def test_who_asks_for_more_than_any_model_gives_is_served_where_nobody_knows_what_it_gives() -> None:
@@ -655,7 +686,9 @@ async def test_who_asks_for_an_adapter_is_placed_where_it_is_also_without_a_sche
         await world.scheduler.__aexit__(None, None, None)
         async with world.post(COMPLETIONS, {**TOKENS, "model": "poet"}) as blind:
             await blind.read()
+        (granted,) = [event for event in await world.events() if isinstance(event, RequestGranted)]
 
+    assert (granted.tenant, granted.adapter) == ("anonymous", "poet")  # nothing else in the log says whose it was
     assert [(asked.adapter, asked.excluded) for asked in world.scheduler.asked] == [("poet", [])]
     assert (blind.headers["x-pointsman-instance"], blind.headers["x-pointsman-knowledge"]) == (TWO, "blind")
 

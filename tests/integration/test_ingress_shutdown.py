@@ -21,12 +21,14 @@ LONG = 60.0
 
 async def test_for_a_while_it_is_not_ready_and_serves_on_while_each_answer_closes_its_connection() -> None:
     async with world_with(lame_duck_seconds=LONG) as world:
-        async with world.client.get(world.url + "/readyz") as before:
-            assert (before.status, before.headers.get("connection")) == (200, None)
+        async with world.client.get(world.admin_url + "/readyz") as before:
+            assert before.status == 200
+        async with world.client.get(world.url + "/v1/models") as listed:
+            assert listed.headers.get("connection") is None
         world.server.should_exit = True
         await eventually(lambda: not world.board.ready)
 
-        async with world.client.get(world.url + "/readyz") as probe:
+        async with world.client.get(world.admin_url + "/readyz") as probe:
             assert (probe.status, (await probe.json())["missing"]) == (503, {"shutdown": "shutting down"})
         async with world.post(COMPLETIONS, STREAM) as served:
             assert (served.status, served.headers["connection"]) == (200, "close")
@@ -59,8 +61,8 @@ async def test_then_nobody_can_connect_and_what_is_under_way_finishes() -> None:
 async def test_connections_that_idle_are_kept_while_balancers_may_use_them_and_closed_after_that() -> None:
     async with world_with(lame_duck_seconds=1.0, drain_seconds_max=LONG) as world:
         reader, writer = await asyncio.open_connection("127.0.0.1", world.server.bound_port)
-        writer.write(b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n")
-        assert (await reader.readuntil(b"ok")).startswith(b"HTTP/1.1 200")
+        writer.write(b"GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert (await reader.readuntil(b"}]}")).startswith(b"HTTP/1.1 200")
         world.server.should_exit = True
         await eventually(lambda: not world.board.ready)
         kept = not reader.at_eof()
@@ -104,7 +106,8 @@ async def test_a_background_task_that_fails_ends_it_without_waiting_for_anybody(
         begun = await streaming.content.readuntil(b"\n\n")
         async with Supervisor() as supervisor:
             supervisor.start(
-                supervise_server(world.server, supervisor, ScaledClock(), lambda: None), name="supervise_server"
+                supervise_server(world.server, world.admin, supervisor, ScaledClock(), lambda: None),
+                name="supervise_server",
             )
             supervisor.start(fail(), name="fails")
             async with asyncio.timeout(LONG / 2):
@@ -121,7 +124,7 @@ async def answered(world: World, body: dict[str, Any]) -> tuple[int, bytes]:
 async def refuses_connections(world: World) -> bool:
     async with aiohttp.ClientSession() as session:
         try:
-            async with session.get(world.url + "/livez"):
+            async with session.get(world.url + "/v1/models"):
                 return False
         except aiohttp.ClientConnectorError:
             return True

@@ -87,6 +87,20 @@ async def test_anthropics_client_reads_them_in_anthropics_words(world: World) ->
     assert not [name for name in headers if name.startswith("x-ratelimit")]
 
 
+async def test_a_client_with_a_key_is_told_of_its_tenants_limits_too() -> None:
+    async with world_with(keys={"sk-1": "alice"}) as world:
+        world.scheduler.limits = LEFT
+        async with openai_of(world) as client:
+            answer = await client.completions.with_raw_response.create(**PROMPT)
+            world.scheduler.limits, world.scheduler.rejection = SPENT, (429, "concurrency_exceeded", 0.4)
+            with pytest.raises(openai.RateLimitError, match="The test says so") as raised:
+                await client.completions.create(**PROMPT)
+
+    assert world.scheduler.asked[-1].tenant == "alice"
+    assert answer.headers["x-ratelimit-remaining-requests"] == "9"
+    assert raised.value.response.headers["retry-after-ms"] == "400"
+
+
 async def test_a_tenant_without_limits_is_told_of_none(world: World) -> None:
     async with world.post(CHAT, HELLO) as answer:
         assert not [name for name in answer.headers if "ratelimit" in name.lower()]

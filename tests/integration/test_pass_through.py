@@ -366,5 +366,5 @@ async def test_a_question_is_bounded_as_a_request_is() -> None:
 async def test_the_answers_are_counted(world: World) -> None:
     async with world.post(TOKENIZE, {"model": "m", "prompt": "hello"}) as answer:
         await answer.read()
-    async with world.client.get(world.url + "/metrics") as metrics:
+    async with world.client.get(world.admin_url + "/metrics") as metrics:
         assert 'pointsman_http_requests_total{route="/tokenize",status="200"}' in await metrics.text()

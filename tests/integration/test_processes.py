@@ -32,7 +32,14 @@ class Ingresses:
 
     @property
     def url(self) -> str:
-        found = re.search(r"listening +port=(\d+)", self.log)
+        return self._url_of("port")
+
+    @property
+    def admin_url(self) -> str:
+        return self._url_of("admin_port")
+
+    def _url_of(self, port: str) -> str:
+        found = re.search(rf"listening .*\b{port}=(\d+)", self.log)
         assert found is not None
         return f"http://127.0.0.1:{found[1]}"
 
@@ -58,7 +65,10 @@ def ingresses(nats: str, directory: Path, *arguments: str) -> Iterator[Ingresses
     environment = {**os.environ, "TMPDIR": str(directory)}
     with output.open("wb") as file:
         process = subprocess.Popen(
-            [*program, "--port", "0", "--lame-duck-seconds", "0", *arguments], stdout=file, stderr=file, env=environment
+            [*program, "--port", "0", "--admin-port", "0", "--lame-duck-seconds", "0", *arguments],
+            stdout=file,
+            stderr=file,
+            env=environment,
         )
     try:
         yield Ingresses(process, output)
@@ -69,7 +79,8 @@ def ingresses(nats: str, directory: Path, *arguments: str) -> Iterator[Ingresses
 
 async def asked(url: str, path: str = PATH, body: bytes = b"{") -> int:
     """The status, over a connection of its own."""
-    async with aiohttp.ClientSession() as client, client.post(url + path, data=body) as answer:
+    headers = {"content-type": "application/json"}
+    async with aiohttp.ClientSession() as client, client.post(url + path, data=body, headers=headers) as answer:
         return answer.status
 
 
@@ -96,8 +107,8 @@ async def test_several_processes_serve_one_port_count_together_and_stop_together
 
             statuses = [await asked(front.url) for _ in range(30)]
             assert set(statuses) == {400}
-            assert await metric(front.url, refused) == 30
-            assert await metric(front.url, "pointsman_nats_connected") == 1
+            assert await metric(front.admin_url, refused) == 30
+            assert await metric(front.admin_url, "pointsman_nats_connected") == 1
 
             killed = front.pids()[2]
             os.kill(killed, signal.SIGKILL)
@@ -105,7 +116,7 @@ async def test_several_processes_serve_one_port_count_together_and_stop_together
             assert f"number=2 pid={killed}" in front.log
             assert "process_ended" in front.log
             assert {await asked(front.url) for _ in range(10)} == {400}
-            assert await metric(front.url, refused) == 40  # what the dead one counted still counts
+            assert await metric(front.admin_url, refused) == 40  # what the dead one counted still counts
 
             children = list(front.pids().values())
             front.process.terminate()
@@ -138,18 +149,21 @@ async def test_children_do_not_outlive_their_parent(tmp_path: Path) -> None:
             await eventually(lambda: not any(map(alive, front.pids().values())))
 
 
+@pytest.mark.parametrize("option", ["--port", "--admin-port"])
 @pytest.mark.parametrize("reuse", [False, True])
-async def test_a_taken_port_and_a_wrong_setting_are_said_once_and_end_it(tmp_path: Path, reuse: bool) -> None:
+async def test_a_taken_port_and_a_wrong_setting_are_said_once_and_end_it(
+    tmp_path: Path, reuse: bool, option: str
+) -> None:
     with socket.socket() as taken:
         if reuse:
             taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        with ingresses("nats://127.0.0.1:1", tmp_path, "--port", str(taken.getsockname()[1])) as front:
+        with ingresses("nats://127.0.0.1:1", tmp_path, option, str(taken.getsockname()[1])) as front:
             await eventually(lambda: front.process.poll() is not None, seconds=60)
 
     assert front.process.returncode == 1
-    assert "cannot listen on" in front.log
+    assert re.search(rf"cannot listen on .*{option}", front.log)
     assert "Traceback" not in front.log
 
 

@@ -74,7 +74,7 @@ async def test_an_ingress_that_is_restarted_behind_a_load_balancer_cuts_no_strea
 ) -> None:
     fleet = find_fleet(data=up.data)
     async with (
-        balancer_before(*(each.url for each in fleet.of_role("ingress"))) as balancer,
+        balancer_before(*fleet.of_role("ingress")) as balancer,
         aiohttp.ClientSession() as session,
     ):
         await eventually(lambda: all(backend.well for backend in balancer.backends), what="both are in rotation")

@@ -19,7 +19,7 @@ from pointsman.contracts.commands import (
     UndrainInstance,
 )
 from pointsman.contracts.decisions import ScaleApplied, ScaleDecided
-from pointsman.contracts.fleet import InstanceDraining, InstanceLeft
+from pointsman.contracts.fleet import InstanceDraining, InstanceLeft, InstanceUndrained
 from pointsman.contracts.subjects import admin_subject
 from pointsman.policies.policy_set import scaling_policy
 from pointsman.ports import CommandTimeoutError, InstanceProvider, NoResponderError, ProvidedInstance, ProviderError
@@ -171,7 +171,8 @@ async def test_a_pool_grows_and_shrinks_as_asked_and_the_log_says_who_and_when()
         events = await world.events()
 
     decisions = [event for event in events if isinstance(event, ScaleDecided)]
-    assert [(d.number, d.wanted) for d in decisions] == [(1, 1), (2, 3), (3, 2)]
+    assert [(d.number, d.wanted, d.by) for d in decisions] == [(1, 1, ""), (2, 3, "alice"), (3, 2, "alice")]
+    assert {event.by for event in events if isinstance(event, InstanceDraining)} == {"scaler"}
     assert [e.number for e in events if isinstance(e, ScaleApplied)] == [1, 2, 3]
     assert "from 1 to 6" in refused.refusal
     assert provider.stopped == ["e1"]
@@ -280,7 +281,9 @@ async def test_what_a_person_drains_is_replaced_and_comes_back_when_asked() -> N
         await eventually(lambda: "e3" in provider.started)
         stopped = list(provider.stopped)
         back = await drain(world, UndrainInstance(instance=InstanceId("e1")))
+        events = await world.events()
 
+    assert [e.by for e in events if isinstance(e, InstanceDraining | InstanceUndrained)] == ["alice", "alice"]
     assert first.draining
     assert again == first
     assert "there are: e1, e2" in unknown.refusal

@@ -25,8 +25,22 @@ def test_a_service_whose_port_is_taken_ends_and_says_so_in_a_line(service: str, 
     assert "shutdown_timeout" not in ended.stderr
 
 
+def test_an_ingress_whose_admin_port_is_taken_ends_and_says_so_in_a_line(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        options = ("--port", "0", "--admin-port", str(port))
+        ended = _ended("pointsman-ingress", *options, *NO_INSTANCE, directory=tmp_path)
+
+    assert ended.returncode == 1
+    assert f"Error: cannot listen on 127.0.0.1:{port}" in ended.stderr
+    assert "--admin-port" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
 def test_an_ingress_that_cannot_read_its_tokenizer_ends_and_says_so_in_a_line() -> None:
-    ended = _ended("pointsman-ingress", "--port", "0", "--tokenizer", "/no/such/place", *NO_INSTANCE)
+    ended = _ended(
+        "pointsman-ingress", "--port", "0", "--admin-port", "0", "--tokenizer", "/no/such/place", *NO_INSTANCE
+    )
 
     assert ended.returncode == 1
     assert "/no/such/place" in ended.stderr

@@ -76,6 +76,9 @@ def overhears(subject: str, *, queue: str = "") -> Run:
         await world.services["scheduler"].publish(f"{inbox('ingress')}.abc.1", b"grant for another")
         await world.services["ingress"].publish(f"pm.{POOL}.cmd.route", b"route of another")
         await world.services["operator"].publish(f"pm.{POOL}.cmd.drain.alice", b"an operator's drain")
+        for api in ("$JS.API.", "POINTSMAN.API."):
+            await world.services["operator"].publish(f"{api}STREAM.INFO.{LOG}", reply=f"{inbox('operator')}.abc.1")
+        await world.services["worker"].publish(OWN[0], b"{}", reply=f"{inbox('worker')}.abc.1")
         for service in world.services.values():
             await service.flush()
         await attacker.settle()
@@ -245,6 +248,10 @@ ATTACKS: tuple[BusAttack, ...] = (
     BusAttack("read everything", "ids, tenants, addresses, keys of prefixes", "told", overhears(">")),
     BusAttack("read grants to ingresses", "addresses", "told", overhears("_INBOX.>")),
     BusAttack("read an ingress's inbox", "addresses", "told", overhears(f"{inbox('ingress')}.>")),
+    BusAttack(
+        "read an operator's inbox", "the fleet", "told", overhears(f"{inbox('operator')}.>"), by_right=("operator",)
+    ),
+    BusAttack("read a worker's inbox", "positions in the log", "told", overhears(f"{inbox('worker')}.>"), by_right=("worker",)),
     BusAttack("read commands", "what operators do", "told", overhears(f"pm.{POOL}.cmd.>")),
     BusAttack("take commands from the scheduler", "requests without a place", "told", overhears(f"{CMD}.route", queue="q")),
     BusAttack("take admin commands", "operators' commands lost", "told", overhears(f"{CMD}.drain.*", queue="*.q")),

@@ -11,6 +11,8 @@ from itertools import count
 
 import aiohttp
 
+from pointsman_cli.discovery import FleetProcess
+
 CHECK_SECONDS = 0.2
 CHECK_SECONDS_MAX = 2.0
 FALL = 2
@@ -20,8 +22,8 @@ CHUNK_BYTES = 64 * 1024
 class Backend:
     """One server, and whether it is in rotation."""
 
-    def __init__(self, url: str) -> None:
-        self.url = url
+    def __init__(self, url: str, probes: str) -> None:
+        self.probes = probes
         self.host, _, port = url.removeprefix("http://").partition(":")
         self.port = int(port)
         self.well = False
@@ -43,8 +45,8 @@ class TestBalancer:
 
     __test__ = False
 
-    def __init__(self, urls: Sequence[str]) -> None:
-        self.backends = [Backend(url) for url in urls]
+    def __init__(self, ingresses: Sequence[FleetProcess]) -> None:
+        self.backends = [Backend(each.url, each.probes) for each in ingresses]
         self.url = ""
         self._turn = count()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -59,7 +61,7 @@ class TestBalancer:
 
     async def _check(self, session: aiohttp.ClientSession, backend: Backend) -> None:
         try:
-            async with session.get(f"{backend.url}/readyz") as answer:
+            async with session.get(f"{backend.probes}/readyz") as answer:
                 backend.checked(well=answer.status == 200)
         except (aiohttp.ClientError, OSError, TimeoutError):
             backend.checked(well=False)
@@ -90,9 +92,9 @@ async def _pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> Non
 
 
 @contextlib.asynccontextmanager
-async def balancer_before(*urls: str) -> AsyncIterator[TestBalancer]:
+async def balancer_before(*ingresses: FleetProcess) -> AsyncIterator[TestBalancer]:
     """A balancer before these ingresses, for as long as the context is open."""
-    balancer = TestBalancer(urls)
+    balancer = TestBalancer(ingresses)
     server = await asyncio.start_server(balancer.connect, "127.0.0.1", 0)
     balancer.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     checking = asyncio.create_task(balancer.check())

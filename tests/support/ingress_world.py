@@ -19,7 +19,7 @@ from pointsman.primitives import Epoch, InstanceId, PoolName, WallSeconds
 from pointsman.runtime.health import HealthBoard, HttpServer
 from pointsman.runtime.line_writer import Output
 from pointsman.runtime.supervision import Supervisor
-from pointsman_ingress.main import assembled, http_server
+from pointsman_ingress.main import admin_server, assembled, http_server
 from pointsman_ingress.settings import IngressSettings
 from pointsman_lab.memory.log import MemoryBroker
 from tests.support.api_keys import put_keys
@@ -50,7 +50,12 @@ class World:
     client: aiohttp.ClientSession
     board: HealthBoard
     server: HttpServer
+    admin: HttpServer
     moves: int = 1
+
+    @property
+    def admin_url(self) -> str:
+        return f"http://127.0.0.1:{self.admin.bound_port}"
 
     async def grants(self, urls: dict[InstanceId, str]) -> None:
         """From now on the scheduler grants these instances, which have joined again there."""
@@ -62,9 +67,8 @@ class World:
 
     def post(self, path: str, body: Any, **headers: str) -> Any:
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
-        return self.client.post(
-            self.url + path, data=BytesIO(data), headers={k.replace("_", "-"): v for k, v in headers.items()}
-        )
+        sent = {"content-type": "application/json"} | {k.replace("_", "-").lower(): v for k, v in headers.items()}
+        return self.client.post(self.url + path, data=BytesIO(data), headers=sent)
 
     async def events(self) -> list[RequestEvent]:
         """What the ingress wrote about requests."""
@@ -114,11 +118,13 @@ async def open_world(
         )
     )
     server = http_server(app, settings, board)
-    serving = asyncio.create_task(server.serve())
-    stack.push_async_callback(_stop, server, serving)
-    await eventually(lambda: server.started and (board.whole or not (engines_join and log_answers)))
+    admin = admin_server(settings, board)
+    for each in (server, admin):
+        stack.push_async_callback(_stop, each, asyncio.create_task(each.serve()))
+    await eventually(lambda: server.started and admin.started and (board.whole or not (engines_join and log_answers)))
     client = await stack.enter_async_context(aiohttp.ClientSession())
-    return World(f"http://127.0.0.1:{server.bound_port}", log, broker, scheduler, one, two, client, board, server)
+    url = f"http://127.0.0.1:{server.bound_port}"
+    return World(url, log, broker, scheduler, one, two, client, board, server, admin)
 
 
 async def _stop(server: HttpServer, serving: "asyncio.Task[None]") -> None:
@@ -138,7 +144,14 @@ async def world_with(
 ) -> AsyncIterator[World]:
     """`keys`: tenants by API key, which is then required."""
     async with AsyncExitStack() as stack:
-        usual = {"probe": False, "name": "ingress-1", "port": 0, "lame_duck_seconds": 0.0, "drain_seconds_max": 1.0}
+        usual = {
+            "probe": False,
+            "name": "ingress-1",
+            "port": 0,
+            "admin_port": 0,
+            "lame_duck_seconds": 0.0,
+            "drain_seconds_max": 1.0,
+        }
         told = IngressSettings(**{**usual, "require_keys": keys is not None, **settings})
         yield await open_world(
             stack,

@@ -257,7 +257,7 @@ async def test_in_a_quiet_run_on_two_engines_predictions_are_what_engines_report
         traffic = SessionAffinity(real_fleet.url, 1)
         await run(link, traffic, 100, "quiet run")
 
-    page = fetched(f"{real_fleet.url}/metrics").decode()
+    page = fetched(f"{real_fleet.file.of_role('ingress')[0].probes}/metrics").decode()
     lines = [line for line in page.splitlines() if line.startswith("pointsman_cache_predictions_total{")]
     wrong = [line for line in lines if f'"{FEWER}"' in line or f'"{MORE}"' in line]
     assert sum(float(line.rpartition(" ")[2]) for line in wrong) <= 0.01 * 100

@@ -249,7 +249,7 @@ async def bench(versatile_engine: RunningEngine, tokenizer: Tokenizer) -> Any:
         ]
         yield Bench(engine, cache, *ways)
         for way in ways:
-            way.close()
+            way.work.close()
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,12 @@
-"""The ASGI application: a dictionary sends engine endpoints to `Gateway.serve`, FastAPI (slow) routes all others."""
+"""The API as an ASGI application: a dictionary sends engine endpoints to `Gateway.serve`, FastAPI (slow) routes the
+models. Health, metrics and the API's description are on the admin port."""
 
 from typing import Any
 
 from fastapi import FastAPI, HTTPException, Request, Response
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
-from pointsman.runtime.health import AsgiApp, HealthBoard, Receive, Scope, Send, query_of
+from pointsman.runtime.health import AsgiApp, Receive, Scope, Send
 from pointsman_ingress.endpoints import BY_PATH
 from pointsman_ingress.http.authentication import Authentication
 from pointsman_ingress.http.errors import OPENAI_ERRORS, ApiError, post_only
@@ -14,13 +15,13 @@ from pointsman_ingress.placement.pools import Pool, Pools
 from pointsman_ingress.service import Gateway
 
 _MESSAGES = {
-    404: ("not_found", "There is no such path; /docs lists those that there are."),
-    405: ("method_not_allowed", "This path does not take that method; /docs says which."),
+    404: ("not_found", "There is no such path."),
+    405: ("method_not_allowed", "This path does not take that method."),
 }
 
 
-def ingress_app(*, gateway: Gateway, pools: Pools, authentication: Authentication, board: HealthBoard) -> AsgiApp:
-    rest = _fastapi(pools, authentication, board)
+def ingress_app(*, gateway: Gateway, pools: Pools, authentication: Authentication) -> AsgiApp:
+    rest = _fastapi(pools, authentication)
     endpoints, serve = BY_PATH, gateway.serve
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -35,21 +36,17 @@ def ingress_app(*, gateway: Gateway, pools: Pools, authentication: Authenticatio
     return app
 
 
-def _fastapi(pools: Pools, authentication: Authentication, board: HealthBoard) -> FastAPI:
-    app = FastAPI(
-        title="Pointsman",
-        description="An OpenAI-compatible gateway that sends each request to the engine that holds its prefix.",
-        openapi_tags=[{"name": "OpenAI"}, {"name": "operations"}],
-    )
+def _fastapi(pools: Pools, authentication: Authentication) -> FastAPI:
+    app = FastAPI(openapi_url=None, redirect_slashes=False)
 
-    @app.get("/v1/models", tags=["OpenAI"])
+    @app.get("/v1/models")
     async def list_models(request: Request) -> dict[str, Any]:
         """The models that the client may use, of all pools; LoRA adapters have their base model as `parent`."""
         identity = await authentication.identity(dict(request.scope["headers"]))
         shown = [found for found in pools.offered() if identity is None or identity.may_use(found[1].name)]
         return {"object": "list", "data": [_card(pool, model) for pool, model in shown]}
 
-    @app.get("/v1/models/{name:path}", tags=["OpenAI"])
+    @app.get("/v1/models/{name:path}")
     async def describe_model(name: str, request: Request) -> dict[str, Any]:
         identity = await authentication.identity(dict(request.scope["headers"]))
         if identity is None:
@@ -57,20 +54,8 @@ def _fastapi(pools: Pools, authentication: Authentication, board: HealthBoard) -
         identity.check_model(name)
         return _card(*pools.find(name, identity.may_use))
 
-    @app.get("/livez", tags=["operations"])
-    @app.get("/readyz", tags=["operations"])
-    @app.get("/health", tags=["operations"])
-    @app.get("/metrics", tags=["operations"])
-    async def operations(request: Request) -> Response:
-        """Whether the process runs, whether to send it traffic and what is missing, and its Prometheus metrics."""
-        answer = board.answer(request.scope["path"], query_of(request.scope))
-        assert answer is not None, "the board knows these paths"
-        status, content_type, body = answer
-        return Response(body, status, media_type=content_type)
-
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(StarletteHTTPException, _http_error)
-    _document_hot_routes(app)
     return app
 
 
@@ -98,21 +83,3 @@ def _http_error(_request: Request, error: Exception) -> Response:
     code, message = _MESSAGES.get(error.status_code, ("invalid_request", f"{error.detail}."))
     body = OPENAI_ERRORS.body(ApiError(error.status_code, code, message))
     return Response(body, error.status_code, error.headers, media_type="application/json")
-
-
-def _document_hot_routes(app: FastAPI) -> None:
-    described = app.openapi()
-    for path, endpoint in BY_PATH.items():
-        kind = "application/json" if endpoint.parse is not None else "multipart/form-data"
-        described.setdefault("paths", {})[path] = {
-            "post": {
-                "tags": ["OpenAI"],
-                "summary": f"{path} as the engine has it, streaming or not. Unknown fields are not passed on.",
-                "requestBody": {"required": True, "content": {kind: {"schema": {"type": "object"}}}},
-                "responses": {
-                    "200": {"description": "The engine's answer."},
-                    "4XX": {"description": "Refused, with an error object."},
-                    "5XX": {"description": "No engine could answer, with an error object."},
-                },
-            }
-        }

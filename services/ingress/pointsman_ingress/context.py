@@ -46,6 +46,12 @@ class RequestFacts:
     instance: InstanceId | None = None
     retries: int = 0
     reason: str = ""
+    light: bool = False
+    """Whether its body may be worked on in the event loop."""
+
+    def owner(self, call: HttpExchange) -> str:
+        """Whose share of the work threads it takes."""
+        return self.tenant or call.client or ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +104,9 @@ async def understand(
     model_len = pool.fleet.context_of(model)
     prompt = request.prompt
     _check_length(request, model_len, max(map(len, prompt.prompts)) if isinstance(prompt, TokenIds) else 0)
-    tokens = await pool.tokenizer.tokens(request, TokenizeContext(call.headers, call.id, model))
+    tokens = await pool.tokenizer.tokens(
+        request, TokenizeContext(call.headers, call.id, model, facts.owner(call), facts.light, model_len)
+    )
     facts.prompt_tokens = tokens.count
     longest = max(map(len, tokens.prompts), default=0)
     if tokens.exact:

@@ -287,27 +287,31 @@ class Delivery:
         await self.call.answer(answer.status, body, answer.content_type, self._limit_headers())
 
     def _headers(self, grant: RouteGranted) -> list[Header]:
-        """A client with a key learns what concerns its own prompt, and nothing of instances and their load."""
-        headers = [
+        """A client with a key learns what concerns itself, and nothing of instances and their load."""
+        private = self.context.private
+        headers = [] if private else [(b"x-pointsman-instance", grant.instance.encode())]
+        headers += [
             (b"x-pointsman-cached-tokens", b"%d" % grant.hit_tokens),
             (b"x-pointsman-prefix", self.context.prefix_header.encode()),
+            *self._limit_headers(),
         ]
+        if not private:
+            headers += self._fleet_headers(grant)
         if self.context.dropped_fields:
             headers.append((DROPPED_HEADER, self.context.dropped_fields.encode()))
-        return headers if self.context.private else headers + self._fleet_headers(grant)
+        return headers + self._limit_headers()
 
     def _fleet_headers(self, grant: RouteGranted) -> list[Header]:
         knowledge = grant.knowledge
         if not self.context.command.exact and knowledge == Knowledge.EXACT:
             knowledge = Knowledge.DEGRADED  # the request's own tokens are inexact
         headers = [
-            (b"x-pointsman-instance", grant.instance.encode()),
             (b"x-pointsman-predicted-ttft-ms", b"%.1f" % (grant.predicted_ttft * 1000)),
             (b"x-pointsman-knowledge", knowledge.encode()),
         ]
         if grant.prefilled_by:
             headers.append((b"x-pointsman-prefill-instance", grant.prefilled_by.encode()))
-        return headers + self._limit_headers()
+        return headers
 
     def _next_attempt(self, error: EngineFailedError) -> None:
         """Raises ApiError if the request may not be retried."""

@@ -4,13 +4,16 @@ models, health, metrics."""
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import msgspec
+
 from pointsman_ingress.engine.body_rewrites import without
 from pointsman_ingress.engine.streams import CHUNKS, MESSAGE_EVENTS, NAMED_EVENTS, StreamShape
-from pointsman_ingress.http.errors import ANTHROPIC_ERRORS, OPENAI_ERRORS, ErrorShape
+from pointsman_ingress.http.errors import ANTHROPIC_ERRORS, OPENAI_ERRORS, ErrorShape, bad_request, not_json
 from pointsman_ingress.http.rate_limits import LimitHeaders, anthropic_limits, openai_limits
 from pointsman_ingress.http.request_headers import Headers
 from pointsman_ingress.prompt import body_fields
 from pointsman_ingress.prompt.body_fields import FieldRules
+from pointsman_ingress.prompt.json_form import LIGHT_BYTES_MAX, is_light
 from pointsman_ingress.prompt.messages_input import parse_messages
 from pointsman_ingress.prompt.openai_requests import (
     ParsedRequest,
@@ -25,6 +28,8 @@ from pointsman_ingress.prompt.openai_requests import (
 from pointsman_ingress.prompt.remote_media import MediaRules
 from pointsman_ingress.prompt.responses_input import parse_response
 
+JSON = b"application/json"
+
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
@@ -36,6 +41,15 @@ class Endpoint:
     splittable: bool = False
     errors: ErrorShape = OPENAI_ERRORS
     limit_headers: LimitHeaders = openai_limits
+
+    def check_content_type(self, headers: Headers) -> None:
+        """A web page may post forms and plain text anywhere, but JSON only to whom allows it. Raises ApiError."""
+        sent = headers.get(b"content-type", b"")
+        if self.parse is not None and sent != JSON and sent.partition(b";")[0].strip().lower() != JSON:
+            raise not_json()
+
+    def is_light(self, body: bytes) -> bool:
+        return is_light(body) if self.parse is not None else len(body) <= LIGHT_BYTES_MAX
 
     def read(self, body: bytes, headers: Headers) -> ParsedRequest:
         """Raises ApiError."""
@@ -69,11 +83,15 @@ class BodyRules:
         if endpoint.parse is None:
             self.fields.check_form(request.form_fields)
             return AcceptedBody(request, body)
-        checked = self.fields.check(body, endpoint.fields)
-        if checked.dropped:
-            body = without(body, checked.dropped)
-            request = endpoint.read(body, headers)
-        self.media.check(body)
+        try:
+            checked = self.fields.check(body, endpoint.fields)
+            if checked.dropped:
+                body = without(body, checked.dropped)
+                request = endpoint.read(body, headers)
+            self.media.check(body)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:  # in fields that `read` skips
+            msg = f"The body is not valid JSON: {error}."
+            raise bad_request(msg, code="malformed_body") from error
         return AcceptedBody(request, body, checked.dropped_shown, checked.salted)
 
 

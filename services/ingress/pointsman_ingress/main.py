@@ -5,7 +5,7 @@ import os
 import resource
 import socket
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -23,12 +23,13 @@ from pointsman.contracts.permissions import BusRole, BusUser
 from pointsman.ports import Clock, KeyValueStore, Link
 from pointsman.primitives import PoolName, WallSeconds
 from pointsman.runtime.engine_urls import EngineUrls
-from pointsman.runtime.health import SHUTDOWN_PART, AsgiApp, HealthBoard, HttpServer
+from pointsman.runtime.health import SHUTDOWN_PART, AsgiApp, HealthBoard, HttpServer, health_server
 from pointsman.runtime.http_protocol import HttpLimits
 from pointsman.runtime.line_writer import LineWriter, Output
 from pointsman.runtime.log_connection import open_link
+from pointsman.runtime.memory import freeze_started, map_large_blocks
 from pointsman.runtime.open_files import clients_max, raised_open_files
-from pointsman.runtime.processes import serve_in_processes
+from pointsman.runtime.processes import Address, serve_in_processes
 from pointsman.runtime.public_secret import note_public_secret
 from pointsman.runtime.settings import command
 from pointsman.runtime.supervision import STOP_SECONDS_MAX, Supervisor, run
@@ -44,6 +45,7 @@ from pointsman_ingress.http.call import RequestIds
 from pointsman_ingress.http.issuer_keys import IssuerKeys, is_trustworthy
 from pointsman_ingress.http.oidc import TokenVerifier
 from pointsman_ingress.key_probe import KeyProber
+from pointsman_ingress.openapi import openapi_document
 from pointsman_ingress.placement.fleet_view import FleetView
 from pointsman_ingress.placement.hold_queue import HoldQueue
 from pointsman_ingress.placement.in_flight import InFlightRequests, send_heartbeats
@@ -55,12 +57,14 @@ from pointsman_ingress.prompt.body_fields import FieldRules
 from pointsman_ingress.prompt.cache_salts import PROBE_GROUP, CacheSalts
 from pointsman_ingress.prompt.remote_media import MediaRules
 from pointsman_ingress.prompt.tokenization import PromptTokenizer
+from pointsman_ingress.prompt.work_threads import WorkThreads
 from pointsman_ingress.service import Gateway
 from pointsman_ingress.settings import IngressSettings
 
 log = structlog.get_logger()
 
 BUILTIN_TOKENIZER = "builtin"
+ADMIN_OPTIONS = "--admin-host and --admin-port"
 LISTENING_WALL_SECONDS: WallSeconds = WallSeconds(1.0)  # heartbeat to the parent process
 FLUSH_WALL_SECONDS: WallSeconds = WallSeconds(1.0)
 
@@ -76,32 +80,36 @@ def main(settings: IngressSettings) -> None:
     """
     configure_logging(settings.log_level, settings.log_format)
     raised_open_files()
+    map_large_blocks()
     if settings.processes == 1:
         run(lambda supervisor: serve(settings, supervisor))
     else:
         serve_in_processes(
             settings.processes,
-            host=settings.host,
-            port=settings.port,
+            addresses=[
+                Address(settings.host, settings.port),
+                Address(settings.admin_host, settings.admin_port, ADMIN_OPTIONS),
+            ],
             serve=partial(_serve_in_child, replace(settings, name=_name(settings))),
         )
 
 
 def _serve_in_child(
-    settings: IngressSettings, number: int, listener: socket.socket, report_listening: Callable[[], None]
+    settings: IngressSettings, number: int, listeners: list[socket.socket], report_listening: Callable[[], None]
 ) -> None:
     own = replace(settings, name=f"{settings.name}-{number}")
     structlog.contextvars.bind_contextvars(process=own.name)
-    run(lambda supervisor: serve(own, supervisor, listener=listener, report_listening=report_listening))
+    run(lambda supervisor: serve(own, supervisor, listeners=listeners, report_listening=report_listening))
 
 
 async def serve(
     settings: IngressSettings,
     supervisor: Supervisor,
     *,
-    listener: socket.socket | None = None,
+    listeners: Sequence[socket.socket | None] = (None, None),
     report_listening: Callable[[], None] = lambda: None,
 ) -> None:
+    """`listeners`: of the API and of the admin port."""
     clock = ScaledClock(settings.speed)
     names = pool_names(settings)
     board = PoolsBoard(names)
@@ -116,9 +124,15 @@ async def serve(
         async with assembled(
             settings, links, clock=clock, board=board, supervisor=supervisor, pool_boards=board.pools
         ) as app:
-            server = http_server(app, settings, board, listener=listener)
+            freeze_started()
+            public, private = listeners
+            server = http_server(app, settings, board, listener=public)
+            admin = admin_server(settings, board, listener=private)
+            supervisor.start(admin.serve(), name="admin-http")
             supervisor.stop_seconds_max = STOP_SECONDS_MAX + settings.lame_duck_seconds + settings.drain_seconds_max
-            supervisor.start(supervise_server(server, supervisor, clock, report_listening), name="accompany-http")
+            supervisor.start(
+                supervise_server(server, admin, supervisor, clock, report_listening), name="accompany-http"
+            )
             await server.serve()
         flushed = await asyncio.gather(*(link.log.flush(FLUSH_WALL_SECONDS) for link in links.values()))
         if not all(flushed):
@@ -129,17 +143,32 @@ async def serve(
 def http_server(
     app: AsgiApp, settings: IngressSettings, board: HealthBoard, *, listener: socket.socket | None = None
 ) -> HttpServer:
-    open_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    connections = clients_max(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     return HttpServer(
         app,
         host=settings.host,
         port=settings.port,
         listener=listener,
-        limits=HttpLimits(connections=clients_max(open_files)),
+        limits=HttpLimits(
+            connections=connections,
+            connections_per_address=settings.connections_per_address or max(1, connections // 2),
+        ),
         lame_duck_seconds=settings.lame_duck_seconds,
         shutdown_seconds=settings.drain_seconds_max,
         keep_alive_seconds=settings.keep_alive_seconds,
         on_lame_duck=lambda: board.missing(SHUTDOWN_PART, "shutting down"),
+    )
+
+
+def admin_server(settings: IngressSettings, board: HealthBoard, *, listener: socket.socket | None = None) -> HttpServer:
+    """A server of its own: neither a flood of clients nor the shutdown of the API's takes it away."""
+    return health_server(
+        board,
+        settings.admin_host,
+        settings.admin_port,
+        listener=listener,
+        options=ADMIN_OPTIONS,
+        documents={"/openapi.json": openapi_document()},
     )
 
 
@@ -177,6 +206,8 @@ async def assembled(
         )
         with ExitStack() as stack:
             served = []
+            work = WorkThreads()
+            stack.callback(work.close)
             for name, link in links.items():
                 pool_board = (pool_boards or {}).get(name, board)
                 pool = _pool(
@@ -189,8 +220,8 @@ async def assembled(
                     board=pool_board,
                     hold=hold,
                     supervisor=supervisor,
+                    work=work,
                 )
-                stack.callback(pool.tokenizer.close)
                 if settings.probe:
                     prober = KeyProber(
                         pool,
@@ -222,9 +253,10 @@ async def assembled(
                 ),
                 salts=salts,
                 policies=policies,
+                work=work,
             )
             supervisor.start(policies.follow(), name="tenant-policies")
-            yield ingress_app(gateway=gateway, pools=pools, authentication=authentication, board=board)
+            yield ingress_app(gateway=gateway, pools=pools, authentication=authentication)
 
 
 def _authentication(
@@ -268,6 +300,7 @@ def _pool(
     board: HealthBoard,
     hold: HoldQueue,
     supervisor: Supervisor,
+    work: WorkThreads,
 ) -> Pool:
     """Starts the pool's background tasks. Raises click.ClickException."""
     fleet = FleetView(clock, board, urls)
@@ -299,6 +332,7 @@ def _pool(
             engines=engines,
             clock=clock,
             failed=in_flight.failed,
+            work=work,
         ),
         block_keys=BlockKeys(secret=settings.secret.encode(), block_tokens=lambda: fleet.block_tokens),
         events=link.log,
@@ -312,13 +346,18 @@ def _pool(
 
 
 async def supervise_server(
-    server: HttpServer, supervisor: Supervisor, clock: Clock, report_listening: Callable[[], None]
+    server: HttpServer,
+    admin: HttpServer,
+    supervisor: Supervisor,
+    clock: Clock,
+    report_listening: Callable[[], None],
 ) -> None:
-    while not server.started:
-        await clock.sleep_wall(WallSeconds(0.01))
-    log.info("listening", port=server.bound_port)
-    supervisor.start(_repeat(report_listening, clock), name="report-listening")
     try:
+        while not (supervisor.stopping or (server.started and admin.started)):
+            await clock.sleep_wall(WallSeconds(0.01))
+        if not supervisor.stopping:
+            log.info("listening", port=server.bound_port, admin_port=admin.bound_port)
+            supervisor.start(_repeat(report_listening, clock), name="report-listening")
         await supervisor.until_stopped()
         log.info("shutting_down")
         if supervisor.for_good:

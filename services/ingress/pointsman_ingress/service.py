@@ -4,20 +4,19 @@ one end: from the leader while queued, from the ingress after a grant."""
 import asyncio
 from dataclasses import dataclass, field
 
-import structlog
-
 from pointsman.contracts.reasons import CancelCause
 from pointsman.ports import Clock
+from pointsman.runtime.containment import note_failure
 from pointsman.runtime.health import Receive, Scope, Send
 from pointsman.runtime.supervision import Supervisor
 from pointsman.runtime.tenant_policies import FollowedPolicies
 from pointsman_ingress.access_log import AccessLog
 from pointsman_ingress.context import RequestFacts, find_model, understand
 from pointsman_ingress.delivery import Delivery
-from pointsman_ingress.endpoints import BodyRules, Endpoint
+from pointsman_ingress.endpoints import AcceptedBody, BodyRules, Endpoint
 from pointsman_ingress.engine.client import EngineClient
 from pointsman_ingress.http.authentication import Authentication
-from pointsman_ingress.http.call import BodyBudget, ClientGoneError, HttpExchange, RequestIds
+from pointsman_ingress.http.call import BodyBudget, BodyLoan, ClientGoneError, HttpExchange, RequestIds
 from pointsman_ingress.http.errors import (
     ApiError,
     ingress_stopped,
@@ -30,9 +29,8 @@ from pointsman_ingress.lifecycle import RequestLifecycle
 from pointsman_ingress.passthrough import pass_through
 from pointsman_ingress.placement.pools import Pools
 from pointsman_ingress.prompt.cache_salts import CacheSalts
+from pointsman_ingress.prompt.work_threads import WorkThreads
 from pointsman_ingress.settings import IngressSettings
-
-log = structlog.get_logger()
 
 
 @dataclass(eq=False)
@@ -49,6 +47,7 @@ class Gateway:
     salts: CacheSalts | None
     """None without authentication: clients are the operator's own."""
     policies: FollowedPolicies
+    work: WorkThreads
     _body_budget: BodyBudget = field(default_factory=BodyBudget, init=False)
 
     @property
@@ -60,13 +59,17 @@ class Gateway:
         """A cancelled task ends the request with an error; a second cancellation is raised."""
         call, facts = self._call(endpoint, scope, send), RequestFacts()
         lifecycle: RequestLifecycle | None = None
+        loan: BodyLoan | None = None
         try:
             with RequestDeadline(self.supervisor, wall_seconds=self.settings.request_timeout_seconds) as deadline:
                 try:
                     await self._identify(call, endpoint, facts)
-                    body = await call.read_body(receive, self._body_budget, bytes_max=self.settings.body_bytes_max)
+                    endpoint.check_content_type(call.headers)
+                    loan = BodyLoan(self._body_budget, facts.owner(call))
+                    body = await call.read_body(receive, loan, bytes_max=self.settings.body_bytes_max)
                     deadline.watch(receive)
-                    accepted = self.rules.accept(endpoint, body, call.headers)
+                    facts.light = endpoint.is_light(body)
+                    accepted = await self._accept(endpoint, body, call, facts)
                     if not endpoint.placed:
                         pool, model = await find_model(call, accepted.request, self.pools, facts)
                         await pass_through(
@@ -96,11 +99,13 @@ class Gateway:
                 except RecursionError:  # the client's nesting
                     _fail(lifecycle, "malformed_body", 400)
                     await call.fail(nested_too_deeply())
-                except Exception:
-                    log.exception("request_internal_error", request=call.id)
+                except Exception as error:  # noqa: BLE001 - a client may cause many: counted, logged at a bounded rate
+                    note_failure("request", error, request=call.id)
                     _fail(lifecycle, "internal_error", 500)
                     await call.fail(internal_error())
         finally:
+            if loan is not None:
+                loan.end()
             if self.access_log is not None:
                 self.access_log.write(call, facts, lifecycle)
 
@@ -121,6 +126,12 @@ class Gateway:
         if identity is not None:
             facts.tenant = identity.tenant
             identity.check_endpoint(endpoint.path)
+
+    async def _accept(self, endpoint: Endpoint, body: bytes, call: HttpExchange, facts: RequestFacts) -> AcceptedBody:
+        """Raises ApiError."""
+        if facts.light:
+            return self.rules.accept(endpoint, body, call.headers)
+        return await self.work.run(facts.owner(call), self.rules.accept, endpoint, body, call.headers)
 
     async def _end_interrupted(
         self, call: HttpExchange, lifecycle: RequestLifecycle | None, cause: CancelCause

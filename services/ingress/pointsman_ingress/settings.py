@@ -21,7 +21,13 @@ from pointsman.runtime.settings import (
 
 @dataclass(frozen=True, kw_only=True)
 class IngressSettings(DeploymentSettings, EngineUrlSettings, ProcessSettings):
-    port: int = setting(8080, "Port to listen on; 0 takes a free one.", bounds=PORT)
+    port: int = setting(8080, "Port of the API; 0 takes a free one.", bounds=PORT)
+    admin_port: int = setting(
+        8081,
+        "Port of /livez, /readyz, /health, /metrics and /openapi.json, which need no key; 0 takes a free one.",
+        bounds=PORT,
+    )
+    admin_host: str = setting("127.0.0.1", "Address that this port listens on.")
     name: str = setting("", "Name of this ingress in the log; by default ingress-PID.")
     processes: int = setting(
         1,
@@ -54,6 +60,12 @@ class IngressSettings(DeploymentSettings, EngineUrlSettings, ProcessSettings):
     slo_ttft_seconds: float = setting(5.0, "TTFT SLO of requests that name none, engine seconds.")
     slo_tpot_seconds: float = setting(0.1, "TPOT SLO of requests that name none, engine seconds.")
     body_bytes_max: int = setting(8 * 1024 * 1024, "Largest request body; a larger one gets 413.")
+    connections_per_address: int = setting(
+        0,
+        "Open connections of one client address at most (IPv6: of one /64); 0: half of all. Behind a load balancer all "
+        "come from its address.",
+        bounds=click.IntRange(min=0),
+    )
     request_timeout_seconds: float = setting(600.0, "Wall seconds after which a request is given up with 408.")
     keep_alive_seconds: int = setting(
         75, "Wall seconds that an idle client connection is kept; longer than your load balancer's.", bounds=COUNT

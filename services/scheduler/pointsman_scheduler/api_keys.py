@@ -1,10 +1,12 @@
 """Changes of API keys: checks a command and writes the bucket. Several leaders, of several pools, may write: each write
 names the revision that it replaces."""
 
+import hmac
+
 import msgspec
 
 from pointsman.adapters.clocks import wall_time_of
-from pointsman.contracts.access import ApiKey, decode_key, name_of_key, scope_refusal, valid_tenant
+from pointsman.contracts.access import ApiKey, decode_key, name_of_key, scope_refusal, secret_proof, valid_tenant
 from pointsman.contracts.commands import ChangeApiKey
 from pointsman.ports import Clock, KeyValueStore, StoreUnavailableError, ValueChangedError
 from pointsman.primitives import Moment
@@ -17,9 +19,10 @@ class KeyRefusedError(Exception):
 
 
 class ApiKeyWriter:
-    def __init__(self, store: KeyValueStore, clock: Clock) -> None:
+    def __init__(self, store: KeyValueStore, clock: Clock, secret: str) -> None:
         self._store = store
         self._clock = clock
+        self._secret = secret
 
     async def change(self, command: ChangeApiKey, by: str) -> ApiKey | None:
         """Returns the key as written; None if it was so already. Raises KeyRefusedError."""
@@ -54,6 +57,9 @@ class ApiKeyWriter:
         """Raises KeyRefusedError."""
         now = wall_time_of(self._clock.now(), self._clock.speed)
         if command.action == "create":
+            if not hmac.compare_digest(command.secret_proof, secret_proof(self._secret, command.key.id)):
+                other = "the command and the scheduler have different secrets; ingresses would not admit the key"
+                raise KeyRefusedError(other)
             return _created(command.key, known, now, by)
         if known is None:
             absent = f"there is no key {command.key.id}"

@@ -63,11 +63,12 @@ class CommandHandlers:
         policies: PolicySet,
         pool: PoolName,
         name: str,
+        secret: str,
     ) -> None:
         self._leader = leader
         self._replica = replica
         self._tenants = tenants
-        self._key_writer = ApiKeyWriter(access, clock)
+        self._key_writer = ApiKeyWriter(access, clock, secret)
         self._clock = clock
         self._policies = policies
         self._pool = pool

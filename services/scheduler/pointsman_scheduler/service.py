@@ -87,6 +87,7 @@ class SchedulerService:
             policies=policies,
             pool=pool,
             name=name,
+            secret=settings.secret,
         )
         self._housekeeping = Housekeeping(
             leader=leader, replica=replica, commands=commands, clock=clock, settings=settings, heartbeats=heartbeats

@@ -17,6 +17,7 @@ KeyAction = Literal["create", "rotate", "revoke"]
 PATTERNS_MAX = 100
 KEY_BYTES_MAX = 256 * 1024
 _DIGEST_PURPOSE = b"pointsman API keys"
+_PROOF_PURPOSE = b"pointsman API keys: proof of "
 _KEY_NAME = "key."
 _TENANT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@:|/+=-]{0,127}")
 ENDPOINTS = (
@@ -72,6 +73,11 @@ def key_hash(secret: str) -> Callable[[bytes], bytes]:
     """Digest of an API key in this deployment."""
     own_secret = hmac.digest(secret.encode(), _DIGEST_PURPOSE, "sha256")
     return lambda key: hmac.digest(own_secret, key, "sha256")
+
+
+def secret_proof(secret: str, key_id: str) -> bytes:
+    """Shows the leader that a key was hashed with its own secret."""
+    return hmac.digest(secret.encode(), _PROOF_PURPOSE + key_id.encode(), "sha256")
 
 
 def name_of_key(key: str) -> str:

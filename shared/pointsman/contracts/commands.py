@@ -4,6 +4,7 @@ Fields: docs/events.md."""
 from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
 from pointsman.contracts.access import ApiKey, KeyAction
 from pointsman.contracts.block_keys import check_key, check_packed
@@ -289,6 +290,8 @@ class ChangeApiKey(Command, frozen=True, kw_only=True):
 
     action: KeyAction
     key: ApiKey
+    secret_proof: Annotated[bytes, Meta(max_length=32)] = b""
+    """`contracts.access.secret_proof`; a new key that was hashed with another secret would admit nobody."""
 
 
 class ApiKeyAnswered(Command, frozen=True, kw_only=True):

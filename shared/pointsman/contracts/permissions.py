@@ -72,7 +72,7 @@ class BusUser:
 
     @property
     def inbox(self) -> str:
-        return ".".join(part for part in (INBOX, self.role, self.name) if part)
+        return ".".join(part for part in (INBOX, self.role, self.pool or "", self.name) if part)
 
     @property
     def account(self) -> Account:

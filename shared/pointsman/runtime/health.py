@@ -5,7 +5,8 @@ import asyncio
 import contextlib
 import json
 import socket
-from collections.abc import Awaitable, Callable, Iterator, MutableMapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping
+from types import MappingProxyType
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -33,6 +34,7 @@ CUT_SECONDS: EngineSeconds = 0.5
 SHUTDOWN_POLL_SECONDS: EngineSeconds = 0.05
 SHUTDOWN_PART = "shutdown"
 VERBOSE = "verbose"
+NO_DOCUMENTS: Mapping[str, bytes] = MappingProxyType({})
 
 
 class HealthBoard:
@@ -117,11 +119,15 @@ class HealthBoard:
         return f"{part} of {self._of}" if self._of else part
 
 
-def health_app(board: HealthBoard) -> AsgiApp:
+def health_app(board: HealthBoard, documents: Mapping[str, bytes] = NO_DOCUMENTS) -> AsgiApp:
+    """`documents`: further pages, JSON by path."""
+
     async def app(scope: Scope, _receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
+        path = scope["path"]
+        if path in documents:
+            await send_whole(send, 200, documents[path], "application/json")
             return
-        status, content_type, body = board.answer(scope["path"], query_of(scope)) or (404, "text/plain", b"not found\n")
+        status, content_type, body = board.answer(path, query_of(scope)) or (404, "text/plain", b"not found\n")
         await send_whole(send, status, body, content_type)
 
     return app
@@ -150,13 +156,15 @@ class HttpServer(uvicorn.Server):
         host: str,
         port: int,
         listener: socket.socket | None = None,
+        options: str = "--host and --port",
         keep_alive_seconds: int = KEEP_ALIVE_SECONDS,
         limits: HttpLimits | None = None,
         lame_duck_seconds: EngineSeconds = 0.0,
         shutdown_seconds: EngineSeconds = 2.0,
         on_lame_duck: Callable[[], None] = lambda: None,
     ) -> None:
-        """`listener`: a bound socket instead of `host` and `port`. `shutdown_seconds`: drain bound, wall seconds."""
+        """`listener`: a bound socket instead of `host` and `port`; `options`: those that choose them.
+        `shutdown_seconds`: drain bound, wall seconds."""
         super().__init__(
             uvicorn.Config(
                 app,
@@ -177,6 +185,7 @@ class HttpServer(uvicorn.Server):
         self._drain_seconds_max = shutdown_seconds
         self._on_lame_duck = on_lame_duck
         self._listener = listener
+        self._options = options
         self._hurried = asyncio.Event()
 
     def hurry(self) -> None:
@@ -197,7 +206,7 @@ class HttpServer(uvicorn.Server):
             await super().startup(sockets if self._listener is None else [self._listener])
         except SystemExit as ended:  # uvicorn's own way to say so, which would leave our other tasks where they are
             reason = ended.__context__
-            msg = f"cannot listen on {self.config.host}:{self.config.port} ({reason}); choose another with --host and --port"
+            msg = f"cannot listen on {self.config.host}:{self.config.port} ({reason}); choose another with {self._options}"
             raise click.ClickException(msg) from reason
 
     @override
@@ -245,6 +254,15 @@ class HttpServer(uvicorn.Server):
         return True
 
 
-def health_server(board: HealthBoard, host: str, port: int) -> HttpServer:
+def health_server(
+    board: HealthBoard,
+    host: str,
+    port: int,
+    *,
+    listener: socket.socket | None = None,
+    options: str = "--host and --port",
+    documents: Mapping[str, bytes] = NO_DOCUMENTS,
+) -> HttpServer:
     limits = HttpLimits(connections=HEALTH_CONNECTIONS_MAX)
-    return HttpServer(health_app(board), host=host, port=port, limits=limits)
+    app = health_app(board, documents)
+    return HttpServer(app, host=host, port=port, listener=listener, options=options, limits=limits)

@@ -2,7 +2,9 @@
 requests; the checks here are those it leaves to servers. Bodies are bounded by their readers."""
 
 import asyncio
+import ipaddress
 import json
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -35,6 +37,8 @@ class HttpLimits:
     pipelined: int = 16
     connections: int = 16_384
     """Above it the longest idle connection is closed; if none is idle, the new one gets 503."""
+    connections_per_address: int = 16_384
+    """Above it the new one gets 503. Of IPv6 the first 64 bits are the address."""
 
 
 @dataclass(eq=False)
@@ -42,6 +46,7 @@ class Connections:
     limits: HttpLimits
     idle: dict["HttpProtocol", float] = field(default_factory=dict)
     """Since when, loop time; longest first. One timer for all is cheaper than one each."""
+    by_address: Counter[str] = field(default_factory=Counter)
     _sweeper: asyncio.TimerHandle | None = None
     _refused: dict[str, int] = field(default_factory=dict)
     _logged_at: dict[str, float] = field(default_factory=dict)
@@ -97,17 +102,26 @@ class HttpProtocol(HttpToolsProtocol):
         self._deadline: asyncio.TimerHandle | None = None
         self._send_deadline: asyncio.TimerHandle | None = None
         self._unsent_bytes = 0
+        self._address = ""
 
     @override
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         super().connection_made(transport)
+        self.transport = cast("asyncio.Transport", _OpenTransport(transport))
         self._shared.is_idle(self)
-        if len(self.connections) > self._limits.connections:
+        self._address = _network(self.client[0]) if self.client else ""
+        self._shared.by_address[self._address] += 1
+        if self._shared.by_address[self._address] > self._limits.connections_per_address:
+            self._refuse(RefusedError(503, "connections_per_address", "Too many connections of one address are open."))
+        elif len(self.connections) > self._limits.connections:
             self._make_room()
 
     @override
     def connection_lost(self, exc: Exception | None) -> None:
         self._shared.idle.pop(self, None)
+        self._shared.by_address[self._address] -= 1
+        if not self._shared.by_address[self._address]:
+            del self._shared.by_address[self._address]
         self._clear_deadline()
         self._clear_send_deadline()
         super().connection_lost(exc)
@@ -305,6 +319,25 @@ class HttpProtocol(HttpToolsProtocol):
             return
         self.transport.write_eof()
         self._deadline = self.loop.call_later(self._limits.unread_seconds, self.transport.close)
+
+
+class _OpenTransport:
+    """Drops what is written once the connection is closing; uvloop raises RuntimeError then."""
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self._is_closing = transport.is_closing
+
+    def write(self, data: bytes) -> None:
+        if not self._is_closing():
+            self._transport.write(data)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+
+def _network(host: str) -> str:
+    return ":".join(ipaddress.IPv6Address(host.partition("%")[0]).exploded.split(":")[:4]) if ":" in host else host
 
 
 def _refusal(error: httptools.HttpParserError) -> RefusedError:

@@ -1,4 +1,4 @@
-"""One service in several processes on one port: `--processes N`. The parent reserves the port, forks, restarts dead
+"""One service in several processes on the same ports: `--processes N`. The parent reserves the ports, forks, restarts dead
 children, kills hung ones, forwards signals; without event loop and threads, so forking is safe. Children listen with
 SO_REUSEPORT (docs/decisions/0038). Prometheus reads its multiprocess directory at import, so the parent executes itself
 again with it."""
@@ -13,7 +13,9 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
@@ -35,12 +37,21 @@ PROCESSES_MAX = 255
 FORWARDED_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 OUR_DIRECTORY = "pointsman-metrics-"
 
-Serve = Callable[[int, socket.socket, Callable[[], None]], None]
-"""Arguments: number from 1, socket to listen on, heartbeat to call every second once listening."""
+Serve = Callable[[int, list[socket.socket], Callable[[], None]], None]
+"""Arguments: number from 1, sockets to listen on, heartbeat to call every second once listening."""
 
 
-def serve_in_processes(count: int, *, host: str, port: int, serve: Serve) -> NoReturn:
-    """Run until a signal. Raises click.ClickException if the port is taken."""
+@dataclass(frozen=True, slots=True)
+class Address:
+    """`options`: those that choose it."""
+
+    host: str
+    port: int
+    options: str = "--host and --port"
+
+
+def serve_in_processes(count: int, *, addresses: Sequence[Address], serve: Serve) -> NoReturn:
+    """Run until a signal. Raises click.ClickException if a port is taken."""
     if METRICS_DIRECTORY not in os.environ:
         os.environ[METRICS_DIRECTORY] = tempfile.mkdtemp(prefix=OUR_DIRECTORY)
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
@@ -49,7 +60,8 @@ def serve_in_processes(count: int, *, host: str, port: int, serve: Serve) -> NoR
         metrics.mkdir(parents=True, exist_ok=True)
         for file in metrics.glob("*.db"):
             file.unlink(missing_ok=True)
-        with _reserved(host, port) as reserved:
+        with ExitStack() as stack:
+            reserved = [stack.enter_context(_reserved(address)) for address in addresses]
             code = _Parent(count, reserved, serve).run()
     finally:
         if metrics.name.startswith(OUR_DIRECTORY):
@@ -73,7 +85,7 @@ class _Child:
 
 
 class _Parent:
-    def __init__(self, count: int, reserved: socket.socket, serve: Serve) -> None:
+    def __init__(self, count: int, reserved: Sequence[socket.socket], serve: Serve) -> None:
         self._children = [_Child(number) for number in range(1, count + 1)]
         self._reserved = reserved
         self._serve = serve
@@ -187,9 +199,9 @@ class _Parent:
         os._exit(code)
 
     def _run_child(self, number: int) -> int:
-        listener = _bound(self._reserved.family, self._reserved.getsockname())
+        listeners = [_bound(reserved.family, reserved.getsockname()) for reserved in self._reserved]
         try:
-            self._serve(number, listener, lambda: self._send_heartbeat(number))
+            self._serve(number, listeners, lambda: self._send_heartbeat(number))
         except click.ClickException as error:
             error.show()
             return error.exit_code
@@ -201,18 +213,18 @@ class _Parent:
         os.write(self._heartbeat_pipe, bytes([number]))
 
 
-def _reserved(host: str, port: int) -> socket.socket:
+def _reserved(wanted: Address) -> socket.socket:
     """Bound but never listening: it keeps the port while children restart. Raises click.ClickException if taken."""
     try:
-        family, *_, address = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[
-            0
-        ]
+        family, *_, address = socket.getaddrinfo(
+            wanted.host or None, wanted.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
         with socket.socket(family, socket.SOCK_STREAM) as alone:
             alone.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             alone.bind(address)
         return _bound(family, address)
     except OSError as error:
-        msg = f"cannot listen on {host}:{port} ({error}); choose another with --host and --port"
+        msg = f"cannot listen on {wanted.host}:{wanted.port} ({error}); choose another with {wanted.options}"
         raise click.ClickException(msg) from error
 
 

@@ -14,6 +14,7 @@ from structlog.typing import EventDict
 
 from pointsman.runtime import bounded_metrics
 from pointsman.runtime.bounded_metrics import Counter, Histogram
+from pointsman.runtime.log_pace import LogPace
 
 TRACEBACK_LINES_MAX = 500
 METRICS_DIRECTORY = "PROMETHEUS_MULTIPROC_DIR"
@@ -31,7 +32,8 @@ HTTP_REQUESTS = Counter(
 HTTP_CONNECTIONS_REFUSED = Counter(
     "pointsman_http_connections_refused_total",
     "Connections that ended because of what came, or did not come, before a request: malformed, head_too_large, "
-    "head_timeout, pipelined, connections (too many), idle_evicted (for a new one); or because of an answer_unread.",
+    "head_timeout, pipelined, connections or connections_per_address (too many), idle_evicted (for a new one); or because "
+    "of an answer_unread.",
     ["reason"],
 )
 TIME_TO_FIRST_TOKEN_SECONDS = Histogram(
@@ -225,6 +227,7 @@ def configure_logging(level: str, log_format: str) -> None:
     )
     structlog.configure(
         processors=[
+            LogPace(),
             structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso"),

@@ -7,7 +7,7 @@ from typing_extensions import override
 
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import RequestEnd, RequestGranted, RequestRejected
-from pointsman.contracts.reasons import CancelCause
+from pointsman.contracts.reasons import CancelCause, RejectReason
 from pointsman.contracts.requests import RequestArrived, RequestCancelled, RequestFailed, RequestFinished
 from pointsman.primitives import EngineSeconds, RequestId
 from pointsman.state.state import PoolSettings, State
@@ -21,6 +21,8 @@ LONGEST_FACTOR = 5.0
 REJECTED_SHARE_MAX = 0.10
 FAILED_SHARE_MAX = 0.01
 SHOWN_MAX = 8
+TENANTS_MAX = 1_000
+LIMITS = frozenset({RejectReason.RATE_LIMITED, RejectReason.CONCURRENCY_EXCEEDED, RejectReason.QUOTA_EXCEEDED})
 ADVICE = {
     CancelCause.INGRESS_SILENT: "The ingress died, hung or lost its connection to NATS. Its log, or its machine's, says why.",
     CancelCause.ENGINE_IDLE: "Their ends were lost on the way into the log, or the engine is gone behind a connection that is still open.",
@@ -37,6 +39,8 @@ class Requests(Examiner):
         self._finished = 0
         self._longest: EngineSeconds = 0.0
         self._rejected: Counter[str] = Counter()
+        self._limited: Counter[str] = Counter()
+        """Requests beyond their tenant's limits, by tenant."""
         self._failed: Counter[str] = Counter()
         self._examples: dict[str, str] = {}
         self._cancelled: Counter[str] = Counter()
@@ -82,6 +86,8 @@ class Requests(Examiner):
                 self._examples.setdefault(event.reason, event.request)
             case RequestRejected():
                 self._rejected[event.reason] += 1
+                if event.reason in LIMITS:
+                    self._limit(event, state)
                 self._examples.setdefault(event.reason, f"{event.request}: {event.detail}")
             case RequestCancelled():
                 if event.stamp is not None and event.cause in self._given_up:
@@ -146,6 +152,12 @@ class Requests(Examiner):
         where = f" on {request.instance}" if request.instance else ""
         return f"{request.id}: {request.stage}{where} for {self.wall(state.last_at - request.arrived_at):.0f} s"
 
+    def _limit(self, event: RequestRejected, state: State) -> None:
+        request = state.workload.requests.get(event.request)
+        tenant = request.tenant if request and request.tenant else "tenants without a name"
+        if tenant in self._limited or len(self._limited) < TENANTS_MAX:
+            self._limited[tenant] += 1
+
     def _by_reason(self, reasons: Counter[str]) -> list[str]:
         return [
             f"{count:,} {reason}, for example request {self._examples[reason]}"
@@ -153,12 +165,20 @@ class Requests(Examiner):
         ]
 
     def _shares(self, ends: int) -> Iterator[Finding]:
-        if self._rejected:
-            share = self._rejected.total() / max(1, ends)
+        limited = Counter({reason: count for reason, count in self._rejected.items() if reason in LIMITS})
+        if limited:
+            by_tenant = ", ".join(f"{name} ({count:,})" for name, count in self._limited.most_common(SHOWN_MAX))
+            yield self.note(
+                f"{limited.total():,} of {ends:,} requests ({limited.total() / max(1, ends):.1%}) were beyond their tenant's limits",
+                [*self._by_reason(limited), f"of {by_tenant}"],
+                "That is what limits are for; `pointsman tenants show` has them, and what is used of them.",
+            )
+        if loaded := self._rejected - limited:
+            share = loaded.total() / max(1, ends)
             yield self.finding(
                 Severity.WARNING if share > REJECTED_SHARE_MAX else Severity.NOTE,
-                f"{self._rejected.total():,} of {ends:,} requests ({share:.1%}) were rejected",
-                self._by_reason(self._rejected),
+                f"{loaded.total():,} of {ends:,} requests ({share:.1%}) were rejected",
+                self._by_reason(loaded),
                 "Too much load for the objective: `pointsman what-if --instances N` says how many engines would do.",
             )
         if self._failed:

@@ -36,6 +36,7 @@ class ChildProcess(ABC):
         self.name = name
         self.role = role
         self.url = url
+        self.admin_url = ""
         self.log_file = log_file
         self.waiting_for = ""
         self._process: subprocess.Popen[bytes] | None = None
@@ -95,6 +96,7 @@ class ChildProcess(ABC):
 class ServiceProcess(ChildProcess):
     def __init__(self, plan: ProcessPlan, logs: Path) -> None:
         super().__init__(name=plan.name, role=plan.role, url=plan.url, log_file=logs / f"{plan.name}.log")
+        self.admin_url = plan.admin_url
         self._plan = plan
 
     @override

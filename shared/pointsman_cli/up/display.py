@@ -84,8 +84,10 @@ def _hints(fleet: FleetFile) -> list[tuple[str, str]]:
         f"model {fleet.model}" if not fleet.further else f"models {', '.join([fleet.model, *fleet.further.values()])}"
     )
     others = "".join(f", {other.url}/v1" for other in fleet.of_role("ingress")[1:])
+    probes = ", ".join(f"{ingress.probes}/readyz" for ingress in fleet.of_role("ingress"))
     return [
         ("API", f"{fleet.ingress}/v1{others}   (any OpenAI client; {models})"),
+        ("Health", f"{probes}   (and /metrics, /openapi.json)"),
         ("Watch", f"{here} fleet --watch     {here} tap     {here} bench --help"),
         ("SQL", f"sqlite3 {archive_file(Path(fleet.data))}"),
         ("Logs", f"{fleet.data}/logs/NAME.log"),

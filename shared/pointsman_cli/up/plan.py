@@ -31,13 +31,14 @@ class ProcessPlan:
     url: str
     environment: Mapping[str, str]
     arguments: tuple[str, ...] = ()
+    admin_url: str = ""
     ready_path: str = "/readyz"
     niceness: int = 0
     foreign: bool = False
 
     @property
     def probe_url(self) -> str:
-        return self.url + self.ready_path
+        return (self.admin_url or self.url) + self.ready_path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -80,9 +80,10 @@ def _names(plan: FleetPlan, role: str) -> list[str]:
 
 
 def _service(plan: FleetPlan, role: str, port: int, name: str, number: int) -> ProcessPlan:
-    host = LOOPBACK
-    url = _url(port)
+    host, url, admin_url = LOOPBACK, _url(port), ""
+    admin: dict[str, object] = {}
     if role == "ingress":
+        admin_url, admin = url, {"admin_host": LOOPBACK, "admin_port": port}
         host, port = plan.settings.host, (plan.ingress_ports or (plan.settings.port,))[number]
         url = plan.ingress_url_at(port)
     return ProcessPlan(
@@ -90,7 +91,8 @@ def _service(plan: FleetPlan, role: str, port: int, name: str, number: int) -> P
         role=role,
         script=f"pointsman-{role}",
         url=url,
-        environment=_common(plan, role, host, port) | environment(_own(plan, role)),
+        admin_url=admin_url,
+        environment=_common(plan, role, host, port) | environment(_own(plan, role) | admin),
         arguments=service_arguments(plan.settings.set).get(role, ()),
         niceness=0 if role in REQUEST_PATH or (role == "scaler" and plan.settings.scaled) else BEHIND_THE_REQUESTS,
     )

@@ -19,6 +19,7 @@ from pointsman.adapters.tokenizer import (
     TokenizerLoadError,
     UnsupportedContentError,
 )
+from pointsman.adapters.tokenizer.prefix_cache import PIECE_TOKENS
 from pointsman.adapters.tokenizer.tokenizer import BUILTIN_DIRECTORY
 from pointsman_lab import tokenizer_training
 
@@ -132,7 +133,7 @@ def test_the_cache_stays_within_its_bound() -> None:
         tokenizer.encode(f"{number} engine moves tokens " * 30)
 
     assert 0 < tokenizer._cache.cached_tokens <= 2000
-    assert tokenizer._cache.cached_tokens == sum(map(len, tokenizer._cache._ids.values()))
+    assert tokenizer._cache.cached_tokens == sum(len(ids) + PIECE_TOKENS for ids in tokenizer._cache._ids.values())
 
 
 def test_many_threads_get_the_same_ids() -> None:

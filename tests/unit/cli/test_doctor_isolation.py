@@ -3,13 +3,15 @@
 from random import Random
 from typing import Any
 
+import msgspec
 import pytest
 
 from pointsman.contracts.access import ApiKeyChanged
 from pointsman.contracts.block_keys import KeyChain, pack_keys
 from pointsman.contracts.codec import LogEvent, encode
-from pointsman.contracts.decisions import RequestGranted, ScaleDecided
+from pointsman.contracts.decisions import RequestGranted, RequestRejected, ScaleDecided
 from pointsman.contracts.fleet import InstanceDraining
+from pointsman.contracts.reasons import RejectReason
 from pointsman.contracts.requests import RequestArrived, RequestFinished
 from pointsman.contracts.subjects import subject_of
 from pointsman.contracts.tenants import TenantPolicies, TenantPoliciesSet
@@ -20,6 +22,8 @@ from pointsman_cli.doctor import isolation
 from pointsman_cli.doctor.admin_actions import AdminActions
 from pointsman_cli.doctor.examination import Diagnosis, examine
 from pointsman_cli.doctor.isolation import Isolation
+from pointsman_cli.doctor.requests import Requests
+from pointsman_cli.doctor.service import Service
 from pointsman_cli.history.start_point import StartPoint
 from tests.support.events import joined
 
@@ -174,3 +178,32 @@ def test_admin_actions_are_listed_with_their_authors() -> None:
         "bob set the policies of 0 tenants",
         "bob revoke: key k1 of acme",
     ]
+
+
+def test_requests_beyond_a_tenants_limits_are_no_sign_of_too_much_load() -> None:
+    engine = Engine()
+    for _ in range(3):
+        engine.ask("", list(range(80)))
+    events = engine.events
+    for number, reason in enumerate(
+        [RejectReason.RATE_LIMITED] * 4 + [RejectReason.QUOTA_EXCEEDED, RejectReason.SLO_TTFT]
+    ):
+        request = RequestId(f"x-{number}")
+        arrived = next(event for event in events if isinstance(event, RequestArrived))
+        events.append(msgspec.structs.replace(arrived, request=request, tenant=Tenant("flood")))
+        events.append(
+            RequestRejected(
+                at=2.0, request=request, reason=reason, detail="d", retry_after=1.0, policy="p", settings={}, candidates=[],
+            )
+        )  # fmt: skip
+    entries = [LogEntry.read(n, subject_of(POOL, event), encode(event)) for n, event in enumerate(events, 1)]
+
+    diagnosis = examine(entries, SETTINGS, [Requests(SETTINGS), Service(SETTINGS)], StartPoint(None, ""))
+    found = {finding.what: finding for finding in diagnosis.findings}
+
+    limited = found["5 of 9 requests (55.6%) were beyond their tenant's limits"]
+    assert limited.severity == "note"
+    assert limited.evidence[-1] == "of flood (5)"
+    assert "tenants show" in limited.advice
+    assert diagnosis.summary[0].startswith("4 requests, 75.0% with the first token in time")
+    assert "what-if" in found["1 of 9 requests (11.1%) were rejected"].advice

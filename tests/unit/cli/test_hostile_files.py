@@ -20,8 +20,9 @@ from pointsman.simulation.replay import BaseState, fold
 from pointsman.state.checkpoint import encode_state
 from pointsman_cli.history.bundle import write_bundle
 from pointsman_cli.history.checkpoint import ExportedCheckpoint, _form
-from pointsman_cli.history.sources import Header
+from pointsman_cli.history.sources import Header, open_history
 from pointsman_cli.main import main
+from tests.support.hostile import hostile_log
 from tests.support.recorded_log import RecordedFleet
 from tests.unit.cli.test_history import archived
 
@@ -78,13 +79,14 @@ def arrivals(count: int, keys: int) -> Iterator[bytes]:
         yield json.dumps(line).encode() + b"\n"
 
 
+ENTRY = b'{"sequence":1,"subject":"x","payload":"%s"}\n' % (b"A" * 4000)
 HEAD = b'{"format":"pointsman-log","version":1,"header":'
 BOMBS: dict[str, Callable[[], Iterable[bytes]]] = {
     "an endless line": lambda: [b" " * MEBIBYTE] * 200,
     "an endless header": lambda: [HEAD + b'{"pool":"', *([b"x" * MEBIBYTE] * 60)],
     "a deep header": lambda: [HEAD + b'{"x":', b"[" * 9 * MEBIBYTE],
     "an endless checkpoint": lambda: [HEAD + b'{},"checkpoint":{"content":"', *([b"A" * MEBIBYTE] * 60)],
-    "endless entries": lambda: [HEAD + b"{}}\n", *([b'{"sequence":1,"subject":"x","payload":""}\n' * 20_000] * 60)],
+    "endless entries": lambda: [HEAD + b"{}}\n", *([ENTRY * 1000] * 12)],
     "endless arrivals": lambda: [HEAD + b"{}}\n", *arrivals(20, 400_000)],
     "an endless subject": lambda: [HEAD + b'{}}\n{"sequence":1,"payload":"","subject":"' + b"s" * 12 * MEBIBYTE + b'"}\n'],
 }  # fmt: skip
@@ -93,7 +95,11 @@ BOMBS: dict[str, Callable[[], Iterable[bytes]]] = {
 def test_bundles_that_unpack_to_far_more_are_refused_in_bounded_memory(tmp_path: Path) -> None:
     files = [bomb(tmp_path / f"{number}.pmlog", chunks()) for number, chunks in enumerate(BOMBS.values())]
 
-    assert_refused(BOMBS, run(*(["replay", "--from", file] for file in files)))
+    outputs = run(*(["replay", "--from", file] for file in files))
+    assert_refused(BOMBS, outputs)
+    for name, output in zip(BOMBS, outputs, strict=True):
+        expected = "unpacks to more than 40 times" if name.startswith("endless") else "Error"
+        assert expected in output, (name, output)
 
 
 def test_a_real_log_unpacks_within_the_bounds(tmp_path: Path) -> None:
@@ -218,3 +224,17 @@ def test_hostile_traces_are_refused_in_bounded_memory(tmp_path: Path) -> None:
         commands.append(["simulate", "--trace", str(tmp_path / f"{number}.jsonl"), "--instances", "1"])
 
     assert_refused(TRACES, run(*commands))
+
+
+def test_names_that_are_sql_are_stored_as_names(entries: list[LogEntry], tmp_path: Path) -> None:
+    """Also in the choice of a log, which is a user's text."""
+    injection = "2026'); DROP TABLE events; --"
+    hostile = hostile_log(entries, policies_too=True)
+    file = archived(tmp_path / "archive.sqlite", (injection, 1, hostile, ""), ("2025", 1, entries[:20], ""))
+
+    with open_history(file, pool=injection) as history:
+        assert [entry.payload for entry in history] == [entry.payload for entry in hostile]
+    ran = CliRunner().invoke(main, ["replay", "--from", file, "--pool", "x' OR 1=1; DROP TABLE events; --"])
+    assert ran.exit_code == 2
+    with open_history(file, pool="2025") as history:
+        assert len(list(history)) == 20

@@ -1,22 +1,26 @@
 """Nothing that a log, an answer or an engine says can reach a terminal, a page, a table or a picture but as plain text."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 from rich.text import Text
 
+import pointsman_cli
+from pointsman.contracts.access import ApiKey
 from pointsman.contracts.commands import FleetDescribed, InstanceDescribed, ScaleAnswered
 from pointsman.policies.policy_set import policy_set
 from pointsman.ports import LogEntry
-from pointsman.primitives import Epoch, InstanceId, Term
+from pointsman.primitives import Epoch, InstanceId, Tenant, Term
 from pointsman_cli import scale
 from pointsman_cli.bench.report import errors_text
 from pointsman_cli.discovery import FleetFile, FleetProcess
 from pointsman_cli.fleet import fleet_table
 from pointsman_cli.history.bundle import write_bundle
 from pointsman_cli.history.sources import Header
+from pointsman_cli.keys import keys_table
 from pointsman_cli.main import COMMANDS, main
 from pointsman_cli.tap.command import Printer
 from pointsman_cli.tap.filters import Filter
@@ -35,7 +39,7 @@ OF_A_BUNDLE: dict[str, list[str]] = {
     "usage": [],
     "export": ["{out}/again.pmlog"],
 }
-OTHERWISE = {"up", "fleet", "scale", "drain", "tenants", "keys", "tap", "calibrate", "bench", "simulate"}
+OTHERWISE = {"up", "credentials", "fleet", "scale", "drain", "tenants", "keys", "tap", "calibrate", "bench", "simulate"}
 """Tested below and in tests/integration/test_hostile_answers.py, or without any text of others."""
 
 
@@ -169,6 +173,18 @@ def test_an_address_with_brackets_is_shown_whole(capsys: pytest.CaptureFixture[s
     assert "http://[fd00::5]:8000" in capsys.readouterr().out
 
 
+def test_keys_prints_hostile_values_of_the_store_as_plain_text(capsys: pytest.CaptureFixture[str]) -> None:
+    key = ApiKey(
+        id="k", digest=bytes(32), tenant=Tenant(HOSTILE), created_at=1e13, created_by=HOSTILE, expires_at=1e13,
+        models=[HOSTILE], endpoints=[HOSTILE],
+    )  # fmt: skip
+    SafeConsole(width=2000).print(keys_table([key]))
+    output = capsys.readouterr().out
+
+    assert_harmless(output)
+    assert MARKUP in output
+
+
 def test_up_and_bench_print_hostile_answers_as_plain_text(capsys: pytest.CaptureFixture[str]) -> None:
     process = FleetProcess(name=HOSTILE, role="engine", pid=0, url="http://[fd00::5]:8000")
     fleet = FleetFile(
@@ -186,6 +202,18 @@ def test_up_and_bench_print_hostile_answers_as_plain_text(capsys: pytest.Capture
 
 
 # --- The helper ---
+
+
+def test_nothing_is_printed_past_the_helper() -> None:
+    allowed = {"terminal.py", "tap/command.py", "fleet.py"}  # the latter two print what json_text made
+    package = Path(pointsman_cli.__file__).parent
+    printing = {
+        str(file.relative_to(package))
+        for file in package.rglob("*.py")
+        if re.search(r"(?<![.\w])print\(|click\.s?echo\(|(?<!Safe)Console\(", file.read_text())
+    }
+
+    assert {name for name in printing if not name.startswith("vllm_cpu/")} == allowed
 
 
 def test_a_string_a_cell_and_a_text_are_one_line_each(capsys: pytest.CaptureFixture[str]) -> None:

@@ -40,6 +40,7 @@ from pointsman_cli.main import main
 from pointsman_cli.usage import accounting
 from pointsman_cli.usage.accounting import Group, TooManyGroupsError, Usage, UsageAccount
 from tests.support.events import joined
+from tests.support.headless import write_headless
 from tests.support.hostile import FORMULA, assert_harmless
 from tests.support.recorded_log import RecordedFleet
 from tests.support.served_log import ServedLog
@@ -198,12 +199,13 @@ def test_days_are_utc_models_are_adapters_or_the_pools_and_nobody_knows_some_ten
         arrived("a", NOON), granted("a", NOON), finished("a", NOON + DAY),
         arrived("b", NOON, adapter="poet"), granted("b", NOON), finished("b", NOON),
         granted("c", NOON), finished("c", NOON),
+        granted("d", NOON, tenant="blind", adapter="poet"), finished("d", NOON),
         by=accounting.DIMENSIONS,
     )  # fmt: skip
 
     noon = datetime.fromtimestamp(NOON, UTC).date()
     assert [(group.tenant, group.model, (group.day - noon).days) for group, _ in account.rows() if group.day] == [
-        ("", "base", 0), ("acme", "poet", 0), ("acme", "base", 1),
+        ("", "base", 0), ("acme", "poet", 0), ("blind", "poet", 0), ("acme", "base", 1),
     ]  # fmt: skip
     assert account.unattributed == 1
 
@@ -312,3 +314,29 @@ def test_what_cannot_be_is_refused(wrong: tuple[str, ...], tmp_path: Path) -> No
     write_bundle(tmp_path / "log.pmlog", Header(), log_of(arrived("r", 1)))
 
     assert CliRunner().invoke(main, ["usage", "--from", str(tmp_path / "log.pmlog"), *wrong]).exit_code == 2
+
+
+def test_a_log_that_lost_its_beginning_counts_its_requests_in_flight_by_the_checkpoint(tmp_path: Path) -> None:
+    served = ServedLog(requests=120)
+    entries = served.entries
+    gone = len(entries) // 2
+    whole = tmp_path / "whole.pmlog"
+    write_bundle(whole, Header(pool="default", last=entries[-1].sequence), entries)
+    headless = write_headless(
+        tmp_path / "headless.pmlog",
+        entries,
+        gone,
+        settings=served.state.settings,
+        checkpoint=(gone + 1, served.policies),
+    )
+
+    ours, theirs = report("--from", str(headless)), report("--from", str(whole), "--since", str(gone + 2))
+
+    assert ours["beginning"].endswith("with a checkpoint of what was known then")
+    assert ours["unattributed"] == 0
+    assert ours["total"]["finished"] > 30
+    counts = ("requests", "finished", "computed_tokens", "cached_tokens", "output_tokens")
+    assert [[row[name] for name in ("tenant", *counts)] for row in ours["rows"]] == [
+        [row[name] for name in ("tenant", *counts)] for row in theirs["rows"]
+    ]
+    assert ours["total"]["engine_seconds"] == pytest.approx(theirs["total"]["engine_seconds"], rel=0.02)

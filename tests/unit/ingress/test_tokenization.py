@@ -33,7 +33,7 @@ async def tokenizer() -> AsyncIterator[PromptTokenizer]:
             clock=ScaledClock(),
         )
         yield made
-        made.close()
+        made.work.close()
 
 
 async def of_chat(tokenizer: PromptTokenizer, *messages: dict[str, Any], **fields: Any) -> PromptTokens:

@@ -36,7 +36,7 @@ def failed(request: str, instance: str) -> LogEntry:
 
 
 def test_the_documented_configuration_is_the_one_that_is_tested() -> None:
-    servers = [("ingress", "127.0.0.1:8080"), ("ingress-2", "127.0.0.1:8081")]
+    servers = [("ingress", "10.0.0.1:8080", 8081), ("ingress-2", "10.0.0.2:8080", 8081)]
 
     assert f"```haproxy\n{haproxy_config(':8000', servers)}```" in (ROOT / "docs/operations.md").read_text()
 

@@ -8,13 +8,13 @@ import pytest
 from typing_extensions import override
 
 from pointsman.adapters.clocks import ScaledClock, engine_time_of
-from pointsman.contracts.access import ApiKey, KeyAction, decode_key, name_of_key
+from pointsman.contracts.access import ApiKey, KeyAction, decode_key, name_of_key, secret_proof
 from pointsman.contracts.commands import ChangeApiKey
 from pointsman.ports import StoreUnavailableError
 from pointsman.primitives import EngineSeconds
 from pointsman_lab.memory.stores import MemoryKeyValueStore
 from pointsman_scheduler.api_keys import ApiKeyWriter, KeyRefusedError
-from tests.support.api_keys import api_key, put_key
+from tests.support.api_keys import SECRET, api_key, put_key
 
 NOW = 1_800_000_000.0
 
@@ -29,10 +29,12 @@ class World:
     def __init__(self) -> None:
         self.available = True
         self.store = MemoryKeyValueStore(lambda: self.available)
-        self.writer = ApiKeyWriter(self.store, FixedClock(20.0))
+        self.writer = ApiKeyWriter(self.store, FixedClock(20.0), SECRET)
 
-    async def change(self, action: KeyAction, key: ApiKey, by: str = "alice") -> ApiKey | None:
-        return await self.writer.change(ChangeApiKey(action=action, key=key), by)
+    async def change(self, action: KeyAction, key: ApiKey, by: str = "alice", secret: str = SECRET) -> ApiKey | None:
+        return await self.writer.change(
+            ChangeApiKey(action=action, key=key, secret_proof=secret_proof(secret, key.id)), by
+        )
 
     async def refusal(self, action: KeyAction, key: ApiKey) -> str:
         before = [value.value for value in (await self.store.read()).values]
@@ -86,6 +88,17 @@ async def test_a_key_that_makes_no_sense_is_refused(fields: dict[str, Any], reas
     key = msgspec.structs.replace(api_key("k1", "acme"), **fields)
 
     assert reason in await World().refusal("create", key)
+
+
+async def test_a_key_that_was_hashed_with_another_secret_is_refused() -> None:
+    world, key = World(), api_key("k1", "acme")
+    with pytest.raises(KeyRefusedError, match="different secrets"):
+        await world.change("create", key, secret="another")
+    with pytest.raises(KeyRefusedError, match="different secrets"):
+        await world.writer.change(ChangeApiKey(action="create", key=key), "alice")
+    await world.change("create", key)
+
+    assert await world.change("revoke", key, secret="another") is not None
 
 
 async def test_a_taken_id_is_refused_and_an_unknown_one_cannot_be_changed() -> None:

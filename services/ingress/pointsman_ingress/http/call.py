@@ -15,7 +15,8 @@ from pointsman_ingress.http.errors import ApiError, ErrorShape, Header, body_too
 from pointsman_ingress.http.request_headers import Headers, header_text
 
 BODY_WALL_SECONDS: WallSeconds = WallSeconds(30.0)
-UNFINISHED_BODIES_BYTES_MAX = 256 * 1024 * 1024  # bodies in one message do not count
+BODIES_BYTES_MAX = 512 * 1024 * 1024
+FREE_BYTES_MAX = 64 * 1024
 ID_BITS = 96
 JSON = "application/json"
 
@@ -35,17 +36,49 @@ class RequestIds:
 
 
 class BodyBudget:
-    def __init__(self, bytes_max: int = UNFINISHED_BODIES_BYTES_MAX) -> None:
-        self._bytes_left = bytes_max
+    """Bytes of the bodies that are read or held for retries; small ones do not count. Each owner (a tenant, else a
+    client's address) has half of them at most."""
 
-    def take(self, size: int) -> None:
+    def __init__(self, bytes_max: int = BODIES_BYTES_MAX) -> None:
+        self._bytes_left = bytes_max
+        self._share = bytes_max // 2
+        self._held: dict[str, int] = {}
+
+    def take(self, owner: str, size: int) -> None:
         """Raises ApiError (503)."""
-        if size > self._bytes_left:
+        held = self._held.get(owner, 0) + size
+        if size > self._bytes_left or held > self._share:
             raise too_many_bodies()
         self._bytes_left -= size
+        self._held[owner] = held
 
-    def give_back(self, size: int) -> None:
+    def give_back(self, owner: str, size: int) -> None:
         self._bytes_left += size
+        self._held[owner] -= size
+        if not self._held[owner]:
+            del self._held[owner]
+
+
+class BodyLoan:
+    """What one request has taken of the budget."""
+
+    def __init__(self, budget: BodyBudget, owner: str) -> None:
+        self._budget = budget
+        self._owner = owner
+        self._size = 0
+        self._taken = 0
+
+    def add(self, size: int) -> None:
+        """Raises ApiError (503)."""
+        self._size += size
+        if self._size > FREE_BYTES_MAX:
+            self._budget.take(self._owner, self._size - self._taken)
+            self._taken = self._size
+
+    def end(self) -> None:
+        if self._taken:
+            self._budget.give_back(self._owner, self._taken)
+            self._taken = 0
 
 
 class HttpExchange:
@@ -72,14 +105,14 @@ class HttpExchange:
         self._streaming = False
         self._send = send
 
-    async def read_body(self, receive: Receive, budget: BodyBudget, *, bytes_max: int) -> bytes:
+    async def read_body(self, receive: Receive, loan: BodyLoan, *, bytes_max: int) -> bytes:
         """Raises ApiError (413, 408, 503) and ClientGoneError."""
         announced = self.headers.get(b"content-length", b"")
         if announced.isdigit() and int(announced) > bytes_max:
             raise body_too_large(bytes_max)
         try:
             async with asyncio.timeout(float(BODY_WALL_SECONDS)):
-                body = await _body(receive, budget, bytes_max)
+                body = await _body(receive, loan, bytes_max)
         except TimeoutError as error:
             raise body_too_slow() from error
         self.request_bytes = len(body)
@@ -130,25 +163,16 @@ class HttpExchange:
             self.first_byte_at_wall = self._clock.wall()
 
 
-async def _body(receive: Receive, budget: BodyBudget, bytes_max: int) -> bytes:
-    part, more = await _part(receive)
-    if len(part) > bytes_max:
-        raise body_too_large(bytes_max)
-    if not more:
-        return part
-    parts, size = [part], len(part)
-    budget.take(size)
-    try:
-        while more:
-            part, more = await _part(receive)
-            if size + len(part) > bytes_max:
-                raise body_too_large(bytes_max)
-            budget.take(len(part))
-            size += len(part)
-            parts.append(part)
-        return b"".join(parts)
-    finally:
-        budget.give_back(size)
+async def _body(receive: Receive, loan: BodyLoan, bytes_max: int) -> bytes:
+    parts, size, more = [], 0, True
+    while more:
+        part, more = await _part(receive)
+        size += len(part)
+        if size > bytes_max:
+            raise body_too_large(bytes_max)
+        loan.add(len(part))
+        parts.append(part)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 async def _part(receive: Receive) -> tuple[bytes, bool]:

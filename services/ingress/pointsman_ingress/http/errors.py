@@ -114,7 +114,9 @@ credentials_unread = _Kind(
     503, "credentials_unread", "Credentials cannot be checked yet. Ask again later.", retry_after=1.0
 )
 post_only = _Kind(405, "method_not_allowed", "This path takes POST only.", ((b"allow", b"POST"),))
+not_json = _Kind(415, "unsupported_media_type", "The body must be JSON, and the content-type application/json.")
 nested_too_deeply = _Kind(400, "malformed_body", "The body is nested too deeply.")
+too_complex = _Kind(400, "body_too_complex", "The body has too many lists, objects or entries.")
 body_too_slow = _Kind(408, "request_timeout", "The body did not arrive in time.")
 request_timeout = _Kind(408, "request_timeout", "The request took too long and was given up.", (NO_RETRY_HEADER,))
 internal_error = _Kind(500, "internal_error", "The gateway made a mistake; it has been logged.")
@@ -167,6 +169,14 @@ def context_too_long(prompt_tokens: Tokens, output_tokens: Tokens, model_len: To
     return bad_request(
         f"This model's maximum context length is {model_len} tokens; the prompt has {prompt_tokens} and {output_tokens} "
         "more were asked for. Shorten the prompt or ask for less.",
+        param=param,
+        code="context_length_exceeded",
+    )
+
+
+def prompt_too_long(tokens_min: Tokens, model_len: Tokens, *, param: str) -> ApiError:
+    return bad_request(
+        f"This model's maximum context length is {model_len} tokens; the prompt has more than {tokens_min}. Shorten it.",
         param=param,
         code="context_length_exceeded",
     )

@@ -1,5 +1,6 @@
 """Multipart forms of the audio endpoints: parses the few fields that routing needs, within bounds."""
 
+import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,8 @@ from pointsman_ingress.http.errors import bad_request
 
 if TYPE_CHECKING:
     from python_multipart.multipart import MultipartCallbacks
+
+logging.getLogger("python_multipart").setLevel(logging.CRITICAL)  # it warns of each malformed form
 
 PARTS_MAX = 64
 FIELD_BYTES_MAX = 1024

@@ -11,12 +11,14 @@ from pointsman.primitives import Tokens
 from pointsman_ingress.http.errors import bad_request
 from pointsman_ingress.prompt.audio_form import read_form
 from pointsman_ingress.prompt.content_parts import ChatForm, Message, first_unsupported, texts
+from pointsman_ingress.prompt.json_form import ENTRIES_MAX, TOKEN_IDS_MAX, check_form
 
 COMPLETION_OUTPUT_TOKENS = 16  # OpenAI's default
 AUDIO_BYTES_A_TOKEN = 500  # Whisper: 50 tokens/s; 16 kB/s as MP3, 32 kB/s as WAV
 AUDIO_BYTES_A_WORD = 4000  # per output token: four a second
 PAIRS_TOKENS_MAX: Tokens = 2**31  # bounds query length times documents, for the log
 SALT_LENGTH_MAX = 1024
+PROMPTS_MAX = 2048
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +205,7 @@ def parse_chat(body: bytes) -> ParsedRequest:
 
 
 def parse_completion(body: bytes) -> ParsedRequest:
-    fields = decoded(_completion_body, body)
+    fields = decoded(_completion_body, body, entries_max=TOKEN_IDS_MAX)
     prompt = _completion_prompt(fields)
     output_tokens = positive(fields.max_tokens, "max_tokens")
     echoes = fields.echo is True and fields.logprobs is not None
@@ -213,7 +215,7 @@ def parse_completion(body: bytes) -> ParsedRequest:
 
 
 def parse_embeddings(body: bytes) -> ParsedRequest:
-    fields = decoded(_embeddings_body, body)
+    fields = decoded(_embeddings_body, body, entries_max=TOKEN_IDS_MAX)
     given = fields.messages or fields.input
     if not given:
         msg = "`input` must be a text, a list of texts, or token ids."
@@ -222,7 +224,7 @@ def parse_embeddings(body: bytes) -> ParsedRequest:
 
 
 def parse_pooled(body: bytes) -> ParsedRequest:
-    fields = decoded(_pooled_body, body)
+    fields = decoded(_pooled_body, body, entries_max=TOKEN_IDS_MAX)
     return _without_output(fields, max(1, _size(fields.messages or fields.input or fields.data)))
 
 
@@ -247,10 +249,13 @@ def parse_audio(body: bytes, content_type: bytes) -> ParsedRequest:
 
 
 def parse_model_only(body: bytes) -> ParsedRequest:
-    return replace(parsed(decoded(_any_body, body), SizedRequest(0), "", 0), output_demanded=False)
+    return replace(
+        parsed(decoded(_any_body, body, entries_max=TOKEN_IDS_MAX), SizedRequest(0), "", 0), output_demanded=False
+    )
 
 
-def decoded(decoder: msgspec.json.Decoder[B], body: bytes) -> B:
+def decoded(decoder: msgspec.json.Decoder[B], body: bytes, *, entries_max: int = ENTRIES_MAX) -> B:
+    check_form(body, entries_max=entries_max)
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
@@ -323,6 +328,9 @@ def _completion_prompt(fields: _CompletionBody) -> Prompt:
     kind = type(prompt[0])
     if kind is int:
         return TokenIds([_token_ids(prompt)])
+    if len(prompt) > PROMPTS_MAX:
+        msg = f"`prompt` must hold at most {PROMPTS_MAX} prompts."
+        raise bad_request(msg, param="prompt")
     if any(type(part) is not kind for part in prompt):
         msg = "`prompt` must not mix texts and token ids."
         raise bad_request(msg, param="prompt")

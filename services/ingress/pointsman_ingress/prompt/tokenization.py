@@ -1,24 +1,24 @@
 """Tokenizes prompts as the engine does, by the local tokenizer and chat template or an engine's `/render` or
 `/tokenize`. If all fail, tokens are guessed and marked inexact. Of a chat with images only the part before the first is
-known. Encoding costs 1 ms per 1,000 characters; long prompts run in threads."""
+known. Encoding costs 1 ms per 1,000 characters; long prompts and what comes of large bodies run in threads."""
 
 import asyncio
 from array import array
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any
+from typing import Annotated, ParamSpec, TypeVar
 
 import msgspec
 import structlog
 
 from pointsman.adapters.tokenizer import Tokenizer, UnsupportedContentError
 from pointsman.ports import Clock
-from pointsman.primitives import Epoch, InstanceId, WallSeconds
+from pointsman.primitives import Epoch, InstanceId, Tokens, WallSeconds
 from pointsman.runtime.telemetry import TOKENIZATION_SECONDS
 from pointsman.state.fleet import NO_DEMAND, Demand, Instance
 from pointsman_ingress.engine.client import EngineClient, EngineFailedError, EngineRequest, lacks_endpoint
-from pointsman_ingress.http.errors import bad_request
+from pointsman_ingress.engine.refusals import without_addresses
+from pointsman_ingress.http.errors import bad_request, prompt_too_long
 from pointsman_ingress.http.request_headers import Headers
 from pointsman_ingress.prompt.content_parts import Message, text_parts, texts
 from pointsman_ingress.prompt.openai_requests import (
@@ -30,11 +30,14 @@ from pointsman_ingress.prompt.openai_requests import (
     Texts,
     TokenIds,
 )
+from pointsman_ingress.prompt.work_threads import WorkThreads
 
 log = structlog.get_logger()
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
 TOKENIZE_PATH = "/tokenize"
-TOKENIZE_THREADS = 2
 INLINE_CHARACTERS_MAX = 512  # longer prompts go to a thread
 ENGINE_WALL_SECONDS_MAX: WallSeconds = WallSeconds(10.0)  # then the prompt is guessed
 TOKENS_BYTES_MAX = 16 * 1024 * 1024  # two million tokens
@@ -51,6 +54,11 @@ class TokenizeContext:
     headers: Headers
     request_id: str
     demand: Demand = NO_DEMAND
+    owner: str = ""
+    light: bool = False
+    """Whether the body is small enough to be worked on in the event loop."""
+    model_len: Tokens = 0
+    """0: unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +93,8 @@ class PromptTokenizer:
     engines: EngineClient
     clock: Clock
     failed: Callable[[InstanceId], None] = lambda _: None
+    work: WorkThreads = field(default_factory=WorkThreads)
     _cannot_render: set[tuple[InstanceId, Epoch, str]] = field(default_factory=set, init=False)
-
-    def __post_init__(self) -> None:
-        self._threads = ThreadPoolExecutor(TOKENIZE_THREADS, thread_name_prefix="tokenise")
 
     async def tokens(self, request: ParsedRequest, context: TokenizeContext) -> PromptTokens:
         """Raises ApiError for an invalid prompt."""
@@ -98,6 +104,8 @@ class PromptTokenizer:
         except _InvalidPromptError as error:
             msg = f"The prompt does not fit this model: {error}."
             raise bad_request(msg, param=request.prompt_field) from error
+        except PromptTooLongError as error:
+            raise prompt_too_long(error.tokens_min, context.model_len, param=request.prompt_field) from error
         finally:
             if not isinstance(request.prompt, TokenIds):
                 TOKENIZATION_SECONDS.observe(float(self.clock.wall() - started))
@@ -105,16 +113,13 @@ class PromptTokenizer:
             return replace(tokens, known=0, inexact_reason=tokens.inexact_reason or "prompt_logprobs")
         return tokens
 
-    def close(self) -> None:
-        self._threads.shutdown(wait=False, cancel_futures=True)
-
     async def _tokens(self, request: ParsedRequest, context: TokenizeContext) -> PromptTokens:
         prompt = self._for_template(request.prompt)
         match prompt:
             case TokenIds():
                 return PromptTokens(prompt.prompts, exact=True)
             case SizedRequest():
-                return PromptTokens([[0] * prompt.tokens], exact=False, known=0, inexact_reason="not looked at")
+                return PromptTokens([range(prompt.tokens)], exact=False, known=0, inexact_reason="not looked at")
             case Embeddings():
                 return PromptTokens([[0]], exact=False, known=0, inexact_reason="prompt_embeds")
             case Chat() if prompt.template is not None:
@@ -122,10 +127,16 @@ class PromptTokenizer:
             case Chat() if prompt.unsupported:
                 return await self._text_prefix(prompt, request.model, context)
             case _:
-                prompts = await self._encoded(prompt, request.model, context)
+                try:
+                    prompts = await self._encoded(prompt, request.model, context)
+                except PromptTooLongError:
+                    if not request.truncates:
+                        raise
+                    prompts = None
         if prompts is None:
             known = 0 if request.truncates else None
-            return PromptTokens(_guesses(prompt), exact=False, known=known, inexact_reason=GUESSED)
+            guesses = await self._run(context, _guesses, prompt)
+            return PromptTokens(guesses, exact=False, known=known, inexact_reason=GUESSED)
         return PromptTokens(prompts, exact=True)
 
     def _for_template(self, prompt: Prompt) -> Prompt:
@@ -144,11 +155,13 @@ class PromptTokenizer:
         return replace(chat, system_first=None, without_thinking=False, chat_template_kwargs=arguments)
 
     async def _text_prefix(self, chat: Chat, model: str, context: TokenizeContext) -> PromptTokens:
-        variants = [
-            await self._encoded(_with_placeholder(chat, placeholder), model, context) for placeholder in PLACEHOLDERS
-        ]
+        variants = []
+        for placeholder in PLACEHOLDERS:
+            variant = await self._run(context, _with_placeholder, chat, placeholder)
+            variants.append(await self._encoded(variant, model, context))
         if not all(variants):
-            return PromptTokens(_guesses(chat), exact=False, known=0, inexact_reason=chat.unsupported)
+            guesses = await self._run(context, _guesses, chat)
+            return PromptTokens(guesses, exact=False, known=0, inexact_reason=chat.unsupported)
         (one, *_), (other, *_) = (prompts or [[]] for prompts in variants)
         known = next(
             (at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other))
@@ -160,9 +173,9 @@ class PromptTokenizer:
         if tokenizer is None:
             return await self._from_engine(prompt, model, context)
         try:
-            if prompt.length <= INLINE_CHARACTERS_MAX:
-                return _encode(tokenizer, prompt)
-            return await asyncio.get_running_loop().run_in_executor(self._threads, _encode, tokenizer, prompt)
+            if context.light and prompt.length <= INLINE_CHARACTERS_MAX:
+                return _encode(tokenizer, prompt, context.model_len)
+            return await self.work.run(context.owner, _encode, tokenizer, prompt, context.model_len)
         except UnsupportedContentError:
             return await self._from_engine(prompt, model, context)
         except ValueError as error:
@@ -178,7 +191,8 @@ class PromptTokenizer:
                     return [rendered]
                 if isinstance(prompt, Chat) and (prompt.system_first or prompt.without_thinking):
                     return None  # depends on the engine's template
-                return [await self._tokenized(engine, body, context) for body in _tokenize_bodies(prompt, model)]
+                bodies = await self._run(context, _tokenize_bodies, prompt, model)
+                return [await self._tokenized(engine, body, context) for body in bodies]
         except (EngineFailedError, TimeoutError, *_UNREADABLE) as error:
             log.warning("engine_tokenize_failed", instance=engine.id, reason=str(error) or type(error).__name__)
             if isinstance(error, TimeoutError) or (isinstance(error, EngineFailedError) and error.failure is not None):
@@ -200,12 +214,18 @@ class PromptTokenizer:
             self._cannot_render.add((engine.id, engine.epoch, path))
         return []
 
-    async def _tokenized(self, engine: Instance, body: dict[str, Any], context: TokenizeContext) -> list[int]:
-        status, answer = await self._post(engine, TOKENIZE_PATH, msgspec.json.encode(body), context)
+    async def _tokenized(self, engine: Instance, body: bytes, context: TokenizeContext) -> list[int]:
+        status, answer = await self._post(engine, TOKENIZE_PATH, body, context)
         if status != 200:
             msg = f"its status was {status}"
             raise EngineFailedError(msg)
         return msgspec.json.decode(answer, type=_Tokenized).tokens
+
+    async def _run(self, context: TokenizeContext, work: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
+        """Its time grows with the body."""
+        if context.light:
+            return work(*arguments, **named)
+        return await self.work.run(context.owner, work, *arguments, **named)
 
     async def _post(self, engine: Instance, path: str, body: bytes, context: TokenizeContext) -> tuple[int, bytes]:
         """Raises EngineFailedError and _InvalidPromptError."""
@@ -232,8 +252,17 @@ class _InvalidPromptError(Exception):
     """The prompt is invalid."""
 
 
-def _encode(tokenizer: Tokenizer, prompt: Texts | Chat) -> list[list[int]]:
+class PromptTooLongError(Exception):
+    def __init__(self, tokens_min: Tokens) -> None:
+        super().__init__()
+        self.tokens_min = tokens_min
+
+
+def _encode(tokenizer: Tokenizer, prompt: Texts | Chat, model_len: Tokens) -> list[list[int]]:
+    """Raises PromptTooLongError for texts that exceed the context even in the longest tokens."""
     if isinstance(prompt, Texts):
+        for text in prompt.prompts:
+            _check_text(text, tokenizer, model_len)
         return [tokenizer.encode(text, add_special_tokens=prompt.add_special_tokens) for text in prompt.prompts]
     text = tokenizer.render_chat(
         prompt.messages,
@@ -242,14 +271,23 @@ def _encode(tokenizer: Tokenizer, prompt: Texts | Chat) -> list[list[int]]:
         continue_final_message=prompt.continue_final_message,
         chat_template_kwargs=prompt.chat_template_kwargs,
     )
+    _check_text(text, tokenizer, model_len)
     return [tokenizer.encode(text, add_special_tokens=prompt.add_special_tokens)]
 
 
-def _tokenize_bodies(prompt: Texts | Chat, model: str) -> list[dict[str, Any]]:
+def _check_text(text: str, tokenizer: Tokenizer, model_len: Tokens) -> None:
+    tokens_min = tokenizer.tokens_min(text) if model_len else 0
+    if tokens_min > model_len:
+        raise PromptTooLongError(tokens_min)
+
+
+def _tokenize_bodies(prompt: Texts | Chat, model: str) -> list[bytes]:
     named = {"model": model} if model else {}
     if isinstance(prompt, Texts):
         special = prompt.add_special_tokens
-        return [{**named, "prompt": text, "add_special_tokens": special} for text in prompt.prompts]
+        return [
+            msgspec.json.encode({**named, "prompt": text, "add_special_tokens": special}) for text in prompt.prompts
+        ]
     body = {
         **named,
         "messages": [_with_reasoning(message) for message in prompt.messages],
@@ -260,7 +298,7 @@ def _tokenize_bodies(prompt: Texts | Chat, model: str) -> list[dict[str, Any]]:
         "chat_template_kwargs": prompt.chat_template_kwargs,
         "add_special_tokens": prompt.add_special_tokens,
     }
-    return [{name: value for name, value in body.items() if value is not None}]
+    return [msgspec.json.encode({name: value for name, value in body.items() if value is not None})]
 
 
 def _with_reasoning(message: Message) -> Message:
@@ -299,7 +337,9 @@ def _error_message(body: bytes) -> str:
         message = error.get("message") or error.get("detail")
     except (*_UNREADABLE, AttributeError):
         message = None
-    return (message if isinstance(message, str) and message else "the engine does not say why")[:500].rstrip(".")
+    return without_addresses(message if isinstance(message, str) and message else "the engine does not say why").rstrip(
+        "."
+    )
 
 
 def _guesses(prompt: Texts | Chat) -> list[list[int]]:

@@ -1,6 +1,7 @@
 """Values in the key-value bucket POINTSMAN_ACCESS. Readers use one API call (MSG.GET): one request per poll while nothing
 changes."""
 
+import asyncio
 from collections.abc import AsyncIterator
 
 from typing_extensions import override
@@ -12,6 +13,9 @@ from pointsman.primitives import WallSeconds
 
 ACCESS_BUCKET = "POINTSMAN_ACCESS"
 POLL_WALL_SECONDS: WallSeconds = WallSeconds(0.5)
+READERS_MAX = 32
+"""Requests at a time while many values are read."""
+READ_AHEAD_MIN = 16
 
 
 class JetStreamKeyValue(KeyValueStore):
@@ -44,8 +48,8 @@ class JetStreamKeyValue(KeyValueStore):
 
     @override
     async def read(self) -> ValuesRead:
-        found = await self._read_from(1)
-        return ValuesRead([self._value(f) for f in found], whole=True, exists=bool(found))
+        found = await self._read_from(1, await self._bucket.last(self._prefix + ">"))
+        return ValuesRead(self._newest(found), whole=True, exists=bool(found))
 
     @override
     async def follow(self) -> AsyncIterator[ValuesRead]:
@@ -57,21 +61,34 @@ class JetStreamKeyValue(KeyValueStore):
                 if not begun or last != newest:
                     # While `newest` is still there, the bucket is the same one and only later messages are new.
                     same = newest is not None and await self._bucket.next(newest.subject, newest.sequence) == newest
-                    found = await self._read_from(newest.sequence + 1 if newest is not None and same else 1)
+                    found = await self._read_from(newest.sequence + 1 if newest is not None and same else 1, last)
                     newest, begun = (found[-1] if found else newest if same else None), True
                     exists = last is not None
-                    yield ValuesRead([self._value(f) for f in found], whole=not same, exists=exists)
+                    yield ValuesRead(self._newest(found), whole=not same, exists=exists)
             except StoreUnavailableError:
                 pass
             await self._clock.sleep_wall(POLL_WALL_SECONDS)
 
-    async def _read_from(self, start: int) -> list[Found]:
-        """In the order of writing. A value that is overwritten meanwhile comes once, with its newer revision."""
+    async def _read_from(self, start: int, last: Found | None) -> list[Found]:
+        """In the order of writing. What is written meanwhile is beyond `last` and comes after all others."""
+        end = last.sequence + 1 if last is not None else start
+        step = max(READ_AHEAD_MIN, -(-(end - start) // READERS_MAX))
+        parts = [self._read_between(at, min(at + step, end)) for at in range(start, end, step)]
+        found = [one for part in await asyncio.gather(*parts) for one in part]
+        return found + await self._read_between(end, None)
+
+    async def _read_between(self, start: int, end: int | None) -> list[Found]:
         found: list[Found] = []
         while (one := await self._bucket.next(self._prefix + ">", start)) is not None:
+            if end is not None and one.sequence >= end:
+                break
             found.append(one)
             start = one.sequence + 1
         return found
+
+    def _newest(self, found: list[Found]) -> list[StoredValue]:
+        """Once for each key: one that is written while it is read is found twice."""
+        return [self._value(one) for one in {one.subject: one for one in found}.values()]
 
     def _value(self, found: Found) -> StoredValue:
         return StoredValue(found.subject.removeprefix(self._prefix), found.payload, found.sequence)

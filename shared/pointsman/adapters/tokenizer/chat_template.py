@@ -37,6 +37,8 @@ TOOL_FIELDS = ("name", "description", "parameters", "strict", "defer_loading")
 CALL_FIELDS = ("id", "function", "type")
 CALLED_FIELDS = ("arguments", "name")
 """Fields of a tool call in the order in which templates print them."""
+ARGUMENT_MARKS_MAX = 200_000
+"""Parsed without releasing the GIL, in some 50 ms."""
 CONTINUE_MARK = "CONTINUE_FINAL_MESSAGE_TAG "
 """As in transformers; the trailing space shows whether the template trims."""
 
@@ -216,6 +218,9 @@ def _template_tool_call(call: Any) -> dict[str, Any]:
 
 def _arguments(arguments: Any) -> dict[str, Any]:
     if isinstance(arguments, str):
+        if sum(map(arguments.count, "[{,")) > ARGUMENT_MARKS_MAX:
+            msg = "the arguments of a tool call have too many lists, objects or entries"
+            raise ChatTemplateError(msg)
         try:
             arguments = json.loads(arguments)
         except json.JSONDecodeError:

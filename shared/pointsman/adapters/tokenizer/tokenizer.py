@@ -46,6 +46,8 @@ class Tokenizer:
         self._tool_template = tool_template or chat_template
         self._cache = PrefixCache(backend, cached_tokens_max=cached_tokens_max)
         self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
+        self._longest_token = max(1, *map(len, backend.get_vocab(with_added_tokens=True)))
+        self._counts_bytes = '"ByteLevel"' in backend.to_str()
 
     @classmethod
     def load(cls, directory: Path, *, cached_tokens_max: int = CACHED_TOKENS_MAX) -> Self:
@@ -96,6 +98,10 @@ class Tokenizer:
         """Special tokens in the text are recognised, as in the engine. Releases the GIL."""
         ids = self._cache.encode(text)
         return [*self._before, *ids, *self._after] if add_special_tokens else ids
+
+    def tokens_min(self, text: str) -> int:
+        """Number of tokens if all were the longest; without encoding."""
+        return (len(text.encode(errors="replace")) if self._counts_bytes else len(text)) // self._longest_token
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         return self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)

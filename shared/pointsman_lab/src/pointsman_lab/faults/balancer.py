@@ -62,8 +62,9 @@ global
 """
 
 
-def haproxy_config(bind: str, servers: Sequence[tuple[str, str]]) -> str:
-    lines = "\n".join(f"    server {name} {address}" for name, address in servers)
+def haproxy_config(bind: str, servers: Sequence[tuple[str, str, int]]) -> str:
+    """`servers`: name, address, and port of the health check."""
+    lines = "\n".join(f"    server {name} {address} port {port}" for name, address, port in servers)
     return CONFIG.format(bind=bind, servers=lines)
 
 
@@ -123,7 +124,7 @@ async def run_haproxy(ingresses: Sequence[FleetProcess]) -> AsyncIterator[Balanc
     if program is None:
         msg = "there is no haproxy here; install it (Debian: apt-get install haproxy)"
         raise NoBalancerError(msg)
-    servers = [(ingress.name, urlsplit(ingress.url).netloc) for ingress in ingresses]
+    servers = [(each.name, urlsplit(each.url).netloc, urlsplit(each.probes).port or 0) for each in ingresses]
     with tempfile.TemporaryDirectory(prefix="pm-haproxy-") as place:
         bind = f"{LOOPBACK}:{free_ports(1)[0]}"
         balancer = Balancer(f"http://{bind}", Path(place) / "stats")

@@ -195,7 +195,7 @@ class Injector:
                 continue
             path = "/health" if process.role == "engine" else "/readyz"
             try:
-                status, body = await http_get(process.url + path, timeout=ASK_SECONDS_MAX)
+                status, body = await http_get(process.probes + path, timeout=ASK_SECONDS_MAX)
             except NoAnswerError:
                 return False
             if status != READY or missing_parts(body):

@@ -1,4 +1,5 @@
-"""Clients of several tenants: each sends at a fixed rate, whatever becomes of its requests, over all ingresses in turn."""
+"""Clients of several tenants: each sends at its rate, whatever becomes of its requests, over all ingresses in turn. The
+same seed gives the same times in every run, and other prompts."""
 
 import asyncio
 import itertools
@@ -14,7 +15,7 @@ import msgspec
 from pointsman.primitives import Tokens
 
 VOCABULARY = 30_000
-PREFIX_BLOCK = 64
+JITTER = 0.4
 ANSWER_SECONDS_MAX = 120.0
 OPEN_MAX = 4_000
 TENANT_HEADER = "x-llm-d-inference-fairness-id"
@@ -60,9 +61,9 @@ class TenantClients:
         async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session, asyncio.TaskGroup() as tasks:
             sending = {
                 one: tasks.create_task(
-                    self._send(session, one, seconds, random.Random(f"{self.seed}-{number}-{first}"))
+                    self._send(session, one, seconds, random.Random(f"{self.seed} {one.tenant} {first}"))
                 )
-                for number, one in enumerate(traffic)
+                for one in traffic
             }
             await asyncio.wait([task for one, task in sending.items() if not one.hangs_up])
             for one, task in sending.items():
@@ -73,13 +74,18 @@ class TenantClients:
     async def _send(
         self, session: aiohttp.ClientSession, traffic: Traffic, seconds: float, chance: random.Random
     ) -> None:
-        urls, began = itertools.cycle(self.urls), time.monotonic()
+        urls, began, times = (
+            itertools.cycle(self.urls),
+            time.monotonic(),
+            random.Random(f"{self.seed} {traffic.tenant}"),
+        )
         prefix = random.Random(traffic.tenant).choices(range(VOCABULARY), k=traffic.shared_tokens)
-        offset = chance.random() / traffic.rate
         async with asyncio.TaskGroup() as requests:
             waiting: set[asyncio.Task[None]] = set()
-            for number in range(round(seconds * traffic.rate)):
-                await asyncio.sleep(max(0.0, began + offset + number / traffic.rate - time.monotonic()))
+            at = times.random() / traffic.rate
+            while at < seconds:
+                await asyncio.sleep(max(0.0, began + at - time.monotonic()))
+                at += times.uniform(1 - JITTER, 1 + JITTER) / traffic.rate
                 if len(waiting) < OPEN_MAX:
                     own = chance.choices(range(VOCABULARY), k=traffic.prompt_tokens - traffic.shared_tokens)
                     task = requests.create_task(self._ask(session, next(urls), traffic, prefix + own))

@@ -1,0 +1,24 @@
+"""Memory that returns to the system. Without glibc this does nothing."""
+
+import ctypes
+import gc
+from contextlib import suppress
+
+M_MMAP_THRESHOLD, M_ARENA_MAX = -3, -8
+MAPPED_BYTES_MIN = 1024 * 1024
+ARENAS_MAX = 2
+
+
+def map_large_blocks() -> None:
+    """Blocks of MAPPED_BYTES_MIN or more are mapped each by itself and returned when freed. glibc by default raises its
+    threshold to the largest block it has freed, and then keeps the memory of large bodies."""
+    with suppress(OSError, AttributeError):
+        libc = ctypes.CDLL(None)
+        libc.mallopt(M_MMAP_THRESHOLD, MAPPED_BYTES_MIN)
+        libc.mallopt(M_ARENA_MAX, ARENAS_MAX)
+
+
+def freeze_started() -> None:
+    """What is there at the start is never collected: a full collection, which holds the GIL, skips it."""
+    gc.collect()
+    gc.freeze()
