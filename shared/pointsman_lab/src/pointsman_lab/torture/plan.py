@@ -175,7 +175,7 @@ def _any_plan(seed: int) -> Plan:
         replays=replays,
         adapters=adapters,
         overload=overload,
-        tenants=not overload and Random(f"tenants {seed}").random() < TENANTS_SHARE,
+        tenants=not overload and Random(f"limits {seed}").random() < TENANTS_SHARE,
         rebalancer_delay=delay,
         engine=EngineShape(
             block_size=block_size,
