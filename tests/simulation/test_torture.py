@@ -82,6 +82,8 @@ def test_the_system_keeps_its_promises_under_faults(first: int) -> None:
         ("InstanceUndrained", 5),
         ("WritesLost", 5),
         ("unreadable", 5),
+        ("TenantPoliciesSet", 8),
+        ("RequestRejected rate_limited", 10),
     ],
     ids=lambda kinds: kinds[0],
 )

@@ -46,7 +46,7 @@ OUTLIER_SETTINGS: tuple[tuple[str, ...], ...] = (
 ADAPTER_SHARE = 0.3
 ADAPTER = "torture-lora"
 TENANTS = ("acme", "beta", "gamma")
-TENANTS_SHARE = 0.4
+TENANTS_SHARE = 0.2
 OVERLOAD_SHARE = 0.35
 OVERLOAD_REQUESTS = 60
 OVERLOAD_OBJECTIVES_MS = (50, 100, 200, 400)
@@ -175,7 +175,7 @@ def _any_plan(seed: int) -> Plan:
         replays=replays,
         adapters=adapters,
         overload=overload,
-        tenants=Random(f"tenants {seed}").random() < TENANTS_SHARE,
+        tenants=not overload and Random(f"limits {seed}").random() < TENANTS_SHARE,
         rebalancer_delay=delay,
         engine=EngineShape(
             block_size=block_size,
