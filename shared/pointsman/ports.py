@@ -43,6 +43,10 @@ class ProviderError(Exception):
 class NoResponderError(Exception): ...
 
 
+class ForbiddenError(NoResponderError):
+    """The credentials do not allow the subject."""
+
+
 class CommandTimeoutError(Exception):
     """The command may have had its effect."""
 
@@ -62,6 +66,11 @@ class LogEntry(msgspec.Struct, frozen=True):
             return cls(sequence, subject, payload, decode_event(payload, subject))
         except UndecodableError as error:
             return cls(sequence, subject, payload, None, str(error))
+
+    @classmethod
+    def foreign(cls, sequence: Sequence, subject: str) -> "LogEntry":
+        """A message that no writer of this log put there. Without its payload, so that nobody ever decodes it."""
+        return cls(sequence, subject, b"", None, "not of this pool")
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +102,7 @@ class Fence:
 
 
 class EventLog(Protocol):
-    """A pool's log: durable, ordered, readable from any position. Appends with equal message ids
+    """A pool's log: durable, ordered, readable from any position. Appends of one process with equal message ids
     (`contracts.subjects.message_id`) are one event."""
 
     async def append(self, event: LogEvent) -> Sequence:

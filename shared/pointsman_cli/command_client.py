@@ -13,10 +13,10 @@ from pointsman.contracts.codec import AnyCommand
 from pointsman.contracts.commands import Command, DescribeFleet, FleetDescribed
 from pointsman.contracts.permissions import BusRole, BusUser
 from pointsman.contracts.subjects import fleet_view_subject
-from pointsman.ports import Commands, CommandTimeoutError, Link, LogUnavailableError, NoResponderError
+from pointsman.ports import Commands, CommandTimeoutError, ForbiddenError, Link, LogUnavailableError, NoResponderError
 from pointsman.primitives import PoolName, WallSeconds
 from pointsman.runtime.health import HealthBoard
-from pointsman.runtime.log_connection import open_link
+from pointsman.runtime.log_connection import NATS_PART, open_link
 from pointsman.runtime.settings import FleetSettings
 from pointsman.runtime.telemetry import configure_logging
 from pointsman_cli.terminal import one_line, print_line
@@ -43,12 +43,12 @@ async def connected_link(
 ) -> AsyncIterator[Link]:
     """A link to the fleet's nats-server that writes nothing into the log. Raises `error`."""
     configure_logging("error", "text")
-    user = person(settings)
-    async with open_link(settings, ScaledClock(settings.speed), HealthBoard(), name=name, user=user) as link:
+    user, board = person(settings), HealthBoard()
+    async with open_link(settings, ScaledClock(settings.speed), board, name=name, user=user) as link:
         deadline = time.monotonic() + CONNECT_SECONDS_MAX
         while not link.commands.connected:
             if time.monotonic() > deadline:
-                msg = f"no nats-server answers at {settings.nats_shown}; name the fleet with --from"
+                msg = f"no connection to {settings.nats_shown}: {board.missing_parts.get(NATS_PART)}; name the fleet with --from"
                 raise error(msg)
             await asyncio.sleep(POLL_SECONDS)
         yield link
@@ -65,6 +65,8 @@ async def ask(commands: Commands, subject: str, command: AnyCommand, answer: typ
     """Returns the reply. `absent`: message if nothing serves the command. Raises NoAnswerError."""
     try:
         answered = await commands.request(subject, command, timeout=WallSeconds(ANSWER_SECONDS))
+    except ForbiddenError as error:
+        raise NoAnswerError(str(error)) from error
     except NoResponderError as error:
         raise NoAnswerError(absent) from error
     except (CommandTimeoutError, LogUnavailableError) as error:

@@ -9,6 +9,7 @@ from pointsman.contracts.subjects import REQUEST_ID_PATTERN, valid_name
 from pointsman.primitives import PoolName
 from pointsman.runtime.bus_users import USERS_FILE, Credentials, valid_operator
 from pointsman_cli.options import CONTEXT
+from pointsman_cli.terminal import print_line
 
 DEFAULT_POOL = PoolName("default")
 
@@ -63,8 +64,8 @@ def credentials_command(
         raise click.ClickException(msg) from error
     for user in after:
         if user not in before:
-            print(f"made {credentials.file(user)}")
-    print(f"{len(after)} users in {directory / USERS_FILE}, for nats-server to include")
+            print_line(f"made {credentials.file(user)}")
+    print_line(f"{len(after)} users in {directory / USERS_FILE}, for nats-server to include")
 
 
 def _worker(text: str, pools: list[PoolName]) -> BusUser:

@@ -59,7 +59,7 @@ def tenants_command() -> None:
 @json_switch
 def show_command(place: str | None, pool: str | None, as_json: bool) -> None:
     """Show the policies in force, and what each tenant has used of its limits."""
-    described = _run(place, pool, _described)
+    described = _run(place, pool, _described, acts=False)
     print_json(described) if as_json else show(described)
 
 
@@ -126,8 +126,14 @@ def with_values(policies: TenantPolicies, tenant: str, values: dict[str, str]) -
     return msgspec.structs.replace(policies, tenants={**policies.tenants, name: changed})
 
 
-def _run(place: str | None, pool: str | None, ask_leader: Callable[[Commands, FleetSettings], Awaitable[T]]) -> T:
-    settings = fleet_settings(place, pool, acts=True)
+def _run(
+    place: str | None,
+    pool: str | None,
+    ask_leader: Callable[[Commands, FleetSettings], Awaitable[T]],
+    *,
+    acts: bool = True,
+) -> T:
+    settings = fleet_settings(place, pool, acts=acts)
 
     async def connected() -> T:
         async with connected_link(settings, name="tenants") as link:
@@ -210,7 +216,7 @@ def _add_row(shown: Table, name: str, policy: TenantPolicy, use: TenantDescribed
 
 
 def _left(limit: RateLimit | None, rate: float) -> str:
-    return f"{limit.remaining:,} / {_limit(rate)}" if limit is not None and rate else _limit(rate)
+    return f"{min(limit.remaining, limit.limit):,} / {_limit(rate)}" if limit is not None and rate else _limit(rate)
 
 
 def _limit(value: float) -> str:

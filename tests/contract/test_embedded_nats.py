@@ -1,12 +1,15 @@
 """The embedded nats-server starts, says clearly why it does not, and stops."""
 
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
 from pointsman.adapters.jetstream.connection import SERVER_VERSION_MIN
+from pointsman.primitives import PoolName
+from pointsman.runtime.bus_users import Credentials
 from pointsman.runtime.embedded_nats import NatsStartError, nats_server_binary
 from pointsman.runtime.embedded_nats import nats_server_version as version_of
 from tests.support.nats import embedded_nats
@@ -43,8 +46,10 @@ async def test_what_the_server_complains_about_is_passed_on(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("name", ["nats.conf", "cluster.conf"])
-def test_the_configurations_to_deploy_are_understood_by_the_server(name: str) -> None:
-    file = Path(__file__).parents[2] / "deploy" / "nats" / name
+def test_the_configurations_to_deploy_are_understood_by_the_server(name: str, tmp_path: Path) -> None:
+    Credentials(tmp_path).make([PoolName("default")], operators=["alice"])
+    file = tmp_path / name
+    shutil.copy(Path(__file__).parents[2] / "deploy" / "nats" / name, file)
     asked = [nats_server_binary(), "-t", "-c", str(file)]
     answer = subprocess.run(
         asked, capture_output=True, text=True, check=False, env=os.environ | {"NATS_NAME": "nats-1"}

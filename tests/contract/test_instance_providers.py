@@ -64,6 +64,31 @@ async def test_processes_are_started_once_outlive_their_provider_and_are_found_b
     assert await names(first) == []
 
 
+async def test_no_argument_and_no_engine_has_the_deployments_secret(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Everybody may read the arguments of a process."""
+    monkeypatch.setenv("POINTSMAN_ENGINE_API_KEY", "hush")
+    shown = tmp_path / "shown"
+    code = f"import os, pathlib, time; pathlib.Path({str(shown)!r}).write_text(repr(dict(os.environ))); time.sleep(60)"
+    engine = shlex.join([sys.executable, "-c", code])
+    template = InstanceTemplate(supervisor=SUPERVISOR, engine=engine, environment={"POINTSMAN_SECRET": "hush"})
+    provider = ProcessProvider(tmp_path, template)
+    try:
+        await provider.grow(1)
+        await _until_told(tmp_path, 1)
+        await eventually(lambda: shown.exists() and bool(shown.read_text()))
+        supervisor = (tmp_path / "scaled-1.lock").read_text()
+        arguments = (Path("/proc") / supervisor / "cmdline").read_text()
+    finally:
+        await stop_all(tmp_path)
+
+    assert SUPERVISOR in arguments
+    assert "hush" not in arguments
+    assert "hush" not in shown.read_text()
+    assert await names(provider) == []
+
+
 async def test_an_instance_ends_when_its_keeper_is_killed(tmp_path: Path) -> None:
     provider = ProcessProvider(tmp_path, InstanceTemplate(supervisor=SUPERVISOR, engine=SLEEPER, environment={}))
     await provider.grow(1)

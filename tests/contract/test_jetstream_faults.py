@@ -65,6 +65,9 @@ class StagedWire(Connection):
         return self.up
 
     @override
+    def on_forbidden(self, on_forbidden: Callable[[str, str], None]) -> None: ...
+
+    @override
     def publish(self, subject: str, payload: bytes, *, reply: str = "", headers: dict[str, str] | None = None) -> None:
         if not self.up:
             raise NotConnectedError

@@ -450,6 +450,7 @@ EVENTS: list[LogEvent] = [
         cache_group="team",
         priority="interactive",
     ),
+    RequestGranted(at=AT, request=RequestId("req-3"), instance=ENGINE, tenant=Tenant("t"), adapter="poet"),
 ]
 
 COMMANDS: list[AnyCommand] = [

@@ -94,6 +94,22 @@ def test_usage_is_what_the_engines_served_from_all_three_places(log: Kept) -> No
     assert [report["rows"] for report in reports[1:]] == [reports[0]["rows"]] * 2
 
 
+def test_what_a_running_fleet_has_on_disk_and_in_its_processes_is_its_owners_alone(log: Kept) -> None:
+    data = Path(log.places[0][1])
+    fleet, secret = find_fleet(data=data), (data / "secret").read_text().strip()
+
+    open_to_others = [
+        path for path in (data, *data.rglob("*")) if not path.is_symlink() and path.stat().st_mode & 0o077
+    ]
+    assert open_to_others == []
+    assert Path(log.places[2][1]).stat().st_mode & 0o777 == 0o600  # the bundle
+    for process in fleet.processes:
+        arguments = Path(f"/proc/{process.pid}/cmdline").read_text()
+        assert secret not in arguments, process.name
+    for engine in fleet.of_role("engine"):
+        assert "POINTSMAN_SECRET" not in Path(f"/proc/{engine.pid}/environ").read_text()
+
+
 def test_the_state_at_an_entry_is_the_same_from_all_three_places(log: Kept) -> None:
     states = [_json("state", "--until", str(log.last // 2), *place) for place in log.places]
 

@@ -14,7 +14,7 @@ from pointsman.adapters.clocks import ScaledClock
 from pointsman.adapters.tokenizer import Tokenizer
 from pointsman.contracts.block_keys import KEY_BYTES, KeyChain, pack_keys
 from pointsman.contracts.cache import BlocksStored, Run
-from pointsman.contracts.decisions import LeaderElected
+from pointsman.contracts.decisions import LeaderElected, RequestGranted
 from pointsman.contracts.fleet import InstanceProbed
 from pointsman.contracts.requests import (
     PrefillFinished,
@@ -655,7 +655,9 @@ async def test_who_asks_for_an_adapter_is_placed_where_it_is_also_without_a_sche
         await world.scheduler.__aexit__(None, None, None)
         async with world.post(COMPLETIONS, {**TOKENS, "model": "poet"}) as blind:
             await blind.read()
+        (granted,) = [event for event in await world.events() if isinstance(event, RequestGranted)]
 
+    assert (granted.tenant, granted.adapter) == ("anonymous", "poet")  # nothing else in the log says whose it was
     assert [(asked.adapter, asked.excluded) for asked in world.scheduler.asked] == [("poet", [])]
     assert (blind.headers["x-pointsman-instance"], blind.headers["x-pointsman-knowledge"]) == (TWO, "blind")
 

@@ -1,5 +1,6 @@
 """What tenants learn of each other and of the fleet: over HTTP, with engines and a scheduler that do as the test says."""
 
+import asyncio
 import json
 import re
 from collections.abc import AsyncIterator
@@ -7,13 +8,20 @@ from typing import Any
 
 import pytest
 
+from pointsman.adapters.clocks import ScaledClock
 from pointsman.contracts.block_keys import KeyChain, pack_keys
+from pointsman.contracts.cache import BlocksStored, Run
 from pointsman.contracts.commands import RouteRequest
+from pointsman.contracts.fleet import InstanceProbed
+from pointsman.primitives import Epoch
+from pointsman_ingress import key_probe
 from pointsman_ingress.engine.refusals import refused_by_engine
-from tests.support.events import BLOCK
+from tests.support.events import BLOCK, reported
 from tests.support.fake_engine import Behaviour
 from tests.support.ingress_world import CHAT, COMPLETIONS, HELLO, ONE, STREAM, TOKENS, TWO, World, world_with
+from tests.support.log_reading import events_in
 from tests.support.tenants import ALICE, BOB, KEYS
+from tests.support.waiting import eventually
 
 SECRET = "a secret of this deployment"
 SALTED: dict[str, dict[str, Any]] = {
@@ -106,6 +114,39 @@ async def test_without_keys_a_clients_salt_passes_as_it_is() -> None:
     assert fields["cache_salt"] == "mine"
     assert "cache_salt" not in plain
     assert asked.cache_group == ""
+
+
+@pytest.mark.parametrize("honours", [True, False])
+async def test_the_probe_finds_an_engine_that_ignores_salts(honours: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(key_probe, "EVENTS_WALL_SECONDS_MAX", 0.3)
+    async with world_with(probe=True, keys=KEYS, secret=SECRET) as world, asyncio.TaskGroup() as tasks:
+        publishing = tasks.create_task(_publish_blocks(world, honours=honours))
+        await world.log.append(reported(ONE, 0, [], at=ScaledClock().now()))
+        probed: list[InstanceProbed] = []
+
+        async def is_probed() -> bool:
+            probed[:] = [event for event in await events_in(world.log) if isinstance(event, InstanceProbed)]
+            return bool(probed)
+
+        await eventually(is_probed)
+        publishing.cancel()
+
+    assert all(received.fields["cache_salt"] for received in world.one.received)
+    assert probed[0].parity is honours
+    assert honours or "ignores `cache_salt`" in probed[0].detail
+
+
+async def _publish_blocks(world: World, *, honours: bool) -> None:
+    """A worker beside engine one: what comes in is stored."""
+    chain, seen = KeyChain(secret=SECRET.encode(), model="m", block_tokens=BLOCK), 0
+    while True:
+        for received in world.one.received[seen:]:
+            seen, fields = seen + 1, received.fields
+            chat = "".join(f"{m['role']}:{m['content']}" for m in fields.get("messages", []))
+            root = chain.root(cache_salt=fields["cache_salt"] if honours else "")
+            run = Run(pack_keys(chain.extend(root, fields.get("prompt") or list(chat.encode()))))
+            await world.log.append(BlocksStored(at=0.0, instance=ONE, epoch=Epoch(1), sequence=seen, runs=[run]))
+        await asyncio.sleep(0.01)
 
 
 # What a client is told

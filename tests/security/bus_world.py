@@ -217,17 +217,19 @@ class Attacker:
         async def on_message(message: Msg) -> None:
             self.heard.append((message.subject, message.data))
 
+        self.heard.clear()
+        self.refused.clear()
         with contextlib.suppress(nats.errors.Error):
             await self.client.subscribe(subject, queue=queue, cb=on_message)
         await self.settle()
 
     async def has_heard(self) -> bool:
-        """What the server has sent by now is delivered by a task, which comes to its turn."""
-        for _ in range(20):
-            if self.heard:
-                return True
-            await asyncio.sleep(WAIT_SECONDS / 10)
-        return False
+        """What the server has sent by now is delivered by a task, which comes to its turn, unless it was refused."""
+        for _ in range(100):
+            if self.heard or self.refused.is_set():
+                break
+            await asyncio.sleep(0.01)
+        return bool(self.heard)
 
     async def settle(self) -> None:
         with contextlib.suppress(nats.errors.Error):

@@ -150,7 +150,7 @@ def _odd_encoding(chance: Random) -> Attempt:
     path = chance.choice(list(SOUND))
     text = json.dumps(_sound(chance, path), ensure_ascii=False)
     headers: list[bytes] = []
-    match chance.randrange(9):
+    match chance.randrange(10):
         case 0:
             body = text.encode(chance.choice(["utf-16", "utf-32", "utf-16-le", "utf-7", "cp1252"]), "replace")
         case 1:

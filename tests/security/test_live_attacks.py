@@ -4,7 +4,7 @@ import asyncio
 import json
 import re
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ from tests.security.live import key_for, secrets_of
 from tests.support.fake_engine import running_engine
 from tests.support.log_reading import events_in, link_to
 from tests.support.up import RunningUp, pointsman_up
+from tests.support.waiting import eventually
 
 MEMO = [7 + number % 900 for number in range(1100)]
 ENDS = (RequestFinished, RequestFailed, RequestCancelled)
@@ -43,8 +44,25 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
         up.wait_for("Try it")
         file = find_fleet(data=up.data)
         keys = {tenant: key_for(tenant, up.data) for tenant in ("alice", "bob")}
-        yield Fleet(up, file, keys, [process.url for process in file.of_role("ingress")])
+        ingresses = [process.url for process in file.of_role("ingress")]
+        asyncio.run(admitted(ingresses, keys.values()))
+        yield Fleet(up, file, keys, ingresses)
         up.stop()
+
+
+async def admitted(ingresses: list[str], keys: Iterable[str]) -> None:
+    """Keys are effective everywhere within 5 s."""
+
+    async def everywhere() -> bool:
+        statuses = set()
+        for ingress in ingresses:
+            for key in keys:
+                async with session.get(f"{ingress}/v1/models", headers={"authorization": f"Bearer {key}"}) as answer:
+                    statuses.add(answer.status)
+        return statuses == {200}
+
+    async with aiohttp.ClientSession() as session:
+        await eventually(everywhere, seconds=5, what="each key's effect in each ingress")
 
 
 @pytest.fixture
@@ -130,7 +148,7 @@ async def test_nobody_gets_on_the_bus_without_a_credential(fleet: Fleet) -> None
     await client.close()
 
 
-@pytest.mark.parametrize("credential", ["workers/default/engine-1.nk", "reader.nk"])
+@pytest.mark.parametrize("credential", ["reader.nk", "workers/default/engine-1.nk"])
 async def test_a_stolen_credential_steals_no_prompt_and_stops_nobody(
     fleet: Fleet, http: aiohttp.ClientSession, credential: str
 ) -> None:
@@ -143,7 +161,8 @@ async def test_a_stolen_credential_steals_no_prompt_and_stops_nobody(
 
 
 async def forge(fleet: Fleet, credential: str, url: str) -> None:
-    """What an outsider would try at once: an instance of its own, one in another's name, and the fleet drained."""
+    """What an outsider would try at once: an instance of its own, one in another's name, the stolen one at another URL,
+    and the fleet drained."""
 
     async def silent(_: Exception) -> None:
         pass
@@ -171,7 +190,7 @@ async def forge(fleet: Fleet, credential: str, url: str) -> None:
         inbox_prefix="_INBOX.x",
         **fleet.credentials(credential),
     )
-    for instance in ("evil", "engine-2"):
+    for instance in ("evil", "engine-2", "engine-1"):
         for event in (joined, reported, reported):
             await client.publish(f"pm.default.fleet.{instance}", json.dumps(event | {"instance": instance}).encode())
     for actor in ("local", "scaler", "reader"):

@@ -46,7 +46,7 @@ def own_services() -> list[OwnService]:
             environment={key: str(value) for key, value in service["environment"].items()},
         )
         for name, service in compose_services().items()
-        if service["command"][0].startswith("pointsman")
+        if service["command"][0].startswith("pointsman-")
     ]
 
 

@@ -36,6 +36,16 @@ class RememberingListener(LogListener):
     troubles: list[str] = field(default_factory=list)
     stalls: list[str] = field(default_factory=list)
     stalled_now: bool = False
+    forbidden_subjects: list[tuple[str, str]] = field(default_factory=list)
+    reasons: list[str] = field(default_factory=list)
+
+    @override
+    def unreachable(self, reason: str) -> None:
+        self.reasons.append(reason)
+
+    @override
+    def forbidden(self, operation: str, subject: str) -> None:
+        self.forbidden_subjects.append((operation, subject))
 
     @override
     def stalled(self, reason: str) -> None:

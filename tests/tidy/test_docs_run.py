@@ -14,8 +14,9 @@ import click
 import pytest
 import yaml  # type: ignore[import-untyped]  # its stubs are not worth a dependency
 
-from pointsman.adapters.tenants_file import parse_tenant_policies
+from pointsman.adapters.tenants_file import parse_tenant_policies, with_changes
 from pointsman.contracts.decisions import Settings
+from pointsman.contracts.tenants import TenantPolicies
 from pointsman.policies.admission import ADMISSION_POLICIES, DEFAULT_ADMISSION
 from pointsman.policies.ordering import DEFAULT_ORDERING, ORDERING_POLICIES
 from pointsman.policies.policy_set import UnknownPolicyError, policy_set, rebalancing_policy, scaling_policy
@@ -23,6 +24,7 @@ from pointsman.policies.rebalancing import DEFAULT_REBALANCING, REBALANCING_POLI
 from pointsman.policies.routing import DEFAULT_ROUTING, ROUTING_POLICIES
 from pointsman.policies.scaling import DEFAULT_SCALING, SCALING_POLICIES
 from pointsman.policies.setting_text import SettingTextError, parts_of
+from pointsman.runtime.settings import SecretOption
 from pointsman_cli.main import main as pointsman
 from pointsman_cli.up.command import up_command
 from pointsman_engine_sim.main import main as engine_sim
@@ -208,6 +210,8 @@ def _make(kind: str, policy: str, settings: Settings) -> None:
             rebalancing_policy(policy, settings)
         case "scaling":
             scaling_policy(policy, settings)
+        case "tenants":
+            with_changes(TenantPolicies(), [f"{name}={value}" for name, value in settings.items()])
         case _:
             msg = f"there is no kind or policy {kind}"
             raise RefusedError(msg)
@@ -320,6 +324,7 @@ def known_names() -> tuple[set[str], set[str]]:
     leaves = [leaf for command in COMMANDS.values() for leaf in _leaves(command)]
     options = {name for c in leaves for p in c.params for name in (*p.opts, *p.secondary_opts)}
     variables = {str(p.envvar) for c in leaves for p in c.params if p.envvar}
+    variables |= {f"{p.envvar}_FILE" for c in leaves for p in c.params if isinstance(p, SecretOption)}
     for source in [*ROOT.glob("shared/**/*.py"), *ROOT.glob("tests/**/*.py"), ROOT / "docker-compose.yml"]:
         text = source.read_text()
         variables |= set(re.findall(r"\bPOINTSMAN_[A-Z_]*[A-Z]\b", text))

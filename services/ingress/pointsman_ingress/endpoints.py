@@ -4,9 +4,11 @@ models, health, metrics."""
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import msgspec
+
 from pointsman_ingress.engine.body_rewrites import without
 from pointsman_ingress.engine.streams import CHUNKS, MESSAGE_EVENTS, NAMED_EVENTS, StreamShape
-from pointsman_ingress.http.errors import ANTHROPIC_ERRORS, OPENAI_ERRORS, ErrorShape
+from pointsman_ingress.http.errors import ANTHROPIC_ERRORS, OPENAI_ERRORS, ErrorShape, bad_request
 from pointsman_ingress.http.rate_limits import LimitHeaders, anthropic_limits, openai_limits
 from pointsman_ingress.http.request_headers import Headers
 from pointsman_ingress.prompt import body_fields
@@ -69,11 +71,15 @@ class BodyRules:
         if endpoint.parse is None:
             self.fields.check_form(request.form_fields)
             return AcceptedBody(request, body)
-        checked = self.fields.check(body, endpoint.fields)
-        if checked.dropped:
-            body = without(body, checked.dropped)
-            request = endpoint.read(body, headers)
-        self.media.check(body)
+        try:
+            checked = self.fields.check(body, endpoint.fields)
+            if checked.dropped:
+                body = without(body, checked.dropped)
+                request = endpoint.read(body, headers)
+            self.media.check(body)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:  # in fields that `read` skips
+            msg = f"The body is not valid JSON: {error}."
+            raise bad_request(msg, code="malformed_body") from error
         return AcceptedBody(request, body, checked.dropped_shown, checked.salted)
 
 

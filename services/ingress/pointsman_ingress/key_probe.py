@@ -35,6 +35,8 @@ REPEAT_WALL_SECONDS: WallSeconds = WallSeconds(30.0)
 REPEAT_WALL_SECONDS_MAX: WallSeconds = WallSeconds(600.0)  # after a mismatch or no answer
 
 
+UNSALTED = "the engine ignores `cache_salt`, so that tenants share its cache, or its KV events do not tell it"
+
 Subject = tuple[InstanceId, Epoch, Tokens]  # a new leader may change the block size
 
 
@@ -125,7 +127,7 @@ class KeyProber:
         if await self._ids_match(instance, self.salt):
             return False, f"{problem}, those of token ids agree: check the tokenizer and the chat template"
         if self.salt and await self._ids_match(instance, ""):
-            return False, "the engine ignores `cache_salt`, or its KV events do not tell it: tenants share its cache"
+            return False, UNSALTED
         return False, f"{problem}, and so do those of token ids: check secret, model name and the engine's KV events"
 
     async def _ids_match(self, instance: Instance, key_salt: str) -> bool:

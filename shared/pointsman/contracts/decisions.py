@@ -20,6 +20,7 @@ from pointsman.primitives import (
     Number,
     RequestId,
     Sequence,
+    Tenant,
     Term,
     Text,
     Tokens,
@@ -77,12 +78,15 @@ class RequestPlaced(RequestEvent, frozen=True, kw_only=True):
 
 class RequestGranted(RequestEvent, frozen=True, kw_only=True):
     """The ingress may send the request. Unstamped: the ingress reports the location, because no scheduler answered or a
-    new leader may not have the grant."""
+    new leader may not have the grant. `tenant`, `adapter`: of a request that no scheduler saw, which has no
+    RequestArrived."""
 
     instance: InstanceId
     attempt: Count = 1
     decode: InstanceId = InstanceId("")
     rebind: bool = False
+    tenant: Tenant = Tenant("")
+    adapter: Name = ""
 
 
 class RequestHandedOver(RequestEvent, frozen=True, kw_only=True):

@@ -19,7 +19,7 @@ USERS_FILE = "nats-users.conf"
 SEED_BYTES = 32
 ANSWER_WALL_SECONDS: WallSeconds = WallSeconds(10.0)
 """A worker may answer a message for this long."""
-DIRECTORY_MODE, SEED_MODE = 0o700, 0o600
+DIRECTORY_MODE, SEED_MODE, PUBLIC_MODE = 0o700, 0o600, 0o644
 NAMED = (BusRole.WORKER, BusRole.OPERATOR)
 
 
@@ -47,7 +47,7 @@ class Credentials:
             self._make_directory(self.directory / WORKERS / pool)
         for user in (*roles, *workers, *(BusUser(BusRole.OPERATOR, name) for name in operators)):
             self._make_seed(self.file(user))
-        write_private(self.directory / USERS_FILE, self.configuration())
+        write_private(self.directory / USERS_FILE, self.configuration(), mode=PUBLIC_MODE)
 
     @property
     def pools(self) -> list[PoolName]:
@@ -96,11 +96,11 @@ def valid_operator(name: str) -> bool:
     return valid_name(name) and name not in set(BusRole)
 
 
-def write_private(path: Path, content: str) -> None:
-    """Atomically, readable by its owner only. Raises OSError."""
+def write_private(path: Path, content: str, *, mode: int = SEED_MODE) -> None:
+    """Atomically, readable by its owner only unless `mode` says otherwise. Raises OSError."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     draft.unlink(missing_ok=True)
-    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, SEED_MODE)
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     with os.fdopen(descriptor, "w") as file:
         file.write(content)
     draft.replace(path)

@@ -163,7 +163,7 @@ def _option(f: Field[Any], hint: Any) -> click.Option:
     default = f.default_factory() if f.default_factory is not MISSING else f.default
     flag = "--" + f.name.replace("_", "-")
     kind: Any = click.Choice(f.metadata["choices"]) if f.metadata["choices"] else f.metadata["bounds"] or hint
-    return (_SecretOption if f.metadata["secret"] else click.Option)(
+    return (SecretOption if f.metadata["secret"] else click.Option)(
         [f"{flag}/--no-{flag[2:]}" if hint is bool else flag, f.name],
         type=None if hint is bool else kind,
         default=default,
@@ -175,7 +175,7 @@ def _option(f: Field[Any], hint: Any) -> click.Option:
     )
 
 
-class _SecretOption(click.Option):
+class SecretOption(click.Option):
     @override
     def resolve_envvar_value(self, ctx: click.Context) -> str | None:
         value = super().resolve_envvar_value(ctx)

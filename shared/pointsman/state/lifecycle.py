@@ -91,7 +91,8 @@ def arrive(parts: StateParts, event: RequestArrived) -> None:
 
 def _take_in(parts: StateParts, request: Request, at: EngineSeconds, *, limited: bool) -> None:
     """A request over a limit of its tenant, which the leader rejects, counts nowhere."""
-    parts.tenants.take_in(request, at, limited=limited)
+    if parts.tenants.policies is not None:
+        parts.tenants.take_in(request, at, limited=limited)
     if request.over_limit is None:
         parts.hotness.arrived(request.keys, len(parts.fleet.ready))
         for tracker in parts.trackers:
@@ -164,6 +165,8 @@ def _enqueue(parts: StateParts, request: Request, at: EngineSeconds) -> None:
     request.epoch = parts.epochs.get(instance, NO_EPOCH)
     parts.promises.promise(instance, request.keys)
     parts.session_affinity.placed(request.tenant, request.session, request.keys, instance)
+    if parts.tenants.policies is not None:
+        parts.tenants.placed(request, at)
     for tracker in parts.trackers:
         tracker.placed(request, at)
 
@@ -173,6 +176,8 @@ def _unplace(parts: StateParts, request: Request, at: EngineSeconds) -> None:
         _take_in(parts, request, at, limited=False)
     if request.stage is Stage.ARRIVED:
         return
+    if parts.tenants.policies is not None:
+        parts.tenants.unplaced(request)
     for tracker in parts.trackers:
         tracker.unplaced(request, at)
     parts.decode_load.unplaced(request, at)
@@ -216,6 +221,8 @@ def _enter_engine(parts: StateParts, request: Request, at: EngineSeconds) -> Non
     request.stage = Stage.PREFILL
     request.granted_at = at
     parts.workload.queue(request.instance).grant(request, at)
+    if parts.tenants.policies is not None:
+        parts.tenants.granted(request)
     for tracker in parts.trackers:
         tracker.granted(request, at)
 
@@ -350,6 +357,8 @@ def end(parts: StateParts, event: RequestEnd) -> None:
         parts.decode_load.ended(request, event.at, finished)
     if request.over_limit is not None:
         return
+    if parts.tenants.policies is not None:
+        parts.tenants.ended(request, event.at, finished)
     for tracker in parts.trackers:
         if isinstance(event, RequestRejected):
             tracker.refused(request, event.at, event.reason)

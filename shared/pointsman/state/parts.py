@@ -56,7 +56,7 @@ class StateParts:
         self.learns_from_deliveries = settings.fold_version >= 2
         self.tenants = Tenants()
         self.pending = PendingRequests()
-        self.trackers: tuple[Tracker, ...] = (self.tenants, self.pending, *trackers)
+        self.trackers: tuple[Tracker, ...] = (self.pending, *trackers)
         self.fleet = Fleet(checks_model=self.learns_from_deliveries)
         self.epochs: dict[InstanceId, Epoch] = {}
         self.unregistered: dict[InstanceId, EngineSeconds] = {}

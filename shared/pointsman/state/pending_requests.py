@@ -11,17 +11,21 @@ from pointsman.state.workload import Request, Stage
 
 
 class PendingRequests(Tracker):
-    """Tenants and classes without pending requests have no entry."""
+    """Tenants without pending requests have no entry."""
 
     def __init__(self) -> None:
         self._seen: dict[Priority, EngineSeconds] = {}
-        self.classes: dict[Priority, dict[Tenant, dict[RequestId, Request]]] = {}
+        self.classes: dict[Priority, dict[Tenant, dict[RequestId, Request]]] = {name: {} for name in RANK}
 
     def has_below(self, priority: Priority) -> bool:
-        return any(RANK[name] < RANK[priority] for name in self.classes)
+        if priority == "batch":
+            return False
+        return bool(self.classes["batch"]) or (priority == "interactive" and bool(self.classes["standard"]))
 
     def expects_above(self, priority: Priority, now: EngineSeconds) -> bool:
         """Whether a higher class has sent requests lately."""
+        if len(self._seen) < 2:
+            return False
         rank = RANK[priority]
         return any(RANK[name] > rank and now - at < CLASS_REMEMBERED_SECONDS for name, at in self._seen.items())
 
@@ -31,13 +35,12 @@ class PendingRequests(Tracker):
 
     @override
     def placed(self, request: Request, at: EngineSeconds) -> None:
-        tenants = self.classes.get(request.priority)
-        if tenants is None:
-            tenants = self.classes[request.priority] = {}
+        tenants = self.classes[request.priority]
         pending = tenants.get(request.tenant)
         if pending is None:
-            pending = tenants[request.tenant] = {}
-        pending[request.id] = request
+            tenants[request.tenant] = {request.id: request}
+        else:
+            pending[request.id] = request
 
     @override
     def granted(self, request: Request, at: EngineSeconds) -> None:
@@ -56,8 +59,7 @@ class PendingRequests(Tracker):
     def _remove(self, request: Request) -> None:
         tenants = self.classes[request.priority]
         pending = tenants[request.tenant]
-        del pending[request.id]
-        if not pending:
+        if len(pending) == 1:
             del tenants[request.tenant]
-            if not tenants:
-                del self.classes[request.priority]
+        else:
+            del pending[request.id]

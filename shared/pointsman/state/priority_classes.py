@@ -20,42 +20,38 @@ CLASS_REMEMBERED_SECONDS: EngineSeconds = 60.0
 
 @dataclass(slots=True)
 class PendingClass:
+    """Only `requests` counts while it is 0."""
+
     requests: int = 0
     seconds: EngineSeconds = 0.0
     tokens: Tokens = 0
     credit: EngineSeconds = 0.0
 
-    def add(self, seconds: EngineSeconds, tokens: Tokens) -> None:
-        self.requests += 1
-        self.seconds += seconds
-        self.tokens += tokens
-
-    def remove(self, seconds: EngineSeconds, tokens: Tokens) -> None:
-        self.requests -= 1
-        self.seconds = max(0.0, self.seconds - seconds)
-        self.tokens -= tokens
+    def begin(self, seconds: EngineSeconds) -> None:
+        """`seconds`: work of the first request."""
+        self.seconds, self.tokens, self.credit = 0.0, 0, -seconds
 
 
 def work_from(classes: Mapping[Priority, PendingClass], priority: Priority) -> tuple[EngineSeconds, Tokens]:
     """Pending work of this class and those above it."""
     seconds, tokens = 0.0, 0
     for name, known in classes.items():
-        if RANK[name] >= RANK[priority]:
-            seconds += known.seconds
+        if known.requests and RANK[name] >= RANK[priority]:
+            seconds += max(0.0, known.seconds)
             tokens += known.tokens
     return seconds, tokens
 
 
 def next_class(classes: Mapping[Priority, PendingClass]) -> Priority:
-    """Of classes that are not empty: the lowest with credit, else the highest."""
-    ordered = sorted(classes, key=RANK.__getitem__)
+    """The lowest with credit, else the highest. At least one has requests."""
+    ordered = sorted((name for name, known in classes.items() if known.requests), key=RANK.__getitem__)
     return next((name for name in ordered[:-1] if classes[name].credit > 0), ordered[-1])
 
 
 def note_grant(classes: Mapping[Priority, PendingClass], granted: Priority, seconds: EngineSeconds) -> None:
     """Before the grant is taken out of its class."""
-    if any(RANK[name] > RANK[granted] for name in classes):
+    if any(known.requests and RANK[name] > RANK[granted] for name, known in classes.items()):
         classes[granted].credit -= seconds
     for name, known in classes.items():
-        if RANK[name] < RANK[granted]:
+        if known.requests and RANK[name] < RANK[granted]:
             known.credit += LOWER_SHARE * seconds

@@ -9,14 +9,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from math import ceil, floor
 
-from typing_extensions import override
-
 from pointsman.contracts.reasons import RejectReason
 from pointsman.contracts.requests import RequestFinished
 from pointsman.contracts.tenants import RateLimit, RateLimits, TenantPolicies, TenantPolicy
 from pointsman.primitives import EngineSeconds, Tenant, Tokens
 from pointsman.state.token_bucket import TokenBucket
-from pointsman.state.trackers.base import Tracker
 from pointsman.state.workload import OverLimit, Request, Stage
 
 BURST_SECONDS: EngineSeconds = 0.5
@@ -94,8 +91,8 @@ class Account:
         return RateLimits(requests=requests, tokens=tokens) if requests or tokens else None
 
 
-class Tenants(Tracker):
-    """`policies`: None until some were set. `named`: accounts of tenants with a policy of their own. `limits_kv`: whether
+class Tenants:
+    """The callbacks are those of a `Tracker`, called once policies are set. `policies`: None until then. `named`: accounts of tenants with a policy of their own. `limits_kv`: whether
     any policy has a share of the KV capacity."""
 
     def __init__(self) -> None:
@@ -171,26 +168,22 @@ class Tenants(Tracker):
         account = self._accounts(tenant).get(tenant)
         return account.rate_limits(self.policy_of(tenant), now) if account is not None else None
 
-    @override
     def placed(self, request: Request, at: EngineSeconds) -> None:
         account = self._known(request)
         if account is not None:
             cached = request.prompt_tokens - request.uncached_tokens
             self._charge(account, request, request.uncached_tokens, cached, account.expected_output(request), at)
 
-    @override
-    def granted(self, request: Request, at: EngineSeconds) -> None:
+    def granted(self, request: Request) -> None:
         account = self._known(request)
         if account is not None:
             _hold_kv(account, request)
 
-    @override
-    def unplaced(self, request: Request, at: EngineSeconds) -> None:
+    def unplaced(self, request: Request) -> None:
         account = self._known(request)
         if account is not None:
             _release_kv(account, request)
 
-    @override
     def ended(self, request: Request, at: EngineSeconds, finished: RequestFinished | None) -> None:
         """Gives back what no engine has worked on; of an answer that broke off only its length is unknown."""
         account = self._known(request)
@@ -254,7 +247,7 @@ def _bucket(known: TokenBucket | None, rate: float, size: float, at: EngineSecon
 def _left(bucket: TokenBucket | None, limit: int, now: EngineSeconds) -> RateLimit | None:
     if bucket is None:
         return None
-    remaining = max(0, floor(bucket.level_at(now)))
+    remaining = max(0, min(limit, floor(bucket.level_at(now))))
     return RateLimit(limit=limit, remaining=remaining, reset=bucket.seconds_until(bucket.size, now))
 
 

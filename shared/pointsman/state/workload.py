@@ -118,7 +118,8 @@ class InstanceQueue:
     pending_seconds: EngineSeconds = 0.0
     pending_tokens: Tokens = 0
     classes: dict[Priority, PendingClass] = field(default_factory=dict)
-    """Pending work by class; only of classes that have any."""
+    """Pending work by class; a class that had some stays."""
+    classes_pending: int = 0
     prefill_seconds: EngineSeconds = 0.0
     prefill_tokens: Tokens = 0
     working_since: EngineSeconds = 0.0
@@ -176,11 +177,16 @@ class InstanceQueue:
         self.pending_tokens += request.uncached_tokens
         known = self.classes.get(request.priority)
         if known is None:
-            known = self.classes[request.priority] = PendingClass(credit=-request.prefill_seconds)
-        known.add(request.prefill_seconds, request.uncached_tokens)
+            known = self.classes[request.priority] = PendingClass()
+        if not known.requests:
+            self.classes_pending += 1
+            known.begin(request.prefill_seconds)
+        known.requests += 1
+        known.seconds += request.prefill_seconds
+        known.tokens += request.uncached_tokens
 
     def grant(self, request: Request, now: EngineSeconds) -> None:
-        if len(self.classes) > 1:
+        if self.classes_pending > 1:
             note_grant(self.classes, request.priority, request.prefill_seconds)
         self._take_pending(request)
         if not self.prefill:
@@ -227,9 +233,11 @@ class InstanceQueue:
         self.pending_seconds = max(0.0, self.pending_seconds - request.prefill_seconds) if self.pending else 0.0
         self.pending_tokens -= request.uncached_tokens
         known = self.classes[request.priority]
-        known.remove(request.prefill_seconds, request.uncached_tokens)
+        known.requests -= 1
+        known.seconds -= request.prefill_seconds
+        known.tokens -= request.uncached_tokens
         if not known.requests:
-            del self.classes[request.priority]
+            self.classes_pending -= 1
 
     def _take_prefill(self, request: Request) -> None:
         del self.prefill[request.id]

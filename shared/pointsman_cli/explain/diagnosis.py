@@ -88,7 +88,8 @@ def _refusal(timeline: RequestTimeline) -> Iterator[str]:
     if rejected is None:
         return
     best = min(rejected.candidates, key=lambda c: c.predicted_ttft, default=None)
-    yield f"admission {rejected.settings.get('admission', '')} refused it: {rejected.detail or rejected.reason}"
+    who = f"admission {rejected.settings['admission']}" if "admission" in rejected.settings else rejected.policy
+    yield f"{who} refused it: {rejected.detail or rejected.reason}"
     if best is not None:
         yield (
             f"the least predicted anywhere was {seconds(best.predicted_ttft)}, on {best.instance}; "

@@ -181,7 +181,7 @@ def _admission(decision: DecisionRecord) -> str:
     left = f"{seconds(decision.budget_seconds)} of its objective left"
     if decision.kind == "rejected":
         again = f", asked to come back in {seconds(decision.retry_after)}" if decision.retry_after else ""
-        return f"admission {name}: {decision.detail}; {left}{again}"
+        return f"{f'admission {name}' if name else decision.policy}: {decision.detail}; {left}{again}"
     if decision.kind == "moved":
         return f"{left}; what was admitted once is not asked again"
     assert decision.predicted_ttft is not None

@@ -19,18 +19,20 @@ from pointsman.primitives import InstanceId
 from pointsman_cli.discovery import FleetFile, FleetProcess, announce
 from pointsman_cli.up.child import START_ERRORS, ChildProcess, NatsProcess, ServiceProcess
 from pointsman_cli.up.display import StartDisplay, print_fleet
+from pointsman_cli.up.log_files import bound_logs
 from pointsman_cli.up.plan import FleetPlan
 from pointsman_cli.up.probe import model_of
 from pointsman_cli.up.processes import processes
 from pointsman_cli.up.runner import Condition, FleetRunner, FleetStartError
 
 REFRESH_SECONDS = 0.1
+LOGS_DIRECTORY = "logs"
 STILL_STARTING_SECONDS = 20.0
 
 
 class FleetSession:
     def __init__(self, plan: FleetPlan, console: Console) -> None:
-        logs = plan.data / "logs"
+        logs = plan.data / LOGS_DIRECTORY
         with written_to(plan.data):
             logs.mkdir(exist_ok=True)
         self._plan = plan
@@ -88,12 +90,16 @@ class FleetSession:
         print_fleet(self._console, self._fleet_file(), time.time() - self._started_at)
 
     async def _keep(self) -> None:
-        reporting = asyncio.ensure_future(self._report_visibility())
+        beside = [
+            asyncio.ensure_future(self._report_visibility()),
+            asyncio.ensure_future(bound_logs((self._plan.data / LOGS_DIRECTORY, self._plan.instances))),
+        ]
         try:
             await self._runner.keep()
             await self._stop.wait()
         finally:
-            reporting.cancel()
+            for task in beside:
+                task.cancel()
 
     async def _report_visibility(self) -> None:
         fleet = self._fleet_file()

@@ -126,7 +126,7 @@ class UsageAccount:
         self.by = by
         self.groups: dict[Group, Usage] = {}
         self.unattributed = 0
-        """Requests whose arrival is not in the log: it is older, or their ingress found no scheduler."""
+        """Requests whose tenant is not in the log: they are older, or of a version that did not write it."""
         self._speed = speed
         self._model = ""
         self._term = Term(0)
@@ -206,7 +206,10 @@ class UsageAccount:
     def _grant(self, event: RequestGranted) -> None:
         ended = self._ended.get(event.request)
         if ended is None:
-            self._requests.setdefault(event.request, _Request(model=self._model)).enter_engine(event.at)
+            request = self._requests.setdefault(event.request, _Request(model=self._model))
+            request.enter_engine(event.at)
+            if not request.arrived and (event.tenant or event.adapter):
+                request.tenant, request.model, request.arrived = event.tenant, event.adapter or self._model, True
         elif not ended.request.granted:
             self._count(ended, -1)
             ended.request.enter_engine(event.at)

@@ -139,7 +139,7 @@ def _show(console: Console, account: UsageAccount, origin: str, beginning: str) 
     if account.unattributed:
         say(
             console,
-            f"{account.unattributed:,} requests arrived without a scheduler, or before the log: {UNKNOWN}",
+            f"{account.unattributed:,} requests arrived before the log, or under an earlier version without a scheduler: {UNKNOWN}",
             "yellow",
         )
 

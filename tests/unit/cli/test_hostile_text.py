@@ -37,7 +37,7 @@ OF_A_BUNDLE: dict[str, list[str]] = {
     "usage": [],
     "export": ["{out}/again.pmlog"],
 }
-OTHERWISE = {"up", "fleet", "scale", "drain", "tap", "calibrate", "bench", "simulate", "keys", "tenants", "credentials"}
+OTHERWISE = {"up", "credentials", "fleet", "scale", "drain", "tenants", "keys", "tap", "calibrate", "bench", "simulate"}
 """Tested below and in tests/integration/test_hostile_answers.py, or without any text of others."""
 
 
@@ -157,18 +157,6 @@ def test_fleet_and_scale_print_hostile_answers_as_plain_text(capsys: pytest.Capt
     assert MARKUP in output
 
 
-def test_keys_prints_hostile_values_of_the_store_as_plain_text(capsys: pytest.CaptureFixture[str]) -> None:
-    key = ApiKey(
-        id="k", digest=bytes(32), tenant=Tenant(HOSTILE), created_at=1e13, created_by=HOSTILE, expires_at=1e13,
-        models=[HOSTILE], endpoints=[HOSTILE],
-    )  # fmt: skip
-    SafeConsole(width=2000).print(keys_table([key]))
-    output = capsys.readouterr().out
-
-    assert_harmless(output)
-    assert MARKUP in output
-
-
 def test_an_address_with_brackets_is_shown_whole(capsys: pytest.CaptureFixture[str]) -> None:
     instance = InstanceDescribed(
         instance=InstanceId("engine-1"), url="http://[fd00::5]:8000", epoch=Epoch(1), status="ready", knowledge="exact",
@@ -181,6 +169,18 @@ def test_an_address_with_brackets_is_shown_whole(capsys: pytest.CaptureFixture[s
     SafeConsole(width=200).print(fleet_table(fleet))
 
     assert "http://[fd00::5]:8000" in capsys.readouterr().out
+
+
+def test_keys_prints_hostile_values_of_the_store_as_plain_text(capsys: pytest.CaptureFixture[str]) -> None:
+    key = ApiKey(
+        id="k", digest=bytes(32), tenant=Tenant(HOSTILE), created_at=1e13, created_by=HOSTILE, expires_at=1e13,
+        models=[HOSTILE], endpoints=[HOSTILE],
+    )  # fmt: skip
+    SafeConsole(width=2000).print(keys_table([key]))
+    output = capsys.readouterr().out
+
+    assert_harmless(output)
+    assert MARKUP in output
 
 
 def test_up_and_bench_print_hostile_answers_as_plain_text(capsys: pytest.CaptureFixture[str]) -> None:

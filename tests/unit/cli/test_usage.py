@@ -198,12 +198,13 @@ def test_days_are_utc_models_are_adapters_or_the_pools_and_nobody_knows_some_ten
         arrived("a", NOON), granted("a", NOON), finished("a", NOON + DAY),
         arrived("b", NOON, adapter="poet"), granted("b", NOON), finished("b", NOON),
         granted("c", NOON), finished("c", NOON),
+        granted("d", NOON, tenant="blind", adapter="poet"), finished("d", NOON),
         by=accounting.DIMENSIONS,
     )  # fmt: skip
 
     noon = datetime.fromtimestamp(NOON, UTC).date()
     assert [(group.tenant, group.model, (group.day - noon).days) for group, _ in account.rows() if group.day] == [
-        ("", "base", 0), ("acme", "poet", 0), ("acme", "base", 1),
+        ("", "base", 0), ("acme", "poet", 0), ("blind", "poet", 0), ("acme", "base", 1),
     ]  # fmt: skip
     assert account.unattributed == 1
 

@@ -74,6 +74,13 @@ def test_anthropics_headers_have_moments_in_place_of_durations() -> None:
     }
 
 
+def test_a_limit_that_never_resets_is_told_as_far_away() -> None:
+    limits = RateLimits(requests=RateLimit(limit=1, remaining=0, reset=1e30))
+
+    assert (b"anthropic-ratelimit-requests-reset", b"2036-11-19T18:00:01Z") in anthropic_limits(limits, 1.0, NOW)
+    assert (b"x-ratelimit-reset-requests", b"87600h0m0s") in openai_limits(limits, 1.0, NOW)
+
+
 def test_a_tenant_without_a_limit_is_told_of_none() -> None:
     assert openai_limits(RateLimits(), 1.0, NOW) == []
     assert [name for name, _ in openai_limits(RateLimits(tokens=TOKENS), 1.0, NOW) if b"requests" in name] == []

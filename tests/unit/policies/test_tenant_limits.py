@@ -146,13 +146,13 @@ def test_a_refused_request_is_neither_a_hot_prefix_nor_an_outcome() -> None:
     pool = LimitedPool(1, admission="predicted_ttft_fair")
     pool.set_policies(named(a=TenantPolicy(concurrency=1)))
     pool.arrive("a")
-    known = [repr(vars(tracker)) for tracker in pool.state.trackers[2:]]
+    known = [repr(vars(tracker)) for tracker in pool.state.trackers[1:]]
     arrivals = len(pool.state.hotness._window)
 
     for _ in range(50):
         assert refusals(pool.arrive("a"))
 
-    assert [repr(vars(tracker)) for tracker in pool.state.trackers[2:]] == known
+    assert [repr(vars(tracker)) for tracker in pool.state.trackers[1:]] == known
     assert len(pool.state.hotness._window) == arrivals
 
 

@@ -11,7 +11,7 @@ from pointsman.runtime import telemetry
 from pointsman.runtime.bounded_metrics import OTHER, SERIES_MAX, Counter, Gauge, Histogram
 
 LABELS = {
-    "cause", "failure", "instance", "kind", "knowledge", "outcome", "part", "policy", "reason", "route", "status", "step",
+    "cause", "failure", "instance", "kind", "knowledge", "operation", "outcome", "part", "policy", "reason", "route", "status", "step",
     "type",
 }  # fmt: skip
 """Each from a list in the source, but `instance`: [a-z0-9-], at most 63 characters, from workers."""

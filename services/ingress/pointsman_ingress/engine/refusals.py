@@ -8,7 +8,7 @@ import msgspec
 from pointsman_ingress.engine.usage import try_decode
 from pointsman_ingress.http.errors import ApiError
 
-MESSAGE_CHARACTERS_MAX = 1000
+MESSAGE_CHARACTERS_MAX = 500
 CODE = "engine_refused"
 
 _ADDRESSES = re.compile(

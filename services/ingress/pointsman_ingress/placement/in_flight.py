@@ -13,7 +13,7 @@ from pointsman.contracts.commands import FollowAnswered, FollowRequests, RouteGr
 from pointsman.contracts.decisions import RequestGranted, RequestHandedOver
 from pointsman.contracts.subjects import follow_subject
 from pointsman.ports import Clock, Commands, CommandTimeoutError, EventLog, NoResponderError
-from pointsman.primitives import InstanceId, PoolName, RequestId, Term, WallSeconds
+from pointsman.primitives import InstanceId, PoolName, RequestId, Tenant, Term, WallSeconds
 from pointsman.runtime.telemetry import REQUESTS_REDISPATCHED
 from pointsman.state.fleet import NO_DEMAND, Demand, Instance
 from pointsman_ingress.placement.fleet_view import FleetView
@@ -24,6 +24,7 @@ AVOIDED_WALL_SECONDS: WallSeconds = WallSeconds(5.0)
 AVOIDED_WALL_SECONDS_MAX: WallSeconds = WallSeconds(25.0)  # per consecutive failure, and maximum
 HEARTBEAT_WALL_SECONDS: WallSeconds = WallSeconds(1.0)  # interval and timeout
 NAMED_AT_ONCE_MAX = 1_000
+NOBODY = Tenant("")
 
 
 @dataclass(slots=True, eq=False)
@@ -123,13 +124,21 @@ class InFlightRequests:
     def answered(self, instance: InstanceId) -> None:
         self._failures.pop(instance, None)
 
-    def log_grant(self, grant: RouteGranted) -> None:
+    def log_grant(self, grant: RouteGranted, *, tenant: Tenant = NOBODY, adapter: str = "") -> None:
+        """`tenant`, `adapter`: if no scheduler saw the request."""
         now, request, attempt, instance = self._clock.now(), grant.request, grant.attempt, grant.instance
         self._events.append_soon(
             RequestHandedOver(at=now, request=request, source=grant.prefilled_by, instance=instance, attempt=attempt)
             if grant.prefilled_by
             else RequestGranted(
-                at=now, request=request, instance=instance, attempt=attempt, decode=grant.decode, rebind=grant.rebind
+                at=now,
+                request=request,
+                instance=instance,
+                attempt=attempt,
+                decode=grant.decode,
+                rebind=grant.rebind,
+                tenant=tenant,
+                adapter=adapter,
             )
         )
 

@@ -216,7 +216,7 @@ class SchedulerClient:
             dp_rank=instance.dp_rank,
             expected_seconds=prefill * (1 + self.in_flight.load(instance)),
         )
-        self.in_flight.log_grant(grant)
+        self.in_flight.log_grant(grant, tenant=request.tenant, adapter=request.adapter)
         return grant
 
     async def hand_over(self, grant: RouteGranted, prefill: EngineSeconds) -> RouteGranted | RouteRejected:

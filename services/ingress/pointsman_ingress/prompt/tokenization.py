@@ -18,6 +18,7 @@ from pointsman.primitives import Epoch, InstanceId, WallSeconds
 from pointsman.runtime.telemetry import TOKENIZATION_SECONDS
 from pointsman.state.fleet import NO_DEMAND, Demand, Instance
 from pointsman_ingress.engine.client import EngineClient, EngineFailedError, EngineRequest, lacks_endpoint
+from pointsman_ingress.engine.refusals import without_addresses
 from pointsman_ingress.http.errors import bad_request
 from pointsman_ingress.http.request_headers import Headers
 from pointsman_ingress.prompt.content_parts import Message, text_parts, texts
@@ -299,7 +300,9 @@ def _error_message(body: bytes) -> str:
         message = error.get("message") or error.get("detail")
     except (*_UNREADABLE, AttributeError):
         message = None
-    return (message if isinstance(message, str) and message else "the engine does not say why")[:500].rstrip(".")
+    return without_addresses(message if isinstance(message, str) and message else "the engine does not say why").rstrip(
+        "."
+    )
 
 
 def _guesses(prompt: Texts | Chat) -> list[list[int]]:

@@ -50,6 +50,7 @@ class NatsConnection(Connection):
         self._connected = False
         self._subscriptions: dict[int, _NatsSubscription] = {}
         self._watchers: dict[int, Callable[[bool], None]] = {}
+        self._on_forbidden: list[Callable[[str, str], None]] = [listener.forbidden]
         self._count = 0
 
     @property
@@ -80,6 +81,10 @@ class NatsConnection(Connection):
         return subscription
 
     @override
+    def on_forbidden(self, on_forbidden: Callable[[str, str], None]) -> None:
+        self._on_forbidden.append(on_forbidden)
+
+    @override
     def on_change(self, on_change: Callable[[bool], None]) -> Callable[[], None]:
         self._count += 1
         key = self._count
@@ -101,7 +106,7 @@ class NatsConnection(Connection):
                 continue
             gave_up = asyncio.Event()
             needs_tls = self._identity.needs_tls or any(url.startswith("tls:") for url in self._servers)
-            client = self._client = _TolerantClient(needs_tls=needs_tls, on_forbidden=self._listener.forbidden)
+            client = self._client = _TolerantClient(needs_tls=needs_tls, on_forbidden=self._forbidden)
             await self._connect(client, gave_up, options)
             await gave_up.wait()
             with contextlib.suppress(Exception):
@@ -163,6 +168,10 @@ class NatsConnection(Connection):
             await subscription.begin(client)
         if client.is_connected:
             self._begin(client)
+
+    def _forbidden(self, operation: str, subject: str) -> None:
+        for on_forbidden in self._on_forbidden:
+            on_forbidden(operation, subject)
 
     def _begin(self, client: Client) -> None:
         version = client.connected_server_version

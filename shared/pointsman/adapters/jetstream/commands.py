@@ -20,7 +20,7 @@ from pointsman.adapters.log_listener import LogListener
 from pointsman.contracts.codec import AnyCommand, UndecodableError, UnwritableError, decode_command, encode
 from pointsman.contracts.permissions import INBOX, JETSTREAM_API, MAPPED_REPLY
 from pointsman.contracts.subjects import covers
-from pointsman.ports import CommandHandler, Commands, CommandTimeoutError, NoResponderError, Reply
+from pointsman.ports import CommandHandler, Commands, CommandTimeoutError, ForbiddenError, NoResponderError, Reply
 from pointsman.primitives import EngineSeconds, WallSeconds
 
 REPLIES = (f"{INBOX}.", f"{MAPPED_REPLY}.")
@@ -37,7 +37,7 @@ class Requests:
         self._inbox_prefix = inbox
         self._inbox = f"{self.new_inbox()}."
         self._request_count = 0
-        self._waiting: dict[str, asyncio.Future[Message]] = {}
+        self._waiting: dict[str, tuple[str, asyncio.Future[Message]]] = {}
 
     def new_inbox(self) -> str:
         return f"{self._inbox_prefix}.{secrets.token_hex(11)}"
@@ -45,6 +45,7 @@ class Requests:
     async def open(self) -> None:
         await self._connection.subscribe(self._inbox + "*", self._on_answer, waiting_max=ANSWERS_WAITING_MAX)
         self._connection.on_change(self._on_change)
+        self._connection.on_forbidden(self._on_forbidden)
 
     async def request(
         self, subject: str, payload: bytes, timeout: EngineSeconds, headers: dict[str, str] | None = None
@@ -54,12 +55,12 @@ class Requests:
     async def request_message(
         self, subject: str, payload: bytes, timeout: EngineSeconds, headers: dict[str, str] | None = None
     ) -> Message:
-        """Raises NoResponderError, CommandTimeoutError."""
+        """Raises NoResponderError, ForbiddenError, CommandTimeoutError."""
         self._request_count += 1
         reply = f"{self._inbox}{self._request_count}"
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Message] = loop.create_future()
-        self._waiting[reply] = answer
+        self._waiting[reply] = subject, answer
         timer = loop.call_later(timeout, _fail, answer, f"no answer on {subject} within {timeout:g} s")
         try:
             self._connection.publish(subject, payload, reply=reply, headers=headers)
@@ -75,14 +76,19 @@ class Requests:
         return message
 
     async def _on_answer(self, message: Message) -> None:
-        answer = self._waiting.get(message.subject)
+        _, answer = self._waiting.get(message.subject, ("", None))
         if answer is not None and not answer.done():
             answer.set_result(message)
 
     def _on_change(self, connected: bool) -> None:
         if not connected:
-            for answer in self._waiting.values():
+            for _, answer in self._waiting.values():
                 _fail(answer, "the connection broke before an answer came")
+
+    def _on_forbidden(self, operation: str, refused: str) -> None:
+        for subject, answer in self._waiting.values():
+            if operation == "publish" and subject.lower() == refused.lower() and not answer.done():
+                answer.set_exception(ForbiddenError(f"our credentials do not allow {subject}"))
 
 
 def _fail(answer: asyncio.Future[Message], reason: str) -> None:

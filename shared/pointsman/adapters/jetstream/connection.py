@@ -55,6 +55,10 @@ class Connection(Protocol):
         """Deliver messages across reconnects. At most `waiting_max` are queued; more are dropped and reported."""
         ...
 
+    def on_forbidden(self, on_forbidden: Callable[[str, str], None]) -> None:
+        """Call with operation (`publish`, `subscription`) and subject, in lower case, when the server refuses one."""
+        ...
+
     def on_change(self, on_change: Callable[[bool], None]) -> Callable[[], None]: ...
 
 

@@ -153,7 +153,7 @@ class Reader:
         self._progress.position = self._progress.complete_to = place.sequence
         self._progress.stamp = place.stamp
         self._pull.pending = place.pending
-        entry = LogEntry.read(place.sequence, message.subject, message.data)
+        entry = self._stream.entry(place.sequence, message.subject, message.data)
         if entry.event is None:
             self._listener.undecodable(entry.subject, entry.problem)
         return entry

@@ -105,7 +105,7 @@ class DirectReader:
         subject = headers.get(SUBJECT_HEADER, "")
         if self._wanted and not any(subject == kind or subject.startswith(f"{kind}.") for kind in self._wanted):
             return None
-        entry = LogEntry.read(sequence, subject, message.data)
+        entry = self._stream.entry(sequence, subject, message.data)
         if entry.event is None:
             self._listener.undecodable(entry.subject, entry.problem)
         return entry

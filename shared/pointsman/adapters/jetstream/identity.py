@@ -3,10 +3,12 @@ password or a token are in the URL."""
 
 import ssl
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import nkeys
+from cryptography import x509
 
 CREDS_MARK = "BEGIN NATS USER JWT"
 
@@ -37,13 +39,15 @@ class Identity:
 
     def tls_context(self) -> ssl.SSLContext:
         """Raises IdentityError."""
+        files = [file for file in (self.ca, self.certificate, self.key) if file]
         try:
+            for file in files:  # ssl's own errors name none
+                Path(file).read_bytes()
             context = ssl.create_default_context(cafile=self.ca or None)
             if self.certificate:
                 context.load_cert_chain(self.certificate, self.key or None)
         except (OSError, ValueError) as error:  # an ssl.SSLError is an OSError
-            files = ", ".join(file for file in (self.ca, self.certificate, self.key) if file)
-            unusable = f"the TLS files for the nats-server ({files}) cannot be used: {error}"
+            unusable = f"TLS files for the nats-server cannot be used: {error} ({', '.join(files)})"
             raise IdentityError(unusable) from error
         return context
 
@@ -68,7 +72,7 @@ def is_refusal(error: Exception) -> bool:
 
 def refusal(error: Exception, identity: Identity) -> str:
     """Why a connection attempt failed, in words for an operator."""
-    text = str(error) or type(error).__name__
+    text = (str(error) or type(error).__name__) + _expiry(identity)
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"the nats-server's certificate is not accepted: {error.verify_message or text}"
     if isinstance(error, ssl.SSLError):
@@ -79,3 +83,14 @@ def refusal(error: Exception, identity: Identity) -> str:
     if identity.certificate and isinstance(error, ConnectionError | EOFError):
         return f"the nats-server ended the connection (does it accept our certificate?): {text}"
     return f"{type(error).__name__}: {text}"
+
+
+def _expiry(identity: Identity) -> str:
+    """A server only says that the certificate is bad."""
+    if not identity.certificate:
+        return ""
+    try:
+        ends = x509.load_pem_x509_certificate(Path(identity.certificate).read_bytes()).not_valid_after_utc
+    except (OSError, ValueError):
+        return ""
+    return f"; ours expired on {ends:%Y-%m-%d}" if ends < datetime.now(UTC) else ""

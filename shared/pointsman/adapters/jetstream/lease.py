@@ -7,7 +7,7 @@ from pointsman.adapters.jetstream.commands import Requests
 from pointsman.adapters.jetstream.direct_stream import DirectStream, RevisionTakenError
 from pointsman.contracts.permissions import LEADER_KEY
 from pointsman.contracts.subjects import lease_bucket
-from pointsman.ports import Lease, LeaseTakenError, StoreUnavailableError, Tenure
+from pointsman.ports import Lease, LeaseTakenError, Tenure
 from pointsman.primitives import PoolName, Term
 
 
@@ -44,9 +44,8 @@ class JetStreamLease(Lease):
             return None
         try:
             record = _records.decode(found.payload)
-        except msgspec.DecodeError as error:
-            undecodable = f"the lease is not understood: {error}"
-            raise StoreUnavailableError(undecodable) from error
+        except msgspec.DecodeError:  # written by no scheduler or scaler: held by nobody
+            return Tenure("", Term(0), found.sequence)
         return Tenure(record.holder, record.term, found.sequence)
 
     @override

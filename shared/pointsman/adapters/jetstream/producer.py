@@ -101,7 +101,8 @@ class WriteWindow:
     def put(self, event: LogEvent, done: asyncio.Future[int] | None = None, *, fence: Fence | None = None) -> int:
         """A full window loses it. Returns a number for `withdraw`; `done` receives the result."""
         self._writer.number += 1
-        identity = message_id(event) or f"{self._writer.session}.{self._writer.number}"
+        # The server forgets by id alone, whoever wrote it: without our session, others could use up our ids.
+        identity = f"{self._writer.session}.{message_id(event) or self._writer.number}"
         write = Write(self._writer.number, event, subject_of(self._writer.pool, event), identity, done, fence)
         self._queue.bytes += len(write.payload)
         if write.unwritable:

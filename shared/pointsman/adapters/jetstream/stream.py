@@ -9,7 +9,14 @@ import msgspec
 from pointsman.adapters.jetstream.commands import Requests
 from pointsman.adapters.jetstream.connection import STREAM_NOT_FOUND, ApiError
 from pointsman.contracts.subjects import SUBJECT_ROOT, log_subjects, stream_name
-from pointsman.ports import CommandTimeoutError, LogExtent, LogMissingError, LogUnavailableError, NoResponderError
+from pointsman.ports import (
+    CommandTimeoutError,
+    LogEntry,
+    LogExtent,
+    LogMissingError,
+    LogUnavailableError,
+    NoResponderError,
+)
 from pointsman.primitives import EngineSeconds, PoolName, Sequence
 
 API_SECONDS_MAX = 2.0
@@ -55,6 +62,7 @@ class Stream:
         self._creates = creates
         self._pool = pool
         self._settings = settings
+        self._own_subjects = f"{SUBJECT_ROOT}.{pool}."
         self.name = stream_name(pool)
 
     async def ensure(self) -> tuple[LogExtent, list[str], int]:
@@ -119,6 +127,12 @@ class Stream:
     @property
     def direct_subject(self) -> str:
         return f"{self._requests.api}DIRECT.GET.{self.name}"
+
+    def entry(self, sequence: Sequence, subject: str, payload: bytes) -> LogEntry:
+        """A reader may have the server deliver entries of another pool into this log; they keep their subject."""
+        if subject.startswith(self._own_subjects):
+            return LogEntry.read(sequence, subject, payload)
+        return LogEntry.foreign(sequence, subject)
 
     def new_inbox(self) -> str:
         return self._requests.new_inbox()

@@ -34,7 +34,9 @@ def grant_next(turn: Turn, instance_id: InstanceId) -> None:
         return
     _assume_prefills(turn, instance_id, queue)
     while queue.pending and not (instance_id in state.fleet.on_trial and state.has_trial_request(instance_id)):
-        eligible = _eligible(state, queue)
+        eligible: InstanceQueue | None = queue
+        if queue.classes_pending > 1 or state.tenants.limits_kv:
+            eligible = _eligible(state, queue)
         if eligible is None:
             return
         request = policies.ordering.first(eligible, turn.now, state)
@@ -46,15 +48,14 @@ def grant_next(turn: Turn, instance_id: InstanceId) -> None:
 
 def _eligible(state: State, queue: InstanceQueue) -> InstanceQueue | None:
     """The queue with only those pending that may be granted next."""
-    pending, classes = queue.pending, queue.classes
+    pending = queue.pending
     if state.tenants.limits_kv:
         pending = {r.id: r for r in pending.values() if not state.waits_for_kv(r)}
-        if len(pending) < len(queue.pending):
-            classes = {name: queue.classes[name] for name in {r.priority for r in pending.values()}}
     if not pending:
         return None
-    if len(classes) > 1:
-        following = next_class(classes)
+    if queue.classes_pending > 1:
+        present = {r.priority for r in pending.values()}
+        following = next_class({name: known for name, known in queue.classes.items() if name in present})
         pending = {r.id: r for r in pending.values() if r.priority == following}
     return queue if pending is queue.pending else replace(queue, pending=pending)
 
@@ -62,9 +63,10 @@ def _eligible(state: State, queue: InstanceQueue) -> InstanceQueue | None:
 def _window_tokens(turn: Turn, queue: InstanceQueue, request: Request) -> Tokens:
     """A part for a class below one that may soon want the engine, unless this is its turn before such a class."""
     window, rank = turn.policies.prefill_window_tokens, RANK[request.priority]
-    if not turn.state.pending.expects_above(request.priority, turn.now) or any(RANK[c] > rank for c in queue.classes):
+    if not turn.state.pending.expects_above(request.priority, turn.now):
         return window
-    return int(LOWER_WINDOW_SHARE * window)
+    waits_above = any(known.requests and RANK[name] > rank for name, known in queue.classes.items())
+    return window if waits_above else int(LOWER_WINDOW_SHARE * window)
 
 
 def grant(turn: Turn, request: Request) -> None:

@@ -107,7 +107,11 @@ def _place(turn: Turn, request: Request, attempt: int, excluded: Collection[Inst
             _reject(turn, request, attempt, excluded, refusal, [], decoder)
         return
     place = None if trial else queue_bound.place_for(turn, request)
-    admitted = choice if trial else _admitted(turn, view, choice, place)
+    admitted: Choice | Refusal = choice
+    if isinstance(place, Refusal):
+        admitted = place
+    elif not trial:
+        admitted = turn.policies.admission.admit(view, choice)
     if isinstance(admitted, Refusal):
         _reject(turn, request, attempt, excluded, admitted, choice.considered, decoder)
         return
@@ -143,10 +147,6 @@ def _place(turn: Turn, request: Request, attempt: int, excluded: Collection[Inst
     )
     if displaced:
         grant_next(turn, displaced)
-
-
-def _admitted(turn: Turn, view: PoolView, choice: Choice, place: queue_bound.Place) -> Choice | Refusal:
-    return place if isinstance(place, Refusal) else turn.policies.admission.admit(view, choice)
 
 
 def _reject(

@@ -58,14 +58,14 @@ def displace(turn: Turn, displaced: Request, newcomer: Request) -> InstanceId:
 
 def _displaced_by(turn: Turn, newcomer: Request) -> Request | None:
     classes = turn.state.pending.classes
-    held = {name: sum(map(len, tenants.values())) for name, tenants in classes.items()}
+    held = {name: sum(map(len, tenants.values())) for name, tenants in classes.items() if tenants}
     guaranteed = CLASS_SHARE * turn.policies.pending_max
     own = newcomer.priority
-    lower = [name for name in classes if RANK[name] < RANK[own] and held[name] > guaranteed]
+    lower = [name for name in held if RANK[name] < RANK[own] and held[name] > guaranteed]
     if lower:
         return _newest(turn, min(lower, key=RANK.__getitem__))
     weighted = _weighted(turn, own)
-    most = max(classes.get(own, ()), key=lambda tenant: weighted(tenant, 0), default=None)
+    most = max(classes[own], key=lambda tenant: weighted(tenant, 0), default=None)
     if most is not None and weighted(newcomer.tenant, 1) < weighted(most, 0):
         return _newest(turn, own)
     if held.get(own, 0) < guaranteed:
@@ -83,7 +83,7 @@ def _newest(turn: Turn, priority: Priority) -> Request:
 
 def _weighted(turn: Turn, priority: Priority) -> Callable[[Tenant, int], float]:
     """Pending requests of a tenant in this class, and so many more, by its weight."""
-    tenants, weights = turn.state.pending.classes.get(priority, {}), turn.state.tenants
+    tenants, weights = turn.state.pending.classes[priority], turn.state.tenants
 
     def weighted(tenant: Tenant, more: int) -> float:
         return (len(tenants.get(tenant, ())) + more) / weights.policy_of(tenant).weight

@@ -126,9 +126,11 @@ class MemoryBroker:
         self._wake()
         return self.extent.last
 
-    def store(self, event: LogEvent) -> Sequence:
-        """Store unless the message id is known."""
+    def store(self, event: LogEvent, writer: str = "") -> Sequence:
+        """Store unless the message id is known from this writer."""
         identity = message_id(event)
+        if identity is not None:
+            identity = f"{writer}.{identity}"
         if identity is not None and identity in self._ids:
             return self._ids[identity]
         sequence = self.store_raw(subject_of(self.pool, event), encode(event))
@@ -183,6 +185,7 @@ class _Writes:
         self._broker = broker
         self._clock = clock
         self._name = name
+        self._session = f"{name} {id(self)}"
         self._listener = listener
         self._window_max = window_max
         self._held: deque[tuple[LogEvent, Fence | None]] = deque()
@@ -210,7 +213,7 @@ class _Writes:
             self._lose("lost by a fault")
             return None
         try:
-            sequence = self._broker.store(event)
+            sequence = self._broker.store(event, self._session)
         except UnwritableError as error:
             self._lose(str(error))
             return None

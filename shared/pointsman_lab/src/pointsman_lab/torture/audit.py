@@ -10,6 +10,7 @@ from pointsman.contracts.requests import RequestEvent
 from pointsman.primitives import EngineSeconds, InstanceId, Sequence
 from pointsman.simulation.replay.leader_order import Kind, LeaderOrder
 from pointsman_lab.torture.decision_rules import DecisionRules
+from pointsman_lab.torture.limits_model import LimitsModel
 from pointsman_lab.torture.network import Stored
 from pointsman_lab.torture.pool_model import PoolModel
 from pointsman_lab.torture.pool_records import ARRIVED
@@ -27,15 +28,23 @@ def audit(
     lease."""
     for stored in history:
         if isinstance(stored.event, LeaderElected) and not stored.duplicate:
-            model = new_model()
+            model, limits = new_model(), LimitsModel()
             for before in history[: stored.sequence]:
-                model.apply(before.event, before.sequence)
-            yield from _Term(stored.event, model, lapses).judge(history[stored.sequence :])
+                if model.apply(before.event, before.sequence) and before.event is not None:
+                    limits.apply(before.event)
+            yield from _Term(stored.event, model, limits, lapses).judge(history[stored.sequence :])
 
 
 class _Term(DecisionRules):
-    def __init__(self, elected: LeaderElected, model: PoolModel, lapses: Collection[tuple[str, Sequence]]) -> None:
+    def __init__(
+        self,
+        elected: LeaderElected,
+        model: PoolModel,
+        limits: LimitsModel,
+        lapses: Collection[tuple[str, Sequence]],
+    ) -> None:
         super().__init__(elected, model)
+        self._limits = limits
         self._lapses = lapses
         self._overdue: dict[InstanceId, EngineSeconds] = {}
         self._decided_at: EngineSeconds = 0.0
@@ -67,6 +76,8 @@ class _Term(DecisionRules):
             yield from self._read(entry)
         for problem in (*self._problems(stored), *self._overdue_returns(stored)):
             yield f"{type(event).__name__} at {stored.sequence}, {stamp.number} of term {self._term}: {problem}"
+        if problem := self._limits.apply(event):
+            yield f"limits at {stored.sequence}, {stamp.number} of term {self._term}: {problem}"
         self._touch(event)
         self._model.apply(event)
         self._touch(event)
@@ -76,7 +87,8 @@ class _Term(DecisionRules):
         if stored.stamp is None or stored.stamp.term != self._term:
             if (self._leader, stored.sequence) not in self._lapses:
                 self._touch(stored.event)
-            self._model.apply(stored.event, stored.sequence)
+            if self._model.apply(stored.event, stored.sequence) and stored.event is not None:
+                self._limits.apply(stored.event)
 
     def _touch(self, event: object) -> None:
         if isinstance(event, RequestEvent):

@@ -13,7 +13,7 @@ from pointsman_cli.bench.answer import decoded_object
 from pointsman_engine_sim.engine import prompt_hash
 from pointsman_lab.torture.engines import MODEL, vocabulary
 from pointsman_lab.torture.http import Exchange, post_scope
-from pointsman_lab.torture.plan import ADAPTER, OVERLOAD_OBJECTIVES_MS, POOL_BLOCK_TOKENS, Plan
+from pointsman_lab.torture.plan import ADAPTER, OVERLOAD_OBJECTIVES_MS, POOL_BLOCK_TOKENS, TENANTS, Plan
 from pointsman_lab.torture.services import IngressProcess
 
 Outcome = Literal["waits", "answered", "refused", "broken off", "cut", "hung up", "nobody there"]
@@ -39,6 +39,7 @@ class ClientRequest:
     session: str = ""
     salt: str = ""
     adapter: str = ""
+    tenant: str = ""
     objective_ms: int = 0
     last: bool = False
     begun_at: EngineSeconds = 0.0
@@ -74,6 +75,7 @@ class Traffic:
     requests: list[ClientRequest] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        self._tenants = Random(f"tenants {self.plan.seed}")
         self._stems = [self._tokens(POOL_BLOCK_TOKENS * self.chance.randint(1, 8)) for _ in range(STEMS)]
 
     def new_request(self, *, last: bool = False) -> ClientRequest:
@@ -91,6 +93,7 @@ class Traffic:
             session=session,
             salt=salt,
             adapter=adapter,
+            tenant=self._tenants.choice(TENANTS) if self.plan.tenants and not last else "",
             last=last,
         )
         if self.plan.overload and not last and chance.random() < HURRIED_SHARE:
@@ -129,6 +132,8 @@ async def send(request: ClientRequest, ingress: IngressProcess) -> None:
         headers["x-request-id"] = request.own_id
     if request.session:
         headers["x-session-id"] = request.session
+    if request.tenant:
+        headers["x-llm-d-inference-fairness-id"] = request.tenant
     if request.objective_ms:
         headers["x-slo-ttft-ms"] = str(request.objective_ms)
     if request.last:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import (
+    HandOverRefused,
     RequestEnd,
     RequestGranted,
     RequestHandedOver,
@@ -52,6 +53,9 @@ class Known:
     is_near: bool = False
     """Too close to a limit to judge: rounding decides."""
     place: str = "nowhere"
+    """Then in a queue, an engine, handed over, decoding."""
+    instance: str = ""
+    rebound_from: str = ""
     uncached: int = 0
     placed_at: float = 0.0
     charged: float = 0.0
@@ -85,9 +89,12 @@ class LimitsModel:
                 return self._place(event)
             case RequestGranted():
                 return self._grant(event)
-            case PrefillFinished() | RequestHandedOver():
-                if known := self.known.get(event.request):
-                    known.place = "answering"
+            case PrefillFinished():
+                self._first_token(event)
+            case RequestHandedOver() | HandOverRefused():
+                if (known := self.known.get(event.request)) and known.place != "decoding":
+                    known.place = "handed over"
+                    known.instance = event.instance if isinstance(event, RequestHandedOver) else event.source
             case RequestRejected() if event.reason in LIMIT_REASONS:
                 return self._refuse(event)
             case RequestFinished() | RequestFailed() | RequestCancelled() | RequestRejected():
@@ -124,7 +131,7 @@ class LimitsModel:
             }
             use.running = {name for name, known in self.known.items() if known.tenant == tenant}
             for known in self.known.values():
-                if known.tenant == tenant and known.place in ("engine", "answering"):
+                if known.tenant == tenant and known.place not in ("nowhere", "queue"):
                     known.kv = known.arrival.prompt_tokens + self._output(known)
 
     def _levels(self, tenant: str, at: float) -> dict[str, float | None]:
@@ -193,14 +200,36 @@ class LimitsModel:
             return ""
         if known.expected:
             return f"{event.request} was placed, but exceeds the {known.expected} of {known.tenant}"
-        known.place, known.uncached, known.placed_at, known.kv = "queue", event.uncached_tokens, event.at, 0
-        if _limited(self.policy(known.tenant)):
-            self._charge(known, self._weighted(known.uncached, known) + self._output(known), event.at)
+        known.placed_at = event.at
+        known.rebound_from = (
+            event.source if isinstance(event, RequestMigrated) and event.rebound else known.rebound_from
+        )
+        self._queue(known, event.instance, event.uncached_tokens, event.at)
         return ""
+
+    def _queue(self, known: Known, instance: str, uncached: int, at: float) -> None:
+        known.place, known.instance, known.uncached, known.kv = "queue", instance, uncached, 0
+        if _limited(self.policy(known.tenant)):
+            self._charge(known, self._weighted(uncached, known) + self._output(known), at)
+
+    def _first_token(self, event: PrefillFinished) -> None:
+        known = self.known.get(event.request)
+        if known is None:
+            return
+        if event.stamp is None and known.rebound_from == event.instance and known.place in ("queue", "engine"):
+            self._queue(known, event.instance, known.arrival.prompt_tokens, event.at)  # it was never taken out of there
+            known.place = "engine"
+        if known.instance == event.instance and known.place in ("engine", "handed over"):
+            known.place = "decoding"
 
     def _grant(self, event: RequestGranted) -> str:
         known = self.known.get(event.request)
-        if known is None or known.place != "queue":
+        if known is None:
+            return ""
+        is_there = known.instance == event.instance and known.place in ("queue", "engine")
+        if event.stamp is None and not is_there and known.place != "decoding" and event.instance in self.capacity:
+            self._queue(known, event.instance, known.arrival.prompt_tokens, event.at)  # its ingress chose
+        if known.place != "queue" or known.instance != event.instance:
             return ""
         known.place = "engine"
         policy = self.policy(known.tenant)

@@ -172,7 +172,7 @@ class Network:
             if elected_after is not None and isinstance(event, LeaderElected):
                 sequence = self.broker.elect(event, elected_after)
             else:
-                sequence = self.broker.store(event)
+                sequence = self.broker.store(event, writer)
             if sequence > last:
                 self._note(sequence, writer, event)
         self._written[writer, number] = sequence

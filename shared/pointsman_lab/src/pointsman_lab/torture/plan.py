@@ -45,6 +45,8 @@ OUTLIER_SETTINGS: tuple[tuple[str, ...], ...] = (
 )
 ADAPTER_SHARE = 0.3
 ADAPTER = "torture-lora"
+TENANTS = ("acme", "beta", "gamma")
+TENANTS_SHARE = 0.4
 OVERLOAD_SHARE = 0.35
 OVERLOAD_REQUESTS = 60
 OVERLOAD_OBJECTIVES_MS = (50, 100, 200, 400)
@@ -77,6 +79,8 @@ class Plan:
     replays: tuple[bool, ...]
     adapters: tuple[tuple[str, ...], ...]
     overload: bool
+    tenants: bool
+    """Whether requests have tenants, and tenants limits (`tenants.py`)."""
     rebalancer_delay: EngineSeconds
     """Mean message delay during faults: plans of a delayed rebalancer are refused."""
     engine: EngineShape
@@ -123,6 +127,7 @@ def _quiet(plan: Plan, scenario: Scenario, seconds: EngineSeconds, *, engines: i
         replays=(True,) * engines,
         adapters=((),) * engines,
         overload=False,
+        tenants=False,
         rebalancer_delay=0.0,
         engine=replace(plan.engine, blocks=160 * 32 // plan.engine.block_size, buffer_steps=10_000),
         window_max=10_000,
@@ -170,6 +175,7 @@ def _any_plan(seed: int) -> Plan:
         replays=replays,
         adapters=adapters,
         overload=overload,
+        tenants=Random(f"tenants {seed}").random() < TENANTS_SHARE,
         rebalancer_delay=delay,
         engine=EngineShape(
             block_size=block_size,

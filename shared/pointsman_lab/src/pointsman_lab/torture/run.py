@@ -35,6 +35,7 @@ from pointsman_lab.torture.operator_faults import undrain_all
 from pointsman_lab.torture.plan import FAULTS_BEGIN, plan_of
 from pointsman_lab.torture.scenarios import SCENARIOS
 from pointsman_lab.torture.services import IngressProcess
+from pointsman_lab.torture.tenants import set_policies
 
 EXPECTED_ERRORS = frozenset({"instance_unschedulable"})
 START_SECONDS_MAX = 1.0
@@ -154,9 +155,12 @@ async def _acts(cluster: Cluster) -> list[str]:
             cluster.loop.outside(chance.random() * START_SECONDS_MAX, process.start)
     injector = Injector(cluster)
     schedule(injector)
+    setting = asyncio.create_task(set_policies(cluster)) if cluster.plan.tenants else None
     clients = [asyncio.create_task(_client(cluster, request, at)) for request, at in _arrivals(cluster)]
     await asyncio.sleep(FAULTS_BEGIN + cluster.plan.fault_seconds)
     heal(injector)
+    if setting is not None:
+        await setting
     await _quiet(cluster, injector, clients)
     cluster.note("final requests")
     last = [cluster.traffic.new_request(last=True) for _ in range(FINAL_REQUESTS)]

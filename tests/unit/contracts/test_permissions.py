@@ -1,0 +1,108 @@
+"""The table of permissions, by itself: what no role may have, and that what a role asks of another account is offered."""
+
+import itertools
+
+import pytest
+
+from pointsman.contracts.permissions import Account, BusRole, BusUser, permissions_of, services
+from pointsman.contracts.subjects import covers, log_subjects
+from pointsman.primitives import PoolName
+from tests.support.bus import POOLS, USERS, granted
+
+SCHEDULER_ONLY = ("STREAM.CREATE", "STREAM.UPDATE", "STREAM.PURGE")
+NOBODY: tuple[str, ...] = (
+    "STREAM.DELETE",
+    "STREAM.MSG.DELETE",
+    "STREAM.LIST",
+    "STREAM.NAMES",
+    "STREAM.SNAPSHOT",
+    "STREAM.RESTORE",
+)
+NOBODY += ("CONSUMER.DELETE", "CONSUMER.DURABLE", "CONSUMER.LIST", "CONSUMER.NAMES", "CONSUMER.INFO", "META", "ACCOUNT")
+IDS = [" ".join(filter(None, (user.role, user.name))) for user in USERS]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "subject", "expected"),
+    [
+        ("a.b", "a.b", True),
+        ("a.*", "a.b", True),
+        ("a.*", "a.b.c", False),
+        ("a.>", "a.b.c", True),
+        ("a.>", "a", False),
+        ("a.b", "a.*", False),
+        ("a.*", "a.*", True),
+        ("a.*", "a.>", False),
+        (">", "a.>", True),
+    ],
+)
+def test_a_pattern_covers_what_matches_it(pattern: str, subject: str, *, expected: bool) -> None:
+    assert covers(pattern, subject) is expected
+
+
+@pytest.mark.parametrize("user", USERS, ids=IDS)
+def test_only_the_scheduler_makes_streams_and_nobody_deletes(user: BusUser) -> None:
+    refused = NOBODY if user.role is BusRole.SCHEDULER else NOBODY + SCHEDULER_ONLY
+    calls = [subject for subject in granted(user).publish if "API" in subject]
+
+    assert [call for call in calls if any(f"API.{one}" in call for one in refused)] == []
+
+
+def test_the_scheduler_purges_checkpoints_only() -> None:
+    purges = [subject for subject in granted(BusUser(BusRole.SCHEDULER)).publish if "PURGE" in subject]
+
+    assert purges == [f"$JS.API.STREAM.PURGE.OBJ_pointsman-{pool}" for pool in POOLS]
+
+
+def test_a_worker_speaks_for_its_own_instance_and_cannot_read() -> None:
+    worker = BusUser(BusRole.WORKER, "engine-1", POOLS[0])
+
+    assert set(granted(worker).publish) == {
+        "pm.default.kv.engine-1",
+        "pm.default.fleet.engine-1",
+        "POINTSMAN.API.STREAM.INFO.POINTSMAN_default",
+    }
+    assert set(granted(worker).subscribe) == {"_INBOX.worker.engine-1.>", "pm.default.cmd.resync.engine-1"}
+
+
+@pytest.mark.parametrize("user", USERS, ids=IDS)
+def test_only_the_inbox_of_its_own_is_heard(user: BusUser) -> None:
+    inboxes = [subject for subject in granted(user).subscribe if subject.startswith("_INBOX")]
+
+    assert inboxes == [f"{user.inbox}.>"]
+
+
+def test_no_inbox_contains_another() -> None:
+    assert [(a, b) for a, b in itertools.permutations(USERS, 2) if covers(f"{a.inbox}.>", f"{b.inbox}.x")] == []
+
+
+@pytest.mark.parametrize("user", USERS, ids=IDS)
+def test_people_and_workers_never_name_a_whole_tree(user: BusUser) -> None:
+    wide = [subject for subject in granted(user).publish if "*" in subject or ">" in subject]
+
+    assert user.account is Account.FLEET or wide == []
+
+
+def test_people_write_no_entry_and_readers_send_no_command() -> None:
+    logs = [subject for pool in POOLS for subject in log_subjects(pool)]
+    reader, operator = granted(BusUser(BusRole.READER)), granted(BusUser(BusRole.OPERATOR, "alice"))
+
+    for rights in (reader, operator):
+        assert not any(covers(log, subject) for log in logs for subject in rights.publish)
+    assert [subject for subject in reader.publish if ".cmd." in subject] == [f"pm.{pool}.cmd.fleet" for pool in POOLS]
+    assert not any("ACCESS" in subject for subject in reader.publish)
+    assert all(subject.endswith((".alice", "cmd.fleet")) for subject in operator.publish if subject.startswith("pm."))
+
+
+@pytest.mark.parametrize("user", USERS, ids=IDS)
+def test_what_a_user_of_another_account_asks_is_offered_there(user: BusUser) -> None:
+    offered = [service.local for service in services() if service.to is user.account]
+
+    if user.account is not Account.FLEET:
+        assert all(any(covers(local, subject) for local in offered) for subject in granted(user).publish)
+
+
+def test_a_worker_of_one_pool_has_no_rights_in_another() -> None:
+    rights = permissions_of(BusUser(BusRole.WORKER, "engine-1", PoolName("coder")), POOLS)
+
+    assert not any("default" in subject for subject in (*rights.publish, *rights.subscribe))
