@@ -12,7 +12,6 @@ from pointsman.primitives import InstanceId, PoolName
 from pointsman.runtime.settings import FleetSettings
 from pointsman_cli.command_client import (
     WAIT_SECONDS_MAX,
-    actor,
     ask,
     connected_link,
     described,
@@ -52,7 +51,7 @@ async def _drain(
     settings: FleetSettings, command: DrainInstance | UndrainInstance, *, wait: bool, as_json: bool
 ) -> int:
     async with connected_link(settings, name="drain") as link:
-        subject = admin_subject(PoolName(settings.pool), "drain", actor(settings))
+        subject = admin_subject(PoolName(settings.pool), "drain", settings.actor)
         answer = await ask(link.commands, subject, command, DrainAnswered, absent=no_scheduler(settings))
         if answer.refusal:
             raise click.ClickException(one_line(answer.refusal))

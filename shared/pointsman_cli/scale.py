@@ -10,7 +10,7 @@ from pointsman.contracts.commands import ScaleAnswered, ScalePool
 from pointsman.contracts.subjects import admin_subject
 from pointsman.primitives import PoolName
 from pointsman.runtime.settings import FleetSettings
-from pointsman_cli.command_client import WAIT_SECONDS_MAX, actor, ask, connected_link, wait_until
+from pointsman_cli.command_client import WAIT_SECONDS_MAX, ask, connected_link, wait_until
 from pointsman_cli.discovery import fleet_settings
 from pointsman_cli.options import CONTEXT, from_options, json_switch
 from pointsman_cli.output_file import print_json
@@ -47,7 +47,7 @@ async def _scale(settings: FleetSettings, instances: int | None, *, wait: bool, 
     async with connected_link(settings, name="scale") as link:
 
         async def request(command: ScalePool) -> ScaleAnswered:
-            subject = admin_subject(PoolName(settings.pool), "scale", actor(settings))
+            subject = admin_subject(PoolName(settings.pool), "scale", settings.actor)
             return await ask(link.commands, subject, command, ScaleAnswered, absent=absent)
 
         answer, done = await request(ScalePool(wanted=instances, asker=REQUESTER)), True

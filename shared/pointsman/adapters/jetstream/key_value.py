@@ -8,10 +8,10 @@ from typing_extensions import override
 
 from pointsman.adapters.jetstream.commands import Requests
 from pointsman.adapters.jetstream.direct_stream import DirectStream, Found, RevisionTakenError
+from pointsman.contracts.permissions import ACCESS_BUCKET
 from pointsman.ports import Clock, KeyValueStore, StoredValue, StoreUnavailableError, ValueChangedError, ValuesRead
 from pointsman.primitives import WallSeconds
 
-ACCESS_BUCKET = "POINTSMAN_ACCESS"
 POLL_WALL_SECONDS: WallSeconds = WallSeconds(0.5)
 READERS_MAX = 32
 """Requests at a time while many values are read."""
