@@ -135,7 +135,7 @@ def openapi_document() -> bytes:
 def _operation(endpoint: Endpoint) -> Schema:
     form = endpoint.parse is None
     required, fields = FORM if form else FIELDS[endpoint.path]
-    body = {"type": "object", "required": required, "properties": {"model": {"type": "string"}, **fields}}
+    body = {"type": "object", "required": required, "properties": {"model": TEXT, **fields}}
     return {
         "summary": f"{endpoint.path}, as vLLM has it.",
         "requestBody": {
@@ -147,7 +147,6 @@ def _operation(endpoint: Endpoint) -> Schema:
 
 
 def _responses(answer: Schema, *, streams: bool = False) -> Schema:
-
     content: Schema = {"application/json": {"schema": answer}}
     if streams:
         content["text/event-stream"] = {"schema": TEXT}

@@ -92,8 +92,8 @@ class Account:
 
 
 class Tenants:
-    """The callbacks are those of a `Tracker`, called once policies are set. `policies`: None until then. `named`: accounts of tenants with a policy of their own. `limits_kv`: whether
-    any policy has a share of the KV capacity."""
+    """The callbacks are those of a `Tracker`, called once policies are set. `policies`: None until then. `named`: accounts
+    of tenants with a policy of their own. `limits_kv`: whether any policy has a share of the KV capacity."""
 
     def __init__(self) -> None:
         self.policies: TenantPolicies | None = None
