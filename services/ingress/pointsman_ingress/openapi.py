@@ -13,7 +13,6 @@ COUNT: Schema = {"type": ["integer", "null"], "minimum": 1, "maximum": 2**31}
 FLAG: Schema = {"type": ["boolean", "null"]}
 TOKEN_IDS: Schema = {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 2**32 - 1}, "minItems": 1}
 TEXT_OR_TEXTS: Schema = {"anyOf": [TEXT, {"type": "array", "items": TEXT, "minItems": 1}]}
-OBJECTS: Schema = {"type": "array", "items": {"type": "object"}, "minItems": 1}
 TOOLS: Schema = {"type": ["array", "null"], "items": {"type": "object"}}
 MESSAGES: Schema = {
     "type": "array",

@@ -132,6 +132,3 @@ class EngineUrlSettings:
 def _place(match: re.Match[str]) -> _Place:
     scheme = match["scheme"].lower()
     return _Place(scheme, match["host"].lower(), (match["port"] or _PORTS[scheme]).lstrip("0") or "0", match["path"])
-
-
-ANY_URL = EngineUrls.of(["http://*:*", "https://*:*"])
