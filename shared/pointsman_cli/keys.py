@@ -25,7 +25,7 @@ from pointsman_cli.command_client import NoAnswerError, ask, connected_link, no_
 from pointsman_cli.discovery import fleet_settings
 from pointsman_cli.options import CONTEXT, from_options, json_switch
 from pointsman_cli.output_file import print_json
-from pointsman_cli.terminal import UNIX_SECONDS_MAX, one_line, output_console, print_line, table
+from pointsman_cli.terminal import UNIX_SECONDS_MAX, output_console, print_line, table
 
 KEY_CHARACTERS = string.ascii_letters + string.digits
 RANDOM_LENGTH = 40  # 238 bits
@@ -229,7 +229,7 @@ async def _change(link: Link, settings: FleetSettings, action: KeyAction, key: A
     command = ChangeApiKey(action=action, key=key, secret_proof=secret_proof(settings.secret, key.id))
     answer = await ask(link.commands, subject, command, ApiKeyAnswered, absent=no_scheduler(settings))
     if answer.refusal:
-        msg = one_line(f"nothing was changed: {answer.refusal}")
+        msg = f"nothing was changed: {answer.refusal}"
         raise click.ClickException(msg)
 
 
@@ -250,12 +250,12 @@ async def _stored_key(store: KeyValueStore, named: str) -> ApiKey:
     key_id = id_of(named)
     found = await store.get(name_of_key(key_id)) if re.fullmatch("[a-z0-9]{1,32}", key_id) else None
     if found is None:
-        msg = f"there is no key {one_line(key_id)}; see: pointsman keys list --all"
+        msg = f"there is no key {key_id}; see: pointsman keys list --all"
         raise click.ClickException(msg)
     try:
         return decode_key(found.value)
     except ValueError as error:
-        msg = one_line(f"the key {key_id} does not decode: {error}")
+        msg = f"the key {key_id} does not decode: {error}"
         raise click.ClickException(msg) from error
 
 

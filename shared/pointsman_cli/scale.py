@@ -14,7 +14,7 @@ from pointsman_cli.command_client import WAIT_SECONDS_MAX, ask, connected_link, 
 from pointsman_cli.discovery import fleet_settings
 from pointsman_cli.options import CONTEXT, from_options, json_switch
 from pointsman_cli.output_file import print_json
-from pointsman_cli.terminal import one_line, print_line
+from pointsman_cli.terminal import print_line
 
 REQUESTER = "pointsman scale"
 
@@ -52,7 +52,7 @@ async def _scale(settings: FleetSettings, instances: int | None, *, wait: bool, 
 
         answer, done = await request(ScalePool(wanted=instances, asker=REQUESTER)), True
         if answer.refusal:
-            msg = one_line(f"nothing was changed: {answer.refusal}")
+            msg = f"nothing was changed: {answer.refusal}"
             raise click.ClickException(msg)
         if wait and not answer.applied:
             answer, done = await wait_until(
