@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from pointsman_ingress.engine.body_rewrites import SALT_FIELD
 from pointsman_ingress.http.errors import ApiError, bad_request
 from pointsman_ingress.http.request_headers import cleaned
 
@@ -83,7 +84,6 @@ AUDIO = _SAMPLING | _names(
     "chunking_strategy known_speaker_names[] known_speaker_references[]",
 )
 
-SALT_FIELD = "cache_salt"
 DROPPED_SHOWN_MAX = 8
 DROPPED_HEADER = b"x-pointsman-dropped-fields"
 OUTLINED_BYTES_MIN = 4096
