@@ -327,7 +327,12 @@ async def test_one_address_has_a_bound_of_its_own_and_others_are_served() -> Non
 
 @pytest.mark.parametrize(
     ("host", "network"),
-    [("10.0.0.1", "10.0.0.1"), ("2001:db8::1", "2001:0db8:0000:0000"), ("fe80::1%eth0", "fe80:0000:0000:0000")],
+    [
+        ("10.0.0.1", "10.0.0.1"),
+        ("2001:db8::1", "2001:0db8:0000:0000"),
+        ("fe80::1%eth0", "fe80:0000:0000:0000"),
+        ("::ffff:10.0.0.1", "10.0.0.1"),
+    ],
 )
 def test_an_address_of_ipv6_is_its_network(host: str, network: str) -> None:
     assert _network(host) == network

@@ -239,7 +239,7 @@ async def test_whatever_an_engine_sends_each_request_has_one_end_and_none_is_a_m
 ) -> None:
     monkeypatch.setattr(client, "CUT_CHECK_WALL_SECONDS", 0.1)
     chance = random.Random(seed)
-    asked = []
+    asked: list[str] = []
     for _ in range(25):
         liar.otherwise = mangled(chance, chance.choice(SOUND))
         async with world.post(COMPLETIONS, {**STREAMED, "stream": chance.random() < 0.7}) as answer:

@@ -249,7 +249,11 @@ async def assembled(
                 access_log=access_log,
                 rules=BodyRules(
                     FieldRules(trusted=not authentication.required, allowed=settings.allow_field),
-                    MediaRules(trusted=not authentication.required, hosts=settings.media_hosts),
+                    MediaRules(
+                        trusted=not authentication.required,
+                        hosts=settings.media_hosts,
+                        allowed=settings.allow_field,
+                    ),
                 ),
                 salts=salts,
                 policies=policies,

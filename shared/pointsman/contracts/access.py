@@ -12,7 +12,7 @@ from pointsman.contracts.envelope import Event
 from pointsman.primitives import Listed, Moment, Name, Tenant
 
 KeyDigest = Annotated[bytes, Meta(min_length=32, max_length=32)]
-KeyId = Annotated[str, Meta(pattern="^[a-z0-9]{1,32}$")]
+KeyId = Annotated[str, Meta(pattern=r"^[a-z0-9]{1,32}\Z")]
 KeyAction = Literal["create", "rotate", "revoke"]
 PATTERNS_MAX = 100
 KEY_BYTES_MAX = 256 * 1024

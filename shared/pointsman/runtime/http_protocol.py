@@ -350,7 +350,12 @@ class _OpenTransport:
 
 
 def _network(host: str) -> str:
-    return ":".join(ipaddress.IPv6Address(host.partition("%")[0]).exploded.split(":")[:4]) if ":" in host else host
+    if ":" not in host:
+        return host
+    address = ipaddress.IPv6Address(host.partition("%")[0])
+    if address.ipv4_mapped is not None:  # on a socket of both kinds
+        return str(address.ipv4_mapped)
+    return ":".join(address.exploded.split(":")[:4])
 
 
 def _refusal(error: httptools.HttpParserError) -> RefusedError:

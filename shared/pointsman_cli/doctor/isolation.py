@@ -148,8 +148,8 @@ class Isolation(Examiner):
                         f"{event.request} of '{list(self._groups)[prompt.group]}' on {event.instance}: "
                         f"{event.cached_tokens:,} tokens cached, at most {explained:,} explained"
                     )
-        if prompt.keys:
-            end = prompt.keys[-1]
+        end = prompt.keys[-1] if prompt.keys else None
+        if end in self._group_of:  # others are not looked up
             whole = max(0, event.prompt_tokens) + max(0, event.completion_tokens)
             self._reach[end] = max(whole, self._reach.get(end, 0))
 

@@ -17,7 +17,7 @@ from pointsman.contracts.subjects import subject_of
 from pointsman.contracts.tenants import TenantPolicies, TenantPoliciesSet
 from pointsman.ports import LogEntry
 from pointsman.primitives import Epoch, InstanceId, PoolName, RequestId, Tenant
-from pointsman.state.state import PoolSettings
+from pointsman.state.state import PoolSettings, State
 from pointsman_cli.doctor import isolation
 from pointsman_cli.doctor.admin_actions import AdminActions
 from pointsman_cli.doctor.examination import Diagnosis, examine
@@ -144,6 +144,17 @@ def test_what_cannot_be_proven_is_said(why: str, monkeypatch: pytest.MonkeyPatch
 
     assert found.findings == []
     assert "of hits unproven: " in found.summary[0]
+
+
+def test_what_is_remembered_of_a_long_log_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(isolation, "KEYS_MAX", 10)
+    engine, found = Engine(), Isolation(SETTINGS)
+    for number in range(100):
+        engine.ask("acme", [number * 1000 + token for token in range(2 * BLOCK)])
+    for event in engine.events:
+        found.before(event, State(SETTINGS))
+
+    assert len(found._reach) <= 10
 
 
 def test_a_request_that_was_tried_twice_may_hit_what_it_left_itself() -> None:

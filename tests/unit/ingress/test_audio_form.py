@@ -101,3 +101,32 @@ def refusal(body: bytes, kind: bytes) -> int:
     except ApiError as refused:
         return refused.status
     return 0
+
+
+@pytest.mark.parametrize(
+    "disposition",
+    [
+        "form-data; name=file; name=model",
+        "form-data; name=file; name*=utf-8''vllm_xargs",
+        "form-data; name*0=vllm; name*1=_xargs",
+        "form-data; NAME=vllm_xargs; name=file",
+        "form-data; name=file\r\nContent-Disposition: form-data; name=model",
+        "form-data",
+        "form-data; name=file" + ";" * 4000,
+    ],
+)
+def test_a_part_whose_name_parsers_may_read_differently_is_refused(disposition: str) -> None:
+    strange = f"--{BOUNDARY}\r\nContent-Disposition: {disposition}\r\n\r\nx\r\n".encode()
+    with pytest.raises(ApiError) as caught:
+        read_form(form(strange), KIND)
+    assert (caught.value.status, caught.value.code) == (400, "invalid_body")
+
+
+def test_a_file_may_have_any_name() -> None:
+    names = "filename=\"a.wav\"; filename*=UTF-8''%e2%82%ac.wav"
+    assert read_form(form(part("file", SOUND, more=f"; {names}")), KIND).file_bytes == len(SOUND)
+
+
+def test_a_content_type_of_many_parameters_is_refused_unread() -> None:
+    with pytest.raises(ApiError):
+        read_form(form(FILE), b"multipart/form-data" + b";" * 30_000 + KIND.removeprefix(b"multipart/form-data"))

@@ -150,3 +150,18 @@ def test_an_accepted_body_is_the_clients_own_to_the_byte_or_has_lost_what_is_unk
     assert (accepted.content, accepted.dropped) == (own, "")
     assert (json.loads(other.content), other.dropped) == (json.loads(own), "modle")
     assert getattr(other.request.prompt, "body", None) == other.content, "what engines render has lost it, too"
+
+
+@pytest.mark.parametrize("name", ["chat_template", "tokenize", "chat\\u005ftemplate"])
+def test_a_template_is_not_hidden_among_its_arguments(name: str) -> None:
+    body = b'{"messages":[],"chat_template_kwargs":{"enable_thinking":false,"%b":"x"}}' % name.encode()
+    with pytest.raises(ApiError) as caught:
+        KEYED.check(body, body_fields.CHAT)
+    assert caught.value.code == "field_not_allowed"
+    FieldRules(trusted=True).check(body, body_fields.CHAT)
+    FieldRules(trusted=False, allowed=["chat_template"]).check(body, body_fields.CHAT)
+
+
+@pytest.mark.parametrize("arguments", [b"null", b"{}", b'{"enable_thinking":false}'])
+def test_other_arguments_of_a_template_pass(arguments: bytes) -> None:
+    KEYED.check(b'{"messages":[],"chat_template_kwargs":%b}' % arguments, body_fields.CHAT)

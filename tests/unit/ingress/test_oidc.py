@@ -118,6 +118,7 @@ FORGERIES: dict[str, Callable[[World], bytes]] = {
     "expired": lambda w: w.token(exp=int(time.time()) - 60),
     "no expiry": lambda w: w.token(exp=None),
     "endless": lambda w: w.token(exp=1e400),
+    "beyond all numbers": lambda w: w.token(exp=10**400),
     "not yet valid": lambda w: w.token(nbf=int(time.time()) + 120),
     "other key under a known id": lambda w: STRANGER.token(iss=w.issuer.url),
     "unknown key id": lambda w: w.token(header={"kid": "other"}),

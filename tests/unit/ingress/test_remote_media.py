@@ -42,6 +42,16 @@ def test_a_client_with_a_key_cannot_make_an_engine_open_a_url(part: dict[str, An
     assert "169.254" not in caught.value.message
 
 
+@pytest.mark.parametrize("name", ["image_embeds", "video_embeds", "audio_embeds", "prompt_embeds"])
+def test_tensors_in_messages_are_refused_as_those_beside_them(name: str) -> None:
+    body = chat({"type": name, name: {"image_embeds": "AAAA"} if name == "image_embeds" else "AAAA"})
+    with pytest.raises(ApiError) as caught:
+        KEYED.check(body)
+    assert (caught.value.code, caught.value.param) == ("field_not_allowed", name)
+    MediaRules(trusted=False, allowed=[name]).check(body)
+    MediaRules(trusted=True).check(body)
+
+
 @pytest.mark.parametrize("part", PARTS)
 def test_without_keys_and_hosts_the_engine_decides(part: dict[str, Any]) -> None:
     MediaRules(trusted=True).check(chat(part))

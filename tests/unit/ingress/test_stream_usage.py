@@ -206,6 +206,11 @@ def test_usage_is_asked_for_and_nothing_else_changes(body: bytes) -> None:
     assert sent == wished
 
 
+def test_no_spelling_keeps_usage_and_so_the_tenants_budget_from_being_counted() -> None:
+    body = rb'{"stream":true,"stream\u005foptions":{"include_usage":false},"prompt":"a"}'
+    assert json.loads(ask_for_usage(body))["stream_options"] == {"include_usage": True}
+
+
 @pytest.mark.parametrize(
     ("fields", "added"),
     [
@@ -214,7 +219,7 @@ def test_usage_is_asked_for_and_nothing_else_changes(body: bytes) -> None:
         ({"stream": True}, True),
         ({"stream": True, "stream_options": {}}, True),
         ({"stream": True, "stream_options": {"include_usage": True}}, False),
-        ({"stream": True, "stream_options": {"continuous_usage_stats": True}}, False),
+        ({"stream": True, "stream_options": {"continuous_usage_stats": True}}, True),
     ],
 )
 def test_usage_is_added_only_if_the_client_did_not_ask_for_it(fields: dict[str, Any], added: bool) -> None:

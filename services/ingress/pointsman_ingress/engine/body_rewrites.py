@@ -10,7 +10,7 @@ from pointsman.primitives import Tenant
 SALT_FIELD = "cache_salt"
 TENANT_FIELD, TENANT_ARGUMENT = "vllm_xargs", "pointsman_client"  # read by `shared/pointsman_vllm`
 
-_ASK_USAGE = b'"stream_options":{"include_usage":true},'
+_ASK_USAGE = b',"stream_options":{"include_usage":true}'
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
@@ -28,9 +28,10 @@ def impose_salt(body: bytes, salt: str, *, replaces: bool) -> bytes:
 
 
 def ask_for_usage(body: bytes) -> bytes:
+    """Appended last, because the last of duplicate fields wins: the client's may have escapes in its name."""
     if b'"stream_options"' not in body:
-        start = body.index(b"{") + 1
-        return body[:start] + _ASK_USAGE + body[start:]
+        end = body.rindex(b"}")
+        return body[:end] + _ASK_USAGE + body[end:]
     return _with(body, "stream_options", {"include_usage": True})
 
 

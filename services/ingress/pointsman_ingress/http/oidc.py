@@ -42,15 +42,15 @@ class TokenVerifier:
             return known[0]
         if not self._keys.is_read:
             raise credentials_unread()
-        claims = await self._verify(token)
+        claims, expires_at = await self._verify(token)
         identity = self._identity(claims)
-        self._verified[digest] = identity, float(claims["exp"])
+        self._verified[digest] = identity, expires_at
         if len(self._verified) > VERIFIED_MAX:
             self._verified.popitem(last=False)
         return identity
 
-    async def _verify(self, token: bytes) -> dict[str, Any]:
-        """Raises ApiError (401)."""
+    async def _verify(self, token: bytes) -> tuple[dict[str, Any], Moment]:
+        """Its claims, and when it expires. Raises ApiError (401)."""
         if len(token) > TOKEN_BYTES_MAX:
             raise invalid_credential()
         try:
@@ -61,7 +61,7 @@ class TokenVerifier:
             key = await self._keys.key(kid)
             if key is None:
                 raise invalid_credential()
-            return jwt.decode(
+            claims = jwt.decode(
                 token,
                 key=key.key,
                 algorithms=key.algorithms,
@@ -70,6 +70,7 @@ class TokenVerifier:
                 leeway=LEEWAY_SECONDS,
                 options={"require": ["exp", "iss", "aud"]},
             )
+            return claims, float(claims["exp"])
         except (jwt.PyJWTError, ValueError, TypeError, OverflowError, RecursionError) as error:
             raise invalid_credential() from error
 

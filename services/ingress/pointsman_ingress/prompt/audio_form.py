@@ -1,6 +1,7 @@
 """Multipart forms of the audio endpoints: parses the few fields that routing needs, within bounds."""
 
 import logging
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,9 @@ logging.getLogger("python_multipart").setLevel(logging.CRITICAL)  # it warns of 
 
 PARTS_MAX = 64
 FIELD_BYTES_MAX = 1024
+PARAMETERS_MAX = 16
+"""Of a header: parsing takes the square of their number."""
+_NAMES = re.compile(rb";[ \t]*name([ \t*0-9]*)=", re.IGNORECASE)
 
 FILE = b"file"
 READ_FIELDS = frozenset({b"model", b"stream", b"user"})
@@ -32,7 +36,8 @@ class AudioForm:
 
 def read_form(body: bytes, content_type: bytes) -> AudioForm:
     """Raises ApiError."""
-    kind, options = parse_options_header(content_type)
+    few = content_type.count(b";") <= PARAMETERS_MAX
+    kind, options = parse_options_header(content_type) if few else (b"", {})
     boundary = options.get(b"boundary", b"")
     if kind != b"multipart/form-data" or not boundary:
         msg = "The body must be multipart/form-data, and its content-type must name the boundary."
@@ -61,6 +66,7 @@ class _Reader:
         self.file_bytes = 0
         self.ended = False
         self._parts = 0
+        self._named = False
         self._name = self._header = self._value = b""
 
     def callbacks(self) -> "MultipartCallbacks":
@@ -76,7 +82,7 @@ class _Reader:
 
     def _on_part_begin(self) -> None:
         self._parts += 1
-        self._name = b""
+        self._name, self._named = b"", False
         if self._parts > PARTS_MAX:
             msg = f"The form has more than {PARTS_MAX} parts."
             raise bad_request(msg, code="invalid_body")
@@ -92,11 +98,21 @@ class _Reader:
 
     def _on_header_end(self) -> None:
         if self._header.lower() == b"content-disposition":
+            self._check_disposition()
             _, options = parse_options_header(self._value)
             self._name = options.get(b"name", b"")
             self.names.add(self._name)
             if self._name in READ_FIELDS:
                 self.fields[self._name] = b""
+
+    def _check_disposition(self) -> None:
+        """Every parser must read the same name: forms of some have `name*`, or the last of several. Raises ApiError."""
+        names = _NAMES.findall(self._value)
+        one = not self._named and len(names) == 1 and not names[0].strip()
+        if not one or self._value.count(b";") > PARAMETERS_MAX:
+            msg = "Each part of the form must have one Content-Disposition with one plain name and few parameters."
+            raise bad_request(msg, code="invalid_body")
+        self._named = True
 
     def _on_part_data(self, data: bytes, start: int, end: int) -> None:
         if self._name == FILE:

@@ -84,6 +84,11 @@ AUDIO = _SAMPLING | _names(
     "chunking_strategy known_speaker_names[] known_speaker_references[]",
 )
 
+TEMPLATE_ARGUMENTS = "chat_template_kwargs"
+TEMPLATE = "chat_template"
+NOT_ARGUMENTS = frozenset({TEMPLATE, "tokenize"})
+"""Of a template: these replace it, or how it is rendered (CVE-2025-61620, CVE-2025-62426). Refused where TEMPLATE is."""
+
 DROPPED_SHOWN_MAX = 8
 DROPPED_HEADER = b"x-pointsman-dropped-fields"
 OUTLINED_BYTES_MIN = 4096
@@ -114,6 +119,8 @@ class FieldRules:
         """`body`: a valid JSON object. `known`: those of the endpoint. Raises ApiError."""
         fields = self._decode(_outline(body))
         salted = SALT_FIELD in fields
+        if TEMPLATE_ARGUMENTS in fields and TEMPLATE in self._refused:
+            self._check_arguments(bytes(fields[TEMPLATE_ARGUMENTS]))
         if fields.keys() <= known:
             return CheckedFields(salted=salted)
         foreign = tuple(name for name in fields if name not in known and name not in self._further)
@@ -121,6 +128,11 @@ class FieldRules:
             if name in self._refused and bytes(fields[name]) != b"null":
                 raise field_not_allowed(name)
         return CheckedFields(foreign, salted=salted)
+
+    def _check_arguments(self, arguments: bytes) -> None:
+        """Raises ApiError."""
+        for name in NOT_ARGUMENTS & self._decode(arguments).keys() if arguments != b"null" else ():
+            raise field_not_allowed(name)
 
     def check_form(self, names: Collection[str]) -> None:
         """A form goes to the engine as it came, so unknown fields are refused. Raises ApiError."""

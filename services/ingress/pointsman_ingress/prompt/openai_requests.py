@@ -273,8 +273,8 @@ def parsed(
     if len(salt) > SALT_LENGTH_MAX:
         msg = f"`cache_salt` is longer than {SALT_LENGTH_MAX} characters."
         raise bad_request(msg, param="cache_salt")
-    # Usage in every chunk cannot be removed.
-    shows_usage = options is not None and (options.include_usage or options.continuous_usage_stats)
+    # `continuous_usage_stats` alone shows none in vLLM: the tenant would pay for a guess.
+    shows_usage = options is not None and options.include_usage
     return ParsedRequest(
         model=fields.model or "",
         prompt=prompt,

@@ -10,8 +10,11 @@ import msgspec
 
 from pointsman_ingress.http.errors import ApiError, bad_request
 from pointsman_ingress.http.request_headers import cleaned
+from pointsman_ingress.prompt.body_fields import field_not_allowed
 
 MEDIA = frozenset({"image_url", "video_url", "audio_url", "file_url", "image", "video", "audio", "input_audio", "file"})
+TENSORS = frozenset({"image_embeds", "video_embeds", "audio_embeds", "prompt_embeds"})
+"""Parts that an engine unpickles or computes with as they are."""
 URL = "url"
 NESTED = frozenset({"content", "output", "source", "messages"})
 _ODD = frozenset(" @\\")
@@ -37,9 +40,10 @@ _decode = msgspec.json.Decoder(_Messages).decode
 
 
 class MediaRules:
-    def __init__(self, *, trusted: bool, hosts: Collection[str] = ()) -> None:
+    def __init__(self, *, trusted: bool, hosts: Collection[str] = (), allowed: Collection[str] = ()) -> None:
         """`trusted`: clients are the operator's own, and may name any URL unless there are `hosts`. A host may begin
-        with `*.`."""
+        with `*.`. `allowed`: of TENSORS, by the operator."""
+        self._refused = frozenset() if trusted else TENSORS - frozenset(allowed)
         self._open = trusted and not hosts
         self._trusted = trusted
         self._hosts = tuple(host.lower() for host in hosts)
@@ -54,6 +58,8 @@ class MediaRules:
                 self._check_part(part)
 
     def _check_part(self, part: dict[str, Any]) -> None:
+        for name in self._refused & part.keys():
+            raise field_not_allowed(name)
         for name in MEDIA & part.keys():
             for url in _urls(part[name]):
                 if not self._allows(url):
