@@ -14,7 +14,7 @@ from anthropic import Anthropic, AsyncAnthropic
 
 from pointsman.adapters.clocks import ScaledClock
 from tests.support.engine_sim import running_engine as simulated_engine
-from tests.support.events import joined, reported
+from tests.support.events import reported
 from tests.support.fake_engine import Behaviour
 from tests.support.ingress_world import ONE, TWO, World, eventually_listed, world_with
 
@@ -26,10 +26,9 @@ WEATHER: Any = {"name": "weather", "input_schema": {"type": "object", "propertie
 @pytest.fixture
 async def world() -> AsyncIterator[World]:
     async with simulated_engine(model="m") as engine, world_with(tokenizer="builtin") as opened:
-        opened.scheduler.engines = {ONE: engine.url}
-        now = ScaledClock().now()
-        await opened.log.append(joined(ONE, url=engine.url, epoch=2, at=now, max_model_len=1000))
-        await opened.log.append(msgspec.structs.replace(reported(TWO, 0, [], at=now), running=5, aliases=["known"]))
+        await opened.grants({ONE: engine.url})
+        busy = msgspec.structs.replace(reported(TWO, 0, [], at=ScaledClock().now()), running=5, aliases=["known"])
+        await opened.log.append(busy)
         await eventually_listed(opened, "known")
         yield opened
 

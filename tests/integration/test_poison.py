@@ -1,25 +1,54 @@
 """A running fleet gets poison of every kind on every subject of its log and its commands, and goes on."""
 
 import asyncio
+import base64
 import json
 import re
 import sqlite3
 import urllib.request
-from contextlib import closing
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 
+import nkeys
 from nats.aio.client import Client
 
 from pointsman.contracts.codec import encode
-from pointsman.contracts.commands import DescribeFleet
+from pointsman.contracts.commands import (
+    ChangeApiKey,
+    DescribeFleet,
+    DrainInstance,
+    ScalePool,
+    SetTenantPolicies,
+    UndrainInstance,
+)
 from tests.golden.samples import COMMANDS, EVENTS
 from tests.support.poison import bad_fields, bad_utf8, deep
 from tests.support.up import POINTSMAN, RunningUp, pointsman_up
 from tests.support.waiting import eventually
 
-LOG_KINDS = ("kv.engine-1", "fleet.engine-1", "request.r-1", "scale", "leader", "lost")
-COMMAND_KINDS = ("route", "handover", "follow", "cancel", "migrate", "drain", "scale", "fleet", "resync.engine-1")
-STRANGE_SUBJECTS = (b"pm.default.fleet.\xff\xfe", b"pm.default.kv.[/red]", b"pm.default.request.\xc3\x28")
+WRITERS = {
+    "workers/default/engine-1": ("kv.engine-1", "fleet.engine-1"),
+    "ingress": ("request.r-1", "lost"),
+    "scaler": ("scale",),
+    "scheduler": ("leader",),
+}
+"""Subjects of the log by the credential that may write there."""
+SENDERS = {
+    "ingress": ("route", "handover", "follow", "cancel", "fleet"),
+    "rebalancer": ("migrate",),
+    "operators/local": ("drain.local", "scale.local", "keys.local", "tenants.local"),
+    "scheduler": ("resync.engine-1",),
+}
+"""Subjects of commands, likewise."""
+OBEYED = {
+    "drain.local": (DrainInstance, UndrainInstance),
+    "scale.local": ScalePool,
+    "keys.local": ChangeApiKey,
+    "tenants.local": SetTenantPolicies,
+}
+"""What an operator may ask for there is done and is no poison."""
+STRANGE_SUBJECTS = (b"pm.default.fleet.\xff\xfe", b"pm.default.fleet.[/red]", b"pm.default.request.\xc3\x28")
 
 
 def garbage() -> list[bytes]:
@@ -34,34 +63,53 @@ def garbage() -> list[bytes]:
     return [payload for payload in made if len(payload) < 100_000]
 
 
-async def poison(url: str) -> int:
-    """Publish all of it; returns how many messages the log has got."""
+@asynccontextmanager
+async def client_of(url: str, seed: str) -> AsyncIterator[Client]:
     client = Client()
-    await client.connect(url, max_reconnect_attempts=2)
+    await client.connect(url, max_reconnect_attempts=2, nkeys_seed_str=seed)
+    try:
+        yield client
+        await client.flush()
+    finally:
+        await client.close()
+
+
+async def poison(url: str, credentials: Path) -> int:
+    """Publish all of it, each where its thief may; returns how many messages the log has got."""
+    seeds = {name: (credentials / f"{name}.nk").read_text().strip() for name in WRITERS | SENDERS}
     bad = garbage()
-    for payload in bad:
-        for kind in LOG_KINDS:
-            await client.publish(f"pm.default.{kind}", payload)
-    for kind in COMMAND_KINDS:
-        for payload in (
-            *bad[:20],
-            *(encode(command) for command in COMMANDS if not isinstance(command, DescribeFleet)),
-        ):
-            await client.publish(f"pm.default.cmd.{kind}", payload)
-    await client.flush()
-    await client.close()
+    for name, kinds in WRITERS.items():
+        async with client_of(url, seeds[name]) as client:
+            for payload in bad:
+                for kind in kinds:
+                    await client.publish(f"pm.default.{kind}", payload)
+    for name, kinds in SENDERS.items():
+        async with client_of(url, seeds[name]) as client:
+            for kind in kinds:
+                unwanted = [c for c in COMMANDS if not isinstance(c, OBEYED.get(kind, DescribeFleet))]
+                for payload in (*bad[:20], *map(encode, unwanted)):
+                    await client.publish(f"pm.default.cmd.{kind}", payload)
+    await poison_by_hand(url, seeds["ingress"])
+    return len(bad) * sum(map(len, WRITERS.values())) + len(STRANGE_SUBJECTS) + 1
+
+
+async def poison_by_hand(url: str, seed: str) -> None:
+    """What no client library sends."""
     host, port = url.removeprefix("nats://").split(":")
-    _, writer = await asyncio.open_connection(host, int(port))
-    writer.write(b'CONNECT {"verbose":false,"headers":true}\r\n')
+    reader, writer = await asyncio.open_connection(host, int(port))
+    greeting = json.loads((await reader.readline()).removeprefix(b"INFO "))
+    pair = nkeys.from_seed(bytearray(seed.encode()))
+    signature = base64.urlsafe_b64encode(pair.sign(greeting["nonce"].encode())).rstrip(b"=").decode()
+    login = {"verbose": False, "headers": True, "nkey": pair.public_key.decode(), "sig": signature}
+    writer.write(b"CONNECT %s\r\n" % json.dumps(login).encode())
     for subject in STRANGE_SUBJECTS:
         writer.write(b"PUB %s 2\r\n{}\r\n" % subject)
     header = b"NATS/1.0 \xff\xfe\r\nName\xff: \xff\r\n\r\n"
     writer.write(b"HPUB pm.default.fleet.engine-1 %d %d\r\n%s{}\r\n" % (len(header), len(header) + 2, header))
     writer.write(b"PING\r\n")
     await writer.drain()
-    await asyncio.sleep(0.1)
+    assert b"-ERR" not in await reader.readuntil(b"PONG\r\n")
     writer.close()
-    return len(bad) * len(LOG_KINDS) + len(STRANGE_SUBJECTS) + 1
 
 
 def ask(up: RunningUp, text: str) -> int:
@@ -97,7 +145,7 @@ async def test_a_fleet_that_is_poisoned_serves_on_with_the_same_processes(tmp_pa
         before = process_ids(up)
         assert [await asyncio.to_thread(ask, up, f"before {n}") for n in range(2)] == [200] * 2
 
-        poisons = await poison(url)
+        poisons = await poison(url, up.data / "credentials")
 
         async def serves() -> bool:
             return await asyncio.to_thread(ask, up, "after") == 200

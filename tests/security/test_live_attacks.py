@@ -18,7 +18,7 @@ from pointsman_cli.discovery import FleetFile, find_fleet
 from tests.security.live import key_for, secrets_of
 from tests.support.fake_engine import running_engine
 from tests.support.log_reading import events_in, link_to
-from tests.support.up import RunningUp, pointsman_up
+from tests.support.up import OUTSIDER, RunningUp, pointsman_up
 from tests.support.waiting import eventually
 
 MEMO = [7 + number % 900 for number in range(1100)]
@@ -185,6 +185,7 @@ async def forge(fleet: Fleet, credential: str, url: str) -> None:
     }
     client = await nats.connect(
         fleet.file.nats,
+        name=OUTSIDER,
         error_cb=silent,
         allow_reconnect=False,
         inbox_prefix="_INBOX.x",
