@@ -64,7 +64,7 @@ def test_the_system_keeps_its_promises_under_faults(first: int) -> None:
         ("CacheGap", 3),
         ("CacheSnapshot", 20),
         ("CacheCleared", 3),
-        ("MigrationRefused", 5),
+        ("MigrationRefused", 2),
         ("RequestMigrated planned", 20),
         ("RequestMigrated relocated", 10),
         ("RequestMigrated re-bound", 3),

@@ -6,6 +6,7 @@ import resource
 import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from concurrent.futures import Executor
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -184,9 +185,11 @@ async def assembled(
     chance: Random | None = None,
     pool_boards: Mapping[PoolName, HealthBoard] | None = None,
     access_log_out: Output | None = None,
+    executor: Executor | None = None,
 ) -> AsyncIterator[AsgiApp]:
-    """`links`: one per pool. `engine_session`: replaces HTTP to engines. `chance`: source of ids and probes. Raises
-    click.ClickException if a tokenizer is unreadable or a setting of credentials makes no sense."""
+    """`links`: one per pool. `engine_session`: replaces HTTP to engines. `chance`: source of ids and probes.
+    `executor`: replaces the threads for large bodies. Raises click.ClickException if a tokenizer is unreadable or a
+    setting of credentials makes no sense."""
     access = next(iter(links.values())).access
     authentication = _authentication(settings, access, clock=clock, board=board, supervisor=supervisor)
     chance = chance or SystemRandom()
@@ -206,7 +209,7 @@ async def assembled(
         )
         with ExitStack() as stack:
             served = []
-            work = WorkThreads()
+            work = WorkThreads(executor=executor)
             stack.callback(work.close)
             for name, link in links.items():
                 pool_board = (pool_boards or {}).get(name, board)

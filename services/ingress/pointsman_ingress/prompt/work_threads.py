@@ -4,7 +4,7 @@ else a client's address) has half of them at most, and owners take turns."""
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, ParamSpec, TypeVar
 
@@ -15,8 +15,9 @@ T = TypeVar("T")
 
 
 class WorkThreads:
-    def __init__(self, threads: int = THREADS) -> None:
-        self._executor = ThreadPoolExecutor(threads, thread_name_prefix="work")
+    def __init__(self, threads: int = THREADS, executor: Executor | None = None) -> None:
+        """`executor`: replaces the threads."""
+        self._executor = executor or ThreadPoolExecutor(threads, thread_name_prefix="work")
         self._free = threads
         self._share = max(1, threads // 2)
         self._running: dict[str, int] = {}

@@ -8,14 +8,14 @@ import signal
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Generator, Iterator
-from concurrent.futures import Executor
+from concurrent.futures import Executor, Future
 from contextlib import contextmanager
 from contextvars import Context, ContextVar
 from random import Random
 from types import FrameType
 from typing import Any, TypeVar, cast
 
-from typing_extensions import TypeVarTuple, Unpack, override
+from typing_extensions import ParamSpec, TypeVarTuple, Unpack, override
 
 from pointsman.primitives import EngineSeconds
 
@@ -26,6 +26,7 @@ STEPS_MAX = 400_000
 STEPS_AT_ONE_MOMENT_MAX = 20_000
 CPU_SECONDS_MAX = 90.0
 WATCHED_STEPS = 2_000
+P = ParamSpec("P")
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
@@ -62,6 +63,19 @@ class StalledError(Exception):
 
 class EndlessStepError(Exception):
     """One step of a service does not return."""
+
+
+class InPlace(Executor):
+    """Does the work at once, where it is submitted: threads are not repeatable."""
+
+    @override
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        done: Future[T] = Future()
+        try:
+            done.set_result(fn(*args, **kwargs))
+        except Exception as error:  # noqa: BLE001 - whatever it is, it belongs to who awaits it
+            done.set_exception(error)
+        return done
 
 
 class VirtualLoop(asyncio.BaseEventLoop):

@@ -22,6 +22,7 @@ from pointsman_lab.torture.engine_host import EngineHost, HostProbe, MemorySocke
 from pointsman_lab.torture.engines import RunningEngine
 from pointsman_lab.torture.environment import Environment
 from pointsman_lab.torture.http import Session
+from pointsman_lab.torture.loop import InPlace
 from pointsman_lab.torture.network import LinkConditions
 from pointsman_lab.torture.processes import HttpProcess, Process, ProcessRun
 from pointsman_rebalancer.main import chosen_policy
@@ -136,6 +137,7 @@ class IngressProcess(HttpProcess):
             supervisor=supervisor,
             engine_session=cast(aiohttp.ClientSession, session),
             chance=environment.chance(f"ids of {self.link.name}"),
+            executor=InPlace(),
         ) as app:
             self.app = app
             await supervisor.until_stopped()
