@@ -41,11 +41,11 @@ SENDERS = {
     "scheduler": ("resync.engine-1",),
 }
 """Subjects of commands, likewise."""
-OBEYED = {
+OBEYED: dict[str, tuple[type, ...]] = {
     "drain.local": (DrainInstance, UndrainInstance),
-    "scale.local": ScalePool,
-    "keys.local": ChangeApiKey,
-    "tenants.local": SetTenantPolicies,
+    "scale.local": (ScalePool,),
+    "keys.local": (ChangeApiKey,),
+    "tenants.local": (SetTenantPolicies,),
 }
 """What an operator may ask for there is done and is no poison."""
 STRANGE_SUBJECTS = (b"pm.default.fleet.\xff\xfe", b"pm.default.fleet.[/red]", b"pm.default.request.\xc3\x28")
@@ -86,7 +86,7 @@ async def poison(url: str, credentials: Path) -> int:
     for name, kinds in SENDERS.items():
         async with client_of(url, seeds[name]) as client:
             for kind in kinds:
-                unwanted = [c for c in COMMANDS if not isinstance(c, OBEYED.get(kind, DescribeFleet))]
+                unwanted = [c for c in COMMANDS if not isinstance(c, OBEYED.get(kind, (DescribeFleet,)))]
                 for payload in (*bad[:20], *map(encode, unwanted)):
                     await client.publish(f"pm.default.cmd.{kind}", payload)
     await poison_by_hand(url, seeds["ingress"])
