@@ -1,6 +1,8 @@
 """What `pointsman-lab faults` judges: answers as clients see them, and whether its checks find what is planted."""
 
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 from typing_extensions import override
 
 from pointsman.adapters.clocks import ScaledClock
@@ -9,9 +11,11 @@ from pointsman.contracts.decisions import LeaderElected, RequestGranted
 from pointsman.contracts.envelope import Stamp
 from pointsman.ports import LogEntry
 from pointsman.primitives import InstanceId, RequestId, Term, WallSeconds
+from pointsman.simulation.workload import WorkloadRequest
 from pointsman.state.state import PoolSettings, State
+from pointsman_cli.discovery import FleetFile
 from pointsman_lab.faults import checks
-from pointsman_lab.faults.clients import Exchange, judged
+from pointsman_lab.faults.clients import Clients, Exchange, judged
 from pointsman_lab.faults.observations import Evidence
 from pointsman_lab.faults.schedule import DEFAULT_FAULTS, FaultError, checked, scheduled
 from pointsman_scheduler.log_liveness import LogLiveness
@@ -40,6 +44,32 @@ def test_an_answer_is_whole_or_says_clearly_that_there_is_none(status: int, answ
     exchange = Exchange(request="r", streamed=True, asked_at=0.0, status=status)
 
     assert judged(exchange, answer, 2)[0] == ending
+
+
+async def test_a_request_goes_by_the_id_that_its_answer_tells() -> None:
+    """The log has no other of a request that was placed without a scheduler."""
+    own = "0123456789abcdef01234567"
+
+    async def refuses(_: web.Request) -> web.Response:
+        return web.json_response({"error": {"code": "x"}}, status=503, headers={"x-pointsman-request-id": own})
+
+    app = web.Application()
+    app.router.add_post("/v1/completions", refuses)
+    async with TestServer(app) as server:
+        url = str(server.make_url("/"))
+        fleet = FleetFile(
+            nats="", ingress=url, pool="default", model="m", policy="", speed=1.0, slo_ttft=1.0, block_tokens=16,
+            secret_file="", data="", pid=1, started_at=0.0,
+        )  # fmt: skip
+        clients = Clients(
+            fleet,
+            [WorkloadRequest(arrival_s=0.0, block_ids=(1,), input_length=8, output_tokens=4)],
+            seed=1,
+            tokens_max=4,
+        )
+        await clients.run()
+
+    assert [(exchange.request, exchange.ending) for exchange in clients.exchanges] == [(own, "refused")]
 
 
 def test_a_seed_gives_the_same_faults_again_and_no_others_are_known() -> None:

@@ -35,9 +35,12 @@ NORMAL_FACTOR, NORMAL_SLACK_SECONDS = 1.5, 0.25
 """Normal: all whole, and P90 of TTFT at most baseline * factor + slack."""
 DONE = b"[DONE]"
 PREFIX = "bf"
+OWN_ID_HEADER = "x-pointsman-request-id"
 
 
 class Exchange(msgspec.Struct, kw_only=True):
+    """`request`: the ingress's id once it has answered, before that the client's."""
+
     request: str
     streamed: bool
     asked_at: float
@@ -142,6 +145,7 @@ class Clients:
         try:
             async with await self._connected(session, body, headers) as response:
                 exchange.status = response.status
+                exchange.request = response.headers.get(OWN_ID_HEADER, exchange.request)
                 exchange.instance = response.headers.get("x-pointsman-instance", "")
                 exchange.knowledge = response.headers.get("x-pointsman-knowledge", "")
                 parts = []

@@ -75,7 +75,8 @@ async def gathered(
 
 
 def _name_as_logged(evidence: Evidence) -> None:
-    """A request sent again within an ingress is in the log under each of its ids; the last one counts."""
+    """Requests without an answer. One sent again within an ingress is in the log under each of its ids; the last one
+    counts."""
     arrived = (entry.event for entry in evidence.entries if isinstance(entry.event, RequestArrived))
     logged = {event.client_request_id: event.request for event in arrived}
     for exchange in evidence.exchanges:
