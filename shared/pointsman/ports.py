@@ -1,5 +1,5 @@
-"""Protocols of the outside world: log, commands, clock, lease, key-value store, checkpoints and instance provider. `adapters` implements
-them; `main.py` of a service chooses. Every wait takes a timeout, every window has a named limit."""
+"""Protocols of the outside world: log, commands, clock, lease, key-value store, checkpoints and instance provider.
+`adapters` implements them; `main.py` of a service chooses. Every wait takes a timeout, every window has a named limit."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager

@@ -84,11 +84,6 @@ async def described(commands: Commands, settings: FleetSettings) -> FleetDescrib
     return await ask(commands, subject, DescribeFleet(), FleetDescribed, absent=no_scheduler(settings))
 
 
-def actor(settings: FleetSettings) -> str:
-    """Name under which NATS lets this process send admin commands: that of its credential."""
-    return settings.actor
-
-
 def no_scheduler(settings: FleetSettings) -> str:
     return f"no scheduler serves the pool '{settings.pool}' on {settings.nats_shown}; look at its log, or name the pool with --pool"
 

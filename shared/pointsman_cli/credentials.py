@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from pointsman.contracts.permissions import BusRole, BusUser
-from pointsman.contracts.subjects import REQUEST_ID_PATTERN, valid_name
+from pointsman.contracts.subjects import valid_name
 from pointsman.primitives import PoolName
 from pointsman.runtime.bus_users import USERS_FILE, Credentials, valid_operator
 from pointsman_cli.options import CONTEXT
@@ -74,7 +74,7 @@ def _worker(text: str, pools: list[PoolName]) -> BusUser:
         msg = f"'{text}': there are several pools; write POOL/INSTANCE"
         raise click.BadParameter(msg, param_hint="--worker")
     found = PoolName(pool) if slash else pools[0]
-    if found not in pools or not REQUEST_ID_PATTERN.match(instance):
+    if found not in pools or not valid_name(instance):
         msg = f"'{text}' is not [POOL/]INSTANCE with a pool of {', '.join(pools)}"
         raise click.BadParameter(msg, param_hint="--worker")
     return BusUser(BusRole.WORKER, instance, found)

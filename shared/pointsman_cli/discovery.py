@@ -124,8 +124,8 @@ def fleet_at(place: str | None = None) -> FleetFile:
 
 
 def fleet_settings(place: str | Path | None = None, pool: str | None = None, *, acts: bool = False) -> FleetSettings:
-    """`acts`: see `FleetFile.settings`. Settings to join the fleet that `--from` names; `POINTSMAN_*` for a NATS URL of a fleet not started here. Raises
-    NoFleetError, SeveralFleetsError."""
+    """Settings to join the fleet that `--from` names; `POINTSMAN_*` for a NATS URL of a fleet not started here. `acts`: see
+    `FleetFile.settings`. Raises NoFleetError, SeveralFleetsError."""
     nats, data = _named(place)
     try:
         return find_fleet(nats, data).settings(pool, acts=acts)

@@ -12,7 +12,6 @@ from pointsman.primitives import InstanceId, PoolName
 from pointsman.runtime.settings import FleetSettings
 from pointsman_cli.command_client import (
     WAIT_SECONDS_MAX,
-    actor,
     ask,
     connected_link,
     described,
@@ -22,7 +21,7 @@ from pointsman_cli.command_client import (
 from pointsman_cli.discovery import fleet_settings
 from pointsman_cli.options import CONTEXT, from_options, json_switch
 from pointsman_cli.output_file import print_json
-from pointsman_cli.terminal import one_line, print_line
+from pointsman_cli.terminal import print_line
 
 REASON = "pointsman drain"
 
@@ -52,10 +51,10 @@ async def _drain(
     settings: FleetSettings, command: DrainInstance | UndrainInstance, *, wait: bool, as_json: bool
 ) -> int:
     async with connected_link(settings, name="drain") as link:
-        subject = admin_subject(PoolName(settings.pool), "drain", actor(settings))
+        subject = admin_subject(PoolName(settings.pool), "drain", settings.actor)
         answer = await ask(link.commands, subject, command, DrainAnswered, absent=no_scheduler(settings))
         if answer.refusal:
-            raise click.ClickException(one_line(answer.refusal))
+            raise click.ClickException(answer.refusal)
         idle = True
         if wait:
             _, idle = await wait_until(

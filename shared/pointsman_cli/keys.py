@@ -6,9 +6,9 @@ import re
 import secrets
 import string
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 import msgspec
@@ -21,17 +21,19 @@ from pointsman.contracts.subjects import admin_subject
 from pointsman.ports import KeyValueStore, Link, StoreUnavailableError
 from pointsman.primitives import PoolName, Tenant
 from pointsman.runtime.settings import FleetSettings
-from pointsman_cli.command_client import NoAnswerError, actor, ask, connected_link, no_scheduler
+from pointsman_cli.command_client import NoAnswerError, ask, connected_link, no_scheduler
 from pointsman_cli.discovery import fleet_settings
 from pointsman_cli.options import CONTEXT, from_options, json_switch
 from pointsman_cli.output_file import print_json
-from pointsman_cli.terminal import UNIX_SECONDS_MAX, one_line, output_console, print_line, table
+from pointsman_cli.terminal import UNIX_SECONDS_MAX, output_console, print_line, table
 
 KEY_CHARACTERS = string.ascii_letters + string.digits
 RANDOM_LENGTH = 40  # 238 bits
 ID_CHARACTERS = string.ascii_lowercase + string.digits
 ID_LENGTH = 10
 SECONDS_OF = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+
+T = TypeVar("T")
 
 
 class Duration(click.ParamType[float]):
@@ -111,12 +113,11 @@ def create_command(
 def list_command(tenant: str | None, everything: bool, place: str | None, pool: str | None, as_json: bool) -> None:
     """List keys: who has them, who made them, and what they may be used for."""
     settings = fleet_settings(place, pool, acts=True)
-    found: list[ApiKey] = []
 
-    async def read(link: Link) -> None:
-        found.extend(await _stored_keys(link.access))
+    async def read(link: Link) -> list[ApiKey]:
+        return await _stored_keys(link.access)
 
-    _run(settings, read)
+    found = _run(settings, read)
     shown = [
         key
         for key in sorted(found, key=lambda key: (key.tenant, key.created_at))
@@ -197,39 +198,38 @@ def rotate_command(
 def revoke_command(key_id: str, place: str | None, pool: str | None, as_json: bool) -> None:
     """Revoke KEY (its id or prefix, as listed) at once. Requests that run already are finished."""
     settings = fleet_settings(place, pool, acts=True)
-    revoked: list[ApiKey] = []
 
-    async def revoke(link: Link) -> None:
+    async def revoke(link: Link) -> ApiKey:
         old = await _stored_key(link.access, key_id)
         await _change(link, settings, "revoke", old)
-        revoked.append(await _stored_key(link.access, old.id))
+        return await _stored_key(link.access, old.id)
 
-    _run(settings, revoke)
+    revoked = _run(settings, revoke)
     if as_json:
-        print_json(_described(revoked[0]))
+        print_json(_described(revoked))
     else:
-        print_line(f"{_prefix(revoked[0])} of {revoked[0].tenant} is revoked")
+        print_line(f"{_prefix(revoked)} of {revoked.tenant} is revoked")
 
 
-def _run(settings: FleetSettings, action: Any) -> None:
-    async def connected() -> None:
+def _run(settings: FleetSettings, action: Callable[[Link], Awaitable[T]]) -> T:
+    async def connected() -> T:
         async with connected_link(settings, name="keys") as link:
             try:
-                await action(link)
+                return await action(link)
             except StoreUnavailableError as error:
                 msg = f"the store of keys does not answer: {error}"
                 raise NoAnswerError(msg) from error
 
-    asyncio.run(connected())
+    return asyncio.run(connected())
 
 
 async def _change(link: Link, settings: FleetSettings, action: KeyAction, key: ApiKey) -> None:
     """Raises click.ClickException."""
-    subject = admin_subject(PoolName(settings.pool), "keys", actor(settings))
+    subject = admin_subject(PoolName(settings.pool), "keys", settings.actor)
     command = ChangeApiKey(action=action, key=key, secret_proof=secret_proof(settings.secret, key.id))
     answer = await ask(link.commands, subject, command, ApiKeyAnswered, absent=no_scheduler(settings))
     if answer.refusal:
-        msg = one_line(f"nothing was changed: {answer.refusal}")
+        msg = f"nothing was changed: {answer.refusal}"
         raise click.ClickException(msg)
 
 
@@ -250,12 +250,12 @@ async def _stored_key(store: KeyValueStore, named: str) -> ApiKey:
     key_id = id_of(named)
     found = await store.get(name_of_key(key_id)) if re.fullmatch("[a-z0-9]{1,32}", key_id) else None
     if found is None:
-        msg = f"there is no key {one_line(key_id)}; see: pointsman keys list --all"
+        msg = f"there is no key {key_id}; see: pointsman keys list --all"
         raise click.ClickException(msg)
     try:
         return decode_key(found.value)
     except ValueError as error:
-        msg = one_line(f"the key {key_id} does not decode: {error}")
+        msg = f"the key {key_id} does not decode: {error}"
         raise click.ClickException(msg) from error
 
 
@@ -269,7 +269,7 @@ def _new_key(
         digest=key_hash(settings.secret)(key.encode()),
         tenant=tenant,
         created_at=time.time(),
-        created_by=actor(settings),
+        created_by=settings.actor,
         expires_at=expires_at,
         models=models,
         endpoints=endpoints,

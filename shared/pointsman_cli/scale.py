@@ -10,11 +10,11 @@ from pointsman.contracts.commands import ScaleAnswered, ScalePool
 from pointsman.contracts.subjects import admin_subject
 from pointsman.primitives import PoolName
 from pointsman.runtime.settings import FleetSettings
-from pointsman_cli.command_client import WAIT_SECONDS_MAX, actor, ask, connected_link, wait_until
+from pointsman_cli.command_client import WAIT_SECONDS_MAX, ask, connected_link, wait_until
 from pointsman_cli.discovery import fleet_settings
 from pointsman_cli.options import CONTEXT, from_options, json_switch
 from pointsman_cli.output_file import print_json
-from pointsman_cli.terminal import one_line, print_line
+from pointsman_cli.terminal import print_line
 
 REQUESTER = "pointsman scale"
 
@@ -47,12 +47,12 @@ async def _scale(settings: FleetSettings, instances: int | None, *, wait: bool, 
     async with connected_link(settings, name="scale") as link:
 
         async def request(command: ScalePool) -> ScaleAnswered:
-            subject = admin_subject(PoolName(settings.pool), "scale", actor(settings))
+            subject = admin_subject(PoolName(settings.pool), "scale", settings.actor)
             return await ask(link.commands, subject, command, ScaleAnswered, absent=absent)
 
         answer, done = await request(ScalePool(wanted=instances, asker=REQUESTER)), True
         if answer.refusal:
-            msg = one_line(f"nothing was changed: {answer.refusal}")
+            msg = f"nothing was changed: {answer.refusal}"
             raise click.ClickException(msg)
         if wait and not answer.applied:
             answer, done = await wait_until(

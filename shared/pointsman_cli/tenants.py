@@ -21,7 +21,7 @@ from pointsman.contracts.tenants import RateLimit, RateLimits, TenantPolicies, T
 from pointsman.ports import Commands
 from pointsman.primitives import PoolName, Tenant
 from pointsman.runtime.settings import FleetSettings
-from pointsman_cli.command_client import actor, ask, connected_link, no_scheduler
+from pointsman_cli.command_client import ask, connected_link, no_scheduler
 from pointsman_cli.discovery import fleet_settings
 from pointsman_cli.options import CONTEXT, from_options, json_switch
 from pointsman_cli.output_file import print_json
@@ -127,7 +127,7 @@ async def _described(commands: Commands, settings: FleetSettings) -> TenantsDesc
 
 
 async def replace_policies(commands: Commands, settings: FleetSettings, policies: TenantPolicies) -> None:
-    subject = admin_subject(PoolName(settings.pool), "tenants", actor(settings))
+    subject = admin_subject(PoolName(settings.pool), "tenants", settings.actor)
     command = SetTenantPolicies(policies=policies)
     answer = await ask(commands, subject, command, TenantPoliciesAnswered, absent=no_scheduler(settings))
     if answer.refusal:

@@ -40,7 +40,7 @@ STATUS_STYLES = {
 
 
 class SeveralLinesError(click.ClickException):
-    """Its message has lines of ours; those of any other error is printed as one line."""
+    """Its message is printed with its line breaks; that of any other error as one line."""
 
 
 class SafeConsole(Console):

@@ -13,7 +13,6 @@ from click.testing import CliRunner
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
-from pointsman.adapters.jetstream.key_value import ACCESS_BUCKET
 from pointsman.contracts.access import ApiKey
 from pointsman.contracts.codec import encode
 from pointsman.contracts.commands import (
@@ -25,6 +24,7 @@ from pointsman.contracts.commands import (
     TenantDescribed,
     TenantsDescribed,
 )
+from pointsman.contracts.permissions import ACCESS_BUCKET
 from pointsman.contracts.subjects import stream_name
 from pointsman.contracts.tenants import TenantPolicies, TenantPolicy
 from pointsman.policies.policy_set import policy_set

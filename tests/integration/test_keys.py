@@ -15,8 +15,8 @@ from click.testing import CliRunner
 
 from pointsman.adapters import jetstream
 from pointsman.adapters.clocks import ScaledClock
-from pointsman.adapters.jetstream.key_value import ACCESS_BUCKET
 from pointsman.contracts.access import ApiKeyChanged
+from pointsman.contracts.permissions import ACCESS_BUCKET
 from pointsman.ports import Link
 from pointsman.primitives import PoolName, WallSeconds
 from pointsman.runtime.embedded_nats import EmbeddedNats, start_nats

@@ -15,8 +15,8 @@ from typing_extensions import override
 from pointsman.adapters import jetstream
 from pointsman.adapters.clocks import ScaledClock
 from pointsman.adapters.jetstream import StreamSettings, WindowSettings
-from pointsman.adapters.jetstream.key_value import ACCESS_BUCKET
 from pointsman.adapters.log_listener import LogListener
+from pointsman.contracts.permissions import ACCESS_BUCKET
 from pointsman.contracts.subjects import stream_name
 from pointsman.ports import Link
 from pointsman.primitives import PoolName, WallSeconds

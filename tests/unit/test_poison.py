@@ -36,7 +36,6 @@ from pointsman.policies.policy_set import policy_set
 from pointsman.policies.routing import ROUTING_POLICIES
 from pointsman.ports import CommandTimeoutError, LogEntry, LogReset, Reply
 from pointsman.primitives import InstanceId, PoolName, RequestId, Term, WallSeconds
-from pointsman.runtime.engine_urls import ANY_URL
 from pointsman.runtime.health import HealthBoard
 from pointsman.runtime.log_follower import LogFollower
 from pointsman.simulation.replay import fold, verify
@@ -52,6 +51,7 @@ from pointsman_cli.terminal import SafeConsole
 from pointsman_ingress.engine.client import EngineClient, EngineFailedError, EngineRequest
 from pointsman_lab.memory.log import MemoryBroker
 from tests.golden.samples import COMMANDS, EVENTS
+from tests.support.engine_urls import ANY_URL
 from tests.support.events import joined, reported, route, stored
 from tests.support.poison import bad_fields, bad_utf8, deep, mutated
 from tests.support.random_logs import fresh_state, random_log
@@ -78,8 +78,9 @@ def accepted(payload: bytes, decode: Any) -> bool:
     return not reason
 
 
-MAY_BE = re.compile(r"settings\.\w+ = 5|.*predicted_tpot = null|runs = \[.*", re.DOTALL)
-"""A setting may be any number, a pace may be unknown, and runs are bounded by the size of a message."""
+MAY_BE = re.compile(r"settings\.\w+ = 5|.*predicted_tpot = null|runs = \[.*|secret_proof = .{2,46}", re.DOTALL)
+"""A setting may be any number, a pace may be unknown, runs are bounded by the size of a message, and a proof of any length
+up to a digest's is compared."""
 
 
 @pytest.mark.parametrize("message", [*EVENTS, *COMMANDS], ids=lambda message: type(message).__name__)

@@ -21,7 +21,6 @@ from pointsman.adapters.clocks import ScaledClock
 from pointsman.adapters.tokenizer import Tokenizer
 from pointsman.contracts.block_keys import KeyChain
 from pointsman.primitives import BlockKey, Epoch, InstanceId, WallSeconds
-from pointsman.runtime.engine_urls import ANY_URL
 from pointsman.state.fleet import Instance
 from pointsman_cli.vllm_cpu.home import EngineHome
 from pointsman_ingress.engine.client import EngineClient
@@ -30,6 +29,7 @@ from pointsman_ingress.prompt.messages_input import parse_messages
 from pointsman_ingress.prompt.openai_requests import Chat, ParsedRequest, parse_chat, parse_completion
 from pointsman_ingress.prompt.tokenization import PromptTokenizer, PromptTokens, TokenizeContext
 from tests.support.engine_cache import EngineCache, followed
+from tests.support.engine_urls import ANY_URL
 from tests.support.events import joined
 from tests.support.vllm import BLOCK_TOKENS, RunningEngine
 from tests.vllm.conftest import ADAPTER

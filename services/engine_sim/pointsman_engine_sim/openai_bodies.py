@@ -13,8 +13,8 @@ Body = TypeVar("Body")
 
 COMPLETION_TOKENS_DEFAULT = 16
 CHAT_TOKENS_DEFAULT = 128
-SALT_LENGTH_MAX = 128
 """vLLM generates until the model stops, which a simulated one never does."""
+SALT_LENGTH_MAX = 128
 MODEL_VOCABULARY = 152_064
 """Ids below this are accepted even if the tokenizer has fewer, as in vLLM."""
 
@@ -248,7 +248,7 @@ def check_salt(salt: str | None) -> None:
         message = "Parameter 'cache_salt' must be a non-empty string if provided."
         raise ApiError(400, message, kind="Bad Request", param="cache_salt")
     if len(salt) > SALT_LENGTH_MAX or any(mark in salt for mark in "@/\\\0"):
-        message = "Parameter 'cache_salt' must be at most 128 characters and must not contain '@', '/', '\\\\', or NUL."
+        message = f"Parameter 'cache_salt' must be at most {SALT_LENGTH_MAX} characters and must not contain '@', '/', '\\\\', or NUL."
         raise ApiError(400, message, kind="Bad Request", param="cache_salt")
 
 

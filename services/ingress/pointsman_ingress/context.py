@@ -30,8 +30,6 @@ from pointsman_ingress.settings import IngressSettings
 
 OUTPUT_TOKENS_MAX: Tokens = 2**31  # accepted `max_tokens` if the model's context is unknown
 CONTEXT_TOKENS_MAX: Tokens = 2**32  # prompt and output, if the model's context is unknown
-
-
 SESSION_LENGTH_MAX = 256
 
 

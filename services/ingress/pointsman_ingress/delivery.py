@@ -9,7 +9,7 @@ import msgspec
 import structlog
 
 from pointsman.contracts.commands import RouteGranted, RouteRejected
-from pointsman.contracts.reasons import RejectReason
+from pointsman.contracts.reasons import TENANT_LIMITS, RejectReason
 from pointsman.contracts.tenants import RateLimits
 from pointsman.ports import Clock
 from pointsman.primitives import EngineSeconds, WallSeconds
@@ -46,8 +46,6 @@ from pointsman_ingress.settings import IngressSettings
 
 log = structlog.get_logger()
 
-OWN_REASONS = frozenset({RejectReason.RATE_LIMITED, RejectReason.CONCURRENCY_EXCEEDED, RejectReason.QUOTA_EXCEEDED})
-"""Details of these tell a tenant of itself; those of others name instances, queues and predictions."""
 UNREACHABLE_WALL_SECONDS: WallSeconds = WallSeconds(1.0)  # time for workers to report an unreachable engine
 
 
@@ -118,7 +116,7 @@ class Delivery:
 
     def _rejected(self, answer: RouteRejected) -> ApiError:
         self._limits = answer.limits or self._limits
-        if self.context.private and answer.reason not in OWN_REASONS:
+        if self.context.private and answer.reason not in TENANT_LIMITS:  # other details name instances, queues
             answer = msgspec.structs.replace(answer, detail="there is no room for this request now")
         return rejected(answer, speed=self.clock.speed, limit_headers=self._limit_headers())
 

@@ -1,5 +1,5 @@
-"""Paths served by engines: body parser, permitted fields, stream and error format of each. `app.py` has the others:
-models, health, metrics."""
+"""Paths served by engines: body parser, permitted fields, stream and error format of each. `app.py` has
+`/v1/models`; probes and metrics are on the admin port."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -43,7 +43,7 @@ class Endpoint:
     limit_headers: LimitHeaders = openai_limits
 
     def check_content_type(self, headers: Headers) -> None:
-        """A web page may post forms and plain text anywhere, but JSON only to whom allows it. Raises ApiError."""
+        """Browsers post forms and plain text to any site, but JSON only after a preflight. Raises ApiError (415)."""
         sent = headers.get(b"content-type", b"")
         if self.parse is not None and sent != JSON and sent.partition(b";")[0].strip().lower() != JSON:
             raise not_json()

@@ -33,8 +33,6 @@ ATTEMPTS_MAX = 3
 PAUSE_WALL_SECONDS: WallSeconds = WallSeconds(2.0)
 REPEAT_WALL_SECONDS: WallSeconds = WallSeconds(30.0)
 REPEAT_WALL_SECONDS_MAX: WallSeconds = WallSeconds(600.0)  # after a mismatch or no answer
-
-
 UNSALTED = "the engine ignores `cache_salt`, so that tenants share its cache, or its KV events do not tell it"
 
 Subject = tuple[InstanceId, Epoch, Tokens]  # a new leader may change the block size
@@ -131,9 +129,8 @@ class KeyProber:
         return False, f"{problem}, and so do those of token ids: check secret, model name and the engine's KV events"
 
     async def _ids_match(self, instance: Instance, key_salt: str) -> bool:
-        ids = [
-            self.chance.randrange(100, 200) for _ in range(2 * self.pool.block_keys.block_tokens)
-        ]  # in any vocabulary
+        count = 2 * self.pool.block_keys.block_tokens
+        ids = [self.chance.randrange(100, 200) for _ in range(count)]  # in any vocabulary
         body = msgspec.json.encode(self._salted({"model": instance.model, "prompt": ids, "max_tokens": 1}))
         return await self._matches(instance, COMPLETIONS.path, body, ids, key_salt)
 

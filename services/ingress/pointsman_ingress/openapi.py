@@ -13,7 +13,6 @@ COUNT: Schema = {"type": ["integer", "null"], "minimum": 1, "maximum": 2**31}
 FLAG: Schema = {"type": ["boolean", "null"]}
 TOKEN_IDS: Schema = {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 2**32 - 1}, "minItems": 1}
 TEXT_OR_TEXTS: Schema = {"anyOf": [TEXT, {"type": "array", "items": TEXT, "minItems": 1}]}
-OBJECTS: Schema = {"type": "array", "items": {"type": "object"}, "minItems": 1}
 TOOLS: Schema = {"type": ["array", "null"], "items": {"type": "object"}}
 MESSAGES: Schema = {
     "type": "array",
@@ -135,7 +134,7 @@ def openapi_document() -> bytes:
 def _operation(endpoint: Endpoint) -> Schema:
     form = endpoint.parse is None
     required, fields = FORM if form else FIELDS[endpoint.path]
-    body = {"type": "object", "required": required, "properties": {"model": {"type": "string"}, **fields}}
+    body = {"type": "object", "required": required, "properties": {"model": TEXT, **fields}}
     return {
         "summary": f"{endpoint.path}, as vLLM has it.",
         "requestBody": {
@@ -147,7 +146,6 @@ def _operation(endpoint: Endpoint) -> Schema:
 
 
 def _responses(answer: Schema, *, streams: bool = False) -> Schema:
-
     content: Schema = {"application/json": {"schema": answer}}
     if streams:
         content["text/event-stream"] = {"schema": TEXT}

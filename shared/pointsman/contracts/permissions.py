@@ -32,7 +32,8 @@ from pointsman.primitives import InstanceId, PoolName
 
 ADMIN_ACTIONS: tuple[AdminAction, ...] = ("drain", "scale", "keys", "tenants")
 LEADER_ACTIONS: tuple[AdminAction, ...] = ("drain", "keys", "tenants")
-ACCESS_BUCKET = "KV_POINTSMAN_ACCESS"
+ACCESS_BUCKET = "POINTSMAN_ACCESS"
+ACCESS_STREAM = f"KV_{ACCESS_BUCKET}"
 LEADER_KEY = "leader"
 SCALER_KEY = "scaler"
 INBOX = "_INBOX"
@@ -114,11 +115,11 @@ def permissions_of(user: BusUser, pools: Sequence[PoolName]) -> Permissions:
         publish.append(f"{MAPPED_REPLY}.>")
     if user.role is BusRole.SCHEDULER:
         publish += [f"{INBOX}.{role}.>" for role in (BusRole.INGRESS, BusRole.REBALANCER, BusRole.SCALER)]
-        publish += ["$KV.POINTSMAN_ACCESS.>", *_api("STREAM.CREATE", ACCESS_BUCKET)]
+        publish += [f"$KV.{ACCESS_BUCKET}.>", *_api("STREAM.CREATE", ACCESS_STREAM)]
     if user.role in (BusRole.SCHEDULER, BusRole.INGRESS):
-        publish += _api("STREAM.MSG.GET", ACCESS_BUCKET)
+        publish += _api("STREAM.MSG.GET", ACCESS_STREAM)
     if user.role is BusRole.OPERATOR:
-        publish.append(f"{SERVICE_API}STREAM.MSG.GET.{ACCESS_BUCKET}")
+        publish.append(f"{SERVICE_API}STREAM.MSG.GET.{ACCESS_STREAM}")
     return Permissions(tuple(publish), tuple(subscribe), responses=user.role is BusRole.WORKER)
 
 

@@ -27,6 +27,9 @@ class RejectReason(StrEnum):
     """The tenant's tokens of this day."""
 
 
+TENANT_LIMITS = frozenset({RejectReason.RATE_LIMITED, RejectReason.CONCURRENCY_EXCEEDED, RejectReason.QUOTA_EXCEEDED})
+
+
 @dataclass(frozen=True, slots=True)
 class RejectAnswer:
     """`retryable`: whether the same request may succeed later."""

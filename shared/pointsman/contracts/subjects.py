@@ -26,7 +26,6 @@ ANY_ACTOR = "*"
 LOCAL_ACTOR = "local"
 SCALER_ACTOR = "scaler"
 NAME_PATTERN = re.compile(r"^[a-z0-9][a-z0-9-]{0,62}\Z")
-REQUEST_ID_PATTERN = re.compile(r"^[A-Za-z0-9_-]{1,64}\Z")
 _LOG_SUBJECT = re.compile(
     r"pm\.[^.]+\.(?:(?P<kind>kv|fleet|request|scale|leader|lost|access)(?:\.(?P<name>[A-Za-z0-9_-]{1,64}))?)"
 )

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cached_property
-from ipaddress import ip_address
 from typing import Any
 
 import click
 from typing_extensions import override
 
+from pointsman.adapters.tcp_ports import is_loopback
 from pointsman.runtime.settings import setting
 
 REMEMBERED_MAX = 10_000
@@ -95,7 +95,7 @@ class EngineUrls:
             return False
         place = _place(match)
         if not self._patterns:
-            return _is_loopback(place.host)
+            return is_loopback(place.host.strip("[]"))
         named = [pattern for pattern in self._patterns if pattern.names(instance)]
         return any(pattern.covers(place) for pattern in named or self._patterns if named or not pattern.instance)
 
@@ -132,15 +132,3 @@ class EngineUrlSettings:
 def _place(match: re.Match[str]) -> _Place:
     scheme = match["scheme"].lower()
     return _Place(scheme, match["host"].lower(), (match["port"] or _PORTS[scheme]).lstrip("0") or "0", match["path"])
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
-
-
-ANY_URL = EngineUrls.of(["http://*:*", "https://*:*"])

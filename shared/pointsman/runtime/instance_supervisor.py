@@ -1,7 +1,6 @@
-"""Runs an engine and its worker, given a SupervisedInstance as JSON in SPEC_VARIABLE, which only its user can read;
-outlives the scaler that started it. Ends
-on SIGTERM, with its engine, or when the lock of the `guard` file is free (the fleet is gone): first the worker, so that
-the instance leaves, then the engine. SIGQUIT, or the supervisor's death, kills both."""
+"""Runs an engine and its worker, given a SupervisedInstance as JSON in the environment variable SPEC_VARIABLE. Outlives
+the scaler that started it. Ends on SIGTERM, with its engine, or when the lock of the `guard` file is free (the fleet is
+gone): first the worker, so that the instance leaves, then the engine. SIGQUIT, or the supervisor's death, kills both."""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""Memory that returns to the system. Without glibc this does nothing."""
+"""Memory of a long-running process: large blocks return to the system, and what is made at the start is not collected."""
 
 import ctypes
 import gc
@@ -11,7 +11,7 @@ ARENAS_MAX = 2
 
 def map_large_blocks() -> None:
     """Blocks of MAPPED_BYTES_MIN or more are mapped each by itself and returned when freed. glibc by default raises its
-    threshold to the largest block it has freed, and then keeps the memory of large bodies."""
+    threshold to the largest block it has freed, and then keeps the memory of large bodies. Other C libraries: no effect."""
     with suppress(OSError, AttributeError):
         libc = ctypes.CDLL(None)
         libc.mallopt(M_MMAP_THRESHOLD, MAPPED_BYTES_MIN)

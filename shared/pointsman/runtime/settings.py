@@ -93,7 +93,7 @@ class DeploymentSettings:
 
     @property
     def actor(self) -> str:
-        """Name of the operator whose credentials these are."""
+        """Name under which NATS lets this process send admin commands: that of its credentials file."""
         return Path(self.nats_credentials).stem or LOCAL_ACTOR
 
     @property

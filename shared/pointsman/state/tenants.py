@@ -92,8 +92,8 @@ class Account:
 
 
 class Tenants:
-    """The callbacks are those of a `Tracker`, called once policies are set. `policies`: None until then. `named`: accounts of tenants with a policy of their own. `limits_kv`: whether
-    any policy has a share of the KV capacity."""
+    """The callbacks are those of a `Tracker`, called once policies are set. `policies`: None until then. `named`: accounts
+    of tenants with a policy of their own. `limits_kv`: whether any policy has a share of the KV capacity."""
 
     def __init__(self) -> None:
         self.policies: TenantPolicies | None = None
@@ -185,7 +185,8 @@ class Tenants:
             _release_kv(account, request)
 
     def ended(self, request: Request, at: EngineSeconds, finished: RequestFinished | None) -> None:
-        """Gives back what no engine has worked on; of an answer that broke off only its length is unknown."""
+        """Corrects the charge: by the engine's counts if it finished, else refunds what no engine worked on. An answer that
+        broke off pays as predicted."""
         account = self._known(request)
         if account is None:
             return

@@ -58,8 +58,8 @@ def doctor_command(place: str | None, pool: str | None, as_json: bool) -> None:
 
     Checks the log (holes, lost writes, leaders), requests (unended, failed, rejected), SLO attainment (by instance, tenant,
     length and prefix), instances (silent, gone, flapping), caches (gaps, unverified, wrong keys), predictions (bias, slow
-    engines, missed hits), balance, clocks (skew, late events), and isolation of cache groups. Lists admin actions. Machine times are wall seconds, request times engine
-    seconds. Exit codes: 1 a serious finding, 2 no log.
+    engines, missed hits), balance, clocks (skew, late events), and isolation of cache groups. Lists admin actions. Machine
+    times are wall seconds, request times engine seconds. Exit codes: 1 a serious finding, 2 no log.
     """
     with open_history(place, pool) as history:
         settings = history.settings

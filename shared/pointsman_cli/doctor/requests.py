@@ -7,7 +7,7 @@ from typing_extensions import override
 
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import RequestEnd, RequestGranted, RequestRejected
-from pointsman.contracts.reasons import CancelCause, RejectReason
+from pointsman.contracts.reasons import TENANT_LIMITS, CancelCause
 from pointsman.contracts.requests import RequestArrived, RequestCancelled, RequestFailed, RequestFinished
 from pointsman.primitives import EngineSeconds, RequestId
 from pointsman.state.state import PoolSettings, State
@@ -22,7 +22,6 @@ REJECTED_SHARE_MAX = 0.10
 FAILED_SHARE_MAX = 0.01
 SHOWN_MAX = 8
 TENANTS_MAX = 1_000
-LIMITS = frozenset({RejectReason.RATE_LIMITED, RejectReason.CONCURRENCY_EXCEEDED, RejectReason.QUOTA_EXCEEDED})
 ADVICE = {
     CancelCause.INGRESS_SILENT: "The ingress died, hung or lost its connection to NATS. Its log, or its machine's, says why.",
     CancelCause.ENGINE_IDLE: "Their ends were lost on the way into the log, or the engine is gone behind a connection that is still open.",
@@ -86,7 +85,7 @@ class Requests(Examiner):
                 self._examples.setdefault(event.reason, event.request)
             case RequestRejected():
                 self._rejected[event.reason] += 1
-                if event.reason in LIMITS:
+                if event.reason in TENANT_LIMITS:
                     self._limit(event, state)
                 self._examples.setdefault(event.reason, f"{event.request}: {event.detail}")
             case RequestCancelled():
@@ -165,7 +164,7 @@ class Requests(Examiner):
         ]
 
     def _shares(self, ends: int) -> Iterator[Finding]:
-        limited = Counter({reason: count for reason, count in self._rejected.items() if reason in LIMITS})
+        limited = Counter({reason: count for reason, count in self._rejected.items() if reason in TENANT_LIMITS})
         if limited:
             by_tenant = ", ".join(f"{name} ({count:,})" for name, count in self._limited.most_common(SHOWN_MAX))
             yield self.note(

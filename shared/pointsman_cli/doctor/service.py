@@ -1,5 +1,5 @@
-"""Service: share of first tokens within the SLO. Rejected and failed requests are late; cancelled ones
-and those beyond their tenant's limits are left out."""
+"""Service: share of first tokens within the SLO. Rejected and failed requests are late; cancelled ones and those beyond
+their tenant's limits are left out."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -8,13 +8,13 @@ from typing_extensions import override
 
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import RequestRejected
+from pointsman.contracts.reasons import TENANT_LIMITS
 from pointsman.contracts.requests import RequestArrived, RequestFailed, RequestFinished
 from pointsman.primitives import BlockKey, EngineSeconds, InstanceId, Tenant, Tokens
 from pointsman.state.state import PoolSettings, State
 from pointsman.state.workload import Request
 from pointsman_cli.doctor.examination import Examiner
 from pointsman_cli.doctor.findings import Finding, Severity, number
-from pointsman_cli.doctor.requests import LIMITS
 from pointsman_cli.doctor.samples import Heavy, Sample, Share, Stretch, Timeline
 from pointsman_cli.terminal import wall_time
 
@@ -63,7 +63,7 @@ class Service(Examiner):
                 if request is not None:
                     self._ttfts.add(event.ttft)
                     self._count(request, event.instance, on_time=event.ttft <= request.slo_ttft)
-            case RequestRejected() if event.reason in LIMITS:
+            case RequestRejected() if event.reason in TENANT_LIMITS:
                 pass
             case RequestRejected() | RequestFailed():
                 request = state.workload.requests.get(event.request)

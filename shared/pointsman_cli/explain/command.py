@@ -38,9 +38,9 @@ def explain_command(
       pointsman explain --from incident.pmlog --slowest 1           explain the slowest
       pointsman explain --from .pointsman/archive.sqlite 7f3a --json | jq .why
 
-    REQUEST_ID is the x-pointsman-request-id of the answer, an unambiguous start or end of it, or the x-request-id. `pace`: real prefill time over that
-    of the cost model. `promised`: hit blocks expected from earlier prompts. Grey rows were not weighed by the policy; their
-    numbers are computed from the same state.
+    REQUEST_ID is the x-pointsman-request-id of the answer, an unambiguous start or end of it, or the x-request-id. `pace`:
+    real prefill time over that of the cost model. `promised`: hit blocks expected from earlier prompts. Grey rows were not
+    weighed by the policy; their numbers are computed from the same state.
     """
     if (request_id is None) == (slowest is None):
         msg = "choose a request: an id (or an end of it), or --slowest N"

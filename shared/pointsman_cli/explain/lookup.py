@@ -1,4 +1,5 @@
-"""Finds a request by id, by an end of its id, by its client's id, or among the slowest. Reads the log once, in bounded memory."""
+"""Finds a request by id, by an end of its id, by its client's id, or among the slowest. Reads the log once, in bounded
+memory."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -14,8 +15,8 @@ CANDIDATES_MAX = 100
 CANDIDATES_SHOWN = 8
 OPEN_MAX = 100_000
 HINT = (
-    "The id is the x-pointsman-request-id of the answer, or its x-request-id. `--slowest 10` lists the slowest, `pointsman tap --since 1 --until now` "
-    "shows all."
+    "The id is the x-pointsman-request-id of the answer, or its x-request-id. `--slowest 10` lists the slowest, "
+    "`pointsman tap --since 1 --until now` shows all."
 )
 
 

@@ -8,7 +8,7 @@ import msgspec
 from rich.table import Table
 from rich.text import Text
 
-from pointsman.contracts.reasons import RejectReason
+from pointsman.contracts.reasons import TENANT_LIMITS
 from pointsman.primitives import InstanceId
 from pointsman.simulation.metrics import Report, percentile, summarise
 from pointsman.simulation.outcome import Outcome, RequestRow
@@ -23,11 +23,6 @@ from pointsman_cli.what_if.recorded_traffic import Record
 CAPACITY_OFF_MAX = 0.1
 P90_OFF_SHARE_MAX = 0.35
 TENANTS_SHOWN_MAX = 12
-LIMIT_REASONS = {
-    RejectReason.RATE_LIMITED.value,
-    RejectReason.CONCURRENCY_EXCEEDED.value,
-    RejectReason.QUOTA_EXCEEDED.value,
-}
 
 Row = tuple[str, Callable[[Report], float | None], Callable[[float], str], bool | None]
 """Heading, value, format, and whether more is better (None: neither)."""
@@ -143,7 +138,7 @@ def by_tenant(outcome: Outcome, warmup: int) -> dict[str, dict[str, Any]]:
         name: {
             "requests": len(rows),
             "served": sum(row.end == "finished" for row in rows),
-            "over_limits": sum(row.reason in LIMIT_REASONS for row in rows),
+            "over_limits": sum(row.reason in TENANT_LIMITS for row in rows),
             "ttft_p90_s": percentile([row.ttft for row in rows if row.ttft is not None], 90),
         }
         for name, rows in sorted(groups.items())

@@ -10,10 +10,10 @@ import pytest
 from pointsman.adapters.clocks import ScaledClock
 from pointsman.adapters.tokenizer import Tokenizer
 from pointsman.primitives import WallSeconds
-from pointsman.runtime.engine_urls import ANY_URL
 from pointsman_ingress.engine.client import EngineClient
 from pointsman_ingress.prompt.openai_requests import parse_chat, parse_completion
 from pointsman_ingress.prompt.tokenization import PromptTokenizer, PromptTokens, TokenizeContext
+from tests.support.engine_urls import ANY_URL
 
 CONTEXT = TokenizeContext({}, "r")
 SYSTEM = {"role": "system", "content": "You look at things. " * 10}

@@ -15,7 +15,6 @@ from pointsman.policies.dispatch import Dispatcher
 from pointsman.policies.policy_set import policy_set
 from pointsman.ports import LogEntry, Reply
 from pointsman.primitives import InstanceId, PoolName, RequestId, Term, WallSeconds
-from pointsman.runtime.engine_urls import ANY_URL
 from pointsman.runtime.health import HealthBoard
 from pointsman.state.state import PoolSettings, State
 from pointsman.state.workload import Stage
@@ -24,6 +23,7 @@ from pointsman_ingress.placement.hold_queue import HoldQueue
 from pointsman_ingress.placement.in_flight import InFlightRequests
 from pointsman_ingress.placement.scheduler_client import REPEAT_WALL_SECONDS, SchedulerClient, SchedulerLiveness
 from pointsman_lab.memory.log import MemoryBroker
+from tests.support.engine_urls import ANY_URL
 from tests.support.events import joined, route
 
 POOL = PoolName("default")

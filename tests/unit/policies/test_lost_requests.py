@@ -15,7 +15,6 @@ from pointsman.policies.policy_set import policy_set
 from pointsman.policies.stranded import stranded
 from pointsman.ports import Reply
 from pointsman.primitives import Epoch, InstanceId, PoolName, RequestId, Term
-from pointsman.runtime.engine_urls import ANY_URL
 from pointsman.runtime.health import HealthBoard
 from pointsman.state.outages import DRAIN_SHARE, HELD_UP_WALL_SECONDS_MAX, HELD_UP_WALL_SECONDS_MIN, Outages
 from pointsman.state.state import PoolSettings, State
@@ -24,6 +23,7 @@ from pointsman_ingress.placement.in_flight import HEARTBEAT_WALL_SECONDS, InFlig
 from pointsman_lab.memory.log import MemoryBroker
 from pointsman_lab.torture.clocks import SkewedClock
 from pointsman_lab.torture.loop import VirtualLoop
+from tests.support.engine_urls import ANY_URL
 from tests.support.events import first_token, route
 from tests.support.leading import leader_of
 

@@ -1,5 +1,5 @@
-"""HTTP client for engines, at permitted URLs only. Forwards only the headers listed here. Closing an unfinished answer makes the engine abort
-it."""
+"""HTTP client for engines, at permitted URLs only. Forwards only the headers listed here. Closing an unfinished answer
+makes the engine abort it."""
 
 import asyncio
 import re

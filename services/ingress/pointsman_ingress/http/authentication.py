@@ -9,7 +9,7 @@ from pointsman_ingress.http.request_headers import Headers
 
 
 class Authentication:
-    """Without keys and tokens everybody is admitted and names the tenant himself."""
+    """Without keys and tokens every request is admitted and names its own tenant."""
 
     def __init__(self, keys: ApiKeys | None = None, tokens: TokenVerifier | None = None) -> None:
         self._keys = keys

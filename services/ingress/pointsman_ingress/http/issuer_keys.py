@@ -5,7 +5,6 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from ipaddress import ip_address
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -15,6 +14,7 @@ import structlog
 from jwt import PyJWTError
 from jwt.algorithms import ECAlgorithm, OKPAlgorithm, RSAAlgorithm
 
+from pointsman.adapters.tcp_ports import is_loopback
 from pointsman.contracts.codec import short_reason
 from pointsman.ports import Clock
 from pointsman.primitives import WallSeconds
@@ -153,14 +153,7 @@ def is_trustworthy(url: str) -> bool:
         host = parts.hostname or ""
     except ValueError:
         return False
-    return bool(host) and (parts.scheme == "https" or (parts.scheme == "http" and _is_loopback(host)))
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return host == "localhost" or ip_address(host).is_loopback
-    except ValueError:
-        return False
+    return bool(host) and (parts.scheme == "https" or (parts.scheme == "http" and is_loopback(host)))
 
 
 async def _document(session: aiohttp.ClientSession, url: str) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from pointsman_ingress.engine.body_rewrites import SALT_FIELD
 from pointsman_ingress.http.errors import ApiError, bad_request
 from pointsman_ingress.http.request_headers import cleaned
 
@@ -88,7 +89,6 @@ TEMPLATE = "chat_template"
 NOT_ARGUMENTS = frozenset({TEMPLATE, "tokenize"})
 """Of a template: these replace it, or how it is rendered (CVE-2025-61620, CVE-2025-62426). Refused where TEMPLATE is."""
 
-SALT_FIELD = "cache_salt"
 DROPPED_SHOWN_MAX = 8
 DROPPED_HEADER = b"x-pointsman-dropped-fields"
 OUTLINED_BYTES_MIN = 4096

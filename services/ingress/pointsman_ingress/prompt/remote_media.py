@@ -67,7 +67,9 @@ class MediaRules:
         if part.get("type") == URL and not all(map(self._allows, _urls(part))):
             raise _not_allowed(URL)
         if not self._trusted and part.get("uuid") is not None and MEDIA & part.keys():
-            msg = "`uuid` of a medium may not be sent here: engines would find what others sent by it."
+            msg = (
+                "`uuid` of an image, audio or video may not be sent here: by it an engine would find what others sent."
+            )
             raise bad_request(msg, param="uuid", code="field_not_allowed")
 
     def _allows(self, url: str) -> bool:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import nkeys
-from cryptography import x509
 
 CREDS_MARK = "BEGIN NATS USER JWT"
 
@@ -89,6 +88,8 @@ def _expiry(identity: Identity) -> str:
     """A server only says that the certificate is bad."""
     if not identity.certificate:
         return ""
+    from cryptography import x509  # 0.1 s of each start, and rarely needed
+
     try:
         ends = x509.load_pem_x509_certificate(Path(identity.certificate).read_bytes()).not_valid_after_utc
     except (OSError, ValueError):

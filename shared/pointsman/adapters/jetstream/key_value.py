@@ -8,10 +8,10 @@ from typing_extensions import override
 
 from pointsman.adapters.jetstream.commands import Requests
 from pointsman.adapters.jetstream.direct_stream import DirectStream, Found, RevisionTakenError
+from pointsman.contracts.permissions import ACCESS_BUCKET, ACCESS_STREAM
 from pointsman.ports import Clock, KeyValueStore, StoredValue, StoreUnavailableError, ValueChangedError, ValuesRead
 from pointsman.primitives import WallSeconds
 
-ACCESS_BUCKET = "POINTSMAN_ACCESS"
 POLL_WALL_SECONDS: WallSeconds = WallSeconds(0.5)
 READERS_MAX = 32
 """Requests at a time while many values are read."""
@@ -19,8 +19,8 @@ READ_AHEAD_MIN = 16
 
 
 class JetStreamKeyValue(KeyValueStore):
-    def __init__(self, requests: Requests, clock: Clock, *, replicas: int, bucket: str = ACCESS_BUCKET) -> None:
-        self._prefix = f"$KV.{bucket}."
+    def __init__(self, requests: Requests, clock: Clock, *, replicas: int) -> None:
+        self._prefix = f"$KV.{ACCESS_BUCKET}."
         self._clock = clock
         config = {
             "subjects": [f"{self._prefix}>"],
@@ -32,7 +32,7 @@ class JetStreamKeyValue(KeyValueStore):
             "allow_rollup_hdrs": False,
             "num_replicas": replicas,
         }
-        self._bucket = DirectStream(requests, f"KV_{bucket}", config)
+        self._bucket = DirectStream(requests, ACCESS_STREAM, config)
 
     @override
     async def get(self, key: str) -> StoredValue | None:

@@ -39,7 +39,7 @@ class Dispatcher(DecisionContext):
         return self._run(now, granting.grant_waiting, instance)
 
     def grant_next(self, instance: InstanceId, now: EngineSeconds) -> list[LogEvent]:
-        """At this instance alone, as any other turn may have granted it."""
+        """For replay: only at this instance, whatever turn granted it."""
         return self._run(now, granting.grant_next, instance)
 
     def migrate(self, plan: MigrationPlan, now: EngineSeconds) -> list[LogEvent]:

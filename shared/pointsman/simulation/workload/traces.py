@@ -12,8 +12,6 @@ from pointsman.simulation.workload.requests import WorkloadRequest, blocks_for, 
 
 ROUNDING_SECONDS: EngineSeconds = 3.0
 """Published traces round arrivals down to this."""
-
-
 LINE_BYTES_MAX = 4 * 1024**2
 REQUESTS_MAX = 2_000_000
 

@@ -1,7 +1,7 @@
 """On-time shares by tenth of prompt length and by tenant, over the last OUTCOMES_WINDOW outcomes of a priority class, and
-the on-time requests owed to each group: a class owes nothing to another. What a group is *owed* is a virtual queue (Neely, *Stochastic Network Optimization*, 2010,
-section 4.4) from 0 to OWED_MAX: each outcome adds the target share and takes 1 off if it was on time. So the long-run
-share meets the target."""
+the on-time requests owed to each group: a class owes nothing to another. What a group is *owed* is a virtual queue
+(Neely, *Stochastic Network Optimization*, 2010, section 4.4) from 0 to OWED_MAX: each outcome adds the target share and
+takes 1 off if it was on time. So the long-run share meets the target."""
 
 from bisect import bisect_left, bisect_right, insort
 from collections import deque

@@ -51,7 +51,8 @@ def tenants_command(seconds: float, rounds: int, seed: int, out: Path | None) ->
 
     Three ingresses, two schedulers. Limits: three tenants send far too much while the leading scheduler is killed; the
     log shows what was admitted. Flood: TTFT of four well-behaved tenants beside a fifth that behaves or floods. Exit code
-    1 if more than a limit, its full bucket and 2% are admitted, or if their TTFT P90 is more than 10% higher beside a limited flood.
+    1 if more than a limit, its full bucket and 2% are admitted, or if their TTFT P90 is more than 10% higher beside a
+    limited flood.
     """
     report = asyncio.run(_measure(seconds, rounds, seed))
     _show(report)

@@ -13,7 +13,6 @@ import msgspec
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.commands import FleetDescribed
 from pointsman.contracts.decisions import LeaderElected, RequestRejected
-from pointsman.contracts.reasons import RejectReason
 from pointsman.contracts.requests import RequestArrived, RequestCancelled, RequestFailed, RequestFinished
 from pointsman.contracts.tenants import TenantPolicies, TenantPolicy
 from pointsman.ports import Commands
@@ -38,7 +37,6 @@ TRAFFIC = (
     Traffic(tenant="by-tokens", rate=20.0, prompt_tokens=180, output_tokens=20),
 )
 WARM_UP_SECONDS = 3.0  # the buckets are full at first
-OF_LIMITS = (RejectReason.RATE_LIMITED, RejectReason.CONCURRENCY_EXCEEDED, RejectReason.QUOTA_EXCEEDED)
 
 
 class LimitsReport(msgspec.Struct, kw_only=True):
@@ -53,16 +51,9 @@ class LimitsReport(msgspec.Struct, kw_only=True):
     tokens_most: float
     concurrency_most: int
     concurrency_limit: int = CONCURRENCY
-    killed_at_s: float | None
+    killed_at_s: float
     elections_s: list[float]
     statuses: dict[str, dict[str, int]]
-
-
-async def kill_leader(commands: Commands, settings: FleetSettings) -> int:
-    fleet = await leader(commands, settings)
-    pid = int(fleet.scheduler.split("-")[1])
-    os.kill(pid, signal.SIGKILL)
-    return pid
 
 
 async def leader(commands: Commands, settings: FleetSettings) -> FleetDescribed:
@@ -78,7 +69,8 @@ async def overload(clients: TenantClients, seconds: float, commands: Commands, s
 
     async def strike() -> None:
         await asyncio.sleep(WARM_UP_SECONDS + seconds / 2)
-        await kill_leader(commands, settings)
+        fleet = await leader(commands, settings)
+        os.kill(int(fleet.scheduler.split("-")[1]), signal.SIGKILL)
 
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(strike())

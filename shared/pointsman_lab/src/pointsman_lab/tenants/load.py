@@ -43,7 +43,6 @@ class Sample:
     status: int = 0
     reason: str = ""
     ttft: float | None = None
-    seconds: float = 0.0
 
 
 @dataclass(slots=True)
@@ -114,7 +113,6 @@ class TenantClients:
                         sample.ttft = time.monotonic() - sample.asked_at
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             sample.reason = type(error).__name__
-        sample.seconds = time.monotonic() - sample.asked_at
 
 
 def quantile(values: Iterable[float], share: float) -> float | None:
