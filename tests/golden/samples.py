@@ -321,6 +321,10 @@ EVENTS: list[LogEvent] = [
     RequestCancelled(
         at=AT, stamp=STAMP, request=REQUEST, reason="client went away", instance=ENGINE, cause=CancelCause.CLIENT_GONE
     ),
+    RequestFailed(at=AT, request=RequestId("req-2"), reason="engine_broke_off", status=502, output_tokens=12),
+    RequestCancelled(
+        at=AT, request=RequestId("req-3"), reason="client went away", cause=CancelCause.CLIENT_GONE, output_tokens=1000
+    ),
     LeaderElected(
         at=AT,
         term=Term(3),

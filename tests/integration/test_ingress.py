@@ -537,6 +537,7 @@ async def test_a_stream_that_breaks_off_ends_with_an_error_event(world: World) -
     assert isinstance(failure, RequestAttemptFailed)
     assert (failure.instance, failure.failure) == (ONE, "stream_reset")
     assert isinstance(end, RequestFailed)
+    assert end.output_tokens == 1
 
 
 async def test_what_the_engine_refuses_the_client_gets_to_see(world: World) -> None:
@@ -603,7 +604,21 @@ async def test_a_client_that_hangs_up_stops_the_engine(world: World, behaviour: 
     await eventually(lambda: world.one.given_up == 1)
     (end,) = await _events_after(world, lambda event: isinstance(event, RequestCancelled))
     assert end.instance == ONE
+    assert end.output_tokens == (-1 if behaviour is Behaviour.HANGS else 1)
     assert world.scheduler.cancelled == []
+
+
+@pytest.mark.parametrize(("usage", "expected"), [("", 40), (',"usage":{"prompt_tokens":9,"completion_tokens":70}', 70)])
+async def test_the_log_has_what_a_client_got_before_it_hung_up(world: World, usage: str, expected: int) -> None:
+    """An engine that puts several tokens into an event may tell their number with each."""
+    world.one.first_piece = b'data: {"choices":[{"text":"t"}]}\n\n' * 39
+    world.one.first_piece += b'data: {"choices":[{"text":"t"}]%b}\n\n' % usage.encode()
+    world.one.script.append(Behaviour.HANGS_AFTER_FIRST)
+    async with world.post(COMPLETIONS, STREAM) as answer:
+        await answer.content.readany()
+
+    (end,) = await _events_after(world, lambda event: isinstance(event, RequestCancelled))
+    assert end.output_tokens == expected
 
 
 async def test_a_client_that_hangs_up_while_it_waits_is_withdrawn(world: World) -> None:

@@ -105,12 +105,13 @@ class LimitedPool:
     def _break_off(self) -> None:
         if request := self._one(*Stage):
             end = RequestFailed if self.chance.random() < 0.5 else RequestCancelled
+            got = self.chance.choice((-1, 0, 1, 300, 3_000))
             if request.stage is Stage.PENDING:
                 self.decided(self.leader.cancel(request.id, CancelCause.CLIENT_GONE, self.now))
             elif end is RequestFailed:
-                self.seen(RequestFailed(at=self.now, request=request.id, reason="x", status=502))
+                self.seen(RequestFailed(at=self.now, request=request.id, reason="x", status=502, output_tokens=got))
             else:
-                self.seen(RequestCancelled(at=self.now, request=request.id, reason="x"))
+                self.seen(RequestCancelled(at=self.now, request=request.id, reason="x", output_tokens=got))
 
     def _repeat(self) -> None:
         if self.asked:

@@ -233,6 +233,7 @@ class Delivery:
     async def _stream(self, grant: RouteGranted, answer: EngineAnswer, first: bytes) -> None:
         call, lifecycle = self.call, self.lifecycle
         await call.start(answer.content_type, self._headers(grant), length=None)
+        lifecycle.stream = answer.tail
         remover = UsageRemover() if self.context.removes_usage else None
         await call.write(remover.feed(first) if remover else first)
         lifecycle.first_token()

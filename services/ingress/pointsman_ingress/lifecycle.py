@@ -30,6 +30,7 @@ from pointsman.runtime.telemetry import (
     TIME_TO_FIRST_TOKEN_SECONDS,
 )
 from pointsman_ingress.context import RequestContext
+from pointsman_ingress.engine.streams import StreamTail
 from pointsman_ingress.engine.usage import Usage
 from pointsman_ingress.placement.pools import Pool
 
@@ -52,6 +53,7 @@ class RequestLifecycle:
         self.reached_engine = False  # False if every failed engine refused the connection
         self.reason: str | None = None  # None: not ended; empty: no failure
         self.usage = Usage()
+        self.stream: StreamTail | None = None  # that the client gets
         self._context = context
         self._clock = clock
         self._first_token_at: EngineSeconds | None = None
@@ -142,14 +144,28 @@ class RequestLifecycle:
         self._end(reason)
         now, instance = self._clock.now(), self.instance
         self.pool.events.append_soon(
-            RequestFailed(at=now, request=self.request, reason=reason, status=status, instance=instance)
+            RequestFailed(
+                at=now,
+                request=self.request,
+                reason=reason,
+                status=status,
+                instance=instance,
+                output_tokens=self._delivered_tokens,
+            )
         )
 
     def cancelled(self, cause: CancelCause) -> None:
         self._end(cause)
         now, instance = self._clock.now(), self.instance
         self.pool.events.append_soon(
-            RequestCancelled(at=now, request=self.request, reason=cause.sentence, instance=instance, cause=cause)
+            RequestCancelled(
+                at=now,
+                request=self.request,
+                reason=cause.sentence,
+                instance=instance,
+                cause=cause,
+                output_tokens=self._delivered_tokens,
+            )
         )
 
     def ended_by_leader(self) -> None:
@@ -158,6 +174,11 @@ class RequestLifecycle:
     def _end(self, reason: str = "") -> None:
         assert not self.ended, "a request has one end"
         self.reason = reason
+
+    @property
+    def _delivered_tokens(self) -> Tokens:
+        """-1 unless it streams. An engine may put several tokens into an event, and their number into its usage."""
+        return -1 if self.stream is None else max(self.stream.events, self.stream.usage.completion_tokens)
 
     @property
     def _predicted_cached_tokens(self) -> Tokens:

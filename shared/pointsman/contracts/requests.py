@@ -110,12 +110,16 @@ class RequestFailed(RequestEvent, frozen=True, kw_only=True):
     reason: Text
     status: Count
     instance: InstanceId = InstanceId("")
+    output_tokens: Tokens = -1
+    """Delivered of a stream, as its ingress counted; -1: unknown."""
 
 
 class RequestCancelled(RequestEvent, frozen=True, kw_only=True):
     reason: Text
     instance: InstanceId = InstanceId("")
     cause: CancelCause = CancelCause.UNKNOWN
+    output_tokens: Tokens = -1
+    """As in RequestFailed."""
 
     def __post_init__(self) -> None:
         if not self.cause:

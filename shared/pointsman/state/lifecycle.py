@@ -20,6 +20,7 @@ from pointsman.contracts.requests import (
     RequestArrived,
     RequestAttemptFailed,
     RequestCancelled,
+    RequestFailed,
     RequestFinished,
 )
 from pointsman.primitives import EngineSeconds, InstanceId
@@ -358,7 +359,8 @@ def end(parts: StateParts, event: RequestEnd) -> None:
     if request.over_limit is not None:
         return
     if parts.tenants.policies is not None:
-        parts.tenants.ended(request, event.at, finished)
+        delivered = event.output_tokens if isinstance(event, RequestFailed | RequestCancelled) else -1
+        parts.tenants.ended(request, event.at, finished, delivered)
     for tracker in parts.trackers:
         if isinstance(event, RequestRejected):
             tracker.refused(request, event.at, event.reason)

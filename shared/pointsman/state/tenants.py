@@ -184,9 +184,11 @@ class Tenants:
         if account is not None:
             _release_kv(account, request)
 
-    def ended(self, request: Request, at: EngineSeconds, finished: RequestFinished | None) -> None:
+    def ended(
+        self, request: Request, at: EngineSeconds, finished: RequestFinished | None, delivered: Tokens = -1
+    ) -> None:
         """Corrects the charge: by the engine's counts if it finished, else refunds what no engine worked on. An answer that
-        broke off pays as predicted."""
+        broke off pays as predicted, or what was `delivered` (-1: unknown) if that is more."""
         account = self._known(request)
         if account is None:
             return
@@ -202,16 +204,26 @@ class Tenants:
                 account.output_tokens += (1 - OUTPUT_FADE) * (output - account.output_tokens)
             self._charge(account, request, prompt - cached, cached, output, at)
         elif request.stage in (Stage.ARRIVED, Stage.PENDING):
-            self._charge(account, request, 0, 0, 0, at)
+            self._charge(account, request, 0, 0, max(0, delivered), at)
         elif request.stage is Stage.PREFILL:
-            self._charge(account, request, computed, cached, 0, at)
+            self._charge(account, request, computed, cached, max(0, delivered), at)
+        elif delivered > 0:
+            self._charge(account, request, computed, cached, delivered, at, least=request.charged_tokens)
 
     def _charge(
-        self, account: Account, request: Request, computed: Tokens, cached: Tokens, output: Tokens, at: EngineSeconds
+        self,
+        account: Account,
+        request: Request,
+        computed: Tokens,
+        cached: Tokens,
+        output: Tokens,
+        at: EngineSeconds,
+        *,
+        least: float = 0.0,
     ) -> None:
-        """In place of what was charged for it before."""
+        """In place of what was charged for it before. `least`: it pays that much at least."""
         assert self.policies is not None
-        tokens = computed + self.policies.cached_token_weight * cached + output
+        tokens = max(least, computed + self.policies.cached_token_weight * cached + output)
         if tokens != request.charged_tokens:
             account.charge(tokens - request.charged_tokens, at, since=request.placed_at)
             request.charged_tokens = tokens

@@ -1,5 +1,5 @@
 """Counts requests, tokens and engine seconds per tenant, model and day, in one pass over a log. docs/operations.md#usage
-defines each number. Tokens are the engines' own counts; seconds are engine time."""
+defines each number. Tokens are the engines' own counts, of streams that broke off the ingress's; seconds are engine time."""
 
 from collections import OrderedDict
 from collections.abc import Iterable
@@ -276,6 +276,8 @@ def _usage_of(event: RequestEnd, request: _Request) -> Usage:
             usage.rejected = 1
         case RequestFailed():
             usage.failed = 1
+            usage.output_tokens = max(0, event.output_tokens)
         case RequestCancelled():
             usage.cancelled = 1
+            usage.output_tokens = max(0, event.output_tokens)
     return usage

@@ -132,6 +132,17 @@ def test_failed_and_cancelled_requests_count_no_tokens_but_their_time_on_engines
     assert usage == Usage(requests=3, failed=1, cancelled=1, rejected=1, prefill_seconds=4.0 + 5.0, decode_seconds=2.0)
 
 
+def test_streams_that_broke_off_count_what_was_delivered() -> None:
+    failed = RequestFailed(at=8.0, request=RequestId("f"), reason="x", status=502, output_tokens=20)
+    cancelled = RequestCancelled(
+        at=9.0, request=RequestId("c"), reason="x", cause=CancelCause.CLIENT_GONE, output_tokens=1_000
+    )
+
+    usage = counted(arrived("f", 1), failed, arrived("c", 1), cancelled).total
+
+    assert usage == Usage(requests=2, failed=1, cancelled=1, output_tokens=1_020)
+
+
 def test_every_attempt_counts_its_time() -> None:
     failed = RequestAttemptFailed(at=5.0, request=RequestId("r"), instance=ENGINE, failure="http_5xx")
 

@@ -8,10 +8,11 @@ from hypothesis import strategies as st
 
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import RequestGranted, RequestRejected
-from pointsman.contracts.requests import RequestArrived
+from pointsman.contracts.requests import RequestArrived, RequestCancelled, RequestFailed, RequestFinished
 from pointsman.contracts.tenants import TenantPolicies, TenantPoliciesSet, TenantPolicy
-from pointsman.primitives import Tenant
+from pointsman.primitives import InstanceId, RequestId, Tenant, Tokens
 from pointsman_lab.torture.limits_model import LIMIT_REASONS, LimitsModel
+from tests.support.events import first_token
 from tests.support.limited_pool import DAY, TENANTS, LimitedPool
 
 
@@ -140,6 +141,68 @@ def test_a_refusal_names_the_tenants_own_limit_and_no_instance() -> None:
     assert isinstance(refused, RequestRejected)
     assert (refused.reason, refused.detail) == ("concurrency_exceeded", "the limit of 1 requests at a time is used up")
     assert (refused.settings, refused.candidates, refused.retry_after) == ({}, [], 1.0)
+
+
+def _begun(pool: LimitedPool) -> tuple[RequestId, InstanceId] | None:
+    """None: refused."""
+    pool.now += 1.0
+    granted = [event for event in pool.arrive("a", max_output_tokens=2_000) if isinstance(event, RequestGranted)]
+    if not granted:
+        return None
+    pool.seen(first_token(granted[0].request, granted[0].instance, at=pool.now))
+    return granted[0].request, granted[0].instance
+
+
+def _answered(pool: LimitedPool, tokens: Tokens) -> None:
+    begun = _begun(pool)
+    assert begun is not None
+    request, instance = begun
+    pool.seen(
+        RequestFinished(
+            at=pool.now, request=request, instance=instance, e2e=1.0, completion_tokens=tokens, cached_tokens=0,
+            prompt_tokens=pool.state.workload.requests[request].prompt_tokens, ttft=1.0, tpot=0.01,
+        )
+    )  # fmt: skip
+
+
+def _broken_off(
+    kind: str, pool: LimitedPool, request: RequestId, delivered: Tokens
+) -> RequestFailed | RequestCancelled:
+    if kind == "failed":
+        return RequestFailed(at=pool.now, request=request, reason="x", status=502, output_tokens=delivered)
+    return RequestCancelled(at=pool.now, request=request, reason="x", output_tokens=delivered)
+
+
+@pytest.mark.parametrize("kind", ["failed", "cancelled"])
+def test_who_breaks_off_long_answers_after_short_ones_pays_for_what_it_got(kind: str) -> None:
+    pool = LimitedPool(1)
+    pool.set_policies(named(a=TenantPolicy(tokens_per_day=40_000)))
+    for _ in range(60):
+        _answered(pool, 1)
+    before = pool.state.tenants.named[Tenant("a")].used
+    broken_off = 0
+    while (begun := _begun(pool)) is not None:
+        pool.seen(_broken_off(kind, pool, begun[0], 1_000))
+        broken_off += 1
+
+    assert broken_off <= (40_000 - before) // 1_000 + 1
+    assert [event.reason for event in refusals(pool.log)] == ["quota_exceeded"]
+    assert LimitsModel().check(pool.log) == []
+
+
+@pytest.mark.parametrize(("delivered", "further"), [(-1, 0), (0, 0), (255, 0), (256, 0), (257, 1), (1_000, 744)])
+def test_a_broken_answer_pays_as_predicted_or_more(delivered: Tokens, further: Tokens) -> None:
+    """256 is the usual output of a tenant without answers."""
+    pool = LimitedPool(1)
+    pool.set_policies(named(a=TenantPolicy(tokens_per_day=40_000)))
+    begun = _begun(pool)
+    assert begun is not None
+    account = pool.state.tenants.named[Tenant("a")]
+    before = account.used
+
+    pool.seen(RequestCancelled(at=pool.now, request=begun[0], reason="x", output_tokens=delivered))
+
+    assert account.used - before == further
 
 
 def test_a_refused_request_is_neither_a_hot_prefix_nor_an_outcome() -> None:

@@ -260,10 +260,12 @@ class LimitsModel:
             self._charge(
                 known, prompt - min(prompt, cached) + self._cached_weight * min(prompt, cached) + output, event.at
             )
-        elif known.place in ("nowhere", "queue"):
-            self._charge(known, 0.0, event.at)
-        elif known.place == "engine":
-            self._charge(known, self._weighted(known.uncached, known), event.at)
+            return
+        seen = 0 if isinstance(event, RequestRejected) else max(0, event.output_tokens)  # by its client, of the answer
+        prompt_paid = 0.0 if known.place in ("nowhere", "queue") else self._weighted(known.uncached, known)
+        has_begun = known.place in ("handed over", "decoding")
+        if not has_begun or (seen and prompt_paid + seen > known.charged):
+            self._charge(known, prompt_paid + seen, event.at)
 
     @property
     def _cached_weight(self) -> float:
