@@ -63,7 +63,6 @@ $(CLIENTS)/.ready: pyproject.toml | setup
 	@touch $@
 
 # Half of them to a fleet that splits prefill and decode. Another run: make fuzz POINTSMAN_FUZZ_SEED=7.
-export POINTSMAN_FUZZ_SEED
 fuzz: setup ## 20,000 hostile requests to two fleets; about ten minutes
 	POINTSMAN_FUZZ_REQUESTS=20000 $(BIN)/pytest tests/security/test_fuzz.py $(ARGS)
 
