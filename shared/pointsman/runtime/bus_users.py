@@ -102,7 +102,6 @@ def write_private(path: Path, content: str, *, mode: int = SEED_MODE) -> None:
     draft.unlink(missing_ok=True)
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     with os.fdopen(descriptor, "w") as file:
-        os.fchmod(descriptor, mode)  # whatever the umask
         file.write(content)
     draft.replace(path)
 

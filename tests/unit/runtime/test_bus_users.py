@@ -1,6 +1,5 @@
 """Credentials as files: made once, private, and written down for nats-server."""
 
-import os
 import stat
 from pathlib import Path
 
@@ -8,7 +7,7 @@ import pytest
 
 from pointsman.contracts.permissions import BusRole, BusUser
 from pointsman.primitives import PoolName
-from pointsman.runtime.bus_users import PUBLIC_MODE, USERS_FILE, Credentials, valid_operator, write_private
+from pointsman.runtime.bus_users import USERS_FILE, Credentials, valid_operator
 
 POOL = PoolName("default")
 
@@ -62,18 +61,6 @@ def test_no_seed_is_in_the_servers_file_and_all_files_are_private(tmp_path: Path
     assert not any(seed.strip() in written for seed in contents(tmp_path).values())
     found = [path for path in (tmp_path / "c").rglob("*") if path.name != USERS_FILE]
     assert {stat.S_IMODE(path.stat().st_mode) for path in found} == {0o700, 0o600}
-
-
-def test_the_bus_may_read_the_users_whatever_the_umask(tmp_path: Path) -> None:
-    before = os.umask(0o077)
-    try:
-        write_private(tmp_path / "users", "x", mode=PUBLIC_MODE)
-        write_private(tmp_path / "seed", "x")
-    finally:
-        os.umask(before)
-
-    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()}
-    assert modes == {"users": 0o644, "seed": 0o600}
 
 
 def test_a_seed_that_others_could_read_is_closed(tmp_path: Path) -> None:
