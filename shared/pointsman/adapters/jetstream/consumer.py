@@ -11,9 +11,12 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
+from typing_extensions import override
+
 from pointsman.adapters.backoff import Backoff
 from pointsman.adapters.jetstream.connection import Connection, Message, NotConnectedError, Subscription, status_of
 from pointsman.adapters.jetstream.stream import NANOSECONDS, Stream
+from pointsman.adapters.jetstream.stream_reader import StreamReader
 from pointsman.adapters.log_listener import LogListener
 from pointsman.ports import LogEntry, LogExtent, LogMissingError, LogReset, LogUnavailableError
 from pointsman.primitives import EngineSeconds, Sequence, WallSeconds
@@ -92,7 +95,7 @@ class _Upkeep:
     backoff: Backoff = field(default_factory=lambda: Backoff(RETRY_SECONDS_MIN, RETRY_SECONDS_MAX))
 
 
-class Reader:
+class Reader(StreamReader):
     def __init__(
         self,
         connection: Connection,
@@ -102,11 +105,8 @@ class Reader:
         kinds: tuple[str, ...],
         at_end: Callable[[], None],
     ) -> None:
-        self._connection = connection
-        self._stream = stream
-        self._listener = listener
+        super().__init__(connection, stream, listener, at_end)
         self._kinds = kinds
-        self._at_end = at_end
         self._progress = _Progress(start - 1, start - 1)
         self._pull = _Pull()
         self._upkeep = _Upkeep()
@@ -114,19 +114,13 @@ class Reader:
         self._timer = asyncio.get_running_loop().call_later(TICK_SECONDS, self._tick)
         self._forget_changes = connection.on_change(self._on_change)
 
-    async def next(self) -> LogEntry | LogReset:
-        while True:
-            found = await self._step()
-            if isinstance(found, LogReset):
-                self._listener.reset(found.reason)
-            if found is not None:
-                return found
-
+    @override
     async def close(self) -> None:
         self._forget_changes()
         self._timer.cancel()
         await self._detach()
 
+    @override
     async def _step(self) -> LogEntry | LogReset | None:
         if self._pull.buffer:
             return self._take(self._pull.buffer.popleft())
@@ -153,10 +147,7 @@ class Reader:
         self._progress.position = self._progress.complete_to = place.sequence
         self._progress.stamp = place.stamp
         self._pull.pending = place.pending
-        entry = self._stream.entry(place.sequence, message.subject, message.data)
-        if entry.event is None:
-            self._listener.undecodable(entry.subject, entry.problem)
-        return entry
+        return self._entry(place.sequence, message.subject, message.data)
 
     def _overlap(self, place: _Place) -> LogReset | None:
         self._pull.overlapping = False

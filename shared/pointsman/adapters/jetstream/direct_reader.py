@@ -7,6 +7,8 @@ import json
 from collections import deque
 from collections.abc import Callable
 
+from typing_extensions import override
+
 from pointsman.adapters.backoff import Backoff
 from pointsman.adapters.jetstream.connection import (
     NO_RESPONDERS,
@@ -17,6 +19,7 @@ from pointsman.adapters.jetstream.connection import (
     status_of,
 )
 from pointsman.adapters.jetstream.stream import Stream
+from pointsman.adapters.jetstream.stream_reader import StreamReader
 from pointsman.adapters.log_listener import LogListener
 from pointsman.contracts.subjects import SUBJECT_ROOT
 from pointsman.ports import LogEntry, LogMissingError, LogReset, LogUnavailableError
@@ -33,7 +36,7 @@ SUBJECT_HEADER = "Nats-Subject"
 STAMP_HEADER = "Nats-Time-Stamp"
 
 
-class DirectReader:
+class DirectReader(StreamReader):
     def __init__(
         self,
         connection: Connection,
@@ -44,11 +47,8 @@ class DirectReader:
         kinds: tuple[str, ...],
         at_end: Callable[[], None],
     ) -> None:
-        self._connection = connection
-        self._stream = stream
-        self._listener = listener
+        super().__init__(connection, stream, listener, at_end)
         self._wanted = tuple(f"{SUBJECT_ROOT}.{pool}.{kind}" for kind in kinds)
-        self._at_end = at_end
         self._position = start - 1
         self._stamp = ""
         self._hole_at: Sequence | None = None
@@ -60,18 +60,12 @@ class DirectReader:
         self._subscription: Subscription | None = None
         self._backoff = Backoff(RETRY_SECONDS_MIN, RETRY_SECONDS_MAX)
 
-    async def next(self) -> LogEntry | LogReset:
-        while True:
-            found = await self._step()
-            if isinstance(found, LogReset):
-                self._listener.reset(found.reason)
-            if found is not None:
-                return found
-
+    @override
     async def close(self) -> None:
         if self._subscription is not None:
             await self._subscription.close()
 
+    @override
     async def _step(self) -> LogEntry | LogReset | None:
         if self._found:
             return await self._take(self._found.popleft())
@@ -105,10 +99,7 @@ class DirectReader:
         subject = headers.get(SUBJECT_HEADER, "")
         if self._wanted and not any(subject == kind or subject.startswith(f"{kind}.") for kind in self._wanted):
             return None
-        entry = self._stream.entry(sequence, subject, message.data)
-        if entry.event is None:
-            self._listener.undecodable(entry.subject, entry.problem)
-        return entry
+        return self._entry(sequence, subject, message.data)
 
     async def _hole(self, sequence: Sequence) -> LogReset | None:
         """Read again once: messages may have been lost on the way."""

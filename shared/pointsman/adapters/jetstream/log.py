@@ -12,6 +12,7 @@ from pointsman.adapters.jetstream.direct_reader import DirectReader
 from pointsman.adapters.jetstream.direct_stream import DirectStream, Found, RevisionTakenError
 from pointsman.adapters.jetstream.producer import WindowSettings, WriteWindow
 from pointsman.adapters.jetstream.stream import Stream
+from pointsman.adapters.jetstream.stream_reader import StreamReader
 from pointsman.adapters.log_listener import LogListener
 from pointsman.contracts.codec import LogEvent, UnwritableError, encode
 from pointsman.contracts.decisions import LeaderElected
@@ -130,7 +131,7 @@ class JetStreamLog(EventLog):
         finally:
             await reader.close()
 
-    def _reader(self, start: Sequence, kinds: tuple[str, ...], at_end: Callable[[], None]) -> Reader | DirectReader:
+    def _reader(self, start: Sequence, kinds: tuple[str, ...], at_end: Callable[[], None]) -> StreamReader:
         if self._direct:
             return DirectReader(self._connection, self._stream, self._pool, self._listener, start, kinds, at_end)
         return Reader(self._connection, self._stream, self._listener, start, kinds, at_end)
