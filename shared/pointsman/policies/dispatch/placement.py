@@ -4,7 +4,7 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from pointsman.contracts.commands import RouteRequest
-from pointsman.contracts.decisions import RequestPlaced, RequestRejected
+from pointsman.contracts.decisions import RequestPlaced
 from pointsman.contracts.reasons import RejectReason
 from pointsman.contracts.requests import RequestArrived
 from pointsman.policies.admission import Refusal
@@ -12,6 +12,7 @@ from pointsman.policies.decode_placement import DecodeAssignment, DecodeChoice, 
 from pointsman.policies.dispatch import queue_bound
 from pointsman.policies.dispatch.granting import grant_next
 from pointsman.policies.dispatch.limits import reject_over_limit
+from pointsman.policies.dispatch.rejecting import reject
 from pointsman.policies.dispatch.splitting import Decoder, assignment, decoder_for
 from pointsman.policies.dispatch.turn import Turn
 from pointsman.policies.pool_view import CandidateEstimate, PoolView
@@ -104,7 +105,7 @@ def _place(turn: Turn, request: Request, attempt: int, excluded: Collection[Inst
         if not _may_hold(turn, request):
             no_instance = Refusal(RejectReason.NO_INSTANCE, str(answer), _retry_after(turn))
             refusal = _no_decoder(turn, decoder, excluded) or no_instance
-            _reject(turn, request, attempt, excluded, refusal, [], decoder)
+            reject(turn, request, attempt, excluded, refusal, [], decoder)
         return
     place = None if trial else queue_bound.place_for(turn, request)
     admitted: Choice | Refusal = choice
@@ -113,11 +114,11 @@ def _place(turn: Turn, request: Request, attempt: int, excluded: Collection[Inst
     elif not trial:
         admitted = turn.policies.admission.admit(view, choice)
     if isinstance(admitted, Refusal):
-        _reject(turn, request, attempt, excluded, admitted, choice.considered, decoder)
+        reject(turn, request, attempt, excluded, admitted, choice.considered, decoder)
         return
     decode = assignment(turn, view.request, admitted.chosen, decoder)
     if isinstance(decode, Refusal):
-        _reject(turn, request, attempt, excluded, decode, choice.considered, decoder)
+        reject(turn, request, attempt, excluded, decode, choice.considered, decoder)
         return
     displaced = queue_bound.displace(turn, place, request) if isinstance(place, Request) else NO_INSTANCE
     candidate = admitted.chosen
@@ -147,33 +148,6 @@ def _place(turn: Turn, request: Request, attempt: int, excluded: Collection[Inst
     )
     if displaced:
         grant_next(turn, displaced)
-
-
-def _reject(
-    turn: Turn,
-    request: Request,
-    attempt: int,
-    excluded: Collection[InstanceId],
-    refusal: Refusal,
-    considered: list[CandidateEstimate],
-    decoder: Decoder,
-) -> None:
-    turn.decide(
-        RequestRejected(
-            at=turn.now,
-            stamp=turn.stamp,
-            request=request.id,
-            reason=refusal.reason.value,
-            detail=refusal.detail,
-            retry_after=refusal.retry_after,
-            policy=turn.policies.routing.name,
-            settings=turn.leader.settings,
-            candidates=[o.recorded() for o in considered],
-            attempt=attempt,
-            excluded=list(excluded),
-            decode_candidates=decoder.considered if decoder is not None else [],
-        )
-    )
 
 
 def _view(turn: Turn, request: Request, excluded: Collection[InstanceId], decoder: Decoder) -> PoolView:

@@ -9,10 +9,10 @@ class, only when the queue is full."""
 
 from collections.abc import Callable
 
-from pointsman.contracts.decisions import RequestRejected
 from pointsman.contracts.reasons import RejectReason
 from pointsman.contracts.tenants import Priority
 from pointsman.policies.admission import Refusal
+from pointsman.policies.dispatch.rejecting import reject
 from pointsman.policies.dispatch.turn import Turn
 from pointsman.primitives import EngineSeconds, InstanceId, Tenant
 from pointsman.state.priority_classes import RANK
@@ -37,22 +37,9 @@ def place_for(turn: Turn, request: Request) -> Place:
 def displace(turn: Turn, displaced: Request, newcomer: Request) -> InstanceId:
     """Reject `displaced`. Returns where it was pending."""
     instance = displaced.instance
-    turn.decide(
-        RequestRejected(
-            at=turn.now,
-            stamp=turn.stamp,
-            request=displaced.id,
-            reason=RejectReason.QUEUE_FULL.value,
-            detail="the queue is full, and a request with a better claim took its place",
-            retry_after=RETRY_SECONDS,
-            policy=turn.policies.routing.name,
-            settings=turn.leader.settings,
-            candidates=[],
-            attempt=displaced.attempt,
-            excluded=list(displaced.excluded),
-            displaced_by=newcomer.id,
-        )
-    )
+    detail = "the queue is full, and a request with a better claim took its place"
+    refusal = Refusal(RejectReason.QUEUE_FULL, detail, RETRY_SECONDS)
+    reject(turn, displaced, displaced.attempt, displaced.excluded, refusal, [], displaced_by=newcomer.id)
     return instance
 
 
