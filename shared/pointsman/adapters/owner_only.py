@@ -21,18 +21,16 @@ def make_owner_only(directory: Path) -> bool:
     directory.mkdir(mode=OWNER_ONLY_DIRECTORY, parents=True, exist_ok=True)
     open_to_others = False
     for path in (directory, *_within(directory)):
-        mode = path.lstat().st_mode
-        if mode & _OTHERS and not stat.S_ISLNK(mode):
-            path.chmod(stat.S_IMODE(mode) & ~_OTHERS)
-            open_to_others = True
+        if not path.is_symlink():
+            open_to_others |= tighten(path)
     return open_to_others
 
 
-def tighten(file: Path) -> bool:
+def tighten(path: Path) -> bool:
     """Take an existing file from everybody else. Returns whether others had access. Raises OSError."""
-    mode = file.stat().st_mode
+    mode = path.stat().st_mode
     if mode & _OTHERS:
-        file.chmod(stat.S_IMODE(mode) & ~_OTHERS)
+        path.chmod(stat.S_IMODE(mode) & ~_OTHERS)
     return bool(mode & _OTHERS)
 
 
