@@ -194,8 +194,9 @@ async def assembled(
     authentication = _authentication(settings, access, clock=clock, board=board, supervisor=supervisor)
     chance = chance or SystemRandom()
     policies = FollowedPolicies(access)  # one store for all pools
+    trusted = not authentication.required  # clients are the operator's own
     salts = None
-    if authentication.required:
+    if not trusted:
         salts = CacheSalts(settings.secret.encode(), lambda tenant: policies.of(tenant).cache_group)
     hold = HoldQueue(settings.hold_seconds, clock)
     async with engine_session or open_session() as session:
@@ -204,7 +205,7 @@ async def assembled(
             session,
             urls,
             api_key=settings.engine_api_key,
-            forward_authorization=not authentication.required,
+            forward_authorization=trusted,
             chunk_timeout_seconds=settings.chunk_timeout_seconds,
         )
         with ExitStack() as stack:
@@ -251,9 +252,9 @@ async def assembled(
                 ids=RequestIds(chance),
                 access_log=access_log,
                 rules=BodyRules(
-                    FieldRules(trusted=not authentication.required, allowed=settings.allow_field),
+                    FieldRules(trusted=trusted, allowed=settings.allow_field),
                     MediaRules(
-                        trusted=not authentication.required,
+                        trusted=trusted,
                         hosts=settings.media_hosts,
                         allowed=settings.allow_field,
                     ),
