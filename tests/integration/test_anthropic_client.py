@@ -4,15 +4,15 @@ ones, which answer as vLLM does, or fail as a test says."""
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import anthropic
 import msgspec
 import pytest
-from anthropic import Anthropic, AsyncAnthropic
+from anthropic import Anthropic
 
 from pointsman.adapters.clocks import ScaledClock
+from tests.support.client_libraries import anthropic_of
 from tests.support.engine_sim import running_engine as simulated_engine
 from tests.support.events import reported
 from tests.support.fake_engine import Behaviour
@@ -33,13 +33,6 @@ async def world() -> AsyncIterator[World]:
         yield opened
 
 
-@asynccontextmanager
-async def client_of(world: World, **options: Any) -> AsyncIterator[AsyncAnthropic]:
-    told: dict[str, Any] = {"base_url": world.url, "api_key": "sk-1", "max_retries": 0} | options
-    async with AsyncAnthropic(**told) as client:
-        yield client
-
-
 async def test_the_synchronous_client_gets_messages_and_streams(world: World) -> None:
     def ask() -> tuple[Any, Any, str]:
         with Anthropic(base_url=world.url, api_key="sk-1") as client:
@@ -56,7 +49,7 @@ async def test_the_synchronous_client_gets_messages_and_streams(world: World) ->
 
 
 async def test_the_second_message_comes_from_the_cache_and_both_say_what_did(world: World) -> None:
-    async with client_of(world) as client:
+    async with anthropic_of(world) as client:
         first = await client.messages.create(model="m", max_tokens=5, messages=HELLO)
         second = await client.messages.create(model="m", max_tokens=5, messages=HELLO)
 
@@ -77,7 +70,7 @@ async def test_a_conversation_with_tools_is_counted_as_it_is_placed(world: World
         {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c1", "content": "rain"}]},
     ]
     asks: Any = {"model": "m", "messages": turns, "system": "Be brief.", "tools": [WEATHER]}
-    async with client_of(world) as client:
+    async with anthropic_of(world) as client:
         counted = await client.messages.count_tokens(**asks)
         answer = await client.messages.create(max_tokens=5, **asks)
 
@@ -99,7 +92,7 @@ async def test_what_cannot_be_served_is_an_exception_that_says_why(
     world: World, asks: dict[str, Any], exception: type[anthropic.APIStatusError]
 ) -> None:
     told: Any = {"model": "m", "max_tokens": 5, "messages": HELLO} | asks
-    async with client_of(world) as client:
+    async with anthropic_of(world) as client:
         with pytest.raises(exception) as raised:
             await client.messages.create(**told)
 
@@ -116,7 +109,7 @@ async def test_a_rejection_is_an_exception_with_the_time_to_wait(
     world: World, rejection: tuple[int, str, float], exception: type[anthropic.APIStatusError]
 ) -> None:
     world.scheduler.rejection = rejection
-    async with client_of(world) as client:
+    async with anthropic_of(world) as client:
         with pytest.raises(exception) as raised:
             await client.messages.create(model="m", max_tokens=5, messages=HELLO)
 
@@ -142,7 +135,7 @@ async def test_a_stream_that_breaks_off_is_an_exception(world: World) -> None:
         b"event: %b\ndata: %b\n\n" % (event["type"].encode(), json.dumps(event).encode())  # type: ignore[attr-defined]
         for event in (head, start)
     )
-    async with client_of(world) as client:
+    async with anthropic_of(world) as client:
         with pytest.raises(anthropic.APIStatusError) as raised:
             async with client.messages.stream(model="m", max_tokens=5, messages=HELLO) as stream:
                 await stream.until_done()
@@ -153,11 +146,11 @@ async def test_a_stream_that_breaks_off_is_an_exception(world: World) -> None:
 async def test_a_wrong_key_is_an_authentication_error() -> None:
     async with simulated_engine(model="m") as engine, world_with(keys={"sk-1": "alice"}, tokenizer="builtin") as world:
         await world.grants({ONE: engine.url})
-        async with client_of(world, api_key="wrong") as client:
+        async with anthropic_of(world, api_key="wrong") as client:
             with pytest.raises(anthropic.AuthenticationError):
                 await client.messages.create(model="m", max_tokens=5, messages=HELLO)
         for shown in ({}, {"api_key": None, "auth_token": "sk-1"}):
-            async with client_of(world, **shown) as client:
+            async with anthropic_of(world, **shown) as client:
                 assert (await client.messages.create(model="m", max_tokens=5, messages=HELLO)).content
 
     assert {asked.tenant for asked in world.scheduler.asked} == {"alice"}

@@ -9,7 +9,7 @@ import os
 import signal
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from itertools import count
 from typing import Any
 
@@ -23,8 +23,8 @@ from pointsman.contracts.requests import RequestArrived, RequestCancelled, Reque
 from pointsman.contracts.subjects import fleet_view_subject
 from pointsman.ports import CommandTimeoutError, Link, NoResponderError
 from pointsman.primitives import PoolName, WallSeconds
-from pointsman_cli.discovery import FleetFile, find_fleet
-from tests.support.log_reading import events_in, link_to
+from pointsman_cli.discovery import FleetFile
+from tests.support.log_reading import events_in
 from tests.support.up import RunningUp, pointsman_up
 
 SPEED = 20.0
@@ -41,17 +41,6 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningUp]:
         running.wait_for("Try it")
         yield running
         running.stop()
-
-
-@pytest.fixture
-def fleet(up: RunningUp) -> FleetFile:
-    return find_fleet(data=up.data)
-
-
-@pytest.fixture
-async def link(fleet: FleetFile) -> AsyncIterator[Link]:
-    async with link_to(fleet) as opened:
-        yield opened
 
 
 async def described(link: Link) -> FleetDescribed | None:

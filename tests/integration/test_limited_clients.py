@@ -3,7 +3,6 @@ ask again by themselves."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -11,12 +10,11 @@ import anthropic
 import msgspec
 import openai
 import pytest
-from anthropic import AsyncAnthropic
-from openai import AsyncOpenAI
 
 from pointsman.contracts.tenants import RateLimit, RateLimits, TenantPolicies, TenantPolicy
 from pointsman.primitives import Tenant
 from pointsman.runtime.tenant_policies import TENANTS_KEY
+from tests.support.client_libraries import anthropic_of, openai_of
 from tests.support.ingress_world import CHAT, HELLO, TOKENS, World, world_with
 from tests.support.waiting import eventually
 
@@ -32,20 +30,6 @@ LEFT = msgspec.structs.replace(SPENT, requests=RateLimit(limit=10, remaining=9, 
 async def world() -> AsyncIterator[World]:
     async with world_with() as opened:
         yield opened
-
-
-@asynccontextmanager
-async def openai_of(world: World, **options: Any) -> AsyncIterator[AsyncOpenAI]:
-    told: dict[str, Any] = {"base_url": world.url + "/v1", "api_key": "sk-1", "max_retries": 0} | options
-    async with AsyncOpenAI(**told) as client:
-        yield client
-
-
-@asynccontextmanager
-async def anthropic_of(world: World, **options: Any) -> AsyncIterator[AsyncAnthropic]:
-    told: dict[str, Any] = {"base_url": world.url, "api_key": "sk-1", "max_retries": 0} | options
-    async with AsyncAnthropic(**told) as client:
-        yield client
 
 
 # Headers

@@ -4,13 +4,13 @@ does by itself, above all asking again, does no harm. Engines answer as vLLM doe
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import openai
 import pytest
-from openai import AsyncOpenAI, OpenAI
+from openai import OpenAI
 
+from tests.support.client_libraries import openai_of
 from tests.support.fake_engine import Behaviour
 from tests.support.ingress_world import CHAT, COMPLETIONS, TWO, World, world_with
 from tests.support.waiting import eventually
@@ -57,13 +57,6 @@ async def world() -> AsyncIterator[World]:
         yield opened
 
 
-@asynccontextmanager
-async def client_of(world: World, **options: Any) -> AsyncIterator[AsyncOpenAI]:
-    told: dict[str, Any] = {"base_url": world.url + "/v1", "api_key": "sk-1", "max_retries": 0} | options
-    async with AsyncOpenAI(**told) as client:
-        yield client
-
-
 # Answers
 
 
@@ -85,7 +78,7 @@ async def test_the_synchronous_client_gets_answers_and_streams(world: World) -> 
 async def test_a_stream_shows_its_usage_at_the_end_if_it_was_asked_for_and_not_otherwise(world: World) -> None:
     world.one.says[CHAT] = [*STREAM, USAGE_CHUNK, DONE]
     usages = []
-    async with client_of(world) as client:
+    async with openai_of(world) as client:
         for asks in ({"stream_options": {"include_usage": True}}, {}):
             told: Any = {"model": "m", "messages": HELLO, **asks}
             stream = await client.chat.completions.create(stream=True, **told)
@@ -107,7 +100,7 @@ async def test_tools_reach_the_engine_and_its_calls_the_client_whole_and_in_piec
     pieces = [{**call, "index": 0, "function": {"name": "weather", "arguments": ""}}]
     pieces += [{"index": 0, "function": {"arguments": part}} for part in ('{"city": ', '"Bern"}')]
     asks: Any = {"model": "m", "messages": HELLO, "tools": [WEATHER], "tool_choice": "auto"}
-    async with client_of(world) as client:
+    async with openai_of(world) as client:
         answer = await client.chat.completions.create(**asks)
         result: Any = {"role": "tool", "tool_call_id": "call-1", "content": "rain"}
         turn = [*HELLO, answer.choices[0].message, result]
@@ -127,7 +120,7 @@ async def test_tools_reach_the_engine_and_its_calls_the_client_whole_and_in_piec
 async def test_several_choices_and_their_log_probabilities_pass_through(world: World) -> None:
     token = {"token": "Hi", "logprob": -0.5, "bytes": [72, 105], "top_logprobs": []}
     world.one.says[CHAT] = whole(*({**said(text), "logprobs": {"content": [token]}} for text in ("Hi", "Ho")))
-    async with client_of(world) as client:
+    async with openai_of(world) as client:
         answer = await client.chat.completions.create(model="m", messages=HELLO, n=2, logprobs=True, top_logprobs=0)
 
     assert [choice.message.content for choice in answer.choices] == ["Hi", "Ho"]
@@ -139,7 +132,7 @@ async def test_several_choices_and_their_log_probabilities_pass_through(world: W
 
 async def test_a_client_that_closes_its_stream_stops_the_engine(world: World) -> None:
     world.one.script.append(Behaviour.HANGS_AFTER_FIRST)
-    async with client_of(world) as client:
+    async with openai_of(world) as client:
         stream = await client.completions.create(model="m", prompt=[1, 2, 3], stream=True)
         async for _ in stream:
             break
@@ -163,7 +156,7 @@ async def test_what_cannot_be_served_is_an_exception_that_says_why(
     world: World, asks: dict[str, Any], exception: type[openai.APIStatusError], code: str, param: str
 ) -> None:
     told: Any = {"model": "m", "prompt": [1, 2, 3]} | asks
-    async with client_of(world) as client:
+    async with openai_of(world) as client:
         with pytest.raises(exception) as raised:
             await client.completions.create(**told)
 
@@ -173,10 +166,10 @@ async def test_what_cannot_be_served_is_an_exception_that_says_why(
 
 async def test_a_wrong_key_is_an_authentication_error() -> None:
     async with world_with(keys={"sk-1": "alice"}) as world:
-        async with client_of(world, api_key="wrong") as client:
+        async with openai_of(world, api_key="wrong") as client:
             with pytest.raises(openai.AuthenticationError) as raised:
                 await client.models.list()
-        async with client_of(world) as client:
+        async with openai_of(world) as client:
             listed = await client.models.list()
 
     assert raised.value.code == "invalid_api_key"
@@ -191,7 +184,7 @@ async def test_a_rejection_is_an_exception_with_the_reason_and_the_time_to_wait(
     world: World, rejection: tuple[int, str, float], exception: type[openai.APIStatusError]
 ) -> None:
     world.scheduler.rejection = rejection
-    async with client_of(world) as client:
+    async with openai_of(world) as client:
         with pytest.raises(exception) as raised:
             await client.completions.create(model="m", prompt=[1, 2, 3])
 
@@ -202,7 +195,7 @@ async def test_a_rejection_is_an_exception_with_the_reason_and_the_time_to_wait(
 async def test_a_stream_that_breaks_off_raises_after_what_there_was(world: World) -> None:
     world.one.script.append(Behaviour.BREAKS_OFF)
     texts: list[str] = []
-    async with client_of(world) as client:
+    async with openai_of(world) as client:
         stream = await client.completions.create(model="m", prompt=[1, 2, 3], stream=True)
         with pytest.raises(openai.APIError) as raised:
             await collect(stream, texts)
@@ -225,7 +218,7 @@ async def test_the_client_asks_again_when_it_was_told_to_and_not_before(
     world: World, rejection: tuple[int, str, float]
 ) -> None:
     world.scheduler.rejection = rejection
-    async with client_of(world, max_retries=2) as client:
+    async with openai_of(world, max_retries=2) as client:
         asking = asyncio.create_task(client.completions.create(model="m", prompt=[1, 2, 3]))
         await eventually(lambda: len(world.scheduler.asked) == 1)
         world.scheduler.rejection = None
@@ -239,7 +232,7 @@ async def test_the_client_asks_again_when_it_was_told_to_and_not_before(
 
 async def test_the_client_does_not_ask_again_for_what_can_never_be(world: World) -> None:
     world.scheduler.rejection = (429, "slo_unreachable", 5.0)
-    async with client_of(world, max_retries=2) as client:
+    async with openai_of(world, max_retries=2) as client:
         with pytest.raises(openai.RateLimitError) as raised:
             await client.completions.create(model="m", prompt=[1, 2, 3])
 
@@ -250,7 +243,7 @@ async def test_the_client_does_not_ask_again_for_what_can_never_be(world: World)
 async def test_the_client_does_not_ask_again_for_what_took_all_the_time_there_is() -> None:
     async with world_with(request_timeout_seconds=0.2) as world:
         world.one.script.append(Behaviour.HANGS)
-        async with client_of(world, max_retries=2) as client:
+        async with openai_of(world, max_retries=2) as client:
             with pytest.raises(openai.APIStatusError, match="took too long"):
                 await client.completions.create(model="m", prompt=[1, 2, 3])
 
@@ -259,7 +252,7 @@ async def test_the_client_does_not_ask_again_for_what_took_all_the_time_there_is
 
 async def test_an_engine_that_fails_is_replaced_by_the_ingress_and_the_client_need_not_ask_again(world: World) -> None:
     world.one.script.append(Behaviour.RESETS)
-    async with client_of(world) as client:
+    async with openai_of(world) as client:
         answer = await client.completions.with_raw_response.create(model="m", prompt=[1, 2, 3])
 
     assert answer.headers["x-pointsman-instance"] == TWO

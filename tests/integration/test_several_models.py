@@ -13,7 +13,7 @@ from pointsman.contracts.permissions import BusRole, BusUser
 from pointsman.contracts.requests import RequestArrived, RequestFinished
 from pointsman.runtime.health import HealthBoard
 from pointsman.runtime.log_connection import open_link
-from pointsman_cli.discovery import FleetFile, find_fleet
+from pointsman_cli.discovery import FleetFile
 from tests.support.up import RunningUp, pointsman_up
 
 SPEED = 40.0
@@ -28,11 +28,6 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningUp]:
         running.wait_for("Try it")
         yield running
         running.stop()
-
-
-@pytest.fixture
-def fleet(up: RunningUp) -> FleetFile:
-    return find_fleet(data=up.data)
 
 
 @pytest.fixture

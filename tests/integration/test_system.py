@@ -10,7 +10,7 @@ import signal
 import sqlite3
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from functools import reduce
 from io import BytesIO
 from operator import xor
@@ -31,7 +31,7 @@ from pointsman.primitives import InstanceId, PoolName, WallSeconds
 from pointsman.state.state import PoolSettings, State
 from pointsman_cli.discovery import FleetFile, find_fleet
 from pointsman_lab.faults.engine_truth import held_keys, replay_endpoint_of
-from tests.support.log_reading import events_in, folded, link_to
+from tests.support.log_reading import events_in, folded
 from tests.support.up import RunningUp, pointsman_up
 from tests.support.waiting import eventually
 
@@ -55,17 +55,6 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningUp]:
             yield running
             running.stop()
             assert "killed, for not stopping" not in running.output, running.output
-
-
-@pytest.fixture
-def fleet(up: RunningUp) -> FleetFile:
-    return find_fleet(data=up.data)
-
-
-@pytest.fixture
-async def link(fleet: FleetFile) -> AsyncIterator[Link]:
-    async with link_to(fleet) as opened:
-        yield opened
 
 
 class Traffic:

@@ -19,10 +19,10 @@ from pointsman.contracts.tenants import TenantPoliciesSet
 from pointsman.ports import Link
 from pointsman.primitives import RequestId
 from pointsman.state.tenants import BURST_SECONDS
-from pointsman_cli.discovery import FleetFile, find_fleet
+from pointsman_cli.discovery import FleetFile
 from pointsman_lab.tenants.limits import LogReading, leader, most
 from pointsman_lab.tenants.load import TenantClients, Traffic
-from tests.support.log_reading import events_in, link_to
+from tests.support.log_reading import events_in
 from tests.support.up import POINTSMAN, RunningUp, pointsman_up
 
 SPEED = 10.0
@@ -52,17 +52,6 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningUp]:
         running.wait_for("Try it")
         yield running
         running.stop()
-
-
-@pytest.fixture
-def fleet(up: RunningUp) -> FleetFile:
-    return find_fleet(data=up.data)
-
-
-@pytest.fixture
-async def link(fleet: FleetFile) -> AsyncIterator[Link]:
-    async with link_to(fleet) as opened:
-        yield opened
 
 
 def clients_of(fleet: FleetFile) -> TenantClients:
@@ -138,21 +127,22 @@ async def test_interactive_requests_overtake_batch_requests_that_wait(fleet: Fle
     chat = Traffic(tenant="somebody", rate=10.0, prompt_tokens=1_000, output_tokens=2)
     samples = await clients_of(fleet).run([backlog, chat], 1.0)
 
-    arrived: dict[RequestId, RequestArrived] = {}
-    granted: list[RequestArrived] = []
+    # Their order is the log's: an ingress stamps `at` before it counts tokens, and long prompts take longer.
+    arrived: dict[RequestId, tuple[int, RequestArrived]] = {}
+    granted: list[tuple[int, RequestArrived]] = []
     for event in await log_of(link):
         if isinstance(event, RequestArrived) and event.tenant in ("nightly", "somebody"):
-            arrived[event.request] = event
+            arrived[event.request] = len(arrived), event
         elif isinstance(event, RequestGranted) and event.request in arrived:
             granted.append(arrived[event.request])
     overtaken = {
-        chat.request: sum(other.priority == "batch" and other.at < chat.at for other in granted[number:])
-        for number, chat in enumerate(granted)
+        chat.request: sum(other.priority == "batch" and before < place for before, other in granted[number:])
+        for number, (place, chat) in enumerate(granted)
         if chat.priority == "interactive"
     }
     overtook = [
-        sum(before.priority == "batch" and before.at > chat.at for before in granted[:number])
-        for number, chat in enumerate(granted)
+        sum(other.priority == "batch" and after > place for after, other in granted[:number])
+        for number, (place, chat) in enumerate(granted)
         if chat.priority == "interactive"
     ]
     print(f"batch requests overtaken by each interactive one: {sorted(overtaken.values())}")

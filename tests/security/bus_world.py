@@ -229,7 +229,7 @@ class Attacker:
 
     async def has_heard(self) -> bool:
         """What the server has sent by now is delivered by a task, which comes to its turn, unless it was refused."""
-        for _ in range(100):
+        for _ in range(500):
             if self.heard or self.refused.is_set():
                 break
             await asyncio.sleep(0.01)

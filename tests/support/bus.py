@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,6 +16,7 @@ from pointsman.adapters.clocks import ScaledClock
 from pointsman.adapters.jetstream import Identity
 from pointsman.adapters.log_listener import LogListener
 from pointsman.contracts.permissions import BusRole, BusUser, Permissions, permissions_of
+from pointsman.contracts.subjects import covers
 from pointsman.ports import Link
 from pointsman.primitives import PoolName
 from pointsman.runtime.bus_users import Credentials
@@ -40,6 +41,11 @@ def granted(user: BusUser) -> Permissions:
     return permissions_of(user, POOLS)
 
 
+def beyond(rights: Iterable[str], subjects: Iterable[str]) -> set[str]:
+    """Those of the subjects that no right covers, in lower case."""
+    return {subject.lower() for subject in subjects if not any(covers(right, subject) for right in rights)}
+
+
 @dataclass(slots=True)
 class RawClient:
     """Says exactly what it is told to, and remembers what it was refused (in lower case, as the library has it)."""
@@ -55,6 +61,20 @@ class RawClient:
 
     async def listen(self, subject: str) -> None:
         await self.client.subscribe(subject, cb=self._hear)
+
+    async def refused_to_publish(self, subjects: Iterable[str]) -> set[str]:
+        self.refused.clear()
+        for subject in subjects:
+            await self.publish(subject, b"{}" if "PURGE" in subject else b"x")
+        await self.settled()
+        return set(self.refused)
+
+    async def refused_to_hear(self, subjects: Iterable[str]) -> set[str]:
+        self.refused.clear()
+        for subject in subjects:
+            await self.listen(subject)
+        await self.settled()
+        return set(self.refused)
 
     async def settled(self) -> None:
         """Wait until the server has acted on everything."""
