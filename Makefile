@@ -78,7 +78,8 @@ COMPILE = $(BIN)/pip-compile -q --strip-extras --generate-hashes --allow-unsafe 
 # What `make setup` installs, what a container needs and what builds it: with hashes, without index lines.
 lock: ## write deploy/requirements*.txt from pyproject.toml
 	$(COMPILE) --extra dev --output-file deploy/requirements.txt pyproject.toml deploy/build.in
-	$(COMPILE) -c deploy/requirements.txt --output-file deploy/requirements-runtime.txt pyproject.toml
+	$(COMPILE) -c deploy/requirements.txt --extra docker --extra kubernetes --extra postgresql --extra traces \
+	  --output-file deploy/requirements-runtime.txt pyproject.toml
 	$(COMPILE) -c deploy/requirements.txt --output-file deploy/requirements-build.txt deploy/image.in
 
 # Not part of `make test`: it needs the network. Exit code 2: nothing was audited, since no database was reached.

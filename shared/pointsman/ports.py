@@ -1,7 +1,7 @@
 """Protocols of the outside world: log, commands, clock, lease, key-value store, checkpoints and instance provider.
 `adapters` implements them; `main.py` of a service chooses. Every wait takes a timeout, every window has a named limit."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Protocol
@@ -309,3 +309,29 @@ class InstanceProvider(Protocol):
     async def stop(self, instance: InstanceId) -> None: ...
 
     def stoppable(self, running: list[InstanceId]) -> list[InstanceId]: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineTarget:
+    """An engine to follow, one rank of it. `identity` changes when another process takes the instance's place (a pod's
+    UID, a container's id); empty: the source cannot tell. `ready`: what the source says; an engine that is not keeps
+    its known cache. Empty text: the worker's own setting."""
+
+    instance: InstanceId
+    url: str
+    kv_endpoint: str = ""
+    kv_replay_endpoint: str = ""
+    dp_rank: int | None = None
+    role: str = ""
+    engine_model: str = ""
+    identity: str = ""
+    ready: bool = True
+
+
+class EngineDiscovery(Protocol):
+    """Which engines a worker follows."""
+
+    def targets(self) -> AsyncGenerator[list[EngineTarget], None]:
+        """Yields the complete list at once, then whenever it changes. While the source cannot be read it yields
+        nothing, so that the last list stays. Raises nothing that comes from the source."""
+        ...

@@ -1,0 +1,66 @@
+"""Programs that tests need and only Debian packages (promtool, kubectl, kustomize), unpacked below .tools/: without root,
+without the system's package lists, from the mirror that this machine uses."""
+
+import fcntl
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+TOOLS = ROOT / ".tools"
+SOURCES = ("/etc/apt/sources.list.d/*.sources", "/etc/apt/sources.list")
+KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
+MIRROR = re.compile(r"^(?:URIs:\s*|deb (?:\[[^]]*\] )?)(\S+)", re.MULTILINE)
+INSTALL_SECONDS_MAX = 240
+
+
+def debian_program(name: str, package: str, suite: str) -> Path:
+    """`suite`: of Debian, "bookworm" for instance. Skips the test where there is no apt."""
+    directory = TOOLS / f"{package}-{suite}"
+    TOOLS.mkdir(exist_ok=True)
+    with (TOOLS / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not directory.exists():
+            _unpack(package, suite, directory)
+    found = [path for folder in ("bin", "sbin") for path in directory.glob(f"usr/{folder}/{name}")]
+    assert found, f"{package} of Debian {suite} has no {name}"
+    return found[0]
+
+
+def _unpack(package: str, suite: str, directory: Path) -> None:
+    if not (shutil.which("apt-get") and shutil.which("dpkg-deb")):
+        pytest.skip(f"{package} comes from Debian, and there is no apt here")
+    state, draft = TOOLS / f"apt-{suite}", directory.with_suffix(".new")
+    for part in ("lists/partial", "archives/partial"):
+        (state / part).mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(draft, ignore_errors=True)
+    draft.mkdir()
+    sources = state / "sources.list"
+    sources.write_text(f"deb [signed-by={KEYRING}] {_mirror()} {suite} main\n")
+    (state / "status").touch()
+    where = {
+        "Dir::Etc::sourcelist": sources,
+        "Dir::Etc::sourceparts": "/dev/null",
+        "Dir::State": state,
+        "Dir::State::status": state / "status",
+        "Dir::Cache": state,
+        "APT::Sandbox::User": "",
+    }
+    apt = ["apt-get", "-qq", *(f"-o{key}={value}" for key, value in where.items())]
+    for command in ([*apt, "update"], [*apt, "download", package]):
+        subprocess.run(command, cwd=draft, check=True, capture_output=True, text=True, timeout=INSTALL_SECONDS_MAX)
+    archive = next(draft.glob("*.deb"))
+    subprocess.run(["dpkg-deb", "-x", archive, draft], check=True, timeout=INSTALL_SECONDS_MAX)
+    archive.unlink()
+    draft.rename(directory)
+
+
+def _mirror() -> str:
+    files = sorted(path for pattern in SOURCES for path in Path("/").glob(pattern[1:]))
+    found: list[str] = [name for path in files for name in MIRROR.findall(path.read_text()) if "security" not in name]
+    if not found:
+        pytest.skip("no Debian mirror is known here")
+    return found[0]
