@@ -67,6 +67,11 @@ def of_engine(pool: PoolName, model: str, engine: InstanceId) -> EngineMetrics:
 
 
 @lru_cache(maxsize=SERIES_MAX)
+def cache_predictions(pool: PoolName, engine: InstanceId, outcome: str) -> Counter:
+    return telemetry.CACHE_PREDICTIONS.labels(pool, engine, outcome)
+
+
+@lru_cache(maxsize=SERIES_MAX)
 def http_requests(pool: str, model: str, route: str, status: int) -> Counter:
     return telemetry.HTTP_REQUESTS.labels(pool, model, route, str(status))
 
@@ -78,3 +83,4 @@ async def forget_departed(fleet: FleetView, pool: PoolName, clock: Clock) -> Non
         await clock.sleep_wall(PERIOD_WALL_SECONDS)
         if series.update([instance.id for instance in fleet.instances], clock.wall()):
             of_engine.cache_clear()
+            cache_predictions.cache_clear()
