@@ -76,8 +76,20 @@ def http_requests(pool: str, model: str, route: str, status: int) -> Counter:
     return telemetry.HTTP_REQUESTS.labels(pool, model, route, str(status))
 
 
+def show_zeros(pool: PoolName) -> None:
+    """`increase` misses the first value of a series that appears with it."""
+    for metric in (
+        telemetry.REQUEST_RETRIES,
+        telemetry.REQUEST_RETRIES_REFUSED,
+        telemetry.REQUESTS_REDISPATCHED,
+        telemetry.FALLBACK_PLACEMENTS,
+    ):
+        metric.labels(pool)
+
+
 async def forget_departed(fleet: FleetView, pool: PoolName, clock: Clock) -> None:
     """Runs without end."""
+    show_zeros(pool)
     series = EngineSeries(pool)
     while True:
         await clock.sleep_wall(PERIOD_WALL_SECONDS)
