@@ -73,7 +73,6 @@ class EngineFleet:
             await self._context.clock.sleep_wall(SOURCE_RESTART_SECONDS)
 
     def _reconcile(self) -> None:
-        """Engines of a source that has not given a list yet are not known to have vanished: only followed ones vanish."""
         if self._stopping:
             return
         wanted = self._wanted()
@@ -144,4 +143,4 @@ class EngineFleet:
                 log.info("engine_gone", instance=instance)
                 self._group.create_task(engine.stop("no source names it any more"))
         for status, count in statuses.items():
-            telemetry.WORKER_ENGINES.labels(status).set(count)
+            telemetry.WORKER_ENGINES.labels(self._context.settings.pool, status).set(count)

@@ -199,26 +199,19 @@ WORKER_ENGINES = Gauge(
     "pointsman_worker_engines",
     "Engines that this worker follows, by status: serving, not_serving, withheld (its source says not ready, or names it no "
     "more), failed (cannot be followed).",
-    ["status"],
+    ["pool", "status"],
 )
-ENGINE_EVENTS = Counter("pointsman_engine_events_total", "Engine cache events read, by type.", ["instance", "type"])
-ENGINE_EVENTS_UNDECODABLE = Counter(
-    "pointsman_engine_events_undecodable_total", "Engine messages not understood.", ["instance"]
-)
+ENGINE_EVENTS = Counter("pointsman_engine_events_total", "Engine cache events read, by type.", ["type"])
+ENGINE_EVENTS_UNDECODABLE = Counter("pointsman_engine_events_undecodable_total", "Engine messages not understood.")
 ENGINE_EVENT_GAPS = Counter(
-    "pointsman_engine_event_gaps_total",
-    "Gaps in the engine's events, by whether replay filled them.",
-    ["instance", "outcome"],
+    "pointsman_engine_event_gaps_total", "Gaps in the engine's events, by whether replay filled them.", ["outcome"]
 )
 ENGINE_STORES_DROPPED = Counter(
     "pointsman_engine_stores_dropped_total",
     "Stores, or blocks of them, that contradict the engine's block size or follow a block that was never stored.",
-    ["instance"],
 )
 ENGINE_BLOCKS_EXPIRED = Counter(
-    "pointsman_engine_blocks_expired_total",
-    "Engine blocks no longer believed in because nothing confirmed them.",
-    ["instance"],
+    "pointsman_engine_blocks_expired_total", "Engine blocks no longer believed in because nothing confirmed them."
 )
 RECORDER_ARCHIVED_SEQUENCE = Gauge("pointsman_recorder_archived_sequence", "Last log sequence archived in SQL.")
 
