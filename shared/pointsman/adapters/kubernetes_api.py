@@ -76,7 +76,7 @@ def reason_of(error: BaseException) -> str:
     """One line, without the response's headers."""
     reason = getattr(error, "reason", None)
     status = getattr(error, "status", None)
-    return f"{status} {reason}" if reason and status else str(reason or error or type(error).__name__)
+    return f"{status} {reason}" if reason and status else str(reason or "") or str(error) or type(error).__name__
 
 
 def _kubeconfig() -> str:

@@ -82,9 +82,7 @@ class KubernetesProvider(InstanceProvider):
         listed = await self._cluster.client.CoreV1Api(api).list_namespaced_pod(
             self._namespace, label_selector=scale.status.selector, _request_timeout=CALL_WALL_SECONDS
         )
-        return [
-            pod for pod in listed.items if pod.metadata.deletion_timestamp is None and pod.status.phase in ALIVE
-        ]
+        return [pod for pod in listed.items if pod.metadata.deletion_timestamp is None and pod.status.phase in ALIVE]
 
     async def _scale(self, api: Any) -> Any:
         read = getattr(self._cluster.client.AppsV1Api(api), f"read_namespaced_{self._kind}_scale")
