@@ -67,7 +67,7 @@ class HealthBoard:
         name = self._named(part)
         for known in (self._missing, self._degraded, self._parts):
             known.pop(name, None)
-        telemetry.DEGRADED.remove(name)
+        telemetry.DEGRADED.remove(self.pool, name)
 
     @property
     def ready(self) -> bool:
