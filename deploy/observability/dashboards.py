@@ -509,6 +509,12 @@ ENGINES = Board(
                     ],
                 ),
                 Panel(
+                    "Engines followed by workers",
+                    "By what their workers make of them.",
+                    [(f"sum by (status) (pointsman_worker_engines{{{POOL}}})", "{{status}}")],
+                    kind="stacked",
+                ),
+                Panel(
                     "Errors of the scaler",
                     "Decisions that it could not carry out.",
                     [(rate("pointsman_scaler_errors_total", by="pool"), "{{pool}}")],
