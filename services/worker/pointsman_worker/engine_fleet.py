@@ -12,6 +12,7 @@ from pointsman.ports import EngineDiscovery, EngineTarget
 from pointsman.primitives import InstanceId, WallSeconds
 from pointsman.runtime import telemetry
 from pointsman.runtime.containment import note_failure
+from pointsman.runtime.engine_series import EngineSeries
 from pointsman_worker.followed_engine import VANISHED, FollowedEngine, WorkerContext
 from pointsman_worker.targets import completed_targets
 
@@ -38,6 +39,7 @@ class EngineFleet:
         self._lists: dict[int, list[EngineTarget]] = {}
         self._followed: dict[InstanceId, FollowedEngine] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._series = EngineSeries(context.settings.pool)
         self._group = asyncio.TaskGroup()
         self._stopping = False
         for source in sources:
@@ -148,5 +150,6 @@ class EngineFleet:
                 del self._followed[instance]
                 log.info("engine_gone", instance=instance)
                 engine.stop(VANISHED)
+        self._series.update(self._followed, now)
         for status, count in statuses.items():
             telemetry.WORKER_ENGINES.labels(self._context.settings.pool, status).set(count)
