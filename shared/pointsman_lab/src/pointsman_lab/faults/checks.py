@@ -219,6 +219,8 @@ def _kind(entry: LogEntry) -> str:
 
 
 def _dropped_by_nobody(exchange: Exchange, evidence: Evidence) -> bool:
-    killed = [s.at for s in evidence.injections if "ingress" in s.victim and s.fault.startswith("kill")]
+    killed = [s for s in evidence.injections if "ingress" in s.victim and s.fault.startswith(("kill", "gone"))]
     ended = exchange.ended_at or 0.0
-    return exchange.ending == "dropped" and not any(at - 0.1 <= ended <= at + DROPPED_SECONDS_MAX for at in killed)
+    return exchange.ending == "dropped" and not any(
+        one.at - 0.1 <= ended <= one.at + one.lasted + DROPPED_SECONDS_MAX for one in killed
+    )

@@ -89,8 +89,10 @@ class FleetUnderTest:
         await asyncio.sleep(struck.down_until - time.monotonic())
 
     async def nats_victim(self, link: Link) -> str:
-        if len(self.servers) < 2:
-            return NATS
+        return NATS if len(self.servers) < 2 else await self.log_leader(link)
+
+    async def log_leader(self, link: Link) -> str:
+        """The name of the nats-server that leads the log's replicas."""
         subject = f"$JS.API.STREAM.INFO.{stream_name(PoolName(self.file.pool))}"
         while True:
             try:
