@@ -82,6 +82,7 @@ def made_hosts(names: Sequence[str], *, seed: int) -> Iterator[Hosts]:
         msg = f"hosts are network namespaces: this needs root and {DEVICE}"
         raise NoNamespacesError(msg)
     hosts = tuple(Host(name, 10 + number, f"pm{os.getpid()}-{name}") for number, name in enumerate(names, 1))
+    _remove_abandoned()
     with ExitStack() as stack:
         devices = [stack.enter_context(_namespace(host)) for host in hosts]
         switch = _switch(hosts, devices, seed)
@@ -94,6 +95,14 @@ def enter(host: Host) -> None:
     with (NAMESPACES / host.namespace).open() as namespace:
         if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), _CLONE_NEWNET) != 0:
             raise OSError(ctypes.get_errno(), f"cannot enter {host.namespace}")
+
+
+def _remove_abandoned() -> None:
+    """Namespaces of runs that were killed."""
+    for namespace in NAMESPACES.glob("pm*-*"):
+        owner = namespace.name[2:].partition("-")[0]
+        if owner.isdigit() and not Path(f"/proc/{owner}").exists():
+            _ip("netns", "delete", namespace.name)
 
 
 @contextmanager
