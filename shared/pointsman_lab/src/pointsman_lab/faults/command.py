@@ -207,7 +207,7 @@ async def _run(
         clients = await _serve_and_inject(options, requests, seed, injector, faults, fleet, balancer, console)
         wall_s, busy_share = time.monotonic() - started, busy.share
         evidence = await gathered(fleet, link, injector, log_tail, clients.exchanges, in_agreement=agrees)
-        evidence.balancer = balancer
+        evidence.balancer, evidence.log_replicas = balancer, int(options.nats_servers)
         reading.cancel()
         await asyncio.gather(reading, return_exceptions=True)
     note_service(evidence, clients)

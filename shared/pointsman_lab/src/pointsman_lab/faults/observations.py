@@ -45,6 +45,7 @@ class Evidence:
     gaps: list[str] = field(default_factory=list)
     balancer: Balancer | None = None
     quiet_s: EngineSeconds | None = None
+    log_replicas: int = 1
 
 
 async def gathered(

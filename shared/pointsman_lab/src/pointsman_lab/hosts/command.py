@@ -63,15 +63,15 @@ class HostsOptions:
     loss: float
     rate: float
     engines: int
-    set: tuple[str, ...]
+    env: tuple[str, ...]
     seed: int | None
     data: Path | None
     out: Path | None
 
     @property
     def shape(self) -> HostsShape:
-        settings = dict(text.split("=", 1) for text in self.set)
-        return HostsShape(servers=int(self.nats_servers), engines_each=self.engines, settings=settings)
+        variables = dict(text.split("=", 1) for text in self.env)
+        return HostsShape(servers=int(self.nats_servers), engines_each=self.engines, variables=variables)
 
     @property
     def weather(self) -> Weather:
@@ -108,7 +108,7 @@ def _faults(_context: click.Context, _parameter: click.Parameter, value: str) ->
     "--rate", type=POSITIVE, default=RATE, show_default=True, help=f"Requests a second, beside {STREAMS} streams."
 )
 @click.option("--engines", type=COUNT, default=1, show_default=True, help="Simulated engines of each host.")
-@click.option("--set", metavar="NAME=VALUE", multiple=True, help="Setting of every process. Repeatable.")
+@click.option("--env", metavar="NAME=VALUE", multiple=True, help="Variable of every process. Repeatable.")
 @click.option("--seed", type=int, metavar="N", help="Of the load and the network. Default: another each time.")
 @click.option(
     "--data", type=DIRECTORY, help="Keep log files and archive there. Default: a temporary one, kept if anything fails."
@@ -124,7 +124,7 @@ def hosts_command(**values: object) -> None:
     \b
       pointsman-lab hosts                                                   about 4 minutes
       pointsman-lab hosts --nats-servers 1 --faults calm:network,partition:host-2,gone:host-1
-      pointsman-lab hosts --set lease_seconds=3 --faults loss:network --seed 7
+      pointsman-lab hosts --env POINTSMAN_LEASE_SECONDS=3 --faults loss:network --seed 7
 
     Exit code 0 when everything held, 1 when something did not.
     """
@@ -181,7 +181,7 @@ async def _run(options: HostsOptions, seed: int, hosts: Hosts, directory: Path, 
             clients.stop()
         wall_s, busy_share = time.monotonic() - started, busy.share
         evidence = await gathered(fleet, link, injector, log_tail, clients.exchanges, in_agreement=agrees)
-        evidence.balancer = balancer
+        evidence.balancer, evidence.log_replicas = balancer, options.shape.servers
         reading.cancel()
         await asyncio.gather(reading, return_exceptions=True)
     note_service(evidence, clients)

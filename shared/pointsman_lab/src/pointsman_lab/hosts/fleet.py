@@ -42,11 +42,11 @@ class FleetNotReadyError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostsShape:
-    """`settings`: variables for every process, by setting."""
+    """`variables`: environment of every process."""
 
     servers: int
     engines_each: int
-    settings: Mapping[str, object] = field(default_factory=dict)
+    variables: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -248,14 +248,13 @@ class _Planner:
             "port": port,
             "log_format": "json",
             **(own or {}),
-            **self.shape.settings,
         }
         return self._plan(
             host,
             name or (role if not number else f"{role}-{number + 1}"),
             role,
             [str(console_script(f"pointsman-{role}"))],
-            environment(settings),
+            {**environment(settings), **self.shape.variables},
             url=f"http://{host.address}:{port}",
             admin_url=f"http://{host.address}:{admin_port}" if admin_port else "",
         )
