@@ -41,6 +41,7 @@ class ClusterAdmin:
     ) -> None:
         self.url = url
         self.ours = ours
+        self.real: RealCluster | None = None
         self._directory = directory
         self._certificate = certificate
         self.ssl: ssl.SSLContext | bool = ssl.create_default_context(cafile=str(certificate)) if certificate else True
@@ -71,6 +72,20 @@ class ClusterAdmin:
     async def delete(self, path: str) -> None:
         status, answer = await self.request("DELETE", path)
         assert status in (200, 404), answer
+
+    async def stop(self) -> None:
+        if self.ours:
+            await self.ours.stop()
+        if self.real:
+            self.real.stop_api()
+
+    async def start(self) -> None:
+        """Where it was."""
+        if self.ours:
+            await self.ours.start()
+        if self.real:
+            self.real.start_api()
+            await self.real.ready()
 
     async def patch_status(self, path: str, status: Any) -> None:
         code, answer = await self.request("PATCH", f"{path}/status", {"status": status}, "application/merge-patch+json")
@@ -178,6 +193,7 @@ class RealCluster:
         certificate = self.directory / "certs/apiserver.crt"
         await eventually(certificate.exists, seconds=START_SECONDS_MAX)
         admin = ClusterAdmin(f"https://127.0.0.1:{self.port}", self.directory, certificate=certificate)
+        admin.real = self
 
         async def answers() -> bool:
             with suppress(aiohttp.ClientError, OSError):
@@ -188,7 +204,6 @@ class RealCluster:
         await eventually(answers, seconds=START_SECONDS_MAX)
         await _serve_endpoint_slices(admin)
         await admin.prepare()
-        await admin.clear()
         return admin
 
     def _start(self, program: str, *arguments: str) -> None:
