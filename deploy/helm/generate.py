@@ -125,10 +125,9 @@ def entry(path: list[str], base: Any, forms: dict[str, Any], indent: int) -> Ite
             yield "{{- else }}"
             yield from plain(path, base, indent)
         yield "{{- end }}"
-    elif base is not ABSENT and all(form is ABSENT for form in different.values()):
-        raise ValueError(f"{path}: removed by {list(different)}")
     else:
-        raise ValueError(f"{path}: changed by {list(different)} at once")
+        message = f"{path}: changed by {list(different)} at once"
+        raise ValueError(message)
 
 
 def mergeable(base: Any, form: Any) -> bool:
@@ -197,7 +196,9 @@ def _text(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
 
 
 Dumper.add_representer(str, _text)
-Dumper.add_representer(Quoted, lambda dumper, text: dumper.represent_scalar("tag:yaml.org,2002:str", str(text), style="'"))
+Dumper.add_representer(
+    Quoted, lambda dumper, text: dumper.represent_scalar("tag:yaml.org,2002:str", str(text), style="'")
+)
 
 
 def main() -> None:
