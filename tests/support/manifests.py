@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml  # type: ignore[import-untyped]  # its stubs are not worth a dependency
+from typing_extensions import override
 
 from tests.support.compose import ROOT, OwnService
 from tests.support.debian_programs import debian_program
@@ -31,6 +32,7 @@ class Pod:
     overlay: str
     workload: Object
 
+    @override
     def __str__(self) -> str:
         return f"{self.overlay}/{self.name}"
 
@@ -95,7 +97,7 @@ def kubectl() -> Path:
 
 @cache
 def rendered(overlay: str) -> tuple[Object, ...]:
-    command = [kubectl(), "kustomize", KUBERNETES / "overlays" / overlay]
+    command = [str(kubectl()), "kustomize", str(KUBERNETES / "overlays" / overlay)]
     return _documents(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
@@ -112,7 +114,16 @@ def chart(values: Mapping[str, Any]) -> tuple[Object, ...]:
         values_file, template = Path(directory, "values.json"), Path(directory, "template")
         values_file.write_text(json.dumps(data))
         template.write_text("\n".join(path.read_text() for path in sorted((CHART / "templates").glob("*.yaml"))))
-        command = [kubectl(), "label", "--local", "-f", values_file, "a=b", "-o", f"go-template-file={template}"]
+        command = [
+            str(kubectl()),
+            "label",
+            "--local",
+            "-f",
+            str(values_file),
+            "a=b",
+            "-o",
+            f"go-template-file={template}",
+        ]
         environment = {"KUBECONFIG": "/dev/null"}
         result = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert result.returncode == 0, result.stderr
