@@ -220,5 +220,8 @@ def _load(context: click.Context, path: Path | None, table: str) -> Path | None:
         message = f"{path}: [{table}] has no setting {', '.join(unknown)}; see --help for those there are"
         raise click.BadParameter(message)
     common = {key: value for key, value in content.items() if not isinstance(value, dict) and key in known}
-    context.default_map = common | own
+    repeatable = {parameter.name for parameter in context.command.params if getattr(parameter, "multiple", False)}
+    context.default_map = {
+        key: [value] if key in repeatable and isinstance(value, str) else value for key, value in (common | own).items()
+    }
     return path

@@ -195,6 +195,12 @@ DEGRADED = Gauge(
     "pointsman_degraded", "1 while this part of the process is missing or degraded, as on /readyz.", ["part"]
 )
 
+WORKER_ENGINES = Gauge(
+    "pointsman_worker_engines",
+    "Engines that this worker follows, by status: serving, not_serving, withheld (its source says not ready, or names it no "
+    "more), failed (cannot be followed).",
+    ["pool", "status"],
+)
 ENGINE_EVENTS = Counter("pointsman_engine_events_total", "Engine cache events read, by type.", ["type"])
 ENGINE_EVENTS_UNDECODABLE = Counter("pointsman_engine_events_undecodable_total", "Engine messages not understood.")
 ENGINE_EVENT_GAPS = Counter(
