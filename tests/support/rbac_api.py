@@ -13,6 +13,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import yaml  # type: ignore[import-untyped]  # its stubs are not worth a dependency
+from typing_extensions import override
 
 from tests.support.certificates import Authority
 from tests.support.manifests import NAMESPACE, Object
@@ -152,7 +153,8 @@ def _handler(api: RbacApi) -> type[BaseHTTPRequestHandler]:
 
         do_GET = do_POST = do_PUT = answer  # noqa: N815 - http.server's names
 
-        def log_message(self, format: str, *arguments: Any) -> None:  # noqa: A002 - http.server's name
+        @override
+        def log_message(self, format: str, *arguments: Any) -> None:
             pass
 
     return Handler
