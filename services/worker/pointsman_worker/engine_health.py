@@ -24,7 +24,8 @@ class EngineHealth(HealthBoard):
 
     @override
     def restored(self, part: str) -> None:
-        self._board.restored(self._named(part))
+        if part in self._parts:
+            self._board.restored(self._named(part))
 
     def close(self) -> None:
         for part in self.parts:

@@ -12,7 +12,7 @@ from pointsman.adapters.http_engine import HttpEngine
 from pointsman.adapters.kv_events.reader import KvEventReader
 from pointsman.adapters.kv_events.sockets import KvEndpoint
 from pointsman.contracts.fleet import ANY_RANK
-from pointsman.contracts.permissions import BusRole, BusUser
+from pointsman.contracts.permissions import ANY_INSTANCE, BusRole, BusUser
 from pointsman.ports import EngineDiscovery, EngineTarget
 from pointsman.primitives import PoolName
 from pointsman.runtime.health import HealthBoard, health_server
@@ -63,11 +63,13 @@ async def _serve(
     clock = ScaledClock(settings.speed)
     board = HealthBoard()
     alone = len(listed) == 1 and not discovered
-    instance = listed[0].instance if alone else ""
+    instance = listed[0].instance if alone else ANY_INSTANCE
     user = BusUser(BusRole.WORKER, instance, PoolName(settings.pool))
     note_public_secret(settings.secret, settings.host, board)
     supervisor.start(health_server(board, settings.host, settings.port).serve(), name="health")
-    async with open_link(settings, clock, board, name=f"worker {instance}".rstrip(), user=user) as link:
+    async with open_link(
+        settings, clock, board, name=f"worker {instance if alone else ''}".rstrip(), user=user
+    ) as link:
         context = WorkerContext(
             event_log=link.log,
             commands=link.commands,
