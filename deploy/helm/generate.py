@@ -91,7 +91,7 @@ def prometheus_rule() -> str:
         "apiVersion": "monitoring.coreos.com/v1",
         "kind": "PrometheusRule",
         "metadata": {"name": "pointsman", "labels": labels},
-        "spec": {"groups": yaml.safe_load(RULES.read_text())["groups"]},
+        "spec": {"groups": yaml.safe_load(RULES.read_text())["groups"] if RULES.exists() else []},
     }
     return RULE_HEAD + yaml.safe_dump(rule, sort_keys=False, width=120)
 

@@ -187,7 +187,7 @@ def command(deployed: Deployed, *arguments: str) -> str:
 
 def serving(deployed: Deployed) -> set[str]:
     listed = command(deployed, "pointsman", "fleet", "--from", "nats://pointsman-nats:4222", "--json")
-    return {one["id"] for one in json.loads(listed)["instances"] if one["status"] == "ready"}
+    return {one["instance"] for one in json.loads(listed)["instances"] if one["status"] == "ready"}
 
 
 def ask(deployed: Deployed, prompt: str = PROMPT) -> tuple[str, Any]:

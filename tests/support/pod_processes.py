@@ -46,6 +46,7 @@ class PodProcesses:
         self.secrets: dict[str, dict[str, str]] = {}
         self.accounts: dict[str, dict[str, str]] = {}
         """Environment by pod that stands for the files of its service account."""
+        self._started: list[subprocess.Popen[bytes]] = []
         self._maps = {name: found["data"] for name, found in by_name(rendered(overlay), "ConfigMap").items()}
         block = f"127.{random.SystemRandom().randrange(2, 250)}.{random.SystemRandom().randrange(250)}"
         self.running = [
@@ -74,6 +75,7 @@ class PodProcesses:
                 [str(PROGRAMS / "python") if arguments[0].startswith("python") else arguments[0], *arguments[1:]],
                 cwd=running.root, env=running.environment, stdout=log, stderr=log,
             )  # fmt: skip
+        self._started.append(process)
         if command is None:
             running.process = process
         return process
@@ -100,7 +102,7 @@ class PodProcesses:
             time.sleep(LOOK_SECONDS)
 
     def stop(self) -> None:
-        alive = [r.process for r in self.running if r.process is not None and r.process.poll() is None]
+        alive = [process for process in self._started if process.poll() is None]
         for process in alive:
             process.kill()
         for process in alive:
