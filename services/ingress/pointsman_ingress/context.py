@@ -56,6 +56,7 @@ class RequestFacts:
 class RequestContext:
     endpoint: Endpoint
     pool: Pool
+    model: str
     command: RouteRequest
     headers: Headers
     body: bytes  # as sent to engines
@@ -102,9 +103,12 @@ async def understand(
     model_len = pool.fleet.context_of(model)
     prompt = request.prompt
     _check_length(request, model_len, max(map(len, prompt.prompts)) if isinstance(prompt, TokenIds) else 0)
-    tokens = await pool.tokenizer.tokens(
-        request, TokenizeContext(call.headers, call.id, model, facts.owner(call), facts.light, model_len)
-    )
+    with call.span.child("tokenise") as span:
+        tokens = await pool.tokenizer.tokens(
+            request, TokenizeContext(call.headers, call.id, model, facts.owner(call), facts.light, model_len, span)
+        )
+        if span.recording:
+            span.set({"gen_ai.usage.input_tokens": tokens.count, "pointsman.prefix": tokens.prefix_header})
     facts.prompt_tokens = tokens.count
     longest = max(map(len, tokens.prompts), default=0)
     if tokens.exact:
@@ -146,6 +150,7 @@ async def understand(
     return RequestContext(
         endpoint=endpoint,
         pool=pool,
+        model=model.name,
         command=command,
         headers=call.headers,
         body=ask_for_usage(body) if removes_usage else body,

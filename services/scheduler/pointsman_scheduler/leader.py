@@ -25,7 +25,9 @@ from pointsman.ports import (
 from pointsman.primitives import Term, WallSeconds
 from pointsman.runtime.health import HealthBoard
 from pointsman.runtime.leadership import Leadership
+from pointsman.runtime.tracing import Tracer
 from pointsman.state.state import State
+from pointsman_scheduler.decision_spans import DecisionSpans
 from pointsman_scheduler.log_liveness import LogLiveness
 from pointsman_scheduler.migrating import MigrationHandler
 from pointsman_scheduler.ownership import Ownership
@@ -46,12 +48,20 @@ class DeposedError(Exception):
 
 class ActiveTerm:
     def __init__(
-        self, state: State, policies: PolicySet, term: Term, fence: Fence, event_log: EventLog, heartbeats: LogLiveness
+        self,
+        state: State,
+        policies: PolicySet,
+        term: Term,
+        fence: Fence,
+        event_log: EventLog,
+        heartbeats: LogLiveness,
+        spans: DecisionSpans | None = None,
     ) -> None:
         self.dispatcher = Dispatcher(state, policies, term=term, on_decision=self._collect)
         self.waiters = Waiters(self.dispatcher)
         self.ownership = Ownership()
         self.migrations = MigrationHandler(self.dispatcher)
+        self.spans = spans
         self._fence = fence
         self._log = event_log
         self._heartbeats = heartbeats
@@ -66,7 +76,8 @@ class ActiveTerm:
         decided, self._unwritten = self._unwritten or events, []
         answers: Answers = []
         for event in decided:
-            self._log.append_soon(event, self._fence)
+            on_stored = None if self.spans is None else self.spans.decided(event)
+            self._log.append_soon(event, self._fence, on_stored)
             if event.stamp is not None:
                 self._heartbeats.decision_written(event.stamp.number)
             answers += self.waiters.answers_to(event)
@@ -94,7 +105,9 @@ class Candidacy:
         name: str,
         replica: Replica,
         heartbeats: LogLiveness,
+        tracer: Tracer | None = None,
     ) -> None:
+        self._tracer = tracer
         self._log = event_log
         self._clock = clock
         self._board = board
@@ -142,12 +155,15 @@ class Candidacy:
         await self._replica.reached(fence.elected)
         state, self._fence = self._replica.state, fence
         self._heartbeats.begin()
-        self.term = ActiveTerm(state, self._policies, elected.term, fence, self._log, self._heartbeats)
+        spans = None if self._tracer is None else DecisionSpans(self._tracer)
+        self.term = ActiveTerm(state, self._policies, elected.term, fence, self._log, self._heartbeats, spans)
         self._settled.set()
         self.report_readiness()
         log.info("leading", term=elected.term, as_of=state.sequence, instances=len(state.fleet.instances))
 
     async def close(self) -> None:
+        if self.term is not None and self.term.spans is not None:
+            self.term.spans.close()
         self.term = None
         self._settled.set()
         await self._serving.aclose()

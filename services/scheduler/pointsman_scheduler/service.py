@@ -19,6 +19,7 @@ from pointsman.runtime.containment import contained
 from pointsman.runtime.engine_urls import EngineUrls
 from pointsman.runtime.health import HealthBoard
 from pointsman.runtime.leadership import Leadership
+from pointsman.runtime.tracing import Tracer
 from pointsman.state.state import State
 from pointsman_scheduler.engine_url_guard import EngineUrlGuard
 from pointsman_scheduler.fleet_status import FleetWarnings
@@ -50,6 +51,7 @@ class SchedulerService:
         settings: SchedulerSettings,
         policies: PolicySet,
         name: str,
+        tracer: Tracer | None = None,
     ) -> None:
         """`name`: of this process in log and lease; never reused."""
         pool = PoolName(settings.pool)
@@ -76,6 +78,7 @@ class SchedulerService:
             name=name,
             replica=replica,
             heartbeats=heartbeats,
+            tracer=tracer,
         )
         self._tenants = tenants = TenantPoliciesKeeper(leader=leader, replica=replica, store=access, clock=clock)
         self._handlers = CommandHandlers(

@@ -96,6 +96,12 @@ ACCESS_LOG_LINES_DROPPED = Counter(
     "Access log lines dropped because standard output was read too slowly.",
 )
 
+SPANS_DROPPED = Counter(
+    "pointsman_spans_dropped_total",
+    "Spans that no collector got, by why: queue_full or not_exported.",
+    ["reason"],
+)
+
 DECISIONS = Counter("pointsman_decisions_total", "Placement decisions, by policy and outcome.", ["policy", "outcome"])
 DECISION_SECONDS = Histogram(
     "pointsman_decision_seconds",
