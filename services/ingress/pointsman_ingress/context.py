@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from pointsman.contracts.commands import RouteRequest
 from pointsman.primitives import InstanceId, PoolName, SessionId, Tenant, Tokens
+from pointsman.runtime import span_attributes
 from pointsman.runtime.tenant_policies import FollowedPolicies
 from pointsman_ingress.endpoints import AcceptedBody, Endpoint
 from pointsman_ingress.engine.body_rewrites import add_tenant, ask_for_usage, impose_salt
@@ -108,7 +109,7 @@ async def understand(
             request, TokenizeContext(call.headers, call.id, model, facts.owner(call), facts.light, model_len, span)
         )
         if span.recording:
-            span.set({"gen_ai.usage.input_tokens": tokens.count, "pointsman.prefix": tokens.prefix_header})
+            span.set({span_attributes.INPUT_TOKENS: tokens.count, span_attributes.PREFIX: tokens.prefix_header})
     facts.prompt_tokens = tokens.count
     longest = max(map(len, tokens.prompts), default=0)
     if tokens.exact:

@@ -9,6 +9,7 @@ import structlog
 from pointsman.contracts.commands import RouteGranted, RouteRejected, RouteRequest
 from pointsman.contracts.fleet import ANY_RANK
 from pointsman.primitives import InstanceId
+from pointsman.runtime import span_attributes
 from pointsman.runtime.tracing import Span, Tracer, trace_headers
 from pointsman_ingress.context import RequestFacts
 from pointsman_ingress.http.call import HttpExchange
@@ -38,26 +39,26 @@ def end_request(call: HttpExchange, facts: RequestFacts, lifecycle: RequestLifec
     first_byte = call.first_byte_at_wall
     span.set(
         {
-            "http.request.method": call.method,
-            "http.route": call.path,
-            "url.path": call.path,
-            "url.scheme": "http",
-            "http.response.status_code": call.status or None,
-            "http.request.body.size": call.request_bytes,
-            "http.response.body.size": call.response_bytes,
-            "gen_ai.operation.name": OPERATIONS.get(call.path),
-            "gen_ai.request.model": facts.model,
-            "gen_ai.request.stream": facts.stream,
-            "gen_ai.response.time_to_first_chunk": (
+            span_attributes.METHOD: call.method,
+            span_attributes.ROUTE: call.path,
+            span_attributes.PATH: call.path,
+            span_attributes.SCHEME: "http",
+            span_attributes.STATUS: call.status or None,
+            span_attributes.REQUEST_BYTES: call.request_bytes,
+            span_attributes.RESPONSE_BYTES: call.response_bytes,
+            span_attributes.OPERATION: OPERATIONS.get(call.path),
+            span_attributes.MODEL: facts.model,
+            span_attributes.STREAM: facts.stream,
+            span_attributes.TIME_TO_FIRST_CHUNK: (
                 None if first_byte is None else float(first_byte - call.received_at_wall)
             ),
-            "pointsman.request.id": lifecycle.request if lifecycle else call.id,
-            "pointsman.client_request.id": call.client_request_id or None,
-            "pointsman.pool": facts.pool,
-            "pointsman.tenant": facts.tenant if facts.identity is not None else None,
-            "pointsman.instance": facts.instance,
-            "pointsman.retries": lifecycle.retries if lifecycle else facts.retries,
-            "pointsman.reason": reason or None,
+            span_attributes.REQUEST_ID: lifecycle.request if lifecycle else call.id,
+            span_attributes.CLIENT_REQUEST_ID: call.client_request_id or None,
+            span_attributes.POOL: facts.pool,
+            span_attributes.TENANT: facts.tenant if facts.identity is not None else None,
+            span_attributes.INSTANCE: facts.instance,
+            span_attributes.RETRIES: lifecycle.retries if lifecycle else facts.retries,
+            span_attributes.REASON: reason or None,
         }
     )
     if lifecycle is not None:
@@ -70,15 +71,15 @@ def end_request(call: HttpExchange, facts: RequestFacts, lifecycle: RequestLifec
 def _outcome(lifecycle: RequestLifecycle) -> dict[str, object]:
     usage, grant = lifecycle.usage, lifecycle.grant
     found: dict[str, object] = {
-        "gen_ai.usage.input_tokens": _known(usage.prompt_tokens),
-        "gen_ai.usage.output_tokens": _known(usage.completion_tokens),
-        "gen_ai.usage.cache_read.input_tokens": _known(usage.cached_tokens),
+        span_attributes.INPUT_TOKENS: _known(usage.prompt_tokens),
+        span_attributes.OUTPUT_TOKENS: _known(usage.completion_tokens),
+        span_attributes.CACHED_TOKENS: _known(usage.cached_tokens),
     }
     if grant is not None:
         found |= {
-            "pointsman.instance": grant.instance,
-            "pointsman.prefill_instance": grant.prefilled_by or None,
-            "pointsman.cached_tokens.predicted": grant.hit_tokens,
+            span_attributes.INSTANCE: grant.instance,
+            span_attributes.PREFILL_INSTANCE: grant.prefilled_by or None,
+            span_attributes.PREDICTED_CACHED_TOKENS: grant.hit_tokens,
         }
     return found
 
@@ -86,7 +87,7 @@ def _outcome(lifecycle: RequestLifecycle) -> dict[str, object]:
 def route_span(call: HttpExchange, command: RouteRequest) -> Span:
     span = call.span.child("route", "client")
     if span.recording:
-        span.set({"pointsman.request.id": command.request, "pointsman.attempt": command.attempt})
+        span.set({span_attributes.REQUEST_ID: command.request, span_attributes.ATTEMPT: command.attempt})
     return span
 
 
@@ -97,15 +98,15 @@ def describe_answer(span: Span, answer: RouteGranted | RouteRejected | None) -> 
         case RouteGranted():
             span.set(
                 {
-                    "pointsman.instance": answer.instance,
-                    "pointsman.knowledge": answer.knowledge,
-                    "pointsman.term": answer.term,
-                    "pointsman.ttft.predicted": answer.predicted_ttft,
-                    "pointsman.cached_tokens.predicted": answer.hit_tokens,
+                    span_attributes.INSTANCE: answer.instance,
+                    span_attributes.KNOWLEDGE: answer.knowledge,
+                    span_attributes.TERM: answer.term,
+                    span_attributes.PREDICTED_TTFT_SECONDS: answer.predicted_ttft,
+                    span_attributes.PREDICTED_CACHED_TOKENS: answer.hit_tokens,
                 }
             )
         case RouteRejected():
-            span.set({"pointsman.reason": answer.reason, "pointsman.term": answer.term})
+            span.set({span_attributes.REASON: answer.reason, span_attributes.TERM: answer.term})
         case None:
             span.fail("no_place")
 
@@ -118,14 +119,14 @@ def engine_span(call: HttpExchange, instance: InstanceId, url: str, *, model: st
         host, port = _address(url)
         span.set(
             {
-                "http.request.method": "POST",
-                "http.request.resend_count": resent or None,
-                "url.path": call.path,
-                "server.address": host,
-                "server.port": port,
-                "gen_ai.operation.name": operation,
-                "gen_ai.request.model": model,
-                "pointsman.instance": instance,
+                span_attributes.METHOD: "POST",
+                span_attributes.RESENT: resent or None,
+                span_attributes.PATH: call.path,
+                span_attributes.SERVER_ADDRESS: host,
+                span_attributes.SERVER_PORT: port,
+                span_attributes.OPERATION: operation,
+                span_attributes.MODEL: model,
+                span_attributes.INSTANCE: instance,
             }
         )
     return span
@@ -135,12 +136,12 @@ def describe_grant(span: Span, grant: RouteGranted) -> None:
     if span.recording:
         span.set(
             {
-                "pointsman.request.id": grant.request,
-                "pointsman.attempt": grant.attempt,
-                "pointsman.dp_rank": None if grant.dp_rank == ANY_RANK else grant.dp_rank,
-                "pointsman.cached_tokens.predicted": grant.hit_tokens,
-                "pointsman.prefill_instance": grant.prefilled_by or None,
-                "pointsman.decode_instance": grant.decode or None,
+                span_attributes.REQUEST_ID: grant.request,
+                span_attributes.ATTEMPT: grant.attempt,
+                span_attributes.DP_RANK: None if grant.dp_rank == ANY_RANK else grant.dp_rank,
+                span_attributes.PREDICTED_CACHED_TOKENS: grant.hit_tokens,
+                span_attributes.PREFILL_INSTANCE: grant.prefilled_by or None,
+                span_attributes.DECODE_INSTANCE: grant.decode or None,
             }
         )
 

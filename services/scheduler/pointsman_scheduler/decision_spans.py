@@ -12,6 +12,7 @@ from pointsman.contracts.decisions import RequestGranted, RequestMigrated, Reque
 from pointsman.contracts.requests import RequestArrived, RequestCancelled
 from pointsman.ports import OnStored
 from pointsman.primitives import RequestId
+from pointsman.runtime import span_attributes
 from pointsman.runtime.tracing import NO_SPAN, Span, SpanKind, Tracer, trace_headers
 
 OPEN_MAX = 10_000
@@ -63,19 +64,19 @@ class DecisionSpans:
             case RequestArrived():
                 return found.decide.stored(event)
             case RequestPlaced():
-                found.decide.set({"pointsman.policy": event.policy, "pointsman.instance": event.instance})
+                found.decide.set({span_attributes.POLICY: event.policy, span_attributes.INSTANCE: event.instance})
                 found.queue.end()
                 found.queue = self._span("queue", found.traceparent, "internal")
-                found.queue.set({"pointsman.request.id": event.request, "pointsman.instance": event.instance})
+                found.queue.set({span_attributes.REQUEST_ID: event.request, span_attributes.INSTANCE: event.instance})
                 return found.decide.stored(event)
             case RequestMigrated():
-                found.queue.set({"pointsman.instance": event.instance})
+                found.queue.set({span_attributes.INSTANCE: event.instance})
                 return found.queue.stored(event)
             case RequestGranted():
                 on_stored = found.queue.stored(event)
             case RequestRejected() | RequestCancelled():
                 last = found.decide if found.queue is NO_SPAN else found.queue
-                last.set({"pointsman.reason": event.reason})
+                last.set({span_attributes.REASON: event.reason})
                 on_stored = last.stored(event)
             case _:
                 assert_never(event)
@@ -89,7 +90,7 @@ class DecisionSpans:
     def _begin(self, command: RouteRequest) -> None:
         span = self._span("decide", command.traceparent, "server") if len(self._open) < OPEN_MAX else NO_SPAN
         if span.recording:
-            span.set({"pointsman.request.id": command.request, "pointsman.attempt": command.attempt})
+            span.set({span_attributes.REQUEST_ID: command.request, span_attributes.ATTEMPT: command.attempt})
             self._open[command.request] = _Open(command.attempt, command.traceparent, span)
 
     def _end(self, request: RequestId) -> None:

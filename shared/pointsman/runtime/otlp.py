@@ -30,8 +30,9 @@ from typing_extensions import override
 
 from pointsman.ports import OnStored
 from pointsman.primitives import EngineSeconds, Sequence
+from pointsman.runtime import span_attributes
 from pointsman.runtime.telemetry import SPANS_DROPPED
-from pointsman.runtime.tracing import SEQUENCE, Attributes, Span, SpanKind, TraceHeaders, Tracer
+from pointsman.runtime.tracing import Attributes, Span, SpanKind, TraceHeaders, Tracer
 
 log = structlog.get_logger()
 
@@ -143,7 +144,7 @@ class RecordedSpan(Span):
             if self._sent:
                 return
             self._sequences.append(sequence)
-            self._span.add_event(name, {SEQUENCE: sequence, **_known(attributes)}, at)
+            self._span.add_event(name, {span_attributes.SEQUENCE: sequence, **_known(attributes)}, at)
             if self._ended_at and not self._unstored:
                 self.send()
 
@@ -152,7 +153,7 @@ class RecordedSpan(Span):
     @override
     def fail(self, error_type: str) -> None:
         if self.recording:
-            self._span.set_attribute("error.type", error_type)
+            self._span.set_attribute(span_attributes.ERROR_TYPE, error_type)
             self._span.set_status(Status(StatusCode.ERROR))
 
     @override
@@ -173,7 +174,7 @@ class RecordedSpan(Span):
         self._sent = True
         self._kept.discard(self)
         if self._sequences:
-            self._span.set_attribute(f"{SEQUENCE}s", sorted(self._sequences))
+            self._span.set_attribute(span_attributes.SEQUENCES, sorted(self._sequences))
         self._span.end(self._ended_at or None)
 
     @override

@@ -18,7 +18,6 @@ Attributes = Mapping[str, Any]
 TraceHeaders = Mapping[str, str]
 
 TRACESTATE_CHARACTERS_MAX = 512
-SEQUENCE = "pointsman.log.sequence"
 _NONE: TraceHeaders = {}
 _TRACEPARENT = re.compile(rb"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")

@@ -15,6 +15,7 @@ from yarl import URL
 from pointsman.contracts.fleet import ANY_RANK
 from pointsman.contracts.requests import AttemptFailure
 from pointsman.primitives import InstanceId, WallSeconds
+from pointsman.runtime import span_attributes
 from pointsman.runtime.engine_urls import EngineUrls, refusal
 from pointsman.runtime.telemetry import ENGINE_URLS_REFUSED
 from pointsman.runtime.tracing import NO_SPAN, Span, trace_headers
@@ -104,13 +105,13 @@ class EngineClient:
             )
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:  # ValueError: invalid URL
             raise _failure(error) from error
+        if request.span.recording:
+            request.span.event("response_head")
+            request.span.set({span_attributes.STATUS: response.status})
         if response.status not in (200, NOT_IMPLEMENTED) and not 400 <= response.status < 500:
             response.close()
             msg = f"its status was {response.status}"
             raise EngineFailedError(msg, failure="http_5xx", status=response.status)
-        if request.span.recording:
-            request.span.event("response_head")
-            request.span.set({"http.response.status_code": response.status})
         return EngineAnswer(response, request.shape, chunk_timeout_seconds=self._chunk_timeout_seconds)
 
     async def open(self, request: EngineRequest) -> tuple["EngineAnswer", bytes]:
