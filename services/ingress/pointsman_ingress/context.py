@@ -7,6 +7,7 @@ from pointsman.contracts.commands import RouteRequest
 from pointsman.primitives import InstanceId, PoolName, SessionId, Tenant, Tokens
 from pointsman.runtime import span_attributes
 from pointsman.runtime.tenant_policies import FollowedPolicies
+from pointsman_ingress import metrics
 from pointsman_ingress.endpoints import AcceptedBody, Endpoint
 from pointsman_ingress.engine.body_rewrites import add_tenant, ask_for_usage, impose_salt
 from pointsman_ingress.http.call import HttpExchange
@@ -22,6 +23,7 @@ from pointsman_ingress.http.request_headers import (
     slo_of,
     tenant_of,
 )
+from pointsman_ingress.metrics import ModelMetrics
 from pointsman_ingress.placement.fleet_view import Model
 from pointsman_ingress.placement.pools import Pool, Pools
 from pointsman_ingress.prompt.cache_salts import CacheSalts
@@ -57,7 +59,6 @@ class RequestFacts:
 class RequestContext:
     endpoint: Endpoint
     pool: Pool
-    model: str
     command: RouteRequest
     headers: Headers
     body: bytes  # as sent to engines
@@ -66,7 +67,12 @@ class RequestContext:
     comparable: bool  # whether reported cached tokens are comparable with the prediction
     prefix_header: str  # how much of the prompt has block keys
     dropped_fields: str = ""  # for a header: names of the client's fields that no engine gets
+    model: str = ""  # as metrics name it
     private: bool = False  # whether the client learns nothing of the fleet
+
+    @property
+    def metrics(self) -> ModelMetrics:
+        return metrics.of_model(self.pool.name, self.model)
 
 
 async def find_model(
@@ -151,7 +157,6 @@ async def understand(
     return RequestContext(
         endpoint=endpoint,
         pool=pool,
-        model=model.name,
         command=command,
         headers=call.headers,
         body=ask_for_usage(body) if removes_usage else body,
@@ -160,6 +165,7 @@ async def understand(
         comparable=request.answers == 1 and len(tokens.prompts) == 1,
         prefix_header=tokens.prefix_header,
         dropped_fields=accepted.dropped,
+        model=model.name,
         private=salts is not None,
     )
 

@@ -14,6 +14,7 @@ from pointsman.runtime.tracing import Span, Tracer, trace_headers
 from pointsman_ingress.context import RequestFacts
 from pointsman_ingress.http.call import HttpExchange
 from pointsman_ingress.lifecycle import RequestLifecycle
+from pointsman_ingress.outcome import reason_of
 
 OPERATIONS = {
     "/v1/chat/completions": "chat",
@@ -35,7 +36,7 @@ def end_request(call: HttpExchange, facts: RequestFacts, lifecycle: RequestLifec
     span = call.span
     if not span.recording:
         return
-    reason = facts.reason or call.error_code or (lifecycle.reason if lifecycle else "")
+    reason = reason_of(call, facts, lifecycle)
     first_byte = call.first_byte_at_wall
     span.set(
         {

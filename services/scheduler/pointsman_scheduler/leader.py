@@ -55,12 +55,13 @@ class ActiveTerm:
         fence: Fence,
         event_log: EventLog,
         heartbeats: LogLiveness,
+        pool: str,
         spans: DecisionSpans | None = None,
     ) -> None:
         self.dispatcher = Dispatcher(state, policies, term=term, on_decision=self._collect)
-        self.waiters = Waiters(self.dispatcher)
+        self.waiters = Waiters(self.dispatcher, pool)
         self.ownership = Ownership()
-        self.migrations = MigrationHandler(self.dispatcher)
+        self.migrations = MigrationHandler(self.dispatcher, pool)
         self.spans = spans
         self._fence = fence
         self._log = event_log
@@ -156,7 +157,9 @@ class Candidacy:
         state, self._fence = self._replica.state, fence
         self._heartbeats.begin()
         spans = None if self._tracer is None else DecisionSpans(self._tracer)
-        self.term = ActiveTerm(state, self._policies, elected.term, fence, self._log, self._heartbeats, spans)
+        self.term = ActiveTerm(
+            state, self._policies, elected.term, fence, self._log, self._heartbeats, self._board.pool, spans
+        )
         self._settled.set()
         self.report_readiness()
         log.info("leading", term=elected.term, as_of=state.sequence, instances=len(state.fleet.instances))
