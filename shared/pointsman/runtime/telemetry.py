@@ -261,13 +261,6 @@ KV_BLOCKS_EXPIRED = Counter(
     "pointsman_kv_blocks_expired_total", "Blocks forgotten because no event confirmed them in time.", ["pool", "engine"]
 )
 
-WORKER_ENGINES = Gauge(
-    "pointsman_worker_engines",
-    "Engines that this worker follows, by status: serving, not_serving, withheld (its source says not ready, or names it no "
-    "more), failed (cannot be followed).",
-    ["pool", "status"],
-)
-
 # Scaler and rebalancer
 
 SCALER_DESIRED_ENGINES = Gauge(
