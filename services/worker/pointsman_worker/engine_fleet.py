@@ -74,6 +74,7 @@ class EngineFleet:
                             log.info("engines_listed", source=source.name, count=len(targets))
                         self._lists[number] = targets
                         self._reconcile()
+                        self._note_sources()
             except Exception as error:  # noqa: BLE001 - a source ends neither the worker nor the others
                 note_failure("discovery", error, source=source.name)
             await self._context.clock.sleep_wall(SOURCE_RESTART_SECONDS)
@@ -133,8 +134,8 @@ class EngineFleet:
         else:
             board.restored(TARGETS_PART)
 
-    def _tick(self) -> None:
-        board, now = self._context.board, self._context.clock.wall()
+    def _note_sources(self) -> None:
+        board = self._context.board
         for number, source in enumerate(self._sources):
             if number not in self._lists:
                 board.missing(source.name, source.problem or "not read yet")
@@ -142,6 +143,10 @@ class EngineFleet:
                 board.degraded(source.name, source.problem)
             else:
                 board.restored(source.name)
+
+    def _tick(self) -> None:
+        now = self._context.clock.wall()
+        self._note_sources()
         statuses = dict.fromkeys(STATUSES, 0)
         for instance, engine in list(self._followed.items()):
             engine.check()
