@@ -1,5 +1,6 @@
 """Connections to engines notice that a host is gone, which closes nothing."""
 
+import asyncio
 import socket
 
 from aiohttp import web
@@ -9,10 +10,13 @@ from pointsman_ingress.engine.client import open_session
 
 
 async def test_an_engine_whose_host_is_gone_is_noticed_by_keep_alive_within_eleven_seconds() -> None:
+    looked = asyncio.Event()
+
     async def answer(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse()
         await response.prepare(request)
         await response.write(b"begun")
+        await looked.wait()
         return response
 
     app = web.Application()
@@ -27,5 +31,6 @@ async def test_an_engine_whose_host_is_gone_is_noticed_by_keep_alive_within_elev
             for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
         ]
 
+        looked.set()
         assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
         assert probes[0] + probes[1] * probes[2] <= 11
