@@ -13,7 +13,7 @@ from tests.support.up import pointsman_up
 from tests.support.vllm import ANSWER_SECONDS_MAX, VERDICT_SECONDS_MAX, booted
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
-HTTP = {"OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "http/protobuf"}
+HTTP = {"OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "http/protobuf", "OTEL_SERVICE_NAME": "vllm"}
 
 
 def test_what_vllm_says_of_a_request_hangs_on_our_span_of_the_engine(
@@ -49,6 +49,6 @@ def test_what_vllm_says_of_a_request_hangs_on_our_span_of_the_engine(
     tell_what_was_measured(tree(spans))
     ours = next(span for span in spans if span.name == "chat smollm2-135m")
     theirs = next(span for span in spans if span.name == "llm_request")
-    assert theirs.parent == ours.id
+    assert (theirs.service, theirs.parent) == ("vllm", ours.id)
     assert theirs.attributes["gen_ai.usage.completion_tokens"] == 8
     assert theirs.attributes["gen_ai.request.id"].endswith(ours.attributes["pointsman.request.id"])
