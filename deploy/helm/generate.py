@@ -20,7 +20,7 @@ import yaml
 HERE = Path(__file__).parent
 KUBERNETES = HERE.parent / "kubernetes"
 TEMPLATES = HERE / "pointsman" / "templates"
-RULES = HERE.parent / "observability" / "alerts.yml"
+RULES = HERE.parent / "observability" / "alerts.yaml"
 PROMETHEUS_RULE = KUBERNETES / "components" / "monitoring" / "prometheus-rule.yaml"
 NAMESPACE = "pointsman"
 VALUES = {
