@@ -61,7 +61,7 @@ async def _serve(
 ) -> None:
     raised_open_files()
     clock = ScaledClock(settings.speed)
-    board = HealthBoard()
+    board = HealthBoard(pool=settings.pool)
     alone = len(listed) == 1 and not discovered
     instance = listed[0].instance if alone else ANY_INSTANCE
     user = BusUser(BusRole.WORKER, instance, PoolName(settings.pool))
