@@ -16,7 +16,9 @@ from tests.support.manifests import Object, by_name, rendered
 from tests.support.pod_processes import PodProcesses, Running
 from tests.support.rbac_api import RbacApi
 
-START_SECONDS_MAX = 60.0
+pytestmark = pytest.mark.timeout(300)
+
+START_SECONDS_MAX = 120.0
 COMMAND_SECONDS_MAX = 60.0
 SEEN_SECONDS_MAX = 40.0
 LONG_TOKENS = 300
