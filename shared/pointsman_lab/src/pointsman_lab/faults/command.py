@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 
@@ -40,7 +41,7 @@ from pointsman_lab.faults.fleet import FleetUnderTest, Shape, start_fleet
 from pointsman_lab.faults.injector import Injection, Injector
 from pointsman_lab.faults.load import ENGINE_ARGUMENTS, RATE, STREAMS, BusyShare, SteadyClients
 from pointsman_lab.faults.log_tail import LogTail
-from pointsman_lab.faults.observations import Evidence, gathered
+from pointsman_lab.faults.observations import Evidence, gathered, look_at
 from pointsman_lab.faults.report import FaultsReport, progress_line, reported, show
 from pointsman_lab.faults.schedule import (
     DEFAULT_FAULTS,
@@ -207,7 +208,15 @@ async def _run(
         started, busy = time.monotonic(), BusyShare()
         clients = await _serve_and_inject(options, requests, seed, injector, faults, fleet, balancer, console)
         wall_s, busy_share = time.monotonic() - started, busy.share
-        evidence = await gathered(fleet, link, injector, log_tail, clients.exchanges, in_agreement=agrees)
+        evidence = await gathered(
+            link,
+            log_tail,
+            clients.exchanges,
+            injector.injections,
+            leader=injector.leader,
+            look=partial(look_at, fleet),
+            in_agreement=agrees,
+        )
         evidence.balancer = balancer
         reading.cancel()
         await asyncio.gather(reading, return_exceptions=True)

@@ -4,14 +4,16 @@ QUIET_SECONDS_MAX."""
 import asyncio
 import sqlite3
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from pointsman.contracts.block_keys import KeyChain
 from pointsman.contracts.commands import FleetDescribed
 from pointsman.contracts.requests import RequestArrived
 from pointsman.ports import Link, LogEntry, LogMissingError, LogUnavailableError
 from pointsman.primitives import BlockKey, EngineSeconds, InstanceId
+from pointsman.runtime.settings import FleetSettings
 from pointsman.state.state import State
 from pointsman_cli.history.archive import ArchiveHistory
 from pointsman_cli.history.entries import HistoryError
@@ -20,7 +22,7 @@ from pointsman_lab.faults.balancer import Balancer
 from pointsman_lab.faults.clients import Exchange
 from pointsman_lab.faults.engine_truth import EngineSilentError, held_keys, replay_endpoint_of
 from pointsman_lab.faults.fleet import FleetUnderTest
-from pointsman_lab.faults.injector import Injection, Injector
+from pointsman_lab.faults.injector import Injection
 from pointsman_lab.faults.log_tail import LogTail
 
 QUIET_SECONDS_MAX = 45.0
@@ -46,26 +48,25 @@ class Evidence:
 
 
 async def gathered(
-    fleet: FleetUnderTest,
     link: Link,
-    injector: Injector,
     log_tail: LogTail,
     exchanges: list[Exchange],
+    injections: list[Injection],
     *,
+    leader: Callable[[], Awaitable[FleetDescribed | None]],
+    look: Callable[[Evidence], Awaitable[None]],
     in_agreement: Callable[[Evidence], bool],
 ) -> Evidence:
-    """The evidence, once `in_agreement` holds, at the latest after QUIET_SECONDS_MAX."""
+    """The evidence, once `in_agreement` holds, at the latest after QUIET_SECONDS_MAX. `look` adds what engines and
+    archive hold."""
     started = time.monotonic()
     while True:
-        evidence = Evidence(
-            exchanges, injector.injections, log_tail.entries, log_tail.resets, log_tail.state, await injector.leader()
-        )
+        evidence = Evidence(exchanges, injections, log_tail.entries, log_tail.resets, log_tail.state, await leader())
         overdue = time.monotonic() - started > QUIET_SECONDS_MAX
         if overdue or await _settled(link, evidence):
             evidence.entries = list(log_tail.entries)  # the archive is read later, and has all of these then
             _name_as_logged(evidence)
-            await _ask_engines(fleet, evidence)
-            await asyncio.to_thread(_read_archive, fleet, evidence)
+            await look(evidence)
             if in_agreement(evidence):
                 evidence.quiet_s = time.monotonic() - started
                 return evidence
@@ -92,20 +93,31 @@ async def _settled(link: Link, evidence: Evidence) -> bool:
         return False
 
 
-async def _ask_engines(fleet: FleetUnderTest, evidence: Evidence) -> None:
-    settings, file = fleet.settings, fleet.file
-    chain = KeyChain(secret=settings.secret.encode(), model=file.model, block_tokens=settings.block_tokens)
-    for engine in file.of_role("engine"):
+async def look_at(fleet: FleetUnderTest, evidence: Evidence) -> None:
+    """Adds the caches of a fleet of processes, and its archive."""
+    endpoints = {}
+    for engine in fleet.file.of_role("engine"):
         try:
-            truth = await held_keys(replay_endpoint_of(engine.pid), chain)
-        except (EngineSilentError, OSError, ValueError) as error:
+            endpoints[InstanceId(engine.name)] = replay_endpoint_of(engine.pid)
+        except (OSError, ValueError) as error:
             evidence.silent.append(f"{engine.name}: {error}")
-        else:
-            evidence.truth[InstanceId(engine.name)] = truth
+    await ask_engines(endpoints, fleet.settings, fleet.file.model, evidence)
+    await asyncio.to_thread(read_archive, archive_file(fleet.data), evidence)
 
 
-def _read_archive(fleet: FleetUnderTest, evidence: Evidence) -> None:
-    file = archive_file(fleet.data)
+async def ask_engines(
+    endpoints: Mapping[InstanceId, str], settings: FleetSettings, model: str, evidence: Evidence
+) -> None:
+    """Adds the caches behind these replay endpoints."""
+    chain = KeyChain(secret=settings.secret.encode(), model=model, block_tokens=settings.block_tokens)
+    for instance, endpoint in endpoints.items():
+        try:
+            evidence.truth[instance] = await held_keys(endpoint, chain)
+        except EngineSilentError as error:
+            evidence.silent.append(f"{instance}: {error}")
+
+
+def read_archive(file: Path, evidence: Evidence) -> None:
     try:
         evidence.archived = {e.sequence: e.payload for e in ArchiveHistory(f"sqlite:///{file}").entries()}
         with sqlite3.connect(f"file:{file}?mode=ro", uri=True) as archive:

@@ -1,0 +1,76 @@
+"""Faults of containers, and which failed requests each of them excuses."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+from pointsman_lab.faults.clients import Exchange
+from pointsman_lab.faults.injector import Injection
+from tests.containers.fleet import ContainerFleet
+
+DOWN_SECONDS = 1.5
+FROZEN_SECONDS = 4.0
+CUT_SECONDS = 6.0
+NOTICED_SECONDS_MAX = 1.0
+
+Action = Literal["kill", "freeze", "cut"]
+Excuse = Callable[[Exchange, Injection], bool]
+
+
+def nothing(_exchange: Exchange, _injection: Injection) -> bool:
+    return False
+
+
+def connections_of_a_dead_ingress(exchange: Exchange, injection: Injection) -> bool:
+    """Its process held the client's connection."""
+    ended = exchange.ended_at or 0.0
+    return exchange.ending == "dropped" and 0.0 <= ended - injection.at <= injection.lasted + NOTICED_SECONDS_MAX
+
+
+def streams_of_a_dead_engine(exchange: Exchange, injection: Injection) -> bool:
+    """Their first tokens were out, and the rest died with the engine."""
+    of_engine = exchange.instance == injection.victim and exchange.asked_at <= injection.at + injection.lasted
+    return of_engine and exchange.streamed and (exchange.ending, exchange.detail) == ("cut", "engine_failed")
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """`action` on the container of `service`, for `seconds`. A cut takes it from `network`."""
+
+    action: Action
+    service: str
+    seconds: float
+    network: str = ""
+    excused: Excuse = nothing
+
+    @property
+    def name(self) -> str:
+        return f"{self.action} {self.service}" + (f" from {self.network}" if self.network else "")
+
+
+async def carry_out(fleet: ContainerFleet, fault: Fault) -> Injection:
+    """Strikes, waits, and takes the fault back."""
+    name = fleet.named(fault.service).name
+    container = fleet.engine.containers.get(name)
+    if fault.action == "cut":
+        network = fleet.engine.networks.get(f"{fleet.project}_{fault.network}")
+        strike, repair = partial(network.disconnect, name), partial(network.connect, name, aliases=[fault.service])
+    elif fault.action == "kill":
+        strike, repair = container.kill, container.start
+    else:
+        strike, repair = container.pause, container.unpause
+    at = time.monotonic()
+    await asyncio.to_thread(strike)
+    await asyncio.sleep(fault.seconds)
+    await asyncio.to_thread(repair)
+    return Injection(
+        fault=f"{fault.action}:{fault.service}",
+        victim=fault.service,
+        pids=[],
+        at=at,
+        began=0.0,
+        lasted=time.monotonic() - at,
+    )

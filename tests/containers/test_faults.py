@@ -1,0 +1,75 @@
+"""Each kind of container killed, frozen and cut off under load."""
+
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from pointsman_lab.faults.injector import Injection
+from tests.containers.faults import (
+    CUT_SECONDS,
+    DOWN_SECONDS,
+    FROZEN_SECONDS,
+    Fault,
+    carry_out,
+    connections_of_a_dead_ingress,
+    streams_of_a_dead_engine,
+)
+from tests.containers.fleet import ContainerFleet, running_fleet
+from tests.containers.judge import Row
+from tests.containers.trial import Observer, observing
+
+pytestmark = [pytest.mark.containers, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
+
+KILLED = [
+    Fault("kill", "nats", DOWN_SECONDS),
+    Fault("kill", "scheduler", DOWN_SECONDS),
+    Fault("kill", "ingress", DOWN_SECONDS, excused=connections_of_a_dead_ingress),
+    Fault("kill", "rebalancer", DOWN_SECONDS),
+    Fault("kill", "scaler", DOWN_SECONDS),
+    Fault("kill", "recorder", DOWN_SECONDS),
+    Fault("kill", "worker-1", DOWN_SECONDS),
+    Fault("kill", "engine-1", DOWN_SECONDS, excused=streams_of_a_dead_engine),
+]
+FROZEN = [Fault("freeze", fault.service, FROZEN_SECONDS) for fault in KILLED]
+CUT = [
+    Fault("cut", "worker-1", CUT_SECONDS, network="bus"),
+    Fault("cut", "scheduler", CUT_SECONDS, network="bus"),
+    Fault("cut", "ingress", CUT_SECONDS, network="bus"),
+    Fault("cut", "nats", CUT_SECONDS, network="bus"),
+    Fault("cut", "engine-1", CUT_SECONDS, network="engines", excused=streams_of_a_dead_engine),
+    Fault("cut", "ingress", CUT_SECONDS, network="engines"),
+]
+
+
+@pytest.fixture(scope="module")
+def fleet(copy: Path, image: str) -> Iterator[ContainerFleet]:
+    with running_fleet(copy, "containers", POINTSMAN_SECRET="0123456789abcdef0123456789abcdef") as fleet:
+        yield fleet
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def observer(fleet: ContainerFleet, table: list[Row]) -> AsyncIterator[Observer]:
+    host, port = fleet.compose.get_service_host_and_port("nats", 4222)
+    async with observing(fleet, f"nats://{host}:{port}") as observer:
+        yield observer
+        table += observer.rows
+
+
+@pytest.mark.parametrize("fault", [*KILLED, *FROZEN, *CUT], ids=lambda fault: fault.name)
+async def test_no_request_is_lost_or_doubled(observer: Observer, fault: Fault) -> None:
+    async def strike() -> list[Injection]:
+        return [await carry_out(observer.fleet, fault)]
+
+    via = "bus" if fault.network == "engines" else "engines"
+    row = await observer.trial(fault.name, strike, excused=fault.excused, via=via)
+
+    assert row.findings == []
+    assert (row.lost, row.doubled) == (0, 0)
+    assert row.well_s is not None, await observer.unwell()
+
+
+async def test_every_decision_of_the_faults_replays_identically(observer: Observer, fleet: ContainerFleet) -> None:
+    assert await observer.replay() == []
+    assert "different 0" in fleet.pointsman("replay", "--from", "nats://nats:4222", "--verify")
