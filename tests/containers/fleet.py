@@ -106,7 +106,9 @@ class ContainerFleet:
 
     def settings(self, nats: str) -> FleetSettings:
         """Of a link from here as the operator of the compose file."""
-        name, seed = self.in_pointsman('basename "$POINTSMAN_NATS_CREDENTIALS"; cat "$POINTSMAN_NATS_CREDENTIALS"').split()
+        name, seed = self.in_pointsman(
+            'basename "$POINTSMAN_NATS_CREDENTIALS"; cat "$POINTSMAN_NATS_CREDENTIALS"'
+        ).split()
         file = self.directory.with_name(f"{self.project}-operator") / name
         file.parent.mkdir(mode=0o700)
         file.write_text(seed)
