@@ -5,7 +5,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
+
+from docker.errors import APIError
 
 from pointsman_lab.faults.clients import Exchange
 from pointsman_lab.faults.injector import Injection
@@ -15,6 +17,7 @@ DOWN_SECONDS = 1.5
 FROZEN_SECONDS = 4.0
 CUT_SECONDS = 6.0
 NOTICED_SECONDS_MAX = 1.0
+PAUSE_ATTEMPTS_MAX = 10
 
 Action = Literal["kill", "freeze", "cut"]
 Excuse = Callable[[Exchange, Injection], bool]
@@ -61,7 +64,7 @@ async def carry_out(fleet: ContainerFleet, fault: Fault) -> Injection:
     elif fault.action == "kill":
         strike, repair = container.kill, container.start
     else:
-        strike, repair = container.pause, container.unpause
+        strike, repair = partial(_pause, container), container.unpause
     at = time.monotonic()
     await asyncio.to_thread(strike)
     await asyncio.sleep(fault.seconds)
@@ -74,3 +77,15 @@ async def carry_out(fleet: ContainerFleet, fault: Fault) -> Injection:
         began=0.0,
         lasted=time.monotonic() - at,
     )
+
+
+def _pause(container: Any) -> None:
+    """The kernel now and then refuses to freeze a container that just starts a process, such as its health check."""
+    for attempt in range(PAUSE_ATTEMPTS_MAX):
+        try:
+            container.pause()
+        except APIError:
+            if attempt + 1 == PAUSE_ATTEMPTS_MAX:
+                raise
+        else:
+            return

@@ -12,6 +12,7 @@ import docker
 from docker.errors import DockerException
 from testcontainers.compose import DockerCompose
 
+from pointsman.adapters.tcp_ports import free_ports
 from pointsman.runtime.settings import FleetSettings
 from pointsman_cli.discovery import FleetFile
 from tests.support.compose import ROOT
@@ -117,7 +118,7 @@ class ContainerFleet:
             nats_credentials=str(file),
             pool=POOL,
             block_tokens=BLOCK_TOKENS,
-            secret=self.in_pointsman('printf %s "$POINTSMAN_SECRET"'),
+            secret=self.in_pointsman('cat "$POINTSMAN_SECRET_FILE"'),
         )
 
     @property
@@ -174,7 +175,13 @@ def docker_engine() -> Any:
 @contextmanager
 def running_fleet(directory: Path, project: str, *profiles: str, **variables: str) -> Iterator[ContainerFleet]:
     """Started with `docker compose up --wait`, and removed with its volumes in the end."""
-    own = {"COMPOSE_PROJECT_NAME": project, "POINTSMAN_IMAGE": IMAGE, "POINTSMAN_PORT": "0", "POINTSMAN_NATS_PORT": "0"}
+    port, nats_port = free_ports(2)  # fixed ones: Docker gives a container that is started again another free port
+    own = {
+        "COMPOSE_PROJECT_NAME": project,
+        "POINTSMAN_IMAGE": IMAGE,
+        "POINTSMAN_PORT": str(port),
+        "POINTSMAN_NATS_PORT": str(nats_port),
+    }
     fleet = ContainerFleet(directory, project, own | variables, profiles)
     try:
         fleet.compose.start()

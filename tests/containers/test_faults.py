@@ -45,7 +45,7 @@ CUT = [
 
 @pytest.fixture(scope="module")
 def fleet(copy: Path, image: str) -> Iterator[ContainerFleet]:
-    with running_fleet(copy, "containers", POINTSMAN_SECRET="0123456789abcdef0123456789abcdef") as fleet:
+    with running_fleet(copy, "containers") as fleet:
         yield fleet
 
 

@@ -33,9 +33,7 @@ from tests.containers.load import ContainerClients
 
 CALM_SECONDS, SETTLE_SECONDS = 3.0, 3.0
 WELL_SECONDS_MAX, WELL_POLL_SECONDS, PROBE_SECONDS_MAX = 90.0, 0.25, 1.0
-RECEIVED = re.compile(
-    rb'"request": "([^"]+)".*"event": "request_received"|"event": "request_received".*"request": "([^"]+)"'
-)
+RECEIVED = re.compile(rb'\brequest"?[=:] ?"?([\w-]+)')
 PROBES = {"engine": "8080/health", "ingress": "8081/readyz"}
 READY_PROBE = "8080/readyz"
 WITHOUT_PROBE = ("nats", "credentials", "haproxy")
@@ -66,6 +64,8 @@ class Observer:
     ) -> Row:
         """Judges what `happens` under load. It returns when all of it is over but the recovery."""
         await self.until_well()
+        while self.tail.state.sequence < (await self.link.log.extent()).last:
+            await asyncio.sleep(WELL_POLL_SECONDS)
         began, first = time.time(), self.tail.state.sequence
         clients = ContainerClients(self.fleet, seed=next(seeds), via=via, url=self.url)
         async with asyncio.TaskGroup() as group:
@@ -119,7 +119,8 @@ class Observer:
         for container in self.fleet.containers().values():
             if container.service.startswith("engine"):
                 lines = self.fleet.engine.containers.get(container.name).logs(since=since)
-                found.update((one or other).decode() for one, other in RECEIVED.findall(lines))
+                received = [line for line in lines.splitlines() if b"request_received" in line]
+                found.update(name.decode() for name in RECEIVED.findall(b"\n".join(received)))
         return found
 
     async def replay(self) -> list[str]:
@@ -145,7 +146,7 @@ class Observer:
 
     def _read_archive(self, evidence: Evidence) -> None:
         with tempfile.TemporaryDirectory(prefix="pointsman-archive-") as place:
-            self.fleet.command("cp", "-q", "recorder:/var/lib/pointsman/.", place)
+            self.fleet.command("cp", "recorder:/var/lib/pointsman/.", place)
             read_archive(Path(place) / "archive.sqlite", evidence)
 
 
