@@ -313,12 +313,15 @@ class InstanceProvider(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineTarget:
-    """An engine to follow, one rank of it. `identity` changes when another process takes the instance's place (a pod's
-    UID, a container's id); empty: the source cannot tell. `ready`: what the source says; an engine that is not keeps
-    its known cache. Empty text: the worker's own setting."""
+    """An engine to follow, one rank of it; `adapters.discovery.targets` makes valid ones. Empty text: the worker's own
+    setting. `advertised_url`: where the ingress reaches it, if not at `url`. The endpoints are this rank's. `dp_rank`
+    None: the worker's setting. `identity` changes when another process takes the instance's place (a pod's UID, a
+    container's id); empty: the source cannot tell. `ready`: what the source says; an engine that is not keeps its known
+    cache."""
 
     instance: InstanceId
     url: str
+    advertised_url: str = ""
     kv_endpoint: str = ""
     kv_replay_endpoint: str = ""
     dp_rank: int | None = None
@@ -330,6 +333,11 @@ class EngineTarget:
 
 class EngineDiscovery(Protocol):
     """Which engines a worker follows."""
+
+    name: str
+    """As the operator wrote it."""
+    problem: str
+    """Why the source, or part of what it says, cannot be used now; empty if it can."""
 
     def targets(self) -> AsyncGenerator[list[EngineTarget], None]:
         """Yields the complete list at once, then whenever it changes. While the source cannot be read it yields

@@ -1,0 +1,1 @@
+"""Sources of engine targets, one module each: `file`, `dns`, `docker`, `kubernetes`, and `listed` for what settings name."""
