@@ -84,11 +84,13 @@ class LogReset:
 
 @dataclass(frozen=True, slots=True)
 class LogExtent:
-    """`identity` changes when the stream is recreated; `last` is 0 for an empty log."""
+    """`identity` changes when the stream is recreated; `last` is 0 for an empty log, `bytes_max` if there is no limit."""
 
     identity: str
     first: Sequence
     last: Sequence
+    bytes: int = 0
+    bytes_max: int = 0
 
 
 @dataclass(slots=True)

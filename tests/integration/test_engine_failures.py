@@ -37,9 +37,8 @@ async def asked(world: World, body: dict[str, Any] = TOKENS, path: str = COMPLET
 
 def counted(instance: str, failure: str) -> float:
     """By the metric."""
-    return (
-        REGISTRY.get_sample_value("pointsman_attempt_failures_total", {"instance": instance, "failure": failure}) or 0.0
-    )
+    labels = {"pool": "default", "engine": instance, "failure": failure}
+    return REGISTRY.get_sample_value("pointsman_engine_failures_total", labels) or 0.0
 
 
 # What the log is told
@@ -401,7 +400,7 @@ async def test_a_request_has_its_place_in_the_budget_until_its_first_output(monk
 
 def test_the_budget_is_a_share_of_what_is_live_now(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retry_budget, "RETRIES_MIN", 1)
-    budget = RetryBudget(0.5)
+    budget = RetryBudget(0.5, "default")
     with ExitStack() as stack:
         of_six = [ticket.claim() for ticket in [stack.enter_context(budget.open()) for _ in range(6)]]
     with budget.open() as one, budget.open() as other:

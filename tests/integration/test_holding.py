@@ -27,7 +27,7 @@ async def held(world: World, count: int) -> None:
 
     async def are_held() -> bool:
         async with world.client.get(f"{world.admin_url}/metrics") as page:
-            return f"pointsman_ingress_pending_requests {float(count)}" in await page.text()
+            return f"pointsman_ingress_held_requests {float(count)}" in await page.text()
 
     await eventually(are_held, what=f"{count} held requests")
 

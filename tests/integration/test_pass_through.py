@@ -367,4 +367,5 @@ async def test_the_answers_are_counted(world: World) -> None:
     async with world.post(TOKENIZE, {"model": "m", "prompt": "hello"}) as answer:
         await answer.read()
     async with world.client.get(world.admin_url + "/metrics") as metrics:
-        assert 'pointsman_http_requests_total{route="/tokenize",status="200"}' in await metrics.text()
+        of_pool = 'model="m",pool="default",route="/tokenize",status="200"'
+        assert f"pointsman_http_requests_total{{{of_pool}}}" in await metrics.text()

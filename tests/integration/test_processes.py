@@ -99,7 +99,7 @@ def alive(pid: int) -> bool:
 
 
 async def test_several_processes_serve_one_port_count_together_and_stop_together(tmp_path: Path) -> None:
-    refused = f'pointsman_http_requests_total{{route="{PATH}",status="400"}}'
+    refused = f'pointsman_http_requests_total{{model="",pool="",route="{PATH}",status="400"}}'
     async with running_nats(tmp_path) as nats:
         with ingresses(nats, tmp_path) as front:
             await eventually(lambda: len(front.named("log_ready")) == 3, seconds=60)
@@ -108,7 +108,7 @@ async def test_several_processes_serve_one_port_count_together_and_stop_together
             statuses = [await asked(front.url) for _ in range(30)]
             assert set(statuses) == {400}
             assert await metric(front.admin_url, refused) == 30
-            assert await metric(front.admin_url, "pointsman_nats_connected") == 1
+            assert await metric(front.admin_url, 'pointsman_nats_connected{pool="default"}') == 1
 
             killed = front.pids()[2]
             os.kill(killed, signal.SIGKILL)

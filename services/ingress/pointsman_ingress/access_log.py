@@ -14,8 +14,7 @@ from pointsman_ingress.engine.usage import Usage
 from pointsman_ingress.http.call import HttpExchange
 from pointsman_ingress.http.request_headers import header_text
 from pointsman_ingress.lifecycle import RequestLifecycle
-
-CLIENT_CLOSED_REQUEST = 499  # nginx's status for a client that disconnected before an answer
+from pointsman_ingress.outcome import reason_of, status_of
 
 
 class AccessLog:
@@ -57,8 +56,8 @@ def _line(
         "model": facts.model,
         "pool": facts.pool,
         "stream": facts.stream,
-        "status": call.status or CLIENT_CLOSED_REQUEST,
-        "reason": facts.reason or call.error_code or (lifecycle.reason if lifecycle else "") or None,
+        "status": status_of(call),
+        "reason": reason_of(call, facts, lifecycle) or None,
         "instance": (grant.instance if grant else facts.instance) or None,
         "prefill_instance": (grant.prefilled_by if grant else "") or None,
         "retries": lifecycle.retries if lifecycle else facts.retries,

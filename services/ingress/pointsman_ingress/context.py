@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pointsman.contracts.commands import RouteRequest
 from pointsman.primitives import InstanceId, PoolName, SessionId, Tenant, Tokens
 from pointsman.runtime.tenant_policies import FollowedPolicies
+from pointsman_ingress import metrics
 from pointsman_ingress.endpoints import AcceptedBody, Endpoint
 from pointsman_ingress.engine.body_rewrites import add_tenant, ask_for_usage, impose_salt
 from pointsman_ingress.http.call import HttpExchange
@@ -21,6 +22,7 @@ from pointsman_ingress.http.request_headers import (
     slo_of,
     tenant_of,
 )
+from pointsman_ingress.metrics import ModelMetrics
 from pointsman_ingress.placement.fleet_view import Model
 from pointsman_ingress.placement.pools import Pool, Pools
 from pointsman_ingress.prompt.cache_salts import CacheSalts
@@ -64,7 +66,12 @@ class RequestContext:
     comparable: bool  # whether reported cached tokens are comparable with the prediction
     prefix_header: str  # how much of the prompt has block keys
     dropped_fields: str = ""  # for a header: names of the client's fields that no engine gets
+    model: str = ""  # as metrics name it
     private: bool = False  # whether the client learns nothing of the fleet
+
+    @property
+    def metrics(self) -> ModelMetrics:
+        return metrics.of_model(self.pool.name, self.model)
 
 
 async def find_model(
@@ -154,6 +161,7 @@ async def understand(
         comparable=request.answers == 1 and len(tokens.prompts) == 1,
         prefix_header=tokens.prefix_header,
         dropped_fields=accepted.dropped,
+        model=model.name,
         private=salts is not None,
     )
 

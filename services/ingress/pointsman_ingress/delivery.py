@@ -13,7 +13,7 @@ from pointsman.contracts.reasons import TENANT_LIMITS, RejectReason
 from pointsman.contracts.tenants import RateLimits
 from pointsman.ports import Clock
 from pointsman.primitives import EngineSeconds, WallSeconds
-from pointsman.runtime.telemetry import ENGINE_RETRIES
+from pointsman.runtime.telemetry import REQUEST_RETRIES
 from pointsman.state.fleet import Knowledge
 from pointsman_ingress.context import RequestContext
 from pointsman_ingress.engine.client import (
@@ -66,7 +66,7 @@ class Delivery:
 
     async def run(self) -> None:
         """Raises ApiError if no engine answers."""
-        with self._pool.retry_budget.open() as self._ticket:
+        with self.context.metrics.in_flight.track_inprogress(), self._pool.retry_budget.open() as self._ticket:
             while True:
                 grant = await self._place()
                 try:
@@ -328,7 +328,7 @@ class Delivery:
         if lifecycle.reached_engine and not self._ticket.claim():
             lifecycle.failed("retry_budget_spent", 503)
             raise retry_budget_spent(error.public_reason) from error
-        ENGINE_RETRIES.inc()
+        REQUEST_RETRIES.labels(self._pool.name).inc()
         lifecycle.requeued(refused=refused)
         excluded = [*command.excluded, failed]
         self._command = msgspec.structs.replace(

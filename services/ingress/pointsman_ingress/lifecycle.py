@@ -1,9 +1,6 @@
 """Events and metrics of one request. The leader logs its end before a grant, this module after it."""
 
-from functools import lru_cache
-
 import structlog
-from prometheus_client import Counter as Metric
 
 from pointsman.contracts.commands import RouteGranted
 from pointsman.contracts.reasons import CancelCause
@@ -17,18 +14,8 @@ from pointsman.contracts.requests import (
 )
 from pointsman.ports import Clock
 from pointsman.primitives import EngineSeconds, InstanceId, Term, Tokens
-from pointsman.runtime.bounded_metrics import SERIES_MAX
-from pointsman.runtime.telemetry import (
-    ATTEMPT_FAILURES,
-    CACHE_PREDICTIONS,
-    CACHED_TOKENS,
-    E2E_REQUEST_LATENCY_SECONDS,
-    PREDICTED_CACHED_TOKENS,
-    PROMPT_TOKENS,
-    SLO_OUTCOMES,
-    TIME_PER_OUTPUT_TOKEN_SECONDS,
-    TIME_TO_FIRST_TOKEN_SECONDS,
-)
+from pointsman.runtime.telemetry import CACHE_PREDICTIONS, ENGINE_FAILURES
+from pointsman_ingress import metrics
 from pointsman_ingress.context import RequestContext
 from pointsman_ingress.engine.streams import StreamTail
 from pointsman_ingress.engine.usage import Usage
@@ -39,8 +26,6 @@ log = structlog.get_logger()
 DETAIL_CHARACTERS_MAX = 500
 
 EQUAL, FEWER, MORE, UNKNOWN = "equal", "fewer", "more", "unknown"
-
-_SLO_OUTCOMES = {met: SLO_OUTCOMES.labels(name) for met, name in ((True, "met"), (False, "missed"))}
 
 
 class RequestLifecycle:
@@ -96,7 +81,7 @@ class RequestLifecycle:
         if self._failure_logged or grant is None:
             return
         self._failure_logged = True
-        ATTEMPT_FAILURES.labels(grant.instance, failure).inc()
+        ENGINE_FAILURES.labels(self.pool.name, grant.instance, failure).inc()
         self.pool.in_flight.failed(grant.instance)
         event = RequestAttemptFailed(
             at=self._clock.now(),
@@ -188,20 +173,21 @@ class RequestLifecycle:
         return grant.hit_tokens
 
     def _measure(self, event: RequestFinished, output_tokens: Tokens) -> None:
-        TIME_TO_FIRST_TOKEN_SECONDS.observe(event.ttft)
-        E2E_REQUEST_LATENCY_SECONDS.observe(event.e2e)
-        _SLO_OUTCOMES[event.ttft <= self._context.command.slo_ttft].inc()
+        command, pool, of_model = self._context.command, self.pool.name, self._context.metrics
+        of_model.finished(event.e2e, self.sent_at - command.arrived_at)
+        of_model.first_token(event.ttft, command.slo_ttft)
         if output_tokens > 1 and self._first_token_at is not None:
-            TIME_PER_OUTPUT_TOKEN_SECONDS.observe(event.tpot)
-        prompt, cached, predicted = _token_metrics(event.instance)
-        prompt.inc(max(0, event.prompt_tokens))
-        cached.inc(max(0, event.cached_tokens))
+            of_model.output(event.tpot, command.slo_tpot)
+        of_engine = metrics.of_engine(pool, self._context.model, event.instance)
+        of_engine.prompt_tokens.inc(max(0, event.prompt_tokens))
+        of_engine.output_tokens.inc(max(0, event.completion_tokens))
+        of_engine.cached_tokens.inc(max(0, event.cached_tokens))
         if self.grant is None:
             return
-        predicted.inc(self.grant.hit_tokens)
+        of_engine.predicted_cached_tokens.inc(self.grant.hit_tokens)
         expected, reported = event.predicted_cached_tokens, event.cached_tokens
         outcome = compared(expected, reported, granularity=self.pool.block_keys.block_tokens)
-        CACHE_PREDICTIONS.labels(event.instance, outcome).inc()
+        CACHE_PREDICTIONS.labels(pool, event.instance, outcome).inc()
         if outcome in (FEWER, MORE):
             log.info(
                 "cached_tokens_mismatch",
@@ -220,8 +206,3 @@ def compared(predicted: Tokens, reported: Tokens, *, granularity: Tokens) -> str
     if reported < predicted:
         return FEWER
     return EQUAL if reported - predicted < granularity else MORE
-
-
-@lru_cache(maxsize=SERIES_MAX)
-def _token_metrics(instance: InstanceId) -> tuple[Metric, Metric, Metric]:
-    return PROMPT_TOKENS.labels(instance), CACHED_TOKENS.labels(instance), PREDICTED_CACHED_TOKENS.labels(instance)

@@ -46,6 +46,7 @@ from pointsman_ingress.http.call import RequestIds
 from pointsman_ingress.http.issuer_keys import IssuerKeys, is_trustworthy
 from pointsman_ingress.http.oidc import TokenVerifier
 from pointsman_ingress.key_probe import KeyProber
+from pointsman_ingress.metrics import forget_departed
 from pointsman_ingress.openapi import openapi_document
 from pointsman_ingress.placement.fleet_view import FleetView
 from pointsman_ingress.placement.hold_queue import HoldQueue
@@ -344,10 +345,11 @@ def _pool(
         ),
         block_keys=BlockKeys(secret=settings.secret.encode(), block_tokens=lambda: fleet.block_tokens),
         events=link.log,
-        retry_budget=RetryBudget(settings.retry_budget),
+        retry_budget=RetryBudget(settings.retry_budget, name),
     )
     supervisor.start(fleet.follow(link.log), name=f"fleet-view-{name}")
     supervisor.start(liveness.watch(), name=f"scheduler-watch-{name}")
+    supervisor.start(forget_departed(fleet, name, clock), name=f"metrics-{name}")
     heartbeats = send_heartbeats(in_flight, link.commands, name, clock, lambda: scheduler.newest_term)
     supervisor.start(heartbeats, name=f"heartbeat-{name}")
     return pool

@@ -5,7 +5,7 @@ from functools import partial
 import structlog
 
 from pointsman.primitives import EngineSeconds, InstanceId
-from pointsman.runtime.telemetry import ENGINE_RETRIES
+from pointsman.runtime.telemetry import REQUEST_RETRIES
 from pointsman_ingress.context import RequestFacts
 from pointsman_ingress.endpoints import AcceptedBody
 from pointsman_ingress.engine.client import EngineClient, EngineFailedError, EngineRequest, lacks_endpoint
@@ -60,7 +60,7 @@ async def pass_through(
                 if not ticket.claim():
                     raise retry_budget_spent(reason) from error
                 facts.retries += 1
-                ENGINE_RETRIES.inc()
+                REQUEST_RETRIES.labels(pool.name).inc()
                 continue
             if lacks_endpoint(answer.status, whole):
                 raise endpoint_not_found(call.path)

@@ -26,6 +26,7 @@ from pointsman_ingress.http.errors import (
 )
 from pointsman_ingress.http.request_deadline import RequestDeadline
 from pointsman_ingress.lifecycle import RequestLifecycle
+from pointsman_ingress.outcome import count_outcome
 from pointsman_ingress.passthrough import pass_through
 from pointsman_ingress.placement.pools import Pools
 from pointsman_ingress.prompt.cache_salts import CacheSalts
@@ -106,16 +107,19 @@ class Gateway:
         finally:
             if loan is not None:
                 loan.end()
-            if self.access_log is not None:
-                self.access_log.write(call, facts, lifecycle)
+            self._note_end(call, facts, lifecycle)
 
     async def refuse(self, endpoint: Endpoint, scope: Scope, send: Send, error: ApiError) -> None:
         call = self._call(endpoint, scope, send)
         try:
             await call.fail(error)
         finally:
-            if self.access_log is not None:
-                self.access_log.write(call, RequestFacts(), None)
+            self._note_end(call, RequestFacts(), None)
+
+    def _note_end(self, call: HttpExchange, facts: RequestFacts, lifecycle: RequestLifecycle | None) -> None:
+        count_outcome(call, facts, lifecycle)
+        if self.access_log is not None:
+            self.access_log.write(call, facts, lifecycle)
 
     def _call(self, endpoint: Endpoint, scope: Scope, send: Send) -> HttpExchange:
         return HttpExchange(endpoint.path, endpoint.errors, scope, send, ids=self.ids, clock=self.clock)

@@ -45,7 +45,7 @@ def chosen_policy(settings: RebalancerSettings) -> RebalancingPolicy:
 
 async def _serve(settings: RebalancerSettings, policy: RebalancingPolicy, supervisor: Supervisor) -> None:
     clock = ScaledClock(settings.speed)
-    board = HealthBoard()
+    board = HealthBoard(pool=settings.pool)
     supervisor.start(health_server(board, settings.host, settings.port).serve(), name="health")
     name = f"rebalancer-{os.getpid()}-{token_hex(3)}"
     async with open_link(settings, clock, board, name=name, user=BusUser(BusRole.REBALANCER)) as link:
@@ -60,4 +60,5 @@ async def _serve(settings: RebalancerSettings, policy: RebalancingPolicy, superv
         )
         supervisor.start(service.run(), name="fold")
         supervisor.start(service.rebalance(), name="rebalance")
+        supervisor.start(service.measure(), name="log-metrics")
         await supervisor.until_stopped()

@@ -21,6 +21,7 @@ from pointsman.runtime import telemetry
 from pointsman.runtime.containment import contained
 from pointsman.runtime.health import HealthBoard
 from pointsman.runtime.log_follower import LogFollower
+from pointsman.runtime.log_metrics import measure_log
 from pointsman.state.state import PoolSettings, State
 from pointsman_rebalancer.settings import RebalancerSettings
 
@@ -52,6 +53,8 @@ class RebalancerService:
         """`name`: of this process in the ids of its plans; never reused."""
         pool = PoolSettings(block_tokens=settings.block_tokens, speed=settings.speed)
         self._follower = LogFollower(event_log, clock=clock, board=board, settings=pool, on_event=self._on_event)
+        self._log = event_log
+        self._pool = PoolName(settings.pool)
         self._commands = commands
         self._clock = clock
         self._policy = policy
@@ -86,11 +89,15 @@ class RebalancerService:
             with contained("planning"):
                 plan, trigger_at = self._plan()
             planning = self._clock.wall() - started
-            telemetry.MIGRATION_PLANNING_SECONDS.observe(float(planning))
+            telemetry.MIGRATION_PLANNING_SECONDS.labels(self._pool).observe(float(planning))
             with contained("plan"):
                 if plan.migrations:
                     await self._request_moves(plan, trigger_at)
             await self._clock.sleep_wall(planning * (1 / PLANNING_SHARE_MAX - 1))
+
+    async def measure(self) -> None:
+        """Runs without end."""
+        await measure_log(self._log, self._clock, self._pool, lambda: self.state.sequence)
 
     def _on_event(self, event: LogEvent) -> None:
         stamp = event.stamp
@@ -121,13 +128,13 @@ class RebalancerService:
         return replace(plan, id=f"{self._name}.{self._plans}", policy=self._policy.name), trigger_at
 
     async def _request_moves(self, plan: MigrationPlan, trigger_at: EngineSeconds | None) -> None:
-        telemetry.MIGRATIONS_PLANNED.labels(plan.policy).inc(len(plan.migrations))
+        telemetry.MIGRATIONS_PLANNED.labels(self._pool, plan.policy).inc(len(plan.migrations))
         try:
             answer = await self._commands.request(
                 self._subject, _command(plan, self.state.term), timeout=ANSWER_WALL_SECONDS
             )
         except (NoResponderError, CommandTimeoutError) as error:
-            telemetry.MIGRATION_PLANS.labels(plan.policy, "unanswered").inc()
+            telemetry.MIGRATION_PLANS.labels(self._pool, plan.policy, "unanswered").inc()
             log.info("migration_plan_unanswered", plan=plan.id, problem=str(error))
             await self._clock.sleep_wall(PERIOD_WALL_SECONDS)
             return
@@ -138,12 +145,12 @@ class RebalancerService:
         await self._until_read(answer.as_of, (answer.term, answer.decided))
 
     def _record(self, plan: MigrationPlan, answer: MigrationAnswered, trigger_at: EngineSeconds | None) -> None:
-        telemetry.MIGRATION_PLANS.labels(plan.policy, answer.refusal or "taken").inc()
+        telemetry.MIGRATION_PLANS.labels(self._pool, plan.policy, answer.refusal or "taken").inc()
         refused = sum(bool(move.refusal) for move in answer.moves)
         applied = len(answer.moves) - refused
         if applied and trigger_at is not None:
             reaction = (self._clock.now() - trigger_at) / self._clock.speed
-            telemetry.REBALANCING_REACTION_SECONDS.observe(max(0.0, reaction))
+            telemetry.REBALANCING_REACTION_SECONDS.labels(self._pool).observe(max(0.0, reaction))
         log.info(
             "planned", plan=plan.id, as_of=plan.as_of, applied=applied, refused=refused, refusal=answer.refusal or None
         )

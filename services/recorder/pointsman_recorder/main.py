@@ -33,7 +33,7 @@ def main(settings: RecorderSettings) -> None:
 
 async def _serve(settings: RecorderSettings, supervisor: Supervisor) -> None:
     clock = ScaledClock(settings.speed)
-    board = HealthBoard()
+    board = HealthBoard(pool=settings.pool)
     supervisor.start(health_server(board, settings.host, settings.port).serve(), name="health")
     async with (
         open_archive(settings.archive_url) as archive,
@@ -49,5 +49,6 @@ async def _serve(settings: RecorderSettings, supervisor: Supervisor) -> None:
         )
         supervisor.start(recorder.collect(), name="collect")
         supervisor.start(recorder.archive(), name="archive")
+        supervisor.start(recorder.measure(), name="log-metrics")
         await supervisor.until_stopped()
         await recorder.finish()

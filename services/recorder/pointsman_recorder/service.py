@@ -14,8 +14,9 @@ from sqlalchemy.exc import DataError, SQLAlchemyError
 from pointsman.adapters.backoff import Backoff
 from pointsman.contracts.codec import short_reason
 from pointsman.ports import Clock, EventLog, LogEntry, LogExtent, LogMissingError, LogReset, LogUnavailableError
-from pointsman.primitives import Sequence, WallSeconds
+from pointsman.primitives import PoolName, Sequence, WallSeconds
 from pointsman.runtime.health import HealthBoard
+from pointsman.runtime.log_metrics import measure_log
 from pointsman.runtime.telemetry import RECORDER_ARCHIVED_SEQUENCE
 from pointsman_recorder.archive import Archive, Batch, Branch
 
@@ -68,6 +69,7 @@ class Recorder:
         self._batch_seconds = batch_seconds
         self._queue: asyncio.Queue[_Item | None] = asyncio.Queue(QUEUE_BATCHES_MAX * batch_events)
         self._finished = asyncio.Event()
+        self._archived_sequence: Sequence = 0
         self._numbers: dict[str, int] = {}  # of the newest history of each stream
         board.missing(ARCHIVE_PART, "not opened yet")
 
@@ -95,12 +97,20 @@ class Recorder:
         except TimeoutError:
             log.warning("archive_flush_timeout", entries=self._queue.qsize(), note="the next start goes on from SQL")
 
+    async def measure(self) -> None:
+        """Runs without end."""
+        await measure_log(self._log, self._clock, PoolName(self._board.pool), lambda: self._archived_sequence)
+
+    def _archived(self, sequence: Sequence) -> None:
+        self._archived_sequence = sequence
+        RECORDER_ARCHIVED_SEQUENCE.labels(self._board.pool).set(sequence)
+
     async def _resume_point(self) -> Branch:
         extent = await self._extent()
         branch = await self._persistently(partial(self._archive.latest_branch, extent.identity))
         if branch is not None:
             self._numbers[extent.identity] = branch.number
-            RECORDER_ARCHIVED_SEQUENCE.set(branch.last)
+            self._archived(branch.last)
             return branch
         branch = await self._next_branch(extent.identity)
         await self._queue.put(_Opened(branch, first=1))
@@ -181,7 +191,7 @@ class Recorder:
                 await self._persistently(partial(self._archive.store, batch))
         last = items[-1]
         if isinstance(last, _Read):
-            RECORDER_ARCHIVED_SEQUENCE.set(last.entry.sequence)
+            self._archived(last.entry.sequence)
 
     async def _persistently(self, step: Callable[[], Awaitable[T]]) -> T:
         """Retry a database step until it succeeds; not ready meanwhile. Raises DataError."""

@@ -50,7 +50,7 @@ async def _serve(
     settings: ScalerSettings, policy: ScalingPolicy, provider: InstanceProvider, supervisor: Supervisor
 ) -> None:
     clock = ScaledClock(settings.speed)
-    board = HealthBoard()
+    board = HealthBoard(pool=settings.pool)
     supervisor.start(health_server(board, settings.host, settings.port).serve(), name="health")
     name = f"scaler-{os.getpid()}-{token_hex(3)}"
     async with open_link(settings, clock, board, name=name, user=BusUser(BusRole.SCALER)) as link:
@@ -68,6 +68,7 @@ async def _serve(
         supervisor.start(service.run(), name="fold")
         supervisor.start(service.act(), name="act")
         supervisor.start(service.report(), name="report")
+        supervisor.start(service.measure(), name="log-metrics")
         try:
             await supervisor.until_stopped()
         finally:

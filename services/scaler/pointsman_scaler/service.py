@@ -30,6 +30,7 @@ from pointsman.runtime.containment import contained
 from pointsman.runtime.health import HealthBoard
 from pointsman.runtime.leadership import Leadership
 from pointsman.runtime.log_follower import LogFollower
+from pointsman.runtime.log_metrics import measure_log
 from pointsman.state.fleet import Status
 from pointsman.state.state import PoolSettings, State
 from pointsman_scaler.decider import Decider
@@ -128,15 +129,17 @@ class ScalerService:
         reported: Counter[Status] = Counter()
         while True:
             sizes = pool_sizes(self.state)
-            for status in Status:
-                telemetry.POOL_INSTANCES.labels(status).set(sizes[status])
             if self.state.scaling.is_applied:
                 self._board.restored(SIZE)
-            telemetry.POOL_DESIRED.set(self.state.scaling.wanted or 0)
+            telemetry.SCALER_DESIRED_ENGINES.labels(self._pool).set(self.state.scaling.wanted or 0)
             if sizes != reported:
                 log.info("pool_size", total=sizes.total(), **{status.value: sizes[status] for status in sorted(sizes)})
             reported = sizes
             await self._clock.sleep_wall(REPORT_WALL_SECONDS)
+
+    async def measure(self) -> None:
+        """Runs without end."""
+        await measure_log(self._log, self._clock, self._pool, lambda: self.state.sequence)
 
     def _on_event(self, event: LogEvent) -> None:
         if isinstance(event, ScaleDecided) and event is self.state.scaling.decided:

@@ -77,7 +77,7 @@ class StepRunner:
         self._grows_after, self.error = WallSeconds(0.0), ""
 
     def fail(self, error: str) -> None:
-        telemetry.SCALER_ERRORS.inc()
+        telemetry.SCALER_ERRORS.labels(self._settings.pool).inc()
         if error != self.error:
             log.warning("scaler_error", trouble=error)
         self.error = error

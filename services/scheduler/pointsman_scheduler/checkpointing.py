@@ -53,7 +53,7 @@ class Checkpointer:
         self._following = following
         self._clock = clock
         self._cadence = cadence
-        self._dead_letters = DeadLetterWatch()
+        self._dead_letters = DeadLetterWatch(pool="")
         self._extent = LogExtent("", 1, 0)
         self._extent_at = WallSeconds(0.0)
         self._end: Sequence = 0

@@ -1,14 +1,16 @@
 """Answers `cmd.fleet`; gauges and warnings about instances."""
 
+from collections import Counter
+
 import structlog
 
 from pointsman.contracts.commands import FleetDescribed, InstanceDescribed
 from pointsman.policies.policy_set import PolicySet
 from pointsman.primitives import InstanceId, PoolName, Tokens
 from pointsman.runtime import telemetry
-from pointsman.state.fleet import Instance, Knowledge
+from pointsman.state.fleet import Instance, Knowledge, Status
 from pointsman.state.state import State
-from pointsman.state.workload import EMPTY_QUEUE
+from pointsman.state.workload import EMPTY_QUEUE, Stage
 
 log = structlog.get_logger()
 
@@ -81,37 +83,57 @@ class FleetWarnings:
 
 
 class FleetGauges:
-    def __init__(self) -> None:
+    """Gauges of an engine go when it leaves, its counters later (`EngineSeries`)."""
+
+    def __init__(self, pool: PoolName, policies: PolicySet) -> None:
+        self._pool = pool
+        self._policies = policies
         self._shown: set[InstanceId] = set()
+        self._model: str | None = None
 
     def show(self, state: State) -> None:
-        present = {instance.id for instance in state.fleet.instances}
-        for instance in self._shown - present:
+        fleet, sizes = state.fleet, Counter(instance.status for instance in state.fleet.instances)
+        for instance in self._shown - {instance.id for instance in fleet.instances}:
             self._remove(instance)
-        for known in state.fleet.instances:
+        for known in fleet.instances:
             self._show_one(state, known)
-        self._shown = present
+        self._shown = {instance.id for instance in fleet.instances}
+        for status in Status:
+            telemetry.ENGINES.labels(self._pool, status).set(sizes[status])
+        held = sum(request.stage is Stage.ARRIVED for request in state.workload.requests.values())
+        telemetry.HELD_REQUESTS.labels(self._pool).set(held)
+        if fleet.model != self._model:
+            self._show_pool(fleet.model)
+
+    def _show_pool(self, model: str) -> None:
+        policies = (self._policies.routing.name, self._policies.admission.name, self._policies.ordering.name)
+        if self._model is not None:
+            telemetry.POOL_INFO.remove(self._pool, self._model, *policies)
+        telemetry.POOL_INFO.labels(self._pool, model, *policies).set(1)
+        self._model = model
 
     def _show_one(self, state: State, instance: Instance) -> None:
-        queue = state.workload.queues.get(instance.id, EMPTY_QUEUE)
-        telemetry.INSTANCE_PENDING.labels(instance.id).set(len(queue.pending))
-        telemetry.INSTANCE_PREFILL.labels(instance.id).set(len(queue.prefill))
-        telemetry.INSTANCE_DECODING.labels(instance.id).set(len(queue.decoding))
-        telemetry.INSTANCE_BLOCKS.labels(instance.id).set(state.index.blocks(instance.id))
-        telemetry.INSTANCE_PREDICTION_ERROR.labels(instance.id).set(state.latency.prediction_error(instance.id) or 0.0)
-        telemetry.INSTANCE_EJECTED.labels(instance.id).set(instance.ejected or instance.half_open)
+        pool, queue = self._pool, state.workload.queues.get(instance.id, EMPTY_QUEUE)
+        telemetry.ENGINE_PENDING.labels(pool, instance.id).set(len(queue.pending))
+        telemetry.ENGINE_PREFILL.labels(pool, instance.id).set(len(queue.prefill))
+        telemetry.ENGINE_DECODING.labels(pool, instance.id).set(len(queue.decoding))
+        telemetry.ENGINE_KV_CACHE_USAGE.labels(pool, instance.id).set(instance.kv_usage)
+        telemetry.ENGINE_CACHED_BLOCKS.labels(pool, instance.id).set(state.index.blocks(instance.id))
+        prediction_error = state.latency.prediction_error(instance.id) or 0.0
+        telemetry.ENGINE_PREDICTION_ERROR.labels(pool, instance.id).set(prediction_error)
+        telemetry.ENGINE_EJECTED.labels(pool, instance.id).set(instance.ejected or instance.half_open)
         for knowledge in Knowledge:
-            telemetry.INSTANCE_CACHE_KNOWLEDGE.labels(instance.id, knowledge).set(instance.knowledge is knowledge)
+            telemetry.ENGINE_CACHE_KNOWLEDGE.labels(pool, instance.id, knowledge).set(instance.knowledge is knowledge)
 
     def _remove(self, instance: InstanceId) -> None:
         for gauge in (
-            telemetry.INSTANCE_PENDING,
-            telemetry.INSTANCE_PREFILL,
-            telemetry.INSTANCE_DECODING,
-            telemetry.INSTANCE_BLOCKS,
-            telemetry.INSTANCE_PREDICTION_ERROR,
-            telemetry.INSTANCE_EJECTED,
+            telemetry.ENGINE_PENDING,
+            telemetry.ENGINE_PREFILL,
+            telemetry.ENGINE_DECODING,
+            telemetry.ENGINE_KV_CACHE_USAGE,
+            telemetry.ENGINE_CACHED_BLOCKS,
+            telemetry.ENGINE_PREDICTION_ERROR,
+            telemetry.ENGINE_EJECTED,
+            telemetry.ENGINE_CACHE_KNOWLEDGE,
         ):
-            gauge.remove(instance)
-        for knowledge in Knowledge:
-            telemetry.INSTANCE_CACHE_KNOWLEDGE.remove(instance, knowledge)
+            gauge.remove_by_labels({"pool": self._pool, "engine": instance})

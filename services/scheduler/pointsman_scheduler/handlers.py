@@ -72,6 +72,7 @@ class CommandHandlers:
         self._clock = clock
         self._policies = policies
         self._pool = pool
+        self._decision_seconds = telemetry.DECISION_SECONDS.labels(pool)
         self._name = name
 
     def by_subject(self) -> list[tuple[str, CommandHandler]]:
@@ -110,7 +111,7 @@ class CommandHandlers:
         term.ownership.named(command.request, started)
         term.waiters.add(command, reply)
         events = term.dispatcher.route(command, self._clock.now())
-        telemetry.DECISION_SECONDS.observe(float(self._clock.wall() - started))
+        self._decision_seconds.observe(float(self._clock.wall() - started))
         await term.publish(events or self._abandon_lost_grant(term, command))
         if not events:
             term.waiters.add(command, reply)  # again: giving the request up has forgotten it

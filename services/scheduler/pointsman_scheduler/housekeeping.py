@@ -7,11 +7,14 @@ import structlog
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.fleet import FleetEvent, InstanceEjected, InstanceUnejected, LivenessTimeouts
 from pointsman.contracts.reasons import CancelCause
+from pointsman.policies.policy_set import PolicySet
 from pointsman.policies.stranded import stranded
 from pointsman.ports import Clock, Commands
-from pointsman.primitives import WallSeconds, engine_seconds
+from pointsman.primitives import PoolName, WallSeconds, engine_seconds
 from pointsman.runtime import telemetry
 from pointsman.runtime.containment import contained
+from pointsman.runtime.engine_series import EngineSeries
+from pointsman.state.state import State
 from pointsman.state.workload import Request
 from pointsman_scheduler.fleet_status import FleetGauges
 from pointsman_scheduler.leader import ActiveTerm, Candidacy
@@ -41,6 +44,7 @@ class Housekeeping:
         clock: Clock,
         settings: SchedulerSettings,
         heartbeats: LogLiveness,
+        policies: PolicySet,
     ) -> None:
         self._leader = leader
         self._replica = replica
@@ -48,7 +52,9 @@ class Housekeeping:
         self._clock = clock
         self._settings = settings
         self._heartbeats = heartbeats
-        self._gauges = FleetGauges()
+        self._pool = pool = PoolName(settings.pool)
+        self._gauges = FleetGauges(pool, policies)
+        self._series = EngineSeries(pool)
 
     async def run(self) -> None:
         steps = (
@@ -68,10 +74,14 @@ class Housekeeping:
                     if self._leader.leading is not None:
                         await step(self._leader.leading)
             self._leader.report_readiness()
-            telemetry.LEADER.set(self._leader.leading is not None)
-            telemetry.LEADER_TERM.set(self._replica.state.term)
             with contained("gauges"):
-                self._gauges.show(self._replica.state)
+                self._show(self._replica.state)
+
+    def _show(self, state: State) -> None:
+        telemetry.LEADER.labels(self._pool).set(self._leader.leading is not None)
+        telemetry.LEADER_TERM.labels(self._pool).set(state.term)
+        self._gauges.show(state)
+        self._series.update([instance.id for instance in state.fleet.instances], self._clock.wall())
 
     async def _check_liveness(self, term: ActiveTerm) -> None:
         now, speed, dispatcher = self._clock.now(), self._clock.speed, term.dispatcher
@@ -96,7 +106,7 @@ class Housekeeping:
         events = term.dispatcher.eject_outliers(now)
         for event in events:
             if isinstance(event, InstanceEjected):
-                telemetry.INSTANCE_EJECTIONS.labels(event.instance, event.cause).inc()
+                telemetry.ENGINE_EJECTIONS.labels(self._pool, event.instance, event.cause).inc()
                 log.warning("instance_ejected", instance=event.instance, cause=event.cause, detail=event.detail)
             elif isinstance(event, InstanceUnejected):
                 log.info("instance_unejected", instance=event.instance, half_open=event.half_open)

@@ -46,12 +46,19 @@ class DeposedError(Exception):
 
 class ActiveTerm:
     def __init__(
-        self, state: State, policies: PolicySet, term: Term, fence: Fence, event_log: EventLog, heartbeats: LogLiveness
+        self,
+        state: State,
+        policies: PolicySet,
+        term: Term,
+        fence: Fence,
+        event_log: EventLog,
+        heartbeats: LogLiveness,
+        pool: str,
     ) -> None:
         self.dispatcher = Dispatcher(state, policies, term=term, on_decision=self._collect)
-        self.waiters = Waiters(self.dispatcher)
+        self.waiters = Waiters(self.dispatcher, pool)
         self.ownership = Ownership()
-        self.migrations = MigrationHandler(self.dispatcher)
+        self.migrations = MigrationHandler(self.dispatcher, pool)
         self._fence = fence
         self._log = event_log
         self._heartbeats = heartbeats
@@ -142,7 +149,9 @@ class Candidacy:
         await self._replica.reached(fence.elected)
         state, self._fence = self._replica.state, fence
         self._heartbeats.begin()
-        self.term = ActiveTerm(state, self._policies, elected.term, fence, self._log, self._heartbeats)
+        self.term = ActiveTerm(
+            state, self._policies, elected.term, fence, self._log, self._heartbeats, self._board.pool
+        )
         self._settled.set()
         self.report_readiness()
         log.info("leading", term=elected.term, as_of=state.sequence, instances=len(state.fleet.instances))

@@ -38,7 +38,7 @@ def main(settings: SchedulerSettings) -> None:
 
 async def _serve(settings: SchedulerSettings, policies: PolicySet, supervisor: Supervisor) -> None:
     clock = ScaledClock(settings.speed)
-    board = HealthBoard()
+    board = HealthBoard(pool=settings.pool)
     supervisor.start(health_server(board, settings.host, settings.port).serve(), name="health")
     name = f"scheduler-{os.getpid()}-{token_hex(3)}"
     checkpointer = (
@@ -81,5 +81,6 @@ def start_scheduler(
     supervisor.start(service.run(), name="term")
     supervisor.start(service.run_housekeeping(), name="housekeeping")
     supervisor.start(service.run_resync(), name="resync")
+    supervisor.start(service.run_log_metrics(), name="log-metrics")
     supervisor.start(service.run_tenants(), name="tenants")
     return service

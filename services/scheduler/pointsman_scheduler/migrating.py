@@ -23,7 +23,8 @@ PLANS_REMEMBERED_MAX = 256
 
 
 class MigrationHandler:
-    def __init__(self, dispatcher: Dispatcher) -> None:
+    def __init__(self, dispatcher: Dispatcher, pool: str) -> None:
+        self._pool = pool
         self._dispatcher = dispatcher
         self._answered: OrderedDict[str, MigrationAnswered] = OrderedDict()
 
@@ -39,11 +40,11 @@ class MigrationHandler:
         answer = self._answer(command, moves=_outcomes(events))
         self._remember(answer)
         for move in answer.moves:
-            telemetry.MIGRATIONS.labels(move.refusal or "applied").inc()
+            telemetry.MIGRATIONS.labels(self._pool, move.refusal or "applied").inc()
         for event in events:
             if isinstance(event, RequestMigrated) and event.rebound:
-                telemetry.REDISPATCHES_ORDERED.inc()
-                telemetry.REDISPATCH_WASTED_PREFILL_SECONDS.inc(event.wasted)
+                telemetry.REDISPATCHES_ORDERED.labels(self._pool).inc()
+                telemetry.REDISPATCH_WASTED_PREFILL_SECONDS.labels(self._pool).inc(event.wasted)
         return events, answer
 
     def _refusal(self, command: MigrateRequests) -> tuple[str, str]:

@@ -10,11 +10,11 @@ from pointsman_scheduler.recovery import StartPoint
 
 
 class Replica:
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: State, pool: str) -> None:
         self.state = state
         self._end: Sequence = 0
         self._read = asyncio.Event()
-        self._dead_letters = DeadLetterWatch()
+        self._dead_letters = DeadLetterWatch(pool)
 
     @property
     def caught_up(self) -> bool:

@@ -66,7 +66,7 @@ class Resync:
         self, instance: InstanceId, reason: str, *, rejoin: bool = False, distrust: Epoch | None = None
     ) -> None:
         """`distrust`: epoch in which the engine contradicted its own events."""
-        telemetry.CACHE_RESYNCS.labels(instance).inc()
+        telemetry.CACHE_RESYNCS.labels(self._pool, instance).inc()
         log.info("resync", instance=instance, doubt=reason, rejoin=rejoin, distrust=distrust)
         above = max(Epoch(0), self._replica.state.newest_epoch(instance)) if rejoin else distrust or Epoch(0)
         command = ResyncCache(

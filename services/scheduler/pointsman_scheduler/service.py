@@ -19,6 +19,7 @@ from pointsman.runtime.containment import contained
 from pointsman.runtime.engine_urls import EngineUrls
 from pointsman.runtime.health import HealthBoard
 from pointsman.runtime.leadership import Leadership
+from pointsman.runtime.log_metrics import measure_log
 from pointsman.state.state import State
 from pointsman_scheduler.engine_url_guard import EngineUrlGuard
 from pointsman_scheduler.fleet_status import FleetWarnings
@@ -52,7 +53,8 @@ class SchedulerService:
         name: str,
     ) -> None:
         """`name`: of this process in log and lease; never reused."""
-        pool = PoolName(settings.pool)
+        self._log = event_log
+        self._pool = pool = PoolName(settings.pool)
         self._commands = commands
         self._clock = clock
         self._board = board
@@ -65,7 +67,7 @@ class SchedulerService:
             part=LEADERSHIP,
             empty_state=lambda: empty_state(settings, policies),
         )
-        self._replica = replica = Replica(empty_state(settings, policies))
+        self._replica = replica = Replica(empty_state(settings, policies), pool)
         self._heartbeats = heartbeats = LogLiveness(clock, suspect_seconds=settings.suspect_seconds)
         self._leader = leader = Candidacy(
             event_log=event_log,
@@ -90,7 +92,13 @@ class SchedulerService:
             secret=settings.secret,
         )
         self._housekeeping = Housekeeping(
-            leader=leader, replica=replica, commands=commands, clock=clock, settings=settings, heartbeats=heartbeats
+            leader=leader,
+            replica=replica,
+            commands=commands,
+            clock=clock,
+            settings=settings,
+            heartbeats=heartbeats,
+            policies=policies,
         )
         self._url_guard = EngineUrlGuard(EngineUrls.of(settings.engine_urls))
         self._resync = Resync(
@@ -132,6 +140,9 @@ class SchedulerService:
                 self._leader.void_unwritten(reason)
             finally:
                 await self._leader.close()
+
+    async def run_log_metrics(self) -> None:
+        await measure_log(self._log, self._clock, self._pool, lambda: self._replica.state.sequence)
 
     async def run_housekeeping(self) -> None:
         await self._housekeeping.run()

@@ -1,6 +1,7 @@
 """Answers to ingresses; the only place that builds RouteGranted and RouteRejected."""
 
 from dataclasses import dataclass
+from functools import cache, partial
 
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.commands import HandOverRequest, RouteGranted, RouteRejected, RouteRequest, SentRequest
@@ -31,7 +32,8 @@ class Waiter:
 class Waiters:
     """Pending `cmd.route` replies of one term."""
 
-    def __init__(self, dispatcher: Dispatcher) -> None:
+    def __init__(self, dispatcher: Dispatcher, pool: str) -> None:
+        self._decisions = cache(partial(telemetry.DECISIONS.labels, pool))
         self._dispatcher = dispatcher
         self._waiters: dict[RequestId, Waiter] = {}
 
@@ -44,12 +46,12 @@ class Waiters:
     def answers_to(self, event: LogEvent) -> Answers:
         match event:
             case RequestPlaced():
-                telemetry.DECISIONS.labels(event.policy, "placed").inc()
+                self._decisions(event.policy, "placed").inc()
             case RequestGranted():
                 request = self._dispatcher.state.workload.requests.get(event.request)
                 return self._granted(request) if request else []
             case RequestRejected():
-                telemetry.DECISIONS.labels(event.policy, event.reason).inc()
+                self._decisions(event.policy, event.reason).inc()
                 return self._rejected(event.request, event.reason, event.detail, event.retry_after)
             case RequestCancelled():
                 self.forget(event.request)
@@ -82,7 +84,7 @@ class Waiters:
         refused = next((event for event in events if isinstance(event, HandOverRefused)), None)
         if refused is None:
             return None
-        telemetry.DECISIONS.labels(self._dispatcher.policies.routing.name, refused.reason).inc()
+        self._decisions(self._dispatcher.policies.routing.name, refused.reason).inc()
         return self._rejection(
             refused.request, refused.attempt, refused.reason, refused.detail, retry_after=refused.retry_after
         )

@@ -63,10 +63,10 @@ class Follower:
             case EngineBatch():
                 self._on_batch(item)
             case EngineGap():
-                telemetry.ENGINE_EVENT_GAPS.labels("lost").inc()
+                telemetry.KV_EVENT_GAPS.labels(*self.state.labels, "lost").inc()
                 self.state.on_events_lost(item.missed, item.reason)
             case EngineReplayed():
-                telemetry.ENGINE_EVENT_GAPS.labels("replayed").inc()
+                telemetry.KV_EVENT_GAPS.labels(*self.state.labels, "replayed").inc()
                 log.debug("engine_events_replayed", batches=item.recovered)
             case EngineNoise():
                 self._on_undecodable(1, item.reason)
@@ -79,17 +79,17 @@ class Follower:
         _, translator = state.followed_session()
         now, dropped_before = float(state.clock.wall()), translator.counters.dropped
         for event in batch.events:
-            telemetry.ENGINE_EVENTS.labels(str(event.__struct_config__.tag)).inc()
+            telemetry.KV_EVENTS.labels(*state.labels, str(event.__struct_config__.tag)).inc()
             translator.apply(event, now)
         if batch.unknown:
-            telemetry.ENGINE_EVENTS.labels("unknown").inc(batch.unknown)
+            telemetry.KV_EVENTS.labels(*state.labels, "unknown").inc(batch.unknown)
             log.debug("engine_event_unknown", sequence=batch.sequence, problem=batch.problem)
         if batch.undecodable:
             self._on_undecodable(batch.undecodable, batch.problem)
             state.on_events_lost(batch.undecodable, f"not understood: {batch.problem}"[:200])
         dropped = translator.counters.dropped - dropped_before
         if dropped:
-            telemetry.ENGINE_STORES_DROPPED.inc(dropped)
+            telemetry.KV_STORES_DROPPED.labels(*state.labels).inc(dropped)
             state.on_events_lost(dropped, translator.counters.problem)
         state.check_capacity(translator)
         if translator.keys.changed:
@@ -97,5 +97,5 @@ class Follower:
 
     def _on_undecodable(self, count: int, problem: str) -> None:
         self.state.undecodable += count
-        telemetry.ENGINE_EVENTS_UNDECODABLE.inc(count)
+        telemetry.KV_EVENTS_UNDECODABLE.labels(*self.state.labels).inc(count)
         log.warning("engine_event_undecodable", count=count, problem=problem[:200])

@@ -50,7 +50,7 @@ async def _serve(
     supervisor: Supervisor,
 ) -> None:
     clock = ScaledClock(settings.speed)
-    board = HealthBoard()
+    board = HealthBoard(pool=settings.pool)
     note_public_secret(settings.secret, settings.host, board)
     supervisor.start(health_server(board, settings.host, settings.port).serve(), name="health")
     async with (

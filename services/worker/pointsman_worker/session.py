@@ -88,6 +88,11 @@ class SessionState:
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     report_at: WallSeconds = WallSeconds(0.0)
 
+    @property
+    def labels(self) -> tuple[str, InstanceId]:
+        """Of its metrics: pool and engine."""
+        return self.settings.pool, self.instance
+
     def report_now(self) -> None:
         self.report_at = self.clock.wall()
         self.wake.set()
@@ -158,7 +163,7 @@ class SessionState:
             self.on_events_lost(0, "blocks were stored that follow one which never was")
         expired = translator.expire(now - float(self.unconfirmed_wall_seconds))
         if expired:
-            telemetry.ENGINE_BLOCKS_EXPIRED.inc(expired)
+            telemetry.KV_BLOCKS_EXPIRED.labels(*self.labels).inc(expired)
             if session.cache == "empty":
                 self._contents_unknown(session, 0, "blocks could not be confirmed in time")
 

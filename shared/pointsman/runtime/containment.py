@@ -50,7 +50,8 @@ def note_failure(step: str, error: Exception, **fields: str) -> None:
 class DeadLetterWatch:
     """Reports each dead letter once: error if the fold failed, warning if the entry did not decode."""
 
-    def __init__(self) -> None:
+    def __init__(self, pool: str) -> None:
+        self._pool = pool
         self._letters: DeadLetters | None = None
         self._undecodable = 0
         self._unapplied = 0
@@ -68,7 +69,7 @@ class DeadLetterWatch:
             self._undecodable, self._unapplied = letters.undecodable, letters.unapplied
 
     def _tell(self, letters: DeadLetters) -> None:
-        telemetry.DEAD_LETTERS.labels("unapplied").inc(letters.unapplied - self._unapplied)
+        telemetry.DEAD_LETTERS.labels(self._pool, "unapplied").inc(letters.unapplied - self._unapplied)
         if self._pace.allows():
             newest = letters.newest[-1]
             (log.error if newest.decoded else log.warning)(

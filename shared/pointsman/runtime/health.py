@@ -6,6 +6,7 @@ import contextlib
 import json
 import socket
 from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping
+from importlib.metadata import version
 from types import MappingProxyType
 from typing import Any
 from urllib.parse import parse_qs
@@ -19,6 +20,7 @@ from typing_extensions import override
 from pointsman.primitives import EngineSeconds
 from pointsman.runtime import telemetry
 from pointsman.runtime.http_protocol import HttpLimits, http_protocol
+from pointsman.runtime.metrics_page import metrics_page
 
 log = structlog.get_logger()
 
@@ -38,8 +40,9 @@ NO_DOCUMENTS: Mapping[str, bytes] = MappingProxyType({})
 
 
 class HealthBoard:
-    def __init__(self, *, of: str = "") -> None:
-        """`of`: the pool, if the process serves several."""
+    def __init__(self, *, pool: str = "", of: str = "") -> None:
+        """`pool`: in metrics. `of`: in the names of parts, if the process has several boards."""
+        self.pool = pool
         self._of = of
         self._missing: dict[str, str] = {}
         self._degraded: dict[str, str] = {}
@@ -55,7 +58,7 @@ class HealthBoard:
 
     def restored(self, part: str) -> None:
         name = self._named(part)
-        telemetry.DEGRADED.labels(name).set(0)
+        telemetry.DEGRADED.labels(self.pool, name).set(0)
         self._missing.pop(name, None)
         self._degraded.pop(name, None)
 
@@ -95,7 +98,7 @@ class HealthBoard:
             status = {"ready": self.ready, "missing": self.missing_parts, "degraded": self.degraded_parts}
             return self._status, "application/json", json.dumps(status).encode()
         if path == "/metrics":
-            return 200, CONTENT_TYPE_LATEST, telemetry.metrics_page()
+            return 200, CONTENT_TYPE_LATEST, metrics_page()
         return None
 
     @property
@@ -113,7 +116,7 @@ class HealthBoard:
         name = self._named(part)
         lacking[name] = reason
         self._parts.setdefault(name)
-        telemetry.DEGRADED.labels(name).set(1)
+        telemetry.DEGRADED.labels(self.pool, name).set(1)
 
     def _named(self, part: str) -> str:
         return f"{part} of {self._of}" if self._of else part
@@ -263,6 +266,7 @@ def health_server(
     options: str = "--host and --port",
     documents: Mapping[str, bytes] = NO_DOCUMENTS,
 ) -> HttpServer:
+    telemetry.BUILD_INFO.labels(version("pointsman")).set(1)
     limits = HttpLimits(connections=HEALTH_CONNECTIONS_MAX)
     app = health_app(board, documents)
     return HttpServer(app, host=host, port=port, listener=listener, options=options, limits=limits)

@@ -42,11 +42,11 @@ async def open_link(
     """Returns at once, connected or not. Until connected `board` lacks `nats` or `log`, appends are buffered and
     commands raise NoResponderError. `user`: what this process is on the bus. `serves_without`: degraded, not unready,
     meanwhile."""
-    telemetry.NATS_CONNECTED.set(0)
+    telemetry.NATS_CONNECTED.labels(settings.pool).set(0)
     lacks = board.degraded if serves_without else board.missing
     lacks(NATS_PART, f"connecting to {settings.nats_shown}")
     lacks(LOG_PART, "not seen yet")
-    listener = _TelemetryListener(board, lacks, clock)
+    listener = _TelemetryListener(board, lacks, clock, settings.pool)
     async with jetstream.connect(
         settings.nats,
         PoolName(settings.pool),
@@ -70,7 +70,8 @@ async def open_link(
 
 
 class _TelemetryListener(LogListener):
-    def __init__(self, board: HealthBoard, lacks: Callable[[str, str], None], clock: Clock) -> None:
+    def __init__(self, board: HealthBoard, lacks: Callable[[str, str], None], clock: Clock, pool: str) -> None:
+        self._pool = pool
         self._board = board
         self._lacks = lacks
         self._clock = clock
@@ -79,13 +80,13 @@ class _TelemetryListener(LogListener):
 
     @override
     def connected(self, server: str) -> None:
-        telemetry.NATS_CONNECTED.set(1)
+        telemetry.NATS_CONNECTED.labels(self._pool).set(1)
         self._board.restored(NATS_PART)
         log.info("nats_connected", server=server)
 
     @override
     def disconnected(self, reason: str) -> None:
-        telemetry.NATS_CONNECTED.set(0)
+        telemetry.NATS_CONNECTED.labels(self._pool).set(0)
         self._lacks(NATS_PART, reason)
         log.warning("nats_disconnected", reason=reason)
 
@@ -96,7 +97,7 @@ class _TelemetryListener(LogListener):
 
     @override
     def forbidden(self, operation: str, subject: str) -> None:
-        telemetry.NATS_FORBIDDEN.labels(operation).inc()
+        telemetry.NATS_FORBIDDEN.labels(self._pool, operation).inc()
         self._warn("nats_forbidden", what=f"{operation} {subject}")
 
     @override
@@ -123,34 +124,34 @@ class _TelemetryListener(LogListener):
     def appended(self, kind: str) -> None:
         counter = self._appended.get(kind)
         if counter is None:
-            counter = self._appended[kind] = telemetry.LOG_APPENDED.labels(kind)
+            counter = self._appended[kind] = telemetry.LOG_APPENDED.labels(self._pool, kind)
         counter.inc()
 
     @override
     def stalled(self, reason: str) -> None:
-        telemetry.LOG_WRITES_STALLED.set(1)
+        telemetry.LOG_WRITES_STALLED.labels(self._pool).set(1)
         self._board.degraded(WRITES_PART, reason)
         log.error("log_writes_stalled", reason=reason)
 
     @override
     def flowing(self) -> None:
-        telemetry.LOG_WRITES_STALLED.set(0)
+        telemetry.LOG_WRITES_STALLED.labels(self._pool).set(0)
         self._board.restored(WRITES_PART)
         log.info("log_writes_resumed")
 
     @override
     def lost(self, count: int, reason: str) -> None:
-        telemetry.LOG_LOST.inc(count)
+        telemetry.LOG_LOST.labels(self._pool).inc(count)
         self._warn("log_writes_lost", count=count, reason=reason)
 
     @override
     def undecodable(self, subject: str, problem: str) -> None:
-        telemetry.DEAD_LETTERS.labels("undecodable").inc()
+        telemetry.DEAD_LETTERS.labels(self._pool, "undecodable").inc()
         self._warn("undecodable_message", subject=short_reason(subject), problem=problem)
 
     @override
     def reset(self, reason: str) -> None:
-        telemetry.LOG_RESETS.inc()
+        telemetry.LOG_RESETS.labels(self._pool).inc()
         log.warning("log_reset", reason=reason)
 
     @override

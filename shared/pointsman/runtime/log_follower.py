@@ -42,7 +42,7 @@ class LogFollower:
         self._settings = settings
         self._trackers = trackers
         self._end: Sequence | None = None
-        self._dead_letters = DeadLetterWatch()
+        self._dead_letters = DeadLetterWatch(board.pool)
         self.first_sequence: Sequence = 1
         """Of the state; above 1 the log has lost earlier entries."""
         self.state = State(settings, trackers())

@@ -26,7 +26,7 @@ from prometheus_client import multiprocess
 from pointsman.adapters.backoff import RestartBackoff
 from pointsman.adapters.child_process import die_with_parent
 from pointsman.primitives import EngineSeconds
-from pointsman.runtime.telemetry import METRICS_DIRECTORY
+from pointsman.runtime.metrics_page import METRICS_DIRECTORY
 
 log = structlog.get_logger()
 

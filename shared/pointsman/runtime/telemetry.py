@@ -1,15 +1,14 @@
-"""Structured logs, and all metrics with unit and meaning. `docs/operations.md` lists them; a test compares."""
+"""Structured logs, and all metrics. Seconds are engine time (wall time at `--speed 1`) unless the help says wall.
+`docs/operations.md` lists them; a test compares."""
 
 import contextlib
 import logging
-import os
 import sys
 from functools import partial
 from typing import TextIO, cast
 
 import structlog
-from prometheus_client import REGISTRY, CollectorRegistry, generate_latest
-from prometheus_client.multiprocess import MultiProcessCollector
+from prometheus_client import REGISTRY
 from structlog.typing import EventDict
 
 from pointsman.runtime import bounded_metrics
@@ -17,205 +16,319 @@ from pointsman.runtime.bounded_metrics import Counter, Histogram
 from pointsman.runtime.log_pace import LogPace
 
 TRACEBACK_LINES_MAX = 500
-METRICS_DIRECTORY = "PROMETHEUS_MULTIPROC_DIR"
 
 Gauge = partial(bounded_metrics.Gauge, multiprocess_mode="livemax")
 """The maximum over processes; counters and histograms are summed."""
 
-LATENCY_BUCKETS_SECONDS = (
-    0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 3.0, 5.0, 7.5, 10.0, 15.0, 20.0, 30.0, 60.0, 120.0, 300.0,
+TTFT_BUCKETS_SECONDS = (
+    0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 7.5, 10.0, 15.0, 20.0, 30.0, 60.0, 120.0,
+)  # fmt: skip
+TPOT_BUCKETS_SECONDS = (
+    0.005, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.06, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0,
+)  # fmt: skip
+E2E_BUCKETS_SECONDS = (
+    0.1, 0.25, 0.5, 1.0, 2.0, 3.0, 5.0, 7.5, 10.0, 15.0, 20.0, 30.0, 45.0, 60.0, 90.0, 120.0, 180.0, 300.0, 600.0,
+)  # fmt: skip
+QUEUE_BUCKETS_SECONDS = (
+    0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0, 2.0, 3.0, 5.0, 10.0, 20.0, 30.0, 60.0,
 )  # fmt: skip
 
+# Ingress. `pool` and `model` are empty for requests that named no known model.
+
 HTTP_REQUESTS = Counter(
-    "pointsman_http_requests_total", "Client requests answered, by route and HTTP status.", ["route", "status"]
+    "pointsman_http_requests_total",
+    "Client requests to the API that ended, by path and HTTP status; 499: the client hung up before an answer.",
+    ["pool", "model", "route", "status"],
 )
-HTTP_CONNECTIONS_REFUSED = Counter(
-    "pointsman_http_connections_refused_total",
-    "Connections that ended because of what came, or did not come, before a request: malformed, head_too_large, "
-    "head_timeout, pipelined, connections or connections_per_address (too many), idle_evicted or opening_evicted (for a new one); or because "
-    "of an answer_unread.",
-    ["reason"],
+REQUEST_ERRORS = Counter(
+    "pointsman_request_errors_total",
+    "Client requests that were rejected, failed, timed out or were cancelled, by reason.",
+    ["pool", "model", "reason"],
+)
+REQUESTS_IN_FLIGHT = Gauge(
+    "pointsman_requests_in_flight",
+    "Requests that this ingress has accepted and not ended: queued, or being answered by an engine.",
+    ["pool", "model"],
+    multiprocess_mode="livesum",
 )
 TIME_TO_FIRST_TOKEN_SECONDS = Histogram(
     "pointsman_time_to_first_token_seconds",
-    "Time to first token seen by the ingress, engine time.",
-    buckets=LATENCY_BUCKETS_SECONDS,
+    "From a request's arrival to its first token (to the whole answer if it is not streamed), of finished requests.",
+    ["pool", "model"],
+    buckets=TTFT_BUCKETS_SECONDS,
 )
 TIME_PER_OUTPUT_TOKEN_SECONDS = Histogram(
     "pointsman_time_per_output_token_seconds",
-    "Mean time per output token after the first, engine time.",
-    buckets=(0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0),
+    "Mean time between the output tokens of a stream, of finished requests.",
+    ["pool", "model"],
+    buckets=TPOT_BUCKETS_SECONDS,
 )
 E2E_REQUEST_LATENCY_SECONDS = Histogram(
     "pointsman_e2e_request_latency_seconds",
-    "From arrival to the end of the answer, engine time.",
-    buckets=LATENCY_BUCKETS_SECONDS,
+    "From a request's arrival to the end of its answer, of finished requests.",
+    ["pool", "model"],
+    buckets=E2E_BUCKETS_SECONDS,
 )
-SLO_OUTCOMES = Counter(
-    "pointsman_slo_outcomes_total", "Finished requests by whether their TTFT met the objective.", ["outcome"]
+REQUEST_QUEUE_TIME_SECONDS = Histogram(
+    "pointsman_request_queue_time_seconds",
+    "From a request's arrival until it was sent to the engine that answered it, of finished requests.",
+    ["pool", "model"],
+    buckets=QUEUE_BUCKETS_SECONDS,
 )
-PROMPT_TOKENS = Counter("pointsman_prompt_tokens_total", "Prompt tokens of finished requests.", ["instance"])
+SLO_REQUESTS = Counter(
+    "pointsman_slo_requests_total",
+    "Finished requests by whether they met their SLO (objective ttft or tpot).",
+    ["pool", "model", "objective", "outcome"],
+)
+PROMPT_TOKENS = Counter(
+    "pointsman_prompt_tokens_total",
+    "Prompt tokens of finished requests, as engines report them.",
+    ["pool", "model", "engine"],
+)
+OUTPUT_TOKENS = Counter(
+    "pointsman_output_tokens_total",
+    "Output tokens of finished requests, as engines report them.",
+    ["pool", "model", "engine"],
+)
 CACHED_TOKENS = Counter(
-    "pointsman_cached_tokens_total", "Prompt tokens that the engine took from its cache, as it reports.", ["instance"]
+    "pointsman_cached_tokens_total",
+    "Prompt tokens that the engine took from its KV cache, as it reports them.",
+    ["pool", "model", "engine"],
 )
 PREDICTED_CACHED_TOKENS = Counter(
-    "pointsman_predicted_cached_tokens_total", "Prompt tokens predicted to be cached when placed.", ["instance"]
+    "pointsman_predicted_cached_tokens_total",
+    "Prompt tokens of finished requests that were expected in the KV cache of the chosen engine.",
+    ["pool", "model", "engine"],
 )
 CACHE_PREDICTIONS = Counter(
     "pointsman_cache_predictions_total",
-    "Finished requests by how many cached tokens the engine reports: equal to those predicted, fewer, more, or unknown.",
-    ["instance", "outcome"],
+    "Finished requests by the cached tokens that the engine reports: as predicted (equal), fewer, more, or unknown.",
+    ["pool", "engine", "outcome"],
 )
-ENGINE_RETRIES = Counter(
-    "pointsman_engine_retries_total", "Requests sent elsewhere because an engine failed before its first byte."
+ENGINE_FAILURES = Counter(
+    "pointsman_engine_failures_total",
+    "Times that an engine failed a request, by how, whether or not another engine answered it.",
+    ["pool", "engine", "failure"],
 )
-RETRIES_REFUSED = Counter(
-    "pointsman_engine_retries_refused_total", "Further attempts that the retry budget did not allow."
+REQUEST_RETRIES = Counter(
+    "pointsman_request_retries_total", "Requests sent to another engine because one had failed.", ["pool"]
 )
-ATTEMPT_FAILURES = Counter(
-    "pointsman_attempt_failures_total",
-    "Requests that an engine failed, by how, whether or not they were tried elsewhere.",
-    ["instance", "failure"],
+REQUEST_RETRIES_REFUSED = Counter(
+    "pointsman_request_retries_refused_total", "Retries that the retry budget did not allow.", ["pool"]
 )
-INGRESS_PENDING_REQUESTS = Gauge(
-    "pointsman_ingress_pending_requests",
-    "Requests that wait in the ingress because no engine can be asked yet.",
+REQUESTS_REDISPATCHED = Counter(
+    "pointsman_requests_redispatched_total",
+    "Requests that this ingress aborted at one engine and sent to another, by order of the leading scheduler.",
+    ["pool"],
+)
+INGRESS_HELD_REQUESTS = Gauge(
+    "pointsman_ingress_held_requests",
+    "Requests that wait in the ingress because no scheduler can be asked and no engine is known.",
     multiprocess_mode="livesum",
+)
+FALLBACK_PLACEMENTS = Counter(
+    "pointsman_fallback_placements_total",
+    "Requests that the ingress sent to the least loaded engine because no scheduler answered.",
+    ["pool"],
 )
 TOKENIZATION_SECONDS = Histogram(
     "pointsman_tokenization_seconds",
-    "Wall time to turn a body into tokens.",
+    "Wall time to turn a request into tokens.",
     buckets=(0.0001, 0.0005, 0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0),
 )
-FALLBACK_PLACEMENTS = Counter(
-    "pointsman_fallback_placements_total", "Requests that the ingress placed itself because no scheduler answered."
+HTTP_CONNECTIONS_REFUSED = Counter(
+    "pointsman_http_connections_refused_total",
+    "Connections closed before a request, or because the client did not read its answer, by reason.",
+    ["reason"],
 )
-
 ACCESS_LOG_LINES_DROPPED = Counter(
     "pointsman_access_log_lines_dropped_total",
     "Access log lines dropped because standard output was read too slowly.",
 )
 
-DECISIONS = Counter("pointsman_decisions_total", "Placement decisions, by policy and outcome.", ["policy", "outcome"])
+# Scheduler. Every scheduler shows the gauges of engines, the follower with some delay: take the maximum.
+
+DECISIONS = Counter(
+    "pointsman_decisions_total",
+    "Placement decisions by policy and outcome: placed, or the reason of the rejection.",
+    ["pool", "policy", "outcome"],
+)
 DECISION_SECONDS = Histogram(
     "pointsman_decision_seconds",
     "Wall time to decide one placement.",
+    ["pool"],
     buckets=(0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05),
 )
-LEADER = Gauge("pointsman_leader", "Whether this scheduler may decide.")
-LEADER_TERM = Gauge("pointsman_leader_term", "Newest term in the log.")
-INSTANCE_PENDING = Gauge("pointsman_instance_pending_requests", "Requests waiting in our queue.", ["instance"])
-INSTANCE_PREFILL = Gauge(
-    "pointsman_instance_prefill_requests", "Requests granted, before their first token.", ["instance"]
+LEADER = Gauge("pointsman_leader", "1 if this scheduler leads its pool, else 0.", ["pool"])
+LEADER_TERM = Gauge("pointsman_leader_term", "Number of the newest election that this scheduler has read.", ["pool"])
+POOL_INFO = Gauge(
+    "pointsman_pool_info",
+    "Always 1: the model that the pool serves and the policies that place its requests.",
+    ["pool", "model", "policy", "admission", "ordering"],
 )
-INSTANCE_DECODING = Gauge("pointsman_instance_decoding_requests", "Requests after their first token.", ["instance"])
-INSTANCE_BLOCKS = Gauge(
-    "pointsman_instance_cached_blocks", "Blocks that the index holds for the instance.", ["instance"]
+ENGINES = Gauge("pointsman_engines", "Engines of the pool by status.", ["pool", "status"])
+HELD_REQUESTS = Gauge("pointsman_held_requests", "Requests that wait because no ready engine can serve them.", ["pool"])
+ENGINE_PENDING = Gauge(
+    "pointsman_engine_pending_requests", "Requests that wait in the scheduler for this engine.", ["pool", "engine"]
 )
-INSTANCE_PREDICTION_ERROR = Gauge(
-    "pointsman_instance_prediction_error_ratio",
-    "Median absolute error of the newest 100 prefill predictions, as a share of what was observed; 0 before there is one.",
-    ["instance"],
+ENGINE_PREFILL = Gauge(
+    "pointsman_engine_prefill_requests", "Requests at the engine, before their first token.", ["pool", "engine"]
 )
-INSTANCE_CACHE_KNOWLEDGE = Gauge(
-    "pointsman_instance_cache_knowledge", "1 for how well the instance's cache is known: exact, degraded, blind.",
-    ["instance", "knowledge"],
-)  # fmt: skip
-ENGINE_URLS_REFUSED = Counter(
-    "pointsman_engine_urls_refused_total", "Joins and requests refused because --engine-urls does not cover the URL."
+ENGINE_DECODING = Gauge(
+    "pointsman_engine_decoding_requests", "Requests at the engine, after their first token.", ["pool", "engine"]
 )
-INSTANCE_EJECTED = Gauge(
-    "pointsman_instance_ejected", "1 while the instance is ejected or tried again, 0 while it is whole.", ["instance"]
+ENGINE_KV_CACHE_USAGE = Gauge(
+    "pointsman_engine_kv_cache_usage_ratio", "Share of its KV cache that the engine reports in use.", ["pool", "engine"]
 )
-INSTANCE_EJECTIONS = Counter(
-    "pointsman_instance_ejections_total",
-    "Times that this leader ejected the instance, by cause.",
-    ["instance", "cause"],
+ENGINE_CACHED_BLOCKS = Gauge(
+    "pointsman_engine_cached_blocks", "KV blocks that the index holds for the engine.", ["pool", "engine"]
 )
-POOL_INSTANCES = Gauge("pointsman_pool_instances", "Instances of the pool as the scaler counts them.", ["status"])
-POOL_DESIRED = Gauge("pointsman_pool_desired_instances", "Instances that the newest scaling decision wants.")
-SCALER_ERRORS = Counter(
-    "pointsman_scaler_errors_total", "Times that the scaler could not do what was decided: provider, leader or log."
+ENGINE_PREDICTION_ERROR = Gauge(
+    "pointsman_engine_prediction_error_ratio",
+    "Median error of the newest 100 predictions of prefill time, as a share of the time observed; 0 before the first.",
+    ["pool", "engine"],
+)
+ENGINE_CACHE_KNOWLEDGE = Gauge(
+    "pointsman_engine_cache_knowledge",
+    "1 for how well the engine's cache is known (exact, degraded or blind), 0 for the other two.",
+    ["pool", "engine", "knowledge"],
+)
+ENGINE_EJECTED = Gauge(
+    "pointsman_engine_ejected",
+    "1 while the engine is ejected as an outlier, or gets single requests on trial after that; else 0.",
+    ["pool", "engine"],
+)
+ENGINE_EJECTIONS = Counter(
+    "pointsman_engine_ejections_total",
+    "Times that this scheduler ejected the engine, by cause.",
+    ["pool", "engine", "cause"],
 )
 CACHE_RESYNCS = Counter(
-    "pointsman_cache_resyncs_total", "Snapshots asked for because knowledge differed.", ["instance"]
+    "pointsman_cache_resyncs_total",
+    "Snapshots of the engine's cache that this scheduler asked its worker for.",
+    ["pool", "engine"],
 )
-
 MIGRATIONS = Counter(
-    "pointsman_migrations_total", "Moves that rebalancers asked for, by what the leader made of them.", ["outcome"]
+    "pointsman_migrations_total",
+    "Moves of waiting requests that rebalancers asked for: applied, or the reason of the refusal.",
+    ["pool", "outcome"],
 )
 REDISPATCHES_ORDERED = Counter(
-    "pointsman_redispatches_ordered_total", "Requests taken out of an engine before their first token, by this leader."
+    "pointsman_redispatches_ordered_total",
+    "Requests that this scheduler took out of an engine before their first token.",
+    ["pool"],
 )
 REDISPATCH_WASTED_PREFILL_SECONDS = Counter(
     "pointsman_redispatch_wasted_prefill_seconds_total",
-    "Prefill, engine seconds, that engines are thought to have done for requests that were then taken out of them.",
+    "Prefill time that engines are thought to have spent on requests that were then taken out of them.",
+    ["pool"],
 )
-REQUESTS_REDISPATCHED = Counter(
-    "pointsman_requests_redispatched_total", "Requests that this ingress aborted at one engine and sent to another."
+ENGINE_URLS_REFUSED = Counter(
+    "pointsman_engine_urls_refused_total", "Joins and requests refused because --engine-urls does not cover the URL."
+)
+
+# Worker
+
+KV_EVENTS = Counter(
+    "pointsman_kv_events_total", "KV cache events read from the engine, by type.", ["pool", "engine", "type"]
+)
+KV_EVENTS_UNDECODABLE = Counter(
+    "pointsman_kv_events_undecodable_total", "KV cache events of the engine not understood.", ["pool", "engine"]
+)
+KV_EVENT_GAPS = Counter(
+    "pointsman_kv_event_gaps_total",
+    "Gaps in the engine's KV cache events: replayed (filled by the replay endpoint) or lost.",
+    ["pool", "engine", "outcome"],
+)
+KV_STORES_DROPPED = Counter(
+    "pointsman_kv_stores_dropped_total",
+    "Stored blocks that were ignored: they contradict the engine's block size, or follow an unknown block.",
+    ["pool", "engine"],
+)
+KV_BLOCKS_EXPIRED = Counter(
+    "pointsman_kv_blocks_expired_total", "Blocks forgotten because no event confirmed them in time.", ["pool", "engine"]
+)
+
+# Scaler and rebalancer
+
+SCALER_DESIRED_ENGINES = Gauge(
+    "pointsman_scaler_desired_engines", "Engines that the newest scaling decision wants.", ["pool"]
+)
+SCALER_ERRORS = Counter(
+    "pointsman_scaler_errors_total",
+    "Times that the scaler could not carry out a decision: provider, leader or log failed.",
+    ["pool"],
 )
 MIGRATION_PLANS = Counter(
-    "pointsman_migration_plans_total", "Plans that this rebalancer sent, by policy and answer.", ["policy", "outcome"]
+    "pointsman_migration_plans_total",
+    "Plans that this rebalancer sent, by policy and answer.",
+    ["pool", "policy", "outcome"],
 )
 MIGRATIONS_PLANNED = Counter(
-    "pointsman_migrations_planned_total", "Moves in the plans that this rebalancer sent.", ["policy"]
+    "pointsman_migrations_planned_total", "Moves in the plans that this rebalancer sent.", ["pool", "policy"]
 )
 MIGRATION_PLANNING_SECONDS = Histogram(
     "pointsman_migration_planning_seconds",
-    "Wall time to plan one round of migrations, empty rounds included.",
+    "Wall time to plan one round of moves, empty rounds included.",
+    ["pool"],
     buckets=(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1),
 )
 REBALANCING_REACTION_SECONDS = Histogram(
     "pointsman_rebalancing_reaction_seconds",
-    "Wall time from the event that a plan answers to the moves being made.",
+    "Wall time from the event that a plan answers until its moves were made.",
+    ["pool"],
     buckets=(0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.25, 0.5, 1.0, 2.5),
 )
 
-LOG_APPENDED = Counter("pointsman_log_events_appended_total", "Events written to the log.", ["type"])
-LOG_LOST = Counter("pointsman_log_events_lost_total", "Events that could not be written for good.")
+# Log and NATS: every service, the `pool` of the log
+
+LOG_APPENDED = Counter("pointsman_log_events_appended_total", "Events written to the log, by type.", ["pool", "type"])
+LOG_LOST = Counter("pointsman_log_events_lost_total", "Events that could not be written and are lost.", ["pool"])
 LOG_WRITES_STALLED = Gauge(
-    "pointsman_log_writes_stalled", "1 while the log is reached and confirms no write: is its disk full?"
+    "pointsman_log_writes_stalled", "1 while NATS is connected but confirms no write; else 0.", ["pool"]
+)
+LOG_LAG = Gauge(
+    "pointsman_log_lag_entries", "Log entries that this process has not read yet (recorder: not archived).", ["pool"]
+)
+LOG_FIRST_SEQUENCE = Gauge("pointsman_log_first_sequence", "Sequence of the oldest entry that the log keeps.", ["pool"])
+LOG_LAST_SEQUENCE = Gauge("pointsman_log_last_sequence", "Sequence of the newest log entry.", ["pool"])
+LOG_BYTES = Gauge("pointsman_log_bytes", "Bytes that the log's stream holds.", ["pool"])
+LOG_BYTES_LIMIT = Gauge(
+    "pointsman_log_bytes_limit", "Bytes at which the log's stream drops its oldest entries; 0: no limit.", ["pool"]
+)
+LOG_RESETS = Counter(
+    "pointsman_log_resets_total",
+    "Times that reading started again because the log was recreated, cut, or dropped unread entries.",
+    ["pool"],
 )
 DEAD_LETTERS = Counter(
     "pointsman_dead_letters_total",
-    "Messages without an effect here, by why: undecodable, or unapplied because the fold failed on them.",
-    ["kind"],
+    "Log entries and messages without effect: undecodable, or unapplied because of a defect.",
+    ["pool", "kind"],
+)
+RECORDER_ARCHIVED_SEQUENCE = Gauge(
+    "pointsman_recorder_archived_sequence", "Sequence of the newest log entry in the archive.", ["pool"]
+)
+NATS_CONNECTED = Gauge(
+    "pointsman_nats_connected", "1 while connected to NATS, else 0.", ["pool"], multiprocess_mode="livemin"
+)
+NATS_FORBIDDEN = Counter(
+    "pointsman_nats_forbidden_total",
+    "Subjects that the nats-server refused to this process, by operation: publish or subscription.",
+    ["pool", "operation"],
+)
+
+# Every service
+
+DEGRADED = Gauge(
+    "pointsman_degraded",
+    "1 while this part of the process is missing or degraded (/readyz says why), else 0.",
+    ["pool", "part"],
 )
 UNEXPECTED_ERRORS = Counter(
     "pointsman_unexpected_errors_total", "Commands and regular steps that ended in an unexpected error.", ["step"]
 )
-LOG_RESETS = Counter("pointsman_log_resets_total", "Times that reading had to start again from what is left.")
-NATS_FORBIDDEN = Counter(
-    "pointsman_nats_forbidden_total",
-    "Refusals of the nats-server for want of permission, by operation: publish or subscription.",
-    ["operation"],
-)
-NATS_CONNECTED = Gauge("pointsman_nats_connected", "1 while connected to NATS.", multiprocess_mode="livemin")
-DEGRADED = Gauge(
-    "pointsman_degraded", "1 while this part of the process is missing or degraded, as on /readyz.", ["part"]
-)
-
-ENGINE_EVENTS = Counter("pointsman_engine_events_total", "Engine cache events read, by type.", ["type"])
-ENGINE_EVENTS_UNDECODABLE = Counter("pointsman_engine_events_undecodable_total", "Engine messages not understood.")
-ENGINE_EVENT_GAPS = Counter(
-    "pointsman_engine_event_gaps_total", "Gaps in the engine's events, by whether replay filled them.", ["outcome"]
-)
-ENGINE_STORES_DROPPED = Counter(
-    "pointsman_engine_stores_dropped_total",
-    "Stores, or blocks of them, that contradict the engine's block size or follow a block that was never stored.",
-)
-ENGINE_BLOCKS_EXPIRED = Counter(
-    "pointsman_engine_blocks_expired_total", "Engine blocks no longer believed in because nothing confirmed them."
-)
-RECORDER_ARCHIVED_SEQUENCE = Gauge("pointsman_recorder_archived_sequence", "Last log sequence archived in SQL.")
-
-
-def metrics_page() -> bytes:
-    if METRICS_DIRECTORY not in os.environ:
-        return generate_latest(REGISTRY)
-    registry = CollectorRegistry()
-    MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
-    return generate_latest(registry)
+BUILD_INFO = Gauge("pointsman_build_info", "Always 1: the version of this process.", ["version"])
 
 
 def configure_logging(level: str, log_format: str) -> None:

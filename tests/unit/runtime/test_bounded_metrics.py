@@ -8,13 +8,14 @@ import structlog
 from prometheus_client.metrics import MetricWrapperBase
 
 from pointsman.runtime import telemetry
-from pointsman.runtime.bounded_metrics import OTHER, SERIES_MAX, Counter, Gauge, Histogram
+from pointsman.runtime.bounded_metrics import HISTOGRAMS_MAX, OTHER, SERIES_MAX, Counter, Gauge, Histogram
 
 LABELS = {
-    "cause", "failure", "instance", "kind", "knowledge", "operation", "outcome", "part", "policy", "reason", "route", "status", "step",
-    "type",
+    "admission", "cause", "engine", "failure", "kind", "knowledge", "model", "objective", "operation", "ordering", "outcome", "part",
+    "policy", "pool", "reason", "route", "status", "step", "type", "version",
 }  # fmt: skip
-"""Each from a list in the source, but `instance`: [a-z0-9-], at most 63 characters, from workers."""
+"""Each from a list in the source or from the configuration, but `engine` ([a-z0-9-], at most 63 characters) and `model`,
+both from workers. Never `instance` or `job`: Prometheus gives those to what it scrapes."""
 METRICS = [value for value in vars(telemetry).values() if isinstance(value, MetricWrapperBase)]
 
 
@@ -26,15 +27,16 @@ def test_labels_are_from_the_list_and_series_are_bounded(metric: MetricWrapperBa
 
 @pytest.mark.parametrize("kind", [Counter, Gauge, Histogram])
 def test_further_series_are_counted_together(kind: type[Counter | Gauge | Histogram]) -> None:
-    metric = kind("x", "x", ["instance", "outcome"], registry=None)
-    for number in range(SERIES_MAX + 500):
-        child = metric.labels(f"engine-{number}", "ok")
+    metric = kind("x", "x", ["pool", "engine"], registry=None)
+    most = HISTOGRAMS_MAX if kind is Histogram else SERIES_MAX
+    for number in range(most + 500):
+        child = metric.labels("default", f"engine-{number}")
         child.observe(1) if isinstance(child, Histogram) else child.inc()
 
-    assert len(metric._metrics) == SERIES_MAX + 1
-    other = metric.labels(OTHER, OTHER)
+    assert len(metric._metrics) == most + 1
+    other = metric.labels("default", OTHER)
     assert (other._sum if isinstance(other, Histogram) else other._value).get() == 500
-    assert metric.labels("engine-3", "ok") is metric._metrics["engine-3", "ok"]
+    assert metric.labels("default", "engine-3") is metric._metrics["default", "engine-3"]
 
 
 @pytest.mark.parametrize("log_format", ["text", "json"])

@@ -2,15 +2,11 @@
 
 import asyncio
 from collections.abc import Iterable
-from functools import cache
 from random import Random
-
-from prometheus_client import Counter as Metric
 
 from pointsman.ports import Clock
 from pointsman.primitives import RequestId, WallSeconds
 from pointsman.runtime.health import Receive, Scope, Send, send_whole
-from pointsman.runtime.telemetry import HTTP_REQUESTS
 from pointsman_ingress.http.errors import ApiError, ErrorShape, Header, body_too_large, body_too_slow, too_many_bodies
 from pointsman_ingress.http.request_headers import Headers, header_text
 
@@ -155,7 +151,6 @@ class HttpExchange:
 
     def _begin(self, status: int) -> None:
         self.status = status
-        _requests_metric(self.path, status).inc()
 
     def _count(self, chunk: bytes) -> None:
         self.response_bytes += len(chunk)
@@ -181,8 +176,3 @@ async def _part(receive: Receive) -> tuple[bytes, bool]:
     if message["type"] != "http.request":
         raise ClientGoneError
     return message.get("body", b""), message.get("more_body", False)
-
-
-@cache
-def _requests_metric(path: str, status: int) -> Metric:
-    return HTTP_REQUESTS.labels(path, str(status))

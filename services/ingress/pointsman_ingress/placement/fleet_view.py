@@ -44,6 +44,7 @@ class FleetView:
     def __init__(self, clock: Clock, board: HealthBoard, urls: EngineUrls) -> None:
         self._clock = clock
         self._board = board
+        self.pool = board.pool
         self._urls = urls
         self._refused: dict[InstanceId, str] = {}
         self._state = self._empty()
@@ -51,7 +52,7 @@ class FleetView:
         self._leaders_block_tokens: Tokens = 0
         self._joined_block_tokens: Tokens = 0
         self._changed = asyncio.Event()
-        self._dead_letters = DeadLetterWatch()
+        self._dead_letters = DeadLetterWatch(board.pool)
         self._election_listeners: list[Callable[[Term], None]] = []
         self.is_read = False  # the log's end was reached once
         board.missing(VIEW_PART, "the log is not read yet")

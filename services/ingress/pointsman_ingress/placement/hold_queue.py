@@ -7,7 +7,7 @@ from typing import TypeVar
 from pointsman.adapters.backoff import Backoff
 from pointsman.ports import Clock
 from pointsman.primitives import EngineSeconds, WallSeconds
-from pointsman.runtime.telemetry import INGRESS_PENDING_REQUESTS
+from pointsman.runtime.telemetry import INGRESS_HELD_REQUESTS
 
 T = TypeVar("T")
 
@@ -29,7 +29,7 @@ class HoldQueue:
         if self._waiting >= HELD_REQUESTS_MAX:
             return None
         self._waiting += 1
-        INGRESS_PENDING_REQUESTS.inc()
+        INGRESS_HELD_REQUESTS.inc()
         backoff = Backoff(POLL_WALL_SECONDS, POLL_WALL_SECONDS_MAX)
         try:
             async with asyncio.timeout(self._wall_seconds):
@@ -40,4 +40,4 @@ class HoldQueue:
             return None
         finally:
             self._waiting -= 1
-            INGRESS_PENDING_REQUESTS.dec()
+            INGRESS_HELD_REQUESTS.dec()

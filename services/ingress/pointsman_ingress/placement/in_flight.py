@@ -95,7 +95,7 @@ class InFlightRequests:
         except TimeoutError:
             if request.redispatched_to is None:
                 raise
-            REQUESTS_REDISPATCHED.inc()
+            REQUESTS_REDISPATCHED.labels(self._fleet.pool).inc()
             log.info(
                 "request_redispatched",
                 request=grant.request,

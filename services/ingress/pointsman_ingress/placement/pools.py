@@ -103,7 +103,7 @@ class Pools:
 class PoolsBoard(HealthBoard):
     def __init__(self, pools: Sequence[PoolName]) -> None:
         super().__init__()
-        self.pools = {pool: HealthBoard(of=pool if len(pools) > 1 else "") for pool in pools}
+        self.pools = {pool: HealthBoard(pool=pool, of=pool if len(pools) > 1 else "") for pool in pools}
 
     @property
     @override

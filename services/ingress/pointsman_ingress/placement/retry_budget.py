@@ -4,15 +4,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from pointsman.runtime.telemetry import RETRIES_REFUSED
+from pointsman.runtime.telemetry import REQUEST_RETRIES_REFUSED
 
 RETRIES_MIN = 10  # Envoy's `min_retry_concurrency`
 
 
 class RetryBudget:
-    def __init__(self, share: float) -> None:
+    def __init__(self, share: float, pool: str) -> None:
         """`share` of live requests; Envoy's `budget_percent`."""
         self.share = share
+        self.pool = pool
         self.live = 0
         self.retrying = 0  # of them, on a retry without output yet
 
@@ -35,7 +36,7 @@ class RetryTicket:
     def claim(self) -> bool:
         retries_max = max(RETRIES_MIN, self.budget.share * self.budget.live)
         if not self._retrying and self.budget.retrying >= retries_max:
-            RETRIES_REFUSED.inc()
+            REQUEST_RETRIES_REFUSED.labels(self.budget.pool).inc()
             return False
         self.budget.retrying += not self._retrying
         self._retrying = True

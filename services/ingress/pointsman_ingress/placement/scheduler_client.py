@@ -202,7 +202,7 @@ class SchedulerClient:
 
     def _place_without_scheduler(self, request: RouteRequest, instance: Instance) -> RouteGranted:
         """Logged, so that the scheduler counts the request when it returns."""
-        FALLBACK_PLACEMENTS.inc()
+        FALLBACK_PLACEMENTS.labels(self.pool).inc()
         # Assumes that nothing is cached and that queued requests have the same size.
         prefill = prefill_seconds(instance.cost, request.prompt_tokens, 0)
         grant = RouteGranted(

@@ -37,6 +37,7 @@ class StreamSettings:
 class _StreamState(msgspec.Struct):
     first_seq: int
     last_seq: int
+    bytes: int = 0
 
 
 class _StreamAnswer(msgspec.Struct):
@@ -183,4 +184,11 @@ class Stream:
 
 def _extent(answer: _StreamAnswer) -> LogExtent:
     state = answer.state or _StreamState(0, 0)
-    return LogExtent(identity=answer.created, first=max(1, state.first_seq), last=state.last_seq)
+    limit = answer.config.get("max_bytes", 0)
+    return LogExtent(
+        identity=answer.created,
+        first=max(1, state.first_seq),
+        last=state.last_seq,
+        bytes=state.bytes,
+        bytes_max=limit if isinstance(limit, int) and limit > 0 else 0,
+    )

@@ -1,0 +1,80 @@
+"""Metrics of one request, by pool and model. Children are kept, since `labels` is slow."""
+
+from dataclasses import dataclass
+from functools import cache, lru_cache
+
+from prometheus_client import Counter, Gauge, Histogram
+
+from pointsman.ports import Clock
+from pointsman.primitives import EngineSeconds, InstanceId, PoolName, WallSeconds
+from pointsman.runtime import telemetry
+from pointsman.runtime.bounded_metrics import SERIES_MAX
+from pointsman.runtime.engine_series import EngineSeries
+from pointsman_ingress.placement.fleet_view import FleetView
+
+PERIOD_WALL_SECONDS: WallSeconds = WallSeconds(5.0)
+
+
+class ModelMetrics:
+    def __init__(self, pool: PoolName, model: str) -> None:
+        self.in_flight: Gauge = telemetry.REQUESTS_IN_FLIGHT.labels(pool, model)
+        self._ttft: Histogram = telemetry.TIME_TO_FIRST_TOKEN_SECONDS.labels(pool, model)
+        self._tpot: Histogram = telemetry.TIME_PER_OUTPUT_TOKEN_SECONDS.labels(pool, model)
+        self._e2e: Histogram = telemetry.E2E_REQUEST_LATENCY_SECONDS.labels(pool, model)
+        self._queue: Histogram = telemetry.REQUEST_QUEUE_TIME_SECONDS.labels(pool, model)
+        self._slo = cache(lambda objective, met: _slo_requests(pool, model, objective, met=met))
+
+    def finished(self, e2e: EngineSeconds, queue: EngineSeconds) -> None:
+        self._e2e.observe(e2e)
+        self._queue.observe(queue)
+
+    def first_token(self, ttft: EngineSeconds, slo: EngineSeconds) -> None:
+        self._ttft.observe(ttft)
+        self._slo("ttft", ttft <= slo).inc()
+
+    def output(self, tpot: EngineSeconds, slo: EngineSeconds) -> None:
+        """`slo`: 0 for none."""
+        self._tpot.observe(tpot)
+        if slo > 0:
+            self._slo("tpot", tpot <= slo).inc()
+
+
+def _slo_requests(pool: PoolName, model: str, objective: str, *, met: bool) -> Counter:
+    return telemetry.SLO_REQUESTS.labels(pool, model, objective, "met" if met else "missed")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineMetrics:
+    prompt_tokens: Counter
+    output_tokens: Counter
+    cached_tokens: Counter
+    predicted_cached_tokens: Counter
+
+
+@lru_cache(maxsize=SERIES_MAX)
+def of_model(pool: PoolName, model: str) -> ModelMetrics:
+    return ModelMetrics(pool, model)
+
+
+@lru_cache(maxsize=SERIES_MAX)
+def of_engine(pool: PoolName, model: str, engine: InstanceId) -> EngineMetrics:
+    return EngineMetrics(
+        telemetry.PROMPT_TOKENS.labels(pool, model, engine),
+        telemetry.OUTPUT_TOKENS.labels(pool, model, engine),
+        telemetry.CACHED_TOKENS.labels(pool, model, engine),
+        telemetry.PREDICTED_CACHED_TOKENS.labels(pool, model, engine),
+    )
+
+
+@lru_cache(maxsize=SERIES_MAX)
+def http_requests(pool: str, model: str, route: str, status: int) -> Counter:
+    return telemetry.HTTP_REQUESTS.labels(pool, model, route, str(status))
+
+
+async def forget_departed(fleet: FleetView, pool: PoolName, clock: Clock) -> None:
+    """Runs without end."""
+    series = EngineSeries(pool)
+    while True:
+        await clock.sleep_wall(PERIOD_WALL_SECONDS)
+        if series.update([instance.id for instance in fleet.instances], clock.wall()):
+            of_engine.cache_clear()
