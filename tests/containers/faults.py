@@ -39,6 +39,11 @@ def streams_of_a_dead_engine(exchange: Exchange, injection: Injection) -> bool:
     return of_engine and exchange.streamed and (exchange.ending, exchange.detail) == ("cut", "engine_failed")
 
 
+def requests_under_way_when_no_engine_was_left(exchange: Exchange, injection: Injection) -> bool:
+    """They may have run on an engine, so they are not tried on the same ones again."""
+    return (exchange.ending, exchange.status) == ("refused", 503) and exchange.asked_at <= injection.at
+
+
 @dataclass(frozen=True, slots=True)
 class Fault:
     """`action` on the container of `service`, for `seconds`. A cut takes it from `network`."""
@@ -56,8 +61,8 @@ class Fault:
 
 async def carry_out(fleet: ContainerFleet, fault: Fault) -> Injection:
     """Strikes, waits, and takes the fault back."""
-    name = fleet.named(fault.service).name
-    container = fleet.engine.containers.get(name)
+    struck = fleet.named(fault.service)
+    name, container = struck.name, fleet.engine.containers.get(struck.name)
     if fault.action == "cut":
         network = fleet.engine.networks.get(f"{fleet.project}_{fault.network}")
         strike, repair = partial(network.disconnect, name), partial(network.connect, name, aliases=[fault.service])
@@ -71,7 +76,7 @@ async def carry_out(fleet: ContainerFleet, fault: Fault) -> Injection:
     await asyncio.to_thread(repair)
     return Injection(
         fault=f"{fault.action}:{fault.service}",
-        victim=fault.service,
+        victim=struck.instance if struck.is_engine else struck.service,
         pids=[],
         at=at,
         began=0.0,

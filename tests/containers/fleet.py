@@ -13,6 +13,7 @@ from docker.errors import DockerException
 from testcontainers.compose import DockerCompose
 
 from pointsman.adapters.tcp_ports import free_ports
+from pointsman.primitives import InstanceId
 from pointsman.runtime.settings import FleetSettings
 from pointsman_cli.discovery import FleetFile
 from tests.support.compose import ROOT
@@ -38,6 +39,15 @@ class Container:
     image: str
     labels: Mapping[str, str]
     addresses: Mapping[str, str]
+
+    @property
+    def is_engine(self) -> bool:
+        return "engine" in self.service
+
+    @property
+    def instance(self) -> InstanceId:
+        """Name of the instance behind it, as the worker makes it of what DNS answers."""
+        return InstanceId(f"{self.addresses.get('engines', '').replace('.', '-')}-8080")
 
 
 @dataclass(slots=True)

@@ -14,6 +14,7 @@ from tests.containers.faults import (
     Fault,
     carry_out,
     connections_of_a_dead_ingress,
+    requests_under_way_when_no_engine_was_left,
     streams_of_a_dead_engine,
 )
 from tests.containers.fleet import ContainerFleet, running_fleet
@@ -27,19 +28,24 @@ KILLED = [
     Fault("kill", "scheduler", DOWN_SECONDS),
     Fault("kill", "ingress", DOWN_SECONDS, excused=connections_of_a_dead_ingress),
     Fault("kill", "rebalancer", DOWN_SECONDS),
-    Fault("kill", "scaler", DOWN_SECONDS),
     Fault("kill", "recorder", DOWN_SECONDS),
-    Fault("kill", "worker-1", DOWN_SECONDS),
-    Fault("kill", "engine-1", DOWN_SECONDS, excused=streams_of_a_dead_engine),
+    Fault("kill", "worker", DOWN_SECONDS),
+    Fault("kill", "engine", DOWN_SECONDS, excused=streams_of_a_dead_engine),
 ]
 FROZEN = [Fault("freeze", fault.service, FROZEN_SECONDS) for fault in KILLED]
 CUT = [
-    Fault("cut", "worker-1", CUT_SECONDS, network="bus"),
+    Fault("cut", "worker", CUT_SECONDS, network="bus"),
     Fault("cut", "scheduler", CUT_SECONDS, network="bus"),
     Fault("cut", "ingress", CUT_SECONDS, network="bus"),
     Fault("cut", "nats", CUT_SECONDS, network="bus"),
-    Fault("cut", "engine-1", CUT_SECONDS, network="engines", excused=streams_of_a_dead_engine),
-    Fault("cut", "ingress", CUT_SECONDS, network="engines"),
+    Fault("cut", "engine", CUT_SECONDS, network="engines", excused=streams_of_a_dead_engine),
+    Fault(
+        "cut",
+        "ingress",
+        CUT_SECONDS,
+        network="engines",
+        excused=requests_under_way_when_no_engine_was_left,
+    ),
 ]
 
 

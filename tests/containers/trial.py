@@ -14,7 +14,7 @@ from pathlib import Path
 from pointsman.adapters.clocks import ScaledClock
 from pointsman.contracts.commands import FleetDescribed
 from pointsman.ports import Link
-from pointsman.primitives import InstanceId, PoolName
+from pointsman.primitives import PoolName
 from pointsman.runtime.health import HealthBoard
 from pointsman.runtime.log_connection import open_link
 from pointsman.runtime.settings import FleetSettings
@@ -26,7 +26,7 @@ from pointsman_lab.faults.checks import agrees, one_leader_a_term
 from pointsman_lab.faults.clients import Exchange
 from pointsman_lab.faults.injector import Injection, leader_of
 from pointsman_lab.faults.log_tail import LogTail
-from pointsman_lab.faults.observations import Evidence, ask_engines, gathered, read_archive
+from pointsman_lab.faults.observations import Evidence, ask_engines, evidence_of, read_archive
 from tests.containers.fleet import MODEL, POOL, Container, ContainerFleet
 from tests.containers.judge import Row, judged
 from tests.containers.load import ContainerClients
@@ -36,7 +36,7 @@ WELL_SECONDS_MAX, WELL_POLL_SECONDS, PROBE_SECONDS_MAX = 90.0, 0.25, 1.0
 RECEIVED = re.compile(rb'\brequest"?[=:] ?"?([\w-]+)')
 PROBES = {"engine": "8080/health", "ingress": "8081/readyz"}
 READY_PROBE = "8080/readyz"
-WITHOUT_PROBE = ("nats", "credentials", "haproxy")
+WITHOUT_PROBE = ("nats", "credentials", "haproxy", "docker")
 seeds = count(1)
 
 
@@ -64,8 +64,7 @@ class Observer:
     ) -> Row:
         """Judges what `happens` under load. It returns when all of it is over but the recovery."""
         await self.until_well()
-        while self.tail.state.sequence < (await self.link.log.extent()).last:
-            await asyncio.sleep(WELL_POLL_SECONDS)
+        await self._caught_up()
         began, first = time.time(), self.tail.state.sequence
         clients = ContainerClients(self.fleet, seed=next(seeds), via=via, url=self.url)
         async with asyncio.TaskGroup() as group:
@@ -78,7 +77,7 @@ class Observer:
             await asyncio.sleep(SETTLE_SECONDS)
             clients.stop()
             stopped_at = time.monotonic()
-        evidence = await gathered(
+        evidence = await evidence_of(
             self.link,
             self.tail,
             clients.exchanges,
@@ -99,6 +98,11 @@ class Observer:
         self.rows.append(row)
         return row
 
+    async def _caught_up(self) -> None:
+        last = (await self.link.log.extent()).last
+        while self.tail.state.sequence < last:  # noqa: ASYNC110 - the tail tells nobody
+            await asyncio.sleep(WELL_POLL_SECONDS)
+
     async def until_well(self) -> float | None:
         """When everything was ready (monotonic); None if not in time."""
         deadline = time.monotonic() + WELL_SECONDS_MAX
@@ -117,7 +121,7 @@ class Observer:
         """How often engines received each request since then, as their logs say."""
         found: Counter[str] = Counter()
         for container in self.fleet.containers().values():
-            if container.service.startswith("engine"):
+            if container.is_engine:
                 lines = self.fleet.engine.containers.get(container.name).logs(since=since)
                 received = [line for line in lines.splitlines() if b"request_received" in line]
                 found.update(name.decode() for name in RECEIVED.findall(b"\n".join(received)))
@@ -137,9 +141,9 @@ class Observer:
     async def _look(self, evidence: Evidence) -> None:
         containers = await asyncio.to_thread(self.fleet.containers)
         endpoints = {
-            InstanceId(one.service): f"tcp://{one.addresses['engines']}:5558"
+            one.instance: f"tcp://{one.addresses['engines']}:5558"
             for one in containers.values()
-            if one.service.startswith("engine") and "engines" in one.addresses
+            if one.is_engine and "engines" in one.addresses
         }
         await ask_engines(endpoints, self.settings, MODEL, evidence)
         await asyncio.to_thread(self._read_archive, evidence)
@@ -164,7 +168,7 @@ async def observing(fleet: ContainerFleet, nats: str, *, url: str = "") -> Async
 
 
 async def _why_unwell(container: Container) -> str:
-    role = container.service.partition("-")[0]
+    role = "engine" if container.is_engine else container.service.partition("-")[0]
     if container.state != "running":
         return f"{container.name} is {container.state}"
     if role in WITHOUT_PROBE:
