@@ -11,7 +11,7 @@ from docker.errors import APIError
 
 from pointsman_lab.faults.clients import Exchange
 from pointsman_lab.faults.injector import Injection
-from tests.containers.fleet import ContainerFleet
+from tests.containers.fleet import Container, ContainerFleet
 
 DOWN_SECONDS = 1.5
 FROZEN_SECONDS = 4.0
@@ -74,8 +74,13 @@ async def carry_out(fleet: ContainerFleet, fault: Fault) -> Injection:
     await asyncio.to_thread(strike)
     await asyncio.sleep(fault.seconds)
     await asyncio.to_thread(repair)
+    return injected(fault.action, struck, at)
+
+
+def injected(action: str, struck: Container, at: float) -> Injection:
+    """What happened from `at` (monotonic) until now."""
     return Injection(
-        fault=f"{fault.action}:{fault.service}",
+        fault=f"{action}:{struck.service}",
         victim=struck.instance if struck.is_engine else struck.service,
         pids=[],
         at=at,

@@ -105,6 +105,9 @@ class ContainerFleet:
     def named(self, service: str, number: int = 1) -> Container:
         return self.containers()[f"{self.project}-{service}-{number}"]
 
+    def of_service(self, service: str) -> list[Container]:
+        return [container for container in self.containers().values() if container.service == service]
+
     def address(self, service: str, *networks: str) -> str:
         """Address in the first of these networks that it is in, or in any. Raises OSError if it is in none or not running."""
         container = self.containers().get(f"{self.project}-{service}-1")
@@ -115,7 +118,11 @@ class ContainerFleet:
                 return address
         raise OSError(f"{service} is in none of {networks}")
 
-    def settings(self, nats: str) -> FleetSettings:
+    @property
+    def nats(self) -> str:
+        return f"nats://127.0.0.1:{self.variables['POINTSMAN_NATS_PORT']}"
+
+    def settings(self) -> FleetSettings:
         """Of a link from here as the operator of the compose file."""
         name, seed = self.in_pointsman(
             'basename "$POINTSMAN_NATS_CREDENTIALS"; cat "$POINTSMAN_NATS_CREDENTIALS"'
@@ -124,7 +131,7 @@ class ContainerFleet:
         file.parent.mkdir(mode=0o700)
         file.write_text(seed)
         return FleetSettings(
-            nats=nats,
+            nats=self.nats,
             nats_credentials=str(file),
             pool=POOL,
             block_tokens=BLOCK_TOKENS,
@@ -198,6 +205,12 @@ def running_fleet(directory: Path, project: str, *profiles: str, **variables: st
         yield fleet
     finally:
         fleet.command("--profile", "*", "down", "--volumes", "--remove-orphans", "--timeout", "2")
+
+
+def relabelled(image: str, name: str) -> None:
+    """Another image with the same content."""
+    recipe = f"FROM {image}\nLABEL org.opencontainers.image.revision=next\n"
+    subprocess.run(["docker", "build", "-q", "-t", name, "-"], input=recipe, text=True, check=True, timeout=60)
 
 
 def clean_copy(directory: Path) -> Path:

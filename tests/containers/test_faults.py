@@ -57,8 +57,7 @@ def fleet(copy: Path, image: str) -> Iterator[ContainerFleet]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def observer(fleet: ContainerFleet, table: list[Row]) -> AsyncIterator[Observer]:
-    host, port = fleet.compose.get_service_host_and_port("nats", 4222)
-    async with observing(fleet, f"nats://{host}:{port}") as observer:
+    async with observing(fleet) as observer:
         yield observer
         table += observer.rows
 

@@ -155,8 +155,8 @@ class Observer:
 
 
 @asynccontextmanager
-async def observing(fleet: ContainerFleet, nats: str, *, url: str = "") -> AsyncIterator[Observer]:
-    settings = await asyncio.to_thread(fleet.settings, nats)
+async def observing(fleet: ContainerFleet, *, url: str = "") -> AsyncIterator[Observer]:
+    settings = await asyncio.to_thread(fleet.settings)
     async with open_link(settings, ScaledClock(1.0), HealthBoard(), name="containers", user=person(settings)) as link:
         observer = Observer(fleet, settings, link, LogTail(1.0), url)
         following = asyncio.create_task(observer.tail.follow(link))
