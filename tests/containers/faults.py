@@ -33,6 +33,12 @@ def connections_of_a_dead_ingress(exchange: Exchange, injection: Injection) -> b
     return exchange.ending == "dropped" and 0.0 <= ended - injection.at <= injection.lasted + NOTICED_SECONDS_MAX
 
 
+def answers_of_a_dead_ingress_behind_haproxy(exchange: Exchange, injection: Injection) -> bool:
+    """Begun answers break off; haproxy answers 502 for those that had not begun."""
+    at_once = 0.0 <= (exchange.ended_at or 0.0) - injection.at <= NOTICED_SECONDS_MAX
+    return at_once and (exchange.ending == "dropped" or (exchange.ending, exchange.status) == ("lost", 502))
+
+
 def streams_of_a_dead_engine(exchange: Exchange, injection: Injection) -> bool:
     """Their first tokens were out, and the rest died with the engine."""
     of_engine = exchange.instance == injection.victim and exchange.asked_at <= injection.at + injection.lasted

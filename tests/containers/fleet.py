@@ -20,7 +20,8 @@ from tests.support.compose import ROOT
 
 IMAGE = "pointsman:containers"
 POOL, MODEL, BLOCK_TOKENS = "default", "pointsman-sim", 64
-OVERRIDE = Path(__file__).with_name("override.yml")
+OVERRIDE = str(Path(__file__).with_name("override.yml"))
+FILES = ("docker-compose.yml", OVERRIDE)
 ADDRESS_SECONDS_MAX = 0.3
 """How long the address of a container is believed."""
 
@@ -58,6 +59,8 @@ class ContainerFleet:
     project: str
     variables: dict[str, str]
     profiles: tuple[str, ...] = ()
+    files: tuple[str, ...] = FILES
+    build: bool = False
     engine: Any = field(default_factory=lambda: docker_engine())
     _seen: dict[str, Container] = field(default_factory=dict)
     _seen_at: float = 0.0
@@ -66,8 +69,9 @@ class ContainerFleet:
     def compose(self) -> DockerCompose:
         return DockerCompose(
             str(self.directory),
-            ["docker-compose.yml", str(OVERRIDE)],
+            list(self.files),
             profiles=list(self.profiles) or None,
+            build=self.build,
             env_file=str(self._written_variables()),
             wait=True,
         )
@@ -117,6 +121,11 @@ class ContainerFleet:
             if address := container.addresses.get(network):
                 return address
         raise OSError(f"{service} is in none of {networks}")
+
+    @property
+    def url(self) -> str:
+        """Where clients are served."""
+        return f"http://127.0.0.1:{self.variables['POINTSMAN_PORT']}"
 
     @property
     def nats(self) -> str:
@@ -190,7 +199,9 @@ def docker_engine() -> Any:
 
 
 @contextmanager
-def running_fleet(directory: Path, project: str, *profiles: str, **variables: str) -> Iterator[ContainerFleet]:
+def running_fleet(
+    directory: Path, project: str, *profiles: str, files: tuple[str, ...] = FILES, build: bool = False
+) -> Iterator[ContainerFleet]:
     """Started with `docker compose up --wait`, and removed with its volumes in the end."""
     port, nats_port = free_ports(2)  # fixed ones: Docker gives a container that is started again another free port
     own = {
@@ -199,7 +210,7 @@ def running_fleet(directory: Path, project: str, *profiles: str, **variables: st
         "POINTSMAN_PORT": str(port),
         "POINTSMAN_NATS_PORT": str(nats_port),
     }
-    fleet = ContainerFleet(directory, project, own | variables, profiles)
+    fleet = ContainerFleet(directory, project, own, profiles, files, build)
     try:
         fleet.compose.start()
         yield fleet

@@ -52,13 +52,14 @@ def judged(
 ) -> Row:
     """`started`: how often engines began each request. `first`: sequence of the log before the first of them. `load`:
     when the fault began and when clients stopped (monotonic)."""
+    failed = [one for one in evidence.exchanges if one.ending != "completed"]
+    unexcused = [one for one in failed if not excused(one)]
     window = replace(
         evidence,
+        exchanges=[one for one in evidence.exchanges if one.ending == "completed" or not excused(one)],
         entries=[entry for entry in evidence.entries if entry.sequence > first],
         archived={sequence: payload for sequence, payload in evidence.archived.items() if sequence > first},
     )
-    failed = [one for one in evidence.exchanges if one.ending != "completed"]
-    unexcused = [one for one in failed if not excused(one)]
     unanswered = {one.request for one in (*checks.unanswered(window), *unexcused)}
     ends = list(checks.every_request_has_one_end(window))
     granted_twice = list(checks.no_request_ran_twice(window))

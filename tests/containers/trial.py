@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
 
@@ -155,8 +155,12 @@ class Observer:
 
 
 @asynccontextmanager
-async def observing(fleet: ContainerFleet, *, url: str = "") -> AsyncIterator[Observer]:
+async def observing(fleet: ContainerFleet, *servers: str, url: str = "") -> AsyncIterator[Observer]:
+    """`servers`: services of a cluster of nats-servers. `url`: of a balancer in front of the ingresses."""
     settings = await asyncio.to_thread(fleet.settings)
+    if servers:
+        addresses = [await asyncio.to_thread(fleet.address, server, "bus") for server in servers]
+        settings = replace(settings, nats=",".join(f"nats://{address}:4222" for address in addresses))
     async with open_link(settings, ScaledClock(1.0), HealthBoard(), name="containers", user=person(settings)) as link:
         observer = Observer(fleet, settings, link, LogTail(1.0), url)
         following = asyncio.create_task(observer.tail.follow(link))
