@@ -45,9 +45,10 @@ def streams_of_a_dead_engine(exchange: Exchange, injection: Injection) -> bool:
     return of_engine and exchange.streamed and (exchange.ending, exchange.detail) == ("cut", "engine_failed")
 
 
-def requests_under_way_when_no_engine_was_left(exchange: Exchange, injection: Injection) -> bool:
+def requests_sent_before_no_engine_was_left(exchange: Exchange, injection: Injection) -> bool:
     """They may have run on an engine, so they are not tried on the same ones again."""
-    return (exchange.ending, exchange.status) == ("refused", 503) and exchange.asked_at <= injection.at
+    refused = (exchange.ending, exchange.detail) == ("refused", "503 no_instance")
+    return refused and exchange.asked_at <= injection.at + injection.lasted
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from tests.containers.faults import (
     Fault,
     carry_out,
     connections_of_a_dead_ingress,
-    requests_under_way_when_no_engine_was_left,
+    requests_sent_before_no_engine_was_left,
     streams_of_a_dead_engine,
 )
 from tests.containers.fleet import ContainerFleet, running_fleet
@@ -44,7 +44,7 @@ CUT = [
         "ingress",
         CUT_SECONDS,
         network="engines",
-        excused=requests_under_way_when_no_engine_was_left,
+        excused=requests_sent_before_no_engine_was_left,
     ),
 ]
 
