@@ -1,8 +1,8 @@
-"""Docker and Kubernetes, as far as their clients' HTTP tells: both speak to a server of ours that keeps what they say.
+"""Processes, tried with real ones, and Docker, as far as its client's HTTP tells (a server of ours keeps what it says).
 
 SUPERVISOR = instance_supervisor.__name__
-There is no Docker engine and no cluster where these tests run; that the real servers answer like these is not shown here.
-The process provider is tried with real processes.
+There is no Docker engine where these tests run; that a real one answers like this is not shown here. Kubernetes:
+test_kubernetes_provider.py.
 """
 
 import asyncio
@@ -143,7 +143,7 @@ async def _until_told(directory: Path, keepers: int) -> None:
     await eventually(lambda: sum(bool(lock.read_text()) for lock in directory.glob("scaled-*.lock")) >= keepers)
 
 
-# Servers that answer like Docker and like Kubernetes
+# A server that answers like Docker
 
 
 class FakeServer(ABC):
@@ -293,102 +293,3 @@ async def test_a_container_that_ended_is_removed_and_replaced() -> None:
 
     assert left == ["pointsman-p-scaled-2"]
     assert again == ["pointsman-p-scaled-1", "pointsman-p-scaled-2"]
-
-
-class FakeCluster(FakeServer):
-    """One StatefulSet or Deployment `engine` whose controller does at once what the scale says."""
-
-    def __init__(self, replicas: int) -> None:
-        super().__init__()
-        self.replicas = replicas
-        self.version = 1
-        self.pods = [f"engine-{ordinal}" for ordinal in range(replicas)]
-        self.marked: list[str] = []
-
-    @override
-    def answer(self, method: str, path: str, query: dict[str, list[str]], body: Any) -> tuple[int, Any]:
-        if path.endswith("/engine/scale"):
-            if method == "PATCH":
-                if body["metadata"]["resourceVersion"] != str(self.version):
-                    return 409, {"kind": "Status", "reason": "Conflict", "message": "changed meanwhile"}
-                self._scale_to(body["spec"]["replicas"])
-            return 200, {
-                "apiVersion": "autoscaling/v1", "kind": "Scale",
-                "metadata": {"name": "engine", "resourceVersion": str(self.version)},
-                "spec": {"replicas": self.replicas},
-                "status": {"replicas": len(self.pods), "selector": "app=engine"},
-            }  # fmt: skip
-        if method == "PATCH":
-            assert "pod-deletion-cost" in json.dumps(body)
-            self.marked.append(path.rpartition("/")[2])
-            return 200, {"metadata": {"name": self.marked[-1]}}
-        assert query["labelSelector"] == ["app=engine"]
-        items = [
-            {"metadata": {"name": pod, "creationTimestamp": "2026-11-21T07:00:00Z"}, "status": {"phase": "Running"}}
-            for pod in self.pods
-        ]
-        return 200, {"apiVersion": "v1", "kind": "PodList", "items": items}
-
-    def _scale_to(self, replicas: int) -> None:
-        self.replicas, self.version = replicas, self.version + 1
-        while len(self.pods) > replicas:
-            self.pods.remove(self.marked.pop() if self.marked else self.pods[-1])
-        self.pods += [f"engine-{ordinal}" for ordinal in range(len(self.pods), replicas)]
-
-
-@contextmanager
-def cluster(kind: Any, replicas: int) -> Iterator[tuple[FakeCluster, Any]]:
-    client = pytest.importorskip("kubernetes.client", reason="the kubernetes client is not installed")
-    from pointsman.adapters.providers.kubernetes import KubernetesProvider
-
-    fake = FakeCluster(replicas)
-    with fake.listening() as address:
-        api = client.ApiClient(client.Configuration(host=f"http://{address}"))
-        try:
-            yield fake, KubernetesProvider(kind, "engine", "default", api_client=api)
-        finally:
-            api.rest_client.pool_manager.clear()
-
-
-async def test_a_stateful_set_grows_to_a_number_and_gives_up_only_its_last_pod() -> None:
-    with cluster("stateful_set", 1) as (fake, provider):
-        await provider.grow(3)
-        await provider.grow(3)
-        grown = await names(provider)
-        running = [InstanceId(name) for name in grown]
-        with pytest.raises(ProviderError, match="the last"):
-            await provider.stop(InstanceId("engine-0"))
-        await provider.stop(InstanceId("engine-2"))
-        await provider.stop(InstanceId("engine-2"))
-        left = await names(provider)
-
-    assert grown == ["engine-0", "engine-1", "engine-2"]
-    assert provider.stoppable(running) == ["engine-2"]
-    assert left == ["engine-0", "engine-1"]
-    assert fake.replicas == 2
-
-
-async def test_of_a_deployment_the_pod_that_shall_go_is_marked_first() -> None:
-    with cluster("deployment", 3) as (fake, provider):
-        await provider.stop(InstanceId("engine-0"))
-        left = await names(provider)
-
-    assert left == ["engine-1", "engine-2"]
-    assert fake.replicas == 2
-
-
-async def test_a_cluster_that_answers_conflict_or_not_at_all_is_trouble_and_no_crash() -> None:
-    with cluster("stateful_set", 1) as (fake, provider):
-        read = provider._scale
-
-        def overtaken() -> Any:
-            scale = read()
-            fake.version += 1
-            return scale
-
-        provider._scale = overtaken
-        with pytest.raises(ProviderError, match="Conflict"):
-            await provider.grow(2)
-    provider._scale = read
-    with pytest.raises(ProviderError, match="Kubernetes"):
-        await provider.running()

@@ -216,7 +216,10 @@ def _load(context: click.Context, path: Path | None, table: str) -> Path | None:
             raise click.BadParameter(message)
         common |= {key: value for key, value in content.items() if not isinstance(value, dict) and key in known}
         own |= content.get(table, {})
-    context.default_map = common | own
+    repeatable = {parameter.name for parameter in context.command.params if getattr(parameter, "multiple", False)}
+    context.default_map = {
+        key: [value] if key in repeatable and isinstance(value, str) else value for key, value in (common | own).items()
+    }
     return path
 
 

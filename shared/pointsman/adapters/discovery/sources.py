@@ -21,6 +21,14 @@ def source_of(text: str) -> EngineDiscovery:
             from pointsman.adapters.discovery.dns import ServiceDiscovery
 
             return ServiceDiscovery(rest)
+        case "docker":
+            from pointsman.adapters.discovery.docker import DockerDiscovery
+
+            return DockerDiscovery(rest)
+        case "kubernetes":
+            from pointsman.adapters.discovery.kubernetes import KubernetesDiscovery
+
+            return KubernetesDiscovery(rest)
         case _:
             msg = f"'{text}' is no source of engines: {FORMS}"
             raise ValueError(msg)

@@ -1,0 +1,87 @@
+"""Access to a cluster: the pod's service account, else the kubeconfig, which is only read. The client library is imported
+here alone, and late: it takes 60 MB that only its users pay."""
+
+import os
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+HOST_VARIABLE = "KUBERNETES_SERVICE_HOST"
+KUBECONFIG_VARIABLE = "KUBECONFIG"
+DEFAULT_KUBECONFIG = "~/.kube/config"
+DEFAULT_NAMESPACE = "default"
+
+
+class ClusterError(Exception):
+    """The client library is missing, or no cluster is known."""
+
+
+class Cluster:
+    """Which API server, as whom. `namespace`: the account's own, known after `configuration`."""
+
+    def __init__(self) -> None:
+        """Raises ClusterError."""
+        try:
+            from kubernetes_asyncio import client, config
+        except ImportError as error:
+            missing = "Kubernetes needs its client: pip install 'pointsman[kubernetes]'"
+            raise ClusterError(missing) from error
+        self.client: Any = client
+        self._config: Any = config
+        self._kubeconfig = "" if HOST_VARIABLE in os.environ else _kubeconfig()
+        self._loaded: Any = None
+        self.errors: tuple[type[Exception], ...] = (
+            client.ApiException,
+            config.ConfigException,
+            aiohttp.ClientError,
+            TimeoutError,
+            OSError,
+            ValueError,  # a body that is no JSON, a URL that is none, an object the library's models refuse
+        )
+        """What a call raises if the cluster does not do as asked."""
+        self.namespace = DEFAULT_NAMESPACE
+
+    @asynccontextmanager
+    async def api(self) -> AsyncGenerator[Any, None]:
+        """An ApiClient. Raises `errors`."""
+        async with self.client.ApiClient(await self.configuration()) as api:
+            yield api
+
+    async def configuration(self) -> Any:
+        """Read once it is readable; the library rereads the token. Raises `errors`."""
+        if self._loaded is None:
+            configuration = self.client.Configuration()
+            if self._kubeconfig:
+                self.namespace = await self._from_kubeconfig(configuration)
+            else:
+                self._config.load_incluster_config(configuration)
+                own = ACCOUNT / "namespace"
+                self.namespace = own.read_text().strip() if own.exists() else DEFAULT_NAMESPACE
+            self._loaded = configuration
+        return self._loaded
+
+    async def _from_kubeconfig(self, configuration: Any) -> str:
+        loader = await self._config.load_kube_config(
+            self._kubeconfig, client_configuration=configuration, persist_config=False
+        )
+        context = (loader.current_context or {}).get("context") or {}
+        return str(context.get("namespace") or DEFAULT_NAMESPACE)
+
+
+def reason_of(error: BaseException) -> str:
+    """One line, without the response's headers."""
+    reason = getattr(error, "reason", None)
+    status = getattr(error, "status", None)
+    return f"{status} {reason}" if reason and status else str(reason or "") or str(error) or type(error).__name__
+
+
+def _kubeconfig() -> str:
+    paths = os.environ.get(KUBECONFIG_VARIABLE) or DEFAULT_KUBECONFIG
+    if not any(Path(path).expanduser().exists() for path in paths.split(os.pathsep)):
+        unknown = f"no cluster is known: this is no pod, and there is no {paths}"
+        raise ClusterError(unknown)
+    return str(Path(paths).expanduser()) if os.pathsep not in paths else paths

@@ -1,0 +1,409 @@
+"""Engines from EndpointSlices, against our API server and, where there is one, a real kube-apiserver."""
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+pytest.importorskip("kubernetes_asyncio", reason="the kubernetes client is not installed")
+
+from pointsman.adapters.discovery.kubernetes import KubernetesDiscovery, engines_of
+from pointsman.adapters.discovery.kubernetes_watch import Pace
+from pointsman.ports import EngineTarget
+from pointsman.primitives import WallSeconds
+from tests.support.kube_api import KubeApi
+from tests.support.kube_cluster import (
+    DISCOVERY_RULES,
+    SLICES,
+    ClusterAdmin,
+    endpoint,
+    endpoint_slice,
+)
+from tests.support.kube_requests import RefusedError
+from tests.support.waiting import eventually
+
+QUICK = Pace(watch=2.0, grace=0.5, open=0.5, well=0.2, first_retry=WallSeconds(0.02), longest_retry=WallSeconds(0.1))
+
+
+class Followed:
+    """Lists that a discovery gave, and the last of them."""
+
+    def __init__(self, discovery: KubernetesDiscovery) -> None:
+        self.discovery = discovery
+        self.lists: list[list[EngineTarget]] = []
+
+    async def read(self) -> None:
+        async for targets in self.discovery.targets():
+            self.lists.append(targets)
+
+    def names(self) -> list[str]:
+        return [target.instance for target in self.lists[-1]] if self.lists else ["nothing read"]
+
+    def __getitem__(self, name: str) -> EngineTarget:
+        return next(target for target in self.lists[-1] if target.instance == name)
+
+    async def until(self, *names: str) -> None:
+        await eventually(lambda: self.names() == sorted(names), what=f"{sorted(names)}")
+
+
+@asynccontextmanager
+async def following(selector: str = "app=engine", pace: Pace = QUICK) -> AsyncGenerator[Followed, None]:
+    followed = Followed(KubernetesDiscovery(selector, pace=pace))
+    task = asyncio.create_task(followed.read())
+    try:
+        yield followed
+    finally:
+        ended_early = task.done()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert not ended_early, task
+
+
+@pytest_asyncio.fixture
+async def admin(cluster: ClusterAdmin, monkeypatch: pytest.MonkeyPatch) -> ClusterAdmin:
+    token = await cluster.account("worker", DISCOVERY_RULES)
+    monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig(token)))
+    return cluster
+
+
+@pytest_asyncio.fixture
+async def any_admin(any_cluster: ClusterAdmin, monkeypatch: pytest.MonkeyPatch) -> ClusterAdmin:
+    token = await any_cluster.account("worker", DISCOVERY_RULES)
+    monkeypatch.setenv("KUBECONFIG", str(any_cluster.kubeconfig(token)))
+    return any_cluster
+
+
+@pytest.fixture
+def api(admin: ClusterAdmin) -> KubeApi:
+    assert admin.ours
+    return admin.ours
+
+
+async def test_engines_come_change_and_go(any_admin: ClusterAdmin) -> None:
+    await any_admin.put(
+        SLICES, endpoint_slice("engine-a", endpoint("engine-0", "10.0.0.1"), endpoint("engine-1", "10.0.0.2"))
+    )
+    async with following() as engines:
+        await engines.until("engine-0", "engine-1")
+        first = engines["engine-0"]
+        starting = endpoint("engine-1", "10.0.0.2", ready=False, serving=False, terminating=False)
+        await any_admin.put(SLICES, endpoint_slice("engine-a", endpoint("engine-0", "10.0.0.1"), starting))
+        await eventually(lambda: not engines["engine-1"].ready)
+        replaced = endpoint("engine-0", "10.0.0.9", uid="another")
+        await any_admin.put(SLICES, endpoint_slice("engine-a", replaced, starting))
+        await eventually(lambda: engines["engine-0"].identity == "another")
+        await any_admin.put(SLICES, endpoint_slice("other", endpoint("stranger", "10.0.1.1"), labels={"app": "web"}))
+        await any_admin.put(SLICES, endpoint_slice("engine-b", endpoint("engine-2", "10.0.0.3")))
+        await engines.until("engine-0", "engine-1", "engine-2")
+        await any_admin.delete(f"{SLICES}/engine-a")
+        await engines.until("engine-2")
+        await any_admin.delete(f"{SLICES}/engine-b")
+        await engines.until()
+
+    assert first.url == "http://10.0.0.1:8000"
+    assert first.kv_endpoint == "tcp://10.0.0.1:5557"
+    assert first.identity == "uid-of-engine-0"
+
+
+async def test_bookmarks_carry_a_quiet_watch_past_what_the_server_forgets(admin: ClusterAdmin, api: KubeApi) -> None:
+    api.bookmark_seconds = 0.1
+    await admin.put(SLICES, endpoint_slice("a", endpoint("engine-0", "10.0.0.1")))
+    async with following() as engines:
+        await engines.until("engine-0")
+        for _ in range(3):
+            await admin.put(SLICES, endpoint_slice("other", labels={"app": "web"}))
+        await asyncio.sleep(0.3)
+        api.forget()
+        watches = api.count("watch")
+        await eventually(lambda: api.count("watch") >= watches + 2)
+        await admin.put(SLICES, endpoint_slice("b", endpoint("engine-1", "10.0.0.2")))
+        await engines.until("engine-0", "engine-1")
+
+    assert api.count("list") == 1
+
+
+@pytest.mark.parametrize("as_status", [False, True], ids=["in the stream", "as a status"])
+async def test_a_forgotten_version_is_listed_anew(admin: ClusterAdmin, api: KubeApi, as_status: bool) -> None:
+    api.faults.gone_as_status = as_status
+    await admin.put(SLICES, endpoint_slice("a", endpoint("engine-0", "10.0.0.1")))
+    await admin.put(SLICES, endpoint_slice("b", endpoint("engine-1", "10.0.0.2")))
+    async with following() as engines:
+        await engines.until("engine-0", "engine-1")
+        await api.stop()
+        await eventually(lambda: bool(engines.discovery.problem))
+        await changes_unseen(api)
+        api.forget()
+        await api.start()
+        await engines.until("engine-1", "engine-2")
+        problem = engines.discovery.problem
+
+    assert api.count("list") == 2
+    assert problem == ""
+
+
+async def changes_unseen(api: KubeApi) -> None:
+    """While nobody watches: engine-0 goes, engine-2 comes."""
+    kind, namespace, _ = next(key for key in api.objects if key[2] == "a")
+    await api.remove((kind, namespace, "a"))
+    await api.write((kind, namespace, "c"), endpoint_slice("c", endpoint("engine-2", "10.0.0.3")))
+
+
+async def test_while_the_server_is_away_the_last_list_stays(admin: ClusterAdmin, api: KubeApi) -> None:
+    await admin.put(SLICES, endpoint_slice("a", endpoint("engine-0", "10.0.0.1")))
+    async with following() as engines:
+        await engines.until("engine-0")
+        await api.stop()
+        await eventually(lambda: bool(engines.discovery.problem))
+        await asyncio.sleep(0.5)
+        lists = len(engines.lists)
+        await api.start()
+        await eventually(lambda: not engines.discovery.problem)
+        await admin.put(SLICES, endpoint_slice("b", endpoint("engine-1", "10.0.0.2")))
+        await engines.until("engine-0", "engine-1")
+
+    assert lists == 1
+    assert len(engines.lists) == 2
+
+
+async def test_a_server_that_is_away_from_the_start_is_waited_for(admin: ClusterAdmin, api: KubeApi) -> None:
+    await api.stop()
+    async with following() as engines:
+        await eventually(lambda: bool(engines.discovery.problem))
+        await api.start()
+        await engines.until()
+
+    assert engines.lists == [[]]
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        RefusedError(403, "Forbidden", "endpointslices is forbidden"),
+        RefusedError(401, "Unauthorized", "Unauthorized"),
+        RefusedError(429, "TooManyRequests", "too many", {"Retry-After": "1"}),
+        RefusedError(500, "InternalError", "etcdserver: leader changed"),
+    ],
+    ids=lambda refusal: str(refusal.code),
+)
+async def test_a_refusal_is_told_and_asked_again(admin: ClusterAdmin, api: KubeApi, refusal: RefusedError) -> None:
+    await admin.put(SLICES, endpoint_slice("a", endpoint("engine-0", "10.0.0.1")))
+    async with following() as engines:
+        await engines.until("engine-0")
+        api.faults.refusals = {"list": refusal, "watch": refusal}
+        await eventually(lambda: str(refusal.code) in engines.discovery.problem)
+        asked = len(api.seen)
+        await eventually(lambda: len(api.seen) > asked + 1)
+        gap = api.seen[-1].at - api.seen[-2].at
+        api.faults.refusals = {}
+        await admin.put(SLICES, endpoint_slice("a", endpoint("engine-1", "10.0.0.2")))
+        await engines.until("engine-1")
+
+    assert [len(targets) for targets in engines.lists] == [1, 1]
+    assert gap >= float(refusal.headers.get("Retry-After", 0))
+    assert engines.discovery.problem == ""
+
+
+async def test_a_worker_without_its_role_is_told_what_it_may_not(
+    any_admin: ClusterAdmin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token = await any_admin.account("poor", [{**DISCOVERY_RULES[0], "verbs": ["watch"]}])
+    monkeypatch.setenv("KUBECONFIG", str(any_admin.kubeconfig(token)))
+    async with following() as engines:
+        await eventually(lambda: "cannot list resource" in engines.discovery.problem)
+
+    assert engines.lists == []
+
+
+@pytest.mark.parametrize("verb", ["list", "watch"])
+async def test_a_request_that_hangs_is_given_up(admin: ClusterAdmin, api: KubeApi, verb: str) -> None:
+    await admin.put(SLICES, endpoint_slice("a", endpoint("engine-0", "10.0.0.1")))
+    api.faults.hanging = {verb}
+    async with following() as engines:
+        await eventually(lambda: bool(engines.discovery.problem))
+        api.faults.hanging = set()
+        await engines.until("engine-0")
+        await eventually(lambda: not engines.discovery.problem)
+
+
+async def test_a_watch_that_says_nothing_is_not_trusted(admin: ClusterAdmin, api: KubeApi) -> None:
+    """A half-open connection: it neither ends nor speaks. Its changes come by a list."""
+    await admin.put(SLICES, endpoint_slice("a", endpoint("engine-0", "10.0.0.1")))
+    api.faults.mute = True
+    async with following() as engines:
+        await engines.until("engine-0")
+        await eventually(lambda: api.watching == 1)
+        await admin.put(SLICES, endpoint_slice("a", endpoint("engine-1", "10.0.0.2")))
+        await engines.until("engine-1")
+
+    assert api.count("list") > 1
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [b"\x00\xff\n", b"{}\n", b'{"type":"ADDED","object":7}\n', b'{"type":"ADDED","object":{"metadata":{"name":"a"}}}\n', b"[" * 100_000 + b"\n", b"x" * 9_000_000],
+    ids=["bytes", "no event", "no object", "no version", "deep", "long"],
+)  # fmt: skip
+async def test_what_cannot_be_read_in_a_watch_is_listed(admin: ClusterAdmin, api: KubeApi, garbage: bytes) -> None:
+    await admin.put(SLICES, endpoint_slice("a", endpoint("engine-0", "10.0.0.1")))
+    async with following() as engines:
+        await engines.until("engine-0")
+        await eventually(lambda: api.watching == 1)
+        api.faults.garbage = garbage
+        await admin.put(SLICES, endpoint_slice("a", endpoint("engine-1", "10.0.0.2")))
+        await engines.until("engine-1")
+
+    assert api.count("list") == 2
+
+
+async def test_an_event_that_breaks_off_comes_again(admin: ClusterAdmin, api: KubeApi) -> None:
+    await admin.put(SLICES, endpoint_slice("a", endpoint("engine-0", "10.0.0.1")))
+    async with following() as engines:
+        await engines.until("engine-0")
+        await eventually(lambda: api.watching == 1)
+        api.faults.cut_lines = True
+        await admin.put(SLICES, endpoint_slice("a", endpoint("engine-1", "10.0.0.2")))
+        await engines.until("engine-1")
+
+
+async def test_a_long_list_comes_in_pages_and_starts_over_if_a_page_expires(
+    admin: ClusterAdmin, api: KubeApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pointsman.adapters.discovery.kubernetes_watch.PAGE_LIMIT", 2)
+    for number in range(5):
+        await admin.put(SLICES, endpoint_slice(f"s{number}", endpoint(f"engine-{number}", f"10.0.0.{number + 1}")))
+    answer, lists = api.list_objects, 0
+
+    def forgetful(request: Any) -> Any:
+        nonlocal lists
+        lists += 1
+        if lists == 2:
+            api.version += 1
+            api.forget()
+        return answer(request)
+
+    api.list_objects = forgetful  # type: ignore[method-assign]
+    async with following() as engines:
+        await engines.until(*(f"engine-{number}" for number in range(5)))
+
+    assert lists == 2 + 3
+
+
+async def test_ports_ranks_and_addresses_come_from_slices(any_admin: ClusterAdmin) -> None:
+    """Two slices of a dual-stack Service, one of a Service that only names KV ports, labels, and what is absurd."""
+    await any_admin.put(SLICES, endpoint_slice("v6", endpoint("two", "fd00::1"), family="IPv6", ports={"http": 8000}))
+    await any_admin.put(SLICES, endpoint_slice("v4", endpoint("two", "10.0.0.1"), ports={"http": 8000}))
+    await any_admin.put(
+        SLICES, endpoint_slice("kv", endpoint("two", "10.0.0.1"), ports={"kv-events": 7001, "kv-replay": 7002})
+    )
+    await any_admin.put(
+        SLICES, endpoint_slice("six", endpoint("six", "fd00::6"), family="IPv6", ports={"openai": 9000, "kv-events": 1})
+    )
+    labels = {"pointsman.io/data-parallel-size": "2", "pointsman.io/port": "8100", "pointsman.io/role": "decode"}
+    await any_admin.put(SLICES, endpoint_slice("ranks", endpoint("dp", "10.0.0.7"), labels=labels))
+    await any_admin.put(
+        SLICES, endpoint_slice("wrong", endpoint("wrong", "10.0.0.8"), labels={"pointsman.io/port": "99999"})
+    )
+    await any_admin.put(SLICES, endpoint_slice("portless", endpoint("portless", "10.0.0.8"), ports={}))
+    async with following() as engines:
+        await engines.until("two", "six", "dp-rank-0", "dp-rank-1")
+        problem = engines.discovery.problem
+
+    two, six, rank = engines["two"], engines["six"], engines["dp-rank-1"]
+    assert (two.url, two.kv_endpoint, two.kv_replay_endpoint) == ("http://10.0.0.1:8000", "tcp://10.0.0.1:7001", "tcp://10.0.0.1:7002")  # fmt: skip
+    assert (six.url, six.kv_endpoint) == ("http://[fd00::6]:9000", "tcp://[fd00::6]:1")
+    assert (rank.url, rank.dp_rank, rank.kv_endpoint, rank.role) == ("http://10.0.0.7:8100", 1, "tcp://10.0.0.7:5558", "decode")  # fmt: skip
+    assert rank.identity == engines["dp-rank-0"].identity == "uid-of-dp"
+    assert "and 1 more" in problem
+
+
+def readings(*slices: dict[str, Any]) -> dict[str, EngineTarget]:
+    found, _ = engines_of({made["metadata"]["name"]: json.dumps(made).encode() for made in slices})
+    return {target.instance: target for target in found}
+
+
+@pytest.mark.parametrize(
+    ("conditions", "ready"),
+    [
+        ({}, True),
+        ({"ready": True}, True),
+        ({"ready": False}, False),
+        ({"ready": True, "serving": False}, False),  # a Service that publishes pods that are not ready
+        ({"ready": False, "serving": True}, True),
+        ({"ready": True, "serving": True, "terminating": True}, False),
+    ],
+    ids=str,
+)
+def test_ready_is_what_serves_and_does_not_terminate(conditions: dict[str, bool], ready: bool) -> None:
+    made = endpoint_slice("a", {**endpoint("e", "10.0.0.1"), "conditions": conditions})
+
+    assert readings(made)["e"].ready is ready
+
+
+def test_a_pod_in_two_slices_is_one_engine_and_a_replaced_one_has_its_own_identity() -> None:
+    old = endpoint("e", "10.0.0.1", uid="old", ready=False, serving=False, terminating=True)
+    new = endpoint("e", "10.0.0.2", uid="new", ready=True)
+
+    twice = readings(endpoint_slice("a", endpoint("e", "10.0.0.1")), endpoint_slice("b", endpoint("e", "10.0.0.1")))
+    replaced = [readings(endpoint_slice("a", *order))["e"].identity for order in ([old, new], [new, old])]
+
+    assert list(twice) == ["e"]
+    assert replaced == ["new", "new"]
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        {"metadata": {"name": "a"}},
+        {"metadata": {"name": "a"}, "endpoints": None, "ports": None, "addressType": "IPv4"},
+        endpoint_slice("a", {"addresses": []}, {"addresses": ["not an address"]}, {}),
+        endpoint_slice("a", {"addresses": ["x y"]}, family="FQDN"),
+        endpoint_slice("a", endpoint("-" * 300, "10.0.0.1")),
+        endpoint_slice("a", endpoint("e", "10.0.0.1"), family="Carrier pigeon"),
+        {**endpoint_slice("a"), "endpoints": [7]},
+        {**endpoint_slice("a"), "endpoints": "many"},
+    ],
+    ids=["bare", "null", "addresses", "host", "name", "family", "endpoint", "endpoints"],
+)
+def test_absurd_slices_spoil_nothing_else(made: dict[str, Any]) -> None:
+    assert list(readings(made, endpoint_slice("z", endpoint("good", "10.0.0.3")))) == ["good"]
+
+
+def test_an_engine_outside_the_cluster_needs_no_pod() -> None:
+    made = endpoint_slice("a", {"addresses": ["10.0.0.1"]}, family="IPv4")
+    made["metadata"]["annotations"] = {"pointsman.io/kv-port": "6001"}
+    target = readings(made)["10-0-0-1-8000"]
+
+    assert (target.identity, target.kv_endpoint) == ("", "tcp://10.0.0.1:6001")
+
+
+@pytest.mark.parametrize("text", ["", "ns/", "a\nb", "x" * 2000])
+def test_a_malformed_source_is_refused(admin: ClusterAdmin, text: str) -> None:
+    with pytest.raises(ValueError, match="SELECTOR"):
+        KubernetesDiscovery(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "namespace", "selector"),
+    [
+        ("app=engine", "", "app=engine"),
+        ("gpu-1/app=engine", "gpu-1", "app=engine"),
+        ("kubernetes.io/service-name=vllm", "", "kubernetes.io/service-name=vllm"),
+        ("gpu/pointsman.io/pool=default", "gpu", "pointsman.io/pool=default"),
+    ],
+)
+def test_a_namespace_is_told_from_a_prefix(admin: ClusterAdmin, text: str, namespace: str, selector: str) -> None:
+    discovery = KubernetesDiscovery(text)
+
+    assert (discovery._namespace, discovery._selector) == (namespace, selector)
+
+
+async def test_no_cluster_is_an_error_at_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+
+    with pytest.raises(ValueError, match="no cluster is known"):
+        KubernetesDiscovery("app=engine")
