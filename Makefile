@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup up check lint test test-containers test-vllm test-clients mutation fuzz results lock audit sbom clean
+.PHONY: help setup up check lint test dashboards test-containers test-vllm test-clients mutation fuzz results lock audit sbom clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -75,6 +75,9 @@ fuzz: setup ## 20,000 hostile requests to two fleets; about ten minutes
 TRACES ?= ../shared/traces
 results: setup ## run every study of docs/results.md; under 30 minutes on two cores
 	$(BIN)/pointsman-lab results --traces $(TRACES) $(ARGS)
+
+dashboards: setup ## write deploy/observability/dashboards/*.json from their source
+	@$(BIN)/python deploy/observability/dashboards.py
 
 COMPILE = $(BIN)/pip-compile -q --strip-extras --generate-hashes --allow-unsafe --no-emit-index-url \
   --no-emit-trusted-host --no-emit-find-links --no-header
