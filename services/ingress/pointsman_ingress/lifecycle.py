@@ -15,7 +15,7 @@ from pointsman.contracts.requests import (
 )
 from pointsman.ports import Clock
 from pointsman.primitives import EngineSeconds, InstanceId, Term, Tokens
-from pointsman.runtime.telemetry import CACHE_PREDICTIONS, ENGINE_FAILURES
+from pointsman.runtime.telemetry import ENGINE_FAILURES
 from pointsman.runtime.tracing import NO_SPAN, Span
 from pointsman_ingress import metrics
 from pointsman_ingress.context import RequestContext
@@ -193,7 +193,7 @@ class RequestLifecycle:
         of_engine.predicted_cached_tokens.inc(self.grant.hit_tokens)
         expected, reported = event.predicted_cached_tokens, event.cached_tokens
         outcome = compared(expected, reported, granularity=self.pool.block_keys.block_tokens)
-        CACHE_PREDICTIONS.labels(pool, event.instance, outcome).inc()
+        metrics.cache_predictions(pool, event.instance, outcome).inc()
         if outcome in (FEWER, MORE):
             log.info(
                 "cached_tokens_mismatch",

@@ -169,13 +169,14 @@ def http_server(
 
 def admin_server(settings: IngressSettings, board: HealthBoard, *, listener: socket.socket | None = None) -> HttpServer:
     """A server of its own: neither a flood of clients nor the shutdown of the API's takes it away."""
+    description = openapi_document()
     return health_server(
         board,
         settings.admin_host,
         settings.admin_port,
         listener=listener,
         options=ADMIN_OPTIONS,
-        documents={"/openapi.json": openapi_document()},
+        documents={"/openapi.json": lambda: description},
     )
 
 
