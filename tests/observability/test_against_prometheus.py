@@ -155,11 +155,11 @@ async def test_a_fleet_that_serves_has_no_alert_but_the_slo_that_clients_set_too
 
 
 async def test_engines_that_hang_are_told(world: World) -> None:
-    told = {"PointsmanEnginesNotServing", "PointsmanNoReadyEngine", "PointsmanErrors"}
+    told = {"PointsmanEnginesNotServing", "PointsmanNoReadyEngine"}
     world.fleet = find_fleet(data=Path(world.fleet.data))  # one was started again
     with frozen(world.pids("engine")):
         await nothing_left(lambda: told - world.prometheus.firing())
-    await nothing_left(lambda: world.prometheus.firing() & (told - {"PointsmanErrors"}))
+    await nothing_left(lambda: world.prometheus.firing() & told)
 
 
 async def test_a_scheduler_that_hangs_is_told(world: World) -> None:
