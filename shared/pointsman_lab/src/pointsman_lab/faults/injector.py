@@ -90,12 +90,7 @@ class Injector:
         await asyncio.sleep(settle)
 
     async def leader(self) -> FleetDescribed | None:
-        subject = fleet_view_subject(PoolName(self._fleet.settings.pool))
-        try:
-            answer = await self._link.commands.request(subject, DescribeFleet(), timeout=WallSeconds(ASK_SECONDS_MAX))
-        except (NoResponderError, CommandTimeoutError):
-            return None
-        return answer if isinstance(answer, FleetDescribed) else None
+        return await leader_of(self._link, PoolName(self._fleet.settings.pool))
 
     async def _strike(self, fault: Fault) -> None:
         victims = (
@@ -208,6 +203,17 @@ class Injector:
             if status != READY or missing_parts(body):
                 return f"{process.name}: {status} {missing_parts(body)}"
         return ""
+
+
+async def leader_of(link: Link, pool: PoolName) -> FleetDescribed | None:
+    """The pool as its leader describes it; None if none answers."""
+    try:
+        answer = await link.commands.request(
+            fleet_view_subject(pool), DescribeFleet(), timeout=WallSeconds(ASK_SECONDS_MAX)
+        )
+    except (NoResponderError, CommandTimeoutError):
+        return None
+    return answer if isinstance(answer, FleetDescribed) else None
 
 
 async def _tell(engine: aiohttp.ClientSession, kind: str) -> None:
