@@ -684,10 +684,11 @@ CONTROL = Board(
                 ),
                 Panel(
                     "Unexpected errors",
-                    "Each is a defect: report it.",
+                    "Each is a defect: report it. Lines and spans: what reads them is too slow.",
                     [
                         (rate("pointsman_unexpected_errors_total", "", "job, step"), "{{job}} {{step}}"),
                         (rate("pointsman_access_log_lines_dropped_total", ""), "access log lines dropped"),
+                        (rate("pointsman_spans_dropped_total", ""), "spans dropped"),
                     ],
                     "eps",
                 ),

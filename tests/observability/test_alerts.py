@@ -68,3 +68,9 @@ def test_an_alert_says_how_bad_it_is_what_is_wrong_and_what_to_do(name: str) -> 
 @pytest.mark.parametrize("name", RULES)
 def test_an_alert_asks_for_metrics_that_exist(name: str) -> None:
     assert unknown_in(RULES[name]["expr"]) == []
+
+
+def test_manifests_scale_and_alert_by_metrics_that_exist() -> None:
+    pages = {path.name: path.read_text() for path in (ROOT / "deploy/kubernetes").rglob("*.yaml")}
+
+    assert {name: unknown for name, text in pages.items() if (unknown := unknown_in(text))} == {}
