@@ -9,7 +9,8 @@ import msgspec
 import pytest
 import pytest_asyncio
 
-from pointsman.contracts.subjects import SERVICE_API, stream_name
+from pointsman.contracts.permissions import SERVICE_API
+from pointsman.contracts.subjects import stream_name
 from pointsman.primitives import PoolName, WallSeconds
 from pointsman_lab.faults.injector import Injection
 from tests.containers.faults import (
