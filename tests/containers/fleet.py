@@ -22,6 +22,7 @@ IMAGE = "pointsman:containers"
 POOL, MODEL, BLOCK_TOKENS = "default", "pointsman-sim", 64
 OVERRIDE = str(Path(__file__).with_name("override.yml"))
 FILES = ("docker-compose.yml", OVERRIDE)
+START_ATTEMPTS_MAX = 3
 ADDRESS_SECONDS_MAX = 0.3
 """How long the address of a container is believed."""
 
@@ -75,6 +76,17 @@ class ContainerFleet:
             env_file=str(self._written_variables()),
             wait=True,
         )
+
+    def start(self) -> None:
+        """`docker compose up --wait`; again where a busy machine made a container miss its health checks."""
+        for attempt in range(START_ATTEMPTS_MAX):
+            try:
+                self.compose.start()
+            except subprocess.CalledProcessError:
+                if attempt + 1 == START_ATTEMPTS_MAX:
+                    raise
+            else:
+                return
 
     def command(self, *arguments: str, timeout: float = 300.0) -> str:
         """Output of a docker compose command. Raises AssertionError with what it printed."""
@@ -212,7 +224,7 @@ def running_fleet(
     }
     fleet = ContainerFleet(directory, project, own, profiles, files, build)
     try:
-        fleet.compose.start()
+        fleet.start()
         yield fleet
     finally:
         fleet.command("--profile", "*", "down", "--volumes", "--remove-orphans", "--timeout", "2")

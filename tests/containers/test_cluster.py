@@ -9,6 +9,7 @@ import msgspec
 import pytest
 import pytest_asyncio
 
+from pointsman.contracts.permissions import SERVICE_API
 from pointsman.contracts.subjects import stream_name
 from pointsman.primitives import PoolName, WallSeconds
 from pointsman_lab.faults.injector import Injection
@@ -73,7 +74,7 @@ async def test_every_decision_of_the_cluster_replays_identically(observer: Obser
 
 async def log_leader(observer: Observer) -> str:
     """The service of the nats-server that leads the log."""
-    subject = f"$JS.API.STREAM.INFO.{stream_name(PoolName(POOL))}"
+    subject = f"{SERVICE_API}STREAM.INFO.{stream_name(PoolName(POOL))}"
     async with asyncio.timeout(20):
         while True:
             answer = await observer.link.commands.request_bytes(subject, b"", timeout=WallSeconds(2.0))

@@ -36,7 +36,7 @@ WELL_SECONDS_MAX, WELL_POLL_SECONDS, PROBE_SECONDS_MAX = 90.0, 0.25, 1.0
 RECEIVED = re.compile(rb'\brequest"?[=:] ?"?([\w-]+)')
 PROBES = {"engine": "8080/health", "ingress": "8081/readyz"}
 READY_PROBE = "8080/readyz"
-WITHOUT_PROBE = ("nats", "credentials", "haproxy", "docker")
+WITHOUT_PROBE, ONE_SHOT = ("nats", "haproxy", "docker"), "credentials"
 seeds = count(1)
 
 
@@ -172,6 +172,8 @@ async def observing(fleet: ContainerFleet, *servers: str, url: str = "") -> Asyn
 
 
 async def _why_unwell(container: Container) -> str:
+    if container.service == ONE_SHOT:
+        return ""
     role = "engine" if container.is_engine else container.service.partition("-")[0]
     if container.state != "running":
         return f"{container.name} is {container.state}"

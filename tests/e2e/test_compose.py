@@ -1,5 +1,6 @@
 """docker-compose.yml: that what it says is understood. tests/containers runs it."""
 
+import os
 import re
 import tomllib
 from dataclasses import fields
@@ -32,6 +33,8 @@ def settings_directory(tmp_path: Path) -> Path:
 def test_every_setting_that_compose_gives_is_known_to_its_service_and_has_a_value_that_it_takes(
     service: OwnService, settings_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    for name in [name for name in os.environ if name.startswith(ENVIRONMENT_PREFIX)]:
+        monkeypatch.delenv(name)
     for name, value in service.variables.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("POINTSMAN_CONFIG", str(settings_directory))
