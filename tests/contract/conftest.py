@@ -27,7 +27,9 @@ async def any_cluster(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncGe
             yield admin
     else:
         real: RealCluster = request.getfixturevalue("real_cluster")
-        yield await real.ready()
+        admin = await real.ready()
+        await admin.clear()
+        yield admin
 
 
 @pytest_asyncio.fixture

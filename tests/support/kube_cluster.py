@@ -25,6 +25,7 @@ ACCOUNTS = f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts"
 RBAC = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{NAMESPACE}"
 ASSETS_VARIABLE = "KUBEBUILDER_ASSETS"
 START_SECONDS_MAX = 60
+FIRST_MINOR_WITH_SLICES = 21
 
 SERVERS = ["ours", "real"] if os.environ.get(ASSETS_VARIABLE) else ["ours"]
 
@@ -40,16 +41,17 @@ class ClusterAdmin:
     ) -> None:
         self.url = url
         self.ours = ours
+        self.real: RealCluster | None = None
         self._directory = directory
         self._certificate = certificate
-        self._ssl = ssl.create_default_context(cafile=str(certificate)) if certificate else True
+        self.ssl: ssl.SSLContext | bool = ssl.create_default_context(cafile=str(certificate)) if certificate else True
 
     async def request(
         self, method: str, path: str, body: Any = None, content_type: str = "application/json", token: str = ""
     ) -> tuple[int, Any]:
         headers = {"Authorization": f"Bearer {token or ADMIN_TOKEN}", "Content-Type": content_type}
-        async with aiohttp.ClientSession() as session, session.request(method, self.url + path, json=body, headers=headers, ssl=self._ssl) as answer:  # fmt: skip
-            return answer.status, await answer.json()
+        async with aiohttp.ClientSession() as session, session.request(method, self.url + path, json=body, headers=headers, ssl=self.ssl) as answer:  # fmt: skip
+            return answer.status, await answer.json() if "json" in answer.content_type else await answer.text()
 
     async def create(self, path: str, body: Any) -> Any:
         status, answer = await self.request("POST", path, body)
@@ -70,6 +72,20 @@ class ClusterAdmin:
     async def delete(self, path: str) -> None:
         status, answer = await self.request("DELETE", path)
         assert status in (200, 404), answer
+
+    async def stop(self) -> None:
+        if self.ours:
+            await self.ours.stop()
+        if self.real:
+            self.real.stop_api()
+
+    async def start(self) -> None:
+        """Where it was."""
+        if self.ours:
+            await self.ours.start()
+        if self.real:
+            self.real.start_api()
+            await self.real.ready()
 
     async def patch_status(self, path: str, status: Any) -> None:
         code, answer = await self.request("PATCH", f"{path}/status", {"status": status}, "application/merge-patch+json")
@@ -152,9 +168,17 @@ class RealCluster:
             "--bind-address=127.0.0.1", "--advertise-address=10.255.0.1", f"--cert-dir={self.directory / 'certs'}",
             "--service-cluster-ip-range=10.0.0.0/24", "--service-account-issuer=https://kubernetes.default.svc",
             f"--service-account-signing-key-file={self.directory / 'sa.key'}",
-            f"--service-account-key-file={self.directory / 'sa.key'}", "--authorization-mode=RBAC",
+            f"--service-account-key-file={self.directory / 'sa.key'}", "--authorization-mode=RBAC", *self._extra(),
             f"--token-auth-file={self.directory / 'tokens.csv'}", "--disable-admission-plugins=ServiceAccount",
         )  # fmt: skip
+
+    def _extra(self) -> list[str]:
+        """Servers before 1.21 have no discovery.k8s.io/v1; a custom resource stands in, if the group is free."""
+        told = subprocess.run(
+            [self._programs / "kube-apiserver", "--version"], check=True, capture_output=True, text=True
+        )
+        minor = int(told.stdout.split(".")[1])
+        return ["--runtime-config=discovery.k8s.io/v1beta1=false"] if minor < FIRST_MINOR_WITH_SLICES else []
 
     def stop_api(self) -> None:
         api = self._processes.pop()
@@ -169,6 +193,7 @@ class RealCluster:
         certificate = self.directory / "certs/apiserver.crt"
         await eventually(certificate.exists, seconds=START_SECONDS_MAX)
         admin = ClusterAdmin(f"https://127.0.0.1:{self.port}", self.directory, certificate=certificate)
+        admin.real = self
 
         async def answers() -> bool:
             with suppress(aiohttp.ClientError, OSError):
@@ -179,7 +204,6 @@ class RealCluster:
         await eventually(answers, seconds=START_SECONDS_MAX)
         await _serve_endpoint_slices(admin)
         await admin.prepare()
-        await admin.clear()
         return admin
 
     def _start(self, program: str, *arguments: str) -> None:
@@ -189,7 +213,7 @@ class RealCluster:
 
 
 async def _serve_endpoint_slices(admin: ClusterAdmin) -> None:
-    """Servers before 1.21 have no discovery.k8s.io/v1; there a custom resource of that name stands in."""
+    """See RealCluster._extra."""
     status, _ = await admin.request("GET", "/apis/discovery.k8s.io/v1")
     if status == 200:
         return

@@ -146,6 +146,12 @@ ACCESS_LOG_LINES_DROPPED = Counter(
     "Access log lines dropped because standard output was read too slowly.",
 )
 
+SPANS_DROPPED = Counter(
+    "pointsman_spans_dropped_total",
+    "Spans that no collector got, by why: queue_full or not_exported.",
+    ["reason"],
+)
+
 # Scheduler. Every scheduler shows the gauges of engines, the follower with some delay: take the maximum.
 
 DECISIONS = Counter(
