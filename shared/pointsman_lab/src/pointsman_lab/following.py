@@ -135,16 +135,14 @@ def following_command(engines: int, seconds: float, batches: float, out: Path | 
       pointsman-lab following --engines 8 --seconds 10 --out following.json
     """
     configure_logging("error", "text")
-    figures = asyncio.run(_measured(engines, seconds, batches))
+    figures = asyncio.run(_measured(engines, seconds, batches, out))
     made = table("", ">one worker", ">a worker each", title=f"{engines} engines, {batches:g} batches/s each")
     for name in figures["one"]:
         made.add_row(name.replace("_", " "), *(f"{figures[way][name]:,}" for way in ("one", "each")))
     Console().print(made)
-    if out:
-        write_json(out, figures)
 
 
-async def _measured(count: int, seconds: float, batches: float) -> dict[str, Any]:
+async def _measured(count: int, seconds: float, batches: float, out: Path | None) -> dict[str, Any]:
     raised_open_files()
     found: dict[str, Any] = {"engines": count, "seconds": seconds, "batches_a_second_and_engine": batches}
     for way in ("one", "each"):
@@ -152,6 +150,8 @@ async def _measured(count: int, seconds: float, batches: float) -> dict[str, Any
             commands = _one_worker(bench) if way == "one" else _workers(bench)
             with _running(commands, bench) as pids:
                 found[way] = await _figures(bench, pids, seconds)
+        if out:
+            write_json(out, found)
     return found
 
 
