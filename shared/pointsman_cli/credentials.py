@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from pointsman.contracts.permissions import BusRole, BusUser
+from pointsman.contracts.permissions import ANY_INSTANCE, BusRole, BusUser
 from pointsman.contracts.subjects import valid_name
 from pointsman.primitives import PoolName
 from pointsman.runtime.bus_users import USERS_FILE, Credentials, valid_operator
@@ -26,7 +26,11 @@ DEFAULT_POOL = PoolName("default")
     "--pool", "pools", metavar="NAME", multiple=True, help="Pool of the deployment. Repeatable. Default: default."
 )
 @click.option(
-    "--worker", "workers", metavar="[POOL/]INSTANCE", multiple=True, help="Instance that may join. Repeatable."
+    "--worker",
+    "workers",
+    metavar="[POOL/]INSTANCE",
+    multiple=True,
+    help="Instance that may join; '*' for a worker that follows many engines. Repeatable.",
 )
 @click.option(
     "--operator", "operators", metavar="NAME", multiple=True, help="Who may drain, scale and more. Repeatable."
@@ -41,7 +45,7 @@ def credentials_command(
 
     \b
       pointsman credentials --worker engine-1 --worker engine-2 --operator alice
-      pointsman credentials --pool chat --pool coder --worker chat/gpu-1 --worker coder/gpu-2
+      pointsman credentials --pool chat --pool coder --worker chat/gpu-1 --worker 'coder/*'
       nats-server --signal reload
     """
     credentials = Credentials(directory)
@@ -74,7 +78,7 @@ def _worker(text: str, pools: list[PoolName]) -> BusUser:
         msg = f"'{text}': there are several pools; write POOL/INSTANCE"
         raise click.BadParameter(msg, param_hint="--worker")
     found = PoolName(pool) if slash else pools[0]
-    if found not in pools or not valid_name(instance):
-        msg = f"'{text}' is not [POOL/]INSTANCE with a pool of {', '.join(pools)}"
+    if found not in pools or not (valid_name(instance) or instance == ANY_INSTANCE):
+        msg = f"'{text}' is not [POOL/]INSTANCE or [POOL/]* with a pool of {', '.join(pools)}"
         raise click.BadParameter(msg, param_hint="--worker")
     return BusUser(BusRole.WORKER, instance, found)

@@ -1,37 +1,97 @@
 """docker-compose.yml: that what it says is understood, and, where a Docker engine answers, that it runs."""
 
 import json
+import re
 import secrets
 import shutil
 import subprocess
+import tomllib
 import urllib.request
 from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
-import click
 import pytest
 
-from pointsman.runtime.settings import ENVIRONMENT_PREFIX, options
-from tests.support.compose import ROOT, OwnService, compose_services, own_services, settings_type_of
+from pointsman.runtime.settings import ENVIRONMENT_PREFIX, ProcessSettings, command, options
+from tests.support.compose import (
+    COMPOSE_FILE,
+    ROOT,
+    SETTINGS_FILES,
+    OwnService,
+    compose_services,
+    own_services,
+    settings_type_of,
+)
 
 CHAT = {"model": "pointsman-sim", "max_tokens": 8, "messages": [{"role": "user", "content": "a long prompt " * 200}]}
 START_SECONDS_MAX = 600
 
 
+@pytest.fixture
+def settings_directory(tmp_path: Path) -> Path:
+    """/etc/pointsman of a container."""
+    for number, file in enumerate(SETTINGS_FILES):
+        (tmp_path / f"{number}.toml").write_text((ROOT / file).read_text())
+    return tmp_path
+
+
 @pytest.mark.parametrize("service", own_services(), ids=lambda service: service.name)
 def test_every_setting_that_compose_gives_is_known_to_its_service_and_has_a_value_that_it_takes(
-    service: OwnService, monkeypatch: pytest.MonkeyPatch
+    service: OwnService, settings_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    known = options(settings_type_of(service.script))
     for name, value in service.variables.items():
         monkeypatch.setenv(name, value)
-    arguments = [f"{flag}={value}" for flag, value in service.flags.items()]
+    monkeypatch.setenv("POINTSMAN_CONFIG", str(settings_directory))
+    if "POINTSMAN_SECRET_FILE" in service.variables:
+        monkeypatch.setenv("POINTSMAN_SECRET_FILE", str(ROOT / "LICENSE"))
+    read: list[ProcessSettings] = []
+    table = service.script.removeprefix("pointsman-")
 
-    accepted = click.Command(service.script, params=list(known)).make_context(service.script, arguments).params
+    command(settings_type_of(service.script), name=service.script, table=table)(read.append).main(
+        [f"{flag}={value}" for flag, value in service.flags.items()], standalone_mode=False
+    )
 
-    assert set(service.variables) <= {ENVIRONMENT_PREFIX + name.upper() for name in accepted}
-    assert accepted["port"] == 8080  # what the image's health check asks
-    assert accepted["host"] == "0.0.0.0"
+    known = {ENVIRONMENT_PREFIX + field.name.upper() for field in fields(read[0])} | {"POINTSMAN_SECRET_FILE"}
+    assert set(service.variables) <= known
+    assert (read[0].host, read[0].port) == ("0.0.0.0", 8080)
+
+
+def test_every_setting_of_the_settings_file_is_known_to_a_service() -> None:
+    scripts = {service.script for service in own_services()}
+    known = {script: {option.name for option in options(settings_type_of(script))} for script in scripts}
+    for file in SETTINGS_FILES:
+        for key, value in tomllib.loads((ROOT / file).read_text()).items():
+            if isinstance(value, dict):
+                assert set(value) <= known[f"pointsman-{key}"]
+            else:
+                assert any(key in names for names in known.values()), key
+
+
+def test_no_variable_outranks_a_settings_file_unless_the_service_cannot_run_without() -> None:
+    needed = {"POOL", "SECRET_FILE", "ENGINE_URLS", "TOKENIZER"}
+    own = {"INSTANCE", "ENGINE_URL", "KV_ENDPOINT", "KV_REPLAY_ENDPOINT", "ENGINE_MODEL"}
+    for service in own_services():
+        if not service.name.endswith("-gpu"):
+            allowed = needed | (own if service.script == "pointsman-worker" else set())
+            assert {name.removeprefix(ENVIRONMENT_PREFIX) for name in service.variables} <= allowed
+    final_stage = (ROOT / "deploy/Dockerfile").read_text().rsplit("FROM ", 1)[1]
+    assert re.findall(r"POINTSMAN_\w+", final_stage) == ["POINTSMAN_CONFIG"]
+
+
+def test_one_service_builds_the_image_and_nobody_pulls_it() -> None:
+    services = compose_services()
+    building = [name for name, service in services.items() if "build" in service]
+
+    assert building == ["credentials"]
+    for name, service in services.items():
+        if service["image"] == services["credentials"]["image"] and name not in building:
+            assert service["pull_policy"] == "never"
+
+
+def test_nothing_has_to_be_set() -> None:
+    assert not re.findall(r"\$\{\w+:?\?", COMPOSE_FILE.read_text())
 
 
 def test_every_service_of_the_fleet_is_there_with_a_worker_beside_each_engine() -> None:
@@ -41,7 +101,7 @@ def test_every_service_of_the_fleet_is_there_with_a_worker_beside_each_engine() 
         s.environment["POINTSMAN_INSTANCE"]: s.environment for s in own_services() if s.script == "pointsman-worker"
     }
 
-    assert {"scheduler", "ingress", "rebalancer", "scaler", "recorder", "nats"} <= set(services)
+    assert {"scheduler", "ingress", "rebalancer", "scaler", "recorder", "nats", "credentials"} <= set(services)
     assert scripts.count("pointsman-engine-sim") == 2
     assert set(workers) == {name for name in services if name.startswith("engine-")}
     for engine, environment in workers.items():
@@ -62,6 +122,9 @@ def test_every_container_is_confined(name: str) -> None:
 
     assert service["read_only"] is True
     assert service["cap_drop"] == ["ALL"]
+    assert service.get("cap_add", []) == (["CHOWN"] if name == "credentials" else [])
+    assert service.get("user", "10001:10001") == ("0:0" if name == "credentials" else "10001:10001")
+    assert service["logging"]["options"].keys() == {"max-size", "max-file"}
     assert service["security_opt"] == ["no-new-privileges:true"]
     assert service["mem_limit"]
     assert service["pids_limit"] > 0
@@ -96,7 +159,6 @@ def fleet_url() -> Iterator[str]:
     from testcontainers.compose import DockerCompose
 
     with pytest.MonkeyPatch.context() as environment:
-        environment.setenv("POINTSMAN_SECRET", secrets.token_hex(16))
         environment.setenv("POINTSMAN_PORT", "0")
         environment.setenv("POINTSMAN_NATS_PORT", "0")
         environment.setenv("COMPOSE_PROJECT_NAME", f"pointsman-test-{secrets.token_hex(4)}")

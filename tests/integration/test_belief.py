@@ -26,6 +26,7 @@ from pointsman.contracts.commands import RouteGranted, RouteRequest
 from pointsman.contracts.fleet import InstanceJoined, InstanceProbed
 from pointsman.contracts.requests import PrefillFinished, RequestFinished
 from pointsman.contracts.subjects import route_subject
+from pointsman.ports import EngineTarget
 from pointsman.primitives import BlockKey, InstanceId, PoolName, RequestId, SessionId, Tenant, WallSeconds
 from pointsman.runtime.health import HealthBoard
 from pointsman.state import holdings, reported_hits
@@ -142,10 +143,8 @@ class World:
             commands=link.commands,
             clock=self.clock,
             board=HealthBoard(),
-            settings=WorkerSettings(
-                block_tokens=SPAN * BLOCK, flush_ms=2.0, report_seconds=WallSeconds(0.1), engine_url="http://e:1"
-            ),
-            instance=INSTANCE,
+            settings=WorkerSettings(block_tokens=SPAN * BLOCK, flush_ms=2.0, report_seconds=WallSeconds(0.1)),
+            target=EngineTarget(instance=INSTANCE, url="http://e:1"),
             engine=self.engine,
             events=events,
             unconfirmed_wall_seconds=WallSeconds(UNCONFIRMED_SECONDS),

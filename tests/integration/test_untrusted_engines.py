@@ -24,6 +24,7 @@ from pointsman.contracts.commands import DescribeFleet, FleetDescribed, RouteGra
 from pointsman.contracts.fleet import InstanceJoined, InstanceLeft, InstanceReported
 from pointsman.contracts.requests import RequestAttemptFailed, RequestFailed, RequestFinished
 from pointsman.contracts.subjects import fleet_view_subject, route_subject
+from pointsman.ports import EngineTarget
 from pointsman.primitives import Epoch, InstanceId, PoolName, WallSeconds
 from pointsman.runtime.health import HealthBoard, HttpServer
 from pointsman.runtime.supervision import Supervisor
@@ -410,14 +411,14 @@ async def working(publisher: FakePublisher | None = None) -> AsyncIterator[Worke
     source = KvEventReader(KvEndpoint(publisher.endpoint, publisher.replay_endpoint)) if publisher else None
     async with running_raw_engine() as engine, HttpEngine(engine.url) as asked:
         engine.answers = dict(PAGES)
-        settings = WorkerSettings(block_tokens=2 * BLOCK, report_seconds=WallSeconds(0.05), engine_url=engine.url)
+        settings = WorkerSettings(block_tokens=2 * BLOCK, report_seconds=WallSeconds(0.05))
         service = WorkerService(
             event_log=link.log,
             commands=link.commands,
             clock=clock,
             board=board,
             settings=settings,
-            instance=ONE,
+            target=EngineTarget(instance=ONE, url=engine.url),
             engine=asked,
             events=source,
         )
@@ -581,8 +582,8 @@ async def whole_pool(*engines: RawEngine) -> AsyncIterator[tuple[str, MemoryBrok
                 commands=link.commands,
                 clock=clock,
                 board=HealthBoard(),
-                settings=WorkerSettings(report_seconds=WallSeconds(0.1), engine_url=engine.url),
-                instance=InstanceId(f"engine-{number}"),
+                settings=WorkerSettings(report_seconds=WallSeconds(0.1)),
+                target=EngineTarget(instance=InstanceId(f"engine-{number}"), url=engine.url),
                 engine=await stack.enter_async_context(HttpEngine(engine.url)),
                 events=None,
             )

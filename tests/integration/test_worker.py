@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from itertools import pairwise
 from operator import xor
@@ -45,17 +45,19 @@ from pointsman.contracts.cache import (
 from pointsman.contracts.codec import LogEvent, decode_event, encode
 from pointsman.contracts.commands import ResyncAnswered, ResyncCache
 from pointsman.contracts.fleet import InstanceJoined, InstanceLeft, InstanceReported
-from pointsman.ports import Commands
+from pointsman.ports import Commands, EngineTarget
 from pointsman.primitives import BlockKey, Epoch, InstanceId, PoolName, WallSeconds
 from pointsman.runtime.health import HealthBoard
 from pointsman_lab.memory.log import Fault, MemoryBroker
 from pointsman_worker import saved_session
 from pointsman_worker.event_sequencer import RUN_OVERHEAD_BYTES, CacheEventSequencer, portions
 from pointsman_worker.service import LEAVE_SECONDS_MAX, WorkerService
-from pointsman_worker.settings import SettingsError, WorkerSettings, instance_of
+from pointsman_worker.settings import SettingsError, WorkerSettings
+from pointsman_worker.targets import listed_targets
 from tests.support.fake_publisher import BLOCK, FakePublisher, ScriptedCache
 
 INSTANCE = InstanceId("engine-1")
+TARGET = EngineTarget(instance=INSTANCE, url="http://e:1")
 CHAIN = KeyChain(secret=b"pointsman-development", model="m", block_tokens=2 * BLOCK)
 WAIT_SECONDS_MAX = 10.0
 
@@ -145,12 +147,13 @@ async def working(
     engine: FakeHttpEngine | None = None,
     fault: Fault = "none",
     broker: MemoryBroker | None = None,
+    target: EngineTarget = TARGET,
     **settings: Any,
 ) -> AsyncIterator[Bench]:
     """With a `state_directory` the worker pauses at the end, else it leaves."""
     clock, board = ScaledClock(), HealthBoard()
     broker = broker or MemoryBroker(PoolName("default"), fault=lambda _event: fault)
-    usual = {"block_tokens": 2 * BLOCK, "flush_ms": 2.0, "report_seconds": 0.1, "engine_url": "http://e:1"}
+    usual = {"block_tokens": 2 * BLOCK, "flush_ms": 2.0, "report_seconds": 0.1}
     link = broker.client(clock, name="worker")
     bench_engine = engine or FakeHttpEngine()
     service = WorkerService(
@@ -159,7 +162,7 @@ async def working(
         clock=clock,
         board=board,
         settings=WorkerSettings(**{**usual, **settings}),
-        instance=INSTANCE,
+        target=target,
         engine=bench_engine,
         events=source_of(publisher) if publisher else None,
     )
@@ -686,7 +689,9 @@ async def test_a_worker_that_is_started_again_with_other_settings_joins_anew_wit
     async with FakePublisher(buffer_steps=2) as publisher:
         async with working(publisher, broker=broker, state_directory=str(tmp_path)) as first:
             await filled(publisher, cache, first)
-        async with working(publisher, broker=broker, state_directory=str(tmp_path), engine_url="http://e:2") as second:
+        async with working(
+            publisher, broker=broker, state_directory=str(tmp_path), target=replace(TARGET, url="http://e:2")
+        ) as second:
             await until(lambda: len(second.log.of(InstanceJoined)) == 2 and second.log.held() == cache.keys(CHAIN))
 
             assert second.log.held() == cache.keys(CHAIN)
@@ -862,10 +867,14 @@ async def test_an_engine_that_is_not_healthy_or_not_there_is_away() -> None:
 
 
 def test_the_instance_is_named_after_the_engines_port() -> None:
-    assert instance_of(WorkerSettings(engine_url="http://10.0.0.7:8101")) == "engine-8101"
-    assert instance_of(WorkerSettings(engine_url="http://gpu", instance="left-one")) == "left-one"
+    def named(*urls: str, **settings: Any) -> list[str]:
+        return [target.instance for target in listed_targets(WorkerSettings(engine_url=urls, **settings))]
+
+    assert named("http://10.0.0.7:8101") == ["engine-8101"]
+    assert named("http://gpu", instance="left-one") == ["left-one"]
+    assert named("http://10.0.0.7:8101", "http://10.0.0.8:8101") == ["10-0-0-7-8101", "10-0-0-8-8101"]
     with pytest.raises(SettingsError, match="cannot be an instance"):
-        instance_of(WorkerSettings(instance="Engine 1"))
+        named("http://gpu", instance="Engine 1")
 
 
 @dataclass
@@ -890,10 +899,8 @@ async def test_what_is_in_doubt_is_given_up_although_the_log_is_away() -> None:
         commands=link.commands,
         clock=clock,
         board=HealthBoard(),
-        settings=WorkerSettings(
-            block_tokens=2 * BLOCK, flush_ms=2.0, report_seconds=WallSeconds(0.05), engine_url="http://e:1"
-        ),
-        instance=INSTANCE,
+        settings=WorkerSettings(block_tokens=2 * BLOCK, flush_ms=2.0, report_seconds=WallSeconds(0.05)),
+        target=TARGET,
         engine=FakeHttpEngine(),
         events=source,
         unconfirmed_wall_seconds=WallSeconds(0.1),

@@ -172,6 +172,8 @@ def inbox(role: str) -> str:
     return {
         "worker": f"_INBOX.worker.{POOL}.engine-1",
         "other": f"_INBOX.worker.{OTHER}.engine-1",
+        "pool": f"_INBOX.worker.{POOL}._",
+        "other pool": f"_INBOX.worker.{OTHER}._",
         "operator": "_INBOX.operator.alice",
     }.get(role, f"_INBOX.{role}")
 

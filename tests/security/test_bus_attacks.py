@@ -12,7 +12,7 @@ import nkeys
 import pytest
 from nats.aio.client import Client
 
-from pointsman.contracts.permissions import BusRole, BusUser
+from pointsman.contracts.permissions import ANY_INSTANCE, BusRole, BusUser
 from pointsman.primitives import PoolName
 from pointsman.runtime.bus_users import Credentials
 from pointsman.runtime.embedded_nats import start_nats
@@ -87,6 +87,8 @@ USERS = {
     "scaler": BusUser(BusRole.SCALER),
     "worker": BusUser(BusRole.WORKER, "engine-1", PoolName(POOL)),
     "other": BusUser(BusRole.WORKER, "engine-1", PoolName(OTHER)),
+    "pool": BusUser(BusRole.WORKER, ANY_INSTANCE, PoolName(POOL)),
+    "other pool": BusUser(BusRole.WORKER, ANY_INSTANCE, PoolName(OTHER)),
     "operator": BusUser(BusRole.OPERATOR, "alice"),
     "reader": BusUser(BusRole.READER),
 }
@@ -104,7 +106,7 @@ class Locked:
 @pytest.fixture(scope="module")
 def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Locked]:
     credentials = Credentials(tmp_path_factory.mktemp("credentials"))
-    workers = [USERS["worker"], USERS["other"]]
+    workers = [user for user in USERS.values() if user.role is BusRole.WORKER]
     credentials.make([PoolName(POOL), PoolName(OTHER)], workers=workers, operators=["alice", "bob"])
     accounts = credentials.configuration()
     looking = accounts.replace("users = [", f"users = [{{nkey: {ADMINISTRATOR.public_key.decode()}}}", 1)
@@ -124,7 +126,7 @@ async def test_without_a_credential_nobody_gets_in(locked: Locked) -> None:
         await client.close()
 
 
-@pytest.mark.parametrize("role", ["worker", "other", "reader", "operator"])
+@pytest.mark.parametrize("role", ["worker", "other", "pool", "other pool", "reader", "operator"])
 async def test_with_users_no_attack_has_an_effect(locked: Locked, role: str) -> None:
     async with world_at(locked.url, locked.seeds, locked.scheduler_file) as world:
         through = await successes(role, world, locked.seeds[role])

@@ -15,7 +15,7 @@ from pointsman.adapters import jetstream
 from pointsman.adapters.clocks import ScaledClock
 from pointsman.adapters.jetstream import Identity
 from pointsman.adapters.log_listener import LogListener
-from pointsman.contracts.permissions import BusRole, BusUser, Permissions, permissions_of
+from pointsman.contracts.permissions import ANY_INSTANCE, BusRole, BusUser, Permissions, permissions_of
 from pointsman.contracts.subjects import covers
 from pointsman.ports import Link
 from pointsman.primitives import PoolName
@@ -26,7 +26,7 @@ from tests.support.waiting import eventually
 POOLS = [PoolName("default"), PoolName("coder")]
 WORKERS = [
     BusUser(BusRole.WORKER, name, pool)
-    for name, pool in (("engine-1", POOLS[0]), ("engine-2", POOLS[0]), ("engine-3", POOLS[1]))
+    for name, pool in (("engine-1", POOLS[0]), ("engine-2", POOLS[0]), ("engine-3", POOLS[1]), (ANY_INSTANCE, POOLS[1]))
 ]
 OPERATORS = ["alice", "bob"]
 USERS = [

@@ -12,6 +12,8 @@ from pointsman.runtime.settings import ENVIRONMENT_PREFIX, ProcessSettings
 
 ROOT = Path(__file__).parents[2]
 COMPOSE_FILE = ROOT / "docker-compose.yml"
+SETTINGS_FILES = ("deploy/image.toml", "deploy/compose/pointsman.toml")
+"""In a container both are in /etc/pointsman, in this order."""
 SETTINGS_MODULES = {"pointsman-engine-sim": "pointsman_engine_sim.settings"}
 VARIABLE = re.compile(r"\$\{(?P<name>\w+)(?::?(?P<kind>[-?])(?P<rest>[^}]*))?\}")
 
@@ -43,7 +45,7 @@ def own_services() -> list[OwnService]:
             name=name,
             script=service["command"][0],
             flags=dict(argument.split("=", 1) for argument in service["command"][1:]),
-            environment={key: str(value) for key, value in service["environment"].items()},
+            environment={key: str(value) for key, value in service["environment"].items() if value is not None},
         )
         for name, service in compose_services().items()
         if service["command"][0].startswith("pointsman-")

@@ -14,7 +14,7 @@ from pointsman.adapters.http_engine import HttpEngine
 from pointsman.adapters.kv_events.reader import KvEventReader
 from pointsman.adapters.kv_events.sockets import KvEndpoint
 from pointsman.contracts.requests import RequestEvent
-from pointsman.ports import LogEntry
+from pointsman.ports import EngineTarget, LogEntry
 from pointsman.primitives import InstanceId, PoolName, WallSeconds
 from pointsman.runtime.health import HealthBoard, HttpServer
 from pointsman.runtime.supervision import Supervisor
@@ -148,8 +148,8 @@ async def start_worker(
         commands=link.commands,
         clock=clock,
         board=HealthBoard(),
-        settings=WorkerSettings(**told, **place.settings, engine_url=place.url, report_seconds=WallSeconds(0.1)),
-        instance=InstanceId(name),
+        settings=WorkerSettings(**told, **place.settings, report_seconds=WallSeconds(0.1)),
+        target=EngineTarget(instance=InstanceId(name), url=place.url),
         engine=engine,
         events=KvEventReader(KvEndpoint(place.kv, place.replay)),
     )

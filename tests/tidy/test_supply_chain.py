@@ -20,7 +20,7 @@ RUNTIME = LOCKS[1]
 BUILD_TOOLS = {"build", "hatchling", "pip", "pip-tools", "setuptools", "wheel", "pluggy", "pytest", "mypy", "ruff"}
 PINNED = re.compile(r"^(?P<name>[a-z0-9-]+)==(?P<version>[^ ;]+)", re.MULTILINE)
 DOCKERFILE = (ROOT / "deploy" / "Dockerfile").read_text()
-FINAL_STAGE = DOCKERFILE.split("FROM ${BASE_IMAGE}\n")[1]
+ROOT_STAGE, FINAL_STAGE = DOCKERFILE.split("AS root\n")[1].split("FROM scratch\n")
 
 
 def pinned(lock: Path) -> dict[str, str]:
@@ -58,15 +58,18 @@ def test_the_image_installs_nothing_that_builds_or_tests() -> None:
     assert "tests" not in (ROOT / "deploy" / "Dockerfile.dockerignore").read_text()
     assert "pip install" not in FINAL_STAGE
     assert "--without-pip /opt/pointsman" in DOCKERFILE
-    assert "'pip', 'setuptools', 'wheel', 'ensurepip'" in FINAL_STAGE
+    assert "'pip', 'setuptools', 'wheel', 'ensurepip'" in ROOT_STAGE
     assert [line for line in FINAL_STAGE.splitlines() if line.startswith("COPY")] == [
-        "COPY --from=build /opt/pointsman /opt/pointsman",
+        "COPY --from=root / /",
+        "COPY --from=packages /opt/pointsman /opt/pointsman",
+        "COPY --from=own /own/opt/pointsman /opt/pointsman",
         "COPY deploy/healthcheck.py /opt/pointsman/healthcheck.py",
+        "COPY deploy/image.toml /etc/pointsman/00-image.toml",
     ]
 
 
 def test_the_image_runs_as_nobody_of_importance_and_says_what_it_is() -> None:
-    assert FINAL_STAGE.index("USER pointsman") > FINAL_STAGE.index("COPY deploy/healthcheck.py")
+    assert FINAL_STAGE.index("USER 10001:10001") > FINAL_STAGE.rindex("COPY ")
     for label in ("title", "licenses", "version", "revision"):
         assert f"org.opencontainers.image.{label}=" in FINAL_STAGE
 

@@ -1,4 +1,4 @@
-"""Fleet events of one instance: combines settings, session and probe into InstanceJoined and InstanceReported."""
+"""Fleet events of one instance: combines target, settings, session and probe into InstanceJoined and InstanceReported."""
 
 from dataclasses import dataclass
 from typing import cast
@@ -6,7 +6,7 @@ from typing import cast
 import msgspec
 
 from pointsman.adapters.calibration_file import Calibration
-from pointsman.contracts.fleet import InstanceJoined, InstanceReported, Role
+from pointsman.contracts.fleet import ANY_RANK, InstanceJoined, InstanceReported, Role
 from pointsman.primitives import EngineSeconds
 from pointsman.state.engine_profiles import PROFILES
 from pointsman_worker.engine_monitor import EngineMonitor
@@ -21,13 +21,13 @@ class FleetEvents:
 
     def joined(self, session: CacheSession) -> InstanceJoined:
         state, facts, names = self.state, session.facts, self.probe.names
-        settings, measured = state.settings, self.calibration
-        profile = PROFILES[settings.engine_model]
+        settings, target, measured = state.settings, state.target, self.calibration
+        profile = PROFILES[target.engine_model]
         return InstanceJoined(
             at=state.clock.now(),
             instance=state.instance,
             epoch=session.epoch,
-            url=settings.engine_advertised_url or settings.engine_url,
+            url=target.advertised_url or target.url,
             model=facts.model,
             block_tokens=settings.block_tokens,
             engine_block_tokens=facts.block_tokens or settings.block_tokens,
@@ -37,8 +37,8 @@ class FleetEvents:
             speed=settings.speed,
             engine_version=facts.version,
             cache=session.cache,
-            dp_rank=settings.dp_rank,
-            role=cast("Role", settings.role),
+            dp_rank=ANY_RANK if target.dp_rank is None else target.dp_rank,
+            role=cast("Role", target.role),
             decode=measured.decode if measured else profile.decode_cost,
             transfer_tokens_per_s=settings.kv_transfer_gb_per_s * 1e9 / profile.kv_bytes_per_token,
             adapters=list(names.adapters),
@@ -54,7 +54,7 @@ class FleetEvents:
             at=state.clock.now(),
             instance=state.instance,
             epoch=session.epoch,
-            serving=self.probe.serving,
+            serving=self.probe.serving and not state.withheld,
             waiting=load.waiting,
             running=load.running,
             kv_usage=load.kv_usage,

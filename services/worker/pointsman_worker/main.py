@@ -6,86 +6,97 @@ import click
 
 from pointsman.adapters.calibration_file import Calibration, CalibrationError, read_calibration
 from pointsman.adapters.clocks import ScaledClock
+from pointsman.adapters.discovery.listed import ListedEngines
+from pointsman.adapters.discovery.sources import source_of
 from pointsman.adapters.http_engine import HttpEngine
 from pointsman.adapters.kv_events.reader import KvEventReader
-from pointsman.adapters.kv_events.sockets import KvEndpoint, rank_endpoint
-from pointsman.contracts.permissions import BusRole, BusUser
-from pointsman.primitives import InstanceId, PoolName
+from pointsman.adapters.kv_events.sockets import KvEndpoint
+from pointsman.contracts.fleet import ANY_RANK
+from pointsman.contracts.permissions import ANY_INSTANCE, BusRole, BusUser
+from pointsman.ports import EngineDiscovery, EngineTarget
+from pointsman.primitives import PoolName
 from pointsman.runtime.health import HealthBoard, health_server
 from pointsman.runtime.log_connection import open_link
+from pointsman.runtime.open_files import raised_open_files
 from pointsman.runtime.public_secret import note_public_secret
 from pointsman.runtime.settings import command
 from pointsman.runtime.supervision import Supervisor, run
 from pointsman.runtime.telemetry import configure_logging
-from pointsman_worker.service import WorkerService
-from pointsman_worker.settings import SettingsError, WorkerSettings, instance_of
+from pointsman_worker.engine_fleet import EngineFleet
+from pointsman_worker.followed_engine import WorkerContext
+from pointsman_worker.settings import SettingsError, WorkerSettings
+from pointsman_worker.targets import listed_targets
 
 
 @command(WorkerSettings, name="pointsman-worker", table="worker")
 def main(settings: WorkerSettings) -> None:
-    """Follow the KV cache of one engine and write it to the pool's log.
+    """Follow the KV caches of engines and write them to the pool's log.
 
-    Runs beside each engine. It reads the engine's KV events (vLLM's --kv-events-config) and its HTTP interface, joins the fleet
-    as an instance, reports load and cache digest every second, and leaves when it stops (with --state-directory on SIGINT only).
+    Runs beside one engine, or apart from many. It reads the engines' KV events (vLLM's --kv-events-config) and their HTTP
+    interface; each engine joins the fleet as an instance, whose load and cache digest are reported every second. The
+    instances of --engine-url leave when it stops (with --state-directory on SIGINT only), those of --discover on SIGINT only.
 
     \b
       pointsman-worker --engine-url http://127.0.0.1:8000 --kv-endpoint tcp://127.0.0.1:5557
         --kv-replay-endpoint tcp://127.0.0.1:5558 --nats nats://10.0.0.5:4222 --pool qwen
+      pointsman-worker --discover file:engines.toml --discover dns:vllm.example:8000
+        --kv-endpoint tcp://{host}:5557 --kv-replay-endpoint tcp://{host}:5558
     """
     configure_logging(settings.log_level, settings.log_format)
     try:
-        instance = instance_of(settings)
-        events = _event_source(settings)
+        listed = listed_targets(settings)
+        sources = [source_of(text) for text in dict.fromkeys(settings.discover)]
         calibration = read_calibration(Path(settings.engine_calibration)) if settings.engine_calibration else None
     except (SettingsError, CalibrationError, ValueError) as error:
         raise click.UsageError(str(error)) from error
-    run(lambda supervisor: _serve(settings, instance, events, calibration, supervisor))
+    run(lambda supervisor: _serve(settings, listed, sources, calibration, supervisor))
 
 
 async def _serve(
     settings: WorkerSettings,
-    instance: InstanceId,
-    events: KvEventReader | None,
+    listed: list[EngineTarget],
+    discovered: list[EngineDiscovery],
     calibration: Calibration | None,
     supervisor: Supervisor,
 ) -> None:
+    raised_open_files()
     clock = ScaledClock(settings.speed)
     board = HealthBoard(pool=settings.pool)
+    alone = len(listed) == 1 and not discovered
+    instance = listed[0].instance if alone else ANY_INSTANCE
+    user = BusUser(BusRole.WORKER, instance, PoolName(settings.pool))
     note_public_secret(settings.secret, settings.host, board)
     supervisor.start(health_server(board, settings.host, settings.port).serve(), name="health")
-    async with (
-        open_link(settings, clock, board, name=f"worker {instance}", user=_user(settings, instance)) as link,
-        HttpEngine(settings.engine_url, api_key=settings.engine_api_key, dp_rank=settings.dp_rank) as engine,
-    ):
-        service = WorkerService(
+    async with open_link(
+        settings, clock, board, name=f"worker {instance if alone else ''}".rstrip(), user=user
+    ) as link:
+        context = WorkerContext(
             event_log=link.log,
             commands=link.commands,
             clock=clock,
             board=board,
             settings=settings,
-            instance=instance,
-            engine=engine,
-            events=events,
             calibration=calibration,
+            open_engine=lambda target: HttpEngine(
+                target.url, api_key=settings.engine_api_key, dp_rank=_rank_of(target)
+            ),
+            open_events=_event_source,
+            alone=alone,
         )
-        supervisor.start(service.run(), name="worker")
+        fleet = EngineFleet(context, [*([ListedEngines(listed)] if listed else []), *discovered])
+        supervisor.start(fleet.run(), name="engines")
         try:
             await supervisor.until_stopped()
         finally:
-            if settings.state_directory and supervisor.stopped_in_order and not supervisor.for_good:
-                await service.pause()
-            else:
-                await service.leave("worker stopped")
+            in_order = supervisor.stopped_in_order and not supervisor.for_good
+            await fleet.stop("worker stopped", pausing=in_order and bool(settings.state_directory or discovered))
 
 
-def _user(settings: WorkerSettings, instance: InstanceId) -> BusUser:
-    return BusUser(BusRole.WORKER, instance, PoolName(settings.pool))
+def _rank_of(target: EngineTarget) -> int:
+    return ANY_RANK if target.dp_rank is None else target.dp_rank
 
 
-def _event_source(settings: WorkerSettings) -> KvEventReader | None:
-    if not settings.kv_endpoint:
+def _event_source(target: EngineTarget) -> KvEventReader | None:
+    if not target.kv_endpoint:
         return None
-    rank = max(0, settings.dp_rank)
-    return KvEventReader(
-        KvEndpoint(rank_endpoint(settings.kv_endpoint, rank), rank_endpoint(settings.kv_replay_endpoint, rank))
-    )
+    return KvEventReader(KvEndpoint(target.kv_endpoint, target.kv_replay_endpoint))

@@ -23,7 +23,8 @@ FILE_BYTES_MAX = 1 << 30
 
 
 class SavedSession(msgspec.Struct, frozen=True, kw_only=True):
-    """`joined`: the join event without times. `written`: log sequence of the last write. `kept_at`: Unix time."""
+    """`joined`: the join event without times. `written`: log sequence of the last write. `kept_at`: Unix time. `engine`:
+    the target's identity."""
 
     kept_at: EngineSeconds
     keys: int
@@ -35,6 +36,7 @@ class SavedSession(msgspec.Struct, frozen=True, kw_only=True):
     log_identity: str
     cursor: Cursor
     blocks: HeldBlocks
+    engine: str = ""
 
 
 def write_handover(path: Path, handover: SavedSession) -> None:
@@ -100,6 +102,7 @@ class SessionStore:
             log_identity=session.log_identity,
             cursor=cursor,
             blocks=blocks,
+            engine=state.target.identity,
         )
         try:
             write_handover(path, handover)
@@ -113,6 +116,9 @@ class SessionStore:
         state, path = self._state, self._path
         handover = read_handover(path, now=state.unix_time()) if path is not None else None
         if handover is None or handover.keys != state.key_chain(facts).root():
+            return None
+        if handover.engine != state.target.identity and handover.engine and state.target.identity:
+            log.info("handover_of_another_engine", instance=state.instance)
             return None
         translator = state.new_translator(facts)
         try:
@@ -139,6 +145,7 @@ class SessionStore:
             state.rejoin(session)
             return
         state.session, state.position.written = session, written
+        state.joined_epoch = session.epoch
         state.report_now()
         log.info("epoch_resumed", instance=state.instance, epoch=session.epoch, sequence=session.sequencer.sequence)
 

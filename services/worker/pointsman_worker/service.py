@@ -5,8 +5,8 @@ import asyncio
 import structlog
 
 from pointsman.adapters.calibration_file import Calibration
-from pointsman.ports import Clock, Commands, EventLog
-from pointsman.primitives import InstanceId, WallSeconds
+from pointsman.ports import Clock, Commands, EngineTarget, EventLog
+from pointsman.primitives import WallSeconds
 from pointsman.runtime.health import HealthBoard
 from pointsman_worker.engine_monitor import Engine, EngineMonitor
 from pointsman_worker.fleet_events import FleetEvents
@@ -15,11 +15,13 @@ from pointsman_worker.resync import ResyncHandler
 from pointsman_worker.saved_session import SessionStore
 from pointsman_worker.session import UNCONFIRMED_WALL_SECONDS, EventSource, SessionState
 from pointsman_worker.settings import WorkerSettings
+from pointsman_worker.targets import completed
 from pointsman_worker.writer import LogWriter
 
 log = structlog.get_logger()
 
 LEAVE_SECONDS_MAX = 1.5
+NOT_READY = "its source says that it is not ready"
 
 
 class WorkerService:
@@ -31,15 +33,16 @@ class WorkerService:
         clock: Clock,
         board: HealthBoard,
         settings: WorkerSettings,
-        instance: InstanceId,
+        target: EngineTarget,
         engine: Engine,
         events: EventSource | None,
         calibration: Calibration | None = None,
         unconfirmed_wall_seconds: WallSeconds = UNCONFIRMED_WALL_SECONDS,
     ) -> None:
-        """`events` None: the engine publishes none. `calibration` None: the profile's costs."""
-        state = SessionState(instance, settings, clock, events, unconfirmed_wall_seconds)
-        self._instance = instance
+        """`events` None: the engine publishes none. `calibration` None: the profile's costs. Raises TargetError."""
+        target = completed(target, settings)
+        self.state = state = SessionState(target, settings, clock, events, unconfirmed_wall_seconds)
+        state.withhold("" if target.ready else NOT_READY)
         self._probe = EngineMonitor(engine, state, board)
         fleet_events = FleetEvents(state, self._probe, calibration)
         successor = SessionStore(fleet_events)
@@ -63,22 +66,26 @@ class WorkerService:
         finally:
             self._stopped.set()
 
-    async def pause(self) -> None:
+    @property
+    def serving(self) -> bool:
+        return self._probe.serving and not self.state.withheld
+
+    async def pause(self, seconds_max: float = LEAVE_SECONDS_MAX) -> None:
         """Flush, save a handover and end `run`; the instance stays in the fleet."""
-        await self._end("worker paused", pausing=True)
+        await self._end("worker paused", seconds_max, pausing=True)
 
-    async def leave(self, reason: str) -> None:
-        """Flush, append InstanceLeft and end `run`, within LEAVE_SECONDS_MAX."""
-        await self._end(reason, pausing=False)
+    async def leave(self, reason: str, seconds_max: float = LEAVE_SECONDS_MAX) -> None:
+        """Flush, append InstanceLeft and end `run`."""
+        await self._end(reason, seconds_max, pausing=False)
 
-    async def _end(self, reason: str, *, pausing: bool) -> None:
+    async def _end(self, reason: str, seconds_max: float, *, pausing: bool) -> None:
+        self._writer.leave(reason, pausing=pausing)
         if self._running is None:
             return
-        self._writer.leave(reason, pausing=pausing)
         try:
-            async with asyncio.timeout(LEAVE_SECONDS_MAX):
+            async with asyncio.timeout(seconds_max):
                 await self._stopped.wait()
         except TimeoutError:
-            log.warning("leave_unconfirmed", instance=self._instance, reason="the log did not confirm in time")
+            log.warning("leave_unconfirmed", instance=self.state.instance, reason="the log did not confirm in time")
             self._running.cancel()
             await self._stopped.wait()

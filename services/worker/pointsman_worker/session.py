@@ -12,7 +12,7 @@ from pointsman.adapters.clocks import wall_time_of
 from pointsman.adapters.http_engine import EngineFacts
 from pointsman.adapters.kv_events.events import Cursor, EngineItem
 from pointsman.contracts.block_keys import KeyChain
-from pointsman.ports import Clock
+from pointsman.ports import Clock, EngineTarget
 from pointsman.primitives import EngineSeconds, Epoch, InstanceId, Sequence, WallSeconds
 from pointsman.runtime import telemetry
 from pointsman_worker.event_sequencer import CacheEventSequencer
@@ -76,13 +76,18 @@ class LogPosition:
 
 @dataclass(slots=True)
 class SessionState:
-    instance: InstanceId
+    """`withheld`: why nothing may be placed there whatever the engine says; empty if it may. `joined_epoch`: the newest
+    that this process wrote, 0 if none or left."""
+
+    target: EngineTarget
     settings: WorkerSettings
     clock: Clock
     events: EventSource | None
     unconfirmed_wall_seconds: WallSeconds = UNCONFIRMED_WALL_SECONDS
     session: CacheSession | None = None
     last_epoch: Epoch = field(default=Epoch(0))
+    joined_epoch: Epoch = field(default=Epoch(0))
+    withheld: str = ""
     position: LogPosition = field(default_factory=LogPosition)
     undecodable: int = 0
     wake: asyncio.Event = field(default_factory=asyncio.Event)
@@ -92,6 +97,15 @@ class SessionState:
     def labels(self) -> tuple[str, InstanceId]:
         """Of its metrics: pool and engine."""
         return self.settings.pool, self.instance
+
+    @property
+    def instance(self) -> InstanceId:
+        return self.target.instance
+
+    def withhold(self, reason: str) -> None:
+        if reason != self.withheld:
+            self.withheld = reason
+            self.report_now()
 
     def report_now(self) -> None:
         self.report_at = self.clock.wall()

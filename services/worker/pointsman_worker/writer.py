@@ -12,7 +12,7 @@ from pointsman.adapters.backoff import Backoff
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.fleet import InstanceLeft
 from pointsman.ports import EventLog, LogMissingError, LogUnavailableError
-from pointsman.primitives import EngineSeconds, WallSeconds
+from pointsman.primitives import EngineSeconds, Epoch, WallSeconds
 from pointsman.runtime.health import HealthBoard
 from pointsman_worker.event_sequencer import CacheEvents
 from pointsman_worker.fleet_events import FleetEvents
@@ -89,9 +89,11 @@ class LogWriter:
                 await state.clock.sleep_wall(WallSeconds(0.0 if self._leaving else state.settings.flush_ms / 1000))
 
     async def _write(self, session: CacheSession, *, reporting: bool) -> bool:
-        """Returns False if the session ended."""
-        if not session.joined_at and not await self._append(self.fleet_events.joined(session), session):
-            return False
+        """Returns False if the session ended. It joins only when requests may be placed there."""
+        if not session.joined_at:
+            if self.state.withheld or not await self._append(self.fleet_events.joined(session), session):
+                return False
+            self.state.joined_epoch = session.epoch
         snapshots, self._snapshots = self._snapshots, []
         for event in list(self._due_events(session, snapshot=bool(snapshots), gaps=reporting)):
             if not await self._append(event, session):
@@ -160,18 +162,37 @@ class LogWriter:
         return False
 
     async def _end(self) -> None:
-        state = self.state
-        session = state.session
-        if session is None or not session.joined_at or not await self._write(session, reporting=True):
+        session = self.state.session
+        if self._pausing:
+            if session is not None and session.joined_at:
+                await self._pause(session)
             return
-        if not self._pausing:
-            left = InstanceLeft(
-                at=state.clock.now(), instance=state.instance, epoch=session.epoch, reason=self._leaving
-            )
-            await self._append(left, session)
+        if session is not None and session.joined_at:
+            await self._write(session, reporting=True)
+        if self.state.joined_epoch:
+            await self._leave()
+
+    async def _pause(self, session: CacheSession) -> None:
+        if not await self._write(session, reporting=True):
             return
-        await self._report(session, back_within=RESTART_WALL_SECONDS * state.clock.speed)
+        await self._report(session, back_within=RESTART_WALL_SECONDS * self.state.clock.speed)
         while session.translator is not None and session.translator.keys.changed:
             if not await self._write(session, reporting=True):
                 break
         self.successor.save(session)
+
+    async def _leave(self) -> None:
+        """Retried until the caller gives up."""
+        state = self.state
+        left = InstanceLeft(
+            at=state.clock.now(), instance=state.instance, epoch=state.joined_epoch, reason=self._leaving
+        )
+        backoff = Backoff(APPEND_RETRY_SECONDS, APPEND_RETRY_SECONDS_MAX)
+        while True:
+            try:
+                await self.event_log.append(left)
+            except LogUnavailableError:
+                await state.clock.sleep_wall(backoff.next_wait())
+            else:
+                state.joined_epoch = Epoch(0)
+                return

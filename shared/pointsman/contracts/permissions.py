@@ -44,6 +44,8 @@ SERVICE_API = "POINTSMAN.API."
 """JetStream API of FLEET, as the other accounts see it: there the server itself answers `$JS.API`."""
 ANY_POOL = PoolName("*")
 ANY_INSTANCE = InstanceId("*")
+POOL_WIDE = "_"
+"""In the inbox of a worker of any instance: no instance has this name, so it hears no other worker's."""
 
 
 class BusRole(StrEnum):
@@ -65,7 +67,8 @@ class Account(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class BusUser:
-    """`name`: instance of a worker, name of an operator. `pool`: of a worker; the others serve all pools."""
+    """`name`: instance of a worker, ANY_INSTANCE of one that follows many; name of an operator. `pool`: of a worker; the
+    others serve all pools."""
 
     role: BusRole
     name: str = ""
@@ -73,7 +76,8 @@ class BusUser:
 
     @property
     def inbox(self) -> str:
-        return ".".join(part for part in (INBOX, self.role, self.pool or "", self.name) if part)
+        name = POOL_WIDE if self.name == ANY_INSTANCE else self.name
+        return ".".join(part for part in (INBOX, self.role, self.pool or "", name) if part)
 
     @property
     def account(self) -> Account:

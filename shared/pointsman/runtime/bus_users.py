@@ -8,7 +8,15 @@ from pathlib import Path
 
 import nkeys
 
-from pointsman.contracts.permissions import Account, BusRole, BusUser, Permissions, permissions_of, services
+from pointsman.contracts.permissions import (
+    ANY_INSTANCE,
+    Account,
+    BusRole,
+    BusUser,
+    Permissions,
+    permissions_of,
+    services,
+)
 from pointsman.contracts.subjects import valid_name
 from pointsman.primitives import PoolName, WallSeconds
 
@@ -24,13 +32,16 @@ NAMED = (BusRole.WORKER, BusRole.OPERATOR)
 
 
 class Credentials:
-    """`workers/<pool>/<instance>.nk`, `operators/<name>.nk`, and `<role>.nk` of every other role."""
+    """`workers/<pool>/<instance>.nk`, `workers/<pool>.nk` of a worker for any instance of the pool, `operators/<name>.nk`,
+    and `<role>.nk` of every other role."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
 
     def file(self, user: BusUser) -> Path:
         match user.role:
+            case BusRole.WORKER if user.name == ANY_INSTANCE:
+                return self.directory / WORKERS / f"{user.pool}{SEED_SUFFIX}"
             case BusRole.WORKER:
                 return self.directory / WORKERS / str(user.pool) / f"{user.name}{SEED_SUFFIX}"
             case BusRole.OPERATOR:
@@ -75,6 +86,8 @@ class Credentials:
                 yield BusUser(role)
         for seed in self.directory.glob(f"{WORKERS}/*/*{SEED_SUFFIX}"):
             yield BusUser(BusRole.WORKER, seed.stem, PoolName(seed.parent.name))
+        for seed in self.directory.glob(f"{WORKERS}/*{SEED_SUFFIX}"):
+            yield BusUser(BusRole.WORKER, ANY_INSTANCE, PoolName(seed.stem))
         for seed in self.directory.glob(f"{OPERATORS}/*{SEED_SUFFIX}"):
             yield BusUser(BusRole.OPERATOR, seed.stem)
 

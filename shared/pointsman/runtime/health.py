@@ -62,6 +62,13 @@ class HealthBoard:
         self._missing.pop(name, None)
         self._degraded.pop(name, None)
 
+    def forget(self, part: str) -> None:
+        """The part is no more."""
+        name = self._named(part)
+        for known in (self._missing, self._degraded, self._parts):
+            known.pop(name, None)
+        telemetry.DEGRADED.remove(self.pool, name)
+
     @property
     def ready(self) -> bool:
         return not self._missing

@@ -193,11 +193,11 @@ class SecretOption(click.Option):
 def _config_option(table: str) -> click.Option:
     return click.Option(
         ["--config"],
-        type=click.Path(path_type=Path, dir_okay=False),
+        type=click.Path(path_type=Path),
         envvar=ENVIRONMENT_PREFIX + "CONFIG",
         show_envvar=True,
         is_eager=True,
-        help=f"TOML file with settings: keys at the top, or in the table [{table}].",
+        help=f"TOML file with settings: keys at the top, or in the table [{table}]. Of a directory: all *.toml, the last wins.",
         callback=lambda context, _option, path: _load(context, path, table),
     )
 
@@ -205,20 +205,30 @@ def _config_option(table: str) -> click.Option:
 def _load(context: click.Context, path: Path | None, table: str) -> Path | None:
     if path is None:
         return None
+    common: dict[str, Any] = {}
+    own: dict[str, Any] = {}
+    for file in sorted(path.glob("*.toml")) if path.is_dir() else [path]:
+        content = _content(file)
+        known = {parameter.name for parameter in context.command.params}
+        unknown = sorted(set(content.get(table, {})) - known)
+        if unknown:
+            message = f"{file}: [{table}] has no setting {', '.join(unknown)}; see --help for those there are"
+            raise click.BadParameter(message)
+        common |= {key: value for key, value in content.items() if not isinstance(value, dict) and key in known}
+        own |= content.get(table, {})
+    repeatable = {parameter.name for parameter in context.command.params if getattr(parameter, "multiple", False)}
+    context.default_map = {
+        key: [value] if key in repeatable and isinstance(value, str) else value for key, value in (common | own).items()
+    }
+    return path
+
+
+def _content(file: Path) -> dict[str, Any]:
     try:
-        content = tomllib.loads(path.read_text())
+        return tomllib.loads(file.read_text())
     except OSError as error:
-        message = f"cannot read {path}: {error.strerror}"
+        message = f"cannot read {file}: {error.strerror}"
         raise click.BadParameter(message) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        message = f"{path} is not valid TOML: {error}"
+        message = f"{file} is not valid TOML: {error}"
         raise click.BadParameter(message) from error
-    own = content.get(table, {})
-    known = {parameter.name for parameter in context.command.params}
-    unknown = sorted(set(own) - known)
-    if unknown:
-        message = f"{path}: [{table}] has no setting {', '.join(unknown)}; see --help for those there are"
-        raise click.BadParameter(message)
-    common = {key: value for key, value in content.items() if not isinstance(value, dict) and key in known}
-    context.default_map = common | own
-    return path

@@ -329,6 +329,12 @@ UNEXPECTED_ERRORS = Counter(
     "pointsman_unexpected_errors_total", "Commands and regular steps that ended in an unexpected error.", ["step"]
 )
 BUILD_INFO = Gauge("pointsman_build_info", "Always 1: the version of this process.", ["version"])
+WORKER_ENGINES = Gauge(
+    "pointsman_worker_engines",
+    "Engines that this worker follows, by status: serving, not_serving, withheld (its source says not ready, or names it no "
+    "more), failed (cannot be followed).",
+    ["pool", "status"],
+)
 
 
 def configure_logging(level: str, log_format: str) -> None:

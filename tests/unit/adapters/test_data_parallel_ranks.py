@@ -4,7 +4,8 @@ import pytest
 
 from pointsman.adapters.http_engine import cache_size, load_in
 from pointsman.adapters.kv_events.sockets import rank_endpoint
-from pointsman_worker.settings import WorkerSettings, instance_of
+from pointsman_worker.settings import WorkerSettings
+from pointsman_worker.targets import listed_targets
 
 METRICS = """\
 vllm:num_requests_waiting{engine="0",model_name="m"} 1.0
@@ -41,6 +42,12 @@ def test_load_and_capacity_are_those_of_the_rank_or_of_all() -> None:
 
 
 def test_ranks_of_one_engine_have_names_of_their_own() -> None:
-    names = [instance_of(WorkerSettings(engine_url="http://e:8000", dp_rank=rank)) for rank in (-1, 0, 1)]
+    url = ("http://e:8000",)
+    alone = [listed_targets(WorkerSettings(engine_url=url, dp_rank=rank))[0].instance for rank in (-1, 0, 1)]
+    all_ranks = listed_targets(WorkerSettings(engine_url=url, data_parallel_size=2, kv_endpoint="tcp://e:5557"))
 
-    assert names == ["engine-8000", "engine-8000-rank-0", "engine-8000-rank-1"]
+    assert alone == ["engine-8000", "engine-8000-rank-0", "engine-8000-rank-1"]
+    assert [(target.instance, target.dp_rank, target.kv_endpoint) for target in all_ranks] == [
+        ("engine-8000-rank-0", 0, "tcp://e:5557"),
+        ("engine-8000-rank-1", 1, "tcp://e:5558"),
+    ]

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from pointsman.contracts.permissions import Account, BusRole, BusUser, permissions_of, services
+from pointsman.contracts.permissions import ANY_INSTANCE, Account, BusRole, BusUser, permissions_of, services
 from pointsman.contracts.subjects import covers, log_subjects
 from pointsman.primitives import PoolName
 from tests.support.bus import POOLS, USERS, granted
@@ -65,6 +65,17 @@ def test_a_worker_speaks_for_its_own_instance_and_cannot_read() -> None:
     assert set(granted(worker).subscribe) == {"_INBOX.worker.default.engine-1.>", "pm.default.cmd.resync.engine-1"}
 
 
+def test_a_worker_of_any_instance_speaks_for_its_pool_and_cannot_read() -> None:
+    worker = BusUser(BusRole.WORKER, ANY_INSTANCE, POOLS[0])
+
+    assert set(granted(worker).publish) == {
+        "pm.default.kv.*",
+        "pm.default.fleet.*",
+        "POINTSMAN.API.STREAM.INFO.POINTSMAN_default",
+    }
+    assert set(granted(worker).subscribe) == {"_INBOX.worker.default._.>", "pm.default.cmd.resync.*"}
+
+
 @pytest.mark.parametrize("user", USERS, ids=IDS)
 def test_only_the_inbox_of_its_own_is_heard(user: BusUser) -> None:
     inboxes = [subject for subject in granted(user).subscribe if subject.startswith("_INBOX")]
@@ -80,7 +91,9 @@ def test_no_inbox_contains_another() -> None:
 def test_people_and_workers_never_name_a_whole_tree(user: BusUser) -> None:
     wide = [subject for subject in granted(user).publish if "*" in subject or ">" in subject]
 
-    assert user.account is Account.FLEET or wide == []
+    assert user.account is Account.FLEET or wide == (
+        [] if user.name != ANY_INSTANCE else ["pm.coder.kv.*", "pm.coder.fleet.*"]
+    )
 
 
 def test_people_write_no_entry_and_readers_send_no_command() -> None:

@@ -96,6 +96,28 @@ def test_a_file_that_cannot_be_followed_is_refused_and_told_why(tmp_path: Path, 
     assert complaint in " ".join(result.output.replace("│", " ").split())
 
 
+def test_of_a_directory_all_files_count_and_the_last_wins(config: Path) -> None:
+    (config.parent / "a-image.toml").write_text('host = "0.0.0.0"\ntempo = 50\npool = "red"\n')
+    (config.parent / "notes.txt").write_text("no TOML")
+
+    settings = settled("--config", str(config.parent))
+
+    assert (settings.host, settings.pool, settings.tempo) == ("0.0.0.0", "blue", 80)
+
+
+def test_an_empty_directory_leaves_the_defaults(tmp_path: Path) -> None:
+    assert settled("--config", str(tmp_path)).tempo == 60
+
+
+def test_a_file_of_a_directory_that_cannot_be_followed_is_named(config: Path) -> None:
+    (config.parent / "own.toml").write_text("[orchestra]\ntempi = 3\n")
+
+    result, settings = run("--config", str(config.parent))
+
+    assert settings is None
+    assert "own.toml: [orchestra] has no setting tempi" in result.output
+
+
 def test_a_file_that_is_not_there_is_refused() -> None:
     result, settings = run("--config", "/nonexistent/fleet.toml")
 

@@ -1,4 +1,4 @@
-"""Engines from DNS, asked again when an answer's time to live is over.
+"""Engines from DNS, asked again when an answer's time to live is over, and every 5 s at least.
 
 - `dns:HOST:PORT`: one target per address of A records, or of AAAA where there is no A record.
 - `srv:NAME`: one target per host and port of SRV records.
@@ -28,7 +28,8 @@ from pointsman.primitives import WallSeconds
 log = structlog.get_logger()
 
 POLL_WALL_SECONDS_MIN: WallSeconds = WallSeconds(1.0)
-POLL_WALL_SECONDS_MAX: WallSeconds = WallSeconds(30.0)
+POLL_WALL_SECONDS_MAX: WallSeconds = WallSeconds(5.0)
+"""Below most times to live (Docker's is 600 s): an engine that is added should not wait."""
 RETRY_WALL_SECONDS: WallSeconds = WallSeconds(2.0)
 LOOKUP_WALL_SECONDS_MAX: WallSeconds = WallSeconds(5.0)
 EMPTY_WALL_SECONDS: WallSeconds = WallSeconds(60.0)

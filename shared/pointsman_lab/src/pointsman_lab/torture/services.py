@@ -11,7 +11,7 @@ from pointsman.adapters.kv_events.reader import KvEventReader
 from pointsman.adapters.kv_events.sockets import KvEndpoint
 from pointsman.contracts.decisions import RequestMigrated
 from pointsman.policies.policy_set import scaling_policy
-from pointsman.ports import InstanceProvider
+from pointsman.ports import EngineTarget, InstanceProvider
 from pointsman.primitives import InstanceId, RequestId, WallSeconds
 from pointsman.runtime.health import SHUTDOWN_PART
 from pointsman.runtime.supervision import Supervisor
@@ -90,13 +90,11 @@ class WorkerProcess(Process):
             board=run.board,
             settings=WorkerSettings(
                 **plan.fleet_settings,
-                instance=host.instance,
-                engine_url=host.url,
                 flush_ms=plan.flush_ms,
                 role=host.role,
                 state_directory=self.environment.state_directory if plan.workers_pause else "",
             ),
-            instance=host.instance,
+            target=EngineTarget(instance=host.instance, url=host.url),
             engine=HostProbe(host, plan.engine.block_size),
             events=KvEventReader(KvEndpoint("", ""), sockets=lambda _endpoint: MemorySockets(host)),
         )

@@ -1,0 +1,84 @@
+"""Targets completed by the worker's settings: what a source leaves open, `{host}` in endpoints, data-parallel ranks."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from pointsman.adapters.discovery.targets import TargetError, by_rank, engine_targets, host_and_port, with_host
+from pointsman.adapters.kv_events.sockets import rank_endpoint
+from pointsman.contracts.fleet import ANY_RANK
+from pointsman.contracts.subjects import valid_name
+from pointsman.ports import EngineTarget
+from pointsman.primitives import InstanceId
+from pointsman_worker.settings import DEFAULT_ENGINE_URL, SettingsError, WorkerSettings
+
+HOST = "{host}"
+
+
+def listed_targets(settings: WorkerSettings) -> list[EngineTarget]:
+    """Engines of --engine-url; without --discover there is one by default. Raises SettingsError."""
+    urls = settings.engine_url or (() if settings.discover else (DEFAULT_ENGINE_URL,))
+    _check(settings, urls)
+    try:
+        return [target for url in urls for target in _listed(url, settings, alone=len(urls) == 1)]
+    except ValueError as error:
+        raise SettingsError(str(error)) from error
+
+
+def completed_targets(target: EngineTarget, settings: WorkerSettings) -> list[EngineTarget]:
+    """One, or one per rank of the setting where the source says nothing of ranks. Raises TargetError."""
+    if target.dp_rank is None and settings.data_parallel_size > 1:
+        return [completed(ranked, settings) for ranked in by_rank(target, settings.data_parallel_size)]
+    return [completed(target, settings)]
+
+
+def completed(target: EngineTarget, settings: WorkerSettings) -> EngineTarget:
+    """Raises TargetError."""
+    host, _ = host_and_port(target.url)
+    rank = settings.dp_rank if target.dp_rank is None else target.dp_rank
+
+    def own_or(endpoint: str, template: str) -> str:
+        return endpoint or rank_endpoint(with_host(template, host), max(0, rank))
+
+    try:
+        return replace(
+            target,
+            advertised_url=target.advertised_url or with_host(settings.engine_advertised_url, host),
+            kv_endpoint=own_or(target.kv_endpoint, settings.kv_endpoint),
+            kv_replay_endpoint=own_or(target.kv_replay_endpoint, settings.kv_replay_endpoint),
+            dp_rank=rank,
+            role=target.role or settings.role,
+            engine_model=target.engine_model or settings.engine_model,
+        )
+    except ValueError as error:
+        msg = f"{target.instance}: {error}"
+        raise TargetError(msg) from error
+
+
+def _listed(url: str, settings: WorkerSettings, *, alone: bool) -> list[EngineTarget]:
+    _, port = host_and_port(url)
+    name = settings.instance or (f"engine-{port}" if alone else "")
+    if settings.dp_rank != ANY_RANK and not settings.instance:
+        name = f"{name}-rank-{settings.dp_rank}"
+    (target,) = engine_targets(url=url, name=name)
+    if settings.instance:
+        target = replace(target, instance=InstanceId(settings.instance))
+    return completed_targets(target, settings)
+
+
+def _check(settings: WorkerSettings, urls: Sequence[str]) -> None:
+    if settings.instance and not valid_name(settings.instance):
+        msg = f"{settings.instance!r} cannot be an instance: lower-case letters, digits and dashes, at most 63"
+        raise SettingsError(msg)
+    if settings.dp_rank != ANY_RANK and settings.data_parallel_size > 1:
+        msg = "--dp-rank follows one rank, --data-parallel-size all: give one of them"
+        raise SettingsError(msg)
+    if not settings.discover and len(urls) == 1:
+        return
+    for flag, value in (("--kv-endpoint", settings.kv_endpoint), ("--kv-replay-endpoint", settings.kv_replay_endpoint),
+                        ("--engine-advertised-url", settings.engine_advertised_url)):  # fmt: skip
+        if value and HOST not in value:
+            msg = f"{flag} {value}: several engines need {HOST} in it"
+            raise SettingsError(msg)
+    if settings.instance or settings.dp_rank != ANY_RANK:
+        msg = "--instance and --dp-rank are of a worker that follows one engine"
+        raise SettingsError(msg)

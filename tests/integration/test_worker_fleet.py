@@ -1,0 +1,210 @@
+"""One worker that follows several engines: readiness, replacement, disappearance, and engines that fail beside others."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from pointsman.contracts.fleet import InstanceJoined, InstanceLeft, InstanceReported
+from pointsman.primitives import InstanceId
+from pointsman.runtime import telemetry
+from pointsman_lab.memory.log import MemoryBroker
+from pointsman_worker.settings import SettingsError
+from tests.support.fake_publisher import BLOCK, FakePublisher, ScriptedCache
+from tests.support.told_engines import POOL, Failures, FollowingWorker, ToldEngine, ToldEngines, following, target
+from tests.support.waiting import eventually
+
+A, B = "a", "b"
+
+
+def prompt(*numbers: int) -> list[int]:
+    return [number for number in numbers for _ in range(2 * BLOCK)]
+
+
+def blocks_held(worker: FollowingWorker, instance: str) -> int:
+    """As schedulers know it."""
+    return len(worker.state().index.keys(InstanceId(instance)))
+
+
+async def until_serving(worker: FollowingWorker, *instances: str, blocks: int = 0) -> None:
+    for instance in instances:
+        await eventually(lambda: worker.serves(instance), what=f"{instance} serving")  # noqa: B023
+        await eventually(lambda: worker.last_report(instance).blocks == blocks)  # type: ignore[union-attr]  # noqa: B023
+
+
+async def test_an_engine_that_is_not_ready_keeps_its_session_and_its_cache_and_gets_nothing() -> None:
+    cache = ScriptedCache()
+    async with FakePublisher() as publisher:
+        await publisher.publish(cache.store(prompt(1)))
+        ready = target(A, publisher)
+        source = ToldEngines(ready)
+        async with following(source) as worker:
+            await until_serving(worker, A, blocks=1)
+
+            source.tell(target(A, publisher, ready=False))
+            await eventually(lambda: not worker.serves(A))
+            withheld = worker.state()
+            await publisher.publish(cache.store(prompt(2)))
+            await eventually(lambda: worker.last_report(A).blocks == 2)  # type: ignore[union-attr]
+            still_withheld = not worker.serves(A)
+            source.tell(ready)
+            await eventually(lambda: worker.serves(A))
+
+            assert withheld.fleet.ready == ()
+            assert len(withheld.index.keys(InstanceId(A))) == 1
+            assert still_withheld
+            assert len(worker.of(InstanceJoined, A)) == 1
+            assert worker.state().fleet.ready == (A,)
+            assert blocks_held(worker, A) == 2
+            assert worker.lacks(A) == {}
+
+
+async def test_an_engine_that_was_never_ready_does_not_join() -> None:
+    async with FakePublisher() as publisher:
+        source = ToldEngines(target(A, publisher, ready=False))
+        async with following(source) as worker:
+            await publisher.publish(ScriptedCache().store(prompt(1)))
+            await eventually(lambda: A in worker.engines and worker.engines[A].asked > 3)
+            before = worker.of(InstanceJoined, A)
+            source.tell(target(A, publisher))
+            await until_serving(worker, A, blocks=1)
+
+    assert before == []
+
+
+async def test_a_short_absence_from_the_list_costs_nothing_and_a_longer_one_is_a_leave() -> None:
+    async with FakePublisher() as publisher:
+        await publisher.publish(ScriptedCache().store(prompt(1)))
+        source = ToldEngines(target(A, publisher))
+        async with following(source, vanished_seconds=1.5) as worker:
+            await until_serving(worker, A, blocks=1)
+            source.tell()
+            await eventually(lambda: not worker.serves(A))
+            source.tell(target(A, publisher))
+            await until_serving(worker, A, blocks=1)
+            flapped = worker.of(InstanceLeft, A), len(worker.of(InstanceJoined, A))
+            source.tell()
+            await eventually(lambda: worker.of(InstanceLeft, A))
+
+            assert flapped == ([], 1)
+            assert worker.state().fleet.get(InstanceId(A)) is None
+            await eventually(lambda: not worker.lacks(A))
+
+
+async def test_another_engine_in_its_place_inherits_nothing_although_the_events_go_on() -> None:
+    """The publisher has no replay socket: to the reader it is one unbroken stream."""
+    cache = ScriptedCache()
+    async with FakePublisher(replay=False) as publisher:
+        source = ToldEngines(target(A, publisher, identity="uid-1"))
+        async with following(source) as worker:
+            await eventually(lambda: worker.serves(A))
+            await publisher.publish(cache.store(prompt(1)))
+            await eventually(lambda: blocks_held(worker, A) == 1)
+            source.tell(target(A, publisher, identity="uid-2"))
+            await eventually(lambda: len(worker.of(InstanceJoined, A)) > 1 and worker.serves(A))
+
+            first, *_, last = worker.of(InstanceJoined, A)
+            (left,) = worker.of(InstanceLeft, A)
+            assert left.epoch < last.epoch
+            assert left.epoch >= first.epoch
+            assert blocks_held(worker, A) == 0
+            assert worker.last_report(A).epoch == last.epoch  # type: ignore[union-attr]
+
+
+async def test_a_handover_is_not_for_the_engine_that_took_the_place_meanwhile(tmp_path: Path) -> None:
+    broker, state = MemoryBroker(POOL), {"state_directory": str(tmp_path), "pausing": True}
+    async with FakePublisher() as publisher:
+        await publisher.publish(ScriptedCache().store(prompt(1)))
+        for identity in ("uid-1", "uid-1", "uid-2"):
+            source = ToldEngines(target(A, publisher, identity=identity))
+            async with following(source, broker=broker, **state) as worker:  # type: ignore[arg-type]
+                reports = len(worker.of(InstanceReported, A))
+                await eventually(lambda: len(worker.of(InstanceReported, A)) > reports)  # noqa: B023
+                await eventually(lambda: worker.last_report(A).blocks == 1)  # type: ignore[union-attr]
+                joins = len(worker.of(InstanceJoined, A))
+            assert joins == (2 if identity == "uid-2" else 1)
+
+
+async def test_engines_that_hang_contradict_or_cannot_be_opened_leave_the_others_alone() -> None:
+    engines = {"hanging": ToldEngine(hangs=True), "away": ToldEngine(away=True), "odd": ToldEngine(block_tokens=7)}
+    failures = Failures({"broken"})
+    async with FakePublisher() as good, FakePublisher() as other:
+        bad = [target(name, other) for name in (*engines, "broken")]
+        source = ToldEngines(*bad, target(A, good))
+        async with following(source, engines=engines, failures=failures) as worker:
+            await until_serving(worker, A)
+            await good.publish(ScriptedCache().store(prompt(1)))
+            await until_serving(worker, A, blocks=1)
+            await eventually(lambda: all(worker.lacks(name) for name in ("away", "odd", "broken")))
+            ready, lacks = worker.board.ready, worker.board.lacks
+            failures.instances.clear()
+            engines["odd"].block_tokens = BLOCK
+            await until_serving(worker, "broken", "odd")
+            await eventually(lambda: not worker.lacks("broken"))
+
+            assert ready
+            assert "--block-tokens does not fit" in lacks["following of odd"]
+            assert "no such socket" in lacks["following of broken"]
+            assert not worker.of(InstanceLeft, A)
+            assert len(worker.of(InstanceJoined, A)) == 1
+
+
+async def test_a_worker_of_one_engine_ends_with_its_contradiction_as_its_operator_should_see() -> None:
+    async with FakePublisher() as publisher:
+        engines = {A: ToldEngine(block_tokens=7)}
+        async with following(ToldEngines(target(A, publisher)), engines=engines, alone=True) as worker:
+            with pytest.raises(SettingsError, match="does not fit"):
+                await asyncio.wait_for(worker.task, 10)
+
+
+async def test_a_source_that_fails_changes_nothing_and_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pointsman_worker.engine_fleet.SOURCE_RESTART_SECONDS", 0.1)
+    failing, other = ToldEngines(target(A)), ToldEngines(target(B), name="other")
+    async with following(failing, other) as worker:
+        await until_serving(worker, A, B)
+        failing.failure = ZeroDivisionError("a bug")
+        failing.tell(target(A))
+        await asyncio.sleep(0.3)
+        failing.failure = None
+        failing.tell()
+        await eventually(lambda: worker.of(InstanceLeft, A))
+        failing.problem = "the server does not answer"
+        await eventually(lambda: worker.board.lacks.get("told") == "the server does not answer")
+
+        assert worker.board.ready
+        assert worker.serves(B)
+        assert not worker.of(InstanceLeft, B)
+
+
+async def test_an_engine_listed_twice_is_one_instance() -> None:
+    first, second = target(A), target(B, url="http://a:1")
+    async with following(ToldEngines(first), ToldEngines(second, name="other")) as worker:
+        await until_serving(worker, A)
+        await eventually(lambda: "targets" in worker.board.lacks)
+
+        assert worker.of(InstanceJoined, B) == []
+        assert worker.board.lacks["targets"] == "b at http://a:1 is listed besides a at http://a:1"
+
+
+async def test_when_the_worker_stops_for_good_all_leave_and_paused_none_does() -> None:
+    broker = MemoryBroker(POOL)
+    for pausing in (True, False):
+        async with following(ToldEngines(target(A), target(B)), broker=broker, pausing=pausing) as worker:
+            joins = 1 if pausing else 2
+            await eventually(lambda: all(len(worker.of(InstanceJoined, name)) == joins for name in (A, B)))  # noqa: B023
+            await until_serving(worker, A, B)
+        assert [len(worker.of(InstanceLeft, name)) for name in (A, B)] == ([0, 0] if pausing else [1, 1])
+        if pausing:
+            assert worker.last_report(A).back_within == 10.0  # type: ignore[union-attr]
+
+
+async def test_metrics_say_how_the_engines_do() -> None:
+    source = ToldEngines(target(A), target(B), target("c", ready=False))
+    async with following(source, engines={B: ToldEngine(away=True)}) as worker:
+        await until_serving(worker, A)
+
+        def counts() -> dict[str, float]:
+            samples = next(iter(telemetry.WORKER_ENGINES.collect())).samples
+            return {sample.labels["status"]: sample.value for sample in samples if sample.labels["pool"] == POOL}
+
+        await eventually(lambda: counts() == {"serving": 1, "not_serving": 1, "withheld": 1, "failed": 0})

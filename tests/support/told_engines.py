@@ -1,0 +1,176 @@
+"""A worker that follows the engines which a test names, over a log in memory."""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import asynccontextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from typing_extensions import override
+
+from pointsman.adapters.clocks import ScaledClock
+from pointsman.adapters.http_engine import EngineFacts, EngineLoad, EngineUnreachableError
+from pointsman.adapters.kv_events.reader import KvEventReader
+from pointsman.adapters.kv_events.sockets import KvEndpoint
+from pointsman.contracts.codec import decode_event
+from pointsman.contracts.fleet import InstanceReported
+from pointsman.ports import EngineDiscovery, EngineTarget
+from pointsman.primitives import InstanceId, PoolName, WallSeconds
+from pointsman.runtime.health import HealthBoard
+from pointsman.state.state import PoolSettings, State
+from pointsman_lab.memory.log import MemoryBroker
+from pointsman_worker.engine_fleet import EngineFleet
+from pointsman_worker.followed_engine import WorkerContext
+from pointsman_worker.session import EventSource
+from pointsman_worker.settings import WorkerSettings
+from tests.support.fake_publisher import BLOCK, FakePublisher
+
+POOL = PoolName("default")
+
+
+class ToldEngines(EngineDiscovery):
+    """A source whose list a test sets."""
+
+    def __init__(self, *targets: EngineTarget, name: str = "told") -> None:
+        self.name = name
+        self.problem = ""
+        self.failure: Exception | None = None
+        self._list = list(targets)
+        self._changed = asyncio.Event()
+
+    def tell(self, *targets: EngineTarget) -> None:
+        self._list = list(targets)
+        self._changed.set()
+
+    @override
+    async def targets(self) -> AsyncGenerator[list[EngineTarget], None]:
+        while True:
+            self._changed.clear()
+            yield list(self._list)
+            await self._changed.wait()
+            if self.failure is not None:
+                raise self.failure
+
+
+@dataclass
+class ToldEngine:
+    """HTTP side of an engine."""
+
+    block_tokens: int = BLOCK
+    away: bool = False
+    hangs: bool = False
+    asked: int = 0
+
+    async def describe(self) -> EngineFacts:
+        await self.load()
+        return EngineFacts(
+            model="m", max_model_len=512, version="1", block_tokens=self.block_tokens, kv_capacity_tokens=4_096
+        )
+
+    async def load(self) -> EngineLoad:
+        self.asked += 1
+        if self.hangs:
+            await asyncio.Event().wait()
+        if self.away:
+            raise EngineUnreachableError("refused", refused=True)
+        return EngineLoad()
+
+
+@dataclass
+class FollowingWorker:
+    broker: MemoryBroker
+    board: HealthBoard
+    fleet: EngineFleet
+    engines: dict[str, ToldEngine]
+    task: asyncio.Task[None]
+
+    @property
+    def events(self) -> list[Any]:
+        found, sequence = [], self.broker.extent.first
+        while (stored := self.broker.at(sequence)) is not None:
+            found.append(decode_event(stored.payload))
+            sequence += 1
+        return found
+
+    def of(self, kind: type[Any], instance: str) -> list[Any]:
+        return [event for event in self.events if isinstance(event, kind) and event.instance == instance]
+
+    def last_report(self, instance: str) -> InstanceReported | None:
+        return next(iter(self.of(InstanceReported, instance)[::-1]), None)
+
+    def serves(self, instance: str) -> bool:
+        """As the newest report says."""
+        report = self.last_report(instance)
+        return report is not None and report.serving
+
+    def state(self) -> State:
+        """What a scheduler makes of the log."""
+        state = State(PoolSettings(block_tokens=2 * BLOCK))
+        for sequence, event in enumerate(self.events, 1):
+            state.apply(event, sequence)
+        return state
+
+    def lacks(self, instance: str) -> dict[str, str]:
+        return {part: why for part, why in self.board.lacks.items() if part.endswith(f" of {instance}")}
+
+
+@dataclass
+class Failures:
+    """Engines whose events cannot be opened."""
+
+    instances: set[str] = field(default_factory=set)
+
+
+def target(name: str, publisher: FakePublisher | None = None, **facts: Any) -> EngineTarget:
+    made = EngineTarget(
+        instance=InstanceId(name),
+        url=f"http://{name}:1",
+        kv_endpoint=publisher.endpoint if publisher else "",
+        kv_replay_endpoint=publisher.replay_endpoint if publisher else "",
+    )
+    return replace(made, **facts)
+
+
+@asynccontextmanager
+async def following(
+    *sources: EngineDiscovery,
+    engines: dict[str, ToldEngine] | None = None,
+    broker: MemoryBroker | None = None,
+    failures: Failures | None = None,
+    vanished_seconds: float = 0.6,
+    pausing: bool = False,
+    alone: bool = False,
+    link_of: Callable[[MemoryBroker, ScaledClock], Any] = lambda broker, clock: broker.client(clock, name="worker"),
+    **settings: Any,
+) -> AsyncIterator[FollowingWorker]:
+    clock, board, broker = ScaledClock(), HealthBoard(), broker or MemoryBroker(POOL)
+    link, known = link_of(broker, clock), engines if engines is not None else {}
+
+    def events_of(followed: EngineTarget) -> EventSource | None:
+        if failures is not None and followed.instance in failures.instances:
+            raise OSError("no such socket")
+        if not followed.kv_endpoint:
+            return None
+        return KvEventReader(KvEndpoint(followed.kv_endpoint, followed.kv_replay_endpoint), idle_check_seconds=0.2)
+
+    context = WorkerContext(
+        event_log=link.log,
+        commands=link.commands,
+        clock=clock,
+        board=board,
+        settings=WorkerSettings(
+            **{"block_tokens": 2 * BLOCK, "flush_ms": 2.0, "report_seconds": WallSeconds(0.1), **settings}
+        ),
+        calibration=None,
+        open_engine=lambda followed: nullcontext(known.setdefault(followed.instance, ToldEngine())),
+        open_events=events_of,
+        alone=alone,
+    )
+    fleet = EngineFleet(context, sources, vanished_seconds=WallSeconds(vanished_seconds))
+    task = asyncio.create_task(fleet.run())
+    try:
+        yield FollowingWorker(broker, board, fleet, known, task)
+    finally:
+        await fleet.stop("test over", pausing=pausing)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
