@@ -46,7 +46,10 @@ async def test_containers_are_followed_through_health_pause_restart_and_removal(
 
     async def until(**ready: bool) -> None:
         wanted = {name.replace("_", "-"): value for name, value in ready.items()}
-        told = lambda: {name: target.ready for name, target in lists[-1].items()} if lists else None  # noqa: E731
+
+        def told() -> dict[str, bool] | None:
+            return {name: target.ready for name, target in lists[-1].items()} if lists else None
+
         await eventually(lambda: told() == wanted, seconds=SECONDS_MAX, what=f"{wanted}, not {told()},")
 
     async def run(*arguments: str) -> None:
