@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup up check lint test test-vllm test-clients mutation fuzz results lock audit sbom clean
+.PHONY: help setup up check lint test dashboards manifests test-vllm test-clients mutation fuzz results lock audit sbom clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -72,6 +72,9 @@ TRACES ?= ../shared/traces
 results: setup ## run every study of docs/results.md; under 30 minutes on two cores
 	$(BIN)/pointsman-lab results --traces $(TRACES) $(ARGS)
 
+dashboards: setup ## write deploy/observability/dashboards/*.json from their source
+	@$(BIN)/python deploy/observability/dashboards.py
+
 COMPILE = $(BIN)/pip-compile -q --strip-extras --generate-hashes --allow-unsafe --no-emit-index-url \
   --no-emit-trusted-host --no-emit-find-links --no-header
 
@@ -81,6 +84,10 @@ lock: ## write deploy/requirements*.txt from pyproject.toml
 	$(COMPILE) -c deploy/requirements.txt --extra docker --extra kubernetes --extra postgresql --extra traces \
 	  --output-file deploy/requirements-runtime.txt pyproject.toml
 	$(COMPILE) -c deploy/requirements.txt --output-file deploy/requirements-build.txt deploy/image.in
+
+KUBECTL ?= $(shell $(BIN)/python -c 'from tests.support.debian_programs import debian_program; print(debian_program("kubectl", "kubectl", "trixie"))')
+manifests: setup ## write the Helm chart from deploy/kubernetes, and the PrometheusRule from deploy/observability
+	$(BIN)/python deploy/helm/generate.py $(KUBECTL)
 
 # Not part of `make test`: it needs the network. Exit code 2: nothing was audited, since no database was reached.
 audit: setup ## look for known vulnerabilities of everything locked

@@ -1,6 +1,7 @@
 """The scaler as a service, beside a scheduler, over the in-memory log: one acts, decisions are done, and none does harm."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -334,3 +335,24 @@ async def test_a_static_provider_leaves_everything_to_people() -> None:
     assert (answer.wanted, answer.applied) == (3, False)
     assert "InstanceDraining" not in kinds
     assert msgspec.to_builtins(answer)["provider"] == "static"
+
+
+async def test_an_autoscaler_reads_the_decided_size_and_nothing_before_there_is_one() -> None:
+    world = World()
+    await world.append(world.joined("a"), reported("a", 0, []))
+    acting, following = (scaler_of(world, StaticProvider(), name) for name in ("s1", "s2"))
+    before = acting.desired()
+    async with world.scheduler(suspect_seconds=60.0), running(following):
+        await eventually(lambda: following.acts)
+        async with running(acting):
+            await scale(world, 3)
+            await eventually(lambda: page_of(acting)["desired"] == page_of(following)["desired"] == 3)
+            pages = [page_of(acting), page_of(following)]
+
+    assert before is None
+    assert pages == [{"pool": POOL, "desired": 3, "ready": 1, "number": 2, "reason": "somebody asked for 3"}] * 2
+
+
+def page_of(scaler: ScalerService) -> dict[str, Any]:
+    page: dict[str, Any] = json.loads(scaler.desired() or b'{"desired": null}')
+    return page

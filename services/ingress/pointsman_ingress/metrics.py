@@ -67,14 +67,32 @@ def of_engine(pool: PoolName, model: str, engine: InstanceId) -> EngineMetrics:
 
 
 @lru_cache(maxsize=SERIES_MAX)
+def cache_predictions(pool: PoolName, engine: InstanceId, outcome: str) -> Counter:
+    return telemetry.CACHE_PREDICTIONS.labels(pool, engine, outcome)
+
+
+@lru_cache(maxsize=SERIES_MAX)
 def http_requests(pool: str, model: str, route: str, status: int) -> Counter:
     return telemetry.HTTP_REQUESTS.labels(pool, model, route, str(status))
 
 
+def show_zeros(pool: PoolName) -> None:
+    """`increase` misses the first value of a series that appears with it."""
+    for metric in (
+        telemetry.REQUEST_RETRIES,
+        telemetry.REQUEST_RETRIES_REFUSED,
+        telemetry.REQUESTS_REDISPATCHED,
+        telemetry.FALLBACK_PLACEMENTS,
+    ):
+        metric.labels(pool)
+
+
 async def forget_departed(fleet: FleetView, pool: PoolName, clock: Clock) -> None:
     """Runs without end."""
+    show_zeros(pool)
     series = EngineSeries(pool)
     while True:
         await clock.sleep_wall(PERIOD_WALL_SECONDS)
         if series.update([instance.id for instance in fleet.instances], clock.wall()):
             of_engine.cache_clear()
+            cache_predictions.cache_clear()

@@ -56,6 +56,7 @@ class RebalancerService:
         self._log = event_log
         self._pool = PoolName(settings.pool)
         self._commands = commands
+        telemetry.REBALANCING_REACTION_SECONDS.labels(settings.pool)
         self._clock = clock
         self._policy = policy
         self._rebind = settings.rebind

@@ -51,7 +51,6 @@ async def _serve(
 ) -> None:
     clock = ScaledClock(settings.speed)
     board = HealthBoard(pool=settings.pool)
-    supervisor.start(health_server(board, settings.host, settings.port).serve(), name="health")
     name = f"scaler-{os.getpid()}-{token_hex(3)}"
     async with open_link(settings, clock, board, name=name, user=BusUser(BusRole.SCALER)) as link:
         service = ScalerService(
@@ -65,6 +64,9 @@ async def _serve(
             settings=settings,
             name=name,
         )
+        documents = {"/desired": service.desired}
+        health = health_server(board, settings.host, settings.port, documents=documents)
+        supervisor.start(health.serve(), name="health")
         supervisor.start(service.run(), name="fold")
         supervisor.start(service.act(), name="act")
         supervisor.start(service.report(), name="report")

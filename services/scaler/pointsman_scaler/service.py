@@ -3,6 +3,7 @@ calls. Steps follow from the log (`reconciler`). The lease holder acts; two at o
 numbered and steps idempotent. Without a scaler the size stays."""
 
 import asyncio
+import json
 from collections import Counter
 
 import structlog
@@ -33,7 +34,7 @@ from pointsman.runtime.log_follower import LogFollower
 from pointsman.runtime.log_metrics import measure_log
 from pointsman.state.fleet import Status
 from pointsman.state.state import PoolSettings, State
-from pointsman_scaler.decider import Decider
+from pointsman_scaler.decider import Decider, in_service
 from pointsman_scaler.reconciler import PoolStatus
 from pointsman_scaler.settings import ScalerSettings
 from pointsman_scaler.step_runner import StepRunner
@@ -125,13 +126,29 @@ class ScalerService:
         """Release the lease; the next holder continues unfinished steps."""
         await self._leadership.resign()
 
+    def desired(self) -> bytes | None:
+        """Page for autoscalers that start engines themselves (KEDA's `metrics-api`). None before the first decision, which
+        is not zero instances."""
+        decided = self.state.scaling.decided
+        if decided is None or not self._follower.caught_up:
+            return None
+        page = {
+            "pool": self._pool,
+            "desired": decided.wanted,
+            "ready": len(in_service(self.state)),
+            "number": decided.number,
+            "reason": decided.reason,
+        }
+        return json.dumps(page).encode()
+
     async def report(self) -> None:
         reported: Counter[Status] = Counter()
         while True:
             sizes = pool_sizes(self.state)
             if self.state.scaling.is_applied:
                 self._board.restored(SIZE)
-            telemetry.SCALER_DESIRED_ENGINES.labels(self._pool).set(self.state.scaling.wanted or 0)
+            if (wanted := self.state.scaling.wanted) is not None:
+                telemetry.SCALER_DESIRED_ENGINES.labels(self._pool).set(wanted)
             if sizes != reported:
                 log.info("pool_size", total=sizes.total(), **{status.value: sizes[status] for status in sorted(sizes)})
             reported = sizes

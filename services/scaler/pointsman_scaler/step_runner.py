@@ -41,6 +41,7 @@ class StepRunner:
         self._commands = commands
         self._clock = clock
         self._settings = settings
+        telemetry.SCALER_ERRORS.labels(settings.pool)
         self._leaving_since: dict[InstanceId, WallSeconds] = {}
         self._grows_after = WallSeconds(0.0)
         self._growth = Backoff(GROWTH_WAIT_WALL_SECONDS, GROWTH_WAIT_WALL_SECONDS_MAX)

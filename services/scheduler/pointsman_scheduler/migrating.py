@@ -25,6 +25,8 @@ PLANS_REMEMBERED_MAX = 256
 class MigrationHandler:
     def __init__(self, dispatcher: Dispatcher, pool: str) -> None:
         self._pool = pool
+        telemetry.REDISPATCHES_ORDERED.labels(pool)
+        telemetry.REDISPATCH_WASTED_PREFILL_SECONDS.labels(pool)
         self._dispatcher = dispatcher
         self._answered: OrderedDict[str, MigrationAnswered] = OrderedDict()
 

@@ -12,7 +12,8 @@ from pointsman.ports import EngineDiscovery, EngineTarget
 from pointsman.primitives import InstanceId, WallSeconds
 from pointsman.runtime import telemetry
 from pointsman.runtime.containment import note_failure
-from pointsman_worker.followed_engine import FollowedEngine, WorkerContext
+from pointsman.runtime.engine_series import EngineSeries
+from pointsman_worker.followed_engine import VANISHED, FollowedEngine, WorkerContext
 from pointsman_worker.targets import completed_targets
 
 log = structlog.get_logger()
@@ -37,6 +38,8 @@ class EngineFleet:
         self._vanished_seconds = vanished_seconds
         self._lists: dict[int, list[EngineTarget]] = {}
         self._followed: dict[InstanceId, FollowedEngine] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._series = EngineSeries(context.settings.pool)
         self._group = asyncio.TaskGroup()
         self._stopping = False
         for source in sources:
@@ -57,7 +60,10 @@ class EngineFleet:
     async def stop(self, reason: str, *, pausing: bool) -> None:
         """Ends all at once: with InstanceLeft, or with handovers if `pausing`."""
         self._stopping = True
-        await asyncio.gather(*(engine.stop(reason, pausing=pausing) for engine in self._followed.values()))
+        for engine in self._followed.values():
+            engine.stop(reason, pausing=pausing)
+        if self._tasks:
+            await asyncio.wait(self._tasks)
 
     async def _read(self, number: int, source: EngineDiscovery) -> None:
         while True:
@@ -81,7 +87,9 @@ class EngineFleet:
             if engine is None:
                 log.info("engine_found", instance=instance, url=target.url, ready=target.ready)
                 engine = self._followed[instance] = FollowedEngine(self._context, target)
-                self._group.create_task(engine.run())
+                task = self._group.create_task(engine.run())
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
             engine.update(target)
         for instance, engine in self._followed.items():
             if instance not in wanted:
@@ -141,6 +149,7 @@ class EngineFleet:
             if engine.vanished_at is not None and now - engine.vanished_at >= self._vanished_seconds:
                 del self._followed[instance]
                 log.info("engine_gone", instance=instance)
-                self._group.create_task(engine.stop("no source names it any more"))
+                engine.stop(VANISHED)
+        self._series.update(self._followed, now)
         for status, count in statuses.items():
             telemetry.WORKER_ENGINES.labels(self._context.settings.pool, status).set(count)

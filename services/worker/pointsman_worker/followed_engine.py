@@ -64,7 +64,6 @@ class FollowedEngine:
         self._stopping = ""
         self._pausing = False
         self._last_epoch = self._joined_epoch = Epoch(0)
-        self._ended = asyncio.Event()
 
     @property
     def status(self) -> str:
@@ -94,11 +93,10 @@ class FollowedEngine:
             self.vanished_at = self._context.clock.wall()
             self._withhold(VANISHED)
 
-    async def stop(self, reason: str, *, pausing: bool = False) -> None:
+    def stop(self, reason: str, *, pausing: bool = False) -> None:
         """Ends `run`: with InstanceLeft, or with a handover if `pausing`."""
         self._stopping, self._pausing = reason, pausing
         self._change.set()
-        await self._ended.wait()
 
     async def run(self) -> None:
         """Raises SettingsError and what is unexpected only if the engine is `alone`."""
@@ -121,7 +119,6 @@ class FollowedEngine:
                 await self._leave()
         finally:
             self._health.close()
-            self._ended.set()
 
     async def _follow(self, target: EngineTarget) -> None:
         """Until it is stopped or replaced. Raises what the service raises."""

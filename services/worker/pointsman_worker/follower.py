@@ -35,6 +35,7 @@ class Follower:
     async def run(self) -> None:
         """Raises SettingsError if the first engine cannot be followed."""
         state, probe = self.state, self.probe
+        _show_zeros(*state.labels)
         events, facts = state.events, await probe.facts()
         while events is None or not facts.completes:
             if events is not None:
@@ -99,3 +100,11 @@ class Follower:
         self.state.undecodable += count
         telemetry.KV_EVENTS_UNDECODABLE.labels(*self.state.labels).inc(count)
         log.warning("engine_event_undecodable", count=count, problem=problem[:200])
+
+
+def _show_zeros(pool: str, engine: str) -> None:
+    """`increase` misses the first value of a series that appears with it."""
+    for metric in (telemetry.KV_EVENTS_UNDECODABLE, telemetry.KV_STORES_DROPPED, telemetry.KV_BLOCKS_EXPIRED):
+        metric.labels(pool, engine)
+    for outcome in ("replayed", "lost"):
+        telemetry.KV_EVENT_GAPS.labels(pool, engine, outcome)

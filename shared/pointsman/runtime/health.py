@@ -36,7 +36,9 @@ CUT_SECONDS: EngineSeconds = 0.5
 SHUTDOWN_POLL_SECONDS: EngineSeconds = 0.05
 SHUTDOWN_PART = "shutdown"
 VERBOSE = "verbose"
-NO_DOCUMENTS: Mapping[str, bytes] = MappingProxyType({})
+Document = Callable[[], bytes | None]
+"""JSON, or None while there is none."""
+NO_DOCUMENTS: Mapping[str, Document] = MappingProxyType({})
 
 
 class HealthBoard:
@@ -129,13 +131,14 @@ class HealthBoard:
         return f"{part} of {self._of}" if self._of else part
 
 
-def health_app(board: HealthBoard, documents: Mapping[str, bytes] = NO_DOCUMENTS) -> AsgiApp:
-    """`documents`: further pages, JSON by path."""
+def health_app(board: HealthBoard, documents: Mapping[str, Document] = NO_DOCUMENTS) -> AsgiApp:
+    """`documents`: further pages by path; 503 while there is none."""
 
     async def app(scope: Scope, _receive: Receive, send: Send) -> None:
         path = scope["path"]
         if path in documents:
-            await send_whole(send, 200, documents[path], "application/json")
+            document = documents[path]()
+            await send_whole(send, 503 if document is None else 200, document or b"{}", "application/json")
             return
         status, content_type, body = board.answer(path, query_of(scope)) or (404, "text/plain", b"not found\n")
         await send_whole(send, status, body, content_type)
@@ -271,7 +274,7 @@ def health_server(
     *,
     listener: socket.socket | None = None,
     options: str = "--host and --port",
-    documents: Mapping[str, bytes] = NO_DOCUMENTS,
+    documents: Mapping[str, Document] = NO_DOCUMENTS,
 ) -> HttpServer:
     telemetry.BUILD_INFO.labels(version("pointsman")).set(1)
     limits = HttpLimits(connections=HEALTH_CONNECTIONS_MAX)

@@ -42,7 +42,7 @@ async def open_link(
     """Returns at once, connected or not. Until connected `board` lacks `nats` or `log`, appends are buffered and
     commands raise NoResponderError. `user`: what this process is on the bus. `serves_without`: degraded, not unready,
     meanwhile."""
-    telemetry.NATS_CONNECTED.labels(settings.pool).set(0)
+    _show_zeros(settings.pool)
     lacks = board.degraded if serves_without else board.missing
     lacks(NATS_PART, f"connecting to {settings.nats_shown}")
     lacks(LOG_PART, "not seen yet")
@@ -67,6 +67,18 @@ async def open_link(
         ),
     ) as link:
         yield link
+
+
+def _show_zeros(pool: str) -> None:
+    """`increase` misses the first value of a series that appears with it."""
+    telemetry.NATS_CONNECTED.labels(pool).set(0)
+    telemetry.LOG_WRITES_STALLED.labels(pool).set(0)
+    telemetry.LOG_LOST.labels(pool)
+    telemetry.LOG_RESETS.labels(pool)
+    for kind in ("undecodable", "unapplied"):
+        telemetry.DEAD_LETTERS.labels(pool, kind)
+    for operation in ("publish", "subscription"):
+        telemetry.NATS_FORBIDDEN.labels(pool, operation)
 
 
 class _TelemetryListener(LogListener):

@@ -146,6 +146,12 @@ ACCESS_LOG_LINES_DROPPED = Counter(
     "Access log lines dropped because standard output was read too slowly.",
 )
 
+SPANS_DROPPED = Counter(
+    "pointsman_spans_dropped_total",
+    "Spans that no collector got, by why: queue_full or not_exported.",
+    ["reason"],
+)
+
 # Scheduler. Every scheduler shows the gauges of engines, the follower with some delay: take the maximum.
 
 DECISIONS = Counter(
@@ -229,6 +235,12 @@ ENGINE_URLS_REFUSED = Counter(
 
 # Worker
 
+WORKER_ENGINES = Gauge(
+    "pointsman_worker_engines",
+    "Engines that this worker follows, by status: serving, not_serving, withheld (its source says not ready, or names it no "
+    "more), failed (cannot be followed).",
+    ["pool", "status"],
+)
 KV_EVENTS = Counter(
     "pointsman_kv_events_total", "KV cache events read from the engine, by type.", ["pool", "engine", "type"]
 )
@@ -329,12 +341,6 @@ UNEXPECTED_ERRORS = Counter(
     "pointsman_unexpected_errors_total", "Commands and regular steps that ended in an unexpected error.", ["step"]
 )
 BUILD_INFO = Gauge("pointsman_build_info", "Always 1: the version of this process.", ["version"])
-WORKER_ENGINES = Gauge(
-    "pointsman_worker_engines",
-    "Engines that this worker follows, by status: serving, not_serving, withheld (its source says not ready, or names it no "
-    "more), failed (cannot be followed).",
-    ["pool", "status"],
-)
 
 
 def configure_logging(level: str, log_format: str) -> None:

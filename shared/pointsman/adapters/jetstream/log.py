@@ -26,6 +26,7 @@ from pointsman.ports import (
     LogExtent,
     LogReset,
     LogUnavailableError,
+    OnStored,
     StoreUnavailableError,
 )
 from pointsman.primitives import PoolName, Sequence, WallSeconds
@@ -91,8 +92,8 @@ class JetStreamLog(EventLog):
                 self._writes.withdraw(number)
 
     @override
-    def append_soon(self, event: LogEvent, fence: Fence | None = None) -> None:
-        self._writes.put(event, fence=fence)
+    def append_soon(self, event: LogEvent, fence: Fence | None = None, on_stored: OnStored | None = None) -> None:
+        self._writes.put(event, fence=fence, on_stored=on_stored)
 
     @override
     async def elect(self, event: LeaderElected, *, after: Sequence) -> Fence:
@@ -147,6 +148,7 @@ class JetStreamLog(EventLog):
             await self._stream_unverified.wait()
             self._stream_unverified.clear()
             await self._ensure_stream()
+            await asyncio.sleep(float(STREAM_RETRY_SECONDS_MIN))  # it may be described and not yet take a write
 
     async def _ensure_stream(self) -> None:
         backoff = Backoff(STREAM_RETRY_SECONDS_MIN, STREAM_RETRY_SECONDS_MAX)

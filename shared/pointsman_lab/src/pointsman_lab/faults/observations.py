@@ -6,6 +6,7 @@ import sqlite3
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from urllib.parse import urlsplit
 
 from pointsman.contracts.block_keys import KeyChain
 from pointsman.contracts.commands import FleetDescribed
@@ -13,6 +14,7 @@ from pointsman.contracts.requests import RequestArrived
 from pointsman.ports import Link, LogEntry, LogMissingError, LogUnavailableError
 from pointsman.primitives import BlockKey, EngineSeconds, InstanceId
 from pointsman.state.state import State
+from pointsman_cli.discovery import FleetProcess
 from pointsman_cli.history.archive import ArchiveHistory
 from pointsman_cli.history.entries import HistoryError
 from pointsman_cli.up.plan import archive_file
@@ -43,6 +45,7 @@ class Evidence:
     gaps: list[str] = field(default_factory=list)
     balancer: Balancer | None = None
     quiet_s: EngineSeconds | None = None
+    log_replicas: int = 1
 
 
 async def gathered(
@@ -97,11 +100,15 @@ async def _ask_engines(fleet: FleetUnderTest, evidence: Evidence) -> None:
     chain = KeyChain(secret=settings.secret.encode(), model=file.model, block_tokens=settings.block_tokens)
     for engine in file.of_role("engine"):
         try:
-            truth = await held_keys(replay_endpoint_of(engine.pid), chain)
+            truth = await held_keys(_reached(replay_endpoint_of(engine.pid), engine), chain)
         except (EngineSilentError, OSError, ValueError) as error:
             evidence.silent.append(f"{engine.name}: {error}")
         else:
             evidence.truth[InstanceId(engine.name)] = truth
+
+
+def _reached(endpoint: str, engine: FleetProcess) -> str:
+    return endpoint.replace("*", urlsplit(engine.url).hostname or "")
 
 
 def _read_archive(fleet: FleetUnderTest, evidence: Evidence) -> None:

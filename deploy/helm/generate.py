@@ -1,0 +1,216 @@
+"""Writes what is made from deploy/kubernetes and deploy/observability: the chart's templates and the PrometheusRule.
+
+    make manifests
+
+A template is the object of the base. Where a component or the HA overlay changes it, both forms stand in an `if` of the value
+that chooses it. The templates use what Go's text/template has, and no function of Helm's."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+HERE = Path(__file__).parent
+KUBERNETES = HERE.parent / "kubernetes"
+TEMPLATES = HERE / "pointsman" / "templates"
+RULES = HERE.parent / "observability" / "alerts.yml"
+PROMETHEUS_RULE = KUBERNETES / "components" / "monitoring" / "prometheus-rule.yaml"
+NAMESPACE = "pointsman"
+VALUES = {
+    ".Values.highAvailability": {"resources": ["overlays/ha"]},
+    ".Values.simulatedEngines": {"resources": ["base"], "components": ["components/simulated-engines"]},
+    ".Values.vllm.enabled": {"resources": ["base"], "components": ["components/vllm"]},
+    ".Values.monitoring": {"resources": ["base"], "components": ["components/monitoring"]},
+    ".Values.keda": {"resources": ["base"], "components": ["components/keda"]},
+}
+# Text of the manifests, and what a chart has in its place. With the default values both are the same.
+REPLACED = (
+    (re.compile(r"^pointsman:[\d.]+$"), "{{ .Values.image }}"),
+    (re.compile(r"^vllm/vllm-openai:.*"), "{{ .Values.vllm.image }}"),
+    (re.compile(r"^Qwen/.*"), "{{ .Values.vllm.model }}"),
+    (re.compile(r"(?<=^kubernetes:pointsman\.io/pool=)default$"), "{{ .Values.pool }}"),
+    (re.compile(r"(?<=^http://pointsman-scaler\.)pointsman(?=\.svc)"), "{{ .Release.Namespace }}"),
+)
+REPLACED_KEYS = {
+    "namespace": (NAMESPACE, "{{ .Release.Namespace }}"),
+    "pointsman.io/pool": ("default", "{{ .Values.pool }}"),
+    "POINTSMAN_POOL": ("default", "{{ .Values.pool }}"),
+}
+SETTINGS = """\
+  {{- range $name, $value := .Values.settings }}
+  {{ $name }}: {{ printf "%q" $value }}
+  {{- end }}
+"""
+HEAD = "{{/* Written by deploy/helm/generate.py (make manifests). */ -}}\n"
+RULE_HEAD = "# Written by deploy/helm/generate.py (make manifests) from deploy/observability.\n"
+ABSENT = object()
+Key = tuple[str, str]
+
+
+def written(kubectl: Path) -> dict[Path, str]:
+    """Text by path of everything that is generated."""
+    base = objects(kubectl, {"resources": ["base"]})
+    variants = {value: objects(kubectl, kustomization) for value, kustomization in VALUES.items()}
+    files = {PROMETHEUS_RULE: prometheus_rule()}
+    for key in sorted({key for found in (base, *variants.values()) for key in found}):
+        if key[0] == "Namespace":
+            continue  # helm makes it
+        forms = {value: found.get(key, ABSENT) for value, found in variants.items()}
+        original = base.get(key, ABSENT)
+        example = next(form for form in (original, *forms.values()) if form is not ABSENT)
+        path = TEMPLATES / f"{group(example)}.yaml"
+        text = "".join(f"{line}\n" for line in entry([], original, forms, 0))
+        if key == ("ConfigMap", "pointsman-settings"):
+            text = text.replace("data:\n", f"data:\n{SETTINGS}", 1)
+        files[path] = files.get(path, HEAD) + text
+    return files
+
+
+def objects(kubectl: Path, kustomization: dict[str, list[str]]) -> dict[Key, Any]:
+    with tempfile.TemporaryDirectory() as directory:
+        there = Path(directory).resolve()
+        relative = {
+            kind: [os.path.relpath(KUBERNETES / name, there) for name in names] for kind, names in kustomization.items()
+        }
+        (there / "kustomization.yaml").write_text(yaml.safe_dump({**relative, "namespace": NAMESPACE}))
+        command = [kubectl, "kustomize", there]
+        text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    return {(found["kind"], found["metadata"]["name"]): found for found in yaml.safe_load_all(text)}
+
+
+def prometheus_rule() -> str:
+    labels = {"app.kubernetes.io/name": "pointsman", "app.kubernetes.io/part-of": "pointsman"}
+    rule = {
+        "apiVersion": "monitoring.coreos.com/v1",
+        "kind": "PrometheusRule",
+        "metadata": {"name": "pointsman", "labels": labels},
+        "spec": {"groups": yaml.safe_load(RULES.read_text())["groups"] if RULES.exists() else []},
+    }
+    return RULE_HEAD + yaml.safe_dump(rule, sort_keys=False, width=120)
+
+
+def group(found: dict[str, Any]) -> str:
+    """The template's file: one for each service, and for each kind of what belongs to none."""
+    component = found["metadata"].get("labels", {}).get("app.kubernetes.io/component")
+    own = found["metadata"]["name"].removeprefix("pointsman-")
+    if found["apiVersion"].startswith("monitoring."):
+        return "monitoring"
+    return "network-policies" if found["kind"] == "NetworkPolicy" else component or own
+
+
+def entry(path: list[str], base: Any, forms: dict[str, Any], indent: int) -> Iterator[str]:
+    """Lines of one object, key or list element, whatever the values: `path` ends in its key, "" in an object's."""
+    different = {value: form for value, form in forms.items() if form != base}
+    if not different:
+        yield from plain(path, base, indent)
+    elif all(type(form) is type(base) and mergeable(base, form) for form in different.values()):
+        yield from merged(path, base, different, indent)
+    elif len(different) == 1:
+        ((value, form),) = different.items()
+        if form is ABSENT:
+            yield f"{{{{- if not {value} }}}}"
+            yield from plain(path, base, indent)
+            yield "{{- end }}"
+            return
+        yield f"{{{{- if {value} }}}}"
+        yield from plain(path, form, indent)
+        if base is not ABSENT:
+            yield "{{- else }}"
+            yield from plain(path, base, indent)
+        yield "{{- end }}"
+    else:
+        message = f"{path}: changed by {list(different)} at once"
+        raise ValueError(message)
+
+
+def mergeable(base: Any, form: Any) -> bool:
+    """Whether the difference lies inside: elements of lists are matched by position, and their first key is no part of it."""
+    if not isinstance(base, list):
+        return isinstance(base, dict)
+    if len(base) != len(form) or not all(isinstance(one, dict) for one in (*base, *form)):
+        return False
+    return all(one[min(one)] == other.get(min(one)) for one, other in zip(base, form, strict=True))
+
+
+def merged(path: list[str], base: Any, forms: dict[str, Any], indent: int) -> Iterator[str]:
+    if isinstance(base, dict):
+        yield from opening(path, indent)
+        inner = indent + (2 if path else 0)
+        for key in sorted({key for one in (base, *forms.values()) for key in one}):
+            parts = {value: form.get(key, ABSENT) for value, form in forms.items()}
+            yield from entry([*path, key], base.get(key, ABSENT), parts, inner)
+        return
+    yield f"{' ' * indent}{path[-1]}:"
+    for number, element in enumerate(base):
+        lines = list(entry([], element, {value: form[number] for value, form in forms.items()}, indent + 2))[1:]
+        yield f"{' ' * indent}- {lines[0].strip()}"
+        yield from lines[1:]
+
+
+def plain(path: list[str], found: Any, indent: int) -> Iterator[str]:
+    if found is ABSENT:
+        return
+    content = {path[-1]: found} if path else found
+    if not path:
+        yield from opening(path, indent)
+    text = yaml.dump(replaced(content), Dumper=Dumper, width=10_000, allow_unicode=True)
+    yield from (f"{' ' * indent}{line}" if line else line for line in text.splitlines())
+
+
+def opening(path: list[str], indent: int) -> Iterator[str]:
+    yield f"{' ' * indent}{path[-1]}:" if path else "---"
+
+
+def replaced(found: Any, key: str = "") -> Any:
+    if isinstance(found, dict):
+        return {name: replaced(value, name) for name, value in found.items()}
+    if isinstance(found, list):
+        return [replaced(element) for element in found]
+    if not isinstance(found, str):
+        return found
+    if key in REPLACED_KEYS and REPLACED_KEYS[key][0] == found:
+        return Quoted(REPLACED_KEYS[key][1])
+    text = found.replace("{{", '{{ "{{" }}')
+    for pattern, expression in REPLACED:
+        text = pattern.sub(expression, text)
+    return text if text == found else Quoted(text) if "\n" not in text else text
+
+
+class Quoted(str):
+    """Text with template actions: in quotes, so that YAML takes what comes out as text."""
+
+
+class Dumper(yaml.SafeDumper):
+    """Not SafeDumper itself: its way with text would change for everybody."""
+
+
+def _text(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+
+
+Dumper.add_representer(str, _text)
+Dumper.add_representer(
+    Quoted, lambda dumper, text: dumper.represent_scalar("tag:yaml.org,2002:str", str(text), style="'")
+)
+
+
+def main() -> None:
+    kubectl = Path(sys.argv[1])
+    PROMETHEUS_RULE.write_text(prometheus_rule())
+    files = written(kubectl)
+    for old in set(TEMPLATES.glob("*.yaml")) - set(files):
+        old.unlink()
+    for path, text in files.items():
+        path.write_text(text)
+    print(json.dumps({"templates": len(files) - 1}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,822 @@
+"""Writes the Grafana dashboards beside this file, in dashboards/: `make dashboards`. A test compares them with what this
+writes, and runs every query against a real Prometheus. Each panel asks for one pool or all ($pool)."""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from grafana_foundation_sdk.builders import common as common_builder
+from grafana_foundation_sdk.builders import dashboard as builder
+from grafana_foundation_sdk.builders import heatmap, prometheus, stat, timeseries
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.models import common
+from grafana_foundation_sdk.models import dashboard as model
+from grafana_foundation_sdk.models import heatmap as heatmap_model
+
+OUT = Path(__file__).parent / "dashboards"
+SOURCE = model.DataSourceRef(type_val="prometheus", uid="${datasource}")
+WIDTH = 24
+Query = tuple[str, str]
+"""PromQL and legend."""
+
+
+@dataclass(frozen=True)
+class Panel:
+    title: str
+    description: str
+    queries: Sequence[Query]
+    unit: str = "short"
+    kind: str = "lines"
+    """lines, stacked, stat or heatmap."""
+    width: int = 8
+    height: int = 8
+    red_above: float | None = None
+    """From where a stat is red."""
+    red_below: float | None = None
+
+
+@dataclass(frozen=True)
+class Board:
+    uid: str
+    title: str
+    description: str
+    rows: Sequence[tuple[str, Sequence[Panel]]]
+    has_model: bool = False
+
+
+REQUESTS = 'pool=~"$pool",model=~"$model"'
+POOL = 'pool=~"$pool"'
+
+
+def rate(metric: str, labels: str = POOL, by: str = "") -> str:
+    per = f" by ({by})" if by else ""
+    return f"sum{per} (rate({metric}{{{labels}}}[$__rate_interval]))"
+
+
+def highest(metric: str, by: str, labels: str = POOL) -> str:
+    """Every scheduler shows the pool: the maximum of them."""
+    return f"max by ({by}) ({metric}{{{labels}}})"
+
+
+def quantiles(metric: str, labels: str = POOL) -> list[Query]:
+    buckets = rate(f"{metric}_bucket", labels, "le")
+    return [(f"histogram_quantile({q / 100:.2g}, {buckets})", f"P{q}") for q in (50, 90, 99)]
+
+
+def ratio(part: str, whole: str) -> str:
+    return f"{part} / ({whole} > 0)"
+
+
+FIVE_HUNDREDS = rate("pointsman_http_requests_total", REQUESTS + ',status=~"5.."')
+ALL_REQUESTS = rate("pointsman_http_requests_total", REQUESTS)
+PROMPT, CACHED = "pointsman_prompt_tokens_total", "pointsman_cached_tokens_total"
+
+OVERVIEW = Board(
+    "pointsman-overview",
+    "Pointsman / Overview",
+    "What clients get: requests, errors, latencies and SLOs.",
+    [
+        (
+            "Now",
+            [
+                Panel("Requests", "Requests that ended, per second.", [(ALL_REQUESTS, "")], "reqps", "stat", 4, 4),
+                Panel(
+                    "In flight",
+                    "Queued or being answered.",
+                    [(f"sum (pointsman_requests_in_flight{{{REQUESTS}}})", "")],
+                    kind="stat",
+                    width=4,
+                    height=4,
+                ),
+                Panel(
+                    "Server errors",
+                    "Share of requests that got a 5xx.",
+                    [(f"({FIVE_HUNDREDS} or vector(0)) / ({ALL_REQUESTS} > 0)", "")],
+                    "percentunit",
+                    "stat",
+                    4,
+                    4,
+                    red_above=0.05,
+                ),
+                Panel(
+                    "TTFT SLO met",
+                    "Share of finished requests whose first token came in time. The objective of the alerts is 99%.",
+                    [
+                        (
+                            ratio(
+                                rate("pointsman_slo_requests_total", REQUESTS + ',objective="ttft",outcome="met"'),
+                                rate("pointsman_slo_requests_total", REQUESTS + ',objective="ttft"'),
+                            ),
+                            "",
+                        )
+                    ],
+                    "percentunit",
+                    "stat",
+                    4,
+                    4,
+                    red_below=0.99,
+                ),
+                Panel(
+                    "Cache hit rate",
+                    "Share of prompt tokens that engines took from their KV cache.",
+                    [(ratio(rate(CACHED, REQUESTS), rate(PROMPT, REQUESTS)), "")],
+                    "percentunit",
+                    "stat",
+                    4,
+                    4,
+                ),
+                Panel(
+                    "Ready engines",
+                    "As the scheduler sees them.",
+                    [
+                        (
+                            f"sum ({highest('pointsman_engines', 'pool', POOL + ',status=' + chr(34) + 'ready' + chr(34))})",
+                            "",
+                        )
+                    ],
+                    kind="stat",
+                    width=4,
+                    height=4,
+                    red_below=1,
+                ),
+            ],
+        ),
+        (
+            "Traffic",
+            [
+                Panel(
+                    "Requests by status",
+                    "499: the client hung up. 429: rejected. 5xx: failed.",
+                    [(rate("pointsman_http_requests_total", REQUESTS, "status"), "{{status}}")],
+                    "reqps",
+                    "stacked",
+                ),
+                Panel(
+                    "Errors by reason",
+                    "Requests that were not served whole. Runbook: PointsmanErrors, PointsmanRejections.",
+                    [(rate("pointsman_request_errors_total", REQUESTS, "reason"), "{{reason}}")],
+                    "reqps",
+                    "stacked",
+                ),
+                Panel(
+                    "Tokens",
+                    "Prompt tokens computed and taken from the cache, and output tokens.",
+                    [
+                        (f"{rate(PROMPT, REQUESTS)} - {rate(CACHED, REQUESTS)}", "prompt, computed"),
+                        (rate(CACHED, REQUESTS), "prompt, cached"),
+                        (rate("pointsman_output_tokens_total", REQUESTS), "output"),
+                    ],
+                    "tok/s",
+                    "stacked",
+                ),
+                Panel(
+                    "In flight by model",
+                    "Queued or being answered.",
+                    [(f"sum by (pool, model) (pointsman_requests_in_flight{{{REQUESTS}}})", "{{pool}} {{model}}")],
+                    kind="stacked",
+                ),
+                Panel(
+                    "Requests by model",
+                    "Those without a model named none that is known.",
+                    [(rate("pointsman_http_requests_total", REQUESTS, "pool, model"), "{{pool}} {{model}}")],
+                    "reqps",
+                    "stacked",
+                ),
+                Panel(
+                    "Degraded parts",
+                    "1: missing or degraded, as on /readyz. Empty is good; shutdown is normal.",
+                    [(f"sum by (job, pool, part) (pointsman_degraded{{{POOL}}}) > 0", "{{job}} {{part}} ({{pool}})")],
+                ),
+            ],
+        ),
+        (
+            "Latency",
+            [
+                Panel(
+                    "Time to first token",
+                    "From arrival to the first token.",
+                    quantiles("pointsman_time_to_first_token_seconds", REQUESTS),
+                    "s",
+                ),
+                Panel(
+                    "Time per output token",
+                    "Mean of each stream after its first token.",
+                    quantiles("pointsman_time_per_output_token_seconds", REQUESTS),
+                    "s",
+                ),
+                Panel(
+                    "Queue time",
+                    "From arrival until the request was sent to the engine that answered.",
+                    quantiles("pointsman_request_queue_time_seconds", REQUESTS),
+                    "s",
+                ),
+                Panel(
+                    "Request latency",
+                    "From arrival to the end of the answer.",
+                    quantiles("pointsman_e2e_request_latency_seconds", REQUESTS),
+                    "s",
+                ),
+                Panel(
+                    "TTFT distribution",
+                    "Requests per second in each range of TTFT.",
+                    [(rate("pointsman_time_to_first_token_seconds_bucket", REQUESTS, "le"), "{{le}}")],
+                    "s",
+                    "heatmap",
+                    16,
+                ),
+            ],
+        ),
+        (
+            "SLO",
+            [
+                Panel(
+                    "SLO met, by model",
+                    "Finished requests that met their objective. Rejected requests do not count.",
+                    [
+                        (
+                            ratio(
+                                rate(
+                                    "pointsman_slo_requests_total",
+                                    REQUESTS + ',outcome="met"',
+                                    "pool, model, objective",
+                                ),
+                                rate("pointsman_slo_requests_total", REQUESTS, "pool, model, objective"),
+                            ),
+                            "{{objective}} {{pool}} {{model}}",
+                        )
+                    ],
+                    "percentunit",
+                    width=12,
+                ),
+                Panel(
+                    "Error budget burn rate",
+                    "1: an objective of 99% is just met. Alerts fire at 14.4 (one hour) and 6 (six hours).",
+                    [
+                        (
+                            "sum by (pool, model, objective) (increase(pointsman_slo_requests_total{"
+                            + REQUESTS
+                            + ',outcome="missed"}[1h]))'
+                            + " / (sum by (pool, model, objective) (increase(pointsman_slo_requests_total{"
+                            + REQUESTS
+                            + "}[1h])) > 0) / 0.01",
+                            "{{objective}} {{pool}} {{model}}",
+                        )
+                    ],
+                    width=12,
+                ),
+            ],
+        ),
+    ],
+    has_model=True,
+)
+
+CACHE = Board(
+    "pointsman-cache",
+    "Pointsman / Cache and routing",
+    "What is known of the engines' caches, what was predicted, and what engines delivered.",
+    [
+        (
+            "Hits",
+            [
+                Panel(
+                    "Hit rate",
+                    "Share of prompt tokens from the KV cache: as predicted at placement, and as engines report.",
+                    [
+                        (ratio(rate("pointsman_predicted_cached_tokens_total"), rate(PROMPT)), "predicted"),
+                        (ratio(rate(CACHED), rate(PROMPT)), "delivered"),
+                    ],
+                    "percentunit",
+                ),
+                Panel(
+                    "Hit rate by engine",
+                    "As engines report.",
+                    [(ratio(rate(CACHED, by="pool, engine"), rate(PROMPT, by="pool, engine")), "{{engine}}")],
+                    "percentunit",
+                ),
+                Panel(
+                    "Predictions",
+                    "Requests by what the engine had cached against the prediction.",
+                    [(rate("pointsman_cache_predictions_total", by="outcome"), "{{outcome}}")],
+                    "reqps",
+                    "stacked",
+                ),
+            ],
+        ),
+        (
+            "Knowledge of caches",
+            [
+                Panel(
+                    "Engines by knowledge",
+                    "exact: events complete and digests equal. degraded: `pointsman fleet` says why. blind: no events.",
+                    [
+                        (
+                            f"sum by (knowledge) ({highest('pointsman_engine_cache_knowledge', 'pool, engine, knowledge')})",
+                            "{{knowledge}}",
+                        )
+                    ],
+                    kind="stacked",
+                ),
+                Panel(
+                    "Cached blocks",
+                    "KV blocks in the index.",
+                    [(highest("pointsman_engine_cached_blocks", "pool, engine"), "{{engine}}")],
+                ),
+                Panel(
+                    "KV events",
+                    "Events of the engines that workers read.",
+                    [(rate("pointsman_kv_events_total", by="type"), "{{type}}")],
+                    "eps",
+                    "stacked",
+                ),
+                Panel(
+                    "Gaps in KV events",
+                    "replayed: filled. lost: the cache is unknown until blocks are confirmed.",
+                    [(rate("pointsman_kv_event_gaps_total", by="engine, outcome"), "{{engine}} {{outcome}}")],
+                    "eps",
+                ),
+                Panel(
+                    "Events without effect",
+                    "Not understood, contradicting, or never confirmed.",
+                    [
+                        (rate("pointsman_kv_events_undecodable_total", by="engine"), "{{engine}} undecodable"),
+                        (rate("pointsman_kv_stores_dropped_total", by="engine"), "{{engine}} dropped"),
+                        (rate("pointsman_kv_blocks_expired_total", by="engine"), "{{engine}} expired"),
+                    ],
+                    "eps",
+                ),
+                Panel(
+                    "Resyncs",
+                    "Snapshots that the scheduler asked for.",
+                    [(rate("pointsman_cache_resyncs_total", by="engine"), "{{engine}}")],
+                    "eps",
+                ),
+            ],
+        ),
+        (
+            "Decisions",
+            [
+                Panel(
+                    "Placements and refusals",
+                    "By the leading scheduler.",
+                    [(rate("pointsman_decisions_total", by="policy, outcome"), "{{policy}} {{outcome}}")],
+                    "reqps",
+                    "stacked",
+                ),
+                Panel("Time of a decision", "Wall time.", quantiles("pointsman_decision_seconds"), "s"),
+                Panel(
+                    "Error of prefill predictions",
+                    "Median, as a share of the time observed. Above 0.3: pointsman calibrate.",
+                    [(highest("pointsman_engine_prediction_error_ratio", "pool, engine"), "{{engine}}")],
+                    "percentunit",
+                ),
+                Panel(
+                    "Prompt tokens computed",
+                    "By engine: the load that routing balances.",
+                    [(f"{rate(PROMPT, by='pool, engine')} - {rate(CACHED, by='pool, engine')}", "{{engine}}")],
+                    "tok/s",
+                    "stacked",
+                ),
+                Panel(
+                    "Moves of waiting requests",
+                    "Applied, or why the leader refused them.",
+                    [(rate("pointsman_migrations_total", by="outcome"), "{{outcome}}")],
+                    "reqps",
+                    "stacked",
+                ),
+                Panel(
+                    "Placed without a scheduler; redispatched",
+                    "The first should be 0.",
+                    [
+                        (rate("pointsman_fallback_placements_total"), "without a scheduler"),
+                        (rate("pointsman_requests_redispatched_total"), "redispatched"),
+                    ],
+                    "reqps",
+                ),
+            ],
+        ),
+    ],
+)
+
+ENGINES = Board(
+    "pointsman-engines",
+    "Pointsman / Engines",
+    "The fleet: status, load, failures and size.",
+    [
+        (
+            "Fleet",
+            [
+                Panel(
+                    "Engines by status",
+                    "As the scheduler sees them.",
+                    [(f"sum by (status) ({highest('pointsman_engines', 'pool, status')})", "{{status}}")],
+                    kind="stacked",
+                ),
+                Panel(
+                    "Ready and wanted",
+                    "Wanted by the scaler, if one runs.",
+                    [
+                        (highest("pointsman_engines", "pool", POOL + ',status="ready"'), "{{pool}} ready"),
+                        (highest("pointsman_scaler_desired_engines", "pool"), "{{pool}} wanted"),
+                    ],
+                ),
+                Panel(
+                    "Waiting for any engine",
+                    "Held in the scheduler or the ingress because none can serve them.",
+                    [
+                        (highest("pointsman_held_requests", "pool"), "{{pool}} scheduler"),
+                        ("sum (pointsman_ingress_held_requests)", "ingress"),
+                    ],
+                ),
+            ],
+        ),
+        (
+            "Load",
+            [
+                Panel(
+                    "Waiting in the scheduler",
+                    "On one engine: a hot prefix. On all: too few engines.",
+                    [(highest("pointsman_engine_pending_requests", "pool, engine"), "{{engine}}")],
+                    kind="stacked",
+                ),
+                Panel(
+                    "In prefill",
+                    "At the engine, before the first token.",
+                    [(highest("pointsman_engine_prefill_requests", "pool, engine"), "{{engine}}")],
+                    kind="stacked",
+                ),
+                Panel(
+                    "Decoding",
+                    "At the engine, after the first token.",
+                    [(highest("pointsman_engine_decoding_requests", "pool, engine"), "{{engine}}")],
+                    kind="stacked",
+                ),
+                Panel(
+                    "KV cache in use",
+                    "As engines report.",
+                    [(highest("pointsman_engine_kv_cache_usage_ratio", "pool, engine"), "{{engine}}")],
+                    "percentunit",
+                ),
+                Panel(
+                    "Prompt tokens",
+                    "Of finished requests.",
+                    [(rate(PROMPT, by="pool, engine"), "{{engine}}")],
+                    "tok/s",
+                    "stacked",
+                ),
+                Panel(
+                    "Output tokens",
+                    "Of finished requests.",
+                    [(rate("pointsman_output_tokens_total", by="pool, engine"), "{{engine}}")],
+                    "tok/s",
+                    "stacked",
+                ),
+            ],
+        ),
+        (
+            "Failures",
+            [
+                Panel(
+                    "Failures of engines",
+                    "Whether or not another engine answered.",
+                    [(rate("pointsman_engine_failures_total", by="engine, failure"), "{{engine}} {{failure}}")],
+                    "reqps",
+                    "stacked",
+                ),
+                Panel(
+                    "Retries",
+                    "Sent to another engine, and refused by the retry budget.",
+                    [
+                        (rate("pointsman_request_retries_total"), "sent elsewhere"),
+                        (rate("pointsman_request_retries_refused_total"), "refused"),
+                    ],
+                    "reqps",
+                ),
+                Panel(
+                    "Ejected engines",
+                    "1: ejected, or on trial after that.",
+                    [(highest("pointsman_engine_ejected", "pool, engine"), "{{engine}}")],
+                    kind="stacked",
+                ),
+                Panel(
+                    "Ejections",
+                    "By cause, in the last hour.",
+                    [
+                        (
+                            f"sum by (engine, cause) (increase(pointsman_engine_ejections_total{{{POOL}}}[1h]))",
+                            "{{engine}} {{cause}}",
+                        )
+                    ],
+                ),
+                Panel(
+                    "Engines followed by workers",
+                    "By what their workers make of them.",
+                    [(f"sum by (status) (pointsman_worker_engines{{{POOL}}})", "{{status}}")],
+                    kind="stacked",
+                ),
+                Panel(
+                    "Errors of the scaler",
+                    "Decisions that it could not carry out.",
+                    [(rate("pointsman_scaler_errors_total", by="pool"), "{{pool}}")],
+                    "eps",
+                ),
+            ],
+        ),
+    ],
+)
+
+CONTROL = Board(
+    "pointsman-control-plane",
+    "Pointsman / Control plane",
+    "Leadership, log, NATS, recorder, rebalancer and processes.",
+    [
+        (
+            "Leadership and NATS",
+            [
+                Panel(
+                    "Leaders",
+                    "One per pool. 0: requests go to the least loaded engine.",
+                    [(f"sum by (pool) (pointsman_leader{{{POOL}}})", "{{pool}}")],
+                ),
+                Panel(
+                    "Term",
+                    "Each step is an election.",
+                    [(highest("pointsman_leader_term", "pool"), "{{pool}}")],
+                ),
+                Panel(
+                    "Connections to NATS",
+                    "Processes with and without one.",
+                    [
+                        (f"sum (pointsman_nats_connected{{{POOL}}})", "connected"),
+                        (f"sum (1 - pointsman_nats_connected{{{POOL}}})", "disconnected"),
+                    ],
+                    kind="stacked",
+                ),
+            ],
+        ),
+        (
+            "Log",
+            [
+                Panel(
+                    "Events written",
+                    "By service.",
+                    [(rate("pointsman_log_events_appended_total", by="job"), "{{job}}")],
+                    "eps",
+                    "stacked",
+                ),
+                Panel(
+                    "Entries not read yet",
+                    "Recorder: not archived. Growing: too slow, or it hangs.",
+                    [(f"max by (pool, job, instance) (pointsman_log_lag_entries{{{POOL}}})", "{{job}} {{instance}}")],
+                ),
+                Panel(
+                    "Size of the log",
+                    "Full is normal: the oldest entries go.",
+                    [
+                        (highest("pointsman_log_bytes", "pool"), "{{pool}}"),
+                        (highest("pointsman_log_bytes_limit", "pool"), "{{pool}} limit"),
+                    ],
+                    "bytes",
+                ),
+                Panel(
+                    "Entries kept",
+                    "Newest minus oldest.",
+                    [
+                        (
+                            f"{highest('pointsman_log_last_sequence', 'pool')}"
+                            f" - {highest('pointsman_log_first_sequence', 'pool')} + 1",
+                            "{{pool}}",
+                        )
+                    ],
+                ),
+                Panel(
+                    "Trouble with the log",
+                    "All should be 0.",
+                    [
+                        (f"sum (pointsman_log_writes_stalled{{{POOL}}})", "processes whose writes stall"),
+                        (f"sum (increase(pointsman_log_events_lost_total{{{POOL}}}[5m]))", "events lost in 5 min"),
+                        (f"sum (increase(pointsman_log_resets_total{{{POOL}}}[5m]))", "resets in 5 min"),
+                        (f"sum (increase(pointsman_dead_letters_total{{{POOL}}}[5m]))", "dead letters in 5 min"),
+                        (f"sum (increase(pointsman_nats_forbidden_total{{{POOL}}}[5m]))", "subjects refused in 5 min"),
+                    ],
+                ),
+                Panel(
+                    "Archived entries",
+                    "Per second, by the recorder.",
+                    [
+                        (
+                            f"max by (pool) (deriv(pointsman_recorder_archived_sequence{{{POOL}}}[$__rate_interval]))",
+                            "{{pool}}",
+                        )
+                    ],
+                    "eps",
+                ),
+            ],
+        ),
+        (
+            "Rebalancer",
+            [
+                Panel(
+                    "Plans",
+                    "By policy and answer.",
+                    [(rate("pointsman_migration_plans_total", by="policy, outcome"), "{{policy}} {{outcome}}")],
+                    "eps",
+                    "stacked",
+                ),
+                Panel(
+                    "Time to plan",
+                    "Wall time of a round.",
+                    quantiles("pointsman_migration_planning_seconds"),
+                    "s",
+                ),
+                Panel(
+                    "Event to move",
+                    "Wall time from the event that a plan answers.",
+                    quantiles("pointsman_rebalancing_reaction_seconds"),
+                    "s",
+                ),
+            ],
+        ),
+        (
+            "Processes",
+            [
+                Panel(
+                    "CPU",
+                    "Cores in use. Not told by an ingress of several processes.",
+                    [
+                        (
+                            'sum by (job, instance) (rate(process_cpu_seconds_total{job=~"pointsman.*"}[$__rate_interval]))',
+                            "{{job}} {{instance}}",
+                        )
+                    ],
+                    kind="stacked",
+                ),
+                Panel(
+                    "Memory",
+                    "Resident.",
+                    [
+                        (
+                            'sum by (job, instance) (process_resident_memory_bytes{job=~"pointsman.*"})',
+                            "{{job}} {{instance}}",
+                        )
+                    ],
+                    "bytes",
+                    "stacked",
+                ),
+                Panel(
+                    "Versions",
+                    "Processes by version.",
+                    [("count by (version) (pointsman_build_info)", "{{version}}")],
+                    kind="stacked",
+                ),
+                Panel(
+                    "Time to tokenise",
+                    "Wall time, in the ingress.",
+                    quantiles("pointsman_tokenization_seconds", ""),
+                    "s",
+                ),
+                Panel(
+                    "Connections refused",
+                    "Closed before a request, or because the client did not read.",
+                    [(rate("pointsman_http_connections_refused_total", "", "reason"), "{{reason}}")],
+                    "eps",
+                    "stacked",
+                ),
+                Panel(
+                    "Unexpected errors",
+                    "Each is a defect: report it.",
+                    [
+                        (rate("pointsman_unexpected_errors_total", "", "job, step"), "{{job}} {{step}}"),
+                        (rate("pointsman_access_log_lines_dropped_total", ""), "access log lines dropped"),
+                    ],
+                    "eps",
+                ),
+            ],
+        ),
+    ],
+)
+
+BOARDS = (OVERVIEW, CACHE, ENGINES, CONTROL)
+
+
+def files() -> dict[str, str]:
+    """Text by file name."""
+    return {
+        f"{board.uid}.json": JSONEncoder(sort_keys=True, indent=2).encode(_dashboard(board)) + "\n" for board in BOARDS
+    }
+
+
+def _dashboard(board: Board) -> model.Dashboard:
+    built = (
+        builder.Dashboard(board.title)
+        .uid(board.uid)
+        .description(board.description)
+        .tags(["pointsman"])
+        .refresh("30s")
+        .time("now-1h", "now")
+        .tooltip(model.DashboardCursorSync.CROSSHAIR)
+        .link(
+            builder.DashboardLink("Pointsman")
+            .type(model.DashboardLinkType.DASHBOARDS)
+            .tags(["pointsman"])
+            .as_dropdown(True)
+            .include_vars(True)
+            .keep_time(True)
+        )
+        .with_variable(builder.DatasourceVariable("datasource").label("Data source").type("prometheus"))
+        .with_variable(_variable("pool", "Pool", "label_values(pointsman_pool_info, pool)"))
+    )
+    if board.has_model:
+        query = 'label_values(pointsman_http_requests_total{pool=~"$pool"}, model)'
+        built = built.with_variable(_variable("model", "Model", query))
+    number, top = 0, 0
+    for title, panels in board.rows:
+        number += 1
+        built = built.with_row(builder.Row(title).id(number).grid_pos(model.GridPos(h=1, w=WIDTH, x=0, y=top)))
+        top, left, tallest = top + 1, 0, 0
+        for panel in panels:
+            if left + panel.width > WIDTH:
+                top, left, tallest = top + tallest, 0, 0
+            number += 1
+            place = model.GridPos(h=panel.height, w=panel.width, x=left, y=top)
+            built = built.with_panel(_panel(panel, number).grid_pos(place))
+            left, tallest = left + panel.width, max(tallest, panel.height)
+        top += tallest
+    return built.build()
+
+
+def _variable(name: str, label: str, query: str) -> builder.QueryVariable:
+    return (
+        builder.QueryVariable(name)
+        .label(label)
+        .query(query)
+        .datasource(SOURCE)
+        .refresh(model.VariableRefresh.ON_TIME_RANGE_CHANGED)
+        .include_all(True)
+        .all_value(".*")
+        .multi(True)
+        .sort(model.VariableSort.ALPHABETICAL_ASC)
+        .current(model.VariableOption(selected=True, text="All", value="$__all"))
+    )
+
+
+PanelBuilder = timeseries.Panel | stat.Panel | heatmap.Panel
+
+
+def _panel(panel: Panel, number: int) -> PanelBuilder:
+    built = _of_kind(panel).id(number).title(panel.title).description(panel.description).unit(panel.unit)
+    built = built.datasource(SOURCE)
+    for letter, (expression, legend) in zip("ABCDEFG", panel.queries, strict=False):
+        query = prometheus.Dataquery().expr(expression).legend_format(legend).ref_id(letter)
+        if panel.kind == "heatmap":
+            query = query.format("heatmap")
+        built = built.with_target(query.instant() if panel.kind == "stat" else query.range())
+    return built
+
+
+def _of_kind(panel: Panel) -> PanelBuilder:
+    match panel.kind:
+        case "stat":
+            return stat.Panel().thresholds(_thresholds(panel)).graph_mode(common.BigValueGraphMode.NONE)
+        case "heatmap":
+            return (
+                heatmap.Panel()
+                .calculate(False)
+                .y_axis(heatmap.YAxisConfig().unit(panel.unit))
+                .color(
+                    heatmap.HeatmapColorOptions().mode(heatmap_model.HeatmapColorMode.SCHEME).scheme("Blues").steps(64)
+                )
+            )
+    lines = (
+        timeseries.Panel()
+        .min(0)
+        .show_points(common.VisibilityMode.NEVER)
+        .tooltip(common_builder.VizTooltipOptions().mode(common.TooltipDisplayMode.MULTI))
+    )
+    if panel.kind == "stacked":
+        lines = lines.fill_opacity(30).stacking(common_builder.StackingConfig().mode(common.StackingMode.NORMAL))
+    return lines
+
+
+def _thresholds(panel: Panel) -> builder.ThresholdsConfig:
+    below, above = "green", "green"
+    at: float | None = None
+    if panel.red_above is not None:
+        at, above = panel.red_above, "red"
+    elif panel.red_below is not None:
+        at, below = panel.red_below, "red"
+    steps = [model.Threshold(value=None, color=below)]
+    if at is not None:
+        steps.append(model.Threshold(value=at, color=above))
+    return builder.ThresholdsConfig().mode(model.ThresholdsMode.ABSOLUTE).steps(steps)
+
+
+def main() -> int:
+    OUT.mkdir(exist_ok=True)
+    for name, text in files().items():
+        (OUT / name).write_text(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,107 @@
+"""The Helm chart says what Kustomize says, object by object. No Helm is to be had here: kubectl's Go templates, the same
+engine, render the chart, which uses no function of Helm's own."""
+
+import importlib.util
+import re
+import tomllib
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import yaml  # type: ignore[import-untyped]  # its stubs are not worth a dependency
+
+from tests.support.compose import ROOT
+from tests.support.manifests import CHART, Object, chart, kubectl, rendered
+
+GPU = {"highAvailability": True, "simulatedEngines": False, "vllm": {"enabled": True}, "monitoring": True, "keda": True}
+VALUES: dict[str, dict[str, Any]] = {
+    "single": {},
+    "ha": {"highAvailability": True, "simulatedEngines": False},
+    "gpu-vllm": GPU,
+}
+ACTION = re.compile(r"\{\{-?\s*(.*?)\s*-?\}\}")
+WORDS_OF_TEXT_TEMPLATE = {"if", "else", "end", "not", "range", "printf"}
+
+
+@pytest.mark.parametrize("overlay", VALUES)
+def test_the_chart_renders_to_the_objects_of_the_overlay(overlay: str) -> None:
+    of_chart, of_kustomize = keyed(chart(VALUES[overlay])), keyed(rendered(overlay))
+    namespaces = {key for key in of_kustomize if key[0] == "Namespace"}
+
+    assert set(of_chart) == set(of_kustomize) - namespaces
+    for key, found in of_chart.items():
+        assert found == of_kustomize[key]
+
+
+def test_each_value_reaches_what_it_names() -> None:
+    values = {
+        "image": "registry/pointsman@sha256:1",
+        "pool": "qwen",
+        "settings": {"POINTSMAN_LOG_LEVEL": "debug"},
+        "vllm": {"enabled": True, "image": "vllm:1", "model": "m/m"},
+    }
+    changed = chart(values)
+    text = yaml.safe_dump_all(changed)
+    settings = next(o for o in changed if o["metadata"]["name"] == "pointsman-settings")["data"]
+
+    assert settings["POINTSMAN_LOG_LEVEL"] == "debug"
+    assert settings["POINTSMAN_POOL"] == "qwen"
+    assert "kubernetes:pointsman.io/pool=qwen" in text
+    assert set(re.findall(r"image: (\S+)", text)) == {"registry/pointsman@sha256:1", "vllm:1"}
+    assert not re.search(r"pointsman\.io/pool: default|pool=default", text)
+    assert "- m/m\n" in text
+
+
+def test_the_files_that_are_generated_are_the_newest() -> None:
+    """Else: make manifests."""
+    generator = generate()
+    files = generator.written(kubectl())
+
+    assert {path for path in files if path.parent == generator.TEMPLATES} == set(generator.TEMPLATES.glob("*"))
+    assert [path.name for path, text in files.items() if path.read_text() != text] == []
+
+
+def test_templates_use_what_kubectl_has_as_helm_has_it() -> None:
+    for path in (CHART / "templates").glob("*"):
+        for action in ACTION.findall(path.read_text().replace('{{ "{{" }}', "")):
+            if not action.startswith("/*"):
+                words = re.sub(r"\$?\.?[A-Z][\w.]*|\.\w[\w.]*|\$\w+|\"[^\"]*\"|:=|,", "", action).split()
+                assert set(words) <= WORDS_OF_TEXT_TEMPLATE, (path.name, action)
+
+
+def test_values_are_text_or_switches_since_helm_reads_numbers_otherwise_than_kubectl() -> None:
+    leaves = []
+    pending = [yaml.safe_load((CHART / "values.yaml").read_text())]
+    while pending:
+        found = pending.pop()
+        if isinstance(found, dict):
+            pending += found.values()
+        else:
+            leaves.append(found)
+
+    assert {type(leaf) for leaf in leaves} == {str, bool}
+
+
+def test_the_chart_has_the_version_of_the_package() -> None:
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    metadata = yaml.safe_load((CHART / "Chart.yaml").read_text())
+
+    assert metadata["version"] == metadata["appVersion"] == version
+    assert yaml.safe_load((CHART / "values.yaml").read_text())["image"] == f"pointsman:{version}"
+
+
+def keyed(objects: tuple[Object, ...]) -> dict[tuple[str, str], Object]:
+    found = {(o["kind"], o["metadata"]["name"]): o for o in objects}
+    assert len(found) == len(objects)
+    return found
+
+
+def generate() -> ModuleType:
+    path = Path(ROOT / "deploy/helm/generate.py")
+    specification = importlib.util.spec_from_file_location("generate", path)
+    assert specification is not None
+    assert specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    return module

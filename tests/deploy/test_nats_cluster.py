@@ -1,0 +1,64 @@
+"""The three nats-servers of the overlay `ha` as processes: they find each other by the names that the manifests give, keep a
+log of three copies, and one that stops by its hook does so in lame duck."""
+
+import json
+import signal
+import time
+from pathlib import Path
+from urllib.request import urlopen
+
+from tests.support.manifests import by_name, rendered
+from tests.support.pod_processes import PodProcesses, Running
+from tests.support.rbac_api import RbacApi
+
+START_SECONDS_MAX = 60.0
+STOP_SECONDS_MAX = 60.0
+
+
+def test_three_servers_keep_a_log_of_three_copies_and_stop_in_lame_duck(tmp_path: Path) -> None:
+    api = RbacApi(tmp_path, by_name(rendered("ha"), "Role"))
+    pods = PodProcesses("ha", tmp_path / "pods")
+    (job,), servers, schedulers = (pods.of(component) for component in ("credentials", "nats", "scheduler"))
+    try:
+        with api.serving():
+            pods.accounts = {job.pod.name: api.in_pod("pointsman-credentials")}
+            assert pods.start(job).wait(START_SECONDS_MAX) == 0, job.log
+        pods.secrets = api.secrets
+        for running in (*servers, *schedulers):
+            pods.start(running)
+        pods.wait_ready(*servers, *schedulers, seconds=START_SECONDS_MAX)
+        replicas = replicas_of_streams(servers)
+        hook = servers[0].pod.container["lifecycle"]["preStop"]["exec"]["command"]
+        assert pods.start(servers[0], command=hook).wait(START_SECONDS_MAX) == 0
+        in_lame_duck = logged(servers[0], "Entering lame duck mode")
+        servers[0].process.send_signal(signal.SIGTERM)  # type: ignore[union-attr]  # as the kubelet, once the hook has ended
+        pods.wait_ready(*servers[1:], *schedulers, seconds=START_SECONDS_MAX)
+        stopped_at_once = servers[0].process.poll() is not None  # type: ignore[union-attr]
+    finally:
+        pods.stop()
+
+    assert len(servers) == 3
+    assert len(schedulers) == 2
+    assert in_lame_duck
+    assert not stopped_at_once
+    assert set(replicas.values()) == {3}
+    assert "POINTSMAN_default" in replicas
+
+
+def replicas_of_streams(servers: list[Running]) -> dict[str, int]:
+    found = {}
+    for running in servers:
+        with urlopen(running.url("monitor", "/jsz?accounts=1&streams=1&config=1"), timeout=5) as answer:
+            for account in json.load(answer)["account_details"]:
+                for stream in account.get("stream_detail", []):
+                    found[stream["name"]] = stream["config"]["num_replicas"]
+    return found
+
+
+def logged(running: Running, text: str) -> bool:
+    deadline = time.monotonic() + START_SECONDS_MAX
+    while text not in running.log:
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True

@@ -1,0 +1,127 @@
+"""Who reaches whom, by the rules of NetworkPolicy: a connection needs an egress rule of its source and an ingress rule of its
+target, where policies select them. The list below is the whole truth: what is not in it must be refused."""
+
+import itertools
+from dataclasses import dataclass
+from ipaddress import ip_address, ip_network
+from typing import Any
+
+import pytest
+
+from tests.support.manifests import NAMESPACE, OVERLAYS, Object, by_name, pods, rendered, selects
+
+CLIENTS = ("scheduler", "ingress", "worker", "rebalancer", "scaler", "recorder", "tools")
+SCRAPED = ("scheduler", "ingress", "worker", "rebalancer", "scaler", "recorder")
+PROTOCOL = "TCP"
+
+
+@dataclass(frozen=True)
+class Peer:
+    name: str
+    namespace: str = ""
+    labels: tuple[tuple[str, str], ...] = ()
+    ports: tuple[tuple[str, int], ...] = ()
+    address: str = ""
+    """Of what is no pod."""
+
+    @property
+    def is_ours(self) -> bool:
+        return self.namespace == NAMESPACE
+
+
+OUTSIDE = (
+    Peer("stranger", "default", (("app", "x"),)),
+    Peer("squatter", NAMESPACE, (("app", "x"),)),
+    Peer("prometheus", "monitoring", (("app.kubernetes.io/name", "prometheus"),)),
+    Peer("keda", "keda", (("app", "keda-operator"),)),
+    Peer("dns", "kube-system", (("k8s-app", "kube-dns"),)),
+    Peer("internet", address="93.184.216.34"),
+    Peer("intranet", address="10.20.30.40"),
+)
+PORTS = (53, 443, 4222, 5557, 5558, 5567, 5576, 5577, 6222, 6443, 8000, 8080, 8081, 8222)
+API_SERVER_PORTS = (443, 6443)
+
+
+def allowed(overlay: str) -> set[tuple[str, str, int]]:
+    engines = {"single": ["engine"], "ha": [], "gpu-vllm": ["vllm"]}[overlay]
+    everybody = [peer.name for peer in OUTSIDE] + [pod.name.removeprefix("pointsman-") for pod in pods(overlay)]
+    reached = {(client, "nats", 4222) for client in CLIENTS} | {("nats", "nats", 6222)}
+    for engine in engines:
+        reached |= {("ingress", engine, 8000)}
+        reached |= {("worker", engine, port) for port in (8000, 5557, 5558, 5567, 5576)}
+    reached |= {
+        (anybody, "ingress", 8080)
+        for anybody in ("stranger", "squatter", "prometheus", "keda", "dns", "internet", "intranet")
+    }
+    reached |= {("prometheus", name, 8081 if name == "ingress" else 8080) for name in SCRAPED}
+    ours = [name for name in everybody if name not in {peer.name for peer in OUTSIDE}]
+    reached |= {(name, "dns", 53) for name in ours}
+    for name in ("worker", "credentials"):
+        reached |= {(name, outside, port) for outside in ("internet", "intranet") for port in API_SERVER_PORTS}
+    if overlay == "gpu-vllm":
+        reached |= {("keda", "scaler", 8080), ("vllm", "internet", 443)}
+    return reached
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_those_who_must_reach_each_other_do_and_nobody_else(overlay: str) -> None:
+    policies = list(by_name(rendered(overlay), "NetworkPolicy").values())
+    ours = [
+        Peer(pod.name.removeprefix("pointsman-"), NAMESPACE, tuple(pod.labels.items()), tuple(pod.ports.items()))
+        for pod in pods(overlay)
+    ]
+    assert all(selects({"app.kubernetes.io/part-of": "pointsman"}, dict(peer.labels)) for peer in ours)
+
+    found = {
+        (source.name, target.name, port)
+        for source, target in itertools.product([*ours, *OUTSIDE], repeat=2)
+        if source in ours or target in ours
+        for port in PORTS
+        if reaches(policies, source, target, port)
+    }
+
+    expected = allowed(overlay)
+    assert found - expected == set()
+    assert expected - found == set()
+
+
+def reaches(policies: list[Object], source: Peer, target: Peer, port: int) -> bool:
+    return permits(policies, "Egress", source, target, target, port) and permits(
+        policies, "Ingress", target, source, target, port
+    )
+
+
+def permits(policies: list[Object], direction: str, own: Peer, other: Peer, target: Peer, port: int) -> bool:
+    selecting = [
+        policy["spec"]
+        for policy in policies
+        if own.is_ours
+        and selects(policy["spec"]["podSelector"], dict(own.labels))
+        and direction in policy["spec"]["policyTypes"]
+    ]
+    side = {"Egress": "to", "Ingress": "from"}[direction]
+    rules = [rule for spec in selecting for rule in spec.get(direction.lower(), [])]
+    return not selecting or any(
+        (side not in rule or any(is_peer(found, other) for found in rule[side]))
+        and ("ports" not in rule or any(is_port(found, target, port) for found in rule["ports"]))
+        for rule in rules
+    )
+
+
+def is_peer(found: Object, peer: Peer) -> bool:
+    if "ipBlock" in found:
+        if not peer.address:
+            return False  # pods are selected by labels; ours have no rule for their addresses
+        block, address = found["ipBlock"], ip_address(peer.address)
+        inside = address in ip_network(block["cidr"])
+        return inside and not any(address in ip_network(hole) for hole in block.get("except", []))
+    namespace = found.get("namespaceSelector")
+    here = peer.is_ours if namespace is None else selects(namespace, {"kubernetes.io/metadata.name": peer.namespace})
+    return not peer.address and here and selects(found.get("podSelector", {}), dict(peer.labels))
+
+
+def is_port(found: dict[str, Any], target: Peer, port: int) -> bool:
+    if found["protocol"] != PROTOCOL:
+        return False
+    wanted = dict(target.ports).get(found["port"]) if isinstance(found["port"], str) else found["port"]
+    return wanted is not None and wanted <= port <= found.get("endPort", wanted)

@@ -1,0 +1,1 @@
+"""Alerts and dashboards against the metrics that exist, and against a real Prometheus."""

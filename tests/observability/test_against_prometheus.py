@@ -1,0 +1,200 @@
+"""Every panel's query returns data, and alerts fire, in a real Prometheus that scrapes a real fleet under load."""
+
+import asyncio
+import os
+import re
+import signal
+import subprocess
+import time
+from collections.abc import AsyncIterator, Callable, Collection, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+import pytest_asyncio
+
+from pointsman.adapters.tcp_ports import free_ports
+from pointsman_cli.discovery import FleetFile, find_fleet
+from pointsman_cli.up.scripts import console_script
+from tests.observability.promql import METRIC
+from tests.observability.test_alerts import FOLDER, RULES
+from tests.observability.test_dashboards import NAMES, board_of, panels
+from tests.support.prometheus import Prometheus, running_prometheus, targets_of
+from tests.support.up import pointsman_up
+from tests.support.waiting import eventually
+
+SPEED = "5"
+LOADERS = 6
+SECONDS_MAX = 60.0
+RARE = {"Ejections", "Resyncs", "Moves of waiting requests", "Connections refused", "Unexpected errors", "Plans"}
+"""Panels about what this fleet may not do in this time; Prometheus takes their queries, and their metrics exist."""
+EMPTY_IS_GOOD = {"Degraded parts"}
+
+
+@dataclass
+class World:
+    fleet: FleetFile
+    prometheus: Prometheus
+
+    def pids(self, role: str) -> list[int]:
+        return [process.pid for process in self.fleet.of_role(role)]
+
+    def lacking(self, but: set[str]) -> list[str]:
+        """Panels with a query that returns nothing."""
+        return [
+            f"{name}: {panel['title']}: {target['expr']}"
+            for name in NAMES
+            for panel in panels(board_of(name))
+            if panel["title"] not in but
+            for target in panel["targets"]
+            if not self.prometheus.query(resolved(target["expr"]))
+        ]
+
+
+def resolved(expression: str) -> str:
+    """With the variables' values as Grafana puts them in: `All` of pool and model."""
+    values = {"pool": ".*", "model": ".*", "__rate_interval": f"{SECONDS_MAX:.0f}s"}
+    return re.sub(r"\$(\w+)", lambda found: values[found[1]], expression)
+
+
+async def ask(client: aiohttp.ClientSession, body: dict[str, Any], **headers: str) -> int:
+    try:
+        async with client.post("/v1/completions", json=body, headers=headers) as answer:
+            await answer.read()
+            return answer.status
+    except aiohttp.ClientError:
+        return 0
+
+
+async def load(client: aiohttp.ClientSession, model: str, own: int) -> None:
+    """Conversations that share prefixes, some of them too ambitious, wrong or for nobody."""
+    for turn in count():
+        prompt = "a prefix that all of them have " * 40 + f"and one of conversation {own} " * (20 + turn % 5)
+        body = {"model": model, "prompt": prompt, "max_tokens": 20, "stream": True}
+        await ask(client, body)
+        await ask(client, body, **{"x-slo-ttft-ms": "1", "x-slo-tpot-ms": "1"})
+        await ask(client, {"model": model, "prompt": 5})
+        await ask(client, {"model": "nobody's", "prompt": "hello"})
+        await asyncio.sleep(0.1)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def world(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World]:
+    directory = tmp_path_factory.mktemp("observed")
+    options = ("--instances", "2", "--speed", SPEED, "--set", "scheduler.admission=none")
+    with pointsman_up(directory, *options, "--set", "ingress.hold_seconds=1") as up:
+        up.wait_for("Try it")
+        fleet, port = find_fleet(data=up.data), free_ports(1)[0]
+        targets = targets_of(fleet) | {"pointsman-scaler": [f"127.0.0.1:{port}"]}
+        with (
+            static_scaler(fleet, port, directory / "scaler.log"),
+            running_prometheus(directory, targets, FOLDER / "alerts.yaml") as prometheus,
+        ):
+            async with under_load(fleet):
+                await eventually(lambda: prometheus.answers, seconds=SECONDS_MAX)
+                yield World(fleet, prometheus)
+        up.stop()
+
+
+@contextmanager
+def static_scaler(fleet: FleetFile, port: int, output: Path) -> Iterator[None]:
+    """`up` starts a scaler only with engines of the scaler's own, whose metrics it does not know."""
+    settings = fleet.settings()
+    options = {
+        "nats": fleet.nats,
+        "nats-credentials": Path(fleet.credentials) / "scaler.nk",
+        "pool": fleet.pool,
+        "speed": fleet.speed,
+        "block-tokens": fleet.block_tokens,
+        "port": port,
+        "provider": "static",
+        "min-instances": 2,
+        "max-instances": 2,
+    }
+    command = [str(console_script("pointsman-scaler")), *(f"--{name}={value}" for name, value in options.items())]
+    with output.open("wb") as sink:
+        environment = os.environ | {"POINTSMAN_SECRET": settings.secret}
+        process = subprocess.Popen(command, stdout=sink, stderr=sink, env=environment)
+        try:
+            yield
+        finally:
+            process.kill()
+            process.wait()
+
+
+@asynccontextmanager
+async def under_load(fleet: FleetFile) -> AsyncIterator[None]:
+    async with aiohttp.ClientSession(fleet.ingress, timeout=aiohttp.ClientTimeout(20)) as client:
+        loaders = [asyncio.create_task(load(client, fleet.model, own)) for own in range(LOADERS)]
+        try:
+            yield
+        finally:
+            for loader in loaders:
+                loader.cancel()
+            await asyncio.gather(*loaders, return_exceptions=True)
+
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+async def nothing_left(find: Callable[[], Collection[str]]) -> None:
+    """Wait until `find` returns nothing; fails with what is left."""
+    deadline = time.monotonic() + SECONDS_MAX
+    while left := await asyncio.to_thread(find):
+        assert time.monotonic() < deadline, "\n".join(left)
+        await asyncio.sleep(0.5)
+
+
+@contextmanager
+def frozen(pids: list[int]) -> Iterator[None]:
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
+
+
+async def test_every_query_of_every_dashboard_returns_data(world: World) -> None:
+    os.kill(world.pids("engine")[0], signal.SIGKILL)  # `up` starts it again
+
+    await nothing_left(lambda: world.lacking(RARE | EMPTY_IS_GOOD))
+
+
+async def test_rare_queries_are_taken_too(world: World) -> None:
+    for name in NAMES:
+        for panel in panels(board_of(name)):
+            for target in panel["targets"]:
+                world.prometheus.query(resolved(target["expr"]))  # raises if it is malformed
+
+
+async def test_the_metrics_of_every_alert_are_there_and_prometheus_evaluates_it(world: World) -> None:
+    names = {name for rule in RULES.values() for name in METRIC.findall(rule["expr"])}
+
+    await nothing_left(lambda: {name for name in names if not world.prometheus.query(name)})
+    await nothing_left(lambda: {rule["name"] for rule in world.prometheus.rules() if rule["health"] != "ok"})
+    assert {rule["name"] for rule in world.prometheus.rules()} == set(RULES)
+
+
+async def test_a_fleet_that_serves_has_no_alert_but_the_slo_that_clients_set_too_low(world: World) -> None:
+    await nothing_left(lambda: world.prometheus.firing() ^ {"PointsmanSloBurnsFast", "PointsmanSloBurnsSlowly"})
+
+
+async def test_engines_that_hang_are_told(world: World) -> None:
+    told = {"PointsmanEnginesNotServing", "PointsmanNoReadyEngine", "PointsmanErrors"}
+    world.fleet = find_fleet(data=Path(world.fleet.data))  # one was started again
+    with frozen(world.pids("engine")):
+        await nothing_left(lambda: told - world.prometheus.firing())
+    await nothing_left(lambda: world.prometheus.firing() & (told - {"PointsmanErrors"}))
+
+
+async def test_a_scheduler_that_hangs_is_told(world: World) -> None:
+    told = {"PointsmanNoLeader", "PointsmanTargetDown", "PointsmanDegraded"}
+    with frozen(world.pids("scheduler")):
+        await nothing_left(lambda: told - world.prometheus.firing())
+    await nothing_left(lambda: world.prometheus.firing() & told)

@@ -1,0 +1,177 @@
+"""deploy/kubernetes and the chart as Kubernetes gets them: rendered by kubectl, whose Kustomize and Go templates are the real
+ones. (`kubectl label --local -o go-template-file` takes any object as a template's data, a chart's values too.)"""
+
+import json
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml  # type: ignore[import-untyped]  # its stubs are not worth a dependency
+from typing_extensions import override
+
+from tests.support.compose import ROOT, OwnService
+from tests.support.debian_programs import debian_program
+
+KUBERNETES = ROOT / "deploy" / "kubernetes"
+CHART = ROOT / "deploy" / "helm" / "pointsman"
+OVERLAYS = ("single", "ha", "gpu-vllm")
+NAMESPACE = "pointsman"
+WORKLOADS = ("Deployment", "StatefulSet", "Job")
+
+Object = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Pod:
+    """The one container of a workload's pods."""
+
+    overlay: str
+    workload: Object
+
+    @override
+    def __str__(self) -> str:
+        return f"{self.overlay}/{self.name}"
+
+    @property
+    def name(self) -> str:
+        return str(self.workload["metadata"]["name"])
+
+    @property
+    def labels(self) -> dict[str, str]:
+        return dict(self.workload["spec"]["template"]["metadata"]["labels"])
+
+    @property
+    def spec(self) -> Object:
+        return dict(self.workload["spec"]["template"]["spec"])
+
+    @property
+    def container(self) -> Object:
+        (container,) = self.spec["containers"]
+        return dict(container)
+
+    @property
+    def command(self) -> list[str]:
+        return [*self.container["command"], *self.container.get("args", [])]
+
+    @property
+    def ports(self) -> dict[str, int]:
+        return {port["name"]: port["containerPort"] for port in self.container.get("ports", [])}
+
+    def environment(self) -> dict[str, str]:
+        """As the container gets it. What only the cluster knows stands as `<metadata.name>`."""
+        maps = {o["metadata"]["name"]: o["data"] for o in rendered(self.overlay) if o["kind"] == "ConfigMap"}
+        found: dict[str, str] = {}
+        for source in self.container.get("envFrom", []):
+            found |= maps[source["configMapRef"]["name"]]
+        for variable in self.container.get("env", []):
+            match variable.get("valueFrom"):
+                case None:
+                    found[variable["name"]] = variable["value"]
+                case {"configMapKeyRef": reference}:
+                    found[variable["name"]] = maps[reference["name"]][reference["key"]]
+                case {"fieldRef": reference}:
+                    found[variable["name"]] = f"<{reference['fieldPath']}>"
+                case {"secretKeyRef": {"optional": True}}:
+                    pass
+                case other:
+                    raise AssertionError(other)
+        return found
+
+    def own_service(self) -> OwnService | None:
+        """None if it runs no service of ours."""
+        script, *arguments = self.command
+        if not script.startswith("pointsman-"):
+            return None
+        flags = dict(argument.split("=", 1) for argument in arguments)
+        return OwnService(name=str(self), script=script, flags=flags, environment=self.environment())
+
+
+@cache
+def kubectl() -> Path:
+    return debian_program("kubectl", "kubectl", "trixie")
+
+
+@cache
+def rendered(overlay: str) -> tuple[Object, ...]:
+    command = [str(kubectl()), "kustomize", str(KUBERNETES / "overlays" / overlay)]
+    return _documents(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+
+def chart(values: Mapping[str, Any]) -> tuple[Object, ...]:
+    """`values`: beside those of values.yaml."""
+    data = {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": "values"},
+        "Values": merged(yaml.safe_load((CHART / "values.yaml").read_text()), values),
+        "Release": {"Name": "pointsman", "Namespace": NAMESPACE},
+    }
+    with tempfile.TemporaryDirectory() as directory:
+        values_file, template = Path(directory, "values.json"), Path(directory, "template")
+        values_file.write_text(json.dumps(data))
+        template.write_text("\n".join(path.read_text() for path in sorted((CHART / "templates").glob("*.yaml"))))
+        command = [
+            str(kubectl()),
+            "label",
+            "--local",
+            "-f",
+            str(values_file),
+            "a=b",
+            "-o",
+            f"go-template-file={template}",
+        ]
+        environment = {"KUBECONFIG": "/dev/null"}
+        result = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert result.returncode == 0, result.stderr
+    return _documents(result.stdout)
+
+
+def merged(values: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    result = dict(values)
+    for key, value in other.items():
+        result[key] = merged(result[key], value) if isinstance(value, Mapping) else value
+    return result
+
+
+def by_name(objects: tuple[Object, ...], kind: str) -> dict[str, Object]:
+    return {found["metadata"]["name"]: found for found in objects if found["kind"] == kind}
+
+
+def pods(overlay: str) -> list[Pod]:
+    return [Pod(overlay, found) for found in rendered(overlay) if found["kind"] in WORKLOADS]
+
+
+def all_pods() -> list[Pod]:
+    return [pod for overlay in OVERLAYS for pod in pods(overlay)]
+
+
+def selects(selector: Object, labels: Mapping[str, str]) -> bool:
+    """A LabelSelector, or a Service's map."""
+    exact = selector.get("matchLabels", {} if "matchExpressions" in selector else selector)
+    return exact.items() <= labels.items() and all(
+        _holds(expression, labels) for expression in selector.get("matchExpressions", [])
+    )
+
+
+def walk(found: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Every value of an object with its keys; an element of a list has its list's."""
+    yield path, found
+    if isinstance(found, dict):
+        for key, value in found.items():
+            yield from walk(value, (*path, key))
+    elif isinstance(found, list):
+        for value in found:
+            yield from walk(value, path)
+
+
+def _holds(expression: Object, labels: Mapping[str, str]) -> bool:
+    assert expression["operator"] == "In"
+    return labels.get(expression["key"]) in expression["values"]
+
+
+def _documents(text: str) -> tuple[Object, ...]:
+    return tuple(document for document in yaml.safe_load_all(text) if document)
