@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+import yaml  # type: ignore[import-untyped]  # its stubs are not worth a dependency
 
 pytest.importorskip("kubernetes_asyncio", reason="the kubernetes client is not installed")
 
@@ -27,6 +29,7 @@ from tests.support.kube_cluster import (
 from tests.support.kube_requests import RefusedError
 from tests.support.waiting import eventually
 
+ROOT = Path(__file__).parents[2]
 QUICK = Pace(watch=2.0, grace=0.5, open=0.5, well=0.2, first_retry=WallSeconds(0.02), longest_retry=WallSeconds(0.1))
 
 
@@ -407,3 +410,10 @@ async def test_no_cluster_is_an_error_at_the_start(tmp_path: Path, monkeypatch: 
 
     with pytest.raises(ValueError, match="no cluster is known"):
         KubernetesDiscovery("app=engine")
+
+
+def test_the_documented_role_is_what_these_tests_grant() -> None:
+    blocks = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs/engines.md").read_text(), re.DOTALL)
+    roles = [role for block in blocks if (role := yaml.safe_load(block)).get("kind") == "Role"]
+
+    assert [role["rules"] for role in roles] == [DISCOVERY_RULES]

@@ -19,43 +19,55 @@ INSTALL_SECONDS_MAX = 240
 
 def debian_program(name: str, package: str, suite: str) -> Path:
     """`suite`: of Debian, "bookworm" for instance. Skips the test where there is no apt."""
+    directory = unpacked(package, suite)
+    found = [path for folder in ("bin", "sbin") for path in directory.glob(f"usr/{folder}/{name}")]
+    assert found, f"{package} of Debian {suite} has no {name}"
+    return found[0]
+
+
+def unpacked(package: str, suite: str) -> Path:
     directory = TOOLS / f"{package}-{suite}"
     TOOLS.mkdir(exist_ok=True)
     with (TOOLS / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not directory.exists():
             _unpack(package, suite, directory)
-    found = [path for folder in ("bin", "sbin") for path in directory.glob(f"usr/{folder}/{name}")]
-    assert found, f"{package} of Debian {suite} has no {name}"
-    return found[0]
+    return directory
 
 
 def _unpack(package: str, suite: str, directory: Path) -> None:
     if not (shutil.which("apt-get") and shutil.which("dpkg-deb")):
         pytest.skip(f"{package} comes from Debian, and there is no apt here")
-    state, draft = TOOLS / f"apt-{suite}", directory.with_suffix(".new")
-    for part in ("lists/partial", "archives/partial"):
-        (state / part).mkdir(parents=True, exist_ok=True)
+    draft = directory.with_suffix(".new")
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir()
-    sources = state / "sources.list"
-    sources.write_text(f"deb [signed-by={KEYRING}] {_mirror()} {suite} main\n")
+    apt(suite, "download", package, cwd=draft)
+    archive = next(draft.glob("*.deb"))
+    subprocess.run(["dpkg-deb", "-x", archive, draft], check=True, timeout=INSTALL_SECONDS_MAX)
+    archive.unlink()
+    draft.rename(directory)
+
+
+def apt(suite: str, *command: str, cwd: Path, sources: bool = False) -> None:
+    """apt-get with lists of its own. `sources`: of source packages too."""
+    state = TOOLS / (f"apt-{suite}-sources" if sources else f"apt-{suite}")
+    for part in ("lists/partial", "archives/partial"):
+        (state / part).mkdir(parents=True, exist_ok=True)
+    kinds = ("deb", "deb-src") if sources else ("deb",)
+    listed = state / "sources.list"
+    listed.write_text("".join(f"{kind} [signed-by={KEYRING}] {_mirror()} {suite} main\n" for kind in kinds))
     (state / "status").touch()
     where = {
-        "Dir::Etc::sourcelist": sources,
+        "Dir::Etc::sourcelist": listed,
         "Dir::Etc::sourceparts": "/dev/null",
         "Dir::State": state,
         "Dir::State::status": state / "status",
         "Dir::Cache": state,
         "APT::Sandbox::User": "",
     }
-    apt = ["apt-get", "-qq", *(f"-o{key}={value}" for key, value in where.items())]
-    for command in ([*apt, "update"], [*apt, "download", package]):
-        subprocess.run(command, cwd=draft, check=True, capture_output=True, text=True, timeout=INSTALL_SECONDS_MAX)
-    archive = next(draft.glob("*.deb"))
-    subprocess.run(["dpkg-deb", "-x", archive, draft], check=True, timeout=INSTALL_SECONDS_MAX)
-    archive.unlink()
-    draft.rename(directory)
+    program = ["apt-get", "-qq", *(f"-o{key}={value}" for key, value in where.items())]
+    for step in ([*program, "update"], [*program, *command]):
+        subprocess.run(step, cwd=cwd, check=True, capture_output=True, text=True, timeout=INSTALL_SECONDS_MAX)
 
 
 def _mirror() -> str:

@@ -84,6 +84,16 @@ class DockerDiscovery(EngineDiscovery):
             missing = "docker: needs Docker's client: pip install 'pointsman[docker]'"
             raise ValueError(missing) from error
         self._library: Any = docker
+        self._unusable: tuple[type[Exception], ...] = (
+            docker.errors.DockerException,
+            msgspec.MsgspecError,
+            OSError,
+            ValueError,
+            TypeError,
+            AttributeError,  # the library indexes what it has not checked
+            LookupError,
+            RecursionError,
+        )
         self._filters = {"label": [text or PORT_KEY]}
         self._url = url
         self._poll_seconds = float(poll_seconds)
@@ -116,7 +126,7 @@ class DockerDiscovery(EngineDiscovery):
         """None: the last list stays."""
         try:
             inspected = await asyncio.to_thread(self._inspected)
-        except (self._library.errors.DockerException, OSError, ValueError, TypeError, RecursionError) as error:
+        except self._unusable as error:
             self._disconnect()
             self._fail(f"Docker does not answer: {error}")
             return None
@@ -125,13 +135,13 @@ class DockerDiscovery(EngineDiscovery):
         return found
 
     def _inspected(self) -> list[Any]:
-        """Blocks. Raises DockerException, OSError, ValueError, TypeError."""
+        """Blocks. Raises `_unusable`."""
         if self._client is None:
             self._client = self._connected(timeout=CALL_WALL_SECONDS)
         found = []
-        for listed in self._client.api.containers(filters=self._filters):
+        for listed in msgspec.convert(self._client.api.containers(filters=self._filters), list[_Listed]):
             with suppress(self._library.errors.NotFound):
-                found.append(self._client.api.inspect_container(msgspec.convert(listed, _Listed).id))
+                found.append(self._client.api.inspect_container(listed.id))
         return found
 
     def _connected(self, timeout: int | None) -> Any:
