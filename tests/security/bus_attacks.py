@@ -212,21 +212,23 @@ def _stream(name: str, **config: object) -> Run:
 CMD, FLEET = f"pm.{POOL}.cmd", f"pm.{POOL}.fleet"
 KV = f"pm.{POOL}.kv"
 HUGE_TERM = 2**62
+OF_A_POOL = ("pool",)
+"""A worker that follows the engines of a pool may say anything about any instance there."""
 
 ATTACKS: tuple[BusAttack, ...] = (
     # Speaking for others
-    BusAttack("join a forged instance", "all prompts, and the engines' API key", "log", says(f"{FLEET}.evil", event("InstanceJoined", instance="evil", url="http://evil:1"))),
-    BusAttack("report for a forged instance", "every placement", "log", says(f"{FLEET}.evil", event("InstanceReported", instance="evil"))),
-    BusAttack("say that another instance left", "its requests, its cache", "log", says(f"{FLEET}.engine-2", event("InstanceLeft", instance="engine-2", epoch=1))),
-    BusAttack("cache events of another instance", "wrong placements", "log", says(f"{KV}.engine-2", event("BlocksStored", instance="engine-2"))),
-    BusAttack("speak in another pool", "another model's prompts", "log", says("pm.other.fleet.engine-1", event("InstanceJoined", instance="engine-1")), by_right=("other",)),
+    BusAttack("join a forged instance", "all prompts, and the engines' API key", "log", says(f"{FLEET}.evil", event("InstanceJoined", instance="evil", url="http://evil:1")), by_right=OF_A_POOL),
+    BusAttack("report for a forged instance", "every placement", "log", says(f"{FLEET}.evil", event("InstanceReported", instance="evil")), by_right=OF_A_POOL),
+    BusAttack("say that another instance left", "its requests, its cache", "log", says(f"{FLEET}.engine-2", event("InstanceLeft", instance="engine-2", epoch=1)), by_right=OF_A_POOL),
+    BusAttack("cache events of another instance", "wrong placements", "log", says(f"{KV}.engine-2", event("BlocksStored", instance="engine-2")), by_right=OF_A_POOL),
+    BusAttack("speak in another pool", "another model's prompts", "log", says("pm.other.fleet.engine-1", event("InstanceJoined", instance="engine-1")), by_right=("other", "other pool")),
     BusAttack("end another's request", "an answer lost", "log", says(f"pm.{POOL}.request.r1", event("RequestFailed", request="r1")), by_right=("ingress",)),
     BusAttack("mark writes as lost", "a rebuild by everybody", "log", says(f"pm.{POOL}.lost", event("WritesLost", writer="x")), by_right=("ingress",)),
-    BusAttack("names that nobody expects", "crashes of readers", "log", _names_nobody_expects),
+    BusAttack("names that nobody expects", "crashes of readers", "log", _names_nobody_expects, by_right=OF_A_POOL),
     # Leading
     BusAttack("forge an election with a huge term", "no scheduler decides any more", "log", says(f"pm.{POOL}.leader", event("LeaderElected", term=HUGE_TERM, scheduler="evil"))),
     BusAttack("take the lease", "no scheduler decides any more", "buckets", says(f"$KV.pointsman-{POOL}.leader", b'{"holder":"xyzzy","term":99}')),
-    BusAttack("forge a decision", "drained instances, false grants", "log", says(f"{FLEET}.engine-2", event("InstanceDraining", instance="engine-2", stamp={"term": 1, "number": 9, "as_of": 1}))),
+    BusAttack("forge a decision", "drained instances, false grants", "log", says(f"{FLEET}.engine-2", event("InstanceDraining", instance="engine-2", stamp={"term": 1, "number": 9, "as_of": 1})), by_right=OF_A_POOL),
     BusAttack("forge a scaling decision", "engines started or stopped", "log", says(f"pm.{POOL}.scale", event("ScaleDecided", wanted=0))),
     BusAttack("forge tenants' limits", "one's own quota", "log", says(f"pm.{POOL}.access", event("TenantPoliciesSet"))),
     BusAttack("forge a checkpoint", "a false state in every new leader", "buckets", says(f"$O.pointsman-{POOL}.M.slot", event("x"))),
@@ -290,5 +292,5 @@ ATTACKS: tuple[BusAttack, ...] = (
     BusAttack("roll the log up", "history", "streams", says(f"{KV}.engine-1", b"{}", Nats_Rollup="all"), closed_anyway=True),
     BusAttack("an entry that expires", "a hole", "streams", says(f"{KV}.engine-1", b"{}", Nats_TTL="1s"), closed_anyway=True),
     BusAttack("a message for later", "a command from the server itself", "heard by scheduler", says(f"{KV}.engine-1", event("DrainInstance"), Nats_Schedule="@every 1s", Nats_Schedule_Target=f"{CMD}.drain.alice"), closed_anyway=True),
-    BusAttack("fill the log", "history", "told", _floods),
+    BusAttack("fill the log", "history", "told", _floods, by_right=OF_A_POOL),
 )  # fmt: skip

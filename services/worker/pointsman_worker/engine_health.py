@@ -10,7 +10,7 @@ class EngineHealth(HealthBoard):
     """Parts of `board` that are named after the instance; `close` takes them away."""
 
     def __init__(self, board: HealthBoard, instance: InstanceId) -> None:
-        super().__init__(of=instance)
+        super().__init__(pool=board.pool, of=instance)
         self._board = board
 
     @override

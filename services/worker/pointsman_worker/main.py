@@ -1,5 +1,7 @@
 """Composition root of `pointsman-worker`."""
 
+import contextlib
+from collections.abc import Callable
 from pathlib import Path
 
 import click
@@ -10,7 +12,7 @@ from pointsman.adapters.discovery.listed import ListedEngines
 from pointsman.adapters.discovery.sources import source_of
 from pointsman.adapters.http_engine import HttpEngine
 from pointsman.adapters.kv_events.reader import KvEventReader
-from pointsman.adapters.kv_events.sockets import KvEndpoint
+from pointsman.adapters.kv_events.sockets import EngineSockets, KvEndpoint, shared_sockets
 from pointsman.contracts.fleet import ANY_RANK
 from pointsman.contracts.permissions import ANY_INSTANCE, BusRole, BusUser
 from pointsman.ports import EngineDiscovery, EngineTarget
@@ -26,6 +28,9 @@ from pointsman_worker.engine_fleet import EngineFleet
 from pointsman_worker.followed_engine import WorkerContext
 from pointsman_worker.settings import SettingsError, WorkerSettings
 from pointsman_worker.targets import listed_targets
+
+STOP_SECONDS_MAX = 28.0
+"""Of a worker with several engines: to save what it knows of their caches. Below Kubernetes' 30 s."""
 
 
 @command(WorkerSettings, name="pointsman-worker", table="worker")
@@ -63,13 +68,16 @@ async def _serve(
     clock = ScaledClock(settings.speed)
     board = HealthBoard(pool=settings.pool)
     alone = len(listed) == 1 and not discovered
+    if not alone:
+        supervisor.stop_seconds_max = STOP_SECONDS_MAX
     instance = listed[0].instance if alone else ANY_INSTANCE
     user = BusUser(BusRole.WORKER, instance, PoolName(settings.pool))
     note_public_secret(settings.secret, settings.host, board)
     supervisor.start(health_server(board, settings.host, settings.port).serve(), name="health")
-    async with open_link(
-        settings, clock, board, name=f"worker {instance if alone else ''}".rstrip(), user=user
-    ) as link:
+    name = f"worker {instance}" if alone else "worker"
+    async with contextlib.AsyncExitStack() as stack:
+        sockets = stack.enter_context(shared_sockets())
+        link = await stack.enter_async_context(open_link(settings, clock, board, name=name, user=user))
         context = WorkerContext(
             event_log=link.log,
             commands=link.commands,
@@ -80,7 +88,7 @@ async def _serve(
             open_engine=lambda target: HttpEngine(
                 target.url, api_key=settings.engine_api_key, dp_rank=_rank_of(target)
             ),
-            open_events=_event_source,
+            open_events=lambda target: _event_source(target, sockets),
             alone=alone,
         )
         fleet = EngineFleet(context, [*([ListedEngines(listed)] if listed else []), *discovered])
@@ -96,7 +104,7 @@ def _rank_of(target: EngineTarget) -> int:
     return ANY_RANK if target.dp_rank is None else target.dp_rank
 
 
-def _event_source(target: EngineTarget) -> KvEventReader | None:
+def _event_source(target: EngineTarget, sockets: Callable[[KvEndpoint], EngineSockets]) -> KvEventReader | None:
     if not target.kv_endpoint:
         return None
-    return KvEventReader(KvEndpoint(target.kv_endpoint, target.kv_replay_endpoint))
+    return KvEventReader(KvEndpoint(target.kv_endpoint, target.kv_replay_endpoint), sockets=sockets)

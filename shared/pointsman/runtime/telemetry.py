@@ -229,6 +229,12 @@ ENGINE_URLS_REFUSED = Counter(
 
 # Worker
 
+WORKER_ENGINES = Gauge(
+    "pointsman_worker_engines",
+    "Engines that this worker follows, by status: serving, not_serving, withheld (its source says not ready, or names it no "
+    "more), failed (cannot be followed).",
+    ["pool", "status"],
+)
 KV_EVENTS = Counter(
     "pointsman_kv_events_total", "KV cache events read from the engine, by type.", ["pool", "engine", "type"]
 )

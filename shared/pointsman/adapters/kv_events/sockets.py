@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -19,6 +19,7 @@ REPLAY_FRAME_SECONDS = 2.0
 """Bound on the wait for one frame; vLLM polls its replay socket every 0.1 s."""
 REPLAY_SECONDS_MAX = 30.0
 REPLAY_BATCHES_MAX = 1_000_000
+SHARED_SOCKETS_MAX = 16_384
 HEARTBEAT_MS = 2_000
 HEARTBEAT_TIMEOUT_MS = 10_000
 END_OF_REPLAY = (-1).to_bytes(SEQUENCE_BYTES, "big", signed=True)
@@ -81,16 +82,31 @@ class EngineSockets(Protocol):
     def close(self) -> None: ...
 
 
+@contextlib.contextmanager
+def shared_sockets() -> Iterator[Callable[[KvEndpoint], EngineSockets]]:
+    """Opens the sockets of many engines in one context, whose two threads serve them all."""
+    context = zmq.asyncio.Context()
+    context.set(zmq.MAX_SOCKETS, SHARED_SOCKETS_MAX)
+    try:
+        yield lambda endpoint: ZmqSockets(endpoint, context)
+    finally:
+        context.destroy(linger=0)
+
+
 class ZmqSockets(EngineSockets):
-    def __init__(self, endpoint: KvEndpoint) -> None:
-        self._context = zmq.asyncio.Context()
+    def __init__(self, endpoint: KvEndpoint, shared: zmq.asyncio.Context | None = None) -> None:
+        """Close a generator of `replay` before `close` if the context is shared."""
+        self._own = zmq.asyncio.Context() if shared is None else None
+        self._context = shared or self._own
+        assert self._context is not None
         self.live = ZmqLiveSocket(self._context, dialled(endpoint.publish))
         self.replay = ZmqReplaySocket(self._context, dialled(endpoint.replay)) if endpoint.replay else None
 
     @override
     def close(self) -> None:
         self.live.close()
-        self._context.destroy(linger=0)
+        if self._own is not None:
+            self._own.destroy(linger=0)
 
 
 class ZmqLiveSocket(LiveSocket):
