@@ -231,37 +231,65 @@ class FakeDocker(FakeServer):
             self.stopped.append(name)
             return 204, None
         made = self.containers[name]
-        labels = made["Config"]["Labels"]
-        state = {"Status": made["State"]}
-        return 200, {"Id": name, "Created": "2026-11-21T07:00:00Z", "State": state, "Config": {"Labels": labels}}
+        running = made["State"] == "running"
+        address = f"172.18.0.{list(self.containers).index(name) + 2}" if running else ""
+        return 200, {
+            "Id": name,
+            "Name": f"/{name}",
+            "Created": "2026-11-21T07:00:00Z",
+            "State": {"Status": made["State"]},
+            "Config": {"Labels": made["Config"]["Labels"]},
+            "NetworkSettings": {"Networks": {"n": {"IPAddress": address}}},
+        }
 
 
-async def test_containers_are_started_in_pairs_and_the_worker_stops_first() -> None:
+@pytest.mark.parametrize(
+    ("dns", "named"),
+    [
+        ("", ["pointsman-p-scaled-1", "pointsman-p-scaled-2"]),
+        ("engine:8000", ["172-18-0-2-8000", "172-18-0-3-8000"]),
+    ],
+)
+async def test_containers_are_started_once_and_named_as_discovery_names_them(dns: str, named: list[str]) -> None:
     pytest.importorskip("docker", reason="Docker's client is not installed")
     from pointsman.adapters.providers.docker import ContainerTemplate, DockerProvider
 
     fake = FakeDocker()
-    template = ContainerTemplate(
-        engine_image="vllm", engine_command="--model m --name {instance}", worker_image="pointsman", network="n",
-        environment={"POINTSMAN_POOL": "p"},
-    )  # fmt: skip
+    template = ContainerTemplate(image="vllm", command="--model m --name {instance}", network="n", dns=dns)
     with fake.listening() as address:
         first, second = (DockerProvider(PoolName("p"), template, url=f"tcp://{address}") for _ in range(2))
         await first.grow(2)
         await second.grow(2)
         started = await names(second)
-        config = fake.containers["pointsman-p-scaled-2-worker"]["Config"]
-        engine = fake.containers["pointsman-p-scaled-2-engine"]["Config"]
-        await second.stop(InstanceId("scaled-2"))
-        await first.stop(InstanceId("scaled-2"))
+        config = fake.containers["pointsman-p-scaled-2"]["Config"]
+        await second.stop(InstanceId(named[1]))
+        await first.stop(InstanceId(named[1]))
         left = await names(first)
         await asyncio.to_thread(first._docker.close)
         await asyncio.to_thread(second._docker.close)
 
-    assert started == ["scaled-1", "scaled-2"]
-    assert left == ["scaled-1"]
-    assert sum(path.endswith("/create") for _, path in fake.seen) == 4
-    assert engine["Cmd"] == ["--model", "m", "--name", "scaled-2"]
-    assert "POINTSMAN_ENGINE_URL=http://pointsman-p-scaled-2-engine:8000" in config["Env"]
-    assert "POINTSMAN_INSTANCE=scaled-2" in config["Env"]
-    assert fake.stopped == ["pointsman-p-scaled-2-worker", "pointsman-p-scaled-2-engine"]
+    assert started == named
+    assert left == named[:1]
+    assert fake.stopped == ["pointsman-p-scaled-2"]
+    assert config["Cmd"] == ["--model", "m", "--name", "pointsman-p-scaled-2"]
+    assert config["NetworkingConfig"]["EndpointsConfig"]["n"].get("Aliases") == (["engine"] if dns else None)
+    assert config["HostConfig"]["CapDrop"] == ["ALL"]
+
+
+async def test_a_container_that_ended_is_removed_and_replaced() -> None:
+    pytest.importorskip("docker", reason="Docker's client is not installed")
+    from pointsman.adapters.providers.docker import ContainerTemplate, DockerProvider
+
+    fake = FakeDocker()
+    template = ContainerTemplate(image="vllm", command="", network="n")
+    with fake.listening() as address:
+        provider = DockerProvider(PoolName("p"), template, url=f"tcp://{address}")
+        await provider.grow(2)
+        fake.containers["pointsman-p-scaled-1"]["State"] = "exited"
+        left = await names(provider)
+        await provider.grow(2)
+        again = await names(provider)
+        await asyncio.to_thread(provider._docker.close)
+
+    assert left == ["pointsman-p-scaled-2"]
+    assert again == ["pointsman-p-scaled-1", "pointsman-p-scaled-2"]

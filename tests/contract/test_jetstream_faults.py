@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from pointsman.adapters import jetstream
 from pointsman.adapters.clocks import ScaledClock
-from pointsman.adapters.jetstream import commands
+from pointsman.adapters.jetstream import commands, producer
 from pointsman.adapters.jetstream.connection import (
     Connection,
     Message,
@@ -25,16 +25,19 @@ from pointsman.adapters.jetstream.connection import (
     UnsendableError,
 )
 from pointsman.adapters.jetstream.consumer import READ_AHEAD_MAX, Reader
+from pointsman.adapters.jetstream.direct_stream import DirectStream
+from pointsman.adapters.jetstream.log import JetStreamLog
 from pointsman.adapters.jetstream.producer import REFUSALS_MAX, WindowSettings, WriteWindow
 from pointsman.contracts.codec import AnyCommand, decode_event
 from pointsman.contracts.commands import DescribeFleet
 from pointsman.contracts.decisions import WritesLost
 from pointsman.contracts.subjects import log_subjects
-from pointsman.ports import CommandTimeoutError, LogEntry, NoResponderError, Reply
+from pointsman.ports import CommandTimeoutError, Fence, LogEntry, LogExtent, NoResponderError, Reply
 from pointsman.primitives import PoolName, WallSeconds
 from tests.support.events import stored
 from tests.support.log_worlds import RememberingListener
 from tests.support.nats import embedded_nats, running_nats
+from tests.support.waiting import eventually
 
 POOL = PoolName("default")
 SET_POLICIES = b'{"type":"TenantPoliciesSet","at":1.0,"policies":{}}'
@@ -105,6 +108,20 @@ class StagedWire(Connection):
     @property
     def numbers(self) -> list[int]:
         return [number for number, _ in self.sent]
+
+
+class DescribedStream:
+    """Always described at once."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def new_inbox(self) -> str:
+        return "_INBOX.w"
+
+    async def ensure(self) -> tuple[LogExtent, list[str], int]:
+        self.asked += 1
+        return LogExtent(identity="log", first=1, last=1), [], 3
 
 
 class Stage:
@@ -208,6 +225,52 @@ async def test_a_write_that_is_refused_again_and_again_is_given_up_and_the_loss_
     lost = decode_event(stage.wire.payloads[-1])
     assert isinstance(lost, WritesLost)
     assert (lost.writer, lost.count, lost.reason) == ("w", 1, "no")
+
+
+async def test_a_write_that_the_servers_still_replicate_is_repeated_until_it_is_confirmed() -> None:
+    stage = await opened(WindowSettings(ack_seconds_max=60))
+    stage.put(2)
+    for tries in range(REFUSALS_MAX + 1):
+        await stage.sent(1 + tries)
+        await stage.wire.answer(2, b'{"error":{"err_code":10158,"description":"duplicate message id is in process"}}')
+    await stage.sent(2 + REFUSALS_MAX)
+    await stage.wire.answer(2)
+
+    assert stage.listener.losses == []
+    assert len(set(stage.wire.sent)) == 1
+    assert await stage.window.flushed(0.1)
+
+
+async def test_a_writer_whose_last_writes_were_fenced_off_is_stalled_no_more(
+    quick: WindowSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(producer, "STALLED_SECONDS", 0.05)
+    stage = await opened(quick)
+    fence = Fence(1)
+    stage.window.put(stored("engine-1", 2, [2]), fence=fence)
+    await eventually(lambda: stage.listener.stalled_now)
+    fence.broken = "another leader was elected"
+
+    await eventually(lambda: not stage.listener.stalled_now)
+    assert await stage.window.flushed(0.1)
+
+
+async def test_a_stream_that_takes_no_writes_yet_is_not_asked_about_without_a_pause(quick: WindowSettings) -> None:
+    """As seen with three servers just after an election: it is described at once, and nobody takes a write."""
+    stream, wire = DescribedStream(), StagedWire()
+    elections: DirectStream = stream  # type: ignore[assignment]
+    log = JetStreamLog(wire, stream, elections, POOL, ScaledClock(), RememberingListener(), "w", quick)  # type: ignore[arg-type]
+    await log.open()
+    keeping = asyncio.create_task(log.keep_stream())
+    log.append_soon(stored("engine-1", 1, [1]))
+    wire.change(up=True)
+    for _ in range(200):
+        await asyncio.sleep(0)
+        if wire.sent:
+            await wire.answer(wire.numbers[-1], b"", status="503")
+    keeping.cancel()
+
+    assert 1 <= stream.asked <= 5
 
 
 async def test_a_message_too_large_to_send_does_not_hold_up_the_next(quick: WindowSettings) -> None:

@@ -1,13 +1,7 @@
-"""docker-compose.yml: that what it says is understood, and, where a Docker engine answers, that it runs."""
+"""docker-compose.yml: that what it says is understood. tests/containers runs it."""
 
-import json
 import re
-import secrets
-import shutil
-import subprocess
 import tomllib
-import urllib.request
-from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -24,9 +18,6 @@ from tests.support.compose import (
     own_services,
     settings_type_of,
 )
-
-CHAT = {"model": "pointsman-sim", "max_tokens": 8, "messages": [{"role": "user", "content": "a long prompt " * 200}]}
-START_SECONDS_MAX = 600
 
 
 @pytest.fixture
@@ -71,10 +62,14 @@ def test_every_setting_of_the_settings_file_is_known_to_a_service() -> None:
 
 def test_no_variable_outranks_a_settings_file_unless_the_service_cannot_run_without() -> None:
     needed = {"POOL", "SECRET_FILE", "ENGINE_URLS", "TOKENIZER"}
-    own = {"INSTANCE", "ENGINE_URL", "KV_ENDPOINT", "KV_REPLAY_ENDPOINT", "ENGINE_MODEL"}
+    own = {
+        "pointsman-worker": {"DISCOVER", "KV_ENDPOINT", "KV_REPLAY_ENDPOINT"},
+        "pointsman-scaler": {"PROVIDER"}
+        | {f"DOCKER_{name}" for name in ("DNS", "NETWORK", "ENGINE_IMAGE", "ENGINE_COMMAND")},
+    }
     for service in own_services():
         if not service.name.endswith("-gpu"):
-            allowed = needed | (own if service.script == "pointsman-worker" else set())
+            allowed = needed | own.get(service.script, set())
             assert {name.removeprefix(ENVIRONMENT_PREFIX) for name in service.variables} <= allowed
     final_stage = (ROOT / "deploy/Dockerfile").read_text().rsplit("FROM ", 1)[1]
     assert re.findall(r"POINTSMAN_\w+", final_stage) == ["POINTSMAN_CONFIG"]
@@ -94,19 +89,31 @@ def test_nothing_has_to_be_set() -> None:
     assert not re.findall(r"\$\{\w+:?\?", COMPOSE_FILE.read_text())
 
 
-def test_every_service_of_the_fleet_is_there_with_a_worker_beside_each_engine() -> None:
+def test_every_service_of_the_fleet_is_there_and_workers_find_engines_by_their_name_on_a_network() -> None:
     services = compose_services()
-    scripts = [service.script for service in own_services()]
-    workers = {
-        s.environment["POINTSMAN_INSTANCE"]: s.environment for s in own_services() if s.script == "pointsman-worker"
-    }
+    workers = [service for service in own_services() if service.script == "pointsman-worker"]
+    needed = {"credentials", "nats", "scheduler", "ingress", "rebalancer", "recorder", "engine", "worker"}
 
-    assert {"scheduler", "ingress", "rebalancer", "scaler", "recorder", "nats", "credentials"} <= set(services)
-    assert scripts.count("pointsman-engine-sim") == 2
-    assert set(workers) == {name for name in services if name.startswith("engine-")}
-    for engine, environment in workers.items():
-        assert environment["POINTSMAN_KV_ENDPOINT"] == f"tcp://{engine}:5557"
-        assert environment["POINTSMAN_ENGINE_URL"].startswith(f"http://{engine}:")
+    assert needed <= {name for name, service in services.items() if "profiles" not in service}
+    assert [worker.name for worker in workers] == ["worker", "worker-gpu"]
+    for worker in workers:
+        _, host, _ = worker.environment["POINTSMAN_DISCOVER"].split(":")
+        found = [name for name, service in services.items() if host in names_on_networks(name, service)]
+        assert found
+        assert all(set(services[name]["networks"]) <= set(services[worker.name]["networks"]) for name in found)
+
+
+def test_two_engines_on_gpus_have_one_each() -> None:
+    engines = [service for name, service in compose_services().items() if name.startswith("engine-gpu")]
+    reserved = [engine["deploy"]["resources"]["reservations"]["devices"][0]["device_ids"] for engine in engines]
+
+    assert reserved == [["0"], ["1"]]
+
+
+def names_on_networks(name: str, service: dict[str, Any]) -> set[str]:
+    networks = service["networks"]
+    aliases = networks.values() if isinstance(networks, dict) else ()
+    return {name} | {alias for network in aliases for alias in network["aliases"]}
 
 
 def test_ports_are_published_on_the_loopback_only() -> None:
@@ -123,25 +130,33 @@ def test_every_container_is_confined(name: str) -> None:
     assert service["read_only"] is True
     assert service["cap_drop"] == ["ALL"]
     assert service.get("cap_add", []) == (["CHOWN"] if name == "credentials" else [])
-    assert service.get("user", "10001:10001") == ("0:0" if name == "credentials" else "10001:10001")
+    assert ("user" in service) == (name in ("credentials", "docker-gate"))
     assert service["logging"]["options"].keys() == {"max-size", "max-file"}
     assert service["security_opt"] == ["no-new-privileges:true"]
     assert service["mem_limit"]
     assert service["pids_limit"] > 0
     assert "privileged" not in service
-    assert not [volume for volume in service.get("volumes", []) if "docker.sock" in str(volume)]
+    assert ("docker.sock" in str(service.get("volumes"))) == (name == "docker-gate")
 
 
 def test_an_engine_reaches_neither_nats_nor_the_engines_of_another_pool() -> None:
     networks = {name: set(service["networks"]) for name, service in compose_services().items()}
-    engines = {name for name in networks if name.startswith("engine-")}
+    engines = {name for name in networks if name.startswith("engine")}
 
     for engine in engines:
         reached = {name for name, own in networks.items() if own & networks[engine]} - {engine}
         alike = {name for name in engines if networks[name] == networks[engine]}
-        assert reached - alike <= {name for name in networks if name.startswith(("worker-", "ingress"))}
-    assert networks["engine-1"].isdisjoint(networks["engine-gpu"])
+        assert reached - alike <= {name for name in networks if name.startswith(("worker", "ingress"))}
+    assert networks["engine"].isdisjoint(networks["engine-gpu-0"])
     assert networks["nats"] == {"bus"}
+
+
+def test_the_gate_to_docker_is_reached_by_the_scaler_alone_and_reaches_nobody() -> None:
+    services = compose_services()
+    near = {name for name, service in services.items() if "docker" in service["networks"]}
+
+    assert near == {"docker-gate", "scaler"}
+    assert services["docker-gate"]["networks"] == ["docker"]
 
 
 def test_nobody_waits_for_a_service_that_is_not_there_or_has_no_health_check() -> None:
@@ -149,50 +164,3 @@ def test_nobody_waits_for_a_service_that_is_not_there_or_has_no_health_check() -
     for service in services.values():
         for awaited in service.get("depends_on", {}):
             assert "healthcheck" in services[awaited]
-
-
-@pytest.fixture(scope="module")
-def fleet_url() -> Iterator[str]:
-    reason = why_no_docker()
-    if reason:
-        pytest.skip(reason)
-    from testcontainers.compose import DockerCompose
-
-    with pytest.MonkeyPatch.context() as environment:
-        environment.setenv("POINTSMAN_PORT", "0")
-        environment.setenv("POINTSMAN_NATS_PORT", "0")
-        environment.setenv("COMPOSE_PROJECT_NAME", f"pointsman-test-{secrets.token_hex(4)}")
-        with DockerCompose(str(ROOT), build=True, wait=True) as compose:
-            host, port = compose.get_service_host_and_port("ingress", 8080)
-            yield f"http://{host}:{port}"
-
-
-@pytest.mark.timeout(START_SECONDS_MAX)
-def test_the_fleet_in_containers_answers_and_sends_a_repeated_prompt_to_its_cache(fleet_url: str) -> None:
-    first, second = ask(fleet_url), ask(fleet_url)
-
-    assert first["choices"][0]["message"]["content"]
-    assert second["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
-
-
-def ask(url: str) -> dict[str, Any]:
-    request = urllib.request.Request(
-        f"{url}/v1/chat/completions", json.dumps(CHAT).encode(), {"content-type": "application/json"}
-    )
-    with urllib.request.urlopen(request, timeout=60) as answer:
-        content: dict[str, Any] = json.load(answer)
-    return content
-
-
-def why_no_docker() -> str:
-    """Why the containers cannot be run here; empty where they can."""
-    docker = shutil.which("docker")
-    if docker is None:
-        return "there is no docker command here"
-    for question, meaning in (
-        (["info"], "no Docker engine answers"),
-        (["compose", "version"], "there is no docker compose"),
-    ):
-        if subprocess.run([docker, *question], capture_output=True, timeout=20, check=False).returncode:
-            return f"{meaning} here"
-    return ""

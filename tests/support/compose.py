@@ -48,7 +48,7 @@ def own_services() -> list[OwnService]:
             environment={key: str(value) for key, value in service["environment"].items() if value is not None},
         )
         for name, service in compose_services().items()
-        if service["command"][0].startswith("pointsman-")
+        if service.get("command", [""])[0].startswith("pointsman-")
     ]
 
 

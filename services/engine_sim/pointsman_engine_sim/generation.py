@@ -6,6 +6,8 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 
+import structlog
+
 from pointsman.adapters.tokenizer import ChatTemplateError, Tokenizer, UnsupportedContentError
 from pointsman.primitives import Tokens
 from pointsman.runtime.health import Receive, Scope, Send, send_whole
@@ -15,6 +17,8 @@ from pointsman_engine_sim.engine import EngineStoppedError, Generation, Simulate
 from pointsman_engine_sim.kv_transfer import KvTransfer
 from pointsman_engine_sim.metrics import EngineMetrics
 from pointsman_engine_sim.openai_bodies import ApiError, ChatBody, CompletionBody, TokenizeBody
+
+log = structlog.get_logger()
 
 INLINE_TEXT_MAX = 2048
 _EVERYTHING = 1 << 62
@@ -176,6 +180,7 @@ class Generator:
         self._answered += 1
         given = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
         identity = given.decode("latin-1") or f"{self._started:x}{self._answered:08x}"
+        log.debug("request_received", request=identity)
         return answers.Heading(f"{prefix}-{identity}", int(time.time()), model or self._served.name)
 
     def _rendered(self, body: ChatBody | TokenizeBody) -> str:

@@ -37,11 +37,10 @@ def _made(settings: ScalerSettings) -> InstanceProvider:
             return ProcessProvider(Path(settings.engine_directory).resolve(), template)
         case "docker":
             containers = ContainerTemplate(
-                engine_image=settings.docker_engine_image,
-                engine_command=settings.docker_engine_command,
-                worker_image=settings.docker_worker_image,
+                image=settings.docker_engine_image,
+                command=settings.docker_engine_command,
                 network=settings.docker_network,
-                environment=_worker_environment(settings),
+                dns=settings.docker_dns,
             )
             return DockerProvider(PoolName(settings.pool), containers)
         case "kubernetes":

@@ -48,15 +48,18 @@ class ScalerSettings(FleetSettings, ProcessSettings):
     )
     worker_credentials: str = setting(
         "",
-        "File with the NATS user of a started worker; {instance} is filled in. The docker provider mounts it from Docker's "
-        "host at the same path.",
+        "Process provider: file with the NATS user of a started worker; {instance} is filled in.",
     )
     engine_directory: str = setting(".pointsman/instances", "Process provider: directory of locks and logs.")
     engine_guard: str = setting("", "Process provider: a file that the fleet locks; instances end when it is free.")
     docker_engine_image: str = setting("vllm/vllm-openai:latest", "Docker provider: image of an engine.")
     docker_engine_command: str = setting("", "Docker provider: command of an engine; {instance} is filled in.")
-    docker_worker_image: str = setting("pointsman", "Docker provider: image of the worker beside it.")
-    docker_network: str = setting("pointsman", "Docker provider: network that both join.")
+    docker_network: str = setting("pointsman", "Docker provider: network that engines join.")
+    docker_dns: str = setting(
+        "",
+        "Docker provider: HOST:PORT of the workers' --discover dns:HOST:PORT; engines join the network as HOST. Without it "
+        "workers discover docker:pointsman.part=engine.",
+    )
     kubernetes_workload: str = setting(
         "statefulset/engine", "Kubernetes provider: deployment/NAME or statefulset/NAME; its pods are the instances."
     )

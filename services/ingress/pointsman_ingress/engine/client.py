@@ -3,6 +3,7 @@ makes the engine abort it."""
 
 import asyncio
 import re
+import socket
 from dataclasses import dataclass
 from functools import lru_cache
 from io import BytesIO
@@ -24,6 +25,7 @@ CONNECT_WALL_SECONDS: WallSeconds = WallSeconds(2.0)
 KEEP_ALIVE_WALL_SECONDS: WallSeconds = WallSeconds(4.0)  # less than uvicorn's five seconds
 CUT_CHECK_WALL_SECONDS: WallSeconds = WallSeconds(5.0)  # aiohttp 3.14 may not end an invalid answer
 AFTER_END_WALL_SECONDS: WallSeconds = WallSeconds(1.0)
+KEEP_ALIVE_PROBES = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3}
 URLS_MAX = 10_000
 PIECE_BYTES = 256 * 1024  # larger bodies are streamed, to not block the event loop
 ANSWER_BYTES_MAX = 64 * 1024 * 1024
@@ -238,13 +240,27 @@ def lacks_endpoint(status: int, body: bytes) -> bool:
 def open_session() -> aiohttp.ClientSession:
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(
-            limit=CONNECTIONS_MAX, keepalive_timeout=float(KEEP_ALIVE_WALL_SECONDS), ttl_dns_cache=60
+            limit=CONNECTIONS_MAX,
+            keepalive_timeout=float(KEEP_ALIVE_WALL_SECONDS),
+            ttl_dns_cache=60,
+            socket_factory=_socket,
         ),
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=float(CONNECT_WALL_SECONDS)),
         cookie_jar=aiohttp.DummyCookieJar(),
         auto_decompress=False,
         skip_auto_headers=("accept-encoding", "user-agent"),
     )
+
+
+def _socket(address: aiohttp.AddrInfoType) -> socket.socket:
+    """Notices within 11 s that the engine's host is gone, which sends no reset; an engine that hangs still answers."""
+    family, kind, protocol, *_ = address
+    made = socket.socket(family, kind, protocol)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in KEEP_ALIVE_PROBES.items():
+        if hasattr(socket, name):  # not on every system
+            made.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    return made
 
 
 @lru_cache(URLS_MAX)  # parsing a URL costs as much as sending the request

@@ -8,6 +8,7 @@ import random
 import re
 from collections.abc import Callable, Coroutine
 from typing import Any
+from urllib.parse import urlsplit
 
 from nats.aio.client import Client
 from nats.aio.subscription import Subscription as ClientSubscription
@@ -25,6 +26,7 @@ from pointsman.adapters.jetstream.connection import (
 )
 from pointsman.adapters.jetstream.identity import Identity, IdentityError, is_refusal, refusal
 from pointsman.adapters.log_listener import LogListener
+from pointsman.adapters.tcp_ports import is_loopback
 
 CONNECT_SECONDS_MAX = 2
 RECONNECT_SECONDS = 0.2
@@ -41,7 +43,7 @@ _FORBIDDEN = re.compile(r'permissions violation for (publish|subscription) to "(
 
 class NatsConnection(Connection):
     def __init__(self, url: str, name: str, listener: LogListener, identity: Identity) -> None:
-        self._servers = url.split(",")
+        self._servers = _in_order(url.split(","))
         self._name = name
         self._listener = listener
         self._identity = identity
@@ -156,6 +158,7 @@ class NatsConnection(Connection):
             reconnected_cb=on_reconnected,
             closed_cb=on_closed,
             allow_reconnect=False,
+            dont_randomize=True,
             **options,
         )
         try:
@@ -269,6 +272,11 @@ class _NatsSubscription(Subscription):
             await begun.unsubscribe()
         if self._client is not None and self._client.is_connected:
             await _round_trip(self._client)
+
+
+def _in_order(servers: list[str]) -> list[str]:
+    """Shuffled, and this host's own server first: a connection to it breaks with this host alone."""
+    return sorted(random.sample(servers, len(servers)), key=lambda url: not is_loopback(urlsplit(url).hostname or ""))
 
 
 def _drop_unsent(client: Client) -> None:

@@ -147,6 +147,7 @@ class JetStreamLog(EventLog):
             await self._stream_unverified.wait()
             self._stream_unverified.clear()
             await self._ensure_stream()
+            await asyncio.sleep(float(STREAM_RETRY_SECONDS_MIN))  # it may be described and not yet take a write
 
     async def _ensure_stream(self) -> None:
         backoff = Backoff(STREAM_RETRY_SECONDS_MIN, STREAM_RETRY_SECONDS_MAX)

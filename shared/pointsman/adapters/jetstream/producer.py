@@ -35,11 +35,15 @@ MESSAGE_ID_HEADER = "Nats-Msg-Id"
 EXPECTED_LAST_HEADER = "Nats-Expected-Last-Subject-Sequence"
 EXPECTED_SUBJECT_HEADER = "Nats-Expected-Last-Subject-Sequence-Subject"
 WRONG_LAST_SEQUENCE = 10071
+DUPLICATE_IN_PROCESS = 10158
+"""An earlier try is being replicated: answered to a repetition while there is no quorum (seen with three servers)."""
 NONE_LEFT = "wrong last sequence: 0"
 ACKS_WAITING_MAX = 65_536
 REFUSALS_MAX = 5
 UNCONFIRMED_SECONDS_MAX = 100.0
 """Below the server's duplicate window of 120 s."""
+IN_PROCESS_SECONDS_MAX = 30.0
+"""Longer than an election among nats-servers, 4 to 9 s."""
 STALLED_SECONDS = 3.0
 """Unconfirmed for this long and since resent: the log is stuck. A full disk fails publishes only."""
 RETRY_SECONDS_MIN: WallSeconds = WallSeconds(0.1)
@@ -156,7 +160,7 @@ class WriteWindow:
 
     def _send(self, write: Write) -> None:
         if write.fence is not None and write.fence.broken:
-            self._settle(write)
+            self._drop_fenced(write)
             return
         now = asyncio.get_running_loop().time()
         if write.first_sent_at and now - write.first_sent_at > UNCONFIRMED_SECONDS_MAX:
@@ -204,6 +208,9 @@ class WriteWindow:
         ack = _acks.decode(message.data)
         if ack.error is not None and write.fence is not None and ack.error.err_code == WRONG_LAST_SEQUENCE:
             self._fenced(write, write.fence, ack.error.description)
+        elif ack.error is not None and self._is_in_process(write, ack.error):
+            self._queue.sent[write.number] = write
+            self._stall()
         elif ack.error is not None:
             self._refused(write, ack.error.description)
         else:
@@ -215,9 +222,7 @@ class WriteWindow:
         self._queue.allowance = self._settings.in_flight_max
         self._backoff.reset()
         self._listener.appended(type(write.event).__name__)
-        if self._confirmations.stalled:
-            self._confirmations.stalled = False
-            self._listener.flowing()
+        self._report_flowing()
         if write.done is not None and not write.done.done():
             write.done.set_result(sequence)
         if self._queue.waiting:
@@ -230,6 +235,20 @@ class WriteWindow:
         if not self._confirmations.stalled:
             self._confirmations.stalled = True
             self._listener.stalled(f"the log has not confirmed a write for {STALLED_SECONDS:g} s; is its disk full?")
+
+    def _report_flowing(self) -> None:
+        if self._confirmations.stalled:
+            self._confirmations.stalled = False
+            self._listener.flowing()
+
+    def _is_in_process(self, write: Write, error: ApiError) -> bool:
+        waited = asyncio.get_running_loop().time() - write.first_sent_at
+        return error.err_code == DUPLICATE_IN_PROCESS and waited < IN_PROCESS_SECONDS_MAX
+
+    def _drop_fenced(self, write: Write) -> None:
+        self._settle(write)
+        if not self._queue.sent and not self._queue.waiting:  # a follower may write nothing for long
+            self._report_flowing()
 
     def _mark_loss(self) -> None:
         count, self._losses.count = self._losses.count, 0
@@ -247,7 +266,7 @@ class WriteWindow:
         if not fence.broken:
             fence.broken = f"another leader was elected ({reason})"
             self._listener.trouble("write fenced", fence.broken)
-        self._settle(write)
+        self._drop_fenced(write)
         self._pump()
 
     def _refused(self, write: Write, reason: str) -> None:

@@ -1,8 +1,9 @@
-"""Instances as pairs of containers, engine and worker, found by labels. Their names are unique in the host."""
+"""Instances as containers of engines, found by labels. A worker elsewhere discovers them, by DNS or by Docker, and an instance
+has the name that it has there."""
 
 import asyncio
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, TypeVar
@@ -10,6 +11,7 @@ from typing import Any, TypeVar
 import structlog
 from typing_extensions import override
 
+from pointsman.adapters.discovery.targets import instance_name
 from pointsman.adapters.providers.names import free_names
 from pointsman.ports import InstanceProvider, ProvidedInstance, ProviderError
 from pointsman.primitives import EngineSeconds, InstanceId, PoolName, WallSeconds
@@ -17,11 +19,10 @@ from pointsman.primitives import EngineSeconds, InstanceId, PoolName, WallSecond
 log = structlog.get_logger()
 
 POOL_LABEL = "pointsman.pool"
-INSTANCE_LABEL = "pointsman.instance"
 PART_LABEL = "pointsman.part"
-CREDENTIALS = "POINTSMAN_NATS_CREDENTIALS"
 STOP_WALL_SECONDS: WallSeconds = WallSeconds(5.0)
 CALL_WALL_SECONDS = 30
+LOG_FILES = {"max-size": "10m", "max-file": "5"}
 NOT_FOUND, CONFLICT = 404, 409
 
 T = TypeVar("T")
@@ -29,16 +30,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContainerTemplate:
-    """`engine_command` may contain {instance}. Both containers join `network`, under their names."""
+    """`command` may contain {instance}, the container's name. `dns`: HOST:PORT of the workers' `--discover dns:HOST:PORT`,
+    under which containers join `network`; empty: workers discover containers."""
 
-    engine_image: str
-    engine_command: str
-    worker_image: str
+    image: str
+    command: str
     network: str
-    environment: Mapping[str, str]
-    engine_port: int = 8000
-    kv_port: int = 5557
-    replay_port: int = 5558
+    dns: str = ""
 
 
 class DockerProvider(InstanceProvider):
@@ -84,64 +82,60 @@ class DockerProvider(InstanceProvider):
         return running
 
     def _running(self) -> list[ProvidedInstance]:
+        return [ProvidedInstance(self._instance(container), _age(container.attrs)) for container in self._alive()]
+
+    def _alive(self) -> list[Any]:
         return [
-            ProvidedInstance(InstanceId(container.labels[INSTANCE_LABEL]), _age(container.attrs))
-            for container in self._containers({PART_LABEL: "engine"})
-            if container.status in ("created", "running", "restarting")
+            container for container in self._containers() if container.status in ("created", "running", "restarting")
         ]
 
-    def _grow(self, total: int) -> None:
-        running = {provided.instance for provided in self._running()}
-        self._sweep(running)
-        for name in free_names(running):
-            if len(running) >= total:
-                return
-            self._start(name)
-            running.add(name)
+    def _instance(self, container: Any) -> InstanceId:
+        """By its address where DNS is asked for it, else by its name; both as discovery does."""
+        networks = container.attrs.get("NetworkSettings", {}).get("Networks") or {}
+        address = networks.get(self._template.network, {}).get("IPAddress", "")
+        port = self._template.dns.rpartition(":")[2]
+        return instance_name(f"{address}-{port}" if port and address else container.name)
 
-    def _sweep(self, running: set[InstanceId]) -> None:
-        for container in self._containers({}):
-            if container.labels.get(INSTANCE_LABEL) not in running:
+    def _grow(self, total: int) -> None:
+        alive = {container.name for container in self._alive()}
+        self._sweep(alive)
+        for free in free_names([name.removeprefix(self._prefix) for name in alive]):
+            if len(alive) >= total:
+                return
+            self._start(self._prefix + free)
+            alive.add(self._prefix + free)
+
+    def _sweep(self, alive: Collection[str]) -> None:
+        for container in self._containers():
+            if container.name not in alive:
                 self._remove(container)
 
-    def _start(self, instance: InstanceId) -> None:
+    def _start(self, name: str) -> None:
         template = self._template
-        engine = self._container_name(instance, "engine")
-        command = [part.replace("{instance}", instance) for part in shlex.split(template.engine_command)]
-        own = {
-            "POINTSMAN_INSTANCE": instance,
-            "POINTSMAN_ENGINE_URL": f"http://{engine}:{template.engine_port}",
-            "POINTSMAN_KV_ENDPOINT": f"tcp://{engine}:{template.kv_port}",
-            "POINTSMAN_KV_REPLAY_ENDPOINT": f"tcp://{engine}:{template.replay_port}",
-        }
-        self._run(instance, "engine", template.engine_image, command, {})
-        given = {name: value.replace("{instance}", instance) for name, value in template.environment.items()}
-        self._run(instance, "worker", template.worker_image, None, {**given, **own})
-        log.info("instance_started", instance=instance, container=engine)
-
-    def _run(
-        self, instance: InstanceId, part: str, image: str, command: list[str] | None, variables: Mapping[str, str]
-    ) -> None:
+        alias = template.dns.rpartition(":")[0]
         try:
             self._docker.containers.run(
-                image,
-                command,
-                name=self._container_name(instance, part),
-                labels={POOL_LABEL: self._pool, INSTANCE_LABEL: instance, PART_LABEL: part},
-                environment=dict(variables),
-                network=self._template.network,
-                volumes={file: {"bind": file, "mode": "ro"} for file in [variables.get(CREDENTIALS, "")] if file},
-                stop_signal="SIGINT" if part == "worker" else None,  # to a worker: its instance leaves for good
+                template.image,
+                [part.replace("{instance}", name) for part in shlex.split(template.command)],
+                name=name,
+                labels={POOL_LABEL: self._pool, PART_LABEL: "engine"},
+                network=template.network,
+                networking_config={
+                    template.network: self._docker.api.create_endpoint_config(aliases=[alias] if alias else None)
+                },
+                cap_drop=["ALL"],
+                security_opt=["no-new-privileges:true"],
+                log_config={"type": "json-file", "config": LOG_FILES},
                 detach=True,
             )
         except self._errors as error:
             if getattr(error, "status_code", None) != CONFLICT:
                 raise
+        log.info("instance_started", container=name)
 
     def _stop(self, instance: InstanceId) -> None:
-        """The worker first, so that it logs the instance's leave."""
-        for part in ("worker", "engine"):
-            for container in self._containers({INSTANCE_LABEL: instance, PART_LABEL: part}):
+        for container in self._containers():
+            if self._instance(container) == instance:
                 self._remove(container)
 
     def _remove(self, container: Any) -> None:
@@ -152,15 +146,14 @@ class DockerProvider(InstanceProvider):
             if getattr(error, "status_code", None) not in (NOT_FOUND, CONFLICT):
                 raise
 
-    def _containers(self, labels: Mapping[str, str]) -> list[Any]:
-        wanted = {POOL_LABEL: self._pool, **labels}
-        found: list[Any] = self._docker.containers.list(
-            all=True, filters={"label": [f"{name}={value}" for name, value in wanted.items()]}, ignore_removed=True
-        )
+    def _containers(self) -> list[Any]:
+        labels = [f"{POOL_LABEL}={self._pool}", f"{PART_LABEL}=engine"]
+        found: list[Any] = self._docker.containers.list(all=True, filters={"label": labels}, ignore_removed=True)
         return found
 
-    def _container_name(self, instance: InstanceId, part: str) -> str:
-        return f"pointsman-{self._pool}-{instance}-{part}"
+    @property
+    def _prefix(self) -> str:
+        return f"pointsman-{self._pool}-"
 
     async def _call(self, work: Callable[[], T]) -> T:
         """Docker's client blocks, so it runs in a thread. Raises ProviderError."""

@@ -21,6 +21,11 @@ COMMANDS = {
         "faults_command",
         "Kill the processes of a real fleet while it serves, and check that nothing is lost or doubled.",
     ),
+    "hosts": (
+        "pointsman_lab.hosts.command",
+        "hosts_command",
+        "Run a fleet on three hosts with a slow network that loses packets, and take hosts away.",
+    ),
     "torture": (
         "pointsman_lab.torture.command",
         "torture_command",

@@ -36,6 +36,10 @@ defaults
     timeout http-keep-alive 60s     # idle connections: shorter than the --keep-alive-seconds of an ingress
     timeout check 2s
     option http-no-delay            # each chunk of a stream at once
+    option srvtcpka                 # an ingress whose host is gone: its streams end after 11 s, not after 660
+    srvtcpka-idle 5s
+    srvtcpka-intvl 2s
+    srvtcpka-cnt 3
     option redispatch 1             # who cannot be connected to: try another
     retries 3
     retry-on conn-failure empty-response

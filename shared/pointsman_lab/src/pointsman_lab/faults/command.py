@@ -6,11 +6,9 @@ import shutil
 import sys
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
-from http import HTTPStatus
 from pathlib import Path
 
 import click
@@ -32,15 +30,15 @@ from pointsman_cli.output_file import write_json
 from pointsman_cli.progress_bar import progress_bar
 from pointsman_cli.terminal import output_console
 from pointsman_cli.workload_options import check_one_workload, workload_name, workload_options, workload_requests
-from pointsman_lab.faults.bad_engines import EngineWatch, count_touched
+from pointsman_lab.faults.bad_engines import EngineWatch
 from pointsman_lab.faults.balancer import Balancer, run_haproxy
 from pointsman_lab.faults.checks import agrees, findings
-from pointsman_lab.faults.clients import Clients, Exchange, unserved
+from pointsman_lab.faults.clients import Clients
 from pointsman_lab.faults.fleet import FleetUnderTest, Shape, start_fleet
-from pointsman_lab.faults.injector import Injection, Injector
+from pointsman_lab.faults.injector import Injector
 from pointsman_lab.faults.load import ENGINE_ARGUMENTS, RATE, STREAMS, BusyShare, SteadyClients
 from pointsman_lab.faults.log_tail import LogTail
-from pointsman_lab.faults.observations import Evidence, gathered
+from pointsman_lab.faults.observations import gathered
 from pointsman_lab.faults.report import FaultsReport, progress_line, reported, show
 from pointsman_lab.faults.schedule import (
     DEFAULT_FAULTS,
@@ -52,6 +50,7 @@ from pointsman_lab.faults.schedule import (
     rolling,
     scheduled,
 )
+from pointsman_lab.faults.service import note_service
 
 DEFAULT_REQUESTS = 2000
 DEFAULT_SPEED = 5.0
@@ -208,10 +207,10 @@ async def _run(
         clients = await _serve_and_inject(options, requests, seed, injector, faults, fleet, balancer, console)
         wall_s, busy_share = time.monotonic() - started, busy.share
         evidence = await gathered(fleet, link, injector, log_tail, clients.exchanges, in_agreement=agrees)
-        evidence.balancer = balancer
+        evidence.balancer, evidence.log_replicas = balancer, int(options.nats_servers)
         reading.cancel()
         await asyncio.gather(reading, return_exceptions=True)
-    _note_service(evidence, clients)
+    note_service(evidence, clients)
     name = "steady" if options.steady else workload_name(options.trace, options.workload)
     return reported(evidence, findings(evidence), seed=seed, workload=name, wall_s=wall_s, busy_share=busy_share)
 
@@ -279,35 +278,6 @@ def _announced(options: FaultsOptions, seed: int, requests: list[WorkloadRequest
         f"seed {seed}: {len(requests):,} requests in {seconds:.0f} s to {options.instances} engines at speed "
         f"{options.speed:g}; {struck}"
     )
-
-
-def _note_service(evidence: Evidence, clients: Clients) -> None:
-    injections = sorted(evidence.injections, key=lambda injection: injection.at)
-    usual = clients.usual_ttft([injection.at for injection in injections])
-    for number, injection in enumerate(injections):
-        ends = injections[number + 1].at if number + 1 < len(injections) else float("inf")
-        injection.served_s = clients.first_answer_after(injection.at)
-        injection.normal_s = clients.normal_after(injection.at, ends, usual=usual)
-        injection.streams_cut = clients.cut_between(injection.at, ends)
-        _note_answers(injection, clients.between(injection.at, ends))
-        if evidence.balancer is not None:
-            injection.out_of_rotation = evidence.balancer.out_of_rotation(injection.at, min(ends, injection.ended))
-        if injection.touched is not None:
-            count_touched(
-                injection.touched,
-                began=injection.at,
-                ended=injection.at + injection.lasted,
-                exchanges=evidence.exchanges,
-                entries=evidence.entries,
-            )
-
-
-def _note_answers(injection: Injection, exchanges: list[Exchange]) -> None:
-    injection.answered = len(exchanges)
-    injection.statuses = dict(Counter(str(e.status) for e in exchanges if e.status != HTTPStatus.OK))
-    injection.failed = sum(unserved(e) for e in exchanges)
-    waited = sorted(e.first_byte_at - e.asked_at for e in exchanges if e.streamed and e.first_byte_at is not None)
-    injection.ttft_p99_s = waited[int(0.99 * len(waited))] if waited else None
 
 
 def _requests(options: FaultsOptions, seed: int) -> list[WorkloadRequest]:

@@ -13,6 +13,7 @@ import msgspec
 
 from pointsman.adapters.backoff import FIRST_RESTART_WAIT_SECONDS
 from pointsman.adapters.tcp_ports import free_ports
+from pointsman.contracts.permissions import JETSTREAM_API, SERVICE_API
 from pointsman.contracts.subjects import stream_name
 from pointsman.ports import CommandTimeoutError, Link, NoResponderError
 from pointsman.primitives import EngineSeconds, PoolName, WallSeconds
@@ -89,9 +90,12 @@ class FleetUnderTest:
         await asyncio.sleep(struck.down_until - time.monotonic())
 
     async def nats_victim(self, link: Link) -> str:
-        if len(self.servers) < 2:
-            return NATS
-        subject = f"$JS.API.STREAM.INFO.{stream_name(PoolName(self.file.pool))}"
+        return NATS if len(self.servers) < 2 else await self.log_leader(link)
+
+    async def log_leader(self, link: Link) -> str:
+        """The name of the nats-server that leads the log's replicas. Waits for one."""
+        api = SERVICE_API if self.settings.nats_credentials else JETSTREAM_API
+        subject = f"{api}STREAM.INFO.{stream_name(PoolName(self.file.pool))}"
         while True:
             try:
                 answer = await link.commands.request_bytes(subject, b"", timeout=WallSeconds(ASK_SECONDS_MAX))

@@ -54,6 +54,8 @@ class Injection(msgspec.Struct, kw_only=True):
     ttft_p99_s: EngineSeconds | None = None
     out_of_rotation: dict[str, EngineSeconds] = {}
     touched: Touched | None = None
+    unwell: str = ""
+    """What was not ready when it was last asked."""
 
 
 class Injector:
@@ -88,12 +90,7 @@ class Injector:
         await asyncio.sleep(settle)
 
     async def leader(self) -> FleetDescribed | None:
-        subject = fleet_view_subject(PoolName(self._fleet.settings.pool))
-        try:
-            answer = await self._link.commands.request(subject, DescribeFleet(), timeout=WallSeconds(ASK_SECONDS_MAX))
-        except (NoResponderError, CommandTimeoutError):
-            return None
-        return answer if isinstance(answer, FleetDescribed) else None
+        return await leader_of(self._link, PoolName(self._fleet.settings.pool))
 
     async def _strike(self, fault: Fault) -> None:
         victims = (
@@ -182,25 +179,41 @@ class Injector:
     async def _until_well(self, injection: Injection, *, gone: set[int]) -> None:
         deadline = time.monotonic() + WELL_SECONDS_MAX
         while time.monotonic() < deadline:
-            if gone.isdisjoint(self._fleet.pids().values()) and await self._all_ready():
-                injection.well_s = time.monotonic() - injection.at
-                return
+            if gone.isdisjoint(self._fleet.pids().values()):
+                injection.unwell = await self._unwell()
+                if not injection.unwell:
+                    injection.well_s = time.monotonic() - injection.at
+                    return
             await asyncio.sleep(WELL_POLL_SECONDS)
 
-    async def _all_ready(self) -> bool:
-        if await self.leader() is None or not (self._balancer is None or self._balancer.whole):
-            return False
+    async def _unwell(self) -> str:
+        """The first thing that is not ready, or nothing."""
+        if await self.leader() is None:
+            return "nobody leads"
+        if self._balancer is not None and not self._balancer.whole:
+            return f"rotation {self._balancer.rotation}"
         for process in self._fleet.file.processes:
             if process.role == NATS:
                 continue
             path = "/health" if process.role == "engine" else "/readyz"
             try:
                 status, body = await http_get(process.probes + path, timeout=ASK_SECONDS_MAX)
-            except NoAnswerError:
-                return False
+            except NoAnswerError as error:
+                return f"{process.name}: {error}"
             if status != READY or missing_parts(body):
-                return False
-        return True
+                return f"{process.name}: {status} {missing_parts(body)}"
+        return ""
+
+
+async def leader_of(link: Link, pool: PoolName) -> FleetDescribed | None:
+    """The pool as its leader describes it; None if none answers."""
+    try:
+        answer = await link.commands.request(
+            fleet_view_subject(pool), DescribeFleet(), timeout=WallSeconds(ASK_SECONDS_MAX)
+        )
+    except (NoResponderError, CommandTimeoutError):
+        return None
+    return answer if isinstance(answer, FleetDescribed) else None
 
 
 async def _tell(engine: aiohttp.ClientSession, kind: str) -> None:

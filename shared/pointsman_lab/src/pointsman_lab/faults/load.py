@@ -47,9 +47,10 @@ class SteadyClients(Clients):
     """Clients that send until `stop`, with the pool's own SLOs: a 429 counts as an answer."""
 
     objectives: ClassVar[Mapping[str, str]] = {}
+    stream_tokens: ClassVar[Tokens] = STREAM_TOKENS
 
     def __init__(self, fleet: FleetFile, *, url: str, seed: int, streams: int, rate: float) -> None:
-        super().__init__(fleet, [], seed=seed, tokens_max=STREAM_TOKENS, url=url)
+        super().__init__(fleet, [], seed=seed, tokens_max=self.stream_tokens, url=url)
         self._streams = streams
         self._rate = rate
         self._chance = random.Random(seed)
@@ -77,7 +78,7 @@ class SteadyClients(Clients):
     async def _lane(self, session: aiohttp.ClientSession, begin: float) -> None:
         await asyncio.sleep(begin)
         while not self._stopped.is_set():
-            tokens = STREAM_TOKENS - self._chance.randrange(STREAM_TOKENS // 4)
+            tokens = self.stream_tokens - self._chance.randrange(self.stream_tokens // 4)
             ending = await self._one(session, self._body(self._request(tokens), streamed=True), tokens, streamed=True)
             if ending != "completed":
                 await asyncio.sleep(FAILED_SECONDS)

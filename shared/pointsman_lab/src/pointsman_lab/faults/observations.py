@@ -4,15 +4,20 @@ QUIET_SECONDS_MAX."""
 import asyncio
 import sqlite3
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from urllib.parse import urlsplit
 
 from pointsman.contracts.block_keys import KeyChain
 from pointsman.contracts.commands import FleetDescribed
 from pointsman.contracts.requests import RequestArrived
 from pointsman.ports import Link, LogEntry, LogMissingError, LogUnavailableError
 from pointsman.primitives import BlockKey, EngineSeconds, InstanceId
+from pointsman.runtime.settings import FleetSettings
 from pointsman.state.state import State
+from pointsman_cli.discovery import FleetProcess
 from pointsman_cli.history.archive import ArchiveHistory
 from pointsman_cli.history.entries import HistoryError
 from pointsman_cli.up.plan import archive_file
@@ -43,6 +48,7 @@ class Evidence:
     gaps: list[str] = field(default_factory=list)
     balancer: Balancer | None = None
     quiet_s: EngineSeconds | None = None
+    log_replicas: int = 1
 
 
 async def gathered(
@@ -54,18 +60,38 @@ async def gathered(
     *,
     in_agreement: Callable[[Evidence], bool],
 ) -> Evidence:
-    """The evidence, once `in_agreement` holds, at the latest after QUIET_SECONDS_MAX."""
+    """As `evidence_of` a fleet of processes."""
+    return await evidence_of(
+        link,
+        log_tail,
+        exchanges,
+        injector.injections,
+        leader=injector.leader,
+        look=partial(look_at, fleet),
+        in_agreement=in_agreement,
+    )
+
+
+async def evidence_of(
+    link: Link,
+    log_tail: LogTail,
+    exchanges: list[Exchange],
+    injections: list[Injection],
+    *,
+    leader: Callable[[], Awaitable[FleetDescribed | None]],
+    look: Callable[[Evidence], Awaitable[None]],
+    in_agreement: Callable[[Evidence], bool],
+) -> Evidence:
+    """The evidence, once `in_agreement` holds, at the latest after QUIET_SECONDS_MAX. `look` adds what engines and
+    archive hold."""
     started = time.monotonic()
     while True:
-        evidence = Evidence(
-            exchanges, injector.injections, log_tail.entries, log_tail.resets, log_tail.state, await injector.leader()
-        )
+        evidence = Evidence(exchanges, injections, log_tail.entries, log_tail.resets, log_tail.state, await leader())
         overdue = time.monotonic() - started > QUIET_SECONDS_MAX
         if overdue or await _settled(link, evidence):
             evidence.entries = list(log_tail.entries)  # the archive is read later, and has all of these then
             _name_as_logged(evidence)
-            await _ask_engines(fleet, evidence)
-            await asyncio.to_thread(_read_archive, fleet, evidence)
+            await look(evidence)
             if in_agreement(evidence):
                 evidence.quiet_s = time.monotonic() - started
                 return evidence
@@ -92,20 +118,35 @@ async def _settled(link: Link, evidence: Evidence) -> bool:
         return False
 
 
-async def _ask_engines(fleet: FleetUnderTest, evidence: Evidence) -> None:
-    settings, file = fleet.settings, fleet.file
-    chain = KeyChain(secret=settings.secret.encode(), model=file.model, block_tokens=settings.block_tokens)
-    for engine in file.of_role("engine"):
+async def look_at(fleet: FleetUnderTest, evidence: Evidence) -> None:
+    """Adds the caches of a fleet of processes, and its archive."""
+    endpoints = {}
+    for engine in fleet.file.of_role("engine"):
         try:
-            truth = await held_keys(replay_endpoint_of(engine.pid), chain)
-        except (EngineSilentError, OSError, ValueError) as error:
+            endpoints[InstanceId(engine.name)] = _reached(replay_endpoint_of(engine.pid), engine)
+        except (OSError, ValueError) as error:
             evidence.silent.append(f"{engine.name}: {error}")
-        else:
-            evidence.truth[InstanceId(engine.name)] = truth
+    await ask_engines(endpoints, fleet.settings, fleet.file.model, evidence)
+    await asyncio.to_thread(read_archive, archive_file(fleet.data), evidence)
 
 
-def _read_archive(fleet: FleetUnderTest, evidence: Evidence) -> None:
-    file = archive_file(fleet.data)
+def _reached(endpoint: str, engine: FleetProcess) -> str:
+    return endpoint.replace("*", urlsplit(engine.url).hostname or "")
+
+
+async def ask_engines(
+    endpoints: Mapping[InstanceId, str], settings: FleetSettings, model: str, evidence: Evidence
+) -> None:
+    """Adds the caches behind these replay endpoints."""
+    chain = KeyChain(secret=settings.secret.encode(), model=model, block_tokens=settings.block_tokens)
+    for instance, endpoint in endpoints.items():
+        try:
+            evidence.truth[instance] = await held_keys(endpoint, chain)
+        except EngineSilentError as error:
+            evidence.silent.append(f"{instance}: {error}")
+
+
+def read_archive(file: Path, evidence: Evidence) -> None:
     try:
         evidence.archived = {e.sequence: e.payload for e in ArchiveHistory(f"sqlite:///{file}").entries()}
         with sqlite3.connect(f"file:{file}?mode=ro", uri=True) as archive:

@@ -146,7 +146,9 @@ def _strikes(injections: list[Injection], columns: Sequence[Column]) -> Table:
 
 
 def progress_line(injection: Injection) -> str:
-    well = "not well again" if injection.well_s is None else f"well after {injection.well_s:.1f} s"
+    well = (
+        f"not well again ({injection.unwell})" if injection.well_s is None else f"well after {injection.well_s:.1f} s"
+    )
     return f"  {injection.began:6.1f} s  {injection.fault} of {injection.victim}: {well}"
 
 

@@ -1,0 +1,320 @@
+"""The fleet: which process runs on which host, and a supervisor for each that starts it again, as systemd would."""
+
+import asyncio
+import json
+import os
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from typing_extensions import override
+
+from pointsman.contracts.permissions import BusRole, BusUser
+from pointsman.contracts.subjects import LOCAL_ACTOR
+from pointsman.policies.routing import DEFAULT_ROUTING
+from pointsman.ports import Link
+from pointsman.primitives import PoolName
+from pointsman.runtime.bus_users import USERS_FILE, Credentials, write_private
+from pointsman.runtime.embedded_nats import nats_server_binary
+from pointsman.runtime.settings import environment
+from pointsman_cli.discovery import FleetFile, FleetProcess
+from pointsman_cli.up.child import ServiceProcess
+from pointsman_cli.up.plan import ProcessPlan, archive_file
+from pointsman_cli.up.scripts import console_script
+from pointsman_lab.faults.fleet import FleetUnderTest
+from pointsman_lab.hosts.namespaces import NETWORK, Host, Hosts
+
+POOL, MODEL, BLOCK_TOKENS = PoolName("default"), "pointsman-sim", 64
+SECRET = "several-hosts"
+CONFIGURATIONS = Path(__file__).parents[5] / "deploy" / "nats"
+NATS_PORT, API_PORT, ADMIN_PORT, SERVICE_PORT, ENGINE_PORT, KV_PORT = 4222, 8080, 8081, 9100, 8000, 5557
+SLO_TTFT_SECONDS = 5.0
+START_SECONDS_MAX = 60.0
+POLL_SECONDS = 0.1
+SCHEDULER_HOSTS = 2
+
+
+class FleetNotReadyError(Exception):
+    """The message names what is missing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostsShape:
+    """`variables`: environment of every process."""
+
+    servers: int
+    engines_each: int
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class HostFleet(FleetUnderTest):
+    hosts: Hosts | None = None
+    processes: dict[str, list[ServiceProcess]] = field(default_factory=dict)
+    absent: set[str] = field(default_factory=set)
+    """Hosts that are gone: nothing is started there."""
+
+    @property
+    @override
+    def file(self) -> FleetFile:
+        running = [
+            FleetProcess(one.name, one.role, one.pid, one.url, one.admin_url)
+            for host in self.processes
+            for one in self.processes[host]
+        ]
+        return FleetFile(
+            nats=self.nats,
+            ingress="",
+            pool=POOL,
+            model=MODEL,
+            policy=DEFAULT_ROUTING,
+            speed=1.0,
+            slo_ttft=SLO_TTFT_SECONDS,
+            block_tokens=BLOCK_TOKENS,
+            secret_file=str(self.data / "secret"),
+            credentials=str(self.data / "credentials"),
+            data=str(self.data),
+            pid=os.getpid(),
+            started_at=0.0,
+            processes=running,
+        )
+
+    @override
+    def pids(self) -> dict[str, int]:
+        return {process.name: process.pid for process in self.file.processes if process.pid}
+
+    @override
+    async def nats_victim(self, link: Link) -> str:
+        servers = self.file.of_role("nats")
+        return servers[0].name if len(servers) == 1 else await self.log_leader(link)
+
+    def host_of(self, process_name: str) -> str:
+        (found,) = [host for host, of_host in self.processes.items() if process_name in {one.name for one in of_host}]
+        return found
+
+    def kill_host(self, name: str) -> list[int]:
+        """Kills all its processes, and starts none until `return_host`. Returns the pids."""
+        self.absent.add(name)
+        for process in self.processes[name]:
+            process.kill()
+        return [process.pid for process in self.processes[name]]
+
+    def return_host(self, name: str) -> None:
+        self.absent.discard(name)
+
+    async def keep(self, host: str, process: ServiceProcess) -> None:
+        """Runs until cancelled. Raises OSError."""
+        while True:
+            while host in self.absent:  # noqa: ASYNC110 - a host that is gone is asked nothing
+                await asyncio.sleep(POLL_SECONDS)
+            await process.start()
+            await process.exited()
+            await asyncio.sleep(process.restart_wait())
+
+    async def ready(self) -> None:
+        """Raises FleetNotReadyError."""
+        waited = [one for host in self.processes.values() for one in host if one.role != "nats"]
+        deadline = time.monotonic() + START_SECONDS_MAX
+        while True:
+            lacking = [one for one, well in zip(waited, await _all_ready(waited), strict=True) if not well]
+            if not lacking:
+                return
+            if time.monotonic() > deadline:
+                raise FleetNotReadyError("; ".join(f"{one.name}: {one.waiting_for or 'no answer'}" for one in lacking))
+            await asyncio.sleep(POLL_SECONDS)
+
+
+@asynccontextmanager
+async def start_hosts(shape: HostsShape, hosts: Hosts, directory: Path) -> AsyncIterator[HostFleet]:
+    """Call it on the clients' host. Raises FleetNotReadyError, OSError."""
+    data = directory / "data"
+    for place in ("logs", "workers"):
+        (data / place).mkdir(parents=True, exist_ok=True)
+    write_private(data / "secret", SECRET)
+    servers = hosts.hosts[: shape.servers]
+    nats = ",".join(f"nats://{host.address}:{NATS_PORT}" for host in servers)
+    workers = [_instances(number, shape) for number in range(len(hosts.hosts) - 1)]
+    credentials = Credentials(data / "credentials")
+    users = [BusUser(BusRole.WORKER, name, POOL) for names in workers for name in names]
+    credentials.make([POOL], workers=users, operators=[LOCAL_ACTOR])
+    fleet = HostFleet(data, nats, hosts=hosts)
+    planner = _Planner(fleet, shape, credentials, servers)
+    for number, host in enumerate(hosts.hosts[:-1]):
+        plans = planner.plans_of(host, number, workers[number])
+        fleet.processes[host.name] = [ServiceProcess(plan, data / "logs") for plan in plans]
+    keeping = [
+        asyncio.create_task(fleet.keep(host, process)) for host in fleet.processes for process in fleet.processes[host]
+    ]
+    try:
+        await fleet.ready()
+        yield fleet
+    finally:
+        for task in keeping:
+            task.cancel()
+        await asyncio.gather(*keeping, return_exceptions=True)
+        for name in fleet.processes:
+            fleet.kill_host(name)
+
+
+async def _all_ready(processes: Sequence[ServiceProcess]) -> list[bool]:
+    return await asyncio.gather(*(process.is_ready() for process in processes))
+
+
+def _instances(host: int, shape: HostsShape) -> list[str]:
+    return [f"engine-{host * shape.engines_each + number}" for number in range(1, shape.engines_each + 1)]
+
+
+@dataclass(slots=True)
+class _Planner:
+    fleet: HostFleet
+    shape: HostsShape
+    credentials: Credentials
+    servers: Sequence[Host]
+    port: int = SERVICE_PORT
+
+    def plans_of(self, host: Host, number: int, instances: Sequence[str]) -> list[ProcessPlan]:
+        plans = [self._nats(host)] if host in self.servers else []
+        if number < SCHEDULER_HOSTS:
+            plans += [self._service(host, "scheduler", number), self._ingress(host, number)]
+        else:
+            archive = {"archive_url": f"sqlite+aiosqlite:///{archive_file(self.fleet.data)}"}
+            plans += [self._service(host, "recorder", 0, archive), self._service(host, "rebalancer", 0)]
+        for place, instance in enumerate(instances):
+            plans += [self._engine(host, place, instance), self._worker(host, place, instance)]
+        return plans
+
+    def _nats(self, host: Host) -> ProcessPlan:
+        name = f"nats-{host.number - 10}"
+        store = self.fleet.data / name
+        store.mkdir(exist_ok=True)
+        text = (CONFIGURATIONS / ("cluster.conf" if self.shape.servers > 1 else "nats.conf")).read_text()
+        changed = {
+            '"/data"': json.dumps(str(store)),
+            'include "users/nats-users.conf"': "",
+            'include "nats-users.conf"': "",
+        }
+        changed |= {
+            f'"nats://{f"nats-{one.number - 10}"}:6222"': f'"nats://{one.address}:6222"' for one in self.servers
+        }
+        for old, new in changed.items():
+            text = text.replace(old, new)
+        file = store / "nats-server.conf"
+        write_private(file, text + (self.credentials.directory / USERS_FILE).read_text())
+        return self._plan(
+            host,
+            name,
+            "nats",
+            [nats_server_binary(), "-c", str(file)],
+            {"NATS_NAME": name},
+            url=f"nats://{host.address}",
+        )
+
+    def _ingress(self, host: Host, number: int) -> ProcessPlan:
+        own = {
+            "port": API_PORT,
+            "admin_port": ADMIN_PORT,
+            "admin_host": "0.0.0.0",
+            "tokenizer": "builtin",
+            "access_log": "true",
+            "slo_ttft_seconds": SLO_TTFT_SECONDS,
+            "block_tokens": None,
+        }
+        return self._service(host, "ingress", number, own, port=API_PORT, admin_port=ADMIN_PORT)
+
+    def _service(
+        self,
+        host: Host,
+        role: str,
+        number: int,
+        own: Mapping[str, object] | None = None,
+        *,
+        port: int = 0,
+        admin_port: int = 0,
+        name: str = "",
+        instance: str = "",
+    ) -> ProcessPlan:
+        self.port += 1
+        port = port or self.port
+        settings = {
+            "nats": self.fleet.nats,
+            "nats_credentials": self.credentials.file(BusUser(BusRole(role), instance, POOL)),
+            "log_replicas": len(self.servers),
+            "secret_file": self.fleet.data / "secret",
+            "block_tokens": BLOCK_TOKENS,
+            "engine_urls": f"http://{NETWORK}.*:*" if role in ("scheduler", "ingress") else None,
+            "host": "0.0.0.0",
+            "port": port,
+            "log_format": "json",
+            **(own or {}),
+        }
+        return self._plan(
+            host,
+            name or (role if not number else f"{role}-{number + 1}"),
+            role,
+            [str(console_script(f"pointsman-{role}"))],
+            {**environment(settings), **self.shape.variables},
+            url=f"http://{host.address}:{port}",
+            admin_url=f"http://{host.address}:{admin_port}" if admin_port else "",
+        )
+
+    def _engine(self, host: Host, place: int, instance: str) -> ProcessPlan:
+        port, kv_port = ENGINE_PORT + place, KV_PORT + 2 * place
+        events = {
+            "enable_kv_cache_events": True,
+            "publisher": "zmq",
+            "endpoint": f"tcp://*:{kv_port}",
+            "replay_endpoint": f"tcp://*:{kv_port + 1}",
+        }
+        command = [
+            str(console_script("pointsman-engine-sim")),
+            "--model",
+            MODEL,
+            "--host",
+            "0.0.0.0",
+            "--port",
+            str(port),
+        ]
+        command += ["--stream-interval", "10", "--kv-events-config", json.dumps(events)]
+        return self._plan(
+            host, instance, "engine", command, {}, url=f"http://{host.address}:{port}", ready_path="/health"
+        )
+
+    def _worker(self, host: Host, place: int, instance: str) -> ProcessPlan:
+        port, kv_port = ENGINE_PORT + place, KV_PORT + 2 * place
+        own = {
+            "instance": instance,
+            "engine_url": f"http://127.0.0.1:{port}",
+            "engine_advertised_url": f"http://{host.address}:{port}",
+            "kv_endpoint": f"tcp://127.0.0.1:{kv_port}",
+            "kv_replay_endpoint": f"tcp://127.0.0.1:{kv_port + 1}",
+            "state_directory": self.fleet.data / "workers",
+        }
+        name = instance.replace("engine-", "worker-")
+        return self._service(host, "worker", 0, own, name=name, instance=instance)
+
+    def _plan(
+        self,
+        host: Host,
+        name: str,
+        role: str,
+        command: Sequence[str],
+        variables: Mapping[str, str],
+        *,
+        url: str,
+        admin_url: str = "",
+        ready_path: str = "/readyz",
+    ) -> ProcessPlan:
+        program, *arguments = host.command(command)
+        return ProcessPlan(
+            name=name,
+            role=role,
+            script=program,
+            url=url,
+            admin_url=admin_url,
+            environment=variables,
+            arguments=tuple(arguments),
+            ready_path=ready_path,
+            foreign=True,
+        )
