@@ -164,7 +164,10 @@ async def test_a_daemon_that_is_gone_is_an_answer(tmp_path: Path, monkeypatch: p
 async def test_an_engine_of_the_pool_is_stopped_and_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with gate(tmp_path, monkeypatch) as (client, daemon):
         await create(client)
-        async with client.post(f"/containers/{OURS}/stop?t=500") as stopped, client.delete(f"/containers/{OURS}") as gone:
+        async with (
+            client.post(f"/containers/{OURS}/stop?t=500") as stopped,
+            client.delete(f"/containers/{OURS}") as gone,
+        ):
             assert (stopped.status, gone.status) == (200, 200)
 
     assert [path for method, path, _ in daemon.calls if method != "GET"][1:] == [
