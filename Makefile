@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup up check lint test dashboards test-containers test-vllm test-clients mutation fuzz results lock manifests audit sbom clean
+.PHONY: help setup up check lint test dashboards manifests test-containers test-vllm test-clients mutation fuzz results lock audit sbom clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile

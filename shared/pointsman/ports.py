@@ -103,6 +103,9 @@ class Fence:
     broken: str = ""
 
 
+OnStored = Callable[[Sequence], None]
+
+
 class EventLog(Protocol):
     """A pool's log: durable, ordered, readable from any position. Appends of one process with equal message ids
     (`contracts.subjects.message_id`) are one event."""
@@ -111,10 +114,11 @@ class EventLog(Protocol):
         """Store one event; retries a bounded number of times. Raises LogUnavailableError."""
         ...
 
-    def append_soon(self, event: LogEvent, fence: Fence | None = None) -> None:
+    def append_soon(self, event: LogEvent, fence: Fence | None = None, on_stored: OnStored | None = None) -> None:
         """Store one event in the background, in call order. Never waits, never raises. Bounded by `window_max`
         unconfirmed events. A lost event is counted and followed by WritesLost. With a `fence`, the event is dropped
-        once the fence is broken; a server that supports it rejects the event and breaks the fence."""
+        once the fence is broken; a server that supports it rejects the event and breaks the fence. `on_stored`: takes
+        its sequence once confirmed, not if it is lost; must not raise."""
         ...
 
     async def elect(self, event: LeaderElected, *, after: Sequence) -> Fence:

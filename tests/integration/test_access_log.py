@@ -83,6 +83,7 @@ async def test_a_finished_request_is_told_of_with_all_that_is_known() -> None:
     assert line == {
         "log": "access",
         "request_id": answer.headers["x-pointsman-request-id"],
+        "trace_id": None,
         "client_request_id": "mine",
         "client": "127.0.0.1",
         "user_agent": "test/1",

@@ -19,6 +19,7 @@ from pointsman.primitives import Epoch, InstanceId, PoolName, WallSeconds
 from pointsman.runtime.health import HealthBoard, HttpServer
 from pointsman.runtime.line_writer import Output
 from pointsman.runtime.supervision import Supervisor
+from pointsman.runtime.tracing import Tracer
 from pointsman_ingress.main import admin_server, assembled, http_server
 from pointsman_ingress.settings import IngressSettings
 from pointsman_lab.memory.log import MemoryBroker
@@ -86,6 +87,7 @@ async def open_world(
     log_answers: bool = True,
     access_log_out: Output | None = None,
     keys: Mapping[str, str] | None = None,
+    tracer: Tracer | None = None,
 ) -> World:
     """Without engines that join or a log that answers, the ingress is there and knows nothing."""
     clock = ScaledClock(settings.speed)
@@ -115,6 +117,7 @@ async def open_world(
             board=board,
             supervisor=supervisor,
             access_log_out=access_log_out,
+            tracer=tracer,
         )
     )
     server = http_server(app, settings, board)
@@ -140,6 +143,7 @@ async def world_with(
     engines_join: bool = True,
     log_answers: bool = True,
     keys: Mapping[str, str] | None = None,
+    tracer: Tracer | None = None,
     **settings: Any,
 ) -> AsyncIterator[World]:
     """`keys`: tenants by API key, which is then required."""
@@ -161,6 +165,7 @@ async def world_with(
             engines_join=engines_join,
             log_answers=log_answers,
             keys=keys,
+            tracer=tracer,
         )
 
 

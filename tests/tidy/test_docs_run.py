@@ -91,6 +91,7 @@ FOREIGN_OPTIONS = {
     "--max-num-batched-tokens",
     "--max-num-seqs",
     "--no-enable-prefix-caching",
+    "--otlp-traces-endpoint",
     "--profile",
     "--scheduler-cls",
     "--scheduling-policy",

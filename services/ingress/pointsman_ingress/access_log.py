@@ -47,6 +47,7 @@ def _line(
         "log": "access",
         "time": now - timedelta(seconds=float(seconds)),
         "request_id": lifecycle.request if lifecycle else call.id,
+        "trace_id": call.span.trace_id or None,
         "client_request_id": call.client_request_id or None,
         "client": call.client,
         "user_agent": header_text(call.headers, b"user-agent") or None,

@@ -37,7 +37,11 @@ def ingress_app(*, gateway: Gateway, pools: Pools, authentication: Authenticatio
 
 
 def _fastapi(pools: Pools, authentication: Authentication) -> FastAPI:
-    app = FastAPI(openapi_url=None, redirect_slashes=False)
+    app = FastAPI(
+        openapi_url=None,
+        redirect_slashes=False,
+        telemetry={"tracing": False, "metrics": False, "logs": False, "auto_configure": False},  # ours are the spans
+    )
 
     @app.get("/v1/models")
     async def list_models(request: Request) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from pointsman.contracts.commands import RouteRequest
 from pointsman.primitives import InstanceId, PoolName, SessionId, Tenant, Tokens
+from pointsman.runtime import span_attributes
 from pointsman.runtime.tenant_policies import FollowedPolicies
 from pointsman_ingress import metrics
 from pointsman_ingress.endpoints import AcceptedBody, Endpoint
@@ -109,9 +110,12 @@ async def understand(
     model_len = pool.fleet.context_of(model)
     prompt = request.prompt
     _check_length(request, model_len, max(map(len, prompt.prompts)) if isinstance(prompt, TokenIds) else 0)
-    tokens = await pool.tokenizer.tokens(
-        request, TokenizeContext(call.headers, call.id, model, facts.owner(call), facts.light, model_len)
-    )
+    with call.span.child("tokenise") as span:
+        tokens = await pool.tokenizer.tokens(
+            request, TokenizeContext(call.headers, call.id, model, facts.owner(call), facts.light, model_len, span)
+        )
+        if span.recording:
+            span.set({span_attributes.INPUT_TOKENS: tokens.count, span_attributes.PREFIX: tokens.prefix_header})
     facts.prompt_tokens = tokens.count
     longest = max(map(len, tokens.prompts), default=0)
     if tokens.exact:

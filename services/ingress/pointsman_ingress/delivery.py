@@ -8,12 +8,13 @@ from datetime import UTC, datetime
 import msgspec
 import structlog
 
-from pointsman.contracts.commands import RouteGranted, RouteRejected
+from pointsman.contracts.commands import RouteGranted, RouteRejected, RouteRequest
 from pointsman.contracts.reasons import TENANT_LIMITS, RejectReason
 from pointsman.contracts.tenants import RateLimits
 from pointsman.ports import Clock
 from pointsman.primitives import EngineSeconds, WallSeconds
 from pointsman.runtime.telemetry import REQUEST_RETRIES
+from pointsman.runtime.tracing import NO_SPAN, Span
 from pointsman.state.fleet import Knowledge
 from pointsman_ingress.context import RequestContext
 from pointsman_ingress.engine.client import (
@@ -43,6 +44,7 @@ from pointsman_ingress.lifecycle import RequestLifecycle
 from pointsman_ingress.placement.in_flight import InFlightRequest
 from pointsman_ingress.prompt.body_fields import DROPPED_HEADER
 from pointsman_ingress.settings import IngressSettings
+from pointsman_ingress.spans import describe_answer, describe_grant, engine_span, route_span
 
 log = structlog.get_logger()
 
@@ -62,6 +64,7 @@ class Delivery:
     def __post_init__(self) -> None:
         self._command = self.context.command
         self._pool = self.context.pool
+        self._span: Span = NO_SPAN  # of the current attempt
         self._limits: RateLimits | None = None  # as last told by the leader
 
     async def run(self) -> None:
@@ -98,14 +101,20 @@ class Delivery:
         return answer
 
     async def _route(self) -> RouteGranted | RouteRejected | None:
-        answer = await self._pool.scheduler.route(self._command)
+        answer = await self._ask(self._command)
         if isinstance(answer, RouteRejected) and answer.reason == RejectReason.ALREADY_ENDED:
             # The leader ended the request because its engine lost it.
             self._rename()
-            answer = await self._pool.scheduler.route(
-                msgspec.structs.replace(self._command, request=self.lifecycle.request)
-            )
+            answer = await self._ask(msgspec.structs.replace(self._command, request=self.lifecycle.request))
         return answer
+
+    async def _ask(self, command: RouteRequest) -> RouteGranted | RouteRejected | None:
+        with route_span(self.call, command) as span:
+            if span.recording:
+                command = msgspec.structs.replace(command, traceparent=span.headers["traceparent"])
+            answer = await self._pool.scheduler.route(command)
+            describe_answer(span, answer)
+            return answer
 
     def _rename(self) -> None:
         self.lifecycle.request = self.call.id = self.ids.fresh()
@@ -141,13 +150,14 @@ class Delivery:
         lifecycle, prefill = self.lifecycle, NO_PREFILL
         if split.possible:
             async with self._pool.in_flight.at_engine(grant) as at_engine:
-                answer, first = await self._open(at_engine, split.for_prefill())
-                async with answer:
-                    if answer.status >= 400:
-                        await self._pass_refusal(answer, first)
-                        return None, b""
-                    prefill = read_prefill(await answer.whole(first))
-                    self._pool.in_flight.answered(grant.instance)
+                with self._engine_span(grant):
+                    answer, first = await self._open(at_engine, split.for_prefill())
+                    async with answer:
+                        if answer.status >= 400:
+                            await self._pass_refusal(answer, first)
+                            return None, b""
+                        prefill = read_prefill(await answer.whole(first))
+                self._pool.in_flight.answered(grant.instance)
         seconds = self.clock.now() - lifecycle.sent_at if split.possible else 0.0
         next_grant = await self._pool.scheduler.hand_over(grant, seconds)
         if isinstance(next_grant, RouteRejected):
@@ -163,18 +173,19 @@ class Delivery:
         """Returns the next grant if the leader redispatched the request before the answer."""
         in_flight = self._pool.in_flight
         async with in_flight.at_engine(grant, redispatchable=grant.rebind) as at_engine:
-            answer, first = await self._open(at_engine, body, output=self._output_seconds())
-            async with answer:
-                at_engine.answered()
-                if answer.status >= 400:
-                    await self._pass_refusal(answer, first)
-                    return None
-                self._ticket.settle()
-                in_flight.answered(grant.instance)
-                if answer.streams:
-                    await self._stream(grant, answer, first)
-                else:
-                    await self._pass_whole(grant, answer, first)
+            with self._engine_span(grant):
+                answer, first = await self._open(at_engine, body, output=self._output_seconds())
+                async with answer:
+                    at_engine.answered()
+                    if answer.status >= 400:
+                        await self._pass_refusal(answer, first)
+                        return None
+                    self._ticket.settle()
+                    in_flight.answered(grant.instance)
+                    if answer.streams:
+                        await self._stream(grant, answer, first)
+                    else:
+                        await self._pass_whole(grant, answer, first)
         next_grant = at_engine.redispatched_to
         if next_grant is not None:
             self.lifecycle.granted(next_grant)
@@ -198,6 +209,7 @@ class Delivery:
             grant.dp_rank,
             context.endpoint.shape,
             context.endpoint.content_type(context.headers),
+            self._span,
         )
         at_engine.on_lost = deadline.expire
         try:
@@ -205,6 +217,12 @@ class Delivery:
                 return await self.engines.open(request)
         finally:
             at_engine.on_lost = None
+
+    def _engine_span(self, grant: RouteGranted) -> Span:
+        model, resent = self.context.model, self.lifecycle.retries
+        self._span = engine_span(self.call, grant.instance, grant.url, model=model, resent=resent)
+        describe_grant(self._span, grant)
+        return self._span
 
     def _output_seconds(self) -> EngineSeconds:
         """Engine seconds from the first token to the first byte, at the default TPOT SLO or a longer one of the
@@ -258,6 +276,7 @@ class Delivery:
     def _stream_failed(self, error: EngineFailedError) -> None:
         lifecycle = self.lifecycle
         log.warning("engine_broke_off", instance=lifecycle.instance, request=lifecycle.request, reason=str(error))
+        self._span.fail(error.failure or "engine_broke_off")
         if error.failure is not None:
             lifecycle.attempt_failed(error.failure, detail=str(error))
         lifecycle.failed("engine_broke_off", 502)

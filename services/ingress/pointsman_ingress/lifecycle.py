@@ -2,6 +2,7 @@
 
 import structlog
 
+from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.commands import RouteGranted
 from pointsman.contracts.reasons import CancelCause
 from pointsman.contracts.requests import (
@@ -15,6 +16,7 @@ from pointsman.contracts.requests import (
 from pointsman.ports import Clock
 from pointsman.primitives import EngineSeconds, InstanceId, Term, Tokens
 from pointsman.runtime.telemetry import ENGINE_FAILURES
+from pointsman.runtime.tracing import NO_SPAN, Span
 from pointsman_ingress import metrics
 from pointsman_ingress.context import RequestContext
 from pointsman_ingress.engine.streams import StreamTail
@@ -29,7 +31,7 @@ EQUAL, FEWER, MORE, UNKNOWN = "equal", "fewer", "more", "unknown"
 
 
 class RequestLifecycle:
-    def __init__(self, context: RequestContext, clock: Clock) -> None:
+    def __init__(self, context: RequestContext, clock: Clock, span: Span = NO_SPAN) -> None:
         self.request = context.command.request  # a retry may change it
         self.grant: RouteGranted | None = None  # current or last; None while queued
         self.sent_at = context.command.arrived_at
@@ -40,6 +42,7 @@ class RequestLifecycle:
         self.usage = Usage()
         self.stream: StreamTail | None = None  # that the client gets
         self._context = context
+        self._span = span
         self._clock = clock
         self._first_token_at: EngineSeconds | None = None
         self._prefill_cached: Tokens | None = None
@@ -92,14 +95,14 @@ class RequestLifecycle:
             status=status,
             detail=detail[:DETAIL_CHARACTERS_MAX],
         )
-        self.pool.events.append_soon(event)
+        self._log(event)
 
     def first_token(self) -> None:
         now = self._clock.now()
         self._first_token_at = now
         ttft, prefill = now - self._context.command.arrived_at, now - self.sent_at
         event = PrefillFinished(at=now, request=self.request, instance=self.instance, ttft=ttft, prefill=prefill)
-        self.pool.events.append_soon(event)
+        self._log(event)
 
     def finished(self, usage: Usage, *, output_tokens: Tokens) -> None:
         """`output_tokens`: the engine's count, or the number of stream events."""
@@ -122,13 +125,13 @@ class RequestLifecycle:
             tpot=(now - first_at) / (output_tokens - 1) if output_tokens > 1 else 0.0,
             predicted_cached_tokens=self._predicted_cached_tokens,
         )
-        self.pool.events.append_soon(event)
+        self._log(event)
         self._measure(event, output_tokens)
 
     def failed(self, reason: str, status: int) -> None:
         self._end(reason)
         now, instance = self._clock.now(), self.instance
-        self.pool.events.append_soon(
+        self._log(
             RequestFailed(
                 at=now,
                 request=self.request,
@@ -142,7 +145,7 @@ class RequestLifecycle:
     def cancelled(self, cause: CancelCause) -> None:
         self._end(cause)
         now, instance = self._clock.now(), self.instance
-        self.pool.events.append_soon(
+        self._log(
             RequestCancelled(
                 at=now,
                 request=self.request,
@@ -155,6 +158,9 @@ class RequestLifecycle:
 
     def ended_by_leader(self) -> None:
         self._end()
+
+    def _log(self, event: LogEvent) -> None:
+        self.pool.events.append_soon(event, on_stored=self._span.stored(event))
 
     def _end(self, reason: str = "") -> None:
         assert not self.ended, "a request has one end"

@@ -36,6 +36,7 @@ from pointsman.runtime.settings import command
 from pointsman.runtime.supervision import STOP_SECONDS_MAX, Supervisor, run
 from pointsman.runtime.telemetry import configure_logging
 from pointsman.runtime.tenant_policies import FollowedPolicies
+from pointsman.runtime.tracing import Tracer, open_tracer
 from pointsman_ingress.access_log import AccessLog
 from pointsman_ingress.app import ingress_app
 from pointsman_ingress.endpoints import BodyRules
@@ -115,6 +116,8 @@ async def serve(
     clock = ScaledClock(settings.speed)
     names = pool_names(settings)
     board = PoolsBoard(names)
+    trusted = not (settings.require_keys or settings.oidc_issuer)
+    tracer = open_tracer("pointsman-ingress", instance=_name(settings), trusted=trusted)
     note_public_secret(settings.secret, settings.host, board)
     async with AsyncExitStack() as stack:
         links: dict[PoolName, Link] = {}
@@ -124,7 +127,7 @@ async def serve(
             link = open_link(own, clock, board.pools[pool], name=_name(settings), user=user, serves_without=True)
             links[pool] = await stack.enter_async_context(link)
         async with assembled(
-            settings, links, clock=clock, board=board, supervisor=supervisor, pool_boards=board.pools
+            settings, links, clock=clock, board=board, supervisor=supervisor, pool_boards=board.pools, tracer=tracer
         ) as app:
             freeze_started()
             public, private = listeners
@@ -139,6 +142,8 @@ async def serve(
         flushed = await asyncio.gather(*(link.log.flush(FLUSH_WALL_SECONDS) for link in links.values()))
         if not all(flushed):
             log.warning("events_unconfirmed", seconds=FLUSH_WALL_SECONDS)
+        if tracer is not None:
+            await tracer.close()
         await supervisor.until_stopped()
 
 
@@ -188,6 +193,7 @@ async def assembled(
     pool_boards: Mapping[PoolName, HealthBoard] | None = None,
     access_log_out: Output | None = None,
     executor: Executor | None = None,
+    tracer: Tracer | None = None,
 ) -> AsyncIterator[AsgiApp]:
     """`links`: one per pool. `engine_session`: replaces HTTP to engines. `chance`: source of ids and probes.
     `executor`: replaces the threads for large bodies. Raises click.ClickException if a tokenizer is unreadable or a
@@ -201,7 +207,7 @@ async def assembled(
     if not trusted:
         salts = CacheSalts(settings.secret.encode(), lambda tenant: policies.of(tenant).cache_group)
     hold = HoldQueue(settings.hold_seconds, clock)
-    async with engine_session or open_session() as session:
+    async with engine_session or open_session(traced=tracer is not None) as session:
         urls = EngineUrls.of(settings.engine_urls)
         engines = EngineClient(
             session,
@@ -264,6 +270,7 @@ async def assembled(
                 salts=salts,
                 policies=policies,
                 work=work,
+                tracer=tracer,
             )
             supervisor.start(policies.follow(), name="tenant-policies")
             yield ingress_app(gateway=gateway, pools=pools, authentication=authentication)

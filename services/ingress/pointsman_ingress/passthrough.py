@@ -17,6 +17,7 @@ from pointsman_ingress.placement.fleet_view import Model
 from pointsman_ingress.placement.pools import Pool
 from pointsman_ingress.prompt.body_fields import DROPPED_HEADER
 from pointsman_ingress.settings import IngressSettings
+from pointsman_ingress.spans import engine_span
 
 log = structlog.get_logger()
 
@@ -42,14 +43,18 @@ async def pass_through(
 
     with pool.retry_budget.open() as ticket:
         while (instance := pool.in_flight.least_busy(model, excluded=tried)) is not None:
-            request = EngineRequest(instance.id, instance.url, call.path, accepted.content, call.headers, call.id)
+            span = engine_span(call, instance.id, instance.url, model=model.name, resent=len(tried))
+            request = EngineRequest(
+                instance.id, instance.url, call.path, accepted.content, call.headers, call.id, span=span
+            )
             try:
-                async with FirstByteDeadline(
-                    first_byte_wall_seconds(settings), partial(may_retry_elsewhere, instance.id)
-                ):
-                    answer, first = await engines.open(request)
-                async with answer:
-                    whole = await answer.whole(first)
+                with span:
+                    async with FirstByteDeadline(
+                        first_byte_wall_seconds(settings), partial(may_retry_elsewhere, instance.id)
+                    ):
+                        answer, first = await engines.open(request)
+                    async with answer:
+                        whole = await answer.whole(first)
             except EngineFailedError as error:
                 log.warning("engine_failed", instance=instance.id, request=call.id, reason=str(error))
                 pool.in_flight.failed(instance.id)

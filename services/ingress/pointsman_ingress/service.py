@@ -10,6 +10,7 @@ from pointsman.runtime.containment import note_failure
 from pointsman.runtime.health import Receive, Scope, Send
 from pointsman.runtime.supervision import Supervisor
 from pointsman.runtime.tenant_policies import FollowedPolicies
+from pointsman.runtime.tracing import Tracer
 from pointsman_ingress.access_log import AccessLog
 from pointsman_ingress.context import RequestFacts, find_model, understand
 from pointsman_ingress.delivery import Delivery
@@ -32,6 +33,7 @@ from pointsman_ingress.placement.pools import Pools
 from pointsman_ingress.prompt.cache_salts import CacheSalts
 from pointsman_ingress.prompt.work_threads import WorkThreads
 from pointsman_ingress.settings import IngressSettings
+from pointsman_ingress.spans import begin_request, end_request
 
 
 @dataclass(eq=False)
@@ -49,6 +51,7 @@ class Gateway:
     """None without authentication: clients are the operator's own."""
     policies: FollowedPolicies
     work: WorkThreads
+    tracer: Tracer | None
     _body_budget: BodyBudget = field(default_factory=BodyBudget, init=False)
 
     @property
@@ -59,6 +62,8 @@ class Gateway:
     async def serve(self, endpoint: Endpoint, scope: Scope, receive: Receive, send: Send) -> None:
         """A cancelled task ends the request with an error; a second cancellation is raised."""
         call, facts = self._call(endpoint, scope, send), RequestFacts()
+        if self.tracer is not None:
+            begin_request(self.tracer, call)
         lifecycle: RequestLifecycle | None = None
         loan: BodyLoan | None = None
         try:
@@ -80,7 +85,7 @@ class Gateway:
                     context = await understand(
                         call, endpoint, accepted, self.pools, self.settings, facts, self.salts, self.policies
                     )
-                    lifecycle = RequestLifecycle(context, self.clock)
+                    lifecycle = RequestLifecycle(context, self.clock, call.span)
                     await Delivery(
                         context,
                         call,
@@ -118,6 +123,8 @@ class Gateway:
 
     def _note_end(self, call: HttpExchange, facts: RequestFacts, lifecycle: RequestLifecycle | None) -> None:
         count_outcome(call, facts, lifecycle)
+        if self.tracer is not None:
+            end_request(call, facts, lifecycle)
         if self.access_log is not None:
             self.access_log.write(call, facts, lifecycle)
 

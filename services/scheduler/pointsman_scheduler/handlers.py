@@ -2,6 +2,7 @@
 not decide answers only `cmd.fleet`, and senders retry the others."""
 
 from collections.abc import Awaitable, Callable
+from contextlib import nullcontext
 from typing import Any
 
 from pointsman.contracts.codec import AnyCommand, LogEvent
@@ -107,6 +108,10 @@ class CommandHandlers:
         return on_command
 
     async def _route(self, term: ActiveTerm, command: RouteRequest, reply: Reply) -> None:
+        with term.spans.turn(command) if term.spans is not None else nullcontext():
+            await self._place(term, command, reply)
+
+    async def _place(self, term: ActiveTerm, command: RouteRequest, reply: Reply) -> None:
         started = self._clock.wall()
         term.ownership.named(command.request, started)
         term.waiters.add(command, reply)

@@ -25,7 +25,9 @@ from pointsman.ports import (
 from pointsman.primitives import Term, WallSeconds
 from pointsman.runtime.health import HealthBoard
 from pointsman.runtime.leadership import Leadership
+from pointsman.runtime.tracing import Tracer
 from pointsman.state.state import State
+from pointsman_scheduler.decision_spans import DecisionSpans
 from pointsman_scheduler.log_liveness import LogLiveness
 from pointsman_scheduler.migrating import MigrationHandler
 from pointsman_scheduler.ownership import Ownership
@@ -54,11 +56,13 @@ class ActiveTerm:
         event_log: EventLog,
         heartbeats: LogLiveness,
         pool: str,
+        spans: DecisionSpans | None = None,
     ) -> None:
         self.dispatcher = Dispatcher(state, policies, term=term, on_decision=self._collect)
         self.waiters = Waiters(self.dispatcher, pool)
         self.ownership = Ownership()
         self.migrations = MigrationHandler(self.dispatcher, pool)
+        self.spans = spans
         self._fence = fence
         self._log = event_log
         self._heartbeats = heartbeats
@@ -73,7 +77,8 @@ class ActiveTerm:
         decided, self._unwritten = self._unwritten or events, []
         answers: Answers = []
         for event in decided:
-            self._log.append_soon(event, self._fence)
+            on_stored = None if self.spans is None else self.spans.decided(event)
+            self._log.append_soon(event, self._fence, on_stored)
             if event.stamp is not None:
                 self._heartbeats.decision_written(event.stamp.number)
             answers += self.waiters.answers_to(event)
@@ -101,7 +106,9 @@ class Candidacy:
         name: str,
         replica: Replica,
         heartbeats: LogLiveness,
+        tracer: Tracer | None = None,
     ) -> None:
+        self._tracer = tracer
         self._log = event_log
         self._clock = clock
         self._board = board
@@ -149,14 +156,17 @@ class Candidacy:
         await self._replica.reached(fence.elected)
         state, self._fence = self._replica.state, fence
         self._heartbeats.begin()
+        spans = None if self._tracer is None else DecisionSpans(self._tracer)
         self.term = ActiveTerm(
-            state, self._policies, elected.term, fence, self._log, self._heartbeats, self._board.pool
+            state, self._policies, elected.term, fence, self._log, self._heartbeats, self._board.pool, spans
         )
         self._settled.set()
         self.report_readiness()
         log.info("leading", term=elected.term, as_of=state.sequence, instances=len(state.fleet.instances))
 
     async def close(self) -> None:
+        if self.term is not None and self.term.spans is not None:
+            self.term.spans.close()
         self.term = None
         self._settled.set()
         await self._serving.aclose()

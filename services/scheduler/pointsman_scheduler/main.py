@@ -14,6 +14,7 @@ from pointsman.runtime.log_connection import open_link
 from pointsman.runtime.settings import command
 from pointsman.runtime.supervision import Supervisor, run
 from pointsman.runtime.telemetry import configure_logging
+from pointsman.runtime.tracing import Tracer, open_tracer
 from pointsman_scheduler.checkpointer import running_beside
 from pointsman_scheduler.policy_config import chosen_policies
 from pointsman_scheduler.service import SchedulerService
@@ -41,18 +42,21 @@ async def _serve(settings: SchedulerSettings, policies: PolicySet, supervisor: S
     board = HealthBoard(pool=settings.pool)
     supervisor.start(health_server(board, settings.host, settings.port).serve(), name="health")
     name = f"scheduler-{os.getpid()}-{token_hex(3)}"
+    tracer = open_tracer("pointsman-scheduler", instance=name)
     checkpointer = (
         running_beside(settings, supervisor, clock) if settings.checkpoint_seconds > WallSeconds(0.0) else nullcontext()
     )
     async with open_link(settings, clock, board, name=name, user=BusUser(BusRole.SCHEDULER)) as link:
         service = start_scheduler(
-            supervisor, link, settings=settings, policies=policies, clock=clock, board=board, name=name
+            supervisor, link, settings=settings, policies=policies, clock=clock, board=board, name=name, tracer=tracer
         )
         with checkpointer:
             try:
                 await supervisor.until_stopped()
             finally:
                 await service.resign()
+                if tracer is not None:
+                    await tracer.close()
 
 
 def start_scheduler(
@@ -64,6 +68,7 @@ def start_scheduler(
     clock: Clock,
     board: HealthBoard,
     name: str,
+    tracer: Tracer | None = None,
 ) -> SchedulerService:
     """`name` must be unique."""
     service = SchedulerService(
@@ -77,6 +82,7 @@ def start_scheduler(
         settings=settings,
         policies=policies,
         name=name,
+        tracer=tracer,
     )
     supervisor.start(service.run(), name="term")
     supervisor.start(service.run_housekeeping(), name="housekeeping")

@@ -20,6 +20,7 @@ from pointsman.runtime.engine_urls import EngineUrls
 from pointsman.runtime.health import HealthBoard
 from pointsman.runtime.leadership import Leadership
 from pointsman.runtime.log_metrics import measure_log
+from pointsman.runtime.tracing import Tracer
 from pointsman.state.state import State
 from pointsman_scheduler.engine_url_guard import EngineUrlGuard
 from pointsman_scheduler.fleet_status import FleetWarnings
@@ -51,6 +52,7 @@ class SchedulerService:
         settings: SchedulerSettings,
         policies: PolicySet,
         name: str,
+        tracer: Tracer | None = None,
     ) -> None:
         """`name`: of this process in log and lease; never reused."""
         self._log = event_log
@@ -78,6 +80,7 @@ class SchedulerService:
             name=name,
             replica=replica,
             heartbeats=heartbeats,
+            tracer=tracer,
         )
         self._tenants = tenants = TenantPoliciesKeeper(leader=leader, replica=replica, store=access, clock=clock)
         self._handlers = CommandHandlers(

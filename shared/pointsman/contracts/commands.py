@@ -63,6 +63,8 @@ class RouteRequest(Command, frozen=True, kw_only=True):
     cache_group: Name = ""
     priority: Priority = "standard"
     client_request_id: Name = ""
+    traceparent: Name = ""
+    """Of the ingress's span if the request is traced; not in the log."""
 
     def __post_init__(self) -> None:
         check_packed(self.keys)

@@ -146,6 +146,12 @@ ACCESS_LOG_LINES_DROPPED = Counter(
     "Access log lines dropped because standard output was read too slowly.",
 )
 
+SPANS_DROPPED = Counter(
+    "pointsman_spans_dropped_total",
+    "Spans that no collector got, by why: queue_full or not_exported.",
+    ["reason"],
+)
+
 # Scheduler. Every scheduler shows the gauges of engines, the follower with some delay: take the maximum.
 
 DECISIONS = Counter(
@@ -253,13 +259,6 @@ KV_STORES_DROPPED = Counter(
 )
 KV_BLOCKS_EXPIRED = Counter(
     "pointsman_kv_blocks_expired_total", "Blocks forgotten because no event confirmed them in time.", ["pool", "engine"]
-)
-
-WORKER_ENGINES = Gauge(
-    "pointsman_worker_engines",
-    "Engines that this worker follows, by status: serving, not_serving, withheld (its source says not ready, or names it no "
-    "more), failed (cannot be followed).",
-    ["pool", "status"],
 )
 
 # Scaler and rebalancer

@@ -9,7 +9,7 @@ from typing_extensions import override
 from pointsman.adapters.clocks import ScaledClock
 from pointsman.contracts.codec import LogEvent, encode
 from pointsman.contracts.decisions import LeaderElected
-from pointsman.ports import EventLog, Fence, LogEntry, LogExtent, LogReset, LogUnavailableError
+from pointsman.ports import EventLog, Fence, LogEntry, LogExtent, LogReset, LogUnavailableError, OnStored
 from pointsman.primitives import Sequence, WallSeconds
 from pointsman.runtime.health import HealthBoard
 from pointsman.runtime.log_follower import LogFollower
@@ -53,7 +53,7 @@ class ScriptedLog(EventLog):
         raise AssertionError(message)
 
     @override
-    def append_soon(self, event: LogEvent, fence: Fence | None = None) -> None:
+    def append_soon(self, event: LogEvent, fence: Fence | None = None, on_stored: OnStored | None = None) -> None:
         message = "a follower writes nothing"
         raise AssertionError(message)
 

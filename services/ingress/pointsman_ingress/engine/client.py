@@ -7,6 +7,7 @@ import socket
 from dataclasses import dataclass
 from functools import lru_cache
 from io import BytesIO
+from types import SimpleNamespace
 from typing import Self
 
 import aiohttp
@@ -15,8 +16,10 @@ from yarl import URL
 from pointsman.contracts.fleet import ANY_RANK
 from pointsman.contracts.requests import AttemptFailure
 from pointsman.primitives import InstanceId, WallSeconds
+from pointsman.runtime import span_attributes
 from pointsman.runtime.engine_urls import EngineUrls, refusal
 from pointsman.runtime.telemetry import ENGINE_URLS_REFUSED
+from pointsman.runtime.tracing import NO_SPAN, Span, trace_headers
 from pointsman_ingress.engine.streams import CHUNKS, StreamShape, StreamTail
 from pointsman_ingress.http.request_headers import Headers
 
@@ -32,7 +35,6 @@ ANSWER_BYTES_MAX = 64 * 1024 * 1024
 OPENING_BYTES_MAX = 16 * 1024 * 1024  # buffered before the first output
 CONTENT_TYPE_CHARACTERS_MAX = 200
 
-FORWARDED_HEADERS = ((b"traceparent", "traceparent"), (b"tracestate", "tracestate"))
 KEY_HEADERS = ((b"authorization", "authorization"), (b"x-api-key", "x-api-key"))
 RANK_HEADER = "x-data-parallel-rank"
 JSON = "application/json"
@@ -67,6 +69,7 @@ class EngineRequest:
     dp_rank: int = ANY_RANK
     shape: StreamShape = CHUNKS
     content_type: str = JSON
+    span: Span = NO_SPAN
 
 
 class EngineClient:
@@ -85,7 +88,7 @@ class EngineClient:
         self._chunk_timeout_seconds = chunk_timeout_seconds
         self._own_headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
         self._key_headers = KEY_HEADERS if forward_authorization and not api_key else ()
-        self._forwarded_headers = (*FORWARDED_HEADERS, *self._key_headers)
+        self._clients_trusted = forward_authorization
 
     async def send(self, request: EngineRequest) -> "EngineAnswer":
         """Returns after the response head. Raises EngineFailedError unless the status is 200, 4xx or 501."""
@@ -100,9 +103,13 @@ class EngineClient:
                 data=BytesIO(request.body) if large else request.body,
                 headers=self._headers(request),
                 allow_redirects=False,
+                trace_request_ctx=request.span,
             )
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:  # ValueError: invalid URL
             raise _failure(error) from error
+        if request.span.recording:
+            request.span.event("response_head")
+            request.span.set({span_attributes.STATUS: response.status})
         if response.status not in (200, NOT_IMPLEMENTED) and not 400 <= response.status < 500:
             response.close()
             msg = f"its status was {response.status}"
@@ -113,10 +120,12 @@ class EngineClient:
         """`send`, then `EngineAnswer.opening`. Raises EngineFailedError."""
         answer = await self.send(request)
         try:
-            return answer, await answer.opening()
+            first = await answer.opening()
         except BaseException:
             answer.close()
             raise
+        request.span.event("first_byte")
+        return answer, first
 
     def is_unfit(self, status: int, headers: Headers) -> bool:
         """Whether another engine may accept the request: this one refused our key, lacks the model or is overloaded."""
@@ -127,10 +136,14 @@ class EngineClient:
         headers = {"content-type": request.content_type, "x-request-id": request.request_id, **self._own_headers}
         if request.dp_rank != ANY_RANK:
             headers[RANK_HEADER] = str(request.dp_rank)
-        for name, sent_name in self._forwarded_headers:
+        for name, sent_name in self._key_headers:
             value = request.headers.get(name)
             if value is not None:
                 headers[sent_name] = value.decode("latin-1")
+        traced = request.span.headers
+        if not traced and self._clients_trusted:  # others would decide what the engines trace
+            traced = trace_headers(request.headers)
+        headers.update(traced)
         return headers
 
 
@@ -237,8 +250,10 @@ def lacks_endpoint(status: int, body: bytes) -> bool:
     return status in (405, NOT_IMPLEMENTED) or (status == 404 and b'"Not Found"' in body)
 
 
-def open_session() -> aiohttp.ClientSession:
+def open_session(*, traced: bool = False) -> aiohttp.ClientSession:
+    """`traced`: spans note whether a connection had to be opened."""
     return aiohttp.ClientSession(
+        trace_configs=[_connection_events()] if traced else None,
         connector=aiohttp.TCPConnector(
             limit=CONNECTIONS_MAX,
             keepalive_timeout=float(KEEP_ALIVE_WALL_SECONDS),
@@ -261,6 +276,19 @@ def _socket(address: aiohttp.AddrInfoType) -> socket.socket:
         if hasattr(socket, name):  # not on every system
             made.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
     return made
+
+
+def _connection_events() -> aiohttp.TraceConfig:
+    async def opened(_session: object, context: SimpleNamespace, _facts: object) -> None:
+        context.trace_request_ctx.event("connection_opened")
+
+    async def reused(_session: object, context: SimpleNamespace, _facts: object) -> None:
+        context.trace_request_ctx.event("connection_reused")
+
+    events = aiohttp.TraceConfig()
+    events.on_connection_create_end.append(opened)
+    events.on_connection_reuseconn.append(reused)
+    return events
 
 
 @lru_cache(URLS_MAX)  # parsing a URL costs as much as sending the request

@@ -7,6 +7,7 @@ from random import Random
 from pointsman.ports import Clock
 from pointsman.primitives import RequestId, WallSeconds
 from pointsman.runtime.health import Receive, Scope, Send, send_whole
+from pointsman.runtime.tracing import NO_SPAN, Span
 from pointsman_ingress.http.errors import ApiError, ErrorShape, Header, body_too_large, body_too_slow, too_many_bodies
 from pointsman_ingress.http.request_headers import Headers, header_text
 
@@ -92,6 +93,7 @@ class HttpExchange:
         self.first_byte_at_wall: WallSeconds | None = None
         self.id = ids.fresh()
         self.client_request_id = header_text(self.headers, b"x-request-id")
+        self.span: Span = NO_SPAN
         self.status = 0  # 0: not started
         self.error_code = ""
         self.request_bytes = 0

@@ -15,6 +15,7 @@ from pointsman.adapters.tokenizer import Tokenizer, UnsupportedContentError
 from pointsman.ports import Clock
 from pointsman.primitives import Epoch, InstanceId, Tokens, WallSeconds
 from pointsman.runtime.telemetry import TOKENIZATION_SECONDS
+from pointsman.runtime.tracing import NO_SPAN, Span
 from pointsman.state.fleet import NO_DEMAND, Demand, Instance
 from pointsman_ingress.engine.client import EngineClient, EngineFailedError, EngineRequest, lacks_endpoint
 from pointsman_ingress.engine.refusals import without_addresses
@@ -59,6 +60,7 @@ class TokenizeContext:
     """Whether the body is small enough to be worked on in the event loop."""
     model_len: Tokens = 0
     """0: unknown."""
+    span: Span = NO_SPAN
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +231,9 @@ class PromptTokenizer:
 
     async def _post(self, engine: Instance, path: str, body: bytes, context: TokenizeContext) -> tuple[int, bytes]:
         """Raises EngineFailedError and _InvalidPromptError."""
-        request = EngineRequest(engine.id, engine.url, path, body, context.headers, context.request_id)
+        request = EngineRequest(
+            engine.id, engine.url, path, body, context.headers, context.request_id, span=context.span
+        )
         async with await self.engines.send(request) as reply:
             status, answer = reply.status, await reply.whole(bytes_max=TOKENS_BYTES_MAX)
         if status in (400, 422):

@@ -26,6 +26,7 @@ from pointsman.ports import (
     LogExtent,
     LogReset,
     LogUnavailableError,
+    OnStored,
     StoreUnavailableError,
 )
 from pointsman.primitives import PoolName, Sequence, WallSeconds
@@ -91,8 +92,8 @@ class JetStreamLog(EventLog):
                 self._writes.withdraw(number)
 
     @override
-    def append_soon(self, event: LogEvent, fence: Fence | None = None) -> None:
-        self._writes.put(event, fence=fence)
+    def append_soon(self, event: LogEvent, fence: Fence | None = None, on_stored: OnStored | None = None) -> None:
+        self._writes.put(event, fence=fence, on_stored=on_stored)
 
     @override
     async def elect(self, event: LeaderElected, *, after: Sequence) -> Fence:

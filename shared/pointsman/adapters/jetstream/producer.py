@@ -28,7 +28,7 @@ from pointsman.adapters.log_listener import LogListener
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import WritesLost
 from pointsman.contracts.subjects import leader_subject, message_id, subject_of
-from pointsman.ports import Clock, Fence, LogUnavailableError
+from pointsman.ports import Clock, Fence, LogUnavailableError, OnStored
 from pointsman.primitives import EngineSeconds, PoolName, Sequence, WallSeconds
 
 MESSAGE_ID_HEADER = "Nats-Msg-Id"
@@ -102,12 +102,21 @@ class WriteWindow:
         await self._connection.subscribe(self._writer.inbox + "*", self._on_ack, waiting_max=ACKS_WAITING_MAX)
         self._connection.on_change(self._on_change)
 
-    def put(self, event: LogEvent, done: asyncio.Future[int] | None = None, *, fence: Fence | None = None) -> int:
+    def put(
+        self,
+        event: LogEvent,
+        done: asyncio.Future[int] | None = None,
+        *,
+        fence: Fence | None = None,
+        on_stored: OnStored | None = None,
+    ) -> int:
         """A full window loses it. Returns a number for `withdraw`; `done` receives the result."""
         self._writer.number += 1
         # The server forgets by id alone, whoever wrote it: without our session, others could use up our ids.
         identity = f"{self._writer.session}.{message_id(event) or self._writer.number}"
-        write = Write(self._writer.number, event, subject_of(self._writer.pool, event), identity, done, fence)
+        write = Write(
+            self._writer.number, event, subject_of(self._writer.pool, event), identity, done, fence, on_stored
+        )
         self._queue.bytes += len(write.payload)
         if write.unwritable:
             self._lose(write, write.unwritable)
@@ -225,6 +234,8 @@ class WriteWindow:
         self._report_flowing()
         if write.done is not None and not write.done.done():
             write.done.set_result(sequence)
+        if write.on_stored is not None:
+            write.on_stored(sequence)
         if self._queue.waiting:
             self._pump()
         if self._losses.count and self._settings.marks_losses:

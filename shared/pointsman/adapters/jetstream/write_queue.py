@@ -5,7 +5,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from pointsman.contracts.codec import LogEvent, UnwritableError, encode
-from pointsman.ports import Fence
+from pointsman.ports import Fence, OnStored
 from pointsman.primitives import EngineSeconds, PoolName
 
 
@@ -17,6 +17,7 @@ class Write:
     message_id: str
     done: asyncio.Future[int] | None
     fence: Fence | None
+    on_stored: OnStored | None = None
     payload: bytes = b""
     unwritable: str = ""
     first_sent_at: EngineSeconds = 0.0

@@ -24,6 +24,7 @@ from pointsman.ports import (
     LogExtent,
     LogReset,
     LogUnavailableError,
+    OnStored,
 )
 from pointsman.primitives import PoolName, Sequence, WallSeconds
 from pointsman_lab.memory.commands import CommandBus, MemoryCommands
@@ -188,23 +189,23 @@ class _Writes:
         self._session = f"{name} {id(self)}"
         self._listener = listener
         self._window_max = window_max
-        self._held: deque[tuple[LogEvent, Fence | None]] = deque()
+        self._held: deque[tuple[LogEvent, Fence | None, OnStored | None]] = deque()
         self._lost = 0
         self._lost_reason = ""
         self.idle = asyncio.Event()
         self.idle.set()
 
-    def put(self, event: LogEvent, fence: Fence | None = None) -> None:
+    def put(self, event: LogEvent, fence: Fence | None = None, on_stored: OnStored | None = None) -> None:
         if self._broker.available:
-            self.write(event, fence)
+            self.write(event, fence, on_stored)
             self.mark_loss()
         elif len(self._held) < self._window_max:
-            self._held.append((event, fence))
+            self._held.append((event, fence, on_stored))
             self.idle.clear()
         else:
             self._lose("too many writes wait for their confirmation")
 
-    def write(self, event: LogEvent, fence: Fence | None = None) -> Sequence | None:
+    def write(self, event: LogEvent, fence: Fence | None = None, on_stored: OnStored | None = None) -> Sequence | None:
         """Returns None if lost by a fault or by the fence."""
         if fence is not None and not self._broker.may_write(fence):
             return None
@@ -220,6 +221,8 @@ class _Writes:
         if fault == "duplicate":
             self._broker.store_raw(subject_of(self._broker.pool, event), encode(event))
         self._listener.appended(type(event).__name__)
+        if on_stored is not None:
+            on_stored(sequence)
         return sequence
 
     def resume(self) -> None:
@@ -257,8 +260,8 @@ class MemoryLog(EventLog):
         return sequence
 
     @override
-    def append_soon(self, event: LogEvent, fence: Fence | None = None) -> None:
-        self._writes.put(event, fence)
+    def append_soon(self, event: LogEvent, fence: Fence | None = None, on_stored: OnStored | None = None) -> None:
+        self._writes.put(event, fence, on_stored)
 
     @override
     async def elect(self, event: LeaderElected, *, after: Sequence) -> Fence:

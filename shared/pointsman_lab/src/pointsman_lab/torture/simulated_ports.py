@@ -22,6 +22,7 @@ from pointsman.ports import (
     LogExtent,
     LogReset,
     LogUnavailableError,
+    OnStored,
     Tenure,
 )
 from pointsman.ports import Link as Ports
@@ -60,7 +61,8 @@ class SimulatedLog(EventLog):
         return await self._written(event, None)
 
     @override
-    def append_soon(self, event: LogEvent, fence: Fence | None = None) -> None:
+    def append_soon(self, event: LogEvent, fence: Fence | None = None, on_stored: OnStored | None = None) -> None:
+        assert on_stored is None, "nothing is traced here"
         if isinstance(event, RequestGranted | RequestHandedOver) and event.stamp is None:
             self._link.forget_answer(event.request)
         self._link.window.put(event, fence=fence)

@@ -1,0 +1,125 @@
+"""Spans of requests, for OpenTelemetry. In: W3C trace headers and the standard OTEL_* variables. Out: spans in the
+background over OTLP (`otlp`), or nothing: without an endpoint each span is NO_SPAN and opentelemetry is not imported."""
+
+import os
+import re
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Literal, Protocol, Self
+
+import structlog
+
+from pointsman.ports import OnStored
+
+log = structlog.get_logger()
+
+SpanKind = Literal["internal", "server", "client"]
+Attributes = Mapping[str, Any]
+TraceHeaders = Mapping[str, str]
+
+TRACESTATE_CHARACTERS_MAX = 512
+_NONE: TraceHeaders = {}
+_TRACEPARENT = re.compile(rb"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
+_ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+_PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
+PROTOCOL = "http/protobuf"
+
+
+class Span:
+    """Records nothing: the request is not traced. As a context it ends with the block, and with the error that left
+    it."""
+
+    __slots__ = ()
+
+    @property
+    def recording(self) -> bool:
+        """Whether attributes are worth their computation."""
+        return False
+
+    @property
+    def trace_id(self) -> str:
+        return ""
+
+    @property
+    def headers(self) -> TraceHeaders:
+        """For whoever works on this span's behalf; empty if nothing is traced."""
+        return _NONE
+
+    def child(self, name: str, kind: SpanKind = "internal") -> "Span":  # noqa: ARG002
+        return self
+
+    def set(self, attributes: Attributes) -> None:
+        """Values that are None are left out."""
+
+    def event(self, name: str, attributes: Attributes = _NONE) -> None: ...
+
+    def stored(self, event: object, attributes: Attributes = _NONE) -> OnStored | None:
+        """Notes a log event. The result takes its sequence, for which the span is kept open a bounded time."""
+
+    def fail(self, error_type: str) -> None: ...
+
+    def end(self) -> None: ...
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None: ...
+
+
+NO_SPAN = Span()
+
+
+class Tracer(Protocol):
+    def begin(self, name: str, parent: TraceHeaders, kind: SpanKind = "server") -> Span:
+        """A span for work that came from another process. `parent`: valid headers, or none."""
+        ...
+
+    async def close(self) -> None:
+        """Sends what is left, for a bounded time."""
+        ...
+
+
+def open_tracer(service: str, *, instance: str, trusted: bool = True) -> Tracer | None:
+    """None unless OTEL_* variables name an endpoint. `trusted`: whether parents decide about sampling. Call it after
+    forking. Raises nothing: a process serves without traces."""
+    if not _is_on():
+        return None
+    protocol = next(filter(None, map(os.environ.get, _PROTOCOLS)), PROTOCOL)
+    if protocol != PROTOCOL:
+        log.warning("traces_off", reason=f"only the protocol {PROTOCOL} is spoken, not {protocol}")
+        return None
+    try:
+        from pointsman.runtime.otlp import OtlpTracer
+    except ImportError as error:
+        log.warning("traces_off", reason=f"{error}; pip install 'pointsman[traces]'")
+        return None
+    try:
+        return OtlpTracer(service, instance=instance, trusted=trusted)
+    except Exception as error:  # noqa: BLE001 - whatever the SDK makes of OTEL_* variables
+        log.warning("traces_off", reason=f"the OTEL_* variables are not understood: {error}")
+        return None
+
+
+def trace_headers(headers: Mapping[bytes, bytes]) -> TraceHeaders:
+    """The client's W3C context, bounded and as version 00; empty if there is none or it is invalid."""
+    parent = headers.get(b"traceparent")
+    known = None if parent is None else _TRACEPARENT.match(parent)
+    if parent is None or known is None:
+        return _NONE
+    version, rest = parent[:2], parent[known.end() :]
+    if rest and (version == b"00" or rest[:1] != b"-"):
+        return _NONE
+    found = {"traceparent": "00" + known[0][2:].decode()}
+    state = headers.get(b"tracestate", b"").decode("latin-1")
+    if state and len(state) <= TRACESTATE_CHARACTERS_MAX and state.isascii() and state.isprintable():
+        found["tracestate"] = state
+    return found
+
+
+def _is_on() -> bool:
+    environment = os.environ
+    disabled = environment.get("OTEL_SDK_DISABLED", "").strip().lower() == "true"
+    exporter = environment.get("OTEL_TRACES_EXPORTER") or "otlp"
+    return not disabled and exporter == "otlp" and any(map(environment.get, _ENDPOINTS))
