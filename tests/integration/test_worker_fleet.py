@@ -72,14 +72,18 @@ async def test_an_engine_that_was_never_ready_does_not_join() -> None:
     assert before == []
 
 
-async def test_a_short_absence_from_the_list_costs_nothing_and_a_longer_one_is_a_leave() -> None:
+async def test_a_short_absence_from_the_list_costs_nothing_and_a_longer_one_is_a_leave(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("pointsman_worker.engine_fleet.TICK_SECONDS", 0.05)
     async with FakePublisher() as publisher:
         await publisher.publish(ScriptedCache().store(prompt(1)))
         source = ToldEngines(target(A, publisher))
-        async with following(source, vanished_seconds=1.5) as worker:
+        async with following(source, vanished_seconds=3.0) as worker:
             await until_serving(worker, A, blocks=1)
             source.tell()
             await eventually(lambda: not worker.serves(A))
+            await asyncio.sleep(0.3)
             source.tell(target(A, publisher))
             await until_serving(worker, A, blocks=1)
             flapped = worker.of(InstanceLeft, A), len(worker.of(InstanceJoined, A))

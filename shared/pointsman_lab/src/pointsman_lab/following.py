@@ -101,6 +101,7 @@ class Bench:
     nats: str
     directory: Path
     reports: dict[InstanceId, list[InstanceReported]] = field(default_factory=dict)
+    sent: int = 0
 
     async def follow_log(self) -> None:
         async for entry in self.link.log.read(1):
@@ -108,12 +109,13 @@ class Bench:
                 self.reports.setdefault(entry.event.instance, []).append(entry.event)
 
     async def publish(self, batches_a_second: float) -> None:
-        loop, began, sent = asyncio.get_running_loop(), asyncio.get_running_loop().time(), 0
+        loop = asyncio.get_running_loop()
+        began = loop.time()
         while True:
-            engine = self.engines[sent % len(self.engines)]
+            engine = self.engines[self.sent % len(self.engines)]
             await engine.publish()
-            sent += 1
-            ahead = began + sent / (batches_a_second * len(self.engines)) - loop.time()
+            self.sent += 1
+            ahead = began + self.sent / (batches_a_second * len(self.engines)) - loop.time()
             await asyncio.sleep(max(0.0, ahead))
 
     def serving(self) -> int:
@@ -244,13 +246,15 @@ async def _figures(bench: Bench, pids: Sequence[int], seconds: float) -> dict[st
     starting = sum(map(_cpu_seconds, pids))
     await asyncio.sleep(SETTLE_SECONDS)
     bench.reports.clear()
-    before = sum(map(_cpu_seconds, pids))
+    before, sent, began = sum(map(_cpu_seconds, pids)), bench.sent, asyncio.get_running_loop().time()
     await asyncio.sleep(seconds)
-    cpu = sum(map(_cpu_seconds, pids)) - before
+    seconds = asyncio.get_running_loop().time() - began
+    cpu, batches = sum(map(_cpu_seconds, pids)) - before, (bench.sent - sent) / seconds
     gaps = sorted(later.at - earlier.at for reports in bench.reports.values() for earlier, later in pairwise(reports))
     exact = sum(reports[-1].serving and reports[-1].blocks <= HELD_BLOCKS + 1 for reports in bench.reports.values())
     return {
         "processes": len(pids),
+        "batches_a_second": round(batches),
         "cpu_percent_of_a_core": round(100 * cpu / seconds, 1),
         "cpu_seconds_to_start": round(starting, 1),
         "memory_mb": round(sum(_memory_kb(pid, "Pss") for pid in pids) / 1024),
