@@ -20,7 +20,7 @@ import yaml
 HERE = Path(__file__).parent
 KUBERNETES = HERE.parent / "kubernetes"
 TEMPLATES = HERE / "pointsman" / "templates"
-RULES = HERE.parent / "observability" / "alerts.yml"
+RULES = HERE.parent / "observability" / "alerts.yaml"
 PROMETHEUS_RULE = KUBERNETES / "components" / "monitoring" / "prometheus-rule.yaml"
 NAMESPACE = "pointsman"
 VALUES = {
@@ -93,7 +93,7 @@ def prometheus_rule() -> str:
         "metadata": {"name": "pointsman", "labels": labels},
         "spec": {"groups": yaml.safe_load(RULES.read_text())["groups"] if RULES.exists() else []},
     }
-    return RULE_HEAD + yaml.safe_dump(rule, sort_keys=False, width=120)
+    return RULE_HEAD + yaml.dump(rule, Dumper=Dumper, sort_keys=False, width=10_000)
 
 
 def group(found: dict[str, Any]) -> str:

@@ -82,6 +82,17 @@ async def test_append_soon_keeps_the_order_of_the_calls(world: LogWorld) -> None
         assert events_of(await read(client.log, 300)) == events
 
 
+async def test_append_soon_tells_the_sequence_once_it_is_confirmed(world: LogWorld) -> None:
+    told: list[int] = []
+
+    async with world.client() as client:
+        for number in range(1, 4):
+            client.log.append_soon(stored("engine-1", number, [number]), on_stored=told.append)
+        assert await client.log.flush(WallSeconds(1))
+
+        assert told == [1, 2, 3]
+
+
 async def test_a_reader_at_the_end_sees_what_another_client_writes(world: LogWorld) -> None:
     async with world.client("writer") as writer, world.client("reader") as reader:
         await writer.log.append(joined("engine-1"))

@@ -28,11 +28,20 @@ from pointsman.adapters.jetstream.consumer import READ_AHEAD_MAX, Reader
 from pointsman.adapters.jetstream.direct_stream import DirectStream
 from pointsman.adapters.jetstream.log import JetStreamLog
 from pointsman.adapters.jetstream.producer import REFUSALS_MAX, WindowSettings, WriteWindow
+from pointsman.adapters.jetstream.stream import Stream, StreamSettings
 from pointsman.contracts.codec import AnyCommand, decode_event
 from pointsman.contracts.commands import DescribeFleet
 from pointsman.contracts.decisions import WritesLost
 from pointsman.contracts.subjects import log_subjects
-from pointsman.ports import CommandTimeoutError, Fence, LogEntry, LogExtent, NoResponderError, Reply
+from pointsman.ports import (
+    CommandTimeoutError,
+    Fence,
+    LogEntry,
+    LogExtent,
+    LogUnavailableError,
+    NoResponderError,
+    Reply,
+)
 from pointsman.primitives import PoolName, WallSeconds
 from tests.support.events import stored
 from tests.support.log_worlds import RememberingListener
@@ -108,6 +117,18 @@ class StagedWire(Connection):
     @property
     def numbers(self) -> list[int]:
         return [number for number, _ in self.sent]
+
+
+class Answered:
+    """Requests that all get one answer."""
+
+    api = "$JS.API."
+
+    def __init__(self, answer: bytes) -> None:
+        self._answer = answer
+
+    async def request(self, _subject: str, _payload: bytes, _timeout: float) -> bytes:
+        return self._answer
 
 
 class DescribedStream:
@@ -271,6 +292,26 @@ async def test_a_stream_that_takes_no_writes_yet_is_not_asked_about_without_a_pa
     keeping.cancel()
 
     assert 1 <= stream.asked <= 5
+
+
+@pytest.mark.parametrize(
+    ("leader", "silent_seconds", "believed"),
+    [("a", (0.9, 0.9), True), ("a", (0.9, 9.0), True), ("a", (3.5, 9.0), False), ("", (0.9, 0.9), False)],
+)
+async def test_how_far_the_log_goes_is_believed_only_of_a_server_that_hears_a_majority(
+    leader: str, silent_seconds: tuple[float, ...], believed: bool
+) -> None:
+    """A leader that was cut off answers for ten seconds more, with what it had; others have written on (measured)."""
+    replicas = [{"name": "s", "current": True, "active": int(seconds * 1e9)} for seconds in silent_seconds]
+    described = {"created": "log", "config": {}, "state": {"first_seq": 1, "last_seq": 7}}
+    answer = json.dumps(described | {"cluster": {"leader": leader, "replicas": replicas}}).encode()
+    stream = Stream(Answered(answer), POOL, StreamSettings())  # type: ignore[arg-type]
+
+    if believed:
+        assert (await stream.extent()).last == 7
+    else:
+        with pytest.raises(LogUnavailableError, match="no majority"):
+            await stream.extent()
 
 
 async def test_a_message_too_large_to_send_does_not_hold_up_the_next(quick: WindowSettings) -> None:

@@ -291,6 +291,9 @@ def test_prometheus_finds_every_process_and_knows_it_by_its_service() -> None:
     judge_keys(monitor["spec"], "selector endpoints")
     judge_keys(endpoint, "port interval relabelings")
     assert scraped == {f"pointsman-{name}" for name in SCRAPED}
+    (relabeling,) = endpoint["relabelings"]
+    judge_keys(relabeling, "sourceLabels targetLabel replacement")
+    assert relabeling["replacement"].replace("$1", "scheduler") == "pointsman-scheduler"
     (rule,) = by_name(objects, "PrometheusRule").values()
     judge_keys(rule["spec"], "groups")
     for group in rule["spec"]["groups"]:

@@ -7,11 +7,15 @@ import time
 from pathlib import Path
 from urllib.request import urlopen
 
+import pytest
+
 from tests.support.manifests import by_name, rendered
 from tests.support.pod_processes import PodProcesses, Running
 from tests.support.rbac_api import RbacApi
 
-START_SECONDS_MAX = 60.0
+pytestmark = pytest.mark.timeout(300)
+
+START_SECONDS_MAX = 120.0
 STOP_SECONDS_MAX = 60.0
 
 

@@ -16,6 +16,7 @@ from tests.support.systemd import UNITS, Unit, make_root, units
 EXPOSURE_MAX = 20
 """Tenths, of systemd's 10."""
 OWN = [unit for unit in units() if unit.name != "pointsman-nats"]
+OWN_SEEDS = {"worker": "workers/default"}
 NOT_CALLED_A_SETTING = {"POINTSMAN_CONFIG", f"POINTSMAN_SECRET{FILE_SUFFIX}"}
 
 
@@ -64,7 +65,7 @@ def test_a_process_has_no_credentials_but_the_secret_and_its_own(unit: Unit) -> 
 
     assert unit.credentials == {
         "secret": "/etc/pointsman/credentials/secret",
-        f"{role}.nk": f"/etc/pointsman/credentials/{role}.nk",
+        f"{role}.nk": f"/etc/pointsman/credentials/{OWN_SEEDS.get(role, role)}.nk",
     }
 
 

@@ -195,7 +195,7 @@ async def test_when_the_worker_stops_for_good_all_leave_and_paused_none_does() -
             await until_serving(worker, A, B)
         assert [len(worker.of(InstanceLeft, name)) for name in (A, B)] == ([0, 0] if pausing else [1, 1])
         if pausing:
-            assert worker.last_report(A).back_within == 10.0  # type: ignore[union-attr]
+            assert worker.last_report(A).back_within == 12.0  # type: ignore[union-attr]
 
 
 async def test_metrics_say_how_the_engines_do() -> None:

@@ -8,6 +8,7 @@ from pointsman.adapters.clocks import ScaledClock
 from pointsman.ports import Link
 from pointsman.runtime.health import HealthBoard
 from pointsman.runtime.supervision import Supervisor
+from pointsman.runtime.tracing import Tracer
 from pointsman_scheduler.main import start_scheduler
 from pointsman_scheduler.policy_config import chosen_policies
 from pointsman_scheduler.service import SchedulerService
@@ -23,13 +24,20 @@ USUAL: dict[str, Any] = {"lease_seconds": LEASE_SECONDS, "engine_urls": ("http:/
 
 @asynccontextmanager
 async def running_scheduler(
-    link: Link, clock: ScaledClock, *, name: str = "s", **settings: Any
+    link: Link, clock: ScaledClock, *, name: str = "s", tracer: Tracer | None = None, **settings: Any
 ) -> AsyncIterator[SchedulerService]:
     """A scheduler that is ready, to lead or to follow; when the context ends it is killed."""
     told, board = SchedulerSettings(**USUAL | settings), HealthBoard()
     async with Supervisor() as supervisor:
         service = start_scheduler(
-            supervisor, link, settings=told, policies=chosen_policies(told), clock=clock, board=board, name=name
+            supervisor,
+            link,
+            settings=told,
+            policies=chosen_policies(told),
+            clock=clock,
+            board=board,
+            name=name,
+            tracer=tracer,
         )
         await eventually(lambda: board.whole, what="readiness")
         yield service

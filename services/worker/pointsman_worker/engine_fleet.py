@@ -14,6 +14,7 @@ from pointsman.runtime import telemetry
 from pointsman.runtime.containment import note_failure
 from pointsman.runtime.engine_series import EngineSeries
 from pointsman_worker.followed_engine import VANISHED, FollowedEngine, WorkerContext
+from pointsman_worker.service import RESTART_WALL_SECONDS
 from pointsman_worker.targets import completed_targets
 
 log = structlog.get_logger()
@@ -21,6 +22,8 @@ log = structlog.get_logger()
 VANISHED_SECONDS: WallSeconds = WallSeconds(10.0)
 TICK_SECONDS: WallSeconds = WallSeconds(1.0)
 SOURCE_RESTART_SECONDS: WallSeconds = WallSeconds(5.0)
+RESTORE_WALL_SECONDS: WallSeconds = WallSeconds(1.0)
+"""Of one engine: to save what is known of its cache and to take it over; 0.7 s for 40,000 blocks."""
 TARGETS_PART = "targets"
 STATUSES = ("serving", "not_serving", "withheld", "failed")
 
@@ -60,8 +63,10 @@ class EngineFleet:
     async def stop(self, reason: str, *, pausing: bool) -> None:
         """Ends all at once: with InstanceLeft, or with handovers if `pausing`."""
         self._stopping = True
+        count = len(self._followed)
+        back_within = RESTART_WALL_SECONDS + count * RESTORE_WALL_SECONDS if pausing else None
         for engine in self._followed.values():
-            engine.stop(reason, pausing=pausing)
+            engine.stop(reason, back_within=back_within)
         if self._tasks:
             await asyncio.wait(self._tasks)
 
@@ -74,6 +79,7 @@ class EngineFleet:
                             log.info("engines_listed", source=source.name, count=len(targets))
                         self._lists[number] = targets
                         self._reconcile()
+                        self._note_sources()
             except Exception as error:  # noqa: BLE001 - a source ends neither the worker nor the others
                 note_failure("discovery", error, source=source.name)
             await self._context.clock.sleep_wall(SOURCE_RESTART_SECONDS)
@@ -133,8 +139,8 @@ class EngineFleet:
         else:
             board.restored(TARGETS_PART)
 
-    def _tick(self) -> None:
-        board, now = self._context.board, self._context.clock.wall()
+    def _note_sources(self) -> None:
+        board = self._context.board
         for number, source in enumerate(self._sources):
             if number not in self._lists:
                 board.missing(source.name, source.problem or "not read yet")
@@ -142,6 +148,10 @@ class EngineFleet:
                 board.degraded(source.name, source.problem)
             else:
                 board.restored(source.name)
+
+    def _tick(self) -> None:
+        now = self._context.clock.wall()
+        self._note_sources()
         statuses = dict.fromkeys(STATUSES, 0)
         for instance, engine in list(self._followed.items()):
             engine.check()

@@ -43,7 +43,7 @@ class Follower:
                 log.info("cache_not_followed", reason=reason, model=facts.model)
             state.begin(facts, "no_events", None)
             facts = await probe.next_engine()
-        cursor = self.successor.load(facts)
+        cursor = await self.successor.load(facts)
         async with aclosing(events.items(cursor)) as items:
             async for item in items:
                 await self._on_item(item, events)

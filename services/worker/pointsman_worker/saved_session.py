@@ -2,6 +2,7 @@
 and the cursor in the engine's events. Used once and while fresh, since another worker may then have written for this
 instance."""
 
+import asyncio
 import contextlib
 from pathlib import Path
 
@@ -18,7 +19,9 @@ from pointsman_worker.translator import HeldBlocks
 
 log = structlog.get_logger()
 
-FRESH_WALL_SECONDS: WallSeconds = WallSeconds(60.0)
+FRESH_WALL_SECONDS: WallSeconds = WallSeconds(120.0)
+BREATH_WALL_SECONDS: WallSeconds = WallSeconds(0.1)
+"""Between two restored caches: 40,000 blocks keep the event loop for 0.5 s, and others have reports to write."""
 FILE_BYTES_MAX = 1 << 30
 
 
@@ -71,7 +74,9 @@ def read_handover(path: Path, *, now: EngineSeconds) -> SavedSession | None:
 
 
 class SessionStore:
-    def __init__(self, fleet_events: FleetEvents) -> None:
+    def __init__(self, fleet_events: FleetEvents, turns: asyncio.Lock | None = None) -> None:
+        """`turns`: of the engines of one worker, to restore their caches."""
+        self._turns = turns or asyncio.Lock()
         self._fleet_events = fleet_events
         self._state = fleet_events.state
         self._loaded: tuple[CacheSession, Sequence] | None = None
@@ -111,8 +116,15 @@ class SessionStore:
         else:
             log.info("handover_written", instance=state.instance, epoch=session.epoch, blocks=len(blocks.blocks))
 
-    def load(self, facts: EngineFacts) -> Cursor | None:
-        """None: there is no usable handover."""
+    async def load(self, facts: EngineFacts) -> Cursor | None:
+        """None: there is no usable handover. Raises SettingsError."""
+        async with self._turns:
+            cursor = self._restored(facts)
+            if cursor is not None:
+                await self._state.clock.sleep_wall(BREATH_WALL_SECONDS)
+        return cursor
+
+    def _restored(self, facts: EngineFacts) -> Cursor | None:
         state, path = self._state, self._path
         handover = read_handover(path, now=state.unix_time()) if path is not None else None
         if handover is None or handover.keys != state.key_chain(facts).root():

@@ -21,6 +21,8 @@ from pointsman_worker.writer import LogWriter
 log = structlog.get_logger()
 
 LEAVE_SECONDS_MAX = 1.5
+RESTART_WALL_SECONDS: WallSeconds = WallSeconds(10.0)
+"""Of a worker with one engine; Python starts slowly."""
 NOT_READY = "its source says that it is not ready"
 
 
@@ -38,14 +40,16 @@ class WorkerService:
         events: EventSource | None,
         calibration: Calibration | None = None,
         unconfirmed_wall_seconds: WallSeconds = UNCONFIRMED_WALL_SECONDS,
+        turns: asyncio.Lock | None = None,
     ) -> None:
-        """`events` None: the engine publishes none. `calibration` None: the profile's costs. Raises TargetError."""
+        """`events` None: the engine publishes none. `calibration` None: the profile's costs. `turns`: of the engines of
+        one worker, to restore saved caches. Raises TargetError."""
         target = completed(target, settings)
         self.state = state = SessionState(target, settings, clock, events, unconfirmed_wall_seconds)
         state.withhold("" if target.ready else NOT_READY)
         self._probe = EngineMonitor(engine, state, board)
         fleet_events = FleetEvents(state, self._probe, calibration)
-        successor = SessionStore(fleet_events)
+        successor = SessionStore(fleet_events, turns)
         self._follower = Follower(state, self._probe, successor)
         self._writer = LogWriter(event_log, state, fleet_events, successor, board)
         self._resync = ResyncHandler(commands, state, self._writer)
@@ -70,16 +74,19 @@ class WorkerService:
     def serving(self) -> bool:
         return self._probe.serving and not self.state.withheld
 
-    async def pause(self, seconds_max: float = LEAVE_SECONDS_MAX) -> None:
-        """Flush, save a handover and end `run`; the instance stays in the fleet."""
-        await self._end("worker paused", seconds_max, pausing=True)
+    async def pause(
+        self, seconds_max: float = LEAVE_SECONDS_MAX, back_within: WallSeconds = RESTART_WALL_SECONDS
+    ) -> None:
+        """Flush, save a handover and end `run`; the instance stays in the fleet, unsuspected for `back_within`."""
+        self._writer.leave("worker paused", back_within=back_within)
+        await self._end(seconds_max)
 
     async def leave(self, reason: str, seconds_max: float = LEAVE_SECONDS_MAX) -> None:
         """Flush, append InstanceLeft and end `run`."""
-        await self._end(reason, seconds_max, pausing=False)
+        self._writer.leave(reason)
+        await self._end(seconds_max)
 
-    async def _end(self, reason: str, seconds_max: float, *, pausing: bool) -> None:
-        self._writer.leave(reason, pausing=pausing)
+    async def _end(self, seconds_max: float) -> None:
         if self._running is None:
             return
         try:

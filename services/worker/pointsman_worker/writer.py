@@ -27,7 +27,6 @@ SNAPSHOT_SECONDS_MAX = 5.0
 APPEND_RETRY_SECONDS: WallSeconds = WallSeconds(0.2)
 APPEND_RETRY_SECONDS_MAX: WallSeconds = WallSeconds(2.0)
 LOG_CHECK_SECONDS: WallSeconds = WallSeconds(5.0)
-RESTART_WALL_SECONDS = 10.0  # liveness grace of a pausing worker; Python starts slowly
 
 
 @dataclass(eq=False)
@@ -40,11 +39,11 @@ class LogWriter:
     _log_checked_at: WallSeconds = field(default=WallSeconds(0.0), init=False)
     _snapshots: list[asyncio.Future[None]] = field(default_factory=list, init=False)
     _leaving: str = field(default="", init=False)
-    _pausing: bool = field(default=False, init=False)
+    _back_within: WallSeconds | None = field(default=None, init=False)
 
-    def leave(self, reason: str, *, pausing: bool) -> None:
-        """Ends `run` with InstanceLeft, or if `pausing` with a handover."""
-        self._leaving, self._pausing = reason, pausing
+    def leave(self, reason: str, *, back_within: WallSeconds | None = None) -> None:
+        """Ends `run` with InstanceLeft, or with a handover for a successor that is `back_within`."""
+        self._leaving, self._back_within = reason, back_within
         self.state.wake.set()
 
     async def run(self) -> None:
@@ -163,19 +162,19 @@ class LogWriter:
 
     async def _end(self) -> None:
         session = self.state.session
-        if self._pausing:
+        if self._back_within is not None:
             if session is not None and session.joined_at:
-                await self._pause(session)
+                await self._pause(session, self._back_within)
             return
         if session is not None and session.joined_at:
             await self._write(session, reporting=True)
         if self.state.joined_epoch:
             await self._leave()
 
-    async def _pause(self, session: CacheSession) -> None:
+    async def _pause(self, session: CacheSession, back_within: WallSeconds) -> None:
         if not await self._write(session, reporting=True):
             return
-        await self._report(session, back_within=RESTART_WALL_SECONDS * self.state.clock.speed)
+        await self._report(session, back_within=float(back_within) * self.state.clock.speed)
         while session.translator is not None and session.translator.keys.changed:
             if not await self._write(session, reporting=True):
                 break

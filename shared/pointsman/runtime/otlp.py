@@ -86,7 +86,17 @@ class OtlpTracer(Tracer):
 
 
 class RecordedSpan(Span):
-    __slots__ = ("_context", "_ended_at", "_kept", "_sent", "_sequences", "_span", "_tracer", "_unstored")
+    __slots__ = (
+        "_ended_at",
+        "_kept",
+        "_sent",
+        "_sequences",
+        "_span",
+        "_tracer",
+        "_unstored",
+        "recording",
+        "trace_id",
+    )
 
     def __init__(self, tracer: OtelTracer, span: OtelSpan, kept: "set[RecordedSpan]") -> None:
         """`kept`: ended spans that wait for sequences."""
@@ -97,16 +107,8 @@ class RecordedSpan(Span):
         self._sequences: list[Sequence] = []
         self._ended_at = 0
         self._sent = False
-
-    @property
-    @override
-    def recording(self) -> bool:
-        return self._span.is_recording()
-
-    @property
-    @override
-    def trace_id(self) -> str:
-        return f"{self._span.get_span_context().trace_id:032x}"
+        self.recording = span.is_recording()
+        self.trace_id = f"{span.get_span_context().trace_id:032x}"
 
     @property
     @override
@@ -171,7 +173,7 @@ class RecordedSpan(Span):
         """Without the sequences that are not known yet."""
         if self._sent:
             return
-        self._sent = True
+        self._sent, self.recording = True, False
         self._kept.discard(self)
         if self._sequences:
             self._span.set_attribute(span_attributes.SEQUENCES, sorted(self._sequences))

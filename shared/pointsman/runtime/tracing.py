@@ -31,14 +31,9 @@ class Span:
 
     __slots__ = ()
 
-    @property
-    def recording(self) -> bool:
-        """Whether attributes are worth their computation."""
-        return False
-
-    @property
-    def trace_id(self) -> str:
-        return ""
+    recording: bool = False
+    """Whether attributes are worth their computation."""
+    trace_id: str = ""
 
     @property
     def headers(self) -> TraceHeaders:

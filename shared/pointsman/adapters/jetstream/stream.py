@@ -23,6 +23,8 @@ API_SECONDS_MAX = 2.0
 CONSUMER_IDLE_SECONDS_MAX = 30.0
 """The server deletes a consumer after this long without a pull."""
 NANOSECONDS = 1_000_000_000
+SILENCE_SECONDS_MAX = 3.0
+"""Servers hear from each other each second, and elect another leader after 4 at least."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,8 +42,25 @@ class _StreamState(msgspec.Struct):
     bytes: int = 0
 
 
+class _Peer(msgspec.Struct):
+    active: int = 0
+    """Nanoseconds since it was heard."""
+
+
+class _Cluster(msgspec.Struct):
+    leader: str = ""
+    replicas: list[_Peer] = []
+
+    @property
+    def has_majority(self) -> bool:
+        """False: the answer is of a leader that was cut off, and may be old; another may have been elected (seen for 10 s)."""
+        heard = sum(peer.active <= SILENCE_SECONDS_MAX * NANOSECONDS for peer in self.replicas)
+        return bool(self.leader) and 2 * (1 + heard) > 1 + len(self.replicas)
+
+
 class _StreamAnswer(msgspec.Struct):
     error: ApiError | None = None
+    cluster: _Cluster | None = None
     created: str = ""
     config: dict[str, Any] = {}
     state: _StreamState | None = None
@@ -168,6 +187,9 @@ class Stream:
 
     async def _request(self, call: str, request: bytes = b"", *, refusal: ApiError | None = None) -> _StreamAnswer:
         answer = _stream_answer.decode(await self._call(f"{self._requests.api}{call}.{self.name}", request))
+        if answer.cluster is not None and answer.cluster.replicas and not answer.cluster.has_majority:
+            cut_off = "the nats-server that answers for the log hears no majority of its servers"
+            raise LogUnavailableError(cut_off)
         if answer.error is not None and refusal is not None:
             return _StreamAnswer(error=refusal)
         return answer

@@ -1,7 +1,6 @@
 """Reads one engine's KV events: connects the sockets with Continuity and decodes its output."""
 
 import asyncio
-import itertools
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing
 
@@ -13,6 +12,20 @@ from pointsman.primitives import EngineSeconds
 
 CONNECT_SECONDS_MAX = 5.0
 MESSAGES_PER_TURN_MAX = 16
+TURN_SECONDS_MAX = 0.002
+"""Then whatever else the process follows has a turn: a replay of 10,000 batches takes seconds."""
+
+
+class _Turn:
+    def __init__(self) -> None:
+        self._messages = 0
+        self._began = _now()
+
+    async def take_message(self) -> None:
+        self._messages += 1
+        if self._messages >= MESSAGES_PER_TURN_MAX or _now() - self._began >= TURN_SECONDS_MAX:
+            await asyncio.sleep(0)
+            self._messages, self._began = 0, _now()
 
 
 class KvEventReader:
@@ -51,27 +64,27 @@ class KvEventReader:
         try:
             await live.connected(CONNECT_SECONDS_MAX)
             continuity.start(after)
-            async for item in self._settled(sockets.replay):
+            turn = _Turn()
+            async for item in self._settled(sockets.replay, turn):
                 yield item
             silent = False
-            for turn in itertools.count():
-                if turn % MESSAGES_PER_TURN_MAX == 0:
-                    await asyncio.sleep(0)
+            while True:
+                await turn.take_message()
                 if live.interrupted() and continuity.interrupted():
                     live.discard()
                 continuity.check(silent=silent, now=_now())
-                async for item in self._settled(sockets.replay):
+                async for item in self._settled(sockets.replay, turn):
                     yield item
                 frames = live.receive()
                 if frames is not None:
                     continuity.received(frames)
-                    async for item in self._settled(sockets.replay):
+                    async for item in self._settled(sockets.replay, turn):
                         yield item
                 silent = frames is None and not await live.arrival(self._idle_check_seconds)
         finally:
             sockets.close()
 
-    async def _settled(self, replay: ReplaySocket | None) -> AsyncGenerator[EngineItem, None]:
+    async def _settled(self, replay: ReplaySocket | None, turn: _Turn) -> AsyncGenerator[EngineItem, None]:
         continuity = self._continuity
         while True:
             for item in self._ready():
@@ -83,6 +96,7 @@ class KvEventReader:
             try:
                 async with aclosing(replay.batches(start)) as batches:
                     async for sequence, payload in batches:
+                        await turn.take_message()
                         wanted = continuity.replayed(sequence, payload)
                         for item in self._ready():
                             yield item

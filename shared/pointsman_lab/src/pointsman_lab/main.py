@@ -48,6 +48,11 @@ COMMANDS = {
     ),
     "index": ("pointsman_lab.index", "index_command", "Measure the prefix index."),
     "credentials": ("pointsman_lab.credentials", "credentials_command", "Measure the check of API keys and tokens."),
+    "following": (
+        "pointsman_lab.following",
+        "following_command",
+        "Measure one worker that follows many engines, beside a worker for each.",
+    ),
     "plan": ("pointsman_lab.plan", "plan_command", "Measure planning of migrations."),
 }
 """Name to module, attribute, and the line of `--help`."""

@@ -55,7 +55,7 @@ backend pointsman
     option httpchk
     http-check send meth GET uri /readyz ver HTTP/1.1 hdr Host pointsman
     http-check expect status 200
-    default-server check inter 1s fall 2 rise 1
+    default-server check inter 1s fall 2 rise 1 tcp-ut 11s   # likewise, for a request that is not acknowledged
 {servers}
 """
 SOCKET = """\

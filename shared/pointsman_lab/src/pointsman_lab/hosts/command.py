@@ -118,7 +118,7 @@ def hosts_command(**values: object) -> None:
     """Run a fleet on three hosts with a slow network that loses packets, take hosts away, and check as `faults` does.
 
     Each host is a network namespace with its own processes: a nats-server, two of them a scheduler and an ingress, the third
-    the recorder and the rebalancer, all of them engines with workers. Clients are on a fourth, behind haproxy. The first 20 s
+    the recorder and the rebalancer, all of them engines with one worker. Clients are on a fourth, behind haproxy. The first 20 s
     are without delay and loss, to compare with. Needs root, /dev/net/tun, ip and haproxy.
 
     \b

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from typing_extensions import override
 
-from pointsman.contracts.permissions import BusRole, BusUser
+from pointsman.contracts.permissions import ANY_INSTANCE, BusRole, BusUser
 from pointsman.contracts.subjects import LOCAL_ACTOR
 from pointsman.policies.routing import DEFAULT_ROUTING
 from pointsman.ports import Link
@@ -135,14 +135,12 @@ async def start_hosts(shape: HostsShape, hosts: Hosts, directory: Path) -> Async
     write_private(data / "secret", SECRET)
     servers = hosts.hosts[: shape.servers]
     nats = ",".join(f"nats://{host.address}:{NATS_PORT}" for host in servers)
-    workers = [_instances(number, shape) for number in range(len(hosts.hosts) - 1)]
     credentials = Credentials(data / "credentials")
-    users = [BusUser(BusRole.WORKER, name, POOL) for names in workers for name in names]
-    credentials.make([POOL], workers=users, operators=[LOCAL_ACTOR])
+    credentials.make([POOL], workers=[BusUser(BusRole.WORKER, ANY_INSTANCE, POOL)], operators=[LOCAL_ACTOR])
     fleet = HostFleet(data, nats, hosts=hosts)
     planner = _Planner(fleet, shape, credentials, servers)
     for number, host in enumerate(hosts.hosts[:-1]):
-        plans = planner.plans_of(host, number, workers[number])
+        plans = planner.plans_of(host, number, _instances(number, shape))
         fleet.processes[host.name] = [ServiceProcess(plan, data / "logs") for plan in plans]
     keeping = [
         asyncio.create_task(fleet.keep(host, process)) for host in fleet.processes for process in fleet.processes[host]
@@ -181,9 +179,8 @@ class _Planner:
         else:
             archive = {"archive_url": f"sqlite+aiosqlite:///{archive_file(self.fleet.data)}"}
             plans += [self._service(host, "recorder", 0, archive), self._service(host, "rebalancer", 0)]
-        for place, instance in enumerate(instances):
-            plans += [self._engine(host, place, instance), self._worker(host, place, instance)]
-        return plans
+        plans += [self._engine(host, place, instance) for place, instance in enumerate(instances)]
+        return [*plans, self._worker(host, number, instances)]
 
     def _nats(self, host: Host) -> ProcessPlan:
         name = f"nats-{host.number - 10}"
@@ -211,6 +208,11 @@ class _Planner:
             url=f"nats://{host.address}",
         )
 
+    def _nats_of(self, host: Host) -> str:
+        """As deploy/systemd/pointsman.toml: the host's own server by its loopback."""
+        addresses = ["127.0.0.1" if server is host else server.address for server in self.servers]
+        return ",".join(f"nats://{address}:{NATS_PORT}" for address in addresses)
+
     def _ingress(self, host: Host, number: int) -> ProcessPlan:
         own = {
             "port": API_PORT,
@@ -232,13 +234,12 @@ class _Planner:
         *,
         port: int = 0,
         admin_port: int = 0,
-        name: str = "",
         instance: str = "",
     ) -> ProcessPlan:
         self.port += 1
         port = port or self.port
         settings = {
-            "nats": self.fleet.nats,
+            "nats": self._nats_of(host),
             "nats_credentials": self.credentials.file(BusUser(BusRole(role), instance, POOL)),
             "log_replicas": len(self.servers),
             "secret_file": self.fleet.data / "secret",
@@ -251,7 +252,7 @@ class _Planner:
         }
         return self._plan(
             host,
-            name or (role if not number else f"{role}-{number + 1}"),
+            role if not number else f"{role}-{number + 1}",
             role,
             [str(console_script(f"pointsman-{role}"))],
             {**environment(settings), **self.shape.variables},
@@ -281,18 +282,23 @@ class _Planner:
             host, instance, "engine", command, {}, url=f"http://{host.address}:{port}", ready_path="/health"
         )
 
-    def _worker(self, host: Host, place: int, instance: str) -> ProcessPlan:
-        port, kv_port = ENGINE_PORT + place, KV_PORT + 2 * place
-        own = {
-            "instance": instance,
-            "engine_url": f"http://127.0.0.1:{port}",
-            "engine_advertised_url": f"http://{host.address}:{port}",
-            "kv_endpoint": f"tcp://127.0.0.1:{kv_port}",
-            "kv_replay_endpoint": f"tcp://127.0.0.1:{kv_port + 1}",
-            "state_directory": self.fleet.data / "workers",
-        }
-        name = instance.replace("engine-", "worker-")
-        return self._service(host, "worker", 0, own, name=name, instance=instance)
+    def _worker(self, host: Host, number: int, instances: Sequence[str]) -> ProcessPlan:
+        """One for all engines of the host."""
+        lines = []
+        for place, instance in enumerate(instances):
+            port, kv_port = ENGINE_PORT + place, KV_PORT + 2 * place
+            lines += [
+                "[[engine]]",
+                f'name = "{instance}"',
+                f'url = "http://127.0.0.1:{port}"',
+                f'advertised_url = "http://{host.address}:{port}"',
+                f'kv_endpoint = "tcp://127.0.0.1:{kv_port}"',
+                f'kv_replay_endpoint = "tcp://127.0.0.1:{kv_port + 1}"',
+            ]
+        engines = self.fleet.data / f"{host.name}.toml"
+        engines.write_text("\n".join(lines) + "\n")
+        own = {"discover": f"file:{engines}", "state_directory": self.fleet.data / "workers" / host.name}
+        return self._service(host, "worker", number, own, instance=ANY_INSTANCE)
 
     def _plan(
         self,

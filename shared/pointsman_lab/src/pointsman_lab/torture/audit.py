@@ -4,7 +4,7 @@ wait at an engine with room. Uses nothing of `pointsman.policies`: which instanc
 
 from collections.abc import Callable, Collection, Iterator
 
-from pointsman.contracts.decisions import LeaderElected
+from pointsman.contracts.decisions import LeaderElected, RequestPlaced, RequestRejected
 from pointsman.contracts.fleet import InstanceUnejected
 from pointsman.contracts.requests import RequestEvent
 from pointsman.primitives import EngineSeconds, InstanceId, Sequence
@@ -69,6 +69,10 @@ class _Term(DecisionRules):
         event, stamp = stored.event, stored.stamp
         assert event is not None
         assert stamp is not None
+        if self._displaced is not None and not (
+            isinstance(event, RequestPlaced) and event.request == self._displaced.displaced_by
+        ):
+            self._apply_displaced()
         if (event.at, stamp.as_of) != self._moment:
             yield from self._conclude_turn(f"before decision {stamp.number} of term {self._term}")
             self._moment = (event.at, stamp.as_of)
@@ -79,8 +83,17 @@ class _Term(DecisionRules):
         if problem := self._limits.apply(event):
             yield f"limits at {stored.sequence}, {stamp.number} of term {self._term}: {problem}"
         self._touch(event)
+        if isinstance(event, RequestRejected) and event.displaced_by:
+            self._displaced = event
+            return
+        self._apply_displaced()
         self._model.apply(event)
         self._touch(event)
+
+    def _apply_displaced(self) -> None:
+        if self._displaced is not None:
+            self._model.apply(self._displaced)
+            self._displaced = None
 
     def _read(self, stored: Stored) -> Iterator[str]:
         yield from self._conclude_turn(f"before entry {stored.sequence}, in term {self._term}")

@@ -60,6 +60,8 @@ class PlacementRules:
         """Whether stall time counts as queue time."""
         self._bounds = Bounds.of(elected.settings)
         self._model = model
+        self._displaced: RequestRejected | None = None
+        """Leaves the queue for the next placement, whose figures were taken while it was still there."""
         self._ejections = EjectionRules(elected.settings, model.health, model.speed)
 
     def _placed(self, event: RequestPlaced) -> Iterator[str]:
@@ -247,7 +249,8 @@ class PlacementRules:
         return request.stage == ARRIVED and not request.excluded and in_time and held <= self._bounds.hold_max
 
     def _waiting(self) -> int:
-        return sum(request.stage == PENDING for request in self._model.requests.values())
+        leaves = self._displaced.request if self._displaced is not None else None
+        return sum(r.stage == PENDING and r.id != leaves for r in self._model.requests.values())
 
     def _queue_has_room(self) -> bool:
         return self._waiting() < self._bounds.pending_max
