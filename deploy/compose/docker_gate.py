@@ -23,6 +23,8 @@ LABELS = {
     # `docker compose down --remove-orphans` finds them.
     "com.docker.compose.project": PROJECT,
     "com.docker.compose.service": "scaled-engine",
+    "com.docker.compose.config-hash": "docker-gate",
+    "com.docker.compose.container-number": "1",
     "com.docker.compose.oneoff": "False",
 }
 OURS = json.dumps({"label": [f"pointsman.pool={POOL}", f"com.docker.compose.project={PROJECT}"]})

@@ -165,5 +165,7 @@ def test_the_gate_to_docker_is_reached_by_the_scaler_alone_and_reaches_nobody() 
 def test_nobody_waits_for_a_service_that_is_not_there_or_has_no_health_check() -> None:
     services = compose_services()
     for service in services.values():
-        for awaited in service.get("depends_on", {}):
-            assert "healthcheck" in services[awaited]
+        for awaited, how in service.get("depends_on", {}).items():
+            once = services[awaited]["restart"] == "no"
+            assert how["condition"] == ("service_completed_successfully" if once else "service_healthy")
+            assert services[awaited]["healthcheck"].get("disable", False) == once
