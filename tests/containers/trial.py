@@ -1,10 +1,8 @@
 """A trial: clients send to a fleet in containers, something happens to it, and the end is judged."""
 
 import asyncio
-import re
 import tempfile
 import time
-from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -30,10 +28,10 @@ from pointsman_lab.faults.observations import Evidence, ask_engines, evidence_of
 from tests.containers.fleet import MODEL, POOL, Container, ContainerFleet
 from tests.containers.judge import Row, judged
 from tests.containers.load import ContainerClients
+from tests.containers.received import ReceivedRequests
 
 CALM_SECONDS, SETTLE_SECONDS = 3.0, 3.0
 WELL_SECONDS_MAX, WELL_POLL_SECONDS, PROBE_SECONDS_MAX = 90.0, 0.25, 1.0
-RECEIVED = re.compile(rb'\brequest"?[=:] ?"?([\w-]+)')
 PROBES = {"engine": "8080/health", "ingress": "8081/readyz"}
 READY_PROBE = "8080/readyz"
 WITHOUT_PROBE, ONE_SHOT = ("nats", "haproxy", "docker"), "credentials"
@@ -65,7 +63,8 @@ class Observer:
         """Judges what `happens` under load. It returns when all of it is over but the recovery."""
         await self.until_well()
         await self._caught_up()
-        began, first = time.time(), self.tail.state.sequence
+        received, first = ReceivedRequests(self.fleet, time.time()), self.tail.state.sequence
+        watching = asyncio.create_task(received.watch())
         clients = ContainerClients(self.fleet, seed=next(seeds), via=via, url=self.url)
         async with asyncio.TaskGroup() as group:
             group.create_task(clients.run())
@@ -77,6 +76,7 @@ class Observer:
             await asyncio.sleep(SETTLE_SECONDS)
             clients.stop()
             stopped_at = time.monotonic()
+        watching.cancel()
         evidence = await evidence_of(
             self.link,
             self.tail,
@@ -89,7 +89,7 @@ class Observer:
         row = judged(
             name,
             evidence,
-            await asyncio.to_thread(self.received, began),
+            await asyncio.to_thread(received.counted),
             first=first,
             excused=lambda exchange: any(excused(exchange, injection) for injection in injections),
             load=(struck_at, stopped_at),
@@ -116,16 +116,6 @@ class Observer:
         containers = await asyncio.to_thread(self.fleet.containers)
         probed = await asyncio.gather(*(_why_unwell(container) for container in containers.values()))
         return [reason for reason in probed if reason] + ([] if await self.leader() else ["nobody leads"])
-
-    def received(self, since: float) -> Counter[str]:
-        """How often engines received each request since then, as their logs say."""
-        found: Counter[str] = Counter()
-        for container in self.fleet.containers().values():
-            if container.is_engine:
-                lines = self.fleet.engine.containers.get(container.name).logs(since=since)
-                received = [line for line in lines.splitlines() if b"request_received" in line]
-                found.update(name.decode() for name in RECEIVED.findall(b"\n".join(received)))
-        return found
 
     async def replay(self) -> list[str]:
         """Recomputes every decision of the log, and notes the result in each row."""
