@@ -9,6 +9,8 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
 
+import pytest
+
 from pointsman.adapters.clocks import ScaledClock
 from pointsman.contracts.commands import FleetDescribed
 from pointsman.ports import Link
@@ -36,6 +38,8 @@ PROBES = {"engine": "8080/health", "ingress": "8081/readyz"}
 READY_PROBE = "8080/readyz"
 WITHOUT_PROBE, ONE_SHOT = ("nats", "haproxy", "docker"), "credentials"
 seeds = count(1)
+DYING_CONNECTIONS = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+"""The NATS client leaves the socket of a connection attempt that failed to the garbage collector."""
 
 
 @dataclass(slots=True)
@@ -63,6 +67,7 @@ class Observer:
         """Judges what `happens` under load. It returns when all of it is over but the recovery."""
         await self.until_well()
         await self._caught_up()
+        resets = len(self.tail.resets)
         received, first = ReceivedRequests(self.fleet, time.time()), self.tail.state.sequence
         watching = asyncio.create_task(received.watch())
         clients = ContainerClients(self.fleet, seed=next(seeds), via=via, url=self.url)
@@ -88,7 +93,7 @@ class Observer:
         )
         row = judged(
             name,
-            evidence,
+            replace(evidence, resets=evidence.resets[resets:]),
             await asyncio.to_thread(received.counted),
             first=first,
             excused=lambda exchange: any(excused(exchange, injection) for injection in injections),
@@ -126,6 +131,7 @@ class Observer:
             different = sum(begin <= one.sequence <= end for one in verdict.differences)
             row.replay = f"different {different}"
         evidence = Evidence([], [], entries, [], self.tail.state, None)
+        evidence.log_replicas = len(self.settings.nats.split(","))
         return [*map(str, verdict.differences), *one_leader_a_term(evidence)]
 
     async def _look(self, evidence: Evidence) -> None:
