@@ -51,6 +51,10 @@ def requests_sent_before_no_engine_was_left(exchange: Exchange, injection: Injec
     return refused and exchange.asked_at <= injection.at + injection.lasted
 
 
+def what_all_engines_had_begun(exchange: Exchange, injection: Injection) -> bool:
+    return streams_of_a_dead_engine(exchange, injection) or requests_sent_before_no_engine_was_left(exchange, injection)
+
+
 @dataclass(frozen=True, slots=True)
 class Fault:
     """`action` on the container of `service`, for `seconds`. A cut takes it from `network`."""

@@ -23,9 +23,14 @@ from tests.containers.faults import (
 )
 from tests.containers.fleet import OVERRIDE, POOL, ContainerFleet, running_fleet
 from tests.containers.judge import Row
-from tests.containers.trial import Observer, observing
+from tests.containers.trial import DYING_CONNECTIONS, Observer, observing
 
-pytestmark = [pytest.mark.containers, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
+pytestmark = [
+    pytest.mark.containers,
+    DYING_CONNECTIONS,
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.timeout(300),
+]
 
 CLUSTER = ("docker-compose.yml", "deploy/compose/cluster.yml", OVERRIDE)
 LOG_LEADER = "the log's leader"

@@ -12,9 +12,14 @@ from pointsman_lab.faults.injector import Injection
 from tests.containers.faults import DOWN_SECONDS, FROZEN_SECONDS, Fault, carry_out, nothing
 from tests.containers.fleet import ContainerFleet, running_fleet
 from tests.containers.judge import Row
-from tests.containers.trial import Observer, observing
+from tests.containers.trial import DYING_CONNECTIONS, Observer, observing
 
-pytestmark = [pytest.mark.containers, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
+pytestmark = [
+    pytest.mark.containers,
+    DYING_CONNECTIONS,
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.timeout(300),
+]
 
 SCALED = "scaled-engine"
 STEP_SECONDS_MAX = 90.0

@@ -1,15 +1,15 @@
 """A trial: clients send to a fleet in containers, something happens to it, and the end is judged."""
 
 import asyncio
-import re
 import tempfile
 import time
-from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
+
+import pytest
 
 from pointsman.adapters.clocks import ScaledClock
 from pointsman.contracts.commands import FleetDescribed
@@ -30,14 +30,16 @@ from pointsman_lab.faults.observations import Evidence, ask_engines, evidence_of
 from tests.containers.fleet import MODEL, POOL, Container, ContainerFleet
 from tests.containers.judge import Row, judged
 from tests.containers.load import ContainerClients
+from tests.containers.received import ReceivedRequests
 
 CALM_SECONDS, SETTLE_SECONDS = 3.0, 3.0
 WELL_SECONDS_MAX, WELL_POLL_SECONDS, PROBE_SECONDS_MAX = 90.0, 0.25, 1.0
-RECEIVED = re.compile(rb'\brequest"?[=:] ?"?([\w-]+)')
 PROBES = {"engine": "8080/health", "ingress": "8081/readyz"}
 READY_PROBE = "8080/readyz"
 WITHOUT_PROBE, ONE_SHOT = ("nats", "haproxy", "docker"), "credentials"
 seeds = count(1)
+DYING_CONNECTIONS = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+"""The NATS client leaves the socket of a connection attempt that failed to the garbage collector."""
 
 
 @dataclass(slots=True)
@@ -65,7 +67,9 @@ class Observer:
         """Judges what `happens` under load. It returns when all of it is over but the recovery."""
         await self.until_well()
         await self._caught_up()
-        began, first = time.time(), self.tail.state.sequence
+        resets = len(self.tail.resets)
+        received, first = ReceivedRequests(self.fleet, time.time()), self.tail.state.sequence
+        watching = asyncio.create_task(received.watch())
         clients = ContainerClients(self.fleet, seed=next(seeds), via=via, url=self.url)
         async with asyncio.TaskGroup() as group:
             group.create_task(clients.run())
@@ -77,6 +81,7 @@ class Observer:
             await asyncio.sleep(SETTLE_SECONDS)
             clients.stop()
             stopped_at = time.monotonic()
+        watching.cancel()
         evidence = await evidence_of(
             self.link,
             self.tail,
@@ -88,8 +93,8 @@ class Observer:
         )
         row = judged(
             name,
-            evidence,
-            await asyncio.to_thread(self.received, began),
+            replace(evidence, resets=evidence.resets[resets:]),
+            await asyncio.to_thread(received.counted),
             first=first,
             excused=lambda exchange: any(excused(exchange, injection) for injection in injections),
             load=(struck_at, stopped_at),
@@ -117,16 +122,6 @@ class Observer:
         probed = await asyncio.gather(*(_why_unwell(container) for container in containers.values()))
         return [reason for reason in probed if reason] + ([] if await self.leader() else ["nobody leads"])
 
-    def received(self, since: float) -> Counter[str]:
-        """How often engines received each request since then, as their logs say."""
-        found: Counter[str] = Counter()
-        for container in self.fleet.containers().values():
-            if container.is_engine:
-                lines = self.fleet.engine.containers.get(container.name).logs(since=since)
-                received = [line for line in lines.splitlines() if b"request_received" in line]
-                found.update(name.decode() for name in RECEIVED.findall(b"\n".join(received)))
-        return found
-
     async def replay(self) -> list[str]:
         """Recomputes every decision of the log, and notes the result in each row."""
         entries = list(self.tail.entries)
@@ -136,6 +131,7 @@ class Observer:
             different = sum(begin <= one.sequence <= end for one in verdict.differences)
             row.replay = f"different {different}"
         evidence = Evidence([], [], entries, [], self.tail.state, None)
+        evidence.log_replicas = len(self.settings.nats.split(","))
         return [*map(str, verdict.differences), *one_leader_a_term(evidence)]
 
     async def _look(self, evidence: Evidence) -> None:
