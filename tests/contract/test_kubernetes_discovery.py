@@ -412,8 +412,10 @@ async def test_no_cluster_is_an_error_at_the_start(tmp_path: Path, monkeypatch: 
         KubernetesDiscovery("app=engine")
 
 
-def test_the_documented_role_is_what_these_tests_grant() -> None:
+def test_the_documented_and_the_shipped_role_are_what_these_tests_grant() -> None:
     blocks = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs/engines.md").read_text(), re.DOTALL)
-    roles = [role for block in blocks if (role := yaml.safe_load(block)).get("kind") == "Role"]
+    documented = [role for block in blocks if (role := yaml.safe_load(block)).get("kind") == "Role"]
+    manifests = yaml.safe_load_all((ROOT / "deploy/kubernetes/base/worker.yaml").read_text())
+    shipped = [found for found in manifests if found["kind"] == "Role"]
 
-    assert [role["rules"] for role in roles] == [DISCOVERY_RULES]
+    assert [role["rules"] for role in documented + shipped] == [DISCOVERY_RULES] * 2

@@ -67,12 +67,10 @@ def _build(assets: Path) -> None:
 
 
 def _go(top: Path) -> Path:
-    """Programs and sources of Go are two packages; GOROOT is both."""
-    root = top / "go"
-    programs = unpacked("golang-1.19-go", OLD) / "usr/lib/go-1.19"
-    shutil.copytree(programs, root, symlinks=True, ignore=shutil.ignore_patterns("src"))
-    (root / "src").symlink_to(unpacked("golang-1.19-src", OLD) / "usr/share/go-1.19/src")
-    return root
+    """GOROOT. Go's programs and its sources are two packages that share directories."""
+    for package in ("golang-1.19-go", "golang-1.19-src"):
+        shutil.copytree(unpacked(package, OLD) / "usr", top / "usr", symlinks=True, dirs_exist_ok=True)
+    return top / "usr/lib/go-1.19"
 
 
 def _described(source: Path) -> list[str]:
