@@ -145,7 +145,9 @@ def test_requests_behind_an_outage_are_given_what_is_left_of_its_backlog() -> No
 def test_what_was_held_up_moves_the_deadline_in_the_fold() -> None:
     state = State(PoolSettings())
     command = route("r", [1], arrived_at=10.0, slo_ttft=5.0)
-    fields = {name: getattr(command, name) for name in command.__struct_fields__ if name not in ("attempt", "excluded")}
+    fields = {
+        name: getattr(command, name) for name in command.__struct_fields__ if name in RequestArrived.__struct_fields__
+    }
     state.apply(RequestArrived(at=13.0, **fields | {"held_up": 3.0}))
 
     assert state.workload.requests[RequestId("r")].deadline == 18.0

@@ -167,9 +167,15 @@ class Session:
         pass
 
     def post(
-        self, url: URL | str, *, data: Any, headers: dict[str, str] | None = None, allow_redirects: bool = False
+        self,
+        url: URL | str,
+        *,
+        data: Any,
+        headers: dict[str, str] | None = None,
+        allow_redirects: bool = False,
+        trace_request_ctx: object = None,
     ) -> PendingResponse:
-        del allow_redirects
+        del allow_redirects, trace_request_ctx
         headers = headers or {}
         self._sends(str(URL(url).host), headers)
         body = data if isinstance(data, bytes) else data.read()
