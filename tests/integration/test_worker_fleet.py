@@ -209,3 +209,16 @@ async def test_metrics_say_how_the_engines_do() -> None:
             return {sample.labels["status"]: sample.value for sample in samples if sample.labels["pool"] == POOL}
 
         await eventually(lambda: counts() == {"serving": 1, "not_serving": 1, "withheld": 1, "failed": 0})
+
+
+async def test_an_engine_that_contradicts_the_settings_is_not_tried_again_at_once() -> None:
+    engine = ToldEngine(block_tokens=7)
+    async with (
+        FakePublisher() as publisher,
+        following(ToldEngines(target(A, publisher)), engines={A: engine}) as worker,
+    ):
+        await eventually(lambda: worker.lacks(A))
+        asked = engine.asked
+        await asyncio.sleep(0.5)
+
+        assert engine.asked - asked < 5

@@ -146,7 +146,7 @@ class FollowedEngine:
             try:
                 async with asyncio.TaskGroup() as group:
                     self._service = service
-                    group.create_task(service.run()).add_done_callback(lambda _: self._change.set())
+                    group.create_task(service.run())  # it ends by itself only with an error, which ends the group
                     await self._change.wait()
                     await self._end(service)
             except ExceptionGroup as failures:
@@ -191,7 +191,7 @@ class FollowedEngine:
         self._board.missing(FOLLOWING_PART, reason[:500])
 
     async def _wait(self, seconds: WallSeconds) -> None:
-        """Or until something changes."""
+        """Or until it is stopped or its target changes."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(float(seconds)):
                 await self._change.wait()
