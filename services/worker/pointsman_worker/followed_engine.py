@@ -69,6 +69,10 @@ class FollowedEngine:
         self._last_epoch = self._joined_epoch = Epoch(0)
 
     @property
+    def leaving(self) -> bool:
+        return bool(self._stopping)
+
+    @property
     def status(self) -> str:
         if self._service is None:
             return "failed"
