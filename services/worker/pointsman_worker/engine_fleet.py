@@ -7,7 +7,7 @@ from contextlib import aclosing
 
 import structlog
 
-from pointsman.adapters.discovery.targets import TARGETS_MAX, TargetError
+from pointsman.adapters.discovery.targets import TARGETS_MAX, TargetError, first_of
 from pointsman.ports import EngineDiscovery, EngineTarget
 from pointsman.primitives import InstanceId, WallSeconds
 from pointsman.runtime import telemetry
@@ -143,8 +143,7 @@ class EngineFleet:
     def _note(self, problems: list[str]) -> None:
         board = self._context.board
         if problems:
-            more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-            board.degraded(TARGETS_PART, problems[0][:500] + more)
+            board.degraded(TARGETS_PART, first_of(problems))
         else:
             board.restored(TARGETS_PART)
 
