@@ -2,10 +2,15 @@
 
 import asyncio
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from pointsman.adapters.clocks import ScaledClock
+from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.fleet import InstanceJoined, InstanceLeft, InstanceReported
+from pointsman.ports import EventLog
 from pointsman.primitives import InstanceId
 from pointsman.runtime import telemetry
 from pointsman_lab.memory.log import MemoryBroker
@@ -93,6 +98,44 @@ async def test_a_short_absence_from_the_list_costs_nothing_and_a_longer_one_is_a
             assert flapped == ([], 1)
             assert InstanceId(A) not in worker.state().fleet
             await eventually(lambda: not worker.lacks(A))
+
+
+class _SlowToLeave:
+    """A log that takes a second to confirm an InstanceLeft."""
+
+    def __init__(self, log: EventLog) -> None:
+        self._log = log
+        self.leaving = asyncio.Event()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._log, name)
+
+    async def append(self, event: LogEvent) -> int:
+        if isinstance(event, InstanceLeft):
+            self.leaving.set()
+            await asyncio.sleep(1.0)
+        return await self._log.append(event)
+
+
+async def test_an_engine_that_is_back_while_it_leaves_joins_afterwards() -> None:
+    logs: list[_SlowToLeave] = []
+
+    def link_of(broker: MemoryBroker, clock: ScaledClock) -> SimpleNamespace:
+        link = broker.client(clock, name="worker")
+        logs.append(_SlowToLeave(link.log))
+        return SimpleNamespace(log=logs[0], commands=link.commands)
+
+    source = ToldEngines(target(A))
+    async with following(source, link_of=link_of, vanished_seconds=0.1) as worker:
+        await until_serving(worker, A)
+        source.tell()
+        await asyncio.wait_for(logs[0].leaving.wait(), 5)
+        source.tell(target(A))
+        await eventually(lambda: len(worker.of(InstanceJoined, A)) == 2 and worker.serves(A))
+
+        fleet = [event for event in worker.events if isinstance(event, InstanceJoined | InstanceLeft)]
+        assert [type(event) for event in fleet] == [InstanceJoined, InstanceLeft, InstanceJoined]
+        assert worker.lacks(A) == {}
 
 
 async def test_another_engine_in_its_place_inherits_nothing_although_the_events_go_on() -> None:
@@ -213,3 +256,16 @@ async def test_metrics_say_how_the_engines_do() -> None:
             return {sample.labels["status"]: sample.value for sample in samples if sample.labels["pool"] == POOL}
 
         await eventually(lambda: counts() == {"serving": 1, "not_serving": 1, "withheld": 1, "failed": 0})
+
+
+async def test_an_engine_that_contradicts_the_settings_is_not_tried_again_at_once() -> None:
+    engine = ToldEngine(block_tokens=7)
+    async with (
+        FakePublisher() as publisher,
+        following(ToldEngines(target(A, publisher)), engines={A: engine}) as worker,
+    ):
+        await eventually(lambda: worker.lacks(A))
+        asked = engine.asked
+        await asyncio.sleep(0.5)
+
+        assert engine.asked - asked < 5

@@ -7,7 +7,7 @@ from contextlib import aclosing
 
 import structlog
 
-from pointsman.adapters.discovery.targets import TARGETS_MAX, TargetError
+from pointsman.adapters.discovery.targets import TARGETS_MAX, TargetError, first_of
 from pointsman.ports import EngineDiscovery, EngineTarget
 from pointsman.primitives import InstanceId, WallSeconds
 from pointsman.runtime import telemetry
@@ -63,9 +63,9 @@ class EngineFleet:
     async def stop(self, reason: str, *, pausing: bool) -> None:
         """Ends all at once: with InstanceLeft, or with handovers if `pausing`."""
         self._stopping = True
-        count = len(self._followed)
-        back_within = RESTART_WALL_SECONDS + count * RESTORE_WALL_SECONDS if pausing else None
-        for engine in self._followed.values():
+        staying = [engine for engine in self._followed.values() if not engine.leaving]
+        back_within = RESTART_WALL_SECONDS + len(staying) * RESTORE_WALL_SECONDS if pausing else None
+        for engine in staying:
             engine.stop(reason, back_within=back_within)
         if self._tasks:
             await asyncio.wait(self._tasks)
@@ -93,13 +93,22 @@ class EngineFleet:
             if engine is None:
                 log.info("engine_found", instance=instance, url=target.url, ready=target.ready)
                 engine = self._followed[instance] = FollowedEngine(self._context, target)
-                task = self._group.create_task(engine.run())
+                task = self._group.create_task(self._follow(engine))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
-            engine.update(target)
+            if not engine.leaving:
+                engine.update(target)
         for instance, engine in self._followed.items():
             if instance not in wanted:
                 engine.vanish()
+
+    async def _follow(self, engine: FollowedEngine) -> None:
+        """Until it left. Only then its name may be followed anew: both would write for one instance."""
+        try:
+            await engine.run()
+        finally:
+            del self._followed[engine.instance]
+        self._reconcile()
 
     def _wanted(self) -> dict[InstanceId, EngineTarget]:
         """One target a name and one a rank of an engine. Of several the ready one counts, then the one followed."""
@@ -134,8 +143,7 @@ class EngineFleet:
     def _note(self, problems: list[str]) -> None:
         board = self._context.board
         if problems:
-            more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-            board.degraded(TARGETS_PART, problems[0][:500] + more)
+            board.degraded(TARGETS_PART, first_of(problems))
         else:
             board.restored(TARGETS_PART)
 
@@ -153,11 +161,11 @@ class EngineFleet:
         now = self._context.clock.wall()
         self._note_sources()
         statuses = dict.fromkeys(STATUSES, 0)
-        for instance, engine in list(self._followed.items()):
+        for instance, engine in self._followed.items():
             engine.check()
             statuses[engine.status] += 1
-            if engine.vanished_at is not None and now - engine.vanished_at >= self._vanished_seconds:
-                del self._followed[instance]
+            absent = engine.vanished_at is not None and now - engine.vanished_at >= self._vanished_seconds
+            if absent and not engine.leaving:
                 log.info("engine_gone", instance=instance)
                 engine.stop(VANISHED)
         self._series.update(self._followed, now)

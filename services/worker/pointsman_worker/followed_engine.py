@@ -69,6 +69,10 @@ class FollowedEngine:
         self._last_epoch = self._joined_epoch = Epoch(0)
 
     @property
+    def leaving(self) -> bool:
+        return bool(self._stopping)
+
+    @property
     def status(self) -> str:
         if self._service is None:
             return "failed"
@@ -146,7 +150,7 @@ class FollowedEngine:
             try:
                 async with asyncio.TaskGroup() as group:
                     self._service = service
-                    group.create_task(service.run()).add_done_callback(lambda _: self._change.set())
+                    group.create_task(service.run())  # it ends by itself only with an error, which ends the group
                     await self._change.wait()
                     await self._end(service)
             except ExceptionGroup as failures:
@@ -191,7 +195,7 @@ class FollowedEngine:
         self._board.missing(FOLLOWING_PART, reason[:500])
 
     async def _wait(self, seconds: WallSeconds) -> None:
-        """Or until something changes."""
+        """Or until it is stopped or its target changes."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(float(seconds)):
                 await self._change.wait()

@@ -32,6 +32,7 @@ class EngineSeries:
         """Call every few seconds. Returns whether series were removed: children kept of them count nothing."""
         absent = set().union(*(metric.engines_of(self._pool) for metric in _of_engines)).difference(present)
         hidden_engines.difference_update((self._pool, engine) for engine in present)
+        absent.difference_update(engine for pool, engine in hidden_engines if pool == self._pool)
         self._absent_since = {engine: self._absent_since.get(engine, now) for engine in absent}
         due = [engine for engine, since in self._absent_since.items() if now - since >= KEPT_WALL_SECONDS]
         for engine in due:

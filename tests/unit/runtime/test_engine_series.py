@@ -89,8 +89,8 @@ series = EngineSeries("p")
 for pod in ("pod-a", "pod-b"):
     telemetry.PROMPT_TOKENS.labels("p", "m", pod).inc()
 for now in (0.0, 200.0):
-    series.update(["pod-b"], WallSeconds(now))
-print(shown())
+    removed = series.update(["pod-b"], WallSeconds(now))
+print(shown(), removed, series.update(["pod-b"], WallSeconds(205.0)))
 series.update(["pod-a", "pod-b"], WallSeconds(300.0))
 print(shown())
 """
@@ -102,4 +102,4 @@ def test_with_several_processes_the_page_leaves_them_out_until_they_are_back(tmp
         [sys.executable, "-c", SEVERAL], env=environment, capture_output=True, check=True, text=True
     )
 
-    assert printed.stdout.splitlines() == ["['pod-b']", "['pod-a', 'pod-b']"]
+    assert printed.stdout.splitlines() == ["['pod-b'] True False", "['pod-a', 'pod-b']"]

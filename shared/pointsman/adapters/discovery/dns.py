@@ -21,7 +21,7 @@ import dns.resolver
 import structlog
 from typing_extensions import override
 
-from pointsman.adapters.discovery.targets import PORT_MAX, TARGETS_MAX, TargetError, engine_targets, engine_url
+from pointsman.adapters.discovery.targets import PORT_MAX, TargetError, engine_targets, engine_url, listing
 from pointsman.ports import EngineDiscovery, EngineTarget
 from pointsman.primitives import WallSeconds
 
@@ -87,12 +87,10 @@ class DnsDiscovery(EngineDiscovery):
         if not found and not self._believes_empty():
             self._fail(f"{reason}; the known engines stay until this was said for {self._empty_seconds:g} s")
             return None, retry
+        listed, excess = listing({target.instance: target for target in found})
         if found:
-            self._empty_since, self.problem = None, ""
-        unique = list({target.instance: target for target in found}.values())
-        if len(unique) > TARGETS_MAX:
-            self._fail(f"{len(unique)} addresses; the first {TARGETS_MAX} are followed")
-        listed = sorted(unique, key=lambda target: target.instance)[:TARGETS_MAX]
+            self._empty_since = None
+            self._fail(excess)
         return listed, min(seconds, float(POLL_WALL_SECONDS_MAX))
 
     def _believes_empty(self) -> bool:
@@ -109,9 +107,10 @@ class DnsDiscovery(EngineDiscovery):
         return list(answer), float(answer.rrset.ttl) if answer.rrset is not None else 0.0
 
     def _fail(self, reason: str) -> None:
-        if not self.problem:
+        """Empty: it does not."""
+        if reason and not self.problem:
             log.warning("engines_lookup_failed", source=self.name, reason=reason)
-        self.problem = f"{self.name}: {reason}"
+        self.problem = f"{self.name}: {reason}" if reason else ""
 
 
 class AddressDiscovery(DnsDiscovery):

@@ -19,9 +19,9 @@ import msgspec
 import structlog
 from typing_extensions import override
 
-from pointsman.adapters.discovery.targets import PORT_KEY, TARGETS_MAX, TargetError, annotated_targets
+from pointsman.adapters.discovery.targets import PORT_KEY, TargetError, annotated_targets, listing
 from pointsman.ports import EngineDiscovery, EngineTarget
-from pointsman.primitives import WallSeconds
+from pointsman.primitives import InstanceId, WallSeconds
 
 log = structlog.get_logger()
 
@@ -164,7 +164,7 @@ class DockerDiscovery(EngineDiscovery):
 
 def engines_of(inspected: list[Any]) -> tuple[list[EngineTarget], str]:
     """Targets by instance, and why something is not among them."""
-    found: dict[str, EngineTarget] = {}
+    found: dict[InstanceId, EngineTarget] = {}
     problems: list[str] = []
     for attributes in inspected:
         try:
@@ -173,10 +173,7 @@ def engines_of(inspected: list[Any]) -> tuple[list[EngineTarget], str]:
                 found |= {target.instance: target for target in _engine(container)}
         except (msgspec.ValidationError, TargetError) as error:
             problems.append(str(error))
-    if len(found) > TARGETS_MAX:
-        problems.append(f"{len(found)} engines; the first {TARGETS_MAX} are followed")
-    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-    return [found[name] for name in sorted(found)][:TARGETS_MAX], f"{problems[0]}{more}" if problems else ""
+    return listing(found, problems)
 
 
 def _engine(container: _Container) -> list[EngineTarget]:

@@ -24,12 +24,13 @@ from pointsman.adapters.discovery.targets import (
     KV_REPLAY_PORT_KEY,
     PORT_KEY,
     PREFIX,
-    TARGETS_MAX,
     TargetError,
     annotated_targets,
+    listing,
 )
 from pointsman.adapters.kubernetes_api import Cluster, ClusterError
 from pointsman.ports import EngineDiscovery, EngineTarget
+from pointsman.primitives import InstanceId
 
 log = structlog.get_logger()
 
@@ -140,7 +141,7 @@ def engines_of(slices: Objects) -> tuple[list[EngineTarget], str]:
                 sightings.setdefault(sighting.identity or sighting.name, []).append(sighting)
         except (msgspec.MsgspecError, RecursionError) as error:
             problems.append(f"{name[:100]}: {error}")
-    found: dict[str, EngineTarget] = {}
+    found: dict[InstanceId, EngineTarget] = {}
     for same in sightings.values():
         try:
             for target in _one_engine(same):
@@ -149,10 +150,7 @@ def engines_of(slices: Objects) -> tuple[list[EngineTarget], str]:
                     found[target.instance] = target
         except TargetError as error:
             problems.append(str(error))
-    if len(found) > TARGETS_MAX:
-        problems.append(f"{len(found)} engines; the first {TARGETS_MAX} are followed")
-    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-    return [found[name] for name in sorted(found)][:TARGETS_MAX], f"{problems[0]}{more}" if problems else ""
+    return listing(found, problems)
 
 
 def _one_engine(sightings: list[_Sighting]) -> list[EngineTarget]:

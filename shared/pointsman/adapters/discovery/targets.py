@@ -2,7 +2,7 @@
 what an administrator wrote in full, `annotated_targets` the annotations of a pod or labels of a container."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from hashlib import blake2b
 from typing import get_args
@@ -126,6 +126,18 @@ def by_rank(target: EngineTarget, data_parallel_size: int) -> list[EngineTarget]
     except ValueError as error:
         msg = f"{target.instance}: {error}"
         raise TargetError(msg) from error
+
+
+def listing(found: Mapping[InstanceId, EngineTarget], problems: Sequence[str] = ()) -> tuple[list[EngineTarget], str]:
+    """Targets by name, at most TARGETS_MAX, and why something is not among them."""
+    excess = [f"{len(found)} engines; the first {TARGETS_MAX} are followed"] if len(found) > TARGETS_MAX else []
+    return [found[name] for name in sorted(found)][:TARGETS_MAX], first_of([*problems, *excess])
+
+
+def first_of(problems: Sequence[str]) -> str:
+    """And how many more there are; empty if there is none."""
+    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+    return f"{problems[0]}{more}" if problems else ""
 
 
 def instance_name(text: str, suffix: str = "") -> InstanceId:
