@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from pointsman.adapters.discovery.listed import ListedEngines
 from pointsman.contracts.fleet import InstanceJoined, InstanceLeft, InstanceReported
 from pointsman.primitives import InstanceId
 from pointsman.runtime import telemetry
@@ -209,3 +210,23 @@ async def test_metrics_say_how_the_engines_do() -> None:
             return {sample.labels["status"]: sample.value for sample in samples if sample.labels["pool"] == POOL}
 
         await eventually(lambda: counts() == {"serving": 1, "not_serving": 1, "withheld": 1, "failed": 0})
+
+
+async def test_a_source_that_lies_sends_the_worker_nowhere_else() -> None:
+    """The worker would send its --engine-api-key to whatever a source names."""
+    inside = target(A, url="http://10.0.0.5:8000")
+    elsewhere = target(B, url="http://169.254.169.254:80")
+    listening = target("c", url="http://10.0.0.6:8000", kv_endpoint="tcp://10.9.9.9:5557")
+    other_name = target("d", url="http://10.0.0.7:8000")
+    source = ToldEngines(inside, elsewhere, listening, other_name)
+    async with following(source, discover_urls=("http://10.0.0.*:8000", "d=http://10.0.0.8:8000")) as worker:
+        await eventually(lambda: worker.serves(A))
+        problem = worker.board.lacks["targets"]
+
+        assert set(worker.engines) == {A}
+        assert "http://169.254.169.254:80 is not among --discover-urls (and 2 more)" in problem
+
+
+async def test_engines_that_settings_name_need_no_leave() -> None:
+    async with following(ListedEngines([target(A)]), discover_urls=("http://10.0.0.*:8000",)) as worker:
+        await eventually(lambda: worker.serves(A))

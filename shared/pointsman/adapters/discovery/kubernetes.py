@@ -141,7 +141,9 @@ def engines_of(slices: Objects) -> tuple[list[EngineTarget], str]:
         except (msgspec.MsgspecError, RecursionError) as error:
             problems.append(f"{name[:100]}: {error}")
     found: dict[str, EngineTarget] = {}
-    for same in sightings.values():
+    for same in sorted(sightings.values(), key=lambda same: same[0].name):
+        if len(found) > TARGETS_MAX:  # ranks of all could be millions
+            break
         try:
             for target in _one_engine(same):
                 other = found.get(target.instance)
@@ -150,7 +152,7 @@ def engines_of(slices: Objects) -> tuple[list[EngineTarget], str]:
         except TargetError as error:
             problems.append(str(error))
     if len(found) > TARGETS_MAX:
-        problems.append(f"{len(found)} engines; the first {TARGETS_MAX} are followed")
+        problems.append(f"more than {TARGETS_MAX} engines; the first {TARGETS_MAX} are followed")
     more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
     return [found[name] for name in sorted(found)][:TARGETS_MAX], f"{problems[0]}{more}" if problems else ""
 
