@@ -1,10 +1,13 @@
 """The part of Docker's API that the scaler needs, and no more: who may create containers freely is root on the host. It lets
-through what concerns containers of one pool, and creates them of one image, unprivileged, on one network, without mounts.
+through what concerns containers of one pool, and creates them of one image with one command, unprivileged, on one network,
+without mounts.
 
 Runs as root without capabilities, which opens the socket whatever its group, on a network with the scaler alone."""
 
+import asyncio
 import json
 import os
+import shlex
 from typing import Any
 
 from aiohttp import ClientError, ClientSession, ClientTimeout, UnixConnector, web
@@ -13,9 +16,10 @@ SOCKET = "/var/run/docker.sock"
 PORT = 2375
 BODY_BYTES_MAX = 64 * 1024
 CALL_SECONDS_MAX = 60
-COMMAND_MAX = 64
 CONTAINERS_MAX = int(os.environ["GATE_CONTAINERS_MAX"])
 IMAGE, NETWORK, ALIAS = os.environ["GATE_IMAGE"], os.environ["GATE_NETWORK"], os.environ["GATE_ALIAS"]
+COMMAND = shlex.split(os.environ["GATE_COMMAND"])
+"""It may contain {instance}. Another one would be code of whoever asks, among the engines that get prompts."""
 POOL, PROJECT = os.environ["GATE_POOL"], os.environ["GATE_PROJECT"]
 LABELS = {
     "pointsman.pool": POOL,
@@ -44,6 +48,7 @@ HOST_CONFIG = {
 class Gate:
     def __init__(self, docker: ClientSession) -> None:
         self._docker = docker
+        self._creating = asyncio.Lock()
 
     async def version(self, request: web.Request) -> web.Response:
         return await self._forward("GET", request.path)
@@ -54,17 +59,14 @@ class Gate:
     async def create(self, request: web.Request) -> web.Response:
         name = request.query.get("name", "")
         try:
-            body = await request.json()
-        except ValueError as error:
+            body = json.loads(await request.read())
+        except (ValueError, RecursionError) as error:
             raise web.HTTPBadRequest(text=str(error)) from error
         command = body.get("Cmd") if isinstance(body, dict) else None
         if not name.startswith(f"pointsman-{POOL}-") or not isinstance(body, dict) or body.get("Image") != IMAGE:
             raise web.HTTPForbidden(text=f"only {IMAGE} as pointsman-{POOL}-*")
-        if not isinstance(command, list) or len(command) > COMMAND_MAX or not all(isinstance(c, str) for c in command):
-            raise web.HTTPForbidden(text="a command is a list of words")
-        running = await self._asked("GET", "/containers/json", {"all": "1", "filters": OURS})
-        if len(running) >= CONTAINERS_MAX:
-            raise web.HTTPForbidden(text=f"there are {CONTAINERS_MAX} containers already")
+        if command != [word.replace("{instance}", name) for word in COMMAND]:
+            raise web.HTTPForbidden(text="only the command of GATE_COMMAND")
         made = {
             "Image": IMAGE,
             "Cmd": command,
@@ -72,7 +74,11 @@ class Gate:
             "HostConfig": HOST_CONFIG,
             "NetworkingConfig": {"EndpointsConfig": {NETWORK: {"Aliases": [ALIAS]}}},
         }
-        return await self._forward("POST", "/containers/create", {"name": name}, made)
+        async with self._creating:  # so that requests at once do not pass the same count
+            there = await self._asked("GET", "/containers/json", {"all": "1", "filters": OURS})
+            if len(there) >= CONTAINERS_MAX:
+                raise web.HTTPForbidden(text=f"there are {CONTAINERS_MAX} containers already")
+            return await self._forward("POST", "/containers/create", {"name": name}, made)
 
     async def container(self, request: web.Request) -> web.Response:
         """Looks at, starts, stops or removes one of ours."""

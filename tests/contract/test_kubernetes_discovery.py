@@ -16,6 +16,7 @@ pytest.importorskip("kubernetes_asyncio", reason="the kubernetes client is not i
 
 from pointsman.adapters.discovery.kubernetes import KubernetesDiscovery, engines_of
 from pointsman.adapters.discovery.kubernetes_watch import Pace
+from pointsman.adapters.discovery.targets import TARGETS_MAX
 from pointsman.ports import EngineTarget
 from pointsman.primitives import WallSeconds
 from tests.support.kube_api import KubeApi
@@ -419,3 +420,13 @@ def test_the_documented_and_the_shipped_role_are_what_these_tests_grant() -> Non
     shipped = [found for found in manifests if found["kind"] == "Role"]
 
     assert [role["rules"] for role in documented + shipped] == [DISCOVERY_RULES] * 2
+
+
+def test_an_annotation_of_a_thousand_ranks_costs_a_bounded_time() -> None:
+    pods = [endpoint(f"pod-{number:04}", f"10.0.{number // 250}.{number % 250 + 1}") for number in range(1000)]
+    made = endpoint_slice("a", *pods, labels={"pointsman.io/data-parallel-size": "1024"})
+    found, problem = engines_of({"a": json.dumps(made).encode()})
+
+    assert len(found) == TARGETS_MAX
+    assert "the first 1024 are followed" in problem
+    assert {target.instance.partition("-rank-")[0] for target in found} == {"pod-0000"}

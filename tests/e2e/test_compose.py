@@ -66,7 +66,7 @@ def test_every_setting_of_the_settings_file_is_known_to_a_service() -> None:
 def test_no_variable_outranks_a_settings_file_unless_the_service_cannot_run_without() -> None:
     needed = {"POOL", "SECRET_FILE", "ENGINE_URLS", "TOKENIZER"}
     own = {
-        "pointsman-worker": {"DISCOVER", "KV_ENDPOINT", "KV_REPLAY_ENDPOINT"},
+        "pointsman-worker": {"DISCOVER", "DISCOVER_URLS", "KV_ENDPOINT", "KV_REPLAY_ENDPOINT"},
         "pointsman-scaler": {"PROVIDER"}
         | {f"DOCKER_{name}" for name in ("DNS", "NETWORK", "ENGINE_IMAGE", "ENGINE_COMMAND")},
     }

@@ -1,6 +1,7 @@
 """Sources of engines against a real file and a DNS server of our own: what changes the list, and what must not."""
 
 import asyncio
+import os
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
@@ -171,3 +172,13 @@ async def test_a_file_is_read_again_and_what_cannot_be_read_changes_nothing(tmp_
 
     assert never == []
     assert gone == [ONE]
+
+
+async def test_a_pipe_that_nobody_writes_blocks_no_thread(tmp_path: Path) -> None:
+    path = tmp_path / "engines.toml"
+    os.mkfifo(path)
+    async with read(FileDiscovery(str(path), poll_seconds=POLL)) as lists:
+        await eventually(lambda: "no regular file" in lists.source.problem)
+        path.unlink()
+        path.write_text("[[engine]]\nurl = 'http://10.0.0.1:8000'")
+        await eventually(lambda: lists.names == [ONE])

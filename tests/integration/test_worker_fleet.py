@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from pointsman.adapters.clocks import ScaledClock
+from pointsman.adapters.discovery.listed import ListedEngines
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.fleet import InstanceJoined, InstanceLeft, InstanceReported
 from pointsman.ports import EventLog
@@ -269,3 +270,23 @@ async def test_an_engine_that_contradicts_the_settings_is_not_tried_again_at_onc
         await asyncio.sleep(0.5)
 
         assert engine.asked - asked < 5
+
+
+async def test_a_source_that_lies_sends_the_worker_nowhere_else() -> None:
+    """The worker would send its --engine-api-key to whatever a source names."""
+    inside = target(A, url="http://10.0.0.5:8000")
+    elsewhere = target(B, url="http://169.254.169.254:80")
+    listening = target("c", url="http://10.0.0.6:8000", kv_endpoint="tcp://10.9.9.9:5557")
+    other_name = target("d", url="http://10.0.0.7:8000")
+    source = ToldEngines(inside, elsewhere, listening, other_name)
+    async with following(source, discover_urls=("http://10.0.0.*:8000", "d=http://10.0.0.8:8000")) as worker:
+        await eventually(lambda: worker.serves(A))
+        problem = worker.board.lacks["targets"]
+
+        assert set(worker.engines) == {A}
+        assert "http://169.254.169.254:80 is not among --discover-urls (and 2 more)" in problem
+
+
+async def test_engines_that_settings_name_need_no_leave() -> None:
+    async with following(ListedEngines([target(A)]), discover_urls=("http://10.0.0.*:8000",)) as worker:
+        await eventually(lambda: worker.serves(A))

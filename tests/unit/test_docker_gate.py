@@ -1,5 +1,6 @@
 """deploy/compose/docker_gate.py: what the scaler may ask of Docker, against a daemon of ours on a Unix socket."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -14,7 +15,7 @@ from aiohttp.test_utils import TestClient, TestServer
 from tests.support.compose import ROOT
 
 OURS = "pointsman-default-scaled-1"
-COMMAND = ["pointsman-engine-sim", "--model=m"]
+COMMAND = ["pointsman-engine-sim", "--model=m", "--kv='x'"]
 
 
 class FakeDaemon:
@@ -44,7 +45,7 @@ async def gate(
 ) -> AsyncIterator[tuple[TestClient[Any, Any], FakeDaemon]]:
     for name, value in {
         "IMAGE": "pointsman", "NETWORK": "compose_engines", "ALIAS": "engine", "POOL": "default", "PROJECT": "compose",
-        "CONTAINERS_MAX": "2",
+        "CONTAINERS_MAX": "2", "COMMAND": """pointsman-engine-sim --model=m "--kv='x'\"""",
     }.items():  # fmt: skip
         monkeypatch.setenv(f"GATE_{name}", value)
     spec = spec_from_file_location("docker_gate", ROOT / "deploy/compose/docker_gate.py")
@@ -104,7 +105,9 @@ async def test_an_engine_is_created_confined_whatever_else_is_asked(
         {"Image": None},
         {"Cmd": "sh -c id"},
         {"Cmd": [1]},
-        {"Cmd": ["x"] * 100},
+        {"Cmd": ["sh", "-c", "id"]},
+        {"Cmd": [*COMMAND, "--also"]},
+        {"Cmd": None},
     ],
     ids=str,
 )
@@ -123,6 +126,22 @@ async def test_no_more_engines_than_allowed(tmp_path: Path, monkeypatch: pytest.
         statuses = [await create(client, f"pointsman-default-scaled-{number}") for number in (1, 2, 3)]
 
     assert statuses == [201, 201, 403]
+
+
+async def test_requests_at_once_pass_no_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with gate(tmp_path, monkeypatch) as (client, _):
+        names = [f"pointsman-default-scaled-{number}" for number in range(6)]
+        statuses = await asyncio.gather(*(create(client, name) for name in names))
+
+    assert sorted(statuses) == [201, 201, 403, 403, 403, 403]
+
+
+async def test_a_body_that_nests_deeply_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with (
+        gate(tmp_path, monkeypatch) as (client, _),
+        client.post(f"/containers/create?name={OURS}", data=b"[" * 60_000) as answer,
+    ):
+        assert answer.status == 400
 
 
 @pytest.mark.parametrize(

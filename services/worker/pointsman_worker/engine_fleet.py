@@ -7,15 +7,17 @@ from contextlib import aclosing
 
 import structlog
 
+from pointsman.adapters.discovery.listed import ListedEngines
 from pointsman.adapters.discovery.targets import TARGETS_MAX, TargetError, first_of
 from pointsman.ports import EngineDiscovery, EngineTarget
 from pointsman.primitives import InstanceId, WallSeconds
 from pointsman.runtime import telemetry
 from pointsman.runtime.containment import note_failure
 from pointsman.runtime.engine_series import EngineSeries
+from pointsman.runtime.engine_urls import EngineUrls
 from pointsman_worker.followed_engine import VANISHED, FollowedEngine, WorkerContext
 from pointsman_worker.service import RESTART_WALL_SECONDS
-from pointsman_worker.targets import completed_targets
+from pointsman_worker.targets import completed_targets, refused_url
 
 log = structlog.get_logger()
 
@@ -38,6 +40,8 @@ class EngineFleet:
     ) -> None:
         self._context = context
         self._sources = sources
+        urls = context.settings.discover_urls
+        self._allowed = EngineUrls.of(urls) if urls else None
         self._vanished_seconds = vanished_seconds
         self._lists: dict[int, list[EngineTarget]] = {}
         self._followed: dict[InstanceId, FollowedEngine] = {}
@@ -130,11 +134,16 @@ class EngineFleet:
 
     def _completed(self, problems: list[str]) -> Iterator[EngineTarget]:
         for number in sorted(self._lists):
+            allowed = None if isinstance(self._sources[number], ListedEngines) else self._allowed
             for target in self._lists[number]:
                 try:
-                    yield from completed_targets(target, self._context.settings)
+                    refused = refused_url(target, allowed)
+                    if not refused:
+                        yield from completed_targets(target, self._context.settings)
                 except TargetError as error:
-                    problems.append(str(error))
+                    refused = str(error)
+                if refused:
+                    problems.append(refused)
 
     def _follows(self, target: EngineTarget) -> bool:
         engine = self._followed.get(target.instance)

@@ -8,6 +8,7 @@ import click
 from pointsman.adapters.discovery.sources import FORMS
 from pointsman.contracts.fleet import ANY_RANK, Role
 from pointsman.primitives import WallSeconds
+from pointsman.runtime.engine_urls import EngineUrlType
 from pointsman.runtime.settings import COUNT, FleetSettings, ProcessSettings, setting
 from pointsman.state.engine_profiles import DEFAULT_PROFILE, PROFILES
 
@@ -18,6 +19,12 @@ DEFAULT_ENGINE_URL = "http://127.0.0.1:8000"
 class WorkerSettings(FleetSettings, ProcessSettings):
     discover: tuple[str, ...] = setting(
         (), f"Where to find engines to follow: {FORMS}. May be given several times. Default: those of --engine-url."
+    )
+    discover_urls: tuple[str, ...] = setting(
+        (),
+        "URL at which this worker may ask an engine that --discover found, as [INSTANCE=]URL with * in host and port. May be "
+        "given several times. Default: any. A source that lies gets the --engine-api-key otherwise.",
+        bounds=EngineUrlType(),
     )
     engine_url: tuple[str, ...] = setting(
         (), f"Where this worker reaches an engine. May be given several times. Default: {DEFAULT_ENGINE_URL}."

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from urllib.parse import urlsplit
 
 from pointsman.adapters.discovery.targets import TargetError, by_rank, engine_targets, host_and_port, with_host
 from pointsman.adapters.kv_events.sockets import rank_endpoint
@@ -9,6 +10,7 @@ from pointsman.contracts.fleet import ANY_RANK
 from pointsman.contracts.subjects import valid_name
 from pointsman.ports import EngineTarget
 from pointsman.primitives import InstanceId
+from pointsman.runtime.engine_urls import EngineUrls
 from pointsman_worker.settings import DEFAULT_ENGINE_URL, SettingsError, WorkerSettings
 
 HOST = "{host}"
@@ -22,6 +24,23 @@ def listed_targets(settings: WorkerSettings) -> list[EngineTarget]:
         return [target for url in urls for target in _listed(url, settings, alone=len(urls) == 1)]
     except ValueError as error:
         raise SettingsError(str(error)) from error
+
+
+def refused_url(target: EngineTarget, allowed: EngineUrls | None) -> str:
+    """Why the worker asks nothing there, nor listens; empty: it does. `allowed` None: any."""
+    if allowed is None:
+        return ""
+    host, _ = host_and_port(target.url)
+    for endpoint in (target.kv_endpoint, target.kv_replay_endpoint):
+        other = _host_of(endpoint)
+        if other and other != host:
+            return f"{target.instance}: {endpoint} is another host than {target.url}, and --discover-urls is set"
+    covered = allowed.cover(target.instance, target.url)
+    return "" if covered else f"{target.instance}: {target.url} is not among --discover-urls"
+
+
+def _host_of(endpoint: str) -> str:
+    return (urlsplit(endpoint).hostname or "") if endpoint.startswith("tcp://") else ""
 
 
 def completed_targets(target: EngineTarget, settings: WorkerSettings) -> list[EngineTarget]:

@@ -205,8 +205,9 @@ def test_a_file_of_engines() -> None:
         b"[[engine]]\nurl = 'http://h:1'\n[[engine]]\nurl = 'http://h:1'",
         b"engine = " + b"[" * 50_000,
         b"#" * 5_000_000,
+        b"".join(b"[[engine]]\nurl='http://h:%d'\ndata_parallel_size=1024\n" % port for port in range(1, 9000)),
     ],
-    ids=range(13),
+    ids=range(14),
 )
 def test_a_file_that_is_wrong_anywhere_is_refused_whole(content: bytes) -> None:
     with pytest.raises(TargetError):

@@ -16,6 +16,7 @@ A file that cannot be read, is not TOML or has one wrong engine changes nothing.
 because a file that is being written is empty for a moment."""
 
 import asyncio
+import errno
 import tomllib
 from collections.abc import AsyncGenerator
 from pathlib import Path
@@ -31,7 +32,7 @@ from pointsman.primitives import WallSeconds
 log = structlog.get_logger()
 
 POLL_WALL_SECONDS: WallSeconds = WallSeconds(1.0)
-FILE_BYTES_MAX = 4 * 1024 * 1024
+FILE_BYTES_MAX = 1024 * 1024
 TABLE = "engine"
 TYPES: dict[str, type] = {
     "url": str,
@@ -66,7 +67,7 @@ class FileDiscovery(EngineDiscovery):
                 content = await asyncio.to_thread(self._content)
                 if content != read:
                     read = content
-                    found = parse_engines(content)
+                    found = await asyncio.to_thread(parse_engines, content)
                     self.problem = ""
                     yield found
             except (OSError, TargetError) as error:
@@ -77,6 +78,8 @@ class FileDiscovery(EngineDiscovery):
 
     def _content(self) -> bytes:
         """At most FILE_BYTES_MAX and one. Raises OSError."""
+        if not self._path.is_file() and self._path.exists():  # a FIFO without a writer would block the thread for ever
+            raise OSError(errno.EINVAL, "no regular file")
         with self._path.open("rb") as file:
             return file.read(FILE_BYTES_MAX + 1)
 
@@ -102,11 +105,13 @@ def parse_engines(content: bytes) -> list[EngineTarget]:
     if set(tables) - {TABLE} or not isinstance(engines, list):
         msg = f"it has [[{TABLE}]] tables and nothing else; one without engines says {TABLE} = []"
         raise TargetError(msg)
-    targets = [target for number, engine in enumerate(engines, 1) for target in _targets(engine, f"engine {number}")]
+    targets: list[EngineTarget] = []
+    for number, engine in enumerate(engines, 1):
+        targets += _targets(engine, f"engine {number}")
+        if len(targets) > TARGETS_MAX:
+            msg = f"more than {TARGETS_MAX} engines"
+            raise TargetError(msg)
     names = [target.instance for target in targets]
-    if len(names) > TARGETS_MAX:
-        msg = f"{len(names)} engines; at most {TARGETS_MAX}"
-        raise TargetError(msg)
     if twice := sorted({name for name in names if names.count(name) > 1}):
         msg = f"several engines are named {twice[0]}"
         raise TargetError(msg)

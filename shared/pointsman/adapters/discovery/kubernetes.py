@@ -24,6 +24,7 @@ from pointsman.adapters.discovery.targets import (
     KV_REPLAY_PORT_KEY,
     PORT_KEY,
     PREFIX,
+    TARGETS_MAX,
     TargetError,
     annotated_targets,
     listing,
@@ -142,7 +143,9 @@ def engines_of(slices: Objects) -> tuple[list[EngineTarget], str]:
         except (msgspec.MsgspecError, RecursionError) as error:
             problems.append(f"{name[:100]}: {error}")
     found: dict[InstanceId, EngineTarget] = {}
-    for same in sightings.values():
+    for same in sorted(sightings.values(), key=lambda same: same[0].name):
+        if len(found) > TARGETS_MAX:  # ranks of all could be millions
+            break
         try:
             for target in _one_engine(same):
                 other = found.get(target.instance)
