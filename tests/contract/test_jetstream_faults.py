@@ -125,10 +125,10 @@ class Answered:
     api = "$JS.API."
 
     def __init__(self, answer: bytes) -> None:
-        self._answer = answer
+        self.answer = answer
 
     async def request(self, _subject: str, _payload: bytes, _timeout: float) -> bytes:
-        return self._answer
+        return self.answer
 
 
 class DescribedStream:
@@ -161,6 +161,7 @@ class Stage:
             settings=settings,
             inbox="_INBOX.w",
             on_no_stream=self._no_stream,
+            on_confirmed=lambda _sequence: None,
         )
 
     def _no_stream(self) -> None:
@@ -292,6 +293,30 @@ async def test_a_stream_that_takes_no_writes_yet_is_not_asked_about_without_a_pa
     keeping.cancel()
 
     assert 1 <= stream.asked <= 5
+
+
+async def test_a_log_that_has_become_shorter_is_believed_at_once_of_one_server_and_of_several_only_after_a_while(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A server that takes the log over may answer before it has applied what the last one confirmed."""
+    monkeypatch.setattr("pointsman.adapters.jetstream.stream.LAG_SECONDS_MAX", 0.2)
+    peers = {"cluster": {"leader": "a", "replicas": [{"active": 0}, {"active": 0}]}}
+    shorter = {"config": {}, "state": {"first_seq": 1, "last_seq": 7}}
+    requests = [Answered(json.dumps({"created": "log"} | shorter | cluster).encode()) for cluster in (peers, {})]
+    several, one = (Stream(made, POOL, StreamSettings()) for made in requests)  # type: ignore[arg-type]
+    for stream in (several, one):
+        await stream.extent()
+        stream.saw(8)
+
+    assert (await one.extent()).last == 7
+    with pytest.raises(LogUnavailableError, match="7 entries of the log, 8 were seen"):
+        await several.extent()
+    await asyncio.sleep(0.25)
+    assert (await several.extent()).last == 7
+    assert (await several.extent()).last == 7
+    several.saw(8)
+    requests[0].answer = json.dumps({"created": "another"} | shorter | peers).encode()
+    assert (await several.extent()).identity == "another"
 
 
 @pytest.mark.parametrize(

@@ -188,6 +188,7 @@ class Reader(StreamReader):
             return None
         await self._sleep(self._upkeep.not_before - asyncio.get_running_loop().time())
         await self._detach()
+        self._stream.saw(self._progress.position)
         reset = self._check_extent(await self._stream.extent())
         if reset is not None:
             return reset
@@ -218,6 +219,7 @@ class Reader(StreamReader):
     async def _audit(self) -> LogReset | None:
         """Check that the log continues from our position. Raises LogUnavailableError, LogMissingError."""
         self._upkeep.audit_due = False
+        self._stream.saw(self._progress.position)
         before = self._progress.extent.last
         extent = await self._stream.extent()
         if (

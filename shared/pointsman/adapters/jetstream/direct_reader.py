@@ -125,6 +125,7 @@ class DirectReader(StreamReader):
 
     async def _nothing_found(self) -> LogReset | None:
         """There is no entry from our position on. Raises LogUnavailableError, LogMissingError."""
+        self._stream.saw(self._position)
         extent = await self._stream.extent()
         if extent.last < self._position:
             return await self._restart(f"the log ends at {extent.last}, but {self._position} was read")

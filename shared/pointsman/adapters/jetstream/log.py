@@ -68,6 +68,7 @@ class JetStreamLog(EventLog):
             settings=window,
             inbox=stream.new_inbox(),
             on_no_stream=self._stream_unverified.set,
+            on_confirmed=stream.saw,
         )
 
     async def open(self) -> None:

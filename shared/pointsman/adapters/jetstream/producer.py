@@ -83,12 +83,14 @@ class WriteWindow:
         settings: WindowSettings,
         inbox: str,
         on_no_stream: Callable[[], None],
+        on_confirmed: OnStored,
     ) -> None:
         self._connection = connection
         self._clock = clock
         self._listener = listener
         self._settings = settings
         self._on_no_stream = on_no_stream
+        self._on_confirmed = on_confirmed
         session = secrets.token_hex(11)
         self._writer = Writer(pool, writer, session, leader_subject(pool), f"{inbox}.")
         self._queue = WriteQueue()
@@ -232,6 +234,7 @@ class WriteWindow:
         self._backoff.reset()
         self._listener.appended(type(write.event).__name__)
         self._report_flowing()
+        self._on_confirmed(sequence)
         if write.done is not None and not write.done.done():
             write.done.set_result(sequence)
         if write.on_stored is not None:

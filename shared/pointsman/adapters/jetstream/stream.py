@@ -1,5 +1,6 @@
 """JetStream API calls for the pool's stream and its consumers. An existing stream only gets subjects that it lacks."""
 
+import asyncio
 import json
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +26,8 @@ CONSUMER_IDLE_SECONDS_MAX = 30.0
 NANOSECONDS = 1_000_000_000
 SILENCE_SECONDS_MAX = 3.0
 """Servers hear from each other each second, and elect another leader after 4 at least."""
+LAG_SECONDS_MAX = 5.0
+"""A server that has just become the log's leader may not have applied what its predecessor confirmed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +86,14 @@ class Stream:
         self._pool = pool
         self._settings = settings
         self._own_subjects = f"{SUBJECT_ROOT}.{pool}."
+        self._created = ""
+        self._newest: Sequence = 0
+        self._behind_since: EngineSeconds | None = None
         self.name = stream_name(pool)
+
+    def saw(self, sequence: Sequence) -> None:
+        """It was read or confirmed."""
+        self._newest = max(self._newest, sequence)
 
     async def ensure(self) -> tuple[LogExtent, list[str], int]:
         """Create it unless it exists. Returns extent, differing settings, replicas. Raises LogUnavailableError."""
@@ -112,13 +122,29 @@ class Stream:
 
     async def extent(self) -> LogExtent:
         """Raises LogMissingError, LogUnavailableError."""
+        known = self._newest
         answer = await self._request("STREAM.INFO")
         if answer.error is None:
-            return _extent(answer)
+            return self._caught_up(answer, known)
         if answer.error.err_code == STREAM_NOT_FOUND:
             missing = f"there is no stream {self.name}"
             raise LogMissingError(missing)
         raise LogUnavailableError(answer.error.description)
+
+    def _caught_up(self, answer: _StreamAnswer, known: Sequence) -> LogExtent:
+        """Raises LogUnavailableError while the server that answers lacks known entries. What is missing later is lost."""
+        extent, now = _extent(answer), asyncio.get_running_loop().time()
+        replicated = answer.cluster is not None and answer.cluster.replicas
+        lacks_entries = extent.identity == self._created and extent.last < known
+        if replicated and lacks_entries:
+            self._behind_since = now if self._behind_since is None else self._behind_since
+            if now - self._behind_since < LAG_SECONDS_MAX:
+                behind = f"the nats-server that answers has {extent.last} entries of the log, {known} were seen"
+                raise LogUnavailableError(behind)
+        lost = lacks_entries or extent.identity != self._created
+        self._newest = extent.last if lost else max(self._newest, extent.last)
+        self._created, self._behind_since = extent.identity, None
+        return extent
 
     async def create_consumer(self, name: str, start: Sequence, kinds: tuple[str, ...]) -> int:
         """Returns the number of pending messages. Raises LogUnavailableError."""
