@@ -33,4 +33,5 @@ async def test_an_engine_whose_host_is_gone_is_noticed_by_keep_alive_within_elev
 
         looked.set()
         assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        assert 0 < connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) <= 15_000
         assert probes[0] + probes[1] * probes[2] <= 11

@@ -28,7 +28,7 @@ CONNECT_WALL_SECONDS: WallSeconds = WallSeconds(2.0)
 KEEP_ALIVE_WALL_SECONDS: WallSeconds = WallSeconds(4.0)  # less than uvicorn's five seconds
 CUT_CHECK_WALL_SECONDS: WallSeconds = WallSeconds(5.0)  # aiohttp 3.14 may not end an invalid answer
 AFTER_END_WALL_SECONDS: WallSeconds = WallSeconds(1.0)
-KEEP_ALIVE_PROBES = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3}
+HOST_GONE_OPTIONS = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 11_000}
 URLS_MAX = 10_000
 PIECE_BYTES = 256 * 1024  # larger bodies are streamed, to not block the event loop
 ANSWER_BYTES_MAX = 64 * 1024 * 1024
@@ -268,11 +268,11 @@ def open_session(*, traced: bool = False) -> aiohttp.ClientSession:
 
 
 def _socket(address: aiohttp.AddrInfoType) -> socket.socket:
-    """Notices within 11 s that the engine's host is gone, which sends no reset; an engine that hangs still answers."""
+    """Notices within 11 s that the engine's host is gone, also while it owes an acknowledgement; one that hangs still answers."""
     family, kind, protocol, *_ = address
     made = socket.socket(family, kind, protocol)
     made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in KEEP_ALIVE_PROBES.items():
+    for name, value in HOST_GONE_OPTIONS.items():
         if hasattr(socket, name):  # not on every system
             made.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
     return made
