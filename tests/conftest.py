@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Iterator
 
 import pytest
+import structlog
 from hypothesis import settings
 
 from pointsman.primitives import PoolName
@@ -16,6 +17,13 @@ settings.register_profile("check", deadline=None, max_examples=20)  # of `make c
 settings.load_profile("pointsman")
 
 pools = (PoolName(f"pool-{number}") for number in itertools.count())
+
+
+@pytest.fixture(autouse=True)
+def _default_logging() -> Iterator[None]:
+    """A command that runs in this process chooses the level of what follows."""
+    yield
+    structlog.reset_defaults()
 
 
 @pytest.fixture(scope="module")

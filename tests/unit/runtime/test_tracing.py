@@ -4,6 +4,8 @@ import asyncio
 import os
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -33,6 +35,16 @@ def no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
         if name.startswith("OTEL_"):
             monkeypatch.delenv(name)
+
+
+@pytest.fixture(autouse=True)
+def no_thread_is_left() -> Iterator[None]:
+    """The SDK's draw random numbers while they retry, which properties of later tests take for their own."""
+    yield
+    for thread in threading.enumerate():
+        if thread.name in ("OtelBatchSpanRecordProcessor", "traces-flush"):
+            thread.join(30)
+            assert not thread.is_alive()
 
 
 def test_without_an_endpoint_neither_sdk_nor_exporter_is_imported() -> None:
@@ -131,6 +143,7 @@ async def test_an_unsampled_request_hands_on_that_it_is_not_and_has_no_children(
     assert span.child("route") is span
     assert span.headers["traceparent"].endswith("-00")
     assert span.trace_id in span.headers["traceparent"]
+    await tracer.close()
 
 
 @pytest.mark.parametrize("manner", ["hangs", "refuses"])
@@ -139,6 +152,7 @@ async def test_a_collector_in_trouble_costs_spans_and_no_time(
 ) -> None:
     monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "8")
     monkeypatch.setenv("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "4")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
     monkeypatch.setattr(otlp, "FLUSH_SECONDS_MAX", 0.1)
     before = {reason: _dropped(reason) for reason in ("queue_full", "not_exported")}
     with collector(tmp_path, manner) as running:
