@@ -140,6 +140,9 @@ class DescribedStream:
     def new_inbox(self) -> str:
         return "_INBOX.w"
 
+    def saw(self, sequence: int) -> None:
+        pass
+
     async def ensure(self) -> tuple[LogExtent, list[str], int]:
         self.asked += 1
         return LogExtent(identity="log", first=1, last=1), [], 3
