@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import pytest
@@ -15,6 +15,7 @@ pytest.importorskip("docker", reason="Docker's client is not installed")
 from pointsman.adapters.discovery.docker import DockerDiscovery, engines_of
 from pointsman.ports import EngineTarget
 from pointsman.primitives import WallSeconds
+from tests.support.discovered import Discovered, discovered
 from tests.support.waiting import eventually
 
 STARTED = "2026-11-22T07:00:00.5Z"
@@ -106,31 +107,9 @@ async def docker() -> AsyncGenerator[FakeDocker, None]:
     await fake.stop()
 
 
-class Followed:
-    def __init__(self, docker: FakeDocker, poll_seconds: float) -> None:
-        url = f"tcp://127.0.0.1:{docker.port}"
-        self.discovery = DockerDiscovery("role=engine", url=url, poll_seconds=WallSeconds(poll_seconds))
-        self.lists: list[dict[str, EngineTarget]] = []
-
-    async def read(self) -> None:
-        async for targets in self.discovery.targets():
-            self.lists.append({target.instance: target for target in targets})
-
-    async def until(self, *names: str) -> None:
-        await eventually(lambda: bool(self.lists) and sorted(self.lists[-1]) == sorted(names), what=str(names))
-
-
-@asynccontextmanager
-async def following(docker: FakeDocker, poll_seconds: float = 0.1) -> AsyncGenerator[Followed, None]:
-    followed = Followed(docker, poll_seconds)
-    task = asyncio.create_task(followed.read())
-    try:
-        yield followed
-    finally:
-        ended_early = task.done()
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        assert not ended_early, task
+def following(docker: FakeDocker, poll_seconds: float = 0.1) -> AbstractAsyncContextManager[Discovered]:
+    url = f"tcp://127.0.0.1:{docker.port}"
+    return discovered(DockerDiscovery("role=engine", url=url, poll_seconds=WallSeconds(poll_seconds)))
 
 
 async def test_containers_come_change_their_health_are_replaced_and_go(docker: FakeDocker) -> None:
@@ -140,14 +119,14 @@ async def test_containers_come_change_their_health_are_replaced_and_go(docker: F
     )
     async with following(docker, poll_seconds=3600) as engines:
         await engines.until("engine-1")
-        starting = engines.lists[-1]["engine-1"]
+        starting = engines["engine-1"]
         await eventually(lambda: bool(docker.asked))
         await docker.put(container("engine-1", health="healthy"))
-        await eventually(lambda: engines.lists[-1]["engine-1"].ready)
+        await eventually(lambda: engines["engine-1"].ready)
         await docker.put(container("engine-2"))
         await engines.until("engine-1", "engine-2")
         await docker.put(container("engine-1", started="2026-11-22T08:00:00Z"))
-        await eventually(lambda: engines.lists[-1]["engine-1"].identity != starting.identity)
+        await eventually(lambda: engines["engine-1"].identity != starting.identity)
         await docker.put(container("engine-2", status="exited"))
         await engines.until("engine-1")
         await docker.remove("id-of-engine-1")

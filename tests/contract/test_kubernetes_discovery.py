@@ -3,8 +3,7 @@
 import asyncio
 import json
 import re
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from pointsman.adapters.discovery.kubernetes_watch import Pace
 from pointsman.adapters.discovery.targets import TARGETS_MAX
 from pointsman.ports import EngineTarget
 from pointsman.primitives import WallSeconds
+from tests.support.discovered import Discovered, discovered
 from tests.support.kube_api import KubeApi
 from tests.support.kube_cluster import (
     DISCOVERY_RULES,
@@ -34,38 +34,8 @@ ROOT = Path(__file__).parents[2]
 QUICK = Pace(watch=2.0, grace=0.5, open=0.5, well=0.2, first_retry=WallSeconds(0.02), longest_retry=WallSeconds(0.1))
 
 
-class Followed:
-    """Lists that a discovery gave, and the last of them."""
-
-    def __init__(self, discovery: KubernetesDiscovery) -> None:
-        self.discovery = discovery
-        self.lists: list[list[EngineTarget]] = []
-
-    async def read(self) -> None:
-        async for targets in self.discovery.targets():
-            self.lists.append(targets)
-
-    def names(self) -> list[str]:
-        return [target.instance for target in self.lists[-1]] if self.lists else ["nothing read"]
-
-    def __getitem__(self, name: str) -> EngineTarget:
-        return next(target for target in self.lists[-1] if target.instance == name)
-
-    async def until(self, *names: str) -> None:
-        await eventually(lambda: self.names() == sorted(names), what=f"{sorted(names)}")
-
-
-@asynccontextmanager
-async def following(selector: str = "app=engine", pace: Pace = QUICK) -> AsyncGenerator[Followed, None]:
-    followed = Followed(KubernetesDiscovery(selector, pace=pace))
-    task = asyncio.create_task(followed.read())
-    try:
-        yield followed
-    finally:
-        ended_early = task.done()
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        assert not ended_early, task
+def following(selector: str = "app=engine", pace: Pace = QUICK) -> AbstractAsyncContextManager[Discovered]:
+    return discovered(KubernetesDiscovery(selector, pace=pace))
 
 
 @pytest_asyncio.fixture

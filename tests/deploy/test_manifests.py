@@ -9,9 +9,9 @@ import kubernetes_validate  # type: ignore[import-untyped]
 import pytest
 from kubernetes_validate import utils
 
-from pointsman.runtime.settings import ENVIRONMENT_PREFIX, FILE_SUFFIX, ProcessSettings, command
+from pointsman.runtime.settings import ENVIRONMENT_PREFIX, FILE_SUFFIX
 from pointsman_ingress.settings import IngressSettings
-from tests.support.compose import ROOT, settings_type_of
+from tests.support.compose import settings_of, settings_type_of
 from tests.support.manifests import (
     KUBERNETES,
     OVERLAYS,
@@ -133,15 +133,8 @@ def test_every_setting_of_a_pod_is_known_to_its_service_and_has_a_value_that_it_
 ) -> None:
     service = pod.own_service()
     assert service is not None
-    for name, value in service.variables.items():
-        monkeypatch.setenv(name, str(ROOT / "LICENSE") if name.endswith(FILE_SUFFIX) else value)
-    read: list[ProcessSettings] = []
-    settings_type = settings_type_of(service.script)
-    flags = [f"{flag}={value}" for flag, value in service.flags.items()]
+    settings = settings_of(service, monkeypatch)
 
-    command(settings_type, name=service.script, table="x")(read.append).main(flags, standalone_mode=False)
-
-    (settings,) = read
     known = {ENVIRONMENT_PREFIX + field.name.upper() for field in fields(settings)}
     deployment = set(by_name(rendered(pod.overlay), "ConfigMap")["pointsman-settings"]["data"])
     assert {name.removesuffix(FILE_SUFFIX) for name in set(service.variables) - deployment} <= known

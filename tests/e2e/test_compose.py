@@ -1,6 +1,5 @@
 """docker-compose.yml: that what it says is understood. tests/containers runs it."""
 
-import os
 import re
 import tomllib
 from dataclasses import fields
@@ -9,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pointsman.runtime.settings import ENVIRONMENT_PREFIX, ProcessSettings, command, options
+from pointsman.runtime.settings import ENVIRONMENT_PREFIX, options
 from tests.support.compose import (
     COMPOSE_FILE,
     ROOT,
@@ -17,6 +16,7 @@ from tests.support.compose import (
     OwnService,
     compose_services,
     own_services,
+    settings_of,
     settings_type_of,
 )
 
@@ -33,23 +33,11 @@ def settings_directory(tmp_path: Path) -> Path:
 def test_every_setting_that_compose_gives_is_known_to_its_service_and_has_a_value_that_it_takes(
     service: OwnService, settings_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in [name for name in os.environ if name.startswith(ENVIRONMENT_PREFIX)]:
-        monkeypatch.delenv(name)
-    for name, value in service.variables.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setenv("POINTSMAN_CONFIG", str(settings_directory))
-    if "POINTSMAN_SECRET_FILE" in service.variables:
-        monkeypatch.setenv("POINTSMAN_SECRET_FILE", str(ROOT / "LICENSE"))
-    read: list[ProcessSettings] = []
-    table = service.script.removeprefix("pointsman-")
+    settings = settings_of(service, monkeypatch, config=settings_directory)
 
-    command(settings_type_of(service.script), name=service.script, table=table)(read.append).main(
-        [f"{flag}={value}" for flag, value in service.flags.items()], standalone_mode=False
-    )
-
-    known = {ENVIRONMENT_PREFIX + field.name.upper() for field in fields(read[0])} | {"POINTSMAN_SECRET_FILE"}
+    known = {ENVIRONMENT_PREFIX + field.name.upper() for field in fields(settings)} | {"POINTSMAN_SECRET_FILE"}
     assert set(service.variables) <= known
-    assert (read[0].host, read[0].port) == ("0.0.0.0", 8080)
+    assert (settings.host, settings.port) == ("0.0.0.0", 8080)
 
 
 def test_every_setting_of_the_settings_file_is_known_to_a_service() -> None:

@@ -1,14 +1,16 @@
 """docker-compose.yml as a test reads it: with its defaults filled in, and each service's settings beside it."""
 
+import os
 import re
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml  # type: ignore[import-untyped]  # its stubs are not worth a dependency
 
-from pointsman.runtime.settings import ENVIRONMENT_PREFIX, ProcessSettings
+from pointsman.runtime.settings import ENVIRONMENT_PREFIX, FILE_SUFFIX, ProcessSettings, command
 
 ROOT = Path(__file__).parents[2]
 COMPOSE_FILE = ROOT / "docker-compose.yml"
@@ -62,6 +64,23 @@ def settings_type_of(script: str) -> type[ProcessSettings]:
     ]
     assert len(found) == 1, f"{module.__name__} has {len(found)} settings types"
     return found[0]
+
+
+def settings_of(service: OwnService, monkeypatch: pytest.MonkeyPatch, *, config: Path | None = None) -> ProcessSettings:
+    """What the service reads from its command line, its variables and `config`; secrets from a file that is there."""
+    for name in [name for name in os.environ if name.startswith(ENVIRONMENT_PREFIX)]:
+        monkeypatch.delenv(name)
+    for name, value in service.variables.items():
+        monkeypatch.setenv(name, str(ROOT / "LICENSE") if name.endswith(FILE_SUFFIX) else value)
+    if config is not None:
+        monkeypatch.setenv(ENVIRONMENT_PREFIX + "CONFIG", str(config))
+    read: list[ProcessSettings] = []
+    flags = [f"{flag}={value}" for flag, value in service.flags.items()]
+    table = service.script.removeprefix("pointsman-")
+    command(settings_type_of(service.script), name=service.script, table=table)(read.append).main(
+        flags, standalone_mode=False
+    )
+    return read[0]
 
 
 def _default(variable: re.Match[str]) -> str:

@@ -2,12 +2,9 @@
 
 import asyncio
 import secrets
-import shutil
 import sys
-import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,6 +31,7 @@ from pointsman_lab.faults.bad_engines import EngineWatch
 from pointsman_lab.faults.balancer import Balancer, run_haproxy
 from pointsman_lab.faults.checks import agrees, findings
 from pointsman_lab.faults.clients import Clients
+from pointsman_lab.faults.data_directory import data_directory
 from pointsman_lab.faults.fleet import FleetUnderTest, Shape, start_fleet
 from pointsman_lab.faults.injector import Injector
 from pointsman_lab.faults.load import ENGINE_ARGUMENTS, RATE, STREAMS, BusyShare, SteadyClients
@@ -172,7 +170,10 @@ def faults_command(context: click.Context, /, **values: object) -> None:
     seed = secrets.randbelow(1_000_000) if options.seed is None else options.seed
     requests = _requests(options, seed)
     raised_open_files()
-    with _data_dir(options.data) as kept, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    with (
+        data_directory(options.data, prefix="pointsman-faults-") as kept,
+        asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+    ):
         report = runner.run(_run(options, seed, requests, kept.path, console))
         kept.keep = kept.keep or not report.ok
     show(console, report)
@@ -301,27 +302,3 @@ def _requests(options: FaultsOptions, seed: int) -> list[WorkloadRequest]:
         input_tokens_max=DEFAULT_INPUT_CAP,
     )
     return at_rate(found, rate)
-
-
-@dataclass(slots=True)
-class _Kept:
-    path: Path
-    keep: bool
-
-
-@contextmanager
-def _data_dir(asked: Path | None) -> Iterator[_Kept]:
-    """The given directory, or a temporary one that is kept after a failure."""
-    if asked is not None:
-        asked.mkdir(parents=True, exist_ok=True)
-        yield _Kept(asked.resolve(), keep=True)
-        return
-    kept = _Kept(Path(tempfile.mkdtemp(prefix="pointsman-faults-")), keep=False)
-    try:
-        yield kept
-    except Exception:
-        kept.keep = True
-        raise
-    finally:
-        if not kept.keep:
-            shutil.rmtree(kept.path, ignore_errors=True)

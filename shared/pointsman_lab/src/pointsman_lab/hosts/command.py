@@ -2,9 +2,7 @@
 
 import asyncio
 import secrets
-import shutil
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
@@ -29,6 +27,7 @@ from pointsman_cli.terminal import output_console
 from pointsman_lab.faults.bad_engines import EngineWatch
 from pointsman_lab.faults.balancer import run_haproxy
 from pointsman_lab.faults.checks import agrees, findings
+from pointsman_lab.faults.data_directory import data_directory
 from pointsman_lab.faults.injector import Injection
 from pointsman_lab.faults.load import BusyShare, SteadyClients
 from pointsman_lab.faults.log_tail import LogTail
@@ -133,18 +132,16 @@ def hosts_command(**values: object) -> None:
     console = output_console()
     seed = secrets.randbelow(1_000_000) if options.seed is None else options.seed
     raised_open_files()
-    directory = options.data or Path(tempfile.mkdtemp(prefix="pointsman-hosts-"))
-    directory.mkdir(parents=True, exist_ok=True)
-    with made_hosts([*HOSTS, CLIENTS], seed=seed) as hosts:
-        enter(hosts.named(CLIENTS))
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            report = runner.run(_run(options, seed, hosts, directory.resolve(), console))
+    with data_directory(options.data, prefix="pointsman-hosts-") as kept:
+        with made_hosts([*HOSTS, CLIENTS], seed=seed) as hosts:
+            enter(hosts.named(CLIENTS))
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                report = runner.run(_run(options, seed, hosts, kept.path, console))
+        kept.keep = kept.keep or not report.faults.ok
     show(console, report.faults)
     console.print(shown(report.phases))
-    if options.data is None and report.faults.ok:
-        shutil.rmtree(directory, ignore_errors=True)
-    else:
-        console.print(f"log files and archive are in {directory}", soft_wrap=True)
+    if kept.keep:
+        console.print(f"log files and archive are in {kept.path}", soft_wrap=True)
     if options.out:
         write_json(options.out, report)
     sys.exit(0 if report.faults.ok else VIOLATED_EXIT_CODE)
