@@ -3,6 +3,7 @@ properties, which may take their time: how long says something of the machine on
 
 import asyncio
 import itertools
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -21,7 +22,9 @@ pools = (PoolName(f"pool-{number}") for number in itertools.count())
 
 @pytest.fixture(autouse=True)
 def _default_logging() -> Iterator[None]:
-    """A command that runs in this process chooses the level of what follows."""
+    """A command that runs in this process chooses the level of what follows; an engine beside it does not log into its
+    standard output."""
+    structlog.configure(logger_factory=lambda *_: structlog.PrintLogger(sys.stderr))
     yield
     structlog.reset_defaults()
 

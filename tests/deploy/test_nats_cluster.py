@@ -32,12 +32,16 @@ def test_three_servers_keep_a_log_of_three_copies_and_stop_in_lame_duck(tmp_path
             pods.start(running)
         pods.wait_ready(*servers, *schedulers, seconds=START_SECONDS_MAX)
         replicas = replicas_of_streams(servers)
-        hook = servers[0].pod.container["lifecycle"]["preStop"]["exec"]["command"]
-        assert pods.start(servers[0], command=hook).wait(START_SECONDS_MAX) == 0
-        in_lame_duck = logged(servers[0], "Entering lame duck mode")
-        servers[0].process.send_signal(signal.SIGTERM)  # type: ignore[union-attr]  # as the kubelet, once the hook has ended
-        pods.wait_ready(*servers[1:], *schedulers, seconds=START_SECONDS_MAX)
-        stopped_at_once = servers[0].process.poll() is not None  # type: ignore[union-attr]
+        stopped = max(servers, key=connections)  # without clients lame duck ends at once
+        hook = stopped.pod.container["lifecycle"]["preStop"]["exec"]["command"]
+        assert pods.start(stopped, command=hook).wait(START_SECONDS_MAX) == 0
+        in_lame_duck = logged(stopped, "Entering lame duck mode")
+        stopped.process.send_signal(signal.SIGTERM)  # type: ignore[union-attr]  # as the kubelet, once the hook has ended
+        assert logged(stopped, 'Trapped "terminated" signal')
+        stopped_at_once = "Server Exiting" in stopped.log
+        pods.wait_ready(
+            *(server for server in servers if server is not stopped), *schedulers, seconds=START_SECONDS_MAX
+        )
     finally:
         pods.stop()
 
@@ -57,6 +61,11 @@ def replicas_of_streams(servers: list[Running]) -> dict[str, int]:
                 for stream in account.get("stream_detail", []):
                     found[stream["name"]] = stream["config"]["num_replicas"]
     return found
+
+
+def connections(running: Running) -> int:
+    with urlopen(running.url("monitor", "/varz"), timeout=5) as answer:
+        return int(json.load(answer)["connections"])
 
 
 def logged(running: Running, text: str) -> bool:

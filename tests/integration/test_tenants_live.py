@@ -17,7 +17,7 @@ from pointsman.contracts.decisions import LeaderElected, RequestGranted
 from pointsman.contracts.requests import RequestArrived
 from pointsman.contracts.tenants import TenantPoliciesSet
 from pointsman.ports import Link
-from pointsman.primitives import RequestId
+from pointsman.primitives import InstanceId, RequestId
 from pointsman.state.tenants import BURST_SECONDS
 from pointsman_cli.discovery import FleetFile
 from pointsman_lab.tenants.limits import LogReading, leader, most
@@ -127,21 +127,27 @@ async def test_interactive_requests_overtake_batch_requests_that_wait(fleet: Fle
     chat = Traffic(tenant="somebody", rate=10.0, prompt_tokens=1_000, output_tokens=2)
     samples = await clients_of(fleet).run([backlog, chat], 1.0)
 
-    # Their order is the log's: an ingress stamps `at` before it counts tokens, and long prompts take longer.
+    # Their order is the log's: an ingress stamps `at` before it counts tokens, and long prompts take longer. Each engine has a
+    # queue of its own.
     arrived: dict[RequestId, tuple[int, RequestArrived]] = {}
     granted: list[tuple[int, RequestArrived]] = []
+    engine_of: dict[RequestId, InstanceId] = {}
     for event in await log_of(link):
         if isinstance(event, RequestArrived) and event.tenant in ("nightly", "somebody"):
             arrived[event.request] = len(arrived), event
         elif isinstance(event, RequestGranted) and event.request in arrived:
             granted.append(arrived[event.request])
+            engine_of[event.request] = event.instance
     overtaken = {
         chat.request: sum(other.priority == "batch" and before < place for before, other in granted[number:])
         for number, (place, chat) in enumerate(granted)
         if chat.priority == "interactive"
     }
     overtook = [
-        sum(other.priority == "batch" and after > place for after, other in granted[:number])
+        sum(
+            other.priority == "batch" and after > place and engine_of[other.request] == engine_of[chat.request]
+            for after, other in granted[:number]
+        )
         for number, (place, chat) in enumerate(granted)
         if chat.priority == "interactive"
     ]

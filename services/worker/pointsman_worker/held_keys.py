@@ -1,4 +1,5 @@
-"""An engine's pool keys, and their net change since the last write."""
+"""An engine's pool keys, and their change since the last write. A removal is told even if the key is back or was never
+told: an answer of the engine from between counted without it (`pointsman.state.reported_hits`)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,10 +11,14 @@ from pointsman.contracts.cache import Run
 from pointsman.primitives import BlockKey
 from pointsman_worker.engine_blocks import Block
 
+PENDING_KEYS_MAX = 100_000
+"""Beyond it a snapshot is smaller."""
+
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """Applied in field order; `expired` keys were not confirmed; `stored` has parents before children."""
+    """Applied in field order; `expired` keys were not confirmed; `stored` has parents before children. A key removed and
+    stored again is in both."""
 
     cleared: bool
     removed: list[BlockKey]
@@ -35,16 +40,17 @@ class HeldKeys:
         self._further_holders: dict[BlockKey, int] = {}  # holders beyond the first
         self._to_store: dict[BlockKey, None] = {}
         self._to_remove: dict[BlockKey, bool] = {}
+        self._passed: dict[BlockKey, None] = {}  # stored and removed since the last write
         self._cleared = False
-
-    @property
-    def pending(self) -> int:
-        """Keys in the next Changes; bounded by keys held before plus now."""
-        return len(self._to_store) + len(self._to_remove)
+        self._written = False
 
     @property
     def changed(self) -> bool:
-        return self._cleared or bool(self._to_store) or bool(self._to_remove)
+        return self._cleared or bool(self._to_store or self._to_remove or self._passed)
+
+    @property
+    def snapshot_is_smaller(self) -> bool:
+        return len(self._to_store) + len(self._to_remove) + len(self._passed) > PENDING_KEYS_MAX
 
     def recount(self, node: Block, *, expired: bool = False) -> None:
         """Update the pool blocks that contain `node`."""
@@ -71,7 +77,7 @@ class HeldKeys:
             self._further_holders[key] = self._further_holders.get(key, 0) + 1
             return
         self.parents[key] = parent_key
-        if key in self._to_remove:
+        if self._to_remove.get(key):
             del self._to_remove[key]
         else:
             self._to_store[key] = None
@@ -85,20 +91,23 @@ class HeldKeys:
                 self._further_holders[key] = further - 1
             return
         del self.parents[key]
-        if key in self._to_store:
-            del self._to_store[key]
-        else:
+        if key not in self._to_store:
             self._to_remove[key] = expired
+            return
+        del self._to_store[key]
+        if self._written and not expired and key not in self._to_remove and len(self._passed) <= PENDING_KEYS_MAX:
+            self._passed[key] = None
 
     def clear(self) -> None:
         self.parents.clear()
         self._further_holders.clear()
         self._to_store.clear()
         self._to_remove.clear()
+        self._passed.clear()
         self._cleared = True
 
     def take_changes(self) -> Changes:
-        cleared, gone, stored = self._cleared, self._to_remove, self._to_store
+        cleared, gone, stored, passed = self._cleared, self._to_remove, self._to_store, self._passed
         if cleared:
             self.digest = 0
         for key in gone:
@@ -106,7 +115,7 @@ class HeldKeys:
         for key in stored:
             self.digest ^= key
         self._settle()
-        removed = [key for key, expired in gone.items() if not expired]
+        removed = [*(key for key, expired in gone.items() if not expired), *passed]
         expired = [key for key, expired in gone.items() if expired]
         return Changes(cleared, removed, self._runs(stored) if stored else [], expired)
 
@@ -120,7 +129,8 @@ class HeldKeys:
         self._settle()
 
     def _settle(self) -> None:
-        self._to_store, self._to_remove, self._cleared = {}, {}, False
+        self._to_store, self._to_remove, self._passed, self._cleared = {}, {}, {}, False
+        self._written = True
         self.count = len(self.parents)
 
     def _runs(self, keys: Mapping[BlockKey, object]) -> list[Run]:

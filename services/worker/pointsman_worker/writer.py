@@ -1,4 +1,4 @@
-"""The only task that appends to the log. While the log is unavailable, changes net out in the translator. A report
+"""The only task that appends to the log. While the log is unavailable, changes gather in the translator. A report
 follows the changes before it, so its digest matches the log."""
 
 import asyncio
@@ -22,7 +22,6 @@ from pointsman_worker.session import CacheSession, SessionState
 log = structlog.get_logger()
 
 WRITES_PART = "writes"
-PENDING_KEYS_MAX = 100_000  # beyond it a snapshot is smaller
 SNAPSHOT_SECONDS_MAX = 5.0
 APPEND_RETRY_SECONDS: WallSeconds = WallSeconds(0.2)
 APPEND_RETRY_SECONDS_MAX: WallSeconds = WallSeconds(2.0)
@@ -110,7 +109,7 @@ class LogWriter:
         if session.missed_reason and gaps:
             yield session.sequencer.gap(at, session.missed, session.missed_reason)
             session.missed, session.missed_reason = 0, ""
-        if snapshot or session.snapshot_due or session.translator.keys.pending > PENDING_KEYS_MAX:
+        if snapshot or session.snapshot_due or session.translator.keys.snapshot_is_smaller:
             session.snapshot_due = False
             yield from session.sequencer.snapshot(at, session.translator.keys.take_snapshot())
             return

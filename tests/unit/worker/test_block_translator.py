@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pointsman.adapters.kv_events.codec import decode_batch
-from pointsman.adapters.kv_events.events import EngineBlockRemoved, EngineBlockStored, EngineCacheCleared, EngineEvent
+from pointsman.adapters.kv_events.events import EngineBlockRemoved, EngineBlockStored, EngineCacheCleared
 from pointsman.contracts.block_keys import KeyChain, unpack_keys
 from pointsman.contracts.cache import Run
 from pointsman.primitives import BlockKey
-from pointsman_worker.held_keys import Changes
+from pointsman_worker.held_keys import PENDING_KEYS_MAX, Changes, HeldKeys
 from pointsman_worker.translator import BlockTranslator, HeldBlocks
 
 WIDTH = 2
@@ -133,9 +133,8 @@ def handed_over(translator: BlockTranslator, span: int) -> BlockTranslator:
 
 
 def folded(keys: set[BlockKey], changes: Changes) -> set[BlockKey]:
-    """A plain set after these changes; every removed key was there, every stored one was not."""
+    """A plain set after these changes; every expired key was there, every stored one was not."""
     keys = set() if changes.cleared else set(keys)
-    assert keys.issuperset(changes.removed)
     keys.difference_update(changes.removed)
     for key in keys_in(changes.stored):
         assert key not in keys
@@ -328,18 +327,44 @@ def test_a_pool_block_must_be_whole_engine_blocks() -> None:
         BlockTranslator(KeyChain(secret=b"", model="m", block_tokens=5), 2)
 
 
-def test_a_key_gained_and_lost_between_two_takes_is_not_a_change() -> None:
+def test_before_the_first_write_only_what_is_held_counts() -> None:
     translator = BlockTranslator(chain_of(1), WIDTH)
     kept, passing = prompt(1), prompt(1, start=50)
-    events: list[EngineEvent] = [stored(kept), stored(passing), removed(passing)]
-    for event in events:
+    for event in (stored(kept), stored(passing), removed(passing)):
         translator.apply(event)
-    first = translator.keys.take_changes()
-    translator.apply(removed(kept))
-    translator.apply(stored(kept))
+    changes = translator.keys.take_changes()
 
-    assert len(keys_in(first.stored)) == 1
+    assert set(keys_in(changes.stored)) == keys_of(kept)
+    assert not changes.removed
+
+
+def test_a_removal_is_told_although_the_block_came_back_or_was_never_told() -> None:
+    translator = BlockTranslator(chain_of(1), WIDTH)
+    kept, passing = prompt(1), prompt(1, start=50)
+    translator.apply(stored(kept))
+    translator.keys.take_changes()
+    for event in (removed(kept), stored(kept), stored(passing), removed(passing)):
+        translator.apply(event)
+    digest = translator.keys.digest
+    changes = translator.keys.take_changes()
+
+    assert set(changes.removed) == keys_of(kept) | keys_of(passing)
+    assert set(keys_in(changes.stored)) == keys_of(kept)
+    assert (translator.keys.count, translator.keys.digest) == (1, digest)
     assert not translator.keys.take_changes()
+
+
+def test_removals_gathered_while_nothing_can_be_written_are_bounded() -> None:
+    keys = HeldKeys(0)
+    keys.take_changes()
+    for key in range(1, PENDING_KEYS_MAX + 10):
+        keys.gain(BlockKey(key), BlockKey(0))
+        keys.lose(BlockKey(key), expired=False)
+    smaller = keys.snapshot_is_smaller
+    keys.take_snapshot()
+
+    assert smaller
+    assert not keys.changed
 
 
 @given(
