@@ -20,6 +20,7 @@ def store(parts: StateParts, event: BlocksStored) -> None:
     if _next_cache_event(parts, event):
         for run in event.runs:
             parts.index.store(event.instance, run.parent, unpack_keys(run.keys))
+        parts.contradictions.stored(event.instance, parts.sequence)
 
 
 def remove(parts: StateParts, event: BlocksRemoved) -> None:

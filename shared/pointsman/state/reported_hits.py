@@ -76,6 +76,7 @@ class Contradictions:
     def __init__(self) -> None:
         self._removed: dict[InstanceId, dict[BlockKey, Sequence]] = {}
         self._known_from: dict[InstanceId, Sequence] = {}
+        self._stored_at: dict[InstanceId, Sequence] = {}
         self._open: dict[InstanceId, list[_Suspicion]] = {}
         self._found: dict[InstanceId, list[EngineSeconds]] = {}
 
@@ -85,8 +86,15 @@ class Contradictions:
         self._known_from[instance] = sequence
 
     def drop(self, instance: InstanceId) -> None:
-        for kept in (self._removed, self._known_from, self._open, self._found):
+        for kept in (self._removed, self._known_from, self._stored_at, self._open, self._found):
             kept.pop(instance, None)
+
+    def stored(self, instance: InstanceId, sequence: Sequence) -> None:
+        self._stored_at[instance] = sequence
+
+    def stored_after(self, instance: InstanceId, as_of: Sequence) -> bool:
+        """The index has more than a decision as of log entry `as_of` could know."""
+        return self._stored_at.get(instance, 0) > as_of
 
     def removed(self, instance: InstanceId, keys: list[BlockKey], sequence: Sequence) -> None:
         known = self._removed.setdefault(instance, {})

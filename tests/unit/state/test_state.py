@@ -411,6 +411,25 @@ def test_nothing_is_learned_from_guessed_tokens_or_from_another_instance() -> No
     assert served.state.delivered.keys(A) | served.state.delivered.keys(InstanceId("b")) == frozenset()
 
 
+@pytest.mark.parametrize(("fold_version", "is_suspected"), [(4, True), (5, False)])
+def test_a_placement_does_not_rely_on_blocks_stored_after_what_it_was_decided_from(
+    fold_version: int, is_suspected: bool
+) -> None:
+    """As a fold reads it that is not the leader's, after the log stalled."""
+    leader, reader = Served(fold_version=fold_version), Served(fold_version=fold_version)
+    decided = {name: leader.dispatcher.route(route(name, HELD), now=0.0) for name in ("first", "second")}
+    reader.apply(stored("a", 1, HELD))
+    for events in decided.values():
+        for event in events:
+            reader.apply(event)
+    for name in decided:
+        reader.deliver(name, HELD, 0)
+    for at in (1.0, SETTLED):
+        reader.report(1, HELD, at=at)
+
+    assert bool(reader.contradicted) is is_suspected
+
+
 def test_two_deliveries_that_events_do_not_explain_degrade_an_instance_and_one_does_not() -> None:
     served = Served(*HELD)
     served.deliver("first", HELD, 0)
