@@ -7,6 +7,7 @@ from pointsman.contracts.decisions import RequestRejected
 from pointsman.contracts.requests import RequestCancelled, RequestFailed, RequestFinished
 from pointsman.primitives import EngineSeconds, InstanceId
 from pointsman.state.latency_model import CORRECTION_MAX
+from pointsman_cli.explain.causes import Cause, Verdict
 from pointsman_cli.explain.values import NOT_KNOWN, GrantRecord, PeerPrefills, RequestTimeline
 
 PHASE_SHARE_MIN = 0.2
@@ -21,6 +22,42 @@ OFF_SECONDS_MIN = 0.05
 OFF_SHARE_MIN = 0.25
 WAY_SHARE_MIN = 0.1
 NAMES_MAX = 3
+
+
+def verdict(timeline: RequestTimeline) -> Verdict:
+    """The cause that explains most of the time, in one line."""
+    end, ttft, decision = timeline.end, timeline.ttft, timeline.placement
+    match end:
+        case None:
+            return Verdict(Cause.NOT_ENDED, headline(timeline))
+        case RequestRejected():
+            return Verdict(Cause.REJECTED, f"rejected: {end.detail or end.reason}")
+        case RequestFailed():
+            return Verdict(Cause.FAILED, headline(timeline))
+        case RequestCancelled():
+            return Verdict(Cause.CLIENT_GONE, headline(timeline))
+        case _:
+            pass
+    arrival = timeline.arrival
+    late = arrival is not None and ttft is not None and ttft > arrival.slo_ttft
+    word = "slow" if late else "in time, most of the wait"
+    missing = decision.predicted_cached_tokens - end.cached_tokens if decision and end.cached_tokens >= 0 else 0
+    if missing > MISSED_TOKENS_SHARE * max(1, end.prompt_tokens):
+        return Verdict(
+            Cause.STALE_INDEX, f"{word} because {missing:,} tokens that were predicted to be cached were not"
+        )
+    queue, engine = _spent(timeline, "queue"), _spent(timeline, "engine")
+    if decision is not None and queue > engine:
+        tokens = sum(ahead.uncached_tokens for ahead in decision.ahead)
+        return Verdict(Cause.BUSY_INSTANCE, f"{word} because {tokens:,} tokens were ahead of it on {decision.instance}")
+    if _prefilled_slowly(timeline):
+        return Verdict(
+            Cause.SLOW_ENGINE,
+            f"{word} because {_instance(timeline)} was {_factor(timeline):.1f} times as slow as usual",
+        )
+    if late:
+        return Verdict(Cause.LONG_PROMPT, f"slow because its own prompt took {seconds(engine)}")
+    return Verdict(Cause.NOTHING, headline(timeline))
 
 
 def reasons(timeline: RequestTimeline) -> list[str]:
