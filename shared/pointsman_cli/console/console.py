@@ -80,10 +80,7 @@ class Console:
                 raise NotThereError(msg)
 
     def fleet(self, query: Mapping[str, str]) -> FleetView:
-        found = self.source.fleet_at(_number(query, "at", 0))
-        if found is None:
-            raise _not_read()
-        return found
+        return self.source.fleet_at(_number(query, "at", 0))
 
     def requests(self, query: Mapping[str, str]) -> RequestsView:
         return requests_view(self._observer, filter_of(query))
@@ -186,8 +183,6 @@ class Console:
 
     @property
     def _observer(self) -> Observer:
-        if self.source.observer is None:
-            raise _not_read()
         return self.source.observer
 
 
@@ -221,7 +216,3 @@ def _number(query: Mapping[str, str], name: str, usual: int) -> int:
 def _whole(text: str) -> int:
     """0 for what is no number."""
     return min(int(text), NUMBER_MAX) if text.isascii() and text.isdigit() and len(text) <= DIGITS_MAX else 0
-
-
-def _not_read() -> NotThereError:
-    return NotThereError("Nothing of the log was read yet.")

@@ -9,7 +9,7 @@ import msgspec
 from pointsman.ports import LogEntry
 from pointsman.primitives import PoolName, Sequence
 from pointsman.runtime.health import HealthBoard
-from pointsman.state.state import State
+from pointsman.state.state import PoolSettings, State
 from pointsman_cli.console.fleet_views import fleet_view
 from pointsman_cli.console.observer import Analysis, Observer
 from pointsman_cli.console.sizes import Spaced
@@ -29,7 +29,8 @@ class LogSource(ABC):
     def __init__(self, *, pool: PoolName, board: HealthBoard, analyses: Analyses = lambda _state: ()) -> None:
         self.pool = pool
         self.board = board
-        self.observer: Observer | None = None
+        self.observer = Observer(State(PoolSettings()))
+        """Empty until the log's first entries are read."""
         self.first: Sequence = 0
         self.until: Sequence = 0
         self.notes: list[str] = []
@@ -55,10 +56,8 @@ class LogSource(ABC):
         if self._moments.due(observer.at):
             self._moments.add(fleet_view(observer), observer.at)
 
-    def fleet_at(self, sequence: Sequence) -> FleetView | None:
+    def fleet_at(self, sequence: Sequence) -> FleetView:
         """The fleet as of the last kept moment not after the entry; now without one."""
-        if self.observer is None:
-            return None
         moments = self._moments.kept
         shown = next((view for view in reversed(moments) if view.sequence <= sequence), None) if sequence else None
         shown = shown or fleet_view(self.observer)
@@ -67,24 +66,24 @@ class LogSource(ABC):
 
     def status(self, *, can_act: bool, pools: list[str]) -> StatusView:
         observer = self.observer
-        leader = observer.leader if observer else None
+        leader = observer.leader
         settings = leader.settings if leader else {}
-        pool = observer.state.settings if observer else None
+        pool = observer.state.settings
         return StatusView(
             pool=self.pool,
             origin=self.origin,
             health=self.health,
-            sequence=observer.sequence if observer else 0,
-            until=self.until,
+            sequence=observer.sequence,
+            until=max(self.until, observer.sequence),
             first=self.first,
-            at=wall(observer, observer.at) if observer else 0.0,
-            term=observer.state.term if observer else 0,
+            at=wall(observer, observer.at),
+            term=observer.state.term,
             scheduler=leader.scheduler if leader else "",
             policy=leader.policy if leader else "",
             admission=str(settings.get("admission", "")),
             ordering=str(settings.get("ordering", "")),
-            speed=pool.speed if pool else 1.0,
-            block_tokens=pool.block_tokens if pool else 0,
+            speed=pool.speed,
+            block_tokens=pool.block_tokens,
             problems=self._problems(),
             can_act=can_act,
             pools=pools,
@@ -93,9 +92,8 @@ class LogSource(ABC):
     def _problems(self) -> list[str]:
         found = [f"{part}: {reason}" for part, reason in self.board.lacks.items()] + self.notes
         observer = self.observer
-        if observer is not None:
-            if observer.state.writes_lost:
-                found.append(f"{observer.state.writes_lost:,} events could not be written into the log")
-            if dead := observer.state.dead_letters.count:
-                found.append(f"{dead:,} entries of the log were passed over: they do not decode or do not apply")
+        if observer.state.writes_lost:
+            found.append(f"{observer.state.writes_lost:,} events could not be written into the log")
+        if dead := observer.state.dead_letters.count:
+            found.append(f"{dead:,} entries of the log were passed over: they do not decode or do not apply")
         return found[:PROBLEMS_MAX]
