@@ -63,8 +63,9 @@ class Change:
         ordering = self.ordering or policies.ordering
         texts = [text for text in self.texts if not text.startswith(TENANTS_PREFIX)]
         settings |= settings_of(texts, prefixes_with(routing, admission, ordering))
-        policy_set(routing=routing, admission=admission, ordering=ordering, settings=settings)
-        return Policies(routing, admission, ordering, settings)
+        changed = Policies(routing, admission, ordering, settings)
+        changed.check()
+        return changed
 
     @override
     def __str__(self) -> str:
@@ -86,6 +87,10 @@ class Policies:
     admission: str
     ordering: str
     settings: Settings
+
+    def check(self) -> None:
+        """Raises UnknownPolicyError."""
+        policy_set(routing=self.routing, admission=self.admission, ordering=self.ordering, settings=self.settings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,8 +167,7 @@ class SimulatedFleet:
     def changed(self, change: Change) -> Scenario:
         """Raises UnknownPolicyError, SettingTextError, and errors of `Change.limits`."""
         scenario = self.scenario
-        known = Policies(scenario.routing, scenario.admission, scenario.ordering, scenario.routing_settings)
-        policies = change.of_policies(known)
+        policies = change.of_policies(policies_in_force(self.record.policy, self.record.policy_settings))
         return replace(
             scenario,
             routing=policies.routing,
@@ -203,15 +207,22 @@ class SimulatedFleet:
         return between + self._calibration.ways.get(request.number, self._calibration.way_seconds)
 
 
+def policies_in_force(routing: str, recorded: Settings) -> Policies:
+    """`recorded`: as in a placement. Without the limits of the dispatcher."""
+    settings = {name: value for name, value in recorded.items() if name not in ALL_KINDS}
+    admission = str(settings.pop("admission", Scenario.admission))
+    return Policies(routing, admission, str(settings.pop("ordering", Scenario.ordering)), settings)
+
+
 def _scenario_of(record: Record, profile: EngineProfile) -> Scenario:
-    settings = {name: value for name, value in record.policy_settings.items() if name not in ALL_KINDS}
+    policies = policies_in_force(record.policy, record.policy_settings)
     scenario = Scenario(
         instances=len(record.instances),
         profile=profile.name,
-        routing=record.policy,
-        admission=str(settings.pop("admission", Scenario.admission)),
-        ordering=str(settings.pop("ordering", Scenario.ordering)),
-        routing_settings=settings,
+        routing=policies.routing,
+        admission=policies.admission,
+        ordering=policies.ordering,
+        routing_settings=policies.settings,
         prefill_only=False,
         kv_capacity_tokens=profile.kv_capacity_tokens,
         block_tokens=record.settings.block_tokens,
@@ -221,7 +232,7 @@ def _scenario_of(record: Record, profile: EngineProfile) -> Scenario:
         hot_share=record.settings.hot_share,
         cold_share=record.settings.cold_share,
     )
-    _check(scenario)
+    policies.check()
     return scenario
 
 
@@ -230,15 +241,6 @@ def _changed_policies(scenario: Scenario, change: Change) -> tuple[tuple[EngineS
     if change.limits is None:
         return known
     return tuple((at, change.limits(policies)) for at, policies in known or ((0.0, TenantPolicies()),))
-
-
-def _check(scenario: Scenario) -> None:
-    policy_set(
-        routing=scenario.routing,
-        admission=scenario.admission,
-        ordering=scenario.ordering,
-        settings=scenario.routing_settings,
-    )
 
 
 def _prefix_of(name: str) -> str:

@@ -121,10 +121,10 @@ def answer_to(
             return Answer(request, _no_decoder(turn, decoder, excluded) or no_instance, [], decoder)
         return None
     place = None if trial else queue_bound.place_for(turn, request)
-    admitted: Choice | Refusal = choice
     if isinstance(place, Refusal):
-        admitted = place
-    elif not trial:
+        return Answer(request, place, choice.considered, decoder)
+    admitted: Choice | Refusal = choice
+    if not trial:
         admitted = turn.policies.admission.admit(view, choice)
     if isinstance(admitted, Refusal):
         return Answer(request, admitted, choice.considered, decoder)
