@@ -9,6 +9,7 @@ from pointsman.policies.ordering import ORDERING_POLICIES
 from pointsman.policies.routing import ROUTING_POLICIES
 from pointsman.policies.setting_text import SettingTextError, parts_of
 from pointsman_cli.console.actions import Actions
+from pointsman_cli.console.ladder_views import ladder_view
 from pointsman_cli.console.log_views import RequestFilter, history_view, request_view, requests_view, tenants_view
 from pointsman_cli.console.observer import Observer
 from pointsman_cli.console.source import LogSource
@@ -113,7 +114,7 @@ class Console:
         return tenants_view(self._observer)
 
     def hit_rate(self) -> LadderView:
-        return LadderView(pool=None, tenants=[], hours=[])
+        return ladder_view(self.source.ladder)
 
     def shadow(self) -> ShadowsView:
         return ShadowsView(policy=self.status().policy, shadows=[])

@@ -2,31 +2,34 @@
 of the log replaces; both keep views of the fleet at earlier moments."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import msgspec
 
+from pointsman.analysis.ladder import HitRateLadder
+from pointsman.analysis.shadow import Shadow
 from pointsman.ports import LogEntry
 from pointsman.primitives import PoolName, Sequence
 from pointsman.runtime.health import HealthBoard
 from pointsman.state.state import PoolSettings, State
 from pointsman_cli.console.fleet_views import fleet_view
-from pointsman_cli.console.observer import Analysis, Observer
+from pointsman_cli.console.observer import Observer
 from pointsman_cli.console.sizes import Spaced
 from pointsman_cli.console.times import wall
 from pointsman_cli.console.views import FleetView, Health, MomentView, StatusView
+from pointsman_cli.hit_rate.metrics import LadderMetrics
 
 MOMENTS_MAX = 64
 MOMENT_WALL_SECONDS = 10.0
 PROBLEMS_MAX = 20
 
-Analyses = Callable[[State], Iterable[Analysis]]
+ShadowOf = Callable[[State], Shadow]
 
 
 class LogSource(ABC):
     origin: str
 
-    def __init__(self, *, pool: PoolName, board: HealthBoard, analyses: Analyses = lambda _state: ()) -> None:
+    def __init__(self, *, pool: PoolName, board: HealthBoard, shadow_of: ShadowOf | None = None) -> None:
         self.pool = pool
         self.board = board
         self.observer = Observer(State(PoolSettings()))
@@ -34,7 +37,10 @@ class LogSource(ABC):
         self.first: Sequence = 0
         self.until: Sequence = 0
         self.notes: list[str] = []
-        self._analyses = analyses
+        self.ladder: HitRateLadder | None = None
+        self.shadow: Shadow | None = None
+        self._ladder_metrics = LadderMetrics(pool)
+        self._shadow_of = shadow_of
         self._moments: Spaced[FleetView] = Spaced(0.0, MOMENTS_MAX)
 
     @property
@@ -47,8 +53,27 @@ class LogSource(ABC):
 
     def begin(self, state: State) -> Observer:
         self._moments = Spaced(MOMENT_WALL_SECONDS * state.settings.speed, MOMENTS_MAX)
-        self.observer = Observer(state, self._analyses(state))
+        if self.ladder is None:
+            self.ladder = HitRateLadder(state.settings)
+        self.ladder.begin(state)
+        if self.shadow is not None:
+            self.shadow.begin_again(state)
+        elif self._shadow_of is not None:
+            self.shadow = self._shadow_of(state)
+        self.observer = Observer(state, self.ladder, self.shadow)
         return self.observer
+
+    def note_metrics(self) -> None:
+        """Before they are scraped."""
+        if self.ladder is not None:
+            self._ladder_metrics.update(self.ladder.figures)
+
+    def finish(self) -> None:
+        """A recorded log has ended."""
+        if self.ladder is not None:
+            self.ladder.settle(self.observer.state)
+        if self.shadow is not None:
+            self.shadow.finish()
 
     def take(self, observer: Observer, entry: LogEntry) -> None:
         observer.apply(entry)
