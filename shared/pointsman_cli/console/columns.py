@@ -39,7 +39,7 @@ def _role(engine: InstanceView) -> Markup:
     return (
         shown
         if engine.role in {"", "both"}
-        else Markup('{} <span class="chip">{}</span>').format(shown, text(engine.role))
+        else Markup(f'{shown} <span class="chip">{text(engine.role)}</span>')
     )
 
 
@@ -56,7 +56,7 @@ def _blocks(engine: InstanceView) -> Markup:
 
 def _pace(engine: InstanceView) -> Markup:
     shown = factor(engine.pace)
-    return Markup('<span class="s warning">{}</span>').format(shown) if engine.pace >= PACE_WARNING else shown
+    return Markup(f'<span class="s warning">{shown}</span>') if engine.pace >= PACE_WARNING else shown
 
 
 def _low(value: float | None, least: float) -> str:
