@@ -89,13 +89,16 @@ class ServedLog:
             family = self._random.randrange(families)
             self._at(1.0 + number * gap, lambda now, n=number, f=family: self._arrive(n, f, now))  # type: ignore[misc]
         for name, at in (emptied or {}).items():
-            self._at(at, lambda _, held=self._coming[InstanceId(name)]: held.clear())  # type: ignore[misc]
+            self._at(at, self._empty(InstanceId(name)))
         while self._agenda:
             at, _, act = heappop(self._agenda)
             act(at)
 
     def _at(self, at: EngineSeconds, act: Callable[[EngineSeconds], None]) -> None:
         heappush(self._agenda, (at, next(self._order), act))
+
+    def _empty(self, name: InstanceId) -> Callable[[EngineSeconds], None]:
+        return lambda _: self._coming[name].clear()
 
     def _write(self, event: LogEvent, *, follow: bool) -> None:
         """Put it into the log; with `follow` the leader takes it in from there, otherwise it has applied it already."""
