@@ -6,6 +6,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from pointsman.analysis.shadow import ShadowSummary
+
 Health = Literal["starting", "catching up", "live", "disconnected", "recorded"]
 Lateness = Literal["in time", "late", "open", "unserved"]
 RunState = Literal["waiting", "running", "done", "failed", "cancelled"]
@@ -337,6 +339,8 @@ class RungView(View, frozen=True, kw_only=True):
     tokens: int
     share: float | None
     lost: float | None
+    why: str = ""
+    advice: str = ""
 
 
 class LadderGroupView(View, frozen=True, kw_only=True):
@@ -358,7 +362,7 @@ class LadderView(View, frozen=True, kw_only=True):
 
 
 class ShadowView(View, frozen=True, kw_only=True):
-    """One other policy. Deltas are its own less those of the policy in force; shares are of the placements decided."""
+    """Goes when PAGES no longer needs it."""
 
     name: str
     settings: dict[str, Any]
@@ -369,9 +373,26 @@ class ShadowView(View, frozen=True, kw_only=True):
     note: str = ""
 
 
+class SignInView(View, frozen=True, kw_only=True):
+    """`offered`: the console was given a token to compare with. `next`: the path to go to afterwards."""
+
+    offered: bool
+    refused: bool = False
+    next: str = "/"
+
+
+class ApiView(View, frozen=True, kw_only=True):
+    """The API's description, for a page without scripts."""
+
+    document: dict[str, Any]
+
+
 class ShadowsView(View, frozen=True, kw_only=True):
+    """`summary`: None without `--shadow`."""
+
     policy: str
-    shadows: list[ShadowView]
+    summary: ShadowSummary | None = None
+    shadows: list[ShadowView] = []
 
 
 class WhatIfChange(View, frozen=True, kw_only=True):
@@ -422,20 +443,6 @@ class WhatIfView(View, frozen=True, kw_only=True):
     orders: list[str]
     admissions: list[str]
     busy: bool
-
-
-class SignInView(View, frozen=True, kw_only=True):
-    """`offered`: the console was given an admin token to compare with."""
-
-    offered: bool
-    refused: bool = False
-    next: str = "/"
-
-
-class ApiView(View, frozen=True, kw_only=True):
-    """The API's description, for a page without scripts."""
-
-    document: dict[str, Any]
 
 
 class ProblemView(View, frozen=True, kw_only=True):
