@@ -361,38 +361,12 @@ class LadderView(View, frozen=True, kw_only=True):
     note: str = ""
 
 
-class ShadowView(View, frozen=True, kw_only=True):
-    """Goes when PAGES no longer needs it."""
-
-    name: str
-    settings: dict[str, Any]
-    placements: int
-    agreement: float | None
-    values: dict[str, float | None]
-    series: list[dict[str, Any]] = []
-    note: str = ""
-
-
-class SignInView(View, frozen=True, kw_only=True):
-    """`offered`: the console was given a token to compare with. `next`: the path to go to afterwards."""
-
-    offered: bool
-    refused: bool = False
-    next: str = "/"
-
-
-class ApiView(View, frozen=True, kw_only=True):
-    """The API's description, for a page without scripts."""
-
-    document: dict[str, Any]
-
-
 class ShadowsView(View, frozen=True, kw_only=True):
-    """`summary`: None without `--shadow`."""
+    """`policy`: in force. Times in the summary are engine seconds."""
 
     policy: str
     summary: ShadowSummary | None = None
-    shadows: list[ShadowView] = []
+    """None: no other policy decides along."""
 
 
 class WhatIfChange(View, frozen=True, kw_only=True):
