@@ -4,6 +4,7 @@ from collections import Counter
 
 import pytest
 
+from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import (
     LeaderElected,
     MigrationRefused,
@@ -122,7 +123,8 @@ def test_a_decision_about_the_size_is_shown_once_and_with_its_end() -> None:
     observer = Observer(State(SETTINGS))
     decided = ScaleDecided(at=5.0, policy="p", settings={}, current=2, wanted=4, reason="late", number=1)
     applied = ScaleApplied(at=9.0, current=4, wanted=4, detail="all answer", number=1)
-    for sequence, event in enumerate((decided, decided, applied), 1):
+    events: list[LogEvent] = [decided, decided, applied]
+    for sequence, event in enumerate(events, 1):
         observer.apply(LogEntry(sequence, "pm.p.scale", b"", event))
 
     (shown,) = history_view(observer).scaling
