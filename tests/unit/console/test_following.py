@@ -130,7 +130,7 @@ async def test_a_log_that_is_long_is_read_from_a_proven_checkpoint(
     monkeypatch.setattr(following, "HISTORY_ENTRIES_MAX", len(entries) - 100)
     world.write(entries)
     state = State(SETTINGS, policy_set().trackers())
-    for entry in entries[:150]:
+    for entry in (await world.stored())[:150]:
         state.apply_entry(entry)
     label = CheckpointLabel(
         identity=world.broker.extent.identity,
