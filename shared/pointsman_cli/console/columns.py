@@ -53,7 +53,7 @@ def _blocks(engine: InstanceView) -> Markup:
 
 def _pace(engine: InstanceView) -> Markup:
     shown = factor(engine.pace)
-    return Markup(f'<span class="s warning">{shown}</span>') if engine.pace >= PACE_WARNING else shown
+    return bar(1.0, shown, "warning") if engine.pace >= PACE_WARNING else shown
 
 
 def _low(value: float | None, least: float) -> str:
@@ -123,7 +123,7 @@ REQUESTS: Table[RequestView] = Table(
         Column("tenant", "Tenant", lambda r: text(r.tenant) if r.tenant else NOTHING, lambda r: r.tenant, "mid"),
         Column("ttft", "TTFT, s", _ttft, lambda r: r.ttft, "n", "The bar is its share of the SLO"),
         Column("slo", "SLO, s", lambda r: seconds(r.slo_ttft), lambda r: r.slo_ttft, "n"),
-        Column("queued", "Queue, s", lambda r: seconds(r.queue_seconds), lambda r: r.queue_seconds, "n", "Until it was sent to its engine"),
+        Column("queued", "Queued", lambda r: seconds(r.queue_seconds), lambda r: r.queue_seconds, "n", "Until it was sent to its engine"),
         Column("prompt", "Prompt", lambda r: count(r.prompt_tokens), lambda r: r.prompt_tokens, "n", "Tokens"),
         Column("cached", "Cached", _cached, lambda r: r.cached_tokens, "n", "Tokens, as its engine delivered"),
         Column("foreseen", "Predicted", lambda r: count(r.predicted_cached_tokens), lambda r: r.predicted_cached_tokens, "n",
