@@ -2,7 +2,7 @@
 
 from markupsafe import Markup
 
-from pointsman_cli.console.cells import (
+from pointsman_cli.console.pages.cells import (
     LEVELS,
     NOTHING,
     bar,
@@ -18,8 +18,8 @@ from pointsman_cli.console.cells import (
     state,
     text,
 )
-from pointsman_cli.console.health import PACE_WARNING
-from pointsman_cli.console.tables import Column, Table
+from pointsman_cli.console.pages.health import PACE_WARNING
+from pointsman_cli.console.pages.tables import Column, Table
 from pointsman_cli.console.views import FleetEventView, InstanceView, MoveView, RequestView, ScaleView, TenantView
 
 QUEUE_FULL_SECONDS = 5.0
