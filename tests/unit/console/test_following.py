@@ -18,8 +18,8 @@ from pointsman.runtime.log_connection import NATS_PART
 from pointsman.simulation.replay import fold
 from pointsman.state.checkpoint import encode_state, state_digest
 from pointsman.state.state import PoolSettings, State
-from pointsman_cli.console import following
-from pointsman_cli.console.following import LiveLog
+from pointsman_cli.console.log import following
+from pointsman_cli.console.log.following import LiveLog
 from pointsman_lab.memory.log import MemoryBroker
 from tests.support.events import joined
 from tests.support.log_reading import whole_log

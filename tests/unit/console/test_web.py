@@ -17,14 +17,14 @@ from pointsman.adapters.clocks import ScaledClock
 from pointsman.policies.policy_set import policy_set
 from pointsman.runtime.health import HealthBoard, HttpServer
 from pointsman.runtime.http_protocol import HttpLimits
-from pointsman_cli.console.actions import Actions
-from pointsman_cli.console.api import READS
-from pointsman_cli.console.bundle import RecordedLog
 from pointsman_cli.console.console import Console
-from pointsman_cli.console.security import BODY_BYTES_MAX, COOKIE, HEADERS, Guard
-from pointsman_cli.console.studies import Studies
-from pointsman_cli.console.viewers import Viewers
-from pointsman_cli.console.web import PAGES, Site
+from pointsman_cli.console.jobs.jobs import Jobs
+from pointsman_cli.console.log.recorded import RecordedLog
+from pointsman_cli.console.web.actions import Actions
+from pointsman_cli.console.web.api import READS
+from pointsman_cli.console.web.security import BODY_BYTES_MAX, COOKIE, HEADERS, Guard
+from pointsman_cli.console.web.site import PAGES, Site
+from pointsman_cli.console.web.viewers import Viewers
 from pointsman_cli.history.bundle import BundleHistory, write_bundle
 from pointsman_cli.history.entries import Header
 from pointsman_cli.history.time_options import Moment
@@ -73,8 +73,8 @@ async def served(bundle: Path) -> AsyncIterator[Served]:
     board, clock = HealthBoard(pool="default"), ScaledClock()
     source = RecordedLog(BundleHistory(bundle), board=board, until=Moment())
     await source.run()
-    studies = Studies(str(bundle), None, recorded=True, wall=lambda: float(clock.wall()))
-    console = Console(source, Actions(None), studies)
+    jobs = Jobs(str(bundle), None, recorded=True, wall=lambda: float(clock.wall()))
+    console = Console(source, Actions(None), jobs)
     guard = Guard(lambda: float(clock.wall()), admin_token=TOKEN)
     site = Site(console, guard, board, lambda parts: Viewers(parts, clock))
     listener = socket.create_server(("127.0.0.1", 0))
@@ -85,7 +85,7 @@ async def served(bundle: Path) -> AsyncIterator[Served]:
             yield Served(f"http://127.0.0.1:{listener.getsockname()[1]}", console, client)
     finally:
         site.viewers.close()
-        await studies.close()
+        await jobs.close()
         server.should_exit = True
         server.hurry()
         await serving
@@ -213,7 +213,7 @@ async def test_a_run_that_cannot_be_is_refused_before_it_starts(served: Served, 
     head = {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/json"}
     async with served.client.post(f"{served.url}/api/what-if", data=body, headers=head) as answer:
         assert answer.status == status
-    assert served.console.studies.runs == []
+    assert served.console.jobs.runs == []
 
 
 @pytest.mark.parametrize(
