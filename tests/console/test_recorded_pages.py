@@ -16,14 +16,14 @@ from tests.support.served_log import ServedLog
 
 pytestmark = pytest.mark.browser
 
-ENGINES = 14
+ENGINES = 5
 TENANTS = ("search", "support", "coding")
 SLO_TTFT = 5.0
 
 
 @pytest.fixture(scope="module")
 def entries() -> list[LogEntry]:
-    return ServedLog(requests=240, gap=0.15, engines=ENGINES, tenants=TENANTS, pace={"engine-3": 12.0}).entries
+    return ServedLog(requests=400, gap=0.06, engines=ENGINES, tenants=TENANTS, pace={"engine-3": 8.0}).entries
 
 
 @pytest.fixture(scope="module")
