@@ -26,11 +26,12 @@ from pointsman_cli.console.console import Console
 from pointsman_cli.console.following import LiveLog
 from pointsman_cli.console.security import Guard
 from pointsman_cli.console.source import LogSource
+from pointsman_cli.console.studies import Studies
 from pointsman_cli.console.viewers import Viewers
 from pointsman_cli.console.web import Site
 from pointsman_cli.discovery import fleet_settings, is_running
 from pointsman_cli.history.entries import History
-from pointsman_cli.history.sources import ARCHIVE_FILE, NATS_SCHEMES, open_history
+from pointsman_cli.history.sources import ARCHIVE_FILE, NATS_SCHEMES, STANDARD_INPUT, open_history
 from pointsman_cli.history.time_options import Moment, moment_in
 from pointsman_cli.options import CONTEXT, from_options, until_option
 from pointsman_cli.terminal import print_line
@@ -113,14 +114,18 @@ def console_command(
         reader_token=_token(reader_token_file),
     )
     serving = partial(_serve, host=host, port=port, guard=guard)
+    if place == STANDARD_INPUT:
+        msg = "the console reads a log more than once: name a file"
+        raise click.UsageError(msg)
+    studies = partial(Studies, place, pool, wall=time.monotonic)
     if _is_live(place):
         settings = fleet_settings(place, pool)
         acting = _acting(place, pool, operator_credentials) if guard.admin_token else None
-        run(lambda supervisor: _serve_live(supervisor, settings, acting, serving))
+        run(lambda supervisor: _serve_live(supervisor, settings, acting, partial(serving, studies(recorded=False))))
         return
     with open_history(place, pool) as history:
         moment = moment_in(history, until)
-        run(lambda supervisor: _serve_record(supervisor, history, moment, serving))
+        run(lambda supervisor: _serve_record(supervisor, history, moment, partial(serving, studies(recorded=True))))
 
 
 Serving = Callable[[Supervisor, LogSource, Actions, HealthBoard], Awaitable[None]]
@@ -149,6 +154,7 @@ async def _serve_record(supervisor: Supervisor, history: History, until: Moment,
 
 
 async def _serve(
+    studies: Studies,
     supervisor: Supervisor,
     source: LogSource,
     actions: Actions,
@@ -159,7 +165,7 @@ async def _serve(
     guard: Guard,
 ) -> None:
     clock = ScaledClock()
-    site = Site(Console(source, actions), guard, board, lambda parts: Viewers(parts, clock))
+    site = Site(Console(source, actions, studies), guard, board, lambda parts: Viewers(parts, clock))
     server = HttpServer(
         site.app(),
         host=host,
@@ -172,8 +178,12 @@ async def _serve(
     supervisor.start(source.run(), name="log")
     supervisor.start(site.viewers.run(), name="viewers")
     supervisor.start(_announce(server, host, source.origin), name="announce")
-    await supervisor.until_stopped()
-    server.should_exit = True
+    try:
+        await supervisor.until_stopped()
+    finally:
+        server.should_exit = True
+        site.viewers.close()
+        await studies.close()
 
 
 async def _announce(server: HttpServer, host: str, origin: str) -> None:

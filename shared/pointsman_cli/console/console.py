@@ -7,10 +7,12 @@ from dataclasses import dataclass, field
 from pointsman.policies.admission import ADMISSION_POLICIES
 from pointsman.policies.ordering import ORDERING_POLICIES
 from pointsman.policies.routing import ROUTING_POLICIES
+from pointsman.policies.setting_text import SettingTextError, parts_of
 from pointsman_cli.console.actions import Actions
 from pointsman_cli.console.log_views import RequestFilter, history_view, request_view, requests_view, tenants_view
 from pointsman_cli.console.observer import Observer
 from pointsman_cli.console.source import LogSource
+from pointsman_cli.console.studies import Studies
 from pointsman_cli.console.views import (
     DoctorView,
     FleetView,
@@ -29,6 +31,10 @@ from pointsman_cli.console.views import (
 
 ID_LENGTH_MAX = 256
 NUMBER_MAX = 2**53
+DIGITS_MAX = 16
+INSTANCES_MAX = 1000
+SETTINGS_MAX = 32
+TEXT_LENGTH_MAX = 256
 
 
 class NotThereError(Exception):
@@ -39,6 +45,7 @@ class NotThereError(Exception):
 class Console:
     source: LogSource
     actions: Actions
+    studies: Studies
     pools: list[str] = field(default_factory=list)
 
     def status(self) -> StatusView:
@@ -82,24 +89,25 @@ class Console:
         return requests_view(self._observer, filter_of(query))
 
     def request(self, request: str) -> RequestPageView:
-        found = self._observer.requests.named(request[:ID_LENGTH_MAX])
-        row = request_view(self._observer, found[0]) if len(found) == 1 else None
+        text = request[:ID_LENGTH_MAX]
+        observer = self._observer
+        found = observer.requests.named(text)
+        known = found[0] if len(found) == 1 else None
+        told = self.studies.story(
+            known.id if known else text,
+            first=known.sequence if known else 0,
+            ended=known.ended_sequence if known else 0,
+        )
         return RequestPageView(
-            request=row.request if row else request[:ID_LENGTH_MAX], row=row, state="waiting", story=None
+            request=known.id if known else text,
+            row=request_view(observer, known) if known else None,
+            state=told.state,
+            story=told.story,
+            problem=told.problem,
         )
 
     def doctor(self) -> DoctorView:
-        return DoctorView(
-            state="waiting",
-            at=0.0,
-            took_seconds=0.0,
-            entries=0,
-            first_at=0.0,
-            last_at=0.0,
-            verdict="",
-            summary=[],
-            findings=[],
-        )
+        return self.studies.examination()
 
     def history(self) -> HistoryView:
         return history_view(self._observer)
@@ -115,29 +123,66 @@ class Console:
 
     def what_if(self) -> WhatIfView:
         return WhatIfView(
-            runs=[],
+            runs=self.studies.runs,
             policies=sorted(ROUTING_POLICIES),
             orders=sorted(ORDERING_POLICIES),
             admissions=sorted(ADMISSION_POLICIES),
-            busy=False,
+            busy=self.studies.busy,
         )
 
     def what_if_run(self, number: str) -> WhatIfRun:
-        msg = f"There is no run {number[:20]}."
-        raise NotThereError(msg)
+        found = self.studies.run(_whole(number))
+        if found is None:
+            msg = "There is no such run, or it is no longer kept."
+            raise NotThereError(msg)
+        return found
 
-    def examine(self) -> None: ...
+    def examine(self) -> None:
+        self.studies.examine()
 
     def start_what_if(self, form: Mapping[str, str]) -> int | str:
-        """The number of the run, or why it was not started."""
-        _ = form
-        return "There are no runs yet."
+        """As `start_change`, of a form's fields."""
+        instances = form.get("instances", "").strip()
+        if instances and not _whole(instances):
+            return "The number of instances is no number."
+        settings = [text for line in form.get("settings", "").splitlines() if (text := line.strip())]
+        change = WhatIfChange(
+            policy=form.get("policy", ""),
+            settings=settings,
+            order=form.get("order", ""),
+            admission=form.get("admission", ""),
+            instances=_whole(instances) or None,
+            since=form.get("since", "").strip(),
+            until=form.get("until", "").strip(),
+        )
+        return self.start_change(change)
 
     def start_change(self, change: WhatIfChange) -> int | str:
-        _ = change
-        return "There are no runs yet."
+        """The number of the run, or why it was not started."""
+        for what, name, known in (
+            ("policy", change.policy, ROUTING_POLICIES),
+            ("order", change.order, ORDERING_POLICIES),
+            ("admission", change.admission, ADMISSION_POLICIES),
+        ):
+            if name and name not in known:
+                return f"There is no {what} of that name."
+        if change.instances is not None and not 1 <= change.instances <= INSTANCES_MAX:
+            return f"The number of instances is from 1 to {INSTANCES_MAX}."
+        if len(change.settings) > SETTINGS_MAX or any(len(text) > TEXT_LENGTH_MAX for text in change.settings):
+            return f"At most {SETTINGS_MAX} settings of {TEXT_LENGTH_MAX} characters."
+        if len(change.since) > TEXT_LENGTH_MAX or len(change.until) > TEXT_LENGTH_MAX:
+            return "That is no moment."
+        try:
+            text = check(change)
+        except SettingTextError as error:
+            return str(error)
+        if not text:
+            return "Choose what is to be different: policy, settings, order, admission or instances."
+        started = self.studies.start(change, text)
+        return started if started is not None else "Another run is under way; wait for it or cancel it."
 
-    def cancel_what_if(self, number: str) -> None: ...
+    def cancel_what_if(self, number: str) -> None:
+        self.studies.cancel(_whole(number))
 
     @property
     def _observer(self) -> Observer:
@@ -158,9 +203,24 @@ def filter_of(query: Mapping[str, str]) -> RequestFilter:
     )
 
 
+def check(change: WhatIfChange) -> str:
+    """The change in words; empty if there is none. Raises SettingTextError."""
+    for text in change.settings:
+        parts_of(text)
+    parts = [change.policy, *change.settings]
+    parts.append(f"order {change.order}" if change.order else "")
+    parts.append(f"admission {change.admission}" if change.admission else "")
+    parts.append(f"{change.instances} instances" if change.instances else "")
+    return ", ".join(part for part in parts if part)
+
+
 def _number(query: Mapping[str, str], name: str, usual: int) -> int:
-    text = query.get(name, "")
-    return min(int(text), NUMBER_MAX) if text.isascii() and text.isdigit() and len(text) <= 16 else usual
+    return _whole(query[name]) if query.get(name, "") else usual
+
+
+def _whole(text: str) -> int:
+    """0 for what is no number."""
+    return min(int(text), NUMBER_MAX) if text.isascii() and text.isdigit() and len(text) <= DIGITS_MAX else 0
 
 
 def _not_read() -> NotThereError:
