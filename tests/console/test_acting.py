@@ -10,14 +10,13 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.support.browsing import Visit
+from tests.support.browsing import Visit, press_until_focused
 from tests.support.running_console import RunningConsole, running_console
 from tests.support.up import POINTSMAN, RunningUp, pointsman_up
 
 pytestmark = pytest.mark.browser
 
 TOKEN = "the-admin-token-of-this-test"
-TABS_MAX = 200
 FLEET_MILLISECONDS_MAX = 20_000
 RECORDED = ("InstanceDraining", "InstanceUndrained", "ScaleDecided")
 
@@ -50,15 +49,7 @@ def acts_in(up: RunningUp) -> list[dict[str, Any]]:
 
 
 def go_to(page: Page, role: Any, name: str) -> None:
-    """Press the tabulator until this has the focus."""
-    wanted = page.get_by_role(role, name=name, exact=True).first
-    expect(wanted).to_be_visible()
-    for _ in range(TABS_MAX):
-        if wanted.evaluate("one => one === document.activeElement"):
-            return
-        page.keyboard.press("Tab")
-    message = f"the {role} '{name}' cannot be reached"
-    raise AssertionError(message)
+    press_until_focused(page, page.get_by_role(role, name=name, exact=True).first)
 
 
 def sign_in(page: Page) -> None:

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Page
+from playwright.sync_api import expect
 
 from pointsman.contracts.requests import RequestArrived
 from pointsman.policies.policy_set import policy_set
 from pointsman.ports import LogEntry
 from pointsman_cli.history.bundle import write_bundle
 from pointsman_cli.history.sources import Header
-from tests.support.browsing import Scheme, Visit, rows_of
+from tests.support.browsing import Scheme, Visit, press_until_focused, rows_of
 from tests.support.hostile import hostile_log
 from tests.support.recorded_log import RecordedFleet
 from tests.support.running_console import RunningConsole, running_console
@@ -25,17 +25,19 @@ PAGES = ("/", "/requests", "/doctor", "/history", "/tenants", "/hit-rate", "/sha
 MARKUP = (
     """<img src=x onerror="document.title='taken'"><script>document.title='taken'</script></title>'"&{{7*7}}\u202egnp"""
 )
-TABS_MAX = 400
-FOCUS = """() => {
-  const one = document.activeElement, style = getComputedStyle(one), box = one.getBoundingClientRect();
-  const seen = style.outlineStyle !== "none" && parseFloat(style.outlineWidth) > 0 || style.boxShadow !== "none";
-  return {
-    name: one.tagName.toLowerCase() + ":" + (one.getAttribute("aria-label") || one.id || one.innerText || one.name || "").trim().slice(0, 40),
-    body: one === document.body, seen,
-    inside: box.bottom > 0 && box.top < innerHeight && box.right > 0 && box.left < innerWidth,
-    place: [...document.querySelectorAll("*")].indexOf(one),
-  };
-}"""
+NOTE_FOCUS = """
+  window.visited = [];
+  document.addEventListener("focusin", () => {
+    const one = document.activeElement, style = getComputedStyle(one), box = one.getBoundingClientRect();
+    window.visited.push({
+      name: one.tagName.toLowerCase() + ":" + (one.getAttribute("aria-label") || one.id || one.innerText || one.name || "").trim().slice(0, 40),
+      seen: style.outlineStyle !== "none" && parseFloat(style.outlineWidth) > 0 || style.boxShadow !== "none",
+      inside: box.bottom > 0 && box.top < innerHeight && box.right > 0 && box.left < innerWidth,
+      place: [...document.querySelectorAll("*")].indexOf(one),
+    });
+  });
+"""
+"""Of each element that gets the focus: whether one sees that, and where it is."""
 REACHABLE = """() => [...document.querySelectorAll("a[href], button, input, select, textarea, summary, [tabindex='0']")]
   .filter(one => one.type !== "hidden" && !one.disabled && one.checkVisibility()).length"""
 
@@ -88,29 +90,20 @@ def test_no_page_violates_a_rule_of_axe(console: RunningConsole, visit: Visit, s
 
 @pytest.mark.parametrize("path", PAGES)
 def test_the_keyboard_reaches_everything_in_order_and_is_seen(console: RunningConsole, visit: Visit, path: str) -> None:
-    page = visit(console.url).open(path)
+    page = visit(console.url).open(path + "?limit=8")
     reachable = page.evaluate(REACHABLE)
+    page.evaluate(NOTE_FOCUS)
 
-    visited = tabbed(page)
+    for _ in range(reachable):
+        page.keyboard.press("Tab")
+    visited: list[dict[str, Any]] = page.evaluate("visited")
 
     assert visited[0]["name"].startswith("a:Skip")
-    assert len({focus["place"] for focus in visited}) == min(reachable, TABS_MAX)
+    assert len({focus["place"] for focus in visited}) == reachable
     assert [focus["name"] for focus in visited if not focus["seen"]] == []
     assert [focus["name"] for focus in visited if not focus["inside"]] == []
     places = [focus["place"] for focus in visited]
     assert places == sorted(places)
-
-
-def tabbed(page: Page) -> list[dict[str, Any]]:
-    """What has the focus after each press of the tabulator, until the page is left."""
-    visited: list[dict[str, Any]] = []
-    for _ in range(TABS_MAX):
-        page.keyboard.press("Tab")
-        focus: dict[str, Any] = page.evaluate(FOCUS)
-        if focus["body"] or (visited and focus["place"] == visited[0]["place"]):
-            break
-        visited.append(focus)
-    return visited
 
 
 def test_a_request_is_found_and_opened_by_keyboard(console: RunningConsole, visit: Visit) -> None:
@@ -121,14 +114,11 @@ def test_a_request_is_found_and_opened_by_keyboard(console: RunningConsole, visi
     page.keyboard.type(wanted)
     page.keyboard.press("Enter")
     page.wait_for_url("**q=**")
-    link = page.get_by_role("link", name=wanted, exact=True)
-    while not link.evaluate("link => link === document.activeElement"):
-        page.keyboard.press("Tab")
-        assert not page.evaluate(FOCUS)["body"], "the link was not reached"
+    press_until_focused(page, page.get_by_role("link", name=wanted, exact=True))
     page.keyboard.press("Enter")
     page.wait_for_url(f"**/requests/{wanted}")
 
-    assert page.locator(".verdict .say").inner_text()
+    expect(page.locator(".verdict .say")).not_to_be_empty()
 
 
 def test_the_skip_link_leads_to_the_content(console: RunningConsole, visit: Visit) -> None:

@@ -4,9 +4,10 @@ import re
 from collections.abc import Callable
 from typing import Any, Literal
 
-from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, Response, Route
+from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Locator, Page, Response, Route, expect
 
 WAIT_MILLISECONDS_MAX = 8_000
+TABS_MAX = 200
 Scheme = Literal["dark", "light"]
 
 
@@ -67,6 +68,17 @@ def facts_of(page: Page) -> dict[str, str]:
         "list => Object.fromEntries([...list.children].map(one => [one.children[0].innerText.trim(), one.children[1].innerText.trim()]))"
     )
     return found
+
+
+def press_until_focused(page: Page, wanted: Locator) -> None:
+    """Press the tabulator until this element has the focus."""
+    expect(wanted).to_be_visible()
+    for _ in range(TABS_MAX):
+        if wanted.evaluate("one => one === document.activeElement"):
+            return
+        page.keyboard.press("Tab")
+    message = f"{wanted} cannot be reached"
+    raise AssertionError(message)
 
 
 def number(text: str) -> float:
