@@ -337,6 +337,8 @@ class RungView(View, frozen=True, kw_only=True):
     tokens: int
     share: float | None
     lost: float | None
+    why: str = ""
+    advice: str = ""
 
 
 class LadderGroupView(View, frozen=True, kw_only=True):
@@ -422,20 +424,6 @@ class WhatIfView(View, frozen=True, kw_only=True):
     orders: list[str]
     admissions: list[str]
     busy: bool
-
-
-class SignInView(View, frozen=True, kw_only=True):
-    """`offered`: the console was given an admin token to compare with."""
-
-    offered: bool
-    refused: bool = False
-    next: str = "/"
-
-
-class ApiView(View, frozen=True, kw_only=True):
-    """The API's description, for a page without scripts."""
-
-    document: dict[str, Any]
 
 
 class ProblemView(View, frozen=True, kw_only=True):
