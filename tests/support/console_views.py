@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 
 from pointsman_cli.console.views import (
+    ApiView,
     DoctorView,
     EventView,
     FindingView,
@@ -20,13 +21,15 @@ from pointsman_cli.console.views import (
     MomentView,
     MoveView,
     PhaseView,
-    Problem,
+    ProblemView,
+    RequestPageView,
     RequestsView,
     RequestView,
     RungView,
     ScaleView,
     ShadowsView,
     ShadowView,
+    SignInView,
     SizeView,
     StatusView,
     StoryView,
@@ -180,6 +183,16 @@ def story(cause: str = "long_prompt_ahead", **changes: Any) -> StoryView:
     return msgspec.structs.replace(made, **changes)
 
 
+def told(cause: str = "long_prompt_ahead", **changes: Any) -> RequestPageView:
+    made = story(cause, **changes)
+    return RequestPageView(request=made.request, row=None, state="done", story=made)
+
+
+def reading() -> RequestPageView:
+    row = requests(1).requests[0]
+    return RequestPageView(request=row.request, row=row, state="running", story=None)
+
+
 def doctor() -> DoctorView:
     findings = [
         FindingView(severity="serious", area="caches", what="the cache of engine-4 was emptied behind its back: 61% of the tokens predicted to be cached were not",
@@ -299,15 +312,15 @@ EMPTY: dict[str, Any] = {
     "hit_rate": LadderView(pool=None, tenants=[], hours=[]),
     "shadow": ShadowsView(policy="pointsman", shadows=[]),
     "what_if": WhatIfView(runs=[], policies=[], orders=[], admissions=[], busy=False),
-    "request": story("unknown", phases=[], decisions=[], grants=[], reasons=[], details=[], events=[], failed_attempts=[], refused_moves=[], ttft=None, slo_ttft=None, predicted_ttft=None, late=False, arrival=None, verdict="", note="the log begins after it"),
+    "request": told("unknown", phases=[], decisions=[], grants=[], reasons=[], details=[], events=[], failed_attempts=[], refused_moves=[], ttft=None, slo_ttft=None, predicted_ttft=None, late=False, arrival=None, verdict="", note="the log begins after it"),
     "what_if_run": run("failed"),
-    "problem": Problem(error="Not found", detail="No request of this id is in the log."),
-    "sign_in": Problem(error="", detail=""),
-    "api": {"paths": {}},
+    "problem": ProblemView(status=404, error="not_found", detail="No request of this id is in the log."),
+    "sign_in": SignInView(offered=False),
+    "api": ApiView(document={"paths": {}}),
 }  # fmt: skip
 FULL: dict[str, Any] = {
     "fleet": fleet(20), "requests": requests(100), "doctor": doctor(), "history": history(), "tenants": tenants(), "hit_rate": ladder(),
-    "shadow": shadows(), "what_if": what_if(), "request": story(), "what_if_run": run(),
-    "problem": Problem(error="Bad request", detail="since: not a time"), "sign_in": Problem(error="", detail="That is not the token."),
-    "api": {"paths": {"/api/fleet": {"get": {"summary": "The fleet", "parameters": [{"name": "at", "in": "query", "required": False}]}}}},
+    "shadow": shadows(), "what_if": what_if(), "request": told(), "what_if_run": run(),
+    "problem": ProblemView(status=400, error="since", detail="since: not a time"), "sign_in": SignInView(offered=True, refused=True, next="/history"),
+    "api": ApiView(document={"paths": {"/api/fleet": {"get": {"summary": "The fleet", "parameters": [{"name": "at", "in": "query"}]}}}}),
 }  # fmt: skip

@@ -117,7 +117,7 @@ class Console:
         return ladder_view(self.source.ladder)
 
     def shadow(self) -> ShadowsView:
-        return ShadowsView(policy=self.status().policy, shadows=[])
+        return ShadowsView(policy=self.status().policy)
 
     def what_if(self) -> WhatIfView:
         return WhatIfView(

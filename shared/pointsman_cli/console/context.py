@@ -15,12 +15,12 @@ from pointsman_cli.console.views import (
     FleetView,
     HistoryView,
     LadderView,
+    RequestPageView,
     RequestsView,
     Session,
     ShadowsView,
     ShadowView,
     StatusView,
-    StoryView,
     TenantsView,
     WhatIfRun,
 )
@@ -28,6 +28,7 @@ from pointsman_cli.console.views import (
 Query = Mapping[str, str]
 Values = dict[str, Any]
 MAP_COLUMNS = 64
+PROBLEMS = {400: "Refused", 401: "Sign in", 403: "Not allowed", 404: "Not found", 409: "Refused", 503: "Busy"}
 STAGES = ("pending", "prefill", "handed over", "decoding", "finished", "failed", "cancelled", "rejected")
 COMPARED = ("effective capacity", "TTFT P90", "hit rate")
 GAPS = {
@@ -62,6 +63,8 @@ def values_of_page(page: str, view: Any, status: StatusView, session: Session, q
             return _what_if_run(view)
         case "shadow":
             return _shadow(view)
+        case "problem":
+            return {"problem_word": PROBLEMS.get(view.status, f"Problem {view.status}")}
         case _:
             return {}
 
@@ -105,10 +108,11 @@ def _requests(view: RequestsView, query: Query) -> Values:
     return {"requests_verdict": health.requests_verdict(view), "stages": STAGES, "filtered": filtered}
 
 
-def _request(view: StoryView) -> Values:
+def _request(view: RequestPageView) -> Values:
+    told = view.story
     return {
-        "story": story(view),
-        "tenant_path": f"/requests?{urlencode({'tenant': view.tenant})}",
+        "story": story(told) if told else None,
+        "tenant_path": f"/requests?{urlencode({'tenant': told.tenant})}" if told else "",
         "api_path": f"/api/requests/{quote(view.request, safe='')}",
     }
 

@@ -38,7 +38,7 @@ class Table(Generic[T]):
 
     def rows(self, items: Sequence[T], query: Mapping[str, str]) -> list[Row]:
         return [
-            Row(self.identity(item), self.level(item), tuple([column.cell(item) for column in self.columns]))
+            Row(self.identity(item), self.level(item), tuple([str(column.cell(item)) for column in self.columns]))
             for item in self._sorted(items, query)
         ]
 

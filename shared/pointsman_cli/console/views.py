@@ -6,6 +6,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from pointsman.analysis.shadow import ShadowSummary
+
 Health = Literal["starting", "catching up", "live", "disconnected", "recorded"]
 Lateness = Literal["in time", "late", "open", "unserved"]
 RunState = Literal["waiting", "running", "done", "failed", "cancelled"]
@@ -359,21 +361,12 @@ class LadderView(View, frozen=True, kw_only=True):
     note: str = ""
 
 
-class ShadowView(View, frozen=True, kw_only=True):
-    """One other policy. Deltas are its own less those of the policy in force; shares are of the placements decided."""
-
-    name: str
-    settings: dict[str, Any]
-    placements: int
-    agreement: float | None
-    values: dict[str, float | None]
-    series: list[dict[str, Any]] = []
-    note: str = ""
-
-
 class ShadowsView(View, frozen=True, kw_only=True):
+    """`policy`: in force. Times in the summary are engine seconds."""
+
     policy: str
-    shadows: list[ShadowView]
+    summary: ShadowSummary | None = None
+    """None: no other policy decides along."""
 
 
 class WhatIfChange(View, frozen=True, kw_only=True):
