@@ -16,6 +16,7 @@ from tests.support.up import POINTSMAN, RunningUp, pointsman_up
 
 pytestmark = pytest.mark.browser
 
+ENGINE = "scaled-2"
 TOKEN = "the-admin-token-of-this-test"
 FLEET_MILLISECONDS_MAX = 20_000
 RECORDED = ("InstanceDraining", "InstanceUndrained", "ScaleDecided")
@@ -45,7 +46,7 @@ def acts_in(up: RunningUp) -> list[dict[str, Any]]:
     tap = [POINTSMAN, "tap", "--from", str(up.data), "--since", "1", "--until", "now", "--json"]
     lines = subprocess.run(tap, check=True, capture_output=True, timeout=30).stdout.splitlines()
     events = [json.loads(line)["event"] for line in lines]
-    return [event for event in events if event["type"] in RECORDED and event.get("by")]
+    return [event for event in events if event["type"] in RECORDED and event.get("by") and not event.get("leaving")]
 
 
 def go_to(page: Page, role: Any, name: str) -> None:
@@ -71,8 +72,8 @@ def test_without_the_token_a_reader_only_reads(up: RunningUp, console: RunningCo
     csrf = page.locator("input[name=csrf]").first
     token = csrf.get_attribute("value") if csrf.count() else ""
     tried = [
-        ("/actions/drain", {"instance": "engine-2"}),
-        ("/actions/undrain", {"instance": "engine-2"}),
+        ("/actions/drain", {"instance": ENGINE}),
+        ("/actions/undrain", {"instance": ENGINE}),
         ("/actions/scale", {"wanted": "3"}),
     ]
     for path, form in tried:
@@ -96,21 +97,21 @@ def test_without_the_token_a_reader_only_reads(up: RunningUp, console: RunningCo
 def test_an_engine_is_drained_and_taken_back_by_keyboard(up: RunningUp, console: RunningConsole, visit: Visit) -> None:
     page = visit(console.url).open("/")
     sign_in(page)
-    status = page.locator("#engines tr", has_text="engine-2").locator("td").first
+    status = page.locator("#engines tr", has_text=ENGINE).locator("td").first
 
-    for button, shown in (("Drain …", "draining"), ("Undrain …", "ready")):
+    for act, shown in (("Drain", "draining"), ("Undrain", "ready")):
         go_to(page, "combobox", "Engine")
-        page.keyboard.type("engine-2")
-        go_to(page, "button", button)
+        page.keyboard.type(ENGINE)
+        go_to(page, "button", f"{act} …")
         page.keyboard.press("Enter")
         page.wait_for_url("**act=**")
-        go_to(page, "button", button.split()[0])
+        go_to(page, "button", f"{act} {ENGINE}")
         page.keyboard.press("Enter")
         page.wait_for_url("**done=**")
         expect(status).to_have_text(shown)
 
     acts = [(act["type"], act["instance"]) for act in acts_in(up) if act["type"] != "ScaleDecided"]
-    assert acts == [("InstanceDraining", "engine-2"), ("InstanceUndrained", "engine-2")]
+    assert acts == [("InstanceDraining", ENGINE), ("InstanceUndrained", ENGINE)]
     assert all(act["by"] for act in acts_in(up))
 
 
@@ -127,7 +128,7 @@ def test_the_pool_is_scaled_and_the_history_says_who_asked(
     go_to(page, "button", "Scale …")
     page.keyboard.press("Enter")
     page.wait_for_url("**act=scale**")
-    go_to(page, "button", "Scale")
+    go_to(page, "button", "Scale to 3")
     page.keyboard.press("Enter")
     page.wait_for_url("**done=**")
 
