@@ -9,6 +9,7 @@ from pointsman_cli.console.cells import (
     clock,
     count,
     decimal,
+    duration,
     factor,
     key,
     link,
@@ -36,11 +37,7 @@ def _engine_level(engine: InstanceView) -> str:
 
 def _role(engine: InstanceView) -> Markup:
     shown = link("/requests?instance={}", engine.instance)
-    return (
-        shown
-        if engine.role in {"", "both"}
-        else Markup(f'{shown} <span class="chip">{text(engine.role)}</span>')
-    )
+    return shown if engine.role in {"", "both"} else Markup(f'{shown} <span class="chip">{text(engine.role)}</span>')
 
 
 def _queue(engine: InstanceView) -> Markup:
@@ -169,6 +166,7 @@ def _size(view: ScaleView) -> Markup:
 
 SCALING: Table[ScaleView] = Table(
     key="scaling",
+    fixed=False,
     caption="Decisions about the pool's size, newest first",
     identity=lambda s: f"s-{s.sequence}",
     columns=(
@@ -188,6 +186,7 @@ SCALING: Table[ScaleView] = Table(
 
 MOVES: Table[MoveView] = Table(
     key="moves",
+    fixed=False,
     caption="Requests moved between engines, newest first",
     identity=lambda m: f"m-{m.sequence}",
     level=lambda m: "warning" if m.refusal else "",
@@ -196,7 +195,7 @@ MOVES: Table[MoveView] = Table(
         Column("request", "Request", lambda m: link("/requests/{}", m.request, shown=short(m.request)), css="wide id"),
         Column("way", "From → to", lambda m: Markup("{} → {}").format(text(m.source), text(m.instance)), css="wide"),
         Column("kind", "Move", lambda m: text("out of the engine" if m.rebound else "between queues"), css="wide"),
-        Column("benefit", "Sooner by, s", lambda m: seconds(m.benefit) if m.benefit > 0 else NOTHING, css="n"),
+        Column("benefit", "Sooner by", lambda m: duration(m.benefit) if m.benefit > 0 else NOTHING, css="n"),
         Column(
             "outcome",
             "Outcome",
@@ -216,6 +215,7 @@ EVENT_LEVELS = {
 }
 EVENTS: Table[FleetEventView] = Table(
     key="events",
+    fixed=False,
     caption="Engines and leaders coming and going, newest first",
     identity=lambda e: f"f-{e.sequence}",
     columns=(

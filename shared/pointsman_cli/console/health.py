@@ -19,10 +19,11 @@ class Verdict(NamedTuple):
     level: Level
     sentence: str
     more: list[str]
+    called: str = ""
 
     @property
     def word(self) -> str:
-        return WORDS[self.level]
+        return self.called or WORDS[self.level]
 
 
 class Trouble(NamedTuple):

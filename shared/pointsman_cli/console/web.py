@@ -24,10 +24,11 @@ from pointsman_cli.console.live import Parts
 from pointsman_cli.console.pages import Pages
 from pointsman_cli.console.security import Guard, Refusal, set_cookie
 from pointsman_cli.console.viewers import TooManyViewersError, Viewers
-from pointsman_cli.console.views import ActionView, ProblemView, Session
+from pointsman_cli.console.views import ActionView, ApiView, ProblemView, Session, SignInView
 
 HTML = "text/html; charset=utf-8"
 SEE_OTHER = 303
+HTTP_ERROR_MIN = 400
 PAGES = (
     "/",
     "/requests",
@@ -133,29 +134,30 @@ class Site:
     async def _page(self, request: Request) -> Response:
         visit = visit_of(request, self._guard)
         if not visit.reads:
-            return _see("/sign-in")
+            return _see(f"/sign-in?next={quote(_path_of(request), safe='')}")
         query = dict(request.query_params)
         name, view = self._console.view(request.url.path, query)
         return self._rendered(name, view, visit, query=query)
 
     async def _api_page(self, request: Request) -> Response:
-        return self._rendered("api", openapi_document(), visit_of(request, self._guard))
+        return self._rendered("api", ApiView(document=openapi_document()), visit_of(request, self._guard))
 
     async def _sign_in_page(self, request: Request) -> Response:
-        return self._signing_in(visit_of(request, self._guard), Refusal(200, ""))
+        where = _local(request.query_params.get("next", "/"))
+        return self._signing_in(visit_of(request, self._guard), where)
 
     async def _sign_in(self, request: Request) -> Response:
         visit, form = await self._changing(request)
-        made = self._guard.sign_in(form.get("token", ""))
+        where, made = _local(form.get("next", "/")), self._guard.sign_in(form.get("token", ""))
         if isinstance(made, Refusal):
-            return self._signing_in(visit, made)
-        answer = _see("/")
+            return self._signing_in(visit, where, status=made.status)
+        answer = _see(where)
         answer.headers["set-cookie"] = set_cookie(made)
         return answer
 
-    def _signing_in(self, visit: Visit, refusal: Refusal) -> Response:
-        view = ProblemView(status=refusal.status, error=refusal.error, detail=refusal.detail)
-        return self._rendered("sign_in", view, visit, status=refusal.status)
+    def _signing_in(self, visit: Visit, where: str, *, status: int = 200) -> Response:
+        view = SignInView(offered=self._guard.has_tokens, refused=status >= HTTP_ERROR_MIN, next=where)
+        return self._rendered("sign_in", view, visit, status=status)
 
     async def _sign_out(self, request: Request) -> Response:
         visit, _ = await self._changing(request)
@@ -255,6 +257,16 @@ async def _unless_full(frames: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
 
 def _see(where: str) -> Response:
     return Response(status_code=SEE_OTHER, headers={"location": where, "cache-control": "no-store"})
+
+
+def _local(path: str) -> str:
+    """A path on this site, never another one."""
+    return path if path.startswith("/") and not path.startswith(("//", "/\\")) and path.isprintable() else "/"
+
+
+def _path_of(request: Request) -> str:
+    query = request.url.query
+    return request.url.path + (f"?{query}" if query else "")
 
 
 def _canonical(page: str) -> str:
