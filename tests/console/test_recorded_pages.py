@@ -19,6 +19,7 @@ pytestmark = pytest.mark.browser
 ENGINES = 5
 TENANTS = ("search", "support", "coding")
 SLO_TTFT = 5.0
+STORY_MILLISECONDS_MAX = 20_000
 
 
 @pytest.fixture(scope="module")
@@ -99,6 +100,7 @@ def test_one_request_is_told_as_the_log_has_it(console: RunningConsole, visit: V
     done = truth.finished[worst]
 
     page = visit(console.url).open(f"/requests/{worst}")
+    page.locator("table.waterfall").wait_for(timeout=STORY_MILLISECONDS_MAX)
 
     facts = facts_of(page)
     assert number(facts["TTFT"]) == pytest.approx(truth.ttft[worst], abs=0.006)
@@ -133,7 +135,7 @@ def test_the_examination_names_the_slow_engine(console: RunningConsole, visit: V
     page = visit(console.url).open("/doctor")
 
     finding = page.locator(".finding", has_text="engine-3").first
-    finding.wait_for(timeout=20_000)
+    finding.wait_for(timeout=STORY_MILLISECONDS_MAX)
     assert page.locator(".verdict .say").inner_text()
 
 
