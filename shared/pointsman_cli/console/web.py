@@ -20,8 +20,8 @@ from pointsman_cli.console.exchange import (
     guarded,
     visit_of,
 )
-from pointsman_cli.console.live import Parts
-from pointsman_cli.console.pages import Pages
+from pointsman_cli.console.pages.live import Parts
+from pointsman_cli.console.pages.rendering import Pages
 from pointsman_cli.console.security import Guard, Refusal, set_cookie
 from pointsman_cli.console.viewers import TooManyViewersError, Viewers
 from pointsman_cli.console.views import ActionView, ProblemView, Session
@@ -268,7 +268,7 @@ def _canonical(page: str) -> str:
 def _static_files() -> dict[str, tuple[str, bytes]]:
     """By path below `static`. Read once: nothing that a request names becomes a path."""
     found: dict[str, tuple[str, bytes]] = {}
-    waiting = [("", files("pointsman_cli.console").joinpath(STATIC))]
+    waiting = [("", files("pointsman_cli.console.pages").joinpath(STATIC))]
     while waiting:
         prefix, directory = waiting.pop()
         if not directory.is_dir():
