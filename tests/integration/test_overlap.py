@@ -6,6 +6,8 @@ import json
 import os
 import re
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -24,8 +26,10 @@ from pointsman_cli.discovery import FleetFile, find_fleet
 from pointsman_cli.up.command import CREDENTIALS
 from tests.support.up import RunningUp, pointsman_up
 from tests.support.waiting import eventually
+from tests.tidy.pages import ROOT, blocks
 
 ROUTER = BusUser(BusRole.ROUTER, "other", PoolName("default"))
+PAGE = ROOT / "docs/overlap.md"
 PROMPTS = [[number] * 400 + list(range(1000, 1600)) for number in range(1, 5)]
 Answer = dict[str, Any]
 
@@ -62,7 +66,8 @@ async def complete(http: aiohttp.ClientSession, fleet: FleetFile, prompt: list[i
 async def overlap(http: aiohttp.ClientSession, fleet: FleetFile) -> Answer:
     url = f"{fleet.of_role('ingress')[0].probes}/kv/overlap"
     async with http.post(url, json={"prompts": [{"token_ids": prompt} for prompt in PROMPTS]}) as answer:
-        return {"status": answer.status} | await answer.json()
+        told: Answer = await answer.json()
+        return told | {"status": answer.status}
 
 
 async def all_known(http: aiohttp.ClientSession, fleet: FleetFile) -> bool:
@@ -126,6 +131,22 @@ async def test_another_router_asks_leader_and_follower_over_nats(fleet: FleetFil
     assert leader["scheduler"] != follower["scheduler"]
     assert matched(leader) == matched(follower)
     assert min(best(leader)) > 900
+
+
+def test_the_examples_of_the_page_run(fleet: FleetFile) -> None:
+    shell, python = blocks(PAGE.read_text())[:2]
+    admin = fleet.of_role("ingress")[0].probes
+    told = subprocess.run(
+        ["bash", "-c", shell.text.replace("http://127.0.0.1:8081", admin).replace("qwen2.5-7b", fleet.model)],
+        capture_output=True, check=True,
+    )  # fmt: skip
+    assert [len(i["matched_blocks"]) for i in json.loads(told.stdout)["instances"]] == [2, 2]
+
+    seed = Credentials(Path(fleet.credentials)).file(ROUTER)
+    own = python.text.replace("nats://127.0.0.1:4222", fleet.nats).replace("router-1", ROUTER.name)
+    ran = own.replace(f"credentials/routers/default/{ROUTER.name}.nk", str(seed))
+    told = subprocess.run([sys.executable, "-c", ran], capture_output=True, check=True)
+    assert json.loads(told.stdout)["type"] == "OverlapAnswered"
 
 
 async def test_a_flood_is_refused_and_decisions_go_on(fleet: FleetFile) -> None:

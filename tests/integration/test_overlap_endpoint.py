@@ -78,7 +78,7 @@ async def post(world: World, body: Any, **headers: str) -> tuple[int, Any, dict[
 
 
 def keys(tokens: list[int], *, salt: str = "") -> bytes:
-    """As docs/prefix-agreement.md defines them."""
+    """As docs/overlap.md defines them."""
     secret, packed = SECRET.encode(), b""
     root = "\x00".join(("pointsman-1", "m", "", salt, str(BLOCK))).encode()
     digest = blake2b(root, key=secret, digest_size=8).digest()

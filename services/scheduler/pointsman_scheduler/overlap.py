@@ -20,7 +20,7 @@ from pointsman.contracts.overlap import (
 )
 from pointsman.contracts.subjects import overlap_subject
 from pointsman.ports import Clock, Commands, EventLog, LogMissingError, LogUnavailableError, Reply
-from pointsman.primitives import BlockKey, PoolName, WallSeconds
+from pointsman.primitives import BlockKey, InstanceId, PoolName, WallSeconds
 from pointsman.primitives import Sequence as LogSequence
 from pointsman.runtime import telemetry
 from pointsman.state.state import State
@@ -34,7 +34,8 @@ FOLLOWER_SHARE = 0.5
 """Of the process's time."""
 BURST_SECONDS = 0.02
 SLICE_TOKENS = 8_192
-"""Hashed without a break."""
+SLICE_PROMPTS = 8
+"""Hashed and looked up without a break."""
 END_WALL_SECONDS: WallSeconds = WallSeconds(1.0)
 EXTENT_WALL_SECONDS_MAX = 0.25
 ANSWERED = "answered"
@@ -146,8 +147,14 @@ class OverlapService:
             return OverlapRefused(reason=OverlapRefusal.INVALID, detail=detail)
         keys = [await self._keys(prompt, request, work) for prompt in request.prompts]
         await self._measure_log()
+        state = self._replica.state
+        as_of, held = state.sequence, list[dict[InstanceId, int]]()
+        for start in range(0, len(keys), SLICE_PROMPTS):
+            with work.timed():
+                held += [held_blocks(state, prompt) for prompt in keys[start : start + SLICE_PROMPTS]]
+            await work.pause()
         with work.timed():
-            return self._answer(keys)
+            return self._answer(state, as_of, held)
 
     async def _keys(self, prompt: OverlapPrompt, request: OverlapRequest, work: Work) -> list[BlockKey]:
         if not prompt.token_ids:
@@ -176,8 +183,7 @@ class OverlapService:
                 async with asyncio.timeout(EXTENT_WALL_SECONDS_MAX):
                     self._log_end = (await self._log.extent()).last
 
-    def _answer(self, keys: Sequence[list[BlockKey]]) -> OverlapAnswered:
-        state = self._replica.state
+    def _answer(self, state: State, as_of: LogSequence, held: Sequence[dict[InstanceId, int]]) -> OverlapAnswered:
         return OverlapAnswered(
             pool=self._pool,
             model=state.fleet.model,
@@ -185,24 +191,25 @@ class OverlapService:
             scheduler=self._name,
             leading=self._leader.leading is not None,
             term=state.term,
-            as_of=state.sequence,
-            behind=max(0, self._log_end - state.sequence),
+            as_of=as_of,
+            behind=max(0, self._log_end - as_of),
             age=max(0.0, self._clock.now() - state.last_at) / state.settings.speed,
-            instances=overlaps(state, keys),
+            instances=overlaps(state, held),
         )
 
 
-def overlaps(state: State, prompts: Sequence[list[BlockKey]]) -> list[InstanceOverlap]:
-    """Blocks that engines have told of or delivered; not those that a placed request will bring."""
-    held = []
-    for keys in prompts:
-        hits = state.index.hits(keys)
-        state.delivered.extend_hits(keys, hits)
-        held.append(hits)
+def held_blocks(state: State, keys: list[BlockKey]) -> dict[InstanceId, int]:
+    """Leading blocks of a prompt that engines have told of or delivered; not those that a placed request will bring."""
+    held = state.index.hits(keys)
+    state.delivered.extend_hits(keys, held)
+    return held
+
+
+def overlaps(state: State, held: Sequence[dict[InstanceId, int]]) -> list[InstanceOverlap]:
     block_tokens = state.settings.block_tokens
     found = []
     for instance in state.fleet.instances:
-        blocks = [hits.get(instance.id, 0) for hits in held]
+        blocks = [prompt.get(instance.id, 0) for prompt in held]
         found.append(
             InstanceOverlap(
                 instance=instance.id,

@@ -15,7 +15,7 @@ from pointsman.adapters.clocks import ScaledClock
 from pointsman.contracts.block_keys import KeyChain
 from pointsman.contracts.codec import AnyCommand, decode_command
 from pointsman.contracts.fleet import InstanceProbed
-from pointsman.contracts.overlap import OVERLAP_BYTES_MAX, OverlapAnswered, OverlapRefused
+from pointsman.contracts.overlap import OVERLAP_BYTES_MAX, InstanceOverlap, OverlapAnswered, OverlapRefused
 from pointsman.contracts.tenants import TenantPolicies, TenantPoliciesSet, TenantPolicy
 from pointsman.policies.admission.admit_all import AdmitAll
 from pointsman.policies.ordering.first_come_first_served import FirstComeFirstServed
@@ -25,7 +25,7 @@ from pointsman.primitives import BlockKey, Epoch, InstanceId, PoolName, Tenant, 
 from pointsman.state.state import PoolSettings, State
 from pointsman_lab.memory.log import MemoryBroker
 from pointsman_scheduler.leader import Candidacy
-from pointsman_scheduler.overlap import FOLLOWER_SHARE, LEADER_SHARE, OverlapService, WorkBudget, overlaps
+from pointsman_scheduler.overlap import FOLLOWER_SHARE, LEADER_SHARE, OverlapService, WorkBudget, held_blocks, overlaps
 from pointsman_scheduler.replica import Replica
 from tests.support.events import BLOCK, joined, removed, reported, stored
 from tests.support.leading import leader_of, place
@@ -94,12 +94,16 @@ def request(*prompts: Any, **fields: Any) -> bytes:
     return json.dumps({"type": "OverlapRequest", "prompts": prompts, **fields}).encode()
 
 
+def told(state: State, prompts: list[list[BlockKey]]) -> list[InstanceOverlap]:
+    return overlaps(state, [held_blocks(state, prompt) for prompt in prompts])
+
+
 def packed(keys: list[int]) -> str:
     return base64.b64encode(b"".join(key.to_bytes(8, "little") for key in keys)).decode()
 
 
 def chained(tokens: list[int], *, lora: str = "", salt: str = "") -> list[int]:
-    """By the definition in docs/prefix-agreement.md, without our own code."""
+    """By the definition in docs/overlap.md, without our own code."""
     secret = SECRET.encode()
     root = "\x00".join(("pointsman-1", "m", lora, salt, str(BLOCK))).encode()
     digest, keys = blake2b(root, key=secret, digest_size=8).digest(), []
@@ -125,7 +129,7 @@ def test_matches_are_those_of_a_slow_twin(history: list[tuple[bool, str, int, in
             held[name].difference_update(keys)
     prompts = [[BlockKey(key) for key in range(1, length + 1)] for length in range(LENGTH + 1)]
 
-    found = {overlap.instance: overlap.matched_blocks for overlap in overlaps(state, prompts)}
+    found = {overlap.instance: overlap.matched_blocks for overlap in told(state, prompts)}
 
     def depth(name: str, prompt: list[BlockKey]) -> int:
         return next((i for i, key in enumerate(prompt) if key not in held[name]), len(prompt))
@@ -190,8 +194,8 @@ async def test_each_instance_says_how_far_it_is_known_and_why() -> None:
     service.state.apply(reported("exact", 0, [], at=1.0))
     answer = await service.overlap({"block_keys": packed([1, 2])})
 
-    told = {i.instance: (i.knowledge, i.knowledge_reason, i.matched_blocks) for i in answer.instances}
-    assert told == {
+    known = {i.instance: (i.knowledge, i.knowledge_reason, i.matched_blocks) for i in answer.instances}
+    assert known == {
         "exact": ("exact", "", [0]),
         "gap": ("degraded", "cache events 1 to 2 are missing", [2]),
         "unproven": ("degraded", "no probe has compared keys yet", [0]),
@@ -204,7 +208,7 @@ async def test_what_a_placed_request_will_bring_is_not_held_yet() -> None:
     place(leader, "r", [1, 2])
 
     assert leader.state.hits([BlockKey(1)]) == {"a": 1}
-    assert [overlap.matched_blocks for overlap in overlaps(leader.state, [[BlockKey(1)]])] == [[0]]
+    assert [overlap.matched_blocks for overlap in told(leader.state, [[BlockKey(1)]])] == [[0]]
 
 
 async def test_it_says_how_far_behind_the_log_it_is() -> None:
@@ -259,7 +263,7 @@ async def test_a_leader_gives_lookups_their_share_of_time_and_no_more() -> None:
             service.clock.at += answer.retry_after
         else:
             answered += 1
-    worked = (4 * answered + refused) * service.clock.step  # decoding, keys, answer, encoding
+    worked = (5 * answered + refused) * service.clock.step  # decoding, hashing, looking up, answering, encoding
 
     assert refused
     assert worked == pytest.approx(60.0 * LEADER_SHARE, rel=0.1)
@@ -296,4 +300,4 @@ def test_our_chain_is_the_one_that_is_documented() -> None:
 
 
 def test_nothing_is_asked_of_a_fleet_without_instances() -> None:
-    assert overlaps(State(PoolSettings()), [[BlockKey(1)]]) == []
+    assert told(State(PoolSettings()), [[BlockKey(1)]]) == []
