@@ -39,6 +39,11 @@ class Holding:
         unchanged = next((depth for depth, engines in self.levels if engines & ~corrected), 0)
         return max(deepest, unchanged)
 
+    def depth_at(self, bit: int) -> int:
+        """Of one engine."""
+        known = self.late.get(bit)
+        return next((depth for depth, engines in self.levels if engines & bit), 0) if known is None else known
+
 
 class Hindsight:
     def __init__(self) -> None:

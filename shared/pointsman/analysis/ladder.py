@@ -24,7 +24,7 @@ from pointsman.contracts.decisions import (
 )
 from pointsman.contracts.fleet import InstanceJoined, InstanceLeft
 from pointsman.contracts.requests import PrefillFinished, RequestCancelled, RequestFailed, RequestFinished
-from pointsman.primitives import BlockKey, EngineSeconds, InstanceId, RequestId, Tenant, Tokens
+from pointsman.primitives import BlockKey, EngineSeconds, InstanceId, RequestId, Sequence, Tenant, Tokens
 from pointsman.state.holdings import CONFIRMATION_WALL_SECONDS
 from pointsman.state.state import PoolSettings, State
 
@@ -44,6 +44,8 @@ class _Placed:
     tenant: Tenant
     attempt: int
     at: EngineSeconds
+    sequence: Sequence
+    """Of the log entry that placed it."""
     prompt_tokens: Tokens
     block_tokens: Tokens
     usable_tokens: Tokens
@@ -65,6 +67,8 @@ class _Placed:
 class HitRateLadder:
     def __init__(self, settings: PoolSettings) -> None:
         self.figures = LadderFigures()
+        self.counts_from: Sequence = 0
+        """Requests placed before this log entry only fill the caches."""
         self._settings = settings
         self._seen = SeenBlocks(SEEN_BLOCKS_MIN)
         self._fleet_cache = RecentBlocks(SEEN_BLOCKS_MIN)
@@ -108,11 +112,11 @@ class HitRateLadder:
         if step is not None:
             step(event, state)
             self._in_flight.expire(state.last_at)
-            self._settle(state.last_at - HINDSIGHT_WALL_SECONDS * self._settings.speed)
+            self._settle(state.last_at - HINDSIGHT_WALL_SECONDS * self._settings.speed, state)
 
-    def settle(self) -> None:
+    def settle(self, state: State) -> None:
         """At the end of a log: count all that finished."""
-        self._settle(float("inf"))
+        self._settle(float("inf"), state)
 
     def _place(self, event: RequestPlaced, state: State) -> None:
         request = state.workload.requests.get(event.request)
@@ -132,6 +136,7 @@ class HitRateLadder:
             tenant=request.tenant,
             attempt=event.attempt,
             at=event.at,
+            sequence=state.sequence,
             prompt_tokens=request.prompt_tokens,
             block_tokens=self._settings.block_tokens,
             usable_tokens=max(0, request.prompt_tokens - 1) // block_tokens * block_tokens,
@@ -177,7 +182,7 @@ class HitRateLadder:
         self._compute(event, state)
         placed.end = event
         if placed.settled:
-            self._count(placed, event)
+            self._count(placed, event, state)
 
     def _drop(self, event: RequestFailed | RequestCancelled | RequestRejected, _state: State) -> None:
         self._in_flight.gone(event.request)
@@ -215,25 +220,26 @@ class HitRateLadder:
         self._seen.use(keys)
         self._fleet_cache.use(keys)
 
-    def _settle(self, before: EngineSeconds) -> None:
+    def _settle(self, before: EngineSeconds, state: State) -> None:
         while self._due and self._due[0].at < before:
             placed = self._due.popleft()
             placed.settled = True
             if placed.end is not None and self._open.get(placed.request) is placed:
-                self._count(placed, placed.end)
+                self._count(placed, placed.end, state)
         self._hindsight.settle(before)
 
-    def _count(self, placed: _Placed, end: RequestFinished) -> None:
+    def _count(self, placed: _Placed, end: RequestFinished, state: State) -> None:
         del self._open[placed.request]
-        tally = self.figures.at(wall_time_of(placed.at, self._settings.speed), placed.tenant)
-        for counted in (self.figures.ever, tally):
-            if counted is None:
-                continue
+        _correct_by_delivery(placed, end, state)
+        if placed.sequence < self.counts_from:
+            return
+        prompt = end.prompt_tokens if end.prompt_tokens > 0 else placed.prompt_tokens
+        tokens = [min(prompt, of_rung) for of_rung in _rungs(placed, end.cached_tokens)]
+        for tally in self.figures.tallies(wall_time_of(placed.at, self._settings.speed), placed.tenant):
             if end.cached_tokens < 0:
-                counted.untold += 1
-                continue
-            prompt = end.prompt_tokens if end.prompt_tokens > 0 else placed.prompt_tokens
-            counted.count(prompt, [min(prompt, tokens) for tokens in _rungs(placed, end.cached_tokens)])
+                tally.untold += 1
+            else:
+                tally.count(prompt, tokens)
 
 
 def _rungs(placed: _Placed, delivered: Tokens) -> list[Tokens]:
@@ -241,6 +247,16 @@ def _rungs(placed: _Placed, delivered: Tokens) -> list[Tokens]:
     perfect = max(placed.promised, placed.tokens(placed.holding.depth), delivered)
     unbounded = max(placed.unbounded, placed.capacity, perfect)
     return [unbounded, placed.capacity, perfect, placed.known, placed.chosen, delivered]
+
+
+def _correct_by_delivery(placed: _Placed, end: RequestFinished, state: State) -> None:
+    """What the engine did not deliver, although no event says that it lost it since, it did not hold."""
+    holding, bit = placed.holding, state.index.bits([end.instance])
+    if not bit or end.cached_tokens < 0 or end.cached_tokens >= placed.tokens(holding.depth_at(bit)):
+        return
+    delivered = end.cached_tokens // placed.block_tokens
+    if not state.contradictions.removed_after(end.instance, holding.keys[delivered], placed.sequence):
+        holding.late[bit] = delivered
 
 
 def _reported(state: State, keys: list[BlockKey]) -> int:

@@ -9,7 +9,7 @@ from pointsman.primitives import EngineSeconds, Tokens
 
 HOURS_MAX = 7 * 24
 TENANTS_MAX = 200
-"""The first of the hours kept; further ones are counted together, as OTHER."""
+"""In an hour; further ones are counted together, as OTHER."""
 OTHER = "(other)"
 HOUR_SECONDS = 3600
 
@@ -62,40 +62,30 @@ class Tally(msgspec.Struct):
 
 class LadderFigures:
     def __init__(self) -> None:
-        self.ever = Tally()
-        """All that was counted, hours no longer kept included."""
+        self.ever: dict[str, Tally] = {}
+        """By tenant, also of hours that are no longer kept; the first TENANTS_MAX."""
         self._hours: dict[int, dict[str, Tally]] = {}
-        self._tenants: set[str] = set()
 
-    def at(self, unix_seconds: EngineSeconds, tenant: str) -> Tally | None:
-        """Where a request of that moment is counted; None if its hour is no longer kept."""
-        hour = int(unix_seconds // HOUR_SECONDS)
-        of_hour = self._hours.get(hour)
-        if of_hour is None:
-            of_hour = self._begin(hour)
-            if of_hour is None:
-                return None
-        if tenant not in self._tenants:
-            if len(self._tenants) < TENANTS_MAX:
-                self._tenants.add(tenant)
-            else:
-                tenant = OTHER
-        tally = of_hour.get(tenant)
-        if tally is None:
-            tally = of_hour[tenant] = Tally()
-        return tally
+    def tallies(self, unix_seconds: EngineSeconds, tenant: str) -> list[Tally]:
+        """Where a request of that moment is counted."""
+        counted = [_of(tenant, self.ever)]
+        of_hour = self._hour(int(unix_seconds // HOUR_SECONDS))
+        if of_hour is not None:
+            counted.append(_of(tenant, of_hour))
+        return counted
 
-    def _begin(self, hour: int) -> dict[str, Tally] | None:
-        if len(self._hours) >= HOURS_MAX:
-            oldest = min(self._hours)
-            if hour < oldest:
-                return None
-            del self._hours[oldest]
-            self._tenants = {tenant for of_hour in self._hours.values() for tenant in of_hour} - {OTHER}
-        self._hours[hour] = {}
+    def _hour(self, hour: int) -> dict[str, Tally] | None:
+        if hour not in self._hours:
+            if len(self._hours) >= HOURS_MAX:
+                oldest = min(self._hours)
+                if hour < oldest:
+                    return None
+                del self._hours[oldest]
+            self._hours[hour] = {}
         return self._hours[hour]
 
     def total(self) -> Tally:
+        """Of the hours kept."""
         return _sum(tally for of_hour in self._hours.values() for tally in of_hour.values())
 
     def hours(self, tenant: str | None = None) -> list[tuple[int, Tally]]:
@@ -112,6 +102,12 @@ class LadderFigures:
             for tenant, tally in of_hour.items():
                 tallies.setdefault(tenant, Tally()).add(tally)
         return sorted(tallies.items(), key=lambda row: (-row[1].prompt_tokens, row[0]))
+
+
+def _of(tenant: str, tallies: dict[str, Tally]) -> Tally:
+    if tenant not in tallies and len(tallies) >= TENANTS_MAX:
+        tenant = OTHER
+    return tallies.setdefault(tenant, Tally())
 
 
 def _sum(tallies: Iterable[Tally]) -> Tally:

@@ -57,6 +57,7 @@ class BusRole(StrEnum):
     RECORDER = "recorder"
     WORKER = "worker"
     READER = "reader"
+    CONSOLE = "console"
     OPERATOR = "operator"
     ROUTER = "router"
 
@@ -86,7 +87,7 @@ class BusUser:
         match self.role:
             case BusRole.WORKER:
                 return Account.WORKERS
-            case BusRole.READER | BusRole.OPERATOR | BusRole.ROUTER:
+            case BusRole.READER | BusRole.CONSOLE | BusRole.OPERATOR | BusRole.ROUTER:
                 return Account.PEOPLE
             case _:
                 return Account.FLEET
@@ -187,8 +188,9 @@ def _publish(user: BusUser, pool: PoolName) -> Iterator[str]:
             yield f"{SERVICE_API}STREAM.INFO.{log}"
         case BusRole.ROUTER:
             yield overlap_subject(pool)
-        case BusRole.READER | BusRole.OPERATOR:
-            yield fleet_view_subject(pool)
+        case BusRole.READER | BusRole.CONSOLE | BusRole.OPERATOR:
+            if user.role is not BusRole.CONSOLE:  # which could not ask a leader anything if it wanted to
+                yield fleet_view_subject(pool)
             for call in ("STREAM.INFO", "DIRECT.GET"):
                 yield f"{SERVICE_API}{call}.{log}"
             yield f"{SERVICE_API}STREAM.MSG.GET.{checkpoint_bucket(pool)}"

@@ -192,7 +192,7 @@ def _path_parameters(path: str) -> list[Schema]:
 
 def _query_parameters(path: str) -> list[Schema]:
     return [
-        {"name": name, "in": "query", "schema": schema, "description": text}
+        {"name": name, "in": "query", "required": False, "schema": schema, "description": text}
         for name, (schema, text) in QUERIES.get(path, {}).items()
     ]
 

@@ -14,7 +14,7 @@ from pointsman.primitives import PoolName
 from pointsman.runtime.health import HealthBoard
 from pointsman.simulation.replay.folding import copy_state
 from pointsman.state.state import State
-from pointsman_cli.console.source import Analyses, LogSource
+from pointsman_cli.console.source import LogSource, ShadowOf
 from pointsman_cli.console.views import Health
 from pointsman_cli.history.entries import History, HistoryError
 from pointsman_cli.history.start_point import beginning_of
@@ -31,10 +31,10 @@ class RecordedLog(LogSource):
         *,
         board: HealthBoard,
         until: Moment,
-        analyses: Analyses = lambda _state: (),
+        shadow_of: ShadowOf | None = None,
     ) -> None:
         """`until`: read no further."""
-        super().__init__(pool=PoolName(history.header.pool), board=board, analyses=analyses)
+        super().__init__(pool=PoolName(history.header.pool), board=board, shadow_of=shadow_of)
         self.origin = history.origin
         self._history = history
         self._moment = until
@@ -56,6 +56,7 @@ class RecordedLog(LogSource):
             await self._fold()
         except HistoryError as error:
             self.notes.append(error.message)
+        self.finish()
         self._health = "recorded"
         self.board.restored(PART)
 

@@ -35,7 +35,7 @@ def text(value: object) -> Markup:
 
 
 def name(value: str) -> Markup:
-    return Markup('<span class="id">{}</span>').format(text(value)) if value else NOTHING
+    return Markup(f'<span class="id">{text(value)}</span>') if value else NOTHING
 
 
 def key(prefix: str, value: str) -> str:
@@ -44,7 +44,7 @@ def key(prefix: str, value: str) -> str:
 
 
 def state(word: str, shown: str = "") -> Markup:
-    return Markup('<span class="s {}">{}</span>').format(level(word), text(shown or word))
+    return Markup(f'<span class="s {level(word)}">{text(shown or word)}</span>')
 
 
 def level(word: str) -> Level:
@@ -97,7 +97,7 @@ def bar(value: float | None, shown: Markup, attention: str = "") -> Markup:
     if value is None or value < 0:
         return shown
     step = 5 * min(BAR_STEPS, max(0, round(value * BAR_STEPS)))
-    return Markup('<span class="b b{} {}">{}</span>').format(step, attention, shown)
+    return Markup(f'<span class="b b{step} {attention}">{shown}</span>')
 
 
 def moment(at: float) -> datetime:
@@ -132,7 +132,7 @@ def span(value: float) -> str:
 def link(path: str, *names: str, shown: object = None) -> Markup:
     """A link to `path` with names from outside in it, each quoted."""
     address = path.format(*(quote(one, safe="") for one in names))
-    return Markup('<a href="{}">{}</a>').format(address, text(names[-1] if shown is None else shown))
+    return Markup(f'<a href="{escape(address)}">{text(names[-1] if shown is None else shown)}</a>')
 
 
 def plural(number: int, what: str) -> str:

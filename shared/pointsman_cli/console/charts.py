@@ -11,7 +11,7 @@ from pointsman_cli.console.views import InstanceView, LadderGroupView, PhaseView
 STEPS = ((0.0, 0), (0.1, 1), (0.5, 2), (2.0, 3), (5.0, 4))
 """Seconds of prefill work ahead of a new request, and the shade of an engine's square."""
 MAP_SIDE, MAP_GAP = 14, 2
-SIZE_WIDTH, SIZE_HEIGHT = 720, 150
+SIZE_WIDTH, SIZE_HEIGHT = 960, 150
 AXIS = 28
 
 
@@ -27,9 +27,7 @@ def fleet_map(instances: Sequence[InstanceView], level_of: Mapping[str, str], co
     for place, engine in enumerate(instances):
         x, y = place % columns * step, place // columns * step
         level = level_of.get(engine.instance, "")
-        title = Markup("<title>{}: {}, {:.1f} s of work</title>").format(
-            text(engine.instance), text(engine.status), engine.queue_seconds
-        )
+        title = f"<title>{text(engine.instance)}: {text(engine.status)}, {engine.queue_seconds:.1f} s of work</title>"
         marks.append(
             f'<g class="q{shade(engine.queue_seconds)} {level}">{title}<rect x="{x}" y="{y}" width="{MAP_SIDE}" height="{MAP_SIDE}" rx="2"/>'
         )

@@ -9,6 +9,7 @@ from pointsman_cli.console.cells import (
     clock,
     count,
     decimal,
+    duration,
     factor,
     key,
     link,
@@ -23,7 +24,7 @@ from pointsman_cli.console.views import FleetEventView, InstanceView, MoveView, 
 
 QUEUE_FULL_SECONDS = 5.0
 """Prefill work ahead of a new request that fills its bar."""
-LONG_NAME = 14
+LONG_NAME = 12
 
 
 def _attention(level: str | None) -> str:
@@ -36,11 +37,7 @@ def _engine_level(engine: InstanceView) -> str:
 
 def _role(engine: InstanceView) -> Markup:
     shown = link("/requests?instance={}", engine.instance)
-    return (
-        shown
-        if engine.role in {"", "both"}
-        else Markup('{} <span class="chip">{}</span>').format(shown, text(engine.role))
-    )
+    return shown if engine.role in {"", "both"} else Markup(f'{shown} <span class="chip">{text(engine.role)}</span>')
 
 
 def _queue(engine: InstanceView) -> Markup:
@@ -56,7 +53,7 @@ def _blocks(engine: InstanceView) -> Markup:
 
 def _pace(engine: InstanceView) -> Markup:
     shown = factor(engine.pace)
-    return Markup('<span class="s warning">{}</span>').format(shown) if engine.pace >= PACE_WARNING else shown
+    return Markup(f'<span class="s warning">{shown}</span>') if engine.pace >= PACE_WARNING else shown
 
 
 def _low(value: float | None, least: float) -> str:
@@ -71,12 +68,12 @@ FLEET: Table[InstanceView] = Table(
     columns=(
         Column("engine", "Engine", _role, lambda e: (len(e.instance), e.instance), "wide"),
         Column("status", "Status", lambda e: state(e.status), lambda e: e.status, "mid"),
-        Column("index", "Cache index", lambda e: state(e.knowledge), lambda e: e.knowledge, "mid",
+        Column("index", "Index", lambda e: state(e.knowledge), lambda e: e.knowledge, "mid",
                "exact: its events flow and digests agree; degraded: some are missing; blind: not known"),
         Column("pending", "Waiting", lambda e: count(e.pending), lambda e: e.pending, "n", "Requests in its queue, not sent yet"),
         Column("prefill", "Prefill", lambda e: count(e.in_prefill), lambda e: e.in_prefill, "n", "Requests without a first token"),
         Column("decoding", "Decode", lambda e: count(e.decoding), lambda e: e.decoding, "n"),
-        Column("queue", "Work ahead, s", _queue, lambda e: e.queue_seconds, "n mid", "Prefill work ahead of a new request"),
+        Column("queue", "Work, s", _queue, lambda e: e.queue_seconds, "n mid", "Prefill work ahead of a new request"),
         Column("kv", "KV used", lambda e: bar(e.kv_usage, share(e.kv_usage), "warning" if e.kv_usage > 0.95 else ""),
                lambda e: e.kv_usage, "n", "Share of its KV cache in use by running requests"),
         Column("blocks", "Blocks", _blocks, lambda e: e.blocks, "n", "Blocks that its prefix cache holds"),
@@ -86,8 +83,8 @@ FLEET: Table[InstanceView] = Table(
         Column("hit", "Hit rate", lambda e: bar(e.hit_rate, share(e.hit_rate)), lambda e: e.hit_rate, "n", "Last minute, as delivered"),
         Column("goodput", "In time", lambda e: bar(e.goodput, share(e.goodput), _low(e.goodput, 0.95)), lambda e: e.goodput, "n",
                "Share of the last minute's requests that were served in time"),
-        Column("ttft", "TTFT P50, s", lambda e: seconds(e.ttft_p50), lambda e: e.ttft_p50, "n"),
-        Column("ended", "Ended/min", lambda e: count(e.ended), lambda e: e.ended, "n"),
+        Column("ttft", "TTFT, s", lambda e: seconds(e.ttft_p50), lambda e: e.ttft_p50, "n"),
+        Column("ended", "Ended", lambda e: count(e.ended), lambda e: e.ended, "n"),
     ),
 )  # fmt: skip
 
@@ -120,13 +117,13 @@ REQUESTS: Table[RequestView] = Table(
     level=lambda r: {"late": "warning", "unserved": "serious"}.get(r.lateness, ""),
     columns=(
         Column("request", "Request", lambda r: link("/requests/{}", r.request, shown=short(r.request)), css="wide id"),
-        Column("arrived", "Arrived", lambda r: clock(r.arrived_at, 3), lambda r: r.arrived_at, "mid"),
+        Column("arrived", "Arrived", lambda r: clock(r.arrived_at, 3), lambda r: r.arrived_at, "time"),
         Column("stage", "Stage", _end, lambda r: r.stage, "wide"),
         Column("engine", "Engine", lambda r: text(r.instance) if r.instance else NOTHING, lambda r: r.instance, "mid"),
         Column("tenant", "Tenant", lambda r: text(r.tenant) if r.tenant else NOTHING, lambda r: r.tenant, "mid"),
         Column("ttft", "TTFT, s", _ttft, lambda r: r.ttft, "n", "The bar is its share of the SLO"),
         Column("slo", "SLO, s", lambda r: seconds(r.slo_ttft), lambda r: r.slo_ttft, "n"),
-        Column("queued", "Queued, s", lambda r: seconds(r.queue_seconds), lambda r: r.queue_seconds, "n", "Until it was sent to its engine"),
+        Column("queued", "Queue, s", lambda r: seconds(r.queue_seconds), lambda r: r.queue_seconds, "n", "Until it was sent to its engine"),
         Column("prompt", "Prompt", lambda r: count(r.prompt_tokens), lambda r: r.prompt_tokens, "n", "Tokens"),
         Column("cached", "Cached", _cached, lambda r: r.cached_tokens, "n", "Tokens, as its engine delivered"),
         Column("foreseen", "Predicted", lambda r: count(r.predicted_cached_tokens), lambda r: r.predicted_cached_tokens, "n",
@@ -169,6 +166,7 @@ def _size(view: ScaleView) -> Markup:
 
 SCALING: Table[ScaleView] = Table(
     key="scaling",
+    fixed=False,
     caption="Decisions about the pool's size, newest first",
     identity=lambda s: f"s-{s.sequence}",
     columns=(
@@ -188,6 +186,7 @@ SCALING: Table[ScaleView] = Table(
 
 MOVES: Table[MoveView] = Table(
     key="moves",
+    fixed=False,
     caption="Requests moved between engines, newest first",
     identity=lambda m: f"m-{m.sequence}",
     level=lambda m: "warning" if m.refusal else "",
@@ -196,7 +195,7 @@ MOVES: Table[MoveView] = Table(
         Column("request", "Request", lambda m: link("/requests/{}", m.request, shown=short(m.request)), css="wide id"),
         Column("way", "From → to", lambda m: Markup("{} → {}").format(text(m.source), text(m.instance)), css="wide"),
         Column("kind", "Move", lambda m: text("out of the engine" if m.rebound else "between queues"), css="wide"),
-        Column("benefit", "Sooner by, s", lambda m: seconds(m.benefit) if m.benefit > 0 else NOTHING, css="n"),
+        Column("benefit", "Sooner by", lambda m: duration(m.benefit) if m.benefit > 0 else NOTHING, css="n"),
         Column(
             "outcome",
             "Outcome",
@@ -216,6 +215,7 @@ EVENT_LEVELS = {
 }
 EVENTS: Table[FleetEventView] = Table(
     key="events",
+    fixed=False,
     caption="Engines and leaders coming and going, newest first",
     identity=lambda e: f"f-{e.sequence}",
     columns=(

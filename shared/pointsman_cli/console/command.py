@@ -7,15 +7,17 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any, TypeVar
 
 import click
 
 from pointsman.adapters.clocks import ScaledClock
 from pointsman.primitives import PoolName
+from pointsman.runtime.bus_users import valid_operator
 from pointsman.runtime.health import HealthBoard, HttpServer
 from pointsman.runtime.http_protocol import HttpLimits
 from pointsman.runtime.log_connection import open_link
-from pointsman.runtime.settings import FleetSettings
+from pointsman.runtime.settings import ENVIRONMENT_PREFIX, PORT_MAX, FleetSettings
 from pointsman.runtime.supervision import Supervisor, run
 from pointsman.runtime.telemetry import configure_logging
 from pointsman.state.state import PoolSettings
@@ -33,10 +35,11 @@ from pointsman_cli.discovery import fleet_settings, is_running
 from pointsman_cli.history.entries import History
 from pointsman_cli.history.sources import ARCHIVE_FILE, NATS_SCHEMES, STANDARD_INPUT, open_history
 from pointsman_cli.history.time_options import Moment, moment_in
-from pointsman_cli.options import CONTEXT, from_options, until_option
+from pointsman_cli.options import CONSOLE_PORT, CONTEXT, from_options, until_option
 from pointsman_cli.terminal import print_line
 
-PORT = 8090
+FILE = click.Path(path_type=Path, dir_okay=False)
+F = TypeVar("F", bound=Callable[..., Any])
 CONNECTIONS_MAX = 256
 NATS_VARIABLE = "POINTSMAN_NATS"
 SHUTDOWN_SECONDS = 2.0
@@ -44,42 +47,35 @@ STARTED_POLL_SECONDS = 0.02
 TOKEN_LENGTH_MIN = 16
 
 
+def _option(name: str, **attributes: Any) -> Callable[[F], F]:
+    """Also read from the environment, as options of services."""
+    variable = ENVIRONMENT_PREFIX + name.replace("-", "_").upper()
+    return click.option(
+        f"--{name}", envvar=variable, show_envvar=True, show_default="default" in attributes, **attributes
+    )
+
+
 @click.command("console", context_settings=CONTEXT)
 @click.argument("record", metavar="[FILE]", required=False)
 @from_options
 @until_option
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option(
-    "--port",
-    type=click.IntRange(0, 65_535),
-    default=PORT,
-    show_default=True,
-    help="Port to listen on; 0 takes a free one.",
-)
-@click.option(
-    "--allow-host",
-    "hosts",
-    metavar="NAME",
-    multiple=True,
-    help="Host name under which browsers reach the console. Repeatable.",
-)
-@click.option(
-    "--admin-token-file",
-    type=click.Path(path_type=Path, dir_okay=False),
+@_option("host", default="127.0.0.1", help="Address to listen on.")
+@_option("port", type=click.IntRange(0, PORT_MAX), default=CONSOLE_PORT, help="Port to listen on; 0 takes a free one.")
+@_option("allow-host", metavar="NAME", multiple=True, help="Host name under which browsers reach it. Repeatable.")
+@_option(
+    "admin-token-file",
+    type=FILE,
     metavar="FILE",
     help="Who shows the token in this file may drain, undrain and scale. Without it the console only reads.",
 )
-@click.option(
-    "--reader-token-file",
-    type=click.Path(path_type=Path, dir_okay=False),
-    metavar="FILE",
-    help="Reading needs the token in this file too, or the admin's.",
+@_option(
+    "reader-token-file", type=FILE, metavar="FILE", help="Reading needs the token in this file too, or the admin's."
 )
-@click.option(
-    "--operator-credentials",
-    type=click.Path(path_type=Path, dir_okay=False),
+@_option(
+    "operator-credentials",
+    type=FILE,
     metavar="FILE",
-    help="NATS user of the operator as whom the console acts; for a fleet of this machine its own.",
+    help="NATS user of the operator as whom the console acts. Default: that of the fleet of this machine.",
 )
 def console_command(
     record: str | None,
@@ -88,7 +84,7 @@ def console_command(
     until: str | None,
     host: str,
     port: int,
-    hosts: tuple[str, ...],
+    allow_host: tuple[str, ...],
     admin_token_file: Path | None,
     reader_token_file: Path | None,
     operator_credentials: Path | None,
@@ -109,7 +105,7 @@ def console_command(
     configure_logging("warning", "text")
     guard = Guard(
         time.monotonic,
-        hosts=frozenset(hosts) | {host},
+        hosts=frozenset(allow_host) | {host},
         admin_token=_token(admin_token_file),
         reader_token=_token(reader_token_file),
     )
@@ -203,9 +199,12 @@ def _is_live(place: str | None) -> bool:
     return path.is_dir() and (is_running(path) or not (path / ARCHIVE_FILE).is_file())
 
 
-def _acting(place: str | None, pool: str | None, credentials: Path | None) -> FleetSettings:
+def _acting(place: str | None, pool: str | None, credentials: Path | None) -> FleetSettings | None:
+    """None: it has no credentials of an operator."""
     settings = fleet_settings(place, pool, acts=True)
-    return settings if credentials is None else replace(settings, nats_credentials=str(credentials))
+    if credentials is not None:
+        return replace(settings, nats_credentials=str(credentials))
+    return settings if valid_operator(settings.actor) else None
 
 
 def _token(file: Path | None) -> str:

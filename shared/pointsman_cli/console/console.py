@@ -9,6 +9,7 @@ from pointsman.policies.ordering import ORDERING_POLICIES
 from pointsman.policies.routing import ROUTING_POLICIES
 from pointsman.policies.setting_text import SettingTextError, parts_of
 from pointsman_cli.console.actions import Actions
+from pointsman_cli.console.ladder_views import ladder_view
 from pointsman_cli.console.log_views import RequestFilter, history_view, request_view, requests_view, tenants_view
 from pointsman_cli.console.observer import Observer
 from pointsman_cli.console.source import LogSource
@@ -80,10 +81,7 @@ class Console:
                 raise NotThereError(msg)
 
     def fleet(self, query: Mapping[str, str]) -> FleetView:
-        found = self.source.fleet_at(_number(query, "at", 0))
-        if found is None:
-            raise _not_read()
-        return found
+        return self.source.fleet_at(_number(query, "at", 0))
 
     def requests(self, query: Mapping[str, str]) -> RequestsView:
         return requests_view(self._observer, filter_of(query))
@@ -116,10 +114,11 @@ class Console:
         return tenants_view(self._observer)
 
     def hit_rate(self) -> LadderView:
-        return LadderView(pool=None, tenants=[], hours=[])
+        return ladder_view(self.source.ladder)
 
     def shadow(self) -> ShadowsView:
-        return ShadowsView(policy=self.status().policy, shadows=[])
+        shadow = self.source.shadow
+        return ShadowsView(policy=self.status().policy, summary=shadow.summary() if shadow else None)
 
     def what_if(self) -> WhatIfView:
         return WhatIfView(
@@ -186,8 +185,6 @@ class Console:
 
     @property
     def _observer(self) -> Observer:
-        if self.source.observer is None:
-            raise _not_read()
         return self.source.observer
 
 
@@ -221,7 +218,3 @@ def _number(query: Mapping[str, str], name: str, usual: int) -> int:
 def _whole(text: str) -> int:
     """0 for what is no number."""
     return min(int(text), NUMBER_MAX) if text.isascii() and text.isdigit() and len(text) <= DIGITS_MAX else 0
-
-
-def _not_read() -> NotThereError:
-    return NotThereError("Nothing of the log was read yet.")

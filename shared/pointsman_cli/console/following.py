@@ -28,7 +28,7 @@ from pointsman.simulation.replay.folding import recorded_pool_settings
 from pointsman.state.checkpoint import UnreadableStateError, decode_state
 from pointsman.state.state import PoolSettings, State
 from pointsman_cli.console.observer import Observer
-from pointsman_cli.console.source import Analyses, LogSource
+from pointsman_cli.console.source import LogSource, ShadowOf
 from pointsman_cli.console.views import Health
 
 log = structlog.get_logger()
@@ -54,10 +54,10 @@ class LiveLog(LogSource):
         pool: PoolName,
         settings: PoolSettings,
         origin: str,
-        analyses: Analyses = lambda _state: (),
+        shadow_of: ShadowOf | None = None,
     ) -> None:
         """`settings`: until a leader has told the log its own."""
-        super().__init__(pool=pool, board=board, analyses=analyses)
+        super().__init__(pool=pool, board=board, shadow_of=shadow_of)
         self.origin = origin
         self._log = link.log
         self._checkpoints = link.checkpoints
@@ -69,8 +69,7 @@ class LiveLog(LogSource):
     @property
     @override
     def health(self) -> Health:
-        cut_off = self._health == "live" and not {NATS_PART, LOG_PART}.isdisjoint(self.board.lacks)
-        return "disconnected" if cut_off else self._health
+        return "disconnected" if self._health == "live" and NATS_PART in self.board.lacks else self._health
 
     @override
     async def run(self) -> None:
@@ -78,6 +77,7 @@ class LiveLog(LogSource):
         self.board.missing(PART, "reading the log")
         self._health = "catching up"
         extent = await self._extent()
+        self.board.restored(LOG_PART)  # a reader's connection does not tell
         state = await self._from_checkpoint(extent)
         if state is None and extent.first > 1:
             self.notes = [f"the log begins at entry {extent.first:,}; what was known before is missing"]
@@ -101,12 +101,13 @@ class LiveLog(LogSource):
 
     async def _reset(self, reset: LogReset) -> None:
         self.notes = [f"the log starts again at entry {reset.first_sequence:,}: {reset.reason}"]
-        self.observer, self._health, self.first = None, "catching up", 0
+        self.observer, self._health, self.first = Observer(State(self._settings)), "catching up", 0
         self.board.missing(PART, reset.reason)
         self.until = (await self._extent()).last
 
     def _knows_enough(self, waiting: list[LogEntry]) -> bool:
-        return len(waiting) >= SETTINGS_ENTRIES_MAX or waiting[-1].sequence >= self.until
+        """Without a leader's election."""
+        return len(waiting) >= SETTINGS_ENTRIES_MAX or 0 < self.until <= waiting[-1].sequence
 
     def _begun(self, waiting: list[LogEntry]) -> Observer:
         event = waiting[-1].event
@@ -122,10 +123,6 @@ class LiveLog(LogSource):
         return observer
 
     def _at_end(self) -> None:
-        if self.observer is None and self.until:
-            return
-        if self.observer is None:
-            self.begin(State(self._settings))
         if self._health != "live":
             self._health = "live"
             self.board.restored(PART)

@@ -10,19 +10,20 @@ from pointsman_cli.console.views import FleetView, HistoryView, InstanceView, Re
 GOODPUT_WARNING, GOODPUT_SERIOUS = 0.95, 0.7
 HIT_GAP_WARNING = 0.1
 PACE_WARNING = 2.0
-ATTENTION_MAX = 8
+NAMED_MAX = 3
 ORDER: tuple[Level, ...] = ("serious", "warning", "note", "ok")
-WORDS: dict[Level, str] = {"ok": "Healthy", "note": "Quiet", "warning": "Look", "serious": "Act"}
+WORDS: dict[Level, str] = {"ok": "Healthy", "note": "Quiet", "warning": "Attention", "serious": "Problem"}
 
 
 class Verdict(NamedTuple):
     level: Level
     sentence: str
     more: list[str]
+    called: str = ""
 
     @property
     def word(self) -> str:
-        return WORDS[self.level]
+        return self.called or WORDS[self.level]
 
 
 class Trouble(NamedTuple):
@@ -82,7 +83,9 @@ def _by_status(engines: list[InstanceView]) -> str:
     found: dict[str, list[str]] = {}
     for engine in engines:
         found.setdefault(engine.status, []).append(engine.instance)
-    return "; ".join(f"{listed(names, 3)} {status}" for status, names in found.items())
+    if len(engines) <= NAMED_MAX:
+        return "; ".join(f"{listed(names)} {status}" for status, names in found.items())
+    return ", ".join(f"{len(names):,} {status}" for status, names in found.items())
 
 
 def _service(fleet: FleetView) -> Iterator[Trouble]:

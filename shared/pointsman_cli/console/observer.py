@@ -1,9 +1,8 @@
 """Everything that the console knows of one log, folded entry by entry: the State, the newest requests, what happened to the
 fleet, and counts. No I/O, no clock; bounded beside the State. `fleet_views` and `log_views` make views of it."""
 
-from collections.abc import Iterable
-from typing import Protocol
-
+from pointsman.analysis.ladder import HitRateLadder
+from pointsman.analysis.shadow import Shadow
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import LeaderElected
 from pointsman.contracts.envelope import is_fenced
@@ -18,19 +17,13 @@ from pointsman_cli.console.sizes import Sizes
 from pointsman_cli.console.tallies import WINDOW_WALL_SECONDS, Ended, LastMinute, Tenants
 
 
-class Analysis(Protocol):
-    """Also folds the log: the hit-rate ladder, a shadow policy."""
-
-    def apply(self, state: State, event: LogEvent) -> None:
-        """After `state` took the event in."""
-
-
 class Observer:
-    def __init__(self, state: State, analyses: Iterable[Analysis] = ()) -> None:
-        """`state`: empty, or from a checkpoint; it is changed."""
+    def __init__(self, state: State, ladder: HitRateLadder | None = None, shadow: Shadow | None = None) -> None:
+        """`state`: empty, or from a checkpoint; it is changed. `ladder` and `shadow` know it already."""
         speed = state.settings.speed
         self.state = state
-        self.analyses = tuple(analyses)
+        self.ladder = ladder
+        self.shadow = shadow
         self.requests = RecentRequests(state.settings.block_tokens)
         self.happenings = Happenings()
         self.tenants = Tenants()
@@ -55,6 +48,10 @@ class Observer:
         counts = event is not None and not is_fenced(event.stamp, state.term)
         state.apply_entry(entry)
         self.entries += 1
+        if self.ladder is not None and event is not None:
+            self.ladder.apply(event, state)
+        if self.shadow is not None:
+            self.shadow.apply(entry)
         if event is None or not counts:
             return
         if event.stamp is not None and not self._repeats.first_time(event.stamp):
@@ -66,8 +63,6 @@ class Observer:
             self.leader = event
         self._note(event, entry.sequence)
         self.sizes.note(state)
-        for analysis in self.analyses:
-            analysis.apply(state, event)
 
     def _note(self, event: LogEvent, sequence: Sequence) -> None:
         self.happenings.apply(event, sequence)

@@ -11,7 +11,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from markupsafe import Markup
 
 from pointsman_cli.console import charts, columns
-from pointsman_cli.console.cells import FUNCTIONS, text
+from pointsman_cli.console.cells import FUNCTIONS, NOTHING, text
 from pointsman_cli.console.context import values_of_page
 from pointsman_cli.console.live import Parts, Row
 from pointsman_cli.console.tables import Table
@@ -32,7 +32,12 @@ SECTIONS = {"request": "requests", "what_if_run": "what_if"}
 TITLES = {name: label for group in MENU for _, name, label in group} | {
     "request": "Request", "what_if_run": "What-if", "api": "API", "sign_in": "Sign in", "problem": "Problem",
 }  # fmt: skip
-LIVE = frozenset(PATHS) | {"what_if_run"}
+FOLLOWING = frozenset(PATHS)
+"""Pages that change as the log goes on. Others of LIVE change while something is worked out, also of a recorded log."""
+LIVE = FOLLOWING | {"request", "what_if_run"}
+UNDER_WAY = frozenset({"waiting", "running"})
+PASSING = frozenset({"act", "engine", "done", "refused"})
+"""Of a query: said once, and no part of what is shown."""
 TABLES: Mapping[str, Sequence[tuple[Table[Any], str]]] = {
     "fleet": ((columns.FLEET, "instances"),),
     "requests": ((columns.REQUESTS, "requests"),),
@@ -57,7 +62,12 @@ class Pages:
         macros = self._environment.get_template("macros.html")
         self._environment.globals.update(FUNCTIONS)
         self._environment.globals.update(
-            phase_bar=charts.phase_bar, stacked=charts.stacked, rung_bar=charts.rung_bar, short=columns.short, menu=MENU
+            phase_bar=charts.phase_bar,
+            stacked=charts.stacked,
+            rung_bar=charts.rung_bar,
+            short=columns.short,
+            menu=MENU,
+            NOTHING=NOTHING,
         )
         self._environment.globals.update({name: getattr(macros.module, name) for name in MACROS})
 
@@ -94,12 +104,23 @@ class Pages:
             "view": view, "status": status, "session": session, "query": query,
             "title": TITLES[page], "section": SECTIONS.get(page, page), "live": "",
         }  # fmt: skip
-        if page in LIVE and status.health != "recorded" and not query.get("at"):
-            path = PATHS.get(page) or f"/what-if/{view.id}"
-            shown = {name: value for name, value in query.items() if name not in {"act", "engine", "done", "refused"}}
-            address = f"{path}?{urlencode(shown)}" if shown else path
+        working = page in LIVE and (getattr(view, "state", "") in UNDER_WAY or getattr(view, "busy", False))
+        values["reading"] = working
+        if working or (page in FOLLOWING and status.health != "recorded" and not query.get("at")):
+            shown = {name: value for name, value in query.items() if name not in PASSING}
+            address = _path(page, view) + (f"?{urlencode(shown)}" if shown else "")
             values["live"] = f"/live?page={quote(address, safe='')}"
         return values | values_of_page(page, view, status, session, query)
+
+
+def _path(page: str, view: Any) -> str:
+    match page:
+        case "request":
+            return f"/requests/{quote(view.request, safe='')}"
+        case "what_if_run":
+            return f"/what-if/{view.id}"
+        case _:
+            return PATHS[page]
 
 
 def _rows(page: str, view: Any, query: Query) -> dict[str, list[Row]]:

@@ -2,16 +2,17 @@
 
 from collections.abc import Callable
 
-from pointsman.policies.policy_set import UnknownPolicyError
-from pointsman.policies.setting_text import SettingTextError
+from pointsman.adapters.tenants_file import with_changes
+from pointsman.analysis.comparison import fidelity
+from pointsman.analysis.recorded_traffic import read_record
+from pointsman.analysis.what_if import TENANTS_PREFIX, Change, WhatIf
+from pointsman.contracts.tenants import TenantPolicies
 from pointsman.simulation.metrics import Report
 from pointsman_cli.console.views import WhatIfChange, WhatIfRow, WhatIfRun
 from pointsman_cli.history.sources import History, HistoryError
 from pointsman_cli.history.start_point import beginning_of
-from pointsman_cli.history.time_options import moment_in
-from pointsman_cli.what_if.comparison import ROWS, Row, fidelity, side
-from pointsman_cli.what_if.recorded_traffic import read_record
-from pointsman_cli.what_if.runs import Change, SimulatedFleet
+from pointsman_cli.history.time_options import Moment, moment_in
+from pointsman_cli.what_if.comparison import ROWS, Row
 
 NONE = "-"
 
@@ -23,37 +24,39 @@ def change_of(wanted: WhatIfChange) -> Change:
         ordering=wanted.order or None,
         admission=wanted.admission or None,
         instances=wanted.instances,
+        limits=_limits(wanted.settings),
     )
+
+
+def _limits(settings: list[str]) -> Callable[[TenantPolicies], TenantPolicies] | None:
+    texts = [text.removeprefix(TENANTS_PREFIX) for text in settings if text.startswith(TENANTS_PREFIX)]
+    return (lambda policies: with_changes(policies, texts)) if texts else None
 
 
 def run_of(history: History, wanted: WhatIfChange, step: Callable[[str], None]) -> WhatIfRun:
     """Raises HistoryError, click.BadParameter."""
     step("reading the record")
-    change, end = change_of(wanted), moment_in(history, wanted.until or None)
-    record = read_record(
-        history,
-        origin=history.origin,
-        settings=history.settings,
-        beginning=beginning_of(history, end),
-        since=moment_in(history, wanted.since or None),
-        until=end,
-    )
+    change = change_of(wanted)
+    since, until = moment_in(history, wanted.since or None), moment_in(history, wanted.until or None)
     try:
-        fleet = SimulatedFleet(record)
-        scenario = fleet.changed(change)
-        step("calibrating the engines (run 1 of 3)")
-        fleet.calibrate()
-        step("the same policy again (run 2 of 3)")
-        again = fleet.as_recorded()
-        step("the change (run 3 of 3)")
-        changed = fleet.with_change(change)
-    except (UnknownPolicyError, SettingTextError, ValueError, ArithmeticError, LookupError) as error:
+        record = read_record(
+            history,
+            origin=history.origin,
+            settings=history.settings,
+            known=beginning_of(history, until).known,
+            since=None if since == Moment() else since.is_before,
+            until=until.is_before,
+        )
+        run = WhatIf(record, [change])
+        shown = ""
+        for progress in run.run():
+            text = f"{progress.what} (run {progress.run} of {progress.runs}), {progress.share:.0%}"
+            if text != shown:
+                step(text)
+            shown = text
+    except (ValueError, ArithmeticError, LookupError) as error:
         raise HistoryError(str(error)) from error
-    sides = (
-        side("recorded", record.outcome, fleet.scenario, record),
-        side("re-simulated", again, fleet.scenario, record),
-        side(str(change), changed, scenario, record),
-    )
+    sides = (run.recorded, run.again, run.changed[0])
     reports = [one.report for one in sides]
     well, text = fidelity(reports[0], reports[1])
     return WhatIfRun(

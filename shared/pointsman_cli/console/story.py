@@ -6,15 +6,8 @@ from pointsman_cli.console.cells import Level
 from pointsman_cli.console.views import StoryView
 
 TICKS = 5
-WORDS = {
-    "nothing": "In time", "long_prompt": "Long prompt", "long_prompt_ahead": "Long prompt ahead", "hot_prefix": "Hot prefix",
-    "overload": "Overload", "busy_instance": "Busy engine", "slow_engine": "Slow engine", "stale_index": "Stale index",
-    "failed_attempts": "Failed attempts", "moved": "Moved", "no_scheduler": "No scheduler", "held": "Held",
-    "transport": "Between processes", "slow_decode": "Slow decoding", "client_gone": "Client gone", "rejected": "Rejected",
-    "limit": "Tenant's limit", "failed": "Failed", "not_ended": "Under way", "unknown": "Unknown",
-}  # fmt: skip
-"""Causes in words."""
-CALM = frozenset({"nothing", "not_ended", "client_gone", "unknown"})
+WORDS = {"nothing": "In time", "limit": "Tenant's limit", "transport": "Between processes", "not_ended": "Under way"}
+"""Causes whose code, without its underscores, is not what a reader is told."""
 SERIOUS = frozenset({"rejected", "limit", "failed"})
 
 

@@ -6,6 +6,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from pointsman.analysis.shadow import ShadowSummary
+
 Health = Literal["starting", "catching up", "live", "disconnected", "recorded"]
 Lateness = Literal["in time", "late", "open", "unserved"]
 RunState = Literal["waiting", "running", "done", "failed", "cancelled"]
@@ -337,6 +339,8 @@ class RungView(View, frozen=True, kw_only=True):
     tokens: int
     share: float | None
     lost: float | None
+    why: str = ""
+    advice: str = ""
 
 
 class LadderGroupView(View, frozen=True, kw_only=True):
@@ -357,21 +361,26 @@ class LadderView(View, frozen=True, kw_only=True):
     note: str = ""
 
 
-class ShadowView(View, frozen=True, kw_only=True):
-    """One other policy. Deltas are its own less those of the policy in force; shares are of the placements decided."""
+class SignInView(View, frozen=True, kw_only=True):
+    """`offered`: the console was given a token to compare with. `next`: the path to go to afterwards."""
 
-    name: str
-    settings: dict[str, Any]
-    placements: int
-    agreement: float | None
-    values: dict[str, float | None]
-    series: list[dict[str, Any]] = []
-    note: str = ""
+    offered: bool
+    refused: bool = False
+    next: str = "/"
+
+
+class ApiView(View, frozen=True, kw_only=True):
+    """The API's description, for a page without scripts."""
+
+    document: dict[str, Any]
 
 
 class ShadowsView(View, frozen=True, kw_only=True):
+    """`policy`: in force. Times in the summary are engine seconds."""
+
     policy: str
-    shadows: list[ShadowView]
+    summary: ShadowSummary | None = None
+    """None: no other policy decides along."""
 
 
 class WhatIfChange(View, frozen=True, kw_only=True):
@@ -422,20 +431,6 @@ class WhatIfView(View, frozen=True, kw_only=True):
     orders: list[str]
     admissions: list[str]
     busy: bool
-
-
-class SignInView(View, frozen=True, kw_only=True):
-    """`offered`: the console was given an admin token to compare with."""
-
-    offered: bool
-    refused: bool = False
-    next: str = "/"
-
-
-class ApiView(View, frozen=True, kw_only=True):
-    """The API's description, for a page without scripts."""
-
-    document: dict[str, Any]
 
 
 class ProblemView(View, frozen=True, kw_only=True):

@@ -1,9 +1,8 @@
 """The console's HTTP surface: pages and forms for people, `/api` for programs, `/live` for pages that change, probes and
 metrics. Every request passes the guard first, and every answer carries its headers."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from importlib.resources import files
-from typing import Any
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 from fastapi import APIRouter, FastAPI, Request, Response
@@ -25,10 +24,11 @@ from pointsman_cli.console.live import Parts
 from pointsman_cli.console.pages import Pages
 from pointsman_cli.console.security import Guard, Refusal, set_cookie
 from pointsman_cli.console.viewers import TooManyViewersError, Viewers
-from pointsman_cli.console.views import ActionView, ApiView, ProblemView, Session, SignInView, View
+from pointsman_cli.console.views import ActionView, ApiView, ProblemView, Session, SignInView
 
 HTML = "text/html; charset=utf-8"
 SEE_OTHER = 303
+HTTP_ERROR_MIN = 400
 PAGES = (
     "/",
     "/requests",
@@ -100,6 +100,8 @@ class Site:
 
     def _with_probes(self, app: AsgiApp) -> AsgiApp:
         async def probed(scope: Scope, receive: Receive, send: Send) -> None:
+            if scope["path"] == "/metrics":
+                self._console.source.note_metrics()
             answer = self._board.answer(scope["path"], scope.get("query_string", b"").decode("latin-1"))
             if answer is None:
                 await app(scope, receive, send)
@@ -119,7 +121,7 @@ class Site:
         return self._pages.parts(name, view, status=self._console.status(), query=query)
 
     def _rendered(
-        self, name: str, view: View, visit: Visit, *, status: int = 200, query: dict[str, str] | None = None
+        self, name: str, view: object, visit: Visit, *, status: int = 200, query: dict[str, str] | None = None
     ) -> Response:
         page = self._pages.render(
             name, view, status=self._console.status(), session=visit.session, query=dict(query or {})
@@ -138,28 +140,24 @@ class Site:
         return self._rendered(name, view, visit, query=query)
 
     async def _api_page(self, request: Request) -> Response:
-        view = ApiView(document=openapi_document())
-        return self._rendered("api", view, visit_of(request, self._guard))
+        return self._rendered("api", ApiView(document=openapi_document()), visit_of(request, self._guard))
 
     async def _sign_in_page(self, request: Request) -> Response:
-        view = SignInView(
-            offered=bool(self._guard.admin_token or self._guard.reader_token),
-            next=_local(request.query_params.get("next", "/")),
-        )
-        return self._rendered("sign_in", view, visit_of(request, self._guard))
+        where = _local(request.query_params.get("next", "/"))
+        return self._signing_in(visit_of(request, self._guard), where)
 
     async def _sign_in(self, request: Request) -> Response:
         visit, form = await self._changing(request)
-        where = _local(form.get("next", "/"))
-        made = self._guard.sign_in(form.get("token", ""))
+        where, made = _local(form.get("next", "/")), self._guard.sign_in(form.get("token", ""))
         if isinstance(made, Refusal):
-            view = SignInView(
-                offered=bool(self._guard.admin_token or self._guard.reader_token), refused=True, next=where
-            )
-            return self._rendered("sign_in", view, visit, status=made.status)
+            return self._signing_in(visit, where, status=made.status)
         answer = _see(where)
         answer.headers["set-cookie"] = set_cookie(made)
         return answer
+
+    def _signing_in(self, visit: Visit, where: str, *, status: int = 200) -> Response:
+        view = SignInView(offered=self._guard.has_tokens, refused=status >= HTTP_ERROR_MIN, next=where)
+        return self._rendered("sign_in", view, visit, status=status)
 
     async def _sign_out(self, request: Request) -> Response:
         visit, _ = await self._changing(request)
@@ -167,16 +165,16 @@ class Site:
         return _see("/")
 
     async def _drain(self, request: Request) -> Response:
-        visit, form = await self._changing(request, acts=True)
-        return self._done(await self._console.actions.drain(form.get("instance", "")), visit)
+        _, form = await self._changing(request, acts=True)
+        return self._done(await self._console.actions.drain(form.get("instance", "")))
 
     async def _undrain(self, request: Request) -> Response:
-        visit, form = await self._changing(request, acts=True)
-        return self._done(await self._console.actions.drain(form.get("instance", ""), undo=True), visit)
+        _, form = await self._changing(request, acts=True)
+        return self._done(await self._console.actions.drain(form.get("instance", ""), undo=True))
 
     async def _scale(self, request: Request) -> Response:
-        visit, form = await self._changing(request, acts=True)
-        return self._done(await self._console.actions.scale(form.get("wanted", "")), visit, where="/history")
+        _, form = await self._changing(request, acts=True)
+        return self._done(await self._console.actions.scale(form.get("wanted", "")), "/history")
 
     async def _examine(self, request: Request) -> Response:
         await self._changing(request)
@@ -202,12 +200,8 @@ class Site:
         form = await form_of(request)
         return visit_of(request, self._guard, changes=True, acts=acts, form=form), form
 
-    def _done(self, result: ActionView, visit: Visit, *, where: str = "/") -> Response:
-        if result.done:
-            return _see(f"{where}?{urlencode({'done': result.detail})}")
-        return self._rendered(
-            "problem", ProblemView(status=409, error="refused", detail=result.detail), visit, status=409
-        )
+    def _done(self, result: ActionView, where: str = "/") -> Response:
+        return _see(f"{where}?{urlencode({'done' if result.done else 'refused': result.detail})}")
 
     async def _live(self, request: Request) -> Response:
         if not visit_of(request, self._guard).reads:
@@ -297,6 +291,3 @@ def _static_files() -> dict[str, tuple[str, bytes]]:
             elif (suffix := name[name.rfind(".") :]) in MEDIA_TYPES:
                 found[name] = (MEDIA_TYPES[suffix], entry.read_bytes())
     return found
-
-
-Handler = Callable[[Request], Awaitable[Any]]
