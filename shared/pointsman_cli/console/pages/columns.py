@@ -127,7 +127,7 @@ REQUESTS: Table[RequestView] = Table(
         Column("queued", "Queued", lambda r: seconds(r.queue_seconds), lambda r: r.queue_seconds, "n", "Until it was sent to its engine"),
         Column("prompt", "Prompt", lambda r: count(r.prompt_tokens), lambda r: r.prompt_tokens, "n", "Tokens"),
         Column("cached", "Cached", _cached, lambda r: r.cached_tokens, "n", "Tokens, as its engine delivered"),
-        Column("foreseen", "Predicted", lambda r: count(r.predicted_cached_tokens), lambda r: r.predicted_cached_tokens, "n",
+        Column("foreseen", "Predicted", lambda r: count(r.predicted_cached_tokens), lambda r: r.predicted_cached_tokens, "n plus",
                "Tokens predicted to be cached"),
         Column("output", "Output", lambda r: count(r.output_tokens), lambda r: r.output_tokens, "n", "Tokens"),
         Column("moves", "Moves", lambda r: count(r.moves) if r.moves else NOTHING, lambda r: r.moves, "n"),
