@@ -147,9 +147,9 @@ class HitRateLadder:
             known=0,
             chosen=request.prompt_tokens - event.uncached_tokens,
         )
-        promised = max(self._in_flight.leading(keys), _reported(state, keys))
-        placed.promised = placed.tokens(promised)
-        placed.known = max(placed.chosen, placed.tokens(max(promised, holding.depth)))
+        held = holding.depth
+        placed.promised = placed.tokens(max(self._in_flight.leading(keys), _reported(state, keys)))
+        placed.known = max(placed.chosen, placed.promised, placed.tokens(held))
         if known is None:
             placed.unbounded = placed.tokens(self._seen.leading(keys))
             placed.capacity = placed.tokens(self._fleet_cache.leading(keys))
