@@ -30,6 +30,7 @@ HELP_LINES = {
 COMMANDS = {
     "up": ("pointsman_cli.up.command", "up_command", "Start a whole fleet here and run it until Ctrl-C."),
     "fleet": ("pointsman_cli.fleet", "fleet_command", "Show the instances of a running fleet."),
+    "console": ("pointsman_cli.console.command", "console_command", "Serve a web page of a fleet or a recorded log."),
     "scale": ("pointsman_cli.scale", "scale_command", "Ask for a number of instances, or see how many and why."),
     "drain": ("pointsman_cli.drain", "drain_command", "Take an instance out of service without losing a request."),
     "keys": ("pointsman_cli.keys", "keys_group", "Create, list, rotate and revoke API keys of clients."),
