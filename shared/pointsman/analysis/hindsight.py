@@ -51,6 +51,8 @@ class Hindsight:
         self._watching: dict[BlockKey, set[Holding]] = {}
         """Placements by the blocks whose storing or removal would change their depth."""
         self._holdings: deque[Holding] = deque()
+        self._told: dict[InstanceId, tuple[EngineSeconds, EngineSeconds]] = {}
+        """Times of an engine's newest cache events, and of those before."""
 
     def placed(self, at: EngineSeconds, keys: list[BlockKey], index: PrefixIndex, among: int) -> Holding:
         holding = Holding(at, keys, among, _levels(keys, index, among))
@@ -67,7 +69,8 @@ class Hindsight:
 
     def apply(self, event: CacheEvent, changed: list[BlockKey], state: State) -> None:
         """`changed`: blocks stored or removed, if the event has only these. Call after State has applied the event."""
-        if not self._holdings or event.at > self._holdings[-1].at:
+        since = self._true_since(event, state)
+        if not self._holdings or since >= self._holdings[-1].at:
             return
         instance = state.current(event.instance, event.epoch)
         if instance is None or instance.sequence != event.sequence:
@@ -81,9 +84,30 @@ class Hindsight:
             touched = set(self._holdings)
         bit = state.index.bits([event.instance])
         for holding in touched:
-            if holding.at >= event.at and holding.among & bit:
+            if holding.at > since and holding.among & bit:
                 holding.late[bit] = state.index.depth(event.instance, holding.keys)
                 self._watch(holding, holding.depth)
+
+    def left(self, instance: InstanceId) -> None:
+        self._told.pop(instance, None)
+
+    def _true_since(self, event: CacheEvent, state: State) -> EngineSeconds:
+        """An engine stores blocks at the end of a step, removes them at its beginning, and tells of both at the end. So
+        what was removed was gone since the events before, or since the request came that needed the room."""
+        newest, before = self._told.get(event.instance, (0.0, 0.0))
+        if event.at > newest:
+            newest, before = event.at, newest
+            self._told[event.instance] = newest, before
+        queue = state.workload.queues.get(event.instance)
+        if not isinstance(event, BlocksRemoved) or queue is None:
+            return event.at
+        if queue.prefill:
+            needed = next(iter(queue.prefill.values())).granted_at
+        elif queue.decoding:
+            needed = next(reversed(queue.decoding.values())).granted_at
+        else:
+            return event.at
+        return min(event.at, max(before, needed))
 
     def _watch(self, holding: Holding, depth: int) -> None:
         """For the last block held at the greatest depth, and the next: only these change it."""

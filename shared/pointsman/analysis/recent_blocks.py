@@ -8,7 +8,6 @@ from collections.abc import Iterable
 
 from pointsman.primitives import BlockKey
 
-
 LISTED_MAX = 3
 """Entries in lists of uses, for each block held."""
 
