@@ -17,6 +17,10 @@ HELP_LINES = {
     "state": ("pointsman_cli.history.state_command", "Show the fleet at a moment of the log."),
     "explain": ("pointsman_cli.explain.command", "Show what happened to one request, and why it was slow."),
     "doctor": ("pointsman_cli.doctor.command", "Find problems in a log."),
+    "hit-rate": (
+        "pointsman_cli.hit_rate.command",
+        "Show how much was cached, how much could have been, and where it was lost.",
+    ),
     "what-if": ("pointsman_cli.what_if.command", "Simulate recorded traffic under another policy or fleet size."),
     "export": ("pointsman_cli.history.export_command", "Write a log into one file."),
     "calibrate": ("pointsman_cli.calibrate.command", "Measure prefill times of an engine and fit its cost model."),
@@ -26,6 +30,7 @@ HELP_LINES = {
 COMMANDS = {
     "up": ("pointsman_cli.up.command", "up_command", "Start a whole fleet here and run it until Ctrl-C."),
     "fleet": ("pointsman_cli.fleet", "fleet_command", "Show the instances of a running fleet."),
+    "console": ("pointsman_cli.console.command", "console_command", "Serve a web page of a fleet or a recorded log."),
     "scale": ("pointsman_cli.scale", "scale_command", "Ask for a number of instances, or see how many and why."),
     "drain": ("pointsman_cli.drain", "drain_command", "Take an instance out of service without losing a request."),
     "keys": ("pointsman_cli.keys", "keys_group", "Create, list, rotate and revoke API keys of clients."),
@@ -52,6 +57,11 @@ COMMANDS = {
         "Show what happened to one request, and why it was slow.",
     ),
     "doctor": ("pointsman_cli.doctor.command", "doctor_command", "Read a log and list what is wrong in it."),
+    "hit-rate": (
+        "pointsman_cli.hit_rate.command",
+        "hit_rate_command",
+        "Show how much of the prompts was cached, and where the rest was lost.",
+    ),
     "what-if": (
         "pointsman_cli.what_if.command",
         "what_if_command",

@@ -56,6 +56,7 @@ class BusRole(StrEnum):
     RECORDER = "recorder"
     WORKER = "worker"
     READER = "reader"
+    CONSOLE = "console"
     OPERATOR = "operator"
 
 
@@ -84,7 +85,7 @@ class BusUser:
         match self.role:
             case BusRole.WORKER:
                 return Account.WORKERS
-            case BusRole.READER | BusRole.OPERATOR:
+            case BusRole.READER | BusRole.CONSOLE | BusRole.OPERATOR:
                 return Account.PEOPLE
             case _:
                 return Account.FLEET
@@ -181,8 +182,9 @@ def _publish(user: BusUser, pool: PoolName) -> Iterator[str]:
             yield cache_subject(pool, user.name)
             yield fleet_subject(pool, user.name)
             yield f"{SERVICE_API}STREAM.INFO.{log}"
-        case BusRole.READER | BusRole.OPERATOR:
-            yield fleet_view_subject(pool)
+        case BusRole.READER | BusRole.CONSOLE | BusRole.OPERATOR:
+            if user.role is not BusRole.CONSOLE:  # which could not ask a leader anything if it wanted to
+                yield fleet_view_subject(pool)
             for call in ("STREAM.INFO", "DIRECT.GET"):
                 yield f"{SERVICE_API}{call}.{log}"
             yield f"{SERVICE_API}STREAM.MSG.GET.{checkpoint_bucket(pool)}"

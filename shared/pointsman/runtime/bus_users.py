@@ -3,7 +3,9 @@ public keys and permissions. The directory is all the state there is: what is th
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+import re
+import secrets
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import nkeys
@@ -24,6 +26,8 @@ SEED_SUFFIX = ".nk"
 WORKERS = "workers"
 OPERATORS = "operators"
 USERS_FILE = "nats-users.conf"
+ROUTES_FILE = "nats-routes.conf"
+ROUTE_PASSWORD = re.compile(r'password: "([0-9a-f]{64})"')
 SEED_BYTES = 32
 ANSWER_WALL_SECONDS: WallSeconds = WallSeconds(10.0)
 """A worker may answer a message for this long."""
@@ -59,6 +63,17 @@ class Credentials:
         for user in (*roles, *workers, *(BusUser(BusRole.OPERATOR, name) for name in operators)):
             self._make_seed(self.file(user))
         write_private(self.directory / USERS_FILE, self.configuration(), mode=PUBLIC_MODE)
+
+    def make_routes(self, servers: Sequence[str]) -> None:
+        """Write ROUTES_FILE for the `HOST:PORT`s of a cluster, with the password that it has, else a new one. Raises
+        OSError."""
+        file = self.directory / ROUTES_FILE
+        known = ROUTE_PASSWORD.search(file.read_text()) if file.exists() else None
+        password = known[1] if known else secrets.token_hex(32)
+        routes = [f"  {_text(f'nats://route:{password}@{server}')}" for server in servers]
+        lines = [f"authorization {{user: route, password: {_text(password)}}}", "routes: [", *routes, "]"]
+        self._make_directory(self.directory)
+        write_private(file, "\n".join(lines) + "\n")
 
     @property
     def pools(self) -> list[PoolName]:

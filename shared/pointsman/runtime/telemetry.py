@@ -292,6 +292,29 @@ REBALANCING_REACTION_SECONDS = Histogram(
     buckets=(0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.25, 0.5, 1.0, 2.5),
 )
 
+# Console
+
+HIT_RATE_LADDER_PROMPT_TOKENS = Counter(
+    "pointsman_hit_rate_ladder_prompt_tokens_total",
+    "Prompt tokens of finished requests that the hit-rate ladder counts.",
+    ["pool"],
+)
+HIT_RATE_LADDER_TOKENS = Counter(
+    "pointsman_hit_rate_ladder_tokens_total",
+    "Those of them that were cached, or could have been, by rung of the ladder.",
+    ["pool", "rung"],
+)
+TENANT_HIT_RATE_LADDER_PROMPT_TOKENS = Counter(
+    "pointsman_tenant_hit_rate_ladder_prompt_tokens_total",
+    "As pointsman_hit_rate_ladder_prompt_tokens_total, by tenant.",
+    ["pool", "tenant"],
+)
+TENANT_HIT_RATE_LADDER_TOKENS = Counter(
+    "pointsman_tenant_hit_rate_ladder_tokens_total",
+    "As pointsman_hit_rate_ladder_tokens_total, by tenant.",
+    ["pool", "tenant", "rung"],
+)
+
 # Log and NATS: every service, the `pool` of the log
 
 LOG_APPENDED = Counter("pointsman_log_events_appended_total", "Events written to the log, by type.", ["pool", "type"])

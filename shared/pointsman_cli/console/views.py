@@ -6,6 +6,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from pointsman.analysis.shadow import ShadowSummary
+
 Health = Literal["starting", "catching up", "live", "disconnected", "recorded"]
 Lateness = Literal["in time", "late", "open", "unserved"]
 RunState = Literal["waiting", "running", "done", "failed", "cancelled"]
@@ -14,7 +16,7 @@ RunState = Literal["waiting", "running", "done", "failed", "cancelled"]
 class View(msgspec.Struct, frozen=True, kw_only=True): ...
 
 
-class StatusView(View):
+class StatusView(View, frozen=True, kw_only=True):
     """`origin`: which log this is, in words. `until`: the newest entry that a log had when reading began, for progress."""
 
     pool: str
@@ -38,7 +40,7 @@ class StatusView(View):
     lag_seconds: float = 0.0
 
 
-class FleetTotals(View):
+class FleetTotals(View, frozen=True, kw_only=True):
     """Of the last minute of the log, where it is not a count of now. `goodput`: share of the ended requests that were
     served in time. `hit_rate`: cached of prompt tokens as engines delivered; `predicted_hit_rate`: as decided."""
 
@@ -59,7 +61,7 @@ class FleetTotals(View):
     failed: int
 
 
-class InstanceView(View):
+class InstanceView(View, frozen=True, kw_only=True):
     """`queue_seconds`: prefill work ahead of a new request. `pace`: real prefill time over that of the cost model. `hit_rate`,
     `goodput`, `ttft_p50` and `ended`: last minute."""
 
@@ -89,7 +91,7 @@ class InstanceView(View):
     ended: int
 
 
-class FleetView(View):
+class FleetView(View, frozen=True, kw_only=True):
     at: float
     sequence: int
     totals: FleetTotals
@@ -100,12 +102,12 @@ class FleetView(View):
     """Earlier moments that can be shown, oldest first."""
 
 
-class MomentView(View):
+class MomentView(View, frozen=True, kw_only=True):
     sequence: int
     at: float
 
 
-class RequestView(View):
+class RequestView(View, frozen=True, kw_only=True):
     """`stage`: pending, prefill, handed over, decoding, or how it ended (finished, failed, cancelled, rejected). `instance`:
     where it is or was last. `lateness`: of the first token against its SLO; open until it is known."""
 
@@ -134,7 +136,7 @@ class RequestView(View):
     """Of a rejection, failure or cancellation."""
 
 
-class RequestsView(View):
+class RequestsView(View, frozen=True, kw_only=True):
     """Newest arrival first. `kept`: requests in memory, of which `matching` fit the filter. `requests` are a page of them."""
 
     requests: list[RequestView]
@@ -145,7 +147,7 @@ class RequestsView(View):
     instances: list[str]
 
 
-class PhaseView(View):
+class PhaseView(View, frozen=True, kw_only=True):
     """`kind`: way, queue, engine, decoding, gone. `share`: of the whole."""
 
     kind: str
@@ -157,7 +159,7 @@ class PhaseView(View):
     share: float
 
 
-class EventView(View):
+class EventView(View, frozen=True, kw_only=True):
     sequence: int
     at: float
     after_seconds: float
@@ -166,7 +168,7 @@ class EventView(View):
     without_effect: bool
 
 
-class StoryView(View):
+class StoryView(View, frozen=True, kw_only=True):
     """What `pointsman explain` knows of one request. `cause`: a code of `explain.causes.Cause`. `verdict`: one sentence.
     `reasons`: three to seven sentences; `details`: the rest. `decisions`, `grants`, `arrival` and `refused_moves` are the
     objects of `pointsman explain --json`."""
@@ -199,7 +201,17 @@ class StoryView(View):
     events: list[EventView]
 
 
-class FindingView(View):
+class RequestPageView(View, frozen=True, kw_only=True):
+    """`row`: what the console itself knows, at once. `story`: once it was worked out (`state` done)."""
+
+    request: str
+    row: RequestView | None
+    state: RunState
+    story: StoryView | None
+    problem: str = ""
+
+
+class FindingView(View, frozen=True, kw_only=True):
     severity: str
     area: str
     what: str
@@ -207,7 +219,7 @@ class FindingView(View):
     advice: str
 
 
-class DoctorView(View):
+class DoctorView(View, frozen=True, kw_only=True):
     """The last examination of the log. `state` running: a newer one is under way."""
 
     state: RunState
@@ -223,7 +235,7 @@ class DoctorView(View):
     problem: str = ""
 
 
-class ScaleView(View):
+class ScaleView(View, frozen=True, kw_only=True):
     """A decision about the pool's size. `applied_at` 0: not yet."""
 
     sequence: int
@@ -237,7 +249,7 @@ class ScaleView(View):
     applied_detail: str = ""
 
 
-class MoveView(View):
+class MoveView(View, frozen=True, kw_only=True):
     """A request that was moved to another queue, or whose move was refused (`refusal`). `rebound`: out of an engine."""
 
     sequence: int
@@ -253,7 +265,7 @@ class MoveView(View):
     refusal: str = ""
 
 
-class FleetEventView(View):
+class FleetEventView(View, frozen=True, kw_only=True):
     """`kind`: joined, left, suspected, draining, undrained, ejected, unejected, leader, writes lost."""
 
     sequence: int
@@ -263,7 +275,7 @@ class FleetEventView(View):
     detail: str
 
 
-class SizeView(View):
+class SizeView(View, frozen=True, kw_only=True):
     """Instances over time, for a chart."""
 
     at: float
@@ -272,7 +284,7 @@ class SizeView(View):
     pending: int
 
 
-class HistoryView(View):
+class HistoryView(View, frozen=True, kw_only=True):
     """Newest first, except `sizes`."""
 
     wanted: int | None
@@ -285,7 +297,7 @@ class HistoryView(View):
     sizes: list[SizeView]
 
 
-class TenantView(View):
+class TenantView(View, frozen=True, kw_only=True):
     """Counted over the entries that this console read. `share`: of all prompt tokens."""
 
     tenant: str
@@ -312,14 +324,14 @@ class TenantView(View):
     """Its limits in words."""
 
 
-class TenantsView(View):
+class TenantsView(View, frozen=True, kw_only=True):
     """Most prompt tokens first; beyond a bound tenants are counted together as `other`."""
 
     tenants: list[TenantView]
     policies: bool
 
 
-class RungView(View):
+class RungView(View, frozen=True, kw_only=True):
     """`share` of prompt tokens that are or could have been cached; `lost`: points against the rung above."""
 
     rung: str
@@ -327,9 +339,11 @@ class RungView(View):
     tokens: int
     share: float | None
     lost: float | None
+    why: str = ""
+    advice: str = ""
 
 
-class LadderGroupView(View):
+class LadderGroupView(View, frozen=True, kw_only=True):
     """`kind`: pool, tenant or hour."""
 
     kind: str
@@ -339,7 +353,7 @@ class LadderGroupView(View):
     rungs: list[RungView]
 
 
-class LadderView(View):
+class LadderView(View, frozen=True, kw_only=True):
     pool: LadderGroupView | None
     tenants: list[LadderGroupView]
     hours: list[LadderGroupView]
@@ -347,24 +361,15 @@ class LadderView(View):
     note: str = ""
 
 
-class ShadowView(View):
-    """One other policy. Deltas are its own less those of the policy in force; shares are of the placements decided."""
+class ShadowsView(View, frozen=True, kw_only=True):
+    """`policy`: in force. Times in the summary are engine seconds."""
 
-    name: str
-    settings: dict[str, Any]
-    placements: int
-    agreement: float | None
-    values: dict[str, float | None]
-    series: list[dict[str, Any]] = []
-    note: str = ""
-
-
-class ShadowsView(View):
     policy: str
-    shadows: list[ShadowView]
+    summary: ShadowSummary | None = None
+    """None: no other policy decides along."""
 
 
-class WhatIfChange(View):
+class WhatIfChange(View, frozen=True, kw_only=True):
     """What a run changes; empty: as recorded."""
 
     policy: str = ""
@@ -377,7 +382,7 @@ class WhatIfChange(View):
     until: str = ""
 
 
-class WhatIfRow(View):
+class WhatIfRow(View, frozen=True, kw_only=True):
     """One figure: as recorded, simulated again, changed. `better` None: neither, or the same."""
 
     name: str
@@ -388,7 +393,7 @@ class WhatIfRow(View):
     better: bool | None
 
 
-class WhatIfRun(View):
+class WhatIfRun(View, frozen=True, kw_only=True):
     id: int
     state: RunState
     change: WhatIfChange
@@ -404,7 +409,7 @@ class WhatIfRun(View):
     requests: int = 0
 
 
-class WhatIfView(View):
+class WhatIfView(View, frozen=True, kw_only=True):
     """Newest first. The choices are those of `pointsman what-if`."""
 
     runs: list[WhatIfRun]
@@ -414,21 +419,20 @@ class WhatIfView(View):
     busy: bool
 
 
-class ActionView(View):
+class ProblemView(View, frozen=True, kw_only=True):
+    status: int
+    error: str
+    detail: str = ""
+
+
+class ActionView(View, frozen=True, kw_only=True):
     """What came of an action: `done` or a refusal in `detail`."""
 
     done: bool
     detail: str
 
 
-class Problem(View):
-    """Body of every answer that is no success."""
-
-    error: str
-    detail: str = ""
-
-
-class Session(View):
+class Session(View, frozen=True, kw_only=True):
     """Who looks: `acts` after the admin token was shown. `csrf` goes into each form and, as `x-csrf-token`, with each
     request that changes something."""
 

@@ -26,20 +26,23 @@ from pointsman_cli.terminal import output_console, say
     metavar="N",
     help="List the N answered requests with the longest time to first token; with 1, explain it.",
 )
+@click.option(
+    "--all", "everything", is_flag=True, help="Also candidates, predictions, queues, and its entries in the log."
+)
 @json_switch
 def explain_command(
-    request_id: str | None, place: str | None, pool: str | None, slowest: int | None, as_json: bool
+    request_id: str | None, place: str | None, pool: str | None, slowest: int | None, everything: bool, as_json: bool
 ) -> None:
-    """Explain one request: the candidates, the decision and its reason, and where the time went.
+    """Explain one request: why it was slow in one line, the sentences behind it, and where the time went.
 
     \b
       pointsman explain 7f3a                              in the running fleet, by the start of its id
       pointsman explain --from incident.pmlog --slowest 10          list the slowest ones
       pointsman explain --from incident.pmlog --slowest 1           explain the slowest
-      pointsman explain --from .pointsman/archive.sqlite 7f3a --json | jq .why
+      pointsman explain --from .pointsman/archive.sqlite 7f3a --json | jq -r .verdict.sentence
 
-    REQUEST_ID is the x-pointsman-request-id of the answer, an unambiguous start or end of it, or the x-request-id. `pace`:
-    real prefill time over that of the cost model. `promised`: hit blocks expected from earlier prompts. Grey rows were not
+    REQUEST_ID is the x-pointsman-request-id of the answer, an unambiguous start or end of it, or the x-request-id. With
+    --all, `pace`: real prefill time over that of the cost model. `promised`: hit blocks expected from earlier prompts. Grey rows were not
     weighed by the policy; their numbers are computed from the same state.
     """
     if (request_id is None) == (slowest is None):
@@ -49,7 +52,7 @@ def explain_command(
         if slowest is not None and slowest > 1:
             _list_slowest(history, slowest, as_json=as_json)
         else:
-            _explain(history, _request_id(history, request_id), as_json=as_json)
+            _explain(history, _request_id(history, request_id), everything=everything, as_json=as_json)
 
 
 def _request_id(history: History, request_id: str | None) -> RequestId:
@@ -59,7 +62,7 @@ def _request_id(history: History, request_id: str | None) -> RequestId:
     return slowest_requests(entries, 1)[0].request
 
 
-def _explain(history: History, request: RequestId, *, as_json: bool) -> None:
+def _explain(history: History, request: RequestId, *, everything: bool, as_json: bool) -> None:
     entries = shown(history, "reading its events")
     note = ""
 
@@ -77,7 +80,7 @@ def _explain(history: History, request: RequestId, *, as_json: bool) -> None:
     say(console, history.origin, "dim")
     if note:
         say(console, note, "yellow")
-    show_timeline(console, timeline)
+    show_timeline(console, timeline, everything=everything)
 
 
 def _list_slowest(history: History, count: int, *, as_json: bool) -> None:

@@ -4,13 +4,22 @@
 from collections.abc import Iterable, Iterator
 from statistics import median
 
-from pointsman.contracts.decisions import Candidate, RequestGranted, RequestMigrated, RequestPlaced, RequestRejected
-from pointsman.contracts.requests import PrefillFinished
+from pointsman.contracts.codec import LogEvent
+from pointsman.contracts.decisions import (
+    Candidate,
+    RequestEnd,
+    RequestGranted,
+    RequestMigrated,
+    RequestPlaced,
+    RequestRejected,
+)
+from pointsman.contracts.requests import PrefillFinished, RequestFinished
 from pointsman.policies.pool_view import PoolView
 from pointsman.ports import LogEntry
 from pointsman.primitives import EngineSeconds, InstanceId, RequestId, Sequence, Term, Tokens
 from pointsman.simulation.replay.folding import copy_state, entries_after
 from pointsman.simulation.replay.leader_order import Kind, LeaderOrder
+from pointsman.state.priority_classes import LOWEST, RANK
 from pointsman.state.state import PoolSettings, State
 from pointsman.state.workload import EMPTY_QUEUE, Request, Stage
 from pointsman_cli.explain.values import (
@@ -42,7 +51,7 @@ def add_decisions(
         leader_fold = _LeaderFold(timeline, State(settings) if base is None else copy_state(base), term, position)
         leader_fold.read(reading, {point.sequence for point in group})
         if group[-1] is points[-1]:
-            leader_fold.read_peers(reading)
+            leader_fold.read_on(reading)
 
 
 def _by_term(points: list[LogEntry]) -> list[tuple[Term, list[LogEntry]]]:
@@ -62,6 +71,23 @@ class _QueuePosition:
         self.instance = InstanceId("")
         self.ahead: set[RequestId] = set()
         self.overtaken_by: list[RequestId] = []
+        self.overtaken_seconds: EngineSeconds = 0.0
+        self.overtaken_tokens: Tokens = 0
+        self.unended: set[RequestId] = set()
+        """Requests ahead of it, at any decision, that have not ended yet."""
+
+    def begin(self, instance: InstanceId, ahead: list[QueuedAhead]) -> None:
+        self.instance = instance
+        self.ahead = {other.request for other in ahead}
+        self.unended |= self.ahead
+        self.overtaken_by, self.overtaken_seconds, self.overtaken_tokens = [], 0.0, 0
+
+    def overtake(self, other: Request | None, request: RequestId) -> None:
+        self.overtaken_by.append(request)
+        self.unended.add(request)
+        if other is not None:
+            self.overtaken_seconds += other.prefill_seconds
+            self.overtaken_tokens += other.uncached_tokens
 
 
 class _LeaderFold:
@@ -84,29 +110,41 @@ class _LeaderFold:
                 if step.counts:
                     self._record(entry)
             if step.counts and isinstance(event, RequestGranted) and self._overtakes(event):
-                self._position.overtaken_by.append(event.request)
+                self._position.overtake(self._state.workload.requests.get(event.request), event.request)
+            self._note_end(event)
             if not points:
                 self._order.apply(step, self._state)
                 return
 
-    def read_peers(self, entries: Iterator[LogEntry]) -> None:
+    def read_on(self, entries: Iterator[LogEntry]) -> None:
+        """Paces of other instances up to the first token, then the ends of those that were ahead."""
         timeline, state = self._timeline, self._state
         grant, first = timeline.grants[-1] if timeline.grants else None, timeline.first_token
-        if grant is None or first is None or first.instance != grant.instance:
-            return
-        until = next((entry.sequence for entry in timeline.entries if entry.event is first), 0)
+        until = 0
+        if grant is not None and first is not None and first.instance == grant.instance:
+            until = next((entry.sequence for entry in timeline.entries if entry.event is first), 0)
         paces: list[float] = []
         for step in self._order.finish():
-            if grant.sequence < step.entry.sequence < until:
+            if grant is not None and grant.sequence < step.entry.sequence < until:
                 paces += self._pace_of(step.entry, grant.instance)
+            self._note_end(step.entry.event)
             self._order.apply(step, state)
         for entry in entries:
-            if entry.sequence >= until:
+            self._note_end(entry.event)
+            if entry.sequence < until and grant is not None:
+                paces += self._pace_of(entry, grant.instance)
+                state.apply_entry(entry)
+            elif not self._position.unended:
                 break
-            paces += self._pace_of(entry, grant.instance)
-            state.apply_entry(entry)
         if paces:
             timeline.meanwhile = PeerPrefills(prefills=len(paces), pace=median(paces))
+
+    def _note_end(self, event: LogEvent | None) -> None:
+        unended = self._position.unended
+        if unended and isinstance(event, RequestEnd) and event.request in unended:
+            unended.discard(event.request)
+            if isinstance(event, RequestFinished) and event.cached_tokens >= 0:
+                self._timeline.delivered[event.request] = event.cached_tokens
 
     def _pace_of(self, entry: LogEntry, other_than: InstanceId) -> list[float]:
         event = entry.event
@@ -129,9 +167,7 @@ class _LeaderFold:
         elif isinstance(event, Decision):
             decision = self._decided(entry, event)
             self._timeline.decisions.append(decision)
-            position.instance = decision.instance
-            position.ahead = {ahead.request for ahead in decision.ahead}
-            position.overtaken_by = []
+            position.begin(decision.instance, decision.ahead)
 
     def _decided(self, entry: LogEntry, event: Decision) -> DecisionRecord:
         timeline, state = self._timeline, self._state
@@ -139,6 +175,11 @@ class _LeaderFold:
         after = event.at - timeline.arrived_at
         instance = InstanceId("") if isinstance(event, RequestRejected) else event.instance
         stamp = event.stamp
+        candidates = self._weighed(request, event, instance)
+        best = min(candidates, key=lambda c: c.predicted_ttft, default=None)
+        ahead_at = instance or (best.instance if best else InstanceId(""))
+        ahead_seconds, ahead_tokens = self._work_ahead(ahead_at, request, event.at)
+        at = state.fleet.get(ahead_at)
         return DecisionRecord(
             kind={RequestPlaced: "placed", RequestMigrated: "moved", RequestRejected: "rejected"}[type(event)],
             sequence=entry.sequence,
@@ -159,8 +200,12 @@ class _LeaderFold:
             predicted_ttft=None if isinstance(event, RequestRejected) else after + event.predicted_ttft,
             predicted_cached_tokens=_cached(request, event),
             budget_seconds=request.slo_ttft - after if request else 0.0,
-            candidates=self._weighed(request, event, instance),
-            ahead=self._ahead(instance, event.at),
+            candidates=candidates,
+            ahead_at=ahead_at,
+            ahead=self._ahead(ahead_at, request, event.at),
+            ahead_seconds=ahead_seconds,
+            ahead_tokens=ahead_tokens,
+            cost=at.cost if at else None,
             prefix=self._prefix(request),
         )
 
@@ -199,20 +244,49 @@ class _LeaderFold:
             correction=self._state.latency.correction(candidate.instance),
         )
 
-    def _ahead(self, instance: InstanceId, now: EngineSeconds) -> list[QueuedAhead]:
+    def _ahead(self, instance: InstanceId, request: Request | None, now: EngineSeconds) -> list[QueuedAhead]:
         queue = self._state.workload.queues.get(instance, EMPTY_QUEUE)
+        priority = request.priority if request else LOWEST
+        pending = [other for other in queue.pending.values() if RANK[other.priority] >= RANK[priority]]
         return [
-            _queued(request, now)
-            for request in (*queue.prefill.values(), *queue.pending.values())
-            if request.id != self._timeline.request
+            self._queued(other, request, now)
+            for other in (*queue.prefill.values(), *pending)
+            if other.id != self._timeline.request
         ]
+
+    def _work_ahead(
+        self, instance: InstanceId, request: Request | None, now: EngineSeconds
+    ) -> tuple[EngineSeconds, Tokens]:
+        queue = self._state.workload.queues.get(instance, EMPTY_QUEUE)
+        return queue.work_ahead(now, request.priority if request else LOWEST)
+
+    def _queued(self, other: Request, request: Request | None, now: EngineSeconds) -> QueuedAhead:
+        place = self._prefix_place(request) if request and request.keys else None
+        return QueuedAhead(
+            request=other.id,
+            tenant=other.tenant,
+            stage="in prefill" if other.stage is Stage.PREFILL else str(other.stage),
+            waited_seconds=now - other.arrived_at,
+            inside_seconds=now - other.granted_at if other.stage is Stage.PREFILL else 0.0,
+            uncached_tokens=other.uncached_tokens,
+            prefill_seconds=other.prefill_seconds,
+            prompt_tokens=other.prompt_tokens,
+            same_prefix=request is not None
+            and place is not None
+            and len(other.keys) > place
+            and other.keys[place] == request.keys[place],
+        )
+
+    def _prefix_place(self, request: Request) -> int:
+        settings = self._state.settings
+        level = max(1, settings.affinity_level_tokens // settings.block_tokens)
+        return min(level, len(request.keys)) - 1
 
     def _prefix(self, request: Request | None) -> PrefixFacts | None:
         state = self._state
         if request is None or not request.keys:
             return None
-        level = max(1, state.settings.affinity_level_tokens // state.settings.block_tokens)
-        place = min(level, len(request.keys)) - 1
+        place = self._prefix_place(request)
         key = request.keys[place]
         held = state.index.hits(request.keys)
         return PrefixFacts(
@@ -239,10 +313,16 @@ class _LeaderFold:
             attempt=event.attempt,
             by_leader=event.stamp is not None,
             overtaken_by=self._position.overtaken_by,
-            in_engine=[_queued(other, event.at) for other in queue.prefill.values() if other.id != event.request],
+            overtaken_seconds=self._position.overtaken_seconds,
+            overtaken_tokens=self._position.overtaken_tokens,
+            in_engine=[
+                self._queued(other, request, event.at) for other in queue.prefill.values() if other.id != event.request
+            ],
             decoding=len(queue.decoding),
             work_seconds=before_seconds + (request.prefill_seconds if request else 0.0),
             work_tokens=before_tokens + (request.uncached_tokens if request else 0),
+            own_seconds=request.prefill_seconds if request else 0.0,
+            own_tokens=request.uncached_tokens if request else 0,
             correction=state.latency.correction(event.instance),
             corrections={i.id: state.latency.correction(i.id) for i in state.fleet.instances},
             held_tokens=state.latency.cached_tokens(instance, held, request.prompt_tokens)
@@ -255,15 +335,3 @@ def _cached(request: Request | None, event: Decision) -> Tokens:
     if request is None or isinstance(event, RequestRejected):
         return 0
     return request.prompt_tokens - event.uncached_tokens
-
-
-def _queued(request: Request, now: EngineSeconds) -> QueuedAhead:
-    return QueuedAhead(
-        request=request.id,
-        tenant=request.tenant,
-        stage="in prefill" if request.stage is Stage.PREFILL else str(request.stage),
-        waited_seconds=now - request.arrived_at,
-        inside_seconds=now - request.granted_at if request.stage is Stage.PREFILL else 0.0,
-        uncached_tokens=request.uncached_tokens,
-        prefill_seconds=request.prefill_seconds,
-    )

@@ -8,8 +8,9 @@ from rich.console import Console
 from rich.text import Text
 
 from pointsman.contracts.requests import RequestArrived, RequestFinished
-from pointsman_cli.explain.diagnosis import headline, reasons, seconds
+from pointsman_cli.explain.diagnosis import details, headline, reasons, verdict
 from pointsman_cli.explain.lookup import Slow
+from pointsman_cli.explain.text import seconds
 from pointsman_cli.explain.values import (
     NOT_KNOWN,
     DecisionRecord,
@@ -26,7 +27,14 @@ from pointsman_cli.terminal import heading, say, table, wall_time
 BAR_CHARS = 56
 AHEAD_SHOWN = 8
 REFUSED_SHOWN = 8
-BAR_STYLES = {"gone": "dim", "way": "dim", "queue": "yellow", "engine": "cyan", "decoding": "green"}
+BAR_STYLES = {
+    "gone": "dim",
+    "way": "dim",
+    "queue": "yellow",
+    "engine": "cyan",
+    "transfer": "magenta",
+    "decoding": "green",
+}
 SLOWEST_COLUMNS = (
     "request", "arrived", "instance", "tenant", ">TTFT", ">objective", ">before the grant", ">after it", ">prompt", ">cached",
 )  # fmt: skip
@@ -38,14 +46,19 @@ ENDED_WELL = "bold green"
 ENDED_LATE = "bold red"
 
 
-def show_timeline(console: Console, timeline: RequestTimeline) -> None:
+def show_timeline(console: Console, timeline: RequestTimeline, *, everything: bool) -> None:
+    """The verdict and the sentences behind it; with `everything` also what else is known."""
     _show_head(console, timeline)
-    why = reasons(timeline)
-    if why:
-        heading(console, "why")
-        for sentence in why:
+    for title, sentences in (("why", reasons(timeline)), ("also", details(timeline) if everything else [])):
+        if sentences:
+            heading(console, title)
+        for sentence in sentences:
             say(console, f"  - {sentence}")
     _show_time(console, timeline.phases)
+    if not everything:
+        say(console, "")
+        say(console, f"candidates, predictions and log entries: pointsman explain {timeline.request} --all", "dim")
+        return
     _show_predictions(console, timeline)
     for decision in timeline.decisions:
         _show_decision(console, decision)
@@ -77,12 +90,15 @@ def show_slowest(console: Console, slowest: Sequence[Slow], speed: float) -> Non
 
 
 def timeline_as_json(timeline: RequestTimeline) -> dict[str, Any]:
+    found = verdict(timeline)
     return {
         "request": timeline.request,
         "arrived_at": timeline.arrived_at,
         "wall_time": wall_time(timeline.arrived_at, timeline.speed).isoformat(timespec="milliseconds"),
         "headline": headline(timeline),
+        "verdict": {"cause": found.cause, "sentence": found.sentence},
         "why": reasons(timeline),
+        "also": details(timeline),
         "arrival": _arrival_as_json(timeline.arrival),
         "ttft": timeline.ttft,
         "phases": msgspec.to_builtins(timeline.phases),
@@ -124,7 +140,8 @@ def _show_head(console: Console, timeline: RequestTimeline) -> None:
         )
     late = arrival is not None and timeline.ttft is not None and timeline.ttft > arrival.slo_ttft
     well = isinstance(timeline.end, RequestFinished) and not late
-    say(console, headline(timeline), ENDED_WELL if well else ENDED_LATE)
+    say(console, headline(timeline))
+    say(console, verdict(timeline).sentence, ENDED_WELL if well else ENDED_LATE)
 
 
 def _show_time(console: Console, phases: Sequence[Phase]) -> None:
@@ -173,7 +190,7 @@ def _show_decision(console: Console, decision: DecisionRecord) -> None:
     say(console, f"  {_admission(decision)}")
     if decision.excluded:
         say(console, f"  not to be tried again: {', '.join(decision.excluded)}")
-    _show_ahead(console, f"before it on {decision.instance}", decision.ahead)
+    _show_ahead(console, f"before it on {decision.ahead_at}", decision.ahead)
 
 
 def _admission(decision: DecisionRecord) -> str:

@@ -45,7 +45,7 @@ def _marks(event: LogEvent, timeline: RequestTimeline) -> list[tuple[EngineSecon
             sent_at = min(first.at, max(event.at, first.at - first.prefill))
             return [(event.at, "way", f"on its way to {event.instance}", event.instance), (sent_at, "engine", *inside)]
         case RequestHandedOver():
-            return [(event.at, "engine", f"fetched by {event.instance}, to the first token", event.instance)]
+            return [(event.at, "transfer", f"fetched by {event.instance}, to the first token", event.instance)]
         case PrefillFinished():
             if event is timeline.first_token:
                 return [(event.at, "decoding", f"decoding in {event.instance}", event.instance)]

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from pointsman.contracts.block_keys import KEY_BYTES
 from pointsman.contracts.decisions import MigrationRefused, RequestEnd, Settings
+from pointsman.contracts.fleet import PrefillCost
 from pointsman.contracts.requests import PrefillFinished, RequestArrived, RequestAttemptFailed, RequestFinished
 from pointsman.ports import LogEntry
 from pointsman.primitives import EngineSeconds, InstanceId, RequestId, Sequence, Tenant, Term, Tokens
@@ -44,7 +45,10 @@ class QueuedAhead:
     waited_seconds: EngineSeconds
     inside_seconds: EngineSeconds
     uncached_tokens: Tokens
+    """As predicted. What its engine reported is in `RequestTimeline.delivered`."""
     prefill_seconds: EngineSeconds
+    prompt_tokens: Tokens
+    same_prefix: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +86,13 @@ class DecisionRecord:
     predicted_cached_tokens: Tokens
     budget_seconds: EngineSeconds
     candidates: list[WeighedCandidate]
+    ahead_at: InstanceId
+    """The chosen instance; of a rejected request the best one."""
     ahead: list[QueuedAhead]
+    ahead_seconds: EngineSeconds
+    """Work left of `ahead` by the cost model, uncorrected."""
+    ahead_tokens: Tokens
+    cost: PrefillCost | None
     prefix: PrefixFacts | None
 
 
@@ -97,11 +107,16 @@ class GrantRecord:
     attempt: int
     by_leader: bool
     overtaken_by: list[RequestId]
+    overtaken_seconds: EngineSeconds
+    overtaken_tokens: Tokens
     in_engine: list[QueuedAhead]
     decoding: int
     work_seconds: EngineSeconds
     """Prefill work in the engine until its first token, its own included."""
     work_tokens: Tokens
+    own_seconds: EngineSeconds
+    """Of the work, its own."""
+    own_tokens: Tokens
     correction: float
     corrections: dict[InstanceId, float]
     held_tokens: Tokens
@@ -117,7 +132,7 @@ class PeerPrefills:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Phase:
-    """`kind`: way, queue, engine, decoding, or gone (before the log begins)."""
+    """`kind`: way, queue, engine, transfer, decoding, or gone (before the log begins)."""
 
     kind: str
     name: str
@@ -143,6 +158,8 @@ class RequestTimeline:
     refused: list[tuple[Sequence, MigrationRefused]] = field(default_factory=list)
     grants: list[GrantRecord] = field(default_factory=list)
     meanwhile: PeerPrefills | None = None
+    delivered: dict[RequestId, Tokens] = field(default_factory=dict)
+    """Cached tokens, as their engine reported them, of requests that were ahead."""
     failed: list[RequestAttemptFailed] = field(default_factory=list)
     first_token: PrefillFinished | None = None
     end: RequestEnd | None = None

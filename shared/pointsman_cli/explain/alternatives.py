@@ -1,0 +1,114 @@
+"""Why a request was placed where it was, although another engine was idle or was predicted to be sooner."""
+
+from collections.abc import Iterator
+
+from pointsman_cli.explain.causes import Cause, Reason
+from pointsman_cli.explain.text import seconds
+from pointsman_cli.explain.values import DecisionRecord, RequestTimeline, WeighedCandidate
+from pointsman_cli.explain.wait import Wait
+
+IDLE_SHARE_MAX = 0.1
+"""An idle engine's queue, as a share of the queue at the chosen one."""
+WAIT_SHARE_MIN = 0.2
+NOTICED_SECONDS = 0.05
+
+RULES = {
+    "approximate_token_load": "approximate_token_load stays with an engine that holds most of the prompt until that is saturated",
+    "cache_affinity": "cache_affinity sends a prefix always to the same engine, whatever its queue",
+    "d2lpm": "d2lpm takes the longest cached prefix and looks at no queue",
+    "dualmap": "dualmap looks only at the two engines of a prefix",
+    "dynamo_cost": "dynamo_cost counts blocks to compute and blocks in use, not seconds",
+    "lbgr": "lbgr adds up a load of the last while, the prefill and what it has learned",
+    "least_loaded": "least_loaded counts tokens that wait, and neither hits nor the speed of an engine",
+    "min_ttft": "min_ttft takes the soonest of those it weighs",
+    "power_of_two": "power_of_two looks only at two engines drawn by chance",
+    "preble": "preble stays with the longest cached prefix, and balances over minutes",
+    "random": "random looks at no queue",
+    "round_robin": "round_robin takes the engines in turn and looks at no queue",
+    "sticky_least_loaded": "sticky_least_loaded stays with the longest cached prefix until its engine is much busier than the idlest",
+}
+POINTSMAN_RULES = {
+    "late everywhere": "no engine was predicted to meet its objective, and a late request goes where it delays nobody who is in time",
+    "on time only": "an engine that met its objective would have made others late",
+    "held only": "the engines that hold its prefix have long queues of late requests, so it is computed again elsewhere",
+}
+
+
+def others_ready(decision: DecisionRecord) -> list[WeighedCandidate]:
+    return [
+        c
+        for c in decision.candidates
+        if c.instance != decision.ahead_at and c.status == "ready" and c.instance not in decision.excluded
+    ]
+
+
+def idle_others(decision: DecisionRecord) -> list[str]:
+    """Engines with no queue to speak of, while the one it waited at had one."""
+    here = next((c.queue_seconds for c in decision.candidates if c.instance == decision.ahead_at), 0.0)
+    return [c.instance for c in others_ready(decision) if c.queue_seconds <= IDLE_SHARE_MAX * here]
+
+
+def why_not_elsewhere(timeline: RequestTimeline, wait: Wait) -> Iterator[Reason]:
+    """Where the wait was at an instance, and not the work of its own prompt alone."""
+    decision = timeline.placement
+    chosen = next((c for c in decision.candidates if c.chosen), None) if decision is not None else None
+    others = others_ready(decision) if decision is not None else []
+    here = wait.whole - wait.own
+    if decision is None or chosen is None or not others or here < max(NOTICED_SECONDS, WAIT_SHARE_MIN * wait.whole):
+        return
+    best = min(others, key=lambda c: c.predicted_ttft)
+    gain = chosen.predicted_ttft - best.predicted_ttft
+    if gain > 0:
+        yield Reason(
+            Cause.BUSY_INSTANCE,
+            min(gain, 0.95 * (wait.ahead + wait.overtaken + wait.full)),
+            f"{_described(best, chosen)}: {seconds(best.predicted_ttft)} predicted, {seconds(gain)} sooner. "
+            f"{chosen.instance} was chosen all the same: {_rule(decision, chosen, best)}",
+        )
+    else:
+        yield Reason(
+            Cause.BUSY_INSTANCE,
+            0.0,
+            f"nothing better was predicted: {_described(best, chosen)}: {seconds(best.predicted_ttft)}, "
+            f"{chosen.instance} {seconds(chosen.predicted_ttft)}",
+        )
+
+
+def _described(other: WeighedCandidate, chosen: WeighedCandidate) -> str:
+    idle = not other.pending and not other.in_prefill and other.queue_seconds < NOTICED_SECONDS
+    state = "was idle" if idle else f"had {seconds(other.queue_seconds)} of work in its queue"
+    if other.uncached_tokens == chosen.uncached_tokens:
+        work = f"and {other.uncached_tokens:,} tokens to compute, as here"
+    elif other.uncached_tokens > chosen.uncached_tokens:
+        held = "held none" if not other.hit_blocks else "held less"
+        work = f"but {held} of its prompt: {other.uncached_tokens:,} tokens to compute there, {chosen.uncached_tokens:,} here"
+    else:
+        work = f"and held more of its prompt: {other.uncached_tokens:,} tokens to compute there, {chosen.uncached_tokens:,} here"
+    return f"{other.instance} {state} {work}"
+
+
+def _rule(decision: DecisionRecord, chosen: WeighedCandidate, best: WeighedCandidate) -> str:
+    if decision.policy == "pointsman":
+        return _pointsman_rule(decision, chosen, best)
+    rule = RULES.get(decision.policy, "")
+    unseen = "" if best.weighed else f"{decision.policy or 'the policy'} did not weigh {best.instance}"
+    return "; ".join(text for text in (unseen, rule, decision.reason) if text)
+
+
+def _pointsman_rule(decision: DecisionRecord, chosen: WeighedCandidate, best: WeighedCandidate) -> str:
+    for beginning, text in POINTSMAN_RULES.items():
+        if decision.reason.startswith(beginning):
+            return text
+    if not best.weighed:
+        return f"{best.instance} was not weighed, since what was known of the queues was old and too many would have gone there"
+    here, there = _cost(chosen), _cost(best)
+    if here <= there:
+        return (
+            f"it costs the others less there, {seconds(chosen.prefill_seconds)} of engine time and not "
+            f"{seconds(best.prefill_seconds)} (work x wait, which pointsman keeps small: {here:.2f} here, {there:.2f} there)"
+        )
+    return f"only engines that were predicted to meet its objective were compared ({decision.reason})"
+
+
+def _cost(candidate: WeighedCandidate) -> float:
+    return (candidate.queue_seconds + candidate.prefill_seconds / 2) * candidate.prefill_seconds

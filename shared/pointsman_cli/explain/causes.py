@@ -1,0 +1,67 @@
+"""Why a request was slow or was not served: the enumerated cause, its one line, and the sentences behind it."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from pointsman.primitives import EngineSeconds
+
+
+class Cause(StrEnum):
+    """Values are in `explain --json` and in the console's API."""
+
+    NOTHING = "nothing"
+    """In time, and most of the wait was the work of its own prompt."""
+    LONG_PROMPT = "long_prompt"
+    """Its own prompt alone takes longer than its objective."""
+    LONG_PROMPT_AHEAD = "long_prompt_ahead"
+    HOT_PREFIX = "hot_prefix"
+    """It waited behind requests with the same prefix."""
+    OVERLOAD = "overload"
+    """Every instance had a queue."""
+    BUSY_INSTANCE = "busy_instance"
+    """Its instance had a queue, another had not."""
+    OVERTAKEN = "overtaken"
+    """Requests that came later went first: priorities, fairness, deadlines."""
+    ENGINE_FULL = "engine_full"
+    """All places of the engine were taken by requests that decode."""
+    SLOW_ENGINE = "slow_engine"
+    STALE_INDEX = "stale_index"
+    """The engine did not hold what the index said it held."""
+    EVICTED = "evicted"
+    """Tokens expected in the cache were gone, or not there yet, when it was granted."""
+    FAILED_ATTEMPTS = "failed_attempts"
+    MOVED = "moved"
+    """It waited at an instance and was moved to another."""
+    NO_SCHEDULER = "no_scheduler"
+    NO_INSTANCE = "no_instance"
+    TRANSPORT = "transport"
+    """Between the processes."""
+    KV_TRANSFER = "kv_transfer"
+    SLOW_DECODE = "slow_decode"
+    WHOLE_ANSWER = "whole_answer"
+    """It was not streamed, so its first token came with its last."""
+    CLIENT_GONE = "client_gone"
+    REJECTED = "rejected"
+    LIMIT = "limit"
+    """Beyond its tenant's limit."""
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    NOT_ENDED = "not_ended"
+    UNKNOWN = "unknown"
+    """The log does not say."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    cause: Cause
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """`seconds` of the wait that it explains; 0: background. `because`: a clause for the verdict."""
+
+    cause: Cause
+    seconds: EngineSeconds
+    sentence: str
+    because: str = ""

@@ -1,0 +1,304 @@
+"""What explains a part of the wait: one function per cause, each with the seconds that it explains."""
+
+from collections.abc import Iterator
+
+from pointsman.contracts.requests import RequestFinished
+from pointsman.primitives import InstanceId
+from pointsman.state.latency_model import CORRECTION_MAX
+from pointsman_cli.explain.alternatives import idle_others, others_ready
+from pointsman_cli.explain.causes import Cause, Reason
+from pointsman_cli.explain.text import FAILURES, named, number, seconds, share, were
+from pointsman_cli.explain.values import NOT_KNOWN, DecisionRecord, GrantRecord, RequestTimeline, WeighedCandidate
+from pointsman_cli.explain.wait import SLOW_FACTOR_MIN, Wait, delivered_tokens
+
+HOT_ARRIVALS_MIN = 24
+HOT_IN_FAIR_SHARES = 1.0
+"""A hot prefix has more than one instance's even share of the arrivals (as in `state.hotness`)."""
+HALF = 0.5
+STUCK_FACTOR_MIN = 3.0
+PEERS_MIN = 3
+NOTICED_SECONDS = 0.05
+
+
+def found(timeline: RequestTimeline, wait: Wait) -> Iterator[Reason]:
+    decision = timeline.placement
+    yield from _outage(timeline, wait)
+    yield from _unplaced(wait)
+    yield from _transport(timeline, wait)
+    if decision is None:
+        return
+    yield from _failed(timeline, wait, decision)
+    yield from _moved(timeline, wait, decision)
+    yield from _transfer(timeline, wait)
+    yield from _missed(timeline, wait, decision)
+    yield from _ahead(timeline, wait, decision)
+    yield from _overtaken(timeline, wait, decision)
+    yield from _full(wait, decision)
+    yield from _slow(timeline, wait, decision)
+    yield from _own(timeline, wait, decision)
+    yield from _whole_answer(timeline, wait)
+
+
+def _outage(timeline: RequestTimeline, wait: Wait) -> Iterator[Reason]:
+    if wait.held_up <= 0:
+        return
+    because = f"no scheduler answered for {seconds(wait.held_up)}"
+    if timeline.arrival is None:
+        yield Reason(Cause.NO_SCHEDULER, wait.held_up, f"{because}: its ingress chose the engine itself", because)
+    else:
+        longer = ": for admission its objective was longer by that"
+        yield Reason(Cause.NO_SCHEDULER, wait.held_up, f"{because}{longer}", because)
+
+
+def _unplaced(wait: Wait) -> Iterator[Reason]:
+    if wait.unplaced > 0:
+        because = f"no instance could take it for {seconds(wait.unplaced)}"
+        yield Reason(Cause.NO_INSTANCE, wait.unplaced, f"{because}{share(wait.unplaced, wait.whole)}", because)
+
+
+def _transport(timeline: RequestTimeline, wait: Wait) -> Iterator[Reason]:
+    if wait.transport > 0:
+        because = f"{seconds(wait.transport)} went by between the processes"
+        on_wall = f" ({seconds(wait.transport / timeline.speed)} on the wall)" if timeline.speed != 1 else ""
+        why = "ingress, scheduler or network were busy, or no scheduler led"
+        yield Reason(Cause.TRANSPORT, wait.transport, f"{because}{on_wall}: {why}", because)
+
+
+def _failed(timeline: RequestTimeline, wait: Wait, decision: DecisionRecord) -> Iterator[Reason]:
+    if wait.failed <= 0:
+        return
+    events = [event for event in timeline.failed if event.attempt < decision.attempt]
+    by = events[-1].instance if events else next(iter(reversed(decision.excluded)), InstanceId("an engine"))
+    what = FAILURES[events[-1].failure] if events else "no reason is in the log"
+    often = f" and {number(len(events) - 1, 'attempt')} before" if len(events) > 1 else ""
+    because = f"{by} failed it ({what}){often}: {seconds(wait.failed)} were lost"
+    yield Reason(
+        Cause.FAILED_ATTEMPTS,
+        wait.failed,
+        f"{seconds(wait.failed)} were lost{share(wait.failed, wait.whole)} until it was placed again, on {decision.instance}",
+        because,
+    )
+
+
+def _moved(timeline: RequestTimeline, wait: Wait, decision: DecisionRecord) -> Iterator[Reason]:
+    if wait.moved <= 0:
+        return
+    move = next((d for d in reversed(timeline.decisions) if d.kind == "moved"), None)
+    before = next((d for d in timeline.decisions if d.kind == "placed" and d is not decision), None)
+    source = move.source if move else before.instance if before else InstanceId("another engine")
+    behind = f" behind {before.ahead_tokens:,} tokens" if before is not None and before.ahead_tokens else ""
+    because = f"it waited {seconds(wait.moved)} at {source}{behind} before it was moved to {decision.instance}"
+    why = f": {move.reason}" if move is not None else ""
+    yield Reason(Cause.MOVED, wait.moved, f"{because}{share(wait.moved, wait.whole)}{why}", because)
+
+
+def _transfer(timeline: RequestTimeline, wait: Wait) -> Iterator[Reason]:
+    first = timeline.first_token
+    if wait.transfer > 0:
+        where = f"{first.instance} fetched" if first is not None else "fetching"
+        because = f"{where} its KV cache from the prefill engine in {seconds(wait.transfer)}"
+        yield Reason(Cause.KV_TRANSFER, wait.transfer, f"{because}{share(wait.transfer, wait.whole)}", because)
+
+
+def _missed(timeline: RequestTimeline, wait: Wait, decision: DecisionRecord) -> Iterator[Reason]:
+    if wait.missed <= 0:
+        return
+    instance, tokens = decision.instance, wait.own_missed + wait.ahead_missed
+    whose = "it" if wait.own_missed else "those ahead of it"
+    if wait.own_missed and wait.ahead_missed:
+        whose = "it and those ahead of it"
+    expected = f"{tokens:,} tokens that {whose} should have found in the cache of {instance}"
+    gone = _gone_before_the_grant(timeline, wait, decision)
+    if gone:
+        because = f"{expected} were not there when it was granted and had to be computed"
+        yield Reason(Cause.EVICTED, wait.missed, f"{because}{share(wait.missed, wait.whole)}: {gone}", because)
+        return
+    because = f"{expected} were not there and had to be computed: the index was stale"
+    report = _report(timeline, decision) if wait.own_missed else ""
+    doubt = next((c.doubt for c in decision.candidates if c.chosen), "")
+    why = f"; what it held was in doubt: {doubt}" if doubt else ""
+    yield Reason(Cause.STALE_INDEX, wait.missed, f"{because}{share(wait.missed, wait.whole)}{report}{why}", because)
+
+
+def _report(timeline: RequestTimeline, decision: DecisionRecord) -> str:
+    return f"; the index said that {decision.predicted_cached_tokens:,} were cached, the engine found {delivered_tokens(timeline):,}"
+
+
+def _gone_before_the_grant(timeline: RequestTimeline, wait: Wait, decision: DecisionRecord) -> str:
+    """Why the log itself knew at the grant that a predicted hit would be missed."""
+    grant = timeline.grants[-1] if timeline.grants else None
+    delivered = delivered_tokens(timeline)
+    if (
+        not wait.own_missed
+        or grant is None
+        or not grant.instance_known
+        or grant.held_tokens - delivered > wait.own_missed / 2
+    ):
+        return ""
+    chosen = next((c for c in decision.candidates if c.chosen), None)
+    promised = chosen.hit_blocks - chosen.held_blocks if chosen and chosen.status != NOT_KNOWN else 0
+    if promised > 0:
+        return f"{number(promised, 'block')} of them were only promised by prompts placed there before it"
+    return f"evicted while it waited; the log knew of {grant.held_tokens:,} by then"
+
+
+def _ahead(timeline: RequestTimeline, wait: Wait, decision: DecisionRecord) -> Iterator[Reason]:
+    if wait.ahead <= 0 or not decision.ahead:
+        return
+    cause, because = why_ahead(timeline, wait, decision)
+    count, tokens = len(decision.ahead), decision.ahead_tokens
+    sentence = (
+        f"{seconds(wait.ahead)}{share(wait.ahead, wait.whole)} were the work of {number(count, 'request')} with {tokens:,} "
+        f"tokens to compute, which {were(count)} before it on {decision.instance}"
+    )
+    longest = max(decision.ahead, key=lambda other: other.uncached_tokens)
+    if count > 1 and longest.uncached_tokens > HALF * tokens:
+        sentence += f"; {longest.uncached_tokens:,} of them of request {longest.request}"
+    yield Reason(cause, wait.ahead, sentence, because)
+
+
+def why_ahead(timeline: RequestTimeline, wait: Wait, decision: DecisionRecord) -> tuple[Cause, str]:
+    ahead, where, tokens = decision.ahead, decision.ahead_at, decision.ahead_tokens
+    longest = max(ahead, key=lambda other: other.uncached_tokens)
+    long = HALF * (timeline.arrival.slo_ttft if timeline.arrival is not None else wait.own)
+    if wait.usual * longest.prefill_seconds > max(long, HALF * wait.ahead):
+        of_one = ", a single prompt" if len(ahead) == 1 else f", {longest.uncached_tokens:,} of them a single prompt"
+        return Cause.LONG_PROMPT_AHEAD, f"{tokens:,} tokens were ahead of it on {where}{of_one}"
+    crowd = f"{number(len(ahead), 'request')} with {tokens:,} tokens {were(len(ahead))} ahead of it on {where}"
+    idle = idle_others(decision)
+    if not idle:
+        return Cause.OVERLOAD, f"{_no_idle_engine(decision)}: {crowd}"
+    while_idle = f", while {named(idle)} {were(len(idle))} idle"
+    alike = sum(other.same_prefix for other in ahead)
+    if is_hot(decision) and alike >= HALF * len(ahead):
+        prefix = decision.prefix
+        assert prefix is not None
+        return (
+            Cause.HOT_PREFIX,
+            f"its prefix is hot ({prefix.arrivals / prefix.window:.0%} of arrivals): {alike} of the {number(len(ahead), 'request')} "
+            f"ahead of it on {where} began with the same {prefix.tokens:,} tokens{while_idle}",
+        )
+    return Cause.BUSY_INSTANCE, f"{crowd}{while_idle}"
+
+
+def _no_idle_engine(decision: DecisionRecord) -> str:
+    others = others_ready(decision)
+    if not others:
+        return "there was no other engine"
+    shortest = min([c.queue_seconds for c in decision.candidates if c.status == "ready"], default=0.0)
+    return f"all {len(others) + 1} engines were busy, {seconds(shortest)} at least"
+
+
+def is_hot(decision: DecisionRecord) -> bool:
+    prefix = decision.prefix
+    if prefix is None or prefix.window < HOT_ARRIVALS_MIN or prefix.ready < 2:
+        return False
+    return prefix.arrivals / prefix.window * prefix.ready > HOT_IN_FAIR_SHARES
+
+
+def _overtaken(timeline: RequestTimeline, wait: Wait, decision: DecisionRecord) -> Iterator[Reason]:
+    grant = timeline.grants[-1] if timeline.grants else None
+    if grant is None or wait.overtaken <= 0:
+        return
+    count = len(grant.overtaken_by)
+    order = decision.settings.get("ordering", "")
+    rule = f" by the order {order}" if order else ""
+    because = f"{number(count, 'request')} with {grant.overtaken_tokens:,} tokens came later and went first{rule}"
+    yield Reason(Cause.OVERTAKEN, wait.overtaken, f"{because}{share(wait.overtaken, wait.whole)}", because)
+
+
+def _full(wait: Wait, decision: DecisionRecord) -> Iterator[Reason]:
+    chosen = _chosen(decision)
+    if wait.full > 0 and chosen is not None:
+        places = decision.settings.get("running_max", 0)
+        because = (
+            f"the {places} places of {decision.instance} were taken, {chosen.decoding} by requests that were decoding"
+        )
+        yield Reason(Cause.ENGINE_FULL, wait.full, f"{because}{share(wait.full, wait.whole)}", because)
+
+
+def _slow(timeline: RequestTimeline, wait: Wait, decision: DecisionRecord) -> Iterator[Reason]:
+    if wait.slow <= NOTICED_SECONDS:
+        return
+    grant = timeline.grants[-1] if timeline.grants else None
+    spent, name = wait.queue + wait.engine, decision.instance
+    usual = f", {wait.usual:.1f} times is usual for the others" if others_ready(decision) else ""
+    alone = _is_alone(timeline, wait)
+    who = f"{name} was slow: it" if alone else f"all engines were slow: {name}"
+    because = f"{who} took {wait.pace:.1f} times what its cost model says"
+    real = " (with what was really cached)" if wait.own_missed or wait.ahead_missed else ""
+    sentence = (
+        f"{seconds(spent)} passed at {name}{share(spent, wait.whole)} for {wait.work_tokens:,} tokens of work{real}, "
+        f"{seconds(spent / wait.pace)} by its cost model: {wait.pace:.1f} times as long{usual}"
+    )
+    yield Reason(Cause.SLOW_ENGINE, wait.slow, sentence, because)
+    if grant is not None and grant.instance_known:
+        yield from _pace(grant, wait)
+    yield from _peers(timeline, wait, name)
+
+
+def _is_alone(timeline: RequestTimeline, wait: Wait) -> bool:
+    peers = timeline.meanwhile
+    return peers is None or peers.prefills < PEERS_MIN or peers.pace < SLOW_FACTOR_MIN * wait.usual
+
+
+def _pace(grant: GrantRecord, wait: Wait) -> Iterator[Reason]:
+    name, behind = grant.instance, 0.9 * wait.slow
+    first = grant.in_engine[0] if grant.in_engine else None
+    if grant.correction >= SLOW_FACTOR_MIN * wait.usual:
+        or_more = "or more " if grant.correction >= CORRECTION_MAX else ""
+        text = f"{name} had been slow before: its prefills had been taking {grant.correction:.1f} times {or_more}what its cost model says"
+    elif first is not None and first.inside_seconds > STUCK_FACTOR_MIN * max(first.prefill_seconds, NOTICED_SECONDS):
+        text = (
+            f"{name} was behind already: the first of its prefills, {seconds(first.prefill_seconds)} of work, had "
+            f"been there for {seconds(first.inside_seconds)}"
+        )
+    else:
+        load = f", with {number(grant.decoding, 'request')} decoding beside it" if grant.decoding else ""
+        text = f"that was unusual for {name}, whose prefills had been taking {grant.correction:.1f} times{load}"
+    yield Reason(Cause.SLOW_ENGINE, behind, text)
+
+
+def _peers(timeline: RequestTimeline, wait: Wait, name: InstanceId) -> Iterator[Reason]:
+    peers = timeline.meanwhile
+    if peers is None or peers.prefills < PEERS_MIN:
+        return
+    was = "was" if _is_alone(timeline, wait) else "was not"
+    text = (
+        f"it {was} {name} alone: {peers.prefills} prefills that ended elsewhere meanwhile took {peers.pace:.1f} times what "
+        "their cost models say"
+    )
+    yield Reason(Cause.SLOW_ENGINE, 0.8 * wait.slow, text)
+
+
+def _own(timeline: RequestTimeline, wait: Wait, decision: DecisionRecord) -> Iterator[Reason]:
+    if wait.own <= 0:
+        return
+    chosen, arrival = _chosen(decision), timeline.arrival
+    tokens = wait.own_tokens - wait.own_missed
+    work = f"{tokens:,} tokens of its own prompt"
+    cached = decision.predicted_cached_tokens
+    if cached > 0:
+        work += f", with {cached - wait.own_missed:,} more in the cache"
+    elif chosen is not None and chosen.knowledge and chosen.knowledge != "exact":
+        work += f", and nobody knew what {decision.instance} held ({chosen.knowledge})"
+    sentence = f"{seconds(wait.own)}{share(wait.own, wait.whole)} were the work of {work}"
+    if arrival is not None and wait.own > arrival.slo_ttft:
+        objective = f"more than its objective of {seconds(arrival.slo_ttft)}"
+        because = f"its own {tokens:,} tokens take {seconds(wait.own)} to compute, {objective}"
+        yield Reason(Cause.LONG_PROMPT, wait.own, f"{sentence}, {objective} on an idle engine", because)
+    else:
+        yield Reason(Cause.NOTHING, wait.own, sentence)
+
+
+def _whole_answer(timeline: RequestTimeline, wait: Wait) -> Iterator[Reason]:
+    end = timeline.end
+    if wait.whole_answer > 0 and isinstance(end, RequestFinished):
+        tokens = f"its {end.completion_tokens:,} tokens" if end.completion_tokens >= 0 else "all tokens"
+        because = f"it was not streamed: {tokens} had to be written before the answer"
+        sentence = f"{because}{share(wait.whole_answer, wait.whole)}"
+        yield Reason(Cause.WHOLE_ANSWER, wait.whole_answer, sentence, because)
+
+
+def _chosen(decision: DecisionRecord) -> WeighedCandidate | None:
+    return next((c for c in decision.candidates if c.chosen), None)

@@ -1,0 +1,203 @@
+"""Divides the wait of a request into seconds by what explains them. Work is by the cost model, with the cached tokens
+that engines reported where the log has them, at the pace that is usual for the other engines. What exceeds that at its
+last instance is the engine's slowness, or its lack of places."""
+
+from dataclasses import dataclass
+from statistics import median
+
+from pointsman.contracts.requests import RequestFinished
+from pointsman.primitives import EngineSeconds, InstanceId, Tokens
+from pointsman.state.engine_profiles import prefill_seconds
+from pointsman_cli.explain.values import DecisionRecord, GrantRecord, RequestTimeline
+
+SLOW_FACTOR_MIN = 1.5
+"""Over the pace of the others: below, an engine is as slow as engines are."""
+MISSED_TOKENS_SHARE = 0.1
+
+
+@dataclass(slots=True, kw_only=True)
+class Wait:
+    """Seconds up to the first token, or to the end if none came. `own` to `whole_answer` are at the last instance."""
+
+    whole: EngineSeconds = 0.0
+    held_up: EngineSeconds = 0.0
+    unplaced: EngineSeconds = 0.0
+    failed: EngineSeconds = 0.0
+    moved: EngineSeconds = 0.0
+    transport: EngineSeconds = 0.0
+    transfer: EngineSeconds = 0.0
+    own: EngineSeconds = 0.0
+    ahead: EngineSeconds = 0.0
+    overtaken: EngineSeconds = 0.0
+    missed: EngineSeconds = 0.0
+    full: EngineSeconds = 0.0
+    slow: EngineSeconds = 0.0
+    whole_answer: EngineSeconds = 0.0
+    queue: EngineSeconds = 0.0
+    engine: EngineSeconds = 0.0
+    usual: float = 1.0
+    """Pace of the other engines, at least 1."""
+    pace: float = 1.0
+    """Of this one: seconds over the work that had to be done."""
+    work_tokens: Tokens = 0
+    """Of that work, with what was really cached."""
+    own_tokens: Tokens = 0
+    own_missed: Tokens = 0
+    ahead_missed: Tokens = 0
+    ahead_tokens: Tokens = 0
+
+
+def divided(timeline: RequestTimeline) -> Wait:
+    wait = Wait()
+    placed_after = timeline.placement.after_seconds if timeline.placement else float("inf")
+    for phase in timeline.phases:
+        if phase.kind == "decoding":
+            continue
+        wait.whole += phase.seconds
+        before = phase.since_seconds < placed_after - 1e-9
+        match phase.kind:
+            case "way" | "gone":
+                wait.transport += phase.seconds
+            case "transfer":
+                wait.transfer += phase.seconds
+            case "queue" if before and not phase.instance:
+                wait.unplaced += phase.seconds
+            case _ if before:
+                _add_elsewhere(wait, phase.seconds, timeline)
+            case "queue":
+                wait.queue += phase.seconds
+            case _:
+                wait.engine += phase.seconds
+    _take_out_outage(wait, timeline)
+    if timeline.placement is not None:
+        _divide_visit(wait, timeline, timeline.placement)
+    return wait
+
+
+def _add_elsewhere(wait: Wait, spent: EngineSeconds, timeline: RequestTimeline) -> None:
+    last = timeline.placement
+    if last is not None and last.attempt > 1 and last.kind == "placed":
+        wait.failed += spent
+    else:
+        wait.moved += spent
+
+
+def _take_out_outage(wait: Wait, timeline: RequestTimeline) -> None:
+    arrival, grant = timeline.arrival, timeline.grants[0] if timeline.grants else None
+    if arrival is not None:
+        wait.held_up = min(arrival.held_up, wait.transport)
+    elif grant is not None and not grant.by_leader and not timeline.arrived_before_the_log:
+        wait.held_up = min(grant.after_seconds, wait.transport)
+    wait.transport -= wait.held_up
+
+
+def _divide_visit(wait: Wait, timeline: RequestTimeline, decision: DecisionRecord) -> None:
+    grant = timeline.grants[-1] if timeline.grants and timeline.grants[-1].instance == decision.instance else None
+    spent = wait.queue + wait.engine
+    own, missed = _own_work(wait, timeline, decision, grant)
+    ahead_missed = _ahead_missed(wait, timeline, decision, grant)
+    overtaken = grant.overtaken_seconds if grant is not None else 0.0
+    work = own + missed + decision.ahead_seconds + ahead_missed + overtaken
+    wait.ahead_tokens = decision.ahead_tokens + wait.ahead_missed
+    wait.work_tokens = wait.own_tokens + wait.ahead_tokens + (grant.overtaken_tokens if grant else 0)
+    wait.usual = usual_elsewhere(grant)
+    if not work or not spent:
+        return
+    wait.pace = spent / work
+    slow = wait.pace >= SLOW_FACTOR_MIN * wait.usual
+    scale = wait.usual if slow else wait.pace
+    wait.own, wait.ahead, wait.overtaken = scale * own, scale * decision.ahead_seconds, scale * overtaken
+    wait.missed = scale * (missed + ahead_missed)
+    if slow:
+        _divide_excess(wait, timeline, decision, grant, spent - scale * work)
+
+
+def _own_work(
+    wait: Wait, timeline: RequestTimeline, decision: DecisionRecord, grant: GrantRecord | None
+) -> tuple[EngineSeconds, EngineSeconds]:
+    """Predicted work of its own prompt, and what the hits that were missed added to it."""
+    chosen = next((c for c in decision.candidates if c.chosen), None)
+    tokens = chosen.uncached_tokens if chosen is not None else grant.own_tokens if grant is not None else 0
+    if decision.cost is None:
+        wait.own_tokens = tokens
+        return (grant.own_seconds if grant is not None else 0.0), 0.0
+    prompt, cached = tokens + decision.predicted_cached_tokens, decision.predicted_cached_tokens
+    work = prefill_seconds(decision.cost, prompt, cached) if tokens else 0.0
+    wait.own_tokens = tokens
+    delivered = delivered_tokens(timeline)
+    if delivered < 0:
+        return work, 0.0
+    real = prefill_seconds(decision.cost, prompt, min(delivered, prompt - 1))
+    wait.own_tokens = prompt - delivered
+    if cached - delivered > MISSED_TOKENS_SHARE * prompt:
+        wait.own_missed = cached - delivered
+        return work, max(0.0, real - work)
+    return real, 0.0
+
+
+def _ahead_missed(
+    wait: Wait, timeline: RequestTimeline, decision: DecisionRecord, grant: GrantRecord | None
+) -> EngineSeconds:
+    """What hits missed by those ahead of it added to its wait."""
+    seconds = 0.0
+    seen = {other.request: other for other in (*decision.ahead, *(grant.in_engine if grant else ()))}
+    for other in seen.values():
+        delivered = timeline.delivered.get(other.request, -1)
+        missing = other.prompt_tokens - other.uncached_tokens - delivered
+        if decision.cost is None or delivered < 0 or missing <= MISSED_TOKENS_SHARE * other.prompt_tokens:
+            continue
+        real = prefill_seconds(decision.cost, other.prompt_tokens, min(delivered, other.prompt_tokens - 1))
+        wait.ahead_missed += missing
+        seconds += max(0.0, real - other.prefill_seconds)
+    return seconds
+
+
+def _divide_excess(
+    wait: Wait, timeline: RequestTimeline, decision: DecisionRecord, grant: GrantRecord | None, excess: EngineSeconds
+) -> None:
+    if is_full(decision):
+        wait.full = min(excess, wait.queue)
+        excess -= wait.full
+    if is_whole_answer(timeline):
+        learned = grant.correction - wait.usual if grant is not None and grant.instance_known else 0.0
+        slow = min(excess, max(0.0, learned) * excess / max(wait.pace - wait.usual, 1e-9))
+        wait.whole_answer, excess = excess - slow, slow
+    wait.slow = excess
+
+
+def is_full(decision: DecisionRecord) -> bool:
+    """Whether requests that decode or are in prefill took all places of the engine."""
+    chosen = next((c for c in decision.candidates if c.chosen), None)
+    places = decision.settings.get("running_max", 0)
+    if chosen is None or not isinstance(places, int | float) or not places:
+        return False
+    return chosen.decoding > 0 and chosen.decoding + chosen.in_prefill + chosen.pending >= places
+
+
+def is_whole_answer(timeline: RequestTimeline) -> bool:
+    """Without streaming the first token comes with the last."""
+    return timeline.first_token is None and timeline.arrival is not None and not timeline.arrival.streaming
+
+
+def delivered_tokens(timeline: RequestTimeline) -> Tokens:
+    """Cached tokens by its engine's report; -1 if unknown, or of an instance other than the one it was placed at."""
+    end, placement = timeline.end, timeline.placement
+    if not isinstance(end, RequestFinished) or placement is None:
+        return -1
+    handed_over = timeline.first_token is not None and timeline.first_token.instance != placement.instance
+    return end.cached_tokens if end.instance == placement.instance or handed_over else -1
+
+
+def usual_elsewhere(grant: GrantRecord | None) -> float:
+    """Median pace of the other instances, as learned by then; at least 1."""
+    if grant is None:
+        return 1.0
+    others = [value for name, value in grant.corrections.items() if name != grant.instance]
+    return max(1.0, median(others)) if others else 1.0
+
+
+def instance_of(timeline: RequestTimeline) -> InstanceId:
+    """Where it ended, else where it was placed last."""
+    ended_at: InstanceId = getattr(timeline.end, "instance", InstanceId("")) if timeline.end else InstanceId("")
+    placement = timeline.placement
+    return ended_at or (placement.instance if placement else InstanceId(""))
