@@ -36,11 +36,7 @@ def _engine_level(engine: InstanceView) -> str:
 
 def _role(engine: InstanceView) -> Markup:
     shown = link("/requests?instance={}", engine.instance)
-    return (
-        shown
-        if engine.role in {"", "both"}
-        else Markup(f'{shown} <span class="chip">{text(engine.role)}</span>')
-    )
+    return shown if engine.role in {"", "both"} else Markup(f'{shown} <span class="chip">{text(engine.role)}</span>')
 
 
 def _queue(engine: InstanceView) -> Markup:

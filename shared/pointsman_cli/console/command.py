@@ -3,7 +3,7 @@
 import asyncio
 import os
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import click
 
 from pointsman.adapters.clocks import ScaledClock
+from pointsman.analysis.shadow import RECORDED_WINDOWS_MAX, SHADOWS_MAX, Shadow, shadow_choice
 from pointsman.primitives import PoolName
 from pointsman.runtime.bus_users import valid_operator
 from pointsman.runtime.health import HealthBoard, HttpServer
@@ -27,6 +28,7 @@ from pointsman_cli.console.bundle import RecordedLog
 from pointsman_cli.console.console import Console
 from pointsman_cli.console.following import LiveLog
 from pointsman_cli.console.security import Guard
+from pointsman_cli.console.shadow_work import simulate
 from pointsman_cli.console.source import LogSource
 from pointsman_cli.console.studies import Studies
 from pointsman_cli.console.viewers import Viewers
@@ -77,6 +79,12 @@ def _option(name: str, **attributes: Any) -> Callable[[F], F]:
     metavar="FILE",
     help="NATS user of the operator as whom the console acts. Default: that of the fleet of this machine.",
 )
+@_option(
+    "shadow",
+    metavar="POLICY[:KEY=VALUE,...]",
+    multiple=True,
+    help=f"Policy that decides every request too, without acting; order=NAME and admission=NAME are keys as well. Up to {SHADOWS_MAX}.",
+)
 def console_command(
     record: str | None,
     place: str | None,
@@ -88,6 +96,7 @@ def console_command(
     admin_token_file: Path | None,
     reader_token_file: Path | None,
     operator_credentials: Path | None,
+    shadow: tuple[str, ...],
 ) -> None:
     """Serve a web page with everything that a log tells: fleet, requests, findings, scaling, tenants, hit rates.
 
@@ -102,6 +111,7 @@ def console_command(
         msg = f"{record} or --from {place}: choose one log"
         raise click.UsageError(msg)
     place = record or place or os.environ.get(NATS_VARIABLE)
+    shadow_of = _shadow_of(shadow)
     configure_logging("warning", "text")
     guard = Guard(
         time.monotonic,
@@ -117,18 +127,24 @@ def console_command(
     if _is_live(place):
         settings = fleet_settings(place, pool)
         acting = _acting(place, pool, operator_credentials) if guard.admin_token else None
-        run(lambda supervisor: _serve_live(supervisor, settings, acting, partial(serving, studies(recorded=False))))
+        live = partial(serving, studies(recorded=False))
+        run(lambda supervisor: _serve_live(supervisor, settings, acting, live, shadow_of))
         return
     with open_history(place, pool) as history:
         moment = moment_in(history, until)
-        run(lambda supervisor: _serve_record(supervisor, history, moment, partial(serving, studies(recorded=True))))
+        recorded = partial(serving, studies(recorded=True))
+        run(lambda supervisor: _serve_record(supervisor, history, moment, recorded, shadow_of))
 
 
 Serving = Callable[[Supervisor, LogSource, Actions, HealthBoard], Awaitable[None]]
 
 
 async def _serve_live(
-    supervisor: Supervisor, settings: FleetSettings, acting: FleetSettings | None, serving: Serving
+    supervisor: Supervisor,
+    settings: FleetSettings,
+    acting: FleetSettings | None,
+    serving: Serving,
+    shadow_of: Callable[..., Shadow] | None,
 ) -> None:
     clock, board = ScaledClock(settings.speed), HealthBoard(pool=settings.pool)
     user = person(settings)
@@ -140,13 +156,17 @@ async def _serve_live(
             pool=PoolName(settings.pool),
             settings=PoolSettings(block_tokens=settings.block_tokens, speed=settings.speed),
             origin=f"the log of pool '{settings.pool}' at {settings.nats_shown}",
+            shadow_of=shadow_of,
         )
         await serving(supervisor, source, Actions(acting), board)
 
 
-async def _serve_record(supervisor: Supervisor, history: History, until: Moment, serving: Serving) -> None:
+async def _serve_record(
+    supervisor: Supervisor, history: History, until: Moment, serving: Serving, shadow_of: Callable[..., Shadow] | None
+) -> None:
     board = HealthBoard(pool=history.header.pool)
-    await serving(supervisor, RecordedLog(history, board=board, until=until), Actions(None), board)
+    keeping = partial(shadow_of, waiting_max=RECORDED_WINDOWS_MAX) if shadow_of else None
+    await serving(supervisor, RecordedLog(history, board=board, until=until, shadow_of=keeping), Actions(None), board)
 
 
 async def _serve(
@@ -173,6 +193,7 @@ async def _serve(
     supervisor.start(server.serve(), name="http")
     supervisor.start(source.run(), name="log")
     supervisor.start(site.viewers.run(), name="viewers")
+    supervisor.start(simulate(lambda: source.shadow, clock), name="shadow")
     supervisor.start(_announce(server, host, source.origin), name="announce")
     try:
         await supervisor.until_stopped()
@@ -187,6 +208,18 @@ async def _announce(server: HttpServer, host: str, origin: str) -> None:
         await asyncio.sleep(STARTED_POLL_SECONDS)
     shown = f"[{host}]" if ":" in host else host
     print_line(f"console on http://{shown}:{server.bound_port}, of {origin}")
+
+
+def _shadow_of(texts: Sequence[str]) -> Callable[..., Shadow] | None:
+    """Raises click.BadParameter."""
+    if len(set(texts)) > SHADOWS_MAX:
+        msg = f"at most {SHADOWS_MAX} shadow policies"
+        raise click.BadParameter(msg, param_hint="--shadow")
+    try:
+        choices = [shadow_choice(text) for text in dict.fromkeys(texts)]
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--shadow") from error
+    return partial(Shadow, choices) if choices else None
 
 
 def _is_live(place: str | None) -> bool:

@@ -117,7 +117,8 @@ class Console:
         return ladder_view(self.source.ladder)
 
     def shadow(self) -> ShadowsView:
-        return ShadowsView(policy=self.status().policy)
+        shadow = self.source.shadow
+        return ShadowsView(policy=self.status().policy, summary=shadow.summary() if shadow is not None else None)
 
     def what_if(self) -> WhatIfView:
         return WhatIfView(

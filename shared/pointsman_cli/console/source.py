@@ -14,6 +14,7 @@ from pointsman.runtime.health import HealthBoard
 from pointsman.state.state import PoolSettings, State
 from pointsman_cli.console.fleet_views import fleet_view
 from pointsman_cli.console.observer import Observer
+from pointsman_cli.console.shadow_metrics import ShadowMetrics
 from pointsman_cli.console.sizes import Spaced
 from pointsman_cli.console.times import wall
 from pointsman_cli.console.views import FleetView, Health, MomentView, StatusView
@@ -40,6 +41,7 @@ class LogSource(ABC):
         self.ladder: HitRateLadder | None = None
         self.shadow: Shadow | None = None
         self._ladder_metrics = LadderMetrics(pool)
+        self._shadow_metrics = ShadowMetrics(pool)
         self._shadow_of = shadow_of
         self._moments: Spaced[FleetView] = Spaced(0.0, MOMENTS_MAX)
 
@@ -67,6 +69,8 @@ class LogSource(ABC):
         """Before they are scraped."""
         if self.ladder is not None:
             self._ladder_metrics.update(self.ladder.figures)
+        if self.shadow is not None:
+            self._shadow_metrics.update(self.shadow)
 
     def finish(self) -> None:
         """A recorded log has ended."""
