@@ -17,6 +17,7 @@ from pointsman.contracts.requests import RequestArrived
 from pointsman.policies.admission import Refusal
 from pointsman.policies.dispatch.placement import Answer, answer_to
 from pointsman.policies.dispatch.turn import DecisionContext, Turn
+from pointsman.policies.policy import Policy
 from pointsman.policies.policy_set import PolicySet, policy_set, recorded_policy_set
 from pointsman.policies.pool_view import PoolView
 from pointsman.policies.seeded_random import uniform
@@ -27,7 +28,7 @@ from pointsman.simulation.replay.folding import copy_state
 from pointsman.simulation.replay.leader_order import Kind, LeaderOrder, Step
 from pointsman.state.state import State
 from pointsman.state.trackers.base import Tracker
-from pointsman.state.workload import NO_INSTANCE, Request
+from pointsman.state.workload import NO_INSTANCE, Request, Stage
 
 HELD_MAX = 4096
 """Entries held back until the leader has certainly read them."""
@@ -36,6 +37,8 @@ BUCKETS_MAX = 240
 DIFFERENCES_MAX = 100
 CANDIDATES_PER_WALL_SECOND = 20_000
 """Instances that all shadows together may weigh, about a fifth of a core; beyond, decisions are sampled."""
+
+UNTOLD = "no leader has told its policies yet"
 
 Agreement = Literal["same", "other", "shadow_rejects", "shadow_places", "both_reject"]
 
@@ -113,22 +116,33 @@ class DecisionShadow:
         self.total = DecisionFigures(since=0.0)
         self.buckets: deque[DecisionFigures] = deque(maxlen=BUCKETS_MAX)
         self.differences: deque[ShadowDecision] = deque(maxlen=DIFFERENCES_MAX)
-        self.problem = "no leader has told its policies yet"
         self.failed = 0
         self.failure = ""
+        self.problem = ""
         self.context: DecisionContext | None = None
-        self.trackers: tuple[Tracker, ...] = ()
+        self._kept: dict[Policy, tuple[Tracker, ...]] = {}
+        """Trackers of each part of its policies."""
 
     def choose_policies(self, running: PolicySet, state: State) -> None:
         try:
             policies = changed_policies(running, self.change)
         except ValueError as error:
-            self.context, self.trackers, self.problem = None, (), str(error)
+            self.context, self.problem = None, str(error)
             return
-        known = self.context.policies if self.context else None
-        if known is None or _observed(known) != _observed(policies):
-            self.trackers = policies.trackers()
+        known = self._kept
+        self._kept = {
+            part: known[part] if part in known else _brought_up(part.trackers(), state)
+            for part in (policies.routing, policies.admission, policies.ordering)
+        }
         self.context, self.problem = DecisionContext(state, policies, term=state.term), ""
+
+    def forget(self) -> None:
+        self.context, self._kept = None, {}
+        self.problem = UNTOLD
+
+    @property
+    def trackers(self) -> tuple[Tracker, ...]:
+        return tuple(tracker for trackers in self._kept.values() for tracker in trackers)
 
     def add(self, decision: ShadowDecision, bucket: EngineSeconds) -> None:
         if not self.buckets or self.buckets[-1].since < bucket:
@@ -156,7 +170,10 @@ class DecisionShadows:
         self._arrived: tuple[RequestId, EngineSeconds, LogSequence] | None = None
         self._second, self._decisions, self._share = 0.0, 0, 1.0
         for shadow in self.shadows:
-            shadow.context, shadow.trackers = None, ()
+            shadow.forget()
+            if running is None:  # to observe from the first entry on; the first leader tells the others
+                shadow.choose_policies(policy_set(), self._state)
+                shadow.context, shadow.problem = None, UNTOLD
         self._keep_trackers()
         self._order: LeaderOrder[LogEntry] | None = None
         if state.term:
@@ -342,9 +359,18 @@ def changed_policies(running: PolicySet, change: Change) -> PolicySet:
     )
 
 
-def _observed(policies: PolicySet) -> tuple[object, ...]:
-    """Its parts that have trackers."""
-    return policies.routing, policies.admission, policies.ordering
+def _brought_up(trackers: tuple[Tracker, ...], state: State) -> tuple[Tracker, ...]:
+    """Tells them of the instances and requests that are there already."""
+    for tracker in trackers:
+        for instance in state.fleet.instances:
+            tracker.joined(instance.id, state.last_at)
+        for request in sorted(state.workload.requests.values(), key=lambda request: request.arrived_at):
+            tracker.arrived(request, request.arrived_at)
+            if request.instance:
+                tracker.placed(request, request.placed_at)
+            if request.stage in (Stage.PREFILL, Stage.HANDED_OVER, Stage.DECODING):
+                tracker.granted(request, request.granted_at)
+    return trackers
 
 
 def _agreement(running: InstanceId, shadow: InstanceId) -> Agreement:

@@ -19,7 +19,7 @@ async def simulate(shadow: Callable[[], Shadow | None], clock: Clock) -> None:
     while True:
         known = shadow()
         spent = await asyncio.to_thread(_slice, known) if known is not None else 0.0
-        await clock.sleep(WallSeconds(spent / CORE_SHARE - spent) if spent else IDLE_WALL_SECONDS)
+        await clock.sleep_wall(WallSeconds(spent / CORE_SHARE - spent) if spent else IDLE_WALL_SECONDS)
 
 
 def _slice(shadow: Shadow) -> float:
