@@ -21,7 +21,8 @@ from tests.support.events import BLOCK
 from tests.support.recorded_log import SETTINGS, RecordedFleet
 
 Answer = RequestPlaced | RequestRejected
-OTHERS = ("round_robin", "d2lpm", "preble:", "random:seed=7", "pointsman:displaced_max=0.1,order=edf")
+OTHERS = ("round_robin", "d2lpm", "preble", "random:seed=7", "pointsman:displaced_max=0.1,order=edf")
+UNUSUAL = [("split", "d2lpm"), ("failing", "preble"), ("limited", "random:seed=7"), ("failing", "round_robin")]
 WORLDS = {
     "plain": {},
     "split": {"roles": ("prefill", "prefill", "decode", "both")},
@@ -36,20 +37,21 @@ def followed(entries: Iterable[LogEntry], *texts: str) -> DecisionShadows:
     for shadow in shadows.shadows:
         shadow.differences = []  # type: ignore[assignment] # all of them
     for entry in entries:
+        state.apply_entry(entry)
         shadows.apply(entry)
     shadows.finish()
     return shadows
 
 
 @pytest.mark.parametrize("world", WORLDS)
-@pytest.mark.parametrize("policy", ["pointsman", "dualmap", "d2lpm", "round_robin", "approximate_token_load"])
+@pytest.mark.parametrize("policy", ["pointsman", "d2lpm", "round_robin"])
 def test_the_policy_in_force_agrees_with_itself_beside_others(policy: str, world: str) -> None:
-    fleet = RecordedFleet(policy_set(routing=policy), seed=5, **WORLDS[world]).live(700).write_all()  # type: ignore[arg-type]
+    fleet = RecordedFleet(policy_set(routing=policy), seed=5, **WORLDS[world]).live(500).write_all()  # type: ignore[arg-type]
 
     itself, *others = followed(fleet.entries, policy, *OTHERS[:3]).shadows
 
     total = itself.total
-    assert (itself.problem, itself.failed, total.decided > 60) == ("", 0, True), itself.failure
+    assert (itself.problem, itself.failed, total.decided > 40) == ("", 0, True), itself.failure
     assert not itself.differences
     assert total.same + total.both_reject == total.decided
     assert total.shadow_predicted_ttft == total.running_predicted_ttft > 0
@@ -57,25 +59,25 @@ def test_the_policy_in_force_agrees_with_itself_beside_others(policy: str, world
     assert any(other.differences for other in others)
 
 
-def test_it_agrees_when_requests_make_room_for_others_and_after_takeovers() -> None:
-    policies = replace(policy_set(routing="pointsman", ordering="edf"), pending_max=4, prefill_window_tokens=64)
-    fleet = RecordedFleet(policies, seed=11, limited=True).live(500)
+@pytest.mark.parametrize("policy", ["pointsman", "d2lpm", "lbgr"])
+def test_it_agrees_when_requests_make_room_for_others_and_after_takeovers(policy: str) -> None:
+    policies = replace(policy_set(routing=policy, ordering="edf"), pending_max=4, prefill_window_tokens=64)
+    fleet = RecordedFleet(policies, seed=11, limited=True).live(400)
     fleet.take_over()
-    fleet.live(500).write_all()
+    fleet.live(400).write_all()
     displaced = [e for e in fleet.entries if isinstance(e.event, RequestRejected) and e.event.displaced_by]
 
-    itself = followed(fleet.entries, "pointsman").shadows[0]
+    itself = followed(fleet.entries, policy).shadows[0]
 
     assert displaced
-    assert itself.total.decided > 200
+    assert itself.total.decided > 100
     assert not itself.differences
 
 
-@pytest.mark.parametrize("other", OTHERS)
-@pytest.mark.parametrize("world", WORLDS)
-def test_it_decides_what_a_leader_with_that_policy_would_have_decided(other: str, world: str) -> None:
+@pytest.mark.parametrize(("world", "other"), [*(("plain", other) for other in OTHERS), *UNUSUAL])
+def test_it_decides_what_a_leader_with_that_policy_would_have_decided(world: str, other: str) -> None:
     policies = policy_set(routing="pointsman")
-    fleet = RecordedFleet(policies, seed=3, **WORLDS[world]).live(260).write_all()  # type: ignore[arg-type]
+    fleet = RecordedFleet(policies, seed=3, **WORLDS[world]).live(220).write_all()  # type: ignore[arg-type]
 
     shadow = followed(fleet.entries, other).shadows[0]
 
@@ -154,7 +156,7 @@ def leader_state(
 
 
 def test_figures_are_sums_of_what_it_decided() -> None:
-    fleet = RecordedFleet(policy_set(routing="round_robin"), seed=2).live(900).write_all()
+    fleet = RecordedFleet(policy_set(routing="round_robin"), seed=2).live(700).write_all()
     shadows = followed(fleet.entries, "min_ttft")
     total, decisions = shadows.shadows[0].total, list[ShadowDecision](shadows.shadows[0].differences)
 
@@ -173,13 +175,13 @@ def test_figures_are_sums_of_what_it_decided() -> None:
 
 
 def test_too_many_decisions_are_sampled_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    fleet = RecordedFleet(policy_set(routing="pointsman"), seed=5).live(700).write_all()
+    fleet = RecordedFleet(policy_set(routing="pointsman"), seed=5).live(500).write_all()
     whole = followed(fleet.entries, "pointsman")
     monkeypatch.setattr("pointsman.analysis.shadow_decisions.CANDIDATES_PER_WALL_SECOND", 1)
 
     sampled = followed(fleet.entries, "pointsman")
 
-    assert (whole.sampled_out, sampled.sampled_out > 50) == (0, True)
+    assert (whole.sampled_out, sampled.sampled_out > 20) == (0, True)
     assert sampled.sampled_out + sampled.shadows[0].total.decided == whole.shadows[0].total.decided
     assert not sampled.shadows[0].differences
 

@@ -2,10 +2,12 @@
 compares the choices. Predicted TTFT and hits of both choices are estimates on that one state. A shadow of the policy in
 force therefore agrees always.
 
-All shadows share one State. Each has trackers of its own, which observe what really happened."""
+All shadows share one State, in the leader's order; at a takeover it begins again as a copy of the caller's, which is in
+log order. Each shadow has trackers of its own in both, which observe what really happened."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import Literal
 
 import msgspec
@@ -32,6 +34,8 @@ from pointsman.state.workload import NO_INSTANCE, Request, Stage
 
 HELD_MAX = 4096
 """Entries held back until the leader has certainly read them."""
+COPIED_BLOCKS_MAX = 1_000_000
+"""A larger state is not copied at a takeover (2 s), but continued: then choices may differ a little from the leader's."""
 BUCKET_WALL_SECONDS: WallSeconds = WallSeconds(60.0)
 BUCKETS_MAX = 240
 DIFFERENCES_MAX = 100
@@ -40,6 +44,7 @@ CANDIDATES_PER_WALL_SECOND = 20_000
 
 UNTOLD = "no leader has told its policies yet"
 
+Trackers = tuple[Tracker, ...]
 Agreement = Literal["same", "other", "shadow_rejects", "shadow_places", "both_reject"]
 
 
@@ -120,10 +125,10 @@ class DecisionShadow:
         self.failure = ""
         self.problem = ""
         self.context: DecisionContext | None = None
-        self._kept: dict[Policy, tuple[Tracker, ...]] = {}
-        """Trackers of each part of its policies."""
+        self._kept: dict[Policy, tuple[Trackers, Trackers]] = {}
+        """Trackers of each part of its policies, in the leader's order and in log order."""
 
-    def choose_policies(self, running: PolicySet, state: State) -> None:
+    def choose_policies(self, running: PolicySet, state: State, log_state: State) -> None:
         try:
             policies = changed_policies(running, self.change)
         except ValueError as error:
@@ -131,18 +136,30 @@ class DecisionShadow:
             return
         known = self._kept
         self._kept = {
-            part: known[part] if part in known else _brought_up(part.trackers(), state)
+            part: known[part]
+            if part in known
+            else (_brought_up(part.trackers(), state), _brought_up(part.trackers(), log_state))
             for part in (policies.routing, policies.admission, policies.ordering)
         }
         self.context, self.problem = DecisionContext(state, policies, term=state.term), ""
 
     def forget(self) -> None:
-        self.context, self._kept = None, {}
-        self.problem = UNTOLD
+        self.context, self._kept, self.problem = None, {}, UNTOLD
 
     @property
-    def trackers(self) -> tuple[Tracker, ...]:
-        return tuple(tracker for trackers in self._kept.values() for tracker in trackers)
+    def trackers(self) -> Trackers:
+        return tuple(tracker for trackers, _ in self._kept.values() for tracker in trackers)
+
+    @property
+    def log_trackers(self) -> Trackers:
+        return tuple(tracker for _, trackers in self._kept.values() for tracker in trackers)
+
+    def take_over(self, state: State, copied: Iterator[Tracker]) -> None:
+        """`copied`: of the `log_trackers`, in their order, from `state`."""
+        if self.context is not None:
+            self.context = DecisionContext(state, self.context.policies, term=state.term)
+        for part, (_, log_trackers) in self._kept.items():
+            self._kept[part] = (tuple(islice(copied, len(log_trackers))), log_trackers)
 
     def add(self, decision: ShadowDecision, bucket: EngineSeconds) -> None:
         if not self.buckets or self.buckets[-1].since < bucket:
@@ -156,7 +173,8 @@ class DecisionShadow:
 
 class DecisionShadows:
     def __init__(self, changes: Sequence[Change], state: State, running: PolicySet | None) -> None:
-        """`state`: where the log is continued; a copy is used. `running`: the policies in force, if known."""
+        """`state` is the caller's, in log order, who applies each entry before `apply`; trackers are added to it. `running`:
+        the policies in force, if known."""
         self.shadows = [DecisionShadow(change) for change in changes]
         self.sampled_out = 0
         self._running: tuple[str, Settings] | None = None
@@ -164,6 +182,9 @@ class DecisionShadows:
 
     def begin_again(self, state: State, running: PolicySet | None) -> None:
         """Figures are kept, trackers are not."""
+        self._log_state = state
+        self._log_trackers = state.trackers
+        """Not of shadows."""
         self._state = copy_state(state)
         self._running = None
         self._displacing: list[Step[LogEntry]] = []
@@ -172,7 +193,7 @@ class DecisionShadows:
         for shadow in self.shadows:
             shadow.forget()
             if running is None:  # to observe from the first entry on; the first leader tells the others
-                shadow.choose_policies(policy_set(), self._state)
+                shadow.choose_policies(policy_set(), self._state, state)
                 shadow.context, shadow.problem = None, UNTOLD
         self._keep_trackers()
         self._order: LeaderOrder[LogEntry] | None = None
@@ -186,7 +207,7 @@ class DecisionShadows:
         event = entry.event
         if isinstance(event, LeaderElected) and event.term > self._state.term:
             self._finish_term()
-            self._state.apply_entry(entry)
+            self._take_over(entry)
             self._order = LeaderOrder(event.term, held_max=HELD_MAX)
             self._note_policies(event.policy, event.settings)
         elif self._order is None:
@@ -204,6 +225,17 @@ class DecisionShadows:
             for step in self._order.finish():
                 self._take(step, self._order)
             self._carry_out(self._order)
+
+    def _take_over(self, entry: LogEntry) -> None:
+        log_state = self._log_state
+        if sum(log_state.index.blocks(instance.id) for instance in log_state.fleet.instances) > COPIED_BLOCKS_MAX:
+            self._state.apply_entry(entry)
+            return
+        self._state = copy_state(log_state)
+        copied = iter(self._state.trackers[len(self._log_trackers) :])
+        for shadow in self.shadows:
+            shadow.take_over(self._state, copied)
+        self._keep_trackers()
 
     def _take(self, step: Step[LogEntry], order: LeaderOrder[LogEntry]) -> None:
         event = step.entry.event
@@ -245,12 +277,14 @@ class DecisionShadows:
     def _choose_policies(self, running: PolicySet) -> None:
         self._running = (running.routing.name, running.placement_settings)
         for shadow in self.shadows:
-            shadow.choose_policies(running, self._state)
+            shadow.choose_policies(running, self._state, self._log_state)
         self._keep_trackers()
 
     def _keep_trackers(self) -> None:
         self._trackers = (*(t for shadow in self.shadows for t in shadow.trackers), self._state.pending)
         self._state.trackers = self._trackers
+        own = (tracker for shadow in self.shadows for tracker in shadow.log_trackers)
+        self._log_state.trackers = (*self._log_trackers, *own)
 
     # Decisions
 
@@ -359,7 +393,7 @@ def changed_policies(running: PolicySet, change: Change) -> PolicySet:
     )
 
 
-def _brought_up(trackers: tuple[Tracker, ...], state: State) -> tuple[Tracker, ...]:
+def _brought_up(trackers: Trackers, state: State) -> Trackers:
     """Tells them of the instances and requests that are there already."""
     for tracker in trackers:
         for instance in state.fleet.instances:

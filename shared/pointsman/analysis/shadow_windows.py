@@ -200,6 +200,8 @@ class ShadowWindows:
 
     def _close(self, window: _Window, sequence: LogSequence) -> None:
         window.closed_at = sequence
+        if not len(window.reader):
+            return
         if window.too_large:
             self.shed += 1
             self.problem = (
