@@ -5,8 +5,12 @@ from typing import Any
 
 import msgspec
 
+from pointsman.analysis.comparison import Regret
+from pointsman.analysis.shadow import ShadowReport, ShadowSummary
+from pointsman.analysis.shadow_decisions import DecisionFigures, ShadowDecision
+from pointsman.analysis.shadow_windows import ShadowFigures, WindowFigures, WindowResult
+from pointsman.primitives import InstanceId, RequestId, Tenant
 from pointsman_cli.console.views import (
-    ApiView,
     DoctorView,
     EventView,
     FindingView,
@@ -28,8 +32,6 @@ from pointsman_cli.console.views import (
     RungView,
     ScaleView,
     ShadowsView,
-    ShadowView,
-    SignInView,
     SizeView,
     StatusView,
     StoryView,
@@ -239,9 +241,9 @@ def tenants() -> TenantsView:
 
 
 RUNGS = (
-    ("unbounded", "One unbounded shared cache", 0.742), ("capacity", "One shared cache of the fleet's capacity", 0.701),
-    ("perfect_routing", "Perfect routing", 0.668), ("as_known", "As the index knew it", 0.661), ("as_chosen", "As chosen", 0.634),
-    ("as_delivered", "As engines delivered", 0.612),
+    ("unbounded", "an unbounded cache", 0.742), ("capacity", "one cache of the fleet's size", 0.701),
+    ("perfect", "the engine that held most", 0.668), ("known", "the engine known to hold most", 0.661),
+    ("chosen", "predicted at the chosen engine", 0.634), ("delivered", "delivered by engines", 0.612),
 )  # fmt: skip
 
 
@@ -256,6 +258,8 @@ def _group(kind: str, name: str, factor: float = 1.0) -> LadderGroupView:
                 tokens=int(9e6 * share),
                 share=share,
                 lost=None if above is None else above - share,
+                why="" if above is None else "an engine held it, and the index did not know",
+                advice="" if above is None else "Cache events come late or are lost.",
             )
         )
         above = share
@@ -270,11 +274,45 @@ def ladder() -> LadderView:
 
 
 def shadows() -> ShadowsView:
-    values = {"ttft_p90_delta": -0.12, "hit_delta": 0.031, "regret": 0.02, "unknown": None}
-    series: list[dict[str, Any]] = [{"at": AT, "agreement": 0.9, "regret": 0.01}]
-    return ShadowsView(policy="pointsman", shadows=[
-        ShadowView(name="least_loaded", settings={}, placements=12_877, agreement=0.31, values=values, series=series),
-    ])  # fmt: skip
+    figures = DecisionFigures(
+        since=AT - 600, decided=12_877, same=3990, other=8800, shadow_rejects=60, shadow_places=20, both_reject=7, placed=12_790,
+        prompt_tokens=9_000_000, running_cached_tokens=5_600_000, shadow_cached_tokens=4_100_000, running_predicted_ttft=5000.0,
+        shadow_predicted_ttft=6200.0,
+    )  # fmt: skip
+    difference = ShadowDecision(
+        sequence=88_101, at=AT, request=RequestId("7f3a09c2be114d60"), tenant=Tenant("acme"), agreement="other", prompt_tokens=6144,
+        running_instance=InstanceId("engine-7"), running_reason="costs least", running_cached_tokens=4800, running_predicted_ttft=0.41,
+        shadow_instance=InstanceId("engine-2"), shadow_reason="least loaded", shadow_cached_tokens=0, shadow_predicted_ttft=0.97,
+    )  # fmt: skip
+    ours = WindowFigures(
+        ttft_p50_s=0.2, ttft_p90_s=0.9, hit_rate=0.61, effective_capacity=0.93, goodput=7.4, rejections=3
+    )
+    theirs = WindowFigures(
+        ttft_p50_s=0.3, ttft_p90_s=1.3, hit_rate=0.45, effective_capacity=0.88, goodput=7.0, rejections=9
+    )
+    regret = Regret(
+        requests=2400, ttft_mean_s=-0.2, ttft_p50_s=-0.1, ttft_p90_s=-0.4, hit_rate=-0.16, effective_capacity=-0.05, goodput=-0.4,
+        on_time_gained=10, on_time_lost=120,
+    )  # fmt: skip
+    window = WindowResult(
+        since=AT - 300, until=AT, warmup_seconds=60, closed_at=88_200, requests=2400, recorded=ours, running=ours, reproduced=True,
+        fidelity="", notes=[], shadows={"least_loaded": ShadowFigures(figures=theirs, regret=regret)}, problems={},
+    )  # fmt: skip
+    report = ShadowReport(
+        name="least_loaded", policy="least_loaded", settings={}, problem="", total=figures, buckets=[figures] * 3,
+        differences=[difference], failed=0, failure="",
+    )  # fmt: skip
+    broken = msgspec.structs.replace(
+        report,
+        name="preble:x=1",
+        policy="",
+        problem="preble has no setting x",
+        differences=[],
+        total=DecisionFigures(since=0.0),
+    )
+    return ShadowsView(policy="pointsman", summary=ShadowSummary(
+        shadows=[report, broken], windows=[window], sampled_out=0, simulated=3, waiting=1, shed=0, unusable=1, window_problem="no calibration",
+    ))  # fmt: skip
 
 
 def run(state: str = "done") -> WhatIfRun:
@@ -310,17 +348,17 @@ EMPTY: dict[str, Any] = {
     "history": HistoryView(wanted=None, ready=0, scaling=[], moves=[], moved=0, refused=0, events=[], sizes=[]),
     "tenants": TenantsView(tenants=[], policies=False),
     "hit_rate": LadderView(pool=None, tenants=[], hours=[]),
-    "shadow": ShadowsView(policy="pointsman", shadows=[]),
+    "shadow": ShadowsView(policy="pointsman"),
     "what_if": WhatIfView(runs=[], policies=[], orders=[], admissions=[], busy=False),
     "request": told("unknown", phases=[], decisions=[], grants=[], reasons=[], details=[], events=[], failed_attempts=[], refused_moves=[], ttft=None, slo_ttft=None, predicted_ttft=None, late=False, arrival=None, verdict="", note="the log begins after it"),
     "what_if_run": run("failed"),
     "problem": ProblemView(status=404, error="not_found", detail="No request of this id is in the log."),
-    "sign_in": SignInView(offered=False),
-    "api": ApiView(document={"paths": {}}),
+    "sign_in": ProblemView(status=200, error=""),
+    "api": ({"paths": {}}),
 }  # fmt: skip
 FULL: dict[str, Any] = {
     "fleet": fleet(20), "requests": requests(100), "doctor": doctor(), "history": history(), "tenants": tenants(), "hit_rate": ladder(),
     "shadow": shadows(), "what_if": what_if(), "request": told(), "what_if_run": run(),
-    "problem": ProblemView(status=400, error="since", detail="since: not a time"), "sign_in": SignInView(offered=True, refused=True, next="/history"),
-    "api": ApiView(document={"paths": {"/api/fleet": {"get": {"summary": "The fleet", "parameters": [{"name": "at", "in": "query"}]}}}}),
+    "problem": ProblemView(status=400, error="since", detail="since: not a time"), "sign_in": ProblemView(status=403, error="wrong_token", detail="That is not the token."),
+    "api": ({"paths": {"/api/fleet": {"get": {"summary": "The fleet", "parameters": [{"name": "at", "in": "query"}]}}}}),
 }  # fmt: skip

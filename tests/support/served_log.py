@@ -49,12 +49,20 @@ class ServedLog:
         tenants: Sequence[str] = ("t",),
         limits: TenantPolicies | None = None,
         seed: int = 1,
+        own_blocks: Mapping[int, int] | None = None,
+        emptied: Mapping[str, EngineSeconds] | None = None,
+        token_seconds: EngineSeconds = TOKEN_SECONDS,
     ) -> None:
-        """`tenants` take turns; `limits` are theirs. `pace`: seconds of a prefill over what the cost model says, by instance. `skew`: how far a worker's clock is
+        """`own_blocks` behind those of its family, by number of the request. `emptied`: when an engine's cache is emptied
+        and no event says so. `token_seconds` of decoding.
+
+        `tenants` take turns; `limits` are theirs. `pace`: seconds of a prefill over what the cost model says, by instance. `skew`: how far a worker's clock is
         ahead."""
         self.entries: list[LogEntry] = []
         self._pace = pace or {}
         self._skew = skew or {}
+        self._own_blocks = own_blocks or {}
+        self._token_seconds = token_seconds
         self._random = Random(seed)
         self._agenda: list[tuple[EngineSeconds, int, Callable[[EngineSeconds], None]]] = []
         self._order = count()
@@ -80,12 +88,17 @@ class ServedLog:
         for number in range(requests):
             family = self._random.randrange(families)
             self._at(1.0 + number * gap, lambda now, n=number, f=family: self._arrive(n, f, now))  # type: ignore[misc]
+        for name, at in (emptied or {}).items():
+            self._at(at, self._empty(InstanceId(name)))
         while self._agenda:
             at, _, act = heappop(self._agenda)
             act(at)
 
     def _at(self, at: EngineSeconds, act: Callable[[EngineSeconds], None]) -> None:
         heappush(self._agenda, (at, next(self._order), act))
+
+    def _empty(self, name: InstanceId) -> Callable[[EngineSeconds], None]:
+        return lambda _: self._coming[name].clear()
 
     def _write(self, event: LogEvent, *, follow: bool) -> None:
         """Put it into the log; with `follow` the leader takes it in from there, otherwise it has applied it already."""
@@ -117,7 +130,10 @@ class ServedLog:
 
     def _arrive(self, number: int, family: int, now: EngineSeconds) -> None:
         shared = [1000 * (family + 1) + level for level in range(GIVEN_BLOCKS)]
-        own = [1_000_000 + 100 * number + level for level in range(self._random.randint(1, 6))]
+        own = [
+            1_000_000 + 100 * number + level
+            for level in range(self._own_blocks.get(number, self._random.randint(1, 6)))
+        ]
         command = route(
             f"r-{number}",
             shared + own,
@@ -156,13 +172,13 @@ class ServedLog:
         def answered(at: EngineSeconds) -> None:
             event = RequestFinished(
                 at=at, request=grant.request, instance=name, e2e=at - arrived_at, prompt_tokens=request.prompt_tokens,
-                completion_tokens=OUTPUT_TOKENS, cached_tokens=cached, ttft=first_at - arrived_at, tpot=TOKEN_SECONDS,
+                completion_tokens=OUTPUT_TOKENS, cached_tokens=cached, ttft=first_at - arrived_at, tpot=self._token_seconds,
             )  # fmt: skip
             self._write(event, follow=True)
             self._carry_out(self._leader.grant_waiting(name, at), at)
 
         self._at(first_at, first_token)
-        self._at(first_at + TOKEN_SECONDS * (OUTPUT_TOKENS - 1), answered)
+        self._at(first_at + self._token_seconds * (OUTPUT_TOKENS - 1), answered)
 
     def _cache(self, name: InstanceId, keys: list[int], at: EngineSeconds) -> None:
         held = set(self._cached[name])

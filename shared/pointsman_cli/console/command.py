@@ -1,24 +1,24 @@
 """`pointsman console`: chooses the log, the credentials and the port, and runs the console until Ctrl-C."""
 
 import asyncio
-import os
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
+from collections.abc import Awaitable, Callable
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from pointsman.adapters.clocks import ScaledClock
-from pointsman.analysis.shadow import RECORDED_WINDOWS_MAX, SHADOWS_MAX, Shadow, shadow_choice
+from pointsman.analysis.shadow import RECORDED_WINDOWS_MAX, SHADOWS_MAX, Shadow
 from pointsman.primitives import PoolName
 from pointsman.runtime.bus_users import valid_operator
 from pointsman.runtime.health import HealthBoard, HttpServer
 from pointsman.runtime.http_protocol import HttpLimits
 from pointsman.runtime.log_connection import open_link
-from pointsman.runtime.settings import ENVIRONMENT_PREFIX, PORT_MAX, FleetSettings
+from pointsman.runtime.settings import ENVIRONMENT_PREFIX, PORT_MAX, FleetSettings, config_option, environment, options
 from pointsman.runtime.supervision import Supervisor, run
 from pointsman.runtime.telemetry import configure_logging
 from pointsman.state.state import PoolSettings
@@ -28,7 +28,7 @@ from pointsman_cli.console.bundle import RecordedLog
 from pointsman_cli.console.console import Console
 from pointsman_cli.console.following import LiveLog
 from pointsman_cli.console.security import Guard
-from pointsman_cli.console.shadow_work import simulate
+from pointsman_cli.console.shadow_work import shadow_of, simulate
 from pointsman_cli.console.source import LogSource
 from pointsman_cli.console.studies import Studies
 from pointsman_cli.console.viewers import Viewers
@@ -37,13 +37,12 @@ from pointsman_cli.discovery import fleet_settings, is_running
 from pointsman_cli.history.entries import History
 from pointsman_cli.history.sources import ARCHIVE_FILE, NATS_SCHEMES, STANDARD_INPUT, open_history
 from pointsman_cli.history.time_options import Moment, moment_in
-from pointsman_cli.options import CONSOLE_PORT, CONTEXT, from_options, until_option
+from pointsman_cli.options import CONSOLE_PORT, CONTEXT, until_option
 from pointsman_cli.terminal import print_line
 
 FILE = click.Path(path_type=Path, dir_okay=False)
 F = TypeVar("F", bound=Callable[..., Any])
 CONNECTIONS_MAX = 256
-NATS_VARIABLE = "POINTSMAN_NATS"
 SHUTDOWN_SECONDS = 2.0
 STARTED_POLL_SECONDS = 0.02
 TOKEN_LENGTH_MIN = 16
@@ -59,7 +58,9 @@ def _option(name: str, **attributes: Any) -> Callable[[F], F]:
 
 @click.command("console", context_settings=CONTEXT)
 @click.argument("record", metavar="[FILE]", required=False)
-@from_options
+@click.option(
+    "--from", "place", metavar="WHERE", help="Fleet or log, as of the other commands. Default: the fleet running here."
+)
 @until_option
 @_option("host", default="127.0.0.1", help="Address to listen on.")
 @_option("port", type=click.IntRange(0, PORT_MAX), default=CONSOLE_PORT, help="Port to listen on; 0 takes a free one.")
@@ -83,12 +84,16 @@ def _option(name: str, **attributes: Any) -> Callable[[F], F]:
     "shadow",
     metavar="POLICY[:KEY=VALUE,...]",
     multiple=True,
-    help=f"Policy that decides every request too, without acting; order=NAME and admission=NAME are keys as well. Up to {SHADOWS_MAX}.",
+    help="Policy that decides every request too, without acting. Keys: its settings, order, admission. Repeatable, up to "
+    f"{SHADOWS_MAX}.",
 )
+@click.pass_context
 def console_command(
+    context: click.Context,
+    /,
+    *,
     record: str | None,
     place: str | None,
-    pool: str | None,
     until: str | None,
     host: str,
     port: int,
@@ -97,6 +102,8 @@ def console_command(
     reader_token_file: Path | None,
     operator_credentials: Path | None,
     shadow: tuple[str, ...],
+    config: Path | None,  # noqa: ARG001 - it has given its defaults
+    **fleet: Any,
 ) -> None:
     """Serve a web page with everything that a log tells: fleet, requests, findings, scaling, tenants, hit rates.
 
@@ -110,8 +117,10 @@ def console_command(
     if record and place:
         msg = f"{record} or --from {place}: choose one log"
         raise click.UsageError(msg)
-    place = record or place or os.environ.get(NATS_VARIABLE)
-    shadow_of = _shadow_of(shadow)
+    place = record or place
+    if place == STANDARD_INPUT:
+        msg = "the console reads a log more than once: name a file"
+        raise click.UsageError(msg)
     configure_logging("warning", "text")
     guard = Guard(
         time.monotonic,
@@ -119,32 +128,43 @@ def console_command(
         admin_token=_token(admin_token_file),
         reader_token=_token(reader_token_file),
     )
-    serving = partial(_serve, host=host, port=port, guard=guard)
-    if place == STANDARD_INPUT:
-        msg = "the console reads a log more than once: name a file"
-        raise click.UsageError(msg)
-    studies = partial(Studies, place, pool, wall=time.monotonic)
-    if _is_live(place):
+    serving = partial(_serve, host=host, port=port, guard=guard, shadows=shadow_of(shadow))
+    pool = fleet["pool"] if _is_given(context, "pool") else None
+    if place is None and _is_given(context, "nats"):
+        settings, place = FleetSettings(**fleet), fleet["nats"]
+    elif _is_live(place):
         settings = fleet_settings(place, pool)
-        acting = _acting(place, pool, operator_credentials) if guard.admin_token else None
-        live = partial(serving, studies(recorded=False))
-        run(lambda supervisor: _serve_live(supervisor, settings, acting, live, shadow_of))
+    else:
+        studies = Studies(place, pool, recorded=True, wall=time.monotonic)
+        with open_history(place, pool) as history:
+            moment = moment_in(history, until)
+            run(lambda supervisor: _serve_record(supervisor, history, moment, partial(serving, studies)))
         return
-    with open_history(place, pool) as history:
-        moment = moment_in(history, until)
-        recorded = partial(serving, studies(recorded=True))
-        run(lambda supervisor: _serve_record(supervisor, history, moment, recorded, shadow_of))
+    studies = Studies(place, pool, recorded=False, wall=time.monotonic, environment=_environment(settings))
+    acting = _acting(place, settings, operator_credentials) if guard.admin_token else None
+    run(lambda supervisor: _serve_live(supervisor, settings, acting, partial(serving, studies)))
+
+
+console_command.params += [config_option("console"), *options(FleetSettings)]
+for _deployed in console_command.params[-len(options(FleetSettings)) :]:
+    if isinstance(_deployed, click.Option) and _deployed.name != "pool":
+        _deployed.hidden = True  # those of a service, in a deployment's environment or file
+
+
+def _is_given(context: click.Context, name: str) -> bool:
+    return context.get_parameter_source(name) is not ParameterSource.DEFAULT
+
+
+def _environment(settings: FleetSettings) -> dict[str, str]:
+    """For the processes that work things out: they open the same log."""
+    return environment({one.name: getattr(settings, one.name) for one in fields(settings) if one.name != "secret"})
 
 
 Serving = Callable[[Supervisor, LogSource, Actions, HealthBoard], Awaitable[None]]
 
 
 async def _serve_live(
-    supervisor: Supervisor,
-    settings: FleetSettings,
-    acting: FleetSettings | None,
-    serving: Serving,
-    shadow_of: Callable[..., Shadow] | None,
+    supervisor: Supervisor, settings: FleetSettings, acting: FleetSettings | None, serving: Serving
 ) -> None:
     clock, board = ScaledClock(settings.speed), HealthBoard(pool=settings.pool)
     user = person(settings)
@@ -156,17 +176,13 @@ async def _serve_live(
             pool=PoolName(settings.pool),
             settings=PoolSettings(block_tokens=settings.block_tokens, speed=settings.speed),
             origin=f"the log of pool '{settings.pool}' at {settings.nats_shown}",
-            shadow_of=shadow_of,
         )
         await serving(supervisor, source, Actions(acting), board)
 
 
-async def _serve_record(
-    supervisor: Supervisor, history: History, until: Moment, serving: Serving, shadow_of: Callable[..., Shadow] | None
-) -> None:
+async def _serve_record(supervisor: Supervisor, history: History, until: Moment, serving: Serving) -> None:
     board = HealthBoard(pool=history.header.pool)
-    keeping = partial(shadow_of, waiting_max=RECORDED_WINDOWS_MAX) if shadow_of else None
-    await serving(supervisor, RecordedLog(history, board=board, until=until, shadow_of=keeping), Actions(None), board)
+    await serving(supervisor, RecordedLog(history, board=board, until=until), Actions(None), board)
 
 
 async def _serve(
@@ -179,8 +195,13 @@ async def _serve(
     host: str,
     port: int,
     guard: Guard,
+    shadows: Callable[..., Shadow] | None,
 ) -> None:
     clock = ScaledClock()
+    if shadows is not None and isinstance(source, RecordedLog):
+        source.shadow_of = partial(shadows, waiting_max=RECORDED_WINDOWS_MAX)
+    else:
+        source.shadow_of = shadows
     site = Site(Console(source, actions, studies), guard, board, lambda parts: Viewers(parts, clock))
     server = HttpServer(
         site.app(),
@@ -193,7 +214,8 @@ async def _serve(
     supervisor.start(server.serve(), name="http")
     supervisor.start(source.run(), name="log")
     supervisor.start(site.viewers.run(), name="viewers")
-    supervisor.start(simulate(lambda: source.shadow, clock), name="shadow")
+    if shadows is not None:
+        supervisor.start(simulate(lambda: source.shadow, clock), name="shadow")
     supervisor.start(_announce(server, host, source.origin), name="announce")
     try:
         await supervisor.until_stopped()
@@ -210,18 +232,6 @@ async def _announce(server: HttpServer, host: str, origin: str) -> None:
     print_line(f"console on http://{shown}:{server.bound_port}, of {origin}")
 
 
-def _shadow_of(texts: Sequence[str]) -> Callable[..., Shadow] | None:
-    """Raises click.BadParameter."""
-    if len(set(texts)) > SHADOWS_MAX:
-        msg = f"at most {SHADOWS_MAX} shadow policies"
-        raise click.BadParameter(msg, param_hint="--shadow")
-    try:
-        choices = [shadow_choice(text) for text in dict.fromkeys(texts)]
-    except ValueError as error:
-        raise click.BadParameter(str(error), param_hint="--shadow") from error
-    return partial(Shadow, choices) if choices else None
-
-
 def _is_live(place: str | None) -> bool:
     if place is None:
         return True
@@ -232,11 +242,12 @@ def _is_live(place: str | None) -> bool:
     return path.is_dir() and (is_running(path) or not (path / ARCHIVE_FILE).is_file())
 
 
-def _acting(place: str | None, pool: str | None, credentials: Path | None) -> FleetSettings | None:
+def _acting(place: str | None, settings: FleetSettings, credentials: Path | None) -> FleetSettings | None:
     """None: it has no credentials of an operator."""
-    settings = fleet_settings(place, pool, acts=True)
     if credentials is not None:
         return replace(settings, nats_credentials=str(credentials))
+    if place is None or "://" not in place:
+        return fleet_settings(place, settings.pool, acts=True)
     return settings if valid_operator(settings.actor) else None
 
 

@@ -118,7 +118,7 @@ class Console:
 
     def shadow(self) -> ShadowsView:
         shadow = self.source.shadow
-        return ShadowsView(policy=self.status().policy, summary=shadow.summary() if shadow is not None else None)
+        return ShadowsView(policy=self.status().policy, summary=shadow.summary() if shadow else None)
 
     def what_if(self) -> WhatIfView:
         return WhatIfView(

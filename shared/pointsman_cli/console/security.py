@@ -62,6 +62,10 @@ class Guard:
     """When it ends, and whether it acts."""
     _failures: list[float] = field(default_factory=list)
 
+    @property
+    def has_tokens(self) -> bool:
+        return bool(self.admin_token or self.reader_token)
+
     def misdirected(self, path: str, headers: Mapping[str, str]) -> Refusal | None:
         host = headers.get("host", "")
         if path in OPEN_PATHS or self._is_ours(host):

@@ -3,15 +3,30 @@ are not held up. What does not fit into the share is shed, by `ShadowWindows`.""
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 
-from pointsman.analysis.shadow import Shadow
+import click
+
+from pointsman.analysis.shadow import SHADOWS_MAX, Shadow, shadow_choice
 from pointsman.ports import Clock
 from pointsman.primitives import WallSeconds
 
 CORE_SHARE = 0.25
 SLICE_SECONDS = 0.02
 IDLE_WALL_SECONDS: WallSeconds = WallSeconds(1.0)
+
+
+def shadow_of(texts: Sequence[str]) -> Callable[..., Shadow] | None:
+    """Raises click.BadParameter. None without any."""
+    if len(set(texts)) > SHADOWS_MAX:
+        msg = f"at most {SHADOWS_MAX}"
+        raise click.BadParameter(msg, param_hint="--shadow")
+    try:
+        choices = [shadow_choice(text) for text in dict.fromkeys(texts)]
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--shadow") from error
+    return partial(Shadow, choices) if choices else None
 
 
 async def simulate(shadow: Callable[[], Shadow | None], clock: Clock) -> None:

@@ -30,7 +30,7 @@ ShadowOf = Callable[[State], Shadow]
 class LogSource(ABC):
     origin: str
 
-    def __init__(self, *, pool: PoolName, board: HealthBoard, shadow_of: ShadowOf | None = None) -> None:
+    def __init__(self, *, pool: PoolName, board: HealthBoard) -> None:
         self.pool = pool
         self.board = board
         self.observer = Observer(State(PoolSettings()))
@@ -42,7 +42,8 @@ class LogSource(ABC):
         self.shadow: Shadow | None = None
         self._ladder_metrics = LadderMetrics(pool)
         self._shadow_metrics = ShadowMetrics(pool)
-        self._shadow_of = shadow_of
+        self.shadow_of: ShadowOf | None = None
+        """To be set before `run`."""
         self._moments: Spaced[FleetView] = Spaced(0.0, MOMENTS_MAX)
 
     @property
@@ -60,8 +61,8 @@ class LogSource(ABC):
         self.ladder.begin(state)
         if self.shadow is not None:
             self.shadow.begin_again(state)
-        elif self._shadow_of is not None:
-            self.shadow = self._shadow_of(state)
+        elif self.shadow_of is not None:
+            self.shadow = self.shadow_of(state)
         self.observer = Observer(state, self.ladder, self.shadow)
         return self.observer
 

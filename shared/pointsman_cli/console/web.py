@@ -20,14 +20,15 @@ from pointsman_cli.console.exchange import (
     guarded,
     visit_of,
 )
-from pointsman_cli.console.live import Parts
-from pointsman_cli.console.pages import Pages
+from pointsman_cli.console.pages.live import Parts
+from pointsman_cli.console.pages.rendering import Pages
 from pointsman_cli.console.security import Guard, Refusal, set_cookie
 from pointsman_cli.console.viewers import TooManyViewersError, Viewers
 from pointsman_cli.console.views import ActionView, ProblemView, Session
 
 HTML = "text/html; charset=utf-8"
 SEE_OTHER = 303
+NO_TOKEN = "This console was started without --admin-token-file: it only reads."
 PAGES = (
     "/",
     "/requests",
@@ -142,20 +143,20 @@ class Site:
         return self._rendered("api", openapi_document(), visit_of(request, self._guard))
 
     async def _sign_in_page(self, request: Request) -> Response:
-        return self._signing_in(visit_of(request, self._guard), Refusal(200, ""))
+        return self._signing_in(visit_of(request, self._guard), "" if self._guard.has_tokens else NO_TOKEN)
 
     async def _sign_in(self, request: Request) -> Response:
         visit, form = await self._changing(request)
         made = self._guard.sign_in(form.get("token", ""))
         if isinstance(made, Refusal):
-            return self._signing_in(visit, made)
+            return self._signing_in(visit, made.detail, status=made.status)
         answer = _see("/")
         answer.headers["set-cookie"] = set_cookie(made)
         return answer
 
-    def _signing_in(self, visit: Visit, refusal: Refusal) -> Response:
-        view = ProblemView(status=refusal.status, error=refusal.error, detail=refusal.detail)
-        return self._rendered("sign_in", view, visit, status=refusal.status)
+    def _signing_in(self, visit: Visit, detail: str, *, status: int = 200) -> Response:
+        view = ProblemView(status=status, error="sign_in", detail=detail)
+        return self._rendered("sign_in", view, visit, status=status)
 
     async def _sign_out(self, request: Request) -> Response:
         visit, _ = await self._changing(request)
@@ -267,7 +268,7 @@ def _canonical(page: str) -> str:
 def _static_files() -> dict[str, tuple[str, bytes]]:
     """By path below `static`. Read once: nothing that a request names becomes a path."""
     found: dict[str, tuple[str, bytes]] = {}
-    waiting = [("", files("pointsman_cli.console").joinpath(STATIC))]
+    waiting = [("", files("pointsman_cli.console.pages").joinpath(STATIC))]
     while waiting:
         prefix, directory = waiting.pop()
         if not directory.is_dir():

@@ -1,4 +1,5 @@
-"""Balance: whether requests queue on one instance while another is idle."""
+"""Balance: whether requests queue on one instance while another is idle. A single long prompt is no queue, and under
+`pointsman` requests that are late everywhere wait at one instance on purpose."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -6,10 +7,11 @@ from collections.abc import Iterator
 from typing_extensions import override
 
 from pointsman.contracts.codec import LogEvent
+from pointsman.contracts.decisions import RequestPlaced
 from pointsman.contracts.requests import RequestArrived
 from pointsman.primitives import EngineSeconds, InstanceId
 from pointsman.state.state import PoolSettings, State
-from pointsman.state.workload import EMPTY_QUEUE
+from pointsman.state.workload import EMPTY_QUEUE, Request
 from pointsman_cli.doctor.examination import Examiner
 from pointsman_cli.doctor.findings import Finding
 
@@ -31,11 +33,14 @@ class Balance(Examiner):
         self._longest: Counter[InstanceId] = Counter()
         self._idle: Counter[InstanceId] = Counter()
         self._objective: EngineSeconds = 0.0
+        self._gathers_late = False
 
     @override
     def after(self, event: LogEvent, state: State) -> None:
         if isinstance(event, RequestArrived):
             self._objective = event.slo_ttft
+        elif isinstance(event, RequestPlaced):
+            self._gathers_late = event.policy == "pointsman"
         if event.at >= self._due and self._objective:
             self._due = event.at + SAMPLE_SECONDS
             self._sample(event.at, state)
@@ -50,10 +55,23 @@ class Balance(Examiner):
             return
         self._samples += 1
         longest, shortest = max(queues, key=queues.__getitem__), min(queues, key=queues.__getitem__)
-        if queues[longest] > LONG_SHARE_OF_OBJECTIVE * self._objective and queues[shortest] < IDLE_SECONDS:
+        long = min(queues[longest], self._waiting(longest, state)) > LONG_SHARE_OF_OBJECTIVE * self._objective
+        if long and queues[shortest] < IDLE_SECONDS:
             self._uneven += 1
             self._longest[longest] += 1
             self._idle[shortest] += 1
+
+    def _waiting(self, name: InstanceId, state: State) -> EngineSeconds:
+        """Work at an instance without that of its longest request."""
+        queue = state.workload.queues.get(name, EMPTY_QUEUE)
+        requests = [r for r in (*queue.prefill.values(), *queue.pending.values()) if not self._late_on_purpose(r)]
+        work = [request.prefill_seconds for request in requests]
+        longest = max(work, default=0.0)
+        tokens = sum(request.uncached_tokens for request in requests)
+        return state.latency.expected_seconds(name, sum(work) - longest, tokens)
+
+    def _late_on_purpose(self, request: Request) -> bool:
+        return self._gathers_late and request.placed_at + request.predicted_ttft > request.deadline
 
     @override
     def findings(self, state: State) -> Iterator[Finding]:

@@ -12,15 +12,19 @@ from pointsman_cli.doctor.admin_actions import AdminActions
 from pointsman_cli.doctor.balance import Balance
 from pointsman_cli.doctor.caches import Caches
 from pointsman_cli.doctor.clocks import Clocks
+from pointsman_cli.doctor.emptied_caches import EmptiedCaches
 from pointsman_cli.doctor.engine_failures import EngineFailures
 from pointsman_cli.doctor.examination import Diagnosis, Examiner, examine
 from pointsman_cli.doctor.findings import Severity, number
 from pointsman_cli.doctor.fleet_health import FleetHealth
 from pointsman_cli.doctor.isolation import Isolation
+from pointsman_cli.doctor.lateness import Lateness
 from pointsman_cli.doctor.log_health import LogHealth
 from pointsman_cli.doctor.predictions import Predictions
 from pointsman_cli.doctor.requests import Requests
 from pointsman_cli.doctor.service import Service
+from pointsman_cli.doctor.slow_engines import SlowEngines
+from pointsman_cli.doctor.verdict import verdict
 from pointsman_cli.history.progress import shown
 from pointsman_cli.history.sources import open_history
 from pointsman_cli.history.start_point import beginning_of
@@ -32,10 +36,13 @@ SERIOUS_EXIT_CODE = 1
 EXAMINERS: tuple[type[Examiner], ...] = (
     LogHealth,
     Requests,
+    Lateness,
     Service,
     FleetHealth,
     EngineFailures,
     Caches,
+    EmptiedCaches,
+    SlowEngines,
     Predictions,
     Balance,
     Clocks,
@@ -68,7 +75,7 @@ def doctor_command(place: str | None, pool: str | None, as_json: bool) -> None:
         diagnosis = examine(entries, settings, [examiner(settings) for examiner in EXAMINERS], beginning)
         if as_json:
             about = {"origin": history.origin, "beginning": beginning.note, "pointsman": version("pointsman")}
-            print_json(about | msgspec.to_builtins(diagnosis))
+            print_json(about | {"verdict": verdict(diagnosis)} | msgspec.to_builtins(diagnosis))
         else:
             console = output_console()
             say(console, history.origin, "dim")
@@ -80,6 +87,7 @@ def doctor_command(place: str | None, pool: str | None, as_json: bool) -> None:
 
 
 def _show(console: Console, diagnosis: Diagnosis, settings: PoolSettings) -> None:
+    say(console, verdict(diagnosis), "bold")
     begun, ended = (wall_time(at, settings.speed) for at in (diagnosis.first_at, diagnosis.last_at))
     span = f", {begun:%Y-%m-%d %H:%M:%S} to {ended:%H:%M:%S}" if diagnosis.entries else ""
     say(console, f"{diagnosis.entries:,} entries{span}")
@@ -92,12 +100,10 @@ def _show(console: Console, diagnosis: Diagnosis, settings: PoolSettings) -> Non
         if finding.advice:
             say(console, f"  > {finding.advice}")
         say(console, "")
-    say(console, _verdict(diagnosis), "bold")
+    if any(finding.severity is not Severity.NOTE for finding in diagnosis.findings):
+        say(console, _counted(diagnosis), "bold")
 
 
-def _verdict(diagnosis: Diagnosis) -> str:
+def _counted(diagnosis: Diagnosis) -> str:
     counts = {severity: sum(f.severity is severity for f in diagnosis.findings) for severity in Severity}
-    if not counts[Severity.SERIOUS] and not counts[Severity.WARNING]:
-        notes = counts[Severity.NOTE]
-        return "nothing to complain about" + (f"; {number(notes, 'note')} above" if notes else "")
     return f"{counts[Severity.SERIOUS]} serious, {number(counts[Severity.WARNING], 'warning')}, {number(counts[Severity.NOTE], 'note')}"

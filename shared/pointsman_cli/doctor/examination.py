@@ -12,6 +12,7 @@ from pointsman.primitives import EngineSeconds
 from pointsman.simulation.replay.folding import copy_state
 from pointsman.state.state import PoolSettings, State
 from pointsman_cli.doctor.findings import Finding, Severity, in_order
+from pointsman_cli.explain.causes import Cause
 from pointsman_cli.history.start_point import StartPoint
 
 
@@ -26,14 +27,29 @@ class Examiner(ABC):
     def wall(self, seconds: EngineSeconds) -> EngineSeconds:
         return seconds / self.settings.speed
 
-    def finding(self, severity: Severity, what: str, evidence: Iterable[str] = (), advice: str = "") -> Finding:
-        return Finding(severity=severity, area=self.area, what=what, evidence=list(evidence), advice=advice)
+    def finding(
+        self,
+        severity: Severity,
+        what: str,
+        evidence: Iterable[str] = (),
+        advice: str = "",
+        *,
+        cause: Cause | None = None,
+    ) -> Finding:
+        """`cause`: of slow requests, if this explains them."""
+        return Finding(
+            severity=severity, area=self.area, what=what, evidence=list(evidence), advice=advice, cause=cause
+        )
 
-    def serious(self, what: str, evidence: Iterable[str] = (), advice: str = "") -> Finding:
-        return self.finding(Severity.SERIOUS, what, evidence, advice)
+    def serious(
+        self, what: str, evidence: Iterable[str] = (), advice: str = "", *, cause: Cause | None = None
+    ) -> Finding:
+        return self.finding(Severity.SERIOUS, what, evidence, advice, cause=cause)
 
-    def warning(self, what: str, evidence: Iterable[str] = (), advice: str = "") -> Finding:
-        return self.finding(Severity.WARNING, what, evidence, advice)
+    def warning(
+        self, what: str, evidence: Iterable[str] = (), advice: str = "", *, cause: Cause | None = None
+    ) -> Finding:
+        return self.finding(Severity.WARNING, what, evidence, advice, cause=cause)
 
     def note(self, what: str, evidence: Iterable[str] = (), advice: str = "") -> Finding:
         return self.finding(Severity.NOTE, what, evidence, advice)

@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from pointsman_cli.explain.causes import Cause
+
 
 class Severity(StrEnum):
     """`serious`: requests or events were lost, or most requests were late."""
@@ -22,6 +24,8 @@ class Finding:
     what: str
     evidence: list[str] = field(default_factory=list)
     advice: str = ""
+    cause: Cause | None = None
+    """Of slow requests, if this finding explains them."""
 
 
 def number(count: int, what: str) -> str:

@@ -7,7 +7,7 @@ from typing_extensions import override
 
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import RequestEnd, RequestGranted, RequestRejected
-from pointsman.contracts.reasons import TENANT_LIMITS, CancelCause
+from pointsman.contracts.reasons import TENANT_LIMITS, CancelCause, RejectReason
 from pointsman.contracts.requests import RequestArrived, RequestCancelled, RequestFailed, RequestFinished
 from pointsman.primitives import EngineSeconds, RequestId
 from pointsman.state.state import PoolSettings, State
@@ -19,6 +19,7 @@ OVERDUE_WALL_SECONDS = 60.0
 ORPHAN_WALL_SECONDS = 600.0
 LONGEST_FACTOR = 5.0
 REJECTED_SHARE_MAX = 0.10
+REJECTED_SERIOUS_SHARE = 0.25
 FAILED_SHARE_MAX = 0.01
 SHOWN_MAX = 8
 TENANTS_MAX = 1_000
@@ -172,14 +173,7 @@ class Requests(Examiner):
                 [*self._by_reason(limited), f"of {by_tenant}"],
                 "That is what limits are for; `pointsman tenants show` has them, and what is used of them.",
             )
-        if loaded := self._rejected - limited:
-            share = loaded.total() / max(1, ends)
-            yield self.finding(
-                Severity.WARNING if share > REJECTED_SHARE_MAX else Severity.NOTE,
-                f"{loaded.total():,} of {ends:,} requests ({share:.1%}) were rejected",
-                self._by_reason(loaded),
-                "Too much load for the objective: `pointsman what-if --instances N` says how many engines would do.",
-            )
+        yield from self._loaded(self._rejected - limited, ends)
         if self._failed:
             share = self._failed.total() / max(1, ends)
             yield self.finding(
@@ -193,3 +187,21 @@ class Requests(Examiner):
                 f"{self._cancelled.total():,} requests were cancelled",
                 [f"{count:,} {reason}" for reason, count in self._cancelled.most_common(SHOWN_MAX)],
             )
+
+    def _loaded(self, rejected: Counter[str], ends: int) -> Iterator[Finding]:
+        """Beyond what the pool can do within the objectives."""
+        if not rejected:
+            return
+        share, alone = rejected.total() / max(1, ends), rejected[RejectReason.SLO_UNREACHABLE]
+        severity = Severity.WARNING if share > REJECTED_SHARE_MAX else Severity.NOTE
+        advice = "Too much load for the objective: `pointsman what-if --instances N` says how many engines would do."
+        if alone > rejected.total() / 2:
+            advice = "Most of their prompts alone take longer than their objective: no number of engines helps. Give them a longer one (x-slo-ttft-ms) or shorter prompts."
+        elif alone:
+            advice += f" Not for the {alone:,} whose prompt alone takes longer than their objective."
+        yield self.finding(
+            Severity.SERIOUS if share > REJECTED_SERIOUS_SHARE else severity,
+            f"{rejected.total():,} of {ends:,} requests ({share:.1%}) were rejected",
+            self._by_reason(rejected),
+            advice,
+        )

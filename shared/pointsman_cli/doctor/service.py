@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing_extensions import override
 
 from pointsman.contracts.codec import LogEvent
-from pointsman.contracts.decisions import RequestRejected
+from pointsman.contracts.decisions import RequestPlaced, RequestRejected
 from pointsman.contracts.reasons import TENANT_LIMITS
 from pointsman.contracts.requests import RequestArrived, RequestFailed, RequestFinished
 from pointsman.primitives import BlockKey, EngineSeconds, InstanceId, Tenant, Tokens
@@ -16,6 +16,7 @@ from pointsman.state.workload import Request
 from pointsman_cli.doctor.examination import Examiner
 from pointsman_cli.doctor.findings import Finding, Severity, number
 from pointsman_cli.doctor.samples import Heavy, Sample, Share, Stretch, Timeline
+from pointsman_cli.explain.causes import Cause
 from pointsman_cli.terminal import wall_time
 
 TARGET = 0.9
@@ -54,6 +55,9 @@ class Service(Examiner):
         self._prefixes: dict[BlockKey, _Prefix] = {}
         self._arrivals = 0
         self._instances_most = 0
+        self._gathers_late = False
+        self._slow_tokens = Share()
+        self._slow_example = ""
 
     @override
     def before(self, event: LogEvent, state: State) -> None:
@@ -63,6 +67,9 @@ class Service(Examiner):
                 if request is not None:
                     self._ttfts.add(event.ttft)
                     self._count(request, event.instance, on_time=event.ttft <= request.slo_ttft)
+                    self._count_tokens(request, event)
+            case RequestPlaced():
+                self._gathers_late = event.policy == "pointsman"
             case RequestRejected() if event.reason in TENANT_LIMITS:
                 pass
             case RequestRejected() | RequestFailed():
@@ -101,6 +108,12 @@ class Service(Examiner):
             if instance:
                 prefix.instances.add(instance)
 
+    def _count_tokens(self, request: Request, event: RequestFinished) -> None:
+        if request.slo_tpot > 0 and event.completion_tokens > 1 and request.streaming:
+            slow = event.tpot > request.slo_tpot
+            self._slow_tokens.count(hit=slow)
+            self._slow_example = request.id if slow else self._slow_example
+
     def _prefix_of(self, request: Request) -> BlockKey:
         return request.keys[min(self._level, len(request.keys)) - 1]
 
@@ -124,6 +137,7 @@ class Service(Examiner):
             "tenant", {tenant or "(no tenant)": share for tenant, share in self._tenants.items()}
         )
         yield from self._slow_lengths()
+        yield from self._slow_answers()
         yield from self._hot(self._instances_most)
 
     def _late(self) -> Iterator[Finding]:
@@ -161,6 +175,8 @@ class Service(Examiner):
                 self._worst_of(groups.items()),
                 "A fair ordering (--order vtc, fair_edf) shares what there is."
                 if what == "tenant"
+                else "Under pointsman late requests wait at one engine, so that the others stay in time: look at what makes them late."
+                if self._gathers_late
                 else "If it is slow, the predictions above say so; if its prefixes are hot, a policy that spreads them helps.",
             )
 
@@ -187,6 +203,18 @@ class Service(Examiner):
                 bands_shown,
                 "Long prompts pay under shortest_prefill, short ones behind long ones under fcfs; edf weighs both.",
             )
+
+    def _slow_answers(self) -> Iterator[Finding]:
+        slow = self._slow_tokens
+        if slow.whole < GROUP_MIN or slow.value <= 1 - TARGET:
+            return
+        yield self.finding(
+            Severity.WARNING if slow.value > SERIOUS_BELOW else Severity.NOTE,
+            f"{slow.part:,} of {slow.whole:,} streamed answers ({slow.value:.0%}) had their tokens slower than wanted",
+            [f"for example request {self._slow_example}"],
+            "Too many requests decode side by side, or the engine is slow: fewer at a time (--running-max), or more engines.",
+            cause=Cause.SLOW_DECODE,
+        )
 
     def _hot(self, instances: int) -> Iterator[Finding]:
         hot = [

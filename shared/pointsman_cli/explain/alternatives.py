@@ -3,12 +3,12 @@
 from collections.abc import Iterator
 
 from pointsman_cli.explain.causes import Cause, Reason
-from pointsman_cli.explain.text import seconds
+from pointsman_cli.explain.text import named, seconds, were
 from pointsman_cli.explain.values import DecisionRecord, RequestTimeline, WeighedCandidate
 from pointsman_cli.explain.wait import Wait
 
-IDLE_SHARE_MAX = 0.1
-"""An idle engine's queue, as a share of the queue at the chosen one."""
+LESS_BUSY_SHARE_MAX = 0.25
+"""Of the queue at the chosen engine."""
 WAIT_SHARE_MIN = 0.2
 NOTICED_SECONDS = 0.05
 
@@ -42,10 +42,27 @@ def others_ready(decision: DecisionRecord) -> list[WeighedCandidate]:
     ]
 
 
-def idle_others(decision: DecisionRecord) -> list[str]:
-    """Engines with no queue to speak of, while the one it waited at had one."""
+def less_busy(decision: DecisionRecord) -> list[WeighedCandidate]:
+    """Engines with a much shorter queue, where it was predicted to be in time; the shortest first."""
     here = next((c.queue_seconds for c in decision.candidates if c.instance == decision.ahead_at), 0.0)
-    return [c.instance for c in others_ready(decision) if c.queue_seconds <= IDLE_SHARE_MAX * here]
+    found = [
+        c
+        for c in others_ready(decision)
+        if c.queue_seconds <= LESS_BUSY_SHARE_MAX * here
+        and (c.predicted_ttft <= decision.budget_seconds or c.queue_seconds < NOTICED_SECONDS)
+    ]
+    return sorted(found, key=lambda c: c.queue_seconds)
+
+
+def while_less_busy(others: list[WeighedCandidate]) -> str:
+    idle = [c.instance for c in others if is_idle(c)]
+    if idle:
+        return f"while {named(idle)} {were(len(idle))} idle"
+    return f"while {others[0].instance} had only {seconds(others[0].queue_seconds)} of work"
+
+
+def is_idle(candidate: WeighedCandidate) -> bool:
+    return not candidate.pending and not candidate.in_prefill and candidate.queue_seconds < NOTICED_SECONDS
 
 
 def why_not_elsewhere(timeline: RequestTimeline, wait: Wait) -> Iterator[Reason]:
@@ -75,8 +92,7 @@ def why_not_elsewhere(timeline: RequestTimeline, wait: Wait) -> Iterator[Reason]
 
 
 def _described(other: WeighedCandidate, chosen: WeighedCandidate) -> str:
-    idle = not other.pending and not other.in_prefill and other.queue_seconds < NOTICED_SECONDS
-    state = "was idle" if idle else f"had {seconds(other.queue_seconds)} of work in its queue"
+    state = "was idle" if is_idle(other) else f"had {seconds(other.queue_seconds)} of work in its queue"
     if other.uncached_tokens == chosen.uncached_tokens:
         work = f"and {other.uncached_tokens:,} tokens to compute, as here"
     elif other.uncached_tokens > chosen.uncached_tokens:
@@ -90,9 +106,8 @@ def _described(other: WeighedCandidate, chosen: WeighedCandidate) -> str:
 def _rule(decision: DecisionRecord, chosen: WeighedCandidate, best: WeighedCandidate) -> str:
     if decision.policy == "pointsman":
         return _pointsman_rule(decision, chosen, best)
-    rule = RULES.get(decision.policy, "")
     unseen = "" if best.weighed else f"{decision.policy or 'the policy'} did not weigh {best.instance}"
-    return "; ".join(text for text in (unseen, rule, decision.reason) if text)
+    return "; ".join(text for text in (RULES.get(decision.policy, unseen), decision.reason) if text)
 
 
 def _pointsman_rule(decision: DecisionRecord, chosen: WeighedCandidate, best: WeighedCandidate) -> str:

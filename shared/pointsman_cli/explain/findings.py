@@ -4,10 +4,11 @@ from collections.abc import Iterator
 
 from pointsman.contracts.requests import RequestFinished
 from pointsman.primitives import InstanceId
+from pointsman.state.engine_profiles import prefill_seconds
 from pointsman.state.latency_model import CORRECTION_MAX
-from pointsman_cli.explain.alternatives import idle_others, others_ready
+from pointsman_cli.explain.alternatives import less_busy, others_ready, while_less_busy
 from pointsman_cli.explain.causes import Cause, Reason
-from pointsman_cli.explain.text import FAILURES, named, number, seconds, share, were
+from pointsman_cli.explain.text import FAILURES, number, seconds, share, were
 from pointsman_cli.explain.values import NOT_KNOWN, DecisionRecord, GrantRecord, RequestTimeline, WeighedCandidate
 from pointsman_cli.explain.wait import SLOW_FACTOR_MIN, Wait, delivered_tokens
 
@@ -104,20 +105,19 @@ def _missed(timeline: RequestTimeline, wait: Wait, decision: DecisionRecord) -> 
     if wait.missed <= 0:
         return
     instance, tokens = decision.instance, wait.own_missed + wait.ahead_missed
-    whose = "it" if wait.own_missed else "those ahead of it"
+    whose = "by it" if wait.own_missed else "by those ahead of it"
     if wait.own_missed and wait.ahead_missed:
-        whose = "it and those ahead of it"
-    expected = f"{tokens:,} tokens that {whose} should have found in the cache of {instance}"
+        whose = "by it and those ahead of it"
+    spent = f"{seconds(wait.missed)}{share(wait.missed, wait.whole)} went into"
+    missed = f"{tokens:,} tokens that were expected in the cache of {instance} and had to be computed, {whose}"
     gone = _gone_before_the_grant(timeline, wait, decision)
     if gone:
-        because = f"{expected} were not there when it was granted and had to be computed"
-        yield Reason(Cause.EVICTED, wait.missed, f"{because}{share(wait.missed, wait.whole)}: {gone}", because)
+        because = f"{tokens:,} tokens expected in the cache of {instance} were not there when it was granted"
+        yield Reason(Cause.EVICTED, wait.missed, f"{spent} {missed}: {gone}", because)
         return
-    because = f"{expected} were not there and had to be computed: the index was stale"
+    because = f"the index was stale: {tokens:,} tokens expected in the cache of {instance} were not there"
     report = _report(timeline, decision) if wait.own_missed else ""
-    doubt = next((c.doubt for c in decision.candidates if c.chosen), "")
-    why = f"; what it held was in doubt: {doubt}" if doubt else ""
-    yield Reason(Cause.STALE_INDEX, wait.missed, f"{because}{share(wait.missed, wait.whole)}{report}{why}", because)
+    yield Reason(Cause.STALE_INDEX, wait.missed, f"{spent} {missed}{report}", because)
 
 
 def _report(timeline: RequestTimeline, decision: DecisionRecord) -> str:
@@ -152,8 +152,9 @@ def _ahead(timeline: RequestTimeline, wait: Wait, decision: DecisionRecord) -> I
         f"tokens to compute, which {were(count)} before it on {decision.instance}"
     )
     longest = max(decision.ahead, key=lambda other: other.uncached_tokens)
-    if count > 1 and longest.uncached_tokens > HALF * tokens:
-        sentence += f"; {longest.uncached_tokens:,} of them of request {longest.request}"
+    if longest.uncached_tokens > HALF * tokens:
+        part = f"{longest.uncached_tokens:,} tokens were" if count > 1 else "that was"
+        sentence += f"; {part} request {longest.request}"
     yield Reason(cause, wait.ahead, sentence, because)
 
 
@@ -162,13 +163,14 @@ def why_ahead(timeline: RequestTimeline, wait: Wait, decision: DecisionRecord) -
     longest = max(ahead, key=lambda other: other.uncached_tokens)
     long = HALF * (timeline.arrival.slo_ttft if timeline.arrival is not None else wait.own)
     if wait.usual * longest.prefill_seconds > max(long, HALF * wait.ahead):
-        of_one = ", a single prompt" if len(ahead) == 1 else f", {longest.uncached_tokens:,} of them a single prompt"
+        others = tokens - longest.uncached_tokens
+        of_one = f", {longest.uncached_tokens:,} of them one prompt" if others > 0 else ", of one long prompt"
         return Cause.LONG_PROMPT_AHEAD, f"{tokens:,} tokens were ahead of it on {where}{of_one}"
     crowd = f"{number(len(ahead), 'request')} with {tokens:,} tokens {were(len(ahead))} ahead of it on {where}"
-    idle = idle_others(decision)
-    if not idle:
+    elsewhere = less_busy(decision)
+    if not elsewhere:
         return Cause.OVERLOAD, f"{_no_idle_engine(decision)}: {crowd}"
-    while_idle = f", while {named(idle)} {were(len(idle))} idle"
+    meanwhile = while_less_busy(elsewhere)
     alike = sum(other.same_prefix for other in ahead)
     if is_hot(decision) and alike >= HALF * len(ahead):
         prefix = decision.prefix
@@ -176,9 +178,9 @@ def why_ahead(timeline: RequestTimeline, wait: Wait, decision: DecisionRecord) -
         return (
             Cause.HOT_PREFIX,
             f"its prefix is hot ({prefix.arrivals / prefix.window:.0%} of arrivals): {alike} of the {number(len(ahead), 'request')} "
-            f"ahead of it on {where} began with the same {prefix.tokens:,} tokens{while_idle}",
+            f"ahead of it on {where} began with the same {prefix.tokens:,} tokens, {meanwhile}",
         )
-    return Cause.BUSY_INSTANCE, f"{crowd}{while_idle}"
+    return Cause.BUSY_INSTANCE, f"{crowd}, {meanwhile}"
 
 
 def _no_idle_engine(decision: DecisionRecord) -> str:
@@ -231,10 +233,29 @@ def _slow(timeline: RequestTimeline, wait: Wait, decision: DecisionRecord) -> It
         f"{seconds(spent)} passed at {name}{share(spent, wait.whole)} for {wait.work_tokens:,} tokens of work{real}, "
         f"{seconds(spent / wait.pace)} by its cost model: {wait.pace:.1f} times as long{usual}"
     )
-    yield Reason(Cause.SLOW_ENGINE, wait.slow, sentence, because)
+    yield Reason(Cause.SLOW_ENGINE, wait.slow, sentence + _or_missed(timeline, wait, decision), because)
     if grant is not None and grant.instance_known:
         yield from _pace(grant, wait)
     yield from _peers(timeline, wait, name)
+
+
+def _or_missed(timeline: RequestTimeline, wait: Wait, decision: DecisionRecord) -> str:
+    """A missed hit looks the same where the engine does not report cached tokens."""
+    cached = decision.predicted_cached_tokens
+    if (
+        not isinstance(timeline.end, RequestFinished)
+        or timeline.end.cached_tokens >= 0
+        or cached <= 0
+        or not decision.cost
+    ):
+        return ""
+    computed = wait.usual * prefill_seconds(decision.cost, wait.own_tokens + cached, 0)
+    if computed < HALF * wait.slow:
+        return ""
+    return (
+        f"; its engine does not report cached tokens: had the {cached:,} that were expected not been there, "
+        f"{seconds(computed)} would be usual"
+    )
 
 
 def _is_alone(timeline: RequestTimeline, wait: Wait) -> bool:
@@ -253,6 +274,8 @@ def _pace(grant: GrantRecord, wait: Wait) -> Iterator[Reason]:
             f"{name} was behind already: the first of its prefills, {seconds(first.prefill_seconds)} of work, had "
             f"been there for {seconds(first.inside_seconds)}"
         )
+    elif wait.engine < wait.queue:
+        return
     else:
         load = f", with {number(grant.decoding, 'request')} decoding beside it" if grant.decoding else ""
         text = f"that was unusual for {name}, whose prefills had been taking {grant.correction:.1f} times{load}"
@@ -278,7 +301,7 @@ def _own(timeline: RequestTimeline, wait: Wait, decision: DecisionRecord) -> Ite
     tokens = wait.own_tokens - wait.own_missed
     work = f"{tokens:,} tokens of its own prompt"
     cached = decision.predicted_cached_tokens
-    if cached > 0:
+    if cached > wait.own_missed:
         work += f", with {cached - wait.own_missed:,} more in the cache"
     elif chosen is not None and chosen.knowledge and chosen.knowledge != "exact":
         work += f", and nobody knew what {decision.instance} held ({chosen.knowledge})"
@@ -286,7 +309,7 @@ def _own(timeline: RequestTimeline, wait: Wait, decision: DecisionRecord) -> Ite
     if arrival is not None and wait.own > arrival.slo_ttft:
         objective = f"more than its objective of {seconds(arrival.slo_ttft)}"
         because = f"its own {tokens:,} tokens take {seconds(wait.own)} to compute, {objective}"
-        yield Reason(Cause.LONG_PROMPT, wait.own, f"{sentence}, {objective} on an idle engine", because)
+        yield Reason(Cause.LONG_PROMPT, wait.own, f"{sentence}: {objective}, with nothing ahead of it", because)
     else:
         yield Reason(Cause.NOTHING, wait.own, sentence)
 

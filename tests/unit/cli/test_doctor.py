@@ -293,13 +293,13 @@ def test_a_slow_engine_is_found_although_nobody_was_late(tmp_path: Path) -> None
     policies = policy_set(routing="round_robin")
     _, findings = diagnosed(ServedLog(pace={"engine-2": 3.0}, policies=policies).entries, tmp_path)
 
-    assert any("engine-2 is slow" in f["what"] for f in findings if f["area"] == "predictions")
+    assert any("engine-2 is slow" in f["what"] for f in findings if f["area"] == "engines")
 
 
 def test_a_slow_spell_names_who_waited_longest_and_the_predictions_are_not_blamed_for_it(tmp_path: Path) -> None:
     served = ServedLog(pace={"engine-2": 12.0}, gap=0.25, policies=policy_set(routing="round_robin"))
     _, findings = diagnosed(served.entries, tmp_path)
-    said = [f for f in findings if f["area"] == "predictions"]
+    said = [f for f in findings if f["area"] in ("engines", "predictions")]
 
     longest = max(
         (e.event for e in served.entries if isinstance(e.event, PrefillFinished) and e.event.instance == "engine-2"),

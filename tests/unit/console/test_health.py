@@ -3,8 +3,8 @@
 import msgspec
 import pytest
 
-from pointsman_cli.console.context import run_verdict
-from pointsman_cli.console.health import attention, pool_verdict, requests_verdict
+from pointsman_cli.console.pages.context import run_verdict
+from pointsman_cli.console.pages.health import Verdict, attention, pool_verdict, requests_verdict
 from pointsman_cli.console.views import FleetView
 from tests.support.console_views import EMPTY, fleet, requests, run, status
 
@@ -23,7 +23,7 @@ def with_engines(*changes: dict[str, str | float], **totals: int | float | None)
 def test_a_calm_pool_is_healthy_in_one_sentence() -> None:
     verdict = pool_verdict(fleet(4, calm=True), status())
 
-    assert verdict == ("ok", "4 engines ready, every cache index exact, 99.1% of requests in time.", [])
+    assert verdict == Verdict("ok", "4 engines ready, every cache index exact, 99.1% of requests in time.", [])
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_a_list_of_requests_is_judged_by_those_that_ended() -> None:
         requests=[msgspec.structs.replace(one, lateness=word) for one, word in zip(view.requests, words, strict=True)],
     )
 
-    assert requests_verdict(view) == ("warning", "Of the newest 10 requests: 6 in time, 1 late, 3 open.", [])
+    assert requests_verdict(view) == Verdict("warning", "Of the newest 10 requests: 6 in time, 1 late, 3 open.", [])
     assert requests_verdict(EMPTY["requests"]).sentence == "No request has come by yet."
 
 
@@ -86,7 +86,6 @@ def test_a_run_says_whether_the_change_is_better() -> None:
     verdict = run_verdict(run())
 
     assert verdict.level == "warning"
-    assert verdict.sentence.startswith(
-        "routing least_loaded, 8 engines would be mixed: effective capacity +4.3% (92.8% → 97.1%)"
-    )
+    assert verdict.word == "Mixed"
+    assert verdict.sentence.startswith("routing least_loaded, 8 engines: effective capacity 92.8% → 97.1% (+4.3%)")
     assert run_verdict(run("failed")).level == "serious"

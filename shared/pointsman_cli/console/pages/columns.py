@@ -2,13 +2,14 @@
 
 from markupsafe import Markup
 
-from pointsman_cli.console.cells import (
+from pointsman_cli.console.pages.cells import (
     LEVELS,
     NOTHING,
     bar,
     clock,
     count,
     decimal,
+    duration,
     factor,
     key,
     link,
@@ -17,8 +18,8 @@ from pointsman_cli.console.cells import (
     state,
     text,
 )
-from pointsman_cli.console.health import PACE_WARNING
-from pointsman_cli.console.tables import Column, Table
+from pointsman_cli.console.pages.health import PACE_WARNING
+from pointsman_cli.console.pages.tables import Column, Table
 from pointsman_cli.console.views import FleetEventView, InstanceView, MoveView, RequestView, ScaleView, TenantView
 
 QUEUE_FULL_SECONDS = 5.0
@@ -52,7 +53,7 @@ def _blocks(engine: InstanceView) -> Markup:
 
 def _pace(engine: InstanceView) -> Markup:
     shown = factor(engine.pace)
-    return Markup(f'<span class="s warning">{shown}</span>') if engine.pace >= PACE_WARNING else shown
+    return bar(1.0, shown, "warning") if engine.pace >= PACE_WARNING else shown
 
 
 def _low(value: float | None, least: float) -> str:
@@ -122,7 +123,7 @@ REQUESTS: Table[RequestView] = Table(
         Column("tenant", "Tenant", lambda r: text(r.tenant) if r.tenant else NOTHING, lambda r: r.tenant, "mid"),
         Column("ttft", "TTFT, s", _ttft, lambda r: r.ttft, "n", "The bar is its share of the SLO"),
         Column("slo", "SLO, s", lambda r: seconds(r.slo_ttft), lambda r: r.slo_ttft, "n"),
-        Column("queued", "Queue, s", lambda r: seconds(r.queue_seconds), lambda r: r.queue_seconds, "n", "Until it was sent to its engine"),
+        Column("queued", "Queued", lambda r: seconds(r.queue_seconds), lambda r: r.queue_seconds, "n", "Until it was sent to its engine"),
         Column("prompt", "Prompt", lambda r: count(r.prompt_tokens), lambda r: r.prompt_tokens, "n", "Tokens"),
         Column("cached", "Cached", _cached, lambda r: r.cached_tokens, "n", "Tokens, as its engine delivered"),
         Column("foreseen", "Predicted", lambda r: count(r.predicted_cached_tokens), lambda r: r.predicted_cached_tokens, "n",
@@ -165,6 +166,7 @@ def _size(view: ScaleView) -> Markup:
 
 SCALING: Table[ScaleView] = Table(
     key="scaling",
+    fixed=False,
     caption="Decisions about the pool's size, newest first",
     identity=lambda s: f"s-{s.sequence}",
     columns=(
@@ -184,6 +186,7 @@ SCALING: Table[ScaleView] = Table(
 
 MOVES: Table[MoveView] = Table(
     key="moves",
+    fixed=False,
     caption="Requests moved between engines, newest first",
     identity=lambda m: f"m-{m.sequence}",
     level=lambda m: "warning" if m.refusal else "",
@@ -192,7 +195,7 @@ MOVES: Table[MoveView] = Table(
         Column("request", "Request", lambda m: link("/requests/{}", m.request, shown=short(m.request)), css="wide id"),
         Column("way", "From → to", lambda m: Markup("{} → {}").format(text(m.source), text(m.instance)), css="wide"),
         Column("kind", "Move", lambda m: text("out of the engine" if m.rebound else "between queues"), css="wide"),
-        Column("benefit", "Sooner by, s", lambda m: seconds(m.benefit) if m.benefit > 0 else NOTHING, css="n"),
+        Column("benefit", "Sooner by", lambda m: duration(m.benefit) if m.benefit > 0 else NOTHING, css="n"),
         Column(
             "outcome",
             "Outcome",
@@ -212,6 +215,7 @@ EVENT_LEVELS = {
 }
 EVENTS: Table[FleetEventView] = Table(
     key="events",
+    fixed=False,
     caption="Engines and leaders coming and going, newest first",
     identity=lambda e: f"f-{e.sequence}",
     columns=(

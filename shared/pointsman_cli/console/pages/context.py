@@ -1,15 +1,16 @@
 """What a template gets beside its view: verdicts, pictures and what is reckoned for the reader. One function a page."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote, urlencode
 
 from markupsafe import Markup
 
-from pointsman_cli.console import charts, health
-from pointsman_cli.console.cells import NOTHING, Level, count, plural, signed, text
-from pointsman_cli.console.health import Verdict
-from pointsman_cli.console.story import story
+from pointsman.analysis.ladder_figures import RUNGS
+from pointsman_cli.console.pages import charts, health, shadow_page
+from pointsman_cli.console.pages.cells import Level, plural
+from pointsman_cli.console.pages.health import Verdict
+from pointsman_cli.console.pages.request_page import story
 from pointsman_cli.console.views import (
     DoctorView,
     FleetView,
@@ -18,27 +19,19 @@ from pointsman_cli.console.views import (
     RequestPageView,
     RequestsView,
     Session,
-    ShadowsView,
-    ShadowView,
     StatusView,
     TenantsView,
     WhatIfRun,
 )
 
+HEADINGS = ("unbounded", "fleet size", "best engine", "best known", "chosen", "delivered")
+"""Of the rungs, in a table."""
 Query = Mapping[str, str]
 Values = dict[str, Any]
-MAP_COLUMNS = 64
+MAP_COLUMNS, MAP_MIN = 64, 40
 PROBLEMS = {400: "Refused", 401: "Sign in", 403: "Not allowed", 404: "Not found", 409: "Refused", 503: "Busy"}
 STAGES = ("pending", "prefill", "handed over", "decoding", "finished", "failed", "cancelled", "rejected")
 COMPARED = ("effective capacity", "TTFT P90", "hit rate")
-GAPS = {
-    "capacity": "The fleet's caches are too small to keep it.",
-    "perfect_routing": "The prefix is on several engines or on another one than the best placement needs.",
-    "as_known": "The index did not know what an engine held.",
-    "as_chosen": "The policy chose another engine, to spare a queue.",
-    "as_delivered": "The engine no longer held what was predicted.",
-}
-"""Why tokens are lost at a rung, against the one above it."""
 
 
 def values_of_page(page: str, view: Any, status: StatusView, session: Session, query: Query) -> Values:
@@ -62,7 +55,10 @@ def values_of_page(page: str, view: Any, status: StatusView, session: Session, q
         case "what_if_run":
             return _what_if_run(view)
         case "shadow":
-            return _shadow(view)
+            return {
+                "shadow_verdict": shadow_page.verdict(view),
+                "shadowed": shadow_page.shadowed(view.summary, status.speed),
+            }
         case "problem":
             return {"problem_word": PROBLEMS.get(view.status, f"Problem {view.status}")}
         case _:
@@ -72,11 +68,12 @@ def values_of_page(page: str, view: Any, status: StatusView, session: Session, q
 def _fleet(view: FleetView, status: StatusView, session: Session, query: Query) -> Values:
     found = health.attention(view)
     levels = {engine.instance: level for level, engine, _ in found if engine.status != "ready"}
-    drawn = charts.fleet_map(view.instances, levels, MAP_COLUMNS) if len(view.instances) > 12 else Markup("")
+    drawn = charts.fleet_map(view.instances, levels, MAP_COLUMNS) if len(view.instances) > MAP_MIN else Markup("")
     return {
         "pool_verdict": health.pool_verdict(view, status),
         "attention": found,
         "fleet_map": drawn,
+        "mapped": len(view.instances) > MAP_MIN,
         "act": _act(view, session, query),
     }
 
@@ -123,7 +120,7 @@ def _doctor(view: DoctorView) -> Values:
     if not view.at:
         level = "note"
     sentence = view.verdict or ("Nothing found." if view.at else "The log is being examined.")
-    return {"doctor_verdict": Verdict(level, sentence, [])}
+    return {"doctor_verdict": Verdict(level, sentence, [], "Sound" if level == "ok" else "")}
 
 
 def _history(view: HistoryView) -> Values:
@@ -159,9 +156,14 @@ def _hit_rate(view: LadderView) -> Values:
         sentence = f"{rungs[-1].share:.1%} of prompt tokens were cached, of {rungs[0].share:.1%} that could have been."
     level: Level = "ok" if most < health.HIT_GAP_WARNING else "warning"
     return {
-        "ladder_verdict": Verdict(level if rungs else "note", sentence or "No request has ended yet.", []),
+        "ladder_verdict": Verdict(
+            level if rungs else "note",
+            sentence or "No request has ended yet.",
+            [],
+            "" if level == "warning" or not rungs else "Good",
+        ),
         "ladder_worst": place if most > 0 else -1,
-        "gaps": GAPS,
+        "headings": dict(zip(map(str, RUNGS), HEADINGS, strict=True)),
         "hours_chart": charts.hours(view.hours),
     }
 
@@ -180,14 +182,14 @@ def run_verdict(run: WhatIfRun) -> Verdict:
     name = run.text or "As recorded"
     match run.state:
         case "failed":
-            return Verdict("serious", f"{name}: the run failed: {run.problem}", [])
+            return Verdict("serious", f"{name}: {run.problem}", [], "Failed")
         case "cancelled":
-            return Verdict("note", f"{name}: cancelled.", [])
+            return Verdict("note", f"{name}: cancelled.", [], "Cancelled")
         case "waiting" | "running":
-            return Verdict("note", f"{name}: being simulated.", [])
+            return Verdict("note", f"{name}: being simulated.", [], "Running")
         case "done":
             said = [
-                f"{row.name} {row.change} ({row.again} → {row.changed})" for row in run.rows if row.name in COMPARED
+                f"{row.name} {row.again} → {row.changed} ({row.change})" for row in run.rows if row.name in COMPARED
             ]
             judged = [row.better for row in run.rows if row.name in COMPARED and row.better is not None]
             better = (
@@ -197,47 +199,7 @@ def run_verdict(run: WhatIfRun) -> Verdict:
                 if judged and not any(judged)
                 else "mixed"
                 if judged
-                else "the same"
+                else "same"
             )
-            level: Level = "ok" if better in {"better", "the same"} else "warning"
-            return Verdict(level, f"{name} would be {better}: {'; '.join(said) or 'no figure changes'}.", [])
-
-
-SHADOW_VALUES: Mapping[str, tuple[str, Callable[[float], object], int]] = {}
-"""Label, format, and whether more is better (1), worse (-1) or neither (0), of the values of a shadow policy."""
-
-
-def _values_of(shadow: ShadowView) -> list[tuple[str, object, bool | None]]:
-    found: list[tuple[str, object, bool | None]] = []
-    for key, value in shadow.values.items():
-        label, shown, sign = SHADOW_VALUES.get(key, (key.replace("_", " "), _shown, 0))
-        better = None if not sign or not value else (value > 0) == (sign > 0)
-        found.append((label, NOTHING if value is None else shown(value), better))
-    return found
-
-
-def _shown(value: Any) -> object:
-    match value:
-        case None:
-            return NOTHING
-        case int():
-            return count(value)
-        case float():
-            return signed(value)
-        case _:
-            return text(value)
-
-
-def _shadow(view: ShadowsView) -> Values:
-    if view.shadows:
-        said = [
-            f"{one.name} agrees in {one.agreement:.1%} of {one.placements:,} placements"
-            for one in view.shadows
-            if one.agreement is not None
-        ]
-        verdict = Verdict(
-            "ok" if said else "note", f"{'; '.join(said)}." if said else "No placement was decided yet.", []
-        )
-    else:
-        verdict = Verdict("note", "No other policy decides along.", [])
-    return {"shadow_verdict": verdict, "values_of": _values_of, "shown_value": _shown}
+            level: Level = "ok" if better in {"better", "same"} else "warning"
+            return Verdict(level, f"{name}: {'; '.join(said) or 'no figure changes'}.", [], better.capitalize())

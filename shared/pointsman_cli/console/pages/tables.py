@@ -8,7 +8,7 @@ from urllib.parse import urlencode
 
 from markupsafe import Markup
 
-from pointsman_cli.console.live import Row
+from pointsman_cli.console.pages.live import Row
 
 T = TypeVar("T")
 NUMBER = "n"
@@ -35,6 +35,8 @@ class Table(Generic[T]):
     columns: Sequence[Column[T]]
     identity: Callable[[T], str]
     level: Callable[[T], str] = lambda _: ""
+    fixed: bool = True
+    """Widths of columns follow from the stylesheet, not from what is in them."""
 
     def rows(self, items: Sequence[T], query: Mapping[str, str]) -> list[Row]:
         return [
@@ -44,7 +46,9 @@ class Table(Generic[T]):
 
     def html(self, rows: Sequence[Row], path: str, query: Mapping[str, str]) -> Markup:
         """The whole table. Row headers are in the first column."""
-        parts = [f'<table class="t-{self.key} fixed"><caption class="vh">{self.caption}</caption><thead><tr>']
+        parts = [
+            f'<table class="t-{self.key}{" fixed" if self.fixed else ""}"><caption class="vh">{self.caption}</caption><thead><tr>'
+        ]
         parts += [self._heading(column, path, query) for column in self.columns]
         parts.append(f'</tr></thead><tbody id="{self.key}">')
         parts += [row_html(row, self.classes) for row in rows]

@@ -2,7 +2,7 @@
 "use strict";
 (() => {
   const root = document.documentElement;
-  const names = { "": "System", light: "Light", dark: "Dark" };
+  const names = { "": "auto", light: "light", dark: "dark" };
   const show = () => {
     const theme = localStorage.getItem("theme") || "";
     if (theme) root.dataset.theme = theme; else delete root.dataset.theme;

@@ -1,0 +1,225 @@
+"""Why requests were late or rejected for load: one cause each, by the same rules as `explain`, from what was ahead of
+them when they were placed and from what their engines then did. Of long logs a sample."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from typing_extensions import override
+
+from pointsman.contracts.codec import LogEvent
+from pointsman.contracts.decisions import Candidate, RequestEnd, RequestPlaced, RequestRejected
+from pointsman.contracts.reasons import TENANT_LIMITS, RejectReason
+from pointsman.contracts.requests import RequestFailed, RequestFinished
+from pointsman.primitives import EngineSeconds, InstanceId, RequestId, Tokens
+from pointsman.state.state import PoolSettings, State
+from pointsman.state.workload import EMPTY_QUEUE, Request
+from pointsman_cli.doctor.examination import Examiner
+from pointsman_cli.doctor.findings import Finding, Severity
+from pointsman_cli.doctor.missed_hits import MissedHits
+from pointsman_cli.doctor.samples import Sample
+from pointsman_cli.explain.causes import Cause
+from pointsman_cli.explain.wait import SLOW_FACTOR_MIN
+
+LATE_MIN = 5
+"""Fewer late requests are left to `explain`."""
+LATE_SHARE_MIN = 0.02
+IN_FLIGHT_MAX = 20_000
+AHEAD_MAX = 256
+HALF = 0.5
+LESS_BUSY_SHARE_MAX = 0.25
+SHOWN_MAX = 5
+
+SENTENCES = {
+    Cause.LONG_PROMPT: ("their own prompt takes longer than their objective", "Give them a longer objective (x-slo-ttft-ms), or shorten or split the prompts. More engines do not help; faster ones do (tensor parallelism, a smaller model)."),
+    Cause.LONG_PROMPT_AHEAD: ("a long prompt was ahead of them", "Keep long prompts from short ones: another order (--order shortest_prefill), lower priority for the tenant that sends them, or a pool of their own; chunked prefill in the engine lets short ones pass."),
+    Cause.HOT_PREFIX: ("they queued for the engine that holds a hot prefix", "`pointsman what-if --policy pointsman` (or dualmap) shows whether spreading the prefix helps."),
+    Cause.OVERLOAD: ("every engine had a queue (overload)", "`pointsman what-if --instances N` says how many engines would do."),
+    Cause.BUSY_INSTANCE: ("they queued at one engine while another was nearly idle", "`pointsman what-if --policy pointsman` (or dualmap) shows what a policy that balances would make of it."),
+    Cause.SLOW_ENGINE: ("their engine was slow", "Compare its machine with the others' (clock rate, neighbours); drain it if need be."),
+    Cause.STALE_INDEX: ("tokens expected in a cache were not there and had to be computed", "See the findings on caches: emptied behind its back, evicted while requests wait, or events lost."),
+    Cause.FAILED_ATTEMPTS: ("an engine failed them first", "See the findings on engines."),
+    Cause.NO_INSTANCE: ("no instance or no scheduler took them in time", "See the findings on the fleet and the log."),
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _Queued:
+    """What was ahead of a request when it was placed."""
+
+    ahead: tuple[RequestId, ...]
+    seconds: EngineSeconds
+    longest: EngineSeconds
+    longest_tokens: Tokens
+    alike: int
+    less_busy: bool
+    hot: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Late:
+    request: RequestId
+    cause: Cause | None
+    """If known already."""
+    spent: EngineSeconds = 0.0
+    own: EngineSeconds = 0.0
+    usual: float = 1.0
+    queued: _Queued | None = None
+    objective: EngineSeconds = 0.0
+
+
+class Lateness(Examiner):
+    area = "service"
+
+    def __init__(self, settings: PoolSettings) -> None:
+        super().__init__(settings)
+        self._level = max(1, settings.affinity_level_tokens // settings.block_tokens)
+        self._queued: dict[RequestId, _Queued] = {}
+        self._missed = MissedHits()
+        self._late: Sample[_Late] = Sample()
+        self._ends = 0
+        self._rejected = 0
+
+    @override
+    def before(self, event: LogEvent, state: State) -> None:
+        match event:
+            case RequestPlaced():
+                request = state.workload.requests.get(event.request)
+                if request is not None:
+                    self._queued[event.request] = self._ahead(
+                        state, event.instance, request, event.candidates, event.at
+                    )
+                    if len(self._queued) > IN_FLIGHT_MAX:
+                        del self._queued[next(iter(self._queued))]
+            case RequestFinished():
+                self._missed.note(event, state)
+                self._finish(event, state)
+            case RequestRejected() if event.reason not in TENANT_LIMITS:
+                self._reject(event, state)
+            case _:
+                pass
+        if isinstance(event, RequestEnd):
+            self._ends += not isinstance(event, RequestFailed)
+            self._queued.pop(event.request, None)
+
+    def _ahead(
+        self, state: State, instance: InstanceId, request: Request, candidates: Sequence[Candidate], now: EngineSeconds
+    ) -> _Queued:
+        queue = state.workload.queues.get(instance, EMPTY_QUEUE)
+        seconds, _ = queue.work_ahead(now, request.priority)
+        ahead = [other for other in (*queue.prefill.values(), *queue.pending.values()) if other.id != request.id]
+        longest = max(ahead, key=lambda other: other.prefill_seconds, default=None)
+        place = min(self._level, len(request.keys)) - 1
+        key = request.keys[place] if request.keys else None
+        ready = len(state.fleet.ready)
+        return _Queued(
+            ahead=tuple(other.id for other in ahead[:AHEAD_MAX]),
+            seconds=seconds,
+            longest=longest.prefill_seconds if longest is not None else 0.0,
+            longest_tokens=longest.uncached_tokens if longest is not None else 0,
+            alike=sum(len(other.keys) > place and other.keys[place] == key for other in ahead)
+            if key is not None
+            else 0,
+            less_busy=_less_busy_elsewhere(state, instance, candidates, now, request),
+            hot=key is not None and ready > 1 and state.hotness.arrivals_of(key) * ready > state.hotness.arrivals,
+        )
+
+    def _finish(self, event: RequestFinished, state: State) -> None:
+        request = state.workload.requests.get(event.request)
+        if request is None or event.ttft <= request.slo_ttft:
+            return
+        before = request.placed_at - request.arrived_at
+        if before > HALF * event.ttft:
+            cause = Cause.FAILED_ATTEMPTS if request.attempt > 1 else Cause.NO_INSTANCE
+            self._late.add(_Late(request.id, cause))
+            return
+        others = [state.latency.correction(i.id) for i in state.fleet.instances if i.id != request.instance]
+        self._late.add(
+            _Late(
+                request=request.id,
+                cause=None,
+                spent=event.ttft - before,
+                own=request.prefill_seconds,
+                usual=max(1.0, median(others)) if others else 1.0,
+                queued=self._queued.get(request.id),
+                objective=request.slo_ttft,
+            )
+        )
+
+    def _reject(self, event: RequestRejected, state: State) -> None:
+        request = state.workload.requests.get(event.request)
+        self._rejected += 1
+        if event.reason == RejectReason.SLO_UNREACHABLE:
+            self._late.add(_Late(event.request, Cause.LONG_PROMPT))
+        elif event.reason == RejectReason.NO_INSTANCE:
+            self._late.add(_Late(event.request, Cause.NO_INSTANCE))
+        elif request is not None and event.candidates:
+            best = min(event.candidates, key=lambda candidate: candidate.predicted_ttft)
+            queued = self._ahead(state, best.instance, request, event.candidates, event.at)
+            self._late.add(_Late(event.request, _cause_ahead(queued, request.slo_ttft)))
+
+    @override
+    def findings(self, state: State) -> Iterator[Finding]:
+        counts, late = self._counts(), self._late.seen
+        if late < LATE_MIN or late < LATE_SHARE_MIN * self._ends:
+            return
+        sampled = sum(map(len, counts.values()))
+        cause, examples = next(iter(counts.items()))
+        what, advice = SENTENCES[cause]
+        share = len(examples) / sampled
+        most = f", {share:.0%} of them" if share < 1 else ""
+        how = "late" if not self._rejected else "rejected" if self._rejected == late else "late or rejected"
+        yield self.finding(
+            Severity.WARNING,
+            f"{late:,} of {self._ends:,} requests were {how}{most} because {what}",
+            [
+                f"{len(found) / sampled:.0%} because {SENTENCES[other][0]}: for example request {found[-1]}"
+                for other, found in list(counts.items())[:SHOWN_MAX]
+            ],
+            advice,
+            cause=cause,
+        )
+
+    def _counts(self) -> dict[Cause, list[RequestId]]:
+        found: dict[Cause, list[RequestId]] = {}
+        for late in self._late.values:
+            found.setdefault(late.cause or self._cause_of(late), []).append(late.request)
+        return dict(sorted(found.items(), key=lambda item: -len(item[1])))
+
+    def _cause_of(self, late: _Late) -> Cause:
+        queued = late.queued
+        if late.usual * late.own > late.objective or queued is None:
+            return Cause.LONG_PROMPT if late.usual * late.own > HALF * late.spent else Cause.SLOW_ENGINE
+        missed = self._missed.seconds(late.request) + sum(map(self._missed.seconds, queued.ahead))
+        work = late.own + missed + queued.seconds
+        slow = late.spent - late.usual * work if late.spent > SLOW_FACTOR_MIN * late.usual * work else 0.0
+        ahead, missed = late.usual * queued.seconds, late.usual * missed
+        if slow > max(ahead, missed):
+            return Cause.SLOW_ENGINE
+        return Cause.STALE_INDEX if missed > ahead else _cause_ahead(queued, late.objective)
+
+
+def _cause_ahead(queued: _Queued, objective: EngineSeconds) -> Cause:
+    if queued.longest > max(HALF * objective, HALF * queued.seconds):
+        return Cause.LONG_PROMPT_AHEAD
+    if not queued.less_busy:
+        return Cause.OVERLOAD
+    return Cause.HOT_PREFIX if queued.hot and queued.alike >= HALF * len(queued.ahead) else Cause.BUSY_INSTANCE
+
+
+def _less_busy_elsewhere(
+    state: State, instance: InstanceId, candidates: Sequence[Candidate], now: EngineSeconds, request: Request
+) -> bool:
+    """Whether an engine that could serve it had a much shorter queue, and would have met its objective."""
+    queues = {
+        name: state.latency.expected_seconds(name, *state.workload.queues.get(name, EMPTY_QUEUE).work_ahead(now))
+        for name in state.fleet.ready_for(request, ())
+    }
+    here = queues.get(instance, 0.0)
+    predicted = {candidate.instance: candidate.predicted_ttft for candidate in candidates}
+    budget = request.deadline - now
+    return any(
+        seconds <= LESS_BUSY_SHARE_MAX * here and predicted.get(name, seconds) <= budget
+        for name, seconds in queues.items()
+        if name != instance
+    )
