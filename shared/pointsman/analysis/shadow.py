@@ -32,8 +32,8 @@ class ShadowChoice(msgspec.Struct, frozen=True):
 
 
 class ShadowReport(msgspec.Struct, frozen=True, kw_only=True):
-    """One other policy. `policy` and `settings` as in force now; empty with a `problem`, which tells why it cannot
-    decide. `failed`: decisions in which it raised an error, the last one in `failure`."""
+    """One other policy. `settings`: those that differ from the ones in force. Both are empty with a `problem`, which tells
+    why it cannot decide. `failed`: decisions in which it raised an error, the last one in `failure`."""
 
     name: str
     policy: str
@@ -106,7 +106,7 @@ class Shadow:
                 ShadowReport(
                     name=name,
                     policy=shadow.context.policies.routing.name if shadow.context else "",
-                    settings=shadow.context.settings if shadow.context else {},
+                    settings=shadow.settings if shadow.context else {},
                     problem=shadow.problem,
                     total=msgspec.structs.replace(shadow.total),
                     buckets=list(shadow.buckets),

@@ -124,6 +124,8 @@ class DecisionShadow:
         self.failed = 0
         self.failure = ""
         self.problem = ""
+        self.settings: Settings = {}
+        """Those that differ from the settings in force."""
         self.context: DecisionContext | None = None
         self._kept: dict[Policy, tuple[Trackers, Trackers]] = {}
         """Trackers of each part of its policies, in the leader's order and in log order."""
@@ -142,6 +144,8 @@ class DecisionShadow:
             for part in (policies.routing, policies.admission, policies.ordering)
         }
         self.context, self.problem = DecisionContext(state, policies, term=state.term), ""
+        in_force = running.placement_settings
+        self.settings = {k: v for k, v in policies.placement_settings.items() if in_force.get(k) != v}
 
     def forget(self) -> None:
         self.context, self._kept, self.problem = None, {}, UNTOLD

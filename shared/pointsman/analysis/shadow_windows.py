@@ -200,7 +200,7 @@ class ShadowWindows:
 
     def _close(self, window: _Window, sequence: LogSequence) -> None:
         window.closed_at = sequence
-        if not len(window.reader):
+        if not window.reader.counted:
             return
         if window.too_large:
             self.shed += 1
