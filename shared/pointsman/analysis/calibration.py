@@ -91,8 +91,8 @@ def _profile_from(cost: PrefillCost, capacity: int) -> EngineProfile:
 def calibrate(recorded: Outcome, simulated: Outcome, cost: PrefillCost, instances: Sequence[InstanceId]) -> Calibration:
     real, ideal = lone_prefills(recorded.rows, cost), lone_prefills(simulated.rows, cost)
     if _is_given_back(recorded.rows, simulated.rows):
-        ways = {point.number: 0.0 for group in real.values() for point in group}
-        return Calibration(dict.fromkeys(instances, 1.0), ways, 0.0)
+        lone = [point.number for group in real.values() for point in group]
+        return Calibration(dict.fromkeys(instances, 1.0), dict.fromkeys(lone, 0.0), 0.0)
     real_tpot, ideal_tpot = _tpots(recorded.rows), _tpots(simulated.rows)
     paces = {name: _pace(group) for name, group in real.items() if len(group) >= POINTS_MIN}
     points = [point for group in ideal.values() for point in group]
