@@ -207,7 +207,7 @@ def test_a_log_without_its_beginning_and_with_unknown_policies_breaks_nothing() 
             pass
         for report in shadow.summary().shadows:
             assert report.failed == 0, report.failure
-            assert entries is later or "no_such" in report.problem or not report.total.decided
+            assert (report.total.decided > 50) == (entries is later)
 
 
 @pytest.mark.parametrize(

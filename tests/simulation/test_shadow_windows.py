@@ -218,7 +218,7 @@ def test_a_fleet_that_joins_leaves_restarts_and_fails_breaks_nothing(seed: int) 
     for begun in (entries, entries[777:]):
         summary = followed(begun, "min_ttft", "round_robin", window=30.0)
 
-        assert summary.simulated + summary.unusable + summary.shed >= 3
+        assert summary.simulated + summary.unusable + summary.shed >= 2
         assert summary.window_problem == "" or summary.unusable or summary.shed
 
 

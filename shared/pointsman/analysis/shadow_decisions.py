@@ -15,6 +15,7 @@ import msgspec
 from pointsman.analysis.what_if import Change, policies_in_force
 from pointsman.contracts.codec import short_reason
 from pointsman.contracts.decisions import LeaderElected, RequestPlaced, RequestRejected, Settings
+from pointsman.contracts.envelope import Stamp
 from pointsman.contracts.requests import RequestArrived
 from pointsman.policies.admission import Refusal
 from pointsman.policies.dispatch.placement import Answer, answer_to
@@ -214,7 +215,10 @@ class DecisionShadows:
             self._take_over(entry)
             self._order = LeaderOrder(event.term, held_max=HELD_MAX)
             self._note_policies(event.policy, event.settings)
-        elif self._order is None:
+            return
+        if self._order is None and event is not None and event.stamp is not None:
+            self._join_term(event.stamp)
+        if self._order is None:
             self._state.apply_entry(entry)
         else:
             for step in self._order.feed(entry):
@@ -229,6 +233,14 @@ class DecisionShadows:
             for step in self._order.finish():
                 self._take(step, self._order)
             self._carry_out(self._order)
+
+    def _join_term(self, stamp: Stamp) -> None:
+        """Its election is among the entries that are gone."""
+        state = self._state
+        state.term = state.recent_decisions.term = stamp.term
+        state.recent_decisions.through = stamp.number - 1
+        self._order = LeaderOrder(stamp.term, held_max=HELD_MAX)
+        self._order.resume(state)
 
     def _take_over(self, entry: LogEntry) -> None:
         log_state = self._log_state

@@ -65,9 +65,9 @@ class Simulation:
         self._scenario = scenario
         self._splits = scenario.splits
         self._requests = requests
-        self._outcome = Outcome([scenario.row(number, request) for number, request in enumerate(requests)])
+        self.outcome = Outcome([scenario.row(number, request) for number, request in enumerate(requests)])
         self._agenda = agenda or EventQueue()
-        self.pool = SimulatedPool(scenario, mirror, self._agenda, self._outcome)
+        self.pool = SimulatedPool(scenario, mirror, self._agenda, self.outcome)
         self.state = self.pool.state
         self.fleet = SimulatedFleet(self.pool, carry_out=self.carry_out, lose=self._lose)
         self._dispatcher = self.pool.dispatcher
@@ -77,15 +77,15 @@ class Simulation:
     def run(self) -> Outcome:
         for _ in self.slices(sys.maxsize):
             pass
-        return self._outcome
+        return self.outcome
 
     def slices(self, events: int) -> Generator[float, None, Outcome]:
         """Runs in slices of so many events; yields the share of requests that ended."""
         self._prepare()
         while self.unfinished and not self._agenda.run(events):
             yield 1 - self.unfinished / len(self._requests)
-        self._outcome.virtual_seconds = self._agenda.now
-        return self._outcome
+        self.outcome.virtual_seconds = self._agenda.now
+        return self.outcome
 
     def _prepare(self) -> None:
         scenario, agenda, fleet = self._scenario, self._agenda, self.fleet
@@ -122,7 +122,7 @@ class Simulation:
                     row.instance = event.instance
                     row.predicted_cached_tokens = row.prompt_tokens - event.uncached_tokens
                     row.migrations += 1
-                    self._outcome.migrations += 1
+                    self.outcome.migrations += 1
                 case RequestGranted():
                     self._row(event.request).granted_at = now
                     self._send(event.request, event.instance, now)
@@ -161,8 +161,8 @@ class Simulation:
         self.pool.catch_up(now)
         started = time.process_time()
         events = self._dispatcher.route(command, now)
-        self._outcome.decision_seconds += time.process_time() - started
-        self._outcome.decisions += 1
+        self.outcome.decision_seconds += time.process_time() - started
+        self.outcome.decisions += 1
         self.carry_out(events, now)
         placed = self.state.workload.requests.get(command.request)
         if placed is not None and placed.instance not in self.state.fleet.ready:  # placed by a view that lags behind
@@ -246,7 +246,7 @@ class Simulation:
             self._agenda.stop()
 
     def _row(self, request_id: RequestId) -> RequestRow:
-        return self._outcome.rows[int(request_id)]
+        return self.outcome.rows[int(request_id)]
 
     def _next_step(self, engine: SimulatedEngine, now: EngineSeconds) -> None:
         step = engine.model.step or engine.model.begin_step(now, max_fused_steps=FUSED_STEPS_MAX)
@@ -317,7 +317,7 @@ class Simulation:
         instances = self.state.fleet.ready
         pending = tuple(queues[i].load_tokens if i in queues else 0 for i in instances)
         running = tuple(len(queues[i].decoding) if i in queues else 0 for i in instances)
-        self._outcome.samples.append(LoadSample(now, pending, running, instances))
+        self.outcome.samples.append(LoadSample(now, pending, running, instances))
 
     def _rebalance(self, now: EngineSeconds) -> None:
         self.pool.catch_up(now)
