@@ -79,5 +79,3 @@ def test_metrics_grow_with_the_ladder() -> None:
 
     assert value("hit_rate_ladder_prompt_tokens") == 40
     assert value("hit_rate_ladder_tokens", rung="known") == 14
-    assert value("tenant_hit_rate_ladder_prompt_tokens", tenant="a") == 20
-    assert value("tenant_hit_rate_ladder_tokens", tenant="b", rung="unbounded") == 7
