@@ -52,9 +52,10 @@ class ServedLog:
         own_blocks: Mapping[int, int] | None = None,
         emptied: Mapping[str, EngineSeconds] | None = None,
         token_seconds: EngineSeconds = TOKEN_SECONDS,
+        stumbles: Mapping[str, tuple[int, float]] | None = None,
     ) -> None:
         """`own_blocks` behind those of its family, by number of the request. `emptied`: when an engine's cache is emptied
-        and no event says so. `token_seconds` of decoding.
+        and no event says so. `token_seconds` of decoding. `stumbles`: every n-th prefill of an engine takes so many times as long.
 
         `tenants` take turns; `limits` are theirs. `pace`: seconds of a prefill over what the cost model says, by instance. `skew`: how far a worker's clock is
         ahead."""
@@ -63,6 +64,8 @@ class ServedLog:
         self._skew = skew or {}
         self._own_blocks = own_blocks or {}
         self._token_seconds = token_seconds
+        self._stumbles = stumbles or {}
+        self._served: dict[InstanceId, int] = {}
         self._random = Random(seed)
         self._agenda: list[tuple[EngineSeconds, int, Callable[[EngineSeconds], None]]] = []
         self._order = count()
@@ -159,6 +162,9 @@ class ServedLog:
         held.update(int(key) for key in request.keys)
         cached = self.state.latency.cached_tokens(self.state.fleet[name], hit, request.prompt_tokens)
         work = prefill_seconds(COST, request.prompt_tokens, cached) * self._pace.get(name, 1.0)
+        self._served[name] = self._served.get(name, 0) + 1
+        every, longer = self._stumbles.get(name, (1, 1.0))
+        work *= longer if self._served[name] % every == 0 else 1.0
         first_at = max(now, self._free_at[name]) + work
         self._free_at[name] = first_at
         keys, arrived_at = [int(key) for key in request.keys], request.arrived_at

@@ -25,6 +25,7 @@ SEEDS = (
     *((f"pointsman-nats-{name}", "nats.nk", f"{name}.nk") for name in SERVICES),
     ("pointsman-nats-worker", "nats.nk", f"workers/{POOL}.nk"),
     ("pointsman-nats-reader", "reader.nk", "reader.nk"),
+    ("pointsman-nats-console", "console.nk", "console.nk"),
     ("pointsman-nats-operator", f"{OPERATOR}.nk", f"operators/{OPERATOR}.nk"),
 )
 

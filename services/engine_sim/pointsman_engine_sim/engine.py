@@ -149,6 +149,13 @@ class SimulatedEngine:
             self._publisher.publish(self._model.cache.take_changes())
         return done
 
+    def forget_cache(self) -> bool:
+        """As `reset_prefix_cache`, and no KV event says so: a fault."""
+        done = self._model.reset_prefix_cache()
+        if done:
+            self._model.cache.take_changes()
+        return done
+
     def stop(self) -> None:
         """Fail all requests with EngineStoppedError."""
         for generation in self._generations.values():

@@ -1,5 +1,6 @@
 """Makes an engine fail on demand while health and metrics stay good: `POST /sim/misbehave` with `{"kind": "errors" |
-"hang" | "slow" | "", "factor": 10}`. Running streams continue."""
+"hang" | "slow" | "forget" | "", "factor": 10}`. Running streams continue. `forget` empties its prefix cache once, and no
+KV event says so; 409 while requests run."""
 
 from collections.abc import Callable
 from typing import Annotated, Literal
@@ -26,7 +27,7 @@ WELL_POSTS = frozenset(
 )
 """POST requests without inference. All others fail, including KV fetches."""
 
-Misbehaviour = Literal["", "errors", "hang", "slow"]
+Misbehaviour = Literal["", "errors", "hang", "slow", "forget"]
 BODY_BYTES_MAX = 4096
 JSON = "application/json"
 ERROR_BODY = b'{"error":{"message":"CUDA error: an illegal memory access was encountered","type":"InternalServerError","param":null,"code":500}}'
@@ -38,9 +39,11 @@ class MisbehaveBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class MisbehavingApp:
-    def __init__(self, app: AsgiApp, *, slow_down: Callable[[float], None]) -> None:
+    def __init__(self, app: AsgiApp, *, slow_down: Callable[[float], None], forget: Callable[[], bool]) -> None:
+        """`forget`: whether it could."""
         self._app = app
         self._slow_down = slow_down
+        self._forget = forget
         self._kind: Misbehaviour = ""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -59,6 +62,9 @@ class MisbehavingApp:
             body = msgspec.json.decode(await _read(receive), type=MisbehaveBody)
         except msgspec.MsgspecError as error:
             await send_whole(send, 400, msgspec.json.encode({"error": {"message": str(error)}}), JSON)
+            return
+        if body.kind == "forget":
+            await send_whole(send, 200 if self._forget() else 409, msgspec.json.encode(body), JSON)
             return
         self._kind = body.kind
         self._slow_down(body.factor if body.kind == "slow" else 1.0)

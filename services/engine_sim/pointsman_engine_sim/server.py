@@ -51,7 +51,11 @@ async def engine_server(settings: EngineSimSettings, supervisor: Supervisor) -> 
     engine = SimulatedEngine(model, clock=clock, wording=wording, publisher=publisher, timings=metrics)
     transfer = _transfer(settings, clock, engine)
     app = EngineApp(engine, tokenizer=tokenizer, metrics=metrics, served=_served(settings, model), transfer=transfer)
-    http = HttpServer(MisbehavingApp(app, slow_down=engine.slow_down), host=settings.host, port=settings.port)
+    http = HttpServer(
+        MisbehavingApp(app, slow_down=engine.slow_down, forget=engine.forget_cache),
+        host=settings.host,
+        port=settings.port,
+    )
     supervisor.start(engine.run(), name="engine-steps")
     if publisher is not None:
         supervisor.start(publisher.run(), name="event-replays")

@@ -1,15 +1,15 @@
 """`pointsman console`: chooses the log, the credentials and the port, and runs the console until Ctrl-C."""
 
 import asyncio
-import os
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from pointsman.adapters.clocks import ScaledClock
 from pointsman.primitives import PoolName
@@ -17,7 +17,7 @@ from pointsman.runtime.bus_users import valid_operator
 from pointsman.runtime.health import HealthBoard, HttpServer
 from pointsman.runtime.http_protocol import HttpLimits
 from pointsman.runtime.log_connection import open_link
-from pointsman.runtime.settings import ENVIRONMENT_PREFIX, PORT_MAX, FleetSettings
+from pointsman.runtime.settings import ENVIRONMENT_PREFIX, PORT_MAX, FleetSettings, config_option, environment, options
 from pointsman.runtime.supervision import Supervisor, run
 from pointsman.runtime.telemetry import configure_logging
 from pointsman.state.state import PoolSettings
@@ -35,13 +35,12 @@ from pointsman_cli.discovery import fleet_settings, is_running
 from pointsman_cli.history.entries import History
 from pointsman_cli.history.sources import ARCHIVE_FILE, NATS_SCHEMES, STANDARD_INPUT, open_history
 from pointsman_cli.history.time_options import Moment, moment_in
-from pointsman_cli.options import CONSOLE_PORT, CONTEXT, from_options, until_option
+from pointsman_cli.options import CONSOLE_PORT, CONTEXT, until_option
 from pointsman_cli.terminal import print_line
 
 FILE = click.Path(path_type=Path, dir_okay=False)
 F = TypeVar("F", bound=Callable[..., Any])
 CONNECTIONS_MAX = 256
-NATS_VARIABLE = "POINTSMAN_NATS"
 SHUTDOWN_SECONDS = 2.0
 STARTED_POLL_SECONDS = 0.02
 TOKEN_LENGTH_MIN = 16
@@ -57,7 +56,9 @@ def _option(name: str, **attributes: Any) -> Callable[[F], F]:
 
 @click.command("console", context_settings=CONTEXT)
 @click.argument("record", metavar="[FILE]", required=False)
-@from_options
+@click.option(
+    "--from", "place", metavar="WHERE", help="Fleet or log, as of the other commands. Default: the fleet running here."
+)
 @until_option
 @_option("host", default="127.0.0.1", help="Address to listen on.")
 @_option("port", type=click.IntRange(0, PORT_MAX), default=CONSOLE_PORT, help="Port to listen on; 0 takes a free one.")
@@ -77,10 +78,13 @@ def _option(name: str, **attributes: Any) -> Callable[[F], F]:
     metavar="FILE",
     help="NATS user of the operator as whom the console acts. Default: that of the fleet of this machine.",
 )
+@click.pass_context
 def console_command(
+    context: click.Context,
+    /,
+    *,
     record: str | None,
     place: str | None,
-    pool: str | None,
     until: str | None,
     host: str,
     port: int,
@@ -88,6 +92,8 @@ def console_command(
     admin_token_file: Path | None,
     reader_token_file: Path | None,
     operator_credentials: Path | None,
+    config: Path | None,  # noqa: ARG001 - it has given its defaults
+    **fleet: Any,
 ) -> None:
     """Serve a web page with everything that a log tells: fleet, requests, findings, scaling, tenants, hit rates.
 
@@ -101,7 +107,10 @@ def console_command(
     if record and place:
         msg = f"{record} or --from {place}: choose one log"
         raise click.UsageError(msg)
-    place = record or place or os.environ.get(NATS_VARIABLE)
+    place = record or place
+    if place == STANDARD_INPUT:
+        msg = "the console reads a log more than once: name a file"
+        raise click.UsageError(msg)
     configure_logging("warning", "text")
     guard = Guard(
         time.monotonic,
@@ -110,18 +119,35 @@ def console_command(
         reader_token=_token(reader_token_file),
     )
     serving = partial(_serve, host=host, port=port, guard=guard)
-    if place == STANDARD_INPUT:
-        msg = "the console reads a log more than once: name a file"
-        raise click.UsageError(msg)
-    studies = partial(Studies, place, pool, wall=time.monotonic)
-    if _is_live(place):
+    pool = fleet["pool"] if _is_given(context, "pool") else None
+    if place is None and _is_given(context, "nats"):
+        settings, place = FleetSettings(**fleet), fleet["nats"]
+    elif _is_live(place):
         settings = fleet_settings(place, pool)
-        acting = _acting(place, pool, operator_credentials) if guard.admin_token else None
-        run(lambda supervisor: _serve_live(supervisor, settings, acting, partial(serving, studies(recorded=False))))
+    else:
+        studies = Studies(place, pool, recorded=True, wall=time.monotonic)
+        with open_history(place, pool) as history:
+            moment = moment_in(history, until)
+            run(lambda supervisor: _serve_record(supervisor, history, moment, partial(serving, studies)))
         return
-    with open_history(place, pool) as history:
-        moment = moment_in(history, until)
-        run(lambda supervisor: _serve_record(supervisor, history, moment, partial(serving, studies(recorded=True))))
+    studies = Studies(place, pool, recorded=False, wall=time.monotonic, environment=_environment(settings))
+    acting = _acting(place, settings, operator_credentials) if guard.admin_token else None
+    run(lambda supervisor: _serve_live(supervisor, settings, acting, partial(serving, studies)))
+
+
+console_command.params += [config_option("console"), *options(FleetSettings)]
+for _deployed in console_command.params[-len(options(FleetSettings)) :]:
+    if isinstance(_deployed, click.Option) and _deployed.name != "pool":
+        _deployed.hidden = True  # those of a service, in a deployment's environment or file
+
+
+def _is_given(context: click.Context, name: str) -> bool:
+    return context.get_parameter_source(name) is not ParameterSource.DEFAULT
+
+
+def _environment(settings: FleetSettings) -> dict[str, str]:
+    """For the processes that work things out: they open the same log."""
+    return environment({one.name: getattr(settings, one.name) for one in fields(settings) if one.name != "secret"})
 
 
 Serving = Callable[[Supervisor, LogSource, Actions, HealthBoard], Awaitable[None]]
@@ -199,11 +225,12 @@ def _is_live(place: str | None) -> bool:
     return path.is_dir() and (is_running(path) or not (path / ARCHIVE_FILE).is_file())
 
 
-def _acting(place: str | None, pool: str | None, credentials: Path | None) -> FleetSettings | None:
+def _acting(place: str | None, settings: FleetSettings, credentials: Path | None) -> FleetSettings | None:
     """None: it has no credentials of an operator."""
-    settings = fleet_settings(place, pool, acts=True)
     if credentials is not None:
         return replace(settings, nats_credentials=str(credentials))
+    if place is None or "://" not in place:
+        return fleet_settings(place, settings.pool, acts=True)
     return settings if valid_operator(settings.actor) else None
 
 

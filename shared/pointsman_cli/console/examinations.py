@@ -3,8 +3,9 @@
 import time
 
 from pointsman_cli.console.views import DoctorView, FindingView
-from pointsman_cli.doctor.command import EXAMINERS, _verdict
+from pointsman_cli.doctor.command import EXAMINERS
 from pointsman_cli.doctor.examination import examine
+from pointsman_cli.doctor.verdict import verdict
 from pointsman_cli.history.sources import History
 from pointsman_cli.history.start_point import StartPoint, beginning_of
 from pointsman_cli.terminal import wall_time
@@ -27,7 +28,7 @@ def examination_of(history: History) -> DoctorView:
         entries=diagnosis.entries,
         first_at=first,
         last_at=last,
-        verdict=_verdict(diagnosis),
+        verdict=verdict(diagnosis),
         summary=[*([beginning.note] if beginning.note else []), *diagnosis.summary],
         findings=[
             FindingView(

@@ -12,7 +12,7 @@ from pointsman.primitives import EngineSeconds, Sequence
 from pointsman.state.recent_decisions import RecentDecisions
 from pointsman.state.state import State
 from pointsman_cli.console.happenings import Happenings
-from pointsman_cli.console.recent_requests import RecentRequests
+from pointsman_cli.console.recent_requests import RecentRequest, RecentRequests
 from pointsman_cli.console.sizes import Sizes
 from pointsman_cli.console.tallies import WINDOW_WALL_SECONDS, Ended, LastMinute, Tenants
 
@@ -69,22 +69,26 @@ class Observer:
         record = self.requests.apply(event, sequence)
         if record is None:
             return
-        if isinstance(event, RequestArrived) and record.sequence == sequence:
+        arrives = isinstance(event, RequestArrived) and record.sequence == sequence
+        if isinstance(event, RequestArrived) and arrives:
             self.minute.arrivals.append(event.at)
             tally = self.tenants.of(record.tenant)
             tally.arrived += 1
             tally.prompt_tokens += event.prompt_tokens
-        elif record.ended_sequence == sequence:
-            self.tenants.of(record.tenant).end(record)
-            self.minute.ends.append(
-                Ended(
-                    event.at,
-                    record.instance,
-                    record.stage,
-                    record.lateness == "in time",
-                    record.ttft,
-                    record.prompt_tokens,
-                    record.cached_tokens,
-                    record.predicted_cached_tokens,
-                )
+        if record.ended_sequence and (arrives or record.ended_sequence == sequence):
+            self._note_end(record, event.at)
+
+    def _note_end(self, record: RecentRequest, at: EngineSeconds) -> None:
+        self.tenants.of(record.tenant).end(record)
+        self.minute.ends.append(
+            Ended(
+                at,
+                record.instance,
+                record.stage,
+                record.lateness == "in time",
+                record.ttft,
+                record.prompt_tokens,
+                record.cached_tokens,
+                record.predicted_cached_tokens,
             )
+        )

@@ -27,6 +27,7 @@ from pointsman.state.workload import Stage
 from pointsman_cli.console.views import Lateness
 
 REQUESTS_MAX = 10_000
+EARLY_MAX = 1_000
 FINISHED, FAILED, CANCELLED, REJECTED = "finished", "failed", "cancelled", "rejected"
 STAGES = (*(str(stage) for stage in Stage), FINISHED, FAILED, CANCELLED, REJECTED)
 UNSERVED = frozenset({FAILED, CANCELLED, REJECTED})
@@ -73,6 +74,7 @@ class RecentRequests:
     block_tokens: Tokens
     requests_max: int = REQUESTS_MAX
     _records: OrderedDict[RequestId, RecentRequest] = field(default_factory=OrderedDict)
+    _early: OrderedDict[RequestId, list[tuple[RequestEvent, Sequence]]] = field(default_factory=OrderedDict)
 
     def __len__(self) -> int:
         return len(self._records)
@@ -100,19 +102,20 @@ class RecentRequests:
             return None
         known = self._records.get(event.request)
         if isinstance(event, RequestArrived):
-            return self._arrived(event, sequence) if known is None or known.ended_sequence else known
+            return known or self._arrived(event, sequence)
         if known is None and isinstance(event, RequestGranted) and event.stamp is None:
             known = self._add(
                 RecentRequest(event.request, sequence, event.at, tenant=event.tenant, adapter=event.adapter)
             )
+        if known is None:
+            self._keep_early(event, sequence)
         if known is None or known.ended_sequence:
             return None
         self._change(known, event, sequence)
         return known
 
     def _arrived(self, event: RequestArrived, sequence: Sequence) -> RecentRequest:
-        self._records.pop(event.request, None)
-        return self._add(
+        record = self._add(
             RecentRequest(
                 event.request,
                 sequence,
@@ -125,6 +128,17 @@ class RecentRequests:
                 slo_ttft=event.slo_ttft,
             )
         )
+        for early, its_sequence in self._early.pop(event.request, ()):
+            if not record.ended_sequence:
+                self._change(record, early, its_sequence)
+        return record
+
+    def _keep_early(self, event: RequestEvent, sequence: Sequence) -> None:
+        """An ingress's event may be written before the leader's arrival."""
+        if isinstance(event, PrefillFinished | RequestFinished | RequestFailed | RequestCancelled):
+            self._early.setdefault(event.request, []).append((event, sequence))
+            if len(self._early) > EARLY_MAX:
+                self._early.popitem(last=False)
 
     def _add(self, record: RecentRequest) -> RecentRequest:
         self._records[record.id] = record

@@ -4,7 +4,7 @@
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,8 +39,18 @@ class Told:
 
 
 class Studies:
-    def __init__(self, place: str | None, pool: str | None, *, recorded: bool, wall: Callable[[], float]) -> None:
-        """`place`, `pool`: of the log, as `--from` and `--pool`. `wall`: a monotonic clock."""
+    def __init__(
+        self,
+        place: str | None,
+        pool: str | None,
+        *,
+        recorded: bool,
+        wall: Callable[[], float],
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        """`place`, `pool`: of the log, as `--from` and `--pool`. `wall`: a monotonic clock. `environment`: settings of the
+        fleet, where they cannot be found by the place."""
+        self._environment = dict(environment or {})
         self._place = place
         self._pool = pool
         self._recorded = recorded
@@ -82,7 +92,7 @@ class Studies:
         async with self._few:
             told.state = "running"
             try:
-                told.story, told.problem = await work(task, StoryView), ""
+                told.story, told.problem = await work(task, StoryView, environment=self._environment), ""
                 told.state = "done"
             except JobError as error:
                 told.state, told.problem = "failed", str(error)
@@ -103,7 +113,7 @@ class Studies:
 
     async def _examine(self, task: Task) -> None:
         try:
-            self._doctor = await work(task, DoctorView)
+            self._doctor = await work(task, DoctorView, environment=self._environment)
         except JobError as error:
             self._doctor = msgspec.structs.replace(self._doctor, state="failed", problem=str(error))
 
@@ -152,7 +162,7 @@ class Studies:
                 self._runs[number] = msgspec.structs.replace(self._runs[number], took_seconds=took, **fields)
 
         try:
-            done = await work(task, WhatIfRun, step=lambda text: changed(progress=text))
+            done = await work(task, WhatIfRun, environment=self._environment, step=lambda text: changed(progress=text))
             changed(
                 state="done",
                 progress="",

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from pointsman.ports import Clock
 from pointsman.primitives import WallSeconds
 from pointsman.runtime.containment import contained
-from pointsman_cli.console.live import Parts, patch
+from pointsman_cli.console.pages.live import Parts, patch
 
 VIEWERS_MAX = 64
 PAGES_MAX = 32

@@ -361,20 +361,6 @@ class LadderView(View, frozen=True, kw_only=True):
     note: str = ""
 
 
-class SignInView(View, frozen=True, kw_only=True):
-    """`offered`: the console was given a token to compare with. `next`: the path to go to afterwards."""
-
-    offered: bool
-    refused: bool = False
-    next: str = "/"
-
-
-class ApiView(View, frozen=True, kw_only=True):
-    """The API's description, for a page without scripts."""
-
-    document: dict[str, Any]
-
-
 class ShadowsView(View, frozen=True, kw_only=True):
     """`policy`: in force. Times in the summary are engine seconds."""
 

@@ -20,15 +20,15 @@ from pointsman_cli.console.exchange import (
     guarded,
     visit_of,
 )
-from pointsman_cli.console.live import Parts
-from pointsman_cli.console.pages import Pages
+from pointsman_cli.console.pages.live import Parts
+from pointsman_cli.console.pages.rendering import Pages
 from pointsman_cli.console.security import Guard, Refusal, set_cookie
 from pointsman_cli.console.viewers import TooManyViewersError, Viewers
-from pointsman_cli.console.views import ActionView, ApiView, ProblemView, Session, SignInView
+from pointsman_cli.console.views import ActionView, ProblemView, Session
 
 HTML = "text/html; charset=utf-8"
 SEE_OTHER = 303
-HTTP_ERROR_MIN = 400
+NO_TOKEN = "This console was started without --admin-token-file: it only reads."
 PAGES = (
     "/",
     "/requests",
@@ -134,29 +134,28 @@ class Site:
     async def _page(self, request: Request) -> Response:
         visit = visit_of(request, self._guard)
         if not visit.reads:
-            return _see(f"/sign-in?next={quote(_path_of(request), safe='')}")
+            return _see("/sign-in")
         query = dict(request.query_params)
         name, view = self._console.view(request.url.path, query)
         return self._rendered(name, view, visit, query=query)
 
     async def _api_page(self, request: Request) -> Response:
-        return self._rendered("api", ApiView(document=openapi_document()), visit_of(request, self._guard))
+        return self._rendered("api", openapi_document(), visit_of(request, self._guard))
 
     async def _sign_in_page(self, request: Request) -> Response:
-        where = _local(request.query_params.get("next", "/"))
-        return self._signing_in(visit_of(request, self._guard), where)
+        return self._signing_in(visit_of(request, self._guard), "" if self._guard.has_tokens else NO_TOKEN)
 
     async def _sign_in(self, request: Request) -> Response:
         visit, form = await self._changing(request)
-        where, made = _local(form.get("next", "/")), self._guard.sign_in(form.get("token", ""))
+        made = self._guard.sign_in(form.get("token", ""))
         if isinstance(made, Refusal):
-            return self._signing_in(visit, where, status=made.status)
-        answer = _see(where)
+            return self._signing_in(visit, made.detail, status=made.status)
+        answer = _see("/")
         answer.headers["set-cookie"] = set_cookie(made)
         return answer
 
-    def _signing_in(self, visit: Visit, where: str, *, status: int = 200) -> Response:
-        view = SignInView(offered=self._guard.has_tokens, refused=status >= HTTP_ERROR_MIN, next=where)
+    def _signing_in(self, visit: Visit, detail: str, *, status: int = 200) -> Response:
+        view = ProblemView(status=status, error="sign_in", detail=detail)
         return self._rendered("sign_in", view, visit, status=status)
 
     async def _sign_out(self, request: Request) -> Response:
@@ -259,16 +258,6 @@ def _see(where: str) -> Response:
     return Response(status_code=SEE_OTHER, headers={"location": where, "cache-control": "no-store"})
 
 
-def _local(path: str) -> str:
-    """A path on this site, never another one."""
-    return path if path.startswith("/") and not path.startswith(("//", "/\\")) and path.isprintable() else "/"
-
-
-def _path_of(request: Request) -> str:
-    query = request.url.query
-    return request.url.path + (f"?{query}" if query else "")
-
-
 def _canonical(page: str) -> str:
     """Viewers of the same page share its rendering, whatever the order of its parameters."""
     address = urlsplit(page)
@@ -279,7 +268,7 @@ def _canonical(page: str) -> str:
 def _static_files() -> dict[str, tuple[str, bytes]]:
     """By path below `static`. Read once: nothing that a request names becomes a path."""
     found: dict[str, tuple[str, bytes]] = {}
-    waiting = [("", files("pointsman_cli.console").joinpath(STATIC))]
+    waiting = [("", files("pointsman_cli.console.pages").joinpath(STATIC))]
     while waiting:
         prefix, directory = waiting.pop()
         if not directory.is_dir():

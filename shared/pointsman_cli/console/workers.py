@@ -3,8 +3,9 @@ the answer any more."""
 
 import asyncio
 import contextlib
+import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 import msgspec
@@ -24,7 +25,9 @@ class JobError(Exception):
     """The message is for people."""
 
 
-async def work(task: Task, answer: type[V], *, step: Callable[[str], None] = lambda _: None) -> V:
+async def work(
+    task: Task, answer: type[V], *, environment: Mapping[str, str], step: Callable[[str], None] = lambda _: None
+) -> V:
     """Raises JobError. Cancelled, it ends the process."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
@@ -33,6 +36,7 @@ async def work(task: Task, answer: type[V], *, step: Callable[[str], None] = lam
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
+        env={**os.environ, **environment},
     )
     assert process.stdin is not None
     tail: list[str] = []

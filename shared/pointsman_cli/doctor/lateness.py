@@ -39,7 +39,7 @@ SENTENCES = {
     Cause.SLOW_ENGINE: ("their engine was slow", "Compare its machine with the others' (clock rate, neighbours); drain it if need be."),
     Cause.STALE_INDEX: ("tokens expected in a cache were not there and had to be computed", "See the findings on caches: emptied behind its back, evicted while requests wait, or events lost."),
     Cause.FAILED_ATTEMPTS: ("an engine failed them first", "See the findings on engines."),
-    Cause.NO_INSTANCE: ("no instance or no scheduler took them in time", "See the findings on the fleet and the log."),
+    Cause.NO_INSTANCE: ("no instance or scheduler could take them", "See the findings on the fleet and the log."),
 }  # fmt: skip
 
 

@@ -8,19 +8,27 @@ ROOTS_FIRST = ("log", "clocks", "fleet", "caches", "engines")
 
 
 def verdict(diagnosis: Diagnosis) -> str:
-    """The finding that explains most: the cause of late requests if there is one, else the most severe."""
+    """Faults that cost requests or events, then why requests were late; else the most severe finding."""
     wrong = [f for f in diagnosis.findings if f.severity is not Severity.NOTE]
     if not wrong:
         notes = len(diagnosis.findings)
         return "nothing to complain about" + (f"; {number(notes, 'note')} below" if notes else "")
     lateness = next((f for f in wrong if f.area == "service" and f.cause is not None), None)
-    same = [f for f in wrong if f.cause is not None and f is not lateness]
-    if lateness is not None:
-        root = next((f for f in same if f.cause is lateness.cause), None)
-        return f"{lateness.what}: {root.what}" if root is not None else lateness.what
-    return min(same or wrong, key=_rank).what
+    others = sorted((f for f in wrong if f is not lateness), key=_rank)
+    if lateness is None:
+        return others[0].what
+    fault = next(
+        (f for f in others if f.severity is Severity.SERIOUS and f.area in ROOTS_FIRST and f.cause is None), None
+    )
+    root = next((f for f in others if f.cause is lateness.cause), None)
+    return ": ".join(
+        text
+        for text in ("; ".join(f.what for f in (fault, lateness) if f), root.what if root is not None else "")
+        if text
+    )
 
 
-def _rank(finding: Finding) -> tuple[bool, int]:
+def _rank(finding: Finding) -> tuple[bool, bool, int]:
+    """Of the same severity, what explains lateness comes first, then what explains other findings."""
     place = ROOTS_FIRST.index(finding.area) if finding.area in ROOTS_FIRST else len(ROOTS_FIRST)
-    return finding.severity is not Severity.SERIOUS, place
+    return finding.severity is not Severity.SERIOUS, finding.cause is None, place

@@ -6,7 +6,7 @@ from pointsman.contracts.decisions import RequestRejected
 from pointsman.contracts.requests import RequestFinished
 from pointsman_cli.explain.causes import Cause, Reason
 from pointsman_cli.explain.findings import is_hot
-from pointsman_cli.explain.text import FAILURES, named, seconds
+from pointsman_cli.explain.text import FAILURES, named, number, seconds, were
 from pointsman_cli.explain.values import RequestTimeline
 from pointsman_cli.explain.wait import Wait
 
@@ -43,7 +43,7 @@ def _refusal(timeline: RequestTimeline, wait: Wait) -> Iterator[Reason]:
         yield Reason(Cause.REJECTED, wait.whole, text)
     if rejected.ahead:
         count = len(rejected.ahead)
-        ahead = f"{count} {'request was' if count == 1 else 'requests were'} at {rejected.ahead_at} already"
+        ahead = f"{number(count, 'request')} {were(count)} at {rejected.ahead_at} already"
         text = f"{ahead}, with {rejected.ahead_tokens:,} tokens to compute"
         yield Reason(Cause.REJECTED, wait.whole, text)
 
@@ -130,7 +130,9 @@ def _decode(timeline: RequestTimeline) -> Iterator[Reason]:
         return
     grant = timeline.grants[-1] if timeline.grants else None
     beside = (
-        f": {grant.decoding} requests were decoding beside it when it was granted" if grant and grant.decoding else ""
+        f": {number(grant.decoding, 'request')} {were(grant.decoding)} decoding beside it when it was granted"
+        if grant and grant.decoding
+        else ""
     )
     because = f"its tokens came from {end.instance} every {end.tpot * 1000:.0f} ms, {arrival.slo_tpot * 1000:g} ms were wanted"
     yield Reason(Cause.SLOW_DECODE, 0.0, f"{because}{beside}", because)

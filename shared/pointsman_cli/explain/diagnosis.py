@@ -85,11 +85,12 @@ def _of_answered(timeline: RequestTimeline, wait: Wait) -> Verdict:
     arrival, ttft = timeline.arrival, timeline.ttft or 0.0
     objective = arrival.slo_ttft if arrival is not None else None
     late = objective is not None and ttft > objective
-    if not late:
-        decode = next((r for r in background(timeline, wait) if r.cause is Cause.SLOW_DECODE), None)
-        if decode is not None:
-            return Verdict(decode.cause, f"first token in time, but {decode.because}")
     top = _top(timeline, wait)
+    decode = next((r for r in background(timeline, wait) if r.cause is Cause.SLOW_DECODE), None)
+    if not late and decode is not None:
+        if top is not None and top.cause is Cause.SLOW_ENGINE:
+            return Verdict(top.cause, f"first token in time, but {decode.because}, because {top.because}")
+        return Verdict(decode.cause, f"first token in time, but {decode.because}")
     brief = objective is not None and ttft < SLOW_SHARE_OF_OBJECTIVE * objective
     if not late and (top is None or brief or top.seconds < wait.own):
         in_time = "in time" if objective is not None else "answered"

@@ -73,12 +73,8 @@ def _failed(timeline: RequestTimeline, wait: Wait, decision: DecisionRecord) -> 
     what = FAILURES[events[-1].failure] if events else "no reason is in the log"
     often = f" and {number(len(events) - 1, 'attempt')} before" if len(events) > 1 else ""
     because = f"{by} failed it ({what}){often}: {seconds(wait.failed)} were lost"
-    yield Reason(
-        Cause.FAILED_ATTEMPTS,
-        wait.failed,
-        f"{seconds(wait.failed)} were lost{share(wait.failed, wait.whole)} until it was placed again, on {decision.instance}",
-        because,
-    )
+    sentence = f"{because}{share(wait.failed, wait.whole)} until it was placed again, on {decision.instance}"
+    yield Reason(Cause.FAILED_ATTEMPTS, wait.failed, sentence, because)
 
 
 def _moved(timeline: RequestTimeline, wait: Wait, decision: DecisionRecord) -> Iterator[Reason]:
@@ -212,9 +208,9 @@ def _overtaken(timeline: RequestTimeline, wait: Wait, decision: DecisionRecord) 
 def _full(wait: Wait, decision: DecisionRecord) -> Iterator[Reason]:
     chosen = _chosen(decision)
     if wait.full > 0 and chosen is not None:
-        places = decision.settings.get("running_max", 0)
+        places = float(decision.settings.get("running_max", 0))
         because = (
-            f"the {places} places of {decision.instance} were taken, {chosen.decoding} by requests that were decoding"
+            f"the {places:g} places of {decision.instance} were taken, {chosen.decoding} by requests that were decoding"
         )
         yield Reason(Cause.ENGINE_FULL, wait.full, f"{because}{share(wait.full, wait.whole)}", because)
 

@@ -3,8 +3,8 @@
 import msgspec
 import pytest
 
-from pointsman_cli.console.context import run_verdict
-from pointsman_cli.console.health import Verdict, attention, pool_verdict, requests_verdict
+from pointsman_cli.console.pages.context import run_verdict
+from pointsman_cli.console.pages.health import Verdict, attention, pool_verdict, requests_verdict
 from pointsman_cli.console.views import FleetView
 from tests.support.console_views import EMPTY, fleet, requests, run, status
 

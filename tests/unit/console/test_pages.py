@@ -9,9 +9,9 @@ import msgspec
 import pytest
 from typing_extensions import override
 
-from pointsman_cli.console import pages
-from pointsman_cli.console.live import Parts, patch
-from pointsman_cli.console.pages import LIVE, PATHS, TABLES, Pages
+from pointsman_cli.console.pages import rendering as pages
+from pointsman_cli.console.pages.live import Parts, patch
+from pointsman_cli.console.pages.rendering import LIVE, PATHS, TABLES, Pages
 from pointsman_cli.console.views import Health, Session
 from pointsman_cli.explain.causes import Cause
 from tests.support.console_views import EMPTY, FULL, HOSTILE, fleet, reading, requests, run, status, story, told

@@ -5,7 +5,7 @@ import hashlib
 import json
 from pathlib import Path
 
-from pointsman_cli.console import pages
+from pointsman_cli.console.pages import rendering as pages
 
 VENDOR = Path(pages.__file__).parent / "static" / "vendor"
 LOCK = json.loads((VENDOR / "lock.json").read_text())

@@ -4,7 +4,7 @@ views alone."""
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from pointsman_cli.console.cells import LEVELS, Level, listed, plural
+from pointsman_cli.console.pages.cells import LEVELS, Level, listed, plural
 from pointsman_cli.console.views import FleetView, HistoryView, InstanceView, RequestsView, StatusView
 
 GOODPUT_WARNING, GOODPUT_SERIOUS = 0.95, 0.7

@@ -2,7 +2,7 @@
 
 from markupsafe import Markup
 
-from pointsman_cli.console.cells import (
+from pointsman_cli.console.pages.cells import (
     LEVELS,
     NOTHING,
     bar,
@@ -18,8 +18,8 @@ from pointsman_cli.console.cells import (
     state,
     text,
 )
-from pointsman_cli.console.health import PACE_WARNING
-from pointsman_cli.console.tables import Column, Table
+from pointsman_cli.console.pages.health import PACE_WARNING
+from pointsman_cli.console.pages.tables import Column, Table
 from pointsman_cli.console.views import FleetEventView, InstanceView, MoveView, RequestView, ScaleView, TenantView
 
 QUEUE_FULL_SECONDS = 5.0
@@ -53,7 +53,7 @@ def _blocks(engine: InstanceView) -> Markup:
 
 def _pace(engine: InstanceView) -> Markup:
     shown = factor(engine.pace)
-    return Markup(f'<span class="s warning">{shown}</span>') if engine.pace >= PACE_WARNING else shown
+    return bar(1.0, shown, "warning") if engine.pace >= PACE_WARNING else shown
 
 
 def _low(value: float | None, least: float) -> str:
@@ -123,7 +123,7 @@ REQUESTS: Table[RequestView] = Table(
         Column("tenant", "Tenant", lambda r: text(r.tenant) if r.tenant else NOTHING, lambda r: r.tenant, "mid"),
         Column("ttft", "TTFT, s", _ttft, lambda r: r.ttft, "n", "The bar is its share of the SLO"),
         Column("slo", "SLO, s", lambda r: seconds(r.slo_ttft), lambda r: r.slo_ttft, "n"),
-        Column("queued", "Queue, s", lambda r: seconds(r.queue_seconds), lambda r: r.queue_seconds, "n", "Until it was sent to its engine"),
+        Column("queued", "Queued", lambda r: seconds(r.queue_seconds), lambda r: r.queue_seconds, "n", "Until it was sent to its engine"),
         Column("prompt", "Prompt", lambda r: count(r.prompt_tokens), lambda r: r.prompt_tokens, "n", "Tokens"),
         Column("cached", "Cached", _cached, lambda r: r.cached_tokens, "n", "Tokens, as its engine delivered"),
         Column("foreseen", "Predicted", lambda r: count(r.predicted_cached_tokens), lambda r: r.predicted_cached_tokens, "n",

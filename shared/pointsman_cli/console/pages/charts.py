@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from markupsafe import Markup
 
-from pointsman_cli.console.cells import clock, text
+from pointsman_cli.console.pages.cells import clock, text
 from pointsman_cli.console.views import InstanceView, LadderGroupView, PhaseView, SizeView
 
 STEPS = ((0.0, 0), (0.1, 1), (0.5, 2), (2.0, 3), (5.0, 4))

@@ -7,10 +7,10 @@ from urllib.parse import quote, urlencode
 from markupsafe import Markup
 
 from pointsman.analysis.ladder_figures import RUNGS
-from pointsman_cli.console import charts, health, shadow_page
-from pointsman_cli.console.cells import Level, plural
-from pointsman_cli.console.health import Verdict
-from pointsman_cli.console.story import story
+from pointsman_cli.console.pages import charts, health, shadow_page
+from pointsman_cli.console.pages.cells import Level, plural
+from pointsman_cli.console.pages.health import Verdict
+from pointsman_cli.console.pages.request_page import story
 from pointsman_cli.console.views import (
     DoctorView,
     FleetView,

@@ -10,11 +10,11 @@ from urllib.parse import quote, urlencode
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from markupsafe import Markup
 
-from pointsman_cli.console import charts, columns
-from pointsman_cli.console.cells import FUNCTIONS, NOTHING, text
-from pointsman_cli.console.context import values_of_page
-from pointsman_cli.console.live import Parts, Row
-from pointsman_cli.console.tables import Table
+from pointsman_cli.console.pages import charts, columns
+from pointsman_cli.console.pages.cells import FUNCTIONS, NOTHING, text
+from pointsman_cli.console.pages.context import values_of_page
+from pointsman_cli.console.pages.live import Parts, Row
+from pointsman_cli.console.pages.tables import Table
 from pointsman_cli.console.views import Session, StatusView
 
 TEMPLATES = Path(__file__).with_name("templates")

@@ -8,7 +8,7 @@ from urllib.parse import urlencode
 
 from markupsafe import Markup
 
-from pointsman_cli.console.live import Row
+from pointsman_cli.console.pages.live import Row
 
 T = TypeVar("T")
 NUMBER = "n"

@@ -34,6 +34,16 @@ def text(value: object) -> Markup:
     return value if isinstance(value, Markup) else escape(one_line(str(value)))
 
 
+def prose(value: str) -> Markup:
+    """A sentence of ours or of the log; what is in backticks is code."""
+    parts = one_line(value).split("`")
+    if len(parts) % 2 == 0:
+        return text(value)
+    return Markup("").join(
+        Markup(f"<code>{escape(part)}</code>") if i % 2 else escape(part) for i, part in enumerate(parts)
+    )
+
+
 def name(value: str) -> Markup:
     return Markup(f'<span class="id">{text(value)}</span>') if value else NOTHING
 
@@ -148,7 +158,7 @@ def listed(names: Iterable[str], at_most: int = 4) -> str:
 FUNCTIONS: dict[str, Any] = {
     one.__name__: one
     for one in (
-        text, name, key, state, level, count, decimal, seconds, duration, share, points, signed, factor, bar, clock,
+        text, prose, name, key, state, level, count, decimal, seconds, duration, share, points, signed, factor, bar, clock,
         day_and_clock, span, link, plural, listed,
     )
 }  # fmt: skip

@@ -7,8 +7,8 @@ from markupsafe import Markup
 from pointsman.analysis.shadow import ShadowReport, ShadowSummary
 from pointsman.analysis.shadow_decisions import DecisionFigures, ShadowDecision
 from pointsman.analysis.shadow_windows import ShadowFigures, WindowFigures, WindowResult
-from pointsman_cli.console.cells import NOTHING, Level, clock, duration, plural, points, share
-from pointsman_cli.console.health import Verdict
+from pointsman_cli.console.pages.cells import NOTHING, Level, clock, duration, plural, share
+from pointsman_cli.console.pages.health import Verdict
 from pointsman_cli.console.views import ShadowsView
 from pointsman_cli.terminal import wall_time
 
@@ -24,7 +24,7 @@ class Change(NamedTuple):
 
     label: str
     shown: Markup
-    beside: str
+    beside: Markup
     better: bool | None
 
 
@@ -104,25 +104,22 @@ def _changes(total: DecisionFigures) -> list[Change]:
     tokens = max(1, total.prompt_tokens)
     ours, theirs = total.running_predicted_ttft / placed, total.shadow_predicted_ttft / placed
     hits = total.running_cached_tokens / tokens, total.shadow_cached_tokens / tokens
+
+    def now(shown: Markup) -> Markup:
+        return Markup(f"now {shown}")
+
     return [
-        Change("Same engine", share(total.agreement, 1), f"of {total.decided:,}", None),
-        Change(
-            "Predicted TTFT",
-            duration(theirs) if regret is not None else NOTHING,
-            f"now {duration(ours)}" if regret is not None else "",
-            None if regret is None or abs(regret) <= NOTICED_SECONDS else regret > 0,
-        ),
-        Change(
-            "Predicted hits",
-            share(hits[1], 1) if gain is not None else NOTHING,
-            f"now {share(hits[0], 1)}" if gain is not None else "",
-            None if gain is None or abs(gain) <= NOTICED_SHARE else gain > 0,
-        ),
-        Change("It alone rejects", Markup(f"{total.shadow_rejects:,}"), "", None),
-        Change("It alone admits", Markup(f"{total.shadow_places:,}"), "", None),
+        Change("Same engine", share(total.agreement, 1), Markup(f"of {total.decided:,}"), None),
+        Change("Predicted TTFT", duration(theirs), now(duration(ours)), _better(regret, NOTICED_SECONDS))
+        if regret is not None
+        else Change("Predicted TTFT", NOTHING, Markup(""), None),
+        Change("Predicted hits", share(hits[1], 1), now(share(hits[0], 1)), _better(gain, NOTICED_SHARE))
+        if gain is not None
+        else Change("Predicted hits", NOTHING, Markup(""), None),
+        Change("It alone rejects", Markup(f"{total.shadow_rejects:,}"), Markup(""), None),
+        Change("It alone admits", Markup(f"{total.shadow_places:,}"), Markup(""), None),
     ]
 
 
-def difference(ours: float | None, theirs: float | None) -> Markup:
-    """Of two shares, in points."""
-    return NOTHING if ours is None or theirs is None else points(theirs - ours)
+def _better(gained: float, noticed: float) -> bool | None:
+    return gained > 0 if abs(gained) > noticed else None

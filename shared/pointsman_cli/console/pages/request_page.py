@@ -2,7 +2,7 @@
 
 from typing import Any, NamedTuple
 
-from pointsman_cli.console.cells import Level
+from pointsman_cli.console.pages.cells import Level
 from pointsman_cli.console.views import StoryView
 
 TICKS = 5

@@ -1,0 +1,281 @@
+"""Causes are planted, and the first line of `explain` and of `doctor` has to name them, with the number that matters.
+
+What is right is worked out here from what was planted, not with the code under test.
+"""
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from pointsman.contracts.decisions import RequestPlaced, RequestRejected
+from pointsman.contracts.requests import PrefillFinished, RequestFinished
+from pointsman.policies.policy_set import policy_set
+from pointsman.ports import LogEntry
+from pointsman_cli.history.bundle import write_bundle
+from pointsman_cli.history.sources import Header
+from pointsman_cli.main import main
+from tests.support.served_log import ServedLog
+
+LONG_BLOCKS = 900
+BLOCK = 64
+
+
+@dataclass(frozen=True, eq=False)
+class Planted:
+    """`requests`: those that suffered from it, by their number (of those answered). `says`: in the verdict. `never`: what must
+    stand nowhere in the sentences. `doctor`: its first line."""
+
+    log: dict[str, Any]
+    cause: str
+    says: str
+    doctor: str
+    never: tuple[str, ...] = ()
+    after: float = 0.0
+    on: str = ""
+    exit_code: int = 0
+    first_says: str = ""
+    names: tuple[str, ...] = ()
+
+
+CASES = {
+    "a hot prefix": Planted(
+        log={"families": 1, "gap": 0.1, "requests": 200, "own_blocks": dict.fromkeys(range(200), 4)}
+        | {"policies": policy_set(routing="cache_affinity", admission="none")},
+        cause="hot_prefix",
+        says=r"its prefix is hot \(100% of arrivals\): (\d+) of the \1 requests ahead of it on engine-\d began with the same 512 "
+        r"tokens, while engine-\d (?:was|and engine-\d were) idle",
+        doctor="they queued for the engine that holds a hot prefix",
+        never=("was slow", "unusual", "stale"),
+        names=("cache_affinity sends a prefix always to the same engine",),
+    ),
+    "a slow engine": Planted(
+        log={"pace": {"engine-2": 6.0}, "gap": 0.25, "policies": policy_set(routing="round_robin")},
+        cause="slow_engine",
+        says=r"engine-2 was slow: it took 6\.\d times what its cost model says",
+        doctor="engine-2",
+        never=("stale", "hot", "overload"),
+        on="engine-2",
+        names=("it was engine-2 alone",),
+    ),
+    "a cache emptied behind its back": Planted(
+        log={"emptied": {"engine-2": 25.0}, "requests": 100, "families": 6, "own_blocks": dict.fromkeys(range(100), 2)}
+        | {"policies": policy_set(admission="none")},
+        cause="stale_index",
+        says=r"the index was stale: [\d,]+ tokens expected in the cache of engine-2 were not there",
+        doctor="the cache of engine-2 was emptied behind its back",
+        never=("was slow", "times as long", "times what", "unusual"),
+        after=24.0,
+        on="engine-2",
+        first_says="the index said that 512 were cached, the engine found 0",
+    ),
+    "overload": Planted(
+        log={"gap": 0.05, "requests": 150, "families": 150, "policies": policy_set(admission="none")},
+        cause="overload",
+        says=r"all 3 engines were busy, \d\.\d{3} s at least: \d+ requests with [\d,]+ tokens were ahead of it on engine-\d",
+        doctor="every engine had a queue (overload)",
+        never=("was slow", "stale", "hot", "was idle"),
+        exit_code=1,
+    ),
+    "a long prompt ahead": Planted(
+        log={"own_blocks": {50: LONG_BLOCKS}, "requests": 80, "engines": 2, "gap": 0.2}
+        | {"policies": policy_set(routing="round_robin", admission="none")},
+        cause="long_prompt_ahead",
+        says=rf"[\d,]+ tokens were ahead of it on engine-1, {LONG_BLOCKS * BLOCK + 1:,} of them one prompt",
+        doctor="a long prompt was ahead of them",
+        never=("was slow", "stale", "calibrate", "unusual"),
+        first_says="request r-50",
+        names=("round_robin takes the engines in turn and looks at no queue",),
+    ),
+}  # fmt: skip
+
+
+_SERVED: dict[str, list[LogEntry]] = {}
+
+
+def planted(case: Planted) -> list[LogEntry]:
+    """Made once for all tests of this module."""
+    if case.cause not in _SERVED:
+        _SERVED[case.cause] = ServedLog(**case.log).entries
+    return _SERVED[case.cause]
+
+
+def written(entries: list[LogEntry], directory: Path) -> Path:
+    bundle = directory / "planted.pmlog"
+    write_bundle(bundle, Header(pool="default", last=entries[-1].sequence), entries)
+    return bundle
+
+
+def told(bundle: Path, *arguments: str) -> dict[str, Any]:
+    result = CliRunner().invoke(main, ["explain", "--from", str(bundle), "--json", *arguments])
+    assert result.exit_code == 0, result.output
+    answer: dict[str, Any] = json.loads(result.stdout)
+    return answer
+
+
+def slowest_of(entries: list[LogEntry], case: Planted) -> str:
+    """The request with the longest TTFT, of those that met the fault, and with another before it than its own."""
+    ends = [entry.event for entry in entries if isinstance(entry.event, RequestFinished)]
+    met = [
+        e
+        for e in ends
+        if e.at > case.after and e.instance.startswith(case.on) and e.prompt_tokens < LONG_BLOCKS * BLOCK
+    ]
+    return max(met, key=lambda event: event.ttft).request
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_first_line_about_a_request_names_the_planted_cause(name: str, tmp_path: Path) -> None:
+    case = CASES[name]
+    entries = planted(case)
+    bundle = written(entries, tmp_path)
+    request = slowest_of(entries, case)
+    story = told(bundle, request)
+    verdict, why = story["verdict"], story["why"]
+
+    assert verdict["cause"] == case.cause
+    assert re.search(case.says, verdict["sentence"]), verdict["sentence"]
+    assert "\n" not in verdict["sentence"]
+    assert len(verdict["sentence"]) < 240
+    assert 1 <= len(why) <= 7
+    assert case.first_says in why[0]
+    for word in case.never:
+        assert not any(re.search(rf"\b{word}\b", sentence) for sentence in (verdict["sentence"], *why)), word
+    for words in case.names:
+        assert any(words in sentence for sentence in why), why
+    shown = CliRunner().invoke(main, ["explain", "--from", str(bundle), request]).output.splitlines()
+    assert shown.index(verdict["sentence"]) < 6
+    assert len(shown) < 25
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_first_line_of_the_doctor_names_the_planted_cause(name: str, tmp_path: Path) -> None:
+    case = CASES[name]
+    bundle = written(planted(case), tmp_path)
+    result = CliRunner().invoke(main, ["doctor", "--from", str(bundle), "--json"])
+    report = json.loads(result.stdout)
+
+    assert case.doctor in report["verdict"]
+    assert "calibrate" not in "".join(finding["advice"] for finding in report["findings"])
+    shown = CliRunner().invoke(main, ["doctor", "--from", str(bundle)]).output.splitlines()
+    assert shown[1] == report["verdict"]
+    if case.exit_code:
+        assert result.exit_code == case.exit_code
+
+
+def test_the_sentences_come_in_the_order_of_the_seconds_that_they_explain(tmp_path: Path) -> None:
+    """Of all requests of the five logs: the seconds at the beginning of sentences that divide the wait."""
+    for case in CASES.values():
+        entries = planted(case)
+        bundle = written(entries, tmp_path)
+        why = told(bundle, slowest_of(entries, case))["why"]
+        seconds = [
+            float(found[1]) for s in why if (found := re.match(r"([\d.]+) s \(\d+% of the wait\) (?:were|went)", s))
+        ]
+
+        assert seconds == sorted(seconds, reverse=True)
+        assert seconds
+
+
+def test_the_tokens_that_were_really_cached_make_the_arithmetic(tmp_path: Path) -> None:
+    """An engine that is slow by a factor and lost its cache is slow by that factor, not by that of a predicted hit."""
+    log = ServedLog(
+        emptied={"engine-1": 25.0, "engine-2": 25.0, "engine-3": 25.0}, pace=dict.fromkeys(("engine-1", "engine-2", "engine-3"), 2.0),
+        requests=100, families=6, own_blocks=dict.fromkeys(range(100), 2), policies=policy_set(admission="none"),
+    )  # fmt: skip
+    bundle = written(log.entries, tmp_path)
+    ends = [
+        e.event
+        for e in log.entries
+        if isinstance(e.event, RequestFinished) and e.event.at > 26.0 and not e.event.cached_tokens
+    ]
+    assert ends
+    for end in ends[:4]:
+        sentences = told(bundle, end.request)
+        text = " ".join([sentences["verdict"]["sentence"], *sentences["why"]])
+        paces = [float(pace) for pace in re.findall(r"(\d+\.\d) times (?:as long|what its cost)", text)]
+        assert all(pace <= 2.1 for pace in paces), text
+
+
+def test_a_prompt_that_is_too_long_for_its_objective_by_itself_is_told_so_and_no_engine_is_advised(
+    tmp_path: Path,
+) -> None:
+    entries = ServedLog(
+        own_blocks=dict.fromkeys(range(20, 60), 300), requests=60, gap=25.0, policies=policy_set()
+    ).entries
+    refused = [e.event for e in entries if isinstance(e.event, RequestRejected)]
+    assert len(refused) == 40
+    bundle = written(entries, tmp_path)
+    verdict = told(bundle, refused[-1].request)["verdict"]
+    result = CliRunner().invoke(main, ["doctor", "--from", str(bundle), "--json"])
+    report = json.loads(result.stdout)
+
+    assert verdict["cause"] == "long_prompt"
+    assert "the prompt alone takes longer" in verdict["sentence"]
+    assert result.exit_code == 1, "two thirds were rejected"
+    assert "their own prompt takes longer than their objective" in report["verdict"]
+    assert not any(
+        "--instances" in finding["advice"] for finding in report["findings"] if finding["severity"] != "note"
+    )
+
+    alone = ServedLog(own_blocks={50: 300}, requests=80, policies=policy_set(admission="none")).entries
+    sentence = told(written(alone, tmp_path), "r-50")["verdict"]["sentence"]
+    assert re.fullmatch(
+        r"slow because its own 19,201 tokens take 19\.2 s to compute, more than its objective of 5\.000 s", sentence
+    )
+
+
+def test_a_third_rejected_makes_the_exit_code_1(tmp_path: Path) -> None:
+    entries = ServedLog(gap=0.11, requests=300, families=300, policies=policy_set()).entries
+    rejected = sum(isinstance(e.event, RequestRejected) for e in entries)
+    assert 0.25 < rejected / 300 < 0.4
+    result = CliRunner().invoke(main, ["doctor", "--from", str(written(entries, tmp_path)), "--json"])
+
+    assert result.exit_code == 1
+    assert any(
+        f["severity"] == "serious" and f"({rejected / 300:.1%}) were rejected" in f["what"]
+        for f in json.loads(result.stdout)["findings"]
+    )
+
+
+def test_slow_prefills_with_others_between_them_are_found(tmp_path: Path) -> None:
+    """Every third prompt of engine-2 takes long, so that no three come in a row."""
+    served = ServedLog(
+        requests=120,
+        gap=0.6,
+        policies=policy_set(routing="round_robin", admission="none"),
+        stumbles={"engine-2": (3, 8.0)},
+    )
+    findings = json.loads(
+        CliRunner().invoke(main, ["doctor", "--from", str(written(served.entries, tmp_path)), "--json"]).stdout
+    )["findings"]
+
+    assert any("engine-2" in f["what"] and "slow" in f["what"] for f in findings), findings
+
+
+def test_a_cache_that_evicts_with_events_is_not_called_emptied(tmp_path: Path) -> None:
+    healthy = ServedLog(requests=120).entries
+    result = CliRunner().invoke(main, ["doctor", "--from", str(written(healthy, tmp_path))])
+
+    assert "behind its back" not in result.output
+
+
+def test_who_is_ahead_counts_what_was_placed_before(tmp_path: Path) -> None:
+    """The numbers of the overload's verdict, counted in the log itself."""
+    entries = planted(CASES["overload"])
+    request = slowest_of(entries, CASES["overload"])
+    placed = next(e.event for e in entries if isinstance(e.event, RequestPlaced) and e.event.request == request)
+    begun = {e.event.request for e in entries if isinstance(e.event, PrefillFinished) and e.event.at < placed.at}
+    before = [
+        e.event for e in entries
+        if isinstance(e.event, RequestPlaced) and e.event.instance == placed.instance and e.event.at < placed.at and e.event.request not in begun
+    ]  # fmt: skip
+    sentence = told(written(entries, tmp_path), request)["verdict"]["sentence"]
+
+    assert f"{len(before)} requests with" in sentence
+    tokens = int(re.search(r"with ([\d,]+) tokens", sentence)[1].replace(",", ""))  # type: ignore[index]
+    assert 0 <= sum(event.uncached_tokens for event in before) - tokens < max(event.uncached_tokens for event in before)
