@@ -47,15 +47,18 @@ LENGTH = 6
 
 
 class Steps(ScaledClock):
-    """Wall time that passes only when it is looked at, `step` seconds each time."""
+    """Wall time that stands still, and CPU time that passes, wall time with it, `step` seconds whenever it is looked at."""
 
     step = 0.0
     at = 100.0
 
     @override
     def wall(self) -> WallSeconds:
-        self.at += self.step
         return WallSeconds(self.at)
+
+    def cpu(self) -> float:
+        self.at += self.step
+        return self.at
 
 
 class Standing:
@@ -79,6 +82,7 @@ class Service:
             pool=POOL,
             name="s",
             secret=SECRET,
+            cpu=self.clock.cpu,
         )
 
     async def ask(self, payload: bytes) -> AnyCommand:
