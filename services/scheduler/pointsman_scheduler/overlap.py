@@ -108,6 +108,10 @@ class OverlapService:
         self._budget = WorkBudget(clock)
         self._log_end: LogSequence = 0
         self._log_end_at: WallSeconds | None = None
+        self._seconds = telemetry.OVERLAP_SECONDS.labels(pool)
+        self._outcomes = {
+            outcome: telemetry.OVERLAP_REQUESTS.labels(pool, outcome) for outcome in (ANSWERED, *OverlapRefusal)
+        }
 
     async def serve(self, commands: Commands, end: LogSequence) -> None:
         """Runs without end, once the log is read up to `end`."""
@@ -123,8 +127,8 @@ class OverlapService:
             encoded = encode(answer)
         self._budget.spend(work.seconds)
         outcome = answer.reason if isinstance(answer, OverlapRefused) else ANSWERED
-        telemetry.OVERLAP_REQUESTS.labels(self._pool, outcome).inc()
-        telemetry.OVERLAP_SECONDS.labels(self._pool).observe(work.seconds)
+        self._outcomes[outcome].inc()
+        self._seconds.observe(work.seconds)
         await reply(encoded)
 
     def _refusal(self, payload: bytes) -> OverlapRefused | None:

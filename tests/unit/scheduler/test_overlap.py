@@ -283,6 +283,15 @@ async def test_what_is_no_request_is_refused_with_a_reason(payload: bytes, reaso
     assert answer.detail
 
 
+@given(st.binary(max_size=600), st.integers(0, 100))
+def test_whatever_is_sent_gets_an_answer(noise: bytes, cut: int) -> None:
+    service, sound = Service(), request({"token_ids": [1, 2]}, {"block_keys": packed([1])})
+    for payload in (noise, sound[:cut] + noise + sound[cut:]):
+        answer = asyncio.run(service.ask(payload))
+
+        assert isinstance(answer, OverlapAnswered | OverlapRefused)
+
+
 async def test_a_leader_gives_lookups_their_share_of_time_and_no_more() -> None:
     service = Service()
     service.standing.leading = object()
