@@ -172,7 +172,7 @@ OVERLAP_REQUESTS = Counter(
 )
 OVERLAP_SECONDS = Histogram(
     "pointsman_overlap_seconds",
-    "Wall time that a scheduler worked on a request of cmd.overlap, refused ones included.",
+    "CPU time that a scheduler worked on a request of cmd.overlap, refused ones included.",
     ["pool"],
     buckets=(0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05),
 )
