@@ -246,9 +246,19 @@ def test_actions_are_offered_to_who_may_act_and_asked_twice() -> None:
     assert "/actions/" not in reader
     assert "Sign in to act" in reader
     assert 'action="/actions/drain"' in admin
-    assert 'name="csrf" value="a-token"' in admin
     assert 'name="instance" value="engine-1"' in admin
     assert "/actions/" not in PAGES.render("fleet", view, status=status(), session=SIGNED_IN)
+
+
+@pytest.mark.parametrize(
+    ("page", "view"), [(name, view) for samples in (FULL, EMPTY) for name, view in samples.items()]
+)
+def test_every_form_that_changes_something_holds_the_session_s_token(page: str, view: Any) -> None:
+    for query in ({}, {"act": "scale", "engine": "4"}, {"act": "drain", "engine": "engine-1"}):
+        html = PAGES.render(page, view, status=status(), session=SIGNED_IN, query=query)
+
+        for form in re.findall(r"<form[^>]*post.*?</form>", html, re.DOTALL):
+            assert '<input type="hidden" name="csrf" value="a-token">' in form
 
 
 @pytest.mark.parametrize("cause", Cause)
