@@ -10,6 +10,7 @@ import pytest
 from typing_extensions import override
 
 from pointsman_cli.console.pages import rendering as pages
+from pointsman_cli.console.pages.cells import prose
 from pointsman_cli.console.pages.live import Parts, patch
 from pointsman_cli.console.pages.rendering import LIVE, PATHS, TABLES, Pages
 from pointsman_cli.console.views import Health, Session
@@ -276,6 +277,31 @@ def test_a_request_that_is_still_being_read_shows_what_is_known_and_goes_on() ->
     assert 'data-live="/live?page=%2Frequests%2F' in html
     assert reading().row.instance in outline(html).text  # type: ignore[union-attr]
     assert "data-live" not in PAGES.render("request", told(), status=status())
+
+
+def test_the_largest_prompt_ahead_comes_first_of_those_that_are_shown() -> None:
+    made = story()
+    ahead = [dict(made.grants[0]["in_engine"][0], request=f"small-{i}", uncached_tokens=10 + i) for i in range(20)]
+    ahead.append(dict(ahead[0], request="large", uncached_tokens=60_000))
+    page = told(grants=[made.grants[0] | {"in_engine": ahead}], decisions=[])
+
+    said = outline(PAGES.render("request", page, status=status())).text
+
+    assert said.index("large") < said.index("small-19") < said.index("small-18")
+    assert "small-2 " not in said
+
+
+@pytest.mark.parametrize(
+    ("sentence", "html"),
+    [
+        ("slow because `a<b>` is", "Slow because <code>a&lt;b&gt;</code> is"),
+        ("engine-3 had work", "engine-3 had work"),
+        ("one ` alone", "One ` alone"),
+        ("\u202eback", "\N{REPLACEMENT CHARACTER}back"),
+    ],
+)
+def test_a_sentence_has_a_capital_letter_and_code_and_nothing_else(sentence: str, html: str) -> None:
+    assert prose(sentence) == html
 
 
 def test_every_picture_is_told_in_words() -> None:

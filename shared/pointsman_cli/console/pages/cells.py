@@ -36,11 +36,14 @@ def text(value: object) -> Markup:
 
 
 def prose(value: str) -> Markup:
-    """A sentence of ours or of the log, with a capital letter; what is in backticks is code."""
+    """A sentence of ours or of the log: its first word with a capital letter unless it is a name, and what is in backticks
+    as code."""
     said = one_line(value)
-    parts = (said[:1].upper() + said[1:]).split("`")
+    if said.partition(" ")[0].rstrip(",:;").isalpha():
+        said = said[:1].upper() + said[1:]
+    parts = said.split("`")
     if len(parts) % 2 == 0:
-        return escape("`".join(parts))
+        return escape(said)
     return Markup("").join(
         Markup(f"<code>{escape(part)}</code>") if i % 2 else escape(part) for i, part in enumerate(parts)
     )
