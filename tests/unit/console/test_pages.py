@@ -237,6 +237,17 @@ def test_a_column_sorts_its_table_and_says_so() -> None:
     assert "/?at=5&amp;sort=pending&amp;order=asc" in html
 
 
+def test_an_earlier_moment_says_so_and_leads_to_its_neighbours() -> None:
+    view = msgspec.structs.replace(fleet(3), sequence=3000)
+
+    html = PAGES.render("fleet", view, status=status(), query={"at": "3100"})
+
+    assert "An earlier moment" in html
+    assert 'href="/?at=2000">Earlier' in html
+    assert 'href="/?at=4000">Later' in html
+    assert "An earlier moment" not in PAGES.render("fleet", view, status=status())
+
+
 def test_actions_are_offered_to_who_may_act_and_asked_twice() -> None:
     view, query = fleet(3), {"act": "drain", "engine": "engine-1"}
     reader, admin = (
