@@ -39,6 +39,13 @@ SERVER = re.compile(r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?")
     "--operator", "operators", metavar="NAME", multiple=True, help="Who may drain, scale and more. Repeatable."
 )
 @click.option(
+    "--router",
+    "routers",
+    metavar="[POOL/]NAME",
+    multiple=True,
+    help="Other router, which may ask for a pool's cache overlap and nothing else. Repeatable.",
+)
+@click.option(
     "--nats-server",
     "servers",
     metavar="HOST[:PORT]",
@@ -50,9 +57,11 @@ def credentials_command(
     pools: tuple[str, ...],
     workers: tuple[str, ...],
     operators: tuple[str, ...],
+    routers: tuple[str, ...],
     servers: tuple[str, ...],
 ) -> None:
-    """Write a NATS user for each service, worker and operator of a deployment, each with the least rights it needs.
+    """Write a NATS user for each service, worker, operator and other router of a deployment, each with the least rights
+    it needs.
 
     What the directory has stays as it is, so one more worker changes no other; a deleted seed ends its user. Then reload
     nats-server, whose configuration includes nats-users.conf, and give each process its own seed (--nats-credentials).
@@ -71,13 +80,14 @@ def credentials_command(
             msg = f"'{pool}' is no name of a pool"
             raise click.BadParameter(msg, param_hint="--pool")
     users = [_worker(text, known) for text in workers]
+    others = [_in_pool(text, known, BusRole.ROUTER, "--router", "NAME") for text in routers]
     for name in operators:
         if not valid_operator(name):
             msg = f"'{name}' is no name, or that of a role"
             raise click.BadParameter(msg, param_hint="--operator")
     try:
         before = set(credentials.users())
-        credentials.make(known, workers=users, operators=operators)
+        credentials.make(known, workers=users, operators=operators, routers=others)
         after = credentials.users()
         if servers:
             credentials.make_routes([_server(text) for text in servers])
@@ -101,12 +111,18 @@ def _server(text: str) -> str:
 
 
 def _worker(text: str, pools: list[PoolName]) -> BusUser:
-    pool, slash, instance = text.rpartition("/")
+    return _in_pool(text, pools, BusRole.WORKER, "--worker", "INSTANCE")
+
+
+def _in_pool(text: str, pools: list[PoolName], role: BusRole, option: str, shown: str) -> BusUser:
+    pool, slash, name = text.rpartition("/")
     if not slash and len(pools) > 1:
-        msg = f"'{text}': there are several pools; write POOL/INSTANCE"
-        raise click.BadParameter(msg, param_hint="--worker")
+        msg = f"'{text}': there are several pools; write POOL/{shown}"
+        raise click.BadParameter(msg, param_hint=option)
     found = PoolName(pool) if slash else pools[0]
-    if found not in pools or not (valid_name(instance) or instance == ANY_INSTANCE):
-        msg = f"'{text}' is not [POOL/]INSTANCE or [POOL/]* with a pool of {', '.join(pools)}"
-        raise click.BadParameter(msg, param_hint="--worker")
-    return BusUser(BusRole.WORKER, instance, found)
+    any_instance = role is BusRole.WORKER and name == ANY_INSTANCE
+    if found not in pools or not (valid_name(name) or any_instance):
+        form = f"[POOL/]{shown}" + (" or [POOL/]*" if role is BusRole.WORKER else "")
+        msg = f"'{text}' is not {form} with a pool of {', '.join(pools)}"
+        raise click.BadParameter(msg, param_hint=option)
+    return BusUser(role, name, found)

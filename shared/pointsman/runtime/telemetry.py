@@ -165,6 +165,17 @@ DECISION_SECONDS = Histogram(
     ["pool"],
     buckets=(0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05),
 )
+OVERLAP_REQUESTS = Counter(
+    "pointsman_overlap_requests_total",
+    "Requests of cmd.overlap, by outcome: answered, or the reason of the refusal.",
+    ["pool", "outcome"],
+)
+OVERLAP_SECONDS = Histogram(
+    "pointsman_overlap_seconds",
+    "Wall time that a scheduler worked on a request of cmd.overlap, refused ones included.",
+    ["pool"],
+    buckets=(0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05),
+)
 LEADER = Gauge("pointsman_leader", "1 if this scheduler leads its pool, else 0.", ["pool"])
 LEADER_TERM = Gauge("pointsman_leader_term", "Number of the newest election that this scheduler has read.", ["pool"])
 POOL_INFO = Gauge(

@@ -74,6 +74,15 @@ def test_a_seed_that_others_could_read_is_closed(tmp_path: Path) -> None:
     assert stat.S_IMODE(seed.stat().st_mode) == 0o600
 
 
+def test_another_router_is_named_with_its_pool(tmp_path: Path) -> None:
+    credentials, router = Credentials(tmp_path), BusUser(BusRole.ROUTER, "smg", POOL)
+    credentials.make([POOL], routers=[router])
+
+    assert credentials.file(router) == tmp_path / "routers" / "default" / "smg.nk"
+    assert router in credentials.users()
+    assert "router default smg" in (tmp_path / USERS_FILE).read_text()
+
+
 @pytest.mark.parametrize(("name", "valid"), [("alice", True), ("reader", False), ("A b", False), ("a.b", False)])
 def test_an_operator_is_called_like_no_role(name: str, *, valid: bool) -> None:
     assert valid_operator(name) is valid
