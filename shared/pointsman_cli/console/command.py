@@ -22,15 +22,15 @@ from pointsman.runtime.supervision import Supervisor, run
 from pointsman.runtime.telemetry import configure_logging
 from pointsman.state.state import PoolSettings
 from pointsman_cli.command_client import person
-from pointsman_cli.console.actions import Actions
-from pointsman_cli.console.bundle import RecordedLog
 from pointsman_cli.console.console import Console
-from pointsman_cli.console.following import LiveLog
-from pointsman_cli.console.security import Guard
-from pointsman_cli.console.source import LogSource
-from pointsman_cli.console.studies import Studies
-from pointsman_cli.console.viewers import Viewers
-from pointsman_cli.console.web import Site
+from pointsman_cli.console.jobs.jobs import Jobs
+from pointsman_cli.console.log.following import LiveLog
+from pointsman_cli.console.log.recorded import RecordedLog
+from pointsman_cli.console.log.source import LogSource
+from pointsman_cli.console.web.actions import Actions
+from pointsman_cli.console.web.security import Guard
+from pointsman_cli.console.web.site import Site
+from pointsman_cli.console.web.viewers import Viewers
 from pointsman_cli.discovery import fleet_settings, is_running
 from pointsman_cli.history.entries import History
 from pointsman_cli.history.sources import ARCHIVE_FILE, NATS_SCHEMES, STANDARD_INPUT, open_history
@@ -125,14 +125,14 @@ def console_command(
     elif _is_live(place):
         settings = fleet_settings(place, pool)
     else:
-        studies = Studies(place, pool, recorded=True, wall=time.monotonic)
+        jobs = Jobs(place, pool, recorded=True, wall=time.monotonic)
         with open_history(place, pool) as history:
             moment = moment_in(history, until)
-            run(lambda supervisor: _serve_record(supervisor, history, moment, partial(serving, studies)))
+            run(lambda supervisor: _serve_record(supervisor, history, moment, partial(serving, jobs)))
         return
-    studies = Studies(place, pool, recorded=False, wall=time.monotonic, environment=_environment(settings))
+    jobs = Jobs(place, pool, recorded=False, wall=time.monotonic, environment=_environment(settings))
     acting = _acting(place, settings, operator_credentials) if guard.admin_token else None
-    run(lambda supervisor: _serve_live(supervisor, settings, acting, partial(serving, studies)))
+    run(lambda supervisor: _serve_live(supervisor, settings, acting, partial(serving, jobs)))
 
 
 console_command.params += [config_option("console"), *options(FleetSettings)]
@@ -176,7 +176,7 @@ async def _serve_record(supervisor: Supervisor, history: History, until: Moment,
 
 
 async def _serve(
-    studies: Studies,
+    jobs: Jobs,
     supervisor: Supervisor,
     source: LogSource,
     actions: Actions,
@@ -187,7 +187,7 @@ async def _serve(
     guard: Guard,
 ) -> None:
     clock = ScaledClock()
-    site = Site(Console(source, actions, studies), guard, board, lambda parts: Viewers(parts, clock))
+    site = Site(Console(source, actions, jobs), guard, board, lambda parts: Viewers(parts, clock))
     server = HttpServer(
         site.app(),
         host=host,
@@ -205,7 +205,7 @@ async def _serve(
     finally:
         server.should_exit = True
         site.viewers.close()
-        await studies.close()
+        await jobs.close()
 
 
 async def _announce(server: HttpServer, host: str, origin: str) -> None:

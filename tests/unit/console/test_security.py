@@ -2,7 +2,7 @@
 
 import pytest
 
-from pointsman_cli.console.security import (
+from pointsman_cli.console.web.security import (
     COOKIE,
     FAILURES_MAX,
     FAILURES_WALL_SECONDS,

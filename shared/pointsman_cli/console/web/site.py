@@ -10,9 +10,12 @@ from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.responses import StreamingResponse
 
 from pointsman.runtime.health import AsgiApp, HealthBoard, Receive, Scope, Send
-from pointsman_cli.console.api import api_router, openapi_document
 from pointsman_cli.console.console import Console, NotThereError
-from pointsman_cli.console.exchange import (
+from pointsman_cli.console.pages.live import Parts
+from pointsman_cli.console.pages.rendering import Pages
+from pointsman_cli.console.views import ActionView, ProblemView, Session
+from pointsman_cli.console.web.api import api_router, openapi_document
+from pointsman_cli.console.web.exchange import (
     RefusedError,
     Visit,
     answered_json,
@@ -20,11 +23,8 @@ from pointsman_cli.console.exchange import (
     guarded,
     visit_of,
 )
-from pointsman_cli.console.pages.live import Parts
-from pointsman_cli.console.pages.rendering import Pages
-from pointsman_cli.console.security import Guard, Refusal, set_cookie
-from pointsman_cli.console.viewers import TooManyViewersError, Viewers
-from pointsman_cli.console.views import ActionView, ProblemView, Session
+from pointsman_cli.console.web.security import Guard, Refusal, set_cookie
+from pointsman_cli.console.web.viewers import TooManyViewersError, Viewers
 
 HTML = "text/html; charset=utf-8"
 SEE_OTHER = 303

@@ -10,8 +10,6 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 
 from pointsman_cli.console.console import Console
-from pointsman_cli.console.exchange import RefusedError, answered_json, body_of, visit_of
-from pointsman_cli.console.security import Guard, Refusal
 from pointsman_cli.console.views import (
     ActionView,
     DoctorView,
@@ -29,6 +27,8 @@ from pointsman_cli.console.views import (
     WhatIfRun,
     WhatIfView,
 )
+from pointsman_cli.console.web.exchange import RefusedError, answered_json, body_of, visit_of
+from pointsman_cli.console.web.security import Guard, Refusal
 
 Schema = dict[str, Any]
 V = TypeVar("V", bound=View)

@@ -27,8 +27,8 @@ from pointsman.runtime.log_connection import LOG_PART, NATS_PART
 from pointsman.simulation.replay.folding import recorded_pool_settings
 from pointsman.state.checkpoint import UnreadableStateError, decode_state
 from pointsman.state.state import PoolSettings, State
-from pointsman_cli.console.observer import Observer
-from pointsman_cli.console.source import LogSource, ShadowOf
+from pointsman_cli.console.log.observer import Observer
+from pointsman_cli.console.log.source import LogSource, ShadowOf
 from pointsman_cli.console.views import Health
 
 log = structlog.get_logger()

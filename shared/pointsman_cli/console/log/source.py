@@ -1,4 +1,4 @@
-"""The log that the console shows: running (`following`) or recorded (`bundle`). Both fold it into an Observer, which a reset
+"""The log that the console shows: running (`following`) or recorded (`recorded`). Both fold it into an Observer, which a reset
 of the log replaces; both keep views of the fleet at earlier moments."""
 
 from abc import ABC, abstractmethod
@@ -12,10 +12,10 @@ from pointsman.ports import LogEntry
 from pointsman.primitives import PoolName, Sequence
 from pointsman.runtime.health import HealthBoard
 from pointsman.state.state import PoolSettings, State
-from pointsman_cli.console.fleet_views import fleet_view
-from pointsman_cli.console.observer import Observer
-from pointsman_cli.console.sizes import Spaced
-from pointsman_cli.console.times import wall
+from pointsman_cli.console.log.fleet_views import fleet_view
+from pointsman_cli.console.log.observer import Observer
+from pointsman_cli.console.log.size_history import Spaced
+from pointsman_cli.console.log.times import wall
 from pointsman_cli.console.views import FleetView, Health, MomentView, StatusView
 from pointsman_cli.hit_rate.metrics import LadderMetrics
 

@@ -14,7 +14,7 @@ from pointsman.primitives import PoolName
 from pointsman.runtime.health import HealthBoard
 from pointsman.simulation.replay.folding import copy_state
 from pointsman.state.state import State
-from pointsman_cli.console.source import LogSource, ShadowOf
+from pointsman_cli.console.log.source import LogSource, ShadowOf
 from pointsman_cli.console.views import Health
 from pointsman_cli.history.entries import History, HistoryError
 from pointsman_cli.history.start_point import beginning_of
