@@ -256,8 +256,8 @@ def test_the_verdict_stands_before_everything_else_of_a_request(cause: Cause) ->
     html = PAGES.render("request", told(str(cause)), status=status())
 
     said = outline(html[html.index("<main") :]).text
-    assert said.index("slow because 60,112 tokens") < said.index("Where the time went")
-    assert said.count("slow because 60,112 tokens") == 1
+    assert said.index("Slow because 60,112 tokens") < said.index("Where the time went")
+    assert said.count("Slow because 60,112 tokens") == 1
 
 
 def test_a_request_that_is_still_being_read_shows_what_is_known_and_goes_on() -> None:

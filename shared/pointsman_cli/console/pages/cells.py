@@ -35,10 +35,11 @@ def text(value: object) -> Markup:
 
 
 def prose(value: str) -> Markup:
-    """A sentence of ours or of the log; what is in backticks is code."""
-    parts = one_line(value).split("`")
+    """A sentence of ours or of the log, with a capital letter; what is in backticks is code."""
+    said = one_line(value)
+    parts = (said[:1].upper() + said[1:]).split("`")
     if len(parts) % 2 == 0:
-        return text(value)
+        return escape("`".join(parts))
     return Markup("").join(
         Markup(f"<code>{escape(part)}</code>") if i % 2 else escape(part) for i, part in enumerate(parts)
     )

@@ -24,7 +24,7 @@ from pointsman_cli.console.views import FleetEventView, InstanceView, MoveView, 
 
 QUEUE_FULL_SECONDS = 5.0
 """Prefill work ahead of a new request that fills its bar."""
-LONG_NAME = 12
+NAME_CHARS = 16
 
 
 def _attention(level: str | None) -> str:
@@ -90,7 +90,8 @@ FLEET: Table[InstanceView] = Table(
 
 
 def short(identifier: str) -> str:
-    return identifier if len(identifier) <= LONG_NAME else f"{identifier[: LONG_NAME - 1]}…"
+    """Its beginning and its end: those of one ingress begin alike."""
+    return identifier if len(identifier) <= NAME_CHARS else f"{identifier[:7]}…{identifier[-8:]}"
 
 
 def _ttft(request: RequestView) -> Markup:
@@ -116,7 +117,7 @@ REQUESTS: Table[RequestView] = Table(
     identity=lambda r: key("r", r.request),
     level=lambda r: {"late": "warning", "unserved": "serious"}.get(r.lateness, ""),
     columns=(
-        Column("request", "Request", lambda r: link("/requests/{}", r.request, shown=short(r.request)), css="wide id"),
+        Column("request", "Request", lambda r: link("/requests/{}", r.request, shown=short(r.request)), css="name id"),
         Column("arrived", "Arrived", lambda r: clock(r.arrived_at, 3), lambda r: r.arrived_at, "time"),
         Column("stage", "Stage", _end, lambda r: r.stage, "wide"),
         Column("engine", "Engine", lambda r: text(r.instance) if r.instance else NOTHING, lambda r: r.instance, "mid"),
@@ -192,7 +193,7 @@ MOVES: Table[MoveView] = Table(
     level=lambda m: "warning" if m.refusal else "",
     columns=(
         Column("at", "Time", lambda m: clock(m.at), css="mid"),
-        Column("request", "Request", lambda m: link("/requests/{}", m.request, shown=short(m.request)), css="wide id"),
+        Column("request", "Request", lambda m: link("/requests/{}", m.request, shown=short(m.request)), css="name id"),
         Column("way", "From → to", lambda m: Markup("{} → {}").format(text(m.source), text(m.instance)), css="wide"),
         Column("kind", "Move", lambda m: text("out of the engine" if m.rebound else "between queues"), css="wide"),
         Column("benefit", "Sooner by", lambda m: duration(m.benefit) if m.benefit > 0 else NOTHING, css="n"),
