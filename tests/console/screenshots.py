@@ -157,7 +157,7 @@ def main() -> None:
     IMAGES.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as scratch:
         directory = Path(scratch)
-        with pointsman_up(directory, "--instances", "4..6", "--speed", str(SPEED), "--no-console") as up:
+        with pointsman_up(directory, "--instances", "4..6", "--speed", str(SPEED)) as up:
             up.wait_for("Ctrl-C")
             shown = running_console(directory, "--from", str(up.data), "--shadow", "dualmap", health="live")
             with shown as console:
