@@ -147,6 +147,13 @@ async def test_only_files_of_the_package_are_static(served: Served, path: str) -
     assert (await served.get("/static" + path))[0] == 404
 
 
+async def test_a_browser_asks_for_a_static_file_again_and_gets_it_once(served: Served) -> None:
+    status, headers, _ = await served.get("/static/live.js")
+    again = await served.get("/static/live.js", If_None_Match=headers["Etag"])
+
+    assert (status, again[0], again[2]) == (200, 304, "")
+
+
 @pytest.mark.parametrize("path", CHANGING)
 async def test_nobody_acts_without_the_admin_token(served: Served, path: str) -> None:
     cookie, csrf = await served.visit()
