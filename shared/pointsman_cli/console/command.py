@@ -22,11 +22,11 @@ from pointsman.runtime.supervision import Supervisor, run
 from pointsman.runtime.telemetry import configure_logging
 from pointsman.state.state import PoolSettings
 from pointsman_cli.command_client import person
-from pointsman_cli.console.console import Console
 from pointsman_cli.console.jobs.jobs import Jobs
 from pointsman_cli.console.log.following import LiveLog
 from pointsman_cli.console.log.recorded import RecordedLog
 from pointsman_cli.console.log.source import LogSource
+from pointsman_cli.console.page_views import PageViews
 from pointsman_cli.console.web.actions import Actions
 from pointsman_cli.console.web.security import Guard
 from pointsman_cli.console.web.site import Site
@@ -187,7 +187,7 @@ async def _serve(
     guard: Guard,
 ) -> None:
     clock = ScaledClock()
-    site = Site(Console(source, actions, jobs), guard, board, lambda parts: Viewers(parts, clock))
+    site = Site(PageViews(source, actions, jobs), guard, board, lambda parts: Viewers(parts, clock))
     server = HttpServer(
         site.app(),
         host=host,

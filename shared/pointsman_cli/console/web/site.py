@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.responses import StreamingResponse
 
 from pointsman.runtime.health import AsgiApp, HealthBoard, Receive, Scope, Send
-from pointsman_cli.console.console import Console, NotThereError
+from pointsman_cli.console.page_views import NotThereError, PageViews
 from pointsman_cli.console.pages.live import Parts
 from pointsman_cli.console.pages.rendering import Pages
 from pointsman_cli.console.views import ActionView, ProblemView, Session
@@ -58,7 +58,7 @@ MEDIA_TYPES = {
 
 class Site:
     def __init__(
-        self, console: Console, guard: Guard, board: HealthBoard, viewers: Callable[[Callable[[str], Parts]], Viewers]
+        self, console: PageViews, guard: Guard, board: HealthBoard, viewers: Callable[[Callable[[str], Parts]], Viewers]
     ) -> None:
         self._console = console
         self._guard = guard
