@@ -315,16 +315,6 @@ HIT_RATE_LADDER_TOKENS = Counter(
     "Those of them that were cached, or could have been, by rung of the ladder.",
     ["pool", "rung"],
 )
-TENANT_HIT_RATE_LADDER_PROMPT_TOKENS = Counter(
-    "pointsman_tenant_hit_rate_ladder_prompt_tokens_total",
-    "As pointsman_hit_rate_ladder_prompt_tokens_total, by tenant.",
-    ["pool", "tenant"],
-)
-TENANT_HIT_RATE_LADDER_TOKENS = Counter(
-    "pointsman_tenant_hit_rate_ladder_tokens_total",
-    "As pointsman_hit_rate_ladder_tokens_total, by tenant.",
-    ["pool", "tenant", "rung"],
-)
 
 # Log and NATS: every service, the `pool` of the log
 

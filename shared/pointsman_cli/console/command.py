@@ -42,6 +42,7 @@ FILE = click.Path(path_type=Path, dir_okay=False)
 F = TypeVar("F", bound=Callable[..., Any])
 CONNECTIONS_MAX = 256
 SHUTDOWN_SECONDS = 2.0
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
 STARTED_POLL_SECONDS = 0.02
 TOKEN_LENGTH_MIN = 16
 
@@ -118,6 +119,8 @@ def console_command(
         admin_token=_token(admin_token_file),
         reader_token=_token(reader_token_file),
     )
+    if not (guard.reader_token or host in LOOPBACK):
+        print_line(f"everybody who reaches {host} may read: see --reader-token-file", error=True)
     serving = partial(_serve, host=host, port=port, guard=guard)
     pool = fleet["pool"] if _is_given(context, "pool") else None
     if place is None and _is_given(context, "nats"):
