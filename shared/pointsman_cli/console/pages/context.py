@@ -76,7 +76,15 @@ def _fleet(view: FleetView, status: StatusView, session: Session, query: Query) 
         "fleet_map": drawn,
         "mapped": len(view.instances) > MAP_MIN,
         "act": _act(view, session, query),
+        "moment": _moment(view) if query.get("at") else None,
     }
+
+
+def _moment(view: FleetView) -> dict[str, int]:
+    """Entries of the kept moments before and after the one shown; 0: none."""
+    before = [moment.sequence for moment in view.moments if moment.sequence < view.sequence]
+    after = [moment.sequence for moment in view.moments if moment.sequence > view.sequence]
+    return {"before": max(before, default=0), "after": min(after, default=0)}
 
 
 def _act(view: FleetView, session: Session, query: Query) -> Values | None:

@@ -65,7 +65,6 @@ class Pages:
             phase_bar=charts.phase_bar,
             stacked=charts.stacked,
             rung_bar=charts.rung_bar,
-            short=columns.short,
             menu=MENU,
             NOTHING=NOTHING,
         )
