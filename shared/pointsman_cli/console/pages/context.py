@@ -163,7 +163,8 @@ def _hit_rate(view: LadderView) -> Values:
     sentence = view.verdict
     if not sentence and rungs and rungs[-1].share is not None and rungs[0].share is not None:
         sentence = f"{rungs[-1].share:.1%} of prompt tokens were cached, of {rungs[0].share:.1%} that could have been."
-    level: Level = "ok" if most < health.HIT_GAP_WARNING else "warning"
+    possible, delivered = (rungs[0].share or 0.0, rungs[-1].share or 0.0) if rungs else (0.0, 0.0)
+    level: Level = "ok" if possible - delivered < health.HIT_GAP_WARNING else "warning"
     return {
         "ladder_verdict": Verdict(
             level if rungs else "note",
