@@ -236,6 +236,8 @@ def test_a_column_sorts_its_table_and_says_so() -> None:
     numbers = [int(row.cells[3]) for row in found]
     assert numbers == sorted(numbers, reverse=True)
     assert html.count("aria-sort") == 1
+    live = PAGES.render("fleet", fleet(30), status=status(), query={"sort": "pending", "order": "desc"})
+    assert 'data-live="/live?page=%2F"' in live
     assert "/?at=5&amp;sort=pending&amp;order=asc" in html
 
 
