@@ -12,6 +12,7 @@ import click
 from click.core import ParameterSource
 
 from pointsman.adapters.clocks import ScaledClock
+from pointsman.analysis.shadow import RECORDED_WINDOWS_MAX, SHADOWS_MAX, Shadow
 from pointsman.primitives import PoolName
 from pointsman.runtime.bus_users import valid_operator
 from pointsman.runtime.health import HealthBoard, HttpServer
@@ -23,6 +24,7 @@ from pointsman.runtime.telemetry import configure_logging
 from pointsman.state.state import PoolSettings
 from pointsman_cli.command_client import person
 from pointsman_cli.console.jobs.jobs import Jobs
+from pointsman_cli.console.jobs.shadow_work import shadow_of, simulate
 from pointsman_cli.console.log.following import LiveLog
 from pointsman_cli.console.log.recorded import RecordedLog
 from pointsman_cli.console.log.source import LogSource
@@ -42,6 +44,7 @@ FILE = click.Path(path_type=Path, dir_okay=False)
 F = TypeVar("F", bound=Callable[..., Any])
 CONNECTIONS_MAX = 256
 SHUTDOWN_SECONDS = 2.0
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
 STARTED_POLL_SECONDS = 0.02
 TOKEN_LENGTH_MIN = 16
 
@@ -78,6 +81,13 @@ def _option(name: str, **attributes: Any) -> Callable[[F], F]:
     metavar="FILE",
     help="NATS user of the operator as whom the console acts. Default: that of the fleet of this machine.",
 )
+@_option(
+    "shadow",
+    metavar="POLICY[:KEY=VALUE,...]",
+    multiple=True,
+    help="Policy that decides every request too, without acting. Keys: its settings, order, admission. Repeatable, up to "
+    f"{SHADOWS_MAX}.",
+)
 @click.pass_context
 def console_command(
     context: click.Context,
@@ -92,6 +102,7 @@ def console_command(
     admin_token_file: Path | None,
     reader_token_file: Path | None,
     operator_credentials: Path | None,
+    shadow: tuple[str, ...],
     config: Path | None,  # noqa: ARG001 - it has given its defaults
     **fleet: Any,
 ) -> None:
@@ -118,7 +129,9 @@ def console_command(
         admin_token=_token(admin_token_file),
         reader_token=_token(reader_token_file),
     )
-    serving = partial(_serve, host=host, port=port, guard=guard)
+    if not (guard.reader_token or host in LOOPBACK):
+        print_line(f"everybody who reaches {host} may read: see --reader-token-file", error=True)
+    serving = partial(_serve, host=host, port=port, guard=guard, shadows=shadow_of(shadow))
     pool = fleet["pool"] if _is_given(context, "pool") else None
     if place is None and _is_given(context, "nats"):
         settings, place = FleetSettings(**fleet), fleet["nats"]
@@ -185,7 +198,12 @@ async def _serve(
     host: str,
     port: int,
     guard: Guard,
+    shadows: Callable[..., Shadow] | None,
 ) -> None:
+    if shadows is not None and isinstance(source, RecordedLog):
+        source.shadow_of = partial(shadows, waiting_max=RECORDED_WINDOWS_MAX)
+    else:
+        source.shadow_of = shadows
     clock = ScaledClock()
     site = Site(PageViews(source, actions, jobs), guard, board, lambda parts: Viewers(parts, clock))
     server = HttpServer(
@@ -199,6 +217,8 @@ async def _serve(
     supervisor.start(server.serve(), name="http")
     supervisor.start(source.run(), name="log")
     supervisor.start(site.viewers.run(), name="viewers")
+    if shadows is not None:
+        supervisor.start(simulate(lambda: source.shadow, clock), name="shadow")
     supervisor.start(_announce(server, host, source.origin), name="announce")
     try:
         await supervisor.until_stopped()

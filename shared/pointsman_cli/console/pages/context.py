@@ -7,7 +7,7 @@ from urllib.parse import quote, urlencode
 from markupsafe import Markup
 
 from pointsman.analysis.ladder_figures import RUNGS
-from pointsman.analysis.ladder_verdict import NOTICED
+from pointsman.analysis.ladder_verdict import LITTLE
 from pointsman_cli.console.pages import charts, health, shadow_page
 from pointsman_cli.console.pages.cells import Level, plural
 from pointsman_cli.console.pages.health import Verdict
@@ -172,7 +172,7 @@ def _hit_rate(view: LadderView) -> Values:
             [],
             "" if level == "warning" or not rungs else "Good",
         ),
-        "ladder_worst": place if most >= NOTICED else -1,
+        "ladder_worst": place if most >= LITTLE else -1,
         "headings": dict(zip(map(str, RUNGS), HEADINGS, strict=True)),
         "hours_chart": charts.hours(view.hours),
     }
