@@ -23,12 +23,12 @@ from pointsman.runtime.supervision import Supervisor, run
 from pointsman.runtime.telemetry import configure_logging
 from pointsman.state.state import PoolSettings
 from pointsman_cli.command_client import person
-from pointsman_cli.console.console import Console
 from pointsman_cli.console.jobs.jobs import Jobs
 from pointsman_cli.console.jobs.shadow_work import shadow_of, simulate
 from pointsman_cli.console.log.following import LiveLog
 from pointsman_cli.console.log.recorded import RecordedLog
 from pointsman_cli.console.log.source import LogSource
+from pointsman_cli.console.page_views import PageViews
 from pointsman_cli.console.web.actions import Actions
 from pointsman_cli.console.web.security import Guard
 from pointsman_cli.console.web.site import Site
@@ -44,6 +44,7 @@ FILE = click.Path(path_type=Path, dir_okay=False)
 F = TypeVar("F", bound=Callable[..., Any])
 CONNECTIONS_MAX = 256
 SHUTDOWN_SECONDS = 2.0
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
 STARTED_POLL_SECONDS = 0.02
 TOKEN_LENGTH_MIN = 16
 
@@ -128,6 +129,8 @@ def console_command(
         admin_token=_token(admin_token_file),
         reader_token=_token(reader_token_file),
     )
+    if not (guard.reader_token or host in LOOPBACK):
+        print_line(f"everybody who reaches {host} may read: see --reader-token-file", error=True)
     serving = partial(_serve, host=host, port=port, guard=guard, shadows=shadow_of(shadow))
     pool = fleet["pool"] if _is_given(context, "pool") else None
     if place is None and _is_given(context, "nats"):
@@ -202,7 +205,7 @@ async def _serve(
     else:
         source.shadow_of = shadows
     clock = ScaledClock()
-    site = Site(Console(source, actions, jobs), guard, board, lambda parts: Viewers(parts, clock))
+    site = Site(PageViews(source, actions, jobs), guard, board, lambda parts: Viewers(parts, clock))
     server = HttpServer(
         site.app(),
         host=host,

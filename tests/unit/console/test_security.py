@@ -60,6 +60,22 @@ def test_only_addresses_and_names_that_were_given_are_ours(guard: Guard, host: s
     assert guard.misdirected("/metrics", {"host": host}) is None
 
 
+@pytest.mark.parametrize(
+    ("site", "mode", "served"),
+    [
+        ("cross-site", "no-cors", False),
+        ("same-site", "cors", False),
+        ("cross-site", "navigate", True),
+        ("same-origin", "cors", True),
+        ("none", "navigate", True),
+    ],
+)
+def test_another_site_may_link_here_and_load_nothing(guard: Guard, site: str, mode: str, served: bool) -> None:
+    head = {"host": HERE, "sec-fetch-site": site, "sec-fetch-mode": mode}
+
+    assert (guard.misdirected("/requests/r-1", head) is None) == served
+
+
 def test_a_change_needs_the_token_of_its_session(guard: Guard) -> None:
     head = {"host": HERE, "origin": f"http://{HERE}"}
 

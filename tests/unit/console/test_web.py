@@ -17,9 +17,9 @@ from pointsman.adapters.clocks import ScaledClock
 from pointsman.policies.policy_set import policy_set
 from pointsman.runtime.health import HealthBoard, HttpServer
 from pointsman.runtime.http_protocol import HttpLimits
-from pointsman_cli.console.console import Console
 from pointsman_cli.console.jobs.jobs import Jobs
 from pointsman_cli.console.log.recorded import RecordedLog
+from pointsman_cli.console.page_views import PageViews
 from pointsman_cli.console.web.actions import Actions
 from pointsman_cli.console.web.api import READS
 from pointsman_cli.console.web.security import BODY_BYTES_MAX, COOKIE, HEADERS, Guard
@@ -37,7 +37,7 @@ CHANGING = ["/actions/drain", "/actions/undrain", "/actions/scale"]
 @dataclass
 class Served:
     url: str
-    console: Console
+    console: PageViews
     client: aiohttp.ClientSession
 
     async def get(self, path: str, **headers: str) -> tuple[int, dict[str, str], str]:
@@ -74,7 +74,7 @@ async def served(bundle: Path) -> AsyncIterator[Served]:
     source = RecordedLog(BundleHistory(bundle), board=board, until=Moment())
     await source.run()
     jobs = Jobs(str(bundle), None, recorded=True, wall=lambda: float(clock.wall()))
-    console = Console(source, Actions(None), jobs)
+    console = PageViews(source, Actions(None), jobs)
     guard = Guard(lambda: float(clock.wall()), admin_token=TOKEN)
     site = Site(console, guard, board, lambda parts: Viewers(parts, clock))
     listener = socket.create_server(("127.0.0.1", 0))
@@ -145,6 +145,13 @@ async def test_a_name_that_another_site_gave_our_address_is_refused(served: Serv
 )
 async def test_only_files_of_the_package_are_static(served: Served, path: str) -> None:
     assert (await served.get("/static" + path))[0] == 404
+
+
+async def test_a_browser_asks_for_a_static_file_again_and_gets_it_once(served: Served) -> None:
+    status, headers, _ = await served.get("/static/live.js")
+    again = await served.get("/static/live.js", If_None_Match=headers["Etag"])
+
+    assert (status, again[0], again[2]) == (200, 304, "")
 
 
 @pytest.mark.parametrize("path", CHANGING)

@@ -125,6 +125,7 @@ class LiveLog(LogSource):
         if self._health != "live":
             self._health = "live"
             self.board.restored(PART)
+            self.board.restored(LOG_PART)  # a reader keeps no stream, so nobody else says that it is there
 
     async def _give_way(self) -> None:
         now = float(self._clock.wall())

@@ -24,7 +24,7 @@ from pointsman_cli.console.views import FleetEventView, InstanceView, MoveView, 
 
 QUEUE_FULL_SECONDS = 5.0
 """Prefill work ahead of a new request that fills its bar."""
-NAME_CHARS = 16
+NAME_CHARS = 14
 
 
 def _attention(level: str | None) -> str:
@@ -91,7 +91,7 @@ FLEET: Table[InstanceView] = Table(
 
 def short(identifier: str) -> str:
     """Its beginning and its end: those of one ingress begin alike."""
-    return identifier if len(identifier) <= NAME_CHARS else f"{identifier[:7]}…{identifier[-8:]}"
+    return identifier if len(identifier) <= NAME_CHARS else f"{identifier[:5]}…{identifier[-8:]}"
 
 
 def _ttft(request: RequestView) -> Markup:
@@ -106,9 +106,8 @@ def _cached(request: RequestView) -> Markup:
 
 
 def _end(request: RequestView) -> Markup:
-    if request.lateness in {"late", "unserved"} and request.stage in {"finished", "decoding"}:
-        return state("late", f"{request.stage}, late" if request.lateness == "late" else request.stage)
-    return state(request.stage)
+    served = request.stage in {"finished", "decoding"}
+    return state("late") if served and request.lateness == "late" else state(request.stage)
 
 
 REQUESTS: Table[RequestView] = Table(
@@ -127,7 +126,7 @@ REQUESTS: Table[RequestView] = Table(
         Column("queued", "Queued", lambda r: seconds(r.queue_seconds), lambda r: r.queue_seconds, "n", "Until it was sent to its engine"),
         Column("prompt", "Prompt", lambda r: count(r.prompt_tokens), lambda r: r.prompt_tokens, "n", "Tokens"),
         Column("cached", "Cached", _cached, lambda r: r.cached_tokens, "n", "Tokens, as its engine delivered"),
-        Column("foreseen", "Predicted", lambda r: count(r.predicted_cached_tokens), lambda r: r.predicted_cached_tokens, "n",
+        Column("foreseen", "Predicted", lambda r: count(r.predicted_cached_tokens), lambda r: r.predicted_cached_tokens, "n plus",
                "Tokens predicted to be cached"),
         Column("output", "Output", lambda r: count(r.output_tokens), lambda r: r.output_tokens, "n", "Tokens"),
         Column("moves", "Moves", lambda r: count(r.moves) if r.moves else NOTHING, lambda r: r.moves, "n"),
@@ -152,10 +151,10 @@ TENANTS: Table[TenantView] = Table(
         Column("rejected", "Rejected", lambda t: count(t.rejected), lambda t: t.rejected, "n"),
         Column("failed", "Failed", lambda t: count(t.failed), lambda t: t.failed, "n"),
         Column("share", "Share", lambda t: bar(t.share, share(t.share)), lambda t: t.share, "n", "Of all prompt tokens"),
-        Column("prompt", "Prompt", lambda t: count(t.prompt_tokens), lambda t: t.prompt_tokens, "n", "Tokens"),
+        Column("prompt", "Prompt", lambda t: count(t.prompt_tokens), lambda t: t.prompt_tokens, "n mid", "Tokens"),
         Column("hit", "Hit rate", lambda t: bar(t.hit_rate, share(t.hit_rate)), lambda t: t.hit_rate, "n", "Cached of prompt tokens"),
-        Column("p50", "TTFT P50, s", lambda t: seconds(t.ttft_p50), lambda t: t.ttft_p50, "n"),
-        Column("p95", "TTFT P95, s", lambda t: seconds(t.ttft_p95), lambda t: t.ttft_p95, "n"),
+        Column("p50", "P50, s", lambda t: seconds(t.ttft_p50), lambda t: t.ttft_p50, "n", "TTFT"),
+        Column("p95", "P95, s", lambda t: seconds(t.ttft_p95), lambda t: t.ttft_p95, "n", "TTFT"),
         Column("limits", "Limits", lambda t: text("; ".join(t.limits)) if t.limits else NOTHING, css="wide"),
     ),
 )  # fmt: skip

@@ -71,9 +71,11 @@
   function born(body, key, cells) {
     const row = document.createElement("tr");
     row.id = key;
+    row.setAttribute("role", "row");
     [...body.parentElement.tHead.rows[0].children].forEach((head, place) => {
       const cell = document.createElement(place ? "td" : "th");
       if (!place) cell.scope = "row";
+      cell.setAttribute("role", place ? "cell" : "rowheader");
       cell.className = head.className;
       row.append(cell);
     });

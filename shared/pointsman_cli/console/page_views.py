@@ -43,7 +43,7 @@ class NotThereError(Exception):
 
 
 @dataclass
-class Console:
+class PageViews:
     source: LogSource
     actions: Actions
     jobs: Jobs
