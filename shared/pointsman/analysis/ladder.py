@@ -147,6 +147,7 @@ class HitRateLadder:
             known=0,
             chosen=request.prompt_tokens - event.uncached_tokens,
         )
+        self._in_flight.gone(request.id)  # an attempt that failed
         held = holding.depth
         placed.promised = placed.tokens(max(self._in_flight.leading(keys), _reported(state, keys)))
         placed.known = max(placed.chosen, placed.promised, placed.tokens(held))

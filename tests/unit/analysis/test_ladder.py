@@ -59,7 +59,7 @@ class Told:
 
     def serves(self, request: str, instance: str, keys: list[int], *, at: float, cached: int) -> None:
         self.places(request, instance, keys, at=at, hit=cached // BLOCK)
-        self.ends(request, instance, at=at + 1.0, cached=cached)
+        self.ends(request, instance, at=at + 1.0, cached=cached, prompt=len(keys) * BLOCK + 1)
 
     @property
     def tokens(self) -> dict[str, int]:
@@ -222,6 +222,27 @@ def test_a_request_placed_again_counts_once_and_as_of_its_last_place() -> None:
 
     assert told.tokens["known"] == told.tokens["chosen"] == told.tokens["perfect"] == TOKENS
     assert told.ladder.figures.total().requests == 1
+
+
+def test_an_engine_that_failed_it_is_not_the_best_any_more() -> None:
+    told = Told()
+    told.tell(stored("a", 1, PROMPT, at=0.5))
+    placed = told.places("r1", "a", PROMPT, at=1.0, hit=4)
+    again = {"at": 2.0, "attempt": 2, "instance": InstanceId("b"), "uncached_tokens": TOKENS + 1}
+    fields = {name: getattr(placed, name) for name in placed.__struct_fields__}
+    told.tell(RequestPlaced(**fields | again | {"excluded": [InstanceId("a")]}))
+    told.ends("r1", "b", at=3.0, cached=0)
+
+    assert told.tokens["perfect"] == told.tokens["known"] == 0
+
+
+def test_generated_blocks_count_as_seen_when_they_come_back() -> None:
+    told = Told()
+    told.serves("r1", "a", PROMPT, at=1.0, cached=0)
+    told.tell(stored("a", 1, [*PROMPT, 5], at=3.0))
+    told.serves("r2", "b", [*PROMPT, 5, 6], at=20.0, cached=0)
+
+    assert told.tokens["unbounded"] == told.tokens["capacity"] == 5 * BLOCK
 
 
 def test_an_ingress_that_chose_by_itself_predicted_nothing() -> None:

@@ -6,10 +6,10 @@ from hypothesis import strategies as st
 from pointsman.analysis.recent_blocks import RecentBlocks, SeenBlocks
 from pointsman.primitives import BlockKey
 
-LENGTH = 12
+LENGTH = 80
 
 
-FORKS = (LENGTH, 0, 4, 4, 8, 8, 1)
+FORKS = (LENGTH, 0, 20, 20, 50, 50, 1)
 """Where each branch leaves the trunk; the first is the trunk."""
 
 
@@ -24,7 +24,7 @@ def twin_leading(keys: list[BlockKey], held: list[BlockKey]) -> int:
     return next((depth for depth, key in enumerate(keys) if key not in held), len(keys))
 
 
-@given(st.lists(st.tuples(prompts, st.sampled_from([None, None, None, 1, 7, 40])), max_size=200), st.integers(1, 30))
+@given(st.lists(st.tuples(prompts, st.sampled_from([None, None, None, 1, 40, 200])), max_size=100), st.integers(1, 150))
 def test_what_was_used_last_stays(uses: list[tuple[list[BlockKey], int | None]], blocks_max: int) -> None:
     cache, held = RecentBlocks(blocks_max), list[BlockKey]()
     for keys, resized in uses:
@@ -50,12 +50,13 @@ def test_the_same_prompt_again_and_again_takes_no_more_memory() -> None:
     assert len(cache) == 5_000 + LENGTH
 
 
-@given(st.lists(prompts, max_size=100), st.integers(1, 60))
+@given(st.lists(prompts, max_size=60), st.integers(1, 400))
 def test_the_unbounded_cache_forgets_at_most_the_older_half(uses: list[list[BlockKey]], blocks_max: int) -> None:
     seen = SeenBlocks(blocks_max)
     used: list[BlockKey] = []
     for keys in uses:
-        assert twin_leading(keys, used[-(blocks_max // 2) :]) <= seen.leading(keys) <= twin_leading(keys, used)
+        newest = used[max(0, len(used) - blocks_max // 2) :]
+        assert twin_leading(keys, newest) <= seen.leading(keys) <= twin_leading(keys, used)
         assert set(seen.unseen(keys)) >= set(keys).difference(used)
         seen.use(keys)
         used = [key for key in used if key not in keys] + keys
