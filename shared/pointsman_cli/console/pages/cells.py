@@ -26,7 +26,7 @@ LEVELS: dict[str, Level] = {
 """How far a state that others named asks for attention; one that is not here is a note."""
 BAR_STEPS = 20
 MINUS = "\N{MINUS SIGN}"
-MINUTE, HOUR = 60, 3600
+ID_CHARS, TAIL_CHARS = 15, 8
 
 
 def text(value: object) -> Markup:
@@ -35,18 +35,17 @@ def text(value: object) -> Markup:
 
 
 def prose(value: str) -> Markup:
-    """A sentence of ours or of the log, with a capital letter; what is in backticks is code."""
+    """A sentence of ours or of the log: its first word with a capital letter unless it is a and what is in backticks
+    as code."""
     said = one_line(value)
-    parts = (said[:1].upper() + said[1:]).split("`")
+    if said.partition(" ")[0].rstrip(",:;").isalpha():
+        said = said[:1].upper() + said[1:]
+    parts = said.split("`")
     if len(parts) % 2 == 0:
-        return escape("`".join(parts))
+        return escape(said)
     return Markup("").join(
         Markup(f"<code>{escape(part)}</code>") if i % 2 else escape(part) for i, part in enumerate(parts)
     )
-
-
-def name(value: str) -> Markup:
-    return Markup(f'<span class="id">{text(value)}</span>') if value else NOTHING
 
 
 def key(prefix: str, value: str) -> str:
@@ -131,19 +130,19 @@ def day_and_clock(at: float) -> Markup:
     return Markup(f'<time datetime="{when.isoformat(timespec="seconds")}">{when:%Y-%m-%d %H:%M:%S}</time>')
 
 
-def span(value: float) -> str:
-    """A long duration in the two largest units."""
-    if value < MINUTE:
-        return f"{value:.0f} s"
-    if value < HOUR:
-        return f"{value // MINUTE:.0f} min {value % MINUTE:.0f} s"
-    return f"{value // HOUR:.0f} h {value % HOUR // MINUTE:.0f} min"
-
-
 def link(path: str, *names: str, shown: object = None) -> Markup:
     """A link to `path` with names from outside in it, each quoted."""
     address = path.format(*(quote(one, safe="") for one in names))
     return Markup(f'<a href="{escape(address)}">{text(names[-1] if shown is None else shown)}</a>')
+
+
+def request_link(request: str) -> Markup:
+    """A long id is cut in its middle for the eye alone: ids of one ingress begin alike."""
+    if len(request) <= ID_CHARS:
+        return link("/requests/{}", request)
+    whole, head, tail = text(request), text(request[:-TAIL_CHARS]), text(request[-TAIL_CHARS:])
+    address = escape(f"/requests/{quote(request, safe='')}")
+    return Markup(f'<a href="{address}" title="{whole}" aria-label="{whole}"><span class="cut">{head}</span>{tail}</a>')
 
 
 def plural(number: int, what: str) -> str:
@@ -159,8 +158,8 @@ def listed(names: Iterable[str], at_most: int = 4) -> str:
 FUNCTIONS: dict[str, Any] = {
     one.__name__: one
     for one in (
-        text, prose, name, key, state, level, count, decimal, seconds, duration, share, points, signed, factor, bar, clock,
-        day_and_clock, span, link, plural, listed,
+        text, prose, key, state, level, count, decimal, seconds, duration, share, points, signed, factor, bar, clock,
+        day_and_clock, link, request_link, plural, listed,
     )
 }  # fmt: skip
 """For the templates."""

@@ -13,6 +13,7 @@ from pointsman_cli.console.pages.cells import (
     factor,
     key,
     link,
+    request_link,
     seconds,
     share,
     state,
@@ -24,7 +25,6 @@ from pointsman_cli.console.views import FleetEventView, InstanceView, MoveView, 
 
 QUEUE_FULL_SECONDS = 5.0
 """Prefill work ahead of a new request that fills its bar."""
-NAME_CHARS = 14
 
 
 def _attention(level: str | None) -> str:
@@ -89,11 +89,6 @@ FLEET: Table[InstanceView] = Table(
 )  # fmt: skip
 
 
-def short(identifier: str) -> str:
-    """Its beginning and its end: those of one ingress begin alike."""
-    return identifier if len(identifier) <= NAME_CHARS else f"{identifier[:5]}…{identifier[-8:]}"
-
-
 def _ttft(request: RequestView) -> Markup:
     used = request.ttft / request.slo_ttft if request.ttft is not None and request.slo_ttft > 0 else None
     return bar(used, seconds(request.ttft), "serious" if used is not None and used > 1 else "")
@@ -116,7 +111,7 @@ REQUESTS: Table[RequestView] = Table(
     identity=lambda r: key("r", r.request),
     level=lambda r: {"late": "warning", "unserved": "serious"}.get(r.lateness, ""),
     columns=(
-        Column("request", "Request", lambda r: link("/requests/{}", r.request, shown=short(r.request)), css="name id"),
+        Column("request", "Request", lambda r: request_link(r.request), css="name id"),
         Column("arrived", "Arrived", lambda r: clock(r.arrived_at, 3), lambda r: r.arrived_at, "time"),
         Column("stage", "Stage", _end, lambda r: r.stage, "wide"),
         Column("engine", "Engine", lambda r: text(r.instance) if r.instance else NOTHING, lambda r: r.instance, "mid"),
@@ -192,7 +187,7 @@ MOVES: Table[MoveView] = Table(
     level=lambda m: "warning" if m.refusal else "",
     columns=(
         Column("at", "Time", lambda m: clock(m.at), css="mid"),
-        Column("request", "Request", lambda m: link("/requests/{}", m.request, shown=short(m.request)), css="name id"),
+        Column("request", "Request", lambda m: request_link(m.request), css="name id"),
         Column("way", "From → to", lambda m: Markup("{} → {}").format(text(m.source), text(m.instance)), css="wide"),
         Column("kind", "Move", lambda m: text("out of the engine" if m.rebound else "between queues"), css="wide"),
         Column("benefit", "Sooner by", lambda m: duration(m.benefit) if m.benefit > 0 else NOTHING, css="n"),

@@ -76,7 +76,15 @@ def _fleet(view: FleetView, status: StatusView, session: Session, query: Query) 
         "fleet_map": drawn,
         "mapped": len(view.instances) > MAP_MIN,
         "act": _act(view, session, query),
+        "moment": _moment(view) if query.get("at") else None,
     }
+
+
+def _moment(view: FleetView) -> dict[str, int]:
+    """Entries of the kept moments before and after the one shown; 0: none."""
+    before = [moment.sequence for moment in view.moments if moment.sequence < view.sequence]
+    after = [moment.sequence for moment in view.moments if moment.sequence > view.sequence]
+    return {"before": max(before, default=0), "after": min(after, default=0)}
 
 
 def _act(view: FleetView, session: Session, query: Query) -> Values | None:
@@ -155,7 +163,8 @@ def _hit_rate(view: LadderView) -> Values:
     sentence = view.verdict
     if not sentence and rungs and rungs[-1].share is not None and rungs[0].share is not None:
         sentence = f"{rungs[-1].share:.1%} of prompt tokens were cached, of {rungs[0].share:.1%} that could have been."
-    level: Level = "ok" if most < health.HIT_GAP_WARNING else "warning"
+    possible, delivered = (rungs[0].share or 0.0, rungs[-1].share or 0.0) if rungs else (0.0, 0.0)
+    level: Level = "ok" if possible - delivered < health.HIT_GAP_WARNING else "warning"
     return {
         "ladder_verdict": Verdict(
             level if rungs else "note",

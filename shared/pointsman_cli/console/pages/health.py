@@ -47,7 +47,7 @@ def _troubles(fleet: FleetView, status: StatusView) -> Iterator[Trouble]:
     totals, engines = fleet.totals, fleet.instances
     if status.health == "disconnected":
         yield Trouble("serious", "The console has no connection to the log: the numbers below are old.")
-    yield from (Trouble("serious", f"{problem}.".replace("..", ".")) for problem in status.problems)
+    yield from (Trouble("warning", f"{problem}.".replace("..", ".")) for problem in status.problems)
     if not engines:
         yield Trouble("warning", f"No engine has joined pool {status.pool}.")
         return
