@@ -71,7 +71,7 @@ def test_without_the_token_a_reader_only_reads(up: RunningUp, console: RunningCo
 
     csrf = page.locator("input[name=csrf]").first
     token = csrf.get_attribute("value") if csrf.count() else ""
-    tried = [
+    tried: list[tuple[str, dict[str, str | float | bool]]] = [
         ("/actions/drain", {"instance": ENGINE}),
         ("/actions/undrain", {"instance": ENGINE}),
         ("/actions/scale", {"wanted": "3"}),

@@ -142,3 +142,27 @@ def test_the_examination_names_the_slow_engine(console: RunningConsole, visit: V
 def _seconds(text: str) -> float:
     value = number(text)
     return value / 1000 if "ms" in text else value
+
+
+def test_a_what_if_is_started_from_the_page_and_compared_with_the_record(
+    console: RunningConsole, visit: Visit, truth: Truth
+) -> None:
+    visitor = visit(console.url)
+    page = visitor.open("/what-if")
+    page.get_by_label("Routing policy").select_option("round_robin")
+    page.get_by_label("Engines", exact=True).fill("8")
+    page.get_by_role("button", name="Simulate").click()
+
+    page.wait_for_url("**/what-if/*")
+    page.locator("table.compare").wait_for(timeout=STORY_MILLISECONDS_MAX)
+    figures = {
+        cells[0]: cells[1:]
+        for cells in (row.locator("th, td").all_inner_texts() for row in page.locator("table.compare tbody tr").all())
+    }
+    hit = next(values for name, values in figures.items() if "hit rate" in name.lower())
+    assert number(hit[0]) == pytest.approx(100 * truth.hit_rate if "%" in hit[0] else truth.hit_rate, abs=0.06)
+    assert any(recorded != changed for recorded, _, changed, _ in figures.values())
+    run = page.url.rpartition("/")[2]
+    row = visitor.open("/what-if").locator("main table tbody tr", has=page.get_by_role("link", name=run, exact=True))
+    assert "round_robin" in row.inner_text()
+    assert "done" in row.inner_text()

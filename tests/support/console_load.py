@@ -83,9 +83,7 @@ async def write_as_time_passes(log: EventLog, entries: Iterable[LogEntry], clock
         event = entry.event
         assert event is not None, entry.problem
         shift = clock.now() - event.at if shift is None else shift
-        ahead = event.at + shift - clock.now()
-        if ahead > 0:
-            await clock.sleep(ahead)
+        await clock.sleep(max(0.0, event.at + shift - clock.now()))
         log.append_soon(moved(event, shift))
 
 

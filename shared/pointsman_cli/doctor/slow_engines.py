@@ -24,6 +24,8 @@ PREFILLS_MIN = 20
 SLOW_FACTOR = 1.5
 """Prefill time over that of the other instances."""
 SLOW_SERIOUS_FACTOR = 2.5
+SLOW_SHARE_OF_OBJECTIVE = 0.02
+"""Of the SLO, that the median prefill is too long by: less is the overhead of short ones."""
 STALL_FACTOR = 3.0
 STALL_SHARE_OF_OBJECTIVE = 0.1
 """A stalled prefill exceeds the cost model by STALL_FACTOR, and by this share of the SLO."""
@@ -108,7 +110,7 @@ class SlowEngines(Examiner):
         for name, pace in paces.items():
             others = [value for other, value in paces.items() if other != name]
             usual = max(1.0, median(others)) if others else 1.0
-            if pace >= SLOW_FACTOR * usual:
+            if pace >= SLOW_FACTOR * usual and self._is_noticed(self._engines[name].prefills.values, usual):
                 slow.add(name)
                 yield self._slow(name, pace, usual, paces)
         stretches = {
@@ -125,6 +127,10 @@ class SlowEngines(Examiner):
                 "Something held the engine or its machine up then: `pointsman explain` the request says whether others were slow, too.",
                 cause=Cause.SLOW_ENGINE,
             )
+
+    def _is_noticed(self, prefills: list[_Prefill], usual: float) -> bool:
+        extra = median((p.took - usual * self._work(p)) / max(p.objective, 1e-9) for p in prefills)
+        return extra > SLOW_SHARE_OF_OBJECTIVE
 
     def _slow(self, name: InstanceId, pace: float, usual: float, paces: dict[InstanceId, float]) -> Finding:
         of_others = f", others {usual:.1f} times" if len(paces) > 1 else ""

@@ -216,7 +216,7 @@ def _full(wait: Wait, decision: DecisionRecord) -> Iterator[Reason]:
 
 
 def _slow(timeline: RequestTimeline, wait: Wait, decision: DecisionRecord) -> Iterator[Reason]:
-    if wait.slow <= NOTICED_SECONDS:
+    if wait.slow <= NOTICED_SECONDS * timeline.speed:
         return
     grant = timeline.grants[-1] if timeline.grants else None
     spent, name = wait.queue + wait.engine, decision.instance
