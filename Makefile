@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup up check lint test dashboards manifests test-containers test-vllm test-clients mutation fuzz results lock audit sbom clean
+.PHONY: help setup up check lint test test-console dashboards manifests test-containers test-vllm test-clients mutation fuzz results lock audit sbom clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -42,6 +42,11 @@ NONE_CHOSEN := 5
 test: lint ## everything that CI runs: lint and all tests that need no engine
 	$(BIN)/pytest -q -m "$(NO_ENGINE) and quiet" $(ARGS) || test $$? -eq $(NONE_CHOSEN)
 	$(BIN)/pytest -n 2 --dist loadfile -m "$(NO_ENGINE) and not quiet" $(ARGS)
+
+# With the Chromium of this machine, or Debian's, unpacked below .tools/ (160 MB, once). A part: ARGS="-k keyboard".
+test-console: setup ## the console's pages in a real browser
+	POINTSMAN_CHROMIUM=$$($(BIN)/python -m tests.support.chromium) && export POINTSMAN_CHROMIUM && \
+	  $(BIN)/pytest -m browser tests/console $(ARGS)
 
 # Fails where no Docker engine answers. A part: make test-containers ARGS="-k kill".
 test-containers: setup ## the fleet in containers, killed, frozen, cut off, upgraded and scaled; 15 minutes

@@ -28,6 +28,7 @@ VALUES = {
     ".Values.simulatedEngines": {"resources": ["base"], "components": ["components/simulated-engines"]},
     ".Values.vllm.enabled": {"resources": ["base"], "components": ["components/vllm"]},
     ".Values.monitoring": {"resources": ["base"], "components": ["components/monitoring"]},
+    ".Values.console": {"resources": ["base"], "components": ["components/console"]},
     ".Values.keda": {"resources": ["base"], "components": ["components/keda"]},
 }
 # Text of the manifests, and what a chart has in its place. With the default values both are the same.

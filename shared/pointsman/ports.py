@@ -144,6 +144,7 @@ class EventLog(Protocol):
 
 
 CommandHandler = Callable[[AnyCommand, "Reply"], Awaitable[None]]
+PayloadHandler = Callable[[bytes, "Reply"], Awaitable[None]]
 
 
 class Reply(Protocol):
@@ -165,6 +166,12 @@ class Commands(Protocol):
     def serve(self, subject: str, handler: CommandHandler) -> AbstractAsyncContextManager[None]:
         """Answer commands on `subject` while the context is open. Its last token may be `*`. Undecodable commands are
         counted, logged and not answered."""
+        ...
+
+    def serve_payloads(
+        self, subject: str, handler: PayloadHandler, *, queue: str = ""
+    ) -> AbstractAsyncContextManager[None]:
+        """The same with undecoded commands. Of all who serve a subject in one `queue`, one gets each command."""
         ...
 
     @property

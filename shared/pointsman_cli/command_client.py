@@ -56,8 +56,8 @@ async def connected_link(
 
 def person(settings: FleetSettings) -> BusUser:
     """Whoever uses a command, by the name of the credentials."""
-    if settings.actor == BusRole.READER:
-        return BusUser(BusRole.READER)
+    if settings.actor in (BusRole.READER, BusRole.CONSOLE):
+        return BusUser(BusRole(settings.actor))
     return BusUser(BusRole.OPERATOR, settings.actor)
 
 

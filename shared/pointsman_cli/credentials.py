@@ -1,5 +1,6 @@
 """`pointsman credentials`: writes the users of a nats-server for a deployment."""
 
+import re
 from pathlib import Path
 
 import click
@@ -7,11 +8,13 @@ import click
 from pointsman.contracts.permissions import ANY_INSTANCE, BusRole, BusUser
 from pointsman.contracts.subjects import valid_name
 from pointsman.primitives import PoolName
-from pointsman.runtime.bus_users import USERS_FILE, Credentials, valid_operator
+from pointsman.runtime.bus_users import ROUTES_FILE, USERS_FILE, Credentials, valid_operator
 from pointsman_cli.options import CONTEXT
 from pointsman_cli.terminal import print_line
 
 DEFAULT_POOL = PoolName("default")
+ROUTE_PORT = 6222
+SERVER = re.compile(r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?")
 
 
 @click.command("credentials", context_settings=CONTEXT)
@@ -35,17 +38,39 @@ DEFAULT_POOL = PoolName("default")
 @click.option(
     "--operator", "operators", metavar="NAME", multiple=True, help="Who may drain, scale and more. Repeatable."
 )
+@click.option(
+    "--router",
+    "routers",
+    metavar="[POOL/]NAME",
+    multiple=True,
+    help="Other router, which may ask for a pool's cache overlap and nothing else. Repeatable.",
+)
+@click.option(
+    "--nats-server",
+    "servers",
+    metavar="HOST[:PORT]",
+    multiple=True,
+    help="One of the servers of a cluster; all are named. Default port: 6222.",
+)
 def credentials_command(
-    directory: Path, pools: tuple[str, ...], workers: tuple[str, ...], operators: tuple[str, ...]
+    directory: Path,
+    pools: tuple[str, ...],
+    workers: tuple[str, ...],
+    operators: tuple[str, ...],
+    routers: tuple[str, ...],
+    servers: tuple[str, ...],
 ) -> None:
-    """Write a NATS user for each service, worker and operator of a deployment, each with the least rights it needs.
+    """Write a NATS user for each service, worker, operator and other router of a deployment, each with the least rights
+    it needs.
 
     What the directory has stays as it is, so one more worker changes no other; a deleted seed ends its user. Then reload
     nats-server, whose configuration includes nats-users.conf, and give each process its own seed (--nats-credentials).
+    Servers of a cluster also include nats-routes.conf, the password that they ask each other for.
 
     \b
       pointsman credentials --worker engine-1 --worker engine-2 --operator alice
       pointsman credentials --pool chat --pool coder --worker chat/gpu-1 --worker 'coder/*'
+      pointsman credentials --nats-server nats-1 --nats-server nats-2 --nats-server nats-3
       nats-server --signal reload
     """
     credentials = Credentials(directory)
@@ -55,14 +80,17 @@ def credentials_command(
             msg = f"'{pool}' is no name of a pool"
             raise click.BadParameter(msg, param_hint="--pool")
     users = [_worker(text, known) for text in workers]
+    others = [_in_pool(text, known, BusRole.ROUTER, "--router", "NAME") for text in routers]
     for name in operators:
         if not valid_operator(name):
             msg = f"'{name}' is no name, or that of a role"
             raise click.BadParameter(msg, param_hint="--operator")
     try:
         before = set(credentials.users())
-        credentials.make(known, workers=users, operators=operators)
+        credentials.make(known, workers=users, operators=operators, routers=others)
         after = credentials.users()
+        if servers:
+            credentials.make_routes([_server(text) for text in servers])
     except (OSError, ValueError) as error:
         msg = f"{directory}: {error}"
         raise click.ClickException(msg) from error
@@ -70,15 +98,31 @@ def credentials_command(
         if user not in before:
             print_line(f"made {credentials.file(user)}")
     print_line(f"{len(after)} users in {directory / USERS_FILE}, for nats-server to include")
+    if servers:
+        print_line(f"{len(servers)} servers in {directory / ROUTES_FILE}, for `cluster` of nats-server to include")
+
+
+def _server(text: str) -> str:
+    found = SERVER.fullmatch(text)
+    if found is None:
+        msg = f"'{text}' is not HOST or HOST:PORT"
+        raise click.BadParameter(msg, param_hint="--nats-server")
+    return text if found[2] else f"{text}:{ROUTE_PORT}"
 
 
 def _worker(text: str, pools: list[PoolName]) -> BusUser:
-    pool, slash, instance = text.rpartition("/")
+    return _in_pool(text, pools, BusRole.WORKER, "--worker", "INSTANCE")
+
+
+def _in_pool(text: str, pools: list[PoolName], role: BusRole, option: str, shown: str) -> BusUser:
+    pool, slash, name = text.rpartition("/")
     if not slash and len(pools) > 1:
-        msg = f"'{text}': there are several pools; write POOL/INSTANCE"
-        raise click.BadParameter(msg, param_hint="--worker")
+        msg = f"'{text}': there are several pools; write POOL/{shown}"
+        raise click.BadParameter(msg, param_hint=option)
     found = PoolName(pool) if slash else pools[0]
-    if found not in pools or not (valid_name(instance) or instance == ANY_INSTANCE):
-        msg = f"'{text}' is not [POOL/]INSTANCE or [POOL/]* with a pool of {', '.join(pools)}"
-        raise click.BadParameter(msg, param_hint="--worker")
-    return BusUser(BusRole.WORKER, instance, found)
+    any_instance = role is BusRole.WORKER and name == ANY_INSTANCE
+    if found not in pools or not (valid_name(name) or any_instance):
+        form = f"[POOL/]{shown}" + (" or [POOL/]*" if role is BusRole.WORKER else "")
+        msg = f"'{text}' is not {form} with a pool of {', '.join(pools)}"
+        raise click.BadParameter(msg, param_hint=option)
+    return BusUser(role, name, found)

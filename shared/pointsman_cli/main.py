@@ -6,26 +6,10 @@ import click
 
 from pointsman_cli.lazy_group import LazyGroup
 
-HELP_LINES = {
-    "up": ("pointsman_cli.up.command", "Start a fleet on this machine and run it until Ctrl-C."),
-    "fleet": ("pointsman_cli.fleet", "Show the instances of a running fleet."),
-    "scale": ("pointsman_cli.scale", "Set or show the number of instances."),
-    "drain": ("pointsman_cli.drain", "Take an instance out of service without losing a request."),
-    "tenants": ("pointsman_cli.tenants", "Show and set limits, priorities and cache groups of tenants."),
-    "tap": ("pointsman_cli.tap.command", "Print the events of the log as they happen."),
-    "replay": ("pointsman_cli.history.replay_command", "Fold a recorded log, and verify every decision in it."),
-    "state": ("pointsman_cli.history.state_command", "Show the fleet at a moment of the log."),
-    "explain": ("pointsman_cli.explain.command", "Show what happened to one request, and why it was slow."),
-    "doctor": ("pointsman_cli.doctor.command", "Find problems in a log."),
-    "what-if": ("pointsman_cli.what_if.command", "Simulate recorded traffic under another policy or fleet size."),
-    "export": ("pointsman_cli.history.export_command", "Write a log into one file."),
-    "calibrate": ("pointsman_cli.calibrate.command", "Measure prefill times of an engine and fit its cost model."),
-    "bench": ("pointsman_cli.bench", "Replay a workload against a fleet, or compare policies."),
-    "simulate": ("pointsman_cli.simulate", "Compare policies on a trace or a generated workload, in virtual time."),
-}
 COMMANDS = {
     "up": ("pointsman_cli.up.command", "up_command", "Start a whole fleet here and run it until Ctrl-C."),
     "fleet": ("pointsman_cli.fleet", "fleet_command", "Show the instances of a running fleet."),
+    "console": ("pointsman_cli.console.command", "console_command", "Serve a web page of a fleet or a recorded log."),
     "scale": ("pointsman_cli.scale", "scale_command", "Ask for a number of instances, or see how many and why."),
     "drain": ("pointsman_cli.drain", "drain_command", "Take an instance out of service without losing a request."),
     "keys": ("pointsman_cli.keys", "keys_group", "Create, list, rotate and revoke API keys of clients."),
@@ -52,6 +36,11 @@ COMMANDS = {
         "Show what happened to one request, and why it was slow.",
     ),
     "doctor": ("pointsman_cli.doctor.command", "doctor_command", "Read a log and list what is wrong in it."),
+    "hit-rate": (
+        "pointsman_cli.hit_rate.command",
+        "hit_rate_command",
+        "Show how much of the prompts was cached, and where the rest was lost.",
+    ),
     "what-if": (
         "pointsman_cli.what_if.command",
         "what_if_command",

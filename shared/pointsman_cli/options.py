@@ -11,6 +11,7 @@ from pointsman_cli.output_file import OUTPUT_FILE
 
 CONTEXT: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 DEFAULT_INPUT_CAP = 20_480
+CONSOLE_PORT = 8090
 COUNT = click.IntRange(min=1)
 INSTANCES = click.IntRange(min=1, max=1000)
 POSITIVE = click.FloatRange(min=0, min_open=True)

@@ -48,7 +48,9 @@ async def test_what_the_server_complains_about_is_passed_on(tmp_path: Path) -> N
 @pytest.mark.parametrize("name", ["nats.conf", "cluster.conf"])
 def test_the_configurations_to_deploy_are_understood_by_the_server(name: str, tmp_path: Path) -> None:
     for directory in (tmp_path, tmp_path / "users"):  # where each looks for the users
-        Credentials(directory).make([PoolName("default")], operators=["alice"])
+        credentials = Credentials(directory)
+        credentials.make([PoolName("default")], operators=["alice"])
+        credentials.make_routes(["nats-1:6222"])
     file = tmp_path / name
     shutil.copy(Path(__file__).parents[2] / "deploy" / "nats" / name, file)
     asked = [nats_server_binary(), "-t", "-c", str(file)]

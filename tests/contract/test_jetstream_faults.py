@@ -92,7 +92,9 @@ class StagedWire(Connection):
         self.payloads.append(payload)
 
     @override
-    async def subscribe(self, subject: str, on_message: OnMessage, *, waiting_max: int) -> Subscription:
+    async def subscribe(
+        self, subject: str, on_message: OnMessage, *, waiting_max: int, queue: str = ""
+    ) -> Subscription:
         self._deliver = on_message
         return self
 

@@ -2,6 +2,7 @@
 log of three copies, and one that stops by its hook does so in lame duck."""
 
 import json
+import re
 import signal
 import time
 from pathlib import Path
@@ -45,6 +46,9 @@ def test_three_servers_keep_a_log_of_three_copies_and_stop_in_lame_duck(tmp_path
     finally:
         pods.stop()
 
+    routes = pods.secrets["pointsman-nats-users"]["nats-routes.conf"]
+    names = [f"pointsman-nats-{number}.pointsman-nats" for number in range(3)]
+    assert re.findall(r'"nats://route:\w{64}@(.*):6222"', routes) == names
     assert len(servers) == 3
     assert len(schedulers) == 2
     assert in_lame_duck

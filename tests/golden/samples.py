@@ -66,6 +66,13 @@ from pointsman.contracts.fleet import (
     LivenessTimeouts,
     PrefillCost,
 )
+from pointsman.contracts.overlap import (
+    InstanceOverlap,
+    OverlapAnswered,
+    OverlapPrompt,
+    OverlapRefused,
+    OverlapRequest,
+)
 from pointsman.contracts.reasons import CancelCause, MoveCause
 from pointsman.contracts.requests import (
     PrefillFinished,
@@ -668,4 +675,35 @@ COMMANDS: list[AnyCommand] = [
         knowledge="exact",
         limits=RateLimits(tokens=RateLimit(limit=1000, remaining=860, reset=8.4)),
     ),
+    OverlapRequest(
+        prompts=[OverlapPrompt(token_ids=[1, 2**32 - 1]), OverlapPrompt(block_keys=KEYS)],
+        adapter="sql-lora",
+        tenant=Tenant("t"),
+        cache_salt="salt",
+    ),
+    OverlapAnswered(
+        pool="default",
+        model="m",
+        block_tokens=16,
+        scheduler="scheduler-1",
+        leading=False,
+        term=Term(3),
+        as_of=41,
+        behind=2,
+        age=0.25,
+        instances=[
+            InstanceOverlap(
+                instance=ENGINE,
+                url="http://127.0.0.1:8101",
+                status="ready",
+                knowledge="degraded",
+                knowledge_reason="no probe has compared keys yet",
+                matched_blocks=[0, 2],
+                matched_tokens=[0, 32],
+                role="prefill",
+                dp_rank=1,
+            )
+        ],
+    ),
+    OverlapRefused(reason="too_often", detail="again in 0.1 s", retry_after=0.1),
 ]

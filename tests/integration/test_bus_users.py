@@ -13,11 +13,13 @@ import pytest
 from pointsman.contracts.commands import DescribeFleet, DrainAnswered, DrainInstance, ResyncCache
 from pointsman.contracts.decisions import LeaderElected, ScaleDecided
 from pointsman.contracts.fleet import InstanceProbed
+from pointsman.contracts.overlap import OverlapPrompt, OverlapRefused, OverlapRequest
 from pointsman.contracts.permissions import BusRole, BusUser
 from pointsman.contracts.subjects import (
     admin_subject,
     fleet_view_subject,
     leader_subject,
+    overlap_subject,
     resync_subject,
     stream_name,
 )
@@ -32,7 +34,18 @@ from pointsman.ports import (
     Reply,
 )
 from pointsman.primitives import Epoch, InstanceId, Term, WallSeconds
-from tests.support.bus import POOLS, SETTLE_SECONDS, USERS, WORKERS, LockedBus, beyond, granted, locked_bus, start_bus
+from tests.support.bus import (
+    POOLS,
+    ROUTERS,
+    SETTLE_SECONDS,
+    USERS,
+    WORKERS,
+    LockedBus,
+    beyond,
+    granted,
+    locked_bus,
+    start_bus,
+)
 from tests.support.events import joined, stored
 from tests.support.log_worlds import RememberingListener
 from tests.support.waiting import eventually
@@ -43,7 +56,7 @@ SCHEDULER, INGRESS, SCALER, READER = (
 )
 WORKER, NEIGHBOUR = WORKERS[:2]
 ALICE = BusUser(BusRole.OPERATOR, "alice")
-IDS = [" ".join(filter(None, (user.role, user.name))) for user in USERS]
+IDS = [" ".join(filter(None, (user.role, user.pool, user.name))) for user in USERS]
 LOG = stream_name(POOL)
 FORBIDDEN_CALLS = [
     f"$JS.API.{call}"
@@ -150,9 +163,9 @@ async def entries_until(link: Any, last: int, **options: Any) -> list[LogEntry]:
 
 
 @pytest.mark.parametrize("user", USERS, ids=IDS)
-async def test_all_but_workers_read_the_log_of_each_pool(bus: LockedBus, user: BusUser) -> None:
-    if user.role is BusRole.WORKER:
-        pytest.skip("workers do not read")
+async def test_all_but_workers_and_other_routers_read_the_log_of_each_pool(bus: LockedBus, user: BusUser) -> None:
+    if user.role in (BusRole.WORKER, BusRole.ROUTER):
+        pytest.skip("they do not read")
     for pool in POOLS:
         async with asyncio.timeout(10), bus.link(user, pool) as link:
             extent = await link.log.extent()
@@ -192,6 +205,29 @@ async def test_an_operator_drains_under_its_own_name(bus: LockedBus) -> None:
                 await alice.commands.request(admin_subject(POOL, "drain", "bob"), command, timeout=WallSeconds(0.3))
 
     assert served == [admin_subject(POOL, "drain", "alice"), admin_subject(POOL, "drain", "scaler")]
+
+
+async def test_another_router_asks_for_overlap_in_its_pool_and_one_scheduler_answers(bus: LockedBus) -> None:
+    answered: list[bytes] = []
+
+    async def answer(payload: bytes, reply: Reply) -> None:
+        answered.append(payload)
+        await reply(OverlapRefused(reason="invalid", detail="test"))
+
+    request = OverlapRequest(prompts=[OverlapPrompt(token_ids=[1])])
+    subject = overlap_subject(POOL)
+    async with bus.link(SCHEDULER) as one, bus.link(SCHEDULER) as two, bus.link(ROUTERS[0]) as router:
+        async with (
+            one.commands.serve_payloads(subject, answer, queue="overlap"),
+            two.commands.serve_payloads(subject, answer, queue="overlap"),
+        ):
+            for _ in range(3):
+                await router.commands.request(subject, request, timeout=WallSeconds(2))
+        async with bus.link(ROUTERS[1], POOLS[1]) as stranger:
+            with pytest.raises((CommandTimeoutError, NoResponderError)):
+                await stranger.commands.request(subject, request, timeout=WallSeconds(0.3))
+
+    assert len(answered) == 3
 
 
 async def test_ingress_and_scaler_write_their_events(bus: LockedBus) -> None:

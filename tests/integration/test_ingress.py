@@ -455,7 +455,7 @@ async def test_health_metrics_and_the_description_are_on_the_admin_port_alone(wo
 def test_every_endpoint_is_described() -> None:
     described = json.loads(openapi_document())
 
-    assert set(described["paths"]) == {*BY_PATH, "/v1/models", "/v1/models/{name}"}
+    assert set(described["paths"]) == {*BY_PATH, "/v1/models", "/v1/models/{name}", "/kv/overlap"}
 
 
 async def test_who_asks_for_more_than_any_model_gives_is_served_where_nobody_knows_what_it_gives() -> None:

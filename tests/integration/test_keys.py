@@ -94,10 +94,10 @@ async def running_fleet(directory: Path) -> AsyncIterator[Fleet]:
 async def ingress(stack: AsyncExitStack, link: Link, clock: ScaledClock) -> str:
     settings = IngressSettings(require_keys=True, probe=False, port=0, lame_duck_seconds=0.0, drain_seconds_max=0.2)
     supervisor, board = await stack.enter_async_context(Supervisor()), HealthBoard()
-    app = await stack.enter_async_context(
+    apps = await stack.enter_async_context(
         assembled(settings, {POOL: link}, clock=clock, board=board, supervisor=supervisor)
     )
-    server = http_server(app, settings, board)
+    server = http_server(apps.api, settings, board)
     serving = asyncio.create_task(server.serve())
 
     async def stop() -> None:

@@ -322,6 +322,10 @@ class DeafCommands(Commands):
     def serve(self, subject: str, handler: Any) -> Any:
         return self._commands.serve(subject, handler)
 
+    @override
+    def serve_payloads(self, subject: str, handler: Any, *, queue: str = "") -> Any:
+        return self._commands.serve_payloads(subject, handler, queue=queue)
+
 
 async def test_one_that_is_killed_in_the_middle_of_a_plan_leaves_nothing_undone(world: LogWorld) -> None:
     async with fleet(world) as running:

@@ -215,10 +215,10 @@ async def fleet(*, rebind: bool) -> AsyncIterator[Fleet]:
         link, board = broker.client(clock, name="ingress-1"), HealthBoard()
         settings = IngressSettings(name="ingress-1", probe=False, speed=SPEED)
         own = await stack.enter_async_context(Supervisor())
-        app = await stack.enter_async_context(
+        apps = await stack.enter_async_context(
             assembled(settings, {POOL: link}, clock=clock, board=board, supervisor=own)
         )
-        server = HttpServer(app, host="127.0.0.1", port=0, shutdown_seconds=1)
+        server = HttpServer(apps.api, host="127.0.0.1", port=0, shutdown_seconds=1)
         serving = asyncio.create_task(server.serve())
         stack.push_async_callback(_stop, server, serving)
         await eventually(lambda: server.started and board.whole)

@@ -593,10 +593,10 @@ async def whole_pool(*engines: RawEngine) -> AsyncIterator[tuple[str, MemoryBrok
         supervisor, board = await stack.enter_async_context(Supervisor()), HealthBoard()
         settings = IngressSettings(probe=False, name="ingress-1")
         link = broker.client(clock, name="ingress-1")
-        app = await stack.enter_async_context(
+        apps = await stack.enter_async_context(
             assembled(settings, {pool: link}, clock=clock, board=board, supervisor=supervisor)
         )
-        server = HttpServer(app, host="127.0.0.1", port=0, shutdown_seconds=1)
+        server = HttpServer(apps.api, host="127.0.0.1", port=0, shutdown_seconds=1)
         serving = asyncio.create_task(server.serve())
         await eventually(lambda: server.started and board.whole)
         yield f"http://127.0.0.1:{server.bound_port}", broker

@@ -175,6 +175,7 @@ def inbox(role: str) -> str:
         "pool": f"_INBOX.worker.{POOL}._",
         "other pool": f"_INBOX.worker.{OTHER}._",
         "operator": "_INBOX.operator.alice",
+        "router": f"_INBOX.router.{POOL}.other",
     }.get(role, f"_INBOX.{role}")
 
 

@@ -91,6 +91,7 @@ USERS = {
     "other pool": BusUser(BusRole.WORKER, ANY_INSTANCE, PoolName(OTHER)),
     "operator": BusUser(BusRole.OPERATOR, "alice"),
     "reader": BusUser(BusRole.READER),
+    "router": BusUser(BusRole.ROUTER, "other", PoolName(POOL)),
 }
 
 
@@ -107,7 +108,9 @@ class Locked:
 def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Locked]:
     credentials = Credentials(tmp_path_factory.mktemp("credentials"))
     workers = [user for user in USERS.values() if user.role is BusRole.WORKER]
-    credentials.make([PoolName(POOL), PoolName(OTHER)], workers=workers, operators=["alice", "bob"])
+    credentials.make(
+        [PoolName(POOL), PoolName(OTHER)], workers=workers, operators=["alice", "bob"], routers=[USERS["router"]]
+    )
     accounts = credentials.configuration()
     looking = accounts.replace("users = [", f"users = [{{nkey: {ADMINISTRATOR.public_key.decode()}}}", 1)
     assert looking.index("FLEET") < looking.index("nkey") < looking.index("WORKERS")
@@ -126,7 +129,7 @@ async def test_without_a_credential_nobody_gets_in(locked: Locked) -> None:
         await client.close()
 
 
-@pytest.mark.parametrize("role", ["worker", "other", "pool", "other pool", "reader", "operator"])
+@pytest.mark.parametrize("role", ["worker", "other", "pool", "other pool", "reader", "router", "operator"])
 async def test_with_users_no_attack_has_an_effect(locked: Locked, role: str) -> None:
     async with world_at(locked.url, locked.seeds, locked.scheduler_file) as world:
         through = await successes(role, world, locked.seeds[role])

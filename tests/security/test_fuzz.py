@@ -185,7 +185,10 @@ def by_schema(document: dict[str, Any], target: Target, judge: Judge) -> None:
 
 def with_bodies(document: dict[str, Any]) -> dict[str, Any]:
     """The document says of a body that it is an object. So that more than the first check is reached, its fields have
-    the types of a sound one here."""
+    the types of a sound one here. Without the paths of the admin port."""
+    document["paths"] = {
+        path: operations for path, operations in document["paths"].items() if "servers" not in operations
+    }
     for path, operations in document["paths"].items():
         content = operations.get("post", {}).get("requestBody", {}).get("content", {})
         if path in SOUND and "application/json" in content:

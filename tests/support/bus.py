@@ -19,7 +19,7 @@ from pointsman.contracts.permissions import ANY_INSTANCE, BusRole, BusUser, Perm
 from pointsman.contracts.subjects import covers
 from pointsman.ports import Link
 from pointsman.primitives import PoolName
-from pointsman.runtime.bus_users import Credentials
+from pointsman.runtime.bus_users import NAMED, Credentials
 from pointsman.runtime.embedded_nats import EmbeddedNats, start_nats
 from tests.support.waiting import eventually
 
@@ -29,9 +29,11 @@ WORKERS = [
     for name, pool in (("engine-1", POOLS[0]), ("engine-2", POOLS[0]), ("engine-3", POOLS[1]), (ANY_INSTANCE, POOLS[1]))
 ]
 OPERATORS = ["alice", "bob"]
+ROUTERS = [BusUser(BusRole.ROUTER, "other", POOLS[0]), BusUser(BusRole.ROUTER, "other", POOLS[1])]
 USERS = [
-    *(BusUser(role) for role in BusRole if role not in (BusRole.WORKER, BusRole.OPERATOR)),
+    *(BusUser(role) for role in BusRole if role not in NAMED),
     *WORKERS,
+    *ROUTERS,
     *(BusUser(BusRole.OPERATOR, name) for name in OPERATORS),
 ]
 SETTLE_SECONDS = 0.2
@@ -139,7 +141,7 @@ class LockedBus:
 async def start_bus(directory: Path, *, tls: str = "", identity: Identity | None = None) -> LockedBus:
     """`tls`: of nats-server's configuration; `identity`: with which our clients answer it."""
     credentials = Credentials(directory / "credentials")
-    credentials.make(POOLS, workers=WORKERS, operators=OPERATORS)
+    credentials.make(POOLS, workers=WORKERS, operators=OPERATORS, routers=ROUTERS)
     server = await start_nats(directory / "nats", accounts=credentials.configuration() + tls)
     return LockedBus(server, credentials, identity or Identity())
 

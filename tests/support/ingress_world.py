@@ -109,7 +109,7 @@ async def open_world(
         broker.disconnect()
     supervisor = await stack.enter_async_context(Supervisor())
     board = HealthBoard()
-    app = await stack.enter_async_context(
+    apps = await stack.enter_async_context(
         assembled(
             settings,
             {POOL: link},
@@ -120,8 +120,8 @@ async def open_world(
             tracer=tracer,
         )
     )
-    server = http_server(app, settings, board)
-    admin = admin_server(settings, board)
+    server = http_server(apps.api, settings, board)
+    admin = admin_server(settings, board, apps.admin)
     for each in (server, admin):
         stack.push_async_callback(_stop, each, asyncio.create_task(each.serve()))
     await eventually(lambda: server.started and admin.started and (board.whole or not (engines_join and log_answers)))

@@ -132,7 +132,7 @@ class PodProcesses:
         for path in sorted((mount["mountPath"] for mount in running.pod.container["volumeMounts"]), reverse=True):
             text = re.sub(rf"(?<![\w.]){re.escape(path)}(?=[/\"]|$)", f"{running.root}{path}", text)
         for host, address in self._hosts.items():
-            text = re.sub(rf"(?<=//){re.escape(host)}(?=[:/])", address, text)
+            text = re.sub(rf"(?<=[/@]){re.escape(host)}(?=[:/])", address, text)
         return text.replace("0.0.0.0", running.address).replace("127.0.0.1", running.address)
 
     def _addresses(self, services: Mapping[str, Object]) -> dict[str, str]:

@@ -171,10 +171,10 @@ async def start_ingress(
     await put_keys(next(iter(brokers.values())).access, keys or {}, secret=settings.secret)
     boards = {pool: HealthBoard() for pool in brokers}
     links = {pool: broker.client(clock, name="ingress-1") for pool, broker in brokers.items()}
-    app = await stack.enter_async_context(
+    apps = await stack.enter_async_context(
         assembled(settings, links, clock=clock, board=HealthBoard(), supervisor=own, pool_boards=boards)
     )
-    server = HttpServer(app, host="127.0.0.1", port=0, shutdown_seconds=1)
+    server = HttpServer(apps.api, host="127.0.0.1", port=0, shutdown_seconds=1)
     serving = asyncio.create_task(server.serve())
 
     async def stop() -> None:

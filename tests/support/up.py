@@ -80,10 +80,11 @@ class RunningUp:
 
 @contextmanager
 def pointsman_up(directory: Path, *arguments: str) -> Iterator[RunningUp]:
-    """Run `pointsman up` with a data directory, a state home and a port of its own; it has ended afterwards."""
+    """Run `pointsman up` with a data directory, a state home and a port of its own; it has ended afterwards. It has a
+    console only with `--console`."""
     data, output = directory / "data", directory / "output.txt"
     port = free_ports(1)[0]
-    command = [POINTSMAN, "up", "--data", str(data), "--port", str(port), *arguments]
+    command = [POINTSMAN, "up", "--data", str(data), "--port", str(port), "--no-console", *arguments]
     with tempfile.TemporaryDirectory(prefix="pm-") as sockets, output.open("wb") as sink:
         environment = os.environ | {"XDG_STATE_HOME": str(directory / "state"), "TMPDIR": sockets, "COLUMNS": "200"}
         process = subprocess.Popen(command, stdout=sink, stderr=sink, stdin=subprocess.DEVNULL, env=environment)

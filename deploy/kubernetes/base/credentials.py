@@ -17,13 +17,15 @@ ACCOUNT = Path(os.environ.get("SERVICE_ACCOUNT", "/var/run/secrets/kubernetes.io
 POOL = os.environ["POINTSMAN_POOL"]
 OPERATOR = "local"
 SERVICES = ("scheduler", "ingress", "rebalancer", "scaler", "recorder")
-USERS, USERS_FILE = "pointsman-nats-users", "nats-users.conf"
+USERS, USERS_FILE, ROUTES_FILE = "pointsman-nats-users", "nats-users.conf", "nats-routes.conf"
+SERVERS = [f"pointsman-nats-{number}.pointsman-nats" for number in range(3)]
 NOT_FOUND, CONFLICT = 404, 409
 # Secret, its key, and the file of `pointsman credentials`. The key of an operator is its name on the bus.
 SEEDS = (
     *((f"pointsman-nats-{name}", "nats.nk", f"{name}.nk") for name in SERVICES),
     ("pointsman-nats-worker", "nats.nk", f"workers/{POOL}.nk"),
     ("pointsman-nats-reader", "reader.nk", "reader.nk"),
+    ("pointsman-nats-console", "console.nk", "console.nk"),
     ("pointsman-nats-operator", f"{OPERATOR}.nk", f"operators/{OPERATOR}.nk"),
 )
 
@@ -39,10 +41,13 @@ def main() -> None:
             if (known := there[name]) is not None:
                 (directory / file).parent.mkdir(parents=True, exist_ok=True, mode=0o700)
                 (directory / file).write_text(known[key])
+        if ROUTES_FILE in (there[USERS] or {}):
+            (directory / ROUTES_FILE).write_text(there[USERS][ROUTES_FILE])
         command = ["pointsman", "credentials", "--directory", str(directory), "--pool", POOL]
+        command += [argument for server in SERVERS for argument in ("--nats-server", server)]
         subprocess.run([*command, "--worker", f"{POOL}/*", "--operator", OPERATOR], check=True)
         made = [(name, {key: (directory / file).read_text()}) for name, key, file in SEEDS if there[name] is None]
-        users = {USERS_FILE: (directory / USERS_FILE).read_text()}
+        users = {name: (directory / name).read_text() for name in (USERS_FILE, ROUTES_FILE)}
     for name, data in made:
         create(name, data)
     if there[USERS] is None:

@@ -1,6 +1,8 @@
 """The API as an ASGI application: a dictionary sends engine endpoints to `Gateway.serve`, FastAPI (slow) routes the
 models. Health, metrics and the API's description are on the admin port."""
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from fastapi import FastAPI, HTTPException, Request, Response
@@ -18,6 +20,14 @@ _MESSAGES = {
     404: ("not_found", "There is no such path."),
     405: ("method_not_allowed", "This path does not take that method."),
 }
+
+
+@dataclass(frozen=True, slots=True)
+class IngressApps:
+    """`admin`: by path, on the admin port."""
+
+    api: AsgiApp
+    admin: Mapping[str, AsgiApp]
 
 
 def ingress_app(*, gateway: Gateway, pools: Pools, authentication: Authentication) -> AsgiApp:

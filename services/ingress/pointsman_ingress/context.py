@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from pointsman.contracts.cache_salts import CacheSalts
 from pointsman.contracts.commands import RouteRequest
 from pointsman.primitives import InstanceId, PoolName, SessionId, Tenant, Tokens
 from pointsman.runtime import span_attributes
@@ -26,7 +27,6 @@ from pointsman_ingress.http.request_headers import (
 from pointsman_ingress.metrics import ModelMetrics
 from pointsman_ingress.placement.fleet_view import Model
 from pointsman_ingress.placement.pools import Pool, Pools
-from pointsman_ingress.prompt.cache_salts import CacheSalts
 from pointsman_ingress.prompt.openai_requests import ParsedRequest, TokenIds
 from pointsman_ingress.prompt.tokenization import TokenizeContext
 from pointsman_ingress.settings import IngressSettings

@@ -31,6 +31,11 @@ from pointsman_ingress.prompt.responses_input import parse_response
 JSON = b"application/json"
 
 
+def is_json(headers: Headers) -> bool:
+    sent = headers.get(b"content-type", b"")
+    return sent == JSON or sent.partition(b";")[0].strip().lower() == JSON
+
+
 @dataclass(frozen=True, slots=True)
 class Endpoint:
     path: str
@@ -44,8 +49,7 @@ class Endpoint:
 
     def check_content_type(self, headers: Headers) -> None:
         """Browsers post forms and plain text to any site, but JSON only after a preflight. Raises ApiError (415)."""
-        sent = headers.get(b"content-type", b"")
-        if self.parse is not None and sent != JSON and sent.partition(b";")[0].strip().lower() != JSON:
+        if self.parse is not None and not is_json(headers):
             raise not_json()
 
     def is_light(self, body: bytes) -> bool:

@@ -20,6 +20,7 @@ import structlog
 
 from pointsman.adapters.clocks import ScaledClock
 from pointsman.adapters.tokenizer import Tokenizer, TokenizerLoadError
+from pointsman.contracts.cache_salts import PROBE_GROUP, CacheSalts
 from pointsman.contracts.permissions import BusRole, BusUser
 from pointsman.ports import Clock, KeyValueStore, Link
 from pointsman.primitives import PoolName, WallSeconds
@@ -38,7 +39,7 @@ from pointsman.runtime.telemetry import configure_logging
 from pointsman.runtime.tenant_policies import FollowedPolicies
 from pointsman.runtime.tracing import Tracer, open_tracer
 from pointsman_ingress.access_log import AccessLog
-from pointsman_ingress.app import ingress_app
+from pointsman_ingress.app import IngressApps, ingress_app
 from pointsman_ingress.endpoints import BodyRules
 from pointsman_ingress.engine.client import EngineClient, open_session
 from pointsman_ingress.http.api_keys import ApiKeys
@@ -49,6 +50,8 @@ from pointsman_ingress.http.oidc import TokenVerifier
 from pointsman_ingress.key_probe import KeyProber
 from pointsman_ingress.metrics import forget_departed
 from pointsman_ingress.openapi import openapi_document
+from pointsman_ingress.overlap import PATH as OVERLAP_PATH
+from pointsman_ingress.overlap import OverlapEndpoint
 from pointsman_ingress.placement.fleet_view import FleetView
 from pointsman_ingress.placement.hold_queue import HoldQueue
 from pointsman_ingress.placement.in_flight import InFlightRequests, send_heartbeats
@@ -57,7 +60,6 @@ from pointsman_ingress.placement.retry_budget import RetryBudget
 from pointsman_ingress.placement.scheduler_client import SchedulerClient, SchedulerLiveness
 from pointsman_ingress.prompt.block_keys import BlockKeys
 from pointsman_ingress.prompt.body_fields import FieldRules
-from pointsman_ingress.prompt.cache_salts import PROBE_GROUP, CacheSalts
 from pointsman_ingress.prompt.remote_media import MediaRules
 from pointsman_ingress.prompt.tokenization import PromptTokenizer
 from pointsman_ingress.prompt.work_threads import WorkThreads
@@ -128,11 +130,11 @@ async def serve(
             links[pool] = await stack.enter_async_context(link)
         async with assembled(
             settings, links, clock=clock, board=board, supervisor=supervisor, pool_boards=board.pools, tracer=tracer
-        ) as app:
+        ) as apps:
             freeze_started()
             public, private = listeners
-            server = http_server(app, settings, board, listener=public)
-            admin = admin_server(settings, board, listener=private)
+            server = http_server(apps.api, settings, board, listener=public)
+            admin = admin_server(settings, board, apps.admin, listener=private)
             supervisor.start(admin.serve(), name="admin-http")
             supervisor.stop_seconds_max = STOP_SECONDS_MAX + settings.lame_duck_seconds + settings.drain_seconds_max
             supervisor.start(
@@ -167,7 +169,13 @@ def http_server(
     )
 
 
-def admin_server(settings: IngressSettings, board: HealthBoard, *, listener: socket.socket | None = None) -> HttpServer:
+def admin_server(
+    settings: IngressSettings,
+    board: HealthBoard,
+    apps: Mapping[str, AsgiApp],
+    *,
+    listener: socket.socket | None = None,
+) -> HttpServer:
     """A server of its own: neither a flood of clients nor the shutdown of the API's takes it away."""
     description = openapi_document()
     return health_server(
@@ -177,6 +185,7 @@ def admin_server(settings: IngressSettings, board: HealthBoard, *, listener: soc
         listener=listener,
         options=ADMIN_OPTIONS,
         documents={"/openapi.json": lambda: description},
+        apps=apps,
     )
 
 
@@ -194,7 +203,7 @@ async def assembled(
     access_log_out: Output | None = None,
     executor: Executor | None = None,
     tracer: Tracer | None = None,
-) -> AsyncIterator[AsgiApp]:
+) -> AsyncIterator[IngressApps]:
     """`links`: one per pool. `engine_session`: replaces HTTP to engines. `chance`: source of ids and probes.
     `executor`: replaces the threads for large bodies. Raises click.ClickException if a tokenizer is unreadable or a
     setting of credentials makes no sense."""
@@ -273,7 +282,17 @@ async def assembled(
                 tracer=tracer,
             )
             supervisor.start(policies.follow(), name="tenant-policies")
-            yield ingress_app(gateway=gateway, pools=pools, authentication=authentication)
+            overlap = OverlapEndpoint(
+                authentication=authentication,
+                pools=pools,
+                commands={name: link.commands for name, link in links.items()},
+                salts=salts,
+                work=work,
+                clock=clock,
+                ids=RequestIds(chance),
+            )
+            api = ingress_app(gateway=gateway, pools=pools, authentication=authentication)
+            yield IngressApps(api, {OVERLAP_PATH: overlap.serve})
 
 
 def _authentication(

@@ -4,6 +4,8 @@ from typing import Any
 
 import msgspec
 
+from pointsman.contracts.overlap import OverlapAnswered
+from pointsman_ingress import overlap
 from pointsman_ingress.endpoints import BY_PATH, Endpoint
 
 Schema = dict[str, Any]
@@ -111,6 +113,7 @@ def openapi_document() -> bytes:
     paths["/v1/models/{name}"] = {
         "get": {"summary": "One model.", "parameters": [name], "responses": _responses(MODEL_CARD)}
     }
+    paths[overlap.PATH], schemas = _overlap()
     document = {
         "openapi": "3.1.0",
         "info": {
@@ -121,10 +124,11 @@ def openapi_document() -> bytes:
         },
         "paths": paths,
         "components": {
+            "schemas": schemas,
             "securitySchemes": {
                 "bearer": {"type": "http", "scheme": "bearer"},
                 "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
-            }
+            },
         },
         "security": [{}, {"bearer": []}, {"x-api-key": []}],
     }
@@ -143,6 +147,19 @@ def _operation(endpoint: Endpoint) -> Schema:
         },
         "responses": _responses({"type": ["object", "array"]}, streams="stream" in fields),
     }
+
+
+def _overlap() -> tuple[Schema, Schema]:
+    """The path, and the schemas that it names."""
+    (body, answer), schemas = msgspec.json.schema_components(
+        [overlap.OverlapBody, OverlapAnswered], ref_template="#/components/schemas/{name}"
+    )
+    post = {
+        "summary": "How much of each prompt every instance holds in its KV cache.",
+        "requestBody": {"required": True, "content": {"application/json": {"schema": body}}},
+        "responses": _responses(answer),
+    }
+    return {"servers": [{"url": "/", "description": "The admin port."}], "post": post}, schemas
 
 
 def _responses(answer: Schema, *, streams: bool = False) -> Schema:

@@ -4,6 +4,7 @@ one end: from the leader while queued, from the ingress after a grant."""
 import asyncio
 from dataclasses import dataclass, field
 
+from pointsman.contracts.cache_salts import CacheSalts
 from pointsman.contracts.reasons import CancelCause
 from pointsman.ports import Clock
 from pointsman.runtime.containment import note_failure
@@ -30,7 +31,6 @@ from pointsman_ingress.lifecycle import RequestLifecycle
 from pointsman_ingress.outcome import count_outcome
 from pointsman_ingress.passthrough import pass_through
 from pointsman_ingress.placement.pools import Pools
-from pointsman_ingress.prompt.cache_salts import CacheSalts
 from pointsman_ingress.prompt.work_threads import WorkThreads
 from pointsman_ingress.settings import IngressSettings
 from pointsman_ingress.spans import begin_request, end_request

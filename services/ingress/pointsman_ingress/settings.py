@@ -24,7 +24,7 @@ class IngressSettings(DeploymentSettings, EngineUrlSettings, ProcessSettings):
     port: int = setting(8080, "Port of the API; 0 takes a free one.", bounds=PORT)
     admin_port: int = setting(
         8081,
-        "Port of /livez, /readyz, /health, /metrics and /openapi.json, which need no key; 0 takes a free one.",
+        "Port of /livez, /readyz, /health, /metrics and /openapi.json, which need no key, and of /kv/overlap; 0 takes a free one.",
         bounds=PORT,
     )
     admin_host: str = setting("127.0.0.1", "Address that this port listens on.")

@@ -28,6 +28,7 @@ from pointsman_scheduler.handlers import CommandHandlers
 from pointsman_scheduler.housekeeping import Housekeeping
 from pointsman_scheduler.leader import LEADERSHIP, ActiveTerm, Candidacy, DeposedError
 from pointsman_scheduler.log_liveness import LogLiveness
+from pointsman_scheduler.overlap import OverlapService
 from pointsman_scheduler.policy_config import empty_state
 from pointsman_scheduler.recovery import LogBrokenError, Recovery, StartPoint
 from pointsman_scheduler.replica import Replica
@@ -112,6 +113,15 @@ class SchedulerService:
             pool=pool,
             is_refused=self._url_guard.is_refused,
         )
+        self._overlap = OverlapService(
+            replica=replica,
+            leader=leader,
+            event_log=event_log,
+            clock=clock,
+            pool=pool,
+            name=name,
+            secret=settings.secret,
+        )
         self._warnings = FleetWarnings()
         board.missing(LEADERSHIP, "folding the log")
 
@@ -136,6 +146,7 @@ class SchedulerService:
                     self._leader.reset()
                     tasks.create_task(self._fold(start), name="fold")
                     tasks.create_task(self._campaign(tasks), name="campaign")
+                    tasks.create_task(self._overlap.serve(self._commands, start.end), name="overlap")
             except* (LogBrokenError, DeposedError) as ends:
                 reason = str(ends.exceptions[0])
                 log.warning("term_ended", reason=reason, led=self.dispatcher is not None)

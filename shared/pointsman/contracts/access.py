@@ -38,8 +38,9 @@ ENDPOINTS = (
     "/v1/audio/translations",
     "/tokenize",
     "/detokenize",
+    "/kv/overlap",
 )
-"""Paths that a key may be restricted to; /v1/models is for all keys."""
+"""Paths that a key may be restricted to. /v1/models is for all keys, /kv/overlap only for those that name it."""
 
 
 class ApiKey(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -59,6 +59,7 @@ from pointsman.contracts.fleet import (
     InstanceUndrained,
     InstanceUnejected,
 )
+from pointsman.contracts.overlap import OverlapAnswered, OverlapRefused, OverlapRequest
 from pointsman.contracts.requests import (
     PrefillFinished,
     RequestArrived,
@@ -132,6 +133,9 @@ AnyCommand = (
     | TenantsDescribed
     | ChangeApiKey
     | ApiKeyAnswered
+    | OverlapRequest
+    | OverlapAnswered
+    | OverlapRefused
 )
 
 PAYLOAD_BYTES_MAX = 8 * 1024 * 1024

@@ -24,6 +24,7 @@ from pointsman.contracts.subjects import (
     handover_subject,
     lease_bucket,
     migrate_subject,
+    overlap_subject,
     resync_subject,
     route_subject,
     stream_name,
@@ -56,7 +57,9 @@ class BusRole(StrEnum):
     RECORDER = "recorder"
     WORKER = "worker"
     READER = "reader"
+    CONSOLE = "console"
     OPERATOR = "operator"
+    ROUTER = "router"
 
 
 class Account(StrEnum):
@@ -67,8 +70,8 @@ class Account(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class BusUser:
-    """`name`: instance of a worker, ANY_INSTANCE of one that follows many; name of an operator. `pool`: of a worker; the
-    others serve all pools."""
+    """`name`: instance of a worker, ANY_INSTANCE of one that follows many; name of an operator or router. `pool`: of a
+    worker or router; the others serve all pools."""
 
     role: BusRole
     name: str = ""
@@ -84,7 +87,7 @@ class BusUser:
         match self.role:
             case BusRole.WORKER:
                 return Account.WORKERS
-            case BusRole.READER | BusRole.OPERATOR:
+            case BusRole.READER | BusRole.CONSOLE | BusRole.OPERATOR | BusRole.ROUTER:
                 return Account.PEOPLE
             case _:
                 return Account.FLEET
@@ -135,7 +138,8 @@ def services() -> list[Service]:
     ]
     resync = resync_subject(ANY_POOL, ANY_INSTANCE)
     offered.append(Service(workers, fleet, resync, resync))
-    commands = [fleet_view_subject(ANY_POOL), *(admin_subject(ANY_POOL, action, ANY_ACTOR) for action in ADMIN_ACTIONS)]
+    commands = [fleet_view_subject(ANY_POOL), overlap_subject(ANY_POOL)]
+    commands += (admin_subject(ANY_POOL, action, ANY_ACTOR) for action in ADMIN_ACTIONS)
     offered += [Service(fleet, people, subject, subject) for subject in commands]
     for account, call, streamed in (
         (workers, "STREAM.INFO", False),
@@ -165,6 +169,7 @@ def _publish(user: BusUser, pool: PoolName) -> Iterator[str]:
             yield from _events(pool, "fleet.*", "request.*", "lost")
             for command in (route_subject, handover_subject, follow_subject, cancel_subject, fleet_view_subject):
                 yield command(pool)
+            yield overlap_subject(pool)
             yield from _reading(pool)
         case BusRole.REBALANCER:
             yield migrate_subject(pool)
@@ -181,8 +186,11 @@ def _publish(user: BusUser, pool: PoolName) -> Iterator[str]:
             yield cache_subject(pool, user.name)
             yield fleet_subject(pool, user.name)
             yield f"{SERVICE_API}STREAM.INFO.{log}"
-        case BusRole.READER | BusRole.OPERATOR:
-            yield fleet_view_subject(pool)
+        case BusRole.ROUTER:
+            yield overlap_subject(pool)
+        case BusRole.READER | BusRole.CONSOLE | BusRole.OPERATOR:
+            if user.role is not BusRole.CONSOLE:  # which could not ask a leader anything if it wanted to
+                yield fleet_view_subject(pool)
             for call in ("STREAM.INFO", "DIRECT.GET"):
                 yield f"{SERVICE_API}{call}.{log}"
             yield f"{SERVICE_API}STREAM.MSG.GET.{checkpoint_bucket(pool)}"
@@ -199,6 +207,7 @@ def _subscribe(user: BusUser, pool: PoolName) -> Iterator[str]:
             cancel_subject,
             migrate_subject,
             fleet_view_subject,
+            overlap_subject,
         ):
             yield command(pool)
         yield from (admin_subject(pool, action, ANY_ACTOR) for action in LEADER_ACTIONS)

@@ -90,6 +90,10 @@ def cancel_subject(pool: PoolName) -> str:
     return f"{SUBJECT_ROOT}.{pool}.cmd.cancel"
 
 
+def overlap_subject(pool: PoolName) -> str:
+    return f"{SUBJECT_ROOT}.{pool}.cmd.overlap"
+
+
 def migrate_subject(pool: PoolName) -> str:
     return f"{SUBJECT_ROOT}.{pool}.cmd.migrate"
 

@@ -3,7 +3,9 @@ public keys and permissions. The directory is all the state there is: what is th
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+import re
+import secrets
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import nkeys
@@ -23,17 +25,20 @@ from pointsman.primitives import PoolName, WallSeconds
 SEED_SUFFIX = ".nk"
 WORKERS = "workers"
 OPERATORS = "operators"
+ROUTERS = "routers"
 USERS_FILE = "nats-users.conf"
+ROUTES_FILE = "nats-routes.conf"
+ROUTE_PASSWORD = re.compile(r'password: "([0-9a-f]{64})"')
 SEED_BYTES = 32
 ANSWER_WALL_SECONDS: WallSeconds = WallSeconds(10.0)
 """A worker may answer a message for this long."""
 DIRECTORY_MODE, SEED_MODE, PUBLIC_MODE = 0o700, 0o600, 0o644
-NAMED = (BusRole.WORKER, BusRole.OPERATOR)
+NAMED = (BusRole.WORKER, BusRole.OPERATOR, BusRole.ROUTER)
 
 
 class Credentials:
     """`workers/<pool>/<instance>.nk`, `workers/<pool>.nk` of a worker for any instance of the pool, `operators/<name>.nk`,
-    and `<role>.nk` of every other role."""
+    `routers/<pool>/<name>.nk`, and `<role>.nk` of every other role."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -46,19 +51,37 @@ class Credentials:
                 return self.directory / WORKERS / str(user.pool) / f"{user.name}{SEED_SUFFIX}"
             case BusRole.OPERATOR:
                 return self.directory / OPERATORS / f"{user.name}{SEED_SUFFIX}"
+            case BusRole.ROUTER:
+                return self.directory / ROUTERS / str(user.pool) / f"{user.name}{SEED_SUFFIX}"
             case _:
                 return self.directory / f"{user.role}{SEED_SUFFIX}"
 
     def make(
-        self, pools: Iterable[PoolName] = (), *, workers: Iterable[BusUser] = (), operators: Iterable[str] = ()
+        self,
+        pools: Iterable[PoolName] = (),
+        *,
+        workers: Iterable[BusUser] = (),
+        operators: Iterable[str] = (),
+        routers: Iterable[BusUser] = (),
     ) -> None:
         """Make what is missing, and write USERS_FILE. Raises OSError."""
         roles = [BusUser(role) for role in BusRole if role not in NAMED]
         for pool in pools:
             self._make_directory(self.directory / WORKERS / pool)
-        for user in (*roles, *workers, *(BusUser(BusRole.OPERATOR, name) for name in operators)):
+        for user in (*roles, *workers, *routers, *(BusUser(BusRole.OPERATOR, name) for name in operators)):
             self._make_seed(self.file(user))
         write_private(self.directory / USERS_FILE, self.configuration(), mode=PUBLIC_MODE)
+
+    def make_routes(self, servers: Sequence[str]) -> None:
+        """Write ROUTES_FILE for the `HOST:PORT`s of a cluster, with the password that it has, else a new one. Raises
+        OSError."""
+        file = self.directory / ROUTES_FILE
+        known = ROUTE_PASSWORD.search(file.read_text()) if file.exists() else None
+        password = known[1] if known else secrets.token_hex(32)
+        routes = [f"  {_text(f'nats://route:{password}@{server}')}" for server in servers]
+        lines = [f"authorization {{user: route, password: {_text(password)}}}", "routes: [", *routes, "]"]
+        self._make_directory(self.directory)
+        write_private(file, "\n".join(lines) + "\n")
 
     @property
     def pools(self) -> list[PoolName]:
@@ -90,6 +113,8 @@ class Credentials:
             yield BusUser(BusRole.WORKER, ANY_INSTANCE, PoolName(seed.stem))
         for seed in self.directory.glob(f"{OPERATORS}/*{SEED_SUFFIX}"):
             yield BusUser(BusRole.OPERATOR, seed.stem)
+        for seed in self.directory.glob(f"{ROUTERS}/*/*{SEED_SUFFIX}"):
+            yield BusUser(BusRole.ROUTER, seed.stem, PoolName(seed.parent.name))
 
     def _make_directory(self, directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True, mode=DIRECTORY_MODE)

@@ -39,6 +39,7 @@ VERBOSE = "verbose"
 Document = Callable[[], bytes | None]
 """JSON, or None while there is none."""
 NO_DOCUMENTS: Mapping[str, Document] = MappingProxyType({})
+NO_APPS: Mapping[str, AsgiApp] = MappingProxyType({})
 
 
 class HealthBoard:
@@ -131,11 +132,18 @@ class HealthBoard:
         return f"{part} of {self._of}" if self._of else part
 
 
-def health_app(board: HealthBoard, documents: Mapping[str, Document] = NO_DOCUMENTS) -> AsgiApp:
-    """`documents`: further pages by path; 503 while there is none."""
+def health_app(
+    board: HealthBoard,
+    documents: Mapping[str, Document] = NO_DOCUMENTS,
+    apps: Mapping[str, AsgiApp] = NO_APPS,
+) -> AsgiApp:
+    """`documents`: further pages by path; 503 while there is none. `apps`: what else is served, by path."""
 
-    async def app(scope: Scope, _receive: Receive, send: Send) -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
         path = scope["path"]
+        if path in apps:
+            await apps[path](scope, receive, send)
+            return
         if path in documents:
             document = documents[path]()
             await send_whole(send, 503 if document is None else 200, document or b"{}", "application/json")
@@ -275,8 +283,9 @@ def health_server(
     listener: socket.socket | None = None,
     options: str = "--host and --port",
     documents: Mapping[str, Document] = NO_DOCUMENTS,
+    apps: Mapping[str, AsgiApp] = NO_APPS,
 ) -> HttpServer:
     telemetry.BUILD_INFO.labels(version("pointsman")).set(1)
     limits = HttpLimits(connections=HEALTH_CONNECTIONS_MAX)
-    app = health_app(board, documents)
+    app = health_app(board, documents, apps)
     return HttpServer(app, host=host, port=port, listener=listener, options=options, limits=limits)

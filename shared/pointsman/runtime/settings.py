@@ -127,7 +127,7 @@ def command(settings_type: type[S], *, name: str, table: str) -> Callable[[Calla
         return click.Command(
             name,
             callback=callback,
-            params=[_config_option(table), *options(settings_type)],
+            params=[config_option(table), *options(settings_type)],
             help=function.__doc__,
             context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110, "show_default": True},
         )
@@ -190,7 +190,7 @@ class SecretOption(click.Option):
             raise click.BadParameter(message, ctx, self) from error
 
 
-def _config_option(table: str) -> click.Option:
+def config_option(table: str) -> click.Option:
     return click.Option(
         ["--config"],
         type=click.Path(path_type=Path),

@@ -165,6 +165,17 @@ DECISION_SECONDS = Histogram(
     ["pool"],
     buckets=(0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05),
 )
+OVERLAP_REQUESTS = Counter(
+    "pointsman_overlap_requests_total",
+    "Requests of cmd.overlap, by outcome: answered, or the reason of the refusal.",
+    ["pool", "outcome"],
+)
+OVERLAP_SECONDS = Histogram(
+    "pointsman_overlap_seconds",
+    "Wall time that a scheduler worked on a request of cmd.overlap, refused ones included.",
+    ["pool"],
+    buckets=(0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05),
+)
 LEADER = Gauge("pointsman_leader", "1 if this scheduler leads its pool, else 0.", ["pool"])
 LEADER_TERM = Gauge("pointsman_leader_term", "Number of the newest election that this scheduler has read.", ["pool"])
 POOL_INFO = Gauge(
@@ -290,6 +301,29 @@ REBALANCING_REACTION_SECONDS = Histogram(
     "Wall time from the event that a plan answers until its moves were made.",
     ["pool"],
     buckets=(0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.25, 0.5, 1.0, 2.5),
+)
+
+# Console
+
+HIT_RATE_LADDER_PROMPT_TOKENS = Counter(
+    "pointsman_hit_rate_ladder_prompt_tokens_total",
+    "Prompt tokens of finished requests that the hit-rate ladder counts.",
+    ["pool"],
+)
+HIT_RATE_LADDER_TOKENS = Counter(
+    "pointsman_hit_rate_ladder_tokens_total",
+    "Those of them that were cached, or could have been, by rung of the ladder.",
+    ["pool", "rung"],
+)
+TENANT_HIT_RATE_LADDER_PROMPT_TOKENS = Counter(
+    "pointsman_tenant_hit_rate_ladder_prompt_tokens_total",
+    "As pointsman_hit_rate_ladder_prompt_tokens_total, by tenant.",
+    ["pool", "tenant"],
+)
+TENANT_HIT_RATE_LADDER_TOKENS = Counter(
+    "pointsman_tenant_hit_rate_ladder_tokens_total",
+    "As pointsman_hit_rate_ladder_tokens_total, by tenant.",
+    ["pool", "tenant", "rung"],
 )
 
 # Log and NATS: every service, the `pool` of the log

@@ -1,5 +1,6 @@
 """The clock of a simulation: runs calls in time order; equal times in order of insertion."""
 
+import sys
 from collections.abc import Callable
 from heapq import heappop, heappush
 from itertools import count
@@ -32,8 +33,12 @@ class EventQueue:
     def stop(self) -> None:
         self._stopped = True
 
-    def run(self) -> None:
+    def run(self, events_max: int = sys.maxsize) -> bool:
+        """Runs up to so many calls. Returns whether nothing more can happen."""
         due = self._due
-        while not self._stopped and len(due) > self._repeating:
+        for _ in range(events_max):
+            if self._stopped or len(due) <= self._repeating:
+                return True
             self.now, _, act = heappop(due)
             act(self.now)
+        return self._stopped or len(due) <= self._repeating

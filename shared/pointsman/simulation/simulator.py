@@ -1,8 +1,9 @@
 """The fleet in virtual time: production State, Dispatcher and engine model under a virtual clock. In: a `Scenario` and
 requests in order of arrival. Out: an `Outcome`. Deterministic: equal scenarios and requests give equal outcomes."""
 
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 
 import msgspec
 
@@ -29,7 +30,7 @@ from pointsman.simulation.simulated_fleet import SimulatedEngine, SimulatedFleet
 from pointsman.simulation.simulated_pool import SimulatedPool
 from pointsman.simulation.workload import WorkloadRequest
 
-__all__ = ["Failure", "FleetMirror", "Scenario", "Simulation", "simulate"]
+__all__ = ["Failure", "FleetMirror", "Scenario", "Simulation", "simulate", "simulate_in_slices"]
 
 SAMPLE_SECONDS = 1.0
 REBALANCE_SECONDS = 0.25
@@ -45,6 +46,15 @@ def simulate(scenario: Scenario, requests: Sequence[WorkloadRequest], *, mirror:
     return Simulation(scenario, requests, mirror).run()
 
 
+def simulate_in_slices(
+    scenario: Scenario, requests: Sequence[WorkloadRequest], *, mirror: FleetMirror = NO_MIRROR, events: int
+) -> Generator[float, None, Outcome]:
+    """As `simulate`; yields the share of requests that ended, after each so many events."""
+    simulation = Simulation(scenario, requests, mirror)
+    yield from simulation.slices(events)
+    return simulation.outcome
+
+
 class Simulation:
     def __init__(
         self,
@@ -57,9 +67,9 @@ class Simulation:
         self._scenario = scenario
         self._splits = scenario.splits
         self._requests = requests
-        self._outcome = Outcome([scenario.row(number, request) for number, request in enumerate(requests)])
+        self.outcome = Outcome([scenario.row(number, request) for number, request in enumerate(requests)])
         self._agenda = agenda or EventQueue()
-        self.pool = SimulatedPool(scenario, mirror, self._agenda, self._outcome)
+        self.pool = SimulatedPool(scenario, mirror, self._agenda, self.outcome)
         self.state = self.pool.state
         self.fleet = SimulatedFleet(self.pool, carry_out=self.carry_out, lose=self._lose)
         self._dispatcher = self.pool.dispatcher
@@ -67,6 +77,18 @@ class Simulation:
         self._commands: dict[RequestId, RouteRequest] = {}
 
     def run(self) -> Outcome:
+        for _ in self.slices(sys.maxsize):
+            pass
+        return self.outcome
+
+    def slices(self, events: int) -> Generator[float, None, None]:
+        """Runs in slices of so many events; yields the share of requests that ended."""
+        self._prepare()
+        while self.unfinished and not self._agenda.run(events):
+            yield 1 - self.unfinished / len(self._requests)
+        self.outcome.virtual_seconds = self._agenda.now
+
+    def _prepare(self) -> None:
         scenario, agenda, fleet = self._scenario, self._agenda, self.fleet
         for number in range(scenario.instances):
             fleet.join(number, 0.0)
@@ -84,10 +106,6 @@ class Simulation:
             agenda.every(REBALANCE_SECONDS, self._rebalance, first=REBALANCE_SECONDS)
         if scenario.event_loss > 0:
             agenda.every(REPORT_SECONDS, fleet.report, first=REPORT_SECONDS)
-        if self.unfinished:
-            agenda.run()
-        self._outcome.virtual_seconds = agenda.now
-        return self._outcome
 
     def carry_out(self, events: list[LogEvent], now: EngineSeconds) -> None:
         """Effects of decisions on engines and rows; the state has them already."""
@@ -105,7 +123,7 @@ class Simulation:
                     row.instance = event.instance
                     row.predicted_cached_tokens = row.prompt_tokens - event.uncached_tokens
                     row.migrations += 1
-                    self._outcome.migrations += 1
+                    self.outcome.migrations += 1
                 case RequestGranted():
                     self._row(event.request).granted_at = now
                     self._send(event.request, event.instance, now)
@@ -144,8 +162,8 @@ class Simulation:
         self.pool.catch_up(now)
         started = time.process_time()
         events = self._dispatcher.route(command, now)
-        self._outcome.decision_seconds += time.process_time() - started
-        self._outcome.decisions += 1
+        self.outcome.decision_seconds += time.process_time() - started
+        self.outcome.decisions += 1
         self.carry_out(events, now)
         placed = self.state.workload.requests.get(command.request)
         if placed is not None and placed.instance not in self.state.fleet.ready:  # placed by a view that lags behind
@@ -229,7 +247,7 @@ class Simulation:
             self._agenda.stop()
 
     def _row(self, request_id: RequestId) -> RequestRow:
-        return self._outcome.rows[int(request_id)]
+        return self.outcome.rows[int(request_id)]
 
     def _next_step(self, engine: SimulatedEngine, now: EngineSeconds) -> None:
         step = engine.model.step or engine.model.begin_step(now, max_fused_steps=FUSED_STEPS_MAX)
@@ -300,7 +318,7 @@ class Simulation:
         instances = self.state.fleet.ready
         pending = tuple(queues[i].load_tokens if i in queues else 0 for i in instances)
         running = tuple(len(queues[i].decoding) if i in queues else 0 for i in instances)
-        self._outcome.samples.append(LoadSample(now, pending, running, instances))
+        self.outcome.samples.append(LoadSample(now, pending, running, instances))
 
     def _rebalance(self, now: EngineSeconds) -> None:
         self.pool.catch_up(now)

@@ -8,7 +8,7 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator
 from functools import reduce
 from itertools import pairwise
-from operator import xor
+from operator import or_, xor
 from sys import byteorder
 from typing import cast
 
@@ -117,6 +117,13 @@ class PrefixIndex:
     def holds(self, instance: InstanceId, key: BlockKey) -> bool:
         holding = self._holdings.get(instance)
         return holding is not None and key in holding.held
+
+    def holders(self, key: BlockKey) -> int:
+        """Bits of the instances that hold this block and all before it."""
+        return self._anchored.get(key, 0)
+
+    def bits(self, instances: Iterable[InstanceId]) -> int:
+        return reduce(or_, (self._holdings[i].bit for i in instances if i in self._holdings), 0)
 
     def depth(self, instance: InstanceId, keys: list[BlockKey]) -> int:
         holding = self._holdings.get(instance)

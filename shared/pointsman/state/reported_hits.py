@@ -108,7 +108,10 @@ class Contradictions:
             self._open[instance] = [suspicion for suspicion in self._open[instance] if suspicion.key not in gone]
 
     def explained(self, instance: InstanceId, key: BlockKey, as_of: Sequence) -> bool:
-        return max(self._known_from.get(instance, 0), self._removed.get(instance, {}).get(key, 0)) > as_of
+        return self._known_from.get(instance, 0) > as_of or self.removed_after(instance, key, as_of)
+
+    def removed_after(self, instance: InstanceId, key: BlockKey, as_of: Sequence) -> bool:
+        return self._removed.get(instance, {}).get(key, 0) > as_of
 
     def suspect(self, instance: InstanceId, key: BlockKey, as_of: Sequence, reason: str, *, held: bool) -> None:
         """A request placed as of log entry `as_of` contradicts the index."""

@@ -68,7 +68,7 @@ class FreshFleet:
         arguments += [text for setting in (*rebalance, *self.settings) for text in ("--set", setting)]
         output.unlink(missing_ok=True)
         return spawn(
-            [str(console_script("pointsman")), "up", *arguments, *self.arguments],
+            [str(console_script("pointsman")), "up", "--no-console", *arguments, *self.arguments],
             output=output,
             environment={**os.environ, **self.environment},
         )

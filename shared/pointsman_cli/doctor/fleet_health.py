@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 from typing_extensions import override
 
+from pointsman.analysis.restarts import Restarts
 from pointsman.contracts.cache import CacheEvent
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.fleet import InstanceJoined, InstanceLeft, InstanceReported, InstanceSuspected
@@ -13,7 +14,6 @@ from pointsman.state.fleet import Status
 from pointsman.state.state import PoolSettings, State
 from pointsman_cli.doctor.examination import Examiner
 from pointsman_cli.doctor.findings import Finding, times
-from pointsman_cli.history.restarts import Restarts
 
 FLAPS_MIN = 3
 FLAP_WALL_SECONDS = 300.0

@@ -53,6 +53,11 @@ class History(ABC):
     def settings(self) -> PoolSettings:
         return self.known.state.settings if self.known is not None else pool_settings(self)
 
+    def known_before(self, sequence: Sequence) -> BaseState | None:
+        """A checkpoint of an entry before `sequence`, to fold less than the whole log."""
+        known = self.known
+        return known if known is not None and known.state.sequence < sequence else None
+
     @abstractmethod
     def entries(self, start: Sequence = 1) -> Generator[LogEntry, None, None]:
         """Entries from `start` to the end as of opening."""

@@ -66,11 +66,20 @@ class LiveHistory(History):
     @override
     @cached_property
     def known(self) -> BaseState | None:
-        if self.header.first <= 1:
-            return None
+        return None if self.header.first <= 1 else self._first_proven(self._fitting)
+
+    @override
+    def known_before(self, sequence: Sequence) -> BaseState | None:
+        def newest_first(labels: list[CheckpointLabel]) -> list[CheckpointLabel]:
+            older = [label for label in self._fitting(labels) if label.as_of < sequence]
+            return sorted(older, key=lambda label: -label.as_of)
+
+        return self._first_proven(newest_first)
+
+    def _first_proven(self, choose: Callable[[list[CheckpointLabel]], list[CheckpointLabel]]) -> BaseState | None:
         with asyncio.Runner() as runner:
             labels = runner.run(self._in_store(lambda store: store.labels()))
-            for label in self._fitting(labels):
+            for label in choose(labels):
                 content = runner.run(self._in_store(lambda store, label=label: store.load(label)))  # type: ignore[misc]
                 if content is None:
                     continue

@@ -21,9 +21,10 @@ from pointsman.adapters.tcp_ports import LOOPBACK, free_ports, why_taken
 from pointsman.contracts.subjects import LOCAL_ACTOR
 from pointsman.policies.routing import DEFAULT_ROUTING
 from pointsman.primitives import PoolName
-from pointsman.runtime.bus_users import Credentials
+from pointsman.runtime.bus_users import Credentials, write_private
 from pointsman.runtime.settings import PUBLIC_SECRET, command
 from pointsman_cli.discovery import data_dir_held
+from pointsman_cli.options import CONSOLE_PORT
 from pointsman_cli.terminal import SafeConsole, SeveralLinesError, say
 from pointsman_cli.up.addresses import EngineAddress, FurtherPool, refuse
 from pointsman_cli.up.plan import SIMULATED_MODEL, FleetPlan, ports_needed
@@ -85,6 +86,7 @@ async def run_fleet(settings: UpSettings, data: Path, config: Path | None, conso
         found = free_ports(ports_needed(settings, len(engines), further) + 1 + settings.ingresses)
         nats_port, *ports = [port for port in found if port not in fixed]
         ingress_ports = fixed or ports[-settings.ingresses :]
+        console_port = _console_port(settings)
         settings = replace(settings, port=ingress_ports[0])
         plan = FleetPlan(
             settings=settings,
@@ -99,6 +101,7 @@ async def run_fleet(settings: UpSettings, data: Path, config: Path | None, conso
             runtime=runtime,
             ports=tuple(ports),
             ingress_ports=tuple(ingress_ports),
+            console_port=console_port,
             engines=tuple(engines),
             home=EngineHome(default_directory().resolve()) if settings.kind is CPU_ENGINES else None,
             engine_threads=max(1, (os.cpu_count() or 1) // _engines_max(settings)),
@@ -106,6 +109,8 @@ async def run_fleet(settings: UpSettings, data: Path, config: Path | None, conso
         )
         await _check_models(further)
         await _check_nats(settings)
+        if plan.console_port:
+            _make_token(plan.console_token)
         return await FleetSession(replace(plan, credentials=_credentials(plan)), console).run()
 
 
@@ -130,6 +135,18 @@ def _check_ports(settings: UpSettings) -> None:
 
 def _ingress_ports(settings: UpSettings) -> list[int]:
     return list(range(settings.port, settings.port + settings.ingresses)) if settings.port else []
+
+
+def _console_port(settings: UpSettings) -> int:
+    """0 without a console. Raises click.ClickException if the wanted port is taken."""
+    wanted = settings.console_port
+    if not settings.console:
+        return 0
+    if wanted and (reason := why_taken(wanted, LOOPBACK)):
+        message = f"port {wanted} cannot be had for the console: {reason}; choose another one with --console-port"
+        raise click.ClickException(message)
+    usual = CONSOLE_PORT if wanted is None and settings.port else 0
+    return wanted or (usual if usual and not why_taken(usual, LOOPBACK) else free_ports(1)[0])
 
 
 def _check_room(data: Path) -> None:
@@ -192,6 +209,13 @@ def _secret(settings: UpSettings, file: Path) -> str:
         file.chmod(OWNER_ONLY)
         file.write_text(secret + "\n")
     return secret
+
+
+def _make_token(file: Path) -> None:
+    """Stays as it is once made."""
+    with written_to(file.parent):
+        if not file.exists():
+            write_private(file, secrets.token_urlsafe(SECRET_BYTES) + "\n")
 
 
 def _credentials(plan: FleetPlan) -> Credentials | None:

@@ -22,6 +22,7 @@ ROLE_NOTES = {
     "rebalancer": "moves waiting requests",
     "scaler": "sizes the pool",
     "recorder": "archives the log into SQL",
+    "console": "a web page of all this",
     "engine": "serves the model",
     "worker": "agent beside an engine",
 }
@@ -88,6 +89,10 @@ def _hints(fleet: FleetFile) -> list[tuple[str, str]]:
     return [
         ("API", f"{fleet.ingress}/v1{others}   (any OpenAI client; {models})"),
         ("Health", f"{probes}   (and /metrics, /openapi.json)"),
+        *(
+            ("Console", f"{url.url}   (to drain or scale there: the token in {fleet.data}/console-token)")
+            for url in fleet.of_role("console")
+        ),
         ("Watch", f"{here} fleet --watch     {here} tap     {here} bench --help"),
         ("SQL", f"sqlite3 {archive_file(Path(fleet.data))}"),
         ("Logs", f"{fleet.data}/logs/NAME.log"),

@@ -59,6 +59,8 @@ class FleetPlan:
     engine_threads: int = 1
 
     ingress_ports: tuple[int, ...] = ()
+    console_port: int = 0
+    """0: without a console."""
     further: tuple[FurtherPool, ...] = ()
     prefix: str = ""
     credentials: Credentials | None = None
@@ -84,6 +86,11 @@ class FleetPlan:
         if self.settings.tokenizer is None and self.home is not None:
             return str(self.home.model)
         return self.settings.tokenizer or (BUILTIN_TOKENIZER if self.settings.kind.simulated else None)
+
+    @property
+    def console_token(self) -> Path:
+        """File with the token of those who may act on the console's pages."""
+        return self.data / "console-token"
 
     @property
     def instances(self) -> Path:

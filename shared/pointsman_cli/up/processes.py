@@ -8,6 +8,8 @@ from math import gcd
 
 from pointsman.adapters.tcp_ports import LOOPBACK
 from pointsman.contracts.fleet import Role
+from pointsman.contracts.permissions import BusRole, BusUser
+from pointsman.contracts.subjects import LOCAL_ACTOR
 from pointsman.policies.scaling.slo_attainment import SloAttainment
 from pointsman.runtime.engine_command import EnginePlaces
 from pointsman.runtime.settings import environment
@@ -30,6 +32,7 @@ REQUEST_PATH = frozenset({"scheduler", "ingress"})
 BEHIND_THE_REQUESTS = 10
 """Niceness of services that only follow the log; not of a scaler, since its engines would inherit it."""
 KV_TRANSFER_GB_PER_S = 12.5
+NOT_OF_THE_CONSOLE = ("POINTSMAN_SECRET", "POINTSMAN_CONFIG")
 
 
 def processes(plan: FleetPlan) -> list[ProcessPlan]:
@@ -38,6 +41,8 @@ def processes(plan: FleetPlan) -> list[ProcessPlan]:
     planned = _pool_processes(first, SERVICES, ports)
     for other in others:
         planned += _pool_processes(other, FURTHER_SERVICES, ports)
+    if plan.console_port:
+        planned.append(_console(plan))
     return [_with_engine_urls(process, planned) for process in planned]
 
 
@@ -95,6 +100,23 @@ def _service(plan: FleetPlan, role: str, port: int, name: str, number: int) -> P
         environment=_common(plan, role, host, port) | environment(_own(plan, role) | admin),
         arguments=service_arguments(plan.settings.set).get(role, ()),
         niceness=0 if role in REQUEST_PATH or (role == "scaler" and plan.settings.scaled) else BEHIND_THE_REQUESTS,
+    )
+
+
+def _console(plan: FleetPlan) -> ProcessPlan:
+    """Of the first pool. It needs no secret: it only reads the log, and acts as an operator for those with the token."""
+    operator = plan.credentials.file(BusUser(BusRole.OPERATOR, LOCAL_ACTOR)) if plan.credentials else None
+    own = {"admin_token_file": plan.console_token, "operator_credentials": operator}
+    shared = _common(plan, "console", LOOPBACK, plan.console_port)
+    return ProcessPlan(
+        name="console",
+        role="console",
+        script="pointsman",
+        url=_url(plan.console_port),
+        environment={name: value for name, value in shared.items() if name not in NOT_OF_THE_CONSOLE}
+        | environment(own),
+        arguments=("console",),
+        niceness=BEHIND_THE_REQUESTS,
     )
 
 

@@ -11,8 +11,9 @@ from pointsman.contracts.subjects import valid_name
 from pointsman.policies.routing import DEFAULT_ROUTING, ROUTING_POLICIES
 from pointsman.policies.setting_text import SettingTextError, parts_of
 from pointsman.runtime.embedded_nats import SYNC_INTERVAL
-from pointsman.runtime.settings import PORT_MAX, setting
+from pointsman.runtime.settings import PORT, PORT_MAX, setting
 from pointsman.state.engine_profiles import DEFAULT_PROFILE, PROFILES
+from pointsman_cli.options import CONSOLE_PORT
 from pointsman_cli.up.addresses import INSTANCES_MAX, EngineAddress, FurtherPool, engine_address, further_pool, refuse
 
 SIMULATED = "sim"
@@ -57,6 +58,12 @@ class UpSettings:
     )
     port: int = setting(8080, "Port of the OpenAI-compatible HTTP service; 0: any free port.")
     host: str = setting("127.0.0.1", "Address of the HTTP service; all other processes listen on loopback.")
+    console: bool = setting(True, "Start the console, a web page of the fleet (pointsman console).")
+    console_port: int | None = setting(
+        None,
+        f"Port of the console. Default: {CONSOLE_PORT}, or a free one if that is taken or --port is 0.",
+        bounds=PORT,
+    )
     data: str = setting(".pointsman", "Directory of the log, the SQL archive, the secret and log files.")
     model: str | None = setting(None, "Model name in requests. Default: the model of the engines.")
     engine: str = setting(

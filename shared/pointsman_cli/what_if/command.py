@@ -7,10 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 from rich.console import Console
 
-from pointsman.adapters.tenants_file import TenantsFileError, read_tenant_policies
-from pointsman.contracts.codec import short_reason
+from pointsman.adapters.tenants_file import TenantsFileError, read_tenant_policies, with_changes
+from pointsman.analysis.calibration import Calibration
+from pointsman.analysis.comparison import Side, fidelity, regret
+from pointsman.analysis.recorded_traffic import Record, UnusableTrafficError, read_record
+from pointsman.analysis.what_if import TENANTS_PREFIX, Change, WhatIf
+from pointsman.contracts.tenants import TenantPolicies
 from pointsman.policies.admission import ADMISSION_POLICIES
 from pointsman.policies.ordering import ORDERING_POLICIES
 from pointsman.policies.policy_set import UnknownPolicyError
@@ -19,7 +24,7 @@ from pointsman.policies.setting_text import SettingTextError
 from pointsman_cli.history.progress import shown
 from pointsman_cli.history.sources import History, HistoryError, open_history
 from pointsman_cli.history.start_point import beginning_of
-from pointsman_cli.history.time_options import moment_in
+from pointsman_cli.history.time_options import Moment, moment_in
 from pointsman_cli.options import (
     CONTEXT,
     DIRECTORY,
@@ -33,10 +38,7 @@ from pointsman_cli.options import (
 from pointsman_cli.output_file import print_json
 from pointsman_cli.simulate.experiment import CellResult
 from pointsman_cli.terminal import output_console, progress_console, say
-from pointsman_cli.what_if.calibration import Calibration
-from pointsman_cli.what_if.comparison import Side, as_json, cells, fidelity, side, table_of, tenants_table
-from pointsman_cli.what_if.recorded_traffic import Record, read_record
-from pointsman_cli.what_if.runs import Change, SimulatedFleet
+from pointsman_cli.what_if.comparison import as_json, cells, table_of, tenants_table
 
 SLOW_BELOW = 0.9
 SPEEDS_SHOWN = 8
@@ -99,6 +101,7 @@ def what_if_command(
         instances=instances,
         tenants=limits,
         tenants_from=tenants.name if tenants else "",
+        limits=_limits(settings),
     )
     if change.is_none:
         msg = "choose what is to be different: --policy, --set, --order, --admission, --instances or --tenants"
@@ -108,10 +111,13 @@ def what_if_command(
     with open_history(place, pool) as history:
         record = _read(history, since, until)
         try:
-            sides, calibration = _simulated(record, change)
+            done = _simulated(record, change)
         except KeyboardInterrupt:
             sys.exit(INTERRUPTED_EXIT_CODE)
-        print_json(_json(record, sides, calibration)) if as_json else _show(console, record, sides, calibration)
+        sides = (done.recorded, done.again, done.changed[0])
+        print_json(_json(record, sides, done.calibration)) if as_json else _show(
+            console, record, sides, done.calibration
+        )
     if draw and plot:
         name = f"log of {history.header.pool}" if history.header.pool else "recorded log"
         try:
@@ -123,43 +129,44 @@ def what_if_command(
             say(console, f"drew {picture}")
 
 
+def _limits(settings: Sequence[str]) -> Callable[[TenantPolicies], TenantPolicies] | None:
+    texts = [text.removeprefix(TENANTS_PREFIX) for text in settings if text.startswith(TENANTS_PREFIX)]
+    return (lambda policies: with_changes(policies, texts)) if texts else None
+
+
 def _read(history: History, since: str | None, until: str | None) -> Record:
+    """Raises HistoryError."""
     entries = shown(history, "reading the record")
-    end = moment_in(history, until)
-    return read_record(
-        entries,
-        origin=history.origin,
-        settings=history.settings,
-        beginning=beginning_of(history, end),
-        since=moment_in(history, since),
-        until=end,
-    )
+    first, end = moment_in(history, since), moment_in(history, until)
+    try:
+        return read_record(
+            entries,
+            origin=history.origin,
+            settings=history.settings,
+            known=beginning_of(history, end).known,
+            since=None if first == Moment() else first.is_before,
+            until=end.is_before,
+        )
+    except UnusableTrafficError as error:
+        raise HistoryError(str(error)) from error
 
 
-def _simulated(record: Record, change: Change) -> tuple[tuple[Side, Side, Side], Calibration]:
+def _simulated(record: Record, change: Change) -> WhatIf:
     """Raises click.UsageError for an unknown policy or setting, HistoryError for a log that cannot be simulated."""
     try:
-        fleet = SimulatedFleet(record)
-        changed_scenario = fleet.changed(change)
+        what_if = WhatIf(record, [change])
     except (UnknownPolicyError, SettingTextError, TenantsFileError) as error:
         raise click.UsageError(str(error)) from error
     with _progress(record) as say_step:
-        say_step("calibrating the engines (run 1 of 3)")
+        said = 0
         try:
-            calibration = fleet.calibrate()
-            say_step("the same policy again (run 2 of 3)")
-            again = fleet.as_recorded()
-            say_step("the change (run 3 of 3)")
-            changed = fleet.with_change(change)
-        except (ValueError, ArithmeticError, LookupError) as error:
-            msg = f"{record.origin} has requests or engines that cannot be simulated: {short_reason(error)}"
-            raise HistoryError(msg) from error
-    recorded = side("recorded", record.outcome, fleet.scenario, record)
-    return (
-        recorded,
-        side("re-simulated", again, fleet.scenario, record),
-        side(str(change), changed, changed_scenario, record),
-    ), calibration
+            for progress in what_if.run():
+                if progress.run != said:
+                    said = progress.run
+                    say_step(f"{progress.what} (run {said} of {progress.runs})")
+        except UnusableTrafficError as error:
+            raise HistoryError(str(error)) from error
+    return what_if
 
 
 @contextmanager
@@ -221,6 +228,7 @@ def _json(record: Record, sides: tuple[Side, Side, Side], calibration: Calibrati
         "recorded": as_json(recorded, record.warmup),
         "resimulated": as_json(again, record.warmup),
         "changed": as_json(changed, record.warmup),
+        "regret": msgspec.to_builtins(regret(again, changed)),
     }
 
 

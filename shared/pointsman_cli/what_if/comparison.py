@@ -1,27 +1,24 @@
 """Compares record, re-simulation and change: table, JSON, and results for the plots of `simulate`."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 from rich.table import Table
 from rich.text import Text
 
+from pointsman.analysis.comparison import Side
+from pointsman.analysis.recorded_traffic import Record
 from pointsman.contracts.reasons import TENANT_LIMITS
 from pointsman.primitives import InstanceId
-from pointsman.simulation.metrics import Report, percentile, summarise
+from pointsman.simulation.metrics import Report, percentile
 from pointsman.simulation.outcome import Outcome, RequestRow
-from pointsman.simulation.simulator import Scenario
 from pointsman.simulation.workload import mean_rate
 from pointsman_cli.formatting import count, milliseconds, ratio, share
 from pointsman_cli.simulate.experiment import SAMPLES_KEPT_MAX, Arrival, Cell, CellResult, Series, Source
 from pointsman_cli.simulate.variants import Variant
 from pointsman_cli.terminal import table
-from pointsman_cli.what_if.recorded_traffic import Record
 
-CAPACITY_OFF_MAX = 0.1
-P90_OFF_SHARE_MAX = 0.35
 TENANTS_SHOWN_MAX = 12
 
 Row = tuple[str, Callable[[Report], float | None], Callable[[float], str], bool | None]
@@ -46,18 +43,6 @@ ROWS: Sequence[Row] = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Side:
-    note: str
-    outcome: Outcome
-    scenario: Scenario
-    report: Report
-
-
-def side(note: str, outcome: Outcome, scenario: Scenario, record: Record) -> Side:
-    return Side(note=note, outcome=outcome, scenario=scenario, report=summarise(outcome, warmup=record.warmup))
-
-
 def table_of(recorded: Side, again: Side, changed: Side) -> Table:
     rows = table("", ">recorded", ">re-simulated", f">{changed.note}", ">change")
     rows.columns[3].no_wrap = False
@@ -80,18 +65,6 @@ def _change(
         return shown if shown[1:] != text(0.0) else "same"
     better = (change > 0) == more_is_better
     return Text(shown, style="green" if better else "red")
-
-
-def fidelity(recorded: Report, again: Report) -> tuple[bool, str]:
-    """Whether the simulator reproduces the record, and a sentence about it."""
-    capacity = (again.effective_capacity or 0.0) - (recorded.effective_capacity or 0.0)
-    real, simulated = recorded.ttft.p90_s or 0.0, again.ttft.p90_s or 0.0
-    off = (simulated - real) / real if real else 0.0
-    well = abs(capacity) <= CAPACITY_OFF_MAX and abs(off) <= P90_OFF_SHARE_MAX
-    text = f"capacity {capacity * 100:+.1f} points, TTFT P90 {off:+.0%} against the record"
-    if well:
-        return True, f"the simulator reproduces the record: {text}"
-    return False, f"the simulator does not reproduce the record well ({text}): read the change only, and with care"
 
 
 def cells(sides: Sequence[Side], record: Record, name: str) -> list[CellResult]:

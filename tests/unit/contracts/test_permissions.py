@@ -19,7 +19,7 @@ NOBODY: tuple[str, ...] = (
     "STREAM.RESTORE",
 )
 NOBODY += ("CONSUMER.DELETE", "CONSUMER.DURABLE", "CONSUMER.LIST", "CONSUMER.NAMES", "CONSUMER.INFO", "META", "ACCOUNT")
-IDS = [" ".join(filter(None, (user.role, user.name))) for user in USERS]
+IDS = [" ".join(filter(None, (user.role, user.pool, user.name))) for user in USERS]
 
 
 @pytest.mark.parametrize(
@@ -119,6 +119,21 @@ def test_a_worker_of_one_pool_has_no_rights_in_another() -> None:
     rights = permissions_of(BusUser(BusRole.WORKER, "engine-1", PoolName("coder")), POOLS)
 
     assert not any("default" in subject for subject in (*rights.publish, *rights.subscribe))
+
+
+def test_another_router_may_ask_for_overlap_in_its_pool_and_hears_its_answers_alone() -> None:
+    rights = granted(BusUser(BusRole.ROUTER, "other", POOLS[0]))
+
+    assert rights.publish == ("pm.default.cmd.overlap",)
+    assert rights.subscribe == ("_INBOX.router.default.other.>",)
+    assert not rights.responses
+
+
+def test_besides_other_routers_only_ingresses_ask_for_overlap_and_only_schedulers_answer() -> None:
+    asking = {user.role for user in USERS if "pm.default.cmd.overlap" in granted(user).publish}
+    answering = {user.role for user in USERS if "pm.default.cmd.overlap" in granted(user).subscribe}
+
+    assert (asking, answering) == ({BusRole.ROUTER, BusRole.INGRESS}, {BusRole.SCHEDULER})
 
 
 def test_an_ingress_may_ask_whether_a_scheduler_lives() -> None:

@@ -1,5 +1,6 @@
 """Credentials as files: made once, private, and written down for nats-server."""
 
+import re
 import stat
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import pytest
 
 from pointsman.contracts.permissions import BusRole, BusUser
 from pointsman.primitives import PoolName
-from pointsman.runtime.bus_users import USERS_FILE, Credentials, valid_operator
+from pointsman.runtime.bus_users import ROUTES_FILE, USERS_FILE, Credentials, valid_operator
 
 POOL = PoolName("default")
 
@@ -73,6 +74,33 @@ def test_a_seed_that_others_could_read_is_closed(tmp_path: Path) -> None:
     assert stat.S_IMODE(seed.stat().st_mode) == 0o600
 
 
+def test_another_router_is_named_with_its_pool(tmp_path: Path) -> None:
+    credentials, router = Credentials(tmp_path), BusUser(BusRole.ROUTER, "smg", POOL)
+    credentials.make([POOL], routers=[router])
+
+    assert credentials.file(router) == tmp_path / "routers" / "default" / "smg.nk"
+    assert router in credentials.users()
+    assert "router default smg" in (tmp_path / USERS_FILE).read_text()
+
+
 @pytest.mark.parametrize(("name", "valid"), [("alice", True), ("reader", False), ("A b", False), ("a.b", False)])
 def test_an_operator_is_called_like_no_role(name: str, *, valid: bool) -> None:
     assert valid_operator(name) is valid
+
+
+def test_the_password_of_a_cluster_is_made_once_and_private(tmp_path: Path) -> None:
+    credentials = Credentials(tmp_path / "c")
+    credentials.make_routes(["nats-1:6222", "[fd00::5]:6222"])
+    file = tmp_path / "c" / ROUTES_FILE
+    first = file.read_text()
+    credentials.make_routes(["nats-1:6222", "[fd00::5]:6222", "nats-3:7000"])
+    again = file.read_text()
+    Credentials(tmp_path / "other").make_routes(["nats-1:6222"])
+
+    password = re.findall(r'password: "(.+)"', first)
+    assert len(password[0]) == 64
+    assert re.findall(r"nats://route:(\w+)@(\S+)\"", again) == [
+        (password[0], server) for server in ("nats-1:6222", "[fd00::5]:6222", "nats-3:7000")
+    ]
+    assert password[0] not in (tmp_path / "other" / ROUTES_FILE).read_text()
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from pointsman.contracts.commands import RouteRejected
+from pointsman.contracts.overlap import OverlapRefusal, OverlapRefused
 from pointsman.contracts.reasons import RejectReason, reject_answer
 from pointsman.contracts.tenants import RateLimits
 from pointsman.primitives import EngineSeconds, Tokens
@@ -131,6 +132,19 @@ ingress_stopped = _Kind(
     "This gateway is shutting down and cut the request short. Ask again.",
     retry_after=1.0,
 )
+
+
+no_scheduler = _Kind(503, "no_scheduler", "No scheduler has answered. Ask again later.", retry_after=1.0)
+too_many_lookups = _Kind(429, "too_many_lookups", "Too many lookups at once. Ask again later.", retry_after=1.0)
+
+
+def overlap_refused(answer: OverlapRefused) -> ApiError:
+    message = f"{answer.detail[:1].upper()}{answer.detail[1:]}."
+    if answer.reason != OverlapRefusal.TOO_OFTEN:
+        return bad_request(message, code=answer.reason)
+    milliseconds = b"%d" % math.ceil(answer.retry_after * 1000)
+    headers = (_retry_after(answer.retry_after), (b"retry-after-ms", milliseconds))
+    return ApiError(429, answer.reason, message, headers=headers)
 
 
 def bad_request(message: str, *, param: str | None = None, code: str = "invalid_request") -> ApiError:

@@ -74,9 +74,11 @@ class NatsConnection(Connection):
             raise NotConnectedError(str(error)) from error
 
     @override
-    async def subscribe(self, subject: str, on_message: OnMessage, *, waiting_max: int) -> Subscription:
+    async def subscribe(
+        self, subject: str, on_message: OnMessage, *, waiting_max: int, queue: str = ""
+    ) -> Subscription:
         self._count += 1
-        subscription = _NatsSubscription(self._subscriptions, self._count, subject, on_message, waiting_max)
+        subscription = _NatsSubscription(self._subscriptions, self._count, subject, on_message, waiting_max, queue)
         if self._client is not None and self._connected:
             await subscription.begin(self._client)
             await _round_trip(self._client)
@@ -242,12 +244,14 @@ class _NatsSubscription(Subscription):
         subject: str,
         on_message: OnMessage,
         waiting_max: int,
+        queue: str,
     ) -> None:
         self._registry = registry
         self._key = key
         self._subject = subject
         self._on_message = on_message
         self._waiting_max = waiting_max
+        self._queue = queue
         self._client: Client | None = None
         self._begun: ClientSubscription | None = None
         registry[key] = self
@@ -257,6 +261,7 @@ class _NatsSubscription(Subscription):
         with contextlib.suppress(ClientError):  # the client closed: the next one begins again
             self._begun = await client.subscribe(
                 self._subject,
+                queue=self._queue,
                 cb=self._on_message,
                 pending_msgs_limit=self._waiting_max,
                 pending_bytes_limit=0,

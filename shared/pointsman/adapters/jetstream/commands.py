@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from typing_extensions import override
 
+from pointsman.adapters.command_decoding import decoding
 from pointsman.adapters.jetstream.connection import (
     NO_RESPONDERS,
     Connection,
@@ -20,7 +21,15 @@ from pointsman.adapters.log_listener import LogListener
 from pointsman.contracts.codec import AnyCommand, UndecodableError, UnwritableError, decode_command, encode
 from pointsman.contracts.permissions import INBOX, JETSTREAM_API, MAPPED_REPLY
 from pointsman.contracts.subjects import covers
-from pointsman.ports import CommandHandler, Commands, CommandTimeoutError, ForbiddenError, NoResponderError, Reply
+from pointsman.ports import (
+    CommandHandler,
+    Commands,
+    CommandTimeoutError,
+    ForbiddenError,
+    NoResponderError,
+    PayloadHandler,
+    Reply,
+)
 from pointsman.primitives import EngineSeconds, WallSeconds
 
 REPLIES = (f"{INBOX}.", f"{MAPPED_REPLY}.")
@@ -130,22 +139,26 @@ class JetStreamCommands(Commands):
 
     @override
     def serve(self, subject: str, handler: CommandHandler) -> AbstractAsyncContextManager[None]:
-        return self._serving(subject, handler)
+        return self._serving(subject, decoding(handler, self._listener), "")
+
+    @override
+    def serve_payloads(
+        self, subject: str, handler: PayloadHandler, *, queue: str = ""
+    ) -> AbstractAsyncContextManager[None]:
+        return self._serving(subject, handler, queue)
 
     @asynccontextmanager
-    async def _serving(self, subject: str, handler: CommandHandler) -> AsyncIterator[None]:
+    async def _serving(self, subject: str, handler: PayloadHandler, queue: str) -> AsyncIterator[None]:
         async def on_message(message: Message) -> None:
             if not covers(subject, message.subject):  # a stored message that somebody had delivered here
                 self._listener.undecodable(message.subject, f"not sent to {subject}")
                 return
-            try:
-                command = decode_command(message.data)
-            except UndecodableError as error:
-                self._listener.undecodable(message.subject, str(error))
-                return
-            await self._handle(message.subject, handler(command, _Reply(message, self._connection, self._listener)))
+            reply = _Reply(message, self._connection, self._listener)
+            await self._handle(message.subject, handler(message.data, reply))
 
-        subscription = await self._connection.subscribe(subject, on_message, waiting_max=COMMANDS_WAITING_MAX)
+        subscription = await self._connection.subscribe(
+            subject, on_message, waiting_max=COMMANDS_WAITING_MAX, queue=queue
+        )
         try:
             yield
         finally:

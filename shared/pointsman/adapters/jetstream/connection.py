@@ -51,8 +51,11 @@ class Connection(Protocol):
         """Send without waiting, in the order of the calls. Raises NotConnectedError, UnsendableError."""
         ...
 
-    async def subscribe(self, subject: str, on_message: OnMessage, *, waiting_max: int) -> Subscription:
-        """Deliver messages across reconnects. At most `waiting_max` are queued; more are dropped and reported."""
+    async def subscribe(
+        self, subject: str, on_message: OnMessage, *, waiting_max: int, queue: str = ""
+    ) -> Subscription:
+        """Deliver messages across reconnects. At most `waiting_max` are queued; more are dropped and reported. Of the
+        subscriptions of one `queue`, one gets each message."""
         ...
 
     def on_forbidden(self, on_forbidden: Callable[[str, str], None]) -> None:

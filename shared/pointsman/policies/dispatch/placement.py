@@ -3,12 +3,14 @@
 from collections.abc import Collection
 from dataclasses import replace
 
+import msgspec
+
 from pointsman.contracts.commands import RouteRequest
 from pointsman.contracts.decisions import RequestPlaced
 from pointsman.contracts.reasons import RejectReason
 from pointsman.contracts.requests import RequestArrived
 from pointsman.policies.admission import Refusal
-from pointsman.policies.decode_placement import DecodeAssignment, DecodeChoice, DecodeRefusal
+from pointsman.policies.decode_placement import SAME_INSTANCE, DecodeAssignment, DecodeChoice, DecodeRefusal
 from pointsman.policies.dispatch import queue_bound
 from pointsman.policies.dispatch.granting import grant_next
 from pointsman.policies.dispatch.limits import reject_over_limit
@@ -88,11 +90,23 @@ def _arrive(turn: Turn, command: RouteRequest) -> None:
     )
 
 
-def _place(turn: Turn, request: Request, attempt: int, excluded: Collection[InstanceId], *, held: bool) -> None:
-    """`held`: it arrived before this turn."""
-    if request.over_limit is not None:
-        reject_over_limit(turn, request, request.over_limit, attempt)
-        return
+class Answer(msgspec.Struct, frozen=True):
+    """What a request gets, before anything is decided. `request`: with its lost time in its SLO. `displaced`: the request
+    that has to make room."""
+
+    request: Request
+    admitted: Choice | Refusal
+    considered: list[CandidateEstimate]
+    decoder: Decoder
+    decode: DecodeAssignment = SAME_INSTANCE
+    displaced: Request | None = None
+    lost_seconds: EngineSeconds = 0.0
+
+
+def answer_to(
+    turn: Turn, request: Request, attempt: int, excluded: Collection[InstanceId], *, held: bool
+) -> Answer | None:
+    """Changes nothing, so a shadow policy may ask too. None: the request is held. `held`: it arrived before this turn."""
     lost = _lost_seconds(turn, request, attempt, held=held)
     if lost:
         request = replace(request, slo_ttft=request.slo_ttft + lost)
@@ -104,23 +118,34 @@ def _place(turn: Turn, request: Request, attempt: int, excluded: Collection[Inst
     except NoInstance as answer:
         if not _may_hold(turn, request):
             no_instance = Refusal(RejectReason.NO_INSTANCE, str(answer), _retry_after(turn))
-            refusal = _no_decoder(turn, decoder, excluded) or no_instance
-            reject(turn, request, attempt, excluded, refusal, [], decoder)
-        return
+            return Answer(request, _no_decoder(turn, decoder, excluded) or no_instance, [], decoder)
+        return None
     place = None if trial else queue_bound.place_for(turn, request)
-    admitted: Choice | Refusal = choice
     if isinstance(place, Refusal):
-        admitted = place
-    elif not trial:
+        return Answer(request, place, choice.considered, decoder)
+    admitted: Choice | Refusal = choice
+    if not trial:
         admitted = turn.policies.admission.admit(view, choice)
     if isinstance(admitted, Refusal):
-        reject(turn, request, attempt, excluded, admitted, choice.considered, decoder)
-        return
+        return Answer(request, admitted, choice.considered, decoder)
     decode = assignment(turn, view.request, admitted.chosen, decoder)
     if isinstance(decode, Refusal):
-        reject(turn, request, attempt, excluded, decode, choice.considered, decoder)
+        return Answer(request, decode, choice.considered, decoder)
+    return Answer(request, admitted, admitted.considered, decoder, decode, place, lost)
+
+
+def _place(turn: Turn, request: Request, attempt: int, excluded: Collection[InstanceId], *, held: bool) -> None:
+    if request.over_limit is not None:
+        reject_over_limit(turn, request, request.over_limit, attempt)
         return
-    displaced = queue_bound.displace(turn, place, request) if isinstance(place, Request) else NO_INSTANCE
+    answer = answer_to(turn, request, attempt, excluded, held=held)
+    if answer is None:
+        return
+    admitted, decode = answer.admitted, answer.decode
+    if isinstance(admitted, Refusal):
+        reject(turn, answer.request, attempt, excluded, admitted, answer.considered, answer.decoder)
+        return
+    displaced = queue_bound.displace(turn, answer.displaced, answer.request) if answer.displaced else NO_INSTANCE
     candidate = admitted.chosen
     turn.decide(
         RequestPlaced(
@@ -132,7 +157,7 @@ def _place(turn: Turn, request: Request, attempt: int, excluded: Collection[Inst
             uncached_tokens=candidate.uncached_tokens,
             queue_seconds=candidate.queue_seconds,
             prefill_seconds=candidate.work_seconds,
-            predicted_ttft=_predicted_ttft(candidate, decode),
+            predicted_ttft=predicted_ttft(candidate, decode),
             policy=turn.policies.routing.name,
             settings=turn.leader.settings,
             reason=admitted.reason,
@@ -143,7 +168,7 @@ def _place(turn: Turn, request: Request, attempt: int, excluded: Collection[Inst
             decode_reason=decode.reason,
             decode_candidates=decode.considered,
             transfer_seconds=decode.transfer_seconds,
-            lost_seconds=lost,
+            lost_seconds=answer.lost_seconds,
         )
     )
     if displaced:
@@ -179,7 +204,7 @@ def _lost_seconds(turn: Turn, request: Request, attempt: int, *, held: bool) -> 
     return max(0.0, turn.now - request.granted_at)
 
 
-def _predicted_ttft(candidate: CandidateEstimate, decode: DecodeAssignment) -> EngineSeconds:
+def predicted_ttft(candidate: CandidateEstimate, decode: DecodeAssignment) -> EngineSeconds:
     if not decode.instance:
         return candidate.predicted_ttft
     return candidate.queue_seconds + candidate.prefill_seconds + decode.transfer_seconds

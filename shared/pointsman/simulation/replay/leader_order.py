@@ -54,8 +54,7 @@ class LeaderOrder(Generic[E]):
         """Yield each step, with `state` before it, then apply it. `entries` begin after `state.sequence`. Until the
         LeaderElected of the term they are applied in log order, as is a `state` in mid-term."""
         elected = state.term >= self.term
-        if state.recent_decisions.term == self.term:
-            self._next_number = state.recent_decisions.through + 1
+        self.resume(state)
         for entry in entries:
             for step in self.feed(entry) if elected else (self._read(entry),):
                 yield self._judged(step, state)
@@ -64,6 +63,11 @@ class LeaderOrder(Generic[E]):
         for step in self.finish():
             yield self._judged(step, state)
             self.apply(step, state)
+
+    def resume(self, state: State) -> None:
+        """`state` may be in mid-term."""
+        if state.recent_decisions.term == self.term:
+            self._next_number = state.recent_decisions.through + 1
 
     def apply(self, step: Step[E], state: State) -> None:
         entry, event = step.entry, step.entry.event

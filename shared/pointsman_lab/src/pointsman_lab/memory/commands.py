@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 from typing_extensions import override
 
+from pointsman.adapters.command_decoding import decoding
 from pointsman.adapters.log_listener import LogListener
 from pointsman.contracts.codec import AnyCommand, UndecodableError, UnwritableError, decode_command, encode
 from pointsman.contracts.subjects import any_actor
-from pointsman.ports import CommandHandler, Commands, CommandTimeoutError, NoResponderError
+from pointsman.ports import CommandHandler, Commands, CommandTimeoutError, NoResponderError, PayloadHandler
 from pointsman.primitives import WallSeconds
 
 COMMANDS_WAITING_MAX = 4096
@@ -37,11 +38,14 @@ class CommandBus:
             service.offer(subject, payload, answer)
 
     def _serving(self, subject: str) -> "list[_Service]":
-        return [*self._handlers.get(subject, ()), *self._handlers.get(any_actor(subject), ())]
+        services = [*self._handlers.get(subject, ()), *self._handlers.get(any_actor(subject), ())]
+        first = {service.queue: service for service in reversed(services)}
+        return [service for service in services if not service.queue or first[service.queue] is service]
 
 
 class _Service:
-    def __init__(self, subject: str, handler: CommandHandler, listener: LogListener) -> None:
+    def __init__(self, subject: str, handler: PayloadHandler, listener: LogListener, queue: str) -> None:
+        self.queue = queue
         self._subject = subject
         self._handler = handler
         self._listener = listener
@@ -57,12 +61,7 @@ class _Service:
         while True:
             subject, payload, answer = await self._waiting.get()
             try:
-                command = decode_command(payload)
-            except UndecodableError as error:
-                self._listener.undecodable(subject, str(error))
-                continue
-            try:
-                await self._handler(command, _Answer(answer, subject))
+                await self._handler(payload, _Answer(answer, subject))
             except Exception as error:  # noqa: BLE001 - one bad command must not end the service
                 self._listener.handler_failed(subject, error)
 
@@ -114,11 +113,17 @@ class MemoryCommands(Commands):
 
     @override
     def serve(self, subject: str, handler: CommandHandler) -> AbstractAsyncContextManager[None]:
-        return self._serving(subject, handler)
+        return self._serving(subject, decoding(handler, self._listener), "")
+
+    @override
+    def serve_payloads(
+        self, subject: str, handler: PayloadHandler, *, queue: str = ""
+    ) -> AbstractAsyncContextManager[None]:
+        return self._serving(subject, handler, queue)
 
     @asynccontextmanager
-    async def _serving(self, subject: str, handler: CommandHandler) -> AsyncIterator[None]:
-        served = _Service(subject, handler, self._listener)
+    async def _serving(self, subject: str, handler: PayloadHandler, queue: str) -> AsyncIterator[None]:
+        served = _Service(subject, handler, self._listener, queue)
         work = asyncio.create_task(served.work())
         self._bus.serve(subject, served)
         try:

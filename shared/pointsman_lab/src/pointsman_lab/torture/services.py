@@ -136,8 +136,8 @@ class IngressProcess(HttpProcess):
             engine_session=cast(aiohttp.ClientSession, session),
             chance=environment.chance(f"ids of {self.link.name}"),
             executor=InPlace(),
-        ) as app:
-            self.app = app
+        ) as apps:
+            self.app = apps.api
             await supervisor.until_stopped()
             await self._drain(run, settings)
 

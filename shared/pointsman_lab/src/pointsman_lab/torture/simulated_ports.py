@@ -23,6 +23,8 @@ from pointsman.ports import (
     LogReset,
     LogUnavailableError,
     OnStored,
+    PayloadHandler,
+    Reply,
     Tenure,
 )
 from pointsman.ports import Link as Ports
@@ -144,10 +146,20 @@ class SimulatedCommands(Commands):
 
     @override
     def serve(self, subject: str, handler: CommandHandler) -> AbstractAsyncContextManager[None]:
+        async def on_payload(payload: bytes, reply: Reply) -> None:
+            await handler(decode_command(payload), reply)
+
+        return self._serving(subject, on_payload)
+
+    @override
+    def serve_payloads(
+        self, subject: str, handler: PayloadHandler, *, queue: str = ""
+    ) -> AbstractAsyncContextManager[None]:
+        """Nobody asks here, so nobody is chosen."""
         return self._serving(subject, handler)
 
     @asynccontextmanager
-    async def _serving(self, subject: str, handler: CommandHandler) -> AsyncIterator[None]:
+    async def _serving(self, subject: str, handler: PayloadHandler) -> AsyncIterator[None]:
         served = _Served(self._link, subject, handler)
         work = asyncio.create_task(served.work())
         self._link.network.serve(subject, served)
@@ -205,7 +217,7 @@ class SimulatedCheckpoints(Checkpoints):
 
 
 class _Served(Served):
-    def __init__(self, link: Link, subject: str, handler: CommandHandler) -> None:
+    def __init__(self, link: Link, subject: str, handler: PayloadHandler) -> None:
         self._link = link
         self._subject = subject
         self._handler = handler
@@ -226,7 +238,7 @@ class _Served(Served):
         while True:
             payload, answer = await self._waiting.get()
             try:
-                await self._handler(decode_command(payload), answer)
+                await self._handler(payload, answer)
             except (Exception, UndecodableError) as error:  # noqa: BLE001 - whatever a handler raises is a finding
                 self._link.on_failure(self._subject, error)
 

@@ -1,16 +1,19 @@
-"""Converts a log to a workload and an outcome of the simulator. Cancelled and unended requests are left out; failed
-ones count as late. Requests before `since`, or before the checkpoint of a truncated log, only warm the caches."""
+"""Converts a log to a workload and an outcome of the simulator, while the log is folded. Cancelled and unended requests
+are left out; failed ones count as late. Requests before `since`, or before the checkpoint of a truncated log, only warm
+the caches."""
 
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from statistics import median_low
 
+from pointsman.analysis.restarts import Restarts
 from pointsman.contracts.block_keys import unpack_keys
 from pointsman.contracts.cache import CacheEvent
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import (
     LeaderElected,
+    RequestEnd,
     RequestGranted,
     RequestMigrated,
     RequestPlaced,
@@ -21,22 +24,27 @@ from pointsman.contracts.envelope import is_fenced
 from pointsman.contracts.fleet import InstanceEjected, InstanceJoined
 from pointsman.contracts.requests import PrefillFinished, RequestArrived, RequestFailed, RequestFinished
 from pointsman.contracts.tenants import TenantPolicies, TenantPoliciesSet
+from pointsman.policies.policy_set import PolicySet
 from pointsman.ports import LogEntry
-from pointsman.primitives import BlockKey, EngineSeconds, InstanceId, RequestId, Term, Tokens
+from pointsman.primitives import BlockKey, EngineSeconds, InstanceId, RequestId, Sequence, Term, Tokens
 from pointsman.simulation.outcome import LoadSample, Outcome, RequestRow
+from pointsman.simulation.replay import BaseState
 from pointsman.simulation.replay.folding import copy_state
 from pointsman.simulation.workload import TRACE_BLOCK_TOKENS, WorkloadRequest
 from pointsman.simulation.workload.requests import blocks_for
 from pointsman.state.fleet import Instance
 from pointsman.state.state import PoolSettings, State
 from pointsman.state.workload import EMPTY_QUEUE
-from pointsman_cli.history.entries import HistoryError
-from pointsman_cli.history.restarts import Restarts
-from pointsman_cli.history.start_point import StartPoint
-from pointsman_cli.history.time_options import Moment
 
 ANSWERS_MIN = 30
 SAMPLE_SECONDS = 1.0
+
+Passed = Callable[[LogEntry], bool]
+"""Whether an entry lies behind a moment."""
+
+
+class UnusableTrafficError(ValueError):
+    """The log has too few answers, or does not say what the engines were."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,15 +76,26 @@ def read_record(
     *,
     origin: str,
     settings: PoolSettings,
-    beginning: StartPoint,
-    since: Moment,
-    until: Moment,
+    known: BaseState | None = None,
+    begins: Passed | None = None,
+    since: Passed | None = None,
+    until: Passed | None = None,
 ) -> Record:
-    """Reads the log once. Raises HistoryError if it has too few requests."""
-    reader = _Reader(settings, beginning, since, until)
+    """Reads the log once. `known`: initial state; a copy is used. Requests from `begins` on are simulated, those from
+    `since` on are counted; None: all. Raises UnusableTrafficError."""
+    state = State(settings) if known is None else copy_state(known.state)
+    start = 1 if known is None else known.state.sequence + 1
+    reader: TrafficReader | None = None
     for entry in entries:
-        reader.take(entry)
-    return reader.record(origin)
+        if entry.sequence >= start:
+            state.apply_entry(entry)
+        if reader is None and (begins is None or begins(entry)):
+            reader = TrafficReader(
+                state, policies=known.policies if known else None, fleet_from=start, since=since, until=until
+            )
+        if reader is not None:
+            reader.take(entry)
+    return (reader or TrafficReader(state)).record(origin)
 
 
 def recorded_keys(request: WorkloadRequest, _block_tokens: Tokens) -> list[BlockKey]:
@@ -93,54 +112,60 @@ class _TracedRequest:
     output_tokens: Tokens = -1
 
 
-@dataclass(slots=True)
-class _Reader:
-    settings: PoolSettings
-    beginning: StartPoint
-    since: Moment
-    until: Moment
-    _term: Term = field(default_factory=lambda: Term(0))
-    _state: State = field(init=False)
-    _requests: dict[RequestId, _TracedRequest] = field(default_factory=dict)
-    _joins: dict[InstanceId, InstanceJoined] = field(default_factory=dict)
-    _samples: list[LoadSample] = field(default_factory=list)
-    _ready: Counter[tuple[InstanceId, ...]] = field(default_factory=Counter)
-    _policies: Counter[str] = field(default_factory=Counter)
-    _policy: str = ""
-    _policy_settings: Settings = field(default_factory=dict)
-    _tenant_policies: list[tuple[EngineSeconds, TenantPolicies]] = field(default_factory=list)
-    _since_passed: bool = False
-    _until_passed: bool = False
-    _first: int = 0
-    _restarts: Restarts = field(default_factory=Restarts)
-    _restarted: int = 0
-    _ejected: int = 0
-    _due: EngineSeconds = 0.0
+class TrafficReader:
+    def __init__(
+        self,
+        state: State,
+        *,
+        policies: PolicySet | None = None,
+        fleet_from: Sequence = 1,
+        since: Passed | None = None,
+        until: Passed | None = None,
+    ) -> None:
+        """`state` is the caller's, who applies each entry before `take`; entries before `fleet_from` are in it already.
+        `policies`: those in force, if known. Requests arriving after `until` are left out."""
+        self._state = state
+        self._fleet_from = fleet_from
+        self._since, self._until = since, until
+        self._since_passed = self._until_passed = False
+        self._term = Term(0)
+        self._first: Sequence = 0
+        self._requests: dict[RequestId, _TracedRequest] = {}
+        self._open: set[RequestId] = set()
+        self.key_bytes = 0
+        self._joins = {instance.id: _join_of(instance, state.settings) for instance in state.fleet.instances}
+        self._samples: list[LoadSample] = []
+        self._ready: Counter[tuple[InstanceId, ...]] = Counter()
+        self._policies: Counter[str] = Counter()
+        self._policy = policies.routing.name if policies else ""
+        self._policy_settings: Settings = policies.settings if policies else {}
+        self._tenant_policies: list[tuple[EngineSeconds, TenantPolicies]] = []
+        if state.tenants.policies is not None:
+            self._tenant_policies.append((0.0, state.tenants.policies))
+        self._restarts = Restarts()
+        self._restarted = self._ejected = 0
+        self._due: EngineSeconds = 0.0
 
-    def __post_init__(self) -> None:
-        known = self.beginning.known
-        self._state = State(self.settings) if known is None else copy_state(known.state)
-        self._joins = {instance.id: _join_of(instance, self.settings) for instance in self._state.fleet.instances}
-        if known is not None:
-            self._policy, self._policy_settings = known.policies.routing.name, known.policies.settings
-            if known.state.tenants.policies is not None:
-                self._tenant_policies.append((0.0, known.state.tenants.policies))
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    @property
+    def is_complete(self) -> bool:
+        """No later entry can add a request, or end one."""
+        return self._until_passed and not self._open
 
     def take(self, entry: LogEntry) -> None:
         event = entry.event
         self._first = self._first or entry.sequence
-        self._until_passed = self._until_passed or self.until.is_before(entry)
-        fleet_known = entry.sequence >= self.beginning.start
-        since_all = self.since == Moment()
-        self._since_passed = self._since_passed or (fleet_known and (since_all or self.since.is_before(entry)))
+        self._until_passed = self._until_passed or (self._until is not None and self._until(entry))
+        fleet_known = entry.sequence >= self._fleet_from
+        self._since_passed = self._since_passed or (fleet_known and (self._since is None or self._since(entry)))
         if event is not None and not is_fenced(event.stamp, self._term):
             self._note(event)
-        if not fleet_known:
+        if not fleet_known or event is None:
             return
-        if event is not None:
-            self._note_fleet(event)
-        self._state.apply_entry(entry)
-        if event is not None and self._requests and not self._until_passed and event.at >= self._due:
+        self._note_fleet(event)
+        if self._requests and not self._until_passed and event.at >= self._due:
             self._due = event.at + SAMPLE_SECONDS
             self._sample(event.at)
 
@@ -153,6 +178,8 @@ class _Reader:
             case RequestArrived():
                 if not self._until_passed and event.request not in self._requests:
                     self._requests[event.request] = _traced_request(event, counted=self._since_passed)
+                    self._open.add(event.request)
+                    self.key_bytes += len(event.keys)
             case TenantPoliciesSet():
                 if not self._until_passed:
                     self._tenant_policies.append((event.at, event.policies))
@@ -164,6 +191,8 @@ class _Reader:
                     _end(request, event)
             case _:
                 pass
+        if isinstance(event, RequestEnd):
+            self._open.discard(event.request)
 
     def _note_fleet(self, event: LogEvent) -> None:
         if isinstance(event, InstanceJoined | CacheEvent):
@@ -212,6 +241,7 @@ class _Reader:
             self._ready[instances] += 1
 
     def record(self, origin: str) -> Record:
+        """Raises UnusableTrafficError."""
         requests = sorted(
             (request for request in self._requests.values() if request.row.end != "unfinished"),
             key=lambda request: request.arrival.arrived_at,
@@ -231,12 +261,12 @@ class _Reader:
         usual = median_low(output_lengths or [1])
         return Record(
             origin=origin,
-            settings=self.settings,
+            settings=self._state.settings,
             policy=self._policy,
             policy_settings=self._policy_settings,
             tenant_policies=[(max(0.0, at - start), policies) for at, policies in self._tenant_policies],
             requests=[
-                _request(request, number, start, usual, self.settings) for number, request in enumerate(requests)
+                _request(request, number, start, usual, self._state.settings) for number, request in enumerate(requests)
             ],
             outcome=outcome,
             warmup=warmup,
@@ -259,7 +289,7 @@ class _Reader:
                 f"{answered} answered requests in this span are too few to compare policies by; {ANSWERS_MIN} is the "
                 "least. Take a longer span, or run more traffic (pointsman bench)"
             )
-            raise HistoryError(msg)
+            raise UnusableTrafficError(msg)
         unknown = {
             request.row.instance for request in requests if request.counted and request.row.instance
         } - self._joins.keys()
@@ -268,10 +298,10 @@ class _Reader:
                 f"{', '.join(sorted(unknown))} took requests and joined before the log begins: what engines they are is not "
                 "in it. Use the archive, or count from when they joined again (--since)"
             )
-            raise HistoryError(msg)
+            raise UnusableTrafficError(msg)
         if not self._ready:
             msg = "no instance took requests in this span, according to the log"
-            raise HistoryError(msg)
+            raise UnusableTrafficError(msg)
 
     def _notes(self, requests: list[_TracedRequest]) -> list[str]:
         left_out = [request for request in self._requests.values() if request.row.end == "unfinished"]
@@ -289,7 +319,7 @@ class _Reader:
             f"{not_streamed:,} requests are not streamed: their first token is only assumed": bool(not_streamed),
             f"several policies placed these requests: {', '.join(self._policies)}; compared with the last": len(self._policies) > 1,
             f"before entry {self._first:,} nothing is simulated: the caches begin empty there": self._first > 1,
-            f"requests are counted from entry {self.beginning.start:,} on; earlier ones warm the caches": self.beginning.start > 1,
+            f"requests are counted from entry {self._fleet_from:,} on; earlier ones warm the caches": self._fleet_from > 1,
         }  # fmt: skip
         return [note for note, applies in notes.items() if applies]
 

@@ -2,8 +2,8 @@
 
 import re
 
+from pointsman.contracts.cache_salts import CacheSalts
 from pointsman.primitives import Tenant
-from pointsman_ingress.prompt.cache_salts import CacheSalts
 
 ALICE, BOB, CAROL = Tenant("alice"), Tenant("bob"), Tenant("carol")
 VLLM_TAKES = re.compile(r"[^@/\\\x00]{1,128}")

@@ -1,0 +1,182 @@
+"""`POST /kv/overlap` on the admin port: makes the block keys of prompts as for requests, and asks a scheduler who holds
+them. For other routers: it places and logs nothing. Where credentials are required, a key must name this path among its
+endpoints, and sees the prefixes of its own tenant."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from pointsman.contracts.cache_salts import CacheSalts
+from pointsman.contracts.codec import short_reason
+from pointsman.contracts.overlap import (
+    OVERLAP_PROMPTS_MAX,
+    OverlapAnswered,
+    OverlapPrompt,
+    OverlapRefused,
+    OverlapRequest,
+    TokenId,
+)
+from pointsman.contracts.subjects import overlap_subject
+from pointsman.ports import Clock, Commands, CommandTimeoutError, NoResponderError
+from pointsman.primitives import PackedKeys, PoolName, WallSeconds
+from pointsman.runtime.containment import note_failure
+from pointsman.runtime.health import Receive, Scope, Send
+from pointsman_ingress.endpoints import is_json
+from pointsman_ingress.http.authentication import Authentication
+from pointsman_ingress.http.call import JSON, BodyBudget, BodyLoan, ClientGoneError, HttpExchange, RequestIds
+from pointsman_ingress.http.errors import (
+    OPENAI_ERRORS,
+    ApiError,
+    bad_request,
+    endpoint_out_of_scope,
+    internal_error,
+    no_scheduler,
+    not_json,
+    overlap_refused,
+    post_only,
+    too_many_lookups,
+)
+from pointsman_ingress.http.identity import Identity
+from pointsman_ingress.placement.fleet_view import Model
+from pointsman_ingress.placement.pools import Pool, Pools
+from pointsman_ingress.prompt.json_form import LIGHT_BYTES_MAX
+from pointsman_ingress.prompt.work_threads import WorkThreads
+
+PATH = "/kv/overlap"
+BODY_BYTES_MAX = 8 * 1024 * 1024
+TOKENS_MAX = 1_048_576
+AT_ONCE_MAX = 16
+TIMEOUT_WALL_SECONDS: WallSeconds = WallSeconds(1.0)
+TRIES = 2
+"""The first may have gone to a scheduler that just ended."""
+
+
+class PromptBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    token_ids: Annotated[list[TokenId], Meta(max_length=TOKENS_MAX)] = []
+    block_keys: PackedKeys = b""
+
+
+class OverlapBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    prompts: Annotated[list[PromptBody], Meta(min_length=1, max_length=OVERLAP_PROMPTS_MAX)]
+    model: str = ""
+    cache_salt: Annotated[str, Meta(max_length=1024)] = ""
+
+
+_bodies = msgspec.json.Decoder(OverlapBody)
+_encode = msgspec.json.Encoder().encode
+
+
+@dataclass(eq=False)
+class OverlapEndpoint:
+    authentication: Authentication
+    pools: Pools
+    commands: Mapping[PoolName, Commands]
+    salts: CacheSalts | None
+    """None without authentication."""
+    work: WorkThreads
+    clock: Clock
+    ids: RequestIds
+    _at_once: int = field(default=0, init=False)
+    _body_budget: BodyBudget = field(default_factory=BodyBudget, init=False)
+
+    async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        call = HttpExchange(PATH, OPENAI_ERRORS, scope, send, ids=self.ids, clock=self.clock)
+        loan = BodyLoan(self._body_budget, PATH)
+        self._at_once += 1
+        try:
+            answer = await self._answer(call, receive, loan)
+            await call.answer(200, _encode(answer), JSON)
+        except ApiError as error:
+            await call.fail(error)
+        except ClientGoneError:
+            pass
+        except Exception as error:  # noqa: BLE001 - a client may cause many: counted, logged at a bounded rate
+            note_failure("overlap", error, request=call.id)
+            await call.fail(internal_error())
+        finally:
+            self._at_once -= 1
+            loan.end()
+
+    async def _answer(self, call: HttpExchange, receive: Receive, loan: BodyLoan) -> OverlapAnswered:
+        """Raises ApiError, ClientGoneError."""
+        if call.method != "POST":
+            raise post_only()
+        if not is_json(call.headers):
+            raise not_json()
+        identity = await self.authentication.identity(call.headers)
+        if identity is not None and PATH not in identity.endpoints:
+            raise endpoint_out_of_scope(PATH)
+        if self._at_once > AT_ONCE_MAX:
+            raise too_many_lookups()
+        body = await call.read_body(receive, loan, bytes_max=BODY_BYTES_MAX)
+        light = len(body) <= LIGHT_BYTES_MAX
+        asked = _parsed(body) if light else await self.work.run(PATH, _parsed, body)
+        pool, model = self._model(asked.model, identity)
+        salt = asked.cache_salt
+        if self.salts is not None and identity is not None:
+            salt = self.salts.salt(self.salts.group(identity.tenant), asked.cache_salt)
+        arguments = asked, pool, model, salt
+        request = _request(*arguments) if light else await self.work.run(PATH, _request, *arguments)
+        return await self._ask(pool, request)
+
+    def _model(self, name: str, identity: Identity | None) -> tuple[Pool, Model]:
+        """Raises ApiError."""
+        if identity is None:
+            return self.pools.find(name)
+        if name:
+            identity.check_model(name)
+        pool, model = self.pools.find(name, identity.may_use)
+        identity.check_model(model.name)
+        return pool, model
+
+    async def _ask(self, pool: Pool, request: OverlapRequest) -> OverlapAnswered:
+        """Raises ApiError."""
+        for _ in range(TRIES):
+            try:
+                answer = await self.commands[pool.name].request(
+                    overlap_subject(pool.name), request, timeout=TIMEOUT_WALL_SECONDS
+                )
+            except (NoResponderError, CommandTimeoutError):
+                continue
+            if isinstance(answer, OverlapRefused):
+                raise overlap_refused(answer)
+            if isinstance(answer, OverlapAnswered):
+                return answer
+        raise no_scheduler()
+
+
+def _parsed(body: bytes) -> OverlapBody:
+    """Raises ApiError."""
+    try:
+        asked = _bodies.decode(body)
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        msg = f"The body is not as docs/overlap.md has it: {short_reason(error)}."
+        raise bad_request(msg, code="malformed_body") from error
+    tokens = sum(len(prompt.token_ids) for prompt in asked.prompts)
+    if tokens > TOKENS_MAX:
+        msg = f"{tokens} token ids are more than {TOKENS_MAX}."
+        raise bad_request(msg, param="prompts")
+    return asked
+
+
+def _request(asked: OverlapBody, pool: Pool, model: Model, salt: str) -> OverlapRequest:
+    """Raises ApiError."""
+    try:
+        prompts = [OverlapPrompt(block_keys=_keys(prompt, pool, model, salt)) for prompt in asked.prompts]
+        return OverlapRequest(prompts=prompts)
+    except ValueError as error:
+        msg = f"The prompts cannot be looked up: {short_reason(error)}."
+        raise bad_request(msg, param="prompts") from error
+
+
+def _keys(prompt: PromptBody, pool: Pool, model: Model, salt: str) -> bytes:
+    """Raises ValueError."""
+    if prompt.token_ids and prompt.block_keys:
+        both = "a prompt is given by `token_ids` or by `block_keys`, not by both"
+        raise ValueError(both)
+    if not prompt.token_ids:
+        return prompt.block_keys
+    return pool.block_keys.packed(model.base, prompt.token_ids, lora=model.adapter, cache_salt=salt)

@@ -1,0 +1,116 @@
+"""What a hit-rate ladder says: where most cached tokens are lost, why, and what helps. A gap is what one rung has less
+than the one above it; a rung below what engines delivered lost nothing, so the gaps add up to all that was lost."""
+
+from enum import StrEnum
+
+import msgspec
+
+from pointsman.analysis.ladder_figures import RUNGS, Rung, Tally
+
+NOTICED = 0.01
+"""Share of prompt tokens below which a gap is not spoken of."""
+
+
+class Loss(StrEnum):
+    """The cause of a gap, named after what is missing."""
+
+    CAPACITY = "capacity"
+    SPREAD = "spread"
+    INDEX = "index"
+    CHOICE = "choice"
+    DELIVERY = "delivery"
+    NOTHING = "nothing"
+    UNKNOWN = "unknown"
+    """No finished request whose engine told its cached tokens."""
+
+
+BELOW = {
+    Rung.CAPACITY: Loss.CAPACITY,
+    Rung.PERFECT: Loss.SPREAD,
+    Rung.KNOWN: Loss.INDEX,
+    Rung.CHOSEN: Loss.CHOICE,
+    Rung.DELIVERED: Loss.DELIVERY,
+}
+WHY = {
+    Loss.CAPACITY: "the fleet's KV caches are too small for the prefixes that come back",
+    Loss.SPREAD: "no single engine held what one cache of the whole fleet would have held",
+    Loss.INDEX: "an engine held it, and the index did not know",
+    Loss.CHOICE: "another engine was known to hold more than the chosen one",
+    Loss.DELIVERY: "it was expected at the chosen engine and was not there",
+}
+ADVICE = {
+    Loss.CAPACITY: "More KV cache: more engines, more memory for it or a smaller type of it, or offloading. `pointsman "
+    "what-if --instances` shows what engines gain.",
+    Loss.SPREAD: "Engines hold the same prefixes several times, or some are fuller than others. Compare policies that keep "
+    "a prefix on few engines with `pointsman what-if --policy`.",
+    Loss.INDEX: "Cache events come late or are lost. `pointsman fleet` shows how well each cache is known, `pointsman doctor` "
+    "why.",
+    Loss.CHOICE: "The policy gave up the hit for a shorter queue, or does not look for hits. `pointsman what-if --policy` shows "
+    "the price; more engines shorten queues.",
+    Loss.DELIVERY: "It was evicted while the request waited, or the index is wrong about an engine. `pointsman doctor` names "
+    "the engines, `pointsman explain` the story of one request.",
+}
+
+
+class Gap(msgspec.Struct, frozen=True, kw_only=True):
+    """`share`: of all prompt tokens, cached on the rung above and not on `rung`."""
+
+    rung: Rung
+    cause: Loss
+    share: float
+    why: str
+    advice: str
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    cause: Loss
+    sentence: str
+    gaps: list[Gap]
+    """In the order of rungs; none without requests."""
+    note: str = ""
+    """What makes the rungs less sure, or empty."""
+
+
+def verdict(tally: Tally) -> Verdict:
+    if not tally.prompt_tokens:
+        return Verdict(
+            cause=Loss.UNKNOWN, sentence="no finished request tells how much of its prompt was cached", gaps=[]
+        )
+    gaps = _gaps(tally)
+    possible, delivered = tally.share(Rung.UNBOUNDED), tally.share(Rung.DELIVERED)
+    lost = possible - delivered
+    worst = max(gaps, key=lambda gap: gap.share)
+    if lost < NOTICED:
+        cause = Loss.NOTHING
+        sentence = (
+            f"nothing to gain: {delivered:.1%} of prompt tokens were cached, and {possible:.1%} had been sent before"
+        )
+    else:
+        cause = worst.cause
+        sentence = (
+            f"most is lost by {cause}: {_points(worst.share)} of {_points(lost)} points; {worst.why} "
+            f"({delivered:.1%} of prompt tokens were cached, {possible:.1%} had been sent before)"
+        )
+    return Verdict(cause=cause, sentence=sentence, gaps=gaps, note=_note(tally))
+
+
+def _gaps(tally: Tally) -> list[Gap]:
+    delivered = tally.share(Rung.DELIVERED)
+    above, gaps = tally.share(Rung.UNBOUNDED), []
+    for rung in RUNGS[1:]:
+        here = max(delivered, min(above, tally.share(rung)))
+        cause = BELOW[rung]
+        gaps.append(Gap(rung=rung, cause=cause, share=above - here, why=WHY[cause], advice=ADVICE[cause]))
+        above = here
+    return gaps
+
+
+def _note(tally: Tally) -> str:
+    phantom = tally.share(Rung.KNOWN) - tally.share(Rung.PERFECT)
+    if phantom < NOTICED:
+        return ""
+    return f"the index believed {_points(phantom)} points that no engine held: `pointsman doctor` names the engines"
+
+
+def _points(share: float) -> str:
+    return f"{100 * share:.1f}"

@@ -1,0 +1,355 @@
+"""Decides each placement of a log again by other policies, from the state that its leader had (`LeaderOrder`), and
+compares the choices. Predicted TTFT and hits of both choices are estimates on that one state. A shadow of the policy in
+force therefore agrees always.
+
+All shadows share one State. Each has trackers of its own, which observe what really happened."""
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+
+from pointsman.analysis.what_if import Change, policies_in_force
+from pointsman.contracts.codec import short_reason
+from pointsman.contracts.decisions import LeaderElected, RequestPlaced, RequestRejected, Settings
+from pointsman.contracts.requests import RequestArrived
+from pointsman.policies.admission import Refusal
+from pointsman.policies.dispatch.placement import Answer, answer_to
+from pointsman.policies.dispatch.turn import DecisionContext, Turn
+from pointsman.policies.policy_set import PolicySet, policy_set, recorded_policy_set
+from pointsman.policies.pool_view import PoolView
+from pointsman.policies.seeded_random import uniform
+from pointsman.ports import LogEntry
+from pointsman.primitives import EngineSeconds, InstanceId, RequestId, Tenant, Tokens, WallSeconds, engine_seconds
+from pointsman.primitives import Sequence as LogSequence
+from pointsman.simulation.replay.folding import copy_state
+from pointsman.simulation.replay.leader_order import Kind, LeaderOrder, Step
+from pointsman.state.state import State
+from pointsman.state.trackers.base import Tracker
+from pointsman.state.workload import NO_INSTANCE, Request
+
+HELD_MAX = 4096
+"""Entries held back until the leader has certainly read them."""
+BUCKET_WALL_SECONDS: WallSeconds = WallSeconds(60.0)
+BUCKETS_MAX = 240
+DIFFERENCES_MAX = 100
+CANDIDATES_PER_WALL_SECOND = 20_000
+"""Instances that all shadows together may weigh, about a fifth of a core; beyond, decisions are sampled."""
+
+Agreement = Literal["same", "other", "shadow_rejects", "shadow_places", "both_reject"]
+
+
+class ShadowDecision(msgspec.Struct, frozen=True, kw_only=True):
+    """Empty instance: rejected. `predicted_ttft` counts from the decision; None without an instance."""
+
+    sequence: LogSequence
+    at: EngineSeconds
+    request: RequestId
+    tenant: Tenant
+    agreement: Agreement
+    prompt_tokens: Tokens
+    running_instance: InstanceId
+    running_reason: str
+    running_cached_tokens: Tokens
+    running_predicted_ttft: EngineSeconds | None
+    shadow_instance: InstanceId
+    shadow_reason: str
+    shadow_cached_tokens: Tokens
+    shadow_predicted_ttft: EngineSeconds | None
+
+
+class DecisionFigures(msgspec.Struct, kw_only=True):
+    """Sums. Tokens and TTFT are of the `placed` requests, which both placed."""
+
+    since: EngineSeconds
+    decided: int = 0
+    same: int = 0
+    other: int = 0
+    shadow_rejects: int = 0
+    shadow_places: int = 0
+    both_reject: int = 0
+    placed: int = 0
+    prompt_tokens: Tokens = 0
+    running_cached_tokens: Tokens = 0
+    shadow_cached_tokens: Tokens = 0
+    running_predicted_ttft: EngineSeconds = 0.0
+    shadow_predicted_ttft: EngineSeconds = 0.0
+
+    @property
+    def agreement(self) -> float | None:
+        return (self.same + self.both_reject) / self.decided if self.decided else None
+
+    @property
+    def regret_seconds(self) -> EngineSeconds | None:
+        """Predicted TTFT that the policy in force costs more, a request."""
+        return (self.running_predicted_ttft - self.shadow_predicted_ttft) / self.placed if self.placed else None
+
+    @property
+    def hit_rate_gain(self) -> float | None:
+        """Share of prompt tokens that the shadow would have found cached in addition."""
+        gained = self.shadow_cached_tokens - self.running_cached_tokens
+        return gained / self.prompt_tokens if self.prompt_tokens else None
+
+    def add(self, decision: ShadowDecision) -> None:
+        self.decided += 1
+        setattr(self, decision.agreement, getattr(self, decision.agreement) + 1)
+        running, shadow = decision.running_predicted_ttft, decision.shadow_predicted_ttft
+        if running is None or shadow is None:
+            return
+        self.placed += 1
+        self.prompt_tokens += decision.prompt_tokens
+        self.running_cached_tokens += decision.running_cached_tokens
+        self.shadow_cached_tokens += decision.shadow_cached_tokens
+        self.running_predicted_ttft += running
+        self.shadow_predicted_ttft += shadow
+
+
+class DecisionShadow:
+    """One other policy. `problem`: why it cannot decide, in the present term."""
+
+    def __init__(self, change: Change) -> None:
+        self.change = change
+        self.total = DecisionFigures(since=0.0)
+        self.buckets: deque[DecisionFigures] = deque(maxlen=BUCKETS_MAX)
+        self.differences: deque[ShadowDecision] = deque(maxlen=DIFFERENCES_MAX)
+        self.problem = "no leader has told its policies yet"
+        self.failed = 0
+        self.failure = ""
+        self.context: DecisionContext | None = None
+        self.trackers: tuple[Tracker, ...] = ()
+
+    def choose_policies(self, running: PolicySet, state: State) -> None:
+        try:
+            policies = changed_policies(running, self.change)
+        except ValueError as error:
+            self.context, self.trackers, self.problem = None, (), str(error)
+            return
+        known = self.context.policies if self.context else None
+        if known is None or _observed(known) != _observed(policies):
+            self.trackers = policies.trackers()
+        self.context, self.problem = DecisionContext(state, policies, term=state.term), ""
+
+    def add(self, decision: ShadowDecision, bucket: EngineSeconds) -> None:
+        if not self.buckets or self.buckets[-1].since < bucket:
+            self.buckets.append(DecisionFigures(since=bucket))
+        self.total.since = self.total.since or decision.at
+        self.total.add(decision)
+        self.buckets[-1].add(decision)
+        if decision.agreement not in ("same", "both_reject"):
+            self.differences.append(decision)
+
+
+class DecisionShadows:
+    def __init__(self, changes: Sequence[Change], state: State, running: PolicySet | None) -> None:
+        """`state`: where the log is continued; a copy is used. `running`: the policies in force, if known."""
+        self.shadows = [DecisionShadow(change) for change in changes]
+        self.sampled_out = 0
+        self._running: tuple[str, Settings] | None = None
+        self.begin_again(state, running)
+
+    def begin_again(self, state: State, running: PolicySet | None) -> None:
+        """Figures are kept, trackers are not."""
+        self._state = copy_state(state)
+        self._running = None
+        self._displacing: list[Step[LogEntry]] = []
+        self._arrived: tuple[RequestId, EngineSeconds, LogSequence] | None = None
+        self._second, self._decisions, self._share = 0.0, 0, 1.0
+        for shadow in self.shadows:
+            shadow.context, shadow.trackers = None, ()
+        self._keep_trackers()
+        self._order: LeaderOrder[LogEntry] | None = None
+        if state.term:
+            self._order = LeaderOrder(state.term, held_max=HELD_MAX)
+            self._order.resume(self._state)
+        if running is not None:
+            self._choose_policies(running)
+
+    def apply(self, entry: LogEntry) -> None:
+        event = entry.event
+        if isinstance(event, LeaderElected) and event.term > self._state.term:
+            self._finish_term()
+            self._state.apply_entry(entry)
+            self._order = LeaderOrder(event.term, held_max=HELD_MAX)
+            self._note_policies(event.policy, event.settings)
+        elif self._order is None:
+            self._state.apply_entry(entry)
+        else:
+            for step in self._order.feed(entry):
+                self._take(step, self._order)
+
+    def finish(self) -> None:
+        """No entry follows."""
+        self._finish_term()
+
+    def _finish_term(self) -> None:
+        if self._order is not None:
+            for step in self._order.finish():
+                self._take(step, self._order)
+            self._carry_out(self._order)
+
+    def _take(self, step: Step[LogEntry], order: LeaderOrder[LogEntry]) -> None:
+        event = step.entry.event
+        if step.kind is not Kind.DECIDED or event is None or event.stamp is None:
+            self._carry_out(order)
+            order.apply(step, self._state)
+            return
+        if isinstance(event, RequestRejected) and event.displaced_by:
+            self._displacing.append(step)  # it was decided while that request still waited
+            return
+        if isinstance(event, RequestPlaced | RequestRejected):
+            self._decide(event, step.entry.sequence, event.stamp.as_of)
+        elif isinstance(event, RequestArrived):
+            self._arrived = (event.request, event.at, event.stamp.as_of)
+        self._carry_out(order)
+        order.apply(step, self._state)
+
+    def _carry_out(self, order: LeaderOrder[LogEntry]) -> None:
+        for step in self._displacing:
+            order.apply(step, self._state)
+        self._displacing.clear()
+
+    # Policies
+
+    def _note_policies(self, routing: str, settings: Settings) -> None:
+        """Of a leader, or of a placement of one whose election is not in the log."""
+        if not routing or (routing, settings) == self._running:
+            return
+        try:
+            running = recorded_policy_set(routing, settings)
+        except (ValueError, TypeError) as error:
+            self._running = (routing, settings)
+            for shadow in self.shadows:
+                shadow.context, shadow.problem = None, short_reason(error)
+            return
+        self._choose_policies(running)
+        self._running = (routing, settings)
+
+    def _choose_policies(self, running: PolicySet) -> None:
+        self._running = (running.routing.name, running.placement_settings)
+        for shadow in self.shadows:
+            shadow.choose_policies(running, self._state)
+        self._keep_trackers()
+
+    def _keep_trackers(self) -> None:
+        self._trackers = (*(t for shadow in self.shadows for t in shadow.trackers), self._state.pending)
+        self._state.trackers = self._trackers
+
+    # Decisions
+
+    def _decide(self, event: RequestPlaced | RequestRejected, sequence: LogSequence, as_of: LogSequence) -> None:
+        request = self._state.workload.requests.get(event.request)
+        if request is None or request.over_limit is not None:
+            return
+        if not any(shadow.context for shadow in self.shadows) and isinstance(event, RequestPlaced):
+            self._note_policies(event.policy, event.settings)
+        if not self._is_sampled(event):
+            self.sampled_out += 1
+            return
+        held = self._arrived != (event.request, event.at, as_of)
+        speed = self._state.settings.speed
+        seconds = engine_seconds(BUCKET_WALL_SECONDS, speed)
+        for shadow in self.shadows:
+            if shadow.context is not None:
+                decision = self._decided(shadow, shadow.context, request, event, sequence, held=held)
+                if decision is not None:
+                    shadow.add(decision, event.at // seconds * seconds)
+
+    def _is_sampled(self, event: RequestPlaced | RequestRejected) -> bool:
+        """The share of the next second follows from the load of this one."""
+        second = event.at // self._state.settings.speed
+        if second > self._second:
+            weighed = self._decisions * len(self._state.fleet.ready) * len(self.shadows)
+            self._share = min(1.0, CANDIDATES_PER_WALL_SECOND / weighed) if weighed else 1.0
+            self._second, self._decisions = second, 0
+        self._decisions += 1
+        return self._share >= 1.0 or uniform(0, "shadow", event.request) < self._share
+
+    def _decided(
+        self,
+        shadow: DecisionShadow,
+        context: DecisionContext,
+        request: Request,
+        event: RequestPlaced | RequestRejected,
+        sequence: LogSequence,
+        *,
+        held: bool,
+    ) -> ShadowDecision | None:
+        state = self._state
+        state.trackers = (*shadow.trackers, state.pending)  # two shadows may have trackers of one class
+        try:
+            answer = answer_to(Turn(context, event.at), request, event.attempt, event.excluded, held=held)
+            return None if answer is None else self._compared(request, event, answer, sequence)
+        except Exception as error:  # noqa: BLE001 - a shadow may fail, its follower may not
+            shadow.failed += 1
+            shadow.failure = short_reason(f"{type(error).__name__}: {error}")
+            return None
+        finally:
+            state.trackers = self._trackers
+
+    def _compared(
+        self, request: Request, event: RequestPlaced | RequestRejected, answer: Answer, sequence: LogSequence
+    ) -> ShadowDecision:
+        view = PoolView(self._state, request, event.at)
+        running = shadow = NO_INSTANCE
+        running_ttft = shadow_ttft = None
+        running_cached = shadow_cached = 0
+        if isinstance(event, RequestPlaced):
+            running, running_cached = event.instance, request.prompt_tokens - event.uncached_tokens
+            running_ttft = event.predicted_ttft
+            if event.instance in self._state.fleet:
+                estimate = view.candidate(event.instance, hit_blocks=event.hit_blocks)
+                running_ttft = estimate.predicted_ttft + event.transfer_seconds
+        if isinstance(answer.admitted, Refusal):
+            reason = f"{answer.admitted.reason.value}: {answer.admitted.detail}"
+        else:
+            chosen, reason = answer.admitted.chosen, answer.admitted.reason
+            estimate = view.candidate(chosen.instance, hit_blocks=chosen.hit_blocks)
+            shadow, shadow_cached = chosen.instance, chosen.cached_tokens
+            shadow_ttft = estimate.predicted_ttft + answer.decode.transfer_seconds
+        return ShadowDecision(
+            sequence=sequence,
+            at=event.at,
+            request=event.request,
+            tenant=request.tenant,
+            agreement=_agreement(running, shadow),
+            prompt_tokens=request.prompt_tokens,
+            running_instance=running,
+            running_reason=event.reason,
+            running_cached_tokens=running_cached,
+            running_predicted_ttft=running_ttft,
+            shadow_instance=shadow,
+            shadow_reason=reason,
+            shadow_cached_tokens=shadow_cached,
+            shadow_predicted_ttft=shadow_ttft,
+        )
+
+
+def changed_policies(running: PolicySet, change: Change) -> PolicySet:
+    """Raises UnknownPolicyError, SettingTextError."""
+    changed = change.of_policies(policies_in_force(running.routing.name, running.settings))
+    return policy_set(
+        routing=changed.routing,
+        admission=changed.admission,
+        ordering=changed.ordering,
+        settings=changed.settings,
+        prefill_window_tokens=running.prefill_window_tokens,
+        running_max=running.running_max,
+        pending_max=running.pending_max,
+        hold_seconds=running.hold_seconds,
+        hold_max=running.hold_max,
+        rebind=running.rebind,
+    )
+
+
+def _observed(policies: PolicySet) -> tuple[object, ...]:
+    """Its parts that have trackers."""
+    return policies.routing, policies.admission, policies.ordering
+
+
+def _agreement(running: InstanceId, shadow: InstanceId) -> Agreement:
+    if running == shadow:
+        return "same" if running else "both_reject"
+    if not shadow:
+        return "shadow_rejects"
+    return "other" if running else "shadow_places"

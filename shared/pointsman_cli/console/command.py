@@ -1,0 +1,249 @@
+"""`pointsman console`: chooses the log, the credentials and the port, and runs the console until Ctrl-C."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import fields, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+from click.core import ParameterSource
+
+from pointsman.adapters.clocks import ScaledClock
+from pointsman.primitives import PoolName
+from pointsman.runtime.bus_users import valid_operator
+from pointsman.runtime.health import HealthBoard, HttpServer
+from pointsman.runtime.http_protocol import HttpLimits
+from pointsman.runtime.log_connection import open_link
+from pointsman.runtime.settings import ENVIRONMENT_PREFIX, PORT_MAX, FleetSettings, config_option, environment, options
+from pointsman.runtime.supervision import Supervisor, run
+from pointsman.runtime.telemetry import configure_logging
+from pointsman.state.state import PoolSettings
+from pointsman_cli.command_client import person
+from pointsman_cli.console.actions import Actions
+from pointsman_cli.console.bundle import RecordedLog
+from pointsman_cli.console.console import Console
+from pointsman_cli.console.following import LiveLog
+from pointsman_cli.console.security import Guard
+from pointsman_cli.console.source import LogSource
+from pointsman_cli.console.studies import Studies
+from pointsman_cli.console.viewers import Viewers
+from pointsman_cli.console.web import Site
+from pointsman_cli.discovery import fleet_settings, is_running
+from pointsman_cli.history.entries import History
+from pointsman_cli.history.sources import ARCHIVE_FILE, NATS_SCHEMES, STANDARD_INPUT, open_history
+from pointsman_cli.history.time_options import Moment, moment_in
+from pointsman_cli.options import CONSOLE_PORT, CONTEXT, until_option
+from pointsman_cli.terminal import print_line
+
+FILE = click.Path(path_type=Path, dir_okay=False)
+F = TypeVar("F", bound=Callable[..., Any])
+CONNECTIONS_MAX = 256
+SHUTDOWN_SECONDS = 2.0
+STARTED_POLL_SECONDS = 0.02
+TOKEN_LENGTH_MIN = 16
+
+
+def _option(name: str, **attributes: Any) -> Callable[[F], F]:
+    """Also read from the environment, as options of services."""
+    variable = ENVIRONMENT_PREFIX + name.replace("-", "_").upper()
+    return click.option(
+        f"--{name}", envvar=variable, show_envvar=True, show_default="default" in attributes, **attributes
+    )
+
+
+@click.command("console", context_settings=CONTEXT)
+@click.argument("record", metavar="[FILE]", required=False)
+@click.option(
+    "--from", "place", metavar="WHERE", help="Fleet or log, as of the other commands. Default: the fleet running here."
+)
+@until_option
+@_option("host", default="127.0.0.1", help="Address to listen on.")
+@_option("port", type=click.IntRange(0, PORT_MAX), default=CONSOLE_PORT, help="Port to listen on; 0 takes a free one.")
+@_option("allow-host", metavar="NAME", multiple=True, help="Host name under which browsers reach it. Repeatable.")
+@_option(
+    "admin-token-file",
+    type=FILE,
+    metavar="FILE",
+    help="Who shows the token in this file may drain, undrain and scale. Without it the console only reads.",
+)
+@_option(
+    "reader-token-file", type=FILE, metavar="FILE", help="Reading needs the token in this file too, or the admin's."
+)
+@_option(
+    "operator-credentials",
+    type=FILE,
+    metavar="FILE",
+    help="NATS user of the operator as whom the console acts. Default: that of the fleet of this machine.",
+)
+@click.pass_context
+def console_command(
+    context: click.Context,
+    /,
+    *,
+    record: str | None,
+    place: str | None,
+    until: str | None,
+    host: str,
+    port: int,
+    allow_host: tuple[str, ...],
+    admin_token_file: Path | None,
+    reader_token_file: Path | None,
+    operator_credentials: Path | None,
+    config: Path | None,  # noqa: ARG001 - it has given its defaults
+    **fleet: Any,
+) -> None:
+    """Serve a web page with everything that a log tells: fleet, requests, findings, scaling, tenants, hit rates.
+
+    \b
+      pointsman console                       of the fleet running here, on http://127.0.0.1:8090
+      pointsman console incident.pmlog        of an exported bundle, for a postmortem
+      pointsman console --from nats://10.0.0.5:4222 --port 8091
+
+    It follows the log by itself and asks the scheduler for nothing. Reading needs no password on this machine.
+    """
+    if record and place:
+        msg = f"{record} or --from {place}: choose one log"
+        raise click.UsageError(msg)
+    place = record or place
+    if place == STANDARD_INPUT:
+        msg = "the console reads a log more than once: name a file"
+        raise click.UsageError(msg)
+    configure_logging("warning", "text")
+    guard = Guard(
+        time.monotonic,
+        hosts=frozenset(allow_host) | {host},
+        admin_token=_token(admin_token_file),
+        reader_token=_token(reader_token_file),
+    )
+    serving = partial(_serve, host=host, port=port, guard=guard)
+    pool = fleet["pool"] if _is_given(context, "pool") else None
+    if place is None and _is_given(context, "nats"):
+        settings, place = FleetSettings(**fleet), fleet["nats"]
+    elif _is_live(place):
+        settings = fleet_settings(place, pool)
+    else:
+        studies = Studies(place, pool, recorded=True, wall=time.monotonic)
+        with open_history(place, pool) as history:
+            moment = moment_in(history, until)
+            run(lambda supervisor: _serve_record(supervisor, history, moment, partial(serving, studies)))
+        return
+    studies = Studies(place, pool, recorded=False, wall=time.monotonic, environment=_environment(settings))
+    acting = _acting(place, settings, operator_credentials) if guard.admin_token else None
+    run(lambda supervisor: _serve_live(supervisor, settings, acting, partial(serving, studies)))
+
+
+console_command.params += [config_option("console"), *options(FleetSettings)]
+for _deployed in console_command.params[-len(options(FleetSettings)) :]:
+    if isinstance(_deployed, click.Option) and _deployed.name != "pool":
+        _deployed.hidden = True  # those of a service, in a deployment's environment or file
+
+
+def _is_given(context: click.Context, name: str) -> bool:
+    return context.get_parameter_source(name) is not ParameterSource.DEFAULT
+
+
+def _environment(settings: FleetSettings) -> dict[str, str]:
+    """For the processes that work things out: they open the same log."""
+    return environment({one.name: getattr(settings, one.name) for one in fields(settings) if one.name != "secret"})
+
+
+Serving = Callable[[Supervisor, LogSource, Actions, HealthBoard], Awaitable[None]]
+
+
+async def _serve_live(
+    supervisor: Supervisor, settings: FleetSettings, acting: FleetSettings | None, serving: Serving
+) -> None:
+    clock, board = ScaledClock(settings.speed), HealthBoard(pool=settings.pool)
+    user = person(settings)
+    async with open_link(settings, clock, board, name="console", user=user, serves_without=True) as link:
+        source = LiveLog(
+            link,
+            clock=clock,
+            board=board,
+            pool=PoolName(settings.pool),
+            settings=PoolSettings(block_tokens=settings.block_tokens, speed=settings.speed),
+            origin=f"the log of pool '{settings.pool}' at {settings.nats_shown}",
+        )
+        await serving(supervisor, source, Actions(acting), board)
+
+
+async def _serve_record(supervisor: Supervisor, history: History, until: Moment, serving: Serving) -> None:
+    board = HealthBoard(pool=history.header.pool)
+    await serving(supervisor, RecordedLog(history, board=board, until=until), Actions(None), board)
+
+
+async def _serve(
+    studies: Studies,
+    supervisor: Supervisor,
+    source: LogSource,
+    actions: Actions,
+    board: HealthBoard,
+    *,
+    host: str,
+    port: int,
+    guard: Guard,
+) -> None:
+    clock = ScaledClock()
+    site = Site(Console(source, actions, studies), guard, board, lambda parts: Viewers(parts, clock))
+    server = HttpServer(
+        site.app(),
+        host=host,
+        port=port,
+        limits=HttpLimits(connections=CONNECTIONS_MAX),
+        on_lame_duck=site.viewers.close,
+        shutdown_seconds=SHUTDOWN_SECONDS,
+    )
+    supervisor.start(server.serve(), name="http")
+    supervisor.start(source.run(), name="log")
+    supervisor.start(site.viewers.run(), name="viewers")
+    supervisor.start(_announce(server, host, source.origin), name="announce")
+    try:
+        await supervisor.until_stopped()
+    finally:
+        server.should_exit = True
+        site.viewers.close()
+        await studies.close()
+
+
+async def _announce(server: HttpServer, host: str, origin: str) -> None:
+    while not server.started:  # noqa: ASYNC110 - uvicorn has no event for it
+        await asyncio.sleep(STARTED_POLL_SECONDS)
+    shown = f"[{host}]" if ":" in host else host
+    print_line(f"console on http://{shown}:{server.bound_port}, of {origin}")
+
+
+def _is_live(place: str | None) -> bool:
+    if place is None:
+        return True
+    scheme, is_url, _ = place.partition("://")
+    if is_url:
+        return scheme in NATS_SCHEMES
+    path = Path(place)
+    return path.is_dir() and (is_running(path) or not (path / ARCHIVE_FILE).is_file())
+
+
+def _acting(place: str | None, settings: FleetSettings, credentials: Path | None) -> FleetSettings | None:
+    """None: it has no credentials of an operator."""
+    if credentials is not None:
+        return replace(settings, nats_credentials=str(credentials))
+    if place is None or "://" not in place:
+        return fleet_settings(place, settings.pool, acts=True)
+    return settings if valid_operator(settings.actor) else None
+
+
+def _token(file: Path | None) -> str:
+    """Raises click.BadParameter."""
+    if file is None:
+        return ""
+    try:
+        token = file.read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        msg = f"cannot read {file}: {error}"
+        raise click.BadParameter(msg) from error
+    if len(token) < TOKEN_LENGTH_MIN:
+        msg = f"{file} holds no token of at least {TOKEN_LENGTH_MIN} characters"
+        raise click.BadParameter(msg)
+    return token

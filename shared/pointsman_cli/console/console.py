@@ -1,0 +1,220 @@
+"""What every page shows. In: the path and query of a page. Out: its name and view. Nothing here waits: what takes long
+(stories, examinations, simulations) is worked out beside, and the view says how far it is."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from pointsman.policies.admission import ADMISSION_POLICIES
+from pointsman.policies.ordering import ORDERING_POLICIES
+from pointsman.policies.routing import ROUTING_POLICIES
+from pointsman.policies.setting_text import SettingTextError, parts_of
+from pointsman_cli.console.actions import Actions
+from pointsman_cli.console.ladder_views import ladder_view
+from pointsman_cli.console.log_views import RequestFilter, history_view, request_view, requests_view, tenants_view
+from pointsman_cli.console.observer import Observer
+from pointsman_cli.console.source import LogSource
+from pointsman_cli.console.studies import Studies
+from pointsman_cli.console.views import (
+    DoctorView,
+    FleetView,
+    HistoryView,
+    LadderView,
+    RequestPageView,
+    RequestsView,
+    ShadowsView,
+    StatusView,
+    TenantsView,
+    View,
+    WhatIfChange,
+    WhatIfRun,
+    WhatIfView,
+)
+
+ID_LENGTH_MAX = 256
+NUMBER_MAX = 2**53
+DIGITS_MAX = 16
+INSTANCES_MAX = 1000
+SETTINGS_MAX = 32
+TEXT_LENGTH_MAX = 256
+
+
+class NotThereError(Exception):
+    """No such page, or nothing known yet. The message says which."""
+
+
+@dataclass
+class Console:
+    source: LogSource
+    actions: Actions
+    studies: Studies
+    pools: list[str] = field(default_factory=list)
+
+    def status(self) -> StatusView:
+        return self.source.status(can_act=self.actions.possible, pools=self.pools)
+
+    def view(self, path: str, query: Mapping[str, str]) -> tuple[str, View]:
+        """Raises NotThereError."""
+        parts = [part for part in path.split("/") if part]
+        match parts:
+            case []:
+                return "fleet", self.fleet(query)
+            case ["requests"]:
+                return "requests", self.requests(query)
+            case ["requests", request]:
+                return "request", self.request(request)
+            case ["doctor"]:
+                return "doctor", self.doctor()
+            case ["history"]:
+                return "history", self.history()
+            case ["tenants"]:
+                return "tenants", self.tenants()
+            case ["hit-rate"]:
+                return "hit_rate", self.hit_rate()
+            case ["shadow"]:
+                return "shadow", self.shadow()
+            case ["what-if"]:
+                return "what_if", self.what_if()
+            case ["what-if", number]:
+                return "what_if_run", self.what_if_run(number)
+            case _:
+                msg = "There is no such page."
+                raise NotThereError(msg)
+
+    def fleet(self, query: Mapping[str, str]) -> FleetView:
+        return self.source.fleet_at(_number(query, "at", 0))
+
+    def requests(self, query: Mapping[str, str]) -> RequestsView:
+        return requests_view(self._observer, filter_of(query))
+
+    def request(self, request: str) -> RequestPageView:
+        text = request[:ID_LENGTH_MAX]
+        observer = self._observer
+        found = observer.requests.named(text)
+        known = found[0] if len(found) == 1 else None
+        told = self.studies.story(
+            known.id if known else text,
+            first=known.sequence if known else 0,
+            ended=known.ended_sequence if known else 0,
+        )
+        return RequestPageView(
+            request=known.id if known else text,
+            row=request_view(observer, known) if known else None,
+            state=told.state,
+            story=told.story,
+            problem=told.problem,
+        )
+
+    def doctor(self) -> DoctorView:
+        return self.studies.examination()
+
+    def history(self) -> HistoryView:
+        return history_view(self._observer)
+
+    def tenants(self) -> TenantsView:
+        return tenants_view(self._observer)
+
+    def hit_rate(self) -> LadderView:
+        return ladder_view(self.source.ladder)
+
+    def shadow(self) -> ShadowsView:
+        shadow = self.source.shadow
+        return ShadowsView(policy=self.status().policy, summary=shadow.summary() if shadow else None)
+
+    def what_if(self) -> WhatIfView:
+        return WhatIfView(
+            runs=self.studies.runs,
+            policies=sorted(ROUTING_POLICIES),
+            orders=sorted(ORDERING_POLICIES),
+            admissions=sorted(ADMISSION_POLICIES),
+            busy=self.studies.busy,
+        )
+
+    def what_if_run(self, number: str) -> WhatIfRun:
+        found = self.studies.run(_whole(number))
+        if found is None:
+            msg = "There is no such run, or it is no longer kept."
+            raise NotThereError(msg)
+        return found
+
+    def examine(self) -> None:
+        self.studies.examine()
+
+    def start_what_if(self, form: Mapping[str, str]) -> int | str:
+        """As `start_change`, of a form's fields."""
+        instances = form.get("instances", "").strip()
+        if instances and not _whole(instances):
+            return "The number of instances is no number."
+        settings = [text for line in form.get("settings", "").splitlines() if (text := line.strip())]
+        change = WhatIfChange(
+            policy=form.get("policy", ""),
+            settings=settings,
+            order=form.get("order", ""),
+            admission=form.get("admission", ""),
+            instances=_whole(instances) or None,
+            since=form.get("since", "").strip(),
+            until=form.get("until", "").strip(),
+        )
+        return self.start_change(change)
+
+    def start_change(self, change: WhatIfChange) -> int | str:
+        """The number of the run, or why it was not started."""
+        for what, name, known in (
+            ("policy", change.policy, ROUTING_POLICIES),
+            ("order", change.order, ORDERING_POLICIES),
+            ("admission", change.admission, ADMISSION_POLICIES),
+        ):
+            if name and name not in known:
+                return f"There is no {what} of that name."
+        if change.instances is not None and not 1 <= change.instances <= INSTANCES_MAX:
+            return f"The number of instances is from 1 to {INSTANCES_MAX}."
+        if len(change.settings) > SETTINGS_MAX or any(len(text) > TEXT_LENGTH_MAX for text in change.settings):
+            return f"At most {SETTINGS_MAX} settings of {TEXT_LENGTH_MAX} characters."
+        if len(change.since) > TEXT_LENGTH_MAX or len(change.until) > TEXT_LENGTH_MAX:
+            return "That is no moment."
+        try:
+            text = check(change)
+        except SettingTextError as error:
+            return str(error)
+        if not text:
+            return "Choose what is to be different: policy, settings, order, admission or instances."
+        started = self.studies.start(change, text)
+        return started if started is not None else "Another run is under way; wait for it or cancel it."
+
+    def cancel_what_if(self, number: str) -> None:
+        self.studies.cancel(_whole(number))
+
+    @property
+    def _observer(self) -> Observer:
+        return self.source.observer
+
+
+def filter_of(query: Mapping[str, str]) -> RequestFilter:
+    return RequestFilter(
+        tenant=query.get("tenant", "")[:ID_LENGTH_MAX],
+        instance=query.get("instance", "")[:ID_LENGTH_MAX],
+        stage=query.get("stage", "")[:ID_LENGTH_MAX],
+        q=query.get("q", "").strip()[:ID_LENGTH_MAX],
+        late=query.get("late", "") not in ("", "0"),
+        before=_number(query, "before", 0),
+        limit=_number(query, "limit", 100),
+    )
+
+
+def check(change: WhatIfChange) -> str:
+    """The change in words; empty if there is none. Raises SettingTextError."""
+    for text in change.settings:
+        parts_of(text)
+    parts = [change.policy, *change.settings]
+    parts.append(f"order {change.order}" if change.order else "")
+    parts.append(f"admission {change.admission}" if change.admission else "")
+    parts.append(f"{change.instances} instances" if change.instances else "")
+    return ", ".join(part for part in parts if part)
+
+
+def _number(query: Mapping[str, str], name: str, usual: int) -> int:
+    return _whole(query[name]) if query.get(name, "") else usual
+
+
+def _whole(text: str) -> int:
+    """0 for what is no number."""
+    return min(int(text), NUMBER_MAX) if text.isascii() and text.isdigit() and len(text) <= DIGITS_MAX else 0

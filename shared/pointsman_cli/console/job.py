@@ -1,0 +1,77 @@
+"""Works out one thing from a log in a process of its own, so that the console never waits for it, can end it, and holds none
+of its memory: `python -m pointsman_cli.console.job`. In: a Task as a line on standard input, which stays open as long as the
+answer is wanted. Out: steps as lines on standard error, the answer on standard output; exit code 1 with a sentence instead."""
+
+import os
+import sys
+import threading
+from typing import Literal
+
+import click
+import msgspec
+
+from pointsman.primitives import Sequence
+from pointsman_cli.console.views import View, WhatIfChange
+from pointsman_cli.history.sources import open_history
+
+NICENESS = 5
+REFUSED_EXIT_CODE = 1
+
+
+class Task(View, frozen=True, kw_only=True):
+    """`place`, `pool`: as `--from` and `--pool`. `first`, `ended`: entries of the request, if known."""
+
+    kind: Literal["story", "examination", "what-if"]
+    place: str | None
+    pool: str | None
+    request: str = ""
+    first: Sequence = 0
+    ended: Sequence = 0
+    change: WhatIfChange | None = None
+
+
+def main() -> None:
+    os.nice(NICENESS)
+    task = msgspec.json.decode(sys.stdin.buffer.readline(), type=Task)
+    threading.Thread(target=_end_when_unwanted, daemon=True).start()
+    try:
+        answer = _answer(task)
+    except click.ClickException as error:
+        sys.stdout.write(error.message)
+        sys.stdout.flush()
+        os._exit(REFUSED_EXIT_CODE)
+    sys.stdout.buffer.write(msgspec.json.encode(answer))
+
+
+def _answer(task: Task) -> View:
+    """Raises click.ClickException."""
+    with open_history(task.place, task.pool) as history:
+        match task.kind:
+            case "story":
+                from pointsman_cli.console.stories import story_of
+
+                return story_of(history, task.request, first=task.first, ended=task.ended)
+            case "examination":
+                from pointsman_cli.console.examinations import examination_of
+
+                return examination_of(history)
+            case "what-if":
+                from pointsman_cli.console.simulations import run_of
+
+                assert task.change is not None
+                return run_of(history, task.change, _step)
+
+
+def _step(text: str) -> None:
+    sys.stderr.write(text + "\n")
+    sys.stderr.flush()
+
+
+def _end_when_unwanted() -> None:
+    while os.read(sys.stdin.fileno(), 1):  # unbuffered: a buffer's lock would be held at the end
+        pass
+    os._exit(REFUSED_EXIT_CODE)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,213 @@
+"""The pages of requests, scaling and rebalancing history, and tenants."""
+
+from dataclasses import dataclass
+
+from pointsman.contracts.decisions import MigrationRefused
+from pointsman.contracts.tenants import TenantPolicy
+from pointsman_cli.console.happenings import Moved
+from pointsman_cli.console.observer import Observer
+from pointsman_cli.console.recent_requests import RecentRequest
+from pointsman_cli.console.sizes import size_of
+from pointsman_cli.console.tallies import TenantTally, percentile
+from pointsman_cli.console.times import wall
+from pointsman_cli.console.views import (
+    FleetEventView,
+    HistoryView,
+    MoveView,
+    RequestsView,
+    RequestView,
+    ScaleView,
+    SizeView,
+    TenantsView,
+    TenantView,
+)
+
+SHOWN_MAX = 500
+NAMES_MAX = 1_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestFilter:
+    """`q`: part of an id. `late`: only those that were late or not served. `before`: of the log's entries."""
+
+    tenant: str = ""
+    instance: str = ""
+    stage: str = ""
+    q: str = ""
+    late: bool = False
+    before: int = 0
+    limit: int = 100
+
+    def takes(self, record: RecentRequest) -> bool:
+        return (
+            (not self.tenant or record.tenant == self.tenant)
+            and (not self.instance or record.instance == self.instance)
+            and (not self.stage or record.stage == self.stage)
+            and (not self.late or record.lateness in ("late", "unserved"))
+            and (not self.before or record.sequence < self.before)
+            and (not self.q or self.q in record.id or self.q in record.client_request_id)
+        )
+
+
+def requests_view(observer: Observer, wanted: RequestFilter) -> RequestsView:
+    shown: list[RequestView] = []
+    matching = 0
+    for record in observer.requests.newest_first():
+        if wanted.takes(record):
+            matching += 1
+            if matching <= min(wanted.limit, SHOWN_MAX):
+                shown.append(request_view(observer, record))
+    return RequestsView(
+        requests=shown,
+        kept=len(observer.requests),
+        kept_max=observer.requests.requests_max,
+        matching=matching,
+        tenants=sorted(observer.tenants.tallies)[:NAMES_MAX],
+        instances=sorted(str(one.id) for one in observer.state.fleet.instances)[:NAMES_MAX],
+    )
+
+
+def request_view(observer: Observer, record: RecentRequest) -> RequestView:
+    waited = record.granted_at - record.arrived_at if record.granted_at else -1.0
+    return RequestView(
+        request=record.id,
+        client_request_id=record.client_request_id,
+        arrived_at=wall(observer, record.arrived_at),
+        tenant=record.tenant,
+        priority=record.priority,
+        adapter=record.adapter,
+        instance=record.instance,
+        stage=record.stage,
+        lateness=record.lateness,
+        prompt_tokens=record.prompt_tokens,
+        cached_tokens=record.cached_tokens,
+        predicted_cached_tokens=record.predicted_cached_tokens,
+        output_tokens=record.output_tokens,
+        slo_ttft=round(record.slo_ttft, 3),
+        predicted_ttft=round(record.predicted_ttft, 3),
+        queue_seconds=round(waited, 3),
+        ttft=None if record.ttft is None else round(record.ttft, 3),
+        e2e=None if record.e2e is None else round(record.e2e, 3),
+        moves=record.moves,
+        attempts=record.attempts,
+        reason=record.reason,
+    )
+
+
+def history_view(observer: Observer) -> HistoryView:
+    happenings, state = observer.happenings, observer.state
+    now = size_of(state)
+    return HistoryView(
+        wanted=state.scaling.wanted,
+        ready=now.ready,
+        scaling=[
+            ScaleView(
+                sequence=one.sequence,
+                at=wall(observer, one.decided.at),
+                policy=one.decided.policy,
+                by=one.decided.by,
+                current=one.decided.current,
+                wanted=one.decided.wanted,
+                reason=one.decided.reason,
+                applied_at=wall(observer, one.applied_at),
+                applied_detail=one.applied_detail,
+            )
+            for one in list(reversed(happenings.scaling))[:SHOWN_MAX]
+        ],
+        moves=[_move(observer, one) for one in list(reversed(happenings.moves))[:SHOWN_MAX]],
+        moved=happenings.moved,
+        refused=happenings.refused,
+        events=[
+            FleetEventView(
+                sequence=one.sequence,
+                at=wall(observer, one.at),
+                kind=one.kind,
+                instance=one.instance,
+                detail=one.detail,
+            )
+            for one in list(reversed(happenings.events))[:SHOWN_MAX]
+        ],
+        sizes=[
+            SizeView(at=wall(observer, one.at), ready=one.ready, wanted=one.wanted, pending=one.pending)
+            for one in (*observer.sizes.kept, now)
+        ],
+    )
+
+
+def _move(observer: Observer, moved: Moved) -> MoveView:
+    event = moved.event
+    refused = isinstance(event, MigrationRefused)
+    return MoveView(
+        sequence=moved.sequence,
+        at=wall(observer, event.at),
+        request=event.request,
+        source=event.source,
+        instance=event.instance,
+        cause="" if isinstance(event, MigrationRefused) else str(event.cause),
+        policy=event.policy,
+        reason=event.detail if isinstance(event, MigrationRefused) else event.reason,
+        benefit=round(event.benefit, 3),
+        rebound=event.rebind if isinstance(event, MigrationRefused) else event.rebound,
+        refusal=event.reason if refused else "",
+    )
+
+
+def tenants_view(observer: Observer) -> TenantsView:
+    in_flight: dict[str, int] = {}
+    for request in observer.state.workload.requests.values():
+        in_flight[request.tenant] = in_flight.get(request.tenant, 0) + 1
+    tallies = observer.tenants.tallies
+    whole = sum(tally.prompt_tokens for tally in tallies.values()) or 1
+    ordered = sorted(tallies.items(), key=lambda named: (-named[1].prompt_tokens, named[0]))
+    policies = observer.state.tenants.policies
+    return TenantsView(
+        tenants=[
+            _tenant(name, tally, observer.state.tenants.policy_of(name), in_flight.get(name, 0), whole)  # type: ignore[arg-type]
+            for name, tally in ordered[:SHOWN_MAX]
+        ],
+        policies=policies is not None,
+    )
+
+
+def _tenant(name: str, tally: TenantTally, policy: TenantPolicy, in_flight: int, whole: int) -> TenantView:
+    ttfts = sorted(tally.ttfts)
+    p50, p95 = percentile(ttfts, 0.5), percentile(ttfts, 0.95)
+    judged = tally.finished + tally.rejected + tally.failed
+    return TenantView(
+        tenant=name,
+        priority=policy.priority,
+        weight=policy.weight,
+        cache_group=policy.cache_group,
+        in_flight=in_flight,
+        arrived=tally.arrived,
+        finished=tally.finished,
+        in_time=tally.in_time,
+        late=tally.late,
+        rejected=tally.rejected,
+        failed=tally.failed,
+        cancelled=tally.cancelled,
+        prompt_tokens=tally.prompt_tokens,
+        cached_tokens=tally.cached_tokens,
+        output_tokens=tally.output_tokens,
+        share=round(tally.prompt_tokens / whole, 3),
+        hit_rate=round(tally.cached_tokens / tally.told_tokens, 3) if tally.told_tokens else None,
+        goodput=round(tally.in_time / judged, 3) if judged else None,
+        ttft_p50=None if p50 is None else round(p50, 3),
+        ttft_p95=None if p95 is None else round(p95, 3),
+        limits=_limits(policy),
+    )
+
+
+def _limits(policy: TenantPolicy) -> list[str]:
+    found = []
+    if policy.requests_per_second:
+        found.append(f"{policy.requests_per_second:g} requests a second")
+    if policy.concurrency:
+        found.append(f"{policy.concurrency:,} requests at a time")
+    if policy.tokens_per_minute:
+        found.append(f"{policy.tokens_per_minute:,} tokens a minute")
+    if policy.tokens_per_day:
+        found.append(f"{policy.tokens_per_day:,} tokens a day")
+    if policy.kv_share:
+        found.append(f"{policy.kv_share:.0%} of the KV capacity")
+    return found

@@ -1,0 +1,94 @@
+"""Everything that the console knows of one log, folded entry by entry: the State, the newest requests, what happened to the
+fleet, and counts. No I/O, no clock; bounded beside the State. `fleet_views` and `log_views` make views of it."""
+
+from pointsman.analysis.ladder import HitRateLadder
+from pointsman.analysis.shadow import Shadow
+from pointsman.contracts.codec import LogEvent
+from pointsman.contracts.decisions import LeaderElected
+from pointsman.contracts.envelope import is_fenced
+from pointsman.contracts.requests import RequestArrived
+from pointsman.ports import LogEntry
+from pointsman.primitives import EngineSeconds, Sequence
+from pointsman.state.recent_decisions import RecentDecisions
+from pointsman.state.state import State
+from pointsman_cli.console.happenings import Happenings
+from pointsman_cli.console.recent_requests import RecentRequest, RecentRequests
+from pointsman_cli.console.sizes import Sizes
+from pointsman_cli.console.tallies import WINDOW_WALL_SECONDS, Ended, LastMinute, Tenants
+
+
+class Observer:
+    def __init__(self, state: State, ladder: HitRateLadder | None = None, shadow: Shadow | None = None) -> None:
+        """`state`: empty, or from a checkpoint; it is changed. `ladder` and `shadow` know it already."""
+        speed = state.settings.speed
+        self.state = state
+        self.ladder = ladder
+        self.shadow = shadow
+        self.requests = RecentRequests(state.settings.block_tokens)
+        self.happenings = Happenings()
+        self.tenants = Tenants()
+        self.minute = LastMinute(WINDOW_WALL_SECONDS * speed)
+        self.sizes = Sizes(speed)
+        self.leader: LeaderElected | None = None
+        self.began_at: EngineSeconds = 0.0
+        """Time of the first entry that was read."""
+        self.entries = 0
+        self._repeats = RecentDecisions()
+
+    @property
+    def sequence(self) -> Sequence:
+        return self.state.sequence
+
+    @property
+    def at(self) -> EngineSeconds:
+        return self.state.last_at
+
+    def apply(self, entry: LogEntry) -> None:
+        event, state = entry.event, self.state
+        counts = event is not None and not is_fenced(event.stamp, state.term)
+        state.apply_entry(entry)
+        self.entries += 1
+        if self.ladder is not None and event is not None:
+            self.ladder.apply(event, state)
+        if self.shadow is not None:
+            self.shadow.apply(entry)
+        if event is None or not counts:
+            return
+        if event.stamp is not None and not self._repeats.first_time(event.stamp):
+            return
+        self.began_at = self.began_at or event.at
+        if isinstance(event, LeaderElected):
+            if event.term < state.term:
+                return
+            self.leader = event
+        self._note(event, entry.sequence)
+        self.sizes.note(state)
+
+    def _note(self, event: LogEvent, sequence: Sequence) -> None:
+        self.happenings.apply(event, sequence)
+        record = self.requests.apply(event, sequence)
+        if record is None:
+            return
+        arrives = isinstance(event, RequestArrived) and record.sequence == sequence
+        if isinstance(event, RequestArrived) and arrives:
+            self.minute.arrivals.append(event.at)
+            tally = self.tenants.of(record.tenant)
+            tally.arrived += 1
+            tally.prompt_tokens += event.prompt_tokens
+        if record.ended_sequence and (arrives or record.ended_sequence == sequence):
+            self._note_end(record, event.at)
+
+    def _note_end(self, record: RecentRequest, at: EngineSeconds) -> None:
+        self.tenants.of(record.tenant).end(record)
+        self.minute.ends.append(
+            Ended(
+                at,
+                record.instance,
+                record.stage,
+                record.lateness == "in time",
+                record.ttft,
+                record.prompt_tokens,
+                record.cached_tokens,
+                record.predicted_cached_tokens,
+            )
+        )

@@ -1,0 +1,138 @@
+"""One line about a pool's health, and about the requests of a list: what asks most for attention comes first. Judges the
+views alone."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from pointsman_cli.console.pages.cells import LEVELS, Level, listed, plural
+from pointsman_cli.console.views import FleetView, HistoryView, InstanceView, RequestsView, StatusView
+
+GOODPUT_WARNING, GOODPUT_SERIOUS = 0.95, 0.7
+HIT_GAP_WARNING = 0.1
+PACE_WARNING = 2.0
+NAMED_MAX = 3
+ORDER: tuple[Level, ...] = ("serious", "warning", "note", "ok")
+WORDS: dict[Level, str] = {"ok": "Healthy", "note": "Quiet", "warning": "Attention", "serious": "Problem"}
+
+
+class Verdict(NamedTuple):
+    level: Level
+    sentence: str
+    more: list[str]
+    called: str = ""
+
+    @property
+    def word(self) -> str:
+        return self.called or WORDS[self.level]
+
+
+class Trouble(NamedTuple):
+    level: Level
+    sentence: str
+
+
+def pool_verdict(fleet: FleetView, status: StatusView) -> Verdict:
+    troubles = sorted(_troubles(fleet, status), key=lambda trouble: ORDER.index(trouble.level))
+    if troubles:
+        first, *others = troubles
+        return Verdict(first.level, first.sentence, [trouble.sentence for trouble in others])
+    totals = fleet.totals
+    engines = f"{plural(totals.ready, 'engine')} ready, every cache index exact"
+    if totals.goodput is None:
+        return Verdict("ok", f"{engines}. No request ended in the last minute.", [])
+    return Verdict("ok", f"{engines}, {totals.goodput:.1%} of requests in time.", [])
+
+
+def _troubles(fleet: FleetView, status: StatusView) -> Iterator[Trouble]:
+    totals, engines = fleet.totals, fleet.instances
+    if status.health == "disconnected":
+        yield Trouble("serious", "The console has no connection to the log: the numbers below are old.")
+    yield from (Trouble("serious", f"{problem}.".replace("..", ".")) for problem in status.problems)
+    if not engines:
+        yield Trouble("warning", f"No engine has joined pool {status.pool}.")
+        return
+    yield from _out_of_service(engines, totals.ready)
+    yield from _service(fleet)
+    for word, level in (("blind", "serious"), ("degraded", "warning")):
+        names = [engine.instance for engine in engines if engine.knowledge == word]
+        if names:
+            what = "what their caches hold is not known" if word == "blind" else "what their caches hold is uncertain"
+            one = what.replace("their caches hold", "its cache holds")
+            yield Trouble(LEVELS[level], f"{listed(names, 3)}: {one if len(names) == 1 else what} ({word}).")
+    slow = [engine.instance for engine in engines if engine.pace >= PACE_WARNING]
+    if slow:
+        yield Trouble(
+            "warning", f"{listed(slow, 3)}: prefills take at least {PACE_WARNING:g} times what the cost model says."
+        )
+    if fleet.unregistered:
+        yield Trouble("warning", f"{listed(fleet.unregistered, 3)}: reporting, but never joined.")
+
+
+def _out_of_service(engines: list[InstanceView], ready: int) -> Iterator[Trouble]:
+    out = [engine for engine in engines if LEVELS.get(engine.status) in {"serious", "warning"}]
+    if not ready:
+        yield Trouble("serious", f"No engine is ready: of {plural(len(engines), 'engine')} {_by_status(engines)}.")
+    elif out:
+        worst = "serious" if len(out) * 2 >= len(engines) else "warning"
+        yield Trouble(
+            LEVELS[worst], f"{len(out):,} of {plural(len(engines), 'engine')} out of service: {_by_status(out)}."
+        )
+
+
+def _by_status(engines: list[InstanceView]) -> str:
+    found: dict[str, list[str]] = {}
+    for engine in engines:
+        found.setdefault(engine.status, []).append(engine.instance)
+    if len(engines) <= NAMED_MAX:
+        return "; ".join(f"{listed(names)} {status}" for status, names in found.items())
+    return ", ".join(f"{len(names):,} {status}" for status, names in found.items())
+
+
+def _service(fleet: FleetView) -> Iterator[Trouble]:
+    totals = fleet.totals
+    if totals.goodput is not None and totals.goodput < GOODPUT_WARNING:
+        level = "serious" if totals.goodput < GOODPUT_SERIOUS else "warning"
+        queued = f"; {plural(totals.pending, 'request')} waiting" if totals.pending else ""
+        yield Trouble(
+            LEVELS[level], f"{1 - totals.goodput:.1%} of the last minute's requests were not served in time{queued}."
+        )
+    if totals.failed:
+        yield Trouble("warning", f"{plural(totals.failed, 'request')} failed in the last minute.")
+    real, predicted = totals.hit_rate, totals.predicted_hit_rate
+    if real is not None and predicted is not None and predicted - real > HIT_GAP_WARNING:
+        yield Trouble(
+            "warning", f"Engines found {real:.0%} of prompt tokens cached where {predicted:.0%} were predicted."
+        )
+
+
+def attention(fleet: FleetView) -> list[tuple[Level, InstanceView, str]]:
+    """Engines to look at, worst first, each with its reason."""
+    found: list[tuple[Level, InstanceView, str]] = []
+    for engine in fleet.instances:
+        of_status, of_knowledge = LEVELS.get(engine.status, "note"), LEVELS.get(engine.knowledge, "note")
+        if of_status in {"serious", "warning"}:
+            found.append((of_status, engine, engine.status_reason or engine.status))
+        elif of_knowledge in {"serious", "warning"}:
+            found.append((of_knowledge, engine, engine.knowledge_reason or engine.knowledge))
+        elif engine.pace >= PACE_WARNING:
+            found.append(("warning", engine, f"prefills take {engine.pace:.1f} times what the cost model says"))
+    return sorted(found, key=lambda one: ORDER.index(one[0]))
+
+
+def requests_verdict(view: RequestsView) -> Verdict:
+    shown = view.requests
+    if not shown:
+        return Verdict("note", "No request fits." if view.kept else "No request has come by yet.", [])
+    numbers = {word: sum(one.lateness == word for one in shown) for word in ("in time", "late", "unserved", "open")}
+    ended = len(shown) - numbers["open"]
+    goodput = numbers["in time"] / ended if ended else 1.0
+    level: Level = "ok" if goodput >= GOODPUT_WARNING else "warning" if goodput >= GOODPUT_SERIOUS else "serious"
+    said = ", ".join(f"{number:,} {word}" for word, number in numbers.items() if number)
+    return Verdict(level, f"Of the newest {plural(len(shown), 'request')}: {said}.", [])
+
+
+def history_verdict(view: HistoryView) -> Verdict:
+    wanted = "" if view.wanted is None else f", {view.wanted:,} wanted"
+    moves = f"{plural(view.moved, 'request')} moved, {view.refused:,} moves refused"
+    behind = view.wanted is not None and view.ready < view.wanted
+    return Verdict("warning" if behind else "ok", f"{plural(view.ready, 'engine')} ready{wanted}; {moves}.", [])

@@ -1,0 +1,82 @@
+"""One request for the reader: how far it asks for attention, the axis of its picture, and who was ahead of it."""
+
+from typing import Any, NamedTuple
+
+from pointsman_cli.console.pages.cells import Level
+from pointsman_cli.console.views import StoryView
+
+TICKS = 5
+WORDS = {"nothing": "In time", "limit": "Tenant's limit", "transport": "Between processes", "not_ended": "Under way"}
+"""Causes whose code, without its underscores, is not what a reader is told."""
+SERIOUS = frozenset({"rejected", "limit", "failed"})
+
+
+class Story(NamedTuple):
+    """`marks`: kind, label and seconds of the moments drawn; `lines`: the same as shares of the axis. `ahead`: requests
+    before it in its engine or, if none was, in the queue."""
+
+    level: Level
+    word: str
+    streaming: bool
+    queued: float | None
+    marks: list[tuple[str, str, float]]
+    lines: list[tuple[str, float]]
+    ticks: list[float]
+    longest: int
+    ahead: list[dict[str, Any]]
+    ahead_on: str
+    ahead_tokens: int
+    ahead_most: int
+    slowest_candidate: dict[int, float]
+    open: bool
+
+
+def story(view: StoryView) -> Story:
+    whole = max((phase.since_seconds + phase.seconds for phase in view.phases), default=0.0)
+    marks = [
+        (kind, label, at)
+        for kind, label, at in (("predicted", "predicted TTFT", view.predicted_ttft), ("slo", "SLO", view.slo_ttft))
+        if at is not None and at > 0
+    ]
+    waits = [(phase.seconds, place) for place, phase in enumerate(view.phases) if phase.kind != "decoding"]
+    ahead, where = _ahead(view)
+    slow = view.late or view.cause in SERIOUS
+    return Story(
+        level=_level(view),
+        word=WORDS.get(view.cause, view.cause.replace("_", " ").capitalize() or "Unknown"),
+        streaming=view.arrival is None or bool(view.arrival.get("streaming", True)),
+        queued=sum(phase.seconds for phase in view.phases if phase.kind == "queue") if view.phases else None,
+        marks=marks,
+        lines=[(kind, at / whole) for kind, _, at in marks] if whole else [],
+        ticks=[whole * place / (TICKS - 1) for place in range(TICKS)] if whole else [],
+        longest=max(waits)[1] if slow and waits else -1,
+        ahead=ahead,
+        ahead_on=where,
+        ahead_tokens=sum(one["uncached_tokens"] for one in ahead),
+        ahead_most=max((one["uncached_tokens"] for one in ahead), default=0),
+        slowest_candidate={
+            decision["sequence"]: max((one["predicted_ttft"] for one in decision["candidates"]), default=0.0)
+            for decision in view.decisions
+        },
+        open=False,
+    )
+
+
+def _level(view: StoryView) -> Level:
+    if view.cause in SERIOUS:
+        return "serious"
+    if view.late:
+        return "warning"
+    return "ok" if view.cause == "nothing" else "note"
+
+
+def _ahead(view: StoryView) -> tuple[list[dict[str, Any]], str]:
+    inside: list[dict[str, Any]] = view.grants[-1]["in_engine"] if view.grants else []
+    placed = [decision for decision in view.decisions if decision["kind"] != "rejected"]
+    queued: list[dict[str, Any]] = placed[-1]["ahead"] if placed else []
+    chosen = (
+        queued
+        if sum(one["uncached_tokens"] for one in queued) > sum(one["uncached_tokens"] for one in inside)
+        else inside
+    )
+    return chosen, view.instance

@@ -1,0 +1,185 @@
+"""The newest requests of the log, one record each, in bounded memory. In: request events that count. Out: records, newest
+arrival first."""
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from pointsman.contracts.codec import LogEvent
+from pointsman.contracts.decisions import (
+    HandOverRefused,
+    RequestGranted,
+    RequestHandedOver,
+    RequestMigrated,
+    RequestPlaced,
+    RequestRejected,
+)
+from pointsman.contracts.requests import (
+    PrefillFinished,
+    RequestArrived,
+    RequestCancelled,
+    RequestEvent,
+    RequestFailed,
+    RequestFinished,
+)
+from pointsman.primitives import EngineSeconds, RequestId, Sequence, Tokens
+from pointsman.state.workload import Stage
+from pointsman_cli.console.views import Lateness
+
+REQUESTS_MAX = 10_000
+EARLY_MAX = 1_000
+FINISHED, FAILED, CANCELLED, REJECTED = "finished", "failed", "cancelled", "rejected"
+STAGES = (*(str(stage) for stage in Stage), FINISHED, FAILED, CANCELLED, REJECTED)
+UNSERVED = frozenset({FAILED, CANCELLED, REJECTED})
+
+
+@dataclass(slots=True, eq=False)
+class RecentRequest:
+    """Engine times. `sequence`, `ended_sequence`: of its first entry and its end."""
+
+    id: RequestId
+    sequence: Sequence
+    arrived_at: EngineSeconds
+    client_request_id: str = ""
+    tenant: str = ""
+    priority: str = "standard"
+    adapter: str = ""
+    instance: str = ""
+    stage: str = Stage.ARRIVED.value
+    prompt_tokens: Tokens = 0
+    cached_tokens: Tokens = -1
+    predicted_cached_tokens: Tokens = -1
+    output_tokens: Tokens = -1
+    slo_ttft: EngineSeconds = 0.0
+    predicted_ttft: EngineSeconds = 0.0
+    granted_at: EngineSeconds = 0.0
+    ttft: EngineSeconds | None = None
+    e2e: EngineSeconds | None = None
+    moves: int = 0
+    attempts: int = 1
+    reason: str = ""
+    ended_sequence: Sequence = 0
+
+    @property
+    def lateness(self) -> Lateness:
+        if self.stage in UNSERVED:
+            return "unserved"
+        if self.ttft is None:
+            return "open"
+        return "late" if self.slo_ttft > 0 and self.ttft > self.slo_ttft else "in time"
+
+
+@dataclass(slots=True)
+class RecentRequests:
+    block_tokens: Tokens
+    requests_max: int = REQUESTS_MAX
+    _records: OrderedDict[RequestId, RecentRequest] = field(default_factory=OrderedDict)
+    _early: OrderedDict[RequestId, list[tuple[RequestEvent, Sequence]]] = field(default_factory=OrderedDict)
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def get(self, request: str) -> RecentRequest | None:
+        return self._records.get(RequestId(request))
+
+    def newest_first(self) -> Iterator[RecentRequest]:
+        return reversed(self._records.values())
+
+    def named(self, text: str) -> list[RecentRequest]:
+        """Those with this id, an end of it, or this id of their client."""
+        exact = self._records.get(RequestId(text))
+        if exact is not None:
+            return [exact]
+        return [
+            known
+            for known in self.newest_first()
+            if known.client_request_id == text or known.id.endswith(text) or known.id.startswith(text)
+        ]
+
+    def apply(self, event: LogEvent, sequence: Sequence) -> RecentRequest | None:
+        """Returns the record that the event changed."""
+        if not isinstance(event, RequestEvent):
+            return None
+        known = self._records.get(event.request)
+        if isinstance(event, RequestArrived):
+            return known or self._arrived(event, sequence)
+        if known is None and isinstance(event, RequestGranted) and event.stamp is None:
+            known = self._add(
+                RecentRequest(event.request, sequence, event.at, tenant=event.tenant, adapter=event.adapter)
+            )
+        if known is None:
+            self._keep_early(event, sequence)
+        if known is None or known.ended_sequence:
+            return None
+        self._change(known, event, sequence)
+        return known
+
+    def _arrived(self, event: RequestArrived, sequence: Sequence) -> RecentRequest:
+        record = self._add(
+            RecentRequest(
+                event.request,
+                sequence,
+                event.arrived_at,
+                client_request_id=event.client_request_id,
+                tenant=event.tenant,
+                priority=event.priority,
+                adapter=event.adapter or event.alias,
+                prompt_tokens=event.prompt_tokens,
+                slo_ttft=event.slo_ttft,
+            )
+        )
+        for early, its_sequence in self._early.pop(event.request, ()):
+            if not record.ended_sequence:
+                self._change(record, early, its_sequence)
+        return record
+
+    def _keep_early(self, event: RequestEvent, sequence: Sequence) -> None:
+        """An ingress's event may be written before the leader's arrival."""
+        if isinstance(event, PrefillFinished | RequestFinished | RequestFailed | RequestCancelled):
+            self._early.setdefault(event.request, []).append((event, sequence))
+            if len(self._early) > EARLY_MAX:
+                self._early.popitem(last=False)
+
+    def _add(self, record: RecentRequest) -> RecentRequest:
+        self._records[record.id] = record
+        if len(self._records) > self.requests_max:
+            self._records.popitem(last=False)
+        return record
+
+    def _change(self, known: RecentRequest, event: RequestEvent, sequence: Sequence) -> None:
+        match event:
+            case RequestPlaced():
+                known.stage, known.instance, known.attempts = Stage.PENDING.value, event.instance, event.attempt
+                known.predicted_ttft = event.predicted_ttft
+                known.predicted_cached_tokens = min(known.prompt_tokens, event.hit_blocks * self.block_tokens)
+            case RequestMigrated():
+                known.stage, known.instance, known.moves = Stage.PENDING.value, event.instance, known.moves + 1
+                known.predicted_ttft = event.predicted_ttft
+                known.predicted_cached_tokens = min(known.prompt_tokens, event.hit_blocks * self.block_tokens)
+            case RequestGranted():
+                known.stage, known.instance, known.granted_at = Stage.PREFILL.value, event.instance, event.at
+            case RequestHandedOver():
+                known.stage, known.instance = Stage.HANDED_OVER.value, event.instance
+            case HandOverRefused():
+                known.reason = event.reason
+            case PrefillFinished():
+                known.stage, known.ttft, known.instance = Stage.DECODING.value, event.ttft, event.instance
+            case RequestFinished():
+                known.stage, known.instance = FINISHED, event.instance
+                known.ttft, known.e2e = event.ttft, event.e2e
+                known.prompt_tokens = max(known.prompt_tokens, event.prompt_tokens)
+                known.cached_tokens, known.output_tokens = event.cached_tokens, event.completion_tokens
+                known.predicted_cached_tokens = max(event.predicted_cached_tokens, known.predicted_cached_tokens)
+                known.ended_sequence = sequence
+            case RequestFailed() | RequestCancelled():
+                known.stage = FAILED if isinstance(event, RequestFailed) else CANCELLED
+                known.reason, known.output_tokens = event.reason, event.output_tokens
+                known.e2e, known.ended_sequence = event.at - known.arrived_at, sequence
+            case RequestRejected():
+                known.stage, known.reason = (
+                    REJECTED,
+                    f"{event.reason}: {event.detail}" if event.detail else event.reason,
+                )
+                known.e2e, known.ended_sequence = event.at - known.arrived_at, sequence
+            case _:
+                pass

@@ -1,0 +1,173 @@
+"""Who may do what, and what no foreign page may make a browser do. In: heads of requests. Out: a refusal, or the session.
+
+The console listens on loopback without a password, so any page that a browser shows could reach it. Against that: a Host
+that is a foreign name is refused (DNS rebinding), a request that changes something needs its own origin and a token of the
+session (cross-site posts), and no page may be framed or run a script from elsewhere."""
+
+import hmac
+import ipaddress
+import secrets
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from hashlib import sha256
+from http.cookies import CookieError, SimpleCookie
+from urllib.parse import urlsplit
+
+from pointsman_cli.console.views import Session
+
+COOKIE = "pointsman_console"
+CSRF_FIELD = "csrf"
+CSRF_HEADER = "x-csrf-token"
+TOKEN_BYTES = 32
+SESSIONS_MAX = 100
+SESSION_WALL_SECONDS = 12 * 3600.0
+FAILURES_MAX = 10
+FAILURES_WALL_SECONDS = 60.0
+BODY_BYTES_MAX = 64 * 1024
+LOCAL_NAMES = frozenset({"localhost"})
+OPEN_PATHS = frozenset({"/livez", "/readyz", "/health", "/metrics"})
+"""As on every other process; scraped and probed by whatever name."""
+
+HEADERS = {
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+    "font-src 'self'; connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "same-origin",  # with no-referrer a form's Origin would be null
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "permissions-policy": "camera=(), geolocation=(), microphone=()",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    status: int
+    error: str
+    detail: str = ""
+
+
+@dataclass(slots=True)
+class Guard:
+    """`hosts`: names under which the console is reached, beside IP addresses and localhost. `admin_token`, `reader_token`:
+    empty if there is none; without a reader's everybody reads. `wall`: a monotonic clock."""
+
+    wall: Callable[[], float]
+    hosts: frozenset[str] = frozenset()
+    admin_token: str = ""
+    reader_token: str = ""
+    _key: bytes = field(default_factory=lambda: secrets.token_bytes(TOKEN_BYTES))
+    _sessions: OrderedDict[str, tuple[float, bool]] = field(default_factory=OrderedDict)
+    """When it ends, and whether it acts."""
+    _failures: list[float] = field(default_factory=list)
+
+    @property
+    def has_tokens(self) -> bool:
+        return bool(self.admin_token or self.reader_token)
+
+    def misdirected(self, path: str, headers: Mapping[str, str]) -> Refusal | None:
+        host = headers.get("host", "")
+        if path in OPEN_PATHS or self._is_ours(host):
+            return None
+        return Refusal(421, "misdirected_request", "This console is not known by that host name; see --allow-host.")
+
+    def session_id(self, headers: Mapping[str, str]) -> str:
+        """As the cookie says; a new one without."""
+        cookies: SimpleCookie = SimpleCookie()
+        try:
+            cookies.load(headers.get("cookie", ""))
+        except CookieError:
+            return ""
+        found = cookies.get(COOKIE)
+        return found.value if found is not None and len(found.value) == len(_new_id()) else ""
+
+    def session(self, session_id: str, headers: Mapping[str, str]) -> Session:
+        acts = self._bearer_is(self.admin_token, headers) or self._known(session_id) is True
+        return Session(acts=acts, csrf=self.csrf(session_id))
+
+    def may_read(self, session_id: str, headers: Mapping[str, str]) -> bool:
+        if not self.reader_token or self._known(session_id) is not None:
+            return True
+        return self._bearer_is(self.reader_token, headers) or self._bearer_is(self.admin_token, headers)
+
+    def may_change(self, session_id: str, headers: Mapping[str, str], csrf: str) -> Refusal | None:
+        """Whether a request that changes something was made by our own page, or by a program that shows a token."""
+        site, origin = headers.get("sec-fetch-site", ""), headers.get("origin", "")
+        if site not in ("", "same-origin", "none") or (origin and not _same_origin(origin, headers.get("host", ""))):
+            return Refusal(403, "cross_site", "The request comes from another site.")
+        if self._bearer_is(self.admin_token, headers):
+            return None
+        if not session_id or not hmac.compare_digest(csrf.encode(), self.csrf(session_id).encode()):
+            return Refusal(403, "csrf", "The page is too old, or cookies are off; load it again.")
+        return None
+
+    def sign_in(self, token: str) -> str | Refusal:
+        """The id of a new session."""
+        now = self.wall()
+        self._failures = [at for at in self._failures if at > now - FAILURES_WALL_SECONDS]
+        if len(self._failures) >= FAILURES_MAX:
+            return Refusal(429, "too_many_failures", "Too many wrong tokens; try again in a minute.")
+        acts, reads = _equal(token, self.admin_token), _equal(token, self.reader_token)
+        if not acts and not reads:
+            self._failures.append(now)
+            return Refusal(403, "wrong_token", "That is not the token.")
+        made = _new_id()
+        self._sessions[made] = (now + SESSION_WALL_SECONDS, acts)
+        if len(self._sessions) > SESSIONS_MAX:
+            self._sessions.popitem(last=False)
+        return made
+
+    def sign_out(self, session_id: str) -> None:
+        self._sessions.pop(session_id, None)
+
+    def csrf(self, session_id: str) -> str:
+        return hmac.new(self._key, session_id.encode(), sha256).hexdigest() if session_id else ""
+
+    def _known(self, session_id: str) -> bool | None:
+        """Whether the session acts; None if nobody signed in."""
+        found = self._sessions.get(session_id)
+        if found is None or found[0] < self.wall():
+            self._sessions.pop(session_id, None)
+            return None
+        return found[1]
+
+    def _is_ours(self, host: str) -> bool:
+        try:
+            name = urlsplit(f"//{host}").hostname or ""
+        except ValueError:
+            return False
+        if name in LOCAL_NAMES or name in self.hosts:
+            return True
+        try:
+            ipaddress.ip_address(name)
+        except ValueError:
+            return False
+        return True
+
+    def _bearer_is(self, token: str, headers: Mapping[str, str]) -> bool:
+        scheme, _, shown = headers.get("authorization", "").partition(" ")
+        return scheme.lower() == "bearer" and _equal(shown.strip(), token)
+
+
+def new_cookie() -> str:
+    return _new_id()
+
+
+def set_cookie(session_id: str) -> str:
+    return f"{COOKIE}={session_id}; Path=/; HttpOnly; SameSite=Strict"
+
+
+def _new_id() -> str:
+    return secrets.token_hex(TOKEN_BYTES)
+
+
+def _equal(shown: str, token: str) -> bool:
+    return bool(token) and hmac.compare_digest(shown.encode(), token.encode())
+
+
+def _same_origin(origin: str, host: str) -> bool:
+    try:
+        return bool(host) and urlsplit(origin).netloc.lower() == host.lower()
+    except ValueError:
+        return False

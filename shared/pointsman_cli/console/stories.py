@@ -1,0 +1,124 @@
+"""What `explain` says of one request, as a view. Reads the log between a checkpoint before the request and its end."""
+
+from collections.abc import Iterator
+from itertools import takewhile
+
+from pointsman.contracts.requests import RequestFinished
+from pointsman.ports import LogEntry
+from pointsman.primitives import RequestId, Sequence
+from pointsman.simulation.replay import BaseState
+from pointsman.state.state import State
+from pointsman_cli.console.views import EventView, PhaseView, StoryView
+from pointsman_cli.explain.diagnosis import details, headline, reasons, verdict
+from pointsman_cli.explain.lookup import request_named
+from pointsman_cli.explain.page import timeline_as_json
+from pointsman_cli.explain.timeline import timeline_of
+from pointsman_cli.explain.values import RequestTimeline
+from pointsman_cli.history.sources import History
+from pointsman_cli.history.start_point import beginning_of
+from pointsman_cli.history.time_options import Moment
+from pointsman_cli.tap import event_lines
+from pointsman_cli.terminal import wall_time
+
+BEFORE_ENTRIES = 2_000
+"""The checkpoint is so much older than the request: a leader decides from what it had read by then."""
+BEYOND_ENTRIES = 20_000
+"""Read behind the end of the request, for the ends of those that were ahead of it."""
+EVENTS_MAX = 200
+
+
+class Window:
+    """Entries of a log from `start` to `until`, to be read again and again."""
+
+    def __init__(self, history: History, start: Sequence, until: Sequence) -> None:
+        self._history = history
+        self._start = start
+        self._until = until
+
+    def __iter__(self) -> Iterator[LogEntry]:
+        entries = self._history.entries(self._start)
+        return takewhile(lambda entry: entry.sequence <= self._until, entries) if self._until else entries
+
+
+def story_of(history: History, text: str, *, first: Sequence = 0, ended: Sequence = 0) -> StoryView:
+    """`text`: an id or an end of it. `first`, `ended`: its entries in the log, if known. Raises HistoryError."""
+    request = RequestId(text) if first else request_named(history, text)
+    base: BaseState | None = history.known_before(first - BEFORE_ENTRIES) if first > BEFORE_ENTRIES else None
+    entries = Window(history, base.state.sequence + 1 if base else 1, ended + BEYOND_ENTRIES if ended else 0)
+    note = ""
+
+    def known(as_of: Sequence) -> State | None:
+        nonlocal note
+        if base is not None:
+            return base.state
+        beginning = beginning_of(history, Moment(sequence=as_of))
+        note = beginning.note
+        return beginning.state
+
+    timeline = timeline_of(entries, request, history.settings, known=known)
+    return _view(timeline, history.origin, note)
+
+
+def _view(timeline: RequestTimeline, origin: str, note: str) -> StoryView:
+    told = timeline_as_json(timeline)
+    found, arrival, placement = verdict(timeline), timeline.arrival, timeline.placement
+    end = timeline.end if isinstance(timeline.end, RequestFinished) else None
+    slo = arrival.slo_ttft if arrival else None
+    return StoryView(
+        request=timeline.request,
+        origin=origin,
+        note=note,
+        arrived_at=wall_time(timeline.arrived_at, timeline.speed).timestamp(),
+        headline=headline(timeline),
+        cause=str(found.cause),
+        verdict=found.sentence,
+        reasons=list(reasons(timeline)),
+        details=list(details(timeline)),
+        ttft=timeline.ttft,
+        slo_ttft=slo,
+        late=slo is not None and timeline.ttft is not None and timeline.ttft > slo,
+        tenant=arrival.tenant if arrival else "",
+        instance=str(getattr(timeline.end, "instance", "")) or (placement.instance if placement else ""),
+        prompt_tokens=arrival.prompt_tokens if arrival else -1,
+        cached_tokens=end.cached_tokens if end else -1,
+        predicted_cached_tokens=placement.predicted_cached_tokens if placement else -1,
+        predicted_ttft=placement.predicted_ttft if placement else None,
+        phases=_phases(timeline),
+        arrival=told["arrival"],
+        decisions=told["decisions"],
+        grants=told["grants"],
+        failed_attempts=told["failed_attempts"],
+        refused_moves=told["refused_moves"],
+        events=_events(timeline),
+    )
+
+
+def _phases(timeline: RequestTimeline) -> list[PhaseView]:
+    whole = max((phase.since_seconds + phase.seconds for phase in timeline.phases), default=0.0) or 1.0
+    return [
+        PhaseView(
+            kind=phase.kind,
+            name=phase.name,
+            instance=phase.instance,
+            since_seconds=phase.since_seconds,
+            seconds=phase.seconds,
+            since_share=round(phase.since_seconds / whole, 4),
+            share=round(phase.seconds / whole, 4),
+        )
+        for phase in timeline.phases
+    ]
+
+
+def _events(timeline: RequestTimeline) -> list[EventView]:
+    return [
+        EventView(
+            sequence=entry.sequence,
+            at=wall_time(entry.event.at, timeline.speed).timestamp(),
+            after_seconds=round(entry.event.at - timeline.arrived_at, 3),
+            kind=type(entry.event).__name__,
+            text=event_lines.details(entry.event),
+            without_effect=entry.sequence in timeline.fenced,
+        )
+        for entry in timeline.entries[:EVENTS_MAX]
+        if entry.event is not None
+    ]

@@ -1,0 +1,1 @@
+"""`pointsman hit-rate`, and the metrics of the hit-rate ladder."""

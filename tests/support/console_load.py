@@ -1,0 +1,89 @@
+"""The log of a large fleet under load, to be followed while it is written. `record_load` makes it in virtual time, with
+the production Dispatcher and as `pointsman tap --json` prints it; `write_as_time_passes` puts such a log into a stream."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import IO
+
+import msgspec
+from typing_extensions import override
+
+from pointsman.contracts.codec import LogEvent, encode
+from pointsman.contracts.requests import RequestArrived
+from pointsman.contracts.subjects import subject_of
+from pointsman.policies.policy_set import policy_set
+from pointsman.ports import Clock, EventLog, LogEntry
+from pointsman.primitives import EngineSeconds
+from tests.support.served_log import POOL, ServedLog
+
+INSTANCES = 500
+REQUESTS_PER_SECOND = 200
+BUSY_PACE = 4.0
+"""With it, half of the engines have work."""
+
+
+class _Line(msgspec.Struct):
+    sequence: int
+    subject: str
+    event: msgspec.Raw
+
+
+class _RecordedLoad(ServedLog):
+    """Keeps nothing of what it writes: a minute is a gigabyte."""
+
+    def __init__(self, sink: IO[bytes], *, seconds: int, instances: int, requests_per_second: int, policy: str) -> None:
+        self._sink = sink
+        self._written = 0
+        super().__init__(
+            requests=seconds * requests_per_second,
+            gap=1 / requests_per_second,
+            engines=instances,
+            families=2 * instances,
+            pace={f"engine-{number}": BUSY_PACE for number in range(1, instances + 1)},
+            tenants=[f"tenant-{number}" for number in range(20)],
+            policies=policy_set(routing=policy),
+        )
+
+    @override
+    def _write(self, event: LogEvent, *, follow: bool) -> None:
+        self._written += 1
+        line = _Line(self._written, subject_of(POOL, event), msgspec.Raw(encode(event)))
+        self._sink.write(msgspec.json.encode(line) + b"\n")
+        if follow:
+            self.state.apply(event, self._written)
+        else:
+            self.state.skip(self._written)
+
+
+def record_load(
+    file: Path,
+    *,
+    seconds: int,
+    instances: int = INSTANCES,
+    requests_per_second: int = REQUESTS_PER_SECOND,
+    policy: str = "pointsman",
+) -> None:
+    with file.open("wb") as sink:
+        _RecordedLoad(
+            sink, seconds=seconds, instances=instances, requests_per_second=requests_per_second, policy=policy
+        )
+
+
+async def write_as_time_passes(log: EventLog, entries: Iterable[LogEntry], clock: Clock) -> None:
+    """The first entry is of now, each other as much later as it was recorded."""
+    shift: EngineSeconds | None = None
+    for entry in entries:
+        event = entry.event
+        assert event is not None, entry.problem
+        shift = clock.now() - event.at if shift is None else shift
+        ahead = event.at + shift - clock.now()
+        if ahead > 0:
+            await clock.sleep(ahead)
+        log.append_soon(moved(event, shift))
+
+
+def moved(event: LogEvent, shift: EngineSeconds) -> LogEvent:
+    """The same event, so many seconds later."""
+    if isinstance(event, RequestArrived):
+        event = msgspec.structs.replace(event, arrived_at=event.arrived_at + shift)
+    return msgspec.structs.replace(event, at=event.at + shift)

@@ -1,0 +1,180 @@
+"""What the console knows of a log, against a slow count of the same log and a plain fold of it."""
+
+from collections import Counter
+
+import pytest
+
+from pointsman.contracts.codec import LogEvent
+from pointsman.contracts.decisions import (
+    LeaderElected,
+    MigrationRefused,
+    RequestMigrated,
+    RequestRejected,
+    ScaleApplied,
+    ScaleDecided,
+)
+from pointsman.contracts.envelope import is_fenced
+from pointsman.contracts.requests import RequestArrived, RequestCancelled, RequestEvent, RequestFailed, RequestFinished
+from pointsman.policies.policy_set import policy_set
+from pointsman.ports import LogEntry
+from pointsman.primitives import Term
+from pointsman.simulation.replay import fold
+from pointsman.state.checkpoint import state_digest
+from pointsman.state.state import State
+from pointsman_cli.console.fleet_views import fleet_view
+from pointsman_cli.console.log_views import RequestFilter, history_view, requests_view, tenants_view
+from pointsman_cli.console.observer import Observer
+from pointsman_cli.console.recent_requests import RecentRequests
+from pointsman_cli.console.sizes import Spaced
+from tests.support.recorded_log import SETTINGS, RecordedFleet
+
+ENDS = {
+    RequestFinished: "finished",
+    RequestFailed: "failed",
+    RequestCancelled: "cancelled",
+    RequestRejected: "rejected",
+}
+SEEDS = [1, 2, 3]
+
+
+def recorded(seed: int) -> list[LogEntry]:
+    fleet = RecordedFleet(policy_set(prefill_window_tokens=900), seed=seed, failing=True, limited=True).live(250)
+    fleet.take_over()
+    return fleet.live(250).write_all().entries
+
+
+def observed(entries: list[LogEntry]) -> Observer:
+    observer = Observer(State(SETTINGS))
+    for entry in entries:
+        observer.apply(entry)
+    return observer
+
+
+def counting(entries: list[LogEntry]) -> list[LogEntry]:
+    """Without entries of deposed leaders and repeats, told by the whole list."""
+    term, seen, kept = Term(0), set[tuple[int, int]](), []
+    for entry in entries:
+        event = entry.event
+        if event is None or is_fenced(event.stamp, term):
+            continue
+        if event.stamp is not None:
+            if (event.stamp.term, event.stamp.number) in seen:
+                continue
+            seen.add((event.stamp.term, event.stamp.number))
+        if isinstance(event, LeaderElected):
+            term = max(term, event.term)
+        kept.append(entry)
+    return kept
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_its_state_is_that_of_a_plain_fold(seed: int) -> None:
+    entries = recorded(seed)
+
+    assert state_digest(observed(entries).state) == state_digest(fold(entries, settings=SETTINGS))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_every_request_ends_as_its_first_end_says(seed: int) -> None:
+    entries = recorded(seed)
+    arrived: list[str] = []
+    ends: dict[str, str] = {}
+    for entry in counting(entries):
+        event = entry.event
+        if isinstance(event, RequestArrived) and event.request not in arrived:
+            arrived.append(event.request)
+        if isinstance(event, RequestEvent) and type(event) in ENDS:
+            ends.setdefault(event.request, ENDS[type(event)])
+
+    view = requests_view(observed(entries), RequestFilter(limit=10_000))
+    shown = {row.request: row.stage for row in view.requests}
+
+    assert {name: stage for name, stage in shown.items() if name in ends and name in arrived} == {
+        name: ends[name] for name in ends if name in arrived
+    }
+    assert [row.request for row in view.requests if row.request in arrived] == list(reversed(arrived))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_tenants_are_counted_as_their_requests_end(seed: int) -> None:
+    observer = observed(recorded(seed))
+    rows = requests_view(observer, RequestFilter(limit=10_000)).requests
+    by_stage = Counter((row.tenant, row.stage) for row in rows)
+
+    for tenant in tenants_view(observer).tenants:
+        assert tenant.finished == by_stage[tenant.tenant, "finished"]
+        assert tenant.rejected == by_stage[tenant.tenant, "rejected"]
+        assert tenant.in_time + tenant.late == tenant.finished
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_moves_and_scaling_are_those_of_the_log(seed: int) -> None:
+    entries = recorded(seed)
+    kept = [entry.event for entry in counting(entries)]
+
+    view = history_view(observed(entries))
+
+    assert view.moved == sum(isinstance(event, RequestMigrated) for event in kept)
+    assert view.refused == sum(isinstance(event, MigrationRefused) for event in kept)
+    assert [move.sequence for move in view.moves] == sorted((move.sequence for move in view.moves), reverse=True)
+
+
+def test_a_decision_about_the_size_is_shown_once_and_with_its_end() -> None:
+    observer = Observer(State(SETTINGS))
+    decided = ScaleDecided(at=5.0, policy="p", settings={}, current=2, wanted=4, reason="late", number=1)
+    applied = ScaleApplied(at=9.0, current=4, wanted=4, detail="all answer", number=1)
+    events: list[LogEvent] = [decided, decided, applied]
+    for sequence, event in enumerate(events, 1):
+        observer.apply(LogEntry(sequence, "pm.p.scale", b"", event))
+
+    (shown,) = history_view(observer).scaling
+
+    assert (shown.wanted, shown.applied_detail) == (4, "all answer")
+    assert shown.applied_at > shown.at
+
+
+def test_a_filter_shows_what_it_names_and_counts_the_rest() -> None:
+    observer = observed(recorded(1))
+    every = requests_view(observer, RequestFilter(limit=10_000))
+    tenant = every.requests[0].tenant
+
+    some = requests_view(observer, RequestFilter(tenant=tenant, limit=2))
+    late = requests_view(observer, RequestFilter(late=True, limit=10_000))
+
+    assert {row.tenant for row in some.requests} == {tenant}
+    assert len(some.requests) == 2
+    assert some.matching == sum(row.tenant == tenant for row in every.requests)
+    assert {row.lateness for row in late.requests} <= {"late", "unserved"}
+
+
+def test_the_fleet_counts_the_requests_in_flight() -> None:
+    observer = observed(recorded(2))
+    queues = [observer.state.workload.queue(one.id) for one in observer.state.fleet.instances]
+
+    totals = fleet_view(observer).totals
+
+    assert totals.pending == sum(len(queue.pending) for queue in queues)
+    assert totals.decoding == sum(len(queue.decoding) for queue in queues)
+    assert totals.instances == len(observer.state.fleet.instances)
+
+
+def test_no_more_requests_are_kept_than_the_bound() -> None:
+    entries = recorded(3)
+    few = RecentRequests(SETTINGS.block_tokens, requests_max=5)
+    for entry in entries:
+        if entry.event is not None:
+            few.apply(entry.event, entry.sequence)
+
+    assert len(few) == 5
+
+
+def test_moments_are_spread_over_the_whole_time_in_bounded_number() -> None:
+    spaced: Spaced[int] = Spaced(1.0, 8)
+    for at in range(1000):
+        if spaced.due(at):
+            spaced.add(at, at)
+
+    assert len(spaced.kept) <= 8
+    assert spaced.kept[0] == 0
+    gaps = {later - earlier for earlier, later in zip(spaced.kept[:-1], spaced.kept[1:], strict=True)}
+    assert max(gaps) <= 2 * min(gaps)

@@ -1,0 +1,152 @@
+"""The guard of the console: hosts, origins, tokens of forms, sessions."""
+
+import pytest
+
+from pointsman_cli.console.security import (
+    COOKIE,
+    FAILURES_MAX,
+    FAILURES_WALL_SECONDS,
+    SESSION_WALL_SECONDS,
+    SESSIONS_MAX,
+    Guard,
+    Refusal,
+)
+
+TOKEN = "an-admin-token-of-a-test"
+HERE = "127.0.0.1:8090"
+
+
+class Hand:
+    """A clock that stands still unless it is moved."""
+
+    def __init__(self) -> None:
+        self.at = 1000.0
+
+    def __call__(self) -> float:
+        return self.at
+
+
+@pytest.fixture
+def hand() -> Hand:
+    return Hand()
+
+
+@pytest.fixture
+def guard(hand: Hand) -> Guard:
+    return Guard(hand, hosts=frozenset({"console.example"}), admin_token=TOKEN)
+
+
+@pytest.mark.parametrize(
+    ("host", "ours"),
+    [
+        ("127.0.0.1:8090", True),
+        ("localhost:1", True),
+        ("LOCALHOST", True),
+        ("[::1]:8090", True),
+        ("10.1.2.3:8090", True),
+        ("console.example:443", True),
+        ("evil.example", False),
+        ("127.0.0.1.evil.example", False),
+        ("localhost.evil.example:8090", False),
+        ("2130706433.example", False),
+        ("evil@127.0.0.1", True),
+        ("", False),
+        ("[::1", False),
+        ("a:b:c", False),
+    ],
+)
+def test_only_addresses_and_names_that_were_given_are_ours(guard: Guard, host: str, ours: bool) -> None:
+    assert (guard.misdirected("/", {"host": host}) is None) == ours
+    assert guard.misdirected("/metrics", {"host": host}) is None
+
+
+def test_a_change_needs_the_token_of_its_session(guard: Guard) -> None:
+    head = {"host": HERE, "origin": f"http://{HERE}"}
+
+    assert guard.may_change("a" * 64, head, guard.csrf("a" * 64)) is None
+    assert guard.may_change("a" * 64, head, guard.csrf("b" * 64)) is not None
+    assert guard.may_change("a" * 64, head, "") is not None
+    assert guard.may_change("", head, guard.csrf("")) is not None
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        {"origin": "http://evil.example"},
+        {"origin": "null"},
+        {"origin": "http://127.0.0.1:8091"},
+        {"sec-fetch-site": "cross-site"},
+        {"sec-fetch-site": "same-site"},
+        {"sec-fetch-site": "cross-site", "authorization": f"Bearer {TOKEN}"},
+    ],
+)
+def test_another_site_changes_nothing_even_with_the_right_token(guard: Guard, head: dict[str, str]) -> None:
+    refusal = guard.may_change("a" * 64, {"host": HERE, **head}, guard.csrf("a" * 64))
+
+    assert refusal is not None
+    assert refusal.status == 403
+
+
+def test_a_program_with_the_admin_token_needs_no_form_token(guard: Guard) -> None:
+    head = {"host": HERE, "authorization": f"Bearer {TOKEN}"}
+
+    assert guard.may_change("", head, "") is None
+    assert guard.session("", head).acts
+    assert not guard.session("", {"host": HERE, "authorization": "Bearer "}).acts
+    assert not guard.session("", {"host": HERE, "authorization": f"Basic {TOKEN}"}).acts
+
+
+def test_without_a_token_file_nobody_ever_acts(hand: Hand) -> None:
+    guard = Guard(hand)
+
+    assert isinstance(guard.sign_in(""), Refusal)
+    assert not guard.session("", {"authorization": "Bearer "}).acts
+
+
+def test_a_session_acts_until_it_ends(guard: Guard, hand: Hand) -> None:
+    made = guard.sign_in(TOKEN)
+    assert isinstance(made, str)
+
+    assert guard.session(made, {}).acts
+    hand.at += SESSION_WALL_SECONDS + 1
+    assert not guard.session(made, {}).acts
+
+    again = guard.sign_in(TOKEN)
+    assert isinstance(again, str)
+    guard.sign_out(again)
+    assert not guard.session(again, {}).acts
+
+
+def test_sessions_are_bounded_and_the_oldest_goes(guard: Guard) -> None:
+    made = [guard.sign_in(TOKEN) for _ in range(SESSIONS_MAX + 1)]
+
+    assert not guard.session(str(made[0]), {}).acts
+    assert guard.session(str(made[-1]), {}).acts
+
+
+def test_guessing_is_slow(guard: Guard, hand: Hand) -> None:
+    answers = [guard.sign_in(f"guess {number}") for number in range(FAILURES_MAX)]
+    assert {answer.status for answer in answers if isinstance(answer, Refusal)} == {403}
+
+    refused = guard.sign_in(TOKEN)
+    assert isinstance(refused, Refusal)
+    assert refused.status == 429
+    hand.at += FAILURES_WALL_SECONDS + 1
+    assert isinstance(guard.sign_in(TOKEN), str)
+
+
+def test_with_a_readers_token_reading_needs_one_of_the_tokens(hand: Hand) -> None:
+    guard = Guard(hand, admin_token=TOKEN, reader_token="a-reader-token-of-a-test")
+    reader = guard.sign_in("a-reader-token-of-a-test")
+    assert isinstance(reader, str)
+
+    assert not guard.may_read("", {})
+    assert not guard.may_read("c" * 64, {})
+    assert guard.may_read(reader, {})
+    assert not guard.session(reader, {}).acts
+    assert guard.may_read("", {"authorization": f"Bearer {TOKEN}"})
+
+
+@pytest.mark.parametrize("cookie", ["", "x=y", f"{COOKIE}=short", f"{COOKIE}=\x00; a", "=;=;", f"{COOKIE}"])
+def test_a_cookie_that_is_none_of_ours_is_no_session(guard: Guard, cookie: str) -> None:
+    assert guard.session_id({"cookie": cookie}) == ""
