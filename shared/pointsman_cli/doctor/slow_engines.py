@@ -21,6 +21,8 @@ from pointsman_cli.explain.causes import Cause
 from pointsman_cli.terminal import wall_time
 
 PREFILLS_MIN = 20
+COMPARED_MIN = 5
+"""Prefills of an engine that others are compared with."""
 SLOW_FACTOR = 1.5
 """Prefill time over that of the other instances."""
 SLOW_SERIOUS_FACTOR = 2.5
@@ -104,10 +106,12 @@ class SlowEngines(Examiner):
         paces = {
             name: median(map(self._pace, engine.prefills.values))
             for name, engine in sorted(self._engines.items())
-            if engine.prefills.seen >= PREFILLS_MIN
+            if engine.prefills.seen >= COMPARED_MIN
         }
         slow: set[InstanceId] = set()
         for name, pace in paces.items():
+            if self._engines[name].prefills.seen < PREFILLS_MIN:
+                continue
             others = [value for other, value in paces.items() if other != name]
             usual = max(1.0, median(others)) if others else 1.0
             if pace >= SLOW_FACTOR * usual and self._is_noticed(self._engines[name].prefills.values, usual):

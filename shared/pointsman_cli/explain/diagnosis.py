@@ -99,6 +99,8 @@ def _of_answered(timeline: RequestTimeline, wait: Wait) -> Verdict:
         return Verdict(Cause.UNKNOWN, f"slow, and the log does not say why: first token after {seconds(ttft)}")
     if late or objective is None:
         return Verdict(top.cause, f"slow because {top.because}")
+    if seconds(top.seconds) in top.because:
+        return Verdict(top.cause, f"in time after {seconds(ttft)}, although {top.because}")
     return Verdict(top.cause, f"in time, but {seconds(top.seconds)} of {seconds(ttft)} because {top.because}")
 
 
