@@ -33,6 +33,8 @@ STALL_SHARE_OF_OBJECTIVE = 0.1
 """A stalled prefill exceeds the cost model by STALL_FACTOR, and by this share of the SLO."""
 STALLS_MIN = 3
 """In one stretch. Few, since policies avoid a slow engine; others may end between them."""
+STRETCH_SHARE_OF_OBJECTIVE = 0.5
+"""Least time that its stalled prefills take together; those side by side count once."""
 STRETCH_GAP_WALL_SECONDS = 30.0
 STALLS_MAX = 4096
 STRETCHES_SHOWN = 5
@@ -161,7 +163,7 @@ class SlowEngines(Examiner):
                 found[-1].append(stall)
             else:
                 found.append([stall])
-        enough = [stalls for stalls in found if len(stalls) >= STALLS_MIN]
+        enough = [stalls for stalls in found if len(stalls) >= STALLS_MIN and _is_long(stalls)]
         return sorted(enough, key=lambda stalls: -max(stall.took for stall in stalls))
 
     def _worst(self, stalls: list[_Prefill]) -> str:
@@ -179,3 +181,11 @@ class SlowEngines(Examiner):
 def _stalls(prefill: _Prefill, work: EngineSeconds) -> bool:
     extra = prefill.took - work
     return prefill.took >= STALL_FACTOR * work and extra > STALL_SHARE_OF_OBJECTIVE * prefill.objective
+
+
+def _is_long(stalls: list[_Prefill]) -> bool:
+    together, until = 0.0, float("-inf")
+    for stall in stalls:
+        together += max(0.0, stall.at - max(until, stall.at - stall.took))
+        until = max(until, stall.at)
+    return together > STRETCH_SHARE_OF_OBJECTIVE * max(stall.objective for stall in stalls)
