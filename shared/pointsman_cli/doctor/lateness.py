@@ -19,7 +19,7 @@ from pointsman_cli.doctor.findings import Finding, Severity
 from pointsman_cli.doctor.missed_hits import MissedHits
 from pointsman_cli.doctor.samples import Sample
 from pointsman_cli.explain.causes import Cause
-from pointsman_cli.explain.wait import SLOW_FACTOR_MIN
+from pointsman_cli.explain.wait import SLOW_FACTOR_MIN, USUAL_MAX
 
 LATE_MIN = 5
 """Fewer late requests are left to `explain`."""
@@ -140,7 +140,7 @@ class Lateness(Examiner):
                 cause=None,
                 spent=event.ttft - before,
                 own=request.prefill_seconds,
-                usual=max(1.0, median(others)) if others else 1.0,
+                usual=min(USUAL_MAX, max(1.0, median(others))) if others else 1.0,
                 queued=self._queued.get(request.id),
                 objective=request.slo_ttft,
             )
@@ -156,7 +156,9 @@ class Lateness(Examiner):
         elif request is not None and event.candidates:
             best = min(event.candidates, key=lambda candidate: candidate.predicted_ttft)
             queued = self._ahead(state, best.instance, request, event.candidates, event.at)
-            self._late.add(_Late(event.request, _cause_ahead(queued, request.slo_ttft)))
+            slow = state.latency.correction(best.instance) > SLOW_FACTOR_MIN * USUAL_MAX
+            cause = Cause.SLOW_ENGINE if slow else _cause_ahead(queued, request.slo_ttft)
+            self._late.add(_Late(event.request, cause))
 
     @override
     def findings(self, state: State) -> Iterator[Finding]:
