@@ -32,7 +32,7 @@ SHOWN_MAX = 5
 
 SENTENCES = {
     Cause.LONG_PROMPT: ("their own prompt takes longer than their objective", "Give them a longer objective (x-slo-ttft-ms), or shorten or split the prompts. More engines do not help; faster ones do (tensor parallelism, a smaller model)."),
-    Cause.LONG_PROMPT_AHEAD: ("a long prompt was ahead of them", "Keep long prompts from short ones: another order (--order shortest_prefill), lower priority for the tenant that sends them, or a pool of their own; chunked prefill in the engine lets short ones pass."),
+    Cause.LONG_PROMPT_AHEAD: ("a long prompt was ahead of them", "A prompt that an engine computes is not overtaken: give long prompts a pool of their own, or the pool one engine more (`pointsman what-if --instances N` says how many would do)."),
     Cause.HOT_PREFIX: ("they queued for the engine that holds a hot prefix", "`pointsman what-if --policy pointsman` (or dualmap) shows whether spreading the prefix helps."),
     Cause.OVERLOAD: ("every engine had a queue (overload)", "`pointsman what-if --instances N` says how many engines would do."),
     Cause.BUSY_INSTANCE: ("they queued at one engine while another was nearly idle", "`pointsman what-if --policy pointsman` (or dualmap) shows what a policy that balances would make of it."),
