@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup up check lint test test-console dashboards manifests test-containers test-vllm test-clients mutation fuzz results lock audit sbom clean
+.PHONY: help setup up check lint test test-console screenshots dashboards manifests test-containers test-vllm test-clients mutation fuzz results lock audit sbom clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -47,6 +47,9 @@ test: lint ## everything that CI runs: lint and all tests that need no engine
 test-console: setup ## the console's pages in a real browser
 	POINTSMAN_CHROMIUM=$$($(BIN)/python -m tests.support.chromium) && export POINTSMAN_CHROMIUM && \
 	  $(BIN)/pytest -m browser tests/console $(ARGS)
+
+screenshots: setup ## draw docs/images/console-*.png from a fleet under load; two minutes
+	$(BIN)/python -m tests.console.screenshots
 
 # Fails where no Docker engine answers. A part: make test-containers ARGS="-k kill".
 test-containers: setup ## the fleet in containers, killed, frozen, cut off, upgraded and scaled; 15 minutes

@@ -47,6 +47,7 @@ class Board:
 
 REQUESTS = 'pool=~"$pool",model=~"$model"'
 POOL = 'pool=~"$pool"'
+SAME = ',agreement=~"same|both_reject"'
 
 
 def rate(metric: str, labels: str = POOL, by: str = "") -> str:
@@ -390,6 +391,92 @@ CACHE = Board(
                     [
                         (rate("pointsman_fallback_placements_total"), "without a scheduler"),
                         (rate("pointsman_requests_redispatched_total"), "redispatched"),
+                    ],
+                    "reqps",
+                ),
+                Panel(
+                    "Lookups of other routers",
+                    "POST /kv/overlap and cmd.overlap, by outcome. too_often: start another scheduler.",
+                    [(rate("pointsman_overlap_requests_total", by="outcome"), "{{outcome}}")],
+                    "reqps",
+                    "stacked",
+                ),
+                Panel("Work for a lookup", "CPU time of a scheduler.", quantiles("pointsman_overlap_seconds"), "s"),
+            ],
+        ),
+        (
+            "Shadow policies (a console with --shadow)",
+            [
+                Panel(
+                    "Same choice as the policy in force",
+                    "Share of placements and rejections that a shadow policy would have decided alike.",
+                    [
+                        (
+                            f"{rate('pointsman_shadow_decisions_total', POOL + SAME, 'shadow')} / "
+                            f"{rate('pointsman_shadow_decisions_total', by='shadow')}",
+                            "{{shadow}}",
+                        )
+                    ],
+                    "percentunit",
+                ),
+                Panel(
+                    "Predicted hit rate of both choices",
+                    "At each placement, of the instances that the policy in force (running) and the shadow chose.",
+                    [
+                        (
+                            f"{rate('pointsman_shadow_cached_tokens_total', by='shadow, side')} / on (shadow) group_left "
+                            f"{rate('pointsman_shadow_prompt_tokens_total', by='shadow')}",
+                            "{{shadow}}, {{side}}",
+                        )
+                    ],
+                    "percentunit",
+                ),
+                Panel(
+                    "Predicted TTFT of both choices",
+                    "Summed over requests, per second.",
+                    [
+                        (
+                            rate("pointsman_shadow_predicted_ttft_seconds_total", by="shadow, side"),
+                            "{{shadow}}, {{side}}",
+                        )
+                    ],
+                    "s",
+                ),
+                Panel(
+                    "TTFT of the same arrivals, simulated",
+                    "P90 of the last window, under the policy in force and under the shadow.",
+                    [
+                        (
+                            highest("pointsman_shadow_window_ttft_seconds", "shadow, side", f'{POOL},quantile="0.9"'),
+                            "{{shadow}}, {{side}}",
+                        )
+                    ],
+                    "s",
+                ),
+                Panel(
+                    "Regret, simulated",
+                    "Mean TTFT lost in the last window by not choosing the shadow; above 0 it would be better.",
+                    [(highest("pointsman_shadow_window_regret_seconds", "shadow"), "{{shadow}}")],
+                    "s",
+                ),
+                Panel(
+                    "Hit rate, simulated",
+                    "Of the last window.",
+                    [(highest("pointsman_shadow_window_hit_rate", "shadow, side"), "{{shadow}}, {{side}}")],
+                    "percentunit",
+                ),
+                Panel(
+                    "Requests on time, simulated",
+                    "Per engine second of the last window.",
+                    [(highest("pointsman_shadow_window_goodput", "shadow, side"), "{{shadow}}, {{side}}")],
+                    "reqps",
+                ),
+                Panel(
+                    "What shadows could not do",
+                    "Windows by outcome, and decisions left out because there were too many.",
+                    [
+                        (rate("pointsman_shadow_windows_total", by="outcome"), "windows {{outcome}}"),
+                        (rate("pointsman_shadow_decisions_sampled_out_total"), "decisions left out"),
                     ],
                     "reqps",
                 ),

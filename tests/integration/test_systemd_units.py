@@ -9,13 +9,14 @@ import click
 import pytest
 
 from pointsman.runtime.settings import ENVIRONMENT_PREFIX, FILE_SUFFIX, options
+from pointsman_cli.console.command import console_command
 from pointsman_ingress.settings import IngressSettings
 from tests.support.compose import settings_type_of
 from tests.support.systemd import UNITS, Unit, make_root, units
 
 EXPOSURE_MAX = 20
 """Tenths, of systemd's 10."""
-OWN = [unit for unit in units() if unit.name != "pointsman-nats"]
+OWN = [unit for unit in units() if unit.name not in ("pointsman-nats", "pointsman-console")]
 OWN_SEEDS = {"worker": "workers/default"}
 NOT_CALLED_A_SETTING = {"POINTSMAN_CONFIG", f"POINTSMAN_SECRET{FILE_SUFFIX}"}
 
@@ -30,7 +31,7 @@ def analyze() -> str:
 
 def test_there_is_a_unit_for_each_service() -> None:
     assert {unit.name.removeprefix("pointsman-") for unit in units()} == {
-        *("ingress", "nats", "rebalancer", "recorder", "scaler", "scheduler", "worker")
+        *("console", "ingress", "nats", "rebalancer", "recorder", "scaler", "scheduler", "worker")
     }
 
 
@@ -67,6 +68,20 @@ def test_a_process_has_no_credentials_but_the_secret_and_its_own(unit: Unit) -> 
         "secret": "/etc/pointsman/credentials/secret",
         f"{role}.nk": f"/etc/pointsman/credentials/{OWN_SEEDS.get(role, role)}.nk",
     }
+
+
+def test_the_console_reads_its_table_and_has_only_its_own_seed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (unit,) = [unit for unit in units() if unit.name == "pointsman-console"]
+    for name, value in unit.variables.items():
+        monkeypatch.setenv(name, value.replace("%d", str(tmp_path)))
+    monkeypatch.setenv("POINTSMAN_CONFIG", str(UNITS / "pointsman.toml"))
+
+    accepted = console_command.make_context("console", unit.command[2:]).params
+
+    assert unit.command[1] == "console"
+    assert (accepted["host"], accepted["port"]) == ("127.0.0.1", 8090)
+    assert accepted["nats"].startswith("nats://127.0.0.1:4222,")
+    assert unit.credentials == {"console.nk": "/etc/pointsman/credentials/console.nk"}
 
 
 def test_an_ingress_has_the_time_that_it_takes_to_drain() -> None:

@@ -6,7 +6,7 @@ import re
 import signal
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -89,6 +89,16 @@ async def load(client: aiohttp.ClientSession, model: str, own: int) -> None:
         await asyncio.sleep(0.1)
 
 
+async def look_up(admin: str) -> None:
+    """As another router."""
+    async with aiohttp.ClientSession(admin, timeout=aiohttp.ClientTimeout(20)) as router:
+        while True:
+            with suppress(aiohttp.ClientError, TimeoutError):
+                async with router.post("/kv/overlap", json={"prompts": [{"token_ids": [1]}]}) as answer:
+                    await answer.read()
+            await asyncio.sleep(0.5)
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def world(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World]:
     directory = tmp_path_factory.mktemp("observed")
@@ -107,6 +117,7 @@ async def world(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World
 async def under_load(fleet: FleetFile) -> AsyncIterator[None]:
     async with aiohttp.ClientSession(fleet.ingress, timeout=aiohttp.ClientTimeout(20)) as client:
         loaders = [asyncio.create_task(load(client, fleet.model, own)) for own in range(LOADERS)]
+        loaders.append(asyncio.create_task(look_up(fleet.of_role("ingress")[0].probes)))
         try:
             yield
         finally:

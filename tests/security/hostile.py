@@ -93,6 +93,7 @@ KNOWN_PATHS = (
     "/readyz",
     "/docs",
     "/openapi.json",
+    "/kv/overlap",
 )
 
 

@@ -1,6 +1,9 @@
 """The log of a large fleet under load, to be followed while it is written. `record_load` makes it in virtual time, with
-the production Dispatcher and as `pointsman tap --json` prints it; `write_as_time_passes` puts such a log into a stream."""
+the production Dispatcher and as `pointsman tap --json` prints it; `write_as_time_passes` puts such a log into a stream;
+`python -m tests.support.console_load FILE NATS_URL` does so in a process of its own."""
 
+import asyncio
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import IO
@@ -8,13 +11,17 @@ from typing import IO
 import msgspec
 from typing_extensions import override
 
+from pointsman.adapters import jetstream
+from pointsman.adapters.clocks import ScaledClock
 from pointsman.contracts.codec import LogEvent, encode
 from pointsman.contracts.requests import RequestArrived
 from pointsman.contracts.subjects import subject_of
 from pointsman.policies.policy_set import policy_set
 from pointsman.ports import Clock, EventLog, LogEntry
 from pointsman.primitives import EngineSeconds
+from pointsman_cli.history.bundle import BundleHistory
 from tests.support.served_log import POOL, ServedLog
+from tests.support.waiting import eventually
 
 INSTANCES = 500
 REQUESTS_PER_SECOND = 200
@@ -76,9 +83,7 @@ async def write_as_time_passes(log: EventLog, entries: Iterable[LogEntry], clock
         event = entry.event
         assert event is not None, entry.problem
         shift = clock.now() - event.at if shift is None else shift
-        ahead = event.at + shift - clock.now()
-        if ahead > 0:
-            await clock.sleep(ahead)
+        await clock.sleep(max(0.0, event.at + shift - clock.now()))
         log.append_soon(moved(event, shift))
 
 
@@ -87,3 +92,14 @@ def moved(event: LogEvent, shift: EngineSeconds) -> LogEvent:
     if isinstance(event, RequestArrived):
         event = msgspec.structs.replace(event, arrived_at=event.arrived_at + shift)
     return msgspec.structs.replace(event, at=event.at + shift)
+
+
+async def write_file(file: Path, nats_url: str) -> None:
+    clock = ScaledClock()
+    async with jetstream.connect(nats_url, POOL, clock, name="load") as link:
+        await eventually(lambda: link.commands.connected)
+        await write_as_time_passes(link.log, BundleHistory(file), clock)
+
+
+if __name__ == "__main__":
+    asyncio.run(write_file(Path(sys.argv[1]), sys.argv[2]))

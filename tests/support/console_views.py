@@ -143,7 +143,9 @@ def story(cause: str = "long_prompt_ahead", **changes: Any) -> StoryView:
     whole = 9.912
     ahead = [
         {"request": f"{i:016x}", "tenant": "globex", "stage": "in prefill" if not i else "pending", "waited_seconds": 1.0,
-         "inside_seconds": 0.4, "uncached_tokens": 60_112 if not i else 900, "prefill_seconds": 5.2 if not i else 0.08}
+         "inside_seconds": 0.4, "uncached_tokens": 60_112 if not i else 900,
+            "prompt_tokens": 61_000,
+            "same_prefix": i > 1, "prefill_seconds": 5.2 if not i else 0.08}
         for i in range(4)
     ]  # fmt: skip
     decision = {

@@ -19,10 +19,10 @@ KEPT_WORDS = ("type",)
 POLICY_WORDS = ("policy", "settings", "pool")
 
 
-def hostile_log(entries: Sequence[LogEntry], *, policies_too: bool) -> list[LogEntry]:
+def hostile_log(entries: Sequence[LogEntry], *, policies_too: bool, text: str = HOSTILE) -> list[LogEntry]:
     """Every string of every event is hostile, unless the event would no longer decode."""
     kept = KEPT_WORDS if policies_too else (*KEPT_WORDS, *POLICY_WORDS)
-    return [_hostile_entry(entry, kept) for entry in entries]
+    return [_hostile_entry(entry, kept, text) for entry in entries]
 
 
 def assert_harmless(output: str, *, on_terminal: bool = False) -> None:
@@ -34,12 +34,12 @@ def assert_harmless(output: str, *, on_terminal: bool = False) -> None:
     assert not [line for line in output.split("\n") if line.strip().startswith(FORGED)]
 
 
-def _hostile_entry(entry: LogEntry, kept: Sequence[str]) -> LogEntry:
+def _hostile_entry(entry: LogEntry, kept: Sequence[str], text: str) -> LogEntry:
     if entry.event is None:
         return LogEntry.read(entry.sequence, entry.subject, entry.payload)
     content = msgspec.json.decode(entry.payload)
     for replace, original in list(_strings(content, kept)):
-        replace(original + HOSTILE)
+        replace(original + text)
         if not _decodes(content, entry.subject):
             replace(original)
     return LogEntry.read(entry.sequence, entry.subject, msgspec.json.encode(content))

@@ -3,7 +3,7 @@ request is placed, and the prompts as they came. Simple and slow; nothing of `po
 that a fleet would have written of it."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from typing_extensions import override
 
@@ -28,9 +28,7 @@ class TrueRequest:
     tenant: str
     at: EngineSeconds
     prompt_tokens: int
-    log_entries: int
-    """In the log before it."""
-    tokens: dict[str, int] = field(default_factory=dict)
+    tokens: dict[str, int]
 
 
 class WatchedCaches(Simulation):
@@ -47,6 +45,9 @@ class WatchedCaches(Simulation):
         self.cache: list[BlockKey] = []
         self.empty_at: list[tuple[EngineSeconds, int]] = []
         """When the cache of an engine is emptied behind everybody's back."""
+        self.begins_with = -1
+        """The request with which the log begins; -1: the first."""
+        self.log_begins = 0
         apply = self.pool.apply
 
         def noted(event: LogEvent, now: EngineSeconds) -> None:
@@ -71,13 +72,23 @@ class WatchedCaches(Simulation):
 
     @override
     def _route(self, command: RouteRequest, now: EngineSeconds) -> None:
-        if command.attempt == 1:
-            while self.empty_at and self.empty_at[0][0] <= now:
-                self._empty(self.empty_at.pop(0)[1], now)
-            self._look(command, now)
+        while self.empty_at and self.empty_at[0][0] <= now:
+            self._empty(self.empty_at.pop(0)[1])
+        if len(self.truth) == self.begins_with and command.attempt == 1:
+            self._begin()
+        self._look(command, now)
         super()._route(command, now)
 
-    def _empty(self, number: int, now: EngineSeconds) -> None:
+    def _begin(self) -> None:
+        """What was sent before is forgotten, but for what engines hold."""
+        self.log_begins = len(self.log)
+        self.prefixes = {key for engine in self.fleet.engines.values() for key in self._held(engine)}
+        self.cache = list(self.prefixes)
+
+    def _held(self, engine: SimulatedEngine) -> set[BlockKey]:
+        return set(map(BlockKey, engine.model.cache.cached())) if engine.alive else set()
+
+    def _empty(self, number: int) -> None:
         """No event tells of it, and its worker notices nothing."""
         cache = list(self.fleet.engines.values())[number].model.cache
         evictable = cache._unheld.take(len(cache._unheld))
@@ -85,22 +96,23 @@ class WatchedCaches(Simulation):
             del cache._holders[block]
 
     def _look(self, command: RouteRequest, now: EngineSeconds) -> None:
-        keys, prompt = unpack_keys(command.keys), command.prompt_tokens
-        state = self.state
-        real = [set(map(BlockKey, self.fleet.engines[name].model.cache.cached())) for name in state.fleet.ready]
+        keys, prompt, state = unpack_keys(command.keys), command.prompt_tokens, self.state
+        ready = [name for name in state.fleet.ready if name not in command.excluded]
+        real = [self._held(self.fleet.engines[name]) for name in ready]
         waiting = [r for r in state.workload.requests.values() if r.stage in (Stage.PENDING, Stage.PREFILL)]
-        real += [set(request.keys) for request in waiting]
+        real += [set(r.keys) for r in waiting if r.id != command.request]
         known = state.hits(keys)
-        blocks = {
-            "unbounded": leading(keys, self.prefixes),
-            "capacity": leading(keys, set(self.cache)),
-            "perfect": max((leading(keys, held) for held in real), default=0),
-            "known": max((known.get(name, 0) for name in state.fleet.ready), default=0),
+        found = {
+            "perfect": self.usable(max((leading(keys, held) for held in real), default=0), prompt),
+            "known": self.usable(max((known.get(name, 0) for name in ready), default=0), prompt),
         }
-        self.truth[int(command.request)] = TrueRequest(
-            int(command.request), command.tenant, now, prompt, len(self.log),
-            {rung: self.usable(count, prompt) for rung, count in blocks.items()},
-        )  # fmt: skip
+        number = int(command.request)
+        if command.attempt > 1:
+            self.truth[number].tokens |= found
+            return
+        found["unbounded"] = self.usable(leading(keys, self.prefixes), prompt)
+        found["capacity"] = self.usable(leading(keys, set(self.cache)), prompt)
+        self.truth[number] = TrueRequest(number, command.tenant, now, prompt, found)
         self._use(keys)
 
     def _generated(self, keys: list[BlockKey]) -> None:
@@ -120,8 +132,8 @@ class WatchedCaches(Simulation):
 
     def finished(self) -> list[TrueRequest]:
         found = []
-        for number, row in enumerate(self._outcome.rows):
-            if row.end == "finished":
+        for number, row in enumerate(self.outcome.rows):
+            if row.end == "finished" and number >= self.begins_with:
                 request = self.truth[number]
                 tokens = request.tokens
                 tokens["chosen"], tokens["delivered"] = row.predicted_cached_tokens, row.cached_tokens
@@ -131,8 +143,12 @@ class WatchedCaches(Simulation):
                 found.append(request)
         return found
 
-    def new_state(self) -> State:
-        return State(PoolSettings(block_tokens=self.block_tokens, speed=self.pool.mirror.speed))
+    def state_before(self, entries: int) -> State:
+        """As a follower has it after so many entries of the log."""
+        state = State(PoolSettings(block_tokens=self.block_tokens, speed=self.pool.mirror.speed))
+        for sequence, event in enumerate(self.log[:entries], 1):
+            state.apply(event, sequence)
+        return state
 
 
 def leading(keys: list[BlockKey], held: set[BlockKey]) -> int:

@@ -1,9 +1,10 @@
 """Answers `cmd.overlap`: how much of a prompt each instance holds, and how far that is known. Each scheduler that has read
 the log serves it, whether it leads or follows; NATS sends a request to one of them. Its work is bounded by a share of the
-process's time, so that no decision waits for it; beyond that it refuses."""
+process's time, measured as CPU time, so that no decision waits for it; beyond that it refuses."""
 
 import asyncio
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 from pointsman.contracts.block_keys import KeyChain, unpack_keys
@@ -31,7 +32,7 @@ from pointsman_scheduler.replica import Replica
 QUEUE = "overlap"
 LEADER_SHARE = 0.05
 FOLLOWER_SHARE = 0.5
-"""Of the process's time."""
+"""CPU seconds a second."""
 BURST_SECONDS = 0.02
 SLICE_TOKENS = 8_192
 SLICE_PROMPTS = 8
@@ -42,7 +43,7 @@ ANSWERED = "answered"
 
 
 class WorkBudget:
-    """Seconds of work: `share` of the time that passes, BURST_SECONDS at once. The last work may overdraw it."""
+    """CPU seconds: `share` of the time that passes, BURST_SECONDS at once. The last work may overdraw it."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -61,19 +62,20 @@ class WorkBudget:
 
 
 class Work:
-    """What one request has taken of the event loop."""
+    """CPU seconds that one request has taken of the event loop."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, cpu: Callable[[], float]) -> None:
         self._clock = clock
+        self._cpu = cpu
         self.seconds = 0.0
 
     @contextmanager
     def timed(self) -> Iterator[None]:
-        began = self._clock.wall()
+        began = self._cpu()
         try:
             yield
         finally:
-            self.seconds += float(self._clock.wall() - began)
+            self.seconds += self._cpu() - began
 
     async def pause(self) -> None:
         """Lets decisions go first."""
@@ -91,7 +93,10 @@ class OverlapService:
         pool: PoolName,
         name: str,
         secret: str,
+        cpu: Callable[[], float] = time.thread_time,
     ) -> None:
+        """`cpu`: CPU seconds of this thread."""
+        self._cpu = cpu
         self._replica = replica
         self._leader = leader
         self._log = event_log
@@ -103,6 +108,10 @@ class OverlapService:
         self._budget = WorkBudget(clock)
         self._log_end: LogSequence = 0
         self._log_end_at: WallSeconds | None = None
+        self._seconds = telemetry.OVERLAP_SECONDS.labels(pool)
+        self._outcomes = {
+            outcome: telemetry.OVERLAP_REQUESTS.labels(pool, outcome) for outcome in (ANSWERED, *OverlapRefusal)
+        }
 
     async def serve(self, commands: Commands, end: LogSequence) -> None:
         """Runs without end, once the log is read up to `end`."""
@@ -111,15 +120,15 @@ class OverlapService:
             await asyncio.Event().wait()
 
     async def answer(self, payload: bytes, reply: Reply) -> None:
-        work = Work(self._clock)
+        work = Work(self._clock, self._cpu)
         await work.pause()  # others that wait here would be answered without a break
         answer = self._refusal(payload) or await self._decoded_and_answered(payload, work)
         with work.timed():
             encoded = encode(answer)
         self._budget.spend(work.seconds)
         outcome = answer.reason if isinstance(answer, OverlapRefused) else ANSWERED
-        telemetry.OVERLAP_REQUESTS.labels(self._pool, outcome).inc()
-        telemetry.OVERLAP_SECONDS.labels(self._pool).observe(work.seconds)
+        self._outcomes[outcome].inc()
+        self._seconds.observe(work.seconds)
         await reply(encoded)
 
     def _refusal(self, payload: bytes) -> OverlapRefused | None:
@@ -129,7 +138,7 @@ class OverlapService:
         wait = self._budget.wait_seconds(share)
         if wait:
             who = "leads" if leads else "follows"
-            detail = f"a scheduler that {who} gives lookups {share:.0%} of its time; ask again in {wait:.3f} s"
+            detail = f"a scheduler that {who} gives lookups {share:.0%} of a core; ask again in {wait:.3f} s"
             return OverlapRefused(reason=OverlapRefusal.TOO_OFTEN, detail=detail, retry_after=wait)
         if len(payload) > OVERLAP_BYTES_MAX:
             detail = f"{len(payload)} bytes are more than {OVERLAP_BYTES_MAX}"

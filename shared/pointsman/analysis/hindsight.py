@@ -2,6 +2,7 @@
 the log later: one that is older than a placement before it in the log counts for that placement too. Prompts that an
 engine has but has not computed count as held (`PromptsInFlight`), as they do for the leader."""
 
+from bisect import bisect_left
 from collections import Counter, deque
 from dataclasses import dataclass, field
 from functools import reduce
@@ -12,8 +13,8 @@ from pointsman.primitives import BlockKey, EngineSeconds, InstanceId, RequestId
 from pointsman.state.prefix_index import PrefixIndex
 from pointsman.state.state import State
 
-LEVELS_MAX = 8
-"""Different depths at which engines hold a prompt; holders of less than the eighth are not followed."""
+LEVELS_MAX = 4
+"""Different depths at which engines hold a prompt; holders of less than the fourth are not followed."""
 WATCHED_MAX = 20_000
 """Placements that late events may still change."""
 
@@ -50,11 +51,12 @@ class Hindsight:
         self._watching: dict[BlockKey, set[Holding]] = {}
         """Placements by the blocks whose storing or removal would change their depth."""
         self._holdings: deque[Holding] = deque()
+        self._told: dict[InstanceId, tuple[EngineSeconds, EngineSeconds]] = {}
+        """Times of an engine's newest cache events, and of those before."""
 
     def placed(self, at: EngineSeconds, keys: list[BlockKey], index: PrefixIndex, among: int) -> Holding:
         holding = Holding(at, keys, among, _levels(keys, index, among))
-        for depth in {0, *(depth for depth, _ in holding.levels)}:
-            self._watch(holding, depth)
+        self._watch(holding, holding.levels[0][0] if holding.levels else 0)
         self._holdings.append(holding)
         if len(self._holdings) > WATCHED_MAX:
             self._forget(self._holdings.popleft())
@@ -67,27 +69,54 @@ class Hindsight:
 
     def apply(self, event: CacheEvent, changed: list[BlockKey], state: State) -> None:
         """`changed`: blocks stored or removed, if the event has only these. Call after State has applied the event."""
-        if not self._holdings or event.at > self._holdings[-1].at:
+        since = self._true_since(event, state)
+        if not self._holdings or since >= self._holdings[-1].at:
             return
         instance = state.current(event.instance, event.epoch)
         if instance is None or instance.sequence != event.sequence:
             return  # a repeat
         if isinstance(event, BlocksStored | BlocksRemoved):
             watching = self._watching
+            if watching.keys().isdisjoint(changed):
+                return
             touched = {holding for key in changed if key in watching for holding in watching[key]}
         else:
             touched = set(self._holdings)
         bit = state.index.bits([event.instance])
         for holding in touched:
-            if holding.at >= event.at and holding.among & bit:
-                depth = state.index.depth(event.instance, holding.keys)
-                holding.late[bit] = depth
-                self._watch(holding, depth)
+            if holding.at > since and holding.among & bit:
+                holding.late[bit] = state.index.depth(event.instance, holding.keys)
+                self._watch(holding, holding.depth)
+
+    def left(self, instance: InstanceId) -> None:
+        self._told.pop(instance, None)
+
+    def _true_since(self, event: CacheEvent, state: State) -> EngineSeconds:
+        """An engine stores blocks at the end of a step, removes them at its beginning, and tells of both at the end. So
+        what was removed was gone since the events before, or since the request came that needed the room."""
+        newest, before = self._told.get(event.instance, (0.0, 0.0))
+        if event.at > newest:
+            newest, before = event.at, newest
+            self._told[event.instance] = newest, before
+        queue = state.workload.queues.get(event.instance)
+        if not isinstance(event, BlocksRemoved) or queue is None:
+            return event.at
+        if queue.prefill:
+            needed = next(iter(queue.prefill.values())).granted_at
+        elif queue.decoding:
+            needed = next(reversed(queue.decoding.values())).granted_at
+        else:
+            return event.at
+        return min(event.at, max(before, needed))
 
     def _watch(self, holding: Holding, depth: int) -> None:
-        """For the next block, and the last one held."""
+        """For the last block held at the greatest depth, and the next: only these change it."""
         for key in holding.keys[max(0, depth - 1) : depth + 1]:
-            self._watching.setdefault(key, set()).add(holding)
+            watchers = self._watching.get(key)
+            if watchers is None:
+                self._watching[key] = {holding}
+            else:
+                watchers.add(holding)
             holding.watched.append(key)
 
     def _forget(self, holding: Holding) -> None:
@@ -138,14 +167,9 @@ class PromptsInFlight:
 
     def leading(self, keys: list[BlockKey]) -> int:
         blocks = self._blocks
-        low, high = 0, len(keys)
-        while low < high:
-            middle = (low + high) >> 1
-            if keys[middle] in blocks:
-                low = middle + 1
-            else:
-                high = middle
-        return low
+        if not keys or keys[0] not in blocks:
+            return 0
+        return bisect_left(keys, True, key=lambda key: key not in blocks)
 
     def add(self, request: RequestId, keys: list[BlockKey]) -> None:
         if keys and request not in self._prompts:
@@ -188,9 +212,10 @@ class PromptsInFlight:
 
     def _release(self, keys: list[BlockKey]) -> None:
         blocks = self._blocks
+        count, forget = blocks.get, blocks.pop
         for key in keys:
-            count = blocks[key] - 1
-            if count > 0:
-                blocks[key] = count
+            left = count(key, 1) - 1
+            if left:
+                blocks[key] = left
             else:
-                del blocks[key]
+                forget(key, None)

@@ -110,8 +110,8 @@ class HitRateLadder:
         """`state`: has applied the event."""
         step = self._steps.get(type(event))
         if step is not None:
-            step(event, state)
             self._in_flight.expire(state.last_at)
+            step(event, state)
             self._settle(state.last_at - HINDSIGHT_WALL_SECONDS * self._settings.speed, state)
 
     def settle(self, state: State) -> None:
@@ -147,9 +147,10 @@ class HitRateLadder:
             known=0,
             chosen=request.prompt_tokens - event.uncached_tokens,
         )
-        promised = max(self._in_flight.leading(keys), _reported(state, keys))
-        placed.promised = placed.tokens(promised)
-        placed.known = max(placed.chosen, placed.tokens(max(promised, holding.depth)))
+        self._in_flight.gone(request.id)  # an attempt that failed
+        held = holding.depth
+        placed.promised = placed.tokens(max(self._in_flight.leading(keys), _reported(state, keys)))
+        placed.known = max(placed.chosen, placed.promised, placed.tokens(held))
         if known is None:
             placed.unbounded = placed.tokens(self._seen.leading(keys))
             placed.capacity = placed.tokens(self._fleet_cache.leading(keys))
@@ -200,13 +201,14 @@ class HitRateLadder:
     def _clear(self, event: CacheCleared, state: State) -> None:
         self._hindsight.apply(event, [], state)
 
-    def _resize(self, _event: InstanceJoined | InstanceLeft, state: State) -> None:
+    def _resize(self, event: InstanceJoined | InstanceLeft, state: State) -> None:
+        self._hindsight.left(event.instance)
         self._measure_capacity(state)
 
     def _measure_capacity(self, state: State) -> None:
         engines = [engine for engine in state.fleet.instances if engine.role != "decode"]
         tokens = sum(max(0, engine.kv_capacity_tokens) for engine in engines)
-        blocks = tokens // self._settings.block_tokens
+        blocks = tokens // self._settings.block_tokens or SEEN_BLOCKS_MAX  # nobody told
         self._seen.blocks_max = min(SEEN_BLOCKS_MAX, max(SEEN_BLOCKS_MIN, 2 * blocks))
         self._fleet_cache.resize(min(SEEN_BLOCKS_MAX, blocks))
 

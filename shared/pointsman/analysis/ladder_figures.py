@@ -62,16 +62,18 @@ class Tally(msgspec.Struct):
 
 class LadderFigures:
     def __init__(self) -> None:
-        self.ever: dict[str, Tally] = {}
-        """By tenant, also of hours that are no longer kept; the first TENANTS_MAX."""
+        self.ever = Tally()
+        """Also of hours that are no longer kept."""
         self._hours: dict[int, dict[str, Tally]] = {}
 
     def tallies(self, unix_seconds: EngineSeconds, tenant: str) -> list[Tally]:
         """Where a request of that moment is counted."""
-        counted = [_of(tenant, self.ever)]
+        counted = [self.ever]
         of_hour = self._hour(int(unix_seconds // HOUR_SECONDS))
         if of_hour is not None:
-            counted.append(_of(tenant, of_hour))
+            if tenant not in of_hour and len(of_hour) >= TENANTS_MAX:
+                tenant = OTHER
+            counted.append(of_hour.setdefault(tenant, Tally()))
         return counted
 
     def _hour(self, hour: int) -> dict[str, Tally] | None:
@@ -102,12 +104,6 @@ class LadderFigures:
             for tenant, tally in of_hour.items():
                 tallies.setdefault(tenant, Tally()).add(tally)
         return sorted(tallies.items(), key=lambda row: (-row[1].prompt_tokens, row[0]))
-
-
-def _of(tenant: str, tallies: dict[str, Tally]) -> Tally:
-    if tenant not in tallies and len(tallies) >= TENANTS_MAX:
-        tenant = OTHER
-    return tallies.setdefault(tenant, Tally())
 
 
 def _sum(tallies: Iterable[Tally]) -> Tally:

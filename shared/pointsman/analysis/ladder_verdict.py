@@ -7,8 +7,8 @@ import msgspec
 
 from pointsman.analysis.ladder_figures import RUNGS, Rung, Tally
 
-NOTICED = 0.01
-"""Share of prompt tokens below which a gap is not spoken of."""
+LITTLE = 0.02
+"""Share of prompt tokens below which a loss is not worth anybody's time."""
 
 
 class Loss(StrEnum):
@@ -80,11 +80,9 @@ def verdict(tally: Tally) -> Verdict:
     possible, delivered = tally.share(Rung.UNBOUNDED), tally.share(Rung.DELIVERED)
     lost = possible - delivered
     worst = max(gaps, key=lambda gap: gap.share)
-    if lost < NOTICED:
+    if lost < LITTLE:
         cause = Loss.NOTHING
-        sentence = (
-            f"nothing to gain: {delivered:.1%} of prompt tokens were cached, and {possible:.1%} had been sent before"
-        )
+        sentence = f"nothing worth having is lost: {delivered:.1%} of prompt tokens were cached, {possible:.1%} had been sent before"
     else:
         cause = worst.cause
         sentence = (
@@ -107,7 +105,7 @@ def _gaps(tally: Tally) -> list[Gap]:
 
 def _note(tally: Tally) -> str:
     phantom = tally.share(Rung.KNOWN) - tally.share(Rung.PERFECT)
-    if phantom < NOTICED:
+    if phantom < LITTLE:
         return ""
     return f"the index believed {_points(phantom)} points that no engine held: `pointsman doctor` names the engines"
 

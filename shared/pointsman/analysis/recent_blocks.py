@@ -1,10 +1,18 @@
 """Caches that exist only on paper: one that never forgets (`SeenBlocks`), and one of a given size (`RecentBlocks`). Both
-hold the blocks of prompts in order of their placement. Memory is bounded: docs/operations.md has the bytes."""
+hold the blocks of prompts in order of their placement, so that whoever has a block has those before it (but for generated
+blocks that outlive their prompt), and a prompt is looked up by bisection. Memory is bounded: docs/operations.md has the bytes."""
 
 from array import array
+from bisect import bisect_left
 from collections.abc import Iterable
 
 from pointsman.primitives import BlockKey
+
+LISTED_MAX = 3
+"""Entries in lists of uses, for each block held."""
+
+EVICTED_MIN = 32
+"""Entries of a list that are looked at together."""
 
 
 class SeenBlocks:
@@ -17,13 +25,12 @@ class SeenBlocks:
 
     def leading(self, keys: list[BlockKey]) -> int:
         newer, older = self._newer, self._older
-        for depth, key in enumerate(keys):
-            if key not in newer and key not in older:
-                return depth
-        return len(keys)
+        return bisect_left(keys, True, key=lambda key: key not in newer and key not in older)
 
     def unseen(self, keys: list[BlockKey]) -> list[BlockKey]:
         newer, older = self._newer, self._older
+        if newer.issuperset(keys):
+            return []
         return [key for key in keys if key not in newer and key not in older]
 
     def use(self, keys: Iterable[BlockKey]) -> None:
@@ -55,10 +62,7 @@ class RecentBlocks:
 
     def leading(self, keys: list[BlockKey]) -> int:
         held = self._used_in
-        for depth, key in enumerate(keys):
-            if key not in held:
-                return depth
-        return len(keys)
+        return bisect_left(keys, True, key=lambda key: key not in held) if keys and keys[0] in held else 0
 
     def use(self, keys: list[BlockKey]) -> None:
         """`keys`: of a prompt, from its first block. The part that is too long for the cache is not taken in."""
@@ -74,22 +78,27 @@ class RecentBlocks:
 
     def _evict(self) -> None:
         used_in = self._used_in
+        used = used_in.get
         excess = len(used_in) - self._blocks_max
         while excess > 0:
             number, use = self._oldest, self._uses.get(self._oldest)
-            while use and excess > 0:
-                key = use.pop()
-                self._listed -= 1
-                if used_in.get(key) == number:
-                    del used_in[key]
-                    excess -= 1
             if not use:
                 self._uses.pop(number, None)
                 self._oldest += 1
+                continue
+            last = use[-max(excess, EVICTED_MIN) :]
+            del use[-len(last) :]
+            held = [key for key in last if used(key) == number]
+            stay = max(0, len(held) - excess)
+            use.extend(held[:stay])
+            for key in held[stay:]:
+                del used_in[key]
+            self._listed -= len(last) - stay
+            excess -= len(held) - stay
 
     def _tidy(self, budget: int) -> None:
         """Drop what was used again from the lists of some earlier uses, in turn."""
-        while budget > 0 and self._listed > 2 * len(self._used_in):
+        while budget > 0 and self._listed > LISTED_MAX * len(self._used_in):
             if not self._oldest <= self._tidied <= self._newest:
                 self._tidied = self._oldest
             number, used_in = self._tidied, self._used_in

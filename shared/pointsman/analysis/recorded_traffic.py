@@ -150,6 +150,10 @@ class TrafficReader:
         return len(self._requests)
 
     @property
+    def counted(self) -> int:
+        return sum(request.counted for request in self._requests.values())
+
+    @property
     def is_complete(self) -> bool:
         """No later entry can add a request, or end one."""
         return self._until_passed and not self._open

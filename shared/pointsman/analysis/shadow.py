@@ -8,7 +8,7 @@ from dataclasses import replace
 import msgspec
 
 from pointsman.analysis.shadow_decisions import DecisionFigures, DecisionShadows, ShadowDecision
-from pointsman.analysis.shadow_windows import ShadowWindows, WindowResult
+from pointsman.analysis.shadow_windows import WAITING_MAX, ShadowWindows, WindowResult
 from pointsman.analysis.what_if import Change, Policies
 from pointsman.contracts.decisions import Settings
 from pointsman.policies.admission import DEFAULT_ADMISSION
@@ -20,6 +20,8 @@ from pointsman.primitives import WallSeconds
 from pointsman.state.state import State
 
 SHADOWS_MAX = 4
+RECORDED_WINDOWS_MAX = 24
+"""Windows that may wait to be simulated while a recorded log is read, as fast as it can be."""
 
 
 class ShadowChoice(msgspec.Struct, frozen=True):
@@ -30,8 +32,8 @@ class ShadowChoice(msgspec.Struct, frozen=True):
 
 
 class ShadowReport(msgspec.Struct, frozen=True, kw_only=True):
-    """One other policy. `policy` and `settings` as in force now; empty with a `problem`, which tells why it cannot
-    decide. `failed`: decisions in which it raised an error, the last one in `failure`."""
+    """One other policy. `settings`: those that differ from the ones in force. Both are empty with a `problem`, which tells
+    why it cannot decide. `failed`: decisions in which it raised an error, the last one in `failure`."""
 
     name: str
     policy: str
@@ -69,13 +71,14 @@ class Shadow:
         running: PolicySet | None = None,
         *,
         window_seconds: WallSeconds | None = None,
+        waiting_max: int = WAITING_MAX,
     ) -> None:
         """`state` is the caller's, in log order, who applies each entry before `apply`; `running`: the policies in force, if
-        known. `window_seconds`: a fixed length of windows."""
+        known. `window_seconds`: a fixed length of windows; `waiting_max`: of those that wait to be simulated."""
         self._names = [choice.name for choice in choices]
         changes = {choice.name: choice.change for choice in choices}
         self._decisions = DecisionShadows([choice.change for choice in choices], state, running)
-        self._windows = ShadowWindows(changes, state, running, seconds=window_seconds)
+        self._windows = ShadowWindows(changes, state, running, seconds=window_seconds, waiting_max=waiting_max)
 
     def begin_again(self, state: State, running: PolicySet | None = None) -> None:
         """The log goes on from another state, after entries that are lost. Figures are kept."""
@@ -103,7 +106,7 @@ class Shadow:
                 ShadowReport(
                     name=name,
                     policy=shadow.context.policies.routing.name if shadow.context else "",
-                    settings=shadow.context.settings if shadow.context else {},
+                    settings=shadow.settings if shadow.context else {},
                     problem=shadow.problem,
                     total=msgspec.structs.replace(shadow.total),
                     buckets=list(shadow.buckets),

@@ -2,10 +2,12 @@
 compares the choices. Predicted TTFT and hits of both choices are estimates on that one state. A shadow of the policy in
 force therefore agrees always.
 
-All shadows share one State. Each has trackers of its own, which observe what really happened."""
+All shadows share one State, in the leader's order; at a takeover it begins again as a copy of the caller's, which is in
+log order. Each shadow has trackers of its own in both, which observe what really happened."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import Literal
 
 import msgspec
@@ -13,10 +15,12 @@ import msgspec
 from pointsman.analysis.what_if import Change, policies_in_force
 from pointsman.contracts.codec import short_reason
 from pointsman.contracts.decisions import LeaderElected, RequestPlaced, RequestRejected, Settings
+from pointsman.contracts.envelope import Stamp
 from pointsman.contracts.requests import RequestArrived
 from pointsman.policies.admission import Refusal
 from pointsman.policies.dispatch.placement import Answer, answer_to
 from pointsman.policies.dispatch.turn import DecisionContext, Turn
+from pointsman.policies.policy import Policy
 from pointsman.policies.policy_set import PolicySet, policy_set, recorded_policy_set
 from pointsman.policies.pool_view import PoolView
 from pointsman.policies.seeded_random import uniform
@@ -27,16 +31,21 @@ from pointsman.simulation.replay.folding import copy_state
 from pointsman.simulation.replay.leader_order import Kind, LeaderOrder, Step
 from pointsman.state.state import State
 from pointsman.state.trackers.base import Tracker
-from pointsman.state.workload import NO_INSTANCE, Request
+from pointsman.state.workload import NO_INSTANCE, Request, Stage
 
 HELD_MAX = 4096
 """Entries held back until the leader has certainly read them."""
+COPIED_BLOCKS_MAX = 1_000_000
+"""A larger state is not copied at a takeover (2 s), but continued: then choices may differ a little from the leader's."""
 BUCKET_WALL_SECONDS: WallSeconds = WallSeconds(60.0)
 BUCKETS_MAX = 240
 DIFFERENCES_MAX = 100
 CANDIDATES_PER_WALL_SECOND = 20_000
 """Instances that all shadows together may weigh, about a fifth of a core; beyond, decisions are sampled."""
 
+UNTOLD = "no leader has told its policies yet"
+
+Trackers = tuple[Tracker, ...]
 Agreement = Literal["same", "other", "shadow_rejects", "shadow_places", "both_reject"]
 
 
@@ -113,22 +122,49 @@ class DecisionShadow:
         self.total = DecisionFigures(since=0.0)
         self.buckets: deque[DecisionFigures] = deque(maxlen=BUCKETS_MAX)
         self.differences: deque[ShadowDecision] = deque(maxlen=DIFFERENCES_MAX)
-        self.problem = "no leader has told its policies yet"
         self.failed = 0
         self.failure = ""
+        self.problem = ""
+        self.settings: Settings = {}
+        """Those that differ from the settings in force."""
         self.context: DecisionContext | None = None
-        self.trackers: tuple[Tracker, ...] = ()
+        self._kept: dict[Policy, tuple[Trackers, Trackers]] = {}
+        """Trackers of each part of its policies, in the leader's order and in log order."""
 
-    def choose_policies(self, running: PolicySet, state: State) -> None:
+    def choose_policies(self, running: PolicySet, state: State, log_state: State) -> None:
         try:
             policies = changed_policies(running, self.change)
         except ValueError as error:
-            self.context, self.trackers, self.problem = None, (), str(error)
+            self.context, self.problem = None, str(error)
             return
-        known = self.context.policies if self.context else None
-        if known is None or _observed(known) != _observed(policies):
-            self.trackers = policies.trackers()
+        known = self._kept
+        self._kept = {
+            part: known[part]
+            if part in known
+            else (_brought_up(part.trackers(), state), _brought_up(part.trackers(), log_state))
+            for part in (policies.routing, policies.admission, policies.ordering)
+        }
         self.context, self.problem = DecisionContext(state, policies, term=state.term), ""
+        in_force = running.placement_settings
+        self.settings = {k: v for k, v in policies.placement_settings.items() if in_force.get(k) != v}
+
+    def forget(self) -> None:
+        self.context, self._kept, self.problem = None, {}, UNTOLD
+
+    @property
+    def trackers(self) -> Trackers:
+        return tuple(tracker for trackers, _ in self._kept.values() for tracker in trackers)
+
+    @property
+    def log_trackers(self) -> Trackers:
+        return tuple(tracker for _, trackers in self._kept.values() for tracker in trackers)
+
+    def take_over(self, state: State, copied: Iterator[Tracker]) -> None:
+        """`copied`: of the `log_trackers`, in their order, from `state`."""
+        if self.context is not None:
+            self.context = DecisionContext(state, self.context.policies, term=state.term)
+        for part, (_, log_trackers) in self._kept.items():
+            self._kept[part] = (tuple(islice(copied, len(log_trackers))), log_trackers)
 
     def add(self, decision: ShadowDecision, bucket: EngineSeconds) -> None:
         if not self.buckets or self.buckets[-1].since < bucket:
@@ -142,7 +178,8 @@ class DecisionShadow:
 
 class DecisionShadows:
     def __init__(self, changes: Sequence[Change], state: State, running: PolicySet | None) -> None:
-        """`state`: where the log is continued; a copy is used. `running`: the policies in force, if known."""
+        """`state` is the caller's, in log order, who applies each entry before `apply`; trackers are added to it. `running`:
+        the policies in force, if known."""
         self.shadows = [DecisionShadow(change) for change in changes]
         self.sampled_out = 0
         self._running: tuple[str, Settings] | None = None
@@ -150,13 +187,19 @@ class DecisionShadows:
 
     def begin_again(self, state: State, running: PolicySet | None) -> None:
         """Figures are kept, trackers are not."""
+        self._log_state = state
+        self._log_trackers = state.trackers
+        """Not of shadows."""
         self._state = copy_state(state)
         self._running = None
         self._displacing: list[Step[LogEntry]] = []
         self._arrived: tuple[RequestId, EngineSeconds, LogSequence] | None = None
         self._second, self._decisions, self._share = 0.0, 0, 1.0
         for shadow in self.shadows:
-            shadow.context, shadow.trackers = None, ()
+            shadow.forget()
+            if running is None:  # to observe from the first entry on; the first leader tells the others
+                shadow.choose_policies(policy_set(), self._state, state)
+                shadow.context, shadow.problem = None, UNTOLD
         self._keep_trackers()
         self._order: LeaderOrder[LogEntry] | None = None
         if state.term:
@@ -169,10 +212,13 @@ class DecisionShadows:
         event = entry.event
         if isinstance(event, LeaderElected) and event.term > self._state.term:
             self._finish_term()
-            self._state.apply_entry(entry)
+            self._take_over(entry)
             self._order = LeaderOrder(event.term, held_max=HELD_MAX)
             self._note_policies(event.policy, event.settings)
-        elif self._order is None:
+            return
+        if self._order is None and event is not None and event.stamp is not None:
+            self._join_term(event.stamp)
+        if self._order is None:
             self._state.apply_entry(entry)
         else:
             for step in self._order.feed(entry):
@@ -187,6 +233,25 @@ class DecisionShadows:
             for step in self._order.finish():
                 self._take(step, self._order)
             self._carry_out(self._order)
+
+    def _join_term(self, stamp: Stamp) -> None:
+        """Its election is among the entries that are gone."""
+        state = self._state
+        state.term = state.recent_decisions.term = stamp.term
+        state.recent_decisions.through = stamp.number - 1
+        self._order = LeaderOrder(stamp.term, held_max=HELD_MAX)
+        self._order.resume(state)
+
+    def _take_over(self, entry: LogEntry) -> None:
+        log_state = self._log_state
+        if sum(log_state.index.blocks(instance.id) for instance in log_state.fleet.instances) > COPIED_BLOCKS_MAX:
+            self._state.apply_entry(entry)
+            return
+        self._state = copy_state(log_state)
+        copied = iter(self._state.trackers[len(self._log_trackers) :])
+        for shadow in self.shadows:
+            shadow.take_over(self._state, copied)
+        self._keep_trackers()
 
     def _take(self, step: Step[LogEntry], order: LeaderOrder[LogEntry]) -> None:
         event = step.entry.event
@@ -228,12 +293,14 @@ class DecisionShadows:
     def _choose_policies(self, running: PolicySet) -> None:
         self._running = (running.routing.name, running.placement_settings)
         for shadow in self.shadows:
-            shadow.choose_policies(running, self._state)
+            shadow.choose_policies(running, self._state, self._log_state)
         self._keep_trackers()
 
     def _keep_trackers(self) -> None:
         self._trackers = (*(t for shadow in self.shadows for t in shadow.trackers), self._state.pending)
         self._state.trackers = self._trackers
+        own = (tracker for shadow in self.shadows for tracker in shadow.log_trackers)
+        self._log_state.trackers = (*self._log_trackers, *own)
 
     # Decisions
 
@@ -342,9 +409,18 @@ def changed_policies(running: PolicySet, change: Change) -> PolicySet:
     )
 
 
-def _observed(policies: PolicySet) -> tuple[object, ...]:
-    """Its parts that have trackers."""
-    return policies.routing, policies.admission, policies.ordering
+def _brought_up(trackers: Trackers, state: State) -> Trackers:
+    """Tells them of the instances and requests that are there already."""
+    for tracker in trackers:
+        for instance in state.fleet.instances:
+            tracker.joined(instance.id, state.last_at)
+        for request in sorted(state.workload.requests.values(), key=lambda request: request.arrived_at):
+            tracker.arrived(request, request.arrived_at)
+            if request.instance:
+                tracker.placed(request, request.placed_at)
+            if request.stage in (Stage.PREFILL, Stage.HANDED_OVER, Stage.DECODING):
+                tracker.granted(request, request.granted_at)
+    return trackers
 
 
 def _agreement(running: InstanceId, shadow: InstanceId) -> Agreement:

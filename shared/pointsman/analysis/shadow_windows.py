@@ -30,7 +30,7 @@ SETTLE_WALL_SECONDS: WallSeconds = WallSeconds(120.0)
 REQUESTS_MAX = 20_000
 KEY_BYTES_MAX = 64 * 2**20
 WAITING_MAX = 2
-"""Closed windows that wait to be simulated; beyond, they are shed."""
+"""Closed windows that wait to be simulated; beyond, the oldest is shed."""
 RESULTS_MAX = 100
 
 
@@ -95,9 +95,16 @@ class _Window:
 
 class ShadowWindows:
     def __init__(
-        self, changes: dict[str, Change], state: State, running: PolicySet | None, *, seconds: WallSeconds | None = None
+        self,
+        changes: dict[str, Change],
+        state: State,
+        running: PolicySet | None,
+        *,
+        seconds: WallSeconds | None = None,
+        waiting_max: int = WAITING_MAX,
     ) -> None:
         """`state` is the caller's, who applies each entry before `take`. `seconds`: a fixed length of windows."""
+        self._waiting_max = waiting_max
         self._changes = changes
         self._fixed = seconds
         self.results: deque[WindowResult] = deque(maxlen=RESULTS_MAX)
@@ -193,16 +200,19 @@ class ShadowWindows:
 
     def _close(self, window: _Window, sequence: LogSequence) -> None:
         window.closed_at = sequence
+        if not window.reader.counted:
+            return
         if window.too_large:
             self.shed += 1
             self.problem = (
                 f"{window.name}: more than {REQUESTS_MAX:,} requests, or {KEY_BYTES_MAX >> 20} MiB of prefixes"
             )
-        elif len(self._waiting) >= WAITING_MAX:
-            self.shed += 1
-            self.problem = f"{window.name}: simulating is behind by {len(self._waiting)} windows"
         else:
             self._waiting.append(window)
+        if len(self._waiting) > self._waiting_max:
+            oldest = self._waiting.popleft()
+            self.shed += 1
+            self.problem = f"{oldest.name}: simulating is behind"
 
     def _simulated(self, window: _Window) -> Iterator[Progress]:
         try:

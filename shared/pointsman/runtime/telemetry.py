@@ -172,7 +172,7 @@ OVERLAP_REQUESTS = Counter(
 )
 OVERLAP_SECONDS = Histogram(
     "pointsman_overlap_seconds",
-    "Wall time that a scheduler worked on a request of cmd.overlap, refused ones included.",
+    "CPU time that a scheduler worked on a request of cmd.overlap, refused ones included.",
     ["pool"],
     buckets=(0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05),
 )
@@ -315,15 +315,56 @@ HIT_RATE_LADDER_TOKENS = Counter(
     "Those of them that were cached, or could have been, by rung of the ladder.",
     ["pool", "rung"],
 )
-TENANT_HIT_RATE_LADDER_PROMPT_TOKENS = Counter(
-    "pointsman_tenant_hit_rate_ladder_prompt_tokens_total",
-    "As pointsman_hit_rate_ladder_prompt_tokens_total, by tenant.",
-    ["pool", "tenant"],
+
+SHADOW_DECISIONS = Counter(
+    "pointsman_shadow_decisions_total",
+    "Placements and rejections that a shadow policy decided too, by agreement with the policy in force.",
+    ["pool", "shadow", "agreement"],
 )
-TENANT_HIT_RATE_LADDER_TOKENS = Counter(
-    "pointsman_tenant_hit_rate_ladder_tokens_total",
-    "As pointsman_hit_rate_ladder_tokens_total, by tenant.",
-    ["pool", "tenant", "rung"],
+SHADOW_PROMPT_TOKENS = Counter(
+    "pointsman_shadow_prompt_tokens_total",
+    "Prompt tokens of requests that both policies placed.",
+    ["pool", "shadow"],
+)
+SHADOW_CACHED_TOKENS = Counter(
+    "pointsman_shadow_cached_tokens_total",
+    "Those of them predicted as cached at the instance chosen by the policy in force (running) and by the shadow.",
+    ["pool", "shadow", "side"],
+)
+SHADOW_PREDICTED_TTFT = Counter(
+    "pointsman_shadow_predicted_ttft_seconds_total",
+    "Predicted TTFT of those requests, from the decision, at the instances that the two policies chose.",
+    ["pool", "shadow", "side"],
+)
+SHADOW_SAMPLED_OUT = Counter(
+    "pointsman_shadow_decisions_sampled_out_total",
+    "Placements that shadow policies did not decide, because there were too many.",
+    ["pool"],
+)
+SHADOW_WINDOWS = Counter(
+    "pointsman_shadow_windows_total",
+    "Windows of arrivals: simulated, shed because simulating was behind, or unusable.",
+    ["pool", "outcome"],
+)
+SHADOW_WINDOW_TTFT = Gauge(
+    "pointsman_shadow_window_ttft_seconds",
+    "TTFT of the last simulated window, under the policy in force and under the shadow.",
+    ["pool", "shadow", "side", "quantile"],
+)
+SHADOW_WINDOW_HIT_RATE = Gauge(
+    "pointsman_shadow_window_hit_rate",
+    "Share of prompt tokens found cached in the last simulated window.",
+    ["pool", "shadow", "side"],
+)
+SHADOW_WINDOW_GOODPUT = Gauge(
+    "pointsman_shadow_window_goodput",
+    "Requests on time per engine second of the last simulated window.",
+    ["pool", "shadow", "side"],
+)
+SHADOW_WINDOW_REGRET = Gauge(
+    "pointsman_shadow_window_regret_seconds",
+    "Mean TTFT that the policy in force costs more than the shadow, per request of the last simulated window.",
+    ["pool", "shadow"],
 )
 
 # Log and NATS: every service, the `pool` of the log

@@ -50,9 +50,7 @@ def simulate_in_slices(
     scenario: Scenario, requests: Sequence[WorkloadRequest], *, mirror: FleetMirror = NO_MIRROR, events: int
 ) -> Generator[float, None, Outcome]:
     """As `simulate`; yields the share of requests that ended, after each so many events."""
-    simulation = Simulation(scenario, requests, mirror)
-    yield from simulation.slices(events)
-    return simulation.outcome
+    return (yield from Simulation(scenario, requests, mirror).slices(events))
 
 
 class Simulation:
@@ -81,12 +79,13 @@ class Simulation:
             pass
         return self.outcome
 
-    def slices(self, events: int) -> Generator[float, None, None]:
+    def slices(self, events: int) -> Generator[float, None, Outcome]:
         """Runs in slices of so many events; yields the share of requests that ended."""
         self._prepare()
         while self.unfinished and not self._agenda.run(events):
             yield 1 - self.unfinished / len(self._requests)
         self.outcome.virtual_seconds = self._agenda.now
+        return self.outcome
 
     def _prepare(self) -> None:
         scenario, agenda, fleet = self._scenario, self._agenda, self.fleet

@@ -12,6 +12,7 @@ import click
 from click.core import ParameterSource
 
 from pointsman.adapters.clocks import ScaledClock
+from pointsman.analysis.shadow import RECORDED_WINDOWS_MAX, SHADOWS_MAX, Shadow
 from pointsman.primitives import PoolName
 from pointsman.runtime.bus_users import valid_operator
 from pointsman.runtime.health import HealthBoard, HttpServer
@@ -22,15 +23,16 @@ from pointsman.runtime.supervision import Supervisor, run
 from pointsman.runtime.telemetry import configure_logging
 from pointsman.state.state import PoolSettings
 from pointsman_cli.command_client import person
-from pointsman_cli.console.actions import Actions
-from pointsman_cli.console.bundle import RecordedLog
-from pointsman_cli.console.console import Console
-from pointsman_cli.console.following import LiveLog
-from pointsman_cli.console.security import Guard
-from pointsman_cli.console.source import LogSource
-from pointsman_cli.console.studies import Studies
-from pointsman_cli.console.viewers import Viewers
-from pointsman_cli.console.web import Site
+from pointsman_cli.console.jobs.jobs import Jobs
+from pointsman_cli.console.jobs.shadow_work import shadow_of, simulate
+from pointsman_cli.console.log.following import LiveLog
+from pointsman_cli.console.log.recorded import RecordedLog
+from pointsman_cli.console.log.source import LogSource
+from pointsman_cli.console.page_views import PageViews
+from pointsman_cli.console.web.actions import Actions
+from pointsman_cli.console.web.security import Guard
+from pointsman_cli.console.web.site import Site
+from pointsman_cli.console.web.viewers import Viewers
 from pointsman_cli.discovery import fleet_settings, is_running
 from pointsman_cli.history.entries import History
 from pointsman_cli.history.sources import ARCHIVE_FILE, NATS_SCHEMES, STANDARD_INPUT, open_history
@@ -42,6 +44,7 @@ FILE = click.Path(path_type=Path, dir_okay=False)
 F = TypeVar("F", bound=Callable[..., Any])
 CONNECTIONS_MAX = 256
 SHUTDOWN_SECONDS = 2.0
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
 STARTED_POLL_SECONDS = 0.02
 TOKEN_LENGTH_MIN = 16
 
@@ -78,6 +81,13 @@ def _option(name: str, **attributes: Any) -> Callable[[F], F]:
     metavar="FILE",
     help="NATS user of the operator as whom the console acts. Default: that of the fleet of this machine.",
 )
+@_option(
+    "shadow",
+    metavar="POLICY[:KEY=VALUE,...]",
+    multiple=True,
+    help="Policy that decides every request too, without acting. Keys: its settings, order, admission. Repeatable, up to "
+    f"{SHADOWS_MAX}.",
+)
 @click.pass_context
 def console_command(
     context: click.Context,
@@ -92,6 +102,7 @@ def console_command(
     admin_token_file: Path | None,
     reader_token_file: Path | None,
     operator_credentials: Path | None,
+    shadow: tuple[str, ...],
     config: Path | None,  # noqa: ARG001 - it has given its defaults
     **fleet: Any,
 ) -> None:
@@ -118,21 +129,23 @@ def console_command(
         admin_token=_token(admin_token_file),
         reader_token=_token(reader_token_file),
     )
-    serving = partial(_serve, host=host, port=port, guard=guard)
+    if not (guard.reader_token or host in LOOPBACK):
+        print_line(f"everybody who reaches {host} may read: see --reader-token-file", error=True)
+    serving = partial(_serve, host=host, port=port, guard=guard, shadows=shadow_of(shadow))
     pool = fleet["pool"] if _is_given(context, "pool") else None
     if place is None and _is_given(context, "nats"):
         settings, place = FleetSettings(**fleet), fleet["nats"]
     elif _is_live(place):
         settings = fleet_settings(place, pool)
     else:
-        studies = Studies(place, pool, recorded=True, wall=time.monotonic)
+        jobs = Jobs(place, pool, recorded=True, wall=time.monotonic)
         with open_history(place, pool) as history:
             moment = moment_in(history, until)
-            run(lambda supervisor: _serve_record(supervisor, history, moment, partial(serving, studies)))
+            run(lambda supervisor: _serve_record(supervisor, history, moment, partial(serving, jobs)))
         return
-    studies = Studies(place, pool, recorded=False, wall=time.monotonic, environment=_environment(settings))
+    jobs = Jobs(place, pool, recorded=False, wall=time.monotonic, environment=_environment(settings))
     acting = _acting(place, settings, operator_credentials) if guard.admin_token else None
-    run(lambda supervisor: _serve_live(supervisor, settings, acting, partial(serving, studies)))
+    run(lambda supervisor: _serve_live(supervisor, settings, acting, partial(serving, jobs)))
 
 
 console_command.params += [config_option("console"), *options(FleetSettings)]
@@ -176,7 +189,7 @@ async def _serve_record(supervisor: Supervisor, history: History, until: Moment,
 
 
 async def _serve(
-    studies: Studies,
+    jobs: Jobs,
     supervisor: Supervisor,
     source: LogSource,
     actions: Actions,
@@ -185,9 +198,14 @@ async def _serve(
     host: str,
     port: int,
     guard: Guard,
+    shadows: Callable[..., Shadow] | None,
 ) -> None:
+    if shadows is not None and isinstance(source, RecordedLog):
+        source.shadow_of = partial(shadows, waiting_max=RECORDED_WINDOWS_MAX)
+    else:
+        source.shadow_of = shadows
     clock = ScaledClock()
-    site = Site(Console(source, actions, studies), guard, board, lambda parts: Viewers(parts, clock))
+    site = Site(PageViews(source, actions, jobs), guard, board, lambda parts: Viewers(parts, clock))
     server = HttpServer(
         site.app(),
         host=host,
@@ -199,13 +217,15 @@ async def _serve(
     supervisor.start(server.serve(), name="http")
     supervisor.start(source.run(), name="log")
     supervisor.start(site.viewers.run(), name="viewers")
+    if shadows is not None:
+        supervisor.start(simulate(lambda: source.shadow, clock), name="shadow")
     supervisor.start(_announce(server, host, source.origin), name="announce")
     try:
         await supervisor.until_stopped()
     finally:
         server.should_exit = True
         site.viewers.close()
-        await studies.close()
+        await jobs.close()
 
 
 async def _announce(server: HttpServer, host: str, origin: str) -> None:

@@ -208,10 +208,9 @@ def _overtaken(timeline: RequestTimeline, wait: Wait, decision: DecisionRecord) 
 def _full(wait: Wait, decision: DecisionRecord) -> Iterator[Reason]:
     chosen = _chosen(decision)
     if wait.full > 0 and chosen is not None:
-        places = float(decision.settings.get("running_max", 0))
-        because = (
-            f"the {places:g} places of {decision.instance} were taken, {chosen.decoding} by requests that were decoding"
-        )
+        places = int(float(decision.settings.get("running_max", 0)))
+        taken = f"{number(places, 'place')} of {decision.instance} {were(places)} taken"
+        because = f"the {taken}, {chosen.decoding} by requests that were decoding"
         yield Reason(Cause.ENGINE_FULL, wait.full, f"{because}{share(wait.full, wait.whole)}", because)
 
 

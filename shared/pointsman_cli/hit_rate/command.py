@@ -50,9 +50,7 @@ def hit_rate_command(place: str | None, pool: str | None, since: str | None, unt
         end, begin = moment_in(history, until), moment_in(history, since)
         beginning = beginning_of(history, end)
         ladder, state = climbed(history, beginning, begin, end)
-        total = Tally()
-        for tally in ladder.figures.ever.values():
-            total.add(tally)
+        total = ladder.figures.ever
         judged = verdict(total)
         notes = list(_notes(judged, total, beginning, state))
         if as_json:

@@ -1,4 +1,5 @@
-"""Prometheus counters of the hit-rate ladder. The console calls `update` when it likes; a request costs nothing here."""
+"""Prometheus counters of the hit-rate ladder. The console calls `update` when it likes; a request costs nothing here.
+Tenants have none: no label is a name that a client may have chosen."""
 
 from pointsman.analysis.ladder_figures import RUNGS, LadderFigures, Tally
 from pointsman.primitives import PoolName
@@ -7,20 +8,13 @@ from pointsman.runtime import telemetry
 
 class LadderMetrics:
     def __init__(self, pool: PoolName) -> None:
-        self._pool = pool
-        self._shown: dict[str, Tally] = {}
+        self._prompt_tokens = telemetry.HIT_RATE_LADDER_PROMPT_TOKENS.labels(pool)
+        self._tokens = [telemetry.HIT_RATE_LADDER_TOKENS.labels(pool, rung.value) for rung in RUNGS]
+        self._shown = Tally()
 
     def update(self, figures: LadderFigures) -> None:
-        for tenant, tally in figures.ever.items():
-            shown = self._shown.setdefault(tenant, Tally())
-            if tally.prompt_tokens != shown.prompt_tokens:
-                self._add(tenant, tally, shown)
-                self._shown[tenant] = Tally(prompt_tokens=tally.prompt_tokens, tokens=list(tally.tokens))
-
-    def _add(self, tenant: str, tally: Tally, shown: Tally) -> None:
-        prompt = tally.prompt_tokens - shown.prompt_tokens
-        telemetry.HIT_RATE_LADDER_PROMPT_TOKENS.labels(self._pool).inc(prompt)
-        telemetry.TENANT_HIT_RATE_LADDER_PROMPT_TOKENS.labels(self._pool, tenant).inc(prompt)
-        for rung, now, before in zip(RUNGS, tally.tokens, shown.tokens, strict=True):
-            telemetry.HIT_RATE_LADDER_TOKENS.labels(self._pool, rung.value).inc(now - before)
-            telemetry.TENANT_HIT_RATE_LADDER_TOKENS.labels(self._pool, tenant, rung.value).inc(now - before)
+        total, shown = figures.ever, self._shown
+        self._prompt_tokens.inc(total.prompt_tokens - shown.prompt_tokens)
+        for counter, now, before in zip(self._tokens, total.tokens, shown.tokens, strict=True):
+            counter.inc(now - before)
+        self._shown = Tally(prompt_tokens=total.prompt_tokens, tokens=list(total.tokens))

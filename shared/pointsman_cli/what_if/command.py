@@ -60,6 +60,12 @@ INTERRUPTED_EXIT_CODE = 130
 )
 @since_option
 @until_option
+@click.option(
+    "--warmup",
+    type=click.FloatRange(min=0),
+    metavar="SECONDS",
+    help="Engine seconds before --since (a time) whose requests warm the caches.  [default: all]",
+)
 @click.option("--plot", type=DIRECTORY, help="Write plots to this directory.")
 @json_switch
 def what_if_command(
@@ -73,6 +79,7 @@ def what_if_command(
     tenants: Path | None,
     since: str | None,
     until: str | None,
+    warmup: float | None,
     plot: Path | None,
     as_json: bool,
 ) -> None:
@@ -109,7 +116,7 @@ def what_if_command(
     draw = _plotter() if plot else None
     console = progress_console() if as_json else output_console()
     with open_history(place, pool) as history:
-        record = _read(history, since, until)
+        record = _read(history, since, until, warmup)
         try:
             done = _simulated(record, change)
         except KeyboardInterrupt:
@@ -134,16 +141,20 @@ def _limits(settings: Sequence[str]) -> Callable[[TenantPolicies], TenantPolicie
     return (lambda policies: with_changes(policies, texts)) if texts else None
 
 
-def _read(history: History, since: str | None, until: str | None) -> Record:
-    """Raises HistoryError."""
+def _read(history: History, since: str | None, until: str | None, warmup: float | None) -> Record:
+    """Raises HistoryError, click.UsageError."""
     entries = shown(history, "reading the record")
     first, end = moment_in(history, since), moment_in(history, until)
+    if warmup is not None and first.at is None:
+        msg = "--warmup counts back from a time: give --since as a time"
+        raise click.UsageError(msg)
     try:
         return read_record(
             entries,
             origin=history.origin,
             settings=history.settings,
             known=beginning_of(history, end).known,
+            begins=None if warmup is None or first.at is None else Moment(at=first.at - warmup).is_before,
             since=None if first == Moment() else first.is_before,
             until=end.is_before,
         )

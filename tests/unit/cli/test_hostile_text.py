@@ -37,10 +37,26 @@ OF_A_BUNDLE: dict[str, list[str]] = {
     "doctor": [],
     "what-if": ["--policy", "round_robin"],
     "usage": [],
+    "hit-rate": [],
     "export": ["{out}/again.pmlog"],
 }
-OTHERWISE = {"up", "credentials", "fleet", "scale", "drain", "tenants", "keys", "tap", "calibrate", "bench", "simulate"}
-"""Tested below and in tests/integration/test_hostile_answers.py, or without any text of others."""
+OTHERWISE = {
+    *(
+        "up",
+        "console",
+        "credentials",
+        "fleet",
+        "scale",
+        "drain",
+        "tenants",
+        "keys",
+        "tap",
+        "calibrate",
+        "bench",
+        "simulate",
+    )
+}
+"""Tested below, in tests/integration/test_hostile_answers.py and tests/unit/console, or without any text of others."""
 
 
 @pytest.fixture(scope="module")

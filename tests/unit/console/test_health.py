@@ -63,10 +63,10 @@ def test_engines_to_look_at_come_worst_first_with_their_reason() -> None:
         {"pace": 3.0}, {}, {"status": "ejected", "status_reason": "5 failures"}, {"knowledge": "degraded"}
     )
 
-    assert [(level, engine.instance, reason) for level, engine, reason in attention(view)] == [
-        ("serious", "engine-2", "5 failures"),
-        ("warning", "engine-0", "prefills take 3.0 times what the cost model says"),
-        ("warning", "engine-3", "degraded"),
+    assert [(level, engine.instance, word, reason) for level, engine, word, reason in attention(view)] == [
+        ("serious", "engine-2", "ejected", "5 failures"),
+        ("warning", "engine-0", "slow", "prefills take 3.0 times what the cost model says"),
+        ("warning", "engine-3", "degraded", ""),
     ]
 
 

@@ -21,11 +21,11 @@ from pointsman.primitives import Term
 from pointsman.simulation.replay import fold
 from pointsman.state.checkpoint import state_digest
 from pointsman.state.state import State
-from pointsman_cli.console.fleet_views import fleet_view
-from pointsman_cli.console.log_views import RequestFilter, history_view, requests_view, tenants_view
-from pointsman_cli.console.observer import Observer
-from pointsman_cli.console.recent_requests import RecentRequests
-from pointsman_cli.console.sizes import Spaced
+from pointsman_cli.console.log.fleet_views import fleet_view
+from pointsman_cli.console.log.log_views import RequestFilter, history_view, requests_view, tenants_view
+from pointsman_cli.console.log.observer import Observer
+from pointsman_cli.console.log.recent_requests import RecentRequests
+from pointsman_cli.console.log.size_history import Spaced
 from tests.support.recorded_log import SETTINGS, RecordedFleet
 
 ENDS = {

@@ -10,6 +10,7 @@ import pytest
 from typing_extensions import override
 
 from pointsman_cli.console.pages import rendering as pages
+from pointsman_cli.console.pages.cells import prose
 from pointsman_cli.console.pages.live import Parts, patch
 from pointsman_cli.console.pages.rendering import LIVE, PATHS, TABLES, Pages
 from pointsman_cli.console.views import Health, Session
@@ -236,6 +237,17 @@ def test_a_column_sorts_its_table_and_says_so() -> None:
     assert "/?at=5&amp;sort=pending&amp;order=asc" in html
 
 
+def test_an_earlier_moment_says_so_and_leads_to_its_neighbours() -> None:
+    view = msgspec.structs.replace(fleet(3), sequence=3000)
+
+    html = PAGES.render("fleet", view, status=status(), query={"at": "3100"})
+
+    assert "An earlier moment" in html
+    assert 'href="/?at=2000">Earlier' in html
+    assert 'href="/?at=4000">Later' in html
+    assert "An earlier moment" not in PAGES.render("fleet", view, status=status())
+
+
 def test_actions_are_offered_to_who_may_act_and_asked_twice() -> None:
     view, query = fleet(3), {"act": "drain", "engine": "engine-1"}
     reader, admin = (
@@ -246,9 +258,19 @@ def test_actions_are_offered_to_who_may_act_and_asked_twice() -> None:
     assert "/actions/" not in reader
     assert "Sign in to act" in reader
     assert 'action="/actions/drain"' in admin
-    assert 'name="csrf" value="a-token"' in admin
     assert 'name="instance" value="engine-1"' in admin
     assert "/actions/" not in PAGES.render("fleet", view, status=status(), session=SIGNED_IN)
+
+
+@pytest.mark.parametrize(
+    ("page", "view"), [(name, view) for samples in (FULL, EMPTY) for name, view in samples.items()]
+)
+def test_every_form_that_changes_something_holds_the_session_s_token(page: str, view: Any) -> None:
+    for query in ({}, {"act": "scale", "engine": "4"}, {"act": "drain", "engine": "engine-1"}):
+        html = PAGES.render(page, view, status=status(), session=SIGNED_IN, query=query)
+
+        for form in re.findall(r"<form[^>]*post.*?</form>", html, re.DOTALL):
+            assert '<input type="hidden" name="csrf" value="a-token">' in form
 
 
 @pytest.mark.parametrize("cause", Cause)
@@ -256,8 +278,8 @@ def test_the_verdict_stands_before_everything_else_of_a_request(cause: Cause) ->
     html = PAGES.render("request", told(str(cause)), status=status())
 
     said = outline(html[html.index("<main") :]).text
-    assert said.index("slow because 60,112 tokens") < said.index("Where the time went")
-    assert said.count("slow because 60,112 tokens") == 1
+    assert said.index("Slow because 60,112 tokens") < said.index("Where the time went")
+    assert said.count("Slow because 60,112 tokens") == 1
 
 
 def test_a_request_that_is_still_being_read_shows_what_is_known_and_goes_on() -> None:
@@ -266,6 +288,31 @@ def test_a_request_that_is_still_being_read_shows_what_is_known_and_goes_on() ->
     assert 'data-live="/live?page=%2Frequests%2F' in html
     assert reading().row.instance in outline(html).text  # type: ignore[union-attr]
     assert "data-live" not in PAGES.render("request", told(), status=status())
+
+
+def test_the_largest_prompt_ahead_comes_first_of_those_that_are_shown() -> None:
+    made = story()
+    ahead = [dict(made.grants[0]["in_engine"][0], request=f"small-{i}", uncached_tokens=10 + i) for i in range(20)]
+    ahead.append(dict(ahead[0], request="large", uncached_tokens=60_000))
+    page = told(grants=[made.grants[0] | {"in_engine": ahead}], decisions=[])
+
+    said = outline(PAGES.render("request", page, status=status())).text
+
+    assert said.index("large") < said.index("small-19") < said.index("small-18")
+    assert "small-2 " not in said
+
+
+@pytest.mark.parametrize(
+    ("sentence", "html"),
+    [
+        ("slow because `a<b>` is", "Slow because <code>a&lt;b&gt;</code> is"),
+        ("engine-3 had work", "engine-3 had work"),
+        ("one ` alone", "One ` alone"),
+        ("\u202eback", "\N{REPLACEMENT CHARACTER}back"),
+    ],
+)
+def test_a_sentence_has_a_capital_letter_and_code_and_nothing_else(sentence: str, html: str) -> None:
+    assert prose(sentence) == html
 
 
 def test_every_picture_is_told_in_words() -> None:

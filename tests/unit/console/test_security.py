@@ -2,7 +2,7 @@
 
 import pytest
 
-from pointsman_cli.console.security import (
+from pointsman_cli.console.web.security import (
     COOKIE,
     FAILURES_MAX,
     FAILURES_WALL_SECONDS,
@@ -58,6 +58,22 @@ def guard(hand: Hand) -> Guard:
 def test_only_addresses_and_names_that_were_given_are_ours(guard: Guard, host: str, ours: bool) -> None:
     assert (guard.misdirected("/", {"host": host}) is None) == ours
     assert guard.misdirected("/metrics", {"host": host}) is None
+
+
+@pytest.mark.parametrize(
+    ("site", "mode", "served"),
+    [
+        ("cross-site", "no-cors", False),
+        ("same-site", "cors", False),
+        ("cross-site", "navigate", True),
+        ("same-origin", "cors", True),
+        ("none", "navigate", True),
+    ],
+)
+def test_another_site_may_link_here_and_load_nothing(guard: Guard, site: str, mode: str, served: bool) -> None:
+    head = {"host": HERE, "sec-fetch-site": site, "sec-fetch-mode": mode}
+
+    assert (guard.misdirected("/requests/r-1", head) is None) == served
 
 
 def test_a_change_needs_the_token_of_its_session(guard: Guard) -> None:

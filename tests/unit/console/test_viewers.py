@@ -11,7 +11,7 @@ from typing_extensions import override
 from pointsman.adapters.clocks import ScaledClock
 from pointsman.primitives import WallSeconds
 from pointsman_cli.console.pages.live import Parts
-from pointsman_cli.console.viewers import FRAMES_BEHIND_MAX, PAGES_MAX, VIEWERS_MAX, TooManyViewersError, Viewers
+from pointsman_cli.console.web.viewers import FRAMES_BEHIND_MAX, PAGES_MAX, VIEWERS_MAX, TooManyViewersError, Viewers
 
 
 class SteppedClock(ScaledClock):

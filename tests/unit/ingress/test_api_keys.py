@@ -17,6 +17,7 @@ from pointsman_ingress.http.api_keys import KEYS_PART, ApiKeys
 from pointsman_ingress.http.authentication import Authentication
 from pointsman_ingress.http.errors import ApiError
 from pointsman_ingress.http.identity import Identity
+from pointsman_ingress.overlap import PATH
 from pointsman_lab.memory.stores import MemoryKeyValueStore
 from tests.support.api_keys import SECRET, api_key, put_key
 from tests.support.waiting import eventually
@@ -220,7 +221,7 @@ def test_a_scope_is_refused_with_403_whether_or_not_there_is_such_a_model() -> N
 
 
 def test_keys_can_be_restricted_to_exactly_the_endpoints_there_are() -> None:
-    assert set(ENDPOINTS) == set(BY_PATH)
+    assert set(ENDPOINTS) == {*BY_PATH, PATH}
 
 
 def test_digests_depend_on_the_secret_and_serve_no_other_purpose() -> None:

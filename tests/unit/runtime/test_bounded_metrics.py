@@ -11,8 +11,8 @@ from pointsman.runtime import telemetry
 from pointsman.runtime.bounded_metrics import HISTOGRAMS_MAX, OTHER, SERIES_MAX, Counter, Gauge, Histogram
 
 LABELS = {
-    "admission", "cause", "engine", "failure", "kind", "knowledge", "model", "objective", "operation", "ordering", "outcome", "part",
-    "policy", "pool", "reason", "route", "status", "step", "type", "version",
+    "admission", "agreement", "cause", "engine", "failure", "kind", "knowledge", "model", "objective", "operation", "ordering", "outcome", "part",
+    "policy", "pool", "quantile", "reason", "route", "rung", "shadow", "side", "status", "step", "type", "version",
 }  # fmt: skip
 """Each from a list in the source or from the configuration, but `engine` ([a-z0-9-], at most 63 characters) and `model`,
 both from workers. Never `instance` or `job`: Prometheus gives those to what it scrapes."""

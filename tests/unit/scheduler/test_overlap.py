@@ -1,5 +1,6 @@
 """Who holds which prefix: against a slow twin, in each state of knowledge, and within the share of time that lookups get."""
 
+import asyncio
 import base64
 import hmac
 import json
@@ -15,12 +16,21 @@ from pointsman.adapters.clocks import ScaledClock
 from pointsman.contracts.block_keys import KeyChain
 from pointsman.contracts.codec import AnyCommand, decode_command
 from pointsman.contracts.fleet import InstanceProbed
-from pointsman.contracts.overlap import OVERLAP_BYTES_MAX, InstanceOverlap, OverlapAnswered, OverlapRefused
+from pointsman.contracts.overlap import (
+    OVERLAP_BYTES_MAX,
+    InstanceOverlap,
+    OverlapAnswered,
+    OverlapPrompt,
+    OverlapRefused,
+    OverlapRequest,
+)
+from pointsman.contracts.subjects import overlap_subject
 from pointsman.contracts.tenants import TenantPolicies, TenantPoliciesSet, TenantPolicy
 from pointsman.policies.admission.admit_all import AdmitAll
 from pointsman.policies.ordering.first_come_first_served import FirstComeFirstServed
 from pointsman.policies.policy_set import PolicySet
 from pointsman.policies.routing.round_robin import RoundRobin
+from pointsman.ports import NoResponderError
 from pointsman.primitives import BlockKey, Epoch, InstanceId, PoolName, Tenant, WallSeconds
 from pointsman.state.state import PoolSettings, State
 from pointsman_lab.memory.log import MemoryBroker
@@ -37,15 +47,18 @@ LENGTH = 6
 
 
 class Steps(ScaledClock):
-    """Wall time that passes only when it is looked at, `step` seconds each time."""
+    """Wall time that stands still, and CPU time that passes, wall time with it, `step` seconds whenever it is looked at."""
 
     step = 0.0
     at = 100.0
 
     @override
     def wall(self) -> WallSeconds:
-        self.at += self.step
         return WallSeconds(self.at)
+
+    def cpu(self) -> float:
+        self.at += self.step
+        return self.at
 
 
 class Standing:
@@ -60,14 +73,16 @@ class Service:
         self.clock = Steps()
         self.standing = Standing()
         self.broker = MemoryBroker(POOL)
+        self.replica = Replica(self.state, POOL)
         self.served = OverlapService(
-            replica=Replica(self.state, POOL),
+            replica=self.replica,
             leader=cast("Candidacy", self.standing),
             event_log=self.broker.client(self.clock, name="s").log,
             clock=self.clock,
             pool=POOL,
             name="s",
             secret=SECRET,
+            cpu=self.clock.cpu,
         )
 
     async def ask(self, payload: bytes) -> AnyCommand:
@@ -224,6 +239,25 @@ async def test_it_says_how_far_behind_the_log_it_is() -> None:
     assert 30.0 <= answer.age < 40.0
 
 
+async def test_nobody_is_answered_before_the_log_is_read() -> None:
+    service = Service()
+    link = service.broker.client(service.clock, name="r")
+    request = OverlapRequest(prompts=[OverlapPrompt(token_ids=[1])])
+    subject = overlap_subject(POOL)
+    serving = asyncio.create_task(service.served.serve(link.commands, end=9))
+    await asyncio.sleep(0)
+    with pytest.raises(NoResponderError):
+        await link.commands.request(subject, request, timeout=WallSeconds(1.0))
+    service.state.apply(joined("a"), 9)
+    service.replica.notify()
+    await asyncio.sleep(0)
+    answer = await link.commands.request(subject, request, timeout=WallSeconds(1.0))
+    serving.cancel()
+
+    assert isinstance(answer, OverlapAnswered)
+    assert answer.as_of == 9
+
+
 async def test_a_log_that_does_not_answer_delays_no_answer() -> None:
     service = Service()
     service.broker.disconnect()
@@ -247,6 +281,15 @@ async def test_what_is_no_request_is_refused_with_a_reason(payload: bytes, reaso
     assert isinstance(answer, OverlapRefused)
     assert (answer.reason, answer.retry_after) == (reason, 0.0)
     assert answer.detail
+
+
+@given(st.binary(max_size=600), st.integers(0, 100))
+def test_whatever_is_sent_gets_an_answer(noise: bytes, cut: int) -> None:
+    service, sound = Service(), request({"token_ids": [1, 2]}, {"block_keys": packed([1])})
+    for payload in (noise, sound[:cut] + noise + sound[cut:]):
+        answer = asyncio.run(service.ask(payload))
+
+        assert isinstance(answer, OverlapAnswered | OverlapRefused)
 
 
 async def test_a_leader_gives_lookups_their_share_of_time_and_no_more() -> None:

@@ -27,6 +27,7 @@ LEVELS: dict[str, Level] = {
 BAR_STEPS = 20
 MINUS = "\N{MINUS SIGN}"
 MINUTE, HOUR = 60, 3600
+ID_CHARS, TAIL_CHARS = 15, 8
 
 
 def text(value: object) -> Markup:
@@ -35,10 +36,14 @@ def text(value: object) -> Markup:
 
 
 def prose(value: str) -> Markup:
-    """A sentence of ours or of the log; what is in backticks is code."""
-    parts = one_line(value).split("`")
+    """A sentence of ours or of the log: its first word with a capital letter unless it is a name, and what is in backticks
+    as code."""
+    said = one_line(value)
+    if said.partition(" ")[0].rstrip(",:;").isalpha():
+        said = said[:1].upper() + said[1:]
+    parts = said.split("`")
     if len(parts) % 2 == 0:
-        return text(value)
+        return escape(said)
     return Markup("").join(
         Markup(f"<code>{escape(part)}</code>") if i % 2 else escape(part) for i, part in enumerate(parts)
     )
@@ -145,6 +150,15 @@ def link(path: str, *names: str, shown: object = None) -> Markup:
     return Markup(f'<a href="{escape(address)}">{text(names[-1] if shown is None else shown)}</a>')
 
 
+def request_link(request: str) -> Markup:
+    """A long id is cut in its middle for the eye alone: ids of one ingress begin alike."""
+    if len(request) <= ID_CHARS:
+        return link("/requests/{}", request)
+    whole, head, tail = text(request), text(request[:-TAIL_CHARS]), text(request[-TAIL_CHARS:])
+    address = escape(f"/requests/{quote(request, safe='')}")
+    return Markup(f'<a href="{address}" title="{whole}" aria-label="{whole}"><span class="cut">{head}</span>{tail}</a>')
+
+
 def plural(number: int, what: str) -> str:
     return f"{number:,} {what}" + "s" * (number != 1)
 
@@ -159,7 +173,7 @@ FUNCTIONS: dict[str, Any] = {
     one.__name__: one
     for one in (
         text, prose, name, key, state, level, count, decimal, seconds, duration, share, points, signed, factor, bar, clock,
-        day_and_clock, span, link, plural, listed,
+        day_and_clock, span, link, request_link, plural, listed,
     )
 }  # fmt: skip
 """For the templates."""

@@ -13,6 +13,7 @@ from pointsman_cli.console.pages.cells import (
     factor,
     key,
     link,
+    request_link,
     seconds,
     share,
     state,
@@ -24,7 +25,6 @@ from pointsman_cli.console.views import FleetEventView, InstanceView, MoveView, 
 
 QUEUE_FULL_SECONDS = 5.0
 """Prefill work ahead of a new request that fills its bar."""
-LONG_NAME = 12
 
 
 def _attention(level: str | None) -> str:
@@ -89,10 +89,6 @@ FLEET: Table[InstanceView] = Table(
 )  # fmt: skip
 
 
-def short(identifier: str) -> str:
-    return identifier if len(identifier) <= LONG_NAME else f"{identifier[: LONG_NAME - 1]}…"
-
-
 def _ttft(request: RequestView) -> Markup:
     used = request.ttft / request.slo_ttft if request.ttft is not None and request.slo_ttft > 0 else None
     return bar(used, seconds(request.ttft), "serious" if used is not None and used > 1 else "")
@@ -105,9 +101,8 @@ def _cached(request: RequestView) -> Markup:
 
 
 def _end(request: RequestView) -> Markup:
-    if request.lateness in {"late", "unserved"} and request.stage in {"finished", "decoding"}:
-        return state("late", f"{request.stage}, late" if request.lateness == "late" else request.stage)
-    return state(request.stage)
+    served = request.stage in {"finished", "decoding"}
+    return state("late") if served and request.lateness == "late" else state(request.stage)
 
 
 REQUESTS: Table[RequestView] = Table(
@@ -116,7 +111,7 @@ REQUESTS: Table[RequestView] = Table(
     identity=lambda r: key("r", r.request),
     level=lambda r: {"late": "warning", "unserved": "serious"}.get(r.lateness, ""),
     columns=(
-        Column("request", "Request", lambda r: link("/requests/{}", r.request, shown=short(r.request)), css="wide id"),
+        Column("request", "Request", lambda r: request_link(r.request), css="name id"),
         Column("arrived", "Arrived", lambda r: clock(r.arrived_at, 3), lambda r: r.arrived_at, "time"),
         Column("stage", "Stage", _end, lambda r: r.stage, "wide"),
         Column("engine", "Engine", lambda r: text(r.instance) if r.instance else NOTHING, lambda r: r.instance, "mid"),
@@ -126,7 +121,7 @@ REQUESTS: Table[RequestView] = Table(
         Column("queued", "Queued", lambda r: seconds(r.queue_seconds), lambda r: r.queue_seconds, "n", "Until it was sent to its engine"),
         Column("prompt", "Prompt", lambda r: count(r.prompt_tokens), lambda r: r.prompt_tokens, "n", "Tokens"),
         Column("cached", "Cached", _cached, lambda r: r.cached_tokens, "n", "Tokens, as its engine delivered"),
-        Column("foreseen", "Predicted", lambda r: count(r.predicted_cached_tokens), lambda r: r.predicted_cached_tokens, "n",
+        Column("foreseen", "Predicted", lambda r: count(r.predicted_cached_tokens), lambda r: r.predicted_cached_tokens, "n plus",
                "Tokens predicted to be cached"),
         Column("output", "Output", lambda r: count(r.output_tokens), lambda r: r.output_tokens, "n", "Tokens"),
         Column("moves", "Moves", lambda r: count(r.moves) if r.moves else NOTHING, lambda r: r.moves, "n"),
@@ -151,10 +146,10 @@ TENANTS: Table[TenantView] = Table(
         Column("rejected", "Rejected", lambda t: count(t.rejected), lambda t: t.rejected, "n"),
         Column("failed", "Failed", lambda t: count(t.failed), lambda t: t.failed, "n"),
         Column("share", "Share", lambda t: bar(t.share, share(t.share)), lambda t: t.share, "n", "Of all prompt tokens"),
-        Column("prompt", "Prompt", lambda t: count(t.prompt_tokens), lambda t: t.prompt_tokens, "n", "Tokens"),
+        Column("prompt", "Prompt", lambda t: count(t.prompt_tokens), lambda t: t.prompt_tokens, "n mid", "Tokens"),
         Column("hit", "Hit rate", lambda t: bar(t.hit_rate, share(t.hit_rate)), lambda t: t.hit_rate, "n", "Cached of prompt tokens"),
-        Column("p50", "TTFT P50, s", lambda t: seconds(t.ttft_p50), lambda t: t.ttft_p50, "n"),
-        Column("p95", "TTFT P95, s", lambda t: seconds(t.ttft_p95), lambda t: t.ttft_p95, "n"),
+        Column("p50", "P50, s", lambda t: seconds(t.ttft_p50), lambda t: t.ttft_p50, "n", "TTFT"),
+        Column("p95", "P95, s", lambda t: seconds(t.ttft_p95), lambda t: t.ttft_p95, "n", "TTFT"),
         Column("limits", "Limits", lambda t: text("; ".join(t.limits)) if t.limits else NOTHING, css="wide"),
     ),
 )  # fmt: skip
@@ -192,7 +187,7 @@ MOVES: Table[MoveView] = Table(
     level=lambda m: "warning" if m.refusal else "",
     columns=(
         Column("at", "Time", lambda m: clock(m.at), css="mid"),
-        Column("request", "Request", lambda m: link("/requests/{}", m.request, shown=short(m.request)), css="wide id"),
+        Column("request", "Request", lambda m: request_link(m.request), css="name id"),
         Column("way", "From → to", lambda m: Markup("{} → {}").format(text(m.source), text(m.instance)), css="wide"),
         Column("kind", "Move", lambda m: text("out of the engine" if m.rebound else "between queues"), css="wide"),
         Column("benefit", "Sooner by", lambda m: duration(m.benefit) if m.benefit > 0 else NOTHING, css="n"),

@@ -7,6 +7,7 @@ from urllib.parse import quote, urlencode
 from markupsafe import Markup
 
 from pointsman.analysis.ladder_figures import RUNGS
+from pointsman.analysis.ladder_verdict import LITTLE
 from pointsman_cli.console.pages import charts, health, shadow_page
 from pointsman_cli.console.pages.cells import Level, plural
 from pointsman_cli.console.pages.health import Verdict
@@ -67,7 +68,7 @@ def values_of_page(page: str, view: Any, status: StatusView, session: Session, q
 
 def _fleet(view: FleetView, status: StatusView, session: Session, query: Query) -> Values:
     found = health.attention(view)
-    levels = {engine.instance: level for level, engine, _ in found if engine.status != "ready"}
+    levels = {engine.instance: level for level, engine, _, _ in found if engine.status != "ready"}
     drawn = charts.fleet_map(view.instances, levels, MAP_COLUMNS) if len(view.instances) > MAP_MIN else Markup("")
     return {
         "pool_verdict": health.pool_verdict(view, status),
@@ -75,7 +76,15 @@ def _fleet(view: FleetView, status: StatusView, session: Session, query: Query) 
         "fleet_map": drawn,
         "mapped": len(view.instances) > MAP_MIN,
         "act": _act(view, session, query),
+        "moment": _moment(view) if query.get("at") else None,
     }
+
+
+def _moment(view: FleetView) -> dict[str, int]:
+    """Entries of the kept moments before and after the one shown; 0: none."""
+    before = [moment.sequence for moment in view.moments if moment.sequence < view.sequence]
+    after = [moment.sequence for moment in view.moments if moment.sequence > view.sequence]
+    return {"before": max(before, default=0), "after": min(after, default=0)}
 
 
 def _act(view: FleetView, session: Session, query: Query) -> Values | None:
@@ -120,7 +129,7 @@ def _doctor(view: DoctorView) -> Values:
     if not view.at:
         level = "note"
     sentence = view.verdict or ("Nothing found." if view.at else "The log is being examined.")
-    return {"doctor_verdict": Verdict(level, sentence, [], "Sound" if level == "ok" else "")}
+    return {"doctor_verdict": Verdict(level, sentence, [], {"ok": "Sound", "note": "Reading"}.get(level, ""))}
 
 
 def _history(view: HistoryView) -> Values:
@@ -162,7 +171,7 @@ def _hit_rate(view: LadderView) -> Values:
             [],
             "" if level == "warning" or not rungs else "Good",
         ),
-        "ladder_worst": place if most > 0 else -1,
+        "ladder_worst": place if most >= LITTLE else -1,
         "headings": dict(zip(map(str, RUNGS), HEADINGS, strict=True)),
         "hours_chart": charts.hours(view.hours),
     }

@@ -47,7 +47,7 @@ def _troubles(fleet: FleetView, status: StatusView) -> Iterator[Trouble]:
     totals, engines = fleet.totals, fleet.instances
     if status.health == "disconnected":
         yield Trouble("serious", "The console has no connection to the log: the numbers below are old.")
-    yield from (Trouble("serious", f"{problem}.".replace("..", ".")) for problem in status.problems)
+    yield from (Trouble("warning", f"{problem}.".replace("..", ".")) for problem in status.problems)
     if not engines:
         yield Trouble("warning", f"No engine has joined pool {status.pool}.")
         return
@@ -61,9 +61,8 @@ def _troubles(fleet: FleetView, status: StatusView) -> Iterator[Trouble]:
             yield Trouble(LEVELS[level], f"{listed(names, 3)}: {one if len(names) == 1 else what} ({word}).")
     slow = [engine.instance for engine in engines if engine.pace >= PACE_WARNING]
     if slow:
-        yield Trouble(
-            "warning", f"{listed(slow, 3)}: prefills take at least {PACE_WARNING:g} times what the cost model says."
-        )
+        named = "All engines" if len(slow) == len(engines) > 1 else listed(slow, 3)
+        yield Trouble("warning", f"{named}: prefills take at least {PACE_WARNING:g} times what the cost model says.")
     if fleet.unregistered:
         yield Trouble("warning", f"{listed(fleet.unregistered, 3)}: reporting, but never joined.")
 
@@ -105,17 +104,17 @@ def _service(fleet: FleetView) -> Iterator[Trouble]:
         )
 
 
-def attention(fleet: FleetView) -> list[tuple[Level, InstanceView, str]]:
-    """Engines to look at, worst first, each with its reason."""
-    found: list[tuple[Level, InstanceView, str]] = []
+def attention(fleet: FleetView) -> list[tuple[Level, InstanceView, str, str]]:
+    """Engines to look at, worst first, each with a word and its reason."""
+    found: list[tuple[Level, InstanceView, str, str]] = []
     for engine in fleet.instances:
         of_status, of_knowledge = LEVELS.get(engine.status, "note"), LEVELS.get(engine.knowledge, "note")
         if of_status in {"serious", "warning"}:
-            found.append((of_status, engine, engine.status_reason or engine.status))
+            found.append((of_status, engine, engine.status, engine.status_reason))
         elif of_knowledge in {"serious", "warning"}:
-            found.append((of_knowledge, engine, engine.knowledge_reason or engine.knowledge))
+            found.append((of_knowledge, engine, engine.knowledge, engine.knowledge_reason))
         elif engine.pace >= PACE_WARNING:
-            found.append(("warning", engine, f"prefills take {engine.pace:.1f} times what the cost model says"))
+            found.append(("warning", engine, "slow", f"prefills take {engine.pace:.1f} times what the cost model says"))
     return sorted(found, key=lambda one: ORDER.index(one[0]))
 
 

@@ -65,7 +65,6 @@ class Pages:
             phase_bar=charts.phase_bar,
             stacked=charts.stacked,
             rung_bar=charts.rung_bar,
-            short=columns.short,
             menu=MENU,
             NOTHING=NOTHING,
         )
@@ -102,13 +101,14 @@ class Pages:
     def _values(self, page: str, view: Any, status: StatusView, session: Session, query: Query) -> dict[str, Any]:
         values: dict[str, Any] = {
             "view": view, "status": status, "session": session, "query": query,
-            "title": TITLES[page], "section": SECTIONS.get(page, page), "live": "",
+            "title": TITLES[page], "section": SECTIONS.get(page, page), "live": "", "pausable": False,
         }  # fmt: skip
         working = page in LIVE and (getattr(view, "state", "") in UNDER_WAY or getattr(view, "busy", False))
         values["reading"] = working
         if working or (page in FOLLOWING and status.health != "recorded" and not query.get("at")):
             shown = {name: value for name, value in query.items() if name not in PASSING}
             address = _path(page, view) + (f"?{urlencode(shown)}" if shown else "")
+            values["pausable"] = page in FOLLOWING and status.health != "recorded"
             values["live"] = f"/live?page={quote(address, safe='')}"
         return values | values_of_page(page, view, status, session, query)
 

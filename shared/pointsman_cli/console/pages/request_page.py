@@ -13,7 +13,8 @@ SERIOUS = frozenset({"rejected", "limit", "failed"})
 
 class Story(NamedTuple):
     """`marks`: kind, label and seconds of the moments drawn; `lines`: the same as shares of the axis. `ahead`: requests
-    before it in its engine or, if none was, in the queue."""
+    before it in its engine or in its queue, where more was
+    to compute, largest first."""
 
     level: Level
     word: str
@@ -79,4 +80,4 @@ def _ahead(view: StoryView) -> tuple[list[dict[str, Any]], str]:
         if sum(one["uncached_tokens"] for one in queued) > sum(one["uncached_tokens"] for one in inside)
         else inside
     )
-    return chosen, view.instance
+    return sorted(chosen, key=lambda one: -one["uncached_tokens"]), view.instance

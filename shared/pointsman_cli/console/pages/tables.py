@@ -45,12 +45,13 @@ class Table(Generic[T]):
         ]
 
     def html(self, rows: Sequence[Row], path: str, query: Mapping[str, str]) -> Markup:
-        """The whole table. Row headers are in the first column."""
-        parts = [
-            f'<table class="t-{self.key}{" fixed" if self.fixed else ""}"><caption class="vh">{self.caption}</caption><thead><tr>'
-        ]
+        """The whole table. Row headers are in the first column. Roles are said, since the stylesheet lays rows out by itself
+        and browsers differ in what they then tell a screen reader."""
+        fixed = " fixed" if self.fixed else ""
+        parts = [f'<table class="t-{self.key}{fixed}" role="table"><caption class="vh">{self.caption}</caption>']
+        parts.append('<thead role="rowgroup"><tr role="row">')
         parts += [self._heading(column, path, query) for column in self.columns]
-        parts.append(f'</tr></thead><tbody id="{self.key}">')
+        parts.append(f'</tr></thead><tbody id="{self.key}" role="rowgroup">')
         parts += [row_html(row, self.classes) for row in rows]
         parts.append("</tbody></table>")
         return Markup("".join(parts))  # cells are escaped
@@ -72,7 +73,7 @@ class Table(Generic[T]):
         hint = Markup(' title="{}"').format(column.hint) if column.hint else ""
         css = f' class="{column.css} c-{column.key}"'
         if column.value is None:
-            return f'<th scope="col"{css}{hint}>{column.title}</th>'
+            return f'<th scope="col" role="columnheader"{css}{hint}>{column.title}</th>'
         current = query.get("sort") == column.key
         descending = query.get("order") == "desc"
         now = f' aria-sort="{"descending" if descending else "ascending"}"' if current else ""
@@ -80,13 +81,15 @@ class Table(Generic[T]):
         following = ("asc" if descending else "desc") if current else first
         others = {name: value for name, value in query.items() if name not in {"sort", "order", "act", "engine"}}
         address = Markup("{}?{}").format(path, urlencode(others | {"sort": column.key, "order": following}))
-        return f'<th scope="col"{css}{now}{hint}><a href="{address}">{column.title}</a></th>'
+        return f'<th scope="col" role="columnheader"{css}{now}{hint}><a href="{address}">{column.title}</a></th>'
 
 
 def row_html(row: Row, classes: Sequence[str]) -> str:
     cells = [
-        f'<th scope="row" class="{css}">{html}</th>' if not i else f'<td class="{css}">{html}</td>'
+        f'<th scope="row" role="rowheader" class="{css}">{html}</th>'
+        if not i
+        else f'<td role="cell" class="{css}">{html}</td>'
         for i, (html, css) in enumerate(zip(row.cells, classes, strict=True))
     ]
     level = f' data-level="{row.level}"' if row.level else ""
-    return f'<tr id="{Markup.escape(row.key)}"{level}>{"".join(cells)}</tr>'
+    return f'<tr role="row" id="{Markup.escape(row.key)}"{level}>{"".join(cells)}</tr>'

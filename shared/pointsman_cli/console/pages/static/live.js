@@ -9,44 +9,90 @@
   const mold = document.createElement("template");
   let stream = null, waiting = [], paused = false, timer = 0;
 
-  const content = (html) => { mold.innerHTML = html; return mold.content; };
+  // Rows near the window are changed at once; of others the newest values are kept until they come near, so that a frame
+  // costs what is seen, not what there is.
+  const near = new Set(), later = new Map();
+  const nearness = new IntersectionObserver((entries) => {
+    for (const { target, isIntersecting } of entries) {
+      if (!isIntersecting) { near.delete(target); continue; }
+      near.add(target);
+      flush(target);
+    }
+  }, { rootMargin: "400px 0px" });
+
+  // A cell is a text, or one span with a class and a text, or anything else; the first two need no parser.
+  const SPAN = /^<span class="([^"<>&]*)">([^<&]*)<\/span>$/;
+
+  function text(element, value) {
+    const only = element.firstChild;
+    if (only && only.nodeType === 3 && !only.nextSibling) { if (only.data !== value) only.data = value; }
+    else element.textContent = value;
+  }
 
   function fill(element, html) {
-    if (!html.includes("<") && !html.includes("&")) {
-      const only = element.firstChild;
-      if (only && only.nodeType === 3 && !only.nextSibling) { if (only.data !== html) only.data = html; }
-      else element.textContent = html;
+    if (!html.includes("<") && !html.includes("&")) { text(element, html); return; }
+    const span = SPAN.exec(html), only = element.firstElementChild;
+    if (span && only && only.localName === "span" && element.childNodes.length === 1 && !only.firstElementChild) {
+      if (only.className !== span[1]) only.className = span[1];
+      text(only, span[2]);
       return;
     }
-    const focused = element.contains(document.activeElement) ? document.activeElement.id || document.activeElement.getAttribute("href") : null;
-    element.replaceChildren(content(html));
-    if (focused) {
-      const again = document.getElementById(focused) || [...element.querySelectorAll("a")].find((a) => a.getAttribute("href") === focused);
-      if (again) again.focus({ preventScroll: true });
+    const active = element.contains(document.activeElement) ? document.activeElement : null;
+    const opened = [...element.querySelectorAll("details")].map((details) => details.open);
+    mold.innerHTML = html;
+    element.replaceChildren(mold.content);
+    element.querySelectorAll("details").forEach((details, place) => { if (opened[place]) details.open = true; });
+    if (!active) return;
+    const path = active.getAttribute("href");
+    const again = (active.id && document.getElementById(active.id)) || (path && [...element.querySelectorAll("a")].find((a) => a.getAttribute("href") === path));
+    if (again) again.focus({ preventScroll: true });
+  }
+
+  function write(row, cells) {
+    for (const [at, html] of Object.entries(cells)) {
+      if (at !== "level") fill(row.children[at], html);
+      else if (html) row.dataset.level = html;
+      else delete row.dataset.level;
     }
   }
 
-  function level(row, value) {
-    if (value) row.dataset.level = value; else delete row.dataset.level;
+  function flush(row) {
+    const cells = later.get(row);
+    if (cells && later.delete(row)) write(row, cells);
   }
+
+  function put(row, cells) {
+    if (near.has(row)) write(row, cells);
+    else later.set(row, Object.assign(later.get(row) || {}, cells));
+  }
+
+  const whole = ([level, ...cells]) => ({ level, ...cells });
 
   function born(body, key, cells) {
-    const row = document.createElement("tr"), heads = body.parentElement.tHead.rows[0].children;
+    const row = document.createElement("tr");
     row.id = key;
-    level(row, cells[0]);
-    for (let i = 1; i < cells.length; i++) {
-      const cell = document.createElement(i === 1 ? "th" : "td");
-      if (i === 1) cell.scope = "row";
-      cell.className = heads[i - 1].className;
-      fill(cell, cells[i]);
+    row.setAttribute("role", "row");
+    [...body.parentElement.tHead.rows[0].children].forEach((head, place) => {
+      const cell = document.createElement(place ? "td" : "th");
+      if (!place) cell.scope = "row";
+      cell.setAttribute("role", place ? "cell" : "rowheader");
+      cell.className = head.className;
       row.append(cell);
-    }
+    });
+    write(row, whole(cells));
+    nearness.observe(row);
     return row;
   }
 
   function arrange(body, order, rows) {
     const wanted = new Set(order), focus = document.activeElement;
-    for (const row of [...body.children]) if (!wanted.has(row.id)) row.remove();
+    for (const row of [...body.children]) {
+      if (wanted.has(row.id)) continue;
+      nearness.unobserve(row);
+      near.delete(row);
+      later.delete(row);
+      row.remove();
+    }
     let at = body.firstElementChild;
     for (const key of order) {
       if (at && at.id === key) { at = at.nextElementSibling; continue; }
@@ -64,21 +110,15 @@
     for (const [id, table] of Object.entries(change.tables || {})) {
       const body = document.getElementById(id);
       if (!body) continue;
-      const rows = table.rows || {};
-      for (const [key, cells] of Object.entries(rows)) {
+      for (const [key, cells] of Object.entries(table.rows || {})) {
         const row = document.getElementById(key);
-        if (!row) continue;
-        level(row, cells[0]);
-        for (let i = 1; i < cells.length; i++) fill(row.children[i - 1], cells[i]);
+        if (row) put(row, whole(cells));
       }
       for (const [key, cells] of Object.entries(table.cells || {})) {
         const row = document.getElementById(key);
-        if (!row) continue;
-        for (const [at, html] of Object.entries(cells)) {
-          if (at === "level") level(row, html); else fill(row.children[at], html);
-        }
+        if (row) put(row, cells);
       }
-      if (table.order) arrange(body, table.order, rows);
+      if (table.order) arrange(body, table.order, table.rows || {});
     }
   }
 
@@ -129,5 +169,7 @@
     const search = document.querySelector("[data-search]");
     if (event.key === "/" && search) { event.preventDefault(); search.focus(); }
   });
+  addEventListener("beforeprint", () => [...later.keys()].forEach(flush));
+  if (address) document.querySelectorAll("tbody[id] > tr[id]").forEach((row) => nearness.observe(row));
   open();
 })();

@@ -2,7 +2,9 @@
 metrics. Every request passes the guard first, and every answer carries its headers."""
 
 from collections.abc import AsyncIterator, Callable
+from hashlib import sha256
 from importlib.resources import files
+from typing import NamedTuple
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 from fastapi import APIRouter, FastAPI, Request, Response
@@ -10,9 +12,12 @@ from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.responses import StreamingResponse
 
 from pointsman.runtime.health import AsgiApp, HealthBoard, Receive, Scope, Send
-from pointsman_cli.console.api import api_router, openapi_document
-from pointsman_cli.console.console import Console, NotThereError
-from pointsman_cli.console.exchange import (
+from pointsman_cli.console.page_views import NotThereError, PageViews
+from pointsman_cli.console.pages.live import Parts
+from pointsman_cli.console.pages.rendering import Pages
+from pointsman_cli.console.views import ActionView, ProblemView, Session
+from pointsman_cli.console.web.api import api_router, openapi_document
+from pointsman_cli.console.web.exchange import (
     RefusedError,
     Visit,
     answered_json,
@@ -20,14 +25,12 @@ from pointsman_cli.console.exchange import (
     guarded,
     visit_of,
 )
-from pointsman_cli.console.pages.live import Parts
-from pointsman_cli.console.pages.rendering import Pages
-from pointsman_cli.console.security import Guard, Refusal, set_cookie
-from pointsman_cli.console.viewers import TooManyViewersError, Viewers
-from pointsman_cli.console.views import ActionView, ProblemView, Session
+from pointsman_cli.console.web.security import Guard, Refusal, set_cookie
+from pointsman_cli.console.web.viewers import TooManyViewersError, Viewers
 
 HTML = "text/html; charset=utf-8"
 SEE_OTHER = 303
+NOT_MODIFIED = 304
 NO_TOKEN = "This console was started without --admin-token-file: it only reads."
 PAGES = (
     "/",
@@ -51,12 +54,11 @@ MEDIA_TYPES = {
     ".woff2": "font/woff2",
     ".ico": "image/x-icon",
 }
-STATIC_SECONDS = 3600
 
 
 class Site:
     def __init__(
-        self, console: Console, guard: Guard, board: HealthBoard, viewers: Callable[[Callable[[str], Parts]], Viewers]
+        self, console: PageViews, guard: Guard, board: HealthBoard, viewers: Callable[[Callable[[str], Parts]], Viewers]
     ) -> None:
         self._console = console
         self._guard = guard
@@ -220,13 +222,17 @@ class Site:
             _unless_full(self.viewers.stream(page)), media_type="text/event-stream", headers=headers
         )
 
-    async def _static_file(self, path: str) -> Response:
-        found = self._static.get(path)
+    async def _static_file(self, request: Request) -> Response:
+        found = self._static.get(request.path_params["path"])
         if found is None:
             raise StarletteHTTPException(404)
-        media_type, content = found
-        headers = {"cache-control": f"public, max-age={STATIC_SECONDS}"}
-        return Response(content, media_type=media_type, headers=headers)
+        headers = {
+            "cache-control": "no-cache",
+            "etag": found.tag,
+        }  # asked for again, sent again only by another version
+        if request.headers.get("if-none-match") == found.tag:
+            return Response(status_code=NOT_MODIFIED, headers=headers)
+        return Response(found.content, media_type=found.media_type, headers=headers)
 
     async def _refused(self, request: Request, error: Exception) -> Response:
         assert isinstance(error, RefusedError)
@@ -265,9 +271,15 @@ def _canonical(page: str) -> str:
     return f"{address.path}?{query}" if query else address.path
 
 
-def _static_files() -> dict[str, tuple[str, bytes]]:
+class _StaticFile(NamedTuple):
+    media_type: str
+    content: bytes
+    tag: str
+
+
+def _static_files() -> dict[str, _StaticFile]:
     """By path below `static`. Read once: nothing that a request names becomes a path."""
-    found: dict[str, tuple[str, bytes]] = {}
+    found: dict[str, _StaticFile] = {}
     waiting = [("", files("pointsman_cli.console.pages").joinpath(STATIC))]
     while waiting:
         prefix, directory = waiting.pop()
@@ -278,5 +290,6 @@ def _static_files() -> dict[str, tuple[str, bytes]]:
             if entry.is_dir():
                 waiting.append((f"{name}/", entry))
             elif (suffix := name[name.rfind(".") :]) in MEDIA_TYPES:
-                found[name] = (MEDIA_TYPES[suffix], entry.read_bytes())
+                content = entry.read_bytes()
+                found[name] = _StaticFile(MEDIA_TYPES[suffix], content, f'"{sha256(content).hexdigest()[:16]}"')
     return found

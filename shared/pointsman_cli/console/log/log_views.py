@@ -4,12 +4,12 @@ from dataclasses import dataclass
 
 from pointsman.contracts.decisions import MigrationRefused
 from pointsman.contracts.tenants import TenantPolicy
-from pointsman_cli.console.happenings import Moved
-from pointsman_cli.console.observer import Observer
-from pointsman_cli.console.recent_requests import RecentRequest
-from pointsman_cli.console.sizes import size_of
-from pointsman_cli.console.tallies import TenantTally, percentile
-from pointsman_cli.console.times import wall
+from pointsman_cli.console.log.fleet_history import Moved
+from pointsman_cli.console.log.observer import Observer
+from pointsman_cli.console.log.recent_requests import RecentRequest
+from pointsman_cli.console.log.request_counts import TenantTally, percentile
+from pointsman_cli.console.log.size_history import size_of
+from pointsman_cli.console.log.times import wall
 from pointsman_cli.console.views import (
     FleetEventView,
     HistoryView,

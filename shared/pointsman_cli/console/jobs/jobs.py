@@ -1,5 +1,5 @@
 """What takes long and is worked out beside: stories of requests, examinations of the log, what-if runs. Each is a process
-(`workers`) and a view that says how far it is; few run at a time, and few results are kept."""
+(`running`) and a view that says how far it is; few run at a time, and few results are kept."""
 
 import asyncio
 import time
@@ -12,9 +12,9 @@ import msgspec
 
 from pointsman.primitives import Sequence
 from pointsman.runtime.containment import note_failure
-from pointsman_cli.console.job import Task
+from pointsman_cli.console.jobs.process import Task
+from pointsman_cli.console.jobs.running import JobError, work
 from pointsman_cli.console.views import DoctorView, RunState, StoryView, WhatIfChange, WhatIfRun
-from pointsman_cli.console.workers import JobError, work
 
 STORIES_MAX = 64
 STORIES_WAITING_MAX = 16
@@ -38,7 +38,7 @@ class Told:
     problem: str = ""
 
 
-class Studies:
+class Jobs:
     def __init__(
         self,
         place: str | None,
@@ -195,4 +195,4 @@ class Studies:
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (failure := task.exception()) is not None:
-            note_failure("console_study", failure) if isinstance(failure, Exception) else None
+            note_failure("console_job", failure) if isinstance(failure, Exception) else None

@@ -11,10 +11,10 @@ from pointsman.ports import LogEntry
 from pointsman.primitives import EngineSeconds, Sequence
 from pointsman.state.recent_decisions import RecentDecisions
 from pointsman.state.state import State
-from pointsman_cli.console.happenings import Happenings
-from pointsman_cli.console.recent_requests import RecentRequest, RecentRequests
-from pointsman_cli.console.sizes import Sizes
-from pointsman_cli.console.tallies import WINDOW_WALL_SECONDS, Ended, LastMinute, Tenants
+from pointsman_cli.console.log.fleet_history import Happenings
+from pointsman_cli.console.log.recent_requests import RecentRequest, RecentRequests
+from pointsman_cli.console.log.request_counts import WINDOW_WALL_SECONDS, Ended, LastMinute, Tenants
+from pointsman_cli.console.log.size_history import Sizes
 
 
 class Observer:

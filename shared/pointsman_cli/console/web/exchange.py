@@ -8,7 +8,8 @@ from fastapi import Request, Response
 from starlette.datastructures import Headers, MutableHeaders
 
 from pointsman.runtime.health import AsgiApp, Receive, Scope, Send
-from pointsman_cli.console.security import (
+from pointsman_cli.console.views import ProblemView, Session, View
+from pointsman_cli.console.web.security import (
     BODY_BYTES_MAX,
     CSRF_FIELD,
     CSRF_HEADER,
@@ -17,7 +18,6 @@ from pointsman_cli.console.security import (
     Refusal,
     new_cookie,
 )
-from pointsman_cli.console.views import ProblemView, Session, View
 
 FIELDS_MAX = 64
 JSON = "application/json"

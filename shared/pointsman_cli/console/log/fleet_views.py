@@ -3,9 +3,9 @@
 from pointsman.state.fleet import Instance, Knowledge
 from pointsman.state.state import State
 from pointsman.state.workload import EMPTY_QUEUE
-from pointsman_cli.console.observer import Observer
-from pointsman_cli.console.tallies import Figures
-from pointsman_cli.console.times import wall
+from pointsman_cli.console.log.observer import Observer
+from pointsman_cli.console.log.request_counts import Figures
+from pointsman_cli.console.log.times import wall
 from pointsman_cli.console.views import FleetTotals, FleetView, InstanceView
 
 NO_FIGURES = Figures()

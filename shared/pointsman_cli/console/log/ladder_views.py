@@ -20,9 +20,7 @@ TENANTS_SHOWN = 200
 def ladder_view(ladder: HitRateLadder | None) -> LadderView:
     if ladder is None:
         return LadderView(pool=None, tenants=[], hours=[])
-    figures, total = ladder.figures, Tally()
-    for tally in figures.ever.values():
-        total.add(tally)
+    figures, total = ladder.figures, ladder.figures.ever
     judged = verdict(total)
     note = f"{total.untold:,} finished requests told no cached tokens and count nowhere" if total.untold else ""
     gaps = {gap.rung: (gap.why, gap.advice) for gap in judged.gaps}

@@ -26,6 +26,7 @@ FAILURES_MAX = 10
 FAILURES_WALL_SECONDS = 60.0
 BODY_BYTES_MAX = 64 * 1024
 LOCAL_NAMES = frozenset({"localhost"})
+FOREIGN_SITES = ("cross-site", "same-site")
 OPEN_PATHS = frozenset({"/livez", "/readyz", "/health", "/metrics"})
 """As on every other process; scraped and probed by whatever name."""
 
@@ -67,10 +68,13 @@ class Guard:
         return bool(self.admin_token or self.reader_token)
 
     def misdirected(self, path: str, headers: Mapping[str, str]) -> Refusal | None:
-        host = headers.get("host", "")
-        if path in OPEN_PATHS or self._is_ours(host):
+        if path in OPEN_PATHS:
             return None
-        return Refusal(421, "misdirected_request", "This console is not known by that host name; see --allow-host.")
+        if not self._is_ours(headers.get("host", "")):
+            return Refusal(421, "misdirected_request", "This console is not known by that host name; see --allow-host.")
+        if headers.get("sec-fetch-site") in FOREIGN_SITES and headers.get("sec-fetch-mode") != "navigate":
+            return Refusal(403, "cross_site", "A page of another site may link to this one, and load nothing of it.")
+        return None
 
     def session_id(self, headers: Mapping[str, str]) -> str:
         """As the cookie says; a new one without."""

@@ -1,4 +1,4 @@
-"""The log that the console shows: running (`following`) or recorded (`bundle`). Both fold it into an Observer, which a reset
+"""The log that the console shows: running (`following`) or recorded (`recorded`). Both fold it into an Observer, which a reset
 of the log replaces; both keep views of the fleet at earlier moments."""
 
 from abc import ABC, abstractmethod
@@ -12,10 +12,11 @@ from pointsman.ports import LogEntry
 from pointsman.primitives import PoolName, Sequence
 from pointsman.runtime.health import HealthBoard
 from pointsman.state.state import PoolSettings, State
-from pointsman_cli.console.fleet_views import fleet_view
-from pointsman_cli.console.observer import Observer
-from pointsman_cli.console.sizes import Spaced
-from pointsman_cli.console.times import wall
+from pointsman_cli.console.log.fleet_views import fleet_view
+from pointsman_cli.console.log.observer import Observer
+from pointsman_cli.console.log.shadow_metrics import ShadowMetrics
+from pointsman_cli.console.log.size_history import Spaced
+from pointsman_cli.console.log.times import wall
 from pointsman_cli.console.views import FleetView, Health, MomentView, StatusView
 from pointsman_cli.hit_rate.metrics import LadderMetrics
 
@@ -29,7 +30,7 @@ ShadowOf = Callable[[State], Shadow]
 class LogSource(ABC):
     origin: str
 
-    def __init__(self, *, pool: PoolName, board: HealthBoard, shadow_of: ShadowOf | None = None) -> None:
+    def __init__(self, *, pool: PoolName, board: HealthBoard) -> None:
         self.pool = pool
         self.board = board
         self.observer = Observer(State(PoolSettings()))
@@ -40,7 +41,9 @@ class LogSource(ABC):
         self.ladder: HitRateLadder | None = None
         self.shadow: Shadow | None = None
         self._ladder_metrics = LadderMetrics(pool)
-        self._shadow_of = shadow_of
+        self._shadow_metrics = ShadowMetrics(pool)
+        self.shadow_of: ShadowOf | None = None
+        """To be set before `run`."""
         self._moments: Spaced[FleetView] = Spaced(0.0, MOMENTS_MAX)
 
     @property
@@ -58,8 +61,8 @@ class LogSource(ABC):
         self.ladder.begin(state)
         if self.shadow is not None:
             self.shadow.begin_again(state)
-        elif self._shadow_of is not None:
-            self.shadow = self._shadow_of(state)
+        elif self.shadow_of is not None:
+            self.shadow = self.shadow_of(state)
         self.observer = Observer(state, self.ladder, self.shadow)
         return self.observer
 
@@ -67,6 +70,8 @@ class LogSource(ABC):
         """Before they are scraped."""
         if self.ladder is not None:
             self._ladder_metrics.update(self.ladder.figures)
+        if self.shadow is not None:
+            self._shadow_metrics.update(self.shadow)
 
     def finish(self) -> None:
         """A recorded log has ended."""

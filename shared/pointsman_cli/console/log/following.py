@@ -27,8 +27,8 @@ from pointsman.runtime.log_connection import LOG_PART, NATS_PART
 from pointsman.simulation.replay.folding import recorded_pool_settings
 from pointsman.state.checkpoint import UnreadableStateError, decode_state
 from pointsman.state.state import PoolSettings, State
-from pointsman_cli.console.observer import Observer
-from pointsman_cli.console.source import LogSource, ShadowOf
+from pointsman_cli.console.log.observer import Observer
+from pointsman_cli.console.log.source import LogSource
 from pointsman_cli.console.views import Health
 
 log = structlog.get_logger()
@@ -54,10 +54,9 @@ class LiveLog(LogSource):
         pool: PoolName,
         settings: PoolSettings,
         origin: str,
-        shadow_of: ShadowOf | None = None,
     ) -> None:
         """`settings`: until a leader has told the log its own."""
-        super().__init__(pool=pool, board=board, shadow_of=shadow_of)
+        super().__init__(pool=pool, board=board)
         self.origin = origin
         self._log = link.log
         self._checkpoints = link.checkpoints
@@ -126,6 +125,7 @@ class LiveLog(LogSource):
         if self._health != "live":
             self._health = "live"
             self.board.restored(PART)
+            self.board.restored(LOG_PART)  # a reader keeps no stream, so nobody else says that it is there
 
     async def _give_way(self) -> None:
         now = float(self._clock.wall())

@@ -14,7 +14,7 @@ from pointsman.primitives import PoolName
 from pointsman.runtime.health import HealthBoard
 from pointsman.simulation.replay.folding import copy_state
 from pointsman.state.state import State
-from pointsman_cli.console.source import LogSource, ShadowOf
+from pointsman_cli.console.log.source import LogSource
 from pointsman_cli.console.views import Health
 from pointsman_cli.history.entries import History, HistoryError
 from pointsman_cli.history.start_point import beginning_of
@@ -31,10 +31,9 @@ class RecordedLog(LogSource):
         *,
         board: HealthBoard,
         until: Moment,
-        shadow_of: ShadowOf | None = None,
     ) -> None:
         """`until`: read no further."""
-        super().__init__(pool=PoolName(history.header.pool), board=board, shadow_of=shadow_of)
+        super().__init__(pool=PoolName(history.header.pool), board=board)
         self.origin = history.origin
         self._history = history
         self._moment = until

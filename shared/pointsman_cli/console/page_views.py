@@ -8,12 +8,11 @@ from pointsman.policies.admission import ADMISSION_POLICIES
 from pointsman.policies.ordering import ORDERING_POLICIES
 from pointsman.policies.routing import ROUTING_POLICIES
 from pointsman.policies.setting_text import SettingTextError, parts_of
-from pointsman_cli.console.actions import Actions
-from pointsman_cli.console.ladder_views import ladder_view
-from pointsman_cli.console.log_views import RequestFilter, history_view, request_view, requests_view, tenants_view
-from pointsman_cli.console.observer import Observer
-from pointsman_cli.console.source import LogSource
-from pointsman_cli.console.studies import Studies
+from pointsman_cli.console.jobs.jobs import Jobs
+from pointsman_cli.console.log.ladder_views import ladder_view
+from pointsman_cli.console.log.log_views import RequestFilter, history_view, request_view, requests_view, tenants_view
+from pointsman_cli.console.log.observer import Observer
+from pointsman_cli.console.log.source import LogSource
 from pointsman_cli.console.views import (
     DoctorView,
     FleetView,
@@ -29,6 +28,7 @@ from pointsman_cli.console.views import (
     WhatIfRun,
     WhatIfView,
 )
+from pointsman_cli.console.web.actions import Actions
 
 ID_LENGTH_MAX = 256
 NUMBER_MAX = 2**53
@@ -43,10 +43,10 @@ class NotThereError(Exception):
 
 
 @dataclass
-class Console:
+class PageViews:
     source: LogSource
     actions: Actions
-    studies: Studies
+    jobs: Jobs
     pools: list[str] = field(default_factory=list)
 
     def status(self) -> StatusView:
@@ -91,7 +91,7 @@ class Console:
         observer = self._observer
         found = observer.requests.named(text)
         known = found[0] if len(found) == 1 else None
-        told = self.studies.story(
+        told = self.jobs.story(
             known.id if known else text,
             first=known.sequence if known else 0,
             ended=known.ended_sequence if known else 0,
@@ -105,7 +105,7 @@ class Console:
         )
 
     def doctor(self) -> DoctorView:
-        return self.studies.examination()
+        return self.jobs.examination()
 
     def history(self) -> HistoryView:
         return history_view(self._observer)
@@ -122,22 +122,22 @@ class Console:
 
     def what_if(self) -> WhatIfView:
         return WhatIfView(
-            runs=self.studies.runs,
+            runs=self.jobs.runs,
             policies=sorted(ROUTING_POLICIES),
             orders=sorted(ORDERING_POLICIES),
             admissions=sorted(ADMISSION_POLICIES),
-            busy=self.studies.busy,
+            busy=self.jobs.busy,
         )
 
     def what_if_run(self, number: str) -> WhatIfRun:
-        found = self.studies.run(_whole(number))
+        found = self.jobs.run(_whole(number))
         if found is None:
             msg = "There is no such run, or it is no longer kept."
             raise NotThereError(msg)
         return found
 
     def examine(self) -> None:
-        self.studies.examine()
+        self.jobs.examine()
 
     def start_what_if(self, form: Mapping[str, str]) -> int | str:
         """As `start_change`, of a form's fields."""
@@ -177,11 +177,11 @@ class Console:
             return str(error)
         if not text:
             return "Choose what is to be different: policy, settings, order, admission or instances."
-        started = self.studies.start(change, text)
+        started = self.jobs.start(change, text)
         return started if started is not None else "Another run is under way; wait for it or cancel it."
 
     def cancel_what_if(self, number: str) -> None:
-        self.studies.cancel(_whole(number))
+        self.jobs.cancel(_whole(number))
 
     @property
     def _observer(self) -> Observer:

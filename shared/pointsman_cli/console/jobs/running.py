@@ -1,4 +1,4 @@
-"""Processes that work out what takes long (`job`): bounded in number, time and size of the answer, ended when nobody wants
+"""Processes that work out what takes long (`process`): bounded in number, time and size of the answer, ended when nobody wants
 the answer any more."""
 
 import asyncio
@@ -11,7 +11,7 @@ from typing import TypeVar
 import msgspec
 
 from pointsman.contracts.codec import short_reason
-from pointsman_cli.console.job import REFUSED_EXIT_CODE, Task
+from pointsman_cli.console.jobs.process import REFUSED_EXIT_CODE, Task
 from pointsman_cli.console.views import View
 
 ANSWER_BYTES_MAX = 64 * 1024**2
@@ -32,7 +32,7 @@ async def work(
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
-        "pointsman_cli.console.job",
+        "pointsman_cli.console.jobs.process",
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,

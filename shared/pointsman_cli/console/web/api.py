@@ -9,9 +9,7 @@ from typing import Any, TypeVar
 import msgspec
 from fastapi import APIRouter, Request, Response
 
-from pointsman_cli.console.console import Console
-from pointsman_cli.console.exchange import RefusedError, answered_json, body_of, visit_of
-from pointsman_cli.console.security import Guard, Refusal
+from pointsman_cli.console.page_views import PageViews
 from pointsman_cli.console.views import (
     ActionView,
     DoctorView,
@@ -29,6 +27,8 @@ from pointsman_cli.console.views import (
     WhatIfRun,
     WhatIfView,
 )
+from pointsman_cli.console.web.exchange import RefusedError, answered_json, body_of, visit_of
+from pointsman_cli.console.web.security import Guard, Refusal
 
 Schema = dict[str, Any]
 V = TypeVar("V", bound=View)
@@ -76,7 +76,7 @@ CHANGES: dict[str, tuple[type[View] | None, type[View], str, bool]] = {
 """Body, answer, summary, and whether it acts on the fleet."""
 
 
-def api_router(console: Console, guard: Guard) -> APIRouter:
+def api_router(console: PageViews, guard: Guard) -> APIRouter:
     router = APIRouter()
 
     async def read(request: Request) -> Response:

@@ -3,7 +3,7 @@
 from pointsman.adapters.clocks import wall_time_of
 from pointsman.primitives import EngineSeconds
 from pointsman.state.state import State
-from pointsman_cli.console.observer import Observer
+from pointsman_cli.console.log.observer import Observer
 from pointsman_cli.terminal import UNIX_SECONDS_MAX
 
 

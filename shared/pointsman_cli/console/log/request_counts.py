@@ -5,7 +5,7 @@ from collections.abc import Sequence as List
 from dataclasses import dataclass, field
 
 from pointsman.primitives import EngineSeconds, Tokens
-from pointsman_cli.console.recent_requests import CANCELLED, FAILED, FINISHED, REJECTED, RecentRequest
+from pointsman_cli.console.log.recent_requests import CANCELLED, FAILED, FINISHED, REJECTED, RecentRequest
 
 WINDOW_WALL_SECONDS = 60.0
 WINDOW_ENDS_MAX = 20_000

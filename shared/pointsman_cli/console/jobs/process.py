@@ -1,5 +1,5 @@
 """Works out one thing from a log in a process of its own, so that the console never waits for it, can end it, and holds none
-of its memory: `python -m pointsman_cli.console.job`. In: a Task as a line on standard input, which stays open as long as the
+of its memory: `python -m pointsman_cli.console.jobs.process`. In: a Task as a line on standard input, which stays open as long as the
 answer is wanted. Out: steps as lines on standard error, the answer on standard output; exit code 1 with a sentence instead."""
 
 import os
@@ -48,15 +48,15 @@ def _answer(task: Task) -> View:
     with open_history(task.place, task.pool) as history:
         match task.kind:
             case "story":
-                from pointsman_cli.console.stories import story_of
+                from pointsman_cli.console.jobs.explanations import story_of
 
                 return story_of(history, task.request, first=task.first, ended=task.ended)
             case "examination":
-                from pointsman_cli.console.examinations import examination_of
+                from pointsman_cli.console.jobs.examinations import examination_of
 
                 return examination_of(history)
             case "what-if":
-                from pointsman_cli.console.simulations import run_of
+                from pointsman_cli.console.jobs.simulations import run_of
 
                 assert task.change is not None
                 return run_of(history, task.change, _step)

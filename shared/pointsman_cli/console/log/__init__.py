@@ -1,0 +1,1 @@
+"""Reads one log and keeps what the pages show of it."""

@@ -1,0 +1,1 @@
+"""HTTP: pages, API, live streams, and who may use them."""

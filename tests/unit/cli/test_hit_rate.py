@@ -1,0 +1,81 @@
+"""`pointsman hit-rate` over recorded logs, and the ladder's metrics."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from click.testing import CliRunner
+from prometheus_client import REGISTRY
+
+from pointsman.analysis.ladder_figures import LadderFigures, Rung
+from pointsman.primitives import PoolName
+from pointsman_cli.hit_rate.metrics import LadderMetrics
+from pointsman_cli.main import main
+
+LOGS = sorted((Path(__file__).parents[2] / "golden/logs").glob("*.pmlog"))
+
+
+def asked(*arguments: str) -> str:
+    result = CliRunner().invoke(main, ["hit-rate", *arguments])
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def answered(*arguments: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(asked(*arguments, "--json"))
+    return found
+
+
+def test_logs_of_all_versions_are_read() -> None:
+    assert LOGS
+    for log in LOGS:
+        found = answered("--from", str(log))
+        pool = found["pool"]
+        for name, tokens in pool["tokens"].items():
+            assert 0 <= tokens <= pool["prompt_tokens"], (log.name, name)
+        assert pool["tokens"]["delivered"] <= pool["tokens"]["perfect"] <= pool["tokens"]["unbounded"]
+        assert sum(row["requests"] for row in found["tenants"]) == pool["requests"]
+        assert sum(row["tokens"]["known"] for row in found["hours"]) == pool["tokens"]["known"]
+
+
+def test_the_verdict_comes_first() -> None:
+    found = answered("--from", str(LOGS[0]))
+
+    assert asked("--from", str(LOGS[0])).splitlines()[0] == found["verdict"]["sentence"]
+
+
+def test_a_later_beginning_counts_fewer_and_the_caches_are_still_warm() -> None:
+    log = max(LOGS, key=lambda path: answered("--from", str(path))["pool"]["requests"])
+    whole = answered("--from", str(log))["pool"]
+    entries = int(asked_entries(log))
+    later = answered("--from", str(log), "--since", str(entries // 2))["pool"]
+    until = answered("--from", str(log), "--until", str(entries // 2))["pool"]
+
+    assert 0 < later["requests"] < whole["requests"]
+    assert 0 < until["requests"] < whole["requests"]
+    assert (
+        later["tokens"]["unbounded"] / later["prompt_tokens"] >= whole["tokens"]["unbounded"] / whole["prompt_tokens"]
+    )
+
+
+def asked_entries(log: Path) -> str:
+    result = CliRunner().invoke(main, ["doctor", "--from", str(log), "--json"])
+    return str(json.loads(result.stdout)["entries"])
+
+
+def test_metrics_grow_with_the_ladder() -> None:
+    pool, figures = PoolName("hit-rate-test"), LadderFigures()
+    metrics = LadderMetrics(pool)
+
+    def value(name: str, **labels: str) -> float | None:
+        return REGISTRY.get_sample_value(f"pointsman_{name}_total", {"pool": pool, **labels})
+
+    for share in (3, 4):
+        for tenant in ("a", "b"):
+            for tally in figures.tallies(0.0, tenant):
+                tally.count(10, [share] * len(Rung))
+        metrics.update(figures)
+        metrics.update(figures)
+
+    assert value("hit_rate_ladder_prompt_tokens") == 40
+    assert value("hit_rate_ladder_tokens", rung="known") == 14

@@ -1,0 +1,267 @@
+"""The console over real sockets: what each page and each part of the API answers, and what nobody may do."""
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import jsonschema  # type: ignore[import-untyped]
+import pytest
+import pytest_asyncio
+
+from pointsman.adapters.clocks import ScaledClock
+from pointsman.policies.policy_set import policy_set
+from pointsman.runtime.health import HealthBoard, HttpServer
+from pointsman.runtime.http_protocol import HttpLimits
+from pointsman_cli.console.jobs.jobs import Jobs
+from pointsman_cli.console.log.recorded import RecordedLog
+from pointsman_cli.console.page_views import PageViews
+from pointsman_cli.console.web.actions import Actions
+from pointsman_cli.console.web.api import READS
+from pointsman_cli.console.web.security import BODY_BYTES_MAX, COOKIE, HEADERS, Guard
+from pointsman_cli.console.web.site import PAGES, Site
+from pointsman_cli.console.web.viewers import Viewers
+from pointsman_cli.history.bundle import BundleHistory, write_bundle
+from pointsman_cli.history.entries import Header
+from pointsman_cli.history.time_options import Moment
+from tests.support.recorded_log import RecordedFleet
+
+TOKEN = "an-admin-token-of-a-test"
+CHANGING = ["/actions/drain", "/actions/undrain", "/actions/scale"]
+
+
+@dataclass
+class Served:
+    url: str
+    console: PageViews
+    client: aiohttp.ClientSession
+
+    async def get(self, path: str, **headers: str) -> tuple[int, dict[str, str], str]:
+        return await self._ask("GET", path, headers=headers)
+
+    async def post(
+        self, path: str, form: dict[str, str] | None = None, **headers: str
+    ) -> tuple[int, dict[str, str], str]:
+        return await self._ask("POST", path, data=form or {}, headers=headers)
+
+    async def _ask(self, method: str, path: str, **options: Any) -> tuple[int, dict[str, str], str]:
+        options["headers"] = {name.replace("_", "-"): value for name, value in options["headers"].items()}
+        async with self.client.request(method, self.url + path, allow_redirects=False, **options) as answer:
+            return answer.status, dict(answer.headers), await answer.text()
+
+    async def visit(self) -> tuple[str, str]:
+        """The cookie of a new browser, and the CSRF token of its pages."""
+        _, headers, page = await self.get("/what-if")
+        cookie = headers["Set-Cookie"].partition(";")[0]
+        return cookie, page.partition('name="csrf" value="')[2].partition('"')[0]
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    entries = RecordedFleet(policy_set(), seed=7).live(300).write_all().entries
+    file = tmp_path_factory.mktemp("console") / "log.pmlog"
+    write_bundle(file, Header(pool="default", last=entries[-1].sequence), entries)
+    return file
+
+
+@pytest_asyncio.fixture
+async def served(bundle: Path) -> AsyncIterator[Served]:
+    board, clock = HealthBoard(pool="default"), ScaledClock()
+    source = RecordedLog(BundleHistory(bundle), board=board, until=Moment())
+    await source.run()
+    jobs = Jobs(str(bundle), None, recorded=True, wall=lambda: float(clock.wall()))
+    console = PageViews(source, Actions(None), jobs)
+    guard = Guard(lambda: float(clock.wall()), admin_token=TOKEN)
+    site = Site(console, guard, board, lambda parts: Viewers(parts, clock))
+    listener = socket.create_server(("127.0.0.1", 0))
+    server = HttpServer(site.app(), host="", port=0, listener=listener, limits=HttpLimits(), shutdown_seconds=0.1)
+    serving = asyncio.ensure_future(server.serve())
+    try:
+        async with aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar()) as client:
+            yield Served(f"http://127.0.0.1:{listener.getsockname()[1]}", console, client)
+    finally:
+        site.viewers.close()
+        await jobs.close()
+        server.should_exit = True
+        server.hurry()
+        await serving
+        listener.close()
+
+
+def of_a_request(served: Served, path: str) -> str:
+    newest = next(served.console.source.observer.requests.newest_first()).id
+    return path.replace("{id}", newest if "requests" in path else "1")
+
+
+@pytest.mark.parametrize("path", [path for path in PAGES if path != "/what-if/{id}"])
+async def test_every_page_is_there_and_carries_the_guards_headers(served: Served, path: str) -> None:
+    status, headers, page = await served.get(of_a_request(served, path))
+
+    assert status == 200
+    assert page.startswith("<!doctype html>")
+    for name, value in HEADERS.items():
+        assert headers[name.title() if name not in headers else name] == value
+    assert "<script>" not in page
+    assert " onclick=" not in page
+    assert "style=" not in page
+
+
+@pytest.mark.parametrize("path", READS)
+async def test_every_answer_of_the_api_is_as_its_description_says(served: Served, path: str) -> None:
+    _, _, text = await served.get("/api/openapi.json")
+    document = json.loads(text)
+    status, _, answer = await served.get(of_a_request(served, path))
+    if path == "/api/what-if/{id}":
+        assert status == 404
+        return
+
+    schema = document["paths"][path]["get"]["responses"]["200"]["content"]["application/json"]["schema"]
+
+    assert status == 200
+    jsonschema.validate(json.loads(answer), {**schema, "components": document["components"]})
+
+
+async def test_what_is_not_there_is_told_in_the_form_that_was_asked_for(served: Served) -> None:
+    page, api = await served.get("/nothing-here"), await served.get("/api/what-if/77")
+
+    assert (page[0], page[2].startswith("<!doctype html>")) == (404, True)
+    assert (api[0], json.loads(api[2])["error"]) == (404, "not_found")
+
+
+async def test_a_name_that_another_site_gave_our_address_is_refused(served: Served) -> None:
+    status, headers, _ = await served.get("/", Host="evil.example")
+
+    assert status == 421
+    assert "content-security-policy" in {name.lower() for name in headers}
+    assert (await served.get("/livez", Host="console"))[0] == 200
+
+
+@pytest.mark.parametrize(
+    "path", ["/../pages.py", "/..%2fpages.py", "/%2e%2e/views.py", "//etc/passwd", "/live.js/", ""]
+)
+async def test_only_files_of_the_package_are_static(served: Served, path: str) -> None:
+    assert (await served.get("/static" + path))[0] == 404
+
+
+async def test_a_browser_asks_for_a_static_file_again_and_gets_it_once(served: Served) -> None:
+    status, headers, _ = await served.get("/static/live.js")
+    again = await served.get("/static/live.js", If_None_Match=headers["Etag"])
+
+    assert (status, again[0], again[2]) == (200, 304, "")
+
+
+@pytest.mark.parametrize("path", CHANGING)
+async def test_nobody_acts_without_the_admin_token(served: Served, path: str) -> None:
+    cookie, csrf = await served.visit()
+
+    without_form_token = await served.post(path, {"instance": "engine-1"}, Cookie=cookie)
+    not_signed_in = await served.post(path, {"instance": "engine-1", "csrf": csrf}, Cookie=cookie)
+    cross_site = await served.post(path, {"csrf": csrf}, Cookie=cookie, Origin="http://evil.example")
+    api = await served.post("/api/instances/engine-1/drain", {}, Authorization="Bearer wrong")
+
+    assert [answer[0] for answer in (without_form_token, not_signed_in, cross_site, api)] == [403] * 4
+
+
+async def test_signed_in_a_console_without_credentials_still_changes_nothing(served: Served) -> None:
+    cookie, csrf = await served.visit()
+    status, headers, _ = await served.post("/sign-in", {"token": TOKEN, "csrf": csrf}, Cookie=cookie)
+    assert status == 303
+    signed_in = headers["Set-Cookie"].partition(";")[0]
+    assert signed_in.startswith(COOKIE)
+    assert "HttpOnly" in headers["Set-Cookie"]
+    assert "SameSite=Strict" in headers["Set-Cookie"]
+    assert signed_in != cookie, "a session that was known before must not begin to act"
+
+    _, _, page = await served.get("/what-if", Cookie=signed_in)
+    csrf = page.partition('name="csrf" value="')[2].partition('"')[0]
+    _, headers, _ = await served.post("/actions/drain", {"instance": "engine-1", "csrf": csrf}, Cookie=signed_in)
+
+    assert "refused=" in headers["Location"]
+
+
+async def test_a_wrong_token_signs_nobody_in(served: Served) -> None:
+    cookie, csrf = await served.visit()
+
+    status, headers, _ = await served.post("/sign-in", {"token": "wrong", "csrf": csrf}, Cookie=cookie)
+
+    assert status == 403
+    assert "Set-Cookie" not in headers
+
+
+async def test_bodies_are_bounded_and_forms_are_forms(served: Served) -> None:
+    cookie, csrf = await served.visit()
+    many = {f"f{number}": "x" for number in range(100)}
+
+    too_long = await served.post("/what-if", {"csrf": csrf, "settings": "x" * (BODY_BYTES_MAX + 1)}, Cookie=cookie)
+    too_many = await served.post("/what-if", {"csrf": csrf, **many}, Cookie=cookie)
+    async with served.client.post(f"{served.url}/what-if", json={"csrf": csrf}, headers={"Cookie": cookie}) as answer:
+        no_form = answer.status
+
+    assert (too_long[0], too_many[0], no_form) == (413, 400, 415)
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        ("{", 400),
+        ("[]", 400),
+        ('{"policy": 5}', 400),
+        ('{"policy": "no_such_policy"}', 409),
+        ('{"instances": 1000000}', 409),
+        ('{"settings": ["nonsense"]}', 409),
+        ("{}", 409),
+    ],
+)
+async def test_a_run_that_cannot_be_is_refused_before_it_starts(served: Served, body: str, status: int) -> None:
+    head = {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/json"}
+    async with served.client.post(f"{served.url}/api/what-if", data=body, headers=head) as answer:
+        assert answer.status == status
+    assert served.console.jobs.runs == []
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "?limit=99999999999999999999",
+        "?before=-1",
+        "?limit=x",
+        "?at=%00",
+        "?q=" + "x" * 5000,
+        "?tenant=%ff%fe",
+        "?late=yes",
+    ],
+)
+async def test_no_query_is_an_error(served: Served, query: str) -> None:
+    for path in ("/requests", "/", "/api/requests", "/api/fleet"):
+        assert (await served.get(path + query))[0] == 200
+
+
+async def test_a_page_that_is_watched_begins_whole(served: Served) -> None:
+    async with served.client.get(f"{served.url}/live?page=/tenants") as answer:
+        assert answer.content_type == "text/event-stream"
+        first = await answer.content.readuntil(b"\n\n")
+
+    assert json.loads(first.removeprefix(b"data: "))["parts"]
+
+
+@pytest.mark.parametrize("page", ["nothing", "/" + "x" * 3000])
+async def test_no_stream_of_what_is_no_page(served: Served, page: str) -> None:
+    assert (await served.get(f"/live?page={page}"))[0] == 400
+
+
+async def test_a_story_is_worked_out_beside(served: Served) -> None:
+    newest = next(served.console.source.observer.requests.newest_first()).id
+    answer: dict[str, Any] = {}
+    for _ in range(200):
+        answer = json.loads((await served.get(f"/api/requests/{newest}"))[2])
+        if answer["state"] in ("done", "failed"):
+            break
+        await asyncio.sleep(0.1)
+
+    assert answer["state"] == "done", answer["problem"]
+    assert answer["story"]["request"] == newest
+    assert answer["story"]["verdict"]
