@@ -3,6 +3,7 @@ them when they were placed and from what their engines then did. Of long logs a 
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain, islice
 from statistics import median
 
 from typing_extensions import override
@@ -26,6 +27,10 @@ LATE_MIN = 5
 LATE_SHARE_MIN = 0.02
 IN_FLIGHT_MAX = 20_000
 AHEAD_MAX = 256
+LOOKED_AT_MAX = 64
+"""Engines that the policy did not weigh, asked for a shorter queue."""
+NOTICED_SHARE = 0.1
+"""Of the SLO: a shorter queue is no reason to look for another engine."""
 HALF = 0.5
 LESS_BUSY_SHARE_MAX = 0.25
 SHOWN_MAX = 5
@@ -107,13 +112,14 @@ class Lateness(Examiner):
     ) -> _Queued:
         queue = state.workload.queues.get(instance, EMPTY_QUEUE)
         seconds, _ = queue.work_ahead(now, request.priority)
-        ahead = [other for other in (*queue.prefill.values(), *queue.pending.values()) if other.id != request.id]
+        waiting = islice(chain(queue.prefill.values(), queue.pending.values()), AHEAD_MAX)
+        ahead = [other for other in waiting if other.id != request.id]
         longest = max(ahead, key=lambda other: other.prefill_seconds, default=None)
         place = min(self._level, len(request.keys)) - 1
         key = request.keys[place] if request.keys else None
         ready = len(state.fleet.ready)
         return _Queued(
-            ahead=tuple(other.id for other in ahead[:AHEAD_MAX]),
+            ahead=tuple(other.id for other in ahead),
             seconds=seconds,
             longest=longest.prefill_seconds if longest is not None else 0.0,
             longest_tokens=longest.uncached_tokens if longest is not None else 0,
@@ -213,15 +219,17 @@ def _less_busy_elsewhere(
     state: State, instance: InstanceId, candidates: Sequence[Candidate], now: EngineSeconds, request: Request
 ) -> bool:
     """Whether an engine that could serve it had a much shorter queue, and would have met its objective."""
-    queues = {
-        name: state.latency.expected_seconds(name, *state.workload.queues.get(name, EMPTY_QUEUE).work_ahead(now))
-        for name in state.fleet.ready_for(request, ())
-    }
-    here = queues.get(instance, 0.0)
-    predicted = {candidate.instance: candidate.predicted_ttft for candidate in candidates}
-    budget = request.deadline - now
-    return any(
-        seconds <= LESS_BUSY_SHARE_MAX * here and predicted.get(name, seconds) <= budget
-        for name, seconds in queues.items()
-        if name != instance
-    )
+    here = _queue_seconds(state, instance, now)
+    if here <= NOTICED_SHARE * request.slo_ttft:
+        return False
+    budget, short = request.deadline - now, LESS_BUSY_SHARE_MAX * here
+    if any(c.queue_seconds <= short and c.predicted_ttft <= budget for c in candidates if c.instance != instance):
+        return True
+    weighed = {candidate.instance for candidate in candidates}
+    others = [name for name in state.fleet.ready_for(request, ()) if name not in weighed and name != instance]
+    return any(_queue_seconds(state, name, now) <= min(short, budget) for name in others[:LOOKED_AT_MAX])
+
+
+def _queue_seconds(state: State, name: InstanceId, now: EngineSeconds) -> EngineSeconds:
+    queue = state.workload.queues.get(name, EMPTY_QUEUE)
+    return state.latency.expected_seconds(name, *queue.work_ahead(now))
