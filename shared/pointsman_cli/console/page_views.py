@@ -191,6 +191,7 @@ def filter_of(query: Mapping[str, str]) -> RequestFilter:
         stage=query.get("stage", "")[:ID_LENGTH_MAX],
         q=query.get("q", "").strip()[:ID_LENGTH_MAX],
         late=query.get("late", "") not in ("", "0"),
+        slowest=query.get("slowest", "") not in ("", "0"),
         before=_number(query, "before", 0),
         limit=_number(query, "limit", 100),
     )

@@ -64,7 +64,7 @@ class EmptiedCaches(Examiner):
             yield self.warning(
                 f"the cache of {name} {how} behind its back: in {number(loss.answers, 'answer')} it found {loss.delivered:,} of "
                 f"{loss.promised:,} tokens that its events say it holds",
-                [f"{begun:%Y-%m-%d %H:%M:%S} to {ended:%H:%M:%S}; the first was request {loss.example}"],
+                [f"{begun:%Y-%m-%d %H:%M:%S} to {ended:%H:%M:%S}, for example request {loss.example}"],
                 "Its requests are slow because they compute again what should be cached; the engine is not slow. Something resets "
                 "its cache (/reset_prefix_cache, a sleep, weights loaded anew), or its removals are lost: look into the "
                 "engine's log, and give its events a replay endpoint. Restarting its worker makes what it holds unknown, and so right.",

@@ -94,7 +94,7 @@ def why_not_elsewhere(timeline: RequestTimeline, wait: Wait) -> Iterator[Reason]
 def _described(other: WeighedCandidate, chosen: WeighedCandidate) -> str:
     state = "was idle" if is_idle(other) else f"had {seconds(other.queue_seconds)} of work in its queue"
     if other.uncached_tokens == chosen.uncached_tokens:
-        work = f"and {other.uncached_tokens:,} tokens to compute, as here"
+        work = f"and would have computed {other.uncached_tokens:,} tokens, as here"
     elif other.uncached_tokens > chosen.uncached_tokens:
         held = "held none" if not other.hit_blocks else "held less"
         work = f"but {held} of its prompt: {other.uncached_tokens:,} tokens to compute there, {chosen.uncached_tokens:,} here"

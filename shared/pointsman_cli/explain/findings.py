@@ -184,7 +184,8 @@ def _no_idle_engine(decision: DecisionRecord) -> str:
     if not others:
         return "there was no other engine"
     shortest = min([c.queue_seconds for c in decision.candidates if c.status == "ready"], default=0.0)
-    return f"all {len(others) + 1} engines were busy, {seconds(shortest)} at least"
+    every = "both" if len(others) == 1 else f"all {len(others) + 1}"
+    return f"{every} engines were busy, the least of them with {seconds(shortest)} of work"
 
 
 def is_hot(decision: DecisionRecord) -> bool:

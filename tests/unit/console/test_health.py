@@ -82,6 +82,22 @@ def test_a_list_of_requests_is_judged_by_those_that_ended() -> None:
     assert requests_verdict(EMPTY["requests"]).sentence == "No request has come by yet."
 
 
+def test_a_list_of_the_slowest_is_judged_by_the_first() -> None:
+    view = requests(10)
+    worst = msgspec.structs.replace(view.requests[0], ttft=7.5, slo_ttft=5.0, lateness="late")
+    view = msgspec.structs.replace(view, requests=[worst, *view.requests[1:]], matching=321)
+
+    assert requests_verdict(view, slowest=True) == Verdict(
+        "warning", "First token after 7.50 s: the slowest of 321 requests, its SLO is 5.00 s.", []
+    )
+
+
+def test_a_learned_pace_at_its_bound_is_a_least_value() -> None:
+    ((_, _, word, reason),) = attention(with_engines({"pace": 4.0}, {}))
+
+    assert (word, reason) == ("slow", "prefills take at least 4.0 times what the cost model says")
+
+
 def test_a_run_says_whether_the_change_is_better() -> None:
     verdict = run_verdict(run())
 

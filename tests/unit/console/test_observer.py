@@ -152,6 +152,17 @@ def test_a_filter_shows_what_it_names_and_counts_the_rest() -> None:
     assert {row.lateness for row in late.requests} <= {"late", "unserved"}
 
 
+def test_the_slowest_are_those_of_all_that_are_remembered() -> None:
+    observer = observed(recorded(1))
+    every = requests_view(observer, RequestFilter(limit=10_000))
+    slowest = sorted([row.ttft for row in every.requests if row.ttft is not None], reverse=True)
+
+    shown = requests_view(observer, RequestFilter(slowest=True, limit=3))
+
+    assert [row.ttft for row in shown.requests] == slowest[:3]
+    assert shown.matching == len(slowest)
+
+
 def test_the_fleet_counts_the_requests_in_flight() -> None:
     observer = observed(recorded(2))
     queues = [observer.state.workload.queue(one.id) for one in observer.state.fleet.instances]

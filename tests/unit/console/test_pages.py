@@ -10,7 +10,7 @@ import pytest
 from typing_extensions import override
 
 from pointsman_cli.console.pages import rendering as pages
-from pointsman_cli.console.pages.cells import prose
+from pointsman_cli.console.pages.cells import evidence, prose
 from pointsman_cli.console.pages.live import Parts, patch
 from pointsman_cli.console.pages.rendering import LIVE, PATHS, TABLES, Pages
 from pointsman_cli.console.views import Health, Session
@@ -317,6 +317,13 @@ def test_the_largest_prompt_ahead_comes_first_of_those_that_are_shown() -> None:
 )
 def test_a_sentence_has_a_capital_letter_and_code_and_nothing_else(sentence: str, html: str) -> None:
     assert prose(sentence) == html
+
+
+def test_the_example_of_a_line_of_evidence_is_a_link() -> None:
+    assert evidence("100% because <x>: for example request r-1") == (
+        '100% because &lt;x&gt;: for example request <a href="/requests/r-1">r-1</a>'
+    )
+    assert evidence("no example") == "No example"
 
 
 def test_every_picture_is_told_in_words() -> None:

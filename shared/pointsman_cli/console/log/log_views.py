@@ -1,6 +1,7 @@
 """The pages of requests, scaling and rebalancing history, and tenants."""
 
 from dataclasses import dataclass
+from heapq import nlargest
 
 from pointsman.contracts.decisions import MigrationRefused
 from pointsman.contracts.tenants import TenantPolicy
@@ -28,13 +29,15 @@ NAMES_MAX = 1_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestFilter:
-    """`q`: part of an id. `late`: only those that were late or not served. `before`: of the log's entries."""
+    """`q`: part of an id. `late`: only those that were late or not served. `slowest`: longest TTFT first, instead of newest
+    first; only those with a first token. `before`: of the log's entries."""
 
     tenant: str = ""
     instance: str = ""
     stage: str = ""
     q: str = ""
     late: bool = False
+    slowest: bool = False
     before: int = 0
     limit: int = 100
 
@@ -44,27 +47,28 @@ class RequestFilter:
             and (not self.instance or record.instance == self.instance)
             and (not self.stage or record.stage == self.stage)
             and (not self.late or record.lateness in ("late", "unserved"))
+            and (not self.slowest or record.ttft is not None)
             and (not self.before or record.sequence < self.before)
             and (not self.q or self.q in record.id or self.q in record.client_request_id)
         )
 
 
 def requests_view(observer: Observer, wanted: RequestFilter) -> RequestsView:
-    shown: list[RequestView] = []
-    matching = 0
-    for record in observer.requests.newest_first():
-        if wanted.takes(record):
-            matching += 1
-            if matching <= min(wanted.limit, SHOWN_MAX):
-                shown.append(request_view(observer, record))
+    matching = [record for record in observer.requests.newest_first() if wanted.takes(record)]
+    limit = min(wanted.limit, SHOWN_MAX)
+    shown = nlargest(limit, matching, key=_ttft) if wanted.slowest else matching[:limit]
     return RequestsView(
-        requests=shown,
+        requests=[request_view(observer, record) for record in shown],
         kept=len(observer.requests),
         kept_max=observer.requests.requests_max,
-        matching=matching,
+        matching=len(matching),
         tenants=sorted(observer.tenants.tallies)[:NAMES_MAX],
         instances=sorted(str(one.id) for one in observer.state.fleet.instances)[:NAMES_MAX],
     )
+
+
+def _ttft(record: RecentRequest) -> float:
+    return record.ttft or 0.0
 
 
 def request_view(observer: Observer, record: RecentRequest) -> RequestView:

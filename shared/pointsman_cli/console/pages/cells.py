@@ -27,6 +27,8 @@ LEVELS: dict[str, Level] = {
 BAR_STEPS = 20
 MINUS = "\N{MINUS SIGN}"
 ID_CHARS, TAIL_CHARS = 15, 8
+EXAMPLE = "for example request "
+"""What doctor's evidence writes before a request's id."""
 
 
 def text(value: object) -> Markup:
@@ -145,6 +147,15 @@ def request_link(request: str) -> Markup:
     return Markup(f'<a href="{address}" title="{whole}" aria-label="{whole}"><span class="cut">{head}</span>{tail}</a>')
 
 
+def evidence(line: str) -> Markup:
+    """A line of evidence. The request that it names as its example is a link."""
+    before, said, name = one_line(line).rpartition(EXAMPLE)
+    request, comma, after = name.partition(",")
+    if not said or " " in request:
+        return prose(line)
+    return prose(f"{before}{said}") + request_link(request) + escape(f"{comma}{after}")
+
+
 def plural(number: int, what: str) -> str:
     return f"{number:,} {what}" + "s" * (number != 1)
 
@@ -159,7 +170,7 @@ FUNCTIONS: dict[str, Any] = {
     one.__name__: one
     for one in (
         text, prose, key, state, level, count, decimal, seconds, duration, share, points, signed, factor, bar, clock,
-        day_and_clock, link, request_link, plural, listed,
+        day_and_clock, link, request_link, evidence, plural, listed,
     )
 }  # fmt: skip
 """For the templates."""

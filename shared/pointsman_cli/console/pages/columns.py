@@ -2,6 +2,7 @@
 
 from markupsafe import Markup
 
+from pointsman.state.latency_model import CORRECTION_MAX
 from pointsman_cli.console.pages.cells import (
     LEVELS,
     NOTHING,
@@ -77,7 +78,7 @@ FLEET: Table[InstanceView] = Table(
         Column("kv", "KV used", lambda e: bar(e.kv_usage, share(e.kv_usage), "warning" if e.kv_usage > 0.95 else ""),
                lambda e: e.kv_usage, "n", "Share of its KV cache in use by running requests"),
         Column("blocks", "Blocks", _blocks, lambda e: e.blocks, "n", "Blocks that its prefix cache holds"),
-        Column("pace", "Pace", _pace, lambda e: e.pace, "n", "Real prefill time over that of the cost model"),
+        Column("pace", "Pace", _pace, lambda e: e.pace, "n", f"Real prefill time over that of the cost model, as learned; at most {CORRECTION_MAX:g}"),
         Column("off", "Off by", lambda e: share(e.prediction_error), lambda e: e.prediction_error, "n",
                "Recent median error of predicted prefill times"),
         Column("hit", "Hit rate", lambda e: bar(e.hit_rate, share(e.hit_rate)), lambda e: e.hit_rate, "n", "Last minute, as delivered"),

@@ -108,8 +108,9 @@ def _act(view: FleetView, session: Session, query: Query) -> Values | None:
 
 
 def _requests(view: RequestsView, query: Query) -> Values:
-    filtered = any(query.get(name) for name in ("q", "tenant", "instance", "stage", "late"))
-    return {"requests_verdict": health.requests_verdict(view), "stages": STAGES, "filtered": filtered}
+    filtered = any(query.get(name) for name in ("q", "tenant", "instance", "stage", "late", "slowest"))
+    slowest = query.get("slowest", "") not in ("", "0")
+    return {"requests_verdict": health.requests_verdict(view, slowest), "stages": STAGES, "filtered": filtered}
 
 
 def _request(view: RequestPageView) -> Values:

@@ -4,8 +4,9 @@ views alone."""
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from pointsman.state.latency_model import CORRECTION_MAX
 from pointsman_cli.console.pages.cells import LEVELS, Level, listed, plural
-from pointsman_cli.console.views import FleetView, HistoryView, InstanceView, RequestsView, StatusView
+from pointsman_cli.console.views import FleetView, HistoryView, InstanceView, RequestsView, RequestView, StatusView
 
 GOODPUT_WARNING, GOODPUT_SERIOUS = 0.95, 0.7
 HIT_GAP_WARNING = 0.1
@@ -104,6 +105,11 @@ def _service(fleet: FleetView) -> Iterator[Trouble]:
         )
 
 
+def _pace(pace: float) -> str:
+    """The latency model learns no more than CORRECTION_MAX."""
+    return f"at least {pace:.1f}" if pace >= CORRECTION_MAX else f"{pace:.1f}"
+
+
 def attention(fleet: FleetView) -> list[tuple[Level, InstanceView, str, str]]:
     """Engines to look at, worst first, each with a word and its reason."""
     found: list[tuple[Level, InstanceView, str, str]] = []
@@ -114,20 +120,31 @@ def attention(fleet: FleetView) -> list[tuple[Level, InstanceView, str, str]]:
         elif of_knowledge in {"serious", "warning"}:
             found.append((of_knowledge, engine, engine.knowledge, engine.knowledge_reason))
         elif engine.pace >= PACE_WARNING:
-            found.append(("warning", engine, "slow", f"prefills take {engine.pace:.1f} times what the cost model says"))
+            found.append(
+                ("warning", engine, "slow", f"prefills take {_pace(engine.pace)} times what the cost model says")
+            )
     return sorted(found, key=lambda one: ORDER.index(one[0]))
 
 
-def requests_verdict(view: RequestsView) -> Verdict:
+def requests_verdict(view: RequestsView, slowest: bool = False) -> Verdict:
     shown = view.requests
     if not shown:
         return Verdict("note", "No request fits." if view.kept else "No request has come by yet.", [])
+    if slowest:
+        return _of_slowest(shown[0], view.matching)
     numbers = {word: sum(one.lateness == word for one in shown) for word in ("in time", "late", "unserved", "open")}
     ended = len(shown) - numbers["open"]
     goodput = numbers["in time"] / ended if ended else 1.0
     level: Level = "ok" if goodput >= GOODPUT_WARNING else "warning" if goodput >= GOODPUT_SERIOUS else "serious"
     said = ", ".join(f"{number:,} {word}" for word, number in numbers.items() if number)
     return Verdict(level, f"Of the newest {plural(len(shown), 'request')}: {said}.", [])
+
+
+def _of_slowest(worst: RequestView, matching: int) -> Verdict:
+    level: Level = "warning" if worst.lateness == "late" else "ok"
+    objective = f", its SLO is {worst.slo_ttft:.2f} s" if worst.slo_ttft > 0 else ""
+    of = f"the slowest of {matching:,} requests" if matching > 1 else "the only request that fits"
+    return Verdict(level, f"First token after {worst.ttft or 0.0:.2f} s: {of}{objective}.", [])
 
 
 def history_verdict(view: HistoryView) -> Verdict:

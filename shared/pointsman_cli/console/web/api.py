@@ -43,6 +43,7 @@ QUERIES: dict[str, dict[str, tuple[Schema, str]]] = {
         "instance": (TEXT, "Placed on this instance last."),
         "stage": (TEXT, "In this stage."),
         "late": ({"type": "integer", "enum": [0, 1]}, "1: only late ones, and those that were not served."),
+        "slowest": ({"type": "integer", "enum": [0, 1]}, "1: longest TTFT first, of all that are remembered."),
         "q": (TEXT, "Part of the id, or of the client's id."),
         "before": (WHOLE, "That arrived before this log entry."),
         "limit": (WHOLE, "At most so many, and at most 500."),
