@@ -144,6 +144,8 @@ def _tenants(view: TenantsView) -> Values:
     said = f"{plural(len(view.tenants), 'tenant')}"
     if worst is None or worst.goodput is None:
         return {"tenants_verdict": Verdict("ok", f"{said}; no request has ended yet.", [])}
+    if worst.goodput >= 1:
+        return {"tenants_verdict": Verdict("ok", f"{said}, all requests in time.", [])}
     named = worst.tenant or "requests without a tenant"
     level: Level = (
         "ok"
