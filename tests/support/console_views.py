@@ -7,7 +7,7 @@ import msgspec
 
 from pointsman.analysis.comparison import Regret
 from pointsman.analysis.shadow import ShadowReport, ShadowSummary
-from pointsman.analysis.shadow_decisions import DecisionFigures, ShadowDecision
+from pointsman.analysis.shadow_figures import DecisionFigures, ShadowDecision
 from pointsman.analysis.shadow_windows import ShadowFigures, WindowFigures, WindowResult
 from pointsman.primitives import InstanceId, RequestId, Tenant
 from pointsman_cli.console.jobs.views import (
