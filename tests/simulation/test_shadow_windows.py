@@ -17,6 +17,7 @@ from pointsman.analysis.shadow import Shadow, ShadowSummary, shadow_choice
 from pointsman.analysis.shadow_windows import WAITING_MAX, ShadowWindows
 from pointsman.contracts.codec import LogEvent, decode_event, encode
 from pointsman.contracts.decisions import LeaderElected
+from pointsman.contracts.requests import RequestArrived
 from pointsman.contracts.subjects import subject_of
 from pointsman.contracts.tenants import TenantPolicies, TenantPolicy
 from pointsman.policies.policy_set import policy_set
@@ -118,7 +119,9 @@ def test_each_window_has_the_numbers_of_the_command(name: str, first: str, secon
     assert not summary.shed
     for window in summary.windows:
         read = entries[: window.closed_at]
+        arrivals = [e.event for e in entries if isinstance(e.event, RequestArrived)]
         assert window.warmup_seconds == WINDOW
+        assert window.requests == sum(window.since < event.at <= window.until for event in arrivals)
         for choice in (first, second):
             moments = ["--since", f"@{window.since}", "--until", f"@{window.until}", "--warmup", f"{WINDOW}"]
             told = what_if(read, tmp_path / "log.pmlog", *CHOICES[choice], *moments)

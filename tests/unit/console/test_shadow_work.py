@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import click
 import pytest
 from prometheus_client import REGISTRY
+from typing_extensions import override
 
 from pointsman.adapters.clocks import ScaledClock
 from pointsman.analysis.shadow import SHADOWS_MAX, Shadow, ShadowSummary
@@ -76,6 +77,7 @@ class NotedClock(ScaledClock):
         self.slept: list[WallSeconds] = []
         self._naps = naps
 
+    @override
     async def sleep_wall(self, seconds: WallSeconds) -> None:
         self.slept.append(seconds)
         if len(self.slept) >= self._naps:
