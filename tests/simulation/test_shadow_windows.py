@@ -31,7 +31,7 @@ from pointsman.state.state import PoolSettings, State
 from pointsman_cli.history.bundle import write_bundle
 from pointsman_cli.history.sources import Header
 from pointsman_cli.main import main
-from tests.support.events import BLOCK
+from tests.support.events import BLOCK, reported
 from tests.support.ladder_truth import WatchedCaches
 from tests.support.recorded_log import RecordedFleet
 from tests.support.served_log import ServedLog
@@ -223,6 +223,24 @@ def test_a_fleet_that_joins_leaves_restarts_and_fails_breaks_nothing(seed: int) 
 
         assert summary.simulated + summary.unusable + summary.shed >= 2
         assert summary.window_problem == "" or summary.unusable or summary.shed
+
+
+@pytest.mark.parametrize("place", [0, 5, 400])
+def test_a_clock_that_is_far_ahead_stops_no_windows(place: int) -> None:
+    entries = slow_engine()
+    wrong = reported("engine-1", 0, [], at=1e12)
+    entries = [
+        _entry(n, e.event)
+        for n, e in enumerate([*entries[:place], _entry(1, wrong), *entries[place:]], start=1)
+        if e.event
+    ]
+
+    windows = ShadowWindows({}, State(SETTINGS), None, seconds=WallSeconds(WINDOW), waiting_max=100)
+    for entry in entries:
+        windows.take(entry)
+
+    assert len(windows._waiting) >= 2
+    assert all(window.until < 1000.0 for window in windows._waiting)
 
 
 def test_windows_grow_with_less_traffic_and_are_not_counted_before_their_caches_are_warm() -> None:
