@@ -11,6 +11,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 import urllib.parse
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -24,9 +25,10 @@ from pointsman_cli.output_file import write_json
 from tests.support.chromium import ARGUMENTS, found_chromium, unpacked_chromium
 from tests.support.console_load import INSTANCES, REQUESTS_PER_SECOND, record_load
 from tests.support.nats import running_nats
-from tests.support.running_console import running_console
+from tests.support.running_console import RunningConsole, running_console
 
 PAGES = ("/", "/requests", "/history", "/tenants", "/hit-rate", "/shadow", "/doctor")
+WARM_UP_SECONDS = 5.0
 SETTLE_SECONDS = 3.0
 TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 TAKE_FRAMES = """
@@ -84,8 +86,9 @@ class Viewer:
             writer.close()
 
 
-async def cost_of(console: int, url: str, pages: Sequence[str], seconds: float) -> dict[str, float]:
-    """Of the console while these pages are looked at."""
+async def cost_of(shown: RunningConsole, pages: Sequence[str], seconds: float) -> dict[str, float]:
+    """Of the console while these pages are looked at. `behind_seconds`: the newest entry that it has read is so old."""
+    console, url = shown.process.pid, shown.url
     viewers = [Viewer(url, page) for page in pages]
     for viewer in viewers:
         viewer.start()
@@ -100,6 +103,7 @@ async def cost_of(console: int, url: str, pages: Sequence[str], seconds: float) 
         "core_percent": round(100 * cpu / seconds, 1),
         "kib_per_second_and_viewer": round(read / seconds / 1024 / max(1, len(pages)), 1),
         "memory_mib": round(memory_mib(console), 1),
+        "behind_seconds": round(time.time() - (await asyncio.to_thread(shown.api, "status"))["at"], 2),
     }
 
 
@@ -158,9 +162,9 @@ async def measure(directory: Path, load: Path, *, seconds: float, options: Seque
     async with running_nats(directory) as nats:
         following = running_console(directory, "--from", nats, *options, health="live")
         with written(load, nats), following as console:
-            process = console.process.pid
-            costs = [await cost_of(process, console.url, ["/"] * count, seconds) for count in (0, 1, 5, 10)]
-            mixed = await cost_of(process, console.url, (PAGES * 2)[:10], seconds)
+            await asyncio.sleep(WARM_UP_SECONDS)
+            costs = [await cost_of(console, ["/"] * count, seconds) for count in (0, 1, 5, 10)]
+            mixed = await cost_of(console, (PAGES * 2)[:10], seconds)
             frames = [await frames_of(console.url, page, seconds) for page in ("/", "/requests")]
             shown = console.api("fleet")["totals"]
     return {

@@ -18,6 +18,7 @@ import aiohttp
 from playwright.sync_api import Browser, Page, sync_playwright
 
 from tests.support.chromium import ARGUMENTS, found_chromium, unpacked_chromium
+from tests.support.loop_thread import loop_thread
 from tests.support.running_console import RunningConsole, running_console
 from tests.support.up import RunningUp, pointsman_up
 
@@ -36,18 +37,19 @@ SLOW_ENGINE = "scaled-2"
 @dataclass(frozen=True)
 class Picture:
     """`path`: of the page; `{request}` is one that the slow engine served late, `{run}` a what-if that was run. `shows`: what
-    has to be there first."""
+    has to be there first. `live`: taken while the load lasts."""
 
     name: str
     path: str
     shows: str = ".verdict .say"
     scheme: str = "dark"
+    live: bool = False
 
 
 PICTURES = (
-    Picture("fleet", "/"),
-    Picture("fleet-light", "/", scheme="light"),
-    Picture("requests", "/requests"),
+    Picture("fleet", "/", live=True),
+    Picture("fleet-light", "/", scheme="light", live=True),
+    Picture("requests", "/requests", live=True),
     Picture("request", "/requests/{request}", "table.waterfall"),
     Picture("doctor", "/doctor", ".finding"),
     Picture("history", "/history"),
@@ -129,17 +131,14 @@ def opened(browser: Browser, url: str, scheme: Any) -> Iterator[Page]:
     context.close()
 
 
-def take(browser: Browser, console: RunningConsole) -> None:
-    """All pictures, of a console that has seen the load."""
-    names = {"request": slow_request(console), "run": what_if(browser, console)}
-    for picture in PICTURES:
-        with opened(browser, console.url, picture.scheme) as page:
-            page.goto(picture.path.format(**names))
-            page.locator(picture.shows).first.wait_for(timeout=RUN_MILLISECONDS_MAX)
-            page.screenshot(path=file_of(picture))
-        size = file_of(picture).stat().st_size
-        assert size <= BYTES_MAX, f"{file_of(picture).name} has {size} bytes"
-        print(f"{file_of(picture).name}: {size:,} bytes")
+def take(picture: Picture, browser: Browser, console: RunningConsole, **names: str) -> None:
+    with opened(browser, console.url, picture.scheme) as page:
+        page.goto(picture.path.format(**names))
+        page.locator(picture.shows).first.wait_for(timeout=RUN_MILLISECONDS_MAX)
+        page.screenshot(path=file_of(picture))
+    size = file_of(picture).stat().st_size
+    assert size <= BYTES_MAX, f"{file_of(picture).name} has {size} bytes"
+    print(f"{file_of(picture).name}: {size:,} bytes")
 
 
 def what_if(browser: Browser, console: RunningConsole) -> str:
@@ -160,12 +159,18 @@ def main() -> None:
         with pointsman_up(directory, "--instances", "4..6", "--speed", str(SPEED)) as up:
             up.wait_for("Ctrl-C")
             shown = running_console(directory, "--from", str(up.data), "--shadow", "dualmap", health="live")
-            with shown as console:
-                asyncio.run(load(up, console))
+            with shown as console, loop_thread() as thread:
+                loading = thread.start(load(up, console))
+                time.sleep(SLOW_AFTER_SECONDS + SLOW_SECONDS / 2)
                 with sync_playwright() as playwright:
                     program = found_chromium() or unpacked_chromium()
                     browser = playwright.chromium.launch(executable_path=program, args=list(ARGUMENTS))
-                    take(browser, console)
+                    for picture in (picture for picture in PICTURES if picture.live):
+                        take(picture, browser, console)
+                    loading.result()
+                    names = {"request": slow_request(console), "run": what_if(browser, console)}
+                    for picture in (picture for picture in PICTURES if not picture.live):
+                        take(picture, browser, console, **names)
                     browser.close()
 
 

@@ -118,8 +118,7 @@ def test_an_engine_is_drained_and_taken_back_by_keyboard(up: RunningUp, console:
 def test_the_pool_is_scaled_and_the_history_says_who_asked(
     up: RunningUp, console: RunningConsole, visit: Visit
 ) -> None:
-    visitor = visit(console.url)
-    page = visitor.open("/")
+    page = visit(console.url).open("/")
     sign_in(page)
 
     go_to(page, "spinbutton", "Engines wanted")
@@ -132,11 +131,10 @@ def test_the_pool_is_scaled_and_the_history_says_who_asked(
     page.keyboard.press("Enter")
     page.wait_for_url("**done=**")
 
-    expect(page.locator("#engines tr", has_text="ready")).to_have_count(3, timeout=FLEET_MILLISECONDS_MAX)
+    expect(page.locator("#scaling tr", has_text="2 → 3").first).to_be_visible(timeout=FLEET_MILLISECONDS_MAX)
     by = [act["by"] for act in acts_in(up) if act["type"] == "ScaleDecided" and act["wanted"] == 3]
     assert by
-    decision = visitor.open("/history").locator("#scaling tr", has_text="2 → 3").first
-    expect(decision).to_contain_text(by[0])
+    expect(page.locator("#scaling tr", has_text="2 → 3").first).to_contain_text(by[0])
 
 
 def test_who_signed_out_reads_again(console: RunningConsole, visit: Visit) -> None:

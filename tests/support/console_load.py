@@ -3,12 +3,14 @@ the production Dispatcher and as `pointsman tap --json` prints it; `write_as_tim
 `python -m tests.support.console_load FILE NATS_URL` does so in a process of its own."""
 
 import asyncio
+import re
 import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import IO
 
 import msgspec
+from nats.aio.client import Client
 from typing_extensions import override
 
 from pointsman.adapters import jetstream
@@ -19,7 +21,6 @@ from pointsman.contracts.subjects import subject_of
 from pointsman.policies.policy_set import policy_set
 from pointsman.ports import Clock, EventLog, LogEntry
 from pointsman.primitives import EngineSeconds
-from pointsman_cli.history.bundle import BundleHistory
 from tests.support.served_log import POOL, ServedLog
 from tests.support.waiting import eventually
 
@@ -27,6 +28,10 @@ INSTANCES = 500
 REQUESTS_PER_SECOND = 200
 BUSY_PACE = 4.0
 """With it, half of the engines have work."""
+
+
+_AT = re.compile(rb'(\{"type":"\w+","at":)([0-9.e+-]+)')
+_ARRIVED_AT = re.compile(rb'"arrived_at":([0-9.e+-]+)')
 
 
 class _Line(msgspec.Struct):
@@ -95,10 +100,32 @@ def moved(event: LogEvent, shift: EngineSeconds) -> LogEvent:
 
 
 async def write_file(file: Path, nats_url: str) -> None:
+    """As `write_as_time_passes`, of a recorded load: its payloads are not decoded again, so that this takes little of the
+    machine that is measured."""
     clock = ScaledClock()
     async with jetstream.connect(nats_url, POOL, clock, name="load") as link:
         await eventually(lambda: link.commands.connected)
-        await write_as_time_passes(link.log, BundleHistory(file), clock)
+        await eventually(link.log.extent)
+    client = Client()
+    await client.connect(nats_url)
+    start = clock.now()
+    with file.open("rb") as lines:
+        for line in lines:
+            read = msgspec.json.decode(line, type=_Line)
+            at, payload = _moved_payload(bytes(read.event), start)
+            await clock.sleep(max(0.0, at - clock.now()))
+            await client.publish(read.subject, payload)
+    await client.close()
+
+
+def _moved_payload(payload: bytes, shift: EngineSeconds) -> tuple[EngineSeconds, bytes]:
+    found = _AT.match(payload)
+    assert found is not None, payload[:100]
+    at = float(found[2]) + shift
+    payload = b"%s%r%s" % (found[1], at, payload[found.end() :])
+    if b'"RequestArrived"' in found[1]:
+        payload = _ARRIVED_AT.sub(lambda arrived: b'"arrived_at":%r' % (float(arrived[1]) + shift), payload, count=1)
+    return at, payload
 
 
 if __name__ == "__main__":

@@ -5,8 +5,9 @@ from collections.abc import Mapping, Sequence
 
 from markupsafe import Markup
 
+from pointsman_cli.console.jobs.views import PhaseView
 from pointsman_cli.console.pages.cells import clock, text
-from pointsman_cli.console.views import InstanceView, LadderGroupView, PhaseView, SizeView
+from pointsman_cli.console.views import InstanceView, LadderGroupView, SizeView
 
 STEPS = ((0.0, 0), (0.1, 1), (0.5, 2), (2.0, 3), (5.0, 4))
 """Seconds of prefill work ahead of a new request, and the shade of an engine's square."""
