@@ -39,7 +39,7 @@ def test_a_calm_pool_is_healthy_in_one_sentence() -> None:
         (with_engines({}, {}, goodput=0.4, pending=3), "serious", "; 3 requests waiting"),
         (with_engines({}, {}, failed=1), "warning", "1 request failed"),
         (with_engines({}, {}, hit_rate=0.3, predicted_hit_rate=0.6), "warning", "30% of prompt tokens cached where 60%"),
-        (EMPTY["fleet"], "warning", "No engine has joined pool default"),
+        (EMPTY["fleet"], "warning", "Pool default has no engine."),
     ],
 )  # fmt: skip
 def test_trouble_is_named_first(view: FleetView, level: str, word: str) -> None:
@@ -88,7 +88,7 @@ def test_a_list_of_the_slowest_is_judged_by_the_first() -> None:
     view = msgspec.structs.replace(view, requests=[worst, *view.requests[1:]], matching=321)
 
     assert requests_verdict(view, slowest=True) == Verdict(
-        "warning", "First token after 7.50 s: the slowest of 321 requests, its SLO is 5.00 s.", []
+        "warning", "First token after 7.50 s: the slowest of 321 requests, its SLO is 5.00 s.", [], "Late"
     )
 
 

@@ -50,7 +50,9 @@ def _troubles(fleet: FleetView, status: StatusView) -> Iterator[Trouble]:
         yield Trouble("serious", "The console has no connection to the log: the numbers below are old.")
     yield from (Trouble("warning", f"{problem}.".replace("..", ".")) for problem in status.problems)
     if not engines:
-        yield Trouble("warning", f"No engine has joined pool {status.pool}.")
+        earlier = len(fleet.moments) > 1
+        now = "no longer has an engine; the list below shows earlier moments" if earlier else "has no engine"
+        yield Trouble("warning", f"Pool {status.pool} {now}.")
         return
     yield from _out_of_service(engines, totals.ready)
     yield from _service(fleet)
@@ -141,10 +143,15 @@ def requests_verdict(view: RequestsView, slowest: bool = False) -> Verdict:
 
 
 def _of_slowest(worst: RequestView, matching: int) -> Verdict:
-    level: Level = "warning" if worst.lateness == "late" else "ok"
+    late = worst.lateness == "late"
     objective = f", its SLO is {worst.slo_ttft:.2f} s" if worst.slo_ttft > 0 else ""
     of = f"the slowest of {matching:,} requests" if matching > 1 else "the only request that fits"
-    return Verdict(level, f"First token after {worst.ttft or 0.0:.2f} s: {of}{objective}.", [])
+    return Verdict(
+        "warning" if late else "ok",
+        f"First token after {worst.ttft or 0.0:.2f} s: {of}{objective}.",
+        [],
+        "Late" if late else "In time",
+    )
 
 
 def history_verdict(view: HistoryView) -> Verdict:
