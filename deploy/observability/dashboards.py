@@ -72,6 +72,7 @@ def ratio(part: str, whole: str) -> str:
 FIVE_HUNDREDS = rate("pointsman_http_requests_total", REQUESTS + ',status=~"5.."')
 ALL_REQUESTS = rate("pointsman_http_requests_total", REQUESTS)
 PROMPT, CACHED = "pointsman_prompt_tokens_total", "pointsman_cached_tokens_total"
+LADDER, LADDER_PROMPT = "pointsman_hit_rate_ladder_tokens_total", "pointsman_hit_rate_ladder_prompt_tokens_total"
 
 OVERVIEW = Board(
     "pointsman-overview",
@@ -301,6 +302,12 @@ CACHE = Board(
                     [(rate("pointsman_cache_predictions_total", by="outcome"), "{{outcome}}")],
                     "reqps",
                     "stacked",
+                ),
+                Panel(
+                    "Hit-rate ladder",
+                    "From what an unbounded cache could give to what was delivered. `pointsman hit-rate` says why the gaps are there.",
+                    [(f"{rate(LADDER, by='rung')} / on () group_left () ({rate(LADDER_PROMPT)} > 0)", "{{rung}}")],
+                    "percentunit",
                 ),
             ],
         ),

@@ -94,6 +94,17 @@ def test_usage_is_what_the_engines_served_from_all_three_places(log: Kept) -> No
     assert [report["rows"] for report in reports[1:]] == [reports[0]["rows"]] * 2
 
 
+def test_the_hit_rate_ladder_is_the_same_from_all_three_places_and_ends_with_what_was_served(log: Kept) -> None:
+    ladders = [_json("hit-rate", "--until", str(log.last), *place) for place in log.places]
+
+    pool = ladders[0]["pool"]
+    cached = sum(run["hit_rate"] * run["prompt_tokens"] for run in log.served)
+    assert pool["requests"] == sum(run["completed"] for run in log.served)
+    assert pool["prompt_tokens"] == sum(run["prompt_tokens"] for run in log.served)
+    assert pool["tokens"]["delivered"] == pytest.approx(cached, abs=1)
+    assert [(ladder["pool"], ladder["tenants"]) for ladder in ladders[1:]] == [(pool, ladders[0]["tenants"])] * 2
+
+
 def test_what_a_running_fleet_has_on_disk_and_in_its_processes_is_its_owners_alone(log: Kept) -> None:
     data = Path(log.places[0][1])
     fleet, secret = find_fleet(data=data), (data / "secret").read_text().strip()

@@ -61,7 +61,7 @@ REFUSALS: dict[str, Command] = {
 }
 COMMANDS: dict[str, list[str]] = {
     "fleet": [], "drain": ["engine-1"], "scale": [], "tenants": ["show"], "keys": ["list"], "tap": ["--since", "1", "--until", "now"],
-    "replay": [], "state": [], "doctor": [], "usage": [],
+    "replay": [], "state": [], "doctor": [], "usage": [], "hit-rate": [],
 }  # fmt: skip
 
 

@@ -76,7 +76,7 @@ def verdict(tally: Tally) -> Verdict:
         return Verdict(
             cause=Loss.UNKNOWN, sentence="no finished request tells how much of its prompt was cached", gaps=[]
         )
-    gaps = _gaps(tally)
+    gaps = gaps_of(tally)
     possible, delivered = tally.share(Rung.UNBOUNDED), tally.share(Rung.DELIVERED)
     lost = possible - delivered
     worst = max(gaps, key=lambda gap: gap.share)
@@ -92,7 +92,7 @@ def verdict(tally: Tally) -> Verdict:
     return Verdict(cause=cause, sentence=sentence, gaps=gaps, note=_note(tally))
 
 
-def _gaps(tally: Tally) -> list[Gap]:
+def gaps_of(tally: Tally) -> list[Gap]:
     delivered = tally.share(Rung.DELIVERED)
     above, gaps = tally.share(Rung.UNBOUNDED), []
     for rung in RUNGS[1:]:

@@ -332,7 +332,8 @@ class TenantsView(View, frozen=True, kw_only=True):
 
 
 class RungView(View, frozen=True, kw_only=True):
-    """`share` of prompt tokens that are or could have been cached; `lost`: points against the rung above."""
+    """`share` of prompt tokens that are or could have been cached; `lost`: the gap below the rung above, never below 0;
+    gaps add up to all that was lost."""
 
     rung: str
     title: str
@@ -354,10 +355,13 @@ class LadderGroupView(View, frozen=True, kw_only=True):
 
 
 class LadderView(View, frozen=True, kw_only=True):
+    """`cause`: of the largest loss; `nothing` if all together is little."""
+
     pool: LadderGroupView | None
     tenants: list[LadderGroupView]
     hours: list[LadderGroupView]
     verdict: str = ""
+    cause: str = ""
     note: str = ""
 
 

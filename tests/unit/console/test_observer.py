@@ -1,6 +1,7 @@
 """What the console knows of a log, against a slow count of the same log and a plain fold of it."""
 
 from collections import Counter
+from random import Random
 
 import pytest
 
@@ -40,7 +41,11 @@ SEEDS = [1, 2, 3]
 def recorded(seed: int) -> list[LogEntry]:
     fleet = RecordedFleet(policy_set(prefill_window_tokens=900), seed=seed, failing=True, limited=True).live(250)
     fleet.take_over()
-    return fleet.live(250).write_all().entries
+    entries = list(fleet.live(250).write_all().entries)
+    decisions = [entry for entry in entries if entry.event is not None and entry.event.stamp is not None]
+    for repeated in Random(seed).sample(decisions, 40):  # of the deposed leader, and of this one a second time
+        entries.append(LogEntry(len(entries) + 1, repeated.subject, repeated.payload, repeated.event))
+    return entries
 
 
 def observed(entries: list[LogEntry]) -> Observer:

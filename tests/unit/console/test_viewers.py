@@ -115,6 +115,18 @@ async def test_a_viewer_that_does_not_keep_up_is_let_go_and_the_others_stay(stag
         await anext(slow)
 
 
+async def test_closing_ends_every_stream(stage: Stage) -> None:
+    streams = [stage.viewers.stream("/"), stage.viewers.stream("/tenants")]
+    for stream in streams:
+        await anext(stream)
+
+    stage.viewers.close()
+
+    for stream in streams:
+        with pytest.raises(StopAsyncIteration):
+            await asyncio.wait_for(anext(stream), 5)
+
+
 async def test_viewers_and_pages_are_bounded(stage: Stage) -> None:
     streams = [stage.viewers.stream("/") for _ in range(VIEWERS_MAX)]
     for stream in streams:

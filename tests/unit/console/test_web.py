@@ -12,14 +12,17 @@ import aiohttp
 import jsonschema  # type: ignore[import-untyped]
 import pytest
 import pytest_asyncio
+from click.testing import CliRunner
 
 from pointsman.adapters.clocks import ScaledClock
 from pointsman.policies.policy_set import policy_set
 from pointsman.runtime.health import HealthBoard, HttpServer
 from pointsman.runtime.http_protocol import HttpLimits
 from pointsman_cli.console.jobs.jobs import Jobs
+from pointsman_cli.console.jobs.simulations import run_of
 from pointsman_cli.console.log.recorded import RecordedLog
 from pointsman_cli.console.page_views import PageViews
+from pointsman_cli.console.views import WhatIfChange
 from pointsman_cli.console.web.actions import Actions
 from pointsman_cli.console.web.api import READS
 from pointsman_cli.console.web.security import BODY_BYTES_MAX, COOKIE, HEADERS, Guard
@@ -27,7 +30,9 @@ from pointsman_cli.console.web.site import PAGES, Site
 from pointsman_cli.console.web.viewers import Viewers
 from pointsman_cli.history.bundle import BundleHistory, write_bundle
 from pointsman_cli.history.entries import Header
+from pointsman_cli.history.sources import open_history
 from pointsman_cli.history.time_options import Moment
+from pointsman_cli.main import main
 from tests.support.recorded_log import RecordedFleet
 
 TOKEN = "an-admin-token-of-a-test"
@@ -62,21 +67,26 @@ class Served:
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    entries = RecordedFleet(policy_set(), seed=7).live(300).write_all().entries
+    entries = RecordedFleet(policy_set(), seed=7).live(900).write_all().entries
     file = tmp_path_factory.mktemp("console") / "log.pmlog"
     write_bundle(file, Header(pool="default", last=entries[-1].sequence), entries)
     return file
 
 
+@pytest.fixture(scope="module")
+def source(bundle: Path) -> RecordedLog:
+    source = RecordedLog(BundleHistory(bundle), board=HealthBoard(pool="default"), until=Moment())
+    asyncio.run(source.run())
+    return source
+
+
 @pytest_asyncio.fixture
-async def served(bundle: Path) -> AsyncIterator[Served]:
-    board, clock = HealthBoard(pool="default"), ScaledClock()
-    source = RecordedLog(BundleHistory(bundle), board=board, until=Moment())
-    await source.run()
+async def served(bundle: Path, source: RecordedLog) -> AsyncIterator[Served]:
+    clock = ScaledClock()
     jobs = Jobs(str(bundle), None, recorded=True, wall=lambda: float(clock.wall()))
     console = PageViews(source, Actions(None), jobs)
     guard = Guard(lambda: float(clock.wall()), admin_token=TOKEN)
-    site = Site(console, guard, board, lambda parts: Viewers(parts, clock))
+    site = Site(console, guard, source.board, lambda parts: Viewers(parts, clock))
     listener = socket.create_server(("127.0.0.1", 0))
     server = HttpServer(site.app(), host="", port=0, listener=listener, limits=HttpLimits(), shutdown_seconds=0.1)
     serving = asyncio.ensure_future(server.serve())
@@ -265,3 +275,48 @@ async def test_a_story_is_worked_out_beside(served: Served) -> None:
     assert answer["state"] == "done", answer["problem"]
     assert answer["story"]["request"] == newest
     assert answer["story"]["verdict"]
+
+
+def children() -> set[str]:
+    """Processes that this one has started and that still run."""
+    return {pid for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()}
+
+
+async def test_one_run_at_a_time_is_simulated_and_a_cancelled_one_leaves_no_process(served: Served) -> None:
+    cookie, csrf = await served.visit()
+    before = children()
+
+    status, headers, _ = await served.post("/what-if", {"csrf": csrf, "policy": "round_robin"}, Cookie=cookie)
+    assert (status, headers["Location"]) == (303, "/what-if/1")
+    second = await served.post("/what-if", {"csrf": csrf, "instances": "5"}, Cookie=cookie)
+    assert second[0] == 400
+    assert json.loads((await served.get("/api/what-if/1"))[2])["state"] == "running"
+    assert children() > before
+
+    await served.post("/what-if/1/cancel", {"csrf": csrf}, Cookie=cookie)
+    async with asyncio.timeout(10):
+        while served.console.jobs.busy:  # noqa: ASYNC110 - a run has no event for its end
+            await asyncio.sleep(0.01)
+
+    assert json.loads((await served.get("/api/what-if/1"))[2])["state"] == "cancelled"
+    assert children() == before
+
+
+def test_a_run_has_the_figures_of_the_command(bundle: Path) -> None:
+    change = WhatIfChange(policy="round_robin", instances=4)
+    steps: list[str] = []
+    with open_history(str(bundle)) as history:
+        run = run_of(history, change, steps.append)
+    command = CliRunner().invoke(
+        main, ["what-if", "--from", str(bundle), "--policy", "round_robin", "--instances", "4", "--json"]
+    )
+    told = json.loads(command.stdout)
+
+    shown = {row.name: row for row in run.rows}
+
+    assert run.requests == told["requests"]
+    assert run.fidelity == told["fidelity"]
+    assert shown["TTFT P90"].changed == f"{told['changed']['report']['ttft']['p90_s']:.2f} s"
+    assert shown["hit rate"].again == f"{told['resimulated']['report']['hit_rate']:.1%}"
+    assert steps[0] == "reading the record"
+    assert any("run 3 of 3" in step for step in steps)

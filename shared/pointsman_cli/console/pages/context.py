@@ -7,7 +7,7 @@ from urllib.parse import quote, urlencode
 from markupsafe import Markup
 
 from pointsman.analysis.ladder_figures import RUNGS
-from pointsman.analysis.ladder_verdict import LITTLE
+from pointsman.analysis.ladder_verdict import LITTLE, Loss
 from pointsman_cli.console.pages import charts, health, shadow_page
 from pointsman_cli.console.pages.cells import Level, plural
 from pointsman_cli.console.pages.health import Verdict
@@ -163,13 +163,11 @@ def _hit_rate(view: LadderView) -> Values:
     sentence = view.verdict
     if not sentence and rungs and rungs[-1].share is not None and rungs[0].share is not None:
         sentence = f"{rungs[-1].share:.1%} of prompt tokens were cached, of {rungs[0].share:.1%} that could have been."
-    level: Level = "ok" if most < health.HIT_GAP_WARNING else "warning"
+    little = view.cause == Loss.NOTHING
+    level: Level = "warning" if most >= health.HIT_GAP_WARNING else "ok" if little else "note"
     return {
         "ladder_verdict": Verdict(
-            level if rungs else "note",
-            sentence or "No request has ended yet.",
-            [],
-            "" if level == "warning" or not rungs else "Good",
+            level if rungs else "note", sentence or "No request has ended yet.", [], "Good" if little else ""
         ),
         "ladder_worst": place if most >= LITTLE else -1,
         "headings": dict(zip(map(str, RUNGS), HEADINGS, strict=True)),
