@@ -86,6 +86,24 @@ async def test_a_conversation_hits_its_own_prefix_and_the_events_tell_what_the_e
         assert last.events == [{"type": "AllBlocksCleared"}]
 
 
+async def test_an_engine_told_to_forget_computes_again_and_no_event_says_that_its_cache_is_empty(
+    http: aiohttp.ClientSession,
+) -> None:
+    body = {"prompt": list(range(400, 912)), "max_tokens": 2}
+    async with running_engine() as engine, EventReader(engine) as reader:
+        cached = []
+        for faults in ([], [], ["forget"], []):
+            for kind in faults:
+                assert (await post(http, f"{engine.url}/sim/misbehave", {"kind": kind}))[0] == 200
+            _, answer = await post(http, f"{engine.url}/v1/completions", body)
+            cached.append(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
+        events = [event for batch in await reader.replay() for event in batch.events]
+
+    assert {event["type"] for event in events} == {"BlockStored"}
+    assert cached[0] == cached[2] == 0
+    assert cached[1] == cached[3] > 400
+
+
 async def test_completions_take_text_and_token_ids_and_count_what_they_cost(http: aiohttp.ClientSession) -> None:
     async with running_engine(model="tiny", api_key="key") as engine:
         url, key = f"{engine.url}/v1/completions", {"authorization": "Bearer key"}

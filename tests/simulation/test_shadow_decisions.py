@@ -8,7 +8,8 @@ import msgspec
 import pytest
 
 from pointsman.analysis.shadow import Shadow, shadow_choice
-from pointsman.analysis.shadow_decisions import DecisionShadows, ShadowDecision
+from pointsman.analysis.shadow_decisions import DecisionShadows
+from pointsman.analysis.shadow_figures import ShadowDecision
 from pointsman.contracts.commands import RouteRequest
 from pointsman.contracts.decisions import LeaderElected, RequestPlaced, RequestRejected
 from pointsman.contracts.requests import RequestArrived

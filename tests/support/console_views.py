@@ -7,13 +7,22 @@ import msgspec
 
 from pointsman.analysis.comparison import Regret
 from pointsman.analysis.shadow import ShadowReport, ShadowSummary
-from pointsman.analysis.shadow_decisions import DecisionFigures, ShadowDecision
+from pointsman.analysis.shadow_figures import DecisionFigures, ShadowDecision
 from pointsman.analysis.shadow_windows import ShadowFigures, WindowFigures, WindowResult
 from pointsman.primitives import InstanceId, RequestId, Tenant
-from pointsman_cli.console.views import (
+from pointsman_cli.console.jobs.views import (
     DoctorView,
     EventView,
     FindingView,
+    PhaseView,
+    RequestPageView,
+    StoryView,
+    WhatIfChange,
+    WhatIfRow,
+    WhatIfRun,
+    WhatIfView,
+)
+from pointsman_cli.console.views import (
     FleetEventView,
     FleetTotals,
     FleetView,
@@ -24,9 +33,7 @@ from pointsman_cli.console.views import (
     Lateness,
     MomentView,
     MoveView,
-    PhaseView,
     ProblemView,
-    RequestPageView,
     RequestsView,
     RequestView,
     RungView,
@@ -34,13 +41,8 @@ from pointsman_cli.console.views import (
     ShadowsView,
     SizeView,
     StatusView,
-    StoryView,
     TenantsView,
     TenantView,
-    WhatIfChange,
-    WhatIfRow,
-    WhatIfRun,
-    WhatIfView,
 )
 
 AT = 1_795_400_000.0

@@ -38,6 +38,8 @@ SLICE_TOKENS = 8_192
 SLICE_PROMPTS = 8
 """Hashed and looked up without a break."""
 END_WALL_SECONDS: WallSeconds = WallSeconds(1.0)
+PIECE_SECONDS = 0.0005
+"""CPU seconds after which others go first."""
 EXTENT_WALL_SECONDS_MAX = 0.25
 ANSWERED = "answered"
 
@@ -68,6 +70,7 @@ class Work:
         self._clock = clock
         self._cpu = cpu
         self.seconds = 0.0
+        self._paused_at = 0.0
 
     @contextmanager
     def timed(self) -> Iterator[None]:
@@ -78,8 +81,10 @@ class Work:
             self.seconds += self._cpu() - began
 
     async def pause(self) -> None:
-        """Lets decisions go first."""
-        await self._clock.sleep_wall(WallSeconds(0.0))
+        """Lets decisions go first, once a piece of work is done."""
+        if self.seconds - self._paused_at >= PIECE_SECONDS:
+            self._paused_at = self.seconds
+            await self._clock.sleep_wall(WallSeconds(0.0))
 
 
 class OverlapService:
@@ -121,7 +126,7 @@ class OverlapService:
 
     async def answer(self, payload: bytes, reply: Reply) -> None:
         work = Work(self._clock, self._cpu)
-        await work.pause()  # others that wait here would be answered without a break
+        await self._clock.sleep_wall(WallSeconds(0.0))  # others that wait here would be answered without a break
         answer = self._refusal(payload) or await self._decoded_and_answered(payload, work)
         with work.timed():
             encoded = encode(answer)

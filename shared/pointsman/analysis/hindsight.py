@@ -16,7 +16,7 @@ from pointsman.state.state import State
 LEVELS_MAX = 4
 """Different depths at which engines hold a prompt; holders of less than the fourth are not followed."""
 WATCHED_MAX = 20_000
-"""Placements that late events may still change."""
+"""Placements that late events may still change, and prompts that wait for events, whatever times a log has."""
 
 
 @dataclass(slots=True, eq=False)
@@ -69,12 +69,12 @@ class Hindsight:
 
     def apply(self, event: CacheEvent, changed: list[BlockKey], state: State) -> None:
         """`changed`: blocks stored or removed, if the event has only these. Call after State has applied the event."""
+        instance = state.current(event.instance, event.epoch)
+        if instance is None or instance.sequence != event.sequence:
+            return  # it had no effect
         since = self._true_since(event, state)
         if not self._holdings or since >= self._holdings[-1].at:
             return
-        instance = state.current(event.instance, event.epoch)
-        if instance is None or instance.sequence != event.sequence:
-            return  # a repeat
         if isinstance(event, BlocksStored | BlocksRemoved):
             watching = self._watching
             if watching.keys().isdisjoint(changed):
@@ -198,8 +198,9 @@ class PromptsInFlight:
                 self._settle(computed)
 
     def expire(self, now: EngineSeconds) -> None:
-        while self._computed and (self._computed[0].deadline <= now or not self._computed[0].keys):
-            self._settle(self._computed.popleft())
+        waiting = self._computed
+        while waiting and (waiting[0].deadline <= now or not waiting[0].keys or len(waiting) > WATCHED_MAX):
+            self._settle(waiting.popleft())
 
     def _settle(self, computed: _Computed) -> None:
         if computed.keys:

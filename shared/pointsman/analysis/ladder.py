@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pointsman.adapters.clocks import wall_time_of
-from pointsman.analysis.hindsight import Hindsight, Holding, PromptsInFlight
+from pointsman.analysis.hindsight import WATCHED_MAX, Hindsight, Holding, PromptsInFlight
 from pointsman.analysis.ladder_figures import LadderFigures
 from pointsman.analysis.recent_blocks import RecentBlocks, SeenBlocks
 from pointsman.contracts.block_keys import unpack_keys
@@ -223,7 +223,7 @@ class HitRateLadder:
         self._fleet_cache.use(keys)
 
     def _settle(self, before: EngineSeconds, state: State) -> None:
-        while self._due and self._due[0].at < before:
+        while self._due and (self._due[0].at < before or len(self._due) > WATCHED_MAX):
             placed = self._due.popleft()
             placed.settled = True
             if placed.end is not None and self._open.get(placed.request) is placed:
@@ -235,8 +235,8 @@ class HitRateLadder:
         _correct_by_delivery(placed, end, state)
         if placed.sequence < self.counts_from:
             return
-        prompt = end.prompt_tokens if end.prompt_tokens > 0 else placed.prompt_tokens
-        tokens = [min(prompt, of_rung) for of_rung in _rungs(placed, end.cached_tokens)]
+        prompt = max(0, end.prompt_tokens if end.prompt_tokens > 0 else placed.prompt_tokens)
+        tokens = [max(0, min(prompt, of_rung)) for of_rung in _rungs(placed, end.cached_tokens)]
         for tally in self.figures.tallies(wall_time_of(placed.at, self._settings.speed), placed.tenant):
             if end.cached_tokens < 0:
                 tally.untold += 1

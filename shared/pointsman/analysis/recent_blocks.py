@@ -92,9 +92,9 @@ class RecentBlocks:
             stay = max(0, len(held) - excess)
             use.extend(held[:stay])
             for key in held[stay:]:
-                del used_in[key]
+                used_in.pop(key, None)  # a forged prompt may have a block twice
             self._listed -= len(last) - stay
-            excess -= len(held) - stay
+            excess = len(used_in) - self._blocks_max
 
     def _tidy(self, budget: int) -> None:
         """Drop what was used again from the lists of some earlier uses, in turn."""

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import msgspec
 
-from pointsman.analysis.shadow_decisions import DecisionFigures, DecisionShadows, ShadowDecision
+from pointsman.analysis.shadow_decisions import DecisionShadows
+from pointsman.analysis.shadow_figures import DecisionFigures, ShadowDecision
 from pointsman.analysis.shadow_windows import WAITING_MAX, ShadowWindows, WindowResult
 from pointsman.analysis.what_if import Change, Policies
 from pointsman.contracts.decisions import Settings

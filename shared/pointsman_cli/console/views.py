@@ -2,7 +2,7 @@
 and empty text mean unknown. Numbers are rounded, so that a value that is shown alike is equal and is not sent again. Names
 of requests, tenants, engines and reasons come from the log: nobody vouches for their content."""
 
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
@@ -147,94 +147,6 @@ class RequestsView(View, frozen=True, kw_only=True):
     instances: list[str]
 
 
-class PhaseView(View, frozen=True, kw_only=True):
-    """`kind`: way, queue, engine, decoding, gone. `share`: of the whole."""
-
-    kind: str
-    name: str
-    instance: str
-    since_seconds: float
-    seconds: float
-    since_share: float
-    share: float
-
-
-class EventView(View, frozen=True, kw_only=True):
-    sequence: int
-    at: float
-    after_seconds: float
-    kind: str
-    text: str
-    without_effect: bool
-
-
-class StoryView(View, frozen=True, kw_only=True):
-    """What `pointsman explain` knows of one request. `cause`: a code of `explain.causes.Cause`. `verdict`: one sentence.
-    `reasons`: three to seven sentences; `details`: the rest. `decisions`, `grants`, `arrival` and `refused_moves` are the
-    objects of `pointsman explain --json`."""
-
-    request: str
-    origin: str
-    note: str
-    """What the log has lost of it."""
-    arrived_at: float
-    headline: str
-    cause: str
-    verdict: str
-    reasons: list[str]
-    details: list[str]
-    ttft: float | None
-    slo_ttft: float | None
-    late: bool
-    tenant: str
-    instance: str
-    prompt_tokens: int
-    cached_tokens: int
-    predicted_cached_tokens: int
-    predicted_ttft: float | None
-    phases: list[PhaseView]
-    arrival: dict[str, Any] | None
-    decisions: list[dict[str, Any]]
-    grants: list[dict[str, Any]]
-    failed_attempts: list[dict[str, Any]]
-    refused_moves: list[dict[str, Any]]
-    events: list[EventView]
-
-
-class RequestPageView(View, frozen=True, kw_only=True):
-    """`row`: what the console itself knows, at once. `story`: once it was worked out (`state` done)."""
-
-    request: str
-    row: RequestView | None
-    state: RunState
-    story: StoryView | None
-    problem: str = ""
-
-
-class FindingView(View, frozen=True, kw_only=True):
-    severity: str
-    area: str
-    what: str
-    evidence: list[str]
-    advice: str
-
-
-class DoctorView(View, frozen=True, kw_only=True):
-    """The last examination of the log. `state` running: a newer one is under way."""
-
-    state: RunState
-    at: float
-    """When it ended; 0: never."""
-    took_seconds: float
-    entries: int
-    first_at: float
-    last_at: float
-    verdict: str
-    summary: list[str]
-    findings: list[FindingView]
-    problem: str = ""
-
-
 class ScaleView(View, frozen=True, kw_only=True):
     """A decision about the pool's size. `applied_at` 0: not yet."""
 
@@ -371,56 +283,6 @@ class ShadowsView(View, frozen=True, kw_only=True):
     policy: str
     summary: ShadowSummary | None = None
     """None: no other policy decides along."""
-
-
-class WhatIfChange(View, frozen=True, kw_only=True):
-    """What a run changes; empty: as recorded."""
-
-    policy: str = ""
-    settings: list[str] = []
-    """As in `--set`: routing.NAME=VALUE."""
-    order: str = ""
-    admission: str = ""
-    instances: int | None = None
-    since: str = ""
-    until: str = ""
-
-
-class WhatIfRow(View, frozen=True, kw_only=True):
-    """One figure: as recorded, simulated again, changed. `better` None: neither, or the same."""
-
-    name: str
-    recorded: str
-    again: str
-    changed: str
-    change: str
-    better: bool | None
-
-
-class WhatIfRun(View, frozen=True, kw_only=True):
-    id: int
-    state: RunState
-    change: WhatIfChange
-    text: str
-    """The change in words."""
-    started_at: float
-    took_seconds: float
-    progress: str
-    rows: list[WhatIfRow] = []
-    faithful: bool | None = None
-    fidelity: str = ""
-    problem: str = ""
-    requests: int = 0
-
-
-class WhatIfView(View, frozen=True, kw_only=True):
-    """Newest first. The choices are those of `pointsman what-if`."""
-
-    runs: list[WhatIfRun]
-    policies: list[str]
-    orders: list[str]
-    admissions: list[str]
-    busy: bool
 
 
 class ProblemView(View, frozen=True, kw_only=True):

@@ -3,6 +3,7 @@ them when they were placed and from what their engines then did. Of long logs a 
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain, islice
 from statistics import median
 
 from typing_extensions import override
@@ -19,20 +20,24 @@ from pointsman_cli.doctor.findings import Finding, Severity
 from pointsman_cli.doctor.missed_hits import MissedHits
 from pointsman_cli.doctor.samples import Sample
 from pointsman_cli.explain.causes import Cause
-from pointsman_cli.explain.wait import SLOW_FACTOR_MIN
+from pointsman_cli.explain.wait import SLOW_FACTOR_MIN, USUAL_MAX
 
 LATE_MIN = 5
 """Fewer late requests are left to `explain`."""
 LATE_SHARE_MIN = 0.02
 IN_FLIGHT_MAX = 20_000
 AHEAD_MAX = 256
+LOOKED_AT_MAX = 64
+"""Engines that the policy did not weigh, asked for a shorter queue."""
+NOTICED_SHARE = 0.1
+"""Of the SLO: a shorter queue is no reason to look for another engine."""
 HALF = 0.5
 LESS_BUSY_SHARE_MAX = 0.25
 SHOWN_MAX = 5
 
 SENTENCES = {
     Cause.LONG_PROMPT: ("their own prompt takes longer than their objective", "Give them a longer objective (x-slo-ttft-ms), or shorten or split the prompts. More engines do not help; faster ones do (tensor parallelism, a smaller model)."),
-    Cause.LONG_PROMPT_AHEAD: ("a long prompt was ahead of them", "Keep long prompts from short ones: another order (--order shortest_prefill), lower priority for the tenant that sends them, or a pool of their own; chunked prefill in the engine lets short ones pass."),
+    Cause.LONG_PROMPT_AHEAD: ("a long prompt was ahead of them", "A prompt that an engine computes is not overtaken: give long prompts a pool of their own, or the pool one engine more (`pointsman what-if --instances N` says how many would do)."),
     Cause.HOT_PREFIX: ("they queued for the engine that holds a hot prefix", "`pointsman what-if --policy pointsman` (or dualmap) shows whether spreading the prefix helps."),
     Cause.OVERLOAD: ("every engine had a queue (overload)", "`pointsman what-if --instances N` says how many engines would do."),
     Cause.BUSY_INSTANCE: ("they queued at one engine while another was nearly idle", "`pointsman what-if --policy pointsman` (or dualmap) shows what a policy that balances would make of it."),
@@ -107,13 +112,14 @@ class Lateness(Examiner):
     ) -> _Queued:
         queue = state.workload.queues.get(instance, EMPTY_QUEUE)
         seconds, _ = queue.work_ahead(now, request.priority)
-        ahead = [other for other in (*queue.prefill.values(), *queue.pending.values()) if other.id != request.id]
+        waiting = islice(chain(queue.prefill.values(), queue.pending.values()), AHEAD_MAX)
+        ahead = [other for other in waiting if other.id != request.id]
         longest = max(ahead, key=lambda other: other.prefill_seconds, default=None)
         place = min(self._level, len(request.keys)) - 1
         key = request.keys[place] if request.keys else None
         ready = len(state.fleet.ready)
         return _Queued(
-            ahead=tuple(other.id for other in ahead[:AHEAD_MAX]),
+            ahead=tuple(other.id for other in ahead),
             seconds=seconds,
             longest=longest.prefill_seconds if longest is not None else 0.0,
             longest_tokens=longest.uncached_tokens if longest is not None else 0,
@@ -140,7 +146,7 @@ class Lateness(Examiner):
                 cause=None,
                 spent=event.ttft - before,
                 own=request.prefill_seconds,
-                usual=max(1.0, median(others)) if others else 1.0,
+                usual=min(USUAL_MAX, max(1.0, median(others))) if others else 1.0,
                 queued=self._queued.get(request.id),
                 objective=request.slo_ttft,
             )
@@ -156,7 +162,9 @@ class Lateness(Examiner):
         elif request is not None and event.candidates:
             best = min(event.candidates, key=lambda candidate: candidate.predicted_ttft)
             queued = self._ahead(state, best.instance, request, event.candidates, event.at)
-            self._late.add(_Late(event.request, _cause_ahead(queued, request.slo_ttft)))
+            slow = state.latency.correction(best.instance) > SLOW_FACTOR_MIN * USUAL_MAX
+            cause = Cause.SLOW_ENGINE if slow else _cause_ahead(queued, request.slo_ttft)
+            self._late.add(_Late(event.request, cause))
 
     @override
     def findings(self, state: State) -> Iterator[Finding]:
@@ -211,15 +219,17 @@ def _less_busy_elsewhere(
     state: State, instance: InstanceId, candidates: Sequence[Candidate], now: EngineSeconds, request: Request
 ) -> bool:
     """Whether an engine that could serve it had a much shorter queue, and would have met its objective."""
-    queues = {
-        name: state.latency.expected_seconds(name, *state.workload.queues.get(name, EMPTY_QUEUE).work_ahead(now))
-        for name in state.fleet.ready_for(request, ())
-    }
-    here = queues.get(instance, 0.0)
-    predicted = {candidate.instance: candidate.predicted_ttft for candidate in candidates}
-    budget = request.deadline - now
-    return any(
-        seconds <= LESS_BUSY_SHARE_MAX * here and predicted.get(name, seconds) <= budget
-        for name, seconds in queues.items()
-        if name != instance
-    )
+    here = _queue_seconds(state, instance, now)
+    if here <= NOTICED_SHARE * request.slo_ttft:
+        return False
+    budget, short = request.deadline - now, LESS_BUSY_SHARE_MAX * here
+    if any(c.queue_seconds <= short and c.predicted_ttft <= budget for c in candidates if c.instance != instance):
+        return True
+    weighed = {candidate.instance for candidate in candidates}
+    others = [name for name in state.fleet.ready_for(request, ()) if name not in weighed and name != instance]
+    return any(_queue_seconds(state, name, now) <= min(short, budget) for name in others[:LOOKED_AT_MAX])
+
+
+def _queue_seconds(state: State, name: InstanceId, now: EngineSeconds) -> EngineSeconds:
+    queue = state.workload.queues.get(name, EMPTY_QUEUE)
+    return state.latency.expected_seconds(name, *queue.work_ahead(now))

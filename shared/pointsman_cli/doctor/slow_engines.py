@@ -21,6 +21,8 @@ from pointsman_cli.explain.causes import Cause
 from pointsman_cli.terminal import wall_time
 
 PREFILLS_MIN = 20
+COMPARED_MIN = 5
+"""Prefills of an engine that others are compared with."""
 SLOW_FACTOR = 1.5
 """Prefill time over that of the other instances."""
 SLOW_SERIOUS_FACTOR = 2.5
@@ -31,6 +33,8 @@ STALL_SHARE_OF_OBJECTIVE = 0.1
 """A stalled prefill exceeds the cost model by STALL_FACTOR, and by this share of the SLO."""
 STALLS_MIN = 3
 """In one stretch. Few, since policies avoid a slow engine; others may end between them."""
+STRETCH_SHARE_OF_OBJECTIVE = 0.5
+"""Least time that its stalled prefills take together; those side by side count once."""
 STRETCH_GAP_WALL_SECONDS = 30.0
 STALLS_MAX = 4096
 STRETCHES_SHOWN = 5
@@ -104,10 +108,12 @@ class SlowEngines(Examiner):
         paces = {
             name: median(map(self._pace, engine.prefills.values))
             for name, engine in sorted(self._engines.items())
-            if engine.prefills.seen >= PREFILLS_MIN
+            if engine.prefills.seen >= COMPARED_MIN
         }
         slow: set[InstanceId] = set()
         for name, pace in paces.items():
+            if self._engines[name].prefills.seen < PREFILLS_MIN:
+                continue
             others = [value for other, value in paces.items() if other != name]
             usual = max(1.0, median(others)) if others else 1.0
             if pace >= SLOW_FACTOR * usual and self._is_noticed(self._engines[name].prefills.values, usual):
@@ -157,7 +163,7 @@ class SlowEngines(Examiner):
                 found[-1].append(stall)
             else:
                 found.append([stall])
-        enough = [stalls for stalls in found if len(stalls) >= STALLS_MIN]
+        enough = [stalls for stalls in found if len(stalls) >= STALLS_MIN and _is_long(stalls)]
         return sorted(enough, key=lambda stalls: -max(stall.took for stall in stalls))
 
     def _worst(self, stalls: list[_Prefill]) -> str:
@@ -175,3 +181,11 @@ class SlowEngines(Examiner):
 def _stalls(prefill: _Prefill, work: EngineSeconds) -> bool:
     extra = prefill.took - work
     return prefill.took >= STALL_FACTOR * work and extra > STALL_SHARE_OF_OBJECTIVE * prefill.objective
+
+
+def _is_long(stalls: list[_Prefill]) -> bool:
+    together, until = 0.0, float("-inf")
+    for stall in stalls:
+        together += max(0.0, stall.at - max(until, stall.at - stall.took))
+        until = max(until, stall.at)
+    return together > STRETCH_SHARE_OF_OBJECTIVE * max(stall.objective for stall in stalls)

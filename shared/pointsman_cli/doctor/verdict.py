@@ -2,6 +2,7 @@
 
 from pointsman_cli.doctor.examination import Diagnosis
 from pointsman_cli.doctor.findings import Finding, Severity, number
+from pointsman_cli.explain.causes import Cause
 
 ROOTS_FIRST = ("log", "clocks", "fleet", "caches", "engines")
 """Areas whose findings explain those of others of the same severity."""
@@ -28,7 +29,9 @@ def verdict(diagnosis: Diagnosis) -> str:
     )
 
 
-def _rank(finding: Finding) -> tuple[bool, bool, int]:
-    """Of the same severity, what explains lateness comes first, then what explains other findings."""
+def _rank(finding: Finding) -> tuple[bool, bool, bool, int]:
+    """An emptied cache makes its engine look slow, so it comes first. Else by severity; of the same one, what explains
+    lateness, then what explains other findings."""
     place = ROOTS_FIRST.index(finding.area) if finding.area in ROOTS_FIRST else len(ROOTS_FIRST)
-    return finding.severity is not Severity.SERIOUS, finding.cause is None, place
+    stale = finding.cause is Cause.STALE_INDEX
+    return not stale, finding.severity is not Severity.SERIOUS, finding.cause is None, place

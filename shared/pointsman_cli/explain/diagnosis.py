@@ -28,7 +28,7 @@ def verdict(timeline: RequestTimeline) -> Verdict:
         case RequestRejected():
             return _of_rejected(timeline)
         case RequestFailed():
-            return _of_failed(timeline)
+            return _of_failed(timeline, wait)
         case RequestCancelled():
             return _of_cancelled(timeline, wait)
         case None:
@@ -99,6 +99,8 @@ def _of_answered(timeline: RequestTimeline, wait: Wait) -> Verdict:
         return Verdict(Cause.UNKNOWN, f"slow, and the log does not say why: first token after {seconds(ttft)}")
     if late or objective is None:
         return Verdict(top.cause, f"slow because {top.because}")
+    if seconds(top.seconds) in top.because:
+        return Verdict(top.cause, f"in time after {seconds(ttft)}, although {top.because}")
     return Verdict(top.cause, f"in time, but {seconds(top.seconds)} of {seconds(ttft)} because {top.because}")
 
 
@@ -114,7 +116,7 @@ REFUSALS = {
     RejectReason.NO_INSTANCE: Cause.NO_INSTANCE,
     RejectReason.SLO_TPOT: Cause.SLOW_DECODE,
 }
-LOADED = (RejectReason.SLO_TTFT, RejectReason.HELD_BACK, RejectReason.QUEUE_FULL)
+LOADED = (RejectReason.SLO_TTFT, RejectReason.HELD_BACK)
 
 
 def _of_rejected(timeline: RequestTimeline) -> Verdict:
@@ -123,22 +125,28 @@ def _of_rejected(timeline: RequestTimeline) -> Verdict:
     decision = next((d for d in reversed(timeline.decisions) if d.kind == "rejected"), None)
     if end.reason in TENANT_LIMITS:
         return Verdict(Cause.LIMIT, f"rejected because it was beyond its tenant's limit: {end.detail or end.reason}")
+    if end.reason == RejectReason.QUEUE_FULL:
+        return Verdict(Cause.OVERLOAD, f"rejected because the queue was full: {end.detail}")
     if end.reason in LOADED and decision is not None and decision.ahead:
         cause, because = why_ahead(timeline, Wait(), decision)
         best = min(c.predicted_ttft for c in decision.candidates)
         left = f"{seconds(best)} predicted at least, {seconds(max(0.0, decision.budget_seconds))} left"
-        return Verdict(cause, f"rejected because {because} ({left})")
+        kept = "; room is kept for those who got less than their share" if end.reason == RejectReason.HELD_BACK else ""
+        return Verdict(cause, f"rejected because {because} ({left}{kept})")
     cause = (
         REFUSALS.get(RejectReason(end.reason), Cause.REJECTED) if end.reason in set(RejectReason) else Cause.REJECTED
     )
     return Verdict(cause, f"rejected because {end.detail or end.reason}")
 
 
-def _of_failed(timeline: RequestTimeline) -> Verdict:
+def _of_failed(timeline: RequestTimeline, wait: Wait) -> Verdict:
     end = timeline.end
     assert isinstance(end, RequestFailed)
     if not timeline.failed:
-        return Verdict(Cause.FAILED, f"failed: {end.reason} (HTTP {end.status})")
+        top = _top(timeline, wait) if timeline.first_token is None else None
+        why = f"; until then {top.because}" if top is not None else ""
+        after = seconds(end.at - timeline.arrived_at)
+        return Verdict(Cause.FAILED, f"failed after {after}: {end.reason} (HTTP {end.status}){why}")
     last = timeline.failed[-1]
     engines = list(dict.fromkeys(event.instance for event in timeline.failed))
     tried = (

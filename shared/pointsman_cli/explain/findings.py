@@ -10,7 +10,7 @@ from pointsman_cli.explain.alternatives import less_busy, others_ready, while_le
 from pointsman_cli.explain.causes import Cause, Reason
 from pointsman_cli.explain.text import FAILURES, number, seconds, share, were
 from pointsman_cli.explain.values import NOT_KNOWN, DecisionRecord, GrantRecord, RequestTimeline, WeighedCandidate
-from pointsman_cli.explain.wait import SLOW_FACTOR_MIN, Wait, delivered_tokens
+from pointsman_cli.explain.wait import SLOW_FACTOR_MIN, Wait, delivered_tokens, usual_elsewhere
 
 HOT_ARRIVALS_MIN = 24
 HOT_IN_FAIR_SHARES = 1.0
@@ -208,10 +208,9 @@ def _overtaken(timeline: RequestTimeline, wait: Wait, decision: DecisionRecord) 
 def _full(wait: Wait, decision: DecisionRecord) -> Iterator[Reason]:
     chosen = _chosen(decision)
     if wait.full > 0 and chosen is not None:
-        places = float(decision.settings.get("running_max", 0))
-        because = (
-            f"the {places:g} places of {decision.instance} were taken, {chosen.decoding} by requests that were decoding"
-        )
+        places = int(float(decision.settings.get("running_max", 0)))
+        taken = f"{number(places, 'place')} of {decision.instance} {were(places)} taken"
+        because = f"the {taken}, {chosen.decoding} by requests that were decoding"
         yield Reason(Cause.ENGINE_FULL, wait.full, f"{because}{share(wait.full, wait.whole)}", because)
 
 
@@ -220,7 +219,7 @@ def _slow(timeline: RequestTimeline, wait: Wait, decision: DecisionRecord) -> It
         return
     grant = timeline.grants[-1] if timeline.grants else None
     spent, name = wait.queue + wait.engine, decision.instance
-    usual = f", {wait.usual:.1f} times is usual for the others" if others_ready(decision) else ""
+    usual = f", {usual_elsewhere(grant):.1f} times is usual for the others" if others_ready(decision) else ""
     alone = _is_alone(timeline, wait)
     who = f"{name} was slow: it" if alone else f"all engines were slow: {name}"
     because = f"{who} took {wait.pace:.1f} times what its cost model says"
@@ -256,7 +255,9 @@ def _or_missed(timeline: RequestTimeline, wait: Wait, decision: DecisionRecord) 
 
 def _is_alone(timeline: RequestTimeline, wait: Wait) -> bool:
     peers = timeline.meanwhile
-    return peers is None or peers.prefills < PEERS_MIN or peers.pace < SLOW_FACTOR_MIN * wait.usual
+    if peers is not None and peers.prefills >= PEERS_MIN:
+        return peers.pace < SLOW_FACTOR_MIN * wait.usual
+    return not timeline.grants or usual_elsewhere(timeline.grants[-1]) < SLOW_FACTOR_MIN * wait.usual
 
 
 def _pace(grant: GrantRecord, wait: Wait) -> Iterator[Reason]:

@@ -12,6 +12,8 @@ from pointsman_cli.explain.values import DecisionRecord, GrantRecord, RequestTim
 
 SLOW_FACTOR_MIN = 1.5
 """Over the pace of the others: below, an engine is as slow as engines are."""
+USUAL_MAX = 2.0
+"""Prefills among those who decode take that long. Beyond, all engines are slow."""
 MISSED_TOKENS_SHARE = 0.1
 
 
@@ -36,7 +38,7 @@ class Wait:
     queue: EngineSeconds = 0.0
     engine: EngineSeconds = 0.0
     usual: float = 1.0
-    """Pace of the other engines, at least 1."""
+    """Pace of the other engines, from 1 to USUAL_MAX."""
     pace: float = 1.0
     """Of this one: seconds over the work that had to be done."""
     work_tokens: Tokens = 0
@@ -100,7 +102,7 @@ def _divide_visit(wait: Wait, timeline: RequestTimeline, decision: DecisionRecor
     work = own + missed + decision.ahead_seconds + ahead_missed + overtaken
     wait.ahead_tokens = decision.ahead_tokens + wait.ahead_missed
     wait.work_tokens = wait.own_tokens + wait.ahead_tokens + (grant.overtaken_tokens if grant else 0)
-    wait.usual = usual_elsewhere(grant)
+    wait.usual = min(USUAL_MAX, usual_elsewhere(grant))
     if not work or not spent:
         return
     wait.pace = spent / work

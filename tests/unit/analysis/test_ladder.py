@@ -2,6 +2,8 @@
 
 from itertools import count
 
+import pytest
+
 from pointsman.analysis.ladder import HINDSIGHT_WALL_SECONDS, HitRateLadder
 from pointsman.analysis.ladder_figures import HOURS_MAX, OTHER, TENANTS_MAX, LadderFigures, Rung, Tally
 from pointsman.contracts.block_keys import pack_keys
@@ -307,3 +309,26 @@ def test_nothing_stays_of_requests_that_ended() -> None:
     assert not ladder._in_flight._prompts
     assert not ladder._in_flight._unconfirmed
     assert isinstance(ladder.figures.total(), Tally)
+
+
+def test_a_log_of_forged_times_names_and_counts_does_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pointsman.analysis.ladder.WATCHED_MAX", 50)
+    monkeypatch.setattr("pointsman.analysis.hindsight.WATCHED_MAX", 50)
+    told = Told()
+    told.places("far", "a", [1, 1, 1, 2], at=1e12, hit=400)
+    told.tell(first_token("far", "nobody", at=1e12))
+    for number in range(200):
+        at = float(number)
+        told.places(f"r{number}", "a", [*PROMPT, *PROMPT, number + 100], at=at)
+        told.tell(first_token(f"r{number}", f"unknown-{number}", at=at), stored(f"unknown-{number}", 1, [7], at=at))
+        told.ends(f"r{number}", f"unknown-{number}", at=at, cached=10**9, prompt=5)
+    ladder = told.ladder
+
+    assert len(ladder._due) <= 51
+    assert len(ladder._hindsight._holdings) <= 51
+    assert len(ladder._in_flight._computed) <= 51
+    assert not ladder._hindsight._told
+    ladder.settle(told.state)
+    assert ladder.figures.ever.tokens[-1] == ladder.figures.ever.prompt_tokens == 200 * 5
+    told.ends("far", "a", at=1e12, cached=-1)
+    told.ends("nobody", "a", at=1e12, cached=5)

@@ -61,3 +61,13 @@ def test_the_unbounded_cache_forgets_at_most_the_older_half(uses: list[list[Bloc
         seen.use(keys)
         used = [key for key in used if key not in keys] + keys
         assert len(seen._newer) + len(seen._older) <= blocks_max + LENGTH
+
+
+@given(st.lists(st.lists(st.integers(1, 12).map(BlockKey), max_size=30), max_size=60), st.integers(1, 10))
+def test_forged_prompts_do_no_harm(uses: list[list[BlockKey]], blocks_max: int) -> None:
+    cache = RecentBlocks(blocks_max)
+    for keys in uses:
+        cache.use(keys)
+        assert len(cache) <= blocks_max
+        assert 0 <= cache.leading(keys) <= len(keys)
+        assert cache._listed == sum(len(use) for use in cache._uses.values())

@@ -135,17 +135,19 @@ def test_a_move_that_came_too_late_and_was_refused_is_in_no_first_line() -> None
 
 
 def test_time_in_the_queue_is_not_called_an_unusual_pace() -> None:
+    """One prefill before it stood still; its own took what it takes."""
     story = RequestStory(
         engines="a", policies=policy_set(routing="round_robin", admission="none", prefill_window_tokens=100)
     )
     for number in range(30):
         story.asks(f"r{number}", 4)
-    for number in range(29):
-        story.answers(f"r{number}", after=0.5)
-    story.answers("r29", after=0.5)
+    story.answers("r0", after=30.0)
+    for number in range(1, 30):
+        story.answers(f"r{number}", after=0.257)
     timeline = about(story, "r29")
     text = " ".join([*reasons(timeline), *details(timeline)])
 
+    assert verdict(timeline).cause == "slow_engine"
     assert "unusual" not in text
 
 

@@ -8,14 +8,17 @@ import re
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 
 from pointsman.contracts.decisions import RequestPlaced, RequestRejected
 from pointsman.contracts.requests import PrefillFinished, RequestFinished
 from pointsman.policies.policy_set import policy_set
+from pointsman.ports import LogEntry
 from pointsman_cli.main import main
 from tests.support.planted_causes import CASES, planted, slowest_of, written
+from tests.support.recorded_log import rewritten
 from tests.support.served_log import ServedLog
 
 
@@ -141,18 +144,42 @@ def test_a_third_rejected_makes_the_exit_code_1(tmp_path: Path) -> None:
 
 
 def test_slow_prefills_with_others_between_them_are_found(tmp_path: Path) -> None:
-    """Every third prompt of engine-2 takes long, so that no three come in a row."""
+    """Every fourth prompt of engine-2 takes long, so that no three come in a row."""
     served = ServedLog(
-        requests=120,
-        gap=0.6,
-        policies=policy_set(routing="round_robin", admission="none"),
-        stumbles={"engine-2": (3, 8.0)},
-    )
-    findings = json.loads(
-        CliRunner().invoke(main, ["doctor", "--from", str(written(served.entries, tmp_path)), "--json"]).stdout
-    )["findings"]
+        requests=90, gap=1.2, families=90, policies=policy_set(routing="round_robin", admission="none"),
+        stumbles={"engine-2": (4, 8.0)},
+    )  # fmt: skip
+    prefills = [
+        e.event.prefill
+        for e in served.entries
+        if isinstance(e.event, PrefillFinished) and e.event.instance == "engine-2"
+    ]
+    slow = "".join("s" if prefill > 3.5 else "." for prefill in prefills)
+    assert "sss" not in slow
+    assert slow.count("s") >= 3
+    bundle = written(served.entries, tmp_path)
+    report = json.loads(CliRunner().invoke(main, ["doctor", "--from", str(bundle), "--json"]).stdout)
 
-    assert any("engine-2" in f["what"] and "slow" in f["what"] for f in findings), findings
+    assert report["verdict"].startswith("slow for a while: engine-2;")
+
+
+def test_calibrating_is_advised_where_the_cost_model_is_wrong_and_not_where_the_waiting_was(tmp_path: Path) -> None:
+    everywhere = dict.fromkeys(("engine-1", "engine-2", "engine-3"), 2.5)
+    log = ServedLog(requests=90, gap=5.0, pace=everywhere, policies=policy_set(admission="none")).entries
+    for placed in [entry for entry in log if isinstance(entry.event, RequestPlaced)]:
+        event = placed.event
+        assert isinstance(event, RequestPlaced)
+        naive = msgspec.structs.replace(event, predicted_ttft=event.prefill_seconds)  # of one that learns nothing
+        log = rewritten(log, placed.sequence, naive)
+    advice = _advice_of_predictions(log, tmp_path)
+
+    assert "pointsman calibrate" in advice
+    assert "pointsman calibrate" not in _advice_of_predictions(planted(CASES["a long prompt ahead"]), tmp_path)
+
+
+def _advice_of_predictions(entries: list[LogEntry], directory: Path) -> str:
+    result = CliRunner().invoke(main, ["doctor", "--from", str(written(entries, directory)), "--json"])
+    return " ".join(f["advice"] for f in json.loads(result.stdout)["findings"] if f["area"] == "predictions")
 
 
 def test_a_cache_that_evicts_with_events_is_not_called_emptied(tmp_path: Path) -> None:

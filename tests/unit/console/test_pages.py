@@ -150,10 +150,12 @@ CHANGING = {name: FULL[name] for name in LIVE} | {"request": reading(), "what_if
 def test_what_a_stream_changes_is_on_the_page(page: str) -> None:
     view = CHANGING[page]
     found = outline(PAGES.render(page, view, status=status()))
+    empty = outline(PAGES.render(page, EMPTY[page], status=status()))
 
     parts = PAGES.parts(page, view, status=status())
 
     assert set(parts.fragments) <= set(found.ids)
+    assert {*parts.fragments, *parts.tables} <= set(empty.ids), "what comes to an empty page has a place"
     assert {table.key for table, _ in TABLES.get(page, ())} == set(parts.tables)
     for name, rows in parts.tables.items():
         assert {name, *(row.key for row in rows)} <= set(found.ids)
@@ -234,6 +236,8 @@ def test_a_column_sorts_its_table_and_says_so() -> None:
     numbers = [int(row.cells[3]) for row in found]
     assert numbers == sorted(numbers, reverse=True)
     assert html.count("aria-sort") == 1
+    live = PAGES.render("fleet", fleet(30), status=status(), query={"sort": "pending", "order": "desc"})
+    assert 'data-live="/live?page=%2F"' in live
     assert "/?at=5&amp;sort=pending&amp;order=asc" in html
 
 

@@ -20,9 +20,9 @@ from pointsman.runtime.health import HealthBoard, HttpServer
 from pointsman.runtime.http_protocol import HttpLimits
 from pointsman_cli.console.jobs.jobs import Jobs
 from pointsman_cli.console.jobs.simulations import run_of
+from pointsman_cli.console.jobs.views import WhatIfChange
 from pointsman_cli.console.log.recorded import RecordedLog
 from pointsman_cli.console.page_views import PageViews
-from pointsman_cli.console.views import WhatIfChange
 from pointsman_cli.console.web.actions import Actions
 from pointsman_cli.console.web.api import READS
 from pointsman_cli.console.web.security import BODY_BYTES_MAX, COOKIE, HEADERS, Guard

@@ -2,7 +2,7 @@
 
 import time
 
-from pointsman_cli.console.views import DoctorView, FindingView
+from pointsman_cli.console.jobs.views import DoctorView, FindingView
 from pointsman_cli.doctor.command import EXAMINERS
 from pointsman_cli.doctor.examination import examine
 from pointsman_cli.doctor.verdict import verdict

@@ -8,7 +8,7 @@ from pointsman.ports import LogEntry
 from pointsman.primitives import RequestId, Sequence
 from pointsman.simulation.replay import BaseState
 from pointsman.state.state import State
-from pointsman_cli.console.views import EventView, PhaseView, StoryView
+from pointsman_cli.console.jobs.views import EventView, PhaseView, StoryView
 from pointsman_cli.explain.diagnosis import details, headline, reasons, verdict
 from pointsman_cli.explain.lookup import request_named
 from pointsman_cli.explain.page import timeline_as_json

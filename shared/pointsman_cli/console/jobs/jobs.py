@@ -14,7 +14,8 @@ from pointsman.primitives import Sequence
 from pointsman.runtime.containment import note_failure
 from pointsman_cli.console.jobs.process import Task
 from pointsman_cli.console.jobs.running import JobError, work
-from pointsman_cli.console.views import DoctorView, RunState, StoryView, WhatIfChange, WhatIfRun
+from pointsman_cli.console.jobs.views import DoctorView, StoryView, WhatIfChange, WhatIfRun
+from pointsman_cli.console.views import RunState
 
 STORIES_MAX = 64
 STORIES_WAITING_MAX = 16

@@ -11,7 +11,8 @@ import click
 import msgspec
 
 from pointsman.primitives import Sequence
-from pointsman_cli.console.views import View, WhatIfChange
+from pointsman_cli.console.jobs.views import WhatIfChange
+from pointsman_cli.console.views import View
 from pointsman_cli.history.sources import open_history
 
 NICENESS = 5

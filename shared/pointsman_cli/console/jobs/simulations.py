@@ -8,7 +8,7 @@ from pointsman.analysis.recorded_traffic import read_record
 from pointsman.analysis.what_if import TENANTS_PREFIX, Change, WhatIf
 from pointsman.contracts.tenants import TenantPolicies
 from pointsman.simulation.metrics import Report
-from pointsman_cli.console.views import WhatIfChange, WhatIfRow, WhatIfRun
+from pointsman_cli.console.jobs.views import WhatIfChange, WhatIfRow, WhatIfRun
 from pointsman_cli.history.sources import History, HistoryError
 from pointsman_cli.history.start_point import beginning_of
 from pointsman_cli.history.time_options import Moment, moment_in

@@ -1,7 +1,7 @@
 """Prometheus metrics of shadow policies, brought up to date when they are scraped."""
 
 from pointsman.analysis.shadow import Shadow, ShadowReport
-from pointsman.analysis.shadow_decisions import DecisionFigures
+from pointsman.analysis.shadow_figures import DecisionFigures
 from pointsman.analysis.shadow_windows import WindowFigures
 from pointsman.primitives import PoolName
 from pointsman.runtime import telemetry

@@ -26,7 +26,6 @@ LEVELS: dict[str, Level] = {
 """How far a state that others named asks for attention; one that is not here is a note."""
 BAR_STEPS = 20
 MINUS = "\N{MINUS SIGN}"
-MINUTE, HOUR = 60, 3600
 ID_CHARS, TAIL_CHARS = 15, 8
 
 
@@ -36,7 +35,7 @@ def text(value: object) -> Markup:
 
 
 def prose(value: str) -> Markup:
-    """A sentence of ours or of the log: its first word with a capital letter unless it is a name, and what is in backticks
+    """A sentence of ours or of the log: its first word with a capital letter unless it is a and what is in backticks
     as code."""
     said = one_line(value)
     if said.partition(" ")[0].rstrip(",:;").isalpha():
@@ -47,10 +46,6 @@ def prose(value: str) -> Markup:
     return Markup("").join(
         Markup(f"<code>{escape(part)}</code>") if i % 2 else escape(part) for i, part in enumerate(parts)
     )
-
-
-def name(value: str) -> Markup:
-    return Markup(f'<span class="id">{text(value)}</span>') if value else NOTHING
 
 
 def key(prefix: str, value: str) -> str:
@@ -135,15 +130,6 @@ def day_and_clock(at: float) -> Markup:
     return Markup(f'<time datetime="{when.isoformat(timespec="seconds")}">{when:%Y-%m-%d %H:%M:%S}</time>')
 
 
-def span(value: float) -> str:
-    """A long duration in the two largest units."""
-    if value < MINUTE:
-        return f"{value:.0f} s"
-    if value < HOUR:
-        return f"{value // MINUTE:.0f} min {value % MINUTE:.0f} s"
-    return f"{value // HOUR:.0f} h {value % HOUR // MINUTE:.0f} min"
-
-
 def link(path: str, *names: str, shown: object = None) -> Markup:
     """A link to `path` with names from outside in it, each quoted."""
     address = path.format(*(quote(one, safe="") for one in names))
@@ -172,8 +158,8 @@ def listed(names: Iterable[str], at_most: int = 4) -> str:
 FUNCTIONS: dict[str, Any] = {
     one.__name__: one
     for one in (
-        text, prose, name, key, state, level, count, decimal, seconds, duration, share, points, signed, factor, bar, clock,
-        day_and_clock, span, link, request_link, plural, listed,
+        text, prose, key, state, level, count, decimal, seconds, duration, share, points, signed, factor, bar, clock,
+        day_and_clock, link, request_link, plural, listed,
     )
 }  # fmt: skip
 """For the templates."""

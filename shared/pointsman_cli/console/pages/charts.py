@@ -5,8 +5,9 @@ from collections.abc import Mapping, Sequence
 
 from markupsafe import Markup
 
+from pointsman_cli.console.jobs.views import PhaseView
 from pointsman_cli.console.pages.cells import clock, text
-from pointsman_cli.console.views import InstanceView, LadderGroupView, PhaseView, SizeView
+from pointsman_cli.console.views import InstanceView, LadderGroupView, SizeView
 
 STEPS = ((0.0, 0), (0.1, 1), (0.5, 2), (2.0, 3), (5.0, 4))
 """Seconds of prefill work ahead of a new request, and the shade of an engine's square."""
@@ -61,14 +62,14 @@ def _lane(content: str, marks: Sequence[tuple[str, float]]) -> Markup:
     )
 
 
-def stacked(parts: Sequence[tuple[str, float]], whole: float, marks: Sequence[tuple[str, float]] = ()) -> Markup:
+def stacked(parts: Sequence[tuple[str, float]], whole: float) -> Markup:
     """Parts one behind another (class, value) on an axis from 0 to `whole`."""
     at, drawn = 0.0, []
     for kind, value in parts:
         width = 1000 * max(0.0, value) / whole if whole else 0.0
         drawn.append(f'<rect class="{kind}" x="{at:.1f}" y="4" width="{width:.1f}" height="12"/>')
         at += width
-    return _lane("".join(drawn), [(kind, at / whole) for kind, at in marks] if whole else ())
+    return _lane("".join(drawn), ())
 
 
 def rung_bar(share: float, above: float) -> Markup:

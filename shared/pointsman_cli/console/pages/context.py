@@ -8,21 +8,19 @@ from markupsafe import Markup
 
 from pointsman.analysis.ladder_figures import RUNGS
 from pointsman.analysis.ladder_verdict import LITTLE, Loss
+from pointsman_cli.console.jobs.views import DoctorView, RequestPageView, WhatIfRun
 from pointsman_cli.console.pages import charts, health, shadow_page
 from pointsman_cli.console.pages.cells import Level, plural
 from pointsman_cli.console.pages.health import Verdict
 from pointsman_cli.console.pages.request_page import story
 from pointsman_cli.console.views import (
-    DoctorView,
     FleetView,
     HistoryView,
     LadderView,
-    RequestPageView,
     RequestsView,
     Session,
     StatusView,
     TenantsView,
-    WhatIfRun,
 )
 
 HEADINGS = ("unbounded", "fleet size", "best engine", "best known", "chosen", "delivered")

@@ -36,8 +36,8 @@ FOLLOWING = frozenset(PATHS)
 """Pages that change as the log goes on. Others of LIVE change while something is worked out, also of a recorded log."""
 LIVE = FOLLOWING | {"request", "what_if_run"}
 UNDER_WAY = frozenset({"waiting", "running"})
-PASSING = frozenset({"act", "engine", "done", "refused"})
-"""Of a query: said once, and no part of what is shown."""
+PASSING = frozenset({"act", "engine", "done", "refused", "sort", "order"})
+"""Of a query: no part of what changes. Rows of a sorted table keep their place while their numbers change."""
 TABLES: Mapping[str, Sequence[tuple[Table[Any], str]]] = {
     "fleet": ((columns.FLEET, "instances"),),
     "requests": ((columns.REQUESTS, "requests"),),

@@ -2,8 +2,8 @@
 
 from typing import Any, NamedTuple
 
+from pointsman_cli.console.jobs.views import StoryView
 from pointsman_cli.console.pages.cells import Level
-from pointsman_cli.console.views import StoryView
 
 TICKS = 5
 WORDS = {"nothing": "In time", "limit": "Tenant's limit", "transport": "Between processes", "not_ended": "Under way"}

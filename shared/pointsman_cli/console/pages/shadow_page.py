@@ -5,7 +5,7 @@ from typing import NamedTuple
 from markupsafe import Markup
 
 from pointsman.analysis.shadow import ShadowReport, ShadowSummary
-from pointsman.analysis.shadow_decisions import DecisionFigures, ShadowDecision
+from pointsman.analysis.shadow_figures import DecisionFigures, ShadowDecision
 from pointsman.analysis.shadow_windows import ShadowFigures, WindowFigures, WindowResult
 from pointsman_cli.console.pages.cells import NOTHING, Level, clock, duration, plural, share
 from pointsman_cli.console.pages.health import Verdict

@@ -1,5 +1,5 @@
 """A table of a page, declared by its columns. Sorting is done by the server (`?sort=COLUMN&order=desc`), so it works without
-JavaScript; rows keep their place while numbers change."""
+JavaScript. Rows keep their place while numbers change, so what a stream changes is in the order of the view."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -9,23 +9,19 @@ from typing import Any, TypeVar
 import msgspec
 from fastapi import APIRouter, Request, Response
 
+from pointsman_cli.console.jobs.views import DoctorView, RequestPageView, WhatIfChange, WhatIfRun, WhatIfView
 from pointsman_cli.console.page_views import PageViews
 from pointsman_cli.console.views import (
     ActionView,
-    DoctorView,
     FleetView,
     HistoryView,
     LadderView,
     ProblemView,
-    RequestPageView,
     RequestsView,
     ShadowsView,
     StatusView,
     TenantsView,
     View,
-    WhatIfChange,
-    WhatIfRun,
-    WhatIfView,
 )
 from pointsman_cli.console.web.exchange import RefusedError, answered_json, body_of, visit_of
 from pointsman_cli.console.web.security import Guard, Refusal

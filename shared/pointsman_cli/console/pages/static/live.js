@@ -93,10 +93,15 @@
       later.delete(row);
       row.remove();
     }
+    const rowOf = (key) => document.getElementById(key) || (rows[key] && born(body, key, rows[key]));
+    if (body.parentElement.querySelector("[aria-sort]")) {  // sorted by the reader: others come below
+      for (const key of order) if (!document.getElementById(key) && rows[key]) body.append(rowOf(key));
+      return;
+    }
     let at = body.firstElementChild;
     for (const key of order) {
       if (at && at.id === key) { at = at.nextElementSibling; continue; }
-      const row = document.getElementById(key) || (rows[key] && born(body, key, rows[key]));
+      const row = rowOf(key);
       if (row) body.insertBefore(row, at);
     }
     if (focus && focus !== document.activeElement && focus.isConnected) focus.focus({ preventScroll: true });
