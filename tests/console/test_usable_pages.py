@@ -85,7 +85,7 @@ def a_request(console: RunningConsole) -> str:
 def test_no_page_violates_a_rule_of_axe(console: RunningConsole, visit: Visit, scheme: Scheme) -> None:
     visitor, axe, found = visit(console.url, scheme=scheme), Axe(), []
     for path in (*PAGES, f"/requests/{a_request(console)}"):
-        page = visitor.open(path)
+        page = visitor.open(f"{path}?limit=8")
         if path in SETTLED:
             page.locator(SETTLED[path]).first.wait_for(timeout=STORY_MILLISECONDS_MAX)
         elif path.startswith("/requests/"):
@@ -165,7 +165,7 @@ def test_names_from_the_log_are_text_and_nothing_else(hostile_console: RunningCo
     visitor = visit(hostile_console.url)
     shown = ""
     for path in (*PAGES, f"/requests/{a_request(hostile_console)}"):
-        page = visitor.open(path)
+        page = visitor.open(f"{path}?limit=8")
         page.wait_for_timeout(50)  # what a script of theirs would need
         assert "taken" not in page.title().replace(MARKUP, "")
         assert page.locator("img[src=x]").count() == 0
