@@ -29,7 +29,7 @@ from pointsman_cli.up.addresses import EngineAddress
 from pointsman_cli.up.child import ChildProcess
 from pointsman_cli.up.command import run_fleet
 from pointsman_cli.up.processes import SOCKET_PATH_MAX, processes
-from pointsman_cli.up.runner import STOP_SECONDS_MAX, FleetRunner, FleetStartError
+from pointsman_cli.up.runner import STOP_SECONDS_MAX, STOP_STAGES, FleetRunner, FleetStartError
 from pointsman_cli.up.scripts import console_script
 from pointsman_cli.up.settings import UpSettings, checked
 from pointsman_cli.vllm_cpu.home import EngineHome
@@ -83,6 +83,25 @@ def test_each_ingress_has_a_port_of_its_own() -> None:
     assert [ingress.url for ingress in ingresses] == [f"http://127.0.0.1:{port}" for port in (9000, 9001, 9002)]
     ports = [process.environment["POINTSMAN_PORT"] for process in planned.values() if process.role != "engine"]
     assert len(ports) == len(set(ports))
+
+
+def test_whatever_is_started_has_a_stage_in_which_it_stops() -> None:
+    plan = replace(plan_of(UpSettings(instances="2")), console_port=8090)
+
+    started = {process.role for process in processes(plan)}
+
+    assert "console" in started
+    assert started - {"engine"} <= frozenset.union(*STOP_STAGES)
+
+
+def test_a_console_has_no_secret_and_its_own_port() -> None:
+    plan = replace(plan_of(UpSettings(instances="1")), console_port=8090)
+
+    (console,) = [process for process in processes(plan) if process.role == "console"]
+
+    assert console.url == "http://127.0.0.1:8090"
+    assert "s" not in console.environment.values(), "the secret of the plan"
+    assert not [process for process in processes(plan_of(UpSettings(instances="1"))) if process.role == "console"]
 
 
 def test_each_engine_has_a_worker_that_listens_where_the_engine_publishes() -> None:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import msgspec
 import pytest
+from typing_extensions import override
 
 from pointsman.analysis.shadow import Shadow, shadow_choice
 from pointsman.analysis.shadow_decisions import DecisionShadows
@@ -18,7 +19,7 @@ from pointsman.policies.policy_set import PolicySet, policy_set
 from pointsman.ports import LogEntry
 from pointsman.primitives import RequestId
 from pointsman.state.state import State
-from tests.support.events import BLOCK
+from tests.support.events import BLOCK, route
 from tests.support.recorded_log import SETTINGS, RecordedFleet
 
 Answer = RequestPlaced | RequestRejected
@@ -154,6 +155,39 @@ def leader_state(
         if decision is not last:
             state.apply(decision.event)
     return state
+
+
+def test_shadows_with_the_same_trackers_do_not_share_them() -> None:
+    fleet = RecordedFleet(policy_set(routing="pointsman"), seed=8).live(700).write_all()
+    texts = ("d2lpm", "d2lpm:quantum_tokens=64")
+
+    together = followed(fleet.entries, *texts).shadows
+    alone = [followed(fleet.entries, text).shadows[0] for text in texts]
+
+    assert [list(shadow.differences) for shadow in together] == [list(shadow.differences) for shadow in alone]
+    assert alone[0].differences != alone[1].differences
+
+
+class LateComers(RecordedFleet):
+    """Requests take their time to the leader, which counts unless they were held up."""
+
+    @override
+    def _arrive(self) -> None:
+        now, self._now = self._now, self._now - 5.0 * self._random.random()
+        command = route(f"late-{len(self.entries)}-{now}", [1, 2, 3], arrived_at=self._now, session="s")
+        self._now = now
+        self._decided(self._leader.route(command, now))
+
+
+def test_the_way_to_the_leader_counts_as_it_did() -> None:
+    policies = policy_set(routing="pointsman", admission="predicted_ttft")
+    fleet = LateComers(policies, seed=4).live(600).write_all()
+
+    itself = followed(fleet.entries, "pointsman").shadows[0]
+
+    assert itself.total.both_reject > 3
+    assert itself.total.same > 10
+    assert not itself.differences
 
 
 def test_figures_are_sums_of_what_it_decided() -> None:

@@ -17,6 +17,7 @@ from pointsman.analysis.shadow import Shadow, ShadowSummary, shadow_choice
 from pointsman.analysis.shadow_windows import WAITING_MAX, ShadowWindows
 from pointsman.contracts.codec import LogEvent, decode_event, encode
 from pointsman.contracts.decisions import LeaderElected
+from pointsman.contracts.requests import RequestArrived
 from pointsman.contracts.subjects import subject_of
 from pointsman.contracts.tenants import TenantPolicies, TenantPolicy
 from pointsman.policies.policy_set import policy_set
@@ -30,7 +31,7 @@ from pointsman.state.state import PoolSettings, State
 from pointsman_cli.history.bundle import write_bundle
 from pointsman_cli.history.sources import Header
 from pointsman_cli.main import main
-from tests.support.events import BLOCK
+from tests.support.events import BLOCK, reported
 from tests.support.ladder_truth import WatchedCaches
 from tests.support.recorded_log import RecordedFleet
 from tests.support.served_log import ServedLog
@@ -118,7 +119,9 @@ def test_each_window_has_the_numbers_of_the_command(name: str, first: str, secon
     assert not summary.shed
     for window in summary.windows:
         read = entries[: window.closed_at]
+        arrivals = [e.event for e in entries if isinstance(e.event, RequestArrived)]
         assert window.warmup_seconds == WINDOW
+        assert window.requests == sum(window.since < event.at <= window.until for event in arrivals)
         for choice in (first, second):
             moments = ["--since", f"@{window.since}", "--until", f"@{window.until}", "--warmup", f"{WINDOW}"]
             told = what_if(read, tmp_path / "log.pmlog", *CHOICES[choice], *moments)
@@ -220,6 +223,24 @@ def test_a_fleet_that_joins_leaves_restarts_and_fails_breaks_nothing(seed: int) 
 
         assert summary.simulated + summary.unusable + summary.shed >= 2
         assert summary.window_problem == "" or summary.unusable or summary.shed
+
+
+@pytest.mark.parametrize("place", [0, 5, 400])
+def test_a_clock_that_is_far_ahead_stops_no_windows(place: int) -> None:
+    entries = slow_engine()
+    wrong = reported("engine-1", 0, [], at=1e12)
+    entries = [
+        _entry(n, e.event)
+        for n, e in enumerate([*entries[:place], _entry(1, wrong), *entries[place:]], start=1)
+        if e.event
+    ]
+
+    windows = ShadowWindows({}, State(SETTINGS), None, seconds=WallSeconds(WINDOW), waiting_max=100)
+    for entry in entries:
+        windows.take(entry)
+
+    assert len(windows._waiting) >= 2
+    assert all(window.until < 1000.0 for window in windows._waiting)
 
 
 def test_windows_grow_with_less_traffic_and_are_not_counted_before_their_caches_are_warm() -> None:

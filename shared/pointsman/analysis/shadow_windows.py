@@ -14,7 +14,7 @@ import msgspec
 from pointsman.analysis.comparison import Regret, Side, fidelity, regret
 from pointsman.analysis.recorded_traffic import Passed, TrafficReader
 from pointsman.analysis.what_if import Change, Progress, SimulatedFleet, WhatIf
-from pointsman.contracts.codec import short_reason
+from pointsman.contracts.codec import LogEvent, short_reason
 from pointsman.contracts.requests import RequestArrived
 from pointsman.policies.policy_set import PolicySet
 from pointsman.ports import LogEntry
@@ -140,7 +140,8 @@ class ShadowWindows:
         event = entry.event
         if event is None:
             return
-        self._now = max(self._now, event.at)
+        if not self._tells_time(event):
+            return
         self._arrivals += isinstance(event, RequestArrived)
         self._begin_window()
         for window in self._open:
@@ -162,6 +163,17 @@ class ShadowWindows:
             self._job = self._simulated(self._waiting.popleft())
         if next(self._job, None) is None:
             self._job = None
+        return True
+
+    def _tells_time(self, event: LogEvent) -> bool:
+        """The leader's clock is believed; what another tells as far ahead is left out."""
+        ahead = event.at - self._now
+        if event.stamp is not None and ahead < -self._settle:
+            self._now, self._next = 0.0, None
+            self._open.clear()
+        if event.stamp is None and self._now and ahead > self._settle:
+            return False
+        self._now = max(self._now, event.at)
         return True
 
     def _begin_window(self) -> None:

@@ -119,8 +119,8 @@ def _pointsman_rule(decision: DecisionRecord, chosen: WeighedCandidate, best: We
     here, there = _cost(chosen), _cost(best)
     if here <= there:
         return (
-            f"it costs the others less there, {seconds(chosen.prefill_seconds)} of engine time and not "
-            f"{seconds(best.prefill_seconds)} (work x wait, which pointsman keeps small: {here:.2f} here, {there:.2f} there)"
+            f"it takes {seconds(chosen.prefill_seconds)} of engine time from the other requests on {chosen.instance}, "
+            f"{seconds(best.prefill_seconds)} on {best.instance} (pointsman keeps work x wait least: {here:.2f} and {there:.2f})"
         )
     return f"only engines that were predicted to meet its objective were compared ({decision.reason})"
 

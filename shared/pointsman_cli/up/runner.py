@@ -15,7 +15,7 @@ from pointsman_cli.up.child import START_ERRORS, ChildProcess, described_exit
 READY_POLL_SECONDS = 0.1
 
 STOP_STAGES: tuple[frozenset[str], ...] = (
-    frozenset({"ingress", "scaler"}),
+    frozenset({"ingress", "scaler", "console"}),
     frozenset({"worker"}),
     frozenset({"scheduler", "rebalancer"}),
     frozenset({"recorder"}),

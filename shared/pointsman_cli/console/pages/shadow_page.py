@@ -56,10 +56,10 @@ def verdict(view: ShadowsView) -> Verdict:
 def _sentence(report: ShadowReport) -> str:
     total = report.total
     if report.problem:
-        return f"{report.name} cannot decide: {report.problem}."
+        return f"Policy {report.name} cannot decide: {report.problem}."
     if not total.decided or total.agreement is None:
-        return f"{report.name} has not decided a placement yet."
-    differs = f"{report.name} differs in {1 - total.agreement:.1%} of {plural(total.decided, 'placement')}"
+        return f"Policy {report.name} has not decided a placement yet."
+    differs = f"Policy {report.name} differs in {1 - total.agreement:.1%} of {plural(total.decided, 'placement')}"
     effects = []
     if total.regret_seconds is not None and abs(total.regret_seconds) > NOTICED_SECONDS:
         word = "sooner" if total.regret_seconds > 0 else "later"
@@ -80,7 +80,7 @@ def _shadowed(report: ShadowReport, windows: list[WindowResult], speed: float) -
     problems = [window.problems[report.name] for window in windows if report.name in window.problems]
     return Shadowed(
         report=report,
-        settings=", ".join(f"{name}={value}" for name, value in sorted(report.settings.items())),
+        settings=", ".join(f"{name}={value}" for name, value in sorted(report.settings.items()) if value != ""),
         changes=_changes(report.total),
         windows=[_row(window, report.name, speed) for window in windows[::-1] if report.name in window.shadows][
             :WINDOWS_SHOWN
