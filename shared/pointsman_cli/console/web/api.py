@@ -45,7 +45,7 @@ QUERIES: dict[str, dict[str, tuple[Schema, str]]] = {
         "late": ({"type": "integer", "enum": [0, 1]}, "1: only late ones, and those that were not served."),
         "q": (TEXT, "Part of the id, or of the client's id."),
         "before": (WHOLE, "That arrived before this log entry."),
-        "limit": (WHOLE, "At most so many, and at most 500."),
+        "limit": (WHOLE, "At most so many, and at most 500; 50 if not given."),
     },
 }
 READS: dict[str, tuple[type[View], str]] = {
