@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pointsman_cli.console.jobs.jobs import Jobs
-from pointsman_cli.console.views import WhatIfChange
+from pointsman_cli.console.jobs.views import WhatIfChange
 
 LONG_LINE = "#!/bin/sh\nhead -c 100000 /dev/zero | tr '\\0' x >&2\nexit 3\n"
 
