@@ -91,7 +91,7 @@ def test_the_requests_page_lists_the_newest_requests_and_filters_them(
     assert expected, "the log has no late request of this tenant"
     shown = rows_of(page, "requests")
     assert [row["Request"] for row in shown] == expected[: len(shown)]
-    assert len(shown) == min(len(expected), 100)
+    assert len(shown) == min(len(expected), 50)
     assert {row["Tenant"] for row in shown} == {"coding"}
 
 

@@ -9,6 +9,7 @@ from pointsman.analysis.comparison import Regret
 from pointsman.analysis.shadow import ShadowReport, ShadowSummary
 from pointsman.analysis.shadow_figures import DecisionFigures, ShadowDecision
 from pointsman.analysis.shadow_windows import ShadowFigures, WindowFigures, WindowResult
+from pointsman.contracts.requests import RequestAttemptFailed
 from pointsman.primitives import InstanceId, RequestId, Tenant
 from pointsman_cli.console.jobs.views import (
     DoctorView,
@@ -46,6 +47,7 @@ from pointsman_cli.console.views import (
 )
 
 AT = 1_795_400_000.0
+FAILED = RequestAttemptFailed(at=AT, request=RequestId("r"), instance=InstanceId("engine-1"), failure="connect_failure")
 REASON = "missed 3 heartbeats"
 HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)> \u202egnp.exe\n{{7*7}}"
 
@@ -179,7 +181,7 @@ def story(cause: str = "long_prompt_ahead", **changes: Any) -> StoryView:
         ],
         arrival={"streaming": True, "tenant": "acme", "ingress": "ingress-0"}, decisions=[decision],
         grants=[{"in_engine": ahead[:1], "instance": "engine-7", "attempt": 1, "sequence": 88_140}],
-        failed_attempts=[{"attempt": 1, "instance": "engine-1", "reason": "connect_failure"}],
+        failed_attempts=[msgspec.to_builtins(FAILED)],
         refused_moves=[{"sequence": 88_120, "source": "engine-7", "instance": "engine-3", "reason": "overtaken", "detail": "it was granted"}],
         events=[
             EventView(sequence=88_100, at=AT, after_seconds=0.0, kind="RequestArrived", text="arrived, 6,144 tokens", without_effect=False),

@@ -1,11 +1,14 @@
 """Answers `cmd.overlap`: how much of a prompt each instance holds, and how far that is known. Each scheduler that has read
 the log serves it, whether it leads or follows; NATS sends a request to one of them. Its work is bounded by a share of the
-process's time, measured as CPU time, so that no decision waits for it; beyond that it refuses."""
+process's time, measured as CPU time, so that no decision waits for it; beyond that it refuses. Refusals and what NATS
+delivers cost time too: in a flood it leaves the subject for a while, and NATS tells requesters that nobody answers."""
 
 import asyncio
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+
+import structlog
 
 from pointsman.contracts.block_keys import KeyChain, unpack_keys
 from pointsman.contracts.cache_salts import CacheSalts
@@ -29,6 +32,8 @@ from pointsman_scheduler.fleet_status import foreign_keys
 from pointsman_scheduler.leader import Candidacy
 from pointsman_scheduler.replica import Replica
 
+log = structlog.get_logger()
+
 QUEUE = "overlap"
 LEADER_SHARE = 0.05
 FOLLOWER_SHARE = 0.5
@@ -42,6 +47,10 @@ PIECE_SECONDS = 0.0005
 """CPU seconds after which others go first."""
 EXTENT_WALL_SECONDS_MAX = 0.25
 ANSWERED = "answered"
+REFUSALS_MAX = 200
+REFUSALS_WALL_SECONDS: WallSeconds = WallSeconds(1.0)
+"""So many as too often within so much are a flood."""
+FLOOD_WALL_SECONDS: WallSeconds = WallSeconds(1.0)
 
 
 class WorkBudget:
@@ -111,6 +120,9 @@ class OverlapService:
         self._secret = secret.encode()
         self._salts = CacheSalts(self._secret, lambda tenant: replica.state.tenants.policy_of(tenant).cache_group)
         self._budget = WorkBudget(clock)
+        self._flooded = asyncio.Event()
+        self._refusals = 0
+        self._refusals_since = clock.wall()
         self._log_end: LogSequence = 0
         self._log_end_at: WallSeconds | None = None
         self._seconds = telemetry.OVERLAP_SECONDS.labels(pool)
@@ -121,8 +133,12 @@ class OverlapService:
     async def serve(self, commands: Commands, end: LogSequence) -> None:
         """Runs without end, once the log is read up to `end`."""
         await self._replica.reached(end)
-        async with commands.serve_payloads(overlap_subject(self._pool), self.answer, queue=QUEUE):
-            await asyncio.Event().wait()
+        while True:
+            self._flooded.clear()
+            async with commands.serve_payloads(overlap_subject(self._pool), self.answer, queue=QUEUE):
+                await self._flooded.wait()
+            log.warning("overlap_flooded", refusals_per_second=REFUSALS_MAX, pause_seconds=FLOOD_WALL_SECONDS)
+            await self._clock.sleep_wall(FLOOD_WALL_SECONDS)
 
     async def answer(self, payload: bytes, reply: Reply) -> None:
         work = Work(self._clock, self._cpu)
@@ -142,6 +158,7 @@ class OverlapService:
         share = LEADER_SHARE if leads else FOLLOWER_SHARE
         wait = self._budget.wait_seconds(share)
         if wait:
+            self._note_refusal()
             who = "leads" if leads else "follows"
             detail = f"a scheduler that {who} gives lookups {share:.0%} of a core; ask again in {wait:.3f} s"
             return OverlapRefused(reason=OverlapRefusal.TOO_OFTEN, detail=detail, retry_after=wait)
@@ -149,6 +166,15 @@ class OverlapService:
             detail = f"{len(payload)} bytes are more than {OVERLAP_BYTES_MAX}"
             return OverlapRefused(reason=OverlapRefusal.TOO_LARGE, detail=detail)
         return None
+
+    def _note_refusal(self) -> None:
+        now = self._clock.wall()
+        if now - self._refusals_since >= REFUSALS_WALL_SECONDS:
+            self._refusals_since, self._refusals = now, 0
+        self._refusals += 1
+        if self._refusals >= REFUSALS_MAX:
+            self._refusals = 0
+            self._flooded.set()
 
     async def _decoded_and_answered(self, payload: bytes, work: Work) -> OverlapAnswered | OverlapRefused:
         try:

@@ -27,6 +27,8 @@ from pointsman_cli.console.views import (
 from pointsman_cli.console.web.actions import Actions
 
 ID_LENGTH_MAX = 256
+ROWS = 50
+"""Of requests, if nobody asks for more: under load each is another every second, and a browser draws 50 of them in time."""
 NUMBER_MAX = 2**53
 DIGITS_MAX = 16
 INSTANCES_MAX = 1000
@@ -193,7 +195,7 @@ def filter_of(query: Mapping[str, str]) -> RequestFilter:
         late=query.get("late", "") not in ("", "0"),
         slowest=query.get("slowest", "") not in ("", "0"),
         before=_number(query, "before", 0),
-        limit=_number(query, "limit", 100),
+        limit=_number(query, "limit", ROWS),
     )
 
 

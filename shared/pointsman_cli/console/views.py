@@ -299,8 +299,9 @@ class ActionView(View, frozen=True, kw_only=True):
 
 
 class Session(View, frozen=True, kw_only=True):
-    """Who looks: `acts` after the admin token was shown. `csrf` goes into each form and, as `x-csrf-token`, with each
-    request that changes something."""
+    """Who looks: `acts` after the admin token was shown, `reads` unless a reader's token is needed and was not. `csrf` goes
+    into each form and, as `x-csrf-token`, with each request that changes something."""
 
+    reads: bool = True
     acts: bool = False
     csrf: str = ""

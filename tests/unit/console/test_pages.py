@@ -9,6 +9,8 @@ import msgspec
 import pytest
 from typing_extensions import override
 
+from pointsman.contracts.requests import RequestAttemptFailed
+from pointsman.primitives import InstanceId, RequestId
 from pointsman_cli.console.pages import rendering as pages
 from pointsman_cli.console.pages.cells import evidence, prose
 from pointsman_cli.console.pages.live import Parts, patch
@@ -292,6 +294,35 @@ def test_a_request_that_is_still_being_read_shows_what_is_known_and_goes_on() ->
     assert 'data-live="/live?page=%2Frequests%2F' in html
     assert reading().row.instance in outline(html).text  # type: ignore[union-attr]
     assert "data-live" not in PAGES.render("request", told(), status=status())
+
+
+def test_a_failed_attempt_says_where_and_what() -> None:
+    event = RequestAttemptFailed(
+        at=1.0, request=RequestId("r"), instance=InstanceId("engine-1"), failure="http_5xx", status=503
+    )
+    html = PAGES.render("request", told(failed_attempts=[msgspec.to_builtins(event)]), status=status())
+
+    assert "attempt 1 failed</span><span>engine-1</span><span" in html
+    assert "503 http_5xx" in html
+
+
+@pytest.mark.parametrize("page", ["sign_in", "problem", "api"])
+def test_who_may_not_read_learns_nothing_of_the_fleet(page: str) -> None:
+    html = PAGES.render(
+        page, FULL[page], status=status("disconnected", pool="secret-pool"), session=Session(reads=False)
+    )
+
+    for told_to_readers in ("secret-pool", "nats://", "scheduler-1", "1,284,332"):
+        assert told_to_readers not in html
+
+
+def test_a_number_that_no_pool_has_is_not_asked_for() -> None:
+    for engines in ("9" * 5000, "-1", "\N{SUPERSCRIPT TWO}"):
+        html = PAGES.render(
+            "fleet", fleet(3), status=status(), session=SIGNED_IN, query={"act": "scale", "engine": engines}
+        )
+
+        assert "/actions/scale" not in html
 
 
 def test_the_largest_prompt_ahead_comes_first_of_those_that_are_shown() -> None:

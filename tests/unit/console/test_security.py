@@ -33,7 +33,7 @@ def hand() -> Hand:
 
 @pytest.fixture
 def guard(hand: Hand) -> Guard:
-    return Guard(hand, hosts=frozenset({"console.example"}), admin_token=TOKEN)
+    return Guard(hand, hosts=frozenset({"console.example", "Second.Example"}), admin_token=TOKEN)
 
 
 @pytest.mark.parametrize(
@@ -45,6 +45,7 @@ def guard(hand: Hand) -> Guard:
         ("[::1]:8090", True),
         ("10.1.2.3:8090", True),
         ("console.example:443", True),
+        ("second.example:443", True),
         ("evil.example", False),
         ("127.0.0.1.evil.example", False),
         ("localhost.evil.example:8090", False),
@@ -160,6 +161,8 @@ def test_with_a_readers_token_reading_needs_one_of_the_tokens(hand: Hand) -> Non
     assert not guard.may_read("c" * 64, {})
     assert guard.may_read(reader, {})
     assert not guard.session(reader, {}).acts
+    assert guard.session(reader, {}).reads
+    assert not guard.session("c" * 64, {}).reads
     assert guard.may_read("", {"authorization": f"Bearer {TOKEN}"})
 
 

@@ -258,7 +258,7 @@ async def test_a_page_that_is_watched_begins_whole(served: Served) -> None:
     assert json.loads(first.removeprefix(b"data: "))["parts"]
 
 
-@pytest.mark.parametrize("page", ["nothing", "/" + "x" * 3000])
+@pytest.mark.parametrize("page", ["nothing", "/" + "x" * 3000, "//["])
 async def test_no_stream_of_what_is_no_page(served: Served, page: str) -> None:
     assert (await served.get(f"/live?page={page}"))[0] == 400
 

@@ -35,7 +35,15 @@ from pointsman.primitives import BlockKey, Epoch, InstanceId, PoolName, Tenant, 
 from pointsman.state.state import PoolSettings, State
 from pointsman_lab.memory.log import MemoryBroker
 from pointsman_scheduler.leader import Candidacy
-from pointsman_scheduler.overlap import FOLLOWER_SHARE, LEADER_SHARE, OverlapService, WorkBudget, held_blocks, overlaps
+from pointsman_scheduler.overlap import (
+    FOLLOWER_SHARE,
+    LEADER_SHARE,
+    REFUSALS_MAX,
+    OverlapService,
+    WorkBudget,
+    held_blocks,
+    overlaps,
+)
 from pointsman_scheduler.replica import Replica
 from tests.support.events import BLOCK, joined, removed, reported, stored
 from tests.support.leading import leader_of, place
@@ -310,6 +318,28 @@ async def test_a_leader_gives_lookups_their_share_of_time_and_no_more() -> None:
 
     assert refused
     assert worked == pytest.approx(60.0 * LEADER_SHARE, rel=0.1)
+
+
+async def test_in_a_flood_it_leaves_the_subject_for_a_while() -> None:
+    service = Service()
+    link, subject = service.broker.client(service.clock, name="r"), overlap_subject(POOL)
+    question = OverlapRequest(prompts=[OverlapPrompt(token_ids=[1])])
+    serving = asyncio.create_task(service.served.serve(link.commands, end=0))
+    await asyncio.sleep(0)
+    began, service.clock.step = service.clock.at, 1.0  # the first answer uses up the budget of many seconds
+    await link.commands.request(subject, question, timeout=WallSeconds(1.0))
+    service.clock.at, service.clock.step = began, 0.0
+    for _ in range(REFUSALS_MAX):
+        assert isinstance(await link.commands.request(subject, question, timeout=WallSeconds(1.0)), OverlapRefused)
+    await asyncio.sleep(0.01)
+    with pytest.raises(NoResponderError):
+        await link.commands.request(subject, question, timeout=WallSeconds(1.0))
+    service.clock.at += 1000.0
+    await asyncio.sleep(1.1)
+    answer = await link.commands.request(subject, question, timeout=WallSeconds(1.0))
+    serving.cancel()
+
+    assert isinstance(answer, OverlapAnswered)
 
 
 @pytest.mark.parametrize("share", [LEADER_SHARE, FOLLOWER_SHARE])

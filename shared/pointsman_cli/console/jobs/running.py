@@ -29,6 +29,30 @@ async def work(
     task: Task, answer: type[V], *, environment: Mapping[str, str], step: Callable[[str], None] = lambda _: None
 ) -> V:
     """Raises JobError. Cancelled, it ends the process."""
+    try:
+        output, code, tail = await _worked(task, environment, step)
+    except TimeoutError as error:
+        msg = f"it took longer than {JOB_WALL_SECONDS_MAX:g} s"
+        raise JobError(msg) from error
+    except (OSError, ValueError) as error:  # no process could be started; a line that is too long
+        msg = f"its process failed: {short_reason(error)}"
+        raise JobError(msg) from error
+    if code == REFUSED_EXIT_CODE and output:
+        raise JobError(short_reason(output.decode(errors="replace")))
+    if code:
+        msg = f"its process ended with {code}: {short_reason(' '.join(tail))}"
+        raise JobError(msg)
+    try:
+        return msgspec.json.decode(output, type=answer)
+    except msgspec.DecodeError as error:
+        msg = f"its answer cannot be read: {short_reason(error)}"
+        raise JobError(msg) from error
+
+
+async def _worked(
+    task: Task, environment: Mapping[str, str], step: Callable[[str], None]
+) -> tuple[bytes, int, list[str]]:
+    """Returns the output, the exit code and the last steps. Raises JobError, TimeoutError, OSError, ValueError."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
@@ -44,24 +68,11 @@ async def work(
         process.stdin.write(msgspec.json.encode(task) + b"\n")
         async with asyncio.timeout(JOB_WALL_SECONDS_MAX):
             output, _ = await asyncio.gather(_output(process), _steps(process, step, tail))
-            code = await process.wait()
-    except TimeoutError as error:
-        msg = f"it took longer than {JOB_WALL_SECONDS_MAX:g} s"
-        raise JobError(msg) from error
+            return output, await process.wait(), tail
     finally:
         with contextlib.suppress(ProcessLookupError):
             process.kill()
         await asyncio.shield(process.wait())
-    if code == REFUSED_EXIT_CODE and output:
-        raise JobError(short_reason(output.decode(errors="replace")))
-    if code:
-        msg = f"its process ended with {code}: {short_reason(' '.join(tail))}"
-        raise JobError(msg)
-    try:
-        return msgspec.json.decode(output, type=answer)
-    except msgspec.DecodeError as error:
-        msg = f"its answer cannot be read: {short_reason(error)}"
-        raise JobError(msg) from error
 
 
 async def _output(process: asyncio.subprocess.Process) -> bytes:

@@ -30,6 +30,7 @@ Values = dict[str, Any]
 MAP_COLUMNS, MAP_MIN = 64, 40
 PROBLEMS = {400: "Refused", 401: "Sign in", 403: "Not allowed", 404: "Not found", 409: "Refused", 503: "Busy"}
 STAGES = ("pending", "prefill", "handed over", "decoding", "finished", "failed", "cancelled", "rejected")
+WANTED_DIGITS_MAX = 6
 COMPARED = ("effective capacity", "TTFT P90", "hit rate")
 
 
@@ -90,7 +91,7 @@ def _act(view: FleetView, session: Session, query: Query) -> Values | None:
     kind, target = query.get("act", ""), query.get("engine", "")
     if not session.acts:
         return None
-    if kind == "scale" and target.isdecimal():
+    if kind == "scale" and target.isdecimal() and len(target) <= WANTED_DIGITS_MAX:
         wanted = int(target)
         text_ = f"{plural(view.totals.ready, 'engine')} ready now. The scaler starts or drains engines until {wanted:,} serve."
         return {"title": f"Scale to {plural(wanted, 'engine')}?", "text": text_, "path": "/actions/scale", "field": "wanted",

@@ -29,7 +29,14 @@ class Story(NamedTuple):
     ahead_tokens: int
     ahead_most: int
     slowest_candidate: dict[int, float]
+    failed: list["FailedAttempt"]
     open: bool
+
+
+class FailedAttempt(NamedTuple):
+    attempt: int
+    instance: str
+    what: str
 
 
 def story(view: StoryView) -> Story:
@@ -59,8 +66,15 @@ def story(view: StoryView) -> Story:
             decision["sequence"]: max((one["predicted_ttft"] for one in decision["candidates"]), default=0.0)
             for decision in view.decisions
         },
+        failed=[_failed(one) for one in view.failed_attempts],
         open=False,
     )
+
+
+def _failed(event: dict[str, Any]) -> FailedAttempt:
+    """`event`: a RequestAttemptFailed, without the fields that have their defaults."""
+    what, status = event.get("detail") or event["failure"], event.get("status", 0)
+    return FailedAttempt(event.get("attempt", 1), event["instance"], f"{status} {what}" if status else what)
 
 
 def _level(view: StoryView) -> Level:

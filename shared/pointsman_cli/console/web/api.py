@@ -46,7 +46,7 @@ QUERIES: dict[str, dict[str, tuple[Schema, str]]] = {
         "slowest": ({"type": "integer", "enum": [0, 1]}, "1: longest TTFT first, of all that are remembered."),
         "q": (TEXT, "Part of the id, or of the client's id."),
         "before": (WHOLE, "That arrived before this log entry."),
-        "limit": (WHOLE, "At most so many, and at most 500."),
+        "limit": (WHOLE, "At most so many, and at most 500; 50 if not given."),
     },
 }
 READS: dict[str, tuple[type[View], str]] = {

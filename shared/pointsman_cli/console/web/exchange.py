@@ -32,12 +32,16 @@ class RefusedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """`id`: of its session; `is_new`: the browser does not have it yet. `reads`: whether it may look at all."""
+    """`id`: of its session; `is_new`: the browser does not have it yet."""
 
     id: str
     is_new: bool
-    reads: bool
     session: Session
+
+    @property
+    def reads(self) -> bool:
+        """Whether it may look at all."""
+        return self.session.reads
 
 
 def visit_of(
@@ -46,19 +50,18 @@ def visit_of(
     """Raises RefusedError if it may not change, or not act on the fleet, but would."""
     headers = request.headers
     known = guard.session_id(headers)
-    reads = guard.may_read(known, headers)
     session_id = known or new_cookie()
     session = guard.session(session_id, headers)
     if changes:
         shown = (form or {}).get(CSRF_FIELD) or headers.get(CSRF_HEADER, "")
         refusal = guard.may_change(known, headers, shown)
-        if refusal is None and not reads and request.url.path != "/sign-in":
+        if refusal is None and not session.reads and request.url.path != "/sign-in":
             refusal = Refusal(401, "sign_in_needed")
         if refusal is None and acts and not session.acts:
             refusal = Refusal(403, "not_signed_in", "This needs the admin token: sign in first.")
         if refusal is not None:
             raise RefusedError(refusal)
-    return Visit(session_id, not known, reads, session)
+    return Visit(session_id, not known, session)
 
 
 async def body_of(request: Request) -> bytes:

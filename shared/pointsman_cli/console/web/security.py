@@ -88,7 +88,7 @@ class Guard:
 
     def session(self, session_id: str, headers: Mapping[str, str]) -> Session:
         acts = self._bearer_is(self.admin_token, headers) or self._known(session_id) is True
-        return Session(acts=acts, csrf=self.csrf(session_id))
+        return Session(reads=self.may_read(session_id, headers), acts=acts, csrf=self.csrf(session_id))
 
     def may_read(self, session_id: str, headers: Mapping[str, str]) -> bool:
         if not self.reader_token or self._known(session_id) is not None:
@@ -141,7 +141,7 @@ class Guard:
             name = urlsplit(f"//{host}").hostname or ""
         except ValueError:
             return False
-        if name in LOCAL_NAMES or name in self.hosts:
+        if name in LOCAL_NAMES or name in {host.lower() for host in self.hosts}:
             return True
         try:
             ipaddress.ip_address(name)

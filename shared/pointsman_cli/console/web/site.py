@@ -210,7 +210,10 @@ class Site:
         page = request.query_params.get("page", "/")
         if len(page) > PAGE_LENGTH_MAX or not page.startswith("/"):
             raise RefusedError(Refusal(400, "no_page"))
-        page = _canonical(page)
+        try:
+            page = _canonical(page)
+        except ValueError as error:
+            raise RefusedError(Refusal(400, "no_page")) from error
         try:
             self.viewers.check_room(page)
         except TooManyViewersError as error:
@@ -249,7 +252,8 @@ class Site:
         view = ProblemView(status=refusal.status, error=refusal.error, detail=refusal.detail)
         if request.url.path.startswith("/api/") or request.url.path == "/live":
             return answered_json(view, refusal.status)
-        return self._rendered("problem", view, Visit("", False, False, Session()), status=refusal.status)
+        reads = visit_of(request, self._guard).reads
+        return self._rendered("problem", view, Visit("", False, Session(reads=reads)), status=refusal.status)
 
 
 async def _unless_full(frames: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
@@ -265,7 +269,7 @@ def _see(where: str) -> Response:
 
 
 def _canonical(page: str) -> str:
-    """Viewers of the same page share its rendering, whatever the order of its parameters."""
+    """Viewers of the same page share its rendering, whatever the order of its parameters. Raises ValueError."""
     address = urlsplit(page)
     query = urlencode(sorted((name, value) for name, value in parse_qsl(address.query)))
     return f"{address.path}?{query}" if query else address.path
