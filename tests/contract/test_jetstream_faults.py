@@ -29,7 +29,7 @@ from pointsman.adapters.jetstream.direct_stream import DirectStream
 from pointsman.adapters.jetstream.log import JetStreamLog
 from pointsman.adapters.jetstream.producer import REFUSALS_MAX, WindowSettings, WriteWindow
 from pointsman.adapters.jetstream.stream import Stream, StreamSettings
-from pointsman.contracts.codec import AnyCommand, decode_event
+from pointsman.contracts.codec import AnyCommand, decode_event, encode
 from pointsman.contracts.commands import DescribeFleet
 from pointsman.contracts.decisions import WritesLost
 from pointsman.contracts.subjects import log_subjects
@@ -93,7 +93,7 @@ class StagedWire(Connection):
 
     @override
     async def subscribe(
-        self, subject: str, on_message: OnMessage, *, waiting_max: int, queue: str = ""
+        self, subject: str, on_message: OnMessage, *, waiting_max: int, waiting_bytes_max: int = 0, queue: str = ""
     ) -> Subscription:
         self._deliver = on_message
         return self
@@ -450,10 +450,15 @@ async def test_a_reader_that_falls_behind_holds_a_bounded_part_and_misses_nothin
     assert not any("hole" in trouble for trouble in listener.troubles)
 
 
+@pytest.mark.parametrize(
+    ("bound", "most"),
+    [("COMMANDS_WAITING_MAX", 4), ("COMMANDS_WAITING_BYTES_MAX", 4 * len(encode(DescribeFleet())))],
+    ids=["number", "bytes"],
+)
 async def test_commands_beyond_what_may_wait_are_dropped_and_their_askers_ask_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bound: str, most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(commands, "COMMANDS_WAITING_MAX", 4)
+    monkeypatch.setattr(commands, bound, most)
     listener = RememberingListener()
     goes_on, served = asyncio.Event(), 0
 

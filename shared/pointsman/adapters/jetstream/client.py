@@ -75,10 +75,12 @@ class NatsConnection(Connection):
 
     @override
     async def subscribe(
-        self, subject: str, on_message: OnMessage, *, waiting_max: int, queue: str = ""
+        self, subject: str, on_message: OnMessage, *, waiting_max: int, waiting_bytes_max: int = 0, queue: str = ""
     ) -> Subscription:
         self._count += 1
-        subscription = _NatsSubscription(self._subscriptions, self._count, subject, on_message, waiting_max, queue)
+        subscription = _NatsSubscription(
+            self._subscriptions, self._count, subject, on_message, waiting_max, waiting_bytes_max, queue
+        )
         if self._client is not None and self._connected:
             await subscription.begin(self._client)
             await _round_trip(self._client)
@@ -244,6 +246,7 @@ class _NatsSubscription(Subscription):
         subject: str,
         on_message: OnMessage,
         waiting_max: int,
+        waiting_bytes_max: int,
         queue: str,
     ) -> None:
         self._registry = registry
@@ -251,6 +254,7 @@ class _NatsSubscription(Subscription):
         self._subject = subject
         self._on_message = on_message
         self._waiting_max = waiting_max
+        self._waiting_bytes_max = waiting_bytes_max
         self._queue = queue
         self._client: Client | None = None
         self._begun: ClientSubscription | None = None
@@ -264,7 +268,7 @@ class _NatsSubscription(Subscription):
                 queue=self._queue,
                 cb=self._on_message,
                 pending_msgs_limit=self._waiting_max,
-                pending_bytes_limit=0,
+                pending_bytes_limit=self._waiting_bytes_max,
             )
 
     @override

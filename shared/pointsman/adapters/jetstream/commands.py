@@ -35,7 +35,8 @@ from pointsman.primitives import EngineSeconds, WallSeconds
 REPLIES = (f"{INBOX}.", f"{MAPPED_REPLY}.")
 ANSWERS_WAITING_MAX = 65_536
 COMMANDS_WAITING_MAX = 4096
-"""Commands queued for a handler. More are dropped; their senders time out and retry."""
+COMMANDS_WAITING_BYTES_MAX = 64 * 2**20
+"""Commands queued for a handler, and their bytes. More are dropped; their senders time out and retry."""
 
 
 class Requests:
@@ -157,7 +158,11 @@ class JetStreamCommands(Commands):
             await self._handle(message.subject, handler(message.data, reply))
 
         subscription = await self._connection.subscribe(
-            subject, on_message, waiting_max=COMMANDS_WAITING_MAX, queue=queue
+            subject,
+            on_message,
+            waiting_max=COMMANDS_WAITING_MAX,
+            waiting_bytes_max=COMMANDS_WAITING_BYTES_MAX,
+            queue=queue,
         )
         try:
             yield

@@ -52,10 +52,10 @@ class Connection(Protocol):
         ...
 
     async def subscribe(
-        self, subject: str, on_message: OnMessage, *, waiting_max: int, queue: str = ""
+        self, subject: str, on_message: OnMessage, *, waiting_max: int, waiting_bytes_max: int = 0, queue: str = ""
     ) -> Subscription:
-        """Deliver messages across reconnects. At most `waiting_max` are queued; more are dropped and reported. Of the
-        subscriptions of one `queue`, one gets each message."""
+        """Deliver messages across reconnects. At most `waiting_max` are queued, and `waiting_bytes_max` (0: any); more
+        are dropped and reported. Of the subscriptions of one `queue`, one gets each message."""
         ...
 
     def on_forbidden(self, on_forbidden: Callable[[str, str], None]) -> None:
