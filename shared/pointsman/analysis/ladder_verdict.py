@@ -16,6 +16,8 @@ class Loss(StrEnum):
 
     CAPACITY = "capacity"
     SPREAD = "spread"
+    STALE = "a stale index"
+    """In place of SPREAD if the index believed more than any engine held."""
     INDEX = "index"
     CHOICE = "choice"
     DELIVERY = "delivery"
@@ -34,6 +36,7 @@ BELOW = {
 WHY = {
     Loss.CAPACITY: "the fleet's KV caches are too small for the prefixes that come back",
     Loss.SPREAD: "no single engine held what one cache of the whole fleet would have held",
+    Loss.STALE: "engines lost blocks that the index still counted",
     Loss.INDEX: "an engine held it, and the index did not know",
     Loss.CHOICE: "another engine was known to hold more than the chosen one",
     Loss.DELIVERY: "it was expected at the chosen engine and was not there",
@@ -43,6 +46,7 @@ ADVICE = {
     "what-if --instances` shows what engines gain.",
     Loss.SPREAD: "Engines hold the same prefixes several times, or some are fuller than others. Compare policies that keep "
     "a prefix on few engines with `pointsman what-if --policy`.",
+    Loss.STALE: "`pointsman doctor` names the engines whose caches lost blocks without an event.",
     Loss.INDEX: "Cache events come late or are lost. `pointsman fleet` shows how well each cache is known, `pointsman doctor` "
     "why.",
     Loss.CHOICE: "The policy gave up the hit for a shorter queue, or does not look for hits. `pointsman what-if --policy` shows "
@@ -97,14 +101,19 @@ def gaps_of(tally: Tally) -> list[Gap]:
     above, gaps = tally.share(Rung.UNBOUNDED), []
     for rung in RUNGS[1:]:
         here = max(delivered, min(above, tally.share(rung)))
-        cause = BELOW[rung]
+        cause = Loss.STALE if rung is Rung.PERFECT and _phantom(tally) >= LITTLE else BELOW[rung]
         gaps.append(Gap(rung=rung, cause=cause, share=above - here, why=WHY[cause], advice=ADVICE[cause]))
         above = here
     return gaps
 
 
+def _phantom(tally: Tally) -> float:
+    """Share that the index believed and no engine held."""
+    return tally.share(Rung.KNOWN) - tally.share(Rung.PERFECT)
+
+
 def _note(tally: Tally) -> str:
-    phantom = tally.share(Rung.KNOWN) - tally.share(Rung.PERFECT)
+    phantom = _phantom(tally)
     if phantom < LITTLE:
         return ""
     return f"the index believed {_points(phantom)} points that no engine held: `pointsman doctor` names the engines"
