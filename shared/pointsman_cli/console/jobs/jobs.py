@@ -20,6 +20,9 @@ from pointsman_cli.console.views import RunState
 STORIES_MAX = 64
 STORIES_WAITING_MAX = 16
 STORIES_AT_ONCE = 2
+SEARCHES_WAITING_MAX = 4
+"""Of stories of requests that are not remembered: the whole log is searched for each, one at a time, and anybody may make
+up ids."""
 STORY_WALL_SECONDS = 10.0
 """A story of a request that has not ended, or that failed, is then worked out again."""
 EXAMINATION_WALL_SECONDS = 600.0
@@ -58,6 +61,7 @@ class Jobs:
         self._wall = wall
         self._told: OrderedDict[str, Told] = OrderedDict()
         self._few = asyncio.Semaphore(STORIES_AT_ONCE)
+        self._one = asyncio.Semaphore(1)
         self._doctor = NOT_EXAMINED
         self._examined_at = float("-inf")
         self._runs: OrderedDict[int, WhatIfRun] = OrderedDict()
@@ -70,7 +74,8 @@ class Jobs:
         if known is not None and not self._is_stale(known, ended):
             self._told.move_to_end(request)
             return known
-        if sum(told.state in ("waiting", "running") for told in self._told.values()) >= STORIES_WAITING_MAX:
+        waiting = sum(told.state in ("waiting", "running") for told in self._told.values())
+        if waiting >= (STORIES_WAITING_MAX if first else SEARCHES_WAITING_MAX):
             return Told("failed", ended, self._wall(), problem="too many requests are being looked at; try again soon")
         told = Told("waiting", ended, self._wall(), story=known.story if known else None)
         self._told[request] = told
@@ -90,7 +95,7 @@ class Jobs:
         return due and (told.state == "failed" or not (ended or self._recorded))
 
     async def _tell(self, told: Told, task: Task) -> None:
-        async with self._few:
+        async with self._few if task.first else self._one:
             told.state = "running"
             try:
                 told.story, told.problem = await work(task, StoryView, environment=self._environment), ""
