@@ -115,7 +115,7 @@ def _console(plan: FleetPlan) -> ProcessPlan:
         url=_url(plan.console_port),
         environment={name: value for name, value in shared.items() if name not in NOT_OF_THE_CONSOLE}
         | environment(own),
-        arguments=("console",),
+        arguments=("console", *service_arguments(plan.settings.set).get("console", ())),
         niceness=BEHIND_THE_REQUESTS,
     )
 

@@ -26,7 +26,7 @@ TOKENIZER_FILE = "tokenizer.json"
 CPU_PROFILE = "smollm2-135m-cpu"
 SYNC_INTERVALS = re.compile(r"always|\d+(ms|s|m)")
 SYNC_SETTING = "nats.sync_interval"
-SERVICES = ("scheduler", "ingress", "rebalancer", "scaler", "recorder", "worker")
+SERVICES = ("scheduler", "ingress", "rebalancer", "scaler", "recorder", "worker", "console")
 SERVICE_OF_KIND = {
     "routing": "scheduler",
     "admission": "scheduler",
