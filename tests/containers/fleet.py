@@ -149,7 +149,7 @@ class ContainerFleet:
             'basename "$POINTSMAN_NATS_CREDENTIALS"; cat "$POINTSMAN_NATS_CREDENTIALS"'
         ).split()
         file = self.directory.with_name(f"{self.project}-operator") / name
-        file.parent.mkdir(mode=0o700)
+        file.parent.mkdir(mode=0o700, exist_ok=True)
         file.write_text(seed)
         return FleetSettings(
             nats=self.nats,

@@ -49,7 +49,7 @@ def test_a_repeated_prompt_is_sent_to_its_cache(fleet: ContainerFleet) -> None:
     [
         ("fleet --from nats://nats:4222", "ready"),
         ("doctor --from nats://nats:4222", ""),
-        ("explain --slowest 1 --from nats://nats:4222", "placed"),
+        ("explain --slowest 1 --all --from nats://nats:4222", "placed"),
         ("replay --verify --from nats://nats:4222", "different 0"),
     ],
 )

@@ -123,6 +123,9 @@ def _arrival_as_json(arrival: RequestArrived | None) -> dict[str, Any] | None:
 
 def _show_head(console: Console, timeline: RequestTimeline) -> None:
     arrival = timeline.arrival
+    late = arrival is not None and timeline.ttft is not None and timeline.ttft > arrival.slo_ttft
+    well = isinstance(timeline.end, RequestFinished) and not late
+    say(console, verdict(timeline).sentence, ENDED_WELL if well else ENDED_LATE)
     say(console, f"request {timeline.request}", "bold")
     when = wall_time(timeline.arrived_at, timeline.speed).isoformat(sep=" ", timespec="milliseconds")
     if timeline.arrived_before_the_log:
@@ -138,10 +141,7 @@ def _show_head(console: Console, timeline: RequestTimeline) -> None:
             f"{arrival.prompt_tokens:,} prompt tokens in {blocks_of(arrival)} blocks of {timeline.block_tokens}, up to "
             f"{arrival.max_output_tokens:,} tokens out, {streamed}; first token wanted within {seconds(arrival.slo_ttft)}",
         )
-    late = arrival is not None and timeline.ttft is not None and timeline.ttft > arrival.slo_ttft
-    well = isinstance(timeline.end, RequestFinished) and not late
     say(console, headline(timeline))
-    say(console, verdict(timeline).sentence, ENDED_WELL if well else ENDED_LATE)
 
 
 def _show_time(console: Console, phases: Sequence[Phase]) -> None:
