@@ -215,12 +215,15 @@ def running_fleet(
     directory: Path, project: str, *profiles: str, files: tuple[str, ...] = FILES, build: bool = False
 ) -> Iterator[ContainerFleet]:
     """Started with `docker compose up --wait`, and removed with its volumes in the end."""
-    port, nats_port = free_ports(2)  # fixed ones: Docker gives a container that is started again another free port
+    port, nats_port, console_port = free_ports(
+        3
+    )  # fixed ones: Docker gives a container that is started again another free port
     own = {
         "COMPOSE_PROJECT_NAME": project,
         "POINTSMAN_IMAGE": IMAGE,
         "POINTSMAN_PORT": str(port),
         "POINTSMAN_NATS_PORT": str(nats_port),
+        "POINTSMAN_CONSOLE_PORT": str(console_port),
     }
     fleet = ContainerFleet(directory, project, own, profiles, files, build)
     try:

@@ -59,6 +59,18 @@ def test_an_operator_looks_around_with_the_service_for_commands(
     assert shown in fleet.pointsman(*command.split())
 
 
+def test_the_console_shows_the_engines(fleet: ContainerFleet) -> None:
+    address = f"http://127.0.0.1:{fleet.variables['POINTSMAN_CONSOLE_PORT']}"
+    with urllib.request.urlopen(f"{address}/api/fleet", timeout=10) as answer:
+        shown = json.load(answer)
+    with urllib.request.urlopen(address, timeout=10) as answer:
+        page = answer.read().decode()
+
+    names = {engine["instance"] for engine in shown["instances"]}
+    assert len(names) == 2
+    assert all(name in page for name in names)
+
+
 def test_all_of_it_runs_one_image_as_a_user_without_rights(fleet: ContainerFleet) -> None:
     images = {container.image for container in fleet.containers().values() if container.state == "running"}
     users = {
