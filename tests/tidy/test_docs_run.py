@@ -25,6 +25,7 @@ from pointsman.policies.routing import DEFAULT_ROUTING, ROUTING_POLICIES
 from pointsman.policies.scaling import DEFAULT_SCALING, SCALING_POLICIES
 from pointsman.policies.setting_text import SettingTextError, parts_of
 from pointsman.runtime.settings import SecretOption
+from pointsman_cli.console.command import console_command
 from pointsman_cli.main import main as pointsman
 from pointsman_cli.up.command import up_command
 from pointsman_engine_sim.main import main as engine_sim
@@ -47,7 +48,7 @@ SERVICES: Mapping[str, click.Command] = {
     "scheduler": scheduler,
     "worker": worker,
 }
-TABLES: Mapping[str, click.Command] = {**SERVICES, "up": up_command}
+TABLES: Mapping[str, click.Command] = {**SERVICES, "up": up_command, "console": console_command}
 COMMANDS: Mapping[str, click.Command] = {
     "pointsman": pointsman,
     "pointsman-lab": pointsman_lab,
