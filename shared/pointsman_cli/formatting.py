@@ -1,4 +1,4 @@
-"""Number formats of tables."""
+"""Number formats of tables and sentences."""
 
 
 def milliseconds(value: float) -> str:
@@ -15,3 +15,7 @@ def count(value: float) -> str:
 
 def ratio(value: float) -> str:
     return f"{value:.2f}"
+
+
+def plural(count: int, what: str) -> str:
+    return f"{count:,} {what}" + "s" * (count != 1)

@@ -13,7 +13,8 @@ from pointsman.contracts.tenants import TenantPoliciesSet
 from pointsman.primitives import EngineSeconds
 from pointsman.state.state import PoolSettings, State
 from pointsman_cli.doctor.examination import Examiner
-from pointsman_cli.doctor.findings import Finding, number
+from pointsman_cli.doctor.findings import Finding
+from pointsman_cli.formatting import plural
 from pointsman_cli.terminal import wall_time
 
 SHOWN_MAX = 30
@@ -40,7 +41,7 @@ class AdminActions(Examiner):
             case ScaleDecided() if event.by not in UNATTENDED:
                 self._note(event.at, event.by, f"set {event.wanted} instances")
             case TenantPoliciesSet():
-                self._note(event.at, event.by, f"set the policies of {number(len(event.policies.tenants), 'tenant')}")
+                self._note(event.at, event.by, f"set the policies of {plural(len(event.policies.tenants), 'tenant')}")
             case ApiKeyChanged():
                 self._note(event.at, event.by, f"{event.action}: key {event.key} of {event.tenant or 'no tenant'}")
             case _:
@@ -51,7 +52,7 @@ class AdminActions(Examiner):
         if self._actors:
             by = ", ".join(f"{name} ({count:,})" for name, count in self._actors.most_common(SHOWN_MAX))
             evidence = self._newest[-SHOWN_MAX:]
-            yield self.note(f"{number(self._actors.total(), 'admin action')} by {by}", evidence)
+            yield self.note(f"{plural(self._actors.total(), 'admin action')} by {by}", evidence)
 
     def _note(self, at: EngineSeconds, by: str, what: str) -> None:
         actor = by or NOBODY

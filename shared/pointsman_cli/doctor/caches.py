@@ -13,7 +13,8 @@ from pointsman.primitives import EngineSeconds, InstanceId
 from pointsman.state.fleet import Instance, Knowledge
 from pointsman.state.state import PoolSettings, State
 from pointsman_cli.doctor.examination import Examiner
-from pointsman_cli.doctor.findings import Finding, Severity, number, times
+from pointsman_cli.doctor.findings import Finding, Severity, times
+from pointsman_cli.formatting import plural
 
 HEALED_WALL_SECONDS = 5.0
 DECAYED_WALL_SECONDS = 60.0
@@ -158,7 +159,7 @@ class Caches(Examiner):
                 f"what the log says of caches was out of step {times(self._doubts.total())}{lasting}",
                 [
                     f"{name}: doubted {times(self._doubts[name])}, for {self._longest[name][0]:.1f} s at most, "
-                    f"{number(self._resyncs[name], 'snapshot')}: {self._longest[name][1]}"
+                    f"{plural(self._resyncs[name], 'snapshot')}: {self._longest[name][1]}"
                     for name in sorted(self._longest)
                 ],
             )
@@ -202,4 +203,4 @@ class Caches(Examiner):
 def _described(loss: _Loss) -> str:
     if not loss.gaps:
         return loss.reason
-    return f"{number(loss.gaps, 'gap')}, {loss.missed:,} missed: {loss.reason}"
+    return f"{plural(loss.gaps, 'gap')}, {loss.missed:,} missed: {loss.reason}"

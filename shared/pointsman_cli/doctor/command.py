@@ -15,7 +15,7 @@ from pointsman_cli.doctor.clocks import Clocks
 from pointsman_cli.doctor.emptied_caches import EmptiedCaches
 from pointsman_cli.doctor.engine_failures import EngineFailures
 from pointsman_cli.doctor.examination import Diagnosis, Examiner, examine
-from pointsman_cli.doctor.findings import Severity, number
+from pointsman_cli.doctor.findings import Severity
 from pointsman_cli.doctor.fleet_health import FleetHealth
 from pointsman_cli.doctor.isolation import Isolation
 from pointsman_cli.doctor.lateness import Lateness
@@ -25,6 +25,7 @@ from pointsman_cli.doctor.requests import Requests
 from pointsman_cli.doctor.service import Service
 from pointsman_cli.doctor.slow_engines import SlowEngines
 from pointsman_cli.doctor.verdict import verdict
+from pointsman_cli.formatting import plural
 from pointsman_cli.history.progress import shown
 from pointsman_cli.history.sources import open_history
 from pointsman_cli.history.start_point import beginning_of
@@ -106,4 +107,4 @@ def _show(console: Console, diagnosis: Diagnosis, settings: PoolSettings) -> Non
 
 def _counted(diagnosis: Diagnosis) -> str:
     counts = {severity: sum(f.severity is severity for f in diagnosis.findings) for severity in Severity}
-    return f"{counts[Severity.SERIOUS]} serious, {number(counts[Severity.WARNING], 'warning')}, {number(counts[Severity.NOTE], 'note')}"
+    return f"{counts[Severity.SERIOUS]} serious, {plural(counts[Severity.WARNING], 'warning')}, {plural(counts[Severity.NOTE], 'note')}"

@@ -12,8 +12,9 @@ from pointsman.primitives import EngineSeconds, InstanceId, RequestId, Tokens
 from pointsman.state.state import PoolSettings, State
 from pointsman.state.workload import Request
 from pointsman_cli.doctor.examination import Examiner
-from pointsman_cli.doctor.findings import Finding, number
+from pointsman_cli.doctor.findings import Finding
 from pointsman_cli.explain.causes import Cause
+from pointsman_cli.formatting import plural
 from pointsman_cli.terminal import wall_time
 
 ANSWERS_MIN = 2
@@ -62,7 +63,7 @@ class EmptiedCaches(Examiner):
             emptied = loss.delivered < NOTHING_LEFT_SHARE * loss.promised
             how = "was emptied" if emptied else "lost blocks"
             yield self.warning(
-                f"the cache of {name} {how} behind its back: in {number(loss.answers, 'answer')} it found {loss.delivered:,} of "
+                f"the cache of {name} {how} behind its back: in {plural(loss.answers, 'answer')} it found {loss.delivered:,} of "
                 f"{loss.promised:,} tokens that its events say it holds",
                 [f"{begun:%Y-%m-%d %H:%M:%S} to {ended:%H:%M:%S}, for example request {loss.example}"],
                 "Its requests are slow because they compute again what should be cached; the engine is not slow. Something resets "

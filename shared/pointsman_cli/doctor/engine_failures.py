@@ -14,7 +14,8 @@ from pointsman.primitives import EngineSeconds, InstanceId, RequestId
 from pointsman.state.fleet import Instance
 from pointsman.state.state import PoolSettings, State
 from pointsman_cli.doctor.examination import Examiner
-from pointsman_cli.doctor.findings import Finding, Severity, number, times
+from pointsman_cli.doctor.findings import Finding, Severity, times
+from pointsman_cli.formatting import plural
 from pointsman_cli.terminal import wall_time
 
 TOUCHED_SHARE_MAX = 0.02
@@ -95,7 +96,7 @@ class EngineFailures(Examiner):
                 yield self._of_engine(name, engine, state.fleet.get(name), state)
         if self._failed_everywhere:
             yield self.warning(
-                f"{number(self._failed_everywhere, 'request')} failed at every engine that tried: their own fault, by all signs",
+                f"{plural(self._failed_everywhere, 'request')} failed at every engine that tried: their own fault, by all signs",
                 self._failed_everywhere_examples,
                 "Look at what their clients ask; such requests can bring engines down one after the other. Where nothing "
                 "else was served meanwhile, look for what all engines share: the model, the disk, a proxy.",
@@ -105,7 +106,7 @@ class EngineFailures(Examiner):
         failed = engine.failed.total()
         out = instance is not None and (instance.ejected or instance.half_open)
         share = failed / max(1, self._granted)
-        parts = [f"failed {number(failed, 'request')}, {share:.1%} of all that were sent to engines"] * bool(failed)
+        parts = [f"failed {plural(failed, 'request')}, {share:.1%} of all that were sent to engines"] * bool(failed)
         parts += [f"was ejected {times(engine.ejected.total())}"] * bool(engine.ejected)
         return self.finding(
             Severity.SERIOUS if out or share > TOUCHED_SHARE_MAX else Severity.WARNING,

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from pointsman_cli.explain.causes import Cause
+from pointsman_cli.formatting import plural
 
 
 class Severity(StrEnum):
@@ -28,12 +29,8 @@ class Finding:
     """Of slow requests, if this finding explains them."""
 
 
-def number(count: int, what: str) -> str:
-    return f"{count:,} {what}" + "s" * (count != 1)
-
-
 def times(count: int) -> str:
-    return "once" if count == 1 else number(count, "time")
+    return "once" if count == 1 else plural(count, "time")
 
 
 def in_order(findings: list[Finding]) -> list[Finding]:

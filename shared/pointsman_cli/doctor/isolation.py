@@ -16,7 +16,8 @@ from pointsman.contracts.requests import RequestArrived, RequestFinished
 from pointsman.primitives import RequestId, Tokens
 from pointsman.state.state import PoolSettings, State
 from pointsman_cli.doctor.examination import Examiner
-from pointsman_cli.doctor.findings import Finding, number
+from pointsman_cli.doctor.findings import Finding
+from pointsman_cli.formatting import plural
 
 KEYS_MAX = 500_000
 """Remembered keys, some 60 MB. Later prompts are compared with these only."""
@@ -87,10 +88,10 @@ class Isolation(Examiner):
         crossed = self._shared_keys or self._unexplained_count
         result = "hits crossed cache groups" if crossed else "no cache hit crossed cache groups"
         proof = (
-            f"no block key in two of them, and the cached tokens of {number(self._checked, 'request')} explained by "
+            f"no block key in two of them, and the cached tokens of {plural(self._checked, 'request')} explained by "
         )
         reason = f" (of hits unproven: {self._unprovable})" if self._unprovable else ""
-        groups = number(len(self._groups), "cache group")
+        groups = plural(len(self._groups), "cache group")
         yield f"isolation: {result}: {groups}" + ("" if crossed else f", {proof}their own group's prompts{reason}")
 
     @override
@@ -98,10 +99,10 @@ class Isolation(Examiner):
         if not self._on:
             return
         if self._shared_keys:
-            what = f"{number(self._shared_keys, 'block key')} occurred in prompts of two cache groups"
+            what = f"{plural(self._shared_keys, 'block key')} occurred in prompts of two cache groups"
             yield self.serious(what, self._shared, ADVICE)
         elif self._unexplained_count:
-            what = f"{number(self._unexplained_count, 'request')} hit cached tokens that no prompt of their cache group explains"
+            what = f"{plural(self._unexplained_count, 'request')} hit cached tokens that no prompt of their cache group explains"
             yield self.serious(what, self._unexplained, ADVICE)
 
     def _arrive(self, event: RequestArrived) -> None:

@@ -14,9 +14,10 @@ from pointsman.primitives import BlockKey, EngineSeconds, InstanceId, Tenant, To
 from pointsman.state.state import PoolSettings, State
 from pointsman.state.workload import Request
 from pointsman_cli.doctor.examination import Examiner
-from pointsman_cli.doctor.findings import Finding, Severity, number
+from pointsman_cli.doctor.findings import Finding, Severity
 from pointsman_cli.doctor.samples import Heavy, Sample, Share, Stretch, Timeline
 from pointsman_cli.explain.causes import Cause
+from pointsman_cli.formatting import plural
 from pointsman_cli.terminal import wall_time
 
 TARGET = 0.9
@@ -122,7 +123,7 @@ class Service(Examiner):
         if not self._all.whole:
             yield "no request was answered, refused or failed"
             return
-        text = f"{number(self._all.whole, 'request')}, {self._all.value:.1%} with the first token in time"
+        text = f"{plural(self._all.whole, 'request')}, {self._all.value:.1%} with the first token in time"
         ttfts = sorted(self._ttfts.values)
         if ttfts:
             p50, p99 = (ttfts[int(share * (len(ttfts) - 1))] for share in (0.5, 0.99))
@@ -236,7 +237,7 @@ class Service(Examiner):
 
     def _prefix_line(self, key: BlockKey, count: int) -> str:
         prefix = self._prefixes.get(key, _Prefix())
-        served = f"{prefix.on_time.value:.1%} in time, on {number(len(prefix.instances), 'instance')}"
+        served = f"{prefix.on_time.value:.1%} in time, on {plural(len(prefix.instances), 'instance')}"
         example = f", for example request {prefix.example}" if prefix.example else ""
         tokens = self._level * self.settings.block_tokens
         return f"{key:016x} ({tokens} tokens): {count / self._arrivals:.0%} of arrivals, {served}{example}"

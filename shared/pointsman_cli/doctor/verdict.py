@@ -1,8 +1,9 @@
 """One line about a log: what was wrong, and its likeliest cause."""
 
 from pointsman_cli.doctor.examination import Diagnosis
-from pointsman_cli.doctor.findings import Finding, Severity, number
+from pointsman_cli.doctor.findings import Finding, Severity
 from pointsman_cli.explain.causes import Cause
+from pointsman_cli.formatting import plural
 
 ROOTS_FIRST = ("log", "clocks", "fleet", "caches", "engines")
 """Areas whose findings explain those of others of the same severity."""
@@ -13,7 +14,7 @@ def verdict(diagnosis: Diagnosis) -> str:
     wrong = [f for f in diagnosis.findings if f.severity is not Severity.NOTE]
     if not wrong:
         notes = len(diagnosis.findings)
-        return "nothing to complain about" + (f"; {number(notes, 'note')} below" if notes else "")
+        return "nothing to complain about" + (f"; {plural(notes, 'note')} below" if notes else "")
     lateness = next((f for f in wrong if f.area == "service" and f.cause is not None), None)
     others = sorted((f for f in wrong if f is not lateness), key=_rank)
     if lateness is None:

@@ -6,9 +6,10 @@ from pointsman.contracts.decisions import RequestRejected
 from pointsman.contracts.requests import RequestFinished
 from pointsman_cli.explain.causes import Cause, Reason
 from pointsman_cli.explain.findings import is_hot
-from pointsman_cli.explain.text import FAILURES, named, number, seconds, were
+from pointsman_cli.explain.text import FAILURES, named, seconds, were
 from pointsman_cli.explain.values import RequestTimeline
 from pointsman_cli.explain.wait import Wait
+from pointsman_cli.formatting import plural
 
 OFF_SECONDS_MIN = 0.05
 OFF_SHARE_MIN = 0.25
@@ -43,7 +44,7 @@ def _refusal(timeline: RequestTimeline, wait: Wait) -> Iterator[Reason]:
         yield Reason(Cause.REJECTED, wait.whole, text)
     if rejected.ahead:
         count = len(rejected.ahead)
-        ahead = f"{number(count, 'request')} {were(count)} at {rejected.ahead_at} already"
+        ahead = f"{plural(count, 'request')} {were(count)} at {rejected.ahead_at} already"
         text = f"{ahead}, with {rejected.ahead_tokens:,} tokens to compute"
         yield Reason(Cause.REJECTED, wait.whole, text)
 
@@ -130,7 +131,7 @@ def _decode(timeline: RequestTimeline) -> Iterator[Reason]:
         return
     grant = timeline.grants[-1] if timeline.grants else None
     beside = (
-        f": {number(grant.decoding, 'request')} {were(grant.decoding)} decoding beside it when it was granted"
+        f": {plural(grant.decoding, 'request')} {were(grant.decoding)} decoding beside it when it was granted"
         if grant and grant.decoding
         else ""
     )

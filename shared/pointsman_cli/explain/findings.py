@@ -8,9 +8,10 @@ from pointsman.state.engine_profiles import prefill_seconds
 from pointsman.state.latency_model import CORRECTION_MAX
 from pointsman_cli.explain.alternatives import less_busy, others_ready, while_less_busy
 from pointsman_cli.explain.causes import Cause, Reason
-from pointsman_cli.explain.text import FAILURES, number, seconds, share, were
+from pointsman_cli.explain.text import FAILURES, seconds, share, were
 from pointsman_cli.explain.values import NOT_KNOWN, DecisionRecord, GrantRecord, RequestTimeline, WeighedCandidate
 from pointsman_cli.explain.wait import SLOW_FACTOR_MIN, Wait, delivered_tokens, usual_elsewhere
+from pointsman_cli.formatting import plural
 
 HOT_ARRIVALS_MIN = 24
 HOT_IN_FAIR_SHARES = 1.0
@@ -71,7 +72,7 @@ def _failed(timeline: RequestTimeline, wait: Wait, decision: DecisionRecord) -> 
     events = [event for event in timeline.failed if event.attempt < decision.attempt]
     by = events[-1].instance if events else next(iter(reversed(decision.excluded)), InstanceId("an engine"))
     what = FAILURES[events[-1].failure] if events else "no reason is in the log"
-    often = f" and {number(len(events) - 1, 'attempt')} before" if len(events) > 1 else ""
+    often = f" and {plural(len(events) - 1, 'attempt')} before" if len(events) > 1 else ""
     because = f"{by} failed it ({what}){often}: {seconds(wait.failed)} were lost"
     sentence = f"{because}{share(wait.failed, wait.whole)} until it was placed again, on {decision.instance}"
     yield Reason(Cause.FAILED_ATTEMPTS, wait.failed, sentence, because)
@@ -134,7 +135,7 @@ def _gone_before_the_grant(timeline: RequestTimeline, wait: Wait, decision: Deci
     chosen = next((c for c in decision.candidates if c.chosen), None)
     promised = chosen.hit_blocks - chosen.held_blocks if chosen and chosen.status != NOT_KNOWN else 0
     if promised > 0:
-        return f"{number(promised, 'block')} of them were only promised by prompts placed there before it"
+        return f"{plural(promised, 'block')} of them were only promised by prompts placed there before it"
     return f"evicted while it waited; the log knew of {grant.held_tokens:,} by then"
 
 
@@ -144,7 +145,7 @@ def _ahead(timeline: RequestTimeline, wait: Wait, decision: DecisionRecord) -> I
     cause, because = why_ahead(timeline, wait, decision)
     count, tokens = len(decision.ahead), decision.ahead_tokens
     sentence = (
-        f"{seconds(wait.ahead)}{share(wait.ahead, wait.whole)} were the work of {number(count, 'request')} with {tokens:,} "
+        f"{seconds(wait.ahead)}{share(wait.ahead, wait.whole)} were the work of {plural(count, 'request')} with {tokens:,} "
         f"tokens to compute, which {were(count)} before it on {decision.instance}"
     )
     longest = max(decision.ahead, key=lambda other: other.uncached_tokens)
@@ -162,7 +163,7 @@ def why_ahead(timeline: RequestTimeline, wait: Wait, decision: DecisionRecord) -
         others = tokens - longest.uncached_tokens
         of_one = f", {longest.uncached_tokens:,} of them one prompt" if others > 0 else ", of one long prompt"
         return Cause.LONG_PROMPT_AHEAD, f"{tokens:,} tokens were ahead of it on {where}{of_one}"
-    crowd = f"{number(len(ahead), 'request')} with {tokens:,} tokens {were(len(ahead))} ahead of it on {where}"
+    crowd = f"{plural(len(ahead), 'request')} with {tokens:,} tokens {were(len(ahead))} ahead of it on {where}"
     elsewhere = less_busy(decision)
     if not elsewhere:
         return Cause.OVERLOAD, f"{_no_idle_engine(decision)}: {crowd}"
@@ -173,7 +174,7 @@ def why_ahead(timeline: RequestTimeline, wait: Wait, decision: DecisionRecord) -
         assert prefix is not None
         return (
             Cause.HOT_PREFIX,
-            f"its prefix is hot ({prefix.arrivals / prefix.window:.0%} of arrivals): {alike} of the {number(len(ahead), 'request')} "
+            f"its prefix is hot ({prefix.arrivals / prefix.window:.0%} of arrivals): {alike} of the {plural(len(ahead), 'request')} "
             f"ahead of it on {where} began with the same {prefix.tokens:,} tokens, {meanwhile}",
         )
     return Cause.BUSY_INSTANCE, f"{crowd}, {meanwhile}"
@@ -202,7 +203,7 @@ def _overtaken(timeline: RequestTimeline, wait: Wait, decision: DecisionRecord) 
     count = len(grant.overtaken_by)
     order = decision.settings.get("ordering", "")
     rule = f" by the order {order}" if order else ""
-    because = f"{number(count, 'request')} with {grant.overtaken_tokens:,} tokens came later and went first{rule}"
+    because = f"{plural(count, 'request')} with {grant.overtaken_tokens:,} tokens came later and went first{rule}"
     yield Reason(Cause.OVERTAKEN, wait.overtaken, f"{because}{share(wait.overtaken, wait.whole)}", because)
 
 
@@ -210,7 +211,7 @@ def _full(wait: Wait, decision: DecisionRecord) -> Iterator[Reason]:
     chosen = _chosen(decision)
     if wait.full > 0 and chosen is not None:
         places = int(float(decision.settings.get("running_max", 0)))
-        taken = f"{number(places, 'place')} of {decision.instance} {were(places)} taken"
+        taken = f"{plural(places, 'place')} of {decision.instance} {were(places)} taken"
         because = f"the {taken}, {chosen.decoding} by requests that were decoding"
         yield Reason(Cause.ENGINE_FULL, wait.full, f"{because}{share(wait.full, wait.whole)}", because)
 
@@ -275,7 +276,7 @@ def _pace(grant: GrantRecord, wait: Wait) -> Iterator[Reason]:
     elif wait.engine < wait.queue:
         return
     else:
-        load = f", with {number(grant.decoding, 'request')} decoding beside it" if grant.decoding else ""
+        load = f", with {plural(grant.decoding, 'request')} decoding beside it" if grant.decoding else ""
         text = f"that was unusual for {name}, whose prefills had been taking {grant.correction:.1f} times{load}"
     yield Reason(Cause.SLOW_ENGINE, behind, text)
 

@@ -22,10 +22,6 @@ def share(spent: EngineSeconds, whole: EngineSeconds) -> str:
     return f" ({min(1.0, spent / whole):.0%} of the wait)" if whole else ""
 
 
-def number(count: int, what: str) -> str:
-    return f"{count:,} {what}" + "s" * (count != 1)
-
-
 def were(count: int) -> str:
     return "was" if count == 1 else "were"
 

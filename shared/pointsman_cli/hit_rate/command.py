@@ -13,7 +13,7 @@ from pointsman.analysis.ladder_verdict import Gap, Verdict, verdict
 from pointsman.simulation.replay.folding import copy_state
 from pointsman.state.fleet import Knowledge
 from pointsman.state.state import State
-from pointsman_cli.doctor.findings import number
+from pointsman_cli.formatting import plural
 from pointsman_cli.history.entries import History
 from pointsman_cli.history.progress import shown
 from pointsman_cli.history.sources import open_history
@@ -128,7 +128,7 @@ def _show(
         named = [(f"{wall_time(begin, 1.0):%Y-%m-%d %H:%M}", tally) for begin, tally in hours]
         console.print(_ladder_table("hour", named[-HOURS_SHOWN:]))
     if len(tenants) > TENANTS_SHOWN or len(hours) > HOURS_SHOWN:
-        say(console, f"{number(len(tenants), 'tenant')}, {number(len(hours), 'hour')}: --json has all", "dim")
+        say(console, f"{plural(len(tenants), 'tenant')}, {plural(len(hours), 'hour')}: --json has all", "dim")
 
 
 def _ladder_table(heading: str, rows: list[tuple[str, Tally]]) -> Table:

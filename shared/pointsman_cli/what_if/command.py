@@ -10,12 +10,11 @@ import click
 import msgspec
 from rich.console import Console
 
-from pointsman.adapters.tenants_file import TenantsFileError, read_tenant_policies, with_changes
+from pointsman.adapters.tenants_file import TenantsFileError, read_tenant_policies
 from pointsman.analysis.calibration import Calibration
 from pointsman.analysis.comparison import Side, fidelity, regret
 from pointsman.analysis.recorded_traffic import Record, UnusableTrafficError, read_record
-from pointsman.analysis.what_if import TENANTS_PREFIX, Change, WhatIf
-from pointsman.contracts.tenants import TenantPolicies
+from pointsman.analysis.what_if import Change, WhatIf
 from pointsman.policies.admission import ADMISSION_POLICIES
 from pointsman.policies.ordering import ORDERING_POLICIES
 from pointsman.policies.policy_set import UnknownPolicyError
@@ -39,6 +38,7 @@ from pointsman_cli.output_file import print_json
 from pointsman_cli.simulate.experiment import CellResult
 from pointsman_cli.terminal import output_console, progress_console, say
 from pointsman_cli.what_if.comparison import as_json, cells, table_of, tenants_table
+from pointsman_cli.what_if.limits import limits_of
 
 SLOW_BELOW = 0.9
 SPEEDS_SHOWN = 8
@@ -108,7 +108,7 @@ def what_if_command(
         instances=instances,
         tenants=limits,
         tenants_from=tenants.name if tenants else "",
-        limits=_limits(settings),
+        limits=limits_of(settings),
     )
     if change.is_none:
         msg = "choose what is to be different: --policy, --set, --order, --admission, --instances or --tenants"
@@ -134,11 +134,6 @@ def what_if_command(
             raise HistoryError(msg) from error
         for picture in pictures:
             say(console, f"drew {picture}")
-
-
-def _limits(settings: Sequence[str]) -> Callable[[TenantPolicies], TenantPolicies] | None:
-    texts = [text.removeprefix(TENANTS_PREFIX) for text in settings if text.startswith(TENANTS_PREFIX)]
-    return (lambda policies: with_changes(policies, texts)) if texts else None
 
 
 def _read(history: History, since: str | None, until: str | None, warmup: float | None) -> Record:

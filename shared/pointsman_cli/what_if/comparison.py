@@ -1,7 +1,7 @@
 """Compares record, re-simulation and change: table, JSON, and results for the plots of `simulate`."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from rich.table import Table
@@ -20,6 +20,7 @@ from pointsman_cli.simulate.variants import Variant
 from pointsman_cli.terminal import table
 
 TENANTS_SHOWN_MAX = 12
+NONE = "-"
 
 Row = tuple[str, Callable[[Report], float | None], Callable[[float], str], bool | None]
 """Heading, value, format, and whether more is better (None: neither)."""
@@ -43,28 +44,48 @@ ROWS: Sequence[Row] = (
 )
 
 
-def table_of(recorded: Side, again: Side, changed: Side) -> Table:
-    rows = table("", ">recorded", ">re-simulated", f">{changed.note}", ">change")
-    rows.columns[3].no_wrap = False
+class Compared(NamedTuple):
+    """A row as text: three values, and how far the change is from the re-simulation. `better`: None if neither, or the
+    same."""
+
+    heading: str
+    values: tuple[str, str, str]
+    change: str
+    better: bool | None
+
+
+def compared(recorded: Side, again: Side, changed: Side) -> list[Compared]:
+    """Rows of which any value is not 0."""
+    found = []
     for heading, value_of, text, more_is_better in ROWS:
-        values = [value_of(one.report) for one in (recorded, again, changed)]
+        values = [value_of(side.report) for side in (recorded, again, changed)]
         if any(values):
-            cells = ["-" if value is None else text(value) for value in values]
-            rows.add_row(heading, *cells, _change(values[1], values[2], text, more_is_better))
-    return rows
+            first, second, third = (NONE if value is None else text(value) for value in values)
+            found.append(
+                Compared(heading, (first, second, third), *_change(values[1], values[2], text, more_is_better))
+            )
+    return found
 
 
 def _change(
     before: float | None, after: float | None, text: Callable[[float], str], more_is_better: bool | None
-) -> str | Text:
+) -> tuple[str, bool | None]:
     if before is None or after is None:
-        return "-"
-    change = after - before
-    shown = ("+" if change >= 0 else "-") + text(abs(change))
-    if more_is_better is None or shown[1:] == text(0.0):
-        return shown if shown[1:] != text(0.0) else "same"
-    better = (change > 0) == more_is_better
-    return Text(shown, style="green" if better else "red")
+        return NONE, None
+    shown = text(abs(after - before))
+    if shown == text(0.0):
+        return "same", None
+    is_more = after > before
+    return ("+" if is_more else "-") + shown, None if more_is_better is None else is_more == more_is_better
+
+
+def table_of(recorded: Side, again: Side, changed: Side) -> Table:
+    rows = table("", ">recorded", ">re-simulated", f">{changed.note}", ">change")
+    rows.columns[3].no_wrap = False
+    for row in compared(recorded, again, changed):
+        style = "" if row.better is None else "green" if row.better else "red"
+        rows.add_row(row.heading, *row.values, Text(row.change, style=style))
+    return rows
 
 
 def cells(sides: Sequence[Side], record: Record, name: str) -> list[CellResult]:

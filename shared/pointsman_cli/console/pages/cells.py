@@ -8,6 +8,7 @@ from urllib.parse import quote
 
 from markupsafe import Markup, escape
 
+from pointsman_cli.formatting import plural
 from pointsman_cli.terminal import UNIX_SECONDS_MAX, one_line
 
 NOTHING = Markup('<span class="muted">\N{EN DASH}</span>')
@@ -154,10 +155,6 @@ def evidence(line: str) -> Markup:
     if not said or " " in request:
         return prose(line)
     return prose(f"{before}{said}") + request_link(request) + escape(f"{comma}{after}")
-
-
-def plural(number: int, what: str) -> str:
-    return f"{number:,} {what}" + "s" * (number != 1)
 
 
 def listed(names: Iterable[str], at_most: int = 4) -> str:

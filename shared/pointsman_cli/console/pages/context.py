@@ -10,7 +10,7 @@ from pointsman.analysis.ladder_figures import RUNGS
 from pointsman.analysis.ladder_verdict import LITTLE, Loss
 from pointsman_cli.console.jobs.views import DoctorView, RequestPageView, WhatIfRun
 from pointsman_cli.console.pages import charts, health, shadow_page
-from pointsman_cli.console.pages.cells import Level, plural
+from pointsman_cli.console.pages.cells import Level
 from pointsman_cli.console.pages.health import Verdict
 from pointsman_cli.console.pages.request_page import story
 from pointsman_cli.console.views import (
@@ -22,6 +22,7 @@ from pointsman_cli.console.views import (
     StatusView,
     TenantsView,
 )
+from pointsman_cli.formatting import plural
 
 HEADINGS = ("unbounded", "fleet size", "best engine", "best known", "chosen", "delivered")
 """Of the rungs, in a table."""

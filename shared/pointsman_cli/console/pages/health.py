@@ -5,8 +5,9 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from pointsman.state.latency_model import CORRECTION_MAX
-from pointsman_cli.console.pages.cells import LEVELS, Level, listed, plural
+from pointsman_cli.console.pages.cells import LEVELS, Level, listed
 from pointsman_cli.console.views import FleetView, HistoryView, InstanceView, RequestsView, RequestView, StatusView
+from pointsman_cli.formatting import plural
 
 GOODPUT_WARNING, GOODPUT_SERIOUS = 0.95, 0.7
 HIT_GAP_WARNING = 0.1

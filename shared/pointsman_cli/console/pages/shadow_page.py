@@ -7,9 +7,10 @@ from markupsafe import Markup
 from pointsman.analysis.shadow import ShadowReport, ShadowSummary
 from pointsman.analysis.shadow_figures import DecisionFigures, ShadowDecision
 from pointsman.analysis.shadow_windows import ShadowFigures, WindowFigures, WindowResult
-from pointsman_cli.console.pages.cells import NOTHING, Level, clock, duration, plural, share
+from pointsman_cli.console.pages.cells import NOTHING, Level, clock, duration, share
 from pointsman_cli.console.pages.health import Verdict
 from pointsman_cli.console.views import ShadowsView
+from pointsman_cli.formatting import plural
 from pointsman_cli.terminal import wall_time
 
 WINDOWS_SHOWN = 12
