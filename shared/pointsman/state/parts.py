@@ -27,10 +27,10 @@ from pointsman.state.workload import NO_EPOCH, Request, Workload
 TRIAL_OPEN_WALL_SECONDS = 10.0
 """How long a failed trial of a half-open instance blocks the next trial while unattributed."""
 
-FOLD_VERSION = 5
+FOLD_VERSION = 6
 """Rules of the fold, named in LeaderElected for replay. 1: events are taken as they are (logs without a version); 2:
 checked against deliveries; 3: lost and held time extends a request's SLO; 4: tenants share a full queue; 5: a placement does not rely on blocks
-stored after its `as_of`."""
+stored after its `as_of`; 6: see `LatencyModel` and `Holdings`."""
 
 STEP_MAX = 2**32
 """How far a term, epoch or number may jump, so that one entry cannot exhaust the range."""
