@@ -74,6 +74,8 @@ class RequestPlaced(RequestEvent, frozen=True, kw_only=True):
     transfer_seconds: EngineSeconds = 0.0
     lost_seconds: EngineSeconds = 0.0
     """Time held without a scheduler or lost at a failed engine; extends its TTFT budget."""
+    best_effort: bool = False
+    """Admitted although no instance could meet its TTFT SLO even with an empty queue."""
 
 
 class RequestGranted(RequestEvent, frozen=True, kw_only=True):

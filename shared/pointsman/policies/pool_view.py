@@ -11,7 +11,7 @@ import msgspec
 from pointsman.contracts.decisions import Candidate
 from pointsman.primitives import BlockKey, EngineSeconds, InstanceId, Tokens
 from pointsman.state.latency_model import Correction
-from pointsman.state.priority_classes import LOWEST, RANK
+from pointsman.state.priority_classes import LOWEST, RANK, QueueClass
 from pointsman.state.state import State
 from pointsman.state.trackers.base import Tracker
 from pointsman.state.workload import EMPTY_QUEUE, InstanceQueue, Request
@@ -68,7 +68,7 @@ class PoolView:
         self.now = now
         self._state = state
         self._limits_kv = state.tenants.limits_kv
-        self._ahead = request.priority if state.pending.has_below(request.priority) else LOWEST
+        self._ahead: QueueClass = request.priority if state.pending.has_below(request.priority) else LOWEST
         """Pending work from this class on is ahead of it."""
         self.retried = bool(excluded)
         self.some_ready = bool(state.fleet.ready)
@@ -136,6 +136,9 @@ class PoolView:
         work = state.latency.prefill_seconds(instance, prompt_tokens, cached)
         queue = self.queue(instance_id)
         queued, queued_tokens = queue.work_ahead(self.now, self._ahead)
+        if self._reserved is not None and self._reserved.instance == instance_id and self._ahead != LOWEST:
+            queued += self._reserved.prefill_seconds
+            queued_tokens += self._reserved.uncached_tokens
         if self._limits_kv:
             seconds, tokens = self._overtaken(queue)
             queued, queued_tokens = max(0.0, queued - seconds), queued_tokens - tokens
@@ -154,13 +157,36 @@ class PoolView:
             transfer_seconds=self._transfer_seconds and (self._transfer_seconds if instance.role == "prefill" else 0.0),
         )
 
+    def best_effort_candidate(self, instance_id: InstanceId) -> CandidateEstimate:
+        """Behind all that is pending there, and with the prefixes that best-effort requests before it will leave."""
+        ahead, self._ahead = self._ahead, LOWEST
+        try:
+            hit = max(self._hits.get(instance_id, 0), self._deferred_hits.get(instance_id, 0))
+            found = self.candidate(instance_id, hit_blocks=hit)
+            wait = self._state.best_effort.wait(self.now)
+            return msgspec.structs.replace(found, queue_seconds=max(found.queue_seconds, wait))
+        finally:
+            self._ahead = ahead
+
+    @cached_property
+    def _reserved(self) -> Request | None:
+        """The best-effort request whose turn it is: it goes before requests that come now."""
+        best_effort = self._state.best_effort
+        return best_effort.turn() if best_effort.waits and best_effort.due_since(self.now) is not None else None
+
+    @cached_property
+    def _deferred_hits(self) -> dict[InstanceId, int]:
+        hits: dict[InstanceId, int] = dict(self._hits)
+        self._state.deferred.extend_hits(self.request.keys, hits)
+        return hits
+
     def _overtaken(self, queue: InstanceQueue) -> tuple[EngineSeconds, Tokens]:
         """Pending work of other tenants that wait for their share of the KV capacity."""
         state, request = self._state, self.request
         waiting = [
             other
             for other in queue.pending.values()
-            if RANK[other.priority] >= RANK[request.priority]
+            if RANK[other.queue_class] >= RANK[request.queue_class]
             and other.tenant != request.tenant
             and state.waits_for_kv(other)
         ]

@@ -29,6 +29,7 @@ class RequestRow:
     ended_at: EngineSeconds | None = None
     migrations: int = 0
     retries: int = 0
+    best_effort: bool = False
 
     @property
     def ttft(self) -> EngineSeconds | None:

@@ -114,7 +114,7 @@ class Simulation:
             match event:
                 case RequestPlaced():
                     row = self._row(event.request)
-                    row.instance = event.instance
+                    row.instance, row.best_effort = event.instance, event.best_effort
                     row.predicted_ttft = now - row.arrived_at + event.predicted_ttft
                     row.predicted_cached_tokens = row.prompt_tokens - event.uncached_tokens
                 case RequestMigrated():

@@ -69,6 +69,7 @@ def replace(parts: StateParts, event: CacheSnapshot) -> None:
 def forget(parts: StateParts, instance: InstanceId) -> None:
     parts.index.drop(instance)
     parts.promises.drop(instance)
+    parts.deferred.drop(instance)
     parts.delivered.drop(instance)
     parts.contradictions.drop(instance)
     parts.latency.forget(instance)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from pointsman.primitives import BlockKey, EngineSeconds, Epoch, InstanceId, Sequence, Term, Tokens
+from pointsman.state.best_effort import BestEffort
 from pointsman.state.dead_letters import DeadLetters
 from pointsman.state.fleet import Fleet, Instance
 from pointsman.state.hotness import Hotness
@@ -58,13 +59,16 @@ class StateParts:
         self.relies_as_of = settings.fold_version >= 5
         self.tenants = Tenants()
         self.pending = PendingRequests()
-        self.trackers: tuple[Tracker, ...] = (*trackers, self.pending)
         self.fleet = Fleet(checks_model=self.learns_from_deliveries)
+        self.best_effort = BestEffort(self.fleet)
+        self.trackers: tuple[Tracker, ...] = (*trackers, self.pending, self.best_effort)
         self.epochs: dict[InstanceId, Epoch] = {}
         self.unregistered: dict[InstanceId, EngineSeconds] = {}
         """Last report of instances that have not joined; they are asked to join again."""
         self.index = PrefixIndex()
         self.promises = Promises()
+        self.deferred = Promises()
+        """Of pending best-effort requests: others do not rely on them."""
         self.delivered = ReportedHits()
         self.contradictions = Contradictions()
         self.workload = Workload()

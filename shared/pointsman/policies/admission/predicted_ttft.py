@@ -24,6 +24,7 @@ class PredictedTtft(AdmissionPolicy):
 
     name: ClassVar[str] = "predicted_ttft"
 
+    hard_limit: bool = False
     tpot_check: bool = False
 
     @override
@@ -32,11 +33,26 @@ class PredictedTtft(AdmissionPolicy):
 
     @override
     def admit(self, view: PoolView, choice: Choice) -> Choice | Refusal:
+        if not self.hard_limit and is_late_alone(view):
+            return best_effort(view, choice)
         if choice.chosen.predicted_ttft > view.budget:
             return too_late(view, choice.chosen)
         if self.tpot_check and (tpot := excessive_tpot(view, choice.chosen)):
             return too_slow(view, choice.chosen, tpot)
         return choice
+
+
+def is_late_alone(view: PoolView) -> bool:
+    """Whether it would miss its SLO on every instance with an empty queue: no load explains that."""
+    return all(candidate.predicted_ttft - candidate.queue_seconds > view.budget for candidate in view.candidates)
+
+
+def best_effort(view: PoolView, choice: Choice) -> Choice:
+    candidates = [view.best_effort_candidate(candidate.instance) for candidate in view.candidates]
+    soonest = min(candidates, key=lambda candidate: (candidate.predicted_ttft, -candidate.cached_tokens))
+    return Choice(
+        soonest, "late even alone: best effort, where its first token is soonest", candidates, best_effort=True
+    )
 
 
 def excessive_tpot(view: PoolView, candidate: CandidateEstimate) -> EngineSeconds | None:

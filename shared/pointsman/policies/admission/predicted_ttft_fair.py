@@ -15,6 +15,7 @@ from typing_extensions import override
 
 from pointsman.contracts.reasons import RejectReason
 from pointsman.policies.admission.base import AdmissionPolicy, Refusal
+from pointsman.policies.admission.predicted_ttft import best_effort, is_late_alone
 from pointsman.policies.admission.predicted_ttft_global import choice_or_soonest, priced_ttft
 from pointsman.policies.pool_view import CandidateEstimate, PoolView
 from pointsman.policies.routing.base import Choice
@@ -34,6 +35,7 @@ class PredictedTtftFair(AdmissionPolicy):
     margin: float = 0.07
     patience: float = 7.0
     spare: float = 0.1
+    hard_limit: bool = False
     tpot_check: bool = False
 
     def __post_init__(self) -> None:
@@ -49,6 +51,8 @@ class PredictedTtftFair(AdmissionPolicy):
 
     @override
     def admit(self, view: PoolView, choice: Choice) -> Choice | Refusal:
+        if not self.hard_limit and is_late_alone(view):
+            return best_effort(view, choice)
         admitted = choice_or_soonest(view, choice, check_tpot=self.tpot_check)
         price = self.price(view)
         if isinstance(admitted, Refusal) or price <= 1.0:

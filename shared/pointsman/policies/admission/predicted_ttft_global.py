@@ -8,7 +8,7 @@ from typing import ClassVar
 from typing_extensions import override
 
 from pointsman.policies.admission.base import AdmissionPolicy, Refusal
-from pointsman.policies.admission.predicted_ttft import excessive_tpot, too_late, too_slow
+from pointsman.policies.admission.predicted_ttft import best_effort, excessive_tpot, is_late_alone, too_late, too_slow
 from pointsman.policies.pool_view import CandidateEstimate, PoolView
 from pointsman.policies.routing.base import Choice
 from pointsman.primitives import EngineSeconds
@@ -20,6 +20,7 @@ from pointsman.state.trackers.decode_load import DecodeLoad
 class PredictedTtftGlobal(AdmissionPolicy):
     name: ClassVar[str] = "predicted_ttft_global"
 
+    hard_limit: bool = False
     tpot_check: bool = False
 
     @override
@@ -28,6 +29,8 @@ class PredictedTtftGlobal(AdmissionPolicy):
 
     @override
     def admit(self, view: PoolView, choice: Choice) -> Choice | Refusal:
+        if not self.hard_limit and is_late_alone(view):
+            return best_effort(view, choice)
         return choice_or_soonest(view, choice, check_tpot=self.tpot_check)
 
 

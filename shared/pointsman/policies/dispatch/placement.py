@@ -169,6 +169,7 @@ def _place(turn: Turn, request: Request, attempt: int, excluded: Collection[Inst
             decode_candidates=decode.considered,
             transfer_seconds=decode.transfer_seconds,
             lost_seconds=answer.lost_seconds,
+            best_effort=admitted.best_effort,
         )
     )
     if displaced:

@@ -46,7 +46,8 @@ class OutcomeTracker(Tracker):
 
     @override
     def first_token(self, request: Request, at: EngineSeconds) -> None:
-        self.outcome(request, at, on_time=at <= request.deadline)
+        if not request.best_effort:
+            self.outcome(request, at, on_time=at <= request.deadline)
 
     @override
     def refused(self, request: Request, at: EngineSeconds, reason: str) -> None:
@@ -56,5 +57,5 @@ class OutcomeTracker(Tracker):
     @override
     def ended(self, request: Request, at: EngineSeconds, finished: RequestFinished | None) -> None:
         waited = request.stage in (Stage.PENDING, Stage.PREFILL, Stage.HANDED_OVER)
-        if waited and finished is None and at > request.deadline:
+        if waited and finished is None and at > request.deadline and not request.best_effort:
             self.outcome(request, at, on_time=False)
