@@ -132,6 +132,9 @@ class Simulation:
                     self.fleet.engines[event.source].model.release_kv(event.request)
                     self._fail(event.request, event.source, event.reason, now, status=429, end="rejected")
                 case RequestRejected():
+                    row = self._row(event.request)
+                    uncached = min((c.uncached_tokens for c in event.candidates), default=row.prompt_tokens)
+                    row.predicted_cached_tokens = row.prompt_tokens - uncached
                     self._end(event.request, now, "rejected", event.reason)
                 case _:
                     pass

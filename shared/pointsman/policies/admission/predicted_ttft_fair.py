@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from pointsman.contracts.reasons import RejectReason
 from pointsman.policies.admission.base import AdmissionPolicy, Refusal
-from pointsman.policies.admission.predicted_ttft import best_effort, is_late_alone
+from pointsman.policies.admission.predicted_ttft import best_effort, is_late_alone, too_late
 from pointsman.policies.admission.predicted_ttft_global import choice_or_soonest, priced_ttft
 from pointsman.policies.pool_view import CandidateEstimate, PoolView
 from pointsman.policies.routing.base import Choice
@@ -36,6 +36,8 @@ class PredictedTtftFair(AdmissionPolicy):
     patience: float = 7.0
     spare: float = 0.1
     hard_limit: bool = False
+    move: float = 1.0
+    price_max: float = 1e9
     tpot_check: bool = False
 
     def __post_init__(self) -> None:
@@ -53,8 +55,24 @@ class PredictedTtftFair(AdmissionPolicy):
     def admit(self, view: PoolView, choice: Choice) -> Choice | Refusal:
         if not self.hard_limit and is_late_alone(view):
             return best_effort(view, choice)
+        price = min(self.price_max, self.price(view))
+        if self.move in (0, 3):
+            c = choice.chosen
+            if self.move == 3 and c.predicted_ttft > view.budget:
+                same = [o for o in view.candidates if o.prefill_seconds <= c.prefill_seconds and o.predicted_ttft <= view.budget]
+                if same:
+                    c = min(same, key=lambda o: o.queue_seconds)
+                    choice = Choice(c, "moved", view.candidates)
+            if c.predicted_ttft > view.budget:
+                return too_late(view, c)
+            if c.queue_seconds <= self.spare * view.request.slo_ttft or priced_ttft(c, price) <= view.budget:
+                return choice
+            if self.move in (0, 3):
+                return _keep_back(view, c, price)
         admitted = choice_or_soonest(view, choice, check_tpot=self.tpot_check)
-        price = self.price(view)
+        if self.move == 2 and isinstance(admitted, Choice):
+            c = admitted.chosen
+            return admitted if c.queue_seconds <= self.spare * view.request.slo_ttft or priced_ttft(c, price) <= view.budget else _keep_back(view, c, price)
         if isinstance(admitted, Refusal) or price <= 1.0:
             return admitted
         spare = self.spare * view.request.slo_ttft
