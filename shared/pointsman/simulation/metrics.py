@@ -53,6 +53,8 @@ class Report:
     e2e: Latency
     well_behaved_ttft: Latency
     hit_rate: float | None
+    loaded_share: float | None
+    """Of the prompt tokens, those loaded back from a host tier; part of `hit_rate`."""
     hit_share_of_bound: float | None
     """`hit_rate` over that of one infinite cache."""
     load_cv: float | None
@@ -98,6 +100,7 @@ def summarise(
         e2e=_latency(e2e(row) for row in served),
         well_behaved_ttft=_latency(row.ttft for row in served if row.tenant not in misbehaving),
         hit_rate=hits,
+        loaded_share=loaded_share(served),
         hit_share_of_bound=hits / hit_bound if hits is not None and hit_bound else None,
         load_cv=load_cv(_within(outcome.samples, rows)),
         migrations=sum(row.migrations for row in rows),
@@ -132,6 +135,11 @@ def answer_tokens(row: RequestRow) -> Tokens:
     if row.end != "finished":
         return 0
     return 1 if row.ended_at == row.first_token_at else row.output_tokens
+
+
+def loaded_share(served: Sequence[RequestRow]) -> float | None:
+    prompt = sum(row.prompt_tokens for row in served)
+    return sum(row.loaded_tokens for row in served) / prompt if prompt else None
 
 
 def hit_rate(served: Sequence[RequestRow]) -> float | None:
