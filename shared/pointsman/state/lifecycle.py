@@ -357,6 +357,7 @@ def end(parts: StateParts, event: RequestEnd) -> None:
         return
     finished = event if isinstance(event, RequestFinished) else None
     if finished is not None:
+        parts.output_lengths.learn(request.tenant, finished.completion_tokens, request.max_output_tokens)
         if finished.instance == request.instance:
             parts.outliers.served(finished.instance, finished.at, since=request.granted_at)
         if parts.learns_from_deliveries:

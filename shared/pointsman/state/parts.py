@@ -13,6 +13,7 @@ from pointsman.state.hotness import Hotness
 from pointsman.state.latency_model import LatencyModel
 from pointsman.state.outages import Outages
 from pointsman.state.outliers import Outliers
+from pointsman.state.output_lengths import OutputLengths
 from pointsman.state.pending_requests import PendingRequests
 from pointsman.state.prefix_index import PrefixIndex
 from pointsman.state.promises import Promises
@@ -58,7 +59,8 @@ class StateParts:
         self.settings = settings
         self.learns_from_deliveries = settings.fold_version >= 2
         self.relies_as_of = settings.fold_version >= 5
-        self.tenants = Tenants()
+        self.output_lengths = OutputLengths()
+        self.tenants = Tenants(self.output_lengths if settings.fold_version >= 6 else None)
         self.pending = PendingRequests()
         self.trackers: tuple[Tracker, ...] = (*trackers, self.pending)
         self.fleet = Fleet(checks_model=self.learns_from_deliveries)
