@@ -136,10 +136,17 @@ class PoolView:
         return self._state.workload.queues.get(instance_id, EMPTY_QUEUE)
 
     def candidate(
-        self, instance_id: InstanceId, *, hit_blocks: int | None = None, loads: tuple[TierTokens, ...] = ()
+        self,
+        instance_id: InstanceId,
+        *,
+        hit_blocks: int | None = None,
+        loads: tuple[TierTokens, ...] = (),
+        ahead: QueueClass | None = None,
     ) -> CandidateEstimate:
-        """`hit_blocks` and the `loads` among them: as given instead of as known."""
+        """`hit_blocks` and the `loads` among them: as given instead of as known. `ahead`: pending work from this class
+        on is ahead of it."""
         state = self._state
+        ahead = ahead or self._ahead
         prompt_tokens = self.request.prompt_tokens
         instance = state.fleet[instance_id]
         if hit_blocks is None:
@@ -154,8 +161,8 @@ class PoolView:
         uncached = prompt_tokens - cached
         work = state.latency.prefill_seconds(instance, prompt_tokens, cached)
         queue = self.queue(instance_id)
-        queued, queued_tokens = queue.work_ahead(self.now, self._ahead)
-        if self._reserved is not None and self._reserved.instance == instance_id and self._ahead != LOWEST:
+        queued, queued_tokens = queue.work_ahead(self.now, ahead)
+        if ahead != LOWEST and self._reserved is not None and self._reserved.instance == instance_id:
             queued += self._reserved.prefill_seconds
             queued_tokens += self._reserved.uncached_tokens
         if self._limits_kv:
@@ -179,21 +186,18 @@ class PoolView:
         )
 
     def best_effort_candidate(self, instance_id: InstanceId) -> CandidateEstimate:
-        """Behind all that is pending there, and with the prefixes that best-effort requests before it will leave."""
-        ahead, self._ahead = self._ahead, LOWEST
-        try:
-            hit = max(self._hits.get(instance_id, 0), self._deferred_hits.get(instance_id, 0))
-            found = self.candidate(instance_id, hit_blocks=hit)
-            wait = self._state.best_effort.wait(self.now)
-            return msgspec.structs.replace(found, queue_seconds=max(found.queue_seconds, wait))
-        finally:
-            self._ahead = ahead
+        """Behind all that is pending there, or until its turn. With the prefixes that best-effort requests before it
+        will leave."""
+        known, deferred = self._hits.get(instance_id, 0), self._deferred_hits.get(instance_id, 0)
+        found = self.candidate(instance_id, hit_blocks=deferred if deferred > known else None, ahead=LOWEST)
+        wait = self._state.best_effort.wait(self.now)
+        return msgspec.structs.replace(found, queue_seconds=max(found.queue_seconds, wait))
 
     @cached_property
     def _reserved(self) -> Request | None:
         """The best-effort request whose turn it is: it goes before requests that come now."""
-        best_effort = self._state.best_effort
-        return best_effort.turn() if best_effort.waits and best_effort.due_since(self.now) is not None else None
+        known = self._state.best_effort.turn(self.now)
+        return known[0] if known is not None else None
 
     @cached_property
     def _deferred_hits(self) -> dict[InstanceId, int]:

@@ -1,8 +1,15 @@
-"""What best-effort requests (late even alone) may take of the pool, and whose turn it is. A prefill is not interrupted, so
-a long prompt holds its engine for seconds: such prompts get the engines that others do not need. `load`: engines busy
-with other prefills, mean over about LOAD_SECONDS. Best-effort prefills may run on as many engines as `load` leaves of
-LOAD_MAX of the pool, and at least get LEAST_SHARE of the work of others: `credit` grows in time at `rate` engines, to at
-most 0, and a grant costs its prefill. The next is the oldest of the tenant that was served least."""
+"""What *best-effort* requests (late even alone) may take of the pool, and whose turn it is.
+
+A prefill is not interrupted, so a long prompt holds its engine for seconds. It gets engines that others do not need:
+
+- *Load*: engines that prefill other requests, faded over LOAD_SECONDS. *Spare*: LOAD_MAX of the pool, less the load.
+- Where nothing else is pending, a best-effort request may start while such requests hold fewer engines than are spare.
+- Its *turn*, also before others, comes when `credit` is 0: that grows by `rate` engines to 0, and each start takes its
+  prefill seconds from it. `rate` is what is spare, and at least LEAST_SHARE of the load.
+- The turn is the oldest request's of the tenant that was served least.
+
+So a request that `pending_seconds` of others precede starts after at most (`pending_seconds` - `credit`) / `rate`, and
+what its engine has to finish. Limits: counts engines as equal; knows no model or adapter."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -19,88 +26,86 @@ from pointsman.state.workload import Request, Stage
 LEAST_SHARE = 0.05
 LOAD_MAX = 0.95
 LOAD_SECONDS: EngineSeconds = 30.0
+USUAL_LOAD_SECONDS: EngineSeconds = 300.0
 TENANTS_REMEMBERED_MAX = 1_000
 
 
 class BestEffort(Tracker):
+    """Queries change nothing: between events the load and the rate count as constant."""
+
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
         self._pending: dict[Tenant, dict[RequestId, Request]] = {}
         self._served: dict[Tenant, EngineSeconds] = {}
-        self._prefilling: dict[RequestId, tuple[InstanceId, bool]] = {}
-        self._busy: Counter[tuple[InstanceId, bool]] = Counter()
+        self._inside: dict[RequestId, tuple[InstanceId, bool]] = {}
+        """Requests in prefill: where, and whether best effort."""
+        self._requests_inside: Counter[tuple[InstanceId, bool]] = Counter()
         self._engines = {False: 0, True: 0}
         """Engines that prefill others, and those that prefill best-effort requests."""
         self._load = 0.0
+        self._usual = 0.0
+        self._seen: EngineSeconds = 0.0
         self._credit: EngineSeconds = 0.0
-        self._since: EngineSeconds = 0.0
         self._at: EngineSeconds = 0.0
-        self.pending_seconds: EngineSeconds = 0.0
+        self._pending_seconds: EngineSeconds = 0.0
 
     @property
     def waits(self) -> bool:
         return bool(self._pending)
 
-    @property
-    def spare(self) -> float:
-        return LOAD_MAX * len(self._fleet.ready) - self._load
+    def may_start(self, more: int = 1) -> bool:
+        """Whether so many more may hold an engine where nothing else is pending."""
+        return self._engines[True] + more <= self._spare(self._load) or not any(self._engines.values())
 
-    @property
-    def rate(self) -> float:
-        return max(LEAST_SHARE * self._load, self.spare)
-
-    def has_room(self, now: EngineSeconds, more: int = 1) -> bool:
-        self.advance(now)
-        return self._engines[True] + more <= self.spare or not any(self._engines.values())
-
-    def due_since(self, now: EngineSeconds) -> EngineSeconds | None:
-        """Since when `turn` may go before others; None: not yet."""
-        self.advance(now)
-        return self._since if self._credit >= 0 else None
-
-    def wait(self, now: EngineSeconds) -> EngineSeconds:
-        """Seconds until a request that comes now may go before others."""
-        self.advance(now)
-        waiting = sum(map(len, self._pending.values()))
-        if self.has_room(now, 1 + waiting):
-            return 0.0
-        rate = self.rate
-        return max(0.0, self.pending_seconds - self._credit) / rate if rate else 0.0
-
-    def turn(self) -> Request | None:
-        if not self._pending:
+    def turn(self, now: EngineSeconds) -> tuple[Request, EngineSeconds] | None:
+        """The request whose turn it is, and since when."""
+        missing = max(0.0, -self._credit)
+        since = self._at + (missing / self._rate(self._load) if missing else 0.0)
+        if not self._pending or now < since:
             return None
         tenant = min(self._pending, key=lambda tenant: (self._served[tenant], tenant))
-        return next(iter(self._pending[tenant].values()))
+        request = next(iter(self._pending[tenant].values()))
+        return request, max(since if missing else request.placed_at, request.placed_at)
 
     def first(self, requests: Iterable[Request]) -> Request:
-        return min(requests, key=lambda r: (self._served.get(r.tenant, 0.0), r.tenant, r.placed_at))
+        return min(requests, key=lambda request: (self._served[request.tenant], request.tenant, request.placed_at))
 
-    def advance(self, at: EngineSeconds) -> None:
+    def wait(self, now: EngineSeconds) -> EngineSeconds:
+        """Seconds until it is the turn of a request that comes now; 0 if it may start where nothing else is pending."""
+        if self.may_start(1 + sum(map(len, self._pending.values()))):
+            return 0.0
+        credit = self._credit + self._rate(self._load) * (now - self._at)
+        usual = self._usual / (1 - exp(-self._seen / USUAL_LOAD_SECONDS)) if self._seen else 0.0
+        return max(0.0, self._pending_seconds - credit) / self._rate(usual)
+
+    def _spare(self, load: float) -> float:
+        return LOAD_MAX * len(self._fleet.ready) - load
+
+    def _rate(self, load: float) -> float:
+        return max(LEAST_SHARE, LEAST_SHARE * load, self._spare(load))
+
+    def _advance(self, at: EngineSeconds) -> None:
         passed = at - self._at
         if passed <= 0:
             return
+        self._credit = min(0.0, self._credit + self._rate(self._load) * passed)
         self._load += (self._engines[False] - self._load) * (1 - exp(-passed / LOAD_SECONDS))
-        rate = self.rate
-        if self._credit < 0:
-            credit = self._credit + rate * passed
-            if credit >= 0:
-                self._since = at
-            self._credit = min(0.0, credit)
+        self._usual += (self._engines[False] - self._usual) * (1 - exp(-passed / USUAL_LOAD_SECONDS))
+        self._seen += passed
         self._at = at
 
     @override
     def placed(self, request: Request, at: EngineSeconds) -> None:
         if not request.best_effort:
             return
-        self.advance(at)
+        self._advance(at)
         tenant = request.tenant
         if tenant not in self._pending:
             least = min((self._served[other] for other in self._pending), default=0.0)
             self._served[tenant] = max(self._served.pop(tenant, 0.0), least)
             self._pending[tenant] = {}
         self._pending[tenant][request.id] = request
-        self.pending_seconds += request.prefill_seconds
+        self._pending_seconds += request.prefill_seconds
         if len(self._served) > TENANTS_REMEMBERED_MAX:
             idle = next((known for known in self._served if known not in self._pending), None)
             if idle is not None:
@@ -108,17 +113,20 @@ class BestEffort(Tracker):
 
     @override
     def granted(self, request: Request, at: EngineSeconds) -> None:
-        self.advance(at)
+        self._advance(at)
         if request.best_effort:
-            self._forget(request)
+            self._take_pending(request)
             self._served[request.tenant] += request.prefill_seconds
             self._credit -= request.prefill_seconds
-        self._enter(request.id, (request.instance, request.best_effort))
+        where = self._inside[request.id] = (request.instance, request.best_effort)
+        self._requests_inside[where] += 1
+        if self._requests_inside[where] == 1:
+            self._engines[request.best_effort] += 1
 
     @override
     def unplaced(self, request: Request, at: EngineSeconds) -> None:
         if request.best_effort and request.stage is Stage.PENDING:
-            self._forget(request)
+            self._take_pending(request)
         self._leave(request.id, at)
 
     @override
@@ -132,30 +140,23 @@ class BestEffort(Tracker):
     @override
     def ended(self, request: Request, at: EngineSeconds, finished: RequestFinished | None) -> None:
         if request.best_effort and request.stage is Stage.PENDING:
-            self._forget(request)
+            self._take_pending(request)
         self._leave(request.id, at)
 
-    def _forget(self, request: Request) -> None:
+    def _take_pending(self, request: Request) -> None:
         waiting = self._pending[request.tenant]
         del waiting[request.id]
-        self.pending_seconds = max(0.0, self.pending_seconds - request.prefill_seconds)
         if not waiting:
             del self._pending[request.tenant]
-        if not self._pending:
-            self.pending_seconds = 0.0
-
-    def _enter(self, request: RequestId, where: tuple[InstanceId, bool]) -> None:
-        self._prefilling[request] = where
-        self._busy[where] += 1
-        if self._busy[where] == 1:
-            self._engines[where[1]] += 1
+        # Exactly 0 if none is pending, whatever the rounding.
+        self._pending_seconds = max(0.0, self._pending_seconds - request.prefill_seconds) if self._pending else 0.0
 
     def _leave(self, request: RequestId, at: EngineSeconds) -> None:
-        where = self._prefilling.pop(request, None)
+        where = self._inside.pop(request, None)
         if where is None:
             return
-        self.advance(at)
-        self._busy[where] -= 1
-        if not self._busy[where]:
-            del self._busy[where]
+        self._advance(at)
+        self._requests_inside[where] -= 1
+        if not self._requests_inside[where]:
+            del self._requests_inside[where]
             self._engines[where[1]] -= 1

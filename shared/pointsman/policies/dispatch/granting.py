@@ -71,17 +71,16 @@ def _may_start(turn: Turn, queue: InstanceQueue, request: Request, others: list[
     """Whether a best-effort request goes next: where nobody waits and the pool has room, or if it is its turn. Then it
     waits only for those that were placed before, would be late behind it, and can still be on time."""
     best_effort, now = turn.state.best_effort, turn.now
-    if not others and best_effort.has_room(now):
+    if not others and best_effort.may_start():
         return True
-    since = best_effort.due_since(now)
-    if since is None or best_effort.turn() is not request:
+    known = best_effort.turn(now)
+    if known is None or known[0] is not request:
         return False
-    since = max(since, request.placed_at)
     factor = turn.state.latency.correction(request.instance)
     before = queue.engine_seconds_left(now)
     for other in others:
         alone = now + (before + other.prefill_seconds) * factor
-        if other.placed_at <= since and alone <= other.deadline < alone + request.prefill_seconds * factor:
+        if other.placed_at <= known[1] and alone <= other.deadline < alone + request.prefill_seconds * factor:
             return False
     return True
 

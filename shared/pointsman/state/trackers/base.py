@@ -9,6 +9,8 @@ from pointsman.contracts.requests import RequestFinished
 from pointsman.primitives import EngineSeconds, InstanceId
 from pointsman.state.workload import Request, Stage
 
+LATE_ALONE = (RejectReason.SLO_UNREACHABLE, RejectReason.BEST_EFFORT_FULL)
+
 
 class Tracker:
     """Override as needed. Called only by State, with the event's time `at`. Order: `arrived`, `placed` (again after
@@ -51,7 +53,7 @@ class OutcomeTracker(Tracker):
 
     @override
     def refused(self, request: Request, at: EngineSeconds, reason: str) -> None:
-        if reason != RejectReason.SLO_UNREACHABLE:
+        if reason not in LATE_ALONE:
             self.outcome(request, at, on_time=False, refused=True)
 
     @override
