@@ -9,6 +9,8 @@ import msgspec
 
 from pointsman.contracts.decisions import Settings
 from pointsman.policies.admission import ADMISSION_POLICIES, DEFAULT_ADMISSION, AdmissionPolicy
+from pointsman.policies.admission.predicted_ttft import PredictedTtft
+from pointsman.policies.admission.predicted_ttft_global import PredictedTtftGlobal
 from pointsman.policies.decode_placement import DEFAULT_DECODE_PLACEMENT, DecodePlacement
 from pointsman.policies.ordering import DEFAULT_ORDERING, ORDERING_POLICIES, OrderingPolicy
 from pointsman.policies.outliers import DEFAULT_OUTLIER_DETECTION, NO_OUTLIER_DETECTION, OutlierDetection
@@ -35,6 +37,9 @@ ADMISSION_PREFIX = "admission."
 ORDERING_PREFIX = "order."
 DECODE_PREFIX = "pair."
 OUTLIER_PREFIX = "outlier."
+HARD_LIMIT = ADMISSION_PREFIX + "hard_limit"
+HARD_LIMITED = (PredictedTtft.name, PredictedTtftGlobal.name)
+"""Without the setting, in records of a version that had no other behaviour."""
 PREFIXES = (ADMISSION_PREFIX, ORDERING_PREFIX, DECODE_PREFIX, OUTLIER_PREFIX)
 
 
@@ -132,7 +137,7 @@ def scaling_policy(name: str = DEFAULT_SCALING, settings: Settings | None = None
 
 def recorded_policy_set(routing: str, settings: Settings) -> PolicySet:
     """`settings`: as `PolicySet.settings` wrote them. Raises UnknownPolicyError."""
-    rest = dict(settings)
+    rest = explicit(settings)
     if not any(name.startswith(OUTLIER_PREFIX) for name in rest):  # its leader ejected no instance
         rest |= _prefixed(OUTLIER_PREFIX, NO_OUTLIER_DETECTION.settings)
     try:
@@ -152,6 +157,13 @@ def recorded_policy_set(routing: str, settings: Settings) -> PolicySet:
     except KeyError as error:
         message = f"the settings of {routing or 'no policy'} lack {error}"
         raise UnknownPolicyError(message) from error
+
+
+def explicit(settings: Settings) -> Settings:
+    """Recorded settings, with what a record says by lacking them."""
+    if settings.get("admission") in HARD_LIMITED and HARD_LIMIT not in settings:
+        return {**settings, HARD_LIMIT: True}
+    return dict(settings)
 
 
 def _prefixed(prefix: str, settings: Settings) -> Settings:

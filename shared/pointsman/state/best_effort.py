@@ -46,6 +46,8 @@ class BestEffort(Tracker):
         self._usual = 0.0
         self._seen: EngineSeconds = 0.0
         self._credit: EngineSeconds = 0.0
+        self._due: EngineSeconds = 0.0
+        """When the credit reached 0."""
         self._at: EngineSeconds = 0.0
         self._pending_seconds: EngineSeconds = 0.0
 
@@ -59,13 +61,12 @@ class BestEffort(Tracker):
 
     def turn(self, now: EngineSeconds) -> tuple[Request, EngineSeconds] | None:
         """The request whose turn it is, and since when."""
-        missing = max(0.0, -self._credit)
-        since = self._at + (missing / self._rate(self._load) if missing else 0.0)
+        since = self._due_at()
         if not self._pending or now < since:
             return None
         tenant = min(self._pending, key=lambda tenant: (self._served[tenant], tenant))
         request = next(iter(self._pending[tenant].values()))
-        return request, max(since if missing else request.placed_at, request.placed_at)
+        return request, max(since, request.placed_at)
 
     def first(self, requests: Iterable[Request]) -> Request:
         return min(requests, key=lambda request: (self._served[request.tenant], request.tenant, request.placed_at))
@@ -78,6 +79,9 @@ class BestEffort(Tracker):
         usual = self._usual / (1 - exp(-self._seen / USUAL_LOAD_SECONDS)) if self._seen else 0.0
         return max(0.0, self._pending_seconds - credit) / self._rate(usual)
 
+    def _due_at(self) -> EngineSeconds:
+        return self._at - self._credit / self._rate(self._load) if self._credit < 0 else self._due
+
     def _spare(self, load: float) -> float:
         return LOAD_MAX * len(self._fleet.ready) - load
 
@@ -88,7 +92,9 @@ class BestEffort(Tracker):
         passed = at - self._at
         if passed <= 0:
             return
-        self._credit = min(0.0, self._credit + self._rate(self._load) * passed)
+        if self._credit < 0:
+            self._due = self._due_at()
+            self._credit = min(0.0, self._credit + self._rate(self._load) * passed)
         self._load += (self._engines[False] - self._load) * (1 - exp(-passed / LOAD_SECONDS))
         self._usual += (self._engines[False] - self._usual) * (1 - exp(-passed / USUAL_LOAD_SECONDS))
         self._seen += passed

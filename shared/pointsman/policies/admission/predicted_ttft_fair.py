@@ -25,6 +25,8 @@ from pointsman.state.trackers.base import Tracker
 PATIENCE = 7.0
 """Requests owed that raise the price by a factor of e."""
 PRICE_MAX = 5.0
+SPARE = 0.1
+"""Share of the SLO up to which a queue is open to all."""
 
 
 @dataclass(frozen=True)
@@ -40,10 +42,13 @@ class PredictedTtftFair(PredictedTtft):
 
     @override
     def in_time(self, view: PoolView, choice: Choice) -> Choice | Refusal:
+        if choice.chosen.predicted_ttft > view.budget:
+            choice = _moved(view, choice)
         answer = super().in_time(view, choice)
         if isinstance(answer, Choice):
             price = self.price(view)
-            if price > 1.0 and _priced_ttft(choice.chosen, price) > view.budget:
+            queued = choice.chosen.queue_seconds > SPARE * view.request.slo_ttft
+            if queued and price > 1.0 and _priced_ttft(choice.chosen, price) > view.budget:
                 return _keep_back(view, choice.chosen, price)
         return answer
 
@@ -54,6 +59,22 @@ class PredictedTtftFair(PredictedTtft):
         if len(seen.tenants) > 1:
             gap += _gap(seen.tenants.values(), seen.tenants.get(view.request.tenant, Tally()))
         return exp(min(gap / PATIENCE, log(PRICE_MAX)))
+
+
+def _moved(view: PoolView, choice: Choice) -> Choice:
+    """To the soonest instance on time, if that takes no more work than others wait for on average."""
+    waiting = sum(candidate.waiting for candidate in view.candidates)
+    work = sum(candidate.queue_seconds for candidate in view.candidates)
+    bound = work / waiting if waiting else float("inf")
+    able = [
+        candidate
+        for candidate in view.candidates
+        if candidate.predicted_ttft <= view.budget and candidate.prefill_seconds <= bound
+    ]
+    if not able:
+        return choice
+    soonest = min(able, key=lambda candidate: candidate.predicted_ttft)
+    return Choice(soonest, f"{choice.chosen.instance} would miss the objective: first token soonest", view.candidates)
 
 
 def _gap(groups: Iterable[Tally], own: Tally) -> float:
