@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from pointsman_lab.results.numbers import Numbers, StudyNumbers
+from pointsman_lab.results.studies.rows import PAPER_CONDITIONS
 from pointsman_lab.results.study import OURS, Judged, Row, Study
 from pointsman_lab.results.tables import code, table
 
@@ -76,7 +77,7 @@ def _duels(study: Study, judged: Judged, numbers: StudyNumbers) -> Iterator[Duel
 def _is_rival(row: Row, ours: Row) -> bool:
     theirs, own = row.variant, ours.variant
     same = (theirs.ordering, theirs.admission) == (own.ordering, own.admission)
-    return same and theirs.routing != OURS and row.conditions.keys() <= {*ours.conditions, "hot_share", "cold_share"}
+    return same and theirs.routing != OURS and row.conditions.keys() <= {*ours.conditions, *PAPER_CONDITIONS}
 
 
 def duel_table(rows: Sequence[Duel]) -> str:
