@@ -47,7 +47,7 @@ def central_queue(
     return _Central(scenario, requests, order, decile_floor, late).run()
 
 
-class _SharedCache:
+class SharedCache:
     """LRU over blocks of all served prompts, a prompt's last blocks evicted first."""
 
     def __init__(self, blocks_max: int) -> None:
@@ -115,7 +115,7 @@ class _Central:
         self._late: Late = late
         self._cost = PROFILES[scenario.profile].prefill_cost
         capacity = scenario.kv_capacity_tokens or PROFILES[scenario.profile].kv_capacity_tokens
-        self._cache = _SharedCache(scenario.instances * capacity // scenario.block_tokens)
+        self._cache = SharedCache(scenario.instances * capacity // scenario.block_tokens)
         self._rows = [scenario.row(number, request) for number, request in enumerate(requests)]
         self._keys = [block_keys(request, scenario.block_tokens) for request in requests]
         self._uses_left = Counter(key for keys in self._keys for key in keys)

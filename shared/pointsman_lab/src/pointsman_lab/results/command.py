@@ -44,7 +44,7 @@ NUMBERS, ROWS = "results.json", "results.csv"
     help="Directory of results.md and results/.",
 )
 def results_command(traces: Path, only: str, quick: bool, page_only: bool, jobs: int | None, out: Path) -> None:
-    """Run every study of docs/results.md and write the page (under half an hour on two cores).
+    """Run every study of docs/results.md and write the page (at most 40 minutes on two cores).
 
     \b
     Examples:

@@ -20,6 +20,8 @@ class Duel:
     rate: float
     ours: float
     best: str
+    our_row: str
+    best_row: str
     ties: int
     theirs: float
     seeds_won: int
@@ -67,6 +69,8 @@ def _duels(study: Study, judged: Judged, numbers: StudyNumbers) -> Iterator[Duel
                 rate=rate,
                 ours=mine.mean,
                 best=others[theirs[0].row],
+                our_row=mine.row,
+                best_row=theirs[0].row,
                 ties=sum(round(point.mean, 4) == round(theirs[0].mean, 4) for point in theirs) - 1,
                 theirs=theirs[0].mean,
                 seeds_won=sum(own >= other for own, other in zip(mine.capacity, strongest, strict=True)),

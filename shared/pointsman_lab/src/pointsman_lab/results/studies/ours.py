@@ -11,9 +11,10 @@ from pointsman_lab.results.studies.rows import (
     called,
     everyone,
     rows,
+    searched,
     short,
 )
-from pointsman_lab.results.study import BOUND, BOUND_FCFS, BOUND_WITH_FLOOR, OURS, USUAL, Row, Study
+from pointsman_lab.results.study import AT_ARRIVAL, BOUND, BOUND_FCFS, BOUND_WITH_FLOOR, OURS, USUAL, Row, Study
 
 
 def studies(workloads: Workloads) -> Iterable[Study]:
@@ -38,7 +39,7 @@ def _placement(workloads: Workloads) -> Iterable[Study]:
             rates=rates,
             telling=telling,
             judged="best",
-            goodput=[row.variant.called for row in everyone()],
+            goodput=searched(),
             bounds=(BOUND_FCFS, BOUND),
             drawn=True,
             metrics=(*USUAL, "load_cv", "busiest_share"),
@@ -58,8 +59,8 @@ def _admission(workloads: Workloads) -> Iterable[Study]:
             rows=_admitted(),
             rates=rates,
             judged="best",
-            goodput=[row.variant.called for row in _admitted()],
-            bounds=(BOUND, BOUND_WITH_FLOOR),
+            goodput=searched(),
+            bounds=(BOUND, BOUND_WITH_FLOOR, AT_ARRIVAL),
             metrics=(*USUAL, "rejected_share"),
         )
 

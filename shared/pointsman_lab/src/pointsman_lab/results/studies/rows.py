@@ -24,6 +24,9 @@ PAPER_CONDITIONS: Conditions = {"hot_share": 2.0, "cold_share": 1.0, "rebalancin
 pair."""
 AS_WRITTEN = f"dualmap, {PAPER}"
 
+DUALMAP_BASELINES = ("cache_affinity", "least_loaded", "min_ttft", "preble")
+"""The policies of DualMap's repository, by our names."""
+
 LIVE_DEFAULT = ("fair_edf", "predicted_ttft_fair")
 """Ordering and admission of a scheduler that nobody configured."""
 
@@ -53,8 +56,8 @@ class Workloads:
     def tools(self, requests: int = 4000, *, cap: Tokens = INPUT_CAP) -> Source:
         return Source(trace=self.traces / TOOL_AGENT, generator="", requests=requests, input_tokens_max=cap)
 
-    def generated(self, name: str, requests: int = 3000) -> Source:
-        return Source(trace=None, generator=name, requests=requests, input_tokens_max=DOCUMENT_CAP, arrivals="poisson")
+    def generated(self, name: str, requests: int = 3000, *, arrivals: str = "poisson") -> Source:
+        return Source(trace=None, generator=name, requests=requests, input_tokens_max=DOCUMENT_CAP, arrivals=arrivals)
 
 
 def short(source: Source) -> str:
@@ -116,3 +119,8 @@ def rivals(ordering: str = "fcfs", admission: str = "none", *, left_out: Iterabl
 
 def everyone(ordering: str = "fcfs", admission: str = "none") -> list[Row]:
     return [*rows((OURS,), ordering, admission), *rivals(ordering, admission)]
+
+
+def searched() -> list[str]:
+    """Whose goodput is searched: everyone at the better of the default and the tuned settings."""
+    return [row.variant.called for row in everyone() if row.variant.called not in TUNED]
