@@ -55,8 +55,20 @@ def tally(duels: Sequence[Duel]) -> Tally:
 
 
 def comparison_table(duels: Sequence[Duel], numbers: Numbers) -> str:
-    """One line for each workload and rate. P99, what late requests wait and the worst tenth: ours / the best other's."""
-    head = ["workload", "rate", OURS, "best other", "its capacity", "points", "P99", "late ones wait", "worst tenth"]
+    """One line for each workload and rate. P99, what late requests wait, the worst tenth, and Jain's
+    index where there are tenants: ours / the best other's."""
+    head = [
+        "workload",
+        "rate",
+        OURS,
+        "best other",
+        "its capacity",
+        "points",
+        "P99",
+        "late ones wait",
+        "worst tenth",
+        "Jain",
+    ]
     return table(head, list(_lines(duels, numbers)))
 
 
@@ -72,7 +84,13 @@ def _lines(duels: Sequence[Duel], numbers: Numbers) -> Iterator[list[str]]:
             _both(duel, numbers, "ttft_p99_s", "{:.1f}"),
             _both(duel, numbers, "late_wait_s", "{:.1f}"),
             _both(duel, numbers, "worst_length", "{:.2f}"),
+            _both(duel, numbers, "jain", "{:.3f}") if _has_tenants(duel, numbers) else "",
         ]
+
+
+def _has_tenants(duel: Duel, numbers: Numbers) -> bool:
+    """Jain's index of one tenant is 1, whoever serves it."""
+    return any(point.metrics.get("jain", 1.0) != 1.0 for point in numbers.studies[duel.study].points)
 
 
 def _both(duel: Duel, numbers: Numbers, what: str, form: str) -> str:

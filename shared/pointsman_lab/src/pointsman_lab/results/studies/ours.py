@@ -22,6 +22,7 @@ def studies(workloads: Workloads) -> Iterable[Study]:
     yield from _admission(workloads)
     yield from _lag(workloads)
     yield from _conditions(workloads)
+    yield from _tenants(workloads)
 
 
 def _placement(workloads: Workloads) -> Iterable[Study]:
@@ -110,4 +111,23 @@ def _conditions(workloads: Workloads) -> Iterable[Study]:
             rates=rates,
             conditions=conditions,
             judged="near",
+        )
+
+
+def _tenants(workloads: Workloads) -> Iterable[Study]:
+    """Eight clients that ask equally much, at more than can be served."""
+    for name, rate in (("llm_as_judge", 220.0), ("tree_of_thoughts", 180.0)):
+        yield Study(
+            key=f"tenants-{name.replace('_', '-')}",
+            title=f"Equal tenants past saturation, {name}",
+            about="Eight clients that ask equally much; more load than 8 instances can serve.",
+            source=workloads.generated(name),
+            rows=[
+                *rows((OURS,)),
+                *rows((OURS,), "fair_edf"),
+                *rows((OURS, "dualmap", "preble"), *LIVE_DEFAULT),
+                *rows(("d2lpm",), "dlpm"),
+            ],
+            rates=(rate,),
+            metrics=("jain", "jain_of_amounts", "ttft_p99_s", "late_wait_s", "service_per_s"),
         )
