@@ -32,7 +32,7 @@ to miss, without admission, and 1.3 times that."""
 IN_STEPS = ("mixed_day",)
 """Their own arrivals, scaled to the rate."""
 
-REQUESTS = 2500
+REQUESTS = 2000
 
 
 def studies(workloads: Workloads) -> Iterable[Study]:

@@ -5,9 +5,9 @@ from collections.abc import Iterable
 from pointsman_lab.results.studies.rows import (
     AS_WRITTEN,
     LIVE_DEFAULT,
-    LOAD_BLIND,
     Workloads,
     as_written,
+    at_their_best,
     called,
     everyone,
     rows,
@@ -26,7 +26,7 @@ def studies(workloads: Workloads) -> Iterable[Study]:
 
 
 def _placement(workloads: Workloads) -> Iterable[Study]:
-    alone = [*everyone(), *rows(LOAD_BLIND)]
+    alone = [*everyone(), *rows(("least_loaded", "cache_affinity"))]
     for source, rates, telling in (
         (workloads.conversation(), (6.0, 7.0, 8.0), 7.0),
         (workloads.tools(), (12.0, 14.0, 20.0), 14.0),
@@ -81,7 +81,7 @@ def _lag(workloads: Workloads) -> Iterable[Study]:
             title=f"Knowledge half a second old, {called(source)}",
             about="Policies see nothing of the last 0.5 s, their own dispatches included.",
             source=source,
-            rows=everyone(),
+            rows=at_their_best(),
             rates=rates,
             conditions={"load_lag_s": 0.5},
             judged="near",
@@ -107,7 +107,7 @@ def _conditions(workloads: Workloads) -> Iterable[Study]:
             title=f"Conversation, {title}",
             about="First come, first served, no admission.",
             source=conversation,
-            rows=everyone(),
+            rows=at_their_best(),
             rates=rates,
             conditions=conditions,
             judged="near",
