@@ -4,7 +4,7 @@ every generated workload; the traces are in `ours`."""
 from collections.abc import Iterable, Mapping
 
 from pointsman.simulation.workload import HELD_OUT
-from pointsman_lab.results.studies.rows import LIVE_DEFAULT, Workloads, everyone, short
+from pointsman_lab.results.studies.rows import LIVE_DEFAULT, Workloads, at_their_best, everyone, short
 from pointsman_lab.results.study import AT_ARRIVAL, BOUND, USUAL, Study
 
 GENERATED: tuple[tuple[str, tuple[float, ...]], ...] = (
@@ -36,6 +36,11 @@ REQUESTS = 2000
 
 
 def studies(workloads: Workloads) -> Iterable[Study]:
+    yield from _prefill_only(workloads)
+    yield from _whole_answers(workloads)
+
+
+def _prefill_only(workloads: Workloads) -> Iterable[Study]:
     for name, rates in (*GENERATED, *((name, RATES_HELD_OUT[name]) for name in HELD_OUT)):
         source = workloads.generated(name, REQUESTS, arrivals="timestamps" if name in IN_STEPS else "poisson")
         slug = short(source)
@@ -59,3 +64,26 @@ def studies(workloads: Workloads) -> Iterable[Study]:
             judged="best",
             metrics=(*USUAL, "rejected_share", "jain"),
         )
+
+
+def _whole_answers(workloads: Workloads) -> Iterable[Study]:
+    """TTFT alone, and TTFT and TBT both: decoding shares the engines."""
+    for source, rate in (
+        (workloads.conversation(2000), 5.5),
+        (workloads.tools(2000), 10.0),
+        (workloads.generated("chat", 2000), 40.0),
+        (workloads.generated("rag", 2000), 17.0),
+        (workloads.generated("agent_loops", 2000), 11.0),
+    ):
+        for called, ordering, admission in (("alone", "fcfs", "none"), ("default", *LIVE_DEFAULT)):
+            yield Study(
+                key=f"answers-{called}-{short(source)}",
+                title=f"Whole answers, {short(source)}, ordering {ordering}, admission {admission}",
+                about="Decoding shares the engines. TBT: nine of ten gaps between tokens within 0.1 s.",
+                source=source,
+                rows=at_their_best(ordering, admission),
+                rates=(rate,),
+                conditions={"prefill_only": False},
+                judged="near",
+                metrics=("capacity_with_tbt", "tpot_p90_s", "tbt_p90_s", "ttft_p99_s", "e2e_p90_s", "rejected_share"),
+            )

@@ -122,9 +122,9 @@ def everyone(ordering: str = "fcfs", admission: str = "none") -> list[Row]:
     return [*rows((OURS,), ordering, admission), *rivals(ordering, admission)]
 
 
-def at_their_best() -> list[Row]:
+def at_their_best(ordering: str = "fcfs", admission: str = "none") -> list[Row]:
     """Everyone at the better of the default and the tuned settings."""
-    return [row for row in everyone() if row.variant.called not in TUNED]
+    return [row for row in everyone(ordering, admission) if row.variant.called not in TUNED]
 
 
 def searched() -> list[str]:
