@@ -62,6 +62,7 @@ from pointsman.contracts.fleet import (
 from pointsman.contracts.overlap import OverlapAnswered, OverlapRefused, OverlapRequest
 from pointsman.contracts.requests import (
     PrefillFinished,
+    PrefixFetchEnded,
     RequestArrived,
     RequestAttemptFailed,
     RequestCancelled,
@@ -95,6 +96,7 @@ LogEvent = (
     | MigrationRefused
     | RequestRejected
     | PrefillFinished
+    | PrefixFetchEnded
     | RequestAttemptFailed
     | RequestFinished
     | RequestFailed

@@ -30,7 +30,7 @@ SettingValue = bool | Number | Text
 Settings = Annotated[dict[Name, SettingValue], Meta(max_length=256)]
 
 
-class Candidate(msgspec.Struct, frozen=True, kw_only=True):
+class Candidate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """An instance as the policy saw it. Predicted TTFT counts from now and includes the learned correction."""
 
     instance: InstanceId
@@ -39,6 +39,9 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     queue_seconds: EngineSeconds
     prefill_seconds: EngineSeconds
     predicted_ttft: EngineSeconds
+    fetch_from: InstanceId = InstanceId("")
+    fetched_tokens: Tokens = 0
+    transfer_seconds: EngineSeconds = 0.0
 
 
 class DecodeCandidate(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,12 +75,17 @@ class RequestPlaced(RequestEvent, frozen=True, kw_only=True):
     decode_reason: Text = ""
     decode_candidates: Annotated[list[DecodeCandidate], Listed] = []
     transfer_seconds: EngineSeconds = 0.0
+    """Of the KV cache: to the decode instance, or of the prefix from `fetch_from`."""
     lost_seconds: EngineSeconds = 0.0
     """Time held without a scheduler or lost at a failed engine; extends its TTFT budget."""
+    fetch_from: InstanceId = InstanceId("")
+    """Plan: fetch `fetched_tokens` beyond the hit from there; `uncached_tokens` are computed. Decided at the grant."""
+    fetched_tokens: Tokens = 0
 
 
 class RequestGranted(RequestEvent, frozen=True, kw_only=True):
-    """The ingress may send the request. Unstamped: the ingress reports the location, because no scheduler answered or a
+    """The ingress may send the request, after it had `instance` fetch the first `fetch_blocks` blocks of the prompt from
+    `fetch_from`. Unstamped: the ingress reports the location, because no scheduler answered or a
     new leader may not have the grant. `tenant`, `adapter`: of a request that no scheduler saw, which has no
     RequestArrived."""
 
@@ -87,6 +95,11 @@ class RequestGranted(RequestEvent, frozen=True, kw_only=True):
     rebind: bool = False
     tenant: Tenant = Tenant("")
     adapter: Name = ""
+    fetch_from: InstanceId = InstanceId("")
+    fetch_blocks: Count = 0
+    fetched_tokens: Tokens = 0
+    fetch_seconds: EngineSeconds = 0.0
+    """Predicted."""
 
 
 class RequestHandedOver(RequestEvent, frozen=True, kw_only=True):
@@ -130,6 +143,8 @@ class RequestMigrated(RequestEvent, frozen=True, kw_only=True):
     benefit: EngineSeconds = 0.0
     decode: InstanceId = InstanceId("")
     rebound: bool = False
+    fetch_from: InstanceId = InstanceId("")
+    """As in RequestPlaced."""
     wasted: EngineSeconds = 0.0
     """With `rebound`: prefill seconds probably done at `source`; `benefit` is net of them."""
     cause: MoveCause = MoveCause.UNKNOWN

@@ -91,6 +91,8 @@ class InstanceJoined(FleetEvent, frozen=True, kw_only=True):
     """Whether missed engine events can be replayed. False without a replay socket, or once the engine contradicted its
     events."""
     cache_detail: Text = ""
+    fetches: bool = False
+    """Its connector fetches prefixes from other instances, and gives its own (`kv_transfer_params`)."""
 
 
 class InstanceReported(FleetEvent, frozen=True, kw_only=True):

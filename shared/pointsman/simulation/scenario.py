@@ -37,6 +37,8 @@ class Scenario:
     split: tuple[int, int] = (0, 0)
     """Numbers of prefill-only and decode-only instances; all others do both."""
     kv_transfer_gb_per_s: float = 12.5
+    transfer_tokens_per_s: float = 0.0
+    """Of prefixes that instances fetch from each other; 0: they do not."""
     kv_capacity_tokens: Tokens | None = None
     block_tokens: Tokens = TRACE_BLOCK_TOKENS
     prefill_window_tokens: Tokens = 16_384

@@ -22,6 +22,7 @@ from pointsman.state.session_affinity import SessionAffinity
 from pointsman.state.tenants import Tenants
 from pointsman.state.trackers.base import Tracker
 from pointsman.state.trackers.decode_load import DecodeLoad
+from pointsman.state.transfers import Transfers
 from pointsman.state.workload import NO_EPOCH, Request, Workload
 
 TRIAL_OPEN_WALL_SECONDS = 10.0
@@ -80,6 +81,7 @@ class StateParts:
         self.outages = Outages(settings.speed)
         self.outliers = Outliers(settings.speed)
         self.scaling = Scaling()
+        self.transfers = Transfers()
         self.placements = 0
         self.term = Term(0)
         self.elected: Sequence = 0

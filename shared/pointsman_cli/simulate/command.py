@@ -64,6 +64,7 @@ class SimulateOptions:
     warmup: int
     instances: int
     split: tuple[int, int]
+    transfer_tokens_per_s: float
     decode: bool
     goodput: bool
     seeds: int
@@ -144,6 +145,13 @@ def _split(_context: click.Context, _parameter: click.Parameter, value: str | No
     metavar="P+D",
     callback=_split,
     help="The first P instances only prefill and the next D only decode; implies --decode. Others do everything.",
+)
+@click.option(
+    "--transfer-tokens-per-s",
+    type=click.FloatRange(min=0.0),
+    metavar="N",
+    default=DEFAULTS.transfer_tokens_per_s,
+    help="Instances fetch prefixes from each other, each source at this rate; 0: they do not. Default: 0.",
 )
 @click.option(
     "--decode", is_flag=True, help="Whole answers, which share the engine with prefills. Default: answers of one token."
@@ -304,11 +312,15 @@ def _scenario(options: SimulateOptions) -> Scenario:
     if sum(options.split) > options.instances:
         msg = f"--split {'+'.join(map(str, options.split))} needs {sum(options.split)} instances; see --instances"
         raise click.UsageError(msg)
+    if options.transfer_tokens_per_s and options.split != DEFAULTS.split:
+        msg = "--transfer-tokens-per-s is of instances that do both parts of a request: give it without --split"
+        raise click.UsageError(msg)
     return Scenario(
         instances=options.instances,
         rebalancing=options.rebalance,
         prefill_only=not options.decode and options.split == DEFAULTS.split,
         split=options.split,
+        transfer_tokens_per_s=options.transfer_tokens_per_s,
     )
 
 

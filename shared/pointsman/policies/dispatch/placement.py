@@ -167,7 +167,9 @@ def _place(turn: Turn, request: Request, attempt: int, excluded: Collection[Inst
             decode=decode.instance,
             decode_reason=decode.reason,
             decode_candidates=decode.considered,
-            transfer_seconds=decode.transfer_seconds,
+            transfer_seconds=decode.transfer_seconds or (candidate.transfer_seconds if candidate.fetch_from else 0.0),
+            fetch_from=candidate.fetch_from,
+            fetched_tokens=candidate.fetched_tokens,
             lost_seconds=answer.lost_seconds,
         )
     )
