@@ -45,6 +45,7 @@ class FleetEvents:
             aliases=list(names.aliases),
             completes=facts.completes,
             certain=state.certain(session),
+            fetches=settings.fetches and target.role == "both",
             cache_detail=session.detail if session.cache == "unknown" else "",
         )
 

@@ -9,18 +9,18 @@ from dataclasses import dataclass
 from pointsman.primitives import EngineSeconds, InstanceId, Tokens
 from pointsman.state.fleet import Instance, Status
 from pointsman.state.state import State
-from pointsman.state.workload import EMPTY_QUEUE, InstanceQueue, Request
+from pointsman.state.workload import InstanceQueue, Request
 
 GIVING = (Status.READY, Status.DRAINING)
 
 
 @dataclass(frozen=True, slots=True)
 class FetchSource:
-    """`seconds`: until its engine turns to the fetch, and its step."""
+    """`wait`: for its engine, uncorrected."""
 
     instance: Instance
     hit_blocks: int
-    seconds: EngineSeconds
+    wait: EngineSeconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +45,10 @@ def fetch_source(state: State, request: Request, now: EngineSeconds) -> FetchSou
         instance = state.fleet.get(name)
         if instance is None or not hit or not _gives(instance):
             continue
-        source = FetchSource(instance, hit, _engine_seconds(state, instance, now) + _step_seconds(state, instance))
+        source = FetchSource(instance, hit, state.engine_wait(instance, now))
         cached = state.latency.cached_tokens(instance, hit, request.prompt_tokens)
-        saved = state.latency.prefill_seconds(instance, cached, 0) - source.seconds
+        saved = state.latency.prefill_seconds(instance, cached, 0)
+        saved -= state.transfers.wait_seconds(name, source.wait)
         if saved > most:
             best, most = source, saved
     return best
@@ -70,8 +71,8 @@ def fetch_to(
     work = latency.prefill_seconds(target, total, cached)
     left = latency.expected_seconds(target.id, work, total - cached)
     rate = target.transfer_tokens_per_s
-    seconds = source.seconds + state.transfers.seconds(source.instance.id, cached - held, rate)
-    seconds += _step_seconds(state, target)
+    seconds = state.transfers.seconds(source.instance.id, cached - held, rate, wait=source.wait)
+    seconds += state.step_seconds(target)
     if seconds + left >= own:
         return None
     return Fetch(source.instance.id, source.hit_blocks, cached - held, seconds, work, left)
@@ -112,13 +113,3 @@ def _gives(instance: Instance) -> bool:
 def _fits(source: Instance, target: Instance) -> bool:
     able = target.fetches and target.role == "both" and target.id != source.id
     return able and target.engine_block_tokens == source.engine_block_tokens
-
-
-def _engine_seconds(state: State, instance: Instance, now: EngineSeconds) -> EngineSeconds:
-    seconds, tokens = state.workload.queues.get(instance.id, EMPTY_QUEUE).engine_left(now)
-    return state.latency.expected_seconds(instance.id, seconds, tokens)
-
-
-def _step_seconds(state: State, instance: Instance) -> EngineSeconds:
-    """A prompt of which all but one token is cached."""
-    return state.latency.prefill_seconds(instance, 1, 0)

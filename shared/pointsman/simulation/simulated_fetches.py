@@ -38,6 +38,7 @@ class SimulatedFetches:
         self._pool = pool
         self._fleet = fleet
         self._next_step = next_step
+        self._direct = pool.scenario.fetch_path == "direct"
         self._ended = ended
         self._giving: dict[RequestId, _Fetch] = {}
         self._taking: dict[RequestId, _Fetch] = {}
@@ -53,6 +54,10 @@ class SimulatedFetches:
             self._pool.agenda.at(now, lambda at: self._end(fetch, at, "the source refuses connections"))
             return
         request_id = RequestId(f"{fetch.key}.give")
+        if self._direct:
+            source.model.hold_kv(request_id, fetch.prompt)
+            self._carry(fetch, source, request_id, now)
+            return
         self._giving[request_id] = fetch
         source.model.submit(request_id, fetch.prompt, max_tokens=1, now=now, held=True)
         self._next_step(source, now)
@@ -72,11 +77,13 @@ class SimulatedFetches:
         return request_id in self._giving or request_id in self._taking
 
     def failed(self, engine: SimulatedEngine, now: EngineSeconds) -> None:
-        """What it was giving fails. What it was taking is lost with its requests."""
+        """What it was giving or taking fails. The requests that it had are lost before."""
         lost = [key for key, fetch in self._giving.items() if fetch.grant.fetch_from == engine.id]
         for key in lost:
             self._end(self._giving.pop(key), now, "the source died")
-        self._taking = {key: fetch for key, fetch in self._taking.items() if fetch.grant.instance != engine.id}
+        lost = [key for key, fetch in self._taking.items() if fetch.grant.instance == engine.id]
+        for key in lost:
+            self._end(self._taking.pop(key), now, "the target died")
 
     def _carry(self, fetch: _Fetch, source: SimulatedEngine, given: RequestId, now: EngineSeconds) -> None:
         target = self._fleet.engines[fetch.grant.instance]
@@ -87,9 +94,11 @@ class SimulatedFetches:
 
         def take(at: EngineSeconds) -> None:
             source.model.release_kv(given)
-            if not source.alive:
-                self._end(fetch, at, "the source died")
-            elif target.alive and self._is_wanted(fetch):
+            if not (source.alive and target.alive):
+                self._end(fetch, at, "the target died" if source.alive else "the source died")
+            elif self._direct:
+                self._end(fetch, at)
+            elif self._is_wanted(fetch):
                 request_id = RequestId(f"{fetch.key}.take")
                 self._taking[request_id] = fetch
                 length = fetch.prompt.length

@@ -21,7 +21,7 @@ from pointsman.contracts.decisions import (
 from pointsman.contracts.requests import PrefillFinished, PrefixFetchEnded, RequestFailed, RequestFinished
 from pointsman.contracts.tenants import TenantPolicies
 from pointsman.policies.rebalancing import REBALANCING_POLICIES
-from pointsman.primitives import EngineSeconds, InstanceId, RequestId, SessionId, Tenant
+from pointsman.primitives import EngineSeconds, InstanceId, RequestId, SessionId, Tenant, Tokens
 from pointsman.simulation.engine_types import HashedPrompt, PrefillEnded, StepResult
 from pointsman.simulation.event_queue import EventQueue
 from pointsman.simulation.outcome import LoadSample, Outcome, RequestRow
@@ -187,7 +187,7 @@ class Simulation:
 
         self._agenda.at(now + way, start)
 
-    def _submit(self, request_id: RequestId, instance: InstanceId, now: EngineSeconds) -> None:
+    def _submit(self, request_id: RequestId, instance: InstanceId, now: EngineSeconds, *, received: Tokens = 0) -> None:
         engine = self.fleet.engines[instance]
         if not engine.alive:
             # Connection refused: the ingress asks again once this decision is carried out.
@@ -195,13 +195,15 @@ class Simulation:
             return
         hands_over = self._hands_over(request_id)
         tokens = 1 if hands_over else self._row(request_id).output_tokens
-        engine.model.submit(request_id, self._prompt(request_id), max_tokens=tokens, now=now, held=hands_over)
+        prompt = self._prompt(request_id)
+        engine.model.submit(request_id, prompt, max_tokens=tokens, now=now, held=hands_over, received=received)
         self._next_step(engine, now)
 
     def _fetched(self, event: PrefixFetchEnded, now: EngineSeconds) -> None:
         self.outcome.note_fetch(event)
         self._row(event.request).fetched_tokens = event.tokens
-        self._submit(event.request, event.instance, now)
+        received = event.tokens if self._scenario.fetch_path == "direct" else 0
+        self._submit(event.request, event.instance, now, received=received)
         self.carry_out(self._dispatcher.grant_waiting(event.instance, now), now)
 
     def _fail_engine(self, failure: Failure, now: EngineSeconds) -> None:

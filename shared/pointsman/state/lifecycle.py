@@ -225,9 +225,10 @@ def _take_fetch(parts: StateParts, request: Request, event: RequestGranted) -> N
     instance = parts.fleet.get(request.instance)
     if instance is None:
         return
-    if request.fetching:
-        rate = instance.transfer_tokens_per_s
-        parts.transfers.begin(request.id, event.fetch_from, event.fetched_tokens, rate)
+    source = parts.fleet.get(event.fetch_from)
+    if source is not None:
+        wait, rate = parts.engine_wait(source, event.at), instance.transfer_tokens_per_s
+        parts.transfers.begin(request.id, source.id, event.fetched_tokens, rate, wait=wait)
     _reprice(parts, request, instance, event.fetch_blocks if request.fetching else request.hit_blocks)
 
 
@@ -256,10 +257,11 @@ def end_fetch(parts: StateParts, event: PrefixFetchEnded) -> None:
         if instance is not None:
             _reprice(parts, request, instance, 0)
     elif fetch is not None and instance is not None:
+        # Meanwhile the target's engine was at work on what it had before.
         ahead = request.engine_seconds - request.prefill_seconds
         ahead = parts.latency.expected_seconds(instance.id, ahead, request.engine_tokens - request.uncached_tokens)
-        observed = max(0.0, event.seconds - max(event.source_seconds, ahead))
-        parts.transfers.learn(event.source, predicted=fetch.plain_seconds, observed=observed)
+        transferred = max(0.0, event.seconds - max(event.source_seconds, ahead))
+        parts.transfers.learn(event.source, fetch, waited=event.source_seconds, transferred=transferred)
     parts.workload.queue(request.instance).enter_after_fetch(request, event.at)
     request.granted_at = event.at
 
