@@ -8,12 +8,13 @@ from typing import TypeVar
 
 import msgspec
 
-from pointsman.contracts.decisions import Candidate
+from pointsman.contracts.decisions import Candidate, TierTokens
 from pointsman.policies.prefix_fetch import FetchSource, fetch_source, fetch_to, shared_fetch_seconds
 from pointsman.primitives import BlockKey, EngineSeconds, InstanceId, Tokens
 from pointsman.state.fleet import Instance
 from pointsman.state.latency_model import Correction
 from pointsman.state.priority_classes import LOWEST, RANK
+from pointsman.state.slower_tiers import TierBlocks
 from pointsman.state.state import State
 from pointsman.state.trackers.base import Tracker
 from pointsman.state.workload import EMPTY_QUEUE, NO_INSTANCE, InstanceQueue, Request
@@ -41,10 +42,17 @@ class CandidateEstimate(msgspec.Struct, frozen=True, kw_only=True):
     fetch_from: InstanceId = NO_INSTANCE
     """Where `fetched_tokens` beyond the hit are fetched from, since that is sooner than computing them."""
     fetched_tokens: Tokens = 0
+    loads: tuple[TierTokens, ...] = ()
+    """Cached tokens that only slower tiers hold."""
+    load_seconds: EngineSeconds = 0.0
+
+    @property
+    def loaded_tokens(self) -> Tokens:
+        return sum(load.tokens for load in self.loads)
 
     @property
     def predicted_ttft(self) -> EngineSeconds:
-        return self.queue_seconds + self.prefill_seconds + self.transfer_seconds
+        return self.queue_seconds + self.prefill_seconds + self.load_seconds + self.transfer_seconds
 
     def recorded(self) -> Candidate:
         return Candidate(
@@ -57,6 +65,7 @@ class CandidateEstimate(msgspec.Struct, frozen=True, kw_only=True):
             fetch_from=self.fetch_from,
             fetched_tokens=self.fetched_tokens,
             transfer_seconds=self.transfer_seconds if self.fetch_from else 0.0,
+            loaded_tokens=self.loaded_tokens,
         )
 
 
@@ -134,12 +143,22 @@ class PoolView:
     def queue(self, instance_id: InstanceId) -> InstanceQueue:
         return self._state.workload.queues.get(instance_id, EMPTY_QUEUE)
 
-    def candidate(self, instance_id: InstanceId, *, hit_blocks: int | None = None) -> CandidateEstimate:
+    def candidate(
+        self, instance_id: InstanceId, *, hit_blocks: int | None = None, loads: tuple[TierTokens, ...] = ()
+    ) -> CandidateEstimate:
+        """`hit_blocks` and the `loads` among them: as given instead of as known."""
         state = self._state
         prompt_tokens = self.request.prompt_tokens
         instance = state.fleet[instance_id]
-        hit_blocks = self._hits.get(instance_id, 0) if hit_blocks is None else hit_blocks
-        cached = state.latency.cached_tokens(instance, hit_blocks, prompt_tokens)
+        if hit_blocks is None:
+            hit_blocks, loadable = self._hits.get(instance_id, 0), self._loadable.get(instance_id)
+        else:
+            loadable = None
+        if loadable:
+            cached, loaded = state.cached(instance, hit_blocks, loadable, prompt_tokens)
+            hit_blocks, loads = hit_blocks + sum(loadable.values()), tuple(loaded)
+        else:
+            cached = state.latency.cached_tokens(instance, hit_blocks, prompt_tokens)
         uncached = prompt_tokens - cached
         work = state.latency.prefill_seconds(instance, prompt_tokens, cached)
         queue = self.queue(instance_id)
@@ -160,6 +179,8 @@ class PoolView:
             waiting=queue.waiting,
             requests=queue.requests,
             transfer_seconds=self._transfer_seconds and (self._transfer_seconds if instance.role == "prefill" else 0.0),
+            loads=loads,
+            load_seconds=state.slower.load_seconds(instance, loads) if loads else 0.0,
         )
         return self._with_fetch(instance, queue, estimate) if state.fleet.fetches else estimate
 
@@ -205,3 +226,8 @@ class PoolView:
     @cached_property
     def _hits(self) -> dict[InstanceId, int]:
         return self._state.hits(self.request.keys)
+
+    @cached_property
+    def _loadable(self) -> dict[InstanceId, TierBlocks]:
+        slower = self._state.slower
+        return slower.loads(self.request.keys, self._hits) if slower else {}
