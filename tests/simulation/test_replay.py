@@ -19,7 +19,8 @@ from pointsman.contracts.decisions import (
 )
 from pointsman.contracts.fleet import InstanceEjected, InstanceSuspected, InstanceUnejected, Role
 from pointsman.contracts.requests import PrefillFinished, PrefixFetchEnded, RequestCancelled
-from pointsman.policies.admission import ADMISSION_POLICIES, AdmitAll
+from pointsman.policies.admission import ADMISSION_POLICIES
+from pointsman.policies.admission.admit_all import AdmitAll
 from pointsman.policies.ordering import ORDERING_POLICIES
 from pointsman.policies.policy_set import PolicySet, policy_set, recorded_policy_set
 from pointsman.policies.routing import ROUTING_POLICIES

@@ -48,7 +48,7 @@ def fetch_source(state: State, request: Request, now: EngineSeconds) -> FetchSou
         source = FetchSource(instance, hit, state.engine_wait(instance, now))
         cached = state.latency.cached_tokens(instance, hit, request.prompt_tokens)
         saved = state.latency.prefill_seconds(instance, cached, 0)
-        saved -= state.transfers.wait_seconds(name, source.wait)
+        saved -= state.transfers.wait_seconds(name, source.wait, now)
         if saved > most:
             best, most = source, saved
     return best
@@ -71,7 +71,7 @@ def fetch_to(
     work = latency.prefill_seconds(target, total, cached)
     left = latency.expected_seconds(target.id, work, total - cached)
     rate = target.transfer_tokens_per_s
-    seconds = state.transfers.seconds(source.instance.id, cached - held, rate, wait=source.wait)
+    seconds = state.transfers.seconds(source.instance.id, cached - held, rate, now, wait=source.wait)
     seconds += state.step_seconds(target)
     if seconds + left >= own:
         return None

@@ -263,7 +263,7 @@ def end_fetch(parts: StateParts, event: PrefixFetchEnded) -> None:
         ahead = request.engine_seconds - request.prefill_seconds
         ahead = parts.latency.expected_seconds(instance.id, ahead, request.engine_tokens - request.uncached_tokens)
         transferred = max(0.0, event.seconds - max(event.source_seconds, ahead))
-        parts.transfers.learn(event.source, fetch, waited=event.source_seconds, transferred=transferred)
+        parts.transfers.learn(event.source, fetch, event.at, waited=event.source_seconds, transferred=transferred)
     parts.workload.queue(request.instance).enter_after_fetch(request, event.at)
     request.granted_at = event.at
 
