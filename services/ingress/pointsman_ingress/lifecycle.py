@@ -1,13 +1,16 @@
 """Events and metrics of one request. The leader logs its end before a grant, this module after it."""
 
+from math import ceil
+
 import structlog
 
 from pointsman.contracts.codec import LogEvent
-from pointsman.contracts.commands import RouteGranted
+from pointsman.contracts.commands import PrefixFetch, RouteGranted
 from pointsman.contracts.reasons import CancelCause
 from pointsman.contracts.requests import (
     AttemptFailure,
     PrefillFinished,
+    PrefixFetchEnded,
     RequestAttemptFailed,
     RequestCancelled,
     RequestFailed,
@@ -19,6 +22,7 @@ from pointsman.runtime.telemetry import ENGINE_FAILURES
 from pointsman.runtime.tracing import NO_SPAN, Span
 from pointsman_ingress import metrics
 from pointsman_ingress.context import RequestContext
+from pointsman_ingress.engine.prefix_fetch import FetchOutcome
 from pointsman_ingress.engine.streams import StreamTail
 from pointsman_ingress.engine.usage import Usage
 from pointsman_ingress.placement.pools import Pool
@@ -26,6 +30,7 @@ from pointsman_ingress.placement.pools import Pool
 log = structlog.get_logger()
 
 DETAIL_CHARACTERS_MAX = 500
+GAPS_MAX = 100_000
 
 EQUAL, FEWER, MORE, UNKNOWN = "equal", "fewer", "more", "unknown"
 
@@ -45,8 +50,11 @@ class RequestLifecycle:
         self._span = span
         self._clock = clock
         self._first_token_at: EngineSeconds | None = None
+        self._part_at: EngineSeconds = 0.0
+        self._gaps: list[EngineSeconds] = []
         self._prefill_cached: Tokens | None = None
         self._failure_logged = False
+        self._fetch_failed = False
 
     @property
     def pool(self) -> Pool:
@@ -63,7 +71,27 @@ class RequestLifecycle:
     def granted(self, grant: RouteGranted) -> None:
         self.grant = grant
         self.sent_at = self._clock.now()
-        self._failure_logged = False
+        self._failure_logged = self._fetch_failed = False
+
+    def fetched(self, fetch: PrefixFetch, outcome: FetchOutcome) -> None:
+        grant = self.grant
+        assert grant is not None, "only a granted request fetches"
+        self.sent_at = self._clock.now()
+        self._fetch_failed = bool(outcome.failure)
+        if outcome.failure:
+            log.warning("prefix_fetch_failed", request=self.request, source=fetch.source, reason=outcome.failure)
+        event = PrefixFetchEnded(
+            at=self.sent_at,
+            request=self.request,
+            instance=grant.instance,
+            source=fetch.source,
+            attempt=grant.attempt,
+            tokens=outcome.tokens,
+            seconds=outcome.seconds,
+            source_seconds=outcome.source_seconds,
+            failure=outcome.failure[:DETAIL_CHARACTERS_MAX],
+        )
+        self._log(event)
 
     def handed_over(self, grant: RouteGranted, cached_tokens: Tokens | None) -> None:
         """`cached_tokens`: of the prefill engine; -1 if unknown, None without a prefill."""
@@ -99,10 +127,17 @@ class RequestLifecycle:
 
     def first_token(self) -> None:
         now = self._clock.now()
-        self._first_token_at = now
+        self._first_token_at = self._part_at = now
         ttft, prefill = now - self._context.command.arrived_at, now - self.sent_at
         event = PrefillFinished(at=now, request=self.request, instance=self.instance, ttft=ttft, prefill=prefill)
         self._log(event)
+
+    def next_part(self) -> None:
+        """Of a stream, after the first."""
+        if len(self._gaps) < GAPS_MAX:
+            now = self._clock.now()
+            self._gaps.append(now - self._part_at)
+            self._part_at = now
 
     def finished(self, usage: Usage, *, output_tokens: Tokens) -> None:
         """`output_tokens`: the engine's count, or the number of stream events."""
@@ -124,6 +159,7 @@ class RequestLifecycle:
             ttft=first_at - arrived_at,
             tpot=(now - first_at) / (output_tokens - 1) if output_tokens > 1 else 0.0,
             predicted_cached_tokens=self._predicted_cached_tokens,
+            tbt_p90=tbt_p90(self._gaps),
         )
         self._log(event)
         self._measure(event, output_tokens)
@@ -174,7 +210,13 @@ class RequestLifecycle:
     @property
     def _predicted_cached_tokens(self) -> Tokens:
         grant = self.grant
-        if grant is None or grant.term == Term(0) or grant.prefilled_by or not self._context.comparable:
+        if (
+            grant is None
+            or grant.term == Term(0)
+            or grant.prefilled_by
+            or not self._context.comparable
+            or self._fetch_failed
+        ):
             return -1
         return grant.hit_tokens
 
@@ -183,7 +225,7 @@ class RequestLifecycle:
         of_model.finished(event.e2e, self.sent_at - command.arrived_at)
         of_model.first_token(event.ttft, command.slo_ttft)
         if output_tokens > 1 and self._first_token_at is not None:
-            of_model.output(event.tpot, command.slo_tpot)
+            of_model.output(event.tpot, event.tbt_p90, command.slo_tpot)
         of_engine = metrics.of_engine(pool, self._context.model, event.instance)
         of_engine.prompt_tokens.inc(max(0, event.prompt_tokens))
         of_engine.output_tokens.inc(max(0, event.completion_tokens))
@@ -203,6 +245,11 @@ class RequestLifecycle:
                 reported=reported,
                 prompt_tokens=event.prompt_tokens,
             )
+
+
+def tbt_p90(gaps: list[EngineSeconds]) -> EngineSeconds:
+    """Nine in ten gaps are at most this long (Mooncake's TBT, FAST'25). 0 with fewer than two."""
+    return sorted(gaps)[ceil(0.9 * len(gaps)) - 1] if len(gaps) > 1 else 0.0
 
 
 def compared(predicted: Tokens, reported: Tokens, *, granularity: Tokens) -> str:

@@ -55,6 +55,7 @@ from pointsman.contracts.fleet import (
     InstanceLeft,
     InstanceProbed,
     InstanceReported,
+    InstanceRoleChanged,
     InstanceSuspected,
     InstanceUndrained,
     InstanceUnejected,
@@ -62,6 +63,7 @@ from pointsman.contracts.fleet import (
 from pointsman.contracts.overlap import OverlapAnswered, OverlapRefused, OverlapRequest
 from pointsman.contracts.requests import (
     PrefillFinished,
+    PrefixFetchEnded,
     RequestArrived,
     RequestAttemptFailed,
     RequestCancelled,
@@ -83,6 +85,7 @@ LogEvent = (
     | InstanceSuspected
     | InstanceDraining
     | InstanceUndrained
+    | InstanceRoleChanged
     | InstanceEjected
     | InstanceUnejected
     | InstanceLeft
@@ -95,6 +98,7 @@ LogEvent = (
     | MigrationRefused
     | RequestRejected
     | PrefillFinished
+    | PrefixFetchEnded
     | RequestAttemptFailed
     | RequestFinished
     | RequestFailed

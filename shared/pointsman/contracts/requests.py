@@ -69,6 +69,19 @@ class PrefillFinished(RequestEvent, frozen=True, kw_only=True):
     prefill: EngineSeconds
 
 
+class PrefixFetchEnded(RequestEvent, frozen=True, kw_only=True):
+    """`instance` has fetched `tokens` leading tokens of the prompt from `source`, or failed to (`failure`), and computes
+    them. `seconds`: since the grant; `source_seconds`: of those, until the source gave the blocks."""
+
+    instance: InstanceId
+    source: InstanceId
+    attempt: Count = 1
+    tokens: Tokens = 0
+    seconds: EngineSeconds = 0.0
+    source_seconds: EngineSeconds = 0.0
+    failure: Text = ""
+
+
 class RequestFinished(RequestEvent, frozen=True, kw_only=True):
     """Token counts are the engine's; -1 where unknown."""
 
@@ -81,6 +94,8 @@ class RequestFinished(RequestEvent, frozen=True, kw_only=True):
     tpot: EngineSeconds
     predicted_cached_tokens: Tokens = -1
     """`cached_tokens` as predicted at the grant; -1 if not comparable."""
+    tbt_p90: EngineSeconds = 0.0
+    """90th percentile of the gaps between parts of a stream (Mooncake's TBT); 0: not streamed, or fewer than two gaps."""
 
 
 AttemptFailure = Literal["connect_failure", "http_5xx", "stream_reset", "first_byte_timeout", "chunk_timeout"]

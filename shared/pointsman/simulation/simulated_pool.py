@@ -8,6 +8,7 @@ from typing_extensions import override
 from pointsman.contracts.codec import LogEvent
 from pointsman.policies.dispatch import Dispatcher
 from pointsman.policies.policy_set import policy_set
+from pointsman.policies.scaling.slo_attainment import SloAttainment
 from pointsman.policies.seeded_random import uniform
 from pointsman.primitives import EngineSeconds, Term, Tokens
 from pointsman.simulation.event_queue import EventQueue
@@ -67,7 +68,8 @@ class SimulatedPool:
             cold_share=scenario.cold_share,
         )
         latency = _NoisyLatency(scenario) if scenario.estimate_error[0] else None
-        return State(settings, self._policies.trackers(), latency=latency)
+        scaling = SloAttainment().trackers() if scenario.role_switching else ()
+        return State(settings, (*self._policies.trackers(), *scaling), latency=latency)
 
 
 class _NoisyLatency(LatencyModel):

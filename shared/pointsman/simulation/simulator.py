@@ -18,16 +18,18 @@ from pointsman.contracts.decisions import (
     RequestPlaced,
     RequestRejected,
 )
-from pointsman.contracts.requests import PrefillFinished, RequestFailed, RequestFinished
+from pointsman.contracts.requests import PrefillFinished, PrefixFetchEnded, RequestFailed, RequestFinished
 from pointsman.contracts.tenants import TenantPolicies
 from pointsman.policies.rebalancing import REBALANCING_POLICIES
-from pointsman.primitives import EngineSeconds, InstanceId, RequestId, SessionId, Tenant
+from pointsman.primitives import EngineSeconds, InstanceId, RequestId, SessionId, Tenant, Tokens
 from pointsman.simulation.engine_types import HashedPrompt, PrefillEnded, StepResult
 from pointsman.simulation.event_queue import EventQueue
 from pointsman.simulation.outcome import LoadSample, Outcome, RequestRow
 from pointsman.simulation.scenario import NO_MIRROR, Failure, FleetMirror, Scenario
+from pointsman.simulation.simulated_fetches import SimulatedFetches
 from pointsman.simulation.simulated_fleet import SimulatedEngine, SimulatedFleet
 from pointsman.simulation.simulated_pool import SimulatedPool
+from pointsman.simulation.simulated_scaler import TICK_SECONDS, SimulatedScaler
 from pointsman.simulation.workload import WorkloadRequest
 
 __all__ = ["Failure", "FleetMirror", "Scenario", "Simulation", "simulate", "simulate_in_slices"]
@@ -37,7 +39,6 @@ REBALANCE_SECONDS = 0.25
 REPORT_SECONDS = 1.0
 RETRIES_MAX = 2
 FUSED_STEPS_MAX = 512
-SLO_TPOT_SECONDS = 0.1
 
 
 def simulate(scenario: Scenario, requests: Sequence[WorkloadRequest], *, mirror: FleetMirror = NO_MIRROR) -> Outcome:
@@ -70,9 +71,12 @@ class Simulation:
         self.pool = SimulatedPool(scenario, mirror, self._agenda, self.outcome)
         self.state = self.pool.state
         self.fleet = SimulatedFleet(self.pool, carry_out=self.carry_out, lose=self._lose)
+        self._fetches = SimulatedFetches(self.pool, self.fleet, next_step=self._next_step, ended=self._fetched)
         self._dispatcher = self.pool.dispatcher
         self._rebalancing = REBALANCING_POLICIES[scenario.rebalancing]()
         self._commands: dict[RequestId, RouteRequest] = {}
+        self._scaler = SimulatedScaler(self.pool) if scenario.role_switching else None
+        self._gaps_before: dict[RequestId, int] = {}
 
     def run(self) -> Outcome:
         for _ in self.slices(sys.maxsize):
@@ -97,12 +101,14 @@ class Simulation:
         for number, request in enumerate(self._requests):
             agenda.at(request.arrival_s, lambda now, n=number: self._arrive(n, now))  # type: ignore[misc]
         for failure in scenario.failures:
-            agenda.at(failure.at, lambda now, f=failure: fleet.fail(f, now))  # type: ignore[misc]
+            agenda.at(failure.at, lambda now, f=failure: self._fail_engine(f, now))  # type: ignore[misc]
         for at, wanted in scenario.scale_at:
             agenda.at(at, lambda now, w=wanted: fleet.scale(w, now))  # type: ignore[misc]
         agenda.every(SAMPLE_SECONDS, self._sample, first=0.0)
         if scenario.rebalancing != "off":
             agenda.every(REBALANCE_SECONDS, self._rebalance, first=REBALANCE_SECONDS)
+        if self._scaler is not None:
+            agenda.every(TICK_SECONDS, self._scale, first=0.0)
         if scenario.event_loss > 0:
             agenda.every(REPORT_SECONDS, fleet.report, first=REPORT_SECONDS)
 
@@ -125,7 +131,10 @@ class Simulation:
                     self.outcome.migrations += 1
                 case RequestGranted():
                     self._row(event.request).granted_at = now
-                    self._send(event.request, event.instance, now)
+                    if event.fetch_from:
+                        self._fetches.start(event, self._commands[event.request], now)
+                    else:
+                        self._send(event.request, event.instance, now)
                 case RequestHandedOver():
                     self._fetch(event, now)
                 case HandOverRefused():
@@ -151,7 +160,7 @@ class Simulation:
             prompt_tokens=request.input_length,
             max_output_tokens=request.output_tokens,
             slo_ttft=scenario.slo_ttft(request),
-            slo_tpot=SLO_TPOT_SECONDS,
+            slo_tpot=self.outcome.rows[number].slo_tpot,
             priority=request.priority,
         )
         self._route(command, now)
@@ -182,7 +191,7 @@ class Simulation:
 
         self._agenda.at(now + way, start)
 
-    def _submit(self, request_id: RequestId, instance: InstanceId, now: EngineSeconds) -> None:
+    def _submit(self, request_id: RequestId, instance: InstanceId, now: EngineSeconds, *, received: Tokens = 0) -> None:
         engine = self.fleet.engines[instance]
         if not engine.alive:
             # Connection refused: the ingress asks again once this decision is carried out.
@@ -190,8 +199,20 @@ class Simulation:
             return
         hands_over = self._hands_over(request_id)
         tokens = 1 if hands_over else self._row(request_id).output_tokens
-        engine.model.submit(request_id, self._prompt(request_id), max_tokens=tokens, now=now, held=hands_over)
+        prompt = self._prompt(request_id)
+        engine.model.submit(request_id, prompt, max_tokens=tokens, now=now, held=hands_over, received=received)
         self._next_step(engine, now)
+
+    def _fetched(self, event: PrefixFetchEnded, now: EngineSeconds) -> None:
+        self.outcome.note_fetch(event)
+        self._row(event.request).fetched_tokens = event.tokens
+        received = event.tokens if self._scenario.fetch_path == "direct" else 0
+        self._submit(event.request, event.instance, now, received=received)
+        self.carry_out(self._dispatcher.grant_waiting(event.instance, now), now)
+
+    def _fail_engine(self, failure: Failure, now: EngineSeconds) -> None:
+        engine = self.fleet.fail(failure, now)
+        self._fetches.failed(engine, now)
 
     def _prompt(self, request_id: RequestId) -> HashedPrompt:
         command = self._commands[request_id]
@@ -251,33 +272,43 @@ class Simulation:
     def _next_step(self, engine: SimulatedEngine, now: EngineSeconds) -> None:
         step = engine.model.step or engine.model.begin_step(now, max_fused_steps=FUSED_STEPS_MAX)
         engine.wake += 1
+        if step is None and engine.model.loaded_at is not None:
+            self._agenda.at(engine.model.loaded_at, lambda at, w=engine.wake: self._loaded(engine, w, at))  # type: ignore[misc]
         if step is not None:
             self._agenda.at(step.ends_at, lambda at, w=engine.wake: self._step_ended(engine, w, at))  # type: ignore[misc]
+
+    def _loaded(self, engine: SimulatedEngine, wake: int, now: EngineSeconds) -> None:
+        if wake == engine.wake and engine.alive:
+            self._next_step(engine, now)
 
     def _step_ended(self, engine: SimulatedEngine, wake: int, now: EngineSeconds) -> None:
         if wake != engine.wake or not engine.alive:
             return
-        result = engine.model.end_step(now)
+        step, result = engine.model.step, engine.model.end_step(now)
+        if step is not None and result.decoded:
+            engine.gaps.append((step.seconds / step.count, step.count))
         self.fleet.deliver(engine, result.changes, now)
         self._answer(engine, result, now)
         self._next_step(engine, now)
 
     def _answer(self, engine: SimulatedEngine, result: StepResult, now: EngineSeconds) -> None:
-        handed_over = {ended.request for ended in result.first_tokens if self._hands_over(ended.request)}
-        for ended in result.first_tokens:
+        own = [ended for ended in result.first_tokens if not self._fetches.owns(ended.request)]
+        handed_over = {ended.request for ended in own if self._hands_over(ended.request)}
+        for ended in own:
             if ended.request in handed_over:
                 self._hand_over(engine, ended, now)
             else:
                 self._first_token(engine, ended, now)
         for request_id in result.finished:
-            if request_id not in handed_over:
+            if request_id not in handed_over and not self._fetches.finished(engine, request_id, now):
                 self._finish(engine, request_id, now)
         if result.first_tokens or result.finished:
             self.carry_out(self._dispatcher.grant_waiting(engine.id, now), now)
 
     def _hand_over(self, engine: SimulatedEngine, ended: PrefillEnded, now: EngineSeconds) -> None:
         request = self.state.workload.requests[ended.request]
-        self._row(ended.request).cached_tokens = ended.cached_tokens
+        row = self._row(ended.request)
+        row.cached_tokens, row.loaded_tokens = ended.cached_tokens, ended.loaded_tokens
         command = HandOverRequest(
             request=request.id, attempt=request.attempt, instance=engine.id, prefill=now - request.granted_at
         )
@@ -286,8 +317,9 @@ class Simulation:
     def _first_token(self, engine: SimulatedEngine, ended: PrefillEnded, now: EngineSeconds) -> None:
         row, request = self._row(ended.request), self.state.workload.requests[ended.request]
         row.first_token_at, row.instance = now, engine.id
+        self._gaps_before[ended.request] = len(engine.gaps)
         if not request.prefilled_by:
-            row.cached_tokens = ended.cached_tokens
+            row.cached_tokens, row.loaded_tokens = ended.cached_tokens, ended.loaded_tokens
         prefill = now - request.granted_at
         ttft = now - row.arrived_at
         self.pool.apply(
@@ -298,6 +330,7 @@ class Simulation:
         row = self._row(request_id)
         assert row.first_token_at is not None
         tokens = row.output_tokens
+        row.tbt_p90 = engine.tbt_p90(self._gaps_before.pop(request_id)) if tokens > 1 else None
         event = RequestFinished(
             at=now,
             request=request_id,
@@ -318,6 +351,10 @@ class Simulation:
         pending = tuple(queues[i].load_tokens if i in queues else 0 for i in instances)
         running = tuple(len(queues[i].decoding) if i in queues else 0 for i in instances)
         self.outcome.samples.append(LoadSample(now, pending, running, instances))
+
+    def _scale(self, now: EngineSeconds) -> None:
+        assert self._scaler is not None
+        self.carry_out(self._scaler.tick(now), now)
 
     def _rebalance(self, now: EngineSeconds) -> None:
         self.pool.catch_up(now)

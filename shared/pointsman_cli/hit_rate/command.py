@@ -9,7 +9,7 @@ from rich.table import Table
 
 from pointsman.analysis.ladder import HitRateLadder
 from pointsman.analysis.ladder_figures import RUNGS, Tally
-from pointsman.analysis.ladder_verdict import Gap, Verdict, verdict
+from pointsman.analysis.ladder_verdict import Gap, Verdict, loaded_note, verdict
 from pointsman.simulation.replay.folding import copy_state
 from pointsman.state.fleet import Knowledge
 from pointsman.state.state import State
@@ -81,6 +81,8 @@ def _notes(judged: Verdict, total: Tally, beginning: StartPoint, state: State) -
         notes.append("prompts sent before count as new, until an engine tells that it has them")
     if judged.note:
         notes.append(judged.note)
+    if loaded := loaded_note(total):
+        notes.append(loaded)
     if total.untold:
         notes.append(f"engines told no cached tokens of {total.untold:,} finished requests, which count nowhere")
     blind = sorted(i.id for i in state.fleet.instances if i.knowledge is Knowledge.BLIND)
@@ -107,7 +109,13 @@ def _as_json(origin: str, judged: Verdict, notes: list[str], total: Tally, ladde
 
 def _row(tally: Tally) -> dict[str, Any]:
     tokens = dict(zip((rung.value for rung in RUNGS), tally.tokens, strict=True))
-    return {"requests": tally.requests, "prompt_tokens": tally.prompt_tokens, "tokens": tokens, "untold": tally.untold}
+    return {
+        "requests": tally.requests,
+        "prompt_tokens": tally.prompt_tokens,
+        "tokens": tokens,
+        "loaded_tokens": tally.loaded_tokens,
+        "untold": tally.untold,
+    }
 
 
 def _show(
