@@ -45,6 +45,7 @@ class FleetEvents:
             aliases=list(names.aliases),
             completes=facts.completes,
             certain=state.certain(session),
+            role_switching=settings.role_switching,
             cache_detail=session.detail if session.cache == "unknown" else "",
             shared_store=settings.shared_kv_store,
         )

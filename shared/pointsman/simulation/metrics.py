@@ -49,8 +49,13 @@ class Report:
     failures: int
     unfinished: int
     effective_capacity: float | None
+    """Share of requests with their TTFT within its objective."""
+    effective_capacity_with_tbt: float | None
+    """Both TTFT and TBT within their objectives (Mooncake, FAST'25, 2.1)."""
     ttft: Latency
     tpot: Latency
+    tbt: Latency
+    """Over requests, of each one's 90th percentile of the gaps between tokens."""
     e2e: Latency
     well_behaved_ttft: Latency
     late_ttft_s: EngineSeconds | None = None
@@ -98,8 +103,10 @@ def summarise(
         failures=sum(row.end == "failed" for row in rows),
         unfinished=sum(row.end == "unfinished" for row in rows),
         effective_capacity=effective_capacity(rows),
+        effective_capacity_with_tbt=sum(row.on_time and row.in_pace for row in rows) / len(rows) if rows else None,
         ttft=_latency(row.ttft for row in served),
         tpot=_latency(tpot(row) for row in served),
+        tbt=_latency(row.tbt_p90 for row in served),
         e2e=_latency(e2e(row) for row in served),
         well_behaved_ttft=_latency(row.ttft for row in served if row.tenant not in misbehaving),
         late_ttft_s=_mean(row.ttft for row in served if not row.on_time),

@@ -36,6 +36,8 @@ class Scenario:
     """Answers of one token. False: decoding shares the engine."""
     split: tuple[int, int] = (0, 0)
     """Numbers of prefill-only and decode-only instances; all others do both."""
+    role_switching: bool = False
+    """The scaler (`slo_attainment`) switches the roles of a split that has no other instances."""
     kv_transfer_gb_per_s: float = 12.5
     kv_capacity_tokens: Tokens | None = None
     host_cache_tokens: Tokens = 0

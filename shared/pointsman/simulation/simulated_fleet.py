@@ -1,5 +1,6 @@
 """The engines of a simulation: joins, departures, failures, and the cache events and reports of their workers."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import reduce
@@ -36,6 +37,18 @@ class SimulatedEngine:
     parents: dict[BlockKey, BlockKey] = field(default_factory=dict)
     host: dict[BlockKey, None] = field(default_factory=dict)
     """Keys in its host tier."""
+    gaps: list[tuple[EngineSeconds, int]] = field(default_factory=list)
+    """Steps that decoded: their length, and how many in a row had it."""
+
+    def tbt_p90(self, since: int) -> EngineSeconds | None:
+        """Of an answer that took all of `gaps` from number `since` on."""
+        gaps = sorted(self.gaps[since:])
+        left = math.ceil(0.9 * sum(times for _, times in gaps))
+        for seconds, times in gaps:
+            left -= times
+            if left <= 0:
+                return seconds
+        return None
 
     def report(self, now: EngineSeconds, *, serving: bool) -> InstanceReported:
         digest = 0
@@ -126,8 +139,11 @@ class SimulatedFleet:
             prefill=pool.profile.prefill_cost, role=scenario.role(number),
             decode=pool.profile.decode_cost if scenario.splits else None,
             transfer_tokens_per_s=pool.transfer_tokens_per_s if scenario.splits else 0.0,
+            role_switching=scenario.role_switching,
         )  # fmt: skip
         pool.apply(joined, now)
+        if scenario.role_switching:
+            pool.apply(self.engines[name].report(now, serving=True), now)
         self._relocate_pending(now)
 
     def scale(self, wanted: int, now: EngineSeconds) -> None:
