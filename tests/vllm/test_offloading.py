@@ -68,7 +68,8 @@ async def _ask(url: str, model: str, prompt: list[int]) -> None:
         aiohttp.ClientSession() as session,
         session.post(f"{url}/v1/completions", json=body, headers={"x-slo-ttft-ms": "600000"}) as answer,
     ):
-        assert answer.status == 200, await answer.text()
+        content = await answer.text()
+        assert answer.status == 200, content
 
 
 async def _check(link: Link) -> None:
