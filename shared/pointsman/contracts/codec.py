@@ -55,6 +55,7 @@ from pointsman.contracts.fleet import (
     InstanceLeft,
     InstanceProbed,
     InstanceReported,
+    InstanceRoleChanged,
     InstanceSuspected,
     InstanceUndrained,
     InstanceUnejected,
@@ -84,6 +85,7 @@ LogEvent = (
     | InstanceSuspected
     | InstanceDraining
     | InstanceUndrained
+    | InstanceRoleChanged
     | InstanceEjected
     | InstanceUnejected
     | InstanceLeft

@@ -39,6 +39,8 @@ class Scenario:
     """Answers of one token. False: decoding shares the engine."""
     split: tuple[int, int] = (0, 0)
     """Numbers of prefill-only and decode-only instances; all others do both."""
+    role_switching: bool = False
+    """The scaler (`slo_attainment`) switches the roles of a split that has no other instances."""
     kv_transfer_gb_per_s: float = 12.5
     transfer_tokens_per_s: float = 0.0
     """Of prefixes that instances fetch from each other; 0: they do not."""
@@ -46,6 +48,11 @@ class Scenario:
     """A fetch is a request to the source's engine and one to the target's, as with vLLM's NixlConnector; `direct`: it
     waits for neither, as Mooncake's Messenger."""
     kv_capacity_tokens: Tokens | None = None
+    host_cache_tokens: Tokens = 0
+    """Of each instance's host tier; 0: none."""
+    host_gb_per_s: float = 20.0
+    tiers_known: bool = True
+    """False: the scheduler does not see what the host tier holds."""
     block_tokens: Tokens = TRACE_BLOCK_TOKENS
     prefill_window_tokens: Tokens = 16_384
     max_num_batched_tokens: Tokens = 8192
