@@ -39,7 +39,7 @@ def test_what_is_fetched_need_not_be_computed_and_comes_as_soon_as_predicted() -
     assert ends(alone) == ends(fetching) == {"finished": 300}
     assert (alone.fetches, fetching.fetches_failed) == (0, 0)
     assert fetching.fetches == len(fetched) > 10
-    assert all(row.cached_tokens + row.fetched_tokens < row.prompt_tokens for row in fetched)
+    assert all(row.prompt_tokens > row.cached_tokens >= row.fetched_tokens for row in fetched)
     assert mean_ttft(fetching) < 0.9 * mean_ttft(alone)
     errors = [abs(row.predicted_ttft - row.ttft) for row in fetched]  # type: ignore[operator]
     assert sum(errors) / len(errors) < 0.5 * mean_ttft(alone)

@@ -320,6 +320,8 @@ class Simulation:
         self._gaps_before[ended.request] = len(engine.gaps)
         if not request.prefilled_by:
             row.cached_tokens, row.loaded_tokens = ended.cached_tokens, ended.loaded_tokens
+            if self._scenario.fetch_path == "direct":
+                row.cached_tokens += row.fetched_tokens
         prefill = now - request.granted_at
         ttft = now - row.arrived_at
         self.pool.apply(
