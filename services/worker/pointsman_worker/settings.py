@@ -70,6 +70,11 @@ class WorkerSettings(FleetSettings, ProcessSettings):
     kv_transfer_gb_per_s: float = setting(
         0.0, "Predicted speed of KV transfers to this engine, 1e9 bytes a second; 0: instant."
     )
+    shared_kv_store: bool = setting(
+        False,
+        "The engines' KV connector keeps blocks in one store for all of them (Mooncake's store, LMCache with a remote "
+        "backend), so each can load what any of them stored there.",
+    )
     state_directory: str = setting(
         "",
         "Directory where SIGTERM saves what is known of the engines' caches, for a worker started within a minute; the instances "

@@ -61,6 +61,8 @@ class Report:
     late_ttft_s: EngineSeconds | None = None
     """Mean TTFT of the served requests that missed their SLO."""
     hit_rate: float | None
+    loaded_share: float | None
+    """Of the prompt tokens, those loaded back from a host tier; part of `hit_rate`."""
     hit_share_of_bound: float | None
     """`hit_rate` over that of one infinite cache."""
     load_cv: float | None
@@ -109,6 +111,7 @@ def summarise(
         well_behaved_ttft=_latency(row.ttft for row in served if row.tenant not in misbehaving),
         late_ttft_s=_mean(row.ttft for row in served if not row.on_time),
         hit_rate=hits,
+        loaded_share=loaded_share(served),
         hit_share_of_bound=hits / hit_bound if hits is not None and hit_bound else None,
         load_cv=load_cv(_within(outcome.samples, rows)),
         migrations=sum(row.migrations for row in rows),
@@ -143,6 +146,11 @@ def answer_tokens(row: RequestRow) -> Tokens:
     if row.end != "finished":
         return 0
     return 1 if row.ended_at == row.first_token_at else row.output_tokens
+
+
+def loaded_share(served: Sequence[RequestRow]) -> float | None:
+    prompt = sum(row.prompt_tokens for row in served)
+    return sum(row.loaded_tokens for row in served) / prompt if prompt else None
 
 
 def hit_rate(served: Sequence[RequestRow]) -> float | None:

@@ -26,6 +26,8 @@ class RequestRow:
     predicted_ttft: EngineSeconds | None = None
     predicted_cached_tokens: Tokens = 0
     cached_tokens: Tokens = 0
+    loaded_tokens: Tokens = 0
+    """Of `cached_tokens`: loaded back from the host tier."""
     granted_at: EngineSeconds | None = None
     first_token_at: EngineSeconds | None = None
     ended_at: EngineSeconds | None = None

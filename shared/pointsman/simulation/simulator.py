@@ -255,8 +255,14 @@ class Simulation:
     def _next_step(self, engine: SimulatedEngine, now: EngineSeconds) -> None:
         step = engine.model.step or engine.model.begin_step(now, max_fused_steps=FUSED_STEPS_MAX)
         engine.wake += 1
+        if step is None and engine.model.loaded_at is not None:
+            self._agenda.at(engine.model.loaded_at, lambda at, w=engine.wake: self._loaded(engine, w, at))  # type: ignore[misc]
         if step is not None:
             self._agenda.at(step.ends_at, lambda at, w=engine.wake: self._step_ended(engine, w, at))  # type: ignore[misc]
+
+    def _loaded(self, engine: SimulatedEngine, wake: int, now: EngineSeconds) -> None:
+        if wake == engine.wake and engine.alive:
+            self._next_step(engine, now)
 
     def _step_ended(self, engine: SimulatedEngine, wake: int, now: EngineSeconds) -> None:
         if wake != engine.wake or not engine.alive:
@@ -283,7 +289,8 @@ class Simulation:
 
     def _hand_over(self, engine: SimulatedEngine, ended: PrefillEnded, now: EngineSeconds) -> None:
         request = self.state.workload.requests[ended.request]
-        self._row(ended.request).cached_tokens = ended.cached_tokens
+        row = self._row(ended.request)
+        row.cached_tokens, row.loaded_tokens = ended.cached_tokens, ended.loaded_tokens
         command = HandOverRequest(
             request=request.id, attempt=request.attempt, instance=engine.id, prefill=now - request.granted_at
         )
@@ -294,7 +301,7 @@ class Simulation:
         row.first_token_at, row.instance = now, engine.id
         self._gaps_before[ended.request] = len(engine.gaps)
         if not request.prefilled_by:
-            row.cached_tokens = ended.cached_tokens
+            row.cached_tokens, row.loaded_tokens = ended.cached_tokens, ended.loaded_tokens
         prefill = now - request.granted_at
         ttft = now - row.arrived_at
         self.pool.apply(

@@ -67,6 +67,7 @@ class SimulateOptions:
     instances: int
     split: tuple[int, int] | None
     decode: bool
+    host_cache_tokens: int
     goodput: bool
     seeds: int
     jobs: int
@@ -152,6 +153,14 @@ def _split(_context: click.Context, _parameter: click.Parameter, value: str | No
 )
 @click.option(
     "--decode", is_flag=True, help="Whole answers, which share the engine with prefills. Default: answers of one token."
+)
+@click.option(
+    "--host-cache-tokens",
+    type=click.IntRange(min=0),
+    metavar="N",
+    default=DEFAULTS.host_cache_tokens,
+    show_default=True,
+    help="Host memory of each engine for KV blocks that its device evicted.",
 )
 @click.option(
     "--goodput",
@@ -314,6 +323,7 @@ def _scenario(options: SimulateOptions) -> Scenario:
         instances=options.instances,
         rebalancing=options.rebalance,
         prefill_only=not options.decode and options.split == DEFAULTS.split,
+        host_cache_tokens=options.host_cache_tokens,
         split=split,
         role_switching=options.split is None,
     )

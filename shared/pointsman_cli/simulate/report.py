@@ -54,6 +54,7 @@ class RunRow(msgspec.Struct, kw_only=True):
     tpot_p90_s: EngineSeconds | None
     e2e_p50_s: EngineSeconds | None
     hit_rate: float | None
+    loaded_share: float | None
     load_cv: float | None
     migrations: int
     rejections: int
