@@ -2,8 +2,11 @@
 
 from collections.abc import Iterable
 
+from pointsman_lab.results.split_pools import split_pools
 from pointsman_lab.results.studies.rows import Workloads
-from pointsman_lab.results.study import Study
+from pointsman_lab.results.study import Measurement, Study
+
+MEASUREMENTS = (Measurement(key="split-pools", measure=split_pools),)
 
 
 def studies(workloads: Workloads) -> Iterable[Study]:
