@@ -68,7 +68,7 @@ def test_a_split_changes_only_when_too_busy_and_then_not_back(
 
 
 def test_a_little_better_is_not_enough() -> None:
-    assert better_split(RoleDemand(4.5, 3.9), RoleSizes(4, 4), NOT_SIZED, step=2) == RoleSizes(4, 4)
+    assert better_split(RoleDemand(4.4, 3.0), RoleSizes(4, 4), NOT_SIZED, step=2) == RoleSizes(4, 4)
     assert better_split(RoleDemand(6.0, 2.0), RoleSizes(4, 4), NOT_SIZED, step=2) == RoleSizes(6, 2)
     assert better_split(RoleDemand(3.9, 0.1), RoleSizes(4, 4), NOT_SIZED, step=2) == RoleSizes(4, 4)
 
