@@ -20,19 +20,21 @@ GENERATED: tuple[tuple[str, tuple[float, ...]], ...] = (
 """The rates lead from where the best is on time without admission to where it no longer is."""
 
 RATES_HELD_OUT: Mapping[str, tuple[float, ...]] = {
-    "agent_loops": (14.0, 18.0),
-    "rag": (23.0, 30.0),
-    "code_completion": (39.0, 51.0),
-    "batch_classification": (123.0, 160.0),
-    "mixed_day": (28.0, 36.0),
+    "agent_loops": (38.0, 51.0),
+    "rag": (34.0, 46.0),
+    "code_completion": (176.0, 240.0),
+    "batch_classification": (368.0, 500.0),
+    "mixed_day": (47.0, 64.0),
 }
-"""Generators that nobody looked at while a rule or a setting of ours was chosen. The rates: where `least_loaded` begins
-to miss, without admission, and 1.3 times that."""
+"""Generators that nobody looked at while a rule or a setting of ours was chosen. The rates: 0.7 and 0.95 of that at which
+a central queue, first come first served with one shared cache, has nine in ten on time; no policy had a say."""
 
 IN_STEPS = ("mixed_day",)
 """Their own arrivals, scaled to the rate."""
 
 REQUESTS = 2000
+SECONDS_MIN = 15.0
+"""A queue that is longer than the SLO must have time to build."""
 
 
 def studies(workloads: Workloads) -> Iterable[Study]:
@@ -42,7 +44,8 @@ def studies(workloads: Workloads) -> Iterable[Study]:
 
 def _prefill_only(workloads: Workloads) -> Iterable[Study]:
     for name, rates in (*GENERATED, *((name, RATES_HELD_OUT[name]) for name in HELD_OUT)):
-        source = workloads.generated(name, REQUESTS, arrivals="timestamps" if name in IN_STEPS else "poisson")
+        requests = max(REQUESTS, int(SECONDS_MIN * max(rates)))
+        source = workloads.generated(name, requests, arrivals="timestamps" if name in IN_STEPS else "poisson")
         slug = short(source)
         yield Study(
             key=f"generated-{slug}",

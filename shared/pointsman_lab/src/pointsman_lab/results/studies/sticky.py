@@ -15,7 +15,7 @@ TO_THE_LETTER = "sticky_least_loaded, to the letter"
 
 def studies(workloads: Workloads) -> Iterable[Study]:
     for source, rates in (
-        (workloads.generated("rag", 2000), (10.0, 23.0)),
+        (workloads.generated("rag", 2000), (23.0, 34.0)),
         (workloads.generated("long_document_qa", 2000), (7.0, 11.0)),
         (workloads.conversation(3000), (5.0, 6.0)),
     ):
