@@ -21,6 +21,7 @@ from itertools import permutations
 import pytest
 from typing_extensions import override
 
+from pointsman.contracts.decisions import Settings
 from pointsman.contracts.requests import RequestFinished
 from pointsman.primitives import EngineSeconds, InstanceId, RequestId, Tenant
 from pointsman.simulation.simulator import Scenario, Simulation
@@ -139,7 +140,7 @@ class Ledger(Tracker):
 def ledger(workload: str, seed: int, quantum: float, *, as_published: bool, ordering: str = "dlpm") -> Ledger:
     requests = GENERATORS[workload](REQUESTS, rate=4.0, chance=random.Random(seed))
     requests = ARRIVALS["poisson"](requests, rate=200.0, chance=random.Random(seed))
-    settings = {"quantum_tokens": Q_OF_INSTANCE, "as_published": as_published}
+    settings: Settings = {"quantum_tokens": Q_OF_INSTANCE, "as_published": as_published}
     if ordering == "dlpm":
         settings |= {"order.quantum_tokens": quantum, "order.as_published": as_published}
     scenario = Scenario(

@@ -4,8 +4,8 @@ Caching, Learning Balances Query Load" (ICLR'26), Algorithm 2.
 By default it differs in what it knows and learns. Prefill is the engine's cost model, not alpha_miss (1 s per 1,000
 uncached tokens); the residual is that of the first token, not of the whole answer; there is a fifth feature, the
 requests under way; load decays in 10 s, not by 31/32 each 20 ms (0.63 s). `as_published` is Algorithm 2 to the letter,
-but for the decay: `decay_s=0.63`. The authors' code learns the bias alone and only positive residuals; the paper has
-four weights, and so has this.
+but for the decay: `decay_s=0.63`. (The authors' code learns the bias alone, from positive residuals; the paper has four
+weights, and so has this. With the prior variance of that code, 1e6, four weights do not settle; here it is 1.)
 
 Bias: greedy on an estimated queue; learning lags. Limit: `decay_s` should be near the queue of an instance under
 load."""

@@ -12,19 +12,17 @@ from pointsman.state.trackers.decayed_load import DecayedLoad
 from pointsman.state.workload import Request
 
 PRIOR_VARIANCE = 1.0
-PUBLISHED_VARIANCE = 1e6
-"""That of the authors' code: the first observations count in full."""
 
 Features = tuple[float, ...]
 
 
 class LeastSquares:
-    def __init__(self, size: int, forgetting: float, prior_variance: float = PRIOR_VARIANCE) -> None:
+    def __init__(self, size: int, forgetting: float) -> None:
         """`forgetting`: weight of earlier observations at each new one."""
         self._forgetting = forgetting
         self._weights = [0.0] * size
-        self._covariance = [[prior_variance * (i == j) for j in range(size)] for i in range(size)]
-        self._variance_max = prior_variance * size
+        self._covariance = [[PRIOR_VARIANCE * (i == j) for j in range(size)] for i in range(size)]
+        self._variance_max = PRIOR_VARIANCE * size
 
     def predict(self, features: Features) -> float:
         return sum(weight * feature for weight, feature in zip(self._weights, features, strict=True))
@@ -109,9 +107,7 @@ class Residuals(Tracker):
             return
         model = self._models.get(prediction.instance)
         if model is None:
-            variance = PUBLISHED_VARIANCE if self._as_published else PRIOR_VARIANCE
-            model = LeastSquares(len(prediction.features), self._forgetting, variance)
-            self._models[prediction.instance] = model
+            model = self._models[prediction.instance] = LeastSquares(len(prediction.features), self._forgetting)
         model.learn(prediction.features, at - prediction.at - prediction.seconds)
 
     def _features(self, instance: InstanceId, uncached: Tokens, cached: Tokens, now: EngineSeconds) -> Features:
