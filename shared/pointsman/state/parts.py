@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TypeVar
 
+from pointsman.contracts.decisions import TierTokens
 from pointsman.primitives import BlockKey, EngineSeconds, Epoch, InstanceId, Sequence, Term, Tokens
 from pointsman.state.dead_letters import DeadLetters
 from pointsman.state.fleet import Fleet, Instance
@@ -12,6 +13,7 @@ from pointsman.state.hotness import Hotness
 from pointsman.state.latency_model import LatencyModel
 from pointsman.state.outages import Outages
 from pointsman.state.outliers import Outliers
+from pointsman.state.output_lengths import OutputLengths
 from pointsman.state.pending_requests import PendingRequests
 from pointsman.state.prefix_index import PrefixIndex
 from pointsman.state.promises import Promises
@@ -19,6 +21,7 @@ from pointsman.state.recent_decisions import RecentDecisions
 from pointsman.state.reported_hits import Contradictions, ReportedHits
 from pointsman.state.scaling import Scaling
 from pointsman.state.session_affinity import SessionAffinity
+from pointsman.state.slower_tiers import SlowerTiers, TierBlocks
 from pointsman.state.tenants import Tenants
 from pointsman.state.trackers.base import Tracker
 from pointsman.state.trackers.decode_load import DecodeLoad
@@ -56,7 +59,8 @@ class StateParts:
         self.settings = settings
         self.learns_from_deliveries = settings.fold_version >= 2
         self.relies_as_of = settings.fold_version >= 5
-        self.tenants = Tenants()
+        self.output_lengths = OutputLengths()
+        self.tenants = Tenants(self.output_lengths if settings.fold_version >= 6 else None)
         self.pending = PendingRequests()
         self.trackers: tuple[Tracker, ...] = (*trackers, self.pending)
         self.fleet = Fleet(checks_model=self.learns_from_deliveries)
@@ -64,6 +68,7 @@ class StateParts:
         self.unregistered: dict[InstanceId, EngineSeconds] = {}
         """Last report of instances that have not joined; they are asked to join again."""
         self.index = PrefixIndex()
+        self.slower = SlowerTiers()
         self.promises = Promises()
         self.delivered = ReportedHits()
         self.contradictions = Contradictions()
@@ -105,11 +110,25 @@ class StateParts:
         return known if known is not None and known.epoch == epoch else None
 
     def hits(self, keys: list[BlockKey]) -> dict[InstanceId, int]:
-        """Leading blocks of a prompt that each instance holds, by events, deliveries or promises."""
+        """Leading blocks of a prompt on each instance's device, by events, deliveries or promises."""
         hits = self.index.hits(keys)
         self.promises.extend_hits(keys, hits)
         self.delivered.extend_hits(keys, hits)
         return hits
+
+    def cached(
+        self, instance: Instance, hit_blocks: int, loads: TierBlocks, prompt_tokens: Tokens
+    ) -> tuple[Tokens, list[TierTokens]]:
+        """Prompt tokens that are not computed, and those of them that are loaded back. `hit_blocks`: on the device."""
+        cached = self.latency.cached_tokens(instance, hit_blocks, prompt_tokens)
+        loaded = []
+        for tier, blocks in loads.items():
+            hit_blocks += blocks
+            reached = self.latency.cached_tokens(instance, hit_blocks, prompt_tokens)
+            if reached > cached:
+                loaded.append(TierTokens(tier, reached - cached))
+                cached = reached
+        return cached, loaded
 
     def waits_for_kv(self, request: Request) -> bool:
         """Whether it has to wait until its tenant has less in flight."""

@@ -13,6 +13,7 @@ from pointsman.contracts.reasons import RejectReason
 from pointsman.contracts.requests import RequestFinished
 from pointsman.contracts.tenants import RateLimit, RateLimits, TenantPolicies, TenantPolicy
 from pointsman.primitives import EngineSeconds, Tenant, Tokens
+from pointsman.state.output_lengths import OUTPUT_TOKENS_FIRST, OutputLengths
 from pointsman.state.token_bucket import TokenBucket
 from pointsman.state.workload import OverLimit, Request, Stage
 
@@ -21,9 +22,8 @@ BURST_SECONDS: EngineSeconds = 0.5
 MINUTE: EngineSeconds = 60.0
 DAY: EngineSeconds = 86_400.0
 CONCURRENCY_RETRY_SECONDS: EngineSeconds = 1.0
-OUTPUT_TOKENS_FIRST = 256.0
-"""Expected answer of a tenant without answers."""
 OUTPUT_FADE = 0.9
+"""Of the usual answer before fold version 6."""
 UNNAMED_MAX = 10_000
 """Accounts of tenants under the default policy; of those without requests, the one quiet longest is dropped first."""
 
@@ -32,7 +32,8 @@ _NO_POLICIES = TenantPolicies()
 
 @dataclass(slots=True)
 class Account:
-    """`in_flight`: requests. `used`: tokens of `day`, a number of days since 1970. `output_tokens`: of usual answers."""
+    """`in_flight`: requests. `used`: tokens of `day`, a number of days since 1970. `output_tokens`: of usual answers, for
+    fold versions before 6."""
 
     requests: TokenBucket | None = None
     tokens: TokenBucket | None = None
@@ -78,9 +79,6 @@ class Account:
     def used_on(self, at: EngineSeconds) -> float:
         return self.used if _day(at) <= self.day else 0.0
 
-    def expected_output(self, request: Request) -> Tokens:
-        return max(0, min(request.max_output_tokens, round(self.output_tokens)))
-
     def rate_limits(self, policy: TenantPolicy, now: EngineSeconds) -> RateLimits | None:
         requests = _left(self.requests, ceil(policy.requests_per_second), now)
         tokens = _left(self.tokens, policy.tokens_per_minute, now)
@@ -95,7 +93,9 @@ class Tenants:
     """The callbacks are those of a `Tracker`, called once policies are set. `policies`: None until then. `named`: accounts
     of tenants with a policy of their own. `limits_kv`: whether any policy has a share of the KV capacity."""
 
-    def __init__(self) -> None:
+    def __init__(self, output_lengths: OutputLengths | None = None) -> None:
+        """`output_lengths`: None before fold version 6."""
+        self._output_lengths = output_lengths
         self.policies: TenantPolicies | None = None
         self.named: dict[Tenant, Account] = {}
         self.unnamed: OrderedDict[Tenant, Account] = OrderedDict()
@@ -120,7 +120,7 @@ class Tenants:
             if account_or_none is not None and request.over_limit is None:
                 account_or_none.in_flight += 1
                 if request.stage not in (Stage.ARRIVED, Stage.PENDING):
-                    _hold_kv(account_or_none, request)
+                    self._hold_kv(account_or_none, request)
 
     def account(self, request: Request, at: EngineSeconds) -> Account | None:
         """Opens one for a tenant with limits."""
@@ -161,7 +161,7 @@ class Tenants:
         account = self._known(request)
         if not share or not capacity or account is None or not account.kv_tokens:
             return False
-        return account.kv_tokens + request.prompt_tokens + account.expected_output(request) > share * capacity
+        return account.kv_tokens + request.prompt_tokens + self._expected_output(account, request) > share * capacity
 
     def rate_limits(self, tenant: Tenant, now: EngineSeconds) -> RateLimits | None:
         """None for a tenant without limits, or without requests so far."""
@@ -172,12 +172,12 @@ class Tenants:
         account = self._known(request)
         if account is not None:
             cached = request.prompt_tokens - request.uncached_tokens
-            self._charge(account, request, request.uncached_tokens, cached, account.expected_output(request), at)
+            self._charge(account, request, request.uncached_tokens, cached, self._expected_output(account, request), at)
 
     def granted(self, request: Request) -> None:
         account = self._known(request)
         if account is not None:
-            _hold_kv(account, request)
+            self._hold_kv(account, request)
 
     def unplaced(self, request: Request) -> None:
         account = self._known(request)
@@ -198,7 +198,7 @@ class Tenants:
         if finished is not None:
             prompt = finished.prompt_tokens if finished.prompt_tokens >= 0 else request.prompt_tokens
             cached = min(prompt, finished.cached_tokens if finished.cached_tokens >= 0 else cached)
-            output = account.expected_output(request)
+            output = self._expected_output(account, request)
             if finished.completion_tokens >= 0:
                 output = finished.completion_tokens
                 account.output_tokens += (1 - OUTPUT_FADE) * (output - account.output_tokens)
@@ -227,6 +227,15 @@ class Tenants:
         if tokens != request.charged_tokens:
             account.charge(tokens - request.charged_tokens, at, since=request.placed_at)
             request.charged_tokens = tokens
+
+    def _hold_kv(self, account: Account, request: Request) -> None:
+        request.kv_tokens = request.prompt_tokens + self._expected_output(account, request)
+        account.kv_tokens += request.kv_tokens
+
+    def _expected_output(self, account: Account, request: Request) -> Tokens:
+        if self._output_lengths is None:
+            return max(0, min(request.max_output_tokens, round(account.output_tokens)))
+        return round(self._output_lengths.expected(request.tenant, request.max_output_tokens))
 
     def _accounts(self, tenant: Tenant) -> dict[Tenant, Account]:
         return self.named if self.policies is not None and tenant in self.policies.tenants else self.unnamed
@@ -262,11 +271,6 @@ def _left(bucket: TokenBucket | None, limit: int, now: EngineSeconds) -> RateLim
         return None
     remaining = max(0, min(limit, floor(bucket.level_at(now))))
     return RateLimit(limit=limit, remaining=remaining, reset=bucket.seconds_until(bucket.size, now))
-
-
-def _hold_kv(account: Account, request: Request) -> None:
-    request.kv_tokens = request.prompt_tokens + account.expected_output(request)
-    account.kv_tokens += request.kv_tokens
 
 
 def _release_kv(account: Account, request: Request) -> None:

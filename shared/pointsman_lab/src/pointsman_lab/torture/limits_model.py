@@ -25,6 +25,8 @@ from pointsman.contracts.requests import (
     RequestFinished,
 )
 from pointsman.contracts.tenants import TenantPolicies, TenantPoliciesSet, TenantPolicy
+from pointsman.primitives import Tenant
+from pointsman.state.output_lengths import OutputLengths
 
 LIMIT_REASONS = {"rate_limited", "concurrency_exceeded", "quota_exceeded"}
 DAY = 86_400
@@ -40,7 +42,6 @@ class Use:
     charges: list[tuple[float, float]] = field(default_factory=list)
     starts: dict[str, tuple[float, float] | None] = field(default_factory=dict)
     by_day: dict[int, float] = field(default_factory=lambda: defaultdict(float))
-    usual_output: float = 256.0
 
 
 @dataclass
@@ -70,6 +71,7 @@ class LimitsModel:
         self.ended: set[str] = set()
         self.capacity: dict[str, int] = {}
         self.refused = 0
+        self.answers = OutputLengths()
 
     def check(self, events: Iterable[LogEvent]) -> list[str]:
         return [found for event in events if (found := self.apply(event))]
@@ -247,6 +249,8 @@ class LimitsModel:
     def _end(self, event: RequestEnd) -> None:
         known = self.known.pop(event.request, None)
         self.ended.add(event.request)
+        if known is not None and isinstance(event, RequestFinished):
+            self.answers.learn(Tenant(known.tenant), event.completion_tokens, known.arrival.max_output_tokens)
         if known is None or not _limited(self.policy(known.tenant)):
             return
         use = self._use(known.tenant)
@@ -255,8 +259,6 @@ class LimitsModel:
             prompt = event.prompt_tokens if event.prompt_tokens >= 0 else known.arrival.prompt_tokens
             cached = event.cached_tokens if event.cached_tokens >= 0 else known.arrival.prompt_tokens - known.uncached
             output = event.completion_tokens if event.completion_tokens >= 0 else self._output(known)
-            if event.completion_tokens >= 0:
-                use.usual_output += 0.1 * (output - use.usual_output)
             self._charge(
                 known, prompt - min(prompt, cached) + self._cached_weight * min(prompt, cached) + output, event.at
             )
@@ -275,7 +277,7 @@ class LimitsModel:
         return uncached + self._cached_weight * (known.arrival.prompt_tokens - uncached)
 
     def _output(self, known: Known) -> int:
-        return min(known.arrival.max_output_tokens, round(self._use(known.tenant).usual_output))
+        return round(self.answers.expected(Tenant(known.tenant), known.arrival.max_output_tokens))
 
     def _charge(self, known: Known, total: float, at: float) -> None:
         use, more = self._use(known.tenant), total - known.charged
