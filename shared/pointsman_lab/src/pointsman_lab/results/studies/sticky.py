@@ -8,7 +8,7 @@ from pointsman_lab.results.studies.rows import TUNED, TUNED_NOTE, Workloads, cal
 from pointsman_lab.results.study import Study
 
 PAPER = "Push-based router"
-LETTER = ("sticky_least_loaded.imbalance_tokens_max=1000000000", "sticky_least_loaded.hit_share_min=0")
+LETTER = ("sticky_least_loaded.as_published=true",)
 """Algorithm 1: the holder of the longest prefix, however busy; without one the least loaded."""
 TO_THE_LETTER = "sticky_least_loaded, to the letter"
 
