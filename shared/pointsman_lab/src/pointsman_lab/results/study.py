@@ -25,17 +25,21 @@ class CentralQueue:
     order: CentralOrder
     late: Late = "dropped"
     floor: float = 0.0
+    foresight: bool = True
 
 
-BOUND_FCFS, BOUND, BOUND_WITH_FLOOR, AT_ARRIVAL = (
-    "fcfs", "most on time", "most on time, floor 0.6", "decided at arrival",
-)  # fmt: skip
+BOUND_FCFS, BOUND, BOUND_WITH_FLOOR = "fcfs", "most on time", "most on time, floor 0.6"
+NO_FORESIGHT = "most on time, no foresight"
 
 BOUNDS: Mapping[str, Sequence[CentralQueue]] = {
     BOUND_FCFS: (CentralQueue("fcfs"),),
     BOUND: (CentralQueue("most_on_time"), CentralQueue("most_on_time", late="served last"), CentralQueue("fcfs")),
+    NO_FORESIGHT: (
+        CentralQueue("most_on_time", foresight=False),
+        CentralQueue("most_on_time", late="served last", foresight=False),
+        CentralQueue("fcfs"),
+    ),
     BOUND_WITH_FLOOR: (CentralQueue("most_on_time", floor=0.6),),
-    AT_ARRIVAL: (CentralQueue("at_arrival"),),
 }
 """Central queues with one shared cache. Of several, the best at each rate and seed counts."""
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 
 from pointsman.simulation.workload import HELD_OUT
 from pointsman_lab.results.studies.rows import LIVE_DEFAULT, Workloads, at_their_best, everyone, short
-from pointsman_lab.results.study import AT_ARRIVAL, BOUND, USUAL, Study
+from pointsman_lab.results.study import BOUND, NO_FORESIGHT, USUAL, Study
 
 GENERATED: tuple[tuple[str, tuple[float, ...]], ...] = (
     ("chat", (60.0, 80.0)),
@@ -55,7 +55,7 @@ def _prefill_only(workloads: Workloads) -> Iterable[Study]:
             rows=everyone(),
             rates=rates,
             judged="best",
-            bounds=(BOUND, AT_ARRIVAL),
+            bounds=(BOUND, NO_FORESIGHT),
         )
         yield Study(
             key=f"default-{slug}",
