@@ -39,6 +39,7 @@ class Figures:
     def names(self) -> dict[str, object]:
         functions: list[Callable[..., object]] = [self.value, self.ratio, self.bound_ratio, self.gap, self.about]
         functions += [
+            self.ablation,
             self.tuned_short,
             self.measured,
             self.rows,

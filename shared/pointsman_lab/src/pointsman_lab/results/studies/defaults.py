@@ -72,11 +72,11 @@ def _prefill_only(workloads: Workloads) -> Iterable[Study]:
 def _whole_answers(workloads: Workloads) -> Iterable[Study]:
     """TTFT alone, and TTFT and TBT both: decoding shares the engines."""
     for source, rate in (
-        (workloads.conversation(2000), 5.5),
-        (workloads.tools(2000), 10.0),
-        (workloads.generated("chat", 2000), 40.0),
-        (workloads.generated("rag", 2000), 17.0),
-        (workloads.generated("agent_loops", 2000), 11.0),
+        (workloads.conversation(2000), 3.0),
+        (workloads.tools(2000), 6.0),
+        (workloads.generated("chat", 2000), 15.0),
+        (workloads.generated("rag", 2000), 12.0),
+        (workloads.generated("agent_loops", 2000), 8.0),
     ):
         for called, ordering, admission in (("alone", "fcfs", "none"), ("default", *LIVE_DEFAULT)):
             yield Study(

@@ -25,7 +25,7 @@ RULES = {
     "wait for KV blocks": "kv_turnover=0",
     "limit of detours": "displaced_max=1000000000",
     "queue of the late": "late_queue_max_s=0",
-    "lead of a tenant": "lead_tokens_max=1000000000",
+    "lead of a tenant": "lead_tokens_max=1000000000000",
     "few candidates when stale": "stale_after_s=1000000000",
 }
 """Each rule of `pointsman`, and the setting that turns it off."""
@@ -161,7 +161,11 @@ def _ablation(workloads: Workloads) -> Iterable[Study]:
     ):
         yield _without_rules(f"alone-{short(source)}", source, alone)
         yield _without_rules(f"default-{short(source)}", source, default, *LIVE_DEFAULT)
-    for key, rate, conditions in (("answers", 6.0, {"prefill_only": False}), ("old-load", 6.0, {"load_lag_s": 0.5})):
+    for key, rate, conditions in (
+        ("answers", 3.0, {"prefill_only": False}),
+        ("small-kv", 2.5, {"prefill_only": False, "kv_capacity_tokens": 100_000}),
+        ("old-load", 6.0, {"load_lag_s": 0.5}),
+    ):
         yield _without_rules(f"alone-{key}", workloads.conversation(2500), rate, **conditions)
 
 
