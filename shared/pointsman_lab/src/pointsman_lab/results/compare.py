@@ -168,13 +168,15 @@ WITH_TBT = ("-answers", "-small-kv")
 
 
 def ablation_table(numbers: Numbers) -> str:
-    """Points of capacity that each row has over the whole policy, by study; the first row is the capacity of the whole."""
+    """One line for each study: capacity of the whole policy, and the points that each row has over it."""
     keys = [key for key in numbers.studies if key.startswith("ablation-")]
-    head = ["policy", *(key.removeprefix("ablation-") for key in keys)]
-    what = ["capacity_with_tbt" if key.endswith(WITH_TBT) else "capacity" for key in keys]
-    whole = [numbers.mean(key, OURS, each) for key, each in zip(keys, what, strict=True)]
-    lines = [[code(OURS), *(f"{capacity:.3f}" for capacity in whole)]]
-    for row in numbers.studies[keys[0]].rows()[1:]:
-        gained = [100 * (numbers.mean(key, row, each) - own) for key, each, own in zip(keys, what, whole, strict=True)]
-        lines.append([code(row), *(f"{points:+.1f}" for points in gained)])
-    return table(head, lines)
+    without = numbers.studies[keys[0]].rows()[1:]
+    lines = []
+    for key in keys:
+        what = "capacity_with_tbt" if key.endswith(WITH_TBT) else "capacity"
+        whole = numbers.mean(key, OURS, what)
+        gained = [100 * (numbers.mean(key, row, what) - whole) for row in without]
+        rate = numbers.studies[key].rates()[0]
+        called = key.removeprefix("ablation-")
+        lines.append([called, f"{rate:g}/s", f"{whole:.3f}", *(f"{points:+.1f}" for points in gained)])
+    return table(["study", "rate", OURS, *(row.removeprefix(f"{OURS}, ") for row in without)], lines)
