@@ -53,7 +53,7 @@ class DualMap(RoutingPolicy):
             owners = ring_candidates(eligible, view.ring_key, self.candidates)
         candidates = [self._option(view, instance) for instance in owners]
         if len(candidates) == 1:
-            return Choice(candidates[0], "the only candidate", candidates)
+            return Choice(candidates[0], "the only instance", candidates)
         match self.ablation:
             case "cache-affinity":
                 return Choice(_affine_first(candidates)[0], "the longer hit of the pair", candidates)
