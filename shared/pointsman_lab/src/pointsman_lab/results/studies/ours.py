@@ -77,7 +77,7 @@ def _admission(workloads: Workloads) -> Iterable[Study]:
             rows=_admitted(),
             rates=rates,
             judged="best",
-            goodput=searched(),
+            goodput=(OURS, "min_ttft", "preble", AS_WRITTEN),
             bounds=(BOUND, BOUND_WITH_FLOOR, NO_FORESIGHT),
             metrics=(*USUAL, "rejected_share"),
         )
@@ -107,7 +107,7 @@ def _lag(workloads: Workloads) -> Iterable[Study]:
 
 
 def _conditions(workloads: Workloads) -> Iterable[Study]:
-    conversation = workloads.conversation(3000)
+    conversation = workloads.conversation(2000)
     for key, title, rates, conditions in (
         ("decode", "decoding shares the engine", (6.5,), {"prefill_only": False}),
         ("small-cache", "caches of 250k tokens", (6.5,), {"kv_capacity_tokens": 250_000}),
