@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from pointsman_lab.results.numbers import Numbers
 from pointsman_lab.results.studies.rows import LIVE_DEFAULT
-from pointsman_lab.results.study import BOUND, NO_FORESIGHT, OURS
-from pointsman_lab.results.tables import code, table
+from pointsman_lab.results.study import BOUND, NO_FORESIGHT, OURS, Metric
+from pointsman_lab.results.tables import HEADINGS, code, table
 from pointsman_lab.results.verdict import NEAR_POINTS, Duel
 
 DEFAULT = " + ".join(LIVE_DEFAULT)
@@ -180,3 +180,21 @@ def ablation_table(numbers: Numbers) -> str:
         called = key.removeprefix("ablation-")
         lines.append([called, f"{rate:g}/s", f"{whole:.3f}", *(f"{points:+.1f}" for points in gained)])
     return table(["study", "rate", OURS, *(row.removeprefix(f"{OURS}, ") for row in without)], lines)
+
+
+# --- Predictions ---
+
+ERRORS: tuple[Metric, ...] = ("prediction_error_p50_s", "prediction_error_p90_s")
+PREDICTED = ("placement-", "condition-", "generated-", "answers-alone-")
+
+
+def prediction_table(numbers: Numbers) -> str:
+    """How far predicted TTFT is from measured, of `pointsman` without admission, at each study's highest rate."""
+    lines = []
+    for key, study in numbers.studies.items():
+        if key.startswith(PREDICTED):
+            metrics = study.point(OURS, study.rates()[-1]).metrics
+            shown = [(what, HEADINGS[what][1]) for what in ("ttft_p50_s", *ERRORS)]
+            cells = [form.format(metrics[what]) if what in metrics else "-" for what, form in shown]
+            lines.append([key.removeprefix("answers-").removeprefix("condition-"), f"{study.rates()[-1]:g}/s", *cells])
+    return table(["study", "rate", *(HEADINGS[what][0] for what in ("ttft_p50_s", *ERRORS))], lines)

@@ -40,6 +40,7 @@ class Figures:
         functions: list[Callable[..., object]] = [self.value, self.ratio, self.bound_ratio, self.gap, self.about]
         functions += [
             self.ablation,
+            self.predictions,
             self.tuned_short,
             self.measured,
             self.rows,
@@ -149,6 +150,9 @@ class Figures:
 
     def gaps(self) -> list[compare.Gap]:
         return compare.gaps(self._numbers)
+
+    def predictions(self) -> str:
+        return compare.prediction_table(self._numbers)
 
     def ablation(self) -> str:
         return compare.ablation_table(self._numbers)
