@@ -49,6 +49,7 @@ from pointsman.contracts.decisions import (
     RequestRejected,
     ScaleApplied,
     ScaleDecided,
+    TierTokens,
     WritesLost,
 )
 from pointsman.contracts.envelope import Stamp
@@ -66,6 +67,7 @@ from pointsman.contracts.fleet import (
     InstanceUnejected,
     LivenessTimeouts,
     PrefillCost,
+    TierDigest,
 )
 from pointsman.contracts.overlap import (
     InstanceOverlap,
@@ -77,6 +79,7 @@ from pointsman.contracts.overlap import (
 from pointsman.contracts.reasons import CancelCause, MoveCause
 from pointsman.contracts.requests import (
     PrefillFinished,
+    PrefixFetchEnded,
     RequestArrived,
     RequestAttemptFailed,
     RequestCancelled,
@@ -141,6 +144,62 @@ EVENTS: list[LogEvent] = [
     CacheCleared(at=AT, instance=ENGINE, epoch=EPOCH, sequence=3),
     CacheGap(at=AT, instance=ENGINE, epoch=EPOCH, sequence=4, missed=2, reason="dropped"),
     CacheSnapshot(at=AT, instance=ENGINE, epoch=EPOCH, sequence=5, runs=RUNS),
+    BlocksStored(at=AT, instance=ENGINE, epoch=EPOCH, sequence=61, runs=RUNS, tier="host"),
+    BlocksRemoved(at=AT, instance=ENGINE, epoch=EPOCH, sequence=62, keys=KEYS, tier="storage"),
+    BlocksStored(at=AT, instance=ENGINE, epoch=EPOCH, sequence=63, runs=RUNS, tier="external"),
+    InstanceReported(
+        at=AT,
+        instance=ENGINE,
+        epoch=EPOCH,
+        serving=True,
+        waiting=0,
+        running=0,
+        kv_usage=0.0,
+        sequence=8,
+        blocks=2,
+        digest=6,
+        tiers=[TierDigest("host", 2, 6), TierDigest("storage", 0, 0)],
+    ),
+    InstanceJoined(
+        at=AT,
+        instance=InstanceId("engine-6"),
+        epoch=EPOCH,
+        url="http://127.0.0.1:8106",
+        model="m",
+        block_tokens=64,
+        engine_block_tokens=16,
+        kv_capacity_tokens=4096,
+        max_model_len=8192,
+        prefill=PrefillCost(fixed_s=0.01, per_token_s=1e-4, per_token_squared_s=1e-9),
+        shared_store=True,
+    ),
+    RequestPlaced(
+        at=AT,
+        stamp=STAMP,
+        request=RequestId("req-9"),
+        instance=ENGINE,
+        hit_blocks=3,
+        uncached_tokens=20,
+        queue_seconds=0.0,
+        prefill_seconds=0.5,
+        predicted_ttft=0.75,
+        policy="pointsman",
+        settings=SETTINGS,
+        reason="costs least",
+        candidates=[
+            Candidate(
+                instance=ENGINE,
+                hit_blocks=3,
+                uncached_tokens=20,
+                queue_seconds=0.0,
+                prefill_seconds=0.5,
+                predicted_ttft=0.75,
+                loaded_tokens=128,
+            )
+        ],
+        loads=[TierTokens("host", 64), TierTokens("external", 64)],
+        load_seconds=0.25,
+    ),
     InstanceJoined(
         at=AT,
         instance=ENGINE,
@@ -311,6 +370,15 @@ EVENTS: list[LogEvent] = [
         attempt=2,
         excluded=[InstanceId("engine-2")],
         decode_candidates=[DECODE_CANDIDATE],
+    ),
+    PrefixFetchEnded(
+        at=AT,
+        request=REQUEST,
+        instance=ENGINE,
+        source=InstanceId("engine-2"),
+        attempt=2,
+        seconds=2.0,
+        failure="not done within 2 s",
     ),
     PrefillFinished(at=AT, request=REQUEST, instance=ENGINE, ttft=0.75, prefill=0.25),
     RequestFinished(

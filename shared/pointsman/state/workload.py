@@ -97,6 +97,13 @@ class Request:
     """The engine where it was aborted before its first token; at most once."""
     best_effort: bool = False
     """Late even alone, and admitted: it yields to requests that can be on time."""
+    fetch_from: InstanceId = NO_INSTANCE
+    """Where its instance fetches the first `fetch_blocks` blocks of its prompt; of its grant."""
+    fetch_blocks: int = 0
+    fetch_seconds: EngineSeconds = 0.0
+    """Predicted."""
+    fetching: bool = False
+    """Granted; its ingress sends it when the fetch has ended."""
     over_limit: OverLimit | None = None
     charged_tokens: float = 0.0
     """Weighted tokens charged to its tenant so far."""
@@ -131,6 +138,8 @@ class InstanceQueue:
     classes_pending: int = 0
     prefill_seconds: EngineSeconds = 0.0
     prefill_tokens: Tokens = 0
+    prompt_tokens: Tokens = 0
+    """Of all `requests`."""
     working_since: EngineSeconds = 0.0
     """Last grant into an empty engine, or last first token."""
     aborted_at: EngineSeconds = 0.0
@@ -160,6 +169,10 @@ class InstanceQueue:
         if not self.prefill:
             return 0.0, 0
         first = next(iter(self.prefill.values()))
+        if first.fetching:  # not in the engine yet
+            first = next((request for request in self.prefill.values() if not request.fetching), first)
+            if first.fetching:
+                return self.prefill_seconds, self.prefill_tokens
         work, passed = first.prefill_seconds, now - self.working_since
         if passed >= work or not work:
             done, done_tokens = work, first.uncached_tokens
@@ -187,6 +200,7 @@ class InstanceQueue:
 
     def enqueue(self, request: Request) -> None:
         self.pending[request.id] = request
+        self.prompt_tokens += request.prompt_tokens
         self.pending_seconds += request.prefill_seconds
         self.pending_tokens += request.uncached_tokens
         known = self.classes.get(request.queue_class)
@@ -212,6 +226,28 @@ class InstanceQueue:
         self.prefill_seconds += request.prefill_seconds
         self.prefill_tokens += request.uncached_tokens
 
+    def reprice(self, request: Request, seconds: EngineSeconds, tokens: Tokens) -> None:
+        """Its prefill is other work than was placed."""
+        more_seconds, more_tokens = seconds - request.prefill_seconds, tokens - request.uncached_tokens
+        request.prefill_seconds, request.uncached_tokens = seconds, tokens
+        if request.id in self.pending:
+            known = self.classes[request.priority]
+            known.seconds += more_seconds
+            known.tokens += more_tokens
+            self.pending_seconds += more_seconds
+            self.pending_tokens += more_tokens
+        elif request.id in self.prefill:
+            self.prefill_seconds += more_seconds
+            self.prefill_tokens += more_tokens
+
+    def enter_after_fetch(self, request: Request, now: EngineSeconds) -> None:
+        """It enters the engine behind what was granted meanwhile."""
+        del self.prefill[request.id]
+        if all(other.fetching for other in self.prefill.values()):
+            self.working_since = now
+        self.prefill[request.id] = request
+        request.engine_seconds, request.engine_tokens = self.engine_left(now)
+
     def finish_prefill(self, request: Request, now: EngineSeconds) -> None:
         self._take_prefill(request)
         self.working_since = now
@@ -219,7 +255,12 @@ class InstanceQueue:
 
     def transfer_out(self, request: Request, now: EngineSeconds) -> None:
         self._take_prefill(request)
+        self.prompt_tokens -= request.prompt_tokens
         self.working_since = now
+
+    def transfer_in(self, request: Request) -> None:
+        self.decoding[request.id] = request
+        self.prompt_tokens += request.prompt_tokens
 
     def note_abort(self, now: EngineSeconds) -> None:
         """Called before aborting a request, whose stall time would be lost with it."""
@@ -232,8 +273,9 @@ class InstanceQueue:
             self._take_pending(request)
         elif request.id in self.prefill:
             self._take_prefill(request)
-        else:
-            self.decoding.pop(request.id, None)
+        elif self.decoding.pop(request.id, None) is None:
+            return
+        self.prompt_tokens -= request.prompt_tokens
 
     def has_room(self, tokens: Tokens, *, window_tokens: Tokens, running_max: int) -> bool:
         """Whether the engine may get so many more uncached tokens. An empty engine always may."""

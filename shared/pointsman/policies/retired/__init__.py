@@ -6,10 +6,11 @@ from typing import TypeVar, cast
 
 from pointsman.contracts.decisions import Settings
 from pointsman.policies.policy import Policy
+from pointsman.policies.retired.min_ttft_1 import MinTtft1
 from pointsman.policies.retired.pointsman_1 import Pointsman1
 from pointsman.policies.retired.predicted_ttft_fair_1 import PredictedTtftFair1
 
-RETIRED: tuple[type[Policy], ...] = (Pointsman1, PredictedTtftFair1)
+RETIRED: tuple[type[Policy], ...] = (MinTtft1, Pointsman1, PredictedTtftFair1)
 
 P = TypeVar("P", bound=Policy)
 

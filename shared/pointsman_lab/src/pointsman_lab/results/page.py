@@ -7,11 +7,12 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from pointsman_lab.results import claims, tables
+from pointsman.simulation.workload import HELD_OUT
+from pointsman_lab.results import claims, compare, tables
 from pointsman_lab.results.numbers import Numbers
 from pointsman_lab.results.studies import CLAIMS
 from pointsman_lab.results.studies.rows import AS_WRITTEN, TUNED
-from pointsman_lab.results.study import BOUND, BOUND_FCFS, BOUND_WITH_FLOOR, OURS, WARMUP, Study
+from pointsman_lab.results.study import BOUND, BOUND_FCFS, BOUND_WITH_FLOOR, NO_FORESIGHT, OURS, WARMUP, Study
 from pointsman_lab.results.verdict import Duel, duel_table, duels
 
 HERE = Path(__file__).parent
@@ -37,10 +38,24 @@ class Figures:
 
     def names(self) -> dict[str, object]:
         functions: list[Callable[..., object]] = [self.value, self.ratio, self.bound_ratio, self.gap, self.about]
-        functions += [self.measured, self.rows, self.pivot, self.of, self.passed_of, self.window, self.best_window]
-        functions += [self.claims, self.verdicts]
+        functions += [
+            self.ablation,
+            self.predictions,
+            self.tuned_short,
+            self.measured,
+            self.rows,
+            self.pivot,
+            self.of,
+            self.passed_of,
+            self.window,
+            self.best_window,
+        ]
+        functions += [self.claims, self.verdicts, self.comparison, self.tally, self.gaps]
         return {function.__name__: function for function in functions} | {
             "columns": columns,
+            "gap_table": compare.gap_table,
+            "is_bound": compare.is_bound,
+            "held_out": HELD_OUT,
             "duel_table": duel_table,
             "claim_table": claims.claim_table,
             "condition_list": claims.condition_list,
@@ -48,9 +63,13 @@ class Figures:
             "lost": self.lost,
             "tuned": TUNED,
             "ours": OURS,
+            "live_ours": f"{OURS} + {compare.DEFAULT}",
+            "live_as_written": f"{AS_WRITTEN} + {compare.DEFAULT}",
+            "global_ours": f"{OURS} + fcfs + predicted_ttft_global",
             "as_written": AS_WRITTEN,
             "bound": BOUND,
             "bound_fcfs": BOUND_FCFS,
+            "no_foresight": NO_FORESIGHT,
             "bound_with_floor": BOUND_WITH_FLOOR,
             "warmup": WARMUP,
         }
@@ -89,6 +108,19 @@ class Figures:
         points = self._numbers.studies[study].points
         return max(tables.window_cells(point)[number] for point in points if point.row != OURS)
 
+    def tuned_short(self) -> str:
+        """How far the worst tuned row is from the best of its grid, in points of capacity over both traces."""
+        keys = [key for key in self._numbers.studies if key.startswith("tuning-")]
+        mean = {
+            row: sum(self._numbers.mean(key, row, "capacity") for key in keys) / len(keys) for row in self.rows(keys[0])
+        }
+        short = [
+            max(share for row, share in mean.items() if row.startswith(f"{policy}:"))
+            - mean[_grid_row(policy, settings)]
+            for policy, settings in TUNED.items()
+        ]
+        return f"{100 * max(short):.1f}"
+
     # Duels and claims
 
     def of(self, *prefixes: str) -> list[Duel]:
@@ -104,6 +136,26 @@ class Figures:
         """How many claims have which verdict."""
         found = Counter(one.verdict for one in self.claims())
         return ", ".join(f"{found[verdict]} {verdict}" for verdict in claims.VERDICTS if found[verdict])
+
+    # All workloads
+
+    def comparison(self, *, admission: bool) -> str:
+        return compare.comparison_table(compare.duels_of(self.duels, admission=admission), self._numbers)
+
+    def tally(self, *, admission: bool, held_out: bool | None = None) -> str:
+        """`held_out`: only, or without; None: all workloads."""
+        found = compare.duels_of(self.duels, admission=admission)
+        chosen = [duel for duel in found if held_out in (None, _is_held_out(duel))]
+        return compare.tally(chosen).text()
+
+    def gaps(self) -> list[compare.Gap]:
+        return compare.gaps(self._numbers)
+
+    def predictions(self) -> str:
+        return compare.prediction_table(self._numbers)
+
+    def ablation(self) -> str:
+        return compare.ablation_table(self._numbers)
 
     # Tables
 
@@ -121,6 +173,14 @@ class Figures:
             for row in shown
         ]
         return tables.table(head, cells)
+
+
+def _grid_row(policy: str, settings: Sequence[str]) -> str:
+    return ":".join((policy, *(setting.removeprefix(f"{policy}.") for setting in settings)))
+
+
+def _is_held_out(duel: Duel) -> bool:
+    return duel.study.partition("-")[2].replace("-", "_") in HELD_OUT
 
 
 def columns(study: str, rate: float | None, called: str, *shown: str) -> list[Column]:

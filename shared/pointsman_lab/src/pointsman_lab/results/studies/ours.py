@@ -1,19 +1,36 @@
 """Our own policy: placement alone, with admission, under disturbed conditions, and each of its rules left out."""
 
 from collections.abc import Iterable
+from dataclasses import fields
+from typing import Any
 
+from pointsman.policies.routing.pointsman import Pointsman
+from pointsman_cli.simulate.experiment import Source
 from pointsman_lab.results.studies.rows import (
     AS_WRITTEN,
     LIVE_DEFAULT,
-    LOAD_BLIND,
     Workloads,
     as_written,
+    at_their_best,
     called,
     everyone,
     rows,
+    searched,
     short,
 )
-from pointsman_lab.results.study import BOUND, BOUND_FCFS, BOUND_WITH_FLOOR, OURS, USUAL, Row, Study
+from pointsman_lab.results.study import BOUND, BOUND_FCFS, BOUND_WITH_FLOOR, NO_FORESIGHT, OURS, USUAL, Row, Study
+
+RULES = {
+    "decode cost": "decode_seconds=0",
+    "wait for KV blocks": "kv_turnover=0",
+    "limit of detours": "displaced_max=1000000000",
+    "queue of the late": "late_queue_max_s=0",
+    "lead of a tenant": "lead_tokens_max=1000000000000",
+    "few candidates when stale": "stale_after_s=1000000000",
+}
+"""Each rule of `pointsman`, and the setting that turns it off."""
+
+KNOWN = {field.name for field in fields(Pointsman)}
 
 
 def studies(workloads: Workloads) -> Iterable[Study]:
@@ -21,10 +38,12 @@ def studies(workloads: Workloads) -> Iterable[Study]:
     yield from _admission(workloads)
     yield from _lag(workloads)
     yield from _conditions(workloads)
+    yield from _tenants(workloads)
+    yield from _ablation(workloads)
 
 
 def _placement(workloads: Workloads) -> Iterable[Study]:
-    alone = [*everyone(), *rows(LOAD_BLIND)]
+    alone = [*everyone(), *rows(("least_loaded", "cache_affinity"))]
     for source, rates, telling in (
         (workloads.conversation(), (6.0, 7.0, 8.0), 7.0),
         (workloads.tools(), (12.0, 14.0, 20.0), 14.0),
@@ -38,7 +57,7 @@ def _placement(workloads: Workloads) -> Iterable[Study]:
             rates=rates,
             telling=telling,
             judged="best",
-            goodput=[row.variant.called for row in everyone()],
+            goodput=searched(),
             bounds=(BOUND_FCFS, BOUND),
             drawn=True,
             metrics=(*USUAL, "load_cv", "busiest_share"),
@@ -58,8 +77,8 @@ def _admission(workloads: Workloads) -> Iterable[Study]:
             rows=_admitted(),
             rates=rates,
             judged="best",
-            goodput=[row.variant.called for row in _admitted()],
-            bounds=(BOUND, BOUND_WITH_FLOOR),
+            goodput=(OURS, "min_ttft", "preble", AS_WRITTEN),
+            bounds=(BOUND, BOUND_WITH_FLOOR, NO_FORESIGHT),
             metrics=(*USUAL, "rejected_share"),
         )
 
@@ -79,7 +98,7 @@ def _lag(workloads: Workloads) -> Iterable[Study]:
             title=f"Knowledge half a second old, {called(source)}",
             about="Policies see nothing of the last 0.5 s, their own dispatches included.",
             source=source,
-            rows=everyone(),
+            rows=at_their_best(),
             rates=rates,
             conditions={"load_lag_s": 0.5},
             judged="near",
@@ -88,7 +107,7 @@ def _lag(workloads: Workloads) -> Iterable[Study]:
 
 
 def _conditions(workloads: Workloads) -> Iterable[Study]:
-    conversation = workloads.conversation(3000)
+    conversation = workloads.conversation(2000)
     for key, title, rates, conditions in (
         ("decode", "decoding shares the engine", (6.5,), {"prefill_only": False}),
         ("small-cache", "caches of 250k tokens", (6.5,), {"kv_capacity_tokens": 250_000}),
@@ -105,8 +124,69 @@ def _conditions(workloads: Workloads) -> Iterable[Study]:
             title=f"Conversation, {title}",
             about="First come, first served, no admission.",
             source=conversation,
-            rows=everyone(),
+            rows=at_their_best(),
             rates=rates,
             conditions=conditions,
             judged="near",
         )
+
+
+def _tenants(workloads: Workloads) -> Iterable[Study]:
+    """Eight clients that ask equally much, at more than can be served."""
+    for name, rate in (("llm_as_judge", 220.0), ("tree_of_thoughts", 180.0)):
+        yield Study(
+            key=f"tenants-{name.replace('_', '-')}",
+            title=f"Equal tenants past saturation, {name}",
+            about="Eight clients that ask equally much; more load than 8 instances can serve.",
+            source=workloads.generated(name),
+            rows=[
+                *rows((OURS,)),
+                *rows((OURS,), "fair_edf"),
+                *rows((OURS, "dualmap", "preble"), *LIVE_DEFAULT),
+                *rows(("d2lpm",), "dlpm"),
+            ],
+            rates=(rate,),
+            metrics=("jain", "jain_of_amounts", "ttft_p99_s", "late_wait_s", "service_per_s"),
+        )
+
+
+def _ablation(workloads: Workloads) -> Iterable[Study]:
+    """Each rule left out, where it should act: under load, on held-out workloads, with decoding, and with old load."""
+    for source, alone, default in (
+        (workloads.conversation(2500), 7.0, 9.5),
+        (workloads.generated("two_hot_prefixes", 2000), 80.0, 80.0),
+        (workloads.generated("llm_as_judge", 3000), 160.0, 160.0),
+        (workloads.generated("agent_loops", 2000), 51.0, 51.0),
+        (workloads.generated("code_completion", 3600), 240.0, 240.0),
+    ):
+        yield _without_rules(f"alone-{short(source)}", source, alone)
+        yield _without_rules(f"default-{short(source)}", source, default, *LIVE_DEFAULT)
+    for key, rate, conditions in (
+        ("answers", 3.0, {"prefill_only": False}),
+        ("small-kv", 2.5, {"prefill_only": False, "kv_capacity_tokens": 100_000}),
+        ("old-load", 6.0, {"load_lag_s": 0.5}),
+    ):
+        yield _without_rules(f"alone-{key}", workloads.conversation(2500), rate, **conditions)
+
+
+def _without_rules(
+    key: str, source: Source, rate: float, ordering: str = "fcfs", admission: str = "none", **conditions: Any
+) -> Study:
+    return Study(
+        key=f"ablation-{key}",
+        title=f"Rules of `pointsman`, {key}",
+        about=f"Ordering `{ordering}`, admission `{admission}`; each row lacks one rule.",
+        source=source,
+        rows=[
+            *rows((OURS,), ordering, admission),
+            *(
+                row
+                for rule, setting in RULES.items()
+                if setting.split("=")[0] in KNOWN
+                for row in rows((OURS,), ordering, admission, f"no {rule}", (f"{OURS}.{setting}",))
+            ),
+        ],
+        rates=(rate,),
+        conditions=conditions,
+        metrics=("capacity_with_tbt", "hit_rate", "ttft_p99_s", "late_wait_s", "worst_length", "jain"),
+    )
