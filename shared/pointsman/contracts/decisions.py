@@ -72,6 +72,8 @@ class RequestPlaced(RequestEvent, frozen=True, kw_only=True):
     decode_reason: Text = ""
     decode_candidates: Annotated[list[DecodeCandidate], Listed] = []
     transfer_seconds: EngineSeconds = 0.0
+    predicted_ttft_upper: EngineSeconds = 0.0
+    """Nine of ten first tokens come within it; 0: unknown."""
     lost_seconds: EngineSeconds = 0.0
     """Time held without a scheduler or lost at a failed engine; extends its TTFT budget."""
 

@@ -10,13 +10,10 @@ import msgspec
 
 from pointsman.contracts.decisions import Candidate
 from pointsman.primitives import BlockKey, EngineSeconds, InstanceId, Tokens
-from pointsman.state.latency_model import Correction
 from pointsman.state.priority_classes import LOWEST, RANK
 from pointsman.state.state import State
 from pointsman.state.trackers.base import Tracker
 from pointsman.state.workload import EMPTY_QUEUE, InstanceQueue, Request
-
-_NOTHING_LEARNED = Correction()
 
 M = TypeVar("M", bound=Tracker)
 
@@ -36,6 +33,12 @@ class CandidateEstimate(msgspec.Struct, frozen=True, kw_only=True):
     waiting: int
     requests: int
     transfer_seconds: EngineSeconds = 0.0
+    upper_factor: float = 1.0
+
+    @property
+    def ttft_upper(self) -> EngineSeconds:
+        """Nine of ten first tokens come within it (`TtftIntervals`)."""
+        return self.predicted_ttft * self.upper_factor
 
     @property
     def predicted_ttft(self) -> EngineSeconds:
@@ -139,18 +142,21 @@ class PoolView:
         if self._limits_kv:
             seconds, tokens = self._overtaken(queue)
             queued, queued_tokens = max(0.0, queued - seconds), queued_tokens - tokens
-        correction = state.latency.corrections.get(instance_id, _NOTHING_LEARNED)
+        latency = state.latency
+        queue_seconds = latency.expected_seconds(instance_id, queued, queued_tokens)
+        prefill_seconds = latency.first_token_seconds(instance_id, work, uncached)
         return CandidateEstimate(
             instance=instance_id,
             hit_blocks=hit_blocks,
             cached_tokens=cached,
             uncached_tokens=uncached,
-            queue_seconds=correction.seconds(queued, queued_tokens),
-            prefill_seconds=correction.seconds(work, uncached),
+            queue_seconds=queue_seconds,
+            prefill_seconds=prefill_seconds,
             work_seconds=work,
             load_tokens=queue.load_tokens,
             waiting=queue.waiting,
             requests=queue.requests,
+            upper_factor=state.ttft_intervals.factor(instance_id, queue_seconds + prefill_seconds, work),
             transfer_seconds=self._transfer_seconds and (self._transfer_seconds if instance.role == "prefill" else 0.0),
         )
 

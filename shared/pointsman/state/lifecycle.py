@@ -135,6 +135,9 @@ def _queue_as_decided(parts: StateParts, request: Request, event: RequestPlaced 
     request.uncached_tokens = event.uncached_tokens
     request.prefill_seconds = event.prefill_seconds
     request.predicted_ttft = event.predicted_ttft
+    request.predicted_ttft_upper = event.predicted_ttft * parts.ttft_intervals.factor(
+        event.instance, event.predicted_ttft, event.prefill_seconds
+    )
     request.placed_at = event.at
     request.prefilled_by = NO_INSTANCE
     if parts.learns_from_deliveries:
@@ -247,6 +250,14 @@ def finish_prefill(parts: StateParts, event: PrefillFinished) -> None:
             parts.workload.expect(request, NO_INSTANCE)
         if learnable:
             _learn_prefill(parts, request, event.at, event.prefill)
+    if learnable and request.placed_at:
+        parts.ttft_intervals.learn(
+            request.prefilled_by or request.instance,
+            predicted=request.predicted_ttft,
+            upper=request.predicted_ttft_upper,
+            actual=event.at - request.placed_at,
+            work=request.prefill_seconds,
+        )
     request.stage = Stage.DECODING
     promise_until_confirmed(parts, request, event.at)
     if parts.fleet.split:
@@ -269,6 +280,7 @@ def _learn_prefill(parts: StateParts, request: Request, at: EngineSeconds, took:
     parts.outliers.prefilled(request.instance, prefill, since=request.granted_at)
     parts.latency.learn(
         request.instance,
+        parts.fleet.get(request.instance),
         predicted=request.engine_seconds,
         observed=at - request.granted_at,
         tokens=request.engine_tokens,
