@@ -1,6 +1,6 @@
 """Logs that an earlier version wrote fold into the same state, and every decision in them comes out the same again.
 
-`logs/` holds bundles of five torture runs (0.1.0 of 2026-11-22): every kind of event, several terms, writes of deposed leaders,
+`logs/` holds bundles of six torture runs (0.1.0 of 2026-11-22): every kind of event, several terms, writes of deposed leaders,
 entries that do not decode. `expected.json` is what that version made of them.
 """
 

@@ -297,13 +297,13 @@ class DecisionShadows:
             running, running_cached = event.instance, request.prompt_tokens - event.uncached_tokens
             running_ttft = event.predicted_ttft
             if event.instance in self._state.fleet:
-                estimate = view.candidate(event.instance, hit_blocks=event.hit_blocks)
+                estimate = view.candidate(event.instance, hit_blocks=event.hit_blocks, loads=tuple(event.loads))
                 running_ttft = estimate.predicted_ttft + event.transfer_seconds
         if isinstance(answer.admitted, Refusal):
             reason = f"{answer.admitted.reason.value}: {answer.admitted.detail}"
         else:
             chosen, reason = answer.admitted.chosen, answer.admitted.reason
-            estimate = view.candidate(chosen.instance, hit_blocks=chosen.hit_blocks)
+            estimate = view.candidate(chosen.instance, hit_blocks=chosen.hit_blocks, loads=chosen.loads)
             shadow, shadow_cached = chosen.instance, chosen.cached_tokens
             shadow_ttft = estimate.predicted_ttft + answer.decode.transfer_seconds
         return ShadowDecision(

@@ -1,8 +1,9 @@
 """Cache events: blocks that one engine's KV cache gained and lost. Subject `pm.<pool>.kv.<instance>`, written by its
 worker. `sequence` is dense within an epoch and starts at 1. A repeat is a no-op; after a gap the cache is unverified.
+Each tier of a cache gains and loses blocks by itself: most engines keep a copy in host memory of what the device holds.
 """
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
@@ -23,6 +24,11 @@ class Run(msgspec.Struct, frozen=True, omit_defaults=True):
         check_key(self.parent)
 
 
+SlowerTier = Literal["host", "storage", "external"]
+Tier = Literal["device", SlowerTier]
+"""Where an engine holds blocks: its accelerator's memory, its host's memory, its own disk, or a store that all engines
+of the pool share (Mooncake's, LMCache's remote backend). Blocks of the slower ones are loaded back before use."""
+
 Runs = Annotated[list[Run], Meta(max_length=2**20)]
 
 
@@ -34,6 +40,7 @@ class CacheEvent(Event, frozen=True, kw_only=True):
 
 class BlocksStored(CacheEvent, frozen=True, kw_only=True):
     runs: Runs
+    tier: Tier = "device"
 
 
 class BlocksRemoved(CacheEvent, frozen=True, kw_only=True):
@@ -41,12 +48,14 @@ class BlocksRemoved(CacheEvent, frozen=True, kw_only=True):
 
     keys: PackedKeys
     expired: bool = False
+    tier: Tier = "device"
 
     def __post_init__(self) -> None:
         check_packed(self.keys)
 
 
-class CacheCleared(CacheEvent, frozen=True, kw_only=True): ...
+class CacheCleared(CacheEvent, frozen=True, kw_only=True):
+    """All tiers of the instance; a shared store keeps its blocks."""
 
 
 class CacheGap(CacheEvent, frozen=True, kw_only=True):
@@ -57,6 +66,7 @@ class CacheGap(CacheEvent, frozen=True, kw_only=True):
 
 
 class CacheSnapshot(CacheEvent, frozen=True, kw_only=True):
-    """All blocks of the instance as of `sequence`. Replaces all earlier knowledge."""
+    """All blocks that the device holds as of `sequence`. Replaces all earlier knowledge of the instance; stores of its
+    slower tiers follow."""
 
     runs: Runs

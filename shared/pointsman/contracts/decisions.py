@@ -6,6 +6,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from pointsman.contracts.cache import SlowerTier
 from pointsman.contracts.envelope import Event
 from pointsman.contracts.reasons import MoveCause, recorded_move_cause
 from pointsman.contracts.requests import RequestCancelled, RequestEvent, RequestFailed, RequestFinished
@@ -30,7 +31,16 @@ SettingValue = bool | Number | Text
 Settings = Annotated[dict[Name, SettingValue], Meta(max_length=256)]
 
 
-class Candidate(msgspec.Struct, frozen=True, kw_only=True):
+class TierTokens(msgspec.Struct, frozen=True):
+    tier: SlowerTier
+    tokens: Tokens
+
+
+Loads = Annotated[list[TierTokens], Meta(max_length=3)]
+"""Prompt tokens that an engine loads back from slower tiers. Part of the hit: they are not computed."""
+
+
+class Candidate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """An instance as the policy saw it. Predicted TTFT counts from now and includes the learned correction."""
 
     instance: InstanceId
@@ -39,6 +49,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     queue_seconds: EngineSeconds
     prefill_seconds: EngineSeconds
     predicted_ttft: EngineSeconds
+    loaded_tokens: Tokens = 0
 
 
 class DecodeCandidate(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,6 +87,8 @@ class RequestPlaced(RequestEvent, frozen=True, kw_only=True):
     """Nine of ten first tokens come within it; 0: unknown."""
     lost_seconds: EngineSeconds = 0.0
     """Time held without a scheduler or lost at a failed engine; extends its TTFT budget."""
+    loads: Loads = []
+    load_seconds: EngineSeconds = 0.0
 
 
 class RequestGranted(RequestEvent, frozen=True, kw_only=True):
@@ -135,6 +148,8 @@ class RequestMigrated(RequestEvent, frozen=True, kw_only=True):
     wasted: EngineSeconds = 0.0
     """With `rebound`: prefill seconds probably done at `source`; `benefit` is net of them."""
     cause: MoveCause = MoveCause.UNKNOWN
+    loads: Loads = []
+    load_seconds: EngineSeconds = 0.0
 
     def __post_init__(self) -> None:
         if not self.cause:

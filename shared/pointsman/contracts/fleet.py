@@ -7,6 +7,7 @@ import msgspec
 from msgspec import Meta
 
 from pointsman.contracts.block_keys import check_key
+from pointsman.contracts.cache import SlowerTier
 from pointsman.contracts.envelope import Event
 from pointsman.primitives import (
     SPEED_MIN,
@@ -91,11 +92,24 @@ class InstanceJoined(FleetEvent, frozen=True, kw_only=True):
     """Whether missed engine events can be replayed. False without a replay socket, or once the engine contradicted its
     events."""
     cache_detail: Text = ""
+    shared_store: bool = False
+    """It loads from and stores into the store that the pool's engines share (tier `external`)."""
+
+
+class TierDigest(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Count and digest of what the instance holds in one slower tier."""
+
+    tier: SlowerTier
+    blocks: Count
+    digest: Digest
+
+    def __post_init__(self) -> None:
+        check_key(self.digest)
 
 
 class InstanceReported(FleetEvent, frozen=True, kw_only=True):
-    """Once a second: load, and count and digest (xor of all keys) of its cache as of cache event `sequence`.
-    `back_within`: the worker restarts and is excused for so many seconds."""
+    """Once a second: load, and count and digest (xor of all keys) of its cache as of cache event `sequence`; `tiers`:
+    of its slower tiers. `back_within`: the worker restarts and is excused for so many seconds."""
 
     serving: bool
     waiting: Count
@@ -109,6 +123,7 @@ class InstanceReported(FleetEvent, frozen=True, kw_only=True):
     aliases: Annotated[list[Name], Listed] = []
     certain: bool = True
     back_within: EngineSeconds = 0.0
+    tiers: Annotated[list[TierDigest], Meta(max_length=3)] = []
 
     def __post_init__(self) -> None:
         check_key(self.digest)

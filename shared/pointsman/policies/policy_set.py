@@ -13,6 +13,7 @@ from pointsman.policies.decode_placement import DEFAULT_DECODE_PLACEMENT, Decode
 from pointsman.policies.ordering import DEFAULT_ORDERING, ORDERING_POLICIES, OrderingPolicy
 from pointsman.policies.outliers import DEFAULT_OUTLIER_DETECTION, NO_OUTLIER_DETECTION, OutlierDetection
 from pointsman.policies.rebalancing import DEFAULT_REBALANCING, REBALANCING_POLICIES, RebalancingPolicy
+from pointsman.policies.retired import retired_routing
 from pointsman.policies.routing import DEFAULT_ROUTING, ROUTING_POLICIES, RoutingPolicy
 from pointsman.policies.scaling import DEFAULT_SCALING, SCALING_POLICIES, ScalingPolicy
 from pointsman.primitives import EngineSeconds, Tokens
@@ -102,7 +103,7 @@ def policy_set(
         prefix = next(p for p in parts if name.startswith(p))
         parts[prefix][name.removeprefix(prefix)] = value
     return PolicySet(
-        routing=_made("routing policy", routing, ROUTING_POLICIES, parts[""]),
+        routing=_made("routing policy", routing, _versions(routing, parts[""]), parts[""]),
         admission=_made("admission policy", admission, ADMISSION_POLICIES, parts[ADMISSION_PREFIX]),
         ordering=_made("ordering policy", ordering, ORDERING_POLICIES, parts[ORDERING_PREFIX]),
         prefill_window_tokens=prefill_window_tokens,
@@ -147,6 +148,12 @@ def recorded_policy_set(routing: str, settings: Settings) -> PolicySet:
     except KeyError as error:
         message = f"the settings of {routing or 'no policy'} lack {error}"
         raise UnknownPolicyError(message) from error
+
+
+def _versions(routing: str, settings: Settings) -> Mapping[str, type[RoutingPolicy]]:
+    present = ROUTING_POLICIES.get(routing)
+    retired = present and retired_routing(routing, settings, present)
+    return ROUTING_POLICIES | {routing: retired} if retired else ROUTING_POLICIES
 
 
 def _prefixed(prefix: str, settings: Settings) -> Settings:

@@ -8,9 +8,10 @@ from typing import TypeVar
 
 import msgspec
 
-from pointsman.contracts.decisions import Candidate
+from pointsman.contracts.decisions import Candidate, TierTokens
 from pointsman.primitives import BlockKey, EngineSeconds, InstanceId, Tokens
 from pointsman.state.priority_classes import LOWEST, RANK
+from pointsman.state.slower_tiers import TierBlocks
 from pointsman.state.state import State
 from pointsman.state.trackers.base import Tracker
 from pointsman.state.workload import EMPTY_QUEUE, InstanceQueue, Request
@@ -34,6 +35,13 @@ class CandidateEstimate(msgspec.Struct, frozen=True, kw_only=True):
     requests: int
     transfer_seconds: EngineSeconds = 0.0
     upper_factor: float = 1.0
+    loads: tuple[TierTokens, ...] = ()
+    """Cached tokens that only slower tiers hold."""
+    load_seconds: EngineSeconds = 0.0
+
+    @property
+    def loaded_tokens(self) -> Tokens:
+        return sum(load.tokens for load in self.loads)
 
     @property
     def ttft_upper(self) -> EngineSeconds:
@@ -42,7 +50,7 @@ class CandidateEstimate(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def predicted_ttft(self) -> EngineSeconds:
-        return self.queue_seconds + self.prefill_seconds + self.transfer_seconds
+        return self.queue_seconds + self.prefill_seconds + self.load_seconds + self.transfer_seconds
 
     def recorded(self) -> Candidate:
         return Candidate(
@@ -52,6 +60,7 @@ class CandidateEstimate(msgspec.Struct, frozen=True, kw_only=True):
             queue_seconds=self.queue_seconds,
             prefill_seconds=self.prefill_seconds,
             predicted_ttft=self.predicted_ttft,
+            loaded_tokens=self.loaded_tokens,
         )
 
 
@@ -129,12 +138,22 @@ class PoolView:
     def queue(self, instance_id: InstanceId) -> InstanceQueue:
         return self._state.workload.queues.get(instance_id, EMPTY_QUEUE)
 
-    def candidate(self, instance_id: InstanceId, *, hit_blocks: int | None = None) -> CandidateEstimate:
+    def candidate(
+        self, instance_id: InstanceId, *, hit_blocks: int | None = None, loads: tuple[TierTokens, ...] = ()
+    ) -> CandidateEstimate:
+        """`hit_blocks` and the `loads` among them: as given instead of as known."""
         state = self._state
         prompt_tokens = self.request.prompt_tokens
         instance = state.fleet[instance_id]
-        hit_blocks = self._hits.get(instance_id, 0) if hit_blocks is None else hit_blocks
-        cached = state.latency.cached_tokens(instance, hit_blocks, prompt_tokens)
+        if hit_blocks is None:
+            hit_blocks, loadable = self._hits.get(instance_id, 0), self._loadable.get(instance_id)
+        else:
+            loadable = None
+        if loadable:
+            cached, loaded = state.cached(instance, hit_blocks, loadable, prompt_tokens)
+            hit_blocks, loads = hit_blocks + sum(loadable.values()), tuple(loaded)
+        else:
+            cached = state.latency.cached_tokens(instance, hit_blocks, prompt_tokens)
         uncached = prompt_tokens - cached
         work = state.latency.prefill_seconds(instance, prompt_tokens, cached)
         queue = self.queue(instance_id)
@@ -158,6 +177,8 @@ class PoolView:
             requests=queue.requests,
             upper_factor=state.ttft_intervals.factor(instance_id, queue_seconds + prefill_seconds, work),
             transfer_seconds=self._transfer_seconds and (self._transfer_seconds if instance.role == "prefill" else 0.0),
+            loads=loads,
+            load_seconds=state.slower.load_seconds(instance, loads) if loads else 0.0,
         )
 
     def _overtaken(self, queue: InstanceQueue) -> tuple[EngineSeconds, Tokens]:
@@ -182,3 +203,8 @@ class PoolView:
     @cached_property
     def _hits(self) -> dict[InstanceId, int]:
         return self._state.hits(self.request.keys)
+
+    @cached_property
+    def _loadable(self) -> dict[InstanceId, TierBlocks]:
+        slower = self._state.slower
+        return slower.loads(self.request.keys, self._hits) if slower else {}

@@ -36,6 +36,7 @@ class Latency:
     p50_s: EngineSeconds | None
     p90_s: EngineSeconds | None
     p99_s: EngineSeconds | None
+    mean_s: EngineSeconds | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +53,8 @@ class Report:
     tpot: Latency
     e2e: Latency
     well_behaved_ttft: Latency
+    late_ttft_s: EngineSeconds | None = None
+    """Mean TTFT of the served requests that missed their SLO."""
     hit_rate: float | None
     hit_share_of_bound: float | None
     """`hit_rate` over that of one infinite cache."""
@@ -97,6 +100,7 @@ def summarise(
         tpot=_latency(tpot(row) for row in served),
         e2e=_latency(e2e(row) for row in served),
         well_behaved_ttft=_latency(row.ttft for row in served if row.tenant not in misbehaving),
+        late_ttft_s=_mean(row.ttft for row in served if not row.on_time),
         hit_rate=hits,
         hit_share_of_bound=hits / hit_bound if hits is not None and hit_bound else None,
         load_cv=load_cv(_within(outcome.samples, rows)),
@@ -270,7 +274,17 @@ def _shuffled(number: int) -> int:
 
 def _latency(values: Iterable[EngineSeconds | None]) -> Latency:
     ordered = sorted(value for value in values if value is not None)
-    return Latency(p50_s=_of_ordered(ordered, 50), p90_s=_of_ordered(ordered, 90), p99_s=_of_ordered(ordered, 99))
+    return Latency(
+        p50_s=_of_ordered(ordered, 50),
+        p90_s=_of_ordered(ordered, 90),
+        p99_s=_of_ordered(ordered, 99),
+        mean_s=_mean(ordered),
+    )
+
+
+def _mean(values: Iterable[EngineSeconds | None]) -> EngineSeconds | None:
+    known = [value for value in values if value is not None]
+    return fmean(known) if known else None
 
 
 def _of_ordered(ordered: Sequence[float], percent: float) -> float | None:

@@ -9,6 +9,7 @@ from pointsman.contracts.requests import RequestFinished
 from pointsman.primitives import BlockKey, EngineSeconds, Epoch, InstanceId
 from pointsman.state.fleet import Instance
 from pointsman.state.parts import StateParts, check_step
+from pointsman.state.slower_tiers import REFUTED_WALL_SECONDS, TIERS
 from pointsman.state.workload import Request
 
 CONFIRMATION_WALL_SECONDS = 2.0
@@ -17,7 +18,12 @@ DELIVERED_WALL_SECONDS = 45.0
 
 
 def store(parts: StateParts, event: BlocksStored) -> None:
-    if _next_cache_event(parts, event):
+    if not _next_cache_event(parts, event):
+        return
+    if event.tier != "device":
+        for run in event.runs:
+            parts.slower.store(event.tier, event.instance, unpack_keys(run.keys))
+    else:
         for run in event.runs:
             parts.index.store(event.instance, run.parent, unpack_keys(run.keys))
         parts.contradictions.stored(event.instance, parts.sequence)
@@ -27,6 +33,9 @@ def remove(parts: StateParts, event: BlocksRemoved) -> None:
     if not _next_cache_event(parts, event):
         return
     removed = unpack_keys(event.keys)
+    if event.tier != "device":
+        parts.slower.remove(event.tier, event.instance, removed)
+        return
     parts.index.remove(event.instance, removed)
     if not event.expired:
         _release_computed(parts, event.instance, set(removed))
@@ -40,6 +49,7 @@ def clear(parts: StateParts, event: CacheCleared) -> None:
     if instance is None:
         return
     parts.index.clear(event.instance)
+    parts.slower.clear(event.instance)
     _release_computed(parts, event.instance)
     parts.delivered.drop(event.instance)
     parts.contradictions.begin(event.instance, parts.sequence)
@@ -59,6 +69,7 @@ def replace(parts: StateParts, event: CacheSnapshot) -> None:
         return
     check_step("sequence", instance.sequence, event.sequence)
     parts.index.clear(event.instance)
+    parts.slower.clear(event.instance)
     for run in event.runs:
         parts.index.store(event.instance, run.parent, unpack_keys(run.keys))
     parts.contradictions.begin(event.instance, parts.sequence)
@@ -68,6 +79,7 @@ def replace(parts: StateParts, event: CacheSnapshot) -> None:
 
 def forget(parts: StateParts, instance: InstanceId) -> None:
     parts.index.drop(instance)
+    parts.slower.drop(instance)
     parts.promises.drop(instance)
     parts.delivered.drop(instance)
     parts.contradictions.drop(instance)
@@ -89,12 +101,26 @@ def compare_with_report(parts: StateParts, instance: Instance, event: InstanceRe
     blocks, digest = parts.index.blocks(event.instance), parts.index.digest(event.instance)
     same = event.blocks == blocks and event.digest == digest
     instance.doubt = "" if same else f"the engine holds {event.blocks} blocks, the index {blocks}, or others"
+    if same and (parts.slower or event.tiers):
+        instance.doubt = _tiers_differ(parts, event)
+        same = not instance.doubt
     if same:
         found = parts.contradictions.settle(
             instance.id, event.at / parts.settings.speed, lambda key: parts.index.holds(instance.id, key)
         )
         if found and instance.relied_on:
             instance.contradicted = found
+
+
+def _tiers_differ(parts: StateParts, event: InstanceReported) -> str:
+    """How a slower tier differs from the report; a shared store, of which no worker knows all, is not compared."""
+    reported = {tier.tier: (tier.blocks, tier.digest) for tier in event.tiers}
+    for tier in TIERS:
+        blocks, digest = reported.get(tier, (0, 0))
+        known = parts.slower.blocks(tier, event.instance), parts.slower.digest(tier, event.instance)
+        if tier != "external" and known != (blocks, digest):
+            return f"the engine holds {blocks} blocks in its {tier} tier, the index {known[0]}, or others"
+    return ""
 
 
 def _next_cache_event(
@@ -163,6 +189,13 @@ def learn_delivered(parts: StateParts, request: Request, event: RequestFinished)
         _learn_hit(parts, instance, keys[:delivered], event.at)
         return
     held = parts.index.depth(name, keys)
+    if parts.slower and held <= delivered:
+        reached = parts.slower.depth(name, keys, held)
+        claimed = parts.latency.cached_tokens(instance, reached, request.prompt_tokens)
+        if request.loads and claimed - tokens > block_tokens:
+            until = event.at + REFUTED_WALL_SECONDS * parts.settings.speed
+            parts.slower.refute(name, keys[delivered:reached], until)
+        held = min(reached, delivered)
     claimed = parts.latency.cached_tokens(instance, min(held, request.held_blocks), request.prompt_tokens)
     if claimed - tokens > block_tokens:
         reason = f"the engine had {tokens} tokens of a prompt cached, its events tell of {claimed}"

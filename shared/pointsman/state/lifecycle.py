@@ -133,6 +133,7 @@ def _queue_as_decided(parts: StateParts, request: Request, event: RequestPlaced 
     request.instance = event.instance
     request.hit_blocks = event.hit_blocks
     request.uncached_tokens = event.uncached_tokens
+    request.loads, request.load_seconds = tuple(event.loads), event.load_seconds
     request.prefill_seconds = event.prefill_seconds
     request.predicted_ttft = event.predicted_ttft
     request.predicted_ttft_upper = event.predicted_ttft * parts.ttft_intervals.factor(
@@ -158,6 +159,7 @@ def _requeue_at(parts: StateParts, request: Request, instance: Instance, at: Eng
     request.hit_blocks = 0
     request.held_blocks, request.placed_as_of = 0, parts.sequence
     request.uncached_tokens = request.prompt_tokens
+    request.loads, request.load_seconds = (), 0.0
     request.prefill_seconds = parts.latency.prefill_seconds(instance, request.prompt_tokens, 0)
     request.prefilled_by = NO_INSTANCE
     if request.rebound_from == instance.id:
@@ -276,8 +278,11 @@ def _keep_at_source(parts: StateParts, request: Request, event: PrefillFinished)
 
 def _learn_prefill(parts: StateParts, request: Request, at: EngineSeconds, took: EngineSeconds) -> None:
     """`took`: by its ingress's clock, which may differ from the leader's."""
-    prefill = Prefill(at, took, request.engine_seconds)
+    prefill = Prefill(at, took, request.engine_seconds + request.load_seconds)
     parts.outliers.prefilled(request.instance, prefill, since=request.granted_at)
+    if request.loads:
+        _learn_load(parts, request, at - request.granted_at)
+        return
     parts.latency.learn(
         request.instance,
         parts.fleet.get(request.instance),
@@ -285,6 +290,14 @@ def _learn_prefill(parts: StateParts, request: Request, at: EngineSeconds, took:
         observed=at - request.granted_at,
         tokens=request.engine_tokens,
     )
+
+
+def _learn_load(parts: StateParts, request: Request, observed: EngineSeconds) -> None:
+    """Behind other prefills a load is hidden, so only an otherwise idle engine shows how long it takes."""
+    instance = parts.current(request.instance, request.epoch)
+    if instance is not None and request.engine_seconds == request.prefill_seconds:
+        expected = parts.latency.first_token_seconds(instance.id, request.engine_seconds, request.engine_tokens)
+        parts.slower.learn(instance, request.loads, observed - expected)
 
 
 def hand_over(parts: StateParts, event: RequestHandedOver | HandOverRefused, to: InstanceId) -> None:

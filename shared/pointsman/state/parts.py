@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TypeVar
 
+from pointsman.contracts.decisions import TierTokens
 from pointsman.primitives import BlockKey, EngineSeconds, Epoch, InstanceId, Sequence, Term, Tokens
 from pointsman.state.dead_letters import DeadLetters
 from pointsman.state.fleet import Fleet, Instance
@@ -20,6 +21,7 @@ from pointsman.state.recent_decisions import RecentDecisions
 from pointsman.state.reported_hits import Contradictions, ReportedHits
 from pointsman.state.scaling import Scaling
 from pointsman.state.session_affinity import SessionAffinity
+from pointsman.state.slower_tiers import SlowerTiers, TierBlocks
 from pointsman.state.tenants import Tenants
 from pointsman.state.trackers.base import Tracker
 from pointsman.state.trackers.decode_load import DecodeLoad
@@ -68,6 +70,7 @@ class StateParts:
         self.unregistered: dict[InstanceId, EngineSeconds] = {}
         """Last report of instances that have not joined; they are asked to join again."""
         self.index = PrefixIndex()
+        self.slower = SlowerTiers()
         self.promises = Promises()
         self.delivered = ReportedHits()
         self.contradictions = Contradictions()
@@ -110,11 +113,25 @@ class StateParts:
         return known if known is not None and known.epoch == epoch else None
 
     def hits(self, keys: list[BlockKey]) -> dict[InstanceId, int]:
-        """Leading blocks of a prompt that each instance holds, by events, deliveries or promises."""
+        """Leading blocks of a prompt on each instance's device, by events, deliveries or promises."""
         hits = self.index.hits(keys)
         self.promises.extend_hits(keys, hits)
         self.delivered.extend_hits(keys, hits)
         return hits
+
+    def cached(
+        self, instance: Instance, hit_blocks: int, loads: TierBlocks, prompt_tokens: Tokens
+    ) -> tuple[Tokens, list[TierTokens]]:
+        """Prompt tokens that are not computed, and those of them that are loaded back. `hit_blocks`: on the device."""
+        cached = self.latency.cached_tokens(instance, hit_blocks, prompt_tokens)
+        loaded = []
+        for tier, blocks in loads.items():
+            hit_blocks += blocks
+            reached = self.latency.cached_tokens(instance, hit_blocks, prompt_tokens)
+            if reached > cached:
+                loaded.append(TierTokens(tier, reached - cached))
+                cached = reached
+        return cached, loaded
 
     def waits_for_kv(self, request: Request) -> bool:
         """Whether it has to wait until its tenant has less in flight."""

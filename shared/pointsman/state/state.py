@@ -108,6 +108,8 @@ class State(StateParts):
             self.fleet.note_activity(event.instance, event.at)
             self.outliers.answered(event.request, event.instance)
         self.delivered.settle(event.at)
+        if self.slower:
+            self.slower.settle(event.at)
         match event:
             case BlocksStored():
                 holdings.store(self, event)
@@ -202,6 +204,7 @@ class State(StateParts):
         if event.instance in self.workload.queues:
             self.workload.queues[event.instance].aborted_at = 0.0
         self.index.add(event.instance)
+        self.slower.join(event.instance, shared_store=event.shared_store)
         self.outliers.joined(event.instance, event.at)
         self.decode_load.joined(event.instance, event.at)
         for tracker in self.trackers:

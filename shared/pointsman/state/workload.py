@@ -7,6 +7,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from pointsman.contracts.decisions import TierTokens
 from pointsman.contracts.reasons import RejectReason
 from pointsman.contracts.tenants import Priority
 from pointsman.primitives import (
@@ -78,6 +79,8 @@ class Request:
     placed_as_of: Sequence = 0
     """Last log entry before placement."""
     uncached_tokens: Tokens = 0
+    loads: tuple[TierTokens, ...] = ()
+    load_seconds: EngineSeconds = 0.0
     prefill_seconds: EngineSeconds = 0.0
     predicted_ttft: EngineSeconds = 0.0
     predicted_ttft_upper: EngineSeconds = 0.0

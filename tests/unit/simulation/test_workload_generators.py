@@ -2,7 +2,7 @@
 
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import combinations, pairwise
@@ -23,7 +23,7 @@ from pointsman.simulation.workload import (
     mean_rate,
     prompt_token_ids,
 )
-from pointsman.simulation.workload.arrivals import DayShape, answered_s, diurnal, gamma, poisson, uniform
+from pointsman.simulation.workload.arrivals import DayShape, answered_s, diurnal, gamma, in_steps, poisson, uniform
 from pointsman.simulation.workload.generators.chat import ChatShape, chat
 from pointsman.simulation.workload.generators.clients import Clients
 from pointsman.simulation.workload.generators.generated_shared_prefix import GspShape, gsp
@@ -34,6 +34,7 @@ from pointsman.simulation.workload.generators.tree_of_thoughts import TreeShape,
 from pointsman.simulation.workload.generators.two_hot_prefixes import HotspotShape, two_hot_prefixes
 from pointsman.simulation.workload.requests import NO_SESSION, TRACE_BLOCK_TOKENS, in_order, input_capped
 from pointsman.simulation.workload.sharing import infinite_cache_hit_share
+from tests.support.workload_shapes import arrivals, by_session, common_blocks
 
 SMALL = {
     "chat": partial(chat, shape=ChatShape(system_prompt_blocks=(2, 1), question_tokens=200, input_tokens_max=3000)),
@@ -41,26 +42,6 @@ SMALL = {
     "judge": partial(llm_as_judge, shape=JudgeShape(rubric_blocks=1, answer_blocks_max=2, clients=Clients(count=2))),
     "tree": partial(tree_of_thoughts, shape=TreeShape(instruction_blocks=1, depth=3, clients=Clients(count=2))),
 }
-
-
-def arrivals(requests: Sequence[WorkloadRequest]) -> list[float]:
-    return [request.arrival_s for request in requests]
-
-
-def by_session(requests: Sequence[WorkloadRequest]) -> dict[SessionId, list[WorkloadRequest]]:
-    sessions: dict[SessionId, list[WorkloadRequest]] = {}
-    for request in requests:
-        sessions.setdefault(request.session, []).append(request)
-    return sessions
-
-
-def common_blocks(first: WorkloadRequest, second: WorkloadRequest) -> int:
-    count = 0
-    for one, other in zip(first.block_ids, second.block_ids, strict=False):
-        if one != other:
-            break
-        count += 1
-    return count
 
 
 def common_prefix(first: Sequence[int], second: Sequence[int]) -> Tokens:
@@ -115,7 +96,7 @@ def test_a_generator_gives_well_formed_requests_in_order_that_wait_for_answers(
     assert arrivals(causal(requests)) == pytest.approx(arrivals(requests))
 
 
-@pytest.mark.parametrize("name", [name for name in GENERATORS if not name.startswith("chat")])
+@pytest.mark.parametrize("name", [name for name in GENERATORS if not name.startswith(("chat", "mixed_day"))])
 def test_a_generator_keeps_the_rate_once_it_has_built_up(name: str) -> None:
     rates = [mean_rate(GENERATORS[name](4000, rate=5.0, chance=random.Random(seed))[1000:]) for seed in range(3)]
 
@@ -328,13 +309,28 @@ def test_a_day_is_quiet_at_its_ends_and_busy_in_the_middle() -> None:
     assert arrivals(requests) == sorted(arrivals(requests))
 
 
-def test_a_day_leaves_a_session_its_own_pace() -> None:
+def test_a_day_in_steps_brings_each_part_its_share_of_the_requests() -> None:
+    requests = in_steps(tools(8000, rate=10.0, chance=random.Random(11)), parts=((0.5, 1.0), (0.25, 4.0), (0.25, 2.0)))
+    quarters = Counter(int(4 * r.arrival_s / (requests[-1].arrival_s + 1e-9)) for r in requests)
+
+    # Half a day at 1, a quarter at 4 and one at 2: 0.5 + 1 + 0.5 of 2.
+    for quarter, share in ((0, 0.125), (1, 0.125), (2, 0.5), (3, 0.25)):
+        assert quarters[quarter] / 8000 == pytest.approx(share, abs=0.02)
+    assert mean_rate(requests) == pytest.approx(10.0, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    "day", [partial(diurnal, shape=DayShape(day_s=100.0)), partial(in_steps, parts=((0.3, 1.0), (0.7, 5.0)))]
+)
+def test_a_day_leaves_a_session_its_own_pace(
+    day: Callable[[Sequence[WorkloadRequest]], list[WorkloadRequest]],
+) -> None:
     steady = chat(1000, rate=3.0, chance=random.Random(12))
-    day = by_session(diurnal(steady, shape=DayShape(day_s=100.0)))
+    moved = by_session(day(steady))
 
     for session, turns in by_session(steady).items():
         pauses = [b - a for a, b in pairwise(arrivals(turns))]
-        assert [b - a for a, b in pairwise(arrivals(day[session]))] == pytest.approx(pauses)
+        assert [b - a for a, b in pairwise(arrivals(moved[session]))] == pytest.approx(pauses)
 
 
 # --- What is refused ---

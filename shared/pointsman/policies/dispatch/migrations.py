@@ -115,6 +115,8 @@ def _move(
             rebound=migration.rebind,
             wasted=wasted,
             cause=cause,
+            loads=list(candidate.loads),
+            load_seconds=candidate.load_seconds,
         )
     )
 

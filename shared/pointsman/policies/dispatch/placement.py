@@ -171,6 +171,8 @@ def _place(turn: Turn, request: Request, attempt: int, excluded: Collection[Inst
             decode_candidates=decode.considered,
             transfer_seconds=decode.transfer_seconds,
             lost_seconds=answer.lost_seconds,
+            loads=list(candidate.loads),
+            load_seconds=candidate.load_seconds,
         )
     )
     if displaced:
@@ -209,7 +211,7 @@ def _lost_seconds(turn: Turn, request: Request, attempt: int, *, held: bool) -> 
 def predicted_ttft(candidate: CandidateEstimate, decode: DecodeAssignment) -> EngineSeconds:
     if not decode.instance:
         return candidate.predicted_ttft
-    return candidate.queue_seconds + candidate.prefill_seconds + decode.transfer_seconds
+    return candidate.queue_seconds + candidate.prefill_seconds + candidate.load_seconds + decode.transfer_seconds
 
 
 def _no_decoder(turn: Turn, decoder: Decoder, excluded: Collection[InstanceId]) -> Refusal | None:

@@ -14,6 +14,7 @@ from pointsman.policies.rebalancing.base import Migration, MigrationPlan
 from pointsman.policies.stall_detection import stalled_seconds
 from pointsman.primitives import EngineSeconds, InstanceId
 from pointsman.state.fleet import Instance, Status
+from pointsman.state.slower_tiers import TierBlocks
 from pointsman.state.state import State
 from pointsman.state.workload import InstanceQueue, Request
 
@@ -105,6 +106,7 @@ class MigrationPlanner:
                     continue
                 look_ups_left -= 1
                 waiting.hits = self._state.hits(waiting.request.keys)
+                waiting.loads = self._state.slower.loads(waiting.request.keys, waiting.hits)
             offer = self._best_offer(waiting)
             if offer is None:
                 continue
@@ -144,7 +146,7 @@ class MigrationPlanner:
         hits = waiting.hits or {}
         cold = 0
         for target in waiting.targets:
-            if target.instance.id not in hits:
+            if target.instance.id not in hits and target.instance.id not in waiting.loads:
                 cold += 1
                 if cold > COLD_TARGETS_MAX:
                     continue
@@ -166,7 +168,11 @@ class MigrationPlanner:
         hit = waiting.hits.get(instance.id, 0) if waiting.hits else 0
         tokens = waiting.request.prompt_tokens
         cached = state.latency.cached_tokens(instance, hit, tokens) if hit else 0
-        work = state.latency.expected_seconds(
+        load_seconds = 0.0
+        if instance.id in waiting.loads:
+            cached, loads = state.cached(instance, hit, waiting.loads[instance.id], tokens)
+            load_seconds = state.slower.load_seconds(instance, loads)
+        work = load_seconds + state.latency.expected_seconds(
             instance.id, state.latency.prefill_seconds(instance, tokens, cached), tokens - cached
         )
         waiting.work[instance.id] = work
@@ -246,6 +252,7 @@ class _Waiting:
     place: int
     targets: list[Target] = field(default_factory=list)
     hits: dict[InstanceId, int] | None = None
+    loads: dict[InstanceId, TierBlocks] = field(default_factory=dict)
     work: dict[InstanceId, EngineSeconds] = field(default_factory=dict)
 
     @property

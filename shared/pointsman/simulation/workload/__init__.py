@@ -4,7 +4,7 @@ tokens *and everything before them*, as in Mooncake's traces; a partial last blo
 with the same id."""
 
 from pointsman.simulation.workload.arrivals import ARRIVALS, at_rate
-from pointsman.simulation.workload.generators import GENERATORS
+from pointsman.simulation.workload.generators import GENERATORS, HELD_OUT
 from pointsman.simulation.workload.generators.clients import LONGER_PREFIXES, MORE_REQUESTS
 from pointsman.simulation.workload.requests import TRACE_BLOCK_TOKENS, WorkloadRequest, input_capped, mean_rate
 from pointsman.simulation.workload.sharing import infinite_cache_hit_share
@@ -15,6 +15,7 @@ __all__ = [
     "ARRIVALS",
     "FIRST_TOKEN_ID",
     "GENERATORS",
+    "HELD_OUT",
     "LONGER_PREFIXES",
     "MORE_REQUESTS",
     "TRACE_BLOCK_TOKENS",

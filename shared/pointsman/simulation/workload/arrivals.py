@@ -1,5 +1,5 @@
 """New arrival times for any workload. `at_rate`, `faster` stretch time evenly; `poisson`, `gamma`, `uniform` keep only
-the order; `diurnal` follows a day and moves each session as a whole."""
+the order; `diurnal` and `in_steps` follow a day and move each session as a whole."""
 
 import math
 import random
@@ -116,12 +116,35 @@ DEFAULT_DAY = DayShape()
 
 def diurnal(requests: Sequence[WorkloadRequest], *, shape: DayShape = DEFAULT_DAY) -> list[WorkloadRequest]:
     """The rate follows the day, with the same mean over whole days. Sessions keep their pace."""
+    return _sessions_moved(requests, lambda steady_s: _moment_of_day(steady_s, shape))
+
+
+def in_steps(requests: Sequence[WorkloadRequest], *, parts: Sequence[tuple[float, float]]) -> list[WorkloadRequest]:
+    """The time of all `requests` is one day with the same mean rate. Each part has a share of its length and a rate, in
+    any unit, both positive. Sessions keep their pace."""
+    day_s = max((request.arrival_s for request in requests), default=0.0)
+    length, arrivals = sum(share for share, _ in parts), sum(share * rate for share, rate in parts)
+
+    def moment(steady_s: EngineSeconds) -> EngineSeconds:
+        left, moment_s = steady_s * arrivals / day_s if day_s else 0.0, 0.0
+        for share, rate in parts:
+            taken = min(left, share * rate)
+            left, moment_s = left - taken, moment_s + taken / rate
+        return moment_s / length * day_s
+
+    return _sessions_moved(requests, moment)
+
+
+def _sessions_moved(
+    requests: Sequence[WorkloadRequest], moment: Callable[[EngineSeconds], EngineSeconds]
+) -> list[WorkloadRequest]:
+    """Each session begins at the `moment` of its steady beginning."""
     shifts: dict[SessionId, EngineSeconds] = {}
     moved = []
     for request in sorted(requests, key=lambda request: request.arrival_s):
         shift = shifts.get(request.session)
         if shift is None:
-            shift = _moment_of_day(request.arrival_s, shape) - request.arrival_s
+            shift = moment(request.arrival_s) - request.arrival_s
             if request.session != NO_SESSION:
                 shifts[request.session] = shift
         moved.append(replace(request, arrival_s=request.arrival_s + shift))

@@ -5,12 +5,17 @@ from dataclasses import replace
 from functools import partial
 
 from pointsman.simulation.workload.arrivals import DayShape, diurnal
+from pointsman.simulation.workload.generators.agent_loops import agent_loops
 from pointsman.simulation.workload.generators.base import Generator
+from pointsman.simulation.workload.generators.batch_classification import batch_classification
 from pointsman.simulation.workload.generators.chat import chat
 from pointsman.simulation.workload.generators.clients import LONGER_PREFIXES, MORE_REQUESTS
+from pointsman.simulation.workload.generators.code_completion import code_completion
 from pointsman.simulation.workload.generators.generated_shared_prefix import GspShape, gsp
 from pointsman.simulation.workload.generators.llm_as_judge import JudgeShape, llm_as_judge
 from pointsman.simulation.workload.generators.long_document_qa import long_document_qa
+from pointsman.simulation.workload.generators.mixed_day import mixed_day
+from pointsman.simulation.workload.generators.rag import rag
 from pointsman.simulation.workload.generators.tools import tools
 from pointsman.simulation.workload.generators.tree_of_thoughts import TreeShape, tree_of_thoughts
 from pointsman.simulation.workload.generators.two_hot_prefixes import two_hot_prefixes
@@ -43,7 +48,15 @@ GENERATORS: dict[str, Generator] = {
     "llm_as_judge_s1": partial(llm_as_judge, shape=JudgeShape(clients=MORE_REQUESTS)),
     "llm_as_judge_s2": partial(llm_as_judge, shape=JudgeShape(clients=LONGER_PREFIXES)),
     "two_hot_prefixes": two_hot_prefixes,
+    "agent_loops": agent_loops,
+    "rag": rag,
+    "code_completion": code_completion,
+    "batch_classification": batch_classification,
+    "mixed_day": mixed_day,
 }
 """`_s1`: one client sends more requests; `_s2`: one client's prefixes are longer."""
 
-__all__ = ["GENERATORS", "Generator"]
+HELD_OUT = ("agent_loops", "rag", "code_completion", "batch_classification", "mixed_day")
+"""No policy and no default was tuned on these, so that results show how rules do on traffic that they never saw."""
+
+__all__ = ["GENERATORS", "HELD_OUT", "Generator"]

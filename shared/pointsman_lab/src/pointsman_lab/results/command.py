@@ -16,8 +16,9 @@ from pointsman_cli.simulate.experiment import CellResult
 from pointsman_lab.results.numbers import METRICS, Numbers
 from pointsman_lab.results.page import page
 from pointsman_lab.results.runs import Runs, run_studies
-from pointsman_lab.results.studies import CONVERSATION, TOOL_AGENT, studies
-from pointsman_lab.results.study import Study, shortened
+from pointsman_lab.results.studies import measurements, studies
+from pointsman_lab.results.studies.rows import CONVERSATION, TOOL_AGENT
+from pointsman_lab.results.study import Measurement, Study, shortened
 from pointsman_lab.results.tables import study_section
 
 DOCS = Path("docs")
@@ -35,13 +36,14 @@ NUMBERS, ROWS = "results.json", "results.csv"
 @click.option("--only", metavar="STUDY", default="", help="Only studies whose key contains this; prints their tables.")
 @click.option("--quick", is_flag=True, help="One seed, one rate, few requests; prints the tables.")
 @click.option("--page", "page_only", is_flag=True, help=f"Run nothing: render results.md from {PICTURES}/{NUMBERS}.")
+@click.option("--jobs", type=click.IntRange(min=1), help="Processes. Default: one a core.")
 @click.option(
     "--out",
     type=click.Path(path_type=Path, file_okay=False),
     default=DOCS,
     help="Directory of results.md and results/.",
 )
-def results_command(traces: Path, only: str, quick: bool, page_only: bool, out: Path) -> None:
+def results_command(traces: Path, only: str, quick: bool, page_only: bool, jobs: int | None, out: Path) -> None:
     """Run every study of docs/results.md and write the page (under half an hour on two cores).
 
     \b
@@ -56,7 +58,10 @@ def results_command(traces: Path, only: str, quick: bool, page_only: bool, out: 
     if page_only:
         _write_page(out, chosen, _read(out), console)
         return
-    runs = _run(_checked(traces, [shortened(study) if quick else study for study in chosen]), console, quick)
+    studied = _checked(traces, [shortened(study) if quick else study for study in chosen])
+    measured = [] if quick else [one for one in measurements() if only in one.key]
+    runs = _run(studied, measured, traces, console, jobs or os.cpu_count() or 1, quick=quick)
+    _print_account(runs.seconds, console)
     if only or quick:
         _print_tables(chosen, runs.numbers, console)
         return
@@ -68,7 +73,7 @@ def results_command(traces: Path, only: str, quick: bool, page_only: bool, out: 
 def _chosen(traces: Path, only: str) -> list[Study]:
     every = studies(traces)
     chosen = [study for study in every if only in study.key]
-    if not chosen:
+    if not chosen and not any(only in one.key for one in measurements()):
         message = f"no study has '{only}' in its key; there are: {', '.join(study.key for study in every)}"
         raise click.UsageError(message)
     return chosen
@@ -84,17 +89,28 @@ def _checked(traces: Path, chosen: list[Study]) -> list[Study]:
     return chosen
 
 
-def _run(chosen: list[Study], console: Console, quick: bool) -> Runs:
+def _run(
+    chosen: list[Study], measured: list[Measurement], traces: Path, console: Console, jobs: int, *, quick: bool
+) -> Runs:
     try:
-        return run_studies(chosen, os.cpu_count() or 1, console, taste=quick)
+        return run_studies(chosen, jobs, console, taste=quick, measurements=measured, traces=traces)
     except BrokenProcessPool as error:
         message = "a simulating process died, perhaps for lack of memory; nothing was written"
         raise click.ClickException(message) from error
 
 
+def _print_account(seconds: Mapping[str, float], console: Console) -> None:
+    """CPU seconds of each study, longest first."""
+    for key, spent in sorted(seconds.items(), key=lambda item: -item[1]):
+        console.print(f"{spent:8.1f} s  {key}", markup=False)
+    console.print(f"{sum(seconds.values()) / 60:.1f} core-minutes")
+
+
 def _print_tables(chosen: Sequence[Study], numbers: Numbers, console: Console) -> None:
     for study in chosen:
-        console.print(study_section(study, numbers.studies[study.key]), markup=False, soft_wrap=True)
+        console.print(study_section(study, numbers), markup=False, soft_wrap=True)
+    for key, values in numbers.measurements.items():
+        console.print(f"{key}: " + ", ".join(f"{name} {value:g}" for name, value in values.items()), markup=False)
     if numbers.taste:
         console.print("A taste only: one seed, few requests, one rate. These numbers mean little.")
 

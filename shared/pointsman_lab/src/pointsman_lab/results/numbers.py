@@ -54,8 +54,19 @@ class StudyNumbers(msgspec.Struct, kw_only=True):
 
 
 class Numbers(msgspec.Struct, kw_only=True):
+    """`measurements`: named numbers that come from no study."""
+
     taste: bool
     studies: dict[str, StudyNumbers]
+    measurements: dict[str, dict[str, float]] = {}
+
+    def mean(self, study: str, row: str, what: str, rate: float | None = None) -> float:
+        """A metric, `capacity` or `goodput`; without a rate the mean over rates. Raises KeyError if not measured."""
+        found = self.studies[study]
+        if what == "goodput":
+            return fmean(found.goodput[row])
+        points = [found.point(row, each) for each in (found.rates() if rate is None else (rate,))]
+        return fmean(point.mean if what == "capacity" else point.metrics[what] for point in points)
 
 
 def study_numbers(study: Study, results: Sequence[CellResult], goodputs: Goodputs) -> StudyNumbers:
@@ -91,16 +102,26 @@ def _of_report(value_of: Callable[[Report], float | None]) -> Callable[[CellResu
 METRICS: Mapping[Metric, Callable[[CellResult], float | None]] = {
     "hit_rate": _of_report(lambda r: r.hit_rate),
     "load_cv": _of_report(lambda r: r.load_cv),
+    "hit_share_of_bound": _of_report(lambda r: r.hit_share_of_bound),
     "busiest_share": lambda result: _busiest_share(result.series.samples),
+    "ttft_mean_s": _of_report(lambda r: r.ttft.mean_s),
     "ttft_p50_s": _of_report(lambda r: r.ttft.p50_s),
     "ttft_p90_s": _of_report(lambda r: r.ttft.p90_s),
     "ttft_p99_s": _of_report(lambda r: r.ttft.p99_s),
+    "late_wait_s": _of_report(lambda r: r.late_ttft_s),
+    "e2e_p50_s": _of_report(lambda r: r.e2e.p50_s),
+    "e2e_p90_s": _of_report(lambda r: r.e2e.p90_s),
+    "tpot_p90_s": _of_report(lambda r: r.tpot.p90_s),
     "worst_length": _of_report(worst_length),
     "migrations": _of_report(lambda r: 1000 * r.migrations / r.requests if r.requests else None),
     "rejected_share": _of_report(lambda r: r.rejections / r.requests if r.requests else None),
     "jain": _of_report(lambda r: r.jain),
+    "jain_of_amounts": _of_report(lambda r: r.jain_of_amounts),
     "service_per_s": _of_report(lambda r: r.service_per_s),
+    "well_behaved_p50_s": _of_report(lambda r: r.well_behaved_ttft.p50_s),
     "well_behaved_p90_s": _of_report(lambda r: r.well_behaved_ttft.p90_s),
+    "prediction_error_p50_s": _of_report(lambda r: r.prediction_error_p50_s),
+    "prediction_error_p90_s": _of_report(lambda r: r.prediction_error_p90_s),
 }
 
 

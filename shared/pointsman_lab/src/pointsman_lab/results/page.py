@@ -1,165 +1,130 @@
-"""Renders `docs/results.md` from the template `page.md.j2` and the numbers of results.json.
-tests/unit/lab/test_results.py checks its judgements."""
+"""Renders `docs/results.md` from `page.md.j2`, which includes one part for each module of `studies`, and from the numbers
+of results.json. Raises KeyError for a number that is not there: nothing is said without one."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from statistics import fmean
 
-from jinja2 import Environment, StrictUndefined
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from pointsman_lab.results import tables
-from pointsman_lab.results.numbers import Numbers, StudyNumbers
-from pointsman_lab.results.studies import MOVED, MOVED_ANYWHERE, PAPER, UNMOVED
-from pointsman_lab.results.study import BOUND, OURS, WARMUP, Judged, Study
+from pointsman_lab.results import claims, tables
+from pointsman_lab.results.numbers import Numbers
+from pointsman_lab.results.studies import CLAIMS
+from pointsman_lab.results.studies.rows import AS_WRITTEN, TUNED
+from pointsman_lab.results.study import BOUND, BOUND_FCFS, BOUND_WITH_FLOOR, OURS, WARMUP, Study
 from pointsman_lab.results.verdict import Duel, duel_table, duels
 
-TEMPLATE = Path(__file__).with_name("page.md.j2")
-AS_WRITTEN = f"dualmap, {PAPER}"
-COOLER = f"{AS_WRITTEN}, hot above 1/n"
-COMPARED = ("cache_affinity", "least_loaded", "min_ttft", "preble")
-"""The policies of DualMap's repository, by our names."""
-LOADED_MIN = 0.5
-CLAIMS_NOT_SHOWN = 5
-HOPELESS = ("power_of_two", "random", "round_robin")
-ADMISSION_ROWS = (
-    "pointsman + fcfs + predicted_ttft",
-    "pointsman + fcfs + predicted_ttft_global",
-    "pointsman + fcfs + predicted_ttft_fair",
-    "pointsman + fair_edf + predicted_ttft_fair",
-    "dualmap + fcfs + predicted_ttft_global",
-    "dualmap + fcfs + predicted_ttft_fair",
-    "min_ttft + fcfs + predicted_ttft",
-    "preble + fcfs + predicted_ttft",
-    "least_loaded + fcfs + predicted_ttft",
-)
-Column = tuple[str, str, float, str]
+HERE = Path(__file__).parent
+TEMPLATE = "page.md.j2"
+Column = tuple[str, str, float | None, str]
+"""Heading, study, rate (None: mean over rates), metric."""
 
 
 def page(studies: Sequence[Study], numbers: Numbers) -> str:
     """The page as Markdown. Raises KeyError for a missing study."""
-    environment = Environment(undefined=StrictUndefined, keep_trailing_newline=True, autoescape=False)
-    return environment.from_string(TEMPLATE.read_text()).render(Figures(studies, numbers).names())
+    environment = Environment(
+        loader=FileSystemLoader(HERE), undefined=StrictUndefined, keep_trailing_newline=True, autoescape=False
+    )
+    return environment.get_template(TEMPLATE).render(Figures(studies, numbers).names())
 
 
 class Figures:
     def __init__(self, studies: Sequence[Study], numbers: Numbers) -> None:
         self._studies = {study.key: study for study in studies}
-        self._numbers = numbers.studies
+        self._numbers = numbers
         self.duels = duels(studies, numbers)
         self.lost = sorted((duel for duel in self.duels if not duel.passed), key=lambda duel: duel.points)
 
     def names(self) -> dict[str, object]:
-        functions: list[Callable[..., object]] = [self.value, self.ratio, self.bound_ratio, self.best_ratio, self.gap]
-        functions += [self.fair_floor, self.service_range, self.about, self.window, self.best_window]
-        functions += [self.passed, self.count, self.passed_of, self.of, self.pivot]
+        functions: list[Callable[..., object]] = [self.value, self.ratio, self.bound_ratio, self.gap, self.about]
+        functions += [self.measured, self.rows, self.pivot, self.of, self.passed_of, self.window, self.best_window]
+        functions += [self.claims, self.verdicts]
         return {function.__name__: function for function in functions} | {
             "columns": columns,
             "duel_table": duel_table,
-            "worst": min(self.duels, key=lambda duel: duel.points),
+            "claim_table": claims.claim_table,
+            "condition_list": claims.condition_list,
+            "all_duels": self.duels,
             "lost": self.lost,
+            "tuned": TUNED,
             "ours": OURS,
             "as_written": AS_WRITTEN,
-            "cooler": COOLER,
-            "unmoved": f"{AS_WRITTEN}, {UNMOVED}",
-            "moved": f"{AS_WRITTEN}, {MOVED}",
-            "anywhere": f"{AS_WRITTEN}, {MOVED_ANYWHERE}",
-            "cache_aware": "sticky_least_loaded, cache-aware",
             "bound": BOUND,
+            "bound_fcfs": BOUND_FCFS,
+            "bound_with_floor": BOUND_WITH_FLOOR,
             "warmup": WARMUP,
-            "claims_differ": CLAIMS_NOT_SHOWN,
-            "admission_rows": ADMISSION_ROWS,
-            "placement_rows": [name for name in self._numbers["placement-tools"].rows() if name not in HOPELESS],
         }
 
     # Numbers within sentences
 
     def value(self, study: str, row: str, what: str, rate: float | None = None) -> str:
-        return tables.cell(self._numbers[study], row, what, rate)
+        """Raises KeyError if it was not measured."""
+        self._numbers.mean(study, row, what, rate)
+        return tables.cell(self._numbers, study, row, what, rate)
 
-    def ratio(self, study: str, row: str, other: str) -> str:
-        goodput = self._numbers[study].goodput
-        return f"{fmean(goodput[row]) / fmean(goodput[other]):.2f}"
+    def measured(self, key: str, name: str, form: str = "{:.3g}") -> str:
+        return form.format(self._numbers.measurements[key][name])
 
-    def bound_ratio(self, workload: str, policies: str, bound: str) -> str:
-        study = self._numbers[f"admission-{workload}"]
-        return f"{fmean(study.goodput[f'{OURS} + {policies}']) / fmean(study.bound_goodput[bound]):.2f}"
+    def ratio(self, study: str, row: str, other: str, what: str = "goodput", rate: float | None = None) -> str:
+        mean = self._numbers.mean
+        return f"{mean(study, row, what, rate) / mean(study, other, what, rate):.2f}"
 
-    def best_ratio(self, study: str) -> str:
-        return f"{best_ratio(self._numbers[study], AS_WRITTEN):.2f}"
+    def bound_ratio(self, study: str, row: str, bound: str) -> str:
+        bounds = self._numbers.studies[study].bound_goodput[bound]
+        return f"{self._numbers.mean(study, row, 'goodput') / (sum(bounds) / len(bounds)):.2f}"
 
-    def gap(self, study: str, row: str, other: str) -> str:
-        return f"{100 * gap(self._numbers[study], row, other):+.1f}"
-
-    def fair_floor(self, workload: str) -> str:
-        return f"{fair_floor(self._numbers[f'admission-{workload}']):.2f}"
-
-    def service_range(self) -> str:
-        services = [
-            point.metrics["service_per_s"]
-            for key, study in self._numbers.items()
-            if key.startswith("fairness-")
-            for point in study.points
-        ]
-        return f"{min(services):,.0f} to {max(services):,.0f}"
+    def gap(self, study: str, row: str, other: str, rate: float | None = None) -> str:
+        """Hundredths of capacity."""
+        mean = self._numbers.mean
+        return f"{100 * (mean(study, row, 'capacity', rate) - mean(study, other, 'capacity', rate)):+.1f}"
 
     def about(self, study: str) -> str:
         return self._studies[study].about
 
     def window(self, study: str, row: str, number: int) -> str:
-        points = self._numbers[study].points
+        points = self._numbers.studies[study].points
         return tables.window_cells(next(point for point in points if point.row == row))[number]
 
     def best_window(self, study: str, number: int) -> str:
-        return max(tables.window_cells(point)[number] for point in self._numbers[study].points if point.row != OURS)
+        points = self._numbers.studies[study].points
+        return max(tables.window_cells(point)[number] for point in points if point.row != OURS)
 
-    # Duels
-
-    def count(self, judged: Judged) -> int:
-        return sum(duel.judged == judged for duel in self.duels)
-
-    def passed(self, judged: Judged) -> int:
-        return sum(duel.passed for duel in self.duels if duel.judged == judged)
+    # Duels and claims
 
     def of(self, *prefixes: str) -> list[Duel]:
         return [duel for duel in self.duels if duel.study.startswith(prefixes)]
 
-    def passed_of(self, prefix: str) -> int:
-        return sum(duel.passed for duel in self.of(prefix))
+    def passed_of(self, *prefixes: str) -> int:
+        return sum(duel.passed for duel in self.of(*prefixes))
+
+    def claims(self, paper: str = "") -> list[claims.Judged]:
+        return [claims.judged(claim, self._numbers) for claim in CLAIMS if paper in ("", claim.paper)]
+
+    def verdicts(self) -> str:
+        """How many claims have which verdict."""
+        found = Counter(one.verdict for one in self.claims())
+        return ", ".join(f"{found[verdict]} {verdict}" for verdict in claims.VERDICTS if found[verdict])
 
     # Tables
 
+    def rows(self, study: str) -> list[str]:
+        return self._numbers.studies[study].rows()
+
     def pivot(self, columns: Sequence[Column], rows: Sequence[str] | None = None) -> str:
-        shown = self._numbers[columns[0][1]].rows() if rows is None else rows
+        shown = self.rows(columns[0][1]) if rows is None else rows
         head = ["policy", *(heading for heading, *_ in columns)]
-        return tables.table(
-            head,
+        cells = [
             [
-                [tables.code(row), *(self.value(study, row, what, rate) for _, study, rate, what in columns)]
-                for row in shown
-            ],
-        )
+                tables.code(row),
+                *(tables.cell(self._numbers, study, row, what, rate) for _, study, rate, what in columns),
+            ]
+            for row in shown
+        ]
+        return tables.table(head, cells)
 
 
-def columns(study: str, rate: float, called: str, *shown: str) -> list[Column]:
+def columns(study: str, rate: float | None, called: str, *shown: str) -> list[Column]:
     headings = [tables.HEADINGS[what][0] if what in tables.HEADINGS else what for what in shown]
-    headings[0] = f"{called}: {headings[0]}"
+    if called:
+        headings[0] = f"{called}: {headings[0]}"
     return [(heading, study, rate, what) for heading, what in zip(headings, shown, strict=True)]
-
-
-def best_ratio(study: StudyNumbers, row: str) -> float:
-    """The highest capacity over the strongest of COMPARED, at rates where one is at least LOADED_MIN."""
-    found = [0.0]
-    for rate in study.rates():
-        ours, theirs = study.capacity(row, rate), max(study.capacity(name, rate) for name in COMPARED)
-        if theirs and max(ours, theirs) >= LOADED_MIN:
-            found.append(ours / theirs)
-    return max(found)
-
-
-def gap(study: StudyNumbers, row: str, other: str) -> float:
-    return fmean(study.capacity(row, rate) - study.capacity(other, rate) for rate in study.rates())
-
-
-def fair_floor(study: StudyNumbers) -> float:
-    fair = [point for point in study.points if point.row.startswith(OURS) and point.row.endswith("fair")]
-    return min(point.metrics["worst_length"] / point.mean for point in fair)

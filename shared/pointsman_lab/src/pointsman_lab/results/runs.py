@@ -1,9 +1,12 @@
 """Runs every simulation of the chosen studies on all cores, with one progress bar. Shared runs are made once; goodput
 searches start from the sweeps."""
 
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from statistics import fmean
+from typing import Generic, TypeVar
 
 from rich.console import Console
 
@@ -26,11 +29,13 @@ from pointsman_cli.simulate.experiment import (
 )
 from pointsman_lab.results.central_queue import central_queue
 from pointsman_lab.results.numbers import Numbers, StudyNumbers, study_numbers
-from pointsman_lab.results.study import BOUNDS, WARMUP, Study
+from pointsman_lab.results.study import BOUNDS, WARMUP, Measurement, Study
 
 SEARCH_RUNS = 3.5
 NEAR_SHARE = 0.7
 SAMPLES_SKIPPED = 10
+
+V = TypeVar("V")
 
 Advance = Callable[[float], None]
 
@@ -55,10 +60,27 @@ class Bound:
 class Runs:
     results: dict[str, list[CellResult]] = field(default_factory=dict)
     numbers: Numbers = field(default_factory=lambda: Numbers(taste=False, studies={}))
+    seconds: dict[str, float] = field(default_factory=dict)
+    """CPU seconds of each study and measurement; runs that several studies share count for the first."""
+
+    def account(self, key: str, seconds: float) -> None:
+        self.seconds[key] = self.seconds.get(key, 0.0) + seconds
 
 
-def run_studies(chosen: Sequence[Study], jobs: int, console: Console, *, taste: bool) -> Runs:
+def run_studies(
+    chosen: Sequence[Study],
+    jobs: int,
+    console: Console,
+    *,
+    taste: bool,
+    measurements: Sequence[Measurement] = (),
+    traces: Path = Path(),
+) -> Runs:
+    first: dict[str, str] = {}
     once = {_mark(cell): cell for study in chosen for cell in study.cells()}
+    for study in chosen:
+        for cell in study.cells():
+            first.setdefault(_mark(cell), study.key)
     in_full = {_mark(cell) for study in chosen if study.drawn or study.windows for cell in study.cells()}
     bounds = [job for study in chosen for job in _bound_jobs(study)]
     searching = sum(
@@ -77,12 +99,25 @@ def run_studies(chosen: Sequence[Study], jobs: int, console: Console, *, taste: 
             completed += done
             update(completed, "")
 
-        by_mark = _simulated([(cell, mark in in_full) for mark, cell in once.items()], jobs, advance)
+        by_mark: dict[str, CellResult] = {}
+        for timed in run_all(_run, [(cell, mark in in_full) for mark, cell in once.items()], jobs):
+            mark = _mark(timed.value.cell)
+            by_mark[mark] = timed.value
+            runs.account(first[mark], timed.seconds)
+            advance(cost(timed.value.cell))
         for study in chosen:
             # The run may have been made for another study, where its row has another name.
             runs.results[study.key] = [replace(by_mark[_mark(cell)], cell=cell) for cell in study.cells()]
-        goodputs = _searched(chosen, runs.results, jobs, advance)
-        found = list(run_all(_run_bound, bounds, jobs))
+        goodputs = _searched(chosen, runs, jobs, advance)
+        found = []
+        for bound in run_all(_run_bound, bounds, jobs):
+            found.append(bound.value)
+            runs.account(bound.value.job.study, bound.seconds)
+        measured = {}
+        for outcome in run_all(_measure, [(one, traces) for one in measurements], jobs):
+            key, values = outcome.value
+            measured[key] = values
+            runs.account(key, outcome.seconds)
     runs.numbers = Numbers(
         taste=taste,
         studies={
@@ -92,6 +127,7 @@ def run_studies(chosen: Sequence[Study], jobs: int, console: Console, *, taste: 
             )
             for study in chosen
         },
+        measurements={one.key: measured[one.key] for one in measurements},
     )
     return runs
 
@@ -107,47 +143,69 @@ def _mark(cell: Cell) -> str:
     return repr((cell.source, cell.scenario, cell.qps, cell.warmup))
 
 
-def _simulated(cells: Sequence[tuple[Cell, bool]], jobs: int, advance: Advance) -> dict[str, CellResult]:
-    found = {}
-    for result in run_all(_run, cells, jobs):
-        found[_mark(result.cell)] = result
-        advance(cost(result.cell))
-    return found
+@dataclass(frozen=True, slots=True)
+class Timed(Generic[V]):
+    value: V
+    seconds: float
 
 
-def _run(job: tuple[Cell, bool]) -> CellResult:
+def _run(job: tuple[Cell, bool]) -> Timed[CellResult]:
     cell, in_full = job
+    began = time.process_time()
     result = run_cell(cell)
-    if in_full:
-        return result
-    return replace(result, series=replace(result.series, arrivals=(), samples=result.series.samples[::SAMPLES_SKIPPED]))
+    if not in_full:
+        series = replace(result.series, arrivals=(), samples=result.series.samples[::SAMPLES_SKIPPED])
+        result = replace(result, series=series)
+    return Timed(result, time.process_time() - began)
+
+
+def _measure(job: tuple[Measurement, Path]) -> Timed[tuple[str, dict[str, float]]]:
+    measurement, traces = job
+    began = time.process_time()
+    values = {name: float(f"{value:.4g}") for name, value in measurement.measure(traces).items()}
+    return Timed((measurement.key, values), time.process_time() - began)
 
 
 def _searched(
-    chosen: Sequence[Study], results: Mapping[str, Sequence[CellResult]], jobs: int, advance: Advance
+    chosen: Sequence[Study], runs: Runs, jobs: int, advance: Advance
 ) -> dict[str, dict[tuple[str, int], Goodput]]:
     asked = [
         (study.key, search)
         for study in chosen
-        for search in goodput_searches(r for r in results[study.key] if r.cell.variant.called in study.goodput)
+        for search in goodput_searches(r for r in runs.results[study.key] if r.cell.variant.called in study.goodput)
     ]
-    searches = [(key, search) for key, search in asked if _is_near(search)]
-    for _, search in asked:
-        if not _is_near(search):
+    once: dict[str, tuple[str, GoodputSearch]] = {}
+    for key, search in asked:
+        if _is_near(search):
+            once.setdefault(_search_mark(search), (key, search))
+        else:
             advance(SEARCH_RUNS * cost(search.cell))
-    goodputs: dict[str, dict[tuple[str, int], Goodput]] = {study.key: {} for study in chosen}
-    for key, search, goodput in run_all(_search_keyed, searches, jobs):
-        goodputs[key][search_key(search.cell)] = goodput
+    found: dict[str, Goodput] = {}
+    for timed in run_all(_search_keyed, list(once.values()), jobs):
+        key, search, goodput = timed.value
+        found[_search_mark(search)] = goodput
+        runs.account(key, timed.seconds)
         advance(SEARCH_RUNS * cost(search.cell))
+    goodputs: dict[str, dict[tuple[str, int], Goodput]] = {study.key: {} for study in chosen}
+    for key, search in asked:
+        if _search_mark(search) in found:
+            goodputs[key][search_key(search.cell)] = found[_search_mark(search)]
     return goodputs
+
+
+def _search_mark(search: GoodputSearch) -> str:
+    """Searches of one scenario begin with the same points only if their studies have the same rates."""
+    return repr((search.cell.source, search.cell.scenario, [point.qps for point in search.known]))
 
 
 def _is_near(search: GoodputSearch) -> bool:
     return any(point.effective_capacity >= NEAR_SHARE for point in search.known)
 
 
-def _search_keyed(job: tuple[str, GoodputSearch]) -> tuple[str, GoodputSearch, Goodput]:
-    return job[0], *run_search(job[1])
+def _search_keyed(job: tuple[str, GoodputSearch]) -> Timed[tuple[str, GoodputSearch, Goodput]]:
+    began = time.process_time()
+    search, goodput = run_search(job[1])
+    return Timed((job[0], search, goodput), time.process_time() - began)
 
 
 # --- The bound ---
@@ -158,7 +216,13 @@ def _bound_jobs(study: Study) -> list[BoundJob]:
     return [BoundJob(study.key, study.source, bound, rates, seed) for bound in study.bounds for seed in study.seeds]
 
 
-def _run_bound(job: BoundJob) -> Bound:
+def _run_bound(job: BoundJob) -> Timed[Bound]:
+    began = time.process_time()
+    bound = _bound(job)
+    return Timed(bound, time.process_time() - began)
+
+
+def _bound(job: BoundJob) -> Bound:
     requests = requests_of(job.source, job.seed)
     order, floor = BOUNDS[job.bound]
 

@@ -1,7 +1,8 @@
 """The types of a study: a table of rows (policies and conditions) against request rates."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Literal
 
 from pointsman.primitives import EngineSeconds
@@ -29,11 +30,14 @@ Judged = Literal["best", "near"]
 """Expectation of `pointsman`: the best at every rate, or never more than a point behind it."""
 
 Metric = Literal[
-    "hit_rate", "load_cv", "busiest_share", "ttft_p50_s", "ttft_p90_s", "ttft_p99_s", "worst_length", "migrations",
-    "rejected_share", "jain", "service_per_s", "well_behaved_p90_s",
+    "hit_rate", "hit_share_of_bound", "load_cv", "busiest_share", "ttft_mean_s", "ttft_p50_s", "ttft_p90_s",
+    "ttft_p99_s", "late_wait_s", "e2e_p50_s", "e2e_p90_s", "tpot_p90_s", "worst_length", "migrations",
+    "rejected_share", "jain", "jain_of_amounts", "service_per_s", "well_behaved_p50_s", "well_behaved_p90_s",
+    "prediction_error_p50_s", "prediction_error_p90_s",
 ]  # fmt: skip
+"""`late_wait_s`: mean TTFT of the served requests that missed their SLO."""
 
-USUAL: tuple[Metric, ...] = ("hit_rate", "load_cv", "ttft_p50_s", "ttft_p90_s", "ttft_p99_s", "worst_length")
+USUAL: tuple[Metric, ...] = ("hit_rate", "ttft_p50_s", "ttft_p90_s", "ttft_p99_s", "late_wait_s", "worst_length")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,6 +93,14 @@ class Study:
             seed=seed,
             **{**self.conditions, **row.conditions},
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurement:
+    """Named numbers that no simulation of a fleet gives. `measure`: a module's function of the traces' directory."""
+
+    key: str
+    measure: Callable[[Path], Mapping[str, float]]
 
 
 def shortened(study: Study) -> Study:

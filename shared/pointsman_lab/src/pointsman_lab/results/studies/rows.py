@@ -1,0 +1,109 @@
+"""Rows and workloads of the studies. A rival has one row at its defaults and, where the grid of `tuning` found a better
+one, a row "tuned"; `dualmap, as written` is the paper's, with its rebalancing."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from pointsman.policies.routing import ROUTING_POLICIES
+from pointsman.primitives import Tokens
+from pointsman_cli.simulate.experiment import Source
+from pointsman_cli.simulate.variants import variants
+from pointsman_lab.results.study import OURS, Conditions, Row
+
+CONVERSATION = "mooncake_conversation.jsonl"
+TOOL_AGENT = "toolagent_reconstructed.jsonl"
+INPUT_CAP = 20_480
+DOCUMENT_CAP = 40_960
+
+PAPER = "as written"
+PAPER_SETTINGS = ("dualmap.both_over=least_loaded",)
+PAPER_CONDITIONS: Conditions = {"hot_share": 2.0, "cold_share": 1.0, "rebalancing": "dualmap_pair"}
+"""DualMap as in its paper: hot above 2/n, cold below 1/n, the less loaded when both are over, and moves within the
+pair."""
+AS_WRITTEN = f"dualmap, {PAPER}"
+
+LIVE_DEFAULT = ("fair_edf", "predicted_ttft_fair")
+"""Ordering and admission of a scheduler that nobody configured."""
+
+LOAD_BLIND = ("random", "round_robin", "power_of_two", "least_loaded", "cache_affinity")
+"""Policies without regard to load or to caches: shown where a paper compares with them, and left out elsewhere."""
+
+TUNED: Mapping[str, tuple[str, ...]] = {
+    "d2lpm": ("d2lpm.quantum_tokens=65536",),
+}
+"""The best of the grid of `tuning`, by policy, where it beats the defaults."""
+TUNED_NOTE = "tuned"
+
+
+@dataclass(frozen=True, slots=True)
+class Workloads:
+    """`traces`: directory of the two trace files."""
+
+    traces: Path
+
+    def conversation(self, requests: int = 4000, *, cap: Tokens = INPUT_CAP) -> Source:
+        return Source(trace=self.traces / CONVERSATION, generator="", requests=requests, input_tokens_max=cap)
+
+    def tools(self, requests: int = 4000, *, cap: Tokens = INPUT_CAP) -> Source:
+        return Source(trace=self.traces / TOOL_AGENT, generator="", requests=requests, input_tokens_max=cap)
+
+    def generated(self, name: str, requests: int = 3000) -> Source:
+        return Source(trace=None, generator=name, requests=requests, input_tokens_max=DOCUMENT_CAP, arrivals="poisson")
+
+
+def short(source: Source) -> str:
+    if source.trace is None:
+        return source.generator.replace("_", "-")
+    return "tools" if source.is_reconstruction else "conversation"
+
+
+def called(source: Source) -> str:
+    if source.trace is None:
+        return source.generator
+    return "tool-and-agent (a reconstruction)" if source.is_reconstruction else "conversation"
+
+
+def rows(
+    policies: Sequence[str],
+    ordering: str = "fcfs",
+    admission: str = "none",
+    note: str = "",
+    settings: Sequence[str] = (),
+    **conditions: Any,
+) -> list[Row]:
+    return [
+        Row(variant=replace(variant, note=note), conditions=conditions)
+        for variant in variants(policies, (ordering,), (admission,), settings)
+    ]
+
+
+def as_written(
+    note: str = PAPER,
+    settings: Sequence[str] = PAPER_SETTINGS,
+    ordering: str = "fcfs",
+    admission: str = "none",
+    **conditions: Any,
+) -> Row:
+    (row,) = rows(("dualmap",), ordering, admission, note, settings, **{**PAPER_CONDITIONS, **conditions})
+    return row
+
+
+def tuned(policy: str, ordering: str = "fcfs", admission: str = "none", **conditions: Any) -> Row:
+    (row,) = rows((policy,), ordering, admission, TUNED_NOTE, TUNED[policy], **conditions)
+    return row
+
+
+def rivals(ordering: str = "fcfs", admission: str = "none", *, left_out: Iterable[str] = LOAD_BLIND) -> list[Row]:
+    """Every registered policy that is not left out, the tuned rows, and DualMap as written."""
+    names = sorted(set(ROUTING_POLICIES) - set(left_out) - {OURS})
+    return [
+        *rows(names, ordering, admission),
+        *(tuned(name, ordering, admission) for name in names if name in TUNED),
+        as_written(ordering=ordering, admission=admission),
+    ]
+
+
+def everyone(ordering: str = "fcfs", admission: str = "none") -> list[Row]:
+    return [*rows((OURS,), ordering, admission), *rivals(ordering, admission)]
