@@ -102,6 +102,7 @@ class FleetGauges:
             telemetry.ENGINES.labels(self._pool, status).set(sizes[status])
         held = sum(request.stage is Stage.ARRIVED for request in state.workload.requests.values())
         telemetry.HELD_REQUESTS.labels(self._pool).set(held)
+        telemetry.TTFT_UPPER_COVERAGE.labels(self._pool).set(state.ttft_intervals.coverage or 0.0)
         if fleet.model != self._model:
             self._show_pool(fleet.model)
 

@@ -122,13 +122,15 @@ class Waiters:
             return None
         decoder = state.fleet.get(request.decode)
         seconds, tokens = request.engine_seconds, request.engine_tokens
+        before = request.placed_at - request.arrived_at
         return RouteGranted(
             request=request.id,
             attempt=request.attempt,
             instance=instance.id,
             url=instance.url,
             hit_tokens=request.prompt_tokens - request.uncached_tokens,
-            predicted_ttft=request.placed_at - request.arrived_at + request.predicted_ttft,
+            predicted_ttft=before + request.predicted_ttft,
+            predicted_ttft_upper=before + request.predicted_ttft_upper,
             knowledge=_knowledge_for(request, instance),
             term=self._dispatcher.term,
             decode=request.decode,

@@ -31,15 +31,13 @@ PRIOR_PRECISION = (1.0, 1.0, 4.0)
 """Inverse squares of the standard deviations, (1, 1, 0.5)."""
 PRECISION = 16.0
 """Of an observation: a relative error of 0.25."""
-FIXED_TIMES = 2.0
-"""`fixed` is so many times what the cost model takes for one token."""
 
-CUT = 1.5
+CUT = 2.5
 SIZE_FIRST, SIZE_MIN, SIZE_MAX = 0.5, 0.03, 1.0
 SIZE_FADE = 0.9
-SIZE_JUMP = 3.0
+SIZE_JUMP = 4.0
 """One residual counts as at most so many times the usual one."""
-BIAS_FADE = 0.85
+BIAS_FADE = 0.92
 CHANGED_SIZES, CHANGED_MIN = 0.6, 0.15
 """The speed has changed if the mean cut residual exceeds both: times the usual size, and by itself."""
 
@@ -78,8 +76,10 @@ class Correction:
 
     def seconds(self, work: EngineSeconds, tokens: float) -> EngineSeconds:
         """Of work ahead of a prompt; `tokens`: uncached."""
-        _, linear, factor = self.weights
-        return _bounded(linear * (self.cost.per_token_s * tokens - work) + factor * work, work)
+        if not self.usual_work:
+            return work
+        (overhead, linear, factor), (fixed, by_tokens, _) = self.weights, self._features(work, tokens)
+        return _bounded(overhead * fixed * work / self.usual_work + linear * by_tokens + factor * work, work)
 
     def first_token_seconds(self, work: EngineSeconds, tokens: float) -> EngineSeconds:
         """From the grant, with all work up to its own."""
@@ -114,7 +114,7 @@ class Correction:
 
     def _features(self, work: EngineSeconds, tokens: float) -> Vector:
         cost = self.cost
-        return FIXED_TIMES * (cost.fixed_s + cost.floor_s), cost.per_token_s * tokens - work, work
+        return cost.fixed_s + cost.floor_s, cost.per_token_s * tokens - work, work
 
     def _note_usual(self, seconds: EngineSeconds, work: EngineSeconds, tokens: Tokens) -> None:
         self.observations = FADE * self.observations + 1.0

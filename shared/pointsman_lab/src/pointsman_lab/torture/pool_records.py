@@ -199,8 +199,11 @@ class Learned:
         return self.first_token(seconds, tokens) / seconds
 
     def expect(self, seconds: EngineSeconds, tokens: float) -> EngineSeconds:
-        _, by_tokens, by_cost = self._estimates(seconds, tokens)
-        return _bounded(self.weights[1] * by_tokens + self.weights[2] * by_cost, seconds)
+        if not self.usual:
+            return seconds
+        fixed, by_tokens, by_cost = self._estimates(seconds, tokens)
+        fixed *= seconds / self._usual()[1]  # once for each usual amount of work
+        return _bounded(self.weights[0] * fixed + self.weights[1] * by_tokens + self.weights[2] * by_cost, seconds)
 
     def first_token(self, seconds: EngineSeconds, tokens: float) -> EngineSeconds:
         return _bounded(
@@ -217,18 +220,18 @@ class Learned:
         expected = self.first_token(predicted, tokens)
         self.usual = [*self.usual, (expected, predicted, float(tokens))][-REMEMBERED:]
         off, spread = observed / expected - 1, self.spread
-        self.drift += 0.15 * (_cut(off, 1.5 * spread) - self.drift)
-        self.spread = _cut(max(0.03, (0.9 * spread**2 + 0.1 * _cut(off, 3 * spread) ** 2) ** 0.5), 1.0)
+        self.drift += 0.08 * (_cut(off, 2.5 * spread) - self.drift)
+        self.spread = _cut(max(0.03, (0.9 * spread**2 + 0.1 * _cut(off, 4 * spread) ** 2) ** 0.5), 1.0)
         if abs(self.drift) > 0.15 and abs(self.drift) > 0.6 * self.spread:
             self.seen, self.drift = [], 0.0
             self.spread = spread = max(self.spread, SPREAD_FIRST)
         scale = (expected * self._usual()[0]) ** 0.5
         estimates = [_cut(estimate / scale, 100.0) for estimate in self._estimates(predicted, tokens)]
-        self.seen = [*self.seen, (estimates, expected * (1 + _cut(off, 1.5 * spread)) / scale)][-REMEMBERED:]
+        self.seen = [*self.seen, (estimates, expected * (1 + _cut(off, 2.5 * spread)) / scale)][-REMEMBERED:]
         self.weights = self._fit()
 
     def _estimates(self, seconds: EngineSeconds, tokens: float) -> list[float]:
-        fixed = 2 * self.cost.fixed_s + 2 * self.cost.floor_s
+        fixed = self.cost.fixed_s + self.cost.floor_s
         return [fixed, tokens * self.cost.per_token_s - seconds, seconds]
 
     def _usual(self) -> list[float]:
