@@ -3,10 +3,12 @@
 import asyncio
 import contextlib
 import sys
+from typing import get_args
 
 import click
 
 from pointsman.contracts.commands import DrainAnswered, DrainInstance, FleetDescribed, UndrainInstance
+from pointsman.contracts.fleet import Role
 from pointsman.contracts.subjects import admin_subject
 from pointsman.primitives import InstanceId, PoolName
 from pointsman.runtime.settings import FleetSettings
@@ -29,10 +31,23 @@ REASON = "pointsman drain"
 @click.command("drain", context_settings=CONTEXT)
 @click.argument("instance")
 @click.option("--undo", is_flag=True, help="Put it back into service.")
+@click.option(
+    "--role",
+    type=click.Choice(get_args(Role)),
+    help="When it is drained, put it back into service in this role. A scaler that sizes roles may undo it.",
+)
 @click.option("--wait", is_flag=True, help="Wait until it has no requests.")
 @from_options
 @json_switch
-def drain_command(instance: str, undo: bool, wait: bool, place: str | None, pool: str | None, as_json: bool) -> None:
+def drain_command(
+    instance: str,
+    undo: bool,
+    role: Role | None,
+    wait: bool,
+    place: str | None,
+    pool: str | None,
+    as_json: bool,
+) -> None:
     """Drain INSTANCE: it gets no new requests, its queue moves to others, and running requests finish.
 
     It stays in the fleet and keeps its cache until it is stopped or undrained. A scaler replaces it, but does not stop it.
@@ -40,9 +55,15 @@ def drain_command(instance: str, undo: bool, wait: bool, place: str | None, pool
     \b
       pointsman drain engine-2 --wait      then restart or upgrade it
       pointsman drain engine-2 --undo
+      pointsman drain engine-2 --role decode
     """
+    if undo and role:
+        msg = "--undo and --role contradict each other"
+        raise click.UsageError(msg)
     settings, name = fleet_settings(place, pool, acts=True), InstanceId(instance)
-    command = UndrainInstance(instance=name) if undo else DrainInstance(instance=name, reason=REASON)
+    command: DrainInstance | UndrainInstance = UndrainInstance(instance=name)
+    if not undo:
+        command = DrainInstance(instance=name, reason=REASON, becomes=role or "")
     with contextlib.suppress(KeyboardInterrupt):
         sys.exit(asyncio.run(_drain(settings, command, wait=wait and not undo, as_json=as_json)))
 

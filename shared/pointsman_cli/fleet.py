@@ -108,13 +108,18 @@ def _why_not_exact(instance: InstanceDescribed, speed: float) -> Text:
     return Text(f"  {instance.instance} is {instance.knowledge} since {since:%H:%M:%S}: {instance.knowledge_reason}")
 
 
+def _state(instance: InstanceDescribed) -> str:
+    parts = [instance.status] if instance.role == "both" else [instance.status, instance.role]
+    return ", ".join(parts) + (f" → {instance.becomes}" if instance.becomes else "")
+
+
 def _row(instance: InstanceDescribed) -> tuple[RenderableType, ...]:
     since = wall_time(instance.epoch / 1000, 1.0)
     return (
         instance.instance,
         instance.url,
         f"{since:%H:%M:%S}",
-        status(instance.status if instance.role == "both" else f"{instance.status}, {instance.role}"),
+        status(_state(instance)),
         status(instance.knowledge),
         str(instance.pending),
         str(instance.in_prefill),

@@ -12,7 +12,7 @@ from pointsman.primitives import PoolName
 from pointsman.runtime.settings import FleetSettings
 from pointsman_cli.command_client import WAIT_SECONDS_MAX, ask, connected_link, wait_until
 from pointsman_cli.discovery import fleet_settings
-from pointsman_cli.options import CONTEXT, from_options, json_switch
+from pointsman_cli.options import CONTEXT, COUNT, from_options, json_switch
 from pointsman_cli.output_file import print_json
 from pointsman_cli.terminal import print_line
 
@@ -21,25 +21,41 @@ REQUESTER = "pointsman scale"
 
 @click.command("scale", context_settings=CONTEXT)
 @click.argument("instances", type=click.IntRange(min=0), required=False)
+@click.option("--prefill", type=COUNT, metavar="P", help="Of a split pool: instances that prefill. With --decode.")
+@click.option("--decode", type=COUNT, metavar="D", help="Instances that decode, instead of INSTANCES.")
 @click.option("--wait", is_flag=True, help="Wait until that many are ready and no other is draining.")
 @from_options
 @json_switch
-def scale_command(instances: int | None, wait: bool, place: str | None, pool: str | None, as_json: bool) -> None:
+def scale_command(
+    instances: int | None,
+    prefill: int | None,
+    decode: int | None,
+    wait: bool,
+    place: str | None,
+    pool: str | None,
+    as_json: bool,
+) -> None:
     """Set the number of INSTANCES; without it, show the wanted number, the actual number, and the reason.
 
     The scaler starts missing instances. Surplus instances are drained, then stopped. A scaling policy that watches the
-    load continues from the new number.
+    load continues from the new number. In a split pool instances change their role, drained first, if their workers run
+    with --role-switching; INSTANCES alone keeps the proportion.
 
     \b
       pointsman scale 6
       pointsman scale 4 --wait      return when four are ready and the others have gone
+      pointsman scale --prefill 3 --decode 5
     """
+    if (prefill is None) != (decode is None) or (prefill is not None and instances is not None):
+        msg = "name INSTANCES, or both --prefill and --decode"
+        raise click.UsageError(msg)
     settings = fleet_settings(place, pool, acts=True)
+    command = ScalePool(wanted=instances, prefill=prefill, decode=decode, asker=REQUESTER)
     with contextlib.suppress(KeyboardInterrupt):
-        sys.exit(asyncio.run(_scale(settings, instances, wait=wait, as_json=as_json)))
+        sys.exit(asyncio.run(_scale(settings, command, wait=wait, as_json=as_json)))
 
 
-async def _scale(settings: FleetSettings, instances: int | None, *, wait: bool, as_json: bool) -> int:
+async def _scale(settings: FleetSettings, command: ScalePool, *, wait: bool, as_json: bool) -> int:
     absent = (
         f"no scaler acts for the pool '{settings.pool}' on {settings.nats_shown}; "
         "start a fleet with one: pointsman up --instances 4..8, or run pointsman-scaler"
@@ -50,7 +66,7 @@ async def _scale(settings: FleetSettings, instances: int | None, *, wait: bool, 
             subject = admin_subject(PoolName(settings.pool), "scale", settings.actor)
             return await ask(link.commands, subject, command, ScaleAnswered, absent=absent)
 
-        answer, done = await request(ScalePool(wanted=instances, asker=REQUESTER)), True
+        answer, done = await request(command), True
         if answer.refusal:
             msg = f"nothing was changed: {answer.refusal}"
             raise click.ClickException(msg)
@@ -68,6 +84,8 @@ def _progress(answer: ScaleAnswered) -> str:
     parts = [f"{answer.ready} of {answer.wanted} answer"]
     if answer.coming:
         parts.append(f"{answer.coming} starting")
+    if answer.switching:
+        parts.append(f"{answer.switching} changing their role")
     if answer.leaving:
         parts.append(f"{answer.leaving} draining")
     if answer.trouble:
@@ -77,6 +95,7 @@ def _progress(answer: ScaleAnswered) -> str:
 
 def _show(answer: ScaleAnswered) -> None:
     state = "done" if answer.applied else "in progress"
-    print_line(f"{answer.wanted} wanted ({state}): {_progress(answer)}")
+    roles = f", {answer.prefill} to prefill and {answer.decode} to decode" if answer.prefill else ""
+    print_line(f"{answer.wanted} wanted{roles} ({state}): {_progress(answer)}")
     print_line(f"decided because: {answer.reason or 'nothing was decided yet'}")
     print_line(f"policy {answer.policy}, engines from {answer.provider}, from {answer.lowest} to {answer.highest}")

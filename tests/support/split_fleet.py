@@ -103,7 +103,7 @@ async def split_fleet(
 
 @asynccontextmanager
 async def simulated_split_fleet(
-    roles: Mapping[str, str], **ingress: Any
+    roles: Mapping[str, str], *, role_switching: bool = False, **ingress: Any
 ) -> AsyncIterator[tuple[SplitFleet, dict[str, EngineServer]]]:
     """The same in front of simulated engines, one for each role; their models can be looked into."""
     servers: dict[str, EngineServer] = {}
@@ -119,7 +119,7 @@ async def simulated_split_fleet(
                 server.url,
                 server.events_endpoint or "",
                 server.replay_endpoint or "",
-                {"role": roles[name], "kv_transfer_gb_per_s": 12.5},
+                {"role": roles[name], "kv_transfer_gb_per_s": 12.5, "role_switching": role_switching},
             )
             for name, server in servers.items()
         }

@@ -146,14 +146,14 @@ class SimulatedEngine:
         """Returns False, and drops nothing, while requests run."""
         done = self._model.reset_prefix_cache()
         if done and self._publisher is not None:
-            self._publisher.publish(self._model.cache.take_changes())
+            self._publisher.publish(self._model.take_changes())
         return done
 
     def forget_cache(self) -> bool:
         """As `reset_prefix_cache`, and no KV event says so: a fault."""
         done = self._model.reset_prefix_cache()
         if done:
-            self._model.cache.take_changes()
+            self._model.take_changes()
         return done
 
     def stop(self) -> None:

@@ -21,6 +21,7 @@ log = structlog.get_logger()
 
 END_OF_REPLAY = (-1).to_bytes(8, "big", signed=True)
 MEDIUM = "GPU"
+OFFLOADED_MEDIUM = "CPU"
 
 
 class KvEventsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -102,9 +103,10 @@ class EventEncoder:
     def _event(self, change: CacheChange) -> BlockStored | BlockRemoved | AllBlocksCleared:
         match change:
             case RunCached():
-                return self._stored(change)
+                return self._stored(change) if change.tier == "device" else _offloaded(change)
             case BlocksEvicted():
-                return BlockRemoved(list(change.hashes), MEDIUM, group_idx=0)
+                medium = MEDIUM if change.tier == "device" else OFFLOADED_MEDIUM
+                return BlockRemoved(list(change.hashes), medium, group_idx=0)
             case CacheReset():
                 return AllBlocksCleared()
             case _:
@@ -127,6 +129,20 @@ class EventEncoder:
             group_idx=0,
             kv_cache_spec_kind="full_attention",
         )
+
+
+def _offloaded(run: RunCached) -> BlockStored:
+    """As vLLM's OffloadingConnector: by hash alone."""
+    return BlockStored(
+        block_hashes=list(run.hashes),
+        parent_block_hash=None,
+        token_ids=[],
+        block_size=0,
+        lora_id=None,
+        medium=OFFLOADED_MEDIUM,
+        lora_name=None,
+        group_idx=0,
+    )
 
 
 class KvEventPublisher:

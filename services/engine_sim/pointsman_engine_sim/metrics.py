@@ -56,6 +56,8 @@ class EngineMetrics(Timings):
         yield self._gauge("kv_cache_usage_perc", "KV-cache usage. 1 means 100 percent usage.", counts.kv_usage)
         yield self._counter("prefix_cache_queries", "Prefix cache queries, in tokens.", counts.prefix_cache_queries)
         yield self._counter("prefix_cache_hits", "Prefix cache hits, in tokens.", counts.prefix_cache_hits)
+        external = "External prefix cache hits from KV connector cross-instance cache sharing, in tokens."
+        yield self._counter("external_prefix_cache_hits", external, counts.external_prefix_cache_hits)
         yield self._counter("num_preemptions", "Cumulative number of preemptions from the engine.", counts.preemptions)
         yield self._counter("prompt_tokens", "Number of prefill tokens processed.", counts.prompt_tokens)
         yield self._counter("generation_tokens", "Number of generation tokens processed.", counts.generation_tokens)

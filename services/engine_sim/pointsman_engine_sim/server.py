@@ -29,6 +29,7 @@ from pointsman_engine_sim.wording import Wording
 log = structlog.get_logger()
 
 START_POLL_SECONDS = 0.01
+GIB = 1 << 30
 
 
 class EngineServer:
@@ -84,13 +85,16 @@ def check(settings: EngineSimSettings) -> None:
 
 def engine_model(settings: EngineSimSettings) -> EngineModel:
     """Raises ValueError."""
+    profile = PROFILES[settings.engine_model]
     return EngineModel(
-        PROFILES[settings.engine_model],
+        profile,
         EngineSettings(
             block_size=settings.block_size,
             num_gpu_blocks=settings.num_gpu_blocks_override,
             max_num_batched_tokens=settings.max_num_batched_tokens,
             seed=settings.seed,
+            host_blocks=int(settings.kv_offloading_size * GIB / (profile.kv_bytes_per_token * settings.block_size)),
+            host_gb_per_s=settings.kv_offloading_gb_per_s,
         ),
     )
 

@@ -19,6 +19,11 @@ class EngineSimSettings(ProcessSettings):
     block_size: int = setting(64, "Tokens in a KV cache block.")
     max_model_len: int = setting(131_072, "Longest prompt and output together; lowered to what the cache holds.")
     num_gpu_blocks_override: int = setting(0, "Blocks of KV cache; 0 takes what the engine model's memory holds.")
+    kv_offloading_size: float = setting(
+        0.0,
+        "GiB of host memory for KV blocks, from where evicted ones are loaded back, as by vLLM's OffloadingConnector.",
+    )
+    kv_offloading_gb_per_s: float = setting(20.0, "How fast they are loaded back, 1e9 bytes a second.")
     max_num_batched_tokens: int = setting(8192, "Most tokens in one step; longer prefills come in chunks.")
     stream_interval: int = setting(1, "Tokens in a streamed chunk; the first and the last come at once.")
     kv_events_config: str = setting(

@@ -261,6 +261,7 @@ class Delivery:
                     _refuse_failure(answer)
                 if passed := remover.feed(chunk) if remover else chunk:
                     await call.write(passed)
+                lifecycle.next_part()
         except EngineFailedError as error:
             self._stream_failed(error)
             await call.fail(engine_broke_off(error.public_reason), mid_event=answer.tail.mid_event)

@@ -1,5 +1,7 @@
 """Events and metrics of one request. The leader logs its end before a grant, this module after it."""
 
+from math import ceil
+
 import structlog
 
 from pointsman.contracts.codec import LogEvent
@@ -26,6 +28,7 @@ from pointsman_ingress.placement.pools import Pool
 log = structlog.get_logger()
 
 DETAIL_CHARACTERS_MAX = 500
+GAPS_MAX = 100_000
 
 EQUAL, FEWER, MORE, UNKNOWN = "equal", "fewer", "more", "unknown"
 
@@ -45,6 +48,8 @@ class RequestLifecycle:
         self._span = span
         self._clock = clock
         self._first_token_at: EngineSeconds | None = None
+        self._part_at: EngineSeconds = 0.0
+        self._gaps: list[EngineSeconds] = []
         self._prefill_cached: Tokens | None = None
         self._failure_logged = False
 
@@ -99,10 +104,17 @@ class RequestLifecycle:
 
     def first_token(self) -> None:
         now = self._clock.now()
-        self._first_token_at = now
+        self._first_token_at = self._part_at = now
         ttft, prefill = now - self._context.command.arrived_at, now - self.sent_at
         event = PrefillFinished(at=now, request=self.request, instance=self.instance, ttft=ttft, prefill=prefill)
         self._log(event)
+
+    def next_part(self) -> None:
+        """Of a stream, after the first."""
+        if len(self._gaps) < GAPS_MAX:
+            now = self._clock.now()
+            self._gaps.append(now - self._part_at)
+            self._part_at = now
 
     def finished(self, usage: Usage, *, output_tokens: Tokens) -> None:
         """`output_tokens`: the engine's count, or the number of stream events."""
@@ -124,6 +136,7 @@ class RequestLifecycle:
             ttft=first_at - arrived_at,
             tpot=(now - first_at) / (output_tokens - 1) if output_tokens > 1 else 0.0,
             predicted_cached_tokens=self._predicted_cached_tokens,
+            tbt_p90=tbt_p90(self._gaps),
         )
         self._log(event)
         self._measure(event, output_tokens)
@@ -183,7 +196,7 @@ class RequestLifecycle:
         of_model.finished(event.e2e, self.sent_at - command.arrived_at)
         of_model.first_token(event.ttft, command.slo_ttft)
         if output_tokens > 1 and self._first_token_at is not None:
-            of_model.output(event.tpot, command.slo_tpot)
+            of_model.output(event.tpot, event.tbt_p90, command.slo_tpot)
         of_engine = metrics.of_engine(pool, self._context.model, event.instance)
         of_engine.prompt_tokens.inc(max(0, event.prompt_tokens))
         of_engine.output_tokens.inc(max(0, event.completion_tokens))
@@ -203,6 +216,11 @@ class RequestLifecycle:
                 reported=reported,
                 prompt_tokens=event.prompt_tokens,
             )
+
+
+def tbt_p90(gaps: list[EngineSeconds]) -> EngineSeconds:
+    """Nine in ten gaps are at most this long (Mooncake's TBT, FAST'25). 0 with fewer than two."""
+    return sorted(gaps)[ceil(0.9 * len(gaps)) - 1] if len(gaps) > 1 else 0.0
 
 
 def compared(predicted: Tokens, reported: Tokens, *, granularity: Tokens) -> str:

@@ -32,11 +32,13 @@ class ModelMetrics:
         self._ttft.observe(ttft)
         self._slo("ttft", ttft <= slo).inc()
 
-    def output(self, tpot: EngineSeconds, slo: EngineSeconds) -> None:
-        """`slo`: 0 for none."""
+    def output(self, tpot: EngineSeconds, tbt: EngineSeconds, slo: EngineSeconds) -> None:
+        """`tbt`: 0 if unknown. `slo`: of both; 0 for none."""
         self._tpot.observe(tpot)
         if slo > 0:
             self._slo("tpot", tpot <= slo).inc()
+            if tbt > 0:
+                self._slo("tbt", tbt <= slo).inc()
 
 
 def _slo_requests(pool: PoolName, model: str, objective: str, *, met: bool) -> Counter:

@@ -35,6 +35,10 @@ def main(settings: ScalerSettings) -> None:
     if not 0 <= settings.min_instances <= settings.max_instances:
         message = f"must be from 0 to --max-instances ({settings.max_instances}), not {settings.min_instances}"
         raise click.BadParameter(message, param_hint="--min-instances")
+    try:
+        _ = settings.roles
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--split") from error
     policy, provider = _policy(settings), chosen_provider(settings)
     run(lambda supervisor: _serve(settings, policy, provider, supervisor))
 

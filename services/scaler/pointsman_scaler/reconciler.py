@@ -1,13 +1,15 @@
 """Steps from the present pool to the decided one. Stateless: steps already taken are not found again."""
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from pointsman.policies.scaling.decider import in_service
+from pointsman.policies.scaling.roles import NOT_SIZED, RoleSizes, Switch, future_role, role_switches, staying
 from pointsman.ports import ProvidedInstance
 from pointsman.primitives import EngineSeconds, InstanceId
 from pointsman.state.fleet import Instance
 from pointsman.state.state import State
-from pointsman_scaler.decider import in_service
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +34,13 @@ class Stop:
     reason: str
 
 
-Step = Grow | Drain | Undrain | Stop
+Step = Grow | Drain | Undrain | Switch | Stop
 
 
 @dataclass(frozen=True, slots=True)
 class PoolStatus:
-    """`coming` have not joined yet; `leaving` drain; `overdue` should have joined."""
+    """`coming` have not joined yet; `leaving` drain; `switching` drain for another role, and stay; `overdue` should have
+    joined."""
 
     staying: tuple[Instance, ...]
     coming: tuple[InstanceId, ...]
@@ -45,6 +48,7 @@ class PoolStatus:
     overdue: tuple[InstanceId, ...]
     provided: tuple[InstanceId, ...]
     in_service: int
+    switching: int = 0
 
     @property
     def total(self) -> int:
@@ -59,12 +63,13 @@ def pool_status(state: State, provided: list[ProvidedInstance], *, start_seconds
     instances = state.fleet.instances
     absent = [p for p in provided if p.instance not in state.fleet]
     return PoolStatus(
-        staying=tuple(i for i in instances if not i.draining),
+        staying=tuple(staying(state.fleet)),
         coming=tuple(p.instance for p in absent if p.age <= start_seconds_max),
         leaving=tuple(i for i in instances if i.leaving),
         overdue=tuple(p.instance for p in absent if p.age > start_seconds_max),
         provided=tuple(p.instance for p in provided),
         in_service=len(in_service(state)),
+        switching=sum(bool(i.becomes) for i in instances),
     )
 
 
@@ -75,6 +80,7 @@ def next_steps(
     wanted: int,
     stoppable: Callable[[list[InstanceId]], list[InstanceId]],
     may_stop: Callable[[Instance], str],
+    roles: RoleSizes = NOT_SIZED,
 ) -> list[Step]:
     """`may_stop` returns why a leaving instance may be stopped now, or ""."""
     steps: list[Step] = [Stop(instance, "it has not joined in time") for instance in status.overdue]
@@ -87,9 +93,11 @@ def next_steps(
         if missing > len(back):
             steps.append(Grow(len(status.provided) - len(status.overdue) + missing - len(back), missing - len(back)))
     elif missing < 0 and not status.leaving:
-        candidate = _scale_down_candidate(state, status, stoppable, empties=wanted == 0)
+        candidate = _scale_down_candidate(state, status, stoppable, roles, empties=wanted == 0)
         if candidate is not None:
             steps.append(Drain(candidate))
+    if missing >= 0:
+        steps += role_switches(state, roles)
     return steps + [Stop(i.id, reason) for i in leaving if (reason := may_stop(i))]
 
 
@@ -99,15 +107,32 @@ def requests_at(state: State, instance: InstanceId) -> int:
 
 
 def _scale_down_candidate(
-    state: State, status: PoolStatus, stoppable: Callable[[list[InstanceId]], list[InstanceId]], *, empties: bool
+    state: State,
+    status: PoolStatus,
+    stoppable: Callable[[list[InstanceId]], list[InstanceId]],
+    roles: RoleSizes,
+    *,
+    empties: bool,
 ) -> InstanceId | None:
-    """A useless one, else the least loaded; never the last of a needed role unless `empties`."""
+    """A useless one, else one of a role with too many, else the least loaded; never the last of a needed role unless
+    `empties`."""
     running = [instance for instance in status.provided if instance not in status.overdue]
     allowed = set(stoppable(running))
     candidates = [i for i in status.staying if i.id in allowed and (empties or not _is_needed(state, i))]
     if not candidates:
         return None
-    return min(candidates, key=lambda i: (_is_usable(i), requests_at(state, i.id), state.index.blocks(i.id), i.id)).id
+    have = Counter(future_role(instance) for instance in status.staying)
+    over = {"prefill": have["prefill"] > roles.prefill, "decode": have["decode"] > roles.decode}
+    return min(
+        candidates,
+        key=lambda i: (
+            _is_usable(i),
+            bool(roles.total) and not over.get(future_role(i), False),
+            requests_at(state, i.id),
+            state.index.blocks(i.id),
+            i.id,
+        ),
+    ).id
 
 
 def _is_usable(instance: Instance) -> bool:

@@ -13,6 +13,8 @@ from pointsman.contracts.commands import ScaleAnswered, ScalePool
 from pointsman.contracts.decisions import ScaleApplied, ScaleDecided
 from pointsman.contracts.subjects import ANY_ACTOR, actor_of, admin_subject
 from pointsman.policies.scaling import Limits, ScalingPolicy
+from pointsman.policies.scaling.decider import Decider, in_service, wanted_roles
+from pointsman.policies.scaling.roles import NOT_SIZED, RoleSizes, fixed_sizes
 from pointsman.ports import (
     Clock,
     Commands,
@@ -34,7 +36,6 @@ from pointsman.runtime.log_follower import LogFollower
 from pointsman.runtime.log_metrics import measure_log
 from pointsman.state.fleet import Status
 from pointsman.state.state import PoolSettings, State
-from pointsman_scaler.decider import Decider, in_service
 from pointsman_scaler.reconciler import PoolStatus
 from pointsman_scaler.settings import ScalerSettings
 from pointsman_scaler.step_runner import StepRunner
@@ -89,6 +90,7 @@ class ScalerService:
             ),
             scaler=name,
             dropped=lambda: self._follower.first_sequence - 1,
+            first_roles=settings.roles,
         )
         self._decided_at: Sequence = 0
         self._log_checked_at = clock.wall()
@@ -136,6 +138,8 @@ class ScalerService:
             "pool": self._pool,
             "desired": decided.wanted,
             "ready": len(in_service(self.state)),
+            "prefill": decided.prefill,
+            "decode": decided.decode,
             "number": decided.number,
             "reason": decided.reason,
         }
@@ -149,6 +153,8 @@ class ScalerService:
                 self._board.restored(SIZE)
             if (wanted := self.state.scaling.wanted) is not None:
                 telemetry.SCALER_DESIRED_ENGINES.labels(self._pool).set(wanted)
+                for role, count in zip(("prefill", "decode"), _decided_roles(self.state), strict=True):
+                    telemetry.SCALER_DESIRED_ROLES.labels(self._pool, role).set(count)
             if sizes != reported:
                 log.info("pool_size", total=sizes.total(), **{status.value: sizes[status] for status in sorted(sizes)})
             reported = sizes
@@ -192,7 +198,7 @@ class ScalerService:
         wanted = self.state.scaling.wanted
         if wanted is None:
             return
-        steps = await self._runner.steps(self.state, wanted)
+        steps = await self._runner.steps(self.state, wanted, RoleSizes(*_decided_roles(self.state)))
         for step in steps:
             if self.acts:
                 await self._runner.take(step)
@@ -250,27 +256,36 @@ class ScalerService:
         if not isinstance(command, ScalePool) or not self.acts:
             return
         refusal = ""
-        if command.wanted is not None:
+        roles, wanted = RoleSizes(command.prefill or 0, command.decode or 0), command.wanted
+        if roles.total:
+            wanted = roles.total
+        if wanted is not None:
             actor = actor_of(reply.subject)
-            refusal = self._decider.bounds_refusal(command.wanted) or await self._decide_for_operator(
-                command.wanted, command.asker, actor
+            refusal = (
+                self._decider.bounds_refusal(wanted)
+                or role_refusal(self.state, roles)
+                or await self._decide_for_operator(wanted, roles, command.asker, actor)
             )
-            log_admin_action("scale", actor, refusal, wanted=command.wanted)
+            log_admin_action("scale", actor, refusal, wanted=wanted, prefill=roles.prefill, decode=roles.decode)
         await reply(self._answer(refusal))
 
-    async def _decide_for_operator(self, wanted: int, asker: str, actor: str) -> str:
+    async def _decide_for_operator(self, wanted: int, roles: RoleSizes, asker: str, actor: str) -> str:
         """Returns why it was not decided, or "". A repeated request is decided once."""
-        if wanted == self.state.scaling.wanted:
+        state = self.state
+        if wanted == state.scaling.wanted and roles in (NOT_SIZED, wanted_roles(state)):
             return ""
-        decision = self._decider.operator_decision(self.state, wanted, asker=asker, actor=actor, now=self._clock.now())
+        decision = self._decider.operator_decision(
+            state, wanted, asker=asker, actor=actor, now=self._clock.now(), roles=roles
+        )
         if not await self._write(decision):
             return "the log does not take it in at the moment; ask again"
-        if self.state.scaling.wanted != wanted:
-            return f"{self.state.scaling.wanted} was decided at the same moment; ask again"
+        if state.scaling.wanted != wanted or (roles.total and wanted_roles(state) != roles):
+            return f"{state.scaling.wanted} was decided at the same moment; ask again"
         return ""
 
     def _answer(self, refusal: str) -> ScaleAnswered:
         scaling, status = self.state.scaling, self._runner.status
+        prefill, decode = _decided_roles(self.state)
         return ScaleAnswered(
             number=scaling.number,
             wanted=scaling.wanted or 0,
@@ -285,7 +300,29 @@ class ScalerService:
             reason=scaling.decided.reason if scaling.decided else "",
             trouble=self._runner.error,
             refusal=refusal,
+            prefill=prefill,
+            decode=decode,
+            switching=status.switching if status else 0,
         )
+
+
+def _decided_roles(state: State) -> tuple[int, int]:
+    decided = state.scaling.decided
+    return (decided.prefill, decided.decode) if decided else (0, 0)
+
+
+def role_refusal(state: State, roles: RoleSizes) -> str:
+    """Why the pool cannot have these roles, or ""."""
+    fixed = fixed_sizes(state.fleet)
+    if not roles.total:
+        return ""
+    if not roles.prefill or not roles.decode:
+        return "each role needs at least one instance"
+    if any(i.role == "both" and not i.role_switching for i in state.fleet.instances):
+        return "instances that prefill and decode cannot change their role: start workers with --role-switching"
+    if fixed.prefill > roles.prefill or fixed.decode > roles.decode:
+        return f"{fixed.prefill} prefill and {fixed.decode} decode instances cannot change their role"
+    return ""
 
 
 def pool_sizes(state: State) -> Counter[Status]:

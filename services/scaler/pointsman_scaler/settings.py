@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from pointsman.policies.scaling import DEFAULT_SCALING, SCALING_POLICIES
+from pointsman.policies.scaling.roles import NOT_SIZED, RoleSizes, parse_split
 from pointsman.primitives import WallSeconds
 from pointsman.runtime.settings import FleetSettings, ProcessSettings, setting
 from pointsman.state.engine_profiles import DEFAULT_PROFILE, PROFILES
@@ -25,6 +26,9 @@ class ScalerSettings(FleetSettings, ProcessSettings):
     )
     min_instances: int = setting(1, "Smallest size; 0 lets the pool scale to zero.")
     max_instances: int = setting(8, "Largest size.")
+    split: str = setting(
+        "", "P+D: of the first instances P prefill and D decode. Their workers run with --role-switching."
+    )
     step_up: int = setting(2, "Largest growth of one decision.")
     step_down: int = setting(1, "Largest shrinking of one decision.")
     pause_up_seconds: float = setting(30.0, "Engine seconds between two growths.")
@@ -64,3 +68,8 @@ class ScalerSettings(FleetSettings, ProcessSettings):
         "statefulset/engine", "Kubernetes provider: deployment/NAME or statefulset/NAME; its pods are the instances."
     )
     kubernetes_namespace: str = setting("default", "Kubernetes provider: its namespace.")
+
+    @property
+    def roles(self) -> RoleSizes:
+        """Raises ValueError."""
+        return parse_split(self.split) if self.split else NOT_SIZED

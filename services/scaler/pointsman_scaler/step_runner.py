@@ -5,6 +5,7 @@ import structlog
 from pointsman.adapters.backoff import Backoff
 from pointsman.contracts.commands import DrainAnswered, DrainInstance, UndrainInstance
 from pointsman.contracts.subjects import SCALER_ACTOR, admin_subject
+from pointsman.policies.scaling.roles import NOT_SIZED, RoleSizes, Switch
 from pointsman.ports import Clock, Commands, CommandTimeoutError, InstanceProvider, NoResponderError
 from pointsman.primitives import InstanceId, PoolName, WallSeconds
 from pointsman.runtime import telemetry
@@ -31,6 +32,7 @@ SETTLE_WALL_SECONDS: WallSeconds = WallSeconds(2.0)
 GROWTH_WAIT_WALL_SECONDS: WallSeconds = WallSeconds(1.0)
 GROWTH_WAIT_WALL_SECONDS_MAX: WallSeconds = WallSeconds(60.0)
 LEAVING_REASON = "the pool shrinks"
+SWITCHING_REASON = "its role changes"
 
 
 class StepRunner:
@@ -46,7 +48,7 @@ class StepRunner:
         self._grows_after = WallSeconds(0.0)
         self._growth = Backoff(GROWTH_WAIT_WALL_SECONDS, GROWTH_WAIT_WALL_SECONDS_MAX)
 
-    async def steps(self, state: State, wanted: int) -> list[Step]:
+    async def steps(self, state: State, wanted: int, roles: RoleSizes = NOT_SIZED) -> list[Step]:
         """Empty if the pool is as wanted or already changing. Raises ProviderError."""
         provided = await self.provider.running()
         status = self.status = pool_status(state, provided, start_seconds_max=self._settings.start_seconds_max)
@@ -56,6 +58,7 @@ class StepRunner:
             state,
             status,
             wanted=wanted,
+            roles=roles,
             stoppable=self.provider.stoppable,
             may_stop=lambda instance: self._may_stop(state, instance),
         )
@@ -69,6 +72,12 @@ class StepRunner:
                 await self._command_leader(DrainInstance(instance=step.instance, reason=LEAVING_REASON, leaving=True))
             case Undrain():
                 await self._command_leader(UndrainInstance(instance=step.instance))
+            case Switch(undo=True):
+                await self._command_leader(UndrainInstance(instance=step.instance))
+            case Switch():
+                await self._command_leader(
+                    DrainInstance(instance=step.instance, reason=SWITCHING_REASON, becomes=step.role)
+                )
             case Stop():
                 log.info("instance_stopping", instance=step.instance, reason=step.reason)
                 await self.provider.stop(step.instance)

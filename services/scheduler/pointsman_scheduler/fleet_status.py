@@ -1,10 +1,12 @@
 """Answers `cmd.fleet`; gauges and warnings about instances."""
 
 from collections import Counter
+from typing import get_args
 
 import structlog
 
 from pointsman.contracts.commands import FleetDescribed, InstanceDescribed
+from pointsman.contracts.fleet import Role
 from pointsman.policies.policy_set import PolicySet
 from pointsman.primitives import InstanceId, PoolName, Tokens
 from pointsman.runtime import telemetry
@@ -48,6 +50,7 @@ def _describe(state: State, instance: Instance) -> InstanceDescribed:
         or instance.doubt,
         correction=round(state.latency.correction(instance.id), 3),
         role=instance.role,
+        becomes=instance.becomes,
         knowledge_reason=instance.knowledge_reason,
         knowledge_since=instance.known_since,
         prediction_error=round(error, 3)
@@ -100,6 +103,9 @@ class FleetGauges:
         self._shown = {instance.id for instance in fleet.instances}
         for status in Status:
             telemetry.ENGINES.labels(self._pool, status).set(sizes[status])
+        roles = Counter(instance.role for instance in fleet.instances if instance.status is Status.READY)
+        for role in get_args(Role):
+            telemetry.ENGINE_ROLES.labels(self._pool, role).set(roles[role])
         held = sum(request.stage is Stage.ARRIVED for request in state.workload.requests.values())
         telemetry.HELD_REQUESTS.labels(self._pool).set(held)
         telemetry.TTFT_UPPER_COVERAGE.labels(self._pool).set(state.ttft_intervals.coverage or 0.0)

@@ -40,6 +40,7 @@ from pointsman.contracts.subjects import (
 )
 from pointsman.policies.dispatch import Dispatcher
 from pointsman.policies.policy_set import PolicySet
+from pointsman.policies.scaling.roles import switch_refusal
 from pointsman.ports import Clock, CommandHandler, KeyValueStore, Reply
 from pointsman.primitives import EngineSeconds, PoolName
 from pointsman.runtime import telemetry
@@ -200,7 +201,11 @@ def _decide_drain(
         refusal = f"there is no instance {command.instance}; there are: {known}"
         return [], DrainAnswered(instance=command.instance, draining=False, refusal=refusal)
     if isinstance(command, DrainInstance):
-        events = dispatcher.drain(command.instance, command.reason, now, leaving=command.leaving, by=by)
+        if refusal := switch_refusal(fleet, command.instance, command.becomes):
+            return [], DrainAnswered(instance=command.instance, draining=False, refusal=refusal)
+        events = dispatcher.drain(
+            command.instance, command.reason, now, leaving=command.leaving, by=by, becomes=command.becomes
+        )
     else:
         events = dispatcher.undrain(command.instance, now, by=by)
     queue = dispatcher.state.workload.queues.get(command.instance)

@@ -5,7 +5,13 @@ from collections.abc import Iterator
 import structlog
 
 from pointsman.contracts.codec import LogEvent
-from pointsman.contracts.fleet import FleetEvent, InstanceEjected, InstanceUnejected, LivenessTimeouts
+from pointsman.contracts.fleet import (
+    FleetEvent,
+    InstanceEjected,
+    InstanceRoleChanged,
+    InstanceUnejected,
+    LivenessTimeouts,
+)
 from pointsman.contracts.reasons import CancelCause
 from pointsman.policies.policy_set import PolicySet
 from pointsman.policies.stranded import stranded
@@ -94,7 +100,14 @@ class Housekeeping:
         for event in events:
             if isinstance(event, FleetEvent):
                 log.warning("instance_silent", decision=type(event).__name__, instance=event.instance)
-        events += dispatcher.relocate_pending(now)  # first: what can leave a draining instance is not granted there
+        switched = dispatcher.change_roles(now)
+        for event in switched:
+            if isinstance(event, InstanceRoleChanged):
+                telemetry.ROLE_CHANGES.labels(self._pool, event.role).inc()
+                log.info("instance_role_changed", instance=event.instance, role=event.role, left=event.left)
+        events += switched + dispatcher.relocate_pending(
+            now
+        )  # first: what can leave a draining instance is not granted there
         for instance in list(self._replica.state.workload.queues):
             events += dispatcher.grant_waiting(instance, now)
         await term.publish(events + dispatcher.place_held(now))

@@ -4,14 +4,26 @@ from dataclasses import dataclass
 from typing import Any
 
 from pointsman.adapters.kv_events.events import EngineBlockStored
+from pointsman.contracts.cache import SlowerTier, Tier
 from pointsman.primitives import Tokens
 
 DEVICE_MEDIUM = "GPU"
+TIER_OF_MEDIUM: dict[str, SlowerTier] = {"CPU": "host", "STORAGE": "storage", "DISK": "storage", "EXTERNAL": "external"}
+"""vLLM's media, and LMCache's names for them."""
+REMOTE = "REMOTE"
 FULL_ATTENTION_KINDS = frozenset({"full_attention", "mla_attention", "sink_full_attention"})
 
 
 def on_device(medium: str | None) -> bool:
     return medium is None or medium.upper() == DEVICE_MEDIUM
+
+
+def tier_of(medium: str | None, locality: str | None, *, shared_store: bool) -> Tier | None:
+    """None for an unknown medium. `shared_store`: what is not on the device is in a store that all engines share."""
+    if on_device(medium):
+        return "device"
+    tier = TIER_OF_MEDIUM.get((medium or "").upper())
+    return "external" if tier is not None and (shared_store or locality == REMOTE) else tier
 
 
 @dataclass(slots=True)
@@ -22,8 +34,6 @@ class AttentionGroups:
     several: bool = False
 
     def counts(self, event: EngineBlockStored) -> bool:
-        if not on_device(event.medium):
-            return False
         if event.kv_cache_spec_kind is not None and event.kv_cache_spec_kind not in FULL_ATTENTION_KINDS:
             self.several = True
             return False

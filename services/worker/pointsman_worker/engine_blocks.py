@@ -104,6 +104,17 @@ class EngineBlocks:
                 span_index, before = span_index + 1, node
             previous = engine_hash
 
+    def adopt(self, engine_hash: EngineHash, source: "EngineBlocks") -> Block | None:
+        """Adds a block, and those before it in its span, as `source` knows it. None if it does not."""
+        known = self.nodes.get(engine_hash)
+        if known is not None:
+            return known
+        found = source.nodes.get(engine_hash)
+        if found is None:
+            return None
+        before = self.adopt(found.parent.engine_hash, source) if found.parent is not None else None
+        return self._add(engine_hash, found.span_index, found.key, found.parent_key, found.tail, before, found.previous)
+
     def add_keyless(self, engine_hash: EngineHash) -> Block:
         return self._add(engine_hash, self.last_index, None, PROMPT_START, _NO_TOKENS, None, None)
 

@@ -11,7 +11,7 @@ from pointsman.primitives import WallSeconds
 from pointsman.runtime.health import HealthBoard
 from pointsman_worker.session import SessionState
 from pointsman_worker.settings import SettingsError
-from pointsman_worker.translator import BlockTranslator
+from pointsman_worker.tiers import CacheTranslator
 
 log = structlog.get_logger()
 
@@ -66,7 +66,7 @@ class EngineMonitor:
             self._set_names(facts.further_names)
             return replace(facts, block_tokens=settings.engine_block_tokens or facts.block_tokens)
 
-    async def engine_to_follow(self) -> tuple[EngineFacts, BlockTranslator]:
+    async def engine_to_follow(self) -> tuple[EngineFacts, CacheTranslator]:
         """Raises SettingsError if the first engine's cache cannot be followed; a later one is reported as not
         serving."""
         clock = self._state.clock

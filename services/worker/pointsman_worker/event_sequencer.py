@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from pointsman.contracts.block_keys import KEY_BYTES, pack_keys
-from pointsman.contracts.cache import BlocksRemoved, BlocksStored, CacheCleared, CacheGap, CacheSnapshot, Run
+from pointsman.contracts.cache import BlocksRemoved, BlocksStored, CacheCleared, CacheGap, CacheSnapshot, Run, Tier
 from pointsman.primitives import BlockKey, EngineSeconds, Epoch, InstanceId, Sequence
 from pointsman_worker.held_keys import Changes
 
@@ -24,23 +24,28 @@ class CacheEventSequencer:
             at=at, instance=self.instance, epoch=self.epoch, sequence=self._next(), missed=missed, reason=reason
         )
 
-    def changes(self, at: EngineSeconds, changes: Changes) -> Iterator[CacheEvents]:
-        """At most one event of a kind, unless it exceeds a message."""
-        if changes.cleared:
+    def changes(self, at: EngineSeconds, changes: Changes, tier: Tier = "device") -> Iterator[CacheEvents]:
+        """At most one event of a kind, unless it exceeds a message. The device's clear is that of all tiers."""
+        if changes.cleared and tier == "device":
             yield CacheCleared(at=at, instance=self.instance, epoch=self.epoch, sequence=self._next())
-        yield from self._removed(at, changes.removed, expired=False)
-        yield from self._removed(at, changes.expired, expired=True)
-        for runs in portions(changes.stored):
-            yield self._stored(at, runs)
+        yield from self._removed(at, changes.removed, tier, expired=False)
+        yield from self._removed(at, changes.expired, tier, expired=True)
+        yield from self.stored(at, changes.stored, tier)
+
+    def stored(self, at: EngineSeconds, runs: list[Run], tier: Tier) -> Iterator[CacheEvents]:
+        for portion in portions(runs):
+            yield self._stored(at, portion, tier)
 
     def snapshot(self, at: EngineSeconds, runs: list[Run]) -> Iterator[CacheEvents]:
         """A snapshot, then stores if it exceeds one message."""
         first, *rest = list(portions(runs)) or [[]]
         yield CacheSnapshot(at=at, instance=self.instance, epoch=self.epoch, sequence=self._next(), runs=first)
         for portion in rest:
-            yield self._stored(at, portion)
+            yield self._stored(at, portion, "device")
 
-    def _removed(self, at: EngineSeconds, keys: list[BlockKey], *, expired: bool) -> Iterator[BlocksRemoved]:
+    def _removed(
+        self, at: EngineSeconds, keys: list[BlockKey], tier: Tier, *, expired: bool
+    ) -> Iterator[BlocksRemoved]:
         keys_max = EVENT_KEY_BYTES_MAX // KEY_BYTES
         for start in range(0, len(keys), keys_max):
             yield BlocksRemoved(
@@ -50,10 +55,13 @@ class CacheEventSequencer:
                 sequence=self._next(),
                 keys=pack_keys(keys[start : start + keys_max]),
                 expired=expired,
+                tier=tier,
             )
 
-    def _stored(self, at: EngineSeconds, runs: list[Run]) -> BlocksStored:
-        return BlocksStored(at=at, instance=self.instance, epoch=self.epoch, sequence=self._next(), runs=runs)
+    def _stored(self, at: EngineSeconds, runs: list[Run], tier: Tier) -> BlocksStored:
+        return BlocksStored(
+            at=at, instance=self.instance, epoch=self.epoch, sequence=self._next(), runs=runs, tier=tier
+        )
 
     def _next(self) -> Sequence:
         self.sequence += 1

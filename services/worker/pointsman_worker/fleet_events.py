@@ -45,7 +45,9 @@ class FleetEvents:
             aliases=list(names.aliases),
             completes=facts.completes,
             certain=state.certain(session),
+            role_switching=settings.role_switching,
             cache_detail=session.detail if session.cache == "unknown" else "",
+            shared_store=settings.shared_kv_store,
         )
 
     def reported(self, session: CacheSession, *, back_within: EngineSeconds = 0.0) -> InstanceReported:
@@ -59,8 +61,9 @@ class FleetEvents:
             running=load.running,
             kv_usage=load.kv_usage,
             sequence=session.sequencer.sequence,
-            blocks=translator.keys.count if translator else 0,
-            digest=translator.keys.digest if translator else 0,
+            blocks=translator.device.keys.count if translator else 0,
+            digest=translator.device.keys.digest if translator else 0,
+            tiers=translator.digests if translator else [],
             undecodable=state.undecodable,
             adapters=list(names.adapters),
             aliases=list(names.aliases),

@@ -78,7 +78,7 @@ class Follower:
         state = self.state
         state.expire()
         _, translator = state.followed_session()
-        now, dropped_before = float(state.clock.wall()), translator.counters.dropped
+        now, dropped_before = float(state.clock.wall()), translator.device.counters.dropped
         for event in batch.events:
             telemetry.KV_EVENTS.labels(*state.labels, str(event.__struct_config__.tag)).inc()
             translator.apply(event, now)
@@ -88,12 +88,12 @@ class Follower:
         if batch.undecodable:
             self._on_undecodable(batch.undecodable, batch.problem)
             state.on_events_lost(batch.undecodable, f"not understood: {batch.problem}"[:200])
-        dropped = translator.counters.dropped - dropped_before
+        dropped = translator.device.counters.dropped - dropped_before
         if dropped:
             telemetry.KV_STORES_DROPPED.labels(*state.labels).inc(dropped)
-            state.on_events_lost(dropped, translator.counters.problem)
+            state.on_events_lost(dropped, translator.device.counters.problem)
         state.check_capacity(translator)
-        if translator.keys.changed:
+        if translator.changed:
             state.wake.set()
 
     def _on_undecodable(self, count: int, problem: str) -> None:

@@ -15,7 +15,7 @@ from pointsman.primitives import EngineSeconds, Epoch, Sequence, WallSeconds
 from pointsman_worker.event_sequencer import CacheEventSequencer
 from pointsman_worker.fleet_events import FleetEvents
 from pointsman_worker.session import CacheSession
-from pointsman_worker.translator import HeldBlocks
+from pointsman_worker.tiers import HeldTiers
 
 log = structlog.get_logger()
 
@@ -38,7 +38,7 @@ class SavedSession(msgspec.Struct, frozen=True, kw_only=True):
     written: Sequence
     log_identity: str
     cursor: Cursor
-    blocks: HeldBlocks
+    blocks: HeldTiers
     engine: str = ""
 
 
@@ -114,7 +114,7 @@ class SessionStore:
         except OSError as error:
             log.warning("handover_not_written", path=str(path), reason=str(error))
         else:
-            log.info("handover_written", instance=state.instance, epoch=session.epoch, blocks=len(blocks.blocks))
+            log.info("handover_written", instance=state.instance, epoch=session.epoch, blocks=len(blocks.device.blocks))
 
     async def load(self, facts: EngineFacts) -> Cursor | None:
         """None: there is no usable handover. Raises SettingsError."""

@@ -17,7 +17,7 @@ from pointsman.primitives import EngineSeconds, Epoch, InstanceId, Sequence, Wal
 from pointsman.runtime import telemetry
 from pointsman_worker.event_sequencer import CacheEventSequencer
 from pointsman_worker.settings import SettingsError, WorkerSettings
-from pointsman_worker.translator import BlockTranslator
+from pointsman_worker.tiers import CacheTranslator
 
 log = structlog.get_logger()
 
@@ -48,7 +48,7 @@ class CacheSession:
     sequencer: CacheEventSequencer
     facts: EngineFacts
     cache: CacheKnown
-    translator: BlockTranslator | None
+    translator: CacheTranslator | None
     detail: str = ""
     distrusted: bool = False
     joined_at: Sequence = 0
@@ -118,7 +118,7 @@ class SessionState:
         self,
         facts: EngineFacts,
         cache: CacheKnown,
-        translator: BlockTranslator | None,
+        translator: CacheTranslator | None,
         *,
         detail: str = "",
         distrusted: bool = False,
@@ -141,16 +141,16 @@ class SessionState:
 
     def on_events_lost(self, count: int, reason: str) -> None:
         session, translator = self.followed_session()
-        translator.verification.mark_counts_unverified(float(self.clock.wall()))
+        translator.mark_counts_unverified(float(self.clock.wall()))
         self._contents_unknown(session, count, reason)
 
-    def check_capacity(self, translator: BlockTranslator) -> None:
+    def check_capacity(self, translator: CacheTranslator) -> None:
         """More blocks than fit mean lost removals; without a known loss the events are unreliable."""
-        over, session = translator.blocks_over, self.session
+        over, session = translator.device.blocks_over, self.session
         if not over:
             return
         reason = f"more blocks were stored and not removed than the cache has room for, by {over}: removals were lost"
-        if translator.trim():
+        if translator.device.trim():
             self.distrust(reason, forget=False)
         elif session is not None and session.cache == "empty":
             self._contents_unknown(session, 0, reason)
@@ -161,7 +161,7 @@ class SessionState:
         log.warning("engine_events_distrusted", reason=reason)
         if forget:
             translator = self.new_translator(session.facts)
-        translator.verification.set_unverifiable(float(self.clock.wall()), on=True)
+        translator.set_unverifiable(float(self.clock.wall()), on=True)
         session = self.begin(session.facts, "unknown", translator, detail=reason, distrusted=True)
         session.snapshot_due = True
 
@@ -171,8 +171,8 @@ class SessionState:
         if session is None or session.translator is None:
             return
         translator = session.translator
-        translator.verification.set_unverifiable(now, on=not self.certain(session))
-        parked_since = translator.orphans.since
+        translator.set_unverifiable(now, on=not self.certain(session))
+        parked_since = translator.device.orphans.since
         if parked_since is not None and session.cache == "empty" and now - parked_since > float(PARKED_SECONDS_MAX):
             self.on_events_lost(0, "blocks were stored that follow one which never was")
         expired = translator.expire(now - float(self.unconfirmed_wall_seconds))
@@ -189,20 +189,25 @@ class SessionState:
             reason = "the engine's process had ended, and there is no replay socket"
             self.begin(session.facts, "unknown", self.new_translator(session.facts), detail=reason)
 
-    def followed_session(self) -> tuple[CacheSession, BlockTranslator]:
+    def followed_session(self) -> tuple[CacheSession, CacheTranslator]:
         session = self.session
         assert session is not None
         assert session.translator is not None
         return session, session.translator
 
-    def new_translator(self, facts: EngineFacts) -> BlockTranslator:
+    def new_translator(self, facts: EngineFacts) -> CacheTranslator:
         """Raises SettingsError if the engine's block size is unknown or does not fit."""
         if not facts.block_tokens:
             msg = "the engine's /metrics do not say its block size; set --engine-block-tokens"
             raise SettingsError(msg)
         capacity = facts.kv_capacity_tokens // facts.block_tokens
         try:
-            return BlockTranslator(self.key_chain(facts), facts.block_tokens, capacity_blocks=capacity)
+            return CacheTranslator(
+                self.key_chain(facts),
+                facts.block_tokens,
+                capacity_blocks=capacity,
+                shared_store=self.settings.shared_kv_store,
+            )
         except ValueError as error:
             msg = (
                 f"--block-tokens does not fit this engine: {error}; under pointsman up give a pool of --also a number of its "

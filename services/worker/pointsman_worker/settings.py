@@ -62,8 +62,18 @@ class WorkerSettings(FleetSettings, ProcessSettings):
         "(vLLM's --kv-transfer-config).",
         choices=get_args(Role),
     )
+    role_switching: bool = setting(
+        False,
+        "The engine can take any role (its connector's kv_role is kv_both), so a scaler or 'pointsman drain --role' may change "
+        "that of --role.",
+    )
     kv_transfer_gb_per_s: float = setting(
         0.0, "Predicted speed of KV transfers to this engine, 1e9 bytes a second; 0: instant."
+    )
+    shared_kv_store: bool = setting(
+        False,
+        "The engines' KV connector keeps blocks in one store for all of them (Mooncake's store, LMCache with a remote "
+        "backend), so each can load what any of them stored there.",
     )
     state_directory: str = setting(
         "",

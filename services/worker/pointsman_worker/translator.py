@@ -4,7 +4,9 @@
 - A store confirms its blocks and those before them. Unverified blocks expire; `trim` enforces the capacity.
 - Stores with an unknown parent are parked within a bound, and removes apply to them.
 - Blocks keyed by more than tokens (images, prompt embeddings), and their successors, get no key.
-- Only full attention in device memory counts: no sliding windows, state-space groups or other tiers.
+- Only full attention counts: no sliding windows or state-space groups.
+
+Each tier of the cache has a translator of its own (`tiers`).
 """
 
 from dataclasses import dataclass
@@ -21,7 +23,7 @@ from pointsman.adapters.kv_events.events import (
 )
 from pointsman.contracts.block_keys import KeyChain
 from pointsman.primitives import EngineSeconds, Tokens
-from pointsman_worker.block_rules import AttentionGroups, layout_error, on_device, token_keyed_blocks
+from pointsman_worker.block_rules import AttentionGroups, layout_error, token_keyed_blocks
 from pointsman_worker.engine_blocks import UNVERIFIED_COPIES, VERIFIED, Block, EngineBlocks, HeldBlock
 from pointsman_worker.held_keys import HeldKeys
 from pointsman_worker.orphans import PARKED_BLOCKS_MAX, Orphans
@@ -66,20 +68,20 @@ class BlockTranslator:
         """`capacity_blocks`: 0 if unknown. Raises ValueError if a pool block is not a multiple of the engine's
         block."""
         self.counters = TranslatorCounters()
-        self._blocks = EngineBlocks(key_chain, engine_block_tokens)
-        self.keys = HeldKeys(self._blocks.last_index)
+        self.blocks = EngineBlocks(key_chain, engine_block_tokens)
+        self.keys = HeldKeys(self.blocks.last_index)
         self.orphans = Orphans(parked_blocks_max)
-        self.verification = Verification(self._blocks.nodes)
+        self.verification = Verification(self.blocks.nodes)
         self._capacity_blocks = capacity_blocks
-        self._groups = AttentionGroups()
-        self._held_blocks = 0
+        self.groups = AttentionGroups()
+        self.held_blocks = 0
         self._now: EngineSeconds = 0.0
 
     @property
     def blocks_over(self) -> int:
         """0 if the capacity is unknown."""
-        known = self._capacity_blocks and not self._groups.several
-        return max(0, self._held_blocks - self._capacity_blocks) if known else 0
+        known = self._capacity_blocks and not self.groups.several
+        return max(0, self.held_blocks - self._capacity_blocks) if known else 0
 
     def apply(self, event: EngineEvent, now: EngineSeconds = 0.0) -> None:
         """Never raises for an event's contents. `now` is monotonic."""
@@ -100,43 +102,62 @@ class BlockTranslator:
             dropped += 1
         return dropped
 
-    def trim(self) -> bool:
-        """Drops the longest unconfirmed blocks. Returns True if verified ones were dropped: removals were lost
-        unnoticed."""
+    def trim(self, blocks: int | None = None) -> bool:
+        """Drops so many of the longest unconfirmed blocks; None: `blocks_over`. Returns True if verified ones were
+        dropped: removals were lost unnoticed."""
         verified = False
-        for _ in range(self.blocks_over):
+        for _ in range(self.blocks_over if blocks is None else blocks):
             node = self.verification.longest_unconfirmed()
             verified = verified or node.unverified == VERIFIED
             self._give_up(node)
         return verified
 
+    def adopt(self, event: EngineBlockStored, source: "BlockTranslator", now: EngineSeconds) -> int:
+        """Stores blocks that the event only names, as `source` knows them. Returns how many it does not know."""
+        if source.groups.chosen is not None and event.group_idx not in (None, source.groups.chosen):
+            return len(event.block_hashes)
+        self._now, self.groups.chosen = now, source.groups.chosen
+        known = [h for h in event.block_hashes if self.blocks.adopt(h, source.blocks) is not None]
+        if known:
+            named = EngineBlockStored(known, None, [], event.block_size)
+            self._store(named, None)
+            if self.orphans:
+                self._store_orphans(known)
+        return len(event.block_hashes) - len(known)
+
+    def adopt_parent(self, event: EngineBlockStored, source: "BlockTranslator") -> None:
+        """A tier may hold a block without the one before it, which only `source` knows."""
+        parent = event.parent_block_hash
+        if parent is not None:
+            self.blocks.adopt(parent, source.blocks)
+
     def dump(self) -> HeldBlocks | None:
         """None if changes or parked stores are pending, or blocks are unverified."""
         if self.keys.changed or self.orphans or not self.verification.complete:
             return None
-        return HeldBlocks(self._blocks.dump(), self._groups.chosen, self._groups.several)
+        return HeldBlocks(self.blocks.dump(), self.groups.chosen, self.groups.several)
 
     def restore(self, dump: HeldBlocks) -> None:
         """Call before the first event; the log has all of the dump. Raises ValueError if it is inconsistent."""
-        assert not self._blocks.nodes, "a translator begins once"
-        self._groups = AttentionGroups(dump.group, dump.several_groups)
-        self._blocks.restore(dump.blocks)
-        self._held_blocks = sum(block.copies > 0 for block in dump.blocks)
-        for node in list(self._blocks.nodes.values()):
-            if node.span_index == self._blocks.last_index:
+        assert not self.blocks.nodes, "a translator begins once"
+        self.groups = AttentionGroups(dump.group, dump.several_groups)
+        self.blocks.restore(dump.blocks)
+        self.held_blocks = sum(block.copies > 0 for block in dump.blocks)
+        for node in list(self.blocks.nodes.values()):
+            if node.span_index == self.blocks.last_index:
                 self.keys.recount(node)
         self.keys.settle_all()
 
     def _on_stored(self, event: EngineBlockStored) -> None:
-        if not self._groups.counts(event):
+        if not self.groups.counts(event):
             self.counters.ignored += 1
             return
-        if problem := layout_error(event, self._blocks.block_tokens):
+        if problem := layout_error(event, self.blocks.block_tokens):
             self._reject(problem)
             return
         parent: Block | None = None
         if event.parent_block_hash is not None:
-            parent = self._blocks.nodes.get(event.parent_block_hash)
+            parent = self.blocks.nodes.get(event.parent_block_hash)
             if parent is None:
                 self._park(event)
                 return
@@ -145,6 +166,8 @@ class BlockTranslator:
         except ValueError as error:
             self._reject(f"a store with impossible token ids: {error}")
             return
+        if parent is not None and not parent.copies:
+            self._prune(parent)
         if self.orphans:
             self._store_orphans(event.block_hashes)
 
@@ -153,14 +176,14 @@ class BlockTranslator:
         self.counters.problem = problem
 
     def _store(self, event: EngineBlockStored, parent: Block | None) -> None:
-        hashes, nodes = event.block_hashes, self._blocks.nodes
+        hashes, nodes = event.block_hashes, self.blocks.nodes
         keyed = len(hashes)
         if event.extra_keys is not None:
             keyed = token_keyed_blocks(event)
         if parent is not None and parent.key is None:
             keyed = 0
         if any(h not in nodes for h in hashes[:keyed]):
-            self._blocks.insert(event, parent, keyed)
+            self.blocks.insert(event, parent, keyed)
         recount = self.keys.recount
         for engine_hash in hashes[:keyed]:
             node = nodes[engine_hash]
@@ -171,14 +194,14 @@ class BlockTranslator:
                 recount(node)
         for engine_hash in hashes[keyed:]:
             self.counters.keyless += 1
-            node = nodes.get(engine_hash) or self._blocks.add_keyless(engine_hash)
+            node = nodes.get(engine_hash) or self.blocks.add_keyless(engine_hash)
             if not node.copies:
                 self._hold(node)
             node.copies = max(node.copies, 0) + 1
         self._confirm([nodes[engine_hash] for engine_hash in hashes], event.parent_block_hash)
 
     def _hold(self, node: Block) -> None:
-        self._held_blocks += 1
+        self.held_blocks += 1
         if self.verification.given_up:
             self.verification.given_up.pop(node.engine_hash, None)
 
@@ -190,7 +213,7 @@ class BlockTranslator:
         for held in stored:
             held.confirmed, held.unverified = now, unverified
         while previous is not None:
-            node = self._blocks.nodes.get(previous)
+            node = self.blocks.nodes.get(previous)
             if node is not None and previous in verification.given_up:
                 self._hold(node)
                 node.copies = UNVERIFIED_COPIES
@@ -221,20 +244,20 @@ class BlockTranslator:
             for orphan in self.orphans.take_children(parent):
                 event = orphan.event
                 try:
-                    self._store(event, self._blocks.nodes[parent])
+                    self._store(event, self.blocks.nodes[parent])
                 except ValueError as error:
                     self._reject(f"a store with impossible token ids: {error}")
                     continue
                 waiting.extend(event.block_hashes)
                 removed.extend(event.block_hashes[index] for index in orphan.removed)
         for engine_hash in removed:
-            self._remove_copy(self._blocks.nodes[engine_hash])
+            self._remove_copy(self.blocks.nodes[engine_hash])
 
     def _on_removed(self, event: EngineBlockRemoved) -> None:
-        if not on_device(event.medium) or event.group_idx not in (None, self._groups.chosen):
+        if event.group_idx not in (None, self.groups.chosen):
             self.counters.ignored += 1
             return
-        nodes, given_up = self._blocks.nodes, self.verification.given_up
+        nodes, given_up = self.blocks.nodes, self.verification.given_up
         for engine_hash in event.block_hashes:
             node = nodes.get(engine_hash)
             if node is not None and node.copies:
@@ -248,19 +271,19 @@ class BlockTranslator:
     def _remove_copy(self, node: Block) -> None:
         node.copies = 0 if node.copies == UNVERIFIED_COPIES else node.copies - 1
         if node.copies == 0:
-            self._held_blocks -= 1
+            self.held_blocks -= 1
             self.keys.recount(node)
             self._prune(node)
 
     def _give_up(self, node: Block) -> None:
         node.copies = 0
-        self._held_blocks -= 1
+        self.held_blocks -= 1
         self.keys.recount(node, expired=True)
         self._prune(self.verification.give_up(node))
 
     def _prune(self, node: Block | None) -> None:
         """Delete a node that is neither held nor needed, then its parents."""
-        nodes, given_up = self._blocks.nodes, self.verification.given_up
+        nodes, given_up = self.blocks.nodes, self.verification.given_up
         while node is not None and not (node.copies or node.children or node.engine_hash in given_up):
             del nodes[node.engine_hash]
             parent = node.parent
@@ -269,8 +292,8 @@ class BlockTranslator:
             node = parent
 
     def _on_cleared(self) -> None:
-        self._blocks.nodes.clear()
-        self._held_blocks = 0
+        self.blocks.nodes.clear()
+        self.held_blocks = 0
         self.verification.clear()
         self.orphans.clear()
         self.keys.clear()

@@ -109,14 +109,19 @@ class LogWriter:
         if session.missed_reason and gaps:
             yield session.sequencer.gap(at, session.missed, session.missed_reason)
             session.missed, session.missed_reason = 0, ""
-        if snapshot or session.snapshot_due or session.translator.keys.snapshot_is_smaller:
+        translator, sequencer = session.translator, session.sequencer
+        if snapshot or session.snapshot_due or translator.snapshot_is_smaller:
             session.snapshot_due = False
-            yield from session.sequencer.snapshot(at, session.translator.keys.take_snapshot())
+            yield from sequencer.snapshot(at, translator.device.keys.take_snapshot())
+            for tier, blocks in translator.slower.items():
+                yield from sequencer.stored(at, blocks.keys.take_snapshot(), tier)
             return
-        changes = session.translator.keys.take_changes()
+        changes = translator.device.keys.take_changes()
         if changes.cleared:
             session.cache, session.detail = "empty", ""
-        yield from session.sequencer.changes(at, changes)
+        yield from sequencer.changes(at, changes)
+        for tier, blocks in translator.slower.items():
+            yield from sequencer.changes(at, blocks.keys.take_changes(), tier)
 
     async def _report(self, session: CacheSession, *, back_within: EngineSeconds = 0.0) -> None:
         """Not retried: the next report replaces it."""
@@ -174,7 +179,7 @@ class LogWriter:
         if not await self._write(session, reporting=True):
             return
         await self._report(session, back_within=float(back_within) * self.state.clock.speed)
-        while session.translator is not None and session.translator.keys.changed:
+        while session.translator is not None and session.translator.changed:
             if not await self._write(session, reporting=True):
                 break
         self.successor.save(session)

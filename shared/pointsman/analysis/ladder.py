@@ -12,6 +12,7 @@ from pointsman.adapters.clocks import wall_time_of
 from pointsman.analysis.hindsight import WATCHED_MAX, Hindsight, Holding, PromptsInFlight
 from pointsman.analysis.ladder_figures import LadderFigures
 from pointsman.analysis.recent_blocks import RecentBlocks, SeenBlocks
+from pointsman.analysis.tier_shares import delivered_by_tier
 from pointsman.contracts.block_keys import unpack_keys
 from pointsman.contracts.cache import BlocksRemoved, BlocksStored, CacheCleared, CacheSnapshot
 from pointsman.contracts.codec import LogEvent
@@ -21,6 +22,7 @@ from pointsman.contracts.decisions import (
     RequestMigrated,
     RequestPlaced,
     RequestRejected,
+    TierTokens,
 )
 from pointsman.contracts.fleet import InstanceJoined, InstanceLeft
 from pointsman.contracts.requests import PrefillFinished, RequestCancelled, RequestFailed, RequestFinished
@@ -56,6 +58,8 @@ class _Placed:
     promised: Tokens
     known: Tokens
     chosen: Tokens
+    loads: list[TierTokens]
+    """Of `chosen`."""
     settled: bool = False
     """No cache event changes `holding` any more."""
     end: RequestFinished | None = None
@@ -146,6 +150,7 @@ class HitRateLadder:
             promised=0,
             known=0,
             chosen=request.prompt_tokens - event.uncached_tokens,
+            loads=event.loads,
         )
         self._in_flight.gone(request.id)  # an attempt that failed
         held = holding.depth
@@ -168,7 +173,7 @@ class HitRateLadder:
         """A grant moves a request if its ingress chose the engine itself."""
         placed, request = self._open.get(event.request), state.workload.requests.get(event.request)
         if placed is not None and request is not None and (event.stamp is None or isinstance(event, RequestMigrated)):
-            placed.chosen = request.prompt_tokens - request.uncached_tokens
+            placed.chosen, placed.loads = request.prompt_tokens - request.uncached_tokens, list(request.loads)
             placed.known = max(placed.known, placed.chosen)
 
     def _compute(self, event: PrefillFinished | RequestHandedOver | RequestFinished, state: State) -> None:
@@ -190,13 +195,16 @@ class HitRateLadder:
         self._open.pop(event.request, None)
 
     def _store(self, event: BlocksStored | CacheSnapshot, state: State) -> None:
+        if isinstance(event, BlocksStored) and event.tier != "device":
+            return
         stored = [key for run in event.runs for key in unpack_keys(run.keys)]
         self._keep(self._seen.unseen(stored))
         self._hindsight.apply(event, stored, state)
         self._in_flight.confirm(event.instance, state.index)
 
     def _remove(self, event: BlocksRemoved, state: State) -> None:
-        self._hindsight.apply(event, unpack_keys(event.keys), state)
+        if event.tier == "device":
+            self._hindsight.apply(event, unpack_keys(event.keys), state)
 
     def _clear(self, event: CacheCleared, state: State) -> None:
         self._hindsight.apply(event, [], state)
@@ -242,11 +250,16 @@ class HitRateLadder:
                 tally.untold += 1
             else:
                 tally.count(prompt, tokens)
+                if placed.loads:
+                    by_tier = delivered_by_tier(placed.chosen, placed.loads, tokens[-1])
+                    tally.loaded_tokens += tokens[-1] - by_tier["device"]
 
 
 def _rungs(placed: _Placed, delivered: Tokens) -> list[Tokens]:
     """In the order of RUNGS. What an engine delivered, it held, and somebody had sent before."""
     perfect = max(placed.promised, placed.tokens(placed.holding.depth), delivered)
+    if placed.loads:  # hindsight is of devices alone
+        perfect = max(perfect, placed.known)
     unbounded = max(placed.unbounded, placed.capacity, perfect)
     return [unbounded, placed.capacity, perfect, placed.known, placed.chosen, delivered]
 

@@ -36,6 +36,8 @@ class Tally(msgspec.Struct):
     tokens: list[Tokens] = msgspec.field(default_factory=lambda: [0] * len(RUNGS))
     missed_tokens: Tokens = 0
     """Predicted at the chosen engine, and not delivered."""
+    loaded_tokens: Tokens = 0
+    """Delivered, and loaded back from a slower tier."""
     untold: int = 0
     """Finished, and the engine told no cached tokens: in no other number."""
 
@@ -57,6 +59,7 @@ class Tally(msgspec.Struct):
         self.prompt_tokens += other.prompt_tokens
         self.tokens = [one + more for one, more in zip(self.tokens, other.tokens, strict=True)]
         self.missed_tokens += other.missed_tokens
+        self.loaded_tokens += other.loaded_tokens
         self.untold += other.untold
 
 

@@ -338,6 +338,7 @@ def changed_policies(running: PolicySet, change: Change) -> PolicySet:
         hold_seconds=running.hold_seconds,
         hold_max=running.hold_max,
         rebind=running.rebind,
+        recorded=True,
     )
 
 

@@ -90,7 +90,13 @@ class Policies:
 
     def check(self) -> None:
         """Raises UnknownPolicyError."""
-        policy_set(routing=self.routing, admission=self.admission, ordering=self.ordering, settings=self.settings)
+        policy_set(
+            routing=self.routing,
+            admission=self.admission,
+            ordering=self.ordering,
+            settings=self.settings,
+            recorded=True,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,6 +55,7 @@ from pointsman.contracts.fleet import (
     InstanceLeft,
     InstanceProbed,
     InstanceReported,
+    InstanceRoleChanged,
     InstanceSuspected,
     InstanceUndrained,
     InstanceUnejected,
@@ -83,6 +84,7 @@ LogEvent = (
     | InstanceSuspected
     | InstanceDraining
     | InstanceUndrained
+    | InstanceRoleChanged
     | InstanceEjected
     | InstanceUnejected
     | InstanceLeft

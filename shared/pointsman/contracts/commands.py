@@ -1,7 +1,7 @@
 """Commands: requests between services over core NATS, not logged. Each may arrive twice and is answered the same.
 Fields: docs/events.md."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
@@ -210,11 +210,13 @@ class MigrationAnswered(Command, frozen=True, kw_only=True):
 
 
 class DrainInstance(Command, frozen=True, kw_only=True):
-    """`cmd.drain.<actor>`: place nothing there and move pending requests. `leaving`: the instance will be stopped once idle."""
+    """`cmd.drain.<actor>`: place nothing there and move pending requests. `leaving`: the instance will be stopped once
+    idle. `becomes`: the role that it takes then."""
 
     instance: InstanceId
     reason: Text
     leaving: bool = False
+    becomes: Role | Literal[""] = ""
 
 
 class UndrainInstance(Command, frozen=True, kw_only=True):
@@ -231,13 +233,18 @@ class DrainAnswered(Command, frozen=True, kw_only=True):
 
 
 class ScalePool(Command, frozen=True, kw_only=True):
+    """`prefill` and `decode`: of a split pool, instead of `wanted`."""
+
     wanted: Count | None = None
     asker: Name = ""
+    prefill: Count | None = None
+    decode: Count | None = None
 
 
 class ScaleAnswered(Command, frozen=True, kw_only=True):
     """The scaler's newest decision (`number` 0: none), and instances `ready`, starting (`coming`) and draining
-    (`leaving`). With `refusal` nothing was decided."""
+    (`leaving`). `prefill`, `decode`: wanted in a split pool; `switching`: instances that change their role. With `refusal`
+    nothing was decided."""
 
     number: Count
     wanted: Count
@@ -252,6 +259,9 @@ class ScaleAnswered(Command, frozen=True, kw_only=True):
     reason: Text = ""
     trouble: Text = ""
     refusal: Text = ""
+    prefill: Count = 0
+    decode: Count = 0
+    switching: Count = 0
 
 
 class SetTenantPolicies(Command, frozen=True, kw_only=True):
@@ -325,6 +335,8 @@ class InstanceDescribed(msgspec.Struct, frozen=True, kw_only=True):
     """Median absolute error of recent prefill predictions, as a share; -1: none yet."""
     knowledge_reason: Text = ""
     knowledge_since: Moment = 0.0
+    becomes: Role | Literal[""] = ""
+    """The role that it takes when its drain is over."""
 
     def __post_init__(self) -> None:
         check_key(self.digest)

@@ -219,7 +219,7 @@ class WritesLost(Event, frozen=True, kw_only=True):
 
 class ScaleDecided(Event, frozen=True, kw_only=True):
     """Desired size of the pool. Subject `pm.<pool>.scale`, written by the scaler. Of two with one `number` the first
-    counts."""
+    counts. `prefill`, `decode`: of `wanted`, in these roles; both 0: roles are not sized."""
 
     policy: Name
     settings: Settings
@@ -230,6 +230,8 @@ class ScaleDecided(Event, frozen=True, kw_only=True):
     scaler: Name = ""
     by: Name = ""
     """The operator who asked for it."""
+    prefill: Count = 0
+    decode: Count = 0
 
 
 class ScaleApplied(Event, frozen=True, kw_only=True):

@@ -92,6 +92,8 @@ class InstanceJoined(FleetEvent, frozen=True, kw_only=True):
     """Whether missed engine events can be replayed. False without a replay socket, or once the engine contradicted its
     events."""
     cache_detail: Text = ""
+    role_switching: bool = False
+    """The engine can take any role, so a leader may change it."""
     shared_store: bool = False
     """It loads from and stores into the store that the pool's engines share (tier `external`)."""
 
@@ -150,15 +152,25 @@ class InstanceSuspected(FleetEvent, frozen=True, kw_only=True):
 
 
 class InstanceDraining(FleetEvent, frozen=True, kw_only=True):
-    """Nothing new is placed there; running requests finish. `leaving`: a scaler will stop it once idle. `by`: the operator or scaler."""
+    """Nothing new is placed there; running requests finish. `leaving`: a scaler will stop it once idle. `becomes`: the
+    role that it takes then. `by`: the operator or scaler."""
 
     reason: Text = ""
     leaving: bool = False
     by: Name = ""
+    becomes: Role | Literal[""] = ""
 
 
 class InstanceUndrained(FleetEvent, frozen=True, kw_only=True):
     by: Name = ""
+
+
+class InstanceRoleChanged(FleetEvent, frozen=True, kw_only=True):
+    """Its drain is over and it serves in another role, with its cache. Holds until InstanceLeft, or until its worker
+    announces another role than before. `left`: requests of the old role that it still has."""
+
+    role: Role
+    left: Count = 0
 
 
 EjectionCause = Literal["consecutive_failures", "failure_share", "success_rate", "latency", "failed_probe"]

@@ -81,6 +81,8 @@ class RequestFinished(RequestEvent, frozen=True, kw_only=True):
     tpot: EngineSeconds
     predicted_cached_tokens: Tokens = -1
     """`cached_tokens` as predicted at the grant; -1 if not comparable."""
+    tbt_p90: EngineSeconds = 0.0
+    """90th percentile of the gaps between parts of a stream (Mooncake's TBT); 0: not streamed, or fewer than two gaps."""
 
 
 AttemptFailure = Literal["connect_failure", "http_5xx", "stream_reset", "first_byte_timeout", "chunk_timeout"]

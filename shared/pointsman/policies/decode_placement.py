@@ -100,7 +100,7 @@ class DecodePlacement:
     def _least_loaded(
         self, good: list[DecodeCandidate], request: Request, considered: list[DecodeCandidate]
     ) -> DecodeChoice:
-        needed = _kv_tokens(request)
+        needed = kv_tokens(request)
         roomy = [c for c in good if c.free_tokens == UNKNOWN_ROOM or c.free_tokens >= needed]
         among = roomy or good
         loads = _loads(among)
@@ -126,7 +126,7 @@ def decode_candidate(
         instance=instance.id,
         requests=len(others),
         predicted_tpot=_predicted_tpot(state, instance, request, others, now),
-        free_tokens=max(0, capacity - sum(map(_kv_tokens, inside))) if capacity else UNKNOWN_ROOM,
+        free_tokens=max(0, capacity - sum(map(kv_tokens, inside))) if capacity else UNKNOWN_ROOM,
         transfer_tokens=missing,
         transfer_seconds=missing / rate if rate > 0 else 0.0,
     )
@@ -143,7 +143,7 @@ def _predicted_tpot(
     return cost.step_s + cost.per_request_s * (len(others) + 1) + cost.per_context_token_s * context
 
 
-def _kv_tokens(request: Request) -> Tokens:
+def kv_tokens(request: Request) -> Tokens:
     return request.prompt_tokens + min(request.max_output_tokens, OUTPUT_TOKENS_RESERVED)
 
 

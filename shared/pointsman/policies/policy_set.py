@@ -96,14 +96,17 @@ def policy_set(
     hold_seconds: EngineSeconds = 0.0,
     hold_max: int = 1_000,
     rebind: bool = False,
+    recorded: bool = False,
 ) -> PolicySet:
-    """`settings`: of the routing policy; those of others have one of PREFIXES. Raises UnknownPolicyError."""
+    """`settings`: of the routing policy; those of others have one of PREFIXES. `recorded`: they may be of a retired
+    version. Raises UnknownPolicyError."""
     parts: dict[str, Settings] = {prefix: {} for prefix in (*PREFIXES, "")}
     for name, value in (settings or {}).items():
         prefix = next(p for p in parts if name.startswith(p))
         parts[prefix][name.removeprefix(prefix)] = value
+    known = _versions(routing, parts[""]) if recorded else ROUTING_POLICIES
     return PolicySet(
-        routing=_made("routing policy", routing, _versions(routing, parts[""]), parts[""]),
+        routing=_made("routing policy", routing, known, parts[""]),
         admission=_made("admission policy", admission, ADMISSION_POLICIES, parts[ADMISSION_PREFIX]),
         ordering=_made("ordering policy", ordering, ORDERING_POLICIES, parts[ORDERING_PREFIX]),
         prefill_window_tokens=prefill_window_tokens,
@@ -144,6 +147,7 @@ def recorded_policy_set(routing: str, settings: Settings) -> PolicySet:
             hold_max=int(rest.pop("hold_max", 1_000)),
             rebind=bool(rest.pop("rebind", False)),
             settings=rest,
+            recorded=True,
         )
     except KeyError as error:
         message = f"the settings of {routing or 'no policy'} lack {error}"

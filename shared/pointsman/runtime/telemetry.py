@@ -77,7 +77,8 @@ REQUEST_QUEUE_TIME_SECONDS = Histogram(
 )
 SLO_REQUESTS = Counter(
     "pointsman_slo_requests_total",
-    "Finished requests by whether they met their SLO (objective ttft or tpot).",
+    "Finished requests by whether they met their SLO (objective ttft, tpot, or tbt: the slowest tenth of the gaps between "
+    "tokens, against the TPOT SLO).",
     ["pool", "model", "objective", "outcome"],
 )
 PROMPT_TOKENS = Counter(
@@ -184,6 +185,12 @@ POOL_INFO = Gauge(
     ["pool", "model", "policy", "admission", "ordering"],
 )
 ENGINES = Gauge("pointsman_engines", "Engines of the pool by status.", ["pool", "status"])
+ENGINE_ROLES = Gauge(
+    "pointsman_engine_roles", "Ready engines by what they do: both, prefill or decode.", ["pool", "role"]
+)
+ROLE_CHANGES = Counter(
+    "pointsman_role_changes_total", "Engines that took another role, by that role.", ["pool", "role"]
+)
 HELD_REQUESTS = Gauge("pointsman_held_requests", "Requests that wait because no ready engine can serve them.", ["pool"])
 ENGINE_PENDING = Gauge(
     "pointsman_engine_pending_requests", "Requests that wait in the scheduler for this engine.", ["pool", "engine"]
@@ -281,6 +288,11 @@ KV_BLOCKS_EXPIRED = Counter(
 
 SCALER_DESIRED_ENGINES = Gauge(
     "pointsman_scaler_desired_engines", "Engines that the newest scaling decision wants.", ["pool"]
+)
+SCALER_DESIRED_ROLES = Gauge(
+    "pointsman_scaler_desired_roles",
+    "Engines of each role that the newest decision about a split pool wants.",
+    ["pool", "role"],
 )
 SCALER_ERRORS = Counter(
     "pointsman_scaler_errors_total",

@@ -14,6 +14,7 @@ from typing import Protocol
 
 from typing_extensions import override
 
+from pointsman.contracts.cache import Tier
 from pointsman.primitives import Tokens
 from pointsman.simulation.eviction_rlt import RandomisedLeafToken
 
@@ -47,6 +48,7 @@ class RunCached:
     hashes: Sequence[BlockHash]
     tokens: Sequence[int]
     identity: PromptIdentity
+    tier: Tier = "device"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +56,12 @@ class BlocksEvicted:
     """In the order of eviction."""
 
     hashes: Sequence[BlockHash]
+    tier: Tier = "device"
 
 
 @dataclass(frozen=True, slots=True)
-class CacheReset: ...
+class CacheReset:
+    """Of all tiers."""
 
 
 CacheChange = RunCached | BlocksEvicted | CacheReset

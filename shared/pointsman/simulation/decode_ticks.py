@@ -14,6 +14,8 @@ class Phase(Enum):
     PREFILL = 1
     DECODE = 2
     ENDED = 3
+    LOADING = 4
+    """Waits for blocks from the host tier."""
 
 
 class EngineRequest:
@@ -22,7 +24,7 @@ class EngineRequest:
 
     __slots__ = (
         "admission", "arrived_at", "blocks", "cached_tokens", "chain", "computed", "full", "generated", "held", "id",
-        "max_tokens", "phase", "prompt_length", "received", "since_tick", "target",
+        "loaded", "max_tokens", "phase", "prompt_length", "received", "since_tick", "target",
     )  # fmt: skip
 
     def __init__(
@@ -44,6 +46,8 @@ class EngineRequest:
         self.since_tick = 0
         self.received = 0
         self.held = False
+        self.loaded = 0
+        """Blocks loaded back for it."""
 
 
 class DecodeTicks:

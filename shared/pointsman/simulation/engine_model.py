@@ -18,6 +18,7 @@ from pointsman.simulation.block_cache import (
     BlockChain,
     BlockHash,
     BlockHasher,
+    CacheChange,
     OpaqueChain,
     TokenChain,
 )
@@ -32,6 +33,7 @@ from pointsman.simulation.engine_types import (
     Step,
     StepResult,
 )
+from pointsman.simulation.host_tier import HostTier
 from pointsman.simulation.step_cost import StepCost
 from pointsman.state.engine_profiles import EngineProfile
 
@@ -46,6 +48,12 @@ class EngineModel:
             order=EVICTION_ORDERS[settings.eviction](),
         )
         self._block_size = settings.block_size
+        self.host: HostTier | None = None
+        if settings.host_blocks:
+            block_bytes = profile.kv_bytes_per_token * settings.block_size
+            self.host = HostTier(
+                blocks_max=settings.host_blocks, block_seconds=block_bytes / (settings.host_gb_per_s * 1e9)
+            )
         self._hasher = BlockHasher(block_tokens=settings.block_size, seed=settings.seed)
         self._cost = StepCost(profile)
         self._requests: dict[RequestId, EngineRequest] = {}
@@ -63,7 +71,7 @@ class EngineModel:
         self._preempted = False
         self._kept: dict[RequestId, list[BlockHash]] = {}
         self._submitted = self._admitted = 0
-        self._queries = self._hits = self._prompt_tokens = self._generated = self._preemptions = 0
+        self._queries = self._hits = self._prompt_tokens = self._generated = self._preemptions = self._loaded = 0
 
     def submit(
         self,
@@ -96,6 +104,9 @@ class EngineModel:
         self._apply_whole_steps()
         if known.phase is Phase.WAITING:
             self._waiting.remove(known)
+        elif known.phase is Phase.LOADING:
+            assert self.host is not None
+            self.host.abort_load(known, self.cache)
         else:
             self._leave(known)
         self._end(known)
@@ -114,8 +125,11 @@ class EngineModel:
         return self.cache.hit(hashes, blocks_max=len(hashes)) * self._block_size
 
     def reset_prefix_cache(self) -> bool:
-        """False, without effect, while a request holds blocks."""
-        return self.cache.reset()
+        """False, without effect, while a request holds blocks. Clears the host tier too."""
+        done = self.cache.reset()
+        if done and self.host is not None:
+            self.host.clear()
+        return done
 
     @property
     def step(self) -> Step | None:
@@ -125,11 +139,18 @@ class EngineModel:
     def idle(self) -> bool:
         return not self._requests
 
+    @property
+    def loaded_at(self) -> EngineSeconds | None:
+        """When the next load ends; None if there is none. An engine with nothing to compute has to be woken then."""
+        return None if self.host is None else self.host.loaded_at
+
     def begin_step(self, now: EngineSeconds, *, max_fused_steps: int = 1) -> Step | None:
         """None if there is nothing to compute. Up to `max_fused_steps` pure decode steps become one."""
         assert self._step is None, "a step is in flight: end it first"
         self._chunk_tokens = self._chunk_squares = 0
         self._preempted = False
+        if self.host is not None:
+            self._waiting.extendleft(reversed(self.host.finish_loads(self.cache, now)))
         self._decoding.grow()
         self._continue_prefills()
         if not self._preempted:
@@ -155,7 +176,12 @@ class EngineModel:
         self._advance(step.count - self._step_ticks)
         finished = self._take_finished()
         first_tokens = self._take_prefilled(decoded, finished)
-        return StepResult(now, step.count, decoded, first_tokens, finished, self.cache.take_changes())
+        return StepResult(now, step.count, decoded, first_tokens, finished, self.take_changes())
+
+    def take_changes(self) -> list[CacheChange]:
+        """Of the device, then of the host: what describes a block comes first."""
+        changes = self.cache.take_changes()
+        return changes if self.host is None else changes + self.host.take_changes()
 
     @property
     def counts(self) -> EngineCounts:
@@ -168,6 +194,7 @@ class EngineModel:
             prompt_tokens=self._prompt_tokens,
             generation_tokens=self._generated,
             preemptions=self._preemptions,
+            external_prefix_cache_hits=self._loaded,
         )
 
     def _continue_prefills(self) -> None:
@@ -181,6 +208,11 @@ class EngineModel:
             if request.arrived_at > now:
                 return
             hashes = self._cached_prefix(request)
+            if self.host is not None and not request.loaded:
+                blocks_max = (request.target - 1) // self._block_size
+                if self.host.begin_load(request, len(hashes), blocks_max, self.cache, now):
+                    self._waiting.popleft()
+                    continue
             if self._blocks_for(request.target) - len(hashes) > self.cache.free_beside(hashes):
                 return
             self._waiting.popleft()
@@ -207,8 +239,10 @@ class EngineModel:
         self._prefilling.append(request)
         if request.cached_tokens < 0:
             request.cached_tokens = local
+            loaded = min(local, request.loaded * self._block_size)
             self._queries += request.prompt_length
-            self._hits += local
+            self._hits += local - loaded
+            self._loaded += loaded
 
     def _schedule_chunk(self, request: EngineRequest) -> None:
         begin = request.computed
@@ -244,7 +278,7 @@ class EngineModel:
         self._preemptions += 1
 
     def _steps_to_fuse(self, count_max: int) -> int:
-        if count_max <= 1 or self._chunk_tokens or self._preempted:
+        if count_max <= 1 or self._chunk_tokens or self._preempted or self.loaded_at is not None:
             return 1
         if self._waiting and len(self._running) < self.settings.max_num_seqs:
             return 1
@@ -293,7 +327,8 @@ class EngineModel:
             request.generated += 1
             if request.generated == 1:
                 self._prompt_tokens += request.prompt_length
-                first_tokens.append(PrefillEnded(request.id, request.cached_tokens))
+                loaded = min(request.cached_tokens, request.loaded * self._block_size)
+                first_tokens.append(PrefillEnded(request.id, request.cached_tokens, loaded))
             else:
                 decoded.append(request.id)
             if request.generated == request.max_tokens:
@@ -306,6 +341,8 @@ class EngineModel:
     def _fill_blocks(self, request: EngineRequest, full: int) -> None:
         request.chain.extend_to(full)
         self.cache.fill(request.chain, request.full, full)
+        if self.host is not None:
+            self.host.store(request.chain, request.full, min(full, request.prompt_length // self._block_size))
         request.full = full
 
     def _leave(self, request: EngineRequest) -> None:

@@ -27,8 +27,15 @@ class EngineSettings:
     max_num_seqs: int = 256
     eviction: str = "lru"
     seed: int = 0
+    host_blocks: int = 0
+    host_gb_per_s: float = 20.0
+    """Host memory for evicted blocks, as by vLLM's --kv-offloading-size, and how fast they are loaded, 1e9 bytes a
+    second."""
 
     def __post_init__(self) -> None:
+        if self.host_blocks < 0 or self.host_gb_per_s <= 0:
+            msg = "host_blocks must be at least 0, host_gb_per_s positive"
+            raise ValueError(msg)
         if self.block_size < 1 or self.num_gpu_blocks < 0 or self.max_num_seqs < 1:
             msg = "block_size and max_num_seqs must be at least 1, num_gpu_blocks at least 0"
             raise ValueError(msg)
@@ -73,6 +80,8 @@ class Step:
 class PrefillEnded:
     request: RequestId
     cached_tokens: Tokens
+    loaded_tokens: Tokens = 0
+    """Of `cached_tokens`: loaded from the host tier."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,3 +108,5 @@ class EngineCounts:
     prompt_tokens: Tokens
     generation_tokens: Tokens
     preemptions: int
+    external_prefix_cache_hits: Tokens = 0
+    """Loaded from the host tier."""

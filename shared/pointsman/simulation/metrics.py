@@ -54,13 +54,20 @@ class Report:
     failures: int
     unfinished: int
     effective_capacity: float | None
+    """Share of requests with their TTFT within its objective."""
+    effective_capacity_with_tbt: float | None
+    """Both TTFT and TBT within their objectives (Mooncake, FAST'25, 2.1)."""
     ttft: Latency
     tpot: Latency
+    tbt: Latency
+    """Over requests, of each one's 90th percentile of the gaps between tokens."""
     e2e: Latency
     well_behaved_ttft: Latency
     late_ttft_s: EngineSeconds | None = None
     """Mean TTFT of the served requests that missed their SLO."""
     hit_rate: float | None
+    loaded_share: float | None
+    """Of the prompt tokens, those loaded back from a host tier; part of `hit_rate`."""
     hit_share_of_bound: float | None
     """`hit_rate` over that of one infinite cache."""
     load_cv: float | None
@@ -103,12 +110,15 @@ def summarise(
         failures=sum(row.end == "failed" for row in rows),
         unfinished=sum(row.end == "unfinished" for row in rows),
         effective_capacity=effective_capacity(rows),
+        effective_capacity_with_tbt=sum(row.on_time and row.in_pace for row in rows) / len(rows) if rows else None,
         ttft=_latency(row.ttft for row in served),
         tpot=_latency(tpot(row) for row in served),
+        tbt=_latency(row.tbt_p90 for row in served),
         e2e=_latency(e2e(row) for row in served),
         well_behaved_ttft=_latency(row.ttft for row in served if row.tenant not in misbehaving),
         late_ttft_s=_mean(row.ttft for row in served if not row.on_time),
         hit_rate=hits,
+        loaded_share=loaded_share(served),
         hit_share_of_bound=hits / hit_bound if hits is not None and hit_bound else None,
         load_cv=load_cv(_within(outcome.samples, rows)),
         migrations=sum(row.migrations for row in rows),
@@ -159,6 +169,11 @@ def answer_tokens(row: RequestRow) -> Tokens:
     if row.end != "finished":
         return 0
     return 1 if row.ended_at == row.first_token_at else row.output_tokens
+
+
+def loaded_share(served: Sequence[RequestRow]) -> float | None:
+    prompt = sum(row.prompt_tokens for row in served)
+    return sum(row.loaded_tokens for row in served) / prompt if prompt else None
 
 
 def hit_rate(served: Sequence[RequestRow]) -> float | None:

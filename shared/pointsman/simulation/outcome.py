@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
+from pointsman.contracts.fleet import Role
 from pointsman.primitives import EngineSeconds, InstanceId, Tokens
 
 End = Literal["finished", "rejected", "failed", "unfinished"]
@@ -18,6 +19,7 @@ class RequestRow:
     prompt_tokens: Tokens
     output_tokens: Tokens
     slo_ttft: EngineSeconds
+    slo_tpot: EngineSeconds = 0.1
     end: End = "unfinished"
     reason: str = ""
     instance: InstanceId | None = None
@@ -25,9 +27,13 @@ class RequestRow:
     predicted_ttft_upper: EngineSeconds | None = None
     predicted_cached_tokens: Tokens = 0
     cached_tokens: Tokens = 0
+    loaded_tokens: Tokens = 0
+    """Of `cached_tokens`: loaded back from the host tier."""
     granted_at: EngineSeconds | None = None
     first_token_at: EngineSeconds | None = None
     ended_at: EngineSeconds | None = None
+    tbt_p90: EngineSeconds | None = None
+    """90th percentile of the gaps between its tokens; None with fewer than two tokens."""
     migrations: int = 0
     retries: int = 0
 
@@ -38,6 +44,11 @@ class RequestRow:
     @property
     def on_time(self) -> bool:
         return self.end == "finished" and self.ttft is not None and self.ttft <= self.slo_ttft
+
+    @property
+    def in_pace(self) -> bool:
+        """Its time between tokens met its objective, or it had only one token."""
+        return self.tbt_p90 is None or self.tbt_p90 <= self.slo_tpot
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,3 +73,4 @@ class Outcome:
     virtual_seconds: EngineSeconds = 0.0
     instance_changes: list[tuple[EngineSeconds, int]] = field(default_factory=list)
     """(time, ready instances) at each change."""
+    role_changes: list[tuple[EngineSeconds, InstanceId, Role]] = field(default_factory=list)

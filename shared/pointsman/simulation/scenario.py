@@ -36,8 +36,15 @@ class Scenario:
     """Answers of one token. False: decoding shares the engine."""
     split: tuple[int, int] = (0, 0)
     """Numbers of prefill-only and decode-only instances; all others do both."""
+    role_switching: bool = False
+    """The scaler (`slo_attainment`) switches the roles of a split that has no other instances."""
     kv_transfer_gb_per_s: float = 12.5
     kv_capacity_tokens: Tokens | None = None
+    host_cache_tokens: Tokens = 0
+    """Of each instance's host tier; 0: none."""
+    host_gb_per_s: float = 20.0
+    tiers_known: bool = True
+    """False: the scheduler does not see what the host tier holds."""
     block_tokens: Tokens = TRACE_BLOCK_TOKENS
     prefill_window_tokens: Tokens = 16_384
     max_num_batched_tokens: Tokens = 8192

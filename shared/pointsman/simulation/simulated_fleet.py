@@ -1,13 +1,17 @@
 """The engines of a simulation: joins, departures, failures, and the cache events and reports of their workers."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import reduce
 from itertools import count
+from operator import xor
+from typing import Any
 
 from pointsman.contracts.block_keys import pack_keys
-from pointsman.contracts.cache import BlocksRemoved, BlocksStored, CacheSnapshot, Run
+from pointsman.contracts.cache import BlocksRemoved, BlocksStored, CacheSnapshot, Run, Tier
 from pointsman.contracts.codec import LogEvent
-from pointsman.contracts.fleet import InstanceDraining, InstanceJoined, InstanceLeft, InstanceReported
+from pointsman.contracts.fleet import InstanceDraining, InstanceJoined, InstanceLeft, InstanceReported, TierDigest
 from pointsman.policies.seeded_random import uniform
 from pointsman.primitives import BlockKey, EngineSeconds, Epoch, InstanceId, RequestId
 from pointsman.simulation.block_cache import BlocksEvicted, CacheChange, CacheReset, RunCached
@@ -31,45 +35,68 @@ class SimulatedEngine:
     sequence: int = 0
     wake: int = 0
     parents: dict[BlockKey, BlockKey] = field(default_factory=dict)
+    host: dict[BlockKey, None] = field(default_factory=dict)
+    """Keys in its host tier."""
+    gaps: list[tuple[EngineSeconds, int]] = field(default_factory=list)
+    """Steps that decoded: their length, and how many in a row had it."""
+
+    def tbt_p90(self, since: int) -> EngineSeconds | None:
+        """Of an answer that took all of `gaps` from number `since` on."""
+        gaps = sorted(self.gaps[since:])
+        left = math.ceil(0.9 * sum(times for _, times in gaps))
+        for seconds, times in gaps:
+            left -= times
+            if left <= 0:
+                return seconds
+        return None
 
     def report(self, now: EngineSeconds, *, serving: bool) -> InstanceReported:
         digest = 0
         for key in self.parents:
             digest ^= key
+        host = reduce(xor, self.host, 0)
         return InstanceReported(
             at=now, instance=self.id, epoch=self.epoch, serving=serving, waiting=0, running=0, kv_usage=0.0,
             sequence=self.sequence, blocks=len(self.parents), digest=digest,
+            tiers=[TierDigest("host", len(self.host), host)] if self.model.host is not None else [],
         )  # fmt: skip
 
-    def snapshot(self, now: EngineSeconds) -> CacheSnapshot:
+    def snapshot(self, now: EngineSeconds) -> list[LogEvent]:
         self.sequence += 1
         runs = [Run(pack_keys([key]), parent) for key, parent in self.parents.items()]
-        return CacheSnapshot(at=now, instance=self.id, epoch=self.epoch, sequence=self.sequence, runs=runs)
+        snapshot = CacheSnapshot(at=now, instance=self.id, epoch=self.epoch, sequence=self.sequence, runs=runs)
+        return [snapshot, self._stored([Run(pack_keys(self.host))], "host", now)] if self.host else [snapshot]
 
     def events(self, changes: list[CacheChange], now: EngineSeconds) -> list[LogEvent]:
         events: list[LogEvent] = []
         for change in changes:
-            self.sequence += 1
             match change:
                 case RunCached():
                     parent = BlockKey(change.parent or 0)
                     run = Run(pack_keys(map(BlockKey, change.hashes)), parent)
+                    events.append(self._stored([run], change.tier, now))
+                    if change.tier == "host":
+                        self.host.update(dict.fromkeys(map(BlockKey, change.hashes)))
+                        continue
                     for block in change.hashes:
                         self.parents[BlockKey(block)] = parent
                         parent = BlockKey(block)
-                    events.append(
-                        BlocksStored(at=now, instance=self.id, epoch=self.epoch, sequence=self.sequence, runs=[run])
-                    )
                 case BlocksEvicted():
+                    held: dict[BlockKey, Any] = self.host if change.tier == "host" else self.parents
                     for block in change.hashes:
-                        self.parents.pop(BlockKey(block), None)
-                    keys = pack_keys(map(BlockKey, change.hashes))
-                    events.append(
-                        BlocksRemoved(at=now, instance=self.id, epoch=self.epoch, sequence=self.sequence, keys=keys)
-                    )
+                        held.pop(BlockKey(block), None)
+                    events.append(self._removed(pack_keys(map(BlockKey, change.hashes)), change.tier, now))
                 case CacheReset():
                     self.parents.clear()
         return events
+
+    def _stored(self, runs: list[Run], tier: Tier, now: EngineSeconds) -> BlocksStored:
+        self.sequence += 1
+        return BlocksStored(at=now, instance=self.id, epoch=self.epoch, sequence=self.sequence, runs=runs, tier=tier)
+
+    def _removed(self, keys: bytes, tier: Tier, now: EngineSeconds) -> BlocksRemoved:
+        self.sequence += 1
+        return BlocksRemoved(at=now, instance=self.id, epoch=self.epoch, sequence=self.sequence, keys=keys, tier=tier)
 
 
 class SimulatedFleet:
@@ -101,6 +128,8 @@ class SimulatedFleet:
             max_num_batched_tokens=scenario.max_num_batched_tokens,
             eviction=scenario.eviction,
             seed=scenario.seed,
+            host_blocks=scenario.host_cache_tokens // scenario.block_tokens,
+            host_gb_per_s=scenario.host_gb_per_s,
         )
         model = EngineModel(pool.mirror.profile_of(scenario, number), settings)
         self.engines[name] = SimulatedEngine(name, epoch, model)
@@ -110,8 +139,11 @@ class SimulatedFleet:
             prefill=pool.profile.prefill_cost, role=scenario.role(number),
             decode=pool.profile.decode_cost if scenario.splits else None,
             transfer_tokens_per_s=pool.transfer_tokens_per_s if scenario.splits else 0.0,
+            role_switching=scenario.role_switching,
         )  # fmt: skip
         pool.apply(joined, now)
+        if scenario.role_switching:
+            pool.apply(self.engines[name].report(now, serving=True), now)
         self._relocate_pending(now)
 
     def scale(self, wanted: int, now: EngineSeconds) -> None:
@@ -140,6 +172,8 @@ class SimulatedFleet:
     def deliver(self, engine: SimulatedEngine, changes: list[CacheChange], now: EngineSeconds) -> None:
         """Write the cache events of a step, delayed or lost as in the scenario."""
         pool, scenario = self._pool, self._pool.scenario
+        if not scenario.tiers_known:
+            changes = [change for change in changes if isinstance(change, CacheReset) or change.tier == "device"]
         for event in engine.events(changes, now):
             if scenario.event_loss and uniform(scenario.seed, "loss", str(next(self._events))) < scenario.event_loss:
                 continue
@@ -154,7 +188,8 @@ class SimulatedFleet:
             if engine.alive and engine.id in self._pool.state.fleet:
                 self._pool.apply(engine.report(now, serving=True), now)
                 if self._pool.state.fleet[engine.id].doubt:
-                    self._pool.apply(engine.snapshot(now), now)
+                    for event in engine.snapshot(now):
+                        self._pool.apply(event, now)
 
     def _leave_when_idle(self, engine: SimulatedEngine, now: EngineSeconds) -> None:
         queue = self._pool.state.workload.queues.get(engine.id)

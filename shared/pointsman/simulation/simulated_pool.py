@@ -8,6 +8,7 @@ from typing_extensions import override
 from pointsman.contracts.codec import LogEvent
 from pointsman.policies.dispatch import Dispatcher
 from pointsman.policies.policy_set import policy_set
+from pointsman.policies.scaling.slo_attainment import SloAttainment
 from pointsman.policies.seeded_random import uniform
 from pointsman.primitives import EngineSeconds, Term, Tokens
 from pointsman.simulation.event_queue import EventQueue
@@ -32,6 +33,7 @@ class SimulatedPool:
             settings=scenario.routing_settings,
             prefill_window_tokens=scenario.prefill_window_tokens,
             pending_max=scenario.pending_max,
+            recorded=True,
         )
         self.state = self._new_state()
         self.seen = self._new_state() if scenario.load_lag_s > 0 else self.state
@@ -66,7 +68,8 @@ class SimulatedPool:
             cold_share=scenario.cold_share,
         )
         latency = _NoisyLatency(scenario) if scenario.estimate_error[0] else None
-        return State(settings, self._policies.trackers(), latency=latency)
+        scaling = SloAttainment().trackers() if scenario.role_switching else ()
+        return State(settings, (*self._policies.trackers(), *scaling), latency=latency)
 
 
 class _NoisyLatency(LatencyModel):

@@ -28,6 +28,7 @@ from pointsman.simulation.outcome import LoadSample, Outcome, RequestRow
 from pointsman.simulation.scenario import NO_MIRROR, Failure, FleetMirror, Scenario
 from pointsman.simulation.simulated_fleet import SimulatedEngine, SimulatedFleet
 from pointsman.simulation.simulated_pool import SimulatedPool
+from pointsman.simulation.simulated_scaler import TICK_SECONDS, SimulatedScaler
 from pointsman.simulation.workload import WorkloadRequest
 
 __all__ = ["Failure", "FleetMirror", "Scenario", "Simulation", "simulate", "simulate_in_slices"]
@@ -37,7 +38,6 @@ REBALANCE_SECONDS = 0.25
 REPORT_SECONDS = 1.0
 RETRIES_MAX = 2
 FUSED_STEPS_MAX = 512
-SLO_TPOT_SECONDS = 0.1
 
 
 def simulate(scenario: Scenario, requests: Sequence[WorkloadRequest], *, mirror: FleetMirror = NO_MIRROR) -> Outcome:
@@ -73,6 +73,8 @@ class Simulation:
         self._dispatcher = self.pool.dispatcher
         self._rebalancing = REBALANCING_POLICIES[scenario.rebalancing]()
         self._commands: dict[RequestId, RouteRequest] = {}
+        self._scaler = SimulatedScaler(self.pool) if scenario.role_switching else None
+        self._gaps_before: dict[RequestId, int] = {}
 
     def run(self) -> Outcome:
         for _ in self.slices(sys.maxsize):
@@ -103,6 +105,8 @@ class Simulation:
         agenda.every(SAMPLE_SECONDS, self._sample, first=0.0)
         if scenario.rebalancing != "off":
             agenda.every(REBALANCE_SECONDS, self._rebalance, first=REBALANCE_SECONDS)
+        if self._scaler is not None:
+            agenda.every(TICK_SECONDS, self._scale, first=0.0)
         if scenario.event_loss > 0:
             agenda.every(REPORT_SECONDS, fleet.report, first=REPORT_SECONDS)
 
@@ -152,7 +156,7 @@ class Simulation:
             prompt_tokens=request.input_length,
             max_output_tokens=request.output_tokens,
             slo_ttft=scenario.slo_ttft(request),
-            slo_tpot=SLO_TPOT_SECONDS,
+            slo_tpot=self.outcome.rows[number].slo_tpot,
             priority=request.priority,
         )
         self._route(command, now)
@@ -252,13 +256,21 @@ class Simulation:
     def _next_step(self, engine: SimulatedEngine, now: EngineSeconds) -> None:
         step = engine.model.step or engine.model.begin_step(now, max_fused_steps=FUSED_STEPS_MAX)
         engine.wake += 1
+        if step is None and engine.model.loaded_at is not None:
+            self._agenda.at(engine.model.loaded_at, lambda at, w=engine.wake: self._loaded(engine, w, at))  # type: ignore[misc]
         if step is not None:
             self._agenda.at(step.ends_at, lambda at, w=engine.wake: self._step_ended(engine, w, at))  # type: ignore[misc]
+
+    def _loaded(self, engine: SimulatedEngine, wake: int, now: EngineSeconds) -> None:
+        if wake == engine.wake and engine.alive:
+            self._next_step(engine, now)
 
     def _step_ended(self, engine: SimulatedEngine, wake: int, now: EngineSeconds) -> None:
         if wake != engine.wake or not engine.alive:
             return
-        result = engine.model.end_step(now)
+        step, result = engine.model.step, engine.model.end_step(now)
+        if step is not None and result.decoded:
+            engine.gaps.append((step.seconds / step.count, step.count))
         self.fleet.deliver(engine, result.changes, now)
         self._answer(engine, result, now)
         self._next_step(engine, now)
@@ -278,7 +290,8 @@ class Simulation:
 
     def _hand_over(self, engine: SimulatedEngine, ended: PrefillEnded, now: EngineSeconds) -> None:
         request = self.state.workload.requests[ended.request]
-        self._row(ended.request).cached_tokens = ended.cached_tokens
+        row = self._row(ended.request)
+        row.cached_tokens, row.loaded_tokens = ended.cached_tokens, ended.loaded_tokens
         command = HandOverRequest(
             request=request.id, attempt=request.attempt, instance=engine.id, prefill=now - request.granted_at
         )
@@ -287,8 +300,9 @@ class Simulation:
     def _first_token(self, engine: SimulatedEngine, ended: PrefillEnded, now: EngineSeconds) -> None:
         row, request = self._row(ended.request), self.state.workload.requests[ended.request]
         row.first_token_at, row.instance = now, engine.id
+        self._gaps_before[ended.request] = len(engine.gaps)
         if not request.prefilled_by:
-            row.cached_tokens = ended.cached_tokens
+            row.cached_tokens, row.loaded_tokens = ended.cached_tokens, ended.loaded_tokens
         prefill = now - request.granted_at
         ttft = now - row.arrived_at
         self.pool.apply(
@@ -299,6 +313,7 @@ class Simulation:
         row = self._row(request_id)
         assert row.first_token_at is not None
         tokens = row.output_tokens
+        row.tbt_p90 = engine.tbt_p90(self._gaps_before.pop(request_id)) if tokens > 1 else None
         event = RequestFinished(
             at=now,
             request=request_id,
@@ -319,6 +334,10 @@ class Simulation:
         pending = tuple(queues[i].load_tokens if i in queues else 0 for i in instances)
         running = tuple(len(queues[i].decoding) if i in queues else 0 for i in instances)
         self.outcome.samples.append(LoadSample(now, pending, running, instances))
+
+    def _scale(self, now: EngineSeconds) -> None:
+        assert self._scaler is not None
+        self.carry_out(self._scaler.tick(now), now)
 
     def _rebalance(self, now: EngineSeconds) -> None:
         self.pool.catch_up(now)

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol
+from typing import Literal, Protocol
 
 from pointsman.contracts.fleet import ANY_RANK, DecodeCost, InstanceJoined, InstanceReported, PrefillCost, Role
 from pointsman.primitives import EngineSeconds, Epoch, InstanceId, Sequence, Tokens
@@ -76,7 +76,10 @@ class Instance:
     serving: bool = True
     suspected: bool = False
     draining: bool = False
+    draining_since: EngineSeconds = field(default=0.0, compare=False)
     leaving: bool = False
+    becomes: Role | Literal[""] = ""
+    """The role that it takes once its drain is over."""
     ejected: bool = False
     half_open: bool = False
     """Ejection is over but unproven: takes one request at a time."""
@@ -104,6 +107,10 @@ class Instance:
     adapters: tuple[str, ...] = ()
     aliases: tuple[str, ...] = ()
     role: Role = "both"
+    announced_role: Role = "both"
+    """By its worker. `role` differs after an InstanceRoleChanged."""
+    announced_since: Epoch = field(default=Epoch(0), compare=False)
+    role_switching: bool = False
     decode: DecodeCost | None = None
     transfer_tokens_per_s: float = 0.0
     dp_rank: int = ANY_RANK
@@ -137,6 +144,10 @@ class Instance:
         if self.doubt or not self.relied_on or not self.parity:
             return Knowledge.DEGRADED
         return Knowledge.EXACT
+
+    def may_become(self, epoch: Epoch) -> bool:
+        """Whether a change of role decided in `epoch` still holds."""
+        return self.role_switching and epoch >= self.announced_since
 
     @property
     def relied_on(self) -> bool:
@@ -230,6 +241,7 @@ class Fleet:
 
     def join(self, event: InstanceJoined) -> Instance:
         known = self._instances.get(event.instance)
+        stays = known is not None and event.role_switching and event.role == known.announced_role
         instance = Instance(
             id=event.instance,
             epoch=event.epoch,
@@ -244,10 +256,15 @@ class Fleet:
             heard_at=event.at,
             cache=event.cache,
             draining=known.draining if known else False,
+            draining_since=known.draining_since if known else 0.0,
             leaving=known.leaving if known else False,
+            becomes=known.becomes if known and stays else "",
             adapters=tuple(event.adapters),
             aliases=tuple(event.aliases),
-            role=event.role,
+            role=known.role if known and stays else event.role,
+            announced_role=event.role,
+            announced_since=known.announced_since if known and stays else event.epoch,
+            role_switching=event.role_switching,
             decode=event.decode,
             transfer_tokens_per_s=event.transfer_tokens_per_s,
             dp_rank=event.dp_rank,
@@ -258,6 +275,8 @@ class Fleet:
             known_as=known.known_as if known else None,
             counted=known.counted if known and known.model == event.model else False,
         )
+        if known is not None and known.becomes and not instance.becomes:
+            instance.draining = False  # its worker decided otherwise
         self._instances[event.instance] = instance
         self._changed()
         return instance
@@ -300,10 +319,23 @@ class Fleet:
         self._instances[instance].suspected = True
         self._ready = None
 
-    def drain(self, instance: InstanceId, *, draining: bool, leaving: bool = False) -> None:
-        self._instances[instance].draining = draining
-        self._instances[instance].leaving = leaving
+    def drain(
+        self,
+        instance: InstanceId,
+        *,
+        draining: bool,
+        leaving: bool = False,
+        becomes: Role | Literal[""] = "",
+        at: EngineSeconds = 0.0,
+    ) -> None:
+        known = self._instances[instance]
+        known.draining, known.leaving, known.becomes, known.draining_since = draining, leaving, becomes, at
         self._ready = None
+
+    def change_role(self, instance: InstanceId, role: Role) -> None:
+        self._instances[instance].role = role
+        self.drain(instance, draining=False)
+        self._changed()
 
     def eject(self, instance: InstanceId) -> None:
         self._instances[instance].ejected = True
@@ -319,6 +351,7 @@ class Fleet:
         """The leader removed it before it joined again: the present epoch inherits nothing."""
         self.drain(instance, draining=False)
         known = self._instances[instance]
+        known.role, known.announced_since = known.announced_role, known.epoch
         known.arrived_at, known.model_since = arrived_at, known.epoch
         self._changed()
 

@@ -9,12 +9,13 @@ from pointsman.primitives import EngineSeconds
 
 @dataclass(slots=True)
 class Scaling:
-    """`up_at`, `down_at`: last decision to raise and to lower, engine time."""
+    """`up_at`, `down_at`, `switched_at`: last decision to raise, to lower, and to change roles only; engine time."""
 
     decided: ScaleDecided | None = None
     applied: ScaleApplied | None = None
     up_at: EngineSeconds = float("-inf")
     down_at: EngineSeconds = float("-inf")
+    switched_at: EngineSeconds = float("-inf")
 
     @property
     def number(self) -> int:
@@ -40,6 +41,8 @@ class Scaling:
             self.up_at = event.at
         elif event.wanted < before:
             self.down_at = event.at
+        elif self.decided and (event.prefill, event.decode) != (self.decided.prefill, self.decided.decode):
+            self.switched_at = event.at
         self.decided = event
 
     def apply(self, event: ScaleApplied) -> None:

@@ -28,6 +28,7 @@ from pointsman.contracts.fleet import (
     InstanceLeft,
     InstanceProbed,
     InstanceReported,
+    InstanceRoleChanged,
     InstanceSuspected,
     InstanceUndrained,
     InstanceUnejected,
@@ -133,10 +134,20 @@ class State(StateParts):
                     self.fleet.suspect(event.instance)
             case InstanceDraining():
                 if self._is_there_since(event):
-                    self.fleet.drain(event.instance, draining=True, leaving=event.leaving)
+                    self.fleet.drain(
+                        event.instance,
+                        draining=self._may_become(event) if event.becomes else True,
+                        leaving=event.leaving,
+                        becomes=event.becomes if self._may_become(event) else "",
+                        at=event.at,
+                    )
             case InstanceUndrained():
                 if self._is_there_since(event):
                     self.fleet.drain(event.instance, draining=False)
+            case InstanceRoleChanged():
+                if self._is_there_since(event):
+                    known = self.fleet[event.instance]
+                    self.fleet.change_role(known.id, event.role if self._may_become(event) else known.role)
             case InstanceEjected():
                 self._eject(event)
             case InstanceUnejected():
@@ -182,13 +193,18 @@ class State(StateParts):
         if isinstance(event, CacheEvent | FleetEvent):
             self.fleet.note_knowledge(event.instance, event.at)
 
-    def _is_there_since(self, event: InstanceDraining | InstanceUndrained | InstanceLeft) -> bool:
+    def _is_there_since(self, event: InstanceDraining | InstanceUndrained | InstanceRoleChanged | InstanceLeft) -> bool:
         """Whether the instance has been there without a break since this was decided; a join under a newer epoch is no
         break."""
         known = self.fleet.get(event.instance)
         if known is None or event.epoch >= known.epoch:
             return known is not None and event.epoch == known.epoch
         return event.stamp is not None and event.stamp.as_of >= known.arrived_at
+
+    def _may_become(self, event: InstanceDraining | InstanceRoleChanged) -> bool:
+        """Whether its worker has announced nothing else since. If so, its drain for a role is over for every reader,
+        whether the decision or the announcement came first."""
+        return self.fleet[event.instance].may_become(event.epoch)
 
     def _join(self, event: InstanceJoined) -> None:
         newest = self.newest_epoch(event.instance)

@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
 from itertools import product
@@ -17,9 +17,12 @@ import uvloop
 from rich.console import Console
 from rich.text import Text
 
+from pointsman.analysis.tier_shares import TierCounter
 from pointsman.policies.rebalancing import REBALANCING_POLICIES
 from pointsman.policies.routing import ROUTING_POLICIES
+from pointsman.ports import LogEntry
 from pointsman.runtime.open_files import raised_open_files
+from pointsman.runtime.settings import FleetSettings
 from pointsman.runtime.telemetry import configure_logging
 from pointsman.simulation.workload import WorkloadRequest, at_rate, mean_rate
 from pointsman_cli.bench.display import Display
@@ -69,6 +72,8 @@ class BenchOptions:
     policies: tuple[str, ...]
     rebalancing: tuple[str, ...]
     instances: int
+    kv_blocks: int | None
+    kv_offloading_size: tuple[float, ...]
     engine: str
     out: Path | None
 
@@ -82,6 +87,18 @@ def _names(known: Sequence[str]) -> Callable[..., tuple[str, ...]]:
         return names
 
     return read
+
+
+def _sizes(_context: click.Context, _parameter: click.Parameter, value: str | None) -> tuple[float, ...]:
+    """Raises click.BadParameter."""
+    try:
+        sizes = tuple(float(size) for size in value.split(",")) if value else ()
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from error
+    if any(not 0 <= size < float("inf") for size in sizes):
+        msg = f"'{value}' has a size that is none"
+        raise click.BadParameter(msg)
+    return sizes
 
 
 @click.command("bench", context_settings=CONTEXT)
@@ -132,6 +149,13 @@ def _names(known: Sequence[str]) -> Callable[..., tuple[str, ...]]:
 @click.option(
     "--instances", type=INSTANCES, metavar="N", default=4, show_default=True, help="Engines of a fresh fleet."
 )
+@click.option("--kv-blocks", type=COUNT, metavar="N", help="With --policy: KV blocks on each engine's device.")
+@click.option(
+    "--kv-offloading-size",
+    metavar="A[,B]",
+    callback=_sizes,
+    help="With --policy: and once for each size of the engines' host memory for KV blocks, in GiB; 0: none.",
+)
 @click.option(
     "--engine",
     type=click.Choice((SIMULATED, VLLM)),
@@ -153,6 +177,7 @@ def bench_command(**values: object) -> None:
       pointsman bench --trace conversation.jsonl --rate 8      the same prompts, at 8 requests a second
       pointsman bench --workload tools --requests 1000 --policy round_robin,dualmap
       pointsman bench --workload two_hot_prefixes --rate 25 --policy pointsman --rebalance off,dualmap_pair
+      pointsman bench --workload chat --policy pointsman --kv-blocks 1000 --kv-offloading-size 0,8
       pointsman bench --url http://gpu:8000 --workload chat    one vLLM server, without Pointsman
       pointsman bench --policy round_robin,pointsman --engine vllm --instances 2 --requests 100 --shrink 8
 
@@ -174,6 +199,8 @@ def _check(options: BenchOptions) -> None:
         msg = "--policy starts fleets of its own; leave --url and --from out"
     elif options.rebalancing and not options.policies:
         msg = "--rebalance is for the fleets that --policy starts"
+    elif (options.kv_blocks or options.kv_offloading_size) and not options.policies:
+        msg = "--kv-blocks and --kv-offloading-size are for the fleets that --policy starts"
     elif options.engine != SIMULATED and not options.policies:
         msg = "--engine is for the fleets that --policy starts"
     elif options.engine != SIMULATED and options.speed:
@@ -239,6 +266,7 @@ class _Bench:
         if not options.policies:
             return [contextlib.nullcontext(running_server(options.url, options.place, options.speed))]
         real = options.engine != SIMULATED
+        kv_blocks = ["--kv-blocks", str(options.kv_blocks)] if options.kv_blocks else []
         return [
             self._fresh(
                 FreshFleet(
@@ -246,16 +274,21 @@ class _Bench:
                     rebalance=rebalance,
                     instances=options.instances,
                     speed=1.0 if real else options.speed or COMPARED_SPEED,
-                    arguments=["--engine", options.engine],
+                    offloading_gib=size,
+                    arguments=["--engine", options.engine, *kv_blocks],
                     start_seconds_max=REAL_START_SECONDS_MAX if real else START_SECONDS_MAX,
                 )
             )
-            for policy, rebalance in product(options.policies, options.rebalancing or ("",))
+            for policy, rebalance, size in product(
+                options.policies, options.rebalancing or ("",), options.kv_offloading_size or (None,)
+            )
         ]
 
     @asynccontextmanager
     async def _fresh(self, fresh: FreshFleet) -> AsyncIterator[Server]:
         name = f"{fresh.policy}+{fresh.rebalance}" if fresh.rebalance else fresh.policy
+        if fresh.offloading_gib is not None:
+            name += f", {fresh.offloading_gib:g} GiB host" if fresh.offloading_gib else ", no host tier"
         self._console.print(f"starting a fleet of {fresh.instances} engines that routes by {name} ...", style="dim")
         async with fresh.running() as fleet:
             server = server_of(fleet, self._options.speed)
@@ -293,18 +326,12 @@ class _Bench:
             self._load = None
         report = summarise(load.tally.outcomes, facts, wall_s=time.monotonic() - started, interrupted=not finished)
         report.rebalancing = server.rebalancing
-        report.moves = await self._moves(server)
+        if server.log is not None:
+            try:
+                report.moves, report.prompt_share_by_tier = await asyncio.to_thread(_from_log, server.log)
+            except HistoryError as error:
+                self._console.print(Text(f"migrations are unknown: {error}", style="yellow"), soft_wrap=True)
         return report
-
-    async def _moves(self, server: Server) -> Moves | None:
-        if server.log is None:
-            return None
-        log = server.log
-        try:
-            return await asyncio.to_thread(lambda: moves_in(LiveHistory(log).entries()))
-        except HistoryError as error:
-            self._console.print(Text(f"migrations are unknown: {error}", style="yellow"), soft_wrap=True)
-            return None
 
     def _warn_of_long_prompts(self, requests: Sequence[WorkloadRequest], context: int | None) -> None:
         cap = self._options.output_tokens_max or sys.maxsize
@@ -331,3 +358,16 @@ class _Bench:
         if self._options.out:
             write_json(self._options.out, BenchReport(runs=list(runs)))
             self._console.print(f"numbers written to {self._options.out}", soft_wrap=True)
+
+
+def _from_log(log: FleetSettings) -> tuple[Moves, dict[str, float] | None]:
+    """Of the run in this fleet's log: its moves, and the shares of its prompt tokens by tier."""
+    tiers = TierCounter()
+
+    def watched() -> Iterator[LogEntry]:
+        for entry in LiveHistory(log).entries():
+            tiers.apply(entry.event)
+            yield entry
+
+    moves = moves_in(watched())
+    return moves, tiers.shares if tiers.loads else None

@@ -37,6 +37,8 @@ class FreshFleet:
     instances: int | str
     speed: float
     rebalance: str = ""
+    offloading_gib: float | None = None
+    """Host memory of each engine for KV blocks; None: the engine's default."""
     settings: Sequence[str] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     arguments: Sequence[str] = ()
@@ -66,6 +68,8 @@ class FreshFleet:
         arguments = [text for name, value in flags.items() for text in (f"--{name}", str(value))]
         rebalance = [f"rebalancer.rebalance={self.rebalance}"] if self.rebalance else []
         arguments += [text for setting in (*rebalance, *self.settings) for text in ("--set", setting)]
+        if self.offloading_gib:
+            arguments += ["--engine-args", f"--kv-offloading-size {self.offloading_gib}"]
         output.unlink(missing_ok=True)
         return spawn(
             [str(console_script("pointsman")), "up", "--no-console", *arguments, *self.arguments],

@@ -99,6 +99,8 @@ class RunReport(RunFacts, kw_only=True):
     interrupted: bool
     rebalancing: str | None = None
     moves: Moves | None = None
+    prompt_share_by_tier: dict[str, float] | None = None
+    """Which tier the prompt tokens came from; `computed`: none. Null without a log, or if nothing was loaded back."""
 
 
 class BenchReport(msgspec.Struct, kw_only=True):
@@ -196,6 +198,10 @@ def _natural(name: str) -> tuple[str, int]:
 Row = tuple[str, Callable[[RunReport], float | None], Callable[[float], str]]
 
 
+def _tier(run: RunReport, tier: str) -> float | None:
+    return run.prompt_share_by_tier.get(tier, 0.0) if run.prompt_share_by_tier else None
+
+
 def _seconds(value: float) -> str:
     return f"{value:.3f} s" if value < 10 else f"{value:.1f} s"
 
@@ -214,6 +220,11 @@ ROWS: Sequence[Row] = (
     ("end-to-end P99", lambda r: r.e2e_p99_s, _seconds),
     ("effective capacity", lambda r: r.effective_capacity, share),
     ("hit rate (engines)", lambda r: r.hit_rate, share),
+    ("of prompts, on the device", lambda r: _tier(r, "device"), share),
+    ("loaded from host memory", lambda r: _tier(r, "host"), share),
+    ("loaded from storage", lambda r: _tier(r, "storage"), share),
+    ("loaded from a shared store", lambda r: _tier(r, "external"), share),
+    ("computed", lambda r: _tier(r, "computed"), share),
     ("moved by rebalancing", lambda r: r.moves.moved if r.moves else None, count),
     ("their hit rate where placed", lambda r: r.moves.hit_rate_placed if r.moves else None, share),
     ("their hit rate where moved to", lambda r: r.moves.hit_rate_moved if r.moves else None, share),
@@ -222,6 +233,7 @@ ROWS: Sequence[Row] = (
 )
 
 
+TIERS = {label for label, _, _ in ROWS if label.startswith(("of prompts", "loaded from", "computed"))}
 WHERE_MOVED = {label for label, _, _ in ROWS if label.startswith(("moved", "their"))}
 
 
@@ -233,6 +245,8 @@ def runs_table(runs: Sequence[RunReport]) -> Table:
             made.add_column("ratio", justify="right", style="dim")
     for label, value_of, shown in ROWS:
         if label in WHERE_MOVED and not any(run.moves and run.moves.moved for run in runs):
+            continue
+        if label in TIERS and not any(value_of(run) for run in runs):
             continue
         first = value_of(runs[0])
         cells = []

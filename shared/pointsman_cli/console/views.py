@@ -148,7 +148,7 @@ class RequestsView(View, frozen=True, kw_only=True):
 
 
 class ScaleView(View, frozen=True, kw_only=True):
-    """A decision about the pool's size. `applied_at` 0: not yet."""
+    """A decision about the pool's size. `applied_at` 0: not yet. `prefill`, `decode`: of a split pool."""
 
     sequence: int
     at: float
@@ -159,6 +159,8 @@ class ScaleView(View, frozen=True, kw_only=True):
     reason: str
     applied_at: float = 0.0
     applied_detail: str = ""
+    prefill: int = 0
+    decode: int = 0
 
 
 class MoveView(View, frozen=True, kw_only=True):
@@ -178,7 +180,7 @@ class MoveView(View, frozen=True, kw_only=True):
 
 
 class FleetEventView(View, frozen=True, kw_only=True):
-    """`kind`: joined, left, suspected, draining, undrained, ejected, unejected, leader, writes lost."""
+    """`kind`: joined, left, suspected, draining, undrained, role (it changed its role), ejected, unejected, leader, writes lost."""
 
     sequence: int
     at: float

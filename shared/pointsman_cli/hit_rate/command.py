@@ -81,6 +81,12 @@ def _notes(judged: Verdict, total: Tally, beginning: StartPoint, state: State) -
         notes.append("prompts sent before count as new, until an engine tells that it has them")
     if judged.note:
         notes.append(judged.note)
+    if total.loaded_tokens:
+        delivered = total.tokens[-1]
+        notes.append(
+            f"{total.loaded_tokens / total.prompt_tokens:.1%} of the prompt tokens, {total.loaded_tokens / delivered:.0%} of "
+            "what was delivered, were loaded back from slower tiers (host memory, storage, a shared store)"
+        )
     if total.untold:
         notes.append(f"engines told no cached tokens of {total.untold:,} finished requests, which count nowhere")
     blind = sorted(i.id for i in state.fleet.instances if i.knowledge is Knowledge.BLIND)
@@ -107,7 +113,13 @@ def _as_json(origin: str, judged: Verdict, notes: list[str], total: Tally, ladde
 
 def _row(tally: Tally) -> dict[str, Any]:
     tokens = dict(zip((rung.value for rung in RUNGS), tally.tokens, strict=True))
-    return {"requests": tally.requests, "prompt_tokens": tally.prompt_tokens, "tokens": tokens, "untold": tally.untold}
+    return {
+        "requests": tally.requests,
+        "prompt_tokens": tally.prompt_tokens,
+        "tokens": tokens,
+        "loaded_tokens": tally.loaded_tokens,
+        "untold": tally.untold,
+    }
 
 
 def _show(

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from pointsman.policies.policy_set import UnknownPolicyError
 from pointsman.policies.rebalancing import REBALANCING_POLICIES
+from pointsman.policies.scaling.roles import parse_split
 from pointsman.simulation.goodput import RUNS_MAX, Goodput
 from pointsman.simulation.simulator import Scenario
 from pointsman.simulation.workload import mean_rate
@@ -48,6 +49,7 @@ REPORT_COLUMNS = 180
 FIRST_SEED = 1
 INTERRUPTED_EXIT_CODE = 130
 DEFAULTS = Scenario()
+AUTO = "auto"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,8 +65,9 @@ class SimulateOptions:
     requests: int
     warmup: int
     instances: int
-    split: tuple[int, int]
+    split: tuple[int, int] | None
     decode: bool
+    host_cache_tokens: int
     goodput: bool
     seeds: int
     jobs: int
@@ -72,15 +75,17 @@ class SimulateOptions:
     plot: Path | None
 
 
-def _split(_context: click.Context, _parameter: click.Parameter, value: str | None) -> tuple[int, int]:
-    """Numbers of prefill and decode instances. Raises click.BadParameter."""
+def _split(_context: click.Context, _parameter: click.Parameter, value: str | None) -> tuple[int, int] | None:
+    """Numbers of prefill and decode instances; None: the scaler chooses. Raises click.BadParameter."""
     if value is None:
         return DEFAULTS.split
-    prefill, plus, decode = value.partition("+")
-    if not (plus and prefill.isdecimal() and decode.isdecimal() and int(prefill) and int(decode)):
-        msg = f"'{value}' is not P+D, two numbers of at least 1; write for instance 4+4"
-        raise click.BadParameter(msg)
-    return int(prefill), int(decode)
+    if value == AUTO:
+        return None
+    try:
+        sizes = parse_split(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from error
+    return sizes.prefill, sizes.decode
 
 
 @click.command("simulate", context_settings=CONTEXT)
@@ -143,10 +148,19 @@ def _split(_context: click.Context, _parameter: click.Parameter, value: str | No
     "--split",
     metavar="P+D",
     callback=_split,
-    help="The first P instances only prefill and the next D only decode; implies --decode. Others do everything.",
+    help="The first P instances only prefill and the next D only decode; implies --decode. Others do everything. 'auto': "
+    "half of them each, and the scaler (slo_attainment) switches roles with the load.",
 )
 @click.option(
     "--decode", is_flag=True, help="Whole answers, which share the engine with prefills. Default: answers of one token."
+)
+@click.option(
+    "--host-cache-tokens",
+    type=click.IntRange(min=0),
+    metavar="N",
+    default=DEFAULTS.host_cache_tokens,
+    show_default=True,
+    help="Host memory of each engine for KV blocks that its device evicted.",
 )
 @click.option(
     "--goodput",
@@ -301,14 +315,17 @@ def _source(options: SimulateOptions) -> Source:
 
 def _scenario(options: SimulateOptions) -> Scenario:
     """The scenario that all runs share. Raises click.UsageError."""
-    if sum(options.split) > options.instances:
-        msg = f"--split {'+'.join(map(str, options.split))} needs {sum(options.split)} instances; see --instances"
+    split = options.split or (options.instances // 2, options.instances - options.instances // 2)
+    if sum(split) > options.instances or (options.split is None and 0 in split):
+        msg = f"--split needs {max(2, sum(split))} instances; see --instances"
         raise click.UsageError(msg)
     return Scenario(
         instances=options.instances,
         rebalancing=options.rebalance,
         prefill_only=not options.decode and options.split == DEFAULTS.split,
-        split=options.split,
+        host_cache_tokens=options.host_cache_tokens,
+        split=split,
+        role_switching=options.split is None,
     )
 
 

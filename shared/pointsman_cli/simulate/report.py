@@ -57,6 +57,7 @@ class RunRow(msgspec.Struct, kw_only=True):
     tpot_p90_s: EngineSeconds | None
     e2e_p50_s: EngineSeconds | None
     hit_rate: float | None
+    loaded_share: float | None
     load_cv: float | None
     migrations: int
     rejections: int
@@ -66,6 +67,8 @@ class RunRow(msgspec.Struct, kw_only=True):
     failures: int
     unfinished: int
     tpot_p50_s: EngineSeconds | None
+    tbt_p90_s: EngineSeconds | None
+    effective_capacity_with_tbt: float | None
     e2e_p90_s: EngineSeconds | None
     well_behaved_ttft_p50_s: EngineSeconds | None
     well_behaved_ttft_p90_s: EngineSeconds | None
@@ -114,6 +117,7 @@ def run_row(result: CellResult, goodputs: Goodputs) -> RunRow:
         ttft_p99_s=report.ttft.p99_s,
         tpot_p50_s=report.tpot.p50_s,
         tpot_p90_s=report.tpot.p90_s,
+        tbt_p90_s=report.tbt.p90_s,
         e2e_p50_s=report.e2e.p50_s,
         e2e_p90_s=report.e2e.p90_s,
         well_behaved_ttft_p50_s=report.well_behaved_ttft.p50_s,
@@ -154,7 +158,8 @@ def headline(result: CellResult, seeds: int) -> Text:
     cell, scenario = result.cell, result.cell.scenario
     engine = "prefill only" if scenario.prefill_only else "decoding shares the engine"
     if scenario.split != (0, 0):
-        engine = f"{scenario.split[0]} prefill, {scenario.split[1]} decode"
+        begins = ", roles switched by the scaler" if scenario.role_switching else ""
+        engine = f"{scenario.split[0]} prefill, {scenario.split[1]} decode{begins}"
     facts = [
         f"{cell.source.name}: {cell.warmup + result.report.requests} requests, the first {cell.warmup} not counted",
         f"{scenario.instances} instances of {scenario.profile} ({engine})",
@@ -215,6 +220,8 @@ COLUMNS: Sequence[Column] = (
     ("P90", lambda r: r.ttft.p90_s, _seconds),
     ("P99", lambda r: r.ttft.p99_s, _seconds),
     ("TPOT P90", lambda r: r.tpot.p90_s, milliseconds),
+    ("TBT P90", lambda r: r.tbt.p90_s, milliseconds),
+    ("TTFT and TBT met", lambda r: r.effective_capacity_with_tbt if r.tbt.p90_s is not None else None, share),
     (END_TO_END, lambda r: r.e2e.p50_s, _seconds),
     ("hit rate", lambda r: r.hit_rate, share),
     ("of bound", lambda r: r.hit_share_of_bound, share),

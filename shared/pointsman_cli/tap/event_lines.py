@@ -39,6 +39,7 @@ from pointsman.contracts.fleet import (
     InstanceLeft,
     InstanceProbed,
     InstanceReported,
+    InstanceRoleChanged,
     InstanceSuspected,
     InstanceUndrained,
     InstanceUnejected,
@@ -109,7 +110,10 @@ def details(event: LogEvent) -> str:
         case InstanceSuspected():
             return f"silent for {_seconds(event.silent_seconds)}"
         case InstanceDraining():
-            return event.reason + _by(event.by)
+            becomes = f", then its role is {event.becomes}" if event.becomes else ""
+            return event.reason + becomes + _by(event.by)
+        case InstanceRoleChanged():
+            return f"to {event.role}, {event.left} requests left of the old role"
         case InstanceLeft():
             return event.reason
         case InstanceEjected():
@@ -150,7 +154,8 @@ def details(event: LogEvent) -> str:
         case WritesLost():
             return f"{event.count} of {event.writer}: {event.reason}"
         case ScaleDecided():
-            return f"{event.current} -> {event.wanted} by {event.policy}: {event.reason}{_by(event.by)}"
+            roles = f" ({event.prefill} prefill, {event.decode} decode)" if event.prefill else ""
+            return f"{event.current} -> {event.wanted}{roles} by {event.policy}: {event.reason}{_by(event.by)}"
         case ScaleApplied():
             return f"{event.current} of {event.wanted} {event.detail}".rstrip()
         case TenantPoliciesSet():

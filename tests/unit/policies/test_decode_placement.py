@@ -16,10 +16,10 @@ from pointsman.contracts.reasons import CancelCause
 from pointsman.policies.dispatch import Dispatcher
 from pointsman.policies.policy_set import policy_set, scaling_policy
 from pointsman.policies.scaling import Limits
+from pointsman.policies.scaling.decider import Decider
 from pointsman.primitives import Epoch, InstanceId, RequestId, Term
 from pointsman.state.state import PoolSettings, State
 from pointsman.state.workload import Stage
-from pointsman_scaler.decider import Decider
 from tests.support.events import finished, first_token, joined, reported, route, stored
 
 STEP = DecodeCost(step_s=0.02, per_request_s=0.02)

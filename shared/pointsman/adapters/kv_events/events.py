@@ -21,7 +21,8 @@ _Tokens = Annotated[list[int], msgspec.Meta(max_length=TOKENS_PER_EVENT_MAX)]
 
 class EngineBlockStored(msgspec.Struct, tag_field="type", tag="BlockStored"):
     """Consecutive blocks after `parent_block_hash` (None: start of a prompt). Field order is the engine's: older ones
-    send arrays. `extra_keys`: per block, what else its hash covers (LoRA name, multimodal identifiers, cache salt)."""
+    send arrays. `extra_keys`: per block, what else its hash covers (LoRA name, multimodal identifiers, cache salt).
+    `medium`: where the blocks are (GPU, CPU, STORAGE); without tokens, blocks that another store has described."""
 
     block_hashes: _Hashes
     parent_block_hash: _Hash | None
@@ -33,12 +34,15 @@ class EngineBlockStored(msgspec.Struct, tag_field="type", tag="BlockStored"):
     extra_keys: list[list[Any] | None] | None = None
     group_idx: int | None = None
     kv_cache_spec_kind: str | None = None
+    kv_cache_spec_sliding_window: int | None = None
+    locality: str | None = None
 
 
 class EngineBlockRemoved(msgspec.Struct, tag_field="type", tag="BlockRemoved"):
     block_hashes: _Hashes
     medium: str | None = None
     group_idx: int | None = None
+    locality: str | None = None
 
 
 class EngineCacheCleared(msgspec.Struct, tag_field="type", tag="AllBlocksCleared"):

@@ -1,12 +1,12 @@
 """Methods of the leader. Each returns decisions that are applied already and are to be published in order."""
 
 from collections.abc import Callable
-from typing import Concatenate, ParamSpec
+from typing import Concatenate, Literal, ParamSpec
 
 from pointsman.contracts.access import KeyAction
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.commands import HandOverRequest, RouteRequest
-from pointsman.contracts.fleet import LivenessTimeouts
+from pointsman.contracts.fleet import LivenessTimeouts, Role
 from pointsman.contracts.reasons import CancelCause
 from pointsman.contracts.tenants import TenantPolicies
 from pointsman.policies.dispatch import fleet_care, granting, key_record, limits, migrations, placement, splitting
@@ -49,9 +49,19 @@ class Dispatcher(DecisionContext):
         return self._run(now, migrations.relocate_pending)
 
     def drain(
-        self, instance: InstanceId, reason: str, now: EngineSeconds, *, leaving: bool, by: str = ""
+        self,
+        instance: InstanceId,
+        reason: str,
+        now: EngineSeconds,
+        *,
+        leaving: bool = False,
+        by: str = "",
+        becomes: Role | Literal[""] = "",
     ) -> list[LogEvent]:
-        return self._run(now, fleet_care.drain, instance, reason, leaving=leaving, by=by)
+        return self._run(now, fleet_care.drain, instance, reason, leaving=leaving, by=by, becomes=becomes)
+
+    def change_roles(self, now: EngineSeconds) -> list[LogEvent]:
+        return self._run(now, fleet_care.change_roles)
 
     def undrain(self, instance: InstanceId, now: EngineSeconds, *, by: str = "") -> list[LogEvent]:
         return self._run(now, fleet_care.undrain, instance, by=by)

@@ -1,19 +1,27 @@
-"""Decisions about instances: suspect and remove silent ones, eject outliers, drain."""
+"""Decisions about instances: suspect and remove silent ones, eject outliers, drain, change roles."""
+
+from typing import Literal
 
 from pointsman.contracts.fleet import (
     InstanceDraining,
     InstanceEjected,
     InstanceLeft,
+    InstanceRoleChanged,
     InstanceSuspected,
     InstanceUndrained,
     InstanceUnejected,
     LivenessTimeouts,
+    Role,
 )
 from pointsman.policies.dispatch.migrations import relocate_pending
 from pointsman.policies.dispatch.turn import Turn
 from pointsman.policies.outliers import Ejection
 from pointsman.primitives import EngineSeconds, InstanceId
 from pointsman.state.fleet import Instance, Status
+from pointsman.state.workload import EMPTY_QUEUE
+
+SWITCH_SECONDS_MAX: EngineSeconds = 10.0
+"""How long an instance drains before it changes its role."""
 
 
 def check_liveness(turn: Turn, timeouts: LivenessTimeouts) -> None:
@@ -50,16 +58,48 @@ def eject_outliers(turn: Turn) -> None:
         relocate_pending(turn)
 
 
-def drain(turn: Turn, instance: InstanceId, reason: str, *, leaving: bool, by: str) -> None:
+def drain(
+    turn: Turn, instance: InstanceId, reason: str, *, leaving: bool, by: str, becomes: Role | Literal[""] = ""
+) -> None:
     known = turn.state.fleet.get(instance)
-    if known is None or (known.draining and known.leaving == leaving):
+    if known is None or (known.draining and known.leaving == leaving and known.becomes == becomes):
         return
     turn.decide(
         InstanceDraining(
-            at=turn.now, stamp=turn.stamp, instance=instance, epoch=known.epoch, reason=reason, leaving=leaving, by=by
+            at=turn.now,
+            stamp=turn.stamp,
+            instance=instance,
+            epoch=known.epoch,
+            reason=reason,
+            leaving=leaving,
+            by=by,
+            becomes=becomes,
         )
     )
     relocate_pending(turn)
+
+
+def change_roles(turn: Turn) -> None:
+    """Of instances that have drained for it: none of their requests is left, or SWITCH_SECONDS_MAX are over. Requests
+    that are left end there."""
+    for instance in turn.state.fleet.instances:
+        if not instance.becomes:
+            continue
+        queue = turn.state.workload.queues.get(instance.id, EMPTY_QUEUE)
+        if queue.requests and turn.now - instance.draining_since < SWITCH_SECONDS_MAX:
+            continue
+        turn.decide(
+            InstanceRoleChanged(
+                at=turn.now,
+                stamp=turn.stamp,
+                instance=instance.id,
+                epoch=instance.epoch,
+                role=instance.becomes,
+                left=queue.requests,
+            )
+        )
+    if turn.events:
+        relocate_pending(turn)
 
 
 def undrain(turn: Turn, instance: InstanceId, *, by: str) -> None:

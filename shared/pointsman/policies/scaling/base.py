@@ -4,25 +4,31 @@ from abc import abstractmethod
 from dataclasses import dataclass
 
 from pointsman.policies.policy import Policy
+from pointsman.policies.scaling.roles import NOT_SIZED, RoleDemand, RoleSizes
 from pointsman.primitives import EngineSeconds
 from pointsman.state.state import State
 
 
 @dataclass(frozen=True, slots=True)
 class PoolSize:
-    """`ready` instances take requests; `wanted`: the last decision."""
+    """`ready` instances take requests; `wanted`: the last decision. `roles`: of a split pool, and `fixed` of them cannot
+    change theirs."""
 
     ready: int
     wanted: int
+    roles: RoleSizes = NOT_SIZED
+    fixed: RoleSizes = NOT_SIZED
 
 
 @dataclass(frozen=True, slots=True)
 class ScaleTarget:
-    """`deliberate`: set by an operator or a schedule; applies at once and in full."""
+    """`deliberate`: set by an operator or a schedule; applies at once and in full. `demand`: for which `wanted` is to be
+    split; None: in proportion."""
 
     wanted: int
     reason: str
     deliberate: bool = False
+    demand: RoleDemand | None = None
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,9 @@
 """As few instances as keep the TTFT SLO. Up if too few recent requests were on time, the shortest queue exceeds the
 SLO, or requests are rejected or find no instance. Down if recent requests, run again without the least busy instance,
-are on time by a margin. Source: signals of DualMap's elastic scaling; the rerun is our own. Bias: reacts late to a
-surge. Limit: the rerun ignores decoding."""
+are on time by a margin. In a split pool also up if too few answers met their TBT objective, but only if another split
+of the same instances would not help, and down if the split of one less keeps both roles below `busy_max` by a margin.
+Source: signals of DualMap's elastic scaling; the rerun is our own. Bias: reacts late to a surge. Limit: the rerun
+ignores decoding."""
 
 from dataclasses import dataclass
 from math import ceil
@@ -11,6 +13,7 @@ from typing_extensions import override
 
 from pointsman.policies.scaling.base import PoolSize, ScaleTarget, ScalingPolicy
 from pointsman.policies.scaling.demand import attainment_without, least_worked, prefill_demand
+from pointsman.policies.scaling.roles import RoleDemand, best_split, better_split, role_demand
 from pointsman.primitives import EngineSeconds
 from pointsman.state.state import State
 from pointsman.state.trackers.base import Tracker
@@ -25,7 +28,8 @@ MEASURED_SECONDS_MIN: EngineSeconds = 10.0
 @dataclass(frozen=True)
 class SloAttainment(ScalingPolicy):
     """`margin`: above `target`, to shrink. `window_s` is judged to grow, `calm_s` to shrink. `busy_max`: share of
-    time in prefill. `idle_s`: without arrivals until the last instance may go."""
+    time in prefill; of decode instances the share of what TBT objectives and KV memory allow. `idle_s`: without arrivals
+    until the last instance may go."""
 
     name: ClassVar[str] = "slo_attainment"
 
@@ -44,6 +48,8 @@ class SloAttainment(ScalingPolicy):
         if not size.ready and state.workload.requests:
             held = len(state.workload.requests)
             return ScaleTarget(max(size.wanted, 1), f"{held} requests wait and no instance is ready", deliberate=True)
+        if size.roles.total:
+            return self._split_target(state, size, window, now)
         if trouble := self._trouble(state, window, now):
             needed = self._needed(state, window, now)
             if size.ready < size.wanted:
@@ -57,10 +63,49 @@ class SloAttainment(ScalingPolicy):
     def trackers(self) -> tuple[Tracker, ...]:
         return (ServiceWindow(max(self.window_s, self.calm_s)),)
 
+    def _split_target(self, state: State, size: PoolSize, window: ServiceWindow, now: EngineSeconds) -> ScaleTarget:
+        demand = role_demand(state, window, now, window_s=self.window_s, prefill=self.busy_max, decode=self.busy_max)
+        loads = f"busy as wanted: {demand.prefill:.1f} of {size.roles.prefill} that prefill, {demand.decode:.1f} of {size.roles.decode} that decode"
+        trouble = self._trouble(state, window, now) or self._slow_answers(state, window, now)
+        if not trouble:
+            fewer = self._fewer_of_split(state, size, window, demand, now)
+            return ScaleTarget(fewer, loads, demand=demand)
+        needed = max(size.wanted, ceil(demand.prefill) + ceil(demand.decode))
+        waits = size.ready < size.wanted or now - state.scaling.switched_at < self.window_s
+        if not waits and better_split(demand, size.roles, size.fixed, step=1) == size.roles:
+            needed = max(needed, size.wanted + 1)
+        return ScaleTarget(needed, f"{trouble}; {loads}", demand=demand)
+
+    def _slow_answers(self, state: State, window: ServiceWindow, now: EngineSeconds) -> str:
+        since = max(now - self.window_s, state.scaling.up_at, state.scaling.switched_at)
+        answers = window.answers(since)
+        in_time = sum(answer.in_time for answer in answers)
+        if len(answers) < self.outcomes_min or in_time >= self.target * len(answers):
+            return ""
+        return (
+            f"{in_time / len(answers):.1%} of {len(answers)} answers met their TBT objective, {self.target:.0%} should"
+        )
+
+    def _fewer_of_split(
+        self, state: State, size: PoolSize, window: ServiceWindow, demand: RoleDemand, now: EngineSeconds
+    ) -> int:
+        if size.ready < size.wanted:
+            return size.wanted
+        scaling = state.scaling
+        if now - max(window.last_arrival_at, scaling.up_at) >= self.idle_s and not state.workload.requests:
+            return 0
+        changed_at = max(scaling.up_at, scaling.down_at, scaling.switched_at)
+        done = window.outcomes(max(now - self.calm_s, changed_at))
+        if now - changed_at < self.calm_s or done.total < self.outcomes_min or size.wanted <= size.fixed.total:
+            return size.wanted
+        smaller = best_split(demand, size.wanted - 1, size.fixed)
+        spare = smaller.total and demand.pressure(smaller) <= 1 - self.margin
+        return size.wanted - 1 if spare and done.attainment >= min(1.0, self.target + self.margin) else size.wanted
+
     def _trouble(self, state: State, window: ServiceWindow, now: EngineSeconds) -> str:
         """Empty if the pool is large enough."""
         waiting = [r for r in state.workload.requests.values() if r.stage is not Stage.DECODING]
-        done = window.outcomes(max(now - self.window_s, state.scaling.up_at))
+        done = window.outcomes(max(now - self.window_s, state.scaling.up_at, state.scaling.switched_at))
         in_time = sum(_expected_in_time(request, now) for request in waiting)
         both = Outcomes(done.total + len(waiting), done.on_time + in_time, done.refused)
         if both.total < self.outcomes_min:

@@ -1,5 +1,6 @@
 """Keeps prefill time and KV memory near a target. Source: Kubernetes' horizontal autoscaler, `ceil(ready * measured /
-target)` with a tolerance; the busier resource counts. Bias: ignores SLOs; late in bursts."""
+target)` with a tolerance; the busier resource counts. In a split pool prefill time sizes the prefill instances; KV
+memory, or the answers that TPOT objectives allow at once, the others. Bias: ignores TTFT SLOs; late in bursts."""
 
 from dataclasses import dataclass
 from math import ceil
@@ -9,6 +10,7 @@ from typing_extensions import override
 
 from pointsman.policies.scaling.base import PoolSize, ScaleTarget, ScalingPolicy
 from pointsman.policies.scaling.demand import prefill_demand
+from pointsman.policies.scaling.roles import best_split, role_demand
 from pointsman.primitives import EngineSeconds
 from pointsman.state.state import State
 from pointsman.state.trackers.base import Tracker
@@ -17,7 +19,7 @@ from pointsman.state.trackers.service_window import ServiceWindow
 
 @dataclass(frozen=True)
 class TargetUtilisation(ScalingPolicy):
-    """`prefill`, `kv`: target shares. `tolerance`: relative."""
+    """`prefill`, `kv`: target shares; `kv` of answers within TPOT, too, in a split pool. `tolerance`: relative."""
 
     name: ClassVar[str] = "target_utilisation"
 
@@ -30,6 +32,8 @@ class TargetUtilisation(ScalingPolicy):
     def scale_target(self, state: State, size: PoolSize, now: EngineSeconds) -> ScaleTarget:
         if not size.ready:
             return ScaleTarget(max(size.wanted, 1), "no instance is ready")
+        if size.roles.total:
+            return self._split_target(state, size, now)
         prefills = state.tracker(ServiceWindow).prefills(now - self.window_s)
         busy = prefill_demand(state, prefills) / self.window_s / size.ready
         ready = [instance for instance in state.fleet.instances if instance.id in state.fleet.ready]
@@ -39,6 +43,16 @@ class TargetUtilisation(ScalingPolicy):
         if abs(ratio - 1) <= self.tolerance or (ratio > 1 and size.ready < size.wanted):
             return ScaleTarget(size.wanted, measured)
         return ScaleTarget(max(1, ceil(size.ready * ratio)), measured)
+
+    def _split_target(self, state: State, size: PoolSize, now: EngineSeconds) -> ScaleTarget:
+        window = state.tracker(ServiceWindow)
+        demand = role_demand(state, window, now, window_s=self.window_s, prefill=self.prefill, decode=self.kv)
+        measured = f"{demand.prefill:.1f} of {size.roles.prefill} that prefill and {demand.decode:.1f} of {size.roles.decode} that decode are needed"
+        needed = max(2, ceil(demand.prefill) + ceil(demand.decode))
+        pressure = demand.pressure(best_split(demand, size.wanted, size.fixed))
+        if abs(pressure - 1) <= self.tolerance or (needed > size.wanted and size.ready < size.wanted):
+            needed = size.wanted
+        return ScaleTarget(needed, measured, demand=demand)
 
     @override
     def trackers(self) -> tuple[Tracker, ...]:

@@ -24,6 +24,7 @@ from pointsman.contracts.fleet import (
     InstanceDraining,
     InstanceEjected,
     InstanceLeft,
+    InstanceRoleChanged,
     InstanceSuspected,
     InstanceUndrained,
     InstanceUnejected,
@@ -163,7 +164,11 @@ class Tenure:
             case InstanceLeft() if event.refused:
                 dispatcher.refuse(event.instance, event.reason, now)
             case InstanceDraining():
-                dispatcher.drain(event.instance, event.reason, now, leaving=event.leaving, by=event.by)
+                dispatcher.drain(
+                    event.instance, event.reason, now, leaving=event.leaving, by=event.by, becomes=event.becomes
+                )
+            case InstanceRoleChanged():
+                dispatcher.change_roles(now)
             case InstanceUndrained():
                 dispatcher.undrain(event.instance, now, by=event.by)
             case ApiKeyChanged():

@@ -1,11 +1,12 @@
-"""Outcomes (as in `attainment`) and placed prefill work of the last `window_s` engine seconds; at most RECORDS_MAX of
-each."""
+"""Outcomes (as in `attainment`), placed prefill work and answers of the last `window_s` engine seconds; at most
+RECORDS_MAX of each."""
 
 from collections import OrderedDict, deque
 from dataclasses import dataclass
 
 from typing_extensions import override
 
+from pointsman.contracts.reasons import RejectReason
 from pointsman.contracts.requests import RequestFinished
 from pointsman.primitives import BlockKey, EngineSeconds, InstanceId, RequestId, Tokens
 from pointsman.state.trackers.base import OutcomeTracker
@@ -47,11 +48,26 @@ class Prefill:
     prefix: BlockKey | None
 
 
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """`in_time`: its time between tokens (TBT, else TPOT) met its objective. `refused`: as it would have missed it."""
+
+    at: EngineSeconds
+    in_time: bool
+    slo_tpot: EngineSeconds
+    prompt_tokens: Tokens
+    tokens: Tokens = 0
+    refused: bool = False
+
+
 class ServiceWindow(OutcomeTracker):
     def __init__(self, window_s: EngineSeconds) -> None:
         self._window_s = window_s
         self._outcomes: deque[Outcome] = deque(maxlen=RECORDS_MAX)
         self._prefills: OrderedDict[RequestId, Prefill] = OrderedDict()
+        self._answers: deque[Answer] = deque(maxlen=RECORDS_MAX)
+        self.first_at: EngineSeconds = float("inf")
+        """Of the first arrival."""
         self.last_arrival_at: EngineSeconds = float("-inf")
 
     def outcomes(self, since: EngineSeconds) -> Outcomes:
@@ -68,8 +84,13 @@ class ServiceWindow(OutcomeTracker):
         """In order, each at its last placement."""
         return [prefill for prefill in self._prefills.values() if prefill.at >= since]
 
+    def answers(self, since: EngineSeconds) -> list[Answer]:
+        """Of two tokens and more."""
+        return [answer for answer in self._answers if answer.at >= since]
+
     @override
     def arrived(self, request: Request, at: EngineSeconds) -> None:
+        self.first_at = min(self.first_at, at)
         self.last_arrival_at = at
 
     @override
@@ -100,7 +121,26 @@ class ServiceWindow(OutcomeTracker):
     def ended(self, request: Request, at: EngineSeconds, finished: RequestFinished | None) -> None:
         if request.stage is Stage.PENDING:
             self._prefills.pop(request.id, None)
+        if finished is not None and finished.completion_tokens > 1:
+            between = finished.tbt_p90 or finished.tpot
+            self._answered(request, at, in_time=between <= request.slo_tpot, tokens=finished.completion_tokens)
+        elif finished is None and request.awaits_decoder:
+            self._answered(request, at, refused=True)
         super().ended(request, at, finished)
+
+    @override
+    def refused(self, request: Request, at: EngineSeconds, reason: str) -> None:
+        if reason == RejectReason.SLO_TPOT:
+            self._answered(request, at, refused=True)
+        super().refused(request, at, reason)
+
+    def _answered(
+        self, request: Request, at: EngineSeconds, *, in_time: bool = False, tokens: Tokens = 0, refused: bool = False
+    ) -> None:
+        answers = self._answers
+        answers.append(Answer(at, in_time, request.slo_tpot, request.prompt_tokens, tokens, refused))
+        while answers[0].at < at - self._window_s:
+            answers.popleft()
 
     @override
     def outcome(self, request: Request, at: EngineSeconds, *, on_time: bool, refused: bool = False) -> None:

@@ -87,6 +87,8 @@ def _status_reason(state: State, instance: Instance) -> str:
         return "its worker is silent"
     if not instance.serving:
         return "its engine does not answer"
+    if instance.becomes:
+        return f"its role becomes {instance.becomes} once it is idle"
     if instance.draining:
         return "it leaves once it is idle" if instance.leaving else "it takes no new requests"
     return state.ejection_reason(instance)

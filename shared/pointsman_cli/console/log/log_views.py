@@ -112,6 +112,8 @@ def history_view(observer: Observer) -> HistoryView:
                 by=one.decided.by,
                 current=one.decided.current,
                 wanted=one.decided.wanted,
+                prefill=one.decided.prefill,
+                decode=one.decided.decode,
                 reason=one.decided.reason,
                 applied_at=wall(observer, one.applied_at),
                 applied_detail=one.applied_detail,

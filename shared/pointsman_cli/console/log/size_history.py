@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from pointsman.primitives import EngineSeconds
+from pointsman.state.fleet import Status
 from pointsman.state.state import State
 
 SIZES_MAX = 360
@@ -53,7 +54,7 @@ class Sizes:
 
 
 def size_of(state: State) -> Size:
-    ready = len(state.fleet.ready)
+    ready = sum(instance.status is Status.READY for instance in state.fleet.instances)
     wanted = state.scaling.wanted
     pending = sum(len(queue.pending) for queue in state.workload.queues.values())
     return Size(state.last_at, ready, ready if wanted is None else wanted, pending)

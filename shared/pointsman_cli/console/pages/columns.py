@@ -157,7 +157,8 @@ TENANTS: Table[TenantView] = Table(
 
 
 def _size(view: ScaleView) -> Markup:
-    return Markup("{} → {}").format(f"{view.current:,}", f"{view.wanted:,}")
+    roles = f" ({view.prefill} prefill, {view.decode} decode)" if view.prefill else ""
+    return Markup("{} → {}{}").format(f"{view.current:,}", f"{view.wanted:,}", roles)
 
 
 SCALING: Table[ScaleView] = Table(

@@ -1,0 +1,182 @@
+"""The engine's cache over all tiers: a BlockTranslator for the device, and one for each slower tier that its events tell
+of. Slower tiers have their own blocks, since a block stays in host memory after the device evicted it.
+
+- vLLM's offloading tells of a block by its hash alone unless `self_describing_kv_events` is set; the device's store of
+  the same block says what it is. Blocks that neither knows count as ignored.
+- LMCache has hashes of its own, for chunks of several engine blocks: each is taken apart.
+- A connector need not tell of removals, so the oldest blocks of a slower tier are dropped beyond a bound.
+- `AllBlocksCleared` names no tier, so it clears all: a hit missed, never one promised in vain."""
+
+from collections.abc import Iterator
+from hashlib import blake2b
+from typing import Final
+
+import msgspec
+
+from pointsman.adapters.kv_events.events import (
+    EngineBlockRemoved,
+    EngineBlockStored,
+    EngineCacheCleared,
+    EngineEvent,
+    EngineHash,
+)
+from pointsman.contracts.block_keys import KeyChain
+from pointsman.contracts.cache import SlowerTier
+from pointsman.contracts.fleet import TierDigest
+from pointsman.primitives import EngineSeconds, Tokens
+from pointsman_worker.block_rules import tier_of
+from pointsman_worker.engine_blocks import HeldBlock
+from pointsman_worker.translator import BlockTranslator, HeldBlocks
+
+TIER_BLOCKS_MAX: Final = 1_048_576
+"""Engine blocks of one slower tier; 16 million tokens at 16 a block."""
+
+
+class HeldTiers(msgspec.Struct, frozen=True):
+    """A fully verified cache. `slower`: its slower tiers, parents before children."""
+
+    device: HeldBlocks
+    slower: dict[SlowerTier, list[HeldBlock]] = {}
+
+
+class CacheTranslator:
+    def __init__(
+        self,
+        key_chain: KeyChain,
+        engine_block_tokens: Tokens,
+        *,
+        capacity_blocks: int = 0,
+        shared_store: bool = False,
+        tier_blocks_max: int = TIER_BLOCKS_MAX,
+    ) -> None:
+        """`capacity_blocks`: of the device, 0 if unknown. `shared_store`: slower blocks are in a store that all engines
+        share. Raises ValueError if a pool block is not a multiple of the engine's block."""
+        self._chain = key_chain
+        self._width = engine_block_tokens
+        self._shared_store = shared_store
+        self._tier_blocks_max = tier_blocks_max
+        self.device = BlockTranslator(key_chain, engine_block_tokens, capacity_blocks=capacity_blocks)
+        self.slower: dict[SlowerTier, BlockTranslator] = {}
+        self._chunks: dict[SlowerTier, dict[EngineHash, int]] = {}
+        """Engine blocks of each chunk that was taken apart."""
+
+    @property
+    def changed(self) -> bool:
+        return any(translator.keys.changed for translator in self._all())
+
+    @property
+    def snapshot_is_smaller(self) -> bool:
+        return any(translator.keys.snapshot_is_smaller for translator in self._all())
+
+    @property
+    def digests(self) -> list[TierDigest]:
+        return [TierDigest(tier, blocks.keys.count, blocks.keys.digest) for tier, blocks in self.slower.items()]
+
+    def apply(self, event: EngineEvent, now: EngineSeconds = 0.0) -> None:
+        """Never raises for an event's contents. `now` is monotonic."""
+        if isinstance(event, EngineCacheCleared):
+            for translator in self._all():
+                translator.apply(event, now)
+            self._chunks.clear()
+            return
+        tier = tier_of(event.medium, event.locality, shared_store=self._shared_store)
+        if tier == "device":
+            self.device.apply(event, now)
+        elif tier is None:
+            self.device.counters.ignored += 1
+        elif isinstance(event, EngineBlockRemoved):
+            self._remove(tier, event, now)
+        else:
+            self._store(tier, event, now)
+
+    def expire(self, until: EngineSeconds) -> int:
+        """Returns the number of blocks dropped from the device."""
+        for translator in self.slower.values():
+            translator.expire(until)
+            parked_since = translator.orphans.since
+            if parked_since is not None and parked_since <= until:
+                translator.orphans.clear()
+        return self.device.expire(until)
+
+    def mark_counts_unverified(self, now: EngineSeconds) -> None:
+        for translator in self._all():
+            translator.verification.mark_counts_unverified(now)
+
+    def set_unverifiable(self, now: EngineSeconds, *, on: bool) -> None:
+        for translator in self._all():
+            translator.verification.set_unverifiable(now, on=on)
+
+    def dump(self) -> HeldTiers | None:
+        """As BlockTranslator.dump."""
+        device = self.device.dump()
+        slower = {tier: translator.dump() for tier, translator in self.slower.items()}
+        if device is None or self._chunks or None in slower.values():
+            return None
+        return HeldTiers(device, {tier: held.blocks for tier, held in slower.items() if held is not None})
+
+    def restore(self, dump: HeldTiers) -> None:
+        """As BlockTranslator.restore."""
+        self.device.restore(dump.device)
+        for tier, blocks in dump.slower.items():
+            self._translator(tier).restore(HeldBlocks(blocks, dump.device.group, several_groups=False))
+
+    def _all(self) -> Iterator[BlockTranslator]:
+        yield self.device
+        yield from self.slower.values()
+
+    def _translator(self, tier: SlowerTier) -> BlockTranslator:
+        known = self.slower.get(tier)
+        if known is None:
+            known = self.slower[tier] = BlockTranslator(self._chain, self._width)
+            known.verification.set_unverifiable(0.0, on=self.device.verification.unverifiable)
+        return known
+
+    def _store(self, tier: SlowerTier, event: EngineBlockStored, now: EngineSeconds) -> None:
+        translator = self._translator(tier)
+        if not event.token_ids:
+            self.device.counters.ignored += translator.adopt(event, self.device, now)
+        elif event.block_size == self._width:
+            translator.adopt_parent(event, self.device)
+            translator.apply(event, now)
+        else:
+            chunks = self._taken_apart(tier, event)
+            if chunks is None:
+                self.device.counters.ignored += 1
+                return
+            translator.apply(chunks, now)
+        translator.trim(max(0, translator.held_blocks - self._tier_blocks_max))
+
+    def _remove(self, tier: SlowerTier, event: EngineBlockRemoved, now: EngineSeconds) -> None:
+        translator = self.slower.get(tier)
+        if translator is None:
+            self.device.counters.ignored += 1
+            return
+        chunks = self._chunks.get(tier)
+        if chunks:
+            hashes = [part for h in event.block_hashes for part in _parts(h, chunks.pop(h, 1))]
+            event = EngineBlockRemoved(hashes, event.medium, event.group_idx)
+        translator.apply(event, now)
+
+    def _taken_apart(self, tier: SlowerTier, event: EngineBlockStored) -> EngineBlockStored | None:
+        """The same blocks in the engine's size; None if they are no multiple of it."""
+        count, rest = divmod(event.block_size, self._width)
+        if rest or count < 1 or len(event.token_ids) != event.block_size * len(event.block_hashes):
+            return None
+        chunks = self._chunks.setdefault(tier, {})
+        for engine_hash in event.block_hashes:
+            chunks.pop(engine_hash, None)
+            chunks[engine_hash] = count
+        while len(chunks) > self._tier_blocks_max:
+            del chunks[next(iter(chunks))]
+        return msgspec.structs.replace(
+            event,
+            block_hashes=[part for h in event.block_hashes for part in _parts(h, count)],
+            block_size=self._width,
+            extra_keys=None,
+        )
+
+
+def _parts(engine_hash: EngineHash, count: int) -> list[EngineHash]:
+    """Names for the engine blocks of a chunk; the last has the chunk's own, which the next chunk names as its parent."""
+    seed = repr(engine_hash).encode()
+    return [*(blake2b(seed + b"/%d" % part, digest_size=16).digest() for part in range(count - 1)), engine_hash]

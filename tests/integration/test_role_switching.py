@@ -1,0 +1,134 @@
+"""Roles of a split pool follow the load and an operator while clients are served: scheduler, scaler, workers, ingress and
+simulated engines in one process, engines and clients over real sockets. No answer is lost or given twice."""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+from pointsman.adapters.providers.static import StaticProvider
+from pointsman.contracts.commands import ScaleAnswered, ScalePool
+from pointsman.contracts.decisions import RequestEnd, ScaleDecided
+from pointsman.contracts.fleet import InstanceJoined, InstanceRoleChanged
+from pointsman.contracts.requests import RequestArrived, RequestFinished
+from pointsman.contracts.subjects import admin_subject
+from pointsman.policies.policy_set import scaling_policy
+from pointsman.primitives import WallSeconds
+from pointsman.runtime.health import HealthBoard
+from pointsman.runtime.supervision import Supervisor
+from pointsman.simulation.replay import verify
+from pointsman_scaler.service import ScalerService
+from pointsman_scaler.settings import ScalerSettings
+from tests.support.split_fleet import POOL, SPEED, SplitFleet, simulated_split_fleet
+from tests.support.waiting import eventually
+
+COMPLETIONS = "/v1/completions"
+ROLES = {"e1": "prefill", "e2": "decode", "e3": "decode", "e4": "decode"}
+
+
+@asynccontextmanager
+async def scaler(
+    fleet: SplitFleet, name: str, policy: str = "manual", values: dict[str, float] | None = None
+) -> AsyncIterator[ScalerService]:
+    settings = ScalerSettings(
+        min_instances=4, max_instances=4, pause_up_seconds=5.0, scaler_lease_seconds=WallSeconds(0.6), speed=SPEED
+    )
+    link = fleet.broker.client(fleet.clock, name=name)
+    service = ScalerService(
+        event_log=link.log, commands=link.commands, lease=link.scaler_lease, provider=StaticProvider(),
+        policy=scaling_policy(policy, dict(values or {})), clock=fleet.clock, board=HealthBoard(), settings=settings,
+        name=name,
+    )  # fmt: skip
+    async with Supervisor() as supervisor:
+        supervisor.start(service.run(), name="fold")
+        supervisor.start(service.act(), name="act")
+        await eventually(lambda: service.acts, seconds=10.0)
+        yield service
+
+
+async def scale(fleet: SplitFleet, prefill: int, decode: int) -> ScaleAnswered:
+    answer = await fleet.broker.client(fleet.clock, name="alice").commands.request(
+        admin_subject(POOL, "scale", "alice"), ScalePool(prefill=prefill, decode=decode), timeout=WallSeconds(3.0)
+    )
+    assert isinstance(answer, ScaleAnswered)
+    return answer
+
+
+def roles(fleet: SplitFleet) -> Counter[str]:
+    return Counter(instance.role for instance in fleet.scheduler.state.fleet.instances)
+
+
+async def ask(fleet: SplitFleet, name: str, *, prompt: int, output: int) -> int:
+    body: dict[str, Any] = {"model": "pointsman-sim", "prompt": [hash(name) % 5000 + n for n in range(prompt)]}
+    _, answer = await fleet.ask(COMPLETIONS, name, body | {"max_tokens": output, "ignore_eos": True})
+    return int(answer["usage"]["completion_tokens"])
+
+
+async def asked_in_a_row(fleet: SplitFleet, name: str, until: asyncio.Event, **shape: int) -> dict[str, int]:
+    """One client: its next request follows each answer."""
+    answers: dict[str, int] = {}
+    while not until.is_set():
+        request = f"{name}-{len(answers)}"
+        answers[request] = await ask(fleet, request, **shape)
+    return answers
+
+
+async def assert_nothing_is_lost(fleet: SplitFleet, answers: dict[str, int], output: set[int]) -> None:
+    workload = fleet.scheduler.state.workload
+    await eventually(lambda: not workload.requests)
+    entries = await fleet.entries()
+    ends = [entry.event for entry in entries if isinstance(entry.event, RequestEnd)]
+    named = {e.event.request: e.event.client_request_id for e in entries if isinstance(e.event, RequestArrived)}
+    verdict = verify(entries)
+
+    assert {type(end) for end in ends} == {RequestFinished}
+    assert Counter(named[end.request] for end in ends) == Counter(list(answers))
+    assert set(answers.values()) == output
+    assert (verdict.different, verdict.unchecked.total(), verdict.problems) == (0, 0, [])
+
+
+async def test_an_operator_changes_roles_under_load_and_another_scaler_finishes_it() -> None:
+    async with simulated_split_fleet(ROLES, role_switching=True) as (fleet, _):
+        done = asyncio.Event()
+        clients = [asyncio.create_task(asked_in_a_row(fleet, f"c{n}", done, prompt=640, output=40)) for n in range(6)]
+        async with scaler(fleet, "s1"):
+            began = await scale(fleet, 2, 2)
+            too_many = await scale(fleet, 4, 4)
+        async with scaler(fleet, "s2"):  # takes over in the middle of it
+            await eventually(lambda: roles(fleet) == {"prefill": 2, "decode": 2}, seconds=10.0)
+            await scale(fleet, 3, 1)
+            await eventually(lambda: roles(fleet) == {"prefill": 3, "decode": 1}, seconds=10.0)
+        done.set()
+        answers = {name: tokens for client in clients for name, tokens in (await client).items()}
+        events = [entry.event for entry in await fleet.entries()]
+
+        assert (began.refusal, began.prefill, began.decode) == ("", 2, 2)
+        assert "from 4 to 4" in too_many.refusal
+        assert [(d.prefill, d.decode) for d in events if isinstance(d, ScaleDecided)] == [(1, 3), (2, 2), (3, 1)]
+        assert len([e for e in events if isinstance(e, InstanceJoined)]) == 4  # no restart, no new epoch
+        assert [e.role for e in events if isinstance(e, InstanceRoleChanged)] == ["prefill", "prefill"]
+        await assert_nothing_is_lost(fleet, answers, {40})
+
+
+async def test_roles_follow_a_load_that_turns_from_long_prompts_to_long_answers() -> None:
+    wanted = {"prefill": 0.1, "kv": 0.02, "window_s": 20.0}
+    async with simulated_split_fleet(ROLES, role_switching=True) as (fleet, _):
+        async with scaler(fleet, "s1", "target_utilisation", wanted):
+            answers: dict[str, int] = {}
+            for name, shape, role in (
+                ("long-prompt", {"prompt": 4000, "output": 2}, "prefill"),
+                ("long-answer", {"prompt": 64, "output": 150}, "decode"),
+            ):
+                before = roles(fleet)[role]
+                done = asyncio.Event()
+                clients = [asyncio.create_task(asked_in_a_row(fleet, f"{name}-{n}", done, **shape)) for n in range(12)]
+                with suppress(AssertionError):
+                    await eventually(lambda r=role, b=before: roles(fleet)[r] > b, seconds=20.0)  # type: ignore[misc]
+                done.set()
+                for client in clients:
+                    answers |= await client
+        changes = [entry.event for entry in await fleet.entries() if isinstance(entry.event, InstanceRoleChanged)]
+
+        assert {event.role for event in changes} == {"prefill", "decode"}
+        await assert_nothing_is_lost(fleet, answers, {2, 150})

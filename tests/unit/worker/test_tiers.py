@@ -1,0 +1,306 @@
+"""Slower cache tiers in the worker: events as vLLM's connectors and LMCache shape them, and a plain model of sets."""
+
+from functools import reduce
+from operator import xor
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pointsman.adapters.kv_events.codec import decode_batch
+from pointsman.adapters.kv_events.events import EngineBlockRemoved, EngineBlockStored, EngineCacheCleared
+from pointsman.contracts.block_keys import KeyChain
+from pointsman.contracts.cache import CacheSnapshot, SlowerTier
+from pointsman.primitives import BlockKey, InstanceId
+from pointsman.state.state import PoolSettings, State
+from pointsman_worker.event_sequencer import CacheEventSequencer
+from pointsman_worker.tiers import CacheTranslator, HeldTiers
+from tests.support.events import joined
+
+WIDTH = 4
+"""Tokens in an engine block."""
+SPAN = 2
+"""Engine blocks in a pool block."""
+Prefix = tuple[int, ...]
+CHAIN = KeyChain(secret=b"secret", model="m", block_tokens=SPAN * WIDTH)
+A = InstanceId("a")
+
+
+def engine_hash(prefix: Prefix) -> int:
+    return hash(prefix) & (1 << 64) - 1
+
+
+def tokens(blocks: int, *, start: int = 1) -> Prefix:
+    return tuple(range(start, start + blocks * WIDTH))
+
+
+def on_device(prefix: Prefix, first: int = 0) -> EngineBlockStored:
+    return EngineBlockStored(
+        block_hashes=[engine_hash(prefix[:end]) for end in range((first + 1) * WIDTH, len(prefix) + 1, WIDTH)],
+        parent_block_hash=engine_hash(prefix[: first * WIDTH]) if first else None,
+        token_ids=list(prefix[first * WIDTH :]),
+        block_size=WIDTH,
+        medium="GPU",
+        group_idx=0,
+        kv_cache_spec_kind="full_attention",
+    )
+
+
+def named(prefix: Prefix, medium: str = "CPU") -> EngineBlockStored:
+    """As vLLM's OffloadingConnector tells of its host blocks: an event for each, by hash alone."""
+    return EngineBlockStored(
+        block_hashes=[engine_hash(prefix)], parent_block_hash=None, token_ids=[], block_size=0, medium=medium,
+        group_idx=0,
+    )  # fmt: skip
+
+
+def described(prefix: Prefix, medium: str = "CPU") -> EngineBlockStored:
+    """The same with `self_describing_kv_events`; vLLM 0.32 tells no extra keys there."""
+    return EngineBlockStored(
+        block_hashes=[engine_hash(prefix)],
+        parent_block_hash=engine_hash(prefix[:-WIDTH]) if len(prefix) > WIDTH else None,
+        token_ids=list(prefix[-WIDTH:]),
+        block_size=WIDTH,
+        medium=medium,
+        group_idx=0,
+        kv_cache_spec_kind="full_attention",
+    )
+
+
+def chunk(prefix: Prefix, blocks: int, medium: str = "cpu") -> EngineBlockStored:
+    """As LMCache tells of a chunk: hashes of its own, its chunk size as the block size."""
+    size = blocks * WIDTH
+    return EngineBlockStored(
+        block_hashes=[engine_hash((*prefix, -1))],
+        parent_block_hash=engine_hash((*prefix[:-size], -1)) if len(prefix) > size else None,
+        token_ids=list(prefix[-size:]),
+        block_size=size,
+        medium=medium,
+    )
+
+
+def gone(*prefixes: Prefix, medium: str = "CPU", chunks: bool = False) -> EngineBlockRemoved:
+    hashes: list[int | bytes] = [engine_hash((*prefix, -1) if chunks else prefix) for prefix in prefixes]
+    return EngineBlockRemoved(hashes, medium, None if chunks else 0)
+
+
+def keys_of(prefix: Prefix) -> set[BlockKey]:
+    return set(CHAIN.extend(CHAIN.root(), prefix))
+
+
+def held(translator: CacheTranslator, tier: SlowerTier = "host") -> set[BlockKey]:
+    known = translator.slower.get(tier)
+    return set(known.keys.parents) if known is not None else set()
+
+
+def new_translator(*, tier_blocks_max: int = 1000) -> CacheTranslator:
+    return CacheTranslator(CHAIN, WIDTH, tier_blocks_max=tier_blocks_max)
+
+
+@pytest.mark.parametrize("told", [named, described])
+def test_a_host_block_outlives_its_copy_on_the_device(told) -> None:  # type: ignore[no-untyped-def]
+    translator, prompt = new_translator(), tokens(4)
+    translator.apply(on_device(prompt))
+    for blocks in (1, 2, 3, 4):
+        translator.apply(told(prompt[: blocks * WIDTH]))
+
+    translator.apply(gone(*(prompt[: blocks * WIDTH] for blocks in (4, 3, 2, 1)), medium="GPU"))
+    after_device = held(translator)
+    translator.apply(gone(prompt[: 3 * WIDTH]))
+
+    assert not translator.device.keys.parents
+    assert after_device == keys_of(prompt)
+    assert held(translator) == keys_of(prompt[: 2 * WIDTH])
+    assert translator.device.counters.dropped == 0
+
+
+def test_a_block_that_nobody_described_is_ignored() -> None:
+    translator = new_translator()
+    translator.apply(named(tokens(2)))
+
+    assert not held(translator)
+    assert translator.device.counters.ignored == 1
+
+
+def test_a_described_block_may_follow_one_that_only_the_device_holds() -> None:
+    translator, prompt = new_translator(), tokens(4)
+    translator.apply(on_device(prompt))
+    for blocks in (3, 4):
+        translator.apply(described(prompt[: blocks * WIDTH]))
+
+    assert held(translator) == keys_of(prompt) - keys_of(prompt[: 2 * WIDTH])
+
+
+def test_a_chunk_of_lmcache_is_taken_apart_and_removed_as_one() -> None:
+    translator, prompt = new_translator(), tokens(8)
+    translator.apply(on_device(prompt))
+    for blocks in (4, 8):
+        translator.apply(chunk(prompt[: blocks * WIDTH], 4))
+    whole = held(translator)
+
+    translator.apply(gone(prompt[: 4 * WIDTH], chunks=True))
+
+    assert whole == keys_of(prompt)
+    assert held(translator) == keys_of(prompt) - keys_of(prompt[: 4 * WIDTH])
+    translator.apply(chunk(prompt[:3], 1))  # its last chunk, not whole
+    assert translator.device.counters.mismatches == 0
+
+
+def test_an_engine_of_a_shared_store_tells_of_external_blocks() -> None:
+    translator, prompt = CacheTranslator(CHAIN, WIDTH, shared_store=True), tokens(2)
+    translator.apply(on_device(prompt))
+    translator.apply(named(prompt[:WIDTH], "cpu"))
+    translator.apply(named(prompt, "cpu"))
+    remote = new_translator()
+    remote.apply(msgspec.structs.replace(described(prompt[:WIDTH]), locality="REMOTE"))
+
+    assert (held(translator, "external"), held(translator)) == (keys_of(prompt), set())
+    assert set(remote.slower) == {"external"}
+
+
+def test_all_tiers_are_cleared_and_a_successor_knows_all_of_them() -> None:
+    translator, prompt = new_translator(), tokens(4)
+    translator.apply(on_device(prompt))
+    for blocks in range(1, 5):
+        translator.apply(named(prompt[: blocks * WIDTH], "STORAGE"))
+    for part in (translator.device, *translator.slower.values()):
+        part.keys.take_changes()
+    dump = translator.dump()
+    assert dump is not None
+    successor = new_translator()
+    successor.restore(msgspec.msgpack.decode(msgspec.msgpack.encode(dump), type=HeldTiers))
+
+    translator.apply(EngineCacheCleared())
+
+    assert successor.digests == [d for d in successor.digests if d.blocks == 2 and d.tier == "storage"]
+    assert held(successor, "storage") == keys_of(prompt)
+    assert not held(translator, "storage")
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        named(tokens(1), "QUANTUM"),
+        EngineBlockStored([1] * 5, 7, [], -3, medium="CPU"),
+        EngineBlockStored([1, 2], None, [1, 2, 3], 10**12, medium="cpu"),
+        EngineBlockStored([], None, [], 0, medium="STORAGE"),
+        EngineBlockStored([5], 5, list(range(WIDTH)), WIDTH, medium="CPU"),
+        EngineBlockStored([5], None, [-1] * WIDTH, WIDTH, medium="CPU"),
+        EngineBlockRemoved([1, 2, 3], "CPU", 3),
+        EngineBlockRemoved([b"x" * 64], "\x00"),
+    ],
+)
+def test_what_no_engine_says_changes_no_device_block(event: EngineBlockStored | EngineBlockRemoved) -> None:
+    translator, prompt = new_translator(), tokens(2)
+    translator.apply(on_device(prompt))
+
+    for _ in range(3):
+        translator.apply(event)
+
+    assert set(translator.device.keys.parents) == keys_of(prompt)
+    assert translator.device.counters.dropped == 0
+    assert not held(translator)
+
+
+def test_a_tier_without_removals_keeps_a_bounded_number_of_its_newest_blocks() -> None:
+    translator = new_translator(tier_blocks_max=8)
+    for number in range(50):
+        translator.apply(chunk(tokens(2, start=1 + 100 * number), 2), now=float(number))
+
+    newest = [keys_of(tokens(2, start=1 + 100 * number)) for number in range(46, 50)]
+    assert held(translator) == set().union(*newest)
+
+
+def test_events_on_the_wire_say_their_tier() -> None:
+    """Maps as vLLM 0.32 sends them."""
+    events = [
+        {"type": "BlockStored", "block_hashes": [1], "parent_block_hash": None, "token_ids": [], "block_size": 0,
+         "lora_id": None, "medium": "CPU", "lora_name": None, "group_idx": 0, "locality": "LOCAL"},
+        {"type": "BlockRemoved", "block_hashes": [1], "medium": "STORAGE", "group_idx": 0, "locality": "REMOTE",
+         "ownership": "fs"},
+    ]  # fmt: skip
+    batch = decode_batch(1, msgspec.msgpack.encode([0.0, events, 0]))
+
+    stored, removed = batch.events
+    assert isinstance(stored, EngineBlockStored)
+    assert isinstance(removed, EngineBlockRemoved)
+    assert (stored.medium, stored.locality, removed.medium, removed.locality) == ("CPU", "LOCAL", "STORAGE", "REMOTE")
+
+
+TRUNKS = (tokens(6), tokens(3) + tokens(3, start=100), tokens(4, start=200))
+acts = st.tuples(
+    st.sampled_from(["device", "host", "described", "drop host", "drop device", "clear", "write"]),
+    st.sampled_from(TRUNKS),
+    st.integers(1, 6),
+)
+
+
+@given(st.lists(acts, max_size=60))
+@settings(max_examples=150)
+def test_the_log_has_what_the_engine_holds_in_each_tier(history: list[tuple[str, Prefix, int]]) -> None:
+    """An engine that says the truth, its worker, and the fold of what the worker writes."""
+    translator, sequencer, state = new_translator(), CacheEventSequencer(A, 1), State(PoolSettings())  # type: ignore[arg-type]
+    state.apply(joined("a", block_tokens=SPAN * WIDTH))
+    device: set[Prefix] = set()
+    host: set[Prefix] = set()
+
+    def write() -> None:
+        for event in sequencer.changes(0.0, translator.device.keys.take_changes()):
+            state.apply(event)
+        for tier, blocks in translator.slower.items():
+            for event in sequencer.changes(0.0, blocks.keys.take_changes(), tier):
+                state.apply(event)
+
+    for what, trunk, blocks in history:
+        prefix = trunk[: blocks * WIDTH]
+        before = [prefix[:end] for end in range(WIDTH, len(prefix) + 1, WIDTH)]
+        if what == "device":
+            # An engine computes a prompt from its first missing block on.
+            first = next((place for place, block in enumerate(before) if block not in device), None)
+            if first is not None and not any(block in device for block in before[first:]):
+                translator.apply(on_device(prefix, first))
+                device.update(before)
+        elif what in ("host", "described") and prefix in device and prefix not in host:
+            translator.apply(named(prefix) if what == "host" else described(prefix))
+            host.add(prefix)
+        elif what == "drop host" and prefix in host:
+            translator.apply(gone(prefix))
+            host.remove(prefix)
+        elif what == "drop device" and prefix in device:
+            longer = {block for block in device if block[: len(prefix)] == prefix}
+            translator.apply(gone(*sorted(longer, key=len, reverse=True), medium="GPU"))
+            device -= longer
+        elif what == "clear":
+            translator.apply(EngineCacheCleared())
+            device.clear()
+            host.clear()
+        elif what == "write":
+            write()
+    write()
+
+    assert state.index.keys(A) == _whole_keys(device)
+    assert state.slower.keys("host", A) == _whole_keys(host)
+    digests = {d.tier: (d.blocks, d.digest) for d in translator.digests}
+    assert digests.get("host", (0, 0)) == (len(_whole_keys(host)), reduce(xor, _whole_keys(host), 0))
+    assert translator.device.counters.dropped == 0
+
+    copy = State(PoolSettings())
+    copy.apply(joined("a", block_tokens=SPAN * WIDTH))
+    for event in sequencer.snapshot(0.0, translator.device.keys.take_snapshot()):
+        assert isinstance(event, CacheSnapshot)
+        copy.apply(event)
+    for tier, kept in translator.slower.items():
+        for event in sequencer.stored(0.0, kept.keys.take_snapshot(), tier):
+            copy.apply(event)
+    assert copy.slower.keys("host", A) == state.slower.keys("host", A)
+
+
+def _whole_keys(blocks: set[Prefix]) -> set[BlockKey]:
+    """Keys of the pool blocks of which every engine block is held."""
+    found = set()
+    for block in blocks:
+        parts = [block[:end] for end in range(len(block) - (SPAN - 1) * WIDTH, len(block) + 1, WIDTH)]
+        if len(block) % (SPAN * WIDTH) == 0 and all(part in blocks for part in parts):
+            found.add(CHAIN.extend(CHAIN.root(), block)[-1])
+    return found
