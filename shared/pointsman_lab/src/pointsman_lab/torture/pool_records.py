@@ -10,8 +10,7 @@ from pointsman.contracts.fleet import InstanceReported, PrefillCost
 from pointsman.primitives import BlockKey, EngineSeconds, Epoch, InstanceId, RequestId, Sequence, Tokens
 
 FADE = 0.985
-REMEMBERED = 1_500
-PRIOR, BELIEF = (0.0, 0.0, 1.0), (1.0, 1.0, 2.0)
+PRIOR, BELIEF = (0.0, 0.0, 1.0), (1.0, 1.0, 4.0)
 SPREAD_FIRST = 0.5
 FACTOR_MIN, FACTOR_MAX = 0.25, 4.0
 NO_INSTANCE = InstanceId("")
@@ -181,75 +180,63 @@ class ModelledInstance:
 @dataclass(eq=False)
 class Learned:
     """Observed prefills of one instance, and the weights of three estimates of a prefill that fit them best: a fixed time,
-    seconds per token instead of the cost model, and the cost model. Slow: each fit goes through all observations."""
+    seconds per token instead of the cost model, and the cost model. `sums`: of products of the estimates and the target,
+    each over its scale."""
 
     cost: PrefillCost
-    seen: list[tuple[list[float], float]] = field(default_factory=list)
-    """Estimates and target of each observation, each over its scale; newest last."""
-    usual: list[tuple[float, float, float]] = field(default_factory=list)
+    sums: dict[tuple[int, int], float] = field(default_factory=dict)
+    usual: list[float] = field(default_factory=lambda: [0.0] * 4)
+    """Faded sums of expected seconds, seconds by the cost model, tokens, and their number."""
     spread: float = SPREAD_FIRST
     drift: float = 0.0
     weights: list[float] = field(default_factory=lambda: list(PRIOR))
 
     @property
     def factor(self) -> float:
-        if not self.usual:
-            return 1.0
-        _, seconds, tokens = self._usual()
-        return self.first_token(seconds, tokens) / seconds
+        _, seconds, tokens, seen = self.usual
+        return self.first_token(seconds / seen, tokens / seen) / (seconds / seen) if seen else 1.0
 
     def expect(self, seconds: EngineSeconds, tokens: float) -> EngineSeconds:
-        if not self.usual:
+        if not self.usual[3]:
             return seconds
         fixed, by_tokens, by_cost = self._estimates(seconds, tokens)
-        fixed *= seconds / self._usual()[1]  # once for each usual amount of work
+        fixed *= seconds * self.usual[3] / self.usual[1]  # once for each usual amount of work
         return _bounded(self.weights[0] * fixed + self.weights[1] * by_tokens + self.weights[2] * by_cost, seconds)
 
     def first_token(self, seconds: EngineSeconds, tokens: float) -> EngineSeconds:
-        return _bounded(
-            sum(
-                weight * estimate
-                for weight, estimate in zip(self.weights, self._estimates(seconds, tokens), strict=True)
-            ),
-            seconds,
-        )
+        estimates = self._estimates(seconds, tokens)
+        return _bounded(sum(self.weights[i] * estimates[i] for i in range(3)), seconds)
 
     def learn(self, predicted: EngineSeconds, observed: EngineSeconds, tokens: Tokens) -> None:
         if predicted < 1e-6 or observed < 0:
             return
         expected = self.first_token(predicted, tokens)
-        self.usual = [*self.usual, (expected, predicted, float(tokens))][-REMEMBERED:]
+        seen = (expected, predicted, float(tokens), 1.0)
+        self.usual = [FADE * old + new for old, new in zip(self.usual, seen, strict=True)]
         off, spread = observed / expected - 1, self.spread
         self.drift += 0.08 * (_cut(off, 2.5 * spread) - self.drift)
         self.spread = _cut(max(0.03, (0.9 * spread**2 + 0.1 * _cut(off, 4 * spread) ** 2) ** 0.5), 1.0)
         if abs(self.drift) > 0.15 and abs(self.drift) > 0.6 * self.spread:
-            self.seen, self.drift = [], 0.0
+            self.sums, self.drift = {}, 0.0
             self.spread = spread = max(self.spread, SPREAD_FIRST)
-        scale = (expected * self._usual()[0]) ** 0.5
-        estimates = [_cut(estimate / scale, 100.0) for estimate in self._estimates(predicted, tokens)]
-        self.seen = [*self.seen, (estimates, expected * (1 + _cut(off, 2.5 * spread)) / scale)][-REMEMBERED:]
+        scale = (expected * self.usual[0] / self.usual[3]) ** 0.5
+        row = [_cut(estimate / scale, 100.0) for estimate in self._estimates(predicted, tokens)]
+        row.append(expected * (1 + _cut(off, 2.5 * spread)) / scale)
+        for i in range(3):
+            for j in range(4):
+                self.sums[i, j] = FADE * self.sums.get((i, j), 0.0) + 16 * row[i] * row[j]
         self.weights = self._fit()
 
     def _estimates(self, seconds: EngineSeconds, tokens: float) -> list[float]:
-        fixed = self.cost.fixed_s + self.cost.floor_s
-        return [fixed, tokens * self.cost.per_token_s - seconds, seconds]
-
-    def _usual(self) -> list[float]:
-        shares = [FADE**age for age in reversed(range(len(self.usual)))]
-        return [sum(s * seen[i] for s, seen in zip(shares, self.usual, strict=True)) / sum(shares) for i in range(3)]
+        return [self.cost.fixed_s + self.cost.floor_s, tokens * self.cost.per_token_s - seconds, seconds]
 
     def _fit(self) -> list[float]:
-        """By Cramer's rule; the prior counts as three observations."""
-        rows = [([BELIEF[i] * (i == j) for j in range(3)], BELIEF[i] * PRIOR[i]) for i in range(3)]
-        for age, (estimates, target) in enumerate(reversed(self.seen)):
-            rows.append(([4 * FADE ** (age / 2) * x for x in estimates], 4 * FADE ** (age / 2) * target))
-        matrix = [[sum(x[i] * x[j] for x, _ in rows) for j in range(3)] for i in range(3)]
-        right = [sum(x[i] * y for x, y in rows) for i in range(3)]
+        """By Cramer's rule, with the prior."""
+        matrix = [[self.sums[i, j] + BELIEF[i] * (i == j) for j in range(3)] for i in range(3)]
+        right = [self.sums[i, 3] + BELIEF[i] * PRIOR[i] for i in range(3)]
         whole = _determinant(matrix)
-        return [
-            _determinant([[right[i] if j == k else matrix[i][j] for j in range(3)] for i in range(3)]) / whole
-            for k in range(3)
-        ]
+        replaced = [[[right[i] if j == k else matrix[i][j] for j in range(3)] for i in range(3)] for k in range(3)]
+        return [_determinant(one) / whole for one in replaced]
 
 
 def _bounded(seconds: EngineSeconds, by_cost: EngineSeconds) -> EngineSeconds:
