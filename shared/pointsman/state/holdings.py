@@ -85,6 +85,7 @@ def forget(parts: StateParts, instance: InstanceId) -> None:
     parts.contradictions.drop(instance)
     parts.latency.forget(instance)
     parts.ttft_intervals.forget(instance)
+    parts.transfers.forget(instance)
 
 
 def compare_with_report(parts: StateParts, instance: Instance, event: InstanceReported, *, is_new: bool) -> None:
