@@ -51,7 +51,7 @@ def policies(number: int, routing: str) -> PolicySet:
 @pytest.fixture(scope="module")
 def entries() -> list[LogEntry]:
     fleet = RecordedFleet(
-        policy_set(prefill_window_tokens=WINDOW_TOKENS, settings=OUTLIERS), seed=1, failing=True
+        policy_set(prefill_window_tokens=WINDOW_TOKENS, settings=OUTLIERS), seed=3, failing=True
     ).live(700)
     fleet.take_over()
     return fleet.live(500).write_all().entries
