@@ -55,6 +55,8 @@ class SlowerTiers:
         self._members: dict[InstanceId, bool] = {}
         """Instances, and whether they load from the shared store."""
         self._refuted: dict[InstanceId, dict[BlockKey, EngineSeconds]] = {}
+        self._reporting: dict[InstanceId, None] = {}
+        """Instances that told of a slower tier in this epoch."""
         self._rates: dict[InstanceId, dict[SlowerTier, LoadRate]] = {}
 
     def __bool__(self) -> bool:
@@ -68,6 +70,7 @@ class SlowerTiers:
     def drop(self, instance: InstanceId) -> None:
         """The store is dropped with the last instance that uses it."""
         self._members.pop(instance, None)
+        self._reporting.pop(instance, None)
         self._refuted.pop(instance, None)
         self._rates.pop(instance, None)
         for index in self._indexes.values():
@@ -78,6 +81,7 @@ class SlowerTiers:
     def store(self, tier: SlowerTier, instance: InstanceId, keys: Iterable[BlockKey]) -> None:
         if not self._indexes:
             self._begin()
+        self._reporting[instance] = None
         index, holder = self._indexes[tier], self._holder(tier, instance)
         if tier == "external":
             self._members[instance] = True
@@ -86,6 +90,10 @@ class SlowerTiers:
         for refuted in self._refuted.values() if tier == "external" else (self._refuted.get(instance, {}),):
             for key in keys if refuted else ():
                 refuted.pop(key, None)
+
+    def reports(self, instance: InstanceId) -> bool:
+        """Its connector may hold more than its events describe, also after `AllBlocksCleared`."""
+        return instance in self._reporting
 
     def remove(self, tier: SlowerTier, instance: InstanceId, keys: list[BlockKey]) -> None:
         if self._indexes:
