@@ -47,6 +47,7 @@ from pointsman.contracts.fleet import (
 )
 from pointsman.contracts.requests import (
     PrefillFinished,
+    PrefixFetchEnded,
     RequestArrived,
     RequestAttemptFailed,
     RequestCancelled,
@@ -130,7 +131,8 @@ def details(event: LogEvent) -> str:
         case RequestPlaced():
             return _placement(event)
         case RequestGranted():
-            return f"-> {event.instance}{_attempt(event.attempt)}"
+            fetch = f"  fetches {event.fetched_tokens} tokens from {event.fetch_from}" if event.fetch_from else ""
+            return f"-> {event.instance}{_attempt(event.attempt)}{fetch}"
         case HandOverRefused():
             return f"{event.source}{_attempt(event.attempt)}  prefill {_seconds(event.prefill)}, {event.reason}: {event.detail}"
         case RequestHandedOver():
@@ -146,6 +148,9 @@ def details(event: LogEvent) -> str:
             return f"{event.instance}  TTFT {_seconds(event.ttft)}, prefill {_seconds(event.prefill)}"
         case RequestFinished():
             return _finish(event)
+        case PrefixFetchEnded():
+            how = f"failed: {event.failure}" if event.failure else f"{event.tokens} tokens"
+            return f"{event.source} -> {event.instance}{_attempt(event.attempt)}  {how}, {_seconds(event.seconds)}"
         case RequestAttemptFailed():
             return f"{event.instance}{_attempt(event.attempt)}  {event.failure} {event.status or ''} {event.detail}".rstrip()
         case RequestFailed():
