@@ -9,7 +9,7 @@ the pool's store; every instance connected to it can load what any of them store
 Engines also lose blocks silently (LMCache, Mooncake's store): what a delivery shows to be gone counts as missing for
 some minutes (`refute`), while the index keeps agreeing with its worker."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import get_args
 
@@ -122,17 +122,21 @@ class SlowerTiers:
         first = indexes[0][1]
         shared = first.bits(instance for instance, uses in self._members.items() if uses)
         masks = [self._mask(indexes, key, shared) for key in keys]
+        if not any(masks):
+            return {}
+        names = {first.bits((instance,)): instance for instance in self._members}
+        starts: dict[int, int] = {}
+        for bit, instance in names.items():
+            start = hits.get(instance, 0)
+            starts[start] = starts.get(start, 0) | bit
         found: dict[InstanceId, TierBlocks] = {}
-        for instance in self._members:
-            bit, start = first.bits((instance,)), hits.get(instance, 0)
-            end = start
-            while end < len(masks) and masks[end] & bit:
-                end += 1
+        for instance, end in _ends(masks, starts, names):
+            start = hits.get(instance, 0)
             refuted = self._refuted.get(instance)
             if refuted:
                 end = next((place for place in range(start, end) if keys[place] in refuted), end)
             if end > start:
-                found[instance] = self._by_tier(instance, keys[start:end])
+                found[instance] = self._by_tier(instance, keys[start:end], indexes)
         return found
 
     def depth(self, instance: InstanceId, keys: list[BlockKey], start: int) -> int:
@@ -193,9 +197,31 @@ class SlowerTiers:
             mask |= shared if holders and tier == "external" else holders
         return mask
 
-    def _by_tier(self, instance: InstanceId, keys: list[BlockKey]) -> TierBlocks:
+    def _by_tier(
+        self, instance: InstanceId, keys: list[BlockKey], indexes: list[tuple[SlowerTier, PrefixIndex]]
+    ) -> TierBlocks:
+        if len(indexes) == 1:
+            return {indexes[0][0]: len(keys)}
         found: TierBlocks = {}
         for key in keys:
-            tier = next(t for t in TIERS if self._indexes[t].holds(self._holder(t, instance), key))
+            tier = next(tier for tier, index in indexes if index.holds(self._holder(tier, instance), key))
             found[tier] = found.get(tier, 0) + 1
         return found
+
+
+def _ends(masks: list[int], starts: dict[int, int], names: dict[int, InstanceId]) -> Iterator[tuple[InstanceId, int]]:
+    """Where each instance's run of blocks ends that begins at its start; only of those that have any. `starts`: bits by
+    the block at which they begin."""
+    running = 0
+    for place, mask in enumerate(masks):
+        running |= starts.get(place, 0) & mask
+        gone = running & ~mask
+        running &= mask
+        while gone:
+            bit = gone & -gone
+            yield names[bit], place
+            gone ^= bit
+    while running:
+        bit = running & -running
+        yield names[bit], len(masks)
+        running ^= bit
