@@ -111,7 +111,7 @@ async def split_fleet(
 
 @asynccontextmanager
 async def simulated_split_fleet(
-    roles: Mapping[str, str], *, fetches: bool = False, role_switching: bool = False, **ingress: Any
+    roles: Mapping[str, str], *, role_switching: bool = False, fetches: bool = False, **ingress: Any
 ) -> AsyncIterator[tuple[SplitFleet, dict[str, EngineServer]]]:
     """The same in front of simulated engines, one for each role; their models can be looked into. `fetches`:
     whether they fetch prefixes from each other."""
@@ -131,8 +131,8 @@ async def simulated_split_fleet(
                 {
                     "role": roles[name],
                     "kv_transfer_gb_per_s": 12.5,
-                    "fetches": fetches,
                     "role_switching": role_switching,
+                    "fetches": fetches,
                 },
             )
             for name, server in servers.items()

@@ -45,8 +45,8 @@ class FleetEvents:
             aliases=list(names.aliases),
             completes=facts.completes,
             certain=state.certain(session),
-            fetches=settings.fetches and target.role == "both",
             role_switching=settings.role_switching,
+            fetches=settings.fetches and target.role == "both",
             cache_detail=session.detail if session.cache == "unknown" else "",
             shared_store=settings.shared_kv_store,
         )

@@ -92,10 +92,10 @@ class InstanceJoined(FleetEvent, frozen=True, kw_only=True):
     """Whether missed engine events can be replayed. False without a replay socket, or once the engine contradicted its
     events."""
     cache_detail: Text = ""
-    fetches: bool = False
-    """Its connector fetches prefixes from other instances, and gives its own (`kv_transfer_params`)."""
     role_switching: bool = False
     """The engine can take any role, so a leader may change it."""
+    fetches: bool = False
+    """Its connector fetches prefixes from other instances, and gives its own (`kv_transfer_params`)."""
     shared_store: bool = False
     """It loads from and stores into the store that the pool's engines share (tier `external`)."""
 

@@ -139,8 +139,8 @@ class SimulatedFleet:
             prefill=pool.profile.prefill_cost, role=scenario.role(number),
             decode=pool.profile.decode_cost if scenario.splits else None,
             transfer_tokens_per_s=pool.transfer_tokens_per_s if scenario.splits else scenario.transfer_tokens_per_s,
-            fetches=scenario.transfer_tokens_per_s > 0,
             role_switching=scenario.role_switching,
+            fetches=scenario.transfer_tokens_per_s > 0,
         )  # fmt: skip
         pool.apply(joined, now)
         if scenario.role_switching:

@@ -114,6 +114,8 @@ METRICS: Mapping[Metric, Callable[[CellResult], float | None]] = {
     "e2e_p50_s": _of_report(lambda r: r.e2e.p50_s),
     "e2e_p90_s": _of_report(lambda r: r.e2e.p90_s),
     "tpot_p90_s": _of_report(lambda r: r.tpot.p90_s),
+    "capacity_with_tbt": _of_report(lambda r: r.effective_capacity_with_tbt),
+    "tbt_p90_s": _of_report(lambda r: r.tbt.p90_s),
     "worst_length": _of_report(worst_length),
     "migrations": _of_report(lambda r: 1000 * r.migrations / r.requests if r.requests else None),
     "rejected_share": _of_report(lambda r: r.rejections / r.requests if r.requests else None),
