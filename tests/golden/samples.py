@@ -77,6 +77,7 @@ from pointsman.contracts.overlap import (
 from pointsman.contracts.reasons import CancelCause, MoveCause
 from pointsman.contracts.requests import (
     PrefillFinished,
+    PrefixFetchEnded,
     RequestArrived,
     RequestAttemptFailed,
     RequestCancelled,
@@ -311,6 +312,15 @@ EVENTS: list[LogEvent] = [
         attempt=2,
         excluded=[InstanceId("engine-2")],
         decode_candidates=[DECODE_CANDIDATE],
+    ),
+    PrefixFetchEnded(
+        at=AT,
+        request=REQUEST,
+        instance=ENGINE,
+        source=InstanceId("engine-2"),
+        attempt=2,
+        seconds=2.0,
+        failure="not done within 2 s",
     ),
     PrefillFinished(at=AT, request=REQUEST, instance=ENGINE, ttft=0.75, prefill=0.25),
     RequestFinished(

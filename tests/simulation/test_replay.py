@@ -18,8 +18,9 @@ from pointsman.contracts.decisions import (
     Settings,
 )
 from pointsman.contracts.fleet import InstanceEjected, InstanceSuspected, InstanceUnejected, Role
-from pointsman.contracts.requests import PrefillFinished, RequestCancelled
+from pointsman.contracts.requests import PrefillFinished, PrefixFetchEnded, RequestCancelled
 from pointsman.policies.admission import ADMISSION_POLICIES
+from pointsman.policies.admission.admit_all import AdmitAll
 from pointsman.policies.ordering import ORDERING_POLICIES
 from pointsman.policies.policy_set import PolicySet, policy_set, recorded_policy_set
 from pointsman.policies.routing import ROUTING_POLICIES
@@ -92,6 +93,34 @@ def test_limits_and_classes_of_tenants_are_decided_again_bit_for_bit(pending_max
             reasons["displaced" if event.displaced_by else event.reason] += 1
     assert reasons["rate_limited"]
     assert reasons["displaced"] or pending_max > 1_000
+
+
+def test_fetches_are_decided_again_bit_for_bit_whatever_became_of_them() -> None:
+    granted: Counter[bool] = Counter()
+    ended: Counter[bool] = Counter()
+    for seed, routing in enumerate(("round_robin", "min_ttft", "pointsman")):
+        told = replace(policies(seed, routing), admission=AdmitAll(), prefill_window_tokens=16_384)
+        fleet = RecordedFleet(told, seed=seed, failing=True, fetching=True).live(500)
+        fleet.take_over()
+        fleet.live(500).write_all()
+
+        verdict = verify(fleet.entries)
+
+        assert str(verdict) == f"decisions {verdict.decisions:,}, identical {verdict.decisions:,}, different 0", seed
+        for entry in fleet.entries:
+            if isinstance(entry.event, RequestGranted) and entry.event.stamp is not None:
+                granted[bool(entry.event.fetch_from)] += 1
+            elif isinstance(entry.event, PrefixFetchEnded):
+                ended[bool(entry.event.failure)] += 1
+        workload, transfers = fold(fleet.entries).workload, fold(fleet.entries).transfers
+        fetching = {request.id for request in workload.requests.values() if request.fetching}
+        assert {request for giving in transfers.under_way.values() for request in giving} == fetching
+        for queue in workload.queues.values():
+            assert queue.prefill_seconds == pytest.approx(sum(r.prefill_seconds for r in queue.prefill.values()))
+            assert queue.prefill_tokens == sum(r.uncached_tokens for r in queue.prefill.values())
+            assert queue.pending_tokens == sum(r.uncached_tokens for r in queue.pending.values())
+            assert queue.pending_seconds == pytest.approx(sum(r.prefill_seconds for r in queue.pending.values()))
+    assert min(granted[True], ended[True], ended[False]) > 5
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ from pointsman.contracts.reasons import CancelCause
 from pointsman.contracts.requests import (
     AttemptFailure,
     PrefillFinished,
+    PrefixFetchEnded,
     RequestAttemptFailed,
     RequestEvent,
     RequestFailed,
@@ -59,11 +60,14 @@ class RecordedFleet:
         roles: Sequence[Role] = (),
         failing: bool = False,
         limited: bool = False,
+        fetching: bool = False,
     ) -> None:
         """`roles` of the engines, in their order, where they do not all do everything. `failing`: whether engines fail
-        requests, and are ejected. `limited`: whether tenants have limits, and requests priorities."""
+        requests, and are ejected. `limited`: whether tenants have limits, and requests priorities.
+        `fetching`: whether engines fetch prefixes from each other."""
         self._failing = failing
         self._limited = limited
+        self._fetching = fetching
         self.entries: list[LogEntry] = []
         self._roles = dict(zip(ENGINES, roles, strict=False))
         self._policies = policies
@@ -94,6 +98,11 @@ class RecordedFleet:
             happenings += [(6, self._fail_attempt), (4, self._eject)]
         if self._limited:
             happenings.append((1, self._set_tenant_policies))
+        if self._fetching:
+            happenings = [
+                (weight, happens) for weight, happens in happenings if happens != self._report
+            ]  # ends a doubt
+            happenings += [(30, self._arrive), (20, self._end_fetch), (40, self._store), (40, self._first_token)]
         weights = [weight for weight, _ in happenings]
         for _ in range(steps):
             self._now += self._random.expovariate(20.0)
@@ -174,7 +183,7 @@ class RecordedFleet:
     def _arrive(self) -> None:
         self._numbers += 1
         family = self._random.randint(1, 6) * 1000
-        depth = self._random.randint(0, 12)
+        depth = self._random.randint(0, 60 if self._fetching else 12)
         keys = [family + level for level in range(depth)] + [100_000 + self._numbers]
         fields: dict[str, Any] = {"streaming": self._random.random() < 0.7, "tenant": f"tenant-{family}"}
         if self._limited:
@@ -245,6 +254,18 @@ class RecordedFleet:
         found = [request for request in self._state.workload.requests.values() if request.stage is stage]
         return self._random.choice(found) if found else None
 
+    def _end_fetch(self) -> None:
+        found = [request for request in self._state.workload.requests.values() if request.fetching]
+        if found:
+            request = self._random.choice(found)
+            self._append(
+                PrefixFetchEnded(
+                    at=self._now, request=request.id, instance=request.instance, source=request.fetch_from,
+                    attempt=request.attempt, tokens=64, seconds=self._random.random(), source_seconds=0.01,
+                    failure=self._random.choice(("", "", "", "the source refused with status 500")),
+                )
+            )  # fmt: skip
+
     def _first_token(self) -> None:
         request = self._one(Stage.HANDED_OVER) or self._one(Stage.PREFILL)
         if request is not None and request.streaming and not request.decode:
@@ -296,7 +317,8 @@ class RecordedFleet:
         self._epochs[engine] = self._epochs.get(engine, 0) + 1
         self._cache[engine] = 0
         role = {"role": self._roles[engine]} if engine in self._roles else {}
-        self._append(joined(engine, at=self._now, epoch=self._epochs[engine], **role))
+        fetches = {"fetches": True, "transfer_tokens_per_s": 100_000.0} if self._fetching else {}
+        self._append(joined(engine, at=self._now, epoch=self._epochs[engine], **role, **fetches))
 
     def _restart_engine(self) -> None:
         self._join(self._random.choice(ENGINES))
@@ -305,7 +327,9 @@ class RecordedFleet:
         request = self._one(Stage.DECODING)
         if request is not None and request.instance in self._cache:
             engine = request.instance
-            self._cache[engine] += self._random.choice((1, 1, 1, 2))  # now and then one is lost
+            self._cache[engine] += (
+                1 if self._fetching else self._random.choice((1, 1, 1, 2))
+            )  # now and then one is lost
             self._append(
                 stored(
                     engine,

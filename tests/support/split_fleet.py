@@ -13,7 +13,9 @@ from pointsman.adapters.clocks import ScaledClock
 from pointsman.adapters.http_engine import HttpEngine
 from pointsman.adapters.kv_events.reader import KvEventReader
 from pointsman.adapters.kv_events.sockets import KvEndpoint
+from pointsman.contracts.commands import DrainInstance
 from pointsman.contracts.requests import RequestEvent
+from pointsman.contracts.subjects import admin_subject
 from pointsman.ports import EngineTarget, LogEntry
 from pointsman.primitives import InstanceId, PoolName, WallSeconds
 from pointsman.runtime.health import HealthBoard, HttpServer
@@ -69,6 +71,12 @@ class SplitFleet:
         """Everything in the log."""
         return await whole_log(self.broker.client(self.clock, name="reader").log)
 
+    async def drain(self, instance: str) -> None:
+        """Nothing new is placed there; it still gives what it holds."""
+        link = self.broker.client(self.clock, name="operator")
+        command = DrainInstance(instance=InstanceId(instance), reason="test")
+        await link.commands.request(admin_subject(POOL, "drain", "local"), command, timeout=WallSeconds(2.0))
+
     async def life_of(self, request: str) -> list[RequestEvent]:
         return life_of(await self.entries(), request)
 
@@ -103,9 +111,10 @@ async def split_fleet(
 
 @asynccontextmanager
 async def simulated_split_fleet(
-    roles: Mapping[str, str], *, role_switching: bool = False, **ingress: Any
+    roles: Mapping[str, str], *, role_switching: bool = False, fetches: bool = False, **ingress: Any
 ) -> AsyncIterator[tuple[SplitFleet, dict[str, EngineServer]]]:
-    """The same in front of simulated engines, one for each role; their models can be looked into."""
+    """The same in front of simulated engines, one for each role; their models can be looked into. `fetches`:
+    whether they fetch prefixes from each other."""
     servers: dict[str, EngineServer] = {}
     async with AsyncExitStack() as stack:
         supervisor = await stack.enter_async_context(Supervisor())
@@ -119,7 +128,12 @@ async def simulated_split_fleet(
                 server.url,
                 server.events_endpoint or "",
                 server.replay_endpoint or "",
-                {"role": roles[name], "kv_transfer_gb_per_s": 12.5, "role_switching": role_switching},
+                {
+                    "role": roles[name],
+                    "kv_transfer_gb_per_s": 12.5,
+                    "role_switching": role_switching,
+                    "fetches": fetches,
+                },
             )
             for name, server in servers.items()
         }

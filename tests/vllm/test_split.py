@@ -82,11 +82,10 @@ def nixl_of(home: EngineHome) -> Path:
 
 
 @contextmanager
-def nixl_pair(home: EngineHome, directory: Path) -> Iterator[tuple[RunningEngine, RunningEngine]]:
-    connectors = [
-        {"kv_connector": "NixlConnector", "kv_role": role, "kv_buffer_device": "cpu"}
-        for role in ("kv_producer", "kv_consumer")
-    ]
+def nixl_pair(
+    home: EngineHome, directory: Path, *, roles: Sequence[str] = ("kv_producer", "kv_consumer")
+) -> Iterator[tuple[RunningEngine, RunningEngine]]:
+    connectors = [{"kv_connector": "NixlConnector", "kv_role": role, "kv_buffer_device": "cpu"} for role in roles]
     environment = [
         {
             "PYTHONPATH": str(nixl_of(home)),

@@ -11,6 +11,7 @@ from pointsman.runtime.tenant_policies import FollowedPolicies
 from pointsman_ingress import metrics
 from pointsman_ingress.endpoints import AcceptedBody, Endpoint
 from pointsman_ingress.engine.body_rewrites import add_tenant, ask_for_usage, impose_salt
+from pointsman_ingress.engine.prefix_fetch import PrefixPrompt
 from pointsman_ingress.http.call import HttpExchange
 from pointsman_ingress.http.errors import bad_request, context_too_long
 from pointsman_ingress.http.identity import Identity
@@ -68,6 +69,7 @@ class RequestContext:
     prefix_header: str  # how much of the prompt has block keys
     dropped_fields: str = ""  # for a header: names of the client's fields that no engine gets
     model: str = ""  # as metrics name it
+    prefix: PrefixPrompt | None = None  # for a fetch of its first tokens; None: they are not known
     private: bool = False  # whether the client learns nothing of the fleet
 
     @property
@@ -166,6 +168,7 @@ async def understand(
         prefix_header=tokens.prefix_header,
         dropped_fields=accepted.dropped,
         model=model.name,
+        prefix=PrefixPrompt(request.model, tokens.prompts[0], salt) if tokens.exact and longest else None,
         private=salts is not None,
     )
 

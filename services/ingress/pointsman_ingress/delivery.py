@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 import msgspec
 import structlog
 
-from pointsman.contracts.commands import RouteGranted, RouteRejected, RouteRequest
+from pointsman.contracts.commands import PrefixFetch, RouteGranted, RouteRejected, RouteRequest
 from pointsman.contracts.reasons import TENANT_LIMITS, RejectReason
 from pointsman.contracts.tenants import RateLimits
 from pointsman.ports import Clock
@@ -27,6 +27,7 @@ from pointsman_ingress.engine.client import (
 )
 from pointsman_ingress.engine.disaggregation import NO_PREFILL, SplitBody, read_prefill
 from pointsman_ingress.engine.first_byte import FOREVER, FirstByteDeadline, first_byte_wall_seconds
+from pointsman_ingress.engine.prefix_fetch import PrefixFetcher
 from pointsman_ingress.engine.refusals import refused_by_engine
 from pointsman_ingress.engine.usage import UsageRemover, usage_in
 from pointsman_ingress.http.call import HttpExchange, RequestIds
@@ -138,11 +139,21 @@ class Delivery:
         """Raises EngineFailedError if the client has received nothing; later failures become an error event."""
         body = self.context.body
         next_grant: RouteGranted | None = grant
+        if grant.fetch is not None:
+            await self._fetch(grant, grant.fetch)
         if grant.decode:
             split = SplitBody(body, splittable=self.context.endpoint.splittable)
             next_grant, body = await self._prefill(grant, split)
         while next_grant is not None:
             next_grant = await self._exchange(next_grant, body)
+
+    async def _fetch(self, grant: RouteGranted, fetch: PrefixFetch) -> None:
+        """Without success the request computes its prompt."""
+        fetcher = PrefixFetcher(self.engines, self.clock)
+        async with self._pool.in_flight.at_engine(grant):
+            with self._engine_span(grant) as span:
+                outcome = await fetcher.run(grant, fetch, self.context.prefix, self.context.headers, span)
+        self.lifecycle.fetched(fetch, outcome)
 
     async def _prefill(self, grant: RouteGranted, split: SplitBody) -> tuple[RouteGranted | None, bytes]:
         """None: the prefill engine's refusal was passed on. Raises EngineFailedError, and ApiError without a decode

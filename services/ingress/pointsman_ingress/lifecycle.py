@@ -5,11 +5,12 @@ from math import ceil
 import structlog
 
 from pointsman.contracts.codec import LogEvent
-from pointsman.contracts.commands import RouteGranted
+from pointsman.contracts.commands import PrefixFetch, RouteGranted
 from pointsman.contracts.reasons import CancelCause
 from pointsman.contracts.requests import (
     AttemptFailure,
     PrefillFinished,
+    PrefixFetchEnded,
     RequestAttemptFailed,
     RequestCancelled,
     RequestFailed,
@@ -21,6 +22,7 @@ from pointsman.runtime.telemetry import ENGINE_FAILURES
 from pointsman.runtime.tracing import NO_SPAN, Span
 from pointsman_ingress import metrics
 from pointsman_ingress.context import RequestContext
+from pointsman_ingress.engine.prefix_fetch import FetchOutcome
 from pointsman_ingress.engine.streams import StreamTail
 from pointsman_ingress.engine.usage import Usage
 from pointsman_ingress.placement.pools import Pool
@@ -52,6 +54,7 @@ class RequestLifecycle:
         self._gaps: list[EngineSeconds] = []
         self._prefill_cached: Tokens | None = None
         self._failure_logged = False
+        self._fetch_failed = False
 
     @property
     def pool(self) -> Pool:
@@ -68,7 +71,27 @@ class RequestLifecycle:
     def granted(self, grant: RouteGranted) -> None:
         self.grant = grant
         self.sent_at = self._clock.now()
-        self._failure_logged = False
+        self._failure_logged = self._fetch_failed = False
+
+    def fetched(self, fetch: PrefixFetch, outcome: FetchOutcome) -> None:
+        grant = self.grant
+        assert grant is not None, "only a granted request fetches"
+        self.sent_at = self._clock.now()
+        self._fetch_failed = bool(outcome.failure)
+        if outcome.failure:
+            log.warning("prefix_fetch_failed", request=self.request, source=fetch.source, reason=outcome.failure)
+        event = PrefixFetchEnded(
+            at=self.sent_at,
+            request=self.request,
+            instance=grant.instance,
+            source=fetch.source,
+            attempt=grant.attempt,
+            tokens=outcome.tokens,
+            seconds=outcome.seconds,
+            source_seconds=outcome.source_seconds,
+            failure=outcome.failure[:DETAIL_CHARACTERS_MAX],
+        )
+        self._log(event)
 
     def handed_over(self, grant: RouteGranted, cached_tokens: Tokens | None) -> None:
         """`cached_tokens`: of the prefill engine; -1 if unknown, None without a prefill."""
@@ -187,7 +210,13 @@ class RequestLifecycle:
     @property
     def _predicted_cached_tokens(self) -> Tokens:
         grant = self.grant
-        if grant is None or grant.term == Term(0) or grant.prefilled_by or not self._context.comparable:
+        if (
+            grant is None
+            or grant.term == Term(0)
+            or grant.prefilled_by
+            or not self._context.comparable
+            or self._fetch_failed
+        ):
             return -1
         return grant.hit_tokens
 

@@ -4,8 +4,16 @@ from dataclasses import dataclass
 from functools import cache, partial
 
 from pointsman.contracts.codec import LogEvent
-from pointsman.contracts.commands import HandOverRequest, RouteGranted, RouteRejected, RouteRequest, SentRequest
+from pointsman.contracts.commands import (
+    HandOverRequest,
+    PrefixFetch,
+    RouteGranted,
+    RouteRejected,
+    RouteRequest,
+    SentRequest,
+)
 from pointsman.contracts.decisions import HandOverRefused, RequestGranted, RequestPlaced, RequestRejected
+from pointsman.contracts.fleet import ANY_RANK
 from pointsman.contracts.reasons import RejectReason, reject_answer
 from pointsman.contracts.requests import RequestCancelled
 from pointsman.contracts.tenants import RateLimits
@@ -138,6 +146,18 @@ class Waiters:
             rebind=request.rebind,
             expected_seconds=state.latency.expected_seconds(instance.id, seconds, tokens),
             limits=self._limits(request.tenant),
+            fetch=self._fetch(request) if request.fetching else None,
+        )
+
+    def _fetch(self, request: Request) -> PrefixFetch:
+        """A source that has left meanwhile has no URL: its fetch fails."""
+        source = self._dispatcher.state.fleet.get(request.fetch_from)
+        return PrefixFetch(
+            source=request.fetch_from,
+            url=source.url if source is not None else "",
+            prefix_tokens=request.prompt_tokens - request.uncached_tokens + 1,
+            seconds=request.fetch_seconds,
+            dp_rank=source.dp_rank if source is not None else ANY_RANK,
         )
 
     def _rejection(

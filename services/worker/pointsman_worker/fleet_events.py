@@ -46,6 +46,7 @@ class FleetEvents:
             completes=facts.completes,
             certain=state.certain(session),
             role_switching=settings.role_switching,
+            fetches=settings.fetches and target.role == "both",
             cache_detail=session.detail if session.cache == "unknown" else "",
             shared_store=settings.shared_kv_store,
         )

@@ -121,3 +121,13 @@ def _note(tally: Tally) -> str:
 
 def _points(share: float) -> str:
     return f"{100 * share:.1f}"
+
+
+def loaded_note(tally: Tally) -> str:
+    """Empty if nothing was loaded back."""
+    if not tally.loaded_tokens:
+        return ""
+    return (
+        f"{tally.loaded_tokens / tally.prompt_tokens:.1%} of the prompt tokens, {tally.loaded_tokens / tally.tokens[-1]:.0%} of "
+        "what was delivered, were loaded back from slower tiers"
+    )

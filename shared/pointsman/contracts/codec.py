@@ -63,6 +63,7 @@ from pointsman.contracts.fleet import (
 from pointsman.contracts.overlap import OverlapAnswered, OverlapRefused, OverlapRequest
 from pointsman.contracts.requests import (
     PrefillFinished,
+    PrefixFetchEnded,
     RequestArrived,
     RequestAttemptFailed,
     RequestCancelled,
@@ -97,6 +98,7 @@ LogEvent = (
     | MigrationRefused
     | RequestRejected
     | PrefillFinished
+    | PrefixFetchEnded
     | RequestAttemptFailed
     | RequestFinished
     | RequestFailed

@@ -70,6 +70,16 @@ class RouteRequest(Command, frozen=True, kw_only=True):
         check_packed(self.keys)
 
 
+class PrefixFetch(msgspec.Struct, frozen=True, kw_only=True):
+    """`prefix_tokens`: leading prompt tokens that the instance has or fetches from `source`; `seconds`: predicted."""
+
+    source: InstanceId
+    url: Name
+    prefix_tokens: Tokens
+    seconds: EngineSeconds
+    dp_rank: Rank = ANY_RANK
+
+
 class RouteGranted(Command, frozen=True, kw_only=True):
     request: RequestId
     attempt: Count
@@ -91,6 +101,8 @@ class RouteGranted(Command, frozen=True, kw_only=True):
     expected_seconds: EngineSeconds = 0.0
     """Engine seconds from the grant to the first token; 0: unknown."""
     limits: RateLimits | None = None
+    fetch: PrefixFetch | None = None
+    """To be made before the request is sent."""
 
 
 class RouteRejected(Command, frozen=True, kw_only=True):

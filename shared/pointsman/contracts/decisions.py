@@ -49,6 +49,9 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     queue_seconds: EngineSeconds
     prefill_seconds: EngineSeconds
     predicted_ttft: EngineSeconds
+    fetch_from: InstanceId = InstanceId("")
+    fetched_tokens: Tokens = 0
+    transfer_seconds: EngineSeconds = 0.0
     loaded_tokens: Tokens = 0
 
 
@@ -83,14 +86,19 @@ class RequestPlaced(RequestEvent, frozen=True, kw_only=True):
     decode_reason: Text = ""
     decode_candidates: Annotated[list[DecodeCandidate], Listed] = []
     transfer_seconds: EngineSeconds = 0.0
+    """Of the KV cache: to the decode instance, or of the prefix from `fetch_from`."""
     lost_seconds: EngineSeconds = 0.0
     """Time held without a scheduler or lost at a failed engine; extends its TTFT budget."""
+    fetch_from: InstanceId = InstanceId("")
+    """Plan: fetch `fetched_tokens` beyond the hit from there; `uncached_tokens` are computed. Decided at the grant."""
+    fetched_tokens: Tokens = 0
     loads: Loads = []
     load_seconds: EngineSeconds = 0.0
 
 
 class RequestGranted(RequestEvent, frozen=True, kw_only=True):
-    """The ingress may send the request. Unstamped: the ingress reports the location, because no scheduler answered or a
+    """The ingress may send the request, after it had `instance` fetch the first `fetch_blocks` blocks of the prompt from
+    `fetch_from`. Unstamped: the ingress reports the location, because no scheduler answered or a
     new leader may not have the grant. `tenant`, `adapter`: of a request that no scheduler saw, which has no
     RequestArrived."""
 
@@ -100,6 +108,11 @@ class RequestGranted(RequestEvent, frozen=True, kw_only=True):
     rebind: bool = False
     tenant: Tenant = Tenant("")
     adapter: Name = ""
+    fetch_from: InstanceId = InstanceId("")
+    fetch_blocks: Count = 0
+    fetched_tokens: Tokens = 0
+    fetch_seconds: EngineSeconds = 0.0
+    """Predicted."""
 
 
 class RequestHandedOver(RequestEvent, frozen=True, kw_only=True):
@@ -143,6 +156,8 @@ class RequestMigrated(RequestEvent, frozen=True, kw_only=True):
     benefit: EngineSeconds = 0.0
     decode: InstanceId = InstanceId("")
     rebound: bool = False
+    fetch_from: InstanceId = InstanceId("")
+    """As in RequestPlaced."""
     wasted: EngineSeconds = 0.0
     """With `rebound`: prefill seconds probably done at `source`; `benefit` is net of them."""
     cause: MoveCause = MoveCause.UNKNOWN

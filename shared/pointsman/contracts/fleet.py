@@ -94,6 +94,8 @@ class InstanceJoined(FleetEvent, frozen=True, kw_only=True):
     cache_detail: Text = ""
     role_switching: bool = False
     """The engine can take any role, so a leader may change it."""
+    fetches: bool = False
+    """Its connector fetches prefixes from other instances, and gives its own (`kv_transfer_params`)."""
     shared_store: bool = False
     """It loads from and stores into the store that the pool's engines share (tier `external`)."""
 

@@ -69,6 +69,19 @@ class PrefillFinished(RequestEvent, frozen=True, kw_only=True):
     prefill: EngineSeconds
 
 
+class PrefixFetchEnded(RequestEvent, frozen=True, kw_only=True):
+    """`instance` has fetched `tokens` leading tokens of the prompt from `source`, or failed to (`failure`), and computes
+    them. `seconds`: since the grant; `source_seconds`: of those, until the source gave the blocks."""
+
+    instance: InstanceId
+    source: InstanceId
+    attempt: Count = 1
+    tokens: Tokens = 0
+    seconds: EngineSeconds = 0.0
+    source_seconds: EngineSeconds = 0.0
+    failure: Text = ""
+
+
 class RequestFinished(RequestEvent, frozen=True, kw_only=True):
     """Token counts are the engine's; -1 where unknown."""
 

@@ -2,7 +2,7 @@
 inverse of `PolicySet.settings`)."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import TypeVar
 
 import msgspec
@@ -56,6 +56,8 @@ class PolicySet:
     decode_placement: DecodePlacement = DEFAULT_DECODE_PLACEMENT
     rebind: bool = False
     outliers: OutlierDetection = DEFAULT_OUTLIER_DETECTION
+    as_recorded: Settings | None = field(default=None, compare=False)
+    """`placement_settings` of an earlier version, which lack what is newer."""
 
     def trackers(self) -> tuple[Tracker, ...]:
         return (*self.routing.trackers(), *self.admission.trackers(), *self.ordering.trackers())
@@ -69,6 +71,8 @@ class PolicySet:
     @property
     def placement_settings(self) -> Settings:
         """Recorded in each placement and rejection."""
+        if self.as_recorded is not None:
+            return self.as_recorded
         return {
             **self.routing.settings,
             **_prefixed(ADMISSION_PREFIX, self.admission.settings),
@@ -136,7 +140,7 @@ def recorded_policy_set(routing: str, settings: Settings) -> PolicySet:
     if not any(name.startswith(OUTLIER_PREFIX) for name in rest):  # its leader ejected no instance
         rest |= _prefixed(OUTLIER_PREFIX, NO_OUTLIER_DETECTION.settings)
     try:
-        return policy_set(
+        policies = policy_set(
             routing=routing,
             admission=str(rest.pop("admission")),
             ordering=str(rest.pop("ordering")),
@@ -152,6 +156,8 @@ def recorded_policy_set(routing: str, settings: Settings) -> PolicySet:
     except KeyError as error:
         message = f"the settings of {routing or 'no policy'} lack {error}"
         raise UnknownPolicyError(message) from error
+    placed = {name: value for name, value in settings.items() if not name.startswith(OUTLIER_PREFIX)}
+    return policies if placed == policies.placement_settings else replace(policies, as_recorded=placed)
 
 
 def _versions(routing: str, settings: Settings) -> Mapping[str, type[RoutingPolicy]]:

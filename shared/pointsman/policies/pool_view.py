@@ -1,5 +1,5 @@
 """Read-only input of a routing policy: one request, and predictions for each instance that could take it. Predicted
-TTFT counts from now: `(queue + prefill) * correction`."""
+TTFT counts from now: `(queue + prefill) * correction + transfer`."""
 
 from collections.abc import Collection
 from functools import cached_property
@@ -9,13 +9,15 @@ from typing import TypeVar
 import msgspec
 
 from pointsman.contracts.decisions import Candidate, TierTokens
+from pointsman.policies.prefix_fetch import FetchSource, fetch_source, fetch_to, shared_fetch_seconds
 from pointsman.primitives import BlockKey, EngineSeconds, InstanceId, Tokens
+from pointsman.state.fleet import Instance
 from pointsman.state.latency_model import Correction
 from pointsman.state.priority_classes import LOWEST, RANK
 from pointsman.state.slower_tiers import TierBlocks
 from pointsman.state.state import State
 from pointsman.state.trackers.base import Tracker
-from pointsman.state.workload import EMPTY_QUEUE, InstanceQueue, Request
+from pointsman.state.workload import EMPTY_QUEUE, NO_INSTANCE, InstanceQueue, Request
 
 _NOTHING_LEARNED = Correction()
 
@@ -37,6 +39,9 @@ class CandidateEstimate(msgspec.Struct, frozen=True, kw_only=True):
     waiting: int
     requests: int
     transfer_seconds: EngineSeconds = 0.0
+    fetch_from: InstanceId = NO_INSTANCE
+    """Where `fetched_tokens` beyond the hit are fetched from, since that is sooner than computing them."""
+    fetched_tokens: Tokens = 0
     loads: tuple[TierTokens, ...] = ()
     """Cached tokens that only slower tiers hold."""
     load_seconds: EngineSeconds = 0.0
@@ -57,6 +62,9 @@ class CandidateEstimate(msgspec.Struct, frozen=True, kw_only=True):
             queue_seconds=self.queue_seconds,
             prefill_seconds=self.prefill_seconds,
             predicted_ttft=self.predicted_ttft,
+            fetch_from=self.fetch_from,
+            fetched_tokens=self.fetched_tokens,
+            transfer_seconds=self.transfer_seconds if self.fetch_from else 0.0,
             loaded_tokens=self.loaded_tokens,
         )
 
@@ -159,7 +167,7 @@ class PoolView:
             seconds, tokens = self._overtaken(queue)
             queued, queued_tokens = max(0.0, queued - seconds), queued_tokens - tokens
         correction = state.latency.corrections.get(instance_id, _NOTHING_LEARNED)
-        return CandidateEstimate(
+        estimate = CandidateEstimate(
             instance=instance_id,
             hit_blocks=hit_blocks,
             cached_tokens=cached,
@@ -173,6 +181,23 @@ class PoolView:
             transfer_seconds=self._transfer_seconds and (self._transfer_seconds if instance.role == "prefill" else 0.0),
             loads=loads,
             load_seconds=state.slower.load_seconds(instance, loads) if loads else 0.0,
+        )
+        return self._with_fetch(instance, queue, estimate) if state.fleet.fetches else estimate
+
+    def _with_fetch(self, instance: Instance, queue: InstanceQueue, computed: CandidateEstimate) -> CandidateEstimate:
+        replace = msgspec.structs.replace
+        fetch = fetch_to(self._state, self.request, self._fetch_source, instance, computed.hit_blocks, self.now)
+        if fetch is None:
+            seconds = shared_fetch_seconds(queue, self.request, self.now)
+            return replace(computed, transfer_seconds=seconds) if seconds else computed
+        return replace(
+            computed,
+            uncached_tokens=computed.uncached_tokens - fetch.tokens,
+            prefill_seconds=fetch.prefill_seconds,
+            work_seconds=fetch.work_seconds,
+            transfer_seconds=fetch.seconds,
+            fetch_from=fetch.source,
+            fetched_tokens=fetch.tokens,
         )
 
     def _overtaken(self, queue: InstanceQueue) -> tuple[EngineSeconds, Tokens]:
@@ -193,6 +218,10 @@ class PoolView:
             last = self.last_instance
             return next((candidate for candidate in equals if candidate.instance == last), equals[0])
         return equals[0]
+
+    @cached_property
+    def _fetch_source(self) -> FetchSource | None:
+        return fetch_source(self._state, self.request, self.now)
 
     @cached_property
     def _hits(self) -> dict[InstanceId, int]:

@@ -20,6 +20,8 @@ def stranded(state: State, now: EngineSeconds, *, idle_after: EngineSeconds) -> 
             continue
         factor = state.latency.correction(instance.id)
         for request in [*queue.prefill.values(), *queue.decoding.values()]:
+            if request.fetching:
+                continue  # not sent yet
             waited = now - max(instance.idle_since, request.granted_at)
             due = 0.0 if _has_first_token(request) else PREFILLS_WAITED * request.engine_seconds * factor
             due = min(due, PREFILL_SECONDS_MAX)

@@ -112,6 +112,12 @@ class EngineModel:
         self._end(known)
         return True
 
+    def hold_kv(self, request: RequestId, prompt: Prompt) -> None:
+        """Hold what is cached of a prompt until `release_kv`."""
+        hashes = self._chain(prompt).hashes
+        kept = self._kept[request] = hashes[: self.cache.hit(hashes, blocks_max=len(hashes))]
+        self.cache.hold(kept)
+
     def release_kv(self, request: RequestId) -> bool:
         """Release the blocks held of an ended request. False if there are none."""
         blocks = self._kept.pop(request, None)

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from pointsman.contracts.fleet import Role
+from pointsman.contracts.requests import PrefixFetchEnded
 from pointsman.primitives import EngineSeconds, InstanceId, Tokens
 
 End = Literal["finished", "rejected", "failed", "unfinished"]
@@ -35,6 +36,8 @@ class RequestRow:
     """90th percentile of the gaps between its tokens; None with fewer than two tokens."""
     migrations: int = 0
     retries: int = 0
+    fetched_tokens: Tokens = 0
+    """From another instance; of its `cached_tokens`."""
 
     @property
     def ttft(self) -> EngineSeconds | None:
@@ -70,6 +73,14 @@ class Outcome:
     decisions: int = 0
     decision_seconds: float = 0.0
     virtual_seconds: EngineSeconds = 0.0
+    fetches: int = 0
+    fetches_failed: int = 0
+    fetch_seconds: EngineSeconds = 0.0
     instance_changes: list[tuple[EngineSeconds, int]] = field(default_factory=list)
     """(time, ready instances) at each change."""
     role_changes: list[tuple[EngineSeconds, InstanceId, Role]] = field(default_factory=list)
+
+    def note_fetch(self, event: PrefixFetchEnded) -> None:
+        self.fetches += 1
+        self.fetches_failed += bool(event.failure)
+        self.fetch_seconds += event.seconds

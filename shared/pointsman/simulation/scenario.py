@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from pointsman.contracts.decisions import Settings
 from pointsman.contracts.fleet import Role
@@ -10,6 +11,8 @@ from pointsman.primitives import BlockKey, EngineSeconds, InstanceId, Tokens
 from pointsman.simulation.outcome import RequestRow
 from pointsman.simulation.workload.requests import TRACE_BLOCK_TOKENS, WorkloadRequest
 from pointsman.state.engine_profiles import DEFAULT_PROFILE, PROFILES, EngineProfile
+
+FetchPath = Literal["engine", "direct"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +42,11 @@ class Scenario:
     role_switching: bool = False
     """The scaler (`slo_attainment`) switches the roles of a split that has no other instances."""
     kv_transfer_gb_per_s: float = 12.5
+    transfer_tokens_per_s: float = 0.0
+    """Of prefixes that instances fetch from each other; 0: they do not."""
+    fetch_path: FetchPath = "engine"
+    """A fetch is a request to the source's engine and one to the target's, as with vLLM's NixlConnector; `direct`: it
+    waits for neither, as Mooncake's Messenger."""
     kv_capacity_tokens: Tokens | None = None
     host_cache_tokens: Tokens = 0
     """Of each instance's host tier; 0: none."""

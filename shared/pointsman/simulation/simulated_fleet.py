@@ -138,8 +138,9 @@ class SimulatedFleet:
             engine_block_tokens=scenario.block_tokens, kv_capacity_tokens=capacity, max_model_len=capacity,
             prefill=pool.profile.prefill_cost, role=scenario.role(number),
             decode=pool.profile.decode_cost if scenario.splits else None,
-            transfer_tokens_per_s=pool.transfer_tokens_per_s if scenario.splits else 0.0,
+            transfer_tokens_per_s=pool.transfer_tokens_per_s if scenario.splits else scenario.transfer_tokens_per_s,
             role_switching=scenario.role_switching,
+            fetches=scenario.transfer_tokens_per_s > 0,
         )  # fmt: skip
         pool.apply(joined, now)
         if scenario.role_switching:
@@ -155,7 +156,7 @@ class SimulatedFleet:
             self._pool.agenda.at(now, lambda at, e=engine: self._leave_when_idle(e, at))  # type: ignore[misc]
         self._relocate_pending(now)
 
-    def fail(self, failure: Failure, now: EngineSeconds) -> None:
+    def fail(self, failure: Failure, now: EngineSeconds) -> SimulatedEngine:
         pool = self._pool
         engine = self.engines[pool.mirror.name_of(failure.instance)]
         engine.alive = False
@@ -168,6 +169,7 @@ class SimulatedFleet:
         pool.agenda.at(now + NOTICE_SECONDS, lambda at: self._notice(engine, at))
         if failure.back_at is not None:
             pool.agenda.at(failure.back_at, lambda at: self.join(failure.instance, at))
+        return engine
 
     def deliver(self, engine: SimulatedEngine, changes: list[CacheChange], now: EngineSeconds) -> None:
         """Write the cache events of a step, delayed or lost as in the scenario."""

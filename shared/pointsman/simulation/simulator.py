@@ -18,14 +18,15 @@ from pointsman.contracts.decisions import (
     RequestPlaced,
     RequestRejected,
 )
-from pointsman.contracts.requests import PrefillFinished, RequestFailed, RequestFinished
+from pointsman.contracts.requests import PrefillFinished, PrefixFetchEnded, RequestFailed, RequestFinished
 from pointsman.contracts.tenants import TenantPolicies
 from pointsman.policies.rebalancing import REBALANCING_POLICIES
-from pointsman.primitives import EngineSeconds, InstanceId, RequestId, SessionId, Tenant
+from pointsman.primitives import EngineSeconds, InstanceId, RequestId, SessionId, Tenant, Tokens
 from pointsman.simulation.engine_types import HashedPrompt, PrefillEnded, StepResult
 from pointsman.simulation.event_queue import EventQueue
 from pointsman.simulation.outcome import LoadSample, Outcome, RequestRow
 from pointsman.simulation.scenario import NO_MIRROR, Failure, FleetMirror, Scenario
+from pointsman.simulation.simulated_fetches import SimulatedFetches
 from pointsman.simulation.simulated_fleet import SimulatedEngine, SimulatedFleet
 from pointsman.simulation.simulated_pool import SimulatedPool
 from pointsman.simulation.simulated_scaler import TICK_SECONDS, SimulatedScaler
@@ -70,6 +71,7 @@ class Simulation:
         self.pool = SimulatedPool(scenario, mirror, self._agenda, self.outcome)
         self.state = self.pool.state
         self.fleet = SimulatedFleet(self.pool, carry_out=self.carry_out, lose=self._lose)
+        self._fetches = SimulatedFetches(self.pool, self.fleet, next_step=self._next_step, ended=self._fetched)
         self._dispatcher = self.pool.dispatcher
         self._rebalancing = REBALANCING_POLICIES[scenario.rebalancing]()
         self._commands: dict[RequestId, RouteRequest] = {}
@@ -99,7 +101,7 @@ class Simulation:
         for number, request in enumerate(self._requests):
             agenda.at(request.arrival_s, lambda now, n=number: self._arrive(n, now))  # type: ignore[misc]
         for failure in scenario.failures:
-            agenda.at(failure.at, lambda now, f=failure: fleet.fail(f, now))  # type: ignore[misc]
+            agenda.at(failure.at, lambda now, f=failure: self._fail_engine(f, now))  # type: ignore[misc]
         for at, wanted in scenario.scale_at:
             agenda.at(at, lambda now, w=wanted: fleet.scale(w, now))  # type: ignore[misc]
         agenda.every(SAMPLE_SECONDS, self._sample, first=0.0)
@@ -129,7 +131,10 @@ class Simulation:
                     self.outcome.migrations += 1
                 case RequestGranted():
                     self._row(event.request).granted_at = now
-                    self._send(event.request, event.instance, now)
+                    if event.fetch_from:
+                        self._fetches.start(event, self._commands[event.request], now)
+                    else:
+                        self._send(event.request, event.instance, now)
                 case RequestHandedOver():
                     self._fetch(event, now)
                 case HandOverRefused():
@@ -186,7 +191,7 @@ class Simulation:
 
         self._agenda.at(now + way, start)
 
-    def _submit(self, request_id: RequestId, instance: InstanceId, now: EngineSeconds) -> None:
+    def _submit(self, request_id: RequestId, instance: InstanceId, now: EngineSeconds, *, received: Tokens = 0) -> None:
         engine = self.fleet.engines[instance]
         if not engine.alive:
             # Connection refused: the ingress asks again once this decision is carried out.
@@ -194,8 +199,20 @@ class Simulation:
             return
         hands_over = self._hands_over(request_id)
         tokens = 1 if hands_over else self._row(request_id).output_tokens
-        engine.model.submit(request_id, self._prompt(request_id), max_tokens=tokens, now=now, held=hands_over)
+        prompt = self._prompt(request_id)
+        engine.model.submit(request_id, prompt, max_tokens=tokens, now=now, held=hands_over, received=received)
         self._next_step(engine, now)
+
+    def _fetched(self, event: PrefixFetchEnded, now: EngineSeconds) -> None:
+        self.outcome.note_fetch(event)
+        self._row(event.request).fetched_tokens = event.tokens
+        received = event.tokens if self._scenario.fetch_path == "direct" else 0
+        self._submit(event.request, event.instance, now, received=received)
+        self.carry_out(self._dispatcher.grant_waiting(event.instance, now), now)
+
+    def _fail_engine(self, failure: Failure, now: EngineSeconds) -> None:
+        engine = self.fleet.fail(failure, now)
+        self._fetches.failed(engine, now)
 
     def _prompt(self, request_id: RequestId) -> HashedPrompt:
         command = self._commands[request_id]
@@ -275,14 +292,15 @@ class Simulation:
         self._next_step(engine, now)
 
     def _answer(self, engine: SimulatedEngine, result: StepResult, now: EngineSeconds) -> None:
-        handed_over = {ended.request for ended in result.first_tokens if self._hands_over(ended.request)}
-        for ended in result.first_tokens:
+        own = [ended for ended in result.first_tokens if not self._fetches.owns(ended.request)]
+        handed_over = {ended.request for ended in own if self._hands_over(ended.request)}
+        for ended in own:
             if ended.request in handed_over:
                 self._hand_over(engine, ended, now)
             else:
                 self._first_token(engine, ended, now)
         for request_id in result.finished:
-            if request_id not in handed_over:
+            if request_id not in handed_over and not self._fetches.finished(engine, request_id, now):
                 self._finish(engine, request_id, now)
         if result.first_tokens or result.finished:
             self.carry_out(self._dispatcher.grant_waiting(engine.id, now), now)

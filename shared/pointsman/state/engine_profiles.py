@@ -58,6 +58,20 @@ PROFILES = {
             step_overhead_s=0.004,
             kv_capacity_tokens=1_000_000,
         ),
+        # As above, with DualMap's cache of 0.5M tokens for its 14B model.
+        EngineProfile(
+            name="qwen2.5-14b-910b4",
+            layers=48,
+            hidden=5120,
+            attention_factor=4.0,
+            linear_factor=20.8,
+            flops_per_s=126e12,
+            weight_bytes=29.6e9,
+            kv_bytes_per_token=196_608,
+            memory_bytes_per_s=560e9,
+            step_overhead_s=0.004,
+            kv_capacity_tokens=500_000,
+        ),
         # 8 x A800: 312 TFLOP/s at 50%, 2.04 TB/s at 70%, tensor parallel over all eight.
         EngineProfile(
             name="llama3-70b-8xa800",

@@ -114,6 +114,7 @@ class Instance:
     decode: DecodeCost | None = None
     transfer_tokens_per_s: float = 0.0
     dp_rank: int = ANY_RANK
+    fetches: bool = False
     unschedulable: str = ""
 
     @property
@@ -182,6 +183,8 @@ class Fleet:
         """Of all instances that told it."""
         self.split = False
         """Some instance only prefills or only decodes."""
+        self.fetches = False
+        """Two or more can fetch prefixes from each other."""
 
     def __contains__(self, instance: InstanceId) -> bool:
         return instance in self._instances
@@ -268,6 +271,7 @@ class Fleet:
             decode=event.decode,
             transfer_tokens_per_s=event.transfer_tokens_per_s,
             dp_rank=event.dp_rank,
+            fetches=event.fetches,
             model_since=known.model_since if known and known.model == event.model else event.epoch,
             certain=event.certain,
             cache_detail=event.cache_detail,
@@ -368,6 +372,7 @@ class Fleet:
             for instance in instances:
                 instance.unschedulable = _misfit(instance, self.model)
         self.kv_capacity_tokens = sum(max(0, instance.kv_capacity_tokens) for instance in instances)
+        self.fetches = sum(instance.fetches for instance in instances if not instance.unschedulable) > 1
         self.split = any(instance.role != "both" for instance in instances if not instance.unschedulable)
 
 

@@ -84,6 +84,7 @@ def forget(parts: StateParts, instance: InstanceId) -> None:
     parts.delivered.drop(instance)
     parts.contradictions.drop(instance)
     parts.latency.forget(instance)
+    parts.transfers.forget(instance)
 
 
 def compare_with_report(parts: StateParts, instance: Instance, event: InstanceReported, *, is_new: bool) -> None:

@@ -17,6 +17,7 @@ from pointsman.contracts.decisions import (
 from pointsman.contracts.reasons import CancelCause
 from pointsman.contracts.requests import (
     PrefillFinished,
+    PrefixFetchEnded,
     RequestArrived,
     RequestAttemptFailed,
     RequestCancelled,
@@ -28,6 +29,7 @@ from pointsman.state.fleet import Instance
 from pointsman.state.holdings import learn_delivered, promise_until_confirmed, release
 from pointsman.state.outliers import Failure, Prefill
 from pointsman.state.parts import StateParts
+from pointsman.state.transfers import REST_WALL_SECONDS, FetchUnderWay
 from pointsman.state.workload import NO_EPOCH, NO_INSTANCE, Rejection, Request, Stage
 
 
@@ -138,6 +140,7 @@ def _queue_as_decided(parts: StateParts, request: Request, event: RequestPlaced 
     request.predicted_ttft = event.predicted_ttft
     request.placed_at = event.at
     request.prefilled_by = NO_INSTANCE
+    request.fetch_from = event.fetch_from
     if parts.learns_from_deliveries:
         request.placed_as_of = event.stamp.as_of if event.stamp is not None else parts.sequence
         request.held_blocks = parts.index.depth(event.instance, request.keys)
@@ -158,7 +161,7 @@ def _requeue_at(parts: StateParts, request: Request, instance: Instance, at: Eng
     request.uncached_tokens = request.prompt_tokens
     request.loads, request.load_seconds = (), 0.0
     request.prefill_seconds = parts.latency.prefill_seconds(instance, request.prompt_tokens, 0)
-    request.prefilled_by = NO_INSTANCE
+    request.prefilled_by = request.fetch_from = NO_INSTANCE
     if request.rebound_from == instance.id:
         request.rebound_from = NO_INSTANCE  # the ingress kept it there before the re-binding reached it
     _enqueue(parts, request, at)
@@ -181,6 +184,7 @@ def _unplace(parts: StateParts, request: Request, at: EngineSeconds) -> None:
         _take_in(parts, request, at, limited=False)
     if request.stage is Stage.ARRIVED:
         return
+    _stop_fetching(parts, request)
     if parts.tenants.policies is not None:
         parts.tenants.unplaced(request)
     for tracker in parts.trackers:
@@ -207,7 +211,68 @@ def grant(parts: StateParts, event: RequestGranted) -> None:
     if (request.stage, Trigger.GRANTED) not in TRANSITIONS or request.instance != event.instance:
         return
     request.rebind = event.rebind
+    if event.fetch_from or request.fetch_from:
+        _take_fetch(parts, request, event)
     _enter_engine(parts, request, event.at)
+
+
+def _take_fetch(parts: StateParts, request: Request, event: RequestGranted) -> None:
+    """The grant's fetch replaces that of the placement; without one, what is not held will be computed."""
+    request.fetch_from, request.fetch_blocks, request.fetch_seconds = (
+        event.fetch_from,
+        event.fetch_blocks,
+        event.fetch_seconds,
+    )
+    request.fetching = bool(event.fetch_from)
+    instance = parts.fleet.get(request.instance)
+    if instance is None:
+        return
+    source = parts.fleet.get(event.fetch_from)
+    if source is not None:
+        wait, rate = parts.engine_wait(source, event.at), instance.transfer_tokens_per_s
+        parts.transfers.begin(request.id, source.id, event.fetched_tokens, rate, wait=wait)
+    _reprice(parts, request, instance, event.fetch_blocks if request.fetching else request.hit_blocks)
+
+
+def _reprice(parts: StateParts, request: Request, instance: Instance, blocks: int) -> None:
+    """Its prefill begins behind so many blocks, or behind those that the index knows, if they are more."""
+    blocks = max(blocks, parts.index.depth(instance.id, request.keys))
+    cached = parts.latency.cached_tokens(instance, blocks, request.prompt_tokens)
+    seconds = parts.latency.prefill_seconds(instance, request.prompt_tokens, cached)
+    parts.workload.queue(instance.id).reprice(request, seconds, request.prompt_tokens - cached)
+
+
+def end_fetch(parts: StateParts, event: PrefixFetchEnded) -> None:
+    """The request enters its engine. After a failure it computes what it should have fetched."""
+    request = parts.workload.requests.get(event.request)
+    if (
+        request is None
+        or not request.fetching
+        or (request.instance, request.attempt) != (event.instance, event.attempt)
+    ):
+        return
+    fetch = _stop_fetching(parts, request)
+    instance = parts.fleet.get(request.instance)
+    if event.failure:
+        until = event.at + REST_WALL_SECONDS * parts.settings.speed
+        parts.transfers.rest(request.fetch_from, request.instance, until=until)
+        if instance is not None:
+            _reprice(parts, request, instance, 0)
+    elif fetch is not None and instance is not None:
+        # Meanwhile the target's engine was at work on what it had before.
+        ahead = request.engine_seconds - request.prefill_seconds
+        ahead = parts.latency.expected_seconds(instance.id, ahead, request.engine_tokens - request.uncached_tokens)
+        transferred = max(0.0, event.seconds - max(event.source_seconds, ahead))
+        parts.transfers.learn(event.source, fetch, event.at, waited=event.source_seconds, transferred=transferred)
+    parts.workload.queue(request.instance).enter_after_fetch(request, event.at)
+    request.granted_at = event.at
+
+
+def _stop_fetching(parts: StateParts, request: Request) -> FetchUnderWay | None:
+    if not request.fetching:
+        return None
+    request.fetching = False
+    return parts.transfers.end(request.id, request.fetch_from)
 
 
 def _correct_location(parts: StateParts, request: Request, event: RequestGranted) -> None:
@@ -241,6 +306,7 @@ def finish_prefill(parts: StateParts, event: PrefillFinished) -> None:
         _keep_at_source(parts, request, event)
     if request.instance != event.instance or (request.stage, Trigger.FIRST_TOKEN) not in TRANSITIONS:
         return
+    learnable = _stop_fetching(parts, request) is None and learnable
     if request.stage is Stage.PREFILL:
         queue = parts.workload.queue(event.instance)
         queue.finish_prefill(request, event.at)
@@ -355,6 +421,7 @@ def end(parts: StateParts, event: RequestEnd) -> None:
     request = parts.workload.end(event.request, type(event).__name__)
     if request is None:
         return
+    _stop_fetching(parts, request)
     finished = event if isinstance(event, RequestFinished) else None
     if finished is not None:
         parts.output_lengths.learn(request.tenant, finished.completion_tokens, request.max_output_tokens)

@@ -25,7 +25,8 @@ from pointsman.state.slower_tiers import SlowerTiers, TierBlocks
 from pointsman.state.tenants import Tenants
 from pointsman.state.trackers.base import Tracker
 from pointsman.state.trackers.decode_load import DecodeLoad
-from pointsman.state.workload import NO_EPOCH, Request, Workload
+from pointsman.state.transfers import Transfers
+from pointsman.state.workload import EMPTY_QUEUE, NO_EPOCH, Request, Workload
 
 TRIAL_OPEN_WALL_SECONDS = 10.0
 """How long a failed trial of a half-open instance blocks the next trial while unattributed."""
@@ -85,6 +86,7 @@ class StateParts:
         self.outages = Outages(settings.speed)
         self.outliers = Outliers(settings.speed)
         self.scaling = Scaling()
+        self.transfers = Transfers()
         self.placements = 0
         self.term = Term(0)
         self.elected: Sequence = 0
@@ -115,6 +117,16 @@ class StateParts:
         self.promises.extend_hits(keys, hits)
         self.delivered.extend_hits(keys, hits)
         return hits
+
+    def engine_wait(self, instance: Instance, now: EngineSeconds) -> EngineSeconds:
+        """Until its engine has computed what it has got, and then one token."""
+        queue = self.workload.queues.get(instance.id, EMPTY_QUEUE)
+        seconds, tokens = queue.engine_left(now)
+        return self.latency.expected_seconds(instance.id, seconds, tokens) + self.step_seconds(instance)
+
+    def step_seconds(self, instance: Instance) -> EngineSeconds:
+        """For a prompt of which all but one token is cached."""
+        return self.latency.prefill_seconds(instance, 1, 0)
 
     def cached(
         self, instance: Instance, hit_blocks: int, loads: TierBlocks, prompt_tokens: Tokens

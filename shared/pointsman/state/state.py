@@ -35,6 +35,7 @@ from pointsman.contracts.fleet import (
 )
 from pointsman.contracts.requests import (
     PrefillFinished,
+    PrefixFetchEnded,
     RequestArrived,
     RequestAttemptFailed,
     RequestCancelled,
@@ -168,6 +169,8 @@ class State(StateParts):
                 lifecycle.hand_over(self, event, event.source)
             case PrefillFinished():
                 lifecycle.finish_prefill(self, event)
+            case PrefixFetchEnded():
+                lifecycle.end_fetch(self, event)
             case RequestAttemptFailed():
                 lifecycle.fail_attempt(self, event)
             case RequestFinished() | RequestFailed() | RequestCancelled() | RequestRejected():

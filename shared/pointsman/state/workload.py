@@ -95,6 +95,13 @@ class Request:
     """Its ingress polls for a re-binding until the engine answers."""
     rebound_from: InstanceId = NO_INSTANCE
     """The engine where it was aborted before its first token; at most once."""
+    fetch_from: InstanceId = NO_INSTANCE
+    """Where its instance fetches the first `fetch_blocks` blocks of its prompt; of its grant."""
+    fetch_blocks: int = 0
+    fetch_seconds: EngineSeconds = 0.0
+    """Predicted."""
+    fetching: bool = False
+    """Granted; its ingress sends it when the fetch has ended."""
     over_limit: OverLimit | None = None
     charged_tokens: float = 0.0
     """Weighted tokens charged to its tenant so far."""
@@ -149,6 +156,10 @@ class InstanceQueue:
         if not self.prefill:
             return 0.0, 0
         first = next(iter(self.prefill.values()))
+        if first.fetching:  # not in the engine yet
+            first = next((request for request in self.prefill.values() if not request.fetching), first)
+            if first.fetching:
+                return self.prefill_seconds, self.prefill_tokens
         work, passed = first.prefill_seconds, now - self.working_since
         if passed >= work or not work:
             done, done_tokens = work, first.uncached_tokens
@@ -200,6 +211,28 @@ class InstanceQueue:
         self.prefill[request.id] = request
         self.prefill_seconds += request.prefill_seconds
         self.prefill_tokens += request.uncached_tokens
+
+    def reprice(self, request: Request, seconds: EngineSeconds, tokens: Tokens) -> None:
+        """Its prefill is other work than was placed."""
+        more_seconds, more_tokens = seconds - request.prefill_seconds, tokens - request.uncached_tokens
+        request.prefill_seconds, request.uncached_tokens = seconds, tokens
+        if request.id in self.pending:
+            known = self.classes[request.priority]
+            known.seconds += more_seconds
+            known.tokens += more_tokens
+            self.pending_seconds += more_seconds
+            self.pending_tokens += more_tokens
+        elif request.id in self.prefill:
+            self.prefill_seconds += more_seconds
+            self.prefill_tokens += more_tokens
+
+    def enter_after_fetch(self, request: Request, now: EngineSeconds) -> None:
+        """It enters the engine behind what was granted meanwhile."""
+        del self.prefill[request.id]
+        if all(other.fetching for other in self.prefill.values()):
+            self.working_since = now
+        self.prefill[request.id] = request
+        request.engine_seconds, request.engine_tokens = self.engine_left(now)
 
     def finish_prefill(self, request: Request, now: EngineSeconds) -> None:
         self._take_prefill(request)

@@ -224,6 +224,7 @@ class _LeaderFold:
     ) -> WeighedCandidate:
         instance = self._state.fleet.get(candidate.instance)
         queue = self._state.workload.queues.get(candidate.instance, EMPTY_QUEUE)
+        loaded_blocks = -(-candidate.loaded_tokens // self._state.settings.block_tokens)
         return WeighedCandidate(
             instance=candidate.instance,
             chosen=candidate.instance == chosen,
@@ -233,7 +234,7 @@ class _LeaderFold:
             doubt=instance.doubt if instance else "",
             why_out=self._state.ejection_reason(instance) if instance else "",
             hit_blocks=candidate.hit_blocks,
-            held_blocks=min(candidate.hit_blocks, held.get(candidate.instance, 0)),
+            held_blocks=min(candidate.hit_blocks, held.get(candidate.instance, 0) + loaded_blocks),
             uncached_tokens=candidate.uncached_tokens,
             queue_seconds=candidate.queue_seconds,
             prefill_seconds=candidate.prefill_seconds,

@@ -4,6 +4,7 @@ from typing import Any
 
 from pointsman.primitives import EngineSeconds
 from pointsman.state.fleet import Instance
+from pointsman.state.slower_tiers import TIERS
 from pointsman.state.state import State
 from pointsman.state.workload import EMPTY_QUEUE, Request, Stage
 from pointsman_cli.terminal import wall_time
@@ -56,6 +57,7 @@ def _instance(state: State, instance: Instance, now: EngineSeconds) -> dict[str,
         "queue_seconds": state.latency.expected_seconds(instance.id, *queue.work_ahead(now)),
         "blocks": state.index.blocks(instance.id),
         "digest": f"{state.index.digest(instance.id):016x}",
+        "slower_tiers": {tier: blocks for tier in TIERS if (blocks := state.slower.blocks(tier, instance.id))},
         "promised_blocks": state.promises.blocks(instance.id),
         "cache_sequence": instance.sequence,
         "kv_usage": instance.kv_usage,

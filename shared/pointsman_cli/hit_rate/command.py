@@ -9,7 +9,7 @@ from rich.table import Table
 
 from pointsman.analysis.ladder import HitRateLadder
 from pointsman.analysis.ladder_figures import RUNGS, Tally
-from pointsman.analysis.ladder_verdict import Gap, Verdict, verdict
+from pointsman.analysis.ladder_verdict import Gap, Verdict, loaded_note, verdict
 from pointsman.simulation.replay.folding import copy_state
 from pointsman.state.fleet import Knowledge
 from pointsman.state.state import State
@@ -81,12 +81,8 @@ def _notes(judged: Verdict, total: Tally, beginning: StartPoint, state: State) -
         notes.append("prompts sent before count as new, until an engine tells that it has them")
     if judged.note:
         notes.append(judged.note)
-    if total.loaded_tokens:
-        delivered = total.tokens[-1]
-        notes.append(
-            f"{total.loaded_tokens / total.prompt_tokens:.1%} of the prompt tokens, {total.loaded_tokens / delivered:.0%} of "
-            "what was delivered, were loaded back from slower tiers (host memory, storage, a shared store)"
-        )
+    if loaded := loaded_note(total):
+        notes.append(loaded)
     if total.untold:
         notes.append(f"engines told no cached tokens of {total.untold:,} finished requests, which count nowhere")
     blind = sorted(i.id for i in state.fleet.instances if i.knowledge is Knowledge.BLIND)

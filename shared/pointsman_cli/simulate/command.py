@@ -66,6 +66,7 @@ class SimulateOptions:
     warmup: int
     instances: int
     split: tuple[int, int] | None
+    transfer_tokens_per_s: float
     decode: bool
     host_cache_tokens: int
     goodput: bool
@@ -150,6 +151,13 @@ def _split(_context: click.Context, _parameter: click.Parameter, value: str | No
     callback=_split,
     help="The first P instances only prefill and the next D only decode; implies --decode. Others do everything. 'auto': "
     "half of them each, and the scaler (slo_attainment) switches roles with the load.",
+)
+@click.option(
+    "--transfer-tokens-per-s",
+    type=click.FloatRange(min=0.0),
+    metavar="N",
+    default=DEFAULTS.transfer_tokens_per_s,
+    help="Instances fetch prefixes from each other, each source at this rate; 0: they do not. Default: 0.",
 )
 @click.option(
     "--decode", is_flag=True, help="Whole answers, which share the engine with prefills. Default: answers of one token."
@@ -319,6 +327,9 @@ def _scenario(options: SimulateOptions) -> Scenario:
     if sum(split) > options.instances or (options.split is None and 0 in split):
         msg = f"--split needs {max(2, sum(split))} instances; see --instances"
         raise click.UsageError(msg)
+    if options.transfer_tokens_per_s and options.split != DEFAULTS.split:
+        msg = "--transfer-tokens-per-s is of instances that do both parts of a request: give it without --split"
+        raise click.UsageError(msg)
     return Scenario(
         instances=options.instances,
         rebalancing=options.rebalance,
@@ -326,6 +337,7 @@ def _scenario(options: SimulateOptions) -> Scenario:
         host_cache_tokens=options.host_cache_tokens,
         split=split,
         role_switching=options.split is None,
+        transfer_tokens_per_s=options.transfer_tokens_per_s,
     )
 
 

@@ -15,6 +15,7 @@ from pointsman.contracts.cache import (
     CacheGap,
     CacheSnapshot,
     Run,
+    Tier,
 )
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import (
@@ -46,6 +47,7 @@ from pointsman.contracts.fleet import (
 )
 from pointsman.contracts.requests import (
     PrefillFinished,
+    PrefixFetchEnded,
     RequestArrived,
     RequestAttemptFailed,
     RequestCancelled,
@@ -93,10 +95,12 @@ def reset_line(reset: LogReset) -> Text:
 
 def details(event: LogEvent) -> str:
     match event:
-        case BlocksStored() | CacheSnapshot():
+        case CacheSnapshot():
             return f"{_runs(event.runs)}, seq {event.sequence}"
+        case BlocksStored():
+            return f"{_runs(event.runs)}{_in(event.tier)}, seq {event.sequence}"
         case BlocksRemoved():
-            return f"{_blocks(event.keys)}{', unconfirmed' if event.expired else ''}, seq {event.sequence}"
+            return f"{_blocks(event.keys)}{_in(event.tier)}{', unconfirmed' if event.expired else ''}, seq {event.sequence}"
         case CacheCleared():
             return f"seq {event.sequence}"
         case CacheGap():
@@ -127,7 +131,8 @@ def details(event: LogEvent) -> str:
         case RequestPlaced():
             return _placement(event)
         case RequestGranted():
-            return f"-> {event.instance}{_attempt(event.attempt)}"
+            fetch = f"  fetches {event.fetched_tokens} tokens from {event.fetch_from}" if event.fetch_from else ""
+            return f"-> {event.instance}{_attempt(event.attempt)}{fetch}"
         case HandOverRefused():
             return f"{event.source}{_attempt(event.attempt)}  prefill {_seconds(event.prefill)}, {event.reason}: {event.detail}"
         case RequestHandedOver():
@@ -143,6 +148,9 @@ def details(event: LogEvent) -> str:
             return f"{event.instance}  TTFT {_seconds(event.ttft)}, prefill {_seconds(event.prefill)}"
         case RequestFinished():
             return _finish(event)
+        case PrefixFetchEnded():
+            how = f"failed: {event.failure}" if event.failure else f"{event.tokens} tokens"
+            return f"{event.source} -> {event.instance}{_attempt(event.attempt)}  {how}, {_seconds(event.seconds)}"
         case RequestAttemptFailed():
             return f"{event.instance}{_attempt(event.attempt)}  {event.failure} {event.status or ''} {event.detail}".rstrip()
         case RequestFailed():
@@ -170,10 +178,21 @@ def _by(actor: str) -> str:
     return f", by {actor}" if actor else ""
 
 
+def _in(tier: Tier) -> str:
+    return "" if tier == "device" else f" in {tier}"
+
+
+def _loads(event: RequestPlaced) -> str:
+    if not event.loads:
+        return ""
+    tokens = ", ".join(f"{load.tokens:,} tokens from {load.tier}" for load in event.loads)
+    return f", load {_seconds(event.load_seconds)}: {tokens}"
+
+
 def _placement(event: RequestPlaced) -> str:
     chosen = (
         f"-> {event.instance}{_attempt(event.attempt)}  hit {event.hit_blocks} blocks, {event.uncached_tokens} tokens to compute, "
-        f"TTFT {_seconds(event.predicted_ttft)} (queue {_seconds(event.queue_seconds)}, prefill {_seconds(event.prefill_seconds)})  "
+        f"TTFT {_seconds(event.predicted_ttft)} (queue {_seconds(event.queue_seconds)}, prefill {_seconds(event.prefill_seconds)}{_loads(event)})  "
         f"{event.policy}: {event.reason}"
     )
     if event.decode:

@@ -22,6 +22,7 @@ from pointsman_lab.results.claims import (
     times,
 )
 from pointsman_lab.results.command import csv_of
+from pointsman_lab.results.compare import gaps, is_bound
 from pointsman_lab.results.numbers import METRICS, Numbers, Point, StudyNumbers
 from pointsman_lab.results.page import Figures, page
 from pointsman_lab.results.studies import CLAIMS, measurements, studies
@@ -60,8 +61,13 @@ def numbers_of(one: Study, *, ours: float, others: float, **by_row: float) -> St
             for rate in one.rates
         ]
     searched = {one.name(row): [1.0] for row in one.rows if row.variant.called in one.goodput}
-    bounds = {bound: [1.0] for bound in one.bounds}
-    return StudyNumbers(seeds=list(one.seeds), points=points, goodput=searched, bound_goodput=bounds)
+    return StudyNumbers(
+        seeds=list(one.seeds),
+        points=points,
+        goodput=searched,
+        bounds={bound: [0.95] * len(one.rates) for bound in one.bounds},
+        bound_goodput={bound: [1.0] for bound in one.bounds},
+    )
 
 
 class AnyNumber(dict[str, float]):
@@ -215,11 +221,21 @@ def test_rows_of_a_study_have_names_of_their_own() -> None:
 
 def test_every_comparison_of_ours_has_all_rivals_and_the_tuned_ones() -> None:
     judged_ones = [one for one in studies(HERE) if one.judged]
-    named = {*ROUTING_POLICIES} - {*LOAD_BLIND} | {AS_WRITTEN, *(f"{name}, tuned" for name in TUNED)}
+    better = {*ROUTING_POLICIES} - {*LOAD_BLIND} - {*TUNED} | {AS_WRITTEN, *(f"{name}, tuned" for name in TUNED)}
 
     assert judged_ones
     for one in judged_ones:
+        named = better if one.judged == "near" else better | {*TUNED}
         assert named <= {row.variant.called for row in one.rows}, one.key
+
+
+def test_a_policy_above_the_bound_is_counted() -> None:
+    below, above = gaps(planted(ours=0.9, others=0.8)), gaps(planted(ours=0.96, others=0.8))
+
+    assert below
+    assert is_bound(below) == (len(below), len(below))
+    assert is_bound(above) == (0, len(above))
+    assert {round(gap.ours / gap.bound, 3) for gap in below} == {0.947}
 
 
 def test_dualmap_as_written_has_the_rebalancing_of_its_paper() -> None:

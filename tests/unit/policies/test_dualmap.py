@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from pointsman.policies.admission.admit_all import AdmitAll
 from pointsman.policies.dispatch import Dispatcher
-from pointsman.policies.hash_ring import candidate_pair
+from pointsman.policies.hash_ring import candidate_pair, ring_candidates
 from pointsman.policies.ordering.first_come_first_served import FirstComeFirstServed
 from pointsman.policies.policy_set import PolicySet
 from pointsman.policies.pool_view import PoolView
@@ -45,7 +45,8 @@ def with_a_warm_but_busy_candidate(dualmap: DualMap, *, busy_blocks: int) -> tup
 def queue_up(dispatcher: Dispatcher, instance: str, blocks: int) -> None:
     """Give one instance a prompt of its own to work on."""
     others = [InstanceId(other) for other in FLEET if other != instance]
-    busy = place(dispatcher, "busy", prompt(10_000_000, blocks), excluded=others)
+    number = FLEET.index(instance)
+    busy = place(dispatcher, f"busy-{number}", prompt(10_000_000 + 1000 * number, blocks), excluded=others)
     assert busy.instance == instance
 
 
@@ -66,6 +67,35 @@ def test_cache_affinity_stays_where_min_ttft_leaves() -> None:
         chosen[ablation] = {warm: "warm", cold: "cold"}[place(dispatcher, "r", prompt(1)).instance]
 
     assert chosen == {"cache-affinity": "warm", "min-ttft": "cold"}
+
+
+@pytest.mark.parametrize("count", [1, 3, 4, 9])
+def test_more_candidates_than_two_are_the_owners_on_further_rings(count: int) -> None:
+    dispatcher = pool(DualMap(candidates=count))
+    key = dispatcher.state.hotness.affinity_key([BlockKey(key) for key in prompt(1)])
+    assert key is not None
+    owners = ring_candidates(dispatcher.state.fleet.ready, key, count)
+    least, *others = owners
+    for other in others:
+        queue_up(dispatcher, other, 20)
+
+    assert len(owners) == min(count, len(FLEET))
+    assert place(dispatcher, "r", prompt(1)).instance == least
+
+
+@pytest.mark.parametrize(("both_over", "expected"), [("affine", "holder"), ("least_loaded", "idle")])
+def test_of_many_late_candidates_the_setting_decides_too(both_over: str, expected: str) -> None:
+    dispatcher = pool(DualMap(candidates=4, both_over=both_over, ttft_slo_threshold=0.0))
+    dispatcher.state.apply(stored("a", 1, prompt(1, 8)))
+    for busy in ("a", "b", "c"):
+        queue_up(dispatcher, busy, 20)
+
+    assert place(dispatcher, "r", prompt(1)).instance == {"holder": "a", "idle": "d"}[expected]
+
+
+def test_a_pair_has_at_least_one_candidate() -> None:
+    with pytest.raises(ValueError, match="at least 1"):
+        DualMap(candidates=0)
 
 
 def test_without_any_hit_cache_affinity_takes_the_first_candidate() -> None:

@@ -38,7 +38,6 @@ POLICIES = [
     PowerOfTwo(),
     CacheAffinity(),
     MinTtft(),
-    MinTtft(transfer_tokens_per_s=10_000.0),
     Preble(),
     DynamoCost(),
     DynamoCost(temperature=0.5),
@@ -181,36 +180,6 @@ def test_cache_affinity_keeps_a_prefix_home_however_busy_and_spreads_prompts_wit
 
     assert len(homes) == 1
     assert strays == set(FLEET)
-
-
-def test_min_ttft_transfers_a_prefix_where_that_is_quicker_and_books_only_what_is_left_to_compute() -> None:
-    def second_turn(policy: MinTtft) -> RequestPlaced:
-        dispatcher = pool(policy, instances=("a", "b"))
-        dispatcher.state.apply(stored("a", 1, prompt(1, 20)))
-        place(dispatcher, "busy", [*prompt(1, 20), *prompt(500, 40)])
-        return place(dispatcher, "r", [*prompt(1, 20), 900])
-
-    alone = second_turn(MinTtft())
-    shared = second_turn(MinTtft(transfer_tokens_per_s=10_000.0))
-    slow = second_turn(MinTtft(transfer_tokens_per_s=100.0))
-
-    assert (alone.instance, alone.uncached_tokens) == ("b", 21 * BLOCK + 1)
-    assert (shared.instance, shared.uncached_tokens) == ("b", BLOCK + 1)
-    assert shared.prefill_seconds == pytest.approx(0.065)
-    assert shared.queue_seconds == pytest.approx(20 * BLOCK / 10_000)
-    assert shared.predicted_ttft == pytest.approx(0.128 + 0.065)
-    assert replace(slow, settings={}) == replace(alone, settings={})
-
-
-def test_min_ttft_looks_at_transfers_only_beyond_the_balancing_threshold() -> None:
-    dispatcher = pool(MinTtft(transfer_tokens_per_s=1e9, kvcache_balancing_threshold=2.0), instances=("a", "b"))
-    dispatcher.state.apply(stored("a", 1, prompt(1, 20)))
-    dispatcher.state.apply(stored("b", 1, prompt(1, 10)))
-
-    placed = place(dispatcher, "r", prompt(1, 30))
-
-    assert [candidate.hit_blocks for candidate in placed.candidates] == [20, 10]
-    assert placed.instance == "a"
 
 
 def test_preble_exploits_a_hit_of_more_than_half_of_the_prompt_and_explores_below() -> None:

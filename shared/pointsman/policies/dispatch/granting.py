@@ -1,5 +1,6 @@
 """Grants pending requests into engine windows, and ends requests, which makes room there. The ordering policy chooses
-among those of one priority class whose tenants are within their share of the KV capacity."""
+among those of one priority class whose tenants are within their share of the KV capacity. A request whose prefix is
+being fetched to the instance waits for it."""
 
 from dataclasses import replace
 
@@ -7,6 +8,7 @@ from pointsman.contracts.decisions import RequestGranted
 from pointsman.contracts.reasons import CancelCause
 from pointsman.contracts.requests import PrefillFinished, RequestCancelled
 from pointsman.policies.dispatch.turn import Turn
+from pointsman.policies.prefix_fetch import fetch_at_grant, shared_fetch
 from pointsman.primitives import InstanceId, RequestId, Tokens
 from pointsman.state.fleet import Status
 from pointsman.state.priority_classes import LOWER_WINDOW_SHARE, RANK, next_class
@@ -35,7 +37,7 @@ def grant_next(turn: Turn, instance_id: InstanceId) -> None:
     _assume_prefills(turn, instance_id, queue)
     while queue.pending and not (instance_id in state.fleet.on_trial and state.has_trial_request(instance_id)):
         eligible: InstanceQueue | None = queue
-        if queue.classes_pending > 1 or state.tenants.limits_kv:
+        if queue.classes_pending > 1 or state.tenants.limits_kv or state.fleet.fetches:
             eligible = _eligible(state, queue)
         if eligible is None:
             return
@@ -51,6 +53,8 @@ def _eligible(state: State, queue: InstanceQueue) -> InstanceQueue | None:
     pending = queue.pending
     if state.tenants.limits_kv:
         pending = {r.id: r for r in pending.values() if not state.waits_for_kv(r)}
+    if state.fleet.fetches and any(r.fetching for r in queue.prefill.values()):
+        pending = {r.id: r for r in pending.values() if shared_fetch(queue, r) is None}
     if not pending:
         return None
     if queue.classes_pending > 1:
@@ -70,6 +74,7 @@ def _window_tokens(turn: Turn, queue: InstanceQueue, request: Request) -> Tokens
 
 
 def grant(turn: Turn, request: Request) -> None:
+    fetch = fetch_at_grant(turn.state, request, turn.now)
     turn.decide(
         RequestGranted(
             at=turn.now,
@@ -77,7 +82,11 @@ def grant(turn: Turn, request: Request) -> None:
             request=request.id,
             instance=request.instance,
             attempt=request.attempt,
-            rebind=turn.policies.rebind and not request.rebound_from and not request.decode,
+            rebind=turn.policies.rebind and not request.rebound_from and not request.decode and fetch is None,
+            fetch_from=fetch.source if fetch else NO_INSTANCE,
+            fetch_blocks=fetch.blocks if fetch else 0,
+            fetched_tokens=fetch.tokens if fetch else 0,
+            fetch_seconds=fetch.seconds if fetch else 0.0,
         )
     )
 
@@ -119,7 +128,7 @@ def _assume_prefills(turn: Turn, instance: InstanceId, queue: InstanceQueue) -> 
     factor = turn.state.latency.correction(instance)
     for request in list(queue.prefill.values()):
         over = turn.now >= request.granted_at + request.engine_seconds * factor
-        if over and not request.streaming and not request.decode:
+        if over and not request.streaming and not request.decode and not request.fetching:
             turn.decide(
                 PrefillFinished(
                     at=turn.now,

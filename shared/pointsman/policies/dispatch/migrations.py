@@ -104,6 +104,7 @@ def _move(
             instance=candidate.instance,
             hit_blocks=candidate.hit_blocks,
             uncached_tokens=candidate.uncached_tokens,
+            fetch_from=candidate.fetch_from,
             prefill_seconds=candidate.work_seconds,
             predicted_ttft=candidate.predicted_ttft,
             reason=migration.reason,

@@ -4,10 +4,11 @@ policy's name and all settings of that version. No command line offers them."""
 from dataclasses import fields
 
 from pointsman.contracts.decisions import Settings
+from pointsman.policies.retired.min_ttft_1 import MinTtft1
 from pointsman.policies.retired.pointsman_1 import Pointsman1
 from pointsman.policies.routing.base import RoutingPolicy
 
-RETIRED: tuple[type[RoutingPolicy], ...] = (Pointsman1,)
+RETIRED: tuple[type[RoutingPolicy], ...] = (Pointsman1, MinTtft1)
 
 
 def retired_routing(name: str, settings: Settings, present: type[RoutingPolicy]) -> type[RoutingPolicy] | None:

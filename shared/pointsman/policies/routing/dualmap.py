@@ -10,7 +10,7 @@ from typing import ClassVar
 import msgspec
 from typing_extensions import override
 
-from pointsman.policies.hash_ring import candidate_pair
+from pointsman.policies.hash_ring import candidate_pair, ring_candidates
 from pointsman.policies.pool_view import CandidateEstimate, PoolView
 from pointsman.policies.routing.base import Choice, RoutingPolicy, require_eligible
 from pointsman.policies.stall_detection import STALL_SECONDS, stalled_seconds
@@ -22,7 +22,8 @@ ABLATIONS = ("", "cache-affinity", "least-loaded", "min-ttft")
 
 @dataclass(frozen=True)
 class DualMap(RoutingPolicy):
-    """`ablation`: one criterion only, as in the paper. `stall_seconds`: 0 ignores stalls."""
+    """`ablation`: one criterion only, as in the paper. `candidates`: other than 2 for its Figure 15. `stall_seconds`: 0
+    ignores stalls."""
 
     name: ClassVar[str] = "dualmap"
 
@@ -30,6 +31,7 @@ class DualMap(RoutingPolicy):
     both_over: str = "affine"
     ablation: str = ""
     stall_seconds: float = STALL_SECONDS
+    candidates: int = 2
 
     def __post_init__(self) -> None:
         if self.both_over not in BOTH_OVER:
@@ -38,11 +40,18 @@ class DualMap(RoutingPolicy):
         if self.ablation not in ABLATIONS:
             msg = f"ablation must be empty or one of {', '.join(ABLATIONS[1:])}, not {self.ablation}"
             raise ValueError(msg)
+        if self.candidates < 1:
+            msg = f"candidates must be at least 1, not {self.candidates}"
+            raise ValueError(msg)
 
     @override
     def choose(self, view: PoolView) -> Choice:
-        pair = candidate_pair(require_eligible(view), view.ring_key)
-        candidates = [self._option(view, instance) for instance in pair]
+        eligible = require_eligible(view)
+        if self.candidates == 2:
+            owners = candidate_pair(eligible, view.ring_key)
+        else:
+            owners = ring_candidates(eligible, view.ring_key, self.candidates)
+        candidates = [self._option(view, instance) for instance in owners]
         if len(candidates) == 1:
             return Choice(candidates[0], "the only instance", candidates)
         match self.ablation:
@@ -54,7 +63,7 @@ class DualMap(RoutingPolicy):
                 soonest = min(_affine_first(candidates), key=lambda candidate: candidate.predicted_ttft)
                 return Choice(soonest, "first token soonest of the pair", candidates)
             case _:
-                return self._of_two(view, candidates)
+                return self._of_two(view, candidates) if len(candidates) == 2 else self._of_many(view, candidates)
 
     def _option(self, view: PoolView, instance: InstanceId) -> CandidateEstimate:
         candidate = view.candidate(instance)
@@ -79,6 +88,16 @@ class DualMap(RoutingPolicy):
         if self.both_over == "affine":
             return Choice(affine, "both candidates would miss the SLO: the longer hit wastes least", candidates)
         return Choice(min(candidates, key=_load), "both candidates would miss the SLO: the less loaded", candidates)
+
+    def _of_many(self, view: PoolView, candidates: list[CandidateEstimate]) -> Choice:
+        """The longest hit, then the less loaded, that meets the SLO."""
+        ordered = sorted(candidates, key=lambda candidate: (-candidate.cached_tokens, *_load(candidate)))
+        limit = self.ttft_slo_threshold * view.budget
+        for candidate in ordered:
+            if candidate.predicted_ttft <= limit:
+                return Choice(candidate, "the longest hit that meets the SLO", candidates)
+        late = ordered[0] if self.both_over == "affine" else min(candidates, key=_load)
+        return Choice(late, "every candidate would miss the SLO", candidates)
 
 
 def _affine_first(candidates: list[CandidateEstimate]) -> list[CandidateEstimate]:

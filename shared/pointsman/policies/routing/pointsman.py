@@ -120,7 +120,8 @@ class Pointsman(RoutingPolicy):
 
 
 def _cost(candidate: CandidateEstimate) -> float:
-    return (candidate.queue_seconds + candidate.prefill_seconds / 2) * candidate.prefill_seconds
+    wait = candidate.queue_seconds + candidate.transfer_seconds
+    return (wait + candidate.prefill_seconds / 2) * candidate.prefill_seconds
 
 
 def _queue(candidate: CandidateEstimate) -> float:

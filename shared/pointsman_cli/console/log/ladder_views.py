@@ -2,7 +2,7 @@
 
 from pointsman.analysis.ladder import HitRateLadder
 from pointsman.analysis.ladder_figures import RUNGS, Rung, Tally
-from pointsman.analysis.ladder_verdict import gaps_of, verdict
+from pointsman.analysis.ladder_verdict import gaps_of, loaded_note, verdict
 from pointsman_cli.console.views import LadderGroupView, LadderView, RungView
 from pointsman_cli.terminal import wall_time
 
@@ -29,7 +29,7 @@ def ladder_view(ladder: HitRateLadder | None) -> LadderView:
         hours=[_group("hour", f"{wall_time(begin, 1.0):%m-%d %H:%M}", tally) for begin, tally in figures.hours()],
         verdict=judged.sentence,
         cause=judged.cause,
-        note="; ".join(text for text in (judged.note, note) if text),
+        note="; ".join(text for text in (judged.note, note, loaded_note(total)) if text),
     )
 
 

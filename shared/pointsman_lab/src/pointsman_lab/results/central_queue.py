@@ -1,10 +1,16 @@
-"""A bound that no router can reach: one queue for all engines and one shared cache, prefill only. Orders: `fcfs` and
-`most_on_time` (Moore and Hodgson 1968, with all engines as one machine; a heuristic). A request may join a running
-step, and its first token comes when its own share is computed."""
+"""A bound that no router can reach: one queue for all engines and one shared cache, prefill only. Engines batch as real
+ones do: a step computes up to `max_num_batched_tokens`, prompts in chunks, and all its first tokens come at its end. A
+prefix can be used by every engine as soon as its computation begins.
 
-from collections import OrderedDict
+Orders: `fcfs`; `most_on_time` (Moore and Hodgson 1968, with all engines as one machine, and knowing which blocks will be
+used again; a heuristic); and
+`at_arrival`, which is no bound: each request joins the engine that ends first, or is dropped, when it arrives. It shares
+the cache, so its distance from `most_on_time` is what deciding at arrival costs, and a router's distance from it is what
+separate caches cost."""
+
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from typing import Literal
 
@@ -13,24 +19,35 @@ from pointsman.primitives import BlockKey, EngineSeconds, Tokens
 from pointsman.simulation.outcome import Outcome, RequestRow
 from pointsman.simulation.scenario import Scenario, block_keys
 from pointsman.simulation.workload import WorkloadRequest
-from pointsman.state.engine_profiles import PROFILES, prefill_seconds
+from pointsman.state.engine_profiles import PROFILES
 from pointsman.state.trackers.attainment import DECILES, Tally, tenth
 
-CentralOrder = Literal["fcfs", "most_on_time"]
+CentralOrder = Literal["fcfs", "most_on_time", "at_arrival"]
+
+Late = Literal["dropped", "served last"]
+"""What `most_on_time` does with requests that can no longer be on time. Serving them fills the cache for later ones."""
 
 LACK_WEIGHT = 4.0
 
+REUSE_DISCOUNT = 0.75
+"""Work on blocks that later requests use counts less when somebody must be set aside: this queue knows the future."""
+
 
 def central_queue(
-    scenario: Scenario, requests: Sequence[WorkloadRequest], order: CentralOrder, *, decile_floor: float = 0.0
+    scenario: Scenario,
+    requests: Sequence[WorkloadRequest],
+    order: CentralOrder,
+    *,
+    decile_floor: float = 0.0,
+    late: Late = "dropped",
 ) -> Outcome:
     """Serves the requests (in arrival order). Uses the scenario's instances, profile, total cache size, batched tokens
-    and SLO. `decile_floor`: attainment of every tenth of prompts by length over the overall one; 0 for none; without
-    effect on `fcfs`."""
-    return _Central(scenario, requests, order, decile_floor).run()
+    and SLO. `decile_floor`: attainment of every tenth of prompts by length over the overall one; 0 for none; it and
+    `late` are of `most_on_time` alone."""
+    return _Central(scenario, requests, order, decile_floor, late).run()
 
 
-class _SharedCache:
+class SharedCache:
     """LRU over blocks of all served prompts, a prompt's last blocks evicted first."""
 
     def __init__(self, blocks_max: int) -> None:
@@ -68,65 +85,157 @@ class _Floors:
 
 @dataclass(slots=True)
 class _Engine:
-    tokens_left: Tokens = 0
-    computed_at: EngineSeconds = 0.0
-    read_at: EngineSeconds = 0.0
+    """`carried`: a prompt whose chunks do not end with the present step, and its computed tokens. `queue`: of
+    `at_arrival`. `ends_at`: when it will have served them."""
 
-    @property
-    def ends_at(self) -> EngineSeconds:
-        return max(self.computed_at, self.read_at)
+    free_at: EngineSeconds = 0.0
+    carried: tuple[RequestRow, Tokens] | None = None
+    queue: list[RequestRow] = field(default_factory=list)
+    ends_at: EngineSeconds = 0.0
+
+
+@dataclass(slots=True)
+class _Step:
+    tokens_left: Tokens
+    computing: EngineSeconds = 0.0
+    completed: list[RequestRow] = field(default_factory=list)
 
 
 class _Central:
     def __init__(
-        self, scenario: Scenario, requests: Sequence[WorkloadRequest], order: CentralOrder, decile_floor: float
+        self,
+        scenario: Scenario,
+        requests: Sequence[WorkloadRequest],
+        order: CentralOrder,
+        decile_floor: float,
+        late: Late,
     ) -> None:
         self._scenario = scenario
         self._order = order
+        self._late: Late = late
         self._cost = PROFILES[scenario.profile].prefill_cost
         capacity = scenario.kv_capacity_tokens or PROFILES[scenario.profile].kv_capacity_tokens
-        self._cache = _SharedCache(scenario.instances * capacity // scenario.block_tokens)
+        self._cache = SharedCache(scenario.instances * capacity // scenario.block_tokens)
         self._rows = [scenario.row(number, request) for number, request in enumerate(requests)]
         self._keys = [block_keys(request, scenario.block_tokens) for request in requests]
+        self._uses_left = Counter(key for keys in self._keys for key in keys)
         self._floors = _Floors(self._rows, decile_floor)
         self._engines = [_Engine() for _ in range(scenario.instances)]
-        self._free_at = [(0.0, number) for number in range(scenario.instances)]
-        heapify(self._free_at)
+        self._waiting: list[RequestRow] = []
+        self._overdue: list[RequestRow] = []
 
     def run(self) -> Outcome:
-        waiting: list[RequestRow] = []
-        coming = iter(self._rows)
-        following = next(coming, None)
+        free = [(0.0, number) for number in range(len(self._engines))]
+        heapify(free)
+        arrived = 0
         now = 0.0
-        while waiting or following is not None:
-            free_at, number = heappop(self._free_at)
-            if not waiting and following is not None:
-                free_at = max(free_at, following.arrived_at)
+        while True:
+            free_at, number = heappop(free)
+            engine = self._engines[number]
             now = max(now, free_at)
-            while following is not None and following.arrived_at <= now:
-                waiting.append(following)
-                following = next(coming, None)
-            chosen = self._choose(waiting, now)
-            if chosen is not None:
-                self._serve(chosen, self._engines[number], now)
-            heappush(self._free_at, (max(now, self._engines[number].computed_at), number))
-        return Outcome(self._rows, virtual_seconds=max(engine.ends_at for engine in self._engines))
+            while arrived < len(self._rows) and self._rows[arrived].arrived_at <= now:
+                self._arrive(self._rows[arrived])
+                arrived += 1
+            ends_at = self._run_step(engine, now)
+            if ends_at is None and arrived == len(self._rows):
+                if not free:
+                    break
+                continue
+            # An idle engine looks again when the next request arrives.
+            heappush(free, (self._rows[arrived].arrived_at if ends_at is None else ends_at, number))
+        ends = [row.ended_at for row in self._rows if row.ended_at is not None]
+        return Outcome(self._rows, virtual_seconds=max(ends, default=0.0))
 
-    def _choose(self, waiting: list[RequestRow], now: EngineSeconds) -> RequestRow | None:
-        """Takes the next request out of `waiting`, and drops overdue ones for `most_on_time`."""
-        if self._order == "most_on_time":
-            for row in [row for row in waiting if now + self._seconds(row) > row.arrived_at + row.slo_ttft]:
-                waiting.remove(row)
-                row.end, row.reason, row.ended_at = "rejected", "slo_ttft", now
-                self._floors.count(row)
-            kept = self._most_on_time(waiting, now)
-        else:
-            kept = waiting
-        if not kept:
+    def _arrive(self, row: RequestRow) -> None:
+        self._uses_left.subtract(self._keys[row.number])
+        if self._order != "at_arrival":
+            self._waiting.append(row)
+            return
+        engine = min(self._engines, key=lambda one: max(one.ends_at, row.arrived_at))
+        ends_at = max(engine.ends_at, row.arrived_at) + self._seconds(row)
+        if ends_at > row.arrived_at + row.slo_ttft:
+            self._drop(row, row.arrived_at)
+            return
+        engine.ends_at = ends_at
+        engine.queue.append(row)
+        row.cached_tokens = self._cached(row)
+        self._cache.keep(self._keys[row.number])
+
+    # One step of one engine
+
+    def _run_step(self, engine: _Engine, now: EngineSeconds) -> EngineSeconds | None:
+        """The end of the step that begins now; None if there is nothing to compute."""
+        step = _Step(self._scenario.max_num_batched_tokens)
+        carried, engine.carried = engine.carried, None
+        if carried is not None:
+            self._compute(engine, step, *carried)
+        for row in self._choose(engine, now):
+            if step.tokens_left <= 0 or not self._fits(step, row, now):
+                break
+            self._begin(engine, step, row)
+        if not step.computing and not step.completed:
             return None
-        chosen = kept[0]
-        waiting.remove(chosen)
-        return chosen
+        ends_at = now + self._cost.fixed_s + max(self._cost.floor_s, step.computing)
+        for row in step.completed:
+            row.first_token_at = row.ended_at = ends_at
+            row.end = "finished"
+            self._floors.count(row)
+        return ends_at
+
+    def _begin(self, engine: _Engine, step: _Step, row: RequestRow) -> None:
+        if self._order == "at_arrival":
+            engine.queue.remove(row)
+        else:
+            (self._waiting if row in self._waiting else self._overdue).remove(row)
+            row.cached_tokens = self._cached(row)
+            self._cache.keep(self._keys[row.number])
+        self._compute(engine, step, row, row.cached_tokens)
+
+    def _compute(self, engine: _Engine, step: _Step, row: RequestRow, computed: Tokens) -> None:
+        until = min(row.prompt_tokens, computed + step.tokens_left)
+        step.tokens_left -= until - computed
+        step.computing += computing_seconds(self._cost, until, computed)
+        if until == row.prompt_tokens:
+            step.completed.append(row)
+        else:
+            engine.carried = (row, until)
+
+    def _fits(self, step: _Step, row: RequestRow, now: EngineSeconds) -> bool:
+        """Whether nobody of the step becomes late by this one. Engines ask no such thing, a bound may."""
+        if self._order != "most_on_time" or not step.computing:
+            return True
+        cached = self._cached(row)
+        chunk = min(row.prompt_tokens, cached + step.tokens_left)
+        computing = step.computing + computing_seconds(self._cost, chunk, cached)
+        ends_at = now + self._cost.fixed_s + max(self._cost.floor_s, computing)
+        rest = row.prompt_tokens - chunk
+        row_ends_at = ends_at + (self._steps(rest) * self._cost.fixed_s if rest else 0.0)
+        row_ends_at += computing_seconds(self._cost, row.prompt_tokens, chunk)
+        endings = [(row, row_ends_at), *((one, ends_at) for one in step.completed)]
+        return all(end <= one.arrived_at + one.slo_ttft for one, end in endings if self._can_be_on_time(one, now))
+
+    def _choose(self, engine: _Engine, now: EngineSeconds) -> list[RequestRow]:
+        """Whom the step takes, in this order, as far as its tokens reach."""
+        match self._order:
+            case "at_arrival":
+                return list(engine.queue)
+            case "fcfs":
+                return list(self._waiting)
+            case "most_on_time":
+                self._put_overdue_aside(now)
+                return self._most_on_time(self._waiting, now) or self._overdue[:1]
+
+    def _put_overdue_aside(self, now: EngineSeconds) -> None:
+        for row in [row for row in self._waiting if not self._can_be_on_time(row, now)]:
+            self._waiting.remove(row)
+            if self._late == "dropped":
+                self._drop(row, now)
+            else:
+                self._overdue.append(row)
+
+    def _drop(self, row: RequestRow, now: EngineSeconds) -> None:
+        row.end, row.reason, row.ended_at = "rejected", "slo_ttft", now
+        self._floors.count(row)
 
     def _most_on_time(self, waiting: list[RequestRow], now: EngineSeconds) -> list[RequestRow]:
         """By urgency, as many as can be on time; when one cannot, the request with the most work per weight is set
@@ -136,11 +245,18 @@ class _Central:
         urgency = {row.number: self._urgency(row) for row in waiting}
         for row in sorted(waiting, key=lambda row: (urgency[row.number], row.number)):
             work = self._work(row)
-            heappush(kept, (-work / self._floors.weight(row), row.number, row, work))
+            dear = work * (1 - REUSE_DISCOUNT * self._reused_share(row)) / self._floors.weight(row)
+            heappush(kept, (-dear, row.number, row, work))
             if now + before + self._seconds(row) > row.arrived_at + row.slo_ttft:
                 before -= heappop(kept)[3] / self._scenario.instances
             before += work / self._scenario.instances
         return sorted((row for _, _, row, _ in kept), key=lambda row: (urgency[row.number], row.number))
+
+    def _reused_share(self, row: RequestRow) -> float:
+        """Of its uncached blocks, those that later requests use."""
+        keys = self._keys[row.number]
+        uncached = keys[self._cache.hit(keys) :]
+        return sum(self._uses_left[key] > 0 for key in uncached) / len(uncached) if uncached else 0.0
 
     def _urgency(self, row: RequestRow) -> EngineSeconds:
         """Its deadline; for a tenth below its floor, less the prefill time that one engine takes longer than all
@@ -150,32 +266,24 @@ class _Central:
             return deadline
         return deadline - self._seconds(row) * (1 - 1 / self._scenario.instances)
 
+    def _can_be_on_time(self, row: RequestRow, now: EngineSeconds) -> bool:
+        return now + self._seconds(row) <= row.arrived_at + row.slo_ttft
+
     def _seconds(self, row: RequestRow) -> EngineSeconds:
-        return prefill_seconds(self._cost, row.prompt_tokens, self._cached(row))
+        """Alone on an engine: a long prompt takes several steps."""
+        cached = self._cached(row)
+        computing = computing_seconds(self._cost, row.prompt_tokens, cached)
+        return self._steps(row.prompt_tokens - cached) * self._cost.fixed_s + max(self._cost.floor_s, computing)
+
+    def _steps(self, tokens: Tokens) -> int:
+        return -(-tokens // self._scenario.max_num_batched_tokens)
 
     def _work(self, row: RequestRow) -> EngineSeconds:
-        if row.prompt_tokens - self._cached(row) > self._scenario.max_num_batched_tokens:
-            return self._seconds(row)
         return computing_seconds(self._cost, row.prompt_tokens, self._cached(row))
 
     def _cached(self, row: RequestRow) -> int:
         block = self._scenario.block_tokens
         return min(self._cache.hit(self._keys[row.number]), (row.prompt_tokens - 1) // block) * block
-
-    def _serve(self, row: RequestRow, engine: _Engine, now: EngineSeconds) -> None:
-        row.cached_tokens = self._cached(row)
-        uncached = row.prompt_tokens - row.cached_tokens
-        if uncached > engine.tokens_left or now > engine.ends_at:
-            begins_at = max(now, engine.ends_at) + self._cost.fixed_s
-            engine.computed_at, engine.read_at = begins_at, begins_at + self._cost.floor_s
-            engine.tokens_left = max(uncached, self._scenario.max_num_batched_tokens)
-        computing = computing_seconds(self._cost, row.prompt_tokens, row.cached_tokens)
-        engine.computed_at = max(now, engine.computed_at) + computing
-        engine.tokens_left -= uncached
-        row.first_token_at = row.ended_at = engine.ends_at
-        row.end = "finished"
-        self._floors.count(row)
-        self._cache.keep(self._keys[row.number])
 
 
 def computing_seconds(cost: PrefillCost, total: Tokens, cached: Tokens) -> EngineSeconds:

@@ -13,11 +13,12 @@ from rich.console import Console
 
 from pointsman_cli.output_file import write_file
 from pointsman_cli.simulate.experiment import CellResult
+from pointsman_cli.simulate.variants import Variant
 from pointsman_lab.results.numbers import METRICS, Numbers
 from pointsman_lab.results.page import page
 from pointsman_lab.results.runs import Runs, run_studies
 from pointsman_lab.results.studies import measurements, studies
-from pointsman_lab.results.studies.rows import CONVERSATION, TOOL_AGENT
+from pointsman_lab.results.studies.rows import CONVERSATION, LIVE_DEFAULT, TOOL_AGENT, searched
 from pointsman_lab.results.study import Measurement, Study, shortened
 from pointsman_lab.results.tables import study_section
 
@@ -44,7 +45,7 @@ NUMBERS, ROWS = "results.json", "results.csv"
     help="Directory of results.md and results/.",
 )
 def results_command(traces: Path, only: str, quick: bool, page_only: bool, jobs: int | None, out: Path) -> None:
-    """Run every study of docs/results.md and write the page (under half an hour on two cores).
+    """Run every study of docs/results.md and write the page (at most 40 minutes on two cores).
 
     \b
     Examples:
@@ -133,8 +134,15 @@ def _draw(results: Mapping[str, Sequence[CellResult]], out: Path) -> None:
     from pointsman_cli.simulate import plots
 
     for workload in ("conversation", "tools"):
-        plots.draw_plot(plots.capacity_against_rate, results[f"placement-{workload}"], out / f"capacity-{workload}.png")
+        for study, name in (("placement", "capacity"), ("admission", "admission")):
+            drawn = [one for one in results[f"{study}-{workload}"] if _is_drawn(one.cell.variant)]
+            plots.draw_plot(plots.capacity_against_rate, drawn, out / f"{name}-{workload}.png")
     plots.draw_plot(plots.timeline, results["elasticity"], out / "elasticity.png")
+
+
+def _is_drawn(variant: Variant) -> bool:
+    """Everyone at the better settings; of several admissions the live default."""
+    return variant.called in searched() and (variant.ordering, variant.admission) in (("fcfs", "none"), LIVE_DEFAULT)
 
 
 def _write_page(directory: Path, chosen: list[Study], numbers: Numbers, console: Console) -> None:

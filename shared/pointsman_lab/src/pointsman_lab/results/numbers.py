@@ -101,6 +101,7 @@ def _of_report(value_of: Callable[[Report], float | None]) -> Callable[[CellResu
 
 METRICS: Mapping[Metric, Callable[[CellResult], float | None]] = {
     "hit_rate": _of_report(lambda r: r.hit_rate),
+    "loaded_share": _of_report(lambda r: r.loaded_share),
     "load_cv": _of_report(lambda r: r.load_cv),
     "hit_share_of_bound": _of_report(lambda r: r.hit_share_of_bound),
     "busiest_share": lambda result: _busiest_share(result.series.samples),
@@ -112,6 +113,8 @@ METRICS: Mapping[Metric, Callable[[CellResult], float | None]] = {
     "e2e_p50_s": _of_report(lambda r: r.e2e.p50_s),
     "e2e_p90_s": _of_report(lambda r: r.e2e.p90_s),
     "tpot_p90_s": _of_report(lambda r: r.tpot.p90_s),
+    "capacity_with_tbt": _of_report(lambda r: r.effective_capacity_with_tbt),
+    "tbt_p90_s": _of_report(lambda r: r.tbt.p90_s),
     "worst_length": _of_report(worst_length),
     "migrations": _of_report(lambda r: 1000 * r.migrations / r.requests if r.requests else None),
     "rejected_share": _of_report(lambda r: r.rejections / r.requests if r.requests else None),

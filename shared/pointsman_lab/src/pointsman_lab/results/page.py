@@ -7,7 +7,8 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from pointsman_lab.results import claims, tables
+from pointsman.simulation.workload import HELD_OUT
+from pointsman_lab.results import claims, compare, tables
 from pointsman_lab.results.numbers import Numbers
 from pointsman_lab.results.studies import CLAIMS
 from pointsman_lab.results.studies.rows import AS_WRITTEN, TUNED
@@ -38,9 +39,12 @@ class Figures:
     def names(self) -> dict[str, object]:
         functions: list[Callable[..., object]] = [self.value, self.ratio, self.bound_ratio, self.gap, self.about]
         functions += [self.measured, self.rows, self.pivot, self.of, self.passed_of, self.window, self.best_window]
-        functions += [self.claims, self.verdicts]
+        functions += [self.claims, self.verdicts, self.comparison, self.tally, self.gaps]
         return {function.__name__: function for function in functions} | {
             "columns": columns,
+            "gap_table": compare.gap_table,
+            "is_bound": compare.is_bound,
+            "held_out": HELD_OUT,
             "duel_table": duel_table,
             "claim_table": claims.claim_table,
             "condition_list": claims.condition_list,
@@ -48,6 +52,9 @@ class Figures:
             "lost": self.lost,
             "tuned": TUNED,
             "ours": OURS,
+            "live_ours": f"{OURS} + {compare.DEFAULT}",
+            "live_as_written": f"{AS_WRITTEN} + {compare.DEFAULT}",
+            "global_ours": f"{OURS} + fcfs + predicted_ttft_global",
             "as_written": AS_WRITTEN,
             "bound": BOUND,
             "bound_fcfs": BOUND_FCFS,
@@ -105,6 +112,20 @@ class Figures:
         found = Counter(one.verdict for one in self.claims())
         return ", ".join(f"{found[verdict]} {verdict}" for verdict in claims.VERDICTS if found[verdict])
 
+    # All workloads
+
+    def comparison(self, *, admission: bool) -> str:
+        return compare.comparison_table(compare.duels_of(self.duels, admission=admission), self._numbers)
+
+    def tally(self, *, admission: bool, held_out: bool | None = None) -> str:
+        """`held_out`: only, or without; None: all workloads."""
+        found = compare.duels_of(self.duels, admission=admission)
+        chosen = [duel for duel in found if held_out in (None, _is_held_out(duel))]
+        return compare.tally(chosen).text()
+
+    def gaps(self) -> list[compare.Gap]:
+        return compare.gaps(self._numbers)
+
     # Tables
 
     def rows(self, study: str) -> list[str]:
@@ -121,6 +142,10 @@ class Figures:
             for row in shown
         ]
         return tables.table(head, cells)
+
+
+def _is_held_out(duel: Duel) -> bool:
+    return duel.study.partition("-")[2].replace("-", "_") in HELD_OUT
 
 
 def columns(study: str, rate: float | None, called: str, *shown: str) -> list[Column]:

@@ -1,6 +1,7 @@
 """Runs every simulation of the chosen studies on all cores, with one progress bar. Shared runs are made once; goodput
 searches start from the sweeps."""
 
+import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,7 +14,7 @@ from rich.console import Console
 from pointsman.simulation.goodput import Goodput, RatePoint, find_goodput
 from pointsman.simulation.metrics import effective_capacity
 from pointsman.simulation.simulator import Scenario
-from pointsman.simulation.workload import at_rate
+from pointsman.simulation.workload import ARRIVALS, WorkloadRequest
 from pointsman_cli.progress_bar import progress_bar
 from pointsman_cli.simulate.experiment import (
     Cell,
@@ -29,7 +30,7 @@ from pointsman_cli.simulate.experiment import (
 )
 from pointsman_lab.results.central_queue import central_queue
 from pointsman_lab.results.numbers import Numbers, StudyNumbers, study_numbers
-from pointsman_lab.results.study import BOUNDS, WARMUP, Measurement, Study
+from pointsman_lab.results.study import BOUND_FCFS, BOUNDS, WARMUP, CentralQueue, Measurement, Study
 
 SEARCH_RUNS = 3.5
 NEAR_SHARE = 0.7
@@ -47,6 +48,8 @@ class BoundJob:
     bound: str
     rates: tuple[float, ...]
     seed: int
+    searched: bool
+    """For its goodput."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +216,11 @@ def _search_keyed(job: tuple[str, GoodputSearch]) -> Timed[tuple[str, GoodputSea
 
 def _bound_jobs(study: Study) -> list[BoundJob]:
     rates = tuple(study.rates)
-    return [BoundJob(study.key, study.source, bound, rates, seed) for bound in study.bounds for seed in study.seeds]
+    return [
+        BoundJob(study.key, study.source, bound, rates, seed, bool(study.goodput) and bound != BOUND_FCFS)
+        for bound in study.bounds
+        for seed in study.seeds
+    ]
 
 
 def _run_bound(job: BoundJob) -> Timed[Bound]:
@@ -224,17 +231,23 @@ def _run_bound(job: BoundJob) -> Timed[Bound]:
 
 def _bound(job: BoundJob) -> Bound:
     requests = requests_of(job.source, job.seed)
-    order, floor = BOUNDS[job.bound]
+    arrivals = ARRIVALS[job.source.arrivals]
 
     def capacity_at(qps: float) -> float:
-        outcome = central_queue(Scenario(seed=job.seed), at_rate(requests, qps), order, decile_floor=floor)
-        return effective_capacity(outcome.rows[WARMUP:]) or 0.0
+        timed = arrivals(requests, rate=qps, chance=random.Random(job.seed))
+        return max(_capacity(queue, job, timed) for queue in BOUNDS[job.bound])
 
     capacity = tuple(capacity_at(qps) for qps in job.rates)
-    if order == "fcfs":
+    if not job.searched:
         return Bound(job, capacity, None)
     known = [RatePoint(qps, share) for qps, share in zip(job.rates, capacity, strict=True)]
     return Bound(job, capacity, find_goodput(capacity_at, start_qps=job.rates[-1], known=known))
+
+
+def _capacity(queue: CentralQueue, job: BoundJob, requests: list[WorkloadRequest]) -> float:
+    scenario = Scenario(seed=job.seed)
+    outcome = central_queue(scenario, requests, queue.order, decile_floor=queue.floor, late=queue.late)
+    return effective_capacity(outcome.rows[WARMUP:]) or 0.0
 
 
 def _with_bounds(numbers: StudyNumbers, bounds: Sequence[Bound]) -> StudyNumbers:

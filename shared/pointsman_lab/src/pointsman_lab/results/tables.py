@@ -7,6 +7,7 @@ from pointsman_lab.results.study import OURS, Metric, Study
 
 HEADINGS: dict[Metric, tuple[str, str]] = {
     "hit_rate": ("hit rate", "{:.3f}"),
+    "loaded_share": ("of it loaded", "{:.3f}"),
     "hit_share_of_bound": ("share of the bound", "{:.1%}"),
     "load_cv": ("load CV", "{:.2f}"),
     "busiest_share": ("at the busiest", "{:.0%}"),
@@ -18,6 +19,8 @@ HEADINGS: dict[Metric, tuple[str, str]] = {
     "e2e_p50_s": ("E2E P50", "{:.2f} s"),
     "e2e_p90_s": ("E2E P90", "{:.2f} s"),
     "tpot_p90_s": ("TPOT P90", "{:.3f} s"),
+    "capacity_with_tbt": ("with TBT", "{:.3f}"),
+    "tbt_p90_s": ("TBT P90", "{:.3f} s"),
     "worst_length": ("worst tenth", "{:.2f}"),
     "migrations": ("moved", "{:.0f}"),
     "rejected_share": ("rejected", "{:.1%}"),

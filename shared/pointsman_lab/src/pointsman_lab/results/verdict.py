@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from pointsman_lab.results.numbers import Numbers, StudyNumbers
+from pointsman_lab.results.studies.rows import PAPER_CONDITIONS
 from pointsman_lab.results.study import OURS, Judged, Row, Study
 from pointsman_lab.results.tables import code, table
 
@@ -19,6 +20,8 @@ class Duel:
     rate: float
     ours: float
     best: str
+    our_row: str
+    best_row: str
     ties: int
     theirs: float
     seeds_won: int
@@ -66,6 +69,8 @@ def _duels(study: Study, judged: Judged, numbers: StudyNumbers) -> Iterator[Duel
                 rate=rate,
                 ours=mine.mean,
                 best=others[theirs[0].row],
+                our_row=mine.row,
+                best_row=theirs[0].row,
                 ties=sum(round(point.mean, 4) == round(theirs[0].mean, 4) for point in theirs) - 1,
                 theirs=theirs[0].mean,
                 seeds_won=sum(own >= other for own, other in zip(mine.capacity, strongest, strict=True)),
@@ -76,7 +81,7 @@ def _duels(study: Study, judged: Judged, numbers: StudyNumbers) -> Iterator[Duel
 def _is_rival(row: Row, ours: Row) -> bool:
     theirs, own = row.variant, ours.variant
     same = (theirs.ordering, theirs.admission) == (own.ordering, own.admission)
-    return same and theirs.routing != OURS and row.conditions.keys() <= {*ours.conditions, "hot_share", "cold_share"}
+    return same and theirs.routing != OURS and row.conditions.keys() <= {*ours.conditions, *PAPER_CONDITIONS}
 
 
 def duel_table(rows: Sequence[Duel]) -> str:

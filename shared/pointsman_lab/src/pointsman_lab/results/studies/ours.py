@@ -5,15 +5,16 @@ from collections.abc import Iterable
 from pointsman_lab.results.studies.rows import (
     AS_WRITTEN,
     LIVE_DEFAULT,
-    LOAD_BLIND,
     Workloads,
     as_written,
+    at_their_best,
     called,
     everyone,
     rows,
+    searched,
     short,
 )
-from pointsman_lab.results.study import BOUND, BOUND_FCFS, BOUND_WITH_FLOOR, OURS, USUAL, Row, Study
+from pointsman_lab.results.study import AT_ARRIVAL, BOUND, BOUND_FCFS, BOUND_WITH_FLOOR, OURS, USUAL, Row, Study
 
 
 def studies(workloads: Workloads) -> Iterable[Study]:
@@ -21,10 +22,11 @@ def studies(workloads: Workloads) -> Iterable[Study]:
     yield from _admission(workloads)
     yield from _lag(workloads)
     yield from _conditions(workloads)
+    yield from _tenants(workloads)
 
 
 def _placement(workloads: Workloads) -> Iterable[Study]:
-    alone = [*everyone(), *rows(LOAD_BLIND)]
+    alone = [*everyone(), *rows(("least_loaded", "cache_affinity"))]
     for source, rates, telling in (
         (workloads.conversation(), (6.0, 7.0, 8.0), 7.0),
         (workloads.tools(), (12.0, 14.0, 20.0), 14.0),
@@ -38,7 +40,7 @@ def _placement(workloads: Workloads) -> Iterable[Study]:
             rates=rates,
             telling=telling,
             judged="best",
-            goodput=[row.variant.called for row in everyone()],
+            goodput=searched(),
             bounds=(BOUND_FCFS, BOUND),
             drawn=True,
             metrics=(*USUAL, "load_cv", "busiest_share"),
@@ -58,8 +60,8 @@ def _admission(workloads: Workloads) -> Iterable[Study]:
             rows=_admitted(),
             rates=rates,
             judged="best",
-            goodput=[row.variant.called for row in _admitted()],
-            bounds=(BOUND, BOUND_WITH_FLOOR),
+            goodput=searched(),
+            bounds=(BOUND, BOUND_WITH_FLOOR, AT_ARRIVAL),
             metrics=(*USUAL, "rejected_share"),
         )
 
@@ -79,7 +81,7 @@ def _lag(workloads: Workloads) -> Iterable[Study]:
             title=f"Knowledge half a second old, {called(source)}",
             about="Policies see nothing of the last 0.5 s, their own dispatches included.",
             source=source,
-            rows=everyone(),
+            rows=at_their_best(),
             rates=rates,
             conditions={"load_lag_s": 0.5},
             judged="near",
@@ -105,8 +107,27 @@ def _conditions(workloads: Workloads) -> Iterable[Study]:
             title=f"Conversation, {title}",
             about="First come, first served, no admission.",
             source=conversation,
-            rows=everyone(),
+            rows=at_their_best(),
             rates=rates,
             conditions=conditions,
             judged="near",
+        )
+
+
+def _tenants(workloads: Workloads) -> Iterable[Study]:
+    """Eight clients that ask equally much, at more than can be served."""
+    for name, rate in (("llm_as_judge", 220.0), ("tree_of_thoughts", 180.0)):
+        yield Study(
+            key=f"tenants-{name.replace('_', '-')}",
+            title=f"Equal tenants past saturation, {name}",
+            about="Eight clients that ask equally much; more load than 8 instances can serve.",
+            source=workloads.generated(name),
+            rows=[
+                *rows((OURS,)),
+                *rows((OURS,), "fair_edf"),
+                *rows((OURS, "dualmap", "preble"), *LIVE_DEFAULT),
+                *rows(("d2lpm",), "dlpm"),
+            ],
+            rates=(rate,),
+            metrics=("jain", "jain_of_amounts", "ttft_p99_s", "late_wait_s", "service_per_s"),
         )

@@ -2,11 +2,17 @@
 
 from collections.abc import Iterable, Mapping
 
-from pointsman_lab.results.studies.rows import Workloads, called, rows, short
+from pointsman_lab.results.studies.rows import Workloads, called, conditions_of, rows, short
 from pointsman_lab.results.study import Study
 
 GRID: Mapping[str, tuple[str, ...]] = {
+    "approximate_token_load": ("approximate_token_load.hit_share_min=0.3,0.5,0.8",),
     "d2lpm": ("d2lpm.quantum_tokens=4096,16384,65536,262144",),
+    "dualmap": ("dualmap.ttft_slo_threshold=0.5,0.75,1.0,1.25",),
+    "dynamo_cost": ("dynamo_cost.overlap_weight=1,4,16,64",),
+    "lbgr": ("lbgr.decay_s=2.5,5,10,20",),
+    "preble": ("preble.exploit_share=0.3,0.5,0.7", "preble.window_s=60,180"),
+    "sticky_least_loaded": ("sticky_least_loaded.imbalance_tokens_max=16384,32768,65536,131072",),
 }
 SEEDS = (0,)
 
@@ -18,7 +24,11 @@ def studies(workloads: Workloads) -> Iterable[Study]:
             title=f"Settings of the rivals, {called(source)}",
             about="First come, first served, no admission.",
             source=source,
-            rows=[row for policy, settings in GRID.items() for row in rows((policy,), settings=settings)],
+            rows=[
+                row
+                for policy, settings in GRID.items()
+                for row in rows((policy,), settings=settings, **conditions_of(policy))
+            ],
             rates=(rate,),
             seeds=SEEDS,
         )

@@ -1,0 +1,113 @@
+"""Has a target engine fetch the first tokens of a prompt from another, by vLLM's `kv_transfer_params` (NixlConnector):
+the source gets these tokens with `max_tokens` 1 and holds their blocks; the target gets the same tokens with the
+parameters of the answer, loads the blocks and caches them. The request itself then hits them. Two requests, since the
+connector loads whole prompts only. A source that has evicted the tokens computes them."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from pointsman.contracts.commands import PrefixFetch, RouteGranted
+from pointsman.ports import Clock
+from pointsman.primitives import EngineSeconds, InstanceId, Tokens, WallSeconds
+from pointsman.runtime.tracing import NO_SPAN, Span
+from pointsman_ingress.engine.client import EngineClient, EngineFailedError, EngineRequest
+from pointsman_ingress.engine.disaggregation import REMOTE_DECODE, read_prefill
+from pointsman_ingress.http.request_headers import Headers
+
+COMPLETIONS = "/v1/completions"
+FETCH_WALL_SECONDS_MIN: WallSeconds = WallSeconds(2.0)
+PREDICTED_TIMES_MAX = 4.0
+"""A fetch that takes longer than so many times its prediction, and longer than the minimum, is given up."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixPrompt:
+    """`model` as the client named it, `salt` as the engine gets it."""
+
+    model: str
+    tokens: Sequence[int]
+    salt: str = ""
+
+    def body(self, tokens: Tokens, transfer: dict[str, Any]) -> bytes:
+        fields: dict[str, Any] = {"model": self.model} if self.model else {}
+        fields |= {"prompt": list(self.tokens[:tokens]), "max_tokens": 1, "kv_transfer_params": transfer}
+        return msgspec.json.encode(fields | {"cache_salt": self.salt} if self.salt else fields)
+
+
+@dataclass(frozen=True, slots=True)
+class FetchOutcome:
+    """`seconds`: in all; `source_seconds`: until the source answered. `failure`: why nothing was fetched."""
+
+    tokens: Tokens
+    seconds: EngineSeconds
+    source_seconds: EngineSeconds
+    failure: str = ""
+
+
+class _FetchFailedError(Exception): ...
+
+
+@dataclass(eq=False)
+class PrefixFetcher:
+    engines: EngineClient
+    clock: Clock
+
+    async def run(
+        self,
+        grant: RouteGranted,
+        fetch: PrefixFetch,
+        prompt: PrefixPrompt | None,
+        headers: Headers,
+        span: Span = NO_SPAN,
+    ) -> FetchOutcome:
+        """Never raises for what an engine does. `prompt` None: its tokens are not known."""
+        started = self.clock.now()
+        answered = started
+        bound = max(float(FETCH_WALL_SECONDS_MIN), float(PREDICTED_TIMES_MAX * fetch.seconds / self.clock.speed))
+
+        def outcome(failure: str = "") -> FetchOutcome:
+            tokens = 0 if failure else fetch.prefix_tokens - 1
+            return FetchOutcome(tokens, self.clock.now() - started, answered - started, failure)
+
+        if prompt is None or len(prompt.tokens) < fetch.prefix_tokens:
+            return outcome("the prompt's tokens are not known")
+
+        def ask(instance: InstanceId, url: str, rank: int, name: str) -> Callable[[dict[str, Any]], EngineRequest]:
+            def request(transfer: dict[str, Any]) -> EngineRequest:
+                body = prompt.body(fetch.prefix_tokens, transfer)
+                request_id = f"{grant.request}-{grant.attempt}-{name}"
+                return EngineRequest(instance, url, COMPLETIONS, body, headers, request_id, rank, span=span)
+
+            return request
+
+        give = ask(fetch.source, fetch.url, fetch.dp_rank, "give")
+        take = ask(grant.instance, grant.url, grant.dp_rank, "take")
+        try:
+            async with asyncio.timeout(bound):
+                given = read_prefill(await self._whole(give(REMOTE_DECODE), "the source"))
+                answered = self.clock.now()
+                if not given.transfer:
+                    return outcome("the source gave no kv_transfer_params: it has no connector")
+                await self._whole(take(given.transfer), "the target")
+        except TimeoutError:
+            return outcome(f"not done within {bound:.3g} s")
+        except _FetchFailedError as error:
+            return outcome(str(error))
+        return outcome()
+
+    async def _whole(self, request: EngineRequest, who: str) -> bytes:
+        try:
+            answer, first = await self.engines.open(request)
+            async with answer:
+                body = await answer.whole(first)
+        except EngineFailedError as error:
+            msg = f"{who}: {error}"
+            raise _FetchFailedError(msg) from error
+        if answer.status >= 400:
+            msg = f"{who} refused with status {answer.status}"
+            raise _FetchFailedError(msg)
+        return body

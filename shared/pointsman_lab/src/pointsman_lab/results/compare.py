@@ -1,0 +1,161 @@
+"""Tables of `pointsman` against the best other policy and against the central queue, over all workloads."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from pointsman_lab.results.numbers import Numbers
+from pointsman_lab.results.studies.rows import LIVE_DEFAULT
+from pointsman_lab.results.study import AT_ARRIVAL, BOUND, OURS
+from pointsman_lab.results.tables import code, table
+from pointsman_lab.results.verdict import NEAR_POINTS, Duel
+
+DEFAULT = " + ".join(LIVE_DEFAULT)
+ALONE = "fcfs + none"
+TRACES = ("conversation", "tools")
+NO_ADMISSION = ("placement-", "generated-")
+WITH_ADMISSION = ("admission-", "default-")
+
+
+def duels_of(duels: Sequence[Duel], *, admission: bool) -> list[Duel]:
+    """Under the live default, or without admission: undisturbed conditions only."""
+    prefixes, policies = (WITH_ADMISSION, DEFAULT) if admission else (NO_ADMISSION, ALONE)
+    return [duel for duel in duels if duel.study.startswith(prefixes) and duel.policies == policies]
+
+
+def workload_of(study: str) -> str:
+    kind, _, workload = study.partition("-")
+    return f"{workload} (trace)" if kind in ("placement", "admission") else workload
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """Of duels: how many are won or level, how many within a point, and the worst."""
+
+    level: int
+    near: int
+    duels: int
+    worst: Duel
+
+    def text(self) -> str:
+        worst = self.worst
+        return (
+            f"best or level at {self.level} of {self.duels} points, within a point at {self.near}; "
+            f"the worst is {worst.points:+.1f} ({workload_of(worst.study)} at {worst.rate:g}/s, `{worst.best}`)"
+        )
+
+
+def tally(duels: Sequence[Duel]) -> Tally:
+    """Raises ValueError without a duel."""
+    return Tally(
+        level=sum(duel.verdict in ("best", "level") for duel in duels),
+        near=sum(duel.points > -NEAR_POINTS for duel in duels),
+        duels=len(duels),
+        worst=min(duels, key=lambda duel: duel.points),
+    )
+
+
+def comparison_table(duels: Sequence[Duel], numbers: Numbers) -> str:
+    """One line for each workload and rate. P99, what late requests wait, the worst tenth, and Jain's
+    index where there are tenants: ours / the best other's."""
+    head = [
+        "workload",
+        "rate",
+        OURS,
+        "best other",
+        "its capacity",
+        "points",
+        "P99",
+        "late ones wait",
+        "worst tenth",
+        "Jain",
+    ]
+    return table(head, list(_lines(duels, numbers)))
+
+
+def _lines(duels: Sequence[Duel], numbers: Numbers) -> Iterator[list[str]]:
+    for duel in duels:
+        yield [
+            workload_of(duel.study),
+            f"{duel.rate:g}/s",
+            f"{duel.ours:.3f}",
+            code(duel.best),
+            f"{duel.theirs:.3f}",
+            f"{duel.points:+.1f}",
+            _both(duel, numbers, "ttft_p99_s", "{:.1f}"),
+            _both(duel, numbers, "late_wait_s", "{:.1f}"),
+            _both(duel, numbers, "worst_length", "{:.2f}"),
+            _both(duel, numbers, "jain", "{:.3f}") if _has_tenants(duel, numbers) else "",
+        ]
+
+
+def _has_tenants(duel: Duel, numbers: Numbers) -> bool:
+    """Jain's index of one tenant is 1, whoever serves it."""
+    return any(point.metrics.get("jain", 1.0) != 1.0 for point in numbers.studies[duel.study].points)
+
+
+def _both(duel: Duel, numbers: Numbers, what: str, form: str) -> str:
+    points = [numbers.studies[duel.study].point(row, duel.rate) for row in (duel.our_row, duel.best_row)]
+    return " / ".join(form.format(point.metrics[what]) if what in point.metrics else "-" for point in points)
+
+
+# --- The central queue ---
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Capacity: of ours with the better of its admissions, of deciding at arrival with a shared cache, and of the
+    bound."""
+
+    workload: str
+    rate: float
+    ours: float
+    at_arrival: float
+    bound: float
+    best_of_all: float
+    """The highest capacity of any row of any policy."""
+
+
+def gaps(numbers: Numbers) -> list[Gap]:
+    found = []
+    for key, study in numbers.studies.items():
+        if BOUND not in study.bounds or AT_ARRIVAL not in study.bounds:
+            continue
+        others = [key, key.replace("generated-", "default-").replace("placement-", "admission-")]
+        for at, rate in enumerate(study.rates()):
+            points = [
+                point for each in dict.fromkeys(others) for point in numbers.studies[each].points if point.rate == rate
+            ]
+            found.append(
+                Gap(
+                    workload=workload_of(key),
+                    rate=rate,
+                    ours=max(point.mean for point in points if point.row.split(" +")[0] == OURS),
+                    at_arrival=study.bounds[AT_ARRIVAL][at],
+                    bound=study.bounds[BOUND][at],
+                    best_of_all=max(point.mean for point in points),
+                )
+            )
+    return found
+
+
+def gap_table(rows: Sequence[Gap]) -> str:
+    head = ["workload", "rate", "central queue", "decided at arrival, one cache", f"{OURS}", "of the bound"]
+    return table(
+        head,
+        [
+            [
+                gap.workload,
+                f"{gap.rate:g}/s",
+                f"{gap.bound:.3f}",
+                f"{gap.at_arrival:.3f}",
+                f"{gap.ours:.3f}",
+                f"{gap.ours / gap.bound:.2f}",
+            ]
+            for gap in rows
+        ],
+    )
+
+
+def is_bound(rows: Sequence[Gap]) -> tuple[int, int]:
+    """At how many points no policy at all is above it, and of how many."""
+    return sum(gap.best_of_all <= gap.bound + 0.0005 for gap in rows), len(rows)

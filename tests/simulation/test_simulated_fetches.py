@@ -1,0 +1,76 @@
+"""Instances that fetch prefixes from each other, in virtual time."""
+
+import random
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+
+import pytest
+
+from pointsman.policies.routing import ROUTING_POLICIES
+from pointsman.simulation.outcome import Outcome
+from pointsman.simulation.scenario import FetchPath
+from pointsman.simulation.simulator import Failure, Scenario, simulate
+from pointsman.simulation.workload import GENERATORS, WorkloadRequest
+
+ALONE = Scenario(instances=4, routing="pointsman")
+FETCHING = replace(ALONE, transfer_tokens_per_s=170_000.0)
+
+
+@cache
+def documents(count: int = 300, rate: float = 3.5) -> Sequence[WorkloadRequest]:
+    return GENERATORS["long_document_qa"](count, rate=rate, chance=random.Random(1))
+
+
+def ends(outcome: Outcome) -> Counter[str]:
+    return Counter(row.end for row in outcome.rows)
+
+
+def mean_ttft(outcome: Outcome) -> float:
+    times = [row.ttft for row in outcome.rows if row.ttft is not None]
+    return sum(times) / len(times)
+
+
+def test_what_is_fetched_need_not_be_computed_and_comes_as_soon_as_predicted() -> None:
+    alone, fetching = simulate(ALONE, documents()), simulate(FETCHING, documents())
+    fetched = [row for row in fetching.rows if row.fetched_tokens]
+
+    assert ends(alone) == ends(fetching) == {"finished": 300}
+    assert (alone.fetches, fetching.fetches_failed) == (0, 0)
+    assert fetching.fetches == len(fetched) > 10
+    assert all(row.cached_tokens >= row.fetched_tokens for row in fetched)
+    assert mean_ttft(fetching) < 0.9 * mean_ttft(alone)
+    errors = [abs(row.predicted_ttft - row.ttft) for row in fetched]  # type: ignore[operator]
+    assert sum(errors) / len(errors) < 0.5 * mean_ttft(alone)
+
+
+def test_a_transfer_slower_than_computing_is_not_made() -> None:
+    assert simulate(replace(ALONE, transfer_tokens_per_s=1_700.0), documents(150)).fetches == 0
+
+
+def test_a_transfer_that_waits_for_no_engine_saves_more() -> None:
+    direct = replace(FETCHING, fetch_path="direct")
+
+    assert mean_ttft(simulate(direct, documents())) < 0.9 * mean_ttft(simulate(FETCHING, documents()))
+
+
+@pytest.mark.parametrize("path", ["engine", "direct"])
+@pytest.mark.parametrize("dies", range(3))
+def test_an_instance_that_dies_in_the_middle_of_fetches_costs_no_request_its_end(dies: int, path: FetchPath) -> None:
+    failures = tuple(Failure(at, dies, at + 8.0) for at in (10.0, 30.0, 50.0))
+    scenario = replace(FETCHING, transfer_tokens_per_s=17_000.0, fetch_path=path, failures=failures)
+    first, second = simulate(scenario, documents()), simulate(scenario, documents())
+
+    assert first.rows == second.rows
+    assert set(ends(first)) <= {"finished", "failed"}
+    assert ends(first)["finished"] > 290
+
+
+@pytest.mark.parametrize("policy", sorted(ROUTING_POLICIES))
+def test_every_routing_policy_may_fetch(policy: str) -> None:
+    scenario = replace(FETCHING, routing=policy, admission="predicted_ttft_fair", ordering="fair_edf", seed=1)
+    outcome = simulate(scenario, documents(120))
+
+    assert set(ends(outcome)) <= {"finished", "rejected"}
+    assert ends(outcome)["finished"] > 60
