@@ -149,6 +149,7 @@ class Waiters:
             expected_seconds=state.latency.first_token_seconds(instance.id, seconds, tokens),
             limits=self._limits(request.tenant),
             fetch=self._fetch(request) if request.fetching else None,
+            best_effort=request.best_effort,
         )
 
     def _fetch(self, request: Request) -> PrefixFetch:

@@ -105,6 +105,8 @@ class RouteGranted(Command, frozen=True, kw_only=True):
     limits: RateLimits | None = None
     fetch: PrefixFetch | None = None
     """To be made before the request is sent."""
+    best_effort: bool = False
+    """Late even alone; `predicted_ttft` says how late."""
 
 
 class RouteRejected(Command, frozen=True, kw_only=True):

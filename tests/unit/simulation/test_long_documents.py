@@ -1,0 +1,84 @@
+"""A prompt that would be late even on an idle pool is answered as best effort: the story of the long document."""
+
+from dataclasses import replace
+
+from pointsman.simulation.outcome import Outcome
+from pointsman.simulation.simulator import Scenario, simulate
+from pointsman.simulation.workload.requests import WorkloadRequest
+
+DOCUMENT_TOKENS, BLOCK_TOKENS = 29_696, 512
+DEFAULTS = Scenario(routing="pointsman", ordering="fair_edf", admission="predicted_ttft_fair")
+
+
+def document(at: float, number: int = 0, tenant: str = "reader") -> WorkloadRequest:
+    first = 1_000_000 * (number + 1)
+    blocks = tuple(range(first, first + DOCUMENT_TOKENS // BLOCK_TOKENS))
+    return WorkloadRequest(
+        arrival_s=at, input_length=DOCUMENT_TOKENS, output_tokens=8, block_ids=blocks, tenant=tenant, session=""
+    )
+
+
+def short(number: int, at: float) -> WorkloadRequest:
+    """Half a second of prefill, shared with no other."""
+    return WorkloadRequest(
+        arrival_s=at, input_length=3_072, output_tokens=8, block_ids=tuple(range(6 * number, 6 * number + 6)),
+        tenant="chat", session="",
+    )  # fmt: skip
+
+
+def mixed(rate: float, seconds: float, documents: list[WorkloadRequest]) -> Outcome:
+    shorts = [short(number, number / rate) for number in range(int(rate * seconds))]
+    return simulate(DEFAULTS, sorted([*shorts, *documents], key=lambda request: request.arrival_s))
+
+
+def attainment(outcome: Outcome) -> float:
+    rows = [row for row in outcome.rows if row.tenant == "chat"]
+    return sum(row.on_time for row in rows) / len(rows)
+
+
+def test_a_long_document_on_an_idle_pool_is_answered_every_time() -> None:
+    outcome = simulate(DEFAULTS, [document(30.0 * asked) for asked in range(20)])
+    first, *later = outcome.rows
+
+    assert [row.end for row in outcome.rows] == ["finished"] * 20
+    assert first.ttft is not None
+    assert 5.0 < first.ttft < 6.5
+    assert first.best_effort
+    assert all(row.ttft is not None and row.ttft < 0.3 and not row.best_effort for row in later)
+
+
+def test_a_hard_limit_refuses_it() -> None:
+    limited = replace(DEFAULTS, routing_settings={"admission.hard_limit": True})
+    outcome = simulate(limited, [document(30.0 * asked) for asked in range(3)])
+
+    assert [row.reason for row in outcome.rows] == ["slo_unreachable"] * 3
+
+
+def test_under_load_documents_are_answered_and_others_stay_on_time() -> None:
+    documents = [document(20.0 * number, number) for number in range(1, 6)]
+    alone, beside = mixed(12.0, 120.0, []), mixed(12.0, 120.0, documents)
+    asked = [row for row in beside.rows if row.tenant == "reader"]
+
+    assert all(row.end == "finished" and row.best_effort for row in asked)
+    assert max(row.ttft or 0.0 for row in asked) < 60.0
+    assert attainment(beside) > attainment(alone) - 0.03
+
+
+def test_more_documents_than_the_pool_can_read_do_not_starve_others_nor_each_other() -> None:
+    flood = [document(number / 2, number) for number in range(120)]
+    one = document(30.0, 1_000, tenant="other")
+    outcome = mixed(8.0, 90.0, [*flood, one])
+    other = next(row for row in outcome.rows if row.tenant == "other")
+
+    assert attainment(outcome) > 0.9
+    assert other.ttft is not None
+    assert other.ttft < 60.0
+
+
+def test_its_predicted_ttft_has_the_wait_in_it() -> None:
+    outcome = mixed(12.0, 120.0, [document(20.0 + number, number) for number in range(8)])
+
+    for row in outcome.rows:
+        if row.best_effort and row.ttft is not None:
+            assert row.predicted_ttft is not None
+            assert abs(row.ttft - row.predicted_ttft) < max(20.0, 0.7 * row.ttft)
