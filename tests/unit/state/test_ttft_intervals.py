@@ -70,6 +70,16 @@ def test_a_change_of_the_error_is_followed() -> None:
     assert sum(within[100:]) / 300 > 0.85
 
 
+def test_a_long_outage_is_forgotten_soon() -> None:
+    intervals = TtftIntervals()
+    for _ in range(2_000):
+        observe(intervals, A, 1.0, 1e6)
+    for _ in range(300):
+        observe(intervals, A, 1.0, 0.9)
+
+    assert intervals.factor(A, 1.0, 1.0) < 1.5
+
+
 @given(
     st.lists(st.tuples(st.sampled_from([A, B]), st.floats(-1e30, 1e30), st.floats(-1e30, 1e30), st.floats(0, 1e30))),
     st.floats(0, 1e30),
