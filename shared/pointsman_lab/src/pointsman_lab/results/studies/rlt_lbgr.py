@@ -163,7 +163,9 @@ APPROXIMATE = (
     "SGLang's router guesses what engines hold from what it sent there, without evictions. The cache-aware rule here "
     "knows it from KV events, and so keeps most of the hits."
 )
-AT_LOAD = "The paper's load with simulated engines; the best of LBGR's rows."
+AT_LOAD = (
+    "The paper's load with simulated engines; the best of LBGR's rows. The rows at equal eviction show LBGR's part."
+)
 LRU_ROW, RLT_ROW = f"{CACHE_AWARE_ROW}, lru", f"{CACHE_AWARE_ROW}, rlt"
 RR_LRU = f"{ROUND_ROBIN}, lru"
 
@@ -238,7 +240,7 @@ CLAIMS = (
         conditions="Round robin, cache-aware and LBGR at the four loads. The bounds themselves are tests.",
         measure=_rlt_hits,
         rule=holds,
-        why="Where the prefixes of an instance fit into its cache, RLT drops some that LRU keeps.",
+        why="Where the prefixes of an instance fit into its cache, RLT drops some that LRU keeps (90% shared).",
     ),
     Claim(
         paper=PAPER,
