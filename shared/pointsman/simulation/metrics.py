@@ -74,6 +74,9 @@ class Report:
     """Jain's index over the clients' service within the `Window`, each over its max-min fair share."""
     jain_of_amounts: float | None
     service_per_s: float | None
+    tokens_per_s: float | None
+    """Prompt tokens, cached ones included, and output tokens of the requests served within the `Window`: throughput as
+    engines report it."""
     prediction_error_p50_s: EngineSeconds | None
     prediction_error_p90_s: EngineSeconds | None
     prediction_bias_s: EngineSeconds | None
@@ -121,6 +124,7 @@ def summarise(
         jain=jain_index(service_against_fair_share(service, demand_by_tenant(outcome.rows, window))),
         jain_of_amounts=jain_index(service.values()),
         service_per_s=sum(service.values()) / window.seconds if window.seconds else None,
+        tokens_per_s=sum(_tokens(row, window) for row in outcome.rows) / window.seconds if window.seconds else None,
         prediction_error_p50_s=percentile([abs(error) for error in errors], 50),
         prediction_error_p90_s=percentile([abs(error) for error in errors], 90),
         prediction_bias_s=fmean(errors) if errors else None,
@@ -239,6 +243,13 @@ def _service(row: RequestRow, window: Window) -> float:
     if row.ended_at is None:
         return prompt
     return prompt + OUTPUT_WEIGHT * answer_tokens(row) * window.share_of(row.first_token_at, row.ended_at)
+
+
+def _tokens(row: RequestRow, window: Window) -> float:
+    if row.first_token_at is None:
+        return 0.0
+    prompt = row.prompt_tokens * window.holds(row.first_token_at)
+    return prompt + (answer_tokens(row) * window.share_of(row.first_token_at, row.ended_at) if row.ended_at else 0.0)
 
 
 def _work(row: RequestRow) -> float:

@@ -122,6 +122,7 @@ METRICS: Mapping[Metric, Callable[[CellResult], float | None]] = {
     "jain": _of_report(lambda r: r.jain),
     "jain_of_amounts": _of_report(lambda r: r.jain_of_amounts),
     "service_per_s": _of_report(lambda r: r.service_per_s),
+    "tokens_per_s": _of_report(lambda r: r.tokens_per_s),
     "well_behaved_p50_s": _of_report(lambda r: r.well_behaved_ttft.p50_s),
     "well_behaved_p90_s": _of_report(lambda r: r.well_behaved_ttft.p90_s),
     "prediction_error_p50_s": _of_report(lambda r: r.prediction_error_p50_s),

@@ -27,6 +27,7 @@ HEADINGS: dict[Metric, tuple[str, str]] = {
     "rejected_share": ("rejected", "{:.1%}"),
     "jain": ("Jain", "{:.3f}"),
     "jain_of_amounts": ("Jain of amounts", "{:.3f}"),
+    "tokens_per_s": ("tokens/s", "{:,.0f}"),
     "service_per_s": ("service, tokens/s", "{:,.0f}"),
     "well_behaved_p50_s": ("well-behaved P50", "{:.2f} s"),
     "well_behaved_p90_s": ("well-behaved P90", "{:.2f} s"),

@@ -5,13 +5,16 @@ from collections.abc import Iterable, Sequence
 from pointsman.state.engine_profiles import DEFAULT_PROFILE, PROFILES
 from pointsman_lab.results.claims import Claim, Measured, gain, holds, share_true
 from pointsman_lab.results.numbers import Numbers
+from pointsman_lab.results.split_pools import split_pools
 from pointsman_lab.results.studies.rows import LIVE_DEFAULT, Workloads, called, rows, short
-from pointsman_lab.results.study import OURS, Row, Study
+from pointsman_lab.results.study import OURS, Measurement, Row, Study
 
 DEVICE_TOKENS = 250_000
 HOST_TOKENS = 1_500_000
 """196 GB for the 8-billion model."""
 NO_HOST, UNSEEN, SEEN = "no host tier", "host tier, unseen", "host tier"
+
+MEASUREMENTS = (Measurement(key="split-pools", measure=split_pools),)
 
 
 def studies(workloads: Workloads) -> Iterable[Study]:
