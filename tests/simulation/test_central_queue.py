@@ -130,14 +130,16 @@ def test_documents_that_are_late_even_alone_can_be_served_for_their_later_questi
     assert on_time(central_queue(POOL, again, "most_on_time", late="served last")) == 5
 
 
-def test_deciding_at_arrival_serves_no_more_on_time() -> None:
-    requests = GENERATORS["long_document_qa"](300, rate=6.0, chance=random.Random(3))
+def test_foresight_keeps_what_will_be_asked_again() -> None:
+    once, again = at_once([9000, 9000])
+    arrivals = [once, again, *(replace(again, arrival_s=2.0 + 0.1 * number) for number in range(4))]
+    scenario = Scenario(instances=1, slo_ttft_s=1.5)
 
-    central = on_time(central_queue(POOL, requests, "most_on_time", late="served last"))
-    at_arrival = central_queue(POOL, requests, "at_arrival")
+    wise = central_queue(scenario, arrivals, "most_on_time")
+    blind = central_queue(scenario, arrivals, "most_on_time", foresight=False)
 
-    assert 0 < on_time(at_arrival) <= central
-    assert all(row.on_time for row in at_arrival.rows if row.end == "finished" and row.prompt_tokens < 8192)
+    assert [row.on_time for row in wise.rows] == [False, *[True] * 5]
+    assert on_time(blind) <= on_time(wise)
 
 
 def test_the_cache_is_shared_and_bounded() -> None:

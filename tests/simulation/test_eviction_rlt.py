@@ -180,6 +180,46 @@ def test_on_that_sequence_lru_misses_n_times_what_the_best_misses_and_rlt_log_n_
     assert rlt / best <= 2 * harmonic
 
 
+def offline_misses(pages: Sequence[int], places: int) -> int:
+    """Belady's rule, which no order without knowledge of the future beats: drop what is used again last."""
+    following: dict[int, list[int]] = {}
+    for at, page in enumerate(pages):
+        following.setdefault(page, []).append(at)
+    cached: set[int] = set()
+    misses = 0
+    for page in pages:
+        following[page].pop(0)
+        if page in cached:
+            continue
+        misses += 1
+        if len(cached) == places:
+            cached.remove(max(cached, key=lambda kept: following[kept][0] if following[kept] else len(pages)))
+        cached.add(page)
+    return misses
+
+
+def misses(pages: Sequence[int], places: int, seed: int) -> int:
+    requests = Requests(BlockCache(blocks_max=places, order=RandomisedLeafToken(seed)))
+    return sum(1 - requests.run([page]) for page in pages)
+
+
+@pytest.mark.parametrize("sequence", ["in turn", "random", "zipf", "sliding"])
+def test_rlt_misses_at_most_log_n_times_what_the_best_misses(sequence: str) -> None:
+    """Theorem 6, with the constant of marking: 2 (1 + 1/2 + ... + 1/n), in expectation over its own draws."""
+    n, count = 16, 1500
+    chance = Random(7)
+    pages = {
+        "in turn": [number % (n + 1) + 1 for number in range(count)],
+        "random": [chance.randrange(2 * n) + 1 for _ in range(count)],
+        "zipf": chance.choices(range(1, 4 * n), weights=[1 / rank for rank in range(1, 4 * n)], k=count),
+        "sliding": [number // 20 + chance.randrange(n + 2) + 1 for number in range(count)],
+    }[sequence]
+    best = offline_misses(pages, n)
+    mean_misses = sum(misses(pages, n, seed) for seed in range(5)) / 5
+
+    assert best <= mean_misses <= 2 * sum(1 / k for k in range(1, n + 1)) * best + n
+
+
 def test_a_phase_lasts_until_the_whole_cache_was_used_or_evicted() -> None:
     order = RandomisedLeafToken[BlockHash]()
     chance = Random(1)

@@ -2,7 +2,7 @@
 
 Source: "Randomization Boosts KV Caching, Learning Balances Query Load" (ICLR 2026), Algorithm 1, on blocks. Released
 blocks are marked; a uniformly random unmarked leaf is evicted; when all are marked, the marks are wiped and a new phase
-begins. O(log n)-competitive; deterministic orders, LRU included, are Omega(n) (Theorem 4).
+begins. O(log n)-competitive (Theorem 6); deterministic orders, LRU included, are Omega(n) (Theorem 4).
 
 Bias: ignores recency within a phase. Each eviction takes O(1). `pointsman_vllm.eviction_rlt` has the same class; a test
 holds them equal.

@@ -63,6 +63,8 @@ class Report:
     hit_rate: float | None
     loaded_share: float | None
     """Of the prompt tokens, those loaded back from a host tier; part of `hit_rate`."""
+    fetched_share: float | None = None
+    """Of the prompt tokens, those fetched from another instance; part of `hit_rate`."""
     hit_share_of_bound: float | None
     """`hit_rate` over that of one infinite cache."""
     load_cv: float | None
@@ -72,6 +74,9 @@ class Report:
     """Jain's index over the clients' service within the `Window`, each over its max-min fair share."""
     jain_of_amounts: float | None
     service_per_s: float | None
+    tokens_per_s: float | None
+    """Prompt tokens, cached ones included, and output tokens of the requests served within the `Window`: throughput as
+    engines report it."""
     prediction_error_p50_s: EngineSeconds | None
     prediction_error_p90_s: EngineSeconds | None
     prediction_bias_s: EngineSeconds | None
@@ -112,12 +117,14 @@ def summarise(
         late_ttft_s=_mean(row.ttft for row in served if not row.on_time),
         hit_rate=hits,
         loaded_share=loaded_share(served),
+        fetched_share=fetched_share(served),
         hit_share_of_bound=hits / hit_bound if hits is not None and hit_bound else None,
         load_cv=load_cv(_within(outcome.samples, rows)),
         migrations=sum(row.migrations for row in rows),
         jain=jain_index(service_against_fair_share(service, demand_by_tenant(outcome.rows, window))),
         jain_of_amounts=jain_index(service.values()),
         service_per_s=sum(service.values()) / window.seconds if window.seconds else None,
+        tokens_per_s=sum(_tokens(row, window) for row in outcome.rows) / window.seconds if window.seconds else None,
         prediction_error_p50_s=percentile([abs(error) for error in errors], 50),
         prediction_error_p90_s=percentile([abs(error) for error in errors], 90),
         prediction_bias_s=fmean(errors) if errors else None,
@@ -151,6 +158,11 @@ def answer_tokens(row: RequestRow) -> Tokens:
 def loaded_share(served: Sequence[RequestRow]) -> float | None:
     prompt = sum(row.prompt_tokens for row in served)
     return sum(row.loaded_tokens for row in served) / prompt if prompt else None
+
+
+def fetched_share(served: Sequence[RequestRow]) -> float | None:
+    prompt = sum(row.prompt_tokens for row in served)
+    return sum(row.fetched_tokens for row in served) / prompt if prompt else None
 
 
 def hit_rate(served: Sequence[RequestRow]) -> float | None:
@@ -231,6 +243,13 @@ def _service(row: RequestRow, window: Window) -> float:
     if row.ended_at is None:
         return prompt
     return prompt + OUTPUT_WEIGHT * answer_tokens(row) * window.share_of(row.first_token_at, row.ended_at)
+
+
+def _tokens(row: RequestRow, window: Window) -> float:
+    if row.first_token_at is None:
+        return 0.0
+    prompt = row.prompt_tokens * window.holds(row.first_token_at)
+    return prompt + (answer_tokens(row) * window.share_of(row.first_token_at, row.ended_at) if row.ended_at else 0.0)
 
 
 def _work(row: RequestRow) -> float:

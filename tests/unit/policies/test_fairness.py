@@ -4,7 +4,7 @@ Service is what the ordering charges: weighted tokens to compute (or of the prom
 * most tokens of a prompt + output weight * most output tokens that one tenant has inside the engine at a time, the
 bounds over every stretch of time in which both wait are
 
-- dlpm: 2(U + Q) (Theorem 5.1 of "Locality-aware Fair Scheduling in LLM Serving");
+- dlpm: 2(U + Q) (Theorem 4.1 of "Locality-aware Fair Scheduling in LLM Serving");
 - fair_edf: 2(U + lead_tokens_max);
 - vtc: 2U.
 
@@ -136,6 +136,37 @@ def test_tenants_that_always_wait_get_alike(
     assert tenants.greatest_difference("f", "g") <= bound
 
 
+@settings(max_examples=30)
+@given(pattern=patterns, window=st.sampled_from((1, 4000)), decode_seconds=st.sampled_from((0.0, 5.0)))
+def test_nobody_gets_more_than_the_bound_beyond_who_waits(
+    pattern: list[Moment], window: int, decode_seconds: float
+) -> None:
+    """Theorem 4.2: one waits throughout, the others come and go as they like."""
+    tenants = Tenants(BOUNDS[0][0], window=window, decode_seconds=decode_seconds)
+    for moment in pattern:
+        tenants.keep_waiting("f", [Work(blocks=3, shared=1, output=100, slo_ttft=5.0)])
+        for name, work in moment.arrivals:
+            tenants.send(name, work)
+        tenants.run(moment.prefills)
+
+    for other in "gh":
+        assert tenants.greatest_lead(other, over="f") <= BOUNDS[0][1]
+
+
+@pytest.mark.parametrize("as_published", [True, False])
+def test_forgiven_debts_let_who_waits_with_one_long_request_at_a_time_get_more(as_published: bool) -> None:
+    """Line 12 of Algorithm 1 resets the balance of who waits again, so that Theorem 4.2 needs requests shorter than Q."""
+    policy = DeficitLongestPrefixMatch(quantum_tokens=200.0, as_published=as_published)
+    tenants = Tenants(policy, window=1, decode_seconds=0.0)
+    for _ in range(60):
+        tenants.keep_waiting("f", [Work(blocks=1, shared=0, output=0, slo_ttft=5.0)])
+        tenants.keep_waiting("g", [Work(blocks=BLOCKS_MAX, shared=0, output=0, slo_ttft=5.0)], requests=1)
+        tenants.run(1)
+
+    bound = 2 * (BLOCKS_MAX * BLOCK + 1 + 200)
+    assert (tenants.greatest_lead("g", over="f") > bound) == as_published
+
+
 def test_an_ordering_that_is_not_fair_breaks_the_bound() -> None:
     """So the properties above could fail: one tenant came first with more than the loosest bound."""
     tenants = Tenants(FirstComeFirstServed(), window=1, decode_seconds=0.0)
@@ -181,8 +212,8 @@ class Tenants:
         for work in works:
             self.send(name, work)
 
-    def keep_waiting(self, name: str, works: Sequence[Work]) -> None:
-        while self._server.waiting(name) < 4:
+    def keep_waiting(self, name: str, works: Sequence[Work], *, requests: int = 4) -> None:
+        while self._server.waiting(name) < requests:
             self.send(name, works[self._sent % len(works)])
 
     def run(self, prefills: int | None = None) -> None:
@@ -205,6 +236,15 @@ class Tenants:
                 continue
             stretch.append(standing.charged[one] - standing.charged[other])
             greatest = max(greatest, max(stretch) - min(stretch))
+        return greatest
+
+    def greatest_lead(self, one: str, *, over: str) -> float:
+        """What `one` was charged beyond `over`, at most, in any stretch of time in which `over` waited throughout."""
+        greatest, least = 0.0, float("inf")
+        for standing in self.standings:
+            lead = standing.charged[one] - standing.charged[over]
+            least = min(least, lead) if standing.waiting[over] else float("inf")
+            greatest = max(greatest, lead - least)
         return greatest
 
     def _note(self) -> None:

@@ -95,7 +95,7 @@ class World:
         if what == "join":
             if instance in model.held:
                 return
-            epoch = (model.sequences.get(instance, 0) and int(self.state.epochs[InstanceId(instance)]) + 1) or 1
+            epoch = Epoch(self.state.epochs.get(InstanceId(instance), 0) + 1)
             self.state.apply(joined(instance, epoch=epoch))
             model.held[instance], model.sequences[instance] = {}, 0
             return
@@ -113,7 +113,7 @@ class World:
             # The device's index asks for the parent; slower tiers do not look at it.
             runs = [Run(pack_keys([key]), parent_of(key)) for key in keys]
             event = BlocksStored(**common, runs=runs, tier=tier)  # type: ignore[arg-type]
-            if tier == "external":
+            if tier == "external" and keys:
                 model.users.add(instance)
             model.where(instance, tier).update(keys)
         elif what == "remove":

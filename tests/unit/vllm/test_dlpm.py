@@ -119,7 +119,7 @@ works = st.tuples(
 def test_clients_that_wait_at_the_same_time_get_alike_and_no_slot_stays_empty(
     arrivals: list[tuple[str, int, float, int, int]],
 ) -> None:
-    """Theorem 5.1: at no time did one get more than 2(U + Q) more than another while both waited."""
+    """Theorem 4.1: at no time did one get more than 2(U + Q) more than another while both waited."""
     deficits = Deficits(quantum=QUANTUM, input_weight=1.0, output_weight=OUTPUT_WEIGHT)
     line = WaitingQueue[Request](deficits, cached_tokens=lambda r: r.cached, runs=lambda r: r.running, ageing_tokens=0)
     engine = Engine(line, deficits)

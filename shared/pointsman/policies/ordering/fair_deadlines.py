@@ -1,7 +1,7 @@
 """Fair deadlines, our default: the earliest deadline that can still be met; within `tie_seconds`, the longest cached
 prefix that makes no overtaken request late. Only tenants at most `lead_tokens_max` of weighted service
 (`trackers.client_service`) ahead of the last one count. Late requests get `late_share` of the work, oldest first
-(`trackers.late_turns`). Bound (Theorem 5.1 of Cao et al.): two backlogged tenants differ by at most 2(U +
+(`trackers.late_turns`). Bound (Theorem 4.1 of Cao et al.): two backlogged tenants differ by at most 2(U +
 lead_tokens_max), U as in `dlpm`. Bias: compares service within one queue. Limits: under overload it needs admission, as
 EDF does; without, take a quarter of the lead."""
 

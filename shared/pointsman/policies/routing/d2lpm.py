@@ -1,7 +1,15 @@
-"""Longest prefix among instances where the client has quantum left. Source: "Locality-aware Fair Scheduling in LLM
-Serving" (2025), Algorithm 2: a deficit per client and instance, charged at dispatch and at the end; if none is
-positive, all get quanta. Equal hits, which the paper leaves open, go to the least loaded. Bias: evens out cost per
-client, not load; meant for `dlpm` order. Limits: ignores queues and speed."""
+"""Longest prefix among instances where the client has quantum left. Source: Cao et al., "Locality-aware Fair Scheduling
+in LLM Serving" (2025), Algorithm 2: a deficit per client and instance, charged at dispatch and at the end of the
+answer; when none is positive, all get quanta until one is.
+
+By default it differs in two points. A dispatch is charged its uncached tokens instead of w_e times all of the prompt,
+so that a client pays for the work that it causes. The longest hit is sought among the instances with quantum left;
+Algorithm 2 takes the longest match of all instances, and when none of those has quantum left, the shortest queue
+without regard to the cache. Ties go to the fewest tokens to compute instead of the shortest queue. `as_published` is
+Algorithm 2 to the letter.
+
+Bias: evens out cost per client, not load; meant for `dlpm` order. Limits: ignores queues and speed; between clients
+that wait at all |W| instances the bound is 2|W|(U + Q) (Theorem 5.1), and only with `dlpm`."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -16,12 +24,13 @@ from pointsman.state.trackers.deficits import Deficits
 
 @dataclass(frozen=True)
 class D2Lpm(RoutingPolicy):
-    """`quantum_tokens`: small spreads, large keeps prefixes together."""
+    """`quantum_tokens`: Q of each instance; small spreads, large keeps prefixes together."""
 
     name: ClassVar[str] = "d2lpm"
 
     quantum_tokens: float = 4_096.0
     output_weight: float = 2.0
+    as_published: bool = False
 
     def __post_init__(self) -> None:
         if self.quantum_tokens <= 0:
@@ -30,7 +39,7 @@ class D2Lpm(RoutingPolicy):
 
     @override
     def trackers(self) -> tuple[Tracker, ...]:
-        return (Deficits(self.quantum_tokens, self.output_weight),)
+        return (Deficits(self.quantum_tokens, self.output_weight, charges_cached=self.as_published),)
 
     @override
     def choose(self, view: PoolView) -> Choice:
@@ -39,12 +48,23 @@ class D2Lpm(RoutingPolicy):
         needed = [deficits.quanta_needed(client, candidate.instance) for candidate in candidates]
         fewest = min(needed)
         affordable = [candidate for candidate, quanta in zip(candidates, needed, strict=True) if quanta == fewest]
+        refilled = f"of {len(affordable)} {'after a refill' if fewest else 'with tokens left'}"
+        if self.as_published:
+            return _shortest_queue(view, candidates, affordable, refilled)
         longest = max(candidate.cached_tokens for candidate in affordable)
-        chosen = _least_loaded(view, [candidate for candidate in affordable if candidate.cached_tokens == longest])
-        refilled = "after a refill" if fewest else "with tokens left"
-        return Choice(chosen, f"longest hit, {longest} tokens, of {len(affordable)} {refilled}", candidates)
+        holders = [candidate for candidate in affordable if candidate.cached_tokens == longest]
+        least = min(candidate.load_tokens for candidate in holders)
+        chosen = view.familiar([candidate for candidate in holders if candidate.load_tokens == least])
+        return Choice(chosen, f"longest hit, {longest} tokens, {refilled}", candidates)
 
 
-def _least_loaded(view: PoolView, equals: list[CandidateEstimate]) -> CandidateEstimate:
-    least = min(candidate.load_tokens for candidate in equals)
-    return view.familiar([candidate for candidate in equals if candidate.load_tokens == least])
+def _shortest_queue(
+    view: PoolView, candidates: list[CandidateEstimate], affordable: list[CandidateEstimate], refilled: str
+) -> Choice:
+    """Of the longest matchers (of all instances) with quantum left, else of all with quantum left."""
+    longest = max(candidate.cached_tokens for candidate in candidates)
+    holders = [candidate for candidate in affordable if candidate.cached_tokens == longest]
+    shortest = min(candidate.waiting for candidate in holders or affordable)
+    chosen = view.familiar([candidate for candidate in holders or affordable if candidate.waiting == shortest])
+    what = f"longest match, {longest} tokens" if holders else "shortest queue, the longest match has no tokens left"
+    return Choice(chosen, f"{what}, {refilled}", candidates)

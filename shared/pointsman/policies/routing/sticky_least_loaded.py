@@ -1,5 +1,6 @@
-"""Longest prefix, unless its instance is much busier than the idlest. Source: the push-based stateful router. Bias: one
-threshold for all trade-offs. Limit: sticky conversations spread only above it."""
+"""Longest prefix, unless its instance is much busier than the idlest. Source: the push-based stateful router, Algorithm
+1, which always stays with a holder, however small its hit and however busy it is: `as_published`. Bias: one threshold
+for all trade-offs. Limit: sticky conversations spread only above it."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -16,6 +17,8 @@ class StickyLeastLoaded(RoutingPolicy):
 
     imbalance_tokens_max: int = 16_384
     hit_share_min: float = 0.05
+    as_published: bool = False
+    """The other settings are not used."""
 
     @override
     def choose(self, view: PoolView) -> Choice:
@@ -24,11 +27,12 @@ class StickyLeastLoaded(RoutingPolicy):
             candidates, key=lambda candidate: (candidate.load_tokens, candidate.requests, -candidate.cached_tokens)
         )
         most_cached = max(candidate.cached_tokens for candidate in candidates)
-        if most_cached < self.hit_share_min * view.request.prompt_tokens or most_cached == 0:
+        enough = 0.0 if self.as_published else self.hit_share_min * view.request.prompt_tokens
+        if most_cached < enough or most_cached == 0:
             return Choice(least, "no instance holds enough of the prompt: least loaded", candidates)
         holders = [candidate for candidate in candidates if candidate.cached_tokens == most_cached]
         lightest = min(candidate.load_tokens for candidate in holders)
         sticky = view.familiar([candidate for candidate in holders if candidate.load_tokens == lightest])
-        if sticky.load_tokens - least.load_tokens > self.imbalance_tokens_max:
+        if sticky.load_tokens - least.load_tokens > self.imbalance_tokens_max and not self.as_published:
             return Choice(least, f"{sticky.instance} holds more but is too busy: least loaded", candidates)
         return Choice(sticky, f"holds {most_cached} tokens of the prompt", candidates)

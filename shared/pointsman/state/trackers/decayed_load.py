@@ -10,6 +10,9 @@ from pointsman.primitives import EngineSeconds, InstanceId, RequestId
 from pointsman.state.trackers.base import Tracker
 from pointsman.state.workload import Request
 
+MISS_SECONDS_PER_TOKEN: EngineSeconds = 0.001
+"""alpha_miss of LBGR; cached tokens cost nothing (alpha_hit is 0)."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Share:
@@ -26,12 +29,17 @@ class _Load:
 
 
 class DecayedLoad(Tracker):
-    """Seconds by the cost model, times `1/e` every `decay_s` seconds."""
+    """Seconds of prefill, times `1/e` every `decay_s` seconds."""
 
-    def __init__(self, decay_s: EngineSeconds) -> None:
+    def __init__(self, decay_s: EngineSeconds, *, as_published: bool = False) -> None:
+        """`as_published`: prefill by MISS_SECONDS_PER_TOKEN, else by the engine's cost model."""
         self._decay_s = decay_s
+        self._as_published = as_published
         self._loads: dict[InstanceId, _Load] = {}
         self._shares: dict[RequestId, _Share] = {}
+
+    def prefill_seconds(self, request: Request) -> EngineSeconds:
+        return MISS_SECONDS_PER_TOKEN * request.uncached_tokens if self._as_published else request.prefill_seconds
 
     def seconds(self, instance: InstanceId, now: EngineSeconds) -> EngineSeconds:
         load = self._loads.get(instance)
@@ -47,8 +55,9 @@ class DecayedLoad(Tracker):
         load = self._loads.setdefault(request.instance, _Load(at=at))
         self._fade(load, at)
         load.requests += 1
-        load.seconds += request.prefill_seconds
-        self._shares[request.id] = _Share(request.instance, request.prefill_seconds, load.at)
+        seconds = self.prefill_seconds(request)
+        load.seconds += seconds
+        self._shares[request.id] = _Share(request.instance, seconds, load.at)
 
     @override
     def unplaced(self, request: Request, at: EngineSeconds) -> None:

@@ -1,6 +1,6 @@
-"""Deficit counters (as in deficit round robin) by client and instance. A placement is charged its uncached tokens, an
-answer its tokens times `output_weight`. A client placed on an exhausted counter gets the same whole number of quanta
-everywhere, as few as make it positive."""
+"""Deficit counters (as in deficit round robin) by client and instance, after D2LPM (Cao et al., Algorithm 2). A placement
+is charged its uncached tokens, or all of the prompt; an answer its tokens times `output_weight`. A client placed on an
+exhausted counter gets the same whole number of quanta everywhere, as few as make it positive."""
 
 from collections import OrderedDict
 from math import floor
@@ -17,9 +17,10 @@ CLIENTS_MAX = 10_000
 
 
 class Deficits(Tracker):
-    def __init__(self, quantum_tokens: float, output_weight: float) -> None:
+    def __init__(self, quantum_tokens: float, output_weight: float, *, charges_cached: bool = False) -> None:
         self._quantum = quantum_tokens
         self._output_weight = output_weight
+        self._charges_cached = charges_cached
         self._instances: dict[InstanceId, None] = {}
         self._counters: OrderedDict[Tenant, dict[InstanceId, float]] = OrderedDict()
 
@@ -34,7 +35,7 @@ class Deficits(Tracker):
     def placed(self, request: Request, at: EngineSeconds) -> None:
         client, instance = request.tenant, request.instance
         self._refill(client, self.quanta_needed(client, instance))
-        self._spend(client, instance, request.uncached_tokens)
+        self._spend(client, instance, self._price(request))
         self._counters.move_to_end(client)
         if len(self._counters) > CLIENTS_MAX:
             self._counters.popitem(last=False)
@@ -69,7 +70,10 @@ class Deficits(Tracker):
                 pairs[instance] = pairs.get(instance, 0.0) + quanta * self._quantum
 
     def _give_back(self, request: Request) -> None:
-        self._spend(request.tenant, request.instance, -request.uncached_tokens)
+        self._spend(request.tenant, request.instance, -self._price(request))
+
+    def _price(self, request: Request) -> float:
+        return request.prompt_tokens if self._charges_cached else request.uncached_tokens
 
     def _spend(self, client: Tenant, instance: InstanceId, tokens: float) -> None:
         pairs = self._counters.get(client)

@@ -12,10 +12,11 @@ from pointsman.state.workload import Request
 
 
 class QueueDeficits(TenantAccounts):
-    """Balances never exceed `quantum`."""
+    """Balances never exceed `quantum`. `forgives`: who starts to wait has a balance of 0, whatever it was (line 12)."""
 
-    def __init__(self, *, quantum: float, input_weight: float, output_weight: float) -> None:
+    def __init__(self, *, quantum: float, input_weight: float, output_weight: float, forgives: bool = False) -> None:
         super().__init__()
+        self._forgives = forgives
         self._quantum = quantum
         self._input_weight = input_weight
         self._output_weight = output_weight
@@ -28,7 +29,7 @@ class QueueDeficits(TenantAccounts):
 
     @override
     def opening_balance(self, account: Account, balance: float) -> float:
-        return balance
+        return 0.0 if self._forgives else balance
 
     @override
     def charge_input(self, account: Account, request: Request) -> None:

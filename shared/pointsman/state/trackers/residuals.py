@@ -1,5 +1,5 @@
-"""Residuals of TTFT predictions, learned for each instance from streamed first tokens by recursive least squares with
-forgetting."""
+"""Residuals of latency predictions (LBGR, Wu et al., ICLR'26, Algorithm 2), learned for each instance by recursive least
+squares with forgetting: those of streamed first tokens, or those of whole answers, as published."""
 
 from dataclasses import dataclass
 
@@ -50,20 +50,23 @@ class _Prediction:
     instance: InstanceId
     at: EngineSeconds
     features: Features
-    ttft: EngineSeconds
+    seconds: EngineSeconds
 
 
 class Residuals(Tracker):
-    """Must be updated before `load`: a request's own work is not in its features."""
+    """Must be updated before `load`: a request's own work is not in its features. `as_published`: the observed
+    latency is end to end, and the features are bias, miss, hit and load; else it is that of the first token, and the
+    requests under way are a feature too."""
 
-    def __init__(self, load: DecayedLoad, forgetting: float) -> None:
+    def __init__(self, load: DecayedLoad, forgetting: float, *, as_published: bool = False) -> None:
         self._load = load
         self._forgetting = forgetting
+        self._as_published = as_published
         self._models: dict[InstanceId, LeastSquares] = {}
         self._predictions: dict[RequestId, _Prediction] = {}
 
     def seconds(self, instance: InstanceId, *, uncached: Tokens, cached: Tokens, now: EngineSeconds) -> EngineSeconds:
-        """Expected residual of the TTFT of such a prompt; may be negative."""
+        """Expected residual of such a prompt; may be negative."""
         model = self._models.get(instance)
         return model.predict(self._features(instance, uncached, cached, now)) if model else 0.0
 
@@ -74,7 +77,7 @@ class Residuals(Tracker):
             instance=instance,
             at=at,
             features=self._features(instance, uncached, request.prompt_tokens - uncached, at),
-            ttft=self._load.seconds(instance, at) + request.prefill_seconds,
+            seconds=self._load.seconds(instance, at) + self._load.prefill_seconds(request),
         )
 
     @override
@@ -83,24 +86,32 @@ class Residuals(Tracker):
 
     @override
     def first_token(self, request: Request, at: EngineSeconds) -> None:
-        prediction = self._predictions.pop(request.id, None)
-        if prediction is None or not request.streaming:
-            return
-        model = self._models.get(prediction.instance)
-        if model is None:
-            model = self._models[prediction.instance] = LeastSquares(len(prediction.features), self._forgetting)
-        model.learn(prediction.features, at - prediction.at - prediction.ttft)
+        if not self._as_published:
+            prediction = self._predictions.pop(request.id, None)
+            if request.streaming:
+                self._learn(prediction, at)
 
     @override
     def ended(self, request: Request, at: EngineSeconds, finished: RequestFinished | None) -> None:
-        self._predictions.pop(request.id, None)
+        prediction = self._predictions.pop(request.id, None)
+        if self._as_published and finished is not None:
+            self._learn(prediction, at)
 
     @override
     def left(self, instance: InstanceId, at: EngineSeconds) -> None:
         self._models.pop(instance, None)
         self._predictions = {r: p for r, p in self._predictions.items() if p.instance != instance}
 
+    def _learn(self, prediction: _Prediction | None, at: EngineSeconds) -> None:
+        if prediction is None:
+            return
+        model = self._models.get(prediction.instance)
+        if model is None:
+            model = self._models[prediction.instance] = LeastSquares(len(prediction.features), self._forgetting)
+        model.learn(prediction.features, at - prediction.at - prediction.seconds)
+
     def _features(self, instance: InstanceId, uncached: Tokens, cached: Tokens, now: EngineSeconds) -> Features:
         """Tokens in thousands, requests in tens."""
         load = self._load
-        return (1.0, uncached / 1000, cached / 1000, load.seconds(instance, now), load.requests(instance) / 10)
+        published = (1.0, uncached / 1000, cached / 1000, load.seconds(instance, now))
+        return published if self._as_published else (*published, load.requests(instance) / 10)

@@ -1,6 +1,6 @@
 """Deficit accounts: weighted tokens a client may use before others get their turn. Source: Cao et al., "Locality-aware
 Fair Scheduling in LLM Serving", Algorithm 1 (DLPM). Admission charges uncached prompt tokens, generation each token.
-When no waiting client has a balance, all without one get a quantum Q, repeatedly until one may go. Bound (Theorem 5.1):
+When no waiting client has a balance, all without one get a quantum Q, repeatedly until one may go. Bound (Theorem 4.1):
 of two backlogged clients neither gets more than 2(U + Q) more service, with U = input weight * longest prompt + output
 weight * most output tokens of one client in the engine. Same arithmetic as `pointsman.state.trackers.queue_deficits`.
 """

@@ -9,11 +9,11 @@ from pointsman.simulation.workload.generators.agent_loops import agent_loops
 from pointsman.simulation.workload.generators.base import Generator
 from pointsman.simulation.workload.generators.batch_classification import batch_classification
 from pointsman.simulation.workload.generators.chat import chat
-from pointsman.simulation.workload.generators.clients import LONGER_PREFIXES, MORE_REQUESTS
+from pointsman.simulation.workload.generators.clients import LONGER_PREFIXES, MORE_REQUESTS, WELL_BEHAVED, Clients
 from pointsman.simulation.workload.generators.code_completion import code_completion
 from pointsman.simulation.workload.generators.generated_shared_prefix import GspShape, gsp
 from pointsman.simulation.workload.generators.llm_as_judge import JudgeShape, llm_as_judge
-from pointsman.simulation.workload.generators.long_document_qa import long_document_qa
+from pointsman.simulation.workload.generators.long_document_qa import LongDocumentShape, long_document_qa
 from pointsman.simulation.workload.generators.mixed_day import mixed_day
 from pointsman.simulation.workload.generators.rag import rag
 from pointsman.simulation.workload.generators.tools import tools
@@ -31,6 +31,16 @@ def chat_diurnal(count: int, *, rate: float, chance: random.Random) -> list[Work
 HALF_SHARED = GspShape(groups=128, prompts_per_group=32, prefix_tokens=4096, question_tokens=4096, range_ratio=0.125)
 """As in *Randomization Boosts KV Caching*: half of each prompt is shared, lengths are mixed up to 8,192."""
 
+MORE_QUESTIONS = Clients(requests_factor=10.0)
+LONGER_DOCUMENTS = Clients(prefix_factor=2.0)
+CLIENTS_READ = LongDocumentShape(document_blocks_min=12, document_blocks_max=28, documents=120, clients=WELL_BEHAVED)
+"""Documents that can be twice as long and still fit."""
+
+LENGTH_CLASSES = GspShape(
+    groups=128, prompts_per_group=32, output_tokens=4, lengths=(512, 1024, 2048, 4096, 8192), prefix_share=0.5
+)
+"""That paper's load as its code makes it: five lengths by group, answers of four tokens, 12 requests a second."""
+
 GENERATORS: dict[str, Generator] = {
     "chat": chat,
     "chat_diurnal": chat_diurnal,
@@ -40,7 +50,13 @@ GENERATORS: dict[str, Generator] = {
     "gsp_round_robin": partial(gsp, shape=GspShape(order="round_robin")),
     "gsp_half_shared": partial(gsp, shape=HALF_SHARED),
     "gsp_half_shared_round_robin": partial(gsp, shape=replace(HALF_SHARED, order="round_robin")),
+    "gsp_classes": partial(gsp, shape=LENGTH_CLASSES),
+    "gsp_classes_round_robin": partial(gsp, shape=replace(LENGTH_CLASSES, order="round_robin")),
+    "gsp_classes_30": partial(gsp, shape=replace(LENGTH_CLASSES, prefix_share=0.3)),
+    "gsp_classes_90": partial(gsp, shape=replace(LENGTH_CLASSES, prefix_share=0.9)),
     "long_document_qa": long_document_qa,
+    "long_document_qa_s1": partial(long_document_qa, shape=replace(CLIENTS_READ, clients=MORE_QUESTIONS)),
+    "long_document_qa_s2": partial(long_document_qa, shape=replace(CLIENTS_READ, clients=LONGER_DOCUMENTS)),
     "tree_of_thoughts": tree_of_thoughts,
     "tree_of_thoughts_s1": partial(tree_of_thoughts, shape=TreeShape(clients=MORE_REQUESTS)),
     "tree_of_thoughts_s2": partial(tree_of_thoughts, shape=TreeShape(clients=LONGER_PREFIXES)),

@@ -25,6 +25,9 @@ class GspShape:
     range_ratio: float = 1.0
     """Each length is drawn evenly from this share of itself up to itself."""
     order: Literal["random", "round_robin"] = "random"
+    lengths: tuple[Tokens, ...] = ()
+    """If given, each group has one of these prompt lengths in turn, and `prefix_share` of it is shared."""
+    prefix_share: float = 0.5
 
     def __post_init__(self) -> None:
         lengths = (self.prefix_tokens, self.question_tokens, self.output_tokens, self.range_ratio)
@@ -51,11 +54,14 @@ def _pass(ids: BlockIds, shape: GspShape, chance: random.Random) -> list[Workloa
 
 
 def _group(number: int, ids: BlockIds, shape: GspShape, chance: random.Random) -> Iterator[WorkloadRequest]:
-    prefix = ids.take(round(_drawn(shape.prefix_tokens, shape, chance) / TRACE_BLOCK_TOKENS))
+    length = shape.lengths[number % len(shape.lengths)] if shape.lengths else 0
+    prefix_tokens = shape.prefix_share * length if length else _drawn(shape.prefix_tokens, shape, chance)
+    prefix = ids.take(round(prefix_tokens / TRACE_BLOCK_TOKENS))
     for _ in range(shape.prompts_per_group):
+        question = length - len(prefix) * TRACE_BLOCK_TOKENS if length else _drawn(shape.question_tokens, shape, chance)
         yield ids.request(
             prefix,
-            max(1, _drawn(shape.question_tokens, shape, chance)),
+            max(1, question),
             output_tokens=max(1, _drawn(shape.output_tokens, shape, chance)),
             tenant=Tenant(f"group-{number}"),
         )

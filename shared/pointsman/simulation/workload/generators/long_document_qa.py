@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pointsman.primitives import EngineSeconds, SessionId, Tenant, Tokens
 from pointsman.simulation.workload.arrivals import ANSWER_SECONDS_PER_TOKEN
 from pointsman.simulation.workload.generators.base import exponential_length, interleaved, zipf
+from pointsman.simulation.workload.generators.clients import Clients
 from pointsman.simulation.workload.requests import BlockIds, WorkloadRequest
 
 
@@ -26,6 +27,8 @@ class LongDocumentShape:
     think_s: EngineSeconds = 15.0
     """Mean pause between an answer and the next question."""
     readers: int = 8
+    clients: Clients | None = None
+    """If given, the readers; each has documents of its own."""
 
 
 def long_document_qa(
@@ -33,23 +36,32 @@ def long_document_qa(
 ) -> list[WorkloadRequest]:
     shape = shape or LongDocumentShape()
     ids = BlockIds()
+    clients = shape.clients
     documents = [
-        ids.take(chance.randint(shape.document_blocks_min, shape.document_blocks_max)) for _ in range(shape.documents)
+        [ids.take(clients.prefix_blocks(index, blocks) if clients else blocks) for blocks in _lengths(shape, chance)]
+        for index in range(clients.count if clients else 1)
     ]
     popularity = zipf(shape.documents, shape.zipf_exponent)
 
     def reading(number: int, start: EngineSeconds) -> Iterator[WorkloadRequest]:
-        document = chance.choices(documents, cum_weights=popularity)[0]
-        return _reading(number, start, document, ids, shape, chance)
+        client = clients.pick(chance) if clients else 0
+        document = chance.choices(documents[client], cum_weights=popularity)[0]
+        reader = clients.tenants()[client] if clients else Tenant(f"reader-{number % shape.readers + 1}")
+        return _reading(number, start, document, reader, ids, shape, chance)
 
     questions_mean = (1 + shape.questions_max) / 2
     return interleaved(count, tasks_rate=rate / questions_mean, task=reading, chance=chance)
+
+
+def _lengths(shape: LongDocumentShape, chance: random.Random) -> list[int]:
+    return [chance.randint(shape.document_blocks_min, shape.document_blocks_max) for _ in range(shape.documents)]
 
 
 def _reading(
     number: int,
     start: EngineSeconds,
     document: tuple[int, ...],
+    reader: Tenant,
     ids: BlockIds,
     shape: LongDocumentShape,
     chance: random.Random,
@@ -62,7 +74,7 @@ def _reading(
             document,
             question,
             output_tokens=answer,
-            tenant=Tenant(f"reader-{number % shape.readers + 1}"),
+            tenant=reader,
             arrival_s=arrival_s,
             session=SessionId(f"reading-{number}"),
         )

@@ -2,11 +2,8 @@
 ones do: a step computes up to `max_num_batched_tokens`, prompts in chunks, and all its first tokens come at its end. A
 prefix can be used by every engine as soon as its computation begins.
 
-Orders: `fcfs`; `most_on_time` (Moore and Hodgson 1968, with all engines as one machine, and knowing which blocks will be
-used again; a heuristic); and
-`at_arrival`, which is no bound: each request joins the engine that ends first, or is dropped, when it arrives. It shares
-the cache, so its distance from `most_on_time` is what deciding at arrival costs, and a router's distance from it is what
-separate caches cost."""
+Orders: `fcfs`, and `most_on_time` (Moore and Hodgson 1968, with all engines as one machine; a heuristic). With `foresight`
+the latter knows which blocks later requests use."""
 
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
@@ -22,7 +19,7 @@ from pointsman.simulation.workload import WorkloadRequest
 from pointsman.state.engine_profiles import PROFILES
 from pointsman.state.trackers.attainment import DECILES, Tally, tenth
 
-CentralOrder = Literal["fcfs", "most_on_time", "at_arrival"]
+CentralOrder = Literal["fcfs", "most_on_time"]
 
 Late = Literal["dropped", "served last"]
 """What `most_on_time` does with requests that can no longer be on time. Serving them fills the cache for later ones."""
@@ -30,7 +27,7 @@ Late = Literal["dropped", "served last"]
 LACK_WEIGHT = 4.0
 
 REUSE_DISCOUNT = 0.75
-"""Work on blocks that later requests use counts less when somebody must be set aside: this queue knows the future."""
+"""Of work on blocks that later requests use, when somebody must be set aside and there is foresight."""
 
 
 def central_queue(
@@ -40,11 +37,12 @@ def central_queue(
     *,
     decile_floor: float = 0.0,
     late: Late = "dropped",
+    foresight: bool = True,
 ) -> Outcome:
     """Serves the requests (in arrival order). Uses the scenario's instances, profile, total cache size, batched tokens
-    and SLO. `decile_floor`: attainment of every tenth of prompts by length over the overall one; 0 for none; it and
-    `late` are of `most_on_time` alone."""
-    return _Central(scenario, requests, order, decile_floor, late).run()
+    and SLO. `decile_floor`: attainment of every tenth of prompts by length over the overall one; 0 for none; it,
+    `late` and `foresight` are of `most_on_time` alone."""
+    return _Central(scenario, requests, order, decile_floor, late, foresight).run()
 
 
 class SharedCache:
@@ -85,13 +83,9 @@ class _Floors:
 
 @dataclass(slots=True)
 class _Engine:
-    """`carried`: a prompt whose chunks do not end with the present step, and its computed tokens. `queue`: of
-    `at_arrival`. `ends_at`: when it will have served them."""
+    """`carried`: a prompt whose chunks do not end with the present step, and its computed tokens."""
 
-    free_at: EngineSeconds = 0.0
     carried: tuple[RequestRow, Tokens] | None = None
-    queue: list[RequestRow] = field(default_factory=list)
-    ends_at: EngineSeconds = 0.0
 
 
 @dataclass(slots=True)
@@ -109,10 +103,12 @@ class _Central:
         order: CentralOrder,
         decile_floor: float,
         late: Late,
+        foresight: bool,
     ) -> None:
         self._scenario = scenario
         self._order = order
         self._late: Late = late
+        self._discount = REUSE_DISCOUNT if foresight else 0.0
         self._cost = PROFILES[scenario.profile].prefill_cost
         capacity = scenario.kv_capacity_tokens or PROFILES[scenario.profile].kv_capacity_tokens
         self._cache = SharedCache(scenario.instances * capacity // scenario.block_tokens)
@@ -148,18 +144,7 @@ class _Central:
 
     def _arrive(self, row: RequestRow) -> None:
         self._uses_left.subtract(self._keys[row.number])
-        if self._order != "at_arrival":
-            self._waiting.append(row)
-            return
-        engine = min(self._engines, key=lambda one: max(one.ends_at, row.arrived_at))
-        ends_at = max(engine.ends_at, row.arrived_at) + self._seconds(row)
-        if ends_at > row.arrived_at + row.slo_ttft:
-            self._drop(row, row.arrived_at)
-            return
-        engine.ends_at = ends_at
-        engine.queue.append(row)
-        row.cached_tokens = self._cached(row)
-        self._cache.keep(self._keys[row.number])
+        self._waiting.append(row)
 
     # One step of one engine
 
@@ -169,7 +154,7 @@ class _Central:
         carried, engine.carried = engine.carried, None
         if carried is not None:
             self._compute(engine, step, *carried)
-        for row in self._choose(engine, now):
+        for row in self._choose(now):
             if step.tokens_left <= 0 or not self._fits(step, row, now):
                 break
             self._begin(engine, step, row)
@@ -183,12 +168,9 @@ class _Central:
         return ends_at
 
     def _begin(self, engine: _Engine, step: _Step, row: RequestRow) -> None:
-        if self._order == "at_arrival":
-            engine.queue.remove(row)
-        else:
-            (self._waiting if row in self._waiting else self._overdue).remove(row)
-            row.cached_tokens = self._cached(row)
-            self._cache.keep(self._keys[row.number])
+        (self._waiting if row in self._waiting else self._overdue).remove(row)
+        row.cached_tokens = self._cached(row)
+        self._cache.keep(self._keys[row.number])
         self._compute(engine, step, row, row.cached_tokens)
 
     def _compute(self, engine: _Engine, step: _Step, row: RequestRow, computed: Tokens) -> None:
@@ -214,16 +196,12 @@ class _Central:
         endings = [(row, row_ends_at), *((one, ends_at) for one in step.completed)]
         return all(end <= one.arrived_at + one.slo_ttft for one, end in endings if self._can_be_on_time(one, now))
 
-    def _choose(self, engine: _Engine, now: EngineSeconds) -> list[RequestRow]:
+    def _choose(self, now: EngineSeconds) -> list[RequestRow]:
         """Whom the step takes, in this order, as far as its tokens reach."""
-        match self._order:
-            case "at_arrival":
-                return list(engine.queue)
-            case "fcfs":
-                return list(self._waiting)
-            case "most_on_time":
-                self._put_overdue_aside(now)
-                return self._most_on_time(self._waiting, now) or self._overdue[:1]
+        if self._order == "fcfs":
+            return list(self._waiting)
+        self._put_overdue_aside(now)
+        return self._most_on_time(self._waiting, now) or self._overdue[:1]
 
     def _put_overdue_aside(self, now: EngineSeconds) -> None:
         for row in [row for row in self._waiting if not self._can_be_on_time(row, now)]:
@@ -245,7 +223,7 @@ class _Central:
         urgency = {row.number: self._urgency(row) for row in waiting}
         for row in sorted(waiting, key=lambda row: (urgency[row.number], row.number)):
             work = self._work(row)
-            dear = work * (1 - REUSE_DISCOUNT * self._reused_share(row)) / self._floors.weight(row)
+            dear = work * (1 - self._discount * self._reused_share(row)) / self._floors.weight(row)
             heappush(kept, (-dear, row.number, row, work))
             if now + before + self._seconds(row) > row.arrived_at + row.slo_ttft:
                 before -= heappop(kept)[3] / self._scenario.instances

@@ -111,29 +111,23 @@ def share_true(statements: Sequence[bool]) -> float:
 
 
 def claim_table(rows: Sequence[Judged]) -> str:
-    head = ["paper", "where", "says", "reported", "measured here", "verdict"]
+    head = ["where", "says", "reported", "measured here", "verdict"]
     return table(
         head,
-        [
-            [
-                one.claim.paper,
-                one.claim.place,
-                one.claim.says,
-                one.claim.reported,
-                one.measured or "-",
-                bold(one.verdict),
-            ]
-            for one in rows
-        ],
+        [[one.claim.place, one.claim.says, one.claim.reported, one.measured or "-", bold(one.verdict)] for one in rows],
     )
 
 
 def condition_list(rows: Sequence[Judged]) -> str:
-    """Conditions and reasons, one line for each claim."""
+    """Conditions and reasons, one line for each claim; a reason is told once."""
+    told: dict[str, str] = {}
     lines = []
     for one in rows:
-        reason = f" *{one.verdict.capitalize()}*: {one.why}" if one.why else ""
-        lines.append(f"- {one.claim.paper}, {one.claim.place}: {one.claim.conditions}{reason}")
+        reason = ""
+        if one.why:
+            first = told.setdefault(one.why, one.claim.place)
+            reason = f" *{one.verdict.capitalize()}*: {one.why if first == one.claim.place else f'as for {first}.'}"
+        lines.append(f"- {one.claim.place}: {one.claim.conditions}{reason}")
     return "\n".join(lines)
 
 

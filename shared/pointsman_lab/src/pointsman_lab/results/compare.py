@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from pointsman_lab.results.numbers import Numbers
 from pointsman_lab.results.studies.rows import LIVE_DEFAULT
-from pointsman_lab.results.study import AT_ARRIVAL, BOUND, OURS
-from pointsman_lab.results.tables import code, table
+from pointsman_lab.results.study import BOUND, NO_FORESIGHT, OURS, Metric
+from pointsman_lab.results.tables import HEADINGS, code, table
 from pointsman_lab.results.verdict import NEAR_POINTS, Duel
 
 DEFAULT = " + ".join(LIVE_DEFAULT)
@@ -103,13 +103,13 @@ def _both(duel: Duel, numbers: Numbers, what: str, form: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """Capacity: of ours with the better of its admissions, of deciding at arrival with a shared cache, and of the
+    """Capacity: of ours with the better of its admissions, of a central queue that does not know the future, and of the
     bound."""
 
     workload: str
     rate: float
     ours: float
-    at_arrival: float
+    no_foresight: float
     bound: float
     best_of_all: float
     """The highest capacity of any row of any policy."""
@@ -118,7 +118,7 @@ class Gap:
 def gaps(numbers: Numbers) -> list[Gap]:
     found = []
     for key, study in numbers.studies.items():
-        if BOUND not in study.bounds or AT_ARRIVAL not in study.bounds:
+        if BOUND not in study.bounds or NO_FORESIGHT not in study.bounds:
             continue
         others = [key, key.replace("generated-", "default-").replace("placement-", "admission-")]
         for at, rate in enumerate(study.rates()):
@@ -130,7 +130,7 @@ def gaps(numbers: Numbers) -> list[Gap]:
                     workload=workload_of(key),
                     rate=rate,
                     ours=max(point.mean for point in points if point.row.split(" +")[0] == OURS),
-                    at_arrival=study.bounds[AT_ARRIVAL][at],
+                    no_foresight=study.bounds[NO_FORESIGHT][at],
                     bound=study.bounds[BOUND][at],
                     best_of_all=max(point.mean for point in points),
                 )
@@ -139,7 +139,7 @@ def gaps(numbers: Numbers) -> list[Gap]:
 
 
 def gap_table(rows: Sequence[Gap]) -> str:
-    head = ["workload", "rate", "central queue", "decided at arrival, one cache", f"{OURS}", "of the bound"]
+    head = ["workload", "rate", "central queue", "no foresight", f"{OURS}", "of the bound"]
     return table(
         head,
         [
@@ -147,7 +147,7 @@ def gap_table(rows: Sequence[Gap]) -> str:
                 gap.workload,
                 f"{gap.rate:g}/s",
                 f"{gap.bound:.3f}",
-                f"{gap.at_arrival:.3f}",
+                f"{gap.no_foresight:.3f}",
                 f"{gap.ours:.3f}",
                 f"{gap.ours / gap.bound:.2f}",
             ]
@@ -159,3 +159,42 @@ def gap_table(rows: Sequence[Gap]) -> str:
 def is_bound(rows: Sequence[Gap]) -> tuple[int, int]:
     """At how many points no policy at all is above it, and of how many."""
     return sum(gap.best_of_all <= gap.bound + 0.0005 for gap in rows), len(rows)
+
+
+# --- The rules of our own policy ---
+
+
+WITH_TBT = ("-answers", "-small-kv")
+
+
+def ablation_table(numbers: Numbers) -> str:
+    """One line for each study: capacity of the whole policy, and the points that each row has over it."""
+    keys = [key for key in numbers.studies if key.startswith("ablation-")]
+    without = numbers.studies[keys[0]].rows()[1:]
+    lines = []
+    for key in keys:
+        what = "capacity_with_tbt" if key.endswith(WITH_TBT) else "capacity"
+        whole = numbers.mean(key, OURS, what)
+        gained = [100 * (numbers.mean(key, row, what) - whole) for row in without]
+        rate = numbers.studies[key].rates()[0]
+        called = key.removeprefix("ablation-")
+        lines.append([called, f"{rate:g}/s", f"{whole:.3f}", *(f"{points:+.1f}" for points in gained)])
+    return table(["study", "rate", OURS, *(row.removeprefix(f"{OURS}, ") for row in without)], lines)
+
+
+# --- Predictions ---
+
+ERRORS: tuple[Metric, ...] = ("prediction_error_p50_s", "prediction_error_p90_s")
+PREDICTED = ("placement-", "condition-", "generated-", "answers-alone-")
+
+
+def prediction_table(numbers: Numbers) -> str:
+    """How far predicted TTFT is from measured, of `pointsman` without admission, at each study's highest rate."""
+    lines = []
+    for key, study in numbers.studies.items():
+        if key.startswith(PREDICTED):
+            metrics = study.point(OURS, study.rates()[-1]).metrics
+            shown = [(what, HEADINGS[what][1]) for what in ("ttft_p50_s", *ERRORS)]
+            cells = [form.format(metrics[what]) if what in metrics else "-" for what, form in shown]
+            lines.append([key.removeprefix("answers-").removeprefix("condition-"), f"{study.rates()[-1]:g}/s", *cells])
+    return table(["study", "rate", *(HEADINGS[what][0] for what in ("ttft_p50_s", *ERRORS))], lines)

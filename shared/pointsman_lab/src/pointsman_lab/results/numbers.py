@@ -102,6 +102,7 @@ def _of_report(value_of: Callable[[Report], float | None]) -> Callable[[CellResu
 METRICS: Mapping[Metric, Callable[[CellResult], float | None]] = {
     "hit_rate": _of_report(lambda r: r.hit_rate),
     "loaded_share": _of_report(lambda r: r.loaded_share),
+    "fetched_share": _of_report(lambda r: r.fetched_share),
     "load_cv": _of_report(lambda r: r.load_cv),
     "hit_share_of_bound": _of_report(lambda r: r.hit_share_of_bound),
     "busiest_share": lambda result: _busiest_share(result.series.samples),
@@ -121,6 +122,7 @@ METRICS: Mapping[Metric, Callable[[CellResult], float | None]] = {
     "jain": _of_report(lambda r: r.jain),
     "jain_of_amounts": _of_report(lambda r: r.jain_of_amounts),
     "service_per_s": _of_report(lambda r: r.service_per_s),
+    "tokens_per_s": _of_report(lambda r: r.tokens_per_s),
     "well_behaved_p50_s": _of_report(lambda r: r.well_behaved_ttft.p50_s),
     "well_behaved_p90_s": _of_report(lambda r: r.well_behaved_ttft.p90_s),
     "prediction_error_p50_s": _of_report(lambda r: r.prediction_error_p50_s),

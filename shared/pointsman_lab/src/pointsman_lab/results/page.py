@@ -12,7 +12,7 @@ from pointsman_lab.results import claims, compare, tables
 from pointsman_lab.results.numbers import Numbers
 from pointsman_lab.results.studies import CLAIMS
 from pointsman_lab.results.studies.rows import AS_WRITTEN, TUNED
-from pointsman_lab.results.study import BOUND, BOUND_FCFS, BOUND_WITH_FLOOR, OURS, WARMUP, Study
+from pointsman_lab.results.study import BOUND, BOUND_FCFS, BOUND_WITH_FLOOR, NO_FORESIGHT, OURS, WARMUP, Study
 from pointsman_lab.results.verdict import Duel, duel_table, duels
 
 HERE = Path(__file__).parent
@@ -38,7 +38,18 @@ class Figures:
 
     def names(self) -> dict[str, object]:
         functions: list[Callable[..., object]] = [self.value, self.ratio, self.bound_ratio, self.gap, self.about]
-        functions += [self.measured, self.rows, self.pivot, self.of, self.passed_of, self.window, self.best_window]
+        functions += [
+            self.ablation,
+            self.predictions,
+            self.tuned_short,
+            self.measured,
+            self.rows,
+            self.pivot,
+            self.of,
+            self.passed_of,
+            self.window,
+            self.best_window,
+        ]
         functions += [self.claims, self.verdicts, self.comparison, self.tally, self.gaps]
         return {function.__name__: function for function in functions} | {
             "columns": columns,
@@ -58,6 +69,7 @@ class Figures:
             "as_written": AS_WRITTEN,
             "bound": BOUND,
             "bound_fcfs": BOUND_FCFS,
+            "no_foresight": NO_FORESIGHT,
             "bound_with_floor": BOUND_WITH_FLOOR,
             "warmup": WARMUP,
         }
@@ -96,6 +108,19 @@ class Figures:
         points = self._numbers.studies[study].points
         return max(tables.window_cells(point)[number] for point in points if point.row != OURS)
 
+    def tuned_short(self) -> str:
+        """How far the worst tuned row is from the best of its grid, in points of capacity over both traces."""
+        keys = [key for key in self._numbers.studies if key.startswith("tuning-")]
+        mean = {
+            row: sum(self._numbers.mean(key, row, "capacity") for key in keys) / len(keys) for row in self.rows(keys[0])
+        }
+        short = [
+            max(share for row, share in mean.items() if row.startswith(f"{policy}:"))
+            - mean[_grid_row(policy, settings)]
+            for policy, settings in TUNED.items()
+        ]
+        return f"{100 * max(short):.1f}"
+
     # Duels and claims
 
     def of(self, *prefixes: str) -> list[Duel]:
@@ -126,6 +151,12 @@ class Figures:
     def gaps(self) -> list[compare.Gap]:
         return compare.gaps(self._numbers)
 
+    def predictions(self) -> str:
+        return compare.prediction_table(self._numbers)
+
+    def ablation(self) -> str:
+        return compare.ablation_table(self._numbers)
+
     # Tables
 
     def rows(self, study: str) -> list[str]:
@@ -142,6 +173,10 @@ class Figures:
             for row in shown
         ]
         return tables.table(head, cells)
+
+
+def _grid_row(policy: str, settings: Sequence[str]) -> str:
+    return ":".join((policy, *(setting.removeprefix(f"{policy}.") for setting in settings)))
 
 
 def _is_held_out(duel: Duel) -> bool:

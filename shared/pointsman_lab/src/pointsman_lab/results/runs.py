@@ -246,7 +246,9 @@ def _bound(job: BoundJob) -> Bound:
 
 def _capacity(queue: CentralQueue, job: BoundJob, requests: list[WorkloadRequest]) -> float:
     scenario = Scenario(seed=job.seed)
-    outcome = central_queue(scenario, requests, queue.order, decile_floor=queue.floor, late=queue.late)
+    outcome = central_queue(
+        scenario, requests, queue.order, decile_floor=queue.floor, late=queue.late, foresight=queue.foresight
+    )
     return effective_capacity(outcome.rows[WARMUP:]) or 0.0
 
 

@@ -25,17 +25,21 @@ class CentralQueue:
     order: CentralOrder
     late: Late = "dropped"
     floor: float = 0.0
+    foresight: bool = True
 
 
-BOUND_FCFS, BOUND, BOUND_WITH_FLOOR, AT_ARRIVAL = (
-    "fcfs", "most on time", "most on time, floor 0.6", "decided at arrival",
-)  # fmt: skip
+BOUND_FCFS, BOUND, BOUND_WITH_FLOOR = "fcfs", "most on time", "most on time, floor 0.6"
+NO_FORESIGHT = "most on time, no foresight"
 
 BOUNDS: Mapping[str, Sequence[CentralQueue]] = {
     BOUND_FCFS: (CentralQueue("fcfs"),),
     BOUND: (CentralQueue("most_on_time"), CentralQueue("most_on_time", late="served last"), CentralQueue("fcfs")),
+    NO_FORESIGHT: (
+        CentralQueue("most_on_time", foresight=False),
+        CentralQueue("most_on_time", late="served last", foresight=False),
+        CentralQueue("fcfs"),
+    ),
     BOUND_WITH_FLOOR: (CentralQueue("most_on_time", floor=0.6),),
-    AT_ARRIVAL: (CentralQueue("at_arrival"),),
 }
 """Central queues with one shared cache. Of several, the best at each rate and seed counts."""
 
@@ -43,12 +47,13 @@ Judged = Literal["best", "near"]
 """Expectation of `pointsman`: the best at every rate, or never more than a point behind it."""
 
 Metric = Literal[
-    "hit_rate", "loaded_share", "hit_share_of_bound", "load_cv", "busiest_share", "ttft_mean_s", "ttft_p50_s", "ttft_p90_s",
-    "ttft_p99_s", "late_wait_s", "e2e_p50_s", "e2e_p90_s", "tpot_p90_s", "capacity_with_tbt", "tbt_p90_s", "worst_length", "migrations",
-    "rejected_share", "jain", "jain_of_amounts", "service_per_s", "well_behaved_p50_s", "well_behaved_p90_s",
-    "prediction_error_p50_s", "prediction_error_p90_s",
+    "hit_rate", "loaded_share", "fetched_share", "hit_share_of_bound", "load_cv", "busiest_share", "ttft_mean_s", "ttft_p50_s",
+    "ttft_p90_s", "ttft_p99_s", "late_wait_s", "e2e_p50_s", "e2e_p90_s", "tpot_p90_s", "capacity_with_tbt", "tbt_p90_s",
+    "worst_length", "migrations", "rejected_share", "jain", "jain_of_amounts", "service_per_s", "tokens_per_s",
+    "well_behaved_p50_s", "well_behaved_p90_s", "prediction_error_p50_s", "prediction_error_p90_s",
 ]  # fmt: skip
-"""`capacity_with_tbt`: both TTFT and TBT within their SLOs. `late_wait_s`: mean TTFT of the served requests that missed their SLO."""
+"""`capacity_with_tbt`: both TTFT and TBT within their SLOs. `late_wait_s`: mean TTFT of the served requests that missed
+their SLO."""
 
 USUAL: tuple[Metric, ...] = ("hit_rate", "ttft_p50_s", "ttft_p90_s", "ttft_p99_s", "late_wait_s", "worst_length")
 

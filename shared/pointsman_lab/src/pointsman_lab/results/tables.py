@@ -8,6 +8,7 @@ from pointsman_lab.results.study import OURS, Metric, Study
 HEADINGS: dict[Metric, tuple[str, str]] = {
     "hit_rate": ("hit rate", "{:.3f}"),
     "loaded_share": ("of it loaded", "{:.3f}"),
+    "fetched_share": ("fetched", "{:.3f}"),
     "hit_share_of_bound": ("share of the bound", "{:.1%}"),
     "load_cv": ("load CV", "{:.2f}"),
     "busiest_share": ("at the busiest", "{:.0%}"),
@@ -26,6 +27,7 @@ HEADINGS: dict[Metric, tuple[str, str]] = {
     "rejected_share": ("rejected", "{:.1%}"),
     "jain": ("Jain", "{:.3f}"),
     "jain_of_amounts": ("Jain of amounts", "{:.3f}"),
+    "tokens_per_s": ("tokens/s", "{:,.0f}"),
     "service_per_s": ("service, tokens/s", "{:,.0f}"),
     "well_behaved_p50_s": ("well-behaved P50", "{:.2f} s"),
     "well_behaved_p90_s": ("well-behaved P90", "{:.2f} s"),

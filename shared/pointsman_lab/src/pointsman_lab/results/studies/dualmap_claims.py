@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from statistics import fmean
 
 from pointsman_lab.results.claims import Claim, Measured, gain, holds, near, share_true, times
 from pointsman_lab.results.numbers import Numbers
@@ -74,7 +75,7 @@ def _ablation(better: str, worse: str, what: str) -> Callable[[Numbers], Measure
             for rate in numbers.studies[key].rates()
         ]
         rates = [f"{-each:+.0%} at {rate:g}/s" for each, rate in zip(fell, numbers.studies[key].rates(), strict=True)]
-        return Measured(max(fell), ", ".join(rates))
+        return Measured(fmean(fell), ", ".join(rates))
 
     return measure
 

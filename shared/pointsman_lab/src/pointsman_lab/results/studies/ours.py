@@ -1,7 +1,11 @@
 """Our own policy: placement alone, with admission, under disturbed conditions, and each of its rules left out."""
 
 from collections.abc import Iterable
+from dataclasses import fields
+from typing import Any
 
+from pointsman.policies.routing.pointsman import Pointsman
+from pointsman_cli.simulate.experiment import Source
 from pointsman_lab.results.studies.rows import (
     AS_WRITTEN,
     LIVE_DEFAULT,
@@ -14,7 +18,19 @@ from pointsman_lab.results.studies.rows import (
     searched,
     short,
 )
-from pointsman_lab.results.study import AT_ARRIVAL, BOUND, BOUND_FCFS, BOUND_WITH_FLOOR, OURS, USUAL, Row, Study
+from pointsman_lab.results.study import BOUND, BOUND_FCFS, BOUND_WITH_FLOOR, NO_FORESIGHT, OURS, USUAL, Row, Study
+
+RULES = {
+    "decode cost": "decode_seconds=0",
+    "wait for KV blocks": "kv_turnover=0",
+    "limit of detours": "displaced_max=1000000000",
+    "queue of the late": "late_queue_max_s=0",
+    "lead of a tenant": "lead_tokens_max=1000000000000",
+    "few candidates when stale": "stale_after_s=1000000000",
+}
+"""Each rule of `pointsman`, and the setting that turns it off."""
+
+KNOWN = {field.name for field in fields(Pointsman)}
 
 
 def studies(workloads: Workloads) -> Iterable[Study]:
@@ -23,6 +39,7 @@ def studies(workloads: Workloads) -> Iterable[Study]:
     yield from _lag(workloads)
     yield from _conditions(workloads)
     yield from _tenants(workloads)
+    yield from _ablation(workloads)
 
 
 def _placement(workloads: Workloads) -> Iterable[Study]:
@@ -60,8 +77,8 @@ def _admission(workloads: Workloads) -> Iterable[Study]:
             rows=_admitted(),
             rates=rates,
             judged="best",
-            goodput=searched(),
-            bounds=(BOUND, BOUND_WITH_FLOOR, AT_ARRIVAL),
+            goodput=(OURS, "min_ttft", "preble", AS_WRITTEN),
+            bounds=(BOUND, BOUND_WITH_FLOOR, NO_FORESIGHT),
             metrics=(*USUAL, "rejected_share"),
         )
 
@@ -90,7 +107,7 @@ def _lag(workloads: Workloads) -> Iterable[Study]:
 
 
 def _conditions(workloads: Workloads) -> Iterable[Study]:
-    conversation = workloads.conversation(3000)
+    conversation = workloads.conversation(2000)
     for key, title, rates, conditions in (
         ("decode", "decoding shares the engine", (6.5,), {"prefill_only": False}),
         ("small-cache", "caches of 250k tokens", (6.5,), {"kv_capacity_tokens": 250_000}),
@@ -131,3 +148,45 @@ def _tenants(workloads: Workloads) -> Iterable[Study]:
             rates=(rate,),
             metrics=("jain", "jain_of_amounts", "ttft_p99_s", "late_wait_s", "service_per_s"),
         )
+
+
+def _ablation(workloads: Workloads) -> Iterable[Study]:
+    """Each rule left out, where it should act: under load, on held-out workloads, with decoding, and with old load."""
+    for source, alone, default in (
+        (workloads.conversation(2500), 7.0, 9.5),
+        (workloads.generated("two_hot_prefixes", 2000), 80.0, 80.0),
+        (workloads.generated("llm_as_judge", 3000), 160.0, 160.0),
+        (workloads.generated("agent_loops", 2000), 51.0, 51.0),
+        (workloads.generated("code_completion", 3600), 240.0, 240.0),
+    ):
+        yield _without_rules(f"alone-{short(source)}", source, alone)
+        yield _without_rules(f"default-{short(source)}", source, default, *LIVE_DEFAULT)
+    for key, rate, conditions in (
+        ("answers", 3.0, {"prefill_only": False}),
+        ("small-kv", 2.5, {"prefill_only": False, "kv_capacity_tokens": 100_000}),
+        ("old-load", 6.0, {"load_lag_s": 0.5}),
+    ):
+        yield _without_rules(f"alone-{key}", workloads.conversation(2500), rate, **conditions)
+
+
+def _without_rules(
+    key: str, source: Source, rate: float, ordering: str = "fcfs", admission: str = "none", **conditions: Any
+) -> Study:
+    return Study(
+        key=f"ablation-{key}",
+        title=f"Rules of `pointsman`, {key}",
+        about=f"Ordering `{ordering}`, admission `{admission}`; each row lacks one rule.",
+        source=source,
+        rows=[
+            *rows((OURS,), ordering, admission),
+            *(
+                row
+                for rule, setting in RULES.items()
+                if setting.split("=")[0] in KNOWN
+                for row in rows((OURS,), ordering, admission, f"no {rule}", (f"{OURS}.{setting}",))
+            ),
+        ],
+        rates=(rate,),
+        conditions=conditions,
+        metrics=("capacity_with_tbt", "hit_rate", "ttft_p99_s", "late_wait_s", "worst_length", "jain"),
+    )

@@ -44,6 +44,9 @@ TUNED: Mapping[str, tuple[str, ...]] = {
 """The best of the grid of `tuning`, by policy, where it beats the defaults by more than a point."""
 TUNED_NOTE = "tuned"
 
+ONLY_TUNED = ("d2lpm", "dynamo_cost", "lbgr")
+"""Their defaults serve next to nothing where others still compete; only the grid shows them."""
+
 
 @dataclass(frozen=True, slots=True)
 class Workloads:
@@ -112,7 +115,12 @@ def rivals(ordering: str = "fcfs", admission: str = "none", *, left_out: Iterabl
     """Every registered policy that is not left out, the tuned rows, and DualMap as written."""
     names = sorted(set(ROUTING_POLICIES) - set(left_out) - {OURS})
     return [
-        *(row for name in names for row in rows((name,), ordering, admission, **conditions_of(name))),
+        *(
+            row
+            for name in names
+            if name not in ONLY_TUNED
+            for row in rows((name,), ordering, admission, **conditions_of(name))
+        ),
         *(tuned(name, ordering, admission) for name in names if name in TUNED),
         as_written(ordering=ordering, admission=admission),
     ]
