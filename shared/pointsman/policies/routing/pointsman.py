@@ -3,15 +3,17 @@
 - Cost: least `(wait + prefill / 2) * prefill` of the instances that meet the SLO (MaxWeight: Tassiulas and Ephremides
   1992; Wang et al. 2013). A prefill also stalls decodes: each counts as `decode_seconds` of wait.
 - Memory: a request that lacks KV blocks waits until others free them (`PoolView.kv_wait`).
-- Detour: a prefix is computed again, to be on time, only if that displaces at most `displaced_max` other requests, and a
-  tenth of that while no queue exceeds GIVEN_UP SLOs. Displaced: extra work / mean work * (queue / SLO) ** PRESSURE_POWER.
+- Detour: it computes a cached prefix again, to be on time, only if that displaces at most `displaced_max` others; a tenth
+  of that before requests are given up. Displaced: extra work / mean work * (queue / SLO) ** PRESSURE_POWER.
 - Late: if no instance can meet the SLO, the longest queue among holders: on-time requests avoid it.
-- Freshness: if the view is older than `stale_after_s`, only STALE_CANDIDATES owners of the prefix on the ring: no herding.
+- Shares: while requests are late, a tenant that has more than its share is on time only where the queue is short.
+- Freshness: if the view is older than `stale_after_s`, only owners of the prefix on the ring: no herding.
 
 Bias: late requests wait longest (about `late_queue_max_s`). Limits: relies on the predicted TTFT; no look-ahead.
 """
 
 from dataclasses import dataclass
+from math import inf
 from typing import ClassVar
 
 import msgspec
@@ -27,7 +29,8 @@ from pointsman.state.trackers.tenant_shares import TenantShares
 TPOT_REFERENCE: EngineSeconds = 0.1
 PRESSURE_POWER = 5
 GIVEN_UP = 1.5
-SPARE = 0.1
+"""A queue of so many SLOs shows that requests are given up."""
+SHORT = 0.1
 STALE_CANDIDATES = 3
 HOLDER_SHARE = 0.5
 """Of the prompt, cached."""
@@ -36,7 +39,7 @@ HOLDER_SHARE = 0.5
 @dataclass(frozen=True)
 class Pointsman(RoutingPolicy):
     """`decode_seconds`: at a TPOT SLO of TPOT_REFERENCE, in inverse proportion at others. `kv_turnover`: factor on the
-    wait for KV blocks. 0 turns each of the four off; `displaced_max` inf its rule."""
+    wait for KV blocks. `tenant_excess_max`: of all service, beyond fair shares."""
 
     name: ClassVar[str] = "pointsman"
 
@@ -59,11 +62,11 @@ class Pointsman(RoutingPolicy):
             candidates = [candidate for candidate in candidates if candidate.instance in owners]
         if min(candidate.prefill_seconds for candidate in candidates) > view.budget:
             return self._cheapest(view, candidates, candidates)
+        given_up = max(map(_queue, candidates)) > GIVEN_UP * view.budget
         on_time = [candidate for candidate in candidates if candidate.predicted_ttft <= view.budget]
         reason = "late everywhere"
-        given_up = max(map(_queue, candidates)) > GIVEN_UP * view.budget
         if given_up and view.tracker(TenantShares).excess(view.request.tenant) > self.tenant_excess_max:
-            on_time = [candidate for candidate in on_time if candidate.queue_seconds <= SPARE * view.budget]
+            on_time = [candidate for candidate in on_time if candidate.queue_seconds <= SHORT * view.budget]
             reason = "its tenant has more than its share"
         if not on_time:
             return self._late(view, candidates, reason)
@@ -86,14 +89,8 @@ class Pointsman(RoutingPolicy):
         return msgspec.structs.replace(candidate, queue_seconds=candidate.queue_seconds + wait)
 
     def _cheapest(self, view: PoolView, among: list[CandidateEstimate], considered: list[CandidateEstimate]) -> Choice:
-        decode = self.decode_seconds * TPOT_REFERENCE / view.request.slo_tpot
-
-        def cost(candidate: CandidateEstimate) -> float:
-            decoding = candidate.requests - candidate.waiting
-            wait = candidate.predicted_ttft - candidate.prefill_seconds + decode * decoding
-            return (wait + candidate.prefill_seconds / 2) * candidate.prefill_seconds
-
-        costs = [cost(candidate) for candidate in among]
+        stall = self.decode_seconds * TPOT_REFERENCE / (view.request.slo_tpot or inf)
+        costs = [_cost(candidate, stall) for candidate in among]
         least = min(costs)
         chosen = _spread(view, [candidate for candidate, cost in zip(among, costs, strict=True) if cost == least])
         reason = f"costs least: {chosen.prefill_seconds:.3f} s of work behind {chosen.queue_seconds:.3f} s"
@@ -107,6 +104,12 @@ class Pointsman(RoutingPolicy):
         holders = [candidate for candidate in bounded if candidate.cached_tokens >= enough]
         longest = max(holders or bounded, key=_queue)
         return Choice(longest, f"{reason}: where it delays nobody who is on time", candidates)
+
+
+def _cost(candidate: CandidateEstimate, stall: EngineSeconds) -> float:
+    decoding = candidate.requests - candidate.waiting
+    wait = candidate.predicted_ttft - candidate.prefill_seconds + stall * decoding
+    return (wait + candidate.prefill_seconds / 2) * candidate.prefill_seconds
 
 
 def _displaced(
