@@ -138,11 +138,11 @@ class ScalerService:
             "pool": self._pool,
             "desired": decided.wanted,
             "ready": len(in_service(self.state)),
-            "prefill": decided.prefill,
-            "decode": decided.decode,
             "number": decided.number,
             "reason": decided.reason,
         }
+        if decided.prefill:
+            page |= {"prefill": decided.prefill, "decode": decided.decode}
         return json.dumps(page).encode()
 
     async def report(self) -> None:

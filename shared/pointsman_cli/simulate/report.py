@@ -221,7 +221,7 @@ COLUMNS: Sequence[Column] = (
     ("P99", lambda r: r.ttft.p99_s, _seconds),
     ("TPOT P90", lambda r: r.tpot.p90_s, milliseconds),
     ("TBT P90", lambda r: r.tbt.p90_s, milliseconds),
-    ("TTFT and TBT met", lambda r: r.effective_capacity_with_tbt if r.tbt.p90_s is not None else None, share),
+    ("both SLOs", lambda r: r.effective_capacity_with_tbt if r.tbt.p90_s is not None else None, share),
     (END_TO_END, lambda r: r.e2e.p50_s, _seconds),
     ("hit rate", lambda r: r.hit_rate, share),
     ("of bound", lambda r: r.hit_share_of_bound, share),
