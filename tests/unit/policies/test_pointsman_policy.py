@@ -238,7 +238,7 @@ def test_the_wait_for_kv_blocks_is_what_is_lacking_over_what_a_full_cache_frees(
     view = PoolView(dispatcher.state, dispatcher.state.workload.requests[RequestId("r")], 0.0)
     expected = view.expected_output_tokens
 
-    wait = view.kv_wait(view.candidate(InstanceId("a")))
+    (wait,) = view.kv_waits(view.candidates)
 
     asked = (
         answers * (blocks * BLOCK + 1) + 2 * (PROMPT_BLOCKS * BLOCK + 1) + (answers + 2) * expected
