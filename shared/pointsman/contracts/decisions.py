@@ -87,8 +87,12 @@ class RequestPlaced(RequestEvent, frozen=True, kw_only=True):
     decode_candidates: Annotated[list[DecodeCandidate], Listed] = []
     transfer_seconds: EngineSeconds = 0.0
     """Of the KV cache: to the decode instance, or of the prefix from `fetch_from`."""
+    predicted_ttft_upper: EngineSeconds = 0.0
+    """Nine of ten first tokens come within it; 0: unknown."""
     lost_seconds: EngineSeconds = 0.0
     """Time held without a scheduler or lost at a failed engine; extends its TTFT budget."""
+    best_effort: bool = False
+    """Admitted although no instance could meet its TTFT SLO even with an empty queue."""
     fetch_from: InstanceId = InstanceId("")
     """Plan: fetch `fetched_tokens` beyond the hit from there; `uncached_tokens` are computed. Decided at the grant."""
     fetched_tokens: Tokens = 0

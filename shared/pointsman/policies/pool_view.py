@@ -12,14 +12,11 @@ from pointsman.contracts.decisions import Candidate, TierTokens
 from pointsman.policies.prefix_fetch import FetchSource, fetch_source, fetch_to, shared_fetch_seconds
 from pointsman.primitives import BlockKey, EngineSeconds, InstanceId, Tokens
 from pointsman.state.fleet import Instance
-from pointsman.state.latency_model import Correction
-from pointsman.state.priority_classes import LOWEST, RANK
+from pointsman.state.priority_classes import LOWEST, RANK, QueueClass
 from pointsman.state.slower_tiers import TierBlocks
 from pointsman.state.state import State
 from pointsman.state.trackers.base import Tracker
 from pointsman.state.workload import EMPTY_QUEUE, NO_INSTANCE, InstanceQueue, Request
-
-_NOTHING_LEARNED = Correction()
 
 M = TypeVar("M", bound=Tracker)
 
@@ -42,13 +39,19 @@ class CandidateEstimate(msgspec.Struct, frozen=True, kw_only=True):
     fetch_from: InstanceId = NO_INSTANCE
     """Where `fetched_tokens` beyond the hit are fetched from, since that is sooner than computing them."""
     fetched_tokens: Tokens = 0
+    upper_factor: float = 1.0
     loads: tuple[TierTokens, ...] = ()
     """Cached tokens that only slower tiers hold."""
     load_seconds: EngineSeconds = 0.0
 
     @property
     def loaded_tokens(self) -> Tokens:
-        return sum(load.tokens for load in self.loads)
+        return sum(load.tokens for load in self.loads) if self.loads else 0
+
+    @property
+    def ttft_upper(self) -> EngineSeconds:
+        """Nine of ten first tokens come within it (`TtftIntervals`)."""
+        return self.predicted_ttft * self.upper_factor
 
     @property
     def predicted_ttft(self) -> EngineSeconds:
@@ -85,7 +88,7 @@ class PoolView:
         self.now = now
         self._state = state
         self._limits_kv = state.tenants.limits_kv
-        self._ahead = request.priority if state.pending.has_below(request.priority) else LOWEST
+        self._ahead: QueueClass = request.priority if state.pending.has_below(request.priority) else LOWEST
         """Pending work from this class on is ahead of it."""
         self.retried = bool(excluded)
         self.some_ready = bool(state.fleet.ready)
@@ -148,10 +151,17 @@ class PoolView:
         return self._state.workload.queues.get(instance_id, EMPTY_QUEUE)
 
     def candidate(
-        self, instance_id: InstanceId, *, hit_blocks: int | None = None, loads: tuple[TierTokens, ...] = ()
+        self,
+        instance_id: InstanceId,
+        *,
+        hit_blocks: int | None = None,
+        loads: tuple[TierTokens, ...] = (),
+        ahead: QueueClass | None = None,
     ) -> CandidateEstimate:
-        """`hit_blocks` and the `loads` among them: as given instead of as known."""
+        """`hit_blocks` and the `loads` among them: as given instead of as known. `ahead`: pending work from this class
+        on is ahead of it."""
         state = self._state
+        ahead = ahead or self._ahead
         prompt_tokens = self.request.prompt_tokens
         instance = state.fleet[instance_id]
         if hit_blocks is None:
@@ -166,22 +176,28 @@ class PoolView:
         uncached = prompt_tokens - cached
         work = state.latency.prefill_seconds(instance, prompt_tokens, cached)
         queue = self.queue(instance_id)
-        queued, queued_tokens = queue.work_ahead(self.now, self._ahead)
+        queued, queued_tokens = queue.work_ahead(self.now, ahead)
+        if ahead != LOWEST and self._reserved is not None and self._reserved.instance == instance_id:
+            queued += self._reserved.prefill_seconds
+            queued_tokens += self._reserved.uncached_tokens
         if self._limits_kv:
             seconds, tokens = self._overtaken(queue)
             queued, queued_tokens = max(0.0, queued - seconds), queued_tokens - tokens
-        correction = state.latency.corrections.get(instance_id, _NOTHING_LEARNED)
+        latency = state.latency
+        queue_seconds = latency.expected_seconds(instance_id, queued, queued_tokens)
+        prefill_seconds = latency.first_token_seconds(instance_id, work, uncached)
         estimate = CandidateEstimate(
             instance=instance_id,
             hit_blocks=hit_blocks,
             cached_tokens=cached,
             uncached_tokens=uncached,
-            queue_seconds=correction.seconds(queued, queued_tokens),
-            prefill_seconds=correction.seconds(work, uncached),
+            queue_seconds=queue_seconds,
+            prefill_seconds=prefill_seconds,
             work_seconds=work,
             load_tokens=queue.load_tokens,
             waiting=queue.waiting,
             requests=queue.requests,
+            upper_factor=state.ttft_intervals.factor(instance_id, queue_seconds + prefill_seconds, work),
             transfer_seconds=self._transfer_seconds and (self._transfer_seconds if instance.role == "prefill" else 0.0),
             loads=loads,
             load_seconds=state.slower.load_seconds(instance, loads) if loads else 0.0,
@@ -204,13 +220,33 @@ class PoolView:
             fetched_tokens=fetch.tokens,
         )
 
+    def best_effort_candidate(self, instance_id: InstanceId) -> CandidateEstimate:
+        """Behind all that is pending there, or until its turn. With the prefixes that best-effort requests before it
+        will leave."""
+        known, deferred = self._hits.get(instance_id, 0), self._deferred_hits.get(instance_id, 0)
+        found = self.candidate(instance_id, hit_blocks=deferred if deferred > known else None, ahead=LOWEST)
+        wait = self._state.best_effort.wait(self.now)
+        return msgspec.structs.replace(found, queue_seconds=max(found.queue_seconds, wait))
+
+    @cached_property
+    def _reserved(self) -> Request | None:
+        """The best-effort request whose turn it is: it goes before requests that come now."""
+        known = self._state.best_effort.turn(self.now)
+        return known[0] if known is not None else None
+
+    @cached_property
+    def _deferred_hits(self) -> dict[InstanceId, int]:
+        hits: dict[InstanceId, int] = dict(self._hits)
+        self._state.deferred.extend_hits(self.request.keys, hits)
+        return hits
+
     def _overtaken(self, queue: InstanceQueue) -> tuple[EngineSeconds, Tokens]:
         """Pending work of other tenants that wait for their share of the KV capacity."""
         state, request = self._state, self.request
         waiting = [
             other
             for other in queue.pending.values()
-            if RANK[other.priority] >= RANK[request.priority]
+            if RANK[other.queue_class] >= RANK[request.queue_class]
             and other.tenant != request.tenant
             and state.waits_for_kv(other)
         ]

@@ -25,6 +25,7 @@ class RequestRow:
     reason: str = ""
     instance: InstanceId | None = None
     predicted_ttft: EngineSeconds | None = None
+    predicted_ttft_upper: EngineSeconds | None = None
     predicted_cached_tokens: Tokens = 0
     cached_tokens: Tokens = 0
     loaded_tokens: Tokens = 0
@@ -36,6 +37,7 @@ class RequestRow:
     """90th percentile of the gaps between its tokens; None with fewer than two tokens."""
     migrations: int = 0
     retries: int = 0
+    best_effort: bool = False
     fetched_tokens: Tokens = 0
     """From another instance; of its `cached_tokens`."""
 

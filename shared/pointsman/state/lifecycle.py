@@ -26,9 +26,10 @@ from pointsman.contracts.requests import (
 )
 from pointsman.primitives import EngineSeconds, InstanceId
 from pointsman.state.fleet import Instance
-from pointsman.state.holdings import learn_delivered, promise_until_confirmed, release
+from pointsman.state.holdings import learn_delivered, promise_until_confirmed
 from pointsman.state.outliers import Failure, Prefill
 from pointsman.state.parts import StateParts
+from pointsman.state.promises import Promises
 from pointsman.state.transfers import REST_WALL_SECONDS, FetchUnderWay
 from pointsman.state.workload import NO_EPOCH, NO_INSTANCE, Rejection, Request, Stage
 
@@ -113,6 +114,7 @@ def place(parts: StateParts, event: RequestPlaced) -> None:
     request.attempt = event.attempt
     request.excluded = tuple(event.excluded)
     request.slo_ttft += event.lost_seconds
+    request.best_effort = event.best_effort
     _queue_as_decided(parts, request, event)
     parts.placements += 1
 
@@ -138,6 +140,9 @@ def _queue_as_decided(parts: StateParts, request: Request, event: RequestPlaced 
     request.loads, request.load_seconds = tuple(event.loads), event.load_seconds
     request.prefill_seconds = event.prefill_seconds
     request.predicted_ttft = event.predicted_ttft
+    request.predicted_ttft_upper = event.predicted_ttft * parts.ttft_intervals.factor(
+        event.instance, event.predicted_ttft, event.prefill_seconds
+    )
     request.placed_at = event.at
     request.prefilled_by = NO_INSTANCE
     request.fetch_from = event.fetch_from
@@ -171,7 +176,7 @@ def _enqueue(parts: StateParts, request: Request, at: EngineSeconds) -> None:
     instance = request.instance
     parts.workload.queue(instance).enqueue(request)
     request.epoch = parts.epochs.get(instance, NO_EPOCH)
-    parts.promises.promise(instance, request.keys)
+    _promises_of(parts, request).promise(instance, request.keys)
     parts.session_affinity.placed(request.tenant, request.session, request.keys, instance)
     if parts.tenants.policies is not None:
         parts.tenants.placed(request, at)
@@ -198,8 +203,15 @@ def _unplace(parts: StateParts, request: Request, at: EngineSeconds) -> None:
     request.stage = Stage.ARRIVED
 
 
+def _promises_of(parts: StateParts, request: Request) -> Promises:
+    """A request that others overtake promises them nothing before its grant."""
+    waits = request.best_effort and request.stage is Stage.PENDING
+    return parts.deferred if waits else parts.promises
+
+
 def _release(parts: StateParts, request: Request) -> None:
-    release(parts, request.instance, request.epoch, request.keys)
+    if parts.epochs.get(request.instance) == request.epoch:
+        _promises_of(parts, request).release(request.instance, request.keys)
 
 
 def grant(parts: StateParts, event: RequestGranted) -> None:
@@ -288,6 +300,9 @@ def _correct_location(parts: StateParts, request: Request, event: RequestGranted
 
 
 def _enter_engine(parts: StateParts, request: Request, at: EngineSeconds) -> None:
+    if request.best_effort and parts.epochs.get(request.instance) == request.epoch:
+        parts.deferred.release(request.instance, request.keys)
+        parts.promises.promise(request.instance, request.keys)
     request.stage = Stage.PREFILL
     request.granted_at = at
     parts.workload.queue(request.instance).grant(request, at)
@@ -315,6 +330,14 @@ def finish_prefill(parts: StateParts, event: PrefillFinished) -> None:
             parts.workload.expect(request, NO_INSTANCE)
         if learnable:
             _learn_prefill(parts, request, event.at, event.prefill)
+    if learnable and request.placed_at:
+        parts.ttft_intervals.learn(
+            request.prefilled_by or request.instance,
+            predicted=request.predicted_ttft,
+            upper=request.predicted_ttft_upper,
+            actual=event.at - request.placed_at,
+            work=request.prefill_seconds,
+        )
     request.stage = Stage.DECODING
     promise_until_confirmed(parts, request, event.at)
     if parts.fleet.split:
@@ -340,6 +363,7 @@ def _learn_prefill(parts: StateParts, request: Request, at: EngineSeconds, took:
         return
     parts.latency.learn(
         request.instance,
+        parts.fleet.get(request.instance),
         predicted=request.engine_seconds,
         observed=at - request.granted_at,
         tokens=request.engine_tokens,
@@ -350,7 +374,7 @@ def _learn_load(parts: StateParts, request: Request, observed: EngineSeconds) ->
     """Behind other prefills a load is hidden, so only an otherwise idle engine shows how long it takes."""
     instance = parts.current(request.instance, request.epoch)
     if instance is not None and request.engine_seconds == request.prefill_seconds:
-        expected = parts.latency.expected_seconds(instance.id, request.engine_seconds, request.engine_tokens)
+        expected = parts.latency.first_token_seconds(instance.id, request.engine_seconds, request.engine_tokens)
         parts.slower.learn(instance, request.loads, observed - expected)
 
 

@@ -7,6 +7,7 @@ from typing import TypeVar
 
 from pointsman.contracts.decisions import TierTokens
 from pointsman.primitives import BlockKey, EngineSeconds, Epoch, InstanceId, Sequence, Term, Tokens
+from pointsman.state.best_effort import BestEffort
 from pointsman.state.dead_letters import DeadLetters
 from pointsman.state.fleet import Fleet, Instance
 from pointsman.state.hotness import Hotness
@@ -26,6 +27,7 @@ from pointsman.state.tenants import Tenants
 from pointsman.state.trackers.base import Tracker
 from pointsman.state.trackers.decode_load import DecodeLoad
 from pointsman.state.transfers import Transfers
+from pointsman.state.ttft_intervals import TtftIntervals
 from pointsman.state.workload import EMPTY_QUEUE, NO_EPOCH, Request, Workload
 
 TRIAL_OPEN_WALL_SECONDS = 10.0
@@ -60,17 +62,21 @@ class StateParts:
         self.settings = settings
         self.learns_from_deliveries = settings.fold_version >= 2
         self.relies_as_of = settings.fold_version >= 5
+        self.predicts_upper = settings.fold_version >= 6
         self.output_lengths = OutputLengths()
         self.tenants = Tenants(self.output_lengths if settings.fold_version >= 6 else None)
         self.pending = PendingRequests()
-        self.trackers: tuple[Tracker, ...] = (*trackers, self.pending)
         self.fleet = Fleet(checks_model=self.learns_from_deliveries)
+        self.best_effort = BestEffort(self.fleet)
+        self.trackers: tuple[Tracker, ...] = (*trackers, self.pending, self.best_effort)
         self.epochs: dict[InstanceId, Epoch] = {}
         self.unregistered: dict[InstanceId, EngineSeconds] = {}
         """Last report of instances that have not joined; they are asked to join again."""
         self.index = PrefixIndex()
         self.slower = SlowerTiers()
         self.promises = Promises()
+        self.deferred = Promises()
+        """Of pending best-effort requests: others do not rely on them."""
         self.delivered = ReportedHits()
         self.contradictions = Contradictions()
         self.workload = Workload()
@@ -81,7 +87,8 @@ class StateParts:
             hot_share=settings.hot_share,
             cold_share=settings.cold_share,
         )
-        self.latency = latency or LatencyModel(settings.block_tokens)
+        self.latency = latency or LatencyModel(settings.block_tokens, by_length=settings.fold_version >= 6)
+        self.ttft_intervals = TtftIntervals()
         self.decode_load = DecodeLoad()
         self.outages = Outages(settings.speed)
         self.outliers = Outliers(settings.speed)

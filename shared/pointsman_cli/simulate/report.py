@@ -30,6 +30,9 @@ class LengthShare(msgspec.Struct, kw_only=True):
     tokens_max: Tokens
     requests: int
     attainment: float
+    prediction_error_p50: float | None = None
+    prediction_error_p90: float | None = None
+    upper_coverage: float | None = None
 
 
 class TenantShare(msgspec.Struct, kw_only=True):
@@ -54,7 +57,6 @@ class RunRow(msgspec.Struct, kw_only=True):
     tpot_p90_s: EngineSeconds | None
     e2e_p50_s: EngineSeconds | None
     hit_rate: float | None
-    loaded_share: float | None
     load_cv: float | None
     migrations: int
     rejections: int
@@ -70,11 +72,13 @@ class RunRow(msgspec.Struct, kw_only=True):
     well_behaved_ttft_p50_s: EngineSeconds | None
     well_behaved_ttft_p90_s: EngineSeconds | None
     hit_share_of_bound: float | None
+    loaded_share: float | None
     jain_of_amounts: float | None
     service_per_s: float | None
     prediction_error_p50_s: EngineSeconds | None
     prediction_error_p90_s: EngineSeconds | None
     prediction_bias_s: EngineSeconds | None
+    upper_coverage: float | None
     decision_us: float | None
     attainment_by_length: list[LengthShare]
     attainment_by_tenant: dict[str, TenantShare]
@@ -124,6 +128,9 @@ def run_row(result: CellResult, goodputs: Goodputs) -> RunRow:
                 tokens_max=band.tokens_max,
                 requests=band.attainment.requests,
                 attainment=band.attainment.share,
+                prediction_error_p50=band.prediction_error_p50,
+                prediction_error_p90=band.prediction_error_p90,
+                upper_coverage=band.upper_coverage,
             )
             for band in report.by_length
         ],
@@ -226,6 +233,7 @@ COLUMNS: Sequence[Column] = (
     ("worst length tenth", worst_length, share),
     ("worst tenant", worst_tenant, share),
     ("prediction off P50", lambda r: r.prediction_error_p50_s, _seconds),
+    ("within upper", lambda r: r.upper_coverage, share),
     ("decision", lambda r: r.decision_us, _microseconds),
 )
 

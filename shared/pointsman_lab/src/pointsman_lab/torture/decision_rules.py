@@ -19,6 +19,7 @@ from pointsman.contracts.fleet import (
     InstanceDraining,
     InstanceEjected,
     InstanceLeft,
+    InstanceRoleChanged,
     InstanceSuspected,
     InstanceUndrained,
     InstanceUnejected,
@@ -29,12 +30,13 @@ from pointsman.primitives import EngineSeconds, Sequence
 from pointsman_lab.torture.network import Stored
 from pointsman_lab.torture.placement_rules import SAME, PlacementRules
 from pointsman_lab.torture.pool_model import PoolModel
-from pointsman_lab.torture.pool_records import NO_INSTANCE, PENDING, PREFILL, BookedRequest
+from pointsman_lab.torture.pool_records import ARRIVED, NO_INSTANCE, PENDING, PREFILL, BookedRequest
 
 PLAN_MOVES_MAX = 256
 ROUND_MOVES_MAX = 64
 REBOUND_MAX = 8
 OVERDUE_SECONDS: EngineSeconds = 3.0
+SWITCH_SECONDS: EngineSeconds = 10.0
 LATE = (RejectReason.SLO_TTFT, RejectReason.SLO_UNREACHABLE)
 
 
@@ -97,8 +99,24 @@ class DecisionRules(PlacementRules):
                     yield f"{event.instance} has no epoch {event.epoch}"
                 elif isinstance(event, InstanceUndrained) and not known.draining:
                     yield f"{event.instance} was not draining"
+            case InstanceRoleChanged() as event:
+                if problem := self._wrong_epoch(event) or self._wrong_change(event):
+                    yield problem
             case _:
                 pass
+
+    def _wrong_change(self, event: InstanceRoleChanged) -> str:
+        known = self._model.instances[event.instance]
+        left = sum(
+            request.instance == event.instance and request.stage != ARRIVED for request in self._model.requests.values()
+        )
+        if known.becomes != event.role:
+            return f"{event.instance} drains for {known.becomes!r}, not for {event.role}"
+        if left != event.left:
+            return f"{event.instance} has {left} requests, not {event.left}"
+        if left and event.at < known.draining_since + SWITCH_SECONDS:
+            return f"{event.instance} has {left} requests and drains for {event.at - known.draining_since} s only"
+        return ""
 
     def _wrong_epoch(self, event: FleetEvent) -> str:
         known = self._model.instances.get(event.instance)
@@ -144,7 +162,7 @@ class DecisionRules(PlacementRules):
         if model.at(event.instance, PENDING) or not self._room(event.instance, event.uncached_tokens):
             yield f"{event.instance} could not begin it at once"
         overdue = event.at - request.granted_at
-        overdue -= model.expected(event.source, request.engine_seconds, request.engine_tokens)
+        overdue -= model.first_token(event.source, request.engine_seconds, request.engine_tokens)
         source = model.instances.get(event.source)
         answers = source is not None and source.status in ("ready", "draining")
         if overdue <= (OVERDUE_SECONDS if answers else 0.0):
@@ -164,7 +182,7 @@ class DecisionRules(PlacementRules):
         work = model.prefill_cost(request.prompt_tokens, uncached, event.instance)
         if not isclose(event.prefill_seconds, work, **SAME):
             yield f"{event.prefill_seconds} s are booked for {uncached} tokens, which cost {work}"
-        ttft = model.queued(event.instance, event.at) + model.expected(event.instance, work, uncached)
+        ttft = model.queued(event.instance, event.at) + model.first_token(event.instance, work, uncached)
         if self._stall_counts and not event.plan:
             ttft += model.stalled(event.instance, event.at)
         if not isclose(event.predicted_ttft, ttft, **SAME):
@@ -209,7 +227,7 @@ class DecisionRules(PlacementRules):
                 request.prompt_tokens, model.hit_blocks(request.keys, event.instance), event.instance
             )
             work = model.prefill_cost(request.prompt_tokens, uncached, event.instance)
-            ttft = model.queued(event.instance, event.at) + model.expected(event.instance, work, uncached)
+            ttft = model.queued(event.instance, event.at) + model.first_token(event.instance, work, uncached)
             if ttft < request.deadline - event.at - 1e-6:
                 yield f"it would be on time at {event.instance}: {ttft} s, {request.deadline - event.at} s are left"
 

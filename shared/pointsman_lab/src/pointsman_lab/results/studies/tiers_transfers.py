@@ -1,6 +1,6 @@
 """What a cache beyond one instance gives: slower tiers, prefixes fetched from other instances, and split pools."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from pointsman.state.engine_profiles import DEFAULT_PROFILE, PROFILES
 from pointsman_lab.results.claims import Claim, Measured, gain, holds, share_true
@@ -57,18 +57,14 @@ BYTES_PER_TOKEN = PROFILES[DEFAULT_PROFILE].kv_bytes_per_token
 GB_PER_S = (0.1, 1.0, 10.0)
 COMPUTED = "no fetches"
 DIRECT, ENGINE = "direct", "by the engines"
-FETCH_RATES = {
-    "conversation": (5.0, 7.0),
-    "tools": (10.0, 14.0),
-    "long-document-qa": (7.0,),
-    "two-hot-prefixes": (55.0,),
-}
+FETCH_RATES = {"conversation": 7.0, "tools": 14.0, "long-document-qa": 7.0, "two-hot-prefixes": 55.0}
+TRACES = ("conversation", "tools")
 
 
 def _fetches(workloads: Workloads) -> Iterable[Study]:
     for source in (
-        workloads.conversation(2500),
-        workloads.tools(2500),
+        workloads.conversation(2000),
+        workloads.tools(2000),
         workloads.generated("long_document_qa", 1500),
         workloads.generated("two_hot_prefixes", 1500),
     ):
@@ -80,8 +76,12 @@ def _fetches(workloads: Workloads) -> Iterable[Study]:
                 "Mooncake's Messenger. By the engines: it is a request to each of them, as with vLLM's NixlConnector."
             ),
             source=source,
-            rows=[*_fetching(OURS), *_fetching("min_ttft"), *_fetching(OURS, *LIVE_DEFAULT)],
-            rates=FETCH_RATES[short(source)],
+            rows=[
+                *_fetching(OURS, GB_PER_S[1:]),
+                *(_fetching("min_ttft", GB_PER_S) if short(source) in TRACES else ()),
+                *_fetching(OURS, GB_PER_S[-1:], *LIVE_DEFAULT),
+            ],
+            rates=(FETCH_RATES[short(source)],),
             seeds=(0, 1),
             metrics=(
                 "fetched_share",
@@ -94,13 +94,13 @@ def _fetches(workloads: Workloads) -> Iterable[Study]:
         )
 
 
-def _fetching(policy: str, ordering: str = "fcfs", admission: str = "none") -> list[Row]:
+def _fetching(policy: str, speeds: Sequence[float], ordering: str = "fcfs", admission: str = "none") -> list[Row]:
     def at(note: str, gb_per_s: float = 0.0, path: str = "direct") -> list[Row]:
         rate = gb_per_s * 1e9 / BYTES_PER_TOKEN
         return rows((policy,), ordering, admission, note, transfer_tokens_per_s=rate, fetch_path=path)
 
     found = at(COMPUTED)
-    for gb_per_s in GB_PER_S if admission == "none" else GB_PER_S[-1:]:
+    for gb_per_s in speeds:
         found += at(fetched(DIRECT, gb_per_s), gb_per_s)
     return found + at(fetched(ENGINE, GB_PER_S[-1]), GB_PER_S[-1], "engine")
 
@@ -109,24 +109,27 @@ def fetched(path: str, gb_per_s: float) -> str:
     return f"{path}, {gb_per_s:g} GB/s"
 
 
+def _min_ttft(note: str) -> str:
+    return f"min_ttft, {note} + fcfs + none"
+
+
 def _global_over_local(numbers: Numbers) -> Measured:
     saved = {}
-    for workload in ("conversation", "tools"):
-        key = f"fetches-{workload}"
-        for rate in FETCH_RATES[workload]:
-            alone = numbers.mean(key, f"min_ttft, {COMPUTED}", "ttft_mean_s", rate)
-            together = numbers.mean(key, f"min_ttft, {fetched(DIRECT, GB_PER_S[-1])}", "ttft_mean_s", rate)
-            saved[f"{workload} {rate:g}/s"] = 1 - together / alone
+    for workload in TRACES:
+        key, rate = f"fetches-{workload}", FETCH_RATES[workload]
+        alone = numbers.mean(key, _min_ttft(COMPUTED), "ttft_mean_s", rate)
+        together = numbers.mean(key, _min_ttft(fetched(DIRECT, GB_PER_S[-1])), "ttft_mean_s", rate)
+        saved[f"{workload} {rate:g}/s"] = 1 - together / alone
     least = min(saved, key=lambda name: saved[name])
     return Measured(saved[least], ", ".join(f"{name}: {value:+.0%}" for name, value in saved.items()))
 
 
 def _by_bandwidth(numbers: Numbers) -> Measured:
     falls, texts = [], []
-    for workload in ("conversation", "tools"):
-        key, rate = f"fetches-{workload}", FETCH_RATES[workload][-1]
+    for workload in TRACES:
+        key, rate = f"fetches-{workload}", FETCH_RATES[workload]
         notes = [COMPUTED, *(fetched(DIRECT, gb_per_s) for gb_per_s in GB_PER_S)]
-        means = [numbers.mean(key, f"min_ttft, {note}", "ttft_mean_s", rate) for note in notes]
+        means = [numbers.mean(key, _min_ttft(note), "ttft_mean_s", rate) for note in notes]
         falls.append(means[0] >= means[1] >= means[2] >= means[3] and means[0] > means[3])
         texts.append(f"{workload} " + ", ".join(f"{mean:.2f}" for mean in means))
     return Measured(share_true(falls), "mean TTFT without, at 0.1, 1 and 10 GB/s: " + "; ".join(texts) + " s")
@@ -134,7 +137,7 @@ def _by_bandwidth(numbers: Numbers) -> Measured:
 
 CLAIMS = (
     Claim(
-        paper="Mooncake",
+        paper="Mooncake, transfers",
         place="Figure 5, 4.2",
         says="mean TTFT of scheduling with transfers between instances, against caches of their own",
         reported="-14%",
@@ -144,7 +147,7 @@ CLAIMS = (
         why="What is saved depends on the load: little before the caches' holders have queues.",
     ),
     Claim(
-        paper="Mooncake",
+        paper="Mooncake, transfers",
         place="Figure 13",
         says="the faster the network, the lower the TTFT",
         reported="curve",
