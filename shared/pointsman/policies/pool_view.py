@@ -252,17 +252,23 @@ class PoolView:
         ]
         return sum(other.prefill_seconds for other in waiting), sum(other.uncached_tokens for other in waiting)
 
-    def kv_wait(self, candidate: CandidateEstimate) -> EngineSeconds:
-        """Until others have freed the KV blocks that the request and those ahead of it lack. A full cache is assumed to
-        turn over once in the time of an answer at its TPOT SLO (Little's law). Prefixes that requests share count for
-        each of them. 0 on an instance that only prefills."""
-        instance = self._state.fleet[candidate.instance]
-        capacity = instance.kv_capacity_tokens
-        if capacity <= 0 or instance.role == "prefill":
-            return 0.0
-        answers = (candidate.requests + 1) * self.expected_output_tokens
-        lacking = self.queue(candidate.instance).prompt_tokens + self.request.prompt_tokens + answers - capacity
-        return max(0.0, lacking) / capacity * self.expected_output_tokens * self.request.slo_tpot
+    def kv_waits(self, candidates: list[CandidateEstimate]) -> list[EngineSeconds]:
+        """Of each: until others have freed the KV blocks that the request and those ahead of it lack. A full cache is
+        assumed to turn over once in the time of an answer at its TPOT SLO (Little's law). Prefixes that requests share
+        count for each of them. 0 on an instance that only prefills."""
+        fleet, queues = self._state.fleet, self._state.workload.queues
+        own, answer = self.request.prompt_tokens, self.expected_output_tokens
+        waits = []
+        for candidate in candidates:
+            instance = fleet[candidate.instance]
+            capacity = instance.kv_capacity_tokens
+            ahead = queues.get(candidate.instance, EMPTY_QUEUE).prompt_tokens
+            lacking = ahead + own + (candidate.requests + 1) * answer - capacity
+            if lacking <= 0 or capacity <= 0 or instance.role == "prefill":
+                waits.append(0.0)
+            else:
+                waits.append(lacking / capacity * answer * self.request.slo_tpot)
+        return waits
 
     def familiar(self, equals: list[CandidateEstimate]) -> CandidateEstimate:
         """The instance that served this session last, else the first."""
