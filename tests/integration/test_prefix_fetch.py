@@ -17,7 +17,9 @@ from tests.support.split_fleet import SplitFleet, simulated_split_fleet
 from tests.support.waiting import eventually
 
 COMPLETIONS = "/v1/completions"
-BLOCKS = 100
+BLOCKS = 200
+SPEED = 3.0
+"""Slow, so that what the machine adds to a fetch is little against computing the prefix, 1.6 s of the engine."""
 A, B = InstanceId("a"), InstanceId("b")
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -36,7 +38,7 @@ def body(number: int, last: int, *, stream: bool = True) -> dict[str, Any]:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def fleet() -> AsyncIterator[Fleet]:
     """`a` holds the prefixes 1 to 6, and is drained: all go to `b`."""
-    async with simulated_split_fleet({"a": "both", "b": "both"}, fetches=True) as (opened, engines):
+    async with simulated_split_fleet({"a": "both", "b": "both"}, fetches=True, speed=SPEED) as (opened, engines):
         for number in range(1, 7):
             async with opened.client.post(engines["a"].url + COMPLETIONS, json=body(number, 7)) as answer:
                 await answer.read()

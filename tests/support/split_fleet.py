@@ -111,7 +111,12 @@ async def split_fleet(
 
 @asynccontextmanager
 async def simulated_split_fleet(
-    roles: Mapping[str, str], *, role_switching: bool = False, fetches: bool = False, **ingress: Any
+    roles: Mapping[str, str],
+    *,
+    role_switching: bool = False,
+    fetches: bool = False,
+    speed: float = SPEED,
+    **ingress: Any,
 ) -> AsyncIterator[tuple[SplitFleet, dict[str, EngineServer]]]:
     """The same in front of simulated engines, one for each role; their models can be looked into. `fetches`:
     whether they fetch prefixes from each other."""
@@ -120,7 +125,7 @@ async def simulated_split_fleet(
         supervisor = await stack.enter_async_context(Supervisor())
         for name in roles:
             settings = EngineSimSettings(
-                speed=SPEED, block_size=64, kv_events_config=FREE_PORTS, kv_transfer_config=CONNECTOR
+                speed=speed, block_size=64, kv_events_config=FREE_PORTS, kv_transfer_config=CONNECTOR
             )
             servers[name] = await stack.enter_async_context(engine_server(settings, supervisor))
         places = {
@@ -137,7 +142,7 @@ async def simulated_split_fleet(
             )
             for name, server in servers.items()
         }
-        yield await stack.enter_async_context(split_fleet(places, speed=SPEED, **ingress)), servers
+        yield await stack.enter_async_context(split_fleet(places, speed=speed, **ingress)), servers
 
 
 async def start_scheduler(

@@ -3,6 +3,7 @@
 import hmac
 from collections.abc import Awaitable, Callable
 
+import msgspec
 import structlog
 
 from pointsman.adapters.tokenizer import Tokenizer
@@ -222,8 +223,8 @@ class EngineApp(Generator):
 
     async def _kv_transfer(self, _scope: Scope, receive: Receive, send: Send) -> None:
         assert self._transfer is not None
-        held = self._transfer.is_held(decoded(await _read(receive), FetchBody))
-        await send_whole(send, 200 if held else 404, b"", JSON)
+        answer = self._transfer.give(decoded(await _read(receive), FetchBody))
+        await send_whole(send, 404 if answer is None else 200, msgspec.json.encode(answer), JSON)
 
     async def _load_adapter(self, _scope: Scope, receive: Receive, send: Send) -> None:
         body = decoded(await _read(receive), AdapterBody)

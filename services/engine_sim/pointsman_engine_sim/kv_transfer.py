@@ -1,6 +1,6 @@
 """Transfers a prompt's KV cache between simulated engines, by vLLM's `kv_transfer_params`. {"do_remote_decode": true}:
 prefill only; the answer locates the blocks, held for `kv_hold_seconds`. {"do_remote_prefill": true}: fetch at
-`kv_transfer_gb_per_s` instead of computing; 500 if the blocks are gone. Limit: transfers do not slow each other."""
+`kv_transfer_gb_per_s` instead of computing; 500 if the blocks are gone. Transfers from one engine come one after the other."""
 
 import asyncio
 import secrets
@@ -14,7 +14,7 @@ import structlog
 
 from pointsman.ports import Clock
 from pointsman.primitives import EngineSeconds, RequestId, Tokens
-from pointsman_engine_sim.openai_bodies import ApiError, FetchBody, TransferParams
+from pointsman_engine_sim.openai_bodies import ApiError, FetchAnswer, FetchBody, TransferParams
 
 log = structlog.get_logger()
 
@@ -56,6 +56,7 @@ class KvTransfer:
         self._seconds_per_token = seconds_per_token
         self._hold_seconds = hold_seconds
         self._engine_id = secrets.token_hex(8)
+        self._link_free_at: EngineSeconds = 0.0
         self._held: dict[str, tuple[RequestId, asyncio.TimerHandle]] = {}
         self._session = session
         self.url = ""
@@ -83,31 +84,37 @@ class KvTransfer:
             "tp_size": 1,
         }
 
-    def is_held(self, body: FetchBody) -> bool:
-        held = self._held.get(body.request)
-        if held is not None and body.done:
+    def give(self, body: FetchBody) -> FetchAnswer | None:
+        """None if it is not held. Transfers from this engine come one after the other."""
+        if body.request not in self._held:
+            return None
+        if body.done:
             self._release(body.request)
-        return held is not None
+            return FetchAnswer()
+        now = self._clock.now()
+        self._link_free_at = max(now, self._link_free_at) + body.tokens * self._seconds_per_token
+        return FetchAnswer(self._link_free_at - now)
 
     async def fetch(self, params: TransferParams, tokens: Tokens) -> None:
         """Fetch the tokens' blocks from `params`. Raises ApiError if they are gone."""
-        await self._ask(params, FetchBody(params.remote_request_id or ""))
-        await self._clock.sleep(tokens * self._seconds_per_token)
+        sent = await self._ask(params, FetchBody(params.remote_request_id or "", tokens=tokens))
+        await self._clock.sleep(sent.seconds)
         await self._ask(params, FetchBody(params.remote_request_id or "", done=True))
 
-    async def _ask(self, params: TransferParams, body: FetchBody) -> None:
+    async def _ask(self, params: TransferParams, body: FetchBody) -> FetchAnswer:
         if self._session is None:
             self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=ANSWER_WALL_SECONDS_MAX))
         url = f"http://{params.remote_host}:{params.remote_port}{TRANSFER_PATH}"
         try:
             async with self._session.post(url, data=msgspec.json.encode(body)) as answer:
-                await answer.read()
+                content = await answer.read()
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             msg = f"{url}: {str(error) or type(error).__name__}"
             raise _failed(msg) from error
         if answer.status != 200:
             msg = f"{params.remote_request_id} is not held at {url} any more"
             raise _failed(msg)
+        return msgspec.json.decode(content, type=FetchAnswer)
 
     def _expire(self, name: str) -> None:
         log.warning("kv_not_fetched", request=name, engine_seconds=self._hold_seconds)

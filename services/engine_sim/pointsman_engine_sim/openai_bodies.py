@@ -99,6 +99,13 @@ class AdapterBody(msgspec.Struct, frozen=True, kw_only=True):
 class FetchBody(msgspec.Struct, frozen=True):
     request: str
     done: bool = False
+    tokens: Tokens = 0
+
+
+class FetchAnswer(msgspec.Struct, frozen=True):
+    """`seconds`: engine seconds until all tokens will have been sent."""
+
+    seconds: float = 0.0
 
 
 class TransferParams(msgspec.Struct, frozen=True, omit_defaults=True):

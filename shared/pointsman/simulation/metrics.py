@@ -63,6 +63,8 @@ class Report:
     hit_rate: float | None
     loaded_share: float | None
     """Of the prompt tokens, those loaded back from a host tier; part of `hit_rate`."""
+    fetched_share: float | None = None
+    """Of the prompt tokens, those fetched from another instance; part of `hit_rate`."""
     hit_share_of_bound: float | None
     """`hit_rate` over that of one infinite cache."""
     load_cv: float | None
@@ -115,6 +117,7 @@ def summarise(
         late_ttft_s=_mean(row.ttft for row in served if not row.on_time),
         hit_rate=hits,
         loaded_share=loaded_share(served),
+        fetched_share=fetched_share(served),
         hit_share_of_bound=hits / hit_bound if hits is not None and hit_bound else None,
         load_cv=load_cv(_within(outcome.samples, rows)),
         migrations=sum(row.migrations for row in rows),
@@ -155,6 +158,11 @@ def answer_tokens(row: RequestRow) -> Tokens:
 def loaded_share(served: Sequence[RequestRow]) -> float | None:
     prompt = sum(row.prompt_tokens for row in served)
     return sum(row.loaded_tokens for row in served) / prompt if prompt else None
+
+
+def fetched_share(served: Sequence[RequestRow]) -> float | None:
+    prompt = sum(row.prompt_tokens for row in served)
+    return sum(row.fetched_tokens for row in served) / prompt if prompt else None
 
 
 def hit_rate(served: Sequence[RequestRow]) -> float | None:

@@ -33,7 +33,7 @@ class SimulatedFetches:
         fleet: SimulatedFleet,
         *,
         next_step: Callable[[SimulatedEngine, EngineSeconds], None],
-        ended: Callable[[PrefixFetchEnded, EngineSeconds], None],
+        ended: Callable[[RequestGranted, PrefixFetchEnded, EngineSeconds], None],
     ) -> None:
         self._pool = pool
         self._fleet = fleet
@@ -127,4 +127,4 @@ class SimulatedFetches:
             failure=failure,
         )
         self._pool.apply(event, now)
-        self._ended(event, now)
+        self._ended(grant, event, now)

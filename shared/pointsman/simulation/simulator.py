@@ -203,9 +203,9 @@ class Simulation:
         engine.model.submit(request_id, prompt, max_tokens=tokens, now=now, held=hands_over, received=received)
         self._next_step(engine, now)
 
-    def _fetched(self, event: PrefixFetchEnded, now: EngineSeconds) -> None:
+    def _fetched(self, grant: RequestGranted, event: PrefixFetchEnded, now: EngineSeconds) -> None:
         self.outcome.note_fetch(event)
-        self._row(event.request).fetched_tokens = event.tokens
+        self._row(event.request).fetched_tokens = 0 if event.failure else grant.fetched_tokens
         received = event.tokens if self._scenario.fetch_path == "direct" else 0
         self._submit(event.request, event.instance, now, received=received)
         self.carry_out(self._dispatcher.grant_waiting(event.instance, now), now)
@@ -320,6 +320,8 @@ class Simulation:
         self._gaps_before[ended.request] = len(engine.gaps)
         if not request.prefilled_by:
             row.cached_tokens, row.loaded_tokens = ended.cached_tokens, ended.loaded_tokens
+            if self._scenario.fetch_path == "direct":
+                row.cached_tokens += row.fetched_tokens
         prefill = now - request.granted_at
         ttft = now - row.arrived_at
         self.pool.apply(

@@ -10,8 +10,6 @@ from pointsman.primitives import EngineSeconds, InstanceId, RequestId, Tokens
 
 FADE = 0.9
 """Per fetch: about the last ten."""
-WAIT_PRIOR = 0.5
-"""Share of the source's work that a fetch waits for, before any was made: 1 first come first served, less by priority."""
 FACTOR_MIN, FACTOR_MAX = 0.01, 1000.0
 FORGOTTEN_SECONDS: EngineSeconds = 60.0
 """Half-life of what was learned, without a further fetch."""
@@ -22,31 +20,29 @@ REST_WALL_SECONDS = 30.0
 
 @dataclass(slots=True)
 class Factor:
-    """Observed over predicted seconds. The prior counts like one fetch."""
+    """Observed over predicted seconds; 1 before, which counts like one fetch."""
 
-    prior: float
     observed: EngineSeconds = 0.0
     predicted: EngineSeconds = 0.0
     at: EngineSeconds = 0.0
 
     def value(self, now: EngineSeconds) -> float:
         if not self.predicted:
-            return self.prior
+            return 1.0
         learned = min(FACTOR_MAX, max(FACTOR_MIN, self.observed / self.predicted))
-        return float(self.prior + (learned - self.prior) * 0.5 ** (max(0.0, now - self.at) / FORGOTTEN_SECONDS))
+        return float(1.0 + (learned - 1.0) * 0.5 ** (max(0.0, now - self.at) / FORGOTTEN_SECONDS))
 
     def learn(self, *, predicted: EngineSeconds, observed: EngineSeconds, at: EngineSeconds) -> None:
         if not self.predicted:
-            self.observed, self.predicted = self.prior * predicted, predicted
+            self.observed = self.predicted = predicted
         self.observed = FADE * self.observed + observed
         self.predicted = FADE * self.predicted + predicted
         self.at = at
 
 
 class Factors:
-    def __init__(self, prior: float) -> None:
-        self._prior = prior
-        self._all = Factor(prior)
+    def __init__(self) -> None:
+        self._all = Factor()
         self._by_source: dict[InstanceId, Factor] = {}
 
     def of(self, source: InstanceId, now: EngineSeconds) -> float:
@@ -55,9 +51,7 @@ class Factors:
     def learn(
         self, source: InstanceId, *, predicted: EngineSeconds, observed: EngineSeconds, at: EngineSeconds
     ) -> None:
-        if source not in self._by_source:
-            self._by_source[source] = Factor(self._prior)
-        for factor in (self._by_source[source], self._all):
+        for factor in (self._by_source.setdefault(source, Factor()), self._all):
             factor.learn(predicted=predicted, observed=observed, at=at)
 
     def forget(self, source: InstanceId) -> None:
@@ -77,8 +71,8 @@ class Transfers:
     def __init__(self) -> None:
         self.under_way: dict[InstanceId, dict[RequestId, FetchUnderWay]] = {}
         """By source."""
-        self.waits = Factors(WAIT_PRIOR)
-        self.rates = Factors(1.0)
+        self.waits = Factors()
+        self.rates = Factors()
         self._rests_until: dict[tuple[InstanceId, InstanceId], EngineSeconds] = {}
 
     def seconds(

@@ -91,10 +91,16 @@ def _moved(timeline: RequestTimeline, wait: Wait, decision: DecisionRecord) -> I
 
 
 def _transfer(timeline: RequestTimeline, wait: Wait) -> Iterator[Reason]:
-    first = timeline.first_token
+    first, fetch = timeline.first_token, timeline.fetch
     if wait.transfer > 0:
         where = f"{first.instance} fetched" if first is not None else "fetching"
         because = f"{where} its KV cache from the prefill engine in {seconds(wait.transfer)}"
+        if fetch is not None:
+            because = (
+                f"it waited {seconds(wait.transfer)} for {fetch.tokens:,} tokens of its prefix from {fetch.source}"
+            )
+        if fetch is not None and fetch.failure:
+            because = f"it waited {seconds(wait.transfer)} for its prefix from {fetch.source} in vain ({fetch.failure})"
         yield Reason(Cause.KV_TRANSFER, wait.transfer, f"{because}{share(wait.transfer, wait.whole)}", because)
 
 

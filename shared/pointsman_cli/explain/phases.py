@@ -2,7 +2,7 @@
 
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import RequestGranted, RequestHandedOver, RequestMigrated, RequestPlaced
-from pointsman.contracts.requests import PrefillFinished, RequestArrived
+from pointsman.contracts.requests import PrefillFinished, PrefixFetchEnded, RequestArrived
 from pointsman.primitives import EngineSeconds, InstanceId
 from pointsman_cli.explain.values import Phase, RequestTimeline
 
@@ -36,6 +36,11 @@ def _marks(event: LogEvent, timeline: RequestTimeline) -> list[tuple[EngineSecon
             return [(event.at, "queue", "in no queue yet", InstanceId(""))]
         case RequestPlaced() | RequestMigrated():
             return [(event.at, "queue", f"in the queue of {event.instance}", event.instance)]
+        case RequestGranted() if event.fetch_from:
+            name = f"its prefix on the way from {event.fetch_from} to {event.instance}"
+            return [(event.at, "transfer", name, event.instance)]
+        case PrefixFetchEnded():
+            return [(event.at, "engine", f"in {event.instance}, to the first token", event.instance)]
         case RequestGranted():
             until = "the end of its prefill" if _is_handed_over(timeline, event.attempt) else "the first token"
             inside = (f"in {event.instance}, to {until}", event.instance)

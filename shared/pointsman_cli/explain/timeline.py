@@ -7,6 +7,7 @@ from pointsman.contracts.decisions import LeaderElected, MigrationRefused, Reque
 from pointsman.contracts.envelope import Stamp, is_fenced
 from pointsman.contracts.requests import (
     PrefillFinished,
+    PrefixFetchEnded,
     RequestArrived,
     RequestAttemptFailed,
     RequestEvent,
@@ -72,6 +73,8 @@ def _note(timeline: RequestTimeline, event: LogEvent) -> None:
         case PrefillFinished():
             if event.stamp is None and timeline.first_token is None:
                 timeline.first_token = event
+        case PrefixFetchEnded():
+            timeline.fetch = event
         case RequestAttemptFailed():
             timeline.failed.append(event)
         case _:

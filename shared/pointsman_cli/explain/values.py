@@ -5,7 +5,13 @@ from dataclasses import dataclass, field
 from pointsman.contracts.block_keys import KEY_BYTES
 from pointsman.contracts.decisions import MigrationRefused, RequestEnd, Settings
 from pointsman.contracts.fleet import PrefillCost
-from pointsman.contracts.requests import PrefillFinished, RequestArrived, RequestAttemptFailed, RequestFinished
+from pointsman.contracts.requests import (
+    PrefillFinished,
+    PrefixFetchEnded,
+    RequestArrived,
+    RequestAttemptFailed,
+    RequestFinished,
+)
 from pointsman.ports import LogEntry
 from pointsman.primitives import EngineSeconds, InstanceId, RequestId, Sequence, Tenant, Term, Tokens
 
@@ -162,6 +168,7 @@ class RequestTimeline:
     """Cached tokens, as their engine reported them, of requests that were ahead."""
     failed: list[RequestAttemptFailed] = field(default_factory=list)
     first_token: PrefillFinished | None = None
+    fetch: PrefixFetchEnded | None = None
     end: RequestEnd | None = None
     phases: list[Phase] = field(default_factory=list)
     last_at: EngineSeconds = 0.0

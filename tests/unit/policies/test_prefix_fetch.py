@@ -22,8 +22,8 @@ from tests.support.leading import place, prompt
 A, B = InstanceId("a"), InstanceId("b")
 PREFIX = prompt(1, 20)
 RATE = 100_000.0
-TRANSFER_SECONDS = 0.001 * 0.5 + 20 * BLOCK / RATE + 0.001
-"""A step at the source, weighted as nothing was learned, the tokens, a step at the target."""
+TRANSFER_SECONDS = 0.001 + 20 * BLOCK / RATE + 0.001
+"""A step at the source, the tokens, a step at the target."""
 
 
 def pool(rate: float = RATE, **fields: Any) -> Dispatcher:

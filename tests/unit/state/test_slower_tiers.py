@@ -95,7 +95,7 @@ class World:
         if what == "join":
             if instance in model.held:
                 return
-            epoch = (model.sequences.get(instance, 0) and int(self.state.epochs[InstanceId(instance)]) + 1) or 1
+            epoch = Epoch(self.state.epochs.get(InstanceId(instance), 0) + 1)
             self.state.apply(joined(instance, epoch=epoch))
             model.held[instance], model.sequences[instance] = {}, 0
             return

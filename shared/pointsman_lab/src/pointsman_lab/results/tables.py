@@ -8,6 +8,7 @@ from pointsman_lab.results.study import OURS, Metric, Study
 HEADINGS: dict[Metric, tuple[str, str]] = {
     "hit_rate": ("hit rate", "{:.3f}"),
     "loaded_share": ("of it loaded", "{:.3f}"),
+    "fetched_share": ("fetched", "{:.3f}"),
     "hit_share_of_bound": ("share of the bound", "{:.1%}"),
     "load_cv": ("load CV", "{:.2f}"),
     "busiest_share": ("at the busiest", "{:.0%}"),

@@ -1,7 +1,10 @@
 """What a cache beyond one instance gives: slower tiers, prefixes fetched from other instances, and split pools."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
+from pointsman.state.engine_profiles import DEFAULT_PROFILE, PROFILES
+from pointsman_lab.results.claims import Claim, Measured, gain, holds, share_true
+from pointsman_lab.results.numbers import Numbers
 from pointsman_lab.results.studies.rows import LIVE_DEFAULT, Workloads, called, rows, short
 from pointsman_lab.results.study import OURS, Row, Study
 
@@ -13,6 +16,7 @@ NO_HOST, UNSEEN, SEEN = "no host tier", "host tier, unseen", "host tier"
 
 def studies(workloads: Workloads) -> Iterable[Study]:
     yield from _host_tier(workloads)
+    yield from _fetches(workloads)
 
 
 def _host_tier(workloads: Workloads) -> Iterable[Study]:
@@ -42,3 +46,107 @@ def _with_and_without(policy: str, ordering: str = "fcfs", admission: str = "non
         *rows((policy,), ordering, admission, UNSEEN, host_cache_tokens=HOST_TOKENS, tiers_known=False),
         *rows((policy,), ordering, admission, SEEN, host_cache_tokens=HOST_TOKENS),
     ]
+
+
+# --- Prefixes fetched from other instances ---
+
+BYTES_PER_TOKEN = PROFILES[DEFAULT_PROFILE].kv_bytes_per_token
+GB_PER_S = (0.1, 1.0, 10.0)
+COMPUTED = "no fetches"
+DIRECT, ENGINE = "direct", "by the engines"
+FETCH_RATES = {"conversation": 7.0, "tools": 14.0, "long-document-qa": 7.0, "two-hot-prefixes": 55.0}
+TRACES = ("conversation", "tools")
+
+
+def _fetches(workloads: Workloads) -> Iterable[Study]:
+    for source in (
+        workloads.conversation(2000),
+        workloads.tools(2000),
+        workloads.generated("long_document_qa", 1500),
+        workloads.generated("two_hot_prefixes", 1500),
+    ):
+        yield Study(
+            key=f"fetches-{short(source)}",
+            title=f"Prefixes fetched from other instances, {called(source)}",
+            about=(
+                "A source gives at so many GB/s, one fetch after the other. Direct: a fetch waits for neither engine, as "
+                "Mooncake's Messenger. By the engines: it is a request to each of them, as with vLLM's NixlConnector."
+            ),
+            source=source,
+            rows=[
+                *_fetching(OURS, GB_PER_S[1:]),
+                *(_fetching("min_ttft", GB_PER_S) if short(source) in TRACES else ()),
+                *_fetching(OURS, GB_PER_S[-1:], *LIVE_DEFAULT),
+            ],
+            rates=(FETCH_RATES[short(source)],),
+            seeds=(0, 1),
+            metrics=(
+                "fetched_share",
+                "ttft_mean_s",
+                "ttft_p50_s",
+                "ttft_p90_s",
+                "ttft_p99_s",
+                "prediction_error_p90_s",
+            ),
+        )
+
+
+def _fetching(policy: str, speeds: Sequence[float], ordering: str = "fcfs", admission: str = "none") -> list[Row]:
+    def at(note: str, gb_per_s: float = 0.0, path: str = "direct") -> list[Row]:
+        rate = gb_per_s * 1e9 / BYTES_PER_TOKEN
+        return rows((policy,), ordering, admission, note, transfer_tokens_per_s=rate, fetch_path=path)
+
+    found = at(COMPUTED)
+    for gb_per_s in speeds:
+        found += at(fetched(DIRECT, gb_per_s), gb_per_s)
+    return found + at(fetched(ENGINE, GB_PER_S[-1]), GB_PER_S[-1], "engine")
+
+
+def fetched(path: str, gb_per_s: float) -> str:
+    return f"{path}, {gb_per_s:g} GB/s"
+
+
+def _global_over_local(numbers: Numbers) -> Measured:
+    saved = {}
+    for workload in TRACES:
+        key, rate = f"fetches-{workload}", FETCH_RATES[workload]
+        alone = numbers.mean(key, f"min_ttft, {COMPUTED}", "ttft_mean_s", rate)
+        together = numbers.mean(key, f"min_ttft, {fetched(DIRECT, GB_PER_S[-1])}", "ttft_mean_s", rate)
+        saved[f"{workload} {rate:g}/s"] = 1 - together / alone
+    least = min(saved, key=lambda name: saved[name])
+    return Measured(saved[least], ", ".join(f"{name}: {value:+.0%}" for name, value in saved.items()))
+
+
+def _by_bandwidth(numbers: Numbers) -> Measured:
+    falls, texts = [], []
+    for workload in TRACES:
+        key, rate = f"fetches-{workload}", FETCH_RATES[workload]
+        notes = [COMPUTED, *(fetched(DIRECT, gb_per_s) for gb_per_s in GB_PER_S)]
+        means = [numbers.mean(key, f"min_ttft, {note}", "ttft_mean_s", rate) for note in notes]
+        falls.append(means[0] >= means[1] >= means[2] >= means[3] and means[0] > means[3])
+        texts.append(f"{workload} " + ", ".join(f"{mean:.2f}" for mean in means))
+    return Measured(share_true(falls), "mean TTFT without, at 0.1, 1 and 10 GB/s: " + "; ".join(texts) + " s")
+
+
+CLAIMS = (
+    Claim(
+        paper="Mooncake, transfers",
+        place="Figure 5, 4.2",
+        says="mean TTFT of scheduling with transfers between instances, against caches of their own",
+        reported="-14%",
+        conditions="Ours: `min_ttft`, 8 instances, prefill only, each source gives 10 GB/s; least saving over both traces.",
+        measure=_global_over_local,
+        rule=gain(0.14),
+        why="What is saved depends on the load: little before the caches' holders have queues.",
+    ),
+    Claim(
+        paper="Mooncake, transfers",
+        place="Figure 13",
+        says="the faster the network, the lower the TTFT",
+        reported="curve",
+        conditions="Ours: bandwidth of each source, 8 instances.",
+        measure=_by_bandwidth,
+        rule=holds,
+        why="See the numbers.",
+    ),
+)

@@ -1,0 +1,94 @@
+"""What a fetch of a prefix asks of both engines, and what it makes of their silence."""
+
+import asyncio
+from typing import Any, cast
+
+import msgspec
+import pytest
+
+from pointsman.adapters.clocks import ScaledClock
+from pointsman.contracts.commands import PrefixFetch, RouteGranted
+from pointsman.primitives import InstanceId, RequestId
+from pointsman_ingress.engine import prefix_fetch
+from pointsman_ingress.engine.client import EngineClient, EngineRequest
+from pointsman_ingress.engine.disaggregation import REMOTE_DECODE
+from pointsman_ingress.engine.prefix_fetch import FetchOutcome, PrefixFetcher, PrefixPrompt
+
+FETCH = PrefixFetch(source=InstanceId("a"), url="http://a", prefix_tokens=129, seconds=0.01, dp_rank=1)
+GRANT = RouteGranted(
+    request=RequestId("r"), attempt=2, instance=InstanceId("b"), url="http://b", hit_tokens=128, predicted_ttft=0.1,
+    knowledge="exact", fetch=FETCH,
+)  # fmt: skip
+PROMPT = PrefixPrompt("m", range(500), salt="s")
+PARAMETERS = {"do_remote_prefill": True, "remote_block_ids": [[1, 2]]}
+
+
+class Answer:
+    def __init__(self, body: dict[str, Any], status: int = 200) -> None:
+        self.status = status
+        self.body = msgspec.json.encode(body)
+
+    async def __aenter__(self) -> "Answer":
+        return self
+
+    async def __aexit__(self, *_: object) -> None: ...
+
+    async def whole(self, _first: bytes) -> bytes:
+        return self.body
+
+
+class Engines:
+    def __init__(self, *answers: Answer) -> None:
+        self.answers = list(answers)
+        self.asked: list[EngineRequest] = []
+
+    async def open(self, request: EngineRequest) -> tuple[Answer, bytes]:
+        self.asked.append(request)
+        if not self.answers:
+            await asyncio.Event().wait()
+        return self.answers.pop(0), b""
+
+
+async def outcome_of(engines: Engines, prompt: PrefixPrompt | None = PROMPT) -> FetchOutcome:
+    return await PrefixFetcher(cast("EngineClient", engines), ScaledClock(1.0)).run(GRANT, FETCH, prompt, {})
+
+
+async def test_the_source_gets_the_prefix_and_the_target_the_parameters_of_its_answer() -> None:
+    engines = Engines(Answer({"kv_transfer_params": PARAMETERS}), Answer({}))
+
+    outcome = await outcome_of(engines)
+
+    assert (outcome.tokens, outcome.failure) == (128, "")
+    bodies = [msgspec.json.decode(request.body) for request in engines.asked]
+    common = {"model": "m", "prompt": list(range(129)), "max_tokens": 1, "cache_salt": "s"}
+    assert bodies == [common | {"kv_transfer_params": REMOTE_DECODE}, common | {"kv_transfer_params": PARAMETERS}]
+    assert [(r.instance, r.engine, r.path, r.dp_rank, r.request_id) for r in engines.asked] == [
+        ("a", "http://a", "/v1/completions", 1, "r-2-give"),
+        ("b", "http://b", "/v1/completions", -1, "r-2-take"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("answers", "why"),
+    [
+        ([Answer({}, 404)], "the source refused with status 404"),
+        ([Answer({})], "the source gave no kv_transfer_params: it has no connector"),
+        ([Answer({"kv_transfer_params": PARAMETERS}), Answer({}, 400)], "the target refused with status 400"),
+        ([], "not done within 0.05 s"),
+        ([Answer({"kv_transfer_params": PARAMETERS})], "not done within 0.05 s"),
+    ],
+)
+async def test_what_fails_says_why(answers: list[Answer], why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefix_fetch, "FETCH_WALL_SECONDS_MIN", 0.05)
+
+    outcome = await outcome_of(Engines(*answers))
+
+    assert (outcome.tokens, outcome.failure) == (0, why)
+
+
+async def test_without_the_prompts_tokens_nobody_is_asked() -> None:
+    engines = Engines()
+
+    assert (await outcome_of(engines, None)).failure == "the prompt's tokens are not known"
+    assert (await outcome_of(engines, PrefixPrompt("m", range(100)))).failure
+    assert engines.asked == []
