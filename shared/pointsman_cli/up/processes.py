@@ -159,6 +159,19 @@ def _scaling(plan: FleetPlan) -> dict[str, object]:
         "engine_directory": plan.instances,
         "engine_guard": plan.data / LOCK_FILE,
         "worker_credentials": plan.credentials_of("worker", "{instance}"),
+        "split": plan.settings.split,
+        **_transfers(plan),
+    }
+
+
+def _transfers(plan: FleetPlan) -> dict[str, object]:
+    """Of a split pool's workers, which those of a scaler take from its environment."""
+    if plan.settings.split is None:
+        return {}
+    simulated = plan.settings.kind.simulated
+    return {
+        "role_switching": True if simulated else None,
+        "kv_transfer_gb_per_s": KV_TRANSFER_GB_PER_S if simulated else None,
     }
 
 
@@ -231,7 +244,7 @@ def _worker(plan: FleetPlan, instance: str, address: EngineAddress, port: int) -
         "kv_replay_endpoint": address.kv_replay_endpoint,
         "engine_model": plan.engine_model,
         "role": address.role if address.role != "both" else None,
-        "kv_transfer_gb_per_s": KV_TRANSFER_GB_PER_S if plan.settings.split and plan.settings.kind.simulated else None,
+        **_transfers(plan),
     }
     return ProcessPlan(
         name=instance.replace("engine-", "worker-"),

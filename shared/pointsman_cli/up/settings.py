@@ -9,6 +9,7 @@ from pathlib import Path
 
 from pointsman.contracts.subjects import valid_name
 from pointsman.policies.routing import DEFAULT_ROUTING, ROUTING_POLICIES
+from pointsman.policies.scaling.roles import parse_split
 from pointsman.policies.setting_text import SettingTextError, parts_of
 from pointsman.runtime.embedded_nats import SYNC_INTERVAL
 from pointsman.runtime.settings import PORT, PORT_MAX, setting
@@ -44,7 +45,9 @@ class UpSettings:
 
     instances: str = setting("4", "Engines to start, or MIN..MAX for a scaler.")
     split: str | None = setting(
-        None, "P+D instead of --instances: P prefill engines and D decode engines, with KV transfer."
+        None,
+        "P+D instead of --instances: P prefill engines and D decode engines, with KV transfer. With --instances MIN..MAX the "
+        "scaler switches roles with the load, and starts more engines if MAX allows.",
     )
     schedulers: int = setting(1, "Schedulers to start: one leader, the others on standby.")
     ingresses: int = setting(1, "Ingresses to start, on consecutive ports from --port.")
@@ -135,10 +138,11 @@ class UpSettings:
         """Numbers of prefill and decode engines; (0, 0) without --split. Raises click.BadParameter."""
         if self.split is None:
             return 0, 0
-        prefill, _, decode = self.split.partition("+")
-        if not (prefill.isdecimal() and decode.isdecimal() and int(prefill) and int(decode)):
-            refuse("--split", f"'{self.split}' is not P+D with at least one of each; write for instance 2+2")
-        return int(prefill), int(decode)
+        try:
+            sizes = parse_split(self.split)
+        except ValueError as error:
+            refuse("--split", str(error))
+        return sizes.prefill, sizes.decode
 
     @property
     def engines(self) -> int:
@@ -264,8 +268,9 @@ def _check_layout(settings: UpSettings) -> None:
     if settings.split is not None:
         if sum(settings.roles) > INSTANCES_MAX:
             refuse("--split", f"at most {INSTANCES_MAX} together")
-        if settings.scaled:
-            refuse("--split", "a scaler starts engines that both prefill and decode; give --instances one number")
+        lowest, highest = settings.bounds
+        if settings.scaled and not max(2, lowest) <= sum(settings.roles) <= highest:
+            refuse("--split", f"{sum(settings.roles)} engines are not within --instances {settings.instances}")
         if not settings.kind.started:
             refuse("--split", "running engines get their role in the URL: http://host:8000#role=prefill")
     if settings.scaled and not settings.kind.started:

@@ -79,6 +79,14 @@ def drain(
     relocate_pending(turn)
 
 
+def undrain(turn: Turn, instance: InstanceId, *, by: str) -> None:
+    known = turn.state.fleet.get(instance)
+    if known is None or not known.draining:
+        return
+    turn.decide(InstanceUndrained(at=turn.now, stamp=turn.stamp, instance=instance, epoch=known.epoch, by=by))
+    relocate_pending(turn)
+
+
 def change_roles(turn: Turn) -> None:
     """Of instances that have drained for it: none of their requests is left, or SWITCH_SECONDS_MAX are over. Requests
     that are left end there."""
@@ -100,14 +108,6 @@ def change_roles(turn: Turn) -> None:
         )
     if turn.events:
         relocate_pending(turn)
-
-
-def undrain(turn: Turn, instance: InstanceId, *, by: str) -> None:
-    known = turn.state.fleet.get(instance)
-    if known is None or not known.draining:
-        return
-    turn.decide(InstanceUndrained(at=turn.now, stamp=turn.stamp, instance=instance, epoch=known.epoch, by=by))
-    relocate_pending(turn)
 
 
 def refuse(turn: Turn, instance: InstanceId, reason: str) -> None:

@@ -23,6 +23,9 @@ from pointsman.state.fleet import Instance, Status
 from pointsman.state.scaling import Scaling
 from pointsman.state.state import State
 
+SWITCH_PAUSE_SECONDS: EngineSeconds = 10.0
+"""Between two changes of roles, and after a change of size. A switch costs a drain only."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decider:
@@ -107,14 +110,14 @@ class Decider:
         if total != roles.total:
             return in_proportion(roles, total) if demand is None else best_split(demand, total, size.fixed)
         changed_at = max(scaling.up_at, scaling.down_at, scaling.switched_at)
-        if demand is None or now - changed_at < self.limits.pause_up_s:
+        if demand is None or now - changed_at < SWITCH_PAUSE_SECONDS:
             return roles
         return better_split(demand, roles, size.fixed, step=self.limits.step_up)
 
     def _first_decision(self, state: State, now: EngineSeconds) -> ScaleDecided:
         """At least one: only a running engine reports its model."""
         present = len(staying(state.fleet))
-        wanted = max(1, min(max(present, self.limits.lowest), self.limits.highest))
+        wanted = max(1, min(max(present, self.limits.lowest, self.first_roles.total), self.limits.highest))
         target = ScaleTarget(wanted, f"the first decision of this pool: {present} are there")
         roles = present_sizes(state.fleet) if present == wanted else NOT_SIZED
         if self.first_roles.total:

@@ -74,7 +74,7 @@ def role_demand(
     too_slow = sum(answer.refused for answer in answers)
     work = prefill_demand(state, prefills) / span * _with_refused(len(prefills), refused - too_slow)
     return RoleDemand(
-        work / prefill, _decode_work(state, answers, span) * _with_refused(len(answers) - too_slow, too_slow) / decode
+        work / prefill, _decode_work(state, answers) * _with_refused(len(answers) - too_slow, too_slow) / decode
     )
 
 
@@ -82,9 +82,9 @@ def _with_refused(served: int, refused: int) -> float:
     return (served + refused) / served if served and refused > 0 else 1.0
 
 
-def _decode_work(state: State, answers: list[Answer], span: EngineSeconds) -> float:
-    """The largest of: answers in flight, tokens per second (both against what one instance can do within the objective
-    between tokens), KV memory of the answers in flight."""
+def _decode_work(state: State, answers: list[Answer]) -> float:
+    """Of the answers in flight, the largest of: their number, their tokens per second by the cost model (both against
+    what one instance can do within the objective between tokens), their KV memory."""
     queues = state.workload.queues.values()
     decoding = [request for queue in queues for request in queue.decoding.values()]
     example = next((state.fleet[i] for i in (*state.fleet.decoders, *state.fleet.ready)), None)
@@ -96,9 +96,10 @@ def _decode_work(state: State, answers: list[Answer], span: EngineSeconds) -> fl
     at_once = answers_within(example.decode, slo, context) if example.decode is not None else 0.0
     if example.decode is None or at_once < 1:
         return held
-    step_s = example.decode.step_s + at_once * _seconds_each(example.decode, context)
-    per_second = sum(answer.tokens for answer in answers) / span
-    return max(held, len(decoding) / at_once, per_second * step_s / at_once)
+    cost, each = example.decode, _seconds_each(example.decode, context)
+    crowds = [len(queue.decoding) for queue in queues if queue.decoding]
+    tokens_per_s = sum(crowd / (cost.step_s + crowd * each) for crowd in crowds)
+    return max(held, len(decoding) / at_once, tokens_per_s * (cost.step_s + at_once * each) / at_once)
 
 
 def answers_within(cost: DecodeCost, slo_tpot: EngineSeconds, context: Tokens) -> float:

@@ -5,13 +5,16 @@ from collections.abc import Iterable, Sequence
 from pointsman.state.engine_profiles import DEFAULT_PROFILE, PROFILES
 from pointsman_lab.results.claims import Claim, Measured, gain, holds, share_true
 from pointsman_lab.results.numbers import Numbers
+from pointsman_lab.results.split_pools import split_pools
 from pointsman_lab.results.studies.rows import LIVE_DEFAULT, Workloads, called, rows, short
-from pointsman_lab.results.study import OURS, Row, Study
+from pointsman_lab.results.study import OURS, Measurement, Row, Study
 
 DEVICE_TOKENS = 250_000
 HOST_TOKENS = 1_500_000
 """196 GB for the 8-billion model."""
 NO_HOST, UNSEEN, SEEN = "no host tier", "host tier, unseen", "host tier"
+
+MEASUREMENTS = (Measurement(key="split-pools", measure=split_pools),)
 
 
 def studies(workloads: Workloads) -> Iterable[Study]:
@@ -106,12 +109,17 @@ def fetched(path: str, gb_per_s: float) -> str:
     return f"{path}, {gb_per_s:g} GB/s"
 
 
+def _alone(note: str) -> str:
+    """Name of the row of `min_ttft`, where rows differ in admission."""
+    return f"min_ttft, {note} + fcfs + none"
+
+
 def _global_over_local(numbers: Numbers) -> Measured:
     saved = {}
     for workload in TRACES:
         key, rate = f"fetches-{workload}", FETCH_RATES[workload]
-        alone = numbers.mean(key, f"min_ttft, {COMPUTED}", "ttft_mean_s", rate)
-        together = numbers.mean(key, f"min_ttft, {fetched(DIRECT, GB_PER_S[-1])}", "ttft_mean_s", rate)
+        alone = numbers.mean(key, _alone(COMPUTED), "ttft_mean_s", rate)
+        together = numbers.mean(key, _alone(fetched(DIRECT, GB_PER_S[-1])), "ttft_mean_s", rate)
         saved[f"{workload} {rate:g}/s"] = 1 - together / alone
     least = min(saved, key=lambda name: saved[name])
     return Measured(saved[least], ", ".join(f"{name}: {value:+.0%}" for name, value in saved.items()))
@@ -122,7 +130,7 @@ def _by_bandwidth(numbers: Numbers) -> Measured:
     for workload in TRACES:
         key, rate = f"fetches-{workload}", FETCH_RATES[workload]
         notes = [COMPUTED, *(fetched(DIRECT, gb_per_s) for gb_per_s in GB_PER_S)]
-        means = [numbers.mean(key, f"min_ttft, {note}", "ttft_mean_s", rate) for note in notes]
+        means = [numbers.mean(key, _alone(note), "ttft_mean_s", rate) for note in notes]
         falls.append(means[0] >= means[1] >= means[2] >= means[3] and means[0] > means[3])
         texts.append(f"{workload} " + ", ".join(f"{mean:.2f}" for mean in means))
     return Measured(share_true(falls), "mean TTFT without, at 0.1, 1 and 10 GB/s: " + "; ".join(texts) + " s")
