@@ -106,6 +106,12 @@ def test_service_counts_what_engines_computed_within_the_window() -> None:
     assert service_by_tenant(rows, Window(1.0, 9.0)) == {"a": 2 * 11, "b": 0.0, "c": 0.0}
 
 
+def test_throughput_counts_cached_tokens_too() -> None:
+    rows = [row(0, tenant="a", cached=400), row(1, 8.5, tenant="b"), row(2, None, end="rejected"), row(10, tenant="a")]
+
+    assert summarise(Outcome(rows)).tokens_per_s == pytest.approx((1000 + 11 + 1000 + 0.5 * 11) / 10)
+
+
 @given(st.lists(st.tuples(st.floats(0.0, 30.0), st.integers(1, 900)), min_size=1, max_size=20), st.floats(0.0, 60.0))
 def test_adjoining_windows_share_out_all_service_and_what_is_left_is_demand(
     requests: list[tuple[float, int]], cut: float

@@ -13,6 +13,8 @@ class Policy(ABC):
     """A frozen dataclass; its fields are its settings and have defaults."""
 
     name: ClassVar[str]
+    absent: ClassVar[Settings] = {}
+    """Settings that are not recorded with these values: older records, which lack them, mean these."""
 
     def trackers(self) -> tuple[Tracker, ...]:
         """Fresh trackers that State keeps for this policy."""
@@ -20,4 +22,4 @@ class Policy(ABC):
 
     @property
     def settings(self) -> Settings:
-        return asdict(self)
+        return {name: value for name, value in asdict(self).items() if (name, value) not in self.absent.items()}

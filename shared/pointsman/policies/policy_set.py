@@ -12,6 +12,7 @@ from pointsman.policies.admission import ADMISSION_POLICIES, DEFAULT_ADMISSION, 
 from pointsman.policies.decode_placement import DEFAULT_DECODE_PLACEMENT, DecodePlacement
 from pointsman.policies.ordering import DEFAULT_ORDERING, ORDERING_POLICIES, OrderingPolicy
 from pointsman.policies.outliers import DEFAULT_OUTLIER_DETECTION, NO_OUTLIER_DETECTION, OutlierDetection
+from pointsman.policies.policy import Policy
 from pointsman.policies.rebalancing import DEFAULT_REBALANCING, REBALANCING_POLICIES, RebalancingPolicy
 from pointsman.policies.retired import retired_routing
 from pointsman.policies.routing import DEFAULT_ROUTING, ROUTING_POLICIES, RoutingPolicy
@@ -110,9 +111,9 @@ def policy_set(
         parts[prefix][name.removeprefix(prefix)] = value
     known = _versions(routing, parts[""]) if recorded else ROUTING_POLICIES
     return PolicySet(
-        routing=_made("routing policy", routing, known, parts[""]),
-        admission=_made("admission policy", admission, ADMISSION_POLICIES, parts[ADMISSION_PREFIX]),
-        ordering=_made("ordering policy", ordering, ORDERING_POLICIES, parts[ORDERING_PREFIX]),
+        routing=_made("routing policy", routing, known, parts[""], recorded=recorded),
+        admission=_made("admission policy", admission, ADMISSION_POLICIES, parts[ADMISSION_PREFIX], recorded=recorded),
+        ordering=_made("ordering policy", ordering, ORDERING_POLICIES, parts[ORDERING_PREFIX], recorded=recorded),
         prefill_window_tokens=prefill_window_tokens,
         running_max=running_max,
         pending_max=pending_max,
@@ -170,9 +171,11 @@ def _prefixed(prefix: str, settings: Settings) -> Settings:
     return {prefix + name: value for name, value in settings.items()}
 
 
-def _made(kind: str, name: str, known: Mapping[str, type[P]], settings: Settings) -> P:
+def _made(kind: str, name: str, known: Mapping[str, type[P]], settings: Settings, *, recorded: bool = False) -> P:
     _require(kind, name, known)
     policy = known[name]
+    if recorded and issubclass(policy, Policy):
+        settings = policy.absent | settings
     for setting in settings:
         _require(f"setting of {name}", setting, [field.name for field in fields(policy)])
     try:

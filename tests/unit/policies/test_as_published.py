@@ -186,13 +186,21 @@ def test_each_client_takes_turns_of_its_own(clients: list[str]) -> None:
 
 
 @pytest.mark.parametrize("policy", ["d2lpm", "lbgr", "sticky_least_loaded"])
-def test_a_record_without_the_setting_means_the_default_behaviour(policy: str) -> None:
-    recorded = policy_set(routing=policy, ordering="dlpm").settings
-    old = {name: value for name, value in recorded.items() if not name.endswith("as_published")}
+def test_only_the_letter_is_recorded_so_that_old_records_are_those_of_the_default(policy: str) -> None:
+    usual = policy_set(routing=policy, ordering="dlpm")
+    letter = policy_set(routing=policy, ordering="dlpm", settings={"as_published": True, "order.as_published": True})
 
-    rebuilt = recorded_policy_set(policy, old)
+    assert not any("as_published" in name for name in usual.settings)
+    assert recorded_policy_set(policy, usual.settings) == usual
+    assert recorded_policy_set(policy, letter.settings) == letter != usual
 
-    assert len(old) == len(recorded) - 2
-    assert rebuilt == recorded_policy_set(policy, recorded)
-    assert not rebuilt.routing.settings["as_published"]
-    assert not rebuilt.ordering.settings["as_published"]
+
+def test_a_setting_that_a_record_lacks_has_the_value_that_it_had_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the default is another by now."""
+    monkeypatch.setattr(RoundRobin, "absent", {"per_client": True})
+
+    rebuilt = recorded_policy_set("round_robin", policy_set(routing="round_robin").settings | {"per_client": False})
+    old = recorded_policy_set("round_robin", policy_set(routing="round_robin", settings={"per_client": True}).settings)
+
+    assert (rebuilt.routing, old.routing) == (RoundRobin(per_client=False), RoundRobin(per_client=True))
+    assert "per_client" not in old.routing.settings

@@ -178,6 +178,29 @@ def test_gsp_mixes_lengths_between_a_share_of_the_longest_and_the_longest() -> N
     assert 1024 + 100 <= min(r.input_length for r in requests) < max(r.input_length for r in requests) <= 4496
 
 
+def test_gsp_gives_each_group_one_of_its_lengths_and_shares_a_part_of_it() -> None:
+    shape = GspShape(groups=10, prompts_per_group=4, lengths=(2048, 4096), prefix_share=0.75, output_tokens=4)
+    requests = gsp(40, rate=2.0, chance=random.Random(1), shape=shape)
+
+    for one, other in combinations(requests, 2):
+        assert common_blocks(one, other) == ({2048: 3, 4096: 6}[one.input_length] if one.tenant == other.tenant else 0)
+    assert Counter(r.input_length for r in requests) == {2048: 20, 4096: 20}
+
+
+def test_one_client_asks_ten_times_as_often_or_reads_documents_twice_as_long() -> None:
+    often, longer = (
+        GENERATORS[f"long_document_qa_{kind}"](6000, rate=5.0, chance=random.Random(7)) for kind in ("s1", "s2")
+    )
+    readings = Counter(reading[0].tenant for reading in by_session(often).values())
+    lengths = {tenant: [r.input_length for r in longer if r.tenant == tenant] for tenant in ("client-1", "client-2")}
+
+    assert readings[Tenant("client-1")] / readings.total() == pytest.approx(10 / 17, abs=0.05)
+    assert mean(lengths["client-1"]) == pytest.approx(2 * mean(lengths["client-2"]), rel=0.15)
+    assert not {r.block_ids[0] for r in often if r.tenant == "client-1"} & {
+        r.block_ids[0] for r in often if r.tenant != "client-1"
+    }
+
+
 def test_a_long_document_is_asked_several_short_questions_by_one_reader_after_the_other() -> None:
     requests = long_document_qa(2000, rate=3.0, chance=random.Random(3))
     documents = Counter(r.block_ids[0] for r in requests).most_common()

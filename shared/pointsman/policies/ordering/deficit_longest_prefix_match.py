@@ -19,6 +19,7 @@ from typing import ClassVar
 
 from typing_extensions import override
 
+from pointsman.contracts.decisions import Settings
 from pointsman.policies.ordering.base import OrderingPolicy
 from pointsman.policies.ordering.longest_prefix_match import longest_match
 from pointsman.primitives import EngineSeconds
@@ -33,6 +34,7 @@ class DeficitLongestPrefixMatch(OrderingPolicy):
     """`quantum_tokens` is Q, `input_weight` w_e, `output_weight` w_q; `ageing_tokens` as in `lpm`."""
 
     name: ClassVar[str] = "dlpm"
+    absent: ClassVar[Settings] = {"as_published": False}
 
     quantum_tokens: float = 1_024.0
     input_weight: float = 1.0

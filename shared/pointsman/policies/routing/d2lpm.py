@@ -16,6 +16,7 @@ from typing import ClassVar
 
 from typing_extensions import override
 
+from pointsman.contracts.decisions import Settings
 from pointsman.policies.pool_view import CandidateEstimate, PoolView
 from pointsman.policies.routing.base import Choice, RoutingPolicy, candidates_of
 from pointsman.state.trackers.base import Tracker
@@ -27,6 +28,7 @@ class D2Lpm(RoutingPolicy):
     """`quantum_tokens`: Q of each instance; small spreads, large keeps prefixes together."""
 
     name: ClassVar[str] = "d2lpm"
+    absent: ClassVar[Settings] = {"as_published": False}
 
     quantum_tokens: float = 4_096.0
     output_weight: float = 2.0

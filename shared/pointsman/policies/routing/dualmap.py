@@ -10,6 +10,7 @@ from typing import ClassVar
 import msgspec
 from typing_extensions import override
 
+from pointsman.contracts.decisions import Settings
 from pointsman.policies.hash_ring import candidate_pair, ring_candidates
 from pointsman.policies.pool_view import CandidateEstimate, PoolView
 from pointsman.policies.routing.base import Choice, RoutingPolicy, require_eligible
@@ -26,6 +27,7 @@ class DualMap(RoutingPolicy):
     ignores stalls."""
 
     name: ClassVar[str] = "dualmap"
+    absent: ClassVar[Settings] = {"candidates": 2}
 
     ttft_slo_threshold: float = 1.0
     both_over: str = "affine"

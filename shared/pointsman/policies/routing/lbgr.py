@@ -15,6 +15,7 @@ from typing import ClassVar
 
 from typing_extensions import override
 
+from pointsman.contracts.decisions import Settings
 from pointsman.policies.pool_view import CandidateEstimate, PoolView
 from pointsman.policies.routing.base import Choice, RoutingPolicy, candidates_of
 from pointsman.primitives import EngineSeconds
@@ -28,6 +29,7 @@ class Lbgr(RoutingPolicy):
     """`decay_s`: seconds until load has faded to 1/e. `forgetting`: weight kept at each observation."""
 
     name: ClassVar[str] = "lbgr"
+    absent: ClassVar[Settings] = {"as_published": False}
 
     decay_s: float = 10.0
     forgetting: float = 0.992

@@ -5,6 +5,7 @@ from typing import ClassVar
 
 from typing_extensions import override
 
+from pointsman.contracts.decisions import Settings
 from pointsman.policies.pool_view import PoolView
 from pointsman.policies.routing.base import Choice, RoutingPolicy, candidates_of
 from pointsman.state.trackers.base import Tracker
@@ -17,6 +18,7 @@ class RoundRobin(RoutingPolicy):
     baseline of Cao et al. (2025), with `vtc`."""
 
     name: ClassVar[str] = "round_robin"
+    absent: ClassVar[Settings] = {"per_client": False}
 
     per_client: bool = False
 

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from typing_extensions import override
 
+from pointsman.contracts.decisions import Settings
 from pointsman.policies.pool_view import PoolView
 from pointsman.policies.routing.base import Choice, RoutingPolicy, candidates_of
 
@@ -14,6 +15,7 @@ from pointsman.policies.routing.base import Choice, RoutingPolicy, candidates_of
 @dataclass(frozen=True)
 class StickyLeastLoaded(RoutingPolicy):
     name: ClassVar[str] = "sticky_least_loaded"
+    absent: ClassVar[Settings] = {"as_published": False}
 
     imbalance_tokens_max: int = 16_384
     hit_share_min: float = 0.05

@@ -51,7 +51,6 @@ GENERATORS: dict[str, Generator] = {
     "gsp_half_shared": partial(gsp, shape=HALF_SHARED),
     "gsp_half_shared_round_robin": partial(gsp, shape=replace(HALF_SHARED, order="round_robin")),
     "gsp_classes": partial(gsp, shape=LENGTH_CLASSES),
-    "gsp_classes_round_robin": partial(gsp, shape=replace(LENGTH_CLASSES, order="round_robin")),
     "gsp_classes_30": partial(gsp, shape=replace(LENGTH_CLASSES, prefix_share=0.3)),
     "gsp_classes_90": partial(gsp, shape=replace(LENGTH_CLASSES, prefix_share=0.9)),
     "long_document_qa": long_document_qa,

@@ -63,37 +63,46 @@ def _key(name: str, kind: str) -> str:
 KEYS = [_key(name, kind) for name in RATES for kind in KINDS]
 QUANTUM_ROWS = [f"d2lpm, Q {QUANTA[0]:,} + dlpm", D2LPM, *(f"d2lpm, Q {quantum:,} + dlpm" for quantum in QUANTA[1:])]
 """By quantum, the smallest first."""
+NEARLY = 0.1
+"""Jain's index that may be lost against VTC and still be as fair."""
 
 
 def _gain_over(baseline: str, metric: Metric, *, smaller: bool = False) -> Callable[[Numbers], Measured]:
-    """The largest ratio of all workloads and quanta, the letter included, as in "up to"; with that of the defaults."""
+    """The largest ratio of all workloads and rows, as in "up to", of those that are about as fair as VTC; with the
+    largest of all, whatever its fairness."""
 
     def measure(numbers: Numbers) -> Measured:
         def ratio(key: str, row: str) -> float:
             ours, theirs = numbers.mean(key, row, metric), numbers.mean(key, baseline, metric)
             return theirs / ours if smaller else ours / theirs
 
-        best, row, key = max((ratio(key, row), row, key) for key in KEYS for row in (*QUANTUM_ROWS, LETTER))
-        usual = [ratio(key, D2LPM) for key in KEYS]
-        where = key.removeprefix("fairness-")
-        return Measured(
-            best,
-            f"{best:.2f} times ({row.removesuffix(' + dlpm')}, {where}); "
-            f"with the defaults {min(usual):.2f} to {max(usual):.2f}",
-        )
+        every = [(ratio(key, row), row, key) for key in KEYS for row in (*QUANTUM_ROWS, LETTER)]
+        fair = max(one for one in every if _jain(numbers, one[2], one[1]) >= _jain(numbers, one[2], VTC) - NEARLY)
+        most = max(every)
+        text = f"{fair[0]:.2f} times ({_called(fair)})"
+        if most > fair:
+            text += f"; less fair, {most[0]:.2f} ({_called(most)}, Jain {_jain(numbers, most[2], most[1]):.2f})"
+        return Measured(fair[0], text)
 
     return measure
 
 
-def _as_fair_as_vtc(numbers: Numbers) -> Measured:
-    def index(key: str, row: str) -> float:
-        return numbers.mean(key, row, "jain_of_amounts")
+def _called(one: tuple[float, str, str]) -> str:
+    return f"{one[1].removesuffix(' + dlpm')}, {one[2].removeprefix('fairness-')}"
 
-    near = [index(key, D2LPM) >= index(key, VTC) - 0.05 for key in KEYS]
-    fairer = [index(key, D2LPM) > max(index(key, RR_LPM), index(key, PREBLE)) for key in KEYS]
-    values = [index(key, D2LPM) for key in KEYS]
+
+def _jain(numbers: Numbers, key: str, row: str) -> float:
+    return numbers.mean(key, row, "jain_of_amounts")
+
+
+def _as_fair_as_vtc(numbers: Numbers) -> Measured:
+    near = [_jain(numbers, key, D2LPM) >= _jain(numbers, key, VTC) - NEARLY for key in KEYS]
+    fairer = [
+        _jain(numbers, key, D2LPM) > max(_jain(numbers, key, RR_LPM), _jain(numbers, key, PREBLE)) for key in KEYS
+    ]
+    values = [_jain(numbers, key, D2LPM) for key in KEYS]
     text = (
-        f"Jain {min(values):.2f} to {max(values):.2f}; within .05 of VTC in {sum(near)} of {len(KEYS)}, "
+        f"Jain {min(values):.2f} to {max(values):.2f}; within {NEARLY} of VTC in {sum(near)} of {len(KEYS)}, "
         f"above RR+LPM and Preble in {sum(fairer)}"
     )
     return Measured(share_true([*near, *fairer]), text)
