@@ -137,6 +137,10 @@ class PoolView:
         request = self.request
         return self._state.session_affinity.last_instance(request.tenant, request.session, request.keys)
 
+    @cached_property
+    def expected_output_tokens(self) -> float:
+        return self._state.output_lengths.expected(self.request.tenant, self.request.max_output_tokens)
+
     def tracker(self, kind: type[M]) -> M:
         return self._state.tracker(kind)
 
@@ -211,6 +215,18 @@ class PoolView:
             and state.waits_for_kv(other)
         ]
         return sum(other.prefill_seconds for other in waiting), sum(other.uncached_tokens for other in waiting)
+
+    def kv_wait(self, candidate: CandidateEstimate) -> EngineSeconds:
+        """Until others have freed the KV blocks that the request and those ahead of it lack. A full cache is assumed to
+        turn over once in the time of an answer at its TPOT SLO (Little's law). Prefixes that requests share count for
+        each of them. 0 on an instance that only prefills."""
+        instance = self._state.fleet[candidate.instance]
+        capacity = instance.kv_capacity_tokens
+        if capacity <= 0 or instance.role == "prefill":
+            return 0.0
+        answers = (candidate.requests + 1) * self.expected_output_tokens
+        lacking = self.queue(candidate.instance).prompt_tokens + self.request.prompt_tokens + answers - capacity
+        return max(0.0, lacking) / capacity * self.expected_output_tokens * self.request.slo_tpot
 
     def familiar(self, equals: list[CandidateEstimate]) -> CandidateEstimate:
         """The instance that served this session last, else the first."""

@@ -394,7 +394,7 @@ def _transfer_in(
     request.instance, request.prefilled_by = to, event.source
     request.epoch = parts.newest_epoch(to)
     parts.workload.expect(request, NO_INSTANCE)
-    parts.workload.queue(to).decoding[request.id] = request
+    parts.workload.queue(to).transfer_in(request)
     parts.promises.promise(to, request.keys)
 
 

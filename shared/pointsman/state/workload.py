@@ -132,6 +132,8 @@ class InstanceQueue:
     classes_pending: int = 0
     prefill_seconds: EngineSeconds = 0.0
     prefill_tokens: Tokens = 0
+    prompt_tokens: Tokens = 0
+    """Of all `requests`."""
     working_since: EngineSeconds = 0.0
     """Last grant into an empty engine, or last first token."""
     aborted_at: EngineSeconds = 0.0
@@ -187,6 +189,7 @@ class InstanceQueue:
 
     def enqueue(self, request: Request) -> None:
         self.pending[request.id] = request
+        self.prompt_tokens += request.prompt_tokens
         self.pending_seconds += request.prefill_seconds
         self.pending_tokens += request.uncached_tokens
         known = self.classes.get(request.priority)
@@ -241,7 +244,12 @@ class InstanceQueue:
 
     def transfer_out(self, request: Request, now: EngineSeconds) -> None:
         self._take_prefill(request)
+        self.prompt_tokens -= request.prompt_tokens
         self.working_since = now
+
+    def transfer_in(self, request: Request) -> None:
+        self.decoding[request.id] = request
+        self.prompt_tokens += request.prompt_tokens
 
     def note_abort(self, now: EngineSeconds) -> None:
         """Called before aborting a request, whose stall time would be lost with it."""
@@ -254,8 +262,9 @@ class InstanceQueue:
             self._take_pending(request)
         elif request.id in self.prefill:
             self._take_prefill(request)
-        else:
-            self.decoding.pop(request.id, None)
+        elif self.decoding.pop(request.id, None) is None:
+            return
+        self.prompt_tokens -= request.prompt_tokens
 
     def has_room(self, tokens: Tokens, *, window_tokens: Tokens, running_max: int) -> bool:
         """Whether the engine may get so many more uncached tokens. An empty engine always may."""

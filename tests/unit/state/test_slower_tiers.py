@@ -113,7 +113,7 @@ class World:
             # The device's index asks for the parent; slower tiers do not look at it.
             runs = [Run(pack_keys([key]), parent_of(key)) for key in keys]
             event = BlocksStored(**common, runs=runs, tier=tier)  # type: ignore[arg-type]
-            if tier == "external":
+            if tier == "external" and keys:
                 model.users.add(instance)
             model.where(instance, tier).update(keys)
         elif what == "remove":

@@ -1,130 +1,129 @@
 """Our own: least growth of squared queues, unless that makes others miss their SLO (`docs/research/policies.md`).
 
-- Cost: least `(queue + prefill / 2) * prefill` (MaxWeight: Tassiulas and Ephremides 1992; Wang et al. 2013).
-- Freshness: with a stale view only `stale_candidates` ring owners and a holder of the prompt count: no herding.
+- Cost: least `(wait + prefill / 2) * prefill` of the instances that meet the SLO (MaxWeight: Tassiulas and Ephremides
+  1992; Wang et al. 2013). A prefill also stalls decodes: each counts as `decode_seconds` of wait.
+- Memory: a request that lacks KV blocks waits until others free them (`PoolView.kv_wait`).
+- Detour: it computes a cached prefix again, to be on time, only if that displaces at most `displaced_max` others; a tenth
+  of that before requests are given up. Displaced: extra work / mean work * (queue / SLO) ** PRESSURE_POWER.
 - Late: if no instance can meet the SLO, the longest queue among holders: on-time requests avoid it.
-- Rescue: if all holders have queues above `calm_queue` SLOs, compute the prefix again where that is cheapest.
-- Calm: below `calm_queue` SLOs, stay with the cheapest instance unless leaving it displaces few requests.
-- Dear: a request that would displace more than `displaced_max` others counts as late. Displaced: extra work / mean work
-  * (queue / SLO) ** `pressure_power`.
+- Shares: while requests are late, a tenant that has more than its share is on time only where the queue is short.
+- Freshness: if the view is older than `stale_after_s`, only owners of the prefix on the ring: no herding.
 
 Bias: late requests wait longest (about `late_queue_max_s`). Limits: relies on the predicted TTFT; no look-ahead.
 """
 
 from dataclasses import dataclass
+from math import inf
 from typing import ClassVar
 
+import msgspec
 from typing_extensions import override
 
 from pointsman.policies.hash_ring import home_among, ring_candidates
 from pointsman.policies.pool_view import CandidateEstimate, PoolView
 from pointsman.policies.routing.base import Choice, RoutingPolicy, candidates_of
+from pointsman.primitives import EngineSeconds
+from pointsman.state.trackers.base import Tracker
+from pointsman.state.trackers.tenant_shares import TenantShares
+
+TPOT_REFERENCE: EngineSeconds = 0.1
+PRESSURE_POWER = 5
+GIVEN_UP = 1.5
+"""A queue of so many SLOs shows that requests are given up."""
+SHORT = 0.1
+STALE_CANDIDATES = 3
+HOLDER_SHARE = 0.5
+"""Of the prompt, cached."""
 
 
 @dataclass(frozen=True)
 class Pointsman(RoutingPolicy):
+    """`decode_seconds`: at a TPOT SLO of TPOT_REFERENCE, in inverse proportion at others. `kv_turnover`: factor on the
+    wait for KV blocks. `tenant_excess_max`: of all service, beyond fair shares."""
+
     name: ClassVar[str] = "pointsman"
 
+    decode_seconds: float = 0.05
+    kv_turnover: float = 1.0
     displaced_max: float = 1.0
-    pressure_power: float = 3.0
-    calm_queue: float = 1.5
-    calm_displaced_max: float = 0.1
-    calm_pressure_power: float = 5.0
-    late_hit_share: float = 0.5
     late_queue_max_s: float = 600.0
+    tenant_excess_max: float = 0.05
     stale_after_s: float = 0.25
-    stale_candidates: int = 3
-    stale_hit_share: float = 0.5
+
+    @override
+    def trackers(self) -> tuple[Tracker, ...]:
+        return (TenantShares(),)
 
     @override
     def choose(self, view: PoolView) -> Choice:
-        candidates = candidates_of(view)
-        considered = self._trusted(view, candidates) if view.staleness > self.stale_after_s else candidates
-        if min(candidate.prefill_seconds for candidate in considered) > view.budget:
-            return self._cheapest(view, considered, considered)
-        punctual = [candidate for candidate in considered if candidate.predicted_ttft <= view.budget]
-        if not punctual:
-            late = self._late(view, considered, "late everywhere")
-            return self._rescue(view, considered, late) or late
-        detour = self._cheapest(view, punctual, considered)
-        if considered is candidates and max(map(_queue, candidates)) <= self.calm_queue * view.budget:
-            direct = self._cheapest(view, candidates, candidates)
-            if self._displaced(detour, direct, view, candidates, self.calm_pressure_power) > self.calm_displaced_max:
-                return direct
-        late = self._late(view, considered, "on time only at the cost of others")
-        queue = late.chosen.queue_seconds
-        felt = (view.budget / queue) ** self.pressure_power if queue > view.budget else 1.0
-        displaced = self._displaced(detour, late, view, candidates, self.pressure_power, felt=felt)
-        return late if displaced > self.displaced_max else detour
+        candidates = [self._with_kv_wait(view, candidate) for candidate in candidates_of(view)]
+        if view.staleness > self.stale_after_s:
+            owners = ring_candidates(view.eligible, view.ring_key, STALE_CANDIDATES)
+            candidates = [candidate for candidate in candidates if candidate.instance in owners]
+        if min(candidate.prefill_seconds for candidate in candidates) > view.budget:
+            return self._cheapest(view, candidates, candidates)
+        given_up = max(map(_queue, candidates)) > GIVEN_UP * view.budget
+        on_time = [candidate for candidate in candidates if candidate.predicted_ttft <= view.budget]
+        reason = "late everywhere"
+        if given_up and view.tracker(TenantShares).excess(view.request.tenant) > self.tenant_excess_max:
+            on_time = [candidate for candidate in on_time if candidate.queue_seconds <= SHORT * view.budget]
+            reason = "its tenant has more than its share"
+        if not on_time:
+            return self._late(view, candidates, reason)
+        detour = self._cheapest(view, on_time, candidates)
+        if given_up:
+            instead = self._late(view, candidates, "on time only at the cost of others")
+            saved, displaced_max = 0.0, self.displaced_max  # work behind the late delays nobody who is on time
+        else:
+            instead = self._cheapest(view, candidates, candidates)
+            saved, displaced_max = instead.chosen.prefill_seconds, self.displaced_max / 10
+        if detour.chosen.prefill_seconds <= instead.chosen.prefill_seconds:
+            return detour
+        extra = detour.chosen.prefill_seconds - saved
+        return instead if _displaced(extra, detour.chosen, view.budget, candidates) > displaced_max else detour
 
-    def _cheapest(
-        self, view: PoolView, candidates: list[CandidateEstimate], considered: list[CandidateEstimate]
-    ) -> Choice:
-        costs = [_cost(candidate) for candidate in candidates]
+    def _with_kv_wait(self, view: PoolView, candidate: CandidateEstimate) -> CandidateEstimate:
+        wait = self.kv_turnover and self.kv_turnover * view.kv_wait(candidate)
+        if not wait:
+            return candidate
+        return msgspec.structs.replace(candidate, queue_seconds=candidate.queue_seconds + wait)
+
+    def _cheapest(self, view: PoolView, among: list[CandidateEstimate], considered: list[CandidateEstimate]) -> Choice:
+        stall = self.decode_seconds * TPOT_REFERENCE / (view.request.slo_tpot or inf)
+        costs = [_cost(candidate, stall) for candidate in among]
         least = min(costs)
-        equals = [candidate for candidate, cost in zip(candidates, costs, strict=True) if cost == least]
-        chosen = _spread(view, equals)
+        chosen = _spread(view, [candidate for candidate, cost in zip(among, costs, strict=True) if cost == least])
         reason = f"costs least: {chosen.prefill_seconds:.3f} s of work behind {chosen.queue_seconds:.3f} s"
         return Choice(chosen, reason, considered)
-
-    def _displaced(
-        self,
-        detour: Choice,
-        instead: Choice,
-        view: PoolView,
-        candidates: list[CandidateEstimate],
-        power: float,
-        felt: float = 1.0,
-    ) -> float:
-        """`felt`: share of the work saved elsewhere that would have delayed on-time requests."""
-        if detour.chosen.prefill_seconds <= instead.chosen.prefill_seconds:
-            return 0.0
-        extra = detour.chosen.prefill_seconds - felt * instead.chosen.prefill_seconds
-        short = [candidate for candidate in candidates if candidate.queue_seconds <= view.budget]
-        waiting = sum(candidate.waiting for candidate in short)
-        work = sum(candidate.queue_seconds for candidate in short)
-        if not waiting or not work:
-            return 0.0
-        pressure = (detour.chosen.queue_seconds + detour.chosen.prefill_seconds / 2) / view.budget
-        displaced: float = extra * waiting / work * pressure**power
-        return displaced
-
-    def _rescue(self, view: PoolView, candidates: list[CandidateEstimate], late: Choice) -> Choice | None:
-        """None if other instances hold the prefix, or it displaces too many."""
-        enough = self.late_hit_share * view.request.prompt_tokens
-        holders = [candidate for candidate in candidates if candidate.cached_tokens >= enough]
-        if not holders or min(map(_queue, holders)) <= self.calm_queue * view.budget:
-            return None
-        near = [candidate for candidate in candidates if candidate.queue_seconds <= view.budget]
-        if not near:
-            return None
-        rescue = self._cheapest(view, near, candidates)
-        displaced = self._displaced(rescue, late, view, candidates, self.pressure_power, felt=0.0)
-        if displaced > self.displaced_max:
-            return None
-        return Choice(rescue.chosen, "held only where the late wait: computed again for all who share it", candidates)
-
-    def _trusted(self, view: PoolView, candidates: list[CandidateEstimate]) -> list[CandidateEstimate]:
-        near = ring_candidates(view.eligible, view.ring_key, self.stale_candidates)
-        enough = self.stale_hit_share * view.request.prompt_tokens
-        holder = max(candidates, key=lambda candidate: candidate.cached_tokens)
-        return [o for o in candidates if o.instance in near or (o is holder and o.cached_tokens >= enough)]
 
     def _late(self, view: PoolView, candidates: list[CandidateEstimate], reason: str) -> Choice:
         bounded = [candidate for candidate in candidates if candidate.queue_seconds <= self.late_queue_max_s]
         if not bounded:
             return Choice(min(candidates, key=_queue), f"{reason}, and every queue is long: the shortest", candidates)
-        enough = self.late_hit_share * view.request.prompt_tokens
-        warm = [candidate for candidate in bounded if candidate.cached_tokens >= enough]
-        return Choice(max(warm or bounded, key=_queue), f"{reason}: where it delays nobody who is on time", candidates)
+        enough = HOLDER_SHARE * view.request.prompt_tokens
+        holders = [candidate for candidate in bounded if candidate.cached_tokens >= enough]
+        longest = max(holders or bounded, key=_queue)
+        return Choice(longest, f"{reason}: where it delays nobody who is on time", candidates)
 
 
-def _cost(candidate: CandidateEstimate) -> float:
-    wait = candidate.queue_seconds + candidate.transfer_seconds
+def _cost(candidate: CandidateEstimate, stall: EngineSeconds) -> float:
+    decoding = candidate.requests - candidate.waiting
+    wait = candidate.predicted_ttft - candidate.prefill_seconds + stall * decoding
     return (wait + candidate.prefill_seconds / 2) * candidate.prefill_seconds
 
 
-def _queue(candidate: CandidateEstimate) -> float:
+def _displaced(
+    extra: EngineSeconds, detour: CandidateEstimate, budget: EngineSeconds, candidates: list[CandidateEstimate]
+) -> float:
+    """Requests on time that so much more work makes late."""
+    short = [candidate for candidate in candidates if candidate.queue_seconds <= budget]
+    waiting, work = sum(candidate.waiting for candidate in short), sum(map(_queue, short))
+    pressure = (detour.queue_seconds + detour.prefill_seconds / 2) / budget
+    displaced: float = extra * waiting / work * pressure**PRESSURE_POWER if work else 0.0
+    return displaced
+
+
+def _queue(candidate: CandidateEstimate) -> EngineSeconds:
     return candidate.queue_seconds
 
 
