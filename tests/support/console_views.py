@@ -156,7 +156,7 @@ def story(cause: str = "long_prompt_ahead", **changes: Any) -> StoryView:
         "kind": "placed", "sequence": 88_101, "term": 4, "number": 12_877, "as_of": 88_096, "unseen_entries": 4,
         "after_seconds": 0.003, "attempt": 1, "excluded": [], "instance": "engine-7", "source": "", "policy": "pointsman",
         "settings": {"admission": "predicted_ttft"}, "reason": "costs least: 0.676 s of work behind 3.443 s", "detail": "",
-        "retry_after": None, "predicted_ttft": 4.119, "predicted_cached_tokens": 4800, "budget_seconds": 0.997,
+        "retry_after": None, "predicted_ttft": 4.119, "predicted_ttft_upper": 5.4, "predicted_cached_tokens": 4800, "budget_seconds": 0.997,
         "candidates": [_candidate(i, chosen=i == 2) for i in range(8)], "ahead": ahead, "prefix": None,
     }  # fmt: skip
     made = StoryView(
@@ -171,7 +171,7 @@ def story(cause: str = "long_prompt_ahead", **changes: Any) -> StoryView:
         ],
         details=["its ingress sent it 2 ms after the grant", "2 requests that came later were granted before it"],
         ttft=5.912, slo_ttft=1.0, late=True, tenant="acme", instance="engine-7", prompt_tokens=6144, cached_tokens=4800,
-        predicted_cached_tokens=4800, predicted_ttft=4.119,
+        predicted_cached_tokens=4800, predicted_ttft=4.119, predicted_ttft_upper=5.4,
         phases=[
             _phase("way", "to the scheduler", 0.0, 0.003, whole),
             _phase("queue", "in the queue of engine-7", 0.003, 5.121, whole),

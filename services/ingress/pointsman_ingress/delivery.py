@@ -338,6 +338,8 @@ class Delivery:
             (b"x-pointsman-predicted-ttft-ms", b"%.1f" % (grant.predicted_ttft * 1000)),
             (b"x-pointsman-knowledge", knowledge.encode()),
         ]
+        if grant.predicted_ttft_upper:
+            headers.append((b"x-pointsman-predicted-ttft-upper-ms", b"%.1f" % (grant.predicted_ttft_upper * 1000)))
         if grant.prefilled_by:
             headers.append((b"x-pointsman-prefill-instance", grant.prefilled_by.encode()))
         return headers

@@ -108,6 +108,7 @@ class FleetGauges:
             telemetry.ENGINE_ROLES.labels(self._pool, role).set(roles[role])
         held = sum(request.stage is Stage.ARRIVED for request in state.workload.requests.values())
         telemetry.HELD_REQUESTS.labels(self._pool).set(held)
+        telemetry.TTFT_UPPER_COVERAGE.labels(self._pool).set(state.ttft_intervals.coverage or 0.0)
         if fleet.model != self._model:
             self._show_pool(fleet.model)
 

@@ -130,13 +130,15 @@ class Waiters:
             return None
         decoder = state.fleet.get(request.decode)
         seconds, tokens = request.engine_seconds, request.engine_tokens
+        before = request.placed_at - request.arrived_at
         return RouteGranted(
             request=request.id,
             attempt=request.attempt,
             instance=instance.id,
             url=instance.url,
             hit_tokens=request.prompt_tokens - request.uncached_tokens,
-            predicted_ttft=request.placed_at - request.arrived_at + request.predicted_ttft,
+            predicted_ttft=before + request.predicted_ttft,
+            predicted_ttft_upper=before + request.predicted_ttft_upper,
             knowledge=_knowledge_for(request, instance),
             term=self._dispatcher.term,
             decode=request.decode,
@@ -144,7 +146,7 @@ class Waiters:
             prefilled_by=request.prefilled_by,
             dp_rank=instance.dp_rank,
             rebind=request.rebind,
-            expected_seconds=state.latency.expected_seconds(instance.id, seconds, tokens),
+            expected_seconds=state.latency.first_token_seconds(instance.id, seconds, tokens),
             limits=self._limits(request.tenant),
             fetch=self._fetch(request) if request.fetching else None,
         )

@@ -100,6 +100,8 @@ class RouteGranted(Command, frozen=True, kw_only=True):
     """Whether to poll `cmd.follow` for a re-binding until the engine answers."""
     expected_seconds: EngineSeconds = 0.0
     """Engine seconds from the grant to the first token; 0: unknown."""
+    predicted_ttft_upper: EngineSeconds = 0.0
+    """Nine of ten first tokens come within it; 0: unknown."""
     limits: RateLimits | None = None
     fetch: PrefixFetch | None = None
     """To be made before the request is sent."""

@@ -87,6 +87,8 @@ class RequestPlaced(RequestEvent, frozen=True, kw_only=True):
     decode_candidates: Annotated[list[DecodeCandidate], Listed] = []
     transfer_seconds: EngineSeconds = 0.0
     """Of the KV cache: to the decode instance, or of the prefix from `fetch_from`."""
+    predicted_ttft_upper: EngineSeconds = 0.0
+    """Nine of ten first tokens come within it; 0: unknown."""
     lost_seconds: EngineSeconds = 0.0
     """Time held without a scheduler or lost at a failed engine; extends its TTFT budget."""
     fetch_from: InstanceId = InstanceId("")

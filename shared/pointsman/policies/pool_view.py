@@ -12,14 +12,11 @@ from pointsman.contracts.decisions import Candidate, TierTokens
 from pointsman.policies.prefix_fetch import FetchSource, fetch_source, fetch_to, shared_fetch_seconds
 from pointsman.primitives import BlockKey, EngineSeconds, InstanceId, Tokens
 from pointsman.state.fleet import Instance
-from pointsman.state.latency_model import Correction
 from pointsman.state.priority_classes import LOWEST, RANK
 from pointsman.state.slower_tiers import TierBlocks
 from pointsman.state.state import State
 from pointsman.state.trackers.base import Tracker
 from pointsman.state.workload import EMPTY_QUEUE, NO_INSTANCE, InstanceQueue, Request
-
-_NOTHING_LEARNED = Correction()
 
 M = TypeVar("M", bound=Tracker)
 
@@ -42,6 +39,7 @@ class CandidateEstimate(msgspec.Struct, frozen=True, kw_only=True):
     fetch_from: InstanceId = NO_INSTANCE
     """Where `fetched_tokens` beyond the hit are fetched from, since that is sooner than computing them."""
     fetched_tokens: Tokens = 0
+    upper_factor: float = 1.0
     loads: tuple[TierTokens, ...] = ()
     """Cached tokens that only slower tiers hold."""
     load_seconds: EngineSeconds = 0.0
@@ -49,6 +47,11 @@ class CandidateEstimate(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def loaded_tokens(self) -> Tokens:
         return sum(load.tokens for load in self.loads)
+
+    @property
+    def ttft_upper(self) -> EngineSeconds:
+        """Nine of ten first tokens come within it (`TtftIntervals`)."""
+        return self.predicted_ttft * self.upper_factor
 
     @property
     def predicted_ttft(self) -> EngineSeconds:
@@ -170,18 +173,21 @@ class PoolView:
         if self._limits_kv:
             seconds, tokens = self._overtaken(queue)
             queued, queued_tokens = max(0.0, queued - seconds), queued_tokens - tokens
-        correction = state.latency.corrections.get(instance_id, _NOTHING_LEARNED)
+        latency = state.latency
+        queue_seconds = latency.expected_seconds(instance_id, queued, queued_tokens)
+        prefill_seconds = latency.first_token_seconds(instance_id, work, uncached)
         estimate = CandidateEstimate(
             instance=instance_id,
             hit_blocks=hit_blocks,
             cached_tokens=cached,
             uncached_tokens=uncached,
-            queue_seconds=correction.seconds(queued, queued_tokens),
-            prefill_seconds=correction.seconds(work, uncached),
+            queue_seconds=queue_seconds,
+            prefill_seconds=prefill_seconds,
             work_seconds=work,
             load_tokens=queue.load_tokens,
             waiting=queue.waiting,
             requests=queue.requests,
+            upper_factor=state.ttft_intervals.factor(instance_id, queue_seconds + prefill_seconds, work),
             transfer_seconds=self._transfer_seconds and (self._transfer_seconds if instance.role == "prefill" else 0.0),
             loads=loads,
             load_seconds=state.slower.load_seconds(instance, loads) if loads else 0.0,

@@ -212,6 +212,11 @@ ENGINE_PREDICTION_ERROR = Gauge(
     "Median error of the newest 100 predictions of prefill time, as a share of the time observed; 0 before the first.",
     ["pool", "engine"],
 )
+TTFT_UPPER_COVERAGE = Gauge(
+    "pointsman_ttft_upper_coverage_ratio",
+    "Share of about the newest 500 first tokens within the upper value of their predicted TTFT; 0 before the first.",
+    ["pool"],
+)
 ENGINE_CACHE_KNOWLEDGE = Gauge(
     "pointsman_engine_cache_knowledge",
     "1 for how well the engine's cache is known (exact, degraded or blind), 0 for the other two.",

@@ -26,9 +26,14 @@ class Attainment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LengthBand:
+    """`prediction_error_*`: of the TTFT predicted at the placement, over the actual one."""
+
     tokens_min: Tokens
     tokens_max: Tokens
     attainment: Attainment
+    prediction_error_p50: float | None = None
+    prediction_error_p90: float | None = None
+    upper_coverage: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +85,8 @@ class Report:
     prediction_error_p50_s: EngineSeconds | None
     prediction_error_p90_s: EngineSeconds | None
     prediction_bias_s: EngineSeconds | None
+    upper_coverage: float | None
+    """Share of first tokens within the upper value of their predicted TTFT."""
     decision_us: float | None
     by_length: tuple[LengthBand, ...]
     by_tenant: Mapping[str, Attainment]
@@ -128,6 +135,7 @@ def summarise(
         prediction_error_p50_s=percentile([abs(error) for error in errors], 50),
         prediction_error_p90_s=percentile([abs(error) for error in errors], 90),
         prediction_bias_s=fmean(errors) if errors else None,
+        upper_coverage=upper_coverage(rows),
         decision_us=outcome.decision_seconds / outcome.decisions * 1e6 if outcome.decisions else None,
         by_length=length_bands(rows),
         by_tenant=attainment_by_tenant(rows),
@@ -136,6 +144,21 @@ def summarise(
 
 def effective_capacity(rows: Sequence[RequestRow]) -> float | None:
     return sum(row.on_time for row in rows) / len(rows) if rows else None
+
+
+def upper_coverage(rows: Sequence[RequestRow]) -> float | None:
+    within = [
+        row.ttft <= row.predicted_ttft_upper
+        for row in rows
+        if row.ttft is not None and row.predicted_ttft_upper is not None and not row.migrations
+    ]
+    return fmean(within) if within else None
+
+
+def _relative_errors(rows: Sequence[RequestRow]) -> list[float]:
+    return [
+        abs(row.predicted_ttft - row.ttft) / row.ttft for row in rows if row.ttft and row.predicted_ttft is not None
+    ]
 
 
 def tpot(row: RequestRow) -> EngineSeconds | None:
@@ -292,6 +315,9 @@ def length_bands(rows: Sequence[RequestRow]) -> tuple[LengthBand, ...]:
             tokens_min=ordered[start].prompt_tokens,
             tokens_max=ordered[end - 1].prompt_tokens,
             attainment=_attainment(ordered[start:end]),
+            prediction_error_p50=percentile(_relative_errors(ordered[start:end]), 50),
+            prediction_error_p90=percentile(_relative_errors(ordered[start:end]), 90),
+            upper_coverage=upper_coverage(ordered[start:end]),
         )
         for start, end in pairwise(edges)
         if end > start

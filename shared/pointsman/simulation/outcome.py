@@ -25,6 +25,7 @@ class RequestRow:
     reason: str = ""
     instance: InstanceId | None = None
     predicted_ttft: EngineSeconds | None = None
+    predicted_ttft_upper: EngineSeconds | None = None
     predicted_cached_tokens: Tokens = 0
     cached_tokens: Tokens = 0
     loaded_tokens: Tokens = 0

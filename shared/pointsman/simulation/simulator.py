@@ -122,6 +122,7 @@ class Simulation:
                     row = self._row(event.request)
                     row.instance = event.instance
                     row.predicted_ttft = now - row.arrived_at + event.predicted_ttft
+                    row.predicted_ttft_upper = now - row.arrived_at + event.predicted_ttft_upper
                     row.predicted_cached_tokens = row.prompt_tokens - event.uncached_tokens
                 case RequestMigrated():
                     row = self._row(event.request)

@@ -84,6 +84,7 @@ def forget(parts: StateParts, instance: InstanceId) -> None:
     parts.delivered.drop(instance)
     parts.contradictions.drop(instance)
     parts.latency.forget(instance)
+    parts.ttft_intervals.forget(instance)
     parts.transfers.forget(instance)
 
 

@@ -138,6 +138,9 @@ def _queue_as_decided(parts: StateParts, request: Request, event: RequestPlaced 
     request.loads, request.load_seconds = tuple(event.loads), event.load_seconds
     request.prefill_seconds = event.prefill_seconds
     request.predicted_ttft = event.predicted_ttft
+    request.predicted_ttft_upper = event.predicted_ttft * parts.ttft_intervals.factor(
+        event.instance, event.predicted_ttft, event.prefill_seconds
+    )
     request.placed_at = event.at
     request.prefilled_by = NO_INSTANCE
     request.fetch_from = event.fetch_from
@@ -315,6 +318,14 @@ def finish_prefill(parts: StateParts, event: PrefillFinished) -> None:
             parts.workload.expect(request, NO_INSTANCE)
         if learnable:
             _learn_prefill(parts, request, event.at, event.prefill)
+    if learnable and request.placed_at:
+        parts.ttft_intervals.learn(
+            request.prefilled_by or request.instance,
+            predicted=request.predicted_ttft,
+            upper=request.predicted_ttft_upper,
+            actual=event.at - request.placed_at,
+            work=request.prefill_seconds,
+        )
     request.stage = Stage.DECODING
     promise_until_confirmed(parts, request, event.at)
     if parts.fleet.split:
@@ -340,6 +351,7 @@ def _learn_prefill(parts: StateParts, request: Request, at: EngineSeconds, took:
         return
     parts.latency.learn(
         request.instance,
+        parts.fleet.get(request.instance),
         predicted=request.engine_seconds,
         observed=at - request.granted_at,
         tokens=request.engine_tokens,
@@ -350,7 +362,7 @@ def _learn_load(parts: StateParts, request: Request, observed: EngineSeconds) ->
     """Behind other prefills a load is hidden, so only an otherwise idle engine shows how long it takes."""
     instance = parts.current(request.instance, request.epoch)
     if instance is not None and request.engine_seconds == request.prefill_seconds:
-        expected = parts.latency.expected_seconds(instance.id, request.engine_seconds, request.engine_tokens)
+        expected = parts.latency.first_token_seconds(instance.id, request.engine_seconds, request.engine_tokens)
         parts.slower.learn(instance, request.loads, observed - expected)
 
 

@@ -26,6 +26,7 @@ from pointsman.state.tenants import Tenants
 from pointsman.state.trackers.base import Tracker
 from pointsman.state.trackers.decode_load import DecodeLoad
 from pointsman.state.transfers import Transfers
+from pointsman.state.ttft_intervals import TtftIntervals
 from pointsman.state.workload import EMPTY_QUEUE, NO_EPOCH, Request, Workload
 
 TRIAL_OPEN_WALL_SECONDS = 10.0
@@ -60,6 +61,7 @@ class StateParts:
         self.settings = settings
         self.learns_from_deliveries = settings.fold_version >= 2
         self.relies_as_of = settings.fold_version >= 5
+        self.predicts_upper = settings.fold_version >= 6
         self.output_lengths = OutputLengths()
         self.tenants = Tenants(self.output_lengths if settings.fold_version >= 6 else None)
         self.pending = PendingRequests()
@@ -81,7 +83,8 @@ class StateParts:
             hot_share=settings.hot_share,
             cold_share=settings.cold_share,
         )
-        self.latency = latency or LatencyModel(settings.block_tokens)
+        self.latency = latency or LatencyModel(settings.block_tokens, by_length=settings.fold_version >= 6)
+        self.ttft_intervals = TtftIntervals()
         self.decode_load = DecodeLoad()
         self.outages = Outages(settings.speed)
         self.outliers = Outliers(settings.speed)

@@ -244,6 +244,7 @@ def _completed(
         msg = "the stream was empty"
         raise StreamError(msg)
     predicted = headers.get("x-pointsman-predicted-ttft-ms")
+    upper = headers.get("x-pointsman-predicted-ttft-upper-ms")
     return Outcome(
         ending="completed",
         late_s=late_s,
@@ -253,5 +254,6 @@ def _completed(
         cached_tokens=(usage.get("prompt_tokens_details") or {}).get("cached_tokens"),
         output_tokens=usage.get("completion_tokens", 0),
         predicted_ttft_s=float(predicted) / 1000 if predicted else None,
+        predicted_ttft_upper_s=float(upper) / 1000 if upper else None,
         instance=headers.get("x-pointsman-instance", ""),
     )

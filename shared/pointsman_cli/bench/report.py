@@ -35,6 +35,7 @@ class Outcome:
     cached_tokens: Tokens | None = None
     output_tokens: Tokens = 0
     predicted_ttft_s: EngineSeconds | None = None
+    predicted_ttft_upper_s: EngineSeconds | None = None
     instance: str = ""
 
     @property
@@ -86,6 +87,8 @@ class RunReport(RunFacts, kw_only=True):
     e2e_p90_s: EngineSeconds | None
     e2e_p99_s: EngineSeconds | None
     ttft_prediction_error_p50_s: EngineSeconds | None
+    ttft_prediction_error_p90_s: EngineSeconds | None
+    ttft_upper_coverage: float | None
     errors: dict[str, int]
     prompt_tokens: Tokens
     output_tokens: Tokens
@@ -111,6 +114,9 @@ def summarise(outcomes: Sequence[Outcome], facts: RunFacts, *, wall_s: float, in
     e2e = _values(completed, lambda o: o.e2e_s)
     late = [o.late_s for o in outcomes]
     off = [abs(o.ttft_s - o.predicted_ttft_s) for o in completed if o.ttft_s is not None and o.predicted_ttft_s]
+    within = [
+        o.ttft_s <= o.predicted_ttft_upper_s for o in completed if o.ttft_s is not None and o.predicted_ttft_upper_s
+    ]
     endings = Counter(o.ending for o in outcomes)
     return RunReport(
         **msgspec.structs.asdict(facts),
@@ -131,6 +137,8 @@ def summarise(outcomes: Sequence[Outcome], facts: RunFacts, *, wall_s: float, in
         hit_rate=hit_rate(completed),
         per_instance=_per_instance(completed),
         ttft_prediction_error_p50_s=percentile(off, 50),
+        ttft_prediction_error_p90_s=percentile(off, 90),
+        ttft_upper_coverage=sum(within) / len(within) if within else None,
         errors=dict(Counter(o.problem for o in outcomes if o.problem).most_common()),
         prompt_tokens=sum(o.prompt_tokens for o in completed),
         output_tokens=sum(o.output_tokens for o in completed),

@@ -175,6 +175,7 @@ class _LeaderFold:
         after = event.at - timeline.arrived_at
         instance = InstanceId("") if isinstance(event, RequestRejected) else event.instance
         stamp = event.stamp
+        upper = event.predicted_ttft_upper if isinstance(event, RequestPlaced) else 0.0
         candidates = self._weighed(request, event, instance)
         best = min(candidates, key=lambda c: c.predicted_ttft, default=None)
         ahead_at = instance or (best.instance if best else InstanceId(""))
@@ -198,6 +199,7 @@ class _LeaderFold:
             detail=event.detail if isinstance(event, RequestRejected) else "",
             retry_after=event.retry_after if isinstance(event, RequestRejected) else None,
             predicted_ttft=None if isinstance(event, RequestRejected) else after + event.predicted_ttft,
+            predicted_ttft_upper=after + upper if upper else None,
             predicted_cached_tokens=_cached(request, event),
             budget_seconds=request.slo_ttft - after if request else 0.0,
             candidates=candidates,

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 from pointsman.contracts.requests import RequestFinished
 from pointsman.primitives import InstanceId
+from pointsman.state.correction import CORRECTION_MAX
 from pointsman.state.engine_profiles import prefill_seconds
-from pointsman.state.latency_model import CORRECTION_MAX
 from pointsman_cli.explain.alternatives import less_busy, others_ready, while_less_busy
 from pointsman_cli.explain.causes import Cause, Reason
 from pointsman_cli.explain.text import FAILURES, seconds, share, were

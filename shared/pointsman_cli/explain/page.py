@@ -167,7 +167,9 @@ def _show_predictions(console: Console, timeline: RequestTimeline) -> None:
     real = end.cached_tokens if isinstance(end, RequestFinished) else -1
     rows.add_row("cached tokens", f"{decision.predicted_cached_tokens:,}", f"{real:,}" if real >= 0 else "-")
     what = "TTFT" if timeline.arrival is None or timeline.arrival.streaming else "TTFT (real: the whole answer)"
-    rows.add_row(what, seconds(decision.predicted_ttft), "-" if timeline.ttft is None else seconds(timeline.ttft))
+    upper = decision.predicted_ttft_upper
+    predicted = seconds(decision.predicted_ttft) + (f", 9 of 10 within {seconds(upper)}" if upper is not None else "")
+    rows.add_row(what, predicted, "-" if timeline.ttft is None else seconds(timeline.ttft))
     console.print(rows)
 
 

@@ -89,6 +89,8 @@ class DecisionRecord:
     detail: str
     retry_after: EngineSeconds | None
     predicted_ttft: EngineSeconds | None
+    predicted_ttft_upper: EngineSeconds | None
+    """Nine of ten first tokens come within it; None: unknown."""
     predicted_cached_tokens: Tokens
     budget_seconds: EngineSeconds
     candidates: list[WeighedCandidate]

@@ -30,6 +30,9 @@ class LengthShare(msgspec.Struct, kw_only=True):
     tokens_max: Tokens
     requests: int
     attainment: float
+    prediction_error_p50: float | None = None
+    prediction_error_p90: float | None = None
+    upper_coverage: float | None = None
 
 
 class TenantShare(msgspec.Struct, kw_only=True):
@@ -75,6 +78,7 @@ class RunRow(msgspec.Struct, kw_only=True):
     prediction_error_p50_s: EngineSeconds | None
     prediction_error_p90_s: EngineSeconds | None
     prediction_bias_s: EngineSeconds | None
+    upper_coverage: float | None
     decision_us: float | None
     attainment_by_length: list[LengthShare]
     attainment_by_tenant: dict[str, TenantShare]
@@ -124,6 +128,9 @@ def run_row(result: CellResult, goodputs: Goodputs) -> RunRow:
                 tokens_max=band.tokens_max,
                 requests=band.attainment.requests,
                 attainment=band.attainment.share,
+                prediction_error_p50=band.prediction_error_p50,
+                prediction_error_p90=band.prediction_error_p90,
+                upper_coverage=band.upper_coverage,
             )
             for band in report.by_length
         ],
@@ -226,6 +233,7 @@ COLUMNS: Sequence[Column] = (
     ("worst length tenth", worst_length, share),
     ("worst tenant", worst_tenant, share),
     ("prediction off P50", lambda r: r.prediction_error_p50_s, _seconds),
+    ("within upper", lambda r: r.upper_coverage, share),
     ("decision", lambda r: r.decision_us, _microseconds),
 )
 

@@ -13,8 +13,8 @@ from pointsman.adapters.calibration_file import (
     write_calibration,
 )
 from pointsman.contracts.fleet import PrefillCost
+from pointsman.state.correction import ERRORS_MAX, Correction
 from pointsman.state.engine_profiles import PROFILES, prefill_seconds
-from pointsman.state.latency_model import ERRORS_MAX, Correction
 from pointsman_cli.calibrate.fitting import fitted, relative_error
 from pointsman_cli.calibrate.measuring import SHORTEST, rounds
 
@@ -87,7 +87,7 @@ def test_what_is_no_calibration_is_refused_by_name(tmp_path: Path, content: byte
 
 
 def test_how_far_off_predictions_were_is_told_of_the_newest() -> None:
-    correction = Correction()
+    correction = Correction(PrefillCost(fixed_s=0.0, per_token_s=0.01, per_token_squared_s=0.0))
     assert correction.error is None
 
     correction.learn(predicted=1.0, observed=2.0, tokens=100)

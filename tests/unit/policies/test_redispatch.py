@@ -305,9 +305,9 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> None:
 def recorded(seed: int, *, rebind: bool = True) -> tuple[list[LogEntry], list[RequestMigrated]]:
     """A log across a takeover, and what was re-bound in it."""
     policies = policy_set(admission="none", prefill_window_tokens=900, rebind=rebind)
-    fleet = RebindingFleet(policies, seed=seed).live(500)
+    fleet = RebindingFleet(policies, seed=seed).live(900)
     fleet.take_over()
-    fleet.live(500).write_all()
+    fleet.live(900).write_all()
     return fleet.entries, [e.event for e in fleet.entries if isinstance(e.event, RequestMigrated) and e.event.rebound]
 
 

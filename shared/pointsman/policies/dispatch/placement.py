@@ -147,6 +147,7 @@ def _place(turn: Turn, request: Request, attempt: int, excluded: Collection[Inst
         return
     displaced = queue_bound.displace(turn, answer.displaced, answer.request) if answer.displaced else NO_INSTANCE
     candidate = admitted.chosen
+    ttft = predicted_ttft(candidate, decode)
     turn.decide(
         RequestPlaced(
             at=turn.now,
@@ -157,7 +158,8 @@ def _place(turn: Turn, request: Request, attempt: int, excluded: Collection[Inst
             uncached_tokens=candidate.uncached_tokens,
             queue_seconds=candidate.queue_seconds,
             prefill_seconds=candidate.work_seconds,
-            predicted_ttft=predicted_ttft(candidate, decode),
+            predicted_ttft=ttft,
+            predicted_ttft_upper=ttft * candidate.upper_factor if turn.state.predicts_upper else 0.0,
             policy=turn.policies.routing.name,
             settings=turn.leader.settings,
             reason=admitted.reason,

@@ -83,6 +83,7 @@ def _view(timeline: RequestTimeline, origin: str, note: str) -> StoryView:
         cached_tokens=end.cached_tokens if end else -1,
         predicted_cached_tokens=placement.predicted_cached_tokens if placement else -1,
         predicted_ttft=placement.predicted_ttft if placement else None,
+        predicted_ttft_upper=placement.predicted_ttft_upper if placement else None,
         phases=_phases(timeline),
         arrival=told["arrival"],
         decisions=told["decisions"],

@@ -50,6 +50,7 @@ class StoryView(View, frozen=True, kw_only=True):
     cached_tokens: int
     predicted_cached_tokens: int
     predicted_ttft: float | None
+    predicted_ttft_upper: float | None
     phases: list[PhaseView]
     arrival: dict[str, Any] | None
     decisions: list[dict[str, Any]]

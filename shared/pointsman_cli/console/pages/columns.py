@@ -2,7 +2,7 @@
 
 from markupsafe import Markup
 
-from pointsman.state.latency_model import CORRECTION_MAX
+from pointsman.state.correction import CORRECTION_MAX
 from pointsman_cli.console.pages.cells import (
     LEVELS,
     NOTHING,

@@ -4,7 +4,7 @@ views alone."""
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from pointsman.state.latency_model import CORRECTION_MAX
+from pointsman.state.correction import CORRECTION_MAX
 from pointsman_cli.console.pages.cells import LEVELS, Level, listed
 from pointsman_cli.console.views import FleetView, HistoryView, InstanceView, RequestsView, RequestView, StatusView
 from pointsman_cli.formatting import plural

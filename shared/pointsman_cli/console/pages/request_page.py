@@ -43,7 +43,11 @@ def story(view: StoryView) -> Story:
     whole = max((phase.since_seconds + phase.seconds for phase in view.phases), default=0.0)
     marks = [
         (kind, label, at)
-        for kind, label, at in (("predicted", "predicted TTFT", view.predicted_ttft), ("slo", "SLO", view.slo_ttft))
+        for kind, label, at in (
+            ("predicted", "predicted TTFT", view.predicted_ttft),
+            ("predicted", "9 of 10 within", view.predicted_ttft_upper),
+            ("slo", "SLO", view.slo_ttft),
+        )
         if at is not None and at > 0
     ]
     waits = [(phase.seconds, place) for place, phase in enumerate(view.phases) if phase.kind != "decoding"]

@@ -184,7 +184,10 @@ def ablation_table(numbers: Numbers) -> str:
 
 # --- Predictions ---
 
-ERRORS: tuple[Metric, ...] = ("prediction_error_p50_s", "prediction_error_p90_s")
+ERRORS: tuple[Metric, ...] = (
+    "prediction_error_p50_s", "prediction_error_p90_s", "error_shortest_p50", "error_shortest_p90", "error_longest_p50",
+    "error_longest_p90", "upper_coverage",
+)  # fmt: skip
 PREDICTED = ("placement-", "condition-", "generated-", "answers-alone-")
 
 

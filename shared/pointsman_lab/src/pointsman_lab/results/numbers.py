@@ -127,6 +127,11 @@ METRICS: Mapping[Metric, Callable[[CellResult], float | None]] = {
     "well_behaved_p90_s": _of_report(lambda r: r.well_behaved_ttft.p90_s),
     "prediction_error_p50_s": _of_report(lambda r: r.prediction_error_p50_s),
     "prediction_error_p90_s": _of_report(lambda r: r.prediction_error_p90_s),
+    "error_shortest_p50": _of_report(lambda r: r.by_length[0].prediction_error_p50 if r.by_length else None),
+    "error_shortest_p90": _of_report(lambda r: r.by_length[0].prediction_error_p90 if r.by_length else None),
+    "error_longest_p50": _of_report(lambda r: r.by_length[-1].prediction_error_p50 if r.by_length else None),
+    "error_longest_p90": _of_report(lambda r: r.by_length[-1].prediction_error_p90 if r.by_length else None),
+    "upper_coverage": _of_report(lambda r: r.upper_coverage),
 }
 
 

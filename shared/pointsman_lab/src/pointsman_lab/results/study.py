@@ -52,6 +52,7 @@ Metric = Literal[
     "tpot_p90_s", "capacity_with_tbt", "tbt_p90_s",
     "worst_length", "migrations", "rejected_share", "jain", "jain_of_amounts", "service_per_s", "tokens_per_s",
     "well_behaved_p50_s", "well_behaved_p90_s", "prediction_error_p50_s", "prediction_error_p90_s",
+    "error_shortest_p50", "error_shortest_p90", "error_longest_p50", "error_longest_p90", "upper_coverage",
 ]  # fmt: skip
 """`capacity_with_tbt`: both TTFT and TBT within their SLOs. `late_wait_s`: mean TTFT of the served requests that missed
 their SLO."""

@@ -33,6 +33,11 @@ HEADINGS: dict[Metric, tuple[str, str]] = {
     "well_behaved_p90_s": ("well-behaved P90", "{:.2f} s"),
     "prediction_error_p50_s": ("error P50", "{:.2f} s"),
     "prediction_error_p90_s": ("error P90", "{:.2f} s"),
+    "error_shortest_p50": ("shortest tenth P50", "{:.0%}"),
+    "error_shortest_p90": ("P90", "{:.0%}"),
+    "error_longest_p50": ("longest tenth P50", "{:.0%}"),
+    "error_longest_p90": ("P90", "{:.0%}"),
+    "upper_coverage": ("within upper value", "{:.1%}"),
 }
 
 

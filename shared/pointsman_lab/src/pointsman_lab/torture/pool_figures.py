@@ -73,7 +73,12 @@ class PoolFigures:
         return cost.fixed_s + max(cost.floor_s, cost.per_token_s * uncached + cost.per_token_squared_s * squares)
 
     def expected(self, instance: InstanceId, seconds: EngineSeconds, tokens: Tokens) -> EngineSeconds:
-        return self.learned.get(instance, Learned()).expect(seconds, tokens)
+        learned = self.learned.get(instance)
+        return learned.expect(seconds, tokens) if learned is not None else seconds
+
+    def first_token(self, instance: InstanceId, seconds: EngineSeconds, tokens: Tokens) -> EngineSeconds:
+        learned = self.learned.get(instance)
+        return learned.first_token(seconds, tokens) if learned is not None else seconds
 
     def engine_work(self, instance: InstanceId, now: EngineSeconds) -> tuple[EngineSeconds, Tokens]:
         inside = self.at(instance, PREFILL)

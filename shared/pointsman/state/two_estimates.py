@@ -1,0 +1,72 @@
+"""The correction of the cost model before fold version 6: two learned estimates, weighted by their past errors (decision
+17): a factor on the cost model (fading sums of observed over predicted seconds), and seconds per uncached token."""
+
+from dataclasses import dataclass, field
+from statistics import median
+
+from pointsman.primitives import EngineSeconds, Tokens
+
+FADE = 0.97
+"""Per observation: about the last 30 prefills."""
+
+PRIOR_SECONDS = 2.0
+
+CORRECTION_MIN, CORRECTION_MAX = 0.25, 4.0
+ERRORS_MAX = 100
+TRUST_POWER = 2
+"""Weights are inverse squared errors to this power."""
+
+
+@dataclass(slots=True)
+class TwoEstimates:
+    observed: EngineSeconds = PRIOR_SECONDS
+    predicted: EngineSeconds = PRIOR_SECONDS
+    token_seconds: EngineSeconds = 0.0
+    tokens: float = 0.0
+    cost_errors: float = 0.0
+    token_errors: float = 0.0
+    errors: list[float] = field(default_factory=list)
+    factor: float = 1.0
+    """On the cost model. Derived from the sums, as is `token_share`."""
+    token_share: float = 0.0
+
+    @property
+    def error(self) -> float | None:
+        return median(self.errors) if self.errors else None
+
+    def seconds(self, work: EngineSeconds, tokens: Tokens) -> EngineSeconds:
+        """`work`: seconds by the cost model; `tokens`: uncached."""
+        corrected = work * self.factor
+        if not self.token_share:
+            return corrected
+        return corrected + self.token_share * (tokens * self.token_seconds / self.tokens - corrected)
+
+    first_token_seconds = seconds
+
+    def learn(self, *, predicted: EngineSeconds, observed: EngineSeconds, tokens: Tokens = 0) -> None:
+        """`predicted`: work by the cost model inside the engine at its grant, its own included; `tokens`: uncached
+        tokens of that work."""
+        if predicted <= 0 or observed < 0:
+            return
+        if observed > 0:
+            self.errors.append(abs(self.seconds(predicted, tokens) - observed) / observed)
+            del self.errors[:-ERRORS_MAX]
+        observed = min(observed, CORRECTION_MAX * 2 * predicted)
+        self.cost_errors = FADE * self.cost_errors + (observed - predicted * self.factor) ** 2
+        if self.tokens:
+            by_tokens = tokens * self.token_seconds / self.tokens
+            self.token_errors = FADE * self.token_errors + (observed - by_tokens) ** 2
+        else:
+            self.token_errors = self.cost_errors  # nothing is known of tokens yet
+        self.observed = FADE * self.observed + observed
+        self.predicted = FADE * self.predicted + predicted
+        self.token_seconds = FADE * self.token_seconds + observed
+        self.tokens = FADE * self.tokens + tokens
+        self.factor = min(CORRECTION_MAX, max(CORRECTION_MIN, self.observed / self.predicted))
+        self.token_share = self._share_of_tokens()
+
+    def _share_of_tokens(self) -> float:
+        against_cost = self.cost_errors**TRUST_POWER
+        if not self.tokens or not against_cost:
+            return 0.0
+        return against_cost / (against_cost + self.token_errors**TRUST_POWER)
