@@ -46,7 +46,7 @@ class CandidateEstimate(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def loaded_tokens(self) -> Tokens:
-        return sum(load.tokens for load in self.loads)
+        return sum(load.tokens for load in self.loads) if self.loads else 0
 
     @property
     def ttft_upper(self) -> EngineSeconds:

@@ -204,7 +204,7 @@ def learn_delivered(parts: StateParts, request: Request, event: RequestFinished)
     elif held < delivered and not parts.contradictions.explained(name, keys[held], request.placed_as_of):
         _learn_hit(parts, instance, keys[:delivered], event.at)
         claimed = parts.latency.cached_tokens(instance, held, request.prompt_tokens)
-        if tokens - claimed > block_tokens:
+        if tokens - claimed > block_tokens and not parts.slower.reports(name):
             reason = f"the engine had {tokens} tokens of a prompt cached, its events tell of {claimed}"
             parts.contradictions.suspect(name, keys[held], request.placed_as_of, reason, held=False)
 

@@ -9,7 +9,7 @@ the pool's store; every instance connected to it can load what any of them store
 Engines also lose blocks silently (LMCache, Mooncake's store): what a delivery shows to be gone counts as missing for
 some minutes (`refute`), while the index keeps agreeing with its worker."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import get_args
 
@@ -55,6 +55,8 @@ class SlowerTiers:
         self._members: dict[InstanceId, bool] = {}
         """Instances, and whether they load from the shared store."""
         self._refuted: dict[InstanceId, dict[BlockKey, EngineSeconds]] = {}
+        self._reporting: dict[InstanceId, None] = {}
+        """Instances that told of a slower tier in this epoch."""
         self._rates: dict[InstanceId, dict[SlowerTier, LoadRate]] = {}
 
     def __bool__(self) -> bool:
@@ -68,6 +70,7 @@ class SlowerTiers:
     def drop(self, instance: InstanceId) -> None:
         """The store is dropped with the last instance that uses it."""
         self._members.pop(instance, None)
+        self._reporting.pop(instance, None)
         self._refuted.pop(instance, None)
         self._rates.pop(instance, None)
         for index in self._indexes.values():
@@ -78,6 +81,7 @@ class SlowerTiers:
     def store(self, tier: SlowerTier, instance: InstanceId, keys: Iterable[BlockKey]) -> None:
         if not self._indexes:
             self._begin()
+        self._reporting[instance] = None
         index, holder = self._indexes[tier], self._holder(tier, instance)
         if tier == "external":
             self._members[instance] = True
@@ -86,6 +90,10 @@ class SlowerTiers:
         for refuted in self._refuted.values() if tier == "external" else (self._refuted.get(instance, {}),):
             for key in keys if refuted else ():
                 refuted.pop(key, None)
+
+    def reports(self, instance: InstanceId) -> bool:
+        """Its connector may hold more than its events describe, also after `AllBlocksCleared`."""
+        return instance in self._reporting
 
     def remove(self, tier: SlowerTier, instance: InstanceId, keys: list[BlockKey]) -> None:
         if self._indexes:
@@ -114,17 +122,21 @@ class SlowerTiers:
         first = indexes[0][1]
         shared = first.bits(instance for instance, uses in self._members.items() if uses)
         masks = [self._mask(indexes, key, shared) for key in keys]
+        if not any(masks):
+            return {}
+        names = {first.bits((instance,)): instance for instance in self._members}
+        starts: dict[int, int] = {}
+        for bit, instance in names.items():
+            start = hits.get(instance, 0)
+            starts[start] = starts.get(start, 0) | bit
         found: dict[InstanceId, TierBlocks] = {}
-        for instance in self._members:
-            bit, start = first.bits((instance,)), hits.get(instance, 0)
-            end = start
-            while end < len(masks) and masks[end] & bit:
-                end += 1
+        for instance, end in _ends(masks, starts, names):
+            start = hits.get(instance, 0)
             refuted = self._refuted.get(instance)
             if refuted:
                 end = next((place for place in range(start, end) if keys[place] in refuted), end)
             if end > start:
-                found[instance] = self._by_tier(instance, keys[start:end])
+                found[instance] = self._by_tier(instance, keys[start:end], indexes)
         return found
 
     def depth(self, instance: InstanceId, keys: list[BlockKey], start: int) -> int:
@@ -185,9 +197,31 @@ class SlowerTiers:
             mask |= shared if holders and tier == "external" else holders
         return mask
 
-    def _by_tier(self, instance: InstanceId, keys: list[BlockKey]) -> TierBlocks:
+    def _by_tier(
+        self, instance: InstanceId, keys: list[BlockKey], indexes: list[tuple[SlowerTier, PrefixIndex]]
+    ) -> TierBlocks:
+        if len(indexes) == 1:
+            return {indexes[0][0]: len(keys)}
         found: TierBlocks = {}
         for key in keys:
-            tier = next(t for t in TIERS if self._indexes[t].holds(self._holder(t, instance), key))
+            tier = next(tier for tier, index in indexes if index.holds(self._holder(tier, instance), key))
             found[tier] = found.get(tier, 0) + 1
         return found
+
+
+def _ends(masks: list[int], starts: dict[int, int], names: dict[int, InstanceId]) -> Iterator[tuple[InstanceId, int]]:
+    """Where each instance's run of blocks ends that begins at its start; only of those that have any. `starts`: bits by
+    the block at which they begin."""
+    running = 0
+    for place, mask in enumerate(masks):
+        running |= starts.get(place, 0) & mask
+        gone = running & ~mask
+        running &= mask
+        while gone:
+            bit = gone & -gone
+            yield names[bit], place
+            gone ^= bit
+    while running:
+        bit = running & -running
+        yield names[bit], len(masks)
+        running ^= bit

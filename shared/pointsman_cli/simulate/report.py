@@ -57,7 +57,6 @@ class RunRow(msgspec.Struct, kw_only=True):
     tpot_p90_s: EngineSeconds | None
     e2e_p50_s: EngineSeconds | None
     hit_rate: float | None
-    loaded_share: float | None
     load_cv: float | None
     migrations: int
     rejections: int
@@ -73,6 +72,7 @@ class RunRow(msgspec.Struct, kw_only=True):
     well_behaved_ttft_p50_s: EngineSeconds | None
     well_behaved_ttft_p90_s: EngineSeconds | None
     hit_share_of_bound: float | None
+    loaded_share: float | None
     jain_of_amounts: float | None
     service_per_s: float | None
     prediction_error_p50_s: EngineSeconds | None

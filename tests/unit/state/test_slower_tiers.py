@@ -3,6 +3,7 @@
 from functools import reduce
 from operator import xor
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,7 +19,7 @@ from pointsman.primitives import BlockKey, Epoch, InstanceId, RequestId
 from pointsman.state.checkpoint import decode_state, encode_state, state_digest
 from pointsman.state.slower_tiers import LOAD_SHARES, REFUTED_WALL_SECONDS
 from pointsman.state.state import PoolSettings, State
-from tests.support.events import BLOCK, COST, first_token, joined, reported
+from tests.support.events import BLOCK, COST, first_token, joined, reported, route
 from tests.support.leading import leader_of, place
 
 INSTANCES = ("a", "b")
@@ -293,6 +294,28 @@ def test_what_the_engine_did_not_find_is_no_hit_for_some_minutes() -> None:
     assert state.fleet[A].doubt == ""
 
 
+@pytest.mark.parametrize("tiered", [False, True])
+def test_only_an_engine_without_slower_tiers_contradicts_itself_by_delivering_more(*, tiered: bool) -> None:
+    """vLLM's connector keeps its blocks when the device's cache is reset, and tells nothing of that."""
+    dispatcher = _leader()
+    state = dispatcher.state
+    keys = [BlockKey(number) for number in range(1, 11)]
+    state.apply(tier_stored("a", 1, list(keys), "host" if tiered else "device"))
+    state.apply(CacheCleared(at=0.5, instance=A, epoch=Epoch(1), sequence=2))
+    for number in range(4):
+        now = 10.0 * (number + 1)
+        state.apply(_empty_report(now))
+        request = dispatcher.route(route(f"r{number}", list(keys), arrived_at=now, excluded=["b"]), now)
+        assert request
+        state.apply(first_token(f"r{number}", "a", at=now + 1.0))
+        state.apply(_end(f"r{number}", now + 2.0, cached=10 * BLOCK, predicted=0))
+        state.delivered.drop(A)
+        state.apply(_empty_report(now + 3.0))
+        state.apply(_empty_report(now + 8.0))
+
+    assert bool(state.fleet[A].contradicted) is not tiered
+
+
 def test_a_pool_without_slower_tiers_keeps_nothing_of_them() -> None:
     state = _leader().state
     state.apply(tier_removed("a", 1, [1], "host"))
@@ -303,6 +326,13 @@ def test_a_pool_without_slower_tiers_keeps_nothing_of_them() -> None:
 
 def _leader() -> Dispatcher:
     return leader_of(("a", "b"), policy_set(routing="min_ttft", admission="none"))
+
+
+def _empty_report(at: float) -> InstanceReported:
+    return InstanceReported(
+        at=at, instance=A, epoch=Epoch(1), serving=True, waiting=0, running=0, kv_usage=0.0, sequence=2, blocks=0,
+        digest=0,
+    )  # fmt: skip
 
 
 def _end(request: str, at: float, *, cached: int = -1, predicted: int = -1) -> RequestFinished:

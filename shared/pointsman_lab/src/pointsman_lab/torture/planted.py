@@ -140,7 +140,7 @@ DEFECTS = (
     ),
     Defect(
         "a snapshot does not clear",
-        "    parts.index.clear(event.instance)\n    for run",
+        "    parts.index.clear(event.instance)\n    parts.slower.clear(event.instance)\n    for run",
         "    for run",
     ),
     Defect(
