@@ -55,7 +55,7 @@ Metric = Literal[
     "error_shortest_p50", "error_shortest_p90", "error_longest_p50", "error_longest_p90", "upper_coverage",
 ]  # fmt: skip
 """`capacity_with_tbt`: both TTFT and TBT within their SLOs. `late_wait_s`: mean TTFT of the served requests that missed
-their SLO."""
+their SLO. `upper_coverage`: share of requests whose TTFT was at most the upper value that was predicted for nine in ten."""
 
 USUAL: tuple[Metric, ...] = ("hit_rate", "ttft_p50_s", "ttft_p90_s", "ttft_p99_s", "late_wait_s", "worst_length")
 
