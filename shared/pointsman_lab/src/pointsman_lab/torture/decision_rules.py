@@ -19,6 +19,7 @@ from pointsman.contracts.fleet import (
     InstanceDraining,
     InstanceEjected,
     InstanceLeft,
+    InstanceRoleChanged,
     InstanceSuspected,
     InstanceUndrained,
     InstanceUnejected,
@@ -29,12 +30,13 @@ from pointsman.primitives import EngineSeconds, Sequence
 from pointsman_lab.torture.network import Stored
 from pointsman_lab.torture.placement_rules import SAME, PlacementRules
 from pointsman_lab.torture.pool_model import PoolModel
-from pointsman_lab.torture.pool_records import NO_INSTANCE, PENDING, PREFILL, BookedRequest
+from pointsman_lab.torture.pool_records import ARRIVED, NO_INSTANCE, PENDING, PREFILL, BookedRequest
 
 PLAN_MOVES_MAX = 256
 ROUND_MOVES_MAX = 64
 REBOUND_MAX = 8
 OVERDUE_SECONDS: EngineSeconds = 3.0
+SWITCH_SECONDS: EngineSeconds = 10.0
 LATE = (RejectReason.SLO_TTFT, RejectReason.SLO_UNREACHABLE)
 
 
@@ -97,8 +99,24 @@ class DecisionRules(PlacementRules):
                     yield f"{event.instance} has no epoch {event.epoch}"
                 elif isinstance(event, InstanceUndrained) and not known.draining:
                     yield f"{event.instance} was not draining"
+            case InstanceRoleChanged() as event:
+                if problem := self._wrong_epoch(event) or self._wrong_change(event):
+                    yield problem
             case _:
                 pass
+
+    def _wrong_change(self, event: InstanceRoleChanged) -> str:
+        known = self._model.instances[event.instance]
+        left = sum(
+            request.instance == event.instance and request.stage != ARRIVED for request in self._model.requests.values()
+        )
+        if known.becomes != event.role:
+            return f"{event.instance} drains for {known.becomes!r}, not for {event.role}"
+        if left != event.left:
+            return f"{event.instance} has {left} requests, not {event.left}"
+        if left and event.at < known.draining_since + SWITCH_SECONDS:
+            return f"{event.instance} has {left} requests and drains for {event.at - known.draining_since} s only"
+        return ""
 
     def _wrong_epoch(self, event: FleetEvent) -> str:
         known = self._model.instances.get(event.instance)

@@ -15,6 +15,7 @@ from pointsman.contracts.fleet import (
     InstanceDraining,
     InstanceJoined,
     InstanceLeft,
+    InstanceRoleChanged,
     InstanceSuspected,
     InstanceUndrained,
 )
@@ -36,6 +37,7 @@ RARE = (
     InstanceSuspected,
     InstanceDraining,
     InstanceUndrained,
+    InstanceRoleChanged,
     CacheSnapshot,
     CacheCleared,
     CacheGap,

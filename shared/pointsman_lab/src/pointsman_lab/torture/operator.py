@@ -1,10 +1,11 @@
-"""The operator of a pool: drains instances, undoes it, or scales. Repeats a command until it is answered, for a while."""
+"""The operator of a pool: drains instances, undoes it, switches roles, or scales. Repeats a command until it is answered, for a while."""
 
 import asyncio
 import contextvars
 
 from pointsman.contracts.codec import AnyCommand
 from pointsman.contracts.commands import DrainInstance, ScalePool, UndrainInstance
+from pointsman.contracts.fleet import Role
 from pointsman.contracts.subjects import AdminAction, admin_subject
 from pointsman.ports import CommandTimeoutError, NoResponderError
 from pointsman.primitives import EngineSeconds, InstanceId, WallSeconds
@@ -27,6 +28,9 @@ class Operator:
 
     def undrain(self, instance: InstanceId) -> None:
         self._insist("drain", UndrainInstance(instance=instance))
+
+    def switch(self, instance: InstanceId, role: Role) -> None:
+        self._insist("drain", DrainInstance(instance=instance, reason="an operator wants another role", becomes=role))
 
     def scale(self, wanted: int) -> None:
         self._insist("scale", ScalePool(wanted=wanted, asker="an operator"))

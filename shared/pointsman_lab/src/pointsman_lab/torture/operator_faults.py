@@ -1,22 +1,52 @@
 """Faults by operators, other systems and unknown writers."""
 
+from random import Random
+
+from pointsman.contracts.fleet import Role
 from pointsman.contracts.subjects import cache_subject, fleet_subject, leader_subject
 from pointsman_lab.torture.injector import Injector
+
+SWITCHED_SHARE = 0.7
+BACK_SHARE = 0.3
+
+
+ROLES: tuple[Role, ...] = ("prefill", "decode")
 
 
 def drain(injector: Injector) -> None:
     instance = injector.chance.choice(list(injector.cluster.hosts))
     seconds = injector.seconds(8.0)
+    if injector.cluster.plan.split and _own_chance(injector).random() < SWITCHED_SHARE:
+        switch(injector)
+        return
     injector.cluster.note(f"{instance} drains for {seconds:.2f} s")
     injector.cluster.operator.drain(instance)
     injector.later(seconds, injector.cluster.operator.undrain, instance)
 
 
+def switch(injector: Injector) -> None:
+    """Mostly to a role that it did not begin with."""
+    own = _own_chance(injector)
+    instance = own.choice(list(injector.cluster.hosts))
+    others = [role for role in ROLES if role != injector.cluster.hosts[instance].role]
+    role = own.choice(ROLES if own.random() < BACK_SHARE else others)
+    injector.cluster.note(f"{instance} is to become {role}")
+    injector.cluster.operator.switch(instance, role)
+
+
 def scale(injector: Injector) -> None:
+    """Of a split pool without a provider: its roles."""
     wanted = injector.chance.randint(1, injector.cluster.plan.hosts)
     if injector.cluster.provider is not None:
         injector.cluster.note(f"the pool is to have {wanted} instances")
         injector.cluster.operator.scale(wanted)
+    elif injector.cluster.plan.split:
+        switch(injector)
+
+
+def _own_chance(injector: Injector) -> Random:
+    """Draws nothing of the run's own chance."""
+    return Random(f"role {injector.cluster.plan.seed} {injector.chance.getstate()[1][-1]}")
 
 
 def provider_away(injector: Injector) -> None:
@@ -87,5 +117,5 @@ def _write_raw(injector: Injector, payloads: tuple[bytes, ...]) -> None:
 def undrain_all(injector: Injector) -> None:
     for scheduler in injector.cluster.schedulers:
         for instance in scheduler.service.state.fleet.instances if scheduler.run is not None else ():
-            if instance.draining and not instance.leaving:
+            if instance.draining and not instance.leaving and not instance.becomes:
                 injector.cluster.operator.undrain(instance.id)

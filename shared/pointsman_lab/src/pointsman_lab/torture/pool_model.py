@@ -20,6 +20,7 @@ from pointsman.contracts.fleet import (
     InstanceLeft,
     InstanceProbed,
     InstanceReported,
+    InstanceRoleChanged,
     InstanceSuspected,
     InstanceUndrained,
     InstanceUnejected,
@@ -70,9 +71,9 @@ class PoolModel(PoolRequests):
             case InstanceSuspected():
                 if (instance := self._current(event.instance, event.epoch)) is not None:
                     instance.suspected = True
-            case InstanceDraining() | InstanceUndrained():
+            case InstanceDraining() | InstanceUndrained() | InstanceRoleChanged():
                 if self._means_present(event):
-                    self.instances[event.instance].draining = isinstance(event, InstanceDraining)
+                    self._drain(event)
             case InstanceEjected() | InstanceUnejected():
                 if (instance := self._current(event.instance, event.epoch)) is not None:
                     self._eject(instance, event)
@@ -108,7 +109,18 @@ class PoolModel(PoolRequests):
         known = self.instances.get(instance)
         return known if known is not None and known.epoch == epoch else None
 
-    def _means_present(self, event: InstanceDraining | InstanceUndrained | InstanceLeft) -> bool:
+    def _drain(self, event: InstanceDraining | InstanceUndrained | InstanceRoleChanged) -> None:
+        """A change of role counts only while the worker announces what it did when it was decided."""
+        known = self.instances[event.instance]
+        role = event.becomes if isinstance(event, InstanceDraining) else ""
+        holds = known.switching and event.epoch >= known.announced_since
+        known.draining = isinstance(event, InstanceDraining) and (not role or holds)
+        known.draining_since = event.at
+        known.becomes = role if holds else ""
+        if isinstance(event, InstanceRoleChanged) and holds:
+            known.role = event.role
+
+    def _means_present(self, event: InstanceDraining | InstanceUndrained | InstanceRoleChanged | InstanceLeft) -> bool:
         """Whether a decision about an earlier epoch applies to the current one."""
         known = self.instances.get(event.instance)
         if known is None:
@@ -124,12 +136,19 @@ class PoolModel(PoolRequests):
         self.health.joined(event.instance, event.at)
         self._aborted.pop(event.instance, None)
         before = self.instances.get(event.instance)
+        same = before is not None and event.role_switching and before.announced == event.role
+        changed = before is not None and before.becomes != "" and not same
         self.instances[event.instance] = ModelledInstance(
             epoch=event.epoch,
             arrived_at=before.arrived_at if before is not None else self.sequence,
             cost=event.prefill,
             engine_block_tokens=event.engine_block_tokens,
-            role=event.role,
+            role=before.role if before is not None and same else event.role,
+            announced=event.role,
+            announced_since=before.announced_since if before is not None and same else event.epoch,
+            switching=event.role_switching,
+            becomes=before.becomes if before is not None and same else "",
+            draining_since=before.draining_since if before is not None else 0.0,
             model=event.model,
             model_since=before.model_since if before is not None and before.model == event.model else event.epoch,
             context=event.max_model_len,
@@ -138,7 +157,7 @@ class PoolModel(PoolRequests):
             adapters=frozenset(event.adapters),
             aliases=frozenset(event.aliases),
             heard_at=event.at,
-            draining=before is not None and before.draining,
+            draining=before is not None and before.draining and not changed,
             counted=before is not None and before.model == event.model and before.counted,
         )
         self._compare_models()
@@ -152,6 +171,7 @@ class PoolModel(PoolRequests):
         elif event.stamp is not None and self._means_present(event):
             known = self.instances[event.instance]
             known.draining, known.arrived_at, known.model_since = False, event.stamp.as_of + 1, known.epoch
+            known.role, known.becomes, known.announced_since = known.announced, "", known.epoch
             self._compare_models()
 
     def _compare_models(self) -> None:

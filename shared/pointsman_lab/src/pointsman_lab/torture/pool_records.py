@@ -94,6 +94,11 @@ class ModelledInstance:
     counted: bool = False
     surprises: int = 0
     draining: bool = False
+    draining_since: EngineSeconds = 0.0
+    becomes: str = ""
+    announced: str = ""
+    announced_since: Epoch = Epoch(0)  # noqa: RUF009 - a number
+    switching: bool = False
     ejected: bool = False
     half_open: bool = False
     """Ejection expired, no success yet: one request at a time."""

@@ -74,6 +74,8 @@ class ReferenceModel:
             yield f"{instance} is {'not ' if mine.unverified else ''}in doubt ({known.doubt})"
         elif known.status != mine.status or known.draining != mine.draining:
             yield f"{instance} is {known.status}, draining: {known.draining}, not {mine.status}, {mine.draining}"
+        elif (known.role, known.becomes) != (mine.role, mine.becomes):
+            yield f"{instance} is {known.role} and becomes {known.becomes!r}, not {mine.role} and {mine.becomes!r}"
         elif known.half_open != mine.half_open:
             yield f"{instance} is {'' if known.half_open else 'not '}half-open"
         elif known.knowledge != mine.knowledge and not _is_contradicted(known, mine):

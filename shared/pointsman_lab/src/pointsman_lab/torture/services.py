@@ -92,6 +92,7 @@ class WorkerProcess(Process):
                 **plan.fleet_settings,
                 flush_ms=plan.flush_ms,
                 role=host.role,
+                role_switching=plan.split,
                 state_directory=self.environment.state_directory if plan.workers_pause else "",
             ),
             target=EngineTarget(instance=host.instance, url=host.url),
