@@ -12,9 +12,11 @@ from pointsman_lab.main import main
 from pointsman_lab.results.claims import (
     VERDICTS,
     Claim,
+    Judged,
     Measured,
     Rule,
     claim_table,
+    condition_list,
     gain,
     holds,
     judged,
@@ -22,7 +24,7 @@ from pointsman_lab.results.claims import (
     times,
 )
 from pointsman_lab.results.command import csv_of
-from pointsman_lab.results.compare import gaps, is_bound
+from pointsman_lab.results.compare import ablation_table, duels_of, gaps, is_bound, tally
 from pointsman_lab.results.numbers import METRICS, Numbers, Point, StudyNumbers
 from pointsman_lab.results.page import Figures, page
 from pointsman_lab.results.studies import CLAIMS, measurements, studies
@@ -186,6 +188,15 @@ def test_a_reason_is_told_unless_the_claim_is_reproduced() -> None:
     assert "**" not in claim_table([reached])
 
 
+def test_conditions_are_listed_for_each_claim_and_a_reason_once() -> None:
+    missed = [judged(claim(value=0.0, rule=gain(0.4)), NOTHING) for _ in range(2)]
+    second = Judged(replace(missed[1].claim, place="Figure 2"), missed[1].measured, missed[1].verdict)
+
+    first_line, second_line = condition_list([missed[0], second]).splitlines()
+    assert first_line == "- Figure 1: Eight engines. *Not reproduced*: Other engines."
+    assert second_line == "- Figure 2: Eight engines. *Not reproduced*: as for Figure 1."
+
+
 def test_every_claim_has_a_number_or_says_why_not() -> None:
     for one in CLAIMS:
         assert one.reported, one
@@ -227,6 +238,43 @@ def test_every_comparison_of_ours_has_all_rivals_and_the_tuned_ones() -> None:
     for one in judged_ones:
         named = better if one.judged == "near" else better | {*TUNED} - {*ONLY_TUNED}
         assert named <= {row.variant.called for row in one.rows}, one.key
+
+
+@pytest.mark.parametrize(("ours", "level", "points"), [(0.9, 1.0, 10.0), (0.8, 1.0, 0.0), (0.79, 0.0, -1.0)])
+@pytest.mark.parametrize("admission", [True, False])
+def test_the_summary_counts_where_ours_is_best_or_level(
+    ours: float, level: float, points: float, admission: bool
+) -> None:
+    found = duels_of(duels(studies(HERE), planted(ours=ours, others=0.8)), admission=admission)
+    counted = tally(found)
+
+    assert {duel.study.partition("-")[0] for duel in found} == (
+        {"admission", "default"} if admission else {"placement", "generated"}
+    )
+    assert counted.level == level * counted.duels
+    assert round(counted.worst.points, 6) == points
+
+
+def test_held_out_workloads_are_counted_by_themselves() -> None:
+    every = studies(HERE)
+    numbers = planted(ours=0.9, others=0.8)
+    for key in ("generated-rag", "default-rag"):
+        numbers.studies[key] = numbers_of(study(key), ours=0.7, others=0.8)
+    figures = Figures(every, numbers)
+
+    for admission in (True, False):
+        assert "-10.0 (rag" in figures.tally(admission=admission, held_out=True)
+        assert "-10.0" not in figures.tally(admission=admission, held_out=False)
+        assert "-10.0 (rag" in figures.tally(admission=admission)
+
+
+def test_a_rule_left_out_is_shown_in_points_against_the_whole() -> None:
+    key = "ablation-alone-conversation"
+    one = study(key)
+    without = one.name(one.rows[1])
+    table = ablation_table(only(one, numbers_of(one, ours=0.9, others=0.9, **{without: 0.85})))
+
+    assert table.splitlines()[-1].startswith("| alone-conversation | 7/s | 0.900 | -5.0 | +0.0 |")
 
 
 def test_a_policy_above_the_bound_is_counted() -> None:

@@ -164,16 +164,16 @@ def is_bound(rows: Sequence[Gap]) -> tuple[int, int]:
 # --- The rules of our own policy ---
 
 
-WITH_TBT = ("-answers", "-small-kv")
+JUDGED_BY = {"-answers": "capacity_with_tbt", "-small-kv": "capacity_with_tbt", "-one-floods": "jain"}
 
 
 def ablation_table(numbers: Numbers) -> str:
-    """One line for each study: capacity of the whole policy, and the points that each row has over it."""
+    """One line for each study: the whole policy, and the hundredths that each row has over it."""
     keys = [key for key in numbers.studies if key.startswith("ablation-")]
     without = numbers.studies[keys[0]].rows()[1:]
     lines = []
     for key in keys:
-        what = "capacity_with_tbt" if key.endswith(WITH_TBT) else "capacity"
+        what = next((what for ending, what in JUDGED_BY.items() if key.endswith(ending)), "capacity")
         whole = numbers.mean(key, OURS, what)
         gained = [100 * (numbers.mean(key, row, what) - whole) for row in without]
         rate = numbers.studies[key].rates()[0]

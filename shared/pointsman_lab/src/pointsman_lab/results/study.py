@@ -47,14 +47,15 @@ Judged = Literal["best", "near"]
 """Expectation of `pointsman`: the best at every rate, or never more than a point behind it."""
 
 Metric = Literal[
-    "hit_rate", "loaded_share", "fetched_share", "hit_share_of_bound", "load_cv", "busiest_share", "ttft_mean_s", "ttft_p50_s",
-    "ttft_p90_s", "ttft_p99_s", "late_wait_s", "e2e_p50_s", "e2e_p90_s", "tpot_p90_s", "capacity_with_tbt", "tbt_p90_s",
+    "hit_rate", "loaded_share", "fetched_share", "hit_share_of_bound", "load_cv", "busiest_share",
+    "ttft_mean_s", "ttft_p50_s", "ttft_p90_s", "ttft_p99_s", "late_wait_s", "e2e_p50_s", "e2e_p90_s",
+    "tpot_p90_s", "capacity_with_tbt", "tbt_p90_s",
     "worst_length", "migrations", "rejected_share", "jain", "jain_of_amounts", "service_per_s", "tokens_per_s",
     "well_behaved_p50_s", "well_behaved_p90_s", "prediction_error_p50_s", "prediction_error_p90_s",
     "error_shortest_p50", "error_shortest_p90", "error_longest_p50", "error_longest_p90", "upper_coverage",
 ]  # fmt: skip
 """`capacity_with_tbt`: both TTFT and TBT within their SLOs. `late_wait_s`: mean TTFT of the served requests that missed
-their SLO."""
+their SLO. `upper_coverage`: share of requests whose TTFT was at most the upper value that was predicted for nine in ten."""
 
 USUAL: tuple[Metric, ...] = ("hit_rate", "ttft_p50_s", "ttft_p90_s", "ttft_p99_s", "late_wait_s", "worst_length")
 

@@ -178,11 +178,11 @@ CLAIMS = (
     ),
     Claim(
         paper=PAPER,
-        place="Figures 11 and 13",
-        says="replicas of hot blocks in the pool, and how TTFT depends on the network's bandwidth",
+        place="Figure 11",
+        says="replicas of hot blocks in the pool",
         reported="curves",
         conditions="Mooncake Store over RDMA.",
-        why="A router sees neither the Store's replicas nor its network; our own replication is under tiers and transfers.",
+        why="A router does not see the Store's replicas.",
     ),
     Claim(
         paper=PAPER,

@@ -109,7 +109,8 @@ def fetched(path: str, gb_per_s: float) -> str:
     return f"{path}, {gb_per_s:g} GB/s"
 
 
-def _min_ttft(note: str) -> str:
+def _alone(note: str) -> str:
+    """Name of the row of `min_ttft`, where rows differ in admission."""
     return f"min_ttft, {note} + fcfs + none"
 
 
@@ -117,8 +118,8 @@ def _global_over_local(numbers: Numbers) -> Measured:
     saved = {}
     for workload in TRACES:
         key, rate = f"fetches-{workload}", FETCH_RATES[workload]
-        alone = numbers.mean(key, _min_ttft(COMPUTED), "ttft_mean_s", rate)
-        together = numbers.mean(key, _min_ttft(fetched(DIRECT, GB_PER_S[-1])), "ttft_mean_s", rate)
+        alone = numbers.mean(key, _alone(COMPUTED), "ttft_mean_s", rate)
+        together = numbers.mean(key, _alone(fetched(DIRECT, GB_PER_S[-1])), "ttft_mean_s", rate)
         saved[f"{workload} {rate:g}/s"] = 1 - together / alone
     least = min(saved, key=lambda name: saved[name])
     return Measured(saved[least], ", ".join(f"{name}: {value:+.0%}" for name, value in saved.items()))
@@ -129,7 +130,7 @@ def _by_bandwidth(numbers: Numbers) -> Measured:
     for workload in TRACES:
         key, rate = f"fetches-{workload}", FETCH_RATES[workload]
         notes = [COMPUTED, *(fetched(DIRECT, gb_per_s) for gb_per_s in GB_PER_S)]
-        means = [numbers.mean(key, _min_ttft(note), "ttft_mean_s", rate) for note in notes]
+        means = [numbers.mean(key, _alone(note), "ttft_mean_s", rate) for note in notes]
         falls.append(means[0] >= means[1] >= means[2] >= means[3] and means[0] > means[3])
         texts.append(f"{workload} " + ", ".join(f"{mean:.2f}" for mean in means))
     return Measured(share_true(falls), "mean TTFT without, at 0.1, 1 and 10 GB/s: " + "; ".join(texts) + " s")
