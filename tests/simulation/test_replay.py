@@ -28,7 +28,7 @@ from pointsman.ports import LogEntry
 from pointsman.primitives import InstanceId
 from pointsman.simulation.replay import BaseState, Recomputed, fold, verify
 from pointsman.state.checkpoint import encode_state
-from pointsman.state.workload import Stage
+from pointsman.state.workload import InstanceQueue, Stage
 from tests.support.recorded_log import RecordedFleet, rewritten
 
 OUTLIERS: Settings = {"outlier.consecutive_failures": 2, "outlier.base_ejection_seconds": 0.3}
@@ -120,6 +120,7 @@ def test_fetches_are_decided_again_bit_for_bit_whatever_became_of_them() -> None
             assert queue.prefill_tokens == sum(r.uncached_tokens for r in queue.prefill.values())
             assert queue.pending_tokens == sum(r.uncached_tokens for r in queue.pending.values())
             assert queue.pending_seconds == pytest.approx(sum(r.prefill_seconds for r in queue.pending.values()))
+            assert queue.prompt_tokens == _prompt_tokens(queue)
     assert min(granted[True], ended[True], ended[False]) > 3
 
 
@@ -138,6 +139,13 @@ def test_pairs_of_prefill_and_decode_are_chosen_again_bit_for_bit(roles: tuple[R
         assert str(verdict) == f"decisions {verdict.decisions:,}, identical {verdict.decisions:,}, different 0", seed
         assert verdict.problems == []
         assert decisions(fleet.entries, RequestHandedOver) or "prefill" not in roles
+        queues = fold(fleet.entries).workload.queues.values()
+        assert [queue.prompt_tokens for queue in queues] == [_prompt_tokens(queue) for queue in queues]
+
+
+def _prompt_tokens(queue: InstanceQueue) -> int:
+    inside = (*queue.pending.values(), *queue.prefill.values(), *queue.decoding.values())
+    return sum(request.prompt_tokens for request in inside)
 
 
 def test_the_log_that_these_tests_forge_has_every_kind_of_decision(entries: list[LogEntry]) -> None:

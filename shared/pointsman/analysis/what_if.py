@@ -14,7 +14,7 @@ from pointsman.analysis.recorded_traffic import Record, RecordedRequest, Unusabl
 from pointsman.contracts.codec import short_reason
 from pointsman.contracts.decisions import Settings
 from pointsman.contracts.tenants import TenantPolicies
-from pointsman.policies.policy_set import ADMISSION_PREFIX, ORDERING_PREFIX, policy_set
+from pointsman.policies.policy_set import ADMISSION_PREFIX, ORDERING_PREFIX, explicit, policy_set
 from pointsman.policies.setting_text import prefixes_with, settings_of
 from pointsman.primitives import EngineSeconds, InstanceId, Tokens
 from pointsman.simulation.outcome import Outcome
@@ -215,7 +215,7 @@ class SimulatedFleet:
 
 def policies_in_force(routing: str, recorded: Settings) -> Policies:
     """`recorded`: as in a placement. Without the limits of the dispatcher."""
-    settings = {name: value for name, value in recorded.items() if name not in ALL_KINDS}
+    settings = {name: value for name, value in explicit(recorded).items() if name not in ALL_KINDS}
     admission = str(settings.pop("admission", Scenario.admission))
     return Policies(routing, admission, str(settings.pop("ordering", Scenario.ordering)), settings)
 

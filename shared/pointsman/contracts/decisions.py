@@ -91,6 +91,8 @@ class RequestPlaced(RequestEvent, frozen=True, kw_only=True):
     """Nine of ten first tokens come within it; 0: unknown."""
     lost_seconds: EngineSeconds = 0.0
     """Time held without a scheduler or lost at a failed engine; extends its TTFT budget."""
+    best_effort: bool = False
+    """Admitted although no instance could meet its TTFT SLO even with an empty queue."""
     fetch_from: InstanceId = InstanceId("")
     """Plan: fetch `fetched_tokens` beyond the hit from there; `uncached_tokens` are computed. Decided at the grant."""
     fetched_tokens: Tokens = 0

@@ -16,6 +16,8 @@ class RejectReason(StrEnum):
     SLO_UNREACHABLE = "slo_unreachable"
     SLO_TPOT = "slo_tpot"
     HELD_BACK = "held_back"
+    BEST_EFFORT_FULL = "best_effort_full"
+    """Late even alone, and too many such requests wait."""
     QUEUE_FULL = "queue_full"
     NO_INSTANCE = "no_instance"
     ALREADY_ENDED = "already_ended"
@@ -55,6 +57,10 @@ REJECT_ANSWERS = {
         HTTPStatus.TOO_MANY_REQUESTS.value, "Ask again later, or with a longer objective (x-slo-tpot-ms)."
     ),
     RejectReason.HELD_BACK: _LATER,
+    RejectReason.BEST_EFFORT_FULL: RejectAnswer(
+        HTTPStatus.TOO_MANY_REQUESTS.value,
+        "Ask again later, with a longer objective (x-slo-ttft-ms) or a shorter prompt.",
+    ),
     RejectReason.QUEUE_FULL: _LATER,
     RejectReason.NO_INSTANCE: _UNAVAILABLE,
     RejectReason.ALREADY_ENDED: _UNAVAILABLE,

@@ -9,12 +9,14 @@ import msgspec
 
 from pointsman.contracts.decisions import Settings
 from pointsman.policies.admission import ADMISSION_POLICIES, DEFAULT_ADMISSION, AdmissionPolicy
+from pointsman.policies.admission.predicted_ttft import PredictedTtft
+from pointsman.policies.admission.predicted_ttft_global import PredictedTtftGlobal
 from pointsman.policies.decode_placement import DEFAULT_DECODE_PLACEMENT, DecodePlacement
 from pointsman.policies.ordering import DEFAULT_ORDERING, ORDERING_POLICIES, OrderingPolicy
 from pointsman.policies.outliers import DEFAULT_OUTLIER_DETECTION, NO_OUTLIER_DETECTION, OutlierDetection
 from pointsman.policies.policy import Policy
 from pointsman.policies.rebalancing import DEFAULT_REBALANCING, REBALANCING_POLICIES, RebalancingPolicy
-from pointsman.policies.retired import retired_routing
+from pointsman.policies.retired import present_or_retired
 from pointsman.policies.routing import DEFAULT_ROUTING, ROUTING_POLICIES, RoutingPolicy
 from pointsman.policies.scaling import DEFAULT_SCALING, SCALING_POLICIES, ScalingPolicy
 from pointsman.primitives import EngineSeconds, Tokens
@@ -35,6 +37,9 @@ ADMISSION_PREFIX = "admission."
 ORDERING_PREFIX = "order."
 DECODE_PREFIX = "pair."
 OUTLIER_PREFIX = "outlier."
+HARD_LIMIT = ADMISSION_PREFIX + "hard_limit"
+HARD_LIMITED = (PredictedTtft.name, PredictedTtftGlobal.name)
+"""Without the setting, in records of a version that had no other behaviour."""
 PREFIXES = (ADMISSION_PREFIX, ORDERING_PREFIX, DECODE_PREFIX, OUTLIER_PREFIX)
 
 
@@ -109,9 +114,8 @@ def policy_set(
     for name, value in (settings or {}).items():
         prefix = next(p for p in parts if name.startswith(p))
         parts[prefix][name.removeprefix(prefix)] = value
-    known = _versions(routing, parts[""]) if recorded else ROUTING_POLICIES
     return PolicySet(
-        routing=_made("routing policy", routing, known, parts[""], recorded=recorded),
+        routing=_made("routing policy", routing, ROUTING_POLICIES, parts[""], recorded=recorded),
         admission=_made("admission policy", admission, ADMISSION_POLICIES, parts[ADMISSION_PREFIX], recorded=recorded),
         ordering=_made("ordering policy", ordering, ORDERING_POLICIES, parts[ORDERING_PREFIX], recorded=recorded),
         prefill_window_tokens=prefill_window_tokens,
@@ -137,7 +141,7 @@ def scaling_policy(name: str = DEFAULT_SCALING, settings: Settings | None = None
 
 def recorded_policy_set(routing: str, settings: Settings) -> PolicySet:
     """`settings`: as `PolicySet.settings` wrote them. Raises UnknownPolicyError."""
-    rest = dict(settings)
+    rest = explicit(settings)
     if not any(name.startswith(OUTLIER_PREFIX) for name in rest):  # its leader ejected no instance
         rest |= _prefixed(OUTLIER_PREFIX, NO_OUTLIER_DETECTION.settings)
     try:
@@ -161,10 +165,11 @@ def recorded_policy_set(routing: str, settings: Settings) -> PolicySet:
     return policies if placed == policies.placement_settings else replace(policies, as_recorded=placed)
 
 
-def _versions(routing: str, settings: Settings) -> Mapping[str, type[RoutingPolicy]]:
-    present = ROUTING_POLICIES.get(routing)
-    retired = present and retired_routing(routing, settings, present)
-    return ROUTING_POLICIES | {routing: retired} if retired else ROUTING_POLICIES
+def explicit(settings: Settings) -> Settings:
+    """Recorded settings, with what a record says by lacking them."""
+    if settings.get("admission") in HARD_LIMITED and HARD_LIMIT not in settings:
+        return {**settings, HARD_LIMIT: True}
+    return dict(settings)
 
 
 def _prefixed(prefix: str, settings: Settings) -> Settings:
@@ -175,6 +180,7 @@ def _made(kind: str, name: str, known: Mapping[str, type[P]], settings: Settings
     _require(kind, name, known)
     policy = known[name]
     if recorded and issubclass(policy, Policy):
+        policy = present_or_retired(policy, settings)
         settings = policy.absent | settings
     for setting in settings:
         _require(f"setting of {name}", setting, [field.name for field in fields(policy)])

@@ -12,7 +12,7 @@ from pointsman.contracts.decisions import Candidate, TierTokens
 from pointsman.policies.prefix_fetch import FetchSource, fetch_source, fetch_to, shared_fetch_seconds
 from pointsman.primitives import BlockKey, EngineSeconds, InstanceId, Tokens
 from pointsman.state.fleet import Instance
-from pointsman.state.priority_classes import LOWEST, RANK
+from pointsman.state.priority_classes import LOWEST, RANK, QueueClass
 from pointsman.state.slower_tiers import TierBlocks
 from pointsman.state.state import State
 from pointsman.state.trackers.base import Tracker
@@ -88,7 +88,7 @@ class PoolView:
         self.now = now
         self._state = state
         self._limits_kv = state.tenants.limits_kv
-        self._ahead = request.priority if state.pending.has_below(request.priority) else LOWEST
+        self._ahead: QueueClass = request.priority if state.pending.has_below(request.priority) else LOWEST
         """Pending work from this class on is ahead of it."""
         self.retried = bool(excluded)
         self.some_ready = bool(state.fleet.ready)
@@ -151,10 +151,17 @@ class PoolView:
         return self._state.workload.queues.get(instance_id, EMPTY_QUEUE)
 
     def candidate(
-        self, instance_id: InstanceId, *, hit_blocks: int | None = None, loads: tuple[TierTokens, ...] = ()
+        self,
+        instance_id: InstanceId,
+        *,
+        hit_blocks: int | None = None,
+        loads: tuple[TierTokens, ...] = (),
+        ahead: QueueClass | None = None,
     ) -> CandidateEstimate:
-        """`hit_blocks` and the `loads` among them: as given instead of as known."""
+        """`hit_blocks` and the `loads` among them: as given instead of as known. `ahead`: pending work from this class
+        on is ahead of it."""
         state = self._state
+        ahead = ahead or self._ahead
         prompt_tokens = self.request.prompt_tokens
         instance = state.fleet[instance_id]
         if hit_blocks is None:
@@ -169,7 +176,10 @@ class PoolView:
         uncached = prompt_tokens - cached
         work = state.latency.prefill_seconds(instance, prompt_tokens, cached)
         queue = self.queue(instance_id)
-        queued, queued_tokens = queue.work_ahead(self.now, self._ahead)
+        queued, queued_tokens = queue.work_ahead(self.now, ahead)
+        if ahead != LOWEST and self._reserved is not None and self._reserved.instance == instance_id:
+            queued += self._reserved.prefill_seconds
+            queued_tokens += self._reserved.uncached_tokens
         if self._limits_kv:
             seconds, tokens = self._overtaken(queue)
             queued, queued_tokens = max(0.0, queued - seconds), queued_tokens - tokens
@@ -210,29 +220,55 @@ class PoolView:
             fetched_tokens=fetch.tokens,
         )
 
+    def best_effort_candidate(self, instance_id: InstanceId) -> CandidateEstimate:
+        """Behind all that is pending there, or until its turn. With the prefixes that best-effort requests before it
+        will leave."""
+        known, deferred = self._hits.get(instance_id, 0), self._deferred_hits.get(instance_id, 0)
+        found = self.candidate(instance_id, hit_blocks=deferred if deferred > known else None, ahead=LOWEST)
+        wait = self._state.best_effort.wait(self.now)
+        return msgspec.structs.replace(found, queue_seconds=max(found.queue_seconds, wait))
+
+    @cached_property
+    def _reserved(self) -> Request | None:
+        """The best-effort request whose turn it is: it goes before requests that come now."""
+        known = self._state.best_effort.turn(self.now)
+        return known[0] if known is not None else None
+
+    @cached_property
+    def _deferred_hits(self) -> dict[InstanceId, int]:
+        hits: dict[InstanceId, int] = dict(self._hits)
+        self._state.deferred.extend_hits(self.request.keys, hits)
+        return hits
+
     def _overtaken(self, queue: InstanceQueue) -> tuple[EngineSeconds, Tokens]:
         """Pending work of other tenants that wait for their share of the KV capacity."""
         state, request = self._state, self.request
         waiting = [
             other
             for other in queue.pending.values()
-            if RANK[other.priority] >= RANK[request.priority]
+            if RANK[other.queue_class] >= RANK[request.queue_class]
             and other.tenant != request.tenant
             and state.waits_for_kv(other)
         ]
         return sum(other.prefill_seconds for other in waiting), sum(other.uncached_tokens for other in waiting)
 
-    def kv_wait(self, candidate: CandidateEstimate) -> EngineSeconds:
-        """Until others have freed the KV blocks that the request and those ahead of it lack. A full cache is assumed to
-        turn over once in the time of an answer at its TPOT SLO (Little's law). Prefixes that requests share count for
-        each of them. 0 on an instance that only prefills."""
-        instance = self._state.fleet[candidate.instance]
-        capacity = instance.kv_capacity_tokens
-        if capacity <= 0 or instance.role == "prefill":
-            return 0.0
-        answers = (candidate.requests + 1) * self.expected_output_tokens
-        lacking = self.queue(candidate.instance).prompt_tokens + self.request.prompt_tokens + answers - capacity
-        return max(0.0, lacking) / capacity * self.expected_output_tokens * self.request.slo_tpot
+    def kv_waits(self, candidates: list[CandidateEstimate]) -> list[EngineSeconds]:
+        """Of each: until others have freed the KV blocks that the request and those ahead of it lack. A full cache is
+        assumed to turn over once in the time of an answer at its TPOT SLO (Little's law). Prefixes that requests share
+        count for each of them. 0 on an instance that only prefills."""
+        fleet, queues = self._state.fleet, self._state.workload.queues
+        own, answer = self.request.prompt_tokens, self.expected_output_tokens
+        waits = []
+        for candidate in candidates:
+            instance = fleet[candidate.instance]
+            capacity = instance.kv_capacity_tokens
+            ahead = queues.get(candidate.instance, EMPTY_QUEUE).prompt_tokens
+            lacking = ahead + own + (candidate.requests + 1) * answer - capacity
+            if lacking <= 0 or capacity <= 0 or instance.role == "prefill":
+                waits.append(0.0)
+            else:
+                waits.append(lacking / capacity * answer * self.request.slo_tpot)
+        return waits
 
     def familiar(self, equals: list[CandidateEstimate]) -> CandidateEstimate:
         """The instance that served this session last, else the first."""

@@ -37,6 +37,7 @@ class RequestRow:
     """90th percentile of the gaps between its tokens; None with fewer than two tokens."""
     migrations: int = 0
     retries: int = 0
+    best_effort: bool = False
     fetched_tokens: Tokens = 0
     """From another instance; of its `cached_tokens`."""
 

@@ -120,7 +120,7 @@ class Simulation:
             match event:
                 case RequestPlaced():
                     row = self._row(event.request)
-                    row.instance = event.instance
+                    row.instance, row.best_effort = event.instance, event.best_effort
                     row.predicted_ttft = now - row.arrived_at + event.predicted_ttft
                     row.predicted_ttft_upper = now - row.arrived_at + event.predicted_ttft_upper
                     row.predicted_cached_tokens = row.prompt_tokens - event.uncached_tokens
@@ -142,6 +142,9 @@ class Simulation:
                     self.fleet.engines[event.source].model.release_kv(event.request)
                     self._fail(event.request, event.source, event.reason, now, status=429, end="rejected")
                 case RequestRejected():
+                    row = self._row(event.request)
+                    uncached = min((c.uncached_tokens for c in event.candidates), default=row.prompt_tokens)
+                    row.predicted_cached_tokens = row.prompt_tokens - uncached
                     self._end(event.request, now, "rejected", event.reason)
                 case _:
                     pass

@@ -81,6 +81,7 @@ def forget(parts: StateParts, instance: InstanceId) -> None:
     parts.index.drop(instance)
     parts.slower.drop(instance)
     parts.promises.drop(instance)
+    parts.deferred.drop(instance)
     parts.delivered.drop(instance)
     parts.contradictions.drop(instance)
     parts.latency.forget(instance)

@@ -26,9 +26,10 @@ from pointsman.contracts.requests import (
 )
 from pointsman.primitives import EngineSeconds, InstanceId
 from pointsman.state.fleet import Instance
-from pointsman.state.holdings import learn_delivered, promise_until_confirmed, release
+from pointsman.state.holdings import learn_delivered, promise_until_confirmed
 from pointsman.state.outliers import Failure, Prefill
 from pointsman.state.parts import StateParts
+from pointsman.state.promises import Promises
 from pointsman.state.transfers import REST_WALL_SECONDS, FetchUnderWay
 from pointsman.state.workload import NO_EPOCH, NO_INSTANCE, Rejection, Request, Stage
 
@@ -113,6 +114,7 @@ def place(parts: StateParts, event: RequestPlaced) -> None:
     request.attempt = event.attempt
     request.excluded = tuple(event.excluded)
     request.slo_ttft += event.lost_seconds
+    request.best_effort = event.best_effort
     _queue_as_decided(parts, request, event)
     parts.placements += 1
 
@@ -174,7 +176,7 @@ def _enqueue(parts: StateParts, request: Request, at: EngineSeconds) -> None:
     instance = request.instance
     parts.workload.queue(instance).enqueue(request)
     request.epoch = parts.epochs.get(instance, NO_EPOCH)
-    parts.promises.promise(instance, request.keys)
+    _promises_of(parts, request).promise(instance, request.keys)
     parts.session_affinity.placed(request.tenant, request.session, request.keys, instance)
     if parts.tenants.policies is not None:
         parts.tenants.placed(request, at)
@@ -201,8 +203,15 @@ def _unplace(parts: StateParts, request: Request, at: EngineSeconds) -> None:
     request.stage = Stage.ARRIVED
 
 
+def _promises_of(parts: StateParts, request: Request) -> Promises:
+    """A request that others overtake promises them nothing before its grant."""
+    waits = request.best_effort and request.stage is Stage.PENDING
+    return parts.deferred if waits else parts.promises
+
+
 def _release(parts: StateParts, request: Request) -> None:
-    release(parts, request.instance, request.epoch, request.keys)
+    if parts.epochs.get(request.instance) == request.epoch:
+        _promises_of(parts, request).release(request.instance, request.keys)
 
 
 def grant(parts: StateParts, event: RequestGranted) -> None:
@@ -291,6 +300,9 @@ def _correct_location(parts: StateParts, request: Request, event: RequestGranted
 
 
 def _enter_engine(parts: StateParts, request: Request, at: EngineSeconds) -> None:
+    if request.best_effort and parts.epochs.get(request.instance) == request.epoch:
+        parts.deferred.release(request.instance, request.keys)
+        parts.promises.promise(request.instance, request.keys)
     request.stage = Stage.PREFILL
     request.granted_at = at
     parts.workload.queue(request.instance).grant(request, at)

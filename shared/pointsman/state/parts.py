@@ -7,6 +7,7 @@ from typing import TypeVar
 
 from pointsman.contracts.decisions import TierTokens
 from pointsman.primitives import BlockKey, EngineSeconds, Epoch, InstanceId, Sequence, Term, Tokens
+from pointsman.state.best_effort import BestEffort
 from pointsman.state.dead_letters import DeadLetters
 from pointsman.state.fleet import Fleet, Instance
 from pointsman.state.hotness import Hotness
@@ -65,14 +66,17 @@ class StateParts:
         self.output_lengths = OutputLengths()
         self.tenants = Tenants(self.output_lengths if settings.fold_version >= 6 else None)
         self.pending = PendingRequests()
-        self.trackers: tuple[Tracker, ...] = (*trackers, self.pending)
         self.fleet = Fleet(checks_model=self.learns_from_deliveries)
+        self.best_effort = BestEffort(self.fleet)
+        self.trackers: tuple[Tracker, ...] = (*trackers, self.pending, self.best_effort)
         self.epochs: dict[InstanceId, Epoch] = {}
         self.unregistered: dict[InstanceId, EngineSeconds] = {}
         """Last report of instances that have not joined; they are asked to join again."""
         self.index = PrefixIndex()
         self.slower = SlowerTiers()
         self.promises = Promises()
+        self.deferred = Promises()
+        """Of pending best-effort requests: others do not rely on them."""
         self.delivered = ReportedHits()
         self.contradictions = Contradictions()
         self.workload = Workload()

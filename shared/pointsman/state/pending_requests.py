@@ -3,9 +3,8 @@
 from typing_extensions import override
 
 from pointsman.contracts.requests import RequestFinished
-from pointsman.contracts.tenants import Priority
 from pointsman.primitives import EngineSeconds, RequestId, Tenant
-from pointsman.state.priority_classes import CLASS_REMEMBERED_SECONDS, RANK
+from pointsman.state.priority_classes import BEST_EFFORT, CLASS_REMEMBERED_SECONDS, RANK, QueueClass
 from pointsman.state.trackers.base import Tracker
 from pointsman.state.workload import Request, Stage
 
@@ -14,17 +13,16 @@ class PendingRequests(Tracker):
     """Tenants without pending requests have no entry."""
 
     def __init__(self) -> None:
-        self._seen: dict[Priority, EngineSeconds] = {}
-        self.classes: dict[Priority, dict[Tenant, dict[RequestId, Request]]] = {name: {} for name in RANK}
+        self._seen: dict[QueueClass, EngineSeconds] = {}
+        self.classes: dict[QueueClass, dict[Tenant, dict[RequestId, Request]]] = {name: {} for name in RANK}
 
-    def has_below(self, priority: Priority) -> bool:
-        if priority == "batch":
-            return False
-        return bool(self.classes["batch"]) or (priority == "interactive" and bool(self.classes["standard"]))
+    def has_below(self, priority: QueueClass) -> bool:
+        rank = RANK[priority]
+        return any(RANK[name] < rank for name, tenants in self.classes.items() if tenants)
 
-    def expects_above(self, priority: Priority, now: EngineSeconds) -> bool:
+    def expects_above(self, priority: QueueClass, now: EngineSeconds) -> bool:
         """Whether a higher class has sent requests lately."""
-        if len(self._seen) < 2:
+        if len(self._seen) < 2 and priority != BEST_EFFORT:
             return False
         rank = RANK[priority]
         return any(RANK[name] > rank and now - at < CLASS_REMEMBERED_SECONDS for name, at in self._seen.items())
@@ -35,7 +33,7 @@ class PendingRequests(Tracker):
 
     @override
     def placed(self, request: Request, at: EngineSeconds) -> None:
-        tenants = self.classes[request.priority]
+        tenants = self.classes[request.queue_class]
         pending = tenants.get(request.tenant)
         if pending is None:
             tenants[request.tenant] = {request.id: request}
@@ -57,7 +55,7 @@ class PendingRequests(Tracker):
             self._remove(request)
 
     def _remove(self, request: Request) -> None:
-        tenants = self.classes[request.priority]
+        tenants = self.classes[request.queue_class]
         pending = tenants[request.tenant]
         if len(pending) == 1:
             del tenants[request.tenant]

@@ -5,12 +5,16 @@ it waits at most for 1/LOWER_SHARE times its own work, and its turn."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from pointsman.contracts.tenants import Priority
 from pointsman.primitives import EngineSeconds, Tokens
 
-RANK: dict[Priority, int] = {"batch": 0, "standard": 1, "interactive": 2}
-LOWEST: Priority = "batch"
+QueueClass = Priority | Literal["best_effort"]
+BEST_EFFORT: QueueClass = "best_effort"
+"""Requests of all classes that would be late even alone."""
+RANK: dict[QueueClass, int] = {"best_effort": 0, "batch": 1, "standard": 2, "interactive": 3}
+LOWEST = BEST_EFFORT
 LOWER_SHARE = 0.05
 LOWER_WINDOW_SHARE = 0.25
 """Of an engine's prefill window that a class may fill while a higher one is in use: what is granted is not overtaken."""
@@ -32,7 +36,7 @@ class PendingClass:
         self.seconds, self.tokens, self.credit = 0.0, 0, -seconds
 
 
-def work_from(classes: Mapping[Priority, PendingClass], priority: Priority) -> tuple[EngineSeconds, Tokens]:
+def work_from(classes: Mapping[QueueClass, PendingClass], priority: QueueClass) -> tuple[EngineSeconds, Tokens]:
     """Pending work of this class and those above it."""
     seconds, tokens = 0.0, 0
     for name, known in classes.items():
@@ -42,13 +46,15 @@ def work_from(classes: Mapping[Priority, PendingClass], priority: Priority) -> t
     return seconds, tokens
 
 
-def next_class(classes: Mapping[Priority, PendingClass]) -> Priority:
+def next_class(classes: Mapping[QueueClass, PendingClass]) -> QueueClass:
     """The lowest with credit, else the highest. At least one has requests."""
-    ordered = sorted((name for name, known in classes.items() if known.requests), key=RANK.__getitem__)
+    ordered = sorted(
+        (name for name, known in classes.items() if known.requests and name != BEST_EFFORT), key=RANK.__getitem__
+    )
     return next((name for name in ordered[:-1] if classes[name].credit > 0), ordered[-1])
 
 
-def note_grant(classes: Mapping[Priority, PendingClass], granted: Priority, seconds: EngineSeconds) -> None:
+def note_grant(classes: Mapping[QueueClass, PendingClass], granted: QueueClass, seconds: EngineSeconds) -> None:
     """Before the grant is taken out of its class."""
     if any(known.requests and RANK[name] > RANK[granted] for name, known in classes.items()):
         classes[granted].credit -= seconds

@@ -21,7 +21,7 @@ from pointsman.primitives import (
     Tenant,
     Tokens,
 )
-from pointsman.state.priority_classes import LOWEST, PendingClass, note_grant, work_from
+from pointsman.state.priority_classes import BEST_EFFORT, LOWEST, PendingClass, QueueClass, note_grant, work_from
 
 ENDED_REMEMBERED_MAX = 10_000
 
@@ -98,6 +98,8 @@ class Request:
     """Its ingress polls for a re-binding until the engine answers."""
     rebound_from: InstanceId = NO_INSTANCE
     """The engine where it was aborted before its first token; at most once."""
+    best_effort: bool = False
+    """Late even alone, and admitted: it yields to requests that can be on time."""
     fetch_from: InstanceId = NO_INSTANCE
     """Where its instance fetches the first `fetch_blocks` blocks of its prompt; of its grant."""
     fetch_blocks: int = 0
@@ -120,6 +122,10 @@ class Request:
     def deadline(self) -> EngineSeconds:
         return self.arrived_at + self.slo_ttft
 
+    @property
+    def queue_class(self) -> QueueClass:
+        return BEST_EFFORT if self.best_effort else self.priority
+
 
 @dataclass(slots=True, eq=False)
 class InstanceQueue:
@@ -130,7 +136,7 @@ class InstanceQueue:
     """Prefilled elsewhere, to be decoded here. In `decoding` after the hand-over."""
     pending_seconds: EngineSeconds = 0.0
     pending_tokens: Tokens = 0
-    classes: dict[Priority, PendingClass] = field(default_factory=dict)
+    classes: dict[QueueClass, PendingClass] = field(default_factory=dict)
     """Pending work by class; a class that had some stays."""
     classes_pending: int = 0
     prefill_seconds: EngineSeconds = 0.0
@@ -143,6 +149,11 @@ class InstanceQueue:
     """Last abort for lack of a first token; 0 after the next first token."""
     aborted_since: EngineSeconds = 0.0
     """Since when the engine had finished no prefill then."""
+
+    @property
+    def has_best_effort(self) -> bool:
+        known = self.classes.get(BEST_EFFORT)
+        return known is not None and known.requests > 0
 
     @property
     def load_tokens(self) -> Tokens:
@@ -180,7 +191,7 @@ class InstanceQueue:
     def queue_seconds(self, now: EngineSeconds) -> EngineSeconds:
         return self.work_ahead(now)[0]
 
-    def work_ahead(self, now: EngineSeconds, priority: Priority = LOWEST) -> tuple[EngineSeconds, Tokens]:
+    def work_ahead(self, now: EngineSeconds, priority: QueueClass = LOWEST) -> tuple[EngineSeconds, Tokens]:
         """Prefill work ahead of a new request, and its tokens. Pending work of lower classes is behind it."""
         pending_seconds, pending_tokens = self.pending_seconds, self.pending_tokens
         if priority != LOWEST and self.pending:
@@ -195,9 +206,9 @@ class InstanceQueue:
         self.prompt_tokens += request.prompt_tokens
         self.pending_seconds += request.prefill_seconds
         self.pending_tokens += request.uncached_tokens
-        known = self.classes.get(request.priority)
+        known = self.classes.get(request.queue_class)
         if known is None:
-            known = self.classes[request.priority] = PendingClass()
+            known = self.classes[request.queue_class] = PendingClass()
         if not known.requests:
             self.classes_pending += 1
             known.begin(request.prefill_seconds)
@@ -207,7 +218,7 @@ class InstanceQueue:
 
     def grant(self, request: Request, now: EngineSeconds) -> None:
         if self.classes_pending > 1:
-            note_grant(self.classes, request.priority, request.prefill_seconds)
+            note_grant(self.classes, request.queue_class, request.prefill_seconds)
         self._take_pending(request)
         if not self.prefill:
             self.working_since = now
@@ -281,7 +292,7 @@ class InstanceQueue:
         # Exactly 0 for an empty queue, whatever the rounding.
         self.pending_seconds = max(0.0, self.pending_seconds - request.prefill_seconds) if self.pending else 0.0
         self.pending_tokens -= request.uncached_tokens
-        known = self.classes[request.priority]
+        known = self.classes[request.queue_class]
         known.requests -= 1
         known.seconds -= request.prefill_seconds
         known.tokens -= request.uncached_tokens

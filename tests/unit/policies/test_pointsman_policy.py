@@ -6,12 +6,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pointsman.contracts.block_keys import unpack_keys
 from pointsman.policies.dispatch import Dispatcher
 from pointsman.policies.hash_ring import home_among, ring_candidates
 from pointsman.policies.policy_set import policy_set
-from pointsman.primitives import BlockKey, InstanceId, Term
+from pointsman.policies.pool_view import PoolView
+from pointsman.primitives import BlockKey, InstanceId, RequestId, Term
 from pointsman.state.state import PoolSettings, State
-from tests.support.events import BLOCK, joined, stored
+from pointsman.state.workload import Request
+from tests.support.events import BLOCK, first_token, joined, route, stored
 from tests.support.leading import place
 
 FLEET = ("a", "b", "c", "d", "e", "f", "g", "h")
@@ -176,6 +179,144 @@ def test_a_stale_view_is_trusted_only_for_ring_candidates(first: int) -> None:
     assert len(considered) == 3
     assert placed.instance in considered
     assert {candidate.instance for candidate in fresh.candidates} == set(FLEET)
+
+
+# Decodes, and KV memory
+
+
+def answer(dispatcher: Dispatcher, instance: str, requests: int, *, blocks: int = 2, output: int = 100) -> None:
+    """Requests that have their first token and decode there."""
+    others = [known.id for known in dispatcher.state.fleet.instances if known.id != instance]
+    for number in range(requests):
+        first = 1_000_000 * (1 + len(dispatcher.state.workload.requests))
+        name = f"answer-{instance}-{number}"
+        place(dispatcher, name, prompt(first, blocks), excluded=others, slo_ttft=1000.0, max_output_tokens=output)
+        dispatcher.state.apply(first_token(name, instance, at=0.0))
+    dispatcher.state.latency.forget(InstanceId(instance))
+
+
+def test_a_request_goes_where_its_prefill_stalls_fewer_decodes() -> None:
+    dispatcher, off = pool("a", "b"), pool("a", "b", decode_seconds=0.0)
+    for each in (dispatcher, off):
+        answer(each, "a", 10)
+        occupy(each, "b", 0.4)
+
+    assert place(dispatcher, "r", prompt()).instance == "b", "10 decodes there count as 0.5 s of queue"
+    assert place(dispatcher, "loose", prompt(500), slo_tpot=1.0).instance == "a", "a tenth of it at ten times the SLO"
+    assert place(off, "r", prompt()).instance == "a"
+
+
+@pytest.mark.parametrize(("queued", "chosen"), [(1.0, "b"), (3.5, "a")])
+def test_a_request_that_lacks_kv_blocks_waits_as_if_behind_a_queue(queued: float, chosen: str) -> None:
+    dispatcher, off = pool("a", "b"), pool("a", "b", kv_turnover=0.0)
+    for each in (dispatcher, off):
+        answer(each, "a", 11, blocks=150, output=400)  # more than 100,000 tokens
+        occupy(each, "b", queued)
+
+    placed = place(dispatcher, "r", prompt(), max_output_tokens=400)
+
+    assert placed.instance == chosen
+    assert placed.predicted_ttft > 1.5
+    assert place(off, "r", prompt(), max_output_tokens=400).instance == "a"
+
+
+@given(
+    answers=st.integers(0, 30),
+    blocks=st.integers(1, 150),
+    output=st.integers(1, 1000),
+    capacity=st.integers(0, 200_000),
+)
+@settings(max_examples=40, deadline=None)
+def test_the_wait_for_kv_blocks_is_what_is_lacking_over_what_a_full_cache_frees(
+    answers: int, blocks: int, output: int, capacity: int
+) -> None:
+    dispatcher = pool()
+    dispatcher.state.apply(joined("a", kv_capacity_tokens=capacity))
+    answer(dispatcher, "a", answers, blocks=blocks, output=output)
+    request = route("r", prompt(), max_output_tokens=output)
+    dispatcher.route(request, 0.0)
+    view = PoolView(dispatcher.state, dispatcher.state.workload.requests[RequestId("r")], 0.0)
+    expected = view.expected_output_tokens
+
+    (wait,) = view.kv_waits(view.candidates)
+
+    asked = (
+        answers * (blocks * BLOCK + 1) + 2 * (PROMPT_BLOCKS * BLOCK + 1) + (answers + 2) * expected
+    )  # it waits there
+    if not capacity or asked <= capacity:
+        assert wait == 0.0
+    else:
+        freed_each_second = capacity / (expected * 0.1)
+        assert wait == pytest.approx((asked - capacity) / freed_each_second)
+
+
+# The whole rule, told again
+
+
+queues = st.lists(st.tuples(st.floats(0, 7), st.integers(0, PROMPT_BLOCKS), st.integers(0, 12)), min_size=1, max_size=6)
+
+
+@given(queues)
+@settings(max_examples=60, deadline=None)
+def test_on_time_requests_make_the_sum_of_squared_queues_grow_least(fleet: list[tuple[float, int, int]]) -> None:
+    """The twin adds up all queues, squared, before and after."""
+    names = [f"i{number}" for number in range(len(fleet))]
+    dispatcher = pool(*names, displaced_max=1e9)
+    for name, (queue, cached, decodes) in zip(names, fleet, strict=True):
+        if cached:
+            dispatcher.state.apply(stored(name, 1, prompt()[:cached]))
+        answer(dispatcher, name, decodes, output=2)
+        if round(queue * 1000 / BLOCK):
+            occupy(dispatcher, name, queue)
+    view = _view_of(dispatcher)
+    own = {
+        c.instance: (c.queue_seconds, c.prefill_seconds, decodes)
+        for c, (*_, decodes) in zip(view.candidates, fleet, strict=True)
+    }
+
+    placed = place(dispatcher, "r", prompt())
+
+    def grown(name: str) -> float:
+        queue, work, decodes = own[InstanceId(name)]
+        return (queue + 0.05 * decodes + work) ** 2 - (queue + 0.05 * decodes) ** 2
+
+    on_time = [name for name in names if sum(own[InstanceId(name)][:2]) <= 5.0]
+    if on_time:
+        assert grown(placed.instance) == pytest.approx(min(map(grown, on_time)))
+        assert placed.instance in on_time
+    else:
+        holders = [name for name, (_, cached, _) in zip(names, fleet, strict=True) if cached * BLOCK >= 1025 / 2]
+        assert own[placed.instance][0] == max(own[InstanceId(name)][0] for name in holders or names)
+
+
+@given(queues, st.floats(0, 20))
+@settings(max_examples=60, deadline=None)
+def test_it_is_late_by_choice_only_to_save_work(fleet: list[tuple[float, int, int]], displaced_max: float) -> None:
+    names = [f"i{number}" for number in range(len(fleet))]
+    dispatcher = pool(*names, displaced_max=displaced_max)
+    for name, (queue, cached, _) in zip(names, fleet, strict=True):
+        if cached:
+            dispatcher.state.apply(stored(name, 1, prompt()[:cached]))
+        if round(queue * 1000 / BLOCK):
+            occupy(dispatcher, name, queue)
+    candidates = {c.instance: c for c in _view_of(dispatcher).candidates}
+
+    placed = candidates[place(dispatcher, "r", prompt()).instance]
+
+    on_time = [c for c in candidates.values() if c.predicted_ttft <= 5.0]
+    if on_time and placed.predicted_ttft > 5.0:
+        assert placed.prefill_seconds < min(c.prefill_seconds for c in on_time)
+
+
+def _view_of(dispatcher: Dispatcher) -> PoolView:
+    """What the policy sees of a request that is not there yet."""
+    command = route("seen", prompt())
+    request = Request(
+        id=command.request, tenant=command.tenant, session=command.session, keys=unpack_keys(command.keys),
+        prompt_tokens=command.prompt_tokens, max_output_tokens=command.max_output_tokens, slo_ttft=5.0, slo_tpot=0.1,
+        arrived_at=0.0, exact=False, streaming=True,
+    )  # fmt: skip
+    return PoolView(dispatcher.state, request, 0.0)
 
 
 def test_equals_are_told_apart_by_prefix_and_not_by_name() -> None:

@@ -1,6 +1,8 @@
-"""Rejects requests that cannot meet their SLO where they were placed. Source: Mooncake (FAST'25), section 7. Compares
-the TTFT budget with corrected queue plus prefill, and the TPOT SLO with recent seconds per token. Bias: long prompts
-are rejected first. Limit: uses the present decode load."""
+"""Rejects requests that cannot meet their SLO where they were placed. Source: Mooncake (FAST'25), section 4.1. Compares
+the TTFT budget with corrected queue plus prefill, and the TPOT SLO with recent seconds per token. A request that would
+be late even alone is no matter of load: it is admitted as best effort (`state.best_effort`), where its first token is
+soonest, unless those before it take BEST_EFFORT_WAIT_MAX. Bias: prompts that just meet their SLO alone are rejected
+first. Limit: uses the present decode load."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -16,14 +18,17 @@ from pointsman.state.trackers.base import Tracker
 from pointsman.state.trackers.decode_load import DecodeLoad
 
 DECODE_RETRY_SECONDS = 1.0
+BEST_EFFORT_WAIT_MAX: EngineSeconds = 300.0
 
 
 @dataclass(frozen=True)
 class PredictedTtft(AdmissionPolicy):
-    """`tpot_check`: off, since prefills between decode steps slow them beyond what their own load explains."""
+    """`hard_limit`: reject also what would be late even alone. `tpot_check`: off, since prefills between decode steps slow
+    them beyond what their own load explains."""
 
     name: ClassVar[str] = "predicted_ttft"
 
+    hard_limit: bool = False
     tpot_check: bool = False
 
     @override
@@ -32,11 +37,35 @@ class PredictedTtft(AdmissionPolicy):
 
     @override
     def admit(self, view: PoolView, choice: Choice) -> Choice | Refusal:
+        if not self.hard_limit and is_late_alone(view):
+            return best_effort(view)
+        return self.in_time(view, choice)
+
+    def in_time(self, view: PoolView, choice: Choice) -> Choice | Refusal:
+        """Of a request that could meet its TTFT SLO alone, or with a hard limit."""
         if choice.chosen.predicted_ttft > view.budget:
             return too_late(view, choice.chosen)
         if self.tpot_check and (tpot := excessive_tpot(view, choice.chosen)):
             return too_slow(view, choice.chosen, tpot)
         return choice
+
+
+def is_late_alone(view: PoolView) -> bool:
+    """Whether it would miss its TTFT SLO on every instance with an empty queue."""
+    return all(candidate.predicted_ttft - candidate.queue_seconds > view.budget for candidate in view.candidates)
+
+
+def best_effort(view: PoolView) -> Choice | Refusal:
+    candidates = [view.best_effort_candidate(instance) for instance in view.eligible]
+    soonest = min(candidates, key=lambda candidate: (candidate.predicted_ttft, -candidate.cached_tokens))
+    if soonest.queue_seconds > BEST_EFFORT_WAIT_MAX:
+        detail = (
+            f"the prompt alone takes {soonest.prefill_seconds:.2f} s, more than its objective of "
+            f"{view.request.slo_ttft:g} s, and such requests wait for {soonest.queue_seconds:.0f} s already"
+        )
+        return Refusal(RejectReason.BEST_EFFORT_FULL, detail, soonest.queue_seconds - BEST_EFFORT_WAIT_MAX)
+    reason = "late even alone: as best effort where its first token is soonest"
+    return Choice(soonest, reason, candidates, best_effort=True)
 
 
 def excessive_tpot(view: PoolView, candidate: CandidateEstimate) -> EngineSeconds | None:

@@ -1,81 +1,96 @@
 """Predicted TTFT with floors: plain early rejection rejects long prompts, since short ones fill the queue up to their
 SLO. A tenth of prompt lengths has a floor of `decile_floor` of the overall attainment, a tenant `tenant_floor` of its
-max-min fair share; each is *owed* what it lacks (`trackers.attainment`), aimed `margin` too high. Behind a queue of
-more than `spare` of its SLO, a request needs `queue + price * prefill <= TTFT budget`, `price = e ** (gap / patience)`;
-the gap is how much less its groups are owed than those owed most. Bias: rejects some shorter prompts for fewer long
-ones. Limits: floors hold in the long run; prompts that exceed their SLO alone have none; cached prefixes do not lower
-the price."""
+max-min fair share; each is *owed* what it lacks (`trackers.attainment`). A request needs `queue + price * prefill <= TTFT
+budget` where it was placed, `price = e ** (gap / PATIENCE)`; the gap is how much less its groups are owed than those owed
+most. PRICE_MAX: beyond, refusing others hardly makes room for those who are owed. Bias: rejects some shorter prompts for
+fewer long ones. Limits: floors hold in the long run and within capacity; prompts that exceed their SLO alone have none;
+cached prefixes do not lower the price."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from math import exp
+from math import exp, log
 from typing import ClassVar
 
 from typing_extensions import override
 
 from pointsman.contracts.reasons import RejectReason
-from pointsman.policies.admission.base import AdmissionPolicy, Refusal
-from pointsman.policies.admission.predicted_ttft_global import choice_or_soonest, priced_ttft
+from pointsman.policies.admission.base import Refusal
+from pointsman.policies.admission.predicted_ttft import PredictedTtft
 from pointsman.policies.pool_view import CandidateEstimate, PoolView
 from pointsman.policies.routing.base import Choice
+from pointsman.primitives import EngineSeconds
 from pointsman.state.trackers.attainment import Attainment, Tally
 from pointsman.state.trackers.base import Tracker
-from pointsman.state.trackers.decode_load import DecodeLoad
+
+PATIENCE = 7.0
+"""Requests owed that raise the price by a factor of e."""
+PRICE_MAX = 5.0
+SPARE = 0.1
+"""Share of the SLO up to which a queue is open to all."""
 
 
 @dataclass(frozen=True)
-class PredictedTtftFair(AdmissionPolicy):
-    """`patience`: requests owed that raise the price by a factor of e. `spare`: share of the SLO."""
-
+class PredictedTtftFair(PredictedTtft):
     name: ClassVar[str] = "predicted_ttft_fair"
 
     decile_floor: float = 0.6
     tenant_floor: float = 0.8
-    margin: float = 0.07
-    patience: float = 7.0
-    spare: float = 0.1
-    tpot_check: bool = False
-
-    def __post_init__(self) -> None:
-        if not self.patience > 0:
-            msg = f"patience must be positive, not {self.patience}"
-            raise ValueError(msg)
 
     @override
     def trackers(self) -> tuple[Tracker, ...]:
-        aim = 1 + self.margin
-        seen = Attainment(decile_share=self.decile_floor * aim, tenant_share=self.tenant_floor * aim)
-        return (seen, DecodeLoad()) if self.tpot_check else (seen,)
+        return (Attainment(decile_share=self.decile_floor, tenant_share=self.tenant_floor), *super().trackers())
 
     @override
-    def admit(self, view: PoolView, choice: Choice) -> Choice | Refusal:
-        admitted = choice_or_soonest(view, choice, check_tpot=self.tpot_check)
-        price = self.price(view)
-        if isinstance(admitted, Refusal) or price <= 1.0:
-            return admitted
-        spare = self.spare * view.request.slo_ttft
-        fair = choice_or_soonest(view, choice, check_tpot=self.tpot_check, price=price, spare=spare)
-        return fair if isinstance(fair, Choice) else _keep_back(view, admitted.chosen, price)
+    def in_time(self, view: PoolView, choice: Choice) -> Choice | Refusal:
+        if choice.chosen.predicted_ttft > view.budget:
+            choice = _moved(view, choice)
+        answer = super().in_time(view, choice)
+        if isinstance(answer, Choice):
+            price = self.price(view)
+            queued = choice.chosen.queue_seconds > SPARE * view.request.slo_ttft
+            if queued and price > 1.0 and _priced_ttft(choice.chosen, price) > view.budget:
+                return _keep_back(view, choice.chosen, price)
+        return answer
 
     def price(self, view: PoolView) -> float:
-        """At least 1, which is `predicted_ttft_global`."""
+        """From 1, which is `predicted_ttft`."""
         seen = view.tracker(Attainment).of(view.request.priority)
         gap = _gap(seen.deciles, seen.deciles[seen.decile(view.request.prompt_tokens)])
         if len(seen.tenants) > 1:
             gap += _gap(seen.tenants.values(), seen.tenants.get(view.request.tenant, Tally()))
-        return exp(gap / self.patience)
+        return exp(min(gap / PATIENCE, log(PRICE_MAX)))
+
+
+def _moved(view: PoolView, choice: Choice) -> Choice:
+    """To the soonest instance on time, if that takes no more work than others wait for on average."""
+    waiting = sum(candidate.waiting for candidate in view.candidates)
+    work = sum(candidate.queue_seconds for candidate in view.candidates)
+    bound = work / waiting if waiting else float("inf")
+    able = [
+        candidate
+        for candidate in view.candidates
+        if candidate.predicted_ttft <= view.budget and candidate.prefill_seconds <= bound
+    ]
+    if not able:
+        return choice
+    soonest = min(able, key=lambda candidate: candidate.predicted_ttft)
+    return Choice(soonest, f"{choice.chosen.instance} would miss the objective: first token soonest", view.candidates)
 
 
 def _gap(groups: Iterable[Tally], own: Tally) -> float:
     return max(group.owed for group in groups) - own.owed
 
 
+def _priced_ttft(candidate: CandidateEstimate, price: float) -> EngineSeconds:
+    return candidate.predicted_ttft + (price - 1) * candidate.prefill_seconds
+
+
 def _keep_back(view: PoolView, candidate: CandidateEstimate, price: float) -> Refusal:
     detail = (
         f"predicted time to first token is {candidate.predicted_ttft:.2f} s on {candidate.instance}; of the "
         f"{view.budget:.2f} s that are left, room is kept for those who got less than their share: "
-        f"behind a queue, {price:.1f} times its prefill of {candidate.prefill_seconds:.2f} s must fit in"
+        f"{price:.1f} times its prefill of {candidate.prefill_seconds:.2f} s must fit in behind the queue"
     )
     return Refusal(
-        RejectReason.HELD_BACK, detail, min(priced_ttft(candidate, price) - view.budget, candidate.queue_seconds)
+        RejectReason.HELD_BACK, detail, min(_priced_ttft(candidate, price) - view.budget, candidate.queue_seconds)
     )

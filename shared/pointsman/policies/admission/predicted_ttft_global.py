@@ -1,5 +1,5 @@
 """Rejects only what no instance can serve on time; else moves the request to the soonest one. Source: Mooncake
-(FAST'25), section 7. Bias: near saturation it trades locality for one more request on time. With stale load, routers
+(FAST'25), section 4.1. Bias: near saturation it trades locality for one more request on time. With stale load, routers
 herd."""
 
 from dataclasses import dataclass
@@ -7,59 +7,35 @@ from typing import ClassVar
 
 from typing_extensions import override
 
-from pointsman.policies.admission.base import AdmissionPolicy, Refusal
-from pointsman.policies.admission.predicted_ttft import excessive_tpot, too_late, too_slow
+from pointsman.policies.admission.base import Refusal
+from pointsman.policies.admission.predicted_ttft import PredictedTtft, excessive_tpot, too_late, too_slow
 from pointsman.policies.pool_view import CandidateEstimate, PoolView
 from pointsman.policies.routing.base import Choice
-from pointsman.primitives import EngineSeconds
-from pointsman.state.trackers.base import Tracker
-from pointsman.state.trackers.decode_load import DecodeLoad
 
 
 @dataclass(frozen=True)
-class PredictedTtftGlobal(AdmissionPolicy):
+class PredictedTtftGlobal(PredictedTtft):
     name: ClassVar[str] = "predicted_ttft_global"
 
-    tpot_check: bool = False
-
     @override
-    def trackers(self) -> tuple[Tracker, ...]:
-        return (DecodeLoad(),) if self.tpot_check else ()
+    def in_time(self, view: PoolView, choice: Choice) -> Choice | Refusal:
+        """The choice if it meets both SLOs, else the soonest candidate that does, else a refusal."""
 
-    @override
-    def admit(self, view: PoolView, choice: Choice) -> Choice | Refusal:
-        return choice_or_soonest(view, choice, check_tpot=self.tpot_check)
+        def meets(candidate: CandidateEstimate) -> bool:
+            late = candidate.predicted_ttft > view.budget
+            return not late and not (self.tpot_check and excessive_tpot(view, candidate))
 
-
-def choice_or_soonest(
-    view: PoolView, choice: Choice, *, check_tpot: bool, price: float = 1.0, spare: EngineSeconds = 0.0
-) -> Choice | Refusal:
-    """The choice if it meets both SLOs, else the soonest candidate that does, else a refusal. `price`: multiple of
-    its prefill that must fit behind a queue of more than `spare`."""
-
-    def meets(candidate: CandidateEstimate) -> bool:
-        return (
-            candidate.predicted_ttft <= view.budget
-            and (candidate.queue_seconds <= spare or priced_ttft(candidate, price) <= view.budget)
-            and not (check_tpot and excessive_tpot(view, candidate))
-        )
-
-    if meets(choice.chosen):
-        return choice
-    able = [candidate for candidate in view.candidates if meets(candidate)]
-    if able:
-        soonest = _soonest(able, price)
-        return Choice(
-            soonest, f"{choice.chosen.instance} would miss the objective: first token soonest", view.candidates
-        )
-    soonest = _soonest(view.candidates)
-    tpot = excessive_tpot(view, soonest) if check_tpot and soonest.predicted_ttft <= view.budget else None
-    return too_slow(view, soonest, tpot) if tpot else too_late(view, soonest)
+        if meets(choice.chosen):
+            return choice
+        able = [candidate for candidate in view.candidates if meets(candidate)]
+        if able:
+            reason = f"{choice.chosen.instance} would miss the objective: first token soonest"
+            return Choice(_soonest(able), reason, view.candidates)
+        soonest = _soonest(view.candidates)
+        on_time = soonest.predicted_ttft <= view.budget
+        tpot = excessive_tpot(view, soonest) if self.tpot_check and on_time else None
+        return too_slow(view, soonest, tpot) if tpot else too_late(view, soonest)
 
 
-def priced_ttft(candidate: CandidateEstimate, price: float) -> EngineSeconds:
-    return candidate.queue_seconds + price * candidate.prefill_seconds
-
-
-def _soonest(candidates: list[CandidateEstimate], price: float = 1.0) -> CandidateEstimate:
-    return min(candidates, key=lambda candidate: (priced_ttft(candidate, price), -candidate.cached_tokens))
+def _soonest(candidates: list[CandidateEstimate]) -> CandidateEstimate:
+    return min(candidates, key=lambda candidate: (candidate.predicted_ttft, -candidate.cached_tokens))

@@ -12,7 +12,6 @@ from pointsman.policies.prefix_fetch import fetch_at_grant, shared_fetch
 from pointsman.primitives import InstanceId, RequestId, Tokens
 from pointsman.state.fleet import Status
 from pointsman.state.priority_classes import LOWER_WINDOW_SHARE, RANK, next_class
-from pointsman.state.state import State
 from pointsman.state.workload import NO_INSTANCE, InstanceQueue, Request, Stage
 
 GRANTING = (Status.READY, Status.DRAINING, Status.EJECTED)
@@ -22,7 +21,7 @@ GRANTING = (Status.READY, Status.DRAINING, Status.EJECTED)
 def grant_waiting(turn: Turn, instance_id: InstanceId) -> None:
     """Also elsewhere, if tenants may have waited for their share of the KV capacity, which is the pool's."""
     grant_next(turn, instance_id)
-    if turn.state.tenants.limits_kv:
+    if turn.state.tenants.limits_kv or turn.state.best_effort.waits:
         for other in sorted(turn.state.workload.queues):
             if other != instance_id:
                 grant_next(turn, other)
@@ -37,8 +36,9 @@ def grant_next(turn: Turn, instance_id: InstanceId) -> None:
     _assume_prefills(turn, instance_id, queue)
     while queue.pending and not (instance_id in state.fleet.on_trial and state.has_trial_request(instance_id)):
         eligible: InstanceQueue | None = queue
-        if queue.classes_pending > 1 or state.tenants.limits_kv or state.fleet.fetches:
-            eligible = _eligible(state, queue)
+        chooses = state.tenants.limits_kv or state.fleet.fetches or queue.has_best_effort
+        if chooses or queue.classes_pending > 1:
+            eligible = _eligible(turn, queue)
         if eligible is None:
             return
         request = policies.ordering.first(eligible, turn.now, state)
@@ -48,26 +48,52 @@ def grant_next(turn: Turn, instance_id: InstanceId) -> None:
         grant(turn, request)
 
 
-def _eligible(state: State, queue: InstanceQueue) -> InstanceQueue | None:
+def _eligible(turn: Turn, queue: InstanceQueue) -> InstanceQueue | None:
     """The queue with only those pending that may be granted next."""
+    state = turn.state
     pending = queue.pending
     if state.tenants.limits_kv:
         pending = {r.id: r for r in pending.values() if not state.waits_for_kv(r)}
     if state.fleet.fetches and any(r.fetching for r in queue.prefill.values()):
         pending = {r.id: r for r in pending.values() if shared_fetch(queue, r) is None}
+    if queue.has_best_effort:
+        waiting = [r for r in pending.values() if r.best_effort]
+        pending = {r.id: r for r in pending.values() if not r.best_effort}
+        if waiting:
+            first = state.best_effort.first(waiting)
+            if _may_start(turn, queue, first, list(pending.values())):
+                return replace(queue, pending={first.id: first})
     if not pending:
         return None
     if queue.classes_pending > 1:
-        present = {r.priority for r in pending.values()}
+        present = {r.queue_class for r in pending.values()}
         following = next_class({name: known for name, known in queue.classes.items() if name in present})
-        pending = {r.id: r for r in pending.values() if r.priority == following}
+        pending = {r.id: r for r in pending.values() if r.queue_class == following}
     return queue if pending is queue.pending else replace(queue, pending=pending)
+
+
+def _may_start(turn: Turn, queue: InstanceQueue, request: Request, others: list[Request]) -> bool:
+    """Whether a best-effort request goes next: where nobody waits and the pool has room, or if it is its turn. Then it
+    waits only for those that were placed before, would be late behind it, and can still be on time."""
+    best_effort, now = turn.state.best_effort, turn.now
+    if not others and best_effort.may_start():
+        return True
+    known = best_effort.turn(now)
+    if known is None or known[0] is not request:
+        return False
+    factor = turn.state.latency.correction(request.instance)
+    before = queue.engine_seconds_left(now)
+    for other in others:
+        alone = now + (before + other.prefill_seconds) * factor
+        if other.placed_at <= known[1] and alone <= other.deadline < alone + request.prefill_seconds * factor:
+            return False
+    return True
 
 
 def _window_tokens(turn: Turn, queue: InstanceQueue, request: Request) -> Tokens:
     """A part for a class below one that may soon want the engine, unless this is its turn before such a class."""
-    window, rank = turn.policies.prefill_window_tokens, RANK[request.priority]
-    if not turn.state.pending.expects_above(request.priority, turn.now):
+    window, rank = turn.policies.prefill_window_tokens, RANK[request.queue_class]
+    if not turn.state.pending.expects_above(request.queue_class, turn.now):
         return window
     waits_above = any(known.requests and RANK[name] > rank for name, known in queue.classes.items())
     return window if waits_above else int(LOWER_WINDOW_SHARE * window)

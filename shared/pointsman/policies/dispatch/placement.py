@@ -173,6 +173,7 @@ def _place(turn: Turn, request: Request, attempt: int, excluded: Collection[Inst
             fetch_from=candidate.fetch_from,
             fetched_tokens=candidate.fetched_tokens,
             lost_seconds=answer.lost_seconds,
+            best_effort=admitted.best_effort,
             loads=list(candidate.loads),
             load_seconds=candidate.load_seconds,
         )

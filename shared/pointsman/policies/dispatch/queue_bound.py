@@ -10,12 +10,11 @@ class, only when the queue is full."""
 from collections.abc import Callable
 
 from pointsman.contracts.reasons import RejectReason
-from pointsman.contracts.tenants import Priority
 from pointsman.policies.admission import Refusal
 from pointsman.policies.dispatch.rejecting import reject
 from pointsman.policies.dispatch.turn import Turn
 from pointsman.primitives import EngineSeconds, InstanceId, Tenant
-from pointsman.state.priority_classes import RANK
+from pointsman.state.priority_classes import RANK, QueueClass
 from pointsman.state.workload import Request
 
 CLASS_SHARE = 0.05
@@ -60,7 +59,7 @@ def _displaced_by(turn: Turn, newcomer: Request) -> Request | None:
     return None
 
 
-def _newest(turn: Turn, priority: Priority) -> Request:
+def _newest(turn: Turn, priority: QueueClass) -> Request:
     """Of the tenant that holds most of this class."""
     weighted = _weighted(turn, priority)
     tenants = turn.state.pending.classes[priority]
@@ -68,7 +67,7 @@ def _newest(turn: Turn, priority: Priority) -> Request:
     return pending[next(reversed(pending))]
 
 
-def _weighted(turn: Turn, priority: Priority) -> Callable[[Tenant, int], float]:
+def _weighted(turn: Turn, priority: QueueClass) -> Callable[[Tenant, int], float]:
     """Pending requests of a tenant in this class, and so many more, by its weight."""
     tenants, weights = turn.state.pending.classes[priority], turn.state.tenants
 

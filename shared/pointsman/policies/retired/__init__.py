@@ -2,20 +2,24 @@
 policy's name and all settings of that version. No command line offers them."""
 
 from dataclasses import fields
+from typing import TypeVar, cast
 
 from pointsman.contracts.decisions import Settings
+from pointsman.policies.policy import Policy
 from pointsman.policies.retired.min_ttft_1 import MinTtft1
 from pointsman.policies.retired.pointsman_1 import Pointsman1
-from pointsman.policies.routing.base import RoutingPolicy
+from pointsman.policies.retired.predicted_ttft_fair_1 import PredictedTtftFair1
 
-RETIRED: tuple[type[RoutingPolicy], ...] = (Pointsman1, MinTtft1)
+RETIRED: tuple[type[Policy], ...] = (MinTtft1, Pointsman1, PredictedTtftFair1)
+
+P = TypeVar("P", bound=Policy)
 
 
-def retired_routing(name: str, settings: Settings, present: type[RoutingPolicy]) -> type[RoutingPolicy] | None:
-    """None: `settings` are of the present version."""
+def present_or_retired(present: type[P], settings: Settings) -> type[P]:
+    """The version of a policy that has these recorded settings."""
     now = {field.name for field in fields(present)}
     for policy in RETIRED:
         then = {field.name for field in fields(policy)}
-        if policy.name == name and then <= settings.keys() and not settings.keys() <= now:
-            return policy
-    return None
+        if policy.name == present.name and then <= settings.keys() and not settings.keys() <= now:
+            return cast("type[P]", policy)
+    return present

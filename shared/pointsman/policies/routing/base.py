@@ -18,6 +18,8 @@ class Choice(msgspec.Struct, frozen=True):
     chosen: CandidateEstimate
     reason: str
     considered: list[CandidateEstimate]
+    best_effort: bool = False
+    """Admitted although its prompt alone exceeds the SLO."""
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 - Cost: least `(wait + prefill / 2) * prefill` of the instances that meet the SLO (MaxWeight: Tassiulas and Ephremides
   1992; Wang et al. 2013). A prefill also stalls decodes: each counts as `decode_seconds` of wait.
-- Memory: a request that lacks KV blocks waits until others free them (`PoolView.kv_wait`).
+- Memory: a request that lacks KV blocks waits until others free them (`PoolView.kv_waits`).
 - Detour: it computes a cached prefix again, to be on time, only if that displaces at most `displaced_max` others; a tenth
   of that before requests are given up. Displaced: extra work / mean work * (queue / SLO) ** PRESSURE_POWER.
 - Late: if no instance can meet the SLO, the longest queue among holders: on-time requests avoid it.
@@ -56,7 +56,7 @@ class Pointsman(RoutingPolicy):
 
     @override
     def choose(self, view: PoolView) -> Choice:
-        candidates = [self._with_kv_wait(view, candidate) for candidate in candidates_of(view)]
+        candidates = self._with_kv_waits(view, candidates_of(view))
         if view.staleness > self.stale_after_s:
             owners = ring_candidates(view.eligible, view.ring_key, STALE_CANDIDATES)
             candidates = [candidate for candidate in candidates if candidate.instance in owners]
@@ -82,11 +82,14 @@ class Pointsman(RoutingPolicy):
         extra = detour.chosen.prefill_seconds - saved
         return instead if _displaced(extra, detour.chosen, view.budget, candidates) > displaced_max else detour
 
-    def _with_kv_wait(self, view: PoolView, candidate: CandidateEstimate) -> CandidateEstimate:
-        wait = self.kv_turnover and self.kv_turnover * view.kv_wait(candidate)
-        if not wait:
-            return candidate
-        return msgspec.structs.replace(candidate, queue_seconds=candidate.queue_seconds + wait)
+    def _with_kv_waits(self, view: PoolView, candidates: list[CandidateEstimate]) -> list[CandidateEstimate]:
+        waits = view.kv_waits(candidates) if self.kv_turnover else []
+        if not any(waits):
+            return candidates
+        return [
+            msgspec.structs.replace(candidate, queue_seconds=candidate.queue_seconds + self.kv_turnover * wait)
+            for candidate, wait in zip(candidates, waits, strict=True)
+        ]
 
     def _cheapest(self, view: PoolView, among: list[CandidateEstimate], considered: list[CandidateEstimate]) -> Choice:
         stall = self.decode_seconds * TPOT_REFERENCE / (view.request.slo_tpot or inf)

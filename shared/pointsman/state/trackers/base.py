@@ -9,6 +9,8 @@ from pointsman.contracts.requests import RequestFinished
 from pointsman.primitives import EngineSeconds, InstanceId
 from pointsman.state.workload import Request, Stage
 
+LATE_ALONE = (RejectReason.SLO_UNREACHABLE, RejectReason.BEST_EFFORT_FULL)
+
 
 class Tracker:
     """Override as needed. Called only by State, with the event's time `at`. Order: `arrived`, `placed` (again after
@@ -46,15 +48,16 @@ class OutcomeTracker(Tracker):
 
     @override
     def first_token(self, request: Request, at: EngineSeconds) -> None:
-        self.outcome(request, at, on_time=at <= request.deadline)
+        if not request.best_effort:
+            self.outcome(request, at, on_time=at <= request.deadline)
 
     @override
     def refused(self, request: Request, at: EngineSeconds, reason: str) -> None:
-        if reason != RejectReason.SLO_UNREACHABLE:
+        if reason not in LATE_ALONE:
             self.outcome(request, at, on_time=False, refused=True)
 
     @override
     def ended(self, request: Request, at: EngineSeconds, finished: RequestFinished | None) -> None:
         waited = request.stage in (Stage.PENDING, Stage.PREFILL, Stage.HANDED_OVER)
-        if waited and finished is None and at > request.deadline:
+        if waited and finished is None and at > request.deadline and not request.best_effort:
             self.outcome(request, at, on_time=False)

@@ -66,6 +66,8 @@ class LateCredit(Tracker):
 
     @override
     def granted(self, request: Request, at: EngineSeconds) -> None:
+        if request.best_effort:  # its class has a share of its own
+            return
         credit = self._credits.get(request.instance, 0.0)
         if _is_late(request, request.engine_seconds * self.factor(request.instance), at):
             credit = max(0.0, credit) - request.prefill_seconds

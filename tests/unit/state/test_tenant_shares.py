@@ -1,0 +1,101 @@
+"""Who got more of a pool's work than its max-min fair share."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pointsman.primitives import InstanceId, RequestId, Tenant
+from pointsman.state.trackers.tenant_shares import COMPARED_AFTER, HALF_LIFE_SECONDS, TenantShares
+from pointsman.state.workload import Request, Stage
+from tests.support.events import route
+
+
+def asked(tenant: str, tokens: int, at: float = 0.0) -> Request:
+    command = route("r", [])
+    return Request(
+        id=RequestId("r"), tenant=Tenant(tenant), session=command.session, keys=[], prompt_tokens=tokens,
+        max_output_tokens=1, slo_ttft=5.0, slo_tpot=0.1, arrived_at=at, exact=False, streaming=False,
+        stage=Stage.PENDING, instance=InstanceId("a"), uncached_tokens=tokens, placed_at=at,
+    )  # fmt: skip
+
+
+def shares(demands: dict[str, int], served: dict[str, int], at: float = 0.0) -> TenantShares:
+    found = TenantShares()
+    for tenant, tokens in demands.items():
+        found.placed(asked(tenant, tokens, at), at)
+    for tenant, tokens in served.items():
+        found.granted(asked(tenant, tokens, at), at)
+    for _ in range(max(COMPARED_AFTER, len(demands))):
+        found.granted(asked(next(iter(served)), 0, at), at)
+    return found
+
+
+def test_the_flooder_is_beyond_its_share_and_the_others_are_not() -> None:
+    found = shares({"flood": 8000, "b": 1000, "c": 1000}, {"flood": 3000, "b": 500, "c": 500})
+
+    # fair: 2,000 for the flooder, 1,000 for each other; but nobody with one and a half equal shares (2,000) is beyond
+    assert found.excess(Tenant("flood")) == pytest.approx(1000 / 4000)
+    assert found.excess(Tenant("b")) == found.excess(Tenant("unknown")) == 0.0
+
+
+def test_who_asks_for_more_than_others_may_have_what_they_leave() -> None:
+    found = shares({"big": 8000, "b": 100, "c": 100}, {"big": 3800, "b": 100, "c": 100})
+
+    assert found.excess(Tenant("big")) == 0.0
+
+
+def test_a_tenant_alone_has_no_share() -> None:
+    assert shares({"a": 1000}, {"a": 1000}).excess(Tenant("a")) == 0.0
+
+
+def test_what_was_placed_elsewhere_again_is_asked_for_once() -> None:
+    found = TenantShares()
+    for tenant in ("a", "b"):
+        found.placed(asked(tenant, 1000), 0.0)
+    for _ in range(5):
+        found.unplaced(asked("a", 1000), 1.0)
+        found.placed(asked("a", 1000), 0.0)
+    once = shares({"a": 1000, "b": 1000}, {"a": 900, "b": 100})
+    found.granted(asked("a", 900), 0.0)
+    found.granted(asked("b", 100), 0.0)
+    for _ in range(COMPARED_AFTER):
+        found.granted(asked("b", 0), 0.0)
+
+    assert found.excess(Tenant("a")) == pytest.approx(once.excess(Tenant("a")), abs=1e-9)
+
+
+@given(
+    amounts=st.dictionaries(st.sampled_from("abcdef"), st.tuples(st.integers(1, 10**6), st.floats(0, 1)), min_size=2),
+    later=st.floats(0, 1e9),
+)
+@settings(max_examples=200)
+def test_excess_is_the_share_above_a_level_found_by_filling_and_does_not_depend_on_the_time(
+    amounts: dict[str, tuple[int, float]], later: float
+) -> None:
+    demands = {tenant: demand for tenant, (demand, _) in amounts.items()}
+    served = {tenant: round(demand * share) for tenant, (demand, share) in amounts.items()}
+    total = sum(served.values())
+
+    now, then = shares(demands, served), shares(demands, served, at=later)
+
+    low, high = 0.0, float(max(demands.values()))
+    for _ in range(80):
+        level = (low + high) / 2
+        low, high = (level, high) if sum(min(level, d) for d in demands.values()) < total else (low, level)
+    level = max(high, 1.5 * total / len(demands))
+    beyond = sum(max(0.0, tokens - level) for tokens in served.values()) / total if total else 0.0
+    for tenant, tokens in served.items():
+        expected = beyond if tokens > level else 0.0
+        assert now.excess(Tenant(tenant)) == pytest.approx(expected, abs=1e-6)
+        assert then.excess(Tenant(tenant)) == pytest.approx(now.excess(Tenant(tenant)), abs=1e-6)
+
+
+def test_service_of_long_ago_is_forgotten() -> None:
+    found = shares({"flood": 8000, "b": 1000, "c": 1000}, {"flood": 3000, "b": 500, "c": 500})
+
+    for _ in range(2):
+        for tenant in ("b", "c"):
+            found.placed(asked(tenant, 1000), 30 * HALF_LIFE_SECONDS)
+            found.granted(asked(tenant, 1000), 30 * HALF_LIFE_SECONDS)
+
+    assert found.excess(Tenant("flood")) == 0.0
