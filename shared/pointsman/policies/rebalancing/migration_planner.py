@@ -228,7 +228,7 @@ def _source(
     *,
     leaves: bool = False,
 ) -> _Source:
-    requests = list(queue.pending.values())
+    requests = sorted(queue.pending.values(), key=lambda request: request.best_effort)  # these go last
     expected = state.latency.expected_seconds
     work = [expected(instance, request.prefill_seconds, request.uncached_tokens) for request in requests]
     limits = [request.arrived_at + slo_share * request.slo_ttft - now for request in requests]

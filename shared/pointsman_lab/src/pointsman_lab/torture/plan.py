@@ -13,6 +13,8 @@ POOL_BLOCK_TOKENS = 32
 SECRET = "torture"
 POOL = "torture"
 ROUTING = ("dualmap", "dualmap", "pointsman", "min_ttft", "cache_affinity", "least_loaded", "preble")
+HARD_LIMIT = ("admission.hard_limit=true",)
+"""The reference model knows no best effort."""
 ADMISSION = ("predicted_ttft", "predicted_ttft", "none")
 ORDERING = ("fcfs", "fcfs", "shortest_prefill", "edf")
 REBIND_SHARE = 0.5
@@ -191,9 +193,9 @@ def _any_plan(seed: int) -> Plan:
         scheduler=SchedulerSettings(
             **fleet,
             engine_urls=ENGINE_URLS,
-            set=Random(f"outliers {seed}").choice(OUTLIER_SETTINGS),
             policy=chance.choice(ROUTING),
-            admission=chance.choice(ADMISSION if not delay else ("none",)),
+            admission=(admission := chance.choice(ADMISSION if not delay else ("none",))),
+            set=(*Random(f"outliers {seed}").choice(OUTLIER_SETTINGS), *HARD_LIMIT[admission == "none" :]),
             order=chance.choice(ORDERING),
             prefill_window_tokens=chance.choice((600, 2000, 16_384)),
             running_max=chance.choice((1, 2, 8, 256)),
