@@ -191,10 +191,10 @@ def test_the_load_check_can_be_switched_off() -> None:
 def test_transfer_counts_in_the_objective_on_the_first_token() -> None:
     dispatcher = pool(transfer_tokens_per_s=100.0)
 
-    refused = ask(dispatcher, "r", prompt(1), slo_ttft=2.0)[1]
+    late = placed(ask(dispatcher, "r", prompt(1), slo_ttft=2.0))
 
-    assert isinstance(refused, RequestRejected)
-    assert refused.reason == "slo_ttft"
+    assert late.best_effort
+    assert late.predicted_ttft > 2.0
 
 
 def test_one_that_does_everything_keeps_what_it_prefills_unless_it_decodes_too_slowly() -> None:

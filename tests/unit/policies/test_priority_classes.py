@@ -263,7 +263,7 @@ def test_logs_from_before_tenants_shared_the_queue_refuse_the_newcomer() -> None
 
 def test_a_refused_newcomer_displaces_nobody() -> None:
     """Admission refuses it after the queue has a place for it."""
-    pool = Pool(pending_max=10, admission="predicted_ttft")
+    pool = Pool(pending_max=10, admission="predicted_ttft", settings={"admission.hard_limit": True})
     for _ in range(20):
         pool.ask("greedy")
 

@@ -134,8 +134,9 @@ def test_equal_choices_go_to_who_served_the_session_last() -> None:
     assert place(dispatcher, "second", prompt(50, 1), session="s").instance == served
 
 
-def test_what_cannot_meet_its_objective_is_refused_with_a_reason() -> None:
-    dispatcher = pool("dualmap", admission="predicted_ttft")
+def test_a_hard_limit_refuses_what_cannot_meet_its_objective_with_a_reason() -> None:
+    limited = policy_set(routing="dualmap", admission="predicted_ttft", settings={"admission.hard_limit": True})
+    dispatcher = leader_of(FLEET, limited)
 
     events = dispatcher.route(route("long", prompt(1, 200)), now=0.0)
     rejected = events[-1]

@@ -108,7 +108,7 @@ async def test_a_request_that_waits_has_one_queue_span_however_often_it_is_asked
 
 
 async def test_rejections_cancellations_and_the_end_of_a_term_end_what_is_open() -> None:
-    async with traced_scheduler(running_max=1) as world:
+    async with traced_scheduler(running_max=1, set=("admission.hard_limit=true",)) as world:
         assert isinstance(await world.ask("r0", slo_ttft=1e-6), RouteRejected)
         assert isinstance(await world.ask("r1", traceparent=""), RouteGranted)
         for request in ("r2", "r3"):

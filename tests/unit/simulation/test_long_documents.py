@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from pointsman.primitives import Tenant
 from pointsman.simulation.outcome import Outcome
 from pointsman.simulation.simulator import Scenario, simulate
 from pointsman.simulation.workload.requests import WorkloadRequest
@@ -14,7 +15,7 @@ def document(at: float, number: int = 0, tenant: str = "reader") -> WorkloadRequ
     first = 1_000_000 * (number + 1)
     blocks = tuple(range(first, first + DOCUMENT_TOKENS // BLOCK_TOKENS))
     return WorkloadRequest(
-        arrival_s=at, input_length=DOCUMENT_TOKENS, output_tokens=8, block_ids=blocks, tenant=tenant, session=""
+        arrival_s=at, input_length=DOCUMENT_TOKENS, output_tokens=8, block_ids=blocks, tenant=Tenant(tenant)
     )
 
 
@@ -22,7 +23,7 @@ def short(number: int, at: float) -> WorkloadRequest:
     """Half a second of prefill, shared with no other."""
     return WorkloadRequest(
         arrival_s=at, input_length=3_072, output_tokens=8, block_ids=tuple(range(6 * number, 6 * number + 6)),
-        tenant="chat", session="",
+        tenant=Tenant("chat"),
     )  # fmt: skip
 
 

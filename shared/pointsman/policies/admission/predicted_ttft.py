@@ -51,8 +51,9 @@ class PredictedTtft(AdmissionPolicy):
 
 
 def is_late_alone(view: PoolView) -> bool:
-    """Whether it would miss its TTFT SLO on every instance with an empty queue."""
-    return all(candidate.predicted_ttft - candidate.queue_seconds > view.budget for candidate in view.candidates)
+    """Whether it would miss its TTFT SLO on every instance with an empty queue. Not if the SLO has passed already."""
+    alone = (candidate.predicted_ttft - candidate.queue_seconds for candidate in view.candidates)
+    return 0 < view.budget < min(alone)
 
 
 def best_effort(view: PoolView) -> Choice | Refusal:
