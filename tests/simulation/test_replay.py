@@ -98,7 +98,7 @@ def test_limits_and_classes_of_tenants_are_decided_again_bit_for_bit(pending_max
 def test_fetches_are_decided_again_bit_for_bit_whatever_became_of_them() -> None:
     granted: Counter[bool] = Counter()
     ended: Counter[bool] = Counter()
-    for seed, routing in enumerate(("round_robin", "min_ttft", "pointsman")):
+    for seed, routing in enumerate(("round_robin", "min_ttft", "pointsman"), start=3):
         told = replace(policies(seed, routing), admission=AdmitAll(), prefill_window_tokens=16_384)
         fleet = RecordedFleet(told, seed=seed, failing=True, fetching=True).live(500)
         fleet.take_over()

@@ -146,7 +146,7 @@ class Waiters:
             prefilled_by=request.prefilled_by,
             dp_rank=instance.dp_rank,
             rebind=request.rebind,
-            expected_seconds=state.latency.first_token_seconds(instance.id, seconds, tokens),
+            expected_seconds=state.latency.expected_seconds(instance.id, seconds, tokens),
             limits=self._limits(request.tenant),
             fetch=self._fetch(request) if request.fetching else None,
             best_effort=request.best_effort,

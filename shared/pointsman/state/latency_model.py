@@ -5,7 +5,6 @@ from pointsman.primitives import EngineSeconds, InstanceId, Tokens
 from pointsman.state.correction import Correction
 from pointsman.state.engine_profiles import prefill_seconds
 from pointsman.state.fleet import Instance
-from pointsman.state.two_estimates import TwoEstimates
 
 
 class LatencyModel:
@@ -13,7 +12,7 @@ class LatencyModel:
         """`by_length`: False before fold version 6."""
         self._block_tokens = block_tokens
         self._by_length = by_length
-        self.corrections: dict[InstanceId, Correction | TwoEstimates] = {}
+        self.corrections: dict[InstanceId, Correction] = {}
 
     def cached_tokens(self, instance: Instance, hit_blocks: int, prompt_tokens: Tokens) -> Tokens:
         """Prompt tokens that a hit saves: whole engine blocks, and never the last token, which is always computed."""
@@ -27,17 +26,11 @@ class LatencyModel:
         return prefill_seconds(instance.cost, prompt_tokens, cached_tokens)
 
     def expected_seconds(self, instance: InstanceId, work: EngineSeconds, tokens: Tokens) -> EngineSeconds:
-        """Of work ahead of a prompt."""
         correction = self.corrections.get(instance)
         return correction.seconds(work, tokens) if correction else work
 
-    def first_token_seconds(self, instance: InstanceId, work: EngineSeconds, tokens: Tokens) -> EngineSeconds:
-        """Of a prompt, and of work ahead of it that is included in `work` and `tokens`."""
-        correction = self.corrections.get(instance)
-        return correction.first_token_seconds(work, tokens) if correction else work
-
     def correction(self, instance: InstanceId) -> float:
-        """Of its usual prefill over the cost model's; 1 if nothing was learned."""
+        """Factor on the cost model; 1 if nothing was learned."""
         correction = self.corrections.get(instance)
         return correction.factor if correction else 1.0
 
@@ -45,22 +38,8 @@ class LatencyModel:
         correction = self.corrections.get(instance)
         return correction.error if correction else None
 
-    def learn(
-        self,
-        instance_id: InstanceId,
-        instance: Instance | None,
-        *,
-        predicted: EngineSeconds,
-        observed: EngineSeconds,
-        tokens: Tokens,
-    ) -> None:
-        """`instance`: None if it left."""
-        correction = self.corrections.get(instance_id)
-        if correction is None:
-            if self._by_length and instance is None:
-                return
-            correction = Correction(instance.cost) if self._by_length and instance is not None else TwoEstimates()
-            self.corrections[instance_id] = correction
+    def learn(self, instance: InstanceId, *, predicted: EngineSeconds, observed: EngineSeconds, tokens: Tokens) -> None:
+        correction = self.corrections.setdefault(instance, Correction(by_length=self._by_length))
         correction.learn(predicted=predicted, observed=observed, tokens=tokens)
 
     def forget(self, instance: InstanceId) -> None:

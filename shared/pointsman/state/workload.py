@@ -89,8 +89,6 @@ class Request:
     engine_seconds: EngineSeconds = 0.0
     """Prefill work in the engine at its grant, its own included."""
     engine_tokens: Tokens = 0
-    engine_requests: int = 0
-    """Prefills in the engine at its grant, its own included."""
     decode: InstanceId = NO_INSTANCE
     """Expected decode instance; NO_INSTANCE: `instance` decodes too."""
     prefilled_by: InstanceId = NO_INSTANCE
@@ -226,7 +224,6 @@ class InstanceQueue:
         request.engine_seconds = seconds + request.prefill_seconds
         request.engine_tokens = tokens + request.uncached_tokens
         self.prefill[request.id] = request
-        request.engine_requests = len(self.prefill)
         self.prefill_seconds += request.prefill_seconds
         self.prefill_tokens += request.uncached_tokens
 

@@ -87,7 +87,7 @@ def test_what_is_no_calibration_is_refused_by_name(tmp_path: Path, content: byte
 
 
 def test_how_far_off_predictions_were_is_told_of_the_newest() -> None:
-    correction = Correction(PrefillCost(fixed_s=0.0, per_token_s=0.01, per_token_squared_s=0.0))
+    correction = Correction()
     assert correction.error is None
 
     correction.learn(predicted=1.0, observed=2.0, tokens=100)

@@ -162,7 +162,7 @@ class DecisionRules(PlacementRules):
         if model.at(event.instance, PENDING) or not self._room(event.instance, event.uncached_tokens):
             yield f"{event.instance} could not begin it at once"
         overdue = event.at - request.granted_at
-        overdue -= model.first_token(event.source, request.engine_seconds, request.engine_tokens)
+        overdue -= model.expected(event.source, request.engine_seconds, request.engine_tokens)
         source = model.instances.get(event.source)
         answers = source is not None and source.status in ("ready", "draining")
         if overdue <= (OVERDUE_SECONDS if answers else 0.0):
@@ -182,7 +182,7 @@ class DecisionRules(PlacementRules):
         work = model.prefill_cost(request.prompt_tokens, uncached, event.instance)
         if not isclose(event.prefill_seconds, work, **SAME):
             yield f"{event.prefill_seconds} s are booked for {uncached} tokens, which cost {work}"
-        ttft = model.queued(event.instance, event.at) + model.first_token(event.instance, work, uncached)
+        ttft = model.queued(event.instance, event.at) + model.expected(event.instance, work, uncached)
         if self._stall_counts and not event.plan:
             ttft += model.stalled(event.instance, event.at)
         if not isclose(event.predicted_ttft, ttft, **SAME):
@@ -227,7 +227,7 @@ class DecisionRules(PlacementRules):
                 request.prompt_tokens, model.hit_blocks(request.keys, event.instance), event.instance
             )
             work = model.prefill_cost(request.prompt_tokens, uncached, event.instance)
-            ttft = model.queued(event.instance, event.at) + model.first_token(event.instance, work, uncached)
+            ttft = model.queued(event.instance, event.at) + model.expected(event.instance, work, uncached)
             if ttft < request.deadline - event.at - 1e-6:
                 yield f"it would be on time at {event.instance}: {ttft} s, {request.deadline - event.at} s are left"
 

@@ -212,9 +212,7 @@ class PlacementRules:
             on_trial = model.on_trial(instance) and isclose(candidate.queue_seconds, queue, **SAME)
             if self._stall_counts and not on_trial:  # a trial goes there whatever the policy would say
                 queue += model.stalled(instance, now)
-            prefill = model.first_token(
-                instance, model.prefill_cost(request.prompt_tokens, uncached, instance), uncached
-            )
+            prefill = model.expected(instance, model.prefill_cost(request.prompt_tokens, uncached, instance), uncached)
             if not isclose(candidate.queue_seconds, queue, **SAME) or not isclose(
                 candidate.prefill_seconds, prefill, **SAME
             ):

@@ -76,10 +76,6 @@ class PoolFigures:
         learned = self.learned.get(instance)
         return learned.expect(seconds, tokens) if learned is not None else seconds
 
-    def first_token(self, instance: InstanceId, seconds: EngineSeconds, tokens: Tokens) -> EngineSeconds:
-        learned = self.learned.get(instance)
-        return learned.first_token(seconds, tokens) if learned is not None else seconds
-
     def engine_work(self, instance: InstanceId, now: EngineSeconds) -> tuple[EngineSeconds, Tokens]:
         inside = self.at(instance, PREFILL)
         if not inside:

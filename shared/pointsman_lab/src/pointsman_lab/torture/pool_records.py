@@ -9,9 +9,8 @@ from pointsman.contracts.cache import BlocksRemoved, BlocksStored, CacheCleared,
 from pointsman.contracts.fleet import InstanceReported, PrefillCost
 from pointsman.primitives import BlockKey, EngineSeconds, Epoch, InstanceId, RequestId, Sequence, Tokens
 
-FADE = 0.985
-PRIOR, BELIEF = (0.0, 0.0, 1.0), (1.0, 1.0, 4.0)
-SPREAD_FIRST = 0.5
+FADE = 0.97
+PRIOR_SECONDS: EngineSeconds = 2.0
 FACTOR_MIN, FACTOR_MAX = 0.25, 4.0
 NO_INSTANCE = InstanceId("")
 NO_EPOCH = Epoch(-1)
@@ -184,78 +183,47 @@ class ModelledInstance:
 
 @dataclass(eq=False)
 class Learned:
-    """Observed prefills of one instance, and the weights of three estimates of a prefill that fit them best: a fixed time,
-    seconds per token instead of the cost model, and the cost model. `sums`: of products of the estimates and the target,
-    each over its scale."""
+    """Observed against predicted prefill time: two decaying sums, and an estimate by tokens, which counts little of a few
+    prefills and far beyond the longest."""
 
-    cost: PrefillCost
-    sums: dict[tuple[int, int], float] = field(default_factory=dict)
-    usual: list[float] = field(default_factory=lambda: [0.0] * 4)
-    """Faded sums of expected seconds, seconds by the cost model, tokens, and their number."""
-    spread: float = SPREAD_FIRST
-    drift: float = 0.0
-    weights: list[float] = field(default_factory=lambda: list(PRIOR))
+    observed: EngineSeconds = PRIOR_SECONDS
+    predicted: EngineSeconds = PRIOR_SECONDS
+    by_tokens: EngineSeconds = 0.0
+    tokens: float = 0.0
+    squares_of_cost: float = 0.0
+    squares_of_tokens: float = 0.0
+    seen: int = 0
+    longest: float = 0.0
 
     @property
     def factor(self) -> float:
-        _, seconds, tokens, seen = self.usual
-        return self.first_token(seconds / seen, tokens / seen) / (seconds / seen) if seen else 1.0
+        return sorted((FACTOR_MIN, self.observed / self.predicted, FACTOR_MAX))[1]
 
-    def expect(self, seconds: EngineSeconds, tokens: float) -> EngineSeconds:
-        if not self.usual[3]:
-            return seconds
-        fixed, by_tokens, by_cost = self._estimates(seconds, tokens)
-        fixed *= seconds * self.usual[3] / self.usual[1]  # once for each usual amount of work
-        return _bounded(self.weights[0] * fixed + self.weights[1] * by_tokens + self.weights[2] * by_cost, seconds)
-
-    def first_token(self, seconds: EngineSeconds, tokens: float) -> EngineSeconds:
-        estimates = self._estimates(seconds, tokens)
-        return _bounded(sum(self.weights[i] * estimates[i] for i in range(3)), seconds)
+    def expect(self, seconds: EngineSeconds, tokens: Tokens) -> EngineSeconds:
+        by_cost = seconds * self.factor
+        cost_error, token_error = self.squares_of_cost**2, self.squares_of_tokens**2
+        if self.tokens == 0 or cost_error == 0:
+            return by_cost
+        trust = min(self.seen, 10) / 10 * min(1.0, 4 * self.longest / max(tokens, 1))
+        weight = trust * cost_error / (cost_error + token_error)
+        return (1 - weight) * by_cost + weight * tokens * self.by_tokens / self.tokens
 
     def learn(self, predicted: EngineSeconds, observed: EngineSeconds, tokens: Tokens) -> None:
-        if predicted < 1e-6 or observed < 0:
+        if predicted <= 0 or observed < 0:
             return
-        expected = self.first_token(predicted, tokens)
-        seen = (expected, predicted, float(tokens), 1.0)
-        self.usual = [FADE * old + new for old, new in zip(self.usual, seen, strict=True)]
-        off, spread = observed / expected - 1, self.spread
-        self.drift += 0.08 * (_cut(off, 2.5 * spread) - self.drift)
-        self.spread = _cut(max(0.03, (0.9 * spread**2 + 0.1 * _cut(off, 4 * spread) ** 2) ** 0.5), 1.0)
-        if abs(self.drift) > 0.15 and abs(self.drift) > 0.6 * self.spread:
-            self.sums, self.drift = {}, 0.0
-            self.spread = spread = max(self.spread, SPREAD_FIRST)
-        scale = (expected * self.usual[0] / self.usual[3]) ** 0.5
-        row = [_cut(estimate / scale, 100.0) for estimate in self._estimates(predicted, tokens)]
-        row.append(expected * (1 + _cut(off, 2.5 * spread)) / scale)
-        for i in range(3):
-            for j in range(4):
-                self.sums[i, j] = FADE * self.sums.get((i, j), 0.0) + 16 * row[i] * row[j]
-        self.weights = self._fit()
-
-    def _estimates(self, seconds: EngineSeconds, tokens: float) -> list[float]:
-        return [self.cost.fixed_s + self.cost.floor_s, tokens * self.cost.per_token_s - seconds, seconds]
-
-    def _fit(self) -> list[float]:
-        """By Cramer's rule, with the prior."""
-        matrix = [[self.sums[i, j] + BELIEF[i] * (i == j) for j in range(3)] for i in range(3)]
-        right = [self.sums[i, 3] + BELIEF[i] * PRIOR[i] for i in range(3)]
-        whole = _determinant(matrix)
-        replaced = [[[right[i] if j == k else matrix[i][j] for j in range(3)] for i in range(3)] for k in range(3)]
-        return [_determinant(one) / whole for one in replaced]
-
-
-def _bounded(seconds: EngineSeconds, by_cost: EngineSeconds) -> EngineSeconds:
-    return sorted((FACTOR_MIN * by_cost, seconds, FACTOR_MAX * by_cost))[1]
-
-
-def _cut(value: float, bound: float) -> float:
-    return sorted((-bound, value, bound))[1]
-
-
-def _determinant(m: list[list[float]]) -> float:
-    return sum(
-        m[0][i] * (m[1][(i + 1) % 3] * m[2][(i + 2) % 3] - m[1][(i + 2) % 3] * m[2][(i + 1) % 3]) for i in range(3)
-    )
+        observed = min(observed, 2 * FACTOR_MAX * predicted)
+        by_tokens = tokens * self.by_tokens / self.tokens if self.tokens else None
+        self.squares_of_cost = FADE * self.squares_of_cost + (observed - predicted * self.factor) ** 2
+        if by_tokens is None:
+            self.squares_of_tokens = self.squares_of_cost
+        else:
+            self.squares_of_tokens = FADE * self.squares_of_tokens + (observed - by_tokens) ** 2
+        self.observed = FADE * self.observed + observed
+        self.predicted = FADE * self.predicted + predicted
+        self.by_tokens = FADE * self.by_tokens + observed
+        self.tokens = FADE * self.tokens + tokens
+        self.seen += 1
+        self.longest = max(tokens, FADE * self.longest)
 
 
 def leading(keys: list[BlockKey], among: set[BlockKey]) -> int:

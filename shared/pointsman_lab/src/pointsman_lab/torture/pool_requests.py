@@ -200,11 +200,7 @@ class PoolRequests(PoolFigures):
     def _learn(self, request: BookedRequest, at: EngineSeconds, prefill: EngineSeconds) -> None:
         took = FirstToken(at, request.granted_at, prefill, request.engine_seconds)
         self.health.of(request.instance).first_tokens.append(took)
-        if request.instance not in self.learned:
-            if request.instance not in self.instances:
-                return
-            self.learned[request.instance] = Learned(self.instances[request.instance].cost)
-        learned = self.learned[request.instance]
+        learned = self.learned.setdefault(request.instance, Learned())
         learned.learn(request.engine_seconds, at - request.granted_at, request.engine_tokens)
 
     def _hand_over(self, event: RequestHandedOver | HandOverRefused, to: InstanceId) -> None:
