@@ -169,6 +169,26 @@ async def test_an_answer_names_no_instance_and_tells_nothing_of_their_load(world
         assert not FLEET.search(told(answer, await answer.text()))
 
 
+async def test_a_best_effort_answer_says_in_whole_seconds_when_it_comes(world: World) -> None:
+    for predicted, shown in ((17.0004, "18000"), (17.9, "18000"), (18.0, "18000")):
+        world.scheduler.grant_fields = {
+            "best_effort": True, "predicted_ttft": predicted, "predicted_ttft_upper": 25.5
+        }  # fmt: skip
+        async with world.post(COMPLETIONS, TOKENS, **ALICE) as answer:
+            assert answer.headers["x-pointsman-best-effort"] == "true"
+            assert answer.headers["x-pointsman-predicted-ttft-ms"] == shown
+            assert "x-pointsman-predicted-ttft-upper-ms" not in answer.headers
+
+
+async def test_without_keys_every_answer_says_when_it_was_expected() -> None:
+    async with world_with() as world:
+        world.scheduler.grant_fields = {"predicted_ttft": 17.0004, "predicted_ttft_upper": 25.5}
+        async with world.post(COMPLETIONS, TOKENS) as answer:
+            assert answer.headers["x-pointsman-predicted-ttft-ms"] == "17000.4"
+            assert answer.headers["x-pointsman-predicted-ttft-upper-ms"] == "25500.0"
+            assert "x-pointsman-best-effort" not in answer.headers
+
+
 async def test_limits_of_the_tenant_itself_are_told(world: World) -> None:
     world.scheduler.limits = RateLimits(requests=RateLimit(limit=10, remaining=9, reset=1.0))
     async with world.post(COMPLETIONS, TOKENS, **ALICE) as answer:

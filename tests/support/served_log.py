@@ -133,10 +133,9 @@ class ServedLog:
 
     def _arrive(self, number: int, family: int, now: EngineSeconds) -> None:
         shared = [1000 * (family + 1) + level for level in range(GIVEN_BLOCKS)]
-        own = [
-            1_000_000 + 100 * number + level
-            for level in range(self._own_blocks.get(number, self._random.randint(1, 6)))
-        ]
+        blocks = self._own_blocks.get(number, self._random.randint(1, 6))
+        first = 1_000_000 + 100 * number if blocks <= 100 else 10_000_000 + 1_000 * number
+        own = list(range(first, first + blocks))
         command = route(
             f"r-{number}",
             shared + own,

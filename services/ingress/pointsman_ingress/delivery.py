@@ -4,6 +4,7 @@ placed again, without that engine."""
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from math import ceil
 
 import msgspec
 import structlog
@@ -317,18 +318,18 @@ class Delivery:
         await self.call.answer(answer.status, body, answer.content_type, self._limit_headers())
 
     def _headers(self, grant: RouteGranted) -> list[Header]:
-        """A client with a key learns what concerns itself, and nothing of instances."""
+        """A client with a key learns what concerns itself, and nothing of instances and their load. How late a best-effort
+        answer comes it has to know: in whole seconds, which hide most of the load."""
         private = self.context.private
         headers = [] if private else [(b"x-pointsman-instance", grant.instance.encode())]
         headers += [
             (b"x-pointsman-cached-tokens", b"%d" % grant.hit_tokens),
             (b"x-pointsman-prefix", self.context.prefix_header.encode()),
-            (b"x-pointsman-predicted-ttft-ms", b"%.1f" % (grant.predicted_ttft * 1000)),
         ]
-        if grant.predicted_ttft_upper:
-            headers.append((b"x-pointsman-predicted-ttft-upper-ms", b"%.1f" % (grant.predicted_ttft_upper * 1000)))
         if grant.best_effort:
             headers.append((b"x-pointsman-best-effort", b"true"))
+            if private:
+                headers.append((b"x-pointsman-predicted-ttft-ms", b"%d" % (ceil(grant.predicted_ttft) * 1000)))
         if not private:
             headers += self._fleet_headers(grant)
         if self.context.dropped_fields:
@@ -339,7 +340,12 @@ class Delivery:
         knowledge = grant.knowledge
         if not self.context.command.exact and knowledge == Knowledge.EXACT:
             knowledge = Knowledge.DEGRADED  # the request's own tokens are inexact
-        headers = [(b"x-pointsman-knowledge", knowledge.encode())]
+        headers = [
+            (b"x-pointsman-predicted-ttft-ms", b"%.1f" % (grant.predicted_ttft * 1000)),
+            (b"x-pointsman-knowledge", knowledge.encode()),
+        ]
+        if grant.predicted_ttft_upper:
+            headers.append((b"x-pointsman-predicted-ttft-upper-ms", b"%.1f" % (grant.predicted_ttft_upper * 1000)))
         if grant.prefilled_by:
             headers.append((b"x-pointsman-prefill-instance", grant.prefilled_by.encode()))
         return headers

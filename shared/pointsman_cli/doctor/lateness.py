@@ -36,7 +36,7 @@ LESS_BUSY_SHARE_MAX = 0.25
 SHOWN_MAX = 5
 
 SENTENCES = {
-    Cause.LONG_PROMPT: ("their own prompt takes longer than their objective", "Give them a longer objective (x-slo-ttft-ms), or shorten or split the prompts. More engines do not help; faster ones do (tensor parallelism, a smaller model)."),
+    Cause.LONG_PROMPT: ("their own prompt takes longer than their objective", "Give them a longer objective (x-slo-ttft-ms), or shorten or split the prompts. More engines do not bring them in time; faster ones do (tensor parallelism, a smaller model)."),
     Cause.LONG_PROMPT_AHEAD: ("a long prompt was ahead of them", "A prompt that an engine computes is not overtaken: give long prompts a pool of their own, or the pool one engine more (`pointsman what-if --instances N` says how many would do)."),
     Cause.HOT_PREFIX: ("they queued for the engine that holds a hot prefix", "`pointsman what-if --policy pointsman` (or dualmap) shows whether spreading the prefix helps."),
     Cause.OVERLOAD: ("every engine had a queue (overload)", "`pointsman what-if --instances N` says how many engines would do."),
@@ -84,6 +84,7 @@ class Lateness(Examiner):
         self._late: Sample[_Late] = Sample()
         self._ends = 0
         self._rejected = 0
+        self._best_effort = 0
 
     @override
     def before(self, event: LogEvent, state: State) -> None:
@@ -112,7 +113,8 @@ class Lateness(Examiner):
     ) -> _Queued:
         queue = state.workload.queues.get(instance, EMPTY_QUEUE)
         seconds, _ = queue.work_ahead(now, request.priority)
-        waiting = islice(chain(queue.prefill.values(), queue.pending.values()), AHEAD_MAX)
+        pending = (other for other in queue.pending.values() if not other.best_effort)
+        waiting = islice(chain(queue.prefill.values(), pending), AHEAD_MAX)
         ahead = [other for other in waiting if other.id != request.id]
         longest = max(ahead, key=lambda other: other.prefill_seconds, default=None)
         place = min(self._level, len(request.keys)) - 1
@@ -139,6 +141,9 @@ class Lateness(Examiner):
             cause = Cause.FAILED_ATTEMPTS if request.attempt > 1 else Cause.NO_INSTANCE
             self._late.add(_Late(request.id, cause))
             return
+        self._best_effort += request.best_effort
+        if request.best_effort:  # until its grant it yields: nothing was ahead of it
+            before = request.granted_at - request.arrived_at
         others = [state.latency.correction(i.id) for i in state.fleet.instances if i.id != request.instance]
         self._late.add(
             _Late(
@@ -147,7 +152,7 @@ class Lateness(Examiner):
                 spent=event.ttft - before,
                 own=request.prefill_seconds,
                 usual=min(USUAL_MAX, max(1.0, median(others))) if others else 1.0,
-                queued=self._queued.get(request.id),
+                queued=None if request.best_effort else self._queued.get(request.id),
                 objective=request.slo_ttft,
             )
         )
@@ -159,6 +164,8 @@ class Lateness(Examiner):
             self._late.add(_Late(event.request, Cause.LONG_PROMPT))
         elif event.reason == RejectReason.NO_INSTANCE:
             self._late.add(_Late(event.request, Cause.NO_INSTANCE))
+        elif event.reason == RejectReason.BEST_EFFORT_FULL:
+            self._late.add(_Late(event.request, Cause.OVERLOAD))
         elif request is not None and event.candidates:
             best = min(event.candidates, key=lambda candidate: candidate.predicted_ttft)
             queued = self._ahead(state, best.instance, request, event.candidates, event.at)
@@ -177,13 +184,18 @@ class Lateness(Examiner):
         share = len(examples) / sampled
         most = f", {share:.0%} of them" if share < 1 else ""
         how = "late" if not self._rejected else "rejected" if self._rejected == late else "late or rejected"
+        evidence = [
+            f"{len(found) / sampled:.0%} because {SENTENCES[other][0]}: for example request {found[-1]}"
+            for other, found in list(counts.items())[:SHOWN_MAX]
+        ]
+        if self._best_effort:
+            evidence.append(
+                f"{self._best_effort:,} were late even alone and served as best effort: when others left room"
+            )
         yield self.finding(
             Severity.WARNING,
             f"{late:,} of {self._ends:,} requests were {how}{most} because {what}",
-            [
-                f"{len(found) / sampled:.0%} because {SENTENCES[other][0]}: for example request {found[-1]}"
-                for other, found in list(counts.items())[:SHOWN_MAX]
-            ],
+            evidence,
             advice,
             cause=cause,
         )

@@ -209,6 +209,9 @@ class _LeaderFold:
             ahead_tokens=ahead_tokens,
             cost=at.cost if at else None,
             prefix=self._prefix(request),
+            best_effort=event.best_effort
+            if isinstance(event, RequestPlaced)
+            else request is not None and request.best_effort,
         )
 
     def _weighed(self, request: Request | None, event: Decision, chosen: InstanceId) -> list[WeighedCandidate]:
@@ -250,7 +253,7 @@ class _LeaderFold:
     def _ahead(self, instance: InstanceId, request: Request | None, now: EngineSeconds) -> list[QueuedAhead]:
         queue = self._state.workload.queues.get(instance, EMPTY_QUEUE)
         priority = request.priority if request else LOWEST
-        pending = [other for other in queue.pending.values() if RANK[other.priority] >= RANK[priority]]
+        pending = [other for other in queue.pending.values() if RANK[other.queue_class] >= RANK[priority]]
         return [
             self._queued(other, request, now)
             for other in (*queue.prefill.values(), *pending)

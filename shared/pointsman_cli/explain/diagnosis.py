@@ -113,6 +113,7 @@ def _top(timeline: RequestTimeline, wait: Wait) -> Reason | None:
 
 REFUSALS = {
     RejectReason.SLO_UNREACHABLE: Cause.LONG_PROMPT,
+    RejectReason.BEST_EFFORT_FULL: Cause.OVERLOAD,
     RejectReason.NO_INSTANCE: Cause.NO_INSTANCE,
     RejectReason.SLO_TPOT: Cause.SLOW_DECODE,
 }

@@ -36,6 +36,7 @@ def found(timeline: RequestTimeline, wait: Wait) -> Iterator[Reason]:
     yield from _ahead(timeline, wait, decision)
     yield from _overtaken(timeline, wait, decision)
     yield from _full(wait, decision)
+    yield from _yielded(wait, decision)
     yield from _slow(timeline, wait, decision)
     yield from _own(timeline, wait, decision)
     yield from _whole_answer(timeline, wait)
@@ -222,11 +223,19 @@ def _full(wait: Wait, decision: DecisionRecord) -> Iterator[Reason]:
         yield Reason(Cause.ENGINE_FULL, wait.full, f"{because}{share(wait.full, wait.whole)}", because)
 
 
+def _yielded(wait: Wait, decision: DecisionRecord) -> Iterator[Reason]:
+    if wait.yielded > 0:
+        room = f"{seconds(wait.yielded)} for room that others did not need"
+        because = f"its prompt was late even alone: as best effort it waited {room}"
+        sentence = f"as best effort it waited {room}{share(wait.yielded, wait.whole)}, on {decision.instance}"
+        yield Reason(Cause.LONG_PROMPT, wait.yielded, sentence, because)
+
+
 def _slow(timeline: RequestTimeline, wait: Wait, decision: DecisionRecord) -> Iterator[Reason]:
     if wait.slow <= NOTICED_SECONDS * timeline.speed:
         return
     grant = timeline.grants[-1] if timeline.grants else None
-    spent, name = wait.queue + wait.engine, decision.instance
+    spent, name = wait.engine + (0.0 if decision.best_effort else wait.queue), decision.instance
     usual = f", {usual_elsewhere(grant):.1f} times is usual for the others" if others_ready(decision) else ""
     alone = _is_alone(timeline, wait)
     who = f"{name} was slow: it" if alone else f"all engines were slow: {name}"
@@ -314,7 +323,12 @@ def _own(timeline: RequestTimeline, wait: Wait, decision: DecisionRecord) -> Ite
     if arrival is not None and wait.own > arrival.slo_ttft:
         objective = f"more than its objective of {seconds(arrival.slo_ttft)}"
         because = f"its own {tokens:,} tokens take {seconds(wait.own)} to compute, {objective}"
-        yield Reason(Cause.LONG_PROMPT, wait.own, f"{sentence}: {objective}, with nothing ahead of it", because)
+        if decision.best_effort:
+            because += ": late even alone, best effort"
+            sentence += f": {objective}, so it was admitted as best effort"
+        else:
+            sentence += f": {objective}, with nothing ahead of it"
+        yield Reason(Cause.LONG_PROMPT, wait.own, sentence, because)
     else:
         yield Reason(Cause.NOTHING, wait.own, sentence)
 

@@ -102,6 +102,8 @@ class DecisionRecord:
     ahead_tokens: Tokens
     cost: PrefillCost | None
     prefix: PrefixFacts | None
+    best_effort: bool = False
+    """Admitted although late even alone."""
 
 
 @dataclass(slots=True, kw_only=True)

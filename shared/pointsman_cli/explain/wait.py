@@ -33,6 +33,8 @@ class Wait:
     overtaken: EngineSeconds = 0.0
     missed: EngineSeconds = 0.0
     full: EngineSeconds = 0.0
+    yielded: EngineSeconds = 0.0
+    """As best effort, to requests that could be on time."""
     slow: EngineSeconds = 0.0
     whole_answer: EngineSeconds = 0.0
     queue: EngineSeconds = 0.0
@@ -95,6 +97,9 @@ def _take_out_outage(wait: Wait, timeline: RequestTimeline) -> None:
 
 def _divide_visit(wait: Wait, timeline: RequestTimeline, decision: DecisionRecord) -> None:
     grant = timeline.grants[-1] if timeline.grants and timeline.grants[-1].instance == decision.instance else None
+    if decision.best_effort:
+        _divide_best_effort(wait, timeline, decision, grant)
+        return
     spent = wait.queue + wait.engine
     own, missed = _own_work(wait, timeline, decision, grant)
     ahead_missed = _ahead_missed(wait, timeline, decision, grant)
@@ -112,6 +117,25 @@ def _divide_visit(wait: Wait, timeline: RequestTimeline, decision: DecisionRecor
     wait.missed = scale * (missed + ahead_missed)
     if slow:
         _divide_excess(wait, timeline, decision, grant, spent - scale * work)
+
+
+def _divide_best_effort(
+    wait: Wait, timeline: RequestTimeline, decision: DecisionRecord, grant: GrantRecord | None
+) -> None:
+    """No order of arrival says when it is granted: until then it yields, and only what follows tells of the engine."""
+    own, missed = _own_work(wait, timeline, decision, grant)
+    inside = grant.work_seconds - grant.own_seconds if grant is not None else 0.0
+    wait.yielded, wait.usual = wait.queue, min(USUAL_MAX, usual_elsewhere(grant))
+    wait.work_tokens = wait.own_tokens + (grant.work_tokens - grant.own_tokens if grant is not None else 0)
+    work = own + missed + inside
+    if not work or not wait.engine:
+        return
+    wait.pace = wait.engine / work
+    slow = wait.pace >= SLOW_FACTOR_MIN * wait.usual
+    scale = wait.usual if slow else wait.pace
+    wait.own, wait.missed, wait.yielded = scale * own, scale * missed, wait.queue + scale * inside
+    if slow:
+        _divide_excess(wait, timeline, decision, grant, wait.engine - scale * work)
 
 
 def _own_work(
@@ -157,7 +181,7 @@ def _ahead_missed(
 def _divide_excess(
     wait: Wait, timeline: RequestTimeline, decision: DecisionRecord, grant: GrantRecord | None, excess: EngineSeconds
 ) -> None:
-    if is_full(decision):
+    if is_full(decision) and not decision.best_effort:
         wait.full = min(excess, wait.queue)
         excess -= wait.full
     if is_whole_answer(timeline):

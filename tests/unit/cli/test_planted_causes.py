@@ -17,6 +17,7 @@ from pointsman.contracts.requests import PrefillFinished, RequestFinished
 from pointsman.policies.policy_set import policy_set
 from pointsman.policies.routing import ROUTING_POLICIES
 from pointsman.ports import LogEntry
+from pointsman.primitives import RequestId
 from pointsman_cli.explain.alternatives import RULES
 from pointsman_cli.main import main
 from tests.support.planted_causes import CASES, planted, slowest_of, written
@@ -107,9 +108,8 @@ def test_the_tokens_that_were_really_cached_make_the_arithmetic(tmp_path: Path) 
 def test_a_prompt_that_is_too_long_for_its_objective_by_itself_is_told_so_and_no_engine_is_advised(
     tmp_path: Path,
 ) -> None:
-    entries = ServedLog(
-        own_blocks=dict.fromkeys(range(20, 60), 300), requests=60, gap=25.0, policies=policy_set()
-    ).entries
+    hard = policy_set(settings={"admission.hard_limit": True})
+    entries = ServedLog(own_blocks=dict.fromkeys(range(20, 60), 300), requests=60, gap=25.0, policies=hard).entries
     refused = [e.event for e in entries if isinstance(e.event, RequestRejected)]
     assert len(refused) == 40
     bundle = written(entries, tmp_path)
@@ -130,6 +130,50 @@ def test_a_prompt_that_is_too_long_for_its_objective_by_itself_is_told_so_and_no
     assert re.fullmatch(
         r"slow because its own 19,201 tokens take 19\.2 s to compute, more than its objective of 5\.000 s", sentence
     )
+
+
+def test_a_best_effort_request_is_told_that_it_was_late_even_alone(tmp_path: Path) -> None:
+    entries = ServedLog(
+        own_blocks=dict.fromkeys(range(20, 60), 300), requests=60, gap=25.0, policies=policy_set()
+    ).entries
+    ends = [e.event for e in entries if isinstance(e.event, RequestFinished) and e.event.ttft > 5.0]
+    assert len(ends) == 40
+    bundle = written(entries, tmp_path)
+    verdict = told(bundle, "r-20")["verdict"]
+    result = CliRunner().invoke(main, ["doctor", "--from", str(bundle), "--json"])
+    report = json.loads(result.stdout)
+
+    assert verdict["cause"] == "long_prompt"
+    assert verdict["sentence"] == (
+        "slow because its own 19,201 tokens take 19.2 s to compute, more than its objective of 5.000 s: late even alone, best effort"
+    )
+    assert report["verdict"] == "40 of 60 requests were late because their own prompt takes longer than their objective"
+    evidence = [line for finding in report["findings"] for line in finding["evidence"]]
+    assert "40 were late even alone and served as best effort: when others left room" in evidence
+    assert not any("--instances" in finding["advice"] for finding in report["findings"])
+
+
+def test_the_wait_of_a_best_effort_request_is_no_slowness_of_its_engine(tmp_path: Path) -> None:
+    """Ten prompts of 19.2 s among others at one per second: all engines compute as their cost model says."""
+    long = dict.fromkeys(range(20, 60, 4), 300)
+    entries = ServedLog(own_blocks=long, requests=80, gap=1.0, policies=policy_set()).entries
+    ends = {e.event.request: e.event.ttft for e in entries if isinstance(e.event, RequestFinished)}
+    waited = [request for number in long if ends[request := RequestId(f"r-{number}")] > 2.5 * 19.2]
+    assert len(waited) >= 2
+    bundle = written(entries, tmp_path)
+    report = json.loads(CliRunner().invoke(main, ["doctor", "--from", str(bundle), "--json"]).stdout)
+
+    for request in waited:
+        verdict = told(bundle, request)["verdict"]
+        said = re.fullmatch(
+            r"slow because its prompt was late even alone: as best effort it waited ([\d.]+) s for room that others did not need",
+            verdict["sentence"],
+        )
+        assert said, verdict["sentence"]
+        assert float(said[1]) == pytest.approx(ends[request] - 19.2, abs=0.6)
+        assert verdict["cause"] == "long_prompt"
+    assert "because their own prompt takes longer than their objective" in report["verdict"]
+    assert "engine was slow" not in json.dumps(report)
 
 
 def test_a_third_rejected_makes_the_exit_code_1(tmp_path: Path) -> None:
