@@ -108,7 +108,10 @@ def test_a_prompt_that_is_too_long_for_its_objective_by_itself_is_told_so_and_no
     tmp_path: Path,
 ) -> None:
     entries = ServedLog(
-        own_blocks=dict.fromkeys(range(20, 60), 300), requests=60, gap=25.0, policies=policy_set()
+        own_blocks=dict.fromkeys(range(20, 60), 300),
+        requests=60,
+        gap=25.0,
+        policies=policy_set(settings={"admission.hard_limit": True}),
     ).entries
     refused = [e.event for e in entries if isinstance(e.event, RequestRejected)]
     assert len(refused) == 40
