@@ -55,14 +55,14 @@ CASES = {
         names=("it was engine-2 alone",),
     ),
     "a cache emptied behind its back": Planted(
-        log={"emptied": {"engine-2": 25.0}, "requests": 100, "families": 6, "own_blocks": dict.fromkeys(range(100), 2)}
-        | {"policies": policy_set(admission="none")},
+        log={"emptied": {"engine-3": 25.0}, "requests": 100, "own_blocks": dict.fromkeys(range(100), 2)}
+        | {"policies": policy_set(routing="cache_affinity", admission="none")},
         cause="stale_index",
-        says=r"the index was stale: [\d,]+ tokens expected in the cache of engine-2 were not there",
-        doctor="the cache of engine-2 was emptied behind its back",
+        says=r"the index was stale: [\d,]+ tokens expected in the cache of engine-3 were not there",
+        doctor="the cache of engine-3 was emptied behind its back",
         never=("was slow", "times as long", "times what", "unusual"),
         after=24.0,
-        on="engine-2",
+        on="engine-3",
         first_says="the index said that 512 were cached, the engine found 0",
     ),
     "overload": Planted(

@@ -9,6 +9,7 @@ from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import (
     LeaderElected,
     MigrationRefused,
+    RequestGranted,
     RequestMigrated,
     RequestRejected,
     ScaleApplied,
@@ -18,7 +19,7 @@ from pointsman.contracts.envelope import is_fenced
 from pointsman.contracts.requests import RequestArrived, RequestCancelled, RequestEvent, RequestFailed, RequestFinished
 from pointsman.policies.policy_set import policy_set
 from pointsman.ports import LogEntry
-from pointsman.primitives import Term
+from pointsman.primitives import InstanceId, RequestId, Tenant, Term
 from pointsman.simulation.replay import fold
 from pointsman.state.checkpoint import state_digest
 from pointsman.state.state import State
@@ -98,6 +99,27 @@ def test_every_request_ends_as_its_first_end_says(seed: int) -> None:
         name: ends[name] for name in ends if name in arrived
     }
     assert [row.request for row in view.requests if row.request in arrived] == list(reversed(arrived))
+
+
+def test_an_arrival_behind_the_grant_of_its_ingress_is_the_newest_and_tells_what_the_grant_did_not() -> None:
+    def announced(name: str, at: float) -> RequestArrived:
+        return RequestArrived(
+            at=at + 1.0, request=RequestId(name), arrived_at=at, ingress="ingress-1", tenant=Tenant("acme"), keys=b"",
+            prompt_tokens=300, max_output_tokens=9, slo_ttft=2.0, slo_tpot=0.1, client_request_id="theirs",
+        )  # fmt: skip
+
+    requests = RecentRequests(SETTINGS.block_tokens)
+    granted = RequestGranted(at=5.0, request=RequestId("late"), instance=InstanceId("engine-1"))
+    events: list[LogEvent] = [granted, announced("between", 4.5), announced("late", 4.0), announced("late", 9.0)]
+    for sequence, event in enumerate(events, 1):
+        requests.apply(event, sequence)
+
+    late, between = requests.newest_first()
+
+    assert (late.id, between.id) == ("late", "between")
+    assert (late.instance, late.granted_at, late.sequence) == ("engine-1", 5.0, 1)
+    assert (late.arrived_at, late.prompt_tokens, late.slo_ttft) == (4.0, 300, 2.0)
+    assert (late.tenant, late.client_request_id) == ("acme", "theirs")
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -35,7 +35,8 @@ UNSERVED = frozenset({FAILED, CANCELLED, REJECTED})
 
 @dataclass(slots=True, eq=False)
 class RecentRequest:
-    """Engine times. `sequence`, `ended_sequence`: of its first entry and its end."""
+    """Engine times. `sequence`, `ended_sequence`: of its first entry and its end. `unannounced`: its ingress granted it without
+    a scheduler, and the log has no arrival yet."""
 
     id: RequestId
     sequence: Sequence
@@ -59,6 +60,7 @@ class RecentRequest:
     attempts: int = 1
     reason: str = ""
     ended_sequence: Sequence = 0
+    unannounced: bool = False
 
     @property
     def lateness(self) -> Lateness:
@@ -102,10 +104,12 @@ class RecentRequests:
             return None
         known = self._records.get(event.request)
         if isinstance(event, RequestArrived):
-            return known or self._arrived(event, sequence)
+            return known if known is not None and not known.unannounced else self._arrived(known, event, sequence)
         if known is None and isinstance(event, RequestGranted) and event.stamp is None:
             known = self._add(
-                RecentRequest(event.request, sequence, event.at, tenant=event.tenant, adapter=event.adapter)
+                RecentRequest(
+                    event.request, sequence, event.at, tenant=event.tenant, adapter=event.adapter, unannounced=True
+                )
             )
         if known is None:
             self._keep_early(event, sequence)
@@ -114,20 +118,16 @@ class RecentRequests:
         self._change(known, event, sequence)
         return known
 
-    def _arrived(self, event: RequestArrived, sequence: Sequence) -> RecentRequest:
-        record = self._add(
-            RecentRequest(
-                event.request,
-                sequence,
-                event.arrived_at,
-                client_request_id=event.client_request_id,
-                tenant=event.tenant,
-                priority=event.priority,
-                adapter=event.adapter or event.alias,
-                prompt_tokens=event.prompt_tokens,
-                slo_ttft=event.slo_ttft,
-            )
-        )
+    def _arrived(self, known: RecentRequest | None, event: RequestArrived, sequence: Sequence) -> RecentRequest:
+        record = known or self._add(RecentRequest(event.request, sequence, event.arrived_at))
+        self._records.move_to_end(event.request)
+        record.unannounced = False
+        record.arrived_at = event.arrived_at
+        record.client_request_id = event.client_request_id
+        record.tenant, record.priority = event.tenant, event.priority
+        record.adapter = event.adapter or event.alias
+        record.prompt_tokens = max(record.prompt_tokens, event.prompt_tokens)
+        record.slo_ttft = event.slo_ttft
         for early, its_sequence in self._early.pop(event.request, ()):
             if not record.ended_sequence:
                 self._change(record, early, its_sequence)

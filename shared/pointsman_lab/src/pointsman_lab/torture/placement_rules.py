@@ -58,6 +58,7 @@ class PlacementRules:
         self._leader = elected.scheduler
         self._stall_counts = elected.policy == "dualmap"
         """Whether stall time counts as queue time."""
+        self._kv_turnover = float(elected.settings.get("kv_turnover", 0.0)) if elected.policy == "pointsman" else 0.0
         self._bounds = Bounds.of(elected.settings)
         self._model = model
         self._displaced: RequestRejected | None = None
@@ -210,8 +211,9 @@ class PlacementRules:
                 continue
             queue = model.queued(instance, now)
             on_trial = model.on_trial(instance) and isclose(candidate.queue_seconds, queue, **SAME)
-            if self._stall_counts and not on_trial:  # a trial goes there whatever the policy would say
-                queue += model.stalled(instance, now)
+            if not on_trial:  # a trial goes there whatever the policy would say
+                queue += model.stalled(instance, now) if self._stall_counts else 0.0
+                queue += self._kv_turnover * model.kv_wait(instance, request) if self._kv_turnover else 0.0
             prefill = model.expected(instance, model.prefill_cost(request.prompt_tokens, uncached, instance), uncached)
             if not isclose(candidate.queue_seconds, queue, **SAME) or not isclose(
                 candidate.prefill_seconds, prefill, **SAME

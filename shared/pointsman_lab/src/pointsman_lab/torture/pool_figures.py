@@ -1,6 +1,7 @@
 """Queries of the pool model: sets, sums and predictions, each computed from single requests and blocks."""
 
 from pointsman.primitives import BlockKey, EngineSeconds, Epoch, InstanceId, RequestId, Sequence, Tokens
+from pointsman_lab.torture.answer_lengths import AnswerLengths
 from pointsman_lab.torture.ejections import HealthRecords, Peer
 from pointsman_lab.torture.pool_records import (
     DECODING,
@@ -32,6 +33,7 @@ class PoolFigures:
         self.ended: set[RequestId] = set()
         self.learned: dict[InstanceId, Learned] = {}
         self.health = HealthRecords()
+        self.answers = AnswerLengths()
         self.working_since: dict[InstanceId, EngineSeconds] = {}
         self._aborted: dict[InstanceId, tuple[EngineSeconds, EngineSeconds]] = {}
         """By instance: time of the last redispatch, and start of its idle time."""
@@ -94,6 +96,15 @@ class PoolFigures:
         return self.expected(
             instance, seconds + sum(r.seconds for r in waiting), tokens + sum(r.uncached for r in waiting)
         )
+
+    def kv_wait(self, instance: InstanceId, request: BookedRequest) -> EngineSeconds:
+        """Until others have freed the KV blocks that the request lacks: a full cache is turned over once in an answer."""
+        known, there = self.instances[instance], self.at(instance, PENDING, PREFILL, HANDED_OVER, DECODING)
+        if known.role == "prefill" or known.kv_capacity_tokens <= 0:
+            return 0.0
+        answer = self.answers.expected(request.tenant, request.max_output_tokens)
+        needed = sum(one.prompt_tokens + answer for one in (*there, request))
+        return max(0.0, needed / known.kv_capacity_tokens - 1) * answer * request.slo_tpot
 
     def stalled(self, instance: InstanceId, now: EngineSeconds) -> EngineSeconds:
         inside, waiting = self.at(instance, PREFILL), self.at(instance, PENDING)

@@ -143,6 +143,7 @@ class PoolModel(PoolRequests):
             arrived_at=before.arrived_at if before is not None else self.sequence,
             cost=event.prefill,
             engine_block_tokens=event.engine_block_tokens,
+            kv_capacity_tokens=event.kv_capacity_tokens,
             role=before.role if before is not None and same else event.role,
             announced=event.role,
             announced_since=before.announced_since if before is not None and same else event.epoch,

@@ -33,6 +33,9 @@ class BookedRequest:
     prompt_tokens: Tokens
     arrived_at: EngineSeconds
     slo_ttft: EngineSeconds
+    slo_tpot: EngineSeconds
+    tenant: str
+    max_output_tokens: Tokens
     streaming: bool
     adapter: str
     alias: str
@@ -80,6 +83,7 @@ class ModelledInstance:
     arrived_at: Sequence
     cost: PrefillCost
     engine_block_tokens: Tokens
+    kv_capacity_tokens: Tokens
     role: str
     model: str
     model_since: Epoch

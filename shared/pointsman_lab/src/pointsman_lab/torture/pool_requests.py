@@ -85,6 +85,9 @@ class PoolRequests(PoolFigures):
                 prompt_tokens=event.prompt_tokens,
                 arrived_at=event.arrived_at,
                 slo_ttft=event.slo_ttft + self._extra_time(event),
+                slo_tpot=event.slo_tpot,
+                tenant=event.tenant,
+                max_output_tokens=event.max_output_tokens,
                 streaming=event.streaming,
                 adapter=event.adapter,
                 alias=event.alias,
@@ -233,6 +236,7 @@ class PoolRequests(PoolFigures):
         if request is None:
             return
         if isinstance(event, RequestFinished):
+            self.answers.finished(request.tenant, event.completion_tokens, request.max_output_tokens)
             self._deliver(request, event)
             if event.instance == request.instance:
                 self.health.of(event.instance).served.append(Served(event.at, request.granted_at))
