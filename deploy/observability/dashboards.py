@@ -379,6 +379,12 @@ CACHE = Board(
                     "percentunit",
                 ),
                 Panel(
+                    "First tokens within the upper value",
+                    "Of their predicted time. Far from 0.9 for long: the load changes faster than it is learned.",
+                    [(highest("pointsman_ttft_upper_coverage_ratio", "pool"), "{{pool}}")],
+                    "percentunit",
+                ),
+                Panel(
                     "Prompt tokens computed",
                     "By engine: the load that routing balances.",
                     [(f"{rate(PROMPT, by='pool, engine')} - {rate(CACHED, by='pool, engine')}", "{{engine}}")],
@@ -512,6 +518,18 @@ ENGINES = Board(
                     [
                         (highest("pointsman_engines", "pool", POOL + ',status="ready"'), "{{pool}} ready"),
                         (highest("pointsman_scaler_desired_engines", "pool"), "{{pool}} wanted"),
+                    ],
+                ),
+                Panel(
+                    "Roles, ready and wanted",
+                    "Of a split pool, and the changes of the last hour.",
+                    [
+                        (highest("pointsman_engine_roles", "pool, role"), "{{pool}} {{role}}"),
+                        (highest("pointsman_scaler_desired_roles", "pool, role"), "{{pool}} {{role}} wanted"),
+                        (
+                            f"sum by (pool, role) (increase(pointsman_role_changes_total{{{POOL}}}[1h]))",
+                            "{{pool}} to {{role}}, 1 h",
+                        ),
                     ],
                 ),
                 Panel(

@@ -12,7 +12,7 @@ from pointsman.runtime.bounded_metrics import HISTOGRAMS_MAX, OTHER, SERIES_MAX,
 
 LABELS = {
     "admission", "agreement", "cause", "engine", "failure", "kind", "knowledge", "model", "objective", "operation", "ordering", "outcome", "part",
-    "policy", "pool", "quantile", "reason", "route", "rung", "shadow", "side", "status", "step", "type", "version",
+    "policy", "pool", "quantile", "reason", "role", "route", "rung", "shadow", "side", "status", "step", "type", "version",
 }  # fmt: skip
 """Each from a list in the source or from the configuration, but `engine` ([a-z0-9-], at most 63 characters) and `model`,
 both from workers. Never `instance` or `job`: Prometheus gives those to what it scrapes."""
