@@ -76,7 +76,7 @@ class PlacementRules:
         if missing := set(request.excluded).difference(event.excluded):
             yield f"{event.request} may go to {sorted(missing)} again, which failed it before"
         yield from self._may_take(event.instance, request, tuple(event.excluded))
-        if not self._queue_has_room():
+        if not self._queue_has_room() and not model.on_trial(event.instance):  # a trial does not wait
             yield "the queue is full"
         yield from self._candidates(event.candidates, request, event.at, tuple(event.excluded))
         if event.instance not in model.instances:
