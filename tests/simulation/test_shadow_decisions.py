@@ -181,7 +181,7 @@ class LateComers(RecordedFleet):
 
 def test_the_way_to_the_leader_counts_as_it_did() -> None:
     policies = policy_set(routing="pointsman", admission="predicted_ttft")
-    fleet = LateComers(policies, seed=4).live(600).write_all()
+    fleet = LateComers(policies, seed=4).live(1_200).write_all()
 
     itself = followed(fleet.entries, "pointsman").shadows[0]
 
