@@ -41,6 +41,7 @@ RARE = {
     "Requests on time, simulated",
     "TTFT of the same arrivals, simulated",
     "What shadows could not do",
+    "Roles, ready and wanted",  # a split pool's
 }
 """Panels about what this fleet may not do in this time; Prometheus takes their queries, and their metrics exist."""
 EMPTY_IS_GOOD = {"Degraded parts"}
