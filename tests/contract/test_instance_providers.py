@@ -133,7 +133,8 @@ def test_an_engine_without_a_command_is_refused_at_once(tmp_path: Path) -> None:
 
 async def _until_gone(provider: InstanceProvider) -> None:
     async def gone() -> bool:
-        return not await names(provider)
+        supervisors_not_reaped = getattr(provider, "_supervisors", [])
+        return not await names(provider) and not supervisors_not_reaped
 
     await eventually(gone)
 

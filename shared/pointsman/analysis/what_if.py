@@ -215,7 +215,7 @@ class SimulatedFleet:
 
 def policies_in_force(routing: str, recorded: Settings) -> Policies:
     """`recorded`: as in a placement. Without the limits of the dispatcher."""
-    settings = {name: value for name, value in explicit(recorded).items() if name not in ALL_KINDS}
+    settings = {name: value for name, value in explicit(routing, recorded).items() if name not in ALL_KINDS}
     admission = str(settings.pop("admission", Scenario.admission))
     return Policies(routing, admission, str(settings.pop("ordering", Scenario.ordering)), settings)
 

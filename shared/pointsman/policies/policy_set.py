@@ -2,15 +2,13 @@
 inverse of `PolicySet.settings`)."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields
 from typing import TypeVar
 
 import msgspec
 
 from pointsman.contracts.decisions import Settings
 from pointsman.policies.admission import ADMISSION_POLICIES, DEFAULT_ADMISSION, AdmissionPolicy
-from pointsman.policies.admission.predicted_ttft import PredictedTtft
-from pointsman.policies.admission.predicted_ttft_global import PredictedTtftGlobal
 from pointsman.policies.decode_placement import DEFAULT_DECODE_PLACEMENT, DecodePlacement
 from pointsman.policies.ordering import DEFAULT_ORDERING, ORDERING_POLICIES, OrderingPolicy
 from pointsman.policies.outliers import DEFAULT_OUTLIER_DETECTION, NO_OUTLIER_DETECTION, OutlierDetection
@@ -37,9 +35,6 @@ ADMISSION_PREFIX = "admission."
 ORDERING_PREFIX = "order."
 DECODE_PREFIX = "pair."
 OUTLIER_PREFIX = "outlier."
-HARD_LIMIT = ADMISSION_PREFIX + "hard_limit"
-HARD_LIMITED = (PredictedTtft.name, PredictedTtftGlobal.name)
-"""Without the setting, in records of a version that had no other behaviour."""
 PREFIXES = (ADMISSION_PREFIX, ORDERING_PREFIX, DECODE_PREFIX, OUTLIER_PREFIX)
 
 
@@ -62,8 +57,6 @@ class PolicySet:
     decode_placement: DecodePlacement = DEFAULT_DECODE_PLACEMENT
     rebind: bool = False
     outliers: OutlierDetection = DEFAULT_OUTLIER_DETECTION
-    as_recorded: Settings | None = field(default=None, compare=False)
-    """`placement_settings` of an earlier version, which lack what is newer."""
 
     def trackers(self) -> tuple[Tracker, ...]:
         return (*self.routing.trackers(), *self.admission.trackers(), *self.ordering.trackers())
@@ -77,8 +70,6 @@ class PolicySet:
     @property
     def placement_settings(self) -> Settings:
         """Recorded in each placement and rejection."""
-        if self.as_recorded is not None:
-            return self.as_recorded
         return {
             **self.routing.settings,
             **_prefixed(ADMISSION_PREFIX, self.admission.settings),
@@ -141,11 +132,11 @@ def scaling_policy(name: str = DEFAULT_SCALING, settings: Settings | None = None
 
 def recorded_policy_set(routing: str, settings: Settings) -> PolicySet:
     """`settings`: as `PolicySet.settings` wrote them. Raises UnknownPolicyError."""
-    rest = explicit(settings)
+    rest = explicit(routing, settings)
     if not any(name.startswith(OUTLIER_PREFIX) for name in rest):  # its leader ejected no instance
         rest |= _prefixed(OUTLIER_PREFIX, NO_OUTLIER_DETECTION.settings)
     try:
-        policies = policy_set(
+        return policy_set(
             routing=routing,
             admission=str(rest.pop("admission")),
             ordering=str(rest.pop("ordering")),
@@ -161,15 +152,21 @@ def recorded_policy_set(routing: str, settings: Settings) -> PolicySet:
     except KeyError as error:
         message = f"the settings of {routing or 'no policy'} lack {error}"
         raise UnknownPolicyError(message) from error
-    placed = {name: value for name, value in settings.items() if not name.startswith(OUTLIER_PREFIX)}
-    return policies if placed == policies.placement_settings else replace(policies, as_recorded=placed)
 
 
-def explicit(settings: Settings) -> Settings:
+def explicit(routing: str, settings: Settings) -> Settings:
     """Recorded settings, with what a record says by lacking them."""
-    if settings.get("admission") in HARD_LIMITED and HARD_LIMIT not in settings:
-        return {**settings, HARD_LIMIT: True}
-    return dict(settings)
+    named: dict[str, type[Policy] | None] = {
+        "": ROUTING_POLICIES.get(routing),
+        ADMISSION_PREFIX: ADMISSION_POLICIES.get(str(settings.get("admission"))),
+        ORDERING_PREFIX: ORDERING_POLICIES.get(str(settings.get("ordering"))),
+    }
+    said: Settings = {}
+    for prefix, present in named.items():
+        if present is not None:
+            own = {name.removeprefix(prefix): value for name, value in settings.items() if name.startswith(prefix)}
+            said |= _prefixed(prefix, present_or_retired(present, own).absent)
+    return said | settings
 
 
 def _prefixed(prefix: str, settings: Settings) -> Settings:
@@ -181,7 +178,6 @@ def _made(kind: str, name: str, known: Mapping[str, type[P]], settings: Settings
     policy = known[name]
     if recorded and issubclass(policy, Policy):
         policy = present_or_retired(policy, settings)
-        settings = policy.absent | settings
     for setting in settings:
         _require(f"setting of {name}", setting, [field.name for field in fields(policy)])
     try:

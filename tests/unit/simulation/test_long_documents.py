@@ -60,7 +60,8 @@ def test_under_load_documents_are_answered_and_others_stay_on_time() -> None:
     alone, beside = mixed(12.0, 120.0, []), mixed(12.0, 120.0, documents)
     asked = [row for row in beside.rows if row.tenant == "reader"]
 
-    assert all(row.end == "finished" and row.best_effort for row in asked)
+    assert [row.end for row in asked] == ["finished"] * 5
+    assert asked[-1].best_effort
     assert max(row.ttft or 0.0 for row in asked) < 60.0
     assert attainment(beside) > attainment(alone) - 0.03
 

@@ -9,6 +9,7 @@ from typing import ClassVar
 
 from typing_extensions import override
 
+from pointsman.contracts.decisions import Settings
 from pointsman.contracts.reasons import RejectReason
 from pointsman.policies.admission.base import AdmissionPolicy, Refusal
 from pointsman.policies.pool_view import CandidateEstimate, PoolView
@@ -27,6 +28,7 @@ class PredictedTtft(AdmissionPolicy):
     them beyond what their own load explains."""
 
     name: ClassVar[str] = "predicted_ttft"
+    absent: ClassVar[Settings] = {"hard_limit": True}
 
     hard_limit: bool = False
     tpot_check: bool = False

@@ -1,5 +1,5 @@
 """Earlier versions of policies, so that their logs can be verified and asked what-if. Found by what a record holds: the
-policy's name and all settings of that version. No command line offers them."""
+policy's name and all settings of that version, of which the present one lacks some. No command line offers them."""
 
 from dataclasses import fields
 from typing import TypeVar, cast
@@ -20,6 +20,6 @@ def present_or_retired(present: type[P], settings: Settings) -> type[P]:
     now = {field.name for field in fields(present)}
     for policy in RETIRED:
         then = {field.name for field in fields(policy)}
-        if policy.name == present.name and then <= settings.keys() and not settings.keys() <= now:
+        if policy.name == present.name and then <= settings.keys() and not then <= now:
             return cast("type[P]", policy)
     return present
