@@ -24,7 +24,8 @@ from pointsman_lab.results.claims import (
     times,
 )
 from pointsman_lab.results.command import csv_of
-from pointsman_lab.results.compare import ablation_table, duels_of, gaps, is_bound, tally
+from pointsman_lab.results.compare import ablation_table, duels_of, tally
+from pointsman_lab.results.gap import gaps, is_bound
 from pointsman_lab.results.numbers import METRICS, Numbers, Point, StudyNumbers
 from pointsman_lab.results.page import Figures, page
 from pointsman_lab.results.studies import CLAIMS, measurements, studies
@@ -68,6 +69,7 @@ def numbers_of(one: Study, *, ours: float, others: float, **by_row: float) -> St
         points=points,
         goodput=searched,
         bounds={bound: [0.95] * len(one.rates) for bound in one.bounds},
+        bound_hits={bound: [0.5] * len(one.rates) for bound in one.bounds},
         bound_goodput={bound: [1.0] for bound in one.bounds},
     )
 

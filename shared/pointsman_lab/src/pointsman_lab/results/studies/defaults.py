@@ -4,8 +4,9 @@ every generated workload; the traces are in `ours`."""
 from collections.abc import Iterable, Mapping
 
 from pointsman.simulation.workload import HELD_OUT
+from pointsman_cli.simulate.experiment import Source
 from pointsman_lab.results.studies.rows import LIVE_DEFAULT, Workloads, at_their_best, everyone, short
-from pointsman_lab.results.study import BOUND, NO_FORESIGHT, USUAL, Study
+from pointsman_lab.results.study import USUAL, Study
 
 GENERATED: tuple[tuple[str, tuple[float, ...]], ...] = (
     ("chat", (80.0,)),
@@ -42,10 +43,16 @@ def studies(workloads: Workloads) -> Iterable[Study]:
     yield from _whole_answers(workloads)
 
 
+def generated(workloads: Workloads, name: str) -> Source:
+    """As long as the highest rate needs."""
+    rates = {**dict(GENERATED), **RATES_HELD_OUT}[name]
+    requests = max(REQUESTS, int(SECONDS_MIN * max(rates)))
+    return workloads.generated(name, requests, arrivals="timestamps" if name in IN_STEPS else "poisson")
+
+
 def _prefill_only(workloads: Workloads) -> Iterable[Study]:
     for name, rates in (*GENERATED, *((name, RATES_HELD_OUT[name]) for name in HELD_OUT)):
-        requests = max(REQUESTS, int(SECONDS_MIN * max(rates)))
-        source = workloads.generated(name, requests, arrivals="timestamps" if name in IN_STEPS else "poisson")
+        source = generated(workloads, name)
         slug = short(source)
         yield Study(
             key=f"generated-{slug}",
@@ -55,7 +62,6 @@ def _prefill_only(workloads: Workloads) -> Iterable[Study]:
             rows=everyone(),
             rates=rates,
             judged="best",
-            bounds=(BOUND, NO_FORESIGHT),
         )
         yield Study(
             key=f"default-{slug}",
