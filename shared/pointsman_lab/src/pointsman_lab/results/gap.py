@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pointsman_lab.results.numbers import Numbers
-from pointsman_lab.results.studies.gap import DEFAULT_ROW, GLOBAL_ROW, ONE_CACHE_ROW, PREFIX
+from pointsman_lab.results.studies.gap import DEFAULT_ROW, GLOBAL_ROW, ONE_CACHE_ROW, PREFIX, TRACE
 from pointsman_lab.results.study import AT_ARRIVAL, BOUND, NO_FORESIGHT
 from pointsman_lab.results.tables import table
 
 GOAL = 0.97
-ELSEWHERE = ("placement-", "admission-", "generated-", "default-")
+OF_TRACES, OF_GENERATORS = ("placement-", "admission-"), ("generated-", "default-")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +51,15 @@ def gaps(numbers: Numbers) -> list[Gap]:
         if not key.startswith(PREFIX):
             continue
         workload = key.removeprefix(PREFIX)
-        elsewhere = [key, *(f"{kind}{workload}" for kind in ELSEWHERE)]
+        is_trace = workload.endswith(TRACE)
+        workload = workload.removesuffix(TRACE)
+        elsewhere = [key, *(f"{kind}{workload}" for kind in (OF_TRACES if is_trace else OF_GENERATORS))]
         for at, rate in enumerate(study.rates()):
             ours, hits = study.point(DEFAULT_ROW, rate), study.point(GLOBAL_ROW, rate).metrics["hit_rate"]
             refused = ours.metrics["rejected_share"]
             found.append(
                 Gap(
-                    workload=f"{workload} (trace)" if f"admission-{workload}" in numbers.studies else workload,
+                    workload=f"{workload} (trace)" if is_trace else workload,
                     rate=rate,
                     bound=study.bounds[BOUND][at],
                     no_foresight=study.bounds[NO_FORESIGHT][at],

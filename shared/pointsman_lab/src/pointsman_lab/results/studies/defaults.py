@@ -1,12 +1,12 @@
 """Every rival under the live default (ordering `fair_edf`, admission `predicted_ttft_fair`) and without admission, on
 every generated workload; the traces are in `ours`."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from pointsman.simulation.workload import HELD_OUT
 from pointsman_cli.simulate.experiment import Source
 from pointsman_lab.results.studies.rows import LIVE_DEFAULT, Workloads, at_their_best, everyone, short
-from pointsman_lab.results.study import USUAL, Study
+from pointsman_lab.results.study import SEEDS, USUAL, Study
 
 GENERATED: tuple[tuple[str, tuple[float, ...]], ...] = (
     ("chat", (80.0,)),
@@ -34,6 +34,8 @@ IN_STEPS = ("mixed_day",)
 """Their own arrivals, scaled to the rate."""
 
 REQUESTS = 2000
+ONE_SEED = ("batch_classification",)
+"""Long enough to do with one."""
 SECONDS_MIN = 15.0
 """A queue that is longer than the SLO must have time to build."""
 
@@ -50,10 +52,14 @@ def generated(workloads: Workloads, name: str) -> Source:
     return workloads.generated(name, requests, arrivals="timestamps" if name in IN_STEPS else "poisson")
 
 
+def seeds_of(name: str) -> Sequence[int]:
+    return SEEDS[:1] if name in ONE_SEED else SEEDS
+
+
 def _prefill_only(workloads: Workloads) -> Iterable[Study]:
     for name, rates in (*GENERATED, *((name, RATES_HELD_OUT[name]) for name in HELD_OUT)):
         source = generated(workloads, name)
-        slug = short(source)
+        slug, seeds = short(source), seeds_of(name)
         yield Study(
             key=f"generated-{slug}",
             title=f"Generated workload {name}, no admission",
@@ -61,6 +67,7 @@ def _prefill_only(workloads: Workloads) -> Iterable[Study]:
             source=source,
             rows=everyone(),
             rates=rates,
+            seeds=seeds,
             judged="best",
         )
         yield Study(
@@ -70,6 +77,7 @@ def _prefill_only(workloads: Workloads) -> Iterable[Study]:
             source=source,
             rows=everyone(*LIVE_DEFAULT),
             rates=rates,
+            seeds=seeds,
             judged="best",
             metrics=(*USUAL, "rejected_share", "jain"),
         )

@@ -3,11 +3,11 @@ live default."""
 
 from collections.abc import Iterable
 
-from pointsman_lab.results.studies.defaults import GENERATED, RATES_HELD_OUT, generated
+from pointsman_lab.results.studies.defaults import GENERATED, RATES_HELD_OUT, generated, seeds_of
 from pointsman_lab.results.studies.rows import LIVE_DEFAULT, Workloads, called, rows, short
-from pointsman_lab.results.study import AT_ARRIVAL, BOUND, NO_FORESIGHT, OURS, Study
+from pointsman_lab.results.study import AT_ARRIVAL, BOUND, NO_FORESIGHT, OURS, SEEDS, Study
 
-PREFIX = "gap-"
+PREFIX, TRACE = "gap-", "-trace"
 GLOBAL = (LIVE_DEFAULT[0], "predicted_ttft_global")
 ONE_CACHE = "one cache"
 INSTANT_TOKENS_PER_S = 1e9
@@ -19,13 +19,13 @@ ONE_CACHE_ROW = f"{OURS}, {ONE_CACHE} + {GLOBAL[1]}"
 
 def studies(workloads: Workloads) -> Iterable[Study]:
     generators = {name: rates[-1] for name, rates in (*GENERATED, *RATES_HELD_OUT.items())}
-    for source, rate in (
-        (workloads.conversation(), 9.5),
-        (workloads.tools(), 22.0),
-        *((generated(workloads, name), rate) for name, rate in generators.items()),
+    for source, rate, seeds in (
+        (workloads.conversation(), 9.5, SEEDS),
+        (workloads.tools(), 22.0, SEEDS),
+        *((generated(workloads, name), rate, seeds_of(name)) for name, rate in generators.items()),
     ):
         yield Study(
-            key=f"{PREFIX}{short(source)}",
+            key=f"{PREFIX}{short(source)}{TRACE if source.trace else ''}",
             title=f"Distance from a central queue, {called(source)}",
             about="Under the live default, without floors for prompt lengths, and with one cache for all instances.",
             source=source,
@@ -35,6 +35,7 @@ def studies(workloads: Workloads) -> Iterable[Study]:
                 *rows((OURS,), *GLOBAL, ONE_CACHE, transfer_tokens_per_s=INSTANT_TOKENS_PER_S, fetch_path="direct"),
             ],
             rates=(rate,),
+            seeds=seeds,
             bounds=(BOUND, NO_FORESIGHT, AT_ARRIVAL),
             metrics=("hit_rate", "rejected_share", "fetched_share", "ttft_p99_s", "late_wait_s"),
         )
