@@ -146,7 +146,7 @@ class PlacementRules:
             return
         known = self._model.instances.get(event.instance)
         status = known.status if known is not None else "gone"
-        elsewhere = self._model.ready(request, request.excluded)
+        elsewhere = self._with_decoder(request)
         stays = status in ("draining", "ejected") and not elsewhere
         if status != "ready" and event.instance not in elsewhere and not stays:
             yield f"{event.instance} is {status}; {elsewhere} would take {event.request}"
@@ -167,6 +167,13 @@ class PlacementRules:
         may = self._bounds.rebind and not request.rebound_from and not request.decode
         if event.rebind != may:
             yield f"its ingress is {'' if event.rebind else 'not '}to ask whether it goes elsewhere"
+
+    def _with_decoder(self, request: BookedRequest) -> list[InstanceId]:
+        """Instances for it; of those that only prefill none while nobody else would decode."""
+        model = self._model
+        decoded = bool(request.decode) or any(name not in request.excluded for name in model.decoders())
+        able = model.ready(request, request.excluded)
+        return [name for name in able if decoded or model.instances[name].role != "prefill"]
 
     def _may_take(
         self, instance: InstanceId, request: BookedRequest, excluded: tuple[InstanceId, ...]
