@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import msgspec
 
-from pointsman.contracts.decisions import RequestGranted, RequestPlaced, RequestRejected
+from pointsman.contracts.decisions import RequestGranted, RequestMigrated, RequestPlaced, RequestRejected
 from pointsman.contracts.fleet import InstanceJoined
 from pointsman.policies.policy_set import policy_set
 from pointsman.primitives import InstanceId
@@ -86,3 +86,25 @@ def test_a_grant_at_an_engine_that_drains_is_found_where_another_would_serve_the
     ]
 
     assert any("a is draining; ['b'] would take r2" in problem for problem in problems(history))
+
+
+def moved_beside_a_full_cache() -> list[Stored]:
+    """What waits at an engine that leaves goes to one whose KV cache others fill."""
+    leader = LoggedLeader()
+    leader.lead(policy_set(routing="pointsman", admission="none", prefill_window_tokens=1), at=0.0)
+    leader.happens(joined("a"))
+    for number in (1, 2, 3):
+        asked = route(f"r{number}", [10 * number, 10 * number + 1], slo_ttft=1e6, max_output_tokens=100)
+        leader.decides(leader.dispatcher.route(asked, 1.0))
+    leader.happens(joined("b", at=1.5, kv_capacity_tokens=200))
+    leader.decides(leader.dispatcher.drain(InstanceId("a"), "maintenance", 2.0, by="operator"))
+    return entries(leader)
+
+
+def test_the_wait_for_kv_memory_is_part_of_what_a_move_predicts() -> None:
+    history = moved_beside_a_full_cache()
+    moved = [s.event for s in history if isinstance(s.event, RequestMigrated)]
+
+    assert [event.request for event in moved] == ["r2", "r3"]
+    assert moved[1].predicted_ttft > 1.0
+    assert problems(history) == []

@@ -219,8 +219,7 @@ class PlacementRules:
             queue = model.queued(instance, now)
             on_trial = model.on_trial(instance) and isclose(candidate.queue_seconds, queue, **SAME)
             if not on_trial:  # a trial goes there whatever the policy would say
-                queue += model.stalled(instance, now) if self._stall_counts else 0.0
-                queue += self._kv_turnover * model.kv_wait(instance, request) if self._kv_turnover else 0.0
+                queue += self._routing_waits(instance, request, now)
             prefill = model.expected(instance, model.prefill_cost(request.prompt_tokens, uncached, instance), uncached)
             if not isclose(candidate.queue_seconds, queue, **SAME) or not isclose(
                 candidate.prefill_seconds, prefill, **SAME
@@ -232,6 +231,11 @@ class PlacementRules:
             transfer = candidate.predicted_ttft - queue - prefill
             if transfer < -1e-6 or (transfer > 1e-6 and model.instances[instance].role != "prefill"):
                 yield f"{instance} was weighed with {candidate.predicted_ttft} s, which is not {queue + prefill}"
+
+    def _routing_waits(self, instance: InstanceId, request: BookedRequest, now: EngineSeconds) -> EngineSeconds:
+        """What the routing policy counts as queue beside the work."""
+        stalled = self._model.stalled(instance, now) if self._stall_counts else 0.0
+        return stalled + (self._kv_turnover * self._model.kv_wait(instance, request) if self._kv_turnover else 0.0)
 
     def _first(self, instance: InstanceId) -> BookedRequest | None:
         waiting = self._model.at(instance, PENDING)
