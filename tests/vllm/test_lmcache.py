@@ -23,8 +23,8 @@ from pointsman.contracts.fleet import InstanceReported
 from pointsman_cli.vllm_cpu.home import EngineHome
 from tests.support.offloading import (
     PROMPT_TOKENS,
-    check_loaded_and_predicted,
     log_of_prompts_asked_twice,
+    second_round,
     what_was_measured,
 )
 from tests.support.vllm import BLOCK_TOKENS, fetched
@@ -55,14 +55,18 @@ async def test_a_prompt_that_the_device_evicted_is_loaded_back_from_lmcache_and_
             "kv_connector": "LMCacheMPConnector",
             "kv_connector_module_path": "lmcache.integration.vllm.lmcache_mp_connector",
             "kv_role": "kv_both",
-            "kv_connector_extra_config": {"lmcache.mp.host": "tcp://127.0.0.1", "lmcache.mp.port": port},
+            "kv_connector_extra_config": {
+                "lmcache.mp.host": "tcp://127.0.0.1",
+                "lmcache.mp.port": port,
+                "lmcache.mp.mp_transfer_mode": "lmcache_driven",
+            },
         }
         events = await log_of_prompts_asked_twice(
             tmp_path, f"--kv-transfer-config '{json.dumps(connector)}'", prompts=PROMPTS, more=MORE
         )
     tell_what_was_measured(f"LMCache: {what_was_measured(events, prompts=PROMPTS)}")
 
-    check_loaded_and_predicted(events, prompts=PROMPTS)
+    assert second_round(events, prompts=PROMPTS) == [(PROMPT_TOKENS,) * 3] * PROMPTS
     assert any(isinstance(event, BlocksStored) and event.tier == "host" for event in events)
     assert any(isinstance(event, BlocksRemoved) and event.tier == "host" for event in events)
     (host,) = [event for event in events if isinstance(event, InstanceReported)][-1].tiers
@@ -87,13 +91,12 @@ def _lmcache_of(home: EngineHome) -> Path:
 
 @contextmanager
 def _server(home: EngineHome, log: Path) -> Iterator[int]:
-    """The port of an LMCache server that runs, for engines that copy by themselves: CPUs share no device memory with it."""
+    """The port of an LMCache server that runs and reads the engines' caches by itself, as it does on a GPU."""
     port, http_port = free_ports(2)
     told = {
         "--host": "127.0.0.1",
         "--port": port,
         "--http-port": http_port,
-        "--supported-transfer-mode": "auto",
         "--chunk-size": CHUNK_TOKENS,
         "--l1-size-gb": SERVER_GB,
         "--eviction-policy": "LRU",

@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 
 from pointsman.contracts.cache import BlocksRemoved, BlocksStored
+from pointsman.contracts.decisions import RequestPlaced
 from pointsman.contracts.fleet import InstanceReported
 from pointsman_cli.vllm_cpu.home import EngineHome
 from tests.support.offloading import (
     PROMPT_TOKENS,
-    check_loaded_and_predicted,
     log_of_prompts_asked_twice,
+    second_round,
     what_was_measured,
 )
 from tests.support.vllm import BLOCK_TOKENS
@@ -48,7 +49,9 @@ async def test_a_prompt_that_the_device_evicted_is_loaded_back_and_was_predicted
     )
     tell_what_was_measured(f"OffloadingConnector: {what_was_measured(events, prompts=PROMPTS)}")
 
-    check_loaded_and_predicted(events, prompts=PROMPTS)
+    assert second_round(events, prompts=PROMPTS) == [(PROMPT_TOKENS,) * 3] * PROMPTS
+    prices = [event.load_seconds for event in events if isinstance(event, RequestPlaced) and event.loads]
+    assert len(set(prices)) > 1, "the speed of loading is learned"
     assert any(isinstance(event, BlocksStored) and event.tier == "host" for event in events)
     assert any(isinstance(event, BlocksRemoved) and event.tier == "device" for event in events)
     (host,) = [event for event in events if isinstance(event, InstanceReported)][-1].tiers
