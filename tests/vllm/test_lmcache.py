@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -47,22 +48,12 @@ async def test_a_prompt_that_the_device_evicted_is_loaded_back_from_lmcache_and_
     monkeypatch: pytest.MonkeyPatch,
     tell_what_was_measured: Callable[[str], None],
 ) -> None:
-    place = _lmcache_of(vllm_home)
+    place = lmcache_of(vllm_home)
     monkeypatch.setenv("PYTHONPATH", str(place))
     monkeypatch.setenv("LMCACHE_TRACK_USAGE", "false")
-    with _server(vllm_home, tmp_path / "lmcache.log") as port:
-        connector = {
-            "kv_connector": "LMCacheMPConnector",
-            "kv_connector_module_path": "lmcache.integration.vllm.lmcache_mp_connector",
-            "kv_role": "kv_both",
-            "kv_connector_extra_config": {
-                "lmcache.mp.host": "tcp://127.0.0.1",
-                "lmcache.mp.port": port,
-                "lmcache.mp.mp_transfer_mode": "lmcache_driven",
-            },
-        }
+    with server(vllm_home, tmp_path / "lmcache.log") as port:
         events = await log_of_prompts_asked_twice(
-            tmp_path, f"--kv-transfer-config '{json.dumps(connector)}'", prompts=PROMPTS, more=MORE
+            tmp_path, f"--kv-transfer-config '{json.dumps(connector(port))}'", prompts=PROMPTS, more=MORE
         )
     tell_what_was_measured(f"LMCache: {what_was_measured(events, prompts=PROMPTS)}")
 
@@ -74,7 +65,21 @@ async def test_a_prompt_that_the_device_evicted_is_loaded_back_from_lmcache_and_
     assert (host.tier, 0 < host.blocks < asked) == ("host", True)
 
 
-def _lmcache_of(home: EngineHome) -> Path:
+def connector(port: int) -> dict[str, Any]:
+    """To the server at `port` of this machine, which is asked to do the copies: only then it tells of them."""
+    return {
+        "kv_connector": "LMCacheMPConnector",
+        "kv_connector_module_path": "lmcache.integration.vllm.lmcache_mp_connector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {
+            "lmcache.mp.host": "tcp://127.0.0.1",
+            "lmcache.mp.port": port,
+            "lmcache.mp.mp_transfer_mode": "lmcache_driven",
+        },
+    }
+
+
+def lmcache_of(home: EngineHome) -> Path:
     """A directory to import LMCache from. Skips where it cannot be had, or does not load."""
     place, python = home.directory / "lmcache", str(home.python)
     if not (place / "lmcache").exists():
@@ -90,7 +95,7 @@ def _lmcache_of(home: EngineHome) -> Path:
 
 
 @contextmanager
-def _server(home: EngineHome, log: Path) -> Iterator[int]:
+def server(home: EngineHome, log: Path, *, size_gb: float = SERVER_GB) -> Iterator[int]:
     """The port of an LMCache server that runs and reads the engines' caches by itself, as it does on a GPU."""
     port, http_port = free_ports(2)
     told = {
@@ -98,7 +103,7 @@ def _server(home: EngineHome, log: Path) -> Iterator[int]:
         "--port": port,
         "--http-port": http_port,
         "--chunk-size": CHUNK_TOKENS,
-        "--l1-size-gb": SERVER_GB,
+        "--l1-size-gb": size_gb,
         "--eviction-policy": "LRU",
     }
     command = [

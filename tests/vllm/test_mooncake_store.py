@@ -37,6 +37,11 @@ STORE_BYTES, BUFFER_BYTES = 256 << 20, 64 << 20
 TEXT = "The history of the lighthouse at the mouth of the river begins with a storm. " * 40
 
 HIT_TOKENS_MIN = 500
+CONNECTOR = {
+    "kv_connector": "MooncakeStoreOnACpu",
+    "kv_connector_module_path": "mooncake_on_a_cpu",
+    "kv_role": "kv_both",
+}
 
 Pair = tuple[RunningEngine, RunningEngine]
 
@@ -44,29 +49,12 @@ Pair = tuple[RunningEngine, RunningEngine]
 @pytest.fixture(scope="module")
 def engines(vllm_home: EngineHome, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     directory = tmp_path_factory.mktemp("mooncake")
-    place = _mooncake_of(vllm_home)
-    with _master(place, directory / "master.log") as (master, metadata):
-        told = {
-            "metadata_server": f"http://{metadata}/metadata",
-            "master_server_address": master,
-            "protocol": "tcp",
-            "global_segment_size": STORE_BYTES,
-            "local_buffer_size": BUFFER_BYTES,
-        }
-        (directory / "mooncake.json").write_text(json.dumps(told))
-        connector = {
-            "kv_connector": "MooncakeStoreOnACpu",
-            "kv_connector_module_path": "mooncake_on_a_cpu",
-            "kv_role": "kv_both",
-        }
-        environment = {
-            "PYTHONPATH": f"{place}{os.pathsep}{PLUGINS}",
-            "MOONCAKE_CONFIG_PATH": str(directory / "mooncake.json"),
-            "PYTHONHASHSEED": "0",
-            "VLLM_HOST_IP": "127.0.0.1",
-        }
-        with connected_engines(vllm_home, directory, [connector] * 2, [environment] * 2) as (first, second):
-            yield first, second
+    place = mooncake_of(vllm_home)
+    with (
+        store(place, directory) as environment,
+        connected_engines(vllm_home, directory, [CONNECTOR] * 2, [environment] * 2) as (first, second),
+    ):
+        yield first, second
 
 
 @pytest.fixture
@@ -113,7 +101,7 @@ async def test_the_second_engine_loads_what_the_first_has_stored(
     assert (verdict.different, verdict.unchecked.total(), verdict.problems) == (0, 0, [])
 
 
-def _mooncake_of(home: EngineHome) -> Path:
+def mooncake_of(home: EngineHome) -> Path:
     """A directory to import Mooncake from. Skips where it cannot be had, or does not load."""
     place, python = home.directory / "mooncake", str(home.python)
     if not (place / "mooncake").exists():
@@ -126,6 +114,26 @@ def _mooncake_of(home: EngineHome) -> Path:
     if loaded.returncode:
         pytest.skip(f"Mooncake does not load: {loaded.stderr.strip().splitlines()[-1:]}")
     return place
+
+
+@contextmanager
+def store(place: Path, directory: Path) -> Iterator[dict[str, str]]:
+    """A store over TCP, to which every engine with this environment adds memory."""
+    with _master(place, directory / "master.log") as (master, metadata):
+        told = {
+            "metadata_server": f"http://{metadata}/metadata",
+            "master_server_address": master,
+            "protocol": "tcp",
+            "global_segment_size": STORE_BYTES,
+            "local_buffer_size": BUFFER_BYTES,
+        }
+        (directory / "mooncake.json").write_text(json.dumps(told))
+        yield {
+            "PYTHONPATH": f"{place}{os.pathsep}{PLUGINS}",
+            "MOONCAKE_CONFIG_PATH": str(directory / "mooncake.json"),
+            "PYTHONHASHSEED": "0",
+            "VLLM_HOST_IP": "127.0.0.1",
+        }
 
 
 @contextmanager

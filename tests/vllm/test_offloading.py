@@ -4,6 +4,7 @@ still a hit, is loaded back, and was predicted so. See `plugins/host_memory.py` 
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -34,18 +35,8 @@ async def test_a_prompt_that_the_device_evicted_is_loaded_back_and_was_predicted
     self_describing: bool,
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(PLUGINS))
-    connector = {
-        "kv_connector": "OffloadingConnector",
-        "kv_role": "kv_both",
-        "kv_connector_extra_config": {
-            "spec_name": "HostMemorySpec",
-            "spec_module_path": "host_memory",
-            "cpu_bytes_to_use": HOST_BYTES,
-            "self_describing_kv_events": self_describing,
-        },
-    }
     events = await log_of_prompts_asked_twice(
-        tmp_path, f"--kv-transfer-config '{json.dumps(connector)}'", prompts=PROMPTS
+        tmp_path, f"--kv-transfer-config '{json.dumps(connector(self_describing=self_describing))}'", prompts=PROMPTS
     )
     tell_what_was_measured(f"OffloadingConnector: {what_was_measured(events, prompts=PROMPTS)}")
 
@@ -56,3 +47,16 @@ async def test_a_prompt_that_the_device_evicted_is_loaded_back_and_was_predicted
     assert any(isinstance(event, BlocksRemoved) and event.tier == "device" for event in events)
     (host,) = [event for event in events if isinstance(event, InstanceReported)][-1].tiers
     assert (host.tier, host.blocks >= PROMPTS * PROMPT_TOKENS // BLOCK_TOKENS) == ("host", True)
+
+
+def connector(*, self_describing: bool) -> dict[str, Any]:
+    return {
+        "kv_connector": "OffloadingConnector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {
+            "spec_name": "HostMemorySpec",
+            "spec_module_path": "host_memory",
+            "cpu_bytes_to_use": HOST_BYTES,
+            "self_describing_kv_events": self_describing,
+        },
+    }
