@@ -2,7 +2,7 @@
 of one that prefilled; then an operator changes it back. Its cache stays, and its answers are those of a single engine."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import pytest
@@ -45,7 +45,10 @@ async def fleet(engines: dict[str, RunningEngine], vllm_home: EngineHome) -> Asy
 
 
 async def test_the_scaler_makes_a_decode_instance_of_one_that_prefilled_and_an_operator_changes_it_back(
-    fleet: SplitFleet, engines: dict[str, RunningEngine], unlike_any_other: str
+    fleet: SplitFleet,
+    engines: dict[str, RunningEngine],
+    unlike_any_other: str,
+    tell_what_was_measured: Callable[[str], None],
 ) -> None:
     done = asyncio.Event()
     async with scaler(fleet, "s1", "target_utilisation", WANTED):
@@ -68,12 +71,16 @@ async def test_the_scaler_makes_a_decode_instance_of_one_that_prefilled_and_an_o
     events = [entry.event for entry in entries]
     ends = [event for event in events if isinstance(event, RequestEnd)]
     verdict = verify(entries)
+    decided = [event.at for event in events if isinstance(event, ScaleDecided)][1:]
+    changes = [event for event in events if isinstance(event, InstanceRoleChanged)]
+    waits = [f"{change.at - at:.1f}" for change, at in zip(changes, decided, strict=True)]
+    tell_what_was_measured(f"roles changed {' and '.join(waits)} s after the decision; {answered} answers meanwhile")
 
     assert held > 0, "what it had computed before it changed"
     assert headers["x-pointsman-prefill-instance"] != headers["x-pointsman-instance"]
     assert answer["choices"][0] == alone["choices"][0]
     assert [(e.prefill, e.decode) for e in events if isinstance(e, ScaleDecided)] == [(2, 1), (1, 2), (2, 1)]
-    assert [e.role for e in events if isinstance(e, InstanceRoleChanged)] == ["decode", "prefill"]
+    assert [change.role for change in changes] == ["decode", "prefill"]
     assert len([e for e in events if isinstance(e, InstanceJoined)]) == len(ROLES)  # no restart, no new epoch
     assert ({type(end) for end in ends}, len(ends)) == ({RequestFinished}, answered + 1)
     assert (verdict.different, verdict.unchecked.total(), verdict.problems) == (0, 0, [])
