@@ -96,6 +96,10 @@ class Study:
     drawn: bool = False
     warmup: int = WARMUP
 
+    def is_searched(self, cell: Cell) -> bool:
+        """For its goodput: with the first seed, as seeds differ by a hundredth."""
+        return cell.variant.called in self.goodput and cell.scenario.seed == self.seeds[0]
+
     @property
     def telling_rate(self) -> float:
         return self.rates[len(self.rates) // 2] if self.telling is None else self.telling
