@@ -78,7 +78,6 @@ def _outcome(queue: CentralQueue, job: BoundJob, requests: Sequence[WorkloadRequ
         decile_floor=queue.floor,
         late=queue.late,
         foresight=queue.foresight,
-        at_arrival=queue.at_arrival,
     )
 
 

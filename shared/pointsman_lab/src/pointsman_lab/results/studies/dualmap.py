@@ -130,7 +130,7 @@ def _elasticity(workloads: Workloads) -> Iterable[Study]:
 
 
 def _scale(workloads: Workloads) -> Iterable[Study]:
-    for instances, rate in ((16, 13.0), (32, 26.0)):
+    for instances, rate in ((16, 11.0), (32, 22.0)):
         yield Study(
             key=f"dualmap-{instances}-instances",
             title=f"DualMap, Figure 13a: {instances} instances, conversation",
