@@ -103,7 +103,13 @@ class RecordedFleet:
             happenings = [
                 (weight, happens) for weight, happens in happenings if happens != self._report
             ]  # ends a doubt
-            happenings += [(30, self._arrive), (20, self._end_fetch), (4, self._end_copy), (40, self._store), (40, self._first_token)]
+            happenings += [
+                (30, self._arrive),
+                (20, self._end_fetch),
+                (4, self._end_copy),
+                (40, self._store),
+                (40, self._first_token),
+            ]
         weights = [weight for weight, _ in happenings]
         for _ in range(steps):
             self._now += self._random.expovariate(20.0)

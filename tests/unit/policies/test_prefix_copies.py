@@ -37,7 +37,9 @@ def pool(policies: PolicySet = POLICIES, rate: float = 100_000.0, **fields: Any)
     return Dispatcher(state, policies, term=Term(1))
 
 
-def serve(dispatcher: Dispatcher, number: int, now: float, *, prefix: list[int] = PREFIX, **fields: Any) -> RequestGranted:
+def serve(
+    dispatcher: Dispatcher, number: int, now: float, *, prefix: list[int] = PREFIX, **fields: Any
+) -> RequestGranted:
     """A request at `a`, granted, answered, and gone."""
     name = f"r{number}"
     events = dispatcher.route(
