@@ -156,9 +156,7 @@ def test_what_few_of_all_arrivals_share_is_not_hot() -> None:
     for number in range(ARRIVALS_MIN):
         for other in range(3):
             serve(dispatcher, 10_000 * (other + 1) + number, 10.0, prefix=prompt(100_000 * (other + 1) + 50 * number))
-        grant = serve(dispatcher, number, 10.0)
-
-    assert not grant.copy_to
+        assert not serve(dispatcher, number, 10.0).copy_to
 
 
 def test_records_say_whether_copies_were_on() -> None:
