@@ -7,7 +7,7 @@ from pointsman_lab.results.claims import Claim, Measured, gain, holds, share_tru
 from pointsman_lab.results.numbers import Numbers
 from pointsman_lab.results.split_pools import split_pools
 from pointsman_lab.results.studies.rows import LIVE_DEFAULT, Workloads, called, rows, short
-from pointsman_lab.results.study import OURS, Measurement, Row, Study
+from pointsman_lab.results.study import OURS, Conditions, Measurement, Row, Study
 
 DEVICE_TOKENS = 250_000
 HOST_TOKENS = 1_500_000
@@ -129,7 +129,7 @@ def _copies(workloads: Workloads) -> Iterable[Study]:
     }
     for key, source in sources.items():
         rates, (ordering, admission) = COPY_LOADS[key]
-        by_engines = {"transfer_tokens_per_s": GB_PER_S[-1] * 1e9 / BYTES_PER_TOKEN, "fetch_path": "engine"}
+        by_engines: Conditions = {"transfer_tokens_per_s": GB_PER_S[-1] * 1e9 / BYTES_PER_TOKEN, "fetch_path": "engine"}
         yield Study(
             key=key,
             title=f"Hot prefixes copied ahead of need, {called(source)}, {ordering}, {admission}",
