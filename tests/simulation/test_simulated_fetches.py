@@ -100,7 +100,7 @@ def test_without_hot_prefixes_or_without_fetches_nothing_is_copied() -> None:
 
 @pytest.mark.parametrize("path", ["engine", "direct"])
 def test_an_instance_that_dies_in_the_middle_of_copies_ends_them(path: FetchPath) -> None:
-    failures = tuple(Failure(at, engine, at + 3.0) for engine, at in enumerate((1.5, 4.0, 6.5)))
+    failures = tuple(Failure(at, engine, at + 3.0) for engine, at in enumerate((6.0, 10.0, 14.0)))
     scenario = replace(FETCHING, transfer_tokens_per_s=40_000.0, fetch_path=path, failures=failures)
     first, second = simulate(scenario, hot(500)), simulate(scenario, hot(500))
 
