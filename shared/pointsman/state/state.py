@@ -265,4 +265,12 @@ class State(StateParts):
                 tracker.left(event.instance, event.at)
         elif event.stamp is not None and self._is_there_since(event):
             self.fleet.note_restart(event.instance, event.stamp.as_of + 1)
+        elif event.instance not in self.fleet and self.settings.fold_version >= 6:
+            self._left_before(event)
         self.unregistered.pop(event.instance, None)
+
+    def _left_before(self, event: InstanceLeft) -> None:
+        """Of an instance whose join the log has dropped: a late copy of the join does not bring it back."""
+        newest = self.newest_epoch(event.instance)
+        check_step("epoch", max(newest, EPOCH_EXPECTED_MAX), event.epoch)
+        self.epochs[event.instance] = max(newest, event.epoch)

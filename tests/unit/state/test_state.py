@@ -270,6 +270,24 @@ def test_who_reports_without_having_joined_is_a_stranger_until_it_joins() -> Non
     assert state.unregistered == {}
 
 
+def test_a_late_copy_of_a_join_brings_nobody_back_where_the_log_began_after_it() -> None:
+    left = InstanceLeft(at=0.0, instance=A, epoch=Epoch(1), reason="stopped")
+    state = state_with(left, joined("a"))
+    before = [instance.id for instance in state.fleet.instances]
+    state.apply(joined("a", epoch=2))
+
+    assert before == []
+    assert state.fleet[A].epoch == 2
+
+
+def test_a_forged_end_far_ahead_keeps_nobody_out() -> None:
+    forged = InstanceLeft(at=0.0, instance=A, epoch=Epoch(2**62), reason="forged")
+    state = state_with(forged, joined("a"))
+
+    assert state.dead_letters.count == 1
+    assert A in state.fleet
+
+
 def test_a_placement_that_is_said_again_does_not_take_a_request_out_of_its_engine() -> None:
     state = state_with(joined("a"))
     events = Dispatcher(state, policy_set(), term=Term(1)).route(route("r", [1, 2]), 0.0)

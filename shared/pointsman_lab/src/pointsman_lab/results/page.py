@@ -9,6 +9,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from pointsman.simulation.workload import HELD_OUT
 from pointsman_lab.results import claims, compare, tables
+from pointsman_lab.results.gap import GOAL, Gap, gap_summary, gap_table, gaps, is_bound
 from pointsman_lab.results.numbers import Numbers
 from pointsman_lab.results.studies import CLAIMS
 from pointsman_lab.results.studies.rows import AS_WRITTEN, TUNED
@@ -53,8 +54,10 @@ class Figures:
         functions += [self.claims, self.verdicts, self.comparison, self.tally, self.gaps]
         return {function.__name__: function for function in functions} | {
             "columns": columns,
-            "gap_table": compare.gap_table,
-            "is_bound": compare.is_bound,
+            "gap_table": gap_table,
+            "gap_summary": gap_summary,
+            "goal": GOAL,
+            "is_bound": is_bound,
             "held_out": HELD_OUT,
             "duel_table": duel_table,
             "claim_table": claims.claim_table,
@@ -148,8 +151,8 @@ class Figures:
         chosen = [duel for duel in found if held_out in (None, _is_held_out(duel))]
         return compare.tally(chosen).text()
 
-    def gaps(self) -> list[compare.Gap]:
-        return compare.gaps(self._numbers)
+    def gaps(self) -> list[Gap]:
+        return gaps(self._numbers)
 
     def predictions(self) -> str:
         return compare.prediction_table(self._numbers)

@@ -26,10 +26,13 @@ class CentralQueue:
     late: Late = "dropped"
     floor: float = 0.0
     foresight: bool = True
+    at_arrival: bool = False
+    """Whom it cannot serve on time with all that wait, it sets aside when they arrive."""
 
 
 BOUND_FCFS, BOUND, BOUND_WITH_FLOOR = "fcfs", "most on time", "most on time, floor 0.6"
 NO_FORESIGHT = "most on time, no foresight"
+AT_ARRIVAL = "no foresight, decides at arrival"
 
 BOUNDS: Mapping[str, Sequence[CentralQueue]] = {
     BOUND_FCFS: (CentralQueue("fcfs"),),
@@ -38,6 +41,10 @@ BOUNDS: Mapping[str, Sequence[CentralQueue]] = {
         CentralQueue("most_on_time", foresight=False),
         CentralQueue("most_on_time", late="served last", foresight=False),
         CentralQueue("fcfs"),
+    ),
+    AT_ARRIVAL: (
+        CentralQueue("most_on_time", foresight=False, at_arrival=True),
+        CentralQueue("most_on_time", late="served last", foresight=False, at_arrival=True),
     ),
     BOUND_WITH_FLOOR: (CentralQueue("most_on_time", floor=0.6),),
 }
@@ -87,6 +94,7 @@ class Study:
     bounds: Sequence[str] = ()
     windows: Sequence[tuple[str, EngineSeconds, EngineSeconds]] = ()
     drawn: bool = False
+    warmup: int = WARMUP
 
     @property
     def telling_rate(self) -> float:
@@ -97,7 +105,9 @@ class Study:
 
     def cells(self) -> list[Cell]:
         return [
-            Cell(source=self.source, variant=row.variant, scenario=self.scenario(row, seed), qps=qps, warmup=WARMUP)
+            Cell(
+                source=self.source, variant=row.variant, scenario=self.scenario(row, seed), qps=qps, warmup=self.warmup
+            )
             for row in self.rows
             for qps in self.rates
             for seed in self.seeds
@@ -123,12 +133,14 @@ class Measurement:
     measure: Callable[[Path], Mapping[str, float]]
 
 
+SHORT_REQUESTS, SHORT_WARMUP = 200, 50
+
+
 def shortened(study: Study) -> Study:
-    """One seed, the telling rate, few requests."""
+    """One seed, few requests."""
     return replace(
         study,
-        source=replace(study.source, requests=min(study.source.requests, 2 * WARMUP)),
+        source=replace(study.source, requests=min(study.source.requests, SHORT_REQUESTS)),
         seeds=study.seeds[:1],
-        rates=(study.telling_rate,),
-        goodput=(),
+        warmup=SHORT_WARMUP,
     )

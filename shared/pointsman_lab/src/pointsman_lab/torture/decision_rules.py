@@ -183,8 +183,8 @@ class DecisionRules(PlacementRules):
         if not isclose(event.prefill_seconds, work, **SAME):
             yield f"{event.prefill_seconds} s are booked for {uncached} tokens, which cost {work}"
         ttft = model.queued(event.instance, event.at) + model.expected(event.instance, work, uncached)
-        if self._stall_counts and not event.plan:
-            ttft += model.stalled(event.instance, event.at)
+        if not event.plan:
+            ttft += self._routing_waits(event.instance, request, event.at)
         if not isclose(event.predicted_ttft, ttft, **SAME):
             yield f"its first token is predicted in {event.predicted_ttft} s, not {ttft}"
 

@@ -146,7 +146,7 @@ class PlacementRules:
             return
         known = self._model.instances.get(event.instance)
         status = known.status if known is not None else "gone"
-        elsewhere = self._model.ready(request, request.excluded)
+        elsewhere = self._with_decoder(request)
         stays = status in ("draining", "ejected") and not elsewhere
         if status != "ready" and event.instance not in elsewhere and not stays:
             yield f"{event.instance} is {status}; {elsewhere} would take {event.request}"
@@ -167,6 +167,13 @@ class PlacementRules:
         may = self._bounds.rebind and not request.rebound_from and not request.decode
         if event.rebind != may:
             yield f"its ingress is {'' if event.rebind else 'not '}to ask whether it goes elsewhere"
+
+    def _with_decoder(self, request: BookedRequest) -> list[InstanceId]:
+        """Instances for it; of those that only prefill none while nobody else would decode."""
+        model = self._model
+        decoded = bool(request.decode) or any(name not in request.excluded for name in model.decoders())
+        able = model.ready(request, request.excluded)
+        return [name for name in able if decoded or model.instances[name].role != "prefill"]
 
     def _may_take(
         self, instance: InstanceId, request: BookedRequest, excluded: tuple[InstanceId, ...]
@@ -212,8 +219,7 @@ class PlacementRules:
             queue = model.queued(instance, now)
             on_trial = model.on_trial(instance) and isclose(candidate.queue_seconds, queue, **SAME)
             if not on_trial:  # a trial goes there whatever the policy would say
-                queue += model.stalled(instance, now) if self._stall_counts else 0.0
-                queue += self._kv_turnover * model.kv_wait(instance, request) if self._kv_turnover else 0.0
+                queue += self._routing_waits(instance, request, now)
             prefill = model.expected(instance, model.prefill_cost(request.prompt_tokens, uncached, instance), uncached)
             if not isclose(candidate.queue_seconds, queue, **SAME) or not isclose(
                 candidate.prefill_seconds, prefill, **SAME
@@ -225,6 +231,11 @@ class PlacementRules:
             transfer = candidate.predicted_ttft - queue - prefill
             if transfer < -1e-6 or (transfer > 1e-6 and model.instances[instance].role != "prefill"):
                 yield f"{instance} was weighed with {candidate.predicted_ttft} s, which is not {queue + prefill}"
+
+    def _routing_waits(self, instance: InstanceId, request: BookedRequest, now: EngineSeconds) -> EngineSeconds:
+        """What the routing policy counts as queue beside the work."""
+        stalled = self._model.stalled(instance, now) if self._stall_counts else 0.0
+        return stalled + (self._kv_turnover * self._model.kv_wait(instance, request) if self._kv_turnover else 0.0)
 
     def _first(self, instance: InstanceId) -> BookedRequest | None:
         waiting = self._model.at(instance, PENDING)

@@ -49,11 +49,11 @@ def paper_rows() -> list[Row]:
 
 def _capacity(workloads: Workloads) -> Iterable[Study]:
     """Figures 1, 3, 10 and 11. The 7B rows share their runs with `placement`."""
-    for model, cap, conditions, per_source in (
-        ("7b", 20_480, {}, ((6.0, 7.0, 8.0), (12.0, 14.0, 20.0))),
-        ("14b", CAP_14B, {"profile": PROFILE_14B}, ((4.0, 5.0, 6.0), (7.0, 9.0, 12.0))),
+    for model, requests, cap, conditions, per_source in (
+        ("7b", 4000, 20_480, {}, ((6.0, 7.0, 8.0), (12.0, 14.0, 20.0))),
+        ("14b", 3000, CAP_14B, {"profile": PROFILE_14B}, ((4.0, 5.0, 6.0), (7.0, 9.0, 12.0))),
     ):
-        sources = (workloads.conversation(cap=cap), workloads.tools(cap=cap))
+        sources = (workloads.conversation(requests, cap=cap), workloads.tools(requests, cap=cap))
         for source, rates in zip(sources, per_source, strict=True):
             yield Study(
                 key=f"dualmap-{model}-{short(source)}",
