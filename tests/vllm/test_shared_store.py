@@ -18,7 +18,8 @@ from tests.support.vllm import BLOCK_TOKENS, RunningEngine
 from tests.support.waiting import eventually
 from tests.vllm.test_split import FETCHED, connected_engines
 
-TEXT = "The history of the lighthouse at the mouth of the river begins with a storm. " * 40
+TEXT = " ".join(["The history of the lighthouse at the mouth of the river begins with a storm."] * 40)
+"""Its continuation is certain: of two words that are about as likely, the order of float sums would choose."""
 HIT_TOKENS_MIN = 500
 
 Pair = tuple[RunningEngine, RunningEngine]
