@@ -47,7 +47,7 @@ Judged = Literal["best", "near"]
 """Expectation of `pointsman`: the best at every rate, or never more than a point behind it."""
 
 Metric = Literal[
-    "hit_rate", "loaded_share", "fetched_share", "hit_share_of_bound", "load_cv", "busiest_share",
+    "hit_rate", "loaded_share", "fetched_share", "copies", "hit_share_of_bound", "load_cv", "busiest_share",
     "ttft_mean_s", "ttft_p50_s", "ttft_p90_s", "ttft_p99_s", "late_wait_s", "e2e_p50_s", "e2e_p90_s",
     "tpot_p90_s", "capacity_with_tbt", "tbt_p90_s",
     "worst_length", "migrations", "rejected_share", "jain", "jain_of_amounts", "service_per_s", "tokens_per_s",
