@@ -67,9 +67,9 @@ def fetch_to(
     cached = latency.cached_tokens(target, source.hit_blocks, total)
     if cached <= held:
         return None
-    own = latency.expected_seconds(target.id, latency.prefill_seconds(target, total, held), total - held)
+    own = latency.expected_prefill(target.id, latency.prefill_seconds(target, total, held), total - held)
     work = latency.prefill_seconds(target, total, cached)
-    left = latency.expected_seconds(target.id, work, total - cached)
+    left = latency.expected_prefill(target.id, work, total - cached)
     rate = target.transfer_tokens_per_s
     seconds = state.transfers.seconds(source.instance.id, cached - held, rate, now, wait=source.wait)
     seconds += state.step_seconds(target)

@@ -381,6 +381,7 @@ def _learn_prefill(parts: StateParts, request: Request, at: EngineSeconds, took:
         predicted=request.engine_seconds,
         observed=at - request.granted_at,
         tokens=request.engine_tokens,
+        own_tokens=request.uncached_tokens,
     )
 
 
@@ -388,7 +389,7 @@ def _learn_load(parts: StateParts, request: Request, observed: EngineSeconds) ->
     """Behind other prefills a load is hidden, so only an otherwise idle engine shows how long it takes."""
     instance = parts.current(request.instance, request.epoch)
     if instance is not None and request.engine_seconds == request.prefill_seconds:
-        expected = parts.latency.expected_seconds(instance.id, request.engine_seconds, request.engine_tokens)
+        expected = parts.latency.expected_prefill(instance.id, request.engine_seconds, request.engine_tokens)
         parts.slower.learn(instance, request.loads, observed - expected)
 
 
