@@ -130,7 +130,7 @@ class Measurement:
     measure: Callable[[Path], Mapping[str, float]]
 
 
-SHORT_REQUESTS, SHORT_WARMUP = 200, 50
+SHORT_REQUESTS, SHORT_WARMUP = 120, 30
 
 
 def shortened(study: Study) -> Study:

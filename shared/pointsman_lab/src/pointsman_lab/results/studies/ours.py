@@ -174,6 +174,7 @@ def _ablation(workloads: Workloads) -> Iterable[Study]:
     ):
         yield _without_rules(f"alone-{key}", workloads.conversation(2500), rate, **conditions)
     yield _without_rules("alone-one-floods", workloads.generated("llm_as_judge_s1", 2000), 90.0, instances=4)
+    yield _without_rules("alone-equal-tenants", workloads.generated("tree_of_thoughts", 2500), 180.0)
 
 
 def _without_rules(
