@@ -8,7 +8,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -16,48 +16,30 @@ from typing import Any
 import zmq
 
 from pointsman_cli.vllm_cpu.home import SERVED_MODEL, EngineHome, default_directory
+from tests.support.kv_connectors import (
+    LMCACHE_PACKAGES,
+    MOONCAKE_PACKAGES,
+    MakeConnector,
+    host_memory,
+    lmcache,
+    mooncake_store,
+)
 from tests.support.vllm import BLOCK_TOKENS, RunningEngine, booted
-from tests.vllm import test_lmcache, test_mooncake_store, test_offloading
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "kv_events"
 PROMPT_TOKENS, PROMPTS = 193, 6
 ASKED = (0, 1, 2, 0, 1, 3, 4, 5, 0, 5, 4)
-"""The device holds two of the prompts, LMCache's server three."""
 DEVICE_BLOCKS, SERVER_GB = 20, 0.02
+"""The device holds two of the prompts, LMCache's server three."""
+MODEL_LEN_MAX = DEVICE_BLOCKS * BLOCK_TOKENS // 2
 SETTLE_SECONDS = 1.5
-
-
-@contextmanager
-def _offloading(home: EngineHome, directory: Path, *, described: bool = False) -> Iterator[tuple[Any, dict[str, str]]]:
-    yield test_offloading.connector(self_describing=described), {"PYTHONPATH": str(test_offloading.PLUGINS)}
-
-
-@contextmanager
-def _described(home: EngineHome, directory: Path) -> Iterator[tuple[Any, dict[str, str]]]:
-    with _offloading(home, directory, described=True) as made:
-        yield made
-
-
-@contextmanager
-def _lmcache(home: EngineHome, directory: Path) -> Iterator[tuple[Any, dict[str, str]]]:
-    place = test_lmcache.lmcache_of(home)
-    with test_lmcache.server(home, directory / "lmcache.log", size_gb=SERVER_GB) as port:
-        yield test_lmcache.connector(port), {"PYTHONPATH": str(place)}
-
-
-@contextmanager
-def _mooncake(home: EngineHome, directory: Path) -> Iterator[tuple[Any, dict[str, str]]]:
-    place = test_mooncake_store.mooncake_of(home)
-    with test_mooncake_store.store(place, directory) as environment:
-        yield test_mooncake_store.CONNECTOR, environment
-
-
-CONNECTORS = {
-    "offloading": _offloading,
-    "offloading_described": _described,
-    "lmcache": _lmcache,
-    "mooncake_store": _mooncake,
+CONNECTORS: dict[str, MakeConnector] = {
+    "offloading": host_memory,
+    "offloading_described": partial(host_memory, self_describing=True),
+    "lmcache": partial(lmcache, size_gb=SERVER_GB),
+    "mooncake_store": mooncake_store,
 }
+BESIDE = {"lmcache": LMCACHE_PACKAGES[:1], "mooncake_store": MOONCAKE_PACKAGES}
 
 
 def record(name: str) -> None:
@@ -67,12 +49,18 @@ def record(name: str) -> None:
     with tempfile.TemporaryDirectory() as place, CONNECTORS[name](home, Path(place)) as (connector, environment):
         flags = [
             *("--kv-transfer-config", json.dumps(connector), "--enable-prompt-tokens-details"),
-            *("--num-gpu-blocks-override", str(DEVICE_BLOCKS), "--max-model-len", str(DEVICE_BLOCKS * BLOCK_TOKENS)),
+            *("--num-gpu-blocks-override", str(DEVICE_BLOCKS), "--max-model-len", str(MODEL_LEN_MAX)),
         ]
         with booted(home, *flags, directory=Path(place), environment=environment) as engine:
             steps = list(_steps(engine, prompts))
             version = engine.ask("/version")["version"]
-    made = {"vllm": version, "connector": connector["kv_connector"], "prompts": prompts, "steps": steps}
+    made = {
+        "vllm": version,
+        "beside": BESIDE.get(name, []),
+        "connector": connector["kv_connector"],
+        "prompts": prompts,
+        "steps": steps,
+    }
     (GOLDEN / f"{name}.json").write_text(json.dumps(made) + "\n")
 
 

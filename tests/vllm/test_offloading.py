@@ -1,10 +1,10 @@
-"""A real engine with vLLM's OffloadingConnector, whose host memory holds more than its device: what the device evicted is
-still a hit, is loaded back, and was predicted so. See `plugins/host_memory.py` for what is not vLLM's own."""
+"""A real engine whose connector holds more than its device, in host memory by vLLM's OffloadingConnector or in LMCache's
+server: what the device evicted is still a hit, is loaded back, and was predicted so; what the connector drops is gone."""
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -12,6 +12,7 @@ from pointsman.contracts.cache import BlocksRemoved, BlocksStored
 from pointsman.contracts.decisions import RequestPlaced
 from pointsman.contracts.fleet import InstanceReported
 from pointsman_cli.vllm_cpu.home import EngineHome
+from tests.support.kv_connectors import MakeConnector, host_memory, lmcache
 from tests.support.offloading import (
     PROMPT_TOKENS,
     log_of_prompts_asked_twice,
@@ -20,43 +21,38 @@ from tests.support.offloading import (
 )
 from tests.support.vllm import BLOCK_TOKENS
 
-PLUGINS = Path(__file__).parent / "plugins"
-HOST_BYTES = 256 << 20
-PROMPTS = 4
-"""Together more than the device holds, and less than the host."""
+HOST_BYTES = 60 << 20
+SERVER_GB = 0.07
+"""Four prompts fit into either (12 MB each; LMCache drops chunks at 80%), six do not."""
+PROMPTS, MORE = 4, 2
+CONNECTORS = {
+    "by hash": partial(host_memory, size=HOST_BYTES),
+    "self-describing": partial(host_memory, self_describing=True, size=HOST_BYTES),
+    "LMCache": partial(lmcache, size_gb=SERVER_GB),
+}
 
 
-@pytest.mark.parametrize("self_describing", [False, True])
+@pytest.mark.parametrize("name", CONNECTORS)
 async def test_a_prompt_that_the_device_evicted_is_loaded_back_and_was_predicted_so(
     vllm_home: EngineHome,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     tell_what_was_measured: Callable[[str], None],
-    self_describing: bool,
+    name: str,
 ) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(PLUGINS))
-    events = await log_of_prompts_asked_twice(
-        tmp_path, f"--kv-transfer-config '{json.dumps(connector(self_describing=self_describing))}'", prompts=PROMPTS
-    )
-    tell_what_was_measured(f"OffloadingConnector: {what_was_measured(events, prompts=PROMPTS)}")
+    make: MakeConnector = CONNECTORS[name]
+    with make(vllm_home, tmp_path) as (connector, environment):
+        for variable, value in environment.items():
+            monkeypatch.setenv(variable, value)
+        told = f"--kv-transfer-config '{json.dumps(connector)}'"
+        events = await log_of_prompts_asked_twice(tmp_path, told, prompts=PROMPTS, more=MORE)
+    tell_what_was_measured(f"{name}: {what_was_measured(events, prompts=PROMPTS)}")
 
     assert second_round(events, prompts=PROMPTS) == [(PROMPT_TOKENS,) * 3] * PROMPTS
     prices = [event.load_seconds for event in events if isinstance(event, RequestPlaced) and event.loads]
     assert len(set(prices)) > 1, "the speed of loading is learned"
     assert any(isinstance(event, BlocksStored) and event.tier == "host" for event in events)
-    assert any(isinstance(event, BlocksRemoved) and event.tier == "device" for event in events)
+    assert {event.tier for event in events if isinstance(event, BlocksRemoved)} == {"device", "host"}
     (host,) = [event for event in events if isinstance(event, InstanceReported)][-1].tiers
-    assert (host.tier, host.blocks >= PROMPTS * PROMPT_TOKENS // BLOCK_TOKENS) == ("host", True)
-
-
-def connector(*, self_describing: bool) -> dict[str, Any]:
-    return {
-        "kv_connector": "OffloadingConnector",
-        "kv_role": "kv_both",
-        "kv_connector_extra_config": {
-            "spec_name": "HostMemorySpec",
-            "spec_module_path": "host_memory",
-            "cpu_bytes_to_use": HOST_BYTES,
-            "self_describing_kv_events": self_describing,
-        },
-    }
+    asked = (PROMPTS + MORE) * PROMPT_TOKENS // BLOCK_TOKENS
+    assert (host.tier, 0 < host.blocks < asked) == ("host", True)

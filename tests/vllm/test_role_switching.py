@@ -11,6 +11,7 @@ from pointsman.contracts.decisions import RequestEnd, ScaleDecided
 from pointsman.contracts.fleet import InstanceJoined, InstanceRoleChanged
 from pointsman.contracts.requests import RequestFinished
 from pointsman.simulation.replay import verify
+from pointsman_cli.vllm_cpu import machine
 from pointsman_cli.vllm_cpu.home import SERVED_MODEL, EngineHome
 from tests.support.role_switching import roles, scale, scaler
 from tests.support.split_fleet import EnginePlace, SplitFleet, split_fleet
@@ -29,6 +30,10 @@ TEXT = "The history of the lighthouse at the mouth of the river begins with a st
 
 @pytest.fixture(scope="module")
 def engines(vllm_home: EngineHome, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, RunningEngine]]:
+    try:
+        machine.check_can_run(engines=len(ROLES))
+    except machine.UnsuitableMachineError as error:
+        pytest.skip(f"not as many real engines here: {error}")
     with nixl_engines(vllm_home, tmp_path_factory.mktemp("roles"), roles=["kv_both"] * len(ROLES)) as booted:
         yield dict(zip(ROLES, booted, strict=True))
 

@@ -7,8 +7,6 @@ directory beside the engines' environment; where it cannot be had its part is sk
 
 import asyncio
 import json
-import os
-import subprocess
 from collections.abc import AsyncIterator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -26,12 +24,12 @@ from pointsman.primitives import InstanceId
 from pointsman.simulation.replay import verify
 from pointsman_cli.vllm_cpu.home import SERVED_MODEL, EngineHome
 from tests.support import vllm
+from tests.support.kv_connectors import packages_in
 from tests.support.split_fleet import EnginePlace, SplitFleet, split_fleet
 from tests.support.vllm import BLOCK_TOKENS, RunningEngine
 from tests.support.waiting import eventually
 
 NIXL_PACKAGES = ("nixl==1.5.1", "nixl-cu12==1.5.1")
-INSTALL_SECONDS_MAX = 300
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 FETCHED = "vllm:external_prefix_cache_hits_total"
 """Tokens that an engine had from its connector."""
@@ -66,21 +64,6 @@ def connected_engines(
         yield list(booting.map(boot, range(count)))
 
 
-def nixl_of(home: EngineHome) -> Path:
-    """A directory to import NIXL from. Skips where it cannot be had, or does not load."""
-    place, python = home.directory / "nixl", str(home.python)
-    if not (place / "nixl").exists():
-        install = [python, "-m", "pip", "install", "-q", "--no-deps", "--target", str(place), *NIXL_PACKAGES]
-        made = subprocess.run(install, capture_output=True, text=True, timeout=INSTALL_SECONDS_MAX, check=False)
-        if made.returncode:
-            pytest.skip(f"NIXL cannot be installed: {made.stderr.strip().splitlines()[-1:]}")
-    load, told = [python, "-c", "from nixl._api import nixl_agent"], os.environ | {"PYTHONPATH": str(place)}
-    loaded = subprocess.run(load, capture_output=True, text=True, env=told, check=False)
-    if loaded.returncode:
-        pytest.skip(f"NIXL does not load: {loaded.stderr.strip().splitlines()[-1:]}")
-    return place
-
-
 @contextmanager
 def nixl_engines(
     home: EngineHome, directory: Path, *, roles: Sequence[str] = ("kv_producer", "kv_consumer")
@@ -88,7 +71,7 @@ def nixl_engines(
     connectors = [{"kv_connector": "NixlConnector", "kv_role": role, "kv_buffer_device": "cpu"} for role in roles]
     environment = [
         {
-            "PYTHONPATH": str(nixl_of(home)),
+            "PYTHONPATH": str(packages_in(home, "nixl", NIXL_PACKAGES, "nixl._api")),
             "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
             "VLLM_NIXL_SIDE_CHANNEL_PORT": str(port),
             "UCX_TLS": "tcp,self,sm",
