@@ -5,6 +5,7 @@
 - Memory: a request that lacks KV blocks waits until others free them (`PoolView.kv_waits`).
 - Detour: it computes a cached prefix again, to be on time, only if that displaces at most `displaced_max` others; a tenth
   of that before requests are given up. Displaced: extra work / mean work * (queue / SLO) ** PRESSURE_POWER.
+- Demand: no such limit if more than `demand_max` / n of what waits begins with that prefix, on n instances: a copy lasts.
 - Late: if no instance can meet the SLO, the longest queue among holders: on-time requests avoid it.
 - Shares: while requests are late, a tenant that has more than its share is on time only where the queue is short.
 - Freshness: if the view is older than `stale_after_s`, only owners of the prefix on the ring: no herding.
@@ -19,6 +20,7 @@ from typing import ClassVar
 import msgspec
 from typing_extensions import override
 
+from pointsman.contracts.decisions import Settings
 from pointsman.policies.hash_ring import home_among, ring_candidates
 from pointsman.policies.pool_view import CandidateEstimate, PoolView
 from pointsman.policies.routing.base import Choice, RoutingPolicy, candidates_of
@@ -42,10 +44,12 @@ class Pointsman(RoutingPolicy):
     wait for KV blocks. `tenant_excess_max`: of all service, beyond fair shares."""
 
     name: ClassVar[str] = "pointsman"
+    absent: ClassVar[Settings] = {"demand_max": 1e9}
 
     decode_seconds: float = 0.05
     kv_turnover: float = 1.0
     displaced_max: float = 1.0
+    demand_max: float = 1.0
     late_queue_max_s: float = 600.0
     tenant_excess_max: float = 0.05
     stale_after_s: float = 0.25
@@ -80,7 +84,15 @@ class Pointsman(RoutingPolicy):
         if detour.chosen.prefill_seconds <= instead.chosen.prefill_seconds:
             return detour
         extra = detour.chosen.prefill_seconds - saved
-        return instead if _displaced(extra, detour.chosen, view.budget, candidates) > displaced_max else detour
+        if _displaced(extra, detour.chosen, view.budget, candidates) <= displaced_max:
+            return detour
+        return detour if self._in_demand(view, candidates) else instead
+
+    def _in_demand(self, view: PoolView, candidates: list[CandidateEstimate]) -> bool:
+        """Whether more requests wait for the longest cached prefix than one instance's part of those that wait."""
+        blocks = max(candidate.hit_blocks for candidate in candidates)
+        queues = [candidate.instance for candidate in candidates if candidate.queue_seconds <= GIVEN_UP * view.budget]
+        return view.pending_share(blocks, queues) * len(candidates) > self.demand_max
 
     def _with_kv_waits(self, view: PoolView, candidates: list[CandidateEstimate]) -> list[CandidateEstimate]:
         waits = view.kv_waits(candidates) if self.kv_turnover else []
