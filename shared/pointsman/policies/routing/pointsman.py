@@ -7,7 +7,8 @@
   of that before requests are given up. Displaced: extra work / mean work * (queue / SLO) ** PRESSURE_POWER.
 - Demand: no such limit if more than `demand_max` / n of what waits begins with that prefix, on n instances: a copy lasts.
 - Late: if no instance can meet the SLO, the longest queue among holders: on-time requests avoid it.
-- Shares: while requests are late, a tenant that has more than its share is on time only where the queue is short.
+- Shares: while many are late or refused, a tenant that has more than its share is on time only where the queue is short,
+  and the detours of one that has less are not limited.
 - Freshness: if the view is older than `stale_after_s`, only owners of the prefix on the ring: no herding.
 
 Bias: late requests wait longest (about `late_queue_max_s`). Limits: relies on the predicted TTFT; no look-ahead.
@@ -32,6 +33,7 @@ TPOT_REFERENCE: EngineSeconds = 0.1
 PRESSURE_POWER = 5
 GIVEN_UP = 1.5
 """A queue of so many SLOs shows that requests are given up."""
+MANY_REFUSED = 0.15
 SHORT = 0.1
 STALE_CANDIDATES = 3
 HOLDER_SHARE = 0.5
@@ -41,10 +43,10 @@ HOLDER_SHARE = 0.5
 @dataclass(frozen=True)
 class Pointsman(RoutingPolicy):
     """`decode_seconds`: at a TPOT SLO of TPOT_REFERENCE, in inverse proportion at others. `kv_turnover`: factor on the
-    wait for KV blocks. `tenant_excess_max`: of all service, beyond fair shares."""
+    wait for KV blocks. `tenant_excess_max`: of all service, beyond fair shares. `tenant_lack_max`: of its fair share."""
 
     name: ClassVar[str] = "pointsman"
-    absent: ClassVar[Settings] = {"demand_max": 1e9}
+    absent: ClassVar[Settings] = {"demand_max": 1e9, "tenant_lack_max": 1.0}
 
     decode_seconds: float = 0.05
     kv_turnover: float = 1.0
@@ -52,6 +54,7 @@ class Pointsman(RoutingPolicy):
     demand_max: float = 1.0
     late_queue_max_s: float = 600.0
     tenant_excess_max: float = 0.05
+    tenant_lack_max: float = 0.1
     stale_after_s: float = 0.25
 
     @override
@@ -69,12 +72,16 @@ class Pointsman(RoutingPolicy):
         given_up = max(map(_queue, candidates)) > GIVEN_UP * view.budget
         on_time = [candidate for candidate in candidates if candidate.predicted_ttft <= view.budget]
         reason = "late everywhere"
-        if given_up and view.tracker(TenantShares).excess(view.request.tenant) > self.tenant_excess_max:
+        shares, tenant = view.tracker(TenantShares), view.request.tenant
+        contended = given_up or shares.refused_share > MANY_REFUSED
+        if contended and shares.excess(tenant) > self.tenant_excess_max:
             on_time = [candidate for candidate in on_time if candidate.queue_seconds <= SHORT * view.budget]
             reason = "its tenant has more than its share"
         if not on_time:
             return self._late(view, candidates, reason)
         detour = self._cheapest(view, on_time, candidates)
+        if contended and shares.lack(tenant) > self.tenant_lack_max:
+            return detour
         if given_up:
             instead = self._late(view, candidates, "on time only at the cost of others")
             saved, displaced_max = 0.0, self.displaced_max  # work behind the late delays nobody who is on time

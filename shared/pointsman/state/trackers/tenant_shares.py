@@ -1,7 +1,8 @@
 """Which tenants got more of the pool's prefill work lately than their max-min fair share. Counted in uncached tokens, which
-halve every HALF_LIFE_SECONDS: demand at the placement, service at the grant. The fair level caps each demand so that the
-sum is what was served; nobody with at most EQUAL_SHARES equal shares is beyond it. Compared after COMPARED_AFTER grants
-or as many as there are tenants, at the cost of a sort of them."""
+halve every HALF_LIFE_SECONDS: demand at the placement or refusal, service at the grant. What a refused prompt lacks in
+caches is unknown: its tenant's usual part counts. The fair level caps each demand so that the sum is what was served;
+nobody with at most EQUAL_SHARES equal shares is beyond it. Compared after COMPARED_AFTER grants or as many as there are
+tenants, at the cost of a sort of them."""
 
 from math import inf
 
@@ -9,12 +10,15 @@ from typing_extensions import override
 
 from pointsman.primitives import EngineSeconds, Tenant
 from pointsman.state.trackers.attainment import fair_level
-from pointsman.state.trackers.base import Tracker
+from pointsman.state.trackers.base import LATE_ALONE, Tracker
 from pointsman.state.workload import Request, Stage
 
 HALF_LIFE_SECONDS = 60.0
 EQUAL_SHARES = 1.5
 COMPARED_AFTER = 20
+ASKED_MIN = 50.0
+REFUSED_FADE = 0.998
+"""Per placement or refusal."""
 TOKENS_MIN = 1.0
 """A tenant whose demand has faded below is forgotten."""
 RESCALED_AFTER_SECONDS = 10 * HALF_LIFE_SECONDS
@@ -25,10 +29,27 @@ class TenantShares(Tracker):
         self._demands: dict[Tenant, float] = {}
         """In tokens as of `_since`: later ones weigh more, so that earlier ones need not be faded."""
         self._served: dict[Tenant, float] = {}
+        self._prompts: dict[Tenant, float] = {}
+        """Prompt tokens of the demands, cached ones included."""
         self._since: EngineSeconds = 0.0
+        self._fair = inf
         self._level = inf
         self._excess = 0.0
         self._grants = 0
+        self._refused = 0.0
+        self._asked = 0.0
+
+    @property
+    def refused_share(self) -> float:
+        """Of the latest requests; 0 before ASKED_MIN."""
+        return self._refused / self._asked if self._asked >= ASKED_MIN else 0.0
+
+    def lack(self, tenant: Tenant) -> float:
+        """What it did not get of its max-min fair share, over that share."""
+        if len(self._demands) < 2:
+            return 0.0
+        due = min(self._demands.get(tenant, 0.0), self._fair)
+        return max(0.0, 1 - self._served.get(tenant, 0.0) / due) if due else 0.0
 
     def excess(self, tenant: Tenant) -> float:
         """Share of all service that went beyond fair shares; 0 for a tenant within its own."""
@@ -37,19 +58,31 @@ class TenantShares(Tracker):
     @override
     def placed(self, request: Request, at: EngineSeconds) -> None:
         self._rescale(at)
-        self._add(self._demands, request, at)
+        self._ask(request, at, request.uncached_tokens)
+
+    @override
+    def refused(self, request: Request, at: EngineSeconds, reason: str) -> None:
+        if reason in LATE_ALONE:
+            return
+        self._rescale(at)
+        asked = self._prompts.get(request.tenant, 0.0)
+        uncached = self._demands.get(request.tenant, 0.0) / asked if asked else 1.0
+        self._ask(request, at, uncached * request.prompt_tokens)
+        self._refused += 1
 
     @override
     def unplaced(self, request: Request, at: EngineSeconds) -> None:
         known = self._demands.get(request.tenant)
         if known is not None and request.stage is Stage.PENDING:
-            tokens = self._weight(request.placed_at) * request.uncached_tokens
-            self._demands[request.tenant] = max(0.0, known - tokens)
+            weight = self._weight(request.placed_at)
+            self._demands[request.tenant] = max(0.0, known - weight * request.uncached_tokens)
+            prompts = self._prompts.get(request.tenant, 0.0) - weight * request.prompt_tokens
+            self._prompts[request.tenant] = max(0.0, prompts)
 
     @override
     def granted(self, request: Request, at: EngineSeconds) -> None:
         self._rescale(at)
-        self._add(self._served, request, at)
+        self._add(self._served, request.tenant, at, request.uncached_tokens)
         self._grants += 1
         if self._grants >= max(COMPARED_AFTER, len(self._demands)):
             self._grants = 0
@@ -58,14 +91,20 @@ class TenantShares(Tracker):
     def _compare(self) -> None:
         served = sum(self._served.values())
         if not served or len(self._demands) < 2:
-            self._level, self._excess = inf, 0.0
+            self._fair, self._level, self._excess = inf, inf, 0.0
             return
-        fair = fair_level(self._demands.values(), served)
-        self._level = max(fair, EQUAL_SHARES * served / len(self._demands))
+        self._fair = fair_level(self._demands.values(), served)
+        self._level = max(self._fair, EQUAL_SHARES * served / len(self._demands))
         self._excess = sum(max(0.0, tokens - self._level) for tokens in self._served.values()) / served
 
-    def _add(self, amounts: dict[Tenant, float], request: Request, at: EngineSeconds) -> None:
-        amounts[request.tenant] = amounts.get(request.tenant, 0.0) + self._weight(at) * request.uncached_tokens
+    def _ask(self, request: Request, at: EngineSeconds, uncached_tokens: float) -> None:
+        self._add(self._demands, request.tenant, at, uncached_tokens)
+        self._add(self._prompts, request.tenant, at, request.prompt_tokens)
+        self._refused *= REFUSED_FADE
+        self._asked = REFUSED_FADE * self._asked + 1
+
+    def _add(self, amounts: dict[Tenant, float], tenant: Tenant, at: EngineSeconds, tokens: float) -> None:
+        amounts[tenant] = amounts.get(tenant, 0.0) + self._weight(at) * tokens
 
     def _rescale(self, at: EngineSeconds) -> None:
         if at - self._since <= RESCALED_AFTER_SECONDS:
@@ -73,6 +112,7 @@ class TenantShares(Tracker):
         left = 1 / self._weight(at) if at - self._since < 2 * RESCALED_AFTER_SECONDS else 0.0
         self._demands = {t: tokens * left for t, tokens in self._demands.items() if tokens * left >= TOKENS_MIN}
         self._served = {t: tokens * left for t, tokens in self._served.items() if t in self._demands}
+        self._prompts = {t: tokens * left for t, tokens in self._prompts.items() if t in self._demands}
         self._since = at
         self._compare()
 

@@ -25,6 +25,7 @@ RULES = {
     "copies on demand": "demand_max=1000000000",
     "queue of the late": "late_queue_max_s=0",
     "limit of a tenant": "tenant_excess_max=1",
+    "detours of a tenant that lacks": "tenant_lack_max=1",
     "few candidates when stale": "stale_after_s=1000000000",
 }
 """Each rule of `pointsman`, and the setting that turns it off."""
