@@ -51,7 +51,7 @@ class Pointsman(RoutingPolicy):
     decode_seconds: float = 0.05
     kv_turnover: float = 1.0
     displaced_max: float = 1.0
-    demand_max: float = 1.0
+    demand_max: float = 2.0
     late_queue_max_s: float = 600.0
     tenant_excess_max: float = 0.05
     tenant_lack_max: float = 0.1
