@@ -354,6 +354,12 @@ CACHE = Board(
                     "eps",
                 ),
                 Panel(
+                    "Hot prefixes copied",
+                    "Taken by an engine from another, ahead of the requests that need them.",
+                    [(rate("pointsman_prefix_copies_total", by="engine, outcome"), "{{engine}} {{outcome}}")],
+                    "eps",
+                ),
+                Panel(
                     "Resyncs",
                     "Snapshots that the scheduler asked for.",
                     [(rate("pointsman_cache_resyncs_total", by="engine"), "{{engine}}")],

@@ -79,6 +79,7 @@ from pointsman.contracts.overlap import (
 from pointsman.contracts.reasons import CancelCause, MoveCause
 from pointsman.contracts.requests import (
     PrefillFinished,
+    PrefixCopyEnded,
     PrefixFetchEnded,
     RequestArrived,
     RequestAttemptFailed,
@@ -370,6 +371,9 @@ EVENTS: list[LogEvent] = [
         attempt=2,
         excluded=[InstanceId("engine-2")],
         decode_candidates=[DECODE_CANDIDATE],
+    ),
+    PrefixCopyEnded(
+        at=AT, request=REQUEST, instance=InstanceId("engine-2"), source=ENGINE, attempt=2, tokens=1024, seconds=0.5
     ),
     PrefixFetchEnded(
         at=AT,

@@ -27,6 +27,7 @@ from pointsman.policies.routing import ROUTING_POLICIES
 from pointsman.ports import LogEntry
 from pointsman.primitives import InstanceId
 from pointsman.simulation.replay import BaseState, Recomputed, fold, verify
+from pointsman.state import prefix_copies
 from pointsman.state.checkpoint import encode_state
 from pointsman.state.workload import InstanceQueue, Stage
 from tests.support.recorded_log import RecordedFleet, rewritten
@@ -95,14 +96,18 @@ def test_limits_and_classes_of_tenants_are_decided_again_bit_for_bit(pending_max
     assert reasons["displaced"] or pending_max > 1_000
 
 
-def test_fetches_are_decided_again_bit_for_bit_whatever_became_of_them() -> None:
+def test_fetches_and_copies_are_decided_again_bit_for_bit_whatever_became_of_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(prefix_copies, "ARRIVALS_MIN", 2)
     granted: Counter[bool] = Counter()
+    copied: Counter[bool] = Counter()
     ended: Counter[bool] = Counter()
     for seed, routing in enumerate(("round_robin", "min_ttft", "pointsman"), start=3):
-        told = replace(policies(seed, routing), admission=AdmitAll(), prefill_window_tokens=16_384)
-        fleet = RecordedFleet(told, seed=seed, failing=True, fetching=True).live(500)
+        told = replace(policies(seed, routing), admission=AdmitAll(), prefill_window_tokens=16_384, copies=True)
+        fleet = RecordedFleet(told, seed=seed, failing=True, fetching=True).live(1200)
         fleet.take_over()
-        fleet.live(500).write_all()
+        fleet.live(1200).write_all()
 
         verdict = verify(fleet.entries)
 
@@ -110,6 +115,7 @@ def test_fetches_are_decided_again_bit_for_bit_whatever_became_of_them() -> None
         for entry in fleet.entries:
             if isinstance(entry.event, RequestGranted) and entry.event.stamp is not None:
                 granted[bool(entry.event.fetch_from)] += 1
+                copied[bool(entry.event.copy_to)] += 1
             elif isinstance(entry.event, PrefixFetchEnded):
                 ended[bool(entry.event.failure)] += 1
         workload, transfers = fold(fleet.entries).workload, fold(fleet.entries).transfers
@@ -121,7 +127,7 @@ def test_fetches_are_decided_again_bit_for_bit_whatever_became_of_them() -> None
             assert queue.pending_tokens == sum(r.uncached_tokens for r in queue.pending.values())
             assert queue.pending_seconds == pytest.approx(sum(r.prefill_seconds for r in queue.pending.values()))
             assert queue.prompt_tokens == _prompt_tokens(queue)
-    assert min(granted[True], ended[True], ended[False]) > 3
+    assert min(granted[True], copied[True], ended[True], ended[False]) > 1
 
 
 @pytest.mark.parametrize(

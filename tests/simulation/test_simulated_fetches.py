@@ -74,3 +74,36 @@ def test_every_routing_policy_may_fetch(policy: str) -> None:
 
     assert set(ends(outcome)) <= {"finished", "rejected"}
     assert ends(outcome)["finished"] > 60
+
+
+@cache
+def hot(count: int = 900, rate: float = 18.0) -> Sequence[WorkloadRequest]:
+    return GENERATORS["two_hot_prefixes"](count, rate=rate, chance=random.Random(1))
+
+
+def test_hot_prefixes_are_copied_to_all_instances_and_first_tokens_come_sooner() -> None:
+    scenario = replace(FETCHING, fetch_path="engine")
+    needed, ahead = simulate(replace(scenario, copies=False), hot()), simulate(scenario, hot())
+
+    assert (needed.copies, ahead.copies_failed) == (0, 0)
+    assert 2 <= ahead.copies <= 2 * 3  # two prefixes; each has a first holder
+    assert ends(needed) == ends(ahead) == {"finished": 900}
+    assert mean_ttft(ahead) < mean_ttft(needed)
+
+
+def test_without_hot_prefixes_or_without_fetches_nothing_is_copied() -> None:
+    groups = GENERATORS["gsp"](400, rate=20.0, chance=random.Random(1))
+
+    assert simulate(FETCHING, groups).copies == 0
+    assert simulate(ALONE, hot(300)).copies == 0
+
+
+@pytest.mark.parametrize("path", ["engine", "direct"])
+def test_an_instance_that_dies_in_the_middle_of_copies_ends_them(path: FetchPath) -> None:
+    failures = tuple(Failure(at, engine, at + 3.0) for engine, at in enumerate((6.0, 10.0, 14.0)))
+    scenario = replace(FETCHING, transfer_tokens_per_s=40_000.0, fetch_path=path, failures=failures)
+    first, second = simulate(scenario, hot(500)), simulate(scenario, hot(500))
+
+    assert first.rows == second.rows
+    assert first.copies > first.copies_failed
+    assert ends(first)["finished"] > 480

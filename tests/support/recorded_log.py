@@ -26,6 +26,7 @@ from pointsman.contracts.reasons import CancelCause
 from pointsman.contracts.requests import (
     AttemptFailure,
     PrefillFinished,
+    PrefixCopyEnded,
     PrefixFetchEnded,
     RequestAttemptFailed,
     RequestEvent,
@@ -102,7 +103,13 @@ class RecordedFleet:
             happenings = [
                 (weight, happens) for weight, happens in happenings if happens != self._report
             ]  # ends a doubt
-            happenings += [(30, self._arrive), (20, self._end_fetch), (40, self._store), (40, self._first_token)]
+            happenings += [
+                (30, self._arrive),
+                (20, self._end_fetch),
+                (4, self._end_copy),
+                (40, self._store),
+                (40, self._first_token),
+            ]
         weights = [weight for weight, _ in happenings]
         for _ in range(steps):
             self._now += self._random.expovariate(20.0)
@@ -183,6 +190,8 @@ class RecordedFleet:
     def _arrive(self) -> None:
         self._numbers += 1
         family = self._random.randint(1, 6) * 1000
+        if self._fetching:  # few, and new ones from time to time, so that some are hot and not yet everywhere
+            family = self._random.choice((1, 1, 1, 2)) * 1000 + self._numbers // 60 * 10_000
         depth = self._random.randint(0, 60 if self._fetching else 12)
         keys = [family + level for level in range(depth)] + [100_000 + self._numbers]
         fields: dict[str, Any] = {"streaming": self._random.random() < 0.7, "tenant": f"tenant-{family}"}
@@ -263,6 +272,19 @@ class RecordedFleet:
                     at=self._now, request=request.id, instance=request.instance, source=request.fetch_from,
                     attempt=request.attempt, tokens=64, seconds=self._random.random(), source_seconds=0.01,
                     failure=self._random.choice(("", "", "", "the source refused with status 500")),
+                )
+            )  # fmt: skip
+
+    def _end_copy(self) -> None:
+        """Also of a request that has ended, and of one that carries none."""
+        found = [request for request in self._state.workload.requests.values() if request.copy_to]
+        if found:
+            request = self._random.choice(found)
+            self._append(
+                PrefixCopyEnded(
+                    at=self._now, request=request.id, instance=request.copy_to, source=request.instance,
+                    attempt=request.attempt, tokens=64, seconds=self._random.random(),
+                    failure=self._random.choice(("", "", "the source refused with status 500")),
                 )
             )  # fmt: skip
 

@@ -7,8 +7,6 @@ directory beside the engines' environment; where it cannot be had its part is sk
 
 import asyncio
 import json
-import os
-import subprocess
 from collections.abc import AsyncIterator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -26,12 +24,12 @@ from pointsman.primitives import InstanceId
 from pointsman.simulation.replay import verify
 from pointsman_cli.vllm_cpu.home import SERVED_MODEL, EngineHome
 from tests.support import vllm
+from tests.support.kv_connectors import packages_in
 from tests.support.split_fleet import EnginePlace, SplitFleet, split_fleet
 from tests.support.vllm import BLOCK_TOKENS, RunningEngine
 from tests.support.waiting import eventually
 
 NIXL_PACKAGES = ("nixl==1.5.1", "nixl-cu12==1.5.1")
-INSTALL_SECONDS_MAX = 300
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 FETCHED = "vllm:external_prefix_cache_hits_total"
 """Tokens that an engine had from its connector."""
@@ -50,11 +48,12 @@ Pair = tuple[SplitFleet, RunningEngine, RunningEngine]
 
 
 @contextmanager
-def pair_of_engines(
+def connected_engines(
     home: EngineHome, directory: Path, connectors: Sequence[dict[str, Any]], environment: Sequence[dict[str, str]]
-) -> Iterator[tuple[RunningEngine, RunningEngine]]:
-    """Two engines with these connectors, booted side by side."""
-    with ThreadPoolExecutor(2) as booting, ExitStack() as stack:  # an engine ends with the thread that started it
+) -> Iterator[list[RunningEngine]]:
+    """Engines with these connectors, booted side by side."""
+    count = len(connectors)
+    with ThreadPoolExecutor(count) as booting, ExitStack() as stack:  # an engine ends with the thread that started it
 
         def boot(number: int) -> RunningEngine:
             place = directory / f"engine-{number}"
@@ -62,58 +61,42 @@ def pair_of_engines(
             flags = ("--kv-transfer-config", json.dumps(connectors[number]))
             return stack.enter_context(vllm.booted(home, *flags, directory=place, environment=environment[number]))
 
-        first, second = booting.map(boot, range(2))
-        yield first, second
-
-
-def nixl_of(home: EngineHome) -> Path:
-    """A directory to import NIXL from. Skips where it cannot be had, or does not load."""
-    place, python = home.directory / "nixl", str(home.python)
-    if not (place / "nixl").exists():
-        install = [python, "-m", "pip", "install", "-q", "--no-deps", "--target", str(place), *NIXL_PACKAGES]
-        made = subprocess.run(install, capture_output=True, text=True, timeout=INSTALL_SECONDS_MAX, check=False)
-        if made.returncode:
-            pytest.skip(f"NIXL cannot be installed: {made.stderr.strip().splitlines()[-1:]}")
-    load, told = [python, "-c", "from nixl._api import nixl_agent"], os.environ | {"PYTHONPATH": str(place)}
-    loaded = subprocess.run(load, capture_output=True, text=True, env=told, check=False)
-    if loaded.returncode:
-        pytest.skip(f"NIXL does not load: {loaded.stderr.strip().splitlines()[-1:]}")
-    return place
+        yield list(booting.map(boot, range(count)))
 
 
 @contextmanager
-def nixl_pair(
+def nixl_engines(
     home: EngineHome, directory: Path, *, roles: Sequence[str] = ("kv_producer", "kv_consumer")
-) -> Iterator[tuple[RunningEngine, RunningEngine]]:
+) -> Iterator[list[RunningEngine]]:
     connectors = [{"kv_connector": "NixlConnector", "kv_role": role, "kv_buffer_device": "cpu"} for role in roles]
     environment = [
         {
-            "PYTHONPATH": str(nixl_of(home)),
+            "PYTHONPATH": str(packages_in(home, "nixl", NIXL_PACKAGES, "nixl._api")),
             "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
             "VLLM_NIXL_SIDE_CHANNEL_PORT": str(port),
             "UCX_TLS": "tcp,self,sm",
         }
-        for port in free_ports(2)
+        for port in free_ports(len(roles))
     ]
-    with pair_of_engines(home, directory, connectors, environment) as engines:
+    with connected_engines(home, directory, connectors, environment) as engines:
         yield engines
 
 
 @contextmanager
-def shared_storage_pair(home: EngineHome, directory: Path) -> Iterator[tuple[RunningEngine, RunningEngine]]:
+def shared_storage_pair(home: EngineHome, directory: Path) -> Iterator[list[RunningEngine]]:
     storage = {"shared_storage_path": str(directory / "storage")}
     connector = {"kv_connector": "ExampleConnector", "kv_role": "kv_both", "kv_connector_extra_config": storage}
-    with pair_of_engines(home, directory, [connector] * 2, [{}, {}]) as engines:
+    with connected_engines(home, directory, [connector] * 2, [{}, {}]) as engines:
         yield engines
 
 
-@pytest.fixture(scope="module", params=[nixl_pair, shared_storage_pair])
+@pytest.fixture(scope="module", params=[nixl_engines, shared_storage_pair])
 def engines(
     request: pytest.FixtureRequest, vllm_home: EngineHome, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[RunningEngine, RunningEngine]]:
     """One pair after the other, since two engines are all that two cores can bear."""
-    with request.param(vllm_home, tmp_path_factory.mktemp("pair")) as pair:
-        yield pair
+    with request.param(vllm_home, tmp_path_factory.mktemp("pair")) as (prefills, decodes):
+        yield prefills, decodes
 
 
 @pytest.fixture

@@ -28,6 +28,7 @@ from pointsman_ingress.engine.client import (
 )
 from pointsman_ingress.engine.disaggregation import NO_PREFILL, SplitBody, read_prefill
 from pointsman_ingress.engine.first_byte import FOREVER, FirstByteDeadline, first_byte_wall_seconds
+from pointsman_ingress.engine.prefix_copies import PrefixCopier
 from pointsman_ingress.engine.prefix_fetch import PrefixFetcher
 from pointsman_ingress.engine.refusals import refused_by_engine
 from pointsman_ingress.engine.usage import UsageRemover, usage_in
@@ -59,6 +60,7 @@ class Delivery:
     call: HttpExchange
     lifecycle: RequestLifecycle
     engines: EngineClient
+    copier: PrefixCopier
     clock: Clock
     settings: IngressSettings
     ids: RequestIds
@@ -267,6 +269,7 @@ class Delivery:
         remover = UsageRemover() if self.context.removes_usage else None
         await call.write(remover.feed(first) if remover else first)
         lifecycle.first_token()
+        self._copy(grant)
         try:
             while chunk := await answer.chunk():
                 if self.context.private:
@@ -302,6 +305,10 @@ class Delivery:
         if 0 <= usage.completion_tokens <= 1:  # otherwise the prefill ended before the answer
             self.lifecycle.first_token()
         self.lifecycle.finished(usage, output_tokens=0)
+        self._copy(grant)
+
+    def _copy(self, grant: RouteGranted) -> None:
+        self.copier.start(self._pool, grant, self.context.prefix, self.context.headers)
 
     async def _pass_refusal(self, answer: EngineAnswer, first: bytes) -> None:
         """Raises EngineFailedError if another engine can take the request."""

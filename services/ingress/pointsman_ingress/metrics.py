@@ -74,6 +74,11 @@ def cache_predictions(pool: PoolName, engine: InstanceId, outcome: str) -> Count
 
 
 @lru_cache(maxsize=SERIES_MAX)
+def prefix_copies(pool: PoolName, target: InstanceId, outcome: str) -> Counter:
+    return telemetry.PREFIX_COPIES.labels(pool, target, outcome)
+
+
+@lru_cache(maxsize=SERIES_MAX)
 def http_requests(pool: str, model: str, route: str, status: int) -> Counter:
     return telemetry.HTTP_REQUESTS.labels(pool, model, route, str(status))
 
@@ -98,3 +103,4 @@ async def forget_departed(fleet: FleetView, pool: PoolName, clock: Clock) -> Non
         if series.update([instance.id for instance in fleet.instances], clock.wall()):
             of_engine.cache_clear()
             cache_predictions.cache_clear()
+            prefix_copies.cache_clear()

@@ -17,6 +17,8 @@ from pointsman_ingress.context import RequestFacts, find_model, understand
 from pointsman_ingress.delivery import Delivery
 from pointsman_ingress.endpoints import AcceptedBody, BodyRules, Endpoint
 from pointsman_ingress.engine.client import EngineClient
+from pointsman_ingress.engine.prefix_copies import PrefixCopier
+from pointsman_ingress.engine.prefix_fetch import PrefixFetcher
 from pointsman_ingress.http.authentication import Authentication
 from pointsman_ingress.http.call import BodyBudget, BodyLoan, ClientGoneError, HttpExchange, RequestIds
 from pointsman_ingress.http.errors import (
@@ -53,6 +55,9 @@ class Gateway:
     work: WorkThreads
     tracer: Tracer | None
     _body_budget: BodyBudget = field(default_factory=BodyBudget, init=False)
+
+    def __post_init__(self) -> None:
+        self._copier = PrefixCopier(PrefixFetcher(self.engines, self.clock), self.clock, self.supervisor)
 
     @property
     def private(self) -> bool:
@@ -91,6 +96,7 @@ class Gateway:
                         call,
                         lifecycle,
                         engines=self.engines,
+                        copier=self._copier,
                         clock=self.clock,
                         settings=self.settings,
                         ids=self.ids,

@@ -22,6 +22,7 @@ def chosen_policies(settings: SchedulerSettings) -> PolicySet:
             hold_seconds=settings.hold_seconds * settings.speed,
             hold_max=settings.hold_max,
             rebind=settings.rebind,
+            copies=settings.copies,
         )
     except (UnknownPolicyError, SettingTextError) as error:
         raise click.BadParameter(str(error), param_hint="--set") from error

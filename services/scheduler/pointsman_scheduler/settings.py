@@ -46,6 +46,10 @@ class SchedulerSettings(FleetSettings, EngineUrlSettings, ProcessSettings):
         "Let a rebalancer with --rebind take overdue requests out of an engine before their first token, to start "
         "again elsewhere. The prefill done for them is lost, and counted.",
     )
+    copies: bool = setting(
+        True,
+        "Copy hot prefixes to further engines ahead of need, in a pool whose engines fetch prefixes from each other.",
+    )
     waiter_seconds: WallSeconds = setting(
         3.0, "Wall seconds after which a request that its ingress no longer names is given up: that ingress is gone."
     )

@@ -6,6 +6,7 @@ from functools import cache, partial
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.commands import (
     HandOverRequest,
+    PrefixCopy,
     PrefixFetch,
     RouteGranted,
     RouteRejected,
@@ -149,6 +150,7 @@ class Waiters:
             expected_seconds=state.latency.expected_seconds(instance.id, seconds, tokens),
             limits=self._limits(request.tenant),
             fetch=self._fetch(request) if request.fetching else None,
+            copy=self._copy(request),
             best_effort=request.best_effort,
         )
 
@@ -161,6 +163,18 @@ class Waiters:
             prefix_tokens=request.prompt_tokens - request.uncached_tokens + 1,
             seconds=request.fetch_seconds,
             dp_rank=source.dp_rank if source is not None else ANY_RANK,
+        )
+
+    def _copy(self, request: Request) -> PrefixCopy | None:
+        target = self._dispatcher.state.fleet.get(request.copy_to)
+        if target is None or request.stage is not Stage.PREFILL:
+            return None
+        return PrefixCopy(
+            target=target.id,
+            url=target.url,
+            prefix_tokens=request.copy_blocks * self._dispatcher.state.settings.block_tokens + 1,
+            seconds=request.copy_seconds,
+            dp_rank=target.dp_rank,
         )
 
     def _rejection(

@@ -77,8 +77,8 @@ class WorkerSettings(FleetSettings, ProcessSettings):
     )
     shared_kv_store: bool = setting(
         False,
-        "The engines' KV connector keeps blocks in one store for all of them (Mooncake's store, LMCache with a remote "
-        "backend), so each can load what any of them stored there.",
+        "The engines' KV connector keeps blocks in one store for all of them (Mooncake's store, one LMCache server, LMCache with a "
+        "remote backend), so each can load what any of them stored there.",
     )
     state_directory: str = setting(
         "",

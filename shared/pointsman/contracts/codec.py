@@ -63,6 +63,7 @@ from pointsman.contracts.fleet import (
 from pointsman.contracts.overlap import OverlapAnswered, OverlapRefused, OverlapRequest
 from pointsman.contracts.requests import (
     PrefillFinished,
+    PrefixCopyEnded,
     PrefixFetchEnded,
     RequestArrived,
     RequestAttemptFailed,
@@ -98,6 +99,7 @@ LogEvent = (
     | MigrationRefused
     | RequestRejected
     | PrefillFinished
+    | PrefixCopyEnded
     | PrefixFetchEnded
     | RequestAttemptFailed
     | RequestFinished

@@ -80,6 +80,16 @@ class PrefixFetch(msgspec.Struct, frozen=True, kw_only=True):
     dp_rank: Rank = ANY_RANK
 
 
+class PrefixCopy(msgspec.Struct, frozen=True, kw_only=True):
+    """`target` fetches the first `prefix_tokens` prompt tokens from the request's instance; `seconds`: predicted."""
+
+    target: InstanceId
+    url: Name
+    prefix_tokens: Tokens
+    seconds: EngineSeconds
+    dp_rank: Rank = ANY_RANK
+
+
 class RouteGranted(Command, frozen=True, kw_only=True):
     request: RequestId
     attempt: Count
@@ -105,6 +115,8 @@ class RouteGranted(Command, frozen=True, kw_only=True):
     limits: RateLimits | None = None
     fetch: PrefixFetch | None = None
     """To be made before the request is sent."""
+    copy: PrefixCopy | None = None
+    """To be made after its first token."""
     best_effort: bool = False
     """Late even alone; `predicted_ttft` says how late."""
 

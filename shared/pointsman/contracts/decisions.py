@@ -102,7 +102,7 @@ class RequestPlaced(RequestEvent, frozen=True, kw_only=True):
 
 class RequestGranted(RequestEvent, frozen=True, kw_only=True):
     """The ingress may send the request, after it had `instance` fetch the first `fetch_blocks` blocks of the prompt from
-    `fetch_from`. Unstamped: the ingress reports the location, because no scheduler answered or a
+    `fetch_from`. After the first token it has `copy_to` fetch the first `copy_blocks` from `instance`. Unstamped: the ingress reports the location, because no scheduler answered or a
     new leader may not have the grant. `tenant`, `adapter`: of a request that no scheduler saw, which has no
     RequestArrived."""
 
@@ -116,6 +116,10 @@ class RequestGranted(RequestEvent, frozen=True, kw_only=True):
     fetch_blocks: Count = 0
     fetched_tokens: Tokens = 0
     fetch_seconds: EngineSeconds = 0.0
+    """Predicted."""
+    copy_to: InstanceId = InstanceId("")
+    copy_blocks: Count = 0
+    copy_seconds: EngineSeconds = 0.0
     """Predicted."""
 
 

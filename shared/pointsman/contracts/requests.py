@@ -82,6 +82,18 @@ class PrefixFetchEnded(RequestEvent, frozen=True, kw_only=True):
     failure: Text = ""
 
 
+class PrefixCopyEnded(RequestEvent, frozen=True, kw_only=True):
+    """`instance` has got `tokens` leading tokens of the prompt from `source`, ahead of requests that need them, or not
+    (`failure`). `seconds`: since the first token of the request; it may have ended before."""
+
+    instance: InstanceId
+    source: InstanceId
+    attempt: Count = 1
+    tokens: Tokens = 0
+    seconds: EngineSeconds = 0.0
+    failure: Text = ""
+
+
 class RequestFinished(RequestEvent, frozen=True, kw_only=True):
     """Token counts are the engine's; -1 where unknown."""
 

@@ -16,7 +16,7 @@ from pointsman.contracts.decisions import (
 )
 from pointsman.contracts.envelope import Event
 from pointsman.contracts.fleet import FleetEvent, InstanceJoined, InstanceLeft, InstanceProbed
-from pointsman.contracts.requests import PrefixFetchEnded, RequestAttemptFailed, RequestEvent
+from pointsman.contracts.requests import PrefixCopyEnded, PrefixFetchEnded, RequestAttemptFailed, RequestEvent
 from pointsman.contracts.tenants import TenantPoliciesSet
 from pointsman.primitives import InstanceId, PoolName
 
@@ -184,7 +184,9 @@ def message_id(event: Event) -> str | None:
         return f"{kind}.{event.instance}.{event.epoch}.{event.at}"
     if isinstance(event, ScaleDecided | ScaleApplied):
         return f"{kind}.{event.number}" if event.number else None
-    if isinstance(event, RequestGranted | RequestHandedOver | RequestAttemptFailed | PrefixFetchEnded):
+    if isinstance(
+        event, RequestGranted | RequestHandedOver | RequestAttemptFailed | PrefixFetchEnded | PrefixCopyEnded
+    ):
         return f"{kind}.{event.request}.{event.attempt}.{event.instance}"
     if isinstance(event, RequestEvent):
         return f"{kind}.{event.request}"

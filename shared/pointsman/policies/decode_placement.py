@@ -85,6 +85,8 @@ class DecodePlacement:
             refusal = Refusal(RejectReason.NO_INSTANCE, "no instance that decodes is ready", RETRY_SECONDS)
             return DecodeRefusal(refusal, [])
         good = [c for c in considered if not check_load or self.fast_enough(c, request)]
+        if not good and state.settings.fold_version >= 6 and all(_slow_alone(fleet[i], request) for i in able):
+            good = considered
         if not good:
             return DecodeRefusal(_too_slow(considered, request), considered)
         kept = next((c for c in good if c.instance == planned), None)
@@ -136,11 +138,21 @@ def _predicted_tpot(
     state: State, instance: Instance, request: Request, others: list[Request], now: EngineSeconds
 ) -> EngineSeconds | None:
     shown = state.decode_load.predicted_tpot(instance.id, now, others=len(others))
+    return _tpot_by_cost(instance, [request, *others]) if shown is None else shown
+
+
+def _tpot_by_cost(instance: Instance, requests: list[Request]) -> EngineSeconds | None:
     cost = instance.decode
-    if shown is not None or cost is None:
-        return shown
-    context = request.prompt_tokens + sum(other.prompt_tokens for other in others)
-    return cost.step_s + cost.per_request_s * (len(others) + 1) + cost.per_context_token_s * context
+    if cost is None:
+        return None
+    context = sum(request.prompt_tokens for request in requests)
+    return cost.step_s + cost.per_request_s * len(requests) + cost.per_context_token_s * context
+
+
+def _slow_alone(instance: Instance, request: Request) -> bool:
+    """Whether it would miss its SLO beside no other. That is no matter of load, and to refuse it would be for ever."""
+    tpot = _tpot_by_cost(instance, [request])
+    return tpot is not None and tpot > request.slo_tpot
 
 
 def kv_tokens(request: Request) -> Tokens:

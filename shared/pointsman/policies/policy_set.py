@@ -56,6 +56,8 @@ class PolicySet:
     hold_max: int = 1_000
     decode_placement: DecodePlacement = DEFAULT_DECODE_PLACEMENT
     rebind: bool = False
+    copies: bool = False
+    """Hot prefixes are copied to further instances (`prefix_copies`)."""
     outliers: OutlierDetection = DEFAULT_OUTLIER_DETECTION
 
     def trackers(self) -> tuple[Tracker, ...]:
@@ -82,6 +84,7 @@ class PolicySet:
             "pending_max": self.pending_max,
             **({"hold_seconds": self.hold_seconds, "hold_max": self.hold_max} if self.hold_seconds else {}),
             **({"rebind": True} if self.rebind else {}),
+            **({"copies": True} if self.copies else {}),
         }
 
 
@@ -97,6 +100,7 @@ def policy_set(
     hold_seconds: EngineSeconds = 0.0,
     hold_max: int = 1_000,
     rebind: bool = False,
+    copies: bool = False,
     recorded: bool = False,
 ) -> PolicySet:
     """`settings`: of the routing policy; those of others have one of PREFIXES. `recorded`: they may be of a retired
@@ -116,6 +120,7 @@ def policy_set(
         hold_max=hold_max,
         decode_placement=_made("decode placement", "pair", {"pair": DecodePlacement}, parts[DECODE_PREFIX]),
         rebind=rebind,
+        copies=copies,
         outliers=_made("outlier detection", "outlier", {"outlier": OutlierDetection}, parts[OUTLIER_PREFIX]),
     )
 
@@ -146,6 +151,7 @@ def recorded_policy_set(routing: str, settings: Settings) -> PolicySet:
             hold_seconds=float(rest.pop("hold_seconds", 0.0)),
             hold_max=int(rest.pop("hold_max", 1_000)),
             rebind=bool(rest.pop("rebind", False)),
+            copies=bool(rest.pop("copies", False)),
             settings=rest,
             recorded=True,
         )

@@ -185,7 +185,7 @@ class PoolView:
             queued, queued_tokens = max(0.0, queued - seconds), queued_tokens - tokens
         latency = state.latency
         queue_seconds = latency.expected_seconds(instance_id, queued, queued_tokens)
-        prefill_seconds = latency.expected_seconds(instance_id, work, uncached)
+        prefill_seconds = latency.expected_prefill(instance_id, work, uncached)
         estimate = CandidateEstimate(
             instance=instance_id,
             hit_blocks=hit_blocks,

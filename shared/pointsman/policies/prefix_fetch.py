@@ -43,7 +43,7 @@ def fetch_source(state: State, request: Request, now: EngineSeconds) -> FetchSou
     best, most = None, 0.0
     for name, hit in state.index.hits(request.keys).items():
         instance = state.fleet.get(name)
-        if instance is None or not hit or not _gives(instance):
+        if instance is None or not hit or not gives(instance):
             continue
         source = FetchSource(instance, hit, state.engine_wait(instance, now))
         cached = state.latency.cached_tokens(instance, hit, request.prompt_tokens)
@@ -58,7 +58,7 @@ def fetch_to(
     state: State, request: Request, source: FetchSource | None, target: Instance, held_blocks: int, now: EngineSeconds
 ) -> Fetch | None:
     """`held_blocks`: leading blocks that the target has. None: computing is sooner."""
-    if source is None or source.hit_blocks <= held_blocks or not _fits(source.instance, target):
+    if source is None or source.hit_blocks <= held_blocks or not fits(source.instance, target):
         return None
     if state.transfers.rests(source.instance.id, target.id, now):
         return None
@@ -67,9 +67,9 @@ def fetch_to(
     cached = latency.cached_tokens(target, source.hit_blocks, total)
     if cached <= held:
         return None
-    own = latency.expected_seconds(target.id, latency.prefill_seconds(target, total, held), total - held)
+    own = latency.expected_prefill(target.id, latency.prefill_seconds(target, total, held), total - held)
     work = latency.prefill_seconds(target, total, cached)
-    left = latency.expected_seconds(target.id, work, total - cached)
+    left = latency.expected_prefill(target.id, work, total - cached)
     rate = target.transfer_tokens_per_s
     seconds = state.transfers.seconds(source.instance.id, cached - held, rate, now, wait=source.wait)
     seconds += state.step_seconds(target)
@@ -105,11 +105,11 @@ def shared_fetch_seconds(queue: InstanceQueue, request: Request, now: EngineSeco
     return max(0.0, other.granted_at + other.fetch_seconds - now) if other is not None else 0.0
 
 
-def _gives(instance: Instance) -> bool:
+def gives(instance: Instance) -> bool:
     known = instance.relied_on and not instance.doubt and instance.parity is not False
     return instance.fetches and instance.role == "both" and known and instance.status in GIVING
 
 
-def _fits(source: Instance, target: Instance) -> bool:
+def fits(source: Instance, target: Instance) -> bool:
     able = target.fetches and target.role == "both" and target.id != source.id
     return able and target.engine_block_tokens == source.engine_block_tokens

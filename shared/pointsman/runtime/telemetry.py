@@ -117,6 +117,11 @@ REQUEST_RETRIES = Counter(
 REQUEST_RETRIES_REFUSED = Counter(
     "pointsman_request_retries_refused_total", "Retries that the retry budget did not allow.", ["pool"]
 )
+PREFIX_COPIES = Counter(
+    "pointsman_prefix_copies_total",
+    "Hot prefixes that this ingress had an engine take from another ahead of need: made, or failed.",
+    ["pool", "engine", "outcome"],
+)
 REQUESTS_REDISPATCHED = Counter(
     "pointsman_requests_redispatched_total",
     "Requests that this ingress aborted at one engine and sent to another, by order of the leading scheduler.",

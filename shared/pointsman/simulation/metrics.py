@@ -75,6 +75,8 @@ class Report:
     load_cv: float | None
     """Coefficient of variation of pending tokens across instances, mean over time."""
     migrations: int
+    copies: int = 0
+    """Prefixes copied ahead of need."""
     jain: float | None
     """Jain's index over the clients' service within the `Window`, each over its max-min fair share."""
     jain_of_amounts: float | None
@@ -128,6 +130,7 @@ def summarise(
         hit_share_of_bound=hits / hit_bound if hits is not None and hit_bound else None,
         load_cv=load_cv(_within(outcome.samples, rows)),
         migrations=sum(row.migrations for row in rows),
+        copies=outcome.copies - outcome.copies_failed,
         jain=jain_index(service_against_fair_share(service, demand_by_tenant(outcome.rows, window))),
         jain_of_amounts=jain_index(service.values()),
         service_per_s=sum(service.values()) / window.seconds if window.seconds else None,

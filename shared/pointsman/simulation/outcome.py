@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from pointsman.contracts.fleet import Role
-from pointsman.contracts.requests import PrefixFetchEnded
+from pointsman.contracts.requests import PrefixCopyEnded, PrefixFetchEnded
 from pointsman.primitives import EngineSeconds, InstanceId, Tokens
 
 End = Literal["finished", "rejected", "failed", "unfinished"]
@@ -78,6 +78,8 @@ class Outcome:
     fetches: int = 0
     fetches_failed: int = 0
     fetch_seconds: EngineSeconds = 0.0
+    copies: int = 0
+    copies_failed: int = 0
     instance_changes: list[tuple[EngineSeconds, int]] = field(default_factory=list)
     """(time, ready instances) at each change."""
     role_changes: list[tuple[EngineSeconds, InstanceId, Role]] = field(default_factory=list)
@@ -86,3 +88,7 @@ class Outcome:
         self.fetches += 1
         self.fetches_failed += bool(event.failure)
         self.fetch_seconds += event.seconds
+
+    def note_copy(self, event: PrefixCopyEnded) -> None:
+        self.copies += 1
+        self.copies_failed += bool(event.failure)

@@ -47,6 +47,8 @@ class Scenario:
     fetch_path: FetchPath = "engine"
     """A fetch is a request to the source's engine and one to the target's, as with vLLM's NixlConnector; `direct`: it
     waits for neither, as Mooncake's Messenger."""
+    copies: bool = True
+    """Hot prefixes are copied ahead of need, where prefixes are fetched."""
     kv_capacity_tokens: Tokens | None = None
     host_cache_tokens: Tokens = 0
     """Of each instance's host tier; 0: none."""

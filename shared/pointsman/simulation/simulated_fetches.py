@@ -9,10 +9,24 @@ from pointsman.contracts.block_keys import unpack_keys
 from pointsman.contracts.commands import RouteRequest
 from pointsman.contracts.decisions import RequestGranted
 from pointsman.contracts.requests import PrefixFetchEnded
-from pointsman.primitives import EngineSeconds, InstanceId, RequestId
+from pointsman.primitives import EngineSeconds, InstanceId, RequestId, Tokens
 from pointsman.simulation.engine_types import HashedPrompt
 from pointsman.simulation.simulated_fleet import SimulatedEngine, SimulatedFleet
 from pointsman.simulation.simulated_pool import SimulatedPool
+
+
+class SimulatedLinks:
+    """One transfer after the other at each source."""
+
+    def __init__(self, tokens_per_s: float) -> None:
+        self._tokens_per_s = tokens_per_s
+        self._free_at: dict[InstanceId, EngineSeconds] = {}
+
+    def carry(self, source: InstanceId, tokens: Tokens, now: EngineSeconds) -> EngineSeconds:
+        """When they arrive."""
+        arrives = max(now, self._free_at.get(source, now)) + tokens / self._tokens_per_s
+        self._free_at[source] = arrives
+        return arrives
 
 
 @dataclass(slots=True, eq=False)
@@ -31,18 +45,19 @@ class SimulatedFetches:
         self,
         pool: SimulatedPool,
         fleet: SimulatedFleet,
+        links: SimulatedLinks,
         *,
         next_step: Callable[[SimulatedEngine, EngineSeconds], None],
         ended: Callable[[RequestGranted, PrefixFetchEnded, EngineSeconds], None],
     ) -> None:
         self._pool = pool
         self._fleet = fleet
+        self._links = links
         self._next_step = next_step
         self._direct = pool.scenario.fetch_path == "direct"
         self._ended = ended
         self._giving: dict[RequestId, _Fetch] = {}
         self._taking: dict[RequestId, _Fetch] = {}
-        self._link_free_at: dict[InstanceId, EngineSeconds] = {}
 
     def start(self, grant: RequestGranted, command: RouteRequest, now: EngineSeconds) -> None:
         request = self._pool.state.workload.requests[grant.request]
@@ -88,9 +103,6 @@ class SimulatedFetches:
     def _carry(self, fetch: _Fetch, source: SimulatedEngine, given: RequestId, now: EngineSeconds) -> None:
         target = self._fleet.engines[fetch.grant.instance]
         missing = max(0, fetch.prompt.length - target.model.cached_tokens(fetch.prompt))
-        begins = max(now, self._link_free_at.get(source.id, now))
-        arrives = begins + missing / self._pool.scenario.transfer_tokens_per_s
-        self._link_free_at[source.id] = arrives
 
         def take(at: EngineSeconds) -> None:
             source.model.release_kv(given)
@@ -105,7 +117,7 @@ class SimulatedFetches:
                 target.model.submit(request_id, fetch.prompt, max_tokens=1, now=at, received=length)
                 self._next_step(target, at)
 
-        self._pool.agenda.at(arrives, take)
+        self._pool.agenda.at(self._links.carry(source.id, missing, now), take)
 
     def _is_wanted(self, fetch: _Fetch) -> bool:
         request = self._pool.state.workload.requests.get(fetch.grant.request)

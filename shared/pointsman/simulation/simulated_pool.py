@@ -33,6 +33,7 @@ class SimulatedPool:
             settings=scenario.routing_settings,
             prefill_window_tokens=scenario.prefill_window_tokens,
             pending_max=scenario.pending_max,
+            copies=scenario.copies,
             recorded=True,
         )
         self.state = self._new_state()

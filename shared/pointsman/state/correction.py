@@ -1,6 +1,7 @@
 """Corrects the cost model of one instance by its observed prefills: two learned estimates, weighted by their past errors
 (decisions 17, 65). A factor on the cost model (fading sums of observed over predicted seconds), and seconds per uncached
-token, which count in full after RAMP prefills, and up to FAR times the most tokens of the last prefills."""
+token, which count in full after RAMP prefills, and up to FAR times the most tokens of the last observations: work of a
+whole engine, thus of several prompts. Of one prompt they count up to LONG times the longest."""
 
 from dataclasses import dataclass, field
 from statistics import median
@@ -19,6 +20,9 @@ TRUST_POWER = 2
 
 RAMP = 10
 FAR = 4.0
+LONG = 2.0
+LONGEST_FADE = 0.998
+"""Per observation: a length that was seen long ago was still seen."""
 
 
 @dataclass(slots=True)
@@ -32,6 +36,8 @@ class Correction:
     observations: int = 0
     most_tokens: float = 0.0
     """Of an observation, fading."""
+    longest: float = 0.0
+    """Uncached tokens of one prompt, fading."""
     cost_errors: float = 0.0
     token_errors: float = 0.0
     errors: list[float] = field(default_factory=list)
@@ -44,17 +50,27 @@ class Correction:
         return median(self.errors) if self.errors else None
 
     def seconds(self, work: EngineSeconds, tokens: Tokens) -> EngineSeconds:
-        """`work`: seconds by the cost model; `tokens`: uncached."""
+        """Of any number of prompts. `work`: seconds by the cost model; `tokens`: uncached."""
+        return self._seconds(work, tokens, FAR * self.most_tokens)
+
+    def prompt_seconds(self, work: EngineSeconds, tokens: Tokens) -> EngineSeconds:
+        """Of one prompt."""
+        return self._seconds(work, tokens, LONG * self.longest)
+
+    def _seconds(self, work: EngineSeconds, tokens: Tokens, known: float) -> EngineSeconds:
+        """`known`: tokens up to which seconds per token count in full."""
         corrected, share = work * self.factor, self.token_share
         if not share:
             return corrected
-        if self.by_length and tokens > FAR * self.most_tokens:
-            share *= FAR * self.most_tokens / tokens
+        if self.by_length and tokens > known:
+            share *= known / tokens
         return corrected + share * (tokens * self.token_seconds / self.tokens - corrected)
 
-    def learn(self, *, predicted: EngineSeconds, observed: EngineSeconds, tokens: Tokens = 0) -> None:
+    def learn(
+        self, *, predicted: EngineSeconds, observed: EngineSeconds, tokens: Tokens = 0, own_tokens: Tokens = 0
+    ) -> None:
         """`predicted`: work by the cost model inside the engine at its grant, its own included; `tokens`: uncached
-        tokens of that work."""
+        tokens of that work; `own_tokens`: of the prompt itself."""
         if predicted <= 0 or observed < 0:
             return
         if observed > 0:
@@ -73,6 +89,7 @@ class Correction:
         self.tokens = FADE * self.tokens + tokens
         self.observations += 1
         self.most_tokens = max(FADE * self.most_tokens, tokens)
+        self.longest = max(LONGEST_FADE * self.longest, own_tokens)
         self.factor = min(CORRECTION_MAX, max(CORRECTION_MIN, self.observed / self.predicted))
         self.token_share = self._share_of_tokens()
 

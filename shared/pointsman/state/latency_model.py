@@ -26,8 +26,14 @@ class LatencyModel:
         return prefill_seconds(instance.cost, prompt_tokens, cached_tokens)
 
     def expected_seconds(self, instance: InstanceId, work: EngineSeconds, tokens: Tokens) -> EngineSeconds:
+        """Of any number of prompts."""
         correction = self.corrections.get(instance)
         return correction.seconds(work, tokens) if correction else work
+
+    def expected_prefill(self, instance: InstanceId, work: EngineSeconds, tokens: Tokens) -> EngineSeconds:
+        """Of one prompt."""
+        correction = self.corrections.get(instance)
+        return correction.prompt_seconds(work, tokens) if correction else work
 
     def correction(self, instance: InstanceId) -> float:
         """Factor on the cost model; 1 if nothing was learned."""
@@ -38,9 +44,17 @@ class LatencyModel:
         correction = self.corrections.get(instance)
         return correction.error if correction else None
 
-    def learn(self, instance: InstanceId, *, predicted: EngineSeconds, observed: EngineSeconds, tokens: Tokens) -> None:
+    def learn(
+        self,
+        instance: InstanceId,
+        *,
+        predicted: EngineSeconds,
+        observed: EngineSeconds,
+        tokens: Tokens,
+        own_tokens: Tokens = 0,
+    ) -> None:
         correction = self.corrections.setdefault(instance, Correction(by_length=self._by_length))
-        correction.learn(predicted=predicted, observed=observed, tokens=tokens)
+        correction.learn(predicted=predicted, observed=observed, tokens=tokens, own_tokens=own_tokens)
 
     def forget(self, instance: InstanceId) -> None:
         self.corrections.pop(instance, None)

@@ -17,6 +17,7 @@ from pointsman.contracts.decisions import (
 from pointsman.contracts.reasons import CancelCause
 from pointsman.contracts.requests import (
     PrefillFinished,
+    PrefixCopyEnded,
     PrefixFetchEnded,
     RequestArrived,
     RequestAttemptFailed,
@@ -29,6 +30,7 @@ from pointsman.state.fleet import Instance
 from pointsman.state.holdings import learn_delivered, promise_until_confirmed
 from pointsman.state.outliers import Failure, Prefill
 from pointsman.state.parts import StateParts
+from pointsman.state.prefix_copies import COPY_WALL_SECONDS
 from pointsman.state.promises import Promises
 from pointsman.state.transfers import REST_WALL_SECONDS, FetchUnderWay
 from pointsman.state.workload import NO_EPOCH, NO_INSTANCE, Rejection, Request, Stage
@@ -99,6 +101,8 @@ def _take_in(parts: StateParts, request: Request, at: EngineSeconds, *, limited:
         parts.tenants.take_in(request, at, limited=limited)
     if request.over_limit is None:
         parts.hotness.arrived(request.keys, len(parts.fleet.ready))
+        if parts.fleet.fetches:
+            parts.demand.arrived(request.keys, at)
         for tracker in parts.trackers:
             tracker.arrived(request, at)
 
@@ -225,6 +229,10 @@ def grant(parts: StateParts, event: RequestGranted) -> None:
     request.rebind = event.rebind
     if event.fetch_from or request.fetch_from:
         _take_fetch(parts, request, event)
+    request.copy_to, request.copy_blocks, request.copy_seconds = event.copy_to, event.copy_blocks, event.copy_seconds
+    if event.copy_to:
+        until = event.at + COPY_WALL_SECONDS * parts.settings.speed
+        parts.copies.begin(event.request, event.instance, event.copy_to, now=event.at, until=until)
     _enter_engine(parts, request, event.at)
 
 
@@ -278,6 +286,13 @@ def end_fetch(parts: StateParts, event: PrefixFetchEnded) -> None:
         parts.transfers.learn(event.source, fetch, event.at, waited=event.source_seconds, transferred=transferred)
     parts.workload.queue(request.instance).enter_after_fetch(request, event.at)
     request.granted_at = event.at
+
+
+def end_copy(parts: StateParts, event: PrefixCopyEnded) -> None:
+    """What was copied is told by cache events."""
+    if parts.copies.end(event.request) and event.failure:
+        until = event.at + REST_WALL_SECONDS * parts.settings.speed
+        parts.transfers.rest(event.source, event.instance, until=until)
 
 
 def _stop_fetching(parts: StateParts, request: Request) -> FetchUnderWay | None:
@@ -366,6 +381,7 @@ def _learn_prefill(parts: StateParts, request: Request, at: EngineSeconds, took:
         predicted=request.engine_seconds,
         observed=at - request.granted_at,
         tokens=request.engine_tokens,
+        own_tokens=request.uncached_tokens,
     )
 
 
@@ -373,7 +389,7 @@ def _learn_load(parts: StateParts, request: Request, observed: EngineSeconds) ->
     """Behind other prefills a load is hidden, so only an otherwise idle engine shows how long it takes."""
     instance = parts.current(request.instance, request.epoch)
     if instance is not None and request.engine_seconds == request.prefill_seconds:
-        expected = parts.latency.expected_seconds(instance.id, request.engine_seconds, request.engine_tokens)
+        expected = parts.latency.expected_prefill(instance.id, request.engine_seconds, request.engine_tokens)
         parts.slower.learn(instance, request.loads, observed - expected)
 
 

@@ -16,6 +16,7 @@ from pointsman.state.outages import Outages
 from pointsman.state.outliers import Outliers
 from pointsman.state.output_lengths import OutputLengths
 from pointsman.state.pending_requests import PendingRequests
+from pointsman.state.prefix_copies import CopiesUnderWay, PrefixDemand
 from pointsman.state.prefix_index import PrefixIndex
 from pointsman.state.promises import Promises
 from pointsman.state.recent_decisions import RecentDecisions
@@ -94,6 +95,8 @@ class StateParts:
         self.outliers = Outliers(settings.speed)
         self.scaling = Scaling()
         self.transfers = Transfers()
+        self.copies = CopiesUnderWay()
+        self.demand = PrefixDemand(level_blocks=max(1, settings.affinity_level_tokens // settings.block_tokens))
         self.placements = 0
         self.term = Term(0)
         self.elected: Sequence = 0

@@ -35,6 +35,7 @@ from pointsman.contracts.fleet import (
 )
 from pointsman.contracts.requests import (
     PrefillFinished,
+    PrefixCopyEnded,
     PrefixFetchEnded,
     RequestArrived,
     RequestAttemptFailed,
@@ -169,6 +170,8 @@ class State(StateParts):
                 lifecycle.hand_over(self, event, event.source)
             case PrefillFinished():
                 lifecycle.finish_prefill(self, event)
+            case PrefixCopyEnded():
+                lifecycle.end_copy(self, event)
             case PrefixFetchEnded():
                 lifecycle.end_fetch(self, event)
             case RequestAttemptFailed():

@@ -105,6 +105,11 @@ class Request:
     """Predicted."""
     fetching: bool = False
     """Granted; its ingress sends it when the fetch has ended."""
+    copy_to: InstanceId = NO_INSTANCE
+    """Which fetches the first `copy_blocks` blocks of its prompt after its first token; of its grant."""
+    copy_blocks: int = 0
+    copy_seconds: EngineSeconds = 0.0
+    """Predicted."""
     over_limit: OverLimit | None = None
     charged_tokens: float = 0.0
     """Weighted tokens charged to its tenant so far."""

@@ -47,6 +47,7 @@ from pointsman.contracts.fleet import (
 )
 from pointsman.contracts.requests import (
     PrefillFinished,
+    PrefixCopyEnded,
     PrefixFetchEnded,
     RequestArrived,
     RequestAttemptFailed,
@@ -132,7 +133,8 @@ def details(event: LogEvent) -> str:
             return _placement(event)
         case RequestGranted():
             fetch = f"  fetches {event.fetched_tokens} tokens from {event.fetch_from}" if event.fetch_from else ""
-            return f"-> {event.instance}{_attempt(event.attempt)}{fetch}"
+            copy = f"  then copies {event.copy_blocks} blocks to {event.copy_to}" if event.copy_to else ""
+            return f"-> {event.instance}{_attempt(event.attempt)}{fetch}{copy}"
         case HandOverRefused():
             return f"{event.source}{_attempt(event.attempt)}  prefill {_seconds(event.prefill)}, {event.reason}: {event.detail}"
         case RequestHandedOver():
@@ -148,7 +150,7 @@ def details(event: LogEvent) -> str:
             return f"{event.instance}  TTFT {_seconds(event.ttft)}, prefill {_seconds(event.prefill)}"
         case RequestFinished():
             return _finish(event)
-        case PrefixFetchEnded():
+        case PrefixFetchEnded() | PrefixCopyEnded():
             how = f"failed: {event.failure}" if event.failure else f"{event.tokens} tokens"
             return f"{event.source} -> {event.instance}{_attempt(event.attempt)}  {how}, {_seconds(event.seconds)}"
         case RequestAttemptFailed():

@@ -24,6 +24,8 @@ from tests.support.events import finished, first_token, joined, reported, route,
 
 STEP = DecodeCost(step_s=0.02, per_request_s=0.02)
 """One request alone gets a token in 40 ms, with another beside it in 60 ms, with four in all in 100 ms."""
+SLOWER = DecodeCost(step_s=0.05, per_request_s=0.02)
+"""One alone in 70 ms, three in 110 ms: the objective of 100 ms is missed because of the others."""
 
 SPLIT = {"p1": "prefill", "p2": "prefill", "d1": "decode", "d2": "decode"}
 
@@ -147,6 +149,15 @@ def test_a_request_that_would_get_its_tokens_too_slowly_everywhere_is_refused() 
     assert isinstance(ask(dispatcher, "one-token", prompt(1), max_output_tokens=1)[1], RequestPlaced)
 
 
+def test_an_objective_that_an_idle_instance_misses_is_refused_to_nobody() -> None:
+    dispatcher = pool()
+    asked = [placed(ask(dispatcher, f"r{n}", prompt(10 * n), slo_tpot=0.03)) for n in range(1, 5)]
+    handed = prefilled(dispatcher, "r1")
+
+    assert [event.decode for event in asked] == ["d1", "d2", "d1", "d2"]
+    assert isinstance(handed[0], RequestHandedOver)
+
+
 def test_load_is_looked_at_again_when_the_prefill_is_over() -> None:
     dispatcher = pool()
     ask(dispatcher, "moved", prompt(1))
@@ -157,21 +168,22 @@ def test_load_is_looked_at_again_when_the_prefill_is_over() -> None:
     assert isinstance(event, RequestHandedOver)
     assert event.instance == "d2"
 
-    ask(dispatcher, "refused", prompt(1), now=1.0)
-    slow = joined("d2", epoch=2, at=1.1, role="decode", decode=DecodeCost(step_s=1.0))
-    dispatcher.state.apply(slow)
+    for request in ("other", "another", "refused"):
+        ask(dispatcher, request, prompt(1), now=1.0)
+    dispatcher.state.apply(joined("d2", epoch=2, at=1.1, role="decode", decode=SLOWER))
     refused = prefilled(dispatcher, "refused", now=1.2)[0]
 
     assert isinstance(refused, HandOverRefused)
     assert (refused.reason, refused.source) == ("slo_tpot", "p1")
     assert dispatcher.state.workload.requests[RequestId("refused")].awaits_decoder
-    assert not dispatcher.state.workload.queues[InstanceId("p1")].prefill
+    assert RequestId("refused") not in dispatcher.state.workload.queues[InstanceId("p1")].prefill
 
 
 def test_who_was_refused_after_its_prefill_may_be_taken_when_it_is_asked_for_again() -> None:
     dispatcher = pool({"p1": "prefill", "d1": "decode"})
-    ask(dispatcher, "r", prompt(1))
-    dispatcher.state.apply(joined("d1", epoch=2, at=0.1, role="decode", decode=DecodeCost(step_s=1.0)))
+    for request in ("r", "other", "another"):
+        ask(dispatcher, request, prompt(1))
+    dispatcher.state.apply(joined("d1", epoch=2, at=0.1, role="decode", decode=SLOWER))
     assert isinstance(prefilled(dispatcher, "r")[0], HandOverRefused)
     assert isinstance(prefilled(dispatcher, "r", now=0.6)[0], HandOverRefused)
     dispatcher.state.apply(joined("d1", epoch=3, at=0.7, role="decode", decode=STEP))

@@ -140,6 +140,26 @@ def test_a_queue_of_many_short_prompts_costs_their_sum() -> None:
         assert correction.seconds(prompts * by_cost(500), prompts * 500) == pytest.approx(prompts * law(500), rel=0.15)
 
 
+@pytest.mark.parametrize("slowness", [1.0, 1.3])
+@pytest.mark.parametrize("prompts", [1, 4])
+@pytest.mark.parametrize("tokens", [1_024, 3_072, 12_288, 29_696, 60_000])
+def test_a_long_prompt_after_short_ones_that_came_together_costs_what_the_cost_model_says(
+    tokens: int, prompts: int, slowness: float
+) -> None:
+    """Observations of a busy engine are sums: 12,288 tokens are no prompt of that length."""
+    correction = Correction()
+    for _ in range(60):
+        correction.learn(
+            predicted=prompts * by_cost(3_072),
+            observed=slowness * prompts * by_cost(3_072),
+            tokens=prompts * 3_072,
+            own_tokens=3_072,
+        )
+
+    predicted = correction.prompt_seconds(by_cost(tokens), tokens)
+    assert predicted == pytest.approx(slowness * by_cost(tokens), rel=0.12)
+
+
 def test_before_fold_version_6_tokens_count_in_full_at_once_and_at_every_length() -> None:
     """Kept as it was: recorded decisions were made by it."""
     before, now = LatencyModel(64, by_length=False), LatencyModel(64)
@@ -149,6 +169,7 @@ def test_before_fold_version_6_tokens_count_in_full_at_once_and_at_every_length(
     # Factor (2 * 0.97 + 0.3) / (2 * 0.97 + 0.04); one observation is shared half and half.
     by_cost, by_tokens = 1.0 * (1.94 + 0.3) / (1.94 + 0.04), 1_000 * 0.3 / 50
     assert before.expected_seconds(InstanceId("a"), 1.0, 1_000) == pytest.approx((by_cost + by_tokens) / 2)
+    assert before.expected_prefill(InstanceId("a"), 1.0, 1_000) == before.expected_seconds(InstanceId("a"), 1.0, 1_000)
     share = 0.5 * (1 / 10) * (4 * 50 / 1_000)
     expected = by_cost + share * (by_tokens - by_cost)
     assert now.expected_seconds(InstanceId("a"), 1.0, 1_000) == pytest.approx(expected)
@@ -177,6 +198,7 @@ def test_nothing_that_an_engine_reports_breaks_its_bounds(
     seen = sum(2 * CORRECTION_MAX * max(0.0, predicted) for predicted, _, _ in observations)
     assert isfinite(correction.seconds(work, tokens))
     assert 0 <= correction.seconds(work, tokens) <= (CORRECTION_MAX * work + FAR * seen) * (1 + 1e-9)
+    assert correction.prompt_seconds(work, tokens) >= 0
     assert CORRECTION_MIN <= correction.factor <= CORRECTION_MAX
 
 

@@ -8,6 +8,7 @@ from pointsman.contracts.decisions import RequestGranted
 from pointsman.contracts.reasons import CancelCause
 from pointsman.contracts.requests import PrefillFinished, RequestCancelled
 from pointsman.policies.dispatch.turn import Turn
+from pointsman.policies.prefix_copies import copy_at_grant
 from pointsman.policies.prefix_fetch import fetch_at_grant, shared_fetch
 from pointsman.primitives import InstanceId, RequestId, Tokens
 from pointsman.state.fleet import Status
@@ -101,6 +102,7 @@ def _window_tokens(turn: Turn, queue: InstanceQueue, request: Request) -> Tokens
 
 def grant(turn: Turn, request: Request) -> None:
     fetch = fetch_at_grant(turn.state, request, turn.now)
+    copy = copy_at_grant(turn.state, request, turn.now) if turn.policies.copies else None
     turn.decide(
         RequestGranted(
             at=turn.now,
@@ -113,6 +115,9 @@ def grant(turn: Turn, request: Request) -> None:
             fetch_blocks=fetch.blocks if fetch else 0,
             fetched_tokens=fetch.tokens if fetch else 0,
             fetch_seconds=fetch.seconds if fetch else 0.0,
+            copy_to=copy.target if copy else NO_INSTANCE,
+            copy_blocks=copy.blocks if copy else 0,
+            copy_seconds=copy.seconds if copy else 0.0,
         )
     )
 

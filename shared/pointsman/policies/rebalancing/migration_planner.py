@@ -172,7 +172,7 @@ class MigrationPlanner:
         if instance.id in waiting.loads:
             cached, loads = state.cached(instance, hit, waiting.loads[instance.id], tokens)
             load_seconds = state.slower.load_seconds(instance, loads)
-        work = load_seconds + state.latency.expected_seconds(
+        work = load_seconds + state.latency.expected_prefill(
             instance.id, state.latency.prefill_seconds(instance, tokens, cached), tokens - cached
         )
         waiting.work[instance.id] = work

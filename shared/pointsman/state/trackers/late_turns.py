@@ -2,7 +2,8 @@
 starve them. So each prefill second granted to an on-time request earns `late_share` seconds of credit (at most
 CREDIT_SECONDS_MAX); while the credit is positive the oldest late request goes first and pays its prefill seconds. It
 waits at most (1 + 1/late_share) times the prefill seconds of the late ones up to it. Selection and accounting must use
-the same definition of late, so the correction of the cost model is kept here, apart from the one in State."""
+the same definition of late, so the correction of the cost model is kept here: a tracker sees no State, and logs before
+fold version 6 were decided by it. With State's correction six workloads differ by at most 0.3 points."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

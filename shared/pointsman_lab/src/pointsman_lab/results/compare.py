@@ -101,7 +101,12 @@ def _both(duel: Duel, numbers: Numbers, what: str, form: str) -> str:
 # --- The rules of our own policy ---
 
 
-JUDGED_BY = {"-answers": "capacity_with_tbt", "-small-kv": "capacity_with_tbt", "-one-floods": "jain"}
+JUDGED_BY = {
+    "-answers": "capacity_with_tbt",
+    "-small-kv": "capacity_with_tbt",
+    "-one-floods": "jain",
+    "-equal-tenants": "jain",
+}
 
 
 def ablation_table(numbers: Numbers) -> str:

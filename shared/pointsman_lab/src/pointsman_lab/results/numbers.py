@@ -112,6 +112,7 @@ METRICS: Mapping[Metric, Callable[[CellResult], float | None]] = {
     "hit_rate": _of_report(lambda r: r.hit_rate),
     "loaded_share": _of_report(lambda r: r.loaded_share),
     "fetched_share": _of_report(lambda r: r.fetched_share),
+    "copies": _of_report(lambda r: r.copies),
     "load_cv": _of_report(lambda r: r.load_cv),
     "hit_share_of_bound": _of_report(lambda r: r.hit_share_of_bound),
     "busiest_share": lambda result: _busiest_share(result.series.samples),

@@ -9,6 +9,7 @@ HEADINGS: dict[Metric, tuple[str, str]] = {
     "hit_rate": ("hit rate", "{:.3f}"),
     "loaded_share": ("of it loaded", "{:.3f}"),
     "fetched_share": ("fetched", "{:.3f}"),
+    "copies": ("copies", "{:.0f}"),
     "hit_share_of_bound": ("share of the bound", "{:.1%}"),
     "load_cv": ("load CV", "{:.2f}"),
     "busiest_share": ("at the busiest", "{:.0%}"),

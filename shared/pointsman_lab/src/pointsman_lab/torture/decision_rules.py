@@ -182,7 +182,7 @@ class DecisionRules(PlacementRules):
         work = model.prefill_cost(request.prompt_tokens, uncached, event.instance)
         if not isclose(event.prefill_seconds, work, **SAME):
             yield f"{event.prefill_seconds} s are booked for {uncached} tokens, which cost {work}"
-        ttft = model.queued(event.instance, event.at) + model.expected(event.instance, work, uncached)
+        ttft = model.queued(event.instance, event.at) + model.expected_prefill(event.instance, work, uncached)
         if not event.plan:
             ttft += self._routing_waits(event.instance, request, event.at)
         if not isclose(event.predicted_ttft, ttft, **SAME):
@@ -227,7 +227,7 @@ class DecisionRules(PlacementRules):
                 request.prompt_tokens, model.hit_blocks(request.keys, event.instance), event.instance
             )
             work = model.prefill_cost(request.prompt_tokens, uncached, event.instance)
-            ttft = model.queued(event.instance, event.at) + model.expected(event.instance, work, uncached)
+            ttft = model.queued(event.instance, event.at) + model.expected_prefill(event.instance, work, uncached)
             if ttft < request.deadline - event.at - 1e-6:
                 yield f"it would be on time at {event.instance}: {ttft} s, {request.deadline - event.at} s are left"
 

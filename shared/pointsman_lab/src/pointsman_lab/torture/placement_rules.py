@@ -220,7 +220,9 @@ class PlacementRules:
             on_trial = model.on_trial(instance) and isclose(candidate.queue_seconds, queue, **SAME)
             if not on_trial:  # a trial goes there whatever the policy would say
                 queue += self._routing_waits(instance, request, now)
-            prefill = model.expected(instance, model.prefill_cost(request.prompt_tokens, uncached, instance), uncached)
+            prefill = model.expected_prefill(
+                instance, model.prefill_cost(request.prompt_tokens, uncached, instance), uncached
+            )
             if not isclose(candidate.queue_seconds, queue, **SAME) or not isclose(
                 candidate.prefill_seconds, prefill, **SAME
             ):

@@ -78,6 +78,11 @@ class PoolFigures:
         learned = self.learned.get(instance)
         return learned.expect(seconds, tokens) if learned is not None else seconds
 
+    def expected_prefill(self, instance: InstanceId, seconds: EngineSeconds, tokens: Tokens) -> EngineSeconds:
+        """Of one prompt."""
+        learned = self.learned.get(instance)
+        return learned.expect(seconds, tokens, alone=True) if learned is not None else seconds
+
     def engine_work(self, instance: InstanceId, now: EngineSeconds) -> tuple[EngineSeconds, Tokens]:
         inside = self.at(instance, PREFILL)
         if not inside:

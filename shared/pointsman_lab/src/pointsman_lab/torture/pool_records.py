@@ -197,22 +197,24 @@ class Learned:
     squares_of_cost: float = 0.0
     squares_of_tokens: float = 0.0
     seen: int = 0
+    most: float = 0.0
     longest: float = 0.0
 
     @property
     def factor(self) -> float:
         return sorted((FACTOR_MIN, self.observed / self.predicted, FACTOR_MAX))[1]
 
-    def expect(self, seconds: EngineSeconds, tokens: Tokens) -> EngineSeconds:
+    def expect(self, seconds: EngineSeconds, tokens: Tokens, *, alone: bool = False) -> EngineSeconds:
+        """`alone`: of one prompt."""
         by_cost = seconds * self.factor
         cost_error, token_error = self.squares_of_cost**2, self.squares_of_tokens**2
         if self.tokens == 0 or cost_error == 0:
             return by_cost
-        trust = min(self.seen, 10) / 10 * min(1.0, 4 * self.longest / max(tokens, 1))
+        trust = min(self.seen, 10) / 10 * min(1.0, (2 * self.longest if alone else 4 * self.most) / max(tokens, 1))
         weight = trust * cost_error / (cost_error + token_error)
         return (1 - weight) * by_cost + weight * tokens * self.by_tokens / self.tokens
 
-    def learn(self, predicted: EngineSeconds, observed: EngineSeconds, tokens: Tokens) -> None:
+    def learn(self, predicted: EngineSeconds, observed: EngineSeconds, tokens: Tokens, own: Tokens) -> None:
         if predicted <= 0 or observed < 0:
             return
         observed = min(observed, 2 * FACTOR_MAX * predicted)
@@ -227,7 +229,8 @@ class Learned:
         self.by_tokens = FADE * self.by_tokens + observed
         self.tokens = FADE * self.tokens + tokens
         self.seen += 1
-        self.longest = max(tokens, FADE * self.longest)
+        self.most = max(tokens, FADE * self.most)
+        self.longest = max(own, 0.998 * self.longest)
 
 
 def leading(keys: list[BlockKey], among: set[BlockKey]) -> int:

@@ -204,7 +204,7 @@ class PoolRequests(PoolFigures):
         took = FirstToken(at, request.granted_at, prefill, request.engine_seconds)
         self.health.of(request.instance).first_tokens.append(took)
         learned = self.learned.setdefault(request.instance, Learned())
-        learned.learn(request.engine_seconds, at - request.granted_at, request.engine_tokens)
+        learned.learn(request.engine_seconds, at - request.granted_at, request.engine_tokens, request.uncached)
 
     def _hand_over(self, event: RequestHandedOver | HandOverRefused, to: InstanceId) -> None:
         request = self.requests.get(event.request)

@@ -16,7 +16,17 @@ from pointsman_lab.results.studies.rows import (
     searched,
     short,
 )
-from pointsman_lab.results.study import BOUND, BOUND_FCFS, BOUND_WITH_FLOOR, NO_FORESIGHT, OURS, USUAL, Row, Study
+from pointsman_lab.results.study import (
+    BOUND,
+    BOUND_FCFS,
+    BOUND_WITH_FLOOR,
+    NO_FORESIGHT,
+    OURS,
+    SEEDS,
+    USUAL,
+    Row,
+    Study,
+)
 
 RULES = {
     "decode cost": "decode_seconds=0",
@@ -90,7 +100,7 @@ def _admitted() -> list[Row]:
 
 
 def _lag(workloads: Workloads) -> Iterable[Study]:
-    for source, rates in ((workloads.conversation(), (6.5,)), (workloads.tools(), (13.0,))):
+    for source, rates in ((workloads.conversation(2500), (6.5,)), (workloads.tools(2500), (13.0,))):
         yield Study(
             key=f"lag-{short(source)}",
             title=f"Knowledge half a second old, {called(source)}",
@@ -122,6 +132,7 @@ def _conditions(workloads: Workloads) -> Iterable[Study]:
             source=conversation,
             rows=at_their_best(),
             rates=rates,
+            seeds=SEEDS[:1],
             conditions=conditions,
             judged="near",
         )
@@ -164,6 +175,7 @@ def _ablation(workloads: Workloads) -> Iterable[Study]:
     ):
         yield _without_rules(f"alone-{key}", workloads.conversation(2500), rate, **conditions)
     yield _without_rules("alone-one-floods", workloads.generated("llm_as_judge_s1", 2000), 90.0, instances=4)
+    yield _without_rules("alone-equal-tenants", workloads.generated("tree_of_thoughts", 2500), 180.0)
 
 
 def _without_rules(

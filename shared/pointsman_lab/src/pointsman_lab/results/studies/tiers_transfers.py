@@ -1,6 +1,7 @@
 """What a cache beyond one instance gives: slower tiers, prefixes fetched from other instances, and split pools."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from pointsman.state.engine_profiles import DEFAULT_PROFILE, PROFILES
 from pointsman_lab.results.claims import Claim, Measured, gain, holds, share_true
@@ -20,6 +21,7 @@ MEASUREMENTS = (Measurement(key="split-pools", measure=split_pools),)
 def studies(workloads: Workloads) -> Iterable[Study]:
     yield from _host_tier(workloads)
     yield from _fetches(workloads)
+    yield from _copies(workloads)
 
 
 def _host_tier(workloads: Workloads) -> Iterable[Study]:
@@ -96,7 +98,7 @@ def _fetches(workloads: Workloads) -> Iterable[Study]:
 def _fetching(policy: str, speeds: Sequence[float], ordering: str = "fcfs", admission: str = "none") -> list[Row]:
     def at(note: str, gb_per_s: float = 0.0, path: str = "direct") -> list[Row]:
         rate = gb_per_s * 1e9 / BYTES_PER_TOKEN
-        return rows((policy,), ordering, admission, note, transfer_tokens_per_s=rate, fetch_path=path)
+        return rows((policy,), ordering, admission, note, transfer_tokens_per_s=rate, fetch_path=path, copies=False)
 
     found = at(COMPUTED)
     for gb_per_s in speeds:
@@ -106,6 +108,48 @@ def _fetching(policy: str, speeds: Sequence[float], ordering: str = "fcfs", admi
 
 def fetched(path: str, gb_per_s: float) -> str:
     return f"{path}, {gb_per_s:g} GB/s"
+
+
+WHEN_NEEDED, AHEAD = "fetched when needed", "copied ahead"
+COPY_LOADS: Mapping[str, tuple[tuple[float, ...], tuple[str, str]]] = {
+    "copies-two-hot-prefixes": ((35.0, 48.0), ("fcfs", "none")),
+    "copies-two-hot-prefixes-default": ((70.0, 80.0), LIVE_DEFAULT),
+    "copies-llm-as-judge-default": ((160.0,), LIVE_DEFAULT),
+    "copies-tools": ((11.0, 14.0), ("fcfs", "none")),
+    "copies-gsp": ((40.0,), ("fcfs", "none")),
+}
+
+
+def _copies(workloads: Workloads) -> Iterable[Study]:
+    sources = {
+        "copies-two-hot-prefixes": workloads.generated("two_hot_prefixes", 2000),
+        "copies-two-hot-prefixes-default": workloads.generated("two_hot_prefixes", 2500),
+        "copies-llm-as-judge-default": workloads.generated("llm_as_judge", 2000),
+        "copies-tools": workloads.tools(2000),
+        "copies-gsp": workloads.generated("gsp", 1500),
+    }
+    for key, source in sources.items():
+        rates, (ordering, admission) = COPY_LOADS[key]
+        by_engines: dict[str, Any] = {
+            "transfer_tokens_per_s": GB_PER_S[-1] * 1e9 / BYTES_PER_TOKEN,
+            "fetch_path": "engine",
+        }
+        yield Study(
+            key=key,
+            title=f"Hot prefixes copied ahead of need, {called(source)}, {ordering}, {admission}",
+            about=(
+                "Engines fetch prefixes from each other at 10 GB/s. A prefix that at least one in n of all arrivals share "
+                "is copied to the instances that lack it, after the first token of a request that carries it."
+            ),
+            source=source,
+            rows=[
+                *rows((OURS,), ordering, admission, WHEN_NEEDED, copies=False, **by_engines),
+                *rows((OURS,), ordering, admission, AHEAD, copies=True, **by_engines),
+            ],
+            rates=rates,
+            seeds=(0, 1),
+            metrics=("copies", "fetched_share", "ttft_mean_s", "ttft_p50_s", "ttft_p90_s", "ttft_p99_s"),
+        )
 
 
 def _alone(note: str) -> str:
