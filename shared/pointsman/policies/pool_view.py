@@ -1,7 +1,7 @@
 """Read-only input of a routing policy: one request, and predictions for each instance that could take it. Predicted
 TTFT counts from now: `(queue + prefill) * correction + transfer`."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from functools import cached_property
 from hashlib import blake2b
 from typing import TypeVar
@@ -269,6 +269,18 @@ class PoolView:
             else:
                 waits.append(lacking / capacity * answer * self.request.slo_tpot)
         return waits
+
+    def pending_share(self, blocks: int, instances: Iterable[InstanceId]) -> float:
+        """Of the requests pending there, that of those whose prompts begin with the same blocks as this one."""
+        keys = self.request.keys
+        if not 0 < blocks <= len(keys):
+            return 0.0
+        last, same, pending = keys[blocks - 1], 0, 0
+        for instance in instances:
+            queue = self.queue(instance).pending
+            pending += len(queue)
+            same += sum(len(other.keys) >= blocks and other.keys[blocks - 1] == last for other in queue.values())
+        return same / pending if pending else 0.0
 
     def familiar(self, equals: list[CandidateEstimate]) -> CandidateEstimate:
         """The instance that served this session last, else the first."""

@@ -22,9 +22,11 @@ PROMPT_BLOCKS = 16
 """A prompt of 1025 tokens, which takes 1.025 s where nothing of it is cached."""
 
 
-def pool(*instances: str, stale: bool = False, **own: float) -> Dispatcher:
+def pool(*instances: str, stale: bool = False, window_tokens: int = 16_384, **own: float) -> Dispatcher:
     """Idle instances under our policy; `own` are its settings. `stale`: policies see only what was so at time 0."""
-    policies = policy_set(routing="pointsman", admission="none", settings=dict(own))
+    policies = policy_set(
+        routing="pointsman", admission="none", settings=dict(own), prefill_window_tokens=window_tokens
+    )
     state, seen = (State(PoolSettings(), policies.trackers()) for _ in range(2))
     for instance in instances:
         state.apply(joined(instance))
@@ -90,6 +92,27 @@ def test_a_request_is_let_go_late_when_its_punctuality_would_displace_several() 
     assert let_go.reason.startswith("on time only at the cost of others")
     assert kept.instance == "b", "a second of work is little where requests are long"
     assert kept.predicted_ttft < 5.0
+
+
+@pytest.mark.parametrize(
+    ("sharing", "demand_max", "copied"),
+    [(20, 1.0, True), (20, 1e9, False), (20, 3.0, False), (4, 1.0, False), (4, 0.2, True)],
+    ids=["over a quarter", "never", "not three quarters", "not a quarter", "over a twentieth"],
+)
+def test_a_prefix_that_many_wait_for_is_copied_whatever_that_displaces(
+    sharing: int, demand_max: float, copied: bool
+) -> None:
+    """On four instances. 20 of 54 that wait, or 4 of 54."""
+    dispatcher = pool("a", "b", "c", "d", window_tokens=BLOCK, demand_max=demand_max)
+    dispatcher.state.apply(stored("a", 1, prompt()))
+    for instance in ("b", "c", "d"):
+        occupy(dispatcher, instance, 3.8, requests=10)
+    occupy(dispatcher, "a", 5.2, requests=24 - sharing)
+    elsewhere = [InstanceId(name) for name in ("b", "c", "d")]
+    for number in range(sharing):
+        place(dispatcher, f"same-{number}", prompt(), excluded=elsewhere)
+
+    assert (place(dispatcher, "r", prompt()).instance != "a") == copied
 
 
 def test_work_that_is_let_go_late_counts_for_nothing_once_requests_are_given_up() -> None:

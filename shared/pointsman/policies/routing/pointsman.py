@@ -5,9 +5,10 @@
 - Memory: a request that lacks KV blocks waits until others free them (`PoolView.kv_waits`).
 - Detour: it computes a cached prefix again, to be on time, only if that displaces at most `displaced_max` others; a tenth
   of that before requests are given up. Displaced: extra work / mean work * (queue / SLO) ** PRESSURE_POWER.
+- Demand: no such limit if more than `demand_max` / n of what waits begins with that prefix, on n instances: a copy lasts.
 - Late: if no instance can meet the SLO, the longest queue among holders: on-time requests avoid it.
-- Shares: while many are late or refused, a tenant that has more than its share is on time only where the queue is short,
-  and the detours of one that has less are not limited.
+- Shares: while requests are given up or many refused, a tenant that has more than its share is on time only where the queue is short,
+  and, while they are given up, the detours of one that has less are not limited.
 - Freshness: if the view is older than `stale_after_s`, only owners of the prefix on the ring: no herding.
 
 Bias: late requests wait longest (about `late_queue_max_s`). Limits: relies on the predicted TTFT; no look-ahead.
@@ -45,11 +46,12 @@ class Pointsman(RoutingPolicy):
     wait for KV blocks. `tenant_excess_max`: of all service, beyond fair shares. `tenant_lack_max`: of its fair share."""
 
     name: ClassVar[str] = "pointsman"
-    absent: ClassVar[Settings] = {"tenant_lack_max": 1.0}
+    absent: ClassVar[Settings] = {"demand_max": 1e9, "tenant_lack_max": 1.0}
 
     decode_seconds: float = 0.05
     kv_turnover: float = 1.0
     displaced_max: float = 1.0
+    demand_max: float = 2.0
     late_queue_max_s: float = 600.0
     tenant_excess_max: float = 0.05
     tenant_lack_max: float = 0.1
@@ -78,7 +80,7 @@ class Pointsman(RoutingPolicy):
         if not on_time:
             return self._late(view, candidates, reason)
         detour = self._cheapest(view, on_time, candidates)
-        if contended and shares.lack(tenant) > self.tenant_lack_max:
+        if given_up and shares.lack(tenant) > self.tenant_lack_max:
             return detour
         if given_up:
             instead = self._late(view, candidates, "on time only at the cost of others")
@@ -89,7 +91,15 @@ class Pointsman(RoutingPolicy):
         if detour.chosen.prefill_seconds <= instead.chosen.prefill_seconds:
             return detour
         extra = detour.chosen.prefill_seconds - saved
-        return instead if _displaced(extra, detour.chosen, view.budget, candidates) > displaced_max else detour
+        if _displaced(extra, detour.chosen, view.budget, candidates) <= displaced_max:
+            return detour
+        return detour if self._in_demand(view, candidates) else instead
+
+    def _in_demand(self, view: PoolView, candidates: list[CandidateEstimate]) -> bool:
+        """Whether more requests wait for the longest cached prefix than one instance's part of those that wait."""
+        blocks = max(candidate.hit_blocks for candidate in candidates)
+        queues = [candidate.instance for candidate in candidates if candidate.queue_seconds <= GIVEN_UP * view.budget]
+        return view.pending_share(blocks, queues) * len(candidates) > self.demand_max
 
     def _with_kv_waits(self, view: PoolView, candidates: list[CandidateEstimate]) -> list[CandidateEstimate]:
         waits = view.kv_waits(candidates) if self.kv_turnover else []

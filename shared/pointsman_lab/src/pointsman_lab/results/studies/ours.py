@@ -32,6 +32,7 @@ RULES = {
     "decode cost": "decode_seconds=0",
     "wait for KV blocks": "kv_turnover=0",
     "limit of detours": "displaced_max=1000000000",
+    "copies on demand": "demand_max=1000000000",
     "queue of the late": "late_queue_max_s=0",
     "limit of a tenant": "tenant_excess_max=1",
     "detours of a tenant that lacks": "tenant_lack_max=1",
