@@ -32,7 +32,14 @@ def studies(workloads: Workloads) -> Iterable[Study]:
             rows=[
                 *rows((OURS,), *LIVE_DEFAULT),
                 *rows((OURS,), *GLOBAL),
-                *rows((OURS,), *GLOBAL, ONE_CACHE, transfer_tokens_per_s=INSTANT_TOKENS_PER_S, fetch_path="direct"),
+                *rows(
+                    (OURS,),
+                    *GLOBAL,
+                    ONE_CACHE,
+                    transfer_tokens_per_s=INSTANT_TOKENS_PER_S,
+                    fetch_path="direct",
+                    copies=False,
+                ),
             ],
             rates=(rate,),
             seeds=seeds,
