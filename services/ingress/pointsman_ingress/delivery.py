@@ -28,7 +28,6 @@ from pointsman_ingress.engine.client import (
 )
 from pointsman_ingress.engine.disaggregation import NO_PREFILL, SplitBody, read_prefill
 from pointsman_ingress.engine.first_byte import FOREVER, FirstByteDeadline, first_byte_wall_seconds
-from pointsman_ingress.engine.prefix_copies import PrefixCopier
 from pointsman_ingress.engine.prefix_fetch import PrefixFetcher
 from pointsman_ingress.engine.refusals import refused_by_engine
 from pointsman_ingress.engine.usage import UsageRemover, usage_in
@@ -45,6 +44,7 @@ from pointsman_ingress.http.errors import (
 )
 from pointsman_ingress.lifecycle import RequestLifecycle
 from pointsman_ingress.placement.in_flight import InFlightRequest
+from pointsman_ingress.prefix_copies import PrefixCopier
 from pointsman_ingress.prompt.body_fields import DROPPED_HEADER
 from pointsman_ingress.settings import IngressSettings
 from pointsman_ingress.spans import describe_answer, describe_grant, engine_span, route_span

@@ -17,7 +17,6 @@ from pointsman_ingress.context import RequestFacts, find_model, understand
 from pointsman_ingress.delivery import Delivery
 from pointsman_ingress.endpoints import AcceptedBody, BodyRules, Endpoint
 from pointsman_ingress.engine.client import EngineClient
-from pointsman_ingress.engine.prefix_copies import PrefixCopier
 from pointsman_ingress.engine.prefix_fetch import PrefixFetcher
 from pointsman_ingress.http.authentication import Authentication
 from pointsman_ingress.http.call import BodyBudget, BodyLoan, ClientGoneError, HttpExchange, RequestIds
@@ -33,6 +32,7 @@ from pointsman_ingress.lifecycle import RequestLifecycle
 from pointsman_ingress.outcome import count_outcome
 from pointsman_ingress.passthrough import pass_through
 from pointsman_ingress.placement.pools import Pools
+from pointsman_ingress.prefix_copies import PrefixCopier
 from pointsman_ingress.prompt.work_threads import WorkThreads
 from pointsman_ingress.settings import IngressSettings
 from pointsman_ingress.spans import begin_request, end_request
