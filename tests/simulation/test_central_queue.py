@@ -122,18 +122,6 @@ def test_only_what_cannot_be_on_time_any_more_is_dropped() -> None:
         assert row.ended_at + prefill_seconds(COST, row.prompt_tokens, 0) > row.slo_ttft
 
 
-def test_who_waits_already_is_not_given_up_for_who_comes_later_if_it_decides_at_arrival() -> None:
-    requests = at_once([8_000, 2_400, 2_400, 2_400])
-    scenario = Scenario(instances=1, slo_ttft_s=1.25 * prefill_seconds(COST, 8_000, 0))
-
-    later = central_queue(scenario, requests, "most_on_time")
-    at_arrival = central_queue(scenario, requests, "most_on_time", at_arrival=True)
-
-    assert [row.on_time for row in later.rows] == [False, True, True, True]
-    assert [row.on_time for row in at_arrival.rows] == [True, False, False, False]
-    assert [row.ended_at for row in at_arrival.rows[1:]] == [0.0] * 3, "they are refused when they come"
-
-
 def test_documents_that_are_late_even_alone_can_be_served_for_their_later_questions() -> None:
     document = at_once([29_696])[0]
     again = [replace(document, arrival_s=30.0 * number) for number in range(6)]

@@ -1,16 +1,23 @@
 """A recorded log run again: the same policy gives the record back, a slow engine is slow again, less fleet is worse."""
 
 import json
+from collections.abc import Generator
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
+import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
+from pointsman.analysis.recorded_traffic import read_record
+from pointsman.analysis.what_if import SimulatedFleet
+from pointsman.contracts.fleet import InstanceJoined
 from pointsman.contracts.tenants import TenantPolicies, TenantPolicy
 from pointsman.policies.policy_set import policy_set
 from pointsman.ports import LogEntry
 from pointsman.primitives import Tenant
+from pointsman.simulation.outcome import Outcome
 from pointsman.state.state import PoolSettings
 from pointsman_cli.history.bundle import write_bundle
 from pointsman_cli.history.sources import Header
@@ -34,6 +41,15 @@ def entries() -> list[LogEntry]:
 def what_if(entries: list[LogEntry], directory: Path, *arguments: str) -> Result:
     write_bundle(directory / "log.pmlog", Header(pool="default", last=entries[-1].sequence), entries)
     return CliRunner().invoke(main, ["what-if", "--from", str(directory / "log.pmlog"), *arguments])
+
+
+def outcome_of(run: Generator[float, None, Outcome]) -> Outcome:
+    while True:
+        try:
+            next(run)
+        except StopIteration as end:
+            result: Outcome = end.value
+            return result
 
 
 def numbers(entries: list[LogEntry], directory: Path, *arguments: str) -> dict[str, Any]:
@@ -118,6 +134,26 @@ def test_too_little_traffic_no_change_and_unknown_settings_are_refused(entries: 
     assert (few.exit_code, "too few" in few.output) == (2, True)
     assert (nothing.exit_code, "what is to be different" in nothing.output) == (2, True)
     assert (unknown.exit_code, "no setting" in unknown.output) == (2, True)
+
+
+def test_engines_that_fetch_prefixes_do_so_in_the_simulation(entries: list[LogEntry]) -> None:
+    """Round robin sends the turns of a conversation to another engine each."""
+
+    def simulated(**fields: Any) -> Outcome:
+        told = [
+            msgspec.structs.replace(entry, event=msgspec.structs.replace(entry.event, **fields))
+            if isinstance(entry.event, InstanceJoined)
+            else entry
+            for entry in entries
+        ]
+        fleet = SimulatedFleet(read_record(told, origin="a log", settings=SETTINGS))
+        return outcome_of(fleet.run(fleet.scenario))
+
+    without, fetching = simulated(), simulated(fetches=True, transfer_tokens_per_s=100_000.0)
+
+    assert without.fetches == 0
+    assert fetching.fetches > 20
+    assert mean(row.cached_tokens for row in fetching.rows) > mean(row.cached_tokens for row in without.rows)
 
 
 def test_what_if_a_tenant_had_half(tmp_path: Path) -> None:

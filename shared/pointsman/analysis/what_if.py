@@ -13,6 +13,7 @@ from pointsman.analysis.comparison import Side, side
 from pointsman.analysis.recorded_traffic import Record, RecordedRequest, UnusableTrafficError, recorded_keys
 from pointsman.contracts.codec import short_reason
 from pointsman.contracts.decisions import Settings
+from pointsman.contracts.fleet import InstanceJoined
 from pointsman.contracts.tenants import TenantPolicies
 from pointsman.policies.policy_set import ADMISSION_PREFIX, ORDERING_PREFIX, explicit, policy_set
 from pointsman.policies.setting_text import prefixes_with, settings_of
@@ -21,6 +22,7 @@ from pointsman.simulation.outcome import Outcome
 from pointsman.simulation.simulator import FleetMirror, Scenario, simulate_in_slices
 from pointsman.simulation.workload import WorkloadRequest
 from pointsman.state.engine_profiles import EngineProfile
+from pointsman.state.transfers import UNKNOWN_RATE
 
 TENANTS_PREFIX = "tenants."
 ALL_KINDS = ("prefill_window_tokens", "running_max", "pending_max", "hold_seconds", "hold_max", "rebind")
@@ -230,6 +232,7 @@ def _scenario_of(record: Record, profile: EngineProfile) -> Scenario:
         ordering=policies.ordering,
         routing_settings=policies.settings,
         prefill_only=False,
+        transfer_tokens_per_s=_fetch_rate([record.joins[name] for name in record.instances]),
         kv_capacity_tokens=profile.kv_capacity_tokens,
         block_tokens=record.settings.block_tokens,
         prefill_window_tokens=int(record.policy_settings.get("prefill_window_tokens", Scenario.prefill_window_tokens)),
@@ -240,6 +243,11 @@ def _scenario_of(record: Record, profile: EngineProfile) -> Scenario:
     )
     policies.check()
     return scenario
+
+
+def _fetch_rate(joins: Sequence[InstanceJoined]) -> float:
+    """As announced; 0 if most of them do not fetch prefixes."""
+    return median((join.transfer_tokens_per_s or UNKNOWN_RATE) if join.fetches else 0.0 for join in joins)
 
 
 def _changed_policies(scenario: Scenario, change: Change) -> tuple[tuple[EngineSeconds, TenantPolicies], ...]:

@@ -47,7 +47,7 @@ def bound_jobs(study: Study) -> list[BoundJob]:
             tuple(study.rates),
             seed,
             study.warmup,
-            searched=bool(study.goodput) and bound != BOUND_FCFS,
+            searched=bool(study.goodput) and bound != BOUND_FCFS and seed == study.seeds[0],
         )
         for bound in study.bounds
         for seed in study.seeds
@@ -78,7 +78,6 @@ def _outcome(queue: CentralQueue, job: BoundJob, requests: Sequence[WorkloadRequ
         decile_floor=queue.floor,
         late=queue.late,
         foresight=queue.foresight,
-        at_arrival=queue.at_arrival,
     )
 
 

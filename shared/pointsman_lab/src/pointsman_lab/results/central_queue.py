@@ -38,13 +38,11 @@ def central_queue(
     decile_floor: float = 0.0,
     late: Late = "dropped",
     foresight: bool = True,
-    at_arrival: bool = False,
 ) -> Outcome:
     """Serves the requests (in arrival order). Uses the scenario's instances, profile, total cache size, batched tokens
-    and SLO. `decile_floor`: attainment of every tenth of prompts by length over the overall one; 0 for none.
-    `at_arrival`: whoever cannot be on time with all that wait is set aside at once, never one that waits already. Both,
+    and SLO. `decile_floor`: attainment of every tenth of prompts by length over the overall one; 0 for none; it,
     `late` and `foresight` are of `most_on_time` alone."""
-    return _Central(scenario, requests, order, decile_floor, late, foresight, at_arrival).run()
+    return _Central(scenario, requests, order, decile_floor, late, foresight).run()
 
 
 class SharedCache:
@@ -106,12 +104,10 @@ class _Central:
         decile_floor: float,
         late: Late,
         foresight: bool,
-        at_arrival: bool,
     ) -> None:
         self._scenario = scenario
         self._order = order
         self._late: Late = late
-        self._at_arrival = at_arrival
         self._discount = REUSE_DISCOUNT if foresight else 0.0
         self._cost = PROFILES[scenario.profile].prefill_cost
         capacity = scenario.kv_capacity_tokens or PROFILES[scenario.profile].kv_capacity_tokens
@@ -134,7 +130,7 @@ class _Central:
             engine = self._engines[number]
             now = max(now, free_at)
             while arrived < len(self._rows) and self._rows[arrived].arrived_at <= now:
-                self._arrive(self._rows[arrived], now)
+                self._arrive(self._rows[arrived])
                 arrived += 1
             ends_at = self._run_step(engine, now)
             if ends_at is None and arrived == len(self._rows):
@@ -146,20 +142,9 @@ class _Central:
         ends = [row.ended_at for row in self._rows if row.ended_at is not None]
         return Outcome(self._rows, virtual_seconds=max(ends, default=0.0))
 
-    def _arrive(self, row: RequestRow, now: EngineSeconds) -> None:
+    def _arrive(self, row: RequestRow) -> None:
         self._uses_left.subtract(self._keys[row.number])
-        if self._at_arrival and not self._all_on_time([*self._waiting, row], now):
-            self._set_aside(row, now)
-        else:
-            self._waiting.append(row)
-
-    def _all_on_time(self, waiting: list[RequestRow], now: EngineSeconds) -> bool:
-        before = 0.0
-        for row in sorted(waiting, key=lambda row: row.arrived_at + row.slo_ttft):
-            if now + before + self._seconds(row) > row.arrived_at + row.slo_ttft:
-                return False
-            before += self._work(row) / self._scenario.instances
-        return True
+        self._waiting.append(row)
 
     # One step of one engine
 
@@ -221,13 +206,10 @@ class _Central:
     def _put_overdue_aside(self, now: EngineSeconds) -> None:
         for row in [row for row in self._waiting if not self._can_be_on_time(row, now)]:
             self._waiting.remove(row)
-            self._set_aside(row, now)
-
-    def _set_aside(self, row: RequestRow, now: EngineSeconds) -> None:
-        if self._late == "dropped":
-            self._drop(row, now)
-        else:
-            self._overdue.append(row)
+            if self._late == "dropped":
+                self._drop(row, now)
+            else:
+                self._overdue.append(row)
 
     def _drop(self, row: RequestRow, now: EngineSeconds) -> None:
         row.end, row.reason, row.ended_at = "rejected", "slo_ttft", now

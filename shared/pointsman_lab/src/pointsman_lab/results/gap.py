@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from pointsman_lab.results.numbers import Numbers
 from pointsman_lab.results.studies.gap import DEFAULT_ROW, GLOBAL_ROW, ONE_CACHE_ROW, PREFIX, TRACE
-from pointsman_lab.results.study import AT_ARRIVAL, BOUND, NO_FORESIGHT
+from pointsman_lab.results.study import BOUND, NO_FORESIGHT
 from pointsman_lab.results.tables import table
 
 GOAL = 0.97
@@ -20,7 +20,6 @@ class Gap:
     rate: float
     bound: float
     no_foresight: float
-    at_arrival: float
     one_cache: float
     global_floor: float
     ours: float
@@ -38,11 +37,11 @@ class Gap:
     @property
     def steps(self) -> dict[str, float]:
         """What each change costs, in hundredths of capacity. Their sum is the gap."""
-        ladder = (self.bound, self.no_foresight, self.at_arrival, self.one_cache, self.global_floor, self.ours)
+        ladder = (self.bound, self.no_foresight, self.one_cache, self.global_floor, self.ours)
         return {name: 100 * (ladder[at] - ladder[at + 1]) for at, name in enumerate(STEPS)}
 
 
-STEPS = ("the future", "decides at arrival", "eight queues, predictions", "eight caches", "floors")
+STEPS = ("the future", "eight queues", "eight caches", "floors")
 
 
 def gaps(numbers: Numbers) -> list[Gap]:
@@ -63,7 +62,6 @@ def gaps(numbers: Numbers) -> list[Gap]:
                     rate=rate,
                     bound=study.bounds[BOUND][at],
                     no_foresight=study.bounds[NO_FORESIGHT][at],
-                    at_arrival=study.bounds[AT_ARRIVAL][at],
                     one_cache=study.capacity(ONE_CACHE_ROW, rate),
                     global_floor=study.capacity(GLOBAL_ROW, rate),
                     ours=ours.mean,

@@ -4,6 +4,7 @@ of results.json. Raises KeyError for a number that is not there: nothing is said
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from statistics import fmean
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
@@ -80,20 +81,30 @@ class Figures:
     # Numbers within sentences
 
     def value(self, study: str, row: str, what: str, rate: float | None = None) -> str:
-        """Raises KeyError if it was not measured."""
+        """Raises KeyError if it was not measured. Without late requests nobody waits."""
+        if what == "late_wait_s" and what not in self._numbers.studies[study].point(row, rate or 0.0).metrics:
+            return "0 s (nobody)"
         self._numbers.mean(study, row, what, rate)
         return tables.cell(self._numbers, study, row, what, rate)
 
     def measured(self, key: str, name: str, form: str = "{:.3g}") -> str:
         return form.format(self._numbers.measurements[key][name])
 
-    def ratio(self, study: str, row: str, other: str, what: str = "goodput", rate: float | None = None) -> str:
-        mean = self._numbers.mean
-        return f"{mean(study, row, what, rate) / mean(study, other, what, rate):.2f}"
+    def ratio(self, study: str, row: str, other: str) -> str:
+        """Of goodputs. Who serves too few at the lowest rate is not searched: the other's share of that rate is less."""
+        found = self._numbers.studies[study]
+        if row not in found.goodput:
+            return "(none)"
+        own = self._numbers.mean(study, row, "goodput")
+        if other not in found.goodput:
+            return f"more than {own / min(found.rates()):.2f}"
+        return f"{own / self._numbers.mean(study, other, 'goodput'):.2f}"
 
     def bound_ratio(self, study: str, row: str, bound: str) -> str:
-        bounds = self._numbers.studies[study].bound_goodput[bound]
-        return f"{self._numbers.mean(study, row, 'goodput') / (sum(bounds) / len(bounds)):.2f}"
+        found = self._numbers.studies[study]
+        if row not in found.goodput:
+            return "(none)"
+        return f"{self._numbers.mean(study, row, 'goodput') / fmean(found.bound_goodput[bound]):.2f}"
 
     def gap(self, study: str, row: str, other: str, rate: float | None = None) -> str:
         """Hundredths of capacity."""

@@ -91,10 +91,7 @@ class _Running:
         self.completed = 0.0
         self.update: Callable[[], None] = lambda: None
         searched = [
-            cell
-            for study in chosen
-            for cell in study.cells()
-            if cell.variant.called in study.goodput and cell.qps == study.rates[0]
+            cell for study in chosen for cell in study.cells() if study.is_searched(cell) and cell.qps == study.rates[0]
         ]
         self.total = (
             sum(map(cost, self.once.values()))
@@ -143,7 +140,7 @@ class _Running:
             (study, search)
             for study in self._standing()
             for search in goodput_searches(
-                result for result in self.runs.results[study.key] if result.cell.variant.called in study.goodput
+                result for result in self.runs.results[study.key] if study.is_searched(result.cell)
             )
         ]
         once: dict[str, GoodputSearch] = {}

@@ -26,13 +26,10 @@ class CentralQueue:
     late: Late = "dropped"
     floor: float = 0.0
     foresight: bool = True
-    at_arrival: bool = False
-    """Whom it cannot serve on time with all that wait, it sets aside when they arrive."""
 
 
 BOUND_FCFS, BOUND, BOUND_WITH_FLOOR = "fcfs", "most on time", "most on time, floor 0.6"
 NO_FORESIGHT = "most on time, no foresight"
-AT_ARRIVAL = "no foresight, decides at arrival"
 
 BOUNDS: Mapping[str, Sequence[CentralQueue]] = {
     BOUND_FCFS: (CentralQueue("fcfs"),),
@@ -41,10 +38,6 @@ BOUNDS: Mapping[str, Sequence[CentralQueue]] = {
         CentralQueue("most_on_time", foresight=False),
         CentralQueue("most_on_time", late="served last", foresight=False),
         CentralQueue("fcfs"),
-    ),
-    AT_ARRIVAL: (
-        CentralQueue("most_on_time", foresight=False, at_arrival=True),
-        CentralQueue("most_on_time", late="served last", foresight=False, at_arrival=True),
     ),
     BOUND_WITH_FLOOR: (CentralQueue("most_on_time", floor=0.6),),
 }
@@ -95,6 +88,10 @@ class Study:
     windows: Sequence[tuple[str, EngineSeconds, EngineSeconds]] = ()
     drawn: bool = False
     warmup: int = WARMUP
+
+    def is_searched(self, cell: Cell) -> bool:
+        """For its goodput: with the first seed, as seeds differ by a hundredth."""
+        return cell.variant.called in self.goodput and cell.scenario.seed == self.seeds[0]
 
     @property
     def telling_rate(self) -> float:

@@ -34,7 +34,7 @@ IN_STEPS = ("mixed_day",)
 """Their own arrivals, scaled to the rate."""
 
 REQUESTS = 2000
-ONE_SEED = ("batch_classification",)
+ONE_SEED = ("batch_classification", "code_completion")
 """Long enough to do with one."""
 SECONDS_MIN = 15.0
 """A queue that is longer than the SLO must have time to build."""

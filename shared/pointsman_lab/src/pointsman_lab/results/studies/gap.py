@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 from pointsman_lab.results.studies.defaults import GENERATED, RATES_HELD_OUT, generated, seeds_of
 from pointsman_lab.results.studies.rows import LIVE_DEFAULT, Workloads, called, rows, short
-from pointsman_lab.results.study import AT_ARRIVAL, BOUND, NO_FORESIGHT, OURS, SEEDS, Study
+from pointsman_lab.results.study import BOUND, NO_FORESIGHT, OURS, SEEDS, Study
 
 PREFIX, TRACE = "gap-", "-trace"
 GLOBAL = (LIVE_DEFAULT[0], "predicted_ttft_global")
@@ -36,6 +36,6 @@ def studies(workloads: Workloads) -> Iterable[Study]:
             ],
             rates=(rate,),
             seeds=seeds,
-            bounds=(BOUND, NO_FORESIGHT, AT_ARRIVAL),
+            bounds=(BOUND, NO_FORESIGHT),
             metrics=("hit_rate", "rejected_share", "fetched_share", "ttft_p99_s", "late_wait_s"),
         )

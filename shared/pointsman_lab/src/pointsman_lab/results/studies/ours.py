@@ -16,7 +16,17 @@ from pointsman_lab.results.studies.rows import (
     searched,
     short,
 )
-from pointsman_lab.results.study import BOUND, BOUND_FCFS, BOUND_WITH_FLOOR, NO_FORESIGHT, OURS, USUAL, Row, Study
+from pointsman_lab.results.study import (
+    BOUND,
+    BOUND_FCFS,
+    BOUND_WITH_FLOOR,
+    NO_FORESIGHT,
+    OURS,
+    SEEDS,
+    USUAL,
+    Row,
+    Study,
+)
 
 RULES = {
     "decode cost": "decode_seconds=0",
@@ -89,7 +99,7 @@ def _admitted() -> list[Row]:
 
 
 def _lag(workloads: Workloads) -> Iterable[Study]:
-    for source, rates in ((workloads.conversation(), (6.5,)), (workloads.tools(), (13.0,))):
+    for source, rates in ((workloads.conversation(2500), (6.5,)), (workloads.tools(2500), (13.0,))):
         yield Study(
             key=f"lag-{short(source)}",
             title=f"Knowledge half a second old, {called(source)}",
@@ -121,6 +131,7 @@ def _conditions(workloads: Workloads) -> Iterable[Study]:
             source=conversation,
             rows=at_their_best(),
             rates=rates,
+            seeds=SEEDS[:1],
             conditions=conditions,
             judged="near",
         )
