@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pointsman.contracts.reasons import RejectReason
 from pointsman.primitives import InstanceId, RequestId, Tenant
 from pointsman.state.trackers.tenant_shares import COMPARED_AFTER, HALF_LIFE_SECONDS, TenantShares
 from pointsman.state.workload import Request, Stage
@@ -99,3 +100,40 @@ def test_service_of_long_ago_is_forgotten() -> None:
             found.granted(asked(tenant, 1000), 30 * HALF_LIFE_SECONDS)
 
     assert found.excess(Tenant("flood")) == 0.0
+
+
+def test_a_tenant_lacks_what_others_had_of_its_fair_share() -> None:
+    found = shares({"a": 4000, "b": 4000, "c": 100}, {"a": 3000, "b": 1000, "c": 100})
+
+    # fair: 2,000 each for the two that ask for more
+    assert found.lack(Tenant("b")) == pytest.approx(0.5)
+    assert found.lack(Tenant("a")) == found.lack(Tenant("c")) == found.lack(Tenant("unknown")) == 0.0
+    assert shares({"a": 1000}, {"a": 10}).lack(Tenant("a")) == 0.0
+
+
+def test_a_refused_prompt_counts_for_the_part_that_its_tenant_usually_lacks_in_caches() -> None:
+    found = TenantShares()
+    placed = asked("a", 1000)
+    placed.uncached_tokens = 250
+    for _ in range(2):
+        found.placed(placed, 0.0)
+    found.refused(asked("a", 4000), 0.0, RejectReason.SLO_TTFT)
+    found.placed(asked("b", 5000), 0.0)
+    for tokens, tenant in ((500, "a"), (4000, "b"), *((0, "b"),) * COMPARED_AFTER):
+        found.granted(asked(tenant, tokens), 0.0)
+
+    assert found.lack(Tenant("a")) == pytest.approx(1 - 500 / 1500)
+
+
+def test_the_share_refused_is_of_the_latest_requests_and_late_alone_does_not_count() -> None:
+    found = TenantShares()
+    for number in range(200):
+        found.placed(asked("a", 100), 0.0)
+        if number % 4 == 0:
+            found.refused(asked("b", 100), 0.0, RejectReason.SLO_TTFT)
+            found.refused(asked("b", 100), 0.0, RejectReason.SLO_UNREACHABLE)
+
+    assert found.refused_share == pytest.approx(0.2, abs=0.01)
+    for _ in range(5000):
+        found.placed(asked("a", 100), 0.0)
+    assert found.refused_share < 0.001

@@ -7,8 +7,8 @@
   of that before requests are given up. Displaced: extra work / mean work * (queue / SLO) ** PRESSURE_POWER.
 - Demand: no such limit if more than `demand_max` / n of what waits begins with that prefix, on n instances: a copy lasts.
 - Late: if no instance can meet the SLO, the longest queue among holders: on-time requests avoid it.
-- Shares: while requests are given up or many refused, a tenant that has more than its share is on time only where the queue is short,
-  and, while they are given up, the detours of one that has less are not limited.
+- Shares: while requests are given up or many refused, a tenant that has more than its share is on time only where the
+  queue is short; while they are given up, the detours of one that has less are not limited.
 - Freshness: if the view is older than `stale_after_s`, only owners of the prefix on the ring: no herding.
 
 Bias: late requests wait longest (about `late_queue_max_s`). Limits: relies on the predicted TTFT; no look-ahead.
