@@ -11,7 +11,7 @@ import pytest
 from pointsman.policies.routing import ROUTING_POLICIES
 from pointsman.simulation.outcome import Outcome
 from pointsman.simulation.scenario import FetchPath
-from pointsman.simulation.simulator import Failure, Scenario, simulate
+from pointsman.simulation.simulator import Failure, Scenario, Simulation, simulate
 from pointsman.simulation.workload import GENERATORS, WorkloadRequest
 
 ALONE = Scenario(instances=4, routing="pointsman")
@@ -83,12 +83,14 @@ def hot(count: int = 900, rate: float = 18.0) -> Sequence[WorkloadRequest]:
 
 def test_hot_prefixes_are_copied_to_all_instances_and_first_tokens_come_sooner() -> None:
     scenario = replace(FETCHING, fetch_path="engine")
-    needed, ahead = simulate(replace(scenario, copies=False), hot()), simulate(scenario, hot())
+    simulation = Simulation(scenario, hot())
+    needed, ahead = simulate(replace(scenario, copies=False), hot()), simulation.run()
 
     assert (needed.copies, ahead.copies_failed) == (0, 0)
     assert 2 <= ahead.copies <= 2 * 3  # two prefixes; each has a first holder
     assert ends(needed) == ends(ahead) == {"finished": 900}
     assert mean_ttft(ahead) < mean_ttft(needed)
+    assert all(engine.model.cache.blocks_held == 0 for engine in simulation.fleet.engines.values())
 
 
 def test_without_hot_prefixes_or_without_fetches_nothing_is_copied() -> None:

@@ -111,6 +111,14 @@ def test_an_instance_gives_or_takes_one_copy_at_a_time() -> None:
     assert (first.copy_to, waits.copy_to, second.copy_to) == (B, "", C)
 
 
+def test_nor_from_two_sources() -> None:
+    dispatcher = pool()
+    dispatcher.state.apply(stored(C, 1, PREFIX))
+
+    assert heated(dispatcher).copy_to == B
+    assert not serve(dispatcher, 2000, 10.0, excluded=[A, B]).copy_to
+
+
 def test_a_copy_whose_end_never_came_is_forgotten() -> None:
     dispatcher = pool()
     heated(dispatcher)
