@@ -78,8 +78,8 @@ $(CLIENTS)/.ready: pyproject.toml | setup
 fuzz: setup ## 20,000 hostile requests to two fleets; about ten minutes
 	POINTSMAN_FUZZ_REQUESTS=20000 $(BIN)/pytest tests/security/test_fuzz.py $(ARGS)
 
-# TRACES has the two trace files. A part, which writes nothing: make results ARGS="--only lag"; all, small:
-# ARGS=--quick.
+# TRACES has the two trace files. A part, which writes nothing: make results ARGS="--only lag"; into the page: ARGS="--only lag
+# --add"; all, small: ARGS="--quick --out /tmp/page".
 TRACES ?= ../shared/traces
 results: setup ## run every study of docs/results.md; at most 40 minutes on two cores
 	$(BIN)/pointsman-lab results --traces $(TRACES) $(ARGS)

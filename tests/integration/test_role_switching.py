@@ -3,60 +3,19 @@ simulated engines in one process, engines and clients over real sockets. No answ
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from typing import Any
 
-from pointsman.adapters.providers.static import StaticProvider
-from pointsman.contracts.commands import ScaleAnswered, ScalePool
 from pointsman.contracts.decisions import RequestEnd, ScaleDecided
 from pointsman.contracts.fleet import InstanceJoined, InstanceRoleChanged
 from pointsman.contracts.requests import RequestArrived, RequestFinished
-from pointsman.contracts.subjects import admin_subject
-from pointsman.policies.policy_set import scaling_policy
-from pointsman.primitives import WallSeconds
-from pointsman.runtime.health import HealthBoard
-from pointsman.runtime.supervision import Supervisor
 from pointsman.simulation.replay import verify
-from pointsman_scaler.service import ScalerService
-from pointsman_scaler.settings import ScalerSettings
-from tests.support.split_fleet import POOL, SPEED, SplitFleet, simulated_split_fleet
+from tests.support.role_switching import roles, scale, scaler
+from tests.support.split_fleet import SplitFleet, simulated_split_fleet
 from tests.support.waiting import eventually
 
 COMPLETIONS = "/v1/completions"
 ROLES = {"e1": "prefill", "e2": "decode", "e3": "decode", "e4": "decode"}
-
-
-@asynccontextmanager
-async def scaler(
-    fleet: SplitFleet, name: str, policy: str = "manual", values: dict[str, float] | None = None
-) -> AsyncIterator[ScalerService]:
-    settings = ScalerSettings(
-        min_instances=4, max_instances=4, pause_up_seconds=5.0, scaler_lease_seconds=WallSeconds(0.6), speed=SPEED
-    )
-    link = fleet.broker.client(fleet.clock, name=name)
-    service = ScalerService(
-        event_log=link.log, commands=link.commands, lease=link.scaler_lease, provider=StaticProvider(),
-        policy=scaling_policy(policy, dict(values or {})), clock=fleet.clock, board=HealthBoard(), settings=settings,
-        name=name,
-    )  # fmt: skip
-    async with Supervisor() as supervisor:
-        supervisor.start(service.run(), name="fold")
-        supervisor.start(service.act(), name="act")
-        await eventually(lambda: service.acts, seconds=10.0)
-        yield service
-
-
-async def scale(fleet: SplitFleet, prefill: int, decode: int) -> ScaleAnswered:
-    answer = await fleet.broker.client(fleet.clock, name="alice").commands.request(
-        admin_subject(POOL, "scale", "alice"), ScalePool(prefill=prefill, decode=decode), timeout=WallSeconds(3.0)
-    )
-    assert isinstance(answer, ScaleAnswered)
-    return answer
-
-
-def roles(fleet: SplitFleet) -> Counter[str]:
-    return Counter(instance.role for instance in fleet.scheduler.state.fleet.instances)
 
 
 async def ask(fleet: SplitFleet, name: str, *, prompt: int, output: int) -> int:

@@ -15,7 +15,7 @@ from pointsman_cli.vllm_cpu.home import SERVED_MODEL, EngineHome
 from tests.support.split_fleet import EnginePlace, SplitFleet, split_fleet
 from tests.support.vllm import BLOCK_TOKENS, RunningEngine
 from tests.support.waiting import eventually
-from tests.vllm.test_split import FETCHED, nixl_pair
+from tests.vllm.test_split import FETCHED, nixl_engines
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 TEXT = "The history of the lighthouse at the mouth of the river begins with a storm. " * 60
@@ -27,8 +27,8 @@ Pair = tuple[SplitFleet, RunningEngine, RunningEngine]
 def engines(
     vllm_home: EngineHome, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[RunningEngine, RunningEngine]]:
-    with nixl_pair(vllm_home, tmp_path_factory.mktemp("fetch"), roles=("kv_both", "kv_both")) as pair:
-        yield pair
+    with nixl_engines(vllm_home, tmp_path_factory.mktemp("fetch"), roles=("kv_both", "kv_both")) as (first, second):
+        yield first, second
 
 
 @pytest.fixture

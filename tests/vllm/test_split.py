@@ -50,11 +50,12 @@ Pair = tuple[SplitFleet, RunningEngine, RunningEngine]
 
 
 @contextmanager
-def pair_of_engines(
+def connected_engines(
     home: EngineHome, directory: Path, connectors: Sequence[dict[str, Any]], environment: Sequence[dict[str, str]]
-) -> Iterator[tuple[RunningEngine, RunningEngine]]:
-    """Two engines with these connectors, booted side by side."""
-    with ThreadPoolExecutor(2) as booting, ExitStack() as stack:  # an engine ends with the thread that started it
+) -> Iterator[list[RunningEngine]]:
+    """Engines with these connectors, booted side by side."""
+    count = len(connectors)
+    with ThreadPoolExecutor(count) as booting, ExitStack() as stack:  # an engine ends with the thread that started it
 
         def boot(number: int) -> RunningEngine:
             place = directory / f"engine-{number}"
@@ -62,8 +63,7 @@ def pair_of_engines(
             flags = ("--kv-transfer-config", json.dumps(connectors[number]))
             return stack.enter_context(vllm.booted(home, *flags, directory=place, environment=environment[number]))
 
-        first, second = booting.map(boot, range(2))
-        yield first, second
+        yield list(booting.map(boot, range(count)))
 
 
 def nixl_of(home: EngineHome) -> Path:
@@ -82,9 +82,9 @@ def nixl_of(home: EngineHome) -> Path:
 
 
 @contextmanager
-def nixl_pair(
+def nixl_engines(
     home: EngineHome, directory: Path, *, roles: Sequence[str] = ("kv_producer", "kv_consumer")
-) -> Iterator[tuple[RunningEngine, RunningEngine]]:
+) -> Iterator[list[RunningEngine]]:
     connectors = [{"kv_connector": "NixlConnector", "kv_role": role, "kv_buffer_device": "cpu"} for role in roles]
     environment = [
         {
@@ -93,27 +93,27 @@ def nixl_pair(
             "VLLM_NIXL_SIDE_CHANNEL_PORT": str(port),
             "UCX_TLS": "tcp,self,sm",
         }
-        for port in free_ports(2)
+        for port in free_ports(len(roles))
     ]
-    with pair_of_engines(home, directory, connectors, environment) as engines:
+    with connected_engines(home, directory, connectors, environment) as engines:
         yield engines
 
 
 @contextmanager
-def shared_storage_pair(home: EngineHome, directory: Path) -> Iterator[tuple[RunningEngine, RunningEngine]]:
+def shared_storage_pair(home: EngineHome, directory: Path) -> Iterator[list[RunningEngine]]:
     storage = {"shared_storage_path": str(directory / "storage")}
     connector = {"kv_connector": "ExampleConnector", "kv_role": "kv_both", "kv_connector_extra_config": storage}
-    with pair_of_engines(home, directory, [connector] * 2, [{}, {}]) as engines:
+    with connected_engines(home, directory, [connector] * 2, [{}, {}]) as engines:
         yield engines
 
 
-@pytest.fixture(scope="module", params=[nixl_pair, shared_storage_pair])
+@pytest.fixture(scope="module", params=[nixl_engines, shared_storage_pair])
 def engines(
     request: pytest.FixtureRequest, vllm_home: EngineHome, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[RunningEngine, RunningEngine]]:
     """One pair after the other, since two engines are all that two cores can bear."""
-    with request.param(vllm_home, tmp_path_factory.mktemp("pair")) as pair:
-        yield pair
+    with request.param(vllm_home, tmp_path_factory.mktemp("pair")) as (prefills, decodes):
+        yield prefills, decodes
 
 
 @pytest.fixture

@@ -96,6 +96,14 @@ def test_without_a_fleet_the_error_says_how_to_start_one(tmp_path: Path) -> None
         find_fleet(data=tmp_path)
 
 
+def test_a_recorded_log_is_no_fleet(tmp_path: Path) -> None:
+    recorded = tmp_path / "fleet.pmlog"
+    recorded.touch()
+
+    with pytest.raises(NoFleetError, match="no fleet runs"):
+        find_fleet(data=recorded)
+
+
 def test_a_fleet_that_died_without_a_word_is_not_found_and_its_pointer_goes(tmp_path: Path) -> None:
     data = tmp_path / "a"
     data.mkdir()

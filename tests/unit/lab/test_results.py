@@ -6,6 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from click.testing import CliRunner, Result
+from rich.console import Console
 
 from pointsman.policies.routing import ROUTING_POLICIES
 from pointsman_lab.main import main
@@ -24,12 +25,15 @@ from pointsman_lab.results.claims import (
     times,
 )
 from pointsman_lab.results.command import csv_of
-from pointsman_lab.results.compare import ablation_table, duels_of, gaps, is_bound, tally
+from pointsman_lab.results.compare import ablation_table, duels_of, tally
+from pointsman_lab.results.gap import gap_summary, gaps, is_bound
 from pointsman_lab.results.numbers import METRICS, Numbers, Point, StudyNumbers
 from pointsman_lab.results.page import Figures, page
+from pointsman_lab.results.runs import run_studies
 from pointsman_lab.results.studies import CLAIMS, measurements, studies
+from pointsman_lab.results.studies.gap import DEFAULT_ROW, ONE_CACHE_ROW
 from pointsman_lab.results.studies.rows import AS_WRITTEN, LOAD_BLIND, ONLY_TUNED, TUNED
-from pointsman_lab.results.study import OURS, Study
+from pointsman_lab.results.study import OURS, Measurement, Study, shortened
 from pointsman_lab.results.tables import study_section
 from pointsman_lab.results.verdict import Duel, duels
 
@@ -68,6 +72,7 @@ def numbers_of(one: Study, *, ours: float, others: float, **by_row: float) -> St
         points=points,
         goodput=searched,
         bounds={bound: [0.95] * len(one.rates) for bound in one.bounds},
+        bound_hits={bound: [0.5] * len(one.rates) for bound in one.bounds},
         bound_goodput={bound: [1.0] for bound in one.bounds},
     )
 
@@ -193,8 +198,8 @@ def test_conditions_are_listed_for_each_claim_and_a_reason_once() -> None:
     second = Judged(replace(missed[1].claim, place="Figure 2"), missed[1].measured, missed[1].verdict)
 
     first_line, second_line = condition_list([missed[0], second]).splitlines()
-    assert first_line == "- Figure 1: Eight engines. *Not reproduced*: Other engines."
-    assert second_line == "- Figure 2: Eight engines. *Not reproduced*: as for Figure 1."
+    assert first_line == "- Figure 1, more is served: Eight engines. *Not reproduced*: Other engines."
+    assert second_line == "- Figure 2, more is served: Eight engines. *Not reproduced*: as for Figure 1."
 
 
 def test_every_claim_has_a_number_or_says_why_not() -> None:
@@ -286,6 +291,35 @@ def test_a_policy_above_the_bound_is_counted() -> None:
     assert {round(gap.ours / gap.bound, 3) for gap in below} == {0.947}
 
 
+def test_the_steps_from_the_bound_to_ours_add_up_and_the_dearest_is_named() -> None:
+    numbers = planted(ours=0.9, others=0.8)
+    key = "gap-long-document-qa"
+    numbers.studies[key] = numbers_of(study(key), ours=0.9, others=0.8, **{ONE_CACHE_ROW: 0.94, DEFAULT_ROW: 0.87})
+
+    (gap,) = [one for one in gaps(numbers) if one.workload == "long-document-qa"]
+
+    assert [round(points, 6) for points in gap.steps.values()] == [0.0, 1.0, 4.0, 3.0]
+    assert round(sum(gap.steps.values()), 6) == 8.0
+    assert round(gap.late, 6) == 0.0, "half are refused, and 0.87 on time"
+    assert gap_summary([gap]) == (
+        "0 of 1 workloads reach 0.97 of the bound; least 0.92 (long-document-qa). "
+        "What costs most where it is missed: eight caches (1)."
+    )
+
+
+def test_the_trace_and_the_generator_of_one_name_are_two_workloads() -> None:
+    workloads = [gap.workload for gap in gaps(planted(ours=0.9, others=0.8))]
+
+    assert len(set(workloads)) == len(workloads)
+    assert {"tools", "tools (trace)"} <= set(workloads)
+
+
+def test_keys_of_studies_are_their_own() -> None:
+    keys = [one.key for one in studies(HERE)] + [one.key for one in measurements()]
+
+    assert len(set(keys)) == len(keys)
+
+
 def test_dualmap_as_written_has_the_rebalancing_of_its_paper() -> None:
     for one in studies(HERE):
         for row in one.rows:
@@ -328,6 +362,68 @@ def test_a_part_runs_by_itself_without_traces_and_leaves_docs_alone(tmp_path: Pa
     assert done.output.count("### ") == 1
     assert "### Rebalancing, two hot prefixes" in done.output
     assert not list(tmp_path.iterdir())
+
+
+def broken(traces: Path) -> dict[str, float]:
+    message = f"{traces.name} is broken"
+    raise ValueError(message)
+
+
+def counted(_: Path) -> dict[str, float]:
+    return {"one": 1.0}
+
+
+def tiny(key: str) -> Study:
+    """The study `key` with few requests."""
+    return shortened(study(key))
+
+
+def test_what_raises_is_told_and_loses_nothing_of_the_others() -> None:
+    kept: list[set[str]] = []
+    whole, wrong = tiny("rebalancing-hot"), replace(tiny("generated-chat"), conditions={"profile": "unknown"})
+
+    runs = run_studies(
+        [whole, wrong],
+        1,
+        Console(quiet=True),
+        taste=True,
+        measurements=[Measurement(key="bad", measure=broken), Measurement(key="good", measure=counted)],
+        traces=Path("traces"),
+        keep=lambda numbers: kept.append({*numbers.studies, *numbers.measurements}),
+    )
+
+    assert set(runs.failed) == {"generated-chat", "bad"}
+    assert runs.failed["bad"] == "ValueError: traces is broken"
+    assert set(runs.numbers.studies) == {"rebalancing-hot"}
+    assert runs.numbers.measurements == {"good": {"one": 1.0}}
+    assert kept[0] == {"rebalancing-hot"}, "kept after the sweep already"
+    assert kept[-1] == {"rebalancing-hot", "good"}
+
+
+def test_a_part_is_added_to_the_numbers_that_are_there(tmp_path: Path) -> None:
+    numbers = planted(ours=0.9, others=0.8)
+    numbers.measurements = {key: dict.fromkeys(["planted"], 0.5) for key in numbers.measurements}
+    (tmp_path / "results").mkdir()
+    file = tmp_path / "results" / "results.json"
+    file.write_bytes(msgspec.json.encode(numbers))
+
+    done = run(
+        "--traces",
+        str(tmp_path),
+        "--only",
+        "rebalancing-hot",
+        "--quick",
+        "--add",
+        "--jobs",
+        "1",
+        "--out",
+        str(tmp_path),
+    )
+
+    after = msgspec.json.decode(file.read_bytes(), type=Numbers)
+    assert after.studies["rebalancing-hot"] != numbers.studies["rebalancing-hot"]
+    assert after.studies["rebalancing-lag"] == numbers.studies["rebalancing-lag"]
+    assert "lacks" in done.output, "the planted measurements have no names"
 
 
 @pytest.mark.parametrize(

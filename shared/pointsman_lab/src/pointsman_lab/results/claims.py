@@ -125,9 +125,11 @@ def condition_list(rows: Sequence[Judged]) -> str:
     for one in rows:
         reason = ""
         if one.why:
-            first = told.setdefault(one.why, one.claim.place)
-            reason = f" *{one.verdict.capitalize()}*: {one.why if first == one.claim.place else f'as for {first}.'}"
-        lines.append(f"- {one.claim.place}: {one.claim.conditions}{reason}")
+            before = told.get(one.why)
+            again = "as above." if before == one.claim.place else f"as for {before}."
+            told.setdefault(one.why, one.claim.place)
+            reason = f" *{one.verdict.capitalize()}*: {again if before else one.why}"
+        lines.append(f"- {one.claim.place}, {one.claim.says}: {one.claim.conditions}{reason}")
     return "\n".join(lines)
 
 

@@ -3,8 +3,9 @@
 import csv
 import io
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
+from functools import partial
 from pathlib import Path
 
 import click
@@ -19,7 +20,7 @@ from pointsman_lab.results.page import page
 from pointsman_lab.results.runs import Runs, run_studies
 from pointsman_lab.results.studies import measurements, studies
 from pointsman_lab.results.studies.rows import CONVERSATION, LIVE_DEFAULT, TOOL_AGENT, searched
-from pointsman_lab.results.study import Measurement, Study, shortened
+from pointsman_lab.results.study import Study, shortened
 from pointsman_lab.results.tables import study_section
 
 DOCS = Path("docs")
@@ -35,40 +36,55 @@ NUMBERS, ROWS = "results.json", "results.csv"
     help=f"Directory with {CONVERSATION} and {TOOL_AGENT}.",
 )
 @click.option("--only", metavar="STUDY", default="", help="Only studies whose key contains this; prints their tables.")
-@click.option("--quick", is_flag=True, help="One seed, one rate, few requests; prints the tables.")
+@click.option(
+    "--add", is_flag=True, help=f"With --only: into {PICTURES}/{NUMBERS} and results.md, beside what is there."
+)
+@click.option("--quick", is_flag=True, help="One seed, few requests, to find faults; writes only with --out.")
 @click.option("--page", "page_only", is_flag=True, help=f"Run nothing: render results.md from {PICTURES}/{NUMBERS}.")
 @click.option("--jobs", type=click.IntRange(min=1), help="Processes. Default: one a core.")
 @click.option(
     "--out",
     type=click.Path(path_type=Path, file_okay=False),
-    default=DOCS,
-    help="Directory of results.md and results/.",
+    help=f"Directory of results.md and results/. Default: {DOCS}.",
 )
-def results_command(traces: Path, only: str, quick: bool, page_only: bool, jobs: int | None, out: Path) -> None:
+def results_command(
+    traces: Path, only: str, add: bool, quick: bool, page_only: bool, jobs: int | None, out: Path | None
+) -> None:
     """Run every study of docs/results.md and write the page (at most 40 minutes on two cores).
 
     \b
     Examples:
       pointsman-lab results --traces ../shared/traces
       pointsman-lab results --traces ../shared/traces --only lag
-      pointsman-lab results --traces ../shared/traces --quick
+      pointsman-lab results --traces ../shared/traces --only lag --add
+      pointsman-lab results --traces ../shared/traces --quick --out /tmp/page
       pointsman-lab results --traces ../shared/traces --page
     """
     chosen = _chosen(traces, only)
     console = Console(highlight=False)
+    directory = DOCS if out is None else out
     if page_only:
-        _write_page(out, chosen, _read(out), console)
+        _write_page(directory, traces, _read(directory), console)
         return
+    file = directory / PICTURES / NUMBERS
+    before = _read(directory) if add else Numbers(taste=quick, studies={})
+
+    def keep(found: Numbers) -> None:
+        write_file(file, msgspec.json.encode(before.overlaid(found)) + b"\n")
+
+    writes = add or (not only and not (quick and out is None))
     studied = _checked(traces, [shortened(study) if quick else study for study in chosen])
-    measured = [] if quick else [one for one in measurements() if only in one.key]
-    runs = _run(studied, measured, traces, console, jobs or os.cpu_count() or 1, quick=quick)
+    measured = [one for one in measurements() if only in one.key]
+    running = partial(run_studies, measurements=measured, traces=traces, keep=keep if writes else lambda _: None)
+    runs = _run(partial(running, studied, jobs or os.cpu_count() or 1, console, taste=quick))
     _print_account(runs.seconds, console)
-    if only or quick:
+    if writes:
+        _draw(runs.results, directory / PICTURES)
+        if not runs.failed:
+            _write_page(directory, traces, before.overlaid(runs.numbers), console)
+    else:
         _print_tables(chosen, runs.numbers, console)
-        return
-    _write(out / PICTURES / NUMBERS, msgspec.json.encode(runs.numbers) + b"\n", console)
-    _draw(runs.results, out / PICTURES)
-    _write_page(out, chosen, runs.numbers, console)
+    _raise_failures(runs.failed, file if writes else None)
 
 
 def _chosen(traces: Path, only: str) -> list[Study]:
@@ -90,14 +106,21 @@ def _checked(traces: Path, chosen: list[Study]) -> list[Study]:
     return chosen
 
 
-def _run(
-    chosen: list[Study], measured: list[Measurement], traces: Path, console: Console, jobs: int, *, quick: bool
-) -> Runs:
+def _run(running: Callable[[], Runs]) -> Runs:
     try:
-        return run_studies(chosen, jobs, console, taste=quick, measurements=measured, traces=traces)
+        return running()
     except BrokenProcessPool as error:
-        message = "a simulating process died, perhaps for lack of memory; nothing was written"
+        message = "a simulating process died, perhaps for lack of memory; the page was not written"
         raise click.ClickException(message) from error
+
+
+def _raise_failures(failed: Mapping[str, str], file: Path | None) -> None:
+    """Raises click.ClickException with what studies raised, if any."""
+    if failed:
+        told = [f"{key}: {error}" for key, error in failed.items()]
+        if file is not None:
+            told.append(f"{file} has the others; run these with --only and --add, which writes the page too")
+        raise click.ClickException("\n".join(told))
 
 
 def _print_account(seconds: Mapping[str, float], console: Console) -> None:
@@ -109,11 +132,12 @@ def _print_account(seconds: Mapping[str, float], console: Console) -> None:
 
 def _print_tables(chosen: Sequence[Study], numbers: Numbers, console: Console) -> None:
     for study in chosen:
-        console.print(study_section(study, numbers), markup=False, soft_wrap=True)
+        if study.key in numbers.studies:
+            console.print(study_section(study, numbers), markup=False, soft_wrap=True)
     for key, values in numbers.measurements.items():
         console.print(f"{key}: " + ", ".join(f"{name} {value:g}" for name, value in values.items()), markup=False)
     if numbers.taste:
-        console.print("A taste only: one seed, few requests, one rate. These numbers mean little.")
+        console.print("A taste only: one seed, few requests. These numbers mean little.")
 
 
 def _read(directory: Path) -> Numbers:
@@ -129,15 +153,17 @@ def _read(directory: Path) -> Numbers:
 
 
 def _draw(results: Mapping[str, Sequence[CellResult]], out: Path) -> None:
-    """Raises OSError."""
+    """The pictures of the studies that ran. Raises OSError."""
     # Imported late: matplotlib takes a second, and --page does not need it.
     from pointsman_cli.simulate import plots
 
     for workload in ("conversation", "tools"):
         for study, name in (("placement", "capacity"), ("admission", "admission")):
-            drawn = [one for one in results[f"{study}-{workload}"] if _is_drawn(one.cell.variant)]
-            plots.draw_plot(plots.capacity_against_rate, drawn, out / f"{name}-{workload}.png")
-    plots.draw_plot(plots.timeline, results["elasticity"], out / "elasticity.png")
+            drawn = [one for one in results.get(f"{study}-{workload}", ()) if _is_drawn(one.cell.variant)]
+            if drawn:
+                plots.draw_plot(plots.capacity_against_rate, drawn, out / f"{name}-{workload}.png")
+    if "elasticity" in results:
+        plots.draw_plot(plots.timeline, results["elasticity"], out / "elasticity.png")
 
 
 def _is_drawn(variant: Variant) -> bool:
@@ -145,9 +171,14 @@ def _is_drawn(variant: Variant) -> bool:
     return variant.called in searched() and (variant.ordering, variant.admission) in (("fcfs", "none"), LIVE_DEFAULT)
 
 
-def _write_page(directory: Path, chosen: list[Study], numbers: Numbers, console: Console) -> None:
+def _write_page(directory: Path, traces: Path, numbers: Numbers, console: Console) -> None:
+    try:
+        text = page(studies(traces), numbers)
+    except KeyError as error:
+        message = f"{directory / PICTURES / NUMBERS} lacks {error}: run it with --only and --add"
+        raise click.ClickException(message) from error
     _write(directory / PICTURES / ROWS, csv_of(numbers), console)
-    _write(directory / "results.md", page(chosen, numbers).encode(), console)
+    _write(directory / "results.md", text.encode(), console)
 
 
 def csv_of(numbers: Numbers) -> bytes:

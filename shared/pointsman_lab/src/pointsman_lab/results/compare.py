@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from pointsman_lab.results.numbers import Numbers
 from pointsman_lab.results.studies.rows import LIVE_DEFAULT
-from pointsman_lab.results.study import BOUND, NO_FORESIGHT, OURS, Metric
+from pointsman_lab.results.study import OURS, Metric
 from pointsman_lab.results.tables import HEADINGS, code, table
 from pointsman_lab.results.verdict import NEAR_POINTS, Duel
 
@@ -96,69 +96,6 @@ def _has_tenants(duel: Duel, numbers: Numbers) -> bool:
 def _both(duel: Duel, numbers: Numbers, what: str, form: str) -> str:
     points = [numbers.studies[duel.study].point(row, duel.rate) for row in (duel.our_row, duel.best_row)]
     return " / ".join(form.format(point.metrics[what]) if what in point.metrics else "-" for point in points)
-
-
-# --- The central queue ---
-
-
-@dataclass(frozen=True, slots=True)
-class Gap:
-    """Capacity: of ours with the better of its admissions, of a central queue that does not know the future, and of the
-    bound."""
-
-    workload: str
-    rate: float
-    ours: float
-    no_foresight: float
-    bound: float
-    best_of_all: float
-    """The highest capacity of any row of any policy."""
-
-
-def gaps(numbers: Numbers) -> list[Gap]:
-    found = []
-    for key, study in numbers.studies.items():
-        if BOUND not in study.bounds or NO_FORESIGHT not in study.bounds:
-            continue
-        others = [key, key.replace("generated-", "default-").replace("placement-", "admission-")]
-        for at, rate in enumerate(study.rates()):
-            points = [
-                point for each in dict.fromkeys(others) for point in numbers.studies[each].points if point.rate == rate
-            ]
-            found.append(
-                Gap(
-                    workload=workload_of(key),
-                    rate=rate,
-                    ours=max(point.mean for point in points if point.row.split(" +")[0] == OURS),
-                    no_foresight=study.bounds[NO_FORESIGHT][at],
-                    bound=study.bounds[BOUND][at],
-                    best_of_all=max(point.mean for point in points),
-                )
-            )
-    return found
-
-
-def gap_table(rows: Sequence[Gap]) -> str:
-    head = ["workload", "rate", "central queue", "no foresight", f"{OURS}", "of the bound"]
-    return table(
-        head,
-        [
-            [
-                gap.workload,
-                f"{gap.rate:g}/s",
-                f"{gap.bound:.3f}",
-                f"{gap.no_foresight:.3f}",
-                f"{gap.ours:.3f}",
-                f"{gap.ours / gap.bound:.2f}",
-            ]
-            for gap in rows
-        ],
-    )
-
-
-def is_bound(rows: Sequence[Gap]) -> tuple[int, int]:
-    """At how many points no policy at all is above it, and of how many."""
-    return sum(gap.best_of_all <= gap.bound + 0.0005 for gap in rows), len(rows)
 
 
 # --- The rules of our own policy ---

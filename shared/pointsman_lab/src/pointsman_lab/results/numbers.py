@@ -34,6 +34,7 @@ class StudyNumbers(msgspec.Struct, kw_only=True):
     points: list[Point]
     goodput: dict[str, list[float]] = {}
     bounds: dict[str, list[float]] = {}
+    bound_hits: dict[str, list[float]] = {}
     bound_goodput: dict[str, list[float]] = {}
 
     def point(self, row: str, rate: float) -> Point:
@@ -59,6 +60,14 @@ class Numbers(msgspec.Struct, kw_only=True):
     taste: bool
     studies: dict[str, StudyNumbers]
     measurements: dict[str, dict[str, float]] = {}
+
+    def overlaid(self, found: "Numbers") -> "Numbers":
+        """These numbers, and over them those found."""
+        return Numbers(
+            taste=self.taste or found.taste,
+            studies=self.studies | found.studies,
+            measurements=self.measurements | found.measurements,
+        )
 
     def mean(self, study: str, row: str, what: str, rate: float | None = None) -> float:
         """A metric, `capacity` or `goodput`; without a rate the mean over rates. Raises KeyError if not measured."""

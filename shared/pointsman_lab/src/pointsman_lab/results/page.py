@@ -4,11 +4,13 @@ of results.json. Raises KeyError for a number that is not there: nothing is said
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from statistics import fmean
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from pointsman.simulation.workload import HELD_OUT
 from pointsman_lab.results import claims, compare, tables
+from pointsman_lab.results.gap import GOAL, Gap, gap_summary, gap_table, gaps, is_bound
 from pointsman_lab.results.numbers import Numbers
 from pointsman_lab.results.studies import CLAIMS
 from pointsman_lab.results.studies.rows import AS_WRITTEN, TUNED
@@ -53,8 +55,10 @@ class Figures:
         functions += [self.claims, self.verdicts, self.comparison, self.tally, self.gaps]
         return {function.__name__: function for function in functions} | {
             "columns": columns,
-            "gap_table": compare.gap_table,
-            "is_bound": compare.is_bound,
+            "gap_table": gap_table,
+            "gap_summary": gap_summary,
+            "goal": GOAL,
+            "is_bound": is_bound,
             "held_out": HELD_OUT,
             "duel_table": duel_table,
             "claim_table": claims.claim_table,
@@ -77,20 +81,30 @@ class Figures:
     # Numbers within sentences
 
     def value(self, study: str, row: str, what: str, rate: float | None = None) -> str:
-        """Raises KeyError if it was not measured."""
+        """Raises KeyError if it was not measured. Without late requests nobody waits."""
+        if what == "late_wait_s" and what not in self._numbers.studies[study].point(row, rate or 0.0).metrics:
+            return "0 s (nobody)"
         self._numbers.mean(study, row, what, rate)
         return tables.cell(self._numbers, study, row, what, rate)
 
     def measured(self, key: str, name: str, form: str = "{:.3g}") -> str:
         return form.format(self._numbers.measurements[key][name])
 
-    def ratio(self, study: str, row: str, other: str, what: str = "goodput", rate: float | None = None) -> str:
-        mean = self._numbers.mean
-        return f"{mean(study, row, what, rate) / mean(study, other, what, rate):.2f}"
+    def ratio(self, study: str, row: str, other: str) -> str:
+        """Of goodputs. Who serves too few at the lowest rate is not searched: the other's share of that rate is less."""
+        found = self._numbers.studies[study]
+        if row not in found.goodput:
+            return "(none)"
+        own = self._numbers.mean(study, row, "goodput")
+        if other not in found.goodput:
+            return f"more than {own / min(found.rates()):.2f}"
+        return f"{own / self._numbers.mean(study, other, 'goodput'):.2f}"
 
     def bound_ratio(self, study: str, row: str, bound: str) -> str:
-        bounds = self._numbers.studies[study].bound_goodput[bound]
-        return f"{self._numbers.mean(study, row, 'goodput') / (sum(bounds) / len(bounds)):.2f}"
+        found = self._numbers.studies[study]
+        if row not in found.goodput:
+            return "(none)"
+        return f"{self._numbers.mean(study, row, 'goodput') / fmean(found.bound_goodput[bound]):.2f}"
 
     def gap(self, study: str, row: str, other: str, rate: float | None = None) -> str:
         """Hundredths of capacity."""
@@ -148,8 +162,8 @@ class Figures:
         chosen = [duel for duel in found if held_out in (None, _is_held_out(duel))]
         return compare.tally(chosen).text()
 
-    def gaps(self) -> list[compare.Gap]:
-        return compare.gaps(self._numbers)
+    def gaps(self) -> list[Gap]:
+        return gaps(self._numbers)
 
     def predictions(self) -> str:
         return compare.prediction_table(self._numbers)

@@ -1,70 +1,54 @@
 """Runs every simulation of the chosen studies on all cores, with one progress bar. Shared runs are made once; goodput
-searches start from the sweeps."""
+searches start from the sweeps. A study that raises is left out, and the others go on."""
 
-import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from statistics import fmean
 from typing import Generic, TypeVar
 
 from rich.console import Console
 
-from pointsman.simulation.goodput import Goodput, RatePoint, find_goodput
-from pointsman.simulation.metrics import effective_capacity
-from pointsman.simulation.simulator import Scenario
-from pointsman.simulation.workload import ARRIVALS, WorkloadRequest
+from pointsman.simulation.goodput import Goodput
 from pointsman_cli.progress_bar import progress_bar
 from pointsman_cli.simulate.experiment import (
     Cell,
     CellResult,
     GoodputSearch,
-    Source,
     goodput_searches,
-    requests_of,
     run_all,
     run_cell,
     run_search,
     search_key,
 )
-from pointsman_lab.results.central_queue import central_queue
-from pointsman_lab.results.numbers import Numbers, StudyNumbers, study_numbers
-from pointsman_lab.results.study import BOUND_FCFS, BOUNDS, WARMUP, CentralQueue, Measurement, Study
+from pointsman_lab.results.bounds import Bound, BoundJob, bound_jobs, run_bound, with_bounds
+from pointsman_lab.results.numbers import Numbers, study_numbers
+from pointsman_lab.results.study import BOUNDS, Measurement, Study
 
 SEARCH_RUNS = 3.5
+BOUND_RUNS = 0.7
+"""Of a run, for each order of a bound."""
+MEASUREMENT_COST = 20_000.0
 NEAR_SHARE = 0.7
 SAMPLES_SKIPPED = 10
 
+J = TypeVar("J")
 V = TypeVar("V")
 
 Advance = Callable[[float], None]
-
-
-@dataclass(frozen=True, slots=True)
-class BoundJob:
-    study: str
-    source: Source
-    bound: str
-    rates: tuple[float, ...]
-    seed: int
-    searched: bool
-    """For its goodput."""
-
-
-@dataclass(frozen=True, slots=True)
-class Bound:
-    job: BoundJob
-    capacity: tuple[float, ...]
-    goodput: Goodput | None
+Keep = Callable[[Numbers], None]
 
 
 @dataclass(slots=True)
 class Runs:
+    """`seconds`: CPU seconds of each study and measurement; runs that several studies share count for the first.
+    `failed`: what studies and measurements raised."""
+
     results: dict[str, list[CellResult]] = field(default_factory=dict)
     numbers: Numbers = field(default_factory=lambda: Numbers(taste=False, studies={}))
     seconds: dict[str, float] = field(default_factory=dict)
-    """CPU seconds of each study and measurement; runs that several studies share count for the first."""
+    failed: dict[str, str] = field(default_factory=dict)
 
     def account(self, key: str, seconds: float) -> None:
         self.seconds[key] = self.seconds.get(key, 0.0) + seconds
@@ -78,61 +62,132 @@ def run_studies(
     taste: bool,
     measurements: Sequence[Measurement] = (),
     traces: Path = Path(),
+    keep: Keep = lambda _: None,
 ) -> Runs:
-    first: dict[str, str] = {}
-    once = {_mark(cell): cell for study in chosen for cell in study.cells()}
-    for study in chosen:
-        for cell in study.cells():
-            first.setdefault(_mark(cell), study.key)
-    in_full = {_mark(cell) for study in chosen if study.drawn or study.windows for cell in study.cells()}
-    bounds = [job for study in chosen for job in _bound_jobs(study)]
-    searching = sum(
-        SEARCH_RUNS * cost(cell)
-        for study in chosen
-        for cell in study.cells()
-        if cell.variant.called in study.goodput and cell.qps == study.rates[0]
-    )
-    runs = Runs()
-    total = sum(map(cost, once.values())) + searching
-    completed = 0.0
-    with progress_bar(console, total, f"{len(once)} runs of {len(chosen)} studies", counts=False) as update:
+    """`keep` gets the numbers after each stage, so that an end before the last one loses little."""
+    runs = _Running(chosen, measurements, jobs)
+    runs.runs.numbers.taste = taste
+    with progress_bar(console, runs.total, f"{len(runs.once)} runs of {len(chosen)} studies", counts=False) as update:
+        runs.update = lambda: update(runs.completed, "")
+        for stage in (runs.sweep, runs.search, runs.bound, partial(runs.measure, traces)):
+            stage()
+            keep(runs.runs.numbers)
+    return runs.runs
 
-        def advance(done: float) -> None:
-            nonlocal completed
-            completed += done
-            update(completed, "")
 
-        by_mark: dict[str, CellResult] = {}
-        for timed in run_all(_run, [(cell, mark in in_full) for mark, cell in once.items()], jobs):
-            mark = _mark(timed.value.cell)
-            by_mark[mark] = timed.value
-            runs.account(first[mark], timed.seconds)
-            advance(cost(timed.value.cell))
+class _Running:
+    def __init__(self, chosen: Sequence[Study], measurements: Sequence[Measurement], jobs: int) -> None:
+        self.runs = Runs()
+        self.once: dict[str, Cell] = {}
+        self._chosen = chosen
+        self._measurements = measurements
+        self._jobs = jobs
+        self._needed_by: dict[str, list[str]] = {}
         for study in chosen:
+            for cell in study.cells():
+                self.once.setdefault(_mark(cell), cell)
+                self._needed_by.setdefault(_mark(cell), []).append(study.key)
+        self._bounds = [job for study in chosen for job in bound_jobs(study)]
+        self.completed = 0.0
+        self.update: Callable[[], None] = lambda: None
+        searched = [
+            cell for study in chosen for cell in study.cells() if study.is_searched(cell) and cell.qps == study.rates[0]
+        ]
+        self.total = (
+            sum(map(cost, self.once.values()))
+            + sum(SEARCH_RUNS * cost(cell) for cell in searched)
+            + sum(map(_bound_cost, self._bounds))
+            + MEASUREMENT_COST * len(measurements)
+        )
+
+    def _advance(self, done: float) -> None:
+        self.completed += done
+        self.update()
+
+    def _standing(self) -> list[Study]:
+        return [study for study in self._chosen if study.key not in self.runs.failed]
+
+    def _each(
+        self, function: Callable[[J], V], jobs: Sequence[J], keys: Callable[[J], list[str]], price: Callable[[J], float]
+    ) -> "Iterator[tuple[J, V]]":
+        """The results of the jobs that raised nothing. `keys`: the studies that need a job."""
+        for tried in run_all(partial(_tried, function), list(enumerate(jobs)), self._jobs):
+            job = jobs[tried.number]
+            needed_by = keys(job)
+            self.runs.account(needed_by[0], tried.seconds)
+            self._advance(price(job))
+            if tried.value is None:
+                self.runs.failed.update(dict.fromkeys(needed_by, tried.error))
+            else:
+                yield job, tried.value
+
+    def sweep(self) -> None:
+        in_full = {_mark(cell) for study in self._chosen if study.drawn or study.windows for cell in study.cells()}
+        by_mark: dict[str, CellResult] = {}
+        asked = [(mark, cell, mark in in_full) for mark, cell in self.once.items()]
+        for (mark, _, _), result in self._each(
+            _run, asked, lambda job: self._needed_by[job[0]], lambda job: cost(job[1])
+        ):
+            by_mark[mark] = result
+        for study in self._standing():
             # The run may have been made for another study, where its row has another name.
-            runs.results[study.key] = [replace(by_mark[_mark(cell)], cell=cell) for cell in study.cells()]
-        goodputs = _searched(chosen, runs, jobs, advance)
-        found = []
-        for bound in run_all(_run_bound, bounds, jobs):
-            found.append(bound.value)
-            runs.account(bound.value.job.study, bound.seconds)
-        measured = {}
-        for outcome in run_all(_measure, [(one, traces) for one in measurements], jobs):
-            key, values = outcome.value
-            measured[key] = values
-            runs.account(key, outcome.seconds)
-    runs.numbers = Numbers(
-        taste=taste,
-        studies={
-            study.key: _with_bounds(
-                study_numbers(study, runs.results[study.key], goodputs[study.key]),
-                [bound for bound in found if bound.job.study == study.key],
+            results = [replace(by_mark[_mark(cell)], cell=cell) for cell in study.cells()]
+            self.runs.results[study.key] = results
+            self.runs.numbers.studies[study.key] = study_numbers(study, results, {})
+
+    def search(self) -> None:
+        asked: list[tuple[Study, GoodputSearch]] = [
+            (study, search)
+            for study in self._standing()
+            for search in goodput_searches(
+                result for result in self.runs.results[study.key] if study.is_searched(result.cell)
             )
-            for study in chosen
-        },
-        measurements={one.key: measured[one.key] for one in measurements},
-    )
-    return runs
+        ]
+        once: dict[str, GoodputSearch] = {}
+        needed_by: dict[str, list[str]] = {}
+        for study, search in asked:
+            if _is_near(search):
+                once.setdefault(_search_mark(search), search)
+                needed_by.setdefault(_search_mark(search), []).append(study.key)
+            else:
+                self._advance(SEARCH_RUNS * cost(search.cell))
+        found: dict[str, Goodput] = {}
+        for (mark, _), (_, goodput) in self._each(
+            _search, list(once.items()), lambda job: needed_by[job[0]], lambda job: SEARCH_RUNS * cost(job[1].cell)
+        ):
+            found[mark] = goodput
+        for study in {study.key: study for study, _ in asked}.values():
+            own = {
+                search_key(search.cell): found[_search_mark(search)]
+                for other, search in asked
+                if other.key == study.key and _search_mark(search) in found
+            }
+            results = self.runs.results[study.key]
+            self.runs.numbers.studies[study.key] = study_numbers(study, results, own)
+        self._drop_failed()
+
+    def bound(self) -> None:
+        standing = {study.key for study in self._standing()}
+        found: dict[str, list[Bound]] = {}
+        wanted = [job for job in self._bounds if job.study in standing]
+        for job, bound in self._each(run_bound, wanted, lambda job: [job.study], _bound_cost):
+            found.setdefault(job.study, []).append(bound)
+        for key, bounds in found.items():
+            with_bounds(self.runs.numbers.studies[key], sorted(bounds, key=lambda bound: bound.job.seed))
+        self._drop_failed()
+
+    def measure(self, traces: Path) -> None:
+        measured: dict[str, dict[str, float]] = {}
+        jobs = [(one, traces) for one in self._measurements]
+        for (one, _), values in self._each(_measure, jobs, lambda job: [job[0].key], lambda _: MEASUREMENT_COST):
+            measured[one.key] = values
+        self.runs.numbers.measurements = {
+            one.key: measured[one.key] for one in self._measurements if one.key in measured
+        }
+
+    def _drop_failed(self) -> None:
+        for key in self.runs.failed:
+            self.runs.numbers.studies.pop(key, None)
 
 
 def cost(cell: Cell) -> float:
@@ -146,54 +201,47 @@ def _mark(cell: Cell) -> str:
     return repr((cell.source, cell.scenario, cell.qps, cell.warmup))
 
 
+def _bound_cost(job: BoundJob) -> float:
+    searched = SEARCH_RUNS if job.searched else 0.0
+    return BOUND_RUNS * job.source.requests * len(BOUNDS[job.bound]) * (len(job.rates) + searched)
+
+
 @dataclass(frozen=True, slots=True)
-class Timed(Generic[V]):
-    value: V
+class Tried(Generic[V]):
+    """`value`: None if the job raised `error`."""
+
+    number: int
+    value: V | None
     seconds: float
+    error: str = ""
 
 
-def _run(job: tuple[Cell, bool]) -> Timed[CellResult]:
-    cell, in_full = job
+def _tried(function: Callable[[J], V], numbered: tuple[int, J]) -> Tried[V]:
+    number, job = numbered
     began = time.process_time()
+    try:
+        value = function(job)
+    except Exception as error:  # noqa: BLE001 - one broken study must not lose the numbers of the others
+        return Tried(number, None, time.process_time() - began, f"{type(error).__name__}: {error}")
+    return Tried(number, value, time.process_time() - began)
+
+
+def _run(job: tuple[str, Cell, bool]) -> CellResult:
+    _, cell, in_full = job
     result = run_cell(cell)
-    if not in_full:
-        series = replace(result.series, arrivals=(), samples=result.series.samples[::SAMPLES_SKIPPED])
-        result = replace(result, series=series)
-    return Timed(result, time.process_time() - began)
+    if in_full:
+        return result
+    series = replace(result.series, arrivals=(), samples=result.series.samples[::SAMPLES_SKIPPED])
+    return replace(result, series=series)
 
 
-def _measure(job: tuple[Measurement, Path]) -> Timed[tuple[str, dict[str, float]]]:
+def _search(job: tuple[str, GoodputSearch]) -> tuple[GoodputSearch, Goodput]:
+    return run_search(job[1])
+
+
+def _measure(job: tuple[Measurement, Path]) -> dict[str, float]:
     measurement, traces = job
-    began = time.process_time()
-    values = {name: float(f"{value:.4g}") for name, value in measurement.measure(traces).items()}
-    return Timed((measurement.key, values), time.process_time() - began)
-
-
-def _searched(
-    chosen: Sequence[Study], runs: Runs, jobs: int, advance: Advance
-) -> dict[str, dict[tuple[str, int], Goodput]]:
-    asked = [
-        (study.key, search)
-        for study in chosen
-        for search in goodput_searches(r for r in runs.results[study.key] if r.cell.variant.called in study.goodput)
-    ]
-    once: dict[str, tuple[str, GoodputSearch]] = {}
-    for key, search in asked:
-        if _is_near(search):
-            once.setdefault(_search_mark(search), (key, search))
-        else:
-            advance(SEARCH_RUNS * cost(search.cell))
-    found: dict[str, Goodput] = {}
-    for timed in run_all(_search_keyed, list(once.values()), jobs):
-        key, search, goodput = timed.value
-        found[_search_mark(search)] = goodput
-        runs.account(key, timed.seconds)
-        advance(SEARCH_RUNS * cost(search.cell))
-    goodputs: dict[str, dict[tuple[str, int], Goodput]] = {study.key: {} for study in chosen}
-    for key, search in asked:
-        if _search_mark(search) in found:
-            goodputs[key][search_key(search.cell)] = found[_search_mark(search)]
-    return goodputs
+    return {name: float(f"{value:.4g}") for name, value in measurement.measure(traces).items()}
 
 
 def _search_mark(search: GoodputSearch) -> str:
@@ -203,60 +251,3 @@ def _search_mark(search: GoodputSearch) -> str:
 
 def _is_near(search: GoodputSearch) -> bool:
     return any(point.effective_capacity >= NEAR_SHARE for point in search.known)
-
-
-def _search_keyed(job: tuple[str, GoodputSearch]) -> Timed[tuple[str, GoodputSearch, Goodput]]:
-    began = time.process_time()
-    search, goodput = run_search(job[1])
-    return Timed((job[0], search, goodput), time.process_time() - began)
-
-
-# --- The bound ---
-
-
-def _bound_jobs(study: Study) -> list[BoundJob]:
-    rates = tuple(study.rates)
-    return [
-        BoundJob(study.key, study.source, bound, rates, seed, bool(study.goodput) and bound != BOUND_FCFS)
-        for bound in study.bounds
-        for seed in study.seeds
-    ]
-
-
-def _run_bound(job: BoundJob) -> Timed[Bound]:
-    began = time.process_time()
-    bound = _bound(job)
-    return Timed(bound, time.process_time() - began)
-
-
-def _bound(job: BoundJob) -> Bound:
-    requests = requests_of(job.source, job.seed)
-    arrivals = ARRIVALS[job.source.arrivals]
-
-    def capacity_at(qps: float) -> float:
-        timed = arrivals(requests, rate=qps, chance=random.Random(job.seed))
-        return max(_capacity(queue, job, timed) for queue in BOUNDS[job.bound])
-
-    capacity = tuple(capacity_at(qps) for qps in job.rates)
-    if not job.searched:
-        return Bound(job, capacity, None)
-    known = [RatePoint(qps, share) for qps, share in zip(job.rates, capacity, strict=True)]
-    return Bound(job, capacity, find_goodput(capacity_at, start_qps=job.rates[-1], known=known))
-
-
-def _capacity(queue: CentralQueue, job: BoundJob, requests: list[WorkloadRequest]) -> float:
-    scenario = Scenario(seed=job.seed)
-    outcome = central_queue(
-        scenario, requests, queue.order, decile_floor=queue.floor, late=queue.late, foresight=queue.foresight
-    )
-    return effective_capacity(outcome.rows[WARMUP:]) or 0.0
-
-
-def _with_bounds(numbers: StudyNumbers, bounds: Sequence[Bound]) -> StudyNumbers:
-    for name in BOUNDS:
-        own = [bound for bound in bounds if bound.job.bound == name]
-        if own:
-            shares = zip(*(bound.capacity for bound in own), strict=True)
-            numbers.bounds[name] = [round(fmean(at_one_rate), 4) for at_one_rate in shares]
-            numbers.bound_goodput[name] = [round(bound.goodput.qps, 3) for bound in own if bound.goodput]
-    return numbers

@@ -9,6 +9,7 @@ from pointsman_lab.results.studies import (
     d2lpm,
     defaults,
     dualmap,
+    gap,
     mooncake,
     ours,
     rlt_lbgr,
@@ -19,7 +20,7 @@ from pointsman_lab.results.studies import (
 from pointsman_lab.results.studies.rows import Workloads
 from pointsman_lab.results.study import Measurement, Study
 
-MODULES = (ours, defaults, tuning, dualmap, mooncake, sticky, d2lpm, rlt_lbgr, tiers_transfers)
+MODULES = (ours, defaults, gap, tuning, dualmap, mooncake, sticky, d2lpm, rlt_lbgr, tiers_transfers)
 PAPERS = (dualmap, mooncake, sticky, d2lpm, rlt_lbgr, tiers_transfers)
 
 CLAIMS: tuple[Claim, ...] = tuple(chain.from_iterable(module.CLAIMS for module in PAPERS))

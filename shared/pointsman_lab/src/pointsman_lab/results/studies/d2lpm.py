@@ -33,7 +33,7 @@ def studies(workloads: Workloads) -> Iterable[Study]:
                 source=workloads.generated(f"{name}_{kind}", 2500),
                 rows=_compared(),
                 rates=(rate,),
-                seeds=(0, 1),
+                seeds=(0,),
                 conditions={"instances": 4, "prefill_only": False},
                 metrics=METRICS,
             )
@@ -120,17 +120,13 @@ def _larger_quantum(numbers: Numbers) -> Measured:
     return Measured(share_true([*hits, *unfair]), text)
 
 
-CONDITIONS = (
-    "One of eight clients misbehaves, 4 engines that decode too, past saturation. The paper has other engines, and "
-    "its own lengths and rates, of which the text gives few."
-)
 CLAIMS = (
     Claim(
         paper=PAPER,
         place="abstract",
         says="more throughput than VTC",
         reported="up to 2.87 times",
-        conditions=f"{CONDITIONS} VTC behind a round robin of each client. Tokens served, cached ones included.",
+        conditions="VTC behind a round robin of each client. Tokens served, cached ones included.",
         measure=_gain_over(VTC, "tokens_per_s"),
         rule=times(2.87),
         why="These engines keep a million tokens, so VTC loses fewer hits; a larger quantum gains more and is less fair.",
@@ -140,7 +136,7 @@ CLAIMS = (
         place="section 6",
         says="more throughput than RR+LPM",
         reported="up to 2.22 times",
-        conditions=CONDITIONS,
+        conditions="Round robin with LPM in the engines. Tokens served, cached ones included.",
         measure=_gain_over(RR_LPM, "tokens_per_s"),
         rule=times(2.22),
         why="Four copies of a prefix fit into these caches; a larger quantum gains more and is less fair.",
@@ -150,7 +146,7 @@ CLAIMS = (
         place="abstract",
         says="lower latency of well-behaved clients than Preble",
         reported="up to 7.18 times",
-        conditions=f"{CONDITIONS} Preble with LPM in the engines; P90 of the TTFT.",
+        conditions="Preble with LPM in the engines; P90 of the TTFT.",
         measure=_gain_over(PREBLE, "well_behaved_p90_s", smaller=True),
         rule=times(7.18),
         why="Preble has about the most hits and tokens a second here, so that everybody's queue is short.",
@@ -160,7 +156,7 @@ CLAIMS = (
         place="section 6",
         says="lower latency of well-behaved clients than RR+LPM",
         reported="up to 9.55 times",
-        conditions=f"{CONDITIONS} P90 of the TTFT.",
+        conditions="P90 of the TTFT.",
         measure=_gain_over(RR_LPM, "well_behaved_p90_s", smaller=True),
         rule=times(9.55),
         why="Queues grow with the length of a run past saturation, and the ratio with them.",
@@ -170,7 +166,7 @@ CLAIMS = (
         place="section 6",
         says="as fair as VTC, fairer than RR+LPM and Preble",
         reported="Jain's index",
-        conditions=f"{CONDITIONS} Over the service of each client while all send.",
+        conditions="Over the service of each client while all send.",
         measure=_as_fair_as_vtc,
         rule=holds,
         why="A quantum at each instance and one in each queue add up; see the rows by Q.",
@@ -180,9 +176,17 @@ CLAIMS = (
         place="figures 1 and 10",
         says="a larger quantum gives more locality and less fairness",
         reported="a trade-off",
-        conditions=f"{CONDITIONS} Q of an instance {QUANTA[0]:,} against {QUANTA[-1]:,}.",
+        conditions=f"Q of an instance {QUANTA[0]:,} against {QUANTA[-1]:,}.",
         measure=_larger_quantum,
         rule=holds,
         why="Jain's index also depends on who has work left while it is taken.",
+    ),
+    Claim(
+        paper=PAPER,
+        place="4.1 to 5.2, A.2, A.4",
+        says="bounds of what a client gets more or less than another, and of its latency",
+        reported="theorems",
+        conditions="For any load.",
+        why="A run cannot show a bound. Property tests look for loads that break them: tests/simulation/test_fairness_theorems.py.",
     ),
 )

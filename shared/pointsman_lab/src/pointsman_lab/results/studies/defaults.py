@@ -1,11 +1,12 @@
 """Every rival under the live default (ordering `fair_edf`, admission `predicted_ttft_fair`) and without admission, on
 every generated workload; the traces are in `ours`."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from pointsman.simulation.workload import HELD_OUT
+from pointsman_cli.simulate.experiment import Source
 from pointsman_lab.results.studies.rows import LIVE_DEFAULT, Workloads, at_their_best, everyone, short
-from pointsman_lab.results.study import BOUND, NO_FORESIGHT, USUAL, Study
+from pointsman_lab.results.study import SEEDS, USUAL, Study
 
 GENERATED: tuple[tuple[str, tuple[float, ...]], ...] = (
     ("chat", (80.0,)),
@@ -33,6 +34,8 @@ IN_STEPS = ("mixed_day",)
 """Their own arrivals, scaled to the rate."""
 
 REQUESTS = 2000
+ONE_SEED = ("batch_classification", "code_completion")
+"""Long enough to do with one."""
 SECONDS_MIN = 15.0
 """A queue that is longer than the SLO must have time to build."""
 
@@ -42,11 +45,21 @@ def studies(workloads: Workloads) -> Iterable[Study]:
     yield from _whole_answers(workloads)
 
 
+def generated(workloads: Workloads, name: str) -> Source:
+    """As long as the highest rate needs."""
+    rates = {**dict(GENERATED), **RATES_HELD_OUT}[name]
+    requests = max(REQUESTS, int(SECONDS_MIN * max(rates)))
+    return workloads.generated(name, requests, arrivals="timestamps" if name in IN_STEPS else "poisson")
+
+
+def seeds_of(name: str) -> Sequence[int]:
+    return SEEDS[:1] if name in ONE_SEED else SEEDS
+
+
 def _prefill_only(workloads: Workloads) -> Iterable[Study]:
     for name, rates in (*GENERATED, *((name, RATES_HELD_OUT[name]) for name in HELD_OUT)):
-        requests = max(REQUESTS, int(SECONDS_MIN * max(rates)))
-        source = workloads.generated(name, requests, arrivals="timestamps" if name in IN_STEPS else "poisson")
-        slug = short(source)
+        source = generated(workloads, name)
+        slug, seeds = short(source), seeds_of(name)
         yield Study(
             key=f"generated-{slug}",
             title=f"Generated workload {name}, no admission",
@@ -54,8 +67,8 @@ def _prefill_only(workloads: Workloads) -> Iterable[Study]:
             source=source,
             rows=everyone(),
             rates=rates,
+            seeds=seeds,
             judged="best",
-            bounds=(BOUND, NO_FORESIGHT),
         )
         yield Study(
             key=f"default-{slug}",
@@ -64,6 +77,7 @@ def _prefill_only(workloads: Workloads) -> Iterable[Study]:
             source=source,
             rows=everyone(*LIVE_DEFAULT),
             rates=rates,
+            seeds=seeds,
             judged="best",
             metrics=(*USUAL, "rejected_share", "jain"),
         )

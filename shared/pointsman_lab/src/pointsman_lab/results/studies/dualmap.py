@@ -17,7 +17,7 @@ from pointsman_lab.results.studies.rows import (
     rows,
     short,
 )
-from pointsman_lab.results.study import OURS, Measurement, Row, Study
+from pointsman_lab.results.study import OURS, SEEDS, Measurement, Row, Study
 
 __all__ = ["CLAIMS", "MEASUREMENTS", "studies"]
 
@@ -49,11 +49,11 @@ def paper_rows() -> list[Row]:
 
 def _capacity(workloads: Workloads) -> Iterable[Study]:
     """Figures 1, 3, 10 and 11. The 7B rows share their runs with `placement`."""
-    for model, cap, conditions, per_source in (
-        ("7b", 20_480, {}, ((6.0, 7.0, 8.0), (12.0, 14.0, 20.0))),
-        ("14b", CAP_14B, {"profile": PROFILE_14B}, ((4.0, 5.0, 6.0), (7.0, 9.0, 12.0))),
+    for model, requests, seeds, cap, conditions, per_source in (
+        ("7b", 4000, SEEDS, 20_480, {}, ((6.0, 7.0, 8.0), (12.0, 14.0, 20.0))),
+        ("14b", 3000, SEEDS[:1], CAP_14B, {"profile": PROFILE_14B}, ((4.0, 5.0, 6.0), (7.0, 9.0, 12.0))),
     ):
-        sources = (workloads.conversation(cap=cap), workloads.tools(cap=cap))
+        sources = (workloads.conversation(requests, cap=cap), workloads.tools(requests, cap=cap))
         for source, rates in zip(sources, per_source, strict=True):
             yield Study(
                 key=f"dualmap-{model}-{short(source)}",
@@ -62,6 +62,7 @@ def _capacity(workloads: Workloads) -> Iterable[Study]:
                 source=source,
                 rows=paper_rows(),
                 rates=rates,
+                seeds=seeds,
                 conditions=conditions,
                 goodput=(AS_WRITTEN, *DUALMAP_BASELINES),
                 metrics=("hit_rate", "hit_share_of_bound", "load_cv", "ttft_p50_s", "ttft_p90_s", "ttft_p99_s"),
@@ -129,7 +130,7 @@ def _elasticity(workloads: Workloads) -> Iterable[Study]:
 
 
 def _scale(workloads: Workloads) -> Iterable[Study]:
-    for instances, rate in ((16, 13.0), (32, 26.0)):
+    for instances, rate in ((16, 11.0), (32, 22.0)):
         yield Study(
             key=f"dualmap-{instances}-instances",
             title=f"DualMap, Figure 13a: {instances} instances, conversation",
@@ -158,6 +159,7 @@ def _candidates(workloads: Workloads) -> Iterable[Study]:
             source=source,
             rows=[_of(count) for count in DS],
             rates=(rate,),
+            seeds=(0,),
             conditions={"load_lag_s": lag},
             metrics=("hit_rate", "load_cv", "ttft_p50_s", "ttft_p90_s"),
         )

@@ -3,6 +3,8 @@ capacity, and capacity within TTFT and TBT. Fetched prefixes and split pools are
 
 import random
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 from pointsman.contracts.fleet import PrefillCost
@@ -10,10 +12,11 @@ from pointsman.primitives import Tokens
 from pointsman.simulation.scenario import block_keys
 from pointsman.simulation.workload import TRACE_BLOCK_TOKENS, WorkloadRequest
 from pointsman.state.engine_profiles import PROFILES, prefill_seconds
-from pointsman_cli.simulate.experiment import requests_of
+from pointsman_cli.simulate.experiment import Source, requests_of
 from pointsman_lab.results.central_queue import SharedCache
 from pointsman_lab.results.claims import Claim, Measured, gain, holds, share_true, times
 from pointsman_lab.results.numbers import Numbers
+from pointsman_lab.results.split_pools import SPLITS, SWITCHED
 from pointsman_lab.results.studies.rows import Workloads, called, rows, short
 from pointsman_lab.results.study import Measurement, Study
 
@@ -37,6 +40,29 @@ def studies(workloads: Workloads) -> Iterable[Study]:
             rates=rates,
             metrics=("ttft_mean_s", "ttft_p90_s", "hit_rate"),
         )
+
+        yield _capacity(source)
+
+
+# --- Effective requests ---
+
+CACHE_AWARE, APART = "min_ttft", "min_ttft, 6+2"
+UNSPLIT = ("least_loaded", CACHE_AWARE)
+ENOUGH = 0.9
+"""Share of requests with TTFT and TBT within their objectives."""
+
+
+def _capacity(source: Source) -> Study:
+    return Study(
+        key=f"mooncake-capacity-{short(source)}",
+        title=f"Mooncake, 5.2: requests within TTFT and TBT, {called(source)}",
+        about="Whole answers, 8 instances: six that prefill and two that decode, against eight that do both.",
+        source=replace(source, requests=1500),
+        rows=[*rows(UNSPLIT), *rows((CACHE_AWARE,), note="6+2", split=(6, 2))],
+        rates=(3.0, 3.5, 4.0) if short(source) == "conversation" else (5.0, 6.0, 7.0),
+        conditions={"prefill_only": False},
+        metrics=("capacity_with_tbt", "ttft_p90_s", "tbt_p90_s", "hit_rate"),
+    )
 
 
 # --- One cache for all nodes ---
@@ -92,6 +118,27 @@ def _order(numbers: Numbers) -> Measured:
     return Measured(share_true(ordered), "mean TTFT " + ", ".join(texts) + " s")
 
 
+def _effective_requests(numbers: Numbers) -> Measured:
+    """The smaller gain of both workloads."""
+    gains = {}
+    for workload in ("conversation", "tools"):
+        rates = {row: _highest_rate(numbers, f"mooncake-capacity-{workload}", row) for row in (*UNSPLIT, APART)}
+        gains[workload] = rates[APART] / max(rates[row] for row in UNSPLIT) - 1
+    least = min(gains, key=lambda name: gains[name])
+    return Measured(gains[least], ", ".join(f"{name} {gain:+.0%}" for name, gain in gains.items()))
+
+
+def _highest_rate(numbers: Numbers, key: str, row: str) -> float:
+    """With nine in ten within both, between the rates of the study; past its ends the share at the end counts."""
+    points = [(rate, numbers.mean(key, row, "capacity_with_tbt", rate)) for rate in numbers.studies[key].rates()]
+    if points[0][1] < ENOUGH:
+        return points[0][0] * points[0][1] / ENOUGH
+    for (rate, share), (next_rate, next_share) in pairwise(points):
+        if next_share < ENOUGH:
+            return rate + (next_rate - rate) * (share - ENOUGH) / (share - next_share)
+    return points[-1][0] * points[-1][1] / ENOUGH
+
+
 def _hit_ratio(numbers: Numbers) -> Measured:
     found = numbers.measurements["mooncake-caches"]
     ratios = {
@@ -125,11 +172,34 @@ def _grows(numbers: Numbers) -> Measured:
     return Measured(share_true(rising), text)
 
 
+def _switched(numbers: Numbers) -> Measured:
+    found = numbers.measurements["split-pools"]
+    fixed = {name: found[f"{name}, all"] for name in SPLITS}
+    best = max(fixed, key=lambda name: fixed[name])
+    own = found[f"{SWITCHED}, all"]
+    return Measured(
+        share_true([own > each for each in fixed.values()]), f"{own:.3f} switched, {fixed[best]:.3f} at best ({best})"
+    )
+
+
 def _sizes() -> list[str]:
     return [f"{tokens // 1000}k" for tokens in TOKENS_PER_NODE]
 
 
+SHORTER = "Our traces are shorter than the paper's, so that a node's cache is filled less."
 CLAIMS = (
+    Claim(
+        paper=PAPER,
+        place="abstract, 5.2",
+        says="effective requests (TTFT and TBT within their objectives) over vLLM with caches of its own",
+        reported="+59% to +498%",
+        conditions="Highest rate with 90% within TTFT 5 s and TBT 0.1 s; six prefill and two decode instances, against "
+        "eight that do both, by load and by `min_ttft`. The paper: LLaMA3-70B, three TBT objectives, prefixes from other nodes.",
+        measure=_effective_requests,
+        rule=gain(0.59),
+        why="Both baselines here have prefix caches and chunked prefill and are routed by load or hits; the paper's range "
+        "includes engines without them.",
+    ),
     Claim(
         paper=PAPER,
         place="Figure 5",
@@ -147,7 +217,7 @@ CLAIMS = (
         conditions="Ten nodes, LRU, requests spread at random, 12,000 requests of each trace; tools is a reconstruction.",
         measure=_hit_ratio,
         rule=times(2.36),
-        why="Our traces are shorter than the paper's, so that a node's cache is filled less.",
+        why=SHORTER,
     ),
     Claim(
         paper=PAPER,
@@ -157,7 +227,7 @@ CLAIMS = (
         conditions="As above; the cost model of LLaMA3-70B on 8 A800.",
         measure=_prefill_saved,
         rule=gain(0.48),
-        why="As above.",
+        why=SHORTER,
     ),
     Claim(
         paper=PAPER,
@@ -167,6 +237,16 @@ CLAIMS = (
         conditions="250k to 3M tokens a node; conversation local, global, tools local, global.",
         measure=_grows,
         rule=holds,
+    ),
+    Claim(
+        paper=PAPER,
+        place="5.5",
+        says="the ratio of prefill to decode instances must follow the load",
+        reported="no number",
+        conditions="A load that turns, 8 instances: roles that are switched, against three fixed ratios and no split. TTFT and TBT.",
+        measure=_switched,
+        rule=holds,
+        why="A fixed ratio that fits both phases needs no switching.",
     ),
     Claim(
         paper=PAPER,

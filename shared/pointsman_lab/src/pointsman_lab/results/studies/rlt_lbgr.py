@@ -40,7 +40,7 @@ def studies(workloads: Workloads) -> Iterable[Study]:
             source=workloads.generated(name, 4096),
             rows=[row for eviction in ("lru", "rlt") for row in _compared(eviction)],
             rates=rates,
-            seeds=(0, 1),
+            seeds=(0,),
             conditions={**POOL, **IN_TURN} if key == "lbgr-in-turn" else POOL,
             metrics=METRICS,
         )
@@ -51,7 +51,7 @@ def studies(workloads: Workloads) -> Iterable[Study]:
         source=workloads.generated("gsp_classes", 4096),
         rows=[_decaying(decay) for decay in sorted((*DECAYS, PAPER_DECAY, 10.0))],
         rates=(12.0, 15.0),
-        seeds=(0, 1),
+        seeds=(0,),
         conditions=POOL,
         metrics=METRICS,
     )
@@ -87,6 +87,8 @@ def _decaying(seconds: float) -> Row:
     return row
 
 
+LEAST = 0.001
+"""Hit rates below count as this, so that a ratio to none is finite."""
 CACHE_AWARE_ROW, ROUND_ROBIN = "sticky_least_loaded, cache-aware", "round_robin"
 
 
@@ -114,8 +116,8 @@ class Versus:
         return Measured(best, f"{best:.2f} times ({name}, {key} at {rate:g}/s); least {min(usual):.2f}")
 
     def _ratio(self, numbers: Numbers, key: str, row: str, rate: float) -> float:
-        ours = numbers.mean(key, f"{row}, {self.eviction}", self.metric, rate)
-        theirs = numbers.mean(key, self.baseline, self.metric, rate)
+        ours = max(LEAST, numbers.mean(key, f"{row}, {self.eviction}", self.metric, rate))
+        theirs = max(LEAST, numbers.mean(key, self.baseline, self.metric, rate))
         return theirs / ours if self.smaller else ours / theirs
 
 
@@ -136,7 +138,7 @@ def _more_throughput(numbers: Numbers) -> Measured:
 
 def _rlt_hits(numbers: Numbers) -> Measured:
     ratios = {
-        key: numbers.mean(key, f"{row}, rlt", "hit_rate") / numbers.mean(key, f"{row}, lru", "hit_rate")
+        key: numbers.mean(key, f"{row}, rlt", "hit_rate") / max(LEAST, numbers.mean(key, f"{row}, lru", "hit_rate"))
         for key in LOADS
         for row in (ROUND_ROBIN, CACHE_AWARE_ROW, LBGR[0])
     }
@@ -187,7 +189,7 @@ CLAIMS = (
         place="abstract",
         says="LBGR with RLT: lower latency than the state of the art",
         reported="up to 11.96 times",
-        conditions=f"{AT_LOAD} P50 end to end.",
+        conditions="P50 end to end.",
         measure=_both(Versus("e2e_p50_s", "rlt", LRU_ROW), Versus("e2e_p50_s", "rlt", RR_LRU)),
         rule=times(11.96),
         why=APPROXIMATE,
@@ -197,7 +199,7 @@ CLAIMS = (
         place="abstract",
         says="LBGR with RLT: a lower TTFT than the state of the art",
         reported="up to 14.06 times",
-        conditions=f"{AT_LOAD} P50.",
+        conditions="P50.",
         measure=_both(Versus("ttft_p50_s", "rlt", LRU_ROW), Versus("ttft_p50_s", "rlt", RR_LRU)),
         rule=times(14.06),
         why=APPROXIMATE,
@@ -207,7 +209,7 @@ CLAIMS = (
         place="abstract",
         says="LBGR with RLT: more throughput than the state of the art",
         reported="up to 77.4%",
-        conditions=AT_LOAD,
+        conditions="Prompt and output tokens a second.",
         measure=_more_throughput,
         rule=gain(0.774),
         why="Arrivals do not wait for answers; up to saturation everybody serves what arrives.",
@@ -217,7 +219,7 @@ CLAIMS = (
         place="section 5",
         says="LBGR with LRU: lower latency than cache-aware routing with LRU",
         reported="up to 9.98 times",
-        conditions=f"{AT_LOAD} Equal eviction; P50 end to end.",
+        conditions="Equal eviction; P50 end to end.",
         measure=Versus("e2e_p50_s", "lru", LRU_ROW),
         rule=times(9.98),
         why=APPROXIMATE,
@@ -227,7 +229,7 @@ CLAIMS = (
         place="section 5",
         says="LBGR with RLT: lower latency than cache-aware routing with RLT",
         reported="7 to 10 times",
-        conditions=f"{AT_LOAD} Equal eviction; P50 end to end.",
+        conditions="Equal eviction; P50 end to end.",
         measure=Versus("e2e_p50_s", "rlt", RLT_ROW),
         rule=times(7.0),
         why=APPROXIMATE,
@@ -251,5 +253,13 @@ CLAIMS = (
         measure=_slower_decay,
         rule=holds,
         why="Past saturation queues last longer than 0.63 s, and a load that is forgotten draws more.",
+    ),
+    Claim(
+        paper=PAPER,
+        place="theorems 4 and 6",
+        says="RLT is within O(log n) of the best eviction, LRU only within O(n)",
+        reported="theorems",
+        conditions="For any order of requests.",
+        why="A run cannot show a bound. Tests have the worst orders: tests/simulation/test_eviction_rlt.py.",
     ),
 )

@@ -18,7 +18,7 @@ SEEDS = (0,)
 
 
 def studies(workloads: Workloads) -> Iterable[Study]:
-    for source, rate in ((workloads.conversation(), 7.0), (workloads.tools(), 14.0)):
+    for source, rate in ((workloads.conversation(3000), 7.0), (workloads.tools(3000), 14.0)):
         yield Study(
             key=f"tuning-{short(source)}",
             title=f"Settings of the rivals, {called(source)}",

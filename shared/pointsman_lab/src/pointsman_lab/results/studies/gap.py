@@ -1,0 +1,41 @@
+"""From the central queue to `pointsman`, one change at a time: every workload at the rate of the comparison under the
+live default."""
+
+from collections.abc import Iterable
+
+from pointsman_lab.results.studies.defaults import GENERATED, RATES_HELD_OUT, generated, seeds_of
+from pointsman_lab.results.studies.rows import LIVE_DEFAULT, Workloads, called, rows, short
+from pointsman_lab.results.study import BOUND, NO_FORESIGHT, OURS, SEEDS, Study
+
+PREFIX, TRACE = "gap-", "-trace"
+GLOBAL = (LIVE_DEFAULT[0], "predicted_ttft_global")
+ONE_CACHE = "one cache"
+INSTANT_TOKENS_PER_S = 1e9
+"""Fetched from another instance at once."""
+DEFAULT_ROW = f"{OURS} + {LIVE_DEFAULT[1]}"
+GLOBAL_ROW = f"{OURS} + {GLOBAL[1]}"
+ONE_CACHE_ROW = f"{OURS}, {ONE_CACHE} + {GLOBAL[1]}"
+
+
+def studies(workloads: Workloads) -> Iterable[Study]:
+    generators = {name: rates[-1] for name, rates in (*GENERATED, *RATES_HELD_OUT.items())}
+    for source, rate, seeds in (
+        (workloads.conversation(), 9.5, SEEDS),
+        (workloads.tools(), 22.0, SEEDS),
+        *((generated(workloads, name), rate, seeds_of(name)) for name, rate in generators.items()),
+    ):
+        yield Study(
+            key=f"{PREFIX}{short(source)}{TRACE if source.trace else ''}",
+            title=f"Distance from a central queue, {called(source)}",
+            about="Under the live default, without floors for prompt lengths, and with one cache for all instances.",
+            source=source,
+            rows=[
+                *rows((OURS,), *LIVE_DEFAULT),
+                *rows((OURS,), *GLOBAL),
+                *rows((OURS,), *GLOBAL, ONE_CACHE, transfer_tokens_per_s=INSTANT_TOKENS_PER_S, fetch_path="direct"),
+            ],
+            rates=(rate,),
+            seeds=seeds,
+            bounds=(BOUND, NO_FORESIGHT),
+            metrics=("hit_rate", "rejected_share", "fetched_share", "ttft_p99_s", "late_wait_s"),
+        )
