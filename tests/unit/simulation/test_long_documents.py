@@ -109,7 +109,8 @@ def test_a_prompt_that_just_fits_or_just_misses_its_objective_is_answered_within
     scenario = replace(DEFAULTS, admission=admission, instances=2)
     rate = load * scenario.instances / 0.352
     for tokens in (26_112, 26_624):
-        chance, at, shorts = Random(7), 0.0, []
+        chance, at = Random(7), 0.0
+        shorts: list[WorkloadRequest] = []
         while rate and at < 220.0:
             at += chance.expovariate(rate)
             shorts.append(short(len(shorts), at))
