@@ -102,9 +102,9 @@ class RequestPlaced(RequestEvent, frozen=True, kw_only=True):
 
 class RequestGranted(RequestEvent, frozen=True, kw_only=True):
     """The ingress may send the request, after it had `instance` fetch the first `fetch_blocks` blocks of the prompt from
-    `fetch_from`. After the first token it has `copy_to` fetch the first `copy_blocks` from `instance`. Unstamped: the ingress reports the location, because no scheduler answered or a
-    new leader may not have the grant. `tenant`, `adapter`: of a request that no scheduler saw, which has no
-    RequestArrived."""
+    `fetch_from`. After the first token it has `copy_to` fetch the first `copy_blocks` from `instance`. Unstamped: the
+    ingress reports the location, because no scheduler answered or a new leader may not have the grant. `tenant`,
+    `adapter`: of a request that no scheduler saw, which has no RequestArrived."""
 
     instance: InstanceId
     attempt: Count = 1
