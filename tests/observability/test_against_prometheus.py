@@ -31,6 +31,7 @@ RARE = {
     "Connections refused",
     "Ejections",
     "Event to move",
+    "Hot prefixes copied",  # between engines that fetch from each other
     "Moves of waiting requests",
     "Plans",
     "Resyncs",

@@ -25,7 +25,7 @@ from pointsman.state.engine_profiles import EngineProfile
 from pointsman.state.transfers import UNKNOWN_RATE
 
 TENANTS_PREFIX = "tenants."
-ALL_KINDS = ("prefill_window_tokens", "running_max", "pending_max", "hold_seconds", "hold_max", "rebind")
+ALL_KINDS = ("prefill_window_tokens", "running_max", "pending_max", "hold_seconds", "hold_max", "rebind", "copies")
 EVENTS_A_SLICE = 200
 
 T = TypeVar("T")
@@ -233,6 +233,7 @@ def _scenario_of(record: Record, profile: EngineProfile) -> Scenario:
         routing_settings=policies.settings,
         prefill_only=False,
         transfer_tokens_per_s=_fetch_rate([record.joins[name] for name in record.instances]),
+        copies=bool(record.policy_settings.get("copies", False)),
         kv_capacity_tokens=profile.kv_capacity_tokens,
         block_tokens=record.settings.block_tokens,
         prefill_window_tokens=int(record.policy_settings.get("prefill_window_tokens", Scenario.prefill_window_tokens)),
