@@ -30,7 +30,8 @@ WELL = 0.05
 SETTINGS = PoolSettings(block_tokens=BLOCK)
 
 
-POLICIES = policy_set(routing="round_robin", admission="none")
+POLICIES = policy_set(routing="round_robin", admission="none", hold_seconds=5.0, rebind=True, copies=True)
+"""With every optional setting of a leader."""
 
 
 @pytest.fixture(scope="module")
