@@ -15,7 +15,7 @@ from pointsman.contracts.codec import short_reason
 from pointsman.contracts.decisions import Settings
 from pointsman.contracts.fleet import InstanceJoined
 from pointsman.contracts.tenants import TenantPolicies
-from pointsman.policies.policy_set import ADMISSION_PREFIX, ORDERING_PREFIX, explicit, policy_set
+from pointsman.policies.policy_set import ADMISSION_PREFIX, DISPATCH_SETTINGS, ORDERING_PREFIX, explicit, policy_set
 from pointsman.policies.setting_text import prefixes_with, settings_of
 from pointsman.primitives import EngineSeconds, InstanceId, Tokens
 from pointsman.simulation.outcome import Outcome
@@ -25,7 +25,6 @@ from pointsman.state.engine_profiles import EngineProfile
 from pointsman.state.transfers import UNKNOWN_RATE
 
 TENANTS_PREFIX = "tenants."
-ALL_KINDS = ("prefill_window_tokens", "running_max", "pending_max", "hold_seconds", "hold_max", "rebind", "copies")
 EVENTS_A_SLICE = 200
 
 T = TypeVar("T")
@@ -216,8 +215,8 @@ class SimulatedFleet:
 
 
 def policies_in_force(routing: str, recorded: Settings) -> Policies:
-    """`recorded`: as in a placement. Without the limits of the dispatcher."""
-    settings = {name: value for name, value in explicit(routing, recorded).items() if name not in ALL_KINDS}
+    """`recorded`: as in a placement. Without DISPATCH_SETTINGS."""
+    settings = {name: value for name, value in explicit(routing, recorded).items() if name not in DISPATCH_SETTINGS}
     admission = str(settings.pop("admission", Scenario.admission))
     return Policies(routing, admission, str(settings.pop("ordering", Scenario.ordering)), settings)
 

@@ -88,6 +88,10 @@ class PolicySet:
         }
 
 
+DISPATCH_SETTINGS = frozenset(field.name for field in fields(PolicySet) if isinstance(field.default, int | float))
+"""Recorded beside those of policies."""
+
+
 def policy_set(
     *,
     routing: str = DEFAULT_ROUTING,

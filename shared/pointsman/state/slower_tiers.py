@@ -6,8 +6,8 @@ Each tier is a `PrefixIndex` of lone blocks, since a tier need not hold a prompt
 the same bit, so their masks combine. They exist only once a slower tier reports. The `external` tier has one holder,
 the pool's store; every instance connected to it can load what any of them stored there.
 
-Engines also lose blocks silently (LMCache in the engine, Mooncake's store): what a delivery shows to be gone counts as missing for
-some minutes (`refute`), while the index keeps agreeing with its worker."""
+Engines also lose blocks silently (LMCache in the engine, Mooncake's store): what a delivery shows to be gone counts as
+missing for some minutes (`refute`), while the index keeps agreeing with its worker."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
