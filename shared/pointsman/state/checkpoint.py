@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import msgspec
 
+from pointsman.state.derived import Derived
 from pointsman.state.prefix_index import PackedIndex, PrefixIndex
 from pointsman.state.state import State
 
@@ -187,6 +188,8 @@ class _Reader:
                 _check_attributes(type(made), node.names)
                 for name, value in zip(node.names, self._values(node.slots), strict=True):
                     object.__setattr__(made, name, value)
+                for name, first in _derived(type(made)).items():
+                    object.__setattr__(made, name, first())
             case _:
                 pass
 
@@ -200,7 +203,14 @@ class _Reader:
 def _attributes(value: object) -> dict[str, Any]:
     found = {name: getattr(value, name) for name in _declared_slots(type(value)) if hasattr(value, name)}
     found.update(getattr(value, "__dict__", {}))
+    for name in _derived(type(value)):
+        found.pop(name, None)
     return found
+
+
+def _derived(of: type) -> Derived:
+    derived: Derived = getattr(of, "DERIVED", {})
+    return derived
 
 
 def _declared_slots(of: type) -> list[str]:

@@ -247,6 +247,10 @@ def _timed_care(pool: BusyPool) -> dict[str, float]:
     state, dispatcher, now = pool.state, pool.dispatcher, pool.now
     reports = [pool.report(name) for name in list(pool.engines)[:64]]
 
+    def fold_reports() -> None:
+        for report in reports:
+            state.apply(report, state.sequence + 1)
+
     def react() -> None:
         pool.follow(dispatcher.relocate_pending(now) + dispatcher.place_held(now))
 
@@ -255,7 +259,7 @@ def _timed_care(pool: BusyPool) -> dict[str, float]:
             pool.follow(dispatcher.grant_waiting(name, now))
 
     return {
-        "report": _took(lambda: [state.apply(report, state.sequence + 1) for report in reports]) / len(reports),
+        "report": _took(fold_reports) / len(reports),
         "react_to_report": _took(react),
         "liveness": _took(lambda: dispatcher.check_liveness(TIMEOUTS, now) + dispatcher.change_roles(now)),
         "grant_all": _took(grant_all),
