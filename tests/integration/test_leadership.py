@@ -21,6 +21,7 @@ from pointsman.policies.policy_set import policy_set
 from pointsman.ports import CommandTimeoutError, LogEntry, NoResponderError
 from pointsman.primitives import InstanceId, PoolName, RequestId, Term, WallSeconds
 from pointsman.runtime.health import HealthBoard
+from pointsman.runtime.recovery import Recovery
 from pointsman.runtime.supervision import Supervisor
 from pointsman.state.checkpoint import state_digest
 from pointsman.state.state import State
@@ -29,7 +30,6 @@ from pointsman_scheduler import checkpointing
 from pointsman_scheduler.checkpointer import checkpointer_over
 from pointsman_scheduler.checkpointing import Cadence
 from pointsman_scheduler.policy_config import empty_state
-from pointsman_scheduler.recovery import Recovery
 from pointsman_scheduler.service import SchedulerService
 from pointsman_scheduler.settings import SchedulerSettings
 from tests.support.events import first_token, joined, route, stored

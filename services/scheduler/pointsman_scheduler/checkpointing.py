@@ -19,9 +19,9 @@ from pointsman.ports import (
 from pointsman.primitives import Sequence, WallSeconds
 from pointsman.runtime.checkpoint_fingerprint import entry_digest
 from pointsman.runtime.containment import DeadLetterWatch
-from pointsman.state.checkpoint import encode_state
+from pointsman.runtime.recovery import LogBrokenError, Recovery, StartPoint
+from pointsman.state.checkpoint import encode_parts
 from pointsman.state.state import State
-from pointsman_scheduler.recovery import LogBrokenError, Recovery, StartPoint
 
 log = structlog.get_logger()
 
@@ -108,7 +108,7 @@ class Checkpointer:
         try:
             if not await self._is_superseded():
                 started = self._clock.wall()
-                content = encode_state(state)
+                head, indexes = encode_parts(state)
                 encoded = self._clock.wall()
                 label = CheckpointLabel(
                     identity=self._extent.identity,
@@ -116,12 +116,14 @@ class Checkpointer:
                     entry=entry_digest(entry),
                     form=self._following.form,
                 )
-                await self._checkpoints.save(label, content, log_begins=self._extent.first)
+                content = head + indexes
+                await self._checkpoints.save(label, content, head_bytes=len(head), log_begins=self._extent.first)
                 self._saved, self._saved_at = state.sequence, self._clock.wall()
                 log.info(
                     "checkpoint_taken",
                     as_of=state.sequence,
                     bytes=len(content),
+                    head_bytes=len(head),
                     encode_seconds=round(float(encoded - started), 3),
                     save_seconds=round(float(self._saved_at - encoded), 3),
                 )

@@ -16,7 +16,16 @@ def entry_digest(entry: LogEntry) -> str:
 
 def checkpoint_form(empty_state: State) -> str:
     """Covers the fold code, pool settings, trackers and their settings."""
-    return blake2b(_fold_code() + encode_state(empty_state), digest_size=16).hexdigest()
+    return f"{fold_form()}.{blake2b(encode_state(empty_state), digest_size=16).hexdigest()}"
+
+
+def fold_form() -> str:
+    """Covers the fold code: for who keeps other trackers than the writer."""
+    return blake2b(_fold_code(), digest_size=16).hexdigest()
+
+
+def is_of_this_fold(form: str) -> bool:
+    return form.partition(".")[0] == fold_form()
 
 
 def fold_modules() -> list[Traversable]:

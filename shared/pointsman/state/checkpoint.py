@@ -1,6 +1,7 @@
 """Encodes a State as bytes and decodes it: the content of a checkpoint. The object graph is written attribute by
 attribute; shared objects stay shared. Decoding creates only classes of `pointsman.state` and `pointsman.contracts`,
-runs none of their code, and refuses changed attributes. The caller checks the fold version (`CheckpointLabel.form`)."""
+runs none of their code, and refuses changed attributes. The caller checks the fold version (`CheckpointLabel.form`).
+The indexes come last, so that who does not need them reads the beginning only."""
 
 from collections import Counter, OrderedDict, deque
 from dataclasses import fields, is_dataclass
@@ -11,12 +12,16 @@ from typing import Any, cast
 
 import msgspec
 
+from pointsman.primitives import InstanceId
+from pointsman.state.no_index import NoIndex
 from pointsman.state.prefix_index import PackedIndex, PrefixIndex
 from pointsman.state.state import State
 
 PACKAGES = ("pointsman.state.", "pointsman.contracts.")
 SCALARS = frozenset({int, float, str, bool, bytes, type(None)})
 MAPPINGS: dict[str, type[dict[Any, Any]]] = {"dict": dict, "OrderedDict": OrderedDict, "Counter": Counter}
+
+NO_INDEXES = b"\x90"  # an empty array, as msgpack writes it
 
 Slot = Any
 """A scalar, or a list with the number of a node."""
@@ -44,8 +49,15 @@ _decoder = msgspec.msgpack.Decoder(_Graph)
 
 
 def encode_state(state: State) -> bytes:
-    """Blocks about half a second for a million blocks."""
-    return _encoder.encode(_Writer(canonical=False).graph(state))
+    return b"".join(encode_parts(state))
+
+
+def encode_parts(state: State) -> tuple[bytes, bytes]:
+    """The head, which `decode_head` reads, and the indexes. Blocks about half a second for a million blocks."""
+    graph = _Writer(canonical=False).graph(state)
+    indexes = _encoder.encode(graph.indexes)
+    graph.indexes = []
+    return _encoder.encode(graph).removesuffix(NO_INDEXES), indexes
 
 
 def decode_state(content: bytes) -> State:
@@ -57,6 +69,13 @@ def decode_state(content: bytes) -> State:
     except Exception as error:
         unreadable = f"{type(error).__name__}: {error}"
         raise UnreadableStateError(unreadable) from error
+
+
+def decode_head(head: bytes) -> State:
+    """The state without its index (`StateParts.drop_index`). Raises UnreadableStateError."""
+    state = decode_state(head + NO_INDEXES)
+    state.drop_index()
+    return state
 
 
 def state_digest(state: State) -> str:
@@ -107,8 +126,9 @@ class _Writer:
                 flat = SCALARS.issuperset(map(type, parts))
                 node.kind, node.name = "struct" if flat else "message", _name_of(type(value))
                 node.slots = parts if flat else [_encoder.encode(value)]
-            case PrefixIndex():
-                node.kind, node.slots = "index", [len(self._indexes)]
+            case PrefixIndex() if not isinstance(value, NoIndex):
+                node.kind, node.names = "index", list(value.instances)
+                node.slots = [len(self._indexes), *(value.blocks(instance) for instance in value.instances)]
                 self._indexes.append(value.pack(canonical=self._canonical))
             case dict():
                 node.kind, node.name = "mapping", _mapping_name(value)
@@ -163,6 +183,8 @@ class _Reader:
             case "mapping":
                 return MAPPINGS[node.name]()
             case "index":
+                if not self._graph.indexes:
+                    return NoIndex(dict(zip(map(InstanceId, node.names), node.slots[1:], strict=True)))
                 return PrefixIndex.unpack(self._graph.indexes[node.slots[0]])
             case "list" | "set" | "deque":
                 return {"list": list, "set": set, "deque": deque}[node.kind]()

@@ -21,7 +21,7 @@ def store(parts: StateParts, event: BlocksStored) -> None:
     if not _next_cache_event(parts, event):
         return
     if event.tier != "device":
-        for run in event.runs:
+        for run in event.runs if parts.knows_keys else ():
             parts.slower.store(event.tier, event.instance, unpack_keys(run.keys))
     else:
         for run in event.runs:
@@ -90,7 +90,7 @@ def forget(parts: StateParts, instance: InstanceId) -> None:
 
 
 def compare_with_report(parts: StateParts, instance: Instance, event: InstanceReported, *, is_new: bool) -> None:
-    if instance.cache == "no_events":
+    if instance.cache == "no_events" or not parts.knows_keys:
         return
     if event.sequence < instance.sequence:
         if is_new and parts.learns_from_deliveries:

@@ -4,6 +4,8 @@ exact. `holdings` and `lifecycle` make and release promises."""
 
 from collections import Counter, deque
 
+from typing_extensions import override
+
 from pointsman.primitives import BlockKey, EngineSeconds, Epoch, InstanceId
 
 
@@ -54,3 +56,11 @@ class Promises:
                 else:
                     high = middle
             hits[instance] = low
+
+
+class NoPromises(Promises):
+    """Of a State without an index, which finds no hits."""
+
+    @override
+    def promise(self, instance: InstanceId, keys: list[BlockKey]) -> None:
+        pass

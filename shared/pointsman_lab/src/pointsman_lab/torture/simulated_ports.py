@@ -199,9 +199,12 @@ class SimulatedCheckpoints(Checkpoints):
         self._link = link
 
     @override
-    async def save(self, label: CheckpointLabel, content: bytes, *, log_begins: Sequence = 1) -> None:
+    async def save(
+        self, label: CheckpointLabel, content: bytes, *, head_bytes: int = 0, log_begins: Sequence = 1
+    ) -> None:
         await self._link.one_way()
-        await self._link.network.broker.checkpoints.save(label, content, log_begins=log_begins)
+        kept = self._link.network.broker.checkpoints
+        await kept.save(label, content, head_bytes=head_bytes, log_begins=log_begins)
         self._link.network.checkpointed = max(self._link.network.checkpointed, label.as_of)
         await self._link.one_way()
 
@@ -214,6 +217,11 @@ class SimulatedCheckpoints(Checkpoints):
     async def load(self, label: CheckpointLabel) -> bytes | None:
         await self._link.one_way()
         return await self._link.network.broker.checkpoints.load(label)
+
+    @override
+    async def load_head(self, label: CheckpointLabel) -> bytes | None:
+        await self._link.one_way()
+        return await self._link.network.broker.checkpoints.load_head(label)
 
 
 class _Served(Served):
