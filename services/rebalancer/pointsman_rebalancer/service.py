@@ -87,6 +87,11 @@ class RebalancerService:
     def state(self) -> State:
         return self._follower.state
 
+    @property
+    def first_sequence(self) -> Sequence:
+        """Of the state; above 1 the log has lost earlier entries, and no checkpoint has them."""
+        return self._follower.first_sequence
+
     async def run(self) -> None:
         await self._follower.run()
 

@@ -29,6 +29,9 @@ class NoIndex(PrefixIndex):
     def forget(self, request: RequestId) -> None:
         self._recorded.pop(request, None)
 
+    def add_blocks(self, instance: InstanceId, count: int) -> None:
+        self._blocks[instance] = max(0, self._blocks[instance] + count)
+
     @override
     def __len__(self) -> int:
         return 0
@@ -77,14 +80,6 @@ class NoIndex(PrefixIndex):
     @override
     def hits(self, keys: list[BlockKey]) -> dict[InstanceId, int]:
         return {}
-
-    @override
-    def store(self, instance: InstanceId, parent: BlockKey, keys: list[BlockKey]) -> None:
-        self._blocks[instance] += len(keys)
-
-    @override
-    def remove(self, instance: InstanceId, keys: list[BlockKey]) -> None:
-        self._blocks[instance] = max(0, self._blocks[instance] - len(keys))
 
     @override
     def clear(self, instance: InstanceId) -> None:

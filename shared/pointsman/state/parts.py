@@ -128,6 +128,8 @@ class StateParts:
         self.promises, self.deferred = NoPromises(), NoPromises()
         self.delivered, self.contradictions = ReportedHits(), Contradictions()
         self.learns_from_deliveries = False
+        for instance in self.fleet.instances:
+            instance.doubt, instance.contradicted, instance.forged = "", "", False
 
     @property
     def knows_keys(self) -> bool:

@@ -110,17 +110,13 @@ class SimulatedLog(EventLog):
     ) -> AsyncIterator[LogEntry | LogReset]:
         loop = asyncio.get_running_loop()
         fresh_at = -1.0
-        begins = True
         async for found in self._stored.read(start, kinds=kinds, at_end=at_end):
             if loop.time() != fresh_at or not self._link.open:
                 await self._link.one_delay()
                 fresh_at = loop.time()
-            if begins and isinstance(found, LogEntry):
-                self._link.begun = found.sequence
-            begins = isinstance(found, LogReset)
             if isinstance(found, LogEntry) and isinstance(found.event, LeaderElected):
                 self._link.term = max(self._link.term, found.event.term)
-            elif begins:
+            elif isinstance(found, LogReset):
                 self._link.term = Term(0)
             if isinstance(found, LogEntry):
                 self._link.network.reads(self._link.name, found.sequence)
