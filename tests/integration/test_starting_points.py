@@ -17,6 +17,7 @@ from typing_extensions import override
 
 from pointsman.adapters.clocks import ScaledClock
 from pointsman.adapters.providers.static import StaticProvider
+from pointsman.contracts.decisions import Settings
 from pointsman.policies.policy_set import policy_set, rebalancing_policy, scaling_policy
 from pointsman.policies.rebalancing import MigrationPlan
 from pointsman.policies.scaling.base import PoolSize, ScaleTarget
@@ -27,6 +28,7 @@ from pointsman.runtime.health import HealthBoard
 from pointsman.runtime.supervision import Supervisor
 from pointsman.simulation.replay.folding import fold
 from pointsman.state.checkpoint import encode_parts
+from pointsman.state.no_index import NoIndex
 from pointsman.state.state import PoolSettings, State
 from pointsman_lab.memory.stores import MemoryCheckpoints
 from pointsman_rebalancer.service import RebalancerService
@@ -40,7 +42,7 @@ from tests.support.waiting import eventually
 
 NOW: EngineSeconds = 175.0
 BLOCKS = 100
-STICKY = {"imbalance_tokens_max": 1_000_000}
+STICKY: Settings = {"imbalance_tokens_max": 1_000_000}
 POLICIES = policy_set(routing="sticky_least_loaded", admission="none", settings=STICKY)
 REBALANCING, SCALING = rebalancing_policy("global"), scaling_policy("slo_attainment", {"outcomes_min": 5})
 
@@ -147,7 +149,7 @@ class Started:
 async def rebalancer(link: Link, world: LogWorld, checkpoints: Checkpoints) -> Started:
     log = CountingLog(link.log)
     service = RebalancerService(
-        event_log=log,  # type: ignore[arg-type]
+        event_log=log,
         checkpoints=checkpoints,
         commands=link.commands,
         clock=At(),
@@ -163,7 +165,7 @@ async def rebalancer(link: Link, world: LogWorld, checkpoints: Checkpoints) -> S
 async def scaler(link: Link, world: LogWorld, checkpoints: Checkpoints) -> Started:
     log = CountingLog(link.log)
     service = ScalerService(
-        event_log=log,  # type: ignore[arg-type]
+        event_log=log,
         checkpoints=checkpoints,
         commands=link.commands,
         lease=link.scaler_lease,
@@ -215,7 +217,7 @@ async def test_a_plan_counts_the_hits_that_placements_recorded(pool: Pool) -> No
     plan = REBALANCING.plan(with_index, NOW)
     assert len(plan.migrations) > 2
     assert REBALANCING.plan(without, NOW) == plan
-    without.hits_of = lambda _request: {}  # type: ignore[method-assign]
+    without.index = NoIndex()
     assert REBALANCING.plan(without, NOW) != plan
 
 
