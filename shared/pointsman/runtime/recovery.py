@@ -21,10 +21,11 @@ from pointsman.ports import (
     StoreUnavailableError,
 )
 from pointsman.primitives import EngineSeconds, Sequence, WallSeconds
-from pointsman.runtime.checkpoint_fingerprint import checkpoint_form, entry_digest, is_of_this_fold
+from pointsman.runtime import telemetry
+from pointsman.runtime.checkpoint_fingerprint import checkpoint_form, entry_digest, fold_version
 from pointsman.runtime.health import HealthBoard
 from pointsman.state.checkpoint import UnreadableStateError, decode_head, decode_state
-from pointsman.state.state import PoolSettings, State
+from pointsman.state.state import FOLD_VERSION, PoolSettings, State
 from pointsman.state.trackers.base import Tracker
 
 log = structlog.get_logger()
@@ -32,6 +33,7 @@ log = structlog.get_logger()
 RETRY_WALL_SECONDS: WallSeconds = WallSeconds(0.1)
 CHECKPOINT_WAIT_WALL_SECONDS: WallSeconds = WallSeconds(30.0)
 UNREADABLE = "it could not be read"
+OTHER_SETTINGS = "other policies or settings"
 
 
 class LogBrokenError(Exception):
@@ -105,6 +107,8 @@ class Recovery:
         self._empty_state = empty_state
         self._loads = loads
         self._unfit: set[CheckpointLabel] = set()
+        self._others: dict[str, set[CheckpointLabel]] = {}
+        """Of other folds, newest first, by why."""
         self.form = checkpoint_form(empty_state())
 
     async def begin(self) -> StartPoint:
@@ -115,8 +119,23 @@ class Recovery:
             return StartPoint(state, extent, label)
         if extent.first > 1:
             log.warning("log_truncated", first=extent.first, lost="what was known before, until workers report again")
-        log.info("log_folded_whole", entries=max(0, extent.last - extent.first + 1), reason="no checkpoint fits")
+        self._tell_why_whole(extent)
         return StartPoint(self._empty_state(), extent, None)
+
+    def _tell_why_whole(self, extent: LogExtent) -> None:
+        """The start takes as long as the log is. Loudly if checkpoints of this log are of another fold."""
+        if not self._others:
+            log.info("log_folded_whole", reason="no checkpoint is old enough", entries=extent.last - extent.first + 1)
+            return
+        reason = next(iter(self._others))
+        telemetry.LOG_FOLDED_WHOLE.labels(self._board.pool, reason).inc()
+        log.warning(
+            "log_folded_whole",
+            reason=reason,
+            entries=extent.last - extent.first + 1,
+            checkpoints=len(self._others[reason]),
+            form=self.form,
+        )
 
     async def entries(self, beginning: StartPoint) -> AsyncIterator[LogEntry]:
         """Yields entries after `beginning.state`, without end. Raises LogBrokenError."""
@@ -156,6 +175,7 @@ class Recovery:
     async def _newest_fitting(self, extent: LogExtent) -> tuple[CheckpointLabel, State] | None:
         """Raises _RetryLookUpError."""
         replaced, young = "", None
+        self._others = {}
         try:
             for label in await self._checkpoints.labels():
                 problem = self._unfitness(label, extent)
@@ -182,11 +202,13 @@ class Recovery:
                 return _Look(problem=UNREADABLE, gone=True)
             state = decode_state(content) if head is None else decode_head(head)
         except UnreadableStateError as error:
+            self._others.setdefault("unreadable", set()).add(label)
             log.warning("checkpoint_unreadable", as_of=label.as_of, problem=str(error))
             return _Look(problem=UNREADABLE)
         if loads is None:
             return _Look(state)
         if state.settings != loads.settings:
+            self._others.setdefault(OTHER_SETTINGS, set()).add(label)
             return _Look(problem="it was written with other settings of the pool")
         loads.take_over(state)
         is_young = state.last_at > self._clock.now() - loads.history
@@ -199,16 +221,24 @@ class Recovery:
     def _unfitness(self, label: CheckpointLabel, extent: LogExtent) -> str:
         if label in self._unfit:
             return "the log went on differently before it"
-        if not self._has_form(label):
-            return "it was written by another version, or with other policies or settings"
         if label.identity != extent.identity:
             return "it is of another log"
+        if not self._has_form(label):
+            reason = self._other_fold(label.form)
+            self._others.setdefault(reason, set()).add(label)
+            return f"it is of another fold: {reason}"
         if not extent.first <= label.as_of <= extent.last:
             return f"the log holds entries {extent.first} to {extent.last}"
         return ""
 
     def _has_form(self, label: CheckpointLabel) -> bool:
-        return label.form == self.form if self._loads is None else is_of_this_fold(label.form)
+        return label.form == self.form if self._loads is None else fold_version(label.form) == FOLD_VERSION
+
+    def _other_fold(self, form: str) -> str:
+        theirs, ours = fold_version(form), fold_version(self.form)
+        if theirs is None:
+            return "an earlier release"
+        return OTHER_SETTINGS if theirs == ours else "another fold version"
 
     async def _extent(self) -> LogExtent:
         while True:
