@@ -20,8 +20,10 @@ from pointsman.contracts.commands import (
     FollowAnswered,
     FollowRequests,
     HandOverRequest,
+    HeartbeatNoted,
     MigrateRequests,
     MigrationAnswered,
+    NoteHeartbeat,
     ResyncAnswered,
     ResyncCache,
     RouteGranted,
@@ -124,6 +126,8 @@ AnyCommand = (
     | CancelAnswered
     | ResyncCache
     | ResyncAnswered
+    | NoteHeartbeat
+    | HeartbeatNoted
     | DescribeFleet
     | FleetDescribed
     | MigrateRequests
