@@ -17,9 +17,11 @@ from pointsman.contracts.commands import (
     FollowAnswered,
     FollowRequests,
     HandOverRequest,
+    HeartbeatNoted,
     InstanceDescribed,
     MigrateRequests,
     MigrationAnswered,
+    NoteHeartbeat,
     MoveAnswered,
     PlannedMove,
     ResyncAnswered,
@@ -822,4 +824,20 @@ COMMANDS: list[AnyCommand] = [
         ],
     ),
     OverlapRefused(reason="too_often", detail="again in 0.1 s", retry_after=0.1),
+    NoteHeartbeat(
+        report=InstanceReported(
+            at=AT,
+            instance=ENGINE,
+            epoch=EPOCH,
+            serving=True,
+            waiting=1,
+            running=2,
+            kv_usage=0.5,
+            sequence=7,
+            blocks=2,
+            digest=9,
+        )
+    ),
+    HeartbeatNoted(log=True),
+    HeartbeatNoted(),
 ]
