@@ -94,7 +94,7 @@ def test_people_and_workers_never_name_a_whole_tree(user: BusUser) -> None:
     wide = [subject for subject in granted(user).publish if "*" in subject or ">" in subject]
 
     assert user.account is Account.FLEET or wide == (
-        [] if user.name != ANY_INSTANCE else ["pm.coder.kv.*", "pm.coder.fleet.*"]
+        [] if user.name != ANY_INSTANCE else ["pm.coder.kv.*", "pm.coder.fleet.*", "pm.coder.cmd.heartbeat.*"]
     )
 
 
