@@ -84,6 +84,10 @@ class ActiveTerm:
             answers += self.waiters.answers_to(event)
         await send(answers)
 
+    def note(self, event: LogEvent) -> None:
+        """Writes what is no decision."""
+        self._log.append_soon(event, self._fence)
+
     def _collect(self, decision: LogEvent) -> LogEvent:
         self._unwritten.append(decision)
         return decision

@@ -43,6 +43,7 @@ from pointsman.contracts.decisions import (
     RequestMigrated,
     RequestPlaced,
     RequestRejected,
+    RequestsRefused,
     ScaleApplied,
     ScaleDecided,
     WritesLost,
@@ -106,6 +107,7 @@ LogEvent = (
     | RequestFailed
     | RequestCancelled
     | LeaderElected
+    | RequestsRefused
     | WritesLost
     | ScaleDecided
     | ScaleApplied
