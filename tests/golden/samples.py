@@ -50,6 +50,7 @@ from pointsman.contracts.decisions import (
     RequestMigrated,
     RequestPlaced,
     RequestRejected,
+    RequestsRefused,
     ScaleApplied,
     ScaleDecided,
     TierTokens,
@@ -418,6 +419,7 @@ EVENTS: list[LogEvent] = [
         settings=SETTINGS,
     ),
     WritesLost(at=AT, writer="scheduler-1", count=3, reason="no answer"),
+    RequestsRefused(at=AT, scheduler="scheduler-1", count=7, since=AT, reason="log_overloaded", detail="52 s behind"),
     ScaleDecided(
         at=AT,
         policy="slo_attainment",

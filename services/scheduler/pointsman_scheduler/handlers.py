@@ -56,6 +56,7 @@ from pointsman_scheduler.api_keys import ApiKeyWriter, KeyRefusedError
 from pointsman_scheduler.fleet_status import describe_fleet
 from pointsman_scheduler.leader import ActiveTerm, Candidacy, send
 from pointsman_scheduler.log_liveness import LogLiveness
+from pointsman_scheduler.log_load import LogLoad
 from pointsman_scheduler.replica import Replica
 from pointsman_scheduler.tenant_policies import TenantPoliciesKeeper, describe_tenants
 from pointsman_scheduler.waiters import UNGRANTED
@@ -75,6 +76,7 @@ class CommandHandlers:
         name: str,
         secret: str,
         log_liveness: LogLiveness,
+        log_load: LogLoad,
     ) -> None:
         self._leader = leader
         self._log_liveness = log_liveness
@@ -86,6 +88,7 @@ class CommandHandlers:
         self._pool = pool
         self._decision_seconds = telemetry.DECISION_SECONDS.labels(pool)
         self._name = name
+        self._log_load = log_load
 
     def by_subject(self) -> list[tuple[str, CommandHandler]]:
         pool = self._pool
@@ -128,6 +131,9 @@ class CommandHandlers:
             await self._place(term, command, reply)
 
     async def _place(self, term: ActiveTerm, command: RouteRequest, reply: Reply) -> None:
+        if self._log_load.refuses(command, self._replica.state.workload):
+            await reply(self._log_load.refusal(command, term.term))
+            return
         started = self._clock.wall()
         term.ownership.named(command.request, started)
         term.waiters.add(command, reply)
@@ -196,7 +202,7 @@ class CommandHandlers:
         await reply(ApiKeyAnswered(refusal=refusal))
 
     async def _migrate(self, term: ActiveTerm, command: MigrateRequests, reply: Reply) -> None:
-        events, answer = term.migrations.take(command, self._clock.now())
+        events, answer = term.migrations.take(command, self._clock.now(), log_busy=self._log_load.is_busy)
         await term.publish(events)
         await reply(answer)
 

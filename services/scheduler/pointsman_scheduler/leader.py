@@ -91,6 +91,10 @@ class ActiveTerm:
         if event.stamp is not None:
             self._heartbeats.decision_written(event.stamp.number)
 
+    def note(self, event: LogEvent) -> None:
+        """Writes what is no decision."""
+        self._log.append_soon(event, self._fence)
+
     def _collect(self, decision: LogEvent) -> LogEvent:
         self._unwritten.append(decision)
         return decision

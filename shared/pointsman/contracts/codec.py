@@ -47,6 +47,7 @@ from pointsman.contracts.decisions import (
     RequestMigrated,
     RequestPlaced,
     RequestRejected,
+    RequestsRefused,
     ScaleApplied,
     ScaleDecided,
     WritesLost,
@@ -112,6 +113,7 @@ LogEvent = (
     | RequestFailed
     | RequestCancelled
     | LeaderElected
+    | RequestsRefused
     | WritesLost
     | ScaleDecided
     | ScaleApplied

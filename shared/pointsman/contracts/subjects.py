@@ -10,6 +10,7 @@ from pointsman.contracts.decisions import (
     LeaderElected,
     RequestGranted,
     RequestHandedOver,
+    RequestsRefused,
     ScaleApplied,
     ScaleDecided,
     WritesLost,
@@ -147,7 +148,7 @@ def subject_of(pool: PoolName, event: Event) -> str:
         return f"{prefix}.scale"
     if isinstance(event, LeaderElected):
         return leader_subject(pool)
-    if isinstance(event, WritesLost):
+    if isinstance(event, WritesLost | RequestsRefused):
         return f"{prefix}.lost"
     if isinstance(event, TenantPoliciesSet | ApiKeyChanged):
         return f"{prefix}.access"
@@ -177,7 +178,7 @@ def is_subject_of(subject: str, event: Event) -> bool:
         return kind == "leader"
     if isinstance(event, TenantPoliciesSet | ApiKeyChanged):
         return kind == "access"
-    return kind == ("lost" if isinstance(event, WritesLost) else "scale")
+    return kind == ("lost" if isinstance(event, WritesLost | RequestsRefused) else "scale")
 
 
 def message_id(event: Event) -> str | None:
