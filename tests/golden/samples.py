@@ -844,6 +844,6 @@ COMMANDS: list[AnyCommand] = [
             digest=9,
         )
     ),
-    HeartbeatNoted(log=True),
+    HeartbeatNoted(log=True, flush=0.25),
     HeartbeatNoted(),
 ]

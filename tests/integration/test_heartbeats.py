@@ -12,13 +12,13 @@ import pytest
 
 from pointsman.adapters.clocks import ScaledClock
 from pointsman.adapters.http_engine import EngineFacts, EngineLoad
-from pointsman.contracts.codec import LogEvent, decode_event
-from pointsman.contracts.commands import NoteHeartbeat
+from pointsman.contracts.codec import AnyCommand, LogEvent, decode_event
+from pointsman.contracts.commands import HeartbeatNoted, NoteHeartbeat
 from pointsman.contracts.decisions import LeaderElected
 from pointsman.contracts.fleet import InstanceReported, InstanceSuspected
 from pointsman.contracts.subjects import heartbeat_subject
 from pointsman.policies.heard_reports import LOAD_WALL_SECONDS
-from pointsman.ports import CommandTimeoutError, EngineTarget, LogEntry
+from pointsman.ports import CommandTimeoutError, EngineTarget, LogEntry, Reply
 from pointsman.primitives import InstanceId, PoolName, WallSeconds
 from pointsman.runtime.health import HealthBoard
 from pointsman.simulation.replay.verification import verify
@@ -26,6 +26,7 @@ from pointsman_lab.memory.log import MemoryBroker
 from pointsman_scheduler.handlers import CommandHandlers
 from pointsman_scheduler.service import SchedulerService
 from pointsman_worker.service import WorkerService
+from pointsman_worker.session import FLUSH_SECONDS_MAX
 from pointsman_worker.settings import WorkerSettings
 from tests.support.events import joined, reported
 from tests.support.scheduling import running_scheduler
@@ -49,27 +50,35 @@ class Engine:
 
 
 @dataclass
+class Worker:
+    service: WorkerService
+    task: "asyncio.Task[None]"
+
+    def kill(self) -> None:
+        self.task.cancel()
+
+
+@dataclass
 class World:
     broker: MemoryBroker = field(default_factory=lambda: MemoryBroker(POOL))
     clock: ScaledClock = field(default_factory=ScaledClock)
 
     @asynccontextmanager
-    async def worker(self, name: str, engine: Engine | None = None) -> AsyncIterator["asyncio.Task[None]"]:
-        """Gives what can be cancelled to kill it."""
+    async def worker(self, name: str, engine: Engine | None = None, **settings: Any) -> AsyncIterator["Worker"]:
         link = self.broker.client(self.clock, name=f"worker {name}")
         service = WorkerService(
             event_log=link.log,
             commands=link.commands,
             clock=self.clock,
             board=HealthBoard(),
-            settings=WorkerSettings(report_seconds=WallSeconds(REPORT_SECONDS), flush_ms=1.0),
+            settings=WorkerSettings(**{"report_seconds": REPORT_SECONDS, "flush_ms": 1.0} | settings),
             target=EngineTarget(instance=InstanceId(name), url=f"http://{name}:1"),
             engine=engine or Engine(),
             events=None,
         )
         task = asyncio.create_task(service.run())
         try:
-            yield task
+            yield Worker(service, task)
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
@@ -127,7 +136,7 @@ async def test_a_dead_worker_is_suspected_as_fast_as_before_and_the_log_proves_i
         await eventually(lambda: is_ready(service, "a", "b"))
         await asyncio.sleep(2 * SUSPECT_SECONDS)
         died_at = world.clock.now()
-        worker.cancel()
+        worker.kill()
         await eventually(lambda: world.suspicions)
 
     (suspicion,) = world.suspicions
@@ -144,7 +153,7 @@ async def test_a_worker_that_is_heard_again_is_back_by_a_report_in_the_log() -> 
     async with world.scheduler() as service, world.worker("b"):
         async with world.worker("a") as worker:
             await eventually(lambda: is_ready(service, "a", "b"))
-            worker.cancel()
+            worker.kill()
             await eventually(lambda: is_ready(service, "b"))
         heard = world.reports("a")[-1]
         link = world.broker.client(world.clock, name="worker a")
@@ -228,3 +237,23 @@ async def test_an_instance_speaks_for_itself_only() -> None:
 
         with pytest.raises(CommandTimeoutError):
             await link.commands.request(heartbeat_subject(POOL, "b"), forged, timeout=WallSeconds(0.2))
+
+
+async def test_a_worker_gathers_changes_for_as_long_as_the_leader_says_and_hurries_for_reports() -> None:
+    world = World()
+    link = world.broker.client(world.clock, name="s")
+    told = HeartbeatNoted(log=True, flush=30.0)
+
+    async def note(_command: AnyCommand, reply: Reply) -> None:
+        await reply(told)
+
+    async with link.commands.serve(heartbeat_subject(POOL, "*"), note), world.worker("a", report_seconds=5.0) as worker:
+        await eventually(lambda: world.reports("a"))
+        state = worker.service.state
+        assert state.flush_seconds == FLUSH_SECONDS_MAX, "never longer, whatever is said"
+        state.wake.set()  # a change
+        await asyncio.sleep(0.05)
+        began, before = world.clock.wall(), len(world.reports("a"))
+        state.report_now()
+        await eventually(lambda: len(world.reports("a")) > before)
+        assert float(world.clock.wall() - began) < FLUSH_SECONDS_MAX

@@ -211,7 +211,8 @@ class CommandHandlers:
         if instance_of(reply.subject) != report.instance:
             return
         self._log_liveness.heartbeat()
-        await reply(HeartbeatNoted(log=term.heard.note(self._replica.state, report, self._clock.now())))
+        log = term.heard.note(self._replica.state, report, self._clock.now())
+        await reply(HeartbeatNoted(log=log, flush=term.flush_pace.seconds(self._clock.wall())))
 
     async def _describe(self, command: AnyCommand, reply: Reply) -> None:
         if isinstance(command, DescribeFleet):

@@ -30,6 +30,7 @@ from pointsman.runtime.leadership import Leadership
 from pointsman.runtime.tracing import Tracer
 from pointsman.state.state import State
 from pointsman_scheduler.decision_spans import DecisionSpans
+from pointsman_scheduler.flush_pace import FlushPace
 from pointsman_scheduler.log_liveness import LogLiveness
 from pointsman_scheduler.migrating import MigrationHandler
 from pointsman_scheduler.ownership import Ownership
@@ -59,11 +60,14 @@ class ActiveTerm:
         heartbeats: LogLiveness,
         pool: str,
         spans: DecisionSpans | None = None,
+        *,
+        now: WallSeconds,
     ) -> None:
         self.dispatcher = Dispatcher(state, policies, term=term, on_decision=self._collect)
         self.waiters = Waiters(self.dispatcher, pool)
         self.ownership = Ownership()
         self.heard = HeardReports()
+        self.flush_pace = FlushPace(now)
         self.migrations = MigrationHandler(self.dispatcher, pool)
         self.spans = spans
         self._fence = fence
@@ -170,7 +174,15 @@ class Candidacy:
         self._heartbeats.begin()
         spans = None if self._tracer is None else DecisionSpans(self._tracer)
         self.term = ActiveTerm(
-            state, self._policies, elected.term, fence, self._log, self._heartbeats, self._board.pool, spans
+            state,
+            self._policies,
+            elected.term,
+            fence,
+            self._log,
+            self._heartbeats,
+            self._board.pool,
+            spans,
+            now=self._clock.wall(),
         )
         self._settled.set()
         self.report_readiness()

@@ -7,6 +7,7 @@ import asyncio
 
 import structlog
 
+from pointsman.contracts.cache import CacheEvent
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import LeaderElected, WritesLost
 from pointsman.contracts.fleet import FleetEvent, InstanceJoined, InstanceLeft, InstanceReported
@@ -212,6 +213,8 @@ class SchedulerService:
             elif isinstance(event, WritesLost) and event.writer == self._name and self._leader.term is not None:
                 await self._leader.end_term(f"the log misses {event.count} decisions of this leader: {event.reason}")
             with contained("reaction"):
+                if self.leading is not None and isinstance(event, CacheEvent):
+                    self.leading.flush_pace.event_read()
                 if self.leading is not None and (standing is None or standing != self._standing(event)):
                     await self._react(self.leading, event, queue)
 

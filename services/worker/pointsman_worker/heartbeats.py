@@ -4,6 +4,7 @@ there is none, it is of an earlier release, or it does not hear us."""
 import asyncio
 from dataclasses import dataclass, field
 
+from pointsman.contracts.codec import AnyCommand
 from pointsman.contracts.commands import HeartbeatNoted, NoteHeartbeat
 from pointsman.contracts.fleet import InstanceReported
 from pointsman.contracts.subjects import heartbeat_subject
@@ -36,8 +37,13 @@ class Heartbeats:
 
     async def _is_wanted(self, report: InstanceReported) -> bool:
         subject = heartbeat_subject(PoolName(self.state.settings.pool), report.instance)
+        answer: AnyCommand | None
         try:
             answer = await self.commands.request(subject, NoteHeartbeat(report=report), timeout=ANSWER_WALL_SECONDS)
         except (NoResponderError, CommandTimeoutError):
+            answer = None
+        if not isinstance(answer, HeartbeatNoted):
+            self.state.leaders_flush = 0.0
             return True
-        return not isinstance(answer, HeartbeatNoted) or answer.log
+        self.state.leaders_flush = answer.flush
+        return answer.log

@@ -45,13 +45,14 @@ class LogWriter:
     def leave(self, reason: str, *, back_within: WallSeconds | None = None) -> None:
         """Ends `run` with InstanceLeft, or with a handover for a successor that is `back_within`."""
         self._leaving, self._back_within = reason, back_within
-        self.state.wake.set()
+        self.state.write_now()
 
     async def run(self) -> None:
         state = self.state
         while not self._leaving:
             await self._until_due()
             state.wake.clear()
+            state.hurry.clear()
             state.expire()
             session = state.session
             reporting = state.clock.wall() >= state.report_at
@@ -76,7 +77,7 @@ class LogWriter:
         """Returns an empty string, or why no snapshot is in the log."""
         written = asyncio.get_running_loop().create_future()
         self._snapshots.append(written)
-        self.state.wake.set()
+        self.state.write_now()
         try:
             async with asyncio.timeout(SNAPSHOT_SECONDS_MAX):
                 await written
@@ -92,7 +93,8 @@ class LogWriter:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(max(0.0, float(state.report_at - state.clock.wall()))):
                 await state.wake.wait()
-                await state.clock.sleep_wall(WallSeconds(0.0 if self._leaving else state.settings.flush_ms / 1000))
+                async with asyncio.timeout(state.flush_seconds):
+                    await state.hurry.wait()
 
     async def _write(self, session: CacheSession, *, reporting: bool) -> bool:
         """Returns False if the session ended. It joins only when requests may be placed there."""

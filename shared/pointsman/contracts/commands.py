@@ -91,9 +91,10 @@ class NoteHeartbeat(Command, frozen=True, kw_only=True):
 
 class HeartbeatNoted(Command, frozen=True, kw_only=True):
     """`log`: the worker is to report to the log, too, because the fold would learn from it. A worker without an answer
-    does so unasked."""
+    does so unasked. `flush`: least wall seconds for which it gathers cache changes."""
 
     log: bool = False
+    flush: Number = 0.0
 
 
 class PrefixFetch(msgspec.Struct, frozen=True, kw_only=True):
