@@ -157,7 +157,9 @@ class Reply(Protocol):
         """Of the command; attests its sender where the subject names one (`contracts.subjects.actor_of`)."""
         ...
 
-    async def __call__(self, answer: AnyCommand | bytes) -> None: ...
+    async def __call__(self, answer: AnyCommand | bytes) -> None:
+        """Sends without waiting."""
+        ...
 
 
 class Commands(Protocol):

@@ -423,6 +423,17 @@ DEAD_LETTERS = Counter(
 RECORDER_ARCHIVED_SEQUENCE = Gauge(
     "pointsman_recorder_archived_sequence", "Sequence of the newest log entry in the archive.", ["pool"]
 )
+ARCHIVE_BYTES = Gauge(
+    "pointsman_recorder_archive_bytes",
+    "Bytes of the archive: used by entries (what --archive-bytes-max bounds), and on disk with space that is free again.",
+    ["pool", "kind"],
+)
+ARCHIVE_OLDEST_SECONDS = Gauge(
+    "pointsman_recorder_archive_oldest_seconds", "Age of the oldest event in the archive.", ["pool"]
+)
+ARCHIVE_PRUNED = Counter(
+    "pointsman_recorder_archive_pruned_total", "Entries that retention removed from the archive.", ["pool"]
+)
 NATS_CONNECTED = Gauge(
     "pointsman_nats_connected", "1 while connected to NATS, else 0.", ["pool"], multiprocess_mode="livemin"
 )

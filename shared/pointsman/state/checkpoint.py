@@ -16,6 +16,7 @@ from typing import Any, cast
 import msgspec
 
 from pointsman.state.checkpoint_additions import ADDITIONS
+from pointsman.state.derived import Derived
 from pointsman.state.prefix_index import PackedIndex, PrefixIndex
 from pointsman.state.state import PoolSettings, State
 
@@ -209,6 +210,8 @@ class _Reader:
                         object.__setattr__(made, name, value)
                 else:
                     self._fill_changed(made, dict(kept), expected)
+                for name, first in _derived(type(made)).items():
+                    object.__setattr__(made, name, first())
             case _:
                 pass
 
@@ -227,7 +230,7 @@ class _Reader:
 
     def _names(self, of: type) -> list[str] | None:
         if of not in self._expected and is_dataclass(of):
-            self._expected[of] = [field.name for field in fields(of)]
+            self._expected[of] = [field.name for field in fields(of) if field.name not in _derived(of)]
         return self._expected.get(of)
 
     def _struct(self, of: type[Any], node: _Node) -> Any:
@@ -245,7 +248,14 @@ class _Reader:
 def attributes_of(value: object) -> dict[str, Any]:
     found = {name: getattr(value, name) for name in _declared_slots(type(value)) if hasattr(value, name)}
     found.update(getattr(value, "__dict__", {}))
+    for name in _derived(type(value)):
+        found.pop(name, None)
     return found
+
+
+def _derived(of: type) -> Derived:
+    derived: Derived = getattr(of, "DERIVED", {})
+    return derived
 
 
 def _declared_slots(of: type) -> list[str]:

@@ -3,12 +3,13 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from pointsman.contracts.decisions import TierTokens
 from pointsman.primitives import BlockKey, EngineSeconds, Epoch, InstanceId, Sequence, Term, Tokens
 from pointsman.state.best_effort import BestEffort
 from pointsman.state.dead_letters import DeadLetters
+from pointsman.state.derived import Derived
 from pointsman.state.fleet import Fleet, Instance
 from pointsman.state.hotness import Hotness
 from pointsman.state.latency_model import LatencyModel
@@ -30,6 +31,9 @@ from pointsman.state.trackers.decode_load import DecodeLoad
 from pointsman.state.transfers import Transfers
 from pointsman.state.ttft_intervals import TtftIntervals
 from pointsman.state.workload import EMPTY_QUEUE, NO_EPOCH, Request, Workload
+
+if TYPE_CHECKING:
+    from pointsman.state.instance_columns import InstanceColumns
 
 TRIAL_OPEN_WALL_SECONDS = 10.0
 """How long a failed trial of a half-open instance blocks the next trial while unattributed."""
@@ -56,6 +60,8 @@ class PoolSettings:
 
 
 class StateParts:
+    DERIVED: ClassVar[Derived] = {"_columns": lambda: None}
+
     def __init__(
         self, settings: PoolSettings, trackers: Iterable[Tracker] = (), *, latency: LatencyModel | None = None
     ) -> None:
@@ -81,6 +87,7 @@ class StateParts:
         self.delivered = ReportedHits()
         self.contradictions = Contradictions()
         self.workload = Workload()
+        self._columns: InstanceColumns | None = None
         self.session_affinity = SessionAffinity()
         self.hotness = Hotness(
             block_tokens=settings.block_tokens,
@@ -106,6 +113,19 @@ class StateParts:
         self.fenced = 0
         self.writes_lost = 0
         self.dead_letters = DeadLetters()
+
+    @property
+    def columns(self) -> "InstanceColumns":
+        """Up to date, of all ready instances. Only with the default latency model."""
+        known = self._columns
+        if known is not None and known.names is self.fleet.ready:
+            known.refresh()
+            return known
+        # Imported here: who never decides for a large pool needs no arrays.
+        from pointsman.state.instance_columns import InstanceColumns
+
+        made = self._columns = InstanceColumns(self.fleet, self.workload, self.latency)
+        return made
 
     def tracker(self, kind: type[T]) -> T:
         """Asserts that a chosen policy requires it."""

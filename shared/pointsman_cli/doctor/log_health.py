@@ -108,7 +108,7 @@ class LogHealth(Examiner):
                     f"{name} joined before: its cost model, cache, queue and pace are not known"
                     for name in sorted(state.unregistered)
                 ],
-                "The recorder's archive has all (--from .pointsman/archive.sqlite).",
+                "The recorder's archive reaches as far back as its retention lets it (--from .pointsman/archive.sqlite).",
             )
         if self._missing:
             yield self.serious(
