@@ -18,10 +18,12 @@ from pointsman.contracts.commands import (
     FollowAnswered,
     FollowRequests,
     HandOverRequest,
+    HeartbeatNoted,
     InstanceDescribed,
     MigrateRequests,
     MigrationAnswered,
     MoveAnswered,
+    NoteHeartbeat,
     PlannedMove,
     ResyncAnswered,
     ResyncCache,
@@ -826,4 +828,20 @@ COMMANDS: list[AnyCommand] = [
     OverlapRefused(reason="too_often", detail="again in 0.1 s", retry_after=0.1),
     CommandRefused(reason="unknown_command", detail="this release knows no command Ask", reads=1),
     ResyncCache(instance=ENGINE, reason="digest differs", wire=1),
+    NoteHeartbeat(
+        report=InstanceReported(
+            at=AT,
+            instance=ENGINE,
+            epoch=EPOCH,
+            serving=True,
+            waiting=1,
+            running=2,
+            kv_usage=0.5,
+            sequence=7,
+            blocks=2,
+            digest=9,
+        )
+    ),
+    HeartbeatNoted(log=True),
+    HeartbeatNoted(),
 ]

@@ -10,7 +10,14 @@ from typing import Any
 import nats
 import pytest
 
-from pointsman.contracts.commands import DescribeFleet, DrainAnswered, DrainInstance, ResyncCache
+from pointsman.contracts.commands import (
+    DescribeFleet,
+    DrainAnswered,
+    DrainInstance,
+    HeartbeatNoted,
+    NoteHeartbeat,
+    ResyncCache,
+)
 from pointsman.contracts.decisions import LeaderElected, ScaleDecided
 from pointsman.contracts.fleet import InstanceProbed
 from pointsman.contracts.overlap import OverlapPrompt, OverlapRefused, OverlapRequest
@@ -18,6 +25,7 @@ from pointsman.contracts.permissions import BusRole, BusUser
 from pointsman.contracts.subjects import (
     admin_subject,
     fleet_view_subject,
+    heartbeat_subject,
     leader_subject,
     overlap_subject,
     resync_subject,
@@ -46,7 +54,7 @@ from tests.support.bus import (
     locked_bus,
     start_bus,
 )
-from tests.support.events import joined, stored
+from tests.support.events import joined, reported, stored
 from tests.support.log_worlds import RememberingListener
 from tests.support.waiting import eventually
 
@@ -89,7 +97,8 @@ def bus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LockedBus]:
                 await eventually(lambda link=link: _has_log(link))  # type: ignore[misc]
                 await link.log.elect(LeaderElected(at=1.0, scheduler="s", term=Term(1), as_of=0), after=0)
                 await link.lease.put("s", Term(1), after=0)
-                await link.checkpoints.save(CheckpointLabel(identity="i", as_of=1, entry="e", form="f"), b"state")
+                label = CheckpointLabel(identity="i", as_of=1, entry="e", form="f")
+                await link.checkpoints.save(label, b"state", head_bytes=2)
         return bus
 
     started = asyncio.run(begin())
@@ -189,6 +198,27 @@ async def test_a_worker_writes_about_its_instance_and_answers_for_it(bus: Locked
                     await scheduler.commands.request(resync, request, timeout=WallSeconds(2))
 
 
+async def test_a_workers_heartbeat_is_answered_in_its_own_account_and_only_about_its_instance(bus: LockedBus) -> None:
+    heard: list[str] = []
+
+    async def note(command: Any, reply: Reply) -> None:
+        heard.append(reply.subject)
+        await reply(HeartbeatNoted(log=True))
+
+    heartbeat = NoteHeartbeat(report=reported(WORKER.name, 0, []))
+    own, anothers = heartbeat_subject(POOL, WORKER.name), heartbeat_subject(POOL, "engine-2")
+    async with bus.link(SCHEDULER) as scheduler, bus.link(WORKER) as worker:
+        with pytest.raises(NoResponderError):
+            await worker.commands.request(own, heartbeat, timeout=WallSeconds(2))
+        async with scheduler.commands.serve(heartbeat_subject(POOL, "*"), note):
+            for _ in range(3):
+                answer = await worker.commands.request(own, heartbeat, timeout=WallSeconds(2))
+                assert answer == HeartbeatNoted(log=True)
+            with pytest.raises((NoResponderError, CommandTimeoutError)):
+                await worker.commands.request(anothers, heartbeat, timeout=WallSeconds(0.5))
+    assert heard == [own] * 3
+
+
 async def test_an_operator_drains_under_its_own_name(bus: LockedBus) -> None:
     served: list[str] = []
 
@@ -240,11 +270,12 @@ async def test_ingress_and_scaler_write_their_events(bus: LockedBus) -> None:
         await scaler.scaler_lease.put("a", Term(1), after=0 if lease is None else lease.revision)
 
 
-async def test_people_read_checkpoints(bus: LockedBus) -> None:
-    for user in (READER, ALICE):
+async def test_people_and_services_without_an_index_read_checkpoints(bus: LockedBus) -> None:
+    for user in (READER, ALICE, SCALER, BusUser(BusRole.REBALANCER)):
         async with bus.link(user) as link:
             (label,) = await link.checkpoints.labels()
             assert await link.checkpoints.load(label) == b"state"
+            assert await link.checkpoints.load_head(label) == b"st"
 
 
 async def test_others_wait_until_a_scheduler_has_made_the_log(tmp_path: Path) -> None:

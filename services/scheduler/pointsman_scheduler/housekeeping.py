@@ -96,7 +96,8 @@ class Housekeeping:
             suspect_after=engine_seconds(self._settings.suspect_seconds, speed),
             leave_after=self._settings.leave_seconds * speed,
         )
-        events = dispatcher.check_liveness(timeouts, now)
+        term.heard.forget_absent(self._replica.state)
+        events = dispatcher.check_liveness(timeouts, now, term.heard.heard_at)
         for event in events:
             if isinstance(event, FleetEvent):
                 log.warning("instance_silent", decision=type(event).__name__, instance=event.instance)

@@ -12,6 +12,7 @@ from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import LeaderElected
 from pointsman.contracts.wire import WIRE_VERSION
 from pointsman.policies.dispatch import Dispatcher
+from pointsman.policies.heard_reports import HeardReports
 from pointsman.policies.policy_set import PolicySet
 from pointsman.ports import (
     Clock,
@@ -62,6 +63,7 @@ class ActiveTerm:
         self.dispatcher = Dispatcher(state, policies, term=term, on_decision=self._collect)
         self.waiters = Waiters(self.dispatcher, pool)
         self.ownership = Ownership()
+        self.heard = HeardReports()
         self.migrations = MigrationHandler(self.dispatcher, pool)
         self.spans = spans
         self._fence = fence

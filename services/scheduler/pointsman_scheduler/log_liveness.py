@@ -1,6 +1,7 @@
-"""Tells silent instances from a silent log. Workers report through the log; while it does not take entries, connections
-stay up, and suspecting all workers would reject all requests. Signs: our own decision does not come back, or several
-instances fall silent together; the second excuses them for a bounded time only."""
+"""Tells silent instances from a silent log. Workers that get no answer to their heartbeats report through the log; while it
+does not take entries, connections stay up, and suspecting all workers would reject all requests. Signs: our own decision
+does not come back, or several instances fall silent together, in the log and out of it; the second excuses them for a
+bounded time only."""
 
 from pointsman.ports import Clock
 from pointsman.primitives import EngineSeconds, WallSeconds
@@ -17,7 +18,7 @@ class LogLiveness:
     def __init__(self, clock: Clock, *, suspect_seconds: WallSeconds) -> None:
         self._clock = clock
         self._suspect_seconds = suspect_seconds
-        self._last_entry_at = clock.wall()
+        self._last_entry_at = self._last_heartbeat_at = clock.wall()
         self._written = 0
         self._returned = 0
         self.listening_since: EngineSeconds = 0.0
@@ -25,7 +26,7 @@ class LogLiveness:
 
     def begin(self) -> None:
         self.listen_from_now()
-        self._last_entry_at = self._clock.wall()
+        self._last_entry_at = self._last_heartbeat_at = self._clock.wall()
         self._written = self._returned = 0
 
     def listen_from_now(self) -> None:
@@ -38,9 +39,13 @@ class LogLiveness:
         self._last_entry_at = self._clock.wall()
         self._returned = max(self._returned, own_number)
 
+    def heartbeat(self) -> None:
+        self._last_heartbeat_at = self._clock.wall()
+
     def log_is_silent(self, instances: int) -> bool:
-        quiet = self._clock.wall() - self._last_entry_at
-        if quiet < QUIET_SHARE * self._suspect_seconds:
+        now, patience = self._clock.wall(), self._suspect_seconds
+        if now - self._last_entry_at < QUIET_SHARE * patience:
             return False
-        in_doubt = instances > 1 and quiet < DOUBT_SHARE * self._suspect_seconds
+        quiet = now - max(self._last_entry_at, self._last_heartbeat_at)
+        in_doubt = instances > 1 and QUIET_SHARE * patience <= quiet < DOUBT_SHARE * patience
         return in_doubt or self._returned < self._written

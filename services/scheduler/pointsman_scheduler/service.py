@@ -9,7 +9,7 @@ import structlog
 
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import LeaderElected, WritesLost
-from pointsman.contracts.fleet import FleetEvent, InstanceJoined, InstanceLeft
+from pointsman.contracts.fleet import FleetEvent, InstanceJoined, InstanceLeft, InstanceReported
 from pointsman.contracts.requests import RequestEvent
 from pointsman.policies.dispatch import Dispatcher
 from pointsman.policies.policy_set import PolicySet
@@ -20,6 +20,7 @@ from pointsman.runtime.engine_urls import EngineUrls
 from pointsman.runtime.health import HealthBoard
 from pointsman.runtime.leadership import Leadership
 from pointsman.runtime.log_metrics import measure_log
+from pointsman.runtime.recovery import LogBrokenError, Recovery, StartPoint
 from pointsman.runtime.tracing import Tracer
 from pointsman.state.state import State
 from pointsman_scheduler.engine_url_guard import EngineUrlGuard
@@ -30,7 +31,6 @@ from pointsman_scheduler.leader import LEADERSHIP, ActiveTerm, Candidacy, Depose
 from pointsman_scheduler.log_liveness import LogLiveness
 from pointsman_scheduler.overlap import OverlapService
 from pointsman_scheduler.policy_config import empty_state
-from pointsman_scheduler.recovery import LogBrokenError, Recovery, StartPoint
 from pointsman_scheduler.replica import Replica
 from pointsman_scheduler.resync import Resync
 from pointsman_scheduler.settings import SchedulerSettings
@@ -94,6 +94,7 @@ class SchedulerService:
             pool=pool,
             name=name,
             secret=settings.secret,
+            log_liveness=heartbeats,
         )
         self._housekeeping = Housekeeping(
             leader=leader,
@@ -197,7 +198,7 @@ class SchedulerService:
             self._replica.pass_over(entry)
         else:
             self._heartbeats.entry_read()
-            queue = self._queue_of(event)
+            queue, standing = self._queue_of(event), self._standing(event)
             self._replica.apply(entry)
             if isinstance(event, LeaderElected):
                 self._leader.note_election(event)
@@ -207,7 +208,7 @@ class SchedulerService:
             elif isinstance(event, WritesLost) and event.writer == self._name and self._leader.term is not None:
                 await self._leader.end_term(f"the log misses {event.count} decisions of this leader: {event.reason}")
             with contained("reaction"):
-                if self.leading is not None:
+                if self.leading is not None and (standing is None or standing != self._standing(event)):
                     await self._react(self.leading, event, queue)
 
     def _queue_of(self, event: LogEvent) -> InstanceId | None:
@@ -216,6 +217,15 @@ class SchedulerService:
             return None
         request = self.state.workload.requests.get(event.request)
         return request.instance if request else None
+
+    def _standing(self, event: LogEvent) -> object:
+        """Of a report: what it may change for requests that wait. Most change nothing, and looking at all queues takes
+        milliseconds in a large fleet."""
+        if not isinstance(event, InstanceReported):
+            return None
+        fleet = self.state.fleet
+        known = fleet.get(event.instance)
+        return fleet.ready, known and (known.adapters, known.aliases)
 
     async def _react(self, term: ActiveTerm, event: LogEvent, queue: InstanceId | None) -> None:
         now = self._clock.now()

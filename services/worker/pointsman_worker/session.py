@@ -92,6 +92,8 @@ class SessionState:
     undecodable: int = 0
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     report_at: WallSeconds = WallSeconds(0.0)
+    report_wanted: bool = False
+    """In the log."""
 
     @property
     def labels(self) -> tuple[str, InstanceId]:
@@ -109,6 +111,10 @@ class SessionState:
 
     def report_now(self) -> None:
         self.report_at = self.clock.wall()
+        self.wake.set()
+
+    def log_report(self) -> None:
+        self.report_wanted = True
         self.wake.set()
 
     def certain(self, session: CacheSession) -> bool:

@@ -1,5 +1,5 @@
-"""The only task that appends to the log. While the log is unavailable, changes gather in the translator. A report
-follows the changes before it, so its digest matches the log."""
+"""The only task that appends to the log. While the log is unavailable, changes gather in the translator. A report, to the
+leader or to the log, follows the changes before it, so its digest matches the log."""
 
 import asyncio
 import contextlib
@@ -16,6 +16,7 @@ from pointsman.primitives import EngineSeconds, Epoch, WallSeconds
 from pointsman.runtime.health import HealthBoard
 from pointsman_worker.event_sequencer import CacheEvents
 from pointsman_worker.fleet_events import FleetEvents
+from pointsman_worker.heartbeats import Heartbeats
 from pointsman_worker.saved_session import SessionStore
 from pointsman_worker.session import CacheSession, SessionState
 
@@ -35,6 +36,7 @@ class LogWriter:
     fleet_events: FleetEvents
     successor: SessionStore
     board: HealthBoard
+    heartbeats: Heartbeats
     _log_checked_at: WallSeconds = field(default=WallSeconds(0.0), init=False)
     _snapshots: list[asyncio.Future[None]] = field(default_factory=list, init=False)
     _leaving: str = field(default="", init=False)
@@ -55,8 +57,14 @@ class LogWriter:
             reporting = state.clock.wall() >= state.report_at
             if reporting:
                 state.report_at = state.clock.wall() + state.settings.report_seconds
-            if session is not None and await self._write(session, reporting=reporting) and reporting:
+            if session is None or not await self._write(session, reporting=reporting):
+                continue
+            if state.report_wanted:
+                state.report_wanted = False
                 await self._report(session)
+            elif reporting:
+                self.heartbeats.tell(self.fleet_events.reported(session))
+            if reporting:
                 await self._check_log(session)
         await self._end()
 
@@ -124,7 +132,7 @@ class LogWriter:
             yield from sequencer.changes(at, blocks.keys.take_changes(), tier)
 
     async def _report(self, session: CacheSession, *, back_within: EngineSeconds = 0.0) -> None:
-        """Not retried: the next report replaces it."""
+        """Not retried: the next heartbeat replaces it."""
         with contextlib.suppress(LogUnavailableError):
             report = self.fleet_events.reported(session, back_within=back_within)
             sequence = await self.event_log.append(report)

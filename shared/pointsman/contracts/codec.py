@@ -22,8 +22,10 @@ from pointsman.contracts.commands import (
     FollowAnswered,
     FollowRequests,
     HandOverRequest,
+    HeartbeatNoted,
     MigrateRequests,
     MigrationAnswered,
+    NoteHeartbeat,
     ResyncAnswered,
     ResyncCache,
     RouteGranted,
@@ -128,6 +130,8 @@ AnyCommand = (
     | CancelAnswered
     | ResyncCache
     | ResyncAnswered
+    | NoteHeartbeat
+    | HeartbeatNoted
     | DescribeFleet
     | FleetDescribed
     | MigrateRequests

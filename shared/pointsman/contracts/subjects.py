@@ -118,6 +118,15 @@ def resync_subject(pool: PoolName, instance: InstanceId) -> str:
     return f"{SUBJECT_ROOT}.{pool}.cmd.resync.{instance}"
 
 
+def heartbeat_subject(pool: PoolName, instance: InstanceId | str) -> str:
+    return f"{SUBJECT_ROOT}.{pool}.cmd.heartbeat.{instance}"
+
+
+def instance_of(subject: str) -> str:
+    """Last token of a subject that names its sender, which NATS attests by its permissions."""
+    return subject.rpartition(".")[2]
+
+
 def leader_subject(pool: PoolName) -> str:
     return f"{SUBJECT_ROOT}.{pool}.leader"
 

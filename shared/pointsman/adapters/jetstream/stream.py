@@ -33,6 +33,7 @@ LAG_SECONDS_MAX = 5.0
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamSettings:
     bytes_max: int = 4 * 1024**3
+    """Before compression."""
     age_seconds_max: EngineSeconds = 7 * 24 * 3600.0
     replicas: int = 1
     """3 survives the loss of a node, and needs three servers."""
@@ -195,6 +196,7 @@ class Stream:
             "retention": "limits",
             "discard": "old",
             "storage": "file",
+            "compression": "s2",
             "max_bytes": settings.bytes_max,
             "max_age": int(settings.age_seconds_max * NANOSECONDS),
             "num_replicas": settings.replicas,
