@@ -22,6 +22,8 @@ BEFORE = RELEASES / "461fb369.jsonl"
 SCHEMAS: dict[str, Any] = json.loads(BEFORE.with_suffix(".schema.json").read_text())
 NEW = {
     "CommandRefused": "an answer to what the release before cannot send",
+    "NoteHeartbeat": "on a subject that it does not serve: the worker writes the report into the log, as it does",
+    "HeartbeatNoted": "an answer to what the release before cannot send",
 }
 """Messages that the release before does not know, and why it need not."""
 MESSAGES: list[LogEvent | AnyCommand] = [*EVENTS, *COMMANDS]
