@@ -46,7 +46,10 @@ def count(parts: StateParts, event: CacheEvent) -> None:
             index.add_blocks(event.instance, sum(len(run.keys) for run in event.runs) // KEY_BYTES)
         case BlocksRemoved(tier="device"):
             index.add_blocks(event.instance, -(len(event.keys) // KEY_BYTES))
+            if not event.expired:
+                _release_computed(parts, event.instance, set(unpack_keys(event.keys)))
         case CacheCleared():
+            _release_computed(parts, event.instance)
             instance.cache, instance.cache_detail = "empty", ""
         case CacheGap():
             instance.cache_detail = event.reason
@@ -175,8 +178,6 @@ def release(parts: StateParts, instance: InstanceId, epoch: Epoch, keys: list[Bl
 
 def promise_until_confirmed(parts: StateParts, request: Request, at: EngineSeconds) -> None:
     """The prompt was computed: keep its promise until cache events should have confirmed it."""
-    if not parts.knows_keys:
-        return
     deadline = at + CONFIRMATION_WALL_SECONDS * parts.settings.speed
     parts.promises.unconfirmed.append((deadline, request.instance, request.epoch, request.keys))
 

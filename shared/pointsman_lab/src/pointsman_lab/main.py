@@ -54,6 +54,11 @@ COMMANDS = {
         "Measure one worker that follows many engines, beside a worker for each.",
     ),
     "route": ("pointsman_lab.route", "route_command", "Measure the leader's calls by the number of instances."),
+    "copies": (
+        "pointsman_lab.copies",
+        "copies_command",
+        "Measure memory and start of the processes that hold a State.",
+    ),
     "plan": ("pointsman_lab.plan", "plan_command", "Measure planning of migrations."),
 }
 """Name to module, attribute, and the line of `--help`."""
