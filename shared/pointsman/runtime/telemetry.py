@@ -411,6 +411,11 @@ LOG_LAG = Gauge(
 )
 LOG_FIRST_SEQUENCE = Gauge("pointsman_log_first_sequence", "Sequence of the oldest entry that the log keeps.", ["pool"])
 LOG_LAST_SEQUENCE = Gauge("pointsman_log_last_sequence", "Sequence of the newest log entry.", ["pool"])
+LOG_FOLDED_WHOLE = Counter(
+    "pointsman_log_folded_whole_total",
+    "Starts that folded the whole log because its checkpoints are of another release's fold, or of other policies.",
+    ["pool", "reason"],
+)
 LOG_BYTES = Gauge("pointsman_log_bytes", "Bytes that the log's stream holds.", ["pool"])
 LOG_BYTES_LIMIT = Gauge(
     "pointsman_log_bytes_limit", "Bytes at which the log's stream drops its oldest entries; 0: no limit.", ["pool"]
