@@ -43,7 +43,7 @@ def up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunningUp]:
         "--console",
     )
     with pointsman_up(tmp_path, *options) as running:
-        running.wait_for("ready in")
+        running.wait_for("ready in", seconds=240)
         yield running
         running.stop()
 
@@ -54,12 +54,13 @@ async def pages(up: RunningUp) -> dict[str, str]:
     assert described is not None
     async with aiohttp.ClientSession() as session:
         for process in described.processes:
-            if not process.url:
+            where = process.admin_url or process.url
+            if not where:
                 continue
             try:
-                async with session.get(f"{process.url}/metrics") as answer:
+                async with session.get(f"{where}/metrics") as answer:
                     if answer.status == 200:
-                        found[f"{process.role} {process.url}"] = await answer.text()
+                        found[f"{process.role} {where}"] = await answer.text()
             except aiohttp.ClientError:
                 pass
     return found
@@ -88,7 +89,7 @@ async def ask_much(up: RunningUp) -> None:
                 assert answer.status == 200
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(400)
 async def test_no_page_of_any_process_names_an_engine_that_left(up: RunningUp) -> None:
     await scale(up, 3)
 
