@@ -21,7 +21,7 @@ from pointsman.runtime.telemetry import HTTP_CONNECTIONS_REFUSED
 log = structlog.get_logger()
 
 REFUSAL_LOG_WALL_SECONDS = 10.0
-WHEN_GONE = "pointsman.when_gone"
+WHEN_GONE = "x-when-gone"
 """In an HTTP scope: `HttpProtocol.when_gone`."""
 HEAD = b"HTTP/1."
 JOINED_BYTES_MAX = 64 * 1024
