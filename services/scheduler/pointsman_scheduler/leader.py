@@ -10,6 +10,7 @@ import structlog
 
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import LeaderElected
+from pointsman.contracts.wire import WIRE_VERSION
 from pointsman.policies.dispatch import Dispatcher
 from pointsman.policies.policy_set import PolicySet
 from pointsman.ports import (
@@ -233,4 +234,5 @@ class Candidacy:
             pool=asdict(state.settings),
             policy=self._policies.routing.name,
             settings=self._policies.settings,
+            wire=WIRE_VERSION,
         )

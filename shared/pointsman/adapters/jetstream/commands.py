@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from typing_extensions import override
 
-from pointsman.adapters.command_decoding import decoding
+from pointsman.adapters.command_decoding import decoded_answer, decoding
 from pointsman.adapters.jetstream.connection import (
     NO_RESPONDERS,
     Connection,
@@ -19,7 +19,7 @@ from pointsman.adapters.jetstream.connection import (
     status_of,
 )
 from pointsman.adapters.log_listener import LogListener
-from pointsman.contracts.codec import AnyCommand, UndecodableError, UnwritableError, decode_command, encode
+from pointsman.contracts.codec import AnyCommand, UnwritableError, encode
 from pointsman.contracts.permissions import INBOX, JETSTREAM_API, MAPPED_REPLY
 from pointsman.contracts.subjects import covers
 from pointsman.ports import (
@@ -127,12 +127,7 @@ class JetStreamCommands(Commands):
             self._listener.trouble("command not sent", str(error))
             raise CommandTimeoutError(str(error)) from error
         answer = await self._requests.request(subject, payload, float(timeout))
-        try:
-            return decode_command(answer)
-        except UndecodableError as error:
-            self._listener.undecodable(subject, str(error))
-            not_understood = f"the answer on {subject} was not understood: {error}"
-            raise CommandTimeoutError(not_understood) from error
+        return decoded_answer(subject, answer, self._listener)
 
     @override
     async def request_bytes(self, subject: str, payload: bytes, *, timeout: WallSeconds) -> bytes:
