@@ -15,7 +15,7 @@ from pointsman_cli.output_file import write_json
 from pointsman_cli.terminal import table
 from pointsman_lab.gateway.comparison import OURS, as_json, compare, goals, total
 from pointsman_lab.gateway.connection import Target
-from pointsman_lab.gateway.measurements import Figures, Setup, measure
+from pointsman_lab.gateway.measurements import Added, Figures, Setup, measure
 from pointsman_lab.gateway.routers import COMMANDS, running
 
 FRESH_ENGINE_SPEED = 200.0
@@ -98,7 +98,15 @@ async def _against(
         engine = next(iter(ours.engines.items()))
         async with running(names, environment, engine[1], fleet.model) as routers:
             setups = {
-                name: Setup(router.target, dict([engine]), {name: router.pid}, fleet.model, requests, CONCURRENCY)
+                name: Setup(
+                    router.target,
+                    dict([engine]),
+                    {name: router.pid},
+                    fleet.model,
+                    requests,
+                    CONCURRENCY,
+                    may_refuse=True,
+                )
                 for name, router in routers.items()
             }
             return await compare({OURS: ours, **setups}, rounds)
@@ -131,11 +139,11 @@ def _print_comparison(found: dict[str, Figures]) -> None:
     latency = [f">{name} {percentile}" for name in bodies for percentile in ("p50", "p99")]
     shown = table("gateway", *latency, ">requests/s", ">CPU a request", ">CPU a chunk", title="Added latency and work")
     for name, figures in found.items():
-        added = [figures.added[body] for body in bodies]
-        milliseconds = [value for one in added for value in (one.added_p50_ms, one.added_p99_ms)]
+        added = [figures.added.get(body) for body in bodies]
+        latencies = [text for one in added for text in _latencies(one)]
         shown.add_row(
             name,
-            *(f"{value:.2f} ms" for value in milliseconds),
+            *latencies,
             f"{figures.requests_per_s['gateway']:,.0f}",
             *(f"{total(figures, attribute):,.0f} us" for attribute in ("cpu_us_per_request", "cpu_us_per_chunk")),
         )
@@ -145,6 +153,12 @@ def _print_comparison(found: dict[str, Figures]) -> None:
             f"{goal.name}, at most that of {goal.other}: {'met' if goal.met else 'missed'} "
             f"({goal.ours_us:,.0f} and {goal.others_us:,.0f} us)"
         )
+
+
+def _latencies(added: Added | None) -> tuple[str, str]:
+    if added is None:
+        return "refused", ""
+    return f"{added.added_p50_ms:.2f} ms", f"{added.added_p99_ms:.2f} ms"
 
 
 def _print(figures: Figures) -> None:

@@ -44,6 +44,7 @@ def quieter(one: Figures, other: Figures) -> Figures:
         concurrency=one.concurrency,
         work={name: _less(work, other.work[name]) for name, work in one.work.items()},
         not_measured=one.not_measured,
+        refused=one.refused,
     )
 
 
