@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup up check lint test test-console screenshots dashboards manifests test-containers test-upgrade test-vllm test-clients mutation fuzz results lock audit sbom clean
+.PHONY: help setup up check lint test test-console screenshots dashboards manifests test-containers test-upgrade test-vllm test-clients routers mutation fuzz results lock audit sbom clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -76,6 +76,16 @@ $(CLIENTS)/.ready: pyproject.toml | setup
 	@echo "setting up $(CLIENTS) (once; some minutes)"
 	@test -x $(CLIENTS)/bin/python || $(PYTHON) -m venv $(CLIENTS)
 	@$(CLIENTS)/bin/python -m pip install -q --disable-pip-version-check $$($(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["clients"])')
+	@touch $@
+
+# What they need clashes with what we need (protobuf, for one).
+ROUTERS ?= .venv-routers
+routers: setup $(ROUTERS)/.ready ## other routers, for pointsman-lab gateway --against
+
+$(ROUTERS)/.ready: pyproject.toml | setup
+	@echo "setting up $(ROUTERS) (once; a minute)"
+	@test -x $(ROUTERS)/bin/python || $(PYTHON) -m venv $(ROUTERS)
+	@$(ROUTERS)/bin/python -m pip install -q --disable-pip-version-check $$($(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["routers"])')
 	@touch $@
 
 # Half of them to a fleet that splits prefill and decode. Another run: make fuzz POINTSMAN_FUZZ_SEED=7.
