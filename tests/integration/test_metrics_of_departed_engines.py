@@ -54,13 +54,12 @@ async def pages(up: RunningUp) -> dict[str, str]:
     assert described is not None
     async with aiohttp.ClientSession() as session:
         for process in described.processes:
-            where = process.admin_url or process.url
-            if not where:
+            if not process.probes:
                 continue
             try:
-                async with session.get(f"{where}/metrics") as answer:
+                async with session.get(f"{process.probes}/metrics") as answer:
                     if answer.status == 200:
-                        found[f"{process.role} {where}"] = await answer.text()
+                        found[f"{process.role} {process.probes}"] = await answer.text()
             except aiohttp.ClientError:
                 pass
     return found
