@@ -24,6 +24,7 @@ NEW = {
     "CommandRefused": "an answer to what the release before cannot send",
     "NoteHeartbeat": "on a subject that it does not serve: the worker writes the report into the log, as it does",
     "HeartbeatNoted": "an answer to what the release before cannot send",
+    "RequestsRefused": "an event that it does not know is skipped; nothing is folded from it",
 }
 """Messages that the release before does not know, and why it need not."""
 MESSAGES: list[LogEvent | AnyCommand] = [*EVENTS, *COMMANDS]
