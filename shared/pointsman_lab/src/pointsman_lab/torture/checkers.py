@@ -92,8 +92,8 @@ def one_answer_a_client(cluster: Cluster) -> Iterator[str]:
 
 
 def _fits_no_instance(cluster: Cluster, request: ClientRequest) -> bool:
-    """Whether every instance with its adapter, as far as its ingress could know, reported a short context. With
-    retention, an ingress may know only one instance after its start."""
+    """Whether every instance with its model and adapter, as far as its ingress could know, reported a short context.
+    With retention, an ingress may know only one instance after its start."""
     if request.code != "context_length_exceeded":
         return False
     contexts: dict[InstanceId, Tokens] = {}
@@ -106,11 +106,15 @@ def _fits_no_instance(cluster: Cluster, request: ClientRequest) -> bool:
             break
         if stored.duplicate:
             continue  # of an earlier epoch, perhaps after the instance left
-        if isinstance(event, InstanceJoined) and (not request.adapter or request.adapter in event.adapters):
+        if isinstance(event, InstanceJoined) and _can_serve(event, request):
             contexts[event.instance] = event.max_model_len
-        elif isinstance(event, InstanceLeft):
+        elif isinstance(event, InstanceJoined | InstanceLeft):
             contexts.pop(event.instance, None)
     return max(contexts.values(), default=0) < MAX_MODEL_LEN
+
+
+def _can_serve(event: InstanceJoined, request: ClientRequest) -> bool:
+    return event.model == MODEL and (not request.adapter or request.adapter in event.adapters)
 
 
 def decisions_are_recomputed(cluster: Cluster) -> Iterator[str]:

@@ -150,15 +150,17 @@ class Session:
         chance: Random,
         *,
         can_reach: Callable[[str], bool],
-        sends: Callable[[str, dict[str, str]], None],
+        sends: Callable[[str, dict[str, str]], None] = lambda _host, _headers: None,
+        connects: Callable[[dict[str, str]], None] = lambda _headers: None,
     ) -> None:
         """`sites` by host. `can_reach`: whether a host is reachable from here. `sends`: called with host and headers of
-        each request."""
+        each request; `connects`: of each that reaches its host."""
         self._sites = sites
         self._loop = loop
         self._chance = chance
         self._can_reach = can_reach
         self._sends = sends
+        self._connects = connects
 
     async def __aenter__(self) -> Self:
         return self
@@ -192,6 +194,7 @@ class Session:
         if site.app is None:
             refused = f"nothing listens on {host}"
             raise ConnectionRefusedError(refused)
+        self._connects(headers)
         exchange = Exchange(site, self._loop, self._chance, post_scope(url.path, headers), body)
         exchange.begin(site.app)
         return await self._patiently(exchange)

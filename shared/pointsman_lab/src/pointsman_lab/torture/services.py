@@ -115,6 +115,7 @@ class IngressProcess(HttpProcess):
         super().__init__(environment, name)
         self.engines_cut: set[str] = set()
         self.tried: dict[str, list[str]] = {}
+        self.connected: set[str] = set()
 
     @override
     async def serve(self, run: ProcessRun, supervisor: Supervisor) -> None:
@@ -125,6 +126,7 @@ class IngressProcess(HttpProcess):
             environment.chance("http"),
             can_reach=self._can_reach,
             sends=self._sends,
+            connects=self._connects,
         )
         shared = {name: value for name, value in environment.plan.fleet_settings.items() if name != "block_tokens"}
         settings = IngressSettings(**shared, **environment.plan.ingress_settings, name=self.link.name)
@@ -170,16 +172,26 @@ class IngressProcess(HttpProcess):
         )
 
     def _sends(self, host: str, headers: dict[str, str]) -> None:
-        """Checks the answer that a dispatch relies on, and that no engine gets a request twice."""
+        """Checks the answer that a dispatch relies on, and that no engine gets a request twice; where none could be
+        reached, all are tried again."""
         request = RequestId(headers.get("x-request-id", ""))
-        tried = self.tried.setdefault(f"{self.link.name} {request}", [])
-        again = host in tried and not self.environment.plan.split and not request.startswith(PROBES)
+        of_here = f"{self.link.name} {request}"
+        tried = self.tried.setdefault(of_here, [])
+        again = (
+            host in tried
+            and of_here in self.connected
+            and not self.environment.plan.split
+            and not request.startswith(PROBES)
+        )
         if again and not self._was_rebound_from(host, request):
             self.environment.violation(f"{self.name} sent {request} to {host} again, after {tried}")
         tried.append(host)
         heeded = self.link.stale_answer(request)
         if heeded:
             self.environment.violation(f"{self.name} sent {request} to its engine, and {heeded}")
+
+    def _connects(self, headers: dict[str, str]) -> None:
+        self.connected.add(f"{self.link.name} {headers.get('x-request-id', '')}")
 
 
 class EngineProcess(HttpProcess):
@@ -197,7 +209,6 @@ class EngineProcess(HttpProcess):
             environment.loop,
             environment.chance("transfers"),
             can_reach=lambda _: True,
-            sends=lambda _host, _headers: None,
         )
         engine = RunningEngine(
             environment.loop,
