@@ -11,6 +11,7 @@ from pointsman_lab.torture.http import Site
 from pointsman_lab.torture.link import Link
 from pointsman_lab.torture.loop import KillableTask, VirtualLoop
 from pointsman_lab.torture.network import Network
+from pointsman_lab.torture.older_release import make_older
 from pointsman_lab.torture.plan import POOL, POOL_BLOCK_TOKENS, SECRET, Plan
 from pointsman_lab.torture.simulated_ports import open_link
 
@@ -38,10 +39,14 @@ class Environment:
             found = self._chances[name] = Random(f"{name} {self.plan.seed}")
         return found
 
-    def link(self, clock: Clock, name: str) -> Link:
-        return open_link(
+    def link(self, clock: Clock, name: str, *, older: bool = False) -> Link:
+        link = open_link(
             self.network, clock, name=name, window_max=self.plan.window_max, on_failure=self._handler_failed
         )
+        if older:
+            self.note(f"{name} is of the release before")
+            make_older(link)
+        return link
 
     def note(self, what: str) -> None:
         self.trace.append((self.loop.time(), what))

@@ -26,6 +26,8 @@ def schedule(injector: Injector) -> None:
         )
     elif injector.cluster.plan.scenario == "slow disk":
         injector.cluster.loop.outside(FAULTS_BEGIN, network_faults.slow_disk_for_long, injector)
+    elif injector.cluster.plan.scenario == "heartbeats":
+        injector.cluster.loop.outside(FAULTS_BEGIN, network_faults.bad_heartbeats_in_turn, injector)
     elif injector.cluster.plan.scenario:
         injector.cluster.loop.outside(FAULTS_BEGIN, process_faults.rolling_restart, injector)
     else:
@@ -76,6 +78,8 @@ def heal(injector: Injector) -> None:
     cluster.network.duplicates = cluster.network.damage = 0.0
     cluster.network.server_up()
     cluster.network.disk_is_quick()
+    cluster.network.regain_quorum()
+    cluster.network.heartbeats.clear()
     for process in cluster.processes:
         process.clock.skew = 0.0
         process.resume()
@@ -111,6 +115,8 @@ FAULTS: dict[str, Fault] = {
     "partition": Fault(2.0, network_faults.partition),
     "bad network": Fault(3.0, network_faults.bad_network),
     "slow disk": Fault(1.0, network_faults.slow_disk),
+    "heartbeats": Fault(1.0, network_faults.bad_heartbeats),
+    "no quorum": Fault(1.0, network_faults.no_quorum),
     "server away": Fault(1.0, network_faults.server_away),
     "clock": Fault(1.0, process_faults.clock_jump),
     "drop events": Fault(3.0, engine_faults.drop_events),

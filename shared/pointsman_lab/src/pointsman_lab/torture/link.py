@@ -60,6 +60,10 @@ class Link:
         return self.alive and not self.cut and self.network.broker.available
 
     @property
+    def reaches_log(self) -> bool:
+        return self.open and self.network.quorum
+
+    @property
     def subscribed(self) -> bool:
         """Whether the server counts this process as a subscriber: until it notices the cut."""
         return self.alive and self.connected
@@ -125,7 +129,7 @@ class Link:
         await asyncio.sleep(
             min(network.chance.expovariate(1 / self.conditions.delay), DELAY_MEANS_MAX * self.conditions.delay)
         )
-        while not self.open or not self.connected:
+        while not self.reaches_log or not self.connected:
             self._found_again.clear()
             await self._found_again.wait()
 
@@ -244,13 +248,13 @@ class _Window:
     def _reach(self, write: _Write) -> None:
         """Of the server: its disk works on one write after the other."""
         network = self._link.network
-        if network.broker.available and not self._link.cut:
+        if network.broker.available and network.quorum and not self._link.cut:
             network.when_written(self._link.name, write.number, self._store, write)
 
     def _store(self, write: _Write) -> None:
         link = self._link
         network = link.network
-        if not network.broker.available or link.cut:
+        if not network.broker.available or not network.quorum or link.cut:
             return
         if write.fence is not None and not network.broker.may_write(Fence(write.fence.elected)):
             network.carry(link.conditions, self._fenced, write)

@@ -20,9 +20,9 @@ from pointsman.contracts.fleet import (
     InstanceSuspected,
     InstanceUndrained,
 )
-from pointsman.contracts.subjects import any_actor, subject_of
+from pointsman.contracts.subjects import any_actor, heartbeat_subject, instance_of, subject_of
 from pointsman.ports import LogEntry
-from pointsman.primitives import EngineSeconds, PoolName, Sequence
+from pointsman.primitives import EngineSeconds, InstanceId, PoolName, Sequence
 from pointsman_lab.memory.log import MemoryBroker
 from pointsman_lab.torture.loop import MOMENT_SECONDS, VirtualLoop
 
@@ -106,6 +106,10 @@ class Network:
         self.write_seconds: EngineSeconds = 0.0
         """Of the log's disk, for one write; all writers share it."""
         self._at_disk: deque[tuple[tuple[str, int], Callable[..., None], tuple[Any, ...]]] = deque()
+        self.quorum = True
+        """Without it there is core NATS, and no JetStream: no entries, leases and checkpoints."""
+        self.heartbeats: dict[InstanceId, LinkConditions] = {}
+        """Of heartbeats and their answers, where they differ from all else."""
         self.damage = 0.0
         """Share of cache events that are stored corrupted."""
         self.checkpointed: Sequence = 1
@@ -123,6 +127,14 @@ class Network:
 
     def server_up(self) -> None:
         self.broker.available = True
+        for link in self.links:
+            link.connection_restored()
+
+    def lose_quorum(self) -> None:
+        self.quorum = False
+
+    def regain_quorum(self) -> None:
+        self.quorum = True
         for link in self.links:
             link.connection_restored()
 
@@ -224,7 +236,15 @@ class Network:
         if not listening:
             self.carry(asker.conditions, asker.no_responders, subject, answer)
         for served in listening:
-            self.carry(served.link.conditions, served.offer, subject, payload, asker, answer)
+            self.carry(self.way(subject, served.link), served.offer, subject, payload, asker, answer)
+
+    def way(self, subject: str, link: Endpoint) -> LinkConditions:
+        """Of a command or its answer, between the server and a process."""
+        own = self.heartbeats.get(InstanceId(instance_of(subject))) if self.is_heartbeat(subject) else None
+        return own or link.conditions
+
+    def is_heartbeat(self, subject: str) -> bool:
+        return subject == heartbeat_subject(self.pool, instance_of(subject))
 
     def store_raw(self, subject: str, payload: bytes) -> None:
         sequence = self.broker.store_raw(subject, payload)

@@ -1,13 +1,20 @@
 """Faults of the network and of the log server."""
 
-from pointsman.primitives import EngineSeconds
+from pointsman.primitives import EngineSeconds, InstanceId
 from pointsman_lab.torture.injector import Injector
 from pointsman_lab.torture.network import IDEAL, LinkConditions
-from pointsman_lab.torture.plan import SLOW_DISK_SECONDS
+from pointsman_lab.torture.plan import HEARTBEATS_SECONDS, SLOW_DISK_SECONDS
 from pointsman_lab.torture.processes import Process
 
 EXPIRY_SECONDS: EngineSeconds = 1.0
 SLOW_WRITE_SECONDS: EngineSeconds = 0.3
+BAD_HEARTBEATS = (
+    LinkConditions(loss=1.0),
+    LinkConditions(loss=0.5),
+    LinkConditions(delay=0.3, duplication=0.3),
+    LinkConditions(delay=1.0),
+)
+"""Lost, or later than a worker waits for the answer."""
 
 
 def slow_rebalancer(injector: Injector) -> None:
@@ -38,10 +45,7 @@ def bad_network(injector: Injector) -> None:
         loss=chance.choice((0.0, 0.02, 0.2)),
         duplication=chance.choice((0.0, 0.05, 0.3)),
     )
-    injector.cluster.note(
-        f"bad network at {process.name}: delay {conditions.delay} s, loss {conditions.loss}, duplication {conditions.duplication}, "
-        f"for {seconds:.2f} s"
-    )
+    injector.cluster.note(f"bad network at {process.name}: {_said(conditions)}, for {seconds:.2f} s")
     process.link.conditions = conditions
     injector.later(seconds, _clear_up, process)
 
@@ -85,6 +89,49 @@ def slow_disk_for_long(injector: Injector) -> None:
     network.write_seconds = SLOW_WRITE_SECONDS
     injector.cluster.note(f"the log's disk takes {SLOW_WRITE_SECONDS:g} s a write for {SLOW_DISK_SECONDS:g} s")
     injector.later(SLOW_DISK_SECONDS, network.disk_is_quick)
+
+
+def bad_heartbeats(injector: Injector) -> None:
+    """Core NATS is bad for them, while the log and all else works."""
+    network, chance = injector.cluster.network, injector.chance
+    hosts = sorted(injector.cluster.hosts)
+    chosen = chance.choice((hosts, [chance.choice(hosts)]))
+    conditions, seconds = chance.choice(BAD_HEARTBEATS), injector.seconds(12.0)
+    injector.cluster.note(f"heartbeats of {', '.join(chosen)}: {_said(conditions)}, for {seconds:.2f} s")
+    network.heartbeats |= dict.fromkeys(chosen, conditions)
+    injector.later(seconds, _heartbeats_well, injector, chosen)
+
+
+def bad_heartbeats_in_turn(injector: Injector) -> None:
+    """Of all engines, in every way."""
+    network, hosts, each = (
+        injector.cluster.network,
+        sorted(injector.cluster.hosts),
+        HEARTBEATS_SECONDS / len(BAD_HEARTBEATS),
+    )
+    for number, conditions in enumerate(BAD_HEARTBEATS):
+        injector.later(number * each, injector.cluster.note, f"all heartbeats: {_said(conditions)}, for {each:g} s")
+        injector.later(number * each, network.heartbeats.update, dict.fromkeys(hosts, conditions))
+
+
+def no_quorum(injector: Injector) -> None:
+    """The reverse: JetStream does not answer, core NATS works."""
+    network = injector.cluster.network
+    if not network.broker.available or not network.quorum:
+        return
+    seconds = injector.seconds(8.0)
+    injector.cluster.note(f"JetStream has no quorum for {seconds:.2f} s")
+    network.lose_quorum()
+    injector.later(seconds, network.regain_quorum)
+
+
+def _heartbeats_well(injector: Injector, chosen: list[InstanceId]) -> None:
+    for instance in chosen:
+        injector.cluster.network.heartbeats.pop(instance, None)
+
+
+def _said(conditions: LinkConditions) -> str:
+    return f"delay {conditions.delay} s, loss {conditions.loss}, duplication {conditions.duplication}"
 
 
 def damage_entries(injector: Injector) -> None:

@@ -55,7 +55,10 @@ OVERLOAD_OBJECTIVES_MS = (50, 100, 200, 400)
 FAULTS_BEGIN: EngineSeconds = 3.0
 FAULTS_SECONDS: EngineSeconds = 24.0
 
-Scenario = Literal["", "bad engine", "rolling restart", "slow disk"]
+Releases = Literal["", "forward", "back", "mixed"]
+"""All processes are of this release; each is upgraded, or set back, at its next start; or drawn at each start."""
+RELEASES: tuple[Releases, ...] = ("", "", "", "forward", "back", "mixed")
+Scenario = Literal["", "bad engine", "rolling restart", "slow disk", "heartbeats"]
 """A single fault in a fleet with spare capacity, for guarantees that hold without other faults."""
 ENGINE_URLS = ("http://*:8000",)
 BAD_ENGINE_SHARE = 0.05
@@ -66,6 +69,8 @@ ROLLING_SECONDS: EngineSeconds = 45.0
 SLOW_DISK_SHARE = 0.04
 SLOW_DISK_SECONDS: EngineSeconds = 60.0
 SLOW_DISK_REST_SECONDS: EngineSeconds = 15.0
+HEARTBEATS_SHARE = 0.03
+HEARTBEATS_SECONDS: EngineSeconds = 36.0
 QUIET_RATE = 5.0
 
 
@@ -92,6 +97,7 @@ class Plan:
     flush_ms: float
     window_max: int
     requests: int
+    releases: Releases
     workers_pause: bool
     """Whether a stopped worker leaves its state to the next one."""
     scheduler: SchedulerSettings
@@ -115,11 +121,13 @@ def plan_of(seed: int) -> Plan:
     if draw > 1 - ROLLING_SHARE:
         return _quiet(plan, "rolling restart", ROLLING_SECONDS, engines=3)
     if draw > 1 - ROLLING_SHARE - SLOW_DISK_SHARE:
-        return _quiet(plan, "slow disk", SLOW_DISK_SECONDS + SLOW_DISK_REST_SECONDS, engines=3)
+        return _quiet(plan, "slow disk", SLOW_DISK_SECONDS + SLOW_DISK_REST_SECONDS, engines=3, releases="")
+    if draw > 1 - ROLLING_SHARE - SLOW_DISK_SHARE - HEARTBEATS_SHARE:
+        return _quiet(plan, "heartbeats", HEARTBEATS_SECONDS, engines=3, releases="")
     return plan
 
 
-def _quiet(plan: Plan, scenario: Scenario, seconds: EngineSeconds, *, engines: int) -> Plan:
+def _quiet(plan: Plan, scenario: Scenario, seconds: EngineSeconds, *, engines: int, **others: Any) -> Plan:
     """The same policies and windows for a fleet of equals with enough capacity."""
     return replace(
         plan,
@@ -150,6 +158,7 @@ def _quiet(plan: Plan, scenario: Scenario, seconds: EngineSeconds, *, engines: i
         ),
         ingress_settings=plan.ingress_settings | {"request_timeout_seconds": 120.0, "drain_seconds_max": 30.0},
         scaler_settings=plan.scaler_settings | {"min_instances": 1, "max_instances": engines},
+        **others,
     )
 
 
@@ -194,6 +203,7 @@ def _any_plan(seed: int) -> Plan:
         window_max=chance.choice((10_000, 10_000, 10_000, 25)),
         requests=chance.randint(40, 90) + OVERLOAD_REQUESTS * overload,
         fleet_settings=fleet,
+        releases=Random(f"releases {seed}").choice(RELEASES),
         workers_pause=Random(f"state directory {seed}").random() < 0.5,
         scheduler=SchedulerSettings(
             **fleet,

@@ -63,10 +63,22 @@ class Process:
     def start(self) -> None:
         assert self.run is None
         self.runs += 1
-        link = self.environment.link(self.clock, f"{self.name}-{self.runs}") if self.networked else None
+        name, older = f"{self.name}-{self.runs}", self._is_older()
+        link = self.environment.link(self.clock, name, older=older) if self.networked else None
         run = self.run = ProcessRun(link)
         self.environment.runs.append(run)
         self.environment.loop.launch(self._run(run), run.context)
+
+    def _is_older(self) -> bool:
+        match self.environment.plan.releases:
+            case "":
+                return False
+            case "forward":
+                return self.runs == 1
+            case "back":
+                return self.runs > 1
+            case "mixed":
+                return self.environment.chance("releases").random() < 0.5
 
     def stop(self, *, for_good: bool = False) -> None:
         """SIGTERM, or with `for_good` SIGINT: a graceful end that takes a while."""

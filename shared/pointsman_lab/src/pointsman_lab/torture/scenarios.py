@@ -102,6 +102,19 @@ def a_slow_disk_costs_no_term_and_no_decision(cluster: Cluster) -> Iterator[str]
         yield "no request was answered"
 
 
+def heartbeats_are_not_needed(cluster: Cluster) -> Iterator[str]:
+    """Whoever is not heard reports through the log: nobody is suspected, and one leader leads throughout."""
+    if cluster.plan.scenario != "heartbeats":
+        return
+    elected = 0
+    for stored in cluster.network.history:
+        elected += isinstance(stored.event, LeaderElected)
+        if isinstance(stored.event, InstanceSuspected | InstanceLeft | InstanceEjected):
+            yield f"{stored.event.instance} is well, and the log has {type(stored.event).__name__} of it at {stored.sequence}"
+    if elected > 1:
+        yield f"{elected} leaders were elected"
+
+
 def clients_notice_nothing(cluster: Cluster) -> Iterator[str]:
     """Every request is served, unless an engine broke off within a started answer or the log's disk is slow."""
     if not cluster.plan.scenario:
@@ -139,5 +152,6 @@ SCENARIOS: tuple[Callable[[Cluster], Iterator[str]], ...] = (
     a_well_engine_is_back_soon,
     clients_notice_nothing,
     a_slow_disk_costs_no_term_and_no_decision,
+    heartbeats_are_not_needed,
     restarted_workers_keep_their_caches,
 )

@@ -117,7 +117,7 @@ class SimulatedLog(EventLog):
         loop = asyncio.get_running_loop()
         fresh_at = -1.0
         async for found in self._stored.read(start, kinds=kinds, at_end=at_end):
-            if loop.time() != fresh_at or not self._link.open:
+            if loop.time() != fresh_at or not self._link.reaches_log:
                 await self._link.one_delay()
                 fresh_at = loop.time()
             if isinstance(found, LogEntry) and isinstance(found.event, LeaderElected):
@@ -261,8 +261,8 @@ class _Answer:
     async def __call__(self, answer: AnyCommand | bytes) -> None:
         if self.answerer.open:
             payload = answer if isinstance(answer, bytes) else encode(answer)
-            self.network.carry(self.answerer.conditions, self._at_server, payload)
+            self.network.carry(self.network.way(self.subject, self.answerer), self._at_server, payload)
 
     def _at_server(self, payload: bytes) -> None:
         if self.network.broker.available:
-            self.network.carry(self.asker.conditions, self.asker.receive, self.answer, payload)
+            self.network.carry(self.network.way(self.subject, self.asker), self.asker.receive, self.answer, payload)
