@@ -24,11 +24,9 @@ class WireMessage:
 
     @cached_property
     def headers(self) -> dict[str, str] | None:
-        """None without headers, and if they are not text."""
-        try:
-            first, *lines = self._head.decode().split("\r\n")
-        except UnicodeDecodeError:
-            return None
+        """None without headers. Bytes that are not text are escaped: the server adds its headers to those that a writer
+        chose, and what it adds must be found."""
+        first, *lines = self._head.decode(errors="backslashreplace").split("\r\n")
         found = {}
         status, _, description = first[len(VERSION) :].strip().partition(" ")
         if status.isdigit():
