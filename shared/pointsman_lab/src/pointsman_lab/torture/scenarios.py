@@ -1,5 +1,5 @@
-"""Guarantees without other faults: one engine of four is bad, or every service is restarted in turn. Judged by client
-results and by the log. Times are virtual wall seconds."""
+"""Guarantees without other faults: one engine of four is bad, every service is restarted in turn, the log's disk is slow, or
+heartbeats are lost. Judged by client results and by the log. Times are virtual wall seconds."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator
