@@ -91,7 +91,8 @@ def test_headers_are_read_with_their_status() -> None:
 
     assert message.headers == {"Status": "409", "Description": "Consumer Deleted", "Nats-Pending-Messages": "7"}
     assert WireMessage(b"s", b"", b"").headers is None
-    assert WireMessage(b"s", b"", b"", b"NATS/1.0\r\nA: \xff\r\n\r\n").headers is None
+    mixed = WireMessage(b"s", b"", b"", b"NATS/1.0 \xff\r\nA: \xff\r\nNats-Sequence: 3\r\n\r\n")
+    assert mixed.headers == {"A": "\\xff", "Nats-Sequence": "3"}
 
 
 def test_a_subject_that_is_no_ascii_is_shown_and_never_answered() -> None:

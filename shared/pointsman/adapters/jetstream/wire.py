@@ -24,11 +24,8 @@ class WireMessage:
 
     @cached_property
     def headers(self) -> dict[str, str] | None:
-        """None without headers, and if they are not text."""
-        try:
-            first, *lines = self._head.decode().split("\r\n")
-        except UnicodeDecodeError:
-            return None
+        """Bytes that are no text are shown: beside a writer's headers the server's own are needed."""
+        first, *lines = self._head.decode(errors="backslashreplace").split("\r\n")
         found = {}
         status, _, description = first[len(VERSION) :].strip().partition(" ")
         if status.isdigit():
