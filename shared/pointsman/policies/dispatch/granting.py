@@ -23,9 +23,17 @@ def grant_waiting(turn: Turn, instance_id: InstanceId) -> None:
     """Also elsewhere, if tenants may have waited for their share of the KV capacity, which is the pool's."""
     grant_next(turn, instance_id)
     if turn.state.tenants.limits_kv or turn.state.best_effort.waits:
-        for other in sorted(turn.state.workload.queues):
+        pending = [name for name, queue in turn.state.workload.queues.items() if queue.pending]
+        for other in sorted(pending):
             if other != instance_id:
                 grant_next(turn, other)
+
+
+def grant_everywhere(turn: Turn) -> None:
+    """Also where prefills may have ended that nobody reports."""
+    for name, queue in list(turn.state.workload.queues.items()):
+        if queue.waiting:
+            grant_next(turn, name)
 
 
 def grant_next(turn: Turn, instance_id: InstanceId) -> None:

@@ -13,7 +13,7 @@ from pointsman.policies.rebalancing.migration_check import MigrationCheck, Veto
 from pointsman.policies.rebalancing.redispatch import Redispatch, Redispatching, Window
 from pointsman.policies.routing import NoInstance
 from pointsman.primitives import EngineSeconds, InstanceId
-from pointsman.state.workload import NO_INSTANCE, Request
+from pointsman.state.workload import EMPTY_QUEUE, NO_INSTANCE, Request
 
 NOT_PLANNED = MigrationPlan(as_of=0)
 
@@ -34,11 +34,13 @@ def relocate_pending(turn: Turn) -> None:
     state = turn.state
     ready = state.fleet.ready
     for instance, queue in list(state.workload.queues.items()):
-        if instance not in ready and queue.pending and ready:
+        if queue.pending and ready and instance not in ready:
             for request in list(queue.pending.values()):
                 _relocate(turn, request)
     for instance in ready:
-        grant_next(turn, instance)
+        queue = state.workload.queues.get(instance, EMPTY_QUEUE)
+        if queue.waiting:
+            grant_next(turn, instance)
 
 
 def _redispatch(turn: Turn, migration: Migration, plan: MigrationPlan) -> bool:
