@@ -11,6 +11,7 @@ import structlog
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import LeaderElected
 from pointsman.policies.dispatch import Dispatcher
+from pointsman.policies.dispatch.recording import SETTINGS_EVERY, Recording
 from pointsman.policies.policy_set import PolicySet
 from pointsman.ports import (
     Clock,
@@ -56,9 +57,10 @@ class ActiveTerm:
         event_log: EventLog,
         heartbeats: LogLiveness,
         pool: str,
+        recording: Recording,
         spans: DecisionSpans | None = None,
     ) -> None:
-        self.dispatcher = Dispatcher(state, policies, term=term, on_decision=self._collect)
+        self.dispatcher = Dispatcher(state, policies, term=term, on_decision=self._collect, recording=recording)
         self.waiters = Waiters(self.dispatcher, pool)
         self.ownership = Ownership()
         self.migrations = MigrationHandler(self.dispatcher, pool)
@@ -106,8 +108,10 @@ class Candidacy:
         name: str,
         replica: Replica,
         heartbeats: LogLiveness,
+        rivals: int,
         tracer: Tracer | None = None,
     ) -> None:
+        """`rivals`: that each decision records (`Recording`)."""
         self._tracer = tracer
         self._log = event_log
         self._clock = clock
@@ -117,6 +121,7 @@ class Candidacy:
         self._name = name
         self._replica = replica
         self._heartbeats = heartbeats
+        self._rivals = rivals
         self._serving = AsyncExitStack()
         self._fence: Fence | None = None
         self._settled = asyncio.Event()
@@ -157,8 +162,9 @@ class Candidacy:
         state, self._fence = self._replica.state, fence
         self._heartbeats.begin()
         spans = None if self._tracer is None else DecisionSpans(self._tracer)
+        recording = Recording(self._rivals, settings_every=SETTINGS_EVERY)
         self.term = ActiveTerm(
-            state, self._policies, elected.term, fence, self._log, self._heartbeats, self._board.pool, spans
+            state, self._policies, elected.term, fence, self._log, self._heartbeats, self._board.pool, recording, spans
         )
         self._settled.set()
         self.report_readiness()

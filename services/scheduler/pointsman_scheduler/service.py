@@ -81,6 +81,7 @@ class SchedulerService:
             name=name,
             replica=replica,
             heartbeats=heartbeats,
+            rivals=settings.rivals,
             tracer=tracer,
         )
         self._tenants = tenants = TenantPoliciesKeeper(leader=leader, replica=replica, store=access, clock=clock)

@@ -10,7 +10,7 @@ import msgspec
 
 from pointsman.contracts.decisions import Candidate, TierTokens
 from pointsman.policies.prefix_fetch import FetchSource, fetch_source, fetch_to, shared_fetch_seconds
-from pointsman.primitives import BlockKey, EngineSeconds, InstanceId, Tokens
+from pointsman.primitives import NO_SECONDS, BlockKey, EngineSeconds, InstanceId, Tokens
 from pointsman.state.fleet import Instance
 from pointsman.state.latency_model import LatencyModel
 from pointsman.state.priority_classes import LOWEST, RANK, QueueClass
@@ -76,7 +76,7 @@ class CandidateEstimate(msgspec.Struct, frozen=True, kw_only=True):
             predicted_ttft=self.predicted_ttft,
             fetch_from=self.fetch_from,
             fetched_tokens=self.fetched_tokens,
-            transfer_seconds=self.transfer_seconds if self.fetch_from else 0.0,
+            transfer_seconds=self.transfer_seconds if self.fetch_from and self.transfer_seconds else NO_SECONDS,
             loaded_tokens=self.loaded_tokens,
         )
 

@@ -194,7 +194,7 @@ class _LeaderFold:
             instance=instance,
             source=event.source if isinstance(event, RequestMigrated) else InstanceId(""),
             policy=event.policy,
-            settings={} if isinstance(event, RequestMigrated) else event.settings,
+            settings={} if isinstance(event, RequestMigrated) else state.settings_of(event),
             reason=event.reason,
             detail=event.detail if isinstance(event, RequestRejected) else "",
             retry_after=event.retry_after if isinstance(event, RequestRejected) else None,
