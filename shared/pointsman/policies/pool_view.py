@@ -1,6 +1,7 @@
 """Read-only input of a routing policy: one request, and predictions for each instance that could take it. Predicted
 TTFT counts from now: `(queue + prefill) * correction + transfer`."""
 
+from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import cached_property
 from hashlib import blake2b
@@ -79,6 +80,15 @@ class CandidateEstimate(msgspec.Struct, frozen=True, kw_only=True):
             transfer_seconds=self.transfer_seconds if self.fetch_from and self.transfer_seconds else NO_SECONDS,
             loaded_tokens=self.loaded_tokens,
         )
+
+
+class LazyCandidates(Sequence[CandidateEstimate]):
+    """Estimates that are made when they are looked at."""
+
+    @abstractmethod
+    def nearest(self, chosen: InstanceId, *, by_ttft: int, by_hit: int) -> list[CandidateEstimate]:
+        """The chosen one, so many with the least predicted TTFT, and of the rest so many with the longest hits, in their
+        order."""
 
 
 class PoolView:

@@ -16,6 +16,7 @@ from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.commands import RouteRequest
 from pointsman.contracts.fleet import PrefillCost
 from pointsman.policies import pool_view
+from pointsman.policies.dispatch.recording import Recording
 from pointsman.policies.pool_view import PoolView
 from pointsman.policies.routing import ROUTING_POLICIES
 from pointsman.policies.routing.weighed import Rows, weighed_list
@@ -150,6 +151,9 @@ def _compare_answers(view: PoolView, seed: int) -> None:
     assert view.columns is not None
     fast, slow = WeighedColumns(view.columns, 1.0), weighed_list(view, view.candidates, 1.0)
     assert list(fast) == list(slow)
+    chosen = slow[seed % 7].instance
+    assert Recording(4).candidates(fast, chosen) == Recording(4).candidates(slow, chosen)
+    assert Recording(5).candidates(fast) == Recording(5).candidates(slow)
     assert (fast.least_prefill, fast.longest_queue) == (slow.least_prefill, slow.longest_queue)
     assert fast.shortest() == slow.shortest()
     limit = Random(seed).choice([candidate.queue_seconds for candidate in slow])

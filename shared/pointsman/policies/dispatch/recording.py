@@ -18,7 +18,7 @@ from pointsman.contracts.decisions import (
     RequestRejected,
     Settings,
 )
-from pointsman.policies.pool_view import CandidateEstimate
+from pointsman.policies.pool_view import CandidateEstimate, LazyCandidates
 from pointsman.primitives import InstanceId
 from pointsman.state.workload import NO_INSTANCE
 
@@ -47,6 +47,10 @@ class Recording:
 
     def candidates(self, weighed: Sequence[CandidateEstimate], chosen: InstanceId = NO_INSTANCE) -> list[Candidate]:
         """Half of the rivals have the least predicted TTFT, the others the longest hits of the rest."""
+        rivals = self.rivals
+        if rivals is not None and len(weighed) > rivals and isinstance(weighed, LazyCandidates):
+            nearest = weighed.nearest(chosen, by_ttft=(rivals + 1) // 2, by_hit=rivals // 2)
+            return [candidate.recorded() for candidate in nearest]
         return [candidate.recorded() for candidate in _nearest(weighed, chosen, self.rivals, _by_ttft, _by_hit)]
 
     def decode_candidates(

@@ -24,6 +24,7 @@ from pointsman.contracts.decisions import RequestGranted
 from pointsman.contracts.fleet import InstanceJoined, InstanceReported, LivenessTimeouts
 from pointsman.contracts.requests import PrefillFinished, RequestFinished
 from pointsman.policies.dispatch import Dispatcher
+from pointsman.policies.dispatch.recording import RIVALS, SETTINGS_EVERY, Recording
 from pointsman.policies.policy_set import policy_set
 from pointsman.policies.routing import DEFAULT_ROUTING
 from pointsman.primitives import BlockKey, EngineSeconds, Epoch, InstanceId, RequestId, SessionId, Tenant, Term
@@ -97,7 +98,9 @@ class BusyPool:
         self._chance = Random(seed)
         policies = policy_set(routing=policy)
         self.state = State(PoolSettings(block_tokens=BLOCK_TOKENS), policies.trackers())
-        self.dispatcher = Dispatcher(self.state, policies, term=Term(1))
+        self.dispatcher = Dispatcher(
+            self.state, policies, term=Term(1), recording=Recording(RIVALS, settings_every=SETTINGS_EVERY)
+        )
         self.now: EngineSeconds = 0.0
         self.rate = RATE_EACH * load * instances
         self.engines = {name: Engine(name) for name in _names(instances)}
