@@ -41,8 +41,8 @@ class CandidateColumns:
         for name, blocks in hits.items():
             if (row := position.get(name)) is not None:
                 self.hit_blocks[row] = blocks
-        usable = (prompt_tokens - 1) // known.engine_block_tokens * known.engine_block_tokens
-        self.cached_tokens: Column = np.maximum(0.0, np.minimum(self.hit_blocks * block_tokens, usable))
+        cacheable = (prompt_tokens - 1) // known.engine_block_tokens * known.engine_block_tokens
+        self.cached_tokens: Column = np.maximum(0.0, np.minimum(self.hit_blocks * block_tokens, cacheable))
         self.uncached_tokens: Column = prompt_tokens - self.cached_tokens
         self.work_seconds = known.prefill_work(prompt_tokens, self.cached_tokens)
         self.prefill_seconds = known.prefill_seconds(self.work_seconds, self.uncached_tokens)
