@@ -47,6 +47,10 @@ class ForbiddenError(NoResponderError):
     """The credentials do not allow the subject."""
 
 
+class CommandRefusedError(NoResponderError):
+    """Whoever serves the subject cannot read the command (CommandRefused). Nothing was done."""
+
+
 class CommandTimeoutError(Exception):
     """The command may have had its effect."""
 
@@ -153,19 +157,21 @@ class Reply(Protocol):
         """Of the command; attests its sender where the subject names one (`contracts.subjects.actor_of`)."""
         ...
 
-    async def __call__(self, answer: AnyCommand | bytes) -> None: ...
+    async def __call__(self, answer: AnyCommand | bytes) -> None:
+        """Sends without waiting."""
+        ...
 
 
 class Commands(Protocol):
     async def request(self, subject: str, command: AnyCommand, *, timeout: WallSeconds) -> AnyCommand:
-        """Raises NoResponderError, CommandTimeoutError."""
+        """Raises NoResponderError, CommandRefusedError, CommandTimeoutError."""
         ...
 
     async def request_bytes(self, subject: str, payload: bytes, *, timeout: WallSeconds) -> bytes: ...
 
     def serve(self, subject: str, handler: CommandHandler) -> AbstractAsyncContextManager[None]:
-        """Answer commands on `subject` while the context is open. Its last token may be `*`. Undecodable commands are
-        counted, logged and not answered."""
+        """Answer commands on `subject` while the context is open. Its last token may be `*`. A command that does not
+        decode is counted, logged, and comes as the CommandRefused with which to answer it (`refusal_of`)."""
         ...
 
     def serve_payloads(

@@ -9,7 +9,7 @@ from collections import Counter
 import structlog
 
 from pointsman.contracts.codec import AnyCommand, LogEvent
-from pointsman.contracts.commands import ScaleAnswered, ScalePool
+from pointsman.contracts.commands import ScaleAnswered, ScalePool, refusal_of
 from pointsman.contracts.decisions import ScaleApplied, ScaleDecided
 from pointsman.contracts.subjects import ANY_ACTOR, actor_of, admin_subject
 from pointsman.policies.scaling import Limits, ScalingPolicy
@@ -253,7 +253,11 @@ class ScalerService:
         return True
 
     async def _on_scale(self, command: AnyCommand, reply: Reply) -> None:
-        if not isinstance(command, ScalePool) or not self.acts:
+        if not self.acts:
+            return
+        if not isinstance(command, ScalePool):
+            if (unread := refusal_of(command, (ScalePool,))) is not None:
+                await reply(unread)
             return
         refusal = ""
         roles, wanted = RoleSizes(command.prefill or 0, command.decode or 0), command.wanted

@@ -20,7 +20,8 @@ from pointsman.ports import (
     StoreUnavailableError,
 )
 from pointsman.primitives import Sequence, WallSeconds
-from pointsman.runtime.checkpoint_fingerprint import checkpoint_form, entry_digest
+from pointsman.runtime import telemetry
+from pointsman.runtime.checkpoint_fingerprint import checkpoint_form, entry_digest, fold_version
 from pointsman.runtime.health import HealthBoard
 from pointsman.state.checkpoint import UnreadableStateError, decode_state
 from pointsman.state.state import State
@@ -70,6 +71,8 @@ class Recovery:
         self._part = part
         self._empty_state = empty_state
         self._unfit: set[CheckpointLabel] = set()
+        self._others: dict[str, set[CheckpointLabel]] = {}
+        """Of other folds, newest first, by why."""
         self.form = checkpoint_form(empty_state())
 
     async def begin(self) -> StartPoint:
@@ -80,7 +83,22 @@ class Recovery:
             return StartPoint(state, extent, label)
         if extent.first > 1:
             log.warning("log_truncated", first=extent.first, lost="what was known before, until workers report again")
+        self._tell_of_others(extent)
         return StartPoint(self._empty_state(), extent, None)
+
+    def _tell_of_others(self, extent: LogExtent) -> None:
+        """Checkpoints of this log that are of another fold: the start takes as long as the log is."""
+        if not self._others:
+            return
+        reason = next(iter(self._others))
+        telemetry.LOG_FOLDED_WHOLE.labels(self._board.pool, reason).inc()
+        log.warning(
+            "log_folded_whole",
+            reason=reason,
+            entries=extent.last - extent.first + 1,
+            checkpoints=len(self._others[reason]),
+            form=self.form,
+        )
 
     async def entries(self, beginning: StartPoint) -> AsyncIterator[LogEntry]:
         """Yields entries after `beginning.state`, without end. Raises LogBrokenError."""
@@ -120,6 +138,7 @@ class Recovery:
     async def _newest_fitting(self, extent: LogExtent) -> tuple[CheckpointLabel, State] | None:
         """Raises _RetryLookUpError."""
         replaced = ""
+        self._others = {}
         try:
             for label in await self._checkpoints.labels():
                 problem = self._unfitness(label, extent)
@@ -143,18 +162,27 @@ class Recovery:
     def _unfitness(self, label: CheckpointLabel, extent: LogExtent) -> str:
         if label in self._unfit:
             return "the log went on differently before it"
-        if label.form != self.form:
-            return "it was written by another version, or with other policies or settings"
         if label.identity != extent.identity:
             return "it is of another log"
+        if label.form != self.form:
+            reason = self._other_fold(label.form)
+            self._others.setdefault(reason, set()).add(label)
+            return f"it is of another fold: {reason}"
         if not extent.first <= label.as_of <= extent.last:
             return f"the log holds entries {extent.first} to {extent.last}"
         return ""
+
+    def _other_fold(self, form: str) -> str:
+        theirs, ours = fold_version(form), fold_version(self.form)
+        if theirs is None:
+            return "an earlier release"
+        return "other policies or settings" if theirs == ours else "another fold version"
 
     def _decoded(self, label: CheckpointLabel, content: bytes) -> State | None:
         try:
             return decode_state(content)
         except UnreadableStateError as error:
+            self._others.setdefault("unreadable", set()).add(label)
             log.warning("checkpoint_unreadable", as_of=label.as_of, problem=str(error))
             return None
 

@@ -1,6 +1,6 @@
 """The scheduler: follows the log, decides while it leads, and writes every decision. Three tasks share one event loop:
 fold, candidacy with command handlers, housekeeping; none awaits while it changes the State. A decision is applied at
-once, then written, then answered. After losing its term or writes, a leader discards its State and follows again from a
+once, then answered, then written. After losing its term or writes, a leader discards its State and follows again from a
 checkpoint."""
 
 import asyncio

@@ -54,7 +54,7 @@ class Pointsman(RoutingPolicy):
     demand_max: float = 2.0
     late_queue_max_s: float = 600.0
     tenant_excess_max: float = 0.05
-    tenant_lack_max: float = 0.1
+    tenant_lack_max: float = 0.2
     stale_after_s: float = 0.25
 
     @override

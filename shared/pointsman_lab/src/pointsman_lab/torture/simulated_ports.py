@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 from typing_extensions import override
 
-from pointsman.contracts.codec import AnyCommand, LogEvent, UndecodableError, decode_command, encode
+from pointsman.adapters.command_decoding import decoded_answer, decoding
+from pointsman.adapters.log_listener import LogListener
+from pointsman.contracts.codec import AnyCommand, LogEvent, UndecodableError, encode
 from pointsman.contracts.decisions import LeaderElected, RequestGranted, RequestHandedOver
 from pointsman.ports import (
     CheckpointLabel,
@@ -24,7 +26,6 @@ from pointsman.ports import (
     LogUnavailableError,
     OnStored,
     PayloadHandler,
-    Reply,
     Tenure,
 )
 from pointsman.ports import Link as Ports
@@ -138,7 +139,7 @@ class SimulatedCommands(Commands):
 
     @override
     async def request(self, subject: str, command: AnyCommand, *, timeout: WallSeconds) -> AnyCommand:
-        return decode_command(await self._link.ask(subject, encode(command), float(timeout)))
+        return decoded_answer(subject, await self._link.ask(subject, encode(command), float(timeout)), LogListener())
 
     @override
     async def request_bytes(self, subject: str, payload: bytes, *, timeout: WallSeconds) -> bytes:
@@ -146,10 +147,7 @@ class SimulatedCommands(Commands):
 
     @override
     def serve(self, subject: str, handler: CommandHandler) -> AbstractAsyncContextManager[None]:
-        async def on_payload(payload: bytes, reply: Reply) -> None:
-            await handler(decode_command(payload), reply)
-
-        return self._serving(subject, on_payload)
+        return self._serving(subject, decoding(handler, LogListener()))
 
     @override
     def serve_payloads(
