@@ -139,7 +139,7 @@ class StateParts:
     def note_policies(self, policy: Name, settings: Settings) -> None:
         """Whole numbers as they are read from the log, so that the leader knows them as its followers do."""
         self.term_policy = policy
-        self.term_settings = {name: float(value) if type(value) is int else value for name, value in settings.items()}
+        self.term_settings = {n: v if isinstance(v, bool | str) else float(v) for n, v in settings.items()}
 
     def settings_of(self, event: RequestPlaced | RequestRejected) -> Settings:
         """Empty if unknown, and for a rejection that no policy of the term made."""

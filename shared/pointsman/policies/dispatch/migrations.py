@@ -12,7 +12,7 @@ from pointsman.policies.rebalancing.base import Migration, MigrationPlan
 from pointsman.policies.rebalancing.migration_check import MigrationCheck, Veto
 from pointsman.policies.rebalancing.redispatch import Redispatch, Redispatching, Window
 from pointsman.policies.routing import NoInstance
-from pointsman.primitives import EngineSeconds, InstanceId
+from pointsman.primitives import NO_SECONDS, EngineSeconds, InstanceId
 from pointsman.state.workload import EMPTY_QUEUE, NO_INSTANCE, Request
 
 NOT_PLANNED = MigrationPlan(as_of=0)
@@ -113,13 +113,13 @@ def _move(
             plan=plan.id,
             policy=plan.policy,
             planned_as_of=plan.as_of,
-            benefit=migration.benefit,
+            benefit=migration.benefit or NO_SECONDS,
             decode=decode,
             rebound=migration.rebind,
-            wasted=wasted,
+            wasted=wasted or NO_SECONDS,
             cause=cause,
             loads=list(candidate.loads),
-            load_seconds=candidate.load_seconds,
+            load_seconds=candidate.load_seconds or NO_SECONDS,
         )
     )
 
