@@ -47,6 +47,10 @@ class ForbiddenError(NoResponderError):
     """The credentials do not allow the subject."""
 
 
+class CommandRefusedError(NoResponderError):
+    """Whoever serves the subject cannot read the command (CommandRefused). Nothing was done."""
+
+
 class CommandTimeoutError(Exception):
     """The command may have had its effect."""
 
@@ -153,19 +157,21 @@ class Reply(Protocol):
         """Of the command; attests its sender where the subject names one (`contracts.subjects.actor_of`)."""
         ...
 
-    async def __call__(self, answer: AnyCommand | bytes) -> None: ...
+    async def __call__(self, answer: AnyCommand | bytes) -> None:
+        """Sends without waiting."""
+        ...
 
 
 class Commands(Protocol):
     async def request(self, subject: str, command: AnyCommand, *, timeout: WallSeconds) -> AnyCommand:
-        """Raises NoResponderError, CommandTimeoutError."""
+        """Raises NoResponderError, CommandRefusedError, CommandTimeoutError."""
         ...
 
     async def request_bytes(self, subject: str, payload: bytes, *, timeout: WallSeconds) -> bytes: ...
 
     def serve(self, subject: str, handler: CommandHandler) -> AbstractAsyncContextManager[None]:
-        """Answer commands on `subject` while the context is open. Its last token may be `*`. Undecodable commands are
-        counted, logged and not answered."""
+        """Answer commands on `subject` while the context is open. Its last token may be `*`. A command that does not
+        decode is counted, logged, and comes as the CommandRefused with which to answer it (`refusal_of`)."""
         ...
 
     def serve_payloads(
@@ -275,8 +281,11 @@ class Checkpoints(Protocol):
     """Stored states, each whole or not at all: the newest two and some older ones. All methods raise
     StoreUnavailableError."""
 
-    async def save(self, label: CheckpointLabel, content: bytes, *, log_begins: Sequence = 1) -> None:
-        """Store one, in place of the least needed one. `log_begins`: first entry that the log still has."""
+    async def save(
+        self, label: CheckpointLabel, content: bytes, *, head_bytes: int = 0, log_begins: Sequence = 1
+    ) -> None:
+        """Store one, in place of the least needed one. `head_bytes`: of its beginning, for `load_head`. `log_begins`: first
+        entry that the log still has."""
         ...
 
     async def labels(self) -> list[CheckpointLabel]:
@@ -285,6 +294,10 @@ class Checkpoints(Protocol):
 
     async def load(self, label: CheckpointLabel) -> bytes | None:
         """None if it is missing or damaged."""
+        ...
+
+    async def load_head(self, label: CheckpointLabel) -> bytes | None:
+        """Its first `head_bytes`, without reading the rest. None if they are missing or damaged, or it has no head."""
         ...
 
 

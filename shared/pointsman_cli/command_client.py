@@ -13,7 +13,15 @@ from pointsman.contracts.codec import AnyCommand
 from pointsman.contracts.commands import Command, DescribeFleet, FleetDescribed
 from pointsman.contracts.permissions import BusRole, BusUser
 from pointsman.contracts.subjects import fleet_view_subject
-from pointsman.ports import Commands, CommandTimeoutError, ForbiddenError, Link, LogUnavailableError, NoResponderError
+from pointsman.ports import (
+    CommandRefusedError,
+    Commands,
+    CommandTimeoutError,
+    ForbiddenError,
+    Link,
+    LogUnavailableError,
+    NoResponderError,
+)
 from pointsman.primitives import PoolName, WallSeconds
 from pointsman.runtime.health import HealthBoard
 from pointsman.runtime.log_connection import NATS_PART, open_link
@@ -67,6 +75,9 @@ async def ask(commands: Commands, subject: str, command: AnyCommand, answer: typ
         answered = await commands.request(subject, command, timeout=WallSeconds(ANSWER_SECONDS))
     except ForbiddenError as error:
         raise NoAnswerError(str(error)) from error
+    except CommandRefusedError as error:
+        msg = f"{error}; the fleet runs another release than this command (docs/upgrades.md)"
+        raise NoAnswerError(msg) from error
     except NoResponderError as error:
         raise NoAnswerError(absent) from error
     except (CommandTimeoutError, LogUnavailableError) as error:

@@ -7,11 +7,13 @@ from contextlib import aclosing
 
 import pytest
 
-from pointsman.contracts.codec import AnyCommand, LogEvent
-from pointsman.contracts.commands import CancelAnswered, CancelRequest
+from pointsman.contracts.codec import AnyCommand, LogEvent, decode_command
+from pointsman.contracts.commands import CancelAnswered, CancelRequest, CommandRefused, DescribeFleet, refusal_of
 from pointsman.contracts.decisions import WritesLost
 from pointsman.contracts.subjects import cancel_subject
+from pointsman.contracts.wire import WIRE_VERSION
 from pointsman.ports import (
+    CommandRefusedError,
     CommandTimeoutError,
     EventLog,
     LogEntry,
@@ -289,9 +291,49 @@ async def test_without_a_server_nobody_responds(world: LogWorld) -> None:
             await asker.commands.request(subject, command, timeout=WallSeconds(2))
 
 
+@pytest.mark.parametrize(
+    ("payload", "reason"),
+    [
+        (b'{"type":"FutureCommand","request":"r"}', "unknown_command"),
+        (b'{"type":"FutureCommand","wire":99,"request":["r"]}', "newer_wire"),
+        (b'{"type":"CancelRequest","wire":99,"request":"r","reason":"gone"}', "newer_wire"),
+        (b'{"type":"CancelRequest","reason":7}', "invalid"),
+        (b"nonsense", "invalid"),
+        (b'{"type":"DescribeFleet"}', "unexpected"),
+    ],
+)
+async def test_what_a_service_cannot_read_is_refused_at_once_with_the_reason(
+    world: LogWorld, payload: bytes, reason: str
+) -> None:
+    async def refusing(command: AnyCommand, reply: Reply) -> None:
+        refusal = refusal_of(command, (CancelRequest,))
+        assert refusal is not None
+        await reply(refusal)
+
+    async with world.client("asker") as asker, world.client("server") as server:
+        subject = cancel_subject(world.pool)
+        async with server.commands.serve(subject, refusing):
+            answer = decode_command(await asker.commands.request_bytes(subject, payload, timeout=WallSeconds(2)))
+
+    assert isinstance(answer, CommandRefused)
+    assert (answer.reason, answer.reads) == (reason, WIRE_VERSION)
+
+
+async def test_a_refusal_is_an_error_of_its_own_that_says_what_was_refused(world: LogWorld) -> None:
+    async def refusing(_command: AnyCommand, reply: Reply) -> None:
+        await reply(b'{"type":"CommandRefused","reason":"x","detail":"this release knows no command Ask","wire":0}')
+
+    async with world.client("asker") as asker, world.client("server") as server:
+        subject = cancel_subject(world.pool)
+        async with server.commands.serve(subject, refusing):
+            with pytest.raises(CommandRefusedError, match="knows no command Ask"):
+                await asker.commands.request(subject, DescribeFleet(), timeout=WallSeconds(2))
+
+
 async def test_a_bad_command_and_a_failing_handler_leave_the_next_command_served(world: LogWorld) -> None:
     async def fragile(command: AnyCommand, reply: Reply) -> None:
-        assert isinstance(command, CancelRequest)
+        if not isinstance(command, CancelRequest):
+            return
         if command.reason == "fail":
             msg = "cannot"
             raise ValueError(msg)

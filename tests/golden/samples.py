@@ -9,6 +9,7 @@ from pointsman.contracts.commands import (
     CancelAnswered,
     CancelRequest,
     ChangeApiKey,
+    CommandRefused,
     DescribeFleet,
     DescribeTenants,
     DrainAnswered,
@@ -576,6 +577,7 @@ EVENTS: list[LogEvent] = [
         priority="interactive",
     ),
     RequestGranted(at=AT, request=RequestId("req-3"), instance=ENGINE, tenant=Tenant("t"), adapter="poet"),
+    LeaderElected(at=AT, term=Term(4), scheduler="scheduler-2", as_of=41, wire=1),
 ]
 
 COMMANDS: list[AnyCommand] = [
@@ -822,4 +824,6 @@ COMMANDS: list[AnyCommand] = [
         ],
     ),
     OverlapRefused(reason="too_often", detail="again in 0.1 s", retry_after=0.1),
+    CommandRefused(reason="unknown_command", detail="this release knows no command Ask", reads=1),
+    ResyncCache(instance=ENGINE, reason="digest differs", wire=1),
 ]

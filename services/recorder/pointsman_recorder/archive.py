@@ -2,6 +2,7 @@
 *log* here is one unbroken history: the stream's identity, with `#2`, `#3`... after the log went back and reused
 sequences."""
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -22,6 +23,9 @@ from pointsman.primitives import Sequence
 
 log = structlog.get_logger()
 SQLITE_SUFFIXES = ("-wal", "-shm", "-journal")
+WAL_BYTES_KEPT = 64 * 1024**2
+VACUUM_EARLY = "autovacuum_vacuum_scale_factor=0.02"
+"""The space of deleted rows is used again after 2% of the rows, not after 20%."""
 metadata = sa.MetaData()
 
 logs = sa.Table(
@@ -100,26 +104,30 @@ class Archive:
     """Methods raise SQLAlchemyError or OSError if the database does not answer."""
 
     def __init__(self, engine: AsyncEngine) -> None:
-        self._engine = engine
+        self.engine = engine
+        self.prepared = asyncio.Event()
 
     async def prepare(self) -> None:
-        dialect = self._engine.dialect
+        dialect = self.engine.dialect
         view = requests(dialect).compile(dialect=dialect, compile_kwargs={"literal_binds": True})
-        async with self._engine.begin() as connection:
+        async with self.engine.begin() as connection:
             await connection.run_sync(metadata.create_all)
             await connection.execute(sa.text("DROP VIEW IF EXISTS requests"))
             await connection.execute(sa.text(f"CREATE VIEW requests AS {view}"))
+            if dialect.name == "postgresql":
+                await _vacuum_early(connection)
+        self.prepared.set()
 
     async def latest_branch(self, identity: str) -> Branch | None:
         newest = sa.select(sa.func.max(logs.c.branch)).where(logs.c.identity == identity)
-        async with self._engine.connect() as connection:
+        async with self.engine.connect() as connection:
             number = (await connection.execute(newest)).scalar()
             if number is None:
                 return None
             return await _with_tail(connection, Branch(identity, number))
 
     async def store(self, batch: Batch) -> None:
-        async with self._engine.begin() as connection:
+        async with self.engine.begin() as connection:
             for row in batch.logs:
                 await _insert_missing(connection, logs, [row], logs.c.log == row["log"], "log")
             for table, rows in ((events, batch.events), (dead_letters, batch.dead_letters), (gaps, batch.gaps)):
@@ -160,10 +168,21 @@ def _keep_to_owner(file: Path) -> None:
 
 def _share_sqlite(connection: Any, _record: object) -> None:
     cursor = connection.cursor()
+    cursor.execute("PRAGMA auto_vacuum=INCREMENTAL")  # of a file without tables; others keep what they are
     cursor.execute("PRAGMA journal_mode=WAL")
+    cursor.execute(f"PRAGMA journal_size_limit={WAL_BYTES_KEPT}")
     cursor.execute("PRAGMA synchronous=NORMAL")
     cursor.execute("PRAGMA busy_timeout=5000")
     cursor.close()
+
+
+async def _vacuum_early(connection: AsyncConnection) -> None:
+    options = sa.text(
+        "SELECT coalesce(array_to_string(reloptions, ','), '') FROM pg_class WHERE oid = to_regclass(:name)"
+    )
+    for table in (events, dead_letters):
+        if VACUUM_EARLY not in ((await connection.execute(options, {"name": table.name})).scalar() or ""):
+            await connection.execute(sa.text(f"ALTER TABLE {table.name} SET ({VACUUM_EARLY})"))
 
 
 async def _with_tail(connection: AsyncConnection, branch: Branch) -> Branch:

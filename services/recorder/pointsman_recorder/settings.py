@@ -2,7 +2,9 @@
 
 from dataclasses import dataclass
 
-from pointsman.runtime.settings import FleetSettings, ProcessSettings, setting
+import click
+
+from pointsman.runtime.settings import NOT_NEGATIVE, FleetSettings, ProcessSettings, setting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -11,4 +13,14 @@ class RecorderSettings(FleetSettings, ProcessSettings):
         "sqlite+aiosqlite:///pointsman-archive.sqlite",
         "SQLAlchemy URL of the database to archive into; any async driver, for instance postgresql+asyncpg://...",
         secret=True,
+    )
+    archive_days: float = setting(
+        0.0,
+        "Days (engine time) that the archive keeps an entry; 0: for ever. Should be longer than the log keeps it.",
+        bounds=NOT_NEGATIVE,
+    )
+    archive_bytes_max: int = setting(
+        0,
+        "Bytes that entries may take in the database, the oldest go first; 0: no bound.",
+        bounds=click.IntRange(min=0),
     )

@@ -9,13 +9,14 @@ from collections import Counter
 import structlog
 
 from pointsman.contracts.codec import AnyCommand, LogEvent
-from pointsman.contracts.commands import ScaleAnswered, ScalePool
+from pointsman.contracts.commands import ScaleAnswered, ScalePool, refusal_of
 from pointsman.contracts.decisions import ScaleApplied, ScaleDecided
 from pointsman.contracts.subjects import ANY_ACTOR, actor_of, admin_subject
 from pointsman.policies.scaling import Limits, ScalingPolicy
 from pointsman.policies.scaling.decider import Decider, in_service, wanted_roles
 from pointsman.policies.scaling.roles import NOT_SIZED, RoleSizes, fixed_sizes
 from pointsman.ports import (
+    Checkpoints,
     Clock,
     Commands,
     EventLog,
@@ -58,6 +59,7 @@ class ScalerService:
         self,
         *,
         event_log: EventLog,
+        checkpoints: Checkpoints,
         commands: Commands,
         lease: Lease,
         provider: InstanceProvider,
@@ -76,7 +78,13 @@ class ScalerService:
         self._pool = PoolName(settings.pool)
         self._leadership = Leadership(lease, clock, name=name, lease_seconds=settings.scaler_lease_seconds)
         self._follower = LogFollower(
-            event_log, clock=clock, board=board, settings=pool, trackers=policy.trackers, on_event=self._on_event
+            event_log,
+            checkpoints,
+            clock=clock,
+            board=board,
+            settings=pool,
+            trackers=policy.trackers,
+            on_event=self._on_event,
         )
         self._decider = Decider(
             policy=policy,
@@ -253,7 +261,11 @@ class ScalerService:
         return True
 
     async def _on_scale(self, command: AnyCommand, reply: Reply) -> None:
-        if not isinstance(command, ScalePool) or not self.acts:
+        if not self.acts:
+            return
+        if not isinstance(command, ScalePool):
+            if (unread := refusal_of(command, (ScalePool,))) is not None:
+                await reply(unread)
             return
         refusal = ""
         roles, wanted = RoleSizes(command.prefill or 0, command.decode or 0), command.wanted

@@ -1,5 +1,6 @@
 """Commands of the leader: publishes decisions and replies. Served only while this scheduler holds the lease; one that may
-not decide answers only `cmd.fleet`, and senders retry the others."""
+not decide answers only `cmd.fleet`, and senders retry the others. Only who may decide refuses what it cannot read: a
+leader of a later release may be about to answer it."""
 
 from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
@@ -23,6 +24,7 @@ from pointsman.contracts.commands import (
     RouteRequest,
     SetTenantPolicies,
     UndrainInstance,
+    refusal_of,
 )
 from pointsman.contracts.decisions import RequestRejected
 from pointsman.contracts.reasons import CancelCause, grant_unheard, recorded_cancel_cause
@@ -103,7 +105,11 @@ class CommandHandlers:
         async def on_command(command: AnyCommand, reply: Reply) -> None:
             await self._leader.settled()
             term = self._leader.leading
-            if term is not None and isinstance(command, kinds):
+            if term is None:
+                return
+            if (refusal := refusal_of(command, kinds)) is not None:
+                await reply(refusal)
+            else:
                 await handle(term, command, reply)
 
         return on_command
@@ -190,6 +196,8 @@ class CommandHandlers:
             await reply(describe_fleet(self._replica.state, self._policies, pool=self._pool, scheduler=self._name))
         elif isinstance(command, DescribeTenants):
             await reply(describe_tenants(self._replica.state, self._clock.now(), pool=self._pool))
+        elif self._leader.leading is not None and (refusal := refusal_of(command, (DescribeFleet, DescribeTenants))):
+            await reply(refusal)
 
 
 def _decide_drain(

@@ -10,6 +10,7 @@ import structlog
 
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import LeaderElected
+from pointsman.contracts.wire import WIRE_VERSION
 from pointsman.policies.dispatch import Dispatcher
 from pointsman.policies.dispatch.recording import SETTINGS_EVERY, Recording
 from pointsman.policies.policy_set import PolicySet
@@ -75,16 +76,20 @@ class ActiveTerm:
         return self.dispatcher.term
 
     async def publish(self, events: list[LogEvent]) -> None:
-        """Includes decisions of an earlier call that failed after deciding."""
+        """Answers first: ingresses wait for them, nobody for the log. Includes decisions of an earlier call that failed
+        after deciding."""
         decided, self._unwritten = self._unwritten or events, []
-        answers: Answers = []
-        for event in decided:
-            on_stored = None if self.spans is None else self.spans.decided(event)
-            self._log.append_soon(event, self._fence, on_stored)
-            if event.stamp is not None:
-                self._heartbeats.decision_written(event.stamp.number)
-            answers += self.waiters.answers_to(event)
-        await send(answers)
+        try:
+            await send([answer for event in decided for answer in self.waiters.answers_to(event)])
+        finally:
+            for event in decided:
+                self._write(event)
+
+    def _write(self, event: LogEvent) -> None:
+        on_stored = None if self.spans is None else self.spans.decided(event)
+        self._log.append_soon(event, self._fence, on_stored)
+        if event.stamp is not None:
+            self._heartbeats.decision_written(event.stamp.number)
 
     def _collect(self, decision: LogEvent) -> LogEvent:
         self._unwritten.append(decision)
@@ -92,6 +97,7 @@ class ActiveTerm:
 
 
 async def send(answers: Answers) -> None:
+    """Does not wait, as no reply does: decisions are written in their order."""
     for reply, answer in answers:
         await reply(answer)
 
@@ -234,4 +240,5 @@ class Candidacy:
             pool=asdict(state.settings),
             policy=self._policies.routing.name,
             settings=self._policies.settings,
+            wire=WIRE_VERSION,
         )

@@ -12,7 +12,7 @@ import structlog
 
 from pointsman.contracts.block_keys import KeyChain, unpack_keys
 from pointsman.contracts.cache_salts import CacheSalts
-from pointsman.contracts.codec import UndecodableError, decode_command, encode
+from pointsman.contracts.codec import UndecodableError, decode_command, encode, unreadable
 from pointsman.contracts.overlap import (
     OVERLAP_BYTES_MAX,
     InstanceOverlap,
@@ -181,7 +181,7 @@ class OverlapService:
             with work.timed():
                 request = decode_command(payload)
         except UndecodableError as error:
-            return OverlapRefused(reason=OverlapRefusal.INVALID, detail=str(error))
+            return OverlapRefused(reason=OverlapRefusal.INVALID, detail=unreadable(payload, error).detail)
         if not isinstance(request, OverlapRequest):
             detail = f"a {type(request).__name__} is no OverlapRequest"
             return OverlapRefused(reason=OverlapRefusal.INVALID, detail=detail)

@@ -1,6 +1,6 @@
 """The scheduler: follows the log, decides while it leads, and writes every decision. Three tasks share one event loop:
 fold, candidacy with command handlers, housekeeping; none awaits while it changes the State. A decision is applied at
-once, then written, then answered. After losing its term or writes, a leader discards its State and follows again from a
+once, then answered, then written. After losing its term or writes, a leader discards its State and follows again from a
 checkpoint."""
 
 import asyncio
@@ -20,6 +20,7 @@ from pointsman.runtime.engine_urls import EngineUrls
 from pointsman.runtime.health import HealthBoard
 from pointsman.runtime.leadership import Leadership
 from pointsman.runtime.log_metrics import measure_log
+from pointsman.runtime.recovery import LogBrokenError, Recovery, StartPoint
 from pointsman.runtime.tracing import Tracer
 from pointsman.state.state import State
 from pointsman_scheduler.engine_url_guard import EngineUrlGuard
@@ -30,7 +31,6 @@ from pointsman_scheduler.leader import LEADERSHIP, ActiveTerm, Candidacy, Depose
 from pointsman_scheduler.log_liveness import LogLiveness
 from pointsman_scheduler.overlap import OverlapService
 from pointsman_scheduler.policy_config import empty_state
-from pointsman_scheduler.recovery import LogBrokenError, Recovery, StartPoint
 from pointsman_scheduler.replica import Replica
 from pointsman_scheduler.resync import Resync
 from pointsman_scheduler.settings import SchedulerSettings

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import structlog
 
 from pointsman.contracts.codec import AnyCommand
-from pointsman.contracts.commands import ResyncAnswered, ResyncCache
+from pointsman.contracts.commands import ResyncAnswered, ResyncCache, refusal_of
 from pointsman.contracts.subjects import resync_subject
 from pointsman.ports import Commands, Reply
 from pointsman.primitives import PoolName
@@ -32,6 +32,9 @@ class ResyncHandler:
     async def _on_command(self, command: AnyCommand, reply: Reply) -> None:
         """Replies after the snapshot is in the log; immediately for a new epoch."""
         state = self.state
+        if (unread := refusal_of(command, (ResyncCache,))) is not None:
+            await reply(unread)
+            return
         if isinstance(command, ResyncCache) and command.rejoin and state.session is not None:
             if state.session.joined_at:
                 log.warning("rejoin_requested", reason=command.reason)

@@ -1,8 +1,10 @@
-"""What every adapter of Commands does with a payload that does not decode: count it, log it, and answer nothing."""
+"""What every adapter of Commands does with payloads: a command that does not decode is counted, logged, and handed on as
+its refusal; an answer that does not decode is no answer."""
 
 from pointsman.adapters.log_listener import LogListener
-from pointsman.contracts.codec import UndecodableError, decode_command
-from pointsman.ports import CommandHandler, PayloadHandler, Reply
+from pointsman.contracts.codec import AnyCommand, UndecodableError, decode_command, unreadable
+from pointsman.contracts.commands import CommandRefused
+from pointsman.ports import CommandHandler, CommandRefusedError, CommandTimeoutError, PayloadHandler, Reply
 
 
 def decoding(handler: CommandHandler, listener: LogListener) -> PayloadHandler:
@@ -11,7 +13,21 @@ def decoding(handler: CommandHandler, listener: LogListener) -> PayloadHandler:
             command = decode_command(payload)
         except UndecodableError as error:
             listener.undecodable(reply.subject, str(error))
-            return
+            command = unreadable(payload, error)
         await handler(command, reply)
 
     return on_payload
+
+
+def decoded_answer(subject: str, payload: bytes, listener: LogListener) -> AnyCommand:
+    """Raises CommandRefusedError, CommandTimeoutError."""
+    try:
+        answer = decode_command(payload)
+    except UndecodableError as error:
+        listener.undecodable(subject, str(error))
+        not_understood = f"the answer on {subject} was not understood: {error}"
+        raise CommandTimeoutError(not_understood) from error
+    if isinstance(answer, CommandRefused):
+        refused = f"the command on {subject} was refused: {answer.detail}"
+        raise CommandRefusedError(refused)
+    return answer

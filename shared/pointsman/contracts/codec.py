@@ -2,6 +2,7 @@
 of the wire structs and is UTF-8."""
 
 import re
+from typing import get_args
 
 import msgspec
 
@@ -12,6 +13,7 @@ from pointsman.contracts.commands import (
     CancelAnswered,
     CancelRequest,
     ChangeApiKey,
+    CommandRefused,
     DescribeFleet,
     DescribeTenants,
     DrainAnswered,
@@ -61,6 +63,7 @@ from pointsman.contracts.fleet import (
     InstanceUnejected,
 )
 from pointsman.contracts.overlap import OverlapAnswered, OverlapRefused, OverlapRequest
+from pointsman.contracts.reasons import CommandRefusal
 from pointsman.contracts.requests import (
     PrefillFinished,
     PrefixCopyEnded,
@@ -73,6 +76,7 @@ from pointsman.contracts.requests import (
 )
 from pointsman.contracts.subjects import is_subject_of
 from pointsman.contracts.tenants import TenantPoliciesSet
+from pointsman.contracts.wire import WIRE_VERSION
 
 LogEvent = (
     BlocksStored
@@ -142,6 +146,7 @@ AnyCommand = (
     | OverlapRequest
     | OverlapAnswered
     | OverlapRefused
+    | CommandRefused
 )
 
 PAYLOAD_BYTES_MAX = 8 * 1024 * 1024
@@ -150,6 +155,17 @@ NESTING_MAX = 32
 SHALLOW_BYTES_MAX = 512
 REASON_LENGTH_MAX = 200
 
+_COMMAND_NAMES = frozenset(kind.__name__ for kind in get_args(AnyCommand))
+
+
+class _Head(msgspec.Struct):
+    """What can be read of a command of any release."""
+
+    type: str = ""
+    wire: int = 0
+
+
+_heads = msgspec.json.Decoder(_Head)
 _encoder = msgspec.json.Encoder()
 _events: msgspec.json.Decoder[LogEvent] = msgspec.json.Decoder(LogEvent)
 _commands: msgspec.json.Decoder[AnyCommand] = msgspec.json.Decoder(AnyCommand)
@@ -194,12 +210,34 @@ def decode_event(payload: bytes, subject: str | None = None) -> LogEvent:
 
 
 def decode_command(payload: bytes) -> AnyCommand:
-    """Raises UndecodableError."""
+    """Raises UndecodableError, also for a command that needs a later wire version."""
     _check_form(payload)
     try:
-        return _commands.decode(payload)
+        command = _commands.decode(payload)
     except (msgspec.DecodeError, ValueError) as error:
         raise UndecodableError(short_reason(error)) from error
+    if command.wire > WIRE_VERSION:
+        raise UndecodableError(_needs_later(type(command).__name__, command.wire))
+    return command
+
+
+def unreadable(payload: bytes, problem: UndecodableError) -> CommandRefused:
+    """The answer to a command that `decode_command` refuses."""
+    try:
+        head = _heads.decode(payload)
+    except (msgspec.DecodeError, ValueError, RecursionError):
+        head = _Head()
+    if head.wire > WIRE_VERSION:
+        reason, detail = CommandRefusal.NEWER_WIRE, _needs_later(head.type, head.wire)
+    elif head.type and head.type not in _COMMAND_NAMES:
+        reason, detail = CommandRefusal.UNKNOWN_COMMAND, f"this release knows no command {head.type}"
+    else:
+        reason, detail = CommandRefusal.INVALID, str(problem)
+    return CommandRefused(reason=reason, detail=short_reason(detail), reads=WIRE_VERSION)
+
+
+def _needs_later(name: str, wire: int) -> str:
+    return short_reason(f"this {name} needs wire version {wire}, and this release has {WIRE_VERSION}")
 
 
 def short_reason(error: object) -> str:

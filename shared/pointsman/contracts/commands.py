@@ -9,7 +9,9 @@ from msgspec import Meta
 from pointsman.contracts.access import ApiKey, KeyAction
 from pointsman.contracts.block_keys import check_key, check_packed
 from pointsman.contracts.fleet import ANY_RANK, Role
+from pointsman.contracts.reasons import CommandRefusal
 from pointsman.contracts.tenants import Priority, RateLimits, TenantPolicies
+from pointsman.contracts.wire import WIRE_VERSION
 from pointsman.primitives import (
     Count,
     Digest,
@@ -33,7 +35,18 @@ from pointsman.primitives import (
 
 
 class Command(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag=True):
-    pass
+    """`wire`: the lowest WIRE_VERSION that keeps its meaning; who has a lower one refuses it. 0: any."""
+
+    wire: Count = 0
+
+
+class CommandRefused(Command, frozen=True, kw_only=True):
+    """Answer of whoever serves a subject to a command that it cannot read; nothing was done. `reason` is a
+    CommandRefusal. `reads`: WIRE_VERSION of who refuses."""
+
+    reason: Text
+    detail: Text
+    reads: Count = 0
 
 
 class RouteRequest(Command, frozen=True, kw_only=True):
@@ -378,3 +391,14 @@ class FleetDescribed(Command, frozen=True, kw_only=True):
     term: Term
     as_of: Sequence
     speed: Number
+
+
+def refusal_of(command: Command, kinds: tuple[type[Command], ...]) -> CommandRefused | None:
+    """Why a service that takes only `kinds` does not take this command; None: it does. A command that could not be read
+    comes as its refusal (`Commands.serve`)."""
+    if isinstance(command, kinds):
+        return None
+    if isinstance(command, CommandRefused):
+        return command
+    detail = f"a {type(command).__name__} is not taken here, only {', '.join(kind.__name__ for kind in kinds)}"
+    return CommandRefused(reason=CommandRefusal.UNEXPECTED, detail=detail, reads=WIRE_VERSION)

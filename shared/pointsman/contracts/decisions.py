@@ -218,7 +218,7 @@ RequestEnd = RequestFinished | RequestFailed | RequestCancelled | RequestRejecte
 
 class LeaderElected(Event, frozen=True, kw_only=True):
     """A scheduler took over with state folded up to `as_of`. Subject `pm.<pool>.leader`. `pool` are the fold's settings
-    (`PoolSettings`), `policy` and `settings` those of the term."""
+    (`PoolSettings`), `policy` and `settings` those of the term, `wire` its WIRE_VERSION."""
 
     term: Term
     scheduler: Name
@@ -226,6 +226,7 @@ class LeaderElected(Event, frozen=True, kw_only=True):
     pool: Settings = {}
     policy: Name = ""
     settings: Settings = {}
+    wire: Count = 0
 
     def __post_init__(self) -> None:
         """Checked here, since every reader of the log makes a State of `pool`."""

@@ -159,6 +159,15 @@ class PlanRefusal(StrEnum):
     TOO_LONG = "too_long"
 
 
+class CommandRefusal(StrEnum):
+    UNKNOWN_COMMAND = "unknown_command"
+    NEWER_WIRE = "newer_wire"
+    """It needs a higher WIRE_VERSION than its receiver has."""
+    INVALID = "invalid"
+    UNEXPECTED = "unexpected"
+    """A command of another subject."""
+
+
 # Events written before `cause` was a field
 
 _CANCEL_CAUSES = {

@@ -1,10 +1,10 @@
 """Read-only input of a routing policy: one request, and predictions for each instance that could take it. Predicted
 TTFT counts from now: `(queue + prefill) * correction + transfer`."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import cached_property
 from hashlib import blake2b
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
@@ -12,13 +12,22 @@ from pointsman.contracts.decisions import Candidate, TierTokens
 from pointsman.policies.prefix_fetch import FetchSource, fetch_source, fetch_to, shared_fetch_seconds
 from pointsman.primitives import NO_SECONDS, BlockKey, EngineSeconds, InstanceId, Tokens
 from pointsman.state.fleet import Instance
+from pointsman.state.latency_model import LatencyModel
 from pointsman.state.priority_classes import LOWEST, RANK, QueueClass
 from pointsman.state.slower_tiers import TierBlocks
 from pointsman.state.state import State
 from pointsman.state.trackers.base import Tracker
 from pointsman.state.workload import EMPTY_QUEUE, NO_INSTANCE, InstanceQueue, Request
 
+if TYPE_CHECKING:
+    from pointsman.policies.candidate_columns import CandidateColumns
+
 M = TypeVar("M", bound=Tracker)
+
+COLUMNS_FROM = 32
+"""Instances from which on arrays are faster than a pass over objects."""
+EXACT_TOKENS_MAX: Tokens = 2**26
+"""Squares of longer prompts are no exact doubles."""
 
 
 class CandidateEstimate(msgspec.Struct, frozen=True, kw_only=True):
@@ -122,7 +131,56 @@ class PoolView:
 
     @cached_property
     def candidates(self) -> list[CandidateEstimate]:
+        if self.columns is not None:
+            return self.columns.estimates()
         return [self.candidate(instance) for instance in self.eligible]
+
+    @property
+    def weighed(self) -> Sequence[CandidateEstimate]:
+        """The candidates; of a large pool each is made when it is looked at."""
+        return self.candidates if self.columns is None else self.columns.candidates()
+
+    @property
+    def least_ttft_alone(self) -> EngineSeconds:
+        """Of a request that had the pool for itself."""
+        if self.columns is not None:
+            return self.columns.least_ttft_alone()
+        return min(candidate.predicted_ttft - candidate.queue_seconds for candidate in self.candidates)
+
+    @property
+    def least_prefill(self) -> EngineSeconds:
+        if self.columns is not None:
+            return float(self.columns.prefill_seconds.min())
+        return min(candidate.prefill_seconds for candidate in self.candidates)
+
+    @cached_property
+    def columns(self) -> "CandidateColumns | None":
+        """The candidates as columns, if the pool is large and columns describe it."""
+        state, fleet = self._state, self._state.fleet
+        if (
+            len(self.eligible) < COLUMNS_FROM
+            or self.eligible is not fleet.ready
+            or fleet.fetches
+            or self._limits_kv
+            or self.request.prompt_tokens > EXACT_TOKENS_MAX
+            or type(state.latency) is not LatencyModel
+        ):
+            return None
+        # Imported here: who never decides for a large pool needs no arrays.
+        from pointsman.policies.candidate_columns import ALONE_SHARE, CandidateColumns
+
+        known = state.columns
+        alone = set(known.special)
+        alone |= {row for name in self._loadable if (row := known.position.get(name)) is not None}
+        if self._ahead != LOWEST:
+            alone |= known.rows_with_pending()
+            if self._reserved is not None and (row := known.position.get(self._reserved.instance)) is not None:
+                alone.add(row)
+        if len(alone) > ALONE_SHARE * len(known.names):
+            return None
+        return CandidateColumns(
+            self, known, self._hits, alone, block_tokens=self.block_tokens, transfer_seconds=self._transfer_seconds
+        )
 
     @cached_property
     def affinity_key(self) -> BlockKey | None:
@@ -197,12 +255,16 @@ class PoolView:
             load_tokens=queue.load_tokens,
             waiting=queue.waiting,
             requests=queue.requests,
-            upper_factor=state.ttft_intervals.factor(instance_id, queue_seconds + prefill_seconds, work),
+            upper_factor=self.upper_factor(instance_id, queue_seconds + prefill_seconds, work),
             transfer_seconds=self._transfer_seconds and (self._transfer_seconds if instance.role == "prefill" else 0.0),
             loads=loads,
             load_seconds=state.slower.load_seconds(instance, loads) if loads else 0.0,
         )
         return self._with_fetch(instance, queue, estimate) if state.fleet.fetches else estimate
+
+    @property
+    def upper_factor(self) -> Callable[[InstanceId, EngineSeconds, EngineSeconds], float]:
+        return self._state.ttft_intervals.factor
 
     def _with_fetch(self, instance: Instance, queue: InstanceQueue, computed: CandidateEstimate) -> CandidateEstimate:
         replace = msgspec.structs.replace
@@ -295,7 +357,7 @@ class PoolView:
 
     @cached_property
     def _hits(self) -> dict[InstanceId, int]:
-        return self._state.hits(self.request.keys)
+        return self._state.hits_of(self.request)
 
     @cached_property
     def _loadable(self) -> dict[InstanceId, TierBlocks]:

@@ -401,6 +401,11 @@ LOG_LAG = Gauge(
 )
 LOG_FIRST_SEQUENCE = Gauge("pointsman_log_first_sequence", "Sequence of the oldest entry that the log keeps.", ["pool"])
 LOG_LAST_SEQUENCE = Gauge("pointsman_log_last_sequence", "Sequence of the newest log entry.", ["pool"])
+LOG_FOLDED_WHOLE = Counter(
+    "pointsman_log_folded_whole_total",
+    "Starts that folded the whole log because its checkpoints are of another release's fold, or of other policies.",
+    ["pool", "reason"],
+)
 LOG_BYTES = Gauge("pointsman_log_bytes", "Bytes that the log's stream holds.", ["pool"])
 LOG_BYTES_LIMIT = Gauge(
     "pointsman_log_bytes_limit", "Bytes at which the log's stream drops its oldest entries; 0: no limit.", ["pool"]
@@ -417,6 +422,17 @@ DEAD_LETTERS = Counter(
 )
 RECORDER_ARCHIVED_SEQUENCE = Gauge(
     "pointsman_recorder_archived_sequence", "Sequence of the newest log entry in the archive.", ["pool"]
+)
+ARCHIVE_BYTES = Gauge(
+    "pointsman_recorder_archive_bytes",
+    "Bytes of the archive: used by entries (what --archive-bytes-max bounds), and on disk with space that is free again.",
+    ["pool", "kind"],
+)
+ARCHIVE_OLDEST_SECONDS = Gauge(
+    "pointsman_recorder_archive_oldest_seconds", "Age of the oldest event in the archive.", ["pool"]
+)
+ARCHIVE_PRUNED = Counter(
+    "pointsman_recorder_archive_pruned_total", "Entries that retention removed from the archive.", ["pool"]
 )
 NATS_CONNECTED = Gauge(
     "pointsman_nats_connected", "1 while connected to NATS, else 0.", ["pool"], multiprocess_mode="livemin"

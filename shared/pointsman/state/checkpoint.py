@@ -1,9 +1,15 @@
 """Encodes a State as bytes and decodes it: the content of a checkpoint. The object graph is written attribute by
-attribute; shared objects stay shared. Decoding creates only classes of `pointsman.state` and `pointsman.contracts`,
-runs none of their code, and refuses changed attributes. The caller checks the fold version (`CheckpointLabel.form`)."""
+attribute; shared objects stay shared. Decoding creates only classes of `pointsman.state` and `pointsman.contracts`, and
+runs none of their code. The caller checks the fold version (`CheckpointLabel.form`).
+
+A checkpoint of an earlier release with the same fold version may lack attributes. A field with a default gets it, others
+what `checkpoint_additions` says; where neither does, the checkpoint is refused. Attributes that are gone are dropped.
+
+The indexes come last, so that who does not need them reads the beginning only."""
 
 from collections import Counter, OrderedDict, deque
-from dataclasses import fields, is_dataclass
+from collections.abc import Callable
+from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
 from hashlib import blake2b
 from importlib import import_module
@@ -11,12 +17,18 @@ from typing import Any, cast
 
 import msgspec
 
+from pointsman.primitives import InstanceId
+from pointsman.state.checkpoint_additions import ADDITIONS
+from pointsman.state.derived import Derived
+from pointsman.state.no_index import NoIndex
 from pointsman.state.prefix_index import PackedIndex, PrefixIndex
-from pointsman.state.state import State
+from pointsman.state.state import PoolSettings, State
 
 PACKAGES = ("pointsman.state.", "pointsman.contracts.")
 SCALARS = frozenset({int, float, str, bool, bytes, type(None)})
 MAPPINGS: dict[str, type[dict[Any, Any]]] = {"dict": dict, "OrderedDict": OrderedDict, "Counter": Counter}
+
+NO_INDEXES = b"\x90"  # an empty array, as msgpack writes it
 
 Slot = Any
 """A scalar, or a list with the number of a node."""
@@ -35,8 +47,11 @@ class _Node(msgspec.Struct, array_like=True, omit_defaults=True):
 
 
 class _Graph(msgspec.Struct):
+    """`fields`: of the structs, by class. `indexes` come last."""
+
     nodes: list[_Node]
-    indexes: list[PackedIndex]
+    fields: dict[str, list[str]] = {}
+    indexes: list[PackedIndex] = []
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -44,8 +59,15 @@ _decoder = msgspec.msgpack.Decoder(_Graph)
 
 
 def encode_state(state: State) -> bytes:
-    """Blocks about half a second for a million blocks."""
-    return _encoder.encode(_Writer(canonical=False).graph(state))
+    return b"".join(encode_parts(state))
+
+
+def encode_parts(state: State) -> tuple[bytes, bytes]:
+    """The head, which `decode_head` reads, and the indexes. Blocks about half a second for a million blocks."""
+    graph = _Writer(canonical=False).graph(state)
+    indexes = _encoder.encode(graph.indexes)
+    graph.indexes = []
+    return _encoder.encode(graph).removesuffix(NO_INDEXES), indexes
 
 
 def decode_state(content: bytes) -> State:
@@ -59,6 +81,13 @@ def decode_state(content: bytes) -> State:
         raise UnreadableStateError(unreadable) from error
 
 
+def decode_head(head: bytes) -> State:
+    """The state without its index (`StateParts.drop_index`). Raises UnreadableStateError."""
+    state = decode_state(head + NO_INDEXES)
+    state.drop_index()
+    return state
+
+
 def state_digest(state: State) -> str:
     content = _encoder.encode(_Writer(canonical=True).graph(state))
     return blake2b(content, digest_size=16).hexdigest()
@@ -69,13 +98,14 @@ class _Writer:
         self._canonical = canonical
         self._nodes: list[_Node] = []
         self._indexes: list[PackedIndex] = []
+        self._fields: dict[str, list[str]] = {}
         self._known: dict[int, int] = {}
         self._alive: list[object] = []
         """Keeps numbered objects alive, so that ids stay unique."""
 
     def graph(self, state: State) -> _Graph:
         self._slot(state)
-        return _Graph(self._nodes, self._indexes)
+        return _Graph(self._nodes, self._fields, self._indexes)
 
     def _slot(self, value: Any) -> Slot:
         if type(value) in SCALARS:
@@ -107,8 +137,11 @@ class _Writer:
                 flat = SCALARS.issuperset(map(type, parts))
                 node.kind, node.name = "struct" if flat else "message", _name_of(type(value))
                 node.slots = parts if flat else [_encoder.encode(value)]
-            case PrefixIndex():
-                node.kind, node.slots = "index", [len(self._indexes)]
+                if flat:
+                    self._fields.setdefault(node.name, list(type(value).__struct_fields__))
+            case PrefixIndex() if not isinstance(value, NoIndex):
+                node.kind, node.names = "index", list(value.instances)
+                node.slots = [len(self._indexes), *(value.blocks(instance) for instance in value.instances)]
                 self._indexes.append(value.pack(canonical=self._canonical))
             case dict():
                 node.kind, node.name = "mapping", _mapping_name(value)
@@ -118,7 +151,9 @@ class _Writer:
             case list() | deque():
                 node.kind, node.slots = type(value).__name__, self._slots(list(value))
             case _:
-                attributes = _attributes(value)
+                attributes = attributes_of(value)
+                if self._canonical:
+                    attributes = dict(sorted(attributes.items()))
                 node.kind, node.name, node.names = "object", _name_of(type(value)), list(attributes)
                 node.slots = self._slots(list(attributes.values()))
 
@@ -134,6 +169,9 @@ class _Reader:
     def __init__(self, graph: _Graph) -> None:
         self._graph = graph
         self._objects: list[Any] = []
+        self._expected: dict[type, list[str]] = {}
+        """Attributes of the classes in an empty State."""
+        self._lacking: list[tuple[Any, str]] = []
 
     def state(self) -> State:
         nodes = self._graph.nodes
@@ -142,12 +180,15 @@ class _Reader:
         for number, node in enumerate(nodes):  # a tuple's parts come before it, but may be shells made after it
             if node.kind == "tuple":
                 self._objects[number] = tuple(self._values(node.slots))
-        for number, node in enumerate(nodes):
-            self._fill(self._objects[number], node)
         state = self._objects[0]
         if not isinstance(state, State):
             unreadable = f"this is no State but a {type(state).__name__}"
             raise UnreadableStateError(unreadable)
+        self._expected = _attributes_within(State(PoolSettings()))
+        for number, node in enumerate(nodes):
+            self._fill(self._objects[number], node)
+        for made, name in self._lacking:
+            object.__setattr__(made, name, ADDITIONS[f"{type(made).__name__}.{name}"](state, made))
         return state
 
     def _shell(self, node: _Node) -> Any:
@@ -157,12 +198,14 @@ class _Reader:
             case "enum":
                 return _class_named(node.name)(*node.slots)
             case "struct":
-                return _class_named(node.name)(**_named(_class_named(node.name), node.slots))
+                return self._struct(_class_named(node.name), node)
             case "message":
                 return msgspec.msgpack.decode(node.slots[0], type=_class_named(node.name))
             case "mapping":
                 return MAPPINGS[node.name]()
             case "index":
+                if not self._graph.indexes:
+                    return NoIndex(dict(zip(map(InstanceId, node.names), node.slots[1:], strict=True)))
                 return PrefixIndex.unpack(self._graph.indexes[node.slots[0]])
             case "list" | "set" | "deque":
                 return {"list": list, "set": set, "deque": deque}[node.kind]()
@@ -184,11 +227,40 @@ class _Reader:
                 fill = dict.update if isinstance(made, Counter) else type(made).update  # a Counter's own would add up
                 fill(made, zip(values[:half], values[half:], strict=True))
             case "object":
-                _check_attributes(type(made), node.names)
-                for name, value in zip(node.names, self._values(node.slots), strict=True):
-                    object.__setattr__(made, name, value)
+                expected = self._names(type(made))
+                kept = zip(node.names, self._values(node.slots), strict=True)
+                if expected is None or expected == node.names:
+                    for name, value in kept:
+                        object.__setattr__(made, name, value)
+                else:
+                    self._fill_changed(made, dict(kept), expected)
+                for name, first in _derived(type(made)).items():
+                    object.__setattr__(made, name, first())
             case _:
                 pass
+
+    def _fill_changed(self, made: Any, kept: dict[str, Any], expected: list[str]) -> None:
+        defaults = _defaults(type(made))
+        for name in expected:
+            if name in kept:
+                object.__setattr__(made, name, kept[name])
+            elif name in defaults:
+                object.__setattr__(made, name, defaults[name]())
+            elif f"{type(made).__name__}.{name}" in ADDITIONS:
+                self._lacking.append((made, name))
+            else:
+                unreadable = f"{type(made).__name__} has an attribute {name} now"
+                raise UnreadableStateError(unreadable)
+
+    def _names(self, of: type) -> list[str] | None:
+        if of not in self._expected and is_dataclass(of):
+            self._expected[of] = [field.name for field in fields(of) if field.name not in _derived(of)]
+        return self._expected.get(of)
+
+    def _struct(self, of: type[Any], node: _Node) -> Any:
+        now = of.__struct_fields__
+        kept = dict(zip(self._graph.fields.get(node.name, now), node.slots, strict=True))
+        return of(**{name: kept[name] for name in now if name in kept})
 
     def _values(self, slots: list[Slot]) -> list[Any]:
         if list not in set(map(type, slots)):
@@ -197,27 +269,48 @@ class _Reader:
         return [objects[slot[0]] if type(slot) is list else slot for slot in slots]
 
 
-def _attributes(value: object) -> dict[str, Any]:
+def attributes_of(value: object) -> dict[str, Any]:
     found = {name: getattr(value, name) for name in _declared_slots(type(value)) if hasattr(value, name)}
     found.update(getattr(value, "__dict__", {}))
+    for name in _derived(type(value)):
+        found.pop(name, None)
     return found
+
+
+def _derived(of: type) -> Derived:
+    derived: Derived = getattr(of, "DERIVED", {})
+    return derived
 
 
 def _declared_slots(of: type) -> list[str]:
     return [name for base in reversed(of.__mro__) for name in base.__dict__.get("__slots__", ())]
 
 
-def _check_attributes(of: type, names: list[str]) -> None:
-    declared = {field.name for field in fields(of)} if is_dataclass(of) else set(names)
-    if declared != set(names):
-        unreadable = (
-            f"{of.__name__} has other attributes now: {', '.join(sorted(declared.symmetric_difference(names)))}"
-        )
-        raise UnreadableStateError(unreadable)
+def _attributes_within(value: object) -> dict[type, list[str]]:
+    """Of every class of State's own in this object graph, attributes that any of its objects has."""
+    found: dict[type, list[str]] = {}
+    seen, left = set[int](), [value]
+    while left:
+        here = left.pop()
+        if id(here) in seen or isinstance(here, PrefixIndex | msgspec.Struct | Enum):
+            continue
+        seen.add(id(here))
+        if isinstance(here, dict):
+            left += here.values()
+        elif isinstance(here, list | tuple | set | deque):
+            left += here
+        elif type(here).__module__.startswith(PACKAGES):
+            attributes = attributes_of(here)
+            found[type(here)] = list(dict.fromkeys([*found.get(type(here), ()), *attributes]))
+            left += attributes.values()
+    return found
 
 
-def _named(struct: type[Any], values: list[Any]) -> dict[str, Any]:
-    return dict(zip((field.name for field in msgspec.structs.fields(struct)), values, strict=True))
+def _defaults(of: type) -> dict[str, Callable[[], Any]]:
+    if not is_dataclass(of):
+        return {}
+    made = {field.name: field.default_factory for field in fields(of) if field.default_factory is not MISSING}
+    return made | {f.name: lambda f=f: f.default for f in fields(of) if f.default is not MISSING}
 
 
 def _mapping_name(value: dict[Any, Any]) -> str:

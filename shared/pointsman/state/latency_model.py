@@ -1,18 +1,25 @@
 """Predicts prefill seconds: the cost model of an instance (Mooncake's polynomial, `contracts.fleet.PrefillCost`), and
 what each instance's observed prefills taught (`Correction`)."""
 
+from typing import ClassVar
+
 from pointsman.primitives import EngineSeconds, InstanceId, Tokens
 from pointsman.state.correction import Correction
+from pointsman.state.derived import Derived
 from pointsman.state.engine_profiles import prefill_seconds
 from pointsman.state.fleet import Instance
 
 
 class LatencyModel:
+    DERIVED: ClassVar[Derived] = {"changed": set}
+
     def __init__(self, block_tokens: Tokens, *, by_length: bool = True) -> None:
         """`by_length`: False before fold version 6."""
         self._block_tokens = block_tokens
         self._by_length = by_length
         self.corrections: dict[InstanceId, Correction] = {}
+        self.changed: set[InstanceId] = set()
+        """Whose corrections have changed since somebody (`InstanceColumns`) cleared it."""
 
     def cached_tokens(self, instance: Instance, hit_blocks: int, prompt_tokens: Tokens) -> Tokens:
         """Prompt tokens that a hit saves: whole engine blocks, and never the last token, which is always computed."""
@@ -53,8 +60,10 @@ class LatencyModel:
         tokens: Tokens,
         own_tokens: Tokens = 0,
     ) -> None:
+        self.changed.add(instance)
         correction = self.corrections.setdefault(instance, Correction(by_length=self._by_length))
         correction.learn(predicted=predicted, observed=observed, tokens=tokens, own_tokens=own_tokens)
 
     def forget(self, instance: InstanceId) -> None:
+        self.changed.add(instance)
         self.corrections.pop(instance, None)

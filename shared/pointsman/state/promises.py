@@ -3,45 +3,62 @@ A promise covers a prompt from its first block, so promised blocks are closed un
 exact. `holdings` and `lifecycle` make and release promises."""
 
 from collections import Counter, deque
+from collections.abc import Iterable
+from typing import ClassVar
+
+from typing_extensions import override
 
 from pointsman.primitives import BlockKey, EngineSeconds, Epoch, InstanceId
+from pointsman.state.derived import Derived
 
 
 class Promises:
     """Blocks are counted: several requests may promise the same one."""
 
+    DERIVED: ClassVar[Derived] = {"_by_first": lambda: None}
+
     def __init__(self) -> None:
         self._promised: dict[InstanceId, Counter[BlockKey]] = {}
+        self._by_first: dict[BlockKey, dict[InstanceId, None]] | None = None
+        """Instances by promised first block: only those can have promised others of a prompt that begins with it. After a
+        checkpoint by any promised block, which is no less right, until those promises end."""
         self.unconfirmed: deque[tuple[EngineSeconds, InstanceId, Epoch, list[BlockKey]]] = deque()
         """Promises of computed prompts with their deadlines, the earliest first."""
 
     def promise(self, instance: InstanceId, keys: list[BlockKey]) -> None:
         if keys:
             self._promised.setdefault(instance, Counter()).update(keys)
+            if self._by_first is not None:
+                self._by_first.setdefault(keys[0], {})[instance] = None
 
     def release(self, instance: InstanceId, keys: list[BlockKey]) -> None:
         promised = self._promised.get(instance)
         if promised is None:
             return
-        count, forget = promised.get, promised.pop
+        count, forget, by_first = promised.get, promised.pop, self._by_first or ()
         for key in keys:
             left = count(key, 1) - 1
             if left:
                 promised[key] = left
             else:
                 forget(key, None)
+                if key in by_first:
+                    self._forget_first(key, instance)
         if not promised:
             del self._promised[instance]
 
     def drop(self, instance: InstanceId) -> None:
-        self._promised.pop(instance, None)
+        if self._promised.pop(instance, None) is not None:
+            for key in list(self._by_first or ()):
+                self._forget_first(key, instance)
 
     def blocks(self, instance: InstanceId) -> int:
         return len(self._promised.get(instance, ()))
 
     def extend_hits(self, keys: list[BlockKey], hits: dict[InstanceId, int]) -> None:
         """Raise `hits` (leading blocks by instance) to the promised blocks."""
-        for instance, promised in self._promised.items():
+        for instance in self._beginning_with(keys):
+            promised = self._promised[instance]
             low = hits.get(instance, 0)
             if low >= len(keys) or keys[low] not in promised:
                 continue
@@ -54,3 +71,28 @@ class Promises:
                 else:
                     high = middle
             hits[instance] = low
+
+    def _beginning_with(self, keys: list[BlockKey]) -> Iterable[InstanceId]:
+        if not keys:
+            return ()
+        if self._by_first is None:
+            self._by_first = {}
+            for instance, promised in self._promised.items():
+                for key in promised:
+                    self._by_first.setdefault(key, {})[instance] = None
+        return self._by_first.get(keys[0], ())
+
+    def _forget_first(self, key: BlockKey, instance: InstanceId) -> None:
+        assert self._by_first is not None
+        having = self._by_first[key]
+        having.pop(instance, None)
+        if not having:
+            del self._by_first[key]
+
+
+class NoPromises(Promises):
+    """Of a State without an index, which finds no hits."""
+
+    @override
+    def promise(self, instance: InstanceId, keys: list[BlockKey]) -> None:
+        pass

@@ -4,6 +4,8 @@ within a minute (`Contradictions`)."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import islice, takewhile
+from typing import TypeVar
 
 from pointsman.primitives import BlockKey, EngineSeconds, InstanceId, Sequence
 
@@ -18,6 +20,24 @@ CONTRADICTIONS_MAX = 2
 CONTRADICTIONS_WALL_SECONDS = 60.0
 
 
+T = TypeVar("T")
+
+
+def forget_oldest(known: dict[BlockKey, T], kept_max: int) -> T | None:
+    """The value of the last key forgotten. One pass over a dict's start, which keeps the places of deleted keys: a pass
+    for each key would be quadratic."""
+    value = None
+    for key in list(islice(known, max(0, len(known) - kept_max))):
+        value = known.pop(key)
+    return value
+
+
+def forget_until(known: dict[BlockKey, EngineSeconds], now: EngineSeconds) -> None:
+    """`known`: keys with their ends, the earliest first."""
+    for key in list(takewhile(lambda key: known[key] <= now, known)):
+        del known[key]
+
+
 class ReportedHits:
     def __init__(self) -> None:
         self._until: dict[InstanceId, dict[BlockKey, EngineSeconds]] = {}
@@ -29,8 +49,7 @@ class ReportedHits:
         for key in keys:
             known.pop(key, None)
             known[key] = until
-        while len(known) > DELIVERED_KEYS_MAX:
-            del known[next(iter(known))]
+        forget_oldest(known, DELIVERED_KEYS_MAX)
 
     def remove(self, instance: InstanceId, keys: list[BlockKey]) -> None:
         known = self._until.get(instance)
@@ -43,8 +62,7 @@ class ReportedHits:
 
     def settle(self, now: EngineSeconds) -> None:
         for instance, known in list(self._until.items()):
-            while known and known[next(iter(known))] <= now:
-                del known[next(iter(known))]
+            forget_until(known, now)
             if not known:
                 del self._until[instance]
 
@@ -101,8 +119,9 @@ class Contradictions:
         for key in keys:
             known.pop(key, None)
             known[key] = sequence
-        while len(known) > REMOVALS_REMEMBERED_MAX:
-            self._known_from[instance] = known.pop(next(iter(known)))
+        forgotten = forget_oldest(known, REMOVALS_REMEMBERED_MAX)
+        if forgotten is not None:
+            self._known_from[instance] = forgotten
         if instance in self._open:
             gone = set(keys)
             self._open[instance] = [suspicion for suspicion in self._open[instance] if suspicion.key not in gone]

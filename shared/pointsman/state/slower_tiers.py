@@ -18,6 +18,7 @@ from pointsman.contracts.decisions import TierTokens
 from pointsman.primitives import BlockKey, EngineSeconds, InstanceId
 from pointsman.state.fleet import Instance
 from pointsman.state.prefix_index import ROOT, PrefixIndex
+from pointsman.state.reported_hits import forget_oldest, forget_until
 
 TIERS: tuple[SlowerTier, ...] = get_args(SlowerTier)
 STORE = InstanceId("")
@@ -91,6 +92,10 @@ class SlowerTiers:
             for key in keys if refuted else ():
                 refuted.pop(key, None)
 
+    def drop_indexes(self) -> None:
+        self._indexes.clear()
+        self._refuted.clear()
+
     def reports(self, instance: InstanceId) -> bool:
         """Its connector may hold more than its events describe, also after `AllBlocksCleared`."""
         return instance in self._reporting
@@ -150,13 +155,11 @@ class SlowerTiers:
         for key in keys:
             known.pop(key, None)
             known[key] = until
-        while len(known) > REFUTED_KEYS_MAX:
-            del known[next(iter(known))]
+        forget_oldest(known, REFUTED_KEYS_MAX)
 
     def settle(self, now: EngineSeconds) -> None:
         for instance, known in list(self._refuted.items()):
-            while known and known[next(iter(known))] <= now:
-                del known[next(iter(known))]
+            forget_until(known, now)
             if not known:
                 del self._refuted[instance]
 

@@ -6,6 +6,7 @@ priority classes counts the work of each (`priority_classes`)."""
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import ClassVar
 
 from pointsman.contracts.decisions import TierTokens
 from pointsman.contracts.reasons import RejectReason
@@ -21,6 +22,7 @@ from pointsman.primitives import (
     Tenant,
     Tokens,
 )
+from pointsman.state.derived import Derived
 from pointsman.state.priority_classes import BEST_EFFORT, LOWEST, PendingClass, QueueClass, note_grant, work_from
 
 ENDED_REMEMBERED_MAX = 10_000
@@ -323,13 +325,20 @@ class Rejection:
 
 
 class Workload:
+    DERIVED: ClassVar[Derived] = {"changed": set}
+
     def __init__(self) -> None:
         self.requests: dict[RequestId, Request] = {}
         self.queues: dict[InstanceId, InstanceQueue] = {}
+        """Read only: what changes one takes it from `queue`."""
+        self.changed: set[InstanceId] = set()
+        """Whose queues may have changed since somebody (`InstanceColumns`) cleared it."""
         self._ended: OrderedDict[RequestId, str] = OrderedDict()
         self._rejections: dict[RequestId, Rejection] = {}
 
     def queue(self, instance: InstanceId) -> InstanceQueue:
+        """To change it."""
+        self.changed.add(instance)
         queue = self.queues.get(instance)
         if queue is None:
             queue = self.queues[instance] = InstanceQueue()

@@ -38,6 +38,9 @@ class LogHealth(Examiner):
         self._rivals: list[str] = []
         self._decided_at: EngineSeconds = 0.0
         self._leaderless: list[tuple[Term, EngineSeconds]] = []
+        self._release: tuple[int, int] | None = None
+        """Fold and wire version of the newest leader."""
+        self._releases_seen: list[tuple[Term, tuple[int, int], tuple[int, int]]] = []
 
     @override
     def begin(self, state: State, *, blind: bool) -> None:
@@ -75,9 +78,18 @@ class LogHealth(Examiner):
                 self._rivals.append(f"term {event.term}: {known.scheduler} and {event.scheduler}")
             return
         self._changes += state.term > 0
+        self._note_release(event)
         if self._decided_at and state.workload.requests:
             self._leaderless.append((event.term, self.wall(event.at - self._decided_at)))
         self._leaders = [*self._leaders, event][-EVIDENCE_MAX:]
+
+    def _note_release(self, event: LeaderElected) -> None:
+        release = (int(event.pool.get("fold_version", 1)), event.wire)
+        if release != self._release:
+            if self._release is not None:
+                self._releases_seen.append((event.term, self._release, release))
+                del self._releases_seen[:-EVIDENCE_MAX]
+            self._release = release
 
     @override
     def findings(self, state: State) -> Iterator[Finding]:
@@ -86,6 +98,7 @@ class LogHealth(Examiner):
         yield from self._unapplied(state)
         yield from self._lost_writes()
         yield from self._leadership(state)
+        yield from self._releases()
 
     def _incomplete(self, state: State) -> Iterator[Finding]:
         if self._blind:
@@ -95,7 +108,7 @@ class LogHealth(Examiner):
                     f"{name} joined before: its cost model, cache, queue and pace are not known"
                     for name in sorted(state.unregistered)
                 ],
-                "The recorder's archive has all (--from .pointsman/archive.sqlite).",
+                "The recorder's archive reaches as far back as its retention lets it (--from .pointsman/archive.sqlite).",
             )
         if self._missing:
             yield self.serious(
@@ -161,3 +174,22 @@ class LogHealth(Examiner):
                 [],
                 "That is the fence at work. Their requests were placed again.",
             )
+
+    def _releases(self) -> Iterator[Finding]:
+        if not self._releases_seen:
+            return
+        back = any(later < earlier for _, earlier, later in self._releases_seen)
+        refolded = any(later[0] != earlier[0] for _, earlier, later in self._releases_seen)
+        yield self.finding(
+            Severity.WARNING if back else Severity.NOTE,
+            "leaders of other releases took over" + (", also earlier ones" if back else ""),
+            [
+                f"term {term}: fold version {earlier[0]} to {later[0]}, wire version {earlier[1]} to {later[1]}"
+                for term, earlier, later in self._releases_seen
+            ],
+            (
+                "Each folded the whole log at its start, since checkpoints of another fold version are not used. "
+                * refolded
+            )
+            + "Finish the upgrade: releases are mixed for as long as it takes only (docs/upgrades.md).",
+        )

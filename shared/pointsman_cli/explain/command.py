@@ -58,7 +58,7 @@ def explain_command(
 def _request_id(history: History, request_id: str | None) -> RequestId:
     entries = shown(history, "looking for it")
     if request_id is not None:
-        return request_named(entries, request_id)
+        return request_named(entries, request_id, begins=history.begins if history.header.first > 1 else "")
     return slowest_requests(entries, 1)[0].request
 
 

@@ -41,7 +41,7 @@ class Slow:
         return self.ttft - self.slo_ttft
 
 
-def request_named(entries: Iterable[LogEntry], text: str) -> RequestId:
+def request_named(entries: Iterable[LogEntry], text: str, *, begins: str = "") -> RequestId:
     """Raises HistoryError if no id or several ids match."""
     sent: dict[RequestId, None] = {}
     ends: dict[RequestId, None] = {}
@@ -58,7 +58,7 @@ def request_named(entries: Iterable[LogEntry], text: str) -> RequestId:
             ends[request] = None
     found = sent or ends
     if not found:
-        msg = f"no request {text} in this log. {HINT}"
+        msg = f"no request {text} in this log{begins and f'; {begins}'}. {HINT}"
         raise HistoryError(msg)
     if len(found) > 1:
         shown = list(found)[:CANDIDATES_SHOWN]

@@ -61,6 +61,17 @@ class ArchiveHistory(History):
         self.header = Header(
             pool=subject.partition(".")[2].partition(".")[0], identity=chosen, first=first, last=last, entries=entries
         )
+        self._recorded_from_there = any(
+            log == part.log and sequence == first for log, sequence, _ in found["gaps"] for part in self._parts
+        )
+
+    @property
+    @override
+    def begins(self) -> str:
+        if self.header.first <= 1:
+            return super().begins
+        why = "nothing earlier was archived" if self._recorded_from_there else "its retention removed what came before"
+        return f"the archive begins at entry {self.header.first:,} ({why})"
 
     @override
     def entries(self, start: Sequence = 1) -> Generator[LogEntry, None, None]:

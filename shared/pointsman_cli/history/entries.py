@@ -42,6 +42,10 @@ class History(ABC):
     origin: str
     header: Header
 
+    @property
+    def begins(self) -> str:
+        return f"the log begins at entry {max(1, self.header.first):,}"
+
     def __iter__(self) -> Iterator[LogEntry]:
         return self.entries()
 

@@ -34,9 +34,9 @@ def beginning_of(history: History, moment: Moment | None = None) -> StartPoint:
     first = history.header.first
     if first <= 1:
         return StartPoint(None, "")
-    gone = f"the log begins at entry {first:,}"
+    gone = history.begins
     if moment is not None and moment.sequence is not None and moment.sequence < first - 1:
-        msg = f"{gone}; what came before is gone. The recorder's archive keeps everything: name it with --from"
+        msg = f"{gone}; what came before is gone. The recorder's archive may reach further back: name it with --from"
         raise HistoryError(msg)
     known = history.known
     if known is None:

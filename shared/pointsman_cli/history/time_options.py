@@ -68,7 +68,7 @@ def _sequence_in(history: History, sequence: Sequence) -> Sequence:
     last = history.header.last
     if sequence < 1 or (last and sequence > last):
         end = f" and ends at entry {last:,}" if last else ""
-        msg = f"there is no entry {sequence:,}: the log begins at entry {max(1, history.header.first):,}{end}"
+        msg = f"there is no entry {sequence:,}: {history.begins}{end}"
         raise click.BadParameter(msg)
     return sequence
 

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from pointsman.contracts.cache import CacheCleared, CacheEvent, CacheGap, CacheSnapshot
 from pointsman.contracts.codec import LogEvent, encode
-from pointsman.contracts.decisions import WritesLost
+from pointsman.contracts.decisions import LeaderElected, WritesLost
 from pointsman.contracts.envelope import Stamp
 from pointsman.contracts.fleet import FleetEvent, InstanceLeft, InstanceProbed
 from pointsman.contracts.reasons import CancelCause
@@ -427,3 +427,27 @@ def test_an_engine_that_was_slow_is_named_and_a_request_that_failed_everywhere_i
     assert told["1 request failed at every engine that tried: their own fault, by all signs"] == (
         f"{request}: at {first}, {second}"
     )
+
+
+@pytest.mark.parametrize(
+    ("leaders", "severity", "evidence"),
+    [
+        ([(6, 1), (6, 1)], None, []),
+        ([(6, 0), (6, 1)], "note", ["term 2: fold version 6 to 6, wire version 0 to 1"]),
+        ([(5, 0), (6, 1)], "note", ["term 2: fold version 5 to 6, wire version 0 to 1"]),
+        ([(6, 1), (6, 0)], "warning", ["term 2: fold version 6 to 6, wire version 1 to 0"]),
+    ],
+)
+def test_leaders_of_several_releases_are_named_with_their_versions(
+    leaders: list[tuple[int, int]], severity: str | None, evidence: list[str], tmp_path: Path
+) -> None:
+    elections = [
+        LeaderElected(at=float(n), term=Term(n), scheduler="s", as_of=n - 1, pool={"fold_version": fold}, wire=wire)
+        for n, (fold, wire) in enumerate(leaders, start=1)
+    ]
+    entries = [LogEntry.read(n, "pm.default.leader", encode(event)) for n, event in enumerate(elections, start=1)]
+    _, findings = diagnosed(entries, tmp_path)
+    found = [f for f in findings if "of other releases" in f["what"]]
+
+    assert [f["severity"] for f in found] == ([severity] if severity else [])
+    assert [line for f in found for line in f["evidence"]] == evidence

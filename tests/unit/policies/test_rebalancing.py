@@ -24,6 +24,7 @@ from pointsman.policies.rebalancing.dualmap_pair import DualMapPair
 from pointsman.policies.rebalancing.global_benefit import GlobalBenefit
 from pointsman.policies.rebalancing.migration_planner import LOOK_UPS_PER_MIGRATION
 from pointsman.policies.rebalancing.off import Off
+from pointsman.policies.rebalancing.work_stealing import WorkStealing
 from pointsman.policies.routing.base import Choice, RoutingPolicy
 from pointsman.policies.stall_detection import stalled_seconds
 from pointsman.primitives import BlockKey, EngineSeconds, Epoch, InstanceId, RequestId
@@ -217,6 +218,29 @@ def test_lost_affinity_is_charged_for() -> None:
     assert moved(charged) == set()
 
 
+def test_work_stealing_computes_a_prefix_again_only_where_the_queue_is_short() -> None:
+    idle, busy = pool(("a", "b")), pool(("a", "b"))
+    place(busy, "before", "b", prompt(900, 10))
+    for dispatcher in (idle, busy):
+        dispatcher.state.apply(stored("a", 1, prompt(5, 30)))
+        crowd(dispatcher, "a", 7, excluded=[InstanceId("b")])
+        place(dispatcher, "warm", "a", prompt(5, 30), slo_ttft=3.5)
+
+    assert moved(WorkStealing().plan(idle.state, 0.0)) == {"warm"}
+    assert moved(WorkStealing().plan(busy.state, 0.0)) == set()
+    assert moved(GlobalBenefit(waste_weight=0.0).plan(busy.state, 0.0)) == {"warm"}
+
+
+def test_work_stealing_moves_what_costs_no_more_there_behind_any_queue_that_is_in_time() -> None:
+    dispatcher = pool(("a", "b"))
+    crowd(dispatcher, "a", 8, excluded=[InstanceId("b")])
+    dispatcher.state.apply(stored("b", 1, prompt(5, 30)))
+    place(dispatcher, "warm", "a", prompt(5, 30))
+    place(dispatcher, "before", "b", prompt(900, 20))
+
+    assert moved(WorkStealing().plan(dispatcher.state, 0.0)) == {"warm"}
+
+
 def test_what_is_late_whatever_happens_moves_nobody() -> None:
     dispatcher = pool(("a", "b"))
     crowd(dispatcher, "a", 3, slo_ttft=60.0)
@@ -385,4 +409,4 @@ def test_off_never_plans_and_every_policy_is_named() -> None:
     crowd(dispatcher, "a", 30)
 
     assert Off().plan(dispatcher.state, 4.0).migrations == ()
-    assert set(REBALANCING_POLICIES) == {"dualmap_pair", "global", "off"}
+    assert set(REBALANCING_POLICIES) == {"dualmap_pair", "global", "off", "work_stealing"}

@@ -1,6 +1,6 @@
 """Sends `RouteRequest`s, returns grants and rejections. A queued request repeats its command as a heartbeat and when a
-new leader is elected; answers of earlier terms are ignored. Without an answer for `--scheduler-timeout-seconds` the
-least loaded engine is granted."""
+new leader is elected; answers of earlier terms are ignored. Without an answer for `--scheduler-timeout-seconds`, or
+where the leader cannot read the command, the least loaded engine is granted."""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -21,7 +21,7 @@ from pointsman.contracts.commands import (
     RouteRequest,
 )
 from pointsman.contracts.reasons import CancelCause, RejectReason
-from pointsman.ports import Clock, Commands, CommandTimeoutError, NoResponderError
+from pointsman.ports import Clock, CommandRefusedError, Commands, CommandTimeoutError, NoResponderError
 from pointsman.primitives import EngineSeconds, InstanceId, PoolName, RequestId, Term, WallSeconds
 from pointsman.runtime.health import HealthBoard
 from pointsman.runtime.telemetry import FALLBACK_PLACEMENTS
@@ -53,6 +53,7 @@ class SchedulerLiveness:
     board: HealthBoard
     timeout_seconds: WallSeconds
     _unresponsive_since: WallSeconds | None = field(default=None, init=False)
+    _refusal: str = field(default="", init=False)
 
     def __post_init__(self) -> None:
         self._answered_at = self.clock.wall()
@@ -66,13 +67,25 @@ class SchedulerLiveness:
 
     def on_answer(self) -> None:
         self._answered_at = self.clock.wall()
-        if self._unresponsive_since is not None:
-            self._unresponsive_since = None
+        if self._unresponsive_since is not None or self._refusal:
+            self._unresponsive_since, self._refusal = None, ""
             self.board.restored("scheduler")
             log.info("scheduler_responsive")
 
     def no_responder(self) -> None:
         self._set_unresponsive(self.clock.wall())
+
+    def refused(self, problem: str) -> None:
+        """A leader of another release: it answers, but places nothing of ours."""
+        if problem != self._refusal:
+            log.error("scheduler_refuses", problem=problem)
+        self._refusal = problem
+        self.board.degraded("scheduler", f"{problem}; requests are placed by least load")
+
+    def elected(self) -> None:
+        """A new leader may be of another release."""
+        if self._refusal:
+            self.on_answer()
 
     async def check(self, sent_at: WallSeconds) -> None:
         """Call after a command sent at `sent_at` timed out."""
@@ -149,6 +162,10 @@ class SchedulerClient:
             sent, sent_at = True, self.clock.wall()
             try:
                 answer = await self._send(msgspec.structs.replace(request, held_up=held_up))
+            except CommandRefusedError as error:
+                self.liveness.refused(str(error))
+                await self.clock.sleep_wall(RETRY_WALL_SECONDS)
+                return None
             except NoResponderError:
                 self.liveness.no_responder()
                 if not self.liveness.timed_out:
@@ -196,6 +213,7 @@ class SchedulerClient:
 
     def _on_election(self, term: Term) -> None:
         self._term = max(self._term, term) if term else term
+        self.liveness.elected()
         waits, self._waits = self._waits, {}
         for wait in waits:
             wait.reschedule(0.0)

@@ -1,18 +1,18 @@
-"""NATS connection over nats-py, the only module that imports it. Works around measured behaviour of nats-py: while
-disconnected it buffers messages its caller gave up (buffer disabled); it stops for good on some server errors (client
-replaced); it notices a dead server after six minutes (ping every 2 s)."""
+"""NATS connection over nats-py, the only module that imports it: nats-py connects, signs in and notices a dead server;
+messages go past it (`wire`). Works around measured behaviour of nats-py: while disconnected it buffers messages its caller
+gave up (buffer disabled); it stops for good on some server errors (client replaced); it notices a dead server after six
+minutes (ping every 2 s)."""
 
 import asyncio
 import contextlib
 import random
 import re
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlsplit
 
 from nats.aio.client import Client
 from nats.aio.subscription import Subscription as ClientSubscription
-from nats.errors import BadSubjectError, MaxPayloadError
 from nats.errors import Error as ClientError
 from typing_extensions import override
 
@@ -25,6 +25,7 @@ from pointsman.adapters.jetstream.connection import (
     UnsendableError,
 )
 from pointsman.adapters.jetstream.identity import Identity, IdentityError, is_refusal, refusal
+from pointsman.adapters.jetstream.wire import MessageSplitter, WireMessage, publication
 from pointsman.adapters.log_listener import LogListener
 from pointsman.adapters.tcp_ports import is_loopback
 
@@ -47,7 +48,7 @@ class NatsConnection(Connection):
         self._name = name
         self._listener = listener
         self._identity = identity
-        self._client: Client | None = None
+        self._client: _TolerantClient | None = None
         self._closing: asyncio.Task[None] | None = None
         self._connected = False
         self._subscriptions: dict[int, _NatsSubscription] = {}
@@ -65,22 +66,26 @@ class NatsConnection(Connection):
         if self._client is None or not self._connected:
             not_connected = "not connected to NATS"
             raise NotConnectedError(not_connected)
+        if not self._client.is_connected:
+            reconnecting = "the connection to NATS broke"
+            raise NotConnectedError(reconnecting)
+        if len(payload) > self._client.max_payload:
+            too_large = f"{len(payload)} bytes to {subject} are more than {self._client.max_payload}"
+            raise UnsendableError(too_large)
         try:
-            _run_at_once(self._client.publish(subject, payload, reply, headers))
-        except (MaxPayloadError, BadSubjectError) as error:
-            unsendable = f"{type(error).__name__}: {len(payload)} bytes to {subject}"
-            raise UnsendableError(unsendable) from error
-        except ClientError as error:
-            raise NotConnectedError(str(error)) from error
+            self._client.write_soon(publication(subject, payload, reply, headers))
+        except ValueError as error:
+            raise UnsendableError(str(error)) from error
 
     @override
-    async def subscribe(
-        self, subject: str, on_message: OnMessage, *, waiting_max: int, waiting_bytes_max: int = 0, queue: str = ""
-    ) -> Subscription:
+    def write_now(self) -> None:
+        if self._client is not None and self._connected:
+            self._client.write_now()
+
+    @override
+    async def subscribe(self, subject: str, on_message: OnMessage, *, queue: str = "") -> Subscription:
         self._count += 1
-        subscription = _NatsSubscription(
-            self._subscriptions, self._count, subject, on_message, waiting_max, waiting_bytes_max, queue
-        )
+        subscription = _NatsSubscription(self._subscriptions, self._count, subject, on_message, queue)
         if self._client is not None and self._connected:
             await subscription.begin(self._client)
             await _round_trip(self._client)
@@ -112,7 +117,9 @@ class NatsConnection(Connection):
                 continue
             gave_up = asyncio.Event()
             needs_tls = self._identity.needs_tls or any(url.startswith("tls:") for url in self._servers)
-            client = self._client = _TolerantClient(needs_tls=needs_tls, on_forbidden=self._forbidden)
+            client = self._client = _TolerantClient(
+                needs_tls=needs_tls, on_forbidden=self._forbidden, on_failure=self._message_failed
+            )
             await self._connect(client, gave_up, options)
             await gave_up.wait()
             with contextlib.suppress(Exception):
@@ -127,7 +134,7 @@ class NatsConnection(Connection):
             with contextlib.suppress(Exception):  # closing while disconnected can fail in several ways (measured)
                 await asyncio.wait_for(client.close(), CLOSE_SECONDS_MAX)
 
-    async def _connect(self, client: Client, gave_up: asyncio.Event, options: dict[str, Any]) -> None:
+    async def _connect(self, client: "_TolerantClient", gave_up: asyncio.Event, options: dict[str, Any]) -> None:
         async def on_error(error: Exception) -> None:
             if self._connected:
                 self._listener.trouble("connection", f"{type(error).__name__}: {error}")
@@ -176,6 +183,9 @@ class NatsConnection(Connection):
         if client.is_connected:
             self._begin(client)
 
+    def _message_failed(self, error: Exception) -> None:
+        self._listener.trouble("message", f"{type(error).__name__}: {error}")
+
     def _forbidden(self, operation: str, subject: str) -> None:
         for on_forbidden in self._on_forbidden:
             on_forbidden(operation, subject)
@@ -199,13 +209,68 @@ class NatsConnection(Connection):
 
 
 class _TolerantClient(Client):
-    """nats-py stops reading for good at an undecodable subject or header (seen with byte 0xff), tells refused subjects
-    only as text in lower case, and speaks in the clear to a server that offers no TLS."""
+    """nats-py tells refused subjects only as text in lower case, and speaks in the clear to a server that offers no TLS."""
 
-    def __init__(self, *, needs_tls: bool, on_forbidden: Callable[[str, str], None]) -> None:
+    def __init__(
+        self,
+        *,
+        needs_tls: bool,
+        on_forbidden: Callable[[str, str], None],
+        on_failure: Callable[[Exception], None],
+    ) -> None:
         super().__init__()
         self._needs_tls = needs_tls
         self._on_forbidden = on_forbidden
+        self._on_failure = on_failure
+        self._listeners: dict[int, OnMessage] = {}
+        self._writes_soon = False
+
+    async def listen(self, subject: str, on_message: OnMessage, queue: str) -> ClientSubscription:
+        begun = await self.subscribe(subject, queue=queue)
+        self._listeners[begun._id] = on_message  # noqa: SLF001 - nothing is read before this turn ends
+        return begun
+
+    def write_soon(self, data: bytes) -> None:
+        self._pending.append(data)
+        self._pending_data_size += len(data)
+        if not self._writes_soon:
+            self._writes_soon = True
+            asyncio.get_running_loop().call_soon(self._write_pending)
+
+    def write_now(self) -> None:
+        """Behind what nats-py has to send itself."""
+        if self._pending and self.is_connected and self._transport:
+            data = b"".join(self._pending)
+            _drop_unsent(self)
+            with contextlib.suppress(RuntimeError, OSError):  # it closes: reading ends, too, and then it is noticed
+                self._transport.write(data)
+
+    def _write_pending(self) -> None:
+        self._writes_soon = False
+        self.write_now()
+
+    @override
+    async def _read_loop(self) -> None:
+        """Begins with each connection. nats-py reads what the splitter leaves to it."""
+        reader = self._transport._io_reader  # type: ignore[union-attr]  # noqa: SLF001 - there is no public one
+        left = bytes(reader._buffer)  # noqa: SLF001 - read with the answer to CONNECT
+        reader._buffer.clear()  # noqa: SLF001
+        reader.feed_data = MessageSplitter(self._deliver, reader.feed_data, left).feed
+        await super()._read_loop()
+
+    def _deliver(self, number: int, message: WireMessage) -> None:
+        on_message = self._listeners.get(number)
+        if on_message is None or number not in self._subs:
+            return
+        try:
+            on_message(message)
+        except Exception as error:  # noqa: BLE001 - one bad message must not end the connection
+            self._on_failure(error)
+
+    @override
+    def _remove_sub(self, sid: int, max_msgs: int = 0) -> None:
+        self._listeners.pop(sid, None)
+        super()._remove_sub(sid, max_msgs)
 
     @override
     async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
@@ -222,21 +287,6 @@ class _TolerantClient(Client):
         else:
             self._on_forbidden(found[1], found[2])
 
-    @override
-    async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
-        if not subject.isascii():
-            subject = subject.decode(errors="backslashreplace").encode()
-        if not reply.isascii():
-            reply = b""
-        await super()._process_msg(sid, subject, reply, data, headers)
-
-    @override
-    async def _process_headers(self, headers: bytes) -> dict[str, str] | None:
-        try:
-            return await super()._process_headers(headers)
-        except (ValueError, IndexError):
-            return None
-
 
 class _NatsSubscription(Subscription):
     def __init__(
@@ -245,31 +295,21 @@ class _NatsSubscription(Subscription):
         key: int,
         subject: str,
         on_message: OnMessage,
-        waiting_max: int,
-        waiting_bytes_max: int,
         queue: str,
     ) -> None:
         self._registry = registry
         self._key = key
         self._subject = subject
         self._on_message = on_message
-        self._waiting_max = waiting_max
-        self._waiting_bytes_max = waiting_bytes_max
         self._queue = queue
         self._client: Client | None = None
         self._begun: ClientSubscription | None = None
         registry[key] = self
 
-    async def begin(self, client: Client) -> None:
+    async def begin(self, client: _TolerantClient) -> None:
         self._client = client
         with contextlib.suppress(ClientError):  # the client closed: the next one begins again
-            self._begun = await client.subscribe(
-                self._subject,
-                queue=self._queue,
-                cb=self._on_message,
-                pending_msgs_limit=self._waiting_max,
-                pending_bytes_limit=self._waiting_bytes_max,
-            )
+            self._begun = await client.listen(self._subject, self._on_message, self._queue)
 
     @override
     async def close(self) -> None:
@@ -317,13 +357,3 @@ async def _pinged_twice(client: Client) -> None:
 def _server_of(client: Client) -> str:
     url = client.connected_url
     return f"{url.hostname}:{url.port}" if url is not None else "unknown"
-
-
-def _run_at_once(publish: Coroutine[Any, Any, None]) -> None:
-    """Run without waiting, to keep the order of calls. With the pending buffer off, publish only appends to the next
-    write."""
-    try:
-        publish.send(None)
-    except StopIteration:
-        return
-    publish.close()

@@ -2,13 +2,14 @@
 
 import asyncio
 import secrets
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 
 from typing_extensions import override
 
-from pointsman.adapters.command_decoding import decoding
+from pointsman.adapters.command_decoding import decoded_answer, decoding
 from pointsman.adapters.jetstream.connection import (
     NO_RESPONDERS,
     Connection,
@@ -18,7 +19,7 @@ from pointsman.adapters.jetstream.connection import (
     status_of,
 )
 from pointsman.adapters.log_listener import LogListener
-from pointsman.contracts.codec import AnyCommand, UndecodableError, UnwritableError, decode_command, encode
+from pointsman.contracts.codec import AnyCommand, UnwritableError, encode
 from pointsman.contracts.permissions import INBOX, JETSTREAM_API, MAPPED_REPLY
 from pointsman.contracts.subjects import covers
 from pointsman.ports import (
@@ -33,7 +34,6 @@ from pointsman.ports import (
 from pointsman.primitives import EngineSeconds, WallSeconds
 
 REPLIES = (f"{INBOX}.", f"{MAPPED_REPLY}.")
-ANSWERS_WAITING_MAX = 65_536
 COMMANDS_WAITING_MAX = 4096
 COMMANDS_WAITING_BYTES_MAX = 64 * 2**20
 """Commands queued for a handler, and their bytes. More are dropped; their senders time out and retry."""
@@ -53,7 +53,7 @@ class Requests:
         return f"{self._inbox_prefix}.{secrets.token_hex(11)}"
 
     async def open(self) -> None:
-        await self._connection.subscribe(self._inbox + "*", self._on_answer, waiting_max=ANSWERS_WAITING_MAX)
+        await self._connection.subscribe(self._inbox + "*", self._on_answer)
         self._connection.on_change(self._on_change)
         self._connection.on_forbidden(self._on_forbidden)
 
@@ -85,7 +85,7 @@ class Requests:
             raise NoResponderError(no_responder)
         return message
 
-    async def _on_answer(self, message: Message) -> None:
+    def _on_answer(self, message: Message) -> None:
         _, answer = self._waiting.get(message.subject, ("", None))
         if answer is not None and not answer.done():
             answer.set_result(message)
@@ -127,12 +127,7 @@ class JetStreamCommands(Commands):
             self._listener.trouble("command not sent", str(error))
             raise CommandTimeoutError(str(error)) from error
         answer = await self._requests.request(subject, payload, float(timeout))
-        try:
-            return decode_command(answer)
-        except UndecodableError as error:
-            self._listener.undecodable(subject, str(error))
-            not_understood = f"the answer on {subject} was not understood: {error}"
-            raise CommandTimeoutError(not_understood) from error
+        return decoded_answer(subject, answer, self._listener)
 
     @override
     async def request_bytes(self, subject: str, payload: bytes, *, timeout: WallSeconds) -> bytes:
@@ -150,24 +145,29 @@ class JetStreamCommands(Commands):
 
     @asynccontextmanager
     async def _serving(self, subject: str, handler: PayloadHandler, queue: str) -> AsyncIterator[None]:
-        async def on_message(message: Message) -> None:
+        waiting = _WaitingCommands()
+
+        def on_message(message: Message) -> None:
             if not covers(subject, message.subject):  # a stored message that somebody had delivered here
                 self._listener.undecodable(message.subject, f"not sent to {subject}")
-                return
-            reply = _Reply(message, self._connection, self._listener)
-            await self._handle(message.subject, handler(message.data, reply))
+            elif not waiting.put(message):
+                self._listener.trouble("command dropped", f"too many wait on {subject}")
 
-        subscription = await self._connection.subscribe(
-            subject,
-            on_message,
-            waiting_max=COMMANDS_WAITING_MAX,
-            waiting_bytes_max=COMMANDS_WAITING_BYTES_MAX,
-            queue=queue,
-        )
+        async def handle_all() -> None:
+            while True:
+                message = await waiting.next()
+                reply = _Reply(message, self._connection, self._listener, waiting)
+                await self._handle(message.subject, handler(message.data, reply))
+
+        handling = asyncio.create_task(handle_all())
         try:
-            yield
+            subscription = await self._connection.subscribe(subject, on_message, queue=queue)
+            try:
+                yield
+            finally:
+                await subscription.close()
         finally:
-            await subscription.close()
+            handling.cancel()
 
     async def _handle(self, subject: str, handling: Awaitable[None]) -> None:
         try:
@@ -181,11 +181,43 @@ class JetStreamCommands(Commands):
             self._listener.handler_failed(subject, RuntimeError(f"something it waited for was cancelled: {error}"))
 
 
+class _WaitingCommands:
+    """Oldest first, for one reader."""
+
+    def __init__(self) -> None:
+        self._messages: deque[Message] = deque()
+        self._bytes = 0
+        self._wakeup: asyncio.Future[None] | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self._messages)
+
+    def put(self, message: Message) -> bool:
+        """False if too many wait."""
+        size = self._bytes + len(message.data)
+        if len(self._messages) >= COMMANDS_WAITING_MAX or size > COMMANDS_WAITING_BYTES_MAX:
+            return False
+        self._messages.append(message)
+        self._bytes = size
+        if self._wakeup is not None and not self._wakeup.done():
+            self._wakeup.set_result(None)
+        return True
+
+    async def next(self) -> Message:
+        while not self._messages:
+            self._wakeup = asyncio.get_running_loop().create_future()
+            await self._wakeup
+        message = self._messages.popleft()
+        self._bytes -= len(message.data)
+        return message
+
+
 @dataclass(frozen=True, slots=True)
 class _Reply(Reply):
     message: Message
     connection: Connection
     listener: LogListener
+    waiting: _WaitingCommands
 
     @property
     @override
@@ -199,5 +231,7 @@ class _Reply(Reply):
             return
         try:
             self.connection.publish(self.message.reply, answer if isinstance(answer, bytes) else encode(answer))
+            if not self.waiting:  # else their answers go with this one
+                self.connection.write_now()
         except (NotConnectedError, UnsendableError) as error:
             self.listener.trouble("answer not sent", str(error))

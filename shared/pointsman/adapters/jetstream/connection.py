@@ -1,6 +1,6 @@
 """Protocol of a NATS connection, implemented in `client`."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Protocol
 
 import msgspec
@@ -36,7 +36,7 @@ class Message(Protocol):
     def headers(self) -> dict[str, str] | None: ...
 
 
-OnMessage = Callable[[Message], Awaitable[None]]
+OnMessage = Callable[[Message], None]
 
 
 class Subscription(Protocol):
@@ -48,14 +48,16 @@ class Connection(Protocol):
     def connected(self) -> bool: ...
 
     def publish(self, subject: str, payload: bytes, *, reply: str = "", headers: dict[str, str] | None = None) -> None:
-        """Send without waiting, in the order of the calls. Raises NotConnectedError, UnsendableError."""
+        """Send without waiting, in the order of the calls: what one turn of the event loop publishes is written together.
+        Raises NotConnectedError, UnsendableError."""
         ...
 
-    async def subscribe(
-        self, subject: str, on_message: OnMessage, *, waiting_max: int, waiting_bytes_max: int = 0, queue: str = ""
-    ) -> Subscription:
-        """Deliver messages across reconnects. At most `waiting_max` are queued, and `waiting_bytes_max` (0: any); more
-        are dropped and reported. Of the subscriptions of one `queue`, one gets each message."""
+    def write_now(self) -> None:
+        """Write what was published, before this turn ends."""
+        ...
+
+    async def subscribe(self, subject: str, on_message: OnMessage, *, queue: str = "") -> Subscription:
+        """Deliver messages across reconnects, as they are read. Of the subscriptions of one `queue`, one gets each."""
         ...
 
     def on_forbidden(self, on_forbidden: Callable[[str, str], None]) -> None:
@@ -66,4 +68,7 @@ class Connection(Protocol):
 
 
 def status_of(message: Message) -> str:
-    return message.headers.get(STATUS_HEADER, "") if message.headers and not message.data else ""
+    if message.data:
+        return ""
+    headers = message.headers
+    return headers.get(STATUS_HEADER, "") if headers else ""

@@ -24,6 +24,7 @@ from pointsman.primitives import EngineSeconds, Sequence, WallSeconds
 PULL_MESSAGES = 500
 PULL_BYTES = 16 * 1024**2
 READ_AHEAD_MAX = 3 * PULL_MESSAGES
+BUFFERED_MAX = 2 * READ_AHEAD_MAX
 PULL_EXPIRES_SECONDS = 30.0
 HEARTBEAT_SECONDS = 0.5
 TICK_SECONDS = 0.25
@@ -194,9 +195,7 @@ class Reader(StreamReader):
             return reset
         self._pull.consumer = secrets.token_hex(8)
         self._pull.inbox = self._stream.new_inbox()
-        self._pull.subscription = await self._connection.subscribe(
-            self._pull.inbox, self._on_message, waiting_max=2 * READ_AHEAD_MAX
-        )
+        self._pull.subscription = await self._connection.subscribe(self._pull.inbox, self._on_message)
         self._pull.overlapping = (
             self._progress.stamp is not None and self._progress.extent.first <= self._progress.position
         )
@@ -266,8 +265,10 @@ class Reader(StreamReader):
                 return
             self._pull.credit += PULL_MESSAGES
 
-    async def _on_message(self, message: Message) -> None:
+    def _on_message(self, message: Message) -> None:
         self._upkeep.quiet_ticks = 0
+        if len(self._pull.buffer) >= BUFFERED_MAX:
+            return  # nobody asked for so many: what is missed is read again
         if message.reply.startswith(DELIVERED_PREFIX):
             self._upkeep.backoff.reset()
             self._pull.credit -= 1

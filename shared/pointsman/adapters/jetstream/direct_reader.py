@@ -136,9 +136,7 @@ class DirectReader(StreamReader):
     async def _get(self) -> list[Message]:
         """Raises NotConnectedError, LogUnavailableError, TimeoutError."""
         if self._subscription is None:
-            self._subscription = await self._connection.subscribe(
-                self._inbox + "*", self._on_message, waiting_max=2 * BATCH_MESSAGES
-            )
+            self._subscription = await self._connection.subscribe(self._inbox + "*", self._on_message)
         self._batches += 1
         self._batch = []
         self._batch_ended = asyncio.get_running_loop().create_future()
@@ -150,11 +148,12 @@ class DirectReader(StreamReader):
             await self._batch_ended
         return self._batch
 
-    async def _on_message(self, message: Message) -> None:
+    def _on_message(self, message: Message) -> None:
         if message.subject != f"{self._inbox}{self._batches}" or self._batch_ended is None:
             return
         if SEQUENCE_HEADER in (message.headers or {}):
-            self._batch.append(message)
+            if len(self._batch) <= BATCH_MESSAGES:
+                self._batch.append(message)
         elif self._batch_ended.done():
             return
         elif status_of(message) == NO_RESPONDERS:

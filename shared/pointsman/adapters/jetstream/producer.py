@@ -38,7 +38,6 @@ WRONG_LAST_SEQUENCE = 10071
 DUPLICATE_IN_PROCESS = 10158
 """An earlier try is being replicated: answered to a repetition while there is no quorum (seen with three servers)."""
 NONE_LEFT = "wrong last sequence: 0"
-ACKS_WAITING_MAX = 65_536
 REFUSALS_MAX = 5
 UNCONFIRMED_SECONDS_MAX = 100.0
 """Below the server's duplicate window of 120 s."""
@@ -101,7 +100,7 @@ class WriteWindow:
         self.server_fences = False
 
     async def open(self) -> None:
-        await self._connection.subscribe(self._writer.inbox + "*", self._on_ack, waiting_max=ACKS_WAITING_MAX)
+        await self._connection.subscribe(self._writer.inbox + "*", self._on_ack)
         self._connection.on_change(self._on_change)
 
     def put(
@@ -207,7 +206,7 @@ class WriteWindow:
             headers[EXPECTED_SUBJECT_HEADER] = self._writer.leader_subject
         return headers
 
-    async def _on_ack(self, message: Message) -> None:
+    def _on_ack(self, message: Message) -> None:
         write = self._queue.sent.pop(int(message.subject[len(self._writer.inbox) :]), None)
         if write is None:
             return  # an answer to an earlier try of a write that has been sent again or given up

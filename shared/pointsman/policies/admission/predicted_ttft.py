@@ -54,8 +54,7 @@ class PredictedTtft(AdmissionPolicy):
 
 def is_late_alone(view: PoolView) -> bool:
     """Whether it would miss its TTFT SLO on every instance with an empty queue. Not if the SLO has passed already."""
-    alone = (candidate.predicted_ttft - candidate.queue_seconds for candidate in view.candidates)
-    return 0 < view.budget < min(alone)
+    return 0 < view.budget < view.least_ttft_alone
 
 
 def best_effort(view: PoolView) -> Choice | Refusal:
@@ -84,7 +83,7 @@ def too_late(view: PoolView, candidate: CandidateEstimate) -> Refusal:
         f"predicted time to first token is {candidate.predicted_ttft:.2f} s on {candidate.instance}, "
         f"{max(0.0, view.budget):.2f} s are left of the objective of {view.request.slo_ttft:g} s"
     )
-    alone = min(other.prefill_seconds for other in (candidate, *view.candidates))
+    alone = min(candidate.prefill_seconds, view.least_prefill)
     if alone > view.request.slo_ttft:
         return Refusal(RejectReason.SLO_UNREACHABLE, f"{detail}; the prompt alone takes longer", alone)
     return Refusal(

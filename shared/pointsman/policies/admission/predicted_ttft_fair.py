@@ -8,7 +8,7 @@ cached prefixes do not lower the price."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from math import exp, log
+from math import exp, inf, log
 from typing import ClassVar
 
 from typing_extensions import override
@@ -63,18 +63,22 @@ class PredictedTtftFair(PredictedTtft):
 
 def _moved(view: PoolView, choice: Choice) -> Choice:
     """To the soonest instance on time, if that takes no more work than others wait for on average."""
+    soonest = view.columns.soonest_of_little_work() if view.columns is not None else _soonest_of_little_work(view)
+    if soonest is None:
+        return choice
+    return Choice(soonest, f"{choice.chosen.instance} would miss the objective: first token soonest", view.weighed)
+
+
+def _soonest_of_little_work(view: PoolView) -> CandidateEstimate | None:
     waiting = sum(candidate.waiting for candidate in view.candidates)
     work = sum(candidate.queue_seconds for candidate in view.candidates)
-    bound = work / waiting if waiting else float("inf")
+    bound = work / waiting if waiting else inf
     able = [
         candidate
         for candidate in view.candidates
         if candidate.predicted_ttft <= view.budget and candidate.prefill_seconds <= bound
     ]
-    if not able:
-        return choice
-    soonest = min(able, key=lambda candidate: candidate.predicted_ttft)
-    return Choice(soonest, f"{choice.chosen.instance} would miss the objective: first token soonest", view.candidates)
+    return min(able, key=lambda candidate: candidate.predicted_ttft, default=None)
 
 
 def _gap(groups: Iterable[Tally], own: Tally) -> float:

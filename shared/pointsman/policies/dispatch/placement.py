@@ -1,6 +1,6 @@
 """Places requests: into the queue of an instance, held until one is ready, or rejected."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 import msgspec
@@ -96,7 +96,7 @@ class Answer(msgspec.Struct, frozen=True):
 
     request: Request
     admitted: Choice | Refusal
-    considered: list[CandidateEstimate]
+    considered: Sequence[CandidateEstimate]
     decoder: Decoder
     decode: DecodeAssignment = SAME_INSTANCE
     displaced: Request | None = None

@@ -26,6 +26,8 @@ Place = Request | Refusal | None
 
 
 def place_for(turn: Turn, request: Request) -> Place:
+    if len(turn.state.workload.requests) < turn.policies.pending_max:
+        return None  # so many cannot be pending
     waiting = sum(len(queue.pending) for queue in turn.state.workload.queues.values())
     if waiting < turn.policies.pending_max:
         return None

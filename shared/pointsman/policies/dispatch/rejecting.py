@@ -1,6 +1,6 @@
 """Rejects a request for a reason that one of the policies gives."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from pointsman.contracts.decisions import RequestRejected
 from pointsman.policies.admission import Refusal
@@ -19,7 +19,7 @@ def reject(
     attempt: int,
     excluded: Collection[InstanceId],
     refusal: Refusal,
-    considered: list[CandidateEstimate],
+    considered: Sequence[CandidateEstimate],
     decoder: Decoder = None,
     *,
     displaced_by: RequestId = NO_REQUEST,

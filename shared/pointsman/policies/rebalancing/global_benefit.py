@@ -31,9 +31,10 @@ class GlobalBenefit(RebalancingPolicy):
             migrations_max=self.migrations_max,
             waste_weight=self.waste_weight,
         )
-        return MigrationPlanner(state, now, bounds).plan(_anywhere)
+        return MigrationPlanner(state, now, bounds).plan(anywhere)
 
 
-def _anywhere(planner: MigrationPlanner) -> Targets:
+def anywhere(planner: MigrationPlanner) -> Targets:
+    """By queue, the shortest first."""
     by_queue = sorted(planner.targets.values(), key=lambda target: target.queue)
     return lambda _request: by_queue

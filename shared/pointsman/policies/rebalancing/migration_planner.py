@@ -42,12 +42,13 @@ Targets = Callable[[Request], Sequence[Target]]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
     """`slo_share`: share of the TTFT SLO that a request may take. `waste_weight`: of prefill that the source would
-    not compute."""
+    not compute. `recompute_queue_max`: behind a longer queue no such prefill."""
 
     slo_share: float
     stall_seconds: EngineSeconds
     migrations_max: int
     waste_weight: float = 0.0
+    recompute_queue_max: EngineSeconds = NEVER
 
 
 class MigrationPlanner:
@@ -105,7 +106,7 @@ class MigrationPlanner:
                 if not look_ups_left or not self._find_targets(waiting, targets):
                     continue
                 look_ups_left -= 1
-                waiting.hits = self._state.hits(waiting.request.keys)
+                waiting.hits = self._state.hits_of(waiting.request)
                 waiting.loads = self._state.slower.loads(waiting.request.keys, waiting.hits)
             offer = self._best_offer(waiting)
             if offer is None:
@@ -153,6 +154,8 @@ class MigrationPlanner:
             if here - target.queue <= most:
                 continue
             work = self._work(waiting, target)
+            if work > work_here and target.queue > self._bounds.recompute_queue_max:
+                continue
             ttft = target.queue + work
             benefit = here - ttft - self._bounds.waste_weight * max(0.0, work - work_here)
             if benefit > most and ttft <= limit:

@@ -1,6 +1,7 @@
 """The base class of routing policies."""
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -17,7 +18,7 @@ class NoInstance(Exception):  # noqa: N818 - an answer, not a fault
 class Choice(msgspec.Struct, frozen=True):
     chosen: CandidateEstimate
     reason: str
-    considered: list[CandidateEstimate]
+    considered: Sequence[CandidateEstimate]
     best_effort: bool = False
     """Admitted although its prompt alone exceeds the SLO."""
 

@@ -18,13 +18,13 @@ from dataclasses import dataclass
 from math import inf
 from typing import ClassVar
 
-import msgspec
 from typing_extensions import override
 
 from pointsman.contracts.decisions import Settings
 from pointsman.policies.hash_ring import home_among, ring_candidates
 from pointsman.policies.pool_view import CandidateEstimate, PoolView
-from pointsman.policies.routing.base import Choice, RoutingPolicy, candidates_of
+from pointsman.policies.routing.base import Choice, RoutingPolicy, require_eligible
+from pointsman.policies.routing.weighed import Rows, Weighed, weighed, weighed_list
 from pointsman.primitives import EngineSeconds
 from pointsman.state.trackers.base import Tracker
 from pointsman.state.trackers.tenant_shares import TenantShares
@@ -54,7 +54,7 @@ class Pointsman(RoutingPolicy):
     demand_max: float = 2.0
     late_queue_max_s: float = 600.0
     tenant_excess_max: float = 0.05
-    tenant_lack_max: float = 0.1
+    tenant_lack_max: float = 0.2
     stale_after_s: float = 0.25
 
     @override
@@ -63,90 +63,64 @@ class Pointsman(RoutingPolicy):
 
     @override
     def choose(self, view: PoolView) -> Choice:
-        candidates = self._with_kv_waits(view, candidates_of(view))
-        if view.staleness > self.stale_after_s:
-            owners = ring_candidates(view.eligible, view.ring_key, STALE_CANDIDATES)
-            candidates = [candidate for candidate in candidates if candidate.instance in owners]
-        if min(candidate.prefill_seconds for candidate in candidates) > view.budget:
-            return self._cheapest(view, candidates, candidates)
-        given_up = max(map(_queue, candidates)) > GIVEN_UP * view.budget
-        on_time = [candidate for candidate in candidates if candidate.predicted_ttft <= view.budget]
+        candidates = self._weighed(view)
+        if candidates.least_prefill > view.budget:
+            return self._cheapest(view, candidates)
+        given_up = candidates.longest_queue > GIVEN_UP * view.budget
+        on_time = candidates.on_time(view.budget)
         reason = "late everywhere"
         shares, tenant = view.tracker(TenantShares), view.request.tenant
         contended = given_up or shares.refused_share > MANY_REFUSED
         if contended and shares.excess(tenant) > self.tenant_excess_max:
-            on_time = [candidate for candidate in on_time if candidate.queue_seconds <= SHORT * view.budget]
+            on_time = candidates.with_queue_within(SHORT * view.budget, on_time)
             reason = "its tenant has more than its share"
-        if not on_time:
+        if not len(on_time):
             return self._late(view, candidates, reason)
-        detour = self._cheapest(view, on_time, candidates)
+        detour = self._cheapest(view, candidates, on_time)
         if given_up and shares.lack(tenant) > self.tenant_lack_max:
             return detour
         if given_up:
             instead = self._late(view, candidates, "on time only at the cost of others")
             saved, displaced_max = 0.0, self.displaced_max  # work behind the late delays nobody who is on time
         else:
-            instead = self._cheapest(view, candidates, candidates)
+            instead = self._cheapest(view, candidates)
             saved, displaced_max = instead.chosen.prefill_seconds, self.displaced_max / 10
         if detour.chosen.prefill_seconds <= instead.chosen.prefill_seconds:
             return detour
         extra = detour.chosen.prefill_seconds - saved
         if _displaced(extra, detour.chosen, view.budget, candidates) <= displaced_max:
             return detour
-        return detour if self._in_demand(view, candidates) else instead
+        in_demand = candidates.demand(view, GIVEN_UP * view.budget) * len(candidates) > self.demand_max
+        return detour if in_demand else instead
 
-    def _in_demand(self, view: PoolView, candidates: list[CandidateEstimate]) -> bool:
-        """Whether more requests wait for the longest cached prefix than one instance's part of those that wait."""
-        blocks = max(candidate.hit_blocks for candidate in candidates)
-        queues = [candidate.instance for candidate in candidates if candidate.queue_seconds <= GIVEN_UP * view.budget]
-        return view.pending_share(blocks, queues) * len(candidates) > self.demand_max
+    def _weighed(self, view: PoolView) -> Weighed:
+        eligible = require_eligible(view)
+        if view.staleness <= self.stale_after_s:
+            return weighed(view, self.kv_turnover)
+        owners = ring_candidates(eligible, view.ring_key, STALE_CANDIDATES)
+        return weighed_list(view, [view.candidate(name) for name in eligible if name in owners], self.kv_turnover)
 
-    def _with_kv_waits(self, view: PoolView, candidates: list[CandidateEstimate]) -> list[CandidateEstimate]:
-        waits = view.kv_waits(candidates) if self.kv_turnover else []
-        if not any(waits):
-            return candidates
-        return [
-            msgspec.structs.replace(candidate, queue_seconds=candidate.queue_seconds + self.kv_turnover * wait)
-            for candidate, wait in zip(candidates, waits, strict=True)
-        ]
-
-    def _cheapest(self, view: PoolView, among: list[CandidateEstimate], considered: list[CandidateEstimate]) -> Choice:
+    def _cheapest(self, view: PoolView, candidates: Weighed, among: Rows | None = None) -> Choice:
         stall = self.decode_seconds * TPOT_REFERENCE / (view.request.slo_tpot or inf)
-        costs = [_cost(candidate, stall) for candidate in among]
-        least = min(costs)
-        chosen = _spread(view, [candidate for candidate, cost in zip(among, costs, strict=True) if cost == least])
+        chosen = _spread(view, candidates.cheapest(among, stall))
         reason = f"costs least: {chosen.prefill_seconds:.3f} s of work behind {chosen.queue_seconds:.3f} s"
-        return Choice(chosen, reason, considered)
+        return Choice(chosen, reason, candidates)
 
-    def _late(self, view: PoolView, candidates: list[CandidateEstimate], reason: str) -> Choice:
-        bounded = [candidate for candidate in candidates if candidate.queue_seconds <= self.late_queue_max_s]
-        if not bounded:
-            return Choice(min(candidates, key=_queue), f"{reason}, and every queue is long: the shortest", candidates)
-        enough = HOLDER_SHARE * view.request.prompt_tokens
-        holders = [candidate for candidate in bounded if candidate.cached_tokens >= enough]
-        longest = max(holders or bounded, key=_queue)
+    def _late(self, view: PoolView, candidates: Weighed, reason: str) -> Choice:
+        bounded = candidates.with_queue_within(self.late_queue_max_s)
+        if not len(bounded):
+            return Choice(candidates.shortest(), f"{reason}, and every queue is long: the shortest", candidates)
+        holders = candidates.with_cached(HOLDER_SHARE * view.request.prompt_tokens, bounded)
+        longest = candidates.longest(holders if len(holders) else bounded)
         return Choice(longest, f"{reason}: where it delays nobody who is on time", candidates)
 
 
-def _cost(candidate: CandidateEstimate, stall: EngineSeconds) -> float:
-    decoding = candidate.requests - candidate.waiting
-    wait = candidate.predicted_ttft - candidate.prefill_seconds + stall * decoding
-    return (wait + candidate.prefill_seconds / 2) * candidate.prefill_seconds
-
-
-def _displaced(
-    extra: EngineSeconds, detour: CandidateEstimate, budget: EngineSeconds, candidates: list[CandidateEstimate]
-) -> float:
+def _displaced(extra: EngineSeconds, detour: CandidateEstimate, budget: EngineSeconds, candidates: Weighed) -> float:
     """Requests on time that so much more work makes late."""
-    short = [candidate for candidate in candidates if candidate.queue_seconds <= budget]
-    waiting, work = sum(candidate.waiting for candidate in short), sum(map(_queue, short))
+    waiting, work = candidates.waiting(candidates.with_queue_within(budget))
     pressure = (detour.queue_seconds + detour.prefill_seconds / 2) / budget
     displaced: float = extra * waiting / work * pressure**PRESSURE_POWER if work else 0.0
     return displaced
-
-
-def _queue(candidate: CandidateEstimate) -> EngineSeconds:
-    return candidate.queue_seconds
 
 
 def _spread(view: PoolView, equals: list[CandidateEstimate]) -> CandidateEstimate:

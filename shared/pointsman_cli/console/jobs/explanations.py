@@ -42,7 +42,11 @@ class Window:
 
 def story_of(history: History, text: str, *, first: Sequence = 0, ended: Sequence = 0) -> StoryView:
     """`text`: an id or an end of it. `first`, `ended`: its entries in the log, if known. Raises HistoryError."""
-    request = RequestId(text) if first else request_named(history, text)
+    request = (
+        RequestId(text)
+        if first
+        else request_named(history, text, begins=history.begins if history.header.first > 1 else "")
+    )
     base: BaseState | None = history.known_before(first - BEFORE_ENTRIES) if first > BEFORE_ENTRIES else None
     entries = Window(history, base.state.sequence + 1 if base else 1, ended + BEYOND_ENTRIES if ended else 0)
     note = ""

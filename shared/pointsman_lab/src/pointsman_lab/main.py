@@ -53,6 +53,7 @@ COMMANDS = {
         "following_command",
         "Measure one worker that follows many engines, beside a worker for each.",
     ),
+    "route": ("pointsman_lab.route", "route_command", "Measure the leader's calls by the number of instances."),
     "plan": ("pointsman_lab.plan", "plan_command", "Measure planning of migrations."),
 }
 """Name to module, attribute, and the line of `--help`."""

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from typing_extensions import override
 
-from pointsman.adapters.command_decoding import decoding
+from pointsman.adapters.command_decoding import decoded_answer, decoding
 from pointsman.adapters.log_listener import LogListener
-from pointsman.contracts.codec import AnyCommand, UndecodableError, UnwritableError, decode_command, encode
+from pointsman.contracts.codec import AnyCommand, UnwritableError, encode
 from pointsman.contracts.subjects import any_actor
 from pointsman.ports import CommandHandler, Commands, CommandTimeoutError, NoResponderError, PayloadHandler
 from pointsman.primitives import WallSeconds
@@ -93,12 +93,7 @@ class MemoryCommands(Commands):
         except UnwritableError as error:
             raise CommandTimeoutError(str(error)) from error
         answer = await self.request_bytes(subject, payload, timeout=timeout)
-        try:
-            return decode_command(answer)
-        except UndecodableError as error:
-            self._listener.undecodable(subject, str(error))
-            not_understood = f"the answer on {subject} was not understood: {error}"
-            raise CommandTimeoutError(not_understood) from error
+        return decoded_answer(subject, answer, self._listener)
 
     @override
     async def request_bytes(self, subject: str, payload: bytes, *, timeout: WallSeconds) -> bytes:

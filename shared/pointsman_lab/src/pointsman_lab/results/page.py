@@ -8,6 +8,7 @@ from statistics import fmean
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from pointsman.policies.rebalancing import DEFAULT_REBALANCING
 from pointsman.simulation.workload import HELD_OUT
 from pointsman_lab.results import claims, compare, tables
 from pointsman_lab.results.gap import GOAL, Gap, gap_summary, gap_table, gaps, is_bound
@@ -67,6 +68,7 @@ class Figures:
             "lost": self.lost,
             "tuned": TUNED,
             "ours": OURS,
+            "rebalancing": DEFAULT_REBALANCING,
             "live_ours": f"{OURS} + {compare.DEFAULT}",
             "live_as_written": f"{AS_WRITTEN} + {compare.DEFAULT}",
             "global_ours": f"{OURS} + fcfs + predicted_ttft_global",

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from pointsman.simulation.workload import HELD_OUT
 from pointsman_cli.simulate.experiment import Source
-from pointsman_lab.results.studies.rows import LIVE_DEFAULT, Workloads, at_their_best, everyone, short
+from pointsman_lab.results.studies.rows import AS_LIVE, LIVE_DEFAULT, Workloads, at_their_best, everyone, short
 from pointsman_lab.results.study import SEEDS, USUAL, Study
 
 GENERATED: tuple[tuple[str, tuple[float, ...]], ...] = (
@@ -63,11 +63,12 @@ def _prefill_only(workloads: Workloads) -> Iterable[Study]:
         yield Study(
             key=f"generated-{slug}",
             title=f"Generated workload {name}, no admission",
-            about="First come, first served, no admission.",
+            about="First come, first served, no admission, with the live rebalancing.",
             source=source,
             rows=everyone(),
             rates=rates,
             seeds=seeds,
+            conditions=AS_LIVE,
             judged="best",
         )
         yield Study(

@@ -4,7 +4,7 @@ live default."""
 from collections.abc import Iterable
 
 from pointsman_lab.results.studies.defaults import GENERATED, RATES_HELD_OUT, generated, seeds_of
-from pointsman_lab.results.studies.rows import LIVE_DEFAULT, Workloads, called, rows, short
+from pointsman_lab.results.studies.rows import AS_LIVE, LIVE_DEFAULT, Workloads, called, rows, short
 from pointsman_lab.results.study import BOUND, NO_FORESIGHT, OURS, SEEDS, Study
 
 PREFIX, TRACE = "gap-", "-trace"
@@ -43,6 +43,7 @@ def studies(workloads: Workloads) -> Iterable[Study]:
             ],
             rates=(rate,),
             seeds=seeds,
+            conditions=AS_LIVE,
             bounds=(BOUND, NO_FORESIGHT),
             metrics=("hit_rate", "rejected_share", "fetched_share", "ttft_p99_s", "late_wait_s"),
         )

@@ -145,7 +145,8 @@ def _tenants(workloads: Workloads) -> Iterable[Study]:
             key=f"tenants-{name.replace('_', '-')}",
             title=f"Equal tenants past saturation, {name}",
             about="Eight clients that ask equally much; more load than 8 instances can serve.",
-            source=workloads.generated(name),
+            source=workloads.generated(name, 8000),
+            seeds=SEEDS[:1],
             rows=[
                 *rows((OURS,)),
                 *rows((OURS,), "fair_edf"),

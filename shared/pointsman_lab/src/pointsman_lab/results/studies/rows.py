@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from pointsman.policies.rebalancing import DEFAULT_REBALANCING
 from pointsman.policies.routing import ROUTING_POLICIES
 from pointsman.primitives import Tokens
 from pointsman_cli.simulate.experiment import Source
@@ -22,6 +23,8 @@ PAPER_SETTINGS = ("dualmap.both_over=least_loaded",)
 PAPER_CONDITIONS: Conditions = {"hot_share": 2.0, "cold_share": 1.0, "rebalancing": "dualmap_pair"}
 """DualMap as in its paper: hot above 2/n, cold below 1/n, the less loaded when both are over, and moves within the
 pair."""
+OWN_CONDITIONS: Mapping[str, Conditions] = {"dualmap": {"rebalancing": "dualmap_pair"}}
+"""DualMap always has its rebalancing, also with our thresholds."""
 AS_WRITTEN = f"dualmap, {PAPER}"
 
 DUALMAP_BASELINES = ("cache_affinity", "least_loaded", "min_ttft", "preble")
@@ -29,6 +32,7 @@ DUALMAP_BASELINES = ("cache_affinity", "least_loaded", "min_ttft", "preble")
 
 LIVE_DEFAULT = ("fair_edf", "predicted_ttft_fair")
 """Ordering and admission of a scheduler that nobody configured."""
+AS_LIVE: Conditions = {"rebalancing": DEFAULT_REBALANCING}
 
 LOAD_BLIND = ("random", "round_robin", "power_of_two", "least_loaded", "cache_affinity")
 """Policies without regard to load or to caches. They serve next to nothing where others still compete; shown where a
@@ -84,8 +88,13 @@ def rows(
     settings: Sequence[str] = (),
     **conditions: Any,
 ) -> list[Row]:
+    """Under the live default with the rebalancing that goes with it."""
+    live: Conditions = AS_LIVE if (ordering, admission) == LIVE_DEFAULT else {}
     return [
-        Row(variant=replace(variant, note=note), conditions=conditions)
+        Row(
+            variant=replace(variant, note=note),
+            conditions={**live, **(live and OWN_CONDITIONS.get(variant.routing, {})), **conditions},
+        )
         for variant in variants(policies, (ordering,), (admission,), settings)
     ]
 
@@ -102,13 +111,10 @@ def as_written(
 
 
 def tuned(policy: str, ordering: str = "fcfs", admission: str = "none", **conditions: Any) -> Row:
-    (row,) = rows((policy,), ordering, admission, TUNED_NOTE, TUNED[policy], **{**conditions_of(policy), **conditions})
+    (row,) = rows(
+        (policy,), ordering, admission, TUNED_NOTE, TUNED[policy], **{**OWN_CONDITIONS.get(policy, {}), **conditions}
+    )
     return row
-
-
-def conditions_of(policy: str) -> Conditions:
-    """DualMap always has its rebalancing, also with our thresholds."""
-    return {"rebalancing": "dualmap_pair"} if policy == "dualmap" else {}
 
 
 def rivals(ordering: str = "fcfs", admission: str = "none", *, left_out: Iterable[str] = LOAD_BLIND) -> list[Row]:
@@ -119,7 +125,7 @@ def rivals(ordering: str = "fcfs", admission: str = "none", *, left_out: Iterabl
             row
             for name in names
             if name not in ONLY_TUNED
-            for row in rows((name,), ordering, admission, **conditions_of(name))
+            for row in rows((name,), ordering, admission, **OWN_CONDITIONS.get(name, {}))
         ),
         *(tuned(name, ordering, admission) for name in names if name in TUNED),
         as_written(ordering=ordering, admission=admission),

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 
-from pointsman_lab.results.studies.rows import Workloads, called, conditions_of, rows, short
+from pointsman_lab.results.studies.rows import OWN_CONDITIONS, Workloads, called, rows, short
 from pointsman_lab.results.study import Study
 
 GRID: Mapping[str, tuple[str, ...]] = {
@@ -27,7 +27,7 @@ def studies(workloads: Workloads) -> Iterable[Study]:
             rows=[
                 row
                 for policy, settings in GRID.items()
-                for row in rows((policy,), settings=settings, **conditions_of(policy))
+                for row in rows((policy,), settings=settings, **OWN_CONDITIONS.get(policy, {}))
             ],
             rates=(rate,),
             seeds=SEEDS,

@@ -4,25 +4,27 @@ import asyncio
 from collections.abc import Callable
 
 import pytest
+from prometheus_client import REGISTRY
 from typing_extensions import override
 
 from pointsman.adapters.clocks import ScaledClock
 from pointsman.policies.policy_set import policy_set
 from pointsman.ports import CheckpointLabel, LogEntry, StoreUnavailableError
 from pointsman.primitives import InstanceId, PoolName
+from pointsman.runtime import recovery
 from pointsman.runtime.checkpoint_fingerprint import entry_digest
 from pointsman.runtime.health import HealthBoard
+from pointsman.runtime.recovery import LogBrokenError, Recovery
 from pointsman.state.checkpoint import encode_state
-from pointsman.state.state import State
+from pointsman.state.state import FOLD_VERSION, State
 from pointsman_lab.memory.log import MemoryBroker
 from pointsman_lab.memory.stores import MemoryCheckpoints
-from pointsman_scheduler import recovery
 from pointsman_scheduler.policy_config import empty_state
-from pointsman_scheduler.recovery import LogBrokenError, Recovery
 from pointsman_scheduler.settings import SchedulerSettings
 from tests.support.events import joined
 
 ENTRIES = 6
+FOLDED_WHOLE = "pointsman_log_folded_whole_total"
 SETTINGS, POLICIES = SchedulerSettings(), policy_set()
 
 
@@ -147,3 +149,27 @@ async def test_a_log_that_loses_its_beginning_before_it_is_read_is_begun_again_w
         await anext(follower.entries(beginning))
 
     assert InstanceId("engine-1") in (await follower.begin()).state.fleet
+
+
+async def test_checkpoints_of_another_fold_are_not_used_and_that_is_said_with_the_reason() -> None:
+    broker, passed = await _a_log_that_begins_late()
+    checkpoints, ours = MemoryCheckpoints(lambda: True), _following(broker, MemoryCheckpoints(lambda: True)).form
+    entry, state = passed[-2]
+    other = {
+        "another fold version": f"5.{ours.partition('.')[2]}",
+        "other policies or settings": f"{FOLD_VERSION}.{'0' * 32}",
+        "an earlier release": "0" * 32,
+    }
+    for reason, form in other.items():
+        label = CheckpointLabel(
+            identity=broker.extent.identity, as_of=entry.sequence, entry=entry_digest(entry), form=form
+        )
+        checkpoints = MemoryCheckpoints(lambda: True)
+        await checkpoints.save(label, encode_state(state))
+        counted = REGISTRY.get_sample_value(FOLDED_WHOLE, {"pool": "", "reason": reason}) or 0.0
+
+        beginning = await _following(broker, checkpoints).begin()
+
+        assert beginning.label is None
+        assert beginning.state.sequence == 0
+        assert REGISTRY.get_sample_value(FOLDED_WHOLE, {"pool": "", "reason": reason}) == counted + 1

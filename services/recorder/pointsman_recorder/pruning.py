@@ -1,0 +1,168 @@
+"""SQL of the archive's retention: what is oldest, how large it is, deleting it. Methods raise SQLAlchemyError or OSError.
+
+SQLite: deleted pages are used again; what is free beyond FREE_SHARE goes back to the file system if the file was made
+for that (`auto_vacuum`, archives since this version; others: once `VACUUM`). PostgreSQL: autovacuum makes the space
+usable again, the files keep their size; the bytes in use are estimated from a sample of rows."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from pointsman.primitives import EngineSeconds, Sequence
+from pointsman_recorder.archive import Archive, dead_letters, events, gaps, logs
+
+FREE_SHARE = 0.1
+VACUUM_PAGES = 1000
+WAL_BYTES_MAX = 64 * 1024**2
+"""Beyond it a reader holds the log of changes back: nothing is deleted until it is done, as that would add to it."""
+INCREMENTAL = 2
+SAMPLE_PAGES = 200
+PAGE_BYTES = 8192
+ROW_OVERHEAD_BYTES = 330
+"""Of PostgreSQL: header, other columns, four indexes (measured)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """The first entries of the oldest log. `at`: of the middle one, so that no single wrong time counts; None: unknown.
+    `last`: whether nothing is left of the log behind it."""
+
+    log: str
+    upto: Sequence
+    at: EngineSeconds | None
+    last: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    used: int
+    disk: int
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    identity: str
+    sequence: Sequence
+    at: EngineSeconds
+
+
+class Pruning:
+    def __init__(self, archive: Archive) -> None:
+        self._engine = archive.engine
+        self._is_sqlite = archive.engine.dialect.name == "sqlite"
+
+    async def head(self, rows_max: int) -> Head | None:
+        """At most `rows_max` of each table. None: nothing may go now."""
+        async with self._engine.connect() as connection:
+            known = list((await connection.execute(sa.select(logs.c.log).order_by(*_by_age))).scalars())
+            for log in known:
+                found = await _head_of(connection, log, rows_max, keeps_newest=log == known[-1])
+                if found is not None:
+                    return None if await self._is_held_back(connection) else found
+        return None
+
+    async def prune(self, head: Head) -> int:
+        async with self._engine.begin() as connection:
+            removed = 0
+            for table in (events, dead_letters):
+                gone = sa.delete(table).where(table.c.log == head.log, table.c.sequence <= head.upto)
+                removed += (await connection.execute(gone)).rowcount
+            if head.last:
+                await connection.execute(sa.delete(gaps).where(gaps.c.log == head.log))
+                await connection.execute(sa.delete(logs).where(logs.c.log == head.log))
+        return removed
+
+    async def give_back(self) -> None:
+        """Free pages, to the file system, a part at a time."""
+        if not self._is_sqlite:
+            return
+        while True:
+            async with self._engine.connect() as connection:
+                free, pages = await _pragma(connection, "freelist_count"), await _pragma(connection, "page_count")
+                shrinks = await _pragma(connection, "auto_vacuum") == INCREMENTAL
+                if not shrinks or free <= FREE_SHARE * pages or await self._is_held_back(connection):
+                    return
+                raw = await connection.get_raw_connection()
+                driver = raw.driver_connection
+                assert driver is not None
+                await driver.executescript(
+                    f"PRAGMA incremental_vacuum({VACUUM_PAGES})"
+                )  # a row for each page: read all
+
+    async def size(self) -> Size:
+        async with self._engine.connect() as connection:
+            if self._is_sqlite:
+                page = await _pragma(connection, "page_size")
+                pages, free = await _pragma(connection, "page_count"), await _pragma(connection, "freelist_count")
+                return Size((pages - free) * page, pages * page + await _wal_bytes(connection))
+            return await _size_of_server(connection)
+
+    async def begins(self) -> Beginning | None:
+        """The first entry of the oldest log."""
+        async with self._engine.connect() as connection:
+            for log, identity in await connection.execute(sa.select(logs.c.log, logs.c.identity).order_by(*_by_age)):
+                first = sa.select(events.c.sequence, events.c.at).where(events.c.log == log)
+                found = (await connection.execute(first.order_by(events.c.sequence).limit(1))).first()
+                if found is not None:
+                    return Beginning(identity, found.sequence, found.at)
+        return None
+
+    async def _is_held_back(self, connection: AsyncConnection) -> bool:
+        return self._is_sqlite and await _wal_bytes(connection) > WAL_BYTES_MAX
+
+
+_by_age = (logs.c.identity, logs.c.branch)
+
+
+async def _head_of(connection: AsyncConnection, log: str, rows_max: int, *, keeps_newest: bool) -> Head | None:
+    first = sa.select(events.c.sequence, events.c.at).where(events.c.log == log).order_by(events.c.sequence)
+    rows = list(await connection.execute(first.limit(rows_max)))
+    first_dead = sa.select(dead_letters.c.sequence).where(dead_letters.c.log == log).order_by(dead_letters.c.sequence)
+    dead = list((await connection.execute(first_dead.limit(rows_max))).scalars())
+    if not rows and not dead:
+        return None
+    both = [row.sequence for row in rows], dead
+    cut = [sequences[-1] for sequences in both if len(sequences) == rows_max]
+    upto = min(cut) if cut else max(both[0] + both[1])
+    if keeps_newest:
+        newest = [
+            sa.select(sa.func.max(table.c.sequence)).where(table.c.log == log) for table in (events, dead_letters)
+        ]
+        upto = min(upto, max([(await connection.execute(of)).scalar() or 0 for of in newest]) - 1)
+    times = [row.at for row in rows if row.sequence <= upto]
+    if times:
+        at = times[len(times) // 2]
+    elif rows:
+        at = rows[0].at
+    else:
+        at = None if keeps_newest else 0.0
+    anything = upto >= min(both[0] + both[1])
+    return Head(log, upto, at, last=not cut and not keeps_newest) if anything else None
+
+
+async def _pragma(connection: AsyncConnection, name: str) -> int:
+    return int((await connection.exec_driver_sql(f"PRAGMA {name}")).scalar() or 0)
+
+
+async def _wal_bytes(connection: AsyncConnection) -> int:
+    file = Path(str(connection.engine.url.database))
+    wal = file.with_name(file.name + "-wal")
+    return wal.stat().st_size if wal.exists() else 0
+
+
+async def _size_of_server(connection: AsyncConnection) -> Size:
+    disk = 0
+    for table in (events, dead_letters):
+        disk += (await connection.execute(sa.select(sa.func.pg_total_relation_size(table.name)))).scalar() or 0
+    rows = 0
+    for log in list((await connection.execute(sa.select(logs.c.log))).scalars()):
+        ends = sa.select(sa.func.min(events.c.sequence), sa.func.max(events.c.sequence)).where(events.c.log == log)
+        first, last = (await connection.execute(ends)).one()
+        rows += last - first + 1 if last is not None else 0
+    pages = (await connection.execute(sa.select(sa.func.pg_relation_size(events.name)))).scalar() or 0
+    share = min(100.0, 100.0 * SAMPLE_PAGES * PAGE_BYTES / max(1, pages))
+    sample = sa.text(f"SELECT avg(pg_column_size(payload)) FROM events TABLESAMPLE SYSTEM ({share})")
+    payload = (await connection.execute(sample)).scalar()
+    return Size(min(disk, int(rows * (float(payload or 0) + ROW_OVERHEAD_BYTES))), disk)

@@ -1,0 +1,94 @@
+"""Retention of the archive, by age and size. In: the bounds. Out: the oldest entries deleted, the oldest log first, in
+batches of at most BATCH_ROWS, each a short transaction on a connection of its own; after each the database rests as long
+as it worked. The newest entry always stays: it is where recording goes on."""
+
+from dataclasses import dataclass
+
+import structlog
+from sqlalchemy.exc import SQLAlchemyError
+
+from pointsman.ports import Clock, EventLog, LogMissingError, LogUnavailableError
+from pointsman.primitives import EngineSeconds, WallSeconds
+from pointsman.runtime import telemetry
+from pointsman.runtime.health import HealthBoard
+from pointsman_recorder.archive import Archive
+from pointsman_recorder.pruning import Head, Pruning
+
+log = structlog.get_logger()
+
+RETENTION_PART = "archive retention"
+BATCH_ROWS = 1000
+LOOK_WALL_SECONDS: WallSeconds = WallSeconds(5.0)
+PAUSE_WALL_SECONDS_MIN: WallSeconds = WallSeconds(0.02)
+DAY_SECONDS: EngineSeconds = 86_400.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """0: none."""
+
+    age: EngineSeconds = 0.0
+    bytes: int = 0
+
+
+class Retention:
+    def __init__(self, archive: Archive, event_log: EventLog, clock: Clock, board: HealthBoard, bounds: Bounds) -> None:
+        self._archive = archive
+        self._pruning = Pruning(archive)
+        self._log = event_log
+        self._clock = clock
+        self._board = board
+        self._bounds = bounds
+        pool = board.pool
+        self._used = telemetry.ARCHIVE_BYTES.labels(pool, "used")
+        self._disk = telemetry.ARCHIVE_BYTES.labels(pool, "disk")
+        self._oldest = telemetry.ARCHIVE_OLDEST_SECONDS.labels(pool)
+        self._pruned = telemetry.ARCHIVE_PRUNED.labels(pool)
+
+    async def run(self) -> None:
+        """Runs without end."""
+        await self._archive.prepared.wait()
+        while True:
+            try:
+                await self.look()
+            except (SQLAlchemyError, OSError) as error:
+                log.warning("archive_retention_failed", reason=f"{type(error).__name__}: {error}")
+            await self._clock.sleep_wall(LOOK_WALL_SECONDS)
+
+    async def look(self) -> None:
+        """Prune to the bounds, then measure. Raises SQLAlchemyError, OSError."""
+        removed = 0
+        while (head := await self._pruning.head(BATCH_ROWS)) is not None and await self._is_due(head):
+            began = self._clock.wall()
+            gone = await self._pruning.prune(head)
+            removed += gone
+            self._pruned.inc(gone)
+            await self._clock.sleep_wall(max(PAUSE_WALL_SECONDS_MIN, self._clock.wall() - began))
+        if removed:
+            log.info("archive_pruned", entries=removed)
+        await self._pruning.give_back()
+        await self._measure()
+
+    async def _is_due(self, head: Head) -> bool:
+        bounds = self._bounds
+        too_old = bounds.age > 0 and head.at is not None and head.at < self._clock.now() - bounds.age
+        return too_old or (bounds.bytes > 0 and (await self._pruning.size()).used > bounds.bytes)
+
+    async def _measure(self) -> None:
+        size = await self._pruning.size()
+        self._used.set(size.used)
+        self._disk.set(size.disk)
+        begins = await self._pruning.begins()
+        self._oldest.set(max(0.0, self._clock.now() - begins.at) if begins is not None else 0.0)
+        try:
+            extent = await self._log.extent()
+        except (LogUnavailableError, LogMissingError):
+            return
+        if begins is not None and begins.identity == extent.identity and begins.sequence > extent.first:
+            self._board.degraded(
+                RETENTION_PART,
+                f"the archive begins at entry {begins.sequence}, the log itself at {extent.first}: raise --archive-days "
+                "or --archive-bytes-max, or the archive keeps less than the log",
+            )
+        else:
+            self._board.restored(RETENTION_PART)

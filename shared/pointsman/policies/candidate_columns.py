@@ -1,0 +1,183 @@
+"""The candidates of one request as columns: the same numbers as `PoolView.candidate` gives, to the last bit, for all
+ready instances in a few array operations. A policy that needs few of them makes only those (`estimate`). Instances that
+columns do not describe (prefixes in slower tiers, work of several classes, fetches under way) are computed one by one.
+
+Limit: not where instances fetch prefixes from each other, nor under tenants' limits of KV capacity: there nearly each
+candidate is of its own kind."""
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, overload
+
+import msgspec
+import numpy as np
+from typing_extensions import override
+
+from pointsman.primitives import EngineSeconds, InstanceId, Tokens
+from pointsman.state.instance_columns import Column, InstanceColumns
+
+if TYPE_CHECKING:
+    from pointsman.policies.pool_view import CandidateEstimate, PoolView
+
+ALONE_SHARE = 0.25
+"""If more instances than this need to be computed by themselves, all are."""
+
+
+class CandidateColumns:
+    """Rows are in the order of `names`, the view's eligible instances."""
+
+    def __init__(
+        self,
+        view: "PoolView",
+        known: InstanceColumns,
+        hits: dict[InstanceId, int],
+        alone: set[int],
+        *,
+        block_tokens: Tokens,
+        transfer_seconds: EngineSeconds,
+    ) -> None:
+        """`alone`: rows to be computed one by one."""
+        self.view, self.known, self.names = view, known, known.names
+        prompt_tokens, position = view.request.prompt_tokens, known.position
+        self.hit_blocks: Column = np.zeros(len(self.names))
+        for name, blocks in hits.items():
+            if (row := position.get(name)) is not None:
+                self.hit_blocks[row] = blocks
+        usable = (prompt_tokens - 1) // known.engine_block_tokens * known.engine_block_tokens
+        self.cached_tokens: Column = np.maximum(0.0, np.minimum(self.hit_blocks * block_tokens, usable))
+        self.uncached_tokens: Column = prompt_tokens - self.cached_tokens
+        self.work_seconds = known.prefill_work(prompt_tokens, self.cached_tokens)
+        self.prefill_seconds = known.prefill_seconds(self.work_seconds, self.uncached_tokens)
+        self.queue_seconds = known.queue_seconds(view.now)
+        self.load_seconds: Column = np.zeros(len(self.names))
+        self.transfer_seconds: Column = np.where(known.prefills_only, transfer_seconds, 0.0)
+        self._alone: dict[int, CandidateEstimate] = {}
+        for row in alone:
+            self._take(row, view.candidate(self.names[row]))
+
+    def _take(self, row: int, estimate: "CandidateEstimate") -> None:
+        self._alone[row] = estimate
+        self.hit_blocks[row] = estimate.hit_blocks
+        self.cached_tokens[row] = estimate.cached_tokens
+        self.uncached_tokens[row] = estimate.uncached_tokens
+        self.work_seconds[row] = estimate.work_seconds
+        self.prefill_seconds[row] = estimate.prefill_seconds
+        self.queue_seconds[row] = estimate.queue_seconds
+        self.load_seconds[row] = estimate.load_seconds
+        self.transfer_seconds[row] = estimate.transfer_seconds
+
+    def kv_waits(self) -> Column | None:
+        """See `PoolView.kv_waits`. None: nobody waits."""
+        known, capacity = self.known, self.known.kv_capacity
+        request, answer = self.view.request, self.view.expected_output_tokens
+        lacking = known.prompt_tokens + request.prompt_tokens + (known.requests + 1) * answer - capacity
+        rows = np.flatnonzero((lacking > 0) & (capacity > 0) & ~known.prefills_only)
+        if not rows.size:
+            return None
+        waits: Column = np.zeros(len(self.names))
+        waits[rows] = lacking[rows] / capacity[rows] * answer * request.slo_tpot
+        return waits
+
+    def candidates(self) -> "ColumnCandidates":
+        return ColumnCandidates(self, self.queue_seconds)
+
+    def least_ttft_alone(self) -> EngineSeconds:
+        return float((self.candidates().predicted_ttft - self.queue_seconds).min())
+
+    def soonest_of_little_work(self) -> "CandidateEstimate | None":
+        """The soonest on time whose prefill is at most what others wait for on average."""
+        waiting, work = int(self.known.waiting.sum()), sum(self.queue_seconds.tolist())
+        bound = work / waiting if waiting else np.inf
+        ttft = self.candidates().predicted_ttft
+        rows = np.flatnonzero((ttft <= self.view.budget) & (self.prefill_seconds <= bound))
+        return self.estimate(int(rows[ttft[rows].argmin()])) if rows.size else None
+
+    def estimate(self, row: int) -> "CandidateEstimate":
+        return self._alone.get(row) or self.view.candidate(self.names[row])
+
+    def estimates(self) -> "list[CandidateEstimate]":
+        """Of all instances."""
+        from pointsman.policies.pool_view import CandidateEstimate
+
+        known, factor = self.known, self.view.upper_factor
+        made = [
+            CandidateEstimate(
+                instance=name,
+                hit_blocks=hit_blocks,
+                cached_tokens=cached,
+                uncached_tokens=uncached,
+                queue_seconds=queue,
+                prefill_seconds=prefill,
+                work_seconds=work,
+                load_tokens=load_tokens,
+                waiting=waiting,
+                requests=requests,
+                transfer_seconds=transfer,
+                upper_factor=factor(name, queue + prefill, work),
+            )
+            for name, hit_blocks, cached, uncached, queue, prefill, work, load_tokens, waiting, requests, transfer in zip(
+                self.names,
+                _whole(self.hit_blocks),
+                _whole(self.cached_tokens),
+                _whole(self.uncached_tokens),
+                self.queue_seconds.tolist(),
+                self.prefill_seconds.tolist(),
+                self.work_seconds.tolist(),
+                _whole(known.load_tokens),
+                _whole(known.waiting),
+                _whole(known.requests),
+                self.transfer_seconds.tolist(),
+                strict=True,
+            )
+        ]
+        for row, estimate in self._alone.items():
+            made[row] = estimate
+        return made
+
+
+class ColumnCandidates(Sequence["CandidateEstimate"]):
+    """The estimates, made when somebody looks. `queue_seconds`: with waits that a policy added."""
+
+    def __init__(self, columns: CandidateColumns, queue_seconds: Column) -> None:
+        self.columns = columns
+        self.queue_seconds = queue_seconds
+        self.predicted_ttft: Column = (
+            queue_seconds + columns.prefill_seconds + columns.load_seconds + columns.transfer_seconds
+        )
+        self._made: list[CandidateEstimate] | None = None
+
+    @override
+    def __len__(self) -> int:
+        return len(self.columns.names)
+
+    @overload
+    def __getitem__(self, index: int) -> "CandidateEstimate": ...
+
+    @overload
+    def __getitem__(self, index: slice) -> "Sequence[CandidateEstimate]": ...
+
+    @override
+    def __getitem__(self, index: int | slice) -> "CandidateEstimate | Sequence[CandidateEstimate]":
+        if isinstance(index, slice):
+            return self._all()[index]
+        row = range(len(self))[index]
+        return self._waiting(row, self.columns.estimate(row))
+
+    @override
+    def __iter__(self) -> "Iterator[CandidateEstimate]":
+        return iter(self._all())
+
+    def _waiting(self, row: int, estimate: "CandidateEstimate") -> "CandidateEstimate":
+        seconds = self.queue_seconds.item(row)
+        return (
+            estimate if seconds == estimate.queue_seconds else msgspec.structs.replace(estimate, queue_seconds=seconds)
+        )
+
+    def _all(self) -> "list[CandidateEstimate]":
+        if self._made is None:
+            estimates = self.columns.view.candidates
+            self._made = [self._waiting(row, estimate) for row, estimate in enumerate(estimates)]
+        return self._made
+
+
+def _whole(column: Column) -> list[int]:
+    return [int(value) for value in column.tolist()]

@@ -1,0 +1,169 @@
+"""The candidates as the policy `pointsman` weighs them, with their waits for KV blocks: what it asks about all of them at
+once. `WeighedList` passes over estimates; `WeighedColumns` gives the same answers, to the last bit and with the same ties,
+by array operations (`weighed_columns`), and makes only the estimates that are chosen or recorded. A row is the place of a candidate among those
+weighed, which are sorted by name."""
+
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence, Sized
+from typing import overload
+
+import msgspec
+from typing_extensions import override
+
+from pointsman.policies.pool_view import CandidateEstimate, PoolView
+from pointsman.primitives import EngineSeconds
+
+Rows = Sized
+"""A list of ints, or an array of them."""
+
+
+class Weighed(Sequence[CandidateEstimate]):
+    """Never empty."""
+
+    @property
+    @abstractmethod
+    def least_prefill(self) -> EngineSeconds: ...
+
+    @property
+    @abstractmethod
+    def longest_queue(self) -> EngineSeconds: ...
+
+    @abstractmethod
+    def on_time(self, budget: EngineSeconds) -> Rows: ...
+
+    @abstractmethod
+    def with_queue_within(self, seconds: EngineSeconds, among: Rows | None = None) -> Rows: ...
+
+    @abstractmethod
+    def cheapest(self, among: Rows | None, stall: EngineSeconds) -> list[CandidateEstimate]:
+        """Those that cost least, of `among` or all. `stall`: wait for each that decodes there."""
+
+    @abstractmethod
+    def with_cached(self, tokens: float, among: Rows) -> Rows:
+        """Those that have at least so many of the prompt's tokens."""
+
+    @abstractmethod
+    def shortest(self) -> CandidateEstimate: ...
+
+    @abstractmethod
+    def longest(self, among: Rows) -> CandidateEstimate: ...
+
+    @abstractmethod
+    def waiting(self, among: Rows) -> tuple[int, EngineSeconds]:
+        """Requests that wait there, and the sum of their queues."""
+
+    @abstractmethod
+    def demand(self, view: PoolView, queue_max: EngineSeconds) -> float:
+        """Of the requests pending behind at most `queue_max`, the share whose prompts begin with the longest prefix of
+        this prompt that an instance holds."""
+
+
+class WeighedList(Weighed):
+    def __init__(self, candidates: list[CandidateEstimate]) -> None:
+        self._candidates = candidates
+        self._all = range(len(candidates))
+
+    @override
+    def __len__(self) -> int:
+        return len(self._candidates)
+
+    @overload
+    def __getitem__(self, index: int) -> CandidateEstimate: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[CandidateEstimate]: ...
+
+    @override
+    def __getitem__(self, index: int | slice) -> CandidateEstimate | list[CandidateEstimate]:
+        return self._candidates[index]
+
+    @override
+    def __iter__(self) -> Iterator[CandidateEstimate]:
+        return iter(self._candidates)
+
+    @property
+    @override
+    def least_prefill(self) -> EngineSeconds:
+        return min(candidate.prefill_seconds for candidate in self._candidates)
+
+    @property
+    @override
+    def longest_queue(self) -> EngineSeconds:
+        return max(map(_queue, self._candidates))
+
+    @override
+    def on_time(self, budget: EngineSeconds) -> Rows:
+        return [row for row, candidate in enumerate(self._candidates) if candidate.predicted_ttft <= budget]
+
+    @override
+    def with_queue_within(self, seconds: EngineSeconds, among: Rows | None = None) -> Rows:
+        candidates = self._candidates
+        return [
+            row for row in (self._all if among is None else _rows(among)) if candidates[row].queue_seconds <= seconds
+        ]
+
+    @override
+    def cheapest(self, among: Rows | None, stall: EngineSeconds) -> list[CandidateEstimate]:
+        candidates = self._candidates if among is None else [self._candidates[row] for row in _rows(among)]
+        costs = [_cost(candidate, stall) for candidate in candidates]
+        least = min(costs)
+        return [candidate for candidate, cost in zip(candidates, costs, strict=True) if cost == least]
+
+    @override
+    def with_cached(self, tokens: float, among: Rows) -> Rows:
+        return [row for row in _rows(among) if self._candidates[row].cached_tokens >= tokens]
+
+    @override
+    def shortest(self) -> CandidateEstimate:
+        return min(self._candidates, key=_queue)
+
+    @override
+    def longest(self, among: Rows) -> CandidateEstimate:
+        return max((self._candidates[row] for row in _rows(among)), key=_queue)
+
+    @override
+    def waiting(self, among: Rows) -> tuple[int, EngineSeconds]:
+        rows = [self._candidates[row] for row in _rows(among)]
+        return sum(candidate.waiting for candidate in rows), sum(map(_queue, rows))
+
+    @override
+    def demand(self, view: PoolView, queue_max: EngineSeconds) -> float:
+        blocks = max(candidate.hit_blocks for candidate in self._candidates)
+        queues = [candidate.instance for candidate in self._candidates if candidate.queue_seconds <= queue_max]
+        return view.pending_share(blocks, queues)
+
+
+def weighed(view: PoolView, kv_turnover: float) -> Weighed:
+    """All eligible instances of a view that has some."""
+    if view.columns is not None:
+        from pointsman.policies.routing.weighed_columns import WeighedColumns  # needs arrays, a small pool does not
+
+        return WeighedColumns(view.columns, kv_turnover)
+    return weighed_list(view, view.candidates, kv_turnover)
+
+
+def weighed_list(view: PoolView, candidates: list[CandidateEstimate], kv_turnover: float) -> WeighedList:
+    waits = view.kv_waits(candidates) if kv_turnover else []
+    if not any(waits):
+        return WeighedList(candidates)
+    return WeighedList(
+        [
+            msgspec.structs.replace(candidate, queue_seconds=candidate.queue_seconds + kv_turnover * wait)
+            for candidate, wait in zip(candidates, waits, strict=True)
+        ]
+    )
+
+
+def _rows(among: Rows) -> list[int]:
+    assert isinstance(among, list)
+    return among
+
+
+def _cost(candidate: CandidateEstimate, stall: EngineSeconds) -> float:
+    decoding = candidate.requests - candidate.waiting
+    wait = candidate.predicted_ttft - candidate.prefill_seconds + stall * decoding
+    return (wait + candidate.prefill_seconds / 2) * candidate.prefill_seconds
+
+
+def _queue(candidate: CandidateEstimate) -> EngineSeconds:
+    return candidate.queue_seconds

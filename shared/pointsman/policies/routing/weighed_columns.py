@@ -1,0 +1,82 @@
+"""`Weighed` by array operations, for large pools."""
+
+import numpy as np
+from numpy.typing import NDArray
+from typing_extensions import override
+
+from pointsman.policies.candidate_columns import CandidateColumns, ColumnCandidates
+from pointsman.policies.pool_view import CandidateEstimate, PoolView
+from pointsman.policies.routing.weighed import Rows, Weighed
+from pointsman.primitives import EngineSeconds
+
+
+class WeighedColumns(ColumnCandidates, Weighed):
+    def __init__(self, columns: CandidateColumns, kv_turnover: float) -> None:
+        waits = columns.kv_waits() if kv_turnover else None
+        super().__init__(
+            columns, columns.queue_seconds if waits is None else columns.queue_seconds + kv_turnover * waits
+        )
+
+    @property
+    @override
+    def least_prefill(self) -> EngineSeconds:
+        return float(self.columns.prefill_seconds.min())
+
+    @property
+    @override
+    def longest_queue(self) -> EngineSeconds:
+        return float(self.queue_seconds.max())
+
+    @override
+    def on_time(self, budget: EngineSeconds) -> Rows:
+        return np.flatnonzero(self.predicted_ttft <= budget)
+
+    @override
+    def with_queue_within(self, seconds: EngineSeconds, among: Rows | None = None) -> Rows:
+        within = self.queue_seconds <= seconds
+        if among is None:
+            return np.flatnonzero(within)
+        rows = _rows(among)
+        return rows[within[rows]]
+
+    @override
+    def cheapest(self, among: Rows | None, stall: EngineSeconds) -> list[CandidateEstimate]:
+        known, prefill = self.columns.known, self.columns.prefill_seconds
+        wait = self.predicted_ttft - prefill + stall * (known.requests - known.waiting)
+        costs = (wait + prefill / 2) * prefill
+        if among is None:
+            return [self[row] for row in np.flatnonzero(costs == costs.min()).tolist()]
+        rows = _rows(among)
+        costs = costs[rows]
+        return [self[row] for row in rows[costs == costs.min()].tolist()]
+
+    @override
+    def with_cached(self, tokens: float, among: Rows) -> Rows:
+        rows = _rows(among)
+        return rows[self.columns.cached_tokens[rows] >= tokens]
+
+    @override
+    def shortest(self) -> CandidateEstimate:
+        return self[int(self.queue_seconds.argmin())]
+
+    @override
+    def longest(self, among: Rows) -> CandidateEstimate:
+        rows = _rows(among)
+        return self[int(rows[self.queue_seconds[rows].argmax()])]
+
+    @override
+    def waiting(self, among: Rows) -> tuple[int, EngineSeconds]:
+        """Added up in the order of a pass over the candidates."""
+        rows = _rows(among)
+        return int(self.columns.known.waiting[rows].sum()), sum(self.queue_seconds[rows].tolist())
+
+    @override
+    def demand(self, view: PoolView, queue_max: EngineSeconds) -> float:
+        columns = self.columns
+        rows = np.flatnonzero((self.queue_seconds <= queue_max) & (columns.known.pending > 0))
+        return view.pending_share(int(columns.hit_blocks.max()), [columns.names[row] for row in rows.tolist()])
+
+
+def _rows(among: Rows) -> NDArray[np.intp]:
+    assert isinstance(among, np.ndarray)
+    return among

@@ -1,0 +1,153 @@
+"""Queues and learned corrections of all ready instances as columns of numbers: the work ahead of a new request at each
+of them in a few array operations, instead of a pass over objects. Derived from State: `Workload.changed` and
+`LatencyModel.changed` name the instances whose row is out of date, so keeping it costs by what changed. Every number is
+the same double as `InstanceQueue.work_ahead` and `Correction.seconds` give: the same operations in the same order.
+
+Limits: prompts whose squares are exact doubles; not of work that waits for a fetch (`special`)."""
+
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pointsman.primitives import EngineSeconds, InstanceId, Tokens
+from pointsman.state.correction import FAR, LONG
+from pointsman.state.fleet import Fleet
+from pointsman.state.latency_model import LatencyModel
+from pointsman.state.workload import EMPTY_QUEUE, InstanceQueue, Workload
+
+Column: TypeAlias = NDArray[np.float64]
+
+QUEUE_FIELDS = (
+    "pending_seconds", "pending_tokens", "prefill_seconds", "prefill_tokens", "working_since", "first_seconds",
+    "first_tokens", "requests", "waiting", "pending", "prompt_tokens",
+)  # fmt: skip
+LEARNED_FIELDS = ("factor", "token_share", "token_seconds", "tokens", "engine_known", "prompt_known")
+FIXED_FIELDS = ("fixed_s", "per_token_s", "per_token_squared_s", "floor_s", "kv_capacity", "prefills_only")
+UNLEARNED = (1.0, 0.0, 0.0, 1.0, 0.0, 0.0)
+
+
+class InstanceColumns:
+    """Rows are in the order of `names`."""
+
+    def __init__(self, fleet: Fleet, workload: Workload, latency: LatencyModel) -> None:
+        self.names = names = fleet.ready
+        self.position = {name: row for row, name in enumerate(names)}
+        self.special: set[int] = set()
+        """Rows that `queue_work` does not know."""
+        self._workload, self._latency = workload, latency
+        self._queues: Column = np.zeros((len(QUEUE_FIELDS), len(names)))
+        self.requests, self.waiting, self.pending, self.prompt_tokens = self._queues[7:]
+        self._learned: Column = np.zeros((len(LEARNED_FIELDS), len(names)))
+        fixed: Column = np.zeros((len(FIXED_FIELDS), len(names)))
+        for row, name in enumerate(names):
+            instance = fleet[name]
+            cost = instance.cost
+            fixed[:, row] = (
+                cost.fixed_s, cost.per_token_s, cost.per_token_squared_s, cost.floor_s, instance.kv_capacity_tokens,
+                instance.role == "prefill",
+            )  # fmt: skip
+            self._read_queue(row, workload.queues.get(name, EMPTY_QUEUE))
+            self._read_learned(row, name)
+        self.fixed_s, self.per_token_s, self.per_token_squared_s, self.floor_s, self.kv_capacity, prefills = fixed
+        self.prefills_only = prefills > 0
+        self.engine_block_tokens = np.array([fleet[name].engine_block_tokens for name in names], dtype=np.int64)
+        workload.changed.clear()
+        latency.changed.clear()
+
+    def refresh(self) -> None:
+        position = self.position
+        if changed := self._workload.changed:
+            queues = self._workload.queues
+            for name in changed:
+                if (row := position.get(name)) is not None:
+                    self._read_queue(row, queues.get(name, EMPTY_QUEUE))
+            changed.clear()
+        if changed := self._latency.changed:
+            for name in changed:
+                if (row := position.get(name)) is not None:
+                    self._read_learned(row, name)
+            changed.clear()
+
+    def row(self, name: InstanceId) -> list[float]:
+        """Queue and what was learned of one instance."""
+        column = self.position[name]
+        return [*self._queues[:, column].tolist(), *self._learned[:, column].tolist(), column in self.special]
+
+    def rows_with_pending(self) -> set[int]:
+        return set(np.flatnonzero(self.pending).tolist())
+
+    @property
+    def load_tokens(self) -> Column:
+        loads: Column = self._queues[1] + self._queues[3]
+        return loads
+
+    def queue_seconds(self, now: EngineSeconds) -> Column:
+        """Corrected, of all work ahead of a new request (`InstanceQueue.work_ahead`)."""
+        pending_seconds, pending_tokens, seconds, tokens, working_since, work, first_tokens = self._queues[:7]
+        passed = now - working_since
+        whole = (passed >= work) | (work == 0.0)
+        done = np.where(whole, work, np.maximum(passed, 0.0))
+        done_tokens = np.where(whole, first_tokens, 0.0)
+        partly = np.flatnonzero(~whole & (passed > 0.0))
+        if partly.size:
+            done_tokens[partly] = np.trunc(first_tokens[partly] * (passed[partly] / work[partly]))
+        left = np.maximum(0.0, seconds - done) + pending_seconds
+        return self._corrected(left, tokens - done_tokens + pending_tokens, self._learned[4])
+
+    def prefill_work(self, prompt_tokens: Tokens, cached_tokens: Column) -> Column:
+        """By the uncorrected cost model."""
+        uncached = prompt_tokens - cached_tokens
+        squares = prompt_tokens * prompt_tokens - cached_tokens * cached_tokens
+        computed = self.per_token_s * uncached + self.per_token_squared_s * squares
+        seconds: Column = self.fixed_s + np.maximum(self.floor_s, computed)
+        return seconds
+
+    def prefill_seconds(self, work: Column, uncached_tokens: Column) -> Column:
+        """Corrected, of one prompt."""
+        return self._corrected(work, uncached_tokens, self._learned[5])
+
+    def _corrected(self, work: Column, tokens: Column, known: Column) -> Column:
+        factor, share, token_seconds, token_sum = self._learned[:4]
+        corrected = work * factor
+        far = np.flatnonzero(tokens > known)
+        if far.size:
+            share = share.copy()
+            share[far] *= known[far] / tokens[far]
+        seconds: Column = corrected + share * (tokens * token_seconds / token_sum - corrected)
+        return seconds
+
+    def _read_queue(self, row: int, queue: InstanceQueue) -> None:
+        first = next(iter(queue.prefill.values()), None)
+        if first is not None and first.fetching:
+            self.special.add(row)
+        elif self.special:
+            self.special.discard(row)
+        self._queues[:, row] = (
+            queue.pending_seconds,
+            queue.pending_tokens,
+            queue.prefill_seconds if first is not None else 0.0,
+            queue.prefill_tokens if first is not None else 0,
+            queue.working_since,
+            first.prefill_seconds if first is not None else 0.0,
+            first.uncached_tokens if first is not None else 0,
+            queue.requests,
+            queue.waiting,
+            len(queue.pending),
+            queue.prompt_tokens,
+        )
+
+    def _read_learned(self, row: int, name: InstanceId) -> None:
+        known = self._latency.corrections.get(name)
+        if known is None or not known.token_share:
+            self._learned[:, row] = (known.factor, *UNLEARNED[1:]) if known is not None else UNLEARNED
+            return
+        far = known.by_length
+        self._learned[:, row] = (
+            known.factor,
+            known.token_share,
+            known.token_seconds,
+            known.tokens,
+            FAR * known.most_tokens if far else np.inf,
+            LONG * known.longest if far else np.inf,
+        )

@@ -1,0 +1,259 @@
+"""Retention of the archive, in SQLite and in a real PostgreSQL."""
+
+import asyncio
+import sqlite3
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from click.testing import CliRunner
+
+from pointsman.adapters.clocks import ScaledClock
+from pointsman.contracts.codec import encode
+from pointsman.contracts.subjects import subject_of
+from pointsman.primitives import PoolName, Sequence, WallSeconds
+from pointsman.runtime.health import HealthBoard
+from pointsman_cli.main import main
+from pointsman_lab.memory.log import MemoryBroker
+from pointsman_recorder.archive import Archive, Batch, Row, metadata, open_archive
+from pointsman_recorder.retention import BATCH_ROWS, DAY_SECONDS, Bounds, Retention
+from pointsman_recorder.service import Recorder
+from tests.support.events import joined, stored
+from tests.support.postgres import running_postgres
+from tests.support.waiting import eventually
+
+POOL = PoolName("default")
+
+
+@pytest.fixture(scope="module")
+def postgres() -> Iterator[str]:
+    with running_postgres() as url:
+        yield url
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "sqlite":
+        return f"sqlite+aiosqlite:///{tmp_path}/archive.sqlite"
+    return str(request.getfixturevalue("postgres"))
+
+
+@asynccontextmanager
+async def archive_at(url: str) -> AsyncIterator[Archive]:
+    async with open_archive(url) as archive:
+        if url.startswith("postgresql"):  # one server for all tests
+            async with archive.engine.begin() as connection:
+                await connection.execute(sa.text("DROP VIEW IF EXISTS requests"))
+                await connection.run_sync(metadata.drop_all)
+        await archive.prepare()
+        yield archive
+
+
+def row(log: str, sequence: Sequence, at: float, blocks: int = 3) -> Row:
+    event = stored("engine-1", sequence, list(range(blocks)))
+    return {"log": log, "sequence": sequence, "at": at, "type": type(event).__name__, "subject": subject_of(POOL, event),
+            "instance": "engine-1", "request": None, "payload": encode(event).decode()}  # fmt: skip
+
+
+def dead(log: str, sequence: Sequence) -> Row:
+    return {
+        "log": log,
+        "sequence": sequence,
+        "subject": "pm.default.scale",
+        "payload": b"\xff",
+        "problem": "it is wrong",
+    }
+
+
+async def fill(archive: Archive, log: str, rows: list[Row], dead_rows: list[Row] | None = None) -> None:
+    stream, _, branch = log.partition("#")
+    named = {"log": log, "identity": stream, "branch": int(branch or 1)}
+    for start in range(0, len(rows), 500):
+        await archive.store(Batch(logs=[named], events=rows[start : start + 500]))
+    await archive.store(Batch(logs=[named], dead_letters=dead_rows or []))
+
+
+def retention(archive: Archive, board: HealthBoard | None = None, **bounds: Any) -> Retention:
+    log = MemoryBroker(POOL).client(ScaledClock(), name="test").log
+    return Retention(archive, log, ScaledClock(), board or HealthBoard(pool=POOL), Bounds(**bounds))
+
+
+async def ask(archive: Archive, query: str) -> list[tuple[Any, ...]]:
+    async with archive.engine.connect() as connection:
+        return [tuple(found) for found in await connection.execute(sa.text(query))]
+
+
+async def test_what_is_older_than_the_bound_goes_and_nothing_else_not_even_the_dead_letters_between(url: str) -> None:
+    now = ScaledClock().now()
+    days = [now - DAY_SECONDS * (10 - 0.002 * number) for number in range(5000)]
+    async with archive_at(url) as archive:
+        await fill(archive, "2026-01-01", [row("2026-01-01", 1 + n, at) for n, at in enumerate(days) if n % 100],
+                   [dead("2026-01-01", 1 + n) for n in range(0, 5000, 100)])  # fmt: skip
+        before = set(await ask(archive, "SELECT sequence FROM events UNION SELECT sequence FROM dead_letters"))
+
+        await retention(archive, age=5 * DAY_SECONDS).look()
+
+        after = set(await ask(archive, "SELECT sequence FROM events UNION SELECT sequence FROM dead_letters"))
+    first = min(sequence for (sequence,) in after)
+    assert before - after == {(sequence,) for sequence in range(1, first)}
+    young = next(n + 1 for n, at in enumerate(days) if at > now - 5 * DAY_SECONDS)
+    assert abs(first - young) <= BATCH_ROWS // 2 + BATCH_ROWS // 100 + 1
+
+
+async def test_the_oldest_log_goes_first_with_its_gaps_and_the_newest_entry_stays_for_recording_to_go_on(
+    url: str,
+) -> None:
+    async with archive_at(url) as archive:
+        for log in ("2026-01-01", "2026-01-01#2", "2026-02-01"):
+            await fill(archive, log, [row(log, sequence, 1000.0) for sequence in range(1, 31)], [dead(log, 31)])
+        gap = {"log": "2026-01-01#2", "sequence": 1, "after_log": "2026-01-01", "after_sequence": 30, "reason": "x"}
+        await archive.store(Batch(gaps=[gap]))
+
+        await retention(archive, age=DAY_SECONDS).look()
+
+        assert await ask(archive, "SELECT log FROM logs") == [("2026-02-01",)]
+        assert await ask(archive, "SELECT * FROM gaps") == []
+        assert await ask(archive, "SELECT * FROM events") == []
+        assert await ask(archive, "SELECT log, sequence FROM dead_letters") == [("2026-02-01", 31)]
+        branch = await archive.latest_branch("2026-02-01")
+        assert branch is not None
+        assert (branch.last, branch.tail) == (31, b"\xff")
+
+
+async def test_a_few_entries_with_a_time_far_ahead_hold_nothing_back(url: str) -> None:
+    now = ScaledClock().now()
+    async with archive_at(url) as archive:
+        ahead = [row("a", n, now + 9 * DAY_SECONDS if n % 7 == 0 else 1000.0) for n in range(1, 3001)]
+        await fill(archive, "a", [*ahead, row("a", 3001, now)])
+
+        await retention(archive, age=DAY_SECONDS).look()
+
+        assert await ask(archive, "SELECT sequence FROM events") == [(3001,)]
+
+
+async def test_the_archive_stays_below_its_bound_in_bytes_and_keeps_what_fits(url: str) -> None:
+    async with archive_at(url) as archive:
+        await fill(archive, "a", [row("a", n, ScaledClock().now(), blocks=40) for n in range(1, 12_001)])
+        kept = retention(archive)
+        whole = (await kept._pruning.size()).used
+        bound = whole // 2
+
+        await retention(archive, bytes=bound).look()
+
+        used = (await kept._pruning.size()).used
+        (entries,) = (await ask(archive, "SELECT count(*) FROM events"))[0]
+        assert used <= bound
+        assert 0.35 * 12_000 < entries < 0.6 * 12_000
+
+
+async def test_without_bounds_nothing_goes(url: str) -> None:
+    async with archive_at(url) as archive:
+        await fill(archive, "a", [row("a", n, 1.0) for n in range(1, 101)])
+
+        await retention(archive).look()
+
+        assert await ask(archive, "SELECT count(*) FROM events") == [(100,)]
+
+
+async def test_the_estimate_of_a_servers_bytes_is_near_what_full_tables_take(postgres: str) -> None:
+    """Rows of two lengths: the estimate must follow the payloads, not only count."""
+    for blocks in (3, 60):
+        async with archive_at(postgres) as archive:
+            await fill(archive, "a", [row("a", n, float(n), blocks) for n in range(1, 8001)])
+            size = await retention(archive)._pruning.size()
+            (total,) = (await ask(archive, "SELECT pg_total_relation_size('events')"))[0]
+            assert 0.7 * total < size.used <= total * 1.05
+
+
+async def test_a_new_sqlite_file_shrinks_and_an_old_one_uses_its_space_again(tmp_path: Path) -> None:
+    shrinks, old = tmp_path / "new.sqlite", tmp_path / "old.sqlite"
+    with closing(sqlite3.connect(old)) as made:
+        made.execute(
+            "CREATE TABLE logs (log VARCHAR(96) PRIMARY KEY, identity VARCHAR(80) NOT NULL, branch INTEGER NOT NULL)"
+        )
+    sizes = {}
+    for file in (shrinks, old):
+        async with archive_at(f"sqlite+aiosqlite:///{file}") as archive:
+            await fill(archive, "a", [row("a", n, 1000.0, blocks=40) for n in range(1, 8001)])
+            before = (await retention(archive)._pruning.size()).disk
+            await retention(archive, age=DAY_SECONDS).look()
+            await fill(archive, "b", [row("b", n, 1000.0, blocks=40) for n in range(1, 4001)])
+            size = await retention(archive)._pruning.size()
+            sizes[file] = (before, size.disk, size.used)
+    assert sizes[shrinks][1] < 0.8 * sizes[shrinks][0]
+    assert sizes[old][1] < 1.2 * sizes[old][0]
+    for file in sizes:
+        wal = file.with_name(file.name + "-wal")
+        assert not wal.exists() or wal.stat().st_size <= 64 * 1024**2
+
+
+async def test_recording_goes_on_while_a_backlog_is_pruned(url: str) -> None:
+    broker = MemoryBroker(POOL)
+    log = broker.client(ScaledClock(), name="test").log
+    async with archive_at(url) as archive:
+        await fill(archive, "2000-01-01", [row("2000-01-01", n, 1000.0) for n in range(1, 20_001)])
+        recorder = Recorder(
+            log, archive, ScaledClock(), HealthBoard(), batch_events=50, batch_seconds=WallSeconds(0.01)
+        )
+        bounded = retention(archive, age=DAY_SECONDS)
+        tasks = [asyncio.create_task(step) for step in (recorder.collect(), recorder.archive(), bounded.look())]
+        try:
+            recorded_during = 0
+            for number in range(1, 10_000):
+                await log.append(joined(f"engine-{number}", at=ScaledClock().now()))
+                await asyncio.sleep(0.005)
+                if tasks[2].done():
+                    break
+                recorded_during = recorder._archived_sequence
+            await asyncio.wait_for(tasks[2], 60)
+            await eventually(lambda: recorder._archived_sequence == number)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+        assert recorded_during > 10
+        assert await ask(archive, "SELECT log, count(*) FROM events GROUP BY log") == [("memory-1", number)]
+
+
+async def test_an_archive_that_begins_behind_the_log_is_reported(url: str) -> None:
+    log = MemoryBroker(POOL).client(ScaledClock(), name="test").log
+    for number in range(1, 41):
+        await log.append(joined(f"engine-{number}", at=1000.0 if number < 30 else ScaledClock().now()))
+    board = HealthBoard(pool=POOL)
+    async with archive_at(url) as archive:
+        identity = (await log.extent()).identity
+        await fill(archive, identity, [row(identity, n, ScaledClock().now()) for n in range(1, 41)])
+        await Retention(archive, log, ScaledClock(), board, Bounds()).look()
+        assert board.whole
+
+        async with archive.engine.begin() as connection:
+            await connection.execute(sa.text("DELETE FROM events WHERE sequence < 30"))
+        await Retention(archive, log, ScaledClock(), board, Bounds()).look()
+
+        assert "begins at entry 30, the log itself at 1" in board.degraded_parts["archive retention"]
+        assert board.ready
+
+
+def test_readers_of_a_pruned_archive_are_told_where_it_begins_and_why(tmp_path: Path) -> None:
+    file = tmp_path / "archive.sqlite"
+
+    async def make() -> None:
+        async with archive_at(f"sqlite+aiosqlite:///{file}") as archive:
+            now = ScaledClock().now()
+            await fill(archive, "a", [row("a", n, 1000.0 if n <= 1000 else now) for n in range(1, 2001)])
+            await retention(archive, age=DAY_SECONDS).look()
+
+    asyncio.run(make())
+    for command in (["state"], ["doctor"], ["replay", "--verify"]):
+        told = CliRunner().invoke(main, [*command, "--from", str(file)])
+        assert "the archive begins at entry 1,001" in " ".join(told.output.split()), told.output
+        assert "its retention removed what came before" in " ".join(told.output.split())
+    unknown = CliRunner().invoke(main, ["explain", "r-500", "--from", str(file)])
+    assert "no request r-500 in this log; the archive begins at entry 1,001" in " ".join(unknown.output.split())
+    refused = CliRunner().invoke(main, ["state", "--until", "500", "--from", str(file)])
+    assert refused.exit_code == 2
+    assert "the archive begins at entry 1,001" in " ".join(refused.output.split())
