@@ -281,8 +281,11 @@ class Checkpoints(Protocol):
     """Stored states, each whole or not at all: the newest two and some older ones. All methods raise
     StoreUnavailableError."""
 
-    async def save(self, label: CheckpointLabel, content: bytes, *, log_begins: Sequence = 1) -> None:
-        """Store one, in place of the least needed one. `log_begins`: first entry that the log still has."""
+    async def save(
+        self, label: CheckpointLabel, content: bytes, *, head_bytes: int = 0, log_begins: Sequence = 1
+    ) -> None:
+        """Store one, in place of the least needed one. `head_bytes`: of its beginning, for `load_head`. `log_begins`: first
+        entry that the log still has."""
         ...
 
     async def labels(self) -> list[CheckpointLabel]:
@@ -291,6 +294,10 @@ class Checkpoints(Protocol):
 
     async def load(self, label: CheckpointLabel) -> bytes | None:
         """None if it is missing or damaged."""
+        ...
+
+    async def load_head(self, label: CheckpointLabel) -> bytes | None:
+        """Its first `head_bytes`, without reading the rest. None if they are missing or damaged, or it has no head."""
         ...
 
 

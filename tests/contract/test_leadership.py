@@ -149,6 +149,18 @@ async def test_six_checkpoints_are_kept_whole_and_one_that_nobody_can_use_goes_f
         assert await reader.checkpoints.load(label(4, form="2")) is None
 
 
+async def test_the_head_of_a_checkpoint_is_read_without_the_rest(world: LogWorld) -> None:
+    content = bytes(range(256)) * 2_000
+    async with world.client("writer") as writer, world.client("reader") as reader:
+        await writer.checkpoints.save(label(1), content, head_bytes=200_001)
+        await writer.checkpoints.save(label(2), content)
+
+        assert await reader.checkpoints.load_head(label(1)) == content[:200_001]
+        assert await reader.checkpoints.load(label(1)) == content
+        assert await reader.checkpoints.load_head(label(2)) is None
+        assert await reader.checkpoints.load_head(label(3)) is None
+
+
 async def test_checkpoints_survive_a_restart_of_the_server_and_are_away_with_it(world: LogWorld) -> None:
     async with world.client() as client:
         await client.checkpoints.save(label(1), b"state")

@@ -97,7 +97,7 @@ def test_a_fold_from_an_earlier_releases_checkpoint_is_the_fold_of_the_whole_log
 
 def test_the_recorded_logs_reach_every_part_of_a_state() -> None:
     """Else a part could change its meaning unnoticed."""
-    untouched = set(vars(begun(NAMES[0])))
+    untouched = set(vars(begun(NAMES[0]))) - set(State.DERIVED)
     for name in NAMES:
         state, entries = begun(name), entries_of(name)
         empty = {part: pickle.dumps(value) for part, value in vars(state).items()}

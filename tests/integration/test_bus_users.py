@@ -89,7 +89,8 @@ def bus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LockedBus]:
                 await eventually(lambda link=link: _has_log(link))  # type: ignore[misc]
                 await link.log.elect(LeaderElected(at=1.0, scheduler="s", term=Term(1), as_of=0), after=0)
                 await link.lease.put("s", Term(1), after=0)
-                await link.checkpoints.save(CheckpointLabel(identity="i", as_of=1, entry="e", form="f"), b"state")
+                label = CheckpointLabel(identity="i", as_of=1, entry="e", form="f")
+                await link.checkpoints.save(label, b"state", head_bytes=2)
         return bus
 
     started = asyncio.run(begin())
@@ -240,11 +241,12 @@ async def test_ingress_and_scaler_write_their_events(bus: LockedBus) -> None:
         await scaler.scaler_lease.put("a", Term(1), after=0 if lease is None else lease.revision)
 
 
-async def test_people_read_checkpoints(bus: LockedBus) -> None:
-    for user in (READER, ALICE):
+async def test_people_and_services_without_an_index_read_checkpoints(bus: LockedBus) -> None:
+    for user in (READER, ALICE, SCALER, BusUser(BusRole.REBALANCER)):
         async with bus.link(user) as link:
             (label,) = await link.checkpoints.labels()
             assert await link.checkpoints.load(label) == b"state"
+            assert await link.checkpoints.load_head(label) == b"st"
 
 
 async def test_others_wait_until_a_scheduler_has_made_the_log(tmp_path: Path) -> None:

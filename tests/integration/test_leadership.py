@@ -1,12 +1,14 @@
 """Leaders come and go over one log in memory: who may decide, what is void, and where a fold begins."""
 
 import asyncio
-from collections.abc import AsyncIterator
+import gc
+from collections.abc import AsyncIterator, Iterable, MutableMapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 from typing_extensions import override
 
 from pointsman.adapters.clocks import ScaledClock
@@ -21,6 +23,7 @@ from pointsman.policies.policy_set import policy_set
 from pointsman.ports import CommandTimeoutError, LogEntry, NoResponderError
 from pointsman.primitives import InstanceId, PoolName, RequestId, Term, WallSeconds
 from pointsman.runtime.health import HealthBoard
+from pointsman.runtime.recovery import Recovery
 from pointsman.runtime.supervision import Supervisor
 from pointsman.state.checkpoint import state_digest
 from pointsman.state.state import State
@@ -29,7 +32,6 @@ from pointsman_scheduler import checkpointing
 from pointsman_scheduler.checkpointer import checkpointer_over
 from pointsman_scheduler.checkpointing import Cadence
 from pointsman_scheduler.policy_config import empty_state
-from pointsman_scheduler.recovery import Recovery
 from pointsman_scheduler.service import SchedulerService
 from pointsman_scheduler.settings import SchedulerSettings
 from tests.support.events import first_token, joined, route, stored
@@ -405,6 +407,42 @@ async def test_of_two_checkpointers_one_saves() -> None:
         await eventually(lambda: _reached(world, 900))
 
     assert await world.newest() <= 1001
+
+
+async def test_of_two_checkpointers_the_second_keeps_no_state_until_the_first_is_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(checkpointing, "EXTENT_WALL_SECONDS", 0.0)
+    monkeypatch.setattr(checkpointing, "REST_WALL_SECONDS", 0.01)
+    monkeypatch.setattr(checkpointing, "SAVE_RETRY_WALL_SECONDS", 0.0)
+    world = World()
+    await world.append(joined("a", at=world.clock.now()))
+    others = _states()
+    with capture_logs() as logged:
+        async with world.checkpointer(events=100):
+            async with world.checkpointer(events=50):
+                await world.append(*(stored("a", n, [n]) for n in range(1, 60)))
+                await eventually(lambda: _reached(world, 50))
+                await world.append(*(stored("a", n, [n]) for n in range(60, 130)))
+                await eventually(lambda: _said(logged, "checkpointer_rests"))
+                assert _states() == others + 1
+            assert not _said(logged, "checkpointer_resumes")
+            await world.append(*(stored("a", n, [n]) for n in range(130, 400)))
+            await eventually(lambda: _reached(world, 390))
+
+    assert _said(logged, "checkpointer_resumes")
+    beginning = await world.following().begin()
+    assert beginning.state.index.blocks(InstanceId("a")) == beginning.state.sequence - 1
+
+
+def _states() -> int:
+    """States in memory that have folded something."""
+    gc.collect()
+    return sum(isinstance(found, State) and found.sequence > 0 for found in gc.get_objects())
+
+
+def _said(logged: Iterable[MutableMapping[str, Any]], event: str) -> bool:
+    return any(line["event"] == event for line in logged)
 
 
 async def _reached(world: World, sequence: int) -> bool:

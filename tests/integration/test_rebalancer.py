@@ -172,6 +172,7 @@ async def rebalancer(
     async with world.client(name) as link:
         service = RebalancerService(
             event_log=link.log,
+            checkpoints=link.checkpoints,
             commands=commands or link.commands,
             clock=ScaledClock(),
             board=board,

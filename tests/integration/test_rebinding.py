@@ -235,6 +235,7 @@ def _rebalancer(supervisor: Supervisor, broker: MemoryBroker, clock: ScaledClock
     link = broker.client(clock, name="r")
     service = RebalancerService(
         event_log=link.log,
+        checkpoints=link.checkpoints,
         commands=link.commands,
         clock=clock,
         board=HealthBoard(),

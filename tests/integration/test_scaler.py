@@ -101,6 +101,7 @@ def scaler_of(world: World, provider: InstanceProvider, name: str, **settings: A
     link = world.broker.client(name=name, clock=world.clock)
     return ScalerService(
         event_log=link.log,
+        checkpoints=link.checkpoints,
         commands=link.commands,
         lease=link.scaler_lease,
         provider=provider,

@@ -32,7 +32,8 @@ async def scaler(
     )
     link = fleet.broker.client(fleet.clock, name=name)
     service = ScalerService(
-        event_log=link.log, commands=link.commands, lease=link.scaler_lease, provider=StaticProvider(),
+        event_log=link.log, checkpoints=link.checkpoints, commands=link.commands, lease=link.scaler_lease,
+        provider=StaticProvider(),
         policy=scaling_policy(policy, dict(values or {})), clock=fleet.clock, board=HealthBoard(), settings=settings,
         name=name,
     )  # fmt: skip

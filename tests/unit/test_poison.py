@@ -308,7 +308,9 @@ async def test_a_follower_reads_on_behind_poison_of_every_kind() -> None:
         for payload in (b"", b"\xff", b"[" * 5000, deep(good), bad_utf8(good), good):
             broker.store_raw(f"pm.{POOL}.{kind}", payload)
     await link.log.append(joined("engine-9"))
-    follower = LogFollower(link.log, clock=ScaledClock(), board=HealthBoard(), settings=PoolSettings())
+    follower = LogFollower(
+        link.log, link.checkpoints, clock=ScaledClock(), board=HealthBoard(), settings=PoolSettings()
+    )
 
     reading = asyncio.create_task(follower.run())
     await eventually(lambda: follower.state.sequence == 37)
@@ -325,7 +327,9 @@ async def test_a_listener_that_fails_on_an_event_ends_no_follower() -> None:
     def fails(_event: object) -> None:
         raise ValueError
 
-    follower = LogFollower(link.log, clock=ScaledClock(), board=HealthBoard(), settings=PoolSettings(), on_event=fails)
+    follower = LogFollower(
+        link.log, link.checkpoints, clock=ScaledClock(), board=HealthBoard(), settings=PoolSettings(), on_event=fails
+    )
     reading = asyncio.create_task(follower.run())
     await link.log.append(joined("engine-1"))
     await link.log.append(joined("engine-2"))

@@ -51,6 +51,7 @@ async def _serve(settings: RebalancerSettings, policy: RebalancingPolicy, superv
     async with open_link(settings, clock, board, name=name, user=BusUser(BusRole.REBALANCER)) as link:
         service = RebalancerService(
             event_log=link.log,
+            checkpoints=link.checkpoints,
             commands=link.commands,
             clock=clock,
             board=board,

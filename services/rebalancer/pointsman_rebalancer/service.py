@@ -1,5 +1,6 @@
 """Folds the log, plans moves of pending requests, and sends plans to the leader, which decides each move. Waits for the
-log to reach the answer of the leader, so that no move is repeated."""
+log to reach the answer of the leader, so that no move is repeated. Has no index: it plans with the hits that placements
+recorded, and the leader judges by its own."""
 
 import asyncio
 from dataclasses import replace
@@ -15,8 +16,8 @@ from pointsman.contracts.subjects import migrate_subject
 from pointsman.policies.rebalancing import MigrationPlan, RebalancingPolicy
 from pointsman.policies.rebalancing.off import Off
 from pointsman.policies.rebalancing.redispatch import Redispatching, Window
-from pointsman.ports import Clock, Commands, CommandTimeoutError, EventLog, NoResponderError
-from pointsman.primitives import EngineSeconds, PoolName, Sequence, Term, WallSeconds
+from pointsman.ports import Checkpoints, Clock, Commands, CommandTimeoutError, EventLog, NoResponderError
+from pointsman.primitives import EngineSeconds, PoolName, Sequence, Term, WallSeconds, engine_seconds
 from pointsman.runtime import telemetry
 from pointsman.runtime.containment import contained
 from pointsman.runtime.health import HealthBoard
@@ -33,6 +34,8 @@ PLANNING_SHARE_MAX = 0.2
 ANSWER_WALL_SECONDS: WallSeconds = WallSeconds(1.0)
 SETTLED_WALL_SECONDS: WallSeconds = WallSeconds(1.0)
 """Time for the log to reach the leader's answer."""
+HITS_WALL_SECONDS: WallSeconds = WallSeconds(30.0)
+"""How long before its start a request was placed whose hits it knows; of those that wait longer it knows none."""
 
 TRIGGERS = (RequestPlaced, RequestMigrated, PrefillFinished, FleetEvent)
 """Events that may overload an instance or make room."""
@@ -43,6 +46,7 @@ class RebalancerService:
         self,
         *,
         event_log: EventLog,
+        checkpoints: Checkpoints,
         commands: Commands,
         clock: Clock,
         board: HealthBoard,
@@ -52,7 +56,15 @@ class RebalancerService:
     ) -> None:
         """`name`: of this process in the ids of its plans; never reused."""
         pool = PoolSettings(block_tokens=settings.block_tokens, speed=settings.speed)
-        self._follower = LogFollower(event_log, clock=clock, board=board, settings=pool, on_event=self._on_event)
+        self._follower = LogFollower(
+            event_log,
+            checkpoints,
+            clock=clock,
+            board=board,
+            settings=pool,
+            on_event=self._on_event,
+            history=engine_seconds(HITS_WALL_SECONDS, settings.speed),
+        )
         self._log = event_log
         self._pool = PoolName(settings.pool)
         self._commands = commands
@@ -74,6 +86,11 @@ class RebalancerService:
     @property
     def state(self) -> State:
         return self._follower.state
+
+    @property
+    def first_sequence(self) -> Sequence:
+        """Of the state; above 1 the log has lost earlier entries, and no checkpoint has them."""
+        return self._follower.first_sequence
 
     async def run(self) -> None:
         await self._follower.run()

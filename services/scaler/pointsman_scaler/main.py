@@ -59,6 +59,7 @@ async def _serve(
     async with open_link(settings, clock, board, name=name, user=BusUser(BusRole.SCALER)) as link:
         service = ScalerService(
             event_log=link.log,
+            checkpoints=link.checkpoints,
             commands=link.commands,
             lease=link.scaler_lease,
             provider=provider,

@@ -16,6 +16,7 @@ from pointsman.policies.scaling import Limits, ScalingPolicy
 from pointsman.policies.scaling.decider import Decider, in_service, wanted_roles
 from pointsman.policies.scaling.roles import NOT_SIZED, RoleSizes, fixed_sizes
 from pointsman.ports import (
+    Checkpoints,
     Clock,
     Commands,
     EventLog,
@@ -58,6 +59,7 @@ class ScalerService:
         self,
         *,
         event_log: EventLog,
+        checkpoints: Checkpoints,
         commands: Commands,
         lease: Lease,
         provider: InstanceProvider,
@@ -76,7 +78,13 @@ class ScalerService:
         self._pool = PoolName(settings.pool)
         self._leadership = Leadership(lease, clock, name=name, lease_seconds=settings.scaler_lease_seconds)
         self._follower = LogFollower(
-            event_log, clock=clock, board=board, settings=pool, trackers=policy.trackers, on_event=self._on_event
+            event_log,
+            checkpoints,
+            clock=clock,
+            board=board,
+            settings=pool,
+            trackers=policy.trackers,
+            on_event=self._on_event,
         )
         self._decider = Decider(
             policy=policy,

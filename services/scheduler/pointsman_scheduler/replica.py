@@ -5,8 +5,8 @@ import asyncio
 from pointsman.ports import LogEntry
 from pointsman.primitives import Sequence
 from pointsman.runtime.containment import DeadLetterWatch
+from pointsman.runtime.recovery import StartPoint
 from pointsman.state.state import State
-from pointsman_scheduler.recovery import StartPoint
 
 
 class Replica:

@@ -20,6 +20,7 @@ from pointsman.runtime.engine_urls import EngineUrls
 from pointsman.runtime.health import HealthBoard
 from pointsman.runtime.leadership import Leadership
 from pointsman.runtime.log_metrics import measure_log
+from pointsman.runtime.recovery import LogBrokenError, Recovery, StartPoint
 from pointsman.runtime.tracing import Tracer
 from pointsman.state.state import State
 from pointsman_scheduler.engine_url_guard import EngineUrlGuard
@@ -30,7 +31,6 @@ from pointsman_scheduler.leader import LEADERSHIP, ActiveTerm, Candidacy, Depose
 from pointsman_scheduler.log_liveness import LogLiveness
 from pointsman_scheduler.overlap import OverlapService
 from pointsman_scheduler.policy_config import empty_state
-from pointsman_scheduler.recovery import LogBrokenError, Recovery, StartPoint
 from pointsman_scheduler.replica import Replica
 from pointsman_scheduler.resync import Resync
 from pointsman_scheduler.settings import SchedulerSettings

@@ -174,12 +174,13 @@ def _publish(user: BusUser, pool: PoolName) -> Iterator[str]:
         case BusRole.REBALANCER:
             yield migrate_subject(pool)
             yield from _reading(pool)
+            yield from _api("STREAM.MSG.GET", checkpoint_bucket(pool))
         case BusRole.SCALER:
             yield from _events(pool, "scale", "lost")
             yield admin_subject(pool, "drain", SCALER_ACTOR)
             yield f"$KV.pointsman-{pool}.{SCALER_KEY}"
             yield from _reading(pool)
-            yield from _api("STREAM.MSG.GET", lease_bucket(pool))
+            yield from _api("STREAM.MSG.GET", lease_bucket(pool), checkpoint_bucket(pool))
         case BusRole.RECORDER:
             yield from _reading(pool)
         case BusRole.WORKER:

@@ -367,7 +367,7 @@ class PoolView:
 
     @cached_property
     def _hits(self) -> dict[InstanceId, int]:
-        return self._state.hits(self.request.keys)
+        return self._state.hits_of(self.request)
 
     @cached_property
     def _loadable(self) -> dict[InstanceId, TierBlocks]:

@@ -1,51 +1,60 @@
-"""Follows the log in services that do not lead. In: log entries. Out: a State, and readiness once it has caught up."""
+"""Follows the log in services that need only loads and queues. In: a checkpoint's head, log entries. Out: a State without
+an index, and readiness once it has caught up."""
 
+import asyncio
 from collections.abc import Callable, Iterable
+from contextlib import aclosing
 
 from pointsman.contracts.codec import LogEvent
-from pointsman.ports import Clock, EventLog, LogEntry, LogMissingError, LogReset, LogUnavailableError
-from pointsman.primitives import Sequence, WallSeconds
+from pointsman.ports import Checkpoints, Clock, EventLog, LogEntry
+from pointsman.primitives import EngineSeconds, Sequence, WallSeconds
 from pointsman.runtime.containment import DeadLetterWatch, contained
 from pointsman.runtime.health import HealthBoard
+from pointsman.runtime.recovery import LoadsOnly, LogBrokenError, Recovery, StartPoint
 from pointsman.state.state import PoolSettings, State
 from pointsman.state.trackers.base import Tracker
 
 PART = "fold"
-RETRY_WALL_SECONDS: WallSeconds = WallSeconds(0.1)
-
-
-async def end_of_log(event_log: EventLog, *, clock: Clock, board: HealthBoard, part: str) -> Sequence:
-    while True:
-        try:
-            return (await event_log.extent()).last
-        except (LogUnavailableError, LogMissingError) as error:
-            board.missing(part, f"the log does not answer: {error}")
-            await clock.sleep_wall(RETRY_WALL_SECONDS)
+ENTRY_WALL_SECONDS: WallSeconds = WallSeconds(5.0)
 
 
 class LogFollower:
     def __init__(
         self,
         event_log: EventLog,
+        checkpoints: Checkpoints,
         *,
         clock: Clock,
         board: HealthBoard,
         settings: PoolSettings,
         on_event: Callable[[LogEvent], None] = lambda _event: None,
         trackers: Callable[[], Iterable[Tracker]] = tuple,
+        history: EngineSeconds = 0.0,
     ) -> None:
-        """`on_event`: called after each applied event. `trackers`: creates those of a new State."""
+        """`on_event`: called after each applied event, and with the election in force where a checkpoint begins after
+        it. `trackers`: creates those of a new State. They and `on_event` get at least the last `history` of the log."""
+        loads = LoadsOnly(
+            settings=settings,
+            trackers=trackers,
+            history=max([history, *(tracker.history_s for tracker in trackers())]),
+        )
         self._on_event = on_event
         self._log = event_log
-        self._clock = clock
         self._board = board
-        self._settings = settings
-        self._trackers = trackers
         self._end: Sequence | None = None
         self._dead_letters = DeadLetterWatch(board.pool)
+        self._recovery = Recovery(
+            event_log=event_log,
+            checkpoints=checkpoints,
+            clock=clock,
+            board=board,
+            part=PART,
+            empty_state=loads.empty_state,
+            loads=loads,
+        )
         self.first_sequence: Sequence = 1
-        """Of the state; above 1 the log has lost earlier entries."""
-        self.state = State(settings, trackers())
+        """Of the state; above 1 the log has lost earlier entries, and no checkpoint has them."""
+        self.state: State = loads.empty_state()
 
     @property
     def caught_up(self) -> bool:
@@ -54,19 +63,27 @@ class LogFollower:
 
     async def run(self) -> None:
         """Never returns."""
-        await self._measure_backlog("folding the log")
-        async for entry in self._log.read(1):
-            if isinstance(entry, LogReset):
-                self.state = State(self._settings, self._trackers())
-                await self._measure_backlog(entry.reason)
-            else:
-                self._take_in(entry)
-                self._note_progress()
+        reason = "folding the log"
+        while True:
+            self._end = None
+            self._board.missing(PART, reason)
+            start = await self._recovery.begin()
+            await self._begin(start)
+            try:
+                async for entry in self._recovery.entries(start):
+                    self._take_in(entry)
+                    self._note_progress()
+            except LogBrokenError as error:
+                reason = str(error)
 
-    async def _measure_backlog(self, reason: str) -> None:
-        self._board.missing(PART, reason)
-        self._end = None
-        self._end = await end_of_log(self._log, clock=self._clock, board=self._board, part=PART)
+    async def _begin(self, start: StartPoint) -> None:
+        self.state, self.first_sequence = start.state, 1
+        elected = start.state.elected
+        if start.label is not None and elected >= start.extent.first:
+            entry = await entry_at(self._log, elected)
+            if entry is not None and entry.event is not None:
+                self._tell(entry.event)
+        self._end = start.end
         self._note_progress()
 
     def _note_progress(self) -> None:
@@ -78,6 +95,21 @@ class LogFollower:
             self.first_sequence = entry.sequence
         self.state.apply_entry(entry)
         if entry.event is not None:
-            with contained("log_entry"):
-                self._on_event(entry.event)
+            self._tell(entry.event)
         self._dead_letters.look(self.state.dead_letters)
+
+    def _tell(self, event: LogEvent) -> None:
+        with contained("log_entry"):
+            self._on_event(event)
+
+
+async def entry_at(event_log: EventLog, sequence: Sequence) -> LogEntry | None:
+    """None if the log has it no longer, or does not answer within ENTRY_WALL_SECONDS."""
+    try:
+        async with asyncio.timeout(float(ENTRY_WALL_SECONDS)):
+            async with aclosing(event_log.read(sequence)) as entries:  # type: ignore[type-var]
+                async for entry in entries:
+                    return entry if isinstance(entry, LogEntry) and entry.sequence == sequence else None
+    except TimeoutError:
+        pass
+    return None

@@ -3,7 +3,9 @@ attribute; shared objects stay shared. Decoding creates only classes of `pointsm
 runs none of their code. The caller checks the fold version (`CheckpointLabel.form`).
 
 A checkpoint of an earlier release with the same fold version may lack attributes. A field with a default gets it, others
-what `checkpoint_additions` says; where neither does, the checkpoint is refused. Attributes that are gone are dropped."""
+what `checkpoint_additions` says; where neither does, the checkpoint is refused. Attributes that are gone are dropped.
+
+The indexes come last, so that who does not need them reads the beginning only."""
 
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
@@ -15,14 +17,18 @@ from typing import Any, cast
 
 import msgspec
 
+from pointsman.primitives import InstanceId
 from pointsman.state.checkpoint_additions import ADDITIONS
 from pointsman.state.derived import Derived
+from pointsman.state.no_index import NoIndex
 from pointsman.state.prefix_index import PackedIndex, PrefixIndex
 from pointsman.state.state import PoolSettings, State
 
 PACKAGES = ("pointsman.state.", "pointsman.contracts.")
 SCALARS = frozenset({int, float, str, bool, bytes, type(None)})
 MAPPINGS: dict[str, type[dict[Any, Any]]] = {"dict": dict, "OrderedDict": OrderedDict, "Counter": Counter}
+
+NO_INDEXES = b"\x90"  # an empty array, as msgpack writes it
 
 Slot = Any
 """A scalar, or a list with the number of a node."""
@@ -41,10 +47,11 @@ class _Node(msgspec.Struct, array_like=True, omit_defaults=True):
 
 
 class _Graph(msgspec.Struct):
+    """`fields`: of the structs, by class. `indexes` come last."""
+
     nodes: list[_Node]
-    indexes: list[PackedIndex]
     fields: dict[str, list[str]] = {}
-    """Of the structs, by class."""
+    indexes: list[PackedIndex] = []
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -52,8 +59,15 @@ _decoder = msgspec.msgpack.Decoder(_Graph)
 
 
 def encode_state(state: State) -> bytes:
-    """Blocks about half a second for a million blocks."""
-    return _encoder.encode(_Writer(canonical=False).graph(state))
+    return b"".join(encode_parts(state))
+
+
+def encode_parts(state: State) -> tuple[bytes, bytes]:
+    """The head, which `decode_head` reads, and the indexes. Blocks about half a second for a million blocks."""
+    graph = _Writer(canonical=False).graph(state)
+    indexes = _encoder.encode(graph.indexes)
+    graph.indexes = []
+    return _encoder.encode(graph).removesuffix(NO_INDEXES), indexes
 
 
 def decode_state(content: bytes) -> State:
@@ -65,6 +79,13 @@ def decode_state(content: bytes) -> State:
     except Exception as error:
         unreadable = f"{type(error).__name__}: {error}"
         raise UnreadableStateError(unreadable) from error
+
+
+def decode_head(head: bytes) -> State:
+    """The state without its index (`StateParts.drop_index`). Raises UnreadableStateError."""
+    state = decode_state(head + NO_INDEXES)
+    state.drop_index()
+    return state
 
 
 def state_digest(state: State) -> str:
@@ -84,7 +105,7 @@ class _Writer:
 
     def graph(self, state: State) -> _Graph:
         self._slot(state)
-        return _Graph(self._nodes, self._indexes, self._fields)
+        return _Graph(self._nodes, self._fields, self._indexes)
 
     def _slot(self, value: Any) -> Slot:
         if type(value) in SCALARS:
@@ -118,8 +139,9 @@ class _Writer:
                 node.slots = parts if flat else [_encoder.encode(value)]
                 if flat:
                     self._fields.setdefault(node.name, list(type(value).__struct_fields__))
-            case PrefixIndex():
-                node.kind, node.slots = "index", [len(self._indexes)]
+            case PrefixIndex() if not isinstance(value, NoIndex):
+                node.kind, node.names = "index", list(value.instances)
+                node.slots = [len(self._indexes), *(value.blocks(instance) for instance in value.instances)]
                 self._indexes.append(value.pack(canonical=self._canonical))
             case dict():
                 node.kind, node.name = "mapping", _mapping_name(value)
@@ -182,6 +204,8 @@ class _Reader:
             case "mapping":
                 return MAPPINGS[node.name]()
             case "index":
+                if not self._graph.indexes:
+                    return NoIndex(dict(zip(map(InstanceId, node.names), node.slots[1:], strict=True)))
                 return PrefixIndex.unpack(self._graph.indexes[node.slots[0]])
             case "list" | "set" | "deque":
                 return {"list": list, "set": set, "deque": deque}[node.kind]()

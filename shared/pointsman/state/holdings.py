@@ -2,12 +2,13 @@
 `Instance.contradicted`) and promises of placed prompts. Functions over `StateParts`. Events of an older epoch and
 repeats change nothing."""
 
-from pointsman.contracts.block_keys import unpack_keys
-from pointsman.contracts.cache import BlocksRemoved, BlocksStored, CacheCleared, CacheGap, CacheSnapshot
+from pointsman.contracts.block_keys import KEY_BYTES, unpack_keys
+from pointsman.contracts.cache import BlocksRemoved, BlocksStored, CacheCleared, CacheEvent, CacheGap, CacheSnapshot
 from pointsman.contracts.fleet import InstanceReported
 from pointsman.contracts.requests import RequestFinished
 from pointsman.primitives import BlockKey, EngineSeconds, Epoch, InstanceId
 from pointsman.state.fleet import Instance
+from pointsman.state.no_index import NoIndex
 from pointsman.state.parts import StateParts, check_step
 from pointsman.state.slower_tiers import REFUTED_WALL_SECONDS, TIERS
 from pointsman.state.workload import Request
@@ -27,6 +28,30 @@ def store(parts: StateParts, event: BlocksStored) -> None:
         for run in event.runs:
             parts.index.store(event.instance, run.parent, unpack_keys(run.keys))
         parts.contradictions.stored(event.instance, parts.sequence)
+
+
+def count(parts: StateParts, event: CacheEvent) -> None:
+    """In a State without an index."""
+    instance, index = parts.current(event.instance, event.epoch), parts.index
+    assert isinstance(index, NoIndex)
+    whole = isinstance(event, CacheSnapshot)
+    if instance is None or event.sequence < instance.sequence + (not whole):
+        return
+    check_step("sequence", instance.sequence, event.sequence)
+    instance.sequence = event.sequence
+    if whole or isinstance(event, CacheCleared):
+        index.clear(event.instance)
+    match event:
+        case CacheSnapshot() | BlocksStored(tier="device"):
+            index.add_blocks(event.instance, sum(len(run.keys) for run in event.runs) // KEY_BYTES)
+        case BlocksRemoved(tier="device"):
+            index.add_blocks(event.instance, -(len(event.keys) // KEY_BYTES))
+        case CacheCleared():
+            instance.cache, instance.cache_detail = "empty", ""
+        case CacheGap():
+            instance.cache_detail = event.reason
+        case _:
+            pass
 
 
 def remove(parts: StateParts, event: BlocksRemoved) -> None:
@@ -90,7 +115,7 @@ def forget(parts: StateParts, instance: InstanceId) -> None:
 
 
 def compare_with_report(parts: StateParts, instance: Instance, event: InstanceReported, *, is_new: bool) -> None:
-    if instance.cache == "no_events":
+    if instance.cache == "no_events" or not parts.knows_keys:
         return
     if event.sequence < instance.sequence:
         if is_new and parts.learns_from_deliveries:
@@ -147,6 +172,8 @@ def release(parts: StateParts, instance: InstanceId, epoch: Epoch, keys: list[Bl
 
 def promise_until_confirmed(parts: StateParts, request: Request, at: EngineSeconds) -> None:
     """The prompt was computed: keep its promise until cache events should have confirmed it."""
+    if not parts.knows_keys:
+        return
     deadline = at + CONFIRMATION_WALL_SECONDS * parts.settings.speed
     parts.promises.unconfirmed.append((deadline, request.instance, request.epoch, request.keys))
 

@@ -28,6 +28,7 @@ from pointsman.contracts.requests import (
 from pointsman.primitives import EngineSeconds, InstanceId
 from pointsman.state.fleet import Instance
 from pointsman.state.holdings import learn_delivered, promise_until_confirmed
+from pointsman.state.no_index import NoIndex
 from pointsman.state.outliers import Failure, Prefill
 from pointsman.state.parts import StateParts
 from pointsman.state.prefix_copies import COPY_WALL_SECONDS
@@ -120,6 +121,8 @@ def place(parts: StateParts, event: RequestPlaced) -> None:
     request.slo_ttft += event.lost_seconds
     request.best_effort = event.best_effort
     _queue_as_decided(parts, request, event)
+    if isinstance(parts.index, NoIndex):
+        parts.index.record(request.id, event.candidates)
     parts.placements += 1
 
 
@@ -460,6 +463,8 @@ def end(parts: StateParts, event: RequestEnd) -> None:
     request = parts.workload.end(event.request, type(event).__name__)
     if request is None:
         return
+    if isinstance(parts.index, NoIndex):
+        parts.index.forget(request.id)
     _stop_fetching(parts, request)
     finished = event if isinstance(event, RequestFinished) else None
     if finished is not None:

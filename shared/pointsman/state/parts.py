@@ -13,13 +13,14 @@ from pointsman.state.derived import Derived
 from pointsman.state.fleet import Fleet, Instance
 from pointsman.state.hotness import Hotness
 from pointsman.state.latency_model import LatencyModel
+from pointsman.state.no_index import NoIndex
 from pointsman.state.outages import Outages
 from pointsman.state.outliers import Outliers
 from pointsman.state.output_lengths import OutputLengths
 from pointsman.state.pending_requests import PendingRequests
 from pointsman.state.prefix_copies import CopiesUnderWay, PrefixDemand
 from pointsman.state.prefix_index import PrefixIndex
-from pointsman.state.promises import Promises
+from pointsman.state.promises import NoPromises, Promises
 from pointsman.state.recent_decisions import RecentDecisions
 from pointsman.state.reported_hits import Contradictions, ReportedHits
 from pointsman.state.scaling import Scaling
@@ -63,9 +64,15 @@ class StateParts:
     DERIVED: ClassVar[Derived] = {"_columns": lambda: None}
 
     def __init__(
-        self, settings: PoolSettings, trackers: Iterable[Tracker] = (), *, latency: LatencyModel | None = None
+        self,
+        settings: PoolSettings,
+        trackers: Iterable[Tracker] = (),
+        *,
+        latency: LatencyModel | None = None,
+        index: bool = True,
     ) -> None:
-        """`trackers`: those that the chosen policies need. `latency`: replaces the default model, for simulations."""
+        """`trackers`: those that the chosen policies need. `latency`: replaces the default model, for simulations. `index`:
+        see `drop_index`."""
         self.settings = settings
         self.learns_from_deliveries = settings.fold_version >= 2
         self.relies_as_of = settings.fold_version >= 5
@@ -75,11 +82,11 @@ class StateParts:
         self.pending = PendingRequests()
         self.fleet = Fleet(checks_model=self.learns_from_deliveries)
         self.best_effort = BestEffort(self.fleet)
-        self.trackers: tuple[Tracker, ...] = (*trackers, self.pending, self.best_effort)
+        self.use_trackers(trackers)
         self.epochs: dict[InstanceId, Epoch] = {}
         self.unregistered: dict[InstanceId, EngineSeconds] = {}
         """Last report of instances that have not joined; they are asked to join again."""
-        self.index = PrefixIndex()
+        self.index: PrefixIndex = PrefixIndex()
         self.slower = SlowerTiers()
         self.promises = Promises()
         self.deferred = Promises()
@@ -116,6 +123,27 @@ class StateParts:
         self.fenced = 0
         self.writes_lost = 0
         self.dead_letters = DeadLetters()
+        if not index:
+            self.drop_index()
+
+    def use_trackers(self, trackers: Iterable[Tracker]) -> None:
+        self.trackers: tuple[Tracker, ...] = (*trackers, self.pending, self.best_effort)
+
+    def drop_index(self) -> None:
+        """Keeps what loads and queues need: from here on hits are those recorded with decisions, and caches are neither
+        judged nor learned about. Queues stay exact, but for prefixes fetched from other instances: they are priced without
+        what the target held before."""
+        self.index = NoIndex({instance: self.index.blocks(instance) for instance in self.index.instances})
+        self.slower.drop_indexes()
+        self.promises, self.deferred = NoPromises(), NoPromises()
+        self.delivered, self.contradictions = ReportedHits(), Contradictions()
+        self.learns_from_deliveries = False
+        for instance in self.fleet.instances:
+            instance.doubt, instance.contradicted, instance.forged = "", "", False
+
+    @property
+    def knows_keys(self) -> bool:
+        return not isinstance(self.index, NoIndex)
 
     @property
     def columns(self) -> "InstanceColumns":
@@ -159,6 +187,12 @@ class StateParts:
         self.promises.extend_hits(keys, hits)
         self.delivered.extend_hits(keys, hits)
         return hits
+
+    def hits_of(self, request: Request) -> dict[InstanceId, int]:
+        """Without an index: what its placement recorded."""
+        if isinstance(self.index, NoIndex):
+            return self.index.recorded_hits(request.id)
+        return self.hits(request.keys)
 
     def engine_wait(self, instance: Instance, now: EngineSeconds) -> EngineSeconds:
         """Until its engine has computed what it has got, and then one token."""

@@ -92,6 +92,10 @@ class SlowerTiers:
             for key in keys if refuted else ():
                 refuted.pop(key, None)
 
+    def drop_indexes(self) -> None:
+        self._indexes.clear()
+        self._refuted.clear()
+
     def reports(self, instance: InstanceId) -> bool:
         """Its connector may hold more than its events describe, also after `AllBlocksCleared`."""
         return instance in self._reporting

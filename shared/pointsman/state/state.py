@@ -114,6 +114,8 @@ class State(StateParts):
         if self.slower:
             self.slower.settle(event.at)
         match event:
+            case CacheEvent() if not self.knows_keys:
+                holdings.count(self, event)
             case BlocksStored():
                 holdings.store(self, event)
             case BlocksRemoved():

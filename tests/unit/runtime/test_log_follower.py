@@ -15,6 +15,7 @@ from pointsman.runtime.health import HealthBoard
 from pointsman.runtime.log_follower import LogFollower
 from pointsman.state.fleet import Status
 from pointsman.state.state import PoolSettings
+from pointsman_lab.memory.stores import MemoryCheckpoints
 from pointsman_scaler.service import pool_sizes
 from tests.support.events import joined, reported
 
@@ -22,10 +23,10 @@ Step = LogEntry | LogReset
 
 
 class ScriptedLog(EventLog):
-    """A log that is read exactly as a test wrote it, then stays silent."""
+    """A log that is read exactly as a test wrote it, once, then stays silent."""
 
     def __init__(self, *steps: Step, last: Sequence, refusals: int = 0) -> None:
-        self._steps = steps
+        self._steps = iter(steps)
         self._last = last
         self._refusals = refusals
         self.read_to_the_end = asyncio.Event()
@@ -74,7 +75,8 @@ def entry(sequence: Sequence, event: LogEvent) -> LogEntry:
 async def follow(log: ScriptedLog) -> tuple[LogFollower, HealthBoard]:
     """A follower that has read all that the script says."""
     board = HealthBoard()
-    follower = LogFollower(log, clock=ScaledClock(), board=board, settings=PoolSettings())
+    checkpoints = MemoryCheckpoints(lambda: True)
+    follower = LogFollower(log, checkpoints, clock=ScaledClock(), board=board, settings=PoolSettings())
     folding = asyncio.ensure_future(follower.run())
     await asyncio.wait_for(log.read_to_the_end.wait(), 5)
     folding.cancel()

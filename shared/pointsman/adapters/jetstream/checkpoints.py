@@ -1,5 +1,6 @@
 """Checkpoints in the object bucket `pointsman-<pool>`: chunks, then a description. Each slot alternates between two
-chunk subjects, so an interrupted write leaves the previous object intact."""
+chunk subjects, so an interrupted write leaves the previous object intact. A head has chunks of its own, the first ones,
+and its own digest."""
 
 from base64 import urlsafe_b64encode
 from dataclasses import asdict
@@ -19,6 +20,11 @@ CHUNK_BYTES = 128 * 1024
 SLOTS = tuple(f"checkpoint-{number}" for number in range(CHECKPOINTS_KEPT))
 
 
+class _Head(msgspec.Struct, frozen=True):
+    chunks: int = 0
+    digest: str = ""
+
+
 class _Description(msgspec.Struct):
     name: str
     bucket: str
@@ -28,6 +34,8 @@ class _Description(msgspec.Struct):
     digest: str
     metadata: dict[str, str] = {}
     options: dict[str, int] = {}
+    head: _Head = _Head()
+    """Unknown to NATS, whose clients read the object as a whole."""
 
 
 _descriptions = msgspec.json.Decoder(_Description)
@@ -47,22 +55,26 @@ class JetStreamCheckpoints(Checkpoints):
         self._bucket = DirectStream(requests, checkpoint_bucket(pool), config if creates else None)
 
     @override
-    async def save(self, label: CheckpointLabel, content: bytes, *, log_begins: Sequence = 1) -> None:
+    async def save(
+        self, label: CheckpointLabel, content: bytes, *, head_bytes: int = 0, log_begins: Sequence = 1
+    ) -> None:
         known = {slot: await self._description(slot) for slot in SLOTS}
         slot = _slot_for(label, known, log_begins)
         replaced = known[slot]
         object_id = f"{slot}-b" if replaced is not None and replaced.nuid == f"{slot}-a" else f"{slot}-a"
         await self._sweep(object_id)
-        chunks = [content[start : start + CHUNK_BYTES] for start in range(0, len(content), CHUNK_BYTES)]
-        for chunk in chunks:
-            await self._bucket.write(self._chunk_subject(object_id), chunk)
+        whole = memoryview(content)
+        head, rest = _chunks(whole[:head_bytes]), _chunks(whole[head_bytes:])
+        for chunk in (*head, *rest):
+            await self._bucket.write(self._chunk_subject(object_id), bytes(chunk))
         description = _Description(
             name=slot,
             bucket=self._name,
             nuid=object_id,
             size=len(content),
-            chunks=len(chunks),
+            chunks=len(head) + len(rest),
             digest=_digest(content),
+            head=_Head(len(head), _digest(whole[:head_bytes])),
             options={"max_chunk_size": CHUNK_BYTES},
             metadata={key: str(value) for key, value in asdict(label).items()},
         )
@@ -77,23 +89,34 @@ class JetStreamCheckpoints(Checkpoints):
 
     @override
     async def load(self, label: CheckpointLabel) -> bytes | None:
+        found = await self._described(label)
+        return None if found is None else await self._content(found, found.chunks, found.digest)
+
+    @override
+    async def load_head(self, label: CheckpointLabel) -> bytes | None:
+        found = await self._described(label)
+        if found is None or not found.head.chunks:
+            return None
+        return await self._content(found, found.head.chunks, found.head.digest)
+
+    async def _described(self, label: CheckpointLabel) -> _Description | None:
         for slot in SLOTS:
             description = await self._description(slot)
             if description is not None and _label(description) == label:
-                return await self._content(description)
+                return description
         return None
 
-    async def _content(self, description: _Description) -> bytes | None:
+    async def _content(self, description: _Description, chunks: int, digest: str) -> bytes | None:
         parts: list[bytes] = []
         sequence = 0
-        for _ in range(description.chunks):
+        for _ in range(chunks):
             found = await self._bucket.next(self._chunk_subject(description.nuid), sequence + 1)
             if found is None:
                 return None
             parts.append(found.payload)
             sequence = found.sequence
         content = b"".join(parts)
-        return content if _digest(content) == description.digest else None
+        return content if _digest(content) == digest else None
 
     async def _sweep(self, object_id: str) -> None:
         if await self._bucket.last(self._chunk_subject(object_id)) is not None:
@@ -136,5 +159,9 @@ def _label(description: _Description) -> CheckpointLabel:
     )
 
 
-def _digest(content: bytes) -> str:
+def _chunks(content: memoryview) -> list[memoryview]:
+    return [content[start : start + CHUNK_BYTES] for start in range(0, len(content), CHUNK_BYTES)]
+
+
+def _digest(content: bytes | memoryview) -> str:
     return "SHA-256=" + urlsafe_b64encode(sha256(content).digest()).decode()

@@ -106,7 +106,7 @@ class MigrationPlanner:
                 if not look_ups_left or not self._find_targets(waiting, targets):
                     continue
                 look_ups_left -= 1
-                waiting.hits = self._state.hits(waiting.request.keys)
+                waiting.hits = self._state.hits_of(waiting.request)
                 waiting.loads = self._state.slower.loads(waiting.request.keys, waiting.hits)
             offer = self._best_offer(waiting)
             if offer is None:

@@ -17,6 +17,14 @@ class Tracker:
     each `unplaced`), `granted`, `handed_over` if split, `first_token`, `ended`; a request may end or be unplaced at any
     point."""
 
+    @property
+    def history_s(self) -> EngineSeconds:
+        """How much of the log tells it all that it keeps."""
+        return 0.0
+
+    def resumed(self, at: EngineSeconds) -> None:
+        """A fold begins with it at a checkpoint of that time."""
+
     def arrived(self, request: Request, at: EngineSeconds) -> None: ...
 
     def placed(self, request: Request, at: EngineSeconds) -> None: ...

@@ -70,6 +70,16 @@ class ServiceWindow(OutcomeTracker):
         """Of the first arrival."""
         self.last_arrival_at: EngineSeconds = float("-inf")
 
+    @property
+    @override
+    def history_s(self) -> EngineSeconds:
+        return self._window_s
+
+    @override
+    def resumed(self, at: EngineSeconds) -> None:
+        """As if a request had arrived: an instance is not given up early for want of arrivals."""
+        self.first_at = self.last_arrival_at = at
+
     def outcomes(self, since: EngineSeconds) -> Outcomes:
         total = on_time = refused = 0
         for outcome in reversed(self._outcomes):

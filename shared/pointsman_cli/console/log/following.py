@@ -20,10 +20,11 @@ from pointsman.ports import (
     LogUnavailableError,
     StoreUnavailableError,
 )
-from pointsman.primitives import PoolName, Sequence, WallSeconds
+from pointsman.primitives import PoolName, WallSeconds
 from pointsman.runtime.checkpoint_fingerprint import checkpoint_form, entry_digest
 from pointsman.runtime.health import HealthBoard
 from pointsman.runtime.log_connection import LOG_PART, NATS_PART
+from pointsman.runtime.log_follower import entry_at
 from pointsman.simulation.replay.folding import recorded_pool_settings
 from pointsman.state.checkpoint import UnreadableStateError, decode_state
 from pointsman.state.state import PoolSettings, State
@@ -41,7 +42,6 @@ TURN_WALL_SECONDS = 0.005
 SETTINGS_ENTRIES_MAX = 10_000
 """Of a log without a checkpoint, to find the leader that tells the pool's settings."""
 RETRY_WALL_SECONDS: WallSeconds = WallSeconds(0.2)
-ENTRY_WALL_SECONDS: WallSeconds = WallSeconds(5.0)
 
 
 class LiveLog(LogSource):
@@ -158,7 +158,7 @@ class LiveLog(LogSource):
 
     async def _is_proven(self, label: CheckpointLabel, state: State) -> bool:
         """Whether it is of this log, and of this version's fold."""
-        entry = await self._entry(label.as_of)
+        entry = await entry_at(self._log, label.as_of)
         if entry is None or entry_digest(entry) != label.entry or state.sequence != label.as_of:
             return False
         try:
@@ -167,16 +167,6 @@ class LiveLog(LogSource):
         except UnknownPolicyError:
             return False
         return checkpoint_form(State(state.settings, policies.trackers())) == label.form
-
-    async def _entry(self, sequence: Sequence) -> LogEntry | None:
-        try:
-            async with asyncio.timeout(float(ENTRY_WALL_SECONDS)):
-                async with aclosing(self._log.read(sequence)) as entries:  # type: ignore[type-var]
-                    async for entry in entries:
-                        return entry if isinstance(entry, LogEntry) and entry.sequence == sequence else None
-        except TimeoutError:
-            pass
-        return None
 
 
 def _by_history(labels: list[CheckpointLabel], extent: LogExtent) -> list[CheckpointLabel]:

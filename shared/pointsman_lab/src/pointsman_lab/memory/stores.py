@@ -102,13 +102,17 @@ class MemoryCheckpoints(Checkpoints):
     def __init__(self, available: Callable[[], bool]) -> None:
         self._available = available
         self._kept: dict[CheckpointLabel, bytes] = {}
+        self._head_bytes: dict[CheckpointLabel, int] = {}
 
     @override
-    async def save(self, label: CheckpointLabel, content: bytes, *, log_begins: Sequence = 1) -> None:
+    async def save(
+        self, label: CheckpointLabel, content: bytes, *, head_bytes: int = 0, log_begins: Sequence = 1
+    ) -> None:
         _require(self._available())
         if len(self._kept) == CHECKPOINTS_KEPT:
             del self._kept[superseded(self._kept, label, log_begins=log_begins)]
         self._kept[label] = content
+        self._head_bytes[label] = head_bytes
 
     @override
     async def labels(self) -> list[CheckpointLabel]:
@@ -119,6 +123,11 @@ class MemoryCheckpoints(Checkpoints):
     async def load(self, label: CheckpointLabel) -> bytes | None:
         _require(self._available())
         return self._kept.get(label)
+
+    @override
+    async def load_head(self, label: CheckpointLabel) -> bytes | None:
+        content, head_bytes = await self.load(label), self._head_bytes.get(label, 0)
+        return content[:head_bytes] if content is not None and head_bytes else None
 
 
 def _require(available: bool) -> None:

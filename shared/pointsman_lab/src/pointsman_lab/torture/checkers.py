@@ -198,14 +198,17 @@ def nothing_is_left_over(cluster: Cluster) -> Iterator[str]:
 
 
 def the_log_equals_its_followers(cluster: Cluster) -> Iterator[str]:
-    """Every follower's state equals a fold from the first entry. With retention, schedulers start from a checkpoint;
-    the rebalancer folds the rest."""
+    """Every follower's state equals a fold from the first entry, the rebalancer's one without an index. With retention
+    they start from a checkpoint; the rebalancer, which does not wait for the first one, folds the rest."""
     folds = [(s.name, s.service.state, 1) for s in cluster.schedulers if s.run is not None]
-    folds.append((cluster.rebalancer.name, cluster.rebalancer.service.state, cluster.rebalancer.link.begun))
+    rebalancer = cluster.rebalancer.service
+    folds.append((cluster.rebalancer.name, rebalancer.state, rebalancer.first_sequence))
     history = cluster.network.history
     due = sum(stored.at < cluster.loop.time() - BEHIND_SECONDS_MAX for stored in history)
     for who, state, first in folds:
         folded = empty_state(cluster)
+        if not state.knows_keys:
+            folded.drop_index()
         for stored in history[first - 1 : state.sequence]:
             fold_in(folded, stored)
         if state.sequence < due:

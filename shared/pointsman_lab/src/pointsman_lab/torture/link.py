@@ -47,8 +47,6 @@ class Link:
         self.on_failure = on_failure
         self.window = _Window(self, window_max)
         self.ports: Ports
-        self.begun: Sequence = 1
-        """The first entry of the last full read: retention may have dropped earlier ones."""
         self.term = Term(0)
         self._answered: dict[RequestId, tuple[Term, Term]] = {}
         """By request: term of the last answer, and the newest term known then."""

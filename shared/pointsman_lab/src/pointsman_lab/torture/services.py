@@ -262,6 +262,7 @@ class RebalancerProcess(Process):
         settings = RebalancerSettings(**plan.fleet_settings, rebind=plan.scheduler.rebind)
         self.service = RebalancerService(
             event_log=self.link.ports.log,
+            checkpoints=self.link.ports.checkpoints,
             commands=self.link.ports.commands,
             clock=self.clock,
             board=run.board,
@@ -285,6 +286,7 @@ class ScalerProcess(Process):
         settings = ScalerSettings(**self.environment.plan.fleet_settings, **self.environment.plan.scaler_settings)
         self.service = service = ScalerService(
             event_log=self.link.ports.log,
+            checkpoints=self.link.ports.checkpoints,
             commands=self.link.ports.commands,
             lease=self.link.ports.scaler_lease,
             provider=self._provider or chosen_provider(settings),

@@ -111,17 +111,13 @@ class SimulatedLog(EventLog):
     ) -> AsyncIterator[LogEntry | LogReset]:
         loop = asyncio.get_running_loop()
         fresh_at = -1.0
-        begins = True
         async for found in self._stored.read(start, kinds=kinds, at_end=at_end):
             if loop.time() != fresh_at or not self._link.open:
                 await self._link.one_delay()
                 fresh_at = loop.time()
-            if begins and isinstance(found, LogEntry):
-                self._link.begun = found.sequence
-            begins = isinstance(found, LogReset)
             if isinstance(found, LogEntry) and isinstance(found.event, LeaderElected):
                 self._link.term = max(self._link.term, found.event.term)
-            elif begins:
+            elif isinstance(found, LogReset):
                 self._link.term = Term(0)
             if isinstance(found, LogEntry):
                 self._link.network.reads(self._link.name, found.sequence)
@@ -197,9 +193,12 @@ class SimulatedCheckpoints(Checkpoints):
         self._link = link
 
     @override
-    async def save(self, label: CheckpointLabel, content: bytes, *, log_begins: Sequence = 1) -> None:
+    async def save(
+        self, label: CheckpointLabel, content: bytes, *, head_bytes: int = 0, log_begins: Sequence = 1
+    ) -> None:
         await self._link.one_way()
-        await self._link.network.broker.checkpoints.save(label, content, log_begins=log_begins)
+        kept = self._link.network.broker.checkpoints
+        await kept.save(label, content, head_bytes=head_bytes, log_begins=log_begins)
         self._link.network.checkpointed = max(self._link.network.checkpointed, label.as_of)
         await self._link.one_way()
 
@@ -212,6 +211,11 @@ class SimulatedCheckpoints(Checkpoints):
     async def load(self, label: CheckpointLabel) -> bytes | None:
         await self._link.one_way()
         return await self._link.network.broker.checkpoints.load(label)
+
+    @override
+    async def load_head(self, label: CheckpointLabel) -> bytes | None:
+        await self._link.one_way()
+        return await self._link.network.broker.checkpoints.load_head(label)
 
 
 class _Served(Served):

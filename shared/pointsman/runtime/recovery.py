@@ -1,7 +1,8 @@
 """Finds where a fold starts: the newest checkpoint of the same fold (`CheckpointLabel.form`) and log, at an unchanged
-entry; else the oldest entry. If the log is truncated, unreadable checkpoints are retried."""
+entry; else the oldest entry. If the log is truncated, unreadable checkpoints are retried. Who needs only loads and queues
+reads the head of a checkpoint (`LoadsOnly`)."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass
 
@@ -19,17 +20,20 @@ from pointsman.ports import (
     LogUnavailableError,
     StoreUnavailableError,
 )
-from pointsman.primitives import Sequence, WallSeconds
+from pointsman.primitives import EngineSeconds, Sequence, WallSeconds
 from pointsman.runtime import telemetry
 from pointsman.runtime.checkpoint_fingerprint import checkpoint_form, entry_digest, fold_version
 from pointsman.runtime.health import HealthBoard
-from pointsman.state.checkpoint import UnreadableStateError, decode_state
-from pointsman.state.state import State
+from pointsman.state.checkpoint import UnreadableStateError, decode_head, decode_state
+from pointsman.state.state import FOLD_VERSION, PoolSettings, State
+from pointsman.state.trackers.base import Tracker
 
 log = structlog.get_logger()
 
 RETRY_WALL_SECONDS: WallSeconds = WallSeconds(0.1)
 CHECKPOINT_WAIT_WALL_SECONDS: WallSeconds = WallSeconds(30.0)
+UNREADABLE = "it could not be read"
+OTHER_SETTINGS = "other policies or settings"
 
 
 class LogBrokenError(Exception):
@@ -53,6 +57,36 @@ class StartPoint:
         return self.extent.last
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadsOnly:
+    """For a State without an index, of any scheduler's checkpoint. `trackers`: created in place of the scheduler's; they
+    get the last `history` engine seconds of the log."""
+
+    settings: PoolSettings
+    trackers: Callable[[], Iterable[Tracker]] = tuple
+    history: EngineSeconds = 0.0
+
+    def empty_state(self) -> State:
+        return State(self.settings, self.trackers(), index=False)
+
+    def take_over(self, state: State) -> None:
+        if state.knows_keys:
+            state.drop_index()
+        trackers = tuple(self.trackers())
+        for tracker in trackers:
+            tracker.resumed(state.last_at)
+        state.use_trackers(trackers)
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """`problem`: why a fold does not begin with this checkpoint."""
+
+    state: State | None = None
+    problem: str = ""
+    gone: bool = False
+
+
 class Recovery:
     def __init__(
         self,
@@ -63,6 +97,7 @@ class Recovery:
         board: HealthBoard,
         part: str,
         empty_state: Callable[[], State],
+        loads: LoadsOnly | None = None,
     ) -> None:
         self._log = event_log
         self._checkpoints = checkpoints
@@ -70,6 +105,7 @@ class Recovery:
         self._board = board
         self._part = part
         self._empty_state = empty_state
+        self._loads = loads
         self._unfit: set[CheckpointLabel] = set()
         self._others: dict[str, set[CheckpointLabel]] = {}
         """Of other folds, newest first, by why."""
@@ -83,12 +119,13 @@ class Recovery:
             return StartPoint(state, extent, label)
         if extent.first > 1:
             log.warning("log_truncated", first=extent.first, lost="what was known before, until workers report again")
-        self._tell_of_others(extent)
+        self._tell_why_whole(extent)
         return StartPoint(self._empty_state(), extent, None)
 
-    def _tell_of_others(self, extent: LogExtent) -> None:
-        """Checkpoints of this log that are of another fold: the start takes as long as the log is."""
+    def _tell_why_whole(self, extent: LogExtent) -> None:
+        """The start takes as long as the log is. Loudly if checkpoints of this log are of another fold."""
         if not self._others:
+            log.info("log_folded_whole", reason="no checkpoint is old enough", entries=extent.last - extent.first + 1)
             return
         reason = next(iter(self._others))
         telemetry.LOG_FOLDED_WHOLE.labels(self._board.pool, reason).inc()
@@ -137,26 +174,48 @@ class Recovery:
 
     async def _newest_fitting(self, extent: LogExtent) -> tuple[CheckpointLabel, State] | None:
         """Raises _RetryLookUpError."""
-        replaced = ""
+        replaced, young = "", None
         self._others = {}
         try:
             for label in await self._checkpoints.labels():
                 problem = self._unfitness(label, extent)
-                content = None if problem else await self._checkpoints.load(label)
-                state = self._decoded(label, content) if content is not None else None
-                if state is not None:
-                    return label, state
-                if (not problem and content is None) or self._is_newer_than(extent, label):
+                look = _Look(problem=problem) if problem else await self._look_at(label)
+                if look.state is not None and not look.problem:
+                    return label, look.state
+                young = young if look.state is None else (label, look.state)
+                if look.gone or self._is_newer_than(extent, label):
                     replaced = "a newer one was taken meanwhile"
-                log.info("checkpoint_skipped", as_of=label.as_of, problem=problem or "it could not be read")
+                log.info("checkpoint_skipped", as_of=label.as_of, problem=look.problem)
         except StoreUnavailableError as error:
             raise _RetryLookUpError(str(error)) from error
         if replaced:
             raise _RetryLookUpError(replaced)
-        return None
+        return young if extent.first > 1 else None
+
+    async def _look_at(self, label: CheckpointLabel) -> "_Look":
+        """Raises StoreUnavailableError."""
+        loads = self._loads
+        try:
+            head = None if loads is None else await self._checkpoints.load_head(label)
+            content = await self._checkpoints.load(label) if head is None else b""
+            if content is None:
+                return _Look(problem=UNREADABLE, gone=True)
+            state = decode_state(content) if head is None else decode_head(head)
+        except UnreadableStateError as error:
+            self._others.setdefault("unreadable", set()).add(label)
+            log.warning("checkpoint_unreadable", as_of=label.as_of, problem=str(error))
+            return _Look(problem=UNREADABLE)
+        if loads is None:
+            return _Look(state)
+        if state.settings != loads.settings:
+            self._others.setdefault(OTHER_SETTINGS, set()).add(label)
+            return _Look(problem="it was written with other settings of the pool")
+        loads.take_over(state)
+        is_young = state.last_at > self._clock.now() - loads.history
+        return _Look(state, f"what happened in the {loads.history:g} s before it is needed too" if is_young else "")
 
     def _is_newer_than(self, extent: LogExtent, label: CheckpointLabel) -> bool:
-        same = (label.form, label.identity) == (self.form, extent.identity)
+        same = self._has_form(label) and label.identity == extent.identity
         return same and label not in self._unfit and label.as_of > extent.last
 
     def _unfitness(self, label: CheckpointLabel, extent: LogExtent) -> str:
@@ -164,7 +223,7 @@ class Recovery:
             return "the log went on differently before it"
         if label.identity != extent.identity:
             return "it is of another log"
-        if label.form != self.form:
+        if not self._has_form(label):
             reason = self._other_fold(label.form)
             self._others.setdefault(reason, set()).add(label)
             return f"it is of another fold: {reason}"
@@ -172,19 +231,14 @@ class Recovery:
             return f"the log holds entries {extent.first} to {extent.last}"
         return ""
 
+    def _has_form(self, label: CheckpointLabel) -> bool:
+        return label.form == self.form if self._loads is None else fold_version(label.form) == FOLD_VERSION
+
     def _other_fold(self, form: str) -> str:
         theirs, ours = fold_version(form), fold_version(self.form)
         if theirs is None:
             return "an earlier release"
-        return "other policies or settings" if theirs == ours else "another fold version"
-
-    def _decoded(self, label: CheckpointLabel, content: bytes) -> State | None:
-        try:
-            return decode_state(content)
-        except UnreadableStateError as error:
-            self._others.setdefault("unreadable", set()).add(label)
-            log.warning("checkpoint_unreadable", as_of=label.as_of, problem=str(error))
-            return None
+        return OTHER_SETTINGS if theirs == ours else "another fold version"
 
     async def _extent(self) -> LogExtent:
         while True:

@@ -11,15 +11,15 @@ from pointsman.adapters.clocks import ScaledClock
 from pointsman.policies.policy_set import policy_set
 from pointsman.ports import CheckpointLabel, LogEntry, StoreUnavailableError
 from pointsman.primitives import InstanceId, PoolName
+from pointsman.runtime import recovery
 from pointsman.runtime.checkpoint_fingerprint import entry_digest
 from pointsman.runtime.health import HealthBoard
+from pointsman.runtime.recovery import LogBrokenError, Recovery
 from pointsman.state.checkpoint import encode_state
 from pointsman.state.state import FOLD_VERSION, State
 from pointsman_lab.memory.log import MemoryBroker
 from pointsman_lab.memory.stores import MemoryCheckpoints
-from pointsman_scheduler import recovery
 from pointsman_scheduler.policy_config import empty_state
-from pointsman_scheduler.recovery import LogBrokenError, Recovery
 from pointsman_scheduler.settings import SchedulerSettings
 from tests.support.events import joined
 
