@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup up check lint test test-console screenshots dashboards manifests test-containers test-vllm test-clients mutation fuzz results lock audit sbom clean
+.PHONY: help setup up check lint test test-console screenshots dashboards manifests test-containers test-upgrade test-vllm test-clients routers mutation fuzz results lock audit sbom clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -21,7 +21,7 @@ setup: .venv/.ready ## create .venv with everything that development needs
 up: setup ## run a fleet of simulated engines until Ctrl-C
 	@$(BIN)/pointsman up $(ARGS)
 
-NO_ENGINE := not vllm and not clients and not containers
+NO_ENGINE := not vllm and not clients and not containers and not upgrade
 
 # The modules left out take half of the time of these folders; `make test` runs them.
 SLOW := $(addprefix --ignore tests/,tidy/test_contributing.py unit/lab unit/test_poison.py unit/adapters/test_tokenizer.py \
@@ -55,6 +55,10 @@ screenshots: setup ## draw docs/images/console-*.png from a fleet under load; tw
 test-containers: setup ## the fleet in containers, killed, frozen, cut off, upgraded and scaled; 15 minutes
 	$(BIN)/pytest -m containers tests/containers $(ARGS)
 
+# The older one is a commit: skipped, and loudly, in a checkout without it. The first run installs it below .tools/.
+test-upgrade: setup ## two releases in one fleet under load: rolled forward and back; two minutes
+	$(BIN)/pytest -m upgrade tests/upgrade $(ARGS)
+
 # Creates the engines' environment on the first run (docs/engines.md), or uses the one in POINTSMAN_VLLM_DIR.
 test-vllm: setup ## the tests that need real vLLM engines, on two CPU engines
 	$(BIN)/pytest -m vllm tests/vllm $(ARGS)
@@ -72,6 +76,16 @@ $(CLIENTS)/.ready: pyproject.toml | setup
 	@echo "setting up $(CLIENTS) (once; some minutes)"
 	@test -x $(CLIENTS)/bin/python || $(PYTHON) -m venv $(CLIENTS)
 	@$(CLIENTS)/bin/python -m pip install -q --disable-pip-version-check $$($(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["clients"])')
+	@touch $@
+
+# What they need clashes with what we need (protobuf, for one).
+ROUTERS ?= .venv-routers
+routers: setup $(ROUTERS)/.ready ## other routers, for pointsman-lab gateway --against
+
+$(ROUTERS)/.ready: pyproject.toml | setup
+	@echo "setting up $(ROUTERS) (once; a minute)"
+	@test -x $(ROUTERS)/bin/python || $(PYTHON) -m venv $(ROUTERS)
+	@$(ROUTERS)/bin/python -m pip install -q --disable-pip-version-check $$($(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["routers"])')
 	@touch $@
 
 # Half of them to a fleet that splits prefill and decode. Another run: make fuzz POINTSMAN_FUZZ_SEED=7.

@@ -125,6 +125,12 @@ class EventLog(Protocol):
         its sequence once confirmed, not if it is lost; must not raise."""
         ...
 
+    @property
+    def write_load(self) -> float:
+        """How near the writes of this process are to being lost: the largest share, in events, bytes or time without a
+        confirmation, of what the window allows. From 1 on they are lost."""
+        return 0.0
+
     async def elect(self, event: LeaderElected, *, after: Sequence) -> Fence:
         """Store a LeaderElected if the newest one is at `after` (0: there is none). Raises ElectionLostError,
         LogUnavailableError."""

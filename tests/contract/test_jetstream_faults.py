@@ -269,6 +269,55 @@ async def test_a_write_that_the_servers_still_replicate_is_repeated_until_it_is_
     assert await stage.window.flushed(0.1)
 
 
+async def test_a_slow_server_is_sent_as_much_as_it_does_in_half_a_second_and_a_quick_one_everything() -> None:
+    stage = await opened(WindowSettings(ack_seconds_max=60))
+    stage.put(2)
+    await asyncio.sleep(0.1)
+    await stage.wire.answer(2)
+    stage.put(*range(3, 53))
+
+    under_way = len(stage.wire.sent) - 2
+    assert 2 <= under_way <= 5
+    for number in range(3, 3 + under_way):
+        await stage.wire.answer(number)
+    assert stage.wire.numbers == list(range(2, 53))
+    assert stage.listener.losses == []
+
+
+async def test_a_server_without_room_is_asked_again_until_it_has_some_and_says_what_is_wrong() -> None:
+    stage = await opened(WindowSettings(ack_seconds_max=60))
+    stage.put(2, 3)
+    for tries in range(REFUSALS_MAX + 1):
+        await stage.sent(2 + tries)
+        refusal = {"code": 500, "err_code": 10047, "description": "insufficient storage resources available"}
+        await stage.wire.answer(2, json.dumps({"error": refusal}).encode())
+        assert stage.listener.stalled_now
+    await stage.sent(2 + REFUSALS_MAX + 1)
+    await stage.wire.answer(2)
+    await stage.wire.answer(3)
+
+    assert stage.listener.losses == []
+    assert not stage.listener.stalled_now
+    assert await stage.window.flushed(0.1)
+
+
+async def test_the_load_of_the_window_is_its_fullest_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = await opened(WindowSettings(events_max=8, ack_seconds_max=60))
+    assert stage.window.load == 0.0
+    stage.put(2, 3, 4, 5)
+    assert stage.window.load == pytest.approx(0.5)
+    monkeypatch.setattr(producer, "UNCONFIRMED_SECONDS_MAX", 0.2)
+    await asyncio.sleep(0.15)
+    assert stage.window.load > 0.7
+    for number in (2, 3, 4, 5):
+        await stage.wire.answer(number)
+    assert stage.window.load == 0.0
+
+    narrow = await opened(WindowSettings(bytes_max=1000, ack_seconds_max=60))
+    narrow.put(2)
+    assert narrow.window.load == pytest.approx(len(narrow.wire.payloads[-1]) / 1000)
+
+
 async def test_a_writer_whose_last_writes_were_fenced_off_is_stalled_no_more(
     quick: WindowSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,7 +10,14 @@ from typing import Any
 import nats
 import pytest
 
-from pointsman.contracts.commands import DescribeFleet, DrainAnswered, DrainInstance, ResyncCache
+from pointsman.contracts.commands import (
+    DescribeFleet,
+    DrainAnswered,
+    DrainInstance,
+    HeartbeatNoted,
+    NoteHeartbeat,
+    ResyncCache,
+)
 from pointsman.contracts.decisions import LeaderElected, ScaleDecided
 from pointsman.contracts.fleet import InstanceProbed
 from pointsman.contracts.overlap import OverlapPrompt, OverlapRefused, OverlapRequest
@@ -18,6 +25,7 @@ from pointsman.contracts.permissions import BusRole, BusUser
 from pointsman.contracts.subjects import (
     admin_subject,
     fleet_view_subject,
+    heartbeat_subject,
     leader_subject,
     overlap_subject,
     resync_subject,
@@ -46,7 +54,7 @@ from tests.support.bus import (
     locked_bus,
     start_bus,
 )
-from tests.support.events import joined, stored
+from tests.support.events import joined, reported, stored
 from tests.support.log_worlds import RememberingListener
 from tests.support.waiting import eventually
 
@@ -188,6 +196,27 @@ async def test_a_worker_writes_about_its_instance_and_answers_for_it(bus: Locked
             for _ in range(3):  # each is answered, and each answer is allowed once
                 with pytest.raises(CommandTimeoutError, match="not understood"):  # b"seen" is no command
                     await scheduler.commands.request(resync, request, timeout=WallSeconds(2))
+
+
+async def test_a_workers_heartbeat_is_answered_in_its_own_account_and_only_about_its_instance(bus: LockedBus) -> None:
+    heard: list[str] = []
+
+    async def note(command: Any, reply: Reply) -> None:
+        heard.append(reply.subject)
+        await reply(HeartbeatNoted(log=True))
+
+    heartbeat = NoteHeartbeat(report=reported(WORKER.name, 0, []))
+    own, anothers = heartbeat_subject(POOL, WORKER.name), heartbeat_subject(POOL, "engine-2")
+    async with bus.link(SCHEDULER) as scheduler, bus.link(WORKER) as worker:
+        with pytest.raises(NoResponderError):
+            await worker.commands.request(own, heartbeat, timeout=WallSeconds(2))
+        async with scheduler.commands.serve(heartbeat_subject(POOL, "*"), note):
+            for _ in range(3):
+                answer = await worker.commands.request(own, heartbeat, timeout=WallSeconds(2))
+                assert answer == HeartbeatNoted(log=True)
+            with pytest.raises((NoResponderError, CommandTimeoutError)):
+                await worker.commands.request(anothers, heartbeat, timeout=WallSeconds(0.5))
+    assert heard == [own] * 3
 
 
 async def test_an_operator_drains_under_its_own_name(bus: LockedBus) -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -246,8 +246,10 @@ async def test_a_leader_that_fails_behind_a_decision_writes_it_and_leads_on(monk
             raise failures[0]
         return events
 
-    def always_fail(self: Dispatcher, timeouts: LivenessTimeouts, now: float) -> list[LogEvent]:
-        look(self, timeouts, now)
+    def always_fail(
+        self: Dispatcher, timeouts: LivenessTimeouts, now: float, heard: Mapping[InstanceId, float]
+    ) -> list[LogEvent]:
+        look(self, timeouts, now, heard)
         raise failures[1]
 
     monkeypatch.setattr(Dispatcher, "route", route_and_fail)

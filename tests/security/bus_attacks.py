@@ -245,6 +245,7 @@ ATTACKS: tuple[BusAttack, ...] = (
     BusAttack("cancel others' requests", "answers lost", "heard by scheduler", says(f"{CMD}.cancel", event("CancelRequest", request="r1")), by_right=("ingress",)),
     BusAttack("follow nobody's requests", "running requests ended", "heard by scheduler", says(f"{CMD}.follow", event("FollowRequests", requests=[])), by_right=("ingress",)),
     BusAttack("move requests", "load where the attacker wants", "heard by scheduler", says(f"{CMD}.migrate", event("MigrateRequests"))),
+    BusAttack("keep a dead instance in the fleet", "requests that wait there", "heard by scheduler", says(f"{CMD}.heartbeat.engine-2", event("NoteHeartbeat")), by_right=OF_A_POOL),
     BusAttack("make workers resynchronise", "load", "heard by worker", says(f"{CMD}.resync.engine-1", event("ResyncCache"))),
     # Listening
     BusAttack("read everything", "ids, tenants, addresses, keys of prefixes", "told", overhears(">")),

@@ -120,6 +120,7 @@ class BusWorld:
             await self._hear("scheduler", f"pm.{POOL}.cmd.{command}")
         for action in ("drain", "keys", "tenants"):
             await self._hear("scheduler", f"pm.{POOL}.cmd.{action}.*")
+        await self._hear("scheduler", f"pm.{POOL}.cmd.heartbeat.*")
         await self._hear("scaler", f"pm.{POOL}.cmd.scale.*")
         await self._hear("worker", f"pm.{POOL}.cmd.resync.engine-1")
         for role in self.services:

@@ -42,6 +42,7 @@ from pointsman_ingress.access_log import AccessLog
 from pointsman_ingress.app import IngressApps, ingress_app
 from pointsman_ingress.endpoints import BodyRules
 from pointsman_ingress.engine.client import EngineClient, open_session
+from pointsman_ingress.engine.session import DirectSession
 from pointsman_ingress.http.api_keys import ApiKeys
 from pointsman_ingress.http.authentication import Authentication
 from pointsman_ingress.http.call import RequestIds
@@ -224,6 +225,7 @@ async def assembled(
             api_key=settings.engine_api_key,
             forward_authorization=trusted,
             chunk_timeout_seconds=settings.chunk_timeout_seconds,
+            direct=DirectSession(session) if engine_session is None and tracer is None else None,
         )
         with ExitStack() as stack:
             served = []

@@ -78,7 +78,7 @@ class Gateway:
                     endpoint.check_content_type(call.headers)
                     loan = BodyLoan(self._body_budget, facts.owner(call))
                     body = await call.read_body(receive, loan, bytes_max=self.settings.body_bytes_max)
-                    deadline.watch(receive)
+                    deadline.watch(scope, receive)
                     facts.light = endpoint.is_light(body)
                     accepted = await self._accept(endpoint, body, call, facts)
                     if not endpoint.placed:

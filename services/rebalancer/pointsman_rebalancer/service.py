@@ -1,6 +1,6 @@
 """Folds the log, plans moves of pending requests, and sends plans to the leader, which decides each move. Waits for the
 log to reach the answer of the leader, so that no move is repeated. Has no index: it plans with the hits that placements
-recorded, and the leader judges by its own."""
+recorded or promised, and the leader judges by its own."""
 
 import asyncio
 from dataclasses import replace

@@ -20,13 +20,16 @@ from pointsman.contracts.commands import (
     FollowAnswered,
     FollowRequests,
     HandOverRequest,
+    HeartbeatNoted,
     MigrateRequests,
+    NoteHeartbeat,
     RouteRequest,
     SetTenantPolicies,
     UndrainInstance,
     refusal_of,
 )
 from pointsman.contracts.decisions import RequestRejected
+from pointsman.contracts.permissions import ANY_INSTANCE
 from pointsman.contracts.reasons import CancelCause, grant_unheard, recorded_cancel_cause
 from pointsman.contracts.requests import RequestCancelled
 from pointsman.contracts.subjects import (
@@ -37,6 +40,8 @@ from pointsman.contracts.subjects import (
     fleet_view_subject,
     follow_subject,
     handover_subject,
+    heartbeat_subject,
+    instance_of,
     migrate_subject,
     route_subject,
 )
@@ -50,6 +55,8 @@ from pointsman.runtime.admin_log import log_admin_action
 from pointsman_scheduler.api_keys import ApiKeyWriter, KeyRefusedError
 from pointsman_scheduler.fleet_status import describe_fleet
 from pointsman_scheduler.leader import ActiveTerm, Candidacy, send
+from pointsman_scheduler.log_liveness import LogLiveness
+from pointsman_scheduler.log_load import LogLoad
 from pointsman_scheduler.replica import Replica
 from pointsman_scheduler.tenant_policies import TenantPoliciesKeeper, describe_tenants
 from pointsman_scheduler.waiters import UNGRANTED
@@ -68,8 +75,11 @@ class CommandHandlers:
         pool: PoolName,
         name: str,
         secret: str,
+        log_liveness: LogLiveness,
+        log_load: LogLoad,
     ) -> None:
         self._leader = leader
+        self._log_liveness = log_liveness
         self._replica = replica
         self._tenants = tenants
         self._key_writer = ApiKeyWriter(access, clock, secret)
@@ -78,6 +88,7 @@ class CommandHandlers:
         self._pool = pool
         self._decision_seconds = telemetry.DECISION_SECONDS.labels(pool)
         self._name = name
+        self._log_load = log_load
 
     def by_subject(self) -> list[tuple[str, CommandHandler]]:
         pool = self._pool
@@ -96,6 +107,7 @@ class CommandHandlers:
                 admin_subject(pool, "tenants", ANY_ACTOR),
                 self._while_leading((SetTenantPolicies,), self._tenants.change),
             ),
+            (heartbeat_subject(pool, ANY_INSTANCE), self._while_leading((NoteHeartbeat,), self._note_heartbeat)),
             (fleet_view_subject(pool), self._describe),
         ]
 
@@ -119,6 +131,9 @@ class CommandHandlers:
             await self._place(term, command, reply)
 
     async def _place(self, term: ActiveTerm, command: RouteRequest, reply: Reply) -> None:
+        if self._log_load.refuses(command, self._replica.state.workload):
+            await reply(self._log_load.refusal(command, term.term))
+            return
         started = self._clock.wall()
         term.ownership.named(command.request, started)
         term.waiters.add(command, reply)
@@ -187,9 +202,17 @@ class CommandHandlers:
         await reply(ApiKeyAnswered(refusal=refusal))
 
     async def _migrate(self, term: ActiveTerm, command: MigrateRequests, reply: Reply) -> None:
-        events, answer = term.migrations.take(command, self._clock.now())
+        events, answer = term.migrations.take(command, self._clock.now(), log_busy=self._log_load.is_busy)
         await term.publish(events)
         await reply(answer)
+
+    async def _note_heartbeat(self, term: ActiveTerm, command: NoteHeartbeat, reply: Reply) -> None:
+        report = command.report
+        if instance_of(reply.subject) != report.instance:
+            return
+        self._log_liveness.heartbeat()
+        log = term.heard.note(self._replica.state, report, self._clock.now())
+        await reply(HeartbeatNoted(log=log, flush=term.flush_pace.seconds(self._clock.wall())))
 
     async def _describe(self, command: AnyCommand, reply: Reply) -> None:
         if isinstance(command, DescribeFleet):

@@ -25,6 +25,7 @@ from pointsman.state.workload import Request
 from pointsman_scheduler.fleet_status import FleetGauges
 from pointsman_scheduler.leader import ActiveTerm, Candidacy
 from pointsman_scheduler.log_liveness import LogLiveness
+from pointsman_scheduler.log_load import LogLoad
 from pointsman_scheduler.replica import Replica
 from pointsman_scheduler.settings import SchedulerSettings
 from pointsman_scheduler.waiters import UNGRANTED
@@ -54,6 +55,7 @@ class Housekeeping:
         settings: SchedulerSettings,
         heartbeats: LogLiveness,
         policies: PolicySet,
+        log_load: LogLoad,
     ) -> None:
         self._leader = leader
         self._replica = replica
@@ -64,6 +66,7 @@ class Housekeeping:
         self._pool = pool = PoolName(settings.pool)
         self._gauges = FleetGauges(pool, policies)
         self._series = EngineSeries(pool)
+        self._log_load = log_load
 
     async def run(self) -> None:
         steps = (
@@ -88,8 +91,17 @@ class Housekeeping:
                     if self._leader.leading is not None:
                         await step(self._leader.leading)
             self._leader.report_readiness()
+            with contained("log load"):
+                self._watch_log()
             with contained("gauges"):
                 self._show(self._replica.state)
+
+    def _watch_log(self) -> None:
+        term = self._leader.leading
+        told = self._log_load.look(leads=term is not None)
+        if term is not None:
+            for event in told:
+                term.note(event)
 
     def _show(self, state: State) -> None:
         telemetry.LEADER.labels(self._pool).set(self._leader.leading is not None)
@@ -104,7 +116,8 @@ class Housekeeping:
             suspect_after=engine_seconds(self._settings.suspect_seconds, speed),
             leave_after=self._settings.leave_seconds * speed,
         )
-        events = dispatcher.check_liveness(timeouts, now)
+        term.heard.forget_absent(self._replica.state)
+        events = dispatcher.check_liveness(timeouts, now, term.heard.heard_at)
         for event in events:
             if isinstance(event, FleetEvent):
                 log.warning("instance_silent", decision=type(event).__name__, instance=event.instance)

@@ -13,6 +13,7 @@ from pointsman.contracts.decisions import LeaderElected
 from pointsman.contracts.wire import WIRE_VERSION
 from pointsman.policies.dispatch import Dispatcher
 from pointsman.policies.dispatch.recording import SETTINGS_EVERY, Recording
+from pointsman.policies.heard_reports import HeardReports
 from pointsman.policies.policy_set import PolicySet
 from pointsman.ports import (
     Clock,
@@ -30,6 +31,7 @@ from pointsman.runtime.leadership import Leadership
 from pointsman.runtime.tracing import Tracer
 from pointsman.state.state import State
 from pointsman_scheduler.decision_spans import DecisionSpans
+from pointsman_scheduler.flush_pace import FlushPace
 from pointsman_scheduler.log_liveness import LogLiveness
 from pointsman_scheduler.migrating import MigrationHandler
 from pointsman_scheduler.ownership import Ownership
@@ -60,10 +62,14 @@ class ActiveTerm:
         pool: str,
         recording: Recording,
         spans: DecisionSpans | None = None,
+        *,
+        now: WallSeconds,
     ) -> None:
         self.dispatcher = Dispatcher(state, policies, term=term, on_decision=self._collect, recording=recording)
         self.waiters = Waiters(self.dispatcher, pool)
         self.ownership = Ownership()
+        self.heard = HeardReports()
+        self.flush_pace = FlushPace(now)
         self.migrations = MigrationHandler(self.dispatcher, pool)
         self.spans = spans
         self._fence = fence
@@ -90,6 +96,10 @@ class ActiveTerm:
         self._log.append_soon(event, self._fence, on_stored)
         if event.stamp is not None:
             self._heartbeats.decision_written(event.stamp.number)
+
+    def note(self, event: LogEvent) -> None:
+        """Writes what is no decision."""
+        self._log.append_soon(event, self._fence)
 
     def _collect(self, decision: LogEvent) -> LogEvent:
         self._unwritten.append(decision)
@@ -170,7 +180,16 @@ class Candidacy:
         spans = None if self._tracer is None else DecisionSpans(self._tracer)
         recording = Recording(self._rivals, settings_every=SETTINGS_EVERY)
         self.term = ActiveTerm(
-            state, self._policies, elected.term, fence, self._log, self._heartbeats, self._board.pool, recording, spans
+            state,
+            self._policies,
+            elected.term,
+            fence,
+            self._log,
+            self._heartbeats,
+            self._board.pool,
+            recording,
+            spans,
+            now=self._clock.wall(),
         )
         self._settled.set()
         self.report_readiness()

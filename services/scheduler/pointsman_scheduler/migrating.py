@@ -30,11 +30,13 @@ class MigrationHandler:
         self._dispatcher = dispatcher
         self._answered: OrderedDict[str, MigrationAnswered] = OrderedDict()
 
-    def take(self, command: MigrateRequests, now: EngineSeconds) -> tuple[list[LogEvent], MigrationAnswered]:
+    def take(
+        self, command: MigrateRequests, now: EngineSeconds, *, log_busy: bool = False
+    ) -> tuple[list[LogEvent], MigrationAnswered]:
         known = self._answered.get(command.plan)
         if known is not None:
             return [], known
-        refusal, detail = self._refusal(command)
+        refusal, detail = self._refusal(command, log_busy=log_busy)
         if refusal:
             log.warning("migration_plan_rejected", plan=command.plan, reason=refusal, detail=detail)
             return [], self._answer(command, refusal=refusal, detail=detail)
@@ -49,7 +51,7 @@ class MigrationHandler:
                 telemetry.REDISPATCH_WASTED_PREFILL_SECONDS.labels(self._pool).inc(event.wasted)
         return events, answer
 
-    def _refusal(self, command: MigrateRequests) -> tuple[str, str]:
+    def _refusal(self, command: MigrateRequests, *, log_busy: bool) -> tuple[str, str]:
         term, as_of = self._dispatcher.term, self._dispatcher.state.sequence
         if command.term != term:
             return PlanRefusal.OTHER_TERM.value, f"it was made in term {command.term}, this is term {term}"
@@ -57,6 +59,8 @@ class MigrationHandler:
             return PlanRefusal.TOO_OLD.value, f"it knew the log up to {command.as_of}, this is {as_of}"
         if len(command.moves) > PLAN_MOVES_MAX:
             return PlanRefusal.TOO_LONG.value, f"{len(command.moves)} moves are more than {PLAN_MOVES_MAX}"
+        if log_busy:
+            return PlanRefusal.LOG_BUSY.value, "the log does not keep up, and moves are decisions too"
         return "", ""
 
     def _answer(

@@ -7,9 +7,10 @@ import asyncio
 
 import structlog
 
+from pointsman.contracts.cache import CacheEvent
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import LeaderElected, WritesLost
-from pointsman.contracts.fleet import FleetEvent, InstanceJoined, InstanceLeft
+from pointsman.contracts.fleet import FleetEvent, InstanceJoined, InstanceLeft, InstanceReported
 from pointsman.contracts.requests import RequestEvent
 from pointsman.policies.dispatch import Dispatcher
 from pointsman.policies.policy_set import PolicySet
@@ -29,6 +30,7 @@ from pointsman_scheduler.handlers import CommandHandlers
 from pointsman_scheduler.housekeeping import Housekeeping
 from pointsman_scheduler.leader import LEADERSHIP, ActiveTerm, Candidacy, DeposedError
 from pointsman_scheduler.log_liveness import LogLiveness
+from pointsman_scheduler.log_load import LogLoad
 from pointsman_scheduler.overlap import OverlapService
 from pointsman_scheduler.policy_config import empty_state
 from pointsman_scheduler.replica import Replica
@@ -84,6 +86,7 @@ class SchedulerService:
             rivals=settings.rivals,
             tracer=tracer,
         )
+        log_load = LogLoad(event_log, clock, board, name)
         self._tenants = tenants = TenantPoliciesKeeper(leader=leader, replica=replica, store=access, clock=clock)
         self._handlers = CommandHandlers(
             leader=leader,
@@ -95,8 +98,11 @@ class SchedulerService:
             pool=pool,
             name=name,
             secret=settings.secret,
+            log_liveness=heartbeats,
+            log_load=log_load,
         )
         self._housekeeping = Housekeeping(
+            log_load=log_load,
             leader=leader,
             replica=replica,
             commands=commands,
@@ -198,7 +204,7 @@ class SchedulerService:
             self._replica.pass_over(entry)
         else:
             self._heartbeats.entry_read()
-            queue = self._queue_of(event)
+            queue, standing = self._queue_of(event), self._standing(event)
             self._replica.apply(entry)
             if isinstance(event, LeaderElected):
                 self._leader.note_election(event)
@@ -208,7 +214,9 @@ class SchedulerService:
             elif isinstance(event, WritesLost) and event.writer == self._name and self._leader.term is not None:
                 await self._leader.end_term(f"the log misses {event.count} decisions of this leader: {event.reason}")
             with contained("reaction"):
-                if self.leading is not None:
+                if self.leading is not None and isinstance(event, CacheEvent):
+                    self.leading.flush_pace.event_read()
+                if self.leading is not None and (standing is None or standing != self._standing(event)):
                     await self._react(self.leading, event, queue)
 
     def _queue_of(self, event: LogEvent) -> InstanceId | None:
@@ -217,6 +225,15 @@ class SchedulerService:
             return None
         request = self.state.workload.requests.get(event.request)
         return request.instance if request else None
+
+    def _standing(self, event: LogEvent) -> object:
+        """Of a report: what it may change for requests that wait. Most change nothing, and looking at all queues takes
+        milliseconds in a large fleet."""
+        if not isinstance(event, InstanceReported):
+            return None
+        fleet = self.state.fleet
+        known = fleet.get(event.instance)
+        return fleet.ready, known and (known.adapters, known.aliases)
 
     async def _react(self, term: ActiveTerm, event: LogEvent, queue: InstanceId | None) -> None:
         now = self._clock.now()

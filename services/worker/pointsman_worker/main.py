@@ -38,7 +38,7 @@ def main(settings: WorkerSettings) -> None:
     """Follow the KV caches of engines and write them to the pool's log.
 
     Runs beside one engine, or apart from many. It reads the engines' KV events (vLLM's --kv-events-config) and their HTTP
-    interface; each engine joins the fleet as an instance, whose load and cache digest are reported every second. The
+    interface; each engine joins the fleet as an instance, whose load and cache digest are told to the leader every second. The
     instances of --engine-url leave when it stops (with --state-directory on SIGINT only), those of --discover on SIGINT only.
 
     \b

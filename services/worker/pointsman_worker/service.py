@@ -1,4 +1,4 @@
-"""The worker: tasks for KV events, HTTP polls, resync commands and log writes around one SessionState."""
+"""The worker: tasks for KV events, HTTP polls, resync commands, heartbeats and log writes around one SessionState."""
 
 import asyncio
 
@@ -11,6 +11,7 @@ from pointsman.runtime.health import HealthBoard
 from pointsman_worker.engine_monitor import Engine, EngineMonitor
 from pointsman_worker.fleet_events import FleetEvents
 from pointsman_worker.follower import Follower
+from pointsman_worker.heartbeats import Heartbeats
 from pointsman_worker.resync import ResyncHandler
 from pointsman_worker.saved_session import SessionStore
 from pointsman_worker.session import UNCONFIRMED_WALL_SECONDS, EventSource, SessionState
@@ -51,7 +52,8 @@ class WorkerService:
         fleet_events = FleetEvents(state, self._probe, calibration)
         successor = SessionStore(fleet_events, turns)
         self._follower = Follower(state, self._probe, successor)
-        self._writer = LogWriter(event_log, state, fleet_events, successor, board)
+        self._heartbeats = Heartbeats(commands, state)
+        self._writer = LogWriter(event_log, state, fleet_events, successor, board, self._heartbeats)
         self._resync = ResyncHandler(commands, state, self._writer)
         self._running: asyncio.Task[None] | None = None
         self._stopped = asyncio.Event()
@@ -61,7 +63,10 @@ class WorkerService:
         self._running = asyncio.current_task()
         try:
             async with asyncio.TaskGroup() as group:
-                others = [group.create_task(part.run()) for part in (self._follower, self._probe, self._resync)]
+                others = [
+                    group.create_task(part.run())
+                    for part in (self._follower, self._probe, self._resync, self._heartbeats)
+                ]
                 await self._writer.run()
                 for task in others:
                     task.cancel()

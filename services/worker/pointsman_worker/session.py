@@ -22,6 +22,7 @@ from pointsman_worker.tiers import CacheTranslator
 log = structlog.get_logger()
 
 UNCONFIRMED_WALL_SECONDS: WallSeconds = WallSeconds(45.0)  # maximum age of an unverified block
+FLUSH_SECONDS_MAX = 1.0
 PARKED_SECONDS_MAX: WallSeconds = WallSeconds(3.0)
 
 CacheKnown = Literal["empty", "unknown", "no_events"]
@@ -91,7 +92,13 @@ class SessionState:
     position: LogPosition = field(default_factory=LogPosition)
     undecodable: int = 0
     wake: asyncio.Event = field(default_factory=asyncio.Event)
+    hurry: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set with `wake` if nothing more is to be gathered first."""
     report_at: WallSeconds = WallSeconds(0.0)
+    report_wanted: bool = False
+    """In the log."""
+    leaders_flush: float = 0.0
+    """Wall seconds for which the leader has changes gathered; 0 without one."""
 
     @property
     def labels(self) -> tuple[str, InstanceId]:
@@ -109,6 +116,18 @@ class SessionState:
 
     def report_now(self) -> None:
         self.report_at = self.clock.wall()
+        self.write_now()
+
+    @property
+    def flush_seconds(self) -> float:
+        return max(self.settings.flush_ms / 1000, min(self.leaders_flush, FLUSH_SECONDS_MAX))
+
+    def log_report(self) -> None:
+        self.report_wanted = True
+        self.write_now()
+
+    def write_now(self) -> None:
+        self.hurry.set()
         self.wake.set()
 
     def certain(self, session: CacheSession) -> bool:

@@ -85,8 +85,12 @@ class WorkerSettings(FleetSettings, ProcessSettings):
         "Directory where SIGTERM saves what is known of the engines' caches, for a worker started within a minute; the instances "
         "then stay in the fleet. Without a directory those of --engine-url leave at every stop.",
     )
-    flush_ms: float = setting(10.0, "Milliseconds that cache changes are gathered before they are written to the log.")
-    report_seconds: WallSeconds = setting(1.0, "Wall seconds between reports of load and cache digest.")
+    flush_ms: float = setting(
+        10.0,
+        "Milliseconds that cache changes are gathered before they are written to the log; longer, up to 500, while the pool "
+        "writes more than 1,000 cache events a second.",
+    )
+    report_seconds: WallSeconds = setting(1.0, "Wall seconds between reports of load and cache digest to the leader.")
 
 
 class SettingsError(click.ClickException):

@@ -1,5 +1,5 @@
-"""The only task that appends to the log. While the log is unavailable, changes gather in the translator. A report
-follows the changes before it, so its digest matches the log."""
+"""The only task that appends to the log. While the log is unavailable, changes gather in the translator. A report, to the
+leader or to the log, follows the changes before it, so its digest matches the log."""
 
 import asyncio
 import contextlib
@@ -16,6 +16,7 @@ from pointsman.primitives import EngineSeconds, Epoch, WallSeconds
 from pointsman.runtime.health import HealthBoard
 from pointsman_worker.event_sequencer import CacheEvents
 from pointsman_worker.fleet_events import FleetEvents
+from pointsman_worker.heartbeats import Heartbeats
 from pointsman_worker.saved_session import SessionStore
 from pointsman_worker.session import CacheSession, SessionState
 
@@ -35,6 +36,7 @@ class LogWriter:
     fleet_events: FleetEvents
     successor: SessionStore
     board: HealthBoard
+    heartbeats: Heartbeats
     _log_checked_at: WallSeconds = field(default=WallSeconds(0.0), init=False)
     _snapshots: list[asyncio.Future[None]] = field(default_factory=list, init=False)
     _leaving: str = field(default="", init=False)
@@ -43,20 +45,27 @@ class LogWriter:
     def leave(self, reason: str, *, back_within: WallSeconds | None = None) -> None:
         """Ends `run` with InstanceLeft, or with a handover for a successor that is `back_within`."""
         self._leaving, self._back_within = reason, back_within
-        self.state.wake.set()
+        self.state.write_now()
 
     async def run(self) -> None:
         state = self.state
         while not self._leaving:
             await self._until_due()
             state.wake.clear()
+            state.hurry.clear()
             state.expire()
             session = state.session
             reporting = state.clock.wall() >= state.report_at
             if reporting:
                 state.report_at = state.clock.wall() + state.settings.report_seconds
-            if session is not None and await self._write(session, reporting=reporting) and reporting:
+            if session is None or not await self._write(session, reporting=reporting):
+                continue
+            if state.report_wanted:
+                state.report_wanted = False
                 await self._report(session)
+            elif reporting:
+                self.heartbeats.tell(self.fleet_events.reported(session))
+            if reporting:
                 await self._check_log(session)
         await self._end()
 
@@ -68,7 +77,7 @@ class LogWriter:
         """Returns an empty string, or why no snapshot is in the log."""
         written = asyncio.get_running_loop().create_future()
         self._snapshots.append(written)
-        self.state.wake.set()
+        self.state.write_now()
         try:
             async with asyncio.timeout(SNAPSHOT_SECONDS_MAX):
                 await written
@@ -84,7 +93,8 @@ class LogWriter:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(max(0.0, float(state.report_at - state.clock.wall()))):
                 await state.wake.wait()
-                await state.clock.sleep_wall(WallSeconds(0.0 if self._leaving else state.settings.flush_ms / 1000))
+                async with asyncio.timeout(state.flush_seconds):
+                    await state.hurry.wait()
 
     async def _write(self, session: CacheSession, *, reporting: bool) -> bool:
         """Returns False if the session ended. It joins only when requests may be placed there."""
@@ -124,7 +134,7 @@ class LogWriter:
             yield from sequencer.changes(at, blocks.keys.take_changes(), tier)
 
     async def _report(self, session: CacheSession, *, back_within: EngineSeconds = 0.0) -> None:
-        """Not retried: the next report replaces it."""
+        """Not retried: the next heartbeat replaces it."""
         with contextlib.suppress(LogUnavailableError):
             report = self.fleet_events.reported(session, back_within=back_within)
             sequence = await self.event_log.append(report)

@@ -22,8 +22,10 @@ from pointsman.contracts.commands import (
     FollowAnswered,
     FollowRequests,
     HandOverRequest,
+    HeartbeatNoted,
     MigrateRequests,
     MigrationAnswered,
+    NoteHeartbeat,
     ResyncAnswered,
     ResyncCache,
     RouteGranted,
@@ -45,6 +47,7 @@ from pointsman.contracts.decisions import (
     RequestMigrated,
     RequestPlaced,
     RequestRejected,
+    RequestsRefused,
     ScaleApplied,
     ScaleDecided,
     WritesLost,
@@ -110,6 +113,7 @@ LogEvent = (
     | RequestFailed
     | RequestCancelled
     | LeaderElected
+    | RequestsRefused
     | WritesLost
     | ScaleDecided
     | ScaleApplied
@@ -128,6 +132,8 @@ AnyCommand = (
     | CancelAnswered
     | ResyncCache
     | ResyncAnswered
+    | NoteHeartbeat
+    | HeartbeatNoted
     | DescribeFleet
     | FleetDescribed
     | MigrateRequests

@@ -8,7 +8,7 @@ from msgspec import Meta
 
 from pointsman.contracts.access import ApiKey, KeyAction
 from pointsman.contracts.block_keys import check_key, check_packed
-from pointsman.contracts.fleet import ANY_RANK, Role
+from pointsman.contracts.fleet import ANY_RANK, InstanceReported, Role
 from pointsman.contracts.reasons import CommandRefusal
 from pointsman.contracts.tenants import Priority, RateLimits, TenantPolicies
 from pointsman.contracts.wire import WIRE_VERSION
@@ -81,6 +81,20 @@ class RouteRequest(Command, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         check_packed(self.keys)
+
+
+class NoteHeartbeat(Command, frozen=True, kw_only=True):
+    """`cmd.heartbeat.<instance>`, from its worker once a second: what it would report."""
+
+    report: InstanceReported
+
+
+class HeartbeatNoted(Command, frozen=True, kw_only=True):
+    """`log`: the worker is to report to the log, too, because the fold would learn from it. A worker without an answer
+    does so unasked. `flush`: least wall seconds for which it gathers cache changes."""
+
+    log: bool = False
+    flush: Number = 0.0
 
 
 class PrefixFetch(msgspec.Struct, frozen=True, kw_only=True):

@@ -248,6 +248,17 @@ class WritesLost(Event, frozen=True, kw_only=True):
     reason: Text
 
 
+class RequestsRefused(Event, frozen=True, kw_only=True):
+    """Requests that a leader turned away from `since` to `at` without a record of each, because the log did not keep up
+    with its writes. Subject `pm.<pool>.lost`."""
+
+    scheduler: Name
+    count: Count
+    since: EngineSeconds
+    reason: Name
+    detail: Text = ""
+
+
 class ScaleDecided(Event, frozen=True, kw_only=True):
     """Desired size of the pool. Subject `pm.<pool>.scale`, written by the scaler. Of two with one `number` the first
     counts. `prefill`, `decode`: of `wanted`, in these roles; both 0: roles are not sized."""

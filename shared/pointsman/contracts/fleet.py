@@ -112,8 +112,9 @@ class TierDigest(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class InstanceReported(FleetEvent, frozen=True, kw_only=True):
-    """Once a second: load, and count and digest (xor of all keys) of its cache as of cache event `sequence`; `tiers`:
-    of its slower tiers. `back_within`: the worker restarts and is excused for so many seconds."""
+    """Load, and count and digest (xor of all keys) of its cache as of cache event `sequence`; `tiers`: of its slower
+    tiers. `back_within`: the worker restarts and is excused for so many seconds. Told to the leader once a second
+    (NoteHeartbeat), and logged when the leader wants it or does not answer."""
 
     serving: bool
     waiting: Count
@@ -141,7 +142,8 @@ class InstanceProbed(FleetEvent, frozen=True, kw_only=True):
 
 
 class LivenessTimeouts(msgspec.Struct, frozen=True, kw_only=True):
-    """Engine seconds. Silence before `heard_since`, when the leader received nothing, does not count."""
+    """Engine seconds. Silence before `heard_since` does not count: the leader received nothing, or then came the
+    instance's last heartbeat."""
 
     heard_since: Moment
     suspect_after: EngineSeconds

@@ -22,6 +22,7 @@ from pointsman.contracts.subjects import (
     fleet_view_subject,
     follow_subject,
     handover_subject,
+    heartbeat_subject,
     lease_bucket,
     migrate_subject,
     overlap_subject,
@@ -134,7 +135,11 @@ def services() -> list[Service]:
     fleet, workers, people = Account.FLEET, Account.WORKERS, Account.PEOPLE
     offered = [
         Service(fleet, workers, subject, subject)
-        for subject in (cache_subject(ANY_POOL, ANY_INSTANCE), fleet_subject(ANY_POOL, ANY_INSTANCE))
+        for subject in (
+            cache_subject(ANY_POOL, ANY_INSTANCE),
+            fleet_subject(ANY_POOL, ANY_INSTANCE),
+            heartbeat_subject(ANY_POOL, ANY_INSTANCE),
+        )
     ]
     resync = resync_subject(ANY_POOL, ANY_INSTANCE)
     offered.append(Service(workers, fleet, resync, resync))
@@ -186,6 +191,7 @@ def _publish(user: BusUser, pool: PoolName) -> Iterator[str]:
         case BusRole.WORKER:
             yield cache_subject(pool, user.name)
             yield fleet_subject(pool, user.name)
+            yield heartbeat_subject(pool, user.name)
             yield f"{SERVICE_API}STREAM.INFO.{log}"
         case BusRole.ROUTER:
             yield overlap_subject(pool)
@@ -212,6 +218,7 @@ def _subscribe(user: BusUser, pool: PoolName) -> Iterator[str]:
         ):
             yield command(pool)
         yield from (admin_subject(pool, action, ANY_ACTOR) for action in LEADER_ACTIONS)
+        yield heartbeat_subject(pool, ANY_INSTANCE)
     elif user.role is BusRole.SCALER:
         yield admin_subject(pool, "scale", ANY_ACTOR)
     elif user.role is BusRole.WORKER:

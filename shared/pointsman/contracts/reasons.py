@@ -27,6 +27,8 @@ class RejectReason(StrEnum):
     CONCURRENCY_EXCEEDED = "concurrency_exceeded"
     QUOTA_EXCEEDED = "quota_exceeded"
     """The tenant's tokens of this day."""
+    LOG_OVERLOADED = "log_overloaded"
+    """The log does not take the leader's writes as fast as they come. Not written itself: RequestsRefused counts them."""
 
 
 TENANT_LIMITS = frozenset({RejectReason.RATE_LIMITED, RejectReason.CONCURRENCY_EXCEEDED, RejectReason.QUOTA_EXCEEDED})
@@ -70,6 +72,7 @@ REJECT_ANSWERS = {
     RejectReason.QUOTA_EXCEEDED: RejectAnswer(
         HTTPStatus.TOO_MANY_REQUESTS.value, "Ask your operator for a larger quota.", retryable=False
     ),
+    RejectReason.LOG_OVERLOADED: _UNAVAILABLE,
 }
 
 
@@ -157,6 +160,7 @@ class PlanRefusal(StrEnum):
     OTHER_TERM = "other_term"
     TOO_OLD = "too_old"
     TOO_LONG = "too_long"
+    LOG_BUSY = "log_busy"
 
 
 class CommandRefusal(StrEnum):

@@ -10,6 +10,7 @@ from pointsman.contracts.decisions import (
     LeaderElected,
     RequestGranted,
     RequestHandedOver,
+    RequestsRefused,
     ScaleApplied,
     ScaleDecided,
     WritesLost,
@@ -118,6 +119,15 @@ def resync_subject(pool: PoolName, instance: InstanceId) -> str:
     return f"{SUBJECT_ROOT}.{pool}.cmd.resync.{instance}"
 
 
+def heartbeat_subject(pool: PoolName, instance: InstanceId | str) -> str:
+    return f"{SUBJECT_ROOT}.{pool}.cmd.heartbeat.{instance}"
+
+
+def instance_of(subject: str) -> str:
+    """Last token of a subject that names its sender, which NATS attests by its permissions."""
+    return subject.rpartition(".")[2]
+
+
 def leader_subject(pool: PoolName) -> str:
     return f"{SUBJECT_ROOT}.{pool}.leader"
 
@@ -138,7 +148,7 @@ def subject_of(pool: PoolName, event: Event) -> str:
         return f"{prefix}.scale"
     if isinstance(event, LeaderElected):
         return leader_subject(pool)
-    if isinstance(event, WritesLost):
+    if isinstance(event, WritesLost | RequestsRefused):
         return f"{prefix}.lost"
     if isinstance(event, TenantPoliciesSet | ApiKeyChanged):
         return f"{prefix}.access"
@@ -168,7 +178,7 @@ def is_subject_of(subject: str, event: Event) -> bool:
         return kind == "leader"
     if isinstance(event, TenantPoliciesSet | ApiKeyChanged):
         return kind == "access"
-    return kind == ("lost" if isinstance(event, WritesLost) else "scale")
+    return kind == ("lost" if isinstance(event, WritesLost | RequestsRefused) else "scale")
 
 
 def message_id(event: Event) -> str | None:

@@ -11,6 +11,8 @@ from pointsman.runtime.metrics_page import METRICS_DIRECTORY, hidden_engines
 
 KEPT_WALL_SECONDS: WallSeconds = WallSeconds(120.0)
 """Longer than any usual scrape interval."""
+SWEEP_WALL_SECONDS: WallSeconds = WallSeconds(1.0)
+"""A sweep looks at all series: 1 ms with 512 engines and one of each."""
 
 _of_engines = [metric for metric in vars(telemetry).values() if isinstance(metric, Bounded) and metric.is_of_engines]
 
@@ -27,9 +29,13 @@ class EngineSeries:
     def __init__(self, pool: str) -> None:
         self._pool = pool
         self._absent_since: dict[str, WallSeconds] = {}
+        self._swept_at = WallSeconds(float("-inf"))
 
     def update(self, present: Collection[str], now: WallSeconds) -> bool:
-        """Call every few seconds. Returns whether series were removed: children kept of them count nothing."""
+        """Call as often as you like. Returns whether series were removed: children kept of them count nothing."""
+        if now - self._swept_at < SWEEP_WALL_SECONDS:
+            return False
+        self._swept_at = now
         absent = set().union(*(metric.engines_of(self._pool) for metric in _of_engines)).difference(present)
         hidden_engines.difference_update((self._pool, engine) for engine in present)
         absent.difference_update(engine for pool, engine in hidden_engines if pool == self._pool)

@@ -65,6 +65,7 @@ async def open_link(
             certificate=settings.nats_certificate,
             key=settings.nats_key,
         ),
+        api=settings.nats_api,
     ) as link:
         yield link
 

@@ -13,6 +13,7 @@ PERIOD_WALL_SECONDS: WallSeconds = WallSeconds(5.0)
 async def measure_log(event_log: EventLog, clock: Clock, pool: PoolName, position: Callable[[], Sequence]) -> None:
     """`position`: the last entry read. Runs without end."""
     while True:
+        telemetry.LOG_WRITE_LOAD.labels(pool).set(event_log.write_load)
         try:
             extent = await event_log.extent()
         except (LogUnavailableError, LogMissingError):

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, NewType, Protocol, TypeVar, Union, get_args, g
 import click
 from typing_extensions import override
 
+from pointsman.contracts.permissions import JETSTREAM_API
 from pointsman.contracts.subjects import LOCAL_ACTOR, valid_name
 
 ENVIRONMENT_PREFIX = "POINTSMAN_"
@@ -37,6 +38,16 @@ class PoolNameType(click.ParamType[str]):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         if not valid_name(value):
             self.fail(f"'{value}' is no name: use lower-case letters, digits and dashes, at most 63", param, ctx)
+        return str(value)
+
+
+class SubjectType(click.ParamType[str]):
+    name = "subject"
+
+    @override
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if value and not re.fullmatch(r"[^\s.*>]+(\.[^\s.*>]+)*", str(value)):
+            self.fail(f"'{value}' is no NATS subject without wildcards", param, ctx)
         return str(value)
 
 
@@ -75,6 +86,14 @@ class DeploymentSettings:
     nats_ca: str = setting("", "File with the certificates that sign the nats-server's; makes TLS mandatory.")
     nats_certificate: str = setting("", "File with this process's certificate for the nats-server.")
     nats_key: str = setting("", "File with the certificate's private key.")
+    nats_domain: str = setting(
+        "",
+        "JetStream domain of the servers that hold the log, if this process connects to a leaf node with another.",
+        bounds=SubjectType(),
+    )
+    nats_api_prefix: str = setting(
+        "", "First tokens of JetStream's API instead, where another account imports it.", bounds=SubjectType()
+    )
     pool: str = setting(
         "default",
         "Name of the pool: the engines that serve one model and may replace each other.",
@@ -96,6 +115,13 @@ class DeploymentSettings:
     def actor(self) -> str:
         """Name under which NATS lets this process send admin commands: that of its credentials file."""
         return Path(self.nats_credentials).stem or LOCAL_ACTOR
+
+    @property
+    def nats_api(self) -> str:
+        """First tokens of JetStream's API."""
+        if self.nats_api_prefix:
+            return self.nats_api_prefix + "."
+        return f"$JS.{self.nats_domain}.API." if self.nats_domain else JETSTREAM_API
 
     @property
     def nats_shown(self) -> str:

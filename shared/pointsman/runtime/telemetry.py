@@ -396,6 +396,16 @@ LOG_LOST = Counter("pointsman_log_events_lost_total", "Events that could not be 
 LOG_WRITES_STALLED = Gauge(
     "pointsman_log_writes_stalled", "1 while NATS is connected but confirms no write; else 0.", ["pool"]
 )
+LOG_WRITE_LOAD = Gauge(
+    "pointsman_log_write_load_ratio",
+    "How near unconfirmed writes are to being lost, by number, bytes or time; from 0.5 on a leader refuses requests.",
+    ["pool"],
+)
+LOG_REFUSED = Counter(
+    "pointsman_log_requests_refused_total",
+    "Requests that this scheduler refused because the log did not keep up with its writes.",
+    ["pool"],
+)
 LOG_LAG = Gauge(
     "pointsman_log_lag_entries", "Log entries that this process has not read yet (recorder: not archived).", ["pool"]
 )

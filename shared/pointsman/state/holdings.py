@@ -46,7 +46,10 @@ def count(parts: StateParts, event: CacheEvent) -> None:
             index.add_blocks(event.instance, sum(len(run.keys) for run in event.runs) // KEY_BYTES)
         case BlocksRemoved(tier="device"):
             index.add_blocks(event.instance, -(len(event.keys) // KEY_BYTES))
+            if not event.expired:
+                _release_computed(parts, event.instance, set(unpack_keys(event.keys)))
         case CacheCleared():
+            _release_computed(parts, event.instance)
             instance.cache, instance.cache_detail = "empty", ""
         case CacheGap():
             instance.cache_detail = event.reason
@@ -125,18 +128,21 @@ def compare_with_report(parts: StateParts, instance: Instance, event: InstanceRe
     if event.sequence > instance.sequence:
         instance.doubt = f"cache events up to {event.sequence} are missing"
         return
-    blocks, digest = parts.index.blocks(event.instance), parts.index.digest(event.instance)
-    same = event.blocks == blocks and event.digest == digest
-    instance.doubt = "" if same else f"the engine holds {event.blocks} blocks, the index {blocks}, or others"
-    if same and (parts.slower or event.tiers):
-        instance.doubt = _tiers_differ(parts, event)
-        same = not instance.doubt
-    if same:
+    instance.doubt = difference(parts, event)
+    if not instance.doubt:
         found = parts.contradictions.settle(
             instance.id, event.at / parts.settings.speed, lambda key: parts.index.holds(instance.id, key)
         )
         if found and instance.relied_on:
             instance.contradicted = found
+
+
+def difference(parts: StateParts, event: InstanceReported) -> str:
+    """How the index differs from a report as of the same cache event; empty if it does not."""
+    blocks, digest = parts.index.blocks(event.instance), parts.index.digest(event.instance)
+    if event.blocks != blocks or event.digest != digest:
+        return f"the engine holds {event.blocks} blocks, the index {blocks}, or others"
+    return _tiers_differ(parts, event) if parts.slower or event.tiers else ""
 
 
 def _tiers_differ(parts: StateParts, event: InstanceReported) -> str:
@@ -172,8 +178,6 @@ def release(parts: StateParts, instance: InstanceId, epoch: Epoch, keys: list[Bl
 
 def promise_until_confirmed(parts: StateParts, request: Request, at: EngineSeconds) -> None:
     """The prompt was computed: keep its promise until cache events should have confirmed it."""
-    if not parts.knows_keys:
-        return
     deadline = at + CONFIRMATION_WALL_SECONDS * parts.settings.speed
     parts.promises.unconfirmed.append((deadline, request.instance, request.epoch, request.keys))
 

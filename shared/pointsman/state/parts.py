@@ -20,7 +20,7 @@ from pointsman.state.output_lengths import OutputLengths
 from pointsman.state.pending_requests import PendingRequests
 from pointsman.state.prefix_copies import CopiesUnderWay, PrefixDemand
 from pointsman.state.prefix_index import PrefixIndex
-from pointsman.state.promises import NoPromises, Promises
+from pointsman.state.promises import Promises
 from pointsman.state.recent_decisions import RecentDecisions
 from pointsman.state.reported_hits import Contradictions, ReportedHits
 from pointsman.state.scaling import Scaling
@@ -130,12 +130,11 @@ class StateParts:
         self.trackers: tuple[Tracker, ...] = (*trackers, self.pending, self.best_effort)
 
     def drop_index(self) -> None:
-        """Keeps what loads and queues need: from here on hits are those recorded with decisions, and caches are neither
-        judged nor learned about. Queues stay exact, but for prefixes fetched from other instances: they are priced without
+        """Keeps what loads and queues need: from here on hits are those recorded with decisions or promised, and caches
+        are neither judged nor learned about. Queues stay exact, but for prefixes fetched from other instances: they are priced without
         what the target held before."""
         self.index = NoIndex({instance: self.index.blocks(instance) for instance in self.index.instances})
         self.slower.drop_indexes()
-        self.promises, self.deferred = NoPromises(), NoPromises()
         self.delivered, self.contradictions = ReportedHits(), Contradictions()
         self.learns_from_deliveries = False
         for instance in self.fleet.instances:
@@ -189,10 +188,12 @@ class StateParts:
         return hits
 
     def hits_of(self, request: Request) -> dict[InstanceId, int]:
-        """Without an index: what its placement recorded."""
-        if isinstance(self.index, NoIndex):
-            return self.index.recorded_hits(request.id)
-        return self.hits(request.keys)
+        """Without an index: what its placement recorded, and promises."""
+        if not isinstance(self.index, NoIndex):
+            return self.hits(request.keys)
+        hits = self.index.recorded_hits(request.id)
+        self.promises.extend_hits(request.keys, hits)
+        return hits
 
     def engine_wait(self, instance: Instance, now: EngineSeconds) -> EngineSeconds:
         """Until its engine has computed what it has got, and then one token."""

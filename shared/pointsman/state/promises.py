@@ -6,8 +6,6 @@ from collections import Counter, deque
 from collections.abc import Iterable
 from typing import ClassVar
 
-from typing_extensions import override
-
 from pointsman.primitives import BlockKey, EngineSeconds, Epoch, InstanceId
 from pointsman.state.derived import Derived
 
@@ -88,11 +86,3 @@ class Promises:
         having.pop(instance, None)
         if not having:
             del self._by_first[key]
-
-
-class NoPromises(Promises):
-    """Of a State without an index, which finds no hits."""
-
-    @override
-    def promise(self, instance: InstanceId, keys: list[BlockKey]) -> None:
-        pass

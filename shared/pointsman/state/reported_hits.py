@@ -138,6 +138,10 @@ class Contradictions:
         if len(suspicions) < SUSPICIONS_MAX and not self.explained(instance, key, as_of):
             suspicions.append(_Suspicion(key, held, reason))
 
+    def is_open(self, instance: InstanceId) -> bool:
+        """Whether reports that agree are needed to settle something."""
+        return instance in self._open
+
     def settle(self, instance: InstanceId, at: EngineSeconds, holds: Callable[[BlockKey], bool]) -> str:
         """Called when a report agrees with the index. Returns how the engine contradicted its events, or an empty
         string."""

@@ -16,6 +16,7 @@ from pointsman.contracts.decisions import (
     RequestMigrated,
     RequestPlaced,
     RequestRejected,
+    RequestsRefused,
     ScaleApplied,
     ScaleDecided,
     WritesLost,
@@ -198,7 +199,7 @@ class State(StateParts):
                 self.scaling.apply(event)
             case TenantPoliciesSet():
                 self.tenants.set_policies(event.policies, self.workload.requests.values(), event.at)
-            case MigrationRefused() | ApiKeyChanged():
+            case MigrationRefused() | ApiKeyChanged() | RequestsRefused():
                 pass
             case _:
                 assert_never(event)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing_extensions import override
 
 from pointsman.contracts.codec import LogEvent
-from pointsman.contracts.decisions import LeaderElected, WritesLost
+from pointsman.contracts.decisions import LeaderElected, RequestsRefused, WritesLost
 from pointsman.ports import LogEntry
 from pointsman.primitives import EngineSeconds, Sequence, Term
 from pointsman.state.state import PoolSettings, State
@@ -32,6 +32,8 @@ class LogHealth(Examiner):
         self._undecodables = 0
         self._lost: Counter[str] = Counter()
         self._lost_reasons: dict[str, str] = {}
+        self._refused = 0
+        self._refused_for: EngineSeconds = 0.0
         self._leaders: list[LeaderElected] = []
         self._changes = 0
         self._fenced_before = 0
@@ -66,6 +68,9 @@ class LogHealth(Examiner):
         if isinstance(event, WritesLost):
             self._lost[event.writer] += event.count
             self._lost_reasons[event.writer] = event.reason
+        elif isinstance(event, RequestsRefused):
+            self._refused += event.count
+            self._refused_for += max(0.0, event.at - event.since)
         elif isinstance(event, LeaderElected):
             self._elect(event, state)
         elif event.stamp is not None:
@@ -97,6 +102,7 @@ class LogHealth(Examiner):
         yield from self._unreadable()
         yield from self._unapplied(state)
         yield from self._lost_writes()
+        yield from self._refused_requests()
         yield from self._leadership(state)
         yield from self._releases()
 
@@ -147,6 +153,15 @@ class LogHealth(Examiner):
                 f"{self._lost.total():,} writes were lost for good",
                 [f"{n:,} of {w}: {self._lost_reasons[w]}" for w, n in self._lost.most_common(EVIDENCE_MAX)],
                 "The log is incomplete there. Look at nats-server: a full disk, a stream at its bound, or down for long.",
+            )
+
+    def _refused_requests(self) -> Iterator[Finding]:
+        if self._refused:
+            yield self.serious(
+                f"{self._refused:,} requests were refused because the log did not keep up",
+                [f"for {self.wall(self._refused_for):.0f} s in all; clients got 503 log_overloaded"],
+                "The disk of nats-server takes writes too slowly, or too many processes share it: see its latency "
+                "(pointsman_log_write_load_ratio), give it a faster disk, or longer --flush-ms at the workers.",
             )
 
     def _leadership(self, state: State) -> Iterator[Finding]:

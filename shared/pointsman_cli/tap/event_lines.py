@@ -27,6 +27,7 @@ from pointsman.contracts.decisions import (
     RequestMigrated,
     RequestPlaced,
     RequestRejected,
+    RequestsRefused,
     ScaleApplied,
     ScaleDecided,
     WritesLost,
@@ -71,6 +72,7 @@ STYLES: dict[type, str] = {
     RequestFailed: "bold red",
     CacheGap: "bold red",
     WritesLost: "bold red",
+    RequestsRefused: "bold red",
     InstanceSuspected: "bold red",
     InstanceEjected: "bold red",
     LeaderElected: "bold magenta",
@@ -164,6 +166,8 @@ def details(event: LogEvent) -> str:
             return f"{event.scheduler}, term {event.term}, state as of {event.as_of}"
         case WritesLost():
             return f"{event.count} of {event.writer}: {event.reason}"
+        case RequestsRefused():
+            return f"{event.count} by {event.scheduler}: {event.reason}  {event.detail}".rstrip()
         case ScaleDecided():
             roles = f" ({event.prefill} prefill, {event.decode} decode)" if event.prefill else ""
             return f"{event.current} -> {event.wanted}{roles} by {event.policy}: {event.reason}{_by(event.by)}"

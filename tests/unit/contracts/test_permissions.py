@@ -60,6 +60,7 @@ def test_a_worker_speaks_for_its_own_instance_and_cannot_read() -> None:
     assert set(granted(worker).publish) == {
         "pm.default.kv.engine-1",
         "pm.default.fleet.engine-1",
+        "pm.default.cmd.heartbeat.engine-1",
         "POINTSMAN.API.STREAM.INFO.POINTSMAN_default",
     }
     assert set(granted(worker).subscribe) == {"_INBOX.worker.default.engine-1.>", "pm.default.cmd.resync.engine-1"}
@@ -71,6 +72,7 @@ def test_a_worker_of_any_instance_speaks_for_its_pool_and_cannot_read() -> None:
     assert set(granted(worker).publish) == {
         "pm.default.kv.*",
         "pm.default.fleet.*",
+        "pm.default.cmd.heartbeat.*",
         "POINTSMAN.API.STREAM.INFO.POINTSMAN_default",
     }
     assert set(granted(worker).subscribe) == {"_INBOX.worker.default._.>", "pm.default.cmd.resync.*"}
@@ -92,7 +94,7 @@ def test_people_and_workers_never_name_a_whole_tree(user: BusUser) -> None:
     wide = [subject for subject in granted(user).publish if "*" in subject or ">" in subject]
 
     assert user.account is Account.FLEET or wide == (
-        [] if user.name != ANY_INSTANCE else ["pm.coder.kv.*", "pm.coder.fleet.*"]
+        [] if user.name != ANY_INSTANCE else ["pm.coder.kv.*", "pm.coder.fleet.*", "pm.coder.cmd.heartbeat.*"]
     )
 
 

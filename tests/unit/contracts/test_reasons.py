@@ -25,6 +25,7 @@ def test_every_reject_reason_has_an_answer() -> None:
     assert {reason for reason in RejectReason if reject_answer(reason).status == 503} == {
         RejectReason.NO_INSTANCE,
         RejectReason.ALREADY_ENDED,
+        RejectReason.LOG_OVERLOADED,
     }
     assert {reason for reason in RejectReason if not reject_answer(reason).retryable} == {
         RejectReason.SLO_UNREACHABLE,

@@ -175,3 +175,19 @@ def test_the_log_is_silent_when_our_own_decisions_or_several_instances_are(
     assert heartbeats.log_is_silent(instances) is silent
     heartbeats.entry_read(own_number=wrote)
     assert not heartbeats.log_is_silent(instances)
+
+
+def test_while_our_own_decisions_come_back_late_nobody_is_suspected_though_the_log_is_not_silent() -> None:
+    clock = Wall(1.0)
+    heartbeats = LogLiveness(clock, suspect_seconds=WallSeconds(3.0))
+    silent = []
+    for number in range(1, 11):
+        heartbeats.decision_written(number)
+        clock.at += 0.4
+        heartbeats.entry_read(own_number=max(0, number - 5))
+        silent.append(heartbeats.log_is_silent(1))
+    for number in range(6, 11):
+        heartbeats.entry_read(own_number=number)
+
+    assert silent == [False] * 3 + [True] * 7
+    assert not heartbeats.log_is_silent(1)

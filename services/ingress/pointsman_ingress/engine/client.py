@@ -20,6 +20,7 @@ from pointsman.runtime import span_attributes
 from pointsman.runtime.engine_urls import EngineUrls, refusal
 from pointsman.runtime.telemetry import ENGINE_URLS_REFUSED
 from pointsman.runtime.tracing import NO_SPAN, Span, trace_headers
+from pointsman_ingress.engine.session import Answer, DirectSession
 from pointsman_ingress.engine.streams import CHUNKS, StreamShape, StreamTail
 from pointsman_ingress.http.request_headers import Headers
 
@@ -81,9 +82,11 @@ class EngineClient:
         api_key: str,
         forward_authorization: bool,
         chunk_timeout_seconds: WallSeconds,
+        direct: DirectSession | None = None,
     ) -> None:
-        """`urls`: no other is opened. `chunk_timeout_seconds`: maximum wall pause after the first output."""
+        """`urls`: no other is opened. `direct`: for small bodies instead of `session`. `chunk_timeout_seconds`: maximum wall pause after the first output."""
         self._session = session
+        self._direct = direct
         self._urls = urls
         self._chunk_timeout_seconds = chunk_timeout_seconds
         self._own_headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
@@ -97,14 +100,7 @@ class EngineClient:
             reason = refusal(request.instance, request.engine)
             raise EngineFailedError(reason, failure="connect_failure", public_reason="it cannot be reached")
         try:
-            large = len(request.body) > PIECE_BYTES
-            response = await self._session.post(
-                _url(request.engine, request.path),
-                data=BytesIO(request.body) if large else request.body,
-                headers=self._headers(request),
-                allow_redirects=False,
-                trace_request_ctx=request.span,
-            )
+            response = await self._post(request)
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:  # ValueError: invalid URL
             raise _failure(error) from error
         if request.span.recording:
@@ -115,6 +111,19 @@ class EngineClient:
             msg = f"its status was {response.status}"
             raise EngineFailedError(msg, failure="http_5xx", status=response.status)
         return EngineAnswer(response, request.shape, chunk_timeout_seconds=self._chunk_timeout_seconds)
+
+    async def _post(self, request: EngineRequest) -> Answer:
+        url, headers = _url(request.engine, request.path), self._headers(request)
+        large = len(request.body) > PIECE_BYTES
+        if self._direct is not None and not large:
+            return await self._direct.post(url, request.body, headers)
+        return await self._session.post(
+            url,
+            data=BytesIO(request.body) if large else request.body,
+            headers=headers,
+            allow_redirects=False,
+            trace_request_ctx=request.span,
+        )
 
     async def open(self, request: EngineRequest) -> tuple["EngineAnswer", bytes]:
         """`send`, then `EngineAnswer.opening`. Raises EngineFailedError."""
@@ -150,9 +159,7 @@ class EngineClient:
 class EngineAnswer:
     """An answer after its head. Leaving the context before the end closes the connection."""
 
-    def __init__(
-        self, response: aiohttp.ClientResponse, shape: StreamShape, *, chunk_timeout_seconds: WallSeconds
-    ) -> None:
+    def __init__(self, response: Answer, shape: StreamShape, *, chunk_timeout_seconds: WallSeconds) -> None:
         self.status = response.status
         self.content_type = _content_type(response.headers.get("content-type", ""))
         self.streams = self.content_type.lower().startswith(EVENT_STREAM)

@@ -1,11 +1,13 @@
-"""Cancels a request's task on disconnect or timeout. A task reads `receive`, which alone reports disconnects."""
+"""Cancels a request's task on disconnect or timeout. Our server reports disconnects by a callback; for others a task
+reads `receive`."""
 
 import asyncio
 from typing import Self
 
 from pointsman.contracts.reasons import CancelCause
 from pointsman.primitives import EngineSeconds
-from pointsman.runtime.health import Receive
+from pointsman.runtime.health import Receive, Scope
+from pointsman.runtime.http_protocol import WHEN_GONE
 from pointsman.runtime.supervision import Supervisor
 
 
@@ -18,8 +20,12 @@ class RequestDeadline:
         self._finished = False
         self.cause: CancelCause | None = None
 
-    def watch(self, receive: Receive) -> None:
+    def watch(self, scope: Scope, receive: Receive) -> None:
         """Call after reading the body."""
+        when_gone = scope.get(WHEN_GONE)
+        if when_gone is not None:
+            when_gone(self._on_gone)
+            return
         self._supervisor.start(self._wait_for_disconnect(receive), name="hang-up")
 
     def uncancel(self) -> CancelCause | None:
@@ -42,6 +48,9 @@ class RequestDeadline:
     async def _wait_for_disconnect(self, receive: Receive) -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
+        self._on_gone()
+
+    def _on_gone(self) -> None:
         self._interrupt(CancelCause.CLIENT_GONE)
 
     def _interrupt(self, cause: CancelCause) -> None:

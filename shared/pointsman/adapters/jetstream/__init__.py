@@ -34,10 +34,10 @@ class _Mode:
     marks_losses: bool
 
     @classmethod
-    def of(cls, user: BusUser | None, *, restricted: bool) -> "_Mode":
+    def of(cls, user: BusUser | None, *, restricted: bool, api: str) -> "_Mode":
         in_fleet = user is None or user.account is Account.FLEET
         return cls(
-            api=SERVICE_API if restricted and not in_fleet else JETSTREAM_API,
+            api=SERVICE_API if restricted and not in_fleet and api == JETSTREAM_API else api,
             creates=not restricted or user is None or user.role is BusRole.SCHEDULER,
             reads_direct=user is not None and user.account is Account.PEOPLE,
             marks_losses=not restricted or in_fleet,
@@ -56,12 +56,13 @@ async def connect(
     window: WindowSettings | None = None,
     user: BusUser | None = None,
     identity: Identity | None = None,
+    api: str = JETSTREAM_API,
 ) -> AsyncIterator[Link]:
     """Connect to `pool` at `url` (several: comma-separated); returns at once. `stream`: to create a missing stream. With
-    credentials in `identity`, `user` decides what this process does. On exit waits at most CLOSE_SECONDS_MAX for
+    credentials in `identity`, `user` decides what this process does. `api`: first tokens of JetStream's API. On exit waits at most CLOSE_SECONDS_MAX for
     unconfirmed writes."""
     listener, identity = listener or LogListener(), identity or Identity()
-    mode = _Mode.of(user, restricted=bool(identity.credentials))
+    mode = _Mode.of(user, restricted=bool(identity.credentials), api=api)
     connection = NatsConnection(url, name, listener, identity)
     requests = Requests(connection, inbox=user.inbox if user is not None else INBOX, api=mode.api)
     settings = stream or StreamSettings()

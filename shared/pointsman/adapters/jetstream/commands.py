@@ -20,7 +20,7 @@ from pointsman.adapters.jetstream.connection import (
 )
 from pointsman.adapters.log_listener import LogListener
 from pointsman.contracts.codec import AnyCommand, UnwritableError, encode
-from pointsman.contracts.permissions import INBOX, JETSTREAM_API, MAPPED_REPLY
+from pointsman.contracts.permissions import INBOX, JETSTREAM_API, MAPPED_REPLY, SERVICE_API
 from pointsman.contracts.subjects import covers
 from pointsman.ports import (
     CommandHandler,
@@ -51,6 +51,10 @@ class Requests:
 
     def new_inbox(self) -> str:
         return f"{self._inbox_prefix}.{secrets.token_hex(11)}"
+
+    def subject_of_value(self, subject: str) -> str:
+        """Where to write a value. A leaf node passes `$KV` on to another domain only within its API (measured)."""
+        return subject if self.api in (JETSTREAM_API, SERVICE_API) else self.api + subject
 
     async def open(self) -> None:
         await self._connection.subscribe(self._inbox + "*", self._on_answer)

@@ -96,6 +96,11 @@ class JetStreamLog(EventLog):
     def append_soon(self, event: LogEvent, fence: Fence | None = None, on_stored: OnStored | None = None) -> None:
         self._writes.put(event, fence=fence, on_stored=on_stored)
 
+    @property
+    @override
+    def write_load(self) -> float:
+        return self._writes.load
+
     @override
     async def elect(self, event: LeaderElected, *, after: Sequence) -> Fence:
         subject = subject_of(self._pool, event)

@@ -23,7 +23,14 @@ from pointsman.adapters.jetstream.connection import (
     UnsendableError,
     status_of,
 )
-from pointsman.adapters.jetstream.write_queue import Confirmations, Losses, Write, WriteQueue, Writer
+from pointsman.adapters.jetstream.write_queue import (
+    Confirmations,
+    Losses,
+    Write,
+    WriteQueue,
+    Writer,
+    next_allowance,
+)
 from pointsman.adapters.log_listener import LogListener
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import WritesLost
@@ -37,6 +44,8 @@ EXPECTED_SUBJECT_HEADER = "Nats-Expected-Last-Subject-Sequence-Subject"
 WRONG_LAST_SEQUENCE = 10071
 DUPLICATE_IN_PROCESS = 10158
 """An earlier try is being replicated: answered to a repetition while there is no quorum (seen with three servers)."""
+NO_STORAGE = frozenset({10023, 10028, 10047, 10077})
+"""Insufficient resources, memory or storage, and a store that failed: the same write may pass later."""
 NONE_LEFT = "wrong last sequence: 0"
 REFUSALS_MAX = 5
 UNCONFIRMED_SECONDS_MAX = 100.0
@@ -45,6 +54,9 @@ IN_PROCESS_SECONDS_MAX = 30.0
 """Longer than an election among nats-servers, 4 to 9 s."""
 STALLED_SECONDS = 3.0
 """Unconfirmed for this long and since resent: the log is stuck. A full disk fails publishes only."""
+SILENCE_LATENCIES = 4.0
+"""Of a slow server, more than `ack_seconds_max`: resending what it works on helps nobody."""
+SILENCE_SECONDS_MAX = 10.0
 RETRY_SECONDS_MIN: WallSeconds = WallSeconds(0.1)
 RETRY_SECONDS_MAX: WallSeconds = WallSeconds(1.0)
 
@@ -118,6 +130,7 @@ class WriteWindow:
         write = Write(
             self._writer.number, event, subject_of(self._writer.pool, event), identity, done, fence, on_stored
         )
+        write.put_at = asyncio.get_running_loop().time()
         self._queue.bytes += len(write.payload)
         if write.unwritable:
             self._lose(write, write.unwritable)
@@ -131,6 +144,19 @@ class WriteWindow:
         else:
             self._queue.waiting.append(write)
         return write.number
+
+    @property
+    def load(self) -> float:
+        queue, settings = self._queue, self._settings
+        oldest = next(iter(queue.sent.values()), None) or (queue.waiting[0] if queue.waiting else None)
+        if oldest is None:
+            return 0.0
+        waited = asyncio.get_running_loop().time() - oldest.put_at
+        return max(
+            (len(queue.sent) + len(queue.waiting)) / settings.events_max,
+            queue.bytes / settings.bytes_max,
+            waited / UNCONFIRMED_SECONDS_MAX,
+        )
 
     def withdraw(self, number: int) -> None:
         """Do not resend this write. It may have been stored."""
@@ -195,7 +221,9 @@ class WriteWindow:
             return
         write.sent_at = now
         write.first_sent_at = write.first_sent_at or now
+        write.tries += 1
         self._queue.sent[write.number] = write
+        write.ahead = len(self._queue.sent)
         if self._timer is None:
             self._watch()
 
@@ -221,15 +249,27 @@ class WriteWindow:
         elif ack.error is not None and self._is_in_process(write, ack.error):
             self._queue.sent[write.number] = write
             self._stall()
+        elif ack.error is not None and ack.error.err_code in NO_STORAGE:
+            self._queue.sent[write.number] = write
+            self._report_stalled(f"the nats-server has no room for the log: {ack.error.description}")
+            self._stall()
         elif ack.error is not None:
             self._refused(write, ack.error.description)
         else:
             self._confirm(write, ack.seq)
 
     def _confirm(self, write: Write, sequence: Sequence) -> None:
-        self._confirmations.confirmed_at = asyncio.get_running_loop().time()
+        now = asyncio.get_running_loop().time()
+        self._confirmations.confirmed_at = now
         self._confirmations.confirmed_number = write.number
-        self._queue.allowance = self._settings.in_flight_max
+        self._confirmations.latency = now - write.sent_at
+        self._queue.allowance = next_allowance(
+            self._queue.allowance,
+            tries=write.tries,
+            ahead=write.ahead,
+            seconds=now - write.sent_at,
+            most=self._settings.in_flight_max,
+        )
         self._backoff.reset()
         self._listener.appended(type(write.event).__name__)
         self._report_flowing()
@@ -244,10 +284,12 @@ class WriteWindow:
             self._mark_loss()  # before this write is settled: who flushes waits for the mark, too
         self._settle(write)
 
-    def _report_stalled(self) -> None:
+    def _report_stalled(
+        self, reason: str = f"the log has not confirmed a write for {STALLED_SECONDS:g} s; is its disk full?"
+    ) -> None:
         if not self._confirmations.stalled:
             self._confirmations.stalled = True
-            self._listener.stalled(f"the log has not confirmed a write for {STALLED_SECONDS:g} s; is its disk full?")
+            self._listener.stalled(reason)
 
     def _report_flowing(self) -> None:
         if self._confirmations.stalled:
@@ -342,7 +384,11 @@ class WriteWindow:
         oldest = next(iter(self._queue.sent.values()))
         overtaken = self._confirmations.confirmed_number > oldest.number
         last_progress_at = oldest.sent_at if overtaken else max(oldest.sent_at, self._confirmations.confirmed_at)
-        if now - last_progress_at > self._settings.ack_seconds_max:
+        silence_max = max(
+            self._settings.ack_seconds_max,
+            min(SILENCE_LATENCIES * self._confirmations.latency, SILENCE_SECONDS_MAX),
+        )
+        if now - last_progress_at > silence_max:
             self._listener.trouble("write not confirmed", f"sending again {len(self._queue.sent)} from the oldest on")
             self._requeue_sent()
             self._pump()

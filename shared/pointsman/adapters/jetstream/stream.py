@@ -33,6 +33,7 @@ LAG_SECONDS_MAX = 5.0
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamSettings:
     bytes_max: int = 4 * 1024**3
+    """Before compression."""
     age_seconds_max: EngineSeconds = 7 * 24 * 3600.0
     replicas: int = 1
     """3 survives the loss of a node, and needs three servers."""
@@ -78,9 +79,13 @@ _stream_answer = msgspec.json.Decoder(_StreamAnswer)
 _consumer_answer = msgspec.json.Decoder(_ConsumerAnswer)
 
 
+BROUGHT_UP = ("compression", "allow_direct")
+"""Settings of an existing stream that whoever may create it changes."""
+
+
 class Stream:
     def __init__(self, requests: Requests, pool: PoolName, settings: StreamSettings, *, creates: bool = True) -> None:
-        """`creates`: a missing stream, and missing subjects."""
+        """`creates`: a missing stream, and what an existing one lacks (`_brought_up`)."""
         self._requests = requests
         self._creates = creates
         self._pool = pool
@@ -104,16 +109,20 @@ class Stream:
                 answer = await self._request("STREAM.INFO", refusal=answer.error)
         if answer.error is not None:
             raise LogUnavailableError(answer.error.description)
-        answer = await self._with_new_subjects(answer)
+        answer = await self._brought_up(answer)
         return _extent(answer), self._differences(answer.config), int(answer.config.get("num_replicas", 1))
 
-    async def _with_new_subjects(self, found: _StreamAnswer) -> _StreamAnswer:
-        """Add the subjects of events that are newer than the stream."""
+    async def _brought_up(self, found: _StreamAnswer) -> _StreamAnswer:
+        """What is newer than the stream and takes nothing away: subjects of new events, compression, direct reads. Sizes,
+        ages and replicas are the operator's."""
         subjects = found.config.get("subjects", [])
         missing = [subject for subject in log_subjects(self._pool) if subject not in subjects]
-        if not (missing and self._creates):
+        changes: dict[str, Any] = {"subjects": [*subjects, *missing]} if missing else {}
+        ours = self._wanted()
+        changes |= {key: ours[key] for key in BROUGHT_UP if found.config.get(key) != ours[key]}
+        if not (changes and self._creates):
             return found
-        wanted = found.config | {"subjects": [*subjects, *missing]}
+        wanted = found.config | changes
         try:
             updated = await self._request("STREAM.UPDATE", json.dumps(wanted).encode())
         except LogUnavailableError:
@@ -195,6 +204,7 @@ class Stream:
             "retention": "limits",
             "discard": "old",
             "storage": "file",
+            "compression": "s2",
             "max_bytes": settings.bytes_max,
             "max_age": int(settings.age_seconds_max * NANOSECONDS),
             "num_replicas": settings.replicas,

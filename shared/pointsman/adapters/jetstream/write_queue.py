@@ -8,6 +8,16 @@ from pointsman.contracts.codec import LogEvent, UnwritableError, encode
 from pointsman.ports import Fence, OnStored
 from pointsman.primitives import EngineSeconds, PoolName
 
+IN_FLIGHT_SECONDS = 0.5
+
+
+def next_allowance(now: int, *, tries: int, ahead: int, seconds: EngineSeconds, most: int) -> int:
+    """Bound on writes in flight after a confirmation. So many that the server has work for IN_FLIGHT_SECONDS: more would
+    wait there, before those of other writers. A repeated write's `seconds` say nothing about the server's pace."""
+    if tries > 1:
+        return min(most, 2 * now)
+    return max(1, min(most, int(ahead * IN_FLIGHT_SECONDS / max(seconds, 1e-6))))
+
 
 @dataclass(eq=False, slots=True)
 class Write:
@@ -20,8 +30,12 @@ class Write:
     on_stored: OnStored | None = None
     payload: bytes = b""
     unwritable: str = ""
+    put_at: EngineSeconds = 0.0
     first_sent_at: EngineSeconds = 0.0
     sent_at: EngineSeconds = 0.0
+    tries: int = 0
+    ahead: int = 0
+    """Writes under way when it was sent first, itself included."""
     refusals: int = 0
 
     def __post_init__(self) -> None:
@@ -62,6 +76,7 @@ class Confirmations:
     confirmed_at: EngineSeconds = 0.0
     confirmed_number: int = 0
     connected_at: EngineSeconds = 0.0
+    latency: EngineSeconds = 0.0
     stalled: bool = False
 
 

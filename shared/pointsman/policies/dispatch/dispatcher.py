@@ -1,6 +1,7 @@
 """Methods of the leader. Each returns decisions that are applied already and are to be published in order."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Concatenate, Literal, ParamSpec
 
 from pointsman.contracts.access import KeyAction
@@ -15,6 +16,7 @@ from pointsman.policies.rebalancing.base import MigrationPlan
 from pointsman.primitives import EngineSeconds, InstanceId, Name, RequestId, Tenant
 
 P = ParamSpec("P")
+NOTHING_HEARD: Mapping[InstanceId, EngineSeconds] = MappingProxyType({})
 
 
 class Dispatcher(DecisionContext):
@@ -78,8 +80,10 @@ class Dispatcher(DecisionContext):
     def refuse(self, instance: InstanceId, reason: str, now: EngineSeconds) -> list[LogEvent]:
         return self._run(now, fleet_care.refuse, instance, reason)
 
-    def check_liveness(self, timeouts: LivenessTimeouts, now: EngineSeconds) -> list[LogEvent]:
-        return self._run(now, fleet_care.check_liveness, timeouts)
+    def check_liveness(
+        self, timeouts: LivenessTimeouts, now: EngineSeconds, heard: Mapping[InstanceId, EngineSeconds] = NOTHING_HEARD
+    ) -> list[LogEvent]:
+        return self._run(now, fleet_care.check_liveness, timeouts, heard)
 
     def eject_outliers(self, now: EngineSeconds) -> list[LogEvent]:
         return self._run(now, fleet_care.eject_outliers)

@@ -1,6 +1,9 @@
 """Decisions about instances: suspect and remove silent ones, eject outliers, drain, change roles."""
 
+from collections.abc import Mapping
 from typing import Literal
+
+import msgspec
 
 from pointsman.contracts.fleet import (
     InstanceDraining,
@@ -24,13 +27,18 @@ SWITCH_SECONDS_MAX: EngineSeconds = 10.0
 """How long an instance drains before it changes its role."""
 
 
-def check_liveness(turn: Turn, timeouts: LivenessTimeouts) -> None:
+def check_liveness(turn: Turn, timeouts: LivenessTimeouts, heard: Mapping[InstanceId, EngineSeconds]) -> None:
+    """`heard`: heartbeats outside the log. A decision carries the one that it rests on."""
     for instance in turn.state.fleet.instances:
-        silent = turn.now - max(instance.heard_at, timeouts.heard_since)
+        since = max(timeouts.heard_since, heard.get(instance.id, 0.0))
+        silent = turn.now - max(instance.heard_at, since)
+        if silent <= timeouts.suspect_after and silent <= timeouts.leave_after:
+            continue
+        evidence = msgspec.structs.replace(timeouts, heard_since=since)
         if silent > timeouts.leave_after:
-            _remove(turn, instance, silent, timeouts)
-        elif silent > timeouts.suspect_after and turn.now > instance.excused_until:
-            _suspect(turn, instance, silent, timeouts)
+            _remove(turn, instance, silent, evidence)
+        elif turn.now > instance.excused_until:
+            _suspect(turn, instance, silent, evidence)
 
 
 def eject_outliers(turn: Turn) -> None:

@@ -85,11 +85,11 @@ class MigrationPlanner:
             )
 
     def _add_unready(self, instance: Instance, now: EngineSeconds) -> None:
-        """An instance that takes no requests: its silence counts as a stall."""
+        """An instance that takes no requests: the silence of a suspected one counts as a stall."""
         queue = self._state.workload.queues.get(instance.id)
         if queue is None or not queue.pending:
             return
-        silent = 0.0 if instance.status in (Status.DRAINING, Status.EJECTED) else max(0.0, now - instance.heard_at)
+        silent = max(0.0, now - instance.heard_at) if instance.status is Status.SUSPECTED else 0.0
         source = _source(self._state, instance.id, queue, silent, now, self._bounds.slo_share, leaves=True)
         self._sources.append(source)
 

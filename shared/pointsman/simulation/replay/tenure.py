@@ -165,7 +165,8 @@ class Tenure:
             case RequestMigrated() | MigrationRefused():
                 dispatcher.migrate(self._plan(event), now)
             case InstanceSuspected() | InstanceLeft() if event.patience is not None:
-                dispatcher.check_liveness(event.patience, now)
+                others = {i.id: now for i in self._state.fleet.instances if i.id != event.instance}
+                dispatcher.check_liveness(event.patience, now, others)  # it has no evidence of others
             case InstanceLeft() if event.refused:
                 dispatcher.refuse(event.instance, event.reason, now)
             case InstanceDraining():

@@ -9,6 +9,7 @@ from pointsman.contracts.decisions import (
     LeaderElected,
     MigrationRefused,
     RequestMigrated,
+    RequestsRefused,
     ScaleApplied,
     ScaleDecided,
     WritesLost,
@@ -39,6 +40,7 @@ KINDS: dict[type, str] = {
     InstanceUnejected: "unejected",
     LeaderElected: "leader",
     WritesLost: "writes lost",
+    RequestsRefused: "refused",
     TenantPoliciesSet: "tenants",
 }
 

@@ -59,6 +59,11 @@ COMMANDS = {
         "scale_command",
         "Measure a pool of many simulated instances: decisions, log, memory, take-over, start.",
     ),
+    "copies": (
+        "pointsman_lab.copies",
+        "copies_command",
+        "Measure memory and start of the processes that hold a State.",
+    ),
     "plan": ("pointsman_lab.plan", "plan_command", "Measure planning of migrations."),
 }
 """Name to module, attribute, and the line of `--help`."""

@@ -20,6 +20,10 @@ class BenchError(click.ClickException):
     """The measurement cannot be made; the message says why and what to do."""
 
 
+class RefusedError(BenchError):
+    """A status of 4xx."""
+
+
 @dataclass(frozen=True)
 class Target:
     host: str
@@ -79,7 +83,7 @@ class Connection:
             raise BenchError(message) from error
         if answer.status != 200:
             message = f"{ask.path} answered {answer.status}: {answer.body[:300].decode(errors='replace')}"
-            raise BenchError(message)
+            raise RefusedError(message) if 400 <= answer.status < 500 else BenchError(message)
         return answer
 
     async def _answer(self) -> Answer:
@@ -123,5 +127,6 @@ def token_ids(model: str) -> Ask:
 
 
 def stream(model: str, tokens: int) -> Ask:
-    body = {"model": model, "prompt": [*TOKEN_IDS[:64]], "max_tokens": tokens, "stream": True, "ignore_eos": True}
-    return Ask(f"stream_{tokens}", "/v1/completions", json.dumps(body).encode())
+    messages = [{"role": "user", "content": "Say many words."}]
+    body = {"model": model, "messages": messages, "max_tokens": tokens, "stream": True, "ignore_eos": True}
+    return Ask(f"stream_{tokens}", "/v1/chat/completions", json.dumps(body).encode())

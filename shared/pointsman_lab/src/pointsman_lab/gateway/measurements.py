@@ -16,6 +16,7 @@ from pointsman_lab.gateway.connection import (
     Ask,
     BenchError,
     Connection,
+    RefusedError,
     Target,
     connection,
     small_chat,
@@ -37,6 +38,7 @@ class Added:
     gateway_p50_ms: float
     added_p50_ms: float
     added_p90_ms: float
+    added_p99_ms: float
     requests: int
     elsewhere: int
 
@@ -54,6 +56,8 @@ class Figures:
     concurrency: int = 0
     work: dict[str, Work] = field(default_factory=dict)
     not_measured: str = ""
+    refused: dict[str, str] = field(default_factory=dict)
+    """Bodies that another router does not take."""
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -62,12 +66,13 @@ class Figures:
             "concurrency": self.concurrency,
             "work": {name: vars(work) for name, work in self.work.items()},
             "not_measured": self.not_measured,
+            "refused": self.refused,
         }
 
 
 @dataclass(frozen=True)
 class Setup:
-    """`engines`: server by instance name; `pids`: process by service."""
+    """`engines`: server by instance name; `pids`: process by service; `may_refuse`: bodies, as another router."""
 
     gateway: Target
     engines: dict[str, Target]
@@ -75,6 +80,7 @@ class Setup:
     model: str
     requests: int
     concurrency: int
+    may_refuse: bool = False
 
 
 async def measure(setup: Setup, console: Console | None = None) -> Figures:
@@ -85,7 +91,12 @@ async def measure(setup: Setup, console: Console | None = None) -> Figures:
         task = progress.add_task("latency", total=len(asks) + 2 + 1)
         engine = await _same_engine(setup, asks[0])
         for ask in asks:
-            figures.added[ask.name] = await _added(setup, ask)
+            try:
+                figures.added[ask.name] = await _added(setup, ask)
+            except RefusedError as refused:
+                if not setup.may_refuse:
+                    raise
+                figures.refused[ask.name] = str(refused)
             progress.advance(task)
         progress.update(task, description=f"requests/s at concurrency {setup.concurrency}")
         for name, target in (("direct", engine), ("gateway", setup.gateway)):
@@ -127,6 +138,7 @@ async def _added(setup: Setup, ask: Ask) -> Added:
         gateway_p50_ms=statistics.median(gateway),
         added_p50_ms=statistics.median(added),
         added_p90_ms=added[int(len(added) * 0.9)],
+        added_p99_ms=added[int(len(added) * 0.99)],
         requests=len(added),
         elsewhere=elsewhere,
     )
@@ -139,6 +151,8 @@ async def _timed(link: Connection, ask: Ask) -> tuple[float, Answer]:
 
 
 async def _same_engine(setup: Setup, ask: Ask) -> Target:
+    if len(setup.engines) == 1:
+        return next(iter(setup.engines.values()))
     async with connection(setup.gateway) as link:
         used = [(await link.ask(ask)).header("x-pointsman-instance") for _ in range(3)]
     instance = used[-1]

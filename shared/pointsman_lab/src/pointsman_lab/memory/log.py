@@ -205,6 +205,10 @@ class _Writes:
         else:
             self._lose("too many writes wait for their confirmation")
 
+    @property
+    def load(self) -> float:
+        return len(self._held) / self._window_max
+
     def write(self, event: LogEvent, fence: Fence | None = None, on_stored: OnStored | None = None) -> Sequence | None:
         """Returns None if lost by a fault or by the fence."""
         if fence is not None and not self._broker.may_write(fence):
@@ -262,6 +266,11 @@ class MemoryLog(EventLog):
     @override
     def append_soon(self, event: LogEvent, fence: Fence | None = None, on_stored: OnStored | None = None) -> None:
         self._writes.put(event, fence, on_stored)
+
+    @property
+    @override
+    def write_load(self) -> float:
+        return self._writes.load
 
     @override
     async def elect(self, event: LeaderElected, *, after: Sequence) -> Fence:

@@ -104,6 +104,8 @@ def _fits_no_instance(cluster: Cluster, request: ClientRequest) -> bool:
             return True
         if stored.at > request.ended_at:
             break
+        if stored.duplicate:
+            continue  # of an earlier epoch, perhaps after the instance left
         if isinstance(event, InstanceJoined) and (not request.adapter or request.adapter in event.adapters):
             contexts[event.instance] = event.max_model_len
         elif isinstance(event, InstanceLeft):

@@ -24,6 +24,8 @@ def schedule(injector: Injector) -> None:
         injector.cluster.loop.outside(
             FAULTS_BEGIN, engine_faults.misbehave, injector, injector.chance.choice(FAILURE_MODES), BAD_SECONDS
         )
+    elif injector.cluster.plan.scenario == "slow disk":
+        injector.cluster.loop.outside(FAULTS_BEGIN, network_faults.slow_disk_for_long, injector)
     elif injector.cluster.plan.scenario:
         injector.cluster.loop.outside(FAULTS_BEGIN, process_faults.rolling_restart, injector)
     else:
@@ -73,6 +75,7 @@ def heal(injector: Injector) -> None:
     cluster.note("all faults end")
     cluster.network.duplicates = cluster.network.damage = 0.0
     cluster.network.server_up()
+    cluster.network.disk_is_quick()
     for process in cluster.processes:
         process.clock.skew = 0.0
         process.resume()
@@ -107,6 +110,7 @@ FAULTS: dict[str, Fault] = {
     "stale leader": Fault(2.0, process_faults.stale_leader),
     "partition": Fault(2.0, network_faults.partition),
     "bad network": Fault(3.0, network_faults.bad_network),
+    "slow disk": Fault(1.0, network_faults.slow_disk),
     "server away": Fault(1.0, network_faults.server_away),
     "clock": Fault(1.0, process_faults.clock_jump),
     "drop events": Fault(3.0, engine_faults.drop_events),

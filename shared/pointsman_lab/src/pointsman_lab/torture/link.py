@@ -5,6 +5,8 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from pointsman.adapters.jetstream.producer import SILENCE_LATENCIES, SILENCE_SECONDS_MAX, UNCONFIRMED_SECONDS_MAX
+from pointsman.adapters.jetstream.write_queue import next_allowance
 from pointsman.contracts.codec import LogEvent, decode_command
 from pointsman.contracts.commands import RouteGranted
 from pointsman.contracts.decisions import WritesLost
@@ -162,6 +164,10 @@ class _Write:
     done: "asyncio.Future[Sequence] | None"
     fence: Fence | None = None
     elected_after: Sequence | None = None
+    put_at: EngineSeconds = 0.0
+    sent_at: EngineSeconds = 0.0
+    tries: int = 0
+    ahead: int = 0
 
 
 class _Window:
@@ -175,6 +181,7 @@ class _Window:
         self._number = 0
         self._allowance = IN_FLIGHT_MAX
         self._arrives: EngineSeconds = 0.0
+        self._latency: EngineSeconds = 0.0
         self._lost = 0
         self.idle = asyncio.Event()
         self.idle.set()
@@ -188,7 +195,7 @@ class _Window:
         elected_after: Sequence | None = None,
     ) -> int:
         self._number += 1
-        write = _Write(self._number, event, done, fence, elected_after)
+        write = _Write(self._number, event, done, fence, elected_after, put_at=self._link.network.loop.time())
         if len(self._waiting) + len(self._sent) >= self._window_max:
             self._lose(write)
             return write.number
@@ -196,6 +203,14 @@ class _Window:
         self._waiting.append(write)
         self._pump()
         return write.number
+
+    @property
+    def load(self) -> float:
+        writes = [*self._sent.values(), *self._waiting]
+        if not writes:
+            return 0.0
+        waited = self._link.network.loop.time() - min(write.put_at for write in writes)
+        return max(len(writes) / self._window_max, waited / UNCONFIRMED_SECONDS_MAX)
 
     def withdraw(self, number: int) -> None:
         self._sent.pop(number, None)
@@ -219,9 +234,18 @@ class _Window:
             if write.fence is not None and write.fence.broken:
                 continue
             self._sent[write.number] = write
-            link.network.loop.outside(ACK_SECONDS_MAX, self._overdue, write)
+            write.tries += 1
+            write.ahead, write.sent_at = len(self._sent), link.network.loop.time()
+            patience = max(ACK_SECONDS_MAX, min(SILENCE_LATENCIES * self._latency, SILENCE_SECONDS_MAX))
+            link.network.loop.outside(patience, self._overdue, write, write.tries)
             if link.open:
-                self._arrives = link.network.carry(link.conditions, self._store, write, not_before=self._arrives)
+                self._arrives = link.network.carry(link.conditions, self._reach, write, not_before=self._arrives)
+
+    def _reach(self, write: _Write) -> None:
+        """Of the server: its disk works on one write after the other."""
+        network = self._link.network
+        if network.broker.available and not self._link.cut:
+            network.when_written(self._link.name, write.number, self._store, write)
 
     def _store(self, write: _Write) -> None:
         link = self._link
@@ -241,7 +265,11 @@ class _Window:
     def _confirm(self, write: _Write, sequence: Sequence) -> None:
         if not self._link.open or self._sent.pop(write.number, None) is None:
             return
-        self._allowance = IN_FLIGHT_MAX
+        now = self._link.network.loop.time()
+        self._latency = now - write.sent_at
+        self._allowance = next_allowance(
+            self._allowance, tries=write.tries, ahead=write.ahead, seconds=now - write.sent_at, most=IN_FLIGHT_MAX
+        )
         if write.done is not None and not write.done.done():
             write.done.set_result(sequence)
         if self._lost:
@@ -264,8 +292,8 @@ class _Window:
             self._pump()
             self._settled()
 
-    def _overdue(self, write: _Write) -> None:
-        if self._sent.get(write.number) is write:
+    def _overdue(self, write: _Write, tries: int) -> None:
+        if self._sent.get(write.number) is write and write.tries == tries:
             self.close()
             self._pump()
 

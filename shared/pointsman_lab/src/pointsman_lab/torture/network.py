@@ -2,6 +2,7 @@
 go down. `history` has every entry ever stored, except those that the log has lost."""
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
@@ -102,6 +103,9 @@ class Network:
         self.history: list[Stored] = []
         self.losses = 0
         self.duplicates = 0.0
+        self.write_seconds: EngineSeconds = 0.0
+        """Of the log's disk, for one write; all writers share it."""
+        self._at_disk: deque[tuple[tuple[str, int], Callable[..., None], tuple[Any, ...]]] = deque()
         self.damage = 0.0
         """Share of cache events that are stored corrupted."""
         self.checkpointed: Sequence = 1
@@ -160,6 +164,31 @@ class Network:
             arrives = max(arrives + MOMENT_SECONDS, now + delay)
             self.loop.outside(arrives - now, act, *arguments)
         return arrives
+
+    def when_written(self, writer: str, number: int, act: Callable[..., None], *arguments: Any) -> None:
+        """Acts once the disk has taken the write, after those before it. A repetition costs it nothing."""
+        self._at_disk.append(((writer, number), act, arguments))
+        if len(self._at_disk) == 1:
+            self._write_next()
+
+    def _write_next(self) -> None:
+        while self._at_disk:
+            if self.write_seconds and self._at_disk[0][0] not in self._written:
+                self.loop.outside(self.write_seconds, self._written_at_last)
+                return
+            self._leave_disk()
+
+    def _written_at_last(self) -> None:
+        self._leave_disk()
+        self._write_next()
+
+    def _leave_disk(self) -> None:
+        _, act, arguments = self._at_disk[0]
+        act(*arguments)
+        self._at_disk.popleft()
+
+    def disk_is_quick(self) -> None:
+        self.write_seconds = 0.0
 
     def store(self, writer: str, event: LogEvent, number: int, *, elected_after: Sequence | None = None) -> Sequence:
         """Stores a write; `number` deduplicates the writer's repeats. `elected_after`: only if the newest LeaderElected

@@ -3,9 +3,11 @@
 from pointsman.primitives import EngineSeconds
 from pointsman_lab.torture.injector import Injector
 from pointsman_lab.torture.network import IDEAL, LinkConditions
+from pointsman_lab.torture.plan import SLOW_DISK_SECONDS
 from pointsman_lab.torture.processes import Process
 
 EXPIRY_SECONDS: EngineSeconds = 1.0
+SLOW_WRITE_SECONDS: EngineSeconds = 0.3
 
 
 def slow_rebalancer(injector: Injector) -> None:
@@ -69,6 +71,20 @@ def delete_stream(injector: Injector) -> None:
     if injector.cluster.network.broker.available:
         injector.cluster.note("an operator deletes the log")
         injector.cluster.network.note_restart()
+
+
+def slow_disk(injector: Injector) -> None:
+    network, seconds = injector.cluster.network, injector.seconds(12.0)
+    network.write_seconds = injector.chance.choice((0.05, 0.3))
+    injector.cluster.note(f"the log's disk takes {network.write_seconds:g} s a write for {seconds:.2f} s")
+    injector.later(seconds, network.disk_is_quick)
+
+
+def slow_disk_for_long(injector: Injector) -> None:
+    network = injector.cluster.network
+    network.write_seconds = SLOW_WRITE_SECONDS
+    injector.cluster.note(f"the log's disk takes {SLOW_WRITE_SECONDS:g} s a write for {SLOW_DISK_SECONDS:g} s")
+    injector.later(SLOW_DISK_SECONDS, network.disk_is_quick)
 
 
 def damage_entries(injector: Injector) -> None:

@@ -55,7 +55,7 @@ OVERLOAD_OBJECTIVES_MS = (50, 100, 200, 400)
 FAULTS_BEGIN: EngineSeconds = 3.0
 FAULTS_SECONDS: EngineSeconds = 24.0
 
-Scenario = Literal["", "bad engine", "rolling restart"]
+Scenario = Literal["", "bad engine", "rolling restart", "slow disk"]
 """A single fault in a fleet with spare capacity, for guarantees that hold without other faults."""
 ENGINE_URLS = ("http://*:8000",)
 BAD_ENGINE_SHARE = 0.05
@@ -63,6 +63,9 @@ ROLLING_SHARE = 0.03
 BAD_SECONDS: EngineSeconds = 40.0
 WELL_SECONDS: EngineSeconds = 31.0
 ROLLING_SECONDS: EngineSeconds = 45.0
+SLOW_DISK_SHARE = 0.04
+SLOW_DISK_SECONDS: EngineSeconds = 60.0
+SLOW_DISK_REST_SECONDS: EngineSeconds = 15.0
 QUIET_RATE = 5.0
 
 
@@ -111,6 +114,8 @@ def plan_of(seed: int) -> Plan:
         return _quiet(plan, "bad engine", BAD_SECONDS + WELL_SECONDS, engines=4)
     if draw > 1 - ROLLING_SHARE:
         return _quiet(plan, "rolling restart", ROLLING_SECONDS, engines=3)
+    if draw > 1 - ROLLING_SHARE - SLOW_DISK_SHARE:
+        return _quiet(plan, "slow disk", SLOW_DISK_SECONDS + SLOW_DISK_REST_SECONDS, engines=3)
     return plan
 
 

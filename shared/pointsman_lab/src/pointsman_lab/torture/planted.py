@@ -90,8 +90,8 @@ DEFECTS = (
     ),
     Defect(
         "the last token counts as cached",
-        "usable = (prompt_tokens - 1) //",
-        "usable = prompt_tokens //",
+        "usable = (prompt_tokens - 1) // instance.",
+        "usable = prompt_tokens // instance.",
     ),
     Defect(
         "the queue keeps the seconds of who left it",

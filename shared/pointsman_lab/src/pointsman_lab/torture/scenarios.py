@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 
 from pointsman.contracts.codec import LogEvent
-from pointsman.contracts.decisions import RequestGranted
+from pointsman.contracts.decisions import LeaderElected, RequestGranted, RequestsRefused, WritesLost
 from pointsman.contracts.fleet import (
     InstanceEjected,
     InstanceJoined,
@@ -82,13 +82,35 @@ def a_well_engine_is_back_soon(cluster: Cluster) -> Iterator[str]:
             yield f"{event.instance} is well, and was ejected: {event}"
 
 
+def a_slow_disk_costs_no_term_and_no_decision(cluster: Cluster) -> Iterator[str]:
+    """One leader throughout, nothing lost, every refused request counted in the log, and some served meanwhile."""
+    if cluster.plan.scenario != "slow disk":
+        return
+    events = [stored.event for stored in cluster.network.history if not stored.duplicate]
+    elected = [event for event in events if isinstance(event, LeaderElected)]
+    if len(elected) > 1:
+        yield f"{len(elected)} leaders were elected"
+    lost = [event for event in events if isinstance(event, WritesLost)]
+    if lost:
+        yield f"writes were lost: {lost}"
+    answered = Counter(request.outcome for request in cluster.traffic.requests)["answered"]
+    refused = [request for request in cluster.traffic.requests if request.code == RejectReason.LOG_OVERLOADED]
+    told = sum(event.count for event in events if isinstance(event, RequestsRefused))
+    if told < len(refused):
+        yield f"{len(refused)} clients were refused because of the log, which tells of {told}"
+    if not answered:
+        yield "no request was answered"
+
+
 def clients_notice_nothing(cluster: Cluster) -> Iterator[str]:
-    """Every request is served, unless an engine broke off within a started answer."""
+    """Every request is served, unless an engine broke off within a started answer or the log's disk is slow."""
     if not cluster.plan.scenario:
         return
+    slow_disk = cluster.plan.scenario == "slow disk"
     resets = any(host.last_failure_mode == "resets" for host in cluster.hosts.values())
     for request in cluster.traffic.requests:
         late = request.code in (RejectReason.SLO_TTFT, RejectReason.SLO_UNREACHABLE)
+        late = late or (slow_disk and request.code == RejectReason.LOG_OVERLOADED)
         fine = request.outcome in ("answered", "hung up") or (request.outcome == "broken off" and resets) or late
         if not fine:
             yield f"request {request.number} (asked at {request.begun_at:.3f}) was {request.outcome}: {request.status} {request.code}"
@@ -116,5 +138,6 @@ SCENARIOS: tuple[Callable[[Cluster], Iterator[str]], ...] = (
     a_bad_engine_is_kept_away,
     a_well_engine_is_back_soon,
     clients_notice_nothing,
+    a_slow_disk_costs_no_term_and_no_decision,
     restarted_workers_keep_their_caches,
 )

@@ -70,6 +70,11 @@ class SimulatedLog(EventLog):
             self._link.forget_answer(event.request)
         self._link.window.put(event, fence=fence)
 
+    @property
+    @override
+    def write_load(self) -> float:
+        return self._link.window.load
+
     @override
     async def elect(self, event: LeaderElected, *, after: Sequence) -> Fence:
         return Fence(await self._written(event, after))

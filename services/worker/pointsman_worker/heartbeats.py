@@ -1,0 +1,49 @@
+"""Tells each report to the leader, outside the log. It goes into the log, too, when the leader wants it or does not answer:
+there is none, it is of an earlier release, or it does not hear us."""
+
+import asyncio
+from dataclasses import dataclass, field
+
+from pointsman.contracts.codec import AnyCommand
+from pointsman.contracts.commands import HeartbeatNoted, NoteHeartbeat
+from pointsman.contracts.fleet import InstanceReported
+from pointsman.contracts.subjects import heartbeat_subject
+from pointsman.ports import Commands, CommandTimeoutError, NoResponderError
+from pointsman.primitives import PoolName, WallSeconds
+from pointsman_worker.session import SessionState
+
+ANSWER_WALL_SECONDS: WallSeconds = WallSeconds(0.5)
+"""With the report that follows, well below the time after which an instance is suspected."""
+
+
+@dataclass(eq=False)
+class Heartbeats:
+    commands: Commands
+    state: SessionState
+    _untold: InstanceReported | None = field(default=None, init=False)
+    _due: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+
+    def tell(self, report: InstanceReported) -> None:
+        """Replaces one that is not sent yet."""
+        self._untold = report
+        self._due.set()
+
+    async def run(self) -> None:
+        while True:
+            await self._due.wait()
+            self._due.clear()
+            if self._untold is not None and await self._is_wanted(self._untold):
+                self.state.log_report()
+
+    async def _is_wanted(self, report: InstanceReported) -> bool:
+        subject = heartbeat_subject(PoolName(self.state.settings.pool), report.instance)
+        answer: AnyCommand | None
+        try:
+            answer = await self.commands.request(subject, NoteHeartbeat(report=report), timeout=ANSWER_WALL_SECONDS)
+        except (NoResponderError, CommandTimeoutError):
+            answer = None
+        if not isinstance(answer, HeartbeatNoted):
+            self.state.leaders_flush = 0.0
+            return True
+        self.state.leaders_flush = answer.flush
+        return answer.log

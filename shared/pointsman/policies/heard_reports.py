@@ -1,0 +1,117 @@
+"""Reports that workers tell the leader outside the log: when each instance was heard last, and whether the log needs the
+report, because the fold would learn from it. In: State, a report, the leader's time. What is passed over changes no
+decision; what the fold keeps of load is refreshed with a bounded delay. Limit: forgotten with the term."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from zlib import crc32
+
+from pointsman.contracts.fleet import InstanceReported
+from pointsman.primitives import EngineSeconds, Epoch, InstanceId, Sequence
+from pointsman.state import holdings
+from pointsman.state.fleet import Instance
+from pointsman.state.state import State
+from pointsman.state.workload import EMPTY_QUEUE
+
+PULSE_WALL_SECONDS = 30.0
+"""The longest time without a report in the log; the shortest is two thirds of it, by the instance's name, so that pulses
+spread."""
+LOAD_WALL_SECONDS = 5.0
+"""How often a load that only differs in numbers is logged."""
+KV_USAGE_STEP = 0.05
+GRANTED_WALL_SECONDS = 1.0
+"""An engine's figures may be so old: it cannot know of requests granted since."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Heard:
+    """`folded`: cache event that State had when the report of `sequence` came."""
+
+    epoch: Epoch
+    sequence: Sequence
+    folded: Sequence
+
+
+class HeardReports:
+    def __init__(self) -> None:
+        self._heard_at: dict[InstanceId, EngineSeconds] = {}
+        self._before: dict[InstanceId, _Heard] = {}
+        self.heard_at: Mapping[InstanceId, EngineSeconds] = MappingProxyType(self._heard_at)
+        """Of each instance, by the leader's clock."""
+
+    def note(self, state: State, report: InstanceReported, now: EngineSeconds) -> bool:
+        """Whether the report is needed in the log."""
+        instance = state.current(report.instance, report.epoch)
+        if instance is None:
+            return True
+        self._heard_at[instance.id] = now
+        before = self._before.get(instance.id)
+        self._before[instance.id] = _Heard(report.epoch, report.sequence, instance.sequence)
+        if before is not None and before.epoch != report.epoch:
+            before = None
+        return (
+            _is_due(state, instance, report)
+            or _standing_differs(instance, report)
+            or _cache_differs(state, instance, report, before)
+            or _load_differs(state, instance, report, now)
+        )
+
+    def forget_absent(self, state: State) -> None:
+        for gone in [name for name in self._heard_at if name not in state.fleet]:
+            del self._heard_at[gone], self._before[gone]
+
+
+def pulse_seconds(instance: InstanceId) -> float:
+    return PULSE_WALL_SECONDS * (1 - crc32(instance.encode()) % 1000 / 3000)
+
+
+def _is_due(state: State, instance: Instance, report: InstanceReported) -> bool:
+    """Also if the worker's clock has gone back."""
+    return not 0 <= report.at - instance.heard_at < pulse_seconds(instance.id) * state.settings.speed
+
+
+def _standing_differs(instance: Instance, report: InstanceReported) -> bool:
+    return (
+        instance.suspected
+        or instance.serving != report.serving
+        or (report.serving and not (instance.answered and instance.counted))
+        or instance.adapters != tuple(report.adapters)
+        or instance.aliases != tuple(report.aliases)
+        or instance.certain != report.certain
+        or bool(instance.excused_until or report.back_within)
+    )
+
+
+def _cache_differs(state: State, instance: Instance, report: InstanceReported, before: _Heard | None) -> bool:
+    """A report may overtake cache events, or they it: sequences differ only if they did so at the heartbeat before."""
+    if instance.cache == "no_events":
+        return False
+    if instance.doubt:
+        return True
+    if report.sequence > instance.sequence:
+        return before is not None and before.sequence > instance.sequence
+    if report.sequence < instance.sequence:
+        return before is not None and before.folded > report.sequence
+    return state.contradictions.is_open(instance.id) or bool(holdings.difference(state, report))
+
+
+def _load_differs(state: State, instance: Instance, report: InstanceReported, now: EngineSeconds) -> bool:
+    """State must not take an engine for idle that works, nor for working if its requests are lost there."""
+    speed, busy = state.settings.speed, bool(report.waiting or report.running)
+    if not report.serving:
+        return False
+    if busy and (instance.idle_since or not instance.counts_load):
+        return True
+    if not busy and _expects_work(state, instance, now - GRANTED_WALL_SECONDS * speed):
+        return True
+    if not busy and not instance.idle_since and instance.draining:
+        return True
+    changed = (report.waiting, report.running) != (instance.waiting, instance.running)
+    changed = changed or abs(report.kv_usage - instance.kv_usage) >= KV_USAGE_STEP
+    return changed and report.at - instance.heard_at >= LOAD_WALL_SECONDS * speed
+
+
+def _expects_work(state: State, instance: Instance, before: EngineSeconds) -> bool:
+    queue = state.workload.queues.get(instance.id, EMPTY_QUEUE)
+    return any(r.granted_at < before for granted in (queue.prefill, queue.decoding) for r in granted.values())

@@ -1,0 +1,259 @@
+"""Heartbeats between real workers and real schedulers over one log in memory: what reaches the log, how fast a dead engine is
+noticed, and leaders and workers of the release before, which report through the log alone."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import pytest
+
+from pointsman.adapters.clocks import ScaledClock
+from pointsman.adapters.http_engine import EngineFacts, EngineLoad
+from pointsman.contracts.codec import AnyCommand, LogEvent, decode_event
+from pointsman.contracts.commands import HeartbeatNoted, NoteHeartbeat
+from pointsman.contracts.decisions import LeaderElected
+from pointsman.contracts.fleet import InstanceReported, InstanceSuspected
+from pointsman.contracts.subjects import heartbeat_subject
+from pointsman.policies.heard_reports import LOAD_WALL_SECONDS
+from pointsman.ports import CommandTimeoutError, EngineTarget, LogEntry, Reply
+from pointsman.primitives import InstanceId, PoolName, WallSeconds
+from pointsman.runtime.health import HealthBoard
+from pointsman.simulation.replay.verification import verify
+from pointsman_lab.memory.log import MemoryBroker
+from pointsman_scheduler.handlers import CommandHandlers
+from pointsman_scheduler.service import SchedulerService
+from pointsman_worker.service import WorkerService
+from pointsman_worker.session import FLUSH_SECONDS_MAX
+from pointsman_worker.settings import WorkerSettings
+from tests.support.events import joined, reported
+from tests.support.scheduling import running_scheduler
+from tests.support.waiting import eventually
+
+POOL = PoolName("default")
+REPORT_SECONDS = 0.05
+SUSPECT_SECONDS = 0.8
+"""In production a heartbeat a second is missed for three; here a busy machine may hold up several."""
+
+
+class Engine:
+    def __init__(self) -> None:
+        self.running = 0
+
+    async def describe(self) -> EngineFacts:
+        return EngineFacts(model="m", max_model_len=512, version="1", block_tokens=64, kv_capacity_tokens=4_096)
+
+    async def load(self) -> EngineLoad:
+        return EngineLoad(running=self.running)
+
+
+@dataclass
+class Worker:
+    service: WorkerService
+    task: "asyncio.Task[None]"
+
+    def kill(self) -> None:
+        self.task.cancel()
+
+
+@dataclass
+class World:
+    broker: MemoryBroker = field(default_factory=lambda: MemoryBroker(POOL))
+    clock: ScaledClock = field(default_factory=ScaledClock)
+
+    @asynccontextmanager
+    async def worker(self, name: str, engine: Engine | None = None, **settings: Any) -> AsyncIterator["Worker"]:
+        link = self.broker.client(self.clock, name=f"worker {name}")
+        service = WorkerService(
+            event_log=link.log,
+            commands=link.commands,
+            clock=self.clock,
+            board=HealthBoard(),
+            settings=WorkerSettings(**{"report_seconds": REPORT_SECONDS, "flush_ms": 1.0} | settings),
+            target=EngineTarget(instance=InstanceId(name), url=f"http://{name}:1"),
+            engine=engine or Engine(),
+            events=None,
+        )
+        task = asyncio.create_task(service.run())
+        try:
+            yield Worker(service, task)
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    def scheduler(self, name: str = "s", **settings: Any) -> Any:
+        link = self.broker.client(self.clock, name=name)
+        timeouts = {"suspect_seconds": SUSPECT_SECONDS, "leave_seconds": 60.0, "lease_seconds": 0.6}
+        return running_scheduler(link, self.clock, name=name, **timeouts | settings)
+
+    @property
+    def events(self) -> list[LogEvent]:
+        extent = self.broker.extent
+        stored = [self.broker.at(number) for number in range(extent.first, extent.last + 1)]
+        return [decode_event(entry.payload) for entry in stored if entry is not None]
+
+    def reports(self, name: str) -> list[InstanceReported]:
+        return [e for e in self.events if isinstance(e, InstanceReported) and e.instance == name]
+
+    def last_reported_running(self, running: int) -> bool:
+        return self.reports("a")[-1].running == running
+
+    @property
+    def suspicions(self) -> list[InstanceSuspected]:
+        return [event for event in self.events if isinstance(event, InstanceSuspected)]
+
+    def check_replay(self) -> None:
+        verdict = verify([LogEntry(n, "", b"", event) for n, event in enumerate(self.events, start=1)])
+        assert (verdict.different, verdict.problems) == (0, [])
+        assert verdict.identical == verdict.decisions
+
+
+def is_ready(service: SchedulerService, *names: str) -> bool:
+    """These and no others, each by its reports."""
+    fleet = service.state.fleet
+    return set(fleet.ready) == set(names) and all(fleet[InstanceId(name)].answered for name in names)
+
+
+async def test_heartbeats_stay_out_of_the_log_and_keep_instances_in_the_fleet() -> None:
+    world = World()
+    async with world.scheduler() as service, world.worker("a"), world.worker("b"):
+        await eventually(lambda: is_ready(service, "a", "b"))
+        before = len(world.events)
+
+        await asyncio.sleep(4 * SUSPECT_SECONDS)
+
+        assert is_ready(service, "a", "b")
+        heartbeats = 2 * 4 * SUSPECT_SECONDS / REPORT_SECONDS
+        assert len(world.events) - before < heartbeats / 10, [type(event).__name__ for event in world.events[before:]]
+    world.check_replay()
+
+
+async def test_a_dead_worker_is_suspected_as_fast_as_before_and_the_log_proves_it() -> None:
+    world = World()
+    async with world.scheduler() as service, world.worker("a") as worker, world.worker("b"):
+        await eventually(lambda: is_ready(service, "a", "b"))
+        await asyncio.sleep(2 * SUSPECT_SECONDS)
+        died_at = world.clock.now()
+        worker.kill()
+        await eventually(lambda: world.suspicions)
+
+    (suspicion,) = world.suspicions
+    assert suspicion.instance == "a"
+    assert suspicion.patience is not None
+    assert suspicion.silent_seconds == suspicion.at - suspicion.patience.heard_since > SUSPECT_SECONDS
+    assert died_at - SUSPECT_SECONDS / 2 < suspicion.patience.heard_since <= died_at + REPORT_SECONDS
+    assert suspicion.patience.heard_since > world.reports("a")[-1].at + SUSPECT_SECONDS, "the log alone knew less"
+    world.check_replay()
+
+
+async def test_a_worker_that_is_heard_again_is_back_by_a_report_in_the_log() -> None:
+    world = World()
+    async with world.scheduler() as service, world.worker("b"):
+        async with world.worker("a") as worker:
+            await eventually(lambda: is_ready(service, "a", "b"))
+            worker.kill()
+            await eventually(lambda: is_ready(service, "b"))
+        heard = world.reports("a")[-1]
+        link = world.broker.client(world.clock, name="worker a")
+        answer = await link.commands.request(
+            heartbeat_subject(POOL, "a"), NoteHeartbeat(report=heard), timeout=WallSeconds(1.0)
+        )
+
+        assert getattr(answer, "log", None) is True
+    world.check_replay()
+
+
+async def test_while_nobody_leads_reports_are_logged_and_the_next_leader_suspects_nobody() -> None:
+    world = World()
+    async with world.worker("a"), world.worker("b"):
+        async with world.scheduler("first") as service:
+            await eventually(lambda: is_ready(service, "a", "b"))
+            await asyncio.sleep(2 * SUSPECT_SECONDS)
+        told = len(world.reports("a"))
+        await eventually(lambda: len(world.reports("a")) > told + 3)
+        async with world.scheduler("second") as service:
+            await eventually(lambda: service.leading is not None)
+            await asyncio.sleep(3 * SUSPECT_SECONDS)
+            assert is_ready(service, "a", "b")
+            quiet = len(world.reports("a"))
+            await asyncio.sleep(SUSPECT_SECONDS)
+            assert len(world.reports("a")) - quiet < SUSPECT_SECONDS / REPORT_SECONDS / 2
+
+    assert [event.term for event in world.events if isinstance(event, LeaderElected)] == [1, 2]
+    assert not world.suspicions
+    world.check_replay()
+
+
+async def test_under_a_leader_that_knows_no_heartbeats_a_worker_reports_through_the_log(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    served = CommandHandlers.by_subject
+    unknown = heartbeat_subject(POOL, "*")
+    monkeypatch.setattr(CommandHandlers, "by_subject", lambda self: [s for s in served(self) if s[0] != unknown])
+    world = World()
+    async with world.scheduler() as service, world.worker("a"):
+        await eventually(lambda: is_ready(service, "a"))
+        await asyncio.sleep(3 * SUSPECT_SECONDS)
+
+        assert is_ready(service, "a")
+        assert len(world.reports("a")) > SUSPECT_SECONDS / REPORT_SECONDS
+
+
+async def test_a_worker_that_sends_no_heartbeats_is_heard_through_the_log_beside_one_that_does() -> None:
+    world = World()
+    old = world.broker.client(world.clock, name="old").log
+    async with world.scheduler() as service, world.worker("new"):
+        await old.append(joined("old", at=world.clock.now()))
+        for _ in range(30):
+            await old.append(reported("old", 0, [], at=world.clock.now()))
+            await asyncio.sleep(REPORT_SECONDS)
+        assert is_ready(service, "old", "new")
+        assert not world.suspicions
+
+        await eventually(lambda: [suspicion.instance for suspicion in world.suspicions] == ["old"])
+        assert is_ready(service, "new")
+    world.check_replay()
+
+
+async def test_a_load_that_changes_reaches_the_log_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    world, engine = World(), Engine()
+    monkeypatch.setattr("pointsman.policies.heard_reports.LOAD_WALL_SECONDS", 4 * REPORT_SECONDS)
+    async with world.scheduler() as service, world.worker("a", engine):
+        await eventually(lambda: is_ready(service, "a"))
+        for running in (1, 5, 2, 0):
+            engine.running = running
+            await eventually(partial(world.last_reported_running, running))
+    assert LOAD_WALL_SECONDS > 4 * REPORT_SECONDS
+
+
+async def test_an_instance_speaks_for_itself_only() -> None:
+    world = World()
+    link = world.broker.client(world.clock, name="worker b")
+    async with world.scheduler() as service, world.worker("a"):
+        await eventually(lambda: is_ready(service, "a"))
+        forged = NoteHeartbeat(report=world.reports("a")[-1])
+
+        with pytest.raises(CommandTimeoutError):
+            await link.commands.request(heartbeat_subject(POOL, "b"), forged, timeout=WallSeconds(0.2))
+
+
+async def test_a_worker_gathers_changes_for_as_long_as_the_leader_says_and_hurries_for_reports() -> None:
+    world = World()
+    link = world.broker.client(world.clock, name="s")
+    told = HeartbeatNoted(log=True, flush=30.0)
+
+    async def note(_command: AnyCommand, reply: Reply) -> None:
+        await reply(told)
+
+    async with link.commands.serve(heartbeat_subject(POOL, "*"), note), world.worker("a", report_seconds=5.0) as worker:
+        await eventually(lambda: world.reports("a"))
+        state = worker.service.state
+        assert state.flush_seconds == FLUSH_SECONDS_MAX, "never longer, whatever is said"
+        state.wake.set()  # a change
+        await asyncio.sleep(0.05)
+        began, before = world.clock.wall(), len(world.reports("a"))
+        state.report_now()
+        await eventually(lambda: len(world.reports("a")) > before)
+        assert float(world.clock.wall() - began) < FLUSH_SECONDS_MAX

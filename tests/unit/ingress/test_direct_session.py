@@ -1,0 +1,87 @@
+"""What goes to an engine past aiohttp's client: the head is ours, and a header never ends early."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import aiohttp
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+from yarl import URL
+
+from pointsman_ingress.engine.client import open_session
+from pointsman_ingress.engine.session import DirectSession
+
+
+@pytest.fixture
+async def engine() -> AsyncIterator[tuple[URL, list[web.Request]]]:
+    seen: list[web.Request] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        seen.append(request)
+        return web.Response(text=f"{request.headers} {await request.text()}", headers={"x-kept": "a"})
+
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", answer)
+    async with TestServer(app) as server:
+        yield server.make_url("/v1/chat/completions"), seen
+
+
+async def test_the_engine_gets_what_aiohttp_would_send(engine: tuple[URL, list[web.Request]]) -> None:
+    url, seen = engine
+    headers = {"content-type": "application/json", "x-request-id": "7"}
+    async with open_session() as session:
+        answer = await DirectSession(session).post(url, b'{"a":1}', headers)
+        ours = await answer.content.read()
+        async with session.post(url, data=b'{"a":1}', headers=headers) as theirs:
+            assert theirs.status == answer.status == 200
+            assert answer.headers["x-kept"] == "a"
+        assert ours
+
+    one, other = ({name.lower(): value for name, value in request.headers.items()} for request in seen)
+    assert one == other
+
+
+async def test_an_answer_that_was_read_gives_its_connection_back(engine: tuple[URL, list[web.Request]]) -> None:
+    url, seen = engine
+    async with open_session() as session:
+        direct = DirectSession(session)
+        for _ in range(3):
+            answer = await direct.post(url, b"{}", {})
+            await answer.content.read()
+            assert answer.connection is None
+
+    assert len({id(request.protocol) for request in seen}) == 1
+
+
+async def test_an_answer_that_is_closed_early_closes_its_connection(engine: tuple[URL, list[web.Request]]) -> None:
+    url, _ = engine
+    async with open_session() as session:
+        answer = await DirectSession(session).post(url, b"{}", {})
+        answer.close()
+
+        assert answer.connection is None
+
+
+@pytest.mark.parametrize("value", ["a\r\nx-other: b", "a\nb", "a\rb", "a\0b"])
+async def test_a_header_with_a_line_end_is_refused(value: str, engine: tuple[URL, list[web.Request]]) -> None:
+    url, seen = engine
+    async with open_session() as session:
+        with pytest.raises(ValueError, match="line end"):
+            await DirectSession(session).post(url, b"{}", {"x-request-id": value})
+
+    assert not seen
+
+
+async def test_what_is_no_http_is_an_error_of_the_client_library() -> None:
+    async def talk(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"SSH-2.0-OpenSSH\r\n\r\n")
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(talk, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    async with open_session() as session:
+        with pytest.raises(aiohttp.ClientError):
+            await DirectSession(session).post(URL(f"http://127.0.0.1:{port}/"), b"{}", {})
+    server.close()

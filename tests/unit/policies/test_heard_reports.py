@@ -1,0 +1,241 @@
+"""What the leader lets workers keep out of the log is what the fold would not have learned from."""
+
+from dataclasses import fields
+from random import Random
+from typing import Any
+
+import msgspec
+import pytest
+
+from pointsman.contracts.fleet import InstanceReported, LivenessTimeouts
+from pointsman.policies.dispatch import Dispatcher
+from pointsman.policies.heard_reports import (
+    KV_USAGE_STEP,
+    LOAD_WALL_SECONDS,
+    PULSE_WALL_SECONDS,
+    HeardReports,
+    pulse_seconds,
+)
+from pointsman.policies.policy_set import policy_set
+from pointsman.policies.stranded import stranded
+from pointsman.primitives import InstanceId
+from pointsman.simulation.replay.folding import copy_state
+from pointsman.state.fleet import Instance
+from pointsman.state.state import PoolSettings, State
+from tests.support.events import joined, removed, reported, route, stored
+from tests.support.leading import leader_of
+
+LOAD = {"heard_at", "waiting", "running", "kv_usage"}
+"""What a report out of the log leaves as it was for a bounded time."""
+IDLE_AFTER = 3.0
+
+
+def state_with(*events: Any) -> State:
+    state = State(PoolSettings())
+    for event in (joined("a"), reported("a", 0, [], at=0.5), *events):
+        state.apply(event)
+    return state
+
+
+def told(state: State, heard: HeardReports, report: InstanceReported) -> bool:
+    """Tells it, and logs it if that is wanted."""
+    wanted = heard.note(state, report, report.at)
+    if wanted:
+        state.apply(report)
+    return wanted
+
+
+def report(at: float, **fields: Any) -> InstanceReported:
+    return msgspec.structs.replace(reported("a", 0, [], at=at), **fields)
+
+
+def test_an_instance_that_does_nothing_is_logged_at_its_pulse_only_and_pulses_spread() -> None:
+    names = [InstanceId(f"engine-{number}") for number in range(200)]
+    periods = [pulse_seconds(name) for name in names]
+    assert min(periods) >= 2 / 3 * PULSE_WALL_SECONDS
+    assert max(periods) <= PULSE_WALL_SECONDS
+    assert len({round(period) for period in periods}) > 8
+
+    state, heard = state_with(), HeardReports()
+    logged = [at for at in range(1, 121) if told(state, heard, report(float(at)))]
+    assert 4 <= len(logged) <= 6
+
+
+def test_times_are_of_the_wall_whatever_the_speed() -> None:
+    state, heard = State(PoolSettings(speed=10.0)), HeardReports()
+    state.apply(joined("a"))
+    state.apply(report(1.0))
+
+    logged = [at for at in range(10, 1201, 10) if told(state, heard, report(float(at)))]
+
+    assert 4 <= len(logged) <= 6
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"serving": False}, {"adapters": ["poet"]}, {"aliases": ["m-latest"]}, {"certain": False}, {"running": 1},
+        {"back_within": 5.0}, {"blocks": 1}, {"digest": 7}, {"epoch": 2}, {"instance": InstanceId("b")},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_the_fold_would_learn_from_is_logged_at_once(change: dict[str, Any]) -> None:
+    state, heard = state_with(), HeardReports()
+    assert not told(state, heard, report(1.0))
+
+    assert told(state, heard, report(2.0, **change))
+
+
+def test_a_suspected_instance_and_one_that_is_excused_are_heard_through_the_log() -> None:
+    leader = leader_of(("a",), policy_set(routing="least_loaded"))
+    leader.state.apply(report(0.5))
+    leader.check_liveness(LivenessTimeouts(heard_since=0.0, suspect_after=3.0, leave_after=10.0), 4.0)
+    assert leader.state.fleet[InstanceId("a")].suspected
+    assert told(leader.state, HeardReports(), report(4.1))
+    assert not leader.state.fleet[InstanceId("a")].suspected
+
+    leader.state.apply(report(4.2, back_within=10.0))
+    assert told(leader.state, HeardReports(), report(5.0))
+    assert leader.state.fleet[InstanceId("a")].excused_until == 0.0
+
+
+def test_a_worker_whose_clock_went_back_is_logged() -> None:
+    state, heard = state_with(report(100.0)), HeardReports()
+
+    assert told(state, heard, report(40.0))
+
+
+def test_cache_events_and_heartbeats_may_overtake_each_other_but_not_for_a_second_heartbeat() -> None:
+    state, heard = state_with(stored("a", 1, [1])), HeardReports()
+    first = msgspec.structs.replace(reported("a", 2, [1, 2], at=1.0))
+    assert not heard.note(state, first, 1.0)
+    state.apply(stored("a", 2, [2], parent=1))
+    assert not heard.note(state, msgspec.structs.replace(first, at=2.0), 2.0)
+
+    assert not heard.note(state, reported("a", 3, [1, 2, 3], at=3.0), 3.0)
+    assert heard.note(state, reported("a", 3, [1, 2, 3], at=4.0), 4.0), "event 3 never came"
+
+    behind, late = state_with(stored("a", 1, [1])), HeardReports()
+    assert not late.note(behind, reported("a", 0, [], at=1.0), 1.0)
+    assert late.note(behind, reported("a", 0, [], at=2.0), 2.0), "the log has more than its worker wrote"
+
+
+def test_loads_that_differ_in_numbers_are_logged_now_and_then() -> None:
+    state, heard = state_with(report(1.0, running=1)), HeardReports()
+
+    seconds = [s for s in range(2, 62) if told(state, heard, report(float(s), running=1 + s % 3, kv_usage=s / 100))]
+    assert len(seconds) == 60 // LOAD_WALL_SECONDS
+    assert not told(state, heard, report(62.0, running=state.fleet[InstanceId("a")].running, kv_usage=0.6))
+    assert not told(state, heard, report(69.0, running=1 + 61 % 3, kv_usage=0.61 + KV_USAGE_STEP / 2))
+
+
+def test_a_draining_instance_that_has_become_idle_is_known_at_once() -> None:
+    leader = leader_of(("a",), policy_set(routing="least_loaded"))
+    leader.state.apply(report(1.0, running=1))
+    heard = HeardReports()
+    assert not told(leader.state, heard, report(1.5))
+
+    leader.drain(InstanceId("a"), "", 2.0, leaving=True, by="x")
+
+    assert told(leader.state, heard, report(2.5))
+
+
+def test_what_instances_were_heard_of_is_forgotten_with_them() -> None:
+    state, heard = state_with(), HeardReports()
+    heard.note(state, report(1.0), 7.0)
+    assert heard.heard_at == {"a": 7.0}
+
+    heard.forget_absent(State(PoolSettings()))
+
+    assert not heard.heard_at
+
+
+class Follower:
+    """An engine, its worker and the leader; the same reports all go into the log of a twin."""
+
+    def __init__(self, seed: int) -> None:
+        self.chance = Random(seed)
+        policies = policy_set(routing="least_loaded", admission="none", ordering="fcfs")
+        self.leader = leader_of(("a", "b"), policies)
+        self.heard = HeardReports()
+        self.keys: list[int] = []
+        self.sequence = 0
+        self.at = 1.0
+        self.running: dict[str, float] = {}
+        self.numbers = 0
+        self.names: list[str] = []
+        self.serving = True
+        self.logged = self.said = 0
+        for name in ("a", "b"):
+            self.leader.state.apply(reported(name, 0, [], at=1.0))
+
+    @property
+    def state(self) -> State:
+        return self.leader.state
+
+    def second(self) -> InstanceReported:
+        """What happens within it, and its report."""
+        chance = self.chance
+        self.at += 1.0
+        if chance.random() < 0.3:
+            self.sequence, key = self.sequence + 1, chance.getrandbits(60)
+            self.keys.append(key)
+            self.state.apply(stored("a", self.sequence, [key], at=self.at))
+        if self.keys and chance.random() < 0.1:
+            self.sequence += 1
+            self.state.apply(removed("a", self.sequence, [self.keys.pop()], at=self.at))
+        if chance.random() < 0.2:
+            self.numbers += 1
+            self.leader.route(route(f"r{self.numbers}", [], arrived_at=self.at), self.at)
+            self.running[f"r{self.numbers}"] = self.at
+        if chance.random() < 0.05:
+            self.running.clear()  # the engine lost them, and nobody says so
+        self.serving = chance.random() > 0.05 if self.serving else chance.random() > 0.5
+        if chance.random() < 0.05:
+            self.names = [] if self.names else ["poet"]
+        lies = {"digest": 5} if chance.random() < 0.02 else {}
+        return msgspec.structs.replace(
+            reported("a", self.sequence, self.keys, at=self.at, serving=self.serving),
+            running=len(self.running) if self.serving else 0,
+            adapters=self.names,
+            **lies,
+        )
+
+
+def known(instance: Instance) -> dict[str, Any]:
+    return {f.name: getattr(instance, f.name) for f in fields(instance) if f.name not in LOAD | {"idle_since"}}
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_report_out_of_the_log_would_have_changed_no_decision(seed: int) -> None:
+    world = Follower(seed)
+    for _ in range(200):
+        said = world.second()
+        twin = copy_state(world.state)
+        twin.apply(said)
+        world.said += 1
+        if told(world.state, world.heard, said):
+            world.logged += 1
+            continue
+        ours, theirs = world.state.fleet[InstanceId("a")], twin.fleet[InstanceId("a")]
+        assert known(ours) == known(theirs), (seed, said)
+        assert world.state.fleet.ready == twin.fleet.ready
+        assert not theirs.idle_since or theirs.idle_since >= ours.idle_since >= 0.0
+        assert not (said.running and ours.idle_since), "it works, and State takes it for idle"
+        lost = {request.id for request in stranded(twin, world.at, idle_after=IDLE_AFTER)}
+        assert lost == {request.id for request in stranded(world.state, world.at, idle_after=IDLE_AFTER)}
+    assert 0 < world.logged < world.said
+
+
+def test_a_suspicion_carries_the_heartbeat_that_it_rests_on() -> None:
+    leader: Dispatcher = leader_of(("a", "b", "c"), policy_set(routing="least_loaded"))
+    heard = {InstanceId("a"): 7.25, InstanceId("b"): 11.5}
+    timeouts = LivenessTimeouts(heard_since=5.0, suspect_after=3.0, leave_after=6.5)
+
+    events = leader.check_liveness(timeouts, 11.75, heard)
+
+    assert [(type(e).__name__, e.instance, e.patience.heard_since) for e in events] == [  # type: ignore[union-attr]
+        ("InstanceSuspected", "a", 7.25),
+        ("InstanceLeft", "c", 5.0),
+    ]
+    assert events[0].silent_seconds == 4.5  # type: ignore[union-attr]
