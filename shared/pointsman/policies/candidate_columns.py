@@ -166,6 +166,22 @@ class ColumnCandidates(Sequence["CandidateEstimate"]):
     def __iter__(self) -> "Iterator[CandidateEstimate]":
         return iter(self._all())
 
+    def row_of(self, instance: InstanceId) -> int:
+        """-1: not among them."""
+        return self.columns.known.position.get(instance, -1)
+
+    def rows_by_ttft(self, count: int) -> list[int]:
+        """The first so many by predicted TTFT; of equals the longest hit, then the name."""
+        return self._first(count, self.predicted_ttft, -self.columns.hit_blocks)
+
+    def rows_by_hit(self, count: int) -> list[int]:
+        """The first so many by hit; of equals the soonest, then the name."""
+        return self._first(count, -self.columns.hit_blocks, self.predicted_ttft)
+
+    def _first(self, count: int, key: Column, then: Column) -> list[int]:
+        found: list[int] = np.lexsort((then, key))[:count].tolist()
+        return found
+
     def _waiting(self, row: int, estimate: "CandidateEstimate") -> "CandidateEstimate":
         seconds = self.queue_seconds.item(row)
         return (

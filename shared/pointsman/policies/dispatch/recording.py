@@ -6,7 +6,7 @@ so that it compares whatever was recorded."""
 from collections.abc import Callable, Sequence
 from heapq import nsmallest
 from math import inf
-from typing import TypeVar
+from typing import Protocol, TypeVar, runtime_checkable
 
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import (
@@ -25,9 +25,21 @@ from pointsman.state.workload import NO_INSTANCE
 RIVALS = 4
 SETTINGS_EVERY = 256
 """Placements and rejections after which the settings are repeated, for readers of a log that lost the LeaderElected."""
+NO_ROW = -1
 
 C = TypeVar("C", CandidateEstimate, DecodeCandidate)
 Key = Callable[[C], tuple[float, float]]
+
+
+@runtime_checkable
+class Ranked(Protocol):
+    """Candidates that can be ranked without being made. Ranks are those of `_by_ttft` and `_by_hit`."""
+
+    def row_of(self, instance: InstanceId) -> int: ...
+
+    def rows_by_ttft(self, count: int) -> list[int]: ...
+
+    def rows_by_hit(self, count: int) -> list[int]: ...
 
 
 class Recording:
@@ -47,13 +59,24 @@ class Recording:
 
     def candidates(self, weighed: Sequence[CandidateEstimate], chosen: InstanceId = NO_INSTANCE) -> list[Candidate]:
         """Half of the rivals have the least predicted TTFT, the others the longest hits of the rest."""
-        return [candidate.recorded() for candidate in _nearest(weighed, chosen, self.rivals, _by_ttft, _by_hit)]
+        rivals = self.rivals
+        if rivals is None or len(weighed) <= rivals:
+            return [candidate.recorded() for candidate in weighed]
+        if isinstance(weighed, Ranked):
+            kept = _nearest(
+                weighed.row_of(chosen), rivals, weighed.rows_by_ttft(rivals + 1), weighed.rows_by_hit(rivals + 1)
+            )
+        else:
+            kept = _nearest_of(weighed, chosen, rivals, _by_ttft, _by_hit)
+        return [weighed[row].recorded() for row in kept]
 
     def decode_candidates(
         self, weighed: Sequence[DecodeCandidate], chosen: InstanceId = NO_INSTANCE
     ) -> list[DecodeCandidate]:
         """Half of the rivals decode fastest, the others lack least of the prompt."""
-        return list(_nearest(weighed, chosen, self.rivals, _by_pace, _by_transfer))
+        if self.rivals is None or len(weighed) <= self.rivals:
+            return list(weighed)
+        return [weighed[row] for row in _nearest_of(weighed, chosen, self.rivals, _by_pace, _by_transfer)]
 
 
 def rivals_of(event: LogEvent | None) -> int | None:
@@ -69,16 +92,18 @@ def rivals_of(event: LogEvent | None) -> int | None:
             return None
 
 
-def _nearest(weighed: Sequence[C], chosen: InstanceId, rivals: int | None, *keys: Key[C]) -> Sequence[C]:
-    """`keys`: each selects its part of the rivals. In the order in which they were weighed."""
-    if rivals is None or len(weighed) <= rivals:
-        return weighed
-    kept = {chosen}
-    for place, key in enumerate(keys):
-        part = (rivals + len(keys) - 1 - place) // len(keys)
-        rest = (candidate for candidate in weighed if candidate.instance not in kept)
-        kept |= {candidate.instance for candidate in nsmallest(part, rest, key=key)}
-    return [candidate for candidate in weighed if candidate.instance in kept]
+def _nearest_of(weighed: Sequence[C], chosen: InstanceId, rivals: int, soonest: Key[C], closest: Key[C]) -> list[int]:
+    rows = range(len(weighed))
+    row = next((row for row in rows if weighed[row].instance == chosen), NO_ROW)
+    first = nsmallest(rivals + 1, rows, key=lambda row: soonest(weighed[row]))
+    return _nearest(row, rivals, first, nsmallest(rivals + 1, rows, key=lambda row: closest(weighed[row])))
+
+
+def _nearest(chosen: int, rivals: int, soonest: list[int], closest: list[int]) -> list[int]:
+    """Rows, in the order in which they were weighed. `soonest`, `closest`: the first `rivals` + 1 by either rank."""
+    kept = [row for row in soonest if row != chosen][: rivals - rivals // 2]
+    kept += [row for row in closest if row != chosen and row not in kept][: rivals // 2]
+    return sorted(kept if chosen == NO_ROW else [chosen, *kept])
 
 
 def _by_ttft(candidate: CandidateEstimate) -> tuple[float, float]:
