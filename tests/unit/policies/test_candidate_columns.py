@@ -75,6 +75,8 @@ def replace_cost(cost: PrefillCost, slow: float) -> PrefillCost:
 @settings(max_examples=4, deadline=None)
 def test_columns_decide_as_the_full_scan_does(policy: str, seed: int, load: float) -> None:
     fast, slow = (VariedPool(7, policy, load=load, seed=seed) for _ in range(2))
+    for pool in (fast, slow):
+        pool.dispatcher.recording.rivals = (None, 0, 1, 2, 5)[seed % 5]
     for _ in range(120):
         with columns_from(1):
             decided = _routed(fast)
