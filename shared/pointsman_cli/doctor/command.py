@@ -20,6 +20,7 @@ from pointsman_cli.doctor.fleet_health import FleetHealth
 from pointsman_cli.doctor.isolation import Isolation
 from pointsman_cli.doctor.lateness import Lateness
 from pointsman_cli.doctor.log_health import LogHealth
+from pointsman_cli.doctor.log_limits import LogDelay, LogSpace
 from pointsman_cli.doctor.predictions import Predictions
 from pointsman_cli.doctor.requests import Requests
 from pointsman_cli.doctor.service import Service
@@ -36,6 +37,7 @@ from pointsman_cli.terminal import output_console, say, wall_time
 SERIOUS_EXIT_CODE = 1
 EXAMINERS: tuple[type[Examiner], ...] = (
     LogHealth,
+    LogDelay,
     Requests,
     Lateness,
     Service,
@@ -64,7 +66,7 @@ def doctor_command(place: str | None, pool: str | None, as_json: bool) -> None:
       pointsman doctor --from incident.pmlog                  an exported bundle
       pointsman doctor --from .pointsman/archive.sqlite --json | jq '.findings[] | select(.severity == "serious")'
 
-    Checks the log (holes, lost writes, leaders), requests (unended, failed, rejected), SLO attainment (by instance, tenant,
+    Checks the log (holes, lost writes, slow, full, leaders), requests (unended, failed, rejected), SLO attainment (by instance, tenant,
     length and prefix), instances (silent, gone, flapping), caches (gaps, unverified, wrong keys), predictions (bias, slow
     engines, missed hits), balance, clocks (skew, late events), and isolation of cache groups. Lists admin actions. Machine
     times are wall seconds, request times engine seconds. Exit codes: 1 a serious finding, 2 no log.
@@ -73,7 +75,10 @@ def doctor_command(place: str | None, pool: str | None, as_json: bool) -> None:
         settings = history.settings
         beginning = beginning_of(history)
         entries = shown(history, "examining", beginning.start)
-        diagnosis = examine(entries, settings, [examiner(settings) for examiner in EXAMINERS], beginning)
+        examiners = [examiner(settings) for examiner in EXAMINERS]
+        if history.extent is not None:
+            examiners.append(LogSpace(settings, history.extent))
+        diagnosis = examine(entries, settings, examiners, beginning)
         if as_json:
             about = {"origin": history.origin, "beginning": beginning.note, "pointsman": version("pointsman")}
             print_json(about | {"verdict": verdict(diagnosis)} | msgspec.to_builtins(diagnosis))

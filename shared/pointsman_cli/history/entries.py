@@ -8,7 +8,7 @@ import click
 import msgspec
 
 from pointsman.contracts.decisions import Settings
-from pointsman.ports import LogEntry
+from pointsman.ports import LogEntry, LogExtent
 from pointsman.primitives import Name, Sequence
 from pointsman.simulation.replay import BaseState, pool_settings
 from pointsman.state.state import PoolSettings
@@ -41,6 +41,8 @@ class History(ABC):
 
     origin: str
     header: Header
+    extent: LogExtent | None = None
+    """Of a log that is still written."""
 
     @property
     def begins(self) -> str:

@@ -41,7 +41,7 @@ class LiveHistory(History):
         self._settings = settings
         self.origin = f"the log of pool '{settings.pool}' at {settings.nats_shown}"
         with asyncio.Runner() as runner:
-            extent = runner.run(self._extent())
+            self.extent = extent = runner.run(self._measured())
         self.header = Header(
             pool=settings.pool,
             identity=extent.identity,
@@ -103,7 +103,7 @@ class LiveHistory(History):
                 msg = f"the checkpoints of {self.origin} cannot be read: {error}"
                 raise HistoryError(msg) from error
 
-    async def _extent(self) -> LogExtent:
+    async def _measured(self) -> LogExtent:
         async with _linked(self._settings) as link:
             try:
                 return await link.log.extent()

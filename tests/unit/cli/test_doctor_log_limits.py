@@ -1,0 +1,110 @@
+"""The doctor on a log that was slow, refused requests, or is full; and its silence where none of that was."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from click.testing import CliRunner
+
+from pointsman.contracts.codec import encode
+from pointsman.contracts.decisions import RequestsRefused
+from pointsman.contracts.subjects import subject_of
+from pointsman.ports import LogEntry, LogExtent
+from pointsman.primitives import EngineSeconds, PoolName
+from pointsman.state.state import PoolSettings
+from pointsman_cli.doctor.examination import examine
+from pointsman_cli.doctor.log_limits import LogSpace
+from pointsman_cli.history.bundle import write_bundle
+from pointsman_cli.history.entries import Header
+from pointsman_cli.history.start_point import StartPoint
+from pointsman_cli.main import main
+from tests.support.served_log import ServedLog
+
+Entries = list[LogEntry]
+GIB = 2**30
+
+
+@pytest.fixture(scope="module")
+def healthy() -> Entries:
+    return ServedLog().entries
+
+
+def of_the_log(entries: Entries, directory: Path) -> list[dict[str, Any]]:
+    write_bundle(directory / "log.pmlog", Header(pool="default", last=entries[-1].sequence), entries)
+    result = CliRunner().invoke(main, ["doctor", "--from", str(directory / "log.pmlog"), "--json"])
+    return [finding for finding in json.loads(result.stdout)["findings"] if finding["area"] == "log"]
+
+
+def read_late(entries: Entries, begin: EngineSeconds, end: EngineSeconds, delay: EngineSeconds) -> Entries:
+    """What the leader decided from `begin` to `end` rests on what it had read `delay` seconds before."""
+    known: list[tuple[EngineSeconds, int]] = []
+    changed = []
+    for entry in entries:
+        event = entry.event
+        assert event is not None
+        if event.stamp is not None and begin <= event.at < end:
+            as_of = max(sequence for at, sequence in known if at <= event.at - delay)
+            event = msgspec.structs.replace(event, stamp=msgspec.structs.replace(event.stamp, as_of=as_of))
+        known.append((event.at, entry.sequence))
+        changed.append(LogEntry(entry.sequence, entry.subject, encode(event), event))
+    return changed
+
+
+@pytest.mark.parametrize("late", [lambda entries: entries, lambda entries: read_late(entries, 20.0, 60.0, 1.2)])
+def test_a_log_that_takes_writes_in_time_is_not_called_slow(
+    healthy: Entries, late: Callable[[Entries], Entries], tmp_path: Path
+) -> None:
+    assert of_the_log(late(healthy), tmp_path) == []
+
+
+def test_a_slow_log_is_told_with_how_long_and_how_slow_it_was(healthy: Entries, tmp_path: Path) -> None:
+    (finding,) = of_the_log(read_late(healthy, 20.0, 30.0, 4.0), tmp_path)  # a decision each 0.4 s
+
+    assert finding["severity"] == "warning"
+    assert finding["what"] == "the log was slow for 8 s"
+    assert finding["evidence"] == ["for 8 s decisions of term 1 took up to 3.6 s to come back"]
+
+
+def test_a_leader_that_only_stood_still_is_no_slow_log(healthy: Entries, tmp_path: Path) -> None:
+    assert of_the_log(read_late(healthy, 20.0, 22.8, 8.0), tmp_path) == []
+
+
+def test_refused_requests_are_counted_and_serious(healthy: Entries, tmp_path: Path) -> None:
+    end = healthy[-1]
+    assert end.event is not None
+    entries = list(healthy)
+    for count, since in ((40, 1.0), (2, 12.0)):
+        at = end.event.at + since
+        refused = RequestsRefused(at=at + 10.0, scheduler="s", count=count, since=at, reason="log_overloaded")
+        subject = subject_of(PoolName("default"), refused)
+        entries.append(LogEntry(len(entries) + 1, subject, encode(refused), refused))
+
+    (finding,) = of_the_log(entries, tmp_path)
+
+    assert finding["severity"] == "serious"
+    assert finding["what"] == "42 requests were refused because the log did not keep up"
+    assert finding["evidence"] == ["for 20 s in all; clients got 503 log_overloaded"]
+
+
+@pytest.mark.parametrize(
+    ("used", "limit", "further", "told"),
+    [
+        (3.9, 4.0, 0, ["the log is full and keeps 2 minutes"]),
+        (3.0, 4.0, 0, []),
+        (3.9, 0.0, 0, []),
+        (3.9, 4.0, 100_000, []),
+    ],
+    ids=["full", "not full", "no limit", "full, and keeps hours before what was read"],
+)
+def test_a_full_log_is_told_if_it_keeps_little(
+    healthy: Entries, used: float, limit: float, further: int, told: list[str]
+) -> None:
+    last = healthy[-1].sequence
+    extent = LogExtent("a", 1, last + further, int(used * GIB), int(limit * GIB))
+
+    found = examine(healthy, PoolSettings(), [LogSpace(PoolSettings(), extent)], StartPoint(None, ""))
+
+    assert [finding.what for finding in found.findings] == told

@@ -1,0 +1,150 @@
+"""The load of the log: from which share on what is refused, and what is told of it, when and how often."""
+
+from typing import cast
+
+import pytest
+from typing_extensions import override
+
+from pointsman.adapters.clocks import ScaledClock
+from pointsman.contracts.codec import LogEvent
+from pointsman.contracts.decisions import RequestsRefused
+from pointsman.ports import EventLog
+from pointsman.primitives import EngineSeconds, RequestId, Term, WallSeconds
+from pointsman.runtime.health import HealthBoard
+from pointsman.state.workload import Workload
+from pointsman_scheduler.log_load import LOG_LOAD_PART, LogLoad
+from tests.support.events import route
+
+TERM = Term(7)
+
+
+class Log:
+    write_load = 0.0
+
+
+class SteppedClock(ScaledClock):
+    """At a wall time that a test sets."""
+
+    at = 1000.0
+
+    @override
+    def wall(self) -> WallSeconds:
+        return WallSeconds(self.at)
+
+    @override
+    def now(self) -> EngineSeconds:
+        return self.at * self.speed
+
+
+class World:
+    def __init__(self, speed: float = 1.0) -> None:
+        self.clock = SteppedClock(speed)
+        self.board = HealthBoard(pool="p")
+        self.log = Log()
+        self.load = LogLoad(cast(EventLog, self.log), self.clock, self.board, "scheduler-1")
+        self.workload = Workload()
+
+    def refuses(self, request: str = "new") -> bool:
+        return self.load.refuses(route(request, [1]), self.workload)
+
+    def refuse(self, count: int) -> None:
+        for number in range(count):
+            self.load.refusal(route(f"r-{number}", [1]), TERM)
+
+    def look_after(self, seconds: float, *, leads: bool = True) -> list[LogEvent]:
+        self.clock.at += seconds
+        return self.load.look(leads=leads)
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+@pytest.mark.parametrize(
+    ("share", "busy", "refuses"),
+    [(0.0, False, False), (0.24, False, False), (0.25, True, False), (0.49, True, False), (0.5, True, True), (3.0, True, True)],
+)  # fmt: skip
+def test_plans_are_refused_from_a_quarter_of_the_window_on_and_requests_from_its_half(
+    world: World, share: float, busy: bool, refuses: bool
+) -> None:
+    world.log.write_load = share
+
+    assert (world.load.is_busy, world.refuses()) == (busy, refuses)
+
+
+def test_there_is_no_hysteresis_so_that_as_many_are_taken_as_the_log_takes(world: World) -> None:
+    answers = []
+    for share in (0.6, 0.49, 0.5, 0.0):
+        world.log.write_load = share
+        answers.append(world.refuses())
+
+    assert answers == [True, False, True, False]
+
+
+def test_a_request_that_is_in_flight_or_has_ended_is_not_refused(world: World) -> None:
+    world.log.write_load = 1.0
+    world.workload.requests[RequestId("placed")] = None  # type: ignore[assignment]
+    world.workload.end(RequestId("over"), "finished")
+
+    assert [world.refuses(name) for name in ("placed", "over", "new")] == [False, False, True]
+
+
+@pytest.mark.parametrize("speed", [1.0, 10.0])
+def test_a_refusal_names_its_request_its_term_and_when_to_come_back(speed: float) -> None:
+    command = route("r", [1], attempt=2)
+    refused = World(speed).load.refusal(command, TERM)
+
+    assert (refused.request, refused.attempt, refused.term) == ("r", 2, TERM)
+    assert (refused.status, refused.reason) == (503, "log_overloaded")
+    assert refused.retry_after == 5.0 * speed
+
+
+def test_refused_requests_are_told_every_ten_seconds_while_it_lasts_and_once_at_its_end(world: World) -> None:
+    world.log.write_load = 0.8
+    told: list[LogEvent] = []
+    for second in range(1, 26):
+        world.refuse(2)
+        told += world.look_after(1.0)
+        if second == 25:
+            world.log.write_load = 0.3
+    told += world.look_after(1.0)
+    told += world.look_after(60.0)
+
+    assert all(isinstance(event, RequestsRefused) for event in told)
+    assert sum(event.count for event in told if isinstance(event, RequestsRefused)) == 50
+    assert [event.at for event in told] == [1010.0, 1020.0, 1026.0]
+    assert [event.since for event in told] == [1000.0, 1010.0, 1020.0]  # type: ignore[union-attr]
+
+
+def test_nothing_is_told_where_nothing_was_refused(world: World) -> None:
+    world.log.write_load = 0.8
+
+    assert [world.look_after(20.0), world.look_after(20.0)] == [[], []]
+
+
+def test_who_does_not_lead_keeps_the_count_until_it_does(world: World) -> None:
+    world.log.write_load = 0.8
+    world.refuse(3)
+    world.log.write_load = 0.0
+
+    assert world.look_after(20.0, leads=False) == []
+    (told,) = world.look_after(5.0)
+    assert isinstance(told, RequestsRefused)
+    assert (told.count, told.since, told.at, told.scheduler) == (3, 1000.0, 1025.0, "scheduler-1")
+
+
+def test_it_is_degraded_from_a_quarter_on_and_well_again_only_below_a_tenth(world: World) -> None:
+    parts = []
+    for share in (0.2, 0.3, 0.7, 0.2, 0.1, 0.09):
+        world.log.write_load = share
+        world.look_after(0.25)
+        parts.append(world.board.degraded_parts.get(LOG_LOAD_PART, ""))
+
+    assert parts[0] == parts[5] == ""
+    assert (
+        parts[1]
+        == "the log is behind: 30% of the window of unconfirmed writes is used; from 50% on new requests get 503"
+    )
+    assert parts[2] == parts[3] == parts[4]
+    assert parts[2].endswith("70% of the window of unconfirmed writes is used; new requests get 503")
