@@ -697,6 +697,12 @@ CONTROL = Board(
                     "bytes",
                 ),
                 Panel(
+                    "Window of unconfirmed writes",
+                    "At 50% new requests are refused; at 100% writes are lost.",
+                    [(highest("pointsman_log_write_load_ratio", "pool, job"), "{{job}}")],
+                    "percentunit",
+                ),
+                Panel(
                     "Entries kept",
                     "Newest minus oldest.",
                     [
@@ -713,6 +719,14 @@ CONTROL = Board(
                     [
                         (f"sum (pointsman_log_writes_stalled{{{POOL}}})", "processes whose writes stall"),
                         (f"sum (increase(pointsman_log_events_lost_total{{{POOL}}}[5m]))", "events lost in 5 min"),
+                        (
+                            f"sum (increase(pointsman_log_requests_refused_total{{{POOL}}}[5m]))",
+                            "requests refused in 5 min",
+                        ),
+                        (
+                            f"sum (increase(pointsman_log_folded_whole_total{{{POOL}}}[5m]))",
+                            "starts without a checkpoint in 5 min",
+                        ),
                         (f"sum (increase(pointsman_log_resets_total{{{POOL}}}[5m]))", "resets in 5 min"),
                         (f"sum (increase(pointsman_dead_letters_total{{{POOL}}}[5m]))", "dead letters in 5 min"),
                         (f"sum (increase(pointsman_nats_forbidden_total{{{POOL}}}[5m]))", "subjects refused in 5 min"),
@@ -727,6 +741,24 @@ CONTROL = Board(
                             "{{pool}}",
                         )
                     ],
+                    "eps",
+                ),
+                Panel(
+                    "Size of the archive",
+                    "Used: what --archive-bytes-max bounds.",
+                    [(highest("pointsman_recorder_archive_bytes", "pool, kind"), "{{pool}} {{kind}}")],
+                    "bytes",
+                ),
+                Panel(
+                    "Oldest entry of the archive",
+                    "What --archive-days bounds.",
+                    [(highest("pointsman_recorder_archive_oldest_seconds", "pool"), "{{pool}}")],
+                    "s",
+                ),
+                Panel(
+                    "Entries pruned from the archive",
+                    "Per second. None at a bound that is exceeded: the database refuses.",
+                    [(rate("pointsman_recorder_archive_pruned_total", by="pool"), "{{pool}}")],
                     "eps",
                 ),
             ],

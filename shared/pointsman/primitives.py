@@ -43,6 +43,9 @@ Term = NewType("Term", Annotated[int, Meta(ge=0, le=WHOLE_MAX)])
 EngineSeconds = Annotated[float, Meta(ge=-1e30, le=1e30)]
 """Engine time: passes `--speed` times faster than wall time. See `ports.Clock`."""
 
+NO_SECONDS: EngineSeconds = 0.0
+"""Default of wire fields. msgspec leaves out this object, not every zero: `seconds or NO_SECONDS` is not written."""
+
 if TYPE_CHECKING:
 
     class WallSeconds:

@@ -3,6 +3,7 @@ each tier as its engine does, and replay decides the same."""
 
 import asyncio
 import subprocess
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import RequestPlaced
 from pointsman.contracts.fleet import InstanceReported
 from pointsman.contracts.requests import RequestFinished
+from pointsman.policies.heard_reports import PULSE_WALL_SECONDS
 from pointsman.primitives import InstanceId
 from pointsman.state.state import PoolSettings, State
 from pointsman_cli.discovery import find_fleet
@@ -50,8 +52,11 @@ async def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
         fleet = find_fleet(data=up.data)
         async with link_to(fleet) as link, aiohttp.ClientSession() as session:
             cached = [await _ask(session, fleet.ingress, fleet.model, prompt) for prompt in _prompts() * ROUNDS]
-            await asyncio.sleep(1.5)  # a report of each worker
+            asked = time.monotonic()
             events = await events_in(link.log)
+            while not _all_reported(events[-20:]) and time.monotonic() - asked < 2 * PULSE_WALL_SECONDS:
+                await asyncio.sleep(1.0)
+                events = await events_in(link.log)
         replayed = _verified(up.data)
         up.stop()
     return Run(events, cached, replayed)
@@ -97,6 +102,12 @@ def test_the_index_agrees_with_each_tier_of_each_engine(run: Run) -> None:
 
 def test_replay_decides_the_same(run: Run) -> None:
     assert '"different": 0' in run.verified
+
+
+def _all_reported(events: Sequence[LogEvent]) -> bool:
+    """Each engine's worker, after the last event of a cache or a request."""
+    reported = {event.instance for event in events if isinstance(event, InstanceReported) and event.tiers}
+    return len(reported) == 2 and isinstance(events[-1], InstanceReported) and isinstance(events[-2], InstanceReported)
 
 
 def _prompts() -> list[list[int]]:

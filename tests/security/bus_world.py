@@ -36,6 +36,7 @@ def log_config(pool: str) -> dict[str, Any]:
         "deny_delete": True,
         "deny_purge": True,
         "allow_direct": True,
+        "compression": "s2",
         "duplicate_window": 120_000_000_000,
         "max_age": 7 * 24 * 3600 * 1_000_000_000,
     }

@@ -158,6 +158,7 @@ def story(cause: str = "long_prompt_ahead", **changes: Any) -> StoryView:
         "settings": {"admission": "predicted_ttft"}, "reason": "costs least: 0.676 s of work behind 3.443 s", "detail": "",
         "retry_after": None, "predicted_ttft": 4.119, "predicted_ttft_upper": 5.4, "predicted_cached_tokens": 4800, "budget_seconds": 0.997,
         "candidates": [_candidate(i, chosen=i == 2) for i in range(8)], "ahead": ahead, "prefix": None,
+        "others": [{"count": 2, "sentence": "and 2 others: first token in 6.1 s to 7.2 s"}],
     }  # fmt: skip
     made = StoryView(
         request="7f3a09c2be114d60", origin="nats://127.0.0.1:4222", note="", arrived_at=AT,

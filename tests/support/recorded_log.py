@@ -36,6 +36,7 @@ from pointsman.contracts.requests import (
 from pointsman.contracts.subjects import subject_of
 from pointsman.contracts.tenants import Priority, TenantPolicies, TenantPolicy
 from pointsman.policies.dispatch import Dispatcher
+from pointsman.policies.dispatch.recording import Recording
 from pointsman.policies.policy_set import PolicySet
 from pointsman.policies.rebalancing.base import Migration, MigrationPlan
 from pointsman.ports import LogEntry
@@ -47,30 +48,33 @@ from tests.support.events import BLOCK, joined, route, stored
 POOL = PoolName("default")
 SETTINGS = PoolSettings(block_tokens=BLOCK)
 PRIORITIES: list[Priority] = ["batch", "standard", "interactive"]
-ENGINES = [InstanceId(f"engine-{number}") for number in range(1, 5)]
 
 
 class RecordedFleet:
-    """Four engines, of which three are there from the start, a leader and chance. `entries` is the log."""
+    """Engines, all but one of which are there from the start, a leader and chance. `entries` is the log."""
 
     def __init__(
         self,
         policies: PolicySet,
         seed: int,
         *,
+        engines: int = 4,
         roles: Sequence[Role] = (),
         failing: bool = False,
         limited: bool = False,
         fetching: bool = False,
+        recording: Callable[[], Recording] = Recording,
     ) -> None:
         """`roles` of the engines, in their order, where they do not all do everything. `failing`: whether engines fail
         requests, and are ejected. `limited`: whether tenants have limits, and requests priorities.
-        `fetching`: whether engines fetch prefixes from each other."""
+        `fetching`: whether engines fetch prefixes from each other. `recording`: of each leader."""
+        self._recording = recording
+        self._engines = [InstanceId(f"engine-{number}") for number in range(1, engines + 1)]
         self._failing = failing
         self._limited = limited
         self._fetching = fetching
         self.entries: list[LogEntry] = []
-        self._roles = dict(zip(ENGINES, roles, strict=False))
+        self._roles = dict(zip(self._engines, roles, strict=False))
         self._policies = policies
         self._random = Random(seed)
         self._now = 1000.0
@@ -81,7 +85,7 @@ class RecordedFleet:
         self._cache: dict[InstanceId, int] = {}
         self._epochs: dict[InstanceId, int] = {}
         self._leader: Dispatcher
-        for engine in ENGINES[:3]:
+        for engine in self._engines[:-1]:
             self._join(engine)
         self.take_over()
 
@@ -138,7 +142,7 @@ class RecordedFleet:
             else:
                 state.apply(entry.event, entry.sequence)
         self._read = len(self.entries)
-        self._leader = Dispatcher(state, self._policies, term=Term(self._term))
+        self._leader = Dispatcher(state, self._policies, term=Term(self._term), recording=self._recording())
 
     def write_all(self) -> "RecordedFleet":
         """Let every decision reach the log."""
@@ -222,7 +226,7 @@ class RecordedFleet:
 
     def _migrate(self) -> None:
         moves = [
-            Migration(request.id, request.instance, self._random.choice(ENGINES), 1.0, "by chance")
+            Migration(request.id, request.instance, self._random.choice(self._engines), 1.0, "by chance")
             for request in list(self._state.workload.requests.values())
             if request.stage is Stage.PENDING and self._random.random() < 0.3
         ]
@@ -313,7 +317,7 @@ class RecordedFleet:
     def _fail_attempt(self) -> None:
         """Mostly of one engine, which is worse than the others."""
         found = [r for r in self._state.workload.requests.values() if r.stage in (Stage.PREFILL, Stage.DECODING)]
-        bad = [request for request in found if request.instance == ENGINES[1]]
+        bad = [request for request in found if request.instance == self._engines[1]]
         request = self._random.choice(bad or found) if found else None
         if request is None:
             return
@@ -333,7 +337,7 @@ class RecordedFleet:
         """An ingress that found no scheduler."""
         request = self._one(Stage.PENDING)
         if request is not None:
-            self._append(RequestGranted(at=self._now, request=request.id, instance=self._random.choice(ENGINES)))
+            self._append(RequestGranted(at=self._now, request=request.id, instance=self._random.choice(self._engines)))
 
     def _join(self, engine: InstanceId) -> None:
         self._epochs[engine] = self._epochs.get(engine, 0) + 1
@@ -343,7 +347,7 @@ class RecordedFleet:
         self._append(joined(engine, at=self._now, epoch=self._epochs[engine], **role, **fetches))
 
     def _restart_engine(self) -> None:
-        self._join(self._random.choice(ENGINES))
+        self._join(self._random.choice(self._engines))
 
     def _store(self) -> None:
         request = self._one(Stage.DECODING)

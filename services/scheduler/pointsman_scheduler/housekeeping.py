@@ -33,6 +33,9 @@ from pointsman_scheduler.waiters import UNGRANTED
 log = structlog.get_logger()
 
 PERIOD_WALL_SECONDS: WallSeconds = WallSeconds(0.25)
+INSTANCES_A_TURN = 128
+"""Of a larger fleet, what looks at all instances or requests for more than their silence happens less often, so that
+its share of the time does not grow."""
 SUSPENDED_WALL_SECONDS: WallSeconds = WallSeconds(1.0)
 """A longer sleep means that the process was suspended and has not read recent entries."""
 LISTENING_WALL_SECONDS: WallSeconds = WallSeconds(1.0)
@@ -71,14 +74,19 @@ class Housekeeping:
             ("outliers", self._eject_outliers),
             ("lost requests", self._end_lost_requests),
         )
+        turn = 0
         while True:
+            turn += 1
             began = self._clock.wall()
             await self._clock.sleep_wall(PERIOD_WALL_SECONDS)
             suspended = self._clock.wall() - began > SUSPENDED_WALL_SECONDS
             instances = len(self._replica.state.fleet.instances)
             if suspended or not self._commands.connected or self._heartbeats.log_is_silent(instances):
                 self._heartbeats.listen_from_now()
+            rarely = turn % max(1, instances // INSTANCES_A_TURN) != 0
             for name, step in steps:
+                if rarely and name != "liveness":
+                    continue
                 with contained(name):
                     if self._leader.leading is not None:
                         await step(self._leader.leading)
@@ -121,8 +129,7 @@ class Housekeeping:
         events += switched + dispatcher.relocate_pending(
             now
         )  # first: what can leave a draining instance is not granted there
-        for instance in list(self._replica.state.workload.queues):
-            events += dispatcher.grant_waiting(instance, now)
+        events += dispatcher.grant_everywhere(now)
         await term.publish(events + dispatcher.place_held(now))
 
     async def _eject_outliers(self, term: ActiveTerm) -> None:

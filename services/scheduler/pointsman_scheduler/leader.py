@@ -12,6 +12,7 @@ from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import LeaderElected
 from pointsman.contracts.wire import WIRE_VERSION
 from pointsman.policies.dispatch import Dispatcher
+from pointsman.policies.dispatch.recording import SETTINGS_EVERY, Recording
 from pointsman.policies.heard_reports import HeardReports
 from pointsman.policies.policy_set import PolicySet
 from pointsman.ports import (
@@ -59,11 +60,12 @@ class ActiveTerm:
         event_log: EventLog,
         heartbeats: LogLiveness,
         pool: str,
+        recording: Recording,
         spans: DecisionSpans | None = None,
         *,
         now: WallSeconds,
     ) -> None:
-        self.dispatcher = Dispatcher(state, policies, term=term, on_decision=self._collect)
+        self.dispatcher = Dispatcher(state, policies, term=term, on_decision=self._collect, recording=recording)
         self.waiters = Waiters(self.dispatcher, pool)
         self.ownership = Ownership()
         self.heard = HeardReports()
@@ -122,8 +124,10 @@ class Candidacy:
         name: str,
         replica: Replica,
         heartbeats: LogLiveness,
+        rivals: int,
         tracer: Tracer | None = None,
     ) -> None:
+        """`rivals`: that each decision records (`Recording`)."""
         self._tracer = tracer
         self._log = event_log
         self._clock = clock
@@ -133,6 +137,7 @@ class Candidacy:
         self._name = name
         self._replica = replica
         self._heartbeats = heartbeats
+        self._rivals = rivals
         self._serving = AsyncExitStack()
         self._fence: Fence | None = None
         self._settled = asyncio.Event()
@@ -173,6 +178,7 @@ class Candidacy:
         state, self._fence = self._replica.state, fence
         self._heartbeats.begin()
         spans = None if self._tracer is None else DecisionSpans(self._tracer)
+        recording = Recording(self._rivals, settings_every=SETTINGS_EVERY)
         self.term = ActiveTerm(
             state,
             self._policies,
@@ -181,6 +187,7 @@ class Candidacy:
             self._log,
             self._heartbeats,
             self._board.pool,
+            recording,
             spans,
             now=self._clock.wall(),
         )

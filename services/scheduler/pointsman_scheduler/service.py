@@ -83,6 +83,7 @@ class SchedulerService:
             name=name,
             replica=replica,
             heartbeats=heartbeats,
+            rivals=settings.rivals,
             tracer=tracer,
         )
         log_load = LogLoad(event_log, clock, board, name)

@@ -3,11 +3,12 @@
 from dataclasses import dataclass
 
 from pointsman.policies.admission import ADMISSION_POLICIES, DEFAULT_ADMISSION
+from pointsman.policies.dispatch.recording import RIVALS
 from pointsman.policies.ordering import DEFAULT_ORDERING, ORDERING_POLICIES
 from pointsman.policies.routing import DEFAULT_ROUTING, ROUTING_POLICIES
 from pointsman.primitives import WallSeconds
 from pointsman.runtime.engine_urls import EngineUrlSettings
-from pointsman.runtime.settings import FleetSettings, ProcessSettings, setting
+from pointsman.runtime.settings import WHOLE, FleetSettings, ProcessSettings, setting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +50,12 @@ class SchedulerSettings(FleetSettings, EngineUrlSettings, ProcessSettings):
     copies: bool = setting(
         True,
         "Copy hot prefixes to further engines ahead of need, in a pool whose engines fetch prefixes from each other.",
+    )
+    rivals: int = setting(
+        RIVALS,
+        "Candidates that a decision records in the log beside the chosen one: those that came nearest. The others are "
+        "counted; whoever replays the log computes them again.",
+        bounds=WHOLE,
     )
     waiter_seconds: WallSeconds = setting(
         3.0, "Wall seconds after which a request that its ingress no longer names is given up: that ingress is gone."

@@ -214,7 +214,8 @@ class TrafficReader:
         match event:
             case RequestPlaced():
                 self._policies[event.policy] += request.counted
-                self._policy, self._policy_settings = event.policy, event.settings
+                if settings := self._state.settings_of(event):
+                    self._policy, self._policy_settings = event.policy, settings
                 row.instance = event.instance
                 row.predicted_ttft = event.at - arrived_at + event.predicted_ttft
                 row.predicted_cached_tokens = row.prompt_tokens - event.uncached_tokens

@@ -210,7 +210,7 @@ class DecisionShadows:
 
     def _note_policies(self, routing: str, settings: Settings) -> None:
         """Of a leader, or of a placement of one whose election is not in the log."""
-        if not routing or (routing, settings) == self._running:
+        if not settings or (routing, settings) == self._running:
             return
         try:
             running = recorded_policy_set(routing, settings)
@@ -241,7 +241,7 @@ class DecisionShadows:
         if request is None or request.over_limit is not None:
             return
         if not any(shadow.context for shadow in self.shadows) and isinstance(event, RequestPlaced):
-            self._note_policies(event.policy, event.settings)
+            self._note_policies(event.policy, self._state.settings_of(event))
         if not self._is_sampled(event):
             self.sampled_out += 1
             return

@@ -1,5 +1,5 @@
-"""Decisions of the leader and the scaler. Fields: docs/events.md. Each event holds all that is needed to recompute it:
-policy, settings, candidates with their numbers, and the stamp."""
+"""Decisions of the leader and the scaler. Fields: docs/events.md. Each event, with the LeaderElected of its term, holds
+all that is needed to recompute it: policy, settings, the nearest candidates with their numbers, and the stamp."""
 
 from typing import Annotated
 
@@ -12,6 +12,7 @@ from pointsman.contracts.reasons import MoveCause, recorded_move_cause
 from pointsman.contracts.requests import RequestCancelled, RequestEvent, RequestFailed, RequestFinished
 from pointsman.primitives import (
     BLOCK_TOKENS_MAX,
+    NO_SECONDS,
     SPEED_MIN,
     Count,
     EngineSeconds,
@@ -51,7 +52,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     predicted_ttft: EngineSeconds
     fetch_from: InstanceId = InstanceId("")
     fetched_tokens: Tokens = 0
-    transfer_seconds: EngineSeconds = 0.0
+    transfer_seconds: EngineSeconds = NO_SECONDS
     loaded_tokens: Tokens = 0
 
 
@@ -78,18 +79,22 @@ class RequestPlaced(RequestEvent, frozen=True, kw_only=True):
     predicted_ttft: EngineSeconds
     policy: Name
     settings: Settings
+    """Empty: those of the term."""
     reason: Text
     candidates: Annotated[list[Candidate], Listed]
+    others: Count = 0
+    """Candidates that were weighed too and are not recorded."""
     attempt: Count = 1
     excluded: Annotated[list[InstanceId], Listed] = []
     decode: InstanceId = InstanceId("")
     decode_reason: Text = ""
     decode_candidates: Annotated[list[DecodeCandidate], Listed] = []
-    transfer_seconds: EngineSeconds = 0.0
+    decode_others: Count = 0
+    transfer_seconds: EngineSeconds = NO_SECONDS
     """Of the KV cache: to the decode instance, or of the prefix from `fetch_from`."""
-    predicted_ttft_upper: EngineSeconds = 0.0
+    predicted_ttft_upper: EngineSeconds = NO_SECONDS
     """Nine of ten first tokens come within it; 0: unknown."""
-    lost_seconds: EngineSeconds = 0.0
+    lost_seconds: EngineSeconds = NO_SECONDS
     """Time held without a scheduler or lost at a failed engine; extends its TTFT budget."""
     best_effort: bool = False
     """Admitted although no instance could meet its TTFT SLO even with an empty queue."""
@@ -97,7 +102,7 @@ class RequestPlaced(RequestEvent, frozen=True, kw_only=True):
     """Plan: fetch `fetched_tokens` beyond the hit from there; `uncached_tokens` are computed. Decided at the grant."""
     fetched_tokens: Tokens = 0
     loads: Loads = []
-    load_seconds: EngineSeconds = 0.0
+    load_seconds: EngineSeconds = NO_SECONDS
 
 
 class RequestGranted(RequestEvent, frozen=True, kw_only=True):
@@ -115,11 +120,11 @@ class RequestGranted(RequestEvent, frozen=True, kw_only=True):
     fetch_from: InstanceId = InstanceId("")
     fetch_blocks: Count = 0
     fetched_tokens: Tokens = 0
-    fetch_seconds: EngineSeconds = 0.0
+    fetch_seconds: EngineSeconds = NO_SECONDS
     """Predicted."""
     copy_to: InstanceId = InstanceId("")
     copy_blocks: Count = 0
-    copy_seconds: EngineSeconds = 0.0
+    copy_seconds: EngineSeconds = NO_SECONDS
     """Predicted."""
 
 
@@ -130,9 +135,10 @@ class RequestHandedOver(RequestEvent, frozen=True, kw_only=True):
     source: InstanceId
     instance: InstanceId
     attempt: Count = 1
-    prefill: EngineSeconds = 0.0
+    prefill: EngineSeconds = NO_SECONDS
     reason: Text = ""
     candidates: Annotated[list[DecodeCandidate], Listed] = []
+    others: Count = 0
 
 
 class HandOverRefused(RequestEvent, frozen=True, kw_only=True):
@@ -143,8 +149,9 @@ class HandOverRefused(RequestEvent, frozen=True, kw_only=True):
     reason: Text
     detail: Text
     retry_after: EngineSeconds
-    prefill: EngineSeconds = 0.0
+    prefill: EngineSeconds = NO_SECONDS
     candidates: Annotated[list[DecodeCandidate], Listed] = []
+    others: Count = 0
 
 
 class RequestMigrated(RequestEvent, frozen=True, kw_only=True):
@@ -161,16 +168,16 @@ class RequestMigrated(RequestEvent, frozen=True, kw_only=True):
     plan: Name = ""
     policy: Name = ""
     planned_as_of: Sequence = 0
-    benefit: EngineSeconds = 0.0
+    benefit: EngineSeconds = NO_SECONDS
     decode: InstanceId = InstanceId("")
     rebound: bool = False
     fetch_from: InstanceId = InstanceId("")
     """As in RequestPlaced."""
-    wasted: EngineSeconds = 0.0
+    wasted: EngineSeconds = NO_SECONDS
     """With `rebound`: prefill seconds probably done at `source`; `benefit` is net of them."""
     cause: MoveCause = MoveCause.UNKNOWN
     loads: Loads = []
-    load_seconds: EngineSeconds = 0.0
+    load_seconds: EngineSeconds = NO_SECONDS
 
     def __post_init__(self) -> None:
         if not self.cause:
@@ -197,9 +204,11 @@ class RequestRejected(RequestEvent, frozen=True, kw_only=True):
     policy: Name
     settings: Settings
     candidates: Annotated[list[Candidate], Listed]
+    others: Count = 0
     attempt: Count = 1
     excluded: Annotated[list[InstanceId], Listed] = []
     decode_candidates: Annotated[list[DecodeCandidate], Listed] = []
+    decode_others: Count = 0
     displaced_by: RequestId = RequestId("")
     """The request that took its place in a full queue."""
 

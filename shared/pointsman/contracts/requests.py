@@ -10,6 +10,7 @@ from pointsman.contracts.envelope import Event
 from pointsman.contracts.reasons import CancelCause, recorded_cancel_cause
 from pointsman.contracts.tenants import Priority
 from pointsman.primitives import (
+    NO_SECONDS,
     Count,
     EngineSeconds,
     InstanceId,
@@ -49,7 +50,7 @@ class RequestArrived(RequestEvent, frozen=True, kw_only=True):
     context_tokens: Tokens = 0
     """Prompt and demanded output; 0: any instance may serve it."""
     followed: bool = False
-    held_up: EngineSeconds = 0.0
+    held_up: EngineSeconds = NO_SECONDS
     cache_group: Name = ""
     """Tenants of one group share cached prefixes; empty: cache isolation is off."""
     priority: Priority = "standard"

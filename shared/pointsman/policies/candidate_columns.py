@@ -6,17 +6,16 @@ Limit: not where instances fetch prefixes from each other, nor under tenants' li
 candidate is of its own kind."""
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, overload
+from typing import overload
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 from typing_extensions import override
 
+from pointsman.policies.pool_view import CandidateEstimate, LazyCandidates, PoolView
 from pointsman.primitives import EngineSeconds, InstanceId, Tokens
 from pointsman.state.instance_columns import Column, InstanceColumns
-
-if TYPE_CHECKING:
-    from pointsman.policies.pool_view import CandidateEstimate, PoolView
 
 ALONE_SHARE = 0.25
 """If more instances than this need to be computed by themselves, all are."""
@@ -27,7 +26,7 @@ class CandidateColumns:
 
     def __init__(
         self,
-        view: "PoolView",
+        view: PoolView,
         known: InstanceColumns,
         hits: dict[InstanceId, int],
         alone: set[int],
@@ -42,8 +41,8 @@ class CandidateColumns:
         for name, blocks in hits.items():
             if (row := position.get(name)) is not None:
                 self.hit_blocks[row] = blocks
-        usable = (prompt_tokens - 1) // known.engine_block_tokens * known.engine_block_tokens
-        self.cached_tokens: Column = np.maximum(0.0, np.minimum(self.hit_blocks * block_tokens, usable))
+        cacheable = (prompt_tokens - 1) // known.engine_block_tokens * known.engine_block_tokens
+        self.cached_tokens: Column = np.maximum(0.0, np.minimum(self.hit_blocks * block_tokens, cacheable))
         self.uncached_tokens: Column = prompt_tokens - self.cached_tokens
         self.work_seconds = known.prefill_work(prompt_tokens, self.cached_tokens)
         self.prefill_seconds = known.prefill_seconds(self.work_seconds, self.uncached_tokens)
@@ -54,7 +53,7 @@ class CandidateColumns:
         for row in alone:
             self._take(row, view.candidate(self.names[row]))
 
-    def _take(self, row: int, estimate: "CandidateEstimate") -> None:
+    def _take(self, row: int, estimate: CandidateEstimate) -> None:
         self._alone[row] = estimate
         self.hit_blocks[row] = estimate.hit_blocks
         self.cached_tokens[row] = estimate.cached_tokens
@@ -83,7 +82,7 @@ class CandidateColumns:
     def least_ttft_alone(self) -> EngineSeconds:
         return float((self.candidates().predicted_ttft - self.queue_seconds).min())
 
-    def soonest_of_little_work(self) -> "CandidateEstimate | None":
+    def soonest_of_little_work(self) -> CandidateEstimate | None:
         """The soonest on time whose prefill is at most what others wait for on average."""
         waiting, work = int(self.known.waiting.sum()), sum(self.queue_seconds.tolist())
         bound = work / waiting if waiting else np.inf
@@ -91,13 +90,11 @@ class CandidateColumns:
         rows = np.flatnonzero((ttft <= self.view.budget) & (self.prefill_seconds <= bound))
         return self.estimate(int(rows[ttft[rows].argmin()])) if rows.size else None
 
-    def estimate(self, row: int) -> "CandidateEstimate":
+    def estimate(self, row: int) -> CandidateEstimate:
         return self._alone.get(row) or self.view.candidate(self.names[row])
 
-    def estimates(self) -> "list[CandidateEstimate]":
+    def estimates(self) -> list[CandidateEstimate]:
         """Of all instances."""
-        from pointsman.policies.pool_view import CandidateEstimate
-
         known, factor = self.known, self.view.upper_factor
         made = [
             CandidateEstimate(
@@ -134,8 +131,8 @@ class CandidateColumns:
         return made
 
 
-class ColumnCandidates(Sequence["CandidateEstimate"]):
-    """The estimates, made when somebody looks. `queue_seconds`: with waits that a policy added."""
+class ColumnCandidates(LazyCandidates):
+    """`queue_seconds`: with waits that a policy added."""
 
     def __init__(self, columns: CandidateColumns, queue_seconds: Column) -> None:
         self.columns = columns
@@ -150,33 +147,56 @@ class ColumnCandidates(Sequence["CandidateEstimate"]):
         return len(self.columns.names)
 
     @overload
-    def __getitem__(self, index: int) -> "CandidateEstimate": ...
+    def __getitem__(self, index: int) -> CandidateEstimate: ...
 
     @overload
-    def __getitem__(self, index: slice) -> "Sequence[CandidateEstimate]": ...
+    def __getitem__(self, index: slice) -> Sequence[CandidateEstimate]: ...
 
     @override
-    def __getitem__(self, index: int | slice) -> "CandidateEstimate | Sequence[CandidateEstimate]":
+    def __getitem__(self, index: int | slice) -> CandidateEstimate | Sequence[CandidateEstimate]:
         if isinstance(index, slice):
             return self._all()[index]
         row = range(len(self))[index]
         return self._waiting(row, self.columns.estimate(row))
 
     @override
-    def __iter__(self) -> "Iterator[CandidateEstimate]":
+    def __iter__(self) -> Iterator[CandidateEstimate]:
         return iter(self._all())
 
-    def _waiting(self, row: int, estimate: "CandidateEstimate") -> "CandidateEstimate":
+    @override
+    def nearest(self, chosen: InstanceId, *, by_ttft: int, by_hit: int) -> list[CandidateEstimate]:
+        ttft, hits = self.predicted_ttft, self.columns.hit_blocks
+        left = np.ones(len(self), dtype=np.bool_)
+        kept = [row] if (row := self.columns.known.position.get(chosen)) is not None else []
+        left[kept] = False
+        for part, first, second in ((by_ttft, ttft, -hits), (by_hit, -hits, ttft)):
+            rows = _least(np.flatnonzero(left), part, first, second)
+            left[rows] = False
+            kept += rows
+        return [self[row] for row in sorted(kept)]
+
+    def _waiting(self, row: int, estimate: CandidateEstimate) -> CandidateEstimate:
         seconds = self.queue_seconds.item(row)
         return (
             estimate if seconds == estimate.queue_seconds else msgspec.structs.replace(estimate, queue_seconds=seconds)
         )
 
-    def _all(self) -> "list[CandidateEstimate]":
+    def _all(self) -> list[CandidateEstimate]:
         if self._made is None:
             estimates = self.columns.view.candidates
             self._made = [self._waiting(row, estimate) for row, estimate in enumerate(estimates)]
         return self._made
+
+
+def _least(rows: NDArray[np.intp], count: int, first: Column, second: Column) -> list[int]:
+    """Of these rows, by two keys, then by row."""
+    if count <= 0:
+        return []
+    if len(rows) > count:
+        own = first[rows]
+        rows = rows[own <= np.partition(own, count - 1)[count - 1]]
+    ordered: list[int] = rows[np.lexsort((second[rows], first[rows]))][:count].tolist()
+    return ordered
 
 
 def _whole(column: Column) -> list[int]:

@@ -134,14 +134,15 @@ class _Evaluation:
         return self._ejection(instance, "failed_probe", detail) if self._is_replaceable(instance) else None
 
     def _outliers(self) -> Iterator[Ejection]:
-        rules: tuple[tuple[EjectionCause, Callable[[Instance, Record], str]], ...] = (
-            ("consecutive_failures", self._consecutive_failures),
-            ("failure_share", self._failure_share),
-            ("success_rate", self._below_success_rate),
-            ("latency", self._slow),
+        failed, all_healthy = self._failed, self._healthy
+        rules: tuple[tuple[EjectionCause, list[Instance], Callable[[Instance, Record], str]], ...] = (
+            ("consecutive_failures", failed, self._consecutive_failures),
+            ("failure_share", failed, self._failure_share),
+            ("success_rate", failed, self._below_success_rate),
+            ("latency", all_healthy if self._settings.latency_factor else [], self._slow),
         )
-        for cause, evidence in rules:
-            for instance in self._healthy:
+        for cause, instances, evidence in rules:
+            for instance in instances:
                 detail = evidence(instance, self._state.outliers.record(instance.id))
                 if detail and self._is_replaceable(instance) and self._is_within_share():
                     yield self._ejection(instance, cause, detail)
@@ -166,6 +167,16 @@ class _Evaluation:
         return ejected + 1 <= self._settings.max_ejection_share * (ejected + len(self._healthy))
 
     # Failures
+
+    @property
+    def _failed(self) -> list[Instance]:
+        """Those of which any failure is known: most have none, and nothing else can be held against them."""
+        known, unsettled = self._state.outliers.record, self._unsettled
+        return [
+            instance
+            for instance in self._healthy
+            if (record := known(instance.id)).last_failure or record.last_failure_at or instance.id in unsettled
+        ]
 
     def _consecutive_failures(self, instance: Instance, record: Record) -> str:
         unsettled = [f for f in self._unsettled.get(instance.id, ()) if f.since > record.served_since]
@@ -230,9 +241,12 @@ class _Evaluation:
     # Slowness
 
     def _slow(self, instance: Instance, _record: Record) -> str:
-        prefills = self._newest(instance)
-        least = self._settings.latency_factor * self._usual_at_least(instance)
         lately = self._prefills[instance.id]  # a slowness of all that is over does not count
+        least = self._settings.latency_factor * self._usual_at_least(instance)
+        paces = [p.observed / p.predicted for p in lately if p.predicted > 0]
+        if least > 0 and 2 * sum(pace >= least for pace in paces) < max(1, len(paces)):
+            return ""  # its median is lower
+        prefills = self._newest(instance)
         if len(prefills) < PREFILLS_MIN or not lately or min(_pace(prefills), _pace(lately)) < least:
             return ""
         slow = [p.at for p in prefills if p.observed >= least * p.predicted]

@@ -1,6 +1,7 @@
 """Read-only input of a routing policy: one request, and predictions for each instance that could take it. Predicted
 TTFT counts from now: `(queue + prefill) * correction + transfer`."""
 
+from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import cached_property
 from hashlib import blake2b
@@ -10,7 +11,7 @@ import msgspec
 
 from pointsman.contracts.decisions import Candidate, TierTokens
 from pointsman.policies.prefix_fetch import FetchSource, fetch_source, fetch_to, shared_fetch_seconds
-from pointsman.primitives import BlockKey, EngineSeconds, InstanceId, Tokens
+from pointsman.primitives import NO_SECONDS, BlockKey, EngineSeconds, InstanceId, Tokens
 from pointsman.state.fleet import Instance
 from pointsman.state.latency_model import LatencyModel
 from pointsman.state.priority_classes import LOWEST, RANK, QueueClass
@@ -76,9 +77,18 @@ class CandidateEstimate(msgspec.Struct, frozen=True, kw_only=True):
             predicted_ttft=self.predicted_ttft,
             fetch_from=self.fetch_from,
             fetched_tokens=self.fetched_tokens,
-            transfer_seconds=self.transfer_seconds if self.fetch_from else 0.0,
+            transfer_seconds=self.transfer_seconds if self.fetch_from and self.transfer_seconds else NO_SECONDS,
             loaded_tokens=self.loaded_tokens,
         )
+
+
+class LazyCandidates(Sequence[CandidateEstimate]):
+    """Estimates that are made when they are looked at."""
+
+    @abstractmethod
+    def nearest(self, chosen: InstanceId, *, by_ttft: int, by_hit: int) -> list[CandidateEstimate]:
+        """The chosen one, so many with the least predicted TTFT, and of the rest so many with the longest hits, in their
+        order."""
 
 
 class PoolView:

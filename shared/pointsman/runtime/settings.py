@@ -52,6 +52,7 @@ class SubjectType(click.ParamType[str]):
 
 
 COUNT = click.IntRange(min=1)
+WHOLE = click.IntRange(min=0)
 PORT_MAX = 65_535
 PORT = click.IntRange(0, PORT_MAX)
 POSITIVE = click.FloatRange(min=0, min_open=True)

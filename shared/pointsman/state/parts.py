@@ -5,8 +5,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, TypeVar
 
-from pointsman.contracts.decisions import TierTokens
-from pointsman.primitives import BlockKey, EngineSeconds, Epoch, InstanceId, Sequence, Term, Tokens
+from pointsman.contracts.decisions import RequestPlaced, RequestRejected, Settings, TierTokens
+from pointsman.primitives import BlockKey, EngineSeconds, Epoch, InstanceId, Name, Sequence, Term, Tokens
 from pointsman.state.best_effort import BestEffort
 from pointsman.state.dead_letters import DeadLetters
 from pointsman.state.derived import Derived
@@ -113,6 +113,9 @@ class StateParts:
         self.demand = PrefixDemand(level_blocks=max(1, settings.affinity_level_tokens // settings.block_tokens))
         self.placements = 0
         self.term = Term(0)
+        self.term_policy: Name = ""
+        self.term_settings: Settings = {}
+        """Those in LeaderElected or, if the log has lost it, in a placement."""
         self.elected: Sequence = 0
         self.sequence: Sequence = 0
         self.last_at: EngineSeconds = 0.0
@@ -159,6 +162,15 @@ class StateParts:
         found = next((tracker for tracker in self.trackers if isinstance(tracker, kind)), None)
         assert found is not None, f"no chosen policy keeps {kind.__name__}"
         return found
+
+    def note_policies(self, policy: Name, settings: Settings) -> None:
+        """Whole numbers as they are read from the log, so that the leader knows them as its followers do."""
+        self.term_policy = policy
+        self.term_settings = {n: v if isinstance(v, bool | str) else float(v) for n, v in settings.items()}
+
+    def settings_of(self, event: RequestPlaced | RequestRejected) -> Settings:
+        """Empty if unknown, and for a rejection that no policy of the term made."""
+        return event.settings or (self.term_settings if event.policy == self.term_policy else {})
 
     def newest_epoch(self, instance: InstanceId) -> Epoch:
         """Joins under a lower epoch are ignored."""

@@ -162,6 +162,8 @@ class State(StateParts):
             case RequestArrived():
                 lifecycle.arrive(self, event)
             case RequestPlaced():
+                if event.settings and not self.term_settings:
+                    self.note_policies(event.policy, event.settings)
                 lifecycle.place(self, event)
             case RequestGranted():
                 lifecycle.grant(self, event)
@@ -185,7 +187,9 @@ class State(StateParts):
                 if sequence:  # a term begins at the same entry for everyone, its leader included
                     self.elected = sequence
                     check_step("term", self.term, event.term)
-                    self.term = max(self.term, event.term)
+                    if event.term >= self.term:
+                        self.term = event.term
+                        self.note_policies(event.policy, event.settings)
             case WritesLost():
                 self.writes_lost += event.count
             case ScaleDecided():

@@ -194,7 +194,7 @@ class _LeaderFold:
             instance=instance,
             source=event.source if isinstance(event, RequestMigrated) else InstanceId(""),
             policy=event.policy,
-            settings={} if isinstance(event, RequestMigrated) else event.settings,
+            settings={} if isinstance(event, RequestMigrated) else state.settings_of(event),
             reason=event.reason,
             detail=event.detail if isinstance(event, RequestRejected) else "",
             retry_after=event.retry_after if isinstance(event, RequestRejected) else None,
@@ -215,17 +215,24 @@ class _LeaderFold:
         )
 
     def _weighed(self, request: Request | None, event: Decision, chosen: InstanceId) -> list[WeighedCandidate]:
-        weighed = {} if isinstance(event, RequestMigrated) else {c.instance: c for c in event.candidates}
-        others = [] if request is None else [i.id for i in self._state.fleet.instances if i.id not in weighed]
+        """`weighed` without being recorded: those that could serve it, where some were left out."""
+        recorded = {} if isinstance(event, RequestMigrated) else {c.instance: c for c in event.candidates}
         held = self._state.index.hits(request.keys) if request else {}
-        view = PoolView(self._state, request, event.at) if request else None
-        found = [self._weigh(candidate, held, chosen, weighed=True) for candidate in weighed.values()]
-        if view is not None:
-            found += [self._weigh(view.candidate(i).recorded(), held, chosen, weighed=False) for i in others]
-        return found
+        found = [self._weigh(c, held, chosen, weighed=True, recorded=True) for c in recorded.values()]
+        if request is None:
+            return found
+        left_out: tuple[InstanceId, ...] = ()
+        if not isinstance(event, RequestMigrated) and event.others:
+            left_out = self._state.fleet.ready_for(request, event.excluded)
+        view = PoolView(self._state, request, event.at)
+        return found + [
+            self._weigh(view.candidate(i.id).recorded(), held, chosen, weighed=i.id in left_out, recorded=False)
+            for i in self._state.fleet.instances
+            if i.id not in recorded
+        ]
 
     def _weigh(
-        self, candidate: Candidate, held: dict[InstanceId, int], chosen: InstanceId, *, weighed: bool
+        self, candidate: Candidate, held: dict[InstanceId, int], chosen: InstanceId, *, weighed: bool, recorded: bool
     ) -> WeighedCandidate:
         instance = self._state.fleet.get(candidate.instance)
         queue = self._state.workload.queues.get(candidate.instance, EMPTY_QUEUE)
@@ -234,6 +241,7 @@ class _LeaderFold:
             instance=candidate.instance,
             chosen=candidate.instance == chosen,
             weighed=weighed,
+            recorded=recorded,
             status=str(instance.status) if instance else NOT_KNOWN if self._blind else "gone",
             knowledge=str(instance.knowledge) if instance else "",
             doubt=instance.doubt if instance else "",

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.text import Text
 
 from pointsman.contracts.requests import RequestArrived, RequestFinished
+from pointsman_cli.explain.candidates import listed, others
 from pointsman_cli.explain.diagnosis import details, headline, reasons, verdict
 from pointsman_cli.explain.lookup import Slow
 from pointsman_cli.explain.text import seconds
@@ -102,7 +103,7 @@ def timeline_as_json(timeline: RequestTimeline) -> dict[str, Any]:
         "arrival": _arrival_as_json(timeline.arrival),
         "ttft": timeline.ttft,
         "phases": msgspec.to_builtins(timeline.phases),
-        "decisions": msgspec.to_builtins(timeline.decisions),
+        "decisions": [_decision_as_json(decision) for decision in timeline.decisions],
         "failed_attempts": msgspec.to_builtins(timeline.failed),
         "refused_moves": [{"sequence": entry} | msgspec.to_builtins(event) for entry, event in timeline.refused],
         "grants": msgspec.to_builtins(timeline.grants),
@@ -112,6 +113,12 @@ def timeline_as_json(timeline: RequestTimeline) -> dict[str, Any]:
             {"sequence": entry.sequence, "event": msgspec.to_builtins(entry.event)} for entry in timeline.entries
         ],
     }
+
+
+def _decision_as_json(decision: DecisionRecord) -> dict[str, Any]:
+    fields: dict[str, Any] = msgspec.to_builtins(decision)
+    rest = [msgspec.to_builtins(one) | {"sentence": one.sentence} for one in others(decision)]
+    return fields | {"candidates": msgspec.to_builtins(listed(decision)), "others": rest}
 
 
 def _arrival_as_json(arrival: RequestArrived | None) -> dict[str, Any] | None:
@@ -183,9 +190,11 @@ def _show_decision(console: Console, decision: DecisionRecord) -> None:
     )
     if decision.candidates:
         rows = table(*CANDIDATE_COLUMNS)
-        for weighed in decision.candidates:
+        for weighed in listed(decision):
             rows.add_row(*_candidate(weighed), style="bold" if weighed.chosen else "" if weighed.weighed else "dim")
         console.print(rows)
+        for rest in others(decision):
+            say(console, f"  {rest.sentence}")
     chosen = "nowhere" if decision.kind == "rejected" else f"{decision.instance}"
     by = f" by {decision.policy}" if decision.policy else ""
     say(console, f"  {chosen}{by}: {decision.reason}")

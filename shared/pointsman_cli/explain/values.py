@@ -21,11 +21,13 @@ NOT_KNOWN = "not known"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeighedCandidate:
-    """One instance at the decision. Seconds include the learned correction."""
+    """One instance at the decision. Seconds include the learned correction. What is not `recorded` is computed again,
+    without what the routing policy adds."""
 
     instance: InstanceId
     chosen: bool
     weighed: bool
+    recorded: bool
     status: str
     knowledge: str
     doubt: str

@@ -31,7 +31,7 @@ def proven(history: History, kept: ExportedCheckpoint) -> BaseState | None:
             return None
         try:
             state = decode_state(kept.content)
-            policies = _policies_in(entries)
+            policies = _policies_of(state, entries)
         except (UnreadableStateError, UnknownPolicyError):
             return None
     return BaseState(state, policies) if _form(state, policies) == kept.form else None
@@ -52,9 +52,11 @@ def _form(state: State, policies: PolicySet) -> str:
     return checkpoint_form(State(state.settings, policies.trackers()))
 
 
-def _policies_in(entries: Iterator[LogEntry]) -> PolicySet:
-    """Policies of the next decision, else the defaults. Raises UnknownPolicyError."""
+def _policies_of(state: State, entries: Iterator[LogEntry]) -> PolicySet:
+    """Of the term, else the next that `entries` tell, else the defaults. Raises UnknownPolicyError."""
+    if state.term_settings:
+        return recorded_policy_set(state.term_policy, state.term_settings)
     for entry in entries:
-        if isinstance(entry.event, LeaderElected | RequestPlaced | RequestRejected):
+        if isinstance(entry.event, LeaderElected | RequestPlaced | RequestRejected) and entry.event.settings:
             return recorded_policy_set(entry.event.policy, entry.event.settings)
     return policy_set()

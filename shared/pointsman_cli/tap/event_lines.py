@@ -19,7 +19,6 @@ from pointsman.contracts.cache import (
 )
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import (
-    Candidate,
     HandOverRefused,
     LeaderElected,
     MigrationRefused,
@@ -58,7 +57,7 @@ from pointsman.contracts.requests import (
 )
 from pointsman.contracts.tenants import TenantPoliciesSet
 from pointsman.ports import LogEntry, LogReset
-from pointsman.primitives import EngineSeconds, InstanceId
+from pointsman.primitives import EngineSeconds
 from pointsman_cli.terminal import wall_time
 
 REQUEST_CHARS = 12
@@ -147,7 +146,9 @@ def details(event: LogEvent) -> str:
         case MigrationRefused():
             return f"{event.source} -> {event.instance} not made, {event.reason}: {event.detail}"
         case RequestRejected():
-            return f"{event.reason}: {event.detail}, retry after {_seconds(event.retry_after)}  {_others(event.candidates)}".rstrip()
+            return (
+                f"{event.reason}: {event.detail}, retry after {_seconds(event.retry_after)}  {_others(event)}".rstrip()
+            )
         case PrefillFinished():
             return f"{event.instance}  TTFT {_seconds(event.ttft)}, prefill {_seconds(event.prefill)}"
         case RequestFinished():
@@ -203,14 +204,19 @@ def _placement(event: RequestPlaced) -> str:
     )
     if event.decode:
         chosen += f"  decoded at {event.decode}: {event.decode_reason}"
-    return f"{chosen}  {_others(event.candidates, event.instance)}".rstrip()
+    return f"{chosen}  {_others(event)}".rstrip()
 
 
-def _others(candidates: Sequence[Candidate], chosen: InstanceId | None = None) -> str:
-    rest = ", ".join(
-        f"{c.instance} {_seconds(c.predicted_ttft)} hit {c.hit_blocks}" for c in candidates if c.instance != chosen
-    )
-    return f"| {rest}" if rest else ""
+def _others(event: RequestPlaced | RequestRejected) -> str:
+    chosen = event.instance if isinstance(event, RequestPlaced) else None
+    rest = [
+        f"{c.instance} {_seconds(c.predicted_ttft)} hit {c.hit_blocks}"
+        for c in event.candidates
+        if c.instance != chosen
+    ]
+    if event.others:
+        rest.append(f"{event.others:,} others")
+    return f"| {', '.join(rest)}" if rest else ""
 
 
 def _arrival(event: RequestArrived) -> str:

@@ -10,6 +10,7 @@ from click.testing import CliRunner, Result
 
 from pointsman.contracts.decisions import MigrationRefused, RequestPlaced
 from pointsman.contracts.requests import PrefillFinished, RequestArrived, RequestAttemptFailed, RequestFinished
+from pointsman.policies.dispatch.recording import Recording
 from pointsman.policies.policy_set import policy_set
 from pointsman.ports import LogEntry
 from pointsman.primitives import InstanceId, RequestId
@@ -61,6 +62,32 @@ def test_what_was_known_is_rebuilt_to_the_last_bit_of_every_candidate(eventful: 
         rebuilt = {c.instance: (c.hit_blocks, c.queue_seconds, c.prefill_seconds) for c in decision.candidates}
         for told in placed.candidates:
             assert rebuilt[told.instance] == (told.hit_blocks, told.queue_seconds, told.prefill_seconds)
+
+
+def crowd(rivals: int | None) -> list[LogEntry]:
+    """Twenty engines; the same history whatever is recorded."""
+    told = policy_set(routing="min_ttft", prefill_window_tokens=900)
+    fleet = RecordedFleet(told, seed=5, engines=20, recording=lambda: Recording(rivals, settings_every=100))
+    return fleet.live(60).write_all().entries
+
+
+def test_of_many_engines_the_nearest_are_listed_and_the_others_are_a_number_and_a_range(tmp_path: Path) -> None:
+    whole, short = crowd(None), crowd(3)
+    placements = [e.event for e in short if isinstance(e.event, RequestPlaced) and len(e.event.excluded) == 0]
+    assert len(placements) > 5
+
+    for placed in placements[::5]:
+        told = json.loads(explain(short, tmp_path, placed.request, "--json").stdout)["decisions"][0]
+        full = next(e.event for e in whole if isinstance(e.event, RequestPlaced) and e.event.request == placed.request)
+        named = {c.instance for c in placed.candidates}
+        ttfts = [c.predicted_ttft for c in full.candidates if c.instance not in named]
+        (others,) = [one for one in told["others"] if one["weighed"]]
+
+        assert {c["instance"] for c in told["candidates"]} == named
+        assert (others["count"], others["ttft_min"], others["ttft_max"]) == (placed.others, min(ttfts), max(ttfts))
+        assert told["settings"]["running_max"] == 256
+    page = explain(short, tmp_path, placements[-1].request, "--all").stdout
+    assert f"and {placements[-1].others} others: first token in " in page
 
 
 def test_a_move_that_was_refused_says_who_wanted_it_and_why_it_was_not_made(

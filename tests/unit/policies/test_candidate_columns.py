@@ -16,6 +16,7 @@ from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.commands import RouteRequest
 from pointsman.contracts.fleet import PrefillCost
 from pointsman.policies import pool_view
+from pointsman.policies.dispatch.recording import Recording
 from pointsman.policies.pool_view import PoolView
 from pointsman.policies.routing import ROUTING_POLICIES
 from pointsman.policies.routing.weighed import Rows, weighed_list
@@ -74,6 +75,8 @@ def replace_cost(cost: PrefillCost, slow: float) -> PrefillCost:
 @settings(max_examples=4, deadline=None)
 def test_columns_decide_as_the_full_scan_does(policy: str, seed: int, load: float) -> None:
     fast, slow = (VariedPool(7, policy, load=load, seed=seed) for _ in range(2))
+    for pool in (fast, slow):
+        pool.dispatcher.recording.rivals = (None, 0, 1, 2, 5)[seed % 5]
     for _ in range(120):
         with columns_from(1):
             decided = _routed(fast)
@@ -150,6 +153,9 @@ def _compare_answers(view: PoolView, seed: int) -> None:
     assert view.columns is not None
     fast, slow = WeighedColumns(view.columns, 1.0), weighed_list(view, view.candidates, 1.0)
     assert list(fast) == list(slow)
+    chosen = slow[seed % 7].instance
+    assert Recording(4).candidates(fast, chosen) == Recording(4).candidates(slow, chosen)
+    assert Recording(5).candidates(fast) == Recording(5).candidates(slow)
     assert (fast.least_prefill, fast.longest_queue) == (slow.least_prefill, slow.longest_queue)
     assert fast.shortest() == slow.shortest()
     limit = Random(seed).choice([candidate.queue_seconds for candidate in slow])

@@ -29,7 +29,7 @@ from pointsman.state.state import PoolSettings, State
 from pointsman.state.workload import Request, Stage
 from tests.support.events import finished, first_token, joined, route
 from tests.support.leading import leader_of
-from tests.support.recorded_log import ENGINES, RecordedFleet
+from tests.support.recorded_log import RecordedFleet
 
 A, B = InstanceId("a"), InstanceId("b")
 PREFILL = 0.641
@@ -279,7 +279,7 @@ class RebindingFleet(RecordedFleet):
     def _migrate(self) -> None:
         super()._migrate()
         moves = [
-            Migration(request.id, request.instance, self._random.choice(ENGINES), 1.0, "by chance", rebind=True)
+            Migration(request.id, request.instance, self._random.choice(self._engines), 1.0, "by chance", rebind=True)
             for request in list(self._state.workload.requests.values())
             if request.stage is Stage.PREFILL and self._random.random() < 0.5
         ]

@@ -24,8 +24,7 @@ class WireMessage:
 
     @cached_property
     def headers(self) -> dict[str, str] | None:
-        """None without headers. Bytes that are not text are escaped: the server adds its headers to those that a writer
-        chose, and what it adds must be found."""
+        """Bytes that are no text are shown: beside a writer's headers the server's own are needed."""
         first, *lines = self._head.decode(errors="backslashreplace").split("\r\n")
         found = {}
         status, _, description = first[len(VERSION) :].strip().partition(" ")

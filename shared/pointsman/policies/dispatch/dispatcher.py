@@ -40,6 +40,9 @@ class Dispatcher(DecisionContext):
     def grant_waiting(self, instance: InstanceId, now: EngineSeconds) -> list[LogEvent]:
         return self._run(now, granting.grant_waiting, instance)
 
+    def grant_everywhere(self, now: EngineSeconds) -> list[LogEvent]:
+        return self._run(now, granting.grant_everywhere)
+
     def grant_next(self, instance: InstanceId, now: EngineSeconds) -> list[LogEvent]:
         """For replay: only at this instance, whatever turn granted it."""
         return self._run(now, granting.grant_next, instance)

@@ -10,7 +10,7 @@ from pointsman.contracts.requests import PrefillFinished, RequestCancelled
 from pointsman.policies.dispatch.turn import Turn
 from pointsman.policies.prefix_copies import copy_at_grant
 from pointsman.policies.prefix_fetch import fetch_at_grant, shared_fetch
-from pointsman.primitives import InstanceId, RequestId, Tokens
+from pointsman.primitives import NO_SECONDS, InstanceId, RequestId, Tokens
 from pointsman.state.fleet import Status
 from pointsman.state.priority_classes import LOWER_WINDOW_SHARE, RANK, next_class
 from pointsman.state.workload import NO_INSTANCE, InstanceQueue, Request, Stage
@@ -23,9 +23,17 @@ def grant_waiting(turn: Turn, instance_id: InstanceId) -> None:
     """Also elsewhere, if tenants may have waited for their share of the KV capacity, which is the pool's."""
     grant_next(turn, instance_id)
     if turn.state.tenants.limits_kv or turn.state.best_effort.waits:
-        for other in sorted(turn.state.workload.queues):
+        pending = [name for name, queue in turn.state.workload.queues.items() if queue.pending]
+        for other in sorted(pending):
             if other != instance_id:
                 grant_next(turn, other)
+
+
+def grant_everywhere(turn: Turn) -> None:
+    """Also where prefills may have ended that nobody reports."""
+    for name, queue in list(turn.state.workload.queues.items()):
+        if queue.waiting:
+            grant_next(turn, name)
 
 
 def grant_next(turn: Turn, instance_id: InstanceId) -> None:
@@ -114,10 +122,10 @@ def grant(turn: Turn, request: Request) -> None:
             fetch_from=fetch.source if fetch else NO_INSTANCE,
             fetch_blocks=fetch.blocks if fetch else 0,
             fetched_tokens=fetch.tokens if fetch else 0,
-            fetch_seconds=fetch.seconds if fetch else 0.0,
+            fetch_seconds=fetch.seconds if fetch else NO_SECONDS,
             copy_to=copy.target if copy else NO_INSTANCE,
             copy_blocks=copy.blocks if copy else 0,
-            copy_seconds=copy.seconds if copy else 0.0,
+            copy_seconds=copy.seconds if copy else NO_SECONDS,
         )
     )
 

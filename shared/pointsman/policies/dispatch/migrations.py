@@ -12,8 +12,8 @@ from pointsman.policies.rebalancing.base import Migration, MigrationPlan
 from pointsman.policies.rebalancing.migration_check import MigrationCheck, Veto
 from pointsman.policies.rebalancing.redispatch import Redispatch, Redispatching, Window
 from pointsman.policies.routing import NoInstance
-from pointsman.primitives import EngineSeconds, InstanceId
-from pointsman.state.workload import NO_INSTANCE, Request
+from pointsman.primitives import NO_SECONDS, EngineSeconds, InstanceId
+from pointsman.state.workload import EMPTY_QUEUE, NO_INSTANCE, Request
 
 NOT_PLANNED = MigrationPlan(as_of=0)
 
@@ -34,11 +34,13 @@ def relocate_pending(turn: Turn) -> None:
     state = turn.state
     ready = state.fleet.ready
     for instance, queue in list(state.workload.queues.items()):
-        if instance not in ready and queue.pending and ready:
+        if queue.pending and ready and instance not in ready:
             for request in list(queue.pending.values()):
                 _relocate(turn, request)
     for instance in ready:
-        grant_next(turn, instance)
+        queue = state.workload.queues.get(instance, EMPTY_QUEUE)
+        if queue.waiting:
+            grant_next(turn, instance)
 
 
 def _redispatch(turn: Turn, migration: Migration, plan: MigrationPlan) -> bool:
@@ -111,13 +113,13 @@ def _move(
             plan=plan.id,
             policy=plan.policy,
             planned_as_of=plan.as_of,
-            benefit=migration.benefit,
+            benefit=migration.benefit or NO_SECONDS,
             decode=decode,
             rebound=migration.rebind,
-            wasted=wasted,
+            wasted=wasted or NO_SECONDS,
             cause=cause,
             loads=list(candidate.loads),
-            load_seconds=candidate.load_seconds,
+            load_seconds=candidate.load_seconds or NO_SECONDS,
         )
     )
 

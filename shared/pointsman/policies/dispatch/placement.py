@@ -20,7 +20,7 @@ from pointsman.policies.dispatch.turn import Turn
 from pointsman.policies.pool_view import CandidateEstimate, PoolView
 from pointsman.policies.routing import NoInstance
 from pointsman.policies.routing.base import Choice
-from pointsman.primitives import EngineSeconds, InstanceId, WallSeconds, engine_seconds
+from pointsman.primitives import NO_SECONDS, EngineSeconds, InstanceId, WallSeconds, engine_seconds
 from pointsman.state.workload import NO_INSTANCE, Request, Stage
 
 RETRY_WALL_SECONDS: WallSeconds = WallSeconds(5.0)
@@ -80,7 +80,7 @@ def _arrive(turn: Turn, command: RouteRequest) -> None:
             streaming=command.streaming,
             adapter=command.adapter,
             followed=command.followed,
-            held_up=command.held_up,
+            held_up=command.held_up or NO_SECONDS,
             alias=command.alias,
             context_tokens=command.context_tokens,
             client_request_id=command.client_request_id,
@@ -148,6 +148,10 @@ def _place(turn: Turn, request: Request, attempt: int, excluded: Collection[Inst
     displaced = queue_bound.displace(turn, answer.displaced, answer.request) if answer.displaced else NO_INSTANCE
     candidate = admitted.chosen
     ttft = predicted_ttft(candidate, decode)
+    recording = turn.leader.recording
+    candidates = recording.candidates(admitted.considered, candidate.instance)
+    decode_candidates = recording.decode_candidates(decode.considered, decode.instance)
+    transfer = decode.transfer_seconds or (candidate.transfer_seconds if candidate.fetch_from else NO_SECONDS)
     turn.decide(
         RequestPlaced(
             at=turn.now,
@@ -159,23 +163,25 @@ def _place(turn: Turn, request: Request, attempt: int, excluded: Collection[Inst
             queue_seconds=candidate.queue_seconds,
             prefill_seconds=candidate.work_seconds,
             predicted_ttft=ttft,
-            predicted_ttft_upper=ttft * candidate.upper_factor if turn.state.predicts_upper else 0.0,
+            predicted_ttft_upper=ttft * candidate.upper_factor if turn.state.predicts_upper else NO_SECONDS,
             policy=turn.policies.routing.name,
-            settings=turn.leader.settings,
+            settings=recording.settings(turn.leader.settings),
             reason=admitted.reason,
-            candidates=[o.recorded() for o in admitted.considered],
+            candidates=candidates,
+            others=len(admitted.considered) - len(candidates),
             attempt=attempt,
             excluded=list(excluded),
             decode=decode.instance,
             decode_reason=decode.reason,
-            decode_candidates=decode.considered,
-            transfer_seconds=decode.transfer_seconds or (candidate.transfer_seconds if candidate.fetch_from else 0.0),
+            decode_candidates=decode_candidates,
+            decode_others=len(decode.considered) - len(decode_candidates),
+            transfer_seconds=transfer or NO_SECONDS,
             fetch_from=candidate.fetch_from,
             fetched_tokens=candidate.fetched_tokens,
-            lost_seconds=answer.lost_seconds,
+            lost_seconds=answer.lost_seconds or NO_SECONDS,
             best_effort=admitted.best_effort,
             loads=list(candidate.loads),
-            load_seconds=candidate.load_seconds,
+            load_seconds=candidate.load_seconds or NO_SECONDS,
         )
     )
     if displaced:

@@ -24,6 +24,10 @@ def reject(
     *,
     displaced_by: RequestId = NO_REQUEST,
 ) -> None:
+    recording = turn.leader.recording
+    candidates = recording.candidates(considered)
+    decoders = decoder.considered if decoder is not None else []
+    decode_candidates = recording.decode_candidates(decoders)
     turn.decide(
         RequestRejected(
             at=turn.now,
@@ -33,11 +37,13 @@ def reject(
             detail=refusal.detail,
             retry_after=refusal.retry_after,
             policy=turn.policies.routing.name,
-            settings=turn.leader.settings,
-            candidates=[o.recorded() for o in considered],
+            settings=recording.settings(turn.leader.settings),
+            candidates=candidates,
+            others=len(considered) - len(candidates),
             attempt=attempt,
             excluded=list(excluded),
-            decode_candidates=decoder.considered if decoder is not None else [],
+            decode_candidates=decode_candidates,
+            decode_others=len(decoders) - len(decode_candidates),
             displaced_by=displaced_by,
         )
     )

@@ -63,6 +63,9 @@ def hand_over(turn: Turn, command: HandOverRequest) -> None:
     chosen = turn.policies.decode_placement.choose(
         turn.leader.policy_state, request, turn.now, excluded=request.excluded, planned=request.decode
     )
+    instance = NO_INSTANCE if isinstance(chosen, DecodeRefusal) else chosen.chosen.instance
+    candidates = turn.leader.recording.decode_candidates(chosen.considered, instance)
+    others = len(chosen.considered) - len(candidates)
     if isinstance(chosen, DecodeRefusal):
         turn.decide(
             HandOverRefused(
@@ -75,7 +78,8 @@ def hand_over(turn: Turn, command: HandOverRequest) -> None:
                 detail=chosen.refusal.detail,
                 retry_after=chosen.refusal.retry_after,
                 prefill=command.prefill,
-                candidates=chosen.considered,
+                candidates=candidates,
+                others=others,
             )
         )
     else:
@@ -85,11 +89,12 @@ def hand_over(turn: Turn, command: HandOverRequest) -> None:
                 stamp=turn.stamp,
                 request=request.id,
                 source=command.instance,
-                instance=chosen.chosen.instance,
+                instance=instance,
                 attempt=command.attempt,
                 prefill=command.prefill,
                 reason=chosen.reason,
-                candidates=chosen.considered,
+                candidates=candidates,
+                others=others,
             )
         )
     grant_next(turn, command.instance)

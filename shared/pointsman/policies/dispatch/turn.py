@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.envelope import Stamp
+from pointsman.policies.dispatch.recording import Recording
 from pointsman.policies.policy_set import PolicySet
 from pointsman.primitives import EngineSeconds, Term
 from pointsman.state.state import State
@@ -21,13 +22,15 @@ class DecisionContext:
         term: Term,
         policy_state: State | None = None,
         on_decision: OnDecision | None = None,
+        recording: Recording | None = None,
     ) -> None:
         """`policy_state`: what policies read instead of `state`, to simulate stale views. `on_decision` may
-        replace a decision before it is applied: replay returns the recorded one."""
+        replace a decision before it is applied: replay returns the recorded one. `recording`: None: all is recorded."""
         self.state = state
         self.policy_state = policy_state or state
         self.policies = policies
-        self.settings = policies.placement_settings  # gathered once: every placement records them
+        self.settings = policies.placement_settings  # gathered once
+        self.recording = recording or Recording()
         self.term = term
         self.decided = 0
         self.on_decision = on_decision

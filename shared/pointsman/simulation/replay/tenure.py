@@ -33,6 +33,7 @@ from pointsman.contracts.reasons import MoveCause
 from pointsman.contracts.requests import PrefillFinished, RequestArrived, RequestCancelled, RequestEvent
 from pointsman.contracts.tenants import TenantPoliciesSet
 from pointsman.policies.dispatch import Dispatcher
+from pointsman.policies.dispatch.recording import rivals_of
 from pointsman.policies.policy_set import PolicySet
 from pointsman.policies.rebalancing.base import Migration, MigrationPlan
 from pointsman.ports import LogEntry
@@ -42,6 +43,7 @@ from pointsman.simulation.replay.verdict import Difference, Recomputed, TermSumm
 from pointsman.state.state import State
 from pointsman.state.workload import NO_INSTANCE, Request
 
+_WITH_SETTINGS = (RequestPlaced, RequestRejected)
 _ANSWERS = (RequestPlaced, RequestRejected, RequestHandedOver, HandOverRefused)
 
 
@@ -134,8 +136,10 @@ class Tenure:
     def _recompute(self, event: LogEvent) -> None:
         """Repeat the call that led to this decision; `_compare` gets all its decisions."""
         dispatcher, now = self._dispatcher, event.at
+        dispatcher.recording.rivals = rivals_of(event)
         match event:
             case RequestArrived():
+                dispatcher.recording.rivals = rivals_of(self._answer_to(event.request))
                 dispatcher.route(self._command(event), now)
             case RequestHandedOver() | HandOverRefused():
                 command = HandOverRequest(
@@ -145,6 +149,7 @@ class Tenure:
             case RequestPlaced() | RequestRejected():
                 displaced_by = event.displaced_by if isinstance(event, RequestRejected) else None
                 answer = self._answer_to(displaced_by) if displaced_by else event
+                dispatcher.recording.rivals = rivals_of(answer)
                 known = self._state.workload.requests.get(answer.request) if answer is not None else None
                 if known is not None and answer is not None:
                     dispatcher.route(_repeated_command(known, answer), now)
@@ -220,6 +225,7 @@ class Tenure:
                 self._differ(None, None, recomputed)
             raise _NotWrittenError
         entry, recorded = unjudged[0]
+        recomputed = _with_settings_as_in(recorded, recomputed)
         if self._watch is not None:
             self._watch(Recomputed(entry.sequence, recorded, recomputed, self._state))
         if recorded != recomputed:
@@ -243,6 +249,13 @@ class Tenure:
                 known=inputs_of(self._state, event),
             )
         )
+
+
+def _with_settings_as_in(recorded: LogEvent, recomputed: LogEvent) -> LogEvent:
+    """Settings that were not recorded are those of the term, as the recomputed ones are."""
+    if isinstance(recorded, _WITH_SETTINGS) and isinstance(recomputed, _WITH_SETTINGS) and not recorded.settings:
+        return msgspec.structs.replace(recomputed, settings={})
+    return recomputed
 
 
 def _repeated_command(request: Request, answer: RequestPlaced | RequestRejected) -> RouteRequest:

@@ -149,26 +149,24 @@ class LiveLog(LogSource):
             for label in _by_history(await self._checkpoints.labels(), extent):
                 content = await self._checkpoints.load(label)
                 state = await asyncio.to_thread(_decoded, content) if content is not None else None
-                if state is not None and await self._is_proven(label, state, extent):
+                if state is not None and await self._is_proven(label, state):
                     log.info("checkpoint_restored", as_of=label.as_of, entries_behind=extent.last - label.as_of)
                     return state
         except StoreUnavailableError as error:
             log.warning("checkpoints_unavailable", problem=str(error))
         return None
 
-    async def _is_proven(self, label: CheckpointLabel, state: State, extent: LogExtent) -> bool:
+    async def _is_proven(self, label: CheckpointLabel, state: State) -> bool:
         """Whether it is of this log, and of this version's fold."""
         entry = await entry_at(self._log, label.as_of)
         if entry is None or entry_digest(entry) != label.entry or state.sequence != label.as_of:
             return False
-        elected = await entry_at(self._log, state.elected) if extent.first <= state.elected else None
-        event = elected.event if elected is not None else None
         try:
-            policies = recorded_policy_set(event.policy, event.settings) if isinstance(event, LeaderElected) else None
+            known = bool(state.term_settings)
+            policies = recorded_policy_set(state.term_policy, state.term_settings) if known else policy_set()
         except UnknownPolicyError:
             return False
-        trackers = (policies or policy_set()).trackers()
-        return checkpoint_form(State(state.settings, trackers)) == label.form
+        return checkpoint_form(State(state.settings, policies.trackers())) == label.form
 
 
 def _by_history(labels: list[CheckpointLabel], extent: LogExtent) -> list[CheckpointLabel]:

@@ -54,6 +54,11 @@ COMMANDS = {
         "Measure one worker that follows many engines, beside a worker for each.",
     ),
     "route": ("pointsman_lab.route", "route_command", "Measure the leader's calls by the number of instances."),
+    "scale": (
+        "pointsman_lab.scale.command",
+        "scale_command",
+        "Measure a pool of many simulated instances: decisions, log, memory, take-over, start.",
+    ),
     "copies": (
         "pointsman_lab.copies",
         "copies_command",

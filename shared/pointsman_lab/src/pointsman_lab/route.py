@@ -4,9 +4,7 @@ what they store and evict. Times are of the calls alone, the quietest of several
 
 import statistics
 import time
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import count
 from pathlib import Path
@@ -17,26 +15,22 @@ import click
 from rich.console import Console
 
 from pointsman.contracts.block_keys import pack_keys
-from pointsman.contracts.cache import BlocksRemoved, BlocksStored, Run
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.commands import RouteRequest
 from pointsman.contracts.decisions import RequestGranted
-from pointsman.contracts.fleet import InstanceJoined, InstanceReported, LivenessTimeouts
+from pointsman.contracts.fleet import InstanceReported, LivenessTimeouts
 from pointsman.contracts.requests import PrefillFinished, RequestFinished
 from pointsman.policies.dispatch import Dispatcher
+from pointsman.policies.dispatch.recording import RIVALS, SETTINGS_EVERY, Recording
 from pointsman.policies.policy_set import policy_set
 from pointsman.policies.routing import DEFAULT_ROUTING
-from pointsman.primitives import BlockKey, EngineSeconds, Epoch, InstanceId, RequestId, SessionId, Tenant, Term
-from pointsman.state.engine_profiles import DEFAULT_PROFILE, PROFILES
-from pointsman.state.prefix_index import ROOT
+from pointsman.primitives import EngineSeconds, InstanceId, RequestId, SessionId, Tenant, Term
 from pointsman.state.state import PoolSettings, State
 from pointsman_cli.options import CONTEXT, COUNT, out_option
 from pointsman_cli.output_file import write_json
 from pointsman_cli.terminal import table
+from pointsman_lab.traffic import BLOCK_TOKENS, Conversations, SimulatedInstance, instance_names
 
-BLOCK_TOKENS = 64
-TENANTS = 20
-SYSTEM_BLOCKS, TURN_BLOCKS, TURNS_MAX = 24, 6, 12
 OUTPUT_TOKENS, TOKEN_SECONDS = 150, 0.03
 RATE_EACH = 0.8
 """Requests a second and instance."""
@@ -48,48 +42,6 @@ TIMEOUTS = LivenessTimeouts(heard_since=0.0, suspect_after=1e9, leave_after=1e9)
 Due = tuple[EngineSeconds, int, Callable[[EngineSeconds], None]]
 
 
-@dataclass
-class Engine:
-    """What an instance holds, in the order of its last use. It evicts the leaves of the prompt used longest ago."""
-
-    name: InstanceId
-    held: dict[BlockKey, None] = field(default_factory=dict)
-    sequence: int = 0
-    free_at: EngineSeconds = 0.0
-
-    def store(self, keys: list[BlockKey], at: EngineSeconds) -> list[LogEvent]:
-        new = [key for key in keys if key not in self.held]
-        for key in reversed(keys):
-            self.held.pop(key, None)
-            self.held[key] = None
-        events: list[LogEvent] = []
-        if new:
-            parent = keys[len(keys) - len(new) - 1] if len(new) < len(keys) else ROOT
-            runs = [Run(pack_keys(new), parent)]
-            events.append(BlocksStored(at=at, instance=self.name, epoch=Epoch(1), sequence=self._next(), runs=runs))
-        surplus = [key for key, _ in zip(self.held, range(len(self.held) - CACHE_BLOCKS), strict=False)]
-        if surplus:
-            for key in surplus:
-                del self.held[key]
-            events.append(
-                BlocksRemoved(at=at, instance=self.name, epoch=Epoch(1), sequence=self._next(), keys=pack_keys(surplus))
-            )
-        return events
-
-    def report(self, at: EngineSeconds) -> InstanceReported:
-        digest = 0
-        for key in self.held:
-            digest ^= key
-        return InstanceReported(
-            at=at, instance=self.name, epoch=Epoch(1), serving=True, waiting=0, running=1, kv_usage=0.5,
-            sequence=self.sequence, blocks=len(self.held), digest=digest,
-        )  # fmt: skip
-
-    def _next(self) -> int:
-        self.sequence += 1
-        return self.sequence
-
-
 class BusyPool:
     """Advances in virtual time, from arrival to arrival."""
 
@@ -97,23 +49,17 @@ class BusyPool:
         self._chance = Random(seed)
         policies = policy_set(routing=policy)
         self.state = State(PoolSettings(block_tokens=BLOCK_TOKENS), policies.trackers())
-        self.dispatcher = Dispatcher(self.state, policies, term=Term(1))
+        self.dispatcher = Dispatcher(
+            self.state, policies, term=Term(1), recording=Recording(RIVALS, settings_every=SETTINGS_EVERY)
+        )
         self.now: EngineSeconds = 0.0
         self.rate = RATE_EACH * load * instances
-        self.engines = {name: Engine(name) for name in _names(instances)}
+        self.engines = {name: SimulatedInstance(name, CACHE_BLOCKS) for name in instance_names(instances)}
         self._due: list[Due] = []
         self._numbers = count(1)
-        self._systems = [self._keys(SYSTEM_BLOCKS) for _ in range(TENANTS)]
-        self._sessions: deque[tuple[int, int, list[BlockKey]]] = deque()
-        profile = PROFILES[DEFAULT_PROFILE]
-        for name in self.engines:
-            self._log(
-                InstanceJoined(
-                    at=0.0, instance=name, epoch=Epoch(1), url=f"http://{name}", model="m", block_tokens=BLOCK_TOKENS,
-                    engine_block_tokens=16, kv_capacity_tokens=CACHE_BLOCKS * BLOCK_TOKENS, max_model_len=0,
-                    prefill=profile.prefill_cost,
-                )
-            )  # fmt: skip
+        self._conversations = Conversations(self._chance, 4 * instances)
+        for engine in self.engines.values():
+            self._log(engine.join(0.0))
 
     def arrive(self) -> RouteRequest:
         """The next request, after everything that is due before it."""
@@ -121,12 +67,12 @@ class BusyPool:
         while self._due and self._due[0][0] <= self.now:
             at, _, act = heappop(self._due)
             act(at)
-        tenant, session, keys = self._conversation()
+        prompt = self._conversations.next()
         number = next(self._numbers)
         return RouteRequest(
-            request=RequestId(f"r-{number}"), ingress="i", arrived_at=self.now, tenant=Tenant(f"tenant-{tenant}"),
-            keys=pack_keys(keys), prompt_tokens=len(keys) * BLOCK_TOKENS + 17, max_output_tokens=OUTPUT_TOKENS,
-            slo_ttft=5.0, slo_tpot=0.1, session=SessionId(f"session-{session}"),
+            request=RequestId(f"r-{number}"), ingress="i", arrived_at=self.now, tenant=Tenant(f"tenant-{prompt.tenant}"),
+            keys=pack_keys(prompt.keys), prompt_tokens=prompt.tokens, max_output_tokens=OUTPUT_TOKENS,
+            slo_ttft=5.0, slo_tpot=0.1, session=SessionId(f"session-{prompt.session}"),
         )  # fmt: skip
 
     def follow(self, events: list[LogEvent]) -> None:
@@ -174,20 +120,6 @@ class BusyPool:
 
     def _log(self, event: LogEvent) -> None:
         self.state.apply(event, self.state.sequence + 1)
-
-    def _conversation(self) -> tuple[int, int, list[BlockKey]]:
-        if len(self._sessions) > 4 * len(self.engines) and self._chance.random() < 0.8:
-            tenant, session, keys = self._sessions.popleft()
-            keys = [*keys, *self._keys(TURN_BLOCKS)]
-        else:
-            tenant, session = self._chance.randrange(TENANTS), next(self._numbers)
-            keys = [*self._systems[tenant], *self._keys(TURN_BLOCKS)]
-        if len(keys) < SYSTEM_BLOCKS + TURNS_MAX * TURN_BLOCKS:
-            self._sessions.append((tenant, session, keys))
-        return tenant, session, keys
-
-    def _keys(self, number: int) -> list[BlockKey]:
-        return [BlockKey(self._chance.getrandbits(64) or 1) for _ in range(number)]
 
 
 @click.command("route", context_settings=CONTEXT)
@@ -271,7 +203,3 @@ def _took(call: Callable[[], object]) -> float:
     began = time.perf_counter()
     call()
     return time.perf_counter() - began
-
-
-def _names(instances: int) -> list[InstanceId]:
-    return [InstanceId(f"engine-{number:03}") for number in range(instances)]

@@ -165,9 +165,10 @@ class SimulatedCommands(Commands):
         try:
             yield
         finally:
-            self._link.network.unserve(subject, served)
-            work.cancel()
-            await asyncio.gather(work, return_exceptions=True)
+            if vars(self._link):  # else the run has been forgotten
+                self._link.network.unserve(subject, served)
+                work.cancel()
+                await asyncio.gather(work, return_exceptions=True)
 
 
 class SimulatedLease(Lease):

@@ -1,0 +1,220 @@
+"""One size of a pool: starts it, puts it under load, measures, kills its leader, starts another scheduler, and folds the log."""
+
+import asyncio
+import tempfile
+import time
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pointsman.adapters.clocks import ScaledClock
+from pointsman.contracts.permissions import BusRole, BusUser
+from pointsman.policies.policy_set import policy_set
+from pointsman.ports import Link, LogEntry, StoreUnavailableError
+from pointsman.primitives import PoolName, Sequence, WallSeconds
+from pointsman.runtime.embedded_nats import EmbeddedNats, start_nats
+from pointsman.runtime.health import HealthBoard
+from pointsman.runtime.log_connection import open_link
+from pointsman.runtime.settings import DeploymentSettings
+from pointsman.state.state import PoolSettings, State
+from pointsman_lab.scale.load import Answers, ScaleLoad
+from pointsman_lab.scale.processes import Services, cpu_seconds, family_of, memory_mb
+from pointsman_lab.traffic import BLOCK_TOKENS
+
+CHECKPOINT_SECONDS = 5.0
+CHECKPOINT_SECONDS_MAX = 90.0
+TAKE_OVER_SECONDS_MAX = 60.0
+FLUSH_WALL_SECONDS = WallSeconds(60.0)
+DECISION = "pointsman_decision_seconds"
+SCHEDULER = (
+    "pointsman-scheduler",
+    "--checkpoint-seconds",
+    str(CHECKPOINT_SECONDS),
+    "--block-tokens",
+    str(BLOCK_TOKENS),
+)
+FOLLOWERS = (
+    ("recorder", "pointsman-recorder", "--block-tokens", str(BLOCK_TOKENS)),
+    ("rebalancer", "pointsman-rebalancer", "--block-tokens", str(BLOCK_TOKENS)),
+    ("scaler", "pointsman-scaler", "--block-tokens", str(BLOCK_TOKENS)),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScaleOptions:
+    instances: int
+    rate: float
+    seconds: float
+    warm_seconds: float
+    blocks: int
+    followers: bool = True
+
+
+@dataclass
+class Pool:
+    options: ScaleOptions
+    services: Services
+    server: EmbeddedNats
+    link: Link
+    load: ScaleLoad
+    clock: ScaledClock
+
+
+async def measured(options: ScaleOptions) -> dict[str, Any]:
+    async with _pool(options) as pool:
+        await pool.load.join()
+        running = asyncio.create_task(pool.load.run())
+        try:
+            await asyncio.sleep(options.warm_seconds)
+            before = await pool.link.log.extent()
+            figures = await _steady(pool)
+            after = await pool.link.log.extent()
+            figures["memory_mb"] = _memory(pool)
+            figures["start_seconds"] = await _start_another(pool)
+            figures["take_over_seconds"] = await _take_over(pool)
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+        await pool.link.log.flush(FLUSH_WALL_SECONDS)
+        pool.services.close()
+        return figures | await _fold(pool, before.last + 1, after.last)
+
+
+@asynccontextmanager
+async def _pool(options: ScaleOptions) -> AsyncIterator[Pool]:
+    async with AsyncExitStack() as stack:
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pointsman-scale-")))
+        server = await start_nats(directory / "nats")
+        stack.push_async_callback(server.stop)
+        services = Services(server.url, directory)
+        stack.callback(services.close)
+        clock, settings = ScaledClock(), DeploymentSettings(nats=server.url)
+        link = await stack.enter_async_context(
+            open_link(settings, clock, HealthBoard(), name="lab", user=BusUser(BusRole.SCHEDULER))
+        )
+        leader = services.start("leader", *SCHEDULER)
+        await leader.ready()
+        await services.start("standby", *SCHEDULER).ready()
+        if options.followers:
+            archive = ("--archive-url", f"sqlite+aiosqlite:///{directory / 'archive.sqlite'}")
+            for name, script, *more in FOLLOWERS:
+                services.start(name, script, *more, *(archive if name == "recorder" else ()))
+        load = ScaleLoad(
+            link, clock, PoolName("default"), instances=options.instances, rate=options.rate, blocks=options.blocks
+        )
+        yield Pool(options, services, server, link, load, clock)
+
+
+async def _steady(pool: Pool) -> dict[str, Any]:
+    options, leader, load = pool.options, pool.services.running["leader"], pool.load
+    watched = {"scheduler": leader.pid, "nats": pool.server.pid} | {
+        name: service.pid for name, service in pool.services.running.items() if name not in ("leader", "standby")
+    }
+    decided, before = await leader.histogram(DECISION), await pool.link.log.extent()
+    cpu = {name: cpu_seconds(pid) for name, pid in watched.items()}
+    load.answers, began = Answers(), time.perf_counter()
+    await asyncio.sleep(options.seconds)
+    seconds, answers = time.perf_counter() - began, load.answers
+    after, decided_after = await pool.link.log.extent(), await leader.histogram(DECISION)
+    decisions = {bound: value - decided.get(bound, 0.0) for bound, value in decided_after.items()}
+    requests = answers.granted + answers.rejected
+    written = after.bytes - before.bytes
+    waited = sorted(answers.seconds)
+    return {
+        "instances": options.instances,
+        "requests_a_second": options.rate,
+        "decisions_a_second": round(requests / seconds, 1),
+        "rejected": answers.rejected,
+        "unanswered": answers.failed,
+        "in_flight": load.in_flight,
+        "decision_p50_ms": _quantile(decisions, 0.5),
+        "decision_p99_ms": _quantile(decisions, 0.99),
+        "answer_p50_ms": round(1e3 * waited[len(waited) // 2], 2) if waited else None,
+        "answer_p99_ms": round(1e3 * waited[int(0.99 * len(waited))], 2) if waited else None,
+        "log_kb_a_second": round(written / seconds / 1e3, 1),
+        "log_bytes_a_request": round(written / max(1, requests)),
+        "cpu_ms_a_request": {
+            name: round(1e3 * (cpu_seconds(pid) - cpu[name]) / max(1, requests), 3) for name, pid in watched.items()
+        },
+        "log_bytes_an_engine_and_second": round(written / seconds / options.instances),
+    }
+
+
+def _memory(pool: Pool) -> dict[str, int]:
+    found = {"nats": memory_mb(pool.server.pid)}
+    for name, service in pool.services.running.items():
+        own, *children = family_of(service.pid)
+        found[name] = memory_mb(own)
+        for child in children:
+            found[f"{name}'s checkpointer"] = memory_mb(child)
+    return found
+
+
+async def _start_another(pool: Pool) -> float | None:
+    """From the start of the process until it could lead. None: there was no checkpoint to start from."""
+    async with asyncio.timeout(CHECKPOINT_SECONDS_MAX):
+        while not await _checkpoints(pool):  # noqa: ASYNC110 - the store tells nobody
+            await asyncio.sleep(0.5)
+    service = pool.services.start("another", *SCHEDULER)
+    took = await service.ready()
+    restored = pool.services.said("another", "checkpoint_restored")
+    pool.services.kill("another")
+    return round(took, 2) if restored else None
+
+
+async def _checkpoints(pool: Pool) -> int:
+    try:
+        return len(await pool.link.checkpoints.labels())
+    except StoreUnavailableError:
+        return 0
+
+
+async def _take_over(pool: Pool) -> float | None:
+    """From the death of the leader until the next one has granted a request."""
+    known = set(pool.load.answers.first_of_term)
+    killed = pool.clock.wall()
+    pool.services.kill("leader")
+    async with asyncio.timeout(TAKE_OVER_SECONDS_MAX):
+        while not (new := pool.load.answers.first_of_term.keys() - known):  # noqa: ASYNC110 - as above
+            await asyncio.sleep(0.01)
+    return round(float(pool.load.answers.first_of_term[min(new)] - killed), 2)
+
+
+async def _fold(pool: Pool, first: Sequence, last: Sequence) -> dict[str, Any]:
+    """Reads the whole log and folds it. Bytes by kind are of the entries from `first` to `last`, payloads alone."""
+    end = (await pool.link.log.extent()).last
+    state = State(PoolSettings(block_tokens=BLOCK_TOKENS), policy_set().trackers())
+    kinds: Counter[str] = Counter()
+    entries: list[LogEntry] = []
+    async for entry in pool.link.log.read(1):
+        if isinstance(entry, LogEntry):
+            entries.append(entry)
+            if first <= entry.sequence <= last:
+                kinds[type(entry.event).__name__] += len(entry.payload)
+            if entry.sequence >= end:
+                break
+    began = time.perf_counter()
+    for entry in entries:
+        state.apply_entry(LogEntry.read(entry.sequence, entry.subject, entry.payload))
+    seconds = time.perf_counter() - began
+    return {
+        "fold_entries_a_second": round(len(entries) / seconds),
+        "dead_letters": state.dead_letters.count,
+        "bytes_by_kind": dict(kinds.most_common()),
+    }
+
+
+def _quantile(cumulative: dict[float, float], share: float) -> float | None:
+    """Milliseconds, within the bucket as if evenly spread. None: beyond the last bound, or nothing was counted."""
+    total = cumulative.get(float("inf"), 0.0)
+    low, below = 0.0, 0.0
+    for bound, count in sorted(cumulative.items()):
+        if total and count >= share * total:
+            if bound == float("inf"):
+                return None
+            return round(1e3 * (low + (bound - low) * (share * total - below) / (count - below)), 3)
+        low, below = bound, count
+    return None
