@@ -723,14 +723,15 @@ CONTROL = Board(
                             f"sum (increase(pointsman_log_requests_refused_total{{{POOL}}}[5m]))",
                             "requests refused in 5 min",
                         ),
-                        (
-                            f"sum (increase(pointsman_log_folded_whole_total{{{POOL}}}[5m]))",
-                            "starts without a checkpoint in 5 min",
-                        ),
                         (f"sum (increase(pointsman_log_resets_total{{{POOL}}}[5m]))", "resets in 5 min"),
                         (f"sum (increase(pointsman_dead_letters_total{{{POOL}}}[5m]))", "dead letters in 5 min"),
                         (f"sum (increase(pointsman_nats_forbidden_total{{{POOL}}}[5m]))", "subjects refused in 5 min"),
                     ],
+                ),
+                Panel(
+                    "Starts without a checkpoint",
+                    "In 5 minutes: a scheduler folded the whole log.",
+                    [(f"sum by (reason) (increase(pointsman_log_folded_whole_total{{{POOL}}}[5m]))", "{{reason}}")],
                 ),
                 Panel(
                     "Archived entries",

@@ -43,6 +43,7 @@ RARE = {
     "TTFT of the same arrivals, simulated",
     "What shadows could not do",
     "Roles, ready and wanted",  # a split pool's
+    "Starts without a checkpoint",
 }
 """Panels about what this fleet may not do in this time; Prometheus takes their queries, and their metrics exist."""
 EMPTY_IS_GOOD = {"Degraded parts"}
