@@ -82,12 +82,13 @@ class CandidateColumns:
     def least_ttft_alone(self) -> EngineSeconds:
         return float((self.candidates().predicted_ttft - self.queue_seconds).min())
 
-    def soonest_of_little_work(self) -> CandidateEstimate | None:
-        """The soonest on time whose prefill is at most what others wait for on average."""
+    def soonest_of_little_work(self, work_max: float, price: float, spare: EngineSeconds) -> CandidateEstimate | None:
+        """See `admission.predicted_ttft_fair`."""
         waiting, work = int(self.known.waiting.sum()), sum(self.queue_seconds.tolist())
-        bound = work / waiting if waiting else np.inf
-        ttft = self.candidates().predicted_ttft
-        rows = np.flatnonzero((ttft <= self.view.budget) & (self.prefill_seconds <= bound))
+        bound = work_max * work / waiting if waiting else np.inf
+        ttft, budget = self.candidates().predicted_ttft, self.view.budget
+        fits = (self.queue_seconds <= spare) | (ttft + (price - 1) * self.prefill_seconds <= budget)
+        rows = np.flatnonzero((self.prefill_seconds <= bound) & (ttft <= budget) & fits)
         return self.estimate(int(rows[ttft[rows].argmin()])) if rows.size else None
 
     def estimate(self, row: int) -> CandidateEstimate:

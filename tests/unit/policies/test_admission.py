@@ -273,6 +273,29 @@ def test_a_prompt_without_work_passes_at_any_price() -> None:
     assert 0 < refused.retry_after <= 2.6, "no longer than the queue"
 
 
+@pytest.mark.parametrize(
+    ("at_c", "blocks", "work_max", "instance"),
+    [(10, 30, 1.0, "c"), (10, 30, 0.0, ""), (10, 50, 1.0, ""), (50, 30, 1.0, "")],
+    ids=["little work", "as before the setting", "more work than others wait for", "room nowhere"],
+)
+def test_what_does_not_fit_behind_a_queue_moves_to_where_it_fits(
+    at_c: int, blocks: int, work_max: float, instance: str
+) -> None:
+    dispatcher = pool(PredictedTtftFair(held_work_max=work_max))
+    for number, ahead in enumerate((60, 60, at_c)):
+        ask(dispatcher, f"before{number}", 1000 * number, ahead)
+    dispatcher.state.tracker(Attainment).of("standard").deciles[9].owed = 40.0
+
+    decided = ask(dispatcher, "r", 9000, blocks, slo_ttft=10.0)
+
+    if instance:
+        assert isinstance(decided, RequestPlaced)
+        assert (decided.instance, decided.reason) == (instance, "a keeps room for others: first token soonest")
+    else:
+        assert isinstance(decided, RequestRejected)
+        assert decided.reason == "held_back"
+
+
 @given(st.lists(st.booleans(), min_size=1, max_size=40), st.floats(0.1, 0.9))
 def test_what_is_owed_is_the_most_that_any_latest_stretch_lacks(outcomes: list[bool], share: float) -> None:
     tally = Tally()

@@ -2,8 +2,9 @@
 SLO. A tenth of prompt lengths has a floor of `decile_floor` of the overall attainment, a tenant `tenant_floor` of its
 max-min fair share; each is *owed* what it lacks (`trackers.attainment`). A request needs `queue + price * prefill <= TTFT
 budget` where it was placed, `price = e ** (gap / PATIENCE)`; the gap is how much less its groups are owed than those owed
-most. PRICE_MAX: beyond, refusing others hardly makes room for those who are owed. Bias: rejects some shorter prompts for
-fewer long ones. Limits: floors hold in the long run and within capacity; prompts that exceed their SLO alone have none;
+most. What does not fit there moves to where it does, for at most `held_work_max` times the work that others wait for on
+average. PRICE_MAX: beyond, refusing others hardly makes room for those who are owed. Bias: rejects some shorter prompts
+for fewer long ones. Limits: floors hold in the long run and within capacity; prompts that exceed their SLO alone have none;
 cached prefixes do not lower the price."""
 
 from collections.abc import Iterable
@@ -13,6 +14,7 @@ from typing import ClassVar
 
 from typing_extensions import override
 
+from pointsman.contracts.decisions import Settings
 from pointsman.contracts.reasons import RejectReason
 from pointsman.policies.admission.base import Refusal
 from pointsman.policies.admission.predicted_ttft import PredictedTtft
@@ -32,9 +34,11 @@ SPARE = 0.1
 @dataclass(frozen=True)
 class PredictedTtftFair(PredictedTtft):
     name: ClassVar[str] = "predicted_ttft_fair"
+    absent: ClassVar[Settings] = {**PredictedTtft.absent, "held_work_max": 0.0}
 
     decile_floor: float = 0.6
     tenant_floor: float = 0.8
+    held_work_max: float = 1.0
 
     @override
     def trackers(self) -> tuple[Tracker, ...]:
@@ -43,13 +47,15 @@ class PredictedTtftFair(PredictedTtft):
     @override
     def in_time(self, view: PoolView, choice: Choice) -> Choice | Refusal:
         if choice.chosen.predicted_ttft > view.budget:
-            choice = _moved(view, choice)
+            late = f"{choice.chosen.instance} would miss the objective"
+            choice = _moved(view, f"{late}: first token soonest") or choice
         answer = super().in_time(view, choice)
         if isinstance(answer, Choice):
             price = self.price(view)
-            queued = choice.chosen.queue_seconds > SPARE * view.request.slo_ttft
-            if queued and price > 1.0 and _priced_ttft(choice.chosen, price) > view.budget:
-                return _keep_back(view, choice.chosen, price)
+            if price > 1.0 and not _fits(view, choice.chosen, price):
+                kept = f"{choice.chosen.instance} keeps room for others: first token soonest"
+                moved = _moved(view, kept, price, self.held_work_max) if self.held_work_max else None
+                return moved or _keep_back(view, choice.chosen, price)
         return answer
 
     def price(self, view: PoolView) -> float:
@@ -61,24 +67,31 @@ class PredictedTtftFair(PredictedTtft):
         return exp(min(gap / PATIENCE, log(PRICE_MAX)))
 
 
-def _moved(view: PoolView, choice: Choice) -> Choice:
-    """To the soonest instance on time, if that takes no more work than others wait for on average."""
-    soonest = view.columns.soonest_of_little_work() if view.columns is not None else _soonest_of_little_work(view)
-    if soonest is None:
-        return choice
-    return Choice(soonest, f"{choice.chosen.instance} would miss the objective: first token soonest", view.weighed)
+def _moved(view: PoolView, reason: str, price: float = 1.0, work_max: float = 1.0) -> Choice | None:
+    """To the soonest instance where it fits, if that takes at most `work_max` times the work that others wait for on
+    average."""
+    spare = SPARE * view.request.slo_ttft
+    if view.columns is not None:
+        soonest = view.columns.soonest_of_little_work(work_max, price, spare)
+    else:
+        waiting = sum(candidate.waiting for candidate in view.candidates)
+        work = sum(candidate.queue_seconds for candidate in view.candidates)
+        bound = work_max * work / waiting if waiting else inf
+        able = [
+            candidate
+            for candidate in view.candidates
+            if candidate.prefill_seconds <= bound
+            and candidate.predicted_ttft <= view.budget
+            and _fits(view, candidate, price)
+        ]
+        soonest = min(able, key=lambda candidate: candidate.predicted_ttft, default=None)
+    return None if soonest is None else Choice(soonest, reason, view.weighed)
 
 
-def _soonest_of_little_work(view: PoolView) -> CandidateEstimate | None:
-    waiting = sum(candidate.waiting for candidate in view.candidates)
-    work = sum(candidate.queue_seconds for candidate in view.candidates)
-    bound = work / waiting if waiting else inf
-    able = [
-        candidate
-        for candidate in view.candidates
-        if candidate.predicted_ttft <= view.budget and candidate.prefill_seconds <= bound
-    ]
-    return min(able, key=lambda candidate: candidate.predicted_ttft, default=None)
+def _fits(view: PoolView, candidate: CandidateEstimate, price: float) -> bool:
+    """Also behind a queue that is open to all."""
+    open_to_all = candidate.queue_seconds <= SPARE * view.request.slo_ttft
+    return open_to_all or _priced_ttft(candidate, price) <= view.budget
 
 
 def _gap(groups: Iterable[Tally], own: Tally) -> float:
