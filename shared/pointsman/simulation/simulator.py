@@ -26,11 +26,10 @@ from pointsman.simulation.engine_types import HashedPrompt, PrefillEnded, StepRe
 from pointsman.simulation.event_queue import EventQueue
 from pointsman.simulation.outcome import LoadSample, Outcome, RequestRow
 from pointsman.simulation.scenario import NO_MIRROR, Failure, FleetMirror, Scenario
-from pointsman.simulation.simulated_copies import SimulatedCopies
-from pointsman.simulation.simulated_fetches import SimulatedFetches, SimulatedLinks
 from pointsman.simulation.simulated_fleet import SimulatedEngine, SimulatedFleet
 from pointsman.simulation.simulated_pool import SimulatedPool
 from pointsman.simulation.simulated_scaler import TICK_SECONDS, SimulatedScaler
+from pointsman.simulation.simulated_transfers import SimulatedTransfers
 from pointsman.simulation.workload import WorkloadRequest
 
 __all__ = ["Failure", "FleetMirror", "Scenario", "Simulation", "simulate", "simulate_in_slices"]
@@ -72,9 +71,7 @@ class Simulation:
         self.pool = SimulatedPool(scenario, mirror, self._agenda, self.outcome)
         self.state = self.pool.state
         self.fleet = SimulatedFleet(self.pool, carry_out=self.carry_out, lose=self._lose)
-        links = SimulatedLinks(scenario.transfer_tokens_per_s)
-        self._fetches = SimulatedFetches(self.pool, self.fleet, links, next_step=self._next_step, ended=self._fetched)
-        self._copies = SimulatedCopies(self.pool, self.fleet, links, next_step=self._next_step)
+        self._transfers = SimulatedTransfers(self.pool, self.fleet, next_step=self._next_step, fetched=self._fetched)
         self._dispatcher = self.pool.dispatcher
         self._rebalancing = REBALANCING_POLICIES[scenario.rebalancing]()
         self._commands: dict[RequestId, RouteRequest] = {}
@@ -136,7 +133,7 @@ class Simulation:
                 case RequestGranted():
                     self._row(event.request).granted_at = now
                     if event.fetch_from:
-                        self._fetches.start(event, self._commands[event.request], now)
+                        self._transfers.fetch(event, self._commands[event.request], now)
                     else:
                         self._send(event.request, event.instance, now)
                 case RequestHandedOver():
@@ -219,8 +216,7 @@ class Simulation:
 
     def _fail_engine(self, failure: Failure, now: EngineSeconds) -> None:
         engine = self.fleet.fail(failure, now)
-        self._fetches.failed(engine, now)
-        self._copies.failed(engine, now)
+        self._transfers.failed(engine, now)
 
     def _prompt(self, request_id: RequestId) -> HashedPrompt:
         command = self._commands[request_id]
@@ -300,7 +296,7 @@ class Simulation:
         self._next_step(engine, now)
 
     def _answer(self, engine: SimulatedEngine, result: StepResult, now: EngineSeconds) -> None:
-        own = [ended for ended in result.first_tokens if not self._is_transfer(ended.request)]
+        own = [ended for ended in result.first_tokens if not self._transfers.owns(ended.request)]
         handed_over = {ended.request for ended in own if self._hands_over(ended.request)}
         for ended in own:
             if ended.request in handed_over:
@@ -308,15 +304,10 @@ class Simulation:
             else:
                 self._first_token(engine, ended, now)
         for request_id in result.finished:
-            if request_id in handed_over or self._fetches.finished(engine, request_id, now):
-                continue
-            if not self._copies.finished(request_id, now):
+            if request_id not in handed_over and not self._transfers.finished(request_id, now):
                 self._finish(engine, request_id, now)
         if result.first_tokens or result.finished:
             self.carry_out(self._dispatcher.grant_waiting(engine.id, now), now)
-
-    def _is_transfer(self, request_id: RequestId) -> bool:
-        return self._fetches.owns(request_id) or self._copies.owns(request_id)
 
     def _hand_over(self, engine: SimulatedEngine, ended: PrefillEnded, now: EngineSeconds) -> None:
         request = self.state.workload.requests[ended.request]
@@ -341,7 +332,7 @@ class Simulation:
             PrefillFinished(at=now, request=ended.request, instance=engine.id, ttft=ttft, prefill=prefill), now
         )
         if request.copy_to:
-            self._copies.start(request, now)
+            self._transfers.copy(request, now)
 
     def _finish(self, engine: SimulatedEngine, request_id: RequestId, now: EngineSeconds) -> None:
         row = self._row(request_id)
