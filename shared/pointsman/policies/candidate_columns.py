@@ -64,7 +64,7 @@ class CandidateColumns:
         self.load_seconds[row] = estimate.load_seconds
         self.transfer_seconds[row] = estimate.transfer_seconds
 
-    def kv_waits(self) -> Column | None:
+    def kv_waits(self, tpot_max: EngineSeconds) -> Column | None:
         """See `PoolView.kv_waits`. None: nobody waits."""
         known, capacity = self.known, self.known.kv_capacity
         request, answer = self.view.request, self.view.expected_output_tokens
@@ -73,7 +73,7 @@ class CandidateColumns:
         if not rows.size:
             return None
         waits: Column = np.zeros(len(self.names))
-        waits[rows] = lacking[rows] / capacity[rows] * answer * request.slo_tpot
+        waits[rows] = lacking[rows] / capacity[rows] * answer * min(request.slo_tpot, tpot_max)
         return waits
 
     def candidates(self) -> "ColumnCandidates":

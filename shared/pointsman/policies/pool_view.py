@@ -324,12 +324,13 @@ class PoolView:
         ]
         return sum(other.prefill_seconds for other in waiting), sum(other.uncached_tokens for other in waiting)
 
-    def kv_waits(self, candidates: list[CandidateEstimate]) -> list[EngineSeconds]:
+    def kv_waits(self, candidates: list[CandidateEstimate], tpot_max: EngineSeconds) -> list[EngineSeconds]:
         """Of each: until others have freed the KV blocks that the request and those ahead of it lack. A full cache is
-        assumed to turn over once in the time of an answer at its TPOT SLO (Little's law). Prefixes that requests share
-        count for each of them. 0 on an instance that only prefills."""
+        assumed to turn over once in the time of an answer at its TPOT SLO, at most `tpot_max` (Little's law). Prefixes
+        that requests share count for each of them. 0 on an instance that only prefills."""
         fleet, queues = self._state.fleet, self._state.workload.queues
         own, answer = self.request.prompt_tokens, self.expected_output_tokens
+        tpot = min(self.request.slo_tpot, tpot_max)
         waits = []
         for candidate in candidates:
             instance = fleet[candidate.instance]
@@ -339,7 +340,7 @@ class PoolView:
             if lacking <= 0 or capacity <= 0 or instance.role == "prefill":
                 waits.append(0.0)
             else:
-                waits.append(lacking / capacity * answer * self.request.slo_tpot)
+                waits.append(lacking / capacity * answer * tpot)
         return waits
 
     def pending_share(self, blocks: int, instances: Iterable[InstanceId]) -> float:

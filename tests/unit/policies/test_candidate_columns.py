@@ -103,8 +103,8 @@ def test_columns_hold_the_numbers_of_each_estimate(seed: int, load: float) -> No
             seen += 1
             assert view.candidates == [view.candidate(name) for name in view.eligible]
             assert [view.columns.estimate(row) for row in range(7)] == view.candidates
-            waits = view.columns.kv_waits()
-            assert ([0.0] * 7 if waits is None else waits.tolist()) == view.kv_waits(view.candidates)
+            waits = view.columns.kv_waits(0.05)
+            assert ([0.0] * 7 if waits is None else waits.tolist()) == view.kv_waits(view.candidates, 0.05)
             _compare_answers(view, seed)
     assert seen
 
@@ -151,7 +151,7 @@ def test_a_pool_of_many_instances_uses_columns_by_itself() -> None:
 def _compare_answers(view: PoolView, seed: int) -> None:
     """Of all that a policy asks, whatever it asked so far."""
     assert view.columns is not None
-    fast, slow = WeighedColumns(view.columns, 1.0), weighed_list(view, view.candidates, 1.0)
+    fast, slow = WeighedColumns(view.columns, 1.0, 0.05), weighed_list(view, view.candidates, 1.0, 0.05)
     assert list(fast) == list(slow)
     chosen = slow[seed % 7].instance
     assert Recording(4).candidates(fast, chosen) == Recording(4).candidates(slow, chosen)

@@ -243,6 +243,18 @@ def test_a_request_that_lacks_kv_blocks_waits_as_if_behind_a_queue(queued: float
     assert place(off, "r", prompt(), max_output_tokens=400).instance == "a"
 
 
+def test_who_allows_an_hour_a_token_is_not_thought_to_wait_hours_for_kv_blocks() -> None:
+    dispatcher, before = pool("a"), pool("a", kv_tpot_max=1e9)
+    for each in (dispatcher, before):
+        answer(each, "a", 11, blocks=150, output=400)  # more than 100,000 tokens
+
+    placed = place(dispatcher, "r", prompt(), max_output_tokens=400, slo_tpot=3600.0)
+
+    assert 1.5 < placed.predicted_ttft < 10
+    assert place(before, "r", prompt(), max_output_tokens=400, slo_tpot=3600.0).predicted_ttft > 3600
+    assert "kv_tpot_max" not in before.policies.settings, "records of before, which lack it, mean this"
+
+
 @given(
     answers=st.integers(0, 30),
     blocks=st.integers(1, 150),
@@ -261,7 +273,7 @@ def test_the_wait_for_kv_blocks_is_what_is_lacking_over_what_a_full_cache_frees(
     view = PoolView(dispatcher.state, dispatcher.state.workload.requests[RequestId("r")], 0.0)
     expected = view.expected_output_tokens
 
-    (wait,) = view.kv_waits(view.candidates)
+    (wait,) = view.kv_waits(view.candidates, 1.0)
 
     asked = (
         answers * (blocks * BLOCK + 1) + 2 * (PROMPT_BLOCKS * BLOCK + 1) + (answers + 2) * expected

@@ -43,13 +43,15 @@ HOLDER_SHARE = 0.5
 @dataclass(frozen=True)
 class Pointsman(RoutingPolicy):
     """`decode_seconds`: at a TPOT SLO of TPOT_REFERENCE, in inverse proportion at others. `kv_turnover`: factor on the
-    wait for KV blocks. `tenant_excess_max`: of all service, beyond fair shares. `tenant_lack_max`: of its fair share."""
+    wait for KV blocks. `kv_tpot_max`: others do not answer slower because a client allows it. `tenant_excess_max`: of all
+    service, beyond fair shares. `tenant_lack_max`: of its fair share."""
 
     name: ClassVar[str] = "pointsman"
-    absent: ClassVar[Settings] = {"demand_max": 1e9, "tenant_lack_max": 1.0}
+    absent: ClassVar[Settings] = {"kv_tpot_max": 1e9, "demand_max": 1e9, "tenant_lack_max": 1.0}
 
     decode_seconds: float = 0.05
     kv_turnover: float = 1.0
+    kv_tpot_max: EngineSeconds = TPOT_REFERENCE
     displaced_max: float = 1.0
     demand_max: float = 2.0
     late_queue_max_s: float = 600.0
@@ -96,9 +98,10 @@ class Pointsman(RoutingPolicy):
     def _weighed(self, view: PoolView) -> Weighed:
         eligible = require_eligible(view)
         if view.staleness <= self.stale_after_s:
-            return weighed(view, self.kv_turnover)
+            return weighed(view, self.kv_turnover, self.kv_tpot_max)
         owners = ring_candidates(eligible, view.ring_key, STALE_CANDIDATES)
-        return weighed_list(view, [view.candidate(name) for name in eligible if name in owners], self.kv_turnover)
+        stale = [view.candidate(name) for name in eligible if name in owners]
+        return weighed_list(view, stale, self.kv_turnover, self.kv_tpot_max)
 
     def _cheapest(self, view: PoolView, candidates: Weighed, among: Rows | None = None) -> Choice:
         stall = self.decode_seconds * TPOT_REFERENCE / (view.request.slo_tpot or inf)

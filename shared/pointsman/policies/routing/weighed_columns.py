@@ -11,8 +11,8 @@ from pointsman.primitives import EngineSeconds
 
 
 class WeighedColumns(ColumnCandidates, Weighed):
-    def __init__(self, columns: CandidateColumns, kv_turnover: float) -> None:
-        waits = columns.kv_waits() if kv_turnover else None
+    def __init__(self, columns: CandidateColumns, kv_turnover: float, kv_tpot_max: EngineSeconds) -> None:
+        waits = columns.kv_waits(kv_tpot_max) if kv_turnover else None
         super().__init__(
             columns, columns.queue_seconds if waits is None else columns.queue_seconds + kv_turnover * waits
         )

@@ -4,7 +4,7 @@ ended. Checkers yield findings as sentences."""
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 
-from pointsman.contracts.decisions import LeaderElected, RequestRejected
+from pointsman.contracts.decisions import LeaderElected, RequestGranted, RequestRejected
 from pointsman.contracts.fleet import InstanceJoined, InstanceLeft
 from pointsman.contracts.reasons import RejectReason
 from pointsman.contracts.requests import RequestArrived
@@ -63,7 +63,12 @@ def _are_concurrent(ends: list[Stored]) -> bool:
 
 def one_id_a_rejection(cluster: Cluster) -> Iterator[str]:
     """A rejected request is not started again under another id, except when no engine accepted a connection and it may
-    be held."""
+    be held, or its leader had not read that its ingress, which heard from none, had brought it to an engine."""
+    own = {
+        s.event.request: s.sequence
+        for s in cluster.network.history
+        if s.stamp is None and isinstance(s.event, RequestGranted)
+    }
     asked: dict[tuple[object, ...], RequestId] = {}
     rejected: dict[RequestId, Sequence] = {}
     for stored in _counted(cluster):
@@ -71,7 +76,8 @@ def one_id_a_rejection(cluster: Cluster) -> Iterator[str]:
         if stored.stamp is None or stored.duplicate:
             continue
         if isinstance(event, RequestRejected):
-            if not (event.reason == RejectReason.NO_INSTANCE and event.excluded):
+            may_be_held = event.reason == RejectReason.NO_INSTANCE and event.excluded
+            if not may_be_held and own.get(event.request, 0) <= stored.stamp.as_of:
                 rejected.setdefault(event.request, stored.sequence)
         elif isinstance(event, RequestArrived):
             what = (event.ingress, event.arrived_at, event.keys, event.prompt_tokens, event.max_output_tokens)
@@ -123,8 +129,10 @@ def decisions_are_recomputed(cluster: Cluster) -> Iterator[str]:
 
 def one_leader_a_term(cluster: Cluster) -> Iterator[str]:
     """One scheduler leads a term; its decisions are numbered without a gap, and none follows the next term's unless
-    retention dropped the election."""
+    retention dropped the election, or its own election was lost: the server knows an election by its sequence alone, so one
+    at the same place in the log after a loss lets the writes of the one before pass. Folds drop them."""
     leader: dict[int, str] = {}
+    lost: set[int] = set()
     numbers: dict[int, dict[int, None]] = defaultdict(dict)
     newest, newest_at = 0, 0
     for stored in cluster.network.history:
@@ -139,11 +147,12 @@ def one_leader_a_term(cluster: Cluster) -> Iterator[str]:
         stamp = stored.stamp
         if stamp is None:
             continue
-        if cluster.network.losses:  # perhaps of its election
-            leader.setdefault(stamp.term, stored.writer)
+        if cluster.network.losses and stamp.term not in leader:  # perhaps of its election
+            leader[stamp.term] = stored.writer
+            lost.add(stamp.term)
         if leader.get(stamp.term) != stored.writer:
             yield f"{stored.writer} wrote {stored.sequence} in term {stamp.term} of {leader.get(stamp.term)}"
-        if stamp.term < newest and newest_at >= stored.first:
+        if stamp.term < newest and newest_at >= stored.first and stamp.term not in lost:
             yield f"{stored.writer} wrote {stored.sequence} in term {stamp.term}, which ended"
         if stamp.number in numbers[stamp.term]:
             yield f"decision {stamp.number} of term {stamp.term} was made twice, again at {stored.sequence}"

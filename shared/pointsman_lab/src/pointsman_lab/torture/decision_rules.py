@@ -212,7 +212,7 @@ class DecisionRules(PlacementRules):
         elif (
             event.reason == MoveRefusal.TARGET_UNAVAILABLE and there and model.instances[event.instance].role == "both"
         ):
-            if event.instance != event.source:
+            if event.instance != event.source and not model.on_trial(event.instance):
                 yield f"{event.instance} takes {event.request}"
         elif (
             event.reason

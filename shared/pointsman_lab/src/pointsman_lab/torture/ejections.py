@@ -67,9 +67,11 @@ class HealthRecord:
         served = max((answer.begun for answer in self.served), default=0.0)
         return sum(failure.begun > served for failure in self.blamed)
 
-    def outcomes(self, since: EngineSeconds, second: EngineSeconds) -> tuple[int, int]:
-        served = sum(answer.at >= max(since, self.phase_at) for answer in self.served)
-        return served, sum(failure.at >= since - second for failure in self.blamed)
+    def outcomes(self, since: EngineSeconds, second: EngineSeconds) -> tuple[int, int, int]:
+        """Served, failed, and served with the whole of the interval's first second, as the leader counts them."""
+        served = [answer.at for answer in self.served if answer.at >= max(since - second, self.phase_at)]
+        failed = sum(failure.at >= since - second for failure in self.blamed)
+        return sum(at >= since for at in served), failed, len(served)
 
 
 class HealthRecords:
@@ -188,17 +190,18 @@ class EjectionRules:
     def _is_evident(self, event: InstanceEjected, own: Peer, others: list[Peer]) -> bool:
         record, settings, now = self._health.of(own.id), self._settings, event.at
         since = now - settings["interval_seconds"] * self._speed
-        served, failed = record.outcomes(since, self._speed)
+        served, failed, served_at_most = record.outcomes(since, self._speed)
+        enough = served_at_most + failed
         match event.cause:
             case "consecutive_failures":
                 return 0 < settings["consecutive_failures"] <= record.in_a_row
             case "failure_share":
-                return served + failed >= SHARE_REQUESTS_MIN and failed >= settings["failure_share"] * (served + failed)
+                return enough >= SHARE_REQUESTS_MIN and failed >= settings["failure_share"] * (served + failed)
             case "success_rate":
                 rates = [rate for other in others if (rate := self._rate(other.id, since)) is not None]
-                enough = len(rates) + 1 >= RATE_HOSTS_MIN and served + failed >= RATE_REQUESTS_MIN
+                many = len(rates) + 1 >= RATE_HOSTS_MIN and enough >= RATE_REQUESTS_MIN
                 gap = settings["success_rate_stdev_factor"] * RATE_GAP_MIN
-                return enough and gap > 0 and served / (served + failed) < fmean(rates) - gap
+                return many and gap > 0 and served < (fmean(rates) - gap) * (served + failed)
             case "latency":
                 paces = self._paces(own, now)
                 slow = sum(self._is_slow(pace, others, since) for pace in paces)
@@ -218,8 +221,8 @@ class EjectionRules:
         return done + [(now - begun) / predicted for begun, predicted in own.waits if predicted > 0]
 
     def _rate(self, instance: InstanceId, since: EngineSeconds) -> float | None:
-        served, failed = self._health.of(instance).outcomes(since, self._speed)
-        return served / (served + failed) if served + failed >= RATE_REQUESTS_MIN else None
+        served, failed, at_most = self._health.of(instance).outcomes(since, self._speed)
+        return served / (served + failed) if at_most + failed >= RATE_REQUESTS_MIN and served + failed else None
 
     def _evidence(self, instance: InstanceId) -> str:
         record = self._health.of(instance)

@@ -5,6 +5,7 @@ of the tenant since its policy was set. In: the log in the order in which its le
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from math import inf
 
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import (
@@ -35,12 +36,13 @@ SLACK_SECONDS = 1e-5
 
 @dataclass
 class Use:
-    """`charges`: (time, weighted tokens) in order; `starts`: level of each bucket, and when, as its history begins."""
+    """`charges`: (time, weighted tokens) in order, of which some may be of before the history begins. `starts`: level of
+    each bucket, and when, as it does."""
 
     running: set[str] = field(default_factory=set)
     requests: list[tuple[float, float]] = field(default_factory=list)
     charges: list[tuple[float, float]] = field(default_factory=list)
-    starts: dict[str, tuple[float, float] | None] = field(default_factory=dict)
+    starts: dict[str, tuple[float, float]] = field(default_factory=dict)
     by_day: dict[int, float] = field(default_factory=lambda: defaultdict(float))
 
 
@@ -127,11 +129,10 @@ class LimitsModel:
             use = self._use(tenant)
             use.requests, use.charges = [], []
             use.starts = {
-                name: (level, at)
+                name: (inf if level is None or tenant not in was_limited else level, at)
                 for name, level in before[tenant].items()
-                if tenant in was_limited and level is not None
             }
-            use.running = {name for name, known in self.known.items() if known.tenant == tenant}
+            use.running = {name for name, known in self.known.items() if known.tenant == tenant and not known.expected}
             for known in self.known.values():
                 if known.tenant == tenant and known.place not in ("nowhere", "queue"):
                     known.kv = known.arrival.prompt_tokens + self._output(known)
@@ -140,8 +141,8 @@ class LimitsModel:
         policy, use = self.policy(tenant), self._use(tenant)
         rate, speed = policy.requests_per_second, policy.tokens_per_minute / 60
         return {
-            "requests": _level(use.starts.get("requests"), use.requests, rate, at) if rate else None,
-            "tokens": _level(use.starts.get("tokens"), use.charges, speed, at) if speed else None,
+            "requests": _level(use.starts.get("requests", (inf, at)), use.requests, rate, at) if rate else None,
+            "tokens": _level(use.starts.get("tokens", (inf, at)), use.charges, speed, at) if speed else None,
         }
 
     def _arrive(self, event: RequestArrived) -> None:
@@ -151,7 +152,9 @@ class LimitsModel:
         policy = self.policy(event.tenant)
         if self.policies is None or not _limited(policy):
             return
-        use, levels = self._use(event.tenant), self._levels(event.tenant, event.at)
+        use = self._use(event.tenant)
+        use.starts = use.starts or {"requests": (inf, event.at), "tokens": (inf, event.at)}
+        levels = self._levels(event.tenant, event.at)
         requests, tokens = levels["requests"], levels["tokens"]
         waits = {
             "requests": max(0.0, 1 - requests) / policy.requests_per_second if requests is not None else 0.0,
@@ -191,7 +194,7 @@ class LimitsModel:
             return f"{event.request} was refused by a limit after it was placed"
         if (
             known.expected != "concurrency"
-            and abs(known.arrival.at + wait - event.at - event.retry_after) > 2 * SLACK_SECONDS
+            and abs(max(0.0, known.arrival.at + wait - event.at) - event.retry_after) > 2 * SLACK_SECONDS
         ):
             return f"{event.request} is to come back after {event.retry_after} s, but may after {wait} s"
         return ""
@@ -293,9 +296,8 @@ def _limited(policy: TenantPolicy) -> bool:
     return any(limits) or policy.kv_share > 0
 
 
-def _level(start: tuple[float, float] | None, taken: list[tuple[float, float]], rate: float, at: float) -> float:
-    size = 1.0 + rate / 2
-    level, since = start or (size, taken[0][0] if taken else at)
+def _level(start: tuple[float, float], taken: list[tuple[float, float]], rate: float, at: float) -> float:
+    size, (level, since) = 1.0 + rate / 2, start
     level = min(size, level)
     for moment, amount in taken:
         level = min(size, level + rate * max(0.0, moment - since)) - amount

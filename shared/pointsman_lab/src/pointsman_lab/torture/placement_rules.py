@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from math import isclose
+from math import inf, isclose
 
 from pointsman.contracts.decisions import (
     Candidate,
@@ -59,6 +59,7 @@ class PlacementRules:
         self._stall_counts = elected.policy == "dualmap"
         """Whether stall time counts as queue time."""
         self._kv_turnover = float(elected.settings.get("kv_turnover", 0.0)) if elected.policy == "pointsman" else 0.0
+        self._kv_tpot_max = float(elected.settings.get("kv_tpot_max", inf))
         self._bounds = Bounds.of(elected.settings)
         self._model = model
         self._displaced: RequestRejected | None = None
@@ -237,7 +238,9 @@ class PlacementRules:
     def _routing_waits(self, instance: InstanceId, request: BookedRequest, now: EngineSeconds) -> EngineSeconds:
         """What the routing policy counts as queue beside the work."""
         stalled = self._model.stalled(instance, now) if self._stall_counts else 0.0
-        return stalled + (self._kv_turnover * self._model.kv_wait(instance, request) if self._kv_turnover else 0.0)
+        if not self._kv_turnover:
+            return stalled
+        return stalled + self._kv_turnover * self._model.kv_wait(instance, request, self._kv_tpot_max)
 
     def _first(self, instance: InstanceId) -> BookedRequest | None:
         waiting = self._model.at(instance, PENDING)

@@ -102,14 +102,14 @@ class PoolFigures:
             instance, seconds + sum(r.seconds for r in waiting), tokens + sum(r.uncached for r in waiting)
         )
 
-    def kv_wait(self, instance: InstanceId, request: BookedRequest) -> EngineSeconds:
+    def kv_wait(self, instance: InstanceId, request: BookedRequest, tpot_max: EngineSeconds) -> EngineSeconds:
         """Until others have freed the KV blocks that the request lacks: a full cache is turned over once in an answer."""
         known, there = self.instances[instance], self.at(instance, PENDING, PREFILL, HANDED_OVER, DECODING)
         if known.role == "prefill" or known.kv_capacity_tokens <= 0:
             return 0.0
         answer = self.answers.expected(request.tenant, request.max_output_tokens)
         needed = sum(one.prompt_tokens + answer for one in (*there, request))
-        return max(0.0, needed / known.kv_capacity_tokens - 1) * answer * request.slo_tpot
+        return max(0.0, needed / known.kv_capacity_tokens - 1) * answer * min(request.slo_tpot, tpot_max)
 
     def stalled(self, instance: InstanceId, now: EngineSeconds) -> EngineSeconds:
         inside, waiting = self.at(instance, PREFILL), self.at(instance, PENDING)

@@ -4,7 +4,6 @@ heartbeats are lost. Judged by client results and by the log. Times are virtual 
 from collections import Counter
 from collections.abc import Callable, Iterator
 
-from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import LeaderElected, RequestGranted, RequestsRefused, WritesLost
 from pointsman.contracts.fleet import (
     InstanceEjected,
@@ -17,6 +16,7 @@ from pointsman.contracts.reasons import RejectReason
 from pointsman.contracts.requests import PrefillFinished, RequestArrived, RequestAttemptFailed, RequestFinished
 from pointsman.primitives import EngineSeconds, InstanceId
 from pointsman_lab.torture.cluster import Cluster
+from pointsman_lab.torture.network import Stored
 from pointsman_lab.torture.plan import BAD_SECONDS
 
 FIRST_SECONDS: EngineSeconds = 15.0
@@ -34,7 +34,7 @@ def a_bad_engine_is_kept_away(cluster: Cluster) -> Iterator[str]:
     bad = next(host for host in cluster.hosts.values() if host.well_since)
     from_then = bad.well_since - BAD_SECONDS + FIRST_SECONDS
     asked, touched, trials = set(), set(), set()
-    half_open, slow = False, bad.last_failure_mode == "slow"
+    half_open = False
     for stored in cluster.network.history:
         event = stored.event
         if isinstance(event, RequestArrived) and from_then <= stored.at < bad.well_since:
@@ -47,7 +47,7 @@ def a_bad_engine_is_kept_away(cluster: Cluster) -> Iterator[str]:
             isinstance(event, SENT)
             and event.instance == bad.instance
             and event.request in asked
-            and (not slow or _is_noticed(event, cluster.plan.speed))
+            and _shows(bad.last_failure_mode, stored, cluster)
         ):
             touched.add(event.request)
     allowed = max(EVIDENCE, TOUCHED_SHARE_MAX * len(asked))
@@ -58,8 +58,13 @@ def a_bad_engine_is_kept_away(cluster: Cluster) -> Iterator[str]:
         )
 
 
-def _is_noticed(event: LogEvent, speed: float) -> bool:
-    return isinstance(event, PrefillFinished) and event.prefill > NOTICED_SECONDS * speed
+def _shows(mode: str, stored: Stored, cluster: Cluster) -> bool:
+    """Whether a client noticed, and anybody could know it by then: who hangs fails a request only at its timeout."""
+    event = stored.event
+    if mode == "slow":
+        return isinstance(event, PrefillFinished) and event.prefill > NOTICED_SECONDS * cluster.plan.speed
+    well_since = next(host.well_since for host in cluster.hosts.values() if host.well_since)
+    return mode != "hang" or (isinstance(event, RequestAttemptFailed) and stored.at < well_since)
 
 
 def a_well_engine_is_back_soon(cluster: Cluster) -> Iterator[str]:
