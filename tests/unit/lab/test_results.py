@@ -268,9 +268,22 @@ def test_held_out_workloads_are_counted_by_themselves() -> None:
     figures = Figures(every, numbers)
 
     for admission in (True, False):
-        assert "-10.0 (rag" in figures.tally(admission=admission, held_out=True)
+        assert "-10.0 ± 0.0 (rag" in figures.tally(admission=admission, held_out=True)
         assert "-10.0" not in figures.tally(admission=admission, held_out=False)
-        assert "-10.0 (rag" in figures.tally(admission=admission)
+        assert "-10.0 ± 0.0 (rag" in figures.tally(admission=admission)
+
+
+def test_a_loss_within_the_spread_of_its_seeds_is_not_counted_as_behind() -> None:
+    numbers = planted(ours=0.9, others=0.8)
+    for key, ours in (("default-rag", [0.66, 0.84]), ("default-chat", [0.74, 0.76])):
+        found = numbers.studies[key] = numbers_of(study(key), ours=0.75, others=0.8)
+        for point in found.points:
+            ahead = point.row.startswith("pointsman")
+            point.capacity = ours if ahead else [0.8, 0.8]
+
+    told = Figures(studies(HERE), numbers).tally(admission=True)
+
+    assert "behind by more than a point and twice the standard error at 1;" in told  # chat: -5 ± 1; rag: -5 ± 9
 
 
 def test_a_rule_left_out_is_shown_in_points_against_the_whole() -> None:

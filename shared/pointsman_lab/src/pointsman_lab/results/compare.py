@@ -29,10 +29,12 @@ def workload_of(study: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """Of duels: how many are won or level, how many within a point, and the worst."""
+    """Of duels: how many are won or level, how many within a point, how many are behind by more than that and by more
+    than twice the standard error, and the worst."""
 
     level: int
     near: int
+    behind: int
     duels: int
     worst: Duel
 
@@ -40,7 +42,8 @@ class Tally:
         worst = self.worst
         return (
             f"best or level at {self.level} of {self.duels} points, within a point at {self.near}; "
-            f"the worst is {worst.points:+.1f} ({workload_of(worst.study)} at {worst.rate:g}/s, `{worst.best}`)"
+            f"behind by more than a point and twice the standard error at {self.behind}; "
+            f"the worst is {worst.text} ({workload_of(worst.study)} at {worst.rate:g}/s, `{worst.best}`)"
         )
 
 
@@ -49,6 +52,7 @@ def tally(duels: Sequence[Duel]) -> Tally:
     return Tally(
         level=sum(duel.verdict in ("best", "level") for duel in duels),
         near=sum(duel.points > -NEAR_POINTS for duel in duels),
+        behind=sum(duel.points < -max(NEAR_POINTS, 2 * (duel.error or 0.0)) for duel in duels),
         duels=len(duels),
         worst=min(duels, key=lambda duel: duel.points),
     )
@@ -80,7 +84,7 @@ def _lines(duels: Sequence[Duel], numbers: Numbers) -> Iterator[list[str]]:
             f"{duel.ours:.3f}",
             code(duel.best),
             f"{duel.theirs:.3f}",
-            f"{duel.points:+.1f}",
+            duel.text,
             _both(duel, numbers, "ttft_p99_s", "{:.1f}"),
             _both(duel, numbers, "late_wait_s", "{:.1f}"),
             _both(duel, numbers, "worst_length", "{:.2f}"),

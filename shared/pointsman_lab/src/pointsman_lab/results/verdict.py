@@ -2,6 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import sqrt
+from statistics import stdev
 
 from pointsman_lab.results.numbers import Numbers, StudyNumbers
 from pointsman_lab.results.studies.rows import PAPER_CONDITIONS
@@ -26,10 +28,16 @@ class Duel:
     theirs: float
     seeds_won: int
     seeds: int
+    error: float | None
+    """Standard error of `points`, paired by seed; None with one seed."""
 
     @property
     def points(self) -> float:
         return 100 * (self.ours - self.theirs)
+
+    @property
+    def text(self) -> str:
+        return f"{self.points:+.1f}" + ("" if self.error is None else f" ± {self.error:.1f}")
 
     @property
     def passed(self) -> bool:
@@ -75,7 +83,12 @@ def _duels(study: Study, judged: Judged, numbers: StudyNumbers) -> Iterator[Duel
                 theirs=theirs[0].mean,
                 seeds_won=sum(own >= other for own, other in zip(mine.capacity, strongest, strict=True)),
                 seeds=len(mine.capacity),
+                error=_error([own - other for own, other in zip(mine.capacity, theirs[0].capacity, strict=True)]),
             )
+
+
+def _error(differences: Sequence[float]) -> float | None:
+    return 100 * stdev(differences) / sqrt(len(differences)) if len(differences) > 1 else None
 
 
 def _is_rival(row: Row, ours: Row) -> bool:
@@ -93,7 +106,7 @@ def duel_table(rows: Sequence[Duel]) -> str:
             f"{duel.ours:.3f}",
             code(duel.best) + (f" and {duel.ties} more" if duel.ties else ""),
             f"{duel.theirs:.3f}",
-            f"{duel.points:+.1f}",
+            duel.text,
             f"{duel.seeds_won}/{duel.seeds}",
         ]
         for duel in rows
