@@ -60,6 +60,7 @@ class Delivery:
     call: HttpExchange
     lifecycle: RequestLifecycle
     engines: EngineClient
+    fetcher: PrefixFetcher
     copier: PrefixCopier
     clock: Clock
     settings: IngressSettings
@@ -152,10 +153,9 @@ class Delivery:
 
     async def _fetch(self, grant: RouteGranted, fetch: PrefixFetch) -> None:
         """Without success the request computes its prompt."""
-        fetcher = PrefixFetcher(self.engines, self.clock)
         async with self._pool.in_flight.at_engine(grant):
             with self._engine_span(grant) as span:
-                outcome = await fetcher.run(grant, fetch, self.context.prefix, self.context.headers, span)
+                outcome = await self.fetcher.run(grant, fetch, self.context.prefix, self.context.headers, span)
         self.lifecycle.fetched(fetch, outcome)
 
     async def _prefill(self, grant: RouteGranted, split: SplitBody) -> tuple[RouteGranted | None, bytes]:

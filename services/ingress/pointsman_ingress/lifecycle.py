@@ -89,7 +89,7 @@ class RequestLifecycle:
             tokens=outcome.tokens,
             seconds=outcome.seconds,
             source_seconds=outcome.source_seconds,
-            failure=outcome.failure[:DETAIL_CHARACTERS_MAX],
+            failure=outcome.failure,
         )
         self._log(event)
 

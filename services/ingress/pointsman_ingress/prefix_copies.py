@@ -21,7 +21,6 @@ log = structlog.get_logger()
 
 COPIES_MAX = 16
 """Under way; further ones are not made."""
-DETAIL_CHARACTERS_MAX = 500
 
 
 @dataclass(eq=False)
@@ -77,6 +76,6 @@ class PrefixCopier:
             attempt=grant.attempt,
             tokens=outcome.tokens,
             seconds=outcome.seconds,
-            failure=outcome.failure[:DETAIL_CHARACTERS_MAX],
+            failure=outcome.failure,
         )
         pool.events.append_soon(event)

@@ -57,7 +57,8 @@ class Gateway:
     _body_budget: BodyBudget = field(default_factory=BodyBudget, init=False)
 
     def __post_init__(self) -> None:
-        self._copier = PrefixCopier(PrefixFetcher(self.engines, self.clock), self.clock, self.supervisor)
+        self._fetcher = PrefixFetcher(self.engines, self.clock)
+        self._copier = PrefixCopier(self._fetcher, self.clock, self.supervisor)
 
     @property
     def private(self) -> bool:
@@ -96,6 +97,7 @@ class Gateway:
                         call,
                         lifecycle,
                         engines=self.engines,
+                        fetcher=self._fetcher,
                         copier=self._copier,
                         clock=self.clock,
                         settings=self.settings,

@@ -64,13 +64,12 @@ class WorkerSettings(FleetSettings, ProcessSettings):
     )
     role_switching: bool = setting(
         False,
-        "The engine can take any role (its connector's kv_role is kv_both), so a scaler or 'pointsman drain --role' may change "
-        "that of --role.",
+        "The engine can take any role (as with vLLM's NixlConnector), so a scaler or 'pointsman drain --role' may change that "
+        "of --role.",
     )
     fetches: bool = setting(
         False,
-        "The engines fetch prefixes from each other: they run with NixlConnector and the role kv_both (vLLM's "
-        "--kv-transfer-config).",
+        "The engines fetch prefixes from each other: they run with NixlConnector (vLLM's --kv-transfer-config).",
     )
     kv_transfer_gb_per_s: float = setting(
         0.0, "Predicted speed of KV transfers to this engine, 1e9 bytes a second; 0: instant."

@@ -19,6 +19,7 @@ from pointsman_ingress.engine.disaggregation import REMOTE_DECODE, read_prefill
 from pointsman_ingress.http.request_headers import Headers
 
 COMPLETIONS = "/v1/completions"
+FAILURE_CHARACTERS_MAX = 500
 FETCH_WALL_SECONDS_MIN: WallSeconds = WallSeconds(2.0)
 PREDICTED_TIMES_MAX = 4.0
 """A fetch that takes longer than so many times its prediction, and longer than the minimum, is given up."""
@@ -71,7 +72,9 @@ class PrefixFetcher:
 
         def outcome(failure: str = "") -> FetchOutcome:
             tokens = 0 if failure else fetch.prefix_tokens - 1
-            return FetchOutcome(tokens, self.clock.now() - started, answered - started, failure)
+            return FetchOutcome(
+                tokens, self.clock.now() - started, answered - started, failure[:FAILURE_CHARACTERS_MAX]
+            )
 
         if prompt is None or len(prompt.tokens) < fetch.prefix_tokens:
             return outcome("the prompt's tokens are not known")
