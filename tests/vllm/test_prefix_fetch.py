@@ -1,5 +1,5 @@
-"""A prefix fetched from one real engine by another (NIXL on the CPU): the second hits it without having computed it, and its
-answer is that of the first."""
+"""A prefix fetched from one real engine by another (NIXL on the CPU), for a request that waits for it or as a copy ahead of
+need: the second hits it without having computed it, and its answer is that of the first."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from pointsman.contracts.decisions import RequestPlaced
-from pointsman.contracts.requests import PrefixFetchEnded, RequestFinished
+from pointsman.contracts.requests import PrefixCopyEnded, PrefixFetchEnded, RequestFinished
 from pointsman.primitives import InstanceId
 from pointsman.simulation.replay import verify
+from pointsman.state import prefix_copies
 from pointsman_cli.vllm_cpu.home import SERVED_MODEL, EngineHome
 from tests.support.split_fleet import EnginePlace, SplitFleet, split_fleet
 from tests.support.vllm import BLOCK_TOKENS, RunningEngine
@@ -18,6 +19,7 @@ from tests.support.waiting import eventually
 from tests.vllm.test_split import FETCHED, nixl_engines
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+HOT_AFTER = 3
 TEXT = "The history of the lighthouse at the mouth of the river begins with a storm. " * 60
 
 Pair = tuple[SplitFleet, RunningEngine, RunningEngine]
@@ -71,4 +73,40 @@ async def test_the_second_engine_hits_what_the_first_has_computed(
     assert (placed.fetch_from, ended.failure) == ("first", "")
     assert finished.cached_tokens >= ended.tokens > 900
     assert second.metric(FETCHED) - fetched >= ended.tokens
+    assert (verdict.different, verdict.unchecked.total(), verdict.problems) == (0, 0, [])
+
+
+async def test_a_hot_prefix_is_copied_before_the_other_engine_is_asked_for_it(
+    fleet: Pair, unlike_any_other: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prefix_copies, "ARRIVALS_MIN", HOT_AFTER)
+    whole, *pair = fleet
+    engines = dict(zip(("first", "second"), pair, strict=True))
+    fetched = {name: engine.metric(FETCHED) for name, engine in engines.items()}
+    text = unlike_any_other + TEXT
+    asked: dict[str, Any] = {"model": SERVED_MODEL, "max_tokens": 10, "temperature": 0}
+    for number in range(HOT_AFTER + 1):  # counts fade
+        await whole.ask(COMPLETIONS, f"r{number}", asked | {"prompt": f"{text} Day {number}:", "stream": True})
+    copies: list[PrefixCopyEnded] = []
+
+    async def copied() -> bool:
+        copies[:] = [entry.event for entry in await whole.entries() if isinstance(entry.event, PrefixCopyEnded)]
+        return bool(copies)
+
+    await eventually(copied, seconds=20.0)
+    copy = copies[0]
+    await whole.drain(str(copy.source))
+    last = asked | {"prompt": f"{text} The last day:"}
+    alone = await asyncio.to_thread(engines[str(copy.source)].ask, COMPLETIONS, last)
+    headers, answer = await whole.ask(COMPLETIONS, "after", last)
+    finished = next(event for event in await whole.life_of("after") if isinstance(event, RequestFinished))
+    verdict = verify(await whole.entries())
+
+    assert copy.failure == ""
+    assert copy.tokens > 900
+    assert finished.instance == copy.instance == headers["x-pointsman-instance"]
+    assert answer["choices"][0] == alone["choices"][0]
+    assert finished.cached_tokens >= copy.tokens
+    target = str(copy.instance)
+    assert engines[target].metric(FETCHED) - fetched[target] >= copy.tokens
     assert (verdict.different, verdict.unchecked.total(), verdict.problems) == (0, 0, [])
