@@ -80,12 +80,13 @@ async def test_a_hot_prefix_is_copied_before_the_other_engine_is_asked_for_it(
     fleet: Pair, unlike_any_other: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(prefix_copies, "ARRIVALS_MIN", HOT_AFTER)
+    monkeypatch.setattr(prefix_copies, "FADE_SECONDS", 600.0)  # an engine on a CPU takes seconds for each
     whole, *pair = fleet
     engines = dict(zip(("first", "second"), pair, strict=True))
     fetched = {name: engine.metric(FETCHED) for name, engine in engines.items()}
     text = unlike_any_other + TEXT
     asked: dict[str, Any] = {"model": SERVED_MODEL, "max_tokens": 10, "temperature": 0}
-    for number in range(HOT_AFTER + 1):  # counts fade
+    for number in range(HOT_AFTER + 1):  # what fades is less than one
         await whole.ask(COMPLETIONS, f"r{number}", asked | {"prompt": f"{text} Day {number}:", "stream": True})
     copies: list[PrefixCopyEnded] = []
 
