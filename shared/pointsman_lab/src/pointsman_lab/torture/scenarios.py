@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from math import inf
 
+from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import LeaderElected, RequestGranted, RequestsRefused, WritesLost
 from pointsman.contracts.fleet import (
     InstanceEjected,
@@ -17,7 +18,6 @@ from pointsman.contracts.reasons import RejectReason
 from pointsman.contracts.requests import PrefillFinished, RequestArrived, RequestAttemptFailed, RequestFinished
 from pointsman.primitives import EngineSeconds, InstanceId, RequestId
 from pointsman_lab.torture.cluster import Cluster
-from pointsman_lab.torture.network import Stored
 from pointsman_lab.torture.plan import BAD_SECONDS
 
 FIRST_SECONDS: EngineSeconds = 15.0
@@ -49,11 +49,13 @@ def a_bad_engine_is_kept_away(cluster: Cluster) -> Iterator[str]:
             granted[event.request] = stored.at
             if half_open:
                 trials.add(event.request)
+            if bad.last_failure_mode == "hang" and event.request in asked and stored.at < bad.well_since:
+                shown.setdefault(event.request, stored.at)
         elif (
             isinstance(event, SENT)
             and event.instance == bad.instance
             and event.request in asked
-            and _shows(bad.last_failure_mode, stored, cluster)
+            and (bad.last_failure_mode != "slow" or _is_noticed(event, cluster.plan.speed))
         ):
             shown.setdefault(event.request, stored.at)
     evident_at = sorted([*shown.values(), *[inf] * EVIDENCE])[EVIDENCE - 1]
@@ -66,13 +68,8 @@ def a_bad_engine_is_kept_away(cluster: Cluster) -> Iterator[str]:
         )
 
 
-def _shows(mode: str, stored: Stored, cluster: Cluster) -> bool:
-    """Whether a client noticed, and anybody could know it by then: who hangs fails a request only at its timeout."""
-    event = stored.event
-    if mode == "slow":
-        return isinstance(event, PrefillFinished) and event.prefill > NOTICED_SECONDS * cluster.plan.speed
-    well_since = next(host.well_since for host in cluster.hosts.values() if host.well_since)
-    return mode != "hang" or (isinstance(event, RequestAttemptFailed) and stored.at < well_since)
+def _is_noticed(event: LogEvent, speed: float) -> bool:
+    return isinstance(event, PrefillFinished) and event.prefill > NOTICED_SECONDS * speed
 
 
 def a_well_engine_is_back_soon(cluster: Cluster) -> Iterator[str]:
