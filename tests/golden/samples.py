@@ -346,6 +346,7 @@ EVENTS: list[LogEvent] = [
         decode=InstanceId("engine-3"),
         rebound=True,
         wasted=0.5,
+        overdue=3.5,
         cause=MoveCause.REBOUND,
     ),
     MigrationRefused(

@@ -175,6 +175,8 @@ class RequestMigrated(RequestEvent, frozen=True, kw_only=True):
     """As in RequestPlaced."""
     wasted: EngineSeconds = NO_SECONDS
     """With `rebound`: prefill seconds probably done at `source`; `benefit` is net of them."""
+    overdue: EngineSeconds = NO_SECONDS
+    """With `rebound`: since when its first token was due at `source`; earlier logs lack it."""
     cause: MoveCause = MoveCause.UNKNOWN
     loads: Loads = []
     load_seconds: EngineSeconds = NO_SECONDS

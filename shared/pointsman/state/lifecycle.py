@@ -29,7 +29,7 @@ from pointsman.primitives import EngineSeconds, InstanceId
 from pointsman.state.fleet import Instance
 from pointsman.state.holdings import learn_delivered, promise_until_confirmed
 from pointsman.state.no_index import NoIndex
-from pointsman.state.outliers import Failure, Prefill
+from pointsman.state.outliers import OVERDUE_SECONDS, Failure, Prefill
 from pointsman.state.parts import StateParts
 from pointsman.state.prefix_copies import COPY_WALL_SECONDS
 from pointsman.state.promises import Promises
@@ -133,6 +133,10 @@ def migrate(parts: StateParts, event: RequestMigrated) -> None:
         return
     if event.rebound:
         parts.workload.queue(event.source).note_abort(event.at)
+        if event.overdue > OVERDUE_SECONDS and parts.current(event.source, request.epoch) is not None:
+            what = f"no first token, {event.overdue:.1f} s after it was due"
+            failure = Failure(event.source, event.at, request.granted_at, what)
+            parts.outliers.failed(event.request, failure, proven=False)
     _unplace(parts, request, event.at)
     _queue_as_decided(parts, request, event)
     if event.rebound:

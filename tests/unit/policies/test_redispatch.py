@@ -3,13 +3,14 @@ log says the request is when the engine was quicker after all."""
 
 from typing import Any
 
+import msgspec
 import pytest
 from typing_extensions import override
 
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import MigrationRefused, RequestGranted, RequestMigrated
-from pointsman.contracts.fleet import InstanceDraining, InstanceSuspected
-from pointsman.contracts.requests import PrefillFinished
+from pointsman.contracts.fleet import InstanceDraining, InstanceEjected, InstanceSuspected
+from pointsman.contracts.requests import PrefillFinished, RequestCancelled
 from pointsman.policies.dispatch import Dispatcher
 from pointsman.policies.policy_set import policy_set
 from pointsman.policies.rebalancing import redispatch
@@ -207,6 +208,55 @@ def test_an_engine_that_was_left_counts_as_stalled_until_it_gives_a_first_token_
     assert stalled_seconds(line, now + 1) == 0.0
 
 
+def taken_out(dispatcher: Dispatcher, number: int) -> float:
+    """A request that gets no first token from `a`, and then goes to `b`; returns when."""
+    placed = 10.0 * number
+    place(dispatcher, f"r{number}", placed, excluded=[B])
+    known(dispatcher, f"r{number}").excluded = ()
+    now = placed + PREFILL + OVERDUE_SECONDS + 1.0
+    carried_out(dispatcher, now)
+    assert known(dispatcher, f"r{number}").instance == B
+    return now
+
+
+def ejected(dispatcher: Dispatcher, now: float) -> list[str]:
+    return [event.instance for event in dispatcher.eject_outliers(now) if isinstance(event, InstanceEjected)]
+
+
+def test_an_engine_that_is_silent_is_ejected_although_its_requests_are_taken_out_in_time() -> None:
+    dispatcher = leader(settings={"outlier.interval_seconds": 60.0})
+    now, ejections = 0.0, list[list[str]]()
+    for number in range(1, 6):
+        now = taken_out(dispatcher, number) + 0.1
+        ejections.append(ejected(dispatcher, now))
+        dispatcher.state.apply(first_token(f"r{number}", "b", at=now))
+
+    assert ejections == [[]] * 5
+    assert ejected(dispatcher, now) == [A]
+
+
+def test_what_its_engine_answered_after_all_or_no_other_did_is_not_held_against_it() -> None:
+    dispatcher = leader(settings={"outlier.interval_seconds": 60.0, "outlier.consecutive_failures": 1})
+    now = taken_out(dispatcher, 1) + 0.1
+    dispatcher.state.apply(first_token("r1", "a", at=now))
+    now = taken_out(dispatcher, 2) + 0.1
+    dispatcher.state.apply(RequestCancelled(at=now, request=RequestId("r2"), reason="client_gone", instance=B))
+
+    assert ejected(dispatcher, now) == []
+
+
+def test_being_a_little_late_at_an_instance_that_does_not_answer_is_no_failure_of_its_engine() -> None:
+    dispatcher = at_a(leader(settings={"outlier.consecutive_failures": 1}))
+    now = PREFILL + 2 * PREFILL + GAIN_SECONDS_MIN + 0.05
+    dispatcher.state.apply(InstanceSuspected(at=now, instance=A, epoch=Epoch(1), silent_seconds=3.0))
+    (migrated, _) = carried_out(dispatcher, now)
+    dispatcher.state.apply(first_token("r1", "b", at=now + 1))
+
+    assert isinstance(migrated, RequestMigrated)
+    assert migrated.overdue == pytest.approx(now - PREFILL)
+    assert not dispatcher.state.outliers.record(A).in_a_row
+
+
 def test_nothing_is_said_or_done_about_it_where_nobody_asked_for_it() -> None:
     dispatcher = leader(rebind=False)
     events = place(dispatcher, "r1")
@@ -321,6 +371,22 @@ def test_re_bound_requests_are_decided_again_bit_for_bit_across_a_takeover(seed:
     assert (verdict.different, verdict.problems) == (0, [])
     assert verdict.identical == verdict.decisions
     assert bool(moved) == (seed != 5)
+
+
+@pytest.mark.usefixtures("eager")
+def test_a_log_of_before_that_does_not_say_by_how_much_they_were_overdue_is_decided_again_as_well() -> None:
+    entries, moved = recorded(1)
+    before = [
+        msgspec.structs.replace(entry, event=msgspec.structs.replace(entry.event, overdue=0.0))
+        if isinstance(entry.event, RequestMigrated)
+        else entry
+        for entry in entries
+    ]
+
+    verdict = verify(before)
+
+    assert any(event.overdue for event in moved)
+    assert (verdict.identical, verdict.problems) == (verdict.decisions, [])
 
 
 @pytest.mark.usefixtures("eager")

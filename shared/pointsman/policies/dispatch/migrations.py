@@ -12,7 +12,7 @@ from pointsman.policies.rebalancing.base import Migration, MigrationPlan
 from pointsman.policies.rebalancing.migration_check import MigrationCheck, Veto
 from pointsman.policies.rebalancing.redispatch import Redispatch, Redispatching, Window
 from pointsman.policies.routing import NoInstance
-from pointsman.primitives import NO_SECONDS, EngineSeconds, InstanceId
+from pointsman.primitives import NO_SECONDS, InstanceId
 from pointsman.state.workload import EMPTY_QUEUE, NO_INSTANCE, Request
 
 NOT_PLANNED = MigrationPlan(as_of=0)
@@ -52,7 +52,7 @@ def _redispatch(turn: Turn, migration: Migration, plan: MigrationPlan) -> bool:
     if isinstance(judged, Veto):
         _refuse(turn, migration, judged, plan)
         return False
-    _move(turn, migration, judged.candidate, NO_INSTANCE, plan, MoveCause.REBOUND, wasted=judged.wasted)
+    _move(turn, migration, judged.candidate, NO_INSTANCE, plan, MoveCause.REBOUND, judged)
     grant(turn, turn.state.workload.requests[migration.request])
     return True
 
@@ -94,8 +94,7 @@ def _move(
     decode: InstanceId,
     plan: MigrationPlan,
     cause: MoveCause,
-    *,
-    wasted: EngineSeconds = 0.0,
+    redispatch: Redispatch | None = None,
 ) -> None:
     turn.decide(
         RequestMigrated(
@@ -116,7 +115,8 @@ def _move(
             benefit=migration.benefit or NO_SECONDS,
             decode=decode,
             rebound=migration.rebind,
-            wasted=wasted or NO_SECONDS,
+            wasted=(redispatch.wasted if redispatch else 0.0) or NO_SECONDS,
+            overdue=redispatch.overdue if redispatch else NO_SECONDS,
             cause=cause,
             loads=list(candidate.loads),
             load_seconds=candidate.load_seconds or NO_SECONDS,

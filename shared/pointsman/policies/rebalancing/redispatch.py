@@ -30,9 +30,10 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Redispatch:
-    """Seconds. `wasted`: prefill lost. `benefit`: TTFT won beyond that."""
+    """Seconds. `overdue`: past the expected first token. `wasted`: prefill lost. `benefit`: TTFT won beyond that."""
 
     candidate: CandidateEstimate
+    overdue: EngineSeconds
     wasted: EngineSeconds
     benefit: EngineSeconds
 
@@ -136,7 +137,7 @@ class Redispatching:
         left, wasted = self._at_source(request)
         queue = self._state.workload.queues.get(candidate.instance)
         there = candidate.predicted_ttft + (stalled_seconds(queue, self._now, after=0.0) if queue else 0.0)
-        return Redispatch(candidate, wasted, left + overdue - there - wasted)
+        return Redispatch(candidate, overdue, wasted, left + overdue - there - wasted)
 
     def _overdue(self, request: Request) -> EngineSeconds | None:
         state, instance = self._state, self._state.fleet.get(request.instance)

@@ -37,7 +37,7 @@ from pointsman.policies.dispatch.recording import rivals_of
 from pointsman.policies.policy_set import PolicySet
 from pointsman.policies.rebalancing.base import Migration, MigrationPlan
 from pointsman.ports import LogEntry
-from pointsman.primitives import InstanceId, RequestId, Sequence
+from pointsman.primitives import NO_SECONDS, InstanceId, RequestId, Sequence
 from pointsman.simulation.replay.leader_order import Kind, LeaderOrder, Step
 from pointsman.simulation.replay.verdict import Difference, Recomputed, TermSummary, Verdict, Watch, inputs_of
 from pointsman.state.state import State
@@ -225,7 +225,7 @@ class Tenure:
                 self._differ(None, None, recomputed)
             raise _NotWrittenError
         entry, recorded = unjudged[0]
-        recomputed = _with_settings_as_in(recorded, recomputed)
+        recomputed = _as_recorded_then(recorded, recomputed)
         if self._watch is not None:
             self._watch(Recomputed(entry.sequence, recorded, recomputed, self._state))
         if recorded != recomputed:
@@ -251,8 +251,11 @@ class Tenure:
         )
 
 
-def _with_settings_as_in(recorded: LogEvent, recomputed: LogEvent) -> LogEvent:
-    """Settings that were not recorded are those of the term, as the recomputed ones are."""
+def _as_recorded_then(recorded: LogEvent, recomputed: LogEvent) -> LogEvent:
+    """Settings that were not recorded are those of the term, as the recomputed ones are. Earlier releases did not record
+    by how much a redispatched request was overdue."""
+    if isinstance(recorded, RequestMigrated) and isinstance(recomputed, RequestMigrated) and not recorded.overdue:
+        return msgspec.structs.replace(recomputed, overdue=NO_SECONDS)
     if isinstance(recorded, _WITH_SETTINGS) and isinstance(recomputed, _WITH_SETTINGS) and not recorded.settings:
         return msgspec.structs.replace(recomputed, settings={})
     return recomputed

@@ -30,12 +30,11 @@ from pointsman.primitives import EngineSeconds, Sequence
 from pointsman_lab.torture.network import Stored
 from pointsman_lab.torture.placement_rules import SAME, PlacementRules
 from pointsman_lab.torture.pool_model import PoolModel
-from pointsman_lab.torture.pool_records import ARRIVED, NO_INSTANCE, PENDING, PREFILL, BookedRequest
+from pointsman_lab.torture.pool_records import ARRIVED, NO_INSTANCE, OVERDUE_SECONDS, PENDING, PREFILL, BookedRequest
 
 PLAN_MOVES_MAX = 256
 ROUND_MOVES_MAX = 64
 REBOUND_MAX = 8
-OVERDUE_SECONDS: EngineSeconds = 3.0
 SWITCH_SECONDS: EngineSeconds = 10.0
 LATE = (RejectReason.SLO_TTFT, RejectReason.SLO_UNREACHABLE)
 
@@ -167,6 +166,8 @@ class DecisionRules(PlacementRules):
         answers = source is not None and source.status in ("ready", "draining")
         if overdue <= (OVERDUE_SECONDS if answers else 0.0):
             yield f"it is overdue by {overdue} s only"
+        if not isclose(event.overdue, overdue, **SAME):
+            yield f"it is overdue by {overdue} s, not {event.overdue}"
 
     def _moved(self, event: RequestMigrated, request: BookedRequest) -> Iterator[str]:
         model = self._model

@@ -12,6 +12,8 @@ from pointsman.primitives import BlockKey, EngineSeconds, Epoch, InstanceId, Req
 FADE = 0.97
 PRIOR_SECONDS: EngineSeconds = 2.0
 FACTOR_MIN, FACTOR_MAX = 0.25, 4.0
+OVERDUE_SECONDS: EngineSeconds = 3.0
+"""A request that is taken out of its engine has failed there if its first token was due so long ago."""
 NO_INSTANCE = InstanceId("")
 NO_EPOCH = Epoch(-1)
 ARRIVED, PENDING, PREFILL, HANDED_OVER, DECODING = "arrived", "pending", "prefill", "handed over", "decoding"

@@ -24,6 +24,7 @@ from pointsman_lab.torture.pool_records import (
     DECODING,
     HANDED_OVER,
     NO_INSTANCE,
+    OVERDUE_SECONDS,
     PENDING,
     PREFILL,
     BookedRequest,
@@ -126,6 +127,10 @@ class PoolRequests(PoolFigures):
             since = self.working_since.get(event.source, 0.0)
             idle = min(since, self._aborted.get(event.source, (0.0, since))[1])
             self._aborted[event.source] = (event.at, idle)
+            source = self.instances.get(event.source)
+            if source is not None and source.epoch == request.epoch and event.overdue > OVERDUE_SECONDS:
+                begun = request.granted_at
+                self.health.failed(event.request, event.source, event.at, begun, proven=False)
         self._withdraw(request)
         self._queue(request, event.instance, event.uncached_tokens, event.prefill_seconds)
         request.decode, request.placed_at = event.decode, event.at

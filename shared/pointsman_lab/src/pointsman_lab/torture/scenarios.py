@@ -3,7 +3,9 @@ heartbeats are lost. Judged by client results and by the log. Times are virtual 
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from math import inf
 
+from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import LeaderElected, RequestGranted, RequestsRefused, WritesLost
 from pointsman.contracts.fleet import (
     InstanceEjected,
@@ -14,9 +16,8 @@ from pointsman.contracts.fleet import (
 )
 from pointsman.contracts.reasons import RejectReason
 from pointsman.contracts.requests import PrefillFinished, RequestArrived, RequestAttemptFailed, RequestFinished
-from pointsman.primitives import EngineSeconds, InstanceId
+from pointsman.primitives import EngineSeconds, InstanceId, RequestId
 from pointsman_lab.torture.cluster import Cluster
-from pointsman_lab.torture.network import Stored
 from pointsman_lab.torture.plan import BAD_SECONDS
 
 FIRST_SECONDS: EngineSeconds = 15.0
@@ -29,11 +30,14 @@ SENT = (RequestAttemptFailed, PrefillFinished, RequestFinished)
 
 
 def a_bad_engine_is_kept_away(cluster: Cluster) -> Iterator[str]:
+    """Requests inside it when the evidence is complete could not be kept away."""
     if cluster.plan.scenario != "bad engine":
         return
     bad = next(host for host in cluster.hosts.values() if host.well_since)
     from_then = bad.well_since - BAD_SECONDS + FIRST_SECONDS
-    asked, touched, trials = set(), set(), set()
+    asked, trials = set(), set()
+    granted: dict[RequestId, EngineSeconds] = {}
+    shown: dict[RequestId, EngineSeconds] = {}
     half_open = False
     for stored in cluster.network.history:
         event = stored.event
@@ -41,15 +45,21 @@ def a_bad_engine_is_kept_away(cluster: Cluster) -> Iterator[str]:
             asked.add(event.request)
         elif isinstance(event, InstanceEjected | InstanceUnejected) and event.instance == bad.instance:
             half_open = isinstance(event, InstanceUnejected) and event.half_open
-        elif isinstance(event, RequestGranted) and event.instance == bad.instance and half_open:
-            trials.add(event.request)
+        elif isinstance(event, RequestGranted) and event.instance == bad.instance:
+            granted[event.request] = stored.at
+            if half_open:
+                trials.add(event.request)
+            if bad.last_failure_mode == "hang" and event.request in asked and stored.at < bad.well_since:
+                shown.setdefault(event.request, stored.at)
         elif (
             isinstance(event, SENT)
             and event.instance == bad.instance
             and event.request in asked
-            and _shows(bad.last_failure_mode, stored, cluster)
+            and (bad.last_failure_mode != "slow" or _is_noticed(event, cluster.plan.speed))
         ):
-            touched.add(event.request)
+            shown.setdefault(event.request, stored.at)
+    evident_at = sorted([*shown.values(), *[inf] * EVIDENCE])[EVIDENCE - 1]
+    touched = {request for request, at in shown.items() if at <= evident_at or granted.get(request, inf) >= evident_at}
     allowed = max(EVIDENCE, TOUCHED_SHARE_MAX * len(asked))
     if len(touched - trials) > allowed or len(touched) > max(allowed, TRIED_SHARE_MAX * len(asked)):
         yield (
@@ -58,13 +68,8 @@ def a_bad_engine_is_kept_away(cluster: Cluster) -> Iterator[str]:
         )
 
 
-def _shows(mode: str, stored: Stored, cluster: Cluster) -> bool:
-    """Whether a client noticed, and anybody could know it by then: who hangs fails a request only at its timeout."""
-    event = stored.event
-    if mode == "slow":
-        return isinstance(event, PrefillFinished) and event.prefill > NOTICED_SECONDS * cluster.plan.speed
-    well_since = next(host.well_since for host in cluster.hosts.values() if host.well_since)
-    return mode != "hang" or (isinstance(event, RequestAttemptFailed) and stored.at < well_since)
+def _is_noticed(event: LogEvent, speed: float) -> bool:
+    return isinstance(event, PrefillFinished) and event.prefill > NOTICED_SECONDS * speed
 
 
 def a_well_engine_is_back_soon(cluster: Cluster) -> Iterator[str]:
