@@ -1,7 +1,7 @@
 """The ports of a process of the release before, by what that release lacks: its workers tell no heartbeats and its schedulers
 hear none, it does not know how loaded its log is, names no wire version, takes events that are new for garbage, and does
 not answer commands that it cannot read. Limit: otherwise it works as this release, whose fold is the same but
-for what redispatched requests say of their engines (decision 85); `make test-upgrade` has the real one."""
+for what redispatched requests say of their engines (decision 82); `make test-upgrade` has the real one."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, nullcontext
