@@ -19,7 +19,7 @@ from pointsman_lab.scale.measure import ScaleOptions, measured
 EACH_MAX = 8.0
 """Requests a second and instance: smaller pools get less than the rate."""
 FULL = ScaleOptions(instances=0, rate=0.0, seconds=15.0, warm_seconds=12.0, blocks=2_000)
-QUICK = ScaleOptions(instances=0, rate=0.0, seconds=3.0, warm_seconds=3.0, blocks=200, followers=False)
+QUICK = ScaleOptions(instances=0, rate=0.0, seconds=3.0, warm_seconds=3.0, blocks=1_000, followers=False)
 COLUMNS = (
     ("instances", "instances"),
     ("decisions_a_second", "decisions/s"),

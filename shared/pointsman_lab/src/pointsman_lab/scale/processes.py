@@ -10,6 +10,7 @@ from pathlib import Path
 
 import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 
 from pointsman.adapters.child_process import end, spawn
 from pointsman.adapters.tcp_ports import free_ports
@@ -42,13 +43,14 @@ class Service:
 
     async def histogram(self, name: str) -> dict[float, float]:
         """Cumulative counts by upper bound."""
+        return {float(sample.labels["le"]): sample.value for sample in await self._samples(f"{name}_bucket")}
+
+    async def leads(self) -> bool:
+        return any(sample.value for sample in await self._samples("pointsman_leader"))
+
+    async def _samples(self, name: str) -> list[Sample]:
         families = text_string_to_metric_families(await self._page("/metrics") or "")
-        return {
-            float(sample.labels["le"]): sample.value
-            for family in families
-            for sample in family.samples
-            if sample.name == f"{name}_bucket"
-        }
+        return [sample for family in families for sample in family.samples if sample.name == name]
 
     async def _page(self, path: str) -> str | None:
         timeout = aiohttp.ClientTimeout(total=HTTP_SECONDS)
