@@ -82,7 +82,7 @@ class FollowedInstance:
     async def settled(self) -> None:
         """Until it has joined and the log has all changes of its cache."""
         state = self._state
-        while state.session is None or not state.session.joined_at or self._has_changes:  # noqa: ASYNC110 - as tests wait
+        while state.session is None or not state.session.joined_at or self._has_changes:
             await self.clock.sleep_wall(WallSeconds(POLL_SECONDS))
 
     def cached(self, keys: list[BlockKey]) -> int:

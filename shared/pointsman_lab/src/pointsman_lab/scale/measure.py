@@ -1,6 +1,7 @@
 """One size of a pool: starts it, puts it under load, measures, kills its leader, starts another scheduler, and folds the log."""
 
 import asyncio
+import os
 import tempfile
 import time
 from collections import Counter
@@ -85,7 +86,7 @@ async def _figures(pool: Pool) -> dict[str, Any]:
         await _start_followers(pool)
         await asyncio.sleep(options.warm_seconds)
         figures["with_followers"] = await _steady(pool)
-    figures["memory_mb"] = _memory(pool)
+    figures["memory_mb"] = {name: memory_mb(pid) for name, pid in _processes(pool).items()}
     figures["start_seconds"] = await _start_another(pool)
     figures["take_over_seconds"] = await _take_over(pool)
     return figures
@@ -120,9 +121,7 @@ async def _start_followers(pool: Pool) -> None:
 
 async def _steady(pool: Pool) -> dict[str, Any]:
     options, leader, load = pool.options, pool.services.running["leader"], pool.load
-    watched = {"scheduler": leader.pid, "nats": pool.server.pid} | {
-        name: service.pid for name, service in pool.services.running.items() if name not in ("leader", "standby")
-    }
+    watched = _processes(pool)
     decided, before = await leader.histogram(DECISION), await pool.link.log.extent()
     cpu = {name: cpu_seconds(pid) for name, pid in watched.items()}
     load.answers, began = Answers(), time.perf_counter()
@@ -154,13 +153,13 @@ async def _steady(pool: Pool) -> dict[str, Any]:
     }
 
 
-def _memory(pool: Pool) -> dict[str, int]:
-    found = {"nats": memory_mb(pool.server.pid)}
+def _processes(pool: Pool) -> dict[str, int]:
+    """Pids by name."""
+    found = {"instances and ingress": os.getpid(), "nats": pool.server.pid}
     for name, service in pool.services.running.items():
-        own, *children = family_of(service.pid)
-        found[name] = memory_mb(own)
+        found[name], *children = family_of(service.pid)
         for child in children:
-            found[f"{name}'s checkpointer"] = memory_mb(child)
+            found[f"{name}'s checkpointer"] = child
     return found
 
 
@@ -198,7 +197,7 @@ async def _take_over(pool: Pool) -> float | None:
 async def _leaders(pool: Pool) -> list[str]:
     """Names; the lease may have moved if the machine was busy."""
     async with asyncio.timeout(TAKE_OVER_SECONDS_MAX):
-        while not (found := [name for name in SCHEDULERS if await pool.services.running[name].leads()]):
+        while not (found := [name for name in SCHEDULERS if await pool.services.running[name].leads()]):  # noqa: ASYNC110 - as above
             await asyncio.sleep(0.1)
     return found[:1]
 
