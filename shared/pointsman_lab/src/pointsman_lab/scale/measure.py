@@ -22,7 +22,7 @@ from pointsman.runtime.log_connection import open_link
 from pointsman.runtime.settings import DeploymentSettings
 from pointsman.state.state import PoolSettings, State
 from pointsman_lab.scale.load import Answers, ScaleLoad
-from pointsman_lab.scale.processes import Services, cpu_seconds, family_of, memory_mb
+from pointsman_lab.scale.processes import Services, cpu_seconds, family_of, memory_mb, wait_seconds
 from pointsman_lab.traffic import BLOCK_TOKENS
 
 CHECKPOINT_SECONDS = 5.0
@@ -52,7 +52,6 @@ class ScaleOptions:
     seconds: float
     warm_seconds: float
     blocks: int
-    followers: bool = True
 
 
 @dataclass
@@ -82,10 +81,9 @@ async def _figures(pool: Pool) -> dict[str, Any]:
     await pool.load.full.wait()
     await asyncio.sleep(options.warm_seconds)
     figures = await _steady(pool)
-    if options.followers:
-        await _start_followers(pool)
-        await asyncio.sleep(options.warm_seconds)
-        figures["with_followers"] = await _steady(pool)
+    await _start_followers(pool)
+    await asyncio.sleep(options.warm_seconds)
+    figures["with_followers"] = await _steady(pool)
     figures["memory_mb"] = {name: memory_mb(pid) for name, pid in _processes(pool).items()}
     figures["start_seconds"] = await _start_another(pool)
     figures["take_over_seconds"] = await _take_over(pool)
@@ -124,6 +122,7 @@ async def _steady(pool: Pool) -> dict[str, Any]:
     watched = _processes(pool)
     decided, before = await leader.histogram(DECISION), await pool.link.log.extent()
     cpu = {name: cpu_seconds(pid) for name, pid in watched.items()}
+    waited_before = wait_seconds(leader.pid)
     load.answers, began = Answers(), time.perf_counter()
     await asyncio.sleep(options.seconds)
     seconds, answers = time.perf_counter() - began, load.answers
@@ -134,6 +133,8 @@ async def _steady(pool: Pool) -> dict[str, Any]:
     waited = sorted(answers.seconds)
     return {
         "instances": options.instances,
+        "blocks": options.blocks,
+        "cores": len(os.sched_getaffinity(0)),
         "requests_a_second": options.rate,
         "decisions_a_second": round(requests / seconds, 1),
         "rejected": answers.rejected,
@@ -142,6 +143,7 @@ async def _steady(pool: Pool) -> dict[str, Any]:
         "sequences": (before.last, after.last),
         "decision_p50_ms": _quantile(decisions, 0.5),
         "decision_p99_ms": _quantile(decisions, 0.99),
+        "leader_waits_percent": round(100 * (wait_seconds(leader.pid) - waited_before) / seconds, 1),
         "answer_p50_ms": round(1e3 * waited[len(waited) // 2], 2) if waited else None,
         "answer_p99_ms": round(1e3 * waited[int(0.99 * len(waited))], 2) if waited else None,
         "log_kb_a_second": round(written / seconds / 1e3, 1),
