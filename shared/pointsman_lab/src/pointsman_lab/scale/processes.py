@@ -49,8 +49,10 @@ class Service:
         return any(sample.value for sample in await self._samples("pointsman_leader"))
 
     async def _samples(self, name: str) -> list[Sample]:
-        families = text_string_to_metric_families(await self._page("/metrics") or "")
-        return [sample for family in families for sample in family.samples if sample.name == name]
+        """Only these lines are parsed: the whole page of a large pool would keep the instances from their heartbeats."""
+        page = await self._page("/metrics") or ""
+        lines = "".join(line for line in page.splitlines(keepends=True) if line.startswith(f"{name}{{"))
+        return [sample for family in text_string_to_metric_families(lines) for sample in family.samples]
 
     async def _page(self, path: str) -> str | None:
         timeout = aiohttp.ClientTimeout(total=HTTP_SECONDS)
