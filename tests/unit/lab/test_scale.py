@@ -111,6 +111,9 @@ def test_the_page_is_written_from_numbers_without_measuring(tmp_path: Path) -> N
 
 
 def test_the_page_in_docs_is_what_its_numbers_give() -> None:
-    rows = json.loads((DOCS / "results" / "scale.json").read_bytes())["rows"]
+    file = DOCS / "results" / "scale.json"
+    if not file.exists():
+        pytest.skip("`pointsman-lab scale --out docs` writes it")
+    rows = json.loads(file.read_bytes())["rows"]
 
     assert (DOCS / "scale.md").read_text() == page(rows)
