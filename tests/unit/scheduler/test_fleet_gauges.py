@@ -1,6 +1,5 @@
 """Gauges of engines show the State, and are set only when they change."""
 
-from collections.abc import Iterator
 from uuid import uuid4
 
 import pytest
@@ -13,7 +12,7 @@ from pointsman_scheduler.fleet_status import FleetGauges
 
 
 @pytest.fixture
-def writes(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+def writes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Engines whose gauges were set."""
     found: list[str] = []
     set_gauge = Gauge.set
