@@ -85,22 +85,50 @@ class FleetWarnings:
                 log.info("instance_schedulable", instance=other, model=state.fleet.model)
 
 
+GAUGES = (
+    telemetry.ENGINE_PENDING,
+    telemetry.ENGINE_PREFILL,
+    telemetry.ENGINE_DECODING,
+    telemetry.ENGINE_KV_CACHE_USAGE,
+    telemetry.ENGINE_CACHED_BLOCKS,
+    telemetry.ENGINE_PREDICTION_ERROR,
+    telemetry.ENGINE_EJECTED,
+)
+"""Of each engine, in the order of their values."""
+
+
+class _EngineGauges:
+    """Sets what changed: in a large pool most gauges do not, and to set them all takes longer than a decision."""
+
+    def __init__(self, pool: PoolName, engine: InstanceId) -> None:
+        self._gauges = [gauge.labels(pool, engine) for gauge in GAUGES]
+        self._gauges += [telemetry.ENGINE_CACHE_KNOWLEDGE.labels(pool, engine, knowledge) for knowledge in Knowledge]
+        self._values: tuple[float | None, ...] = (None,) * len(self._gauges)
+
+    def show(self, values: tuple[float, ...]) -> None:
+        if values == self._values:
+            return
+        for gauge, before, value in zip(self._gauges, self._values, values, strict=True):
+            if before != value:
+                gauge.set(value)
+        self._values = values
+
+
 class FleetGauges:
     """Gauges of an engine go when it leaves, its counters later (`EngineSeries`)."""
 
     def __init__(self, pool: PoolName, policies: PolicySet) -> None:
         self._pool = pool
         self._policies = policies
-        self._shown: set[InstanceId] = set()
+        self._shown: dict[InstanceId, _EngineGauges] = {}
         self._model: str | None = None
 
     def show(self, state: State) -> None:
         fleet, sizes = state.fleet, Counter(instance.status for instance in state.fleet.instances)
-        for instance in self._shown - {instance.id for instance in fleet.instances}:
-            self._remove(instance)
+        for gone in self._shown.keys() - {instance.id for instance in fleet.instances}:
+            self._remove(gone)
         for known in fleet.instances:
             self._show_one(state, known)
-        self._shown = {instance.id for instance in fleet.instances}
         for status in Status:
             telemetry.ENGINES.labels(self._pool, status).set(sizes[status])
         roles = Counter(instance.role for instance in fleet.instances if instance.status is Status.READY)
@@ -120,27 +148,23 @@ class FleetGauges:
         self._model = model
 
     def _show_one(self, state: State, instance: Instance) -> None:
-        pool, queue = self._pool, state.workload.queues.get(instance.id, EMPTY_QUEUE)
-        telemetry.ENGINE_PENDING.labels(pool, instance.id).set(len(queue.pending))
-        telemetry.ENGINE_PREFILL.labels(pool, instance.id).set(len(queue.prefill))
-        telemetry.ENGINE_DECODING.labels(pool, instance.id).set(len(queue.decoding))
-        telemetry.ENGINE_KV_CACHE_USAGE.labels(pool, instance.id).set(instance.kv_usage)
-        telemetry.ENGINE_CACHED_BLOCKS.labels(pool, instance.id).set(state.index.blocks(instance.id))
-        prediction_error = state.latency.prediction_error(instance.id) or 0.0
-        telemetry.ENGINE_PREDICTION_ERROR.labels(pool, instance.id).set(prediction_error)
-        telemetry.ENGINE_EJECTED.labels(pool, instance.id).set(instance.ejected or instance.half_open)
-        for knowledge in Knowledge:
-            telemetry.ENGINE_CACHE_KNOWLEDGE.labels(pool, instance.id, knowledge).set(instance.knowledge is knowledge)
+        name, queue = instance.id, state.workload.queues.get(instance.id, EMPTY_QUEUE)
+        values = (
+            len(queue.pending),
+            len(queue.prefill),
+            len(queue.decoding),
+            instance.kv_usage,
+            state.index.blocks(name),
+            state.latency.prediction_error(name) or 0.0,
+            instance.ejected or instance.half_open,
+            *(instance.knowledge is knowledge for knowledge in Knowledge),
+        )
+        shown = self._shown.get(name)
+        if shown is None:
+            shown = self._shown[name] = _EngineGauges(self._pool, name)
+        shown.show(values)
 
     def _remove(self, instance: InstanceId) -> None:
-        for gauge in (
-            telemetry.ENGINE_PENDING,
-            telemetry.ENGINE_PREFILL,
-            telemetry.ENGINE_DECODING,
-            telemetry.ENGINE_KV_CACHE_USAGE,
-            telemetry.ENGINE_CACHED_BLOCKS,
-            telemetry.ENGINE_PREDICTION_ERROR,
-            telemetry.ENGINE_EJECTED,
-            telemetry.ENGINE_CACHE_KNOWLEDGE,
-        ):
+        del self._shown[instance]
+        for gauge in (*GAUGES, telemetry.ENGINE_CACHE_KNOWLEDGE):
             gauge.remove_by_labels({"pool": self._pool, "engine": instance})

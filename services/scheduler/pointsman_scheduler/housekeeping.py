@@ -14,6 +14,7 @@ from pointsman.contracts.fleet import (
 )
 from pointsman.contracts.reasons import CancelCause
 from pointsman.policies.policy_set import PolicySet
+from pointsman.policies.pool_view import prepare_columns
 from pointsman.policies.stranded import stranded
 from pointsman.ports import Clock, Commands
 from pointsman.primitives import PoolName, WallSeconds, engine_seconds
@@ -90,6 +91,8 @@ class Housekeeping:
                 with contained(name):
                     if self._leader.leading is not None:
                         await step(self._leader.leading)
+            with contained("columns"):
+                prepare_columns(self._replica.state)
             self._leader.report_readiness()
             with contained("log load"):
                 self._watch_log()

@@ -15,6 +15,7 @@ from pointsman.policies.dispatch import Dispatcher
 from pointsman.policies.dispatch.recording import SETTINGS_EVERY, Recording
 from pointsman.policies.heard_reports import HeardReports
 from pointsman.policies.policy_set import PolicySet
+from pointsman.policies.pool_view import prepare_columns
 from pointsman.ports import (
     Clock,
     CommandHandler,
@@ -176,6 +177,7 @@ class Candidacy:
         elected, fence = await self._elect()
         await self._replica.reached(fence.elected)
         state, self._fence = self._replica.state, fence
+        prepare_columns(state)
         self._heartbeats.begin()
         spans = None if self._tracer is None else DecisionSpans(self._tracer)
         recording = Recording(self._rivals, settings_every=SETTINGS_EVERY)

@@ -49,12 +49,12 @@ class CandidateColumns:
         self.queue_seconds = known.queue_seconds(view.now)
         self.load_seconds: Column = np.zeros(len(self.names))
         self.transfer_seconds: Column = np.where(known.prefills_only, transfer_seconds, 0.0)
-        self._alone: dict[int, CandidateEstimate] = {}
+        self._made: dict[int, CandidateEstimate] = {}
         for row in alone:
             self._take(row, view.candidate(self.names[row]))
 
     def _take(self, row: int, estimate: CandidateEstimate) -> None:
-        self._alone[row] = estimate
+        self._made[row] = estimate
         self.hit_blocks[row] = estimate.hit_blocks
         self.cached_tokens[row] = estimate.cached_tokens
         self.uncached_tokens[row] = estimate.uncached_tokens
@@ -92,7 +92,10 @@ class CandidateColumns:
         return self.estimate(int(rows[ttft[rows].argmin()])) if rows.size else None
 
     def estimate(self, row: int) -> CandidateEstimate:
-        return self._alone.get(row) or self.view.candidate(self.names[row])
+        known = self._made.get(row)
+        if known is None:
+            known = self._made[row] = self.view.candidate(self.names[row])
+        return known
 
     def estimates(self) -> list[CandidateEstimate]:
         """Of all instances."""
@@ -127,7 +130,7 @@ class CandidateColumns:
                 strict=True,
             )
         ]
-        for row, estimate in self._alone.items():
+        for row, estimate in self._made.items():
             made[row] = estimate
         return made
 

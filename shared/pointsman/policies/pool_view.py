@@ -31,6 +31,15 @@ EXACT_TOKENS_MAX: Tokens = 2**26
 """Squares of longer prompts are no exact doubles."""
 
 
+def prepare_columns(state: State) -> None:
+    """Loads the arrays of a large pool and brings them up to date, so that no decision has to: 0.1 s at first, and some
+    milliseconds whenever instances come or go."""
+    if len(state.fleet.ready) >= COLUMNS_FROM and type(state.latency) is LatencyModel:
+        import pointsman.policies.routing.weighed_columns  # noqa: F401
+
+        _ = state.columns
+
+
 class CandidateEstimate(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds include the learned correction, except `work_seconds`."""
 

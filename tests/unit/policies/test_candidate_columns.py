@@ -1,9 +1,13 @@
 """Columns (arrays over all instances) against the full scan (an estimate of each instance): the same decisions, bit for
 bit, on states that a busy pool comes to. The scan is the slow twin: `PoolView` uses it below COLUMNS_FROM instances."""
 
+import subprocess
+import sys
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from random import Random
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -17,7 +21,7 @@ from pointsman.contracts.commands import RouteRequest
 from pointsman.contracts.fleet import PrefillCost
 from pointsman.policies import pool_view
 from pointsman.policies.dispatch.recording import Recording
-from pointsman.policies.pool_view import PoolView
+from pointsman.policies.pool_view import CandidateEstimate, PoolView, prepare_columns
 from pointsman.policies.routing import ROUTING_POLICIES
 from pointsman.policies.routing.weighed import Rows, weighed_list
 from pointsman.policies.routing.weighed_columns import WeighedColumns
@@ -146,6 +150,48 @@ def test_a_pool_of_many_instances_uses_columns_by_itself() -> None:
 
     assert PoolView(pool.state, request, pool.now).columns is not None
     assert PoolView(pool.state, request, pool.now, excluded=[InstanceId("engine-000")]).columns is None
+
+
+def test_among_many_equals_only_the_chosen_and_the_recorded_are_estimated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An idle pool: any number of instances cost the same."""
+    pool, rivals, estimated = BusyPool(96, "pointsman"), 4, Counter[InstanceId]()
+    pool.dispatcher.recording.rivals = rivals
+    prepare_columns(pool.state)
+    estimate = PoolView.candidate
+
+    def counting(view: PoolView, instance: InstanceId, **more: Any) -> CandidateEstimate:
+        estimated[instance] += 1
+        return estimate(view, instance, **more)
+
+    monkeypatch.setattr(PoolView, "candidate", counting)
+    pool.dispatcher.route(pool.arrive(), pool.now)
+
+    assert len(estimated) <= 1 + rivals
+    assert set(estimated.values()) == {1}
+
+
+def test_no_decision_of_a_prepared_large_pool_makes_its_columns() -> None:
+    pool = BusyPool(pool_view.COLUMNS_FROM, "pointsman")
+    prepare_columns(pool.state)
+    made = pool.state.columns
+
+    pool.follow(pool.dispatcher.route(pool.arrive(), pool.now))
+
+    assert pool.state.columns is made
+
+
+def test_arrays_are_loaded_for_a_large_pool_alone() -> None:
+    script = (
+        "import sys\n"
+        "from pointsman_lab.route import BusyPool\n"
+        "from pointsman.policies.pool_view import COLUMNS_FROM, prepare_columns\n"
+        "for size in (COLUMNS_FROM - 1, COLUMNS_FROM):\n"
+        "    prepare_columns(BusyPool(size, 'pointsman').state)\n"
+        "    print('numpy' in sys.modules, 'pointsman.policies.routing.weighed_columns' in sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+
+    assert done.stdout.split("\n")[:2] == ["False False", "True True"]
 
 
 def _compare_answers(view: PoolView, seed: int) -> None:

@@ -14,6 +14,7 @@
 Bias: late requests wait longest (about `late_queue_max_s`). Limits: relies on the predicted TTFT; no look-ahead.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from math import inf
 from typing import ClassVar
@@ -25,7 +26,7 @@ from pointsman.policies.hash_ring import home_among, ring_candidates
 from pointsman.policies.pool_view import CandidateEstimate, PoolView
 from pointsman.policies.routing.base import Choice, RoutingPolicy, require_eligible
 from pointsman.policies.routing.weighed import Rows, Weighed, weighed, weighed_list
-from pointsman.primitives import EngineSeconds
+from pointsman.primitives import EngineSeconds, InstanceId
 from pointsman.state.trackers.base import Tracker
 from pointsman.state.trackers.tenant_shares import TenantShares
 
@@ -105,7 +106,8 @@ class Pointsman(RoutingPolicy):
 
     def _cheapest(self, view: PoolView, candidates: Weighed, among: Rows | None = None) -> Choice:
         stall = self.decode_seconds * TPOT_REFERENCE / (view.request.slo_tpot or inf)
-        chosen = _spread(view, candidates.cheapest(among, stall))
+        equals = candidates.cheapest(among, stall)
+        chosen = candidates[equals[_spread(view, equals)]]
         reason = f"costs least: {chosen.prefill_seconds:.3f} s of work behind {chosen.queue_seconds:.3f} s"
         return Choice(chosen, reason, candidates)
 
@@ -126,11 +128,6 @@ def _displaced(extra: EngineSeconds, detour: CandidateEstimate, budget: EngineSe
     return displaced
 
 
-def _spread(view: PoolView, equals: list[CandidateEstimate]) -> CandidateEstimate:
-    if len(equals) == 1:
-        return equals[0]
-    known = next((candidate for candidate in equals if candidate.instance == view.last_instance), None)
-    if known is not None:
-        return known
-    home = home_among([candidate.instance for candidate in equals], view.ring_key)
-    return next(candidate for candidate in equals if candidate.instance == home)
+def _spread(view: PoolView, equals: Collection[InstanceId]) -> InstanceId:
+    last = view.last_instance if len(equals) > 1 else None
+    return last if last is not None and last in equals else home_among(equals, view.ring_key)

@@ -11,7 +11,7 @@ import msgspec
 from typing_extensions import override
 
 from pointsman.policies.pool_view import CandidateEstimate, PoolView
-from pointsman.primitives import EngineSeconds
+from pointsman.primitives import EngineSeconds, InstanceId
 
 Rows = Sized
 """A list of ints, or an array of them."""
@@ -35,8 +35,9 @@ class Weighed(Sequence[CandidateEstimate]):
     def with_queue_within(self, seconds: EngineSeconds, among: Rows | None = None) -> Rows: ...
 
     @abstractmethod
-    def cheapest(self, among: Rows | None, stall: EngineSeconds) -> list[CandidateEstimate]:
-        """Those that cost least, of `among` or all. `stall`: wait for each that decodes there."""
+    def cheapest(self, among: Rows | None, stall: EngineSeconds) -> dict[InstanceId, int]:
+        """Those that cost least, of `among` or all, with their rows: many of an idle pool, whose estimates nobody needs.
+        `stall`: wait for each that decodes there."""
 
     @abstractmethod
     def with_cached(self, tokens: float, among: Rows) -> Rows:
@@ -103,11 +104,11 @@ class WeighedList(Weighed):
         ]
 
     @override
-    def cheapest(self, among: Rows | None, stall: EngineSeconds) -> list[CandidateEstimate]:
-        candidates = self._candidates if among is None else [self._candidates[row] for row in _rows(among)]
-        costs = [_cost(candidate, stall) for candidate in candidates]
+    def cheapest(self, among: Rows | None, stall: EngineSeconds) -> dict[InstanceId, int]:
+        rows, candidates = self._all if among is None else _rows(among), self._candidates
+        costs = [_cost(candidates[row], stall) for row in rows]
         least = min(costs)
-        return [candidate for candidate, cost in zip(candidates, costs, strict=True) if cost == least]
+        return {candidates[row].instance: row for row, cost in zip(rows, costs, strict=True) if cost == least}
 
     @override
     def with_cached(self, tokens: float, among: Rows) -> Rows:

@@ -7,7 +7,7 @@ from typing_extensions import override
 from pointsman.policies.candidate_columns import CandidateColumns, ColumnCandidates
 from pointsman.policies.pool_view import CandidateEstimate, PoolView
 from pointsman.policies.routing.weighed import Rows, Weighed
-from pointsman.primitives import EngineSeconds
+from pointsman.primitives import EngineSeconds, InstanceId
 
 
 class WeighedColumns(ColumnCandidates, Weighed):
@@ -40,15 +40,15 @@ class WeighedColumns(ColumnCandidates, Weighed):
         return rows[within[rows]]
 
     @override
-    def cheapest(self, among: Rows | None, stall: EngineSeconds) -> list[CandidateEstimate]:
-        known, prefill = self.columns.known, self.columns.prefill_seconds
+    def cheapest(self, among: Rows | None, stall: EngineSeconds) -> dict[InstanceId, int]:
+        known, names, prefill = self.columns.known, self.columns.names, self.columns.prefill_seconds
         wait = self.predicted_ttft - prefill + stall * (known.requests - known.waiting)
         costs = (wait + prefill / 2) * prefill
         if among is None:
-            return [self[row] for row in np.flatnonzero(costs == costs.min()).tolist()]
+            return {names[row]: row for row in np.flatnonzero(costs == costs.min()).tolist()}
         rows = _rows(among)
         costs = costs[rows]
-        return [self[row] for row in rows[costs == costs.min()].tolist()]
+        return {names[row]: row for row in rows[costs == costs.min()].tolist()}
 
     @override
     def with_cached(self, tokens: float, among: Rows) -> Rows:

@@ -78,12 +78,20 @@ class SimulatedInstance:
     def cached(self, keys: list[BlockKey]) -> int:
         return next((depth for depth, key in enumerate(keys) if key not in self.held), len(keys))
 
-    def store(self, keys: list[BlockKey], at: EngineSeconds) -> list[LogEvent]:
+    def hold(self, keys: list[BlockKey]) -> tuple[int, list[BlockKey]]:
+        """Returns how many of them were cached, and what is evicted."""
         known = self.cached(keys)
-        new = keys[known:]
         for key in reversed(keys):
             self.held.pop(key, None)
             self.held[key] = None
+        surplus = list(islice(self.held, max(0, len(self.held) - self.blocks_max)))
+        for key in surplus:
+            del self.held[key]
+        return known, surplus
+
+    def store(self, keys: list[BlockKey], at: EngineSeconds) -> list[LogEvent]:
+        known, surplus = self.hold(keys)
+        new = keys[known:]
         events: list[LogEvent] = []
         for start in range(0, len(new), EVENT_BLOCKS_MAX):
             part = new[start : start + EVENT_BLOCKS_MAX]
@@ -93,15 +101,12 @@ class SimulatedInstance:
                     at=at, instance=self.name, epoch=self.epoch, sequence=self._next(), runs=[Run(pack_keys(part), parent)]
                 )
             )  # fmt: skip
-        surplus = list(islice(self.held, max(0, len(self.held) - self.blocks_max)))
         if surplus:
             events.append(
                 BlocksRemoved(
                     at=at, instance=self.name, epoch=self.epoch, sequence=self._next(), keys=pack_keys(surplus)
                 )
             )
-        for key in surplus:
-            del self.held[key]
         for key in (*new, *surplus):
             self.digest ^= key
         return events

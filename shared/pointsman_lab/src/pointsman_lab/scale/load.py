@@ -1,6 +1,6 @@
 """Many instances and their ingress in one process, over real NATS. Requests are commands to the scheduler, without HTTP;
-the instances write joins, cache events and reports as their workers would, and the ingress first tokens and ends. In:
-a link to the pool; out: latencies of answers, and counts."""
+workers' code writes joins and cache events and tells reports (`instances`), and the ingress first tokens and ends. In: a
+link to the pool; out: latencies of answers, and counts."""
 
 import asyncio
 from collections.abc import Iterator
@@ -15,7 +15,6 @@ from pointsman.contracts.subjects import follow_subject, route_subject
 from pointsman.ports import Clock, CommandTimeoutError, Link, NoResponderError
 from pointsman.primitives import (
     EngineSeconds,
-    Epoch,
     InstanceId,
     PoolName,
     RequestId,
@@ -25,14 +24,16 @@ from pointsman.primitives import (
     WallSeconds,
 )
 from pointsman.state.engine_profiles import DEFAULT_PROFILE, PROFILES, prefill_seconds
-from pointsman_lab.traffic import BLOCK_TOKENS, Conversations, Prompt, SimulatedInstance, instance_names, random_keys
+from pointsman_lab.scale.instances import FollowedInstance
+from pointsman_lab.traffic import BLOCK_TOKENS, Conversations, Prompt, instance_names, random_keys
 
 OUTPUT_TOKENS, TOKEN_SECONDS = 100, 0.03
 SLO_TTFT: EngineSeconds = 5.0
 ANSWER_WALL_SECONDS: WallSeconds = WallSeconds(2.0)
 RETRY_SECONDS = 0.05
 FOLLOWED_AT_ONCE = 1_000
-REPORT_SECONDS = 1.0
+PROMPT_BLOCKS = 100
+"""Of what fills the caches at first."""
 SEED = 1
 COST = PROFILES[DEFAULT_PROFILE].prefill_cost
 
@@ -55,31 +56,35 @@ class ScaleLoad:
         self._chance = Random(SEED)
         self._rate = rate
         self._blocks = blocks
-        epoch = Epoch(int(clock.now() * 1000))
-        self.instances = {name: SimulatedInstance(name, blocks, epoch) for name in instance_names(instances)}
+        self.instances = {
+            name: FollowedInstance(name, number, blocks, link, clock)
+            for number, name in enumerate(instance_names(instances))
+        }
         self._conversations = Conversations(self._chance, int(4 * rate))
         self._numbers = count(1)
         self._waiting: dict[RequestId, None] = {}
         self._sent: dict[RequestId, InstanceId] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self.answers = Answers()
-
-    async def join(self) -> None:
-        """With full caches."""
-        for instance in self.instances.values():
-            await self._link.log.append(instance.join(self._clock.now()))
-        for _ in range(self._blocks // 100):
-            for instance in self.instances.values():
-                for event in instance.store(random_keys(self._chance, 100), self._clock.now()):
-                    self._link.log.append_soon(event)
-            await self._link.log.flush(WallSeconds(60.0))
+        self.full = asyncio.Event()
 
     async def run(self) -> None:
-        """Until it is cancelled."""
+        """Until it is cancelled. Requests come once all caches are full."""
         async with asyncio.TaskGroup() as tasks:
+            for number, instance in enumerate(self.instances.values()):
+                tasks.create_task(instance.run(after=number / len(self.instances)))
+            await self._fill()
+            self.full.set()
             tasks.create_task(self._arrivals())
-            tasks.create_task(self._reports())
             tasks.create_task(self._follow())
+
+    async def _fill(self) -> None:
+        for instance in self.instances.values():
+            await instance.settled()
+            for _ in range(self._blocks // PROMPT_BLOCKS):
+                instance.store(random_keys(self._chance, PROMPT_BLOCKS))
+        for instance in self.instances.values():
+            await instance.settled()
 
     @property
     def in_flight(self) -> int:
@@ -132,13 +137,14 @@ class ScaleLoad:
                 await asyncio.sleep(RETRY_SECONDS)
         return None
 
-    def _compute(self, command: RouteRequest, prompt: Prompt, instance: SimulatedInstance) -> None:
-        loop, now = asyncio.get_running_loop(), self._clock.now()
+    def _compute(self, command: RouteRequest, prompt: Prompt, instance: FollowedInstance) -> None:
+        loop, now, engine = asyncio.get_running_loop(), self._clock.now(), instance.engine
         self._sent[command.request] = instance.name
         cached = instance.cached(prompt.keys) * BLOCK_TOKENS
         took = prefill_seconds(COST, prompt.tokens, cached) * self._chance.uniform(0.9, 1.1)
-        instance.free_at = max(instance.free_at, now) + took
-        first_token_in = instance.free_at - now
+        engine.running += 1
+        engine.free_at = max(engine.free_at, now) + took
+        first_token_in = engine.free_at - now
 
         def first_token() -> None:
             at = self._clock.now()
@@ -147,11 +153,11 @@ class ScaleLoad:
                     at=at, request=command.request, instance=instance.name, ttft=at - command.arrived_at, prefill=took
                 )
             )
-            for event in instance.store(prompt.keys, at):
-                self._link.log.append_soon(event)
+            instance.store(prompt.keys)
 
         def finish() -> None:
             at = self._clock.now()
+            engine.running -= 1
             self._sent.pop(command.request, None)
             self._link.log.append_soon(
                 RequestFinished(
@@ -163,16 +169,6 @@ class ScaleLoad:
 
         loop.call_later(first_token_in, first_token)
         loop.call_later(first_token_in + OUTPUT_TOKENS * TOKEN_SECONDS, finish)
-
-    async def _reports(self) -> None:
-        loop = asyncio.get_running_loop()
-        at = loop.time()
-        while True:
-            for instance in self.instances.values():
-                at += REPORT_SECONDS / len(self.instances)
-                if at > loop.time():
-                    await asyncio.sleep(at - loop.time())
-                self._link.log.append_soon(instance.report(self._clock.now()))
 
     async def _follow(self) -> None:
         while True:

@@ -1,6 +1,7 @@
 """One size of a pool: starts it, puts it under load, measures, kills its leader, starts another scheduler, and folds the log."""
 
 import asyncio
+import os
 import tempfile
 import time
 from collections import Counter
@@ -21,7 +22,7 @@ from pointsman.runtime.log_connection import open_link
 from pointsman.runtime.settings import DeploymentSettings
 from pointsman.state.state import PoolSettings, State
 from pointsman_lab.scale.load import Answers, ScaleLoad
-from pointsman_lab.scale.processes import Services, cpu_seconds, family_of, memory_mb
+from pointsman_lab.scale.processes import Services, cpu_seconds, family_of, memory_mb, wait_seconds
 from pointsman_lab.traffic import BLOCK_TOKENS
 
 CHECKPOINT_SECONDS = 5.0
@@ -36,8 +37,9 @@ SCHEDULER = (
     "--block-tokens",
     str(BLOCK_TOKENS),
 )
+SCHEDULERS = ("leader", "standby")
 FOLLOWERS = (
-    ("recorder", "pointsman-recorder", "--block-tokens", str(BLOCK_TOKENS)),
+    ("recorder", "pointsman-recorder"),
     ("rebalancer", "pointsman-rebalancer", "--block-tokens", str(BLOCK_TOKENS)),
     ("scaler", "pointsman-scaler", "--block-tokens", str(BLOCK_TOKENS)),
 )
@@ -50,7 +52,6 @@ class ScaleOptions:
     seconds: float
     warm_seconds: float
     blocks: int
-    followers: bool = True
 
 
 @dataclass
@@ -65,22 +66,28 @@ class Pool:
 
 async def measured(options: ScaleOptions) -> dict[str, Any]:
     async with _pool(options) as pool:
-        await pool.load.join()
-        running = asyncio.create_task(pool.load.run())
-        try:
-            await asyncio.sleep(options.warm_seconds)
-            before = await pool.link.log.extent()
-            figures = await _steady(pool)
-            after = await pool.link.log.extent()
-            figures["memory_mb"] = _memory(pool)
-            figures["start_seconds"] = await _start_another(pool)
-            figures["take_over_seconds"] = await _take_over(pool)
-        finally:
+        async with asyncio.TaskGroup() as tasks:  # so that a load that fails ends the measurement
+            running = tasks.create_task(pool.load.run())
+            figures = await _figures(pool)
             running.cancel()
-            await asyncio.gather(running, return_exceptions=True)
         await pool.link.log.flush(FLUSH_WALL_SECONDS)
         pool.services.close()
-        return figures | await _fold(pool, before.last + 1, after.last)
+        return figures | await _fold(pool, *figures["sequences"])
+
+
+async def _figures(pool: Pool) -> dict[str, Any]:
+    """The followers of the log start after the decisions were measured: on few cores they would be in their way."""
+    options = pool.options
+    await pool.load.full.wait()
+    await asyncio.sleep(options.warm_seconds)
+    figures = await _steady(pool)
+    await _start_followers(pool)
+    await asyncio.sleep(options.warm_seconds)
+    figures["with_followers"] = await _steady(pool)
+    figures["memory_mb"] = {name: memory_mb(pid) for name, pid in _processes(pool).items()}
+    figures["start_seconds"] = await _start_another(pool)
+    figures["take_over_seconds"] = await _take_over(pool)
+    return figures
 
 
 @asynccontextmanager
@@ -98,23 +105,24 @@ async def _pool(options: ScaleOptions) -> AsyncIterator[Pool]:
         leader = services.start("leader", *SCHEDULER)
         await leader.ready()
         await services.start("standby", *SCHEDULER).ready()
-        if options.followers:
-            archive = ("--archive-url", f"sqlite+aiosqlite:///{directory / 'archive.sqlite'}")
-            for name, script, *more in FOLLOWERS:
-                services.start(name, script, *more, *(archive if name == "recorder" else ()))
         load = ScaleLoad(
             link, clock, PoolName("default"), instances=options.instances, rate=options.rate, blocks=options.blocks
         )
         yield Pool(options, services, server, link, load, clock)
 
 
+async def _start_followers(pool: Pool) -> None:
+    archive = ("--archive-url", f"sqlite+aiosqlite:///{pool.services.directory / 'archive.sqlite'}")
+    for name, script, *more in FOLLOWERS:
+        await pool.services.start(name, script, *more, *(archive if name == "recorder" else ())).ready()
+
+
 async def _steady(pool: Pool) -> dict[str, Any]:
     options, leader, load = pool.options, pool.services.running["leader"], pool.load
-    watched = {"scheduler": leader.pid, "nats": pool.server.pid} | {
-        name: service.pid for name, service in pool.services.running.items() if name not in ("leader", "standby")
-    }
+    watched = _processes(pool)
     decided, before = await leader.histogram(DECISION), await pool.link.log.extent()
     cpu = {name: cpu_seconds(pid) for name, pid in watched.items()}
+    waited_before = wait_seconds(leader.pid)
     load.answers, began = Answers(), time.perf_counter()
     await asyncio.sleep(options.seconds)
     seconds, answers = time.perf_counter() - began, load.answers
@@ -125,13 +133,17 @@ async def _steady(pool: Pool) -> dict[str, Any]:
     waited = sorted(answers.seconds)
     return {
         "instances": options.instances,
+        "blocks": options.blocks,
+        "cores": len(os.sched_getaffinity(0)),
         "requests_a_second": options.rate,
         "decisions_a_second": round(requests / seconds, 1),
         "rejected": answers.rejected,
         "unanswered": answers.failed,
         "in_flight": load.in_flight,
+        "sequences": (before.last, after.last),
         "decision_p50_ms": _quantile(decisions, 0.5),
         "decision_p99_ms": _quantile(decisions, 0.99),
+        "leader_waits_percent": round(100 * (wait_seconds(leader.pid) - waited_before) / seconds, 1),
         "answer_p50_ms": round(1e3 * waited[len(waited) // 2], 2) if waited else None,
         "answer_p99_ms": round(1e3 * waited[int(0.99 * len(waited))], 2) if waited else None,
         "log_kb_a_second": round(written / seconds / 1e3, 1),
@@ -143,13 +155,13 @@ async def _steady(pool: Pool) -> dict[str, Any]:
     }
 
 
-def _memory(pool: Pool) -> dict[str, int]:
-    found = {"nats": memory_mb(pool.server.pid)}
+def _processes(pool: Pool) -> dict[str, int]:
+    """Pids by name."""
+    found = {"instances and ingress": os.getpid(), "nats": pool.server.pid}
     for name, service in pool.services.running.items():
-        own, *children = family_of(service.pid)
-        found[name] = memory_mb(own)
+        found[name], *children = family_of(service.pid)
         for child in children:
-            found[f"{name}'s checkpointer"] = memory_mb(child)
+            found[f"{name}'s checkpointer"] = child
     return found
 
 
@@ -174,17 +186,26 @@ async def _checkpoints(pool: Pool) -> int:
 
 async def _take_over(pool: Pool) -> float | None:
     """From the death of the leader until the next one has granted a request."""
+    (leader,) = await _leaders(pool)
     known = set(pool.load.answers.first_of_term)
     killed = pool.clock.wall()
-    pool.services.kill("leader")
+    pool.services.kill(leader)
     async with asyncio.timeout(TAKE_OVER_SECONDS_MAX):
         while not (new := pool.load.answers.first_of_term.keys() - known):  # noqa: ASYNC110 - as above
             await asyncio.sleep(0.01)
     return round(float(pool.load.answers.first_of_term[min(new)] - killed), 2)
 
 
+async def _leaders(pool: Pool) -> list[str]:
+    """Names; the lease may have moved if the machine was busy."""
+    async with asyncio.timeout(TAKE_OVER_SECONDS_MAX):
+        while not (found := [name for name in SCHEDULERS if await pool.services.running[name].leads()]):  # noqa: ASYNC110 - as above
+            await asyncio.sleep(0.1)
+    return found[:1]
+
+
 async def _fold(pool: Pool, first: Sequence, last: Sequence) -> dict[str, Any]:
-    """Reads the whole log and folds it. Bytes by kind are of the entries from `first` to `last`, payloads alone."""
+    """Reads the whole log and folds it. Bytes by kind are payloads of the entries after `first`, up to `last`."""
     end = (await pool.link.log.extent()).last
     state = State(PoolSettings(block_tokens=BLOCK_TOKENS), policy_set().trackers())
     kinds: Counter[str] = Counter()
@@ -192,7 +213,7 @@ async def _fold(pool: Pool, first: Sequence, last: Sequence) -> dict[str, Any]:
     async for entry in pool.link.log.read(1):
         if isinstance(entry, LogEntry):
             entries.append(entry)
-            if first <= entry.sequence <= last:
+            if first < entry.sequence <= last:
                 kinds[type(entry.event).__name__] += len(entry.payload)
             if entry.sequence >= end:
                 break

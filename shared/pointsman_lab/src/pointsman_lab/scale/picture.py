@@ -1,4 +1,4 @@
-"""The picture of docs/operations.md: what grows with the number of instances, and what does not."""
+"""The picture of docs/scale.md: what grows with the number of instances, and what does not."""
 
 from pathlib import Path
 from typing import Any

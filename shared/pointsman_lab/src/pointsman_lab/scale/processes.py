@@ -10,6 +10,7 @@ from pathlib import Path
 
 import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 
 from pointsman.adapters.child_process import end, spawn
 from pointsman.adapters.tcp_ports import free_ports
@@ -42,13 +43,16 @@ class Service:
 
     async def histogram(self, name: str) -> dict[float, float]:
         """Cumulative counts by upper bound."""
-        families = text_string_to_metric_families(await self._page("/metrics") or "")
-        return {
-            float(sample.labels["le"]): sample.value
-            for family in families
-            for sample in family.samples
-            if sample.name == f"{name}_bucket"
-        }
+        return {float(sample.labels["le"]): sample.value for sample in await self._samples(f"{name}_bucket")}
+
+    async def leads(self) -> bool:
+        return any(sample.value for sample in await self._samples("pointsman_leader"))
+
+    async def _samples(self, name: str) -> list[Sample]:
+        """Only these lines are parsed: the whole page of a large pool would keep the instances from their heartbeats."""
+        page = await self._page("/metrics") or ""
+        lines = "".join(line for line in page.splitlines(keepends=True) if line.startswith(f"{name}{{"))
+        return [sample for family in text_string_to_metric_families(lines) for sample in family.samples]
 
     async def _page(self, path: str) -> str | None:
         timeout = aiohttp.ClientTimeout(total=HTTP_SECONDS)
@@ -115,3 +119,8 @@ def memory_mb(pid: int) -> int:
 def cpu_seconds(pid: int) -> float:
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / TICKS
+
+
+def wait_seconds(pid: int) -> float:
+    """In which the main thread could have run and had no core."""
+    return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
