@@ -3,10 +3,8 @@ heartbeats are lost. Judged by client results and by the log. Times are virtual 
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from math import inf
 
-from pointsman.contracts.codec import LogEvent
-from pointsman.contracts.decisions import LeaderElected, RequestGranted, RequestsRefused, WritesLost
+from pointsman.contracts.decisions import LeaderElected, RequestGranted, RequestMigrated, RequestsRefused, WritesLost
 from pointsman.contracts.fleet import (
     InstanceEjected,
     InstanceJoined,
@@ -15,9 +13,16 @@ from pointsman.contracts.fleet import (
     InstanceUnejected,
 )
 from pointsman.contracts.reasons import RejectReason
-from pointsman.contracts.requests import PrefillFinished, RequestArrived, RequestAttemptFailed, RequestFinished
+from pointsman.contracts.requests import (
+    PrefillFinished,
+    RequestArrived,
+    RequestAttemptFailed,
+    RequestEvent,
+    RequestFinished,
+)
 from pointsman.primitives import EngineSeconds, InstanceId, RequestId
 from pointsman_lab.torture.cluster import Cluster
+from pointsman_lab.torture.engine_host import EngineHost
 from pointsman_lab.torture.plan import BAD_SECONDS
 
 FIRST_SECONDS: EngineSeconds = 15.0
@@ -30,14 +35,13 @@ SENT = (RequestAttemptFailed, PrefillFinished, RequestFinished)
 
 
 def a_bad_engine_is_kept_away(cluster: Cluster) -> Iterator[str]:
-    """Requests inside it when the evidence is complete could not be kept away."""
+    """What was sent to it before EVIDENCE requests had shown that it is bad, since it was last whole, and shows it only
+    then, could not be kept away."""
     if cluster.plan.scenario != "bad engine":
         return
     bad = next(host for host in cluster.hosts.values() if host.well_since)
-    from_then = bad.well_since - BAD_SECONDS + FIRST_SECONDS
-    asked, trials = set(), set()
-    granted: dict[RequestId, EngineSeconds] = {}
-    shown: dict[RequestId, EngineSeconds] = {}
+    hangs, from_then = bad.last_failure_mode == "hang", bad.well_since - BAD_SECONDS + FIRST_SECONDS
+    asked, granted, trials, touched, evidence, excused = (set[RequestId]() for _ in range(6))
     half_open = False
     for stored in cluster.network.history:
         event = stored.event
@@ -45,21 +49,21 @@ def a_bad_engine_is_kept_away(cluster: Cluster) -> Iterator[str]:
             asked.add(event.request)
         elif isinstance(event, InstanceEjected | InstanceUnejected) and event.instance == bad.instance:
             half_open = isinstance(event, InstanceUnejected) and event.half_open
+            if isinstance(event, InstanceUnejected) and not half_open:
+                evidence.clear()
         elif isinstance(event, RequestGranted) and event.instance == bad.instance:
-            granted[event.request] = stored.at
+            granted.add(event.request)
             if half_open:
                 trials.add(event.request)
-            if bad.last_failure_mode == "hang" and event.request in asked and stored.at < bad.well_since:
-                shown.setdefault(event.request, stored.at)
-        elif (
-            isinstance(event, SENT)
-            and event.instance == bad.instance
-            and event.request in asked
-            and (bad.last_failure_mode != "slow" or _is_noticed(event, cluster.plan.speed))
-        ):
-            shown.setdefault(event.request, stored.at)
-    evident_at = sorted([*shown.values(), *[inf] * EVIDENCE])[EVIDENCE - 1]
-    touched = {request for request, at in shown.items() if at <= evident_at or granted.get(request, inf) >= evident_at}
+            if hangs and stored.at < bad.well_since:
+                touched.add(event.request)
+        elif isinstance(event, RequestEvent) and _shows(event, bad, cluster.plan.speed):
+            evidence.add(event.request)
+            if len(evidence) == EVIDENCE:
+                excused |= granted - evidence
+            if not hangs:
+                touched.add(event.request)
+    touched = (touched & asked) - excused
     allowed = max(EVIDENCE, TOUCHED_SHARE_MAX * len(asked))
     if len(touched - trials) > allowed or len(touched) > max(allowed, TRIED_SHARE_MAX * len(asked)):
         yield (
@@ -68,8 +72,20 @@ def a_bad_engine_is_kept_away(cluster: Cluster) -> Iterator[str]:
         )
 
 
-def _is_noticed(event: LogEvent, speed: float) -> bool:
-    return isinstance(event, PrefillFinished) and event.prefill > NOTICED_SECONDS * speed
+def _shows(event: RequestEvent, bad: EngineHost, speed: float) -> bool:
+    """Whether the log says that it was bad to this request. An engine that hangs shows it only at a timeout, or when the
+    leader redispatches the request."""
+    if isinstance(event, RequestMigrated):
+        return bad.last_failure_mode == "hang" and event.rebound and event.source == bad.instance
+    if not isinstance(event, SENT) or event.instance != bad.instance:
+        return False
+    match bad.last_failure_mode:
+        case "hang":
+            return isinstance(event, RequestAttemptFailed)
+        case "slow":
+            return isinstance(event, PrefillFinished) and event.prefill > NOTICED_SECONDS * speed
+        case _:
+            return True
 
 
 def a_well_engine_is_back_soon(cluster: Cluster) -> Iterator[str]:
