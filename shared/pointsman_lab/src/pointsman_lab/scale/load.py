@@ -54,7 +54,7 @@ class ScaleLoad:
         """`blocks`: that each instance holds."""
         self._link, self._clock, self._pool = link, clock, pool
         self._chance = Random(SEED)
-        self._rate = rate
+        self.rate = rate
         self._blocks = blocks
         self.instances = {
             name: FollowedInstance(name, number, blocks, link, clock)
@@ -94,7 +94,7 @@ class ScaleLoad:
         loop = asyncio.get_running_loop()
         at = loop.time()
         while True:
-            at += self._chance.expovariate(self._rate)
+            at += self._chance.expovariate(self.rate)
             if at > loop.time():
                 await asyncio.sleep(at - loop.time())
             task = asyncio.create_task(self._serve(self._conversations.next()))

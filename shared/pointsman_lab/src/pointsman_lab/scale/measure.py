@@ -5,8 +5,8 @@ import os
 import tempfile
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,14 +30,11 @@ CHECKPOINT_SECONDS_MAX = 90.0
 TAKE_OVER_SECONDS_MAX = 60.0
 FLUSH_WALL_SECONDS = WallSeconds(60.0)
 DECISION = "pointsman_decision_seconds"
-SCHEDULER = (
-    "pointsman-scheduler",
-    "--checkpoint-seconds",
-    str(CHECKPOINT_SECONDS),
-    "--block-tokens",
-    str(BLOCK_TOKENS),
-)
-SCHEDULERS = ("leader", "standby")
+ALL_SHARE = 0.25
+"""Of the rate, while all processes run."""
+ALONE = ("pointsman-scheduler", "--block-tokens", str(BLOCK_TOKENS), "--checkpoint-seconds", "0")
+SCHEDULER = (*ALONE[:-1], str(CHECKPOINT_SECONDS))
+"""With a checkpointer."""
 FOLLOWERS = (
     ("recorder", "pointsman-recorder"),
     ("rebalancer", "pointsman-rebalancer", "--block-tokens", str(BLOCK_TOKENS)),
@@ -76,18 +73,43 @@ async def measured(options: ScaleOptions) -> dict[str, Any]:
 
 
 async def _figures(pool: Pool) -> dict[str, Any]:
-    """The followers of the log start after the decisions were measured: on few cores they would be in their way."""
-    options = pool.options
-    await pool.load.full.wait()
-    await asyncio.sleep(options.warm_seconds)
-    figures = await _steady(pool)
+    """Decisions first, then what takes over, then all processes: few cores do not hold them at once."""
+    options, load = pool.options, pool.load
+    await load.full.wait()
+    with _own_core(pool):
+        await asyncio.sleep(options.warm_seconds)
+        figures = await _steady(pool)
+    await pool.services.start("standby", *SCHEDULER).ready()
+    figures["start_seconds"] = await _start_another(pool)
+    figures["take_over_seconds"] = await _take_over(pool)
+    load.rate = options.rate * ALL_SHARE
     await _start_followers(pool)
     await asyncio.sleep(options.warm_seconds)
     figures["with_followers"] = await _steady(pool)
     figures["memory_mb"] = {name: memory_mb(pid) for name, pid in _processes(pool).items()}
-    figures["start_seconds"] = await _start_another(pool)
-    figures["take_over_seconds"] = await _take_over(pool)
     return figures
+
+
+@contextmanager
+def _own_core(pool: Pool) -> Iterator[None]:
+    """The leader has the last core for itself, if there are several. All threads of a process count."""
+    cores = os.sched_getaffinity(0)
+    if len(cores) > 1:
+        others = cores - {max(cores)}
+        _pin(pool.services.running["leader"].pid, {max(cores)})
+        _pin(os.getpid(), others)
+        _pin(pool.server.pid, others)
+    try:
+        yield
+    finally:
+        for pid in _processes(pool).values():
+            _pin(pid, cores)
+
+
+def _pin(pid: int, cores: set[int]) -> None:
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        with suppress(ProcessLookupError):
+            os.sched_setaffinity(int(thread.name), cores)
 
 
 @asynccontextmanager
@@ -102,9 +124,7 @@ async def _pool(options: ScaleOptions) -> AsyncIterator[Pool]:
         link = await stack.enter_async_context(
             open_link(settings, clock, HealthBoard(), name="lab", user=BusUser(BusRole.SCHEDULER))
         )
-        leader = services.start("leader", *SCHEDULER)
-        await leader.ready()
-        await services.start("standby", *SCHEDULER).ready()
+        await services.start("leader", *ALONE).ready()
         load = ScaleLoad(
             link, clock, PoolName("default"), instances=options.instances, rate=options.rate, blocks=options.blocks
         )
@@ -112,6 +132,9 @@ async def _pool(options: ScaleOptions) -> AsyncIterator[Pool]:
 
 
 async def _start_followers(pool: Pool) -> None:
+    """The standby leads now."""
+    pool.services.running["leader"] = pool.services.running.pop("standby")
+    await pool.services.start("standby", *ALONE).ready()
     archive = ("--archive-url", f"sqlite+aiosqlite:///{pool.services.directory / 'archive.sqlite'}")
     for name, script, *more in FOLLOWERS:
         await pool.services.start(name, script, *more, *(archive if name == "recorder" else ())).ready()
@@ -135,7 +158,7 @@ async def _steady(pool: Pool) -> dict[str, Any]:
         "instances": options.instances,
         "blocks": options.blocks,
         "cores": len(os.sched_getaffinity(0)),
-        "requests_a_second": options.rate,
+        "requests_a_second": load.rate,
         "decisions_a_second": round(requests / seconds, 1),
         "rejected": answers.rejected,
         "unanswered": answers.failed,
@@ -185,23 +208,16 @@ async def _checkpoints(pool: Pool) -> int:
 
 
 async def _take_over(pool: Pool) -> float | None:
-    """From the death of the leader until the next one has granted a request."""
-    (leader,) = await _leaders(pool)
+    """From the death of the leader until the next one has granted a request. None: it did not lead any more."""
+    if not await pool.services.running["leader"].leads():
+        return None
     known = set(pool.load.answers.first_of_term)
     killed = pool.clock.wall()
-    pool.services.kill(leader)
+    pool.services.kill("leader")
     async with asyncio.timeout(TAKE_OVER_SECONDS_MAX):
         while not (new := pool.load.answers.first_of_term.keys() - known):  # noqa: ASYNC110 - as above
             await asyncio.sleep(0.01)
     return round(float(pool.load.answers.first_of_term[min(new)] - killed), 2)
-
-
-async def _leaders(pool: Pool) -> list[str]:
-    """Names; the lease may have moved if the machine was busy."""
-    async with asyncio.timeout(TAKE_OVER_SECONDS_MAX):
-        while not (found := [name for name in SCHEDULERS if await pool.services.running[name].leads()]):  # noqa: ASYNC110 - as above
-            await asyncio.sleep(0.1)
-    return found[:1]
 
 
 async def _fold(pool: Pool, first: Sequence, last: Sequence) -> dict[str, Any]:
