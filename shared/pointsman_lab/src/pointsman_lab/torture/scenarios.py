@@ -50,6 +50,7 @@ def a_bad_engine_is_kept_away(cluster: Cluster) -> Iterator[str]:
         elif isinstance(event, InstanceEjected | InstanceUnejected) and event.instance == bad.instance:
             half_open = isinstance(event, InstanceUnejected) and event.half_open
             if isinstance(event, InstanceUnejected) and not half_open:
+                granted.clear()
                 evidence.clear()
         elif isinstance(event, RequestGranted) and event.instance == bad.instance:
             granted.add(event.request)
