@@ -2,7 +2,8 @@
 of our own: nats-py's ordered consumer can skip silently and pauses 10 to 20 s after a server restart (measured).
 Sequences (filtered: consumer counts) must be dense. A failed or silent consumer is replaced; the new one's first
 message must equal the last one read, by sequence and time stamp. The log's extent is checked with every new consumer
-and every ten seconds."""
+and every ten seconds. New entries come one by one, or in batches to readers that can wait: then server and reader wake
+once for many."""
 
 import asyncio
 import json
@@ -34,13 +35,14 @@ AUDIT_TICKS = 40
 RETRY_SECONDS_MIN: WallSeconds = WallSeconds(0.1)
 RETRY_SECONDS_MAX: WallSeconds = WallSeconds(1.0)
 HEARTBEAT = "100"
-PULL_ENDED = ("404", "408", "409")
+NO_MESSAGES = "404"
+PULL_ENDED = (NO_MESSAGES, "408", "409")
 PENDING_HEADER = "Nats-Pending-Messages"
 CONSUMER_GONE = ("deleted", "shutdown", "leadership", "push based")
 """Words in a 409 status that mean the consumer, not only one pull, has ended."""
 DELIVERED_PREFIX = "$JS.ACK."
 
-_pull = json.dumps(
+_waiting_pull = json.dumps(
     {
         "batch": PULL_MESSAGES,
         "max_bytes": PULL_BYTES,
@@ -48,6 +50,8 @@ _pull = json.dumps(
         "idle_heartbeat": int(HEARTBEAT_SECONDS * NANOSECONDS),
     }
 ).encode()
+_batch_pull = json.dumps({"batch": PULL_MESSAGES, "max_bytes": PULL_BYTES, "no_wait": True}).encode()
+"""The server ends it with a status: 404 when there is no further message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +109,13 @@ class Reader(StreamReader):
         start: Sequence,
         kinds: tuple[str, ...],
         at_end: Callable[[], None],
+        every: EngineSeconds = 0.0,
     ) -> None:
+        """`every`: wall seconds from one batch of new entries to the next; 0: each as it comes."""
         super().__init__(connection, stream, listener, at_end)
         self._kinds = kinds
+        self._every = every
+        self._rests_until = 0.0
         self._progress = _Progress(start - 1, start - 1)
         self._pull = _Pull()
         self._upkeep = _Upkeep()
@@ -132,8 +140,15 @@ class Reader(StreamReader):
         self._request_more()
         if not self._pull.pending and not self._pull.overlapping:
             self._at_end()
-        await self._sleep()
+        await self._sleep(self._rest)
         return None
+
+    @property
+    def _rest(self) -> EngineSeconds | None:
+        """Seconds until the next batch; None if messages may come by themselves."""
+        if not self._every or self._pull.credit:
+            return None
+        return self._rests_until - asyncio.get_running_loop().time()
 
     def _take(self, message: Message) -> LogEntry | LogReset | None:
         place = _place_of(message.reply)
@@ -255,11 +270,16 @@ class Reader(StreamReader):
         self._upkeep.not_before = asyncio.get_running_loop().time() + float(self._upkeep.backoff.next_wait())
 
     def _request_more(self) -> None:
+        if self._every and (self._pull.credit or asyncio.get_running_loop().time() < self._rests_until):
+            return
+        request, credit_max = (_batch_pull, 0) if self._every else (_waiting_pull, PULL_MESSAGES)
         while self._pull.attached and self._pull.credit + len(self._pull.buffer) + PULL_MESSAGES <= READ_AHEAD_MAX:
-            if self._pull.credit > PULL_MESSAGES:
+            if self._pull.credit > credit_max:
                 return
             try:
-                self._connection.publish(self._stream.next_subject(self._pull.consumer), _pull, reply=self._pull.inbox)
+                self._connection.publish(
+                    self._stream.next_subject(self._pull.consumer), request, reply=self._pull.inbox
+                )
             except NotConnectedError:
                 self._pull.attached = False
                 return
@@ -284,6 +304,8 @@ class Reader(StreamReader):
         description = headers.get("Description", "")
         if status in PULL_ENDED and not any(word in description.lower() for word in CONSUMER_GONE):
             self._pull.credit = max(0, self._pull.credit - int(headers.get(PENDING_HEADER, PULL_MESSAGES)))
+            if status == NO_MESSAGES:
+                self._rests_until = asyncio.get_running_loop().time() + self._every
         elif self._pull.attached:
             self._listener.trouble("consumer lost", f"{status} {description}")
             self._consumer_lost()
