@@ -10,7 +10,6 @@ from pointsman.contracts.permissions import BusRole, BusUser
 from pointsman.policies.policy_set import UnknownPolicyError, rebalancing_policy
 from pointsman.policies.rebalancing import RebalancingPolicy
 from pointsman.policies.setting_text import SettingTextError, settings_of
-from pointsman.primitives import WallSeconds
 from pointsman.runtime.health import HealthBoard, health_server
 from pointsman.runtime.log_connection import open_link
 from pointsman.runtime.settings import command
@@ -18,8 +17,6 @@ from pointsman.runtime.supervision import Supervisor, run
 from pointsman.runtime.telemetry import configure_logging
 from pointsman_rebalancer.service import RebalancerService
 from pointsman_rebalancer.settings import RebalancerSettings
-
-READS_EVERY_WALL_SECONDS: WallSeconds = WallSeconds(0.02)
 
 
 @command(RebalancerSettings, name="pointsman-rebalancer", table="rebalancer")
@@ -51,8 +48,7 @@ async def _serve(settings: RebalancerSettings, policy: RebalancingPolicy, superv
     board = HealthBoard(pool=settings.pool)
     supervisor.start(health_server(board, settings.host, settings.port).serve(), name="health")
     name = f"rebalancer-{os.getpid()}-{token_hex(3)}"
-    user = BusUser(BusRole.REBALANCER)
-    async with open_link(settings, clock, board, name=name, user=user, reads_every=READS_EVERY_WALL_SECONDS) as link:
+    async with open_link(settings, clock, board, name=name, user=BusUser(BusRole.REBALANCER)) as link:
         service = RebalancerService(
             event_log=link.log,
             checkpoints=link.checkpoints,
