@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import nats
 import pytest
+from nats.aio.msg import Msg
 
 from pointsman.ports import Link, LogEntry
 from pointsman.primitives import WallSeconds
@@ -41,7 +42,7 @@ async def reading(server: SharedServer, every: WallSeconds) -> AsyncIterator[Rea
     async with writing.client("writer") as writer, batches.client("reader") as reader:
         found = Reading(writer, reader)
 
-        async def on_pull(message: nats.aio.msg.Msg) -> None:
+        async def on_pull(message: Msg) -> None:
             found.pulls.append(message.data)
 
         spy = await nats.connect(server.url)

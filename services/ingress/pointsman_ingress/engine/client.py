@@ -218,6 +218,8 @@ class EngineAnswer:
         self._ended = not self._kept_open
 
     async def _next(self) -> bytes:
+        if self._response.content.is_eof():  # all of it is there: no wait, no timeout
+            return await self._response.content.readany()
         waited = WallSeconds(0.0)
         while True:
             wait = AFTER_END_WALL_SECONDS if self._done else CUT_CHECK_WALL_SECONDS

@@ -11,6 +11,7 @@ import secrets
 from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from typing_extensions import override
 
@@ -57,8 +58,7 @@ _pull_batch = json.dumps({"batch": PULL_MESSAGES, "max_bytes": PULL_BYTES, "no_w
 """The server ends it with a status: 404 when there is no further message."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
+class _Place(NamedTuple):
     sequence: Sequence
     delivery: int
     stamp: str
