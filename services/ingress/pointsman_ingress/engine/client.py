@@ -12,7 +12,7 @@ from typing import Self
 import aiohttp
 from yarl import URL
 
-from pointsman.adapters.shared_timers import SharedTimers
+from pointsman.adapters.shared_timers import SharedTimer, SharedTimers
 from pointsman.contracts.fleet import ANY_RANK
 from pointsman.contracts.requests import AttemptFailure
 from pointsman.primitives import InstanceId, WallSeconds
@@ -89,6 +89,7 @@ class EngineClient:
         self._direct = direct
         self._urls = urls
         self._timers = SharedTimers()
+        self.seconds = SharedTimer(1.0)
         self._chunk_timeout_seconds = chunk_timeout_seconds
         self._own_headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
         self._key_headers = KEY_HEADERS if forward_authorization and not api_key else ()
@@ -234,7 +235,7 @@ class EngineAnswer:
                 with limit:
                     return await self._response.content.readany()
             except TimeoutError:
-                if not limit.expired:
+                if not limit.fired:
                     raise
             if self._done:
                 self._kept_open = True
