@@ -10,7 +10,7 @@ import pytest
 import structlog
 from hypothesis import settings
 
-from pointsman.primitives import PoolName
+from pointsman.primitives import PoolName, WallSeconds
 from tests.support.log_worlds import JetStreamWorld, LogWorld, MemoryWorld, SharedServer
 
 settings.register_profile("pointsman", deadline=None)
@@ -37,8 +37,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedServer]:
     asyncio.run(shared.running.stop())
 
 
-@pytest.fixture(params=["memory", "jetstream"])
+@pytest.fixture(params=["memory", "jetstream", "jetstream-batches"])
 def world(request: pytest.FixtureRequest) -> LogWorld:
     if request.param == "memory":
         return MemoryWorld(next(pools))
-    return JetStreamWorld(next(pools), request.getfixturevalue("server"))
+    every = WallSeconds(0.02 if request.param == "jetstream-batches" else 0.0)
+    return JetStreamWorld(next(pools), request.getfixturevalue("server"), reads_every=every)

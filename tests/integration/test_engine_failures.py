@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from prometheus_client import REGISTRY
 
+from pointsman.adapters.shared_timers import SharedTimer
 from pointsman.contracts.requests import PrefillFinished, RequestAttemptFailed, RequestFailed, RequestFinished
 from pointsman.primitives import InstanceId
 from pointsman_ingress.engine.client import EngineFailedError
@@ -295,14 +296,24 @@ async def test_a_request_that_nobody_else_can_take_waits_on_and_the_log_is_told_
 
 
 async def silent_for_good() -> None:
-    async with asyncio.timeout(5), FirstByteDeadline(0.1, lambda _seconds: True):
-        time.sleep(0.5)  # noqa: ASYNC251 - so that nothing runs
+    async with asyncio.timeout(5):
+        with FirstByteDeadline(0.1, lambda _seconds: True, SharedTimer(1.0)):
+            time.sleep(0.5)  # noqa: ASYNC251 - so that nothing runs
+            await asyncio.Event().wait()
+
+
+async def test_a_long_wait_is_counted_by_a_shorter_timer() -> None:
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    with pytest.raises(EngineFailedError), FirstByteDeadline(0.35, lambda _seconds: True, SharedTimer(0.1)):
         await asyncio.Event().wait()
+
+    assert loop.time() - began >= 0.3
 
 
 async def test_the_time_in_which_the_ingress_itself_stood_still_is_not_the_engines() -> None:
     answered = asyncio.Event()
-    async with FirstByteDeadline(0.1, lambda _seconds: True):
+    with FirstByteDeadline(0.1, lambda _seconds: True, SharedTimer(1.0)):
         asyncio.get_running_loop().call_later(0.05, answered.set)
         time.sleep(0.5)  # noqa: ASYNC251 - so that nothing runs
         await asyncio.sleep(0.05)

@@ -161,9 +161,10 @@ class MemoryWorld(LogWorld):
 class JetStreamWorld(LogWorld):
     """Several worlds share one server, each with a pool of its own."""
 
-    def __init__(self, pool: PoolName, server: "SharedServer") -> None:
+    def __init__(self, pool: PoolName, server: "SharedServer", *, reads_every: WallSeconds = WallSeconds(0.0)) -> None:
         super().__init__(pool)
         self._server = server
+        self._reads_every = reads_every
 
     @override
     @asynccontextmanager
@@ -178,6 +179,7 @@ class JetStreamWorld(LogWorld):
             listener=self.listener,
             stream=StreamSettings(bytes_max=bytes_max),
             window=WindowSettings(events_max=window_max),
+            reads_every=self._reads_every,
         ) as link:
             await eventually(lambda: link.commands.connected)
             yield link

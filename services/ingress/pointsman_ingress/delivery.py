@@ -212,7 +212,7 @@ class Delivery:
         grant, context = at_engine.grant, self.context
         expected = grant.expected_seconds or grant.predicted_ttft
         wall_seconds = first_byte_wall_seconds(self.settings, expected, output=output, speed=self.clock.speed)
-        deadline = FirstByteDeadline(wall_seconds, self._give_up_engine)
+        deadline = FirstByteDeadline(wall_seconds, self._give_up_engine, self.engines.seconds)
         request = EngineRequest(
             grant.instance,
             grant.url,
@@ -227,7 +227,7 @@ class Delivery:
         )
         at_engine.on_lost = deadline.expire
         try:
-            async with deadline:
+            with deadline:
                 return await self.engines.open(request)
         finally:
             at_engine.on_lost = None

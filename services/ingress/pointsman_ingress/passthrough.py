@@ -49,8 +49,8 @@ async def pass_through(
             )
             try:
                 with span:
-                    async with FirstByteDeadline(
-                        first_byte_wall_seconds(settings), partial(may_retry_elsewhere, instance.id)
+                    with FirstByteDeadline(
+                        first_byte_wall_seconds(settings), partial(may_retry_elsewhere, instance.id), engines.seconds
                     ):
                         answer, first = await engines.open(request)
                     async with answer:

@@ -4,6 +4,7 @@ one end: from the leader while queued, from the ingress after a grant."""
 import asyncio
 from dataclasses import dataclass, field
 
+from pointsman.adapters.shared_timers import SharedTimer
 from pointsman.contracts.cache_salts import CacheSalts
 from pointsman.contracts.reasons import CancelCause
 from pointsman.ports import Clock
@@ -57,6 +58,7 @@ class Gateway:
     _body_budget: BodyBudget = field(default_factory=BodyBudget, init=False)
 
     def __post_init__(self) -> None:
+        self._time = SharedTimer(self.settings.request_timeout_seconds)
         self._fetcher = PrefixFetcher(self.engines, self.clock)
         self._copier = PrefixCopier(self._fetcher, self.clock, self.supervisor)
 
@@ -73,7 +75,7 @@ class Gateway:
         lifecycle: RequestLifecycle | None = None
         loan: BodyLoan | None = None
         try:
-            with RequestDeadline(self.supervisor, wall_seconds=self.settings.request_timeout_seconds) as deadline:
+            with RequestDeadline(self.supervisor, self._time) as deadline:
                 try:
                     await self._identify(call, endpoint, facts)
                     endpoint.check_content_type(call.headers)

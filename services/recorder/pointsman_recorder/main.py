@@ -38,7 +38,9 @@ async def _serve(settings: RecorderSettings, supervisor: Supervisor) -> None:
     supervisor.start(health_server(board, settings.host, settings.port).serve(), name="health")
     async with (
         open_archive(settings.archive_url) as archive,
-        open_link(settings, clock, board, name="recorder", user=BusUser(BusRole.RECORDER)) as link,
+        open_link(
+            settings, clock, board, name="recorder", user=BusUser(BusRole.RECORDER), reads_every=BATCH_WALL_SECONDS
+        ) as link,
     ):
         recorder = Recorder(
             link.log,
@@ -46,7 +48,7 @@ async def _serve(settings: RecorderSettings, supervisor: Supervisor) -> None:
             clock,
             board,
             batch_events=BATCH_EVENTS_MAX,
-            batch_seconds=BATCH_WALL_SECONDS,
+            batch_seconds=WallSeconds(0.0),  # entries come in batches
         )
         supervisor.start(recorder.collect(), name="collect")
         supervisor.start(recorder.archive(), name="archive")

@@ -11,6 +11,7 @@ from pointsman.policies.policy_set import UnknownPolicyError, scaling_policy
 from pointsman.policies.scaling import ScalingPolicy
 from pointsman.policies.setting_text import SettingTextError, settings_of
 from pointsman.ports import InstanceProvider
+from pointsman.primitives import WallSeconds
 from pointsman.runtime.health import HealthBoard, health_server
 from pointsman.runtime.log_connection import open_link
 from pointsman.runtime.settings import command
@@ -19,6 +20,8 @@ from pointsman.runtime.telemetry import configure_logging
 from pointsman_scaler.providers import chosen_provider
 from pointsman_scaler.service import ScalerService
 from pointsman_scaler.settings import ScalerSettings
+
+READS_EVERY_WALL_SECONDS: WallSeconds = WallSeconds(0.1)
 
 
 @command(ScalerSettings, name="pointsman-scaler", table="scaler")
@@ -56,7 +59,8 @@ async def _serve(
     clock = ScaledClock(settings.speed)
     board = HealthBoard(pool=settings.pool)
     name = f"scaler-{os.getpid()}-{token_hex(3)}"
-    async with open_link(settings, clock, board, name=name, user=BusUser(BusRole.SCALER)) as link:
+    user = BusUser(BusRole.SCALER)
+    async with open_link(settings, clock, board, name=name, user=user, reads_every=READS_EVERY_WALL_SECONDS) as link:
         service = ScalerService(
             event_log=link.log,
             checkpoints=link.checkpoints,

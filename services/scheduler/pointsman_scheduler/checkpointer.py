@@ -33,6 +33,7 @@ NICENESS = 15
 WATCH_WALL_SECONDS: WallSeconds = WallSeconds(1.0)
 RESTART_WALL_SECONDS: WallSeconds = WallSeconds(10.0)
 SPREAD_MAX = 1.3
+READS_EVERY_WALL_SECONDS: WallSeconds = WallSeconds(0.25)
 
 
 @contextmanager
@@ -84,7 +85,14 @@ async def _serve(settings: SchedulerSettings, supervisor: Supervisor) -> None:
     clock = ScaledClock(settings.speed)
     board = HealthBoard()
     cadence = Cadence(seconds=settings.checkpoint_seconds, spread=SystemRandom().uniform(1.0, SPREAD_MAX))
-    async with open_link(settings, clock, board, name="checkpointer", user=BusUser(BusRole.SCHEDULER)) as link:
+    async with open_link(
+        settings,
+        clock,
+        board,
+        name="checkpointer",
+        user=BusUser(BusRole.SCHEDULER),
+        reads_every=READS_EVERY_WALL_SECONDS,
+    ) as link:
         checkpointer = checkpointer_over(link, settings, clock=clock, board=board, cadence=cadence)
         supervisor.start(checkpointer.run(), name="checkpoints")
         await supervisor.until_stopped()

@@ -213,11 +213,14 @@ class SchedulerService:
                     self._warnings.check(self.state, event.instance)
             elif isinstance(event, WritesLost) and event.writer == self._name and self._leader.term is not None:
                 await self._leader.end_term(f"the log misses {event.count} decisions of this leader: {event.reason}")
+            term = self.leading
+            if term is None:
+                return
             with contained("reaction"):
-                if self.leading is not None and isinstance(event, CacheEvent):
-                    self.leading.flush_pace.event_read()
-                if self.leading is not None and (standing is None or standing != self._standing(event)):
-                    await self._react(self.leading, event, queue)
+                if isinstance(event, CacheEvent):
+                    term.flush_pace.event_read()
+                if standing is None or standing != self._standing(event):
+                    await self._react(term, event, queue)
 
     def _queue_of(self, event: LogEvent) -> InstanceId | None:
         """Looked up before the event removes the request."""

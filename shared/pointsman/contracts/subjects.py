@@ -32,6 +32,9 @@ _LOG_SUBJECT = re.compile(
 )
 
 
+_OF_AN_ATTEMPT = (RequestGranted, RequestHandedOver, RequestAttemptFailed, PrefixFetchEnded, PrefixCopyEnded)
+
+
 def valid_name(name: str) -> bool:
     return NAME_PATTERN.match(name) is not None
 
@@ -170,10 +173,10 @@ def is_leader_subject(subject: str) -> bool:
 
 def is_subject_of(subject: str, event: Event) -> bool:
     kind, name = _subject_parts(subject)
-    if isinstance(event, CacheEvent | FleetEvent):
-        return name == event.instance and kind == ("kv" if isinstance(event, CacheEvent) else "fleet")
     if isinstance(event, RequestEvent):
         return name == event.request and kind == "request"
+    if isinstance(event, (CacheEvent, FleetEvent)):
+        return name == event.instance and kind == ("kv" if isinstance(event, CacheEvent) else "fleet")
     if isinstance(event, LeaderElected):
         return kind == "leader"
     if isinstance(event, TenantPoliciesSet | ApiKeyChanged):
@@ -183,23 +186,26 @@ def is_subject_of(subject: str, event: Event) -> bool:
 
 def message_id(event: Event) -> str | None:
     """Equal ids are one event. None where a repeat is harmless."""
-    kind = type(event).__name__
     if isinstance(event, CacheEvent):
         return f"{event.instance}.{event.epoch}.{event.sequence}"
     if event.stamp is not None:
         return f"{event.stamp.term}.{event.stamp.number}"
+    kind = type(event).__name__
+    if isinstance(event, RequestEvent):
+        return f"{kind}.{event.request}{_attempt(event)}"
     if isinstance(event, InstanceJoined | InstanceLeft):
         return f"{kind}.{event.instance}.{event.epoch}"
     if isinstance(event, InstanceProbed):  # a later probe of the same epoch may differ
         return f"{kind}.{event.instance}.{event.epoch}.{event.at}"
     if isinstance(event, ScaleDecided | ScaleApplied):
         return f"{kind}.{event.number}" if event.number else None
-    if isinstance(
-        event, RequestGranted | RequestHandedOver | RequestAttemptFailed | PrefixFetchEnded | PrefixCopyEnded
-    ):
-        return f"{kind}.{event.request}.{event.attempt}.{event.instance}"
-    if isinstance(event, RequestEvent):
-        return f"{kind}.{event.request}"
     if isinstance(event, LeaderElected):
         return f"{kind}.{event.term}.{event.scheduler}"
     return None
+
+
+def _attempt(event: RequestEvent) -> str:
+    """Empty for what happens once to a request."""
+    if isinstance(event, _OF_AN_ATTEMPT):
+        return f".{event.attempt}.{event.instance}"
+    return ""

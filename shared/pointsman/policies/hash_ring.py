@@ -57,9 +57,10 @@ def home_among(instances: Iterable[InstanceId], key: BlockKey) -> InstanceId:
 
 
 def candidate_pair(instances: tuple[InstanceId, ...], key: BlockKey) -> tuple[InstanceId, ...]:
+    if len(instances) < 2:
+        return instances
     first = ring(instances, "ring-1").owner(key)
-    if first is None:
-        return ()
+    assert first is not None, "a ring of instances has an owner"
     second = ring(instances, "ring-2").owner(key, other_than=first)
     return (first,) if second is None else (first, second)
 

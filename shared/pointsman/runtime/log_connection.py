@@ -38,10 +38,11 @@ async def open_link(
     name: str,
     user: BusUser,
     serves_without: bool = False,
+    reads_every: WallSeconds = WallSeconds(0.0),
 ) -> AsyncIterator[Link]:
     """Returns at once, connected or not. Until connected `board` lacks `nats` or `log`, appends are buffered and
     commands raise NoResponderError. `user`: what this process is on the bus. `serves_without`: degraded, not unready,
-    meanwhile."""
+    meanwhile. `reads_every`: for who can wait that long for new entries; it wakes once for many."""
     _show_zeros(settings.pool)
     lacks = board.degraded if serves_without else board.missing
     lacks(NATS_PART, f"connecting to {settings.nats_shown}")
@@ -66,6 +67,7 @@ async def open_link(
             key=settings.nats_key,
         ),
         api=settings.nats_api,
+        reads_every=reads_every,
     ) as link:
         yield link
 

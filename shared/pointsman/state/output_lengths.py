@@ -31,13 +31,13 @@ class OutputCurve:
     ended_tokens: list[float] = field(default_factory=lambda: [0.0] * len(BANDS))
 
     def learn(self, tokens: Tokens, *, cut_off: bool) -> None:
+        self.entered[:] = [answers * FADE for answers in self.entered]
+        self.ended[:] = [answers * FADE for answers in self.ended]
+        self.ended_tokens[:] = [counted * FADE for counted in self.ended_tokens]
         for band, (start, width) in enumerate(BANDS):
-            self.entered[band] *= FADE
-            self.ended[band] *= FADE
-            self.ended_tokens[band] *= FADE
+            if tokens <= start:
+                break
             inside = min(tokens - start, width)
-            if inside <= 0:
-                continue
             if cut_off or tokens > start + width:
                 self.entered[band] += inside / width
             else:

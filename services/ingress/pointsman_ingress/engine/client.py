@@ -1,7 +1,6 @@
 """HTTP client for engines, at permitted URLs only. Forwards only the headers listed here. Closing an unfinished answer
 makes the engine abort it."""
 
-import asyncio
 import re
 import socket
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from typing import Self
 import aiohttp
 from yarl import URL
 
+from pointsman.adapters.shared_timers import SharedTimer, SharedTimers
 from pointsman.contracts.fleet import ANY_RANK
 from pointsman.contracts.requests import AttemptFailure
 from pointsman.primitives import InstanceId, WallSeconds
@@ -88,6 +88,8 @@ class EngineClient:
         self._session = session
         self._direct = direct
         self._urls = urls
+        self._timers = SharedTimers()
+        self.seconds = SharedTimer(1.0)
         self._chunk_timeout_seconds = chunk_timeout_seconds
         self._own_headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
         self._key_headers = KEY_HEADERS if forward_authorization and not api_key else ()
@@ -110,7 +112,7 @@ class EngineClient:
             response.close()
             msg = f"its status was {response.status}"
             raise EngineFailedError(msg, failure="http_5xx", status=response.status)
-        return EngineAnswer(response, request.shape, chunk_timeout_seconds=self._chunk_timeout_seconds)
+        return EngineAnswer(response, request.shape, self._timers, chunk_timeout_seconds=self._chunk_timeout_seconds)
 
     async def _post(self, request: EngineRequest) -> Answer:
         url, headers = _url(request.engine, request.path), self._headers(request)
@@ -159,7 +161,10 @@ class EngineClient:
 class EngineAnswer:
     """An answer after its head. Leaving the context before the end closes the connection."""
 
-    def __init__(self, response: Answer, shape: StreamShape, *, chunk_timeout_seconds: WallSeconds) -> None:
+    def __init__(
+        self, response: Answer, shape: StreamShape, timers: SharedTimers, *, chunk_timeout_seconds: WallSeconds
+    ) -> None:
+        self._timers = timers
         self.status = response.status
         self.content_type = _content_type(response.headers.get("content-type", ""))
         self.streams = self.content_type.lower().startswith(EVENT_STREAM)
@@ -218,17 +223,19 @@ class EngineAnswer:
         self._ended = not self._kept_open
 
     async def _next(self) -> bytes:
+        if self._response.content.is_eof():  # all of it is there: no wait, no timeout
+            return await self._response.content.readany()
         waited = WallSeconds(0.0)
         while True:
             wait = AFTER_END_WALL_SECONDS if self._done else CUT_CHECK_WALL_SECONDS
             if self._opened:
                 wait = min(wait, self._chunk_timeout_seconds - waited)
-            timeout = asyncio.timeout(float(wait))
+            limit = self._timers.of(float(wait)).limit()
             try:
-                async with timeout:
+                with limit:
                     return await self._response.content.readany()
             except TimeoutError:
-                if not timeout.expired():
+                if not limit.fired:
                     raise
             if self._done:
                 self._kept_open = True

@@ -4,8 +4,10 @@ streamed."""
 import asyncio
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+from pointsman.adapters.shared_timers import Interruption, SharedTimer
 from pointsman.primitives import EngineSeconds, WallSeconds
 from pointsman_ingress.engine.client import EngineFailedError
 from pointsman_ingress.settings import IngressSettings
@@ -26,37 +28,50 @@ def first_byte_wall_seconds(
 
 class FirstByteDeadline:
     """After `wall_seconds` or `expire` calls `give_up(waited_seconds)`: True raises EngineFailedError, False restarts
-    the wait. Does not count time during which this process stalled."""
+    the wait. Does not count time during which this process stalled. `seconds`: by which longer waits are counted, so that
+    few have a timer of their own."""
 
-    def __init__(self, wall_seconds: EngineSeconds, give_up: Callable[[EngineSeconds], bool]) -> None:
+    def __init__(
+        self, wall_seconds: EngineSeconds, give_up: Callable[[EngineSeconds], bool], seconds: SharedTimer
+    ) -> None:
         self._wall_seconds = wall_seconds
         self._give_up = give_up
+        self._seconds = seconds
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
-        self._timeout = asyncio.timeout(None)
+        self._number = 0
+        self._interruption = Interruption()
         self._began = self._loop.time()
 
-    async def __aenter__(self) -> None:
-        await self._timeout.__aenter__()
+    def __enter__(self) -> None:
+        self._interruption.__enter__()
         self._wait(self._wall_seconds)
 
-    async def __aexit__(self, *raised: Any) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
+    def __exit__(self, *raised: Any) -> None:
+        self._stop()
         try:
-            await self._timeout.__aexit__(*raised)
+            self._interruption.__exit__(*raised)
         except TimeoutError as timeout:
             reason = f"it sent nothing for {self._loop.time() - self._began:.3g} s"
             raise EngineFailedError(reason, failure="first_byte_timeout") from timeout
 
     def expire(self) -> None:
+        self._stop()
+        self._decide()
+
+    def _stop(self) -> None:
+        self._seconds.cancel(self._number)
         if self._timer is not None:
             self._timer.cancel()
-        self._decide()
 
     def _wait(self, wall_seconds: EngineSeconds) -> None:
         if wall_seconds < FOREVER:
-            due = self._loop.time() + wall_seconds
+            self._wait_until(self._loop.time() + wall_seconds)
+
+    def _wait_until(self, due: EngineSeconds) -> None:
+        if due - self._loop.time() > self._seconds.length:
+            self._number = self._seconds.set(partial(self._wait_until, due))
+        else:
             self._timer = self._loop.call_at(due, self._on_timer, due)
 
     def _on_timer(self, due: EngineSeconds) -> None:
@@ -68,6 +83,6 @@ class FirstByteDeadline:
 
     def _decide(self) -> None:
         if self._give_up(self._loop.time() - self._began):
-            self._timeout.reschedule(self._loop.time())
+            self._interruption.fire()
         else:
             self._wait(self._wall_seconds)

@@ -1,9 +1,9 @@
 """One HTTP exchange with a client: reads the body and sends one answer over ASGI."""
 
-import asyncio
 from collections.abc import Iterable
 from random import Random
 
+from pointsman.adapters.shared_timers import Limit, SharedTimer
 from pointsman.ports import Clock
 from pointsman.primitives import RequestId, WallSeconds
 from pointsman.runtime.health import Receive, Scope, Send, send_whole
@@ -40,6 +40,8 @@ class BodyBudget:
         self._bytes_left = bytes_max
         self._share = bytes_max // 2
         self._held: dict[str, int] = {}
+        self.time = SharedTimer(float(BODY_WALL_SECONDS))
+        """For reading one."""
 
     def take(self, owner: str, size: int) -> None:
         """Raises ApiError (503)."""
@@ -64,6 +66,9 @@ class BodyLoan:
         self._owner = owner
         self._size = 0
         self._taken = 0
+
+    def time_limit(self) -> Limit:
+        return self._budget.time.limit()
 
     def add(self, size: int) -> None:
         """Raises ApiError (503)."""
@@ -109,7 +114,7 @@ class HttpExchange:
         if announced.isdigit() and int(announced) > bytes_max:
             raise body_too_large(bytes_max)
         try:
-            async with asyncio.timeout(float(BODY_WALL_SECONDS)):
+            with loan.time_limit():
                 body = await _body(receive, loan, bytes_max)
         except TimeoutError as error:
             raise body_too_slow() from error

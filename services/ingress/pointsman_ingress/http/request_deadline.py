@@ -4,8 +4,8 @@ reads `receive`."""
 import asyncio
 from typing import Self
 
+from pointsman.adapters.shared_timers import SharedTimer
 from pointsman.contracts.reasons import CancelCause
-from pointsman.primitives import EngineSeconds
 from pointsman.runtime.health import Receive, Scope
 from pointsman.runtime.http_protocol import WHEN_GONE
 from pointsman.runtime.supervision import Supervisor
@@ -14,9 +14,9 @@ from pointsman.runtime.supervision import Supervisor
 class RequestDeadline:
     """`cause`: CLIENT_GONE or TIMEOUT if the task was cancelled from here."""
 
-    def __init__(self, supervisor: Supervisor, *, wall_seconds: EngineSeconds) -> None:
+    def __init__(self, supervisor: Supervisor, timer: SharedTimer) -> None:
         self._supervisor = supervisor
-        self._wall_seconds = wall_seconds
+        self._timer = timer
         self._finished = False
         self.cause: CancelCause | None = None
 
@@ -38,17 +38,20 @@ class RequestDeadline:
         task = asyncio.current_task()
         assert task is not None, "a request is handled in a task"
         self._task = task
-        self._timer = task.get_loop().call_later(self._wall_seconds, self._interrupt, CancelCause.TIMEOUT)
+        self._number = self._timer.set(self._on_timeout)
         return self
 
     def __exit__(self, *_: object) -> None:
         self._finished = True
-        self._timer.cancel()
+        self._timer.cancel(self._number)
 
     async def _wait_for_disconnect(self, receive: Receive) -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
         self._on_gone()
+
+    def _on_timeout(self) -> None:
+        self._interrupt(CancelCause.TIMEOUT)
 
     def _on_gone(self) -> None:
         self._interrupt(CancelCause.CLIENT_GONE)

@@ -2,13 +2,13 @@
 new leader is elected; answers of earlier terms are ignored. Without an answer for `--scheduler-timeout-seconds`, or
 where the leader cannot read the command, the least loaded engine is granted."""
 
-import asyncio
 from dataclasses import dataclass, field
 
 import msgspec
 import structlog
 
 from pointsman.adapters.backoff import Backoff
+from pointsman.adapters.shared_timers import Interruption
 from pointsman.contracts import subjects
 from pointsman.contracts.codec import AnyCommand
 from pointsman.contracts.commands import (
@@ -128,7 +128,7 @@ class SchedulerClient:
     hold: HoldQueue
     _open_requests: int = field(default=0, init=False)
     _term: Term = field(default=Term(0), init=False)
-    _waits: dict[asyncio.Timeout, None] = field(default_factory=dict, init=False)
+    _waits: dict[Interruption, None] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         self._last_request_at = self.clock.wall()
@@ -190,9 +190,9 @@ class SchedulerClient:
 
     async def _send(self, request: RouteRequest) -> AnyCommand:
         self._open_requests += 1
-        wait = asyncio.timeout(None)
+        wait = Interruption()
         try:
-            async with wait:
+            with wait:
                 self._waits[wait] = None
                 subject = subjects.route_subject(self.pool)
                 return await self.commands.request(subject, request, timeout=REPEAT_WALL_SECONDS)
@@ -216,7 +216,7 @@ class SchedulerClient:
         self.liveness.elected()
         waits, self._waits = self._waits, {}
         for wait in waits:
-            wait.reschedule(0.0)
+            wait.fire()
 
     def _place_without_scheduler(self, request: RouteRequest, instance: Instance) -> RouteGranted:
         """Logged, so that the scheduler counts the request when it returns."""

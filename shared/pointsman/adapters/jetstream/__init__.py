@@ -57,9 +57,11 @@ async def connect(
     user: BusUser | None = None,
     identity: Identity | None = None,
     api: str = JETSTREAM_API,
+    reads_every: WallSeconds = WallSeconds(0.0),
 ) -> AsyncIterator[Link]:
     """Connect to `pool` at `url` (several: comma-separated); returns at once. `stream`: to create a missing stream. With
-    credentials in `identity`, `user` decides what this process does. `api`: first tokens of JetStream's API. On exit waits at most CLOSE_SECONDS_MAX for
+    credentials in `identity`, `user` decides what this process does. `api`: first tokens of JetStream's API. `reads_every`: new
+    entries are read in batches, this far apart; 0: each as it comes. On exit waits at most CLOSE_SECONDS_MAX for
     unconfirmed writes."""
     listener, identity = listener or LogListener(), identity or Identity()
     mode = _Mode.of(user, restricted=bool(identity.credentials), api=api)
@@ -70,7 +72,18 @@ async def connect(
     elections = DirectStream(requests, stream_name(pool))
     window = window or WindowSettings()
     window = replace(window, marks_losses=window.marks_losses and mode.marks_losses)
-    log = JetStreamLog(connection, own_stream, elections, pool, clock, listener, name, window, direct=mode.reads_direct)
+    log = JetStreamLog(
+        connection,
+        own_stream,
+        elections,
+        pool,
+        clock,
+        listener,
+        name,
+        window,
+        direct=mode.reads_direct,
+        reads_every=reads_every,
+    )
     await requests.open()
     await log.open()
     tasks = [asyncio.create_task(connection.stay_connected())]

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 
 from typing_extensions import override
 
@@ -19,6 +20,7 @@ from pointsman.adapters.jetstream.connection import (
     status_of,
 )
 from pointsman.adapters.log_listener import LogListener
+from pointsman.adapters.shared_timers import SharedTimers
 from pointsman.contracts.codec import AnyCommand, UnwritableError, encode
 from pointsman.contracts.permissions import INBOX, JETSTREAM_API, MAPPED_REPLY, SERVICE_API
 from pointsman.contracts.subjects import covers
@@ -48,6 +50,7 @@ class Requests:
         self._inbox = f"{self.new_inbox()}."
         self._request_count = 0
         self._waiting: dict[str, tuple[str, asyncio.Future[Message]]] = {}
+        self._timers = SharedTimers()
 
     def new_inbox(self) -> str:
         return f"{self._inbox_prefix}.{secrets.token_hex(11)}"
@@ -72,17 +75,17 @@ class Requests:
         """Raises NoResponderError, ForbiddenError, CommandTimeoutError."""
         self._request_count += 1
         reply = f"{self._inbox}{self._request_count}"
-        loop = asyncio.get_running_loop()
-        answer: asyncio.Future[Message] = loop.create_future()
+        answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
         self._waiting[reply] = subject, answer
-        timer = loop.call_later(timeout, _fail, answer, f"no answer on {subject} within {timeout:g} s")
+        timer = self._timers.of(timeout)
+        deadline = timer.set(partial(_time_out, answer, subject, timeout))
         try:
             self._connection.publish(subject, payload, reply=reply, headers=headers)
             message = await answer
         except (NotConnectedError, UnsendableError) as error:
             raise NoResponderError(str(error)) from error
         finally:
-            timer.cancel()
+            timer.cancel(deadline)
             del self._waiting[reply]
         if status_of(message) == NO_RESPONDERS:
             no_responder = f"nobody serves {subject}"
@@ -103,6 +106,10 @@ class Requests:
         for subject, answer in self._waiting.values():
             if operation == "publish" and subject.lower() == refused.lower() and not answer.done():
                 answer.set_exception(ForbiddenError(f"our credentials do not allow {subject}"))
+
+
+def _time_out(answer: asyncio.Future[Message], subject: str, seconds: EngineSeconds) -> None:
+    _fail(answer, f"no answer on {subject} within {seconds:g} s")
 
 
 def _fail(answer: asyncio.Future[Message], reason: str) -> None:

@@ -2,7 +2,8 @@
 of our own: nats-py's ordered consumer can skip silently and pauses 10 to 20 s after a server restart (measured).
 Sequences (filtered: consumer counts) must be dense. A failed or silent consumer is replaced; the new one's first
 message must equal the last one read, by sequence and time stamp. The log's extent is checked with every new consumer
-and every ten seconds."""
+and every ten seconds. New entries come one by one, or in batches to readers that can wait: then server and reader wake
+once for many; the first after a silence still comes by itself."""
 
 import asyncio
 import json
@@ -10,6 +11,7 @@ import secrets
 from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from typing_extensions import override
 
@@ -34,24 +36,29 @@ AUDIT_TICKS = 40
 RETRY_SECONDS_MIN: WallSeconds = WallSeconds(0.1)
 RETRY_SECONDS_MAX: WallSeconds = WallSeconds(1.0)
 HEARTBEAT = "100"
-PULL_ENDED = ("404", "408", "409")
+NO_MESSAGES = "404"
+PULL_ENDED = (NO_MESSAGES, "408", "409")
 PENDING_HEADER = "Nats-Pending-Messages"
 CONSUMER_GONE = ("deleted", "shutdown", "leadership", "push based")
 """Words in a 409 status that mean the consumer, not only one pull, has ended."""
 DELIVERED_PREFIX = "$JS.ACK."
 
-_pull = json.dumps(
-    {
-        "batch": PULL_MESSAGES,
-        "max_bytes": PULL_BYTES,
+
+def _pull_for(messages: int) -> bytes:
+    """Waits for them."""
+    waits = {
         "expires": int(PULL_EXPIRES_SECONDS * NANOSECONDS),
         "idle_heartbeat": int(HEARTBEAT_SECONDS * NANOSECONDS),
     }
-).encode()
+    return json.dumps({"batch": messages, "max_bytes": PULL_BYTES, **waits}).encode()
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
+_pull, _pull_first = _pull_for(PULL_MESSAGES), _pull_for(1)
+_pull_batch = json.dumps({"batch": PULL_MESSAGES, "max_bytes": PULL_BYTES, "no_wait": True}).encode()
+"""The server ends it with a status: 404 when there is no further message."""
+
+
+class _Place(NamedTuple):
     sequence: Sequence
     delivery: int
     stamp: str
@@ -88,6 +95,15 @@ class _Pull:
 
 
 @dataclass(slots=True)
+class _Batch:
+    """`next_at`: loop time; `received`: messages of this one; `silent`: the last had none, so the first is awaited."""
+
+    next_at: EngineSeconds = 0.0
+    received: int = 0
+    silent: bool = False
+
+
+@dataclass(slots=True)
 class _Upkeep:
     ticks: int = 0
     quiet_ticks: int = 0
@@ -105,9 +121,13 @@ class Reader(StreamReader):
         start: Sequence,
         kinds: tuple[str, ...],
         at_end: Callable[[], None],
+        every: EngineSeconds = 0.0,
     ) -> None:
+        """`every`: wall seconds from one batch of new entries to the next; 0: each as it comes."""
         super().__init__(connection, stream, listener, at_end)
         self._kinds = kinds
+        self._every = every
+        self._batch = _Batch()
         self._progress = _Progress(start - 1, start - 1)
         self._pull = _Pull()
         self._upkeep = _Upkeep()
@@ -132,8 +152,15 @@ class Reader(StreamReader):
         self._request_more()
         if not self._pull.pending and not self._pull.overlapping:
             self._at_end()
-        await self._sleep()
+        await self._sleep(self._rest)
         return None
+
+    @property
+    def _rest(self) -> EngineSeconds | None:
+        """Seconds until the next batch; None if messages may come by themselves."""
+        if not self._every or self._pull.credit:
+            return None
+        return self._batch.next_at - asyncio.get_running_loop().time()
 
     def _take(self, message: Message) -> LogEntry | LogReset | None:
         place = _place_of(message.reply)
@@ -206,6 +233,7 @@ class Reader(StreamReader):
                 self._progress.complete_to, self._progress.extent.last if self._kinds else 0
             )
         self._pull.deliveries = self._pull.credit = self._upkeep.quiet_ticks = 0
+        self._batch = _Batch()
         self._pull.attached = True
         return None
 
@@ -255,15 +283,32 @@ class Reader(StreamReader):
         self._upkeep.not_before = asyncio.get_running_loop().time() + float(self._upkeep.backoff.next_wait())
 
     def _request_more(self) -> None:
+        if self._every:
+            self._request_batch()
+            return
         while self._pull.attached and self._pull.credit + len(self._pull.buffer) + PULL_MESSAGES <= READ_AHEAD_MAX:
             if self._pull.credit > PULL_MESSAGES:
                 return
-            try:
-                self._connection.publish(self._stream.next_subject(self._pull.consumer), _pull, reply=self._pull.inbox)
-            except NotConnectedError:
-                self._pull.attached = False
-                return
-            self._pull.credit += PULL_MESSAGES
+            self._request(_pull, PULL_MESSAGES)
+
+    def _request_batch(self) -> None:
+        if not self._pull.attached or self._pull.credit or len(self._pull.buffer) > PULL_MESSAGES:
+            return
+        if asyncio.get_running_loop().time() < self._batch.next_at:
+            return
+        self._batch.received = 0
+        if self._batch.silent:
+            self._request(_pull_first, 1)
+        else:
+            self._request(_pull_batch, PULL_MESSAGES)
+
+    def _request(self, pull: bytes, messages: int) -> None:
+        try:
+            self._connection.publish(self._stream.next_subject(self._pull.consumer), pull, reply=self._pull.inbox)
+        except NotConnectedError:
+            self._pull.attached = False
+            return
+        self._pull.credit += messages
 
     def _on_message(self, message: Message) -> None:
         self._upkeep.quiet_ticks = 0
@@ -273,6 +318,8 @@ class Reader(StreamReader):
             self._upkeep.backoff.reset()
             self._pull.credit -= 1
             self._pull.buffer.append(message)
+            if self._every:
+                self._batch_received()
         elif status_of(message) == HEARTBEAT:
             self._upkeep.backoff.reset()
             return
@@ -280,10 +327,19 @@ class Reader(StreamReader):
             self._on_pull_ended(status_of(message), message.headers or {})
         self._wake()
 
+    def _batch_received(self) -> None:
+        self._batch.received += 1
+        if self._batch.silent:
+            self._batch.silent = False
+            self._batch.next_at = asyncio.get_running_loop().time() + self._every
+
     def _on_pull_ended(self, status: str, headers: dict[str, str]) -> None:
         description = headers.get("Description", "")
         if status in PULL_ENDED and not any(word in description.lower() for word in CONSUMER_GONE):
             self._pull.credit = max(0, self._pull.credit - int(headers.get(PENDING_HEADER, PULL_MESSAGES)))
+            if status == NO_MESSAGES:
+                self._batch.silent = not self._batch.received
+                self._batch.next_at = asyncio.get_running_loop().time() + (self._every if self._batch.received else 0.0)
         elif self._pull.attached:
             self._listener.trouble("consumer lost", f"{status} {description}")
             self._consumer_lost()

@@ -50,11 +50,13 @@ class JetStreamLog(EventLog):
         window: WindowSettings,
         *,
         direct: bool = False,
+        reads_every: WallSeconds = WallSeconds(0.0),
     ) -> None:
-        """`direct`: read without a consumer."""
+        """`direct`: read without a consumer. `reads_every`: new entries come in batches, this far apart."""
         self._connection = connection
         self._stream = stream
         self._direct = direct
+        self._reads_every = reads_every
         self._elections = elections
         self._pool = pool
         self._listener = listener
@@ -141,7 +143,8 @@ class JetStreamLog(EventLog):
     def _reader(self, start: Sequence, kinds: tuple[str, ...], at_end: Callable[[], None]) -> StreamReader:
         if self._direct:
             return DirectReader(self._connection, self._stream, self._pool, self._listener, start, kinds, at_end)
-        return Reader(self._connection, self._stream, self._listener, start, kinds, at_end)
+        every = float(self._reads_every)
+        return Reader(self._connection, self._stream, self._listener, start, kinds, at_end, every)
 
     async def _newest(self, subject: str) -> Found | None:
         try:

@@ -67,14 +67,17 @@ class MessageSplitter:
         """Returns where the first incomplete message or line begins."""
         at, self._needed = 0, 0
         while (line_end := data.find(_END, at)) >= 0:
-            line, start = data[at:line_end], line_end + 2
-            has_head = line.startswith(b"HMSG ")
-            if not has_head and not line.startswith(b"MSG "):
+            start = line_end + 2
+            if data.startswith(b"MSG ", at):
+                has_head = False
+            elif data.startswith(b"HMSG ", at):
+                has_head = True
+            else:
                 self._on_other(data[at:start])
                 at = start
                 continue
             try:
-                _, subject, number, *reply, size = line.split()
+                _, subject, number, *reply, size = data[at:line_end].split()
                 head_end = start + int(reply.pop()) if has_head else start
                 end, subscription = start + int(size), int(number)
             except (ValueError, IndexError):
@@ -96,10 +99,13 @@ def publication(subject: str, payload: bytes, reply: str = "", headers: Mapping[
         raise ValueError(msg)
     if not headers:
         return f"PUB {subject} {reply} {len(payload)}\r\n".encode() + payload + _END
-    lines = [f"{name}: {value.translate(_line_ends)}\r\n" for name, value in headers.items()]
-    head = f"NATS/1.0\r\n{''.join(lines)}\r\n".encode()
-    return b"%b%b%b\r\n" % (
-        f"HPUB {subject} {reply} {len(head)} {len(head) + len(payload)}\r\n".encode(),
-        head,
-        payload,
-    )
+    lines = _header_lines(headers)
+    if lines.count("\n") != len(headers) or lines.count("\r") != len(headers):
+        lines = _header_lines({name: value.translate(_line_ends) for name, value in headers.items()})
+    head = f"NATS/1.0\r\n{lines}\r\n".encode()
+    size = len(head)
+    return b"".join((f"HPUB {subject} {reply} {size} {size + len(payload)}\r\n".encode(), head, payload, _END))
+
+
+def _header_lines(headers: Mapping[str, str]) -> str:
+    return "".join([f"{name}: {value}\r\n" for name, value in headers.items()])

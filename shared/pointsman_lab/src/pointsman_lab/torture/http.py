@@ -63,6 +63,9 @@ class Exchange:
         self.headers = {name.decode().lower(): value.decode() for name, value in message["headers"]}
         return self
 
+    def is_eof(self) -> bool:
+        return self.over
+
     async def readany(self) -> bytes:
         """The next piece; empty at the end. Raises ConnectionResetError."""
         while not self.over:
