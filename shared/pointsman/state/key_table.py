@@ -1,0 +1,133 @@
+"""At which places each block key is, in about 20 bytes a key: buckets of 16-byte entries, the key and its place. A bucket is
+one `bytes`, searched by `find`. Keys are hashes, so their low bits choose the bucket.
+
+Nothing is ever rebuilt in one piece. When buckets get full their list is doubled: both halves share the buckets, each of
+which keeps entries of the other half until it grows. Nobody looks for a key in the other half, so they do no harm."""
+
+import struct
+from array import array
+from collections.abc import Iterable, Iterator
+from operator import add
+from sys import byteorder
+from typing import cast
+
+from pointsman.primitives import BlockKey
+
+KEY = 8
+ENTRY = 16
+NOWHERE = -1
+
+BUCKETS_MIN = 64
+FILL = 24
+"""Entries per bucket at which their number doubles."""
+SWEPT = 32 * ENTRY - 1
+"""A bucket of a multiple of 32 entries is rid of those of other buckets."""
+
+
+class KeyTable:
+    """A key that is at several places has several entries."""
+
+    __slots__ = ("_buckets", "_entries", "_mask")
+
+    def __init__(self) -> None:
+        self._buckets = [b""] * BUCKETS_MIN
+        self._mask = BUCKETS_MIN - 1
+        self._entries = 0
+
+    def __len__(self) -> int:
+        return self._entries
+
+    def place(self, key: BlockKey) -> int:
+        """The first place, or NOWHERE."""
+        bucket = self._buckets[key & self._mask]
+        packed = key.to_bytes(KEY, "little")
+        at = bucket.find(packed)
+        while at % ENTRY and at >= 0:
+            at = bucket.find(packed, at + 1)
+        return int.from_bytes(bucket[at + KEY : at + ENTRY], "little") if at >= 0 else NOWHERE
+
+    def places(self, key: BlockKey) -> Iterator[int]:
+        bucket = self._buckets[key & self._mask]
+        packed = key.to_bytes(KEY, "little")
+        at = bucket.find(packed)
+        while at >= 0:
+            if at % ENTRY:
+                at = bucket.find(packed, at + 1)
+            else:
+                yield int.from_bytes(bucket[at + KEY : at + ENTRY], "little")
+                at = bucket.find(packed, at + ENTRY)
+
+    def unknown(self, keys: list[BlockKey]) -> int:
+        """How many leading keys are nowhere."""
+        buckets, mask = self._buckets, self._mask
+        for number, (key, packed) in enumerate(zip(keys, _each(pack(keys)), strict=True)):
+            if buckets[key & mask].find(packed) >= 0 and self.place(key) != NOWHERE:
+                return number
+        return len(keys)
+
+    def insert(self, keys: list[BlockKey], packed: bytes, place: int) -> None:
+        """At consecutive places. `packed`: the same keys."""
+        buckets, mask = self._buckets, self._mask
+        for key, entry in zip(keys, map(add, _each(packed), _each(pack(range(place, place + len(keys))))), strict=True):
+            slot = key & mask
+            bucket = buckets[slot] = buckets[slot] + entry
+            if not len(bucket) & SWEPT:
+                self._sweep(slot)
+        self._entries += len(keys)
+        if self._entries > FILL * len(buckets):
+            self._buckets = buckets + buckets
+            self._mask = 2 * mask + 1
+
+    def delete(self, packed: bytes, place: int) -> None:
+        """Keys at consecutive places."""
+        buckets, mask = self._buckets, self._mask
+        keys = unpack(packed)
+        for key, entry in zip(keys, map(add, _each(packed), _each(pack(range(place, place + len(keys))))), strict=True):
+            slot = key & mask
+            bucket = buckets[slot]
+            at = bucket.find(entry)
+            while at % ENTRY:
+                assert at >= 0, f"block {key:x} is not at its place"
+                at = bucket.find(entry, at + 1)
+            buckets[slot] = bucket[:at] + bucket[at + ENTRY :]
+        self._entries -= len(keys)
+
+    def _sweep(self, slot: int) -> None:
+        bucket, mask = self._buckets[slot], self._mask
+        starts = range(0, len(bucket), ENTRY)
+        keys = struct.unpack(f"<{2 * len(starts)}Q", bucket)[::2]
+        self._buckets[slot] = b"".join(
+            bucket[at : at + ENTRY] for at, key in zip(starts, keys, strict=True) if key & mask == slot
+        )
+
+
+def pack(keys: Iterable[int]) -> bytes:
+    packed = array("Q", keys)
+    if byteorder == "big":
+        packed.byteswap()
+    return packed.tobytes()
+
+
+def unpack(packed: bytes) -> list[BlockKey]:
+    keys = array("Q", packed)
+    if byteorder == "big":
+        keys.byteswap()
+    return cast("list[BlockKey]", keys.tolist())
+
+
+def _each(packed: bytes) -> tuple[bytes, ...]:
+    return struct.unpack("8s" * (len(packed) // KEY), packed)
+
+
+def common(ours: bytes, theirs: bytes) -> int:
+    """Leading keys that two packed sequences share."""
+    low, high = 0, min(len(ours), len(theirs)) // KEY
+    if ours[: high * KEY] == theirs[: high * KEY]:
+        return high
+    while high - low > 1:  # equal up to `low`, different within `high`
+        middle = (low + high) >> 1
+        if ours[low * KEY : middle * KEY] == theirs[low * KEY : middle * KEY]:
+            low = middle
+        else:
+            high = middle
+    return low
