@@ -7,9 +7,10 @@ which keeps entries of the other half until it grows. Nobody looks for a key in 
 import struct
 from array import array
 from collections.abc import Iterable, Iterator
+from itertools import pairwise
 from operator import add
 from sys import byteorder
-from typing import cast
+from typing import Any, cast
 
 from pointsman.primitives import BlockKey
 
@@ -77,6 +78,18 @@ class KeyTable:
         if self._entries > FILL * len(buckets):
             self._buckets = buckets + buckets
             self._mask = 2 * mask + 1
+
+    def fill(self, keys: Any, places: Any) -> None:
+        """An empty table, with arrays of 64 bits."""
+        import numpy as np  # here: at a start from a checkpoint only
+
+        count = max(BUCKETS_MIN, 1 << (len(keys) * 4 // (FILL * 3)).bit_length())
+        slots = keys & np.uint64(count - 1)
+        order = np.argsort(slots, kind="stable")
+        entries = np.stack((keys, places), axis=1)[order].astype("<u8").tobytes()
+        ends = (np.cumsum(np.bincount(slots.astype(np.int64), minlength=count)) * ENTRY).tolist()
+        self._buckets = [entries[start:end] for start, end in pairwise([0, *ends])]
+        self._mask, self._entries = count - 1, len(keys)
 
     def delete(self, packed: bytes, place: int) -> None:
         """Keys at consecutive places."""

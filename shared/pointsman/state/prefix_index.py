@@ -4,12 +4,21 @@ Blocks whose predecessor is missing ("detached": a lost event, a parent evicted 
 gap closes; rare, may be slow. Instances that tell different predecessors of a block do not affect each other. Count and
 xor digest by instance are kept for anti-entropy."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import reduce
 from operator import or_, xor
 
 from pointsman.primitives import BlockKey, InstanceId
 from pointsman.state.key_table import KEY, NOWHERE, common, pack, unpack
+from pointsman.state.packed_index import (
+    SLOTS_MAX,
+    PackedHolding,
+    PackedIndex,
+    blocks_of_masks,
+    pack_runs,
+    parents_of_masks,
+    unpack_runs,
+)
 from pointsman.state.runs import LOW, PIECE, SHARED, SWEEP_RUNS, Runs
 
 ROOT = BlockKey(0)
@@ -178,6 +187,62 @@ class PrefixIndex:
         self._runs.sweep(SWEEP_RUNS + 2 * len(keys))
         if holding.detached or self._runs.doubled or not self._remove_tail(holding, keys):
             self._remove_each(holding, keys)
+
+    def pack(self, *, canonical: bool = False) -> PackedIndex:
+        """`canonical`: equal for equal indexes, whatever their history; much slower, and cannot be unpacked."""
+        holdings = []
+        for instance, holding in self._holdings.items():
+            detached = sorted(holding.detached.items())
+            if canonical:
+                detached += sorted(self._anchored(holding))
+            keys, parents = pack(key for key, _ in detached), pack(parent for _, parent in detached)
+            owner = -1 if canonical else holding.owner
+            holdings.append(
+                PackedHolding(instance, holding.slot, holding.digest, keys, parents, owner, holding.anchored)
+            )
+        return PackedIndex(len(self._names), holdings, None if canonical else pack_runs(self._runs))
+
+    @classmethod
+    def unpack(cls, packed: PackedIndex) -> "PrefixIndex":
+        """Raises ValueError."""
+        if packed.slots > SLOTS_MAX or any(not 0 <= found.slot < packed.slots for found in packed.holdings):
+            msg = f"{packed.slots} slots, or a holding in none of them"
+            raise ValueError(msg)
+        index = cls()
+        index._names = [None] * packed.slots
+        if packed.runs is not None:
+            index._runs = unpack_runs(packed.runs, packed.slots)
+        for found in packed.holdings:
+            index._names[found.slot] = found.instance
+            owner = index._runs.enroll(found.slot) if packed.runs is None else found.owner
+            index._holdings[found.instance] = Holding(found.slot, owner)
+        if packed.runs is None:
+            for slot, parent, keys in blocks_of_masks(packed):
+                name = index._names[slot]
+                if name is not None:
+                    index.store(name, parent, keys)
+        links = parents_of_masks(packed)
+        for found in packed.holdings:
+            holding = index._holdings[found.instance]
+            keys = unpack(found.detached)
+            parents = unpack(found.parents) if packed.runs is not None else [links[key] for key in keys]
+            for key, parent in zip(keys, parents, strict=True):
+                holding.detach(key, parent)
+            if packed.runs is not None:
+                holding.anchored, holding.digest = found.anchored, found.digest
+            else:
+                holding.digest = reduce(xor, keys, holding.digest)
+            if holding.digest != found.digest or (packed.runs and packed.runs.slots[holding.owner] != holding.slot):
+                msg = f"the blocks of {found.instance} are not those of its digest"
+                raise ValueError(msg)
+        return index
+
+    def _anchored(self, holding: Holding) -> Iterator[tuple[BlockKey, BlockKey]]:
+        """With their predecessors."""
+        runs = self._runs
+        for run, tip in runs.of(holding.owner):
+            keys = unpack(runs.content[run][: tip * KEY])
+            yield from zip(keys, [runs.above(run), *keys[:-1]], strict=True)
 
     def _place(self, holding: Holding, key: BlockKey) -> int:
         """Where the instance holds this block anchored."""

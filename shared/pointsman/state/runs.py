@@ -181,7 +181,7 @@ class Runs:
                     self.cut(run, gone, 0)
                 steps -= 1 + len(tips) // 4
             elif owner in self._retired:
-                tip = self.held[run]  & LOW
+                tip = self.held[run] & LOW
                 left = max(0, tip - PIECE)
                 self.cut(run, owner, left)
                 steps -= 1 + (tip - left) // 4
@@ -190,6 +190,22 @@ class Runs:
             else:
                 steps -= 1
             self._cursor -= 1
+
+    def fill(self, content: bytes, lengths: "array[int]") -> None:
+        """With the keys of all runs, whose tips are known."""
+        import numpy as np
+
+        counts = np.frombuffer(lengths, np.uint32).astype(np.int64)
+        starts = np.cumsum(counts) - counts
+        places = (
+            np.arange(len(content) // KEY) - np.repeat(starts, counts) + np.repeat(np.arange(len(counts)) << 32, counts)
+        )
+        self.table.fill(np.frombuffer(content, "<u8"), places.astype(np.uint64))
+        self.content = [
+            content[start * KEY : (start + count) * KEY] for start, count in zip(starts.tolist(), lengths, strict=True)
+        ]
+        self._free = [run for run, count in enumerate(lengths) if run and not count]
+        self._retired = {owner for owner, slot in enumerate(self.slots) if slot < 0}
 
     def _note_child(self, run: int, owner: int) -> None:
         parent, at = self.parent[run], self.at[run]

@@ -1,18 +1,15 @@
 """The prefix index against slow twins: the same answers after any history. One twin says what is meant, whatever is told;
 the other is the index that it replaced, for histories in which a block has one predecessor."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import reduce
 from operator import xor
-from random import Random
 
-import pytest
+import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pointsman.primitives import BlockKey, InstanceId
-from pointsman.state import key_table
+from pointsman.state.packed_index import PackedIndex
 from pointsman.state.prefix_index import ROOT, PrefixIndex
 from tests.support.mask_index import PrefixIndex as MaskIndex
 
@@ -159,10 +156,11 @@ def test_any_honest_history_gives_the_answers_of_both_twins(history: list[Step])
 
 
 @settings(max_examples=600)
-@given(st.lists(any_steps(), max_size=40), st.lists(st.lists(st.integers(0, 12).map(BlockKey), max_size=6), max_size=8))
+@given(st.lists(any_steps(), max_size=40), st.lists(st.lists(st.integers(1, 12).map(BlockKey), max_size=6), max_size=8))
 def test_any_history_gives_the_answers_of_what_was_told(history: list[Step], prompts: list[list[BlockKey]]) -> None:
     index, told = PrefixIndex(), Told()
-    prompts = [*prompts, *([parent, *keys] if parent else keys for _, _, parent, keys in history)]
+    told_of = ([parent, *keys] if parent else keys for _, _, parent, keys in history)
+    prompts += [keys for keys in told_of if ROOT not in keys]  # of which no prompt has a block
 
     for step in history:
         take(index, step)
@@ -190,3 +188,40 @@ def test_nothing_is_left_behind_when_all_is_removed() -> None:
 
 def runs_left(index: PrefixIndex) -> int:
     return sum(map(bool, index._runs.content))
+
+
+@settings(max_examples=150)
+@given(st.lists(honest_steps(), max_size=30), st.lists(honest_steps(), max_size=10))
+def test_a_checkpoint_of_an_earlier_release_gives_the_same_index(before: list[Step], after: list[Step]) -> None:
+    index, told, masks = PrefixIndex(), Told(), MaskIndex()
+    for step in before:
+        take(index, step)
+        told.take(step)
+        take(masks, step)
+
+    kept = msgspec.msgpack.decode(msgspec.msgpack.encode(masks.pack()), type=PackedIndex)
+    restored = PrefixIndex.unpack(kept)
+
+    assert restored.pack(canonical=True) == index.pack(canonical=True)
+    for step in after:
+        take(restored, step)
+        told.take(step)
+        check(restored, told, PROMPTS, sorted({key for wanted in PROMPTS for key in wanted}))
+
+
+@settings(max_examples=150)
+@given(st.lists(any_steps(), max_size=30), st.lists(any_steps(), max_size=10))
+def test_an_unpacked_index_goes_on_as_the_packed_one(before: list[Step], after: list[Step]) -> None:
+    index, told = PrefixIndex(), Told()
+    for step in before:
+        take(index, step)
+        told.take(step)
+
+    restored = PrefixIndex.unpack(msgspec.msgpack.decode(msgspec.msgpack.encode(index.pack()), type=PackedIndex))
+
+    assert restored.pack(canonical=True) == index.pack(canonical=True)
+    assert restored.pack() == index.pack()
+    for step in after:
+        take(restored, step)
+        told.take(step)
+        check(restored, told, [], [BlockKey(k) for k in range(13)])
