@@ -225,7 +225,7 @@ class PrefixIndex:
         for found in packed.holdings:
             holding = index._holdings[found.instance]
             keys = unpack(found.detached)
-            parents = unpack(found.parents) if packed.runs is not None else [links[key] for key in keys]
+            parents = unpack(found.parents) if packed.runs is not None else [links.get(key, ROOT) for key in keys]
             for key, parent in zip(keys, parents, strict=True):
                 holding.detach(key, parent)
             if packed.runs is not None:
