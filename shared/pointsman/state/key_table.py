@@ -8,7 +8,6 @@ import struct
 from array import array
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
-from operator import add
 from sys import byteorder
 from typing import Any, cast
 
@@ -58,26 +57,54 @@ class KeyTable:
                 yield int.from_bytes(bucket[at + KEY : at + ENTRY], "little")
                 at = bucket.find(packed, at + ENTRY)
 
-    def unknown(self, keys: list[BlockKey]) -> int:
-        """How many leading keys are nowhere."""
+    def insert(self, keys: list[BlockKey], packed: bytes, place: int) -> int:
+        """At consecutive places, up to the first that is somewhere already. Returns how many. `packed`: the same keys."""
         buckets, mask = self._buckets, self._mask
-        for number, (key, packed) in enumerate(zip(keys, _each(pack(keys)), strict=True)):
-            if buckets[key & mask].find(packed) >= 0 and self.place(key) != NOWHERE:
-                return number
-        return len(keys)
-
-    def insert(self, keys: list[BlockKey], packed: bytes, place: int) -> None:
-        """At consecutive places. `packed`: the same keys."""
-        buckets, mask = self._buckets, self._mask
-        for key, entry in zip(keys, map(add, _each(packed), _each(pack(range(place, place + len(keys))))), strict=True):
+        done = 0
+        for key, first, second in zip(keys, *_halves(packed, place), strict=True):
             slot = key & mask
-            bucket = buckets[slot] = buckets[slot] + entry
+            bucket = buckets[slot]
+            if bucket.find(first) >= 0 and self.place(key) != NOWHERE:
+                break
+            bucket = buckets[slot] = bucket + first + second
             if not len(bucket) & SWEPT:
                 self._sweep(slot)
-        self._entries += len(keys)
+            done += 1
+        self._entries += done
         if self._entries > FILL * len(buckets):
-            self._buckets = buckets + buckets
-            self._mask = 2 * mask + 1
+            self._double()
+        return done
+
+    def insert_again(self, key: BlockKey, place: int) -> None:
+        """One that may be somewhere already."""
+        slot = key & self._mask
+        self._buckets[slot] += pack((key, place))
+        self._entries += 1
+
+    def delete(self, packed: bytes, place: int) -> None:
+        """Keys at consecutive places."""
+        buckets, mask = self._buckets, self._mask
+        keys = unpack(packed)
+        for key, first, second in zip(keys, *_halves(packed, place), strict=True):
+            slot = key & mask
+            before, _, after = buckets[slot].partition(first + second)
+            if len(before) & (ENTRY - 1) or len(before) == len(buckets[slot]):
+                before, after = self._around(slot, first + second)
+            buckets[slot] = before + after
+        self._entries -= len(keys)
+
+    def _around(self, slot: int, entry: bytes) -> tuple[bytes, bytes]:
+        """`entry` may also be found across two others."""
+        bucket = self._buckets[slot]
+        at = bucket.find(entry)
+        while at % ENTRY:
+            assert at >= 0, f"block {entry[:KEY].hex()} is not at its place"
+            at = bucket.find(entry, at + 1)
+        return bucket[:at], bucket[at + ENTRY :]
+
+    def _double(self) -> None:
+        self._buckets = self._buckets + self._buckets
+        self._mask = 2 * self._mask + 1
 
     def fill(self, keys: Any, places: Any) -> None:
         """An empty table, with arrays of 64 bits."""
@@ -90,20 +117,6 @@ class KeyTable:
         ends = (np.cumsum(np.bincount(slots.astype(np.int64), minlength=count)) * ENTRY).tolist()
         self._buckets = [entries[start:end] for start, end in pairwise([0, *ends])]
         self._mask, self._entries = count - 1, len(keys)
-
-    def delete(self, packed: bytes, place: int) -> None:
-        """Keys at consecutive places."""
-        buckets, mask = self._buckets, self._mask
-        keys = unpack(packed)
-        for key, entry in zip(keys, map(add, _each(packed), _each(pack(range(place, place + len(keys))))), strict=True):
-            slot = key & mask
-            bucket = buckets[slot]
-            at = bucket.find(entry)
-            while at % ENTRY:
-                assert at >= 0, f"block {key:x} is not at its place"
-                at = bucket.find(entry, at + 1)
-            buckets[slot] = bucket[:at] + bucket[at + ENTRY :]
-        self._entries -= len(keys)
 
     def _sweep(self, slot: int) -> None:
         bucket, mask = self._buckets[slot], self._mask
@@ -128,8 +141,11 @@ def unpack(packed: bytes) -> list[BlockKey]:
     return cast("list[BlockKey]", keys.tolist())
 
 
-def _each(packed: bytes) -> tuple[bytes, ...]:
-    return struct.unpack("8s" * (len(packed) // KEY), packed)
+def _halves(packed: bytes, place: int) -> tuple[tuple[bytes, ...], tuple[bytes, ...]]:
+    """Of each entry."""
+    count = len(packed) // KEY
+    form = "8s" * count
+    return struct.unpack(form, packed), struct.unpack(form, pack(range(place, place + count)))
 
 
 def common(ours: bytes, theirs: bytes) -> int:

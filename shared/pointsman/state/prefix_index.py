@@ -173,7 +173,7 @@ class PrefixIndex:
         runs = self._runs
         runs.sweep(SWEEP_RUNS + 2 * len(keys))
         stored = 0
-        if not (holding.detached or runs.doubled or ROOT in keys or len(set(keys)) != len(keys)):
+        if not (holding.detached or runs.doubled or ROOT in keys):
             place = self._place(holding, parent) if parent != ROOT else NOWHERE
             if place != NOWHERE:
                 stored = self._anchor(holding, place >> 32, (place & LOW) + 1, keys)
@@ -269,13 +269,9 @@ class PrefixIndex:
             if child:
                 run, at = child, 0
                 continue
-            rest = keys[done:] if done else keys
-            fresh = runs.table.unknown(rest)
-            if fresh:
-                rest, left = rest[:fresh], left[: fresh * KEY]
-                runs.add(run, at, rest, left, holding.owner)
-                holding.anchored += fresh
-                holding.digest ^= reduce(xor, rest)
+            fresh = runs.add(run, at, keys[done:] if done else keys, left, holding.owner)
+            holding.anchored += fresh
+            holding.digest = reduce(xor, keys[done : done + fresh], holding.digest)
             return done + fresh
         return done
 
@@ -306,14 +302,12 @@ class PrefixIndex:
         waiting = [(run, at, key)]
         while waiting:
             run, at, key = waiting.pop()
-            packed = pack([key])
-            if runs.content[run][at * KEY : (at + 1) * KEY] == packed:
+            if runs.content[run][at * KEY : (at + 1) * KEY] == pack([key]):
                 self._claim(holding, run, at + 1)
             elif child := runs.child(run, at, key):
                 self._claim(holding, child, 1)
             else:
-                runs.doubled += runs.table.place(key) != NOWHERE
-                runs.add(run, at, [key], packed, holding.owner)
+                runs.add_again(run, at, key, holding.owner)
                 holding.anchored += 1
                 holding.digest ^= key
             if key in holding.waiting:

@@ -9,7 +9,7 @@ retired owner are taken out little by little (`sweep`); until then they count fo
 from array import array
 
 from pointsman.primitives import BlockKey
-from pointsman.state.key_table import KEY, NOWHERE, KeyTable, unpack
+from pointsman.state.key_table import KEY, NOWHERE, KeyTable, pack, unpack
 
 LOW = 2**32 - 1
 HIGH = LOW << 32
@@ -117,31 +117,44 @@ class Runs:
         else:
             tips[owner] = before & HIGH | tip
 
-    def add(self, run: int, at: int, keys: list[BlockKey], packed: bytes, owner: int) -> None:
-        """Keys that are not there yet, for an owner that holds the run up to there."""
-        if run and at * KEY == len(self.content[run]):
-            self.table.insert(keys, packed, run << 32 | at)
-            self.content[run] += packed
-            self.raise_tip(run, owner, at + len(keys))
-            return
-        made = self.make(run, at, packed)
-        self.owner[made], self.held[made] = owner, len(keys)
-        self._note_child(made, owner)
-        self.table.insert(keys, packed, made << 32)
+    def add(self, run: int, at: int, keys: list[BlockKey], packed: bytes, owner: int) -> int:
+        """For an owner that holds the run up to there. Stops at a key that is somewhere already; returns how many it added."""
+        grows = run and at * KEY == len(self.content[run])
+        place = run << 32 | at if grows else self._next() << 32
+        count = self.table.insert(keys, packed, place)
+        if count:
+            self._add(run, at, packed[: count * KEY], owner)
+        return count
 
-    def make(self, parent: int, at: int, packed: bytes) -> int:
-        """A run without tips, of which the table does not know."""
+    def add_again(self, run: int, at: int, key: BlockKey, owner: int) -> None:
+        """As `add`, also of a key that is somewhere already."""
+        grows = run and at * KEY == len(self.content[run])
+        self.doubled += self.table.place(key) != NOWHERE
+        self.table.insert_again(key, run << 32 | at if grows else self._next() << 32)
+        self._add(run, at, pack([key]), owner)
+
+    def _next(self) -> int:
+        return self._free[-1] if self._free else len(self.content)
+
+    def _add(self, run: int, at: int, packed: bytes, owner: int) -> None:
+        if run and at * KEY == len(self.content[run]):
+            self.content[run] += packed
+            self.raise_tip(run, owner, at + len(packed) // KEY)
+            return
+        made = self._next()
         if self._free:
-            made = self._free.pop()
-            self.content[made], self.parent[made], self.at[made] = packed, parent, at
-            return made
-        self.content.append(packed)
-        self.parent.append(parent)
-        self.at.append(at)
-        self.owner.append(NOBODY)
-        self.held.append(0)
-        self.shared.append(None)
-        return len(self.content) - 1
+            self._free.pop()
+            self.content[made], self.parent[made], self.at[made] = packed, run, at
+            self.owner[made], self.held[made] = owner, len(packed) // KEY
+        else:
+            self.content.append(packed)
+            self.parent.append(run)
+            self.at.append(at)
+            self.owner.append(owner)
+            self.held.append(len(packed) // KEY)
+            self.shared.append(None)
+        if run:
+            self._note_child(made, owner)
 
     def cut(self, run: int, owner: int, tip: int) -> None:
         """An owner with a longer tip holds no more than this from here on."""

@@ -130,8 +130,8 @@ def check(index: PrefixIndex, told: Told, prompts: list[list[BlockKey]], keys: l
         assert index.blocks(name) == len(parents)
         assert index.digest(name) == reduce(xor, parents, 0)
         assert [k for k in keys if index.holds(name, k)] == [k for k in keys if k in parents]
-    for wanted in keys:
-        assert index.holders(wanted) == index.bits(told.holders(wanted))
+    for block in keys:
+        assert index.holders(block) == index.bits(told.holders(block))
     assert len(index) == sum(told.anchored(name, k) for name, parents in told.parents.items() for k in parents)
 
 
@@ -151,8 +151,8 @@ def test_any_honest_history_gives_the_answers_of_both_twins(history: list[Step])
             assert list(index.hits(wanted).items()) == list(masks.hits(wanted).items())
         for name in masks.instances:
             assert (index.keys(name), index.digest(name)) == (masks.keys(name), masks.digest(name))
-        for wanted in keys:
-            assert index.holders(wanted) == masks.holders(wanted)
+        for block in keys:
+            assert index.holders(block) == masks.holders(block)
 
 
 @settings(max_examples=600)
