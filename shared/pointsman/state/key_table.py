@@ -1,8 +1,8 @@
 """At which places each block key is, in about 20 bytes a key: buckets of 16-byte entries, the key and its place. A bucket is
 one `bytes`, searched by `find`. Keys are hashes, so their low bits choose the bucket.
 
-Nothing is ever rebuilt in one piece. When buckets get full their list is doubled: both halves share the buckets, each of
-which keeps entries of the other half until it grows. Nobody looks for a key in the other half, so they do no harm."""
+Nothing is ever rebuilt in one piece. When buckets get full their list is doubled: both halves share the buckets, which are
+rid of entries of the other half one by one, as others are inserted. Nobody looks for a key in the other half."""
 
 import struct
 from array import array
@@ -18,21 +18,21 @@ ENTRY = 16
 NOWHERE = -1
 
 BUCKETS_MIN = 64
-FILL = 24
+FILL = 12
 """Entries per bucket at which their number doubles."""
-SWEPT = 32 * ENTRY - 1
-"""A bucket of a multiple of 32 entries is rid of those of other buckets."""
 
 
 class KeyTable:
     """A key that is at several places has several entries."""
 
-    __slots__ = ("_buckets", "_entries", "_mask")
+    __slots__ = ("_buckets", "_entries", "_mask", "_unswept")
 
     def __init__(self) -> None:
         self._buckets = [b""] * BUCKETS_MIN
         self._mask = BUCKETS_MIN - 1
         self._entries = 0
+        self._unswept = NOWHERE
+        """Buckets up to here may hold entries of the other half since they were doubled."""
 
     def __len__(self) -> int:
         return self._entries
@@ -66,13 +66,15 @@ class KeyTable:
             bucket = buckets[slot]
             if bucket.find(first) >= 0 and self.place(key) != NOWHERE:
                 break
-            bucket = buckets[slot] = bucket + first + second
-            if not len(bucket) & SWEPT:
-                self._sweep(slot)
+            buckets[slot] = bucket + first + second
             done += 1
         self._entries += done
         if self._entries > FILL * len(buckets):
-            self._double()
+            self._buckets = buckets + buckets
+            self._mask = 2 * mask + 1
+            self._unswept = self._mask
+        elif self._unswept >= 0:
+            self._sweep(1 + done // 2)
         return done
 
     def insert_again(self, key: BlockKey, place: int) -> None:
@@ -102,10 +104,6 @@ class KeyTable:
             at = bucket.find(entry, at + 1)
         return bucket[:at], bucket[at + ENTRY :]
 
-    def _double(self) -> None:
-        self._buckets = self._buckets + self._buckets
-        self._mask = 2 * self._mask + 1
-
     def fill(self, keys: Any, places: Any) -> None:
         """An empty table, with arrays of 64 bits."""
         import numpy as np  # here: at a start from a checkpoint only
@@ -118,13 +116,16 @@ class KeyTable:
         self._buckets = [entries[start:end] for start, end in pairwise([0, *ends])]
         self._mask, self._entries = count - 1, len(keys)
 
-    def _sweep(self, slot: int) -> None:
-        bucket, mask = self._buckets[slot], self._mask
-        starts = range(0, len(bucket), ENTRY)
-        keys = struct.unpack(f"<{2 * len(starts)}Q", bucket)[::2]
-        self._buckets[slot] = b"".join(
-            bucket[at : at + ENTRY] for at, key in zip(starts, keys, strict=True) if key & mask == slot
-        )
+    def _sweep(self, count: int) -> None:
+        """Rids some buckets of entries that belong to the other half."""
+        mask = self._mask
+        for slot in range(self._unswept, max(-1, self._unswept - count), -1):
+            bucket = self._buckets[slot]
+            size = len(bucket) // ENTRY
+            keys = struct.unpack(f"<{2 * size}Q", bucket)[::2]
+            entries = struct.unpack("16s" * size, bucket)
+            self._buckets[slot] = b"".join(entry for key, entry in zip(keys, entries, strict=True) if key & mask == slot)
+        self._unswept -= count
 
 
 def pack(keys: Iterable[int]) -> bytes:
