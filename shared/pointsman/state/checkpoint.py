@@ -21,7 +21,8 @@ from pointsman.primitives import InstanceId
 from pointsman.state.checkpoint_additions import ADDITIONS
 from pointsman.state.derived import Derived
 from pointsman.state.no_index import NoIndex
-from pointsman.state.prefix_index import PackedIndex, PrefixIndex
+from pointsman.state.packed_index import PackedIndex
+from pointsman.state.prefix_index import PrefixIndex
 from pointsman.state.state import PoolSettings, State
 
 PACKAGES = ("pointsman.state.", "pointsman.contracts.")

@@ -1,85 +1,68 @@
-"""Which instance holds which prefix. One dictionary maps block keys to bit masks of instances. Invariant: a bit is set
-only if the instance holds *every block before it* too ("anchored"). Along a prompt masks only lose bits, so equal masks
-at two depths are equal in between, and bisection finds each depth in few look-ups. Blocks whose predecessor is missing
-("detached": a lost event, a parent evicted first) are kept aside and anchored when the gap closes; rare, may be slow.
-Keys by instance are kept for anti-entropy (count and xor digest), snapshots and departure."""
+"""Which instance holds which prefix. Each instance tells of its blocks with the block before them. Those that it holds with
+*every block before them* ("anchored") are in a trie of runs (`runs.py`), where matching a prompt compares whole runs.
+Blocks whose predecessor is missing ("detached": a lost event, a parent evicted first) are kept aside and anchored when the
+gap closes; rare, may be slow. Instances that tell different predecessors of a block do not affect each other. Count and
+xor digest by instance are kept for anti-entropy."""
 
-from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from functools import reduce
-from itertools import pairwise
 from operator import or_, xor
-from sys import byteorder
-from typing import cast
-
-import msgspec
 
 from pointsman.primitives import BlockKey, InstanceId
+from pointsman.state.key_table import KEY, NOWHERE, common, pack, unpack
+from pointsman.state.packed_index import (
+    SLOTS_MAX,
+    PackedHolding,
+    PackedIndex,
+    blocks_of_masks,
+    pack_runs,
+    parents_of_masks,
+    unpack_runs,
+)
+from pointsman.state.runs import LOW, PIECE, SHARED, SWEEP_RUNS, Runs
 
 ROOT = BlockKey(0)
 
-SLOTS_MAX = 65_536
-FORK_PRUNE_MIN = 16
-
 
 class Holding:
-    """`digest` is the xor of all its keys."""
+    """`digest` is the xor of all its keys, `anchored` a number of blocks. `detached`: their predecessors, and `waiting`
+    the reverse."""
 
-    __slots__ = ("bit", "detached", "digest", "held")
+    __slots__ = ("anchored", "detached", "digest", "owner", "slot", "waiting")
 
-    def __init__(self, bit: int) -> None:
-        self.bit = bit
-        self.held: set[BlockKey] = set()
-        self.detached: set[BlockKey] = set()
+    def __init__(self, slot: int, owner: int) -> None:
+        self.slot = slot
+        self.owner = owner
+        self.empty()
+
+    def empty(self) -> None:
+        self.anchored = 0
         self.digest = 0
+        self.detached: dict[BlockKey, BlockKey] = {}
+        self.waiting: dict[BlockKey, set[BlockKey]] = {}
 
+    def detach(self, key: BlockKey, parent: BlockKey) -> None:
+        self.detached[key] = parent
+        self.waiting.setdefault(parent, set()).add(key)
 
-class Fork(set[BlockKey]):
-    """Several children of a block; dead ones are pruned as it grows."""
-
-    __slots__ = ("prune_at",)
-
-    def __init__(self, children: Iterable[BlockKey]) -> None:
-        super().__init__(children)
-        self.prune_at = FORK_PRUNE_MIN
-
-
-class PackedHolding(msgspec.Struct, frozen=True):
-    """An instance, its bit as a slot, and its detached keys."""
-
-    instance: InstanceId
-    slot: int
-    digest: int
-    detached: bytes
-
-
-class PackedFork(msgspec.Struct, frozen=True):
-    parent: BlockKey
-    prune_at: int
-    children: bytes
-
-
-class PackedIndex(msgspec.Struct, frozen=True):
-    """24 bytes a block. `anchored`: the keys of each mask (little-endian). `parents` and `children`: links, pairwise."""
-
-    slots: int
-    anchored: list[tuple[bytes, bytes]]
-    parents: bytes
-    children: bytes
-    forks: list[PackedFork]
-    holdings: list[PackedHolding]
+    def forget(self, key: BlockKey) -> None:
+        """A detached one."""
+        parent = self.detached.pop(key)
+        siblings = self.waiting[parent]
+        siblings.remove(key)
+        if not siblings:
+            del self.waiting[parent]
 
 
 class PrefixIndex:
     def __init__(self) -> None:
-        self._anchored: dict[BlockKey, int] = {}
-        self._children: dict[BlockKey, BlockKey | Fork] = {}
+        self._runs = Runs()
         self._holdings: dict[InstanceId, Holding] = {}
         self._names: list[InstanceId | None] = []
-        self._detached_total = 0
 
     def __len__(self) -> int:
-        return len(self._anchored)
+        """Anchored blocks of all instances."""
+        return sum(holding.anchored for holding in self._holdings.values())
 
     @property
     def instances(self) -> list[InstanceId]:
@@ -93,191 +76,131 @@ class PrefixIndex:
             self._names.append(instance)
         else:
             self._names[slot] = instance
-        self._holdings[instance] = Holding(1 << slot)
+        self._holdings[instance] = Holding(slot, self._runs.enroll(slot))
 
     def drop(self, instance: InstanceId) -> None:
-        if instance not in self._holdings:
-            return
-        self.clear(instance)
-        holding = self._holdings.pop(instance)
-        self._names[holding.bit.bit_length() - 1] = None
+        holding = self._holdings.pop(instance, None)
+        if holding is not None:
+            self._names[holding.slot] = None
+            self._runs.retire(holding.owner)
+            self._runs.sweep(PIECE)
+
+    def clear(self, instance: InstanceId) -> None:
+        holding = self._holdings[instance]
+        holding.empty()
+        self._runs.retire(holding.owner)
+        holding.owner = self._runs.enroll(holding.slot)
+        self._runs.sweep(PIECE)
 
     def blocks(self, instance: InstanceId) -> int:
         holding = self._holdings.get(instance)
-        return len(holding.held) if holding else 0
+        return holding.anchored + len(holding.detached) if holding else 0
 
     def digest(self, instance: InstanceId) -> int:
         holding = self._holdings.get(instance)
         return holding.digest if holding else 0
 
     def keys(self, instance: InstanceId) -> frozenset[BlockKey]:
+        """Looks at all runs."""
         holding = self._holdings.get(instance)
-        return frozenset(holding.held) if holding else frozenset()
+        if holding is None:
+            return frozenset()
+        content = self._runs.content
+        anchored = b"".join(content[run][: tip * KEY] for run, tip in self._runs.of(holding.owner))
+        return frozenset([*unpack(anchored), *holding.detached])
 
     def holds(self, instance: InstanceId, key: BlockKey) -> bool:
         holding = self._holdings.get(instance)
-        return holding is not None and key in holding.held
+        return holding is not None and (key in holding.detached or self._place(holding, key) != NOWHERE)
 
     def holders(self, key: BlockKey) -> int:
         """Bits of the instances that hold this block and all before it."""
-        return self._anchored.get(key, 0)
+        runs = self._runs
+        bits = 0
+        for place in runs.table.places(key):
+            offset = place & LOW
+            for owner, held in runs.tips(place >> 32).items():
+                if held & LOW > offset and runs.slots[owner] >= 0:
+                    bits |= 1 << runs.slots[owner]
+        return bits
 
     def bits(self, instances: Iterable[InstanceId]) -> int:
-        return reduce(or_, (self._holdings[i].bit for i in instances if i in self._holdings), 0)
+        return reduce(or_, (1 << self._holdings[i].slot for i in instances if i in self._holdings), 0)
 
     def depth(self, instance: InstanceId, keys: list[BlockKey]) -> int:
         holding = self._holdings.get(instance)
         if holding is None:
             return 0
-        mask_of, bit = self._anchored.get, holding.bit
-        low, high = 0, len(keys)
-        while low < high:
-            middle = (low + high) >> 1
-            if mask_of(keys[middle], 0) & bit:
-                low = middle + 1
-            else:
-                high = middle
-        return low
+        runs = self._runs
+        depth = run = at = 0
+        while depth < len(keys):
+            run = runs.child(run, at, keys[depth])
+            tip = runs.tip(run, holding.owner)
+            if not tip:
+                break
+            at = common(runs.content[run][: tip * KEY], pack(keys[depth : depth + tip]))
+            depth += at
+        return depth
 
     def hits(self, keys: list[BlockKey]) -> dict[InstanceId, int]:
-        """Leading blocks by instance; absent: none. O(different depths * log len(keys))."""
-        mask_of = self._anchored.get
-        first = mask_of(keys[0], 0) if keys else 0
-        if not first:
-            return {}
-        found: dict[InstanceId, int] = {}
-        last = len(keys) - 1
-        deepest = mask_of(keys[last], 0)
-        if deepest:
-            self._assign(deepest, last + 1, found)
-        gaps = [(0, first, last, deepest)] if deepest != first else []
-        while gaps:
-            low, low_mask, high, high_mask = gaps.pop()
-            while high - low > 1:
-                middle = (low + high) >> 1
-                mask = mask_of(keys[middle], 0)
-                if mask == low_mask:
-                    low = middle
-                elif mask == high_mask:
-                    high = middle
-                else:
-                    gaps.append((low, low_mask, middle, mask))
-                    low, low_mask = middle, mask
-            self._assign(low_mask & ~high_mask, high, found)
-        return found
+        """Leading blocks by instance, the deepest first; absent: none."""
+        runs = self._runs
+        by_owner: dict[int, int] = {}
+        depth = run = at = 0
+        end = len(keys)
+        while depth < end:
+            run = runs.child(run, at, keys[depth])
+            if not run:
+                break
+            content = runs.content[run]
+            at = common(content, pack(keys[depth : depth + len(content) // KEY]))
+            owner = runs.owner[run]
+            if owner == SHARED:
+                whole = depth + at
+                for owner, held in runs.tips(run).items():
+                    reached = depth + (held & LOW)
+                    by_owner[owner] = reached if reached < whole else whole
+            else:
+                by_owner[owner] = depth + min(runs.held[run] & LOW, at)
+            depth += at
+        slots, names = runs.slots, self._names
+        order = sorted([end - reached << 32 | slots[owner] for owner, reached in by_owner.items() if slots[owner] >= 0])
+        return {names[found & LOW]: end - (found >> 32) for found in order}  # type: ignore[misc]
 
     def store(self, instance: InstanceId, parent: BlockKey, keys: list[BlockKey]) -> None:
         """`keys`: consecutive blocks after `parent`; some may be held already."""
         holding = self._holdings[instance]
-        held = holding.held
-        if not keys or not held.isdisjoint(keys) or holding.detached or self._detached_total:
-            self._store_each(holding, parent, keys)
-            return
-        bit = holding.bit
-        anchored = self._anchored
-        if parent != ROOT and not anchored.get(parent, 0) & bit:
-            self._store_each(holding, parent, keys)
-            return
-        before = len(held)
-        held.update(keys)
-        if len(held) - before != len(keys):
-            held.difference_update(keys)
-            self._store_each(holding, parent, keys)
-            return
-        holding.digest ^= reduce(xor, keys)
-        known = 0
-        for key in keys:
-            mask = anchored.get(key)
-            if mask is None:
-                break
-            anchored[key] = mask | bit
-            known += 1
-        if known < len(keys):
-            fresh = keys[known:] if known else keys
-            above = keys[known - 1] if known else parent
-            if anchored.keys().isdisjoint(fresh):
-                anchored.update(dict.fromkeys(fresh, bit))
-                self._link(above, fresh[0])
-                self._children.update(pairwise(fresh))
-            else:  # another instance holds one of them detached
-                for key in fresh:
-                    anchored[key] = anchored.get(key, 0) | bit
-                    self._link(above, key)
-                    above = key
+        runs = self._runs
+        runs.sweep(SWEEP_RUNS + 2 * len(keys))
+        stored = 0
+        if not (holding.detached or runs.doubled or ROOT in keys):
+            place = self._place(holding, parent) if parent != ROOT else NOWHERE
+            if place != NOWHERE:
+                stored = self._anchor(holding, place >> 32, (place & LOW) + 1, keys)
+            elif parent == ROOT:
+                stored = self._anchor(holding, 0, 0, keys)
+        if stored < len(keys):
+            self._store_each(holding, keys[stored - 1] if stored else parent, keys[stored:])
 
     def remove(self, instance: InstanceId, keys: list[BlockKey]) -> None:
         holding = self._holdings[instance]
-        held = holding.held
-        gone = held.intersection(keys)
-        held -= gone
-        if self._detached_total:
-            self._remove_each(holding, gone)
-            return
-        holding.digest = reduce(xor, gone, holding.digest)
-        bit = holding.bit
-        anchored = self._anchored
-        children = self._children
-        stranded: list[BlockKey] = []
-        for key in gone:
-            child = children.get(key)
-            if child is not None and (not held.isdisjoint(child) if isinstance(child, Fork) else child in held):
-                stranded.append(key)
-            mask = anchored[key] ^ bit
-            if mask:
-                anchored[key] = mask
-            else:
-                del anchored[key]
-                if child is not None and not stranded:
-                    del children[key]
-        for key in stranded:
-            self._detach_below(holding, key)
-
-    def clear(self, instance: InstanceId) -> None:
-        holding = self._holdings[instance]
-        anchored = self._anchored
-        bit = holding.bit
-        self._detached_total -= len(holding.detached)
-        for key in holding.held - holding.detached:
-            mask = anchored[key] ^ bit
-            if mask:
-                anchored[key] = mask
-            else:
-                del anchored[key]
-                if not self._detached_total:
-                    self._children.pop(key, None)
-        holding.held = set()
-        holding.detached = set()
-        holding.digest = 0
-        if not self._detached_total:
-            self._forget_dead_links()
+        self._runs.sweep(SWEEP_RUNS + 2 * len(keys))
+        if holding.detached or self._runs.doubled or not self._remove_tail(holding, keys):
+            self._remove_each(holding, keys)
 
     def pack(self, *, canonical: bool = False) -> PackedIndex:
-        """`canonical`: equal for equal indexes, whatever their history; much slower."""
-        order: Callable[[Iterable[BlockKey]], Iterable[BlockKey]] = sorted if canonical else iter
-        by_mask: dict[int, list[BlockKey]] = {}
-        for key, mask in self._anchored.items():
-            same = by_mask.get(mask)
-            if same is None:
-                same = by_mask[mask] = []
-            same.append(key)
-        links = self._children
-        forks = [(parent, fork) for parent, fork in links.items() if isinstance(fork, Fork)]
-        single = {parent: child for parent, child in links.items() if not isinstance(child, Fork)} if forks else links
-        parents = list(order(single))
-        return PackedIndex(
-            slots=len(self._names),
-            anchored=[
-                (mask.to_bytes((mask.bit_length() + 7) // 8, "little"), _packed(order(by_mask[mask])))
-                for mask in (sorted(by_mask) if canonical else by_mask)
-            ],
-            parents=_packed(parents),
-            children=_packed(cast("list[BlockKey]", [single[parent] for parent in parents])),
-            forks=[PackedFork(parent, fork.prune_at, _packed(sorted(fork))) for parent, fork in sorted(forks)],
-            holdings=[
-                PackedHolding(instance, h.bit.bit_length() - 1, h.digest, _packed(order(h.detached)))
-                for instance, h in self._holdings.items()
-            ],
-        )
+        """`canonical`: equal for equal indexes, whatever their history; much slower, and cannot be unpacked."""
+        holdings = []
+        for instance, holding in self._holdings.items():
+            detached = sorted(holding.detached.items())
+            if canonical:
+                detached += sorted(self._anchored(holding))
+            keys, parents = pack(key for key, _ in detached), pack(parent for _, parent in detached)
+            owner = -1 if canonical else holding.owner
+            holdings.append(
+                PackedHolding(instance, holding.slot, holding.digest, keys, parents, owner, holding.anchored)
+            )
+        return PackedIndex(len(self._names), holdings, None if canonical else pack_runs(self._runs))
 
     @classmethod
     def unpack(cls, packed: PackedIndex) -> "PrefixIndex":
@@ -287,138 +210,165 @@ class PrefixIndex:
             raise ValueError(msg)
         index = cls()
         index._names = [None] * packed.slots
-        by_slot: dict[int, Holding] = {}
+        if packed.runs is not None:
+            index._runs = unpack_runs(packed.runs, packed.slots)
         for found in packed.holdings:
-            holding = index._holdings[found.instance] = by_slot[found.slot] = Holding(1 << found.slot)
             index._names[found.slot] = found.instance
-            holding.digest = found.digest
-            holding.detached = set(_unpacked(found.detached))
-            holding.held = set(holding.detached)
-            index._detached_total += len(holding.detached)
-        for mask_bytes, packed_keys in packed.anchored:
-            mask, keys = int.from_bytes(mask_bytes, "little"), _unpacked(packed_keys)
-            index._anchored.update(dict.fromkeys(keys, mask))
-            for slot, holding in by_slot.items():
-                if mask >> slot & 1:
-                    holding.held.update(keys)
-        index._children.update(zip(_unpacked(packed.parents), _unpacked(packed.children), strict=True))
-        for known in packed.forks:
-            fork = index._children[known.parent] = Fork(_unpacked(known.children))
-            fork.prune_at = known.prune_at
+            owner = index._runs.enroll(found.slot) if packed.runs is None else found.owner
+            index._holdings[found.instance] = Holding(found.slot, owner)
+        if packed.runs is None:
+            for slot, parent, keys in blocks_of_masks(packed):
+                name = index._names[slot]
+                if name is not None:
+                    index.store(name, parent, keys)
+        links = parents_of_masks(packed)
+        for found in packed.holdings:
+            holding = index._holdings[found.instance]
+            keys = unpack(found.detached)
+            parents = unpack(found.parents) if packed.runs is not None else [links.get(key, ROOT) for key in keys]
+            for key, parent in zip(keys, parents, strict=True):
+                holding.detach(key, parent)
+            if packed.runs is not None:
+                holding.anchored, holding.digest = found.anchored, found.digest
+            else:
+                holding.digest = reduce(xor, keys, holding.digest)
+            if holding.digest != found.digest or (packed.runs and packed.runs.slots[holding.owner] != holding.slot):
+                msg = f"the blocks of {found.instance} are not those of its digest"
+                raise ValueError(msg)
         return index
 
-    def _assign(self, mask: int, depth: int, found: dict[InstanceId, int]) -> None:
-        names = self._names
-        while mask:
-            bit = mask & -mask
-            name = names[bit.bit_length() - 1]
-            assert name is not None
-            found[name] = depth
-            mask ^= bit
+    def _anchored(self, holding: Holding) -> Iterator[tuple[BlockKey, BlockKey]]:
+        """With their predecessors."""
+        runs = self._runs
+        for run, tip in runs.of(holding.owner):
+            keys = unpack(runs.content[run][: tip * KEY])
+            yield from zip(keys, [runs.above(run), *keys[:-1]], strict=True)
+
+    def _place(self, holding: Holding, key: BlockKey) -> int:
+        """Where the instance holds this block anchored."""
+        runs = self._runs
+        for place in runs.table.places(key) if runs.doubled else (runs.table.place(key),):
+            if place >= 0 and runs.tip(place >> 32, holding.owner) > place & LOW:
+                return place
+        return NOWHERE
+
+    def _anchor(self, holding: Holding, run: int, at: int, keys: list[BlockKey]) -> int:
+        """After the first `at` keys of the run. Returns how many could be: a key that is elsewhere ends it."""
+        runs = self._runs
+        packed = pack(keys)
+        done = 0
+        while done < len(keys):
+            left = packed[done * KEY :] if done else packed
+            same = common(runs.content[run][at * KEY : at * KEY + len(left)], left)
+            if same:
+                at += same
+                done += same
+                self._claim(holding, run, at)
+                continue
+            child = runs.child(run, at, keys[done])
+            if child:
+                run, at = child, 0
+                continue
+            fresh = runs.add(run, at, keys[done:] if done else keys, left, holding.owner)
+            holding.anchored += fresh
+            holding.digest = reduce(xor, keys[done : done + fresh], holding.digest)
+            return done + fresh
+        return done
+
+    def _claim(self, holding: Holding, run: int, tip: int) -> None:
+        runs = self._runs
+        before = runs.tip(run, holding.owner)
+        if before < tip:
+            holding.digest = reduce(xor, unpack(runs.content[run][before * KEY : tip * KEY]), holding.digest)
+            holding.anchored += tip - before
+            runs.raise_tip(run, holding.owner, tip)
 
     def _store_each(self, holding: Holding, parent: BlockKey, keys: list[BlockKey]) -> None:
         for key in keys:
-            if key not in holding.held:
-                holding.held.add(key)
-                holding.digest ^= key
-                self._link(parent, key)
-                if parent == ROOT or self._anchored.get(parent, 0) & holding.bit:
-                    self._anchor_from(holding, key)
+            if key not in holding.detached and self._place(holding, key) == NOWHERE:
+                place = self._place(holding, parent)
+                if parent == ROOT:
+                    self._anchor_one(holding, 0, 0, key)
+                elif place != NOWHERE:
+                    self._anchor_one(holding, place >> 32, (place & LOW) + 1, key)
                 else:
-                    holding.detached.add(key)
-                    self._detached_total += 1
+                    holding.digest ^= key
+                    holding.detach(key, parent)
             parent = key
 
-    def _remove_each(self, holding: Holding, gone: set[BlockKey]) -> None:
-        for key in gone:
-            holding.digest ^= key
+    def _anchor_one(self, holding: Holding, run: int, at: int, key: BlockKey) -> None:
+        """And every detached block that it reconnects."""
+        runs = self._runs
+        waiting = [(run, at, key)]
+        while waiting:
+            run, at, key = waiting.pop()
+            if runs.content[run][at * KEY : (at + 1) * KEY] == pack([key]):
+                self._claim(holding, run, at + 1)
+            elif child := runs.child(run, at, key):
+                self._claim(holding, child, 1)
+            else:
+                runs.add_again(run, at, key, holding.owner)
+                holding.anchored += 1
+                holding.digest ^= key
+            if key in holding.waiting:
+                place = self._place(holding, key)
+                for child in sorted(holding.waiting[key]):
+                    holding.forget(child)
+                    holding.digest ^= child
+                    waiting.append((place >> 32, (place & LOW) + 1, child))
+
+    def _remove_tail(self, holding: Holding, keys: list[BlockKey]) -> bool:
+        """If they are the last that the instance holds of one run, in order or in reverse."""
+        runs, count = self._runs, len(keys)
+        place = runs.table.place(keys[0]) if keys else NOWHERE
+        if place == NOWHERE:
+            return False
+        run = place >> 32
+        tip = runs.tip(run, holding.owner)
+        start = tip - count
+        if start < 0 or start < runs.bound(run, holding.owner):
+            return False
+        tail = runs.content[run][start * KEY : tip * KEY]
+        if tail != pack(keys[::-1] if place & LOW == tip - 1 else keys):
+            return False
+        holding.anchored -= count
+        holding.digest ^= reduce(xor, keys)
+        runs.cut(run, holding.owner, start)
+        return True
+
+    def _remove_each(self, holding: Holding, keys: list[BlockKey]) -> None:
+        gone: set[BlockKey] = set()
+        cuts: dict[int, int] = {}
+        for key in keys:
             if key in holding.detached:
-                holding.detached.discard(key)
-                self._detached_total -= 1
+                holding.forget(key)
+                holding.digest ^= key
+            elif key not in gone and (place := self._place(holding, key)) != NOWHERE:
+                gone.add(key)
+                run, offset = place >> 32, place & LOW
+                cuts[run] = min(cuts.get(run, offset), offset)
+        holding.digest = reduce(xor, gone, holding.digest)
+        for run, tip in cuts.items():
+            self._cut(holding, run, tip, gone)
+
+    def _cut(self, holding: Holding, run: int, tip: int, gone: set[BlockKey]) -> None:
+        """Detaches what the instance holds below the first `tip` keys, but for those that are `gone`."""
+        runs, owner = self._runs, holding.owner
+        above = runs.above(run) if runs.tip(run, owner) > tip == 0 else ROOT
+        waiting = [(run, tip, above)]
+        while waiting:
+            run, tip, above = waiting.pop()
+            before = runs.tip(run, owner)
+            if before <= tip:
                 continue
-            self._lift(holding, key)
-            self._detach_below(holding, key)
-        if not self._detached_total:
-            self._forget_dead_links()
-
-    def _anchor_from(self, holding: Holding, key: BlockKey) -> None:
-        """Anchor `key` and every detached block that it reconnects."""
-        waiting = [key]
-        while waiting:
-            block = waiting.pop()
-            self._anchored[block] = self._anchored.get(block, 0) | holding.bit
-            if holding.detached:
-                for child in self._children_of(block):
-                    if child in holding.detached:
-                        holding.detached.discard(child)
-                        self._detached_total -= 1
-                        waiting.append(child)
-
-    def _detach_below(self, holding: Holding, key: BlockKey) -> None:
-        """Detach what this instance holds below the removed `key`."""
-        waiting = [key]
-        while waiting:
-            for child in list(self._children_of(waiting.pop())):
-                if child in holding.held and self._anchored.get(child, 0) & holding.bit:
-                    self._lift(holding, child)
-                    holding.detached.add(child)
-                    self._detached_total += 1
-                    waiting.append(child)
-
-    def _lift(self, holding: Holding, key: BlockKey) -> None:
-        mask = self._anchored[key] ^ holding.bit
-        if mask:
-            self._anchored[key] = mask
-        else:
-            del self._anchored[key]
-
-    def _children_of(self, key: BlockKey) -> Iterator[BlockKey]:
-        children = self._children.get(key)
-        if isinstance(children, Fork):
-            yield from children
-        elif children is not None:
-            yield children
-
-    def _link(self, parent: BlockKey, child: BlockKey) -> None:
-        if parent == ROOT:
-            return
-        children = self._children.get(parent)
-        if children is None or children == child:
-            self._children[parent] = child
-        elif isinstance(children, Fork):
-            children.add(child)
-            if len(children) >= children.prune_at:
-                self._prune(children)
-        elif self._alive(children):
-            self._children[parent] = Fork((children, child))
-        else:
-            self._children[parent] = child
-
-    def _prune(self, fork: Fork) -> None:
-        fork.intersection_update([child for child in fork if self._alive(child)])
-        fork.prune_at = max(FORK_PRUNE_MIN, 2 * len(fork))
-
-    def _alive(self, key: BlockKey) -> bool:
-        return key in self._anchored or (
-            self._detached_total > 0 and any(key in holding.detached for holding in self._holdings.values())
-        )
-
-    def _forget_dead_links(self) -> None:
-        """Links below unheld blocks are useless without detached blocks."""
-        if len(self._children) > len(self._anchored):
-            self._children = {key: child for key, child in self._children.items() if key in self._anchored}
-
-
-def _packed(keys: Iterable[BlockKey]) -> bytes:
-    packed = array("Q", keys)
-    if byteorder == "big":
-        packed.byteswap()
-    return packed.tobytes()
-
-
-def _unpacked(packed: bytes) -> list[BlockKey]:
-    keys = array("Q")
-    keys.frombytes(packed)
-    if byteorder == "big":
-        keys.byteswap()
-    return cast("list[BlockKey]", keys.tolist())
+            content = runs.content[run]
+            if tip:
+                above = unpack(content[(tip - 1) * KEY : tip * KEY])[0]
+            if runs.bound(run, owner) > tip:
+                waiting += [(child, 0, runs.above(child)) for child in runs.children(run, tip, owner)]
+            for key in unpack(content[tip * KEY : before * KEY]):
+                if key not in gone:
+                    holding.detach(key, above)
+                above = key
+            holding.anchored -= before - tip
+            runs.cut(run, owner, tip)

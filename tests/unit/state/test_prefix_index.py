@@ -1,96 +1,172 @@
-"""The prefix index against a slow, obvious twin: the same answers after any history."""
+"""The prefix index against slow twins: the same answers after any history. One twin says what is meant, whatever is told;
+the other is the index that it replaced, for histories in which a block has one predecessor."""
 
 from functools import reduce
 from operator import xor
 
+import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from typing_extensions import override
 
 from pointsman.primitives import BlockKey, InstanceId
+from pointsman.state.packed_index import PackedIndex
 from pointsman.state.prefix_index import ROOT, PrefixIndex
+from tests.support.mask_index import PrefixIndex as MaskIndex
 
-INSTANCES = [InstanceId(name) for name in ("a", "b", "c")]
+INSTANCES = [InstanceId(name) for name in ("a", "b", "c", "d")]
 
 # A small forest of prompts: block (chain, depth) has the key 100 * chain + depth + 1; chains 1 and 2 branch off
-# chain 0 after three blocks, chain 3 stands alone.
+# chain 0 after three blocks, chain 4 off chain 1 after six, chain 3 stands alone.
 LENGTH = 9
-BRANCH = {0: (0, 0), 1: (0, 3), 2: (0, 3), 3: (3, 0)}
+BRANCH = {0: (0, 0), 1: (0, 3), 2: (0, 3), 3: (3, 0), 4: (1, 6)}
+
+Step = tuple[str, InstanceId, BlockKey, list[BlockKey]]
 
 
 def key(chain: int, depth: int) -> BlockKey:
-    trunk, shared = BRANCH[chain]
-    return BlockKey(100 * (trunk if depth < shared else chain) + depth + 1)
+    while depth < BRANCH[chain][1]:
+        chain = BRANCH[chain][0]
+    return BlockKey(100 * chain + depth + 1)
 
 
 def prompt(chain: int) -> list[BlockKey]:
     return [key(chain, depth) for depth in range(LENGTH)]
 
 
-class Twin:
-    """What each instance holds, as sets; hits by walking the prompt."""
+PROMPTS = [prompt(chain) for chain in BRANCH]
+
+
+class Told:
+    """Of each instance, the predecessor of each block that it holds, as first told. A block counts if all before it do."""
 
     def __init__(self) -> None:
-        self.held: dict[InstanceId, set[BlockKey]] = {}
+        self.parents: dict[InstanceId, dict[BlockKey, BlockKey]] = {}
 
     def hits(self, keys: list[BlockKey]) -> dict[InstanceId, int]:
         found = {}
-        for instance, held in self.held.items():
-            depth = next((i for i, k in enumerate(keys) if k not in held), len(keys))
+        for instance, parents in self.parents.items():
+            depth = 0
+            while depth < len(keys) and parents.get(keys[depth]) == (keys[depth - 1] if depth else ROOT):
+                depth += 1
             if depth:
                 found[instance] = depth
         return found
 
+    def holders(self, wanted: BlockKey) -> set[InstanceId]:
+        return {instance for instance in self.parents if self.anchored(instance, wanted)}
 
-spans = st.tuples(st.integers(0, 3), st.integers(0, LENGTH - 1), st.integers(1, LENGTH))
-steps = st.one_of(
-    st.tuples(st.just("store"), st.sampled_from(INSTANCES), spans),
-    st.tuples(st.just("store whole"), st.sampled_from(INSTANCES), spans),
-    st.tuples(st.just("remove"), st.sampled_from(INSTANCES), spans),
-    st.tuples(st.just("remove tail"), st.sampled_from(INSTANCES), spans),
-    st.tuples(st.just("clear"), st.sampled_from(INSTANCES), st.none()),
-    st.tuples(st.just("drop"), st.sampled_from(INSTANCES), st.none()),
-)
+    def anchored(self, instance: InstanceId, wanted: BlockKey) -> bool:
+        parents, seen = self.parents[instance], set[BlockKey]()
+        while wanted in parents and wanted not in seen:
+            seen.add(wanted)
+            if parents[wanted] == ROOT:
+                return True
+            wanted = parents[wanted]
+        return False
+
+    def take(self, step: Step) -> None:
+        action, instance, parent, keys = step
+        if action == "drop":
+            self.parents.pop(instance, None)
+            return
+        held = self.parents.setdefault(instance, {})
+        if action == "clear":
+            held.clear()
+        elif action == "store":
+            for told in keys:
+                held.setdefault(told, parent)
+                parent = told
+        else:
+            for told in keys:
+                held.pop(told, None)
+
+
+def take(index: PrefixIndex | MaskIndex, step: Step) -> None:
+    action, instance, parent, keys = step
+    if action == "drop":
+        index.drop(instance)
+        return
+    index.add(instance)
+    if action == "clear":
+        index.clear(instance)
+    elif action == "store":
+        index.store(instance, parent, list(keys))
+    else:
+        index.remove(instance, list(keys))
+
+
+@st.composite
+def honest_steps(draw: st.DrawFn) -> Step:
+    """Of blocks that always have the same predecessor: also repeated, without it, or removed before their successors."""
+    action = draw(st.sampled_from(["store", "store", "whole", "whole", "remove", "tail", "reverse", "clear", "drop"]))
+    instance, chain = draw(st.sampled_from(INSTANCES)), draw(st.sampled_from(list(BRANCH)))
+    if action in {"clear", "drop"}:
+        return action, instance, ROOT, []
+    start = 0 if action == "whole" else draw(st.integers(0, LENGTH - 1))
+    length = LENGTH if action in {"tail", "reverse"} else draw(st.integers(1, LENGTH))
+    keys = prompt(chain)[start : start + length]
+    if action in {"store", "whole"}:
+        return "store", instance, key(chain, start - 1) if start else ROOT, keys
+    return "remove", instance, ROOT, keys[::-1] if action == "reverse" else keys
+
+
+@st.composite
+def any_steps(draw: st.DrawFn) -> Step:
+    """Also of blocks below any other, below themselves, and of the root's key."""
+    keys = st.integers(0, 12).map(BlockKey)
+    action = draw(st.sampled_from(["store", "store", "store", "remove", "clear", "drop"]))
+    some = draw(st.lists(keys, max_size=6)) if action in {"store", "remove"} else []
+    return action, draw(st.sampled_from(INSTANCES)), draw(keys), some
+
+
+def check(index: PrefixIndex, told: Told, prompts: list[list[BlockKey]], keys: list[BlockKey]) -> None:
+    for wanted in prompts:
+        hits = told.hits(wanted)
+        assert index.hits(wanted) == hits
+        for name in told.parents:
+            assert index.depth(name, wanted) == hits.get(name, 0)
+    for name, parents in told.parents.items():
+        assert index.keys(name) == parents.keys()
+        assert index.blocks(name) == len(parents)
+        assert index.digest(name) == reduce(xor, parents, 0)
+        assert [k for k in keys if index.holds(name, k)] == [k for k in keys if k in parents]
+    for block in keys:
+        assert index.holders(block) == index.bits(told.holders(block))
+    assert len(index) == sum(told.anchored(name, k) for name, parents in told.parents.items() for k in parents)
 
 
 @settings(max_examples=400)
-@given(st.lists(steps, max_size=40))
-def test_any_history_gives_the_answers_of_the_twin(history: list[tuple[str, InstanceId, tuple[int, int, int]]]) -> None:
-    index, twin = PrefixIndex(), Twin()
+@given(st.lists(st.one_of(honest_steps()), max_size=40))
+def test_any_honest_history_gives_the_answers_of_both_twins(history: list[Step]) -> None:
+    index, told, masks = PrefixIndex(), Told(), MaskIndex()
+    keys = sorted({key for wanted in PROMPTS for key in wanted})
 
-    for action, instance, span in history:
-        take(index, twin, action, instance, span)
+    for step in history:
+        for each in (index, masks):
+            take(each, step)
+        told.take(step)
 
-        for chain in BRANCH:
-            assert index.hits(prompt(chain)) == twin.hits(prompt(chain))
-        for name, held in twin.held.items():
-            assert index.keys(name) == held
-            assert index.digest(name) == reduce(xor, held, 0)
+        check(index, told, PROMPTS, keys)
+        for wanted in PROMPTS:
+            assert list(index.hits(wanted).items()) == list(masks.hits(wanted).items())
+        for name in masks.instances:
+            assert (index.keys(name), index.digest(name)) == (masks.keys(name), masks.digest(name))
+        for block in keys:
+            assert index.holders(block) == masks.holders(block)
 
 
-def take(index: PrefixIndex, twin: Twin, action: str, instance: InstanceId, span: tuple[int, int, int] | None) -> None:
-    if action == "drop":
-        index.drop(instance)
-        twin.held.pop(instance, None)
-        return
-    index.add(instance)
-    held = twin.held.setdefault(instance, set())
-    if action == "clear" or span is None:
-        index.clear(instance)
-        held.clear()
-        return
-    chain, start, length = span
-    if action == "store whole":
-        start = 0
-    if action == "remove tail":
-        length = LENGTH
-    keys = prompt(chain)[start : start + length]
-    if action.startswith("store"):
-        index.store(instance, key(chain, start - 1) if start else ROOT, keys)
-        held.update(keys)
-    else:
-        index.remove(instance, keys[::-1])
-        held.difference_update(keys)
+@settings(max_examples=600)
+@given(st.lists(any_steps(), max_size=40), st.lists(st.lists(st.integers(1, 12).map(BlockKey), max_size=6), max_size=8))
+def test_any_history_gives_the_answers_of_what_was_told(history: list[Step], prompts: list[list[BlockKey]]) -> None:
+    index, told = PrefixIndex(), Told()
+    told_of = ([parent, *keys] if parent else keys for _, _, parent, keys in history)
+    prompts += [keys for keys in told_of if ROOT not in keys]  # of which no prompt has a block
+
+    for step in history:
+        take(index, step)
+        told.take(step)
+
+        check(index, told, prompts, [BlockKey(k) for k in range(13)])
 
 
 def test_nothing_is_left_behind_when_all_is_removed() -> None:
@@ -105,26 +181,47 @@ def test_nothing_is_left_behind_when_all_is_removed() -> None:
             index.remove(instance, prompt(chain))
 
     assert len(index) == 0
-    assert not index._children
-    assert [index.blocks(instance) for instance in INSTANCES] == [0, 0, 0]
+    assert [index.blocks(instance) for instance in INSTANCES] == [0, 0, 0, 0]
+    assert runs_left(index) == 0
+    assert len(index._runs.table) == 0
 
 
-def test_matching_a_long_prompt_looks_up_few_of_its_blocks() -> None:
-    index = PrefixIndex()
-    keys = [BlockKey(n + 1) for n in range(625)]
-    for number, depth in enumerate((100, 333, 625)):
-        index.add(InstanceId(f"i{number}"))
-        index.store(InstanceId(f"i{number}"), ROOT, keys[:depth])
-    counted = CountedList(keys)
-
-    assert index.hits(counted) == {"i0": 100, "i1": 333, "i2": 625}
-    assert counted.reads < 40
+def runs_left(index: PrefixIndex) -> int:
+    return sum(map(bool, index._runs.content))
 
 
-class CountedList(list[BlockKey]):
-    reads = 0
+@settings(max_examples=150)
+@given(st.lists(honest_steps(), max_size=30), st.lists(honest_steps(), max_size=10))
+def test_a_checkpoint_of_an_earlier_release_gives_the_same_index(before: list[Step], after: list[Step]) -> None:
+    index, told, masks = PrefixIndex(), Told(), MaskIndex()
+    for step in before:
+        take(index, step)
+        told.take(step)
+        take(masks, step)
 
-    @override
-    def __getitem__(self, position):  # type: ignore[no-untyped-def]
-        self.reads += 1
-        return super().__getitem__(position)
+    kept = msgspec.msgpack.decode(msgspec.msgpack.encode(masks.pack()), type=PackedIndex)
+    restored = PrefixIndex.unpack(kept)
+
+    assert restored.pack(canonical=True) == index.pack(canonical=True)
+    for step in after:
+        take(restored, step)
+        told.take(step)
+        check(restored, told, PROMPTS, sorted({key for wanted in PROMPTS for key in wanted}))
+
+
+@settings(max_examples=150)
+@given(st.lists(any_steps(), max_size=30), st.lists(any_steps(), max_size=10))
+def test_an_unpacked_index_goes_on_as_the_packed_one(before: list[Step], after: list[Step]) -> None:
+    index, told = PrefixIndex(), Told()
+    for step in before:
+        take(index, step)
+        told.take(step)
+
+    restored = PrefixIndex.unpack(msgspec.msgpack.decode(msgspec.msgpack.encode(index.pack()), type=PackedIndex))
+
+    assert restored.pack(canonical=True) == index.pack(canonical=True)
+    assert restored.pack() == index.pack()
+    for step in after:
+        take(restored, step)
+        told.take(step)
+        check(restored, told, [], [BlockKey(k) for k in range(13)])

@@ -1,0 +1,178 @@
+"""At which places each block key is, in about 20 bytes a key: buckets of 16-byte entries, the key and its place. A bucket is
+one `bytes`, searched by `find`. Keys are hashes, so their low bits choose the bucket.
+
+Nothing is ever rebuilt in one piece. When buckets get full their list is doubled: both halves share the buckets, which are
+rid of entries of the other half one by one, as others are inserted. Nobody looks for a key in the other half."""
+
+import struct
+from array import array
+from collections.abc import Iterable, Iterator
+from functools import reduce
+from itertools import pairwise
+from operator import add, itemgetter, or_
+from sys import byteorder
+from typing import Any, cast
+
+from pointsman.primitives import BlockKey
+
+KEY = 8
+ENTRY = 16
+NOWHERE = -1
+
+BUCKETS_MIN = 64
+FILL = 12
+"""Entries per bucket at which their number doubles."""
+
+
+class KeyTable:
+    """A key that is at several places has several entries."""
+
+    __slots__ = ("_buckets", "_entries", "_mask", "_unswept")
+
+    def __init__(self) -> None:
+        self._buckets = [b""] * BUCKETS_MIN
+        self._mask = BUCKETS_MIN - 1
+        self._entries = 0
+        self._unswept = NOWHERE
+        """Buckets up to here may hold entries of the other half since they were doubled."""
+
+    def __len__(self) -> int:
+        return self._entries
+
+    def place(self, key: BlockKey) -> int:
+        """The first place, or NOWHERE."""
+        bucket = self._buckets[key & self._mask]
+        packed = key.to_bytes(KEY, "little")
+        at = bucket.find(packed)
+        while at % ENTRY and at >= 0:
+            at = bucket.find(packed, at + 1)
+        return int.from_bytes(bucket[at + KEY : at + ENTRY], "little") if at >= 0 else NOWHERE
+
+    def places(self, key: BlockKey) -> Iterator[int]:
+        bucket = self._buckets[key & self._mask]
+        packed = key.to_bytes(KEY, "little")
+        at = bucket.find(packed)
+        while at >= 0:
+            if at % ENTRY:
+                at = bucket.find(packed, at + 1)
+            else:
+                yield int.from_bytes(bucket[at + KEY : at + ENTRY], "little")
+                at = bucket.find(packed, at + ENTRY)
+
+    def insert(self, keys: list[BlockKey], packed: bytes, place: int) -> int:
+        """At consecutive places, up to the first that is somewhere already. Returns how many. `packed`: the same keys."""
+        buckets, mask = self._buckets, self._mask
+        slots = list(map(mask.__and__, keys))
+        firsts, entries = _entries(packed, place)
+        done = len(keys)
+        if done > 1 and len(set(slots)) == done:  # at once: four times as fast as one by one
+            before = itemgetter(*slots)(buckets)
+            if max(map(bytes.find, before, firsts)) < 0:
+                for slot, bucket in zip(slots, map(add, before, entries), strict=True):
+                    buckets[slot] = bucket
+                self._grow(done)
+                return done
+        done = 0
+        for slot, key, first, entry in zip(slots, keys, firsts, entries, strict=True):
+            if buckets[slot].find(first) >= 0 and self.place(key) != NOWHERE:
+                break
+            buckets[slot] += entry
+            done += 1
+        self._grow(done)
+        return done
+
+    def _grow(self, count: int) -> None:
+        self._entries += count
+        if self._entries > FILL * len(self._buckets):
+            self._buckets = self._buckets + self._buckets
+            self._mask = self._unswept = 2 * self._mask + 1
+        elif self._unswept >= 0:
+            self._sweep(1 + count // 2)
+
+    def insert_again(self, key: BlockKey, place: int) -> None:
+        """One that may be somewhere already."""
+        slot = key & self._mask
+        self._buckets[slot] += pack((key, place))
+        self._entries += 1
+
+    def delete(self, packed: bytes, place: int) -> None:
+        """Keys at consecutive places."""
+        buckets = self._buckets
+        slots = list(map(self._mask.__and__, unpack(packed)))
+        _, entries = _entries(packed, place)
+        self._entries -= len(slots)
+        if len(slots) > 1 and len(set(slots)) == len(slots):
+            before = itemgetter(*slots)(buckets)
+            starts = list(map(bytes.find, before, entries))
+            if not reduce(or_, starts) % ENTRY:
+                for slot, bucket, at in zip(slots, before, starts, strict=True):
+                    buckets[slot] = bucket[:at] + bucket[at + ENTRY :]
+                return
+        for slot, entry in zip(slots, entries, strict=True):
+            bucket = buckets[slot]
+            at = bucket.find(entry)
+            while at % ENTRY:  # found across two others
+                assert at >= 0, f"block {entry[:KEY].hex()} is not at its place"
+                at = bucket.find(entry, at + 1)
+            buckets[slot] = bucket[:at] + bucket[at + ENTRY :]
+
+    def fill(self, keys: Any, places: Any) -> None:
+        """An empty table, with arrays of 64 bits."""
+        import numpy as np  # here: at a start from a checkpoint only
+
+        count = max(BUCKETS_MIN, 1 << (len(keys) * 4 // (FILL * 3)).bit_length())
+        slots = keys & np.uint64(count - 1)
+        order = np.argsort(slots, kind="stable")
+        entries = np.stack((keys, places), axis=1)[order].astype("<u8").tobytes()
+        ends = (np.cumsum(np.bincount(slots.astype(np.int64), minlength=count)) * ENTRY).tolist()
+        self._buckets = [entries[start:end] for start, end in pairwise([0, *ends])]
+        self._mask, self._entries = count - 1, len(keys)
+
+    def _sweep(self, count: int) -> None:
+        """Rids some buckets of entries that belong to the other half."""
+        mask = self._mask
+        for slot in range(self._unswept, max(-1, self._unswept - count), -1):
+            bucket = self._buckets[slot]
+            size = len(bucket) // ENTRY
+            keys = struct.unpack(f"<{2 * size}Q", bucket)[::2]
+            entries = struct.unpack("16s" * size, bucket)
+            self._buckets[slot] = b"".join(
+                entry for key, entry in zip(keys, entries, strict=True) if key & mask == slot
+            )
+        self._unswept -= count
+
+
+def pack(keys: Iterable[int]) -> bytes:
+    packed = array("Q", keys)
+    if byteorder == "big":
+        packed.byteswap()
+    return packed.tobytes()
+
+
+def unpack(packed: bytes) -> list[BlockKey]:
+    keys = array("Q", packed)
+    if byteorder == "big":
+        keys.byteswap()
+    return cast("list[BlockKey]", keys.tolist())
+
+
+def _entries(packed: bytes, place: int) -> tuple[tuple[bytes, ...], list[bytes]]:
+    """The keys and their entries."""
+    count = len(packed) // KEY
+    form = "8s" * count
+    keys = struct.unpack(form, packed)
+    return keys, list(map(add, keys, struct.unpack(form, pack(range(place, place + count)))))
+
+
+def common(ours: bytes, theirs: bytes) -> int:
+    """Leading keys that two packed sequences share."""
+    low, high = 0, min(len(ours), len(theirs)) // KEY
+    if ours[: high * KEY] == theirs[: high * KEY]:
+        return high
+    while high - low > 1:  # equal up to `low`, different within `high`
+        middle = (low + high) >> 1
+        if ours[low * KEY : middle * KEY] == theirs[low * KEY : middle * KEY]:
+            low = middle
+        else:
+            high = middle
+    return low

@@ -1,0 +1,156 @@
+"""A prefix index as it is kept in a checkpoint: its runs, column by column, about 8 bytes a block. Also reads the form of
+earlier releases: a mask of instances by block, and links between blocks. Does not know `PrefixIndex`, which uses it."""
+
+from array import array
+from collections.abc import Iterator
+from sys import byteorder
+from typing import Any
+
+import msgspec
+
+from pointsman.primitives import BlockKey, InstanceId
+from pointsman.state.key_table import KEY, pack, unpack
+from pointsman.state.runs import LOW, SHARED, Runs
+
+SLOTS_MAX = 65_536
+
+
+class PackedHolding(msgspec.Struct, frozen=True, omit_defaults=True):
+    """`detached` keys have `parents`. `owner` and `anchored`: see `runs`."""
+
+    instance: InstanceId
+    slot: int
+    digest: int
+    detached: bytes = b""
+    parents: bytes = b""
+    owner: int = -1
+    anchored: int = 0
+
+
+class PackedRuns(msgspec.Struct, frozen=True):
+    """`content`: keys of all runs; `shared`: owners and what they hold, of runs with several. Others: little-endian columns of `Runs`."""
+
+    content: bytes
+    lengths: bytes
+    parent: bytes
+    at: bytes
+    owner: bytes
+    held: bytes
+    shared: list[tuple[int, bytes]]
+    slots: list[int]
+    doubled: int
+
+
+class PackedFork(msgspec.Struct, frozen=True):
+    parent: BlockKey
+    prune_at: int
+    children: bytes
+
+
+class PackedIndex(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Earlier releases have no `runs` but the rest. `anchored`: the keys of each mask (little-endian). `parents` and
+    `children`: links, pairwise."""
+
+    slots: int
+    holdings: list[PackedHolding]
+    runs: PackedRuns | None = None
+    anchored: list[tuple[bytes, bytes]] = []
+    parents: bytes = b""
+    children: bytes = b""
+    forks: list[PackedFork] = []
+
+
+def pack_runs(runs: Runs) -> PackedRuns:
+    return PackedRuns(
+        content=b"".join(runs.content),
+        lengths=_column("I", [len(keys) // KEY for keys in runs.content]),
+        parent=_column("I", runs.parent),
+        at=_column("I", runs.at),
+        owner=_column("I", runs.owner),
+        held=_column("Q", runs.held),
+        shared=[
+            (run, pack(number for tip in tips.items() for number in tip))
+            for run, tips in enumerate(runs.shared)
+            if tips is not None
+        ],
+        slots=list(runs.slots),
+        doubled=runs.doubled,
+    )
+
+
+def unpack_runs(packed: PackedRuns, slots: int) -> Runs:
+    """Raises ValueError."""
+    made = Runs()
+    made.slots, made.doubled = packed.slots, packed.doubled
+    made.parent, made.at, made.owner = (_values("I", column) for column in (packed.parent, packed.at, packed.owner))
+    made.held = _values("Q", packed.held)
+    lengths, owners = _values("I", packed.lengths), range(len(packed.slots))
+    count = len(lengths)
+    made.shared = [None] * count
+    for run, tips in packed.shared:
+        pairs = iter(unpack(tips))
+        made.shared[run] = dict(zip(pairs, pairs, strict=True))
+    if (
+        {len(made.parent), len(made.at), len(made.owner), len(made.held)} != {count}
+        or not count
+        or lengths[0]
+        or sum(lengths) * KEY != len(packed.content)
+        or not all(-1 <= slot < slots for slot in packed.slots)
+        or any(
+            length and (parent >= count or any(owner not in owners or held & LOW > length for owner, held in tips))
+            for length, parent, tips in zip(lengths, made.parent, _tips(made), strict=True)
+        )
+        or any((tips is None) == (owner == SHARED) for owner, tips in zip(made.owner, made.shared, strict=True))
+    ):
+        msg = "the columns of the runs do not fit"
+        raise ValueError(msg)
+    made.fill(packed.content, lengths)
+    return made
+
+
+def _tips(runs: Runs) -> Iterator[Any]:
+    for owner, held, tips in zip(runs.owner, runs.held, runs.shared, strict=True):
+        yield ((owner, held),) if tips is None else tips.items()
+
+
+def blocks_of_masks(packed: PackedIndex) -> Iterator[tuple[int, BlockKey, list[BlockKey]]]:
+    """Of the form of earlier releases: slot, parent and consecutive keys; what is nearer to the beginning comes first."""
+    parents = parents_of_masks(packed)
+    masks = {key: int.from_bytes(mask, "little") for mask, keys in packed.anchored for key in unpack(keys)}
+    below: dict[BlockKey, list[BlockKey]] = {}
+    for key in masks:
+        below.setdefault(parents.get(key, BlockKey(0)), []).append(key)
+    waiting = [(BlockKey(0), key) for key in below.get(BlockKey(0), ())]
+    while waiting:
+        parent, key = waiting.pop()
+        keys = [key]
+        while len(next_keys := below.get(keys[-1], ())) == 1:
+            keys += next_keys
+        waiting += [(keys[-1], child) for child in next_keys]
+        left = masks[key]
+        while left:
+            bit = left & -left
+            left ^= bit
+            held = next((number for number, key in enumerate(keys) if not masks[key] & bit), len(keys))
+            yield bit.bit_length() - 1, parent, keys[:held]
+
+
+def parents_of_masks(packed: PackedIndex) -> dict[BlockKey, BlockKey]:
+    parents = dict(zip(unpack(packed.children), unpack(packed.parents), strict=True))
+    for fork in packed.forks:
+        parents.update(dict.fromkeys(unpack(fork.children), fork.parent))
+    return parents
+
+
+def _column(kind: str, values: Any) -> bytes:
+    column = array(kind, values)
+    if byteorder == "big":
+        column.byteswap()
+    return column.tobytes()
+
+
+def _values(kind: str, packed: bytes) -> "array[int]":
+    values = array(kind, packed)
+    if byteorder == "big":
+        values.byteswap()
+    return values

@@ -1,0 +1,245 @@
+"""The trie below the prefix index: runs of consecutive block keys. A run begins after the first `at` keys of another run,
+its parent (run 0 is empty: prompts begin after it). Each owner that holds some of a run has a tip: how many of its keys it
+holds, from the run's first. An owner that holds a key holds all before it, up to the prompt's first; so a run is as long
+as its longest tip, and runs never move or split.
+
+`columns` have one entry a run and no object, since a million objects would be a second of garbage collection. The tips of a
+retired owner are taken out little by little (`sweep`); until then they count for nobody."""
+
+from array import array
+
+from pointsman.primitives import BlockKey
+from pointsman.state.key_table import KEY, NOWHERE, KeyTable, pack, unpack
+
+LOW = 2**32 - 1
+HIGH = LOW << 32
+SHARED = 2**32 - 1
+NOBODY = 2**32 - 2
+
+SWEEP_RUNS = 16
+"""Looked at in each step, beyond two for each key of the event."""
+PIECE = 1024
+"""Keys taken out at once."""
+
+
+class Runs:
+    """`held`: the tip of the only owner, or of each in `shared`, and in the high half a bound of where its children
+    begin. `slots`: by owner; -1 if retired. `doubled`: entries of keys that are at several places, as lying events have it."""
+
+    __slots__ = (
+        *("at", "content", "doubled", "held", "owner", "parent", "shared", "slots", "table"),
+        *("_cursor", "_free", "_passing", "_retired", "_unused"),
+    )
+
+    def __init__(self) -> None:
+        self.table = KeyTable()
+        self.doubled = 0
+        self.content = [b""]
+        self.parent, self.at, self.owner = array("I", [NOBODY]), array("I", [0]), array("I", [NOBODY])
+        self.held = array("Q", [0])
+        self.shared: list[dict[int, int] | None] = [None]
+        self._free: list[int] = []
+        self.slots: list[int] = []
+        self._unused: list[int] = []
+        self._retired: set[int] = set()
+        self._passing: set[int] = set()
+        """Retired before the pass of `sweep` began."""
+        self._cursor = 0
+
+    def enroll(self, slot: int) -> int:
+        if self._unused:
+            owner = self._unused.pop()
+            self.slots[owner] = slot
+            return owner
+        self.slots.append(slot)
+        return len(self.slots) - 1
+
+    def retire(self, owner: int) -> None:
+        self.slots[owner] = -1
+        self._retired.add(owner)
+
+    def child(self, run: int, at: int, key: BlockKey) -> int:
+        """The run that begins there with this key, or 0."""
+        for place in self.table.places(key) if self.doubled else (self.table.place(key),):
+            found = place >> 32
+            if place >= 0 and not place & LOW and self.parent[found] == run and self.at[found] == at:
+                return found
+        return 0
+
+    def tip(self, run: int, owner: int) -> int:
+        known = self.owner[run]
+        if known == owner:
+            return self.held[run] & LOW
+        tips = self.shared[run]
+        return tips.get(owner, 0) & LOW if tips is not None else 0
+
+    def bound(self, run: int, owner: int) -> int:
+        """None of the owner's runs begins deeper below this one. For owners with a tip."""
+        tips = self.shared[run]
+        return (self.held[run] if tips is None else tips[owner]) >> 32
+
+    def tips(self, run: int) -> dict[int, int]:
+        return self.shared[run] or {self.owner[run]: self.held[run]}
+
+    def above(self, run: int) -> BlockKey:
+        """The key before the run's first; 0 at the beginning of a prompt."""
+        at = self.at[run] * KEY
+        return BlockKey(int.from_bytes(self.content[self.parent[run]][at - KEY : at], "little") if at else 0)
+
+    def children(self, run: int, beyond: int, owner: int) -> list[int]:
+        """Runs of the owner that begin after more than `beyond` keys of this one. Looks at all runs."""
+        import numpy as np  # here: it is rarely needed
+
+        found = np.flatnonzero(np.frombuffer(self.parent, np.uint32) == run).tolist()
+        return [child for child in found if self.at[child] > beyond and self.tip(child, owner)]
+
+    def of(self, owner: int) -> list[tuple[int, int]]:
+        """Its runs and tips. Looks at all runs."""
+        import numpy as np
+
+        owners = np.frombuffer(self.owner, np.uint32)
+        runs = np.flatnonzero((owners == owner) | (owners == SHARED)).tolist()
+        return [(run, tip) for run in runs if (tip := self.tip(run, owner))]
+
+    def raise_tip(self, run: int, owner: int, tip: int) -> None:
+        known = self.owner[run]
+        if known == owner:
+            self.held[run] = self.held[run] & HIGH | tip
+            return
+        tips = self.shared[run]
+        if tips is None:
+            tips = self.shared[run] = {known: self.held[run]}
+            self.owner[run] = SHARED
+        before = tips.get(owner)
+        if before is None:
+            tips[owner] = tip
+            self._note_child(run, owner)
+        else:
+            tips[owner] = before & HIGH | tip
+
+    def add(self, run: int, at: int, keys: list[BlockKey], packed: bytes, owner: int) -> int:
+        """For an owner that holds the run up to there. Stops at a key that is somewhere already; returns how many it added."""
+        grows = run and at * KEY == len(self.content[run])
+        place = run << 32 | at if grows else self._next() << 32
+        count = self.table.insert(keys, packed, place)
+        if count:
+            self._add(run, at, packed[: count * KEY], owner)
+        return count
+
+    def add_again(self, run: int, at: int, key: BlockKey, owner: int) -> None:
+        """As `add`, also of a key that is somewhere already."""
+        grows = run and at * KEY == len(self.content[run])
+        self.doubled += self.table.place(key) != NOWHERE
+        self.table.insert_again(key, run << 32 | at if grows else self._next() << 32)
+        self._add(run, at, pack([key]), owner)
+
+    def _next(self) -> int:
+        return self._free[-1] if self._free else len(self.content)
+
+    def _add(self, run: int, at: int, packed: bytes, owner: int) -> None:
+        if run and at * KEY == len(self.content[run]):
+            self.content[run] += packed
+            self.raise_tip(run, owner, at + len(packed) // KEY)
+            return
+        made = self._next()
+        if self._free:
+            self._free.pop()
+            self.content[made], self.parent[made], self.at[made] = packed, run, at
+            self.owner[made], self.held[made] = owner, len(packed) // KEY
+        else:
+            self.content.append(packed)
+            self.parent.append(run)
+            self.at.append(at)
+            self.owner.append(owner)
+            self.held.append(len(packed) // KEY)
+            self.shared.append(None)
+        if run:
+            self._note_child(made, owner)
+
+    def cut(self, run: int, owner: int, tip: int) -> None:
+        """An owner with a longer tip holds no more than this from here on."""
+        length = len(self.content[run]) // KEY
+        tips = self.shared[run]
+        if tips is None:
+            self.held[run] = min(self.held[run] >> 32, tip) << 32 | tip
+            self._trim(run, tip)
+            return
+        before = tips[owner]
+        if tip:
+            tips[owner] = min(before >> 32, tip) << 32 | tip
+        else:
+            del tips[owner]
+            if len(tips) == 1:
+                ((self.owner[run], self.held[run]),) = tips.items()
+                self.shared[run] = None
+        if before & LOW == length:
+            self._trim(run, max(held & LOW for held in tips.values()))
+
+    def sweep(self, steps: int) -> None:
+        """Takes out some of what retired owners held. A pass goes from the newest run to the oldest, so that most children go
+        before their parents."""
+        while steps > 0 and self._retired:
+            if not self._cursor:
+                self._retired -= self._passing
+                self._unused += self._passing
+                self._passing = set(self._retired)
+                self._cursor = len(self.content) - 1 if self._retired else 0
+                steps -= 1
+                continue
+            run = self._cursor
+            owner = self.owner[run]
+            tips = self.shared[run]
+            if tips is not None:
+                for gone in [one for one in tips if one in self._retired]:
+                    self.cut(run, gone, 0)
+                steps -= 1 + len(tips) // 4
+            elif owner in self._retired:
+                tip = self.held[run] & LOW
+                left = max(0, tip - PIECE)
+                self.cut(run, owner, left)
+                steps -= 1 + (tip - left) // 4
+                if left:
+                    continue
+            else:
+                steps -= 1
+            self._cursor -= 1
+
+    def fill(self, content: bytes, lengths: "array[int]") -> None:
+        """With the keys of all runs, whose tips are known."""
+        import numpy as np
+
+        counts = np.frombuffer(lengths, np.uint32).astype(np.int64)
+        starts = np.cumsum(counts) - counts
+        places = (
+            np.arange(len(content) // KEY) - np.repeat(starts, counts) + np.repeat(np.arange(len(counts)) << 32, counts)
+        )
+        self.table.fill(np.frombuffer(content, "<u8"), places.astype(np.uint64))
+        self.content = [
+            content[start * KEY : (start + count) * KEY] for start, count in zip(starts.tolist(), lengths, strict=True)
+        ]
+        self._free = [run for run, count in enumerate(lengths) if run and not count]
+        self._retired = {owner for owner, slot in enumerate(self.slots) if slot < 0}
+
+    def _note_child(self, run: int, owner: int) -> None:
+        parent, at = self.parent[run], self.at[run]
+        if not parent:
+            return
+        tips = self.shared[parent]
+        if tips is None:
+            self.held[parent] = max(self.held[parent] >> 32, at) << 32 | self.held[parent] & LOW
+        else:
+            tips[owner] = max(tips[owner] >> 32, at) << 32 | tips[owner] & LOW
+
+    def _trim(self, run: int, length: int) -> None:
+        content = self.content[run]
+        gone = content[length * KEY :]
+        if not gone:
+            return
+        self.table.delete(gone, run << 32 | length)
+        if self.doubled:
+            self.doubled -= sum(self.table.place(key) != NOWHERE for key in unpack(gone))
+        self.content[run] = content[: length * KEY]
+        if not length:
+            self.owner[run] = self.parent[run] = NOBODY
+            self.held[run] = 0
+            self._free.append(run)
