@@ -7,9 +7,7 @@ rid of entries of the other half one by one, as others are inserted. Nobody look
 import struct
 from array import array
 from collections.abc import Iterable, Iterator
-from functools import reduce
 from itertools import pairwise
-from operator import add, itemgetter, or_
 from sys import byteorder
 from typing import Any, cast
 
@@ -62,32 +60,22 @@ class KeyTable:
     def insert(self, keys: list[BlockKey], packed: bytes, place: int) -> int:
         """At consecutive places, up to the first that is somewhere already. Returns how many. `packed`: the same keys."""
         buckets, mask = self._buckets, self._mask
-        slots = list(map(mask.__and__, keys))
-        firsts, entries = _entries(packed, place)
-        done = len(keys)
-        if done > 1 and len(set(slots)) == done:  # at once: four times as fast as one by one
-            before = itemgetter(*slots)(buckets)
-            if max(map(bytes.find, before, firsts)) < 0:
-                for slot, bucket in zip(slots, map(add, before, entries), strict=True):
-                    buckets[slot] = bucket
-                self._grow(done)
-                return done
         done = 0
-        for slot, key, first, entry in zip(slots, keys, firsts, entries, strict=True):
-            if buckets[slot].find(first) >= 0 and self.place(key) != NOWHERE:
+        for key, first, second in zip(keys, *_halves(packed, place), strict=True):
+            slot = key & mask
+            bucket = buckets[slot]
+            if bucket.find(first) >= 0 and self.place(key) != NOWHERE:
                 break
-            buckets[slot] += entry
+            buckets[slot] = bucket + first + second
             done += 1
-        self._grow(done)
-        return done
-
-    def _grow(self, count: int) -> None:
-        self._entries += count
-        if self._entries > FILL * len(self._buckets):
-            self._buckets = self._buckets + self._buckets
-            self._mask = self._unswept = 2 * self._mask + 1
+        self._entries += done
+        if self._entries > FILL * len(buckets):
+            self._buckets = buckets + buckets
+            self._mask = 2 * mask + 1
+            self._unswept = self._mask
         elif self._unswept >= 0:
-            self._sweep(1 + count // 2)
+            self._sweep(1 + done // 2)
+        return done
 
     def insert_again(self, key: BlockKey, place: int) -> None:
         """One that may be somewhere already."""
@@ -97,24 +85,24 @@ class KeyTable:
 
     def delete(self, packed: bytes, place: int) -> None:
         """Keys at consecutive places."""
-        buckets = self._buckets
-        slots = list(map(self._mask.__and__, unpack(packed)))
-        _, entries = _entries(packed, place)
-        self._entries -= len(slots)
-        if len(slots) > 1 and len(set(slots)) == len(slots):
-            before = itemgetter(*slots)(buckets)
-            starts = list(map(bytes.find, before, entries))
-            if not reduce(or_, starts) % ENTRY:
-                for slot, bucket, at in zip(slots, before, starts, strict=True):
-                    buckets[slot] = bucket[:at] + bucket[at + ENTRY :]
-                return
-        for slot, entry in zip(slots, entries, strict=True):
-            bucket = buckets[slot]
-            at = bucket.find(entry)
-            while at % ENTRY:  # found across two others
-                assert at >= 0, f"block {entry[:KEY].hex()} is not at its place"
-                at = bucket.find(entry, at + 1)
-            buckets[slot] = bucket[:at] + bucket[at + ENTRY :]
+        buckets, mask = self._buckets, self._mask
+        keys = unpack(packed)
+        for key, first, second in zip(keys, *_halves(packed, place), strict=True):
+            slot = key & mask
+            before, _, after = buckets[slot].partition(first + second)
+            if len(before) & (ENTRY - 1) or len(before) == len(buckets[slot]):
+                before, after = self._around(slot, first + second)
+            buckets[slot] = before + after
+        self._entries -= len(keys)
+
+    def _around(self, slot: int, entry: bytes) -> tuple[bytes, bytes]:
+        """`entry` may also be found across two others."""
+        bucket = self._buckets[slot]
+        at = bucket.find(entry)
+        while at % ENTRY:
+            assert at >= 0, f"block {entry[:KEY].hex()} is not at its place"
+            at = bucket.find(entry, at + 1)
+        return bucket[:at], bucket[at + ENTRY :]
 
     def fill(self, keys: Any, places: Any) -> None:
         """An empty table, with arrays of 64 bits."""
@@ -136,9 +124,7 @@ class KeyTable:
             size = len(bucket) // ENTRY
             keys = struct.unpack(f"<{2 * size}Q", bucket)[::2]
             entries = struct.unpack("16s" * size, bucket)
-            self._buckets[slot] = b"".join(
-                entry for key, entry in zip(keys, entries, strict=True) if key & mask == slot
-            )
+            self._buckets[slot] = b"".join(entry for key, entry in zip(keys, entries, strict=True) if key & mask == slot)
         self._unswept -= count
 
 
@@ -156,12 +142,11 @@ def unpack(packed: bytes) -> list[BlockKey]:
     return cast("list[BlockKey]", keys.tolist())
 
 
-def _entries(packed: bytes, place: int) -> tuple[tuple[bytes, ...], list[bytes]]:
-    """The keys and their entries."""
+def _halves(packed: bytes, place: int) -> tuple[tuple[bytes, ...], tuple[bytes, ...]]:
+    """Of each entry."""
     count = len(packed) // KEY
     form = "8s" * count
-    keys = struct.unpack(form, packed)
-    return keys, list(map(add, keys, struct.unpack(form, pack(range(place, place + count)))))
+    return struct.unpack(form, packed), struct.unpack(form, pack(range(place, place + count)))
 
 
 def common(ours: bytes, theirs: bytes) -> int:
