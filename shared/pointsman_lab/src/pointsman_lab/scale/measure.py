@@ -38,7 +38,7 @@ SCHEDULER = (*ALONE[:-1], str(CHECKPOINT_SECONDS))
 FOLLOWERS = (
     ("recorder", "pointsman-recorder"),
     ("rebalancer", "pointsman-rebalancer", "--block-tokens", str(BLOCK_TOKENS)),
-    ("scaler", "pointsman-scaler", "--block-tokens", str(BLOCK_TOKENS)),
+    ("scaler", "pointsman-scaler", "--block-tokens", str(BLOCK_TOKENS), "--max-instances", "1000"),
 )
 
 
@@ -157,7 +157,7 @@ async def _steady(pool: Pool) -> dict[str, Any]:
     return {
         "instances": options.instances,
         "blocks": options.blocks,
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": os.cpu_count(),
         "requests_a_second": load.rate,
         "decisions_a_second": round(requests / seconds, 1),
         "rejected": answers.rejected,
