@@ -124,7 +124,9 @@ class KeyTable:
             size = len(bucket) // ENTRY
             keys = struct.unpack(f"<{2 * size}Q", bucket)[::2]
             entries = struct.unpack("16s" * size, bucket)
-            self._buckets[slot] = b"".join(entry for key, entry in zip(keys, entries, strict=True) if key & mask == slot)
+            self._buckets[slot] = b"".join(
+                entry for key, entry in zip(keys, entries, strict=True) if key & mask == slot
+            )
         self._unswept -= count
 
 
