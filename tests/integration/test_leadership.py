@@ -343,7 +343,10 @@ async def test_a_start_from_a_checkpoint_reads_only_what_came_after_it() -> None
         async with world.scheduler("follower") as follower:
             await eventually(lambda: follower.state.sequence >= world.broker.extent.last)
 
-            assert state_digest(follower.state) == state_digest(await world.folded())
+            async def follows() -> bool:  # the leader may write meanwhile
+                return state_digest(follower.state) == state_digest(await world.folded())
+
+            await eventually(follows)
             assert follower.state.index.blocks(InstanceId("a")) == 59
 
 
