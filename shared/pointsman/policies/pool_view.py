@@ -34,7 +34,7 @@ EXACT_TOKENS_MAX: Tokens = 2**26
 def prepare_columns(state: State) -> None:
     """Loads the arrays of a large pool and brings them up to date, so that no decision has to: 0.1 s at first, and some
     milliseconds whenever instances come or go."""
-    if len(state.fleet.instances) >= COLUMNS_FROM and type(state.latency) is LatencyModel:
+    if len(state.fleet.ready) >= COLUMNS_FROM and type(state.latency) is LatencyModel:
         import pointsman.policies.routing.weighed_columns  # noqa: F401
 
         _ = state.columns

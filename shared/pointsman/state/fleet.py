@@ -7,10 +7,11 @@ from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Literal, Protocol
+from typing import ClassVar, Literal, Protocol
 
 from pointsman.contracts.fleet import ANY_RANK, DecodeCost, InstanceJoined, InstanceReported, PrefillCost, Role
 from pointsman.primitives import EngineSeconds, Epoch, InstanceId, Sequence, Tokens
+from pointsman.state.derived import Derived
 
 
 class Status(StrEnum):
@@ -171,6 +172,13 @@ class Instance:
 
 
 class Fleet:
+    DERIVED: ClassVar[Derived] = {
+        "_ready": lambda: None,
+        "_decoders": tuple,
+        "_on_trial": tuple,
+        "_shortest_context": int,
+    }
+
     def __init__(self, *, checks_model: bool = True) -> None:
         self.model = ""
         self._checks_model = checks_model

@@ -1,8 +1,8 @@
 """Served and failed requests of each instance: the evidence for outlier detection (`policies.outliers`). A failed
-attempt, or one that was redispatched long after its first token was due, is *open* until attributed. The engine is to blame if another one gives the request its first token, or if the
-request ends with a single engine failing it; the request, if two or more failed it and none served it. Refused
-connections, and requests that the leader gave up because the engine reported no work, are always the engine's fault.
-Client cancellations prove nothing. Engine seconds; history covers HISTORY_WALL_SECONDS."""
+attempt, or one that was redispatched long after its first token was due, is *open* until attributed. The engine is to
+blame if another one gives the request its first token, or if the request ends with a single engine failing it; the
+request, if two or more failed it and none served it. Refused connections, and requests that the leader gave up because
+the engine reported no work, are always the engine's fault. Client cancellations prove nothing. Engine seconds; history covers HISTORY_WALL_SECONDS."""
 
 from collections import deque
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ OPEN_MAX = 10_000
 OPEN_FAILURES_MAX = 64
 GIVEN_UP_MAX = 1_000
 OVERDUE_SECONDS: EngineSeconds = 3.0
-"""A request that is redispatched so long after its first token was due has failed at its engine."""
+"""A request is redispatched so long after its first token was due, and has then failed at its engine."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,6 @@ from pointsman.policies.rebalancing import redispatch
 from pointsman.policies.rebalancing.base import Migration, MigrationPlan
 from pointsman.policies.rebalancing.redispatch import (
     GAIN_SECONDS_MIN,
-    OVERDUE_SECONDS,
     REBOUND_MAX,
     Redispatching,
     Window,
@@ -26,6 +25,7 @@ from pointsman.policies.stall_detection import ABORT_STALL_SECONDS, stalled_seco
 from pointsman.ports import LogEntry
 from pointsman.primitives import Epoch, InstanceId, RequestId
 from pointsman.simulation.replay import verify
+from pointsman.state.outliers import OVERDUE_SECONDS
 from pointsman.state.state import PoolSettings, State
 from pointsman.state.workload import Request, Stage
 from tests.support.events import finished, first_token, joined, route

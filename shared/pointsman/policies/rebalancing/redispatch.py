@@ -10,13 +10,13 @@ from pointsman.contracts.reasons import MoveRefusal
 from pointsman.policies.pool_view import CandidateEstimate, PoolView
 from pointsman.policies.rebalancing.base import Migration
 from pointsman.policies.rebalancing.migration_check import Veto
-from pointsman.policies.stall_detection import STALL_SECONDS, stalled_seconds
+from pointsman.policies.stall_detection import stalled_seconds
 from pointsman.primitives import EngineSeconds, InstanceId, Tokens
 from pointsman.state.fleet import Status
+from pointsman.state.outliers import OVERDUE_SECONDS
 from pointsman.state.state import State
 from pointsman.state.workload import InstanceQueue, Request, Stage
 
-OVERDUE_SECONDS: EngineSeconds = STALL_SECONDS
 GAIN_SECONDS_MIN: EngineSeconds = 1.0
 REBOUND_MAX = 8
 """Redispatched requests of a pool without a first token."""
