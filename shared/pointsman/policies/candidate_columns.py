@@ -47,6 +47,7 @@ class CandidateColumns:
         self.work_seconds = known.prefill_work(prompt_tokens, self.cached_tokens)
         self.prefill_seconds = known.prefill_seconds(self.work_seconds, self.uncached_tokens)
         self.queue_seconds = known.queue_seconds(view.now)
+        self.margin_seconds = known.margin_seconds(self.queue_seconds)
         self.load_seconds: Column = np.zeros(len(self.names))
         self.transfer_seconds: Column = np.where(known.prefills_only, transfer_seconds, 0.0)
         self._made: dict[int, CandidateEstimate] = {}
@@ -62,6 +63,7 @@ class CandidateColumns:
         self.prefill_seconds[row] = estimate.prefill_seconds
         self.queue_seconds[row] = estimate.queue_seconds
         self.load_seconds[row] = estimate.load_seconds
+        self.margin_seconds[row] = estimate.margin_seconds
         self.transfer_seconds[row] = estimate.transfer_seconds
 
     def kv_waits(self, tpot_max: EngineSeconds) -> Column | None:
@@ -87,8 +89,9 @@ class CandidateColumns:
         waiting, work = int(self.known.waiting.sum()), sum(self.queue_seconds.tolist())
         bound = work_max * work / waiting if waiting else np.inf
         ttft, budget = self.candidates().predicted_ttft, self.view.budget
-        fits = (self.queue_seconds <= spare) | (ttft + (price - 1) * self.prefill_seconds <= budget)
-        rows = np.flatnonzero((self.prefill_seconds <= bound) & (ttft <= budget) & fits)
+        with_margin = ttft + self.margin_seconds
+        fits = (self.queue_seconds <= spare) | (with_margin + (price - 1) * self.prefill_seconds <= budget)
+        rows = np.flatnonzero((self.prefill_seconds <= bound) & (with_margin <= budget) & fits)
         return self.estimate(int(rows[ttft[rows].argmin()])) if rows.size else None
 
     def estimate(self, row: int) -> CandidateEstimate:
@@ -113,9 +116,10 @@ class CandidateColumns:
                 waiting=waiting,
                 requests=requests,
                 transfer_seconds=transfer,
+                margin_seconds=margin,
                 upper_factor=factor(name, queue + prefill, work),
             )
-            for name, hit_blocks, cached, uncached, queue, prefill, work, load_tokens, waiting, requests, transfer in zip(
+            for name, hit_blocks, cached, uncached, queue, prefill, work, load_tokens, waiting, requests, transfer, margin in zip(
                 self.names,
                 _whole(self.hit_blocks),
                 _whole(self.cached_tokens),
@@ -127,6 +131,7 @@ class CandidateColumns:
                 _whole(known.waiting),
                 _whole(known.requests),
                 self.transfer_seconds.tolist(),
+                self.margin_seconds.tolist(),
                 strict=True,
             )
         ]

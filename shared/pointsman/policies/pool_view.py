@@ -62,6 +62,8 @@ class CandidateEstimate(msgspec.Struct, frozen=True, kw_only=True):
     loads: tuple[TierTokens, ...] = ()
     """Cached tokens that only slower tiers hold."""
     load_seconds: EngineSeconds = 0.0
+    margin_seconds: EngineSeconds = 0.0
+    """By which its first token may come later, since it waits (`LatencyModel.margin_seconds`)."""
 
     @property
     def loaded_tokens(self) -> Tokens:
@@ -71,6 +73,11 @@ class CandidateEstimate(msgspec.Struct, frozen=True, kw_only=True):
     def ttft_upper(self) -> EngineSeconds:
         """Nine of ten first tokens come within it (`TtftIntervals`)."""
         return self.predicted_ttft * self.upper_factor
+
+    @property
+    def ttft_with_margin(self) -> EngineSeconds:
+        """What must be within the TTFT budget of a request that is to be on time."""
+        return self.predicted_ttft + self.margin_seconds
 
     @property
     def predicted_ttft(self) -> EngineSeconds:
@@ -278,6 +285,7 @@ class PoolView:
             transfer_seconds=self._transfer_seconds and (self._transfer_seconds if instance.role == "prefill" else 0.0),
             loads=loads,
             load_seconds=state.slower.load_seconds(instance, loads) if loads else 0.0,
+            margin_seconds=latency.margin_seconds(instance_id, queue_seconds),
         )
         return self._with_fetch(instance, queue, estimate) if state.fleet.fetches else estimate
 

@@ -112,7 +112,7 @@ def forget(parts: StateParts, instance: InstanceId) -> None:
     parts.deferred.drop(instance)
     parts.delivered.drop(instance)
     parts.contradictions.drop(instance)
-    parts.latency.forget(instance)
+    parts.forget_speed(instance)
     parts.ttft_intervals.forget(instance)
     parts.transfers.forget(instance)
 

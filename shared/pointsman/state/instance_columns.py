@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pointsman.primitives import EngineSeconds, InstanceId, Tokens
-from pointsman.state.correction import FAR, LONG
+from pointsman.state.correction import FAR, LONG, Correction
 from pointsman.state.fleet import Fleet
 from pointsman.state.latency_model import LatencyModel
 from pointsman.state.workload import EMPTY_QUEUE, InstanceQueue, Workload
@@ -19,12 +19,13 @@ from pointsman.state.workload import EMPTY_QUEUE, InstanceQueue, Workload
 Column: TypeAlias = NDArray[np.float64]
 
 QUEUE_FIELDS = (
-    "pending_seconds", "pending_tokens", "prefill_seconds", "prefill_tokens", "working_since", "first_seconds",
-    "first_tokens", "requests", "waiting", "pending", "prompt_tokens",
+    "pending_seconds", "pending_tokens", "prefill_seconds", "prefill_tokens", "working_since", "step_seconds",
+    "step_tokens", "requests", "waiting", "pending", "prompt_tokens",
 )  # fmt: skip
-LEARNED_FIELDS = ("factor", "token_share", "token_seconds", "tokens", "engine_known", "prompt_known")
+LEARNED_FIELDS = ("factor", "token_share", "token_seconds", "tokens", "known")
+"""Of one prompt, and of work ahead."""
 FIXED_FIELDS = ("fixed_s", "per_token_s", "per_token_squared_s", "floor_s", "kv_capacity", "prefills_only")
-UNLEARNED = (1.0, 0.0, 0.0, 1.0, 0.0, 0.0)
+UNLEARNED = (1.0, 0.0, 0.0, 1.0, 0.0)
 
 
 class InstanceColumns:
@@ -38,7 +39,10 @@ class InstanceColumns:
         self._workload, self._latency = workload, latency
         self._queues: Column = np.zeros((len(QUEUE_FIELDS), len(names)))
         self.requests, self.waiting, self.pending, self.prompt_tokens = self._queues[7:]
-        self._learned: Column = np.zeros((len(LEARNED_FIELDS), len(names)))
+        self._of_prompt: Column = np.zeros((len(LEARNED_FIELDS), len(names)))
+        self._of_work: Column = np.zeros((len(LEARNED_FIELDS), len(names)))
+        self.step_seconds: Column = np.zeros(len(names))
+        """Of a full step of each engine."""
         fixed: Column = np.zeros((len(FIXED_FIELDS), len(names)))
         for row, name in enumerate(names):
             instance = fleet[name]
@@ -72,7 +76,13 @@ class InstanceColumns:
     def row(self, name: InstanceId) -> list[float]:
         """Queue and what was learned of one instance."""
         column = self.position[name]
-        return [*self._queues[:, column].tolist(), *self._learned[:, column].tolist(), column in self.special]
+        return [
+            *self._queues[:, column].tolist(),
+            *self._of_prompt[:, column].tolist(),
+            *self._of_work[:, column].tolist(),
+            self.step_seconds.item(column),
+            column in self.special,
+        ]
 
     def rows_with_pending(self) -> set[int]:
         return set(np.flatnonzero(self.pending).tolist())
@@ -84,16 +94,16 @@ class InstanceColumns:
 
     def queue_seconds(self, now: EngineSeconds) -> Column:
         """Corrected, of all work ahead of a new request (`InstanceQueue.work_ahead`)."""
-        pending_seconds, pending_tokens, seconds, tokens, working_since, work, first_tokens = self._queues[:7]
+        pending_seconds, pending_tokens, seconds, tokens, working_since, work, step_tokens = self._queues[:7]
         passed = now - working_since
         whole = (passed >= work) | (work == 0.0)
         done = np.where(whole, work, np.maximum(passed, 0.0))
-        done_tokens = np.where(whole, first_tokens, 0.0)
+        done_tokens = np.where(whole, step_tokens, 0.0)
         partly = np.flatnonzero(~whole & (passed > 0.0))
         if partly.size:
-            done_tokens[partly] = np.trunc(first_tokens[partly] * (passed[partly] / work[partly]))
+            done_tokens[partly] = np.trunc(step_tokens[partly] * (passed[partly] / work[partly]))
         left = np.maximum(0.0, seconds - done) + pending_seconds
-        return self._corrected(left, tokens - done_tokens + pending_tokens, self._learned[4])
+        return _corrected(left, tokens - done_tokens + pending_tokens, self._of_work)
 
     def prefill_work(self, prompt_tokens: Tokens, cached_tokens: Column) -> Column:
         """By the uncorrected cost model."""
@@ -105,17 +115,11 @@ class InstanceColumns:
 
     def prefill_seconds(self, work: Column, uncached_tokens: Column) -> Column:
         """Corrected, of one prompt."""
-        return self._corrected(work, uncached_tokens, self._learned[5])
+        return _corrected(work, uncached_tokens, self._of_prompt)
 
-    def _corrected(self, work: Column, tokens: Column, known: Column) -> Column:
-        factor, share, token_seconds, token_sum = self._learned[:4]
-        corrected = work * factor
-        far = np.flatnonzero(tokens > known)
-        if far.size:
-            share = share.copy()
-            share[far] *= known[far] / tokens[far]
-        seconds: Column = corrected + share * (tokens * token_seconds / token_sum - corrected)
-        return seconds
+    def margin_seconds(self, queue_seconds: Column) -> Column:
+        margins: Column = self._latency.margin.steps * np.minimum(queue_seconds, self.step_seconds)
+        return margins
 
     def _read_queue(self, row: int, queue: InstanceQueue) -> None:
         first = next(iter(queue.prefill.values()), None)
@@ -129,8 +133,7 @@ class InstanceColumns:
             queue.prefill_seconds if first is not None else 0.0,
             queue.prefill_tokens if first is not None else 0,
             queue.working_since,
-            first.prefill_seconds if first is not None else 0.0,
-            first.uncached_tokens if first is not None else 0,
+            *(queue.step if first is not None else (0.0, 0)),
             queue.requests,
             queue.waiting,
             len(queue.pending),
@@ -138,16 +141,25 @@ class InstanceColumns:
         )
 
     def _read_learned(self, row: int, name: InstanceId) -> None:
-        known = self._latency.corrections.get(name)
-        if known is None or not known.token_share:
-            self._learned[:, row] = (known.factor, *UNLEARNED[1:]) if known is not None else UNLEARNED
-            return
-        far = known.by_length
-        self._learned[:, row] = (
-            known.factor,
-            known.token_share,
-            known.token_seconds,
-            known.tokens,
-            FAR * known.most_tokens if far else np.inf,
-            LONG * known.longest if far else np.inf,
-        )
+        latency = self._latency
+        self._of_prompt[:, row] = _learned(latency.corrections.get(name), one_prompt=True)
+        self._of_work[:, row] = _learned(latency.of_work(name), one_prompt=False)
+        self.step_seconds[row] = latency.step_seconds(name)
+
+
+def _learned(known: Correction | None, *, one_prompt: bool) -> tuple[float, ...]:
+    if known is None or not known.token_share:
+        return (known.factor, *UNLEARNED[1:]) if known is not None else UNLEARNED
+    far = (LONG * known.longest if one_prompt else FAR * known.most_tokens) if known.by_length else np.inf
+    return known.factor, known.token_share, known.token_seconds, known.tokens, far
+
+
+def _corrected(work: Column, tokens: Column, learned: Column) -> Column:
+    factor, share, token_seconds, token_sum, known = learned
+    corrected = work * factor
+    far = np.flatnonzero(tokens > known)
+    if far.size:
+        share = share.copy()
+        share[far] *= known[far] / tokens[far]
+    seconds: Column = corrected + share * (tokens * token_seconds / token_sum - corrected)
+    return seconds

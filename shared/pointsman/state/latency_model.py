@@ -1,5 +1,6 @@
 """Predicts prefill seconds: the cost model of an instance (Mooncake's polynomial, `contracts.fleet.PrefillCost`), and
-what each instance's observed prefills taught (`Correction`)."""
+what each instance's observed prefills taught: how long a prompt takes inside the engine (`Correction`), and how fast the
+engine completes what is ahead of it (`PrefillRate`)."""
 
 from typing import ClassVar
 
@@ -8,16 +9,20 @@ from pointsman.state.correction import Correction
 from pointsman.state.derived import Derived
 from pointsman.state.engine_profiles import prefill_seconds
 from pointsman.state.fleet import Instance
+from pointsman.state.prefill_rate import PrefillRate, StepMargin
 
 
 class LatencyModel:
     DERIVED: ClassVar[Derived] = {"changed": set}
 
-    def __init__(self, block_tokens: Tokens, *, by_length: bool = True) -> None:
-        """`by_length`: False before fold version 6."""
+    def __init__(self, block_tokens: Tokens, *, by_length: bool = True, by_rate: bool = True) -> None:
+        """`by_length`: False before fold version 6. `by_rate`: False before 7; work ahead is corrected as a prompt is."""
         self._block_tokens = block_tokens
         self._by_length = by_length
+        self._by_rate = by_rate
         self.corrections: dict[InstanceId, Correction] = {}
+        self.rates: dict[InstanceId, PrefillRate] = {}
+        self.margin = StepMargin()
         self.changed: set[InstanceId] = set()
         """Whose corrections have changed since somebody (`InstanceColumns`) cleared it."""
 
@@ -33,14 +38,30 @@ class LatencyModel:
         return prefill_seconds(instance.cost, prompt_tokens, cached_tokens)
 
     def expected_seconds(self, instance: InstanceId, work: EngineSeconds, tokens: Tokens) -> EngineSeconds:
-        """Of any number of prompts."""
-        correction = self.corrections.get(instance)
+        """Of any number of prompts, one after another."""
+        correction = self.of_work(instance)
         return correction.seconds(work, tokens) if correction else work
 
     def expected_prefill(self, instance: InstanceId, work: EngineSeconds, tokens: Tokens) -> EngineSeconds:
         """Of one prompt."""
         correction = self.corrections.get(instance)
         return correction.prompt_seconds(work, tokens) if correction else work
+
+    def of_work(self, instance: InstanceId) -> Correction | None:
+        """What `expected_seconds` goes by."""
+        if not self._by_rate:
+            return self.corrections.get(instance)
+        rate = self.rates.get(instance)
+        return rate.correction if rate else None
+
+    def step_seconds(self, instance: InstanceId) -> EngineSeconds:
+        """Of a full step of its engine; 0 if none was seen."""
+        rate = self.rates.get(instance)
+        return rate.step_seconds if rate else 0.0
+
+    def margin_seconds(self, instance: InstanceId, ahead: EngineSeconds) -> EngineSeconds:
+        """By which a first token behind so many seconds of work may come later than predicted (`StepMargin`)."""
+        return self.margin.steps * min(ahead, self.step_seconds(instance))
 
     def correction(self, instance: InstanceId) -> float:
         """Factor on the cost model; 1 if nothing was learned."""
@@ -50,6 +71,17 @@ class LatencyModel:
     def prediction_error(self, instance: InstanceId) -> float | None:
         correction = self.corrections.get(instance)
         return correction.error if correction else None
+
+    def first_token(
+        self, instance: InstanceId, *, passed: EngineSeconds, work: EngineSeconds, tokens: Tokens
+    ) -> EngineSeconds:
+        """See `PrefillRate.first_token`. Returns work that a step does beside its first prompt; 0 if not known."""
+        if not self._by_rate:
+            return 0.0
+        self.changed.add(instance)
+        rate = self.rates.setdefault(instance, PrefillRate())
+        rate.first_token(passed=passed, work=work, tokens=tokens)
+        return rate.beside_seconds
 
     def learn(
         self,
@@ -67,3 +99,4 @@ class LatencyModel:
     def forget(self, instance: InstanceId) -> None:
         self.changed.add(instance)
         self.corrections.pop(instance, None)
+        self.rates.pop(instance, None)

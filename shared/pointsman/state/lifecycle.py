@@ -150,6 +150,8 @@ def _queue_as_decided(parts: StateParts, request: Request, event: RequestPlaced 
     request.uncached_tokens = event.uncached_tokens
     request.loads, request.load_seconds = tuple(event.loads), event.load_seconds
     request.prefill_seconds = event.prefill_seconds
+    ahead = max(0.0, event.predicted_ttft - event.prefill_seconds)
+    request.step_seconds = min(ahead, parts.latency.step_seconds(event.instance))
     request.predicted_ttft = event.predicted_ttft
     request.predicted_ttft_upper = event.predicted_ttft * parts.ttft_intervals.factor(
         event.instance, event.predicted_ttft, event.prefill_seconds
@@ -346,13 +348,16 @@ def finish_prefill(parts: StateParts, event: PrefillFinished) -> None:
     learnable = _stop_fetching(parts, request) is None and learnable
     if request.stage is Stage.PREFILL:
         queue = parts.workload.queue(event.instance)
+        if learnable:
+            _learn_prefill(parts, request, event.at, event.prefill)
         queue.finish_prefill(request, event.at)
         queue.aborted_at = queue.aborted_at if event.stamp else 0.0
         if request.decode:
             parts.workload.expect(request, NO_INSTANCE)
-        if learnable:
-            _learn_prefill(parts, request, event.at, event.prefill)
     if learnable and request.placed_at:
+        if not request.best_effort:
+            late = event.at - request.placed_at - request.predicted_ttft
+            parts.latency.margin.learn(late, request.step_seconds)
         parts.ttft_intervals.learn(
             request.prefilled_by or request.instance,
             predicted=request.predicted_ttft,
@@ -377,12 +382,20 @@ def _keep_at_source(parts: StateParts, request: Request, event: PrefillFinished)
 
 
 def _learn_prefill(parts: StateParts, request: Request, at: EngineSeconds, took: EngineSeconds) -> None:
-    """`took`: by its ingress's clock, which may differ from the leader's."""
+    """Before it leaves the queue. `took`: by its ingress's clock, which may differ from the leader's."""
     prefill = Prefill(at, took, request.engine_seconds + request.load_seconds)
     parts.outliers.prefilled(request.instance, prefill, since=request.granted_at)
     if request.loads:
         _learn_load(parts, request, at - request.granted_at)
         return
+    queue = parts.workload.queue(request.instance)
+    beside = parts.latency.first_token(
+        request.instance,
+        passed=at - queue.working_since,
+        work=request.prefill_seconds,
+        tokens=request.uncached_tokens,
+    )
+    queue.learn_step(beside)
     parts.latency.learn(
         request.instance,
         predicted=request.engine_seconds,
@@ -407,9 +420,9 @@ def hand_over(parts: StateParts, event: RequestHandedOver | HandOverRefused, to:
         return
     is_news = request.instance == event.source and (request.stage, Trigger.PREFILLED) in TRANSITIONS
     if is_news:
-        parts.workload.queue(event.source).transfer_out(request, event.at)
         if event.prefill > 0:
             _learn_prefill(parts, request, event.at, event.prefill)
+        parts.workload.queue(event.source).transfer_out(request, event.at)
         promise_until_confirmed(parts, request, event.at)
     elif request.awaits_decoder and request.instance == event.source != to:
         parts.workload.queue(event.source).remove(request)

@@ -39,10 +39,10 @@ if TYPE_CHECKING:
 TRIAL_OPEN_WALL_SECONDS = 10.0
 """How long a failed trial of a half-open instance blocks the next trial while unattributed."""
 
-FOLD_VERSION = 6
+FOLD_VERSION = 7
 """Rules of the fold, named in LeaderElected for replay. 1: events are taken as they are (logs without a version); 2:
 checked against deliveries; 3: lost and held time extends a request's SLO; 4: tenants share a full queue; 5: a placement does not rely on blocks
-stored after its `as_of`; 6: see `LatencyModel` and `Holdings`."""
+stored after its `as_of`; 6: see `LatencyModel` and `Holdings`; 7: see `LatencyModel`."""
 
 STEP_MAX = 2**32
 """How far a term, epoch or number may jump, so that one entry cannot exhaust the range."""
@@ -102,7 +102,9 @@ class StateParts:
             hot_share=settings.hot_share,
             cold_share=settings.cold_share,
         )
-        self.latency = latency or LatencyModel(settings.block_tokens, by_length=settings.fold_version >= 6)
+        self.latency = latency or LatencyModel(
+            settings.block_tokens, by_length=settings.fold_version >= 6, by_rate=settings.fold_version >= 7
+        )
         self.ttft_intervals = TtftIntervals()
         self.decode_load = DecodeLoad()
         self.outages = Outages(settings.speed)
@@ -200,6 +202,11 @@ class StateParts:
         queue = self.workload.queues.get(instance.id, EMPTY_QUEUE)
         seconds, tokens = queue.engine_left(now)
         return self.latency.expected_seconds(instance.id, seconds, tokens) + self.step_seconds(instance)
+
+    def forget_speed(self, instance: InstanceId) -> None:
+        self.latency.forget(instance)
+        if instance in self.workload.queues:
+            self.workload.queue(instance).learn_step(0.0)
 
     def step_seconds(self, instance: Instance) -> EngineSeconds:
         """For a prompt of which all but one token is cached."""

@@ -263,7 +263,7 @@ class State(StateParts):
             self.fleet.uneject(event.instance, half_open=event.half_open)
             self.outliers.unejected(event.instance, event.at, half_open=event.half_open)
             if not event.half_open:
-                self.latency.forget(event.instance)  # learned from a failing engine
+                self.forget_speed(event.instance)  # learned from a failing engine
 
     def _leave(self, event: InstanceLeft) -> None:
         if self.current(event.instance, event.epoch):

@@ -84,6 +84,8 @@ class Request:
     loads: tuple[TierTokens, ...] = ()
     load_seconds: EngineSeconds = 0.0
     prefill_seconds: EngineSeconds = 0.0
+    step_seconds: EngineSeconds = 0.0
+    """Of a full step of the engine, at most what was ahead of it."""
     predicted_ttft: EngineSeconds = 0.0
     predicted_ttft_upper: EngineSeconds = 0.0
     placed_at: EngineSeconds = 0.0
@@ -134,6 +136,8 @@ class Request:
 
 @dataclass(slots=True, eq=False)
 class InstanceQueue:
+    DERIVED: ClassVar[Derived] = {"_step": lambda: None}
+
     pending: dict[RequestId, Request] = field(default_factory=dict)
     prefill: dict[RequestId, Request] = field(default_factory=dict)
     decoding: dict[RequestId, Request] = field(default_factory=dict)
@@ -150,10 +154,13 @@ class InstanceQueue:
     """Of all `requests`."""
     working_since: EngineSeconds = 0.0
     """Last grant into an empty engine, or last first token."""
+    beside_seconds: EngineSeconds = 0.0
+    """Work that a step of the engine does beside its first prompt; 0: not known."""
     aborted_at: EngineSeconds = 0.0
     """Last abort for lack of a first token; 0 after the next first token."""
     aborted_since: EngineSeconds = 0.0
     """Since when the engine had finished no prefill then."""
+    _step: tuple[EngineSeconds, Tokens] | None = None
 
     @property
     def has_best_effort(self) -> bool:
@@ -176,19 +183,31 @@ class InstanceQueue:
         """Prefill work left in the engine, and its uncached tokens."""
         if not self.prefill:
             return 0.0, 0
-        first = next(iter(self.prefill.values()))
-        if first.fetching:  # not in the engine yet
-            first = next((request for request in self.prefill.values() if not request.fetching), first)
-            if first.fetching:
-                return self.prefill_seconds, self.prefill_tokens
-        work, passed = first.prefill_seconds, now - self.working_since
+        (work, tokens), passed = self.step, now - self.working_since
         if passed >= work or not work:
-            done, done_tokens = work, first.uncached_tokens
+            done, done_tokens = work, tokens
         elif passed > 0:
-            done, done_tokens = passed, int(first.uncached_tokens * (passed / work))
+            done, done_tokens = passed, int(tokens * (passed / work))
         else:
             done, done_tokens = 0.0, 0
         return max(0.0, self.prefill_seconds - done), self.prefill_tokens - done_tokens
+
+    @property
+    def step(self) -> tuple[EngineSeconds, Tokens]:
+        """Work of the step that the engine is at, and its tokens: its first prompt, and what it does beside it."""
+        if self._step is None:
+            inside = (request for request in self.prefill.values() if not request.fetching)  # in the engine yet
+            first = next(inside, None)
+            work, tokens = (first.prefill_seconds, first.uncached_tokens) if first else (0.0, 0)
+            beside = 0.0
+            for request in inside if self.beside_seconds else ():
+                beside += request.prefill_seconds
+                if beside > self.beside_seconds:
+                    break
+                work += request.prefill_seconds
+                tokens += request.uncached_tokens
+            self._step = work, tokens
+        return self._step
 
     def engine_seconds_left(self, now: EngineSeconds) -> EngineSeconds:
         return self.engine_left(now)[0]
@@ -231,6 +250,7 @@ class InstanceQueue:
         request.engine_seconds = seconds + request.prefill_seconds
         request.engine_tokens = tokens + request.uncached_tokens
         self.prefill[request.id] = request
+        self._step = None
         self.prefill_seconds += request.prefill_seconds
         self.prefill_tokens += request.uncached_tokens
 
@@ -238,6 +258,7 @@ class InstanceQueue:
         """Its prefill is other work than was placed."""
         more_seconds, more_tokens = seconds - request.prefill_seconds, tokens - request.uncached_tokens
         request.prefill_seconds, request.uncached_tokens = seconds, tokens
+        self._step = None
         if request.id in self.pending:
             known = self.classes[request.priority]
             known.seconds += more_seconds
@@ -254,6 +275,7 @@ class InstanceQueue:
         if all(other.fetching for other in self.prefill.values()):
             self.working_since = now
         self.prefill[request.id] = request
+        self._step = None
         request.engine_seconds, request.engine_tokens = self.engine_left(now)
 
     def finish_prefill(self, request: Request, now: EngineSeconds) -> None:
@@ -269,6 +291,10 @@ class InstanceQueue:
     def transfer_in(self, request: Request) -> None:
         self.decoding[request.id] = request
         self.prompt_tokens += request.prompt_tokens
+
+    def learn_step(self, beside_seconds: EngineSeconds) -> None:
+        self.beside_seconds = beside_seconds
+        self._step = None
 
     def note_abort(self, now: EngineSeconds) -> None:
         """Called before aborting a request, whose stall time would be lost with it."""
@@ -305,6 +331,7 @@ class InstanceQueue:
 
     def _take_prefill(self, request: Request) -> None:
         del self.prefill[request.id]
+        self._step = None
         self.prefill_seconds = max(0.0, self.prefill_seconds - request.prefill_seconds) if self.prefill else 0.0
         self.prefill_tokens -= request.uncached_tokens
 

@@ -162,7 +162,7 @@ def test_a_long_prompt_after_short_ones_that_came_together_costs_what_the_cost_m
 
 def test_before_fold_version_6_tokens_count_in_full_at_once_and_at_every_length() -> None:
     """Kept as it was: recorded decisions were made by it."""
-    before, now = LatencyModel(64, by_length=False), LatencyModel(64)
+    before, now = LatencyModel(64, by_length=False, by_rate=False), LatencyModel(64, by_rate=False)
     for model in (before, now):
         model.learn(InstanceId("a"), predicted=0.04, observed=0.3, tokens=50)
 

@@ -45,7 +45,7 @@ class PredictedTtft(AdmissionPolicy):
 
     def in_time(self, view: PoolView, choice: Choice) -> Choice | Refusal:
         """Of a request that could meet its TTFT SLO alone, or with a hard limit."""
-        if choice.chosen.predicted_ttft > view.budget:
+        if choice.chosen.ttft_with_margin > view.budget:
             return too_late(view, choice.chosen)
         if self.tpot_check and (tpot := excessive_tpot(view, choice.chosen)):
             return too_slow(view, choice.chosen, tpot)
@@ -80,14 +80,14 @@ def excessive_tpot(view: PoolView, candidate: CandidateEstimate) -> EngineSecond
 
 def too_late(view: PoolView, candidate: CandidateEstimate) -> Refusal:
     detail = (
-        f"predicted time to first token is {candidate.predicted_ttft:.2f} s on {candidate.instance}, "
+        f"predicted time to first token is {candidate.ttft_with_margin:.2f} s on {candidate.instance}, "
         f"{max(0.0, view.budget):.2f} s are left of the objective of {view.request.slo_ttft:g} s"
     )
     alone = min(candidate.prefill_seconds, view.least_prefill)
     if alone > view.request.slo_ttft:
         return Refusal(RejectReason.SLO_UNREACHABLE, f"{detail}; the prompt alone takes longer", alone)
     return Refusal(
-        RejectReason.SLO_TTFT, detail, max(0.0, min(candidate.predicted_ttft - view.budget, candidate.queue_seconds))
+        RejectReason.SLO_TTFT, detail, max(0.0, min(candidate.ttft_with_margin - view.budget, candidate.queue_seconds))
     )
 
 

@@ -46,7 +46,7 @@ class PredictedTtftFair(PredictedTtft):
 
     @override
     def in_time(self, view: PoolView, choice: Choice) -> Choice | Refusal:
-        if choice.chosen.predicted_ttft > view.budget:
+        if choice.chosen.ttft_with_margin > view.budget:
             late = f"{choice.chosen.instance} would miss the objective"
             choice = _moved(view, f"{late}: first token soonest") or choice
         answer = super().in_time(view, choice)
@@ -81,7 +81,7 @@ def _moved(view: PoolView, reason: str, price: float = 1.0, work_max: float = 1.
             candidate
             for candidate in view.candidates
             if candidate.prefill_seconds <= bound
-            and candidate.predicted_ttft <= view.budget
+            and candidate.ttft_with_margin <= view.budget
             and _fits(view, candidate, price)
         ]
         soonest = min(able, key=lambda candidate: candidate.predicted_ttft, default=None)
@@ -99,12 +99,12 @@ def _gap(groups: Iterable[Tally], own: Tally) -> float:
 
 
 def _priced_ttft(candidate: CandidateEstimate, price: float) -> EngineSeconds:
-    return candidate.predicted_ttft + (price - 1) * candidate.prefill_seconds
+    return candidate.ttft_with_margin + (price - 1) * candidate.prefill_seconds
 
 
 def _keep_back(view: PoolView, candidate: CandidateEstimate, price: float) -> Refusal:
     detail = (
-        f"predicted time to first token is {candidate.predicted_ttft:.2f} s on {candidate.instance}; of the "
+        f"predicted time to first token is {candidate.ttft_with_margin:.2f} s on {candidate.instance}; of the "
         f"{view.budget:.2f} s that are left, room is kept for those who got less than their share: "
         f"{price:.1f} times its prefill of {candidate.prefill_seconds:.2f} s must fit in behind the queue"
     )

@@ -22,7 +22,7 @@ class PredictedTtftGlobal(PredictedTtft):
         """The choice if it meets both SLOs, else the soonest candidate that does, else a refusal."""
 
         def meets(candidate: CandidateEstimate) -> bool:
-            late = candidate.predicted_ttft > view.budget
+            late = candidate.ttft_with_margin > view.budget
             return not late and not (self.tpot_check and excessive_tpot(view, candidate))
 
         if meets(choice.chosen):
@@ -32,7 +32,7 @@ class PredictedTtftGlobal(PredictedTtft):
             reason = f"{choice.chosen.instance} would miss the objective: first token soonest"
             return Choice(_soonest(able), reason, view.candidates)
         soonest = _soonest(view.candidates)
-        on_time = soonest.predicted_ttft <= view.budget
+        on_time = soonest.ttft_with_margin <= view.budget
         tpot = excessive_tpot(view, soonest) if self.tpot_check and on_time else None
         return too_slow(view, soonest, tpot) if tpot else too_late(view, soonest)
 

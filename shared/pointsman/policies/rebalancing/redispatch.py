@@ -142,6 +142,7 @@ class Redispatching:
     def _overdue(self, request: Request) -> EngineSeconds | None:
         state, instance = self._state, self._state.fleet.get(request.instance)
         expected = state.latency.expected_seconds(request.instance, request.engine_seconds, request.engine_tokens)
+        expected += state.latency.step_seconds(request.instance)
         overdue = self._now - request.granted_at - expected - request.load_seconds
         answers = instance is not None and instance.status in (Status.READY, Status.DRAINING)
         return overdue if overdue > (OVERDUE_SECONDS if answers else 0.0) else None

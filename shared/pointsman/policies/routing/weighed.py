@@ -94,7 +94,7 @@ class WeighedList(Weighed):
 
     @override
     def on_time(self, budget: EngineSeconds) -> Rows:
-        return [row for row, candidate in enumerate(self._candidates) if candidate.predicted_ttft <= budget]
+        return [row for row, candidate in enumerate(self._candidates) if candidate.ttft_with_margin <= budget]
 
     @override
     def with_queue_within(self, seconds: EngineSeconds, among: Rows | None = None) -> Rows:

@@ -29,7 +29,7 @@ class WeighedColumns(ColumnCandidates, Weighed):
 
     @override
     def on_time(self, budget: EngineSeconds) -> Rows:
-        return np.flatnonzero(self.predicted_ttft <= budget)
+        return np.flatnonzero(self.predicted_ttft + self.columns.margin_seconds <= budget)
 
     @override
     def with_queue_within(self, seconds: EngineSeconds, among: Rows | None = None) -> Rows:

@@ -162,6 +162,7 @@ class DecisionRules(PlacementRules):
             yield f"{event.instance} could not begin it at once"
         overdue = event.at - request.granted_at
         overdue -= model.expected(event.source, request.engine_seconds, request.engine_tokens)
+        overdue -= model.full_step(event.source)
         source = model.instances.get(event.source)
         answers = source is not None and source.status in ("ready", "draining")
         if overdue <= (OVERDUE_SECONDS if answers else 0.0):

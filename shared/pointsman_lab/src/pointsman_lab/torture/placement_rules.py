@@ -23,6 +23,8 @@ AGEING = 0.05
 """Default of `shortest_prefill`: prefill seconds per second of age."""
 SAME = {"rel_tol": 1e-6, "abs_tol": 1e-6}
 LATE = (RejectReason.SLO_TTFT, RejectReason.SLO_UNREACHABLE)
+STEPS_MAX = 2.0
+"""Full steps of its engine by which a first token may be held to come later than predicted."""
 
 
 @dataclass(slots=True)
@@ -117,7 +119,11 @@ class PlacementRules:
         budget = request.deadline + lost - event.at
         able = self._model.ready(request, excluded)
         if event.reason in LATE:
-            late = [c for c in event.candidates if c.predicted_ttft > budget]
+            latest = [
+                c.predicted_ttft + STEPS_MAX * min(c.queue_seconds, self._model.full_step(c.instance))
+                for c in event.candidates
+            ]
+            late = [seconds for seconds in latest if seconds > budget]
             if self._bounds.admission == "none":
                 yield "it is refused as late, and all are admitted"
             elif self._bounds.admission == "predicted_ttft" and not late:

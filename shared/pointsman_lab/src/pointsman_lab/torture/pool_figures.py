@@ -1,5 +1,7 @@
 """Queries of the pool model: sets, sums and predictions, each computed from single requests and blocks."""
 
+from itertools import accumulate
+
 from pointsman.primitives import BlockKey, EngineSeconds, Epoch, InstanceId, RequestId, Sequence, Tokens
 from pointsman_lab.torture.answer_lengths import AnswerLengths
 from pointsman_lab.torture.ejections import HealthRecords, Peer
@@ -12,6 +14,7 @@ from pointsman_lab.torture.pool_records import (
     BookedRequest,
     Learned,
     ModelledInstance,
+    Pace,
     Promise,
     leading,
 )
@@ -32,6 +35,7 @@ class PoolFigures:
         self.requests: dict[RequestId, BookedRequest] = {}
         self.ended: set[RequestId] = set()
         self.learned: dict[InstanceId, Learned] = {}
+        self.paces: dict[InstanceId, Pace] = {}
         self.health = HealthRecords()
         self.answers = AnswerLengths()
         self.working_since: dict[InstanceId, EngineSeconds] = {}
@@ -75,8 +79,12 @@ class PoolFigures:
         return cost.fixed_s + max(cost.floor_s, cost.per_token_s * uncached + cost.per_token_squared_s * squares)
 
     def expected(self, instance: InstanceId, seconds: EngineSeconds, tokens: Tokens) -> EngineSeconds:
-        learned = self.learned.get(instance)
-        return learned.expect(seconds, tokens) if learned is not None else seconds
+        pace = self.paces.get(instance)
+        return pace.learned.expect(seconds, tokens) if pace is not None else seconds
+
+    def full_step(self, instance: InstanceId) -> EngineSeconds:
+        pace = self.paces.get(instance)
+        return pace.full_step if pace is not None else 0.0
 
     def expected_prefill(self, instance: InstanceId, seconds: EngineSeconds, tokens: Tokens) -> EngineSeconds:
         """Of one prompt."""
@@ -87,12 +95,15 @@ class PoolFigures:
         inside = self.at(instance, PREFILL)
         if not inside:
             return 0.0, 0
-        first, passed = inside[0], now - self.working_since.get(instance, 0.0)
         seconds, tokens = sum(r.seconds for r in inside), sum(r.uncached for r in inside)
-        if passed >= first.seconds or not first.seconds:
-            return seconds - first.seconds, tokens - first.uncached
-        passed = max(0.0, passed)
-        return seconds - passed, tokens - int(first.uncached * (passed / first.seconds))
+        beside = self.paces[instance].beside if instance in self.paces else 0.0
+        fitting = [bool(beside) and work <= beside for work in accumulate(request.seconds for request in inside[1:])]
+        step = [inside[0], *(request for request, fits in zip(inside[1:], fitting, strict=True) if fits)]
+        work, computed = sum(r.seconds for r in step), sum(r.uncached for r in step)
+        passed = max(0.0, now - self.working_since.get(instance, 0.0))
+        if passed >= work or not work:
+            return seconds - work, tokens - computed
+        return seconds - passed, tokens - int(computed * (passed / work))
 
     def queued(self, instance: InstanceId, now: EngineSeconds) -> EngineSeconds:
         """Expected seconds until a new request begins its prefill."""

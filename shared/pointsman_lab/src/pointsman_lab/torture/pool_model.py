@@ -187,6 +187,7 @@ class PoolModel(PoolRequests):
         self._promises = [promise for promise in self._promises if promise.instance != instance]
         self._delivered = [told for told in self._delivered if told.instance != instance]
         self.learned.pop(instance, None)
+        self.paces.pop(instance, None)
 
     def _eject(self, instance: ModelledInstance, event: InstanceEjected | InstanceUnejected) -> None:
         instance.ejected = isinstance(event, InstanceEjected)
@@ -196,6 +197,7 @@ class PoolModel(PoolRequests):
             return
         self.health.unejected(event)
         if not event.half_open:
+            self.paces.pop(event.instance, None)
             self.learned.pop(event.instance, None)  # taught by one that was sick
 
     def _fail(self, event: RequestAttemptFailed) -> None:

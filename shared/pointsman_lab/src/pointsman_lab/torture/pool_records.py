@@ -235,6 +235,42 @@ class Learned:
         self.longest = max(own, 0.998 * self.longest)
 
 
+@dataclass(eq=False)
+class Pace:
+    """An engine's steps, told apart by its first tokens: `step` has work and tokens of those of the last one, which lasted
+    `lasted`. It counts when the next begins."""
+
+    learned: Learned = field(default_factory=Learned)
+    beside: EngineSeconds = 0.0
+    beside_tokens: float = 0.0
+    step: list[tuple[EngineSeconds, Tokens]] = field(default_factory=list)
+    lasted: EngineSeconds = 0.0
+
+    @property
+    def full_step(self) -> EngineSeconds:
+        return self.learned.expect(self.beside, int(self.beside_tokens))
+
+    def first_token(self, passed: EngineSeconds, seconds: EngineSeconds, tokens: Tokens) -> None:
+        together = passed < seconds / 2 and any(work > 0 for work, _ in self.step)
+        if not together:
+            self._end_step()
+        self.step.append((seconds, tokens))
+        self.lasted += max(0.0, passed)
+
+    def _end_step(self) -> None:
+        step, lasted = self.step, self.lasted
+        self.step, self.lasted = [], 0.0
+        if not any(work > 0 for work, _ in step):
+            return
+        self.beside, self.beside_tokens = 0.98 * self.beside, 0.98 * self.beside_tokens
+        others = sum(work for work, _ in step[1:])
+        if min(others, lasted) > self.beside:
+            self.beside = min(others, lasted)
+            self.beside_tokens = sum(tokens for _, tokens in step[1:]) * (self.beside / others)
+        own = [tokens for _, tokens in step]
+        self.learned.learn(sum(work for work, _ in step), lasted, sum(own), max(own))
+
+
 def leading(keys: list[BlockKey], among: set[BlockKey]) -> int:
     count = 0
     while count < len(keys) and keys[count] in among:

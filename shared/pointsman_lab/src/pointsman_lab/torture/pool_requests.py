@@ -29,6 +29,7 @@ from pointsman_lab.torture.pool_records import (
     PREFILL,
     BookedRequest,
     Learned,
+    Pace,
     Promise,
     leading,
 )
@@ -196,18 +197,20 @@ class PoolRequests(PoolFigures):
         if request.instance != event.instance or request.stage not in (PREFILL, HANDED_OVER):
             return
         if request.stage == PREFILL:
+            if learnable:
+                self._learn(request, event.at, event.prefill)
             self.working_since[event.instance] = event.at
             request.decode = NO_INSTANCE
             if event.stamp is None:
                 self._aborted.pop(event.instance, None)
-            if learnable:
-                self._learn(request, event.at, event.prefill)
         request.stage = DECODING
         self._confirm(request, event.at)
 
     def _learn(self, request: BookedRequest, at: EngineSeconds, prefill: EngineSeconds) -> None:
         took = FirstToken(at, request.granted_at, prefill, request.engine_seconds)
         self.health.of(request.instance).first_tokens.append(took)
+        pace = self.paces.setdefault(request.instance, Pace())
+        pace.first_token(at - self.working_since.get(request.instance, 0.0), request.seconds, request.uncached)
         learned = self.learned.setdefault(request.instance, Learned())
         learned.learn(request.engine_seconds, at - request.granted_at, request.engine_tokens, request.uncached)
 
@@ -216,9 +219,9 @@ class PoolRequests(PoolFigures):
         if request is None or event.attempt < request.attempt:
             return
         if request.stage == PREFILL and request.instance == event.source:
-            self.working_since[event.source] = event.at
             if event.prefill > 0:
                 self._learn(request, event.at, event.prefill)
+            self.working_since[event.source] = event.at
             self._confirm(request, event.at)
         elif request.awaits_decoder and request.instance == event.source != to:
             self._release(request.promise)
