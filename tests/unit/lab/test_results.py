@@ -352,6 +352,19 @@ def test_the_page_is_made_of_the_numbers_alone() -> None:
     assert text != page(every, planted(ours=0.7, others=0.8))
 
 
+def test_headings_and_tables_of_the_page_stand_apart() -> None:
+    lines = page(studies(HERE), planted(ours=0.9, others=0.8)).splitlines()
+
+    for before, line, after in zip(["", *lines], lines, [*lines[1:], ""], strict=False):
+        assert line == line.rstrip()
+        assert line or after, f"two empty lines after: {before}"
+        if line.startswith("#"):
+            assert not before, line
+            assert not after, line
+        if line.startswith("|"):
+            assert before.startswith("|") or not before, line
+
+
 def test_the_page_in_docs_is_what_its_numbers_give() -> None:
     content = (DOCS / "results" / "results.json").read_bytes()
     try:
