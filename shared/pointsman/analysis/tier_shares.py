@@ -32,10 +32,6 @@ class TierCounter:
         self._placed: dict[RequestId, tuple[Tokens, list[TierTokens]]] = {}
 
     @property
-    def loads(self) -> bool:
-        return any(tier != "device" and tokens for tier, tokens in self.tokens.items())
-
-    @property
     def shares(self) -> dict[str, float]:
         """Of the prompt tokens, by tier; `computed`: none."""
         whole = self.computed + sum(self.tokens.values())

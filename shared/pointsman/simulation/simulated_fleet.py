@@ -1,7 +1,7 @@
 """The engines of a simulation: joins, departures, failures, and the cache events and reports of their workers."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import reduce
 from itertools import count
@@ -63,8 +63,9 @@ class SimulatedEngine:
 
     def snapshot(self, now: EngineSeconds) -> list[LogEvent]:
         self.sequence += 1
-        runs = [Run(pack_keys([key]), parent) for key, parent in self.parents.items()]
-        snapshot = CacheSnapshot(at=now, instance=self.id, epoch=self.epoch, sequence=self.sequence, runs=runs)
+        snapshot = CacheSnapshot(
+            at=now, instance=self.id, epoch=self.epoch, sequence=self.sequence, runs=_runs(self.parents)
+        )
         return [snapshot, self._stored([Run(pack_keys(self.host))], "host", now)] if self.host else [snapshot]
 
     def events(self, changes: list[CacheChange], now: EngineSeconds) -> list[LogEvent]:
@@ -216,3 +217,16 @@ class SimulatedFleet:
         if ready != self._ready:
             self._ready = ready
             self._pool.outcome.instance_changes.append((now, ready))
+
+
+def _runs(parents: Mapping[BlockKey, BlockKey]) -> list[Run]:
+    """A run ends where the next key does not follow the last one."""
+    runs: list[tuple[BlockKey, list[BlockKey]]] = []
+    last: BlockKey | None = None
+    for key, parent in parents.items():
+        if parent == last:
+            runs[-1][1].append(key)
+        else:
+            runs.append((parent, [key]))
+        last = key
+    return [Run(pack_keys(keys), parent) for parent, keys in runs]

@@ -6,6 +6,7 @@ predicted seconds, whether it waits behind others, and its instance. A new insta
 
 Only requests with a first token count: those that are refused or give up are not known."""
 
+from bisect import bisect_right
 from dataclasses import dataclass, field
 from math import exp
 
@@ -69,7 +70,7 @@ class TtftIntervals:
 
 
 def _band(predicted: EngineSeconds) -> int:
-    return sum(predicted >= edge for edge in SECONDS_EDGES)
+    return bisect_right(SECONDS_EDGES, predicted)
 
 
 def _waits(predicted: EngineSeconds, work: EngineSeconds) -> bool:

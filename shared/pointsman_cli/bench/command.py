@@ -177,7 +177,8 @@ def bench_command(**values: object) -> None:
       pointsman bench --trace conversation.jsonl --rate 8      the same prompts, at 8 requests a second
       pointsman bench --workload tools --requests 1000 --policy round_robin,dualmap
       pointsman bench --workload two_hot_prefixes --rate 25 --policy pointsman --rebalance off,dualmap_pair
-      pointsman bench --workload chat --policy pointsman --kv-blocks 1000 --kv-offloading-size 0,8
+      pointsman bench --workload long_document_qa --rate 2 --input-tokens-max 8192 --output-tokens-max 20 --speed 4
+        --policy pointsman --instances 2 --kv-blocks 400 --kv-offloading-size 0,32
       pointsman bench --url http://gpu:8000 --workload chat    one vLLM server, without Pointsman
       pointsman bench --policy round_robin,pointsman --engine vllm --instances 2 --requests 100 --shrink 8
 
@@ -370,4 +371,4 @@ def _from_log(log: FleetSettings) -> tuple[Moves, dict[str, float] | None]:
             yield entry
 
     moves = moves_in(watched())
-    return moves, tiers.shares if tiers.loads else None
+    return moves, tiers.shares or None

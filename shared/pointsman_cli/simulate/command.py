@@ -35,7 +35,7 @@ from pointsman_cli.simulate.experiment import (
 from pointsman_cli.simulate.report import (
     as_json,
     capacity_table,
-    details_table,
+    details_tables,
     headline,
     in_order,
     reconstruction_note,
@@ -290,7 +290,7 @@ class _Simulate:
             console.print(note, soft_wrap=True)
         console.print(capacity_table(results, goodputs))
         for qps in sorted({result.cell.qps for result in results}):
-            console.print(details_table(results, qps))
+            console.print(*details_tables(results, qps))
         if self._interrupted:
             console.print(Text("interrupted: what is missing above was not simulated", style="yellow"))
 

@@ -1,7 +1,7 @@
 """Tables for the terminal, JSON for programs. With several seeds, tables show the mean and the largest distance from
 it; JSON has each run."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from statistics import fmean
 
@@ -236,19 +236,23 @@ COLUMNS: Sequence[Column] = (
     ("within upper", lambda r: r.upper_coverage, share),
     ("decision", lambda r: r.decision_us, _microseconds),
 )
+COLUMNS_MAX = 12
 
 
-def details_table(results: Sequence[CellResult], qps: float) -> Table:
+def details_tables(results: Sequence[CellResult], qps: float) -> Iterator[Table]:
+    """One, or two where one would be too wide: cells that lack room lose digits."""
     at_rate = [result for result in results if result.cell.qps == qps]
     shown = [column for column in _columns(at_rate) if any(column[1](result.report) for result in at_rate)]
     groups = _by_variant_and_rate(at_rate)
-    made = table(f"at {qps:g} requests/s", *(f">{heading}" for heading, _, _ in shown))
-    for variant, label in labels(results):
-        group = groups.get((variant.key, qps))
-        if group:
-            values = [(_mean(group, value_of), text) for _, value_of, text in shown]
-            made.add_row(label, *("-" if value is None else text(value) for value, text in values))
-    return made
+    half = -(-len(shown) // 2)
+    for columns in [shown] if len(shown) <= COLUMNS_MAX else (shown[:half], shown[half:]):
+        made = table(f"at {qps:g} requests/s", *(f">{heading}" for heading, _, _ in columns))
+        for variant, label in labels(results):
+            group = groups.get((variant.key, qps))
+            if group:
+                values = [(_mean(group, value_of), text) for _, value_of, text in columns]
+                made.add_row(label, *("-" if value is None else text(value) for value, text in values))
+        yield made
 
 
 def _columns(results: Iterable[CellResult]) -> Sequence[Column]:

@@ -222,6 +222,15 @@ def test_the_table_shows_the_mean_over_seeds_and_the_best_in_bold() -> None:
     assert "±0.250" in printed.get()
 
 
+def test_no_number_is_cut_off_where_there_are_many_columns() -> None:
+    done = run(*SMALL, "--decode", "--policy", "pointsman", "--rate", "4", "--split", "1+1")
+
+    assert done.exit_code == 0, done.output
+    assert "TBT P90" in done.output
+    assert "decision" in done.output
+    assert "…" not in done.output
+
+
 def test_results_are_put_back_in_order_whoever_ended_first() -> None:
     asked = [result("dualmap", 4.0, 1.0), result("dualmap", 5.0, 1.0), result("random", 4.0, 1.0)]
 

@@ -167,6 +167,22 @@ def test_forgiven_debts_let_who_waits_with_one_long_request_at_a_time_get_more(a
     assert (tenants.greatest_lead("g", over="f") > bound) == as_published
 
 
+@pytest.mark.parametrize("as_published", [True, False])
+def test_who_was_away_has_saved_nothing(as_published: bool) -> None:
+    """Theorem 4.2 for a tenant that comes back after long: refills that others needed meanwhile are not its credit."""
+    policy = DeficitLongestPrefixMatch(quantum_tokens=200.0, as_published=as_published)
+    tenants = Tenants(policy, window=1, decode_seconds=0.0)
+    work = Work(blocks=BLOCKS_MAX, shared=0, output=0, slo_ttft=5.0)
+    tenants.send("g", work)
+    for number in range(GRANTS):
+        tenants.keep_waiting("f", [work])
+        if number >= GRANTS // 2:
+            tenants.keep_waiting("g", [work])
+        tenants.run(1)
+
+    assert tenants.greatest_lead("g", over="f") <= 2 * (BLOCKS_MAX * BLOCK + 1 + 200)
+
+
 def test_an_ordering_that_is_not_fair_breaks_the_bound() -> None:
     """So the properties above could fail: one tenant came first with more than the loosest bound."""
     tenants = Tenants(FirstComeFirstServed(), window=1, decode_seconds=0.0)

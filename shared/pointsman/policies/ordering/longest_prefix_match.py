@@ -33,5 +33,5 @@ def longest_match(requests: Iterable[Request], state: State, ageing_tokens: floa
 
 
 def tokens_held(request: Request, state: State) -> Tokens:
-    blocks = state.index.hits(request.keys).get(request.instance, 0)
+    blocks = state.index.depth(request.instance, request.keys)
     return blocks * state.settings.block_tokens

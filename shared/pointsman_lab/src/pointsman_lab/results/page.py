@@ -15,8 +15,9 @@ from pointsman_lab.results.gap import GOAL, Gap, gap_summary, gap_table, gaps, i
 from pointsman_lab.results.numbers import Numbers
 from pointsman_lab.results.studies import CLAIMS
 from pointsman_lab.results.studies.rows import AS_WRITTEN, TUNED
+from pointsman_lab.results.studies.tuning import SHOWN
 from pointsman_lab.results.study import BOUND, BOUND_FCFS, BOUND_WITH_FLOOR, NO_FORESIGHT, OURS, WARMUP, Study
-from pointsman_lab.results.verdict import Duel, duel_table, duels
+from pointsman_lab.results.verdict import Duel, duels
 
 HERE = Path(__file__).parent
 TEMPLATE = "page.md.j2"
@@ -53,7 +54,7 @@ class Figures:
             self.window,
             self.best_window,
         ]
-        functions += [self.claims, self.verdicts, self.comparison, self.tally, self.gaps]
+        functions += [self.claims, self.verdicts, self.comparison, self.disturbed, self.tally, self.gaps]
         return {function.__name__: function for function in functions} | {
             "columns": columns,
             "gap_table": gap_table,
@@ -61,7 +62,6 @@ class Figures:
             "goal": GOAL,
             "is_bound": is_bound,
             "held_out": HELD_OUT,
-            "duel_table": duel_table,
             "claim_table": claims.claim_table,
             "condition_list": claims.condition_list,
             "all_duels": self.duels,
@@ -125,15 +125,15 @@ class Figures:
         return max(tables.window_cells(point)[number] for point in points if point.row != OURS)
 
     def tuned_short(self) -> str:
-        """How far the worst tuned row is from the best of its grid, in points of capacity over both traces."""
+        """How far the rows that are shown are at most from the best of their grids, in points of capacity over both
+        traces."""
         keys = [key for key in self._numbers.studies if key.startswith("tuning-")]
         mean = {
             row: sum(self._numbers.mean(key, row, "capacity") for key in keys) / len(keys) for row in self.rows(keys[0])
         }
         short = [
-            max(share for row, share in mean.items() if row.startswith(f"{policy}:"))
-            - mean[_grid_row(policy, settings)]
-            for policy, settings in TUNED.items()
+            max(share for row, share in mean.items() if row.startswith(f"{policy}:")) - mean[_grid_row(shown)]
+            for policy, shown in SHOWN.items()
         ]
         return f"{100 * max(short):.1f}"
 
@@ -157,6 +157,9 @@ class Figures:
 
     def comparison(self, *, admission: bool) -> str:
         return compare.comparison_table(compare.duels_of(self.duels, admission=admission), self._numbers)
+
+    def disturbed(self) -> str:
+        return compare.comparison_table(self.of("lag-", "condition-"), self._numbers)
 
     def tally(self, *, admission: bool, held_out: bool | None = None) -> str:
         """`held_out`: only, or without; None: all workloads."""
@@ -191,7 +194,8 @@ class Figures:
         return tables.table(head, cells)
 
 
-def _grid_row(policy: str, settings: Sequence[str]) -> str:
+def _grid_row(settings: Sequence[str]) -> str:
+    policy = settings[0].partition(".")[0]
     return ":".join((policy, *(setting.removeprefix(f"{policy}.") for setting in settings)))
 
 

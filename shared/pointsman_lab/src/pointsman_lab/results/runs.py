@@ -1,5 +1,5 @@
-"""Runs every simulation of the chosen studies on all cores, with one progress bar. Shared runs are made once; goodput
-searches start from the sweeps. A study that raises is left out, and the others go on."""
+"""Runs every simulation of the chosen studies on all cores, the longest first, with one progress bar. Shared runs are
+made once; goodput searches start from the sweeps. A study that raises is left out, and the others go on."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -29,7 +29,8 @@ from pointsman_lab.results.study import BOUNDS, Measurement, Study
 SEARCH_RUNS = 3.5
 BOUND_RUNS = 0.7
 """Of a run, for each order of a bound."""
-MEASUREMENT_COST = 20_000.0
+MEASUREMENT_COST = 100_000.0
+"""Of the longest one."""
 NEAR_SHARE = 0.7
 SAMPLES_SKIPPED = 10
 
@@ -69,7 +70,7 @@ def run_studies(
     runs.runs.numbers.taste = taste
     with progress_bar(console, runs.total, f"{len(runs.once)} runs of {len(chosen)} studies", counts=False) as update:
         runs.update = lambda: update(runs.completed, "")
-        for stage in (runs.sweep, runs.search, runs.bound, partial(runs.measure, traces)):
+        for stage in (runs.sweep, runs.search, partial(runs.bound_and_measure, traces)):
             stage()
             keep(runs.runs.numbers)
     return runs.runs
@@ -110,7 +111,9 @@ class _Running:
     def _each(
         self, function: Callable[[J], V], jobs: Sequence[J], keys: Callable[[J], list[str]], price: Callable[[J], float]
     ) -> "Iterator[tuple[J, V]]":
-        """The results of the jobs that raised nothing. `keys`: the studies that need a job."""
+        """The results of the jobs that raised nothing. `keys`: the studies that need a job. A long job that begins last
+        would leave the other cores idle."""
+        jobs = sorted(jobs, key=price, reverse=True)
         for tried in run_all(partial(_tried, function), list(enumerate(jobs)), self._jobs):
             job = jobs[tried.number]
             needed_by = keys(job)
@@ -166,24 +169,23 @@ class _Running:
             self.runs.numbers.studies[study.key] = study_numbers(study, results, own)
         self._drop_failed()
 
-    def bound(self) -> None:
+    def bound_and_measure(self, traces: Path) -> None:
         standing = {study.key for study in self._standing()}
-        found: dict[str, list[Bound]] = {}
-        wanted = [job for job in self._bounds if job.study in standing]
-        for job, bound in self._each(run_bound, wanted, lambda job: [job.study], _bound_cost):
-            found.setdefault(job.study, []).append(bound)
-        for key, bounds in found.items():
-            with_bounds(self.runs.numbers.studies[key], sorted(bounds, key=lambda bound: bound.job.seed))
-        self._drop_failed()
-
-    def measure(self, traces: Path) -> None:
+        bounds: dict[str, list[Bound]] = {}
         measured: dict[str, dict[str, float]] = {}
-        jobs = [(one, traces) for one in self._measurements]
-        for (one, _), values in self._each(_measure, jobs, lambda job: [job[0].key], lambda _: MEASUREMENT_COST):
-            measured[one.key] = values
+        jobs: list[BoundJob | Measurement] = [job for job in self._bounds if job.study in standing]
+        jobs += self._measurements
+        for job, found in self._each(partial(_bound_or_measure, traces), jobs, _keys, _price):
+            if isinstance(found, Bound):
+                bounds.setdefault(found.job.study, []).append(found)
+            else:
+                measured[_keys(job)[0]] = found
+        for key, own in bounds.items():
+            with_bounds(self.runs.numbers.studies[key], sorted(own, key=lambda bound: bound.job.seed))
         self.runs.numbers.measurements = {
             one.key: measured[one.key] for one in self._measurements if one.key in measured
         }
+        self._drop_failed()
 
     def _drop_failed(self) -> None:
         for key in self.runs.failed:
@@ -239,9 +241,18 @@ def _search(job: tuple[str, GoodputSearch]) -> tuple[GoodputSearch, Goodput]:
     return run_search(job[1])
 
 
-def _measure(job: tuple[Measurement, Path]) -> dict[str, float]:
-    measurement, traces = job
-    return {name: float(f"{value:.4g}") for name, value in measurement.measure(traces).items()}
+def _bound_or_measure(traces: Path, job: BoundJob | Measurement) -> Bound | dict[str, float]:
+    if isinstance(job, BoundJob):
+        return run_bound(job)
+    return {name: float(f"{value:.4g}") for name, value in job.measure(traces).items()}
+
+
+def _keys(job: BoundJob | Measurement) -> list[str]:
+    return [job.study if isinstance(job, BoundJob) else job.key]
+
+
+def _price(job: BoundJob | Measurement) -> float:
+    return _bound_cost(job) if isinstance(job, BoundJob) else MEASUREMENT_COST
 
 
 def _search_mark(search: GoodputSearch) -> str:

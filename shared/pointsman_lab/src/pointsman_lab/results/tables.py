@@ -55,12 +55,12 @@ def code(row: str) -> str:
 
 
 def cell(numbers: Numbers, study: str, row: str, what: str, rate: float | None = None) -> str:
-    """`what`: a metric, `capacity`, or `goodput`; empty where not measured. Without a rate: mean over rates."""
+    """`what`: a metric, `capacity`, or `goodput`; a dash where not measured. Without a rate: mean over rates."""
     form = FORMS.get(what) or HEADINGS[what][1]  # type: ignore[index]  # a KeyError names what is no metric
     try:
         return form.format(numbers.mean(study, row, what, rate))
     except KeyError:
-        return ""
+        return "-"
 
 
 def study_section(study: Study, every: Numbers) -> str:

@@ -8,7 +8,6 @@ from statistics import stdev
 from pointsman_lab.results.numbers import Numbers, StudyNumbers
 from pointsman_lab.results.studies.rows import PAPER_CONDITIONS
 from pointsman_lab.results.study import OURS, Judged, Row, Study
-from pointsman_lab.results.tables import code, table
 
 LEVEL_POINTS = 0.05
 NEAR_POINTS = 1.0
@@ -24,10 +23,7 @@ class Duel:
     best: str
     our_row: str
     best_row: str
-    ties: int
     theirs: float
-    seeds_won: int
-    seeds: int
     error: float | None
     """Standard error of `points`, paired by seed; None with one seed."""
 
@@ -69,7 +65,6 @@ def _duels(study: Study, judged: Judged, numbers: StudyNumbers) -> Iterator[Duel
         for rate in numbers.rates():
             mine = numbers.point(study.name(ours), rate)
             theirs = sorted((numbers.point(row, rate) for row in others), key=lambda p: -p.mean)
-            strongest = [max(by_seed) for by_seed in zip(*(point.capacity for point in theirs), strict=True)]
             yield Duel(
                 study=study.key,
                 judged=judged,
@@ -79,10 +74,7 @@ def _duels(study: Study, judged: Judged, numbers: StudyNumbers) -> Iterator[Duel
                 best=others[theirs[0].row],
                 our_row=mine.row,
                 best_row=theirs[0].row,
-                ties=sum(round(point.mean, 4) == round(theirs[0].mean, 4) for point in theirs) - 1,
                 theirs=theirs[0].mean,
-                seeds_won=sum(own >= other for own, other in zip(mine.capacity, strongest, strict=True)),
-                seeds=len(mine.capacity),
                 error=_error([own - other for own, other in zip(mine.capacity, theirs[0].capacity, strict=True)]),
             )
 
@@ -95,20 +87,3 @@ def _is_rival(row: Row, ours: Row) -> bool:
     theirs, own = row.variant, ours.variant
     same = (theirs.ordering, theirs.admission) == (own.ordering, own.admission)
     return same and theirs.routing != OURS and row.conditions.keys() <= {*ours.conditions, *PAPER_CONDITIONS}
-
-
-def duel_table(rows: Sequence[Duel]) -> str:
-    head = ["study", "rate", OURS, "best other", "its capacity", "points", "seeds won"]
-    cells = [
-        [
-            duel.study,
-            f"{duel.rate:g}/s",
-            f"{duel.ours:.3f}",
-            code(duel.best) + (f" and {duel.ties} more" if duel.ties else ""),
-            f"{duel.theirs:.3f}",
-            duel.text,
-            f"{duel.seeds_won}/{duel.seeds}",
-        ]
-        for duel in rows
-    ]
-    return table(head, cells)

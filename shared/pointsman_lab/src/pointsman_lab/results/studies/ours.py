@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from pointsman_cli.simulate.experiment import Source
+from pointsman_lab.results.studies.output_length_measurement import output_lengths
 from pointsman_lab.results.studies.rows import (
     AS_WRITTEN,
     LIVE_DEFAULT,
@@ -24,9 +25,12 @@ from pointsman_lab.results.study import (
     OURS,
     SEEDS,
     USUAL,
+    Measurement,
     Row,
     Study,
 )
+
+MEASUREMENTS = (Measurement(key="output-lengths", measure=output_lengths),)
 
 RULES = {
     "decode cost": "decode_seconds=0",

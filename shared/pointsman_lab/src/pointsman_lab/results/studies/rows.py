@@ -41,8 +41,9 @@ paper compares with them, and left out elsewhere."""
 TUNED: Mapping[str, tuple[str, ...]] = {
     "approximate_token_load": ("approximate_token_load.hit_share_min=0.3",),
     "d2lpm": ("d2lpm.quantum_tokens=65536",),
-    "dynamo_cost": ("dynamo_cost.overlap_weight=64",),
+    "dynamo_cost": ("dynamo_cost.overlap_weight=16",),
     "lbgr": ("lbgr.decay_s=20",),
+    "preble": ("preble.exploit_share=0.3", "preble.window_s=180"),
     "sticky_least_loaded": ("sticky_least_loaded.imbalance_tokens_max=65536",),
 }
 """The best of the grid of `tuning`, by policy, where it beats the defaults by more than a point."""
