@@ -1,4 +1,4 @@
-"""What the first tokens of an engine, one after another, show (decision 85). An engine computes several prompts in one
+"""What the first tokens of an engine, one after another, show (decision 87). An engine computes several prompts in one
 step, and their first tokens come together at its end. So a prompt takes longer than its own work, a queue of prompts does
 not, and when a request that waits gets its first token depends on what shares its step."""
 
