@@ -77,6 +77,16 @@ def test_every_decision_of_every_policy_is_made_again_bit_for_bit_across_a_takeo
     assert [term.term for term in verdict.terms] == [1, 2]
 
 
+def test_a_log_that_ends_within_what_a_leader_decided_at_once_is_no_call_that_failed(entries: list[LogEntry]) -> None:
+    placed = [index for index, entry in enumerate(entries) if isinstance(entry.event, RequestPlaced)]
+
+    for end in placed[:: len(placed) // 10]:
+        verdict = verify(entries[:end])
+
+        assert not verdict.failed
+        assert verdict.differences == []
+
+
 @pytest.mark.parametrize("pending_max", [10_000, 6, 3])
 def test_limits_and_classes_of_tenants_are_decided_again_bit_for_bit(pending_max: int) -> None:
     reasons: Counter[str] = Counter()

@@ -105,10 +105,10 @@ class DeploymentSettings:
         bounds=POSITIVE,
     )
     log_bytes_max: int = setting(
-        4 * 1024**3, "Bytes that the pool's log keeps, the oldest go first. Counts when the log is made."
+        4 * 1024**3, "Bytes that the pool's log keeps, the oldest go first. An existing log only grows."
     )
     log_age_seconds_max: float = setting(7 * 24 * 3600.0, "Wall seconds that the log keeps an event, likewise.")
-    log_replicas: int = setting(1, "Servers that hold the log; 3 survive the loss of one, likewise.")
+    log_replicas: int = setting(1, "Servers that hold the log; 3 survive the loss of one. Counts when the log is made.")
     secret: str = setting(PUBLIC_SECRET, "Secret of the deployment, mixed into every block key.", secret=True)
 
     @property

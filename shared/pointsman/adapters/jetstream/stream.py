@@ -1,4 +1,4 @@
-"""JetStream API calls for the pool's stream and its consumers. An existing stream only gets subjects that it lacks."""
+"""JetStream API calls for the pool's stream and its consumers. An existing stream gets what it lacks and loses nothing."""
 
 import asyncio
 import json
@@ -85,7 +85,7 @@ BROUGHT_UP = ("compression", "allow_direct")
 
 class Stream:
     def __init__(self, requests: Requests, pool: PoolName, settings: StreamSettings, *, creates: bool = True) -> None:
-        """`creates`: a missing stream, and what an existing one lacks (`_brought_up`)."""
+        """`creates`: a missing stream, and what an existing one lacks (`_lacking`)."""
         self._requests = requests
         self._creates = creates
         self._pool = pool
@@ -109,25 +109,44 @@ class Stream:
                 answer = await self._request("STREAM.INFO", refusal=answer.error)
         if answer.error is not None:
             raise LogUnavailableError(answer.error.description)
-        answer = await self._brought_up(answer)
-        return _extent(answer), self._differences(answer.config), int(answer.config.get("num_replicas", 1))
+        changes = self._lacking(answer.config) if self._creates else {}
+        refused: list[str] = []
+        if changes:
+            answer, refused = await self._updated(answer, changes)
+        differences = [*self._differences(answer.config), *refused]
+        return _extent(answer), differences, int(answer.config.get("num_replicas", 1))
 
-    async def _brought_up(self, found: _StreamAnswer) -> _StreamAnswer:
-        """What is newer than the stream and takes nothing away: subjects of new events, compression, direct reads. Sizes,
-        ages and replicas are the operator's."""
-        subjects = found.config.get("subjects", [])
+    def _lacking(self, found: dict[str, Any]) -> dict[str, Any]:
+        """What takes nothing away: subjects of new events, compression, direct reads, and a larger size or age that was
+        asked for. Smaller ones and replicas are the operator's."""
+        subjects, ours = found.get("subjects", []), self._wanted()
         missing = [subject for subject in log_subjects(self._pool) if subject not in subjects]
         changes: dict[str, Any] = {"subjects": [*subjects, *missing]} if missing else {}
-        ours = self._wanted()
-        changes |= {key: ours[key] for key in BROUGHT_UP if found.config.get(key) != ours[key]}
-        if not (changes and self._creates):
-            return found
-        wanted = found.config | changes
-        try:
-            updated = await self._request("STREAM.UPDATE", json.dumps(wanted).encode())
-        except LogUnavailableError:
-            return found
-        return found if updated.error is not None else updated
+        changes |= {key: ours[key] for key in BROUGHT_UP if found.get(key) != ours[key]}
+        defaults = StreamSettings()
+        asked_for = {
+            "max_bytes": self._settings.bytes_max != defaults.bytes_max,
+            "max_age": self._settings.age_seconds_max != defaults.age_seconds_max,
+        }
+        grown = {key: ours[key] for key, asked in asked_for.items() if asked and 0 < found.get(key, 0) < ours[key]}
+        return changes | grown
+
+    async def _updated(self, found: _StreamAnswer, changes: dict[str, Any]) -> tuple[_StreamAnswer, list[str]]:
+        """Returns the stream as it is then, and what the server refused. One change at a time, so that a server without
+        room for a larger log still stores new events."""
+        refused: list[str] = []
+        for key, value in changes.items():
+            wanted = json.dumps(found.config | {key: value}).encode()
+            try:
+                answer = await self._request("STREAM.UPDATE", wanted)
+            except LogUnavailableError as error:
+                refused.append(f"{key} was not changed: {error}")
+                continue
+            if answer.error is None:
+                found = answer
+            else:
+                refused.append(f"{key} was not changed: {answer.error.description}")
+        return found, refused
 
     async def extent(self) -> LogExtent:
         """Raises LogMissingError, LogUnavailableError."""

@@ -3,7 +3,6 @@ entries behind the LeaderElected; out: counts and differences in a `Verdict`. Ca
 decisions; requests come from the log, everything else is recomputed. The recorded decision is applied, so that one
 difference does not cause the next."""
 
-import contextlib
 from collections import deque
 
 import msgspec
@@ -123,11 +122,12 @@ class Tenure:
             entry, event = unjudged[0]
             assert event.stamp is not None
             self._dispatcher.decided = event.stamp.number - 1
-            with contextlib.suppress(_NotWrittenError):
-                try:
-                    self._recompute(event)
-                except Exception as error:  # noqa: BLE001 - the leader's command failed so too, after what it had decided
-                    self._verdict.failed[short_reason(f"{type(error).__name__}: {error}")] += 1
+            try:
+                self._recompute(event)
+            except _NotWrittenError:
+                pass
+            except Exception as error:  # noqa: BLE001 - the leader's command failed so too, after what it had decided
+                self._verdict.failed[short_reason(f"{type(error).__name__}: {error}")] += 1
             if unjudged and unjudged[0][1] is event:
                 self._differ(entry, event, None)
                 self._state.apply(event)
