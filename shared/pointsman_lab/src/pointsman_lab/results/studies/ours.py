@@ -179,8 +179,14 @@ def _ablation(workloads: Workloads) -> Iterable[Study]:
         ("old-load", 6.0, {"load_lag_s": 0.5}),
     ):
         yield _without_rules(f"alone-{key}", workloads.conversation(2500), rate, **conditions)
-    yield _without_rules("alone-one-floods", workloads.generated("llm_as_judge_s1", 2000), 90.0, instances=4)
-    yield _without_rules("alone-equal-tenants", workloads.generated("tree_of_thoughts", 2500), 180.0)
+    one_floods, equal_tenants = (
+        workloads.generated("llm_as_judge_s1", 2000),
+        workloads.generated("tree_of_thoughts", 2500),
+    )
+    yield _without_rules("alone-one-floods", one_floods, 90.0, instances=4)
+    yield _without_rules("default-one-floods", one_floods, 130.0, *LIVE_DEFAULT, instances=4)
+    yield _without_rules("alone-equal-tenants", equal_tenants, 180.0)
+    yield _without_rules("default-equal-tenants", equal_tenants, 180.0, *LIVE_DEFAULT)
 
 
 def _without_rules(
