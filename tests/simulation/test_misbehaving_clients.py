@@ -5,6 +5,7 @@ experiments of Cao et al. The pool is that of the other simulations, prefill-bou
 """
 
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -49,3 +50,26 @@ def test_fairness_costs_little_service_and_keeps_the_greedy_from_the_others(work
     assert fair.service_per_s >= 0.9 * greedy.service_per_s
     assert fair.jain > greedy.jain
     assert fair.well_behaved_p90_s < greedy.well_behaved_p90_s
+
+
+def test_under_the_live_default_the_limit_of_a_tenant_leaves_the_others_more_of_a_pool_that_one_floods() -> None:
+    assert jain_under_admission() >= jain_under_admission(tenant_excess_max=1.0) + 0.15
+
+
+def jain_under_admission(**settings: float) -> float:
+    """Mean of two seeds; half of what is asked of four instances is refused."""
+    return (_jain_under_admission(0, settings) + _jain_under_admission(1, settings)) / 2
+
+
+def _jain_under_admission(seed: int, settings: Mapping[str, float]) -> float:
+    requests = GENERATORS["llm_as_judge_s1"](REQUESTS, rate=4.0, chance=random.Random(seed))
+    requests = ARRIVALS["poisson"](requests, rate=130.0, chance=random.Random(seed))
+    scenario = Scenario(
+        routing="pointsman",
+        routing_settings=dict(settings),
+        ordering="fair_edf",
+        admission="predicted_ttft_fair",
+        instances=4,
+        seed=seed,
+    )
+    return summarise(simulate(scenario, requests), warmup=WARMUP).jain or 0.0
