@@ -236,10 +236,15 @@ def _may_hold(turn: Turn, request: Request) -> bool:
     policies = turn.policies
     if request.stage is not Stage.ARRIVED or request.excluded or _is_servable(turn, request):
         return False
-    if turn.now - request.arrived_at >= policies.hold_seconds:
+    if turn.now - request.arrived_at >= policies.hold_seconds or _holds_none(turn):
         return False
     held = sum(known.stage is Stage.ARRIVED for known in turn.state.workload.requests.values())
     return held <= policies.hold_max
+
+
+def _holds_none(turn: Turn) -> bool:
+    """Even where the leader's clock is behind that of an ingress. Before fold version 7 such requests were held."""
+    return not turn.policies.hold_seconds and turn.state.settings.fold_version >= 7
 
 
 def _is_servable(turn: Turn, request: Request) -> bool:
