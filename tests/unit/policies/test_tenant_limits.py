@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -141,6 +142,27 @@ def test_a_refusal_names_the_tenants_own_limit_and_no_instance() -> None:
     assert isinstance(refused, RequestRejected)
     assert (refused.reason, refused.detail) == ("concurrency_exceeded", "the limit of 1 requests at a time is used up")
     assert (refused.settings, refused.candidates, refused.retry_after) == ({}, [], 1.0)
+
+
+def test_a_refused_request_is_not_in_flight_in_the_account_of_a_later_leader() -> None:
+    """The log may have an end before an arrival that its leader did not know of when it refused the request."""
+    pool = LimitedPool(1)
+    pool.set_policies(named(a=TenantPolicy(concurrency=1)))
+    first = next(event for event in pool.arrive("a") if isinstance(event, RequestArrived)).request
+    pool.arrive("a")
+    end = RequestCancelled(at=pool.now, request=first, reason="asked")
+    as_stored = [*pool.log[:-2], end, *pool.log[-2:]]
+    pool.seen(end)
+    pool.now += 1.0
+    within, beyond = pool.arrive("a"), pool.arrive("a")
+    model = LimitsModel()
+    assert model.check(as_stored) == [
+        f"{as_stored[-1].request} was refused ({as_stored[-1].detail}) within the limits of a"
+    ]  # type: ignore[union-attr]
+
+    assert model.check(within) == []
+    let_in_all_the_same = [*beyond[:1], *(msgspec.structs.replace(e, request=beyond[0].request) for e in within[1:])]  # type: ignore[union-attr]
+    assert "exceeds the concurrency of a" in " ".join(model.check(let_in_all_the_same))
 
 
 def _begun(pool: LimitedPool) -> tuple[RequestId, InstanceId] | None:
