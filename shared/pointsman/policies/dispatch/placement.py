@@ -202,10 +202,16 @@ def _trial(turn: Turn, view: PoolView) -> Choice | None:
         return None
     for name in view.on_trial:
         queue = turn.state.workload.queues.get(name)
-        if not (queue and queue.pending) and not turn.state.has_trial_request(name):
+        if not (queue and queue.pending) and not turn.state.has_trial_request(name) and not _failed_trial(turn, name):
             candidate = view.candidate(name)
             return Choice(candidate, f"{name} is tried again after its ejection", [candidate])
     return None
+
+
+def _failed_trial(turn: Turn, name: InstanceId) -> bool:
+    """Whether it is about to be ejected again. In a split fleet it may have to stay, since nobody else has its role."""
+    state = turn.state
+    return state.settings.fold_version >= 7 and not state.fleet.split and bool(state.outliers.record(name).trial_failure)
 
 
 def _lost_seconds(turn: Turn, request: Request, attempt: int, *, held: bool) -> EngineSeconds:
