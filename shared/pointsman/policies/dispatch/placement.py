@@ -211,7 +211,9 @@ def _trial(turn: Turn, view: PoolView) -> Choice | None:
 def _failed_trial(turn: Turn, name: InstanceId) -> bool:
     """Whether it is about to be ejected again. In a split fleet it may have to stay, since nobody else has its role."""
     state = turn.state
-    return state.settings.fold_version >= 7 and not state.fleet.split and bool(state.outliers.record(name).trial_failure)
+    return (
+        state.settings.fold_version >= 7 and not state.fleet.split and bool(state.outliers.record(name).trial_failure)
+    )
 
 
 def _lost_seconds(turn: Turn, request: Request, attempt: int, *, held: bool) -> EngineSeconds:
