@@ -1,4 +1,4 @@
-"""What torture's checker of a bad engine counts, on histories of our own: one engine hangs from 3 s to 43 s."""
+"""What torture's checker of a bad engine counts, on histories of our own: one engine hangs, or is slow, from 3 s to 43 s."""
 
 from types import SimpleNamespace
 from typing import cast
@@ -7,9 +7,10 @@ import pytest
 
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import RequestGranted, RequestMigrated
+from pointsman.contracts.envelope import Stamp
 from pointsman.contracts.fleet import InstanceUnejected
-from pointsman.contracts.requests import RequestArrived, RequestAttemptFailed
-from pointsman.primitives import Epoch, InstanceId, RequestId
+from pointsman.contracts.requests import PrefillFinished, RequestArrived, RequestAttemptFailed
+from pointsman.primitives import Epoch, InstanceId, RequestId, Term
 from pointsman_lab.torture.cluster import Cluster
 from pointsman_lab.torture.network import Stored
 from pointsman_lab.torture.scenarios import a_bad_engine_is_kept_away
@@ -19,8 +20,8 @@ BAD, OTHER = InstanceId("engine-1"), InstanceId("engine-2")
 WELL_AT = 43.0
 
 
-def judged(*events: LogEvent) -> list[str]:
-    bad = SimpleNamespace(instance=BAD, well_since=WELL_AT, last_failure_mode="hang")
+def judged(*events: LogEvent, mode: str = "hang") -> list[str]:
+    bad = SimpleNamespace(instance=BAD, well_since=WELL_AT, last_failure_mode=mode)
     history = [Stored(number, event.at, "s", event) for number, event in enumerate(events, 1)]
     cluster = SimpleNamespace(
         plan=SimpleNamespace(scenario="bad engine", speed=1.0),
@@ -50,6 +51,10 @@ def redispatched(request: str, at: float) -> LogEvent:
     )  # fmt: skip
 
 
+def slow(request: str, at: float, *, stamp: Stamp | None = None) -> LogEvent:
+    return PrefillFinished(at=at, request=RequestId(request), instance=BAD, ttft=0.5, prefill=0.5, stamp=stamp)
+
+
 @pytest.mark.parametrize("shows", [timed_out, redispatched])
 def test_an_engine_that_hangs_and_is_sent_requests_again_and_again_is_found(shows: object) -> None:
     assert callable(shows)
@@ -67,6 +72,31 @@ def test_what_was_inside_when_the_evidence_was_complete_could_not_be_kept_away()
 
     assert judged(*inside, *evidence) == []
     assert judged(*inside, *evidence, *(e for n in range(6) for e in sent(f"s{n}", 25.0 + n))) != []
+
+
+def test_who_is_sent_there_before_the_leader_looks_again_could_not_be_kept_away() -> None:
+    events = [e for n in range(5) for e in (*sent(f"r{n}", 20.0 + n), slow(f"r{n}", 20.5 + n))]
+    soon, late = (
+        [e for n in range(6) for e in (*sent(f"s{n}", at + 0.01 * n), slow(f"s{n}", 27.0))] for at in (24.6, 25.6)
+    )
+
+    assert judged(*events, *soon, mode="slow") == []
+    assert "11 of 11 requests" in judged(*events, *late, mode="slow")[0]
+
+
+def test_how_slow_an_engine_is_only_streams_show() -> None:
+    """Of other answers the leader assumes the first token, and the real one teaches it nothing."""
+    assumed = Stamp(term=Term(1), number=1, as_of=1)
+    whole = [
+        e
+        for n in range(3)
+        for e in (*sent(f"w{n}", 20.0 + n), slow(f"w{n}", 20.1 + n, stamp=assumed), slow(f"w{n}", 20.5 + n))
+    ]
+    streams = [e for n in range(5) for e in (*sent(f"r{n}", 20.2 + n), slow(f"r{n}", 20.7 + n))]
+    history = sorted([*whole, *streams], key=lambda event: event.at)
+
+    assert judged(*history, mode="slow") == []
+    assert judged(*(e for e in history if not getattr(e, "stamp", None)), mode="slow") != []
 
 
 def test_a_return_to_the_whole_does_not_excuse_what_follows_more_than_once() -> None:

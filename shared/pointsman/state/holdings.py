@@ -171,8 +171,8 @@ def _next_cache_event(
 
 
 def release(parts: StateParts, instance: InstanceId, epoch: Epoch, keys: list[BlockKey]) -> None:
-    """No-op if the instance has restarted since."""
-    if parts.epochs.get(instance) == epoch:
+    """No-op if the instance has restarted or left since."""
+    if parts.current(instance, epoch) is not None:
         parts.promises.release(instance, keys)
 
 

@@ -34,7 +34,7 @@ from pointsman.state.parts import StateParts
 from pointsman.state.prefix_copies import COPY_WALL_SECONDS
 from pointsman.state.promises import Promises
 from pointsman.state.transfers import REST_WALL_SECONDS, FetchUnderWay
-from pointsman.state.workload import NO_EPOCH, NO_INSTANCE, Rejection, Request, Stage
+from pointsman.state.workload import NO_INSTANCE, Rejection, Request, Stage
 
 
 class Trigger(StrEnum):
@@ -188,8 +188,9 @@ def _requeue_at(parts: StateParts, request: Request, instance: Instance, at: Eng
 def _enqueue(parts: StateParts, request: Request, at: EngineSeconds) -> None:
     instance = request.instance
     parts.workload.queue(instance).enqueue(request)
-    request.epoch = parts.epochs.get(instance, NO_EPOCH)
-    _promises_of(parts, request).promise(instance, request.keys)
+    request.epoch = parts.newest_epoch(instance)
+    if parts.current(instance, request.epoch) is not None:
+        _promises_of(parts, request).promise(instance, request.keys)
     parts.session_affinity.placed(request.tenant, request.session, request.keys, instance)
     if parts.tenants.policies is not None:
         parts.tenants.placed(request, at)
@@ -223,7 +224,7 @@ def _promises_of(parts: StateParts, request: Request) -> Promises:
 
 
 def _release(parts: StateParts, request: Request) -> None:
-    if parts.epochs.get(request.instance) == request.epoch:
+    if parts.current(request.instance, request.epoch) is not None:
         _promises_of(parts, request).release(request.instance, request.keys)
 
 
@@ -324,7 +325,7 @@ def _correct_location(parts: StateParts, request: Request, event: RequestGranted
 
 
 def _enter_engine(parts: StateParts, request: Request, at: EngineSeconds) -> None:
-    if request.best_effort and parts.epochs.get(request.instance) == request.epoch:
+    if request.best_effort and parts.current(request.instance, request.epoch) is not None:
         parts.deferred.release(request.instance, request.keys)
         parts.promises.promise(request.instance, request.keys)
     request.stage = Stage.PREFILL
@@ -454,7 +455,8 @@ def _transfer_in(
     request.epoch = parts.newest_epoch(to)
     parts.workload.expect(request, NO_INSTANCE)
     parts.workload.queue(to).transfer_in(request)
-    parts.promises.promise(to, request.keys)
+    if parts.current(to, request.epoch) is not None:
+        parts.promises.promise(to, request.keys)
 
 
 def fail_attempt(parts: StateParts, event: RequestAttemptFailed) -> None:

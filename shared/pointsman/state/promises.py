@@ -1,6 +1,7 @@
 """Promised blocks: those that an instance will soon hold for a placed request. Keeps a burst of equal prompts together.
 A promise covers a prompt from its first block, so promised blocks are closed under ancestors and binary search is
-exact. `holdings` and `lifecycle` make and release promises."""
+exact. `holdings` and `lifecycle` make and release promises, at instances of the fleet only: what was promised at one
+ends when it leaves."""
 
 from collections import Counter, deque
 from collections.abc import Iterable

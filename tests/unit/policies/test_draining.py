@@ -17,7 +17,7 @@ from pointsman.policies.dispatch import Dispatcher
 from pointsman.policies.policy_set import PolicySet, policy_set
 from pointsman.primitives import Epoch, InstanceId, RequestId, Term
 from pointsman.simulation.replay import verify
-from pointsman.state.state import PoolSettings, State
+from pointsman.state.state import FOLD_VERSION, PoolSettings, State
 from tests.support.events import finished, first_token, joined, reported, route
 from tests.support.logged_leader import LoggedLeader
 
@@ -121,6 +121,18 @@ def test_arrivals_wait_for_a_first_instance_and_are_placed_when_it_comes() -> No
     assert asked_again == []
     assert [event.request for event in placed if isinstance(event, RequestGranted)] == ["r1", "r2"]
     assert verify(leader.log).ok
+
+
+@pytest.mark.parametrize("fold_version", [6, FOLD_VERSION])
+def test_without_holding_nobody_is_held_not_even_who_comes_from_a_clock_that_is_ahead(fold_version: int) -> None:
+    """Logs of before held such a request; they are replayed so."""
+    policies = policy_set(routing="round_robin", admission="none", ordering="fcfs", hold_seconds=0.0)
+    state = State(PoolSettings(fold_version=fold_version), policies.trackers())
+    dispatcher = Dispatcher(state, policies, term=Term(1))
+
+    decided = dispatcher.route(route("r", [1], arrived_at=7.0), now=1.0)
+
+    assert bool(of(RequestRejected, decided)) == (fold_version == FOLD_VERSION)
 
 
 def test_a_held_request_waits_on_for_an_instance_with_its_adapter_whoever_comes_before() -> None:

@@ -95,13 +95,14 @@ class Rig:
             while len(self.asked) < count:  # noqa: ASYNC110 - what a test waits for has no event
                 await asyncio.sleep(0.005)
 
-    async def answer(self, term: int, number: int = -1) -> None:
+    async def answer(self, term: int, number: int = -1, *, attempt: int = 0) -> None:
+        """`attempt`: 0 for the one that was asked for."""
         command, reply = self.asked[number]
         await reply(
             RouteGranted(
                 request=command.request,
-                attempt=command.attempt,
-                instance=InstanceId(f"by-{term}"),
+                attempt=attempt or command.attempt,
+                instance=InstanceId(f"by-{term}" if not attempt else "failed"),
                 url="http://a",
                 hit_tokens=0,
                 predicted_ttft=0.0,
@@ -171,6 +172,19 @@ async def test_the_answer_of_a_deposed_leader_is_void(rig: Rig) -> None:
 
     assert isinstance(answer, RouteGranted)
     assert answer.instance == "by-2"
+
+
+async def test_a_grant_of_an_earlier_attempt_is_no_answer_to_a_later_one(rig: Rig) -> None:
+    """It does not know which engine has failed the request meanwhile."""
+    waiting = asyncio.create_task(rig.scheduler.route(route("r", [1], attempt=2, excluded=["failed"])))
+    await rig.asked_times(1)
+    await rig.answer(1, attempt=1)
+    await rig.asked_times(2)
+    await rig.answer(1)
+    answer = await waiting
+
+    assert isinstance(answer, RouteGranted)
+    assert (answer.attempt, answer.instance) == (2, "by-1")
 
 
 async def test_a_log_that_begins_anew_begins_its_terms_anew(rig: Rig) -> None:

@@ -2,12 +2,13 @@
 
 from collections import defaultdict
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pointsman.contracts.codec import LogEvent
-from pointsman.contracts.decisions import RequestGranted, RequestRejected
+from pointsman.contracts.decisions import RequestGranted, RequestPlaced, RequestRejected
 from pointsman.contracts.requests import RequestArrived, RequestCancelled, RequestFailed, RequestFinished
 from pointsman.contracts.tenants import TenantPolicies, TenantPoliciesSet, TenantPolicy
 from pointsman.primitives import InstanceId, RequestId, Tenant, Tokens
@@ -141,6 +142,29 @@ def test_a_refusal_names_the_tenants_own_limit_and_no_instance() -> None:
     assert isinstance(refused, RequestRejected)
     assert (refused.reason, refused.detail) == ("concurrency_exceeded", "the limit of 1 requests at a time is used up")
     assert (refused.settings, refused.candidates, refused.retry_after) == ({}, [], 1.0)
+
+
+def test_a_refused_request_is_not_in_flight_in_the_account_of_a_later_leader() -> None:
+    """The log may have an end before an arrival that its leader did not know of when it refused the request."""
+    pool = LimitedPool(1)
+    pool.set_policies(named(a=TenantPolicy(concurrency=1)))
+    first = next(event for event in pool.arrive("a") if isinstance(event, RequestArrived)).request
+    pool.arrive("a")
+    end = RequestCancelled(at=pool.now, request=first, reason="asked")
+    as_stored = [*pool.log[:-2], end, *pool.log[-2:]]
+    pool.seen(end)
+    pool.now += 1.0
+    within, beyond = pool.arrive("a"), pool.arrive("a")
+
+    model, refusal = LimitsModel(), refusals(pool.log)[0]
+    problem = f"{refusal.request} was refused ({refusal.detail}) within the limits of a"
+    assert model.check(as_stored) == [problem]
+
+    assert model.check(within) == []
+    arrived = next(event for event in beyond if isinstance(event, RequestArrived))
+    placed = next(event for event in within if isinstance(event, RequestPlaced))
+    placed = msgspec.structs.replace(placed, request=arrived.request)
+    assert model.check([arrived, placed]) == [f"{arrived.request} was placed, but exceeds the concurrency of a"]
 
 
 def _begun(pool: LimitedPool) -> tuple[RequestId, InstanceId] | None:

@@ -277,6 +277,23 @@ def test_who_fails_the_trial_is_ejected_for_longer_up_to_a_bound_and_touches_one
     assert pool.proven
 
 
+def test_who_has_failed_the_trial_is_not_tried_again_before_it_is_ejected() -> None:
+    pool = Pool()
+    pool.serve(40, sick=A)
+    pool.later(5)
+    pool.look()
+    trial, there = pool.asks()
+    pool.fails(trial, there)
+    _, second = pool.asks(request=trial, attempt=2, excluded=there)
+    pool.answers(trial, second)
+
+    assert there == A
+    assert A not in {pool.asks()[1] for _ in range(4)}
+    pool.look()
+    assert pool.status(A) == EJECTED
+    assert pool.proven
+
+
 def test_a_slow_trial_fails() -> None:
     pool = Pool()
     pool.serve(40, sick=A, slow=10)

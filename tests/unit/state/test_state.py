@@ -11,6 +11,7 @@ from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import RequestGranted
 from pointsman.contracts.fleet import InstanceLeft, InstanceProbed
 from pointsman.contracts.reasons import CancelCause
+from pointsman.contracts.requests import RequestCancelled
 from pointsman.policies.dispatch import Dispatcher
 from pointsman.policies.policy_set import policy_set
 from pointsman.primitives import BlockKey, Epoch, InstanceId, RequestId, Term
@@ -126,6 +127,30 @@ def test_a_placed_prompt_counts_as_held_until_it_is_confirmed_or_its_time_is_up(
     assert placed == {A: 3}
     assert state.hits(keys(1, 2, 3)) == {A: 2}
     assert state.promises.blocks(A) == 0
+
+
+def test_nothing_is_promised_at_an_instance_whose_join_was_lost() -> None:
+    """A power cut may lose it, while the decisions behind it are written again."""
+    decided = Dispatcher(state_with(joined("a")), policy_set(), term=Term(1)).route(route("r", [1, 2]), now=0.0)
+    state = state_with(*decided)
+    placed = state.promises.blocks(A)
+    state.apply(RequestCancelled(at=1.0, request=RequestId("r"), reason="asked"))
+
+    assert (placed, state.promises.blocks(A)) == (0, 0)
+
+
+def test_a_request_of_before_an_instance_left_releases_nothing_of_one_after_its_return() -> None:
+    dispatcher = Dispatcher(state_with(joined("a")), policy_set(), term=Term(1))
+    early = dispatcher.route(route("early", [1, 2]), now=0.0)
+    late = dispatcher.route(route("late", [1, 2]), now=0.0)
+    state = state_with(joined("a"), *early, InstanceLeft(at=0.5, instance=A, epoch=Epoch(1), reason="asked"), *late)
+    left = state.promises.blocks(A)
+    state.apply(joined("a", epoch=2))
+    Dispatcher(state, policy_set(), term=Term(2)).route(route("new", [1, 2]), now=1.0)
+    for request in ("early", "late"):
+        state.apply(RequestCancelled(at=1.0, request=RequestId(request), reason="asked"))
+
+    assert (left, state.promises.blocks(A)) == (0, 2)
 
 
 def test_a_block_that_is_evicted_soon_after_its_prompt_was_computed_does_not_stay_promised() -> None:

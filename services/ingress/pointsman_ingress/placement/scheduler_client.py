@@ -180,7 +180,7 @@ class SchedulerClient:
             self.liveness.on_answer()
             if not isinstance(answer, RouteGranted | RouteRejected):
                 log.error("route_answer_unexpected", type=type(answer).__name__)
-            elif self._believes(answer):
+            elif self._believes(answer) and answer.attempt >= request.attempt:
                 self._term = max(self._term, answer.term)
                 return answer
             else:

@@ -202,10 +202,18 @@ def _trial(turn: Turn, view: PoolView) -> Choice | None:
         return None
     for name in view.on_trial:
         queue = turn.state.workload.queues.get(name)
-        if not (queue and queue.pending) and not turn.state.has_trial_request(name):
+        if not (queue and queue.pending) and not turn.state.has_trial_request(name) and not _failed_trial(turn, name):
             candidate = view.candidate(name)
             return Choice(candidate, f"{name} is tried again after its ejection", [candidate])
     return None
+
+
+def _failed_trial(turn: Turn, name: InstanceId) -> bool:
+    """Whether it is about to be ejected again. In a split fleet it may have to stay, since nobody else has its role."""
+    state = turn.state
+    return (
+        state.settings.fold_version >= 7 and not state.fleet.split and bool(state.outliers.record(name).trial_failure)
+    )
 
 
 def _lost_seconds(turn: Turn, request: Request, attempt: int, *, held: bool) -> EngineSeconds:
@@ -236,10 +244,15 @@ def _may_hold(turn: Turn, request: Request) -> bool:
     policies = turn.policies
     if request.stage is not Stage.ARRIVED or request.excluded or _is_servable(turn, request):
         return False
-    if turn.now - request.arrived_at >= policies.hold_seconds:
+    if turn.now - request.arrived_at >= policies.hold_seconds or _holds_none(turn):
         return False
     held = sum(known.stage is Stage.ARRIVED for known in turn.state.workload.requests.values())
     return held <= policies.hold_max
+
+
+def _holds_none(turn: Turn) -> bool:
+    """Even where the leader's clock is behind that of an ingress. Before fold version 7 such requests were held."""
+    return not turn.policies.hold_seconds and turn.state.settings.fold_version >= 7
 
 
 def _is_servable(turn: Turn, request: Request) -> bool:

@@ -181,6 +181,7 @@ class LimitsModel:
         self.refused += 1
         if known is None:
             return f"{event.request} was refused by a limit, but never arrived"
+        self._use(known.tenant).running.discard(event.request)  # in the log's order it may have been within the limits
         if not known.expected:
             return (
                 ""

@@ -199,6 +199,11 @@ class Network:
         act(*arguments)
         self._at_disk.popleft()
 
+    @property
+    def is_behind(self) -> bool:
+        """Whether writes wait for the disk, so that readers do not know of them yet."""
+        return bool(self._at_disk)
+
     def disk_is_quick(self) -> None:
         self.write_seconds = 0.0
 

@@ -269,7 +269,7 @@ class PlacementRules:
 
     def _would_be_held(self, request: BookedRequest, now: EngineSeconds) -> bool:
         held = sum(known.stage == ARRIVED for known in self._model.requests.values())
-        in_time = now - request.arrived_at < self._bounds.hold_seconds - 1e-6
+        in_time = self._bounds.hold_seconds > 0 and now - request.arrived_at < self._bounds.hold_seconds - 1e-6
         return request.stage == ARRIVED and not request.excluded and in_time and held <= self._bounds.hold_max
 
     def _waiting(self) -> int:

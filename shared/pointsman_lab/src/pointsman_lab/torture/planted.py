@@ -55,8 +55,8 @@ DEFECTS = (
     ),
     Defect(
         "a promise is released twice",
-        "    if parts.epochs.get(instance) == epoch:\n",
-        "    parts.promises.release(instance, keys)\n    if parts.epochs.get(instance) == epoch:\n",
+        "    if parts.current(instance, epoch) is not None:\n        parts.promises.release(instance, keys)\n",
+        "    parts.promises.release(instance, keys)\n    parts.promises.release(instance, keys)\n",
     ),
     Defect(
         "the role of an instance is not looked at",

@@ -44,8 +44,10 @@ BACKLOG_SHARE = 0.1
 
 class PoolRequests(PoolFigures):
     def _promise(self, request: BookedRequest) -> None:
+        """Nothing at an instance that is not there."""
         request.promise = Promise(request.instance, request.keys)
-        self._promises.append(request.promise)
+        if request.instance in self.instances:
+            self._promises.append(request.promise)
 
     def _release(self, promise: Promise | None) -> None:
         if promise in self._promises:
