@@ -4,7 +4,7 @@ import asyncio
 import socket
 import subprocess
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from pointsman.adapters.clocks import ScaledClock
 from pointsman.contracts.codec import AnyCommand
 from pointsman.contracts.commands import CancelAnswered, CancelRequest, RouteGranted
 from pointsman.contracts.subjects import cancel_subject, route_subject
-from pointsman.ports import CheckpointLabel, Link, Reply
+from pointsman.ports import CheckpointLabel, Link, NoResponderError, Reply
 from pointsman.primitives import PoolName, RequestId, Term, WallSeconds
 from pointsman.runtime.embedded_nats import nats_server_binary
 from pointsman_cli.discovery import fleet_settings
@@ -98,9 +98,7 @@ async def test_everything_of_a_pool_works_through_a_leaf_node_of_another_domain(
         revision = await leaf.access.put("k", b"value", after=0)
         value = await hub.access.get("k")
         async with hub.commands.serve(cancel_subject(POOL), _cancelled):
-            answer = await leaf.commands.request(
-                cancel_subject(POOL), CancelRequest(request=RequestId("r"), reason="x"), timeout=WallSeconds(3.0)
-            )
+            answer = await _asked(leaf, cancel_subject(POOL), CancelRequest(request=RequestId("r"), reason="x"))
 
     assert [[entry.sequence for entry in entries] for entries in read] == [[1, 2], [1, 2]]
     assert read[0] == read[1]
@@ -121,7 +119,7 @@ async def test_a_scheduler_at_a_leaf_node_leads_and_commands_find_it(
         await leaf.log.append(reported("engine-1", 0, [], at=clock.now()))
         async with running_scheduler(leaf, clock):
             command = route("r1", [1], arrived_at=clock.now())
-            granted = await hub.commands.request(route_subject(POOL), command, timeout=WallSeconds(5.0))
+            granted = await _asked(hub, route_subject(POOL), command)
             monkeypatch.setenv("POINTSMAN_NATS_DOMAIN", DOMAIN)
             shown = await asyncio.to_thread(CliRunner().invoke, main, ["state", "--from", servers.leaf, "--json"])
 
@@ -136,6 +134,19 @@ def test_the_domain_or_the_prefix_is_a_setting_of_every_process(monkeypatch: pyt
     assert SchedulerSettings().nats_api == "$JS.API."
     assert fleet_settings("nats://127.0.0.1:1", None).nats_api == "$JS.hub.API."
     assert SchedulerSettings(nats_domain="hub", nats_api_prefix="from.hub").nats_api == "from.hub."
+
+
+async def _asked(link: Link, subject: str, command: AnyCommand) -> AnyCommand:
+    """A subscription is known on the other side of a leaf link a moment after it was made."""
+    answers: list[AnyCommand] = []
+
+    async def answered() -> bool:
+        with suppress(NoResponderError):
+            answers.append(await link.commands.request(subject, command, timeout=WallSeconds(5.0)))
+        return bool(answers)
+
+    await eventually(answered, what=f"{subject} is served across the leaf link")
+    return answers[0]
 
 
 async def _answers(link: Link) -> bool:

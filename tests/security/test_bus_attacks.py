@@ -62,13 +62,20 @@ async def successes(role: str, world: BusWorld, credential: dict[str, Any]) -> l
     return found or ["something that is not seen when they come one by one"]
 
 
+ATTEMPTS = 2
+"""On a busy machine an attack's connection may break before it has had its effect (seen once in CI)."""
+
+
 async def test_on_an_open_server_each_attack_has_its_effect(tmp_path: Path) -> None:
     without: list[str] = []
     async with running_nats(tmp_path) as url, world_at(url, {}) as world:
         first = await world.picture()
         for attack in ATTACKS:
-            async with attacker(url, "outsider") as outsider:
-                effect = await effect_of(attack, outsider, world, first)
+            for _ in range(ATTEMPTS):
+                async with attacker(url, "outsider") as outsider:
+                    effect = await effect_of(attack, outsider, world, first)
+                if attack.effect in effect:
+                    break
             if (attack.effect not in effect) is not attack.closed_anyway:
                 without.append(f"{attack.name}: {sorted(effect)}")
             if effect & {"streams", "log", "buckets", "told"}:
