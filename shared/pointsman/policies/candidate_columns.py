@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
+from pointsman.contracts.decisions import Candidate
 from pointsman.policies.pool_view import CandidateEstimate, LazyCandidates, PoolView
 from pointsman.primitives import EngineSeconds, InstanceId, Tokens
 from pointsman.state.instance_columns import Column, InstanceColumns
@@ -50,12 +51,12 @@ class CandidateColumns:
         self.margin_seconds = known.margin_seconds(self.queue_seconds)
         self.load_seconds: Column = np.zeros(len(self.names))
         self.transfer_seconds: Column = np.where(known.prefills_only, transfer_seconds, 0.0)
-        self._made: dict[int, CandidateEstimate] = {}
+        self.made: dict[int, CandidateEstimate] = {}
         for row in alone:
             self._take(row, view.candidate(self.names[row]))
 
     def _take(self, row: int, estimate: CandidateEstimate) -> None:
-        self._made[row] = estimate
+        self.made[row] = estimate
         self.hit_blocks[row] = estimate.hit_blocks
         self.cached_tokens[row] = estimate.cached_tokens
         self.uncached_tokens[row] = estimate.uncached_tokens
@@ -71,7 +72,7 @@ class CandidateColumns:
         known, capacity = self.known, self.known.kv_capacity
         request, answer = self.view.request, self.view.expected_output_tokens
         lacking = known.prompt_tokens + request.prompt_tokens + (known.requests + 1) * answer - capacity
-        rows = np.flatnonzero((lacking > 0) & (capacity > 0) & ~known.prefills_only)
+        rows = ((lacking > 0) & (capacity > 0) & ~known.prefills_only).nonzero()[0]
         if not rows.size:
             return None
         waits: Column = np.zeros(len(self.names))
@@ -91,13 +92,13 @@ class CandidateColumns:
         ttft, budget = self.candidates().predicted_ttft, self.view.budget
         with_margin = ttft + self.margin_seconds
         fits = (self.queue_seconds <= spare) | (with_margin + (price - 1) * self.prefill_seconds <= budget)
-        rows = np.flatnonzero((self.prefill_seconds <= bound) & (with_margin <= budget) & fits)
+        rows = ((self.prefill_seconds <= bound) & (with_margin <= budget) & fits).nonzero()[0]
         return self.estimate(int(rows[ttft[rows].argmin()])) if rows.size else None
 
     def estimate(self, row: int) -> CandidateEstimate:
-        known = self._made.get(row)
+        known = self.made.get(row)
         if known is None:
-            known = self._made[row] = self.view.candidate(self.names[row])
+            known = self.made[row] = self.view.candidate(self.names[row])
         return known
 
     def estimates(self) -> list[CandidateEstimate]:
@@ -135,7 +136,7 @@ class CandidateColumns:
                 strict=True,
             )
         ]
-        for row, estimate in self._made.items():
+        for row, estimate in self.made.items():
             made[row] = estimate
         return made
 
@@ -173,16 +174,30 @@ class ColumnCandidates(LazyCandidates):
         return iter(self._all())
 
     @override
-    def nearest(self, chosen: InstanceId, *, by_ttft: int, by_hit: int) -> list[CandidateEstimate]:
+    def recorded(self, chosen: InstanceId, *, by_ttft: int, by_hit: int) -> list[Candidate]:
         ttft, hits = self.predicted_ttft, self.columns.hit_blocks
         left = np.ones(len(self), dtype=np.bool_)
         kept = [row] if (row := self.columns.known.position.get(chosen)) is not None else []
         left[kept] = False
         for part, first, second in ((by_ttft, ttft, -hits), (by_hit, -hits, ttft)):
-            rows = _least(np.flatnonzero(left), part, first, second)
+            rows = _least(left.nonzero()[0], part, first, second)
             left[rows] = False
             kept += rows
-        return [self[row] for row in sorted(kept)]
+        return [self._recorded(row) for row in sorted(kept)]
+
+    def _recorded(self, row: int) -> Candidate:
+        """Without an estimate, if there is none: nobody else asks for it."""
+        columns = self.columns
+        if row in columns.made:
+            return self[row].recorded()
+        return Candidate(
+            instance=columns.names[row],
+            hit_blocks=int(columns.hit_blocks.item(row)),
+            uncached_tokens=int(columns.uncached_tokens.item(row)),
+            queue_seconds=self.queue_seconds.item(row),
+            prefill_seconds=columns.prefill_seconds.item(row),
+            predicted_ttft=self.predicted_ttft.item(row),
+        )
 
     def _waiting(self, row: int, estimate: CandidateEstimate) -> CandidateEstimate:
         seconds = self.queue_seconds.item(row)

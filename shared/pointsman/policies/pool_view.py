@@ -102,7 +102,7 @@ class LazyCandidates(Sequence[CandidateEstimate]):
     """Estimates that are made when they are looked at."""
 
     @abstractmethod
-    def nearest(self, chosen: InstanceId, *, by_ttft: int, by_hit: int) -> list[CandidateEstimate]:
+    def recorded(self, chosen: InstanceId, *, by_ttft: int, by_hit: int) -> list[Candidate]:
         """The chosen one, so many with the least predicted TTFT, and of the rest so many with the longest hits, in their
         order."""
 

@@ -19,6 +19,7 @@ def map_large_blocks() -> None:
 
 
 def freeze_started() -> None:
-    """What is there at the start is never collected: a full collection, which holds the GIL, skips it."""
+    """What is there at the start is never collected. A full collection stops the process, some ten milliseconds for what
+    is imported alone."""
     gc.collect()
     gc.freeze()

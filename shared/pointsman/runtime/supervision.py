@@ -10,6 +10,8 @@ from typing import Any, Self
 import click
 import structlog
 
+from pointsman.runtime.memory import freeze_started
+
 log = structlog.get_logger()
 
 STOP_SECONDS_MAX = 10.0
@@ -99,6 +101,7 @@ def run(main: Callable[[Supervisor], Awaitable[None]]) -> None:
 
 
 async def _supervised(main: Callable[[Supervisor], Awaitable[None]]) -> None:
+    freeze_started()
     async with Supervisor() as supervisor:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):

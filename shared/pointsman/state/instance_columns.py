@@ -85,7 +85,7 @@ class InstanceColumns:
         ]
 
     def rows_with_pending(self) -> set[int]:
-        return set(np.flatnonzero(self.pending).tolist())
+        return set(self.pending.nonzero()[0].tolist())
 
     @property
     def load_tokens(self) -> Column:
@@ -99,7 +99,7 @@ class InstanceColumns:
         whole = (passed >= work) | (work == 0.0)
         done = np.where(whole, work, np.maximum(passed, 0.0))
         done_tokens = np.where(whole, step_tokens, 0.0)
-        partly = np.flatnonzero(~whole & (passed > 0.0))
+        partly = (~whole & (passed > 0.0)).nonzero()[0]
         if partly.size:
             done_tokens[partly] = np.trunc(step_tokens[partly] * (passed[partly] / work[partly]))
         left = np.maximum(0.0, seconds - done) + pending_seconds
@@ -157,7 +157,7 @@ def _learned(known: Correction | None, *, one_prompt: bool) -> tuple[float, ...]
 def _corrected(work: Column, tokens: Column, learned: Column) -> Column:
     factor, share, token_seconds, token_sum, known = learned
     corrected = work * factor
-    far = np.flatnonzero(tokens > known)
+    far = (tokens > known).nonzero()[0]
     if far.size:
         share = share.copy()
         share[far] *= known[far] / tokens[far]

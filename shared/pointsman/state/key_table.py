@@ -1,8 +1,9 @@
 """At which places each block key is, in about 20 bytes a key: buckets of 16-byte entries, the key and its place. A bucket is
 one `bytes`, searched by `find`. Keys are hashes, so their low bits choose the bucket.
 
-Nothing is ever rebuilt in one piece. When buckets get full their list is doubled: both halves share the buckets, which are
-rid of entries of the other half one by one, as others are inserted. Nobody looks for a key in the other half."""
+Nothing is ever rebuilt in one piece. When buckets get full their number doubles: as keys are inserted, the list grows, and
+each new bucket begins as the same bytes as its *twin* in the lower half; then all are rid of entries that belong to the
+twin. Nobody looks for a key in the twin, once there are both."""
 
 import struct
 from array import array
@@ -20,6 +21,8 @@ NOWHERE = -1
 BUCKETS_MIN = 64
 FILL = 12
 """Entries per bucket at which their number doubles."""
+GROWN, GROWN_MIN = 8, 64
+"""New buckets for each key inserted, and for each call."""
 
 
 class KeyTable:
@@ -30,16 +33,18 @@ class KeyTable:
     def __init__(self) -> None:
         self._buckets = [b""] * BUCKETS_MIN
         self._mask = BUCKETS_MIN - 1
+        """Buckets beyond the end of the list are still one with their twins."""
         self._entries = 0
         self._unswept = NOWHERE
-        """Buckets up to here may hold entries of the other half since they were doubled."""
+        """Buckets up to here may hold entries of their twins."""
 
     def __len__(self) -> int:
         return self._entries
 
     def place(self, key: BlockKey) -> int:
         """The first place, or NOWHERE."""
-        bucket = self._buckets[key & self._mask]
+        buckets, slot = self._buckets, key & self._mask
+        bucket = buckets[slot if slot < len(buckets) else slot & self._mask >> 1]
         packed = key.to_bytes(KEY, "little")
         at = bucket.find(packed)
         while at % ENTRY and at >= 0:
@@ -47,7 +52,7 @@ class KeyTable:
         return int.from_bytes(bucket[at + KEY : at + ENTRY], "little") if at >= 0 else NOWHERE
 
     def places(self, key: BlockKey) -> Iterator[int]:
-        bucket = self._buckets[key & self._mask]
+        bucket = self._buckets[self._slot(key)]
         packed = key.to_bytes(KEY, "little")
         at = bucket.find(packed)
         while at >= 0:
@@ -60,35 +65,40 @@ class KeyTable:
     def insert(self, keys: list[BlockKey], packed: bytes, place: int) -> int:
         """At consecutive places, up to the first that is somewhere already. Returns how many. `packed`: the same keys."""
         buckets, mask = self._buckets, self._mask
+        size, lower = len(buckets), mask >> 1
         done = 0
         for key, first, second in zip(keys, *_halves(packed, place), strict=True):
             slot = key & mask
+            if slot >= size:
+                slot &= lower
             bucket = buckets[slot]
             if bucket.find(first) >= 0 and self.place(key) != NOWHERE:
                 break
             buckets[slot] = bucket + first + second
             done += 1
         self._entries += done
-        if self._entries > FILL * len(buckets):
-            self._buckets = buckets + buckets
-            self._mask = 2 * mask + 1
-            self._unswept = self._mask
+        if size > mask and self._entries > FILL * size:
+            self._mask = mask = 2 * mask + 1
+        if size <= mask:
+            self._grow(GROWN_MIN + GROWN * done)
         elif self._unswept >= 0:
             self._sweep(1 + done // 2)
         return done
 
     def insert_again(self, key: BlockKey, place: int) -> None:
         """One that may be somewhere already."""
-        slot = key & self._mask
-        self._buckets[slot] += pack((key, place))
+        self._buckets[self._slot(key)] += pack((key, place))
         self._entries += 1
 
     def delete(self, packed: bytes, place: int) -> None:
         """Keys at consecutive places."""
         buckets, mask = self._buckets, self._mask
+        size, lower = len(buckets), mask >> 1
         keys = unpack(packed)
         for key, first, second in zip(keys, *_halves(packed, place), strict=True):
             slot = key & mask
+            if slot >= size:
+                slot &= lower
             before, _, after = buckets[slot].partition(first + second)
             if len(before) & (ENTRY - 1) or len(before) == len(buckets[slot]):
                 before, after = self._around(slot, first + second)
@@ -116,8 +126,19 @@ class KeyTable:
         self._buckets = [entries[start:end] for start, end in pairwise([0, *ends])]
         self._mask, self._entries = count - 1, len(keys)
 
+    def _slot(self, key: BlockKey) -> int:
+        slot = key & self._mask
+        return slot if slot < len(self._buckets) else slot & self._mask >> 1
+
+    def _grow(self, count: int) -> None:
+        buckets, half = self._buckets, (self._mask + 1) // 2
+        first = len(buckets) - half
+        buckets += buckets[first : min(first + count, half)]
+        if len(buckets) > self._mask:
+            self._unswept = self._mask
+
     def _sweep(self, count: int) -> None:
-        """Rids some buckets of entries that belong to the other half."""
+        """Rids some buckets of entries that belong to their twins."""
         mask = self._mask
         for slot in range(self._unswept, max(-1, self._unswept - count), -1):
             bucket = self._buckets[slot]

@@ -39,6 +39,8 @@ REPLIES = (f"{INBOX}.", f"{MAPPED_REPLY}.")
 COMMANDS_WAITING_MAX = 4096
 COMMANDS_WAITING_BYTES_MAX = 64 * 2**20
 """Commands queued for a handler, and their bytes. More are dropped; their senders time out and retry."""
+COMMANDS_A_TURN = 8
+"""Then whatever else the process does has a turn: a leader behind its commands still renews its lease."""
 
 
 class Requests:
@@ -165,8 +167,16 @@ class JetStreamCommands(Commands):
                 self._listener.trouble("command dropped", f"too many wait on {subject}")
 
         async def handle_all() -> None:
+            taken = 0
             while True:
-                message = await waiting.next()
+                if not waiting:
+                    await waiting.come()
+                    taken = 0
+                elif taken == COMMANDS_A_TURN:
+                    await asyncio.sleep(0)
+                    taken = 0
+                taken += 1
+                message = waiting.take()
                 reply = _Reply(message, self._connection, self._listener, waiting)
                 await self._handle(message.subject, handler(message.data, reply))
 
@@ -214,10 +224,12 @@ class _WaitingCommands:
             self._wakeup.set_result(None)
         return True
 
-    async def next(self) -> Message:
+    async def come(self) -> None:
         while not self._messages:
             self._wakeup = asyncio.get_running_loop().create_future()
             await self._wakeup
+
+    def take(self) -> Message:
         message = self._messages.popleft()
         self._bytes -= len(message.data)
         return message

@@ -30,6 +30,8 @@ BUFFERED_MAX = 2 * READ_AHEAD_MAX
 PULL_EXPIRES_SECONDS = 30.0
 HEARTBEAT_SECONDS = 0.5
 TICK_SECONDS = 0.25
+ENTRIES_A_TURN = 64
+"""Then whatever else the process does has a turn, also while there is more to read."""
 QUIET_TICKS_MAX = 5
 """Counted in ticks, not time: a stalled event loop of our own is not the consumer's fault."""
 AUDIT_TICKS = 40
@@ -130,6 +132,7 @@ class Reader(StreamReader):
         self._batch = _Batch()
         self._progress = _Progress(start - 1, start - 1)
         self._pull = _Pull()
+        self._taken = 0
         self._upkeep = _Upkeep()
         self._wakeup: asyncio.Future[None] | None = None
         self._timer = asyncio.get_running_loop().call_later(TICK_SECONDS, self._tick)
@@ -144,6 +147,11 @@ class Reader(StreamReader):
     @override
     async def _step(self) -> LogEntry | LogReset | None:
         if self._pull.buffer:
+            self._taken += 1
+            if self._taken > ENTRIES_A_TURN:
+                self._taken = 0
+                await asyncio.sleep(0)
+                return None
             return self._take(self._pull.buffer.popleft())
         if not self._pull.attached:
             return await self._try(self._attach)
@@ -369,6 +377,7 @@ class Reader(StreamReader):
         if seconds is not None and seconds <= 0:
             return
         loop = asyncio.get_running_loop()
+        self._taken = 0
         self._wakeup = loop.create_future()
         timer = loop.call_later(seconds, self._wake) if seconds is not None else None
         try:

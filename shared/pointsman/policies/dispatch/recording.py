@@ -49,8 +49,7 @@ class Recording:
         """Half of the rivals have the least predicted TTFT, the others the longest hits of the rest."""
         rivals = self.rivals
         if rivals is not None and len(weighed) > rivals and isinstance(weighed, LazyCandidates):
-            nearest = weighed.nearest(chosen, by_ttft=(rivals + 1) // 2, by_hit=rivals // 2)
-            return [candidate.recorded() for candidate in nearest]
+            return weighed.recorded(chosen, by_ttft=(rivals + 1) // 2, by_hit=rivals // 2)
         return [candidate.recorded() for candidate in _nearest(weighed, chosen, self.rivals, _by_ttft, _by_hit)]
 
     def decode_candidates(

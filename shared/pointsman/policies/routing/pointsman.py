@@ -80,11 +80,13 @@ class Pointsman(RoutingPolicy):
         if not len(on_time):
             return self._late(view, candidates, reason)
         detour = self._cheapest(view, candidates, on_time)
-        if given_up and shares.lack(tenant) > self.tenant_lack_max:
-            return detour
         if given_up:
+            if shares.lack(tenant) > self.tenant_lack_max:
+                return detour
             instead = self._late(view, candidates, "on time only at the cost of others")
             saved, displaced_max = 0.0, self.displaced_max  # work behind the late delays nobody who is on time
+        elif len(on_time) == len(candidates):
+            return detour
         else:
             instead = self._cheapest(view, candidates)
             saved, displaced_max = instead.chosen.prefill_seconds, self.displaced_max / 10

@@ -29,13 +29,13 @@ class WeighedColumns(ColumnCandidates, Weighed):
 
     @override
     def on_time(self, budget: EngineSeconds) -> Rows:
-        return np.flatnonzero(self.predicted_ttft + self.columns.margin_seconds <= budget)
+        return (self.predicted_ttft + self.columns.margin_seconds <= budget).nonzero()[0]
 
     @override
     def with_queue_within(self, seconds: EngineSeconds, among: Rows | None = None) -> Rows:
         within = self.queue_seconds <= seconds
         if among is None:
-            return np.flatnonzero(within)
+            return within.nonzero()[0]
         rows = _rows(among)
         return rows[within[rows]]
 
@@ -45,7 +45,7 @@ class WeighedColumns(ColumnCandidates, Weighed):
         wait = self.predicted_ttft - prefill + stall * (known.requests - known.waiting)
         costs = (wait + prefill / 2) * prefill
         if among is None:
-            return {names[row]: row for row in np.flatnonzero(costs == costs.min()).tolist()}
+            return {names[row]: row for row in (costs == costs.min()).nonzero()[0].tolist()}
         rows = _rows(among)
         costs = costs[rows]
         return {names[row]: row for row in rows[costs == costs.min()].tolist()}
@@ -73,7 +73,7 @@ class WeighedColumns(ColumnCandidates, Weighed):
     @override
     def demand(self, view: PoolView, queue_max: EngineSeconds) -> float:
         columns = self.columns
-        rows = np.flatnonzero((self.queue_seconds <= queue_max) & (columns.known.pending > 0))
+        rows = ((self.queue_seconds <= queue_max) & (columns.known.pending > 0)).nonzero()[0]
         return view.pending_share(int(columns.hit_blocks.max()), [columns.names[row] for row in rows.tolist()])
 
 

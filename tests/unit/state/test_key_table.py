@@ -1,0 +1,80 @@
+"""A table of keys against a dictionary of them, while it grows bucket by bucket."""
+
+from itertools import pairwise
+from random import Random
+
+import pytest
+
+from pointsman.primitives import BlockKey
+from pointsman.state.key_table import ENTRY, FILL, GROWN, GROWN_MIN, NOWHERE, KeyTable, pack
+
+
+def random_keys(chance: Random, count: int) -> list[BlockKey]:
+    return [BlockKey(chance.getrandbits(64)) for _ in range(count)]
+
+
+@pytest.mark.parametrize("run", [1, 2, 5, 32])
+def test_keys_are_found_where_they_were_put_at_every_step_of_growth(run: int) -> None:
+    chance, table = Random(run), KeyTable()
+    known: dict[BlockKey, int] = {}
+    runs: list[tuple[list[BlockKey], int]] = []
+    number = 0
+    while len(known) < 12_000:
+        number += 1
+        keys = random_keys(chance, run)
+        assert table.insert(keys, pack(keys), number << 32) == run
+        runs.append((keys, number << 32))
+        known.update((key, number << 32 | at) for at, key in enumerate(keys))
+        if len(runs) > 1 and chance.random() < 0.2:
+            gone, place = runs.pop(chance.randrange(len(runs)))
+            table.delete(pack(gone), place)
+            for key in gone:
+                del known[key]
+                assert table.place(key) == NOWHERE
+        looked_at, place = chance.choice(runs)
+        assert [table.place(key) for key in looked_at] == [place | at for at in range(run)]
+        assert [list(table.places(key)) for key in looked_at] == [[place | at] for at in range(run)]
+
+    assert len(table) == len(known)
+    assert {key: table.place(key) for key in known} == known
+    assert all(table.place(key) == NOWHERE for key in random_keys(chance, 1_000))
+
+
+def test_no_call_makes_more_new_buckets_than_its_keys_pay_for() -> None:
+    chance, table = Random(7), KeyTable()
+    sizes = [len(table._buckets)]
+    for number in range(1, 20_000):
+        keys = random_keys(chance, 1)
+        table.insert(keys, pack(keys), number << 32)
+        sizes.append(len(table._buckets))
+
+    assert max(after - before for before, after in pairwise(sizes)) == GROWN_MIN + GROWN
+    assert sizes[-1] * FILL > len(table)
+    assert sum(map(len, table._buckets)) == ENTRY * len(table), "nothing is left in twins"
+
+
+def test_a_key_at_two_places_has_both_while_the_table_grows() -> None:
+    chance, table = Random(9), KeyTable()
+    twice = random_keys(chance, 1_000)
+    for number, key in enumerate(twice, 1):
+        table.insert([key], pack([key]), number << 32)
+        table.insert_again(key, number << 32 | 7)
+    for number, key in enumerate(random_keys(chance, 20_000), 5_000):
+        table.insert([key], pack([key]), number << 32)
+        known = twice[number % len(twice)]
+        first = (number % len(twice) + 1) << 32
+        assert list(table.places(known)) == [first, first | 7]
+
+
+def test_what_was_deleted_does_not_come_back_when_the_table_has_grown() -> None:
+    chance, table = Random(11), KeyTable()
+    old = random_keys(chance, 3_000)
+    for number, key in enumerate(old, 1):
+        table.insert([key], pack([key]), number << 32)
+    for number, key in enumerate(old, 1):
+        table.delete(pack([key]), number << 32)
+        fresh = random_keys(chance, 5)
+        table.insert(fresh, pack(fresh), 10_000 + number << 32)
+
+    assert all(table.place(key) == NOWHERE for key in old)
+    assert len(table) == 15_000
