@@ -48,10 +48,14 @@ def route(turn: Turn, command: RouteRequest) -> None:
 
 
 def place_held(turn: Turn) -> None:
-    for request in list(turn.state.workload.requests.values()):
-        if request.stage is Stage.ARRIVED:
-            _place(turn, request, request.attempt, request.excluded, held=True)
-            grant_next(turn, request.instance)
+    """Thousands may be held while no instance is ready: they are counted once, and who stays held costs next to nothing."""
+    among = _held(turn)
+    for request in list(turn.state.workload.requests.values()) if among else ():
+        if request.stage is not Stage.ARRIVED or _may_hold(turn, request, among):
+            continue
+        _place(turn, request, request.attempt, request.excluded, held=True, among=among)
+        grant_next(turn, request.instance)
+        among -= 1
 
 
 def _has_its_place(request: Request, attempt: int) -> bool:
@@ -104,9 +108,16 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 def answer_to(
-    turn: Turn, request: Request, attempt: int, excluded: Collection[InstanceId], *, held: bool
+    turn: Turn,
+    request: Request,
+    attempt: int,
+    excluded: Collection[InstanceId],
+    *,
+    held: bool,
+    among: int | None = None,
 ) -> Answer | None:
-    """Changes nothing, so a shadow policy may ask too. None: the request is held. `held`: it arrived before this turn."""
+    """Changes nothing, so a shadow policy may ask too. None: the request is held. `held`: it arrived before this turn.
+    `among`: so many are held; None: they are counted if need be."""
     lost = _lost_seconds(turn, request, attempt, held=held)
     if lost:
         request = replace(request, slo_ttft=request.slo_ttft + lost)
@@ -116,7 +127,7 @@ def answer_to(
     try:
         choice = trial or turn.policies.routing.choose(view)
     except NoInstance as answer:
-        if not _may_hold(turn, request):
+        if not _may_hold(turn, request, _held(turn) if among is None else among):
             no_instance = Refusal(RejectReason.NO_INSTANCE, str(answer), _retry_after(turn))
             return Answer(request, _no_decoder(turn, decoder, excluded) or no_instance, [], decoder)
         return None
@@ -134,11 +145,19 @@ def answer_to(
     return Answer(request, admitted, admitted.considered, decoder, decode, place, lost)
 
 
-def _place(turn: Turn, request: Request, attempt: int, excluded: Collection[InstanceId], *, held: bool) -> None:
+def _place(
+    turn: Turn,
+    request: Request,
+    attempt: int,
+    excluded: Collection[InstanceId],
+    *,
+    held: bool,
+    among: int | None = None,
+) -> None:
     if request.over_limit is not None:
         reject_over_limit(turn, request, request.over_limit, attempt)
         return
-    answer = answer_to(turn, request, attempt, excluded, held=held)
+    answer = answer_to(turn, request, attempt, excluded, held=held, among=among)
     if answer is None:
         return
     admitted, decode = answer.admitted, answer.decode
@@ -240,13 +259,17 @@ def _no_decoder(turn: Turn, decoder: Decoder, excluded: Collection[InstanceId]) 
 # Holding requests while no instance is ready
 
 
-def _may_hold(turn: Turn, request: Request) -> bool:
+def _held(turn: Turn) -> int:
+    return sum(request.stage is Stage.ARRIVED for request in turn.state.workload.requests.values())
+
+
+def _may_hold(turn: Turn, request: Request, held: int) -> bool:
+    """`held`: how many are, itself included."""
     policies = turn.policies
     if request.stage is not Stage.ARRIVED or request.excluded or _is_servable(turn, request):
         return False
     if turn.now - request.arrived_at >= policies.hold_seconds or _holds_none(turn):
         return False
-    held = sum(known.stage is Stage.ARRIVED for known in turn.state.workload.requests.values())
     return held <= policies.hold_max
 
 

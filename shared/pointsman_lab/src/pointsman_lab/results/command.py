@@ -50,7 +50,7 @@ NUMBERS, ROWS = "results.json", "results.csv"
 def results_command(
     traces: Path, only: str, add: bool, quick: bool, page_only: bool, jobs: int | None, out: Path | None
 ) -> None:
-    """Run every study of docs/results.md and write the page (at most 40 minutes on two cores).
+    """Run every study of docs/results.md and write the page (an hour or more on two cores).
 
     \b
     Examples:
