@@ -169,7 +169,7 @@ DECISION_SECONDS = Histogram(
     "pointsman_decision_seconds",
     "Wall time to decide one placement.",
     ["pool"],
-    buckets=(0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05),
+    buckets=(0.0001, 0.00025, 0.0005, 0.00075, 0.001, 0.0015, 0.002, 0.003, 0.005, 0.01, 0.05),
 )
 OVERLAP_REQUESTS = Counter(
     "pointsman_overlap_requests_total",
