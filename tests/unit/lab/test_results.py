@@ -472,7 +472,8 @@ def test_what_cannot_be_made_is_refused_with_what_to_do(tmp_path: Path, argument
 
 
 def test_the_tuned_rows_are_the_best_of_the_grid_that_was_measured() -> None:
-    """In results.json as committed: to within a point of capacity, which other seeds turn round."""
+    """In results.json as committed: to within a point of capacity, which other seeds turn round. `dualmap` is shown by its
+    default; the page says what the best of its grid gains."""
     numbers = msgspec.json.decode((DOCS / "results" / "results.json").read_bytes(), type=Numbers)
     conversation, tools = (numbers.studies[f"tuning-{name}"] for name in ("conversation", "tools"))
     mean = {row: (conversation.point(row, 7.0).mean + tools.point(row, 14.0).mean) / 2 for row in conversation.rows()}
@@ -480,4 +481,5 @@ def test_the_tuned_rows_are_the_best_of_the_grid_that_was_measured() -> None:
     assert set(SHOWN) == {row.partition(":")[0] for row in mean}
     for policy, settings in SHOWN.items():
         shown = ":".join((policy, *(one.removeprefix(f"{policy}.") for one in settings)))
-        assert mean[shown] > max(mean[row] for row in mean if row.startswith(f"{policy}:")) - 0.01, policy
+        behind = 0.025 if policy == "dualmap" else 0.01
+        assert mean[shown] > max(mean[row] for row in mean if row.startswith(f"{policy}:")) - behind, policy
