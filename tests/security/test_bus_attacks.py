@@ -71,6 +71,7 @@ async def test_on_an_open_server_each_attack_has_its_effect(tmp_path: Path) -> N
     async with running_nats(tmp_path) as url, world_at(url, {}) as world:
         first = await world.picture()
         for attack in ATTACKS:
+            effect: set[str] = set()
             for _ in range(ATTEMPTS):
                 async with attacker(url, "outsider") as outsider:
                     effect = await effect_of(attack, outsider, world, first)
