@@ -4,7 +4,6 @@ SO_REUSEPORT (docs/decisions/0038). Prometheus reads its multiprocess directory 
 again with it."""
 
 import contextlib
-import gc
 import os
 import select
 import shutil
@@ -26,6 +25,7 @@ from prometheus_client import multiprocess
 from pointsman.adapters.backoff import RestartBackoff
 from pointsman.adapters.child_process import die_with_parent
 from pointsman.primitives import EngineSeconds
+from pointsman.runtime.memory import freeze_started
 from pointsman.runtime.metrics_page import METRICS_DIRECTORY
 
 log = structlog.get_logger()
@@ -101,8 +101,7 @@ class _Parent:
             signal.signal(number, lambda _number, _frame: None)
         signal.set_wakeup_fd(self._signalled, warn_on_full_buffer=False)
         multiprocess.mark_process_dead(os.getpid())  # type: ignore[no-untyped-call]  # the parent measures nothing
-        gc.collect()
-        gc.freeze()  # so that the children's collections do not touch, and copy, what they share
+        freeze_started()  # so that the children's collections do not touch, and copy, what they share
         while True:
             self._start_due()
             if self._stopping and not any(child.pid for child in self._children):

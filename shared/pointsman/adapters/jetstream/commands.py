@@ -21,6 +21,7 @@ from pointsman.adapters.jetstream.connection import (
 )
 from pointsman.adapters.log_listener import LogListener
 from pointsman.adapters.shared_timers import SharedTimers
+from pointsman.adapters.turns import Turn
 from pointsman.contracts.codec import AnyCommand, UnwritableError, encode
 from pointsman.contracts.permissions import INBOX, JETSTREAM_API, MAPPED_REPLY, SERVICE_API
 from pointsman.contracts.subjects import covers
@@ -167,15 +168,12 @@ class JetStreamCommands(Commands):
                 self._listener.trouble("command dropped", f"too many wait on {subject}")
 
         async def handle_all() -> None:
-            taken = 0
+            turn = Turn(COMMANDS_A_TURN)
             while True:
                 if not waiting:
                     await waiting.come()
-                    taken = 0
-                elif taken == COMMANDS_A_TURN:
-                    await asyncio.sleep(0)
-                    taken = 0
-                taken += 1
+                    turn.begin()
+                await turn.take_message()
                 message = waiting.take()
                 reply = _Reply(message, self._connection, self._listener, waiting)
                 await self._handle(message.subject, handler(message.data, reply))

@@ -20,6 +20,7 @@ from pointsman.adapters.jetstream.connection import Connection, Message, NotConn
 from pointsman.adapters.jetstream.stream import NANOSECONDS, Stream
 from pointsman.adapters.jetstream.stream_reader import StreamReader
 from pointsman.adapters.log_listener import LogListener
+from pointsman.adapters.turns import Turn
 from pointsman.ports import LogEntry, LogExtent, LogMissingError, LogReset, LogUnavailableError
 from pointsman.primitives import EngineSeconds, Sequence, WallSeconds
 
@@ -132,7 +133,7 @@ class Reader(StreamReader):
         self._batch = _Batch()
         self._progress = _Progress(start - 1, start - 1)
         self._pull = _Pull()
-        self._taken = 0
+        self._turn = Turn(ENTRIES_A_TURN)
         self._upkeep = _Upkeep()
         self._wakeup: asyncio.Future[None] | None = None
         self._timer = asyncio.get_running_loop().call_later(TICK_SECONDS, self._tick)
@@ -147,10 +148,7 @@ class Reader(StreamReader):
     @override
     async def _step(self) -> LogEntry | LogReset | None:
         if self._pull.buffer:
-            self._taken += 1
-            if self._taken > ENTRIES_A_TURN:
-                self._taken = 0
-                await asyncio.sleep(0)
+            if await self._turn.take_message():
                 return None
             return self._take(self._pull.buffer.popleft())
         if not self._pull.attached:
@@ -377,7 +375,7 @@ class Reader(StreamReader):
         if seconds is not None and seconds <= 0:
             return
         loop = asyncio.get_running_loop()
-        self._taken = 0
+        self._turn.begin()
         self._wakeup = loop.create_future()
         timer = loop.call_later(seconds, self._wake) if seconds is not None else None
         try:

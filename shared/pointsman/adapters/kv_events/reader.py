@@ -8,24 +8,13 @@ from pointsman.adapters.kv_events.codec import decode_batch
 from pointsman.adapters.kv_events.continuity import Continuity, RawBatch
 from pointsman.adapters.kv_events.events import Cursor, EngineItem
 from pointsman.adapters.kv_events.sockets import EngineSockets, KvEndpoint, ReplayError, ReplaySocket, ZmqSockets
+from pointsman.adapters.turns import Turn
 from pointsman.primitives import EngineSeconds
 
 CONNECT_SECONDS_MAX = 5.0
 MESSAGES_PER_TURN_MAX = 16
 TURN_SECONDS_MAX = 0.002
 """Then whatever else the process follows has a turn: a replay of 10,000 batches takes seconds."""
-
-
-class _Turn:
-    def __init__(self) -> None:
-        self._messages = 0
-        self._began = _now()
-
-    async def take_message(self) -> None:
-        self._messages += 1
-        if self._messages >= MESSAGES_PER_TURN_MAX or _now() - self._began >= TURN_SECONDS_MAX:
-            await asyncio.sleep(0)
-            self._messages, self._began = 0, _now()
 
 
 class KvEventReader:
@@ -64,7 +53,7 @@ class KvEventReader:
         try:
             await live.connected(CONNECT_SECONDS_MAX)
             continuity.start(after)
-            turn = _Turn()
+            turn = Turn(MESSAGES_PER_TURN_MAX, TURN_SECONDS_MAX)
             async for item in self._settled(sockets.replay, turn):
                 yield item
             silent = False
@@ -84,7 +73,7 @@ class KvEventReader:
         finally:
             sockets.close()
 
-    async def _settled(self, replay: ReplaySocket | None, turn: _Turn) -> AsyncGenerator[EngineItem, None]:
+    async def _settled(self, replay: ReplaySocket | None, turn: Turn) -> AsyncGenerator[EngineItem, None]:
         continuity = self._continuity
         while True:
             for item in self._ready():

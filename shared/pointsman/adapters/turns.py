@@ -1,0 +1,33 @@
+"""Who has many messages before him leaves turns of the event loop to whatever else the process does."""
+
+import asyncio
+from math import inf
+
+from pointsman.primitives import EngineSeconds
+
+
+class Turn:
+    """Of one reader. Over after `messages_max`, or `seconds_max` of the loop's time."""
+
+    def __init__(self, messages_max: int, seconds_max: EngineSeconds = inf) -> None:
+        self._messages_max = messages_max
+        self._seconds_max = seconds_max
+        self.begin()
+
+    def begin(self) -> None:
+        """Also whenever the reader has waited: others had theirs."""
+        self._messages = 0
+        self._began = _now()
+
+    async def take_message(self) -> bool:
+        """Count one. Returns whether others had a turn meanwhile."""
+        self._messages += 1
+        if self._messages < self._messages_max and _now() - self._began < self._seconds_max:
+            return False
+        await asyncio.sleep(0)
+        self.begin()
+        return True
+
+
+def _now() -> EngineSeconds:
+    return asyncio.get_running_loop().time()
