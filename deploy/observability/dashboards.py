@@ -377,7 +377,18 @@ CACHE = Board(
                     "reqps",
                     "stacked",
                 ),
-                Panel("Time of a decision", "Wall time.", quantiles("pointsman_decision_seconds"), "s"),
+                Panel(
+                    "Time of a decision",
+                    "Wall time, and before it the wait for the leader's turn.",
+                    [
+                        *quantiles("pointsman_decision_seconds"),
+                        *(
+                            (expr, f"wait {legend}")
+                            for expr, legend in quantiles("pointsman_scheduler_request_wait_seconds")
+                        ),
+                    ],
+                    "s",
+                ),
                 Panel(
                     "Error of prefill predictions",
                     "Median, as a share of the time observed. Above 0.3: pointsman calibrate.",
@@ -720,8 +731,8 @@ CONTROL = Board(
                         (f"sum (pointsman_log_writes_stalled{{{POOL}}})", "processes whose writes stall"),
                         (f"sum (increase(pointsman_log_events_lost_total{{{POOL}}}[5m]))", "events lost in 5 min"),
                         (
-                            f"sum (increase(pointsman_log_requests_refused_total{{{POOL}}}[5m]))",
-                            "requests refused in 5 min",
+                            f"sum by (reason) (increase(pointsman_scheduler_requests_refused_total{{{POOL}}}[5m]))",
+                            "requests refused in 5 min: {{reason}}",
                         ),
                         (f"sum (increase(pointsman_log_resets_total{{{POOL}}}[5m]))", "resets in 5 min"),
                         (f"sum (increase(pointsman_dead_letters_total{{{POOL}}}[5m]))", "dead letters in 5 min"),

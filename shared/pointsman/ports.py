@@ -163,6 +163,11 @@ class Reply(Protocol):
         """Of the command; attests its sender where the subject names one (`contracts.subjects.actor_of`)."""
         ...
 
+    @property
+    def waited(self) -> WallSeconds:
+        """Of the command, between its arrival in this process and its turn."""
+        ...
+
     async def __call__(self, answer: AnyCommand | bytes) -> None:
         """Sends without waiting."""
         ...

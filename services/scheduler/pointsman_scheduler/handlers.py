@@ -56,7 +56,7 @@ from pointsman_scheduler.api_keys import ApiKeyWriter, KeyRefusedError
 from pointsman_scheduler.fleet_status import describe_fleet
 from pointsman_scheduler.leader import ActiveTerm, Candidacy, send
 from pointsman_scheduler.log_liveness import LogLiveness
-from pointsman_scheduler.log_load import LogLoad
+from pointsman_scheduler.overload import Overload
 from pointsman_scheduler.replica import Replica
 from pointsman_scheduler.tenant_policies import TenantPoliciesKeeper, describe_tenants
 from pointsman_scheduler.waiters import UNGRANTED
@@ -76,7 +76,7 @@ class CommandHandlers:
         name: str,
         secret: str,
         log_liveness: LogLiveness,
-        log_load: LogLoad,
+        overload: Overload,
     ) -> None:
         self._leader = leader
         self._log_liveness = log_liveness
@@ -88,7 +88,7 @@ class CommandHandlers:
         self._pool = pool
         self._decision_seconds = telemetry.DECISION_SECONDS.labels(pool)
         self._name = name
-        self._log_load = log_load
+        self._overload = overload
 
     def by_subject(self) -> list[tuple[str, CommandHandler]]:
         pool = self._pool
@@ -131,8 +131,8 @@ class CommandHandlers:
             await self._place(term, command, reply)
 
     async def _place(self, term: ActiveTerm, command: RouteRequest, reply: Reply) -> None:
-        if self._log_load.refuses(command, self._replica.state.workload):
-            await reply(self._log_load.refusal(command, term.term))
+        if reason := self._overload.reason(command, self._replica.state.workload, reply.waited):
+            await reply(self._overload.refusal(command, reason, term.term))
             return
         started = self._clock.wall()
         term.ownership.named(command.request, started)
@@ -202,7 +202,7 @@ class CommandHandlers:
         await reply(ApiKeyAnswered(refusal=refusal))
 
     async def _migrate(self, term: ActiveTerm, command: MigrateRequests, reply: Reply) -> None:
-        events, answer = term.migrations.take(command, self._clock.now(), log_busy=self._log_load.is_busy)
+        events, answer = term.migrations.take(command, self._clock.now(), log_busy=self._overload.log_busy)
         await term.publish(events)
         await reply(answer)
 

@@ -26,7 +26,7 @@ from pointsman.state.workload import Request
 from pointsman_scheduler.fleet_status import FleetGauges
 from pointsman_scheduler.leader import ActiveTerm, Candidacy
 from pointsman_scheduler.log_liveness import LogLiveness
-from pointsman_scheduler.log_load import LogLoad
+from pointsman_scheduler.overload import Overload
 from pointsman_scheduler.replica import Replica
 from pointsman_scheduler.settings import SchedulerSettings
 from pointsman_scheduler.waiters import UNGRANTED
@@ -56,7 +56,7 @@ class Housekeeping:
         settings: SchedulerSettings,
         heartbeats: LogLiveness,
         policies: PolicySet,
-        log_load: LogLoad,
+        overload: Overload,
     ) -> None:
         self._leader = leader
         self._replica = replica
@@ -67,7 +67,7 @@ class Housekeeping:
         self._pool = pool = PoolName(settings.pool)
         self._gauges = FleetGauges(pool, policies)
         self._series = EngineSeries(pool)
-        self._log_load = log_load
+        self._overload = overload
 
     async def run(self) -> None:
         steps = (
@@ -94,14 +94,14 @@ class Housekeeping:
             with contained("columns"):
                 prepare_columns(self._replica.state)
             self._leader.report_readiness()
-            with contained("log load"):
-                self._watch_log()
+            with contained("overload"):
+                self._watch_load()
             with contained("gauges"):
                 self._show(self._replica.state)
 
-    def _watch_log(self) -> None:
+    def _watch_load(self) -> None:
         term = self._leader.leading
-        told = self._log_load.look(leads=term is not None)
+        told = self._overload.look(leads=term is not None)
         if term is not None:
             for event in told:
                 term.note(event)

@@ -30,8 +30,8 @@ from pointsman_scheduler.handlers import CommandHandlers
 from pointsman_scheduler.housekeeping import Housekeeping
 from pointsman_scheduler.leader import LEADERSHIP, ActiveTerm, Candidacy, DeposedError
 from pointsman_scheduler.log_liveness import LogLiveness
-from pointsman_scheduler.log_load import LogLoad
 from pointsman_scheduler.overlap import OverlapService
+from pointsman_scheduler.overload import Overload
 from pointsman_scheduler.policy_config import empty_state
 from pointsman_scheduler.replica import Replica
 from pointsman_scheduler.resync import Resync
@@ -86,7 +86,7 @@ class SchedulerService:
             rivals=settings.rivals,
             tracer=tracer,
         )
-        log_load = LogLoad(event_log, clock, board, name)
+        overload = Overload(event_log, clock, board, name)
         self._tenants = tenants = TenantPoliciesKeeper(leader=leader, replica=replica, store=access, clock=clock)
         self._handlers = CommandHandlers(
             leader=leader,
@@ -99,10 +99,10 @@ class SchedulerService:
             name=name,
             secret=settings.secret,
             log_liveness=heartbeats,
-            log_load=log_load,
+            overload=overload,
         )
         self._housekeeping = Housekeeping(
-            log_load=log_load,
+            overload=overload,
             leader=leader,
             replica=replica,
             commands=commands,

@@ -251,8 +251,8 @@ class WritesLost(Event, frozen=True, kw_only=True):
 
 
 class RequestsRefused(Event, frozen=True, kw_only=True):
-    """Requests that a leader turned away from `since` to `at` without a record of each, because the log did not keep up
-    with its writes. Subject `pm.<pool>.lost`."""
+    """Requests that a leader turned away from `since` to `at` without a record of each, because the log or it
+    itself did not keep up. Subject `pm.<pool>.lost`."""
 
     scheduler: Name
     count: Count

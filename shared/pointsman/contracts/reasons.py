@@ -28,7 +28,9 @@ class RejectReason(StrEnum):
     QUOTA_EXCEEDED = "quota_exceeded"
     """The tenant's tokens of this day."""
     LOG_OVERLOADED = "log_overloaded"
-    """The log does not take the leader's writes as fast as they come. Not written itself: RequestsRefused counts them."""
+    SCHEDULER_OVERLOADED = "scheduler_overloaded"
+    """The log does not take the leader's writes as fast as they come, or requests come faster than it decides. Not written
+    themselves: RequestsRefused counts them."""
 
 
 TENANT_LIMITS = frozenset({RejectReason.RATE_LIMITED, RejectReason.CONCURRENCY_EXCEEDED, RejectReason.QUOTA_EXCEEDED})
@@ -73,6 +75,7 @@ REJECT_ANSWERS = {
         HTTPStatus.TOO_MANY_REQUESTS.value, "Ask your operator for a larger quota.", retryable=False
     ),
     RejectReason.LOG_OVERLOADED: _UNAVAILABLE,
+    RejectReason.SCHEDULER_OVERLOADED: _UNAVAILABLE,
 }
 
 

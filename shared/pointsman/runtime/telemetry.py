@@ -401,10 +401,16 @@ LOG_WRITE_LOAD = Gauge(
     "How near unconfirmed writes are to being lost, by number, bytes or time; from 0.5 on a leader refuses requests.",
     ["pool"],
 )
-LOG_REFUSED = Counter(
-    "pointsman_log_requests_refused_total",
-    "Requests that this scheduler refused because the log did not keep up with its writes.",
+REQUEST_WAIT = Histogram(
+    "pointsman_scheduler_request_wait_seconds",
+    "Time that a request waited in the leader's process for its turn to be decided.",
     ["pool"],
+    buckets=(0.01, 0.05, 0.25, 0.5, 1.0, 2.0, 5.0),
+)
+SCHEDULER_REFUSED = Counter(
+    "pointsman_scheduler_requests_refused_total",
+    "Requests that this scheduler refused undecided: the log did not keep up (log_overloaded), or it did not itself.",
+    ["pool", "reason"],
 )
 LOG_LAG = Gauge(
     "pointsman_log_lag_entries", "Log entries that this process has not read yet (recorder: not archived).", ["pool"]

@@ -7,6 +7,7 @@ from typing_extensions import override
 
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import LeaderElected, RequestsRefused, WritesLost
+from pointsman.contracts.reasons import RejectReason
 from pointsman.ports import LogEntry
 from pointsman.primitives import EngineSeconds, Sequence, Term
 from pointsman.state.state import PoolSettings, State
@@ -16,6 +17,18 @@ from pointsman_cli.doctor.findings import Finding, Severity, times
 EVIDENCE_MAX = 5
 LEADERLESS_WALL_SECONDS = 2.0
 TERMS_A_HOUR_MAX = 6
+REFUSING: dict[str, tuple[str, str]] = {
+    RejectReason.LOG_OVERLOADED: (
+        "log",
+        "The disk of nats-server takes writes too slowly, or too many processes share it: see its latency "
+        "(pointsman_log_write_load_ratio), give it a faster disk, or longer --flush-ms at the workers.",
+    ),
+    RejectReason.SCHEDULER_OVERLOADED: (
+        "scheduler",
+        "The leader decides in one process: give it a core of its own (pointsman_scheduler_request_wait_seconds), or "
+        "split the engines into several pools.",
+    ),
+}
 
 
 class LogHealth(Examiner):
@@ -32,8 +45,8 @@ class LogHealth(Examiner):
         self._undecodables = 0
         self._lost: Counter[str] = Counter()
         self._lost_reasons: dict[str, str] = {}
-        self._refused = 0
-        self._refused_for: EngineSeconds = 0.0
+        self._refused: Counter[str] = Counter()
+        self._refused_for: Counter[str] = Counter()
         self._leaders: list[LeaderElected] = []
         self._changes = 0
         self._fenced_before = 0
@@ -69,8 +82,8 @@ class LogHealth(Examiner):
             self._lost[event.writer] += event.count
             self._lost_reasons[event.writer] = event.reason
         elif isinstance(event, RequestsRefused):
-            self._refused += event.count
-            self._refused_for += max(0.0, event.at - event.since)
+            self._refused[event.reason] += event.count
+            self._refused_for[event.reason] += max(0.0, event.at - event.since)  # type: ignore[assignment]
         elif isinstance(event, LeaderElected):
             self._elect(event, state)
         elif event.stamp is not None:
@@ -156,12 +169,12 @@ class LogHealth(Examiner):
             )
 
     def _refused_requests(self) -> Iterator[Finding]:
-        if self._refused:
+        for reason, count in sorted(self._refused.items()):
+            who, advice = REFUSING.get(reason, REFUSING[RejectReason.LOG_OVERLOADED])
             yield self.serious(
-                f"{self._refused:,} requests were refused because the log did not keep up",
-                [f"for {self.wall(self._refused_for):.0f} s in all; clients got 503 log_overloaded"],
-                "The disk of nats-server takes writes too slowly, or too many processes share it: see its latency "
-                "(pointsman_log_write_load_ratio), give it a faster disk, or longer --flush-ms at the workers.",
+                f"{count:,} requests were refused because the {who} did not keep up",
+                [f"for {self.wall(self._refused_for[reason]):.0f} s in all; clients got 503 {reason}"],
+                advice,
             )
 
     def _leadership(self, state: State) -> Iterator[Finding]:

@@ -86,6 +86,27 @@ async def test_commands_that_wait_are_handled_in_order_with_turns_for_others() -
     assert turns[0] >= COMMANDS / COMMANDS_A_TURN / 2
 
 
+async def test_a_command_knows_how_long_it_waited_for_its_turn() -> None:
+    waits: list[float] = []
+    wire, last = Wire(), asyncio.Event()
+    commands = JetStreamCommands(wire, Requests(wire), LogListener())
+
+    async def handle(_payload: bytes, reply: Reply) -> None:
+        waits.append(float(reply.waited))
+        if len(waits) == 3:
+            last.set()
+        await asyncio.sleep(0.05)
+
+    async with commands.serve_payloads(SUBJECT, handle):
+        for _ in range(3):
+            wire.deliver(Sent(b"1"))
+        async with asyncio.timeout(10):
+            await last.wait()
+
+    assert waits[0] < waits[1] < waits[2]
+    assert waits[2] >= 0.1
+
+
 class Described:
     """Of a stream, what a reader asks of it while it reads on."""
 

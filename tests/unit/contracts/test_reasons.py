@@ -26,6 +26,7 @@ def test_every_reject_reason_has_an_answer() -> None:
         RejectReason.NO_INSTANCE,
         RejectReason.ALREADY_ENDED,
         RejectReason.LOG_OVERLOADED,
+        RejectReason.SCHEDULER_OVERLOADED,
     }
     assert {reason for reason in RejectReason if not reject_answer(reason).retryable} == {
         RejectReason.SLO_UNREACHABLE,

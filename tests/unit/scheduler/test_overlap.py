@@ -98,6 +98,7 @@ class Service:
 
         class Reply:
             subject = "pm.default.cmd.overlap"
+            waited = WallSeconds(0.0)
 
             async def __call__(self, answer: AnyCommand | bytes) -> None:
                 assert isinstance(answer, bytes)

@@ -174,8 +174,8 @@ class JetStreamCommands(Commands):
                     await waiting.come()
                     turn.begin()
                 await turn.take_message()
-                message = waiting.take()
-                reply = _Reply(message, self._connection, self._listener, waiting)
+                message, waited = waiting.take()
+                reply = _Reply(message, self._connection, self._listener, waiting, waited)
                 await self._handle(message.subject, handler(message.data, reply))
 
         handling = asyncio.create_task(handle_all())
@@ -204,7 +204,7 @@ class _WaitingCommands:
     """Oldest first, for one reader."""
 
     def __init__(self) -> None:
-        self._messages: deque[Message] = deque()
+        self._messages: deque[tuple[Message, float]] = deque()
         self._bytes = 0
         self._wakeup: asyncio.Future[None] | None = None
 
@@ -216,7 +216,7 @@ class _WaitingCommands:
         size = self._bytes + len(message.data)
         if len(self._messages) >= COMMANDS_WAITING_MAX or size > COMMANDS_WAITING_BYTES_MAX:
             return False
-        self._messages.append(message)
+        self._messages.append((message, asyncio.get_running_loop().time()))
         self._bytes = size
         if self._wakeup is not None and not self._wakeup.done():
             self._wakeup.set_result(None)
@@ -227,10 +227,11 @@ class _WaitingCommands:
             self._wakeup = asyncio.get_running_loop().create_future()
             await self._wakeup
 
-    def take(self) -> Message:
-        message = self._messages.popleft()
+    def take(self) -> tuple[Message, WallSeconds]:
+        """And for how long it waited."""
+        message, came_at = self._messages.popleft()
         self._bytes -= len(message.data)
-        return message
+        return message, WallSeconds(asyncio.get_running_loop().time() - came_at)
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,6 +240,7 @@ class _Reply(Reply):
     connection: Connection
     listener: LogListener
     waiting: _WaitingCommands
+    waited: WallSeconds
 
     @property
     @override

@@ -49,19 +49,22 @@ class _Service:
         self._subject = subject
         self._handler = handler
         self._listener = listener
-        self._waiting: asyncio.Queue[tuple[str, bytes, asyncio.Future[bytes]]] = asyncio.Queue(COMMANDS_WAITING_MAX)
+        self._waiting: asyncio.Queue[tuple[str, bytes, asyncio.Future[bytes], float]] = asyncio.Queue(
+            COMMANDS_WAITING_MAX
+        )
 
     def offer(self, subject: str, payload: bytes, answer: asyncio.Future[bytes]) -> None:
         try:
-            self._waiting.put_nowait((subject, payload, answer))
+            self._waiting.put_nowait((subject, payload, answer, asyncio.get_running_loop().time()))
         except asyncio.QueueFull:
             self._listener.trouble("command dropped", f"{COMMANDS_WAITING_MAX} wait on {self._subject}")
 
     async def work(self) -> None:
         while True:
-            subject, payload, answer = await self._waiting.get()
+            subject, payload, answer, came_at = await self._waiting.get()
+            waited = WallSeconds(asyncio.get_running_loop().time() - came_at)
             try:
-                await self._handler(payload, _Answer(answer, subject))
+                await self._handler(payload, _Answer(answer, subject, waited))
             except Exception as error:  # noqa: BLE001 - one bad command must not end the service
                 self._listener.handler_failed(subject, error)
 
@@ -70,6 +73,7 @@ class _Service:
 class _Answer:
     _answer: asyncio.Future[bytes]
     subject: str
+    waited: WallSeconds
 
     async def __call__(self, answer: AnyCommand | bytes) -> None:
         if not self._answer.done():

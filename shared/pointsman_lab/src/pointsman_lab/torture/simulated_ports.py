@@ -229,7 +229,7 @@ class _Served(Served):
         self._link = link
         self._subject = subject
         self._handler = handler
-        self._waiting: asyncio.Queue[tuple[bytes, _Answer]] = asyncio.Queue(COMMANDS_WAITING_MAX)
+        self._waiting: asyncio.Queue[_Asked] = asyncio.Queue(COMMANDS_WAITING_MAX)
 
     @property
     @override
@@ -239,16 +239,26 @@ class _Served(Served):
     @override
     def offer(self, subject: str, payload: bytes, asker: Endpoint, answer: "asyncio.Future[bytes]") -> None:
         if self._link.open and not self._waiting.full():
-            reply = _Answer(self._link.network, self._link, asker, answer, subject)
-            self._waiting.put_nowait((payload, reply))
+            self._waiting.put_nowait(_Asked(subject, payload, asker, answer, asyncio.get_running_loop().time()))
 
     async def work(self) -> None:
         while True:
-            payload, answer = await self._waiting.get()
+            asked = await self._waiting.get()
+            waited = WallSeconds(asyncio.get_running_loop().time() - asked.came_at)
+            answer = _Answer(self._link.network, self._link, asked.asker, asked.answer, asked.subject, waited)
             try:
-                await self._handler(payload, answer)
+                await self._handler(asked.payload, answer)
             except (Exception, UndecodableError) as error:  # noqa: BLE001 - whatever a handler raises is a finding
                 self._link.on_failure(self._subject, error)
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    subject: str
+    payload: bytes
+    asker: Endpoint
+    answer: "asyncio.Future[bytes]"
+    came_at: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,6 +268,7 @@ class _Answer:
     asker: Endpoint
     answer: "asyncio.Future[bytes]"
     subject: str
+    waited: WallSeconds
 
     async def __call__(self, answer: AnyCommand | bytes) -> None:
         if self.answerer.open:

@@ -1,4 +1,4 @@
-"""A leader whose log does not keep up: what it refuses, what it goes on with, and what it leaves in the log."""
+"""A leader whose log does not keep up, or that does not itself: what it refuses, what it goes on with, what the log tells."""
 
 import pytest
 

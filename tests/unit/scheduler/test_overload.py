@@ -1,4 +1,4 @@
-"""The load of the log: from which share on what is refused, and what is told of it, when and how often."""
+"""When a leader refuses: the load of its log, and how long requests wait for it; what is told of it, when and how often."""
 
 from typing import cast
 
@@ -8,11 +8,12 @@ from typing_extensions import override
 from pointsman.adapters.clocks import ScaledClock
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import RequestsRefused
+from pointsman.contracts.reasons import RejectReason
 from pointsman.ports import EventLog
 from pointsman.primitives import EngineSeconds, RequestId, Term, WallSeconds
 from pointsman.runtime.health import HealthBoard
 from pointsman.state.workload import Workload
-from pointsman_scheduler.log_load import LOG_LOAD_PART, LogLoad
+from pointsman_scheduler.overload import LOG_LOAD_PART, REQUESTS_PART, Overload
 from tests.support.events import route
 
 TERM = Term(7)
@@ -41,15 +42,26 @@ class World:
         self.clock = SteppedClock(speed)
         self.board = HealthBoard(pool="p")
         self.log = Log()
-        self.load = LogLoad(cast(EventLog, self.log), self.clock, self.board, "scheduler-1")
+        self.load = Overload(cast(EventLog, self.log), self.clock, self.board, "scheduler-1")
         self.workload = Workload()
 
-    def refuses(self, request: str = "new") -> bool:
-        return self.load.refuses(route(request, [1]), self.workload)
+    def reason(self, request: str = "new", *, waited: float = 0.0) -> str:
+        return self.load.reason(route(request, [1]), self.workload, WallSeconds(waited)) or ""
 
-    def refuse(self, count: int) -> None:
+    def refuses(self, request: str = "new") -> bool:
+        return bool(self.reason(request))
+
+    def refuse(self, count: int, reason: RejectReason = RejectReason.LOG_OVERLOADED) -> None:
         for number in range(count):
-            self.load.refusal(route(f"r-{number}", [1]), TERM)
+            self.load.refusal(route(f"r-{number}", [1]), reason, TERM)
+
+    def reasons(self, *waits: tuple[float, float]) -> list[str]:
+        """Of requests, each so many seconds after the one before, having waited so long."""
+        found = []
+        for after, waited in waits:
+            self.clock.at += after
+            found.append(self.reason(waited=waited))
+        return found
 
     def look_after(self, seconds: float, *, leads: bool = True) -> list[LogEvent]:
         self.clock.at += seconds
@@ -70,7 +82,7 @@ def test_plans_are_refused_from_a_quarter_of_the_window_on_and_requests_from_its
 ) -> None:
     world.log.write_load = share
 
-    assert (world.load.is_busy, world.refuses()) == (busy, refuses)
+    assert (world.load.log_busy, world.refuses()) == (busy, refuses)
 
 
 def test_there_is_no_hysteresis_so_that_as_many_are_taken_as_the_log_takes(world: World) -> None:
@@ -93,7 +105,7 @@ def test_a_request_that_is_in_flight_or_has_ended_is_not_refused(world: World) -
 @pytest.mark.parametrize("speed", [1.0, 10.0])
 def test_a_refusal_names_its_request_its_term_and_when_to_come_back(speed: float) -> None:
     command = route("r", [1], attempt=2)
-    refused = World(speed).load.refusal(command, TERM)
+    refused = World(speed).load.refusal(command, RejectReason.LOG_OVERLOADED, TERM)
 
     assert (refused.request, refused.attempt, refused.term) == ("r", 2, TERM)
     assert (refused.status, refused.reason) == (503, "log_overloaded")
@@ -148,3 +160,55 @@ def test_it_is_degraded_from_a_quarter_on_and_well_again_only_below_a_tenth(worl
     )
     assert parts[2] == parts[3] == parts[4]
     assert parts[2].endswith("70% of the window of unconfirmed writes is used; new requests get 503")
+
+
+def test_requests_that_waited_a_second_are_refused_once_the_queue_has_stood_for_two(world: World) -> None:
+    assert world.reasons((0, 0.9), (1, 1.0), (1.9, 1.2), (0.1, 1.3), (0.1, 0.9), (0.1, 1.0)) == [
+        "", "", "", "scheduler_overloaded", "", "scheduler_overloaded",
+    ]  # fmt: skip
+
+
+def test_a_queue_that_has_emptied_is_another_queue(world: World) -> None:
+    assert world.reasons((0, 1.5), (1.9, 1.5), (0.0, 0.24), (0.2, 1.5), (1.9, 1.5)) == [""] * 5
+    assert world.reasons((0.1, 1.5)) == ["scheduler_overloaded"]
+
+
+def test_what_waited_for_a_new_leader_or_in_a_stopped_process_is_served(world: World) -> None:
+    assert world.reasons((0, 8.0), (0.1, 7.9), (0.1, 7.8), (60, 8.0), (0.1, 7.9)) == [""] * 5
+
+
+def test_who_is_known_is_served_however_long_it_waited_and_the_log_counts_first(world: World) -> None:
+    world.reasons((0, 1.5), (1, 1.5), (1, 1.5))
+    world.workload.end(RequestId("over"), "finished")
+
+    assert world.reason("over", waited=1.5) == ""
+    world.log.write_load = 1.0
+    assert world.reason("new", waited=1.5) == "log_overloaded"
+
+
+def test_each_reason_is_told_by_itself_and_this_one_once_the_queue_is_gone(world: World) -> None:
+    world.reasons((0, 1.5), (1, 1.5), (1, 1.5))
+    world.refuse(3, RejectReason.SCHEDULER_OVERLOADED)
+    world.refuse(2)
+
+    told = world.look_after(0.25)
+    assert [(event.reason, event.count) for event in told if isinstance(event, RequestsRefused)] == [
+        ("log_overloaded", 2)
+    ]
+    assert world.look_after(0.25) == []
+    assert world.reasons((0, 0.1)) == [""]
+    told = world.look_after(0.25)
+    assert [(event.reason, event.count) for event in told if isinstance(event, RequestsRefused)] == [
+        ("scheduler_overloaded", 3)
+    ]
+
+
+def test_it_is_degraded_while_requests_wait_a_second_and_well_again_below_a_quarter(world: World) -> None:
+    parts = []
+    for waited in (0.9, 1.5, 0.5, 0.2):
+        world.reason(waited=waited)
+        world.look_after(0.25)
+        parts.append(world.board.degraded_parts.get(REQUESTS_PART, ""))
+
+    assert parts[0] == parts[3] == ""
+    assert parts[1] == parts[2] == "requests wait 1.5 s for a decision; from 1 s on new ones get 503"
