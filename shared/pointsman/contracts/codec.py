@@ -81,13 +81,9 @@ from pointsman.contracts.subjects import is_subject_of
 from pointsman.contracts.tenants import TenantPoliciesSet
 from pointsman.contracts.wire import WIRE_VERSION
 
-LogEvent = (
-    BlocksStored
-    | BlocksRemoved
-    | CacheCleared
-    | CacheGap
-    | CacheSnapshot
-    | InstanceJoined
+AnyCacheEvent = BlocksStored | BlocksRemoved | CacheCleared | CacheGap | CacheSnapshot
+AnyFleetEvent = (
+    InstanceJoined
     | InstanceReported
     | InstanceProbed
     | InstanceSuspected
@@ -97,7 +93,9 @@ LogEvent = (
     | InstanceEjected
     | InstanceUnejected
     | InstanceLeft
-    | RequestArrived
+)
+AnyRequestEvent = (
+    RequestArrived
     | RequestPlaced
     | RequestGranted
     | RequestHandedOver
@@ -112,6 +110,11 @@ LogEvent = (
     | RequestFinished
     | RequestFailed
     | RequestCancelled
+)
+LogEvent = (
+    AnyCacheEvent
+    | AnyFleetEvent
+    | AnyRequestEvent
     | LeaderElected
     | RequestsRefused
     | WritesLost

@@ -2,11 +2,11 @@
 time. The leader applies its decisions at once and skips them in the log; others apply the log in order. Fenced and
 repeated decisions are ignored. `holdings` applies cache events, `lifecycle` request events."""
 
-from typing import Protocol, assert_never
+from typing import Final, Protocol, assert_never
 
 from pointsman.contracts.access import ApiKeyChanged
 from pointsman.contracts.cache import BlocksRemoved, BlocksStored, CacheCleared, CacheEvent, CacheGap, CacheSnapshot
-from pointsman.contracts.codec import LogEvent, short_reason
+from pointsman.contracts.codec import AnyCacheEvent, AnyFleetEvent, AnyRequestEvent, LogEvent, short_reason
 from pointsman.contracts.decisions import (
     HandOverRefused,
     LeaderElected,
@@ -41,6 +41,7 @@ from pointsman.contracts.requests import (
     RequestArrived,
     RequestAttemptFailed,
     RequestCancelled,
+    RequestEvent,
     RequestFailed,
     RequestFinished,
 )
@@ -57,6 +58,9 @@ UNREGISTERED_MAX = 1000
 """Instances that report without having joined; the one silent longest is dropped first."""
 EPOCH_EXPECTED_MAX = Epoch(10**13)
 """Unix ms in the year 2286: bound of a first epoch."""
+
+
+_FROM_ENGINES: Final = (PrefillFinished, RequestFinished)
 
 
 class Entry(Protocol):
@@ -108,15 +112,78 @@ class State(StateParts):
         unconfirmed = self.promises.unconfirmed
         if unconfirmed and unconfirmed[0][0] <= event.at:
             holdings.settle_promises(self, event.at)
-        if stamp is None and isinstance(event, PrefillFinished | RequestFinished):
+        if stamp is None and isinstance(event, _FROM_ENGINES):
             self.fleet.note_activity(event.instance, event.at)
             self.outliers.answered(event.request, event.instance)
         self.delivered.settle(event.at)
         if self.slower:
             self.slower.settle(event.at)
+        match event:  # families first: a check of a type costs more than most of what follows
+            case RequestEvent():
+                self._apply_to_request(event)
+            case CacheEvent():
+                self._apply_to_cache(event)
+                self.fleet.note_knowledge(event.instance, event.at)
+            case FleetEvent():
+                self._apply_to_fleet(event)
+                self.fleet.note_knowledge(event.instance, event.at)
+            case LeaderElected():
+                if sequence:  # a term begins at the same entry for everyone, its leader included
+                    self.elected = sequence
+                    check_step("term", self.term, event.term)
+                    if event.term >= self.term:
+                        self.term = event.term
+                        self.note_policies(event.policy, event.settings)
+            case WritesLost():
+                self.writes_lost += event.count
+            case ScaleDecided():
+                check_step("number", self.scaling.number, event.number)
+                self.scaling.decide(event)
+            case ScaleApplied():
+                self.scaling.apply(event)
+            case TenantPoliciesSet():
+                self.tenants.set_policies(event.policies, self.workload.requests.values(), event.at)
+            case ApiKeyChanged() | RequestsRefused():
+                pass
+            case _:
+                assert_never(event)
+
+    def _apply_to_request(self, event: AnyRequestEvent) -> None:
         match event:
-            case CacheEvent() if not self.knows_keys:
-                holdings.count(self, event)
+            case RequestArrived():
+                lifecycle.arrive(self, event)
+            case RequestPlaced():
+                if event.settings and not self.term_settings:
+                    self.note_policies(event.policy, event.settings)
+                lifecycle.place(self, event)
+            case RequestGranted():
+                lifecycle.grant(self, event)
+            case PrefillFinished():
+                lifecycle.finish_prefill(self, event)
+            case RequestFinished() | RequestFailed() | RequestCancelled() | RequestRejected():
+                lifecycle.end(self, event)
+            case RequestMigrated():
+                lifecycle.migrate(self, event)
+            case RequestHandedOver():
+                lifecycle.hand_over(self, event, event.instance)
+            case HandOverRefused():
+                lifecycle.hand_over(self, event, event.source)
+            case PrefixCopyEnded():
+                lifecycle.end_copy(self, event)
+            case PrefixFetchEnded():
+                lifecycle.end_fetch(self, event)
+            case RequestAttemptFailed():
+                lifecycle.fail_attempt(self, event)
+            case MigrationRefused():
+                pass
+            case _:
+                assert_never(event)
+
+    def _apply_to_cache(self, event: AnyCacheEvent) -> None:
+        if not self.knows_keys:
+            holdings.count(self, event)
+            return
+        match event:
             case BlocksStored():
                 holdings.store(self, event)
             case BlocksRemoved():
@@ -127,10 +194,15 @@ class State(StateParts):
                 holdings.note_gap(self, event)
             case CacheSnapshot():
                 holdings.replace(self, event)
-            case InstanceJoined():
-                self._join(event)
+            case _:
+                assert_never(event)
+
+    def _apply_to_fleet(self, event: AnyFleetEvent) -> None:
+        match event:
             case InstanceReported():
                 self._report(event)
+            case InstanceJoined():
+                self._join(event)
             case InstanceProbed():
                 if probed := self.current(event.instance, event.epoch):
                     probed.parity = event.parity
@@ -159,52 +231,8 @@ class State(StateParts):
                 self._uneject(event)
             case InstanceLeft():
                 self._leave(event)
-            case RequestArrived():
-                lifecycle.arrive(self, event)
-            case RequestPlaced():
-                if event.settings and not self.term_settings:
-                    self.note_policies(event.policy, event.settings)
-                lifecycle.place(self, event)
-            case RequestGranted():
-                lifecycle.grant(self, event)
-            case RequestMigrated():
-                lifecycle.migrate(self, event)
-            case RequestHandedOver():
-                lifecycle.hand_over(self, event, event.instance)
-            case HandOverRefused():
-                lifecycle.hand_over(self, event, event.source)
-            case PrefillFinished():
-                lifecycle.finish_prefill(self, event)
-            case PrefixCopyEnded():
-                lifecycle.end_copy(self, event)
-            case PrefixFetchEnded():
-                lifecycle.end_fetch(self, event)
-            case RequestAttemptFailed():
-                lifecycle.fail_attempt(self, event)
-            case RequestFinished() | RequestFailed() | RequestCancelled() | RequestRejected():
-                lifecycle.end(self, event)
-            case LeaderElected():
-                if sequence:  # a term begins at the same entry for everyone, its leader included
-                    self.elected = sequence
-                    check_step("term", self.term, event.term)
-                    if event.term >= self.term:
-                        self.term = event.term
-                        self.note_policies(event.policy, event.settings)
-            case WritesLost():
-                self.writes_lost += event.count
-            case ScaleDecided():
-                check_step("number", self.scaling.number, event.number)
-                self.scaling.decide(event)
-            case ScaleApplied():
-                self.scaling.apply(event)
-            case TenantPoliciesSet():
-                self.tenants.set_policies(event.policies, self.workload.requests.values(), event.at)
-            case MigrationRefused() | ApiKeyChanged() | RequestsRefused():
-                pass
             case _:
                 assert_never(event)
-        if isinstance(event, CacheEvent | FleetEvent):
-            self.fleet.note_knowledge(event.instance, event.at)
 
     def _is_there_since(self, event: InstanceDraining | InstanceUndrained | InstanceRoleChanged | InstanceLeft) -> bool:
         """Whether the instance has been there without a break since this was decided; a join under a newer epoch is no
