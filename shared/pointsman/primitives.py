@@ -43,6 +43,9 @@ Term = NewType("Term", Annotated[int, Meta(ge=0, le=WHOLE_MAX)])
 EngineSeconds = Annotated[float, Meta(ge=-1e30, le=1e30)]
 """Engine time: passes `--speed` times faster than wall time. See `ports.Clock`."""
 
+Objective = Annotated[float, Meta(ge=0.0, le=1e30)]
+"""Engine seconds; 0: none."""
+
 NO_SECONDS: EngineSeconds = 0.0
 """Default of wire fields. msgspec leaves out this object, not every zero: `seconds or NO_SECONDS` is not written."""
 

@@ -86,7 +86,7 @@ JUNK: list[Any] = [
 ]  # fmt: skip
 HEADERS: dict[bytes, list[bytes]] = {
     b"x-slo-ttft-ms": [b"nan", b"-1", b"inf", b"1e999", b"0", b"\xff", b"", b"1" * 400],
-    b"x-slo-tpot-ms": [b"NaN", b"-0", b"0x1", b"1,2"],
+    b"x-slo-tpot-ms": [b"NaN", b"-0", b"0x1", b"1,2", b"1e-310"],
     b"x-session-id": [b"a" * 4000, b"\xc3\x28", b"*", b"a.b>"],
     b"x-request-id": [b"a b", b".", b"a" * 3000, b"\xe2\x82", b">", b"same"],
     b"x-tenant": [b"\xff\xfe", b"", b"t" * 900],

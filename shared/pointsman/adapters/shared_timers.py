@@ -3,6 +3,7 @@ and nearly all deadlines are met. In: callbacks. Out: their calls, in order, whe
 
 import asyncio
 from collections.abc import Callable
+from itertools import takewhile
 from types import TracebackType
 
 from typing_extensions import override
@@ -56,7 +57,9 @@ class SharedTimer:
     def _look(self, loop: asyncio.AbstractEventLoop) -> None:
         self._running = False
         now = loop.time()
-        over = [(number, on_due) for number, (due, on_due) in self._due.items() if due <= now]
+        over = [
+            (number, on_due) for number, (_, on_due) in takewhile(lambda item: item[1][0] <= now, self._due.items())
+        ]
         for number, _ in over:
             del self._due[number]
         if self._due:

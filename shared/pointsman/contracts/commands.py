@@ -22,6 +22,7 @@ from pointsman.primitives import (
     Moment,
     Name,
     Number,
+    Objective,
     PackedKeys,
     Rank,
     RequestId,
@@ -60,8 +61,8 @@ class RouteRequest(Command, frozen=True, kw_only=True):
     keys: PackedKeys
     prompt_tokens: Tokens
     max_output_tokens: Tokens
-    slo_ttft: EngineSeconds
-    slo_tpot: EngineSeconds
+    slo_ttft: Objective
+    slo_tpot: Objective
     session: SessionId = SessionId("")
     exact: bool = True
     streaming: bool = True

@@ -33,8 +33,12 @@ TENANTS_REMEMBERED_MAX = 1_000
 class BestEffort(Tracker):
     """Queries change nothing: between events the load and the rate count as constant."""
 
-    def __init__(self, fleet: Fleet) -> None:
+    def __init__(self, fleet: Fleet, *, repriced: bool = True) -> None:
+        """`repriced`: False before fold version 8; work that a grant changed did not leave the sum of the pending."""
         self._fleet = fleet
+        self._repriced = repriced
+        self._work: dict[RequestId, EngineSeconds] = {}
+        """Of those pending, as it was placed."""
         self._pending: dict[Tenant, dict[RequestId, Request]] = {}
         self._served: dict[Tenant, EngineSeconds] = {}
         self._inside: dict[RequestId, tuple[InstanceId, bool]] = {}
@@ -111,6 +115,7 @@ class BestEffort(Tracker):
             self._served[tenant] = max(self._served.pop(tenant, 0.0), least)
             self._pending[tenant] = {}
         self._pending[tenant][request.id] = request
+        self._work[request.id] = request.prefill_seconds
         self._pending_seconds += request.prefill_seconds
         if len(self._served) > TENANTS_REMEMBERED_MAX:
             idle = next((known for known in self._served if known not in self._pending), None)
@@ -154,8 +159,10 @@ class BestEffort(Tracker):
         del waiting[request.id]
         if not waiting:
             del self._pending[request.tenant]
+        placed = self._work.pop(request.id)
+        work = placed if self._repriced else request.prefill_seconds
         # Exactly 0 if none is pending, whatever the rounding.
-        self._pending_seconds = max(0.0, self._pending_seconds - request.prefill_seconds) if self._pending else 0.0
+        self._pending_seconds = max(0.0, self._pending_seconds - work) if self._pending else 0.0
 
     def _leave(self, request: RequestId, at: EngineSeconds) -> None:
         where = self._inside.pop(request, None)

@@ -76,19 +76,13 @@ class KeyTable:
                 break
             buckets[slot] = bucket + first + second
             done += 1
-        self._entries += done
-        if size > mask and self._entries > FILL * size:
-            self._mask = mask = 2 * mask + 1
-        if size <= mask:
-            self._grow(GROWN_MIN + GROWN * done)
-        elif self._unswept >= 0:
-            self._sweep(1 + done // 2)
+        self._make_room(done)
         return done
 
     def insert_again(self, key: BlockKey, place: int) -> None:
         """One that may be somewhere already."""
         self._buckets[self._slot(key)] += pack((key, place))
-        self._entries += 1
+        self._make_room(1)
 
     def delete(self, packed: bytes, place: int) -> None:
         """Keys at consecutive places."""
@@ -129,6 +123,16 @@ class KeyTable:
     def _slot(self, key: BlockKey) -> int:
         slot = key & self._mask
         return slot if slot < len(self._buckets) else slot & self._mask >> 1
+
+    def _make_room(self, inserted: int) -> None:
+        self._entries += inserted
+        size = len(self._buckets)
+        if size > self._mask and self._entries > FILL * size:
+            self._mask = 2 * self._mask + 1
+        if size <= self._mask:
+            self._grow(GROWN_MIN + GROWN * inserted)
+        elif self._unswept >= 0:
+            self._sweep(1 + inserted // 2)
 
     def _grow(self, count: int) -> None:
         buckets, half = self._buckets, (self._mask + 1) // 2

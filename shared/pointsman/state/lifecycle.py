@@ -212,6 +212,7 @@ def _unplace(parts: StateParts, request: Request, at: EngineSeconds) -> None:
     parts.workload.queue(request.instance).remove(request)
     if request.decode:
         parts.workload.expect(request, NO_INSTANCE)
+    parts.drop_idle_queue(request.instance)
     if request.stage is not Stage.DECODING:
         _release(parts, request)
     request.stage = Stage.ARRIVED
@@ -269,7 +270,8 @@ def _reprice(parts: StateParts, request: Request, instance: Instance, blocks: in
     blocks = max(blocks, parts.index.depth(instance.id, request.keys))
     cached = parts.latency.cached_tokens(instance, blocks, request.prompt_tokens)
     seconds = parts.latency.prefill_seconds(instance, request.prompt_tokens, cached)
-    parts.workload.queue(instance.id).reprice(request, seconds, request.prompt_tokens - cached)
+    waits_in = request.queue_class if parts.settings.fold_version >= 8 else request.priority
+    parts.workload.queue(instance.id).reprice(request, seconds, request.prompt_tokens - cached, waits_in=waits_in)
 
 
 def end_fetch(parts: StateParts, event: PrefixFetchEnded) -> None:
@@ -482,6 +484,7 @@ def end(parts: StateParts, event: RequestEnd) -> None:
     request = parts.workload.end(event.request, type(event).__name__)
     if request is None:
         return
+    parts.drop_idle_queue(request.instance)
     if isinstance(parts.index, NoIndex):
         parts.index.forget(request.id)
     _stop_fetching(parts, request)

@@ -74,14 +74,14 @@ def pack_runs(runs: Runs) -> PackedRuns:
             if tips is not None
         ],
         slots=list(runs.slots),
-        doubled=runs.doubled,
+        doubled=len(runs.doubled),
     )
 
 
 def unpack_runs(packed: PackedRuns, slots: int) -> Runs:
     """Raises ValueError."""
     made = Runs()
-    made.slots, made.doubled = packed.slots, packed.doubled
+    made.slots = packed.slots
     made.parent, made.at, made.owner = (_values("I", column) for column in (packed.parent, packed.at, packed.owner))
     made.held = _values("Q", packed.held)
     lengths, owners = _values("I", packed.lengths), range(len(packed.slots))
@@ -104,7 +104,7 @@ def unpack_runs(packed: PackedRuns, slots: int) -> Runs:
     ):
         msg = "the columns of the runs do not fit"
         raise ValueError(msg)
-    made.fill(packed.content, lengths)
+    made.fill(packed.content, lengths, doubled=packed.doubled > 0)
     return made
 
 

@@ -39,10 +39,11 @@ if TYPE_CHECKING:
 TRIAL_OPEN_WALL_SECONDS = 10.0
 """How long a failed trial of a half-open instance blocks the next trial while unattributed."""
 
-FOLD_VERSION = 7
+FOLD_VERSION = 8
 """Rules of the fold, named in LeaderElected for replay. 1: events are taken as they are (logs without a version); 2:
 checked against deliveries; 3: lost and held time extends a request's SLO; 4: tenants share a full queue; 5: a placement does not rely on blocks
-stored after its `as_of`; 6: see `LatencyModel` and `Holdings`; 7: see `LatencyModel`."""
+stored after its `as_of`; 6: see `LatencyModel` and `Holdings`; 7: see `LatencyModel`; 8: pending work
+is repriced in the class that it waits in, and queues of instances that left end."""
 
 STEP_MAX = 2**32
 """How far a term, epoch or number may jump, so that one entry cannot exhaust the range."""
@@ -81,7 +82,7 @@ class StateParts:
         self.tenants = Tenants(self.output_lengths if settings.fold_version >= 6 else None)
         self.pending = PendingRequests()
         self.fleet = Fleet(checks_model=self.learns_from_deliveries)
-        self.best_effort = BestEffort(self.fleet)
+        self.best_effort = BestEffort(self.fleet, repriced=settings.fold_version >= 8)
         self.use_trackers(trackers)
         self.epochs: dict[InstanceId, Epoch] = {}
         self.unregistered: dict[InstanceId, EngineSeconds] = {}
@@ -207,6 +208,11 @@ class StateParts:
         self.latency.forget(instance)
         if instance in self.workload.queues:
             self.workload.queue(instance).learn_step(0.0)
+
+    def drop_idle_queue(self, instance: InstanceId) -> None:
+        """If the instance has left: names may never come back."""
+        if self.settings.fold_version >= 8 and instance not in self.fleet and self.workload.drop_idle_queue(instance):
+            self.latency.changed.discard(instance)
 
     def step_seconds(self, instance: Instance) -> EngineSeconds:
         """For a prompt of which all but one token is cached."""

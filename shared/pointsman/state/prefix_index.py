@@ -173,7 +173,7 @@ class PrefixIndex:
         runs = self._runs
         runs.sweep(SWEEP_RUNS + 2 * len(keys))
         stored = 0
-        if not (holding.detached or runs.doubled or ROOT in keys):
+        if not (holding.detached or self._doubles(keys) or parent in runs.doubled or ROOT in keys):
             place = self._place(holding, parent) if parent != ROOT else NOWHERE
             if place != NOWHERE:
                 stored = self._anchor(holding, place >> 32, (place & LOW) + 1, keys)
@@ -185,7 +185,7 @@ class PrefixIndex:
     def remove(self, instance: InstanceId, keys: list[BlockKey]) -> None:
         holding = self._holdings[instance]
         self._runs.sweep(SWEEP_RUNS + 2 * len(keys))
-        if holding.detached or self._runs.doubled or not self._remove_tail(holding, keys):
+        if holding.detached or self._doubles(keys) or not self._remove_tail(holding, keys):
             self._remove_each(holding, keys)
 
     def pack(self, *, canonical: bool = False) -> PackedIndex:
@@ -244,10 +244,15 @@ class PrefixIndex:
             keys = unpack(runs.content[run][: tip * KEY])
             yield from zip(keys, [runs.above(run), *keys[:-1]], strict=True)
 
+    def _doubles(self, keys: list[BlockKey]) -> bool:
+        """Whether one of them is at several places."""
+        doubled = self._runs.doubled
+        return bool(doubled) and not doubled.isdisjoint(keys)
+
     def _place(self, holding: Holding, key: BlockKey) -> int:
         """Where the instance holds this block anchored."""
         runs = self._runs
-        for place in runs.table.places(key) if runs.doubled else (runs.table.place(key),):
+        for place in runs.places(key):
             if place >= 0 and runs.tip(place >> 32, holding.owner) > place & LOW:
                 return place
         return NOWHERE

@@ -7,6 +7,7 @@ as its longest tip, and runs never move or split.
 retired owner are taken out little by little (`sweep`); until then they count for nobody."""
 
 from array import array
+from collections.abc import Iterable
 
 from pointsman.primitives import BlockKey
 from pointsman.state.key_table import KEY, NOWHERE, KeyTable, pack, unpack
@@ -24,7 +25,7 @@ PIECE = 1024
 
 class Runs:
     """`held`: the tip of the only owner, or of each in `shared`, and in the high half a bound of where its children
-    begin. `slots`: by owner; -1 if retired. `doubled`: entries of keys that are at several places, as lying events have it."""
+    begin. `slots`: by owner; -1 if retired. `doubled`: keys that are at several places, as lying events have it."""
 
     __slots__ = (
         *("at", "content", "doubled", "held", "owner", "parent", "shared", "slots", "table"),
@@ -33,7 +34,7 @@ class Runs:
 
     def __init__(self) -> None:
         self.table = KeyTable()
-        self.doubled = 0
+        self.doubled: set[BlockKey] = set()
         self.content = [b""]
         self.parent, self.at, self.owner = array("I", [NOBODY]), array("I", [0]), array("I", [NOBODY])
         self.held = array("Q", [0])
@@ -60,11 +61,15 @@ class Runs:
 
     def child(self, run: int, at: int, key: BlockKey) -> int:
         """The run that begins there with this key, or 0."""
-        for place in self.table.places(key) if self.doubled else (self.table.place(key),):
+        for place in self.places(key):
             found = place >> 32
             if place >= 0 and not place & LOW and self.parent[found] == run and self.at[found] == at:
                 return found
         return 0
+
+    def places(self, key: BlockKey) -> Iterable[int]:
+        """Where the key is; NOWHERE alone if it is nowhere."""
+        return self.table.places(key) if key in self.doubled else (self.table.place(key),)
 
     def tip(self, run: int, owner: int) -> int:
         known = self.owner[run]
@@ -129,7 +134,8 @@ class Runs:
     def add_again(self, run: int, at: int, key: BlockKey, owner: int) -> None:
         """As `add`, also of a key that is somewhere already."""
         grows = run and at * KEY == len(self.content[run])
-        self.doubled += self.table.place(key) != NOWHERE
+        if self.table.place(key) != NOWHERE:
+            self.doubled.add(key)
         self.table.insert_again(key, run << 32 | at if grows else self._next() << 32)
         self._add(run, at, pack([key]), owner)
 
@@ -204,8 +210,8 @@ class Runs:
                 steps -= 1
             self._cursor -= 1
 
-    def fill(self, content: bytes, lengths: "array[int]") -> None:
-        """With the keys of all runs, whose tips are known."""
+    def fill(self, content: bytes, lengths: "array[int]", *, doubled: bool) -> None:
+        """With the keys of all runs, whose tips are known. `doubled`: some are at several places."""
         import numpy as np
 
         counts = np.frombuffer(lengths, np.uint32).astype(np.int64)
@@ -213,7 +219,11 @@ class Runs:
         places = (
             np.arange(len(content) // KEY) - np.repeat(starts, counts) + np.repeat(np.arange(len(counts)) << 32, counts)
         )
-        self.table.fill(np.frombuffer(content, "<u8"), places.astype(np.uint64))
+        keys = np.frombuffer(content, "<u8")
+        self.table.fill(keys, places.astype(np.uint64))
+        if doubled:
+            once, often = np.unique(keys, return_counts=True)
+            self.doubled = set(once[often > 1].tolist())
         self.content = [
             content[start * KEY : (start + count) * KEY] for start, count in zip(starts.tolist(), lengths, strict=True)
         ]
@@ -237,7 +247,9 @@ class Runs:
             return
         self.table.delete(gone, run << 32 | length)
         if self.doubled:
-            self.doubled -= sum(self.table.place(key) != NOWHERE for key in unpack(gone))
+            for key in self.doubled.intersection(unpack(gone)):
+                if len(list(self.table.places(key))) < 2:
+                    self.doubled.remove(key)
         self.content[run] = content[: length * KEY]
         if not length:
             self.owner[run] = self.parent[run] = NOBODY

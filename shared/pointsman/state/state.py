@@ -297,6 +297,7 @@ class State(StateParts):
         if self.current(event.instance, event.epoch):
             holdings.forget(self, event.instance)
             self.fleet.leave(event.instance)
+            self.drop_idle_queue(event.instance)
             self.outliers.left(event.instance)
             self.decode_load.left(event.instance, event.at)
             for tracker in self.trackers:

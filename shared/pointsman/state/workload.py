@@ -254,13 +254,13 @@ class InstanceQueue:
         self.prefill_seconds += request.prefill_seconds
         self.prefill_tokens += request.uncached_tokens
 
-    def reprice(self, request: Request, seconds: EngineSeconds, tokens: Tokens) -> None:
-        """Its prefill is other work than was placed."""
+    def reprice(self, request: Request, seconds: EngineSeconds, tokens: Tokens, *, waits_in: QueueClass) -> None:
+        """Its prefill is other work than was placed. `waits_in`: its class, if it is pending."""
         more_seconds, more_tokens = seconds - request.prefill_seconds, tokens - request.uncached_tokens
         request.prefill_seconds, request.uncached_tokens = seconds, tokens
         self._step = None
         if request.id in self.pending:
-            known = self.classes[request.priority]
+            known = self.classes[waits_in]
             known.seconds += more_seconds
             known.tokens += more_tokens
             self.pending_seconds += more_seconds
@@ -371,6 +371,15 @@ class Workload:
             queue = self.queues[instance] = InstanceQueue()
         return queue
 
+    def drop_idle_queue(self, instance: InstanceId) -> bool:
+        """Returns whether the instance has none now."""
+        known = self.queues.get(instance)
+        if known is not None and (known.requests or known.expected):
+            return False
+        self.queues.pop(instance, None)
+        self.changed.discard(instance)
+        return True
+
     def expect(self, request: Request, instance: InstanceId) -> None:
         """Set the decode instance; NO_INSTANCE: the one that prefills it."""
         if request.decode:
@@ -393,7 +402,8 @@ class Workload:
         """None if it is not in flight. Ends of unknown requests are remembered: a later arrival has no effect."""
         known = self.requests.pop(request, None)
         if known is not None:
-            self.queue(known.instance).remove(known)
+            if known.instance:
+                self.queue(known.instance).remove(known)
             if known.decode:
                 self.expect(known, NO_INSTANCE)
         if known is not None or request not in self._ended:

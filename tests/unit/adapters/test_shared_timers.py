@@ -137,3 +137,27 @@ def test_lengths_are_kept_within_a_bound() -> None:
 
     assert all(timers.of(float(seconds)) is timer for seconds, timer in enumerate(kept))
     assert timers.of(-1.0) is not timers.of(-1.0)
+
+
+def test_who_is_not_due_is_not_looked_at() -> None:
+    """Thousands of queued requests wait at once."""
+    looked_at = [0]
+
+    class Due(float):
+        @override
+        def __le__(self, other: float) -> bool:
+            looked_at[0] += 1
+            return float(self) <= other
+
+    async def scenario(loop: CountingLoop) -> None:
+        timer = SharedTimer(1000.0)
+        for number in range(1000):
+            await loop.until(number)
+            handle = timer.set(lambda: None)
+            due, on_due = timer._due[handle]
+            timer._due[handle] = Due(due), on_due
+        await loop.until(1500.0)
+
+    run(scenario)
+
+    assert 500 <= looked_at[0] <= 1200

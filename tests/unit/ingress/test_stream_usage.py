@@ -234,3 +234,20 @@ def test_usage_is_added_only_if_the_client_did_not_ask_for_it(fields: dict[str, 
 )  # fmt: skip
 def test_a_hit_may_exceed_the_prediction_by_less_than_a_key(predicted: int, reported: int, outcome: str) -> None:
     assert compared(predicted, reported, granularity=64) == outcome
+
+
+def test_text_of_a_model_is_neither_an_end_nor_an_event() -> None:
+    tail = StreamTail(CHUNKS)
+    for text in ("streams end with data: [DONE]", "[DONE]", "data: data: data:"):
+        tail.feed(b"data: " + json.dumps({"choices": [{"text": text}]}).encode() + b"\n\n")
+
+    assert (tail.has_ended, tail.events) == (False, 3)
+    tail.feed(b"data: [DONE]\n\n")
+    assert (tail.has_ended, tail.events) == (True, 4)
+
+
+def test_a_stream_that_is_its_end_alone_has_ended() -> None:
+    tail = StreamTail(CHUNKS)
+    tail.feed(b"data: [DONE]\r\n\r\n")
+
+    assert tail.has_ended

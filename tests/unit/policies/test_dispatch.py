@@ -3,16 +3,20 @@
 from typing import Any
 
 import msgspec
+import pytest
 
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import RequestGranted, RequestPlaced, RequestRejected
 from pointsman.contracts.fleet import InstanceLeft, InstanceSuspected, LivenessTimeouts
 from pointsman.contracts.reasons import CancelCause
-from pointsman.contracts.requests import PrefillFinished, RequestCancelled
+from pointsman.contracts.requests import PrefillFinished, RequestArrived, RequestCancelled
 from pointsman.policies.dispatch import Dispatcher
 from pointsman.policies.policy_set import policy_set
+from pointsman.policies.pool_view import PoolView
+from pointsman.policies.routing.base import Choice
+from pointsman.policies.routing.least_loaded import LeastLoaded
 from pointsman.primitives import InstanceId, RequestId
-from tests.support.events import BLOCK, finished, first_token, reported, route
+from tests.support.events import BLOCK, finished, first_token, joined, reported, route
 from tests.support.leading import leader_of
 
 WINDOW_TOKENS = 200
@@ -204,3 +208,55 @@ def test_nothing_is_placed_where_the_worker_is_silent_until_it_reports_again() -
     assert {placed("one"), placed("two")} == {"b"}
     dispatcher.state.apply(reported("a", 0, [], at=11.0))
     assert placed("three") == "a"
+
+
+@pytest.mark.parametrize("instances", [2, 40])
+def test_an_objective_next_to_nothing_is_placed_as_any(instances: int) -> None:
+    dispatcher = leader_of([f"e-{number}" for number in range(instances)], policy_set())
+
+    events = arrives(dispatcher, "r", SMALL, slo_tpot=1e-313)
+
+    assert [type(event) for event in events] == [RequestArrived, RequestPlaced, RequestGranted]
+
+
+def test_a_request_that_no_policy_can_take_is_refused_and_those_held_behind_it_are_placed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    dispatcher = leader_of([], policy_set(routing="least_loaded", hold_seconds=60.0))
+    for name in ("bad", "good-1", "good-2"):
+        assert [type(event) for event in arrives(dispatcher, name, SMALL)] == [RequestArrived]
+    choose = LeastLoaded.choose
+
+    def fails(policy: LeastLoaded, view: PoolView) -> Choice:
+        if view.request.id == "bad":
+            raise ZeroDivisionError
+        return choose(policy, view)
+
+    monkeypatch.setattr(LeastLoaded, "choose", fails)
+    dispatcher.state.apply(joined("a", at=1.0))
+    events = dispatcher.place_held(1.0)
+
+    (refused,) = [event for event in events if isinstance(event, RequestRejected)]
+    assert (refused.request, refused.reason, "ZeroDivisionError" in refused.detail) == ("bad", "no_instance", True)
+    assert granted(events) == ["good-1", "good-2"]
+
+
+def test_an_instance_that_has_left_leaves_no_queue_once_its_requests_are_over() -> None:
+    dispatcher = leader("a", "b")
+    state = dispatcher.state
+    arrives(dispatcher, "r", SMALL)
+    served_by = state.workload.requests[RequestId("r")].instance
+    state.apply(first_token("r", served_by, at=0.1))
+
+    for instance in ("a", "b"):
+        state.apply(
+            InstanceLeft(
+                at=0.2, instance=InstanceId(instance), epoch=state.newest_epoch(InstanceId(instance)), reason="x"
+            )
+        )
+    assert set(state.workload.queues) == {served_by}
+    state.apply(finished("r", served_by, at=0.3))
+
+    assert state.workload.queues == {}
+    assert not state.workload.changed
+    assert not state.latency.changed

@@ -229,3 +229,51 @@ def test_a_price_of_transfers_that_nobody_makes_is_no_setting_any_more_but_old_r
 
     recorded = {**policy_set(routing="min_ttft").settings, **old}
     assert recorded_policy_set("min_ttft", recorded).settings == recorded
+
+
+def fetching_best_effort(**settings: Any) -> Dispatcher:
+    """Default policies; `a` holds the prefix and drains, so `b` fetches it for requests that are late even alone."""
+    policies = policy_set(**settings)
+    state = State(PoolSettings(), policies.trackers())
+    for name in ("a", "b"):
+        state.apply(joined(name, fetches=True, transfer_tokens_per_s=RATE))
+    state.apply(stored("a", 1, PREFIX))
+    dispatcher = Dispatcher(state, policies, term=Term(1))
+    dispatcher.drain(A, "maintenance", 0.0)
+    return dispatcher
+
+
+def test_what_is_late_even_alone_and_fetches_its_prefix_is_granted_once() -> None:
+    dispatcher = fetching_best_effort()
+
+    events = asked(dispatcher, "late", [*PREFIX, *prompt(5000, 1)], slo_ttft=0.05)
+
+    assert [type(event).__name__ for event in events] == ["RequestArrived", "RequestPlaced", "RequestGranted"]
+    assert granted(events).fetch_from == A
+    assert dispatcher.state.dead_letters.count == 0
+
+
+def test_work_that_a_grant_changes_leaves_its_own_class_and_the_sum_of_best_effort() -> None:
+    """The source evicts the prefix, so that all is computed after all."""
+    dispatcher = fetching_best_effort(prefill_window_tokens=1_000)
+    state = dispatcher.state
+    asked(dispatcher, "first", prompt(9000, 60), slo_ttft=60.0)
+    for number in range(4):
+        asked(dispatcher, f"late-{number}", [*PREFIX, *prompt(7000 + 100 * number, 40)], now=0.1, slo_ttft=1.0)
+    asked(dispatcher, "second", prompt(9500, 60), now=0.1, slo_ttft=60.0)
+    state.apply(removed("a", 2, PREFIX))
+
+    running, seen = "first", []
+    for step in range(1, 6):
+        state.apply(first_token(running, "b", at=6.0 * step))
+        running = granted(dispatcher.grant_waiting(B, 6.0 * step)).request
+        seen.append(running)
+        pending = state.workload.queues[B].pending.values()
+        for name, known in state.workload.queues[B].classes.items():
+            mine = [request for request in pending if request.queue_class == name]
+            assert known.seconds == pytest.approx(sum(request.prefill_seconds for request in mine)), (name, seen)
+            assert known.tokens == sum(request.uncached_tokens for request in mine)
+        late = [request for request in pending if request.best_effort]
+        assert state.best_effort._pending_seconds == pytest.approx(sum(request.prefill_seconds for request in late))
+
+    assert sorted(seen) == ["late-0", "late-1", "late-2", "late-3", "second"]

@@ -78,3 +78,13 @@ def test_what_was_deleted_does_not_come_back_when_the_table_has_grown() -> None:
 
     assert all(table.place(key) == NOWHERE for key in old)
     assert len(table) == 15_000
+
+
+def test_it_grows_by_keys_that_may_be_somewhere_already_too() -> None:
+    chance, table = Random(3), KeyTable()
+    keys = random_keys(chance, 4_000)
+    for number, key in enumerate(keys):
+        table.insert_again(key, number)
+
+    assert max(map(len, table._buckets)) <= 4 * FILL * ENTRY
+    assert [table.place(key) for key in keys] == list(range(len(keys)))

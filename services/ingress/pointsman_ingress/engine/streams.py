@@ -39,7 +39,9 @@ def _event_names(*names: bytes) -> tuple[bytes, ...]:
     return tuple(b"event: " + name + end for name in names for end in _LINE_ENDS)
 
 
-CHUNKS = StreamShape(output=(), ends=(b"[DONE]",))
+CHUNKS = StreamShape(
+    output=(), ends=tuple(end + data + b"[DONE]" for end in _LINE_ENDS for data in (b"data: ", b"data:"))
+)
 NAMED_EVENTS = StreamShape(
     output=tuple(b".delta" + end for end in _LINE_ENDS),
     ends=_event_names(b"response.completed", b"response.incomplete", b"response.failed", b"error"),
@@ -55,6 +57,8 @@ class StreamTail:
         self.events = 0
         self.reports_failure = False
         self._chunks: deque[bytes] = deque()
+        self._start = b"\n"  # before the first chunk kept: the stream's beginning is one of a line
+        self._line_ended = True
         self._bytes = 0
         self._bytes_max = TAIL_BYTES_MAX
         self._carry = b""  # may hold the start of a pattern
@@ -67,13 +71,17 @@ class StreamTail:
         self._bytes += len(chunk)
         while self._bytes - len(self._chunks[0]) >= self._bytes_max:
             self._bytes -= len(self._chunks.popleft())
+            self._start = b""
         if self.shape.output and not self._last_event:
             seen = self._carry + chunk
             self.shows_output = self.shows_output or self.shape.shows_output(seen)
             self._carry = seen[-_PATTERN_BYTES_MAX:]
             if self.shape.has_ended(seen):
                 self._last_event, self._bytes_max = True, LAST_EVENT_BYTES_MAX
-        self.events += chunk.count(b"data:")
+        self.events += (
+            chunk.count(b"\ndata:") + chunk.count(b"\rdata:") + (self._line_ended and chunk.startswith(b"data:"))
+        )
+        self._line_ended = chunk.endswith(_LINE_ENDS) if chunk else self._line_ended
         begun = self._unfinished_event
         if begun or b'"error"' in chunk or not chunk.endswith((b"\n\n", b"\r\n\r\n")):
             events = begun + chunk
@@ -87,7 +95,7 @@ class StreamTail:
 
     @property
     def has_ended(self) -> bool:
-        return self._last_event or self.shape.has_ended(b"".join(self._chunks))
+        return self._last_event or self.shape.has_ended(self._start + b"".join(self._chunks))
 
     @property
     def mid_event(self) -> bool:

@@ -6,7 +6,7 @@ from pointsman.primitives import EngineSeconds, SessionId, Tenant
 from pointsman_ingress.http.errors import bad_request
 
 NAME_LENGTH_MAX = 128
-SLO_MILLISECONDS_MAX = 1e12
+SLO_MILLISECONDS_MIN, SLO_MILLISECONDS_MAX = 0.001, 1e12
 ANONYMOUS = Tenant("anonymous")
 
 Headers = dict[bytes, bytes]  # lower-case names; the last of duplicates counts
@@ -61,7 +61,7 @@ def _milliseconds(headers: Headers, *names: bytes) -> EngineSeconds | None:
         milliseconds = float(headers[name])
     except ValueError:
         milliseconds = 0.0
-    if not 0 < milliseconds <= SLO_MILLISECONDS_MAX:
-        msg = f"The header {name.decode()} must be a positive number of milliseconds."
+    if not SLO_MILLISECONDS_MIN <= milliseconds <= SLO_MILLISECONDS_MAX:
+        msg = f"The header {name.decode()} must be a positive number of milliseconds, at least {SLO_MILLISECONDS_MIN}."
         raise bad_request(msg, param=name.decode())
     return milliseconds / 1000

@@ -55,6 +55,8 @@ def grant_next(turn: Turn, instance_id: InstanceId) -> None:
         if not queue.has_room(request.uncached_tokens, window_tokens=window, running_max=policies.running_max):
             return
         grant(turn, request)
+        if request.id in queue.pending:  # a grant that does not apply would be made for ever
+            return
 
 
 def _eligible(turn: Turn, queue: InstanceQueue) -> InstanceQueue | None:

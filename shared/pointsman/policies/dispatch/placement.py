@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import msgspec
 
+from pointsman.contracts.codec import short_reason
 from pointsman.contracts.commands import RouteRequest
 from pointsman.contracts.decisions import RequestPlaced
 from pointsman.contracts.reasons import RejectReason
@@ -157,7 +158,12 @@ def _place(
     if request.over_limit is not None:
         reject_over_limit(turn, request, request.over_limit, attempt)
         return
-    answer = answer_to(turn, request, attempt, excluded, held=held, among=among)
+    try:
+        answer = answer_to(turn, request, attempt, excluded, held=held, among=among)
+    except Exception as error:  # noqa: BLE001 - a request that no policy can take must not keep others from their place
+        defect = short_reason(f"it cannot be placed: {type(error).__name__}: {error}")
+        reject(turn, request, attempt, excluded, Refusal(RejectReason.NO_INSTANCE, defect, NO_SECONDS), [])
+        return
     if answer is None:
         return
     admitted, decode = answer.admitted, answer.decode

@@ -31,6 +31,7 @@ from pointsman.state.trackers.base import Tracker
 from pointsman.state.trackers.tenant_shares import TenantShares
 
 TPOT_REFERENCE: EngineSeconds = 0.1
+TPOT_MIN: EngineSeconds = 1e-6
 PRESSURE_POWER = 5
 GIVEN_UP = 1.5
 """A queue of so many SLOs shows that requests are given up."""
@@ -107,7 +108,7 @@ class Pointsman(RoutingPolicy):
         return weighed_list(view, stale, self.kv_turnover, self.kv_tpot_max)
 
     def _cheapest(self, view: PoolView, candidates: Weighed, among: Rows | None = None) -> Choice:
-        stall = self.decode_seconds * TPOT_REFERENCE / (view.request.slo_tpot or inf)
+        stall = self.decode_seconds * TPOT_REFERENCE / max(view.request.slo_tpot or inf, TPOT_MIN)
         equals = candidates.cheapest(among, stall)
         chosen = candidates[equals[_spread(view, equals)]]
         reason = f"costs least: {chosen.prefill_seconds:.3f} s of work behind {chosen.queue_seconds:.3f} s"
