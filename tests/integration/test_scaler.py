@@ -42,6 +42,7 @@ class EnginesInTheLog(InstanceProvider):
         self.kept: dict[InstanceId, int] = {}
         self.answering = True
         self.broken = ""
+        self.age = 1.0
         self.started: list[str] = []
         self.stopped: list[str] = []
 
@@ -54,7 +55,7 @@ class EnginesInTheLog(InstanceProvider):
     async def running(self) -> list[ProvidedInstance]:
         if self.broken:
             raise ProviderError(self.broken)
-        return [ProvidedInstance(name, 1.0) for name in self.kept]
+        return [ProvidedInstance(name, self.age) for name in self.kept]
 
     @override
     async def grow(self, total: int) -> None:
@@ -357,3 +358,21 @@ async def test_an_autoscaler_reads_the_decided_size_and_nothing_before_there_is_
 def page_of(scaler: ScalerService) -> dict[str, Any]:
     page: dict[str, Any] = json.loads(scaler.desired() or b'{"desired": null}')
     return page
+
+
+async def test_nobody_is_stopped_when_the_log_is_lost() -> None:
+    """Workers take seconds to see it and to join again; the size is theirs meanwhile."""
+    async with pool() as (world, provider), running(scaler := scaler_of(world, provider, "s1")):
+        await scale(world, 3)
+        await settled(world, 3)
+        provider.age = 3600.0
+        world.broker.recreate()
+        await eventually(lambda: scaler.state.sequence < 10 and scaler.state.scaling.wanted is not None, seconds=20.0)
+        await asyncio.sleep(1.0)
+        assert (scaler.state.scaling.wanted, provider.stopped) == (3, [])
+        for name, epoch in provider.kept.items():
+            await world.append(world.joined(name, epoch=epoch))
+        await settled(world, 3)
+
+    assert provider.stopped == []
+    assert provider.started == ["e1", "e2", "e3"]

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from pointsman.policies.scaling.decider import in_service
 from pointsman.policies.scaling.roles import NOT_SIZED, RoleSizes, Switch, future_role, role_switches, staying
 from pointsman.ports import ProvidedInstance
-from pointsman.primitives import EngineSeconds, InstanceId
+from pointsman.primitives import EngineSeconds, InstanceId, WallSeconds
 from pointsman.state.fleet import Instance
 from pointsman.state.state import State
+
+REJOIN_WALL_SECONDS: WallSeconds = WallSeconds(60.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,15 +60,31 @@ class PoolStatus:
         return self.in_service == wanted == self.total and not self.leaving
 
 
-def pool_status(state: State, provided: list[ProvidedInstance], *, start_seconds_max: EngineSeconds) -> PoolStatus:
-    """`start_seconds_max`: wall seconds for a started instance to join."""
+def absent(state: State, provided: list[ProvidedInstance]) -> list[ProvidedInstance]:
+    """Those that run and are not in the fleet."""
+    return [p for p in provided if p.instance not in state.fleet]
+
+
+def pool_status(
+    state: State,
+    provided: list[ProvidedInstance],
+    *,
+    start_seconds_max: EngineSeconds,
+    absent_seconds: Callable[[InstanceId], WallSeconds],
+) -> PoolStatus:
+    """`start_seconds_max`: wall seconds for a started instance to join. `absent_seconds`: since when one that runs is not in
+    the fleet: a worker that restarts, or that has to join again since the log was lost, gets REJOIN_WALL_SECONDS."""
     instances = state.fleet.instances
-    absent = [p for p in provided if p.instance not in state.fleet]
+    overdue = [
+        p.instance
+        for p in absent(state, provided)
+        if p.age > start_seconds_max and absent_seconds(p.instance) > REJOIN_WALL_SECONDS
+    ]
     return PoolStatus(
         staying=tuple(staying(state.fleet)),
-        coming=tuple(p.instance for p in absent if p.age <= start_seconds_max),
+        coming=tuple(p.instance for p in absent(state, provided) if p.instance not in overdue),
         leaving=tuple(i for i in instances if i.leaving),
-        overdue=tuple(p.instance for p in absent if p.age > start_seconds_max),
+        overdue=tuple(overdue),
         provided=tuple(p.instance for p in provided),
         in_service=len(in_service(state)),
         switching=sum(bool(i.becomes) for i in instances),

@@ -192,7 +192,12 @@ class ScalerService:
             await self._clock.sleep_wall(TICK_WALL_SECONDS)
 
     async def _tick(self) -> None:
-        decision = self._decider.decide(self.state, self._clock.now())
+        try:
+            absent = await self._runner.absent(self.state) if self.state.scaling.wanted is None else 0
+        except ProviderError as error:
+            self._runner.fail(str(error))
+            return
+        decision = self._decider.decide(self.state, self._clock.now(), absent=absent)
         if decision is None and await self._may_be_lost():
             decision = self._decider.repeated(self.state, self._clock.now())
         if decision is not None and not await self._write(decision):

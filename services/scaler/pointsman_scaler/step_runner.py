@@ -18,6 +18,7 @@ from pointsman_scaler.reconciler import (
     Step,
     Stop,
     Undrain,
+    absent,
     next_steps,
     pool_status,
     requests_at,
@@ -45,14 +46,23 @@ class StepRunner:
         self._settings = settings
         telemetry.SCALER_ERRORS.labels(settings.pool)
         self._leaving_since: dict[InstanceId, WallSeconds] = {}
+        self._absent_since: dict[InstanceId, WallSeconds] = {}
         self._grows_after = WallSeconds(0.0)
         self._growth = Backoff(GROWTH_WAIT_WALL_SECONDS, GROWTH_WAIT_WALL_SECONDS_MAX)
 
     async def steps(self, state: State, wanted: int, roles: RoleSizes = NOT_SIZED) -> list[Step]:
         """Empty if the pool is as wanted or already changing. Raises ProviderError."""
         provided = await self.provider.running()
-        status = self.status = pool_status(state, provided, start_seconds_max=self._settings.start_seconds_max)
         wall = self._clock.wall()
+        since = self._absent_since = {
+            p.instance: self._absent_since.get(p.instance, wall) for p in absent(state, provided)
+        }
+        status = self.status = pool_status(
+            state,
+            provided,
+            start_seconds_max=self._settings.start_seconds_max,
+            absent_seconds=lambda instance: wall - since[instance],
+        )
         self._leaving_since = {i.id: self._leaving_since.get(i.id, wall) for i in status.leaving}
         return next_steps(
             state,
@@ -62,6 +72,10 @@ class StepRunner:
             stoppable=self.provider.stoppable,
             may_stop=lambda instance: self._may_stop(state, instance),
         )
+
+    async def absent(self, state: State) -> int:
+        """Instances that run and are not in the fleet. Raises ProviderError."""
+        return len(absent(state, await self.provider.running()))
 
     async def take(self, step: Step) -> None:
         """Raises ProviderError."""

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pointsman.contracts.decisions import ScaleApplied, ScaleDecided
 from pointsman.primitives import EngineSeconds
 
+CLOCKS_APART_MAX: EngineSeconds = 5.0
+
 
 @dataclass(slots=True)
 class Scaling:
@@ -32,6 +34,13 @@ class Scaling:
     @property
     def is_applied(self) -> bool:
         return self.applied is not None and self.applied.number == self.number
+
+    def changed_at(self, now: EngineSeconds) -> tuple[EngineSeconds, EngineSeconds, EngineSeconds]:
+        """`up_at`, `down_at`, `switched_at`. What a scaler with a wrong clock has dated far ahead holds nobody back."""
+        up, down, switched = (
+            at if at <= now + CLOCKS_APART_MAX else float("-inf") for at in (self.up_at, self.down_at, self.switched_at)
+        )
+        return up, down, switched
 
     def decide(self, event: ScaleDecided) -> None:
         if event.number <= self.number:

@@ -13,11 +13,12 @@ from pointsman.policies.ordering.first_come_first_served import FirstComeFirstSe
 from pointsman.policies.policy_set import PolicySet, UnknownPolicyError, scaling_policy
 from pointsman.policies.routing.round_robin import RoundRobin
 from pointsman.policies.scaling import Limits, PoolSize, ScaleTarget, ScalingPolicy, limited
+from pointsman.policies.scaling.decider import Decider
 from pointsman.policies.scaling.schedule import parse_cron
 from pointsman.policies.scaling.slo_attainment import SloAttainment
 from pointsman.policies.scaling.target_utilisation import TargetUtilisation
 from pointsman.ports import ProvidedInstance
-from pointsman.primitives import EngineSeconds, Epoch, InstanceId, RequestId, Term
+from pointsman.primitives import EngineSeconds, Epoch, InstanceId, RequestId, Term, WallSeconds
 from pointsman.state.fleet import Instance
 from pointsman.state.scaling import Scaling
 from pointsman.state.state import PoolSettings, State
@@ -175,14 +176,18 @@ def test_a_schedule_counts_once_and_a_person_counts_until_the_next_entry() -> No
 
     assert policy.scale_target(state, PoolSize(ready=3, wanted=3), nine).wanted == 8
 
-    state.apply(decided(1, wanted=5, at=nine))
+    state.apply(decided(1, wanted=1, at=nine))  # the first decision of a pool is nobody's
+
+    assert policy.scale_target(state, PoolSize(ready=1, wanted=1), nine + 60).wanted == 8
+
+    state.apply(decided(2, wanted=5, at=nine, by="alice"))
 
     assert policy.scale_target(state, PoolSize(ready=5, wanted=5), nine + 60).wanted == 5
     assert policy.scale_target(state, PoolSize(ready=5, wanted=5), nine + 12 * 3600).wanted == 2
 
 
-def decided(number: int, *, wanted: int, at: EngineSeconds = 0.0, current: int = 0) -> ScaleDecided:
-    return ScaleDecided(at=at, policy="p", settings={}, current=current, wanted=wanted, reason="", number=number)
+def decided(number: int, *, wanted: int, at: EngineSeconds = 0.0, current: int = 0, by: str = "") -> ScaleDecided:
+    return ScaleDecided(at=at, policy="p", settings={}, current=current, wanted=wanted, reason="", number=number, by=by)
 
 
 def test_limits_let_a_pool_grow_fast_and_shrink_slowly() -> None:
@@ -217,6 +222,22 @@ def test_a_decision_that_was_lost_is_numbered_over_all_the_same() -> None:
     assert state.scaling.is_applied
 
 
+@pytest.mark.parametrize("ahead", [86_400.0, 10.0])
+def test_a_decision_that_a_wrong_clock_dated_ahead_holds_nobody_back(ahead: float) -> None:
+    limits, scaling = Limits(pause_up_s=30.0, pause_down_s=60.0), Scaling()
+    scaling.decide(decided(1, wanted=2, at=ahead, current=1))
+
+    assert limited(ScaleTarget(4, ""), scaling, 0.0, limits) == ScaleTarget(4, "")
+
+
+def test_a_first_decision_keeps_those_that_run_and_have_not_joined_again() -> None:
+    """The log was lost: their workers look at it every few seconds."""
+    decider = Decider(policy=scaling_policy("manual"), limits=Limits(highest=6), scaler="s")
+    state = fleet(a="ready")
+
+    assert [first.wanted for absent in (0, 3, 9) if (first := decider.decide(state, 0.0, absent=absent))] == [1, 4, 6]
+
+
 # The steps
 
 
@@ -232,9 +253,11 @@ def fleet(roles: Mapping[str, Role] = {}, **status: str) -> State:
     return state
 
 
-def steps(state: State, wanted: int, provided: str, *, idle: bool = True, old: str = "") -> list[object]:
+def steps(
+    state: State, wanted: int, provided: str, *, idle: bool = True, old: str = "", absent: float = 1000.0
+) -> list[object]:
     running = [ProvidedInstance(InstanceId(name), 1000.0 if name in old.split() else 1.0) for name in provided.split()]
-    count = pool_status(state, running, start_seconds_max=600.0)
+    count = pool_status(state, running, start_seconds_max=600.0, absent_seconds=lambda _: WallSeconds(absent))
 
     def may_stop(_instance: Instance) -> str:
         return "it is idle" if idle else ""
@@ -280,6 +303,12 @@ def test_an_engine_that_never_answers_is_stopped_and_started_again() -> None:
         Stop(InstanceId("b"), "it has not joined in time"),
         Grow(total=2, missing=1),
     ]
+
+
+def test_an_engine_whose_worker_is_away_for_a_while_is_neither_stopped_nor_replaced() -> None:
+    """Its worker restarts, or has to join again since the log was lost."""
+    assert steps(fleet(a="ready"), 2, "a b", old="a b", absent=50.0) == []
+    assert steps(fleet(), 2, "a b", old="a b", absent=50.0) == []
 
 
 def test_what_others_run_is_left_alone() -> None:

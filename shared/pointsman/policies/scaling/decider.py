@@ -38,10 +38,11 @@ class Decider:
     dropped: Callable[[], Sequence] = lambda: 0
     first_roles: RoleSizes = NOT_SIZED
 
-    def decide(self, state: State, now: EngineSeconds) -> ScaleDecided | None:
+    def decide(self, state: State, now: EngineSeconds, *, absent: int = 0) -> ScaleDecided | None:
+        """`absent`: instances that run and have not joined, or not again after the log was lost."""
         wanted = state.scaling.wanted
         if wanted is None:
-            return self._first_decision(state, now)
+            return self._first_decision(state, now, absent)
         roles = wanted_roles(state)
         size = PoolSize(ready=len(in_service(state)), wanted=wanted, roles=roles, fixed=fixed_sizes(state.fleet))
         target = self.policy.scale_target(state, size, now)
@@ -109,17 +110,16 @@ class Decider:
             return NOT_SIZED
         if total != roles.total:
             return in_proportion(roles, total) if demand is None else best_split(demand, total, size.fixed)
-        changed_at = max(scaling.up_at, scaling.down_at, scaling.switched_at)
-        if demand is None or now - changed_at < SWITCH_PAUSE_SECONDS:
+        if demand is None or now - max(scaling.changed_at(now)) < SWITCH_PAUSE_SECONDS:
             return roles
         return better_split(demand, roles, size.fixed, step=self.limits.step_up)
 
-    def _first_decision(self, state: State, now: EngineSeconds) -> ScaleDecided:
+    def _first_decision(self, state: State, now: EngineSeconds, absent: int) -> ScaleDecided:
         """At least one: only a running engine reports its model."""
-        present = len(staying(state.fleet))
+        present = len(staying(state.fleet)) + absent
         wanted = max(1, min(max(present, self.limits.lowest, self.first_roles.total), self.limits.highest))
         target = ScaleTarget(wanted, f"the first decision of this pool: {present} are there")
-        roles = present_sizes(state.fleet) if present == wanted else NOT_SIZED
+        roles = present_sizes(state.fleet) if present == wanted and not absent else NOT_SIZED
         if self.first_roles.total:
             roles = in_proportion(self.first_roles, wanted)
         return self.decision(state, target, now, roles=roles)

@@ -11,6 +11,7 @@ from typing_extensions import override
 
 from pointsman.policies.scaling.base import PoolSize, ScaleTarget, ScalingPolicy
 from pointsman.primitives import EngineSeconds
+from pointsman.state.scaling import CLOCKS_APART_MAX
 from pointsman.state.state import State
 
 DAYS_BACK_MAX = 8 * 366
@@ -71,7 +72,7 @@ class Schedule(ScalingPolicy):
         if not fired:
             return ScaleTarget(size.wanted, "no entry has fired yet", deliberate=True)
         at, wanted, text = max(fired)
-        if decided is not None and decided.at >= at:
+        if decided is not None and decided.by and at <= decided.at <= now + CLOCKS_APART_MAX:
             return ScaleTarget(size.wanted, f"decided after {text} fired", deliberate=True)
         return ScaleTarget(wanted, f"it is time: {text}", deliberate=True)
 

@@ -71,13 +71,13 @@ class SloAttainment(ScalingPolicy):
             fewer = self._fewer_of_split(state, size, window, demand, now)
             return ScaleTarget(fewer, loads, demand=demand)
         needed = max(size.wanted, ceil(demand.prefill) + ceil(demand.decode))
-        waits = size.ready < size.wanted or now - state.scaling.switched_at < self.window_s
+        waits = size.ready < size.wanted or now - state.scaling.changed_at(now)[2] < self.window_s
         if not waits and better_split(demand, size.roles, size.fixed, step=1) == size.roles:
             needed = max(needed, size.wanted + 1)
         return ScaleTarget(needed, f"{trouble}; {loads}", demand=demand)
 
     def _slow_answers(self, state: State, window: ServiceWindow, now: EngineSeconds) -> str:
-        since = max(now - self.window_s, state.scaling.up_at, state.scaling.switched_at)
+        since = self._since(state, now)
         answers = window.answers(since)
         in_time = sum(answer.in_time for answer in answers)
         if len(answers) < self.outcomes_min or in_time >= self.target * len(answers):
@@ -92,9 +92,10 @@ class SloAttainment(ScalingPolicy):
         if size.ready < size.wanted:
             return size.wanted
         scaling = state.scaling
-        if now - max(window.last_arrival_at, scaling.up_at) >= self.idle_s and not state.workload.requests:
+        up_at, *_ = changes = scaling.changed_at(now)
+        if now - max(window.last_arrival_at, up_at) >= self.idle_s and not state.workload.requests:
             return 0
-        changed_at = max(scaling.up_at, scaling.down_at, scaling.switched_at)
+        changed_at = max(changes)
         done = window.outcomes(max(now - self.calm_s, changed_at))
         if now - changed_at < self.calm_s or done.total < self.outcomes_min or size.wanted <= size.fixed.total:
             return size.wanted
@@ -102,10 +103,15 @@ class SloAttainment(ScalingPolicy):
         spare = smaller.total and demand.pressure(smaller) <= 1 - self.margin
         return size.wanted - 1 if spare and done.attainment >= min(1.0, self.target + self.margin) else size.wanted
 
+    def _since(self, state: State, now: EngineSeconds) -> EngineSeconds:
+        """What was before the pool grew or changed its roles says nothing of the pool as it is."""
+        up_at, _, switched_at = state.scaling.changed_at(now)
+        return max(now - self.window_s, up_at, switched_at)
+
     def _trouble(self, state: State, window: ServiceWindow, now: EngineSeconds) -> str:
         """Empty if the pool is large enough."""
         waiting = [r for r in state.workload.requests.values() if r.stage is not Stage.DECODING]
-        done = window.outcomes(max(now - self.window_s, state.scaling.up_at, state.scaling.switched_at))
+        done = window.outcomes(self._since(state, now))
         in_time = sum(_expected_in_time(request, now) for request in waiting)
         both = Outcomes(done.total + len(waiting), done.on_time + in_time, done.refused)
         if both.total < self.outcomes_min:
@@ -136,12 +142,13 @@ class SloAttainment(ScalingPolicy):
     def _fewer(self, state: State, size: PoolSize, window: ServiceWindow, now: EngineSeconds) -> ScaleTarget:
         if size.ready < size.wanted or size.ready < 1:
             return ScaleTarget(size.wanted, "not all that were wanted are there")
-        idle = now - max(window.last_arrival_at, state.scaling.up_at)
+        up_at, down_at, _ = state.scaling.changed_at(now)
+        idle = now - max(window.last_arrival_at, up_at)
         if size.wanted == 1:
             if idle < self.idle_s or state.workload.requests:
                 return ScaleTarget(1, "requests come")
             return ScaleTarget(0, f"no request has come for {idle:.0f} s")
-        since = max(now - self.calm_s, state.scaling.up_at, state.scaling.down_at)
+        since = max(now - self.calm_s, up_at, down_at)
         if now - since < self.calm_s:
             return ScaleTarget(size.wanted, "the last change is too recent to judge")
         if window.last_arrival_at >= since and window.outcomes(since).total < self.outcomes_min:
