@@ -94,7 +94,7 @@ def shared_fetch(queue: InstanceQueue, request: Request) -> Request | None:
     for other in queue.prefill.values():
         if other.fetching:
             first = min(other.hit_blocks, other.fetch_blocks - 1)
-            if first < len(keys) and keys[first] == other.keys[first]:
+            if 0 <= first < min(len(keys), len(other.keys)) and keys[first] == other.keys[first]:
                 return other
     return None
 

@@ -277,7 +277,7 @@ class Fleet:
             announced_since=known.announced_since if known and stays else event.epoch,
             role_switching=event.role_switching,
             decode=event.decode,
-            transfer_tokens_per_s=event.transfer_tokens_per_s,
+            transfer_tokens_per_s=max(1.0, event.transfer_tokens_per_s) if event.transfer_tokens_per_s else 0.0,
             dp_rank=event.dp_rank,
             fetches=event.fetches,
             model_since=known.model_since if known and known.model == event.model else event.epoch,

@@ -115,6 +115,8 @@ def place(parts: StateParts, event: RequestPlaced) -> None:
     trigger = Trigger.RETRIED if event.attempt > request.attempt else Trigger.PLACED
     if (request.stage, trigger) not in TRANSITIONS:
         return
+    if not event.instance:
+        return  # forged: nobody would ever take it from there
     _unplace(parts, request, event.at)
     request.attempt = event.attempt
     request.excluded = tuple(event.excluded)
@@ -210,12 +212,17 @@ def _unplace(parts: StateParts, request: Request, at: EngineSeconds) -> None:
         tracker.unplaced(request, at)
     parts.decode_load.unplaced(request, at)
     parts.workload.queue(request.instance).remove(request)
-    if request.decode:
-        parts.workload.expect(request, NO_INSTANCE)
+    _expect_nowhere(parts, request)
     parts.drop_idle_queue(request.instance)
     if request.stage is not Stage.DECODING:
         _release(parts, request)
     request.stage = Stage.ARRIVED
+
+
+def _expect_nowhere(parts: StateParts, request: Request) -> None:
+    if decode := request.decode:
+        parts.workload.expect(request, NO_INSTANCE)
+        parts.drop_idle_queue(decode)
 
 
 def _promises_of(parts: StateParts, request: Request) -> Promises:
@@ -254,7 +261,7 @@ def _take_fetch(parts: StateParts, request: Request, event: RequestGranted) -> N
         event.fetch_blocks,
         event.fetch_seconds,
     )
-    request.fetching = bool(event.fetch_from)
+    request.fetching = bool(event.fetch_from) and (event.stamp is not None or parts.settings.fold_version < 8)
     instance = parts.fleet.get(request.instance)
     if instance is None:
         return
@@ -355,8 +362,7 @@ def finish_prefill(parts: StateParts, event: PrefillFinished) -> None:
             _learn_prefill(parts, request, event.at, event.prefill)
         queue.finish_prefill(request, event.at)
         queue.aborted_at = queue.aborted_at if event.stamp else 0.0
-        if request.decode:
-            parts.workload.expect(request, NO_INSTANCE)
+        _expect_nowhere(parts, request)
     if learnable and request.placed_at:
         if not request.best_effort:
             late = event.at - request.placed_at - request.predicted_ttft
@@ -423,6 +429,8 @@ def hand_over(parts: StateParts, event: RequestHandedOver | HandOverRefused, to:
         return
     is_news = request.instance == event.source and (request.stage, Trigger.PREFILLED) in TRANSITIONS
     if is_news:
+        if parts.settings.fold_version >= 8:
+            _stop_fetching(parts, request)  # its end may be lost, or come later
         if event.prefill > 0:
             _learn_prefill(parts, request, event.at, event.prefill)
         parts.workload.queue(event.source).transfer_out(request, event.at)
@@ -439,6 +447,7 @@ def hand_over(parts: StateParts, event: RequestHandedOver | HandOverRefused, to:
     else:
         return
     _transfer_in(parts, request, event, to)
+    parts.drop_idle_queue(event.source)
     if is_news and event.prefill > 0:
         for tracker in parts.trackers:
             tracker.handed_over(request, event.at)
@@ -455,7 +464,7 @@ def _transfer_in(
     request.attempt = event.attempt
     request.instance, request.prefilled_by = to, event.source
     request.epoch = parts.newest_epoch(to)
-    parts.workload.expect(request, NO_INSTANCE)
+    _expect_nowhere(parts, request)
     parts.workload.queue(to).transfer_in(request)
     if parts.current(to, request.epoch) is not None:
         parts.promises.promise(to, request.keys)
@@ -481,6 +490,9 @@ def end(parts: StateParts, event: RequestEnd) -> None:
     """Legal in every stage. Ends of unknown requests are remembered, in case the arrival comes later."""
     if not isinstance(event, RequestFinished):
         _note_end_for_outliers(parts, event)
+    known = parts.workload.requests.get(event.request)
+    if known is not None:
+        _expect_nowhere(parts, known)
     request = parts.workload.end(event.request, type(event).__name__)
     if request is None:
         return
@@ -503,7 +515,7 @@ def end(parts: StateParts, event: RequestEnd) -> None:
         promise_until_confirmed(parts, request, event.at)
     elif request.stage in (Stage.PENDING, Stage.PREFILL, Stage.HANDED_OVER):
         _release(parts, request)
-    if parts.fleet.split:
+    if parts.fleet.split or parts.settings.fold_version >= 8:
         parts.decode_load.ended(request, event.at, finished)
     if request.over_limit is not None:
         return

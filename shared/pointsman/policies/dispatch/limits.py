@@ -4,6 +4,7 @@ one (`state/tenants.py`), so that retries, moves and repeated commands are not c
 from pointsman.contracts.decisions import RequestRejected
 from pointsman.contracts.tenants import TenantPolicies, TenantPoliciesSet
 from pointsman.policies.dispatch.granting import grant_next
+from pointsman.policies.dispatch.rejecting import RETRY_SECONDS_MAX
 from pointsman.policies.dispatch.turn import Turn
 from pointsman.primitives import Name
 from pointsman.state.workload import OverLimit, Request
@@ -29,7 +30,7 @@ def reject_over_limit(turn: Turn, request: Request, over: OverLimit, attempt: in
             request=request.id,
             reason=over.reason.value,
             detail=f"the limit of {over.limit} is used up",
-            retry_after=max(0.0, over.passes_at - turn.now),
+            retry_after=min(max(0.0, over.passes_at - turn.now), RETRY_SECONDS_MAX),
             policy=POLICY,
             settings={},
             candidates=[],

@@ -11,7 +11,6 @@ from pointsman.policies.pool_view import CandidateEstimate, PoolView
 from pointsman.policies.rebalancing.base import Migration, MigrationPlan
 from pointsman.policies.rebalancing.migration_check import MigrationCheck, Veto
 from pointsman.policies.rebalancing.redispatch import Redispatch, Redispatching, Window
-from pointsman.policies.routing import NoInstance
 from pointsman.primitives import NO_SECONDS, InstanceId
 from pointsman.state.workload import EMPTY_QUEUE, NO_INSTANCE, Request
 
@@ -76,7 +75,7 @@ def _relocate(turn: Turn, request: Request) -> None:
     view = PoolView(turn.state, request, turn.now, excluded=request.excluded, transfer_seconds=transfer)
     try:
         candidate = turn.policies.routing.choose(view).chosen
-    except NoInstance:
+    except Exception:  # noqa: BLE001 - NoInstance, or one that no policy can take: it stays, and the others move
         return
     if candidate.instance == request.instance:
         return  # ejected, and no other instance can serve it

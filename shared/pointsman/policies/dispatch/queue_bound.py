@@ -56,7 +56,7 @@ def _displaced_by(turn: Turn, newcomer: Request) -> Request | None:
     most = max(classes[own], key=lambda tenant: weighted(tenant, 0), default=None)
     if most is not None and weighted(newcomer.tenant, 1) < weighted(most, 0):
         return _newest(turn, own)
-    if held.get(own, 0) < guaranteed:
+    if held and held.get(own, 0) < guaranteed:
         return _newest(turn, max(held, key=lambda name: (held[name], -RANK[name])))
     return None
 

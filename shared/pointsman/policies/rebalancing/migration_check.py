@@ -50,6 +50,8 @@ class MigrationCheck:
 
     def _compare(self, request: Request, migration: Migration) -> CandidateEstimate | Veto:
         queue = self._queue(migration.source)
+        if request.id not in queue:
+            return Veto(MoveRefusal.ELSEWHERE, "this plan has moved it there")
         offered = PoolView(self._state, request, self._now).candidate(migration.target)
         there, here, left = offered.predicted_ttft, queue.expected(request.id), request.deadline - self._now
         if there > left + ROUNDING_SECONDS:
@@ -76,6 +78,9 @@ class _Queue:
         ends = list(accumulate(self._work.values(), initial=begins))
         self._ends = dict(zip(self._work, enumerate(ends[1:]), strict=True))
         self._given: list[tuple[int, EngineSeconds]] = []
+
+    def __contains__(self, request: RequestId) -> bool:
+        return request in self._ends
 
     def expected(self, request: RequestId) -> EngineSeconds:
         place, end = self._ends[request]

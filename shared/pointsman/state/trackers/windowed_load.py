@@ -41,7 +41,7 @@ class WindowedLoad(Tracker):
 
     def hit_share(self, instance: InstanceId) -> float:
         load = self._loads.get(instance)
-        return load.cached_tokens / load.prompt_tokens if load else 0.0
+        return load.cached_tokens / load.prompt_tokens if load and load.prompt_tokens > 0 else 0.0
 
     @override
     def arrived(self, request: Request, at: EngineSeconds) -> None:
