@@ -13,7 +13,7 @@ from pointsman_ingress.endpoints import AcceptedBody, Endpoint
 from pointsman_ingress.engine.body_rewrites import add_tenant, ask_for_usage, impose_salt
 from pointsman_ingress.engine.prefix_fetch import PrefixPrompt
 from pointsman_ingress.http.call import HttpExchange
-from pointsman_ingress.http.errors import bad_request, context_too_long
+from pointsman_ingress.http.errors import bad_request, context_too_long, output_too_long
 from pointsman_ingress.http.identity import Identity
 from pointsman_ingress.http.priority import priority_of
 from pointsman_ingress.http.request_headers import (
@@ -185,6 +185,8 @@ def _check_length(request: ParsedRequest, model_len: Tokens, prompt_tokens: Toke
     if model_len == 0 or request.truncates:
         return
     output_tokens = _demanded_tokens(request)
+    if output_tokens > model_len:
+        raise output_too_long(output_tokens, model_len, param=request.output_field)
     if prompt_tokens + output_tokens > model_len:
         raise context_too_long(prompt_tokens, output_tokens, model_len, param=request.prompt_field)
 
