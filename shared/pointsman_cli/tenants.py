@@ -9,6 +9,7 @@ import click
 from rich.table import Table
 
 from pointsman.adapters.tenants_file import TenantsFileError, read_tenant_policies, with_changes
+from pointsman.contracts.access import valid_tenant
 from pointsman.contracts.commands import (
     DescribeTenants,
     SetTenantPolicies,
@@ -82,7 +83,7 @@ def apply_command(file: Path, place: str | None, pool: str | None, as_json: bool
     """
     policies = _checked(lambda: read_tenant_policies(file))
 
-    _report(_run(place, pool, _replacing(lambda _known: policies)), as_json=as_json)
+    report(_run(place, pool, _replacing(lambda _known: policies)), as_json=as_json)
 
 
 @tenants_command.command("set", context_settings=CONTEXT)
@@ -99,7 +100,7 @@ def set_command(tenant: str, values: tuple[str, ...], place: str | None, pool: s
     texts = [f"{tenant}.{value}" for value in values]
     _checked(lambda: with_changes(TenantPolicies(), texts))  # before anything is asked
 
-    _report(_run(place, pool, _replacing(lambda known: with_changes(known, texts))), as_json=as_json)
+    report(_run(place, pool, _replacing(lambda known: with_changes(known, texts))), as_json=as_json)
 
 
 def _run(
@@ -150,10 +151,16 @@ def _checked(read: Callable[[], T]) -> T:
         raise click.ClickException(str(error)) from error
 
 
-def _report(change: PoliciesChange, *, as_json: bool) -> None:
+def report(change: PoliciesChange, *, as_json: bool) -> None:
     if as_json:
         print_json(change.after)
     else:
+        for name in sorted(change.after.tenants.keys() - change.before.tenants.keys()):
+            if not valid_tenant(name):
+                print_line(
+                    f"no key or token can name the tenant {name!r}: only clients without one have such a name",
+                    error=True,
+                )
         print_line(f"changed: {changes(change.before, change.after)}; look with: pointsman tenants show")
 
 

@@ -111,7 +111,7 @@ async def understand(
     pool, model = await find_model(call, request, pools, facts)
     model_len = pool.fleet.context_of(model)
     prompt = request.prompt
-    _check_length(request, model_len, max(map(len, prompt.prompts)) if isinstance(prompt, TokenIds) else 0)
+    check_length(request, model_len, max(map(len, prompt.prompts)) if isinstance(prompt, TokenIds) else 0)
     with call.span.child("tokenise") as span:
         tokens = await pool.tokenizer.tokens(
             request, TokenizeContext(call.headers, call.id, model, facts.owner(call), facts.light, model_len, span)
@@ -121,7 +121,7 @@ async def understand(
     facts.prompt_tokens = tokens.count
     longest = max(map(len, tokens.prompts), default=0)
     if tokens.exact:
-        _check_length(request, model_len, longest)
+        check_length(request, model_len, longest)
     output_tokens = _output_tokens(request, model_len, tokens.count)
     tenant = facts.tenant or ANONYMOUS
     group, salt = "", request.cache_salt
@@ -181,7 +181,7 @@ def _session(call: HttpExchange, request: ParsedRequest, facts: RequestFacts) ->
     return SessionId(f"{facts.tenant}/{session}"[:SESSION_LENGTH_MAX])
 
 
-def _check_length(request: ParsedRequest, model_len: Tokens, prompt_tokens: Tokens) -> None:
+def check_length(request: ParsedRequest, model_len: Tokens, prompt_tokens: Tokens) -> None:
     if model_len == 0 or request.truncates:
         return
     output_tokens = _demanded_tokens(request)

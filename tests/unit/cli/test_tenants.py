@@ -9,7 +9,7 @@ from pointsman.contracts.commands import TenantDescribed, TenantsDescribed
 from pointsman.contracts.tenants import RateLimit, RateLimits, TenantPolicies, TenantPolicy
 from pointsman.primitives import Tenant
 from pointsman_cli.policy_changes import changes, policies_set
-from pointsman_cli.tenants import show, tenants_command
+from pointsman_cli.tenants import PoliciesChange, report, show, tenants_command
 
 ALICE = Tenant("alice")
 KNOWN = TenantPolicies(
@@ -75,6 +75,14 @@ def test_policies_that_replace_others_tell_also_what_is_gone() -> None:
 
     assert changes(KNOWN, after) == "default (concurrency 3 -> 0); cached_token_weight 0 -> 0.1; alice (removed)"
     assert changes(None, TenantPolicies(default=TenantPolicy(weight=2.0))) == "default (weight 1 -> 2)"
+
+
+@pytest.mark.parametrize(("name", "told"), [("a b", True), ("alice", False), ("team/a@b", False)])
+def test_a_name_that_no_key_can_have_is_told(name: str, told: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    before = TenantPolicies()
+    report(PoliciesChange(before, with_changes(before, [f"{name}.concurrency=1"])), as_json=False)
+
+    assert ("no key or token can name the tenant 'a b'" in capsys.readouterr().err) == told
 
 
 def test_a_reader_of_one_event_is_told_what_it_sets() -> None:
