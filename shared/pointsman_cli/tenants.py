@@ -3,12 +3,13 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import click
 from rich.table import Table
 
 from pointsman.adapters.tenants_file import TenantsFileError, read_tenant_policies, with_changes
+from pointsman.contracts.access import valid_tenant
 from pointsman.contracts.commands import (
     DescribeTenants,
     SetTenantPolicies,
@@ -25,9 +26,16 @@ from pointsman_cli.command_client import ask, connected_link, no_scheduler
 from pointsman_cli.discovery import fleet_settings
 from pointsman_cli.options import CONTEXT, from_options, json_switch
 from pointsman_cli.output_file import print_json
+from pointsman_cli.policy_changes import changes
 from pointsman_cli.terminal import output_console, print_line, say, table
 
 T = TypeVar("T")
+
+
+class PoliciesChange(NamedTuple):
+    before: TenantPolicies
+    after: TenantPolicies
+
 
 _NOTHING = TenantDescribed(tenant=Tenant(""))
 
@@ -71,15 +79,11 @@ def apply_command(file: Path, place: str | None, pool: str | None, as_json: bool
       tokens_per_minute = 200_000
 
     The keys of a table: priority, weight, cache_group, requests_per_second, concurrency, tokens_per_minute,
-    tokens_per_day, kv_share. 0: unlimited.
+    tokens_per_day, kv_share. 0: unlimited. A file that removes all limits says [tenants].
     """
     policies = _checked(lambda: read_tenant_policies(file))
 
-    async def replace(commands: Commands, settings: FleetSettings) -> TenantPolicies:
-        await replace_policies(commands, settings, policies)
-        return policies
-
-    _report(_run(place, pool, replace), as_json=as_json)
+    report(_run(place, pool, _replacing(lambda _known: policies)), as_json=as_json)
 
 
 @tenants_command.command("set", context_settings=CONTEXT)
@@ -96,13 +100,7 @@ def set_command(tenant: str, values: tuple[str, ...], place: str | None, pool: s
     texts = [f"{tenant}.{value}" for value in values]
     _checked(lambda: with_changes(TenantPolicies(), texts))  # before anything is asked
 
-    async def change(commands: Commands, settings: FleetSettings) -> TenantPolicies:
-        known = (await _described(commands, settings)).policies or TenantPolicies()
-        policies = with_changes(known, texts)
-        await replace_policies(commands, settings, policies)
-        return policies
-
-    _report(_run(place, pool, change), as_json=as_json)
+    report(_run(place, pool, _replacing(lambda known: with_changes(known, texts))), as_json=as_json)
 
 
 def _run(
@@ -119,6 +117,18 @@ def _run(
             return await ask_leader(link.commands, settings)
 
     return asyncio.run(connected())
+
+
+def _replacing(
+    change: Callable[[TenantPolicies], TenantPolicies],
+) -> Callable[[Commands, FleetSettings], Awaitable[PoliciesChange]]:
+    async def replace(commands: Commands, settings: FleetSettings) -> PoliciesChange:
+        before = (await _described(commands, settings)).policies or TenantPolicies()
+        after = change(before)
+        await replace_policies(commands, settings, after)
+        return PoliciesChange(before, after)
+
+    return replace
 
 
 async def _described(commands: Commands, settings: FleetSettings) -> TenantsDescribed:
@@ -141,11 +151,17 @@ def _checked(read: Callable[[], T]) -> T:
         raise click.ClickException(str(error)) from error
 
 
-def _report(policies: TenantPolicies, *, as_json: bool) -> None:
+def report(change: PoliciesChange, *, as_json: bool) -> None:
     if as_json:
-        print_json(policies)
+        print_json(change.after)
     else:
-        print_line(f"in force: the default and {len(policies.tenants)} tenants; look with: pointsman tenants show")
+        for name in sorted(change.after.tenants.keys() - change.before.tenants.keys()):
+            if not valid_tenant(name):
+                print_line(
+                    f"no key or token can name the tenant {name!r}: only clients without one have such a name",
+                    error=True,
+                )
+        print_line(f"changed: {changes(change.before, change.after)}; look with: pointsman tenants show")
 
 
 def show(described: TenantsDescribed) -> None:

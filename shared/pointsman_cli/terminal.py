@@ -10,9 +10,11 @@ from typing import Any
 
 import click
 from rich import box
+from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderableType
+from rich.measure import Measurement
 from rich.segment import Segment
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 from typing_extensions import override
 
@@ -23,6 +25,9 @@ UNIX_SECONDS_MAX = 250_000_000_000.0
 PIPE_WIDTH = 180
 BASIC_PLANE_MAX = 0xFFFF
 FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
+CELL_WIDTH_MAX = 1_000
+TEXT_WIDTH_MIN = 12
+TABLE_PADDING = 2
 _DOUBTFUL = re.compile(r"[^\x20-\x7e]")
 _DOUBTFUL_IN_LINES = re.compile(r"[^\n\x20-\x7e]")
 
@@ -61,14 +66,48 @@ class SafeConsole(Console):
         return super().render(renderable, options)
 
     @override
+    def print(self, *objects: Any, **options: Any) -> None:
+        """What is wider than the screen is not cut: the terminal breaks the line."""
+        super().print(*objects, **({"crop": False} | options))
+
+    @override
     def _render_buffer(self, buffer: Iterable[Segment]) -> str:
         return super()._render_buffer(
             segment if segment.control else Segment(printable(segment.text), segment.style) for segment in buffer
         )
 
 
+class DataTable(Table):
+    """Where the screen is too narrow, texts are cut, the longest first. Numbers (columns to the right) and headings never
+    are."""
+
+    @override
+    def _calculate_column_widths(self, console: Console, options: ConsoleOptions) -> list[int]:
+        unbounded = options.update_width(CELL_WIDTH_MAX)
+        measured = [self._measure_column(console, unbounded, column) for column in self.columns]
+        widths = [column.maximum for column in measured]
+        floors = [self._width_min(column, size) for column, size in zip(self.columns, measured, strict=True)]
+        for _ in range(sum(widths) - options.max_width):
+            spare, longest = max(
+                (width if width > floor else 0, place)
+                for place, (width, floor) in enumerate(zip(widths, floors, strict=True))
+            )
+            if not spare:
+                break
+            widths[longest] -= 1
+        return widths
+
+    def _width_min(self, column: Column, size: Measurement) -> int:
+        if not column.no_wrap:
+            return size.minimum
+        if column.justify == "right":
+            return size.maximum
+        heading = cell_len(one_line(str(column.header))) + TABLE_PADDING
+        return min(size.maximum, max(heading, TEXT_WIDTH_MIN))
+
+
 def table(*columns: str, title: str | None = None) -> Table:
-    made = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left")
+    made = DataTable(box=box.SIMPLE_HEAD, title=title, title_justify="left")
     for name in columns:
         made.add_column(name.removeprefix(">"), justify="right" if name.startswith(">") else "left", no_wrap=True)
     return made

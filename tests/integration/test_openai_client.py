@@ -148,7 +148,7 @@ async def test_a_client_that_closes_its_stream_stops_the_engine(world: World) ->
     ("asks", "exception", "code", "param"),
     [
         ({"max_tokens": -1}, openai.BadRequestError, "invalid_request", "max_tokens"),
-        ({"max_tokens": 5000}, openai.BadRequestError, "context_length_exceeded", "prompt"),
+        ({"max_tokens": 5000}, openai.BadRequestError, "context_length_exceeded", "max_tokens"),
         ({"model": "nobody"}, openai.NotFoundError, "model_not_found", "model"),
     ],
 )

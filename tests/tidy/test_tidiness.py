@@ -16,6 +16,7 @@ from tests.tidy.pages import FENCE, PAGES, ROOT
 
 MODULES = sorted([*ROOT.glob("shared/**/*.py"), *ROOT.glob("services/**/*.py")])
 LINK = re.compile(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)")
+ERROR_CODE = re.compile(r"""\b[45]\d\d(?:,|: \()\s*"([a-z_]+)",""")
 HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
 
 
@@ -70,6 +71,16 @@ def test_every_metric_is_documented() -> None:
     names = {family.name for metric in declared for family in metric.describe()}
 
     assert {name for name in names if f"`{name}" not in page} == set()
+
+
+def test_every_code_of_an_ingress_error_is_in_the_table_of_clients() -> None:
+    ingress = ROOT / "services/ingress/pointsman_ingress"
+    sources = (ingress / "http/errors.py", ingress / "app.py", ROOT / "shared/pointsman/runtime/http_protocol.py")
+    codes = {code for source in sources for code in ERROR_CODE.findall(source.read_text())}
+    page = (ROOT / "docs/clients.md").read_text()
+
+    assert {"head_timeout", "malformed", "method_not_allowed", "not_found", "request_timeout"} <= codes
+    assert sorted(code for code in codes if f"`{code}`" not in page) == []
 
 
 def test_every_service_has_a_readme() -> None:

@@ -13,7 +13,7 @@ from pointsman_ingress.endpoints import AcceptedBody, Endpoint
 from pointsman_ingress.engine.body_rewrites import add_tenant, ask_for_usage, impose_salt
 from pointsman_ingress.engine.prefix_fetch import PrefixPrompt
 from pointsman_ingress.http.call import HttpExchange
-from pointsman_ingress.http.errors import bad_request, context_too_long
+from pointsman_ingress.http.errors import bad_request, context_too_long, output_too_long
 from pointsman_ingress.http.identity import Identity
 from pointsman_ingress.http.priority import priority_of
 from pointsman_ingress.http.request_headers import (
@@ -111,7 +111,7 @@ async def understand(
     pool, model = await find_model(call, request, pools, facts)
     model_len = pool.fleet.context_of(model)
     prompt = request.prompt
-    _check_length(request, model_len, max(map(len, prompt.prompts)) if isinstance(prompt, TokenIds) else 0)
+    check_length(request, model_len, max(map(len, prompt.prompts)) if isinstance(prompt, TokenIds) else 0)
     with call.span.child("tokenise") as span:
         tokens = await pool.tokenizer.tokens(
             request, TokenizeContext(call.headers, call.id, model, facts.owner(call), facts.light, model_len, span)
@@ -121,7 +121,7 @@ async def understand(
     facts.prompt_tokens = tokens.count
     longest = max(map(len, tokens.prompts), default=0)
     if tokens.exact:
-        _check_length(request, model_len, longest)
+        check_length(request, model_len, longest)
     output_tokens = _output_tokens(request, model_len, tokens.count)
     tenant = facts.tenant or ANONYMOUS
     group, salt = "", request.cache_salt
@@ -181,10 +181,12 @@ def _session(call: HttpExchange, request: ParsedRequest, facts: RequestFacts) ->
     return SessionId(f"{facts.tenant}/{session}"[:SESSION_LENGTH_MAX])
 
 
-def _check_length(request: ParsedRequest, model_len: Tokens, prompt_tokens: Tokens) -> None:
+def check_length(request: ParsedRequest, model_len: Tokens, prompt_tokens: Tokens) -> None:
     if model_len == 0 or request.truncates:
         return
     output_tokens = _demanded_tokens(request)
+    if output_tokens > model_len:
+        raise output_too_long(output_tokens, model_len, param=request.output_field)
     if prompt_tokens + output_tokens > model_len:
         raise context_too_long(prompt_tokens, output_tokens, model_len, param=request.prompt_field)
 

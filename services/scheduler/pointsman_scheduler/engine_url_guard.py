@@ -5,7 +5,7 @@ import structlog
 from pointsman.contracts.codec import LogEvent
 from pointsman.policies.dispatch import Dispatcher
 from pointsman.primitives import EngineSeconds, InstanceId
-from pointsman.runtime.engine_urls import EngineUrls, refusal
+from pointsman.runtime.engine_urls import EngineUrls
 from pointsman.runtime.telemetry import ENGINE_URLS_REFUSED
 
 log = structlog.get_logger()
@@ -29,7 +29,7 @@ class EngineUrlGuard:
                 self._refused.pop(instance.id, None)
                 continue
             self._remember(instance.id)
-            reason = refusal(instance.id, instance.url)
+            reason = self._urls.refusal(instance.id, instance.url)
             ENGINE_URLS_REFUSED.inc()
             log.error("instance_refused", instance=instance.id, url=instance.url[:200], reason=reason)
             events += dispatcher.refuse(instance.id, reason, now)

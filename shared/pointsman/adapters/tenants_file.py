@@ -1,5 +1,8 @@
 """The tenants file of operators: TOML with `cached_token_weight`, `[default]` and `[tenants.NAME]`, whose keys are the
-fields of `TenantPolicy`. A tenant has the default's value for each key that its table leaves out."""
+fields of `TenantPolicy`. A tenant has the default's value for each key that its table leaves out.
+
+The file replaces all policies, and one that is being written is empty for a moment. So a file without any policy must say
+`[tenants]`."""
 
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -46,6 +49,9 @@ def parse_tenant_policies(text: str) -> TenantPolicies:
         msg = f"not TOML: {error}"
         raise TenantsFileError(msg) from error
     _check_keys(tables, (_CACHED_TOKEN_WEIGHT, DEFAULT, _TENANTS), "the file")
+    if not tables.get(DEFAULT) and _TENANTS not in tables:
+        msg = "it sets no policy; one that removes all limits says [tenants]"
+        raise TenantsFileError(msg)
     default = changed_policy(TenantPolicy(), _table(tables, DEFAULT, DEFAULT), DEFAULT)
     named = _table(tables, _TENANTS, _TENANTS)
     if len(named) > TENANTS_MAX:

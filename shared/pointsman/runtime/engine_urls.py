@@ -99,11 +99,15 @@ class EngineUrls:
         named = [pattern for pattern in self._patterns if pattern.names(instance)]
         return any(pattern.covers(place) for pattern in named or self._patterns if named or not pattern.instance)
 
-
-def refusal(instance: str, url: str) -> str:
-    """The reason in the log, with what to do."""
-    shown = url[:200]
-    return f"its URL {shown} is not allowed: start scheduler and ingress with --engine-urls {instance}={shown} if it is yours"
+    def refusal(self, instance: str, url: str) -> str:
+        """The reason in the log, with what to do, for one that is not covered."""
+        shown = url[:200]
+        if any(pattern.names(instance) for pattern in self._patterns):
+            return (
+                f"its URL {shown} is not the one that --engine-urls has for it: an address of an earlier run, or a "
+                "stranger's. It serves once it joins with its own; change --engine-urls if this is it"
+            )
+        return f"its URL {shown} is not allowed: start scheduler and ingress with --engine-urls {instance}={shown} if it is yours"
 
 
 class EngineUrlType(click.ParamType[str]):

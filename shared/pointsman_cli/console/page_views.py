@@ -4,6 +4,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from typing_extensions import TypeIs
+
 from pointsman.policies.admission import ADMISSION_POLICIES
 from pointsman.policies.ordering import ORDERING_POLICIES
 from pointsman.policies.routing import ROUTING_POLICIES
@@ -13,6 +15,7 @@ from pointsman_cli.console.jobs.views import DoctorView, RequestPageView, WhatIf
 from pointsman_cli.console.log.ladder_views import ladder_view
 from pointsman_cli.console.log.log_views import RequestFilter, history_view, request_view, requests_view, tenants_view
 from pointsman_cli.console.log.observer import Observer
+from pointsman_cli.console.log.recent_requests import STAGES
 from pointsman_cli.console.log.source import LogSource
 from pointsman_cli.console.views import (
     FleetView,
@@ -31,6 +34,7 @@ ROWS = 50
 """Of requests, if nobody asks for more: under load each is another every second, and a browser draws 50 of them in time."""
 NUMBER_MAX = 2**53
 DIGITS_MAX = 16
+SWITCHES = ("", "0", "1")
 INSTANCES_MAX = 1000
 SETTINGS_MAX = 32
 TEXT_LENGTH_MAX = 256
@@ -38,6 +42,13 @@ TEXT_LENGTH_MAX = 256
 
 class NotThereError(Exception):
     """No such page, or nothing known yet. The message says which."""
+
+
+class BadQueryError(Exception):
+    """The message names the parameter."""
+
+    def __init__(self, name: str, expected: str) -> None:
+        super().__init__(f"The query parameter {name!r} takes {expected}.")
 
 
 @dataclass
@@ -51,7 +62,7 @@ class PageViews:
         return self.source.status(can_act=self.actions.possible, pools=self.pools)
 
     def view(self, path: str, query: Mapping[str, str]) -> tuple[str, View]:
-        """Raises NotThereError."""
+        """Raises NotThereError, BadQueryError."""
         parts = [part for part in path.split("/") if part]
         match parts:
             case []:
@@ -100,6 +111,7 @@ class PageViews:
             state=told.state,
             story=told.story,
             problem=told.problem,
+            absent=told.absent and known is None,
         )
 
     def doctor(self) -> DoctorView:
@@ -186,14 +198,20 @@ class PageViews:
         return self.source.observer
 
 
+def is_absent(view: View) -> TypeIs[RequestPageView]:
+    """Whether it is of a request that the log does not have."""
+    return isinstance(view, RequestPageView) and view.absent
+
+
 def filter_of(query: Mapping[str, str]) -> RequestFilter:
+    """Raises BadQueryError."""
     return RequestFilter(
         tenant=query.get("tenant", "")[:ID_LENGTH_MAX],
         instance=query.get("instance", "")[:ID_LENGTH_MAX],
-        stage=query.get("stage", "")[:ID_LENGTH_MAX],
+        stage=_stage(query),
         q=query.get("q", "").strip()[:ID_LENGTH_MAX],
-        late=query.get("late", "") not in ("", "0"),
-        slowest=query.get("slowest", "") not in ("", "0"),
+        late=_switch(query, "late"),
+        slowest=_switch(query, "slowest"),
         before=_number(query, "before", 0),
         limit=_number(query, "limit", ROWS),
     )
@@ -211,9 +229,34 @@ def check(change: WhatIfChange) -> str:
 
 
 def _number(query: Mapping[str, str], name: str, usual: int) -> int:
-    return _whole(query[name]) if query.get(name, "") else usual
+    """Raises BadQueryError."""
+    text = query.get(name, "")
+    if text and not _is_whole(text):
+        raise BadQueryError(name, f"a whole number of at most {DIGITS_MAX} digits")
+    return _whole(text) if text else usual
+
+
+def _switch(query: Mapping[str, str], name: str) -> bool:
+    """Raises BadQueryError."""
+    text = query.get(name, "")
+    if text not in SWITCHES:
+        raise BadQueryError(name, "0 or 1")
+    return text == "1"
 
 
 def _whole(text: str) -> int:
     """0 for what is no number."""
-    return min(int(text), NUMBER_MAX) if text.isascii() and text.isdigit() and len(text) <= DIGITS_MAX else 0
+    return min(int(text), NUMBER_MAX) if _is_whole(text) else 0
+
+
+def _stage(query: Mapping[str, str]) -> str:
+    """Raises BadQueryError."""
+    name = "stage"
+    stage = query.get(name, "")
+    if stage and stage not in STAGES:
+        raise BadQueryError(name, f"one of {', '.join(STAGES)}")
+    return stage
+
+
+def _is_whole(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= DIGITS_MAX

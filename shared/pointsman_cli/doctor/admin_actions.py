@@ -15,6 +15,7 @@ from pointsman.state.state import PoolSettings, State
 from pointsman_cli.doctor.examination import Examiner
 from pointsman_cli.doctor.findings import Finding
 from pointsman_cli.formatting import plural
+from pointsman_cli.policy_changes import changes
 from pointsman_cli.terminal import wall_time
 
 SHOWN_MAX = 30
@@ -32,6 +33,11 @@ class AdminActions(Examiner):
         self._newest: list[str] = []
 
     @override
+    def before(self, event: LogEvent, state: State) -> None:
+        if isinstance(event, TenantPoliciesSet):
+            self._note(event.at, event.by, f"set policies: {changes(state.tenants.policies, event.policies)}")
+
+    @override
     def after(self, event: LogEvent, state: State) -> None:
         match event:
             case InstanceDraining() if event.by not in UNATTENDED:
@@ -40,8 +46,6 @@ class AdminActions(Examiner):
                 self._note(event.at, event.by, f"took {event.instance} back into service")
             case ScaleDecided() if event.by not in UNATTENDED:
                 self._note(event.at, event.by, f"set {event.wanted} instances")
-            case TenantPoliciesSet():
-                self._note(event.at, event.by, f"set the policies of {plural(len(event.policies.tenants), 'tenant')}")
             case ApiKeyChanged():
                 self._note(event.at, event.by, f"{event.action}: key {event.key} of {event.tenant or 'no tenant'}")
             case _:

@@ -14,9 +14,11 @@ from pointsman.state.fleet import Status
 from pointsman.state.state import PoolSettings, State
 from pointsman_cli.doctor.examination import Examiner
 from pointsman_cli.doctor.findings import Finding, times
+from pointsman_cli.terminal import wall_time
 
 FLAPS_MIN = 3
 FLAP_WALL_SECONDS = 300.0
+RECENT_WALL_SECONDS = 600.0
 
 
 class FleetHealth(Examiner):
@@ -32,7 +34,9 @@ class FleetHealth(Examiner):
         self._restarted: Counter[InstanceId] = Counter()
         self._down: Counter[InstanceId] = Counter()
         self._away_at: dict[InstanceId, deque[EngineSeconds]] = {}
-        self._flaps: Counter[InstanceId] = Counter()
+        self._away: set[InstanceId] = set()
+        self._back_at: dict[InstanceId, EngineSeconds] = {}
+        self._flapped_at: dict[InstanceId, EngineSeconds] = {}
         self._serving: dict[InstanceId, bool] = {}
         self._blind = False
         self._unschedulable: dict[InstanceId, str] = {}
@@ -63,6 +67,7 @@ class FleetHealth(Examiner):
                 self._note_restart(
                     self._restarts.take(event, was_there=known is not None and event.epoch > known.epoch)
                 )
+                self._came_back(event.instance, event.at)
             case CacheEvent():
                 self._note_restart(self._restarts.take(event, was_there=True))
             case InstanceReported():
@@ -72,6 +77,8 @@ class FleetHealth(Examiner):
                 if self._serving.get(event.instance, True) and not event.serving:
                     self._down[event.instance] += 1
                     self._went_away(event.instance, event.at)
+                elif event.serving:
+                    self._came_back(event.instance, event.at)
                 self._serving[event.instance] = event.serving
             case _:
                 pass
@@ -80,23 +87,28 @@ class FleetHealth(Examiner):
         if joined is not None:
             self._restarted[joined.instance] += 1
             self._went_away(joined.instance, joined.at)
+            self._came_back(joined.instance, joined.at)
 
     def _went_away(self, instance: InstanceId, at: EngineSeconds) -> None:
+        """Counts an absence once: it may be suspected, leave and join again with another epoch."""
+        if instance in self._away or self._back_at.get(instance) == at:
+            return
+        self._away.add(instance)
         times = self._away_at.setdefault(instance, deque(maxlen=FLAPS_MIN))
         times.append(at)
         if len(times) == FLAPS_MIN and self.wall(times[-1] - times[0]) < FLAP_WALL_SECONDS:
-            self._flaps[instance] += 1
+            self._flapped_at[instance] = at
+
+    def _came_back(self, instance: InstanceId, at: EngineSeconds) -> None:
+        if instance in self._away:
+            self._away.remove(instance)
+            self._back_at[instance] = at
 
     @override
     def findings(self, state: State) -> Iterator[Finding]:
         for joined in self._restarts.open():
             self._note_restart(joined)
-        if self._flaps:
-            yield self.serious(
-                f"{', '.join(self._flaps)} went away and came back again and again",
-                [self._history_of(instance) for instance in self._flaps],
-                "Take it out (drain it) until its worker's and its engine's logs say why.",
-            )
+        yield from self._flapping(state)
         if self._unschedulable:
             yield self.serious(
                 f"{', '.join(self._unschedulable)} took no requests: another model than the pool's",
@@ -110,6 +122,22 @@ class FleetHealth(Examiner):
                 f"{', '.join(sorted(state.unregistered))} reports but never joined, according to this log",
                 [],
                 "A leader asks it to join again. If that goes on, restart its worker.",
+            )
+
+    def _flapping(self, state: State) -> Iterator[Finding]:
+        recent = [name for name, at in self._flapped_at.items() if self.wall(state.last_at - at) < RECENT_WALL_SECONDS]
+        if recent:
+            yield self.serious(
+                f"{', '.join(recent)} went away and came back again and again",
+                [self._history_of(instance) for instance in recent],
+                "Take it out (drain it) until its worker's and its engine's logs say why.",
+            )
+        if earlier := {name: at for name, at in self._flapped_at.items() if name not in recent}:
+            last = wall_time(max(earlier.values()), self.settings.speed)
+            yield self.warning(
+                f"{', '.join(earlier)} went away and came back again and again, until {last:%Y-%m-%d %H:%M:%S}",
+                [self._history_of(instance) for instance in earlier],
+                "It has stayed since. Its worker's and its engine's logs say why.",
             )
 
     def _gone(self, state: State) -> Iterator[Finding]:
@@ -133,14 +161,14 @@ class FleetHealth(Examiner):
             )
 
     def _troubled(self) -> Iterator[Finding]:
-        silent = [name for name in self._suspected if name not in self._flaps]
+        silent = [name for name in self._suspected if name not in self._flapped_at]
         if silent:
             yield self.warning(
                 f"the workers of {', '.join(silent)} fell silent",
                 [self._history_of(name) for name in silent],
                 "Its process or its way to nats-server stood still; a busy machine does that too.",
             )
-        restarted = [name for name in (*self._restarted, *self._down) if name not in self._flaps]
+        restarted = [name for name in (*self._restarted, *self._down) if name not in self._flapped_at]
         if restarted:
             yield self.note(
                 f"{', '.join(dict.fromkeys(restarted))} started again or stood still, with its cache lost or in doubt",

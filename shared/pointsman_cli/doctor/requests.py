@@ -12,6 +12,7 @@ from pointsman.contracts.requests import RequestArrived, RequestCancelled, Reque
 from pointsman.primitives import EngineSeconds, RequestId
 from pointsman.state.state import PoolSettings, State
 from pointsman.state.workload import Request, Stage
+from pointsman_cli.doctor.client_faults import is_clients_fault
 from pointsman_cli.doctor.examination import Examiner
 from pointsman_cli.doctor.findings import Finding, Severity
 
@@ -21,6 +22,7 @@ LONGEST_FACTOR = 5.0
 REJECTED_SHARE_MAX = 0.10
 REJECTED_SERIOUS_SHARE = 0.2
 FAILED_SHARE_MAX = 0.01
+REFUSED_SHARE_MAX = 0.10
 SHOWN_MAX = 8
 TENANTS_MAX = 1_000
 ADVICE = {
@@ -42,6 +44,8 @@ class Requests(Examiner):
         self._limited: Counter[str] = Counter()
         """Requests beyond their tenant's limits, by tenant."""
         self._failed: Counter[str] = Counter()
+        self._refused: Counter[str] = Counter()
+        """For what the client asked, by status of the engine."""
         self._examples: dict[str, str] = {}
         self._cancelled: Counter[str] = Counter()
         self._ingress: dict[RequestId, str] = {}
@@ -81,6 +85,10 @@ class Requests(Examiner):
             case RequestFinished():
                 self._finished += 1
                 self._longest = max(self._longest, event.e2e)
+            case RequestFailed() if is_clients_fault(event):
+                refused = f"{event.reason} {event.status}"
+                self._refused[refused] += 1
+                self._examples.setdefault(refused, event.request)
             case RequestFailed():
                 self._failed[event.reason] += 1
                 self._examples.setdefault(event.reason, event.request)
@@ -106,7 +114,7 @@ class Requests(Examiner):
                 self._second_end_examples,
                 "The second end changes nothing in any state, but a client may have received both. Export the log.",
             )
-        ends = self._finished + self._failed.total() + self._rejected.total()
+        ends = self._finished + self._failed.total() + self._refused.total() + self._rejected.total()
         yield from self._shares(ends)
         yield from self._lost()
         if self._alone:
@@ -174,6 +182,16 @@ class Requests(Examiner):
                 "That is what limits are for; `pointsman tenants show` has them, and what is used of them.",
             )
         yield from self._loaded(self._rejected - limited, ends)
+        if self._refused:
+            share = self._refused.total() / max(1, ends)
+            yield self.finding(
+                Severity.WARNING if share > REFUSED_SHARE_MAX else Severity.NOTE,
+                f"{self._refused.total():,} of {ends:,} requests ({share:.1%}) were refused by engines for what their clients asked",
+                self._by_reason(self._refused),
+                "The answer to the client says what was wrong."
+                if share <= REFUSED_SHARE_MAX
+                else "So many may have one cause: an option or a template that the engines lack. Look at the answer to one of them.",
+            )
         if self._failed:
             share = self._failed.total() / max(1, ends)
             yield self.finding(

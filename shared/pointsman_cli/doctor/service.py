@@ -1,18 +1,21 @@
-"""Service: share of first tokens within the SLO. Rejected and failed requests are late; cancelled ones and those beyond
-their tenant's limits are left out."""
+"""Service: share of first tokens within the SLO. Rejected and failed requests are late; cancelled ones, those beyond
+their tenant's limits and those that engines refused for what the client asked are left out. So are those whose arrival,
+with the SLO, is not in the log; the summary counts them."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import groupby
 
 from typing_extensions import override
 
 from pointsman.contracts.codec import LogEvent
-from pointsman.contracts.decisions import RequestPlaced, RequestRejected
+from pointsman.contracts.decisions import RequestEnd, RequestPlaced, RequestRejected
 from pointsman.contracts.reasons import TENANT_LIMITS
 from pointsman.contracts.requests import RequestArrived, RequestFailed, RequestFinished
 from pointsman.primitives import BlockKey, EngineSeconds, InstanceId, Tenant, Tokens
 from pointsman.state.state import PoolSettings, State
 from pointsman.state.workload import Request
+from pointsman_cli.doctor.client_faults import is_clients_fault
 from pointsman_cli.doctor.examination import Examiner
 from pointsman_cli.doctor.findings import Finding, Severity
 from pointsman_cli.doctor.samples import Heavy, Sample, Share, Stretch, Timeline
@@ -39,6 +42,24 @@ class _Prefix:
     instances: set[InstanceId] = field(default_factory=set)
 
 
+@dataclass(frozen=True, slots=True)
+class _Band:
+    """Prompts of `shortest` to `longest` tokens."""
+
+    shortest: Tokens
+    longest: Tokens
+    on_time: Share
+
+    def joined(self, longer: "_Band") -> "_Band":
+        share = Share(self.on_time.part + longer.on_time.part, self.on_time.whole + longer.on_time.whole)
+        return _Band(self.shortest, longer.longest, share)
+
+    @property
+    def line(self) -> str:
+        lengths = f"{self.shortest:,} to {self.longest:,}" if self.shortest < self.longest else f"{self.longest:,}"
+        return f"{lengths} tokens: {self.on_time.value:.1%} of {self.on_time.whole:,} in time"
+
+
 class Service(Examiner):
     area = "service"
 
@@ -47,6 +68,7 @@ class Service(Examiner):
         self._level = max(1, settings.affinity_level_tokens // settings.block_tokens)
         self._all = Share()
         self._turned_away = 0
+        self._unjudged = 0
         self._timeline = Timeline(STRETCH_WALL_SECONDS * settings.speed)
         self._ttfts: Sample[EngineSeconds] = Sample()
         self._instances: dict[InstanceId, Share] = {}
@@ -64,7 +86,7 @@ class Service(Examiner):
     def before(self, event: LogEvent, state: State) -> None:
         match event:
             case RequestFinished():
-                request = state.workload.requests.get(event.request)
+                request = self._judged(event, state)
                 if request is not None:
                     self._ttfts.add(event.ttft)
                     self._count(request, event.instance, on_time=event.ttft <= request.slo_ttft)
@@ -73,8 +95,10 @@ class Service(Examiner):
                 self._gathers_late = event.policy == "pointsman"
             case RequestRejected() if event.reason in TENANT_LIMITS:
                 pass
+            case RequestFailed() if is_clients_fault(event):
+                pass
             case RequestRejected() | RequestFailed():
-                request = state.workload.requests.get(event.request)
+                request = self._judged(event, state)
                 if request is not None:
                     self._turned_away += 1
                     self._count(request, request.instance, on_time=False)
@@ -92,6 +116,12 @@ class Service(Examiner):
             forgotten = self._heavy.add(self._prefix_of(request))
             if forgotten is not None:
                 self._prefixes.pop(forgotten, None)
+
+    def _judged(self, event: RequestEnd, state: State) -> Request | None:
+        """None for a second end, and for a request whose arrival is not in the log."""
+        request = state.workload.requests.get(event.request)
+        self._unjudged += request is None and state.workload.end_of(event.request) is None
+        return request
 
     def _count(self, request: Request, instance: InstanceId, *, on_time: bool) -> None:
         self._all.count(hit=on_time)
@@ -120,15 +150,19 @@ class Service(Examiner):
 
     @override
     def summary(self) -> Iterator[str]:
+        unjudged = (
+            f"{self._unjudged:,} more are not judged, as their arrival is not in the log: ingresses placed them alone, "
+            "or they came before it"
+        )
         if not self._all.whole:
-            yield "no request was answered, refused or failed"
+            yield unjudged if self._unjudged else "no request was answered, refused or failed"
             return
         text = f"{plural(self._all.whole, 'request')}, {self._all.value:.1%} with the first token in time"
         ttfts = sorted(self._ttfts.values)
         if ttfts:
             p50, p99 = (ttfts[int(share * (len(ttfts) - 1))] for share in (0.5, 0.99))
             text += f", after {p50:.2f} s at the median, {p99:.2f} s at P99"
-        yield text
+        yield f"{text}; {unjudged}" if self._unjudged else text
 
     @override
     def findings(self, state: State) -> Iterator[Finding]:
@@ -190,18 +224,21 @@ class Service(Examiner):
 
     def _slow_lengths(self) -> Iterator[Finding]:
         ordered = sorted(self._lengths.values)
-        bands = [ordered[len(ordered) * n // DECILES : len(ordered) * (n + 1) // DECILES] for n in range(DECILES)]
-        bands_shown, worse = [], False
-        for band in bands:
-            if len(band) < GROUP_MIN:
-                return
-            share = Share(sum(on_time for _, on_time in band), len(band))
-            bands_shown.append(f"{band[0][0]:,} to {band[-1][0]:,} tokens: {share.value:.1%} in time")
-            worse = worse or self._is_worse(share)
+        worse: list[_Band] = []
+        follows = False
+        for band in _length_bands(ordered):
+            if not self._is_worse(band.on_time):
+                follows = False
+                continue
+            if follows:
+                worse[-1] = worse[-1].joined(band)
+            else:
+                worse.append(band)
+            follows = True
         if worse:
             yield self.warning(
                 "some prompt lengths are served worse than the others",
-                bands_shown,
+                [band.line for band in worse],
                 "Long prompts pay under shortest_prefill, short ones behind long ones under fcfs; edf weighs both.",
             )
 
@@ -241,3 +278,15 @@ class Service(Examiner):
         example = f", for example request {prefix.example}" if prefix.example else ""
         tokens = self._level * self.settings.block_tokens
         return f"{key:016x} ({tokens} tokens): {count / self._arrivals:.0%} of arrivals, {served}{example}"
+
+
+def _length_bands(ordered: list[tuple[Tokens, bool]]) -> Iterator[_Band]:
+    """About DECILES bands, shortest first. Prompts of one length are in one band."""
+    band: list[tuple[Tokens, bool]] = []
+    for length, alike in groupby(ordered, key=lambda one: one[0]):
+        band += alike
+        if len(band) * DECILES >= len(ordered):
+            yield _Band(band[0][0], length, Share(sum(on_time for _, on_time in band), len(band)))
+            band = []
+    if band:
+        yield _Band(band[0][0], band[-1][0], Share(sum(on_time for _, on_time in band), len(band)))

@@ -9,7 +9,7 @@ from pointsman.contracts.decisions import RequestEnd, RequestGranted
 from pointsman.contracts.requests import RequestArrived, RequestEvent, RequestFinished
 from pointsman.ports import LogEntry
 from pointsman.primitives import EngineSeconds, InstanceId, RequestId, Tenant, Tokens
-from pointsman_cli.history.entries import HistoryError
+from pointsman_cli.history.entries import HistoryError, NotInLogError
 
 CANDIDATES_MAX = 100
 CANDIDATES_SHOWN = 8
@@ -42,7 +42,7 @@ class Slow:
 
 
 def request_named(entries: Iterable[LogEntry], text: str, *, begins: str = "") -> RequestId:
-    """Raises HistoryError if no id or several ids match."""
+    """Raises NotInLogError if no id matches, HistoryError if several do."""
     sent: dict[RequestId, None] = {}
     ends: dict[RequestId, None] = {}
     for entry in entries:
@@ -59,7 +59,7 @@ def request_named(entries: Iterable[LogEntry], text: str, *, begins: str = "") -
     found = sent or ends
     if not found:
         msg = f"no request {text} in this log{begins and f'; {begins}'}. {HINT}"
-        raise HistoryError(msg)
+        raise NotInLogError(msg)
     if len(found) > 1:
         shown = list(found)[:CANDIDATES_SHOWN]
         more = "" if len(found) == len(shown) else ", ..."

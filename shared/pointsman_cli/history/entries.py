@@ -24,6 +24,10 @@ class HistoryError(click.ClickException):
         super().__init__(one_line(message))
 
 
+class NotInLogError(HistoryError):
+    """The log was read, and does not have what was asked for."""
+
+
 class Header(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """`identity` is that of one unbroken log; numbers are 0 if unknown."""
 

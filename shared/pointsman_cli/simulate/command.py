@@ -44,6 +44,7 @@ from pointsman_cli.simulate.variants import Variant, variants
 from pointsman_cli.terminal import SafeConsole
 from pointsman_cli.workload_options import check_one_workload, workload_options
 
+WARMUP_MAX = 500
 DEFAULT_POLICIES = "dualmap,least_loaded,min_ttft,sticky_least_loaded"
 REPORT_COLUMNS = 180
 FIRST_SEED = 1
@@ -63,7 +64,7 @@ class SimulateOptions:
     rebalance: str
     rates: tuple[float, ...]
     requests: int
-    warmup: int
+    warmup: int | None
     instances: int
     split: tuple[int, int] | None
     transfer_tokens_per_s: float
@@ -138,9 +139,7 @@ def _split(_context: click.Context, _parameter: click.Parameter, value: str | No
     "--warmup",
     type=click.IntRange(min=0),
     metavar="N",
-    default=500,
-    show_default=True,
-    help="The first N requests fill the caches and are not counted.",
+    help=f"The first N requests fill the caches and are not counted. Default: {WARMUP_MAX}, or half of a smaller run.",
 )
 @click.option(
     "--instances", type=INSTANCES, metavar="N", default=DEFAULTS.instances, show_default=True, help="Engines."
@@ -233,8 +232,9 @@ class _Simulate:
     def _cells(self) -> list[Cell]:
         options = self._options
         requests = requests_of(self._source, FIRST_SEED)
-        if len(requests) <= options.warmup:
-            msg = f"{len(requests)} requests, of which the first {options.warmup} are not counted: nothing is left; lower --warmup"
+        warmup = min(WARMUP_MAX, len(requests) // 2) if options.warmup is None else options.warmup
+        if len(requests) <= warmup:
+            msg = f"{len(requests)} requests, of which the first {warmup} are not counted: nothing is left; lower --warmup"
             raise click.UsageError(msg)
         rates = options.rates or (round(mean_rate(requests), 3),)
         base = _scenario(options)
@@ -251,7 +251,7 @@ class _Simulate:
                     seed=seed,
                 ),
                 qps=qps,
-                warmup=options.warmup,
+                warmup=warmup,
             )
             for variant in self._variants
             for qps in rates

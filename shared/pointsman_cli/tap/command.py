@@ -9,7 +9,7 @@ from base64 import b64encode
 import click
 import msgspec
 
-from pointsman.ports import EventLog, LogEntry, LogMissingError, LogReset, LogUnavailableError
+from pointsman.ports import EventLog, LogEntry, LogExtent, LogMissingError, LogReset, LogUnavailableError
 from pointsman.runtime.settings import FleetSettings
 from pointsman_cli.command_client import connected_link
 from pointsman_cli.discovery import fleet_settings
@@ -18,7 +18,7 @@ from pointsman_cli.history.time_options import NOW, SEQUENCE, Moment, moment_in
 from pointsman_cli.options import CONTEXT, from_options, json_switch, since_option, until_option
 from pointsman_cli.tap.event_lines import line, reset_line
 from pointsman_cli.tap.filters import BadPatternError, Filter, subject_pattern
-from pointsman_cli.terminal import SafeConsole, json_text
+from pointsman_cli.terminal import SafeConsole, json_text, print_line
 
 
 class NoLogError(click.ClickException):
@@ -98,17 +98,28 @@ async def follow_log(log: EventLog, printer: Printer, *, since: Moment | None, u
     if until == Moment():
         until = Moment(sequence=extent.last)
     if until is not None and until.sequence is not None and first > until.sequence:
+        _say_nothing_there(extent)
         return
+    any_there = False
     # To notice the end, every entry must be read: the server then filters nothing.
     async for entry in log.read(first, kinds=printer.wanted.kinds if until is None else ()):
-        if isinstance(entry, LogEntry):
-            if until is not None and until.is_before(entry):
-                return
-            if since is not None and since.at is not None and not since.is_before(entry):
-                continue
-        printer.show(entry)
-        if isinstance(entry, LogEntry) and until is not None and until.sequence == entry.sequence:
-            return
+        if isinstance(entry, LogReset):
+            printer.show(entry)
+            continue
+        if until is not None and until.is_before(entry):
+            break
+        if since is None or since.at is None or since.is_before(entry):
+            any_there = True
+            printer.show(entry)
+        if until is not None and until.sequence == entry.sequence:
+            break
+    if not any_there:
+        _say_nothing_there(extent)
+
+
+def _say_nothing_there(extent: LogExtent) -> None:
+    has = f"it has entries {extent.first:,} to {extent.last:,}" if extent.last else "it is empty"
+    print_line(f"no entry of the log is between --since and --until: {has}", error=True)
 
 
 def _moment(settings: FleetSettings, text: str) -> Moment:

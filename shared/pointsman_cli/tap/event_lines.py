@@ -58,6 +58,7 @@ from pointsman.contracts.requests import (
 from pointsman.contracts.tenants import TenantPoliciesSet
 from pointsman.ports import LogEntry, LogReset
 from pointsman.primitives import EngineSeconds
+from pointsman_cli.policy_changes import policies_set
 from pointsman_cli.terminal import wall_time
 
 REQUEST_CHARS = 12
@@ -174,7 +175,7 @@ def details(event: LogEvent) -> str:
         case ScaleApplied():
             return f"{event.current} of {event.wanted} {event.detail}".rstrip()
         case TenantPoliciesSet():
-            return f"{len(event.policies.tenants)} tenants{_by(event.by)}"
+            return policies_set(event.policies) + _by(event.by)
         case ApiKeyChanged():
             return f"{event.action} {event.key} of {event.tenant}{_by(event.by)}"
         case _:

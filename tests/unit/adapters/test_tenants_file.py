@@ -41,8 +41,15 @@ def test_a_tenant_has_the_defaults_values_where_its_table_has_none() -> None:
     )
 
 
-def test_an_empty_file_limits_nobody() -> None:
-    assert parse_tenant_policies("") == TenantPolicies()
+@pytest.mark.parametrize("text", ["", "\n\n", "# limits", "[default]", "cached_token_weight = 0.1"])
+def test_a_file_that_was_cut_short_lifts_no_limits(text: str) -> None:
+    with pytest.raises(TenantsFileError, match=r"sets no policy; one that removes all limits says \[tenants\]"):
+        parse_tenant_policies(text)
+
+
+@pytest.mark.parametrize("text", ["[tenants]", "tenants = {}", "[default]\n[tenants]"])
+def test_all_limits_are_removed_by_a_file_that_says_so(text: str) -> None:
+    assert parse_tenant_policies(text) == TenantPolicies()
 
 
 @pytest.mark.parametrize(
@@ -61,7 +68,7 @@ def test_an_empty_file_limits_nobody() -> None:
         ("[default]\nweight = 0", "weight = 0"),
         ("[default]\nkv_share = 1.1", "kv_share = 1.1"),
         ('[tenants.a]\npriority = "high"', "priority = 'high': expected one of batch, standard, interactive"),
-        ("cached_token_weight = 2", "cached_token_weight = 2"),
+        ("cached_token_weight = 2\n[tenants]", "cached_token_weight = 2"),
         ("tenants = 1", r"write \[tenants\]"),
         ("[tenants]\na = 1", r"write \[tenants.a\]"),
         ("[tenants.default]", r"is \[default\]"),

@@ -14,10 +14,11 @@ from pointsman.contracts.cache import CacheCleared, CacheEvent, CacheGap, CacheS
 from pointsman.contracts.codec import LogEvent, encode
 from pointsman.contracts.decisions import LeaderElected, WritesLost
 from pointsman.contracts.envelope import Stamp
-from pointsman.contracts.fleet import FleetEvent, InstanceLeft, InstanceProbed
+from pointsman.contracts.fleet import FleetEvent, InstanceLeft, InstanceProbed, InstanceSuspected
 from pointsman.contracts.reasons import CancelCause
 from pointsman.contracts.requests import (
     PrefillFinished,
+    RequestArrived,
     RequestCancelled,
     RequestFailed,
     RequestFinished,
@@ -25,10 +26,16 @@ from pointsman.contracts.requests import (
 from pointsman.contracts.subjects import subject_of
 from pointsman.policies.policy_set import policy_set
 from pointsman.ports import LogEntry
-from pointsman.primitives import Epoch, InstanceId, PoolName, Term
+from pointsman.primitives import Epoch, InstanceId, PoolName, RequestId, Sequence, Tenant, Term
+from pointsman.state.state import PoolSettings
+from pointsman_cli.doctor.examination import Diagnosis, Examiner, examine
+from pointsman_cli.doctor.fleet_health import FleetHealth
+from pointsman_cli.doctor.requests import Requests
 from pointsman_cli.doctor.samples import Heavy, Sample, Timeline
+from pointsman_cli.doctor.service import Service
 from pointsman_cli.history.bundle import write_bundle
 from pointsman_cli.history.sources import Header
+from pointsman_cli.history.start_point import StartPoint
 from pointsman_cli.main import main
 from pointsman_cli.terminal import wall_time
 from tests.support.events import joined, reported, stored
@@ -451,3 +458,114 @@ def test_leaders_of_several_releases_are_named_with_their_versions(
 
     assert [f["severity"] for f in found] == ([severity] if severity else [])
     assert [line for f in found for line in f["evidence"]] == evidence
+
+
+POOL, ENGINE, SETTINGS = PoolName("default"), InstanceId("engine-1"), PoolSettings()
+
+
+def examined(events: list[LogEvent], examiner: type[Examiner]) -> Diagnosis:
+    entries = [LogEntry.read(n, subject_of(POOL, event), encode(event)) for n, event in enumerate(events, 1)]
+    return examine(entries, SETTINGS, [examiner(SETTINGS)], StartPoint(None, ""))
+
+
+def restart(at: float, epoch: int) -> list[LogEvent]:
+    """One restart as a log tells it: suspected, gone, there again, serving."""
+    leader = Stamp(term=Term(0), number=0, as_of=Sequence(0))
+    return [
+        InstanceSuspected(at=at, instance=ENGINE, epoch=Epoch(epoch - 1), silent_seconds=3.0, stamp=leader),
+        InstanceLeft(at=at + 5, instance=ENGINE, epoch=Epoch(epoch - 1), reason="silent", stamp=leader),
+        joined("engine-1", at=at + 9, epoch=epoch),
+        stored("engine-1", 1, [1], epoch=epoch, at=at + 10),
+        reported("engine-1", 1, [1], epoch=epoch, at=at + 11),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("restarts", "end", "severity"),
+    [
+        ([100.0], 200.0, None),
+        ([100.0, 700.0, 1300.0], 1400.0, None),
+        ([100.0, 150.0], 200.0, None),
+        ([100.0, 150.0, 200.0], 300.0, "serious"),
+        ([100.0, 150.0, 200.0], 2000.0, "warning"),
+    ],
+)
+def test_an_instance_flaps_by_absences_close_together_and_is_to_be_taken_out_only_while_it_does(
+    restarts: list[float], end: float, severity: str | None
+) -> None:
+    events: list[LogEvent] = [joined("engine-1", at=50.0)]
+    for epoch, at in enumerate(restarts, 2):
+        events += restart(at, epoch)
+    events.append(reported("engine-1", 1, [1], epoch=len(restarts) + 1, at=end))
+    told = [f for f in examined(events, FleetHealth).findings if "again and again" in f.what]
+
+    assert [finding.severity for finding in told] == ([severity] if severity else [])
+    assert all(("drain" in finding.advice) == (severity == "serious") for finding in told)
+
+
+def asked(number: int, tokens: int) -> RequestArrived:
+    return RequestArrived(
+        at=1.0, request=RequestId(f"r-{number}"), arrived_at=1.0, ingress="i", keys=b"", prompt_tokens=tokens,
+        max_output_tokens=1, slo_ttft=5.0, slo_tpot=1.0, tenant=Tenant(""),
+    )  # fmt: skip
+
+
+def answered(number: int, *, late: bool = False) -> RequestFinished:
+    return RequestFinished(
+        at=20.0, request=RequestId(f"r-{number}"), instance=ENGINE, e2e=9.0, prompt_tokens=1, cached_tokens=0,
+        completion_tokens=1, ttft=9.0 if late else 1.0, tpot=0.0,
+    )  # fmt: skip
+
+
+def test_only_prompt_lengths_that_are_served_worse_are_listed_and_one_length_is_one_line() -> None:
+    events: list[LogEvent] = [joined("engine-1")]
+    lengths = [197] * 600 + [1000 + n for n in range(200)] + [5000 + n for n in range(200)]
+    for number, tokens in enumerate(lengths):
+        events += [asked(number, tokens), answered(number, late=tokens >= 5000 or (tokens == 197 and number < 60))]
+    (finding,) = [f for f in examined(events, Service).findings if "prompt lengths" in f.what]
+
+    assert finding.evidence == ["5,000 to 5,199 tokens: 0.0% of 200 in time"]
+
+
+def test_lateness_that_does_not_depend_on_the_length_blames_no_length() -> None:
+    events: list[LogEvent] = [joined("engine-1")]
+    for number in range(1000):
+        events += [asked(number, 197), answered(number, late=number % 4 == 0)]
+
+    assert not [f for f in examined(events, Service).findings if "prompt lengths" in f.what]
+
+
+def test_requests_without_an_arrival_are_counted_as_such() -> None:
+    events: list[LogEvent] = [joined("engine-1"), asked(1, 10), answered(1), answered(1), answered(2)]
+    (summary,) = examined(events, Service).summary
+    alone = examined(events[-1:], Service).summary
+
+    assert summary.startswith("1 request, 100.0% with the first token in time")
+    assert "; 1 more are not judged, as their arrival is not in the log" in summary
+    assert alone[0].startswith("1 more are not judged")
+
+
+@pytest.mark.parametrize(
+    ("status", "reason", "refused", "severity"),
+    [
+        (400, "engine_refused", 2, "note"),
+        (501, "engine_refused", 2, "note"),
+        (400, "engine_refused", 60, "warning"),
+        (401, "engine_refused", 2, "serious"),
+        (429, "engine_refused", 2, "serious"),
+        (502, "engine_failed", 2, "serious"),
+    ],
+)
+def test_what_an_engine_refused_for_what_the_client_asked_is_no_fault_of_the_fleet(
+    status: int, reason: str, refused: int, severity: str
+) -> None:
+    events: list[LogEvent] = [joined("engine-1")]
+    for number in range(100):
+        end = RequestFailed(at=2.0, request=RequestId(f"r-{number}"), reason=reason, status=status, instance=ENGINE)
+        events += [asked(number, 10), end if number < refused else answered(number)]
+    (finding,) = examined(events, Requests).findings
+    (summary,) = examined(events, Service).summary
+
+    assert finding.severity == severity
+    assert f"{refused} of 100 requests" in finding.what
+    assert ("100.0% with" in summary) == (severity != "serious")

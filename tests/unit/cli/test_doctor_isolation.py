@@ -14,7 +14,7 @@ from pointsman.contracts.fleet import InstanceDraining
 from pointsman.contracts.reasons import RejectReason
 from pointsman.contracts.requests import RequestArrived, RequestFinished
 from pointsman.contracts.subjects import subject_of
-from pointsman.contracts.tenants import TenantPolicies, TenantPoliciesSet
+from pointsman.contracts.tenants import TenantPolicies, TenantPoliciesSet, TenantPolicy
 from pointsman.ports import LogEntry
 from pointsman.primitives import Epoch, InstanceId, PoolName, RequestId, Tenant
 from pointsman.state.state import PoolSettings, State
@@ -175,7 +175,7 @@ def test_admin_actions_are_listed_with_their_authors() -> None:
             drain,
             InstanceDraining(at=1.0, instance=ENGINE, epoch=Epoch(1), reason="surplus", by="scaler"),
             ScaleDecided(at=2.0, number=1, wanted=6, current=4, policy="manual", settings={}, reason="", by="bob"),
-            TenantPoliciesSet(at=3.0, policies=TenantPolicies(), by="bob"),
+            TenantPoliciesSet(at=3.0, policies=TenantPolicies(default=TenantPolicy(concurrency=8)), by="bob"),
             ApiKeyChanged(at=4.0, key="k1", tenant=Tenant("acme"), action="revoke", by="bob"),
         ]
     )
@@ -186,7 +186,7 @@ def test_admin_actions_are_listed_with_their_authors() -> None:
     assert [line.split(" ", 2)[2] for line in note.evidence] == [
         "alice drained engine-1",
         "bob set 6 instances",
-        "bob set the policies of 0 tenants",
+        "bob set policies: default (concurrency 0 -> 8)",
         "bob revoke: key k1 of acme",
     ]
 

@@ -24,7 +24,7 @@ from pointsman_cli.keys import keys_table
 from pointsman_cli.main import COMMANDS, main
 from pointsman_cli.tap.command import Printer
 from pointsman_cli.tap.filters import Filter
-from pointsman_cli.terminal import SafeConsole, csv_cell, json_text, one_line, say, table
+from pointsman_cli.terminal import PIPE_WIDTH, SafeConsole, csv_cell, json_text, one_line, output_console, say, table
 from pointsman_cli.up.display import print_fleet
 from tests.support.hostile import FORMULA, HOSTILE, MARKUP, assert_harmless, hostile_log
 from tests.support.recorded_log import RecordedFleet
@@ -263,3 +263,22 @@ def test_no_cell_of_a_table_is_a_formula(start: str) -> None:
 
 def test_text_that_prints_is_left_as_it_is() -> None:
     assert one_line("añb 漢 ✓ → é [red]") == "añb 漢 ✓ → é [red]"
+
+
+@pytest.mark.parametrize("columns", [1, 9, 30])
+@pytest.mark.parametrize("name", ["a" * 200, "b" * 5_000, "\N{CJK UNIFIED IDEOGRAPH-4E00}" * 128])
+def test_a_long_name_takes_no_room_from_numbers_and_headings(
+    name: str, columns: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown = table("tenant", *(f">tokens of {n}" for n in range(columns)))
+    shown.add_row(name, *(f"{1234567 + n:,}" for n in range(columns)))
+    shown.add_row("short", *(f"{n}" for n in range(columns)))
+    output_console().print(shown)
+    lines = [line.rstrip() for line in capsys.readouterr().out.splitlines() if line.strip()]
+
+    assert len(lines) == 4
+    assert all(f"tokens of {n}" in lines[0] for n in range(columns))
+    assert all(f" {1234567 + n:,}" in lines[2] for n in range(columns))
+    assert "\N{HORIZONTAL ELLIPSIS}" in lines[2]
+    assert "short" in lines[3]
+    assert columns > 9 or all(len(line) <= PIPE_WIDTH for line in lines)

@@ -122,6 +122,14 @@ def test_processes_of_a_pool_give_the_same_numbers(tmp_path: Path) -> None:
     assert [r["ttft_p99_s"] for r in alone] == [r["ttft_p99_s"] for r in together]
 
 
+def test_half_of_a_small_run_warms_the_caches_if_nobody_says_how_much() -> None:
+    small = ["--workload", "chat", "--requests", "9", "--instances", "2", "--jobs", "1", "--policy", "round_robin"]
+    result = CliRunner().invoke(main, ["simulate", *small])
+
+    assert result.exit_code == 0, result.output
+    assert "9 requests, the first 4 not counted" in result.output
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

@@ -180,7 +180,43 @@ async def test_an_empty_log_without_following_prints_nothing(capsys: pytest.Capt
 
     await follow_log(log, Printer(1.0, Filter(), as_json=False), since=Moment(sequence=1), until=Moment())
 
-    assert capsys.readouterr().out == ""
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert told.err == "no entry of the log is between --since and --until: it is empty\n"
+
+
+@pytest.mark.parametrize(
+    ("since", "until"),
+    [
+        (Moment(sequence=99_999_999), Moment()),
+        (Moment(sequence=3), Moment(sequence=2)),
+        (Moment(at=1e9), Moment()),
+        (Moment(sequence=1), Moment(at=-1.0)),
+    ],
+)
+async def test_a_span_without_entries_is_told_with_what_the_log_has(
+    since: Moment, until: Moment, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = MemoryBroker(POOL).client(ScaledClock(), name="test").log
+    for number in range(5):
+        await log.append(stored("engine-1", number + 1, [number]))
+
+    await follow_log(log, Printer(1.0, Filter(), as_json=True), since=since, until=until)
+
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert told.err == "no entry of the log is between --since and --until: it has entries 1 to 5\n"
+
+
+async def test_a_filter_that_lets_nothing_through_is_not_an_empty_span(capsys: pytest.CaptureFixture[str]) -> None:
+    log = MemoryBroker(POOL).client(ScaledClock(), name="test").log
+    await log.append(joined("engine-1"))
+
+    await follow_log(
+        log, Printer(1.0, Filter(request="nosuch"), as_json=False), since=Moment(sequence=1), until=Moment()
+    )
+
+    assert capsys.readouterr() == ("", "")
 
 
 def test_an_end_shows_the_engines_own_counts() -> None:

@@ -8,7 +8,8 @@ from pointsman.adapters.tenants_file import TenantsFileError, with_changes
 from pointsman.contracts.commands import TenantDescribed, TenantsDescribed
 from pointsman.contracts.tenants import RateLimit, RateLimits, TenantPolicies, TenantPolicy
 from pointsman.primitives import Tenant
-from pointsman_cli.tenants import show, tenants_command
+from pointsman_cli.policy_changes import changes, policies_set
+from pointsman_cli.tenants import PoliciesChange, report, show, tenants_command
 
 ALICE = Tenant("alice")
 KNOWN = TenantPolicies(
@@ -49,6 +50,44 @@ def test_mistakes_are_told_before_anything_is_asked(words: list[str], message: s
     assert result.exit_code in (1, 2)
     assert message in result.output
     assert "\x1b" not in result.output
+
+
+@pytest.mark.parametrize(
+    ("texts", "words"),
+    [
+        (["default.concurrency=8"], "default (concurrency 3 -> 8)"),
+        (["default.concurrency=3"], "no policy"),
+        (["alice.tokens_per_minute=0"], "alice (tokens_per_minute 60,000 -> 0)"),
+        (["bob.cache_group=g"], "bob (added: cache_group - -> g)"),
+        (["bob.concurrency=3"], "bob (added)"),
+        ([f"t{n}.weight=2" for n in range(7)], "2 more"),
+    ],
+)
+def test_a_change_is_told_by_what_differs_from_before(texts: list[str], words: str) -> None:
+    told = changes(KNOWN, with_changes(KNOWN, texts))
+
+    assert told.endswith(words)
+    assert told.count(";") <= 5
+
+
+def test_policies_that_replace_others_tell_also_what_is_gone() -> None:
+    after = TenantPolicies(cached_token_weight=0.1)
+
+    assert changes(KNOWN, after) == "default (concurrency 3 -> 0); cached_token_weight 0 -> 0.1; alice (removed)"
+    assert changes(None, TenantPolicies(default=TenantPolicy(weight=2.0))) == "default (weight 1 -> 2)"
+
+
+@pytest.mark.parametrize(("name", "told"), [("a b", True), ("alice", False), ("team/a@b", False)])
+def test_a_name_that_no_key_can_have_is_told(name: str, told: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    before = TenantPolicies()
+    report(PoliciesChange(before, with_changes(before, [f"{name}.concurrency=1"])), as_json=False)
+
+    assert ("no key or token can name the tenant 'a b'" in capsys.readouterr().err) == told
+
+
+def test_a_reader_of_one_event_is_told_what_it_sets() -> None:
+    assert policies_set(KNOWN) == "default (concurrency 3) and 1 tenant"
+    assert policies_set(TenantPolicies()) == "default (no limits) and 0 tenants"
 
 
 def test_an_impossible_name_is_refused() -> None:

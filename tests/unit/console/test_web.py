@@ -1,6 +1,7 @@
 """The console over real sockets: what each page and each part of the API answers, and what nobody may do."""
 
 import asyncio
+import html
 import json
 import socket
 from collections.abc import AsyncIterator
@@ -34,6 +35,7 @@ from pointsman_cli.history.sources import open_history
 from pointsman_cli.history.time_options import Moment
 from pointsman_cli.main import main
 from tests.support.recorded_log import RecordedFleet
+from tests.support.waiting import eventually
 
 TOKEN = "an-admin-token-of-a-test"
 CHANGING = ["/actions/drain", "/actions/undrain", "/actions/scale"]
@@ -44,6 +46,7 @@ class Served:
     url: str
     console: PageViews
     client: aiohttp.ClientSession
+    guard: Guard
 
     async def get(self, path: str, **headers: str) -> tuple[int, dict[str, str], str]:
         return await self._ask("GET", path, headers=headers)
@@ -92,7 +95,7 @@ async def served(bundle: Path, source: RecordedLog) -> AsyncIterator[Served]:
     serving = asyncio.ensure_future(server.serve())
     try:
         async with aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar()) as client:
-            yield Served(f"http://127.0.0.1:{listener.getsockname()[1]}", console, client)
+            yield Served(f"http://127.0.0.1:{listener.getsockname()[1]}", console, client, guard)
     finally:
         site.viewers.close()
         await jobs.close()
@@ -173,7 +176,36 @@ async def test_nobody_acts_without_the_admin_token(served: Served, path: str) ->
     cross_site = await served.post(path, {"csrf": csrf}, Cookie=cookie, Origin="http://evil.example")
     api = await served.post("/api/instances/engine-1/drain", {}, Authorization="Bearer wrong")
 
-    assert [answer[0] for answer in (without_form_token, not_signed_in, cross_site, api)] == [403] * 4
+    assert [answer[0] for answer in (without_form_token, not_signed_in, cross_site, api)] == [403, 403, 403, 401]
+
+
+@pytest.mark.parametrize(
+    ("authorization", "status", "words"),
+    [
+        ("Bearer wrong", 401, "is not the admin token"),
+        ("Bearer a-reader-token", 403, "only reads"),
+        ("", 401, "Authorization: Bearer ADMIN_TOKEN"),
+        ("Basic eDp5", 401, "Authorization: Bearer ADMIN_TOKEN"),
+    ],
+)
+@pytest.mark.parametrize("path", ["/api/instances/engine-1/drain", "/api/scale", "/api/doctor", "/api/what-if"])
+async def test_a_program_without_the_admin_token_is_told_so_in_words_for_programs(
+    served: Served, path: str, authorization: str, status: int, words: str
+) -> None:
+    served.guard.reader_token = "a-reader-token"
+    told, _, answer = await served.post(path, {}, **({"Authorization": authorization} if authorization else {}))
+
+    assert told == status
+    assert words in json.loads(answer)["detail"]
+    assert "page" not in answer
+
+
+async def test_a_program_is_told_that_a_console_without_an_admin_token_only_reads(served: Served) -> None:
+    served.guard.admin_token = ""
+    status, _, answer = await served.post("/api/scale", {}, Authorization=f"Bearer {TOKEN}")
+
+    assert status == 403
+    assert "--admin-token-file" in json.loads(answer)["detail"]
 
 
 async def test_signed_in_a_console_without_credentials_still_changes_nothing(served: Served) -> None:
@@ -236,18 +268,54 @@ async def test_a_run_that_cannot_be_is_refused_before_it_starts(served: Served, 
 @pytest.mark.parametrize(
     "query",
     [
-        "?limit=99999999999999999999",
-        "?before=-1",
-        "?limit=x",
-        "?at=%00",
+        "?limit=9999999999999999",
+        "?limit=&before=&late=&slowest=&at=&stage=",
+        "?late=0&slowest=1&before=7&at=3&stage=finished",
         "?q=" + "x" * 5000,
         "?tenant=%ff%fe",
-        "?late=yes",
+        "?nothing=known",
     ],
 )
-async def test_no_query_is_an_error(served: Served, query: str) -> None:
+async def test_a_query_that_means_something_is_no_error(served: Served, query: str) -> None:
     for path in ("/requests", "/", "/api/requests", "/api/fleet"):
         assert (await served.get(path + query))[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("/api/requests?limit=abc", "limit"),
+        ("/api/requests?limit=99999999999999999999", "limit"),
+        ("/api/requests?before=-1", "before"),
+        ("/api/requests?late=zzz", "late"),
+        ("/requests?slowest=yes", "slowest"),
+        ("/requests?stage=done", "stage"),
+        ("/api/fleet?at=-5", "at"),
+        ("/?at=zzz", "at"),
+        ("/?at=%00", "at"),
+        ("/?at=%D9%A3", "at"),
+    ],
+)
+async def test_a_query_without_a_meaning_is_refused_with_its_name(served: Served, path: str, name: str) -> None:
+    status, _, answer = await served.get(path)
+
+    assert status == 400
+    assert f"query parameter '{name}'" in html.unescape(answer)
+
+
+@pytest.mark.parametrize("kind", ["/api/requests/", "/requests/"])
+async def test_a_request_that_the_log_does_not_have_is_not_there_once_the_log_was_read(
+    served: Served, kind: str
+) -> None:
+    async def is_read() -> bool:
+        return (await served.get(f"{kind}nosuch"))[0] != 200
+
+    await eventually(is_read, seconds=30.0, what="the log is read")
+    status, _, answer = await served.get(f"{kind}nosuch")
+
+    assert status == 404
+    assert "no request nosuch in this log" in answer
+    assert (await served.get(of_a_request(served, kind + "{id}")))[0] == 200
 
 
 async def test_a_page_that_is_watched_begins_whole(served: Served) -> None:

@@ -6,11 +6,13 @@ from typing import Any
 
 import pytest
 
+from pointsman_ingress.context import check_length
 from pointsman_ingress.http.errors import OPENAI_ERRORS, ApiError
 from pointsman_ingress.http.request_headers import LatencySlo, session_of, slo_of, tenant_of
 from pointsman_ingress.prompt.openai_requests import (
     PAIRS_TOKENS_MAX,
     Chat,
+    ParsedRequest,
     SizedRequest,
     Texts,
     TokenIds,
@@ -18,6 +20,7 @@ from pointsman_ingress.prompt.openai_requests import (
     parse_completion,
     parse_pairs,
 )
+from pointsman_ingress.prompt.responses_input import parse_response
 
 DEFAULTS = LatencySlo(5.0, 0.1)
 HELLO = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
@@ -48,6 +51,31 @@ def test_the_newer_name_of_the_output_bound_wins() -> None:
     parsed = parse_chat(chat(max_tokens=7, max_completion_tokens=9))
 
     assert parsed.output_tokens == 9
+
+
+@pytest.mark.parametrize(
+    ("request_", "field"),
+    [
+        (parse_chat(chat(max_tokens=10**30)), "max_tokens"),
+        (parse_chat(chat(max_completion_tokens=10**30, max_tokens=3)), "max_completion_tokens"),
+        (parse_completion(completion(prompt="x", max_tokens=10**30)), "max_tokens"),
+        (parse_response(b'{"input": "x", "max_output_tokens": 9000}'), "max_output_tokens"),
+    ],
+)
+def test_an_output_bound_beyond_the_context_is_refused_in_its_own_name(request_: ParsedRequest, field: str) -> None:
+    for prompt_tokens in (0, 50):
+        with pytest.raises(ApiError, match=f"maximum context length is 4096 tokens; `{field}` asks for") as raised:
+            check_length(request_, 4096, prompt_tokens)
+
+        assert raised.value.param == field
+    check_length(request_, 0, 50)
+
+
+def test_a_prompt_beyond_the_context_together_with_its_answer_is_refused_with_both_counts() -> None:
+    with pytest.raises(ApiError, match="the prompt has 4000 and 100 more were asked for") as raised:
+        check_length(parse_chat(chat(max_tokens=100)), 4096, 4000)
+
+    assert raised.value.param == "messages"
 
 
 def test_a_completion_without_a_bound_asks_for_sixteen_tokens_but_does_not_demand_them() -> None:
@@ -140,9 +168,13 @@ def test_slos_come_from_either_family_of_headers() -> None:
     assert slo_of({b"x-llm-d-slo-tpot-ms": b"20.5"}, DEFAULTS) == LatencySlo(5.0, 0.0205)
 
 
-@pytest.mark.parametrize("value", [b"soon", b"-1", b"0", b"nan", b"inf", b"1e-310", b""])
+@pytest.mark.parametrize(
+    "value", [b"soon", b"-1", b"0", b"nan", b"inf", b"1e-310", b"", b"1_000", b"1e13", b"2000000000000"]
+)
 def test_an_slo_that_is_not_a_positive_number_is_refused(value: bytes) -> None:
-    with pytest.raises(ApiError):
+    with pytest.raises(
+        ApiError, match=r"x-slo-ttft-ms must be a number of milliseconds from 0\.001 to 1000000000000\.$"
+    ):
         slo_of({b"x-slo-ttft-ms": value}, DEFAULTS)
 
 

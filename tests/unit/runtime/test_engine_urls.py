@@ -95,6 +95,13 @@ def test_an_instance_that_is_named_has_no_other_url_and_lends_its_own_to_nobody(
     assert not urls.cover("other-7", "http://gpu-2:8000")
 
 
+def test_an_instance_that_has_a_pattern_of_its_own_is_told_of_earlier_runs_and_others_of_the_option() -> None:
+    urls = EngineUrls.of(["engine-1=http://127.0.0.1:8000", "http://127.0.0.1:*"])
+
+    assert "an address of an earlier run" in urls.refusal("engine-1", "http://127.0.0.1:7000")
+    assert "--engine-urls engine-2=http://gpu-2 if" in urls.refusal("engine-2", "http://gpu-2")
+
+
 @pytest.mark.parametrize(
     "text",
     [

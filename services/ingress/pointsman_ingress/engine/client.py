@@ -17,7 +17,7 @@ from pointsman.contracts.fleet import ANY_RANK
 from pointsman.contracts.requests import AttemptFailure
 from pointsman.primitives import InstanceId, WallSeconds
 from pointsman.runtime import span_attributes
-from pointsman.runtime.engine_urls import EngineUrls, refusal
+from pointsman.runtime.engine_urls import EngineUrls
 from pointsman.runtime.telemetry import ENGINE_URLS_REFUSED
 from pointsman.runtime.tracing import NO_SPAN, Span, trace_headers
 from pointsman_ingress.engine.session import Answer, DirectSession
@@ -99,7 +99,7 @@ class EngineClient:
         """Returns after the response head. Raises EngineFailedError unless the status is 200, 4xx or 501."""
         if not self._urls.cover(request.instance, request.engine):
             ENGINE_URLS_REFUSED.inc()
-            reason = refusal(request.instance, request.engine)
+            reason = self._urls.refusal(request.instance, request.engine)
             raise EngineFailedError(reason, failure="connect_failure", public_reason="it cannot be reached")
         try:
             response = await self._post(request)

@@ -188,6 +188,15 @@ def context_too_long(prompt_tokens: Tokens, output_tokens: Tokens, model_len: To
     )
 
 
+def output_too_long(output_tokens: Tokens, model_len: Tokens, *, param: str) -> ApiError:
+    """Of a prompt of any length, which need not be known."""
+    return bad_request(
+        f"This model's maximum context length is {model_len} tokens; `{param}` asks for {output_tokens}. Ask for less.",
+        param=param,
+        code="context_length_exceeded",
+    )
+
+
 def prompt_too_long(tokens_min: Tokens, model_len: Tokens, *, param: str) -> ApiError:
     return bad_request(
         f"This model's maximum context length is {model_len} tokens; the prompt has more than {tokens_min}. Shorten it.",

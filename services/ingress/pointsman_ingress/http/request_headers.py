@@ -58,10 +58,11 @@ def _milliseconds(headers: Headers, *names: bytes) -> EngineSeconds | None:
     if name is None:
         return None
     try:
-        milliseconds = float(headers[name])
+        milliseconds = 0.0 if b"_" in headers[name] else float(headers[name])
     except ValueError:
         milliseconds = 0.0
     if not SLO_MILLISECONDS_MIN <= milliseconds <= SLO_MILLISECONDS_MAX:
-        msg = f"The header {name.decode()} must be a positive number of milliseconds, at least {SLO_MILLISECONDS_MIN}."
+        bounds = f"from {SLO_MILLISECONDS_MIN} to {SLO_MILLISECONDS_MAX:.0f}"
+        msg = f"The header {name.decode()} must be a number of milliseconds {bounds}."
         raise bad_request(msg, param=name.decode())
     return milliseconds / 1000

@@ -13,7 +13,7 @@ from pointsman.contracts.fleet import FleetEvent, InstanceJoined, InstanceLeft
 from pointsman.ports import Clock, EventLog, LogEntry, LogReset
 from pointsman.primitives import EngineSeconds, Epoch, InstanceId, Term, Tokens, WallSeconds, engine_seconds
 from pointsman.runtime.containment import DeadLetterWatch, contained
-from pointsman.runtime.engine_urls import EngineUrls, refusal
+from pointsman.runtime.engine_urls import EngineUrls
 from pointsman.runtime.health import HealthBoard
 from pointsman.state.fleet import Instance, Status
 from pointsman.state.state import PoolSettings, State
@@ -171,7 +171,7 @@ class FleetView:
             return
         if len(self._refused) >= REFUSED_MAX:
             self._refused.clear()
-        self._refused[instance] = reason = refusal(instance, joined.url)
+        self._refused[instance] = reason = self._urls.refusal(instance, joined.url)
         log.error("instance_refused", instance=instance, url=joined.url[:200], reason=reason)
         self._state.apply(InstanceLeft(at=joined.at, instance=instance, epoch=joined.epoch, reason=reason))
 

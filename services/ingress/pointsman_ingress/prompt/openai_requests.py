@@ -93,6 +93,7 @@ class ParsedRequest:
     prompt_field: str
     stream: bool
     output_tokens: Tokens | None
+    output_field: str = "max_tokens"  # where `output_tokens` stands
     output_demanded: bool  # set by the client: must fit with the prompt
     user: str
     cache_salt: str
@@ -183,10 +184,13 @@ def parse_chat(body: bytes) -> ParsedRequest:
     if not fields.messages:
         msg = "`messages` must hold at least one message."
         raise bad_request(msg, param="messages")
-    output_tokens = positive(fields.max_completion_tokens, "max_completion_tokens")
+    output_tokens, output_field = (
+        positive(fields.max_completion_tokens, "max_completion_tokens"),
+        "max_completion_tokens",
+    )
     older_name = positive(fields.max_tokens, "max_tokens")
     if output_tokens is None:
-        output_tokens = older_name
+        output_tokens, output_field = older_name, "max_tokens"
     unsupported, unsupported_message = first_unsupported(fields.messages)
     prompt = Chat(
         messages=fields.messages,
@@ -201,7 +205,8 @@ def parse_chat(body: bytes) -> ParsedRequest:
         body=body,
         render_path="/v1/chat/completions/render",
     )
-    return parsed(fields, prompt, "messages", output_tokens, reads_cache=fields.prompt_logprobs is None)
+    reads_cache = fields.prompt_logprobs is None
+    return parsed(fields, prompt, "messages", output_tokens, output_field=output_field, reads_cache=reads_cache)
 
 
 def parse_completion(body: bytes) -> ParsedRequest:
@@ -267,7 +272,13 @@ def decoded(decoder: msgspec.json.Decoder[B], body: bytes, *, entries_max: int =
 
 
 def parsed(
-    fields: Body, prompt: Prompt, prompt_field: str, output_tokens: Tokens | None, *, reads_cache: bool = True
+    fields: Body,
+    prompt: Prompt,
+    prompt_field: str,
+    output_tokens: Tokens | None,
+    *,
+    output_field: str = "max_tokens",
+    reads_cache: bool = True,
 ) -> ParsedRequest:
     salt, options = fields.cache_salt or "", fields.stream_options
     if len(salt) > SALT_LENGTH_MAX:
@@ -281,6 +292,7 @@ def parsed(
         prompt_field=prompt_field,
         stream=fields.stream is True,
         output_tokens=output_tokens,
+        output_field=output_field,
         output_demanded=output_tokens is not None,
         user=fields.user or "",
         cache_salt=salt,

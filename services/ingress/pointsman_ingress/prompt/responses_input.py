@@ -51,7 +51,8 @@ def parse_response(body: bytes) -> ParsedRequest:
         ),
         add_special_tokens=True,
     )
-    request = parsed(fields, prompt, "input", positive(fields.max_output_tokens, "max_output_tokens"))
+    field = "max_output_tokens"
+    request = parsed(fields, prompt, "input", positive(fields.max_output_tokens, field), output_field=field)
     truncates = fields.truncation not in (None, "disabled")
     return replace(request, truncates=truncates, truncate_to=0, may_add_usage=False)
 

@@ -13,7 +13,7 @@ import msgspec
 from pointsman.primitives import Sequence
 from pointsman.runtime.containment import note_failure
 from pointsman_cli.console.jobs.process import Task
-from pointsman_cli.console.jobs.running import JobError, work
+from pointsman_cli.console.jobs.running import AbsentError, JobError, work
 from pointsman_cli.console.jobs.views import DoctorView, StoryView, WhatIfChange, WhatIfRun
 from pointsman_cli.console.views import RunState
 
@@ -40,6 +40,8 @@ class Told:
     at: float
     story: StoryView | None = None
     problem: str = ""
+    absent: bool = False
+    """The log was read, and does not have the request."""
 
 
 class Jobs:
@@ -102,6 +104,7 @@ class Jobs:
                 told.state = "done"
             except JobError as error:
                 told.state, told.problem = "failed", str(error)
+                told.absent = isinstance(error, AbsentError)
             finally:
                 told.at = self._wall()
 

@@ -1,6 +1,7 @@
 """Works out one thing from a log in a process of its own, so that the console never waits for it, can end it, and holds none
 of its memory: `python -m pointsman_cli.console.jobs.process`. In: a Task as a line on standard input, which stays open as long as the
-answer is wanted. Out: steps as lines on standard error, the answer on standard output; exit code 1 with a sentence instead."""
+answer is wanted. Out: steps as lines on standard error, the answer on standard output; exit code 1 with a sentence instead,
+3 if the log does not have the request."""
 
 import os
 import sys
@@ -13,10 +14,12 @@ import msgspec
 from pointsman.primitives import Sequence
 from pointsman_cli.console.jobs.views import WhatIfChange
 from pointsman_cli.console.views import View
+from pointsman_cli.history.entries import NotInLogError
 from pointsman_cli.history.sources import open_history
 
 NICENESS = 5
 REFUSED_EXIT_CODE = 1
+ABSENT_EXIT_CODE = 3
 
 
 class Task(View, frozen=True, kw_only=True):
@@ -40,7 +43,7 @@ def main() -> None:
     except click.ClickException as error:
         sys.stdout.write(error.message)
         sys.stdout.flush()
-        os._exit(REFUSED_EXIT_CODE)
+        os._exit(ABSENT_EXIT_CODE if isinstance(error, NotInLogError) else REFUSED_EXIT_CODE)
     sys.stdout.buffer.write(msgspec.json.encode(answer))
 
 

@@ -11,7 +11,7 @@ from typing import TypeVar
 import msgspec
 
 from pointsman.contracts.codec import short_reason
-from pointsman_cli.console.jobs.process import REFUSED_EXIT_CODE, Task
+from pointsman_cli.console.jobs.process import ABSENT_EXIT_CODE, REFUSED_EXIT_CODE, Task
 from pointsman_cli.console.views import View
 
 ANSWER_BYTES_MAX = 64 * 1024**2
@@ -25,10 +25,14 @@ class JobError(Exception):
     """The message is for people."""
 
 
+class AbsentError(JobError):
+    """The log does not have what was asked for."""
+
+
 async def work(
     task: Task, answer: type[V], *, environment: Mapping[str, str], step: Callable[[str], None] = lambda _: None
 ) -> V:
-    """Raises JobError. Cancelled, it ends the process."""
+    """Raises JobError, AbsentError. Cancelled, it ends the process."""
     try:
         output, code, tail = await _worked(task, environment, step)
     except TimeoutError as error:
@@ -37,6 +41,8 @@ async def work(
     except (OSError, ValueError) as error:  # no process could be started; a line that is too long
         msg = f"its process failed: {short_reason(error)}"
         raise JobError(msg) from error
+    if code == ABSENT_EXIT_CODE and output:
+        raise AbsentError(short_reason(output.decode(errors="replace")))
     if code == REFUSED_EXIT_CODE and output:
         raise JobError(short_reason(output.decode(errors="replace")))
     if code:

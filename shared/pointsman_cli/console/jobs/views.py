@@ -61,13 +61,15 @@ class StoryView(View, frozen=True, kw_only=True):
 
 
 class RequestPageView(View, frozen=True, kw_only=True):
-    """`row`: what the console itself knows, at once. `story`: once it was worked out (`state` done)."""
+    """`row`: what the console itself knows, at once. `story`: once it was worked out (`state` done). `absent`: the log was
+    read, and does not have it."""
 
     request: str
     row: RequestView | None
     state: RunState
     story: StoryView | None
     problem: str = ""
+    absent: bool = False
 
 
 class FindingView(View, frozen=True, kw_only=True):

@@ -10,7 +10,7 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 
 from pointsman_cli.console.jobs.views import DoctorView, RequestPageView, WhatIfChange, WhatIfRun, WhatIfView
-from pointsman_cli.console.page_views import PageViews
+from pointsman_cli.console.page_views import NotThereError, PageViews, is_absent
 from pointsman_cli.console.views import (
     ActionView,
     FleetView,
@@ -24,7 +24,7 @@ from pointsman_cli.console.views import (
     View,
 )
 from pointsman_cli.console.web.exchange import RefusedError, answered_json, body_of, visit_of
-from pointsman_cli.console.web.security import Guard, Refusal
+from pointsman_cli.console.web.security import READING_NEEDS_A_TOKEN, Guard, Refusal
 
 Schema = dict[str, Any]
 V = TypeVar("V", bound=View)
@@ -78,11 +78,13 @@ def api_router(console: PageViews, guard: Guard) -> APIRouter:
 
     async def read(request: Request) -> Response:
         if not visit_of(request, guard).reads:
-            raise RefusedError(Refusal(401, "sign_in_needed"))
+            raise RefusedError(READING_NEEDS_A_TOKEN)
         path = request.url.path.removeprefix("/api")
         if path == "/status":
             return answered_json(console.status())
         _, view = console.view(path if path != "/fleet" else "/", dict(request.query_params))
+        if is_absent(view):
+            raise NotThereError(view.problem)
         return answered_json(view)
 
     async def document(_request: Request) -> Response:

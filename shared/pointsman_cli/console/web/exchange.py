@@ -14,6 +14,7 @@ from pointsman_cli.console.web.security import (
     CSRF_FIELD,
     CSRF_HEADER,
     HEADERS,
+    READING_NEEDS_A_TOKEN,
     Guard,
     Refusal,
     new_cookie,
@@ -56,7 +57,7 @@ def visit_of(
         shown = (form or {}).get(CSRF_FIELD) or headers.get(CSRF_HEADER, "")
         refusal = guard.may_change(known, headers, shown)
         if refusal is None and not session.reads and request.url.path != "/sign-in":
-            refusal = Refusal(401, "sign_in_needed")
+            refusal = READING_NEEDS_A_TOKEN
         if refusal is None and acts and not session.acts:
             refusal = Refusal(403, "not_signed_in", "This needs the admin token: sign in first.")
         if refusal is not None:

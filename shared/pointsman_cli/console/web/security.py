@@ -49,6 +49,11 @@ class Refusal:
     detail: str = ""
 
 
+READING_NEEDS_A_TOKEN = Refusal(
+    401, "sign_in_needed", "Programs send `Authorization: Bearer TOKEN`; who sits at a browser signs in."
+)
+
+
 @dataclass(slots=True)
 class Guard:
     """`hosts`: names under which the console is reached, beside IP addresses and localhost. `admin_token`, `reader_token`:
@@ -102,9 +107,27 @@ class Guard:
             return Refusal(403, "cross_site", "The request comes from another site.")
         if self._bearer_is(self.admin_token, headers):
             return None
-        if not session_id or not hmac.compare_digest(csrf.encode(), self.csrf(session_id).encode()):
-            return Refusal(403, "csrf", "The page is too old, or cookies are off; load it again.")
-        return None
+        if session_id and hmac.compare_digest(csrf.encode(), self.csrf(session_id).encode()):
+            return None
+        return self._unproven(session_id, headers)
+
+    def _unproven(self, session_id: str, headers: Mapping[str, str]) -> Refusal:
+        """In words for a program or for who sits at a browser."""
+        if _bearer(headers) and not self.admin_token:
+            return Refusal(
+                403, "no_admin_token", "This console has no admin token (--admin-token-file): it only reads."
+            )
+        if self._bearer_is(self.reader_token, headers):
+            return Refusal(
+                403, "readers_token", "The token of the Authorization header only reads; send the admin token."
+            )
+        if _bearer(headers):
+            return Refusal(401, "wrong_token", "The token of the Authorization header is not the admin token.")
+        if not session_id:
+            return Refusal(
+                401, "sign_in_needed", "Programs send `Authorization: Bearer ADMIN_TOKEN`; browsers need cookies."
+            )
+        return Refusal(403, "csrf", "The page is too old, or cookies are off; load it again.")
 
     def sign_in(self, token: str) -> str | Refusal:
         """The id of a new session."""
@@ -150,8 +173,7 @@ class Guard:
         return True
 
     def _bearer_is(self, token: str, headers: Mapping[str, str]) -> bool:
-        scheme, _, shown = headers.get("authorization", "").partition(" ")
-        return scheme.lower() == "bearer" and _equal(shown.strip(), token)
+        return _equal(_bearer(headers), token)
 
 
 def new_cookie() -> str:
@@ -160,6 +182,11 @@ def new_cookie() -> str:
 
 def set_cookie(session_id: str) -> str:
     return f"{COOKIE}={session_id}; Path=/; HttpOnly; SameSite=Strict"
+
+
+def _bearer(headers: Mapping[str, str]) -> str:
+    scheme, _, shown = headers.get("authorization", "").partition(" ")
+    return shown.strip() if scheme.lower() == "bearer" else ""
 
 
 def _new_id() -> str:

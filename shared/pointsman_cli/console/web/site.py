@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.responses import StreamingResponse
 
 from pointsman.runtime.health import AsgiApp, HealthBoard, Receive, Scope, Send
-from pointsman_cli.console.page_views import NotThereError, PageViews
+from pointsman_cli.console.page_views import BadQueryError, NotThereError, PageViews, is_absent
 from pointsman_cli.console.pages.live import Parts
 from pointsman_cli.console.pages.rendering import Pages
 from pointsman_cli.console.views import ActionView, ProblemView, Session
@@ -25,7 +25,7 @@ from pointsman_cli.console.web.exchange import (
     guarded,
     visit_of,
 )
-from pointsman_cli.console.web.security import Guard, Refusal, set_cookie
+from pointsman_cli.console.web.security import READING_NEEDS_A_TOKEN, Guard, Refusal, set_cookie
 from pointsman_cli.console.web.viewers import TooManyViewersError, Viewers
 
 HTML = "text/html; charset=utf-8"
@@ -97,6 +97,7 @@ class Site:
         app.include_router(router)
         app.add_exception_handler(RefusedError, self._refused)
         app.add_exception_handler(NotThereError, self._not_there)
+        app.add_exception_handler(BadQueryError, self._bad_query)
         app.add_exception_handler(StarletteHTTPException, self._http_error)
         return guarded(self._with_probes(app), self._guard)
 
@@ -118,7 +119,7 @@ class Site:
         query = dict(parse_qsl(address.query))
         try:
             name, view = self._console.view(address.path, query)
-        except NotThereError:
+        except (NotThereError, BadQueryError):
             return Parts({}, {})
         return self._pages.parts(name, view, status=self._console.status(), query=query)
 
@@ -139,7 +140,7 @@ class Site:
             return _see("/sign-in")
         query = dict(request.query_params)
         name, view = self._console.view(request.url.path, query)
-        return self._rendered(name, view, visit, query=query)
+        return self._rendered(name, view, visit, query=query, status=404 if is_absent(view) else 200)
 
     async def _api_page(self, request: Request) -> Response:
         return self._rendered("api", openapi_document(), visit_of(request, self._guard))
@@ -206,7 +207,7 @@ class Site:
 
     async def _live(self, request: Request) -> Response:
         if not visit_of(request, self._guard).reads:
-            raise RefusedError(Refusal(401, "sign_in_needed"))
+            raise RefusedError(READING_NEEDS_A_TOKEN)
         page = request.query_params.get("page", "/")
         if len(page) > PAGE_LENGTH_MAX or not page.startswith("/"):
             raise RefusedError(Refusal(400, "no_page"))
@@ -243,6 +244,9 @@ class Site:
 
     async def _not_there(self, request: Request, error: Exception) -> Response:
         return self._problem(request, Refusal(404, "not_found", str(error)))
+
+    async def _bad_query(self, request: Request, error: Exception) -> Response:
+        return self._problem(request, Refusal(400, "invalid_query", str(error)))
 
     async def _http_error(self, request: Request, error: Exception) -> Response:
         assert isinstance(error, StarletteHTTPException)
