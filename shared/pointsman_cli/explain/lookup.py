@@ -41,8 +41,12 @@ class Slow:
         return self.ttft - self.slo_ttft
 
 
+class NoSuchRequestError(HistoryError):
+    pass
+
+
 def request_named(entries: Iterable[LogEntry], text: str, *, begins: str = "") -> RequestId:
-    """Raises HistoryError if no id or several ids match."""
+    """Raises NoSuchRequestError if no id matches, HistoryError if several do."""
     sent: dict[RequestId, None] = {}
     ends: dict[RequestId, None] = {}
     for entry in entries:
@@ -59,7 +63,7 @@ def request_named(entries: Iterable[LogEntry], text: str, *, begins: str = "") -
     found = sent or ends
     if not found:
         msg = f"no request {text} in this log{begins and f'; {begins}'}. {HINT}"
-        raise HistoryError(msg)
+        raise NoSuchRequestError(msg)
     if len(found) > 1:
         shown = list(found)[:CANDIDATES_SHOWN]
         more = "" if len(found) == len(shown) else ", ..."
