@@ -121,6 +121,7 @@ class UnconfirmedWrites:
 
 NONE_UNCONFIRMED = UnconfirmedWrites()
 
+
 class EventLog(Protocol):
     """A pool's log: durable, ordered, readable from any position. Appends of one process with equal message ids
     (`contracts.subjects.message_id`) are one event."""
@@ -351,6 +352,11 @@ class InstanceProvider(Protocol):
 
     @property
     def name(self) -> str: ...
+
+    @property
+    def manages(self) -> bool:
+        """Whether it starts and stops instances; else people or an autoscaler do."""
+        return True
 
     async def running(self) -> list[ProvidedInstance]: ...
 

@@ -17,4 +17,6 @@ def stalled_log(fleet: FleetDescribed | None) -> str:
     if fleet is None or fleet.unconfirmed_seconds < STALLED_SECONDS:
         return ""
     seconds, count = fleet.unconfirmed_seconds, plural(fleet.unconfirmed_writes, "write")
-    return f"the log has taken no writes for {seconds:.0f} s: {count} of the leader wait, and what is newer is not in it"
+    return (
+        f"the log has taken no writes for {seconds:.0f} s: {count} of the leader wait, and what is newer is not in it"
+    )

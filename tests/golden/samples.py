@@ -720,7 +720,9 @@ COMMANDS: list[AnyCommand] = [
     ),
     DrainInstance(instance=ENGINE, reason="a person asked", leaving=True),
     UndrainInstance(instance=ENGINE),
-    DrainAnswered(instance=ENGINE, draining=True, requests=3, refusal="unknown instance", warning="no instance decodes"),
+    DrainAnswered(
+        instance=ENGINE, draining=True, requests=3, refusal="unknown instance", warning="no instance decodes"
+    ),
     ScalePool(wanted=5, asker="pointsman scale"),
     DrainInstance(instance=ENGINE, reason="a person asked", becomes="decode"),
     ScalePool(asker="pointsman scale", prefill=2, decode=3),

@@ -202,8 +202,11 @@ class WriteWindow:
             self._timer.cancel()
         self._queue.waiting.extendleft(reversed(self._queue.sent.values()))
         self._queue.sent.clear()
-        while self._queue.waiting:
-            self._lose(self._queue.waiting.popleft(), "the process ended before the write was confirmed")
+        reason = "the process ended before the write was confirmed"
+        dropped = sum(self._give_up(write, reason) for write in self._queue.waiting)
+        self._queue.waiting.clear()
+        if dropped:
+            self._listener.dropped(dropped, reason)
 
     def _pump(self) -> None:
         while self._queue.open and self._queue.waiting and len(self._queue.sent) < self._queue.allowance:
@@ -353,17 +356,22 @@ class WriteWindow:
             self._stall()
 
     def _lose(self, write: Write, reason: str) -> None:
+        if self._give_up(write, reason):
+            self._listener.lost(1, reason)
+
+    def _give_up(self, write: Write, reason: str) -> bool:
+        """Whether it is lost without its writer's knowledge, and was not yet counted."""
         self._settle(write)
         if write.done is not None:
             if not write.done.done():
                 write.done.set_exception(LogUnavailableError(reason))
-            return
+            return False
+        self._losses.reason = reason
         if isinstance(write.event, WritesLost):
             self._losses.count += write.event.count
-        else:
-            self._losses.count += 1
-            self._listener.lost(1, reason)
-        self._losses.reason = reason
+            return False
+        self._losses.count += 1
+        return True
 
     def _settle(self, write: Write) -> None:
         self._queue.bytes -= len(write.payload)
