@@ -250,7 +250,7 @@ async def test_a_writer_knows_how_many_writes_wait_for_how_long(world: LogWorld)
         await world.stop()
         client.log.append_soon(stored("engine-1", 2, [2]))
         client.log.append_soon(stored("engine-1", 3, [3]))
-        await eventually(lambda: client.log.unconfirmed.wait_seconds > 0.2)
+        await eventually(lambda: client.log.unconfirmed.wait_seconds > WallSeconds(0.2))
         meanwhile = client.log.unconfirmed.count
         await world.start()
         assert await client.log.flush(WallSeconds(10))

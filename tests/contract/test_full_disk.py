@@ -70,7 +70,9 @@ async def test_a_full_disk_is_said_aloud_stops_nothing_but_the_log_and_leaves_a_
             assert await link.log.flush(WallSeconds(10))
 
             assert after_losses.count == 1
-            assert after_losses.wait_seconds >= 5.0, "the log has been full for longer than the newest write waits"
+            assert after_losses.wait_seconds >= WallSeconds(5.0), (
+                "the log has been full for longer than the newest write waits"
+            )
             assert link.log.unconfirmed == NONE_UNCONFIRMED
             assert not listener.stalled_now
             events = await events_in(link.log)

@@ -12,8 +12,9 @@ from pointsman.contracts.codec import AnyCommand, LogEvent
 from pointsman.contracts.commands import ScaleAnswered, ScalePool, refusal_of
 from pointsman.contracts.decisions import ScaleApplied, ScaleDecided
 from pointsman.contracts.subjects import ANY_ACTOR, actor_of, admin_subject
-from pointsman.policies.scaling import Limits, Manual, ScalingPolicy
+from pointsman.policies.scaling import Limits, ScalingPolicy
 from pointsman.policies.scaling.decider import Decider, in_service, wanted_roles
+from pointsman.policies.scaling.manual import Manual
 from pointsman.policies.scaling.roles import NOT_SIZED, RoleSizes, fixed_sizes, role_switches, staying
 from pointsman.ports import (
     Checkpoints,

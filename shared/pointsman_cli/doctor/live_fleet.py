@@ -21,7 +21,7 @@ class LiveFleet(Examiner):
     @override
     def findings(self, state: State) -> Iterator[Finding]:
         if stalled := stalled_log(self._fleet):
-            yield self.ongoing(stalled, ["this page knows only what was written before"], STALLED_ADVICE)
+            yield self.ongoing(stalled, ["what follows is only what was written before"], STALLED_ADVICE)
         if not self._fleet.instances and state.scaling.wanted != 0:
             yield self.ongoing(
                 "no instance is in the fleet",

@@ -72,7 +72,7 @@ def _named(history: History, entries: Iterable[LogEntry], text: str) -> RequestI
         return request_named(entries, text, begins=history.begins if history.header.first > 1 else "")
     except NoSuchRequestError as error:
         if stalled := stalled_log(history.fleet):
-            msg = f"{stalled}. {error.message}"
+            msg = f"{stalled}; {error.message}"
             raise NoSuchRequestError(msg) from error
         raise
 
