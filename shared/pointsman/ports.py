@@ -110,6 +110,18 @@ class Fence:
 OnStored = Callable[[Sequence], None]
 
 
+@dataclass(frozen=True, slots=True)
+class UnconfirmedWrites:
+    """Of one process. `wait_seconds`: since the oldest was handed over, or, once the log confirms none, since it should
+    have confirmed the first; it goes on growing when the oldest are lost. 0 without any."""
+
+    count: int = 0
+    wait_seconds: WallSeconds = WallSeconds(0.0)
+
+
+NONE_UNCONFIRMED = UnconfirmedWrites()
+
+
 class EventLog(Protocol):
     """A pool's log: durable, ordered, readable from any position. Appends of one process with equal message ids
     (`contracts.subjects.message_id`) are one event."""
@@ -130,6 +142,10 @@ class EventLog(Protocol):
         """How near the writes of this process are to being lost: the largest share, in events, bytes or time without a
         confirmation, of what the window allows. From 1 on they are lost."""
         return 0.0
+
+    @property
+    def unconfirmed(self) -> UnconfirmedWrites:
+        return NONE_UNCONFIRMED
 
     async def elect(self, event: LeaderElected, *, after: Sequence) -> Fence:
         """Store a LeaderElected if the newest one is at `after` (0: there is none). Raises ElectionLostError,
@@ -336,6 +352,11 @@ class InstanceProvider(Protocol):
 
     @property
     def name(self) -> str: ...
+
+    @property
+    def manages(self) -> bool:
+        """Whether it starts and stops instances; else people or an autoscaler do."""
+        return True
 
     async def running(self) -> list[ProvidedInstance]: ...
 

@@ -85,6 +85,8 @@ async def _drain(
                 quiet=as_json,
             )
     print_json(answer) if as_json else print_line(_text(answer, idle=wait and idle))
+    if answer.warning:
+        print_line(f"warning: {answer.warning}", error=True)
     if not idle:
         print_line(f"{answer.instance} was not idle within {WAIT_SECONDS_MAX:g} s; it goes on draining", error=True)
     return 0 if idle else 1

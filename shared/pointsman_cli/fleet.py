@@ -16,6 +16,7 @@ from pointsman.runtime.settings import FleetSettings
 from pointsman.state.fleet import Status
 from pointsman_cli.command_client import connected_link, described
 from pointsman_cli.discovery import fleet_settings
+from pointsman_cli.live_warnings import stalled_log
 from pointsman_cli.options import CONTEXT, from_options, json_switch
 from pointsman_cli.terminal import SafeConsole, json_text, status, table, wall_time
 
@@ -100,7 +101,8 @@ def fleet_table(fleet: FleetDescribed) -> RenderableType:
         for instance in fleet.instances
         if instance.status == UNSCHEDULABLE
     ]
-    return Group(rows, *unschedulable, *reasons)
+    stalled = [Text(text, style="bold red")] if (text := stalled_log(fleet)) else []
+    return Group(*stalled, rows, *unschedulable, *reasons)
 
 
 def _why_not_exact(instance: InstanceDescribed, speed: float) -> Text:

@@ -71,13 +71,18 @@ async def _scale(settings: FleetSettings, command: ScalePool, *, wait: bool, as_
             msg = f"nothing was changed: {answer.refusal}"
             raise click.ClickException(msg)
         if wait and not answer.applied:
-            answer, done = await wait_until(
-                lambda: request(ScalePool()), lambda shown: shown.applied, _progress, quiet=as_json
-            )
+            answer, done = await wait_until(lambda: request(ScalePool()), _is_over, _progress, quiet=as_json)
     print_json(answer) if as_json else _show(answer)
+    if wait and answer.by_hand:
+        return 1
     if not done:
         print_line(f"not done within {WAIT_SECONDS_MAX:g} s; it continues without this command", error=True)
     return 0 if done else 1
+
+
+def _is_over(answer: ScaleAnswered) -> bool:
+    """Nobody does what is left to people."""
+    return answer.applied or bool(answer.by_hand)
 
 
 def _progress(answer: ScaleAnswered) -> str:
@@ -94,8 +99,10 @@ def _progress(answer: ScaleAnswered) -> str:
 
 
 def _show(answer: ScaleAnswered) -> None:
-    state = "done" if answer.applied else "in progress"
+    state = "by hand" if answer.by_hand else "done" if answer.applied else "in progress"
     roles = f", {answer.prefill} to prefill and {answer.decode} to decode" if answer.prefill else ""
     print_line(f"{answer.wanted} wanted{roles} ({state}): {_progress(answer)}")
+    if answer.by_hand:
+        print_line(answer.by_hand)
     print_line(f"decided because: {answer.reason or 'nothing was decided yet'}")
     print_line(f"policy {answer.policy}, engines from {answer.provider}, from {answer.lowest} to {answer.highest}")

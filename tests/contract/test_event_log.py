@@ -13,6 +13,7 @@ from pointsman.contracts.decisions import WritesLost
 from pointsman.contracts.subjects import cancel_subject
 from pointsman.contracts.wire import WIRE_VERSION
 from pointsman.ports import (
+    NONE_UNCONFIRMED,
     CommandRefusedError,
     CommandTimeoutError,
     EventLog,
@@ -25,6 +26,7 @@ from pointsman.ports import (
 from pointsman.primitives import RequestId, WallSeconds
 from tests.support.events import joined, removed, stored
 from tests.support.log_worlds import LogWorld
+from tests.support.waiting import eventually
 
 WAIT_SECONDS = 10.0
 
@@ -239,6 +241,22 @@ async def test_a_stream_of_writes_keeps_its_order_through_many_crashes(world: Lo
 
     assert found == [stored("engine-1", number, [number]) for number in range(1, 6001)]
     assert world.listener.losses == []
+
+
+async def test_a_writer_knows_how_many_writes_wait_for_how_long(world: LogWorld) -> None:
+    async with world.client() as client:
+        await client.log.append(stored("engine-1", 1, [1]))
+        before = client.log.unconfirmed
+        await world.stop()
+        client.log.append_soon(stored("engine-1", 2, [2]))
+        client.log.append_soon(stored("engine-1", 3, [3]))
+        await eventually(lambda: client.log.unconfirmed.wait_seconds > WallSeconds(0.2))
+        meanwhile = client.log.unconfirmed.count
+        await world.start()
+        assert await client.log.flush(WallSeconds(10))
+        after = client.log.unconfirmed
+
+    assert (before, meanwhile, after) == (NONE_UNCONFIRMED, 2, NONE_UNCONFIRMED)
 
 
 async def test_writes_beyond_the_window_are_lost_and_the_log_says_so(world: LogWorld) -> None:

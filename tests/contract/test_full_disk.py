@@ -11,7 +11,7 @@ from pointsman.adapters import jetstream
 from pointsman.adapters.clocks import ScaledClock
 from pointsman.adapters.jetstream import producer
 from pointsman.contracts.decisions import WritesLost
-from pointsman.ports import Link, LogUnavailableError
+from pointsman.ports import NONE_UNCONFIRMED, Link, LogUnavailableError
 from pointsman.primitives import PoolName, Term, WallSeconds
 from pointsman.runtime.embedded_nats import start_nats
 from tests.support.events import stored
@@ -59,6 +59,8 @@ async def test_a_full_disk_is_said_aloud_stops_nothing_but_the_log_and_leaves_a_
             held = await link.lease.put("one", Term(1), after=0)
             assert await link.lease.look() == held
             await eventually(lambda: listener.losses)
+            link.log.append_soon(stored("engine-2", 2, [1]))
+            after_losses = link.log.unconfirmed
 
             (disk / "spare").unlink()
             await server.kill()
@@ -67,6 +69,11 @@ async def test_a_full_disk_is_said_aloud_stops_nothing_but_the_log_and_leaves_a_
             link.log.append_soon(stored("engine-3", 1, [1]))
             assert await link.log.flush(WallSeconds(10))
 
+            assert after_losses.count == 1
+            assert after_losses.wait_seconds >= WallSeconds(5.0), (
+                "the log has been full for longer than the newest write waits"
+            )
+            assert link.log.unconfirmed == NONE_UNCONFIRMED
             assert not listener.stalled_now
             events = await events_in(link.log)
             lost = [event for event in events if isinstance(event, WritesLost)]

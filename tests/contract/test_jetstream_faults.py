@@ -240,6 +240,19 @@ async def test_without_a_stream_writes_wait_and_somebody_is_told(quick: WindowSe
     assert await stage.window.flushed(0.1)
 
 
+async def test_the_end_tells_once_how_many_writes_it_drops() -> None:
+    stage = await opened(WindowSettings(ack_seconds_max=60))
+    stage.put(2, 3, 4, 5, 6)
+    await stage.wire.answer(2)
+    appended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    stage.window.put(stored("engine-1", 7, [7]), appended)
+    stage.window.close()
+
+    assert stage.listener.drops == [4]
+    assert stage.listener.losses == []
+    assert isinstance(appended.exception(), LogUnavailableError), "its writer knows"
+
+
 async def test_a_write_that_is_refused_again_and_again_is_given_up_and_the_loss_marked() -> None:
     stage = await opened(WindowSettings(ack_seconds_max=60))
     stage.put(2, 3)

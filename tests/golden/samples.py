@@ -690,6 +690,8 @@ COMMANDS: list[AnyCommand] = [
         term=Term(3),
         as_of=41,
         speed=4.0,
+        unconfirmed_writes=7,
+        unconfirmed_seconds=4.5,
     ),
     MigrateRequests(
         plan="rebalancer-1.7",
@@ -718,7 +720,9 @@ COMMANDS: list[AnyCommand] = [
     ),
     DrainInstance(instance=ENGINE, reason="a person asked", leaving=True),
     UndrainInstance(instance=ENGINE),
-    DrainAnswered(instance=ENGINE, draining=True, requests=3, refusal="unknown instance"),
+    DrainAnswered(
+        instance=ENGINE, draining=True, requests=3, refusal="unknown instance", warning="no instance decodes"
+    ),
     ScalePool(wanted=5, asker="pointsman scale"),
     DrainInstance(instance=ENGINE, reason="a person asked", becomes="decode"),
     ScalePool(asker="pointsman scale", prefill=2, decode=3),
@@ -736,6 +740,7 @@ COMMANDS: list[AnyCommand] = [
         reason="attainment is 0.8",
         trouble="an engine did not start",
         refusal="more than 8",
+        by_hand="start 1 instance",
     ),
     ResyncCache(instance=ENGINE, reason="deliveries differ", above=EPOCH, distrust=True),
     RouteGranted(

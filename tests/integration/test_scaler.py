@@ -325,25 +325,65 @@ async def test_a_size_is_decided_again_before_the_log_loses_it_and_under_a_highe
         assert provider.stopped == []
 
 
-async def test_a_static_provider_leaves_everything_to_people() -> None:
+async def test_a_static_provider_refuses_a_size_that_is_not_there_and_says_what_to_do() -> None:
+    world = World()
+    await world.append(*[event for name in "ab" for event in (world.joined(name), reported(name, 0, []))])
+    async with world.scheduler(suspect_seconds=60.0), running(scaler_of(world, StaticProvider(), "s1")):
+        await settled(world, 2)
+        answers = [await scale(world, wanted) for wanted in (3, 1)]
+        same = await scale(world, 2)
+        kinds = await world.kinds()
+
+    assert [
+        "2 are there; start 1 by hand" in answers[0].refusal,
+        "2 are there; stop 1 by hand" in answers[1].refusal,
+    ] == [
+        True,
+        True,
+    ]
+    assert (same.refusal, same.wanted, same.applied, same.by_hand) == ("", 2, True, "")
+    assert "InstanceDraining" not in kinds
+    assert msgspec.to_builtins(same)["provider"] == "static"
+
+
+async def test_what_came_after_the_first_decision_of_a_static_provider_is_what_is_wanted() -> None:
     world = World()
     await world.append(world.joined("a"), reported("a", 0, []))
     async with world.scheduler(suspect_seconds=60.0), running(scaler_of(world, StaticProvider(), "s1")):
         await settled(world, 1)
-        answer = await scale(world, 3)
-        await asyncio.sleep(1.0)
-        kinds = await world.kinds()
+        await world.append(world.joined("b"), reported("b", 0, []))
+        await settled(world, 2)
+        asked = await scale(world, 2)
 
-    assert (answer.wanted, answer.applied) == (3, False)
-    assert "InstanceDraining" not in kinds
-    assert msgspec.to_builtins(answer)["provider"] == "static"
+    assert (asked.refusal, asked.wanted, asked.applied) == ("", 2, True)
+
+
+async def test_what_an_automatic_policy_wants_of_a_static_provider_is_left_to_people() -> None:
+    world = World()
+    await world.append(world.joined("a"), reported("a", 0, []))
+    scaler = scaler_of(world, StaticProvider(), "s1", scaling="slo_attainment")
+    async with world.scheduler(suspect_seconds=60.0), running(scaler):
+        await settled(world, 1)
+        await world.append(world.joined("b"), reported("b", 0, []))
+
+        async def left_to_people() -> bool:
+            return bool((await scale(world, None)).by_hand)
+
+        await eventually(left_to_people)
+        answer = await scale(world, None)
+        scaler.desired()
+        read = await scale(world, None)
+
+    assert (answer.wanted, answer.applied) == (1, True)
+    assert "2 are there; stop 1 by hand" in answer.by_hand
+    assert read.by_hand == "", "an autoscaler does it"
 
 
 async def test_an_autoscaler_reads_the_decided_size_and_nothing_before_there_is_one() -> None:
     world = World()
     await world.append(world.joined("a"), reported("a", 0, []))
     acting, following = (scaler_of(world, StaticProvider(), name) for name in ("s1", "s2"))
-    before = acting.desired()
+    before = [acting.desired(), following.desired()]
     async with world.scheduler(suspect_seconds=60.0), running(following):
         await eventually(lambda: following.acts)
         async with running(acting):
@@ -351,7 +391,7 @@ async def test_an_autoscaler_reads_the_decided_size_and_nothing_before_there_is_
             await eventually(lambda: page_of(acting)["desired"] == page_of(following)["desired"] == 3)
             pages = [page_of(acting), page_of(following)]
 
-    assert before is None
+    assert before == [None, None]
     assert pages == [{"pool": POOL, "desired": 3, "ready": 1, "number": 2, "reason": "somebody asked for 3"}] * 2
 
 

@@ -16,6 +16,8 @@ from pointsman.contracts.commands import (
     CancelAnswered,
     CancelRequest,
     DescribeFleet,
+    DrainAnswered,
+    DrainInstance,
     FleetDescribed,
     FollowRequests,
     ResyncAnswered,
@@ -24,12 +26,14 @@ from pointsman.contracts.commands import (
     RouteRejected,
     RouteRequest,
     SentRequest,
+    UndrainInstance,
 )
 from pointsman.contracts.decisions import RequestPlaced
 from pointsman.contracts.fleet import InstanceEjected, InstanceUnejected, LivenessTimeouts
 from pointsman.contracts.reasons import CancelCause
 from pointsman.contracts.requests import RequestAttemptFailed, RequestCancelled
 from pointsman.contracts.subjects import (
+    admin_subject,
     cancel_subject,
     fleet_view_subject,
     follow_subject,
@@ -37,10 +41,10 @@ from pointsman.contracts.subjects import (
     route_subject,
 )
 from pointsman.policies.dispatch import Dispatcher
-from pointsman.ports import CommandTimeoutError, LogEntry, Reply
+from pointsman.ports import CommandTimeoutError, LogEntry, Reply, UnconfirmedWrites
 from pointsman.primitives import InstanceId, PoolName, RequestId, Term, WallSeconds
 from pointsman.simulation.replay import verify
-from pointsman_lab.memory.log import Fault, MemoryBroker
+from pointsman_lab.memory.log import Fault, MemoryBroker, MemoryLog
 from pointsman_scheduler.service import SchedulerService
 from tests.support.events import finished, first_token, joined, reported, route, stored
 from tests.support.log_reading import events_in, whole_log
@@ -442,6 +446,47 @@ async def test_the_fleet_is_described_to_who_asks() -> None:
         assert isinstance(described, FleetDescribed)
         (instance,) = described.instances
         assert (instance.instance, instance.status, instance.in_prefill, instance.cached_blocks) == ("a", "ready", 1, 2)
+
+
+async def test_the_fleet_is_described_with_what_the_log_owes_the_leader(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World()
+    await world.append(world.joined("a"))
+    async with world.scheduler() as service:
+        await eventually(lambda: service.leading)
+        monkeypatch.setattr(MemoryLog, "unconfirmed", property(lambda _log: UnconfirmedWrites(7, WallSeconds(42.0))))
+        described = await world.client.commands.request(
+            fleet_view_subject(POOL), DescribeFleet(), timeout=WallSeconds(WAIT_SECONDS)
+        )
+
+    assert isinstance(described, FleetDescribed)
+    assert (described.unconfirmed_writes, described.unconfirmed_seconds) == (7, 42.0)
+
+
+async def test_who_drains_the_last_that_serves_something_is_warned_and_told_how_to_undo_it() -> None:
+    world = World()
+    await world.append(world.joined("a", adapters=["poet"]), world.joined("b"))
+
+    async def warning(instance: str, **how: Any) -> str:
+        command = DrainInstance(instance=InstanceId(instance), reason="test", **how)
+        answer = await world.client.commands.request(
+            admin_subject(POOL, "drain", "alice"), command, timeout=WallSeconds(WAIT_SECONDS)
+        )
+        assert isinstance(answer, DrainAnswered)
+        assert answer.draining
+        return answer.warning
+
+    async with world.scheduler(hold_seconds=12.0) as service:
+        await eventually(lambda: len(service.state.fleet.instances) == 2 and service.leading)
+        harmless = await warning("b")
+        await world.client.commands.request(
+            admin_subject(POOL, "drain", "alice"), UndrainInstance(instance=InstanceId("b")), timeout=WallSeconds(5.0)
+        )
+        adapter, last = await warning("a"), await warning("b")
+
+    then = "requests wait up to 12 s (--hold-seconds) and then get 503; undo with: pointsman drain"
+    assert harmless == ""
+    assert adapter == f"no instance takes requests for poet now; {then} a --undo"
+    assert last == f"no instance takes requests now; {then} b --undo"
 
 
 async def test_a_log_that_was_recreated_is_read_anew() -> None:

@@ -334,6 +334,28 @@ async def test_who_hangs_is_killed_and_named(tmp_path: Path, monkeypatch: pytest
     assert said[-1] == "killed, for not stopping within 0.1 s: child"
 
 
+@pytest.mark.parametrize(
+    "form", ["log_writes_lost    count={} reason=x", '{{"count": {}, "event": "log_writes_lost"}}']
+)
+async def test_writes_that_a_child_lost_when_it_was_stopped_are_counted_and_no_earlier_ones(
+    tmp_path: Path, form: str
+) -> None:
+    code = f"""
+import signal, time
+def stop(*_): print({form.format(17)!r}, flush=True); raise SystemExit
+signal.signal(signal.SIGTERM, stop)
+print({form.format(400)!r}, 'ready', flush=True)
+time.sleep(60)
+"""
+    child = Script(tmp_path, code)
+    runner, _ = runner_of(child)
+    await runner.start(seconds_max=10)
+    before = child.writes_lost_at_stop()
+    await runner.stop()
+
+    assert (before, child.writes_lost_at_stop()) == (0, 17)
+
+
 async def test_who_takes_long_to_stop_is_named_and_waited_for_until_told_to_kill(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,10 +4,10 @@ from typing import Any
 
 from pointsman.contracts.block_keys import pack_keys
 from pointsman.contracts.cache import BlocksRemoved, BlocksStored, Run
-from pointsman.contracts.commands import RouteRequest
+from pointsman.contracts.commands import FleetDescribed, InstanceDescribed, RouteRequest
 from pointsman.contracts.fleet import InstanceJoined, InstanceReported, PrefillCost
 from pointsman.contracts.requests import PrefillFinished, RequestFinished
-from pointsman.primitives import BlockKey, Epoch, InstanceId, RequestId, SessionId, Tenant
+from pointsman.primitives import BlockKey, Epoch, InstanceId, RequestId, SessionId, Tenant, Term
 
 COST = PrefillCost(fixed_s=0.0, per_token_s=0.001, per_token_squared_s=0.0)
 """A millisecond a token: 64 tokens, one block, take 0.064 s."""
@@ -77,3 +77,16 @@ def finished(request: str, instance: str, *, at: float) -> RequestFinished:
         at=at, request=RequestId(request), instance=InstanceId(instance), e2e=at, prompt_tokens=1,
         completion_tokens=1, cached_tokens=0, ttft=at, tpot=0.0,
     )  # fmt: skip
+
+
+def fleet_described(**fields: Any) -> FleetDescribed:
+    """A leader's answer: one instance that takes requests."""
+    instance = InstanceDescribed(
+        instance=InstanceId("engine-1"), url="http://engine-1", epoch=Epoch(1), status="ready", knowledge="exact",
+        pending=0, in_prefill=0, decoding=0, cached_blocks=0,
+    )  # fmt: skip
+    defaults: dict[str, Any] = {
+        "pool": "default", "policy": "p", "admission": "a", "ordering": "o", "speed": 1.0, "scheduler": "s",
+        "term": Term(1), "as_of": 1, "instances": [instance],
+    }  # fmt: skip
+    return FleetDescribed(**defaults | fields)

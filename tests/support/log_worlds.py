@@ -30,6 +30,7 @@ class RememberingListener(LogListener):
     """Keeps what it was told."""
 
     losses: list[str] = field(default_factory=list)
+    drops: list[int] = field(default_factory=list)
     resets: list[str] = field(default_factory=list)
     undecodables: list[str] = field(default_factory=list)
     failures: list[Exception] = field(default_factory=list)
@@ -59,6 +60,10 @@ class RememberingListener(LogListener):
     @override
     def lost(self, count: int, reason: str) -> None:
         self.losses += [reason] * count
+
+    @override
+    def dropped(self, count: int, reason: str) -> None:
+        self.drops.append(count)
 
     @override
     def reset(self, reason: str) -> None:

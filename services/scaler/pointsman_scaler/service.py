@@ -14,7 +14,8 @@ from pointsman.contracts.decisions import ScaleApplied, ScaleDecided
 from pointsman.contracts.subjects import ANY_ACTOR, actor_of, admin_subject
 from pointsman.policies.scaling import Limits, ScalingPolicy
 from pointsman.policies.scaling.decider import Decider, in_service, wanted_roles
-from pointsman.policies.scaling.roles import NOT_SIZED, RoleSizes, fixed_sizes
+from pointsman.policies.scaling.manual import Manual
+from pointsman.policies.scaling.roles import NOT_SIZED, RoleSizes, fixed_sizes, role_switches, staying
 from pointsman.ports import (
     Checkpoints,
     Clock,
@@ -47,6 +48,8 @@ TICK_WALL_SECONDS: WallSeconds = WallSeconds(0.5)
 REPORT_WALL_SECONDS: WallSeconds = WallSeconds(1.0)
 READ_BACK_WALL_SECONDS: WallSeconds = WallSeconds(2.0)
 LOG_CHECK_WALL_SECONDS: WallSeconds = WallSeconds(5.0)
+AUTOSCALER_WALL_SECONDS: WallSeconds = WallSeconds(300.0)
+"""Between two reads of /desired. KEDA reads it every 15 to 30 s, of several scalers each now and then."""
 SIZE = "size"
 
 
@@ -103,7 +106,9 @@ class ScalerService:
         self._decided_at: Sequence = 0
         self._log_checked_at = clock.wall()
         self._board = board
-        if provider.name != "static":
+        self._size_read_at: WallSeconds | None = None
+        self._advice = ""
+        if provider.manages:
             board.missing(SIZE, "the first instances are on their way")
 
     @property
@@ -138,7 +143,8 @@ class ScalerService:
 
     def desired(self) -> bytes | None:
         """Page for autoscalers that start engines themselves (KEDA's `metrics-api`). None before the first decision, which
-        is not zero instances."""
+        is not zero instances. Who reads it acts on it, so that operators may set the size, too."""
+        self._size_read_at = self._clock.wall()
         decided = self.state.scaling.decided
         if decided is None or not self._follower.caught_up:
             return None
@@ -216,10 +222,43 @@ class ScalerService:
             if self.acts:
                 await self._runner.take(step)
         status = self._runner.status
+        self._advise(self._by_hand(self._wanted or 0))
         if not steps and status is not None and status.settled(wanted):
             self._runner.settled()
             if not self.state.scaling.is_applied:
                 await self._append_applied(status, wanted)
+
+    @property
+    def _nobody_acts(self) -> bool:
+        read_at = self._size_read_at
+        read = read_at is not None and self._clock.wall() - read_at < AUTOSCALER_WALL_SECONDS
+        return not self._runner.provider.manages and not read
+
+    @property
+    def _wanted(self) -> int | None:
+        """As decided. If nobody asked for a size and nobody acts on one: as many as there are."""
+        decided = self.state.scaling.decided
+        if decided is None:
+            return None
+        unasked = self._decider.policy.name == Manual.name and not decided.by
+        return len(staying(self.state.fleet)) if unasked and self._nobody_acts else decided.wanted
+
+    def _by_hand(self, wanted: int) -> str:
+        """What people have to do for this size, or ""."""
+        present = len(staying(self.state.fleet))
+        if present == wanted or not self._nobody_acts:
+            return ""
+        verb, count = ("start", wanted - present) if wanted > present else ("stop", present - wanted)
+        return (
+            f"the provider '{self._runner.provider.name}' starts and stops no engines, and no autoscaler reads GET /desired: "
+            f"{present} are there; {verb} {count} by hand"
+        )
+
+    def _advise(self, advice: str) -> None:
+        """Logs a change only, since it is called at every tick."""
+        if advice and advice != self._advice:
+            log.warning("manual_scaling_required", please=advice)
+        self._advice = advice
 
     async def _may_be_lost(self) -> bool:
         """Whether the newest decision is in the older half of a log that drops entries. Rarely queried."""
@@ -281,10 +320,24 @@ class ScalerService:
             refusal = (
                 self._decider.bounds_refusal(wanted)
                 or role_refusal(self.state, roles)
+                or self._size_refusal(wanted)
                 or await self._decide_for_operator(wanted, roles, command.asker, actor)
             )
             log_admin_action("scale", actor, refusal, wanted=wanted, prefill=roles.prefill, decode=roles.decode)
         await reply(self._answer(refusal))
+
+    def _size_refusal(self, wanted: int) -> str:
+        by_hand = self._by_hand(wanted)
+        return by_hand and f"{by_hand}, or run the scaler with a provider that does (pointsman up --instances MIN..MAX)"
+
+    @property
+    def _is_applied(self) -> bool:
+        """Also before the log says so, within a tick."""
+        wanted, status = self._wanted, self._runner.status
+        if self.state.scaling.is_applied or status is None or wanted is None:
+            return self.state.scaling.is_applied
+        switches = status.switching or role_switches(self.state, RoleSizes(*_decided_roles(self.state)))
+        return status.settled(wanted) and not switches
 
     async def _decide_for_operator(self, wanted: int, roles: RoleSizes, asker: str, actor: str) -> str:
         """Returns why it was not decided, or "". A repeated request is decided once."""
@@ -301,15 +354,15 @@ class ScalerService:
         return ""
 
     def _answer(self, refusal: str) -> ScaleAnswered:
-        scaling, status = self.state.scaling, self._runner.status
+        scaling, status, wanted = self.state.scaling, self._runner.status, self._wanted
         prefill, decode = _decided_roles(self.state)
         return ScaleAnswered(
             number=scaling.number,
-            wanted=scaling.wanted or 0,
+            wanted=wanted or 0,
             ready=status.in_service if status else 0,
             coming=len(status.coming) if status else 0,
             leaving=len(status.leaving) if status else 0,
-            applied=scaling.is_applied,
+            applied=self._is_applied,
             policy=self._decider.policy.name,
             provider=self._runner.provider.name,
             lowest=self._decider.limits.lowest,
@@ -320,6 +373,7 @@ class ScalerService:
             prefill=prefill,
             decode=decode,
             switching=status.switching if status else 0,
+            by_hand="" if wanted is None else self._by_hand(wanted),
         )
 
 

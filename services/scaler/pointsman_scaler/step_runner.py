@@ -51,7 +51,7 @@ class StepRunner:
         self._growth = Backoff(GROWTH_WAIT_WALL_SECONDS, GROWTH_WAIT_WALL_SECONDS_MAX)
 
     async def steps(self, state: State, wanted: int, roles: RoleSizes = NOT_SIZED) -> list[Step]:
-        """Empty if the pool is as wanted or already changing. Raises ProviderError."""
+        """Empty if the pool is as wanted, already changing, or changed by others. Raises ProviderError."""
         provided = await self.provider.running()
         wall = self._clock.wall()
         since = self._absent_since = {
@@ -64,7 +64,7 @@ class StepRunner:
             absent_seconds=lambda instance: wall - since[instance],
         )
         self._leaving_since = {i.id: self._leaving_since.get(i.id, wall) for i in status.leaving}
-        return next_steps(
+        steps = next_steps(
             state,
             status,
             wanted=wanted,
@@ -72,6 +72,7 @@ class StepRunner:
             stoppable=self.provider.stoppable,
             may_stop=lambda instance: self._may_stop(state, instance),
         )
+        return [step for step in steps if self.provider.manages or not isinstance(step, Grow)]
 
     async def absent(self, state: State) -> int:
         """Instances that run and are not in the fleet. Raises ProviderError."""

@@ -8,7 +8,8 @@ import structlog
 from pointsman.contracts.commands import FleetDescribed, InstanceDescribed
 from pointsman.contracts.fleet import Role
 from pointsman.policies.policy_set import PolicySet
-from pointsman.primitives import InstanceId, PoolName, Tokens
+from pointsman.ports import UnconfirmedWrites
+from pointsman.primitives import EngineSeconds, InstanceId, PoolName, Tokens
 from pointsman.runtime import telemetry
 from pointsman.state.fleet import Instance, Knowledge, Status
 from pointsman.state.state import State
@@ -17,7 +18,9 @@ from pointsman.state.workload import EMPTY_QUEUE, Stage
 log = structlog.get_logger()
 
 
-def describe_fleet(state: State, policies: PolicySet, *, pool: PoolName, scheduler: str) -> FleetDescribed:
+def describe_fleet(
+    state: State, policies: PolicySet, unconfirmed: UnconfirmedWrites, *, pool: PoolName, scheduler: str
+) -> FleetDescribed:
     return FleetDescribed(
         instances=[_describe(state, instance) for instance in state.fleet.instances],
         pool=pool,
@@ -28,6 +31,8 @@ def describe_fleet(state: State, policies: PolicySet, *, pool: PoolName, schedul
         term=state.term,
         as_of=state.sequence,
         speed=state.settings.speed,
+        unconfirmed_writes=unconfirmed.count,
+        unconfirmed_seconds=round(float(unconfirmed.wait_seconds), 3),
     )
 
 
@@ -57,6 +62,19 @@ def _describe(state: State, instance: Instance) -> InstanceDescribed:
         if (error := state.latency.prediction_error(instance.id)) is not None
         else -1.0,
     )
+
+
+def drain_warning(state: State, instance: InstanceId, hold_seconds: EngineSeconds) -> str:
+    """What nobody serves while `instance` drains, what then happens to requests, and how to undo it; or ""."""
+    fleet, drained = state.fleet, state.fleet[instance]
+    served = {model for name in fleet.ready for model in (*fleet[name].adapters, *fleet[name].aliases)}
+    orphans = sorted({*drained.adapters, *drained.aliases} - served)
+    lacking = fleet.unserved or (f"no instance takes requests for {', '.join(orphans)}" if orphans else "")
+    if not lacking:
+        return ""
+    hold = hold_seconds / state.settings.speed
+    then = f"requests wait up to {hold:g} s (--hold-seconds) and then get 503" if hold else "requests get 503 at once"
+    return f"{lacking} now; {then}; undo with: pointsman drain {instance} --undo"
 
 
 def foreign_keys(instance: Instance, pool_block_tokens: Tokens) -> str:

@@ -6,6 +6,8 @@ from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
 from typing import Any
 
+import msgspec
+
 from pointsman.contracts.codec import AnyCommand, LogEvent
 from pointsman.contracts.commands import (
     ApiKeyAnswered,
@@ -53,7 +55,7 @@ from pointsman.primitives import EngineSeconds, PoolName
 from pointsman.runtime import telemetry
 from pointsman.runtime.admin_log import log_admin_action
 from pointsman_scheduler.api_keys import ApiKeyWriter, KeyRefusedError
-from pointsman_scheduler.fleet_status import describe_fleet
+from pointsman_scheduler.fleet_status import describe_fleet, drain_warning
 from pointsman_scheduler.leader import ActiveTerm, Candidacy, send
 from pointsman_scheduler.log_liveness import LogLiveness
 from pointsman_scheduler.overload import Overload
@@ -182,6 +184,9 @@ class CommandHandlers:
         now = self._clock.now()
         by = actor_of(reply.subject)
         events, answer = _decide_drain(term.dispatcher, command, now, by=by)
+        if answer.draining and isinstance(command, DrainInstance) and not command.becomes:
+            warning = drain_warning(term.dispatcher.state, command.instance, self._policies.hold_seconds)
+            answer = msgspec.structs.replace(answer, warning=warning)
         action = "drain" if isinstance(command, DrainInstance) else "undrain"
         log_admin_action(action, by, answer.refusal, instance=command.instance, changed=bool(events))
         await term.publish(events + term.dispatcher.place_held(now))
@@ -216,7 +221,8 @@ class CommandHandlers:
 
     async def _describe(self, command: AnyCommand, reply: Reply) -> None:
         if isinstance(command, DescribeFleet):
-            await reply(describe_fleet(self._replica.state, self._policies, pool=self._pool, scheduler=self._name))
+            state, unconfirmed = self._replica.state, self._overload.unconfirmed
+            await reply(describe_fleet(state, self._policies, unconfirmed, pool=self._pool, scheduler=self._name))
         elif isinstance(command, DescribeTenants):
             await reply(describe_tenants(self._replica.state, self._clock.now(), pool=self._pool))
         elif self._leader.leading is not None and (refusal := refusal_of(command, (DescribeFleet, DescribeTenants))):

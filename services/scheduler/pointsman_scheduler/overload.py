@@ -10,7 +10,7 @@ from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.commands import RouteRejected, RouteRequest
 from pointsman.contracts.decisions import RequestsRefused
 from pointsman.contracts.reasons import RejectReason, reject_answer
-from pointsman.ports import Clock, EventLog
+from pointsman.ports import Clock, EventLog, UnconfirmedWrites
 from pointsman.primitives import EngineSeconds, Term, WallSeconds, engine_seconds
 from pointsman.runtime import telemetry
 from pointsman.runtime.health import HealthBoard
@@ -65,6 +65,10 @@ class Overload:
     @property
     def log_busy(self) -> bool:
         return self._log.write_load >= SLOWED
+
+    @property
+    def unconfirmed(self) -> UnconfirmedWrites:
+        return self._log.unconfirmed
 
     def reason(self, command: RouteRequest, workload: Workload, waited: WallSeconds) -> RejectReason | None:
         """Why this request, unknown so far, is turned away. Call for each, in their order."""

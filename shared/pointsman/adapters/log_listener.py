@@ -37,6 +37,10 @@ class LogListener:
     def lost(self, count: int, reason: str) -> None:
         """Lost for good; a WritesLost event follows."""
 
+    def dropped(self, count: int, reason: str) -> None:
+        """Lost because this process ends; no event follows. Called once, if at all."""
+        self.lost(count, reason)
+
     def undecodable(self, subject: str, problem: str) -> None:
         pass
 

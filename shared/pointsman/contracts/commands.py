@@ -278,12 +278,14 @@ class UndrainInstance(Command, frozen=True, kw_only=True):
 
 
 class DrainAnswered(Command, frozen=True, kw_only=True):
-    """`requests`: those that the instance still has. With `refusal` nothing was changed."""
+    """`requests`: those that the instance still has. With `refusal` nothing was changed. `warning`: what of the pool
+    nobody serves any more."""
 
     instance: InstanceId
     draining: bool
     requests: Count = 0
     refusal: Text = ""
+    warning: Text = ""
 
 
 class ScalePool(Command, frozen=True, kw_only=True):
@@ -297,8 +299,8 @@ class ScalePool(Command, frozen=True, kw_only=True):
 
 class ScaleAnswered(Command, frozen=True, kw_only=True):
     """The scaler's newest decision (`number` 0: none), and instances `ready`, starting (`coming`) and draining
-    (`leaving`). `prefill`, `decode`: wanted in a split pool; `switching`: instances that change their role. With `refusal`
-    nothing was decided."""
+    (`leaving`). `prefill`, `decode`: wanted in a split pool; `switching`: instances that change their role. `by_hand`:
+    what people have to do for it, if the provider does nothing. With `refusal` nothing was decided."""
 
     number: Count
     wanted: Count
@@ -316,6 +318,7 @@ class ScaleAnswered(Command, frozen=True, kw_only=True):
     prefill: Count = 0
     decode: Count = 0
     switching: Count = 0
+    by_hand: Text = ""
 
 
 class SetTenantPolicies(Command, frozen=True, kw_only=True):
@@ -406,6 +409,10 @@ class FleetDescribed(Command, frozen=True, kw_only=True):
     term: Term
     as_of: Sequence
     speed: Number
+    unconfirmed_writes: Count = 0
+    """Of the leader: the log has not confirmed them yet."""
+    unconfirmed_seconds: Number = 0.0
+    """Wall seconds for which the log has owed the leader a confirmation."""
 
 
 def refusal_of(command: Command, kinds: tuple[type[Command], ...]) -> CommandRefused | None:

@@ -26,6 +26,7 @@ NATS_PART = "nats"
 LOG_PART = "log"
 VERSION_PART = "nats version"
 WRITES_PART = "writes"
+LOST_EVENT = "log_writes_lost"
 TROUBLE_LOG_SECONDS: WallSeconds = WallSeconds(5.0)
 
 
@@ -92,6 +93,7 @@ class _TelemetryListener(LogListener):
         self._clock = clock
         self._appended: dict[str, Counter] = {}
         self._troubles: dict[str, WallSeconds] = {}
+        self._lost_unlogged = 0
 
     @override
     def connected(self, server: str) -> None:
@@ -157,7 +159,14 @@ class _TelemetryListener(LogListener):
     @override
     def lost(self, count: int, reason: str) -> None:
         telemetry.LOG_LOST.labels(self._pool).inc(count)
-        self._warn("log_writes_lost", count=count, reason=reason)
+        self._lost_unlogged += count
+        if self._warn(LOST_EVENT, count=self._lost_unlogged, reason=reason):
+            self._lost_unlogged = 0
+
+    @override
+    def dropped(self, count: int, reason: str) -> None:
+        telemetry.LOG_LOST.labels(self._pool).inc(count)
+        log.warning(LOST_EVENT, count=self._lost_unlogged + count, reason=reason)
 
     @override
     def undecodable(self, subject: str, problem: str) -> None:
@@ -177,9 +186,12 @@ class _TelemetryListener(LogListener):
     def trouble(self, what: str, reason: str) -> None:
         self._warn("nats_error", what=what, reason=reason)
 
-    def _warn(self, event: str, **details: object) -> None:
+    def _warn(self, event: str, **details: object) -> bool:
+        """Whether it was logged: of repeats, only one in a while is."""
         now = self._clock.wall()
         key = f"{event}:{details.get('what', '')}"
         if now - self._troubles.get(key, -TROUBLE_LOG_SECONDS) >= TROUBLE_LOG_SECONDS:
             self._troubles[key] = now
             log.warning(event, **details)
+            return True
+        return False

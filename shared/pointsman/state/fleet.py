@@ -235,6 +235,15 @@ class Fleet:
         return tuple(filter(serves, ready)) or tuple(filter(serves, self._ejected))
 
     @property
+    def unserved(self) -> str:
+        """What no instance does; empty if requests can be served."""
+        if not self.ready and not self.decoders:
+            return "no instance takes requests"
+        if not self.ready:
+            return "no instance prefills"
+        return "" if self.decoders else "no instance decodes"
+
+    @property
     def on_trial(self) -> tuple[InstanceId, ...]:
         """Half-open instances, sorted by name; none if there are no others."""
         _ = self.ready

@@ -19,6 +19,7 @@ from pointsman_cli.doctor.findings import Severity
 from pointsman_cli.doctor.fleet_health import FleetHealth
 from pointsman_cli.doctor.isolation import Isolation
 from pointsman_cli.doctor.lateness import Lateness
+from pointsman_cli.doctor.live_fleet import LiveFleet
 from pointsman_cli.doctor.log_health import LogHealth
 from pointsman_cli.doctor.log_limits import LogDelay, LogSpace
 from pointsman_cli.doctor.predictions import Predictions
@@ -78,6 +79,8 @@ def doctor_command(place: str | None, pool: str | None, as_json: bool) -> None:
         examiners = [examiner(settings) for examiner in EXAMINERS]
         if history.extent is not None:
             examiners.append(LogSpace(settings, history.extent))
+        if history.fleet is not None:
+            examiners.insert(0, LiveFleet(settings, history.fleet))
         diagnosis = examine(entries, settings, examiners, beginning)
         if as_json:
             about = {"origin": history.origin, "beginning": beginning.note, "pointsman": version("pointsman")}

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from pointsman.contracts.codec import LogEvent, short_reason
@@ -45,6 +45,9 @@ class Examiner(ABC):
         self, what: str, evidence: Iterable[str] = (), advice: str = "", *, cause: Cause | None = None
     ) -> Finding:
         return self.finding(Severity.SERIOUS, what, evidence, advice, cause=cause)
+
+    def ongoing(self, what: str, evidence: Iterable[str] = (), advice: str = "") -> Finding:
+        return replace(self.serious(what, evidence, advice), ongoing=True)
 
     def warning(
         self, what: str, evidence: Iterable[str] = (), advice: str = "", *, cause: Cause | None = None

@@ -27,6 +27,8 @@ class Finding:
     advice: str = ""
     cause: Cause | None = None
     """Of slow requests, if this finding explains them."""
+    ongoing: bool = False
+    """Serious, and not over at the end of the log."""
 
 
 def times(count: int) -> str:
@@ -34,4 +36,5 @@ def times(count: int) -> str:
 
 
 def in_order(findings: list[Finding]) -> list[Finding]:
-    return sorted(findings, key=lambda finding: WORST_FIRST.index(finding.severity))
+    """Ongoing ones first, then by severity."""
+    return sorted(findings, key=lambda finding: (not finding.ongoing, WORST_FIRST.index(finding.severity)))

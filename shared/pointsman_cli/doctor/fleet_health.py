@@ -145,11 +145,15 @@ class FleetHealth(Examiner):
         gone = [name for name in self._left if name not in state.fleet and name not in self._stopped]
         unwell = [i.id for i in state.fleet.instances if i.status in (Status.SUSPECTED, Status.DOWN)]
         unknown = self._blind and state.unregistered
-        if not ready and not unknown and (gone or unwell):
-            yield self.serious(
-                "at the end of the log no instance takes requests",
-                [self._history_of(name) for name in dict.fromkeys((*gone, *unwell))],
-                "Start the engines and their workers; requests are refused with no_instance until then.",
+        asleep = state.scaling.wanted == 0
+        idle = [] if asleep else [i.id for i in state.fleet.instances if i.draining and i.id not in unwell]
+        if state.fleet.unserved and not unknown and (gone or unwell or idle):
+            yield self.ongoing(
+                f"at the end of the log {state.fleet.unserved}",
+                [self._history_of(name) for name in dict.fromkeys((*gone, *unwell))]
+                + [f"{name} drains: pointsman drain {name} --undo" for name in idle],
+                "Start the engines and their workers, or take back who drains; requests wait up to --hold-seconds and then "
+                "get 503 no_instance.",
             )
         elif gone or unwell:
             names = list(dict.fromkeys((*gone, *unwell)))

@@ -1,17 +1,22 @@
 """`pointsman explain`: finds the request and prints its timeline, as text or JSON."""
 
+from collections.abc import Iterable
+
 import click
 import msgspec
 
+from pointsman.ports import LogEntry
 from pointsman.primitives import RequestId, Sequence
 from pointsman.state.state import State
 from pointsman_cli.explain.lookup import request_named, slowest_requests
 from pointsman_cli.explain.page import show_slowest, show_timeline, timeline_as_json
 from pointsman_cli.explain.timeline import timeline_of
+from pointsman_cli.history.entries import NotInLogError
 from pointsman_cli.history.progress import shown
 from pointsman_cli.history.sources import History, open_history
 from pointsman_cli.history.start_point import beginning_of
 from pointsman_cli.history.time_options import Moment
+from pointsman_cli.live_warnings import stalled_log
 from pointsman_cli.options import CONTEXT, from_options, json_switch
 from pointsman_cli.output_file import print_json
 from pointsman_cli.terminal import output_console, say
@@ -58,8 +63,19 @@ def explain_command(
 def _request_id(history: History, request_id: str | None) -> RequestId:
     entries = shown(history, "looking for it")
     if request_id is not None:
-        return request_named(entries, request_id, begins=history.begins if history.header.first > 1 else "")
+        return _named(history, entries, request_id)
     return slowest_requests(entries, 1)[0].request
+
+
+def _named(history: History, entries: Iterable[LogEntry], text: str) -> RequestId:
+    """A request that is not found may not have been written yet."""
+    try:
+        return request_named(entries, text, begins=history.begins if history.header.first > 1 else "")
+    except NotInLogError as error:
+        if stalled := stalled_log(history.fleet):
+            msg = f"{stalled}; {error.message}"
+            raise NotInLogError(msg) from error
+        raise
 
 
 def _explain(history: History, request: RequestId, *, everything: bool, as_json: bool) -> None:

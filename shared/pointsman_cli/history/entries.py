@@ -7,6 +7,7 @@ from functools import cached_property
 import click
 import msgspec
 
+from pointsman.contracts.commands import FleetDescribed
 from pointsman.contracts.decisions import Settings
 from pointsman.ports import LogEntry, LogExtent
 from pointsman.primitives import Name, Sequence
@@ -62,6 +63,11 @@ class History(ABC):
     @cached_property
     def settings(self) -> PoolSettings:
         return self.known.state.settings if self.known is not None else pool_settings(self)
+
+    @cached_property
+    def fleet(self) -> FleetDescribed | None:
+        """The leader's answer, of a running fleet whose leader answers."""
+        return None
 
     def known_before(self, sequence: Sequence) -> BaseState | None:
         """A checkpoint of an entry before `sequence`, to fold less than the whole log."""

@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from typing_extensions import override
 
+from pointsman.contracts.commands import FleetDescribed
 from pointsman.ports import (
     CheckpointLabel,
     Checkpoints,
@@ -22,7 +23,7 @@ from pointsman.ports import (
 from pointsman.primitives import Sequence
 from pointsman.runtime.settings import FleetSettings
 from pointsman.simulation.replay import BaseState
-from pointsman_cli.command_client import connected_link
+from pointsman_cli.command_client import NoAnswerError, connected_link, described
 from pointsman_cli.history.checkpoint import ExportedCheckpoint, proven
 from pointsman_cli.history.entries import Header, History, HistoryError
 
@@ -69,6 +70,13 @@ class LiveHistory(History):
         return None if self.header.first <= 1 else self._first_proven(self._fitting)
 
     @override
+    @cached_property
+    def fleet(self) -> FleetDescribed | None:
+        """Not with the credentials of a console, which may ask nobody."""
+        with asyncio.Runner() as runner:
+            return runner.run(self._described())
+
+    @override
     def known_before(self, sequence: Sequence) -> BaseState | None:
         def newest_first(labels: list[CheckpointLabel]) -> list[CheckpointLabel]:
             older = [label for label in self._fitting(labels) if label.as_of < sequence]
@@ -102,6 +110,13 @@ class LiveHistory(History):
             except StoreUnavailableError as error:
                 msg = f"the checkpoints of {self.origin} cannot be read: {error}"
                 raise HistoryError(msg) from error
+
+    async def _described(self) -> FleetDescribed | None:
+        async with _linked(self._settings) as link:
+            try:
+                return await described(link.commands, self._settings)
+            except NoAnswerError:
+                return None
 
     async def _measured(self) -> LogExtent:
         async with _linked(self._settings) as link:

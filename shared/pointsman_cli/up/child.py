@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import signal
 import subprocess
 import time
@@ -17,6 +18,7 @@ from pointsman.adapters.child_process import kill_group, spawn
 from pointsman.adapters.tcp_ports import LOOPBACK
 from pointsman.runtime.embedded_nats import NatsStartError, start_nats
 from pointsman.runtime.engine_command import engine_environment
+from pointsman.runtime.log_connection import LOST_EVENT
 from pointsman_cli.up.plan import ProcessPlan
 from pointsman_cli.up.probe import NoAnswerError, http_get
 from pointsman_cli.up.scripts import MissingScriptError, console_script
@@ -26,6 +28,7 @@ READY_PROBE_SECONDS = 2.0
 TAIL_LINES = 15
 TAIL_BYTES = 16_384
 LAST_LINE_CHARS_MAX = 100
+LOST_COUNT = re.compile(r'\bcount(?:=|": ?)(\d+)')
 
 
 START_ERRORS = (MissingScriptError, NatsStartError, OSError)
@@ -41,6 +44,8 @@ class ChildProcess(ABC):
         self.waiting_for = ""
         self._process: subprocess.Popen[bytes] | None = None
         self._backoff = RestartBackoff()
+        self._stopped_from: int | None = None
+        """Bytes of its log when it was told to stop."""
 
     @abstractmethod
     async def start(self) -> None:
@@ -77,6 +82,8 @@ class ChildProcess(ABC):
 
     def _signal(self, number: signal.Signals) -> None:
         if self._process and self._process.poll() is None:
+            if self._stopped_from is None:
+                self._stopped_from = self._log_bytes()
             self._process.send_signal(number)
 
     def kill(self) -> None:
@@ -84,13 +91,28 @@ class ChildProcess(ABC):
             kill_group(self._process)
 
     def log_tail(self) -> list[str]:
+        return self._log_end()[-TAIL_LINES:]
+
+    def writes_lost_at_stop(self) -> int:
+        """Of its log events, by its log; 0 before it was told to stop."""
+        if self._stopped_from is None:
+            return 0
+        return sum(map(lost_writes, self._log_end(self._stopped_from)))
+
+    def _log_bytes(self) -> int:
+        try:
+            return self.log_file.stat().st_size
+        except OSError:
+            return 0
+
+    def _log_end(self, since: int = 0) -> list[str]:
+        """Whole or partial lines of the last TAIL_BYTES, not before byte `since`."""
         try:
             with self.log_file.open("rb") as log:
-                log.seek(max(0, self.log_file.stat().st_size - TAIL_BYTES))
-                lines = log.read().decode(errors="replace").splitlines()
+                log.seek(max(since, self.log_file.stat().st_size - TAIL_BYTES))
+                return log.read().decode(errors="replace").splitlines()
         except OSError:
             return []
-        return lines[-TAIL_LINES:]
 
 
 class ServiceProcess(ChildProcess):
@@ -159,6 +181,12 @@ class NatsProcess(ChildProcess):
 
 def described_exit(code: int) -> str:
     return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+
+
+def lost_writes(line: str) -> int:
+    """By a line of a service's log, as text or JSON."""
+    found = LOST_COUNT.search(line) if LOST_EVENT in line else None
+    return int(found[1]) if found else 0
 
 
 def missing_parts(body: bytes) -> dict[str, str]:

@@ -17,6 +17,7 @@ from rich.text import Text
 from pointsman.adapters.providers.process import kill_all, stop_all
 from pointsman.primitives import InstanceId
 from pointsman_cli.discovery import FleetFile, FleetProcess, announce
+from pointsman_cli.formatting import plural
 from pointsman_cli.up.child import START_ERRORS, ChildProcess, NatsProcess, ServiceProcess
 from pointsman_cli.up.display import StartDisplay, print_fleet
 from pointsman_cli.up.log_files import bound_logs
@@ -75,7 +76,18 @@ class FleetSession:
             await self._runner.stop()
             if self._killing is not None:
                 await self._killing
+            self._report_losses()
             self._report("stopped", "")
+
+    def _report_losses(self) -> None:
+        lost = {child.name: count for child in self._runner.children if (count := child.writes_lost_at_stop())}
+        if lost:
+            names = ", ".join(f"{name} {count:,}" for name, count in lost.items())
+            self._report(
+                f"{plural(sum(lost.values()), 'write')} that the log had not confirmed are lost ({names}); was its disk full? "
+                "Their requests were answered, but 'usage' and 'replay' miss them",
+                "red",
+            )
 
     async def _start(self) -> None:
         with self._start_display() as live:

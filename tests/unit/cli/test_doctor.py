@@ -14,7 +14,14 @@ from pointsman.contracts.cache import CacheCleared, CacheEvent, CacheGap, CacheS
 from pointsman.contracts.codec import LogEvent, encode
 from pointsman.contracts.decisions import LeaderElected, WritesLost
 from pointsman.contracts.envelope import Stamp
-from pointsman.contracts.fleet import FleetEvent, InstanceLeft, InstanceProbed, InstanceSuspected
+from pointsman.contracts.fleet import (
+    FleetEvent,
+    InstanceDraining,
+    InstanceJoined,
+    InstanceLeft,
+    InstanceProbed,
+    InstanceSuspected,
+)
 from pointsman.contracts.reasons import CancelCause
 from pointsman.contracts.requests import (
     PrefillFinished,
@@ -33,12 +40,12 @@ from pointsman_cli.doctor.fleet_health import FleetHealth
 from pointsman_cli.doctor.requests import Requests
 from pointsman_cli.doctor.samples import Heavy, Sample, Timeline
 from pointsman_cli.doctor.service import Service
-from pointsman_cli.history.bundle import write_bundle
+from pointsman_cli.history.bundle import BundleHistory, write_bundle
 from pointsman_cli.history.sources import Header
 from pointsman_cli.history.start_point import StartPoint
 from pointsman_cli.main import main
 from pointsman_cli.terminal import wall_time
-from tests.support.events import joined, reported, stored
+from tests.support.events import fleet_described, joined, reported, stored
 from tests.support.failing_pool import FailingPool
 from tests.support.failing_pool import policies as failing_policies
 from tests.support.headless import write_headless
@@ -358,6 +365,41 @@ def test_fleet_events_of_an_instance_that_flaps_are_serious(healthy: Entries, tm
 
     assert any("again and again" in f["what"] for f in findings)
     assert code == 1
+
+
+def test_a_fleet_of_which_everybody_drains_is_serious_and_said_first(healthy: Entries, tmp_path: Path) -> None:
+    last = max(entry.event.at for entry in healthy if entry.event is not None)
+    names = {e.event.instance: e.event.epoch for e in healthy if isinstance(e.event, InstanceJoined)}
+    drains = [InstanceDraining(at=last, instance=name, epoch=names[name], reason="test") for name in sorted(names)]
+    code, findings = diagnosed(_followed_by(_with_lost_writes(healthy), *drains), tmp_path)
+
+    assert code == 1
+    assert (findings[0]["severity"], findings[0]["what"]) == (
+        "serious",
+        "at the end of the log no instance takes requests",
+    )
+    assert findings[0]["evidence"] == [f"{name} drains: pointsman drain {name} --undo" for name in sorted(names)]
+
+
+@pytest.mark.parametrize(("seconds", "stalled"), [(0.0, False), (1.5, False), (42.0, True)])
+def test_a_live_fleet_whose_log_takes_no_writes_is_serious_and_said_first(
+    healthy: Entries, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, seconds: float, stalled: bool
+) -> None:
+    monkeypatch.setattr(BundleHistory, "fleet", fleet_described(unconfirmed_writes=7, unconfirmed_seconds=seconds))
+    code, findings = diagnosed(_with_lost_writes(healthy) if stalled else healthy, tmp_path)
+
+    assert code == int(stalled)
+    said = [n for n, finding in enumerate(findings) if "has taken no writes for 42 s: 7 writes" in finding["what"]]
+    assert said == ([0] if stalled else [])
+
+
+def test_a_live_fleet_without_an_instance_is_serious(
+    healthy: Entries, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(BundleHistory, "fleet", fleet_described(instances=[]))
+    code, findings = diagnosed(healthy, tmp_path)
+
+    assert (code, findings[0]["what"]) == (1, "no instance is in the fleet")
 
 
 @pytest.mark.parametrize(

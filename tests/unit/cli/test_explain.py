@@ -17,9 +17,10 @@ from pointsman.primitives import InstanceId, RequestId
 from pointsman.simulation.replay import pool_settings
 from pointsman_cli.explain.diagnosis import reasons
 from pointsman_cli.explain.timeline import timeline_of
-from pointsman_cli.history.bundle import write_bundle
+from pointsman_cli.history.bundle import BundleHistory, write_bundle
 from pointsman_cli.history.sources import Header
 from pointsman_cli.main import main
+from tests.support.events import fleet_described
 from tests.support.failing_pool import FailingPool
 from tests.support.headless import write_headless
 from tests.support.recorded_log import RecordedFleet, rewritten
@@ -43,6 +44,20 @@ def explain(entries: list[LogEntry], directory: Path, *arguments: str) -> Result
     bundle = directory / "log.pmlog"
     write_bundle(bundle, Header(pool="default", last=entries[-1].sequence), entries)
     return CliRunner().invoke(main, ["explain", "--from", str(bundle), *arguments])
+
+
+def test_a_request_that_the_log_lacks_may_not_have_been_written_where_its_disk_is_full(
+    slowed: list[LogEntry], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorded = explain(slowed, tmp_path, "nobody")
+    monkeypatch.setattr(BundleHistory, "fleet", fleet_described(unconfirmed_writes=7, unconfirmed_seconds=42.0))
+    stalled = explain(slowed, tmp_path, "nobody")
+
+    assert recorded.exit_code == stalled.exit_code == 2
+    assert "no request nobody in this log" in recorded.stderr
+    assert "has taken no writes" not in recorded.stderr
+    assert "the log has taken no writes for 42 s" in stalled.stderr
+    assert "no request nobody in this log" in stalled.stderr
 
 
 def test_what_was_known_is_rebuilt_to_the_last_bit_of_every_candidate(eventful: list[LogEntry]) -> None:

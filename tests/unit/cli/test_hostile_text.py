@@ -26,6 +26,7 @@ from pointsman_cli.tap.command import Printer
 from pointsman_cli.tap.filters import Filter
 from pointsman_cli.terminal import PIPE_WIDTH, SafeConsole, csv_cell, json_text, one_line, output_console, say, table
 from pointsman_cli.up.display import print_fleet
+from tests.support.events import fleet_described
 from tests.support.hostile import FORMULA, HOSTILE, MARKUP, assert_harmless, hostile_log
 from tests.support.recorded_log import RecordedFleet
 
@@ -167,6 +168,7 @@ def test_fleet_and_scale_print_hostile_answers_as_plain_text(capsys: pytest.Capt
         policy=HOSTILE,
         provider=HOSTILE,
         trouble=HOSTILE,
+        by_hand=HOSTILE,
     )
     scale._show(answer)
 
@@ -187,6 +189,16 @@ def test_an_address_with_brackets_is_shown_whole(capsys: pytest.CaptureFixture[s
     SafeConsole(width=200).print(fleet_table(fleet))
 
     assert "http://[fd00::5]:8000" in capsys.readouterr().out
+
+
+def test_fleet_says_first_that_the_log_takes_no_writes(capsys: pytest.CaptureFixture[str]) -> None:
+    console = SafeConsole(width=200)
+    for seconds in (0.0, 42.0):
+        console.print(fleet_table(fleet_described(unconfirmed_writes=1, unconfirmed_seconds=seconds)))
+
+    calm, stalled = capsys.readouterr().out.split("the log has taken no writes for 42 s: 1 write of the leader")
+    assert "engine-1" in calm
+    assert "engine-1" in stalled
 
 
 def test_keys_prints_hostile_values_of_the_store_as_plain_text(capsys: pytest.CaptureFixture[str]) -> None:

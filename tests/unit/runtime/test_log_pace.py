@@ -3,7 +3,10 @@
 import pytest
 import structlog
 
+from pointsman.adapters.clocks import ScaledClock
 from pointsman.runtime import log_pace
+from pointsman.runtime.health import HealthBoard
+from pointsman.runtime.log_connection import LOST_EVENT, _TelemetryListener
 from pointsman.runtime.log_pace import BURST_MAX, LINES_A_SECOND, VALUE_CHARACTERS_MAX, LogPace
 
 
@@ -49,3 +52,15 @@ def test_long_values_are_cut() -> None:
     line = LogPace()(None, "info", {"event": "e", "reason": "x" * 10_000, "number": 3})
 
     assert line == {"event": "e", "reason": "x" * VALUE_CHARACTERS_MAX + "...", "number": 3}
+
+
+def test_lost_writes_are_logged_with_their_real_number_whatever_was_not_logged_before() -> None:
+    board = HealthBoard()
+    listener = _TelemetryListener(board, board.degraded, ScaledClock(), "test")
+    with structlog.testing.capture_logs() as lines:
+        listener.lost(1, "no room")
+        listener.lost(3, "no room")
+        listener.dropped(40, "the process ended")
+
+    assert [(line["count"], line["reason"]) for line in lines] == [(1, "no room"), (43, "the process ended")]
+    assert {line["event"] for line in lines} == {LOST_EVENT}

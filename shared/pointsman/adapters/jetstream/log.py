@@ -28,6 +28,7 @@ from pointsman.ports import (
     LogUnavailableError,
     OnStored,
     StoreUnavailableError,
+    UnconfirmedWrites,
 )
 from pointsman.primitives import PoolName, Sequence, WallSeconds
 
@@ -102,6 +103,11 @@ class JetStreamLog(EventLog):
     @override
     def write_load(self) -> float:
         return self._writes.load
+
+    @property
+    @override
+    def unconfirmed(self) -> UnconfirmedWrites:
+        return self._writes.unconfirmed
 
     @override
     async def elect(self, event: LeaderElected, *, after: Sequence) -> Fence:

@@ -35,7 +35,14 @@ from pointsman.adapters.log_listener import LogListener
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.decisions import WritesLost
 from pointsman.contracts.subjects import leader_subject, message_id, subject_of
-from pointsman.ports import Clock, Fence, LogUnavailableError, OnStored
+from pointsman.ports import (
+    NONE_UNCONFIRMED,
+    Clock,
+    Fence,
+    LogUnavailableError,
+    OnStored,
+    UnconfirmedWrites,
+)
 from pointsman.primitives import EngineSeconds, PoolName, Sequence, WallSeconds
 
 MESSAGE_ID_HEADER = "Nats-Msg-Id"
@@ -134,10 +141,10 @@ class WriteWindow:
         self._queue.bytes += len(write.payload)
         if write.unwritable:
             self._lose(write, write.unwritable)
-        elif (
-            len(self._queue.sent) + len(self._queue.waiting) >= self._settings.events_max
-            or self._queue.bytes > self._settings.bytes_max
-        ):
+            return write.number
+        if self._confirmations.awaited_since is None:
+            self._confirmations.awaited_since = write.put_at
+        if self._queue.count >= self._settings.events_max or self._queue.bytes > self._settings.bytes_max:
             self._lose(write, "too many writes wait for their confirmation")
         elif self._queue.open and not self._queue.waiting and len(self._queue.sent) < self._queue.allowance:
             self._send(write)
@@ -148,15 +155,23 @@ class WriteWindow:
     @property
     def load(self) -> float:
         queue, settings = self._queue, self._settings
-        oldest = next(iter(queue.sent.values()), None) or (queue.waiting[0] if queue.waiting else None)
+        oldest = queue.oldest
         if oldest is None:
             return 0.0
         waited = asyncio.get_running_loop().time() - oldest.put_at
         return max(
-            (len(queue.sent) + len(queue.waiting)) / settings.events_max,
+            queue.count / settings.events_max,
             queue.bytes / settings.bytes_max,
             waited / UNCONFIRMED_SECONDS_MAX,
         )
+
+    @property
+    def unconfirmed(self) -> UnconfirmedWrites:
+        oldest, awaited_since = self._queue.oldest, self._confirmations.awaited_since
+        if oldest is None:
+            return NONE_UNCONFIRMED
+        since = oldest.put_at if awaited_since is None else min(oldest.put_at, awaited_since)
+        return UnconfirmedWrites(self._queue.count, WallSeconds(asyncio.get_running_loop().time() - since))
 
     def withdraw(self, number: int) -> None:
         """Do not resend this write. It may have been stored."""
@@ -173,7 +188,7 @@ class WriteWindow:
         self._pump()
 
     async def flushed(self, timeout: EngineSeconds) -> bool:
-        if not self._queue.sent and not self._queue.waiting:
+        if not self._queue.count:
             return True
         flusher = asyncio.get_running_loop().create_future()
         self._queue.flushers.append(flusher)
@@ -187,8 +202,11 @@ class WriteWindow:
             self._timer.cancel()
         self._queue.waiting.extendleft(reversed(self._queue.sent.values()))
         self._queue.sent.clear()
-        while self._queue.waiting:
-            self._lose(self._queue.waiting.popleft(), "the process ended before the write was confirmed")
+        reason = "the process ended before the write was confirmed"
+        dropped = sum(self._give_up(write, reason) for write in self._queue.waiting)
+        self._queue.waiting.clear()
+        if dropped:
+            self._listener.dropped(dropped, reason)
 
     def _pump(self) -> None:
         while self._queue.open and self._queue.waiting and len(self._queue.sent) < self._queue.allowance:
@@ -261,6 +279,7 @@ class WriteWindow:
     def _confirm(self, write: Write, sequence: Sequence) -> None:
         now = asyncio.get_running_loop().time()
         self._confirmations.confirmed_at = now
+        self._confirmations.awaited_since = None
         self._confirmations.confirmed_number = write.number
         self._confirmations.latency = now - write.sent_at
         self._queue.allowance = next_allowance(
@@ -302,7 +321,8 @@ class WriteWindow:
 
     def _drop_fenced(self, write: Write) -> None:
         self._settle(write)
-        if not self._queue.sent and not self._queue.waiting:  # a follower may write nothing for long
+        if not self._queue.count:  # a follower may write nothing for long
+            self._confirmations.awaited_since = None
             self._report_flowing()
 
     def _mark_loss(self) -> None:
@@ -326,6 +346,7 @@ class WriteWindow:
 
     def _refused(self, write: Write, reason: str) -> None:
         write.refusals += 1
+        self._confirmations.awaited_since = None
         self._listener.trouble("write refused", reason)
         if write.refusals >= REFUSALS_MAX:
             self._lose(write, reason)
@@ -335,21 +356,26 @@ class WriteWindow:
             self._stall()
 
     def _lose(self, write: Write, reason: str) -> None:
+        if self._give_up(write, reason):
+            self._listener.lost(1, reason)
+
+    def _give_up(self, write: Write, reason: str) -> bool:
+        """Whether it is lost without its writer's knowledge, and was not yet counted."""
         self._settle(write)
         if write.done is not None:
             if not write.done.done():
                 write.done.set_exception(LogUnavailableError(reason))
-            return
+            return False
+        self._losses.reason = reason
         if isinstance(write.event, WritesLost):
             self._losses.count += write.event.count
-        else:
-            self._losses.count += 1
-            self._listener.lost(1, reason)
-        self._losses.reason = reason
+            return False
+        self._losses.count += 1
+        return True
 
     def _settle(self, write: Write) -> None:
         self._queue.bytes -= len(write.payload)
-        if self._queue.flushers and not self._queue.sent and not self._queue.waiting:
+        if self._queue.flushers and not self._queue.count:
             for flusher in self._queue.flushers:
                 if not flusher.done():
                     flusher.set_result(None)

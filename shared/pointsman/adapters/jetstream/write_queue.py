@@ -68,14 +68,24 @@ class WriteQueue:
     allowance: int = 1
     flushers: list[asyncio.Future[None]] = field(default_factory=list)
 
+    @property
+    def oldest(self) -> Write | None:
+        return next(iter(self.sent.values()), None) or (self.waiting[0] if self.waiting else None)
+
+    @property
+    def count(self) -> int:
+        return len(self.sent) + len(self.waiting)
+
 
 @dataclass(slots=True)
 class Confirmations:
-    """Loop times. `confirmed_number`: the write confirmed last; `stalled`: reported as such."""
+    """Loop times. `confirmed_number`: the write confirmed last; `awaited_since`: the first write was handed over after
+    the server had answered the last one; `stalled`: reported as such."""
 
     confirmed_at: EngineSeconds = 0.0
     confirmed_number: int = 0
     connected_at: EngineSeconds = 0.0
+    awaited_since: EngineSeconds | None = None
     latency: EngineSeconds = 0.0
     stalled: bool = False
 

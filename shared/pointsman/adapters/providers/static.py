@@ -1,22 +1,21 @@
-"""Provider for engines run by hand: it only logs what an operator should do."""
+"""Provider for engines that people or an autoscaler run: it does nothing. The scaler says what is to be done."""
 
-import structlog
 from typing_extensions import override
 
 from pointsman.ports import InstanceProvider, ProvidedInstance
 from pointsman.primitives import InstanceId
 
-log = structlog.get_logger()
-
 
 class StaticProvider(InstanceProvider):
-    def __init__(self) -> None:
-        self._logged: str = ""
-
     @property
     @override
     def name(self) -> str:
         return "static"
+
+    @property
+    @override
+    def manages(self) -> bool:
+        return False
 
     @override
     async def running(self) -> list[ProvidedInstance]:
@@ -24,18 +23,12 @@ class StaticProvider(InstanceProvider):
 
     @override
     async def grow(self, total: int) -> None:
-        self._advise(f"start {total} more instances")
+        pass
 
     @override
     async def stop(self, instance: InstanceId) -> None:
-        self._advise(f"stop {instance}")
+        pass
 
     @override
     def stoppable(self, running: list[InstanceId]) -> list[InstanceId]:
         return []
-
-    def _advise(self, advice: str) -> None:
-        """Logs a change only, since the scaler calls at every tick."""
-        if advice != self._logged:
-            self._logged = advice
-            log.warning("manual_scaling_required", please=advice)

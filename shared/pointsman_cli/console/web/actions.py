@@ -43,7 +43,8 @@ class Actions:
         if answer.refusal:
             return ActionView(done=False, detail=answer.refusal)
         left = f"drains; {answer.requests} requests left there" if answer.draining else "takes requests"
-        return ActionView(done=True, detail=f"{answer.instance} {left}")
+        warning = f"; warning: {answer.warning}" if answer.warning else ""
+        return ActionView(done=True, detail=f"{answer.instance} {left}{warning}")
 
     async def scale(self, wanted: str) -> ActionView:
         if not (wanted.isascii() and wanted.isdigit()) or len(wanted) > 4 or int(wanted) > WANTED_MAX:

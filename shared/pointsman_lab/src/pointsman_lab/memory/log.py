@@ -15,6 +15,7 @@ from pointsman.contracts.codec import LogEvent, UnwritableError, encode
 from pointsman.contracts.decisions import LeaderElected, WritesLost
 from pointsman.contracts.subjects import SUBJECT_ROOT, leader_subject, message_id, subject_of
 from pointsman.ports import (
+    NONE_UNCONFIRMED,
     Clock,
     ElectionLostError,
     EventLog,
@@ -25,6 +26,7 @@ from pointsman.ports import (
     LogReset,
     LogUnavailableError,
     OnStored,
+    UnconfirmedWrites,
 )
 from pointsman.primitives import PoolName, Sequence, WallSeconds
 from pointsman_lab.memory.commands import CommandBus, MemoryCommands
@@ -190,6 +192,7 @@ class _Writes:
         self._listener = listener
         self._window_max = window_max
         self._held: deque[tuple[LogEvent, Fence | None, OnStored | None]] = deque()
+        self._held_since = 0.0
         self._lost = 0
         self._lost_reason = ""
         self.idle = asyncio.Event()
@@ -200,6 +203,7 @@ class _Writes:
             self.write(event, fence, on_stored)
             self.mark_loss()
         elif len(self._held) < self._window_max:
+            self._held_since = self._held_since if self._held else asyncio.get_running_loop().time()
             self._held.append((event, fence, on_stored))
             self.idle.clear()
         else:
@@ -208,6 +212,12 @@ class _Writes:
     @property
     def load(self) -> float:
         return len(self._held) / self._window_max
+
+    @property
+    def unconfirmed(self) -> UnconfirmedWrites:
+        if not self._held:
+            return NONE_UNCONFIRMED
+        return UnconfirmedWrites(len(self._held), WallSeconds(asyncio.get_running_loop().time() - self._held_since))
 
     def write(self, event: LogEvent, fence: Fence | None = None, on_stored: OnStored | None = None) -> Sequence | None:
         """Returns None if lost by a fault or by the fence."""
@@ -271,6 +281,11 @@ class MemoryLog(EventLog):
     @override
     def write_load(self) -> float:
         return self._writes.load
+
+    @property
+    @override
+    def unconfirmed(self) -> UnconfirmedWrites:
+        return self._writes.unconfirmed
 
     @override
     async def elect(self, event: LeaderElected, *, after: Sequence) -> Fence:

@@ -1,0 +1,31 @@
+"""A running fleet, by its leader's answer: whether the log takes writes now, and whether any instance is there."""
+
+from collections.abc import Iterator
+
+from typing_extensions import override
+
+from pointsman.contracts.commands import FleetDescribed
+from pointsman.state.state import PoolSettings, State
+from pointsman_cli.doctor.examination import Examiner
+from pointsman_cli.doctor.findings import Finding
+from pointsman_cli.live_warnings import STALLED_ADVICE, stalled_log
+
+
+class LiveFleet(Examiner):
+    area = "log"
+
+    def __init__(self, settings: PoolSettings, fleet: FleetDescribed) -> None:
+        super().__init__(settings)
+        self._fleet = fleet
+
+    @override
+    def findings(self, state: State) -> Iterator[Finding]:
+        if stalled := stalled_log(self._fleet):
+            yield self.ongoing(stalled, ["what follows is only what was written before"], STALLED_ADVICE)
+        if not self._fleet.instances and state.scaling.wanted != 0:
+            yield self.ongoing(
+                "no instance is in the fleet",
+                [],
+                "Start engines and their workers (pointsman up, pointsman-worker); requests wait up to --hold-seconds and "
+                "then get 503.",
+            )
