@@ -4,7 +4,6 @@ the service's table (`[scheduler]`), which wins. A secret may also stand in a fi
 
 import os
 import re
-import tomllib
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
@@ -16,8 +15,10 @@ from typing_extensions import override
 
 from pointsman.contracts.permissions import JETSTREAM_API
 from pointsman.contracts.subjects import LOCAL_ACTOR, valid_name
+from pointsman.runtime.settings_file import read_settings_file
 
 ENVIRONMENT_PREFIX = "POINTSMAN_"
+CONFIG = "config"
 PUBLIC_SECRET = "pointsman-development"
 """The default; see `runtime.public_secret`."""
 FILE_SUFFIX = "_FILE"
@@ -148,7 +149,7 @@ def command(settings_type: type[S], *, name: str, table: str) -> Callable[[Calla
 
     def decorate(function: Callable[[S], None]) -> click.Command:
         def callback(**values: Any) -> None:
-            values.pop("config")
+            values.pop(CONFIG)
             function(settings_type(**values))
 
         return click.Command(
@@ -219,9 +220,9 @@ class SecretOption(click.Option):
 
 def config_option(table: str) -> click.Option:
     return click.Option(
-        ["--config"],
+        [f"--{CONFIG}"],
         type=click.Path(path_type=Path),
-        envvar=ENVIRONMENT_PREFIX + "CONFIG",
+        envvar=ENVIRONMENT_PREFIX + CONFIG.upper(),
         show_envvar=True,
         is_eager=True,
         help=f"TOML file with settings: keys at the top, or in the table [{table}]. Of a directory: all *.toml, the last wins.",
@@ -232,30 +233,10 @@ def config_option(table: str) -> click.Option:
 def _load(context: click.Context, path: Path | None, table: str) -> Path | None:
     if path is None:
         return None
-    common: dict[str, Any] = {}
-    own: dict[str, Any] = {}
-    for file in sorted(path.glob("*.toml")) if path.is_dir() else [path]:
-        content = _content(file)
-        known = {parameter.name for parameter in context.command.params}
-        unknown = sorted(set(content.get(table, {})) - known)
-        if unknown:
-            message = f"{file}: [{table}] has no setting {', '.join(unknown)}; see --help for those there are"
-            raise click.BadParameter(message)
-        common |= {key: value for key, value in content.items() if not isinstance(value, dict) and key in known}
-        own |= content.get(table, {})
+    known = {str(parameter.name) for parameter in context.command.params if parameter.name != CONFIG}
     repeatable = {parameter.name for parameter in context.command.params if getattr(parameter, "multiple", False)}
     context.default_map = {
-        key: [value] if key in repeatable and isinstance(value, str) else value for key, value in (common | own).items()
+        key: [value] if key in repeatable and isinstance(value, str) else value
+        for key, value in read_settings_file(path, table, known).merged.items()
     }
     return path
-
-
-def _content(file: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(file.read_text())
-    except OSError as error:
-        message = f"cannot read {file}: {error.strerror}"
-        raise click.BadParameter(message) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        message = f"{file} is not valid TOML: {error}"
-        raise click.BadParameter(message) from error

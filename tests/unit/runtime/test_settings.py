@@ -79,7 +79,16 @@ def test_keys_at_the_top_of_the_file_are_for_every_service_that_knows_them(confi
 @pytest.mark.parametrize(
     ("content", "complaint"),
     [
-        ("[orchestra]\ntemp = 1", "[orchestra] has no setting temp"),
+        ("[orchestra]\ntemp = 1", "[orchestra] has no setting temp; did you mean tempo?"),
+        ("[orchestra]\nconfig = 'a.toml'", "[orchestra] has no setting config"),
+        ("[orchestr]\ntempo = 1", "there is no table [orchestr]; did you mean [orchestra]?"),
+        ("[ingres]\nrequire_keys = true", "there is no table [ingres]; did you mean [ingress]?"),
+        ("[xyz]\n", "there is no table [xyz]; there are [console], [engine-sim], [ingress]"),
+        ("require_key = true", "no process has a setting require_key; did you mean require_keys?"),
+        ("xyz = true", "no process has a setting xyz; see --help"),
+        ("ingress = 3", "ingress is a table; write [ingress] on a line of its own"),
+        ("[[ingress]]\nrequire_keys = true", "ingress is a table; write [ingress] on a line of its own"),
+        ("[tempo]\n", "there is no table [tempo]"),
         ("tempo = ", "is not valid TOML"),
         ("[orchestra]\ntempo = 'fast'", "'fast' is not a valid integer"),
         ("[orchestra]\nkey = 'h'", "'h' is not one of 'c', 'g'"),
