@@ -14,28 +14,7 @@ TABLES = frozenset(
     {"console", "engine-sim", "ingress", "rebalancer", "recorder", "scaler", "scheduler", "up", "worker"}
 )
 SETTINGS = frozenset(
-    """
-    access_log admin_host admin_port admin_token_file admission allow_field allow_host also api_key
-    archive_bytes_max archive_days archive_url block_size block_tokens body_bytes_max checkpoint_seconds
-    chunk_timeout_seconds connections_per_address console console_port copies data data_parallel_size discover
-    discover_urls docker_dns docker_engine_command docker_engine_image docker_network dp_rank drain_seconds_max
-    engine engine_advertised_url engine_api_key engine_args engine_block_tokens engine_calibration
-    engine_command engine_directory engine_guard engine_model engine_url engine_urls fault_drop_event_batches
-    fault_lose_event_batches fetches first_byte_factor first_byte_seconds_min flush_ms forward_tenant hold_max
-    hold_seconds host ingresses instance instances keep_alive_seconds kubernetes_namespace kubernetes_workload
-    kv_blocks kv_endpoint kv_events_config kv_hold_seconds kv_offloading_gb_per_s kv_offloading_size
-    kv_replay_endpoint kv_transfer_config kv_transfer_gb_per_s lame_duck_seconds lease_seconds leave_seconds
-    log_age_seconds_max log_bytes_max log_format log_level log_replicas lora lora_modules max_instances
-    max_model_len max_num_batched_tokens media_hosts min_instances model name nats nats_api_prefix nats_ca
-    nats_certificate nats_credentials nats_domain nats_key num_gpu_blocks_override oidc_audience oidc_issuer
-    oidc_jwks_url oidc_tenant_claim operator_credentials order pause_down_seconds pause_up_seconds pending_max
-    policy pool pool_tokenizer pools port prefill_window_tokens probe processes provider reader_token_file
-    rebalance rebind report_seconds request_seconds_max request_timeout_seconds require_keys retries_max
-    retry_budget rivals role role_switching running_max scaler_lease_seconds scaling scheduler_timeout_seconds
-    schedulers secret seed set shadow shared_kv_store slo_tpot_seconds slo_ttft slo_ttft_seconds speed split
-    start_seconds_max state_directory step_down step_up stream_interval stream_usage suspect_seconds tokenizer
-    waiter_seconds worker_credentials
-    """.split()
+    ["access_log", "admin_host", "admin_port", "admin_token_file", "admission", "allow_field", "allow_host", "also", "api_key", "archive_bytes_max", "archive_days", "archive_url", "block_size", "block_tokens", "body_bytes_max", "checkpoint_seconds", "chunk_timeout_seconds", "connections_per_address", "console", "console_port", "copies", "data", "data_parallel_size", "discover", "discover_urls", "docker_dns", "docker_engine_command", "docker_engine_image", "docker_network", "dp_rank", "drain_seconds_max", "engine", "engine_advertised_url", "engine_api_key", "engine_args", "engine_block_tokens", "engine_calibration", "engine_command", "engine_directory", "engine_guard", "engine_model", "engine_url", "engine_urls", "fault_drop_event_batches", "fault_lose_event_batches", "fetches", "first_byte_factor", "first_byte_seconds_min", "flush_ms", "forward_tenant", "hold_max", "hold_seconds", "host", "ingresses", "instance", "instances", "keep_alive_seconds", "kubernetes_namespace", "kubernetes_workload", "kv_blocks", "kv_endpoint", "kv_events_config", "kv_hold_seconds", "kv_offloading_gb_per_s", "kv_offloading_size", "kv_replay_endpoint", "kv_transfer_config", "kv_transfer_gb_per_s", "lame_duck_seconds", "lease_seconds", "leave_seconds", "log_age_seconds_max", "log_bytes_max", "log_format", "log_level", "log_replicas", "lora", "lora_modules", "max_instances", "max_model_len", "max_num_batched_tokens", "media_hosts", "min_instances", "model", "name", "nats", "nats_api_prefix", "nats_ca", "nats_certificate", "nats_credentials", "nats_domain", "nats_key", "num_gpu_blocks_override", "oidc_audience", "oidc_issuer", "oidc_jwks_url", "oidc_tenant_claim", "operator_credentials", "order", "pause_down_seconds", "pause_up_seconds", "pending_max", "policy", "pool", "pool_tokenizer", "pools", "port", "prefill_window_tokens", "probe", "processes", "provider", "reader_token_file", "rebalance", "rebind", "report_seconds", "request_seconds_max", "request_timeout_seconds", "require_keys", "retries_max", "retry_budget", "rivals", "role", "role_switching", "running_max", "scaler_lease_seconds", "scaling", "scheduler_timeout_seconds", "schedulers", "secret", "seed", "set", "shadow", "shared_kv_store", "slo_tpot_seconds", "slo_ttft", "slo_ttft_seconds", "speed", "split", "start_seconds_max", "state_directory", "step_down", "step_up", "stream_interval", "stream_usage", "suspect_seconds", "tokenizer", "waiter_seconds", "worker_credentials"]
 )
 """Of all processes; those that a process does not have are for others. A process cannot import the settings of others."""
 
