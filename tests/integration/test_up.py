@@ -30,11 +30,10 @@ from pointsman_cli.up.child import ChildProcess
 from pointsman_cli.up.command import run_fleet
 from pointsman_cli.up.processes import SOCKET_PATH_MAX, processes
 from pointsman_cli.up.runner import STOP_SECONDS_MAX, STOP_STAGES, FleetRunner, FleetStartError
-from pointsman_cli.up.scripts import console_script
+from pointsman_cli.up.scripts import console_script, settings_type_of
 from pointsman_cli.up.settings import UpSettings, checked
 from pointsman_cli.vllm_cpu.home import EngineHome
 from pointsman_engine_sim.kv_transfer import parse_kv_transfer_config
-from tests.support.compose import settings_type_of
 from tests.support.up import POINTSMAN, START_SECONDS_MAX, RunningUp, plan_of, pointsman_up
 from tests.support.waiting import eventually
 
@@ -205,13 +204,8 @@ def test_a_command_template_is_filled_in_and_the_worker_listens_where_it_says(te
         UpSettings(split="1+2", instances="1..2"),
         UpSettings(split="1+1", instances="3..4"),
         UpSettings(instances="0"),
-        UpSettings(speed=0.0),
-        UpSettings(port=65_536),
         UpSettings(port=65_535, ingresses=2),
-        UpSettings(ingresses=0),
-        UpSettings(kv_blocks=0),
         UpSettings(tokenizer="/no/such/directory"),
-        UpSettings(pool="My Pool"),
         UpSettings(set=("cook.x=1",)),
         UpSettings(set=("nats.sync_interval=often",)),
         UpSettings(set=("scheduler",)),

@@ -16,7 +16,6 @@ from pointsman.adapters.backoff import RestartBackoff
 from pointsman.adapters.child_process import kill_group, spawn
 from pointsman.adapters.tcp_ports import LOOPBACK
 from pointsman.runtime.embedded_nats import NatsStartError, start_nats
-from pointsman.runtime.engine_command import engine_environment
 from pointsman_cli.up.plan import ProcessPlan
 from pointsman_cli.up.probe import NoAnswerError, http_get
 from pointsman_cli.up.scripts import MissingScriptError, console_script
@@ -41,6 +40,7 @@ class ChildProcess(ABC):
         self.waiting_for = ""
         self._process: subprocess.Popen[bytes] | None = None
         self._backoff = RestartBackoff()
+        self._earlier_bytes = log_file.stat().st_size if log_file.exists() else 0
 
     @abstractmethod
     async def start(self) -> None:
@@ -84,9 +84,12 @@ class ChildProcess(ABC):
             kill_group(self._process)
 
     def log_tail(self) -> list[str]:
+        """Of this run of the fleet; the file goes on from earlier ones."""
         try:
             with self.log_file.open("rb") as log:
-                log.seek(max(0, self.log_file.stat().st_size - TAIL_BYTES))
+                size = self.log_file.stat().st_size
+                earlier = self._earlier_bytes if self._earlier_bytes <= size else 0  # the file was shortened
+                log.seek(max(earlier, size - TAIL_BYTES))
                 lines = log.read().decode(errors="replace").splitlines()
         except OSError:
             return []
@@ -105,12 +108,11 @@ class ServiceProcess(ChildProcess):
 
     def _spawn(self) -> subprocess.Popen[bytes]:
         foreign = self._plan.foreign
-        inherited = engine_environment(os.environ) if self._plan.role == "engine" else dict(os.environ)
         program = self._plan.script if foreign else str(console_script(self._plan.script))
         process = spawn(
             [program, *self._plan.arguments],
             output=self.log_file,
-            environment={**inherited, **self._plan.environment},
+            environment=self._plan.environment_in(os.environ),
             parent_death=signal.SIGTERM if foreign else signal.SIGKILL,
         )
         os.setpriority(os.PRIO_PROCESS, process.pid, self._plan.niceness)
