@@ -163,9 +163,9 @@ def test_a_fleet_elsewhere_is_joined_by_its_nats_and_the_environment(monkeypatch
 
 def test_a_fleet_that_is_starting_is_said_to_be_starting(tmp_path: Path) -> None:
     with data_dir_held(tmp_path / "a"):
-        for where in ({}, {"data": tmp_path / "a"}):
+        for data in (None, tmp_path / "a"):
             with pytest.raises(NoFleetError, match=r"the fleet of .*/a is still starting; try again in a moment"):
-                find_fleet(**where)
+                find_fleet(data=data)
 
     with pytest.raises(NoFleetError, match="start one with: pointsman up"):
         find_fleet()
