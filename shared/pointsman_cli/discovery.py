@@ -5,7 +5,7 @@ import hashlib
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import IO
@@ -106,6 +106,8 @@ def find_fleet(nats: str | None = None, data: Path | None = None) -> FleetFile:
     if nats is not None:
         running = [fleet for fleet in running if fleet.nats == nats]
     if not running:
+        if nats is None and (starting := starting_fleets()):
+            raise _still_starting(starting[0])
         where = f"on {nats}" if nats else "on this machine"
         message = f"no fleet that was started here runs {where}; start one with: pointsman up"
         raise NoFleetError(message)
@@ -138,16 +140,23 @@ def fleet_settings(place: str | Path | None = None, pool: str | None = None, *, 
 
 
 def running_fleets() -> list[FleetFile]:
-    fleets = []
+    return [fleet for data in _held_directories() if (fleet := read_fleet_file(data)) is not None]
+
+
+def starting_fleets() -> list[Path]:
+    """Data directories of fleets that are not ready yet."""
+    return [data for data in _held_directories() if read_fleet_file(data) is None]
+
+
+def _held_directories() -> list[Path]:
+    held = []
     for pointer in sorted(_pointers().glob("*.path")):
         data = Path(pointer.read_text().strip())
         if is_running(data):
-            fleet = read_fleet_file(data)
-            if fleet is not None:
-                fleets.append(fleet)
+            held.append(data)
         else:
             pointer.unlink(missing_ok=True)
-    return fleets
+    return held
 
 
 def read_fleet_file(data: Path) -> FleetFile | None:
@@ -163,7 +172,8 @@ def is_running(data: Path) -> bool:
 
 @contextmanager
 def data_dir_held(data: Path) -> Iterator[None]:
-    """Lock the data directory; remove the fleet file at the end. Raises FleetInUseError, UnusableDataError."""
+    """Lock the data directory and point to it, so that other commands find a fleet that is starting; `announce` writes the fleet
+    file. Both are removed at the end. Raises FleetInUseError, UnusableDataError."""
     with _lock_file(data) as lock:
         if not _locked(lock):
             fleet = read_fleet_file(data)
@@ -172,6 +182,9 @@ def data_dir_held(data: Path) -> Iterator[None]:
                 f"the data directory {data} is in use by {by}; stop that one, or give this one its own with --data DIR"
             )
             raise FleetInUseError(message)
+        (data / FLEET_FILE).unlink(missing_ok=True)  # of a fleet that was killed
+        with suppress(OSError):  # `announce` raises it
+            _point_to(data)
         try:
             yield
         finally:
@@ -183,8 +196,12 @@ def announce(fleet: FleetFile) -> None:
     """Write the fleet file and its pointer, each atomically. Raises OSError."""
     data = Path(fleet.data)
     _write_whole(data / FLEET_FILE, msgspec.json.format(msgspec.json.encode(fleet), indent=2) + b"\n")
+    _point_to(data)
+
+
+def _point_to(data: Path) -> None:
     _pointers().mkdir(parents=True, exist_ok=True)
-    _write_whole(_pointer_to(data), f"{data}\n".encode())
+    _write_whole(_pointer_to(data), f"{data.resolve()}\n".encode())
 
 
 def _lock_file(data: Path) -> IO[bytes]:
@@ -212,14 +229,20 @@ def _fleet_of(data: Path) -> FleetFile:
         raise NoFleetError(message)
     fleet = read_fleet_file(data)
     if fleet is None:
-        message = f"the fleet of {data} is still starting or has not written {FLEET_FILE}; try again in a moment"
-        raise NoFleetError(message)
+        raise _still_starting(data)
     return fleet
+
+
+def _still_starting(data: Path) -> NoFleetError:
+    return NoFleetError(f"the fleet of {data} is still starting; try again in a moment")
 
 
 def _named(place: str | Path | None) -> tuple[str | None, Path | None]:
     if place is None:
         return None, None
+    if not str(place).strip():
+        message = "is empty; name a data directory or a NATS URL"
+        raise click.BadParameter(message, param_hint="--from")
     return (place, None) if isinstance(place, str) and "://" in place else (None, Path(place))
 
 

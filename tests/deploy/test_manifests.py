@@ -10,8 +10,9 @@ import pytest
 from kubernetes_validate import utils
 
 from pointsman.runtime.settings import ENVIRONMENT_PREFIX, FILE_SUFFIX
+from pointsman_cli.up.scripts import settings_type_of
 from pointsman_ingress.settings import IngressSettings
-from tests.support.compose import settings_of, settings_type_of
+from tests.support.compose import settings_of
 from tests.support.manifests import (
     KUBERNETES,
     OVERLAYS,

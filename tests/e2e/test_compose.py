@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from pointsman.runtime.settings import ENVIRONMENT_PREFIX, options
+from pointsman_cli.up.scripts import settings_type_of
 from tests.support.compose import (
     COMPOSE_FILE,
     ROOT,
@@ -17,7 +18,6 @@ from tests.support.compose import (
     compose_services,
     own_services,
     settings_of,
-    settings_type_of,
 )
 
 

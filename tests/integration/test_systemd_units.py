@@ -10,8 +10,8 @@ import pytest
 
 from pointsman.runtime.settings import ENVIRONMENT_PREFIX, FILE_SUFFIX, options
 from pointsman_cli.console.command import console_command
+from pointsman_cli.up.scripts import settings_type_of
 from pointsman_ingress.settings import IngressSettings
-from tests.support.compose import settings_type_of
 from tests.support.systemd import UNITS, Unit, make_root, units
 
 EXPOSURE_MAX = 20

@@ -28,13 +28,13 @@ from pointsman_cli.discovery import find_fleet
 from pointsman_cli.up.addresses import EngineAddress
 from pointsman_cli.up.child import ChildProcess
 from pointsman_cli.up.command import run_fleet
+from pointsman_cli.up.process_checks import check_processes
 from pointsman_cli.up.processes import SOCKET_PATH_MAX, processes
 from pointsman_cli.up.runner import STOP_SECONDS_MAX, STOP_STAGES, FleetRunner, FleetStartError
-from pointsman_cli.up.scripts import console_script
+from pointsman_cli.up.scripts import console_script, settings_type_of
 from pointsman_cli.up.settings import UpSettings, checked
 from pointsman_cli.vllm_cpu.home import EngineHome
 from pointsman_engine_sim.kv_transfer import parse_kv_transfer_config
-from tests.support.compose import settings_type_of
 from tests.support.up import POINTSMAN, START_SECONDS_MAX, RunningUp, plan_of, pointsman_up
 from tests.support.waiting import eventually
 
@@ -205,13 +205,8 @@ def test_a_command_template_is_filled_in_and_the_worker_listens_where_it_says(te
         UpSettings(split="1+2", instances="1..2"),
         UpSettings(split="1+1", instances="3..4"),
         UpSettings(instances="0"),
-        UpSettings(speed=0.0),
-        UpSettings(port=65_536),
         UpSettings(port=65_535, ingresses=2),
-        UpSettings(ingresses=0),
-        UpSettings(kv_blocks=0),
         UpSettings(tokenizer="/no/such/directory"),
-        UpSettings(pool="My Pool"),
         UpSettings(set=("cook.x=1",)),
         UpSettings(set=("nats.sync_interval=often",)),
         UpSettings(set=("scheduler",)),
@@ -220,6 +215,68 @@ def test_a_command_template_is_filled_in_and_the_worker_listens_where_it_says(te
 def test_what_makes_no_sense_is_refused_before_anything_starts(settings: UpSettings) -> None:
     with pytest.raises(click.BadParameter):
         checked(settings)
+
+
+# What the processes would refuse
+
+
+def check(settings: UpSettings, config: Path | None = None) -> None:
+    plan = replace(plan_of(settings), config=config, console_port=8090)
+    check_processes(plan, processes(plan))
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("scheduler.nosuch=1", "scheduler: No such option"),
+        ("scheduler.policy=nosuch", "scheduler: Invalid value for '--policy'"),
+        ("routing.nosuch=1", "scheduler: .* there is no setting of pointsman nosuch"),
+        ("routing.displaced_max=nan", "scheduler: .* displaced_max must be"),
+        ("rebalance.nosuch=1", "rebalancer: .* nosuch"),
+        ("scaling.nosuch=1", "scaler: .* nosuch"),
+        ("scaler.min_instances=9", "scaler: .*--max-instances"),
+        ("worker.report_seconds=0", "worker-1: Invalid value for '--report-seconds'"),
+        ("recorder.archive_days=-1", "recorder: Invalid value for '--archive-days'"),
+        ("ingress.retries_max=-1", "ingress: Invalid value for '--retries-max'"),
+        ("console.nosuch=1", "console: No such option"),
+    ],
+)
+def test_a_set_that_a_process_would_refuse_is_refused_before_any_starts(text: str, complaint: str) -> None:
+    with pytest.raises(click.UsageError, match=complaint):
+        check(UpSettings(instances="2", set=(text,)))
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        ('[scheduler]\npolicy = "nosuch"', "scheduler: Invalid value for '--policy'"),
+        ("[engine-sim]\nblock = 3", "engine-1: .* has no setting block; did you mean block_size?"),
+        ("[ingress]\nslo_ttft_seconds = 3", r"decides \[ingress\] slo_ttft_seconds itself; set slo_ttft in \[up\]"),
+        ("slo_ttft_seconds = 3", r"decides slo_ttft_seconds itself; set slo_ttft in \[up\]"),
+        ("[ingress]\nport = 3", r"decides \[ingress\] port itself; set port in \[up\]"),
+        ("[scheduler]\nport = 3", r"decides \[scheduler\] port itself; leave it out"),
+        ("[engine-sim]\nspeed = 3", r"decides \[engine-sim\] speed itself; set speed in \[up\]"),
+    ],
+)
+def test_a_file_that_a_process_would_refuse_or_not_follow_is_refused_before_any_starts(
+    tmp_path: Path, content: str, complaint: str
+) -> None:
+    (tmp_path / "fleet.toml").write_text(content)
+
+    with pytest.raises(click.UsageError, match=complaint):
+        check(UpSettings(), tmp_path / "fleet.toml")
+
+
+def test_what_the_processes_take_is_not_refused(tmp_path: Path) -> None:
+    tables = (
+        "[ingress]\nrequire_keys = true\n[scheduler]\nrunning_max = 9\n[engine-sim]\nmax_model_len = 4096\n[console]\n"
+    )
+    (tmp_path / "fleet.toml").write_text('pool = "default"\nport = 9000\nspeed = 2.0\n' + tables)
+    before = dict(os.environ)
+
+    check(UpSettings(set=("routing.displaced_max=2", "ingress.processes=2")), tmp_path / "fleet.toml")
+
+    assert dict(os.environ) == before
 
 
 # The runner, with children that take no time
@@ -254,6 +311,16 @@ async def test_a_process_that_cannot_start_is_named_with_the_end_of_its_log(tmp_
     runner, _ = runner_of(Script(tmp_path, "print('no such disk'); raise SystemExit(3)"))
 
     with pytest.raises(FleetStartError, match="child ended with exit code 3 before it was ready") as caught:
+        await runner.start(seconds_max=10)
+
+    assert caught.value.tail == ["no such disk"]
+
+
+async def test_the_end_of_a_log_is_of_this_run(tmp_path: Path) -> None:
+    (tmp_path / "child.log").write_text("of the run before\n" * 3)
+    runner, _ = runner_of(Script(tmp_path, "print('no such disk'); raise SystemExit(3)"))
+
+    with pytest.raises(FleetStartError) as caught:
         await runner.start(seconds_max=10)
 
     assert caught.value.tail == ["no such disk"]

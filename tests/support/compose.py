@@ -3,7 +3,6 @@
 import os
 import re
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +10,12 @@ import pytest
 import yaml  # type: ignore[import-untyped]  # its stubs are not worth a dependency
 
 from pointsman.runtime.settings import ENVIRONMENT_PREFIX, FILE_SUFFIX, ProcessSettings, command
+from pointsman_cli.up.scripts import settings_type_of
 
 ROOT = Path(__file__).parents[2]
 COMPOSE_FILE = ROOT / "docker-compose.yml"
 SETTINGS_FILES = ("deploy/image.toml", "deploy/compose/pointsman.toml")
 """In a container both are in /etc/pointsman, in this order."""
-SETTINGS_MODULES = {"pointsman-engine-sim": "pointsman_engine_sim.settings"}
 VARIABLE = re.compile(r"\$\{(?P<name>\w+)(?::?(?P<kind>[-?])(?P<rest>[^}]*))?\}")
 
 
@@ -52,18 +51,6 @@ def own_services() -> list[OwnService]:
         for name, service in compose_services().items()
         if service.get("command", [""])[0].startswith("pointsman-")
     ]
-
-
-def settings_type_of(script: str) -> type[ProcessSettings]:
-    """The settings of a console script: the one dataclass of its `settings` module that is of a process."""
-    module = import_module(SETTINGS_MODULES.get(script, f"{script.replace('-', '_')}.settings"))
-    found = [
-        member
-        for member in vars(module).values()
-        if isinstance(member, type) and issubclass(member, ProcessSettings) and member.__module__ == module.__name__
-    ]
-    assert len(found) == 1, f"{module.__name__} has {len(found)} settings types"
-    return found[0]
 
 
 def settings_of(service: OwnService, monkeypatch: pytest.MonkeyPatch, *, config: Path | None = None) -> ProcessSettings:

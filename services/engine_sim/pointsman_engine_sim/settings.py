@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from pointsman.runtime.settings import ProcessSettings, setting
+from pointsman.runtime.settings import COUNT, POSITIVE, ProcessSettings, setting
 from pointsman.state.engine_profiles import DEFAULT_PROFILE, PROFILES
 
 
@@ -15,17 +15,23 @@ class EngineSimSettings(ProcessSettings):
     engine_model: str = setting(
         DEFAULT_PROFILE, "Which model on which hardware to take the times and the memory of.", choices=tuple(PROFILES)
     )
-    speed: float = setting(1.0, "How much faster than real time to run: all times are divided by this.")
-    block_size: int = setting(64, "Tokens in a KV cache block.")
-    max_model_len: int = setting(131_072, "Longest prompt and output together; lowered to what the cache holds.")
+    speed: float = setting(
+        1.0, "How much faster than real time to run: all times are divided by this.", bounds=POSITIVE
+    )
+    block_size: int = setting(64, "Tokens in a KV cache block.", bounds=COUNT)
+    max_model_len: int = setting(
+        131_072, "Longest prompt and output together; lowered to what the cache holds.", bounds=COUNT
+    )
     num_gpu_blocks_override: int = setting(0, "Blocks of KV cache; 0 takes what the engine model's memory holds.")
     kv_offloading_size: float = setting(
         0.0,
         "GiB of host memory for KV blocks, from where evicted ones are loaded back, as by vLLM's OffloadingConnector.",
     )
-    kv_offloading_gb_per_s: float = setting(20.0, "How fast they are loaded back, 1e9 bytes a second.")
-    max_num_batched_tokens: int = setting(8192, "Most tokens in one step; longer prefills come in chunks.")
-    stream_interval: int = setting(1, "Tokens in a streamed chunk; the first and the last come at once.")
+    kv_offloading_gb_per_s: float = setting(20.0, "How fast they are loaded back, 1e9 bytes a second.", bounds=POSITIVE)
+    max_num_batched_tokens: int = setting(
+        8192, "Most tokens in one step; longer prefills come in chunks.", bounds=COUNT
+    )
+    stream_interval: int = setting(1, "Tokens in a streamed chunk; the first and the last come at once.", bounds=COUNT)
     kv_events_config: str = setting(
         "",
         "JSON as vLLM's: enable_kv_cache_events, publisher (zmq), endpoint, replay_endpoint, topic, buffer_steps, hwm. An "
@@ -36,9 +42,13 @@ class EngineSimSettings(ProcessSettings):
         "JSON as vLLM's: kv_connector (any name) and kv_role. With it the engine hands KV caches over and fetches them, as "
         "the `kv_transfer_params` of a request say.",
     )
-    kv_transfer_gb_per_s: float = setting(12.5, "How fast KV caches are fetched from others, 1e9 bytes a second.")
+    kv_transfer_gb_per_s: float = setting(
+        12.5, "How fast KV caches are fetched from others, 1e9 bytes a second.", bounds=POSITIVE
+    )
     kv_hold_seconds: float = setting(
-        30.0, "Engine seconds for which a KV cache is kept for another engine to fetch, as by vLLM's NIXL connector."
+        30.0,
+        "Engine seconds for which a KV cache is kept for another engine to fetch, as by vLLM's NIXL connector.",
+        bounds=POSITIVE,
     )
     api_key: str = setting("", "When set, /v1 needs it as bearer token.", secret=True)
     tokenizer: str = setting("", "Directory with tokenizer.json and its chat template; the built-in one if empty.")

@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass
 
-import click
-
 from pointsman.primitives import WallSeconds
 from pointsman.runtime.engine_urls import EngineUrlSettings
 from pointsman.runtime.processes import PROCESSES_MAX
@@ -12,9 +10,11 @@ from pointsman.runtime.settings import (
     NOT_NEGATIVE,
     PORT,
     POSITIVE,
+    WHOLE,
     DeploymentSettings,
     PoolNameType,
     ProcessSettings,
+    Whole,
     setting,
 )
 
@@ -33,7 +33,7 @@ class IngressSettings(DeploymentSettings, EngineUrlSettings, ProcessSettings):
         1,
         "Processes that share the port, about one per core. Each is an ingress of its own, NAME-1, NAME-2, ...; "
         "/metrics of any of them covers all.",
-        bounds=click.IntRange(1, PROCESSES_MAX),
+        bounds=Whole(1, PROCESSES_MAX),
     )
     pools: tuple[str, ...] = setting(
         (),
@@ -57,16 +57,18 @@ class IngressSettings(DeploymentSettings, EngineUrlSettings, ProcessSettings):
     oidc_jwks_url: str = setting("", "URL of the issuer's JWKS document. Default: what its discovery document names.")
     oidc_tenant_claim: str = setting("sub", "Claim of a token that names the tenant.")
     engine_api_key: str = setting("", "Key to send to the engines, if they require one.", secret=True)
-    slo_ttft_seconds: float = setting(5.0, "TTFT SLO of requests that name none, engine seconds.")
-    slo_tpot_seconds: float = setting(0.1, "TPOT SLO of requests that name none, engine seconds.")
-    body_bytes_max: int = setting(8 * 1024 * 1024, "Largest request body; a larger one gets 413.")
+    slo_ttft_seconds: float = setting(5.0, "TTFT SLO of requests that name none, engine seconds.", bounds=POSITIVE)
+    slo_tpot_seconds: float = setting(0.1, "TPOT SLO of requests that name none, engine seconds.", bounds=POSITIVE)
+    body_bytes_max: int = setting(8 * 1024 * 1024, "Largest request body; a larger one gets 413.", bounds=COUNT)
     connections_per_address: int = setting(
         0,
         "Open connections of one client address at most (IPv6: of one /64); 0: half of all. Behind a load balancer all "
         "come from its address.",
-        bounds=click.IntRange(min=0),
+        bounds=WHOLE,
     )
-    request_timeout_seconds: float = setting(600.0, "Wall seconds after which a request is given up with 408.")
+    request_timeout_seconds: float = setting(
+        600.0, "Wall seconds after which a request is given up with 408.", bounds=POSITIVE
+    )
     keep_alive_seconds: int = setting(
         75, "Wall seconds that an idle client connection is kept; longer than your load balancer's.", bounds=COUNT
     )
@@ -98,7 +100,9 @@ class IngressSettings(DeploymentSettings, EngineUrlSettings, ProcessSettings):
         60.0, "Wall seconds without a byte after which an answer that has begun is given up.", bounds=POSITIVE
     )
     scheduler_timeout_seconds: WallSeconds = setting(
-        3.0, "Wall seconds without an answer of a scheduler before the ingress places requests itself, by least load."
+        3.0,
+        "Wall seconds without an answer of a scheduler before the ingress places requests itself, by least load.",
+        bounds=POSITIVE,
     )
     hold_seconds: float = setting(
         30.0,

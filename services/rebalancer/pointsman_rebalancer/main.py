@@ -3,20 +3,16 @@
 import os
 from secrets import token_hex
 
-import click
-
 from pointsman.adapters.clocks import ScaledClock
 from pointsman.contracts.permissions import BusRole, BusUser
-from pointsman.policies.policy_set import UnknownPolicyError, rebalancing_policy
 from pointsman.policies.rebalancing import RebalancingPolicy
-from pointsman.policies.setting_text import SettingTextError, settings_of
 from pointsman.runtime.health import HealthBoard, health_server
 from pointsman.runtime.log_connection import open_link
 from pointsman.runtime.settings import command
 from pointsman.runtime.supervision import Supervisor, run
 from pointsman.runtime.telemetry import configure_logging
 from pointsman_rebalancer.service import RebalancerService
-from pointsman_rebalancer.settings import RebalancerSettings
+from pointsman_rebalancer.settings import RebalancerSettings, chosen_policy
 
 
 @command(RebalancerSettings, name="pointsman-rebalancer", table="rebalancer")
@@ -33,14 +29,6 @@ def main(settings: RebalancerSettings) -> None:
     configure_logging(settings.log_level, settings.log_format)
     policy = chosen_policy(settings)
     run(lambda supervisor: _serve(settings, policy, supervisor))
-
-
-def chosen_policy(settings: RebalancerSettings) -> RebalancingPolicy:
-    """Raises click.BadParameter."""
-    try:
-        return rebalancing_policy(settings.rebalance, settings_of(settings.set, {"rebalance": ""}))
-    except (UnknownPolicyError, SettingTextError) as error:
-        raise click.BadParameter(str(error), param_hint="--set") from error
 
 
 async def _serve(settings: RebalancerSettings, policy: RebalancingPolicy, supervisor: Supervisor) -> None:

@@ -2,7 +2,12 @@
 
 from dataclasses import dataclass
 
-from pointsman.policies.rebalancing import DEFAULT_REBALANCING, REBALANCING_POLICIES
+import click
+from typing_extensions import override
+
+from pointsman.policies.policy_set import UnknownPolicyError, rebalancing_policy
+from pointsman.policies.rebalancing import DEFAULT_REBALANCING, REBALANCING_POLICIES, RebalancingPolicy
+from pointsman.policies.setting_text import SettingTextError, settings_of
 from pointsman.runtime.settings import FleetSettings, ProcessSettings, setting
 
 
@@ -17,3 +22,15 @@ class RebalancerSettings(FleetSettings, ProcessSettings):
         "Also plan to take overdue requests out of an engine before their first token, to start again elsewhere; the "
         "scheduler needs --rebind too. The prefill done for them is lost, and counted.",
     )
+
+    @override
+    def check(self) -> None:
+        chosen_policy(self)
+
+
+def chosen_policy(settings: RebalancerSettings) -> RebalancingPolicy:
+    """Raises click.BadParameter."""
+    try:
+        return rebalancing_policy(settings.rebalance, settings_of(settings.set, {"rebalance": ""}))
+    except (UnknownPolicyError, SettingTextError) as error:
+        raise click.BadParameter(str(error), param_hint="--set") from error

@@ -2,9 +2,7 @@
 
 from dataclasses import dataclass
 
-import click
-
-from pointsman.runtime.settings import NOT_NEGATIVE, FleetSettings, ProcessSettings, setting
+from pointsman.runtime.settings import NOT_NEGATIVE, TEXT, WHOLE, FleetSettings, ProcessSettings, setting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -13,6 +11,7 @@ class RecorderSettings(FleetSettings, ProcessSettings):
         "sqlite+aiosqlite:///pointsman-archive.sqlite",
         "SQLAlchemy URL of the database to archive into; any async driver, for instance postgresql+asyncpg://...",
         secret=True,
+        bounds=TEXT,
     )
     archive_days: float = setting(
         0.0,
@@ -20,7 +19,5 @@ class RecorderSettings(FleetSettings, ProcessSettings):
         bounds=NOT_NEGATIVE,
     )
     archive_bytes_max: int = setting(
-        0,
-        "Bytes that entries may take in the database, the oldest go first; 0: no bound.",
-        bounds=click.IntRange(min=0),
+        0, "Bytes that entries may take in the database, the oldest go first; 0: no bound.", bounds=WHOLE
     )

@@ -3,13 +3,9 @@
 import os
 from secrets import token_hex
 
-import click
-
 from pointsman.adapters.clocks import ScaledClock
 from pointsman.contracts.permissions import BusRole, BusUser
-from pointsman.policies.policy_set import UnknownPolicyError, scaling_policy
 from pointsman.policies.scaling import ScalingPolicy
-from pointsman.policies.setting_text import SettingTextError, settings_of
 from pointsman.ports import InstanceProvider
 from pointsman.primitives import WallSeconds
 from pointsman.runtime.health import HealthBoard, health_server
@@ -19,7 +15,7 @@ from pointsman.runtime.supervision import Supervisor, run
 from pointsman.runtime.telemetry import configure_logging
 from pointsman_scaler.providers import chosen_provider
 from pointsman_scaler.service import ScalerService
-from pointsman_scaler.settings import ScalerSettings
+from pointsman_scaler.settings import ScalerSettings, chosen_policy
 
 READS_EVERY_WALL_SECONDS: WallSeconds = WallSeconds(0.1)
 
@@ -35,22 +31,8 @@ def main(settings: ScalerSettings) -> None:
       pointsman-scaler --scaling target_utilisation --provider kubernetes --kubernetes-workload statefulset/vllm
     """
     configure_logging(settings.log_level, settings.log_format)
-    if not 0 <= settings.min_instances <= settings.max_instances:
-        message = f"must be from 0 to --max-instances ({settings.max_instances}), not {settings.min_instances}"
-        raise click.BadParameter(message, param_hint="--min-instances")
-    try:
-        _ = settings.roles
-    except ValueError as error:
-        raise click.BadParameter(str(error), param_hint="--split") from error
-    policy, provider = _policy(settings), chosen_provider(settings)
+    policy, provider = chosen_policy(settings), chosen_provider(settings)
     run(lambda supervisor: _serve(settings, policy, provider, supervisor))
-
-
-def _policy(settings: ScalerSettings) -> ScalingPolicy:
-    try:
-        return scaling_policy(settings.scaling, settings_of(settings.set, {"scaling": ""}))
-    except (UnknownPolicyError, SettingTextError) as error:
-        raise click.BadParameter(str(error), param_hint="--set") from error
 
 
 async def _serve(

@@ -2,10 +2,15 @@
 
 from dataclasses import dataclass
 
-from pointsman.policies.scaling import DEFAULT_SCALING, SCALING_POLICIES
+import click
+from typing_extensions import override
+
+from pointsman.policies.policy_set import UnknownPolicyError, scaling_policy
+from pointsman.policies.scaling import DEFAULT_SCALING, SCALING_POLICIES, ScalingPolicy
 from pointsman.policies.scaling.roles import NOT_SIZED, RoleSizes, parse_split
+from pointsman.policies.setting_text import SettingTextError, settings_of
 from pointsman.primitives import WallSeconds
-from pointsman.runtime.settings import FleetSettings, ProcessSettings, setting
+from pointsman.runtime.settings import COUNT, POSITIVE, TEXT, FleetSettings, ProcessSettings, setting
 from pointsman.state.engine_profiles import DEFAULT_PROFILE, PROFILES
 
 PROVIDERS = ("static", "process", "docker", "kubernetes")
@@ -29,18 +34,18 @@ class ScalerSettings(FleetSettings, ProcessSettings):
     split: str = setting(
         "", "P+D: of the first instances P prefill and D decode. Their workers run with --role-switching."
     )
-    step_up: int = setting(2, "Largest growth of one decision.")
-    step_down: int = setting(1, "Largest shrinking of one decision.")
+    step_up: int = setting(2, "Largest growth of one decision.", bounds=COUNT)
+    step_down: int = setting(1, "Largest shrinking of one decision.", bounds=COUNT)
     pause_up_seconds: float = setting(30.0, "Engine seconds between two growths.")
     pause_down_seconds: float = setting(60.0, "Engine seconds between a change and the next shrinking.")
     drain_seconds_max: WallSeconds = setting(
         300.0, "Wall seconds that draining may take; then the instance is stopped."
     )
     start_seconds_max: float = setting(
-        600.0, "Wall seconds that a started instance may take to answer; then it is replaced."
+        600.0, "Wall seconds that a started instance may take to answer; then it is replaced.", bounds=POSITIVE
     )
     scaler_lease_seconds: WallSeconds = setting(
-        3.0, "Lease of the acting scaler, wall seconds; the same for all scalers of a pool."
+        3.0, "Lease of the acting scaler, wall seconds; the same for all scalers of a pool.", bounds=POSITIVE
     )
     engine_command: str = setting(
         "",
@@ -54,7 +59,9 @@ class ScalerSettings(FleetSettings, ProcessSettings):
         "",
         "Process provider: file with the NATS user of a started worker; {instance} is filled in.",
     )
-    engine_directory: str = setting(".pointsman/instances", "Process provider: directory of locks and logs.")
+    engine_directory: str = setting(
+        ".pointsman/instances", "Process provider: directory of locks and logs.", bounds=TEXT
+    )
     engine_guard: str = setting("", "Process provider: a file that the fleet locks; instances end when it is free.")
     docker_engine_image: str = setting("vllm/vllm-openai:latest", "Docker provider: image of an engine.")
     docker_engine_command: str = setting("", "Docker provider: command of an engine; {instance} is filled in.")
@@ -73,3 +80,22 @@ class ScalerSettings(FleetSettings, ProcessSettings):
     def roles(self) -> RoleSizes:
         """Raises ValueError."""
         return parse_split(self.split) if self.split else NOT_SIZED
+
+    @override
+    def check(self) -> None:
+        if self.min_instances > self.max_instances:
+            message = f"must be from 0 to --max-instances ({self.max_instances}), not {self.min_instances}"
+            raise click.BadParameter(message, param_hint="--min-instances")
+        try:
+            _ = self.roles
+        except ValueError as error:
+            raise click.BadParameter(str(error), param_hint="--split") from error
+        chosen_policy(self)
+
+
+def chosen_policy(settings: ScalerSettings) -> ScalingPolicy:
+    """Raises click.BadParameter."""
+    try:
+        return scaling_policy(settings.scaling, settings_of(settings.set, {"scaling": ""}))
+    except (UnknownPolicyError, SettingTextError) as error:
+        raise click.BadParameter(str(error), param_hint="--set") from error

@@ -2,13 +2,15 @@
 
 from dataclasses import dataclass
 
+from typing_extensions import override
+
 from pointsman.policies.admission import ADMISSION_POLICIES, DEFAULT_ADMISSION
 from pointsman.policies.dispatch.recording import RIVALS
 from pointsman.policies.ordering import DEFAULT_ORDERING, ORDERING_POLICIES
 from pointsman.policies.routing import DEFAULT_ROUTING, ROUTING_POLICIES
 from pointsman.primitives import WallSeconds
 from pointsman.runtime.engine_urls import EngineUrlSettings
-from pointsman.runtime.settings import WHOLE, FleetSettings, ProcessSettings, setting
+from pointsman.runtime.settings import COUNT, POSITIVE, WHOLE, FleetSettings, ProcessSettings, setting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,15 +26,22 @@ class SchedulerSettings(FleetSettings, EngineUrlSettings, ProcessSettings):
         DEFAULT_ORDERING, "Order in which waiting requests are granted.", choices=tuple(sorted(ORDERING_POLICIES))
     )
     prefill_window_tokens: int = setting(
-        16_384, "Uncached prompt tokens that may be inside one engine before their first token."
+        16_384, "Uncached prompt tokens that may be inside one engine before their first token.", bounds=COUNT
     )
-    running_max: int = setting(256, "Requests that may be inside one engine (its --max-num-seqs).")
-    pending_max: int = setting(10_000, "Requests that may wait in the whole pool; more are refused with 429.")
-    suspect_seconds: WallSeconds = setting(3.0, "Wall seconds of silence after which a worker is suspected.")
-    leave_seconds: float = setting(30.0, "Wall seconds of silence after which an instance counts as gone.")
+    running_max: int = setting(256, "Requests that may be inside one engine (its --max-num-seqs).", bounds=COUNT)
+    pending_max: int = setting(
+        10_000, "Requests that may wait in the whole pool; more are refused with 429.", bounds=COUNT
+    )
+    suspect_seconds: WallSeconds = setting(
+        3.0, "Wall seconds of silence after which a worker is suspected.", bounds=POSITIVE
+    )
+    leave_seconds: float = setting(
+        30.0, "Wall seconds of silence after which an instance counts as gone.", bounds=POSITIVE
+    )
     lease_seconds: WallSeconds = setting(
         1.0,
         "Wall seconds without a renewal after which another scheduler of the pool leads; the same for all of them.",
+        bounds=POSITIVE,
     )
     checkpoint_seconds: WallSeconds = setting(
         60.0, "Wall seconds between checkpoints; 0 takes none, and each start folds the whole log."
@@ -58,8 +67,16 @@ class SchedulerSettings(FleetSettings, EngineUrlSettings, ProcessSettings):
         bounds=WHOLE,
     )
     waiter_seconds: WallSeconds = setting(
-        3.0, "Wall seconds after which a request that its ingress no longer names is given up: that ingress is gone."
+        3.0,
+        "Wall seconds after which a request that its ingress no longer names is given up: that ingress is gone.",
+        bounds=POSITIVE,
     )
     request_seconds_max: float = setting(
-        900.0, "Wall seconds after which a granted request without an end is given up."
+        900.0, "Wall seconds after which a granted request without an end is given up.", bounds=POSITIVE
     )
+
+    @override
+    def check(self) -> None:
+        from pointsman_scheduler.policy_config import chosen_policies  # which imports this module
+
+        chosen_policies(self)

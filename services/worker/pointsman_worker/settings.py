@@ -9,7 +9,7 @@ from pointsman.adapters.discovery.sources import FORMS
 from pointsman.contracts.fleet import ANY_RANK, Role
 from pointsman.primitives import WallSeconds
 from pointsman.runtime.engine_urls import EngineUrlType
-from pointsman.runtime.settings import COUNT, FleetSettings, ProcessSettings, setting
+from pointsman.runtime.settings import COUNT, POSITIVE, FleetSettings, ProcessSettings, Whole, setting
 from pointsman.state.engine_profiles import DEFAULT_PROFILE, PROFILES
 
 DEFAULT_ENGINE_URL = "http://127.0.0.1:8000"
@@ -55,7 +55,9 @@ class WorkerSettings(FleetSettings, ProcessSettings):
         "0; other ranks use the ports after them.",
         bounds=COUNT,
     )
-    dp_rank: int = setting(ANY_RANK, "The only rank to follow, where each has a worker of its own.")
+    dp_rank: int = setting(
+        ANY_RANK, "The only rank to follow, where each has a worker of its own.", bounds=Whole(min=ANY_RANK)
+    )
     role: str = setting(
         "both",
         "Part of a request that the instance does: 'prefill' or 'decode' where engines transfer KV caches "
@@ -89,7 +91,9 @@ class WorkerSettings(FleetSettings, ProcessSettings):
         "Milliseconds that cache changes are gathered before they are written to the log; longer, up to 500, while the pool "
         "writes more than 1,000 cache events a second.",
     )
-    report_seconds: WallSeconds = setting(1.0, "Wall seconds between reports of load and cache digest to the leader.")
+    report_seconds: WallSeconds = setting(
+        1.0, "Wall seconds between reports of load and cache digest to the leader.", bounds=POSITIVE
+    )
 
 
 class SettingsError(click.ClickException):

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field
 from pointsman.contracts.decisions import DecodeCandidate, Settings
 from pointsman.contracts.reasons import RejectReason
 from pointsman.policies.admission.base import Refusal
+from pointsman.policies.policy import check_settings
 from pointsman.primitives import EngineSeconds, InstanceId, Tokens
 from pointsman.state.fleet import Instance
 from pointsman.state.state import State
@@ -57,6 +58,9 @@ class DecodePlacement:
 
     load_check: bool = True
     tie_share: float = 0.05
+
+    def __post_init__(self) -> None:
+        check_settings(self)
 
     @property
     def settings(self) -> Settings:

@@ -13,6 +13,7 @@ from statistics import fmean, median, pstdev
 
 from pointsman.contracts.decisions import Settings
 from pointsman.contracts.fleet import EjectionCause
+from pointsman.policies.policy import SHARE, Bounds, bounded, check_settings
 from pointsman.primitives import EngineSeconds, InstanceId
 from pointsman.state.fleet import Instance, Status
 from pointsman.state.outliers import HISTORY_WALL_SECONDS, Failure, Prefill, Record
@@ -64,18 +65,16 @@ class OutlierDetection:
     others. An ejection lasts `base_ejection_seconds` times its number in a row, less one per interval without."""
 
     consecutive_failures: int = 5
-    interval_seconds: float = 10.0
-    failure_share: float = 0.5
+    interval_seconds: float = bounded(10.0, Bounds(most=HISTORY_WALL_SECONDS, above=True))
+    failure_share: float = bounded(0.5, SHARE)
     success_rate_stdev_factor: float = 1.9
     latency_factor: float = 5.0
     base_ejection_seconds: float = 5.0
     max_ejection_seconds: float = 15.0
-    max_ejection_share: float = 0.75
+    max_ejection_share: float = bounded(0.75, SHARE)
 
     def __post_init__(self) -> None:
-        if min(asdict(self).values()) < 0 or not 0 < self.interval_seconds <= HISTORY_WALL_SECONDS:
-            msg = f"nothing may be below 0, and interval_seconds is above 0 and at most {HISTORY_WALL_SECONDS}"
-            raise ValueError(msg)
+        check_settings(self)
 
     @property
     def settings(self) -> Settings:

@@ -4,10 +4,10 @@ the service's table (`[scheduler]`), which wins. A secret may also stand in a fi
 
 import os
 import re
-import tomllib
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
+from math import isfinite
 from pathlib import Path
 from typing import Any, ClassVar, NewType, Protocol, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -16,8 +16,10 @@ from typing_extensions import override
 
 from pointsman.contracts.permissions import JETSTREAM_API
 from pointsman.contracts.subjects import LOCAL_ACTOR, valid_name
+from pointsman.runtime.settings_file import read_settings_file
 
 ENVIRONMENT_PREFIX = "POINTSMAN_"
+CONFIG = "config"
 PUBLIC_SECRET = "pointsman-development"
 """The default; see `runtime.public_secret`."""
 FILE_SUFFIX = "_FILE"
@@ -51,12 +53,60 @@ class SubjectType(click.ParamType[str]):
         return str(value)
 
 
-COUNT = click.IntRange(min=1)
-WHOLE = click.IntRange(min=0)
+class Whole(click.IntRange):
+    """A file may also give a number with a fraction, or true, which click would round."""
+
+    @override
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, bool | float):
+            self.fail(f"{_as_written(value)} is not a whole number", param, ctx)
+        return int(super().convert(value, param, ctx))
+
+
+class Finite(click.FloatRange):
+    @override
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        if isinstance(value, bool):
+            self.fail(f"{_as_written(value)} is not a number", param, ctx)
+        number = float(super().convert(value, param, ctx))
+        if not isfinite(number):
+            self.fail(f"{number} is not a finite number", param, ctx)
+        return number
+
+
+def _as_written(value: float) -> str:
+    return str(value).lower()
+
+
+class TextType(click.ParamType[str]):
+    """Not empty: an empty path is the current directory, an empty secret no secret."""
+
+    name = "text"
+
+    @override
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if not str(value).strip():
+            self.fail("must not be empty", param, ctx)
+        return str(value)
+
+
+class ConfigType(click.Path):
+    @override
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value == "":
+            self.fail("is empty; name a TOML file, or a directory of them", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+COUNT = Whole(min=1)
+WHOLE = Whole(min=0)
 PORT_MAX = 65_535
-PORT = click.IntRange(0, PORT_MAX)
-POSITIVE = click.FloatRange(min=0, min_open=True)
-NOT_NEGATIVE = click.FloatRange(min=0)
+PORT = Whole(0, PORT_MAX)
+POSITIVE = Finite(min=0, min_open=True)
+NOT_NEGATIVE = Finite(min=0)
+BOUNDS: dict[Any, click.ParamType[Any]] = {int: WHOLE, float: NOT_NEGATIVE}
+"""Of a number that declares none."""
+TEXT = TextType()
 
 
 def setting(
@@ -67,7 +117,7 @@ def setting(
     bounds: click.ParamType[Any] | None = None,
     secret: bool = False,
 ) -> Any:
-    """`bounds`: a narrower click type. `secret`: hidden in `--help` and logs, and may stand in a file."""
+    """`bounds`: a narrower click type; a number without is finite and not negative. `secret`: hidden in `--help` and logs, and may stand in a file."""
     metadata = {"help": help, "choices": choices, "bounds": bounds, "secret": secret}
     if isinstance(default, dict | list):
         return field(default_factory=lambda: type(default)(default), metadata=metadata)
@@ -105,11 +155,17 @@ class DeploymentSettings:
         bounds=POSITIVE,
     )
     log_bytes_max: int = setting(
-        4 * 1024**3, "Bytes that the pool's log keeps, the oldest go first. An existing log only grows."
+        4 * 1024**3, "Bytes that the pool's log keeps, the oldest go first. An existing log only grows.", bounds=COUNT
     )
-    log_age_seconds_max: float = setting(7 * 24 * 3600.0, "Wall seconds that the log keeps an event, likewise.")
-    log_replicas: int = setting(1, "Servers that hold the log; 3 survive the loss of one. Counts when the log is made.")
-    secret: str = setting(PUBLIC_SECRET, "Secret of the deployment, mixed into every block key.", secret=True)
+    log_age_seconds_max: float = setting(
+        7 * 24 * 3600.0, "Wall seconds that the log keeps an event, likewise.", bounds=POSITIVE
+    )
+    log_replicas: int = setting(
+        1, "Servers that hold the log; 3 survive the loss of one. Counts when the log is made.", bounds=COUNT
+    )
+    secret: str = setting(
+        PUBLIC_SECRET, "Secret of the deployment, mixed into every block key.", bounds=TEXT, secret=True
+    )
 
     @property
     def actor(self) -> str:
@@ -142,14 +198,20 @@ class ProcessSettings:
     log_level: str = setting("info", "Least severe log line to print.", choices=("debug", "info", "warning", "error"))
     log_format: str = setting("text", "Format of log lines: text or json.", choices=("text", "json"))
 
+    def check(self) -> None:
+        """Raises click.UsageError for settings that contradict each other or name what there is not."""
+
 
 def command(settings_type: type[S], *, name: str, table: str) -> Callable[[Callable[[S], None]], click.Command]:
     """Makes a click command of a function of the settings; its docstring is the help. `table`: in the TOML file."""
 
     def decorate(function: Callable[[S], None]) -> click.Command:
         def callback(**values: Any) -> None:
-            values.pop("config")
-            function(settings_type(**values))
+            values.pop(CONFIG)
+            settings = settings_type(**values)
+            if isinstance(settings, ProcessSettings):
+                settings.check()
+            function(settings)
 
         return click.Command(
             name,
@@ -189,7 +251,9 @@ def _option(f: Field[Any], hint: Any) -> click.Option:
         hint = get_args(hint.__supertype__)[0]
     default = f.default_factory() if f.default_factory is not MISSING else f.default
     flag = "--" + f.name.replace("_", "-")
-    kind: Any = click.Choice(f.metadata["choices"]) if f.metadata["choices"] else f.metadata["bounds"] or hint
+    kind: Any = (
+        click.Choice(f.metadata["choices"]) if f.metadata["choices"] else f.metadata["bounds"] or BOUNDS.get(hint, hint)
+    )
     return (SecretOption if f.metadata["secret"] else click.Option)(
         [f"{flag}/--no-{flag[2:]}" if hint is bool else flag, f.name],
         type=None if hint is bool else kind,
@@ -219,9 +283,9 @@ class SecretOption(click.Option):
 
 def config_option(table: str) -> click.Option:
     return click.Option(
-        ["--config"],
-        type=click.Path(path_type=Path),
-        envvar=ENVIRONMENT_PREFIX + "CONFIG",
+        [f"--{CONFIG}"],
+        type=ConfigType(path_type=Path),
+        envvar=ENVIRONMENT_PREFIX + CONFIG.upper(),
         show_envvar=True,
         is_eager=True,
         help=f"TOML file with settings: keys at the top, or in the table [{table}]. Of a directory: all *.toml, the last wins.",
@@ -232,30 +296,10 @@ def config_option(table: str) -> click.Option:
 def _load(context: click.Context, path: Path | None, table: str) -> Path | None:
     if path is None:
         return None
-    common: dict[str, Any] = {}
-    own: dict[str, Any] = {}
-    for file in sorted(path.glob("*.toml")) if path.is_dir() else [path]:
-        content = _content(file)
-        known = {parameter.name for parameter in context.command.params}
-        unknown = sorted(set(content.get(table, {})) - known)
-        if unknown:
-            message = f"{file}: [{table}] has no setting {', '.join(unknown)}; see --help for those there are"
-            raise click.BadParameter(message)
-        common |= {key: value for key, value in content.items() if not isinstance(value, dict) and key in known}
-        own |= content.get(table, {})
+    known = {str(parameter.name) for parameter in context.command.params if parameter.name != CONFIG}
     repeatable = {parameter.name for parameter in context.command.params if getattr(parameter, "multiple", False)}
     context.default_map = {
-        key: [value] if key in repeatable and isinstance(value, str) else value for key, value in (common | own).items()
+        key: [value] if key in repeatable and isinstance(value, str) else value
+        for key, value in read_settings_file(path, table, known).merged.items()
     }
     return path
-
-
-def _content(file: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(file.read_text())
-    except OSError as error:
-        message = f"cannot read {file}: {error.strerror}"
-        raise click.BadParameter(message) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        message = f"{file} is not valid TOML: {error}"
-        raise click.BadParameter(message) from error

@@ -17,7 +17,6 @@ from pointsman.adapters.backoff import RestartBackoff
 from pointsman.adapters.child_process import kill_group, spawn
 from pointsman.adapters.tcp_ports import LOOPBACK
 from pointsman.runtime.embedded_nats import NatsStartError, start_nats
-from pointsman.runtime.engine_command import engine_environment
 from pointsman.runtime.log_connection import LOST_EVENT
 from pointsman_cli.up.plan import ProcessPlan
 from pointsman_cli.up.probe import NoAnswerError, http_get
@@ -46,6 +45,7 @@ class ChildProcess(ABC):
         self._backoff = RestartBackoff()
         self._stopped_from: int | None = None
         """Bytes of its log when it was told to stop."""
+        self._began_from = self._log_bytes()
 
     @abstractmethod
     async def start(self) -> None:
@@ -91,7 +91,8 @@ class ChildProcess(ABC):
             kill_group(self._process)
 
     def log_tail(self) -> list[str]:
-        return self._log_end()[-TAIL_LINES:]
+        """Of this run of the fleet; the file goes on from earlier ones."""
+        return self._log_end(self._began_from)[-TAIL_LINES:]
 
     def writes_lost_at_stop(self) -> int:
         """Of its log events, by its log; 0 before it was told to stop."""
@@ -105,11 +106,12 @@ class ChildProcess(ABC):
         except OSError:
             return 0
 
-    def _log_end(self, since: int = 0) -> list[str]:
-        """Whole or partial lines of the last TAIL_BYTES, not before byte `since`."""
+    def _log_end(self, since: int) -> list[str]:
+        """Whole or partial lines of the last TAIL_BYTES, not before byte `since` unless the file was shortened."""
         try:
             with self.log_file.open("rb") as log:
-                log.seek(max(since, self.log_file.stat().st_size - TAIL_BYTES))
+                size = self.log_file.stat().st_size
+                log.seek(max(since if since <= size else 0, size - TAIL_BYTES))
                 return log.read().decode(errors="replace").splitlines()
         except OSError:
             return []
@@ -127,12 +129,11 @@ class ServiceProcess(ChildProcess):
 
     def _spawn(self) -> subprocess.Popen[bytes]:
         foreign = self._plan.foreign
-        inherited = engine_environment(os.environ) if self._plan.role == "engine" else dict(os.environ)
         program = self._plan.script if foreign else str(console_script(self._plan.script))
         process = spawn(
             [program, *self._plan.arguments],
             output=self.log_file,
-            environment={**inherited, **self._plan.environment},
+            environment=self._plan.environment_in(os.environ),
             parent_death=signal.SIGTERM if foreign else signal.SIGKILL,
         )
         os.setpriority(os.PRIO_PROCESS, process.pid, self._plan.niceness)

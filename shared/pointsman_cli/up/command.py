@@ -7,7 +7,6 @@ import secrets
 import shutil
 import sys
 import tempfile
-import tomllib
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -23,12 +22,15 @@ from pointsman.policies.routing import DEFAULT_ROUTING
 from pointsman.primitives import PoolName
 from pointsman.runtime.bus_users import Credentials, write_private
 from pointsman.runtime.settings import PUBLIC_SECRET, command
+from pointsman.runtime.settings_file import SETTINGS, read_settings_file
 from pointsman_cli.discovery import data_dir_held
 from pointsman_cli.options import CONSOLE_PORT
 from pointsman_cli.terminal import SafeConsole, SeveralLinesError, say
 from pointsman_cli.up.addresses import EngineAddress, FurtherPool, refuse
 from pointsman_cli.up.plan import SIMULATED_MODEL, FleetPlan, ports_needed
 from pointsman_cli.up.probe import ENGINE_ANSWER_SECONDS, accepts_connections, model_of
+from pointsman_cli.up.process_checks import check_processes
+from pointsman_cli.up.processes import processes
 from pointsman_cli.up.session import FleetSession, written_to
 from pointsman_cli.up.settings import CPU_ENGINES, SIMULATED_ENGINES, UpSettings, checked, further_pools
 from pointsman_cli.vllm_cpu import machine, recipe
@@ -107,6 +109,7 @@ async def run_fleet(settings: UpSettings, data: Path, config: Path | None, conso
             engine_threads=max(1, (os.cpu_count() or 1) // _engines_max(settings)),
             further=tuple(further),
         )
+        check_processes(plan, processes(plan))
         await _check_models(further)
         await _check_nats(settings)
         if plan.console_port:
@@ -239,5 +242,5 @@ def _credentials(plan: FleetPlan) -> Credentials | None:
 
 
 def _policy_in(config: Path | None) -> str:
-    table = tomllib.loads(config.read_text()).get("scheduler", {}) if config else {}
-    return str(table.get("policy", DEFAULT_ROUTING))
+    found = read_settings_file(config, "scheduler", SETTINGS).merged if config else {}
+    return str(found.get("policy", DEFAULT_ROUTING))

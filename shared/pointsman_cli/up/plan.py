@@ -9,6 +9,7 @@ from pointsman.adapters.tcp_ports import LOOPBACK
 from pointsman.contracts.permissions import BusRole, BusUser
 from pointsman.primitives import PoolName
 from pointsman.runtime.bus_users import Credentials
+from pointsman.runtime.engine_command import engine_environment
 from pointsman_cli.up.addresses import EngineAddress, FurtherPool
 from pointsman_cli.up.settings import BUILTIN_TOKENIZER, SIMULATED, UpSettings
 from pointsman_cli.vllm_cpu.home import EngineHome
@@ -35,6 +36,11 @@ class ProcessPlan:
     ready_path: str = "/readyz"
     niceness: int = 0
     foreign: bool = False
+
+    def environment_in(self, outer: Mapping[str, str]) -> dict[str, str]:
+        """`outer`: of `up`, which its processes inherit."""
+        inherited = engine_environment(outer) if self.role == "engine" else outer
+        return {**inherited, **self.environment}
 
     @property
     def probe_url(self) -> str:

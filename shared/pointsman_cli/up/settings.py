@@ -7,12 +7,11 @@ from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
-from pointsman.contracts.subjects import valid_name
 from pointsman.policies.routing import DEFAULT_ROUTING, ROUTING_POLICIES
 from pointsman.policies.scaling.roles import parse_split
 from pointsman.policies.setting_text import SettingTextError, parts_of
 from pointsman.runtime.embedded_nats import SYNC_INTERVAL
-from pointsman.runtime.settings import PORT, PORT_MAX, setting
+from pointsman.runtime.settings import COUNT, PORT, PORT_MAX, POSITIVE, TEXT, PoolNameType, Whole, setting
 from pointsman.state.engine_profiles import DEFAULT_PROFILE, PROFILES
 from pointsman_cli.options import CONSOLE_PORT
 from pointsman_cli.up.addresses import INSTANCES_MAX, EngineAddress, FurtherPool, engine_address, further_pool, refuse
@@ -49,8 +48,10 @@ class UpSettings:
         "P+D instead of --instances: P prefill engines and D decode engines, with KV transfer. With --instances MIN..MAX the "
         "scaler switches roles with the load, and starts more engines if MAX allows.",
     )
-    schedulers: int = setting(1, "Schedulers to start: one leader, the others on standby.")
-    ingresses: int = setting(1, "Ingresses to start, on consecutive ports from --port.")
+    schedulers: int = setting(
+        1, "Schedulers to start: one leader, the others on standby.", bounds=Whole(1, SCHEDULERS_MAX)
+    )
+    ingresses: int = setting(1, "Ingresses to start, on consecutive ports from --port.", bounds=Whole(1, INGRESSES_MAX))
     policy: str | None = setting(
         None, f"Routing policy. Default: {DEFAULT_ROUTING}.", choices=tuple(sorted(ROUTING_POLICIES))
     )
@@ -59,7 +60,7 @@ class UpSettings:
         "SERVICE.NAME=VALUE: an option of one service (see pointsman-SERVICE --help), such as scheduler.admission=none; or "
         f"a policy setting, such as routing.displaced_max=2; or {SYNC_SETTING}=always. Repeatable.",
     )
-    port: int = setting(8080, "Port of the OpenAI-compatible HTTP service; 0: any free port.")
+    port: int = setting(8080, "Port of the OpenAI-compatible HTTP service; 0: any free port.", bounds=PORT)
     host: str = setting("127.0.0.1", "Address of the HTTP service; all other processes listen on loopback.")
     console: bool = setting(True, "Start the console, a web page of the fleet (pointsman console).")
     console_port: int | None = setting(
@@ -67,7 +68,7 @@ class UpSettings:
         f"Port of the console. Default: {CONSOLE_PORT}, or a free one if that is taken or --port is 0.",
         bounds=PORT,
     )
-    data: str = setting(".pointsman", "Directory of the log, the SQL archive, the secret and log files.")
+    data: str = setting(".pointsman", "Directory of the log, the SQL archive, the secret and log files.", bounds=TEXT)
     model: str | None = setting(None, "Model name in requests. Default: the model of the engines.")
     engine: str = setting(
         SIMULATED,
@@ -97,25 +98,35 @@ class UpSettings:
     nats_ca: str | None = setting(None, "File with the certificates that sign the nats-server's, for --nats.")
     nats_certificate: str | None = setting(None, "File with this fleet's certificate for the nats-server, for --nats.")
     nats_key: str | None = setting(None, "File with the certificate's private key.")
-    pool: str = setting("default", "Name of the pool: lower-case letters, digits and dashes.")
-    speed: float = setting(1.0, "Speed-up of simulated engines over real time; reported times are engine time.")
+    pool: str = setting("default", "Name of the pool: lower-case letters, digits and dashes.", bounds=PoolNameType())
+    speed: float = setting(
+        1.0, "Speed-up of simulated engines over real time; reported times are engine time.", bounds=POSITIVE
+    )
     engine_model: str | None = setting(
         None,
         f"Cost model of an engine: model and hardware. Default: {DEFAULT_PROFILE}; with --engine vllm {CPU_PROFILE}.",
         choices=tuple(PROFILES),
     )
-    slo_ttft: float | None = setting(None, "TTFT SLO, engine seconds. Default: 5; with --engine vllm 30.")
+    slo_ttft: float | None = setting(
+        None, "TTFT SLO, engine seconds. Default: 5; with --engine vllm 30.", bounds=POSITIVE
+    )
     block_tokens: int | None = setting(
-        None, "Tokens per block key; a multiple of the engines' block size. Default: 64; with --engine vllm 32."
+        None,
+        "Tokens per block key; a multiple of the engines' block size. Default: 64; with --engine vllm 32.",
+        bounds=COUNT,
     )
     kv_blocks: int | None = setting(
-        None, "KV cache of each engine started here, in blocks; not for --engine-command. Default: the engine's."
+        None,
+        "KV cache of each engine started here, in blocks; not for --engine-command. Default: the engine's.",
+        bounds=COUNT,
     )
     secret: str | None = setting(
-        None, "Secret of the deployment. Default: generated once, in the data directory.", secret=True
+        None, "Secret of the deployment. Default: generated once, in the data directory.", secret=True, bounds=TEXT
     )
     start_seconds_max: float | None = setting(
-        None, "Wall seconds until the fleet must be ready. Default: 60; 900 if real engines are started."
+        None,
+        "Wall seconds until the fleet must be ready. Default: 60; 900 if real engines are started.",
+        bounds=POSITIVE,
     )
 
     @property
@@ -186,27 +197,11 @@ RUNNING = EngineKind(started=False, start_seconds_max=60.0)
 
 def checked(settings: UpSettings) -> list[EngineAddress]:
     """Returns engines that already run. Raises click.BadParameter."""
-    if not valid_name(settings.pool):
-        refuse("--pool", f"'{settings.pool}' is not a name: use lower-case letters, digits and dashes, at most 63")
     if settings.bounds[0] < 1 and not settings.scaled:
         refuse("--instances", "must be at least 1")
     highest = PORT_MAX - settings.ingresses + 1
-    for flag, value, least, most in (
-        ("--schedulers", settings.schedulers, 1, SCHEDULERS_MAX),
-        ("--ingresses", settings.ingresses, 1, INGRESSES_MAX),
-        ("--port", settings.port, 0, highest),
-    ):
-        if not least <= value <= most:
-            refuse(flag, f"must be from {least} to {most}, not {value}")
-    for flag, number in (
-        ("--speed", settings.speed),
-        ("--slo-ttft", settings.slo_ttft),
-        ("--block-tokens", settings.block_tokens),
-        ("--kv-blocks", settings.kv_blocks),
-        ("--start-seconds-max", settings.start_seconds_max),
-    ):
-        if number is not None and not number > 0:
-            refuse(flag, f"must be positive, not {number}")
+    if settings.port > highest:
+        refuse("--port", f"must be at most {highest} with {settings.ingresses} ingresses, not {settings.port}")
     if (
         settings.tokenizer not in (None, BUILTIN_TOKENIZER)
         and not (Path(settings.tokenizer) / TOKENIZER_FILE).is_file()

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
+import click
 import msgspec
 import pytest
 
@@ -158,3 +159,34 @@ def test_a_fleet_elsewhere_is_joined_by_its_nats_and_the_environment(monkeypatch
     settings = fleet_settings("nats://elsewhere:4222", "gpu")
 
     assert (settings.nats, settings.pool, settings.speed) == ("nats://elsewhere:4222", "gpu", 7.0)
+
+
+def test_a_fleet_that_is_starting_is_said_to_be_starting(tmp_path: Path) -> None:
+    with data_dir_held(tmp_path / "a"):
+        for data in (None, tmp_path / "a"):
+            with pytest.raises(NoFleetError, match=r"the fleet of .*/a is still starting; try again in a moment"):
+                find_fleet(data=data)
+
+    with pytest.raises(NoFleetError, match="start one with: pointsman up"):
+        find_fleet()
+
+
+def test_a_fleet_that_is_starting_hides_no_other(started: StartFleet, tmp_path: Path) -> None:
+    fleet = started("b")
+
+    with data_dir_held(tmp_path / "a"):
+        assert find_fleet() == fleet
+
+
+def test_what_a_killed_fleet_left_is_not_taken_for_the_one_that_starts(tmp_path: Path) -> None:
+    data = tmp_path / "a"
+    data.mkdir()
+    announce(fleet_in(data))
+
+    with data_dir_held(data), pytest.raises(NoFleetError, match="still starting"):
+        find_fleet(data=data)
+
+
+def test_an_empty_name_is_not_the_current_directory() -> None:
+    with pytest.raises(click.BadParameter, match="is empty; name a data directory or a NATS URL"):
+        fleet_settings("")

@@ -79,7 +79,16 @@ def test_keys_at_the_top_of_the_file_are_for_every_service_that_knows_them(confi
 @pytest.mark.parametrize(
     ("content", "complaint"),
     [
-        ("[orchestra]\ntemp = 1", "[orchestra] has no setting temp"),
+        ("[orchestra]\ntemp = 1", "[orchestra] has no setting temp; did you mean tempo?"),
+        ("[orchestra]\nconfig = 'a.toml'", "[orchestra] has no setting config"),
+        ("[orchestr]\ntempo = 1", "there is no table [orchestr]; did you mean [orchestra]?"),
+        ("[ingres]\nrequire_keys = true", "there is no table [ingres]; did you mean [ingress]?"),
+        ("[xyz]\n", "there is no table [xyz]; there are [console], [engine-sim], [ingress]"),
+        ("require_key = true", "no process has a setting require_key; did you mean require_keys?"),
+        ("xyz = true", "no process has a setting xyz; see --help"),
+        ("ingress = 3", "ingress is a table; write [ingress] on a line of its own"),
+        ("[[ingress]]\nrequire_keys = true", "ingress is a table; write [ingress] on a line of its own"),
+        ("[tempo]\n", "there is no table [tempo]"),
         ("tempo = ", "is not valid TOML"),
         ("[orchestra]\ntempo = 'fast'", "'fast' is not a valid integer"),
         ("[orchestra]\nkey = 'h'", "'h' is not one of 'c', 'g'"),
@@ -166,3 +175,43 @@ def test_a_secrets_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
 
     assert settings is None
     assert "POINTSMAN_SECRET_FILE" in result.output
+
+
+@pytest.mark.parametrize("flag", ["--secret", "--config"])
+def test_an_empty_secret_or_path_is_refused(flag: str) -> None:
+    result, settings = run(f"{flag}=")
+
+    assert settings is None
+    assert result.exit_code == 2
+    assert f"{flag}" in result.output
+
+
+def test_an_empty_secret_is_refused_from_a_file_too(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("\n")
+    (tmp_path / "fleet.toml").write_text('secret = ""\n')
+
+    for result, settings in (
+        run(POINTSMAN_SECRET_FILE=str(tmp_path / "secret")),
+        run("--config", str(tmp_path / "fleet.toml")),
+    ):
+        assert settings is None
+        assert result.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        ("tempo = 2.7", "2.7 is not a whole number"),
+        ("tempo = true", "true is not a whole number"),
+        ("speed = true", "true is not a number"),
+        ("speed = nan", "nan is not"),
+        ("speed = inf", "inf is not a finite number"),
+    ],
+)
+def test_a_number_of_a_file_is_not_rounded_to_one_that_fits(tmp_path: Path, content: str, complaint: str) -> None:
+    (tmp_path / "fleet.toml").write_text(content)
+
+    result, settings = run("--config", str(tmp_path / "fleet.toml"))
+
+    assert settings is None
+    assert complaint in result.output

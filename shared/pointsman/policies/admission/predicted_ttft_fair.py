@@ -18,6 +18,7 @@ from pointsman.contracts.decisions import Settings
 from pointsman.contracts.reasons import RejectReason
 from pointsman.policies.admission.base import Refusal
 from pointsman.policies.admission.predicted_ttft import PredictedTtft
+from pointsman.policies.policy import SHARE, bounded
 from pointsman.policies.pool_view import CandidateEstimate, PoolView
 from pointsman.policies.routing.base import Choice
 from pointsman.primitives import EngineSeconds
@@ -36,8 +37,8 @@ class PredictedTtftFair(PredictedTtft):
     name: ClassVar[str] = "predicted_ttft_fair"
     absent: ClassVar[Settings] = {**PredictedTtft.absent, "held_work_max": 0.0}
 
-    decile_floor: float = 0.6
-    tenant_floor: float = 0.8
+    decile_floor: float = bounded(0.6, SHARE)
+    tenant_floor: float = bounded(0.8, SHARE)
     held_work_max: float = 1.0
 
     @override

@@ -22,6 +22,7 @@ from typing_extensions import override
 from pointsman.contracts.decisions import Settings
 from pointsman.policies.ordering.base import OrderingPolicy
 from pointsman.policies.ordering.longest_prefix_match import longest_match
+from pointsman.policies.policy import POSITIVE, bounded
 from pointsman.primitives import EngineSeconds
 from pointsman.state.state import State
 from pointsman.state.trackers.base import Tracker
@@ -36,17 +37,12 @@ class DeficitLongestPrefixMatch(OrderingPolicy):
     name: ClassVar[str] = "dlpm"
     absent: ClassVar[Settings] = {"as_published": False}
 
-    quantum_tokens: float = 1_024.0
+    quantum_tokens: float = bounded(1_024.0, POSITIVE)
     input_weight: float = 1.0
     output_weight: float = 2.0
     ageing_tokens: float = 50.0
     as_published: bool = False
     """`ageing_tokens` is not used."""
-
-    def __post_init__(self) -> None:
-        if self.quantum_tokens <= 0:
-            message = f"quantum_tokens must be positive, not {self.quantum_tokens}"
-            raise ValueError(message)
 
     @override
     def trackers(self) -> tuple[Tracker, ...]:

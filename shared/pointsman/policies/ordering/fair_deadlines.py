@@ -14,6 +14,7 @@ from typing_extensions import override
 
 from pointsman.policies.ordering.base import OrderingPolicy
 from pointsman.policies.ordering.longest_prefix_match import longest_match
+from pointsman.policies.policy import SHARE, bounded
 from pointsman.primitives import EngineSeconds
 from pointsman.state.state import State
 from pointsman.state.trackers.base import Tracker
@@ -29,7 +30,7 @@ class FairDeadlines(OrderingPolicy):
     lead_tokens_max: float = 16_384.0
     input_weight: float = 1.0
     output_weight: float = 2.0
-    late_share: float = 0.05
+    late_share: float = bounded(0.05, SHARE)
     tie_seconds: float = 0.25
 
     @override

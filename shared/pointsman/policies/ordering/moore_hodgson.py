@@ -10,6 +10,7 @@ from typing import ClassVar
 from typing_extensions import override
 
 from pointsman.policies.ordering.base import OrderingPolicy
+from pointsman.policies.policy import SHARE, bounded
 from pointsman.primitives import EngineSeconds
 from pointsman.state.state import State
 from pointsman.state.trackers.base import Tracker
@@ -21,7 +22,7 @@ from pointsman.state.workload import InstanceQueue, Request
 class MooreHodgson(OrderingPolicy):
     name: ClassVar[str] = "moore_hodgson"
 
-    late_share: float = 0.05
+    late_share: float = bounded(0.05, SHARE)
 
     @override
     def trackers(self) -> tuple[Tracker, ...]:

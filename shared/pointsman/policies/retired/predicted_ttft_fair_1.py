@@ -37,7 +37,9 @@ class PredictedTtftFair1(AdmissionPolicy):
     spare: float = 0.1
     tpot_check: bool = False
 
+    @override
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not self.patience > 0:
             msg = f"patience must be positive, not {self.patience}"
             raise ValueError(msg)

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from typing_extensions import override
 
+from pointsman.policies.policy import SHARE, bounded
 from pointsman.policies.pool_view import CandidateEstimate, PoolView
 from pointsman.policies.routing.base import Choice, RoutingPolicy, candidates_of
 
@@ -17,7 +18,7 @@ class ApproximateTokenLoad(RoutingPolicy):
 
     name: ClassVar[str] = "approximate_token_load"
 
-    hit_share_min: float = 0.8
+    hit_share_min: float = bounded(0.8, SHARE)
     penalty_s: float = 5.0
 
     @override

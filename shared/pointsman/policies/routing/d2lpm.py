@@ -17,6 +17,7 @@ from typing import ClassVar
 from typing_extensions import override
 
 from pointsman.contracts.decisions import Settings
+from pointsman.policies.policy import POSITIVE, bounded
 from pointsman.policies.pool_view import CandidateEstimate, PoolView
 from pointsman.policies.routing.base import Choice, RoutingPolicy, candidates_of
 from pointsman.state.trackers.base import Tracker
@@ -30,14 +31,9 @@ class D2Lpm(RoutingPolicy):
     name: ClassVar[str] = "d2lpm"
     absent: ClassVar[Settings] = {"as_published": False}
 
-    quantum_tokens: float = 4_096.0
+    quantum_tokens: float = bounded(4_096.0, POSITIVE)
     output_weight: float = 2.0
     as_published: bool = False
-
-    def __post_init__(self) -> None:
-        if self.quantum_tokens <= 0:
-            msg = f"quantum_tokens must be above 0, not {self.quantum_tokens}"
-            raise ValueError(msg)
 
     @override
     def trackers(self) -> tuple[Tracker, ...]:

@@ -12,6 +12,7 @@ from typing_extensions import override
 
 from pointsman.contracts.decisions import Settings
 from pointsman.policies.hash_ring import candidate_pair, ring_candidates
+from pointsman.policies.policy import COUNT, bounded
 from pointsman.policies.pool_view import CandidateEstimate, PoolView
 from pointsman.policies.routing.base import Choice, RoutingPolicy, require_eligible
 from pointsman.policies.stall_detection import STALL_SECONDS, stalled_seconds
@@ -33,17 +34,16 @@ class DualMap(RoutingPolicy):
     both_over: str = "affine"
     ablation: str = ""
     stall_seconds: float = STALL_SECONDS
-    candidates: int = 2
+    candidates: int = bounded(2, COUNT)
 
+    @override
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.both_over not in BOTH_OVER:
             msg = f"both_over must be {' or '.join(BOTH_OVER)}, not {self.both_over}"
             raise ValueError(msg)
         if self.ablation not in ABLATIONS:
             msg = f"ablation must be empty or one of {', '.join(ABLATIONS[1:])}, not {self.ablation}"
-            raise ValueError(msg)
-        if self.candidates < 1:
-            msg = f"candidates must be at least 1, not {self.candidates}"
             raise ValueError(msg)
 
     @override

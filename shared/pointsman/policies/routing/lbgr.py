@@ -16,6 +16,7 @@ from typing import ClassVar
 from typing_extensions import override
 
 from pointsman.contracts.decisions import Settings
+from pointsman.policies.policy import POSITIVE, POSITIVE_SHARE, bounded
 from pointsman.policies.pool_view import CandidateEstimate, PoolView
 from pointsman.policies.routing.base import Choice, RoutingPolicy, candidates_of
 from pointsman.primitives import EngineSeconds
@@ -31,17 +32,9 @@ class Lbgr(RoutingPolicy):
     name: ClassVar[str] = "lbgr"
     absent: ClassVar[Settings] = {"as_published": False}
 
-    decay_s: float = 10.0
-    forgetting: float = 0.992
+    decay_s: float = bounded(10.0, POSITIVE)
+    forgetting: float = bounded(0.992, POSITIVE_SHARE)
     as_published: bool = False
-
-    def __post_init__(self) -> None:
-        if self.decay_s <= 0:
-            msg = f"decay_s must be above 0, not {self.decay_s}"
-            raise ValueError(msg)
-        if not 0 < self.forgetting <= 1:
-            msg = f"forgetting must be above 0 and at most 1, not {self.forgetting}"
-            raise ValueError(msg)
 
     @override
     def trackers(self) -> tuple[Tracker, ...]:

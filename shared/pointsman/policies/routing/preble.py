@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from typing_extensions import override
 
+from pointsman.policies.policy import POSITIVE, SHARE, bounded
 from pointsman.policies.pool_view import CandidateEstimate, PoolView
 from pointsman.policies.routing.base import Choice, RoutingPolicy, candidates_of
 from pointsman.primitives import EngineSeconds
@@ -19,13 +20,8 @@ from pointsman.state.trackers.windowed_load import WindowedLoad
 class Preble(RoutingPolicy):
     name: ClassVar[str] = "preble"
 
-    window_s: float = 180.0
-    exploit_share: float = 0.5
-
-    def __post_init__(self) -> None:
-        if self.window_s <= 0:
-            msg = f"window_s must be above 0, not {self.window_s}"
-            raise ValueError(msg)
+    window_s: float = bounded(180.0, POSITIVE)
+    exploit_share: float = bounded(0.5, SHARE)
 
     @override
     def trackers(self) -> tuple[Tracker, ...]:

@@ -8,6 +8,7 @@ from typing import ClassVar
 from typing_extensions import override
 
 from pointsman.contracts.decisions import Settings
+from pointsman.policies.policy import SHARE, bounded
 from pointsman.policies.pool_view import PoolView
 from pointsman.policies.routing.base import Choice, RoutingPolicy, candidates_of
 
@@ -18,7 +19,7 @@ class StickyLeastLoaded(RoutingPolicy):
     absent: ClassVar[Settings] = {"as_published": False}
 
     imbalance_tokens_max: int = 16_384
-    hit_share_min: float = 0.05
+    hit_share_min: float = bounded(0.05, SHARE)
     as_published: bool = False
     """The other settings are not used."""
 

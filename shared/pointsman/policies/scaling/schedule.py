@@ -62,7 +62,9 @@ class Schedule(ScalingPolicy):
 
     times: str = ""
 
+    @override
     def __post_init__(self) -> None:
+        super().__post_init__()
         parse_table(self.times)
 
     @override

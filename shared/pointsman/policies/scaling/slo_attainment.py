@@ -11,6 +11,7 @@ from typing import ClassVar
 
 from typing_extensions import override
 
+from pointsman.policies.policy import POSITIVE, SHARE, bounded
 from pointsman.policies.scaling.base import PoolSize, ScaleTarget, ScalingPolicy
 from pointsman.policies.scaling.demand import attainment_without, least_worked, prefill_demand
 from pointsman.policies.scaling.roles import RoleDemand, best_split, better_split, role_demand
@@ -33,14 +34,14 @@ class SloAttainment(ScalingPolicy):
 
     name: ClassVar[str] = "slo_attainment"
 
-    target: float = 0.9
+    target: float = bounded(0.9, SHARE)
     margin: float = 0.05
-    window_s: EngineSeconds = 30.0
+    window_s: EngineSeconds = bounded(30.0, POSITIVE)
     calm_s: EngineSeconds = 60.0
     outcomes_min: int = 20
-    busy_max: float = 0.7
+    busy_max: float = bounded(0.7, SHARE)
     idle_s: EngineSeconds = 300.0
-    refused_max: float = 0.03
+    refused_max: float = bounded(0.03, SHARE)
 
     @override
     def scale_target(self, state: State, size: PoolSize, now: EngineSeconds) -> ScaleTarget:

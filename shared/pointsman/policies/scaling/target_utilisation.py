@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from typing_extensions import override
 
+from pointsman.policies.policy import POSITIVE, POSITIVE_SHARE, bounded
 from pointsman.policies.scaling.base import PoolSize, ScaleTarget, ScalingPolicy
 from pointsman.policies.scaling.demand import prefill_demand
 from pointsman.policies.scaling.roles import best_split, role_demand
@@ -23,9 +24,9 @@ class TargetUtilisation(ScalingPolicy):
 
     name: ClassVar[str] = "target_utilisation"
 
-    prefill: float = 0.6
-    kv: float = 0.8
-    window_s: EngineSeconds = 60.0
+    prefill: float = bounded(0.6, POSITIVE_SHARE)
+    kv: float = bounded(0.8, POSITIVE_SHARE)
+    window_s: EngineSeconds = bounded(60.0, POSITIVE)
     tolerance: float = 0.1
 
     @override

@@ -25,9 +25,8 @@ from pointsman_lab.torture.http import Session
 from pointsman_lab.torture.loop import InPlace
 from pointsman_lab.torture.network import LinkConditions
 from pointsman_lab.torture.processes import HttpProcess, Process, ProcessRun
-from pointsman_rebalancer.main import chosen_policy
 from pointsman_rebalancer.service import RebalancerService
-from pointsman_rebalancer.settings import RebalancerSettings
+from pointsman_rebalancer.settings import RebalancerSettings, chosen_policy
 from pointsman_recorder.service import Recorder
 from pointsman_scaler.providers import chosen_provider
 from pointsman_scaler.service import ScalerService

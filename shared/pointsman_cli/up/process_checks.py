@@ -1,0 +1,106 @@
+"""Checks what the planned processes would read, before any of them starts: flags, `POINTSMAN_*` and the settings file. Each
+process checks the same when it starts."""
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import fields
+
+import click
+
+from pointsman.runtime.settings import ENVIRONMENT_PREFIX, SettingsType, command
+from pointsman.runtime.settings_file import FileSettings, read_settings_file
+from pointsman_cli.up.plan import FleetPlan, ProcessPlan
+from pointsman_cli.up.scripts import MissingScriptError, settings_type_of
+from pointsman_cli.up.settings import UpSettings, words
+
+CONSOLE = "console"
+OF_EACH_PROCESS = ("host", "port")
+"""Names that `up` has too, for its ingresses."""
+
+
+def check_processes(plan: FleetPlan, planned: Iterable[ProcessPlan]) -> None:
+    """Raises click.UsageError, and click.ClickException if Pointsman is not installed whole."""
+    for process in _different(planned):
+        table = CONSOLE if process.role == CONSOLE else process.script.removeprefix("pointsman-")
+        with _variables(process.environment_in(os.environ)):
+            try:
+                known = _checked(process, table)
+            except click.ClickException as error:
+                message = f"{process.name}: {error.format_message()}"
+                raise click.UsageError(message) from error
+            except MissingScriptError as error:
+                raise click.ClickException(str(error)) from error
+        if plan.config is not None:
+            _check_decided(plan, process, table, read_settings_file(plan.config, table, known))
+
+
+def _different(planned: Iterable[ProcessPlan]) -> list[ProcessPlan]:
+    """One of each kind in each pool: those of a kind differ in names and addresses only."""
+    pool = ENVIRONMENT_PREFIX + "POOL"
+    kinds: dict[tuple[str, str | None], ProcessPlan] = {}
+    for process in planned:
+        if not process.foreign:
+            kinds.setdefault((process.role, process.environment.get(pool)), process)
+    return list(kinds.values())
+
+
+def _checked(process: ProcessPlan, table: str) -> set[str]:
+    """Names of its settings. Raises click.ClickException."""
+    if process.role == CONSOLE:
+        from pointsman_cli.console.command import console_command  # large
+
+        console_command.make_context(CONSOLE, list(process.arguments[1:]))
+        return {str(option.name) for option in console_command.params}
+    settings_type: type[SettingsType] = settings_type_of(process.script)
+
+    @command(settings_type, name=process.script, table=table)
+    def read(settings: SettingsType) -> None:
+        """Does nothing with them."""
+
+    read.main(list(process.arguments), standalone_mode=False)
+    return {str(option.name) for option in read.params}
+
+
+def _check_decided(plan: FleetPlan, process: ProcessPlan, table: str, file: FileSettings) -> None:
+    """A setting of the file that `up` overrides would be ignored without a word."""
+    own = {one.name for one in fields(UpSettings)}
+    decided = _decided(plan, process)
+    for name in sorted(decided & file.table.keys()):
+        _refuse(plan, f"[{table}] {name}", "" if name in OF_EACH_PROCESS and table != "ingress" else name)
+    for name in sorted((decided & file.top.keys()) - own):
+        _refuse(plan, name, name)
+
+
+def _refuse(plan: FleetPlan, key: str, name: str) -> None:
+    alike = [
+        one.name for one in fields(UpSettings) if f"{name}_".startswith(f"{one.name}_")
+    ]  # slo_ttft_seconds: slo_ttft
+    instead = f"set {max(alike, key=len)} in [up]" if alike else "leave it out"
+    message = f"{plan.config}: pointsman up decides {key} itself; {instead}"
+    raise click.UsageError(message)
+
+
+def _decided(plan: FleetPlan, process: ProcessPlan) -> set[str]:
+    """Settings that `up` gives to a process, as variables or, to an engine, as flags."""
+    names = {name.removeprefix(ENVIRONMENT_PREFIX).lower() for name in process.environment}
+    if process.role == "engine":
+        names |= _flags(process.arguments) - _flags(words("--engine-args", plan.settings.engine_args))
+    return names
+
+
+def _flags(arguments: Iterable[str]) -> set[str]:
+    flags = [argument.partition("=")[0] for argument in arguments if argument.startswith("--")]
+    return {flag.removeprefix("--").replace("-", "_") for flag in flags}
+
+
+@contextmanager
+def _variables(environment: Mapping[str, str]) -> Iterator[None]:
+    before = dict(os.environ)
+    os.environ.clear()
+    os.environ.update(environment)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)

@@ -1,0 +1,37 @@
+"""The settings file knows the tables and keys of every process, so what it does not know is misspelt."""
+
+from pathlib import Path
+
+import click
+import pytest
+
+from pointsman.runtime.settings import CONFIG
+from pointsman.runtime.settings_file import SETTINGS, TABLES, read_settings_file
+from tests.support.settings_types import COMMANDS, settable
+
+ROOT = Path(__file__).parents[3]
+FILES = ("deploy/compose/pointsman.toml", "deploy/image.toml", "deploy/systemd/pointsman.toml")
+
+
+def test_the_file_may_have_the_table_of_each_command_that_reads_it() -> None:
+    assert frozenset(COMMANDS) == TABLES
+
+
+def test_the_file_may_have_at_its_top_whatever_is_a_setting_of_some_command() -> None:
+    assert {name for command in COMMANDS.values() for name in settable(command)} - {CONFIG} == SETTINGS
+
+
+@pytest.mark.parametrize("table", sorted(TABLES))
+@pytest.mark.parametrize("file", FILES)
+def test_each_command_takes_the_files_that_we_ship(file: str, table: str) -> None:
+    read_settings_file(ROOT / file, table, settable(COMMANDS[table]))
+
+
+@pytest.mark.parametrize("table", sorted(TABLES))
+def test_each_command_refuses_a_misspelt_table_and_a_misspelt_key(table: str, tmp_path: Path) -> None:
+    for content in ("[ingres]\nrequire_keys = true\n", "require_key = true\n", "[schedulerr]\n"):
+        file = tmp_path / "fleet.toml"
+        file.write_text(content)
+
+        with pytest.raises(click.BadParameter, match="did you mean"):
+            COMMANDS[table].make_context(table, ["--config", str(file)])
