@@ -32,7 +32,7 @@ from pointsman.adapters.jetstream.write_queue import (
     next_allowance,
 )
 from pointsman.adapters.log_listener import LogListener
-from pointsman.contracts.codec import LogEvent
+from pointsman.contracts.codec import LogEvent, UnwritableError
 from pointsman.contracts.decisions import WritesLost
 from pointsman.contracts.subjects import leader_subject, message_id, subject_of
 from pointsman.ports import Clock, Fence, LogUnavailableError, OnStored
@@ -133,7 +133,7 @@ class WriteWindow:
         write.put_at = asyncio.get_running_loop().time()
         self._queue.bytes += len(write.payload)
         if write.unwritable:
-            self._lose(write, write.unwritable)
+            self._lose(write, write.unwritable, permanent=True)
         elif (
             len(self._queue.sent) + len(self._queue.waiting) >= self._settings.events_max
             or self._queue.bytes > self._settings.bytes_max
@@ -217,7 +217,7 @@ class WriteWindow:
             self._queue.waiting.appendleft(write)
             return
         except UnsendableError as error:
-            self._lose(write, str(error))
+            self._lose(write, str(error), permanent=True)
             return
         write.sent_at = now
         write.first_sent_at = write.first_sent_at or now
@@ -334,11 +334,12 @@ class WriteWindow:
             self._queue.sent[write.number] = write
             self._stall()
 
-    def _lose(self, write: Write, reason: str) -> None:
+    def _lose(self, write: Write, reason: str, *, permanent: bool = False) -> None:
+        """`permanent`: no repetition can be stored."""
         self._settle(write)
         if write.done is not None:
             if not write.done.done():
-                write.done.set_exception(LogUnavailableError(reason))
+                write.done.set_exception(UnwritableError(reason) if permanent else LogUnavailableError(reason))
             return
         if isinstance(write.event, WritesLost):
             self._losses.count += write.event.count
