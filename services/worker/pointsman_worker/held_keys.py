@@ -30,7 +30,8 @@ class Changes:
 
 
 class HeldKeys:
-    """`count` and `digest` (xor of keys): as of the last `take_changes` or `take_snapshot`. `cleared`: since then."""
+    """`count` and `digest` (xor of keys): as of the last `take_changes` or `take_snapshot`. `cleared`: since then.
+    `recounted`: blocks that `recount` has looked at."""
 
     def __init__(self, last_index: int) -> None:
         self._last_index = last_index
@@ -42,6 +43,7 @@ class HeldKeys:
         self._to_remove: dict[BlockKey, bool] = {}
         self._passed: dict[BlockKey, None] = {}  # stored and removed since the last write
         self.cleared = False
+        self.recounted = 0
         self._written = False
 
     @property
@@ -57,6 +59,7 @@ class HeldKeys:
         waiting = [node]
         while waiting:
             node = waiting.pop()
+            self.recounted += 1
             if node.span_index == self._last_index:
                 self._recount_last(node, expired=expired)
             elif node.children:

@@ -7,7 +7,8 @@ of. Slower tiers have their own blocks, since a block stays in host memory after
 - A connector need not tell of removals, so the oldest blocks of a slower tier are dropped beyond a bound.
 - `AllBlocksCleared` names no tier, so it clears all: a hit missed, never one promised in vain."""
 
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Final
@@ -29,6 +30,9 @@ from pointsman_worker.block_rules import tier_of
 from pointsman_worker.engine_blocks import HeldBlock
 from pointsman_worker.translator import BlockTranslator, HeldBlocks
 
+RECOUNTS_PER_BATCH_MAX: Final = 2_000_000
+"""Takes a second. A batch that says everything once needs fewer; one that removes and stores again a block on which many
+others of its span build needs as many each time."""
 TIER_BLOCKS_MAX: Final = 1_048_576
 """Engine blocks of one slower tier; 16 million tokens at 16 a block."""
 
@@ -79,6 +83,13 @@ class CacheTranslator:
     @property
     def digests(self) -> list[TierDigest]:
         return [TierDigest(tier, blocks.keys.count, blocks.keys.digest) for tier, blocks in self.slower.items()]
+
+    def apply_all(self, events: Iterable[EngineEvent], now: EngineSeconds) -> int:
+        """Returns how many were left out, because those before them were too much work."""
+        waiting, most = deque(events), self._recounted + RECOUNTS_PER_BATCH_MAX
+        while waiting and self._recounted <= most:
+            self.apply(waiting.popleft(), now)
+        return len(waiting)
 
     def apply(self, event: EngineEvent, now: EngineSeconds = 0.0) -> None:
         """Never raises for an event's contents. `now` is monotonic."""
@@ -131,6 +142,10 @@ class CacheTranslator:
         self.device.restore(dump.device)
         for tier, blocks in dump.slower.items():
             self._translator(tier).restore(HeldBlocks(blocks, dump.device.group, several_groups=False))
+
+    @property
+    def _recounted(self) -> int:
+        return sum(translator.keys.recounted for translator in self._all())
 
     def _all(self) -> Iterator[BlockTranslator]:
         yield self.device
