@@ -127,7 +127,8 @@ class EventLog(Protocol):
     (`contracts.subjects.message_id`) are one event."""
 
     async def append(self, event: LogEvent) -> Sequence:
-        """Store one event; retries a bounded number of times. Raises LogUnavailableError."""
+        """Store one event; retries a bounded number of times. Raises LogUnavailableError, or UnwritableError if it can
+        never be stored."""
         ...
 
     def append_soon(self, event: LogEvent, fence: Fence | None = None, on_stored: OnStored | None = None) -> None:

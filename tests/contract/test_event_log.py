@@ -7,7 +7,8 @@ from contextlib import aclosing
 
 import pytest
 
-from pointsman.contracts.codec import AnyCommand, LogEvent, decode_command
+from pointsman.contracts.cache import CacheGap
+from pointsman.contracts.codec import AnyCommand, LogEvent, UnwritableError, decode_command
 from pointsman.contracts.commands import CancelAnswered, CancelRequest, CommandRefused, DescribeFleet, refusal_of
 from pointsman.contracts.decisions import WritesLost
 from pointsman.contracts.subjects import cancel_subject
@@ -23,7 +24,7 @@ from pointsman.ports import (
     NoResponderError,
     Reply,
 )
-from pointsman.primitives import RequestId, WallSeconds
+from pointsman.primitives import Epoch, InstanceId, RequestId, WallSeconds
 from tests.support.events import joined, removed, stored
 from tests.support.log_worlds import LogWorld
 from tests.support.waiting import eventually
@@ -272,6 +273,19 @@ async def test_writes_beyond_the_window_are_lost_and_the_log_says_so(world: LogW
         assert isinstance(found[5], WritesLost)
         assert (found[5].writer, found[5].count) == ("writer-1", 6)
         assert len(world.listener.losses) == 6
+
+
+async def test_what_can_never_be_written_is_told_apart_from_a_log_that_is_away(world: LogWorld) -> None:
+    unwritable = CacheGap(at=0.0, instance=InstanceId("engine-1"), epoch=Epoch(1), sequence=1, missed=2**60, reason="x")
+    async with world.client("writer") as client:
+        with pytest.raises(UnwritableError, match="CacheGap"):
+            await client.log.append(unwritable)
+        client.log.append_soon(unwritable)
+        await client.log.append(joined("engine-1"))
+
+        assert await client.log.flush(WallSeconds(WAIT_SECONDS))
+        found = events_of(await read(client.log, 2))
+        assert sorted(type(event).__name__ for event in found) == ["InstanceJoined", "WritesLost"]
 
 
 async def test_a_command_is_answered_by_whoever_serves_it_even_later(world: LogWorld) -> None:

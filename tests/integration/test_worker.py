@@ -15,6 +15,7 @@ import msgspec
 import pytest
 from aiohttp import web
 from prometheus_client import REGISTRY
+from typing_extensions import override
 
 from pointsman.adapters.clocks import ScaledClock
 from pointsman.adapters.http_engine import EngineFacts, EngineLoad, EngineUnreachableError, FurtherNames, HttpEngine
@@ -44,12 +45,14 @@ from pointsman.contracts.cache import (
 )
 from pointsman.contracts.codec import LogEvent, decode_event, encode
 from pointsman.contracts.commands import ResyncAnswered, ResyncCache
-from pointsman.contracts.fleet import InstanceJoined, InstanceLeft, InstanceReported
+from pointsman.contracts.fleet import InstanceJoined, InstanceLeft, InstanceProbed, InstanceReported
 from pointsman.ports import Commands, EngineTarget
-from pointsman.primitives import BlockKey, Epoch, InstanceId, PoolName, WallSeconds
+from pointsman.primitives import WHOLE_MAX, BlockKey, Epoch, InstanceId, PoolName, WallSeconds
 from pointsman.runtime.health import HealthBoard
+from pointsman.state.fleet import Knowledge
+from pointsman.state.state import PoolSettings, State
 from pointsman_lab.memory.log import Fault, MemoryBroker
-from pointsman_worker import saved_session
+from pointsman_worker import saved_session, session, writer
 from pointsman_worker.event_sequencer import RUN_OVERHEAD_BYTES, CacheEventSequencer, portions
 from pointsman_worker.service import LEAVE_SECONDS_MAX, WorkerService
 from pointsman_worker.settings import SettingsError, WorkerSettings
@@ -238,6 +241,16 @@ async def test_everything_since_the_engines_start_is_read_even_what_came_before_
 
     assert items[0] == EngineAttached(exact=True)
     assert sequences(items) == [0, 1, 2, 3, 4]
+
+
+async def test_a_replay_that_is_more_than_is_read_ahead_is_read_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sockets, "READ_AHEAD_BYTES_MAX", 1_000)
+    async with FakePublisher() as publisher:
+        for n in range(300):
+            await publisher.publish(ScriptedCache().store(tokens(n)))
+        items = await collected(source_of(publisher), lambda seen: len(seen) == 301)
+
+    assert sequences(items) == list(range(300))
 
 
 async def test_a_buffer_that_no_longer_reaches_back_means_unknown_contents() -> None:
@@ -928,3 +941,132 @@ def expired() -> float:
     """Engine blocks that any worker of this process has given up."""
     expired = next(family for family in REGISTRY.collect() if family.name == "pointsman_kv_blocks_expired")
     return sum(sample.value for sample in expired.samples if sample.name.endswith("_total"))
+
+
+@asynccontextmanager
+async def scripted_worker(
+    source: ScriptedSource, *, engine: FakeHttpEngine | None = None, flush_ms: float = 2.0
+) -> AsyncIterator[Bench]:
+    clock, broker, board = ScaledClock(), MemoryBroker(PoolName("default")), HealthBoard()
+    link = broker.client(clock, name="worker")
+    bench_engine = engine or FakeHttpEngine()
+    service = WorkerService(
+        event_log=link.log,
+        commands=link.commands,
+        clock=clock,
+        board=board,
+        settings=WorkerSettings(block_tokens=2 * BLOCK, flush_ms=flush_ms, report_seconds=WallSeconds(0.06)),
+        target=TARGET,
+        engine=bench_engine,
+        events=source,
+    )
+    task = asyncio.create_task(service.run())
+    try:
+        yield Bench(LogView(broker), link.commands, bench_engine, board, service)
+    finally:
+        await service.leave("test over")
+        await asyncio.gather(task, return_exceptions=True)
+
+
+def batch_of(sequence: int, *events: Any) -> EngineBatch:
+    return decode_batch(sequence, msgspec.msgpack.encode([0.0, list(events), 0]))
+
+
+def state_after(events: list[LogEvent]) -> State:
+    """With a probe that found equal keys."""
+    state = State(PoolSettings(block_tokens=2 * BLOCK))
+    for event in events:
+        state.apply(event)
+    (newest,) = {event.epoch for event in events[-1:] if isinstance(event, InstanceReported)}
+    state.apply(InstanceProbed(at=events[-1].at, instance=INSTANCE, epoch=newest, parity=True))
+    return state
+
+
+async def test_more_missed_batches_than_a_number_of_the_log_can_say_are_as_many_as_it_can() -> None:
+    source, cache = ScriptedSource(), ScriptedCache()
+    async with scripted_worker(source) as bench:
+        source.said.put_nowait(EngineAttached(exact=True))
+        await until(lambda: bench.log.of(InstanceJoined))
+        for _ in range(2):
+            source.said.put_nowait(EngineGap(2**60, "not replayed"))
+        await until(lambda: bench.log.of(CacheGap))
+        source.said.put_nowait(batch_of(1, cache.store(tokens(1, 2))))
+        await until(lambda: bench.log.held())
+
+        assert bench.log.of(CacheGap)[-1].missed == WHOLE_MAX
+        assert bench.log.held() == cache.keys(CHAIN)
+
+
+@pytest.mark.parametrize("lost_first", [True, False])
+async def test_a_loss_after_a_clear_leaves_the_cache_unknown_and_one_before_it_does_not(lost_first: bool) -> None:
+    source, cache = ScriptedSource(certain=True, replays=True), ScriptedCache()
+    async with scripted_worker(source, flush_ms=200.0) as bench:
+        source.said.put_nowait(EngineAttached(exact=True))
+        await until(lambda: bench.log.of(InstanceJoined))
+        source.said.put_nowait(EngineGap(1, "first"))
+        await until(lambda: bench.log.of(CacheGap) and bench.log.of(CacheSnapshot))
+        both: list[EngineItem] = [batch_of(3, cache.clear(), cache.store(tokens(1, 2))), EngineGap(1, "second")]
+        for item in reversed(both) if lost_first else both:
+            source.said.put_nowait(item)
+        await until(lambda: len(bench.log.of(CacheGap)) > 1 and bench.log.held())
+        bench.service.state.log_report()
+        reports = len(bench.log.of(InstanceReported))
+        await until(lambda: len(bench.log.of(InstanceReported)) > reports)
+        last = [n for n, event in enumerate(bench.log.events) if isinstance(event, InstanceReported)][-1]
+        instance = state_after(bench.log.events[: last + 1]).fleet[INSTANCE]
+
+        assert (instance.knowledge is Knowledge.EXACT) == lost_first
+        assert bench.log.held() == cache.keys(CHAIN)
+        assert [said.epoch for said in bench.log.of(InstanceJoined)] == sorted(
+            {said.epoch for said in bench.log.of(InstanceJoined)}
+        )
+
+
+async def test_an_event_that_can_never_be_written_is_not_retried_and_a_new_epoch_goes_on_without_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(writer, "APPEND_RETRY_SECONDS_MAX", WallSeconds(0.05))
+    monkeypatch.setattr(session, "WHOLE_MAX", 2**60)
+    source, cache = ScriptedSource(), ScriptedCache()
+    async with scripted_worker(source) as bench:
+        source.said.put_nowait(EngineAttached(exact=True))
+        await until(lambda: bench.log.of(InstanceJoined))
+        source.said.put_nowait(batch_of(0, cache.store(tokens(1, 2))))
+        source.said.put_nowait(EngineGap(2**60, "not replayed"))
+        await until(lambda: len(bench.log.of(InstanceJoined)) > 2 and bench.log.held() and bench.board.whole)
+
+        assert not bench.log.of(CacheGap)
+        assert bench.log.of(InstanceJoined)[-1].cache == "unknown"
+        assert bench.log.held() == cache.keys(CHAIN)
+        assert bench.board.whole
+
+
+async def test_an_engine_whose_facts_cannot_be_written_is_reported_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(writer, "APPEND_RETRY_SECONDS_MAX", WallSeconds(0.05))
+
+    class Boasting(FakeHttpEngine):
+        @override
+        async def describe(self) -> EngineFacts:
+            return replace(await super().describe(), block_tokens=100_000)
+
+    async with working(None, engine=Boasting()) as bench:
+        await until(lambda: "writes" in bench.board.lacks)
+        lacks = dict(bench.board.lacks)
+
+    assert "InstanceJoined cannot be written" in lacks["writes"]
+    assert not bench.log.of(InstanceJoined)
+
+
+async def test_a_rejoin_above_an_epoch_that_none_can_follow_is_refused_and_the_worker_goes_on() -> None:
+    async with working(None) as bench:
+        await until(lambda: bench.log.of(InstanceReported))
+        command = ResyncCache(instance=INSTANCE, reason="test", rejoin=True, above=Epoch(WHOLE_MAX))
+        answer = await bench.commands.request(f"pm.default.cmd.resync.{INSTANCE}", command, timeout=WallSeconds(10))
+        before = len(bench.log.of(InstanceReported))
+        await until(lambda: len(bench.log.of(InstanceReported)) > before)
+
+        assert isinstance(answer, ResyncAnswered)
+        assert not answer.accepted
+        assert len(bench.log.of(InstanceReported)) > before

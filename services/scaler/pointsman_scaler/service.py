@@ -8,7 +8,7 @@ from collections import Counter
 
 import structlog
 
-from pointsman.contracts.codec import AnyCommand, LogEvent
+from pointsman.contracts.codec import AnyCommand, LogEvent, UnwritableError
 from pointsman.contracts.commands import ScaleAnswered, ScalePool, refusal_of
 from pointsman.contracts.decisions import ScaleApplied, ScaleDecided
 from pointsman.contracts.subjects import ANY_ACTOR, actor_of, admin_subject
@@ -301,6 +301,9 @@ class ScalerService:
             await self._log.append(event)
         except LogUnavailableError as error:
             self._runner.fail(f"the log does not answer: {error}")
+            return False
+        except UnwritableError as error:
+            self._runner.fail(str(error))
             return False
         return True
 

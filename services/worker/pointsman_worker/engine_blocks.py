@@ -28,7 +28,8 @@ class Block:
     tail: "array[int]"  # tokens of the span so far; empty for the last block
     parent: "Block | None"  # the block before it within the span
     previous: EngineHash | None
-    children: "list[Block] | None" = None
+    children: "dict[Block, None] | None" = None
+    """In order. A dict, because an engine can have many prompts branch within one span."""
     copies: int = 0
     counted: bool = False
     confirmed: EngineSeconds = 0.0  # when last known to be held
@@ -65,7 +66,7 @@ class EngineBlocks:
 
     def insert(self, event: EngineBlockStored, parent: Block | None, count: int) -> None:
         """Adds missing nodes for the first `count` blocks. Raises ValueError, without changes, for an invalid token
-        id."""
+        id, and for a block that is known at another place of its span."""
         width, last_index = self.block_tokens, self.last_index
         if parent is None:
             start = self._chain.root(lora=lora_of(event), cache_salt=salt_of(event))
@@ -81,10 +82,12 @@ class EngineBlocks:
             start, parent_key, span_index, before = parent.key, parent.parent_key, parent.span_index + 1, parent
             tokens = parent.tail[:]
         span_starts, previous = 0, event.parent_block_hash
+        self._check_places(event.block_hashes[:count], span_index)
         try:
             tokens.extend(event.token_ids[: count * width])
         except (OverflowError, TypeError) as error:
-            raise ValueError(str(error)) from error
+            msg = f"impossible token ids: {error}"
+            raise ValueError(msg) from error
         keys = iter(self._chain.extend(start, tokens))
         end = len(tokens) - count * width
         for engine_hash in event.block_hashes[:count]:
@@ -109,11 +112,19 @@ class EngineBlocks:
         known = self.nodes.get(engine_hash)
         if known is not None:
             return known
+        missing = []
         found = source.nodes.get(engine_hash)
-        if found is None:
+        while found is not None and found.engine_hash not in self.nodes:
+            missing.append(found)
+            found = found.parent
+        before = self.nodes[found.engine_hash] if found is not None else None
+        if not missing or (found is not None and before is not None and before.span_index != found.span_index):
             return None
-        before = self.adopt(found.parent.engine_hash, source) if found.parent is not None else None
-        return self._add(engine_hash, found.span_index, found.key, found.parent_key, found.tail, before, found.previous)
+        for part in reversed(missing):
+            before = self._add(
+                part.engine_hash, part.span_index, part.key, part.parent_key, part.tail, before, part.previous
+            )
+        return before
 
     def add_keyless(self, engine_hash: EngineHash) -> Block:
         return self._add(engine_hash, self.last_index, None, PROMPT_START, _NO_TOKENS, None, None)
@@ -149,6 +160,19 @@ class EngineBlocks:
             )
             node.copies = block.copies
 
+    def _check_places(self, hashes: list[EngineHash], span_index: int) -> None:
+        """Else blocks of a span could form a chain without end. Raises ValueError."""
+        if not self.last_index:
+            return
+        new: dict[EngineHash, int] = {}
+        for engine_hash in hashes:
+            node = self.nodes.get(engine_hash)
+            known = node.span_index if node is not None else new.setdefault(engine_hash, span_index)
+            if known != span_index:
+                msg = f"a block that is number {known} of its span as number {span_index}"
+                raise ValueError(msg)
+            span_index = span_index + 1 if span_index < self.last_index else 0
+
     def _add(
         self,
         engine_hash: EngineHash,
@@ -162,6 +186,6 @@ class EngineBlocks:
         node = self.nodes[engine_hash] = Block(engine_hash, span_index, key, parent_key, tail, before, previous)
         if before is not None:
             if before.children is None:
-                before.children = []
-            before.children.append(node)
+                before.children = {}
+            before.children[node] = None
         return node

@@ -11,6 +11,7 @@ import structlog
 
 from pointsman.adapters.backoff import Backoff
 from pointsman.adapters.calibration_file import Calibration
+from pointsman.contracts.codec import UnwritableError
 from pointsman.contracts.fleet import InstanceLeft
 from pointsman.ports import Clock, Commands, EngineTarget, EventLog, LogUnavailableError
 from pointsman.primitives import Epoch, InstanceId, WallSeconds
@@ -174,7 +175,7 @@ class FollowedEngine:
         left = InstanceLeft(
             at=self._context.clock.now(), instance=self.instance, epoch=self._joined_epoch, reason=self._stopping
         )
-        with contextlib.suppress(LogUnavailableError, TimeoutError):
+        with contextlib.suppress(LogUnavailableError, UnwritableError, TimeoutError):
             async with asyncio.timeout(LEAVE_SECONDS_MAX):
                 await self._context.event_log.append(left)
 

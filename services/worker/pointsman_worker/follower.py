@@ -81,7 +81,7 @@ class Follower:
         now, dropped_before = float(state.clock.wall()), translator.device.counters.dropped
         for event in batch.events:
             telemetry.KV_EVENTS.labels(*state.labels, str(event.__struct_config__.tag)).inc()
-            translator.apply(event, now)
+        left_out = translator.apply_all(batch.events, now)
         if batch.unknown:
             telemetry.KV_EVENTS.labels(*state.labels, "unknown").inc(batch.unknown)
             log.debug("engine_event_unknown", sequence=batch.sequence, problem=batch.problem)
@@ -89,9 +89,12 @@ class Follower:
             self._on_undecodable(batch.undecodable, batch.problem)
             state.on_events_lost(batch.undecodable, f"not understood: {batch.problem}"[:200])
         dropped = translator.device.counters.dropped - dropped_before
-        if dropped:
-            telemetry.KV_STORES_DROPPED.labels(*state.labels).inc(dropped)
-            state.on_events_lost(dropped, translator.device.counters.problem)
+        if dropped or left_out:
+            telemetry.KV_STORES_DROPPED.labels(*state.labels).inc(dropped + left_out)
+            reason = (
+                "one batch changes the same blocks again and again" if left_out else translator.device.counters.problem
+            )
+            state.on_events_lost(dropped + left_out, reason)
         state.check_capacity(translator)
         if translator.changed:
             state.wake.set()

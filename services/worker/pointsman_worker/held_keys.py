@@ -30,7 +30,8 @@ class Changes:
 
 
 class HeldKeys:
-    """`count` and `digest` (xor of keys): as of the last `take_changes` or `take_snapshot`."""
+    """`count` and `digest` (xor of keys): as of the last `take_changes` or `take_snapshot`. `cleared`: since then.
+    `recounted`: blocks that `recount` has looked at."""
 
     def __init__(self, last_index: int) -> None:
         self._last_index = last_index
@@ -41,12 +42,13 @@ class HeldKeys:
         self._to_store: dict[BlockKey, None] = {}
         self._to_remove: dict[BlockKey, bool] = {}
         self._passed: dict[BlockKey, None] = {}  # stored and removed since the last write
-        self._cleared = False
+        self.cleared = False
+        self.recounted = 0
         self._written = False
 
     @property
     def changed(self) -> bool:
-        return self._cleared or bool(self._to_store or self._to_remove or self._passed)
+        return self.cleared or bool(self._to_store or self._to_remove or self._passed)
 
     @property
     def snapshot_is_smaller(self) -> bool:
@@ -54,10 +56,16 @@ class HeldKeys:
 
     def recount(self, node: Block, *, expired: bool = False) -> None:
         """Update the pool blocks that contain `node`."""
-        if node.span_index < self._last_index:
-            for child in node.children or ():
-                self.recount(child, expired=expired)
-            return
+        waiting = [node]
+        while waiting:
+            node = waiting.pop()
+            self.recounted += 1
+            if node.span_index == self._last_index:
+                self._recount_last(node, expired=expired)
+            elif node.children:
+                waiting.extend(reversed(node.children))
+
+    def _recount_last(self, node: Block, *, expired: bool) -> None:
         if node.key is None:
             return
         whole = node.copies != 0
@@ -104,10 +112,14 @@ class HeldKeys:
         self._to_store.clear()
         self._to_remove.clear()
         self._passed.clear()
-        self._cleared = True
+        self.cleared = True
+
+    def forget_clear(self) -> None:
+        """A snapshot of a new epoch takes its place."""
+        self.cleared = False
 
     def take_changes(self) -> Changes:
-        cleared, gone, stored, passed = self._cleared, self._to_remove, self._to_store, self._passed
+        cleared, gone, stored, passed = self.cleared, self._to_remove, self._to_store, self._passed
         if cleared:
             self.digest = 0
         for key in gone:
@@ -129,7 +141,7 @@ class HeldKeys:
         self._settle()
 
     def _settle(self) -> None:
-        self._to_store, self._to_remove, self._passed, self._cleared = {}, {}, {}, False
+        self._to_store, self._to_remove, self._passed, self.cleared = {}, {}, {}, False
         self._written = True
         self.count = len(self.parents)
 

@@ -11,19 +11,24 @@ PARKED_BLOCKS_MAX = 16_384  # then the oldest stores are dropped
 
 @dataclass(slots=True)
 class Orphan:
-    """`removed`: indices of blocks removed while parked."""
+    """`removed`: blocks removed while parked."""
 
     event: EngineBlockStored
     since: EngineSeconds
-    removed: set[int] = field(default_factory=set)
+    removed: list[EngineHash] = field(default_factory=list)
+
+
+_Numbers = OrderedDict[int, None]
+"""Of orphans, the oldest first. Each is found and dropped without a search, because an engine can park one hash in every
+orphan."""
 
 
 class Orphans:
     def __init__(self, blocks_max: int) -> None:
         self._blocks_max = blocks_max
         self._parked: OrderedDict[int, Orphan] = OrderedDict()
-        self._by_parent: dict[EngineHash, list[int]] = {}
-        self._by_hash: dict[EngineHash, list[int]] = {}
+        self._by_parent: dict[EngineHash, _Numbers] = {}
+        self._by_hash: dict[EngineHash, _Numbers] = {}
         self._number = 0
         self.blocks = 0
 
@@ -39,9 +44,9 @@ class Orphans:
         assert event.parent_block_hash is not None
         self._number += 1
         self._parked[self._number] = Orphan(event, now)
-        self._by_parent.setdefault(event.parent_block_hash, []).append(self._number)
+        _note(self._by_parent, event.parent_block_hash, self._number)
         for engine_hash in event.block_hashes:
-            self._by_hash.setdefault(engine_hash, []).append(self._number)
+            _note(self._by_hash, engine_hash, self._number)
         self.blocks += len(event.block_hashes)
         dropped = []
         while self.blocks > self._blocks_max:
@@ -52,12 +57,16 @@ class Orphans:
         return [self._take(number) for number in list(self._by_parent.get(parent, ()))]
 
     def remove(self, engine_hash: EngineHash) -> None:
-        for number in self._by_hash.get(engine_hash, ()):
-            orphan = self._parked[number]
-            index = orphan.event.block_hashes.index(engine_hash)
-            if index not in orphan.removed:
-                orphan.removed.add(index)
-                return
+        """Of the oldest orphan that has it and where it was not removed yet; once for each orphan."""
+        numbers = self._by_hash.get(engine_hash)
+        if numbers is not None:
+            number = next(iter(numbers))
+            _drop(self._by_hash, engine_hash, number)
+            self._parked[number].removed.append(engine_hash)
+
+    def __contains__(self, engine_hash: EngineHash) -> bool:
+        """Parked, and not removed from each orphan that has it."""
+        return engine_hash in self._by_hash
 
     def clear(self) -> None:
         self._parked.clear()
@@ -76,8 +85,14 @@ class Orphans:
         return orphan
 
 
-def _drop(numbers_of: dict[EngineHash, list[int]], engine_hash: EngineHash, number: int) -> None:
-    numbers = numbers_of[engine_hash]
-    numbers.remove(number)
+def _note(numbers_of: dict[EngineHash, _Numbers], engine_hash: EngineHash, number: int) -> None:
+    numbers_of.setdefault(engine_hash, OrderedDict())[number] = None
+
+
+def _drop(numbers_of: dict[EngineHash, _Numbers], engine_hash: EngineHash, number: int) -> None:
+    numbers = numbers_of.get(engine_hash)
+    if numbers is None:
+        return
+    numbers.pop(number, None)
     if not numbers:
         del numbers_of[engine_hash]

@@ -9,13 +9,15 @@ from pointsman.contracts.codec import AnyCommand
 from pointsman.contracts.commands import ResyncAnswered, ResyncCache, refusal_of
 from pointsman.contracts.subjects import resync_subject
 from pointsman.ports import Commands, Reply
-from pointsman.primitives import PoolName
-from pointsman_worker.session import SessionState
+from pointsman.primitives import WHOLE_MAX, PoolName
+from pointsman_worker.session import CacheSession, SessionState
 from pointsman_worker.writer import LogWriter
 
 log = structlog.get_logger()
 
 SNAPSHOTS_WAITING_MAX = 16
+REJOIN_ABOVE_MAX = WHOLE_MAX // 2
+"""As many epochs can follow; as Unix milliseconds it is the year 144,000."""
 
 
 @dataclass(eq=False)
@@ -36,11 +38,7 @@ class ResyncHandler:
             await reply(unread)
             return
         if isinstance(command, ResyncCache) and command.rejoin and state.session is not None:
-            if state.session.joined_at:
-                log.warning("rejoin_requested", reason=command.reason)
-                state.last_epoch = max(state.last_epoch, command.above)
-                state.rejoin(state.session)
-            refusal = ""
+            refusal = self._rejoin(command, state.session)
         elif isinstance(command, ResyncCache) and command.distrust:
             refusal = self._refusal(command)
             if not refusal and state.session is not None and state.session.epoch <= command.above:
@@ -48,6 +46,16 @@ class ResyncHandler:
         else:
             refusal = self._refusal(command) or await self.writer.snapshot()
         await reply(ResyncAnswered(instance=state.instance, accepted=not refusal, detail=refusal))
+
+    def _rejoin(self, command: ResyncCache, session: CacheSession) -> str:
+        """As `_refusal`."""
+        if command.above > REJOIN_ABOVE_MAX:
+            return f"epochs are Unix milliseconds, and {command.above} is none that another can follow"
+        if session.joined_at:
+            log.warning("rejoin_requested", reason=command.reason)
+            self.state.last_epoch = max(self.state.last_epoch, command.above)
+            self.state.rejoin(session)
+        return ""
 
     def _refusal(self, command: AnyCommand) -> str:
         """Empty: accepted."""

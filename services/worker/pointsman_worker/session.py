@@ -13,7 +13,7 @@ from pointsman.adapters.http_engine import EngineFacts
 from pointsman.adapters.kv_events.events import Cursor, EngineItem
 from pointsman.contracts.block_keys import KeyChain
 from pointsman.ports import Clock, EngineTarget
-from pointsman.primitives import EngineSeconds, Epoch, InstanceId, Sequence, WallSeconds
+from pointsman.primitives import WHOLE_MAX, EngineSeconds, Epoch, InstanceId, Sequence, WallSeconds
 from pointsman.runtime import telemetry
 from pointsman_worker.event_sequencer import CacheEventSequencer
 from pointsman_worker.settings import SettingsError, WorkerSettings
@@ -242,12 +242,16 @@ class SessionState:
         return wall_time_of(self.clock.now(), self.clock.speed)
 
     def _contents_unknown(self, session: CacheSession, missed: int, reason: str) -> None:
-        if session.cache == "empty":
+        """A clear that is not written yet would make the cache exact for the log, so it is not written any more."""
+        keys = session.translator.device.keys if session.translator is not None else None
+        if session.cache == "empty" or (keys is not None and keys.cleared):
             log.warning("engine_events_lost", missed=missed, reason=reason)
             session = self.begin(
                 session.facts, "unknown", session.translator, detail=reason, distrusted=session.distrusted
             )
             session.snapshot_due = True
-        session.missed += missed
+            if keys is not None:
+                keys.forget_clear()
+        session.missed = min(session.missed + missed, WHOLE_MAX)
         session.missed_reason = reason
         self.wake.set()

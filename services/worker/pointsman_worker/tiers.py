@@ -7,7 +7,9 @@ of. Slower tiers have their own blocks, since a block stays in host memory after
 - A connector need not tell of removals, so the oldest blocks of a slower tier are dropped beyond a bound.
 - `AllBlocksCleared` names no tier, so it clears all: a hit missed, never one promised in vain."""
 
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Final
 
@@ -28,8 +30,19 @@ from pointsman_worker.block_rules import tier_of
 from pointsman_worker.engine_blocks import HeldBlock
 from pointsman_worker.translator import BlockTranslator, HeldBlocks
 
+RECOUNTS_PER_BATCH_MAX: Final = 2_000_000
+"""Takes a second. A batch that says everything once needs fewer; one that removes and stores again a block on which many
+others of its span build needs as many each time."""
 TIER_BLOCKS_MAX: Final = 1_048_576
 """Engine blocks of one slower tier; 16 million tokens at 16 a block."""
+
+
+@dataclass(slots=True)
+class _Chunk:
+    """LMCache's chunk that was taken apart. `parts`: its engine blocks; `copies`: stored and not yet removed."""
+
+    parts: int
+    copies: int
 
 
 class HeldTiers(msgspec.Struct, frozen=True):
@@ -57,8 +70,7 @@ class CacheTranslator:
         self._tier_blocks_max = tier_blocks_max
         self.device = BlockTranslator(key_chain, engine_block_tokens, capacity_blocks=capacity_blocks)
         self.slower: dict[SlowerTier, BlockTranslator] = {}
-        self._chunks: dict[SlowerTier, dict[EngineHash, int]] = {}
-        """Engine blocks of each chunk that was taken apart."""
+        self._chunks: dict[SlowerTier, dict[EngineHash, _Chunk]] = {}
 
     @property
     def changed(self) -> bool:
@@ -71,6 +83,13 @@ class CacheTranslator:
     @property
     def digests(self) -> list[TierDigest]:
         return [TierDigest(tier, blocks.keys.count, blocks.keys.digest) for tier, blocks in self.slower.items()]
+
+    def apply_all(self, events: Iterable[EngineEvent], now: EngineSeconds) -> int:
+        """Returns how many were left out, because those before them were too much work."""
+        waiting, most = deque(events), self._recounted + RECOUNTS_PER_BATCH_MAX
+        while waiting and self._recounted <= most:
+            self.apply(waiting.popleft(), now)
+        return len(waiting)
 
     def apply(self, event: EngineEvent, now: EngineSeconds = 0.0) -> None:
         """Never raises for an event's contents. `now` is monotonic."""
@@ -99,8 +118,12 @@ class CacheTranslator:
         return self.device.expire(until)
 
     def mark_counts_unverified(self, now: EngineSeconds) -> None:
+        """Events were lost."""
         for translator in self._all():
             translator.verification.mark_counts_unverified(now)
+        for chunks in self._chunks.values():
+            for chunk in chunks.values():
+                chunk.copies = 1
 
     def set_unverifiable(self, now: EngineSeconds, *, on: bool) -> None:
         for translator in self._all():
@@ -119,6 +142,10 @@ class CacheTranslator:
         self.device.restore(dump.device)
         for tier, blocks in dump.slower.items():
             self._translator(tier).restore(HeldBlocks(blocks, dump.device.group, several_groups=False))
+
+    @property
+    def _recounted(self) -> int:
+        return sum(translator.keys.recounted for translator in self._all())
 
     def _all(self) -> Iterator[BlockTranslator]:
         yield self.device
@@ -153,7 +180,7 @@ class CacheTranslator:
             return
         chunks = self._chunks.get(tier)
         if chunks:
-            hashes = [part for h in event.block_hashes for part in _parts(h, chunks.pop(h, 1))]
+            hashes = [part for h in event.block_hashes for part in _removed_parts(h, chunks)]
             event = EngineBlockRemoved(hashes, event.medium, event.group_idx)
         translator.apply(event, now)
 
@@ -164,8 +191,9 @@ class CacheTranslator:
             return None
         chunks = self._chunks.setdefault(tier, {})
         for engine_hash in event.block_hashes:
-            chunks.pop(engine_hash, None)
-            chunks[engine_hash] = count
+            chunk = chunks.pop(engine_hash, None)
+            copies = chunk.copies if chunk is not None and chunk.parts == count else 0
+            chunks[engine_hash] = _Chunk(count, copies + 1)
         while len(chunks) > self._tier_blocks_max:
             del chunks[next(iter(chunks))]
         return msgspec.structs.replace(
@@ -174,6 +202,17 @@ class CacheTranslator:
             block_size=self._width,
             extra_keys=None,
         )
+
+
+def _removed_parts(engine_hash: EngineHash, chunks: dict[EngineHash, _Chunk]) -> list[EngineHash]:
+    """Of one copy of a chunk; of no more copies than were stored, so that a short event cannot name blocks without end."""
+    chunk = chunks.get(engine_hash)
+    if chunk is None:
+        return [engine_hash]
+    chunk.copies -= 1
+    if not chunk.copies:
+        del chunks[engine_hash]
+    return _parts(engine_hash, chunk.parts)
 
 
 def _parts(engine_hash: EngineHash, count: int) -> list[EngineHash]:

@@ -164,7 +164,7 @@ class BlockTranslator:
         try:
             self._store(event, parent)
         except ValueError as error:
-            self._reject(f"a store with impossible token ids: {error}")
+            self._reject(f"a store with {error}")
             return
         if parent is not None and not parent.copies:
             self._prune(parent)
@@ -246,10 +246,10 @@ class BlockTranslator:
                 try:
                     self._store(event, self.blocks.nodes[parent])
                 except ValueError as error:
-                    self._reject(f"a store with impossible token ids: {error}")
+                    self._reject(f"a store with {error}")
                     continue
                 waiting.extend(event.block_hashes)
-                removed.extend(event.block_hashes[index] for index in orphan.removed)
+                removed.extend(orphan.removed)
         for engine_hash in removed:
             self._remove_copy(self.blocks.nodes[engine_hash])
 
@@ -288,7 +288,7 @@ class BlockTranslator:
             del nodes[node.engine_hash]
             parent = node.parent
             if parent is not None and parent.children is not None:
-                parent.children.remove(node)
+                parent.children.pop(node, None)
             node = parent
 
     def _on_cleared(self) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import structlog
 
 from pointsman.adapters.backoff import Backoff
-from pointsman.contracts.codec import LogEvent
+from pointsman.contracts.codec import LogEvent, UnwritableError
 from pointsman.contracts.fleet import InstanceLeft
 from pointsman.ports import EventLog, LogMissingError, LogUnavailableError
 from pointsman.primitives import EngineSeconds, Epoch, WallSeconds
@@ -135,10 +135,13 @@ class LogWriter:
 
     async def _report(self, session: CacheSession, *, back_within: EngineSeconds = 0.0) -> None:
         """Not retried: the next heartbeat replaces it."""
-        with contextlib.suppress(LogUnavailableError):
-            report = self.fleet_events.reported(session, back_within=back_within)
-            sequence = await self.event_log.append(report)
-            self.state.position.confirm(sequence)
+        report = self.fleet_events.reported(session, back_within=back_within)
+        try:
+            self.state.position.confirm(await self.event_log.append(report))
+        except LogUnavailableError:
+            pass
+        except UnwritableError as error:
+            self._note_unwritable(error)
 
     async def _check_log(self, session: CacheSession) -> None:
         state = self.state
@@ -157,7 +160,8 @@ class LogWriter:
             state.rejoin(session)
 
     async def _append(self, event: LogEvent, session: CacheSession) -> bool:
-        """Retries without bound: a missing event is a gap. Returns False if the session ended."""
+        """Retries without bound: a missing event is a gap. Returns False if the session ended, also because no retry
+        can help: a new epoch joins, and its snapshot takes the place of the event."""
         state, backoff = self.state, Backoff(APPEND_RETRY_SECONDS, APPEND_RETRY_SECONDS_MAX)
         while state.session is session:
             try:
@@ -167,12 +171,21 @@ class LogWriter:
                 if not backoff.attempts:
                     log.warning("log_unavailable", reason=str(error))
                 await state.clock.sleep_wall(backoff.next_wait())
+            except UnwritableError as error:
+                self._note_unwritable(error)
+                await state.clock.sleep_wall(APPEND_RETRY_SECONDS_MAX)
+                if state.session is session:
+                    state.rejoin(session)
             else:
                 state.position.confirm(sequence)
                 self.board.restored(WRITES_PART)
                 session.joined_at = session.joined_at or sequence
                 return True
         return False
+
+    def _note_unwritable(self, error: UnwritableError) -> None:
+        self.board.missing(WRITES_PART, str(error))
+        log.error("event_unwritable", instance=self.state.instance, reason=str(error))
 
     async def _end(self) -> None:
         session = self.state.session
@@ -206,6 +219,9 @@ class LogWriter:
                 await self.event_log.append(left)
             except LogUnavailableError:
                 await state.clock.sleep_wall(backoff.next_wait())
+            except UnwritableError as error:
+                self._note_unwritable(error)
+                return
             else:
                 state.joined_epoch = Epoch(0)
                 return

@@ -15,7 +15,7 @@ import msgspec
 import structlog
 
 from pointsman.contracts.fleet import ANY_RANK
-from pointsman.primitives import EngineSeconds, Tokens
+from pointsman.primitives import BLOCK_TOKENS_MAX, EngineSeconds, Tokens
 
 PROBE_SECONDS_MAX: EngineSeconds = 2.0
 COMPLETIONS_PATH = "/v1/completions"
@@ -245,7 +245,7 @@ def cache_size(metrics: str, dp_rank: int = ANY_RANK) -> tuple[Tokens, Tokens]:
         if name != CACHE_CONFIG_METRIC:
             continue
         values = dict(_LABEL.findall(labels))
-        block_tokens = _number(values.get("block_size"))
+        block_tokens = _number(values.get("block_size"), BLOCK_TOKENS_MAX)
         capacity += _number(values.get("kv_cache_size_tokens")) or block_tokens * _number(values.get("num_gpu_blocks"))
     return block_tokens, capacity if capacity <= CAPACITY_TOKENS_MAX else 0
 
@@ -269,10 +269,10 @@ def _value(text: str) -> float | None:
     return value if math.isfinite(value) and value >= 0 else None
 
 
-def _number(text: str | None) -> int:
-    if text is None or not text.isdecimal() or len(text) > len(str(COUNT_MAX)):
+def _number(text: str | None, most: int = COUNT_MAX) -> int:
+    if text is None or not text.isdecimal() or len(text) > len(str(most)):
         return 0
-    return number if (number := int(text)) <= COUNT_MAX else 0
+    return number if (number := int(text)) <= most else 0
 
 
 def _listed_models(body: bytes) -> list[dict[str, Any]]:

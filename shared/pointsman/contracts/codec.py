@@ -188,7 +188,8 @@ class UndecodableError(ValueError):
 
 
 class UnwritableError(ValueError):
-    """The message could not be read back: a number is not finite, or a value exceeds its bounds."""
+    """The message could not be read back: a number is not finite, or a value exceeds its bounds. Or it is larger than
+    what the server takes."""
 
 
 def encode(message: Event | AnyCommand) -> bytes:

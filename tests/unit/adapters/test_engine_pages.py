@@ -22,6 +22,7 @@ from pointsman.adapters.http_engine import (
     load_in,
     served_model,
 )
+from pointsman.primitives import BLOCK_TOKENS_MAX
 
 METRICS = """\
 # HELP vllm:num_requests_waiting Number of requests waiting.
@@ -53,7 +54,7 @@ def test_metrics_are_read_as_before_where_they_are_sound() -> None:
     assert load_in(METRICS.rstrip("\n").replace(" 0.25", " 1.01")).kv_usage == 0.0
 
 
-@pytest.mark.parametrize("size", ["9" * 5000, "-16", "1.5", "", str(COUNT_MAX + 1), "²"])
+@pytest.mark.parametrize("size", ["9" * 5000, "-16", "1.5", "", str(BLOCK_TOKENS_MAX + 1), "²"])
 def test_a_block_size_that_cannot_be_true_is_not_said(size: str) -> None:
     assert cache_size(METRICS.replace('block_size="16"', f'block_size="{size}"'))[0] == 0
 
@@ -121,7 +122,7 @@ def test_whatever_is_said_what_is_believed_is_in_range_and_can_be_written_down(s
         assert 0 <= load.running <= COUNT_MAX, seed
         assert 0.0 <= load.kv_usage <= 1.0, seed
         assert math.isfinite(load.kv_usage)
-        assert 0 <= block <= COUNT_MAX, seed
+        assert 0 <= block <= BLOCK_TOKENS_MAX, seed
         assert 0 <= capacity <= CAPACITY_TOKENS_MAX, seed
         assert 0 <= length <= COUNT_MAX, seed
         for name in (model, *names.aliases, *names.adapters):

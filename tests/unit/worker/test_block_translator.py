@@ -1,5 +1,6 @@
 """The block translator against a slow reference model, and its rules one by one."""
 
+from array import array
 from collections import Counter
 from collections.abc import Iterable
 from functools import reduce
@@ -16,7 +17,9 @@ from pointsman.adapters.kv_events.events import EngineBlockRemoved, EngineBlockS
 from pointsman.contracts.block_keys import KeyChain, unpack_keys
 from pointsman.contracts.cache import Run
 from pointsman.primitives import BlockKey
+from pointsman_worker.engine_blocks import Block
 from pointsman_worker.held_keys import PENDING_KEYS_MAX, Changes, HeldKeys
+from pointsman_worker.orphans import PARKED_BLOCKS_MAX
 from pointsman_worker.translator import BlockTranslator, HeldBlocks
 
 WIDTH = 2
@@ -623,3 +626,58 @@ def test_a_key_with_three_engine_blocks_is_held_until_the_last_is_removed() -> N
         held.append(len(translator.keys.parents))
 
     assert held == [1, 1, 0]
+
+
+@pytest.mark.timeout(20)
+def test_a_message_about_parked_blocks_does_not_hold_up_the_process() -> None:
+    """Searches for each hash would take minutes."""
+    translator, many = BlockTranslator(chain_of(1), WIDTH), PARKED_BLOCKS_MAX
+    repeated = EngineBlockStored([5] * many, 1, [0] * (WIDTH * many), WIDTH)
+    translator.apply(repeated)
+    translator.apply(EngineBlockRemoved([5] * 400_000))
+    translator.apply(EngineBlockStored([1], None, [0] * WIDTH, WIDTH))
+    names = [n.to_bytes(32, "big") for n in range(many)]
+    for name in names:
+        translator.apply(EngineBlockStored([name], b"unknown", [0] * WIDTH, WIDTH))
+    for _ in range(2):
+        translator.apply(EngineBlockRemoved(list(reversed(names))))
+    translator.apply(EngineBlockStored([b"unknown"], 1, [0] * WIDTH, WIDTH))
+
+    assert translator.blocks.nodes[5].copies == many - 1, "a removal is one of an event's blocks"
+    assert set(translator.blocks.nodes) == {1, 5, b"unknown"}
+    assert translator.orphans.blocks == 0
+
+
+def test_a_block_at_another_place_of_its_span_is_a_mismatch_and_no_chain_is_longer_than_a_span() -> None:
+    span, length = 4, 3_000
+    translator = BlockTranslator(chain_of(span), WIDTH)
+    translator.apply(EngineBlockStored([0], None, [1] * WIDTH, WIDTH))
+    for name in range(1, length):
+        translator.apply(EngineBlockStored([name - 1, name], None, [1] * 2 * WIDTH, WIDTH))
+    for _ in range(2):
+        translator.apply(EngineBlockRemoved([0]))
+    twice_in_one = EngineBlockStored([-8, -8, -9, -10], None, [1] * 4 * WIDTH, WIDTH)
+    mismatches = translator.counters.mismatches
+    translator.apply(twice_in_one)
+
+    assert mismatches == length // 2 - 1, "every second store names a block that ended the one before"
+    assert translator.counters.mismatches == mismatches + 1
+    assert max(chain_length(node) for node in translator.blocks.nodes.values()) == 2
+    assert -8 not in translator.blocks.nodes
+    assert translator.counters.problem == "a store with a block that is number 0 of its span as number 1"
+
+
+def chain_length(node: Block) -> int:
+    return 1 if node.parent is None else 1 + chain_length(node.parent)
+
+
+def test_a_long_chain_that_a_saved_cache_has_is_recounted_without_recursion() -> None:
+    keys, chain = HeldKeys(5_000), list[Block]()
+    for index in range(5_001):
+        before = chain[-1] if chain else None
+        chain.append(Block(index, index, BlockKey(9), BlockKey(0), array("I"), before, None, copies=1))
+        if before is not None:
+            before.children = {chain[-1]: None}
+    keys.recount(chain[0])
+
+    assert set(keys.parents) == {9}

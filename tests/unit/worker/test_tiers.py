@@ -9,11 +9,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pointsman.adapters.kv_events.codec import decode_batch
-from pointsman.adapters.kv_events.events import EngineBlockRemoved, EngineBlockStored, EngineCacheCleared
+from pointsman.adapters.kv_events.events import (
+    EngineBlockRemoved,
+    EngineBlockStored,
+    EngineCacheCleared,
+    EngineEvent,
+)
 from pointsman.contracts.block_keys import KeyChain
 from pointsman.contracts.cache import CacheSnapshot, SlowerTier
 from pointsman.primitives import BlockKey, InstanceId
 from pointsman.state.state import PoolSettings, State
+from pointsman_worker import tiers
 from pointsman_worker.event_sequencer import CacheEventSequencer
 from pointsman_worker.tiers import CacheTranslator, HeldTiers
 from tests.support.events import joined
@@ -304,3 +310,82 @@ def _whole_keys(blocks: set[Prefix]) -> set[BlockKey]:
         if len(block) % (SPAN * WIDTH) == 0 and all(part in blocks for part in parts):
             found.add(CHAIN.extend(CHAIN.root(), block)[-1])
     return found
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_chunk_is_held_until_its_last_copy_goes_and_then_all_of_it_is_gone(lost: bool) -> None:
+    translator, prompt = new_translator(), tokens(4)
+    translator.apply(on_device(prompt))
+    for _ in range(2):
+        translator.apply(chunk(prompt, 4))
+    if lost:
+        translator.mark_counts_unverified(1.0)
+    removals = []
+    for _ in range(3):
+        translator.apply(gone(prompt, chunks=True))
+        removals.append(held(translator))
+
+    assert removals == [set() if lost else keys_of(prompt), set(), set()]
+    assert translator.slower["host"].held_blocks == 0
+    assert not translator.slower["host"].blocks.nodes
+
+
+def test_a_parked_chunk_loses_all_of_its_copies() -> None:
+    translator, prompt = new_translator(), tokens(8)
+    for _ in range(2):
+        translator.apply(chunk(prompt, 4))
+    for _ in range(2):
+        translator.apply(gone(prompt, chunks=True))
+    translator.apply(chunk(prompt[: 4 * WIDTH], 4))
+
+    assert held(translator) == keys_of(prompt[: 4 * WIDTH])
+    assert translator.slower["host"].held_blocks == 4
+
+
+def test_a_removal_names_no_more_blocks_than_were_stored() -> None:
+    translator, prompt = new_translator(), tokens(1000)
+    translator.apply(chunk(prompt, 1000))
+    looked_at = counted_blocks(translator, gone(*[prompt] * 1000, chunks=True))
+
+    assert looked_at <= 2 * 1000
+
+
+def counted_blocks(translator: CacheTranslator, event: EngineBlockRemoved) -> int:
+    """Blocks that a slower tier is told to remove."""
+    host, told = translator.slower["host"], list[int]()
+
+    def apply(event: EngineEvent, now: float = 0.0) -> None:
+        assert isinstance(event, EngineBlockRemoved)
+        told.append(len(event.block_hashes))
+
+    host.apply = apply  # type: ignore[method-assign]
+    translator.apply(event)
+    return sum(told)
+
+
+def test_a_batch_that_changes_the_same_blocks_again_and_again_is_not_applied_to_its_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    branches, first = 100, tokens(1)
+    monkeypatch.setattr(tiers, "RECOUNTS_PER_BATCH_MAX", 10 * branches)
+    translator = new_translator()
+    stores = [on_device((*first, *[n] * WIDTH)) for n in range(branches)]
+    honest = translator.apply_all(stores, 0.0)
+    held_before = len(translator.device.keys.parents)
+    translator.apply_all([gone(first, medium="GPU")] * branches, 0.0)
+    lying = translator.apply_all([on_device(first), gone(first, medium="GPU")] * branches, 0.0)
+    honest_again = translator.apply_all([on_device(tokens(2, start=7_000))], 0.0)
+
+    assert (honest, held_before) == (0, branches)
+    assert 2 * branches - 20 <= lying < 2 * branches
+    assert honest_again == 0
+
+
+def test_a_host_block_at_another_place_than_the_devices_is_not_built_upon() -> None:
+    translator, prompt = new_translator(), tokens(3)
+    translator.apply(msgspec.structs.replace(described(prompt[:WIDTH]), parent_block_hash=None))
+    lie = EngineBlockStored([1, engine_hash(prompt[:WIDTH])], None, list(range(2 * WIDTH)), WIDTH, medium="CPU")
+    translator.apply(lie)
+
+    assert translator.slower["host"].counters.mismatches == 1
+    assert set(translator.slower["host"].blocks.nodes) == {engine_hash(prompt[:WIDTH])}

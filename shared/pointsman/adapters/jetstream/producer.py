@@ -32,7 +32,7 @@ from pointsman.adapters.jetstream.write_queue import (
     next_allowance,
 )
 from pointsman.adapters.log_listener import LogListener
-from pointsman.contracts.codec import LogEvent
+from pointsman.contracts.codec import LogEvent, UnwritableError
 from pointsman.contracts.decisions import WritesLost
 from pointsman.contracts.subjects import leader_subject, message_id, subject_of
 from pointsman.ports import (
@@ -140,7 +140,7 @@ class WriteWindow:
         write.put_at = asyncio.get_running_loop().time()
         self._queue.bytes += len(write.payload)
         if write.unwritable:
-            self._lose(write, write.unwritable)
+            self._lose(write, write.unwritable, permanent=True)
             return write.number
         if self._confirmations.awaited_since is None:
             self._confirmations.awaited_since = write.put_at
@@ -235,7 +235,7 @@ class WriteWindow:
             self._queue.waiting.appendleft(write)
             return
         except UnsendableError as error:
-            self._lose(write, str(error))
+            self._lose(write, str(error), permanent=True)
             return
         write.sent_at = now
         write.first_sent_at = write.first_sent_at or now
@@ -355,16 +355,17 @@ class WriteWindow:
             self._queue.sent[write.number] = write
             self._stall()
 
-    def _lose(self, write: Write, reason: str) -> None:
-        if self._give_up(write, reason):
+    def _lose(self, write: Write, reason: str, *, permanent: bool = False) -> None:
+        """`permanent`: no repetition can be stored."""
+        if self._give_up(write, reason, permanent=permanent):
             self._listener.lost(1, reason)
 
-    def _give_up(self, write: Write, reason: str) -> bool:
+    def _give_up(self, write: Write, reason: str, *, permanent: bool = False) -> bool:
         """Whether it is lost without its writer's knowledge, and was not yet counted."""
         self._settle(write)
         if write.done is not None:
             if not write.done.done():
-                write.done.set_exception(LogUnavailableError(reason))
+                write.done.set_exception(UnwritableError(reason) if permanent else LogUnavailableError(reason))
             return False
         self._losses.reason = reason
         if isinstance(write.event, WritesLost):

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
@@ -14,7 +15,11 @@ from pointsman.adapters.kv_events.codec import PAYLOAD_BYTES_MAX
 from pointsman.adapters.kv_events.continuity import SEQUENCE_BYTES
 from pointsman.primitives import EngineSeconds, Sequence
 
-RECEIVE_QUEUE_MAX = 100_000
+RECEIVE_QUEUE_MAX = 64
+"""Messages of at most PAYLOAD_BYTES_MAX: 1 GiB. Further ones wait at the engine, for 100,000 messages in vLLM; what it
+drops then is a gap."""
+READ_AHEAD_BYTES_MAX = 64 * 1024 * 1024
+"""Of a replay. vLLM's replay socket queues 1,000 batches and drops the rest, so what arrives is taken at once."""
 REPLAY_FRAME_SECONDS = 2.0
 """Bound on the wait for one frame; vLLM polls its replay socket every 0.1 s."""
 REPLAY_SECONDS_MAX = 30.0
@@ -178,9 +183,10 @@ class ZmqReplaySocket(ReplaySocket):
         try:
             _set_bounds(socket)
             socket.connect(self._address)
+            answer = _Answer(socket)
             await socket.send_multipart([b"", start.to_bytes(SEQUENCE_BYTES, "big")])
             for _ in range(REPLAY_BATCHES_MAX):
-                sequence, payload = await _next_batch(socket, deadline)
+                sequence, payload = await answer.next_batch(deadline)
                 if sequence == END_OF_REPLAY:
                     return
                 yield int.from_bytes(sequence, "big"), payload
@@ -190,17 +196,39 @@ class ZmqReplaySocket(ReplaySocket):
             socket.close(linger=0)
 
 
-async def _next_batch(socket: zmq.asyncio.Socket, deadline: EngineSeconds) -> tuple[bytes, bytes]:
-    """Sequence and payload are the last frames; those before (delimiter, topic) differ between versions."""
-    seconds = min(REPLAY_FRAME_SECONDS, deadline - _now())
-    if seconds <= 0 or not await socket.poll(int(seconds * 1000)):
-        msg = "no answer in time"
-        raise ReplayError(msg)
-    frames = await socket.recv_multipart()
-    if len(frames) < 2 or len(frames[-2]) != SEQUENCE_BYTES:
-        msg = f"an answer of {len(frames)} frames without a sequence"
-        raise ReplayError(msg)
-    return frames[-2], frames[-1]
+class _Answer:
+    """Of a replay socket, read ahead of its use within READ_AHEAD_BYTES_MAX."""
+
+    def __init__(self, socket: zmq.asyncio.Socket) -> None:
+        self._socket = socket
+        self._queue: zmq.Socket[bytes] = zmq.Socket.shadow(socket)
+        self._ahead: deque[list[bytes]] = deque()
+        self._bytes = 0
+
+    async def next_batch(self, deadline: EngineSeconds) -> tuple[bytes, bytes]:
+        """Sequence and payload are the last frames; those before (delimiter, topic) differ between versions."""
+        seconds = min(REPLAY_FRAME_SECONDS, deadline - _now())
+        self._read_ahead()
+        if seconds <= 0 or not (self._ahead or await self._socket.poll(int(seconds * 1000))):
+            msg = "no answer in time"
+            raise ReplayError(msg)
+        if not self._ahead:
+            self._read_ahead()
+        frames = self._ahead.popleft()
+        self._bytes -= sum(map(len, frames))
+        if len(frames) < 2 or len(frames[-2]) != SEQUENCE_BYTES:
+            msg = f"an answer of {len(frames)} frames without a sequence"
+            raise ReplayError(msg)
+        return frames[-2], frames[-1]
+
+    def _read_ahead(self) -> None:
+        with contextlib.suppress(zmq.Again):
+            for _ in range(RECEIVE_QUEUE_MAX):
+                if self._bytes >= READ_AHEAD_BYTES_MAX:
+                    return
+                frames = self._queue.recv_multipart(zmq.NOBLOCK)
+                self._ahead.append(frames)
+                self._bytes += sum(map(len, frames))
 
 
 def _now() -> EngineSeconds:

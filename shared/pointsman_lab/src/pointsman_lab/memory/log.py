@@ -200,7 +200,7 @@ class _Writes:
 
     def put(self, event: LogEvent, fence: Fence | None = None, on_stored: OnStored | None = None) -> None:
         if self._broker.available:
-            self.write(event, fence, on_stored)
+            self._write_or_lose(event, fence, on_stored)
             self.mark_loss()
         elif len(self._held) < self._window_max:
             self._held_since = self._held_since if self._held else asyncio.get_running_loop().time()
@@ -220,18 +220,14 @@ class _Writes:
         return UnconfirmedWrites(len(self._held), WallSeconds(asyncio.get_running_loop().time() - self._held_since))
 
     def write(self, event: LogEvent, fence: Fence | None = None, on_stored: OnStored | None = None) -> Sequence | None:
-        """Returns None if lost by a fault or by the fence."""
+        """Returns None if lost by a fault or by the fence. Raises UnwritableError."""
         if fence is not None and not self._broker.may_write(fence):
             return None
         fault = self._broker.fault(event)
         if fault == "lose":
             self._lose("lost by a fault")
             return None
-        try:
-            sequence = self._broker.store(event, self._session)
-        except UnwritableError as error:
-            self._lose(str(error))
-            return None
+        sequence = self._broker.store(event, self._session)
         if fault == "duplicate":
             self._broker.store_raw(subject_of(self._broker.pool, event), encode(event))
         self._listener.appended(type(event).__name__)
@@ -241,7 +237,7 @@ class _Writes:
 
     def resume(self) -> None:
         while self._held:
-            self.write(*self._held.popleft())
+            self._write_or_lose(*self._held.popleft())
         self.mark_loss()
         self.idle.set()
 
@@ -252,6 +248,12 @@ class _Writes:
             self._broker.store(
                 WritesLost(at=self._clock.now(), writer=self._name, count=count, reason=self._lost_reason)
             )
+
+    def _write_or_lose(self, event: LogEvent, fence: Fence | None, on_stored: OnStored | None) -> None:
+        try:
+            self.write(event, fence, on_stored)
+        except UnwritableError as error:
+            self._lose(str(error))
 
     def _lose(self, reason: str) -> None:
         self._lost += 1

@@ -12,7 +12,6 @@ from typing_extensions import override
 
 from pointsman.adapters.http_engine import EngineFacts, EngineLoad, EngineUnreachableError, FurtherNames
 from pointsman.adapters.kv_events.sockets import (
-    RECEIVE_QUEUE_MAX,
     REPLAY_FRAME_SECONDS,
     EngineSockets,
     LiveSocket,
@@ -26,6 +25,8 @@ from pointsman_lab.torture.loop import MOMENT_SECONDS, VirtualLoop
 
 RECONNECT_SECONDS_MAX = 1.0
 PROBE_SECONDS_MAX = 2.0
+QUEUE_MAX = 100_000
+"""Batches on their way: vLLM's default."""
 
 
 class EngineHost:
@@ -204,7 +205,7 @@ class MemoryLiveSocket(LiveSocket):
         self._interrupted = True
 
     def _arrive(self, frames: list[bytes]) -> None:
-        if not self._host.worker_cut and len(self._arrived) < RECEIVE_QUEUE_MAX:
+        if not self._host.worker_cut and len(self._arrived) < QUEUE_MAX:
             self._arrived.append(frames)
             if self._waiter is not None and not self._waiter.done():
                 self._waiter.set_result(None)
