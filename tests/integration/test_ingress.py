@@ -614,7 +614,7 @@ async def test_the_log_has_what_a_client_got_before_it_hung_up(world: World, usa
     world.one.first_piece = b'data: {"choices":[{"text":"t"}]}\n\n' * 39
     world.one.first_piece += b'data: {"choices":[{"text":"t"}]%b}\n\n' % usage.encode()
     world.one.script.append(Behaviour.HANGS_AFTER_FIRST)
-    async with world.post(COMPLETIONS, STREAM) as answer:
+    async with world.post(COMPLETIONS, {**STREAM, "max_tokens": 100}) as answer:
         await answer.content.readany()
 
     (end,) = await _events_after(world, lambda event: isinstance(event, RequestCancelled))
