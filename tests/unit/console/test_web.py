@@ -4,6 +4,7 @@ import asyncio
 import json
 import socket
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -217,13 +218,17 @@ async def test_bodies_are_bounded_and_forms_are_forms(served: Served) -> None:
     assert (too_long[0], too_many[0], no_form) == (413, 400, 415)
 
 
-async def half_sent(served: Served, path: str, *headers: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+@asynccontextmanager
+async def half_sent(served: Served, path: str, *headers: str) -> AsyncIterator[asyncio.StreamReader]:
     """A request whose body of 100 bytes stops after the first."""
     host, _, port = served.url.removeprefix("http://").partition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     head = [f"POST {path} HTTP/1.1", f"host: {host}", f"content-type: {FORM}", "content-length: 100", *headers]
     writer.write("\r\n".join([*head, "", "t"]).encode())
-    return reader, writer
+    yield reader
+    writer.close()
+    with suppress(ConnectionError):
+        await writer.wait_closed()
 
 
 async def test_a_body_that_stops_is_refused_in_time_with_its_connection(
@@ -232,19 +237,15 @@ async def test_a_body_that_stops_is_refused_in_time_with_its_connection(
     monkeypatch.setattr(exchange, "BODY_WALL_SECONDS", 0.2)
     cookie, _ = await served.visit()
     for path, header in (("/sign-in", f"cookie: {cookie}"), ("/api/what-if", f"authorization: Bearer {TOKEN}")):
-        reader, writer = await half_sent(served, path, header)
-        async with asyncio.timeout(9):
+        async with half_sent(served, path, header) as reader, asyncio.timeout(9):
             assert (await reader.readline()).split()[1] == b"408"
             await reader.read()  # until it is closed
-        writer.close()
 
 
 @pytest.mark.parametrize("path", ["/sign-in", "/what-if", "/actions/drain"])
 async def test_a_visitor_that_may_not_change_anything_is_refused_before_its_body(served: Served, path: str) -> None:
-    reader, writer = await half_sent(served, path)
-    async with asyncio.timeout(5):
+    async with half_sent(served, path) as reader, asyncio.timeout(5):
         assert (await reader.readline()).split()[1] == b"403"
-    writer.close()
 
 
 def test_one_address_does_not_take_all_connections_of_a_console() -> None:

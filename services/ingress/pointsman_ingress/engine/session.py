@@ -2,7 +2,7 @@
 retries and timers of a request, of which no engine has any, cost as much as everything else that the ingress does with
 a connection. In: a URL, headers, a small body. Out: an answer with the members of aiohttp's that are used here."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
 from typing import Any, Protocol
 
@@ -39,7 +39,8 @@ class EngineConnector(aiohttp.TCPConnector):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self._factory = partial[ResponseHandler](_EngineProtocol, loop=self._loop)
+        protocol: Callable[..., ResponseHandler] = _EngineProtocol
+        self._factory = partial(protocol, loop=self._loop)
 
 
 class _EngineProtocol(ResponseHandler):
