@@ -13,7 +13,7 @@ from pointsman.adapters.shared_timers import SharedTimer
 from pointsman.contracts.requests import PrefillFinished, RequestAttemptFailed, RequestFailed, RequestFinished
 from pointsman.primitives import InstanceId
 from pointsman_ingress.engine.client import EngineFailedError
-from pointsman_ingress.engine.first_byte import FirstByteDeadline
+from pointsman_ingress.engine.first_byte import POSTPONED_MAX, FirstByteDeadline
 from pointsman_ingress.placement import in_flight, retry_budget
 from pointsman_ingress.placement.retry_budget import RetryBudget
 from tests.support.fake_engine import Behaviour
@@ -321,6 +321,22 @@ async def test_the_time_in_which_the_ingress_itself_stood_still_is_not_the_engin
 
     with pytest.raises(EngineFailedError):
         await silent_for_good()
+
+
+async def test_an_ingress_that_stands_still_again_and_again_gives_up_an_engine_all_the_same() -> None:
+    stalls: list[None] = []
+    with pytest.raises(EngineFailedError):
+        await silent_while_standing_still(stalls)
+
+    assert POSTPONED_MAX <= len(stalls) < 4 * POSTPONED_MAX
+
+
+async def silent_while_standing_still(stalls: list[None]) -> None:
+    with FirstByteDeadline(0.01, lambda _seconds: True, SharedTimer(1.0)):
+        while len(stalls) < 100:
+            stalls.append(None)
+            time.sleep(0.3)  # noqa: ASYNC251 - so that nothing runs
+            await asyncio.sleep(0)
 
 
 async def test_a_prefill_for_another_engine_has_its_own_deadline() -> None:

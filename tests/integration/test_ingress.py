@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -24,7 +25,7 @@ from pointsman.contracts.requests import (
     RequestFinished,
 )
 from pointsman.primitives import Epoch, Term
-from pointsman_ingress import key_probe
+from pointsman_ingress import key_probe, service
 from pointsman_ingress.endpoints import BY_PATH
 from pointsman_ingress.openapi import openapi_document
 from pointsman_ingress.placement import scheduler_client
@@ -614,7 +615,7 @@ async def test_the_log_has_what_a_client_got_before_it_hung_up(world: World, usa
     world.one.first_piece = b'data: {"choices":[{"text":"t"}]}\n\n' * 39
     world.one.first_piece += b'data: {"choices":[{"text":"t"}]%b}\n\n' % usage.encode()
     world.one.script.append(Behaviour.HANGS_AFTER_FIRST)
-    async with world.post(COMPLETIONS, STREAM) as answer:
+    async with world.post(COMPLETIONS, {**STREAM, "max_tokens": 100}) as answer:
         await answer.content.readany()
 
     (end,) = await _events_after(world, lambda event: isinstance(event, RequestCancelled))
@@ -631,6 +632,31 @@ async def test_a_client_that_hangs_up_while_it_waits_is_withdrawn(world: World) 
     assert world.scheduler.cancelled[0].request == world.scheduler.asked[0].request
     await asyncio.sleep(0.05)
     assert await world.events() == []
+
+
+async def test_a_client_that_does_not_read_is_cut_off_when_its_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "LAST_WORDS_WALL_SECONDS", 0.2)
+    async with world_with(request_timeout_seconds=0.5) as world:
+        world.one.first_piece = b'data: {"choices":[{"text":"t"}]}\n\n' * 1_000_000
+        world.one.script.append(Behaviour.HANGS_AFTER_FIRST)
+        host, _, port = world.url.removeprefix("http://").partition(":")
+        reader, writer = await asyncio.open_connection(host, int(port), limit=1 << 16)
+        body = json.dumps(STREAM)
+        writer.write(f"POST {COMPLETIONS} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n".encode())
+        writer.write(f"content-length: {len(body)}\r\n\r\n{body}".encode())
+
+        (end,) = await _events_after(world, lambda event: isinstance(event, RequestFailed))
+        await asyncio.sleep(1.0)
+        read = 0
+        async with asyncio.timeout(10):
+            with suppress(ConnectionError):
+                while part := await reader.read(1 << 20):
+                    read += len(part)
+        writer.close()
+
+    assert isinstance(end, RequestFailed)
+    assert end.status == 408
+    assert read < len(world.one.first_piece)
 
 
 @pytest.mark.parametrize("where", ["waiting", "in the engine", "streaming"])

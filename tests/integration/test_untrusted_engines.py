@@ -622,3 +622,31 @@ async def test_beside_a_lying_engine_every_request_is_served(name: str) -> None:
     assert statuses == [200] * 12
     assert (listed["m"], listed["m-latest"]) == (4096, 4096)
     assert name.startswith(("NaN", "no metrics")) or not liar.posted
+
+
+BILLION = {"prompt_tokens": 10**9, "completion_tokens": 10**9, "prompt_tokens_details": {"cached_tokens": 10**9}}
+COUNTED = [
+    (COMPLETIONS, TOKENS, (200, 3)),
+    (COMPLETIONS, {**TOKENS, "stream": True}, (200, 3)),
+    (COMPLETIONS, {**TOKENS, "n": 4}, (200, 12)),
+    (COMPLETIONS, {**TOKENS, "prompt": [[1, 2, 3], [4]], "n": 2}, (4, 12)),
+    (COMPLETIONS, {"model": "m", "prompt": [1, 2, 3]}, (3, 1000)),
+    (CHAT, HELLO, (1000, 1000)),  # no tokenizer: the prompt is a guess
+    ("/v1/embeddings", {"model": "m", "input": "hello"}, (48, 0)),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "believed"), COUNTED)
+async def test_no_engine_counts_more_for_a_request_than_it_can_have_cost(
+    world: World, liar: RawEngine, path: str, body: dict[str, Any], believed: tuple[int, int]
+) -> None:
+    answer = json.dumps({"choices": [{"text": "a"}], "usage": BILLION}).encode()
+    stream = STREAM_HEAD + b"data: " + answer + b"\n\ndata: [DONE]\n\n"
+    liar.otherwise = [stream if "stream" in body else whole(answer)]
+    status, _ = await ask(world, path, body)
+
+    (end,) = [event for event in await world.events() if isinstance(event, RequestFinished)]
+
+    assert status == 200
+    assert (end.prompt_tokens, end.completion_tokens) == believed
+    assert end.cached_tokens == end.prompt_tokens

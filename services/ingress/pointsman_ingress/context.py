@@ -12,6 +12,7 @@ from pointsman_ingress import metrics
 from pointsman_ingress.endpoints import AcceptedBody, Endpoint
 from pointsman_ingress.engine.body_rewrites import add_tenant, ask_for_usage, impose_salt
 from pointsman_ingress.engine.prefix_fetch import PrefixPrompt
+from pointsman_ingress.engine.usage import Usage
 from pointsman_ingress.http.call import HttpExchange
 from pointsman_ingress.http.errors import bad_request, context_too_long, output_too_long
 from pointsman_ingress.http.identity import Identity
@@ -28,13 +29,14 @@ from pointsman_ingress.http.request_headers import (
 from pointsman_ingress.metrics import ModelMetrics
 from pointsman_ingress.placement.fleet_view import Model
 from pointsman_ingress.placement.pools import Pool, Pools
-from pointsman_ingress.prompt.openai_requests import ParsedRequest, TokenIds
-from pointsman_ingress.prompt.tokenization import TokenizeContext
+from pointsman_ingress.prompt.openai_requests import Embeddings, ParsedRequest, SizedRequest, TokenIds
+from pointsman_ingress.prompt.tokenization import PromptTokens, TokenizeContext
 from pointsman_ingress.settings import IngressSettings
 
 OUTPUT_TOKENS_MAX: Tokens = 2**31  # accepted `max_tokens` if the model's context is unknown
 CONTEXT_TOKENS_MAX: Tokens = 2**32  # prompt and output, if the model's context is unknown
 SESSION_LENGTH_MAX = 256
+ESTIMATE_FACTOR_MAX = 16  # by which the estimate of an input that is not tokenized may be too low
 
 
 @dataclass(slots=True)
@@ -64,6 +66,7 @@ class RequestContext:
     headers: Headers
     body: bytes  # as sent to engines
     removes_usage: bool  # whether only the ingress asked for the stream's usage
+    usage_max: Usage  # what engines may count for it; -1: unknown
     output_bounded: bool
     comparable: bool  # whether reported cached tokens are comparable with the prediction
     prefix_header: str  # how much of the prompt has block keys
@@ -163,6 +166,7 @@ async def understand(
         headers=call.headers,
         body=ask_for_usage(body) if removes_usage else body,
         removes_usage=removes_usage,
+        usage_max=_usage_max(request, tokens, model_len),
         output_bounded=request.output_tokens is not None or output_tokens > 0,
         comparable=request.answers == 1 and len(tokens.prompts) == 1,
         prefix_header=tokens.prefix_header,
@@ -201,6 +205,21 @@ def _output_tokens(request: ParsedRequest, model_len: Tokens, prompt_tokens: Tok
     if request.output_tokens is None:
         return room
     return min(request.output_tokens, room or OUTPUT_TOKENS_MAX)
+
+
+def _usage_max(request: ParsedRequest, tokens: PromptTokens, model_len: Tokens) -> Usage:
+    """For each prompt and answer, the context where nothing closer is known."""
+    prompts, context = len(tokens.prompts), model_len or -1
+    prompt_tokens = prompts * model_len if model_len else -1
+    if isinstance(request.prompt, Embeddings):  # of trusted clients; how many prompts they are is unknown
+        return Usage()
+    if tokens.exact:
+        prompt_tokens = tokens.count
+    elif isinstance(request.prompt, SizedRequest):
+        prompt_tokens = ESTIMATE_FACTOR_MAX * (tokens.count + 1)
+    demanded = request.output_tokens if request.output_demanded else None
+    answer_tokens = context if demanded is None else demanded
+    return Usage(prompt_tokens, prompts * request.answers * answer_tokens if answer_tokens >= 0 else -1)
 
 
 def _packed_keys(pool: Pool, model: Model, tokens: Sequence[int], cache_salt: str) -> bytes:

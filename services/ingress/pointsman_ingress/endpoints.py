@@ -13,7 +13,7 @@ from pointsman_ingress.http.rate_limits import LimitHeaders, anthropic_limits, o
 from pointsman_ingress.http.request_headers import Headers
 from pointsman_ingress.prompt import body_fields
 from pointsman_ingress.prompt.body_fields import FieldRules
-from pointsman_ingress.prompt.json_form import LIGHT_BYTES_MAX, is_light
+from pointsman_ingress.prompt.json_form import LIGHT_BYTES_MAX, check_text, is_light
 from pointsman_ingress.prompt.messages_input import parse_messages
 from pointsman_ingress.prompt.openai_requests import (
     ParsedRequest,
@@ -93,6 +93,7 @@ class BodyRules:
                 body = without(body, checked.dropped)
                 request = endpoint.read(body, headers)
             self.media.check(body)
+            check_text(body)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:  # in fields that `read` skips
             msg = f"The body is not valid JSON: {error}."
             raise bad_request(msg, code="malformed_body") from error

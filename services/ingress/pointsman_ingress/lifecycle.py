@@ -24,7 +24,7 @@ from pointsman_ingress import metrics
 from pointsman_ingress.context import RequestContext
 from pointsman_ingress.engine.prefix_fetch import FetchOutcome
 from pointsman_ingress.engine.streams import StreamTail
-from pointsman_ingress.engine.usage import Usage
+from pointsman_ingress.engine.usage import Usage, capped
 from pointsman_ingress.placement.pools import Pool
 
 log = structlog.get_logger()
@@ -144,7 +144,8 @@ class RequestLifecycle:
         self._end()
         if self._prefill_cached is not None:  # the decode engine reports its own
             usage = Usage(usage.prompt_tokens, usage.completion_tokens, self._prefill_cached)
-        self.usage = usage
+        self.usage = usage = self._believed(usage)
+        output_tokens = capped(output_tokens, self._context.usage_max.completion_tokens)
         now = self._clock.now()
         arrived_at = self._context.command.arrived_at
         first_at = now if self._first_token_at is None else self._first_token_at
@@ -205,7 +206,23 @@ class RequestLifecycle:
     @property
     def _delivered_tokens(self) -> Tokens:
         """-1 unless it streams. An engine may put several tokens into an event, and their number into its usage."""
-        return -1 if self.stream is None else max(self.stream.events, self.stream.usage.completion_tokens)
+        if self.stream is None:
+            return -1
+        reported = max(self.stream.events, self.stream.usage.completion_tokens)
+        return capped(reported, self._context.usage_max.completion_tokens)
+
+    def _believed(self, reported: Usage) -> Usage:
+        usage = reported.capped(self._context.usage_max)
+        if usage != reported:
+            log.warning(
+                "usage_not_believed",
+                request=self.request,
+                instance=self.instance,
+                prompt_tokens=reported.prompt_tokens,
+                completion_tokens=reported.completion_tokens,
+                cached_tokens=reported.cached_tokens,
+            )
+        return usage
 
     @property
     def _predicted_cached_tokens(self) -> Tokens:

@@ -8,6 +8,7 @@ from pointsman.adapters.shared_timers import SharedTimer
 from pointsman.contracts.cache_salts import CacheSalts
 from pointsman.contracts.reasons import CancelCause
 from pointsman.ports import Clock
+from pointsman.primitives import WallSeconds
 from pointsman.runtime.containment import note_failure
 from pointsman.runtime.health import Receive, Scope, Send
 from pointsman.runtime.supervision import Supervisor
@@ -38,6 +39,8 @@ from pointsman_ingress.prompt.work_threads import WorkThreads
 from pointsman_ingress.settings import IngressSettings
 from pointsman_ingress.spans import begin_request, end_request
 
+LAST_WORDS_WALL_SECONDS: WallSeconds = WallSeconds(3.0)  # for the error of an interrupted request
+
 
 @dataclass(eq=False)
 class Gateway:
@@ -59,6 +62,7 @@ class Gateway:
 
     def __post_init__(self) -> None:
         self._time = SharedTimer(self.settings.request_timeout_seconds)
+        self._last_words = SharedTimer(float(LAST_WORDS_WALL_SECONDS))
         self._fetcher = PrefixFetcher(self.engines, self.clock)
         self._copier = PrefixCopier(self._fetcher, self.clock, self.supervisor)
 
@@ -111,6 +115,8 @@ class Gateway:
                     facts.reason = CancelCause.CLIENT_GONE
                 except asyncio.CancelledError:
                     facts.reason = cause = deadline.uncancel() or CancelCause.INGRESS_STOPPED
+                    if loan is not None:
+                        loan.end()
                     await self._end_interrupted(call, lifecycle, cause)
                 except RecursionError:  # the client's nesting
                     _fail(lifecycle, "malformed_body", 400)
@@ -167,7 +173,15 @@ class Gateway:
                 lifecycle.cancelled(cause)
         if cause is not CancelCause.CLIENT_GONE:
             error = request_timeout() if cause is CancelCause.TIMEOUT else ingress_stopped()
-            await call.fail(error, mid_event=True)
+            await self._fail_in_time(call, error)
+
+    async def _fail_in_time(self, call: HttpExchange, error: ApiError) -> None:
+        """A client that reads slowly, or nothing, gets its connection cut instead."""
+        try:
+            with self._last_words.limit():
+                await call.fail(error, mid_event=True)
+        except TimeoutError:
+            call.cut()
 
 
 def _fail(lifecycle: RequestLifecycle | None, reason: str, status: int) -> None:

@@ -23,6 +23,8 @@ log = structlog.get_logger()
 REFUSAL_LOG_WALL_SECONDS = 10.0
 WHEN_GONE = "x-when-gone"
 """In an HTTP scope: `HttpProtocol.when_gone`."""
+CLOSE_NOW = "x-close-now"
+"""In an HTTP scope: `HttpProtocol.close_now`."""
 HEAD = b"HTTP/1."
 JOINED_BYTES_MAX = 64 * 1024
 
@@ -229,7 +231,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     @override
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
-        cast("dict[str, Any]", cycle.scope)[WHEN_GONE] = self.when_gone
+        cast("dict[str, Any]", cycle.scope).update({WHEN_GONE: self.when_gone, CLOSE_NOW: self.close_now})
         super()._start_asgi_task(cycle, _without_chunks(app, cycle) if cycle.scope["http_version"] == "1.0" else app)
 
     @override

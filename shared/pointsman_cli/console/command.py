@@ -42,7 +42,7 @@ from pointsman_cli.terminal import print_line
 
 FILE = click.Path(path_type=Path, dir_okay=False)
 F = TypeVar("F", bound=Callable[..., Any])
-CONNECTIONS_MAX = 256
+HTTP_LIMITS = HttpLimits(connections=256, connections_per_address=64)
 SHUTDOWN_SECONDS = 2.0
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 STARTED_POLL_SECONDS = 0.02
@@ -210,7 +210,7 @@ async def _serve(
         site.app(),
         host=host,
         port=port,
-        limits=HttpLimits(connections=CONNECTIONS_MAX),
+        limits=HTTP_LIMITS,
         on_lame_duck=site.viewers.close,
         shutdown_seconds=SHUTDOWN_SECONDS,
     )

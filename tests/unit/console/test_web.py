@@ -5,6 +5,7 @@ import html
 import json
 import socket
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,13 +20,16 @@ from pointsman.adapters.clocks import ScaledClock
 from pointsman.policies.policy_set import policy_set
 from pointsman.runtime.health import HealthBoard, HttpServer
 from pointsman.runtime.http_protocol import HttpLimits
+from pointsman_cli.console.command import HTTP_LIMITS
 from pointsman_cli.console.jobs.jobs import Jobs
 from pointsman_cli.console.jobs.simulations import run_of
 from pointsman_cli.console.jobs.views import WhatIfChange
 from pointsman_cli.console.log.recorded import RecordedLog
 from pointsman_cli.console.page_views import PageViews
+from pointsman_cli.console.web import exchange
 from pointsman_cli.console.web.actions import Actions
 from pointsman_cli.console.web.api import READS
+from pointsman_cli.console.web.exchange import FORM
 from pointsman_cli.console.web.security import BODY_BYTES_MAX, COOKIE, HEADERS, Guard
 from pointsman_cli.console.web.site import PAGES, Site
 from pointsman_cli.console.web.viewers import Viewers
@@ -244,6 +248,40 @@ async def test_bodies_are_bounded_and_forms_are_forms(served: Served) -> None:
         no_form = answer.status
 
     assert (too_long[0], too_many[0], no_form) == (413, 400, 415)
+
+
+@asynccontextmanager
+async def half_sent(served: Served, path: str, *headers: str) -> AsyncIterator[asyncio.StreamReader]:
+    """A request whose body of 100 bytes stops after the first."""
+    host, _, port = served.url.removeprefix("http://").partition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    head = [f"POST {path} HTTP/1.1", f"host: {host}", f"content-type: {FORM}", "content-length: 100", *headers]
+    writer.write("\r\n".join([*head, "", "t"]).encode())
+    yield reader
+    writer.close()
+    with suppress(ConnectionError):
+        await writer.wait_closed()
+
+
+async def test_a_body_that_stops_is_refused_in_time_with_its_connection(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exchange, "BODY_WALL_SECONDS", 0.2)
+    cookie, _ = await served.visit()
+    for path, header in (("/sign-in", f"cookie: {cookie}"), ("/api/what-if", f"authorization: Bearer {TOKEN}")):
+        async with half_sent(served, path, header) as reader, asyncio.timeout(9):
+            assert (await reader.readline()).split()[1] == b"408"
+            await reader.read()  # until it is closed
+
+
+@pytest.mark.parametrize("path", ["/sign-in", "/what-if", "/actions/drain"])
+async def test_a_visitor_that_may_not_change_anything_is_refused_before_its_body(served: Served, path: str) -> None:
+    async with half_sent(served, path) as reader, asyncio.timeout(5):
+        assert (await reader.readline()).split()[1] == b"403"
+
+
+def test_one_address_does_not_take_all_connections_of_a_console() -> None:
+    assert HTTP_LIMITS.connections_per_address <= HTTP_LIMITS.connections // 4
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
+from pointsman.primitives import Tenant
 from pointsman_ingress.endpoints import BY_PATH, BodyRules
-from pointsman_ingress.engine.body_rewrites import impose_salt, without
+from pointsman_ingress.engine.body_rewrites import add_tenant, ask_for_usage, impose_salt, without
 from pointsman_ingress.http.errors import ApiError
 from pointsman_ingress.prompt import body_fields
 from pointsman_ingress.prompt.body_fields import FOR_TRUSTED, OURS, CheckedFields, FieldRules
@@ -152,6 +153,19 @@ def test_an_accepted_body_is_the_clients_own_to_the_byte_or_has_lost_what_is_unk
     assert getattr(other.request.prompt, "body", None) == other.content, "what engines render has lost it, too"
 
 
+@pytest.mark.parametrize("text", [b"\xff", b"a\xc3", b"\xed\xa0\x80", b"\xc3\xa9" * 200_000 + b"\xc3"])
+@pytest.mark.parametrize("field", [b"metadata", b"seed"])
+def test_text_that_is_no_utf_8_is_refused_also_in_fields_that_routing_skips(field: bytes, text: bytes) -> None:
+    rules = BodyRules(KEYED, MediaRules(trusted=False))
+    sound = b'{"model":"m","messages":[{"role":"user","content":"h\xc3\xa9"}],"%b":"%b"}'
+    endpoint = BY_PATH["/v1/chat/completions"]
+    with pytest.raises(ApiError) as refused:
+        rules.accept(endpoint, sound % (field, text), {})
+
+    assert (refused.value.status, refused.value.code) == (400, "malformed_body")
+    assert rules.accept(endpoint, sound % (field, b"\xc3\xa9" * 200_000), {}).content
+
+
 @pytest.mark.parametrize("name", ["chat_template", "tokenize", "chat\\u005ftemplate"])
 def test_a_template_is_not_hidden_among_its_arguments(name: str) -> None:
     body = b'{"messages":[],"chat_template_kwargs":{"enable_thinking":false,"%b":"x"}}' % name.encode()
@@ -165,3 +179,12 @@ def test_a_template_is_not_hidden_among_its_arguments(name: str) -> None:
 @pytest.mark.parametrize("arguments", [b"null", b"{}", b'{"enable_thinking":false}'])
 def test_other_arguments_of_a_template_pass(arguments: bytes) -> None:
     KEYED.check(b'{"messages":[],"chat_template_kwargs":%b}' % arguments, body_fields.CHAT)
+
+
+@pytest.mark.parametrize("body", [b"{}", b" { \n} ", b'{"a":{}}', b'{"a":"{"}'])
+def test_a_field_is_added_to_any_object(body: bytes) -> None:
+    sent = json.loads(body)
+
+    assert json.loads(impose_salt(body, "s", replaces=False)) == {**sent, "cache_salt": "s"}
+    assert json.loads(ask_for_usage(body)) == {**sent, "stream_options": {"include_usage": True}}
+    assert json.loads(add_tenant(body, Tenant("t"))) == {**sent, "vllm_xargs": {"pointsman_client": "t"}}

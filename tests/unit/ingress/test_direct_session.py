@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 
 import aiohttp
 import pytest
@@ -85,3 +86,45 @@ async def test_what_is_no_http_is_an_error_of_the_client_library() -> None:
         with pytest.raises(aiohttp.ClientError):
             await DirectSession(session).post(URL(f"http://127.0.0.1:{port}/"), b"{}", {})
     server.close()
+
+
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
+
+
+@asynccontextmanager
+async def engine_saying(*parts: bytes, then_for_ever: bytes = b"") -> AsyncIterator[URL]:
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(ConnectionError):
+            await reader.readuntil(b"\r\n\r\n")
+            writer.writelines(parts)
+            while then_for_ever:
+                writer.write(then_for_ever)
+                await writer.drain()
+            await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(talk, "127.0.0.1", 0)
+    yield URL(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/")
+    server.close()
+
+
+async def posted(session: aiohttp.ClientSession, url: URL, *, direct: bool) -> bytes:
+    if direct:
+        return await (await DirectSession(session).post(url, b"{}", {})).content.read()
+    async with session.post(url, data=b"{}") as answer:
+        return await answer.read()
+
+
+@pytest.mark.parametrize("direct", [True, False])
+async def test_an_engine_that_only_says_continue_is_left_at_once_and_holds_up_nobody(*, direct: bool) -> None:
+    async with engine_saying(then_for_ever=CONTINUE * 2000) as url, open_session() as session, asyncio.timeout(5):
+        with pytest.raises(aiohttp.ClientPayloadError, match="1xx"):
+            await posted(session, url, direct=direct)
+
+
+@pytest.mark.parametrize("direct", [True, False])
+async def test_a_few_interim_heads_precede_an_answer(*, direct: bool) -> None:
+    hints = b"HTTP/1.1 103 Early Hints\r\nlink: </a>\r\n\r\n"
+    async with engine_saying(CONTINUE, hints * 7, OK) as url, open_session() as session:
+        assert await posted(session, url, direct=direct) == b"ok"

@@ -10,7 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pointsman_ingress.engine.body_rewrites import ask_for_usage
-from pointsman_ingress.engine.streams import CHUNKS, LAST_EVENT_BYTES_MAX, NAMED_EVENTS, TAIL_BYTES_MAX, StreamTail
+from pointsman_ingress.engine.streams import (
+    CHUNKS,
+    LAST_EVENT_BYTES_MAX,
+    MESSAGE_EVENTS,
+    NAMED_EVENTS,
+    TAIL_BYTES_MAX,
+    StreamShape,
+    StreamTail,
+)
 from pointsman_ingress.engine.usage import COUNT_MAX, HELD_BYTES_MAX, Usage, UsageRemover, usage_in
 from pointsman_ingress.lifecycle import EQUAL, FEWER, MORE, UNKNOWN, compared
 from pointsman_ingress.prompt.openai_requests import parse_chat
@@ -251,3 +259,26 @@ def test_a_stream_that_is_its_end_alone_has_ended() -> None:
     tail.feed(b"data: [DONE]\r\n\r\n")
 
     assert tail.has_ended
+
+
+LAST_EVENTS = [
+    (CHUNKS, b"data: {}\n\n", b"data: [DONE]\n\n"),
+    (CHUNKS, b"data: {}\r\n\r\n", b"data:[DONE]\r\n\r\n"),
+    (NAMED_EVENTS, b"event: response.output_text.delta\ndata: {}\n\n", b'event: response.completed\ndata: {"a":1}\n\n'),
+    (
+        MESSAGE_EVENTS,
+        b"event: content_block_start\ndata: {}\n\n",
+        b'event: message_stop\ndata: {"type":"message_stop"}\n\n',
+    ),
+]
+
+
+@pytest.mark.parametrize(("shape", "first", "last"), LAST_EVENTS)
+def test_a_last_event_ends_a_stream_wherever_it_is_cut(shape: StreamShape, first: bytes, last: bytes) -> None:
+    for cut in range(1, len(last)):
+        tail, over = StreamTail(shape), list[bool]()
+        for part in (first, last[:cut], last[cut:]):
+            tail.feed(part)
+            over.append(tail.is_over)
+
+        assert over == [False, over[1] and not last[cut:].strip(), True], cut

@@ -1,7 +1,9 @@
 """Exactness of tokens: truncated prompts, images, prompt embeddings, client templates."""
 
 import json
+import threading
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import aiohttp
@@ -11,6 +13,7 @@ from pointsman.adapters.clocks import ScaledClock
 from pointsman.adapters.tokenizer import Tokenizer
 from pointsman.primitives import WallSeconds
 from pointsman_ingress.engine.client import EngineClient
+from pointsman_ingress.http.errors import ApiError
 from pointsman_ingress.prompt.openai_requests import parse_chat, parse_completion
 from pointsman_ingress.prompt.tokenization import PromptTokenizer, PromptTokens, TokenizeContext
 from tests.support.engine_urls import ANY_URL
@@ -104,3 +107,56 @@ async def test_client_templates_are_not_run_locally(tokenizer: PromptTokenizer) 
     tokens = await of_chat(tokenizer, SYSTEM, chat_template="{% for x in range(9999) %}{% endfor %}")
 
     assert (tokens.exact, tokens.prefix_header) == (False, "none; guessed")
+
+
+def called_with(arguments: str) -> dict[str, Any]:
+    function = {"name": "f", "arguments": arguments}
+    return {"role": "assistant", "tool_calls": [{"id": "x", "type": "function", "function": function}]}
+
+
+@pytest.mark.parametrize("half", ["\\ud800", "\\udc00"])
+async def test_half_a_character_in_the_arguments_of_a_tool_call_is_the_clients_mistake(
+    tokenizer: PromptTokenizer, half: str
+) -> None:
+    with pytest.raises(ApiError) as refused:
+        await of_chat(tokenizer, SYSTEM, called_with(f'{{"a": "{half}"}}'))
+
+    assert refused.value.status == 400
+    assert (await of_chat(tokenizer, SYSTEM, called_with('{"a": "\\ud83d\\ude00"}'))).exact
+
+
+@pytest.mark.parametrize(
+    ("messages", "fields"),
+    [
+        ([called_with(json.dumps({"a": "word " * 10_000}))], {}),
+        ([{"role": "user", "content": "word " * 10_000}], {}),
+        ([SYSTEM], {"documents": [{"text": "word " * 10_000}]}),
+        ([SYSTEM], {"tools": [{"type": "function", "function": {"name": "f", "description": "word " * 10_000}}]}),
+    ],
+)
+async def test_a_long_chat_is_encoded_in_a_thread_wherever_its_text_stands(
+    tokenizer: PromptTokenizer, messages: list[dict[str, Any]], fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads = set[int]()
+    render = Tokenizer.render_chat
+
+    def rendered(*arguments: Any, **named: Any) -> str:
+        threads.add(threading.get_ident())
+        return render(*arguments, **named)
+
+    monkeypatch.setattr(Tokenizer, "render_chat", rendered)
+    body = json.dumps({"messages": messages, **fields}).encode()
+    await tokenizer.tokens(parse_chat(body), replace(CONTEXT, light=True))
+
+    assert threads
+    assert threading.get_ident() not in threads
+
+
+async def test_the_bytes_of_an_image_are_no_tokens_of_a_guess(tokenizer: PromptTokenizer) -> None:
+    tokenizer.tokenizer = None
+    picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 100_000}}
+    text = {"type": "text", "text": "What is this? " * 10}
+    tokens = await of_chat(tokenizer, {"role": "user", "content": [text, picture]})
+
+    assert not tokens.exact
+    assert len(text["text"]) // 4 <= tokens.count < 200

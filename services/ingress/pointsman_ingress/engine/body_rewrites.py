@@ -10,7 +10,7 @@ from pointsman.primitives import Tenant
 SALT_FIELD = "cache_salt"
 TENANT_FIELD, TENANT_ARGUMENT = "vllm_xargs", "pointsman_client"  # read by `shared/pointsman_vllm`
 
-_ASK_USAGE = b',"stream_options":{"include_usage":true}'
+_ASK_USAGE = b'"stream_options":{"include_usage":true}'
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
@@ -23,25 +23,28 @@ def impose_salt(body: bytes, salt: str, *, replaces: bool) -> bytes:
     """`replaces`: the client sent one. `salt` needs no escapes."""
     if replaces:
         return msgspec.json.encode({**_fields.decode(body), SALT_FIELD: salt})
-    end = body.rindex(b"}")
-    return b'%b,"%b":"%b"%b' % (body[:end], SALT_FIELD.encode(), salt.encode(), body[end:])
+    return _with_last(body, b'"%b":"%b"' % (SALT_FIELD.encode(), salt.encode()))
 
 
 def ask_for_usage(body: bytes) -> bytes:
     """Appended last, because the last of duplicate fields wins: the client's may have escapes in its name."""
     if b'"stream_options"' not in body:
-        end = body.rindex(b"}")
-        return body[:end] + _ASK_USAGE + body[end:]
+        return _with_last(body, _ASK_USAGE)
     return _with(body, "stream_options", {"include_usage": True})
 
 
 def add_tenant(body: bytes, tenant: Tenant) -> bytes:
     """Overrides the client's value. Appended last, because the last of duplicate fields wins."""
     if TENANT_FIELD.encode() not in body:
-        end = body.rindex(b"}")
-        field = b',"%b":%b' % (TENANT_FIELD.encode(), msgspec.json.encode({TENANT_ARGUMENT: tenant}))
-        return body[:end] + field + body[end:]
+        return _with_last(body, b'"%b":%b' % (TENANT_FIELD.encode(), msgspec.json.encode({TENANT_ARGUMENT: tenant})))
     return _with(body, TENANT_FIELD, {TENANT_ARGUMENT: tenant})
+
+
+def _with_last(body: bytes, field: bytes) -> bytes:
+    end = body.rindex(b"}")
+    before = body[:end]
+    comma = b"" if before.rstrip().endswith(b"{") else b","
+    return b"%b%b%b%b" % (before, comma, field, body[end:])
 
 
 def _with(body: bytes, field: str, added: dict[str, Any]) -> bytes:

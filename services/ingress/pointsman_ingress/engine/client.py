@@ -1,7 +1,6 @@
 """HTTP client for engines, at permitted URLs only. Forwards only the headers listed here. Closing an unfinished answer
 makes the engine abort it."""
 
-import re
 import socket
 from dataclasses import dataclass
 from functools import lru_cache
@@ -20,7 +19,7 @@ from pointsman.runtime import span_attributes
 from pointsman.runtime.engine_urls import EngineUrls
 from pointsman.runtime.telemetry import ENGINE_URLS_REFUSED
 from pointsman.runtime.tracing import NO_SPAN, Span, trace_headers
-from pointsman_ingress.engine.session import Answer, DirectSession
+from pointsman_ingress.engine.session import Answer, DirectSession, EngineConnector
 from pointsman_ingress.engine.streams import CHUNKS, StreamShape, StreamTail
 from pointsman_ingress.http.request_headers import Headers
 
@@ -44,7 +43,6 @@ NOT_IMPLEMENTED = 501
 UNFIT_STATUSES = (404, 408, 425, 429)
 KEY_STATUSES = (401, 403)
 STREAM_FAILURE = "its stream said that it failed"
-_done_event = re.compile(rb"(?:^|[\r\n])data: ?\[DONE\]\s*$")
 
 
 class EngineFailedError(Exception):
@@ -174,7 +172,7 @@ class EngineAnswer:
         self._opened = False  # the chunk timeout applies after the opening
         self._ended = False
         self._done = False
-        self._kept_open = False  # whether the engine keeps the connection open after `[DONE]`
+        self._kept_open = False  # whether the engine keeps the connection open after the last event
 
     async def opening(self) -> bytes:
         """Returns the first bytes, of a stream up to the first output. Raises EngineFailedError."""
@@ -199,7 +197,7 @@ class EngineAnswer:
             self._end()
         elif self.streams:
             self.tail.feed(chunk)
-            self._done = b"[DONE]" in chunk and _done_event.search(chunk) is not None
+            self._done = self.tail.is_over
         return chunk
 
     async def whole(self, first: bytes = b"", *, bytes_max: int = ANSWER_BYTES_MAX) -> bytes:
@@ -268,7 +266,7 @@ def open_session(*, traced: bool = False) -> aiohttp.ClientSession:
     """`traced`: spans note whether a connection had to be opened."""
     return aiohttp.ClientSession(
         trace_configs=[_connection_events()] if traced else None,
-        connector=aiohttp.TCPConnector(
+        connector=EngineConnector(
             limit=CONNECTIONS_MAX,
             keepalive_timeout=float(KEEP_ALIVE_WALL_SECONDS),
             ttl_dns_cache=60,

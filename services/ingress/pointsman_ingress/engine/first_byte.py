@@ -15,6 +15,7 @@ from pointsman_ingress.settings import IngressSettings
 FOREVER: EngineSeconds = math.inf
 
 STALL_WALL_SECONDS: WallSeconds = WallSeconds(0.25)  # a timer this late means that the process stalled, not the engine
+POSTPONED_MAX = 8  # then the engine is judged, however late the timers are
 
 
 def first_byte_wall_seconds(
@@ -28,7 +29,8 @@ def first_byte_wall_seconds(
 
 class FirstByteDeadline:
     """After `wall_seconds` or `expire` calls `give_up(waited_seconds)`: True raises EngineFailedError, False restarts
-    the wait. Does not count time during which this process stalled. `seconds`: by which longer waits are counted, so that
+    the wait. Does not count time during which this process stalled, up
+    to POSTPONED_MAX times. `seconds`: by which longer waits are counted, so that
     few have a timer of their own."""
 
     def __init__(
@@ -40,6 +42,7 @@ class FirstByteDeadline:
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._number = 0
+        self._postponed = 0
         self._interruption = Interruption()
         self._began = self._loop.time()
 
@@ -76,7 +79,8 @@ class FirstByteDeadline:
 
     def _on_timer(self, due: EngineSeconds) -> None:
         late = self._loop.time() - due
-        if WallSeconds(late) > STALL_WALL_SECONDS:
+        if WallSeconds(late) > STALL_WALL_SECONDS and self._postponed < POSTPONED_MAX:
+            self._postponed += 1
             self._wait(late)
         else:
             self._decide()

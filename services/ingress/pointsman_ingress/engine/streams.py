@@ -61,7 +61,7 @@ class StreamTail:
         self._line_ended = True
         self._bytes = 0
         self._bytes_max = TAIL_BYTES_MAX
-        self._carry = b""  # may hold the start of a pattern
+        self._carry = b"\n"  # may hold the start of a pattern
         self.shows_output = not shape.output
         self._last_event = False
         self._unfinished_event = b""
@@ -75,9 +75,9 @@ class StreamTail:
         if self.shape.output and not self._last_event:
             seen = self._carry + chunk
             self.shows_output = self.shows_output or self.shape.shows_output(seen)
-            self._carry = seen[-_PATTERN_BYTES_MAX:]
             if self.shape.has_ended(seen):
                 self._last_event, self._bytes_max = True, LAST_EVENT_BYTES_MAX
+        self._carry = (self._carry + chunk[-_PATTERN_BYTES_MAX:])[-_PATTERN_BYTES_MAX:]
         self.events += (
             chunk.count(b"\ndata:") + chunk.count(b"\rdata:") + (self._line_ended and chunk.startswith(b"data:"))
         )
@@ -96,6 +96,13 @@ class StreamTail:
     @property
     def has_ended(self) -> bool:
         return self._last_event or self.shape.has_ended(self._start + b"".join(self._chunks))
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the last event has just come whole, also if the connection stays open. Cheap enough for each chunk."""
+        if self.shape.output:
+            return self._last_event and not self.mid_event
+        return self._carry.rstrip().endswith(self.shape.ends)
 
     @property
     def mid_event(self) -> bool:

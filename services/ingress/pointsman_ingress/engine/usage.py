@@ -21,6 +21,18 @@ class Usage(msgspec.Struct, frozen=True):
     completion_tokens: Tokens = -1
     cached_tokens: Tokens = -1
 
+    def capped(self, most: "Usage") -> "Usage":
+        """An engine's counts decide what a tenant pays: none above `most` is believed, in which -1 is no bound."""
+        return Usage(
+            capped(self.prompt_tokens, most.prompt_tokens),
+            capped(self.completion_tokens, most.completion_tokens),
+            capped(self.cached_tokens, most.prompt_tokens),
+        )
+
+
+def capped(count: Tokens, most: Tokens) -> Tokens:
+    return count if most < 0 else min(count, most)
+
 
 _Count = Annotated[int, msgspec.Meta(ge=-1, le=COUNT_MAX)]
 

@@ -7,6 +7,7 @@ from pointsman.adapters.shared_timers import Limit, SharedTimer
 from pointsman.ports import Clock
 from pointsman.primitives import RequestId, WallSeconds
 from pointsman.runtime.health import Receive, Scope, Send, send_whole
+from pointsman.runtime.http_protocol import CLOSE_NOW
 from pointsman.runtime.tracing import NO_SPAN, Span
 from pointsman_ingress.http.errors import ApiError, ErrorShape, Header, body_too_large, body_too_slow, too_many_bodies
 from pointsman_ingress.http.request_headers import Headers, header_text
@@ -107,6 +108,7 @@ class HttpExchange:
         self._clock = clock
         self._streaming = False
         self._send = send
+        self._close_now = scope.get(CLOSE_NOW)
 
     async def read_body(self, receive: Receive, loan: BodyLoan, *, bytes_max: int) -> bytes:
         """Raises ApiError (413, 408, 503) and ClientGoneError."""
@@ -150,6 +152,11 @@ class HttpExchange:
         elif self._streaming:
             event = self._errors.event(error)
             await self.finish(b"\n\n" + event if mid_event else event)
+
+    def cut(self) -> None:
+        """Close the connection with what the client has not read."""
+        if self._close_now is not None:
+            self._close_now()
 
     @property
     def _id_headers(self) -> tuple[Header, Header]:

@@ -1,6 +1,7 @@
 """Bounds on the form of a JSON body, checked before anything is built of it: nesting, lists and objects, entries. What
 stands in strings does not count."""
 
+import codecs
 from collections.abc import Iterator
 
 from pointsman_ingress.http.errors import nested_too_deeply, too_complex
@@ -19,6 +20,7 @@ SLICE_BYTES = 256 * 1024
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _NOT_MARKS = bytes(set(range(256)) - set(b"[]{},"))
 _OPENING = frozenset(b"[{")
+_utf8_decoder = codecs.getincrementaldecoder("utf-8")
 _BACKSLASH = ord("\\")
 
 
@@ -44,6 +46,15 @@ def check_form(body: bytes, *, entries_max: int = ENTRIES_MAX) -> None:
             depth += 1 if mark in _OPENING else -1
             if depth > NESTING_MAX:
                 raise nested_too_deeply()
+
+
+def check_text(body: bytes) -> None:
+    """Raises UnicodeDecodeError. By slices, which leave the interpreter to others in between."""
+    if body.isascii():
+        return
+    decoder = _utf8_decoder()
+    for start in range(0, len(body), SLICE_BYTES):
+        decoder.decode(body[start : start + SLICE_BYTES], final=start + SLICE_BYTES >= len(body))
 
 
 def _brackets(body: bytes) -> int:

@@ -10,7 +10,7 @@ import msgspec
 from pointsman.primitives import Tokens
 from pointsman_ingress.http.errors import bad_request
 from pointsman_ingress.prompt.audio_form import read_form
-from pointsman_ingress.prompt.content_parts import ChatForm, Message, first_unsupported, texts
+from pointsman_ingress.prompt.content_parts import ChatForm, Message, first_unsupported
 from pointsman_ingress.prompt.json_form import ENTRIES_MAX, TOKEN_IDS_MAX, check_form
 
 COMPLETION_OUTPUT_TOKENS = 16  # OpenAI's default
@@ -57,8 +57,8 @@ class Chat:
 
     @property
     def length(self) -> int:
-        characters = sum(len(text) for message in self.messages for text in texts(message.get("content")))
-        return characters + (1000 * len(self.tools) if self.tools else 0)
+        """Of all that a template may render: also the arguments of tool calls, tools and documents."""
+        return len(msgspec.json.encode((self.messages, self.tools, self.chat_template_kwargs)))
 
     @classmethod
     def of(cls, form: ChatForm, **fields: Any) -> "Chat":

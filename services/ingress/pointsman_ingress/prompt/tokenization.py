@@ -347,9 +347,14 @@ def _error_message(body: bytes) -> str:
 
 
 def _guesses(prompt: Texts | Chat) -> list[list[int]]:
-    """Four bytes per token: equal prefixes stay equal."""
-    guessed = prompt.prompts if isinstance(prompt, Texts) else [msgspec.json.encode(prompt.messages).decode()]
-    return [_guess(text.encode(errors="replace")) for text in guessed]
+    """Four bytes per token: equal prefixes stay equal. Of a chat the text alone: an image's bytes are no tokens."""
+    if isinstance(prompt, Texts):
+        return [_guess(text.encode(errors="replace")) for text in prompt.prompts]
+    messages = [
+        {**message, "content": text_parts(message["content"])} if "content" in message else message
+        for message in prompt.messages
+    ]
+    return [_guess(msgspec.json.encode(messages))]
 
 
 def _guess(data: bytes) -> list[int]:

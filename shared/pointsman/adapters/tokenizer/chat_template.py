@@ -106,7 +106,17 @@ class ChatTemplate:
         ) as error:
             msg = f"the chat template refused the messages: {error}"
             raise ChatTemplateError(msg) from error
+        _check_unicode(rendered)
         return _cut_at_mark(rendered, continued) if continue_final_message else rendered
+
+
+def _check_unicode(rendered: str) -> None:
+    """Escapes in the arguments of tool calls can hold half a character: tokenizers refuse it, so engines answer 400."""
+    try:
+        rendered.encode()
+    except UnicodeEncodeError as error:
+        msg = "the rendered messages are no valid Unicode: a surrogate stands alone"
+        raise ChatTemplateError(msg) from error
 
 
 def set_values(arguments: Mapping[str, Any]) -> dict[str, Any]:

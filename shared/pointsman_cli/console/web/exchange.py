@@ -1,5 +1,6 @@
 """One HTTP exchange: whose it is, its bounded body, and its answer. Used by pages and API alike."""
 
+import asyncio
 from dataclasses import dataclass
 from urllib.parse import parse_qsl
 
@@ -21,6 +22,7 @@ from pointsman_cli.console.web.security import (
 )
 
 FIELDS_MAX = 64
+BODY_WALL_SECONDS = 10.0
 JSON = "application/json"
 FORM = "application/x-www-form-urlencoded"
 
@@ -65,8 +67,21 @@ def visit_of(
     return Visit(session_id, not known, session)
 
 
+def check_visitor(request: Request, guard: Guard, *, acts: bool = False) -> None:
+    """Before its form is read: what it may not do whatever its form holds. Raises RefusedError."""
+    visit_of(request, guard, changes=True, acts=acts, form={CSRF_FIELD: guard.csrf(guard.session_id(request.headers))})
+
+
 async def body_of(request: Request) -> bytes:
-    """Raises RefusedError for one that is too long."""
+    """Raises RefusedError for one that is too long, or does not arrive in time."""
+    try:
+        async with asyncio.timeout(BODY_WALL_SECONDS):
+            return await _bounded_body(request)
+    except TimeoutError as error:
+        raise RefusedError(Refusal(408, "too_slow", "The body did not arrive in time.")) from error
+
+
+async def _bounded_body(request: Request) -> bytes:
     body = bytearray()
     async for chunk in request.stream():
         body += chunk

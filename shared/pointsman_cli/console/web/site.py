@@ -21,6 +21,7 @@ from pointsman_cli.console.web.exchange import (
     RefusedError,
     Visit,
     answered_json,
+    check_visitor,
     form_of,
     guarded,
     visit_of,
@@ -199,6 +200,7 @@ class Site:
 
     async def _changing(self, request: Request, *, acts: bool = False) -> tuple[Visit, dict[str, str]]:
         """Raises RefusedError."""
+        check_visitor(request, self._guard, acts=acts)
         form = await form_of(request)
         return visit_of(request, self._guard, changes=True, acts=acts, form=form), form
 
