@@ -11,11 +11,11 @@ from pointsman.runtime.log_connection import TROUBLE_LOG_SECONDS, _TelemetryList
 
 
 class SteppedClock(ScaledClock):
-    at = 1000.0
+    at = WallSeconds(1000.0)
 
     @override
     def wall(self) -> WallSeconds:
-        return WallSeconds(self.at)
+        return self.at
 
 
 def test_any_number_of_refused_subjects_is_told_within_bounds_and_each_of_a_few() -> None:

@@ -22,7 +22,7 @@ class Waits(ScaledClock):
 
     def __init__(self) -> None:
         super().__init__()
-        self.seconds: list[float] = []
+        self.seconds: list[WallSeconds] = []
 
     @override
     async def sleep_wall(self, seconds: WallSeconds) -> None:
