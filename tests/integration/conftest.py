@@ -1,12 +1,13 @@
-"""The fleet that a module's own fixture `up` runs, and a connection to it."""
+"""The fleet that a module's own fixture `up` runs, and a connection to it; a PostgreSQL server."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
 from pointsman.ports import Link
 from pointsman_cli.discovery import FleetFile, find_fleet
 from tests.support.log_reading import link_to
+from tests.support.postgres import running_postgres
 from tests.support.up import RunningUp
 
 
@@ -19,3 +20,10 @@ def fleet(up: RunningUp) -> FleetFile:
 async def link(fleet: FleetFile) -> AsyncIterator[Link]:
     async with link_to(fleet) as opened:
         yield opened
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[str]:
+    """One server for all tests."""
+    with running_postgres() as url:
+        yield url

@@ -2,9 +2,9 @@
 
 import asyncio
 import sqlite3
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, closing
+from contextlib import closing
 from pathlib import Path
+from random import randbytes
 from typing import Any
 
 import pytest
@@ -18,20 +18,14 @@ from pointsman.primitives import PoolName, Sequence, WallSeconds
 from pointsman.runtime.health import HealthBoard
 from pointsman_cli.main import main
 from pointsman_lab.memory.log import MemoryBroker
-from pointsman_recorder.archive import Archive, Batch, Row, metadata, open_archive
+from pointsman_recorder.archive import Archive, Batch, Row
 from pointsman_recorder.retention import BATCH_ROWS, DAY_SECONDS, Bounds, Retention
 from pointsman_recorder.service import Recorder
+from tests.support.archives import archive_at, ask
 from tests.support.events import joined, stored
-from tests.support.postgres import running_postgres
 from tests.support.waiting import eventually
 
 POOL = PoolName("default")
-
-
-@pytest.fixture(scope="module")
-def postgres() -> Iterator[str]:
-    with running_postgres() as url:
-        yield url
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -39,17 +33,6 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "sqlite":
         return f"sqlite+aiosqlite:///{tmp_path}/archive.sqlite"
     return str(request.getfixturevalue("postgres"))
-
-
-@asynccontextmanager
-async def archive_at(url: str) -> AsyncIterator[Archive]:
-    async with open_archive(url) as archive:
-        if url.startswith("postgresql"):  # one server for all tests
-            async with archive.engine.begin() as connection:
-                await connection.execute(sa.text("DROP VIEW IF EXISTS requests"))
-                await connection.run_sync(metadata.drop_all)
-        await archive.prepare()
-        yield archive
 
 
 def row(log: str, sequence: Sequence, at: float, blocks: int = 3) -> Row:
@@ -79,11 +62,6 @@ async def fill(archive: Archive, log: str, rows: list[Row], dead_rows: list[Row]
 def retention(archive: Archive, board: HealthBoard | None = None, **bounds: Any) -> Retention:
     log = MemoryBroker(POOL).client(ScaledClock(), name="test").log
     return Retention(archive, log, ScaledClock(), board or HealthBoard(pool=POOL), Bounds(**bounds))
-
-
-async def ask(archive: Archive, query: str) -> list[tuple[Any, ...]]:
-    async with archive.engine.connect() as connection:
-        return [tuple(found) for found in await connection.execute(sa.text(query))]
 
 
 async def test_what_is_older_than_the_bound_goes_and_nothing_else_not_even_the_dead_letters_between(url: str) -> None:
@@ -166,6 +144,48 @@ async def test_the_estimate_of_a_servers_bytes_is_near_what_full_tables_take(pos
             size = await retention(archive)._pruning.size()
             (total,) = (await ask(archive, "SELECT pg_total_relation_size('events')"))[0]
             assert 0.7 * total < size.used <= total * 1.05
+
+
+async def test_only_as_much_goes_as_the_bound_asks_though_the_log_dropped_millions_of_entries_in_between(
+    url: str,
+) -> None:
+    after_hole = 3_000_000
+    gap = {"log": "a", "sequence": after_hole, "after_log": "a", "after_sequence": 12_000, "reason": "dropped"}
+    async with archive_at(url) as archive:
+        await fill(archive, "a", [row("a", n, 1000.0, blocks=40) for n in range(1, 12_001)])
+        await archive.store(Batch(gaps=[gap]))
+        await fill(archive, "a", [row("a", n, 2000.0, blocks=40) for n in range(after_hole, after_hole + 1000)])
+        bound = (await retention(archive)._pruning.size()).used * 8 // 10
+
+        await retention(archive, bytes=bound).look()
+
+        (entries,) = (await ask(archive, "SELECT count(*) FROM events"))[0]
+        assert 0.65 * 13_000 < entries < 0.9 * 13_000
+
+
+async def test_rows_that_somebody_deleted_by_hand_are_not_counted_in_a_servers_bytes(postgres: str) -> None:
+    async with archive_at(postgres) as archive:
+        await fill(archive, "a", [row("a", n, 1000.0) for n in range(1, 8001)])
+        before = (await retention(archive)._pruning.size()).used
+        async with archive.engine.begin() as connection:
+            await connection.execute(sa.text("DELETE FROM events WHERE sequence % 4 > 0"))
+
+        assert 0.2 * before < (await retention(archive)._pruning.size()).used < 0.35 * before
+
+
+async def test_dead_letters_count_in_a_servers_bytes(postgres: str) -> None:
+    async with archive_at(postgres) as archive:
+        await fill(archive, "a", [row("a", n, 1000.0) for n in range(1, 2001)])
+        events_alone = (await retention(archive)._pruning.size()).used
+        letters = [dead("a", 2000 + n) | {"payload": randbytes(50_000)} for n in range(1, 401)]
+        await fill(archive, "a", [], letters)
+
+        size = await retention(archive)._pruning.size()
+        assert size.used - events_alone > 400 * 50_000
+        async with archive.engine.begin() as connection:
+            await connection.execute(sa.text("DELETE FROM events WHERE sequence < 2000"))
+
+        assert 400 * 50_000 < (await retention(archive)._pruning.size()).used < 0.99 * size.used
 
 
 async def test_a_new_sqlite_file_shrinks_and_an_old_one_uses_its_space_again(tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
-"""The recorder over a real nats-server and a real SQLite file: everything once, whatever happens in between."""
+"""The recorder over a real nats-server and a real SQLite file or PostgreSQL server: everything once, whatever happens in
+between."""
 
 import asyncio
 import sqlite3
@@ -8,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import create_async_engine
 
 from pointsman.adapters import jetstream
 from pointsman.adapters.clocks import ScaledClock
@@ -18,8 +21,9 @@ from pointsman.ports import EventLog
 from pointsman.primitives import InstanceId, PoolName, RequestId, Tenant, WallSeconds
 from pointsman.runtime.health import HealthBoard
 from pointsman_lab.memory.log import MemoryBroker
-from pointsman_recorder.archive import open_archive
+from pointsman_recorder.archive import Archive, open_archive
 from pointsman_recorder.service import Recorder
+from tests.support.archives import archive_at, ask
 from tests.support.events import finished, first_token, joined, stored
 from tests.support.nats import running_nats
 from tests.support.poison import bad_utf8, deep
@@ -36,17 +40,23 @@ def file(tmp_path: Path) -> Path:
 @asynccontextmanager
 async def recording(log: EventLog, file: Path, board: HealthBoard | None = None) -> AsyncIterator[Recorder]:
     """A recorder for the length of the context, which ends as a crash would: with nothing flushed."""
-    async with open_archive(f"sqlite+aiosqlite:///{file}") as archive:
-        recorder = Recorder(
-            log, archive, ScaledClock(), board or HealthBoard(), batch_events=50, batch_seconds=WallSeconds(0.02)
-        )
-        tasks = [asyncio.create_task(recorder.collect()), asyncio.create_task(recorder.archive())]
-        try:
-            yield recorder
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+    async with (
+        open_archive(f"sqlite+aiosqlite:///{file}") as archive,
+        recording_into(archive, log, board or HealthBoard()) as recorder,
+    ):
+        yield recorder
+
+
+@asynccontextmanager
+async def recording_into(archive: Archive, log: EventLog, board: HealthBoard) -> AsyncIterator[Recorder]:
+    recorder = Recorder(log, archive, ScaledClock(), board, batch_events=50, batch_seconds=WallSeconds(0.02))
+    tasks = [asyncio.create_task(recorder.collect()), asyncio.create_task(recorder.archive())]
+    try:
+        yield recorder
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def rows(file: Path, query: str) -> list[tuple[Any, ...]]:
@@ -65,6 +75,11 @@ def put_a_directory_where_the_file_should_be(file: Path) -> None:
 
 def remove_directory(file: Path) -> None:
     file.rmdir()
+
+
+async def run(archive: Archive, statement: str) -> None:
+    async with archive.engine.begin() as connection:
+        await connection.execute(sa.text(statement))
 
 
 async def until(file: Path, query: str, expected: object) -> None:
@@ -228,3 +243,73 @@ async def test_a_database_that_does_not_answer_delays_and_loses_nothing(file: Pa
         await until(file, "SELECT count(*) FROM events", [(1,)])
 
         assert board.whole
+
+
+async def test_an_event_that_the_server_refuses_becomes_a_dead_letter_and_the_others_are_archived(
+    postgres: str,
+) -> None:
+    log = MemoryBroker(POOL).client(ScaledClock(), name="test").log
+    for name in ("a", "longer-than-the-column", "b"):
+        await log.append(joined(name))
+    async with archive_at(postgres) as archive:
+        await run(archive, "ALTER TABLE events ALTER COLUMN instance TYPE varchar(8)")
+        async with recording_into(archive, log, HealthBoard()) as recorder:
+            await eventually(lambda: recorder._archived_sequence == 3)
+
+        assert await ask(archive, "SELECT sequence, instance FROM events ORDER BY 1") == [(1, "a"), (3, "b")]
+        ((sequence, payload, problem),) = await ask(archive, "SELECT sequence, payload, problem FROM dead_letters")
+    assert (sequence, payload) == (2, encode(joined("longer-than-the-column")))
+    assert "the database refused it" in problem
+    assert "value too long" in problem
+
+
+@pytest.mark.parametrize("tiny", [b"1e-400", b"1e-20000", b"0." + b"0" * 400 + b"1", b"1" + b"0" * 500 + b"e-500"])
+async def test_a_number_that_sql_cannot_hold_is_missing_in_requests_and_all_others_are_there(
+    postgres: str, tiny: bytes
+) -> None:
+    """Such an event is as good as any other to the codec."""
+    broker = MemoryBroker(POOL)
+    log = broker.client(ScaledClock(), name="test").log
+    await log.append(first_token("r1", "engine-1", at=0.25))
+    odd = encode(first_token("r2", "engine-1", at=0.25)).replace(b'"ttft":0.25', b'"ttft":' + tiny)
+    broker.store_raw("pm.default.request.r2", odd)
+    async with archive_at(postgres) as archive:
+        async with recording_into(archive, log, HealthBoard()) as recorder:
+            await eventually(lambda: recorder._archived_sequence == 2)
+
+        assert await ask(archive, "SELECT sequence FROM dead_letters") == []
+        assert await ask(archive, "SELECT request, ttft FROM requests ORDER BY 1") == [("r1", 0.25), ("r2", None)]
+
+
+@pytest.mark.parametrize(
+    "number", [b"0", b"-1", b"-0.5", b"1e30", b"1E+2", b"12.5e-7", b"2.5e-99", b"1790000000.123456"]
+)
+async def test_ordinary_numbers_are_in_requests_as_they_were_written(postgres: str, number: bytes) -> None:
+    broker = MemoryBroker(POOL)
+    log = broker.client(ScaledClock(), name="test").log
+    event = encode(first_token("r1", "engine-1", at=0.25)).replace(b'"ttft":0.25', b'"ttft":' + number)
+    broker.store_raw("pm.default.request.r1", event)
+    async with archive_at(postgres) as archive:
+        async with recording_into(archive, log, HealthBoard()) as recorder:
+            await eventually(lambda: recorder._archived_sequence == 1)
+
+        assert await ask(archive, "SELECT ttft FROM requests") == [(float(number),)]
+
+
+async def test_a_database_that_cannot_hold_every_character_is_refused_with_what_to_do(postgres: str) -> None:
+    options = "ENCODING 'LATIN1' LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0"
+    server = create_async_engine(postgres, isolation_level="AUTOCOMMIT")
+    async with server.connect() as connection:
+        await connection.execute(sa.text("DROP DATABASE IF EXISTS latin"))
+        await connection.execute(sa.text(f"CREATE DATABASE latin {options}"))
+    await server.dispose()
+    board = HealthBoard()
+    log = MemoryBroker(POOL).client(ScaledClock(), name="test").log
+    async with (
+        open_archive(postgres.rpartition("/")[0] + "/latin") as archive,
+        recording_into(archive, log, board),
+    ):
+        await eventually(lambda: "encoding LATIN1" in board.lacks.get("archive", ""))
+
+        assert "create one with ENCODING 'UTF8'" in board.lacks["archive"]
+        assert await ask(archive, "SELECT tablename FROM pg_tables WHERE schemaname = 'public'") == []

@@ -14,7 +14,7 @@ import click
 import sqlalchemy as sa
 import structlog
 from sqlalchemy.engine import make_url
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import DataError, DBAPIError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from pointsman.adapters.owner_only import OWNER_ONLY, OWNER_ONLY_DIRECTORY, tighten
@@ -26,6 +26,10 @@ SQLITE_SUFFIXES = ("-wal", "-shm", "-journal")
 WAL_BYTES_KEPT = 64 * 1024**2
 VACUUM_EARLY = "autovacuum_vacuum_scale_factor=0.02"
 """The space of deleted rows is used again after 2% of the rows, not after 20%."""
+SQLSTATE_OF_DATA = "22"
+"""Class of the errors about a value. Of asyncpg's errors SQLAlchemy makes no DataError."""
+ORDINARY_NUMBER = "^-?[0-9]{1,31}(?:[.][0-9]{1,60})?(?:[eE][-+]?[0-9]{1,2})?$"
+"""What `double precision` always holds. JSON may also say 1e-400, which the codec reads as 0 and PostgreSQL refuses."""
 metadata = sa.MetaData()
 
 logs = sa.Table(
@@ -100,6 +104,14 @@ class Batch:
     gaps: list[Row] = field(default_factory=list)
 
 
+class UnusableDatabaseError(Exception):
+    """No archive can be in this database. The message says what to do."""
+
+
+class RefusedError(Exception):
+    """The database answers, and refuses a value, now and always."""
+
+
 class Archive:
     """Methods raise SQLAlchemyError or OSError if the database does not answer."""
 
@@ -108,9 +120,12 @@ class Archive:
         self.prepared = asyncio.Event()
 
     async def prepare(self) -> None:
+        """Raises UnusableDatabaseError."""
         dialect = self.engine.dialect
         view = requests(dialect).compile(dialect=dialect, compile_kwargs={"literal_binds": True})
         async with self.engine.begin() as connection:
+            if dialect.name == "postgresql":
+                await _check_encoding(connection)
             await connection.run_sync(metadata.create_all)
             await connection.execute(sa.text("DROP VIEW IF EXISTS requests"))
             await connection.execute(sa.text(f"CREATE VIEW requests AS {view}"))
@@ -127,6 +142,15 @@ class Archive:
             return await _with_tail(connection, Branch(identity, number))
 
     async def store(self, batch: Batch) -> None:
+        """All or nothing. Raises RefusedError."""
+        try:
+            await self._store(batch)
+        except DBAPIError as error:
+            if _is_about_data(error):
+                raise RefusedError(str(error.orig)) from error
+            raise
+
+    async def _store(self, batch: Batch) -> None:
         async with self.engine.begin() as connection:
             for row in batch.logs:
                 await _insert_missing(connection, logs, [row], logs.c.log == row["log"], "log")
@@ -176,6 +200,18 @@ def _share_sqlite(connection: Any, _record: object) -> None:
     cursor.close()
 
 
+def _is_about_data(error: DBAPIError) -> bool:
+    return isinstance(error, DataError) or str(getattr(error.orig, "sqlstate", "")).startswith(SQLSTATE_OF_DATA)
+
+
+async def _check_encoding(connection: AsyncConnection) -> None:
+    """Another encoding lacks characters that tenants and reasons may have. Raises UnusableDatabaseError."""
+    encoding = (await connection.execute(sa.text("SHOW server_encoding"))).scalar()
+    if encoding != "UTF8":
+        msg = f"the database has encoding {encoding}; create one with ENCODING 'UTF8' and name it in --archive-url"
+        raise UnusableDatabaseError(msg)
+
+
 async def _vacuum_early(connection: AsyncConnection) -> None:
     options = sa.text(
         "SELECT coalesce(array_to_string(reloptions, ','), '') FROM pg_class WHERE oid = to_regclass(:name)"
@@ -223,7 +259,7 @@ def requests(dialect: sa.Dialect) -> sa.Select[Any]:
         return sa.func.max(sa.case((events.c.type == kind, _payload(dialect)[name].as_string())))
 
     def number(kind: str, name: str) -> sa.ColumnElement[Any]:
-        return sa.func.max(sa.case((events.c.type == kind, _payload(dialect)[name].as_float())))
+        return sa.func.max(sa.case((events.c.type == kind, _number(dialect, name))))
 
     def at(*kinds: str) -> sa.ColumnElement[Any]:
         return sa.func.max(sa.case((events.c.type.in_(kinds), events.c.at)))
@@ -265,3 +301,12 @@ def requests(dialect: sa.Dialect) -> sa.Select[Any]:
 def _payload(dialect: sa.Dialect) -> Any:
     """The payload as a JSON expression. In SQLite JSON is text, and a cast would make it a number."""
     return sa.type_coerce(events.c.payload, sa.JSON) if dialect.name == "sqlite" else sa.cast(events.c.payload, sa.JSON)
+
+
+def _number(dialect: sa.Dialect, name: str) -> sa.ColumnElement[Any]:
+    """In PostgreSQL NULL for what is no ORDINARY_NUMBER: one refused row would fail the view for everybody."""
+    value = _payload(dialect)[name]
+    if dialect.name == "postgresql":
+        return sa.cast(sa.func.substring(value.as_string(), ORDINARY_NUMBER), sa.Float(53))
+    number: sa.ColumnElement[Any] = value.as_float()
+    return number

@@ -2,7 +2,8 @@
 
 SQLite: deleted pages are used again; what is free beyond FREE_SHARE goes back to the file system if the file was made
 for that (`auto_vacuum`, archives since this version; others: once `VACUUM`). PostgreSQL: autovacuum makes the space
-usable again, the files keep their size; the bytes in use are estimated from a sample of rows."""
+usable again, the files keep their size; the bytes in use are an estimate: number of rows (between the ends of a log,
+without its gaps; at most what sampled pages hold) times the size of a sampled row."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,10 +19,10 @@ VACUUM_PAGES = 1000
 WAL_BYTES_MAX = 64 * 1024**2
 """Beyond it a reader holds the log of changes back: nothing is deleted until it is done, as that would add to it."""
 INCREMENTAL = 2
-SAMPLE_PAGES = 200
+SAMPLE_PAGES = 1000
 PAGE_BYTES = 8192
 ROW_OVERHEAD_BYTES = 330
-"""Of PostgreSQL: header, other columns, four indexes (measured)."""
+"""Of PostgreSQL: header, other columns, four indexes of `events` (measured; a dead letter has one, and its reason)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,14 @@ class Head:
 class Size:
     used: int
     disk: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Sample:
+    """Estimates for a table."""
+
+    rows: float
+    row_bytes: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,13 +165,37 @@ async def _size_of_server(connection: AsyncConnection) -> Size:
     disk = 0
     for table in (events, dead_letters):
         disk += (await connection.execute(sa.select(sa.func.pg_total_relation_size(table.name)))).scalar() or 0
-    rows = 0
+    entries = 0.0
     for log in list((await connection.execute(sa.select(logs.c.log))).scalars()):
-        ends = sa.select(sa.func.min(events.c.sequence), sa.func.max(events.c.sequence)).where(events.c.log == log)
-        first, last = (await connection.execute(ends)).one()
-        rows += last - first + 1 if last is not None else 0
-    pages = (await connection.execute(sa.select(sa.func.pg_relation_size(events.name)))).scalar() or 0
-    share = min(100.0, 100.0 * SAMPLE_PAGES * PAGE_BYTES / max(1, pages))
-    sample = sa.text(f"SELECT avg(pg_column_size(payload)) FROM events TABLESAMPLE SYSTEM ({share})")
-    payload = (await connection.execute(sample)).scalar()
-    return Size(min(disk, int(rows * (float(payload or 0) + ROW_OVERHEAD_BYTES))), disk)
+        entries += await _entries_of(connection, log)
+    event, dead = await _sample(connection, events), await _sample(connection, dead_letters)
+    rows = min(entries, event.rows + dead.rows)  # fewer than entries if somebody deleted some
+    dead_rows = min(rows, dead.rows)
+    used = (rows - dead_rows) * event.row_bytes + dead_rows * dead.row_bytes
+    return Size(min(disk, int(used)), disk)
+
+
+async def _entries_of(connection: AsyncConnection, log: str) -> int:
+    """From the ends of the log and its gaps: counting rows would read a whole index."""
+    ends: list[Sequence] = []
+    for table in (events, dead_letters):
+        of_table = sa.select(sa.func.min(table.c.sequence), sa.func.max(table.c.sequence)).where(table.c.log == log)
+        ends += [end for end in (await connection.execute(of_table)).one() if end is not None]
+    if not ends:
+        return 0
+    first, last = min(ends), max(ends)
+    missing = sa.select(sa.func.sum(gaps.c.sequence - gaps.c.after_sequence - 1)).where(
+        gaps.c.log == log, gaps.c.after_log == log, gaps.c.after_sequence >= first, gaps.c.sequence <= last
+    )
+    return last - first + 1 - int((await connection.execute(missing)).scalar() or 0)
+
+
+async def _sample(connection: AsyncConnection, table: sa.Table) -> _Sample:
+    """Of the same pages each time (`REPEATABLE`): they stay in memory, and the estimate does not jump about."""
+    bytes_of_pages = (await connection.execute(sa.select(sa.func.pg_relation_size(table.name)))).scalar() or 0
+    percent = min(100.0, 100.0 * SAMPLE_PAGES * PAGE_BYTES / max(1, bytes_of_pages))
+    sampled = sa.text(
+        f"SELECT count(*), avg(pg_column_size(payload)) FROM {table.name} TABLESAMPLE SYSTEM ({percent}) REPEATABLE (1)"
+    )
+    rows, payload = (await connection.execute(sampled)).one()
+    return _Sample(rows * 100.0 / percent, float(payload or 0) + ROW_OVERHEAD_BYTES)

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TypeVar
 
 import structlog
-from sqlalchemy.exc import DataError, SQLAlchemyError
+from sqlalchemy.exc import SQLAlchemyError
 
 from pointsman.adapters.backoff import Backoff
 from pointsman.contracts.codec import short_reason
@@ -18,7 +18,7 @@ from pointsman.primitives import PoolName, Sequence, WallSeconds
 from pointsman.runtime.health import HealthBoard
 from pointsman.runtime.log_metrics import measure_log
 from pointsman.runtime.telemetry import RECORDER_ARCHIVED_SEQUENCE
-from pointsman_recorder.archive import Archive, Batch, Branch
+from pointsman_recorder.archive import Archive, Batch, Branch, RefusedError, UnusableDatabaseError
 
 log = structlog.get_logger()
 T = TypeVar("T")
@@ -180,28 +180,26 @@ class Recorder:
         """An entry that the database rejects becomes a dead letter."""
         try:
             await self._persistently(partial(self._archive.store, _batch_of(items)))
-        except DataError as error:
+        except RefusedError as error:
             middle = len(items) // 2
             for part in (items[:middle], items[middle:]) if middle else ():
                 await self._store(part)
             if not middle:
                 batch = Batch()
                 if isinstance(items[0], _Read):
-                    _add_dead(batch, items[0], f"the database refused it: {error.orig}")
+                    _add_dead(batch, items[0], f"the database refused it: {error}")
                 await self._persistently(partial(self._archive.store, batch))
         last = items[-1]
         if isinstance(last, _Read):
             self._archived(last.entry.sequence)
 
     async def _persistently(self, step: Callable[[], Awaitable[T]]) -> T:
-        """Retry a database step until it succeeds; not ready meanwhile. Raises DataError."""
+        """Retry a database step until it succeeds; not ready meanwhile. Raises RefusedError."""
         backoff = Backoff(RETRY_SECONDS_MIN, RETRY_SECONDS_MAX)
         while True:
             try:
                 done = await step()
-            except DataError:
-                raise
-            except (SQLAlchemyError, OSError) as error:
+            except (SQLAlchemyError, OSError, UnusableDatabaseError) as error:
                 reason, wait = f"{type(error).__name__}: {error}", backoff.next_wait()
                 self._board.missing(ARCHIVE_PART, reason)
                 log.warning("archive_unavailable", reason=reason, retry_seconds=wait)

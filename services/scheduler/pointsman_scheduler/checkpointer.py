@@ -54,13 +54,19 @@ class _Child:
 
     async def keep_running(self, clock: Clock) -> None:
         while not self._stopped.is_set():
-            self._process = self._start()
-            while (code := self._process.poll()) is None:
-                await clock.sleep_wall(WATCH_WALL_SECONDS)
-            if self._stopped.is_set():
-                return
-            log.warning("checkpointer_ended", code=code, again_in=RESTART_WALL_SECONDS)
+            try:
+                self._process = self._start()
+            except OSError as error:  # no process or memory is free
+                log.warning("checkpointer_not_started", problem=str(error), again_in=RESTART_WALL_SECONDS)
+            else:
+                await self._until_ended(self._process, clock)
             await clock.sleep_wall(RESTART_WALL_SECONDS)
+
+    async def _until_ended(self, process: subprocess.Popen[bytes], clock: Clock) -> None:
+        while (code := process.poll()) is None:
+            await clock.sleep_wall(WATCH_WALL_SECONDS)
+        if not self._stopped.is_set():
+            log.warning("checkpointer_ended", code=code, again_in=RESTART_WALL_SECONDS)
 
     def stop(self) -> None:
         """Kills it: an incomplete checkpoint is ignored."""

@@ -1,9 +1,13 @@
-"""Requests snapshots or rejoins from workers whose cache index is unverified."""
+"""Requests snapshots or rejoins from workers whose cache index is unverified. At most AT_ONCE_MAX are asked at once, so
+that workers that hang delay no other; who did not answer is asked again after a wait that doubles."""
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import structlog
 
+from pointsman.adapters.backoff import Backoff
 from pointsman.contracts.commands import ResyncCache
 from pointsman.contracts.subjects import resync_subject
 from pointsman.ports import Clock, Commands, CommandTimeoutError, NoResponderError
@@ -18,6 +22,28 @@ log = structlog.get_logger()
 
 PERIOD_WALL_SECONDS: WallSeconds = WallSeconds(0.5)
 TIMEOUT_WALL_SECONDS: WallSeconds = WallSeconds(1.0)
+RETRY_WALL_SECONDS_MAX: WallSeconds = WallSeconds(5.0)
+AT_ONCE_MAX = 32
+
+
+@dataclass(frozen=True, slots=True)
+class _Question:
+    """`distrust`: epoch in which the engine contradicted its own events. `reported_at`: of an unregistered instance."""
+
+    instance: InstanceId
+    reason: str
+    rejoin: bool = False
+    distrust: Epoch | None = None
+    reported_at: EngineSeconds | None = None
+
+
+class _Unanswered:
+    def __init__(self) -> None:
+        self._backoff = Backoff(PERIOD_WALL_SECONDS, RETRY_WALL_SECONDS_MAX)
+        self.again_at = WallSeconds(0.0)
+
+    def note(self, now: WallSeconds) -> None:
+        self.again_at = now + self._backoff.next_wait()
 
 
 class Resync:
@@ -39,6 +65,7 @@ class Resync:
         self._pool = pool
         self._rejoin_requested: dict[InstanceId, EngineSeconds] = {}
         """Last report of each unregistered instance that was asked to join."""
+        self._unanswered: dict[InstanceId, _Unanswered] = {}
 
     async def run(self) -> None:
         while True:
@@ -48,31 +75,63 @@ class Resync:
                     await self._resync_doubtful(self._replica.state)
 
     async def _resync_doubtful(self, state: State) -> None:
-        for instance in state.fleet.instances:
-            if instance.forged:
-                await self._request(instance.id, instance.doubt, rejoin=True)
-            elif instance.contradicted:
-                await self._request(instance.id, instance.contradicted, distrust=instance.epoch)
-            elif instance.doubt:
-                await self._request(instance.id, instance.doubt)
-        for unregistered, reported_at in list(state.unregistered.items()):
-            if self._is_refused(unregistered):
-                continue
-            if self._rejoin_requested.get(unregistered) != reported_at:  # by the instance's clock, which may be wrong
-                self._rejoin_requested[unregistered] = reported_at
-                await self._request(unregistered, "it reports, but the log does not say that it joined", rejoin=True)
+        questions = {question.instance: question for question in (*_of_fleet(state), *self._of_unregistered(state))}
+        self._forget_others(state, questions)
+        at_once = asyncio.Semaphore(AT_ONCE_MAX)
+        await asyncio.gather(
+            *(self._ask(question, at_once) for question in questions.values() if self._is_due(question))
+        )
 
-    async def _request(
-        self, instance: InstanceId, reason: str, *, rejoin: bool = False, distrust: Epoch | None = None
-    ) -> None:
-        """`distrust`: epoch in which the engine contradicted its own events."""
+    def _of_unregistered(self, state: State) -> Iterator[_Question]:
+        reason = "it reports, but the log does not say that it joined"
+        for instance, reported_at in state.unregistered.items():
+            asked = self._rejoin_requested.get(instance) == reported_at  # by the instance's clock, which may be wrong
+            if not asked and not self._is_refused(instance):
+                yield _Question(instance, reason, rejoin=True, reported_at=reported_at)
+
+    def _forget_others(self, state: State, questions: dict[InstanceId, _Question]) -> None:
+        for name in self._rejoin_requested.keys() - state.unregistered.keys():
+            del self._rejoin_requested[name]
+        for name in self._unanswered.keys() - questions.keys() - state.unregistered.keys():
+            del self._unanswered[name]
+
+    def _is_due(self, question: _Question) -> bool:
+        unanswered = self._unanswered.get(question.instance)
+        return unanswered is None or unanswered.again_at <= self._clock.wall()
+
+    async def _ask(self, question: _Question, at_once: asyncio.Semaphore) -> None:
+        async with at_once:
+            with contained("resync"):
+                await self._request(question)
+
+    async def _request(self, question: _Question) -> None:
+        instance, distrust = question.instance, question.distrust
+        if question.reported_at is not None:
+            self._rejoin_requested[instance] = question.reported_at
         telemetry.CACHE_RESYNCS.labels(self._pool, instance).inc()
-        log.info("resync", instance=instance, doubt=reason, rejoin=rejoin, distrust=distrust)
-        above = max(Epoch(0), self._replica.state.newest_epoch(instance)) if rejoin else distrust or Epoch(0)
+        log.info("resync", instance=instance, doubt=question.reason, rejoin=question.rejoin, distrust=distrust)
+        newest = self._replica.state.newest_epoch(instance) if question.rejoin else distrust or Epoch(0)
         command = ResyncCache(
-            instance=instance, reason=reason, rejoin=rejoin, above=above, distrust=distrust is not None
+            instance=instance,
+            reason=question.reason,
+            rejoin=question.rejoin,
+            above=max(Epoch(0), newest),
+            distrust=distrust is not None,
         )
         try:
             await self._commands.request(resync_subject(self._pool, instance), command, timeout=TIMEOUT_WALL_SECONDS)
         except (NoResponderError, CommandTimeoutError) as error:
             log.warning("resync_unanswered", instance=instance, problem=str(error))
+            self._unanswered.setdefault(instance, _Unanswered()).note(self._clock.wall())
+        else:
+            self._unanswered.pop(instance, None)
+
+
+def _of_fleet(state: State) -> Iterator[_Question]:
+    for instance in state.fleet.instances:
+        if instance.forged:
+            yield _Question(instance.id, instance.doubt, rejoin=True)
+        elif instance.contradicted:
+            yield _Question(instance.id, instance.contradicted, distrust=instance.epoch)
+        elif instance.doubt:
+            yield _Question(instance.id, instance.doubt)

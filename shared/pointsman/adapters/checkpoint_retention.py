@@ -11,11 +11,14 @@ CHECKPOINTS_KEPT = 6
 
 
 def superseded(kept: Iterable[CheckpointLabel], new: CheckpointLabel, *, log_begins: Sequence) -> CheckpointLabel:
-    """Returns the one of at least three to drop, given the log's first sequence. Unusable ones go first: other log,
-    other fold code, or older than the log; never the newest."""
-    *older, newest = sorted(kept, key=lambda label: label.as_of)
-    form = (new.identity, new.form)
-    useless = [label for label in older if (label.identity, label.form) != form or label.as_of < log_begins]
+    """Returns the one of at least three to drop, given the log's first sequence. Unusable ones go first: other log, other
+    fold code, or older than the log. The newest of this log never goes: another version may start from it."""
+    ordered = sorted(kept, key=lambda label: label.as_of)
+    of_other_logs = [label for label in ordered if label.identity != new.identity]
+    if of_other_logs:
+        return of_other_logs[0]
+    *older, newest = ordered
+    useless = [label for label in older if label.form != new.form or label.as_of < log_begins]
     if useless:
         return useless[0]
     between = older[1:]

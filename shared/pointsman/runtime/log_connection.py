@@ -28,6 +28,8 @@ VERSION_PART = "nats version"
 WRITES_PART = "writes"
 LOST_EVENT = "log_writes_lost"
 TROUBLE_LOG_SECONDS: WallSeconds = WallSeconds(5.0)
+TROUBLES_MAX = 100
+"""Told apart within these seconds. Strangers choose some: a refused subject may be the inbox of who asks."""
 
 
 @asynccontextmanager
@@ -190,6 +192,9 @@ class _TelemetryListener(LogListener):
         """Whether it was logged: of repeats, only one in a while is."""
         now = self._clock.wall()
         key = f"{event}:{details.get('what', '')}"
+        if len(self._troubles) >= TROUBLES_MAX:
+            self._troubles = {told: at for told, at in self._troubles.items() if now - at < TROUBLE_LOG_SECONDS}
+            key = event if len(self._troubles) >= TROUBLES_MAX else key
         if now - self._troubles.get(key, -TROUBLE_LOG_SECONDS) >= TROUBLE_LOG_SECONDS:
             self._troubles[key] = now
             log.warning(event, **details)

@@ -8,8 +8,8 @@ from pointsman.adapters.checkpoint_retention import CHECKPOINTS_KEPT, superseded
 from pointsman.ports import CheckpointLabel
 
 
-def label(as_of: int, *, form: str = "now") -> CheckpointLabel:
-    return CheckpointLabel(identity="log", as_of=as_of, entry="e", form=form)
+def label(as_of: int, *, form: str = "now", identity: str = "log") -> CheckpointLabel:
+    return CheckpointLabel(identity=identity, as_of=as_of, entry="e", form=form)
 
 
 def saved(kept: list[CheckpointLabel], new: CheckpointLabel, log_begins: int = 1) -> list[CheckpointLabel]:
@@ -54,3 +54,13 @@ def test_the_newest_stays_even_if_another_version_wrote_it() -> None:
     kept = [label(10), label(20), label(30), label(40, form="before")]
 
     assert superseded(kept, label(50), log_begins=1) in kept[1:3]
+
+
+@pytest.mark.parametrize("of_old_log", [[10_000_000], [5, 10_000_000], list(range(1000, 7000, 1000))])
+def test_the_checkpoints_of_a_lost_log_do_not_change_which_ones_of_the_new_log_stay(of_old_log: list[int]) -> None:
+    alone: list[CheckpointLabel] = []
+    beside = [label(as_of, identity="lost") for as_of in of_old_log]
+    for as_of in range(1000, 200_000, 1000):
+        alone, beside = saved(alone, label(as_of)), saved(beside, label(as_of))
+
+    assert beside == alone

@@ -1,0 +1,146 @@
+"""Who is asked for a snapshot or to join anew, and when: workers that hang delay no other, and are asked ever more rarely."""
+
+import asyncio
+from itertools import pairwise
+from typing import cast
+
+import pytest
+from typing_extensions import override
+
+from pointsman.adapters.clocks import ScaledClock
+from pointsman.contracts.codec import AnyCommand, LogEvent
+from pointsman.contracts.commands import ResyncAnswered, ResyncCache
+from pointsman.ports import Commands, CommandTimeoutError
+from pointsman.primitives import PoolName, WallSeconds
+from pointsman.state.parts import PoolSettings
+from pointsman.state.state import State
+from pointsman_scheduler.leader import Candidacy
+from pointsman_scheduler.replica import Replica
+from pointsman_scheduler.resync import AT_ONCE_MAX, PERIOD_WALL_SECONDS, RETRY_WALL_SECONDS_MAX, Resync
+from tests.support.events import joined, reported, stored
+
+
+class SteppedClock(ScaledClock):
+    """At a wall time that a test sets."""
+
+    at = WallSeconds(1000.0)
+
+    @override
+    def wall(self) -> WallSeconds:
+        return self.at
+
+
+class Workers:
+    """Those whose name begins with `hung` answer when `released`, with a timeout; others at once."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.open_max = 0
+        self.released = asyncio.Event()
+        self._open = 0
+
+    async def request(self, subject: str, command: AnyCommand, *, timeout: WallSeconds) -> AnyCommand:
+        assert isinstance(command, ResyncCache)
+        self.asked.append(command.instance)
+        if command.instance.startswith("broken"):
+            raise ValueError(command.instance)
+        if command.instance.startswith("hung"):
+            self._open += 1
+            self.open_max = max(self.open_max, self._open)
+            await self.released.wait()
+            self._open -= 1
+            msg = "no answer"
+            raise CommandTimeoutError(msg)
+        return ResyncAnswered(instance=command.instance, accepted=True)
+
+
+class World:
+    def __init__(self, *in_doubt: str) -> None:
+        self.state = State(PoolSettings())
+        for name in in_doubt:
+            self.apply(joined(name), stored(name, 1, [1]), stored(name, 3, [2]))
+        self.workers = Workers()
+        self.clock = SteppedClock()
+        self.resync = Resync(
+            leader=cast(Candidacy, None),
+            replica=cast(Replica, self),
+            commands=cast(Commands, self.workers),
+            clock=self.clock,
+            pool=PoolName("default"),
+            is_refused=lambda _instance: False,
+        )
+
+    def apply(self, *events: LogEvent) -> None:
+        for event in events:
+            self.state.apply(event, self.state.sequence + 1)
+
+    async def round(self) -> list[str]:
+        """Who is asked in it."""
+        self.workers.asked.clear()
+        await self.resync._resync_doubtful(self.state)
+        return list(self.workers.asked)
+
+
+async def test_workers_that_hang_delay_no_other_and_a_bounded_number_is_asked_at_once() -> None:
+    few = World(*(f"hung-{n}" for n in range(10)), "well")
+    going = asyncio.ensure_future(few.round())
+    await asyncio.sleep(0.05)
+    assert "well" in few.workers.asked
+    few.workers.released.set()
+    await going
+
+    many = World(*(f"hung-{n}" for n in range(3 * AT_ONCE_MAX)))
+    going = asyncio.ensure_future(many.round())
+    await asyncio.sleep(0.05)
+    many.workers.released.set()
+    assert len(await going) == 3 * AT_ONCE_MAX
+    assert many.workers.open_max == AT_ONCE_MAX
+
+
+async def test_who_does_not_answer_is_asked_ever_more_rarely_and_who_answers_each_time() -> None:
+    world = World("hung", "well")
+    world.workers.released.set()
+    asked_at = []
+    for _ in range(120):
+        asked = await world.round()
+        assert "well" in asked
+        asked_at += [world.clock.at] * ("hung" in asked)
+        world.clock.at += PERIOD_WALL_SECONDS
+
+    waits = [later - earlier for earlier, later in pairwise(asked_at)]
+    assert waits[0] <= 2 * PERIOD_WALL_SECONDS
+    assert all(
+        0.5 * RETRY_WALL_SECONDS_MAX < wait <= RETRY_WALL_SECONDS_MAX + PERIOD_WALL_SECONDS for wait in waits[4:]
+    )
+
+
+async def test_an_unexpected_error_of_one_question_keeps_no_other_from_being_asked() -> None:
+    world = World("broken", "well")
+
+    assert await world.round() == ["broken", "well"]
+
+
+async def test_an_unregistered_instance_is_asked_once_for_each_report_and_forgotten_when_it_joined() -> None:
+    world = World()
+    world.apply(reported("late", 0, [], at=1.0))
+    assert [await world.round() for _ in range(3)] == [["late"], [], []]
+    world.apply(reported("late", 0, [], at=2.0))
+    assert [await world.round() for _ in range(2)] == [["late"], []]
+
+    world.apply(joined("late"))
+    assert await world.round() == []
+    assert world.resync._rejoin_requested == {}
+
+
+@pytest.mark.parametrize("hung", ["hung", "well"])
+async def test_nothing_is_remembered_of_names_that_are_gone(hung: str) -> None:
+    world = World()
+    world.workers.released.set()
+    for number in range(3000):  # more than a State keeps
+        world.apply(reported(f"{hung}-{number}", 0, [], at=1.0))
+        if number % 500 == 0:
+            await world.round()
+    await world.round()
+
+    for memory in (world.resync._rejoin_requested, world.resync._unanswered):
+        assert set(memory) <= set(world.state.unregistered)
