@@ -42,7 +42,8 @@ from pointsman_cli.terminal import print_line
 
 FILE = click.Path(path_type=Path, dir_okay=False)
 F = TypeVar("F", bound=Callable[..., Any])
-HTTP_LIMITS = HttpLimits(connections=256, connections_per_address=64)
+HTTP_LIMITS = HttpLimits(connections=256, connections_per_address=128)
+"""Behind a proxy everybody has one address: it has room for all live pages, and as much for the rest."""
 SHUTDOWN_SECONDS = 2.0
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 STARTED_POLL_SECONDS = 0.02

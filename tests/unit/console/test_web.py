@@ -32,7 +32,7 @@ from pointsman_cli.console.web.api import READS
 from pointsman_cli.console.web.exchange import FORM
 from pointsman_cli.console.web.security import BODY_BYTES_MAX, COOKIE, HEADERS, Guard
 from pointsman_cli.console.web.site import PAGES, Site
-from pointsman_cli.console.web.viewers import Viewers
+from pointsman_cli.console.web.viewers import VIEWERS_MAX, Viewers
 from pointsman_cli.history.bundle import BundleHistory, write_bundle
 from pointsman_cli.history.entries import Header
 from pointsman_cli.history.sources import open_history
@@ -281,7 +281,7 @@ async def test_a_visitor_that_may_not_change_anything_is_refused_before_its_body
 
 
 def test_one_address_does_not_take_all_connections_of_a_console() -> None:
-    assert HTTP_LIMITS.connections_per_address <= HTTP_LIMITS.connections // 4
+    assert 2 * VIEWERS_MAX <= HTTP_LIMITS.connections_per_address <= HTTP_LIMITS.connections // 2
 
 
 @pytest.mark.parametrize(
