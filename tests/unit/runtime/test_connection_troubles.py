@@ -1,11 +1,13 @@
 """Repeated troubles of a connection are told every few seconds; what is remembered for that is bounded."""
 
+import pytest
 import structlog
 from structlog.testing import capture_logs
 from typing_extensions import override
 
 from pointsman.adapters.clocks import ScaledClock
 from pointsman.primitives import WallSeconds
+from pointsman.runtime import log_connection
 from pointsman.runtime.health import HealthBoard
 from pointsman.runtime.log_connection import TROUBLE_LOG_SECONDS, _TelemetryListener
 
@@ -18,8 +20,13 @@ class SteppedClock(ScaledClock):
         return self.at
 
 
-def test_any_number_of_refused_subjects_is_told_within_bounds_and_each_of_a_few() -> None:
+def test_any_number_of_refused_subjects_is_told_within_bounds_and_each_of_a_few(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     structlog.reset_defaults()
+    monkeypatch.setattr(
+        log_connection, "log", structlog.get_logger()
+    )  # the other is bound once a test has configured logs
     clock, board = SteppedClock(), HealthBoard(pool="p")
     listener = _TelemetryListener(board, board.missing, clock, "p")
     with capture_logs() as lines:

@@ -4,7 +4,7 @@ import pytest
 import structlog
 
 from pointsman.adapters.clocks import ScaledClock
-from pointsman.runtime import log_pace
+from pointsman.runtime import log_connection, log_pace
 from pointsman.runtime.health import HealthBoard
 from pointsman.runtime.log_connection import LOST_EVENT, _TelemetryListener
 from pointsman.runtime.log_pace import BURST_MAX, LINES_A_SECOND, VALUE_CHARACTERS_MAX, LogPace
@@ -54,7 +54,13 @@ def test_long_values_are_cut() -> None:
     assert line == {"event": "e", "reason": "x" * VALUE_CHARACTERS_MAX + "...", "number": 3}
 
 
-def test_lost_writes_are_logged_with_their_real_number_whatever_was_not_logged_before() -> None:
+def test_lost_writes_are_logged_with_their_real_number_whatever_was_not_logged_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    structlog.reset_defaults()
+    monkeypatch.setattr(
+        log_connection, "log", structlog.get_logger()
+    )  # the other is bound once a test has configured logs
     board = HealthBoard()
     listener = _TelemetryListener(board, board.degraded, ScaledClock(), "test")
     with structlog.testing.capture_logs() as lines:
