@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass
 
-import click
 from typing_extensions import override
 
-from pointsman.policies.policy_set import UnknownPolicyError, rebalancing_policy
+from pointsman.policies.policy_set import rebalancing_policy
 from pointsman.policies.rebalancing import DEFAULT_REBALANCING, REBALANCING_POLICIES, RebalancingPolicy
-from pointsman.policies.setting_text import SettingTextError, settings_of
+from pointsman.policies.setting_text import settings_of
+from pointsman.runtime.policy_options import policy_usage
 from pointsman.runtime.settings import FleetSettings, ProcessSettings, setting
 
 
@@ -30,7 +30,5 @@ class RebalancerSettings(FleetSettings, ProcessSettings):
 
 def chosen_policy(settings: RebalancerSettings) -> RebalancingPolicy:
     """Raises click.BadParameter."""
-    try:
+    with policy_usage():
         return rebalancing_policy(settings.rebalance, settings_of(settings.set, {"rebalance": ""}))
-    except (UnknownPolicyError, SettingTextError) as error:
-        raise click.BadParameter(str(error), param_hint="--set") from error

@@ -5,11 +5,12 @@ from dataclasses import dataclass
 import click
 from typing_extensions import override
 
-from pointsman.policies.policy_set import UnknownPolicyError, scaling_policy
+from pointsman.policies.policy_set import scaling_policy
 from pointsman.policies.scaling import DEFAULT_SCALING, SCALING_POLICIES, ScalingPolicy
 from pointsman.policies.scaling.roles import NOT_SIZED, RoleSizes, parse_split
-from pointsman.policies.setting_text import SettingTextError, settings_of
+from pointsman.policies.setting_text import settings_of
 from pointsman.primitives import WallSeconds
+from pointsman.runtime.policy_options import policy_usage
 from pointsman.runtime.settings import COUNT, POSITIVE, TEXT, FleetSettings, ProcessSettings, setting
 from pointsman.state.engine_profiles import DEFAULT_PROFILE, PROFILES
 
@@ -95,7 +96,5 @@ class ScalerSettings(FleetSettings, ProcessSettings):
 
 def chosen_policy(settings: ScalerSettings) -> ScalingPolicy:
     """Raises click.BadParameter."""
-    try:
+    with policy_usage():
         return scaling_policy(settings.scaling, settings_of(settings.set, {"scaling": ""}))
-    except (UnknownPolicyError, SettingTextError) as error:
-        raise click.BadParameter(str(error), param_hint="--set") from error

@@ -1,16 +1,15 @@
 """Policies and initial State from the settings."""
 
-import click
-
-from pointsman.policies.policy_set import PolicySet, UnknownPolicyError, policy_set
-from pointsman.policies.setting_text import SettingTextError, settings_of
+from pointsman.policies.policy_set import PolicySet, policy_set
+from pointsman.policies.setting_text import settings_of
+from pointsman.runtime.policy_options import policy_usage
 from pointsman.state.state import PoolSettings, State
 from pointsman_scheduler.settings import SchedulerSettings
 
 
 def chosen_policies(settings: SchedulerSettings) -> PolicySet:
     """Raises click.BadParameter."""
-    try:
+    with policy_usage():
         return policy_set(
             routing=settings.policy,
             admission=settings.admission,
@@ -24,8 +23,6 @@ def chosen_policies(settings: SchedulerSettings) -> PolicySet:
             rebind=settings.rebind,
             copies=settings.copies,
         )
-    except (UnknownPolicyError, SettingTextError) as error:
-        raise click.BadParameter(str(error), param_hint="--set") from error
 
 
 def empty_state(settings: SchedulerSettings, policies: PolicySet) -> State:

@@ -16,6 +16,7 @@ from typing_extensions import override
 from pointsman.contracts.reasons import RejectReason
 from pointsman.policies.admission.base import AdmissionPolicy, Refusal
 from pointsman.policies.admission.predicted_ttft import excessive_tpot, too_late, too_slow
+from pointsman.policies.policy import POSITIVE, bounded
 from pointsman.policies.pool_view import CandidateEstimate, PoolView
 from pointsman.policies.routing.base import Choice
 from pointsman.primitives import EngineSeconds
@@ -33,16 +34,9 @@ class PredictedTtftFair1(AdmissionPolicy):
     decile_floor: float = 0.6
     tenant_floor: float = 0.8
     margin: float = 0.07
-    patience: float = 7.0
+    patience: float = bounded(7.0, POSITIVE)
     spare: float = 0.1
     tpot_check: bool = False
-
-    @override
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.patience > 0:
-            msg = f"patience must be positive, not {self.patience}"
-            raise ValueError(msg)
 
     @override
     def trackers(self) -> tuple[Tracker, ...]:
