@@ -1,11 +1,10 @@
 """What the leader's answer to `cmd.fleet` says that the log cannot: in, FleetDescribed; out, one plain sentence. Who shows
 the fleet or reads its log says it first, since the rest is then as old as the last entry."""
 
+from pointsman.adapters.jetstream.producer import STALLED_SECONDS
 from pointsman.contracts.commands import FleetDescribed
 from pointsman_cli.formatting import plural
 
-STALLED_SECONDS = 3.0
-"""As `log_writes_stalled` of the services. Below it a busy disk is only slow."""
 STALLED_ADVICE = (
     "The disk of nats-server is full or fails, or its cluster has no quorum: free space, then restart the nats-server. "
     "Requests are served meanwhile, but what is not confirmed after 100 s, or at a stop, is lost (docs/operations.md, disk full)."

@@ -74,17 +74,15 @@ def pool_status(
 ) -> PoolStatus:
     """`start_seconds_max`: wall seconds for a started instance to join. `absent_seconds`: since when one that runs is not in
     the fleet: a worker that restarts, or that has to join again since the log was lost, gets REJOIN_WALL_SECONDS."""
-    instances = state.fleet.instances
-    overdue = [
-        p.instance
-        for p in absent(state, provided)
-        if p.age > start_seconds_max and absent_seconds(p.instance) > REJOIN_WALL_SECONDS
-    ]
+    instances, away = state.fleet.instances, absent(state, provided)
+    overdue = {
+        p.instance for p in away if p.age > start_seconds_max and absent_seconds(p.instance) > REJOIN_WALL_SECONDS
+    }
     return PoolStatus(
         staying=tuple(staying(state.fleet)),
-        coming=tuple(p.instance for p in absent(state, provided) if p.instance not in overdue),
+        coming=tuple(p.instance for p in away if p.instance not in overdue),
         leaving=tuple(i for i in instances if i.leaving),
-        overdue=tuple(overdue),
+        overdue=tuple(p.instance for p in away if p.instance in overdue),
         provided=tuple(p.instance for p in provided),
         in_service=len(in_service(state)),
         switching=sum(bool(i.becomes) for i in instances),

@@ -490,12 +490,10 @@ def end(parts: StateParts, event: RequestEnd) -> None:
     """Legal in every stage. Ends of unknown requests are remembered, in case the arrival comes later."""
     if not isinstance(event, RequestFinished):
         _note_end_for_outliers(parts, event)
-    known = parts.workload.requests.get(event.request)
-    if known is not None:
-        _expect_nowhere(parts, known)
     request = parts.workload.end(event.request, type(event).__name__)
     if request is None:
         return
+    _expect_nowhere(parts, request)
     parts.drop_idle_queue(request.instance)
     if isinstance(parts.index, NoIndex):
         parts.index.forget(request.id)

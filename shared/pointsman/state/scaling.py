@@ -2,11 +2,20 @@
 the first in the log counts."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from pointsman.contracts.decisions import ScaleApplied, ScaleDecided
 from pointsman.primitives import EngineSeconds
 
 CLOCKS_APART_MAX: EngineSeconds = 5.0
+
+
+class Changes(NamedTuple):
+    """When a pool changed last: to more instances, to fewer, and in its roles only. Engine time."""
+
+    up: EngineSeconds
+    down: EngineSeconds
+    switched: EngineSeconds
 
 
 @dataclass(slots=True)
@@ -35,12 +44,10 @@ class Scaling:
     def is_applied(self) -> bool:
         return self.applied is not None and self.applied.number == self.number
 
-    def changed_at(self, now: EngineSeconds) -> tuple[EngineSeconds, EngineSeconds, EngineSeconds]:
-        """`up_at`, `down_at`, `switched_at`. What a scaler with a wrong clock has dated far ahead holds nobody back."""
-        up, down, switched = (
-            at if at <= now + CLOCKS_APART_MAX else float("-inf") for at in (self.up_at, self.down_at, self.switched_at)
-        )
-        return up, down, switched
+    def changed_at(self, now: EngineSeconds) -> Changes:
+        """What a scaler with a wrong clock has dated far ahead holds nobody back."""
+        dated = (self.up_at, self.down_at, self.switched_at)
+        return Changes(*(at if at <= now + CLOCKS_APART_MAX else float("-inf") for at in dated))
 
     def decide(self, event: ScaleDecided) -> None:
         if event.number <= self.number:

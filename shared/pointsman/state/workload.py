@@ -401,11 +401,8 @@ class Workload:
     def end(self, request: RequestId, how: str) -> Request | None:
         """None if it is not in flight. Ends of unknown requests are remembered: a later arrival has no effect."""
         known = self.requests.pop(request, None)
-        if known is not None:
-            if known.instance:
-                self.queue(known.instance).remove(known)
-            if known.decode:
-                self.expect(known, NO_INSTANCE)
+        if known is not None and known.instance:
+            self.queue(known.instance).remove(known)
         if known is not None or request not in self._ended:
             self._ended[request] = how
             if len(self._ended) > ENDED_REMEMBERED_MAX:

@@ -1,6 +1,6 @@
 """The log itself: completeness, dead letters, lost writes, leader changes."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 
 from typing_extensions import override
@@ -46,7 +46,7 @@ class LogHealth(Examiner):
         self._lost: Counter[str] = Counter()
         self._lost_reasons: dict[str, str] = {}
         self._refused: Counter[str] = Counter()
-        self._refused_for: Counter[str] = Counter()
+        self._refused_for: defaultdict[str, EngineSeconds] = defaultdict(float)
         self._leaders: list[LeaderElected] = []
         self._changes = 0
         self._fenced_before = 0
@@ -83,7 +83,7 @@ class LogHealth(Examiner):
             self._lost_reasons[event.writer] = event.reason
         elif isinstance(event, RequestsRefused):
             self._refused[event.reason] += event.count
-            self._refused_for[event.reason] += max(0.0, event.at - event.since)  # type: ignore[assignment]
+            self._refused_for[event.reason] += max(0.0, event.at - event.since)
         elif isinstance(event, LeaderElected):
             self._elect(event, state)
         elif event.stamp is not None:

@@ -29,9 +29,8 @@ def first_byte_wall_seconds(
 
 class FirstByteDeadline:
     """After `wall_seconds` or `expire` calls `give_up(waited_seconds)`: True raises EngineFailedError, False restarts
-    the wait. Does not count time during which this process stalled, up
-    to POSTPONED_MAX times. `seconds`: by which longer waits are counted, so that
-    few have a timer of their own."""
+    the wait. Does not count time during which this process stalled, up to POSTPONED_MAX times. `seconds`: by which
+    longer waits are counted, so that few have a timer of their own."""
 
     def __init__(
         self, wall_seconds: EngineSeconds, give_up: Callable[[EngineSeconds], bool], seconds: SharedTimer

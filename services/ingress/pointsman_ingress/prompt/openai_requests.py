@@ -184,13 +184,9 @@ def parse_chat(body: bytes) -> ParsedRequest:
     if not fields.messages:
         msg = "`messages` must hold at least one message."
         raise bad_request(msg, param="messages")
-    output_tokens, output_field = (
-        positive(fields.max_completion_tokens, "max_completion_tokens"),
-        "max_completion_tokens",
-    )
-    older_name = positive(fields.max_tokens, "max_tokens")
-    if output_tokens is None:
-        output_tokens, output_field = older_name, "max_tokens"
+    newer = positive(fields.max_completion_tokens, "max_completion_tokens")
+    older = positive(fields.max_tokens, "max_tokens")
+    output_tokens, output_field = (older, "max_tokens") if newer is None else (newer, "max_completion_tokens")
     unsupported, unsupported_message = first_unsupported(fields.messages)
     prompt = Chat(
         messages=fields.messages,

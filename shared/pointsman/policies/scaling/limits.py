@@ -31,11 +31,11 @@ def limited(target: ScaleTarget, scaling: Scaling, now: EngineSeconds, limits: L
         return None
     if target.deliberate:
         return ScaleTarget(bounded, target.reason, deliberate=True)
-    up_at, down_at, _ = scaling.changed_at(now)
+    changed_at = scaling.changed_at(now)
     if bounded > before:
-        if now - up_at < limits.pause_up_s:
+        if now - changed_at.up < limits.pause_up_s:
             return None
         return ScaleTarget(min(bounded, before + limits.step_up), target.reason)
-    if now - max(up_at, down_at) < limits.pause_down_s:
+    if now - max(changed_at.up, changed_at.down) < limits.pause_down_s:
         return None
     return ScaleTarget(max(bounded, before - limits.step_down), target.reason)

@@ -72,7 +72,7 @@ class SloAttainment(ScalingPolicy):
             fewer = self._fewer_of_split(state, size, window, demand, now)
             return ScaleTarget(fewer, loads, demand=demand)
         needed = max(size.wanted, ceil(demand.prefill) + ceil(demand.decode))
-        waits = size.ready < size.wanted or now - state.scaling.changed_at(now)[2] < self.window_s
+        waits = size.ready < size.wanted or now - state.scaling.changed_at(now).switched < self.window_s
         if not waits and better_split(demand, size.roles, size.fixed, step=1) == size.roles:
             needed = max(needed, size.wanted + 1)
         return ScaleTarget(needed, f"{trouble}; {loads}", demand=demand)
@@ -92,9 +92,8 @@ class SloAttainment(ScalingPolicy):
     ) -> int:
         if size.ready < size.wanted:
             return size.wanted
-        scaling = state.scaling
-        up_at, *_ = changes = scaling.changed_at(now)
-        if now - max(window.last_arrival_at, up_at) >= self.idle_s and not state.workload.requests:
+        changes = state.scaling.changed_at(now)
+        if now - max(window.last_arrival_at, changes.up) >= self.idle_s and not state.workload.requests:
             return 0
         changed_at = max(changes)
         done = window.outcomes(max(now - self.calm_s, changed_at))
@@ -106,8 +105,8 @@ class SloAttainment(ScalingPolicy):
 
     def _since(self, state: State, now: EngineSeconds) -> EngineSeconds:
         """What was before the pool grew or changed its roles says nothing of the pool as it is."""
-        up_at, _, switched_at = state.scaling.changed_at(now)
-        return max(now - self.window_s, up_at, switched_at)
+        changes = state.scaling.changed_at(now)
+        return max(now - self.window_s, changes.up, changes.switched)
 
     def _trouble(self, state: State, window: ServiceWindow, now: EngineSeconds) -> str:
         """Empty if the pool is large enough."""
@@ -143,13 +142,13 @@ class SloAttainment(ScalingPolicy):
     def _fewer(self, state: State, size: PoolSize, window: ServiceWindow, now: EngineSeconds) -> ScaleTarget:
         if size.ready < size.wanted or size.ready < 1:
             return ScaleTarget(size.wanted, "not all that were wanted are there")
-        up_at, down_at, _ = state.scaling.changed_at(now)
-        idle = now - max(window.last_arrival_at, up_at)
+        changes = state.scaling.changed_at(now)
+        idle = now - max(window.last_arrival_at, changes.up)
         if size.wanted == 1:
             if idle < self.idle_s or state.workload.requests:
                 return ScaleTarget(1, "requests come")
             return ScaleTarget(0, f"no request has come for {idle:.0f} s")
-        since = max(now - self.calm_s, up_at, down_at)
+        since = max(now - self.calm_s, changes.up, changes.down)
         if now - since < self.calm_s:
             return ScaleTarget(size.wanted, "the last change is too recent to judge")
         if window.last_arrival_at >= since and window.outcomes(since).total < self.outcomes_min:
