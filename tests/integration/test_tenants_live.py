@@ -29,6 +29,7 @@ SPEED = 10.0
 RATE = 4.0  # a second of engine time
 CONCURRENCY = 3
 WINDOW_SECONDS = 20.0  # engine time
+TURN_REQUESTS = 5  # in one turn of the leader's event loop, with room for a slow machine
 FILE = f"""
 [default]
 priority = "interactive"
@@ -106,7 +107,9 @@ async def test_limits_hold_over_three_ingresses_and_the_death_of_the_leader(
     assert most(admitted, WINDOW_SECONDS) >= 0.5 * RATE * WINDOW_SECONDS, "the clients sent enough"
     assert log.most_in_flight("by-concurrency") == CONCURRENCY
     answered = [sample for sample in sending.result() if sample.tenant == "by-requests" and sample.status == 200]
-    assert len(answered) == len(admitted), "what the leader counted is what clients got"
+    lost = len(log.unrecorded())
+    assert lost <= TURN_REQUESTS, "a killed leader loses what it answered last"
+    assert 0 <= len(answered) - len(admitted) <= lost, "what the leader counted is what clients got"
     assert {sample.status for sample in sending.result()} == {200, 429}
 
 

@@ -134,7 +134,11 @@ class LogReading:
         return sorted(at for r, (at, who) in self.arrivals.items() if who == tenant and r not in self._refused)
 
     def used(self, tenant: str) -> list[tuple[EngineSeconds, Tokens]]:
-        return [(at, tokens) for at, r, tokens in self._used if self.arrivals[r][1] == tenant]
+        return [(at, tokens) for at, r, tokens in self._used if r in self.arrivals and self.arrivals[r][1] == tenant]
+
+    def unrecorded(self) -> set[RequestId]:
+        """Ended, but never arrived: a leader that is killed has answered some requests that it had not yet written."""
+        return self._ends.keys() - self.arrivals.keys()
 
     def most_in_flight(self, tenant: str) -> int:
         changes = []
