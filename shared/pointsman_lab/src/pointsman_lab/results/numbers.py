@@ -16,7 +16,8 @@ Goodputs = Mapping[tuple[str, int], Goodput]
 
 
 class Point(msgspec.Struct, kw_only=True):
-    """One row of a study at one rate. `capacity`: a value a seed; the others are means over seeds."""
+    """One row of a study at one rate. `capacity`: a value a seed, the first seeds of the study; the others are means
+    over them."""
 
     row: str
     rate: float

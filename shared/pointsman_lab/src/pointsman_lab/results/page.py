@@ -15,7 +15,6 @@ from pointsman_lab.results.gap import GOAL, Gap, gap_summary, gap_table, gaps, i
 from pointsman_lab.results.numbers import Numbers
 from pointsman_lab.results.studies import CLAIMS
 from pointsman_lab.results.studies.rows import AS_WRITTEN, TUNED
-from pointsman_lab.results.studies.tuning import SHOWN
 from pointsman_lab.results.study import BOUND, BOUND_FCFS, BOUND_WITH_FLOOR, NO_FORESIGHT, OURS, WARMUP, Study
 from pointsman_lab.results.verdict import Duel, duels
 
@@ -133,7 +132,7 @@ class Figures:
         }
         short = [
             max(share for row, share in mean.items() if row.startswith(f"{policy}:")) - mean[_grid_row(shown)]
-            for policy, shown in SHOWN.items()
+            for policy, shown in TUNED.items()
         ]
         return f"{100 * max(short):.1f}"
 

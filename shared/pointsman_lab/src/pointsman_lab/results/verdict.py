@@ -64,18 +64,20 @@ def _duels(study: Study, judged: Judged, numbers: StudyNumbers) -> Iterator[Duel
             continue
         for rate in numbers.rates():
             mine = numbers.point(study.name(ours), rate)
-            theirs = sorted((numbers.point(row, rate) for row in others), key=lambda p: -p.mean)
+            points = [numbers.point(row, rate) for row in others]
+            # A row that is far behind with the first seed has no others.
+            theirs = max((p for p in points if len(p.capacity) == len(mine.capacity)), key=lambda p: p.mean)
             yield Duel(
                 study=study.key,
                 judged=judged,
                 policies=f"{ours.variant.ordering} + {ours.variant.admission}",
                 rate=rate,
                 ours=mine.mean,
-                best=others[theirs[0].row],
+                best=others[theirs.row],
                 our_row=mine.row,
-                best_row=theirs[0].row,
-                theirs=theirs[0].mean,
-                error=_error([own - other for own, other in zip(mine.capacity, theirs[0].capacity, strict=True)]),
+                best_row=theirs.row,
+                theirs=theirs.mean,
+                error=_error([own - other for own, other in zip(mine.capacity, theirs.capacity, strict=True)]),
             )
 
 

@@ -10,6 +10,7 @@ from pointsman_lab.results.studies.dualmap_measurements import key_lengths, sche
 from pointsman_lab.results.studies.rows import (
     AS_WRITTEN,
     DUALMAP_BASELINES,
+    INPUT_CAP,
     PAPER,
     Workloads,
     as_written,
@@ -49,11 +50,11 @@ def paper_rows() -> list[Row]:
 
 def _capacity(workloads: Workloads) -> Iterable[Study]:
     """Figures 1, 3, 10 and 11. The 7B rows share their runs with `placement`."""
-    for model, requests, seeds, cap, conditions, per_source in (
-        ("7b", 4000, SEEDS, 20_480, {}, ((6.0, 7.0, 8.0), (12.0, 14.0, 20.0))),
-        ("14b", 3000, SEEDS[:1], CAP_14B, {"profile": PROFILE_14B}, ((4.0, 5.0, 6.0), (7.0, 9.0, 12.0))),
+    for model, seeds, cap, conditions, per_source in (
+        ("7b", SEEDS, INPUT_CAP, {}, ((6.0, 7.0, 8.0), (12.0, 14.0, 20.0))),
+        ("14b", SEEDS[:1], CAP_14B, {"profile": PROFILE_14B}, ((4.0, 5.0, 6.0), (7.0, 9.0, 12.0))),
     ):
-        sources = (workloads.conversation(requests, cap=cap), workloads.tools(requests, cap=cap))
+        sources = (workloads.conversation(cap=cap), workloads.tools(cap=cap))
         for source, rates in zip(sources, per_source, strict=True):
             yield Study(
                 key=f"dualmap-{model}-{short(source)}",
@@ -70,7 +71,7 @@ def _capacity(workloads: Workloads) -> Iterable[Study]:
 
 
 def _latency(workloads: Workloads) -> Iterable[Study]:
-    for source, rate in ((workloads.conversation(3000), 5.5), (workloads.tools(3000), 10.0)):
+    for source, rate in ((workloads.conversation(), 5.5), (workloads.tools(), 10.0)):
         yield Study(
             key=f"dualmap-latency-{short(source)}",
             title=f"DualMap, Figure 4: TTFT and end to end, {called(source)}",
@@ -147,9 +148,9 @@ def _scale(workloads: Workloads) -> Iterable[Study]:
 
 def _candidates(workloads: Workloads) -> Iterable[Study]:
     for source, rate, lag in (
-        (workloads.conversation(3000), 6.5, 0.0),
-        (workloads.tools(3000), 13.0, 0.0),
-        (workloads.conversation(3000), 6.5, 0.5),
+        (workloads.conversation(), 6.5, 0.0),
+        (workloads.tools(), 13.0, 0.0),
+        (workloads.conversation(), 6.5, 0.5),
     ):
         knowledge = "stale" if lag else "fresh"
         yield Study(
@@ -189,7 +190,7 @@ def _rebalancing(workloads: Workloads) -> Iterable[Study]:
 
 
 def _disturbed(workloads: Workloads) -> Sequence[tuple[str, str, Source, float, dict[str, object]]]:
-    conversation = workloads.conversation(3000)
+    conversation = workloads.conversation()
     return (
         ("fresh", "fresh knowledge", conversation, 6.5, {}),
         ("lag", "knowledge half a second old", conversation, 6.5, {"load_lag_s": 0.5}),

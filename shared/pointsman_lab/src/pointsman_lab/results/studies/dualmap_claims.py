@@ -283,7 +283,7 @@ CLAIMS = (
         place="Figure 6a",
         says="conversation: keys of two blocks",
         reported="95%",
-        conditions="512-token blocks, n = 8; shares of 4,000 requests.",
+        conditions="512-token blocks, n = 8; shares of 3,000 requests.",
         measure=partial(_key_share, names=("conversation, {}, 2 blocks",)),
         rule=near(0.95, within=0.1, direction=0.25),
     ),

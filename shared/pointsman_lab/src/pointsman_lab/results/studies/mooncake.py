@@ -30,7 +30,7 @@ SEED = 0
 
 
 def studies(workloads: Workloads) -> Iterable[Study]:
-    for source, rates in ((workloads.conversation(3000), (4.0, 5.0)), (workloads.tools(3000), (8.0, 10.0))):
+    for source, rates in ((workloads.conversation(), (4.0, 5.0)), (workloads.tools(), (8.0, 10.0))):
         yield Study(
             key=f"mooncake-schedulers-{short(source)}",
             title=f"Mooncake, Figure 5: mean TTFT by scheduler, {called(source)}",

@@ -17,7 +17,7 @@ def studies(workloads: Workloads) -> Iterable[Study]:
     for source, rates in (
         (workloads.generated("rag", 2000), (23.0, 34.0)),
         (workloads.generated("long_document_qa", 2000), (7.0, 11.0)),
-        (workloads.conversation(3000), (5.0, 6.0)),
+        (workloads.conversation(), (5.0, 6.0)),
     ):
         yield Study(
             key=f"sticky-{short(source)}",

@@ -25,7 +25,7 @@ def studies(workloads: Workloads) -> Iterable[Study]:
 
 
 def _host_tier(workloads: Workloads) -> Iterable[Study]:
-    for source, rate in ((workloads.conversation(3000), 7.0), (workloads.tools(3000), 12.0)):
+    for source, rate in ((workloads.conversation(), 7.0), (workloads.tools(), 12.0)):
         yield Study(
             key=f"host-tier-{short(source)}",
             title=f"A host tier behind caches of 250k tokens, {called(source)}",

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 
-from pointsman_lab.results.studies.rows import OWN_CONDITIONS, TUNED, Workloads, called, rows, short
+from pointsman_lab.results.studies.rows import OWN_CONDITIONS, Workloads, called, rows, short
 from pointsman_lab.results.study import Study
 
 GRID: Mapping[str, tuple[str, ...]] = {
@@ -14,13 +14,11 @@ GRID: Mapping[str, tuple[str, ...]] = {
     "preble": ("preble.exploit_share=0.3,0.5,0.7", "preble.window_s=60,180"),
     "sticky_least_loaded": ("sticky_least_loaded.imbalance_tokens_max=16384,32768,65536,131072",),
 }
-SHOWN: Mapping[str, tuple[str, ...]] = {**TUNED, "dualmap": ("dualmap.ttft_slo_threshold=1.0",)}
-"""The row of each policy that the other studies show; of `dualmap` its default."""
 SEEDS = (0,)
 
 
 def studies(workloads: Workloads) -> Iterable[Study]:
-    for source, rate in ((workloads.conversation(3000), 7.0), (workloads.tools(3000), 14.0)):
+    for source, rate in ((workloads.conversation(), 7.0), (workloads.tools(), 14.0)):
         yield Study(
             key=f"tuning-{short(source)}",
             title=f"Settings of the rivals, {called(source)}",
