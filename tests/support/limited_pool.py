@@ -107,7 +107,7 @@ class LimitedPool:
             end = RequestFailed if self.chance.random() < 0.5 else RequestCancelled
             got = self.chance.choice((-1, 0, 1, 300, 3_000))
             if request.stage is Stage.PENDING:
-                self.decided(self.leader.cancel(request.id, CancelCause.CLIENT_GONE, self.now))
+                self.decided(self.leader.cancel_ungranted(request.id, CancelCause.CLIENT_GONE, self.now))
             elif end is RequestFailed:
                 self.seen(RequestFailed(at=self.now, request=request.id, reason="x", status=502, output_tokens=got))
             else:

@@ -217,12 +217,12 @@ class RecordedFleet:
     def _cancel(self) -> None:
         request = self._one(Stage.PENDING)
         if request is not None:
-            self._decided(self._leader.cancel(request.id, CancelCause.CLIENT_GONE, self._now))
+            self._decided(self._leader.cancel_ungranted(request.id, CancelCause.CLIENT_GONE, self._now))
 
     def _abandon(self) -> None:
         request = self._one(Stage.DECODING)
         if request is not None:
-            self._decided(self._leader.abandon(request.id, CancelCause.NEVER_ENDED, self._now))
+            self._decided(self._leader.cancel_any(request.id, CancelCause.NEVER_ENDED, self._now))
 
     def _migrate(self) -> None:
         moves = [

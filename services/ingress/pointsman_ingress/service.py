@@ -1,5 +1,5 @@
-"""Serves one HTTP request: reads it, resolves it (`context`), delivers it (`delivery`). A logged request gets exactly
-one end: from the leader while queued, from the ingress after a grant."""
+"""Serves one HTTP request: reads it, resolves it (`context`), delivers it (`delivery`). The end of a
+logged request is the leader's before the grant and this module's after it."""
 
 import asyncio
 from dataclasses import dataclass, field

@@ -154,7 +154,7 @@ class CommandHandlers:
         if known is None or known.stage in UNGRANTED or known.instance in state.fleet:
             return []
         reason = grant_unheard(known.instance)
-        return term.dispatcher.abandon(known.id, CancelCause.GRANT_UNHEARD, self._clock.now(), reason=reason)
+        return term.dispatcher.cancel_any(known.id, CancelCause.GRANT_UNHEARD, self._clock.now(), reason=reason)
 
     async def _hand_over(self, term: ActiveTerm, command: HandOverRequest, reply: Reply) -> None:
         events = term.dispatcher.hand_over(command, self._clock.now())
@@ -174,7 +174,7 @@ class CommandHandlers:
     async def _cancel(self, term: ActiveTerm, command: CancelRequest, reply: Reply) -> None:
         term.waiters.forget(command.request)
         cause = recorded_cancel_cause(command.reason)
-        events = term.dispatcher.cancel(command.request, cause, self._clock.now(), reason=command.reason)
+        events = term.dispatcher.cancel_ungranted(command.request, cause, self._clock.now(), reason=command.reason)
         await term.publish(events)
         end = self._replica.state.workload.end_of(command.request)
         ended = end in (RequestCancelled.__name__, RequestRejected.__name__)

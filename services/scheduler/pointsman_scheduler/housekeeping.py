@@ -54,7 +54,7 @@ class Housekeeping:
         commands: Commands,
         clock: Clock,
         settings: SchedulerSettings,
-        heartbeats: LogLiveness,
+        log_liveness: LogLiveness,
         policies: PolicySet,
         overload: Overload,
     ) -> None:
@@ -63,7 +63,7 @@ class Housekeeping:
         self._commands = commands
         self._clock = clock
         self._settings = settings
-        self._heartbeats = heartbeats
+        self._log_liveness = log_liveness
         self._pool = pool = PoolName(settings.pool)
         self._gauges = FleetGauges(pool, policies)
         self._series = EngineSeries(pool)
@@ -82,8 +82,8 @@ class Housekeeping:
             await self._clock.sleep_wall(PERIOD_WALL_SECONDS)
             suspended = self._clock.wall() - began > SUSPENDED_WALL_SECONDS
             instances = len(self._replica.state.fleet.instances)
-            if suspended or not self._commands.connected or self._heartbeats.log_is_silent(instances):
-                self._heartbeats.listen_from_now()
+            if suspended or not self._commands.connected or self._log_liveness.log_is_silent(instances):
+                self._log_liveness.listen_from_now()
             rarely = turn % max(1, instances // INSTANCES_A_TURN) != 0
             for name, step in steps:
                 if rarely and name != "liveness":
@@ -115,7 +115,7 @@ class Housekeeping:
     async def _check_liveness(self, term: ActiveTerm) -> None:
         now, speed, dispatcher = self._clock.now(), self._clock.speed, term.dispatcher
         timeouts = LivenessTimeouts(
-            heard_since=self._heartbeats.listening_since,
+            heard_since=self._log_liveness.listening_since,
             suspect_after=engine_seconds(self._settings.suspect_seconds, speed),
             leave_after=self._settings.leave_seconds * speed,
         )
@@ -137,7 +137,7 @@ class Housekeeping:
 
     async def _eject_outliers(self, term: ActiveTerm) -> None:
         now = self._clock.now()
-        if now - self._heartbeats.listening_since < engine_seconds(LISTENING_WALL_SECONDS, self._clock.speed):
+        if now - self._log_liveness.listening_since < engine_seconds(LISTENING_WALL_SECONDS, self._clock.speed):
             return
         events = term.dispatcher.eject_outliers(now)
         for event in events:
@@ -153,14 +153,14 @@ class Housekeeping:
         state = self._replica.state
         events: list[LogEvent] = []
         for request in self._orphans(term):
-            end = dispatcher.cancel if request.stage in UNGRANTED else dispatcher.abandon
+            end = dispatcher.cancel_ungranted if request.stage in UNGRANTED else dispatcher.cancel_any
             events += end(request.id, CancelCause.INGRESS_SILENT, now)
         for request in list(stranded(state, now, idle_after=engine_seconds(IDLE_WALL_SECONDS, speed))):
-            events += dispatcher.abandon(request.id, CancelCause.ENGINE_IDLE, now)
+            events += dispatcher.cancel_any(request.id, CancelCause.ENGINE_IDLE, now)
         for request in list(state.workload.requests.values()):
             granted = request.stage not in UNGRANTED
             if granted and now - request.granted_at > self._settings.request_seconds_max * speed:
-                events += dispatcher.abandon(request.id, CancelCause.NEVER_ENDED, now)
+                events += dispatcher.cancel_any(request.id, CancelCause.NEVER_ENDED, now)
         await term.publish(events)
 
     def _orphans(self, term: ActiveTerm) -> Iterator[Request]:
@@ -168,7 +168,7 @@ class Housekeeping:
         silent = term.ownership.orphans(
             list(self._replica.state.workload.requests.values()),
             self._clock.wall(),
-            since=self._heartbeats.listening_since_wall,
+            since=self._log_liveness.listening_since_wall,
             silence_max=self._settings.waiter_seconds,
         )
         return (r for r in list(silent) if r.followed or (r.stage in UNGRANTED and not r.rebound_from))

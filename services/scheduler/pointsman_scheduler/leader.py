@@ -59,7 +59,7 @@ class ActiveTerm:
         term: Term,
         fence: Fence,
         event_log: EventLog,
-        heartbeats: LogLiveness,
+        log_liveness: LogLiveness,
         pool: str,
         recording: Recording,
         spans: DecisionSpans | None = None,
@@ -75,7 +75,7 @@ class ActiveTerm:
         self.spans = spans
         self._fence = fence
         self._log = event_log
-        self._heartbeats = heartbeats
+        self._log_liveness = log_liveness
         self._unwritten: list[LogEvent] = []
 
     @property
@@ -96,7 +96,7 @@ class ActiveTerm:
         on_stored = None if self.spans is None else self.spans.decided(event)
         self._log.append_soon(event, self._fence, on_stored)
         if event.stamp is not None:
-            self._heartbeats.decision_written(event.stamp.number)
+            self._log_liveness.decision_written(event.stamp.number)
 
     def note(self, event: LogEvent) -> None:
         """Writes what is no decision."""
@@ -124,7 +124,7 @@ class Candidacy:
         policies: PolicySet,
         name: str,
         replica: Replica,
-        heartbeats: LogLiveness,
+        log_liveness: LogLiveness,
         rivals: int,
         tracer: Tracer | None = None,
     ) -> None:
@@ -137,7 +137,7 @@ class Candidacy:
         self._policies = policies
         self._name = name
         self._replica = replica
-        self._heartbeats = heartbeats
+        self._log_liveness = log_liveness
         self._rivals = rivals
         self._serving = AsyncExitStack()
         self._fence: Fence | None = None
@@ -178,7 +178,7 @@ class Candidacy:
         await self._replica.reached(fence.elected)
         state, self._fence = self._replica.state, fence
         prepare_columns(state)
-        self._heartbeats.begin()
+        self._log_liveness.begin()
         spans = None if self._tracer is None else DecisionSpans(self._tracer)
         recording = Recording(self._rivals, settings_every=SETTINGS_EVERY)
         self.term = ActiveTerm(
@@ -187,7 +187,7 @@ class Candidacy:
             elected.term,
             fence,
             self._log,
-            self._heartbeats,
+            self._log_liveness,
             self._board.pool,
             recording,
             spans,

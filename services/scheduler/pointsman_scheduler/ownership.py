@@ -11,9 +11,6 @@ class Ownership:
     def __init__(self) -> None:
         self._named_at: dict[RequestId, WallSeconds] = {}
 
-    def clear(self) -> None:
-        self._named_at.clear()
-
     def named(self, request: RequestId, now: WallSeconds) -> None:
         self._named_at[request] = now
 

@@ -73,7 +73,7 @@ class SchedulerService:
             empty_state=lambda: empty_state(settings, policies),
         )
         self._replica = replica = Replica(empty_state(settings, policies), pool)
-        self._heartbeats = heartbeats = LogLiveness(clock, suspect_seconds=settings.suspect_seconds)
+        self._log_liveness = log_liveness = LogLiveness(clock, suspect_seconds=settings.suspect_seconds)
         self._leader = leader = Candidacy(
             event_log=event_log,
             clock=clock,
@@ -82,7 +82,7 @@ class SchedulerService:
             policies=policies,
             name=name,
             replica=replica,
-            heartbeats=heartbeats,
+            log_liveness=log_liveness,
             rivals=settings.rivals,
             tracer=tracer,
         )
@@ -98,7 +98,7 @@ class SchedulerService:
             pool=pool,
             name=name,
             secret=settings.secret,
-            log_liveness=heartbeats,
+            log_liveness=log_liveness,
             overload=overload,
         )
         self._housekeeping = Housekeeping(
@@ -108,7 +108,7 @@ class SchedulerService:
             commands=commands,
             clock=clock,
             settings=settings,
-            heartbeats=heartbeats,
+            log_liveness=log_liveness,
             policies=policies,
         )
         self._url_guard = EngineUrlGuard(EngineUrls.of(settings.engine_urls))
@@ -200,10 +200,10 @@ class SchedulerService:
     async def _on_entry(self, entry: LogEntry) -> None:
         event = entry.event
         if event is None or self._leader.is_own(event):
-            self._heartbeats.entry_read(event.stamp.number if event is not None and event.stamp is not None else 0)
+            self._log_liveness.entry_read(event.stamp.number if event is not None and event.stamp is not None else 0)
             self._replica.pass_over(entry)
         else:
-            self._heartbeats.entry_read()
+            self._log_liveness.entry_read()
             queue, standing = self._queue_of(event), self._standing(event)
             self._replica.apply(entry)
             if isinstance(event, LeaderElected):

@@ -1,5 +1,6 @@
 """Request events, on `pm.<pool>.request.<id>`. Fields: docs/events.md. Each request has exactly one end: Finished,
-Failed, Cancelled or (in `decisions`) Rejected. The leader writes it before the grant, the ingress after it."""
+Failed, Cancelled or (in `decisions`) Rejected. The leader writes it before the grant, the ingress after it; the leader
+also ends a granted request that its ingress or engine has lost (`CancelCause`), and State ignores a second end."""
 
 from typing import Literal
 

@@ -12,6 +12,7 @@ from pointsman.contracts.reasons import RejectReason
 from pointsman.policies.admission.base import Refusal
 from pointsman.policies.policy import check_settings
 from pointsman.primitives import EngineSeconds, InstanceId, Tokens
+from pointsman.state import fold_versions
 from pointsman.state.fleet import Instance
 from pointsman.state.state import State
 from pointsman.state.workload import EMPTY_QUEUE, NO_INSTANCE, Request
@@ -89,7 +90,11 @@ class DecodePlacement:
             refusal = Refusal(RejectReason.NO_INSTANCE, "no instance that decodes is ready", RETRY_SECONDS)
             return DecodeRefusal(refusal, [])
         good = [c for c in considered if not check_load or self.fast_enough(c, request)]
-        if not good and state.settings.fold_version >= 6 and all(_slow_alone(fleet[i], request) for i in able):
+        if (
+            not good
+            and state.settings.fold_version >= fold_versions.SLOW_DECODERS
+            and all(_slow_alone(fleet[i], request) for i in able)
+        ):
             good = considered
         if not good:
             return DecodeRefusal(_too_slow(considered, request), considered)

@@ -33,35 +33,32 @@ def find_goodput(
     *,
     start_qps: float,
     known: Sequence[RatePoint] = (),
-    target: float = TARGET,
-    tolerance: float = TOLERANCE,
-    runs_max: int = RUNS_MAX,
 ) -> Goodput:
     """Starts at `start_qps` unless there are `known` points. Raises ValueError."""
     if not start_qps > 0:
         msg = f"the search must begin at a positive rate, not {start_qps}"
         raise ValueError(msg)
     points = list(known)
-    for _ in range(runs_max):
-        met, missed = _bracket(points, target)
-        rate = _next_rate(met, missed, start_qps, tolerance)
+    for _ in range(RUNS_MAX):
+        met, missed = _bracket(points)
+        rate = _next_rate(met, missed, start_qps)
         if rate is None:
             break
         points.append(RatePoint(rate, capacity_at(rate)))
-    met, missed = _bracket(points, target)
+    met, missed = _bracket(points)
     ordered = tuple(sorted(points, key=lambda point: point.qps))
     return Goodput(qps=met or 0.0, points=ordered, at_least=met is not None and missed is None)
 
 
-def _bracket(points: Sequence[RatePoint], target: float) -> tuple[float | None, float | None]:
+def _bracket(points: Sequence[RatePoint]) -> tuple[float | None, float | None]:
     """The lowest rate that misses the target, and below it the highest that meets it."""
-    missed = min((p.qps for p in points if p.effective_capacity < target), default=None)
+    missed = min((p.qps for p in points if p.effective_capacity < TARGET), default=None)
     below = math.inf if missed is None else missed
-    met = max((p.qps for p in points if p.effective_capacity >= target and p.qps < below), default=None)
+    met = max((p.qps for p in points if p.effective_capacity >= TARGET and p.qps < below), default=None)
     return met, missed
 
 
-def _next_rate(met: float | None, missed: float | None, start_qps: float, tolerance: float) -> float | None:
+def _next_rate(met: float | None, missed: float | None, start_qps: float) -> float | None:
     if met is None and missed is None:
         return start_qps
     if missed is None:
@@ -69,4 +66,4 @@ def _next_rate(met: float | None, missed: float | None, start_qps: float, tolera
         return met * STRIDE
     if met is None:
         return missed / STRIDE
-    return math.sqrt(met * missed) if missed > met * (1 + tolerance) else None
+    return math.sqrt(met * missed) if missed > met * (1 + TOLERANCE) else None

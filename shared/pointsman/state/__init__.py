@@ -1,1 +1,2 @@
-"""State of one pool: the fold of its log. Only `State.apply(event)` changes it."""
+"""State of one pool: the fold of its log. Only `State.apply(event)` changes it. The names of modules, classes and
+attributes here are the format of checkpoints."""

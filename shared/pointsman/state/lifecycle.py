@@ -26,6 +26,7 @@ from pointsman.contracts.requests import (
     RequestFinished,
 )
 from pointsman.primitives import EngineSeconds, InstanceId
+from pointsman.state import fold_versions
 from pointsman.state.fleet import Instance
 from pointsman.state.holdings import learn_delivered, promise_until_confirmed
 from pointsman.state.no_index import NoIndex
@@ -261,7 +262,9 @@ def _take_fetch(parts: StateParts, request: Request, event: RequestGranted) -> N
         event.fetch_blocks,
         event.fetch_seconds,
     )
-    request.fetching = bool(event.fetch_from) and (event.stamp is not None or parts.settings.fold_version < 8)
+    request.fetching = bool(event.fetch_from) and (
+        event.stamp is not None or parts.settings.fold_version < fold_versions.FETCH_ENDS
+    )
     instance = parts.fleet.get(request.instance)
     if instance is None:
         return
@@ -277,7 +280,7 @@ def _reprice(parts: StateParts, request: Request, instance: Instance, blocks: in
     blocks = max(blocks, parts.index.depth(instance.id, request.keys))
     cached = parts.latency.cached_tokens(instance, blocks, request.prompt_tokens)
     seconds = parts.latency.prefill_seconds(instance, request.prompt_tokens, cached)
-    waits_in = request.queue_class if parts.settings.fold_version >= 8 else request.priority
+    waits_in = request.queue_class if parts.settings.fold_version >= fold_versions.QUEUE_CLASS else request.priority
     parts.workload.queue(instance.id).reprice(request, seconds, request.prompt_tokens - cached, waits_in=waits_in)
 
 
@@ -429,7 +432,7 @@ def hand_over(parts: StateParts, event: RequestHandedOver | HandOverRefused, to:
         return
     is_news = request.instance == event.source and (request.stage, Trigger.PREFILLED) in TRANSITIONS
     if is_news:
-        if parts.settings.fold_version >= 8:
+        if parts.settings.fold_version >= fold_versions.FETCH_ENDS:
             _stop_fetching(parts, request)  # its end may be lost, or come later
         if event.prefill > 0:
             _learn_prefill(parts, request, event.at, event.prefill)
@@ -480,7 +483,7 @@ def fail_attempt(parts: StateParts, event: RequestAttemptFailed) -> None:
         if event.instance == request.instance and request.epoch != instance.epoch:
             return  # an earlier epoch failed it
         since = request.granted_at or event.at
-    given_up = parts.outliers.given_up(event.request, event.instance)
+    given_up = parts.outliers.pop_given_up(event.request, event.instance)
     failure = Failure(event.instance, event.at, since if given_up is None else given_up, event.what)
     proven = event.failure == "connect_failure" or given_up is not None
     parts.outliers.failed(event.request, failure, proven=proven)
@@ -513,7 +516,7 @@ def end(parts: StateParts, event: RequestEnd) -> None:
         promise_until_confirmed(parts, request, event.at)
     elif request.stage in (Stage.PENDING, Stage.PREFILL, Stage.HANDED_OVER):
         _release(parts, request)
-    if parts.fleet.split or parts.settings.fold_version >= 8:
+    if parts.fleet.split or parts.settings.fold_version >= fold_versions.DECODE_LOAD:
         parts.decode_load.ended(request, event.at, finished)
     if request.over_limit is not None:
         return
@@ -533,4 +536,4 @@ def _note_end_for_outliers(parts: StateParts, event: RequestEnd) -> None:
         if request is not None and request.instance == event.instance:
             idle = event.cause is CancelCause.ENGINE_IDLE
             parts.outliers.gave_up(event.request, event.instance, since=request.granted_at, idle=idle)
-    parts.outliers.ended(event.request, given_up=is_cancelled)
+    parts.outliers.ended(event.request, cancelled=is_cancelled)

@@ -133,7 +133,7 @@ class Outliers:
         gone = self._given_up.get(request)
         return gone is not None and gone.idle and gone.instance == instance
 
-    def given_up(self, request: RequestId, instance: InstanceId) -> EngineSeconds | None:
+    def pop_given_up(self, request: RequestId, instance: InstanceId) -> EngineSeconds | None:
         """Grant time of a request that the leader gave up there, once; else None."""
         gone = self._given_up.get(request)
         if gone is None or gone.instance != instance:
@@ -147,10 +147,10 @@ class Outliers:
             if failure.instance != instance:
                 self._convict(failure)
 
-    def ended(self, request: RequestId, *, given_up: bool) -> None:
-        """The request ended unserved. `given_up`: cancelled by its client."""
+    def ended(self, request: RequestId, *, cancelled: bool) -> None:
+        """The request ended unserved. `cancelled`: by its client or the leader, so not for what the engine did."""
         failures = self._open.pop(request, [])
-        if not given_up and len({failure.instance for failure in failures}) == 1:
+        if not cancelled and len({failure.instance for failure in failures}) == 1:
             self._convict(failures[-1])
 
     def prefilled(self, instance: InstanceId, prefill: Prefill, *, since: EngineSeconds) -> None:

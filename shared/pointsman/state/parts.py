@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from pointsman.contracts.decisions import RequestPlaced, RequestRejected, Settings, TierTokens
 from pointsman.primitives import BlockKey, EngineSeconds, Epoch, InstanceId, Name, Sequence, Term, Tokens
+from pointsman.state import fold_versions
 from pointsman.state.best_effort import BestEffort
 from pointsman.state.dead_letters import DeadLetters
 from pointsman.state.derived import Derived
@@ -39,12 +40,6 @@ if TYPE_CHECKING:
 TRIAL_OPEN_WALL_SECONDS = 10.0
 """How long a failed trial of a half-open instance blocks the next trial while unattributed."""
 
-FOLD_VERSION = 8
-"""Rules of the fold, named in LeaderElected for replay. 1: events are taken as they are (logs without a version); 2:
-checked against deliveries; 3: lost and held time extends a request's SLO; 4: tenants share a full queue; 5: a placement does not rely on blocks
-stored after its `as_of`; 6: see `LatencyModel` and `Holdings`; 7: see `LatencyModel`; 8: pending work
-is repriced in the class that it waits in, and queues of instances that left end."""
-
 STEP_MAX = 2**32
 """How far a term, epoch or number may jump, so that one entry cannot exhaust the range."""
 
@@ -58,7 +53,7 @@ class PoolSettings:
     affinity_level_tokens: Tokens = 512
     hot_share: float = 1.0
     cold_share: float = 0.5
-    fold_version: int = FOLD_VERSION
+    fold_version: int = fold_versions.FOLD_VERSION
 
 
 class StateParts:
@@ -75,14 +70,15 @@ class StateParts:
         """`trackers`: those that the chosen policies need. `latency`: replaces the default model, for simulations. `index`:
         see `drop_index`."""
         self.settings = settings
-        self.learns_from_deliveries = settings.fold_version >= 2
-        self.relies_as_of = settings.fold_version >= 5
-        self.predicts_upper = settings.fold_version >= 6
+        version = settings.fold_version
+        self.learns_from_deliveries = version >= fold_versions.DELIVERIES_CHECKED
+        self.relies_as_of = version >= fold_versions.RELIES_AS_OF
+        self.predicts_upper = version >= fold_versions.UPPER_TTFT
         self.output_lengths = OutputLengths()
-        self.tenants = Tenants(self.output_lengths if settings.fold_version >= 6 else None)
+        self.tenants = Tenants(self.output_lengths if version >= fold_versions.OUTPUT_LENGTHS else None)
         self.pending = PendingRequests()
         self.fleet = Fleet(checks_model=self.learns_from_deliveries)
-        self.best_effort = BestEffort(self.fleet, repriced=settings.fold_version >= 8)
+        self.best_effort = BestEffort(self.fleet, repriced=version >= fold_versions.QUEUE_CLASS)
         self.use_trackers(trackers)
         self.epochs: dict[InstanceId, Epoch] = {}
         self.unregistered: dict[InstanceId, EngineSeconds] = {}
@@ -104,7 +100,9 @@ class StateParts:
             cold_share=settings.cold_share,
         )
         self.latency = latency or LatencyModel(
-            settings.block_tokens, by_length=settings.fold_version >= 6, by_rate=settings.fold_version >= 7
+            settings.block_tokens,
+            by_length=version >= fold_versions.SECONDS_BY_LENGTH,
+            by_rate=version >= fold_versions.PREFILL_RATE,
         )
         self.ttft_intervals = TtftIntervals()
         self.decode_load = DecodeLoad()
@@ -211,7 +209,11 @@ class StateParts:
 
     def drop_idle_queue(self, instance: InstanceId) -> None:
         """If the instance has left: names may never come back."""
-        if self.settings.fold_version >= 8 and instance not in self.fleet and self.workload.drop_idle_queue(instance):
+        if (
+            self.settings.fold_version >= fold_versions.IDLE_QUEUES
+            and instance not in self.fleet
+            and self.workload.drop_idle_queue(instance)
+        ):
             self.latency.changed.discard(instance)
 
     def step_seconds(self, instance: Instance) -> EngineSeconds:

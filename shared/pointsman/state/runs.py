@@ -24,8 +24,10 @@ PIECE = 1024
 
 
 class Runs:
-    """`held`: the tip of the only owner, or of each in `shared`, and in the high half a bound of where its children
-    begin. `slots`: by owner; -1 if retired. `doubled`: keys that are at several places, as lying events have it."""
+    """Packed integers, high half and low half: `held` (the only owner's; several owners' are in `shared`) a bound of where
+    its children begin, and its tip; a place the run, and the key's position in it. `slots`: the instance's slot by owner,
+    -1 if retired; an instance that is cleared gets a new owner. `doubled`: keys that are at several places, as lying
+    events have it."""
 
     __slots__ = (
         *("at", "content", "doubled", "held", "owner", "parent", "shared", "slots", "table"),
@@ -72,6 +74,7 @@ class Runs:
         return self.table.places(key) if key in self.doubled else (self.table.place(key),)
 
     def tip(self, run: int, owner: int) -> int:
+        """How many of the run's keys the owner holds."""
         known = self.owner[run]
         if known == owner:
             return self.held[run] & LOW
@@ -84,6 +87,7 @@ class Runs:
         return (self.held[run] if tips is None else tips[owner]) >> 32
 
     def tips(self, run: int) -> dict[int, int]:
+        """By owner, each packed: `bound << 32 | tip`."""
         return self.shared[run] or {self.owner[run]: self.held[run]}
 
     def above(self, run: int) -> BlockKey:

@@ -48,9 +48,10 @@ from pointsman.contracts.requests import (
 from pointsman.contracts.subjects import is_leader_subject
 from pointsman.contracts.tenants import TenantPoliciesSet
 from pointsman.primitives import Epoch, Sequence
-from pointsman.state import holdings, lifecycle
+from pointsman.state import fold_versions, holdings, lifecycle
 from pointsman.state.dead_letters import DeadLetter
-from pointsman.state.parts import FOLD_VERSION, PoolSettings, StateParts, check_step
+from pointsman.state.fold_versions import FOLD_VERSION
+from pointsman.state.parts import PoolSettings, StateParts, check_step
 
 __all__ = ["FOLD_VERSION", "PoolSettings", "State"]
 
@@ -304,7 +305,7 @@ class State(StateParts):
                 tracker.left(event.instance, event.at)
         elif event.stamp is not None and self._is_there_since(event):
             self.fleet.note_restart(event.instance, event.stamp.as_of + 1)
-        elif event.instance not in self.fleet and self.settings.fold_version >= 6:
+        elif event.instance not in self.fleet and self.settings.fold_version >= fold_versions.LATE_JOINS:
             self._left_before(event)
         self.unregistered.pop(event.instance, None)
 

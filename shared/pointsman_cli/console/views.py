@@ -37,7 +37,6 @@ class StatusView(View, frozen=True, kw_only=True):
     can_act: bool
     """The console may act on the fleet for people who show the admin token."""
     pools: list[str] = []
-    lag_seconds: float = 0.0
 
 
 class FleetTotals(View, frozen=True, kw_only=True):

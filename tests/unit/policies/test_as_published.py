@@ -59,7 +59,7 @@ def test_d2lpm_gives_back_what_it_charged_for_what_never_ran() -> None:
     waiting = next(iter(dispatcher.state.workload.queue(A).pending.values()))
     before = deficits.tokens_left(Tenant("t"), A)
 
-    dispatcher.cancel(waiting.id, CancelCause.CLIENT_GONE, 1.0)
+    dispatcher.cancel_ungranted(waiting.id, CancelCause.CLIENT_GONE, 1.0)
 
     assert deficits.tokens_left(Tenant("t"), A) == before + 210 * BLOCK + 1
 

@@ -131,7 +131,7 @@ def test_an_end_before_the_hand_over_frees_who_expected_it() -> None:
     dispatcher = pool()
     ask(dispatcher, "r", prompt(1))
 
-    dispatcher.abandon(RequestId("r"), CancelCause.CLIENT_GONE, 1.0)
+    dispatcher.cancel_any(RequestId("r"), CancelCause.CLIENT_GONE, 1.0)
 
     assert not dispatcher.state.workload.queues[InstanceId("d1")].expected
 

@@ -51,7 +51,7 @@ def test_what_a_cancelled_request_held_back_is_granted_in_the_same_turn() -> Non
     for name, blocks in (("first", MIDDLE), ("large", LARGE), ("small", SMALL)):
         arrives(dispatcher, name, blocks)
 
-    events = dispatcher.cancel(RequestId("large"), CancelCause.CLIENT_GONE, 1.0)
+    events = dispatcher.cancel_ungranted(RequestId("large"), CancelCause.CLIENT_GONE, 1.0)
 
     assert [type(event) for event in events] == [RequestCancelled, RequestGranted]
     assert granted(events) == ["small"]
@@ -62,7 +62,7 @@ def test_what_an_abandoned_request_kept_from_others_is_granted_in_the_same_turn(
     arrives(dispatcher, "first", MIDDLE)
     arrives(dispatcher, "large", LARGE)
 
-    events = dispatcher.abandon(RequestId("first"), CancelCause.NEVER_ENDED, 1.0)
+    events = dispatcher.cancel_any(RequestId("first"), CancelCause.NEVER_ENDED, 1.0)
 
     assert granted(events) == ["large"]
     assert isinstance(events[0], RequestCancelled)
@@ -144,10 +144,10 @@ def test_of_those_who_wait_pending_max_is_the_most() -> None:
 
 def test_a_cancel_that_comes_before_its_request_is_remembered_and_a_second_one_changes_nothing() -> None:
     dispatcher = leader()
-    first = dispatcher.cancel(RequestId("early"), CancelCause.CLIENT_GONE, 0.0)
+    first = dispatcher.cancel_ungranted(RequestId("early"), CancelCause.CLIENT_GONE, 0.0)
 
     assert [type(event) for event in first] == [RequestCancelled]
-    assert dispatcher.cancel(RequestId("early"), CancelCause.CLIENT_GONE, 0.1) == []
+    assert dispatcher.cancel_ungranted(RequestId("early"), CancelCause.CLIENT_GONE, 0.1) == []
     assert arrives(dispatcher, "early", SMALL, 0.2) == []
 
 
@@ -155,7 +155,7 @@ def test_a_request_inside_an_engine_is_not_cancelled_by_the_leader() -> None:
     dispatcher = leader()
     arrives(dispatcher, "inside", SMALL)
 
-    assert dispatcher.cancel(RequestId("inside"), CancelCause.CLIENT_GONE, 1.0) == []
+    assert dispatcher.cancel_ungranted(RequestId("inside"), CancelCause.CLIENT_GONE, 1.0) == []
 
 
 def test_who_is_silent_is_suspected_once_and_let_go_of_when_it_lasts() -> None:

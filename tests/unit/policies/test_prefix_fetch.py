@@ -165,8 +165,8 @@ def test_transfers_under_way_at_the_source_delay_the_next() -> None:
     dispatcher = pool()
     dispatcher.state.apply(stored("a", 2, prompt(700, 20)))
     alone = place(dispatcher, "alone", [*prompt(700, 20), 1], excluded=[A])
-    dispatcher.cancel(RequestId("alone"), CancelCause.CLIENT_GONE, 0.0)
-    dispatcher.abandon(RequestId("alone"), CancelCause.CLIENT_GONE, 0.0)
+    dispatcher.cancel_ungranted(RequestId("alone"), CancelCause.CLIENT_GONE, 0.0)
+    dispatcher.cancel_any(RequestId("alone"), CancelCause.CLIENT_GONE, 0.0)
     at_b(dispatcher, "first", [*PREFIX, 900])
 
     behind = place(dispatcher, "behind", [*prompt(700, 20), 2], excluded=[A])

@@ -360,7 +360,7 @@ def test_stale_items_of_a_plan_are_passed_over() -> None:
     crowd(dispatcher, "a", 12)
     plan = GlobalBenefit().plan(dispatcher.state, 0.0)
     ended, drained = plan.migrations[0], next(m for m in plan.migrations if m.target != plan.migrations[0].target)
-    dispatcher.cancel(ended.request, CancelCause.CLIENT_GONE, 0.1)
+    dispatcher.cancel_ungranted(ended.request, CancelCause.CLIENT_GONE, 0.1)
     dispatcher.state.apply(InstanceDraining(at=0.1, instance=drained.target, epoch=Epoch(1)))
     unknown = Migration(RequestId("nobody"), InstanceId("a"), InstanceId("b"), 1.0, "")
     elsewhere = replace(plan.migrations[-1], source=InstanceId("c"))

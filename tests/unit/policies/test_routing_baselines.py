@@ -136,11 +136,11 @@ def test_whatever_happens_nothing_weighs_on_an_instance_once_all_requests_ended(
             again = route(request, prompt(number % 3, 300), attempt=known.attempt + 1, excluded=[known.instance])
             dispatcher.route(again, now)
         elif known and what == "cancel":
-            dispatcher.abandon(request, CancelCause.NEVER_ENDED, now)
+            dispatcher.cancel_any(request, CancelCause.NEVER_ENDED, now)
         elif known:
             answer(dispatcher, request, known.instance, at=now)
     for request in list(state.workload.requests):
-        dispatcher.abandon(request, CancelCause.NEVER_ENDED, now)
+        dispatcher.cancel_any(request, CancelCause.NEVER_ENDED, now)
 
     load, active = state.tracker(DecayedLoad), state.tracker(ActiveBlocks)
     window = state.tracker(WindowedLoad)
@@ -348,7 +348,7 @@ def test_d2lpm_charges_computed_and_weighted_output_tokens_and_gives_back_what_n
         place(dispatcher, f"w{number}", prompt(1000 * (number + 1), 300), now=3.0)
     waiting = next(r for line in dispatcher.state.workload.queues.values() for r in line.pending.values())
     before = deficits.tokens_left(client, waiting.instance)
-    dispatcher.cancel(waiting.id, CancelCause.CLIENT_GONE, 4.0)
+    dispatcher.cancel_ungranted(waiting.id, CancelCause.CLIENT_GONE, 4.0)
 
     assert spent == 1000 - 257 - 100
     assert deficits.tokens_left(client, waiting.instance) == before + waiting.uncached_tokens

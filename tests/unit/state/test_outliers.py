@@ -186,7 +186,7 @@ def test_a_request_that_the_leader_gave_up_before_its_ingress_tells_of_the_failu
     for _ in range(20):
         request, instance = pool.asks()
         if instance == A:
-            pool.decides(pool.dispatcher.abandon(RequestId(request), CancelCause.ENGINE_IDLE, pool.now + 3.2))
+            pool.decides(pool.dispatcher.cancel_any(RequestId(request), CancelCause.ENGINE_IDLE, pool.now + 3.2))
             pool.now += 5.0
             pool.fails(request, A, "first_byte_timeout")
             pool.now -= 4.0

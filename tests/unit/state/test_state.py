@@ -186,7 +186,7 @@ def test_a_request_that_is_cancelled_takes_its_promise_back() -> None:
     dispatcher = Dispatcher(state, policy_set(prefill_window_tokens=1), term=Term(1))
     dispatcher.route(route("running", [9]), now=0.0)
     dispatcher.route(route("waiting", [1, 2]), now=0.0)
-    dispatcher.cancel(RequestId("waiting"), CancelCause.CLIENT_GONE, now=0.1)
+    dispatcher.cancel_ungranted(RequestId("waiting"), CancelCause.CLIENT_GONE, now=0.1)
 
     assert state.hits(keys(1, 2)) == {}
     assert state.hits(keys(9)) == {A: 1}
@@ -333,11 +333,11 @@ def test_an_end_that_stands_before_the_arrival_leaves_nothing_behind() -> None:
 def test_a_request_that_is_cancelled_before_it_comes_is_refused_when_it_comes() -> None:
     state = state_with(joined("a"))
     dispatcher = Dispatcher(state, policy_set(), term=Term(1))
-    (ended,) = dispatcher.cancel(RequestId("r"), CancelCause.CLIENT_GONE, 0.0)
+    (ended,) = dispatcher.cancel_ungranted(RequestId("r"), CancelCause.CLIENT_GONE, 0.0)
 
     assert type(ended).__name__ == "RequestCancelled"
     assert dispatcher.route(route("r", [1]), 1.0) == []
-    assert dispatcher.cancel(RequestId("r"), CancelCause.CLIENT_GONE, 2.0) == []
+    assert dispatcher.cancel_ungranted(RequestId("r"), CancelCause.CLIENT_GONE, 2.0) == []
 
 
 def test_a_worker_that_was_set_back_in_time_is_a_stranger_once_its_later_life_has_left() -> None:

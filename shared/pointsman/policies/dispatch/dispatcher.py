@@ -29,12 +29,16 @@ class Dispatcher(DecisionContext):
     def hand_over(self, command: HandOverRequest, now: EngineSeconds) -> list[LogEvent]:
         return self._run(now, splitting.hand_over, command)
 
-    def cancel(self, request: RequestId, cause: CancelCause, now: EngineSeconds, *, reason: str = "") -> list[LogEvent]:
-        return self._run(now, granting.cancel_pending, request, cause, reason)
-
-    def abandon(
+    def cancel_ungranted(
         self, request: RequestId, cause: CancelCause, now: EngineSeconds, *, reason: str = ""
     ) -> list[LogEvent]:
+        """Nothing if it was granted: its ingress ends it."""
+        return self._run(now, granting.cancel_ungranted, request, cause, reason)
+
+    def cancel_any(
+        self, request: RequestId, cause: CancelCause, now: EngineSeconds, *, reason: str = ""
+    ) -> list[LogEvent]:
+        """Also a granted one, which its ingress or engine has lost."""
         return self._run(now, granting.cancel_any, request, cause, reason)
 
     def grant_waiting(self, instance: InstanceId, now: EngineSeconds) -> list[LogEvent]:

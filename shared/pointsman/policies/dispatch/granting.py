@@ -132,7 +132,7 @@ def grant(turn: Turn, request: Request) -> None:
     )
 
 
-def cancel_pending(turn: Turn, request: RequestId, cause: CancelCause, reason: str) -> None:
+def cancel_ungranted(turn: Turn, request: RequestId, cause: CancelCause, reason: str) -> None:
     """An unknown request may still be on its way: it is ended too, and its arrival refused."""
     known = turn.state.workload.requests.get(request)
     if known is None and turn.state.workload.end_of(request) is None:
@@ -144,6 +144,7 @@ def cancel_pending(turn: Turn, request: RequestId, cause: CancelCause, reason: s
 
 
 def cancel_any(turn: Turn, request: RequestId, cause: CancelCause, reason: str) -> None:
+    """Nothing for an unknown request."""
     known = turn.state.workload.requests.get(request)
     if known is not None:
         instance = known.instance

@@ -22,6 +22,7 @@ from pointsman.policies.pool_view import CandidateEstimate, PoolView
 from pointsman.policies.routing import NoInstance
 from pointsman.policies.routing.base import Choice
 from pointsman.primitives import NO_SECONDS, EngineSeconds, InstanceId, WallSeconds, engine_seconds
+from pointsman.state import fold_versions
 from pointsman.state.workload import NO_INSTANCE, Request, Stage
 
 RETRY_WALL_SECONDS: WallSeconds = WallSeconds(5.0)
@@ -237,13 +238,15 @@ def _failed_trial(turn: Turn, name: InstanceId) -> bool:
     """Whether it is about to be ejected again. In a split fleet it may have to stay, since nobody else has its role."""
     state = turn.state
     return (
-        state.settings.fold_version >= 7 and not state.fleet.split and bool(state.outliers.record(name).trial_failure)
+        state.settings.fold_version >= fold_versions.FAILED_TRIALS
+        and not state.fleet.split
+        and bool(state.outliers.record(name).trial_failure)
     )
 
 
 def _lost_seconds(turn: Turn, request: Request, attempt: int, *, held: bool) -> EngineSeconds:
     """Time without a ready instance, or at a failed engine: not load, so admission adds it to the SLO."""
-    if turn.state.settings.fold_version < 3 or request.stage is Stage.PENDING:
+    if turn.state.settings.fold_version < fold_versions.HOLDING or request.stage is Stage.PENDING:
         return 0.0
     if request.stage is Stage.ARRIVED:
         return max(0.0, turn.now - request.arrived_at) if held or attempt > 1 else 0.0
@@ -280,14 +283,14 @@ def _may_hold(turn: Turn, request: Request, held: int) -> bool:
 
 
 def _holds_none(turn: Turn) -> bool:
-    """Even where the leader's clock is behind that of an ingress. Before fold version 7 such requests were held."""
-    return not turn.policies.hold_seconds and turn.state.settings.fold_version >= 7
+    """Even where the leader's clock is behind that of an ingress."""
+    return not turn.policies.hold_seconds and turn.state.settings.fold_version >= fold_versions.HOLD_NONE
 
 
 def _is_servable(turn: Turn, request: Request) -> bool:
     fleet = turn.state.fleet
     able = fleet.ready_for(request)
-    if not fleet.split or turn.state.settings.fold_version < 3:
+    if not fleet.split or turn.state.settings.fold_version < fold_versions.HOLDING:
         return bool(able)
     decodes = any(fleet[instance].can_serve(request) for instance in fleet.decoders)
     return any(decodes or fleet[instance].role != "prefill" for instance in able)
@@ -296,7 +299,7 @@ def _is_servable(turn: Turn, request: Request) -> bool:
 def _retry_after(turn: Turn) -> EngineSeconds:
     """Engine seconds. An instance that is being started is assumed to need as long again as it has taken so far."""
     settings, hold = turn.state.settings, turn.policies.hold_seconds
-    if not hold or settings.fold_version < 3:
+    if not hold or settings.fold_version < fold_versions.HOLDING:
         return 1.0
     decided = turn.state.scaling.decided
     if decided is not None and decided.wanted > len(turn.state.fleet.ready):

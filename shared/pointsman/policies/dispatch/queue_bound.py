@@ -14,12 +14,12 @@ from pointsman.policies.admission import Refusal
 from pointsman.policies.dispatch.rejecting import reject
 from pointsman.policies.dispatch.turn import Turn
 from pointsman.primitives import EngineSeconds, InstanceId, Tenant
+from pointsman.state import fold_versions
 from pointsman.state.priority_classes import RANK, QueueClass
 from pointsman.state.workload import Request
 
 CLASS_SHARE = 0.05
 RETRY_SECONDS: EngineSeconds = 1.0
-TENANTS_FOLD_VERSION = 4
 
 Place = Request | Refusal | None
 """None: the queue is not full. A request: the one that has to make room."""
@@ -31,7 +31,9 @@ def place_for(turn: Turn, request: Request) -> Place:
     waiting = sum(len(queue.pending) for queue in turn.state.workload.queues.values())
     if waiting < turn.policies.pending_max:
         return None
-    displaced = _displaced_by(turn, request) if turn.state.settings.fold_version >= TENANTS_FOLD_VERSION else None
+    displaced = (
+        _displaced_by(turn, request) if turn.state.settings.fold_version >= fold_versions.TENANTS_SHARE_QUEUE else None
+    )
     return displaced or Refusal(RejectReason.QUEUE_FULL, f"{waiting} requests wait already", RETRY_SECONDS)
 
 

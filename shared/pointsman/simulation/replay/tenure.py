@@ -158,7 +158,7 @@ class Tenure:
             case RequestGranted() | PrefillFinished():
                 dispatcher.grant_next(event.instance, now)
             case RequestCancelled():
-                end = dispatcher.cancel if event.instance == NO_INSTANCE else dispatcher.abandon
+                end = dispatcher.cancel_ungranted if event.instance == NO_INSTANCE else dispatcher.cancel_any
                 end(event.request, event.cause, now, reason=event.reason)
             case RequestMigrated(cause=MoveCause.RELOCATED):
                 dispatcher.relocate_pending(now)

@@ -40,7 +40,6 @@ SAMPLES_SKIPPED = 10
 J = TypeVar("J")
 V = TypeVar("V")
 
-Advance = Callable[[float], None]
 Keep = Callable[[Numbers], None]
 
 

@@ -190,7 +190,7 @@ DEFECTS = (
     ),
     Defect(
         "a request that fails everywhere ejects",
-        "        if not given_up and len({failure.instance for failure in failures}) == 1:\n            self._convict(failures[-1])\n",
+        "        if not cancelled and len({failure.instance for failure in failures}) == 1:\n            self._convict(failures[-1])\n",
         "        for failure in failures:\n            self._convict(failure)\n",
     ),
 )

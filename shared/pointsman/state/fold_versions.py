@@ -1,0 +1,39 @@
+"""Which version of the fold brought which rule. A log is folded and replayed by the version that its LeaderElected names:
+decisions of before stay as they were made. 1 is a log that names none. A new rule that changes how an old event folds, or
+an old decision is made, gets the next version, an entry here and a golden fold (`tests/golden`)."""
+
+FOLD_VERSION = 8
+"""Of this release."""
+
+DELIVERIES_CHECKED = 2
+"""What engines report as cached is compared with what placements relied on; an engine must serve the pool's model."""
+HOLDING = 3
+"""Lost and held time extends a request's SLO; a split pool holds until both roles are there; Retry-After follows the scaler."""
+TENANTS_SHARE_QUEUE = 4
+"""A request of a tenant that has less than its share takes the place of another in a full queue."""
+RELIES_AS_OF = 5
+"""A placement does not rely on blocks stored after its `as_of`."""
+UPPER_TTFT = 6
+"""Placements predict within what nine of ten first tokens come."""
+OUTPUT_LENGTHS = 6
+"""Tokens of a tenant's requests in flight are reserved by their predicted output."""
+SECONDS_BY_LENGTH = 6
+"""Seconds per token are learned by prompt length (`LatencyModel`)."""
+SLOW_DECODERS = 6
+"""Where each decode instance is too slow for a request even alone, its TPOT objective refuses none."""
+LATE_JOINS = 6
+"""A copy of a join that comes after the instance left does not bring it back."""
+PREFILL_RATE = 7
+"""What waits and what is computed have corrections of their own (`LatencyModel`)."""
+FAILED_TRIALS = 7
+"""An instance whose trial failed gets no other request before that is judged."""
+HOLD_NONE = 7
+"""Without `hold_seconds` nothing is held, also where clocks differ."""
+QUEUE_CLASS = 8
+"""Waiting work is repriced in the class that it waits in; sums of best-effort work too."""
+IDLE_QUEUES = 8
+"""The queue of an instance that left ends with its last request."""
+FETCH_ENDS = 8
+"""Only a leader's grant begins a fetch, and a hand-over ends it."""
+DECODE_LOAD = 8
+"""Ends count for the decode load also in a pool that is not split."""
