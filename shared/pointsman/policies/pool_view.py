@@ -164,7 +164,7 @@ class PoolView:
     @property
     def weighed(self) -> Sequence[CandidateEstimate]:
         """The candidates; of a large pool each is made when it is looked at."""
-        return self.candidates if self.columns is None else self.columns.candidates()
+        return self.candidates if self.columns is None else self.columns.candidates
 
     @property
     def least_ttft_alone(self) -> EngineSeconds:
