@@ -101,8 +101,8 @@ class CandidateColumns:
     def candidates(self) -> "ColumnCandidates":
         return ColumnCandidates(self, self.queue_seconds)
 
-    def least_ttft_alone(self) -> EngineSeconds:
-        return float((self.predicted_ttft - self.queue_seconds).min())
+    def is_late_alone(self) -> bool:
+        return bool(self.view.budget < (self.predicted_ttft - self.queue_seconds).min())
 
     def soonest_of_little_work(self, work_max: float, price: float, spare: EngineSeconds) -> CandidateEstimate | None:
         """See `admission.predicted_ttft_fair`."""
@@ -122,7 +122,7 @@ class CandidateColumns:
 
     def estimates(self) -> list[CandidateEstimate]:
         """Of all instances."""
-        known, factor = self.known, self.view.upper_factor
+        known = self.known
         made = [
             CandidateEstimate(
                 instance=name,
@@ -137,7 +137,7 @@ class CandidateColumns:
                 requests=requests,
                 transfer_seconds=transfer,
                 margin_seconds=margin,
-                upper_factor=factor(name, queue + prefill, work),
+                interval_of=(queue + prefill, work),
             )
             for name, hit_blocks, cached, uncached, queue, prefill, work, load_tokens, waiting, requests, transfer, margin in zip(
                 self.names,
