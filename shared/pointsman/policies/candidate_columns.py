@@ -102,7 +102,10 @@ class CandidateColumns:
         return ColumnCandidates(self, self.queue_seconds)
 
     def is_late_alone(self) -> bool:
-        return bool(self.view.budget < (self.predicted_ttft - self.queue_seconds).min())
+        budget = self.view.budget
+        if any(known.predicted_ttft - known.queue_seconds <= budget for known in self.made.values()):
+            return False  # nearly always: no need to look at the others
+        return bool(budget < (self.predicted_ttft - self.queue_seconds).min())
 
     def soonest_of_little_work(self, work_max: float, price: float, spare: EngineSeconds) -> CandidateEstimate | None:
         """See `admission.predicted_ttft_fair`."""
@@ -117,47 +120,55 @@ class CandidateColumns:
     def estimate(self, row: int) -> CandidateEstimate:
         known = self.made.get(row)
         if known is None:
-            known = self.made[row] = self.view.candidate(self.names[row])
+            known = self.made[row] = _estimate(self.names[row], *[column.item(row) for column in self._numbers()])
         return known
 
     def estimates(self) -> list[CandidateEstimate]:
         """Of all instances."""
-        known = self.known
-        made = [
-            CandidateEstimate(
-                instance=name,
-                hit_blocks=hit_blocks,
-                cached_tokens=cached,
-                uncached_tokens=uncached,
-                queue_seconds=queue,
-                prefill_seconds=prefill,
-                work_seconds=work,
-                load_tokens=load_tokens,
-                waiting=waiting,
-                requests=requests,
-                transfer_seconds=transfer,
-                margin_seconds=margin,
-                interval_of=(queue + prefill, work),
-            )
-            for name, hit_blocks, cached, uncached, queue, prefill, work, load_tokens, waiting, requests, transfer, margin in zip(
-                self.names,
-                _whole(self.hit_blocks),
-                _whole(self.cached_tokens),
-                _whole(self.uncached_tokens),
-                self.queue_seconds.tolist(),
-                self.prefill_seconds.tolist(),
-                self.work_seconds.tolist(),
-                _whole(known.load_tokens),
-                _whole(known.waiting),
-                _whole(known.requests),
-                [0.0] * len(self.names) if self.transfer_seconds is None else self.transfer_seconds.tolist(),
-                self.margin_seconds.tolist(),
-                strict=True,
-            )
-        ]
+        made = list(map(_estimate, self.names, *[column.tolist() for column in self._numbers()]))
         for row, estimate in self.made.items():
             made[row] = estimate
         return made
+
+    def _numbers(self) -> tuple[Column, ...]:
+        """As `_estimate` takes them."""
+        known = self.known
+        return (
+            self.hit_blocks, self.cached_tokens, self.uncached_tokens, self.queue_seconds, self.prefill_seconds,
+            self.work_seconds, known.load_tokens, known.waiting, known.requests, self.margin_seconds,
+            *(() if self.transfer_seconds is None else (self.transfer_seconds,)),
+        )  # fmt: skip
+
+
+def _estimate(
+    instance: InstanceId,
+    hit_blocks: float,
+    cached_tokens: float,
+    uncached_tokens: float,
+    queue_seconds: EngineSeconds,
+    prefill_seconds: EngineSeconds,
+    work_seconds: EngineSeconds,
+    load_tokens: float,
+    waiting: float,
+    requests: float,
+    margin_seconds: EngineSeconds,
+    transfer_seconds: EngineSeconds = 0.0,
+) -> CandidateEstimate:
+    return CandidateEstimate(
+        instance=instance,
+        hit_blocks=int(hit_blocks),
+        cached_tokens=int(cached_tokens),
+        uncached_tokens=int(uncached_tokens),
+        queue_seconds=queue_seconds,
+        prefill_seconds=prefill_seconds,
+        work_seconds=work_seconds,
+        load_tokens=int(load_tokens),
+        waiting=int(waiting),
+        requests=int(requests),
+        interval_of=(queue_seconds + prefill_seconds, work_seconds),
+        margin_seconds=margin_seconds,
+        transfer_seconds=transfer_seconds,
+    )
 
 
 class ColumnCandidates(LazyCandidates):
@@ -240,7 +251,3 @@ def _least(count: int, first: Column, second: Column, other_than: list[int]) -> 
         found.append(row)
         left[row] = np.inf
     return found
-
-
-def _whole(column: Column) -> list[int]:
-    return [int(value) for value in column.tolist()]

@@ -240,7 +240,7 @@ class PoolView:
     ) -> CandidateEstimate:
         """`hit_blocks` and the `loads` among them: as given instead of as known. `ahead`: pending work from this class
         on is ahead of it."""
-        state = self._state
+        state, latency = self._state, self._state.latency
         ahead = ahead or self._ahead
         prompt_tokens = self.request.prompt_tokens
         instance = state.fleet[instance_id]
@@ -252,9 +252,9 @@ class PoolView:
             cached, loaded = state.cached(instance, hit_blocks, loadable, prompt_tokens)
             hit_blocks, loads = hit_blocks + sum(loadable.values()), tuple(loaded)
         else:
-            cached = state.latency.cached_tokens(instance, hit_blocks, prompt_tokens)
+            cached = latency.cached_tokens(instance, hit_blocks, prompt_tokens)
         uncached = prompt_tokens - cached
-        work = state.latency.prefill_seconds(instance, prompt_tokens, cached)
+        work = latency.prefill_seconds(instance, prompt_tokens, cached)
         queue = self.queue(instance_id)
         queued, queued_tokens = queue.work_ahead(self.now, ahead)
         if ahead != LOWEST and self._reserved is not None and self._reserved.instance == instance_id:
@@ -263,7 +263,6 @@ class PoolView:
         if self._limits_kv:
             seconds, tokens = self._overtaken(queue)
             queued, queued_tokens = max(0.0, queued - seconds), queued_tokens - tokens
-        latency = state.latency
         queue_seconds = latency.expected_seconds(instance_id, queued, queued_tokens)
         prefill_seconds = latency.expected_prefill(instance_id, work, uncached)
         estimate = CandidateEstimate(

@@ -50,7 +50,8 @@ def grant_next(turn: Turn, instance_id: InstanceId) -> None:
             eligible = _eligible(turn, queue)
         if eligible is None:
             return
-        request = policies.ordering.first(eligible, turn.now, state)
+        pending = eligible.pending
+        request = next(iter(pending.values())) if len(pending) == 1 else policies.ordering.first(eligible, turn.now, state)
         window = _window_tokens(turn, queue, request)
         if not queue.has_room(request.uncached_tokens, window_tokens=window, running_max=policies.running_max):
             return
