@@ -255,7 +255,7 @@ class PoolView:
             cached = latency.cached_tokens(instance, hit_blocks, prompt_tokens)
         uncached = prompt_tokens - cached
         work = latency.prefill_seconds(instance, prompt_tokens, cached)
-        queue = self.queue(instance_id)
+        queue = state.workload.queues.get(instance_id, EMPTY_QUEUE)
         queued, queued_tokens = queue.work_ahead(self.now, ahead)
         if ahead != LOWEST and self._reserved is not None and self._reserved.instance == instance_id:
             queued += self._reserved.prefill_seconds
