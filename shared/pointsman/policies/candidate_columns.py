@@ -42,9 +42,7 @@ class CandidateColumns:
         for name, blocks in hits.items():
             if (row := position.get(name)) is not None:
                 self.hit_blocks[row] = blocks
-        self.cached_tokens: Column = np.minimum(
-            self.hit_blocks * block_tokens, known.cacheable_tokens(prompt_tokens)
-        )
+        self.cached_tokens: Column = np.minimum(self.hit_blocks * block_tokens, known.cacheable_tokens(prompt_tokens))
         self.uncached_tokens: Column = prompt_tokens - self.cached_tokens
         self.work_seconds = known.prefill_work(prompt_tokens, self.cached_tokens, self.uncached_tokens)
         self.prefill_seconds = known.prefill_seconds(self.work_seconds, self.uncached_tokens)

@@ -97,8 +97,9 @@ class InstanceColumns:
         """What a hit can save at most (`LatencyModel.cached_tokens`)."""
         if same := self._same_block_tokens:
             return max(0, (prompt_tokens - 1) // same * same)
-        known = self._engine_block_tokens
-        return np.maximum(0.0, (prompt_tokens - 1) // known * known)
+        blocks = (prompt_tokens - 1) // self._engine_block_tokens
+        cacheable: Column = np.maximum(0.0, blocks * self._engine_block_tokens)
+        return cacheable
 
     def queue_seconds(self, now: EngineSeconds) -> Column:
         """Corrected, of all work ahead of a new request (`InstanceQueue.work_ahead`). `special` rows are wrong."""

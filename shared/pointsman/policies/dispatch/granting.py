@@ -53,7 +53,9 @@ def grant_next(turn: Turn, instance_id: InstanceId) -> None:
         if eligible is None:
             return
         pending = eligible.pending
-        request = next(iter(pending.values())) if len(pending) == 1 else policies.ordering.first(eligible, turn.now, state)
+        request = (
+            next(iter(pending.values())) if len(pending) == 1 else policies.ordering.first(eligible, turn.now, state)
+        )
         window = _window_tokens(turn, queue, request)
         if not queue.has_room(request.uncached_tokens, window_tokens=window, running_max=policies.running_max):
             return

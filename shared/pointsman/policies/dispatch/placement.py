@@ -174,7 +174,9 @@ def _place(
     candidate = admitted.chosen
     ttft = predicted_ttft(candidate, decode)
     intervals = turn.leader.policy_state.ttft_intervals
-    upper = ttft * intervals.factor(candidate.instance, *candidate.interval_of) if turn.state.predicts_upper else NO_SECONDS
+    upper = (
+        ttft * intervals.factor(candidate.instance, *candidate.interval_of) if turn.state.predicts_upper else NO_SECONDS
+    )
     recording = turn.leader.recording
     candidates = recording.candidates(admitted.considered, candidate.instance)
     decode_candidates = recording.decode_candidates(decode.considered, decode.instance)
