@@ -6,6 +6,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -30,6 +31,7 @@ from pointsman.state.checkpoint import decode_state, encode_state
 from pointsman.state.instance_columns import InstanceColumns
 from pointsman.state.state import State
 from pointsman_lab.route import BusyPool
+from pointsman_lab.traffic import BLOCK_TOKENS
 from tests.support.random_logs import fresh_state, random_log
 
 SCAN_ALWAYS = 10**9
@@ -127,8 +129,11 @@ def test_columns_know_transfers_loads_and_work_that_only_lying_events_have(seed:
         queue.learn_step(0.0)
     pool.state.__dict__["_columns"] = None
     request = next(reversed(pool.state.workload.requests.values()))
+    request = replace(request, prompt_tokens=len(request.keys) * BLOCK_TOKENS)  # all of it may be cached
+    hits = {name: chance.choice((1, len(request.keys))) for name in pool.state.fleet.ready[1:]}
     for ahead in (-1.0, 0.0, 0.05, 10.0):
         view = PoolView(pool.state, request, pool.now + ahead, transfer_seconds=0.25)
+        view.__dict__["_hits"] = hits
         view.__dict__["_loadable"] = {pool.state.fleet.ready[seed % 9]: {"host": 3}}
         with columns_from(1), pytest.MonkeyPatch.context() as patched:
             patched.setattr(candidate_columns, "ALONE_SHARE", 1.0)

@@ -111,7 +111,7 @@ def _busy_hour(dispatcher: Dispatcher, orders: list[float], patched: pytest.Monk
 
     def counting(policy: OrderingPolicy, queue: InstanceQueue, now: float, state: State) -> Request:
         orders.append(now)
-        return first(policy, queue, now, state)  # type: ignore[arg-type]
+        return first(policy, queue, now, state)
 
     patched.setattr(ordering, "first", counting)
     events: list[LogEvent] = []
