@@ -3,7 +3,7 @@ of them in a few array operations, instead of a pass over objects. Derived from 
 `LatencyModel.changed` name the instances whose row is out of date, so keeping it costs by what changed. Every number is
 the same double as `InstanceQueue.work_ahead` and `Correction.seconds` give: the same operations in the same order.
 
-Limits: prompts whose squares are exact doubles; not of work that waits for a fetch (`special`)."""
+Limits: prompts whose squares are exact doubles; not of work that waits for a fetch, nor of a step without work (`special`)."""
 
 from typing import TypeAlias
 
