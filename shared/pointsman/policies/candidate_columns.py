@@ -6,11 +6,11 @@ Limit: not where instances fetch prefixes from each other, nor under tenants' li
 candidate is of its own kind."""
 
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from typing import overload
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 from typing_extensions import override
 
 from pointsman.contracts.decisions import Candidate
@@ -42,18 +42,19 @@ class CandidateColumns:
         for name, blocks in hits.items():
             if (row := position.get(name)) is not None:
                 self.hit_blocks[row] = blocks
-        cacheable = (prompt_tokens - 1) // known.engine_block_tokens * known.engine_block_tokens
-        self.cached_tokens: Column = np.maximum(0.0, np.minimum(self.hit_blocks * block_tokens, cacheable))
+        self.cached_tokens: Column = np.minimum(self.hit_blocks * block_tokens, known.cacheable_tokens(prompt_tokens))
         self.uncached_tokens: Column = prompt_tokens - self.cached_tokens
-        self.work_seconds = known.prefill_work(prompt_tokens, self.cached_tokens)
+        self.work_seconds = known.prefill_work(prompt_tokens, self.cached_tokens, self.uncached_tokens)
         self.prefill_seconds = known.prefill_seconds(self.work_seconds, self.uncached_tokens)
         self.queue_seconds = known.queue_seconds(view.now)
-        self.margin_seconds = known.margin_seconds(self.queue_seconds)
-        self.load_seconds: Column = np.zeros(len(self.names))
-        self.transfer_seconds: Column = np.where(known.prefills_only, transfer_seconds, 0.0)
+        self.transfer_seconds: Column | None = None
+        if transfer_seconds:
+            self.transfer_seconds = np.where(known.prefills_only, transfer_seconds, 0.0)
+        self.load_seconds: Column | None = None
         self.made: dict[int, CandidateEstimate] = {}
         for row in alone:
             self._take(row, view.candidate(self.names[row]))
+        self.margin_seconds = known.margin_seconds(self.queue_seconds)
 
     def _take(self, row: int, estimate: CandidateEstimate) -> None:
         self.made[row] = estimate
@@ -63,33 +64,52 @@ class CandidateColumns:
         self.work_seconds[row] = estimate.work_seconds
         self.prefill_seconds[row] = estimate.prefill_seconds
         self.queue_seconds[row] = estimate.queue_seconds
-        self.load_seconds[row] = estimate.load_seconds
-        self.margin_seconds[row] = estimate.margin_seconds
-        self.transfer_seconds[row] = estimate.transfer_seconds
+        if estimate.load_seconds:
+            if self.load_seconds is None:
+                self.load_seconds = np.zeros(len(self.names))
+            self.load_seconds[row] = estimate.load_seconds
+
+    def ttft_behind(self, queue_seconds: Column) -> Column:
+        ttft: Column = queue_seconds + self.prefill_seconds
+        if self.load_seconds is not None:
+            ttft += self.load_seconds
+        if self.transfer_seconds is not None:
+            ttft += self.transfer_seconds
+        return ttft
 
     def kv_waits(self, tpot_max: EngineSeconds) -> Column | None:
         """See `PoolView.kv_waits`. None: nobody waits."""
         known, capacity = self.known, self.known.kv_capacity
         request, answer = self.view.request, self.view.expected_output_tokens
-        lacking = known.prompt_tokens + request.prompt_tokens + (known.requests + 1) * answer - capacity
-        rows = ((lacking > 0) & (capacity > 0) & ~known.prefills_only).nonzero()[0]
+        lacking = (known.requests + 1) * answer
+        lacking += known.prompt_tokens + request.prompt_tokens
+        lacking -= capacity
+        rows = (lacking > 0).nonzero()[0]
         if not rows.size:
             return None
         waits: Column = np.zeros(len(self.names))
         waits[rows] = lacking[rows] / capacity[rows] * answer * min(request.slo_tpot, tpot_max)
         return waits
 
+    @cached_property
+    def predicted_ttft(self) -> Column:
+        return self.ttft_behind(self.queue_seconds)
+
+    @cached_property
     def candidates(self) -> "ColumnCandidates":
         return ColumnCandidates(self, self.queue_seconds)
 
-    def least_ttft_alone(self) -> EngineSeconds:
-        return float((self.candidates().predicted_ttft - self.queue_seconds).min())
+    def is_late_alone(self) -> bool:
+        budget = self.view.budget
+        if any(known.predicted_ttft - known.queue_seconds <= budget for known in self.made.values()):
+            return False  # nearly always: no need to look at the others
+        return bool(budget < (self.predicted_ttft - self.queue_seconds).min())
 
     def soonest_of_little_work(self, work_max: float, price: float, spare: EngineSeconds) -> CandidateEstimate | None:
         """See `admission.predicted_ttft_fair`."""
         waiting, work = int(self.known.waiting.sum()), sum(self.queue_seconds.tolist())
         bound = work_max * work / waiting if waiting else np.inf
-        ttft, budget = self.candidates().predicted_ttft, self.view.budget
+        ttft, budget = self.predicted_ttft, self.view.budget
         with_margin = ttft + self.margin_seconds
         fits = (self.queue_seconds <= spare) | (with_margin + (price - 1) * self.prefill_seconds <= budget)
         rows = ((self.prefill_seconds <= bound) & (with_margin <= budget) & fits).nonzero()[0]
@@ -98,47 +118,55 @@ class CandidateColumns:
     def estimate(self, row: int) -> CandidateEstimate:
         known = self.made.get(row)
         if known is None:
-            known = self.made[row] = self.view.candidate(self.names[row])
+            known = self.made[row] = _estimate(self.names[row], *[column.item(row) for column in self._numbers()])
         return known
 
     def estimates(self) -> list[CandidateEstimate]:
         """Of all instances."""
-        known, factor = self.known, self.view.upper_factor
-        made = [
-            CandidateEstimate(
-                instance=name,
-                hit_blocks=hit_blocks,
-                cached_tokens=cached,
-                uncached_tokens=uncached,
-                queue_seconds=queue,
-                prefill_seconds=prefill,
-                work_seconds=work,
-                load_tokens=load_tokens,
-                waiting=waiting,
-                requests=requests,
-                transfer_seconds=transfer,
-                margin_seconds=margin,
-                upper_factor=factor(name, queue + prefill, work),
-            )
-            for name, hit_blocks, cached, uncached, queue, prefill, work, load_tokens, waiting, requests, transfer, margin in zip(
-                self.names,
-                _whole(self.hit_blocks),
-                _whole(self.cached_tokens),
-                _whole(self.uncached_tokens),
-                self.queue_seconds.tolist(),
-                self.prefill_seconds.tolist(),
-                self.work_seconds.tolist(),
-                _whole(known.load_tokens),
-                _whole(known.waiting),
-                _whole(known.requests),
-                self.transfer_seconds.tolist(),
-                self.margin_seconds.tolist(),
-                strict=True,
-            )
-        ]
+        made = list(map(_estimate, self.names, *[column.tolist() for column in self._numbers()]))
         for row, estimate in self.made.items():
             made[row] = estimate
         return made
+
+    def _numbers(self) -> tuple[Column, ...]:
+        """As `_estimate` takes them."""
+        known = self.known
+        return (
+            self.hit_blocks, self.cached_tokens, self.uncached_tokens, self.queue_seconds, self.prefill_seconds,
+            self.work_seconds, known.load_tokens, known.waiting, known.requests, self.margin_seconds,
+            *(() if self.transfer_seconds is None else (self.transfer_seconds,)),
+        )  # fmt: skip
+
+
+def _estimate(
+    instance: InstanceId,
+    hit_blocks: float,
+    cached_tokens: float,
+    uncached_tokens: float,
+    queue_seconds: EngineSeconds,
+    prefill_seconds: EngineSeconds,
+    work_seconds: EngineSeconds,
+    load_tokens: float,
+    waiting: float,
+    requests: float,
+    margin_seconds: EngineSeconds,
+    transfer_seconds: EngineSeconds = 0.0,
+) -> CandidateEstimate:
+    return CandidateEstimate(
+        instance=instance,
+        hit_blocks=int(hit_blocks),
+        cached_tokens=int(cached_tokens),
+        uncached_tokens=int(uncached_tokens),
+        queue_seconds=queue_seconds,
+        prefill_seconds=prefill_seconds,
+        work_seconds=work_seconds,
+        load_tokens=int(load_tokens),
+        waiting=int(waiting),
+        requests=int(requests),
+        interval_of=(queue_seconds + prefill_seconds, work_seconds),
+        margin_seconds=margin_seconds,
+        transfer_seconds=transfer_seconds,
+    )
 
 
 class ColumnCandidates(LazyCandidates):
@@ -147,9 +175,8 @@ class ColumnCandidates(LazyCandidates):
     def __init__(self, columns: CandidateColumns, queue_seconds: Column) -> None:
         self.columns = columns
         self.queue_seconds = queue_seconds
-        self.predicted_ttft: Column = (
-            queue_seconds + columns.prefill_seconds + columns.load_seconds + columns.transfer_seconds
-        )
+        same = queue_seconds is columns.queue_seconds
+        self.predicted_ttft: Column = columns.predicted_ttft if same else columns.ttft_behind(queue_seconds)
         self._made: list[CandidateEstimate] | None = None
 
     @override
@@ -176,13 +203,9 @@ class ColumnCandidates(LazyCandidates):
     @override
     def recorded(self, chosen: InstanceId, *, by_ttft: int, by_hit: int) -> list[Candidate]:
         ttft, hits = self.predicted_ttft, self.columns.hit_blocks
-        left = np.ones(len(self), dtype=np.bool_)
         kept = [row] if (row := self.columns.known.position.get(chosen)) is not None else []
-        left[kept] = False
         for part, first, second in ((by_ttft, ttft, -hits), (by_hit, -hits, ttft)):
-            rows = _least(left.nonzero()[0], part, first, second)
-            left[rows] = False
-            kept += rows
+            kept += _least(part, first, second, kept)
         return [self._recorded(row) for row in sorted(kept)]
 
     def _recorded(self, row: int) -> Candidate:
@@ -212,16 +235,17 @@ class ColumnCandidates(LazyCandidates):
         return self._made
 
 
-def _least(rows: NDArray[np.intp], count: int, first: Column, second: Column) -> list[int]:
-    """Of these rows, by two keys, then by row."""
-    if count <= 0:
-        return []
-    if len(rows) > count:
-        own = first[rows]
-        rows = rows[own <= np.partition(own, count - 1)[count - 1]]
-    ordered: list[int] = rows[np.lexsort((second[rows], first[rows]))][:count].tolist()
-    return ordered
-
-
-def _whole(column: Column) -> list[int]:
-    return [int(value) for value in column.tolist()]
+def _least(count: int, first: Column, second: Column, other_than: list[int]) -> list[int]:
+    """Rows by two keys, then by row."""
+    count = min(count, len(first) - len(other_than))
+    left = first.copy()
+    left[other_than] = np.inf
+    found: list[int] = []
+    for _ in range(count):
+        row = int(left.argmin())
+        equals = (left == left[row]).nonzero()[0]
+        if equals.size > 1:
+            row = int(equals[second[equals].argmin()])
+        found.append(row)
+        left[row] = np.inf
+    return found

@@ -2,7 +2,7 @@
 TTFT counts from now: `(queue + prefill) * correction + transfer`."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import cached_property
 from hashlib import blake2b
 from typing import TYPE_CHECKING, TypeVar
@@ -58,7 +58,8 @@ class CandidateEstimate(msgspec.Struct, frozen=True, kw_only=True):
     fetch_from: InstanceId = NO_INSTANCE
     """Where `fetched_tokens` beyond the hit are fetched from, since that is sooner than computing them."""
     fetched_tokens: Tokens = 0
-    upper_factor: float = 1.0
+    interval_of: tuple[EngineSeconds, EngineSeconds] = (0.0, 0.0)
+    """Predicted seconds and work by which `TtftIntervals.factor` is chosen: without what policies add, nor fetches."""
     loads: tuple[TierTokens, ...] = ()
     """Cached tokens that only slower tiers hold."""
     load_seconds: EngineSeconds = 0.0
@@ -68,11 +69,6 @@ class CandidateEstimate(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def loaded_tokens(self) -> Tokens:
         return sum(load.tokens for load in self.loads) if self.loads else 0
-
-    @property
-    def ttft_upper(self) -> EngineSeconds:
-        """Nine of ten first tokens come within it (`TtftIntervals`)."""
-        return self.predicted_ttft * self.upper_factor
 
     @property
     def ttft_with_margin(self) -> EngineSeconds:
@@ -138,7 +134,7 @@ class PoolView:
             self.on_trial = tuple(i for i in self.eligible if i in state.fleet.on_trial)
             self.eligible = tuple(i for i in self.eligible if i not in self.on_trial) or self.eligible
 
-    @property
+    @cached_property
     def budget(self) -> EngineSeconds:
         return self.request.deadline - self.now
 
@@ -164,14 +160,14 @@ class PoolView:
     @property
     def weighed(self) -> Sequence[CandidateEstimate]:
         """The candidates; of a large pool each is made when it is looked at."""
-        return self.candidates if self.columns is None else self.columns.candidates()
+        return self.candidates if self.columns is None else self.columns.candidates
 
-    @property
-    def least_ttft_alone(self) -> EngineSeconds:
-        """Of a request that had the pool for itself."""
+    def is_late_alone(self) -> bool:
+        """Whether it would miss its budget even if it had the pool for itself."""
         if self.columns is not None:
-            return self.columns.least_ttft_alone()
-        return min(candidate.predicted_ttft - candidate.queue_seconds for candidate in self.candidates)
+            return self.columns.is_late_alone()
+        budget = self.budget
+        return all(budget < candidate.predicted_ttft - candidate.queue_seconds for candidate in self.candidates)
 
     @property
     def least_prefill(self) -> EngineSeconds:
@@ -244,7 +240,7 @@ class PoolView:
     ) -> CandidateEstimate:
         """`hit_blocks` and the `loads` among them: as given instead of as known. `ahead`: pending work from this class
         on is ahead of it."""
-        state = self._state
+        state, latency = self._state, self._state.latency
         ahead = ahead or self._ahead
         prompt_tokens = self.request.prompt_tokens
         instance = state.fleet[instance_id]
@@ -256,10 +252,10 @@ class PoolView:
             cached, loaded = state.cached(instance, hit_blocks, loadable, prompt_tokens)
             hit_blocks, loads = hit_blocks + sum(loadable.values()), tuple(loaded)
         else:
-            cached = state.latency.cached_tokens(instance, hit_blocks, prompt_tokens)
+            cached = latency.cached_tokens(instance, hit_blocks, prompt_tokens)
         uncached = prompt_tokens - cached
-        work = state.latency.prefill_seconds(instance, prompt_tokens, cached)
-        queue = self.queue(instance_id)
+        work = latency.prefill_seconds(instance, prompt_tokens, cached)
+        queue = state.workload.queues.get(instance_id, EMPTY_QUEUE)
         queued, queued_tokens = queue.work_ahead(self.now, ahead)
         if ahead != LOWEST and self._reserved is not None and self._reserved.instance == instance_id:
             queued += self._reserved.prefill_seconds
@@ -267,7 +263,6 @@ class PoolView:
         if self._limits_kv:
             seconds, tokens = self._overtaken(queue)
             queued, queued_tokens = max(0.0, queued - seconds), queued_tokens - tokens
-        latency = state.latency
         queue_seconds = latency.expected_seconds(instance_id, queued, queued_tokens)
         prefill_seconds = latency.expected_prefill(instance_id, work, uncached)
         estimate = CandidateEstimate(
@@ -281,17 +276,13 @@ class PoolView:
             load_tokens=queue.load_tokens,
             waiting=queue.waiting,
             requests=queue.requests,
-            upper_factor=self.upper_factor(instance_id, queue_seconds + prefill_seconds, work),
+            interval_of=(queue_seconds + prefill_seconds, work),
             transfer_seconds=self._transfer_seconds and (self._transfer_seconds if instance.role == "prefill" else 0.0),
             loads=loads,
             load_seconds=state.slower.load_seconds(instance, loads) if loads else 0.0,
             margin_seconds=latency.margin_seconds(instance_id, queue_seconds),
         )
         return self._with_fetch(instance, queue, estimate) if state.fleet.fetches else estimate
-
-    @property
-    def upper_factor(self) -> Callable[[InstanceId, EngineSeconds, EngineSeconds], float]:
-        return self._state.ttft_intervals.factor
 
     def _with_fetch(self, instance: Instance, queue: InstanceQueue, computed: CandidateEstimate) -> CandidateEstimate:
         replace = msgspec.structs.replace

@@ -3,7 +3,7 @@ of them in a few array operations, instead of a pass over objects. Derived from 
 `LatencyModel.changed` name the instances whose row is out of date, so keeping it costs by what changed. Every number is
 the same double as `InstanceQueue.work_ahead` and `Correction.seconds` give: the same operations in the same order.
 
-Limits: prompts whose squares are exact doubles; not of work that waits for a fetch (`special`)."""
+Limits: prompts whose squares are exact doubles; not of work that waits for a fetch, nor of a step without work (`special`)."""
 
 from typing import TypeAlias
 
@@ -19,13 +19,15 @@ from pointsman.state.workload import EMPTY_QUEUE, InstanceQueue, Workload
 Column: TypeAlias = NDArray[np.float64]
 
 QUEUE_FIELDS = (
-    "pending_seconds", "pending_tokens", "prefill_seconds", "prefill_tokens", "working_since", "step_seconds",
-    "step_tokens", "requests", "waiting", "pending", "prompt_tokens",
+    "pending_seconds", "prefill_seconds", "working_since", "step_seconds", "step_tokens", "load_tokens", "requests",
+    "waiting", "pending", "prompt_tokens",
 )  # fmt: skip
 LEARNED_FIELDS = ("factor", "token_share", "token_seconds", "tokens", "known")
 """Of one prompt, and of work ahead."""
 FIXED_FIELDS = ("fixed_s", "per_token_s", "per_token_squared_s", "floor_s", "kv_capacity", "prefills_only")
 UNLEARNED = (1.0, 0.0, 0.0, 1.0, 0.0)
+NO_STEP = (np.inf, 0)
+"""Of an idle engine: nothing of it passes, and there is no division by zero."""
 
 
 class InstanceColumns:
@@ -38,7 +40,7 @@ class InstanceColumns:
         """Rows that `queue_work` does not know."""
         self._workload, self._latency = workload, latency
         self._queues: Column = np.zeros((len(QUEUE_FIELDS), len(names)))
-        self.requests, self.waiting, self.pending, self.prompt_tokens = self._queues[7:]
+        self.load_tokens, self.requests, self.waiting, self.pending, self.prompt_tokens = self._queues[5:]
         self._of_prompt: Column = np.zeros((len(LEARNED_FIELDS), len(names)))
         self._of_work: Column = np.zeros((len(LEARNED_FIELDS), len(names)))
         self.step_seconds: Column = np.zeros(len(names))
@@ -53,9 +55,13 @@ class InstanceColumns:
             )  # fmt: skip
             self._read_queue(row, workload.queues.get(name, EMPTY_QUEUE))
             self._read_learned(row, name)
-        self.fixed_s, self.per_token_s, self.per_token_squared_s, self.floor_s, self.kv_capacity, prefills = fixed
+        self.fixed_s, self.per_token_s, self.per_token_squared_s, self.floor_s, capacity, prefills = fixed
         self.prefills_only = prefills > 0
-        self.engine_block_tokens = np.array([fleet[name].engine_block_tokens for name in names], dtype=np.int64)
+        self.kv_capacity: Column = np.where((capacity > 0) & ~self.prefills_only, capacity, np.inf)
+        """Infinite where nobody waits for it."""
+        engine_block_tokens = [fleet[name].engine_block_tokens for name in names]
+        self._engine_block_tokens = np.array(engine_block_tokens, dtype=np.int64)
+        self._same_block_tokens = engine_block_tokens[0] if len(set(engine_block_tokens)) == 1 else None
         workload.changed.clear()
         latency.changed.clear()
 
@@ -87,30 +93,32 @@ class InstanceColumns:
     def rows_with_pending(self) -> set[int]:
         return set(self.pending.nonzero()[0].tolist())
 
-    @property
-    def load_tokens(self) -> Column:
-        loads: Column = self._queues[1] + self._queues[3]
-        return loads
+    def cacheable_tokens(self, prompt_tokens: Tokens) -> Column | Tokens:
+        """What a hit can save at most (`LatencyModel.cached_tokens`)."""
+        if same := self._same_block_tokens:
+            return max(0, (prompt_tokens - 1) // same * same)
+        blocks = (prompt_tokens - 1) // self._engine_block_tokens
+        cacheable: Column = np.maximum(0.0, blocks * self._engine_block_tokens)
+        return cacheable
 
     def queue_seconds(self, now: EngineSeconds) -> Column:
-        """Corrected, of all work ahead of a new request (`InstanceQueue.work_ahead`)."""
-        pending_seconds, pending_tokens, seconds, tokens, working_since, work, step_tokens = self._queues[:7]
-        passed = now - working_since
-        whole = (passed >= work) | (work == 0.0)
-        done = np.where(whole, work, np.maximum(passed, 0.0))
-        done_tokens = np.where(whole, step_tokens, 0.0)
-        partly = (~whole & (passed > 0.0)).nonzero()[0]
-        if partly.size:
-            done_tokens[partly] = np.trunc(step_tokens[partly] * (passed[partly] / work[partly]))
-        left = np.maximum(0.0, seconds - done) + pending_seconds
-        return _corrected(left, tokens - done_tokens + pending_tokens, self._of_work)
+        """Corrected, of all work ahead of a new request (`InstanceQueue.work_ahead`). `special` rows are wrong."""
+        pending_seconds, seconds, working_since, work, step_tokens, tokens = self._queues[:6]
+        done = np.minimum(np.maximum(now - working_since, 0.0), work)
+        left = np.maximum(seconds - done, 0.0)
+        left += pending_seconds
+        done /= work
+        done *= step_tokens
+        return _corrected(left, tokens - np.trunc(done, out=done), self._of_work)
 
-    def prefill_work(self, prompt_tokens: Tokens, cached_tokens: Column) -> Column:
+    def prefill_work(self, prompt_tokens: Tokens, cached_tokens: Column, uncached_tokens: Column) -> Column:
         """By the uncorrected cost model."""
-        uncached = prompt_tokens - cached_tokens
+        seconds: Column = self.per_token_s * uncached_tokens
         squares = prompt_tokens * prompt_tokens - cached_tokens * cached_tokens
-        computed = self.per_token_s * uncached + self.per_token_squared_s * squares
-        seconds: Column = self.fixed_s + np.maximum(self.floor_s, computed)
+        squares *= self.per_token_squared_s
+        seconds += squares
+        np.maximum(seconds, self.floor_s, out=seconds)
+        seconds += self.fixed_s
         return seconds
 
     def prefill_seconds(self, work: Column, uncached_tokens: Column) -> Column:
@@ -123,17 +131,18 @@ class InstanceColumns:
 
     def _read_queue(self, row: int, queue: InstanceQueue) -> None:
         first = next(iter(queue.prefill.values()), None)
-        if first is not None and first.fetching:
+        step = queue.step if first is not None else NO_STEP
+        if step[0] <= 0 or (first is not None and first.fetching):  # less than no work: only lying events have it
+            step = NO_STEP
             self.special.add(row)
-        elif self.special:
+        else:
             self.special.discard(row)
         self._queues[:, row] = (
             queue.pending_seconds,
-            queue.pending_tokens,
             queue.prefill_seconds if first is not None else 0.0,
-            queue.prefill_tokens if first is not None else 0,
             queue.working_since,
-            *(queue.step if first is not None else (0.0, 0)),
+            *step,
+            queue.pending_tokens + (queue.prefill_tokens if first is not None else 0),
             queue.requests,
             queue.waiting,
             len(queue.pending),
@@ -161,5 +170,9 @@ def _corrected(work: Column, tokens: Column, learned: Column) -> Column:
     if far.size:
         share = share.copy()
         share[far] *= known[far] / tokens[far]
-    seconds: Column = corrected + share * (tokens * token_seconds / token_sum - corrected)
-    return seconds
+    by_tokens: Column = tokens * token_seconds
+    by_tokens /= token_sum
+    by_tokens -= corrected
+    by_tokens *= share
+    by_tokens += corrected
+    return by_tokens

@@ -45,13 +45,6 @@ class OutputCurve:
                 self.ended[band] += 1.0
                 self.ended_tokens[band] += inside
 
-    def ending(self, band: int, prior: tuple[float, float]) -> tuple[float, float]:
-        """Share of the answers in this band that end in it, and their mean tokens in it. `prior`: the same of the curve
-        that this one is shrunk to; counts as one answer."""
-        share, tokens = prior
-        ended = self.ended[band] + share
-        return ended / (self.entered[band] + 1.0), (self.ended_tokens[band] + share * tokens) / ended
-
 
 def _ending_first(width: Tokens) -> tuple[float, float]:
     """Of answers that are as likely to end at each token."""
@@ -84,12 +77,16 @@ class OutputLengths:
 
     def expected(self, tenant: Tenant, max_output_tokens: Tokens) -> float:
         """Mean tokens of an answer that is cut off at `max_output_tokens`, from 0 to that."""
-        own = self._tenants.get(tenant, _NO_ANSWERS)
+        own, pool = self._tenants.get(tenant, _NO_ANSWERS), self._pool
         expected, survival = 0.0, 1.0
         for band, (start, width) in enumerate(BANDS):
             if start >= max_output_tokens:
                 break
-            share, tokens = own.ending(band, self._pool.ending(band, _FIRST[band]))
+            share, tokens = _FIRST[band]
+            for curve in (pool, own):  # each shrunk to the one before, which counts as one answer
+                ended = curve.ended[band] + share
+                tokens = (curve.ended_tokens[band] + share * tokens) / ended
+                share = ended / (curve.entered[band] + 1.0)
             length = min(width, max_output_tokens - start)
             expected += survival * ((1 - share) * length + share * min(tokens, length))
             survival *= 1 - share

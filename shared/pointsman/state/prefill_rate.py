@@ -3,9 +3,11 @@ step, and their first tokens come together at its end. So a prompt takes longer 
 not, and when a request that waits gets its first token depends on what shares its step."""
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from pointsman.primitives import EngineSeconds, Tokens
 from pointsman.state.correction import Correction
+from pointsman.state.derived import Derived
 
 SAME_STEP = 0.5
 """A first token that comes after less than this share of its own work was computed in the step of the one before."""
@@ -22,6 +24,8 @@ class PrefillRate:
     the cost model that a step does beside its first prompt, which may have begun in an earlier one; the most, fading. The
     others are sums over the last step, which counts once the next one has a first token."""
 
+    DERIVED: ClassVar[Derived] = {"_step_seconds": lambda: None}
+
     correction: Correction = field(default_factory=Correction)
     beside_seconds: EngineSeconds = 0.0
     beside_tokens: float = 0.0
@@ -31,6 +35,7 @@ class PrefillRate:
     work_beside: EngineSeconds = 0.0
     tokens_beside: Tokens = 0
     most_tokens: Tokens = 0
+    _step_seconds: EngineSeconds | None = field(default=None, compare=False)
 
     def first_token(self, *, passed: EngineSeconds, work: EngineSeconds, tokens: Tokens) -> None:
         """`passed`: since the first token before it, or since an idle engine got work. `work`: by the cost model."""
@@ -50,11 +55,14 @@ class PrefillRate:
     @property
     def step_seconds(self) -> EngineSeconds:
         """Of a full step."""
-        return self.correction.seconds(self.beside_seconds, int(self.beside_tokens))
+        if self._step_seconds is None:
+            self._step_seconds = self.correction.seconds(self.beside_seconds, int(self.beside_tokens))
+        return self._step_seconds
 
     def _count(self) -> None:
         if not self.work:
             return
+        self._step_seconds = None
         self.beside_seconds, self.beside_tokens = STEP_FADE * self.beside_seconds, STEP_FADE * self.beside_tokens
         beside = min(self.work_beside, self.passed)  # what was booked may have been cached
         if beside > self.beside_seconds:

@@ -131,29 +131,28 @@ class PrefixIndex:
         holding = self._holdings.get(instance)
         if holding is None:
             return 0
-        runs = self._runs
+        runs, packed, end = self._runs, pack(keys), len(keys)
         depth = run = at = 0
-        while depth < len(keys):
+        while depth < end:
             run = runs.child(run, at, keys[depth])
             tip = runs.tip(run, holding.owner)
             if not tip:
                 break
-            at = common(runs.content[run][: tip * KEY], pack(keys[depth : depth + tip]))
+            at = common(runs.content[run][: tip * KEY], packed[depth * KEY : (depth + tip) * KEY])
             depth += at
         return depth
 
     def hits(self, keys: list[BlockKey]) -> dict[InstanceId, int]:
         """Leading blocks by instance, the deepest first; absent: none."""
-        runs = self._runs
+        runs, packed, end = self._runs, pack(keys), len(keys)
         by_owner: dict[int, int] = {}
         depth = run = at = 0
-        end = len(keys)
         while depth < end:
             run = runs.child(run, at, keys[depth])
             if not run:
                 break
             content = runs.content[run]
-            at = common(content, pack(keys[depth : depth + len(content) // KEY]))
+            at = common(content, packed[depth * KEY : depth * KEY + len(content)])
             owner = runs.owner[run]
             if owner == SHARED:
                 whole = depth + at

@@ -56,12 +56,13 @@ class Promises:
 
     def extend_hits(self, keys: list[BlockKey], hits: dict[InstanceId, int]) -> None:
         """Raise `hits` (leading blocks by instance) to the promised blocks."""
+        count = len(keys)
         for instance in self._beginning_with(keys):
             promised = self._promised[instance]
             low = hits.get(instance, 0)
-            if low >= len(keys) or keys[low] not in promised:
+            if low >= count or keys[low] not in promised:
                 continue
-            high = len(keys)
+            high = count
             low += 1
             while low < high:
                 middle = (low + high) >> 1

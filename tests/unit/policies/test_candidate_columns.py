@@ -6,6 +6,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -19,7 +20,7 @@ from typing_extensions import override
 from pointsman.contracts.codec import LogEvent
 from pointsman.contracts.commands import RouteRequest
 from pointsman.contracts.fleet import PrefillCost
-from pointsman.policies import pool_view
+from pointsman.policies import candidate_columns, pool_view
 from pointsman.policies.dispatch.recording import Recording
 from pointsman.policies.pool_view import CandidateEstimate, PoolView, prepare_columns
 from pointsman.policies.routing import ROUTING_POLICIES
@@ -30,6 +31,7 @@ from pointsman.state.checkpoint import decode_state, encode_state
 from pointsman.state.instance_columns import InstanceColumns
 from pointsman.state.state import State
 from pointsman_lab.route import BusyPool
+from pointsman_lab.traffic import BLOCK_TOKENS
 from tests.support.random_logs import fresh_state, random_log
 
 SCAN_ALWAYS = 10**9
@@ -55,7 +57,7 @@ class VariedPool(BusyPool):
             slow = 1.0 + number % 3
             instance.cost = replace_cost(instance.cost, slow)
             instance.kv_capacity_tokens = (0, 20_000, 60_000)[number % 3]
-            instance.engine_block_tokens = (16, 64)[number % 2]
+            instance.engine_block_tokens = (16, 64)[number % 2 * (seed % 2)]
 
     @override
     def arrive(self) -> RouteRequest:
@@ -113,6 +115,38 @@ def test_columns_hold_the_numbers_of_each_estimate(seed: int, load: float) -> No
     assert seen
 
 
+@given(seed=st.integers(0, 2**32))
+@settings(max_examples=10, deadline=None)
+def test_columns_know_transfers_loads_and_work_that_only_lying_events_have(seed: int) -> None:
+    pool, chance = VariedPool(9, "pointsman", load=6.0, seed=seed), Random(seed)
+    for _ in range(60):
+        pool.follow(pool.dispatcher.route(pool.arrive(), pool.now))
+    for instance in pool.state.fleet.instances[::3]:
+        instance.role = "prefill"
+    busy = [queue for queue in pool.state.workload.queues.values() if queue.prefill]
+    for queue in busy[:1]:
+        next(iter(queue.prefill.values())).prefill_seconds = chance.choice((0.0, -1.0))
+        queue.learn_step(0.0)
+    pool.state.__dict__["_columns"] = None
+    request = next(reversed(pool.state.workload.requests.values()))
+    request = replace(request, prompt_tokens=len(request.keys) * BLOCK_TOKENS)  # all of it may be cached
+    hits = {name: chance.choice((1, len(request.keys))) for name in pool.state.fleet.ready[1:]}
+    for ahead in (-1.0, 0.0, 0.05, 10.0):
+        view = PoolView(pool.state, request, pool.now + ahead, transfer_seconds=0.25)
+        view.__dict__["_hits"] = hits
+        view.__dict__["_loadable"] = {pool.state.fleet.ready[seed % 9]: {"host": 3}}
+        with columns_from(1), pytest.MonkeyPatch.context() as patched:
+            patched.setattr(candidate_columns, "ALONE_SHARE", 1.0)
+            columns = view.columns
+        assert columns is not None
+        scan = [view.candidate(name) for name in view.eligible]
+
+        assert columns.estimates() == scan
+        assert columns.candidates.predicted_ttft.tolist() == [candidate.predicted_ttft for candidate in scan]
+        least = min(candidate.predicted_ttft - candidate.queue_seconds for candidate in scan)
+        assert columns.is_late_alone() is (view.budget < least)
+
+
 @given(st.integers(0, 2**32))
 @settings(max_examples=25, deadline=None)
 def test_rows_follow_every_change_of_state(seed: int) -> None:
@@ -157,13 +191,13 @@ def test_among_many_equals_only_the_chosen_and_the_recorded_are_estimated(monkey
     pool, rivals, estimated = BusyPool(96, "pointsman"), 4, Counter[InstanceId]()
     pool.dispatcher.recording.rivals = rivals
     prepare_columns(pool.state)
-    estimate = PoolView.candidate
 
-    def counting(view: PoolView, instance: InstanceId, **more: Any) -> CandidateEstimate:
-        estimated[instance] += 1
-        return estimate(view, instance, **more)
+    def counting(**fields: Any) -> CandidateEstimate:
+        estimated[fields["instance"]] += 1
+        return CandidateEstimate(**fields)
 
-    monkeypatch.setattr(PoolView, "candidate", counting)
+    for module in (pool_view, candidate_columns):
+        monkeypatch.setattr(module, "CandidateEstimate", counting)
     pool.dispatcher.route(pool.arrive(), pool.now)
 
     assert len(estimated) <= 1 + rivals

@@ -1,5 +1,6 @@
 """What a leader's turn grants, to whom, and what it makes room for."""
 
+from random import Random
 from typing import Any
 
 import msgspec
@@ -10,12 +11,15 @@ from pointsman.contracts.decisions import RequestGranted, RequestPlaced, Request
 from pointsman.contracts.fleet import InstanceLeft, InstanceSuspected, LivenessTimeouts
 from pointsman.contracts.reasons import CancelCause
 from pointsman.contracts.requests import PrefillFinished, RequestArrived, RequestCancelled
-from pointsman.policies.dispatch import Dispatcher
+from pointsman.policies.dispatch import Dispatcher, granting
+from pointsman.policies.ordering.base import OrderingPolicy
 from pointsman.policies.policy_set import policy_set
 from pointsman.policies.pool_view import PoolView
 from pointsman.policies.routing.base import Choice
 from pointsman.policies.routing.least_loaded import LeastLoaded
 from pointsman.primitives import InstanceId, RequestId
+from pointsman.state.state import State
+from pointsman.state.workload import InstanceQueue, Request
 from tests.support.events import BLOCK, finished, first_token, joined, reported, route
 from tests.support.leading import leader_of
 
@@ -78,6 +82,50 @@ def test_a_window_is_full_with_its_last_token_and_one_request_always_may() -> No
         arrives(dispatcher, "first", MIDDLE)
 
         assert bool(granted(arrives(dispatcher, "small", SMALL))) is room
+
+
+@pytest.mark.parametrize("ordering", ["fcfs", "fair_edf", "lpm"])
+def test_where_there_is_no_room_nobody_is_asked_for_an_order_and_the_same_is_granted(
+    ordering: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twin: a leader that looks for room only once it has chosen."""
+    asked, decided = [], []
+    for looks_first in (True, False):
+        with monkeypatch.context() as patched:
+            if not looks_first:
+                patched.setattr(granting, "_has_no_room", lambda turn, queue: False)
+            dispatcher = leader(ordering=ordering, prefill_window_tokens=2 * WINDOW_TOKENS)
+            orders: list[float] = []
+            events = _busy_hour(dispatcher, orders, patched)
+        asked.append(len(orders))
+        decided.append(events)
+
+    assert decided[0] == decided[1]
+    assert asked[0] < asked[1]
+
+
+def _busy_hour(dispatcher: Dispatcher, orders: list[float], patched: pytest.MonkeyPatch) -> list[LogEvent]:
+    """Requests of two classes come at random; the engine computes them in the order of their grants."""
+    ordering, chance = type(dispatcher.policies.ordering), Random(1)
+    first = ordering.first
+
+    def counting(policy: OrderingPolicy, queue: InstanceQueue, now: float, state: State) -> Request:
+        orders.append(now)
+        return first(policy, queue, now, state)
+
+    patched.setattr(ordering, "first", counting)
+    events: list[LogEvent] = []
+    inside: list[str] = []
+    for number in range(200):
+        now = 0.01 * number
+        priority = chance.choice(("standard", "standard", "batch"))
+        made = arrives(dispatcher, f"r{number}", chance.choice((SMALL, MIDDLE, LARGE)), now, priority=priority)
+        if inside and chance.random() < 0.7:
+            dispatcher.state.apply(first_token(inside.pop(0), "a", at=now))
+            made += dispatcher.grant_waiting(InstanceId("a"), now)
+        inside += granted(made)
+        events += made
+    return events
 
 
 def test_who_decodes_counts_in_running_max_until_it_ends() -> None:

@@ -62,6 +62,16 @@ def test_prompts_that_turned_out_to_be_cached_make_no_long_step() -> None:
     assert rate.step_seconds <= 2.0
 
 
+def test_a_step_follows_each_first_token_whoever_asked_before() -> None:
+    rate, lengths = PrefillRate(), []
+    for number in range(200):
+        rate.first_token(passed=0.3 if number % 4 == 0 else 0.001, work=0.01 * (1 + number % 7), tokens=100 + number)
+        lengths.append(rate.step_seconds)
+
+        assert lengths[-1] == rate.correction.seconds(rate.beside_seconds, int(rate.beside_tokens))
+    assert len(set(lengths)) > 10
+
+
 def test_steps_become_short_again_when_load_is_low() -> None:
     rate = PrefillRate()
     an_engine(rate, steps=10, prompts=10)

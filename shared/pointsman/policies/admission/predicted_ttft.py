@@ -54,7 +54,7 @@ class PredictedTtft(AdmissionPolicy):
 
 def is_late_alone(view: PoolView) -> bool:
     """Whether it would miss its TTFT SLO on every instance with an empty queue. Not if the SLO has passed already."""
-    return 0 < view.budget < view.least_ttft_alone
+    return view.budget > 0 and view.is_late_alone()
 
 
 def best_effort(view: PoolView) -> Choice | Refusal:

@@ -96,7 +96,7 @@ def _fits(view: PoolView, candidate: CandidateEstimate, price: float) -> bool:
 
 
 def _gap(groups: Iterable[Tally], own: Tally) -> float:
-    return max(group.owed for group in groups) - own.owed
+    return max([group.owed for group in groups]) - own.owed
 
 
 def _priced_ttft(candidate: CandidateEstimate, price: float) -> EngineSeconds:

@@ -44,19 +44,31 @@ def grant_next(turn: Turn, instance_id: InstanceId) -> None:
         return
     _assume_prefills(turn, instance_id, queue)
     while queue.pending and not (instance_id in state.fleet.on_trial and state.has_trial_request(instance_id)):
+        if _has_no_room(turn, queue):
+            return
         eligible: InstanceQueue | None = queue
         chooses = state.tenants.limits_kv or state.fleet.fetches or queue.has_best_effort
         if chooses or queue.classes_pending > 1:
             eligible = _eligible(turn, queue)
         if eligible is None:
             return
-        request = policies.ordering.first(eligible, turn.now, state)
+        pending = eligible.pending
+        request = (
+            next(iter(pending.values())) if len(pending) == 1 else policies.ordering.first(eligible, turn.now, state)
+        )
         window = _window_tokens(turn, queue, request)
         if not queue.has_room(request.uncached_tokens, window_tokens=window, running_max=policies.running_max):
             return
         grant(turn, request)
         if request.id in queue.pending:  # a grant that does not apply would be made for ever
             return
+
+
+def _has_no_room(turn: Turn, queue: InstanceQueue) -> bool:
+    """Whether there is none for any of those pending, so that none needs to be chosen."""
+    policies = turn.policies
+    least = min([request.uncached_tokens for request in queue.pending.values()]) if queue.prefill else 0
+    return not queue.has_room(least, window_tokens=policies.prefill_window_tokens, running_max=policies.running_max)
 
 
 def _eligible(turn: Turn, queue: InstanceQueue) -> InstanceQueue | None:

@@ -174,6 +174,10 @@ def _place(
     displaced = queue_bound.displace(turn, answer.displaced, answer.request) if answer.displaced else NO_INSTANCE
     candidate = admitted.chosen
     ttft = predicted_ttft(candidate, decode)
+    intervals = turn.leader.policy_state.ttft_intervals
+    upper = (
+        ttft * intervals.factor(candidate.instance, *candidate.interval_of) if turn.state.predicts_upper else NO_SECONDS
+    )
     recording = turn.leader.recording
     candidates = recording.candidates(admitted.considered, candidate.instance)
     decode_candidates = recording.decode_candidates(decode.considered, decode.instance)
@@ -189,7 +193,7 @@ def _place(
             queue_seconds=candidate.queue_seconds,
             prefill_seconds=candidate.work_seconds,
             predicted_ttft=ttft,
-            predicted_ttft_upper=ttft * candidate.upper_factor if turn.state.predicts_upper else NO_SECONDS,
+            predicted_ttft_upper=upper,
             policy=turn.policies.routing.name,
             settings=recording.settings(turn.leader.settings),
             reason=admitted.reason,

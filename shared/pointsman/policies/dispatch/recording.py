@@ -4,7 +4,6 @@ In: candidates as weighed; out: those to record. Replay takes the number of riva
 so that it compares whatever was recorded."""
 
 from collections.abc import Callable, Sequence
-from heapq import nsmallest
 from math import inf
 from typing import TypeVar
 
@@ -80,7 +79,7 @@ def _nearest(weighed: Sequence[C], chosen: InstanceId, rivals: int | None, *keys
     for place, key in enumerate(keys):
         part = (rivals + len(keys) - 1 - place) // len(keys)
         rest = (candidate for candidate in weighed if candidate.instance not in kept)
-        kept |= {candidate.instance for candidate in nsmallest(part, rest, key=key)}
+        kept |= {candidate.instance for candidate in sorted(rest, key=key)[:part]}
     return [candidate for candidate in weighed if candidate.instance in kept]
 
 

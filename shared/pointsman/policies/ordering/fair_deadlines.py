@@ -60,10 +60,11 @@ class FairDeadlines(OrderingPolicy):
     def _most_urgent(
         self, on_time: list[Request], queue: InstanceQueue, now: EngineSeconds, factor: float, state: State
     ) -> Request:
-        urgent = min(on_time, key=lambda request: request.deadline)
-        near = [request for request in on_time if request.deadline <= urgent.deadline + self.tie_seconds]
+        deadlines = [request.deadline for request in on_time]
+        latest = min(deadlines) + self.tie_seconds
+        near = [request for request, deadline in zip(on_time, deadlines, strict=True) if deadline <= latest]
         if len(near) == 1:
-            return urgent
+            return near[0]
         near.sort(key=lambda request: request.deadline)
         return longest_match(_may_go_first(near, queue.engine_seconds_left(now), now, factor), state)
 

@@ -132,5 +132,7 @@ def _displaced(extra: EngineSeconds, detour: CandidateEstimate, budget: EngineSe
 
 
 def _spread(view: PoolView, equals: Collection[InstanceId]) -> InstanceId:
-    last = view.last_instance if len(equals) > 1 else None
+    if len(equals) == 1:
+        return next(iter(equals))
+    last = view.last_instance
     return last if last is not None and last in equals else home_among(equals, view.ring_key)

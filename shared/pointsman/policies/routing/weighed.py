@@ -63,6 +63,7 @@ class WeighedList(Weighed):
     def __init__(self, candidates: list[CandidateEstimate]) -> None:
         self._candidates = candidates
         self._all = range(len(candidates))
+        self._queues = [candidate.queue_seconds for candidate in candidates]
 
     @override
     def __len__(self) -> int:
@@ -90,7 +91,7 @@ class WeighedList(Weighed):
     @property
     @override
     def longest_queue(self) -> EngineSeconds:
-        return max(map(_queue, self._candidates))
+        return max(self._queues)
 
     @override
     def on_time(self, budget: EngineSeconds) -> Rows:
@@ -98,10 +99,8 @@ class WeighedList(Weighed):
 
     @override
     def with_queue_within(self, seconds: EngineSeconds, among: Rows | None = None) -> Rows:
-        candidates = self._candidates
-        return [
-            row for row in (self._all if among is None else _rows(among)) if candidates[row].queue_seconds <= seconds
-        ]
+        queues = self._queues
+        return [row for row in (self._all if among is None else _rows(among)) if queues[row] <= seconds]
 
     @override
     def cheapest(self, among: Rows | None, stall: EngineSeconds) -> dict[InstanceId, int]:
@@ -163,9 +162,9 @@ def _rows(among: Rows) -> list[int]:
 
 
 def _cost(candidate: CandidateEstimate, stall: EngineSeconds) -> float:
-    decoding = candidate.requests - candidate.waiting
-    wait = candidate.predicted_ttft - candidate.prefill_seconds + stall * decoding
-    return (wait + candidate.prefill_seconds / 2) * candidate.prefill_seconds
+    decoding, prefill_seconds = candidate.requests - candidate.waiting, candidate.prefill_seconds
+    wait = candidate.predicted_ttft - prefill_seconds + stall * decoding
+    return (wait + prefill_seconds / 2) * prefill_seconds
 
 
 def _queue(candidate: CandidateEstimate) -> EngineSeconds:

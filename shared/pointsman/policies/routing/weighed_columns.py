@@ -44,7 +44,7 @@ class WeighedColumns(ColumnCandidates, Weighed):
         known, names, prefill = self.columns.known, self.columns.names, self.columns.prefill_seconds
         wait = self.predicted_ttft - prefill + stall * (known.requests - known.waiting)
         costs = (wait + prefill / 2) * prefill
-        if among is None:
+        if among is None or len(among) == len(names):
             return {names[row]: row for row in (costs == costs.min()).nonzero()[0].tolist()}
         rows = _rows(among)
         costs = costs[rows]

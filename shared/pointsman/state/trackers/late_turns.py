@@ -55,7 +55,9 @@ class LateCredit(Tracker):
         for request in requests:
             factor = factor or self.factor(request.instance)
             seconds = (before + request.prefill_seconds) * factor
-            (late if _is_late(request, seconds, now) else on_time).append(request)
+            # `_is_late`, without the calls: under load this is what an order costs.
+            is_late = now + LATE_BEYOND * seconds > request.arrived_at + request.slo_ttft
+            (late if is_late else on_time).append(request)
         return on_time, late
 
     def due(self, instance: InstanceId) -> bool:
