@@ -8,11 +8,11 @@ from pointsman.contracts.permissions import BusRole, BusUser
 from pointsman.policies.scaling import ScalingPolicy
 from pointsman.ports import InstanceProvider
 from pointsman.primitives import WallSeconds
+from pointsman.runtime.environment_names import start_logs
 from pointsman.runtime.health import HealthBoard, health_server
 from pointsman.runtime.log_connection import open_link
 from pointsman.runtime.settings import command
 from pointsman.runtime.supervision import Supervisor, run
-from pointsman.runtime.telemetry import configure_logging
 from pointsman_scaler.providers import chosen_provider
 from pointsman_scaler.service import ScalerService
 from pointsman_scaler.settings import ScalerSettings, chosen_policy
@@ -30,7 +30,7 @@ def main(settings: ScalerSettings) -> None:
       pointsman-scaler --scaling slo_attainment --min-instances 2 --max-instances 6
       pointsman-scaler --scaling target_utilisation --provider kubernetes --kubernetes-workload statefulset/vllm
     """
-    configure_logging(settings.log_level, settings.log_format)
+    start_logs(settings)
     policy, provider = chosen_policy(settings), chosen_provider(settings)
     run(lambda supervisor: _serve(settings, policy, provider, supervisor))
 

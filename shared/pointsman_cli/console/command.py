@@ -16,6 +16,7 @@ from pointsman.analysis.shadow import RECORDED_WINDOWS_MAX, SHADOWS_MAX, Shadow
 from pointsman.bounds import PORT
 from pointsman.primitives import PoolName
 from pointsman.runtime.bus_users import valid_operator
+from pointsman.runtime.environment_names import warn_of_unknown_variables
 from pointsman.runtime.health import HealthBoard, HttpServer
 from pointsman.runtime.http_protocol import HttpLimits
 from pointsman.runtime.log_connection import open_link
@@ -126,6 +127,7 @@ def console_command(
         msg = "the console reads a log more than once: name a file"
         raise click.UsageError(msg)
     configure_logging("warning", "text")
+    warn_of_unknown_variables()
     guard = Guard(
         time.monotonic,
         hosts=frozenset(allow_host) | {host},
