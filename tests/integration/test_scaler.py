@@ -352,7 +352,7 @@ async def test_only_a_provider_that_starts_engines_is_asked_for_more(manages: bo
     await world.append(world.joined("a"), reported("a", 0, []))
     scaler = scaler_of(world, EnginesInTheLog(world) if manages else StaticProvider(), "s1")
     async with running(scaler):
-        await eventually(lambda: "a" in scaler.state.fleet)
+        await eventually(lambda: InstanceId("a") in scaler.state.fleet)
         steps = await scaler._runner.steps(scaler.state, 3)
 
     assert bool(steps) == manages

@@ -10,7 +10,7 @@ from pointsman.runtime.log_connection import open_link
 from pointsman.runtime.settings import command
 from pointsman.runtime.supervision import Supervisor, run
 from pointsman_recorder.archive import open_archive
-from pointsman_recorder.retention import DAY_SECONDS, Bounds, Retention
+from pointsman_recorder.retention import DAY_SECONDS, Retention, RetentionLimits
 from pointsman_recorder.service import Recorder
 from pointsman_recorder.settings import RecorderSettings
 
@@ -53,7 +53,7 @@ async def _serve(settings: RecorderSettings, supervisor: Supervisor) -> None:
         supervisor.start(recorder.collect(), name="collect")
         supervisor.start(recorder.archive(), name="archive")
         supervisor.start(recorder.measure(), name="log-metrics")
-        bounds = Bounds(age=settings.archive_days * DAY_SECONDS, bytes=settings.archive_bytes_max)
-        supervisor.start(Retention(archive, link.log, clock, board, bounds).run(), name="retention")
+        limits = RetentionLimits(age=settings.archive_days * DAY_SECONDS, bytes=settings.archive_bytes_max)
+        supervisor.start(Retention(archive, link.log, clock, board, limits).run(), name="retention")
         await supervisor.until_stopped()
         await recorder.finish()

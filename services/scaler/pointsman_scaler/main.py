@@ -1,8 +1,5 @@
 """The composition root of `pointsman-scaler`."""
 
-import os
-from secrets import token_hex
-
 from pointsman.adapters.clocks import ScaledClock
 from pointsman.contracts.permissions import BusRole, BusUser
 from pointsman.policies.scaling import ScalingPolicy
@@ -10,7 +7,7 @@ from pointsman.ports import InstanceProvider
 from pointsman.primitives import WallSeconds
 from pointsman.runtime.environment_names import start_logs
 from pointsman.runtime.health import HealthBoard, health_server
-from pointsman.runtime.log_connection import open_link
+from pointsman.runtime.log_connection import name_of_run, open_link
 from pointsman.runtime.settings import command
 from pointsman.runtime.supervision import Supervisor, run
 from pointsman_scaler.providers import chosen_provider
@@ -40,7 +37,7 @@ async def _serve(
 ) -> None:
     clock = ScaledClock(settings.speed)
     board = HealthBoard(pool=settings.pool)
-    name = f"scaler-{os.getpid()}-{token_hex(3)}"
+    name = name_of_run("scaler")
     user = BusUser(BusRole.SCALER)
     async with open_link(settings, clock, board, name=name, user=user, reads_every=READS_EVERY_WALL_SECONDS) as link:
         service = ScalerService(

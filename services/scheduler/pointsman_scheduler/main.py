@@ -1,8 +1,6 @@
 """Composition root of `pointsman-scheduler`."""
 
-import os
 from contextlib import nullcontext
-from secrets import token_hex
 
 from pointsman.adapters.clocks import ScaledClock
 from pointsman.contracts.permissions import BusRole, BusUser
@@ -11,7 +9,7 @@ from pointsman.ports import Clock, Link
 from pointsman.primitives import WallSeconds
 from pointsman.runtime.environment_names import start_logs
 from pointsman.runtime.health import HealthBoard, health_server
-from pointsman.runtime.log_connection import open_link
+from pointsman.runtime.log_connection import name_of_run, open_link
 from pointsman.runtime.settings import command
 from pointsman.runtime.supervision import Supervisor, run
 from pointsman.runtime.tracing import Tracer, open_tracer
@@ -41,7 +39,7 @@ async def _serve(settings: SchedulerSettings, policies: PolicySet, supervisor: S
     clock = ScaledClock(settings.speed)
     board = HealthBoard(pool=settings.pool)
     supervisor.start(health_server(board, settings.host, settings.port).serve(), name="health")
-    name = f"scheduler-{os.getpid()}-{token_hex(3)}"
+    name = name_of_run("scheduler")
     tracer = open_tracer("pointsman-scheduler", instance=name)
     checkpointer = (
         running_beside(settings, supervisor, clock) if settings.checkpoint_seconds > WallSeconds(0.0) else nullcontext()
