@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup up check lint test test-console screenshots dashboards manifests test-containers test-upgrade test-vllm test-clients routers mutation fuzz results lock audit sbom clean
+.PHONY: help setup up check lint test test-console screenshots dashboards settings manifests test-containers test-upgrade test-vllm test-clients routers mutation fuzz results lock audit sbom clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -110,6 +110,9 @@ lock: ## write deploy/requirements*.txt from pyproject.toml
 	$(COMPILE) -c deploy/requirements.txt --extra docker --extra kubernetes --extra postgresql --extra traces \
 	  --output-file deploy/requirements-runtime.txt pyproject.toml
 	$(COMPILE) -c deploy/requirements.txt --output-file deploy/requirements-build.txt deploy/image.in
+
+settings: setup ## write the names of all processes' settings, which each process knows
+	$(BIN)/python -m tests.support.settings_types
 
 KUBECTL ?= $(shell $(BIN)/python -c 'from tests.support.debian_programs import debian_program; print(debian_program("kubectl", "kubectl", "trixie"))')
 manifests: setup ## write the Helm chart from deploy/kubernetes, and the PrometheusRule from deploy/observability

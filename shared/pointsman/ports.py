@@ -356,7 +356,7 @@ class InstanceProvider(Protocol):
 
     @property
     def manages(self) -> bool:
-        """Whether it starts and stops instances; else people or an autoscaler do."""
+        """Whether it starts and stops instances; else people or an autoscaler do, and `grow` and `stop` are not called."""
         return True
 
     async def running(self) -> list[ProvidedInstance]: ...

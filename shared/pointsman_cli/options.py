@@ -6,15 +6,20 @@ from typing import Any, TypeVar
 
 import click
 
+from pointsman import bounds
+from pointsman.bounds import Bounds
 from pointsman.policies.setting_text import SettingTextError, parts_of
+from pointsman.runtime.number_types import Finite, Whole
 from pointsman_cli.output_file import OUTPUT_FILE
 
 CONTEXT: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 DEFAULT_INPUT_CAP = 20_480
 CONSOLE_PORT = 8090
-COUNT = click.IntRange(min=1)
-INSTANCES = click.IntRange(min=1, max=1000)
-POSITIVE = click.FloatRange(min=0, min_open=True)
+COUNT = Whole(bounds.COUNT)
+WHOLE = Whole(bounds.NOT_NEGATIVE)
+INSTANCES = Whole(Bounds(1, 1000))
+POSITIVE = Finite(bounds.POSITIVE)
+NOT_NEGATIVE = Finite(bounds.NOT_NEGATIVE)
 DIRECTORY = click.Path(path_type=Path, file_okay=False)
 
 MOMENT_HELP = "a sequence (4711), a time of day (07:31:05.250), a date and time (2026-11-21T07:31:05), engine time (@1767225600.5), or now"

@@ -12,7 +12,7 @@ from pointsman.primitives import PoolName
 from pointsman.runtime.settings import FleetSettings
 from pointsman_cli.command_client import WAIT_SECONDS_MAX, ask, connected_link, wait_until
 from pointsman_cli.discovery import fleet_settings
-from pointsman_cli.options import CONTEXT, COUNT, from_options, json_switch
+from pointsman_cli.options import CONTEXT, COUNT, WHOLE, from_options, json_switch
 from pointsman_cli.output_file import print_json
 from pointsman_cli.terminal import print_line
 
@@ -20,7 +20,7 @@ REQUESTER = "pointsman scale"
 
 
 @click.command("scale", context_settings=CONTEXT)
-@click.argument("instances", type=click.IntRange(min=0), required=False)
+@click.argument("instances", type=WHOLE, required=False)
 @click.option("--prefill", type=COUNT, metavar="P", help="Of a split pool: instances that prefill. With --decode.")
 @click.option("--decode", type=COUNT, metavar="D", help="Instances that decode, instead of INSTANCES.")
 @click.option("--wait", is_flag=True, help="Wait until that many are ready and no other is draining.")

@@ -19,7 +19,7 @@ from pointsman.runtime.health import HealthBoard
 from pointsman_cli.main import main
 from pointsman_lab.memory.log import MemoryBroker
 from pointsman_recorder.archive import Archive, Batch, Row
-from pointsman_recorder.retention import BATCH_ROWS, DAY_SECONDS, Bounds, Retention
+from pointsman_recorder.retention import BATCH_ROWS, DAY_SECONDS, Retention, RetentionLimits
 from pointsman_recorder.service import Recorder
 from tests.support.archives import archive_at, ask
 from tests.support.events import joined, stored
@@ -61,7 +61,7 @@ async def fill(archive: Archive, log: str, rows: list[Row], dead_rows: list[Row]
 
 def retention(archive: Archive, board: HealthBoard | None = None, **bounds: Any) -> Retention:
     log = MemoryBroker(POOL).client(ScaledClock(), name="test").log
-    return Retention(archive, log, ScaledClock(), board or HealthBoard(pool=POOL), Bounds(**bounds))
+    return Retention(archive, log, ScaledClock(), board or HealthBoard(pool=POOL), RetentionLimits(**bounds))
 
 
 async def test_what_is_older_than_the_bound_goes_and_nothing_else_not_even_the_dead_letters_between(url: str) -> None:
@@ -247,12 +247,12 @@ async def test_an_archive_that_begins_behind_the_log_is_reported(url: str) -> No
     async with archive_at(url) as archive:
         identity = (await log.extent()).identity
         await fill(archive, identity, [row(identity, n, ScaledClock().now()) for n in range(1, 41)])
-        await Retention(archive, log, ScaledClock(), board, Bounds()).look()
+        await Retention(archive, log, ScaledClock(), board, RetentionLimits()).look()
         assert board.whole
 
         async with archive.engine.begin() as connection:
             await connection.execute(sa.text("DELETE FROM events WHERE sequence < 30"))
-        await Retention(archive, log, ScaledClock(), board, Bounds()).look()
+        await Retention(archive, log, ScaledClock(), board, RetentionLimits()).look()
 
         assert "begins at entry 30, the log itself at 1" in board.degraded_parts["archive retention"]
         assert board.ready

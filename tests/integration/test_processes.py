@@ -167,6 +167,16 @@ async def test_a_taken_port_and_a_wrong_setting_are_said_once_and_end_it(
     assert "Traceback" not in front.log
 
 
+async def test_a_misspelt_variable_is_named_once_for_all_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("POINTSMAN_POLCY", "round_robin")
+    with ingresses("nats://127.0.0.1:1", tmp_path) as front:
+        await eventually(lambda: len(set(front.named("listening"))) == 3, seconds=60)
+
+    assert front.log.count("POINTSMAN_POLCY") == 1
+
+
 async def test_a_wrong_setting_is_said_and_ends_all(tmp_path: Path) -> None:
     async with running_nats(tmp_path) as nats:
         with ingresses(nats, tmp_path, "--tokenizer", str(tmp_path / "none")) as front:

@@ -346,6 +346,18 @@ async def test_a_static_provider_refuses_a_size_that_is_not_there_and_says_what_
     assert msgspec.to_builtins(same)["provider"] == "static"
 
 
+@pytest.mark.parametrize("manages", [True, False])
+async def test_only_a_provider_that_starts_engines_is_asked_for_more(manages: bool) -> None:
+    world = World()
+    await world.append(world.joined("a"), reported("a", 0, []))
+    scaler = scaler_of(world, EnginesInTheLog(world) if manages else StaticProvider(), "s1")
+    async with running(scaler):
+        await eventually(lambda: InstanceId("a") in scaler.state.fleet)
+        steps = await scaler._runner.steps(scaler.state, 3)
+
+    assert bool(steps) == manages
+
+
 async def test_what_came_after_the_first_decision_of_a_static_provider_is_what_is_wanted() -> None:
     world = World()
     await world.append(world.joined("a"), reported("a", 0, []))

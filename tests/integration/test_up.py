@@ -220,9 +220,41 @@ def test_what_makes_no_sense_is_refused_before_anything_starts(settings: UpSetti
 # What the processes would refuse
 
 
-def check(settings: UpSettings, config: Path | None = None) -> None:
+def check(settings: UpSettings, config: Path | None = None) -> list[str]:
     plan = replace(plan_of(settings), config=config, console_port=8090)
-    check_processes(plan, processes(plan))
+    return check_processes(plan, processes(plan))
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "said"),
+    [
+        ("POINTSMAN_ADMIN_PORT", "9000", ["POINTSMAN_ADMIN_PORT"]),
+        ("POINTSMAN_SLO_TTFT_SECONDS", "3", ["POINTSMAN_SLO_TTFT_SECONDS (set POINTSMAN_SLO_TTFT)"]),
+        ("POINTSMAN_ENGINE_URL", "http://a:1", ["POINTSMAN_ENGINE_URL (set POINTSMAN_ENGINE)"]),
+        ("POINTSMAN_ARCHIVE_URL_FILE", "/dev/null", ["POINTSMAN_ARCHIVE_URL_FILE"]),
+        ("POINTSMAN_MAX_MODEL_LEN", "4096", ["POINTSMAN_MAX_MODEL_LEN"]),  # engines inherit no settings
+        ("POINTSMAN_SLO_TTFT", "3", []),
+        ("POINTSMAN_PORT", "9000", []),
+        ("POINTSMAN_HOLD_SECONDS", "3", []),
+        ("POINTSMAN_LEASE_SECONDS", "3", []),
+        ("POINTSMAN_LOG_LEVEL", "debug", []),
+        ("POINTSMAN_ENGINE_API_KEY_FILE", "/dev/null", []),
+        ("POINTSMAN_VLLM_EVICTION", "rlt", []),
+        ("HOME", "/", []),
+    ],
+)
+def test_variables_that_reach_no_process_are_named(
+    monkeypatch: pytest.MonkeyPatch, variable: str, value: str, said: list[str]
+) -> None:
+    monkeypatch.setenv(variable, value)
+
+    assert check(UpSettings()) == said
+
+
+def test_a_variable_that_only_a_scaled_fleet_decides_is_named_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POINTSMAN_HOLD_SECONDS", "3")
+
+    assert check(UpSettings(instances="1..2")) == ["POINTSMAN_HOLD_SECONDS"]
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,13 @@
-"""Every command that reads the settings file, by its table."""
+"""Every command that reads the settings file, by its table, and what the processes need to know of each other's settings.
+`python -m tests.support.settings_types` (`make settings`) writes that down."""
+
+import json
+from pathlib import Path
 
 import click
 
+from pointsman.runtime import settings_file
+from pointsman.runtime.settings import CONFIG, SecretOption
 from pointsman_cli.console.command import console_command
 from pointsman_cli.up.command import up_command
 from pointsman_engine_sim.main import main as engine_sim
@@ -28,3 +34,19 @@ COMMANDS: dict[str, click.Command] = {
 def settable(command: click.Command) -> set[str]:
     """Names of what a file or a variable may set."""
     return {str(parameter.name) for parameter in command.params if parameter.envvar is not None}
+
+
+def process_settings() -> str:
+    """What `process_settings.json` should say."""
+    tables = {table: sorted(settable(command) - {CONFIG}) for table, command in COMMANDS.items()}
+    secrets = {
+        str(option.name)
+        for command in COMMANDS.values()
+        for option in command.params
+        if isinstance(option, SecretOption)
+    }
+    return json.dumps({"tables": tables, "secrets": sorted(secrets)}, indent=1) + "\n"
+
+
+if __name__ == "__main__":
+    Path(settings_file.__file__).with_name("process_settings.json").write_text(process_settings())

@@ -4,9 +4,9 @@ from functools import partial
 
 import click
 
+from pointsman.runtime.environment_names import start_logs
 from pointsman.runtime.settings import command
 from pointsman.runtime.supervision import Supervisor, run
-from pointsman.runtime.telemetry import configure_logging
 from pointsman_engine_sim.server import check, engine_server
 from pointsman_engine_sim.settings import EngineSimSettings
 
@@ -31,7 +31,7 @@ def main(settings: EngineSimSettings) -> None:
         check(settings)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
-    configure_logging(settings.log_level, settings.log_format)
+    start_logs(settings)
     run(partial(_serve, settings))
 
 

@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from pointsman.runtime.settings import COUNT, POSITIVE, ProcessSettings, setting
+from pointsman.bounds import COUNT, POSITIVE
+from pointsman.runtime.settings import ProcessSettings, setting
 from pointsman.state.engine_profiles import DEFAULT_PROFILE, PROFILES
 
 

@@ -25,17 +25,17 @@ from pointsman.contracts.permissions import BusRole, BusUser
 from pointsman.ports import Clock, KeyValueStore, Link
 from pointsman.primitives import PoolName, WallSeconds
 from pointsman.runtime.engine_urls import EngineUrls
+from pointsman.runtime.environment_names import start_logs
 from pointsman.runtime.health import SHUTDOWN_PART, AsgiApp, HealthBoard, HttpServer, health_server
 from pointsman.runtime.http_protocol import HttpLimits
 from pointsman.runtime.line_writer import LineWriter, Output
 from pointsman.runtime.log_connection import open_link
 from pointsman.runtime.memory import freeze_started, map_large_blocks
 from pointsman.runtime.open_files import clients_max, raised_open_files
-from pointsman.runtime.processes import Address, serve_in_processes
+from pointsman.runtime.processes import Address, serve_in_processes, share_metrics
 from pointsman.runtime.public_secret import note_public_secret
 from pointsman.runtime.settings import command
 from pointsman.runtime.supervision import STOP_SECONDS_MAX, Supervisor, run
-from pointsman.runtime.telemetry import configure_logging
 from pointsman.runtime.tenant_policies import FollowedPolicies
 from pointsman.runtime.tracing import Tracer, open_tracer
 from pointsman_ingress.access_log import AccessLog
@@ -84,7 +84,9 @@ def main(settings: IngressSettings) -> None:
     Example:
       pointsman-ingress --nats nats://127.0.0.1:4222 --port 8080 --tokenizer /models/qwen2.5-7b
     """
-    configure_logging(settings.log_level, settings.log_format)
+    if settings.processes > 1:
+        share_metrics()
+    start_logs(settings)
     raised_open_files()
     map_large_blocks()
     if settings.processes == 1:

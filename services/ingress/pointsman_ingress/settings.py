@@ -2,21 +2,11 @@
 
 from dataclasses import dataclass
 
+from pointsman.bounds import COUNT, PORT, POSITIVE, Bounds
 from pointsman.primitives import WallSeconds
 from pointsman.runtime.engine_urls import EngineUrlSettings
 from pointsman.runtime.processes import PROCESSES_MAX
-from pointsman.runtime.settings import (
-    COUNT,
-    NOT_NEGATIVE,
-    PORT,
-    POSITIVE,
-    WHOLE,
-    DeploymentSettings,
-    PoolNameType,
-    ProcessSettings,
-    Whole,
-    setting,
-)
+from pointsman.runtime.settings import DeploymentSettings, PoolNameType, ProcessSettings, setting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,12 +23,12 @@ class IngressSettings(DeploymentSettings, EngineUrlSettings, ProcessSettings):
         1,
         "Processes that share the port, about one per core. Each is an ingress of its own, NAME-1, NAME-2, ...; "
         "/metrics of any of them covers all.",
-        bounds=Whole(1, PROCESSES_MAX),
+        bounds=Bounds(1, PROCESSES_MAX),
     )
     pools: tuple[str, ...] = setting(
         (),
         "Pool to serve on this address, one per model; may be given several times. Default: the one of --pool.",
-        bounds=PoolNameType(),
+        form=PoolNameType(),
     )
     tokenizer: str = setting(
         "",
@@ -64,7 +54,6 @@ class IngressSettings(DeploymentSettings, EngineUrlSettings, ProcessSettings):
         0,
         "Open connections of one client address at most (IPv6: of one /64); 0: half of all. Behind a load balancer all "
         "come from its address.",
-        bounds=WHOLE,
     )
     request_timeout_seconds: float = setting(
         600.0, "Wall seconds after which a request is given up with 408.", bounds=POSITIVE
@@ -76,24 +65,20 @@ class IngressSettings(DeploymentSettings, EngineUrlSettings, ProcessSettings):
         5.0,
         "Wall seconds after SIGTERM during which requests are still accepted, while /readyz answers 503 and each answer "
         "says connection: close. As long as load balancers need to notice.",
-        bounds=NOT_NEGATIVE,
     )
     drain_seconds_max: float = setting(
         600.0,
         "Wall seconds that requests in flight may then take to finish; those left are cut with an error event.",
-        bounds=NOT_NEGATIVE,
     )
     retries_max: int = setting(2, "How often a request is sent to another engine when one fails before its first byte.")
     retry_budget: float = setting(
         0.6,
         "Share of a pool's live requests in this ingress that may be retried at once (10 always may); others get 503.",
-        bounds=NOT_NEGATIVE,
     )
     first_byte_factor: float = setting(
         10.0,
         "Multiple of the predicted seconds that an engine may take to its first byte before the request is tried "
         "elsewhere; 0: no limit.",
-        bounds=NOT_NEGATIVE,
     )
     first_byte_seconds_min: float = setting(5.0, "Wall seconds that it may always take.")
     chunk_timeout_seconds: WallSeconds = setting(
@@ -107,7 +92,6 @@ class IngressSettings(DeploymentSettings, EngineUrlSettings, ProcessSettings):
     hold_seconds: float = setting(
         30.0,
         "Wall seconds for which a request waits while there is no engine and no scheduler that would queue it.",
-        bounds=NOT_NEGATIVE,
     )
     stream_usage: bool = setting(
         True,

@@ -1,16 +1,13 @@
 """Composition root of `pointsman-rebalancer`."""
 
-import os
-from secrets import token_hex
-
 from pointsman.adapters.clocks import ScaledClock
 from pointsman.contracts.permissions import BusRole, BusUser
 from pointsman.policies.rebalancing import RebalancingPolicy
+from pointsman.runtime.environment_names import start_logs
 from pointsman.runtime.health import HealthBoard, health_server
-from pointsman.runtime.log_connection import open_link
+from pointsman.runtime.log_connection import name_of_run, open_link
 from pointsman.runtime.settings import command
 from pointsman.runtime.supervision import Supervisor, run
-from pointsman.runtime.telemetry import configure_logging
 from pointsman_rebalancer.service import RebalancerService
 from pointsman_rebalancer.settings import RebalancerSettings, chosen_policy
 
@@ -26,7 +23,7 @@ def main(settings: RebalancerSettings) -> None:
       pointsman-rebalancer --rebalance global --set rebalance.waste_weight=2
       pointsman-rebalancer --rebalance off            follow the log and move nothing
     """
-    configure_logging(settings.log_level, settings.log_format)
+    start_logs(settings)
     policy = chosen_policy(settings)
     run(lambda supervisor: _serve(settings, policy, supervisor))
 
@@ -35,7 +32,7 @@ async def _serve(settings: RebalancerSettings, policy: RebalancingPolicy, superv
     clock = ScaledClock(settings.speed)
     board = HealthBoard(pool=settings.pool)
     supervisor.start(health_server(board, settings.host, settings.port).serve(), name="health")
-    name = f"rebalancer-{os.getpid()}-{token_hex(3)}"
+    name = name_of_run("rebalancer")
     async with open_link(settings, clock, board, name=name, user=BusUser(BusRole.REBALANCER)) as link:
         service = RebalancerService(
             event_log=link.log,

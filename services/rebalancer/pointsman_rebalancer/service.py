@@ -68,13 +68,13 @@ class RebalancerService:
         self._log = event_log
         self._pool = PoolName(settings.pool)
         self._commands = commands
-        telemetry.REBALANCING_REACTION_SECONDS.labels(settings.pool)
+        telemetry.REBALANCING_REACTION_SECONDS.labels(self._pool)
         self._clock = clock
         self._policy = policy
         self._rebind = settings.rebind
         self._window = Window()
         self._name = name
-        self._subject = migrate_subject(PoolName(settings.pool))
+        self._subject = migrate_subject(self._pool)
         self._plans = 0
         self._trigger_at: EngineSeconds | None = None
         """Engine time of the first trigger since the last plan."""
@@ -133,7 +133,7 @@ class RebalancerService:
         """Returns a plan and the time of its trigger; empty before the log is read."""
         trigger_at, self._trigger_at = self._trigger_at, None
         self._triggered.clear()
-        state = self._follower.state
+        state = self.state
         if not self._follower.caught_up:
             return MigrationPlan(state.sequence), None
         now = self._clock.now()

@@ -76,6 +76,8 @@ gaps = sa.Table(
     sa.Column("reason", sa.Text, nullable=False),
 )
 
+ENTRY_TABLES = (events, dead_letters)
+"""Each entry is in one of them."""
 ENDS = tuple(end.__name__ for end in get_args(RequestEnd))
 
 
@@ -216,13 +218,13 @@ async def _vacuum_early(connection: AsyncConnection) -> None:
     options = sa.text(
         "SELECT coalesce(array_to_string(reloptions, ','), '') FROM pg_class WHERE oid = to_regclass(:name)"
     )
-    for table in (events, dead_letters):
+    for table in ENTRY_TABLES:
         if VACUUM_EARLY not in ((await connection.execute(options, {"name": table.name})).scalar() or ""):
             await connection.execute(sa.text(f"ALTER TABLE {table.name} SET ({VACUUM_EARLY})"))
 
 
 async def _with_tail(connection: AsyncConnection, branch: Branch) -> Branch:
-    for table in (events, dead_letters):
+    for table in ENTRY_TABLES:
         newest = (
             sa.select(table.c.sequence, table.c.payload)
             .where(table.c.log == branch.log, table.c.sequence > branch.last)

@@ -4,13 +4,13 @@ from pointsman.adapters.clocks import ScaledClock
 from pointsman.adapters.owner_only import create_owner_only
 from pointsman.contracts.permissions import BusRole, BusUser
 from pointsman.primitives import WallSeconds
+from pointsman.runtime.environment_names import start_logs
 from pointsman.runtime.health import HealthBoard, health_server
 from pointsman.runtime.log_connection import open_link
 from pointsman.runtime.settings import command
 from pointsman.runtime.supervision import Supervisor, run
-from pointsman.runtime.telemetry import configure_logging
 from pointsman_recorder.archive import open_archive
-from pointsman_recorder.retention import DAY_SECONDS, Bounds, Retention
+from pointsman_recorder.retention import DAY_SECONDS, Retention, RetentionLimits
 from pointsman_recorder.service import Recorder
 from pointsman_recorder.settings import RecorderSettings
 
@@ -28,7 +28,7 @@ def main(settings: RecorderSettings) -> None:
       sqlite3 archive.sqlite 'select end_type, count(*), avg(ttft) from requests group by 1'
     """
     create_owner_only()
-    configure_logging(settings.log_level, settings.log_format)
+    start_logs(settings)
     run(lambda supervisor: _serve(settings, supervisor))
 
 
@@ -53,7 +53,7 @@ async def _serve(settings: RecorderSettings, supervisor: Supervisor) -> None:
         supervisor.start(recorder.collect(), name="collect")
         supervisor.start(recorder.archive(), name="archive")
         supervisor.start(recorder.measure(), name="log-metrics")
-        bounds = Bounds(age=settings.archive_days * DAY_SECONDS, bytes=settings.archive_bytes_max)
-        supervisor.start(Retention(archive, link.log, clock, board, bounds).run(), name="retention")
+        limits = RetentionLimits(age=settings.archive_days * DAY_SECONDS, bytes=settings.archive_bytes_max)
+        supervisor.start(Retention(archive, link.log, clock, board, limits).run(), name="retention")
         await supervisor.until_stopped()
         await recorder.finish()

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from pointsman.primitives import EngineSeconds, Sequence
-from pointsman_recorder.archive import Archive, dead_letters, events, gaps, logs
+from pointsman_recorder.archive import ENTRY_TABLES, Archive, dead_letters, events, gaps, logs
 
 FREE_SHARE = 0.1
 VACUUM_PAGES = 1000
@@ -75,7 +75,7 @@ class Pruning:
     async def prune(self, head: Head) -> int:
         async with self._engine.begin() as connection:
             removed = 0
-            for table in (events, dead_letters):
+            for table in ENTRY_TABLES:
                 gone = sa.delete(table).where(table.c.log == head.log, table.c.sequence <= head.upto)
                 removed += (await connection.execute(gone)).rowcount
             if head.last:
@@ -136,9 +136,7 @@ async def _head_of(connection: AsyncConnection, log: str, rows_max: int, *, keep
     cut = [sequences[-1] for sequences in both if len(sequences) == rows_max]
     upto = min(cut) if cut else max(both[0] + both[1])
     if keeps_newest:
-        newest = [
-            sa.select(sa.func.max(table.c.sequence)).where(table.c.log == log) for table in (events, dead_letters)
-        ]
+        newest = [sa.select(sa.func.max(table.c.sequence)).where(table.c.log == log) for table in ENTRY_TABLES]
         upto = min(upto, max([(await connection.execute(of)).scalar() or 0 for of in newest]) - 1)
     times = [row.at for row in rows if row.sequence <= upto]
     if times:
@@ -163,7 +161,7 @@ async def _wal_bytes(connection: AsyncConnection) -> int:
 
 async def _size_of_server(connection: AsyncConnection) -> Size:
     disk = 0
-    for table in (events, dead_letters):
+    for table in ENTRY_TABLES:
         disk += (await connection.execute(sa.select(sa.func.pg_total_relation_size(table.name)))).scalar() or 0
     entries = 0.0
     for log in list((await connection.execute(sa.select(logs.c.log))).scalars()):
@@ -178,7 +176,7 @@ async def _size_of_server(connection: AsyncConnection) -> Size:
 async def _entries_of(connection: AsyncConnection, log: str) -> int:
     """From the ends of the log and its gaps: counting rows would read a whole index."""
     ends: list[Sequence] = []
-    for table in (events, dead_letters):
+    for table in ENTRY_TABLES:
         of_table = sa.select(sa.func.min(table.c.sequence), sa.func.max(table.c.sequence)).where(table.c.log == log)
         ends += [end for end in (await connection.execute(of_table)).one() if end is not None]
     if not ends:

@@ -1,4 +1,4 @@
-"""Retention of the archive, by age and size. In: the bounds. Out: the oldest entries deleted, the oldest log first, in
+"""Retention of the archive, by age and size. In: the limits. Out: the oldest entries deleted, the oldest log first, in
 batches of at most BATCH_ROWS, each a short transaction on a connection of its own; after each the database rests as long
 as it worked. The newest entry always stays: it is where recording goes on."""
 
@@ -24,7 +24,7 @@ DAY_SECONDS: EngineSeconds = 86_400.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bounds:
+class RetentionLimits:
     """0: none."""
 
     age: EngineSeconds = 0.0
@@ -32,13 +32,15 @@ class Bounds:
 
 
 class Retention:
-    def __init__(self, archive: Archive, event_log: EventLog, clock: Clock, board: HealthBoard, bounds: Bounds) -> None:
+    def __init__(
+        self, archive: Archive, event_log: EventLog, clock: Clock, board: HealthBoard, limits: RetentionLimits
+    ) -> None:
         self._archive = archive
         self._pruning = Pruning(archive)
         self._log = event_log
         self._clock = clock
         self._board = board
-        self._bounds = bounds
+        self._limits = limits
         pool = board.pool
         self._used = telemetry.ARCHIVE_BYTES.labels(pool, "used")
         self._disk = telemetry.ARCHIVE_BYTES.labels(pool, "disk")
@@ -56,7 +58,7 @@ class Retention:
             await self._clock.sleep_wall(LOOK_WALL_SECONDS)
 
     async def look(self) -> None:
-        """Prune to the bounds, then measure. Raises SQLAlchemyError, OSError."""
+        """Prune to the limits, then measure. Raises SQLAlchemyError, OSError."""
         removed = 0
         while (head := await self._pruning.head(BATCH_ROWS)) is not None and await self._is_due(head):
             began = self._clock.wall()
@@ -70,9 +72,9 @@ class Retention:
         await self._measure()
 
     async def _is_due(self, head: Head) -> bool:
-        bounds = self._bounds
-        too_old = bounds.age > 0 and head.at is not None and head.at < self._clock.now() - bounds.age
-        return too_old or (bounds.bytes > 0 and (await self._pruning.size()).used > bounds.bytes)
+        limits = self._limits
+        too_old = limits.age > 0 and head.at is not None and head.at < self._clock.now() - limits.age
+        return too_old or (limits.bytes > 0 and (await self._pruning.size()).used > limits.bytes)
 
     async def _measure(self) -> None:
         size = await self._pruning.size()

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from pointsman.runtime.settings import NOT_NEGATIVE, TEXT, WHOLE, FleetSettings, ProcessSettings, setting
+from pointsman.runtime.settings import TEXT, FleetSettings, ProcessSettings, setting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -11,13 +11,12 @@ class RecorderSettings(FleetSettings, ProcessSettings):
         "sqlite+aiosqlite:///pointsman-archive.sqlite",
         "SQLAlchemy URL of the database to archive into; any async driver, for instance postgresql+asyncpg://...",
         secret=True,
-        bounds=TEXT,
+        form=TEXT,
     )
     archive_days: float = setting(
         0.0,
         "Days (engine time) that the archive keeps an entry; 0: for ever. Should be longer than the log keeps it.",
-        bounds=NOT_NEGATIVE,
     )
     archive_bytes_max: int = setting(
-        0, "Bytes that entries may take in the database, the oldest go first; 0: no bound.", bounds=WHOLE
+        0, "Bytes that entries may take in the database, the oldest go first; 0: no bound."
     )

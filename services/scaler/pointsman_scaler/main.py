@@ -1,18 +1,15 @@
 """The composition root of `pointsman-scaler`."""
 
-import os
-from secrets import token_hex
-
 from pointsman.adapters.clocks import ScaledClock
 from pointsman.contracts.permissions import BusRole, BusUser
 from pointsman.policies.scaling import ScalingPolicy
 from pointsman.ports import InstanceProvider
 from pointsman.primitives import WallSeconds
+from pointsman.runtime.environment_names import start_logs
 from pointsman.runtime.health import HealthBoard, health_server
-from pointsman.runtime.log_connection import open_link
+from pointsman.runtime.log_connection import name_of_run, open_link
 from pointsman.runtime.settings import command
 from pointsman.runtime.supervision import Supervisor, run
-from pointsman.runtime.telemetry import configure_logging
 from pointsman_scaler.providers import chosen_provider
 from pointsman_scaler.service import ScalerService
 from pointsman_scaler.settings import ScalerSettings, chosen_policy
@@ -30,7 +27,7 @@ def main(settings: ScalerSettings) -> None:
       pointsman-scaler --scaling slo_attainment --min-instances 2 --max-instances 6
       pointsman-scaler --scaling target_utilisation --provider kubernetes --kubernetes-workload statefulset/vllm
     """
-    configure_logging(settings.log_level, settings.log_format)
+    start_logs(settings)
     policy, provider = chosen_policy(settings), chosen_provider(settings)
     run(lambda supervisor: _serve(settings, policy, provider, supervisor))
 
@@ -40,7 +37,7 @@ async def _serve(
 ) -> None:
     clock = ScaledClock(settings.speed)
     board = HealthBoard(pool=settings.pool)
-    name = f"scaler-{os.getpid()}-{token_hex(3)}"
+    name = name_of_run("scaler")
     user = BusUser(BusRole.SCALER)
     async with open_link(settings, clock, board, name=name, user=user, reads_every=READS_EVERY_WALL_SECONDS) as link:
         service = ScalerService(

@@ -5,6 +5,7 @@ numbered and steps idempotent. Without a scaler the size stays."""
 import asyncio
 import json
 from collections import Counter
+from dataclasses import asdict
 
 import structlog
 
@@ -167,7 +168,7 @@ class ScalerService:
                 self._board.restored(SIZE)
             if (wanted := self.state.scaling.wanted) is not None:
                 telemetry.SCALER_DESIRED_ENGINES.labels(self._pool).set(wanted)
-                for role, count in zip(("prefill", "decode"), _decided_roles(self.state), strict=True):
+                for role, count in asdict(_decided_roles(self.state)).items():
                     telemetry.SCALER_DESIRED_ROLES.labels(self._pool, role).set(count)
             if sizes != reported:
                 log.info("pool_size", total=sizes.total(), **{status.value: sizes[status] for status in sorted(sizes)})
@@ -199,32 +200,31 @@ class ScalerService:
 
     async def _tick(self) -> None:
         try:
-            absent = await self._runner.absent(self.state) if self.state.scaling.wanted is None else 0
+            if await self._decide():
+                await self._reconcile()
         except ProviderError as error:
             self._runner.fail(str(error))
-            return
+
+    async def _decide(self) -> bool:
+        """Whether what was decided, if anything, is in the log. Raises ProviderError."""
+        absent = await self._runner.absent(self.state) if self.state.scaling.wanted is None else 0
         decision = self._decider.decide(self.state, self._clock.now(), absent=absent)
         if decision is None and await self._may_be_lost():
             decision = self._decider.repeated(self.state, self._clock.now())
-        if decision is not None and not await self._write(decision):
-            return
-        try:
-            await self._reconcile()
-        except ProviderError as error:
-            self._runner.fail(str(error))
+        return decision is None or await self._write(decision)
 
     async def _reconcile(self) -> None:
         wanted = self.state.scaling.wanted
         if wanted is None:
             return
-        steps = await self._runner.steps(self.state, wanted, RoleSizes(*_decided_roles(self.state)))
+        steps = await self._runner.steps(self.state, wanted, _decided_roles(self.state))
         for step in steps:
             if self.acts:
                 await self._runner.take(step)
         status = self._runner.status
         self._advise(self._by_hand(self._wanted or 0))
         if not steps and status is not None and status.settled(wanted):
-            self._runner.settled()
+            self._runner.forget_failures()
             if not self.state.scaling.is_applied:
                 await self._append_applied(status, wanted)
 
@@ -339,7 +339,7 @@ class ScalerService:
         wanted, status = self._wanted, self._runner.status
         if self.state.scaling.is_applied or status is None or wanted is None:
             return self.state.scaling.is_applied
-        switches = status.switching or role_switches(self.state, RoleSizes(*_decided_roles(self.state)))
+        switches = status.switching or role_switches(self.state, _decided_roles(self.state))
         return status.settled(wanted) and not switches
 
     async def _decide_for_operator(self, wanted: int, roles: RoleSizes, asker: str, actor: str) -> str:
@@ -358,7 +358,7 @@ class ScalerService:
 
     def _answer(self, refusal: str) -> ScaleAnswered:
         scaling, status, wanted = self.state.scaling, self._runner.status, self._wanted
-        prefill, decode = _decided_roles(self.state)
+        roles = _decided_roles(self.state)
         return ScaleAnswered(
             number=scaling.number,
             wanted=wanted or 0,
@@ -373,16 +373,16 @@ class ScalerService:
             reason=scaling.decided.reason if scaling.decided else "",
             trouble=self._runner.error,
             refusal=refusal,
-            prefill=prefill,
-            decode=decode,
+            prefill=roles.prefill,
+            decode=roles.decode,
             switching=status.switching if status else 0,
             by_hand="" if wanted is None else self._by_hand(wanted),
         )
 
 
-def _decided_roles(state: State) -> tuple[int, int]:
+def _decided_roles(state: State) -> RoleSizes:
     decided = state.scaling.decided
-    return (decided.prefill, decided.decode) if decided else (0, 0)
+    return RoleSizes(decided.prefill, decided.decode) if decided else NOT_SIZED
 
 
 def role_refusal(state: State, roles: RoleSizes) -> str:

@@ -5,13 +5,14 @@ from dataclasses import dataclass
 import click
 from typing_extensions import override
 
+from pointsman.bounds import COUNT, POSITIVE
 from pointsman.policies.policy_set import scaling_policy
 from pointsman.policies.scaling import DEFAULT_SCALING, SCALING_POLICIES, ScalingPolicy
 from pointsman.policies.scaling.roles import NOT_SIZED, RoleSizes, parse_split
 from pointsman.policies.setting_text import settings_of
 from pointsman.primitives import WallSeconds
 from pointsman.runtime.policy_options import policy_usage
-from pointsman.runtime.settings import COUNT, POSITIVE, TEXT, FleetSettings, ProcessSettings, setting
+from pointsman.runtime.settings import TEXT, FleetSettings, ProcessSettings, setting
 from pointsman.state.engine_profiles import DEFAULT_PROFILE, PROFILES
 
 PROVIDERS = ("static", "process", "docker", "kubernetes")
@@ -60,9 +61,7 @@ class ScalerSettings(FleetSettings, ProcessSettings):
         "",
         "Process provider: file with the NATS user of a started worker; {instance} is filled in.",
     )
-    engine_directory: str = setting(
-        ".pointsman/instances", "Process provider: directory of locks and logs.", bounds=TEXT
-    )
+    engine_directory: str = setting(".pointsman/instances", "Process provider: directory of locks and logs.", form=TEXT)
     engine_guard: str = setting("", "Process provider: a file that the fleet locks; instances end when it is free.")
     docker_engine_image: str = setting("vllm/vllm-openai:latest", "Docker provider: image of an engine.")
     docker_engine_command: str = setting("", "Docker provider: command of an engine; {instance} is filled in.")

@@ -85,9 +85,7 @@ class StepRunner:
                 await self._grow(step)
             case Drain():
                 await self._command_leader(DrainInstance(instance=step.instance, reason=LEAVING_REASON, leaving=True))
-            case Undrain():
-                await self._command_leader(UndrainInstance(instance=step.instance))
-            case Switch(undo=True):
+            case Undrain() | Switch(undo=True):
                 await self._command_leader(UndrainInstance(instance=step.instance))
             case Switch():
                 await self._command_leader(
@@ -97,7 +95,7 @@ class StepRunner:
                 log.info("instance_stopping", instance=step.instance, reason=step.reason)
                 await self.provider.stop(step.instance)
 
-    def settled(self) -> None:
+    def forget_failures(self) -> None:
         self._growth.reset()
         self._grows_after, self.error = WallSeconds(0.0), ""
 

@@ -1,19 +1,17 @@
 """Composition root of `pointsman-scheduler`."""
 
-import os
 from contextlib import nullcontext
-from secrets import token_hex
 
 from pointsman.adapters.clocks import ScaledClock
 from pointsman.contracts.permissions import BusRole, BusUser
 from pointsman.policies.policy_set import PolicySet
 from pointsman.ports import Clock, Link
 from pointsman.primitives import WallSeconds
+from pointsman.runtime.environment_names import start_logs
 from pointsman.runtime.health import HealthBoard, health_server
-from pointsman.runtime.log_connection import open_link
+from pointsman.runtime.log_connection import name_of_run, open_link
 from pointsman.runtime.settings import command
 from pointsman.runtime.supervision import Supervisor, run
-from pointsman.runtime.telemetry import configure_logging
 from pointsman.runtime.tracing import Tracer, open_tracer
 from pointsman_scheduler.checkpointer import running_beside
 from pointsman_scheduler.policy_config import chosen_policies
@@ -32,7 +30,7 @@ def main(settings: SchedulerSettings) -> None:
       pointsman-scheduler --nats nats://10.0.0.5:4222 --pool qwen
       pointsman-scheduler --policy dualmap --set routing.ttft_slo_threshold=0.8 --order edf
     """
-    configure_logging(settings.log_level, settings.log_format)
+    start_logs(settings)
     policies = chosen_policies(settings)
     run(lambda supervisor: _serve(settings, policies, supervisor))
 
@@ -41,7 +39,7 @@ async def _serve(settings: SchedulerSettings, policies: PolicySet, supervisor: S
     clock = ScaledClock(settings.speed)
     board = HealthBoard(pool=settings.pool)
     supervisor.start(health_server(board, settings.host, settings.port).serve(), name="health")
-    name = f"scheduler-{os.getpid()}-{token_hex(3)}"
+    name = name_of_run("scheduler")
     tracer = open_tracer("pointsman-scheduler", instance=name)
     checkpointer = (
         running_beside(settings, supervisor, clock) if settings.checkpoint_seconds > WallSeconds(0.0) else nullcontext()

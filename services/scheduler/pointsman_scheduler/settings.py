@@ -4,13 +4,14 @@ from dataclasses import dataclass
 
 from typing_extensions import override
 
+from pointsman.bounds import COUNT, POSITIVE
 from pointsman.policies.admission import ADMISSION_POLICIES, DEFAULT_ADMISSION
 from pointsman.policies.dispatch.recording import RIVALS
 from pointsman.policies.ordering import DEFAULT_ORDERING, ORDERING_POLICIES
 from pointsman.policies.routing import DEFAULT_ROUTING, ROUTING_POLICIES
 from pointsman.primitives import WallSeconds
 from pointsman.runtime.engine_urls import EngineUrlSettings
-from pointsman.runtime.settings import COUNT, POSITIVE, WHOLE, FleetSettings, ProcessSettings, setting
+from pointsman.runtime.settings import FleetSettings, ProcessSettings, setting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +65,6 @@ class SchedulerSettings(FleetSettings, EngineUrlSettings, ProcessSettings):
         RIVALS,
         "Candidates that a decision records in the log beside the chosen one: those that came nearest. The others are "
         "counted; whoever replays the log computes them again.",
-        bounds=WHOLE,
     )
     waiter_seconds: WallSeconds = setting(
         3.0,

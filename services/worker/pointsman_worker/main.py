@@ -17,13 +17,13 @@ from pointsman.contracts.fleet import ANY_RANK
 from pointsman.contracts.permissions import ANY_INSTANCE, BusRole, BusUser
 from pointsman.ports import EngineDiscovery, EngineTarget
 from pointsman.primitives import PoolName
+from pointsman.runtime.environment_names import start_logs
 from pointsman.runtime.health import HealthBoard, health_server
 from pointsman.runtime.log_connection import open_link
 from pointsman.runtime.open_files import raised_open_files
 from pointsman.runtime.public_secret import note_public_secret
 from pointsman.runtime.settings import command
 from pointsman.runtime.supervision import Supervisor, run
-from pointsman.runtime.telemetry import configure_logging
 from pointsman_worker.engine_fleet import EngineFleet
 from pointsman_worker.followed_engine import WorkerContext
 from pointsman_worker.settings import SettingsError, WorkerSettings
@@ -47,7 +47,7 @@ def main(settings: WorkerSettings) -> None:
       pointsman-worker --discover file:engines.toml --discover dns:vllm.example:8000
         --kv-endpoint tcp://{host}:5557 --kv-replay-endpoint tcp://{host}:5558
     """
-    configure_logging(settings.log_level, settings.log_format)
+    start_logs(settings)
     try:
         listed = listed_targets(settings)
         sources = [source_of(text) for text in dict.fromkeys(settings.discover)]

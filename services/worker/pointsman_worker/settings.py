@@ -6,10 +6,11 @@ from typing import get_args
 import click
 
 from pointsman.adapters.discovery.sources import FORMS
+from pointsman.bounds import COUNT, POSITIVE, Bounds
 from pointsman.contracts.fleet import ANY_RANK, Role
 from pointsman.primitives import WallSeconds
 from pointsman.runtime.engine_urls import EngineUrlType
-from pointsman.runtime.settings import COUNT, POSITIVE, FleetSettings, ProcessSettings, Whole, setting
+from pointsman.runtime.settings import FleetSettings, ProcessSettings, setting
 from pointsman.state.engine_profiles import DEFAULT_PROFILE, PROFILES
 
 DEFAULT_ENGINE_URL = "http://127.0.0.1:8000"
@@ -24,7 +25,7 @@ class WorkerSettings(FleetSettings, ProcessSettings):
         (),
         "URL at which this worker may ask an engine that --discover found, as [INSTANCE=]URL with * in host and port. May be "
         "given several times. Default: any. A source that lies gets the --engine-api-key otherwise.",
-        bounds=EngineUrlType(),
+        form=EngineUrlType(),
     )
     engine_url: tuple[str, ...] = setting(
         (), f"Where this worker reaches an engine. May be given several times. Default: {DEFAULT_ENGINE_URL}."
@@ -56,7 +57,7 @@ class WorkerSettings(FleetSettings, ProcessSettings):
         bounds=COUNT,
     )
     dp_rank: int = setting(
-        ANY_RANK, "The only rank to follow, where each has a worker of its own.", bounds=Whole(min=ANY_RANK)
+        ANY_RANK, "The only rank to follow, where each has a worker of its own.", bounds=Bounds(least=ANY_RANK)
     )
     role: str = setting(
         "both",

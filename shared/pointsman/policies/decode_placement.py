@@ -7,10 +7,10 @@ a burst spreads. Bias: free KV cache ignores shared blocks. Limit: transfer time
 from collections.abc import Collection
 from dataclasses import asdict, dataclass, field
 
+from pointsman.bounds import check_settings
 from pointsman.contracts.decisions import DecodeCandidate, Settings
 from pointsman.contracts.reasons import RejectReason
 from pointsman.policies.admission.base import Refusal
-from pointsman.policies.policy import check_settings
 from pointsman.primitives import EngineSeconds, InstanceId, Tokens
 from pointsman.state import fold_versions
 from pointsman.state.fleet import Instance

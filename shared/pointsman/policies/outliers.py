@@ -11,9 +11,9 @@ from heapq import nlargest
 from itertools import chain
 from statistics import fmean, median, pstdev
 
+from pointsman.bounds import SHARE, Bounds, bounded, check_settings
 from pointsman.contracts.decisions import Settings
 from pointsman.contracts.fleet import EjectionCause
-from pointsman.policies.policy import SHARE, Bounds, bounded, check_settings
 from pointsman.primitives import EngineSeconds, InstanceId
 from pointsman.state.fleet import Instance, Status
 from pointsman.state.outliers import HISTORY_WALL_SECONDS, Failure, Prefill, Record

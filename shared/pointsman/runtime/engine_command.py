@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pointsman.adapters.tcp_ports import LOOPBACK
 from pointsman.runtime.settings import ENVIRONMENT_PREFIX
 
-FOR_ENGINES = tuple(ENVIRONMENT_PREFIX + name for name in ("VLLM_", "LOG_"))
+PLUGIN_PREFIX = ENVIRONMENT_PREFIX + "VLLM_"
+FOR_ENGINES = (PLUGIN_PREFIX, ENVIRONMENT_PREFIX + "LOG_")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

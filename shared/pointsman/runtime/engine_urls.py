@@ -129,7 +129,7 @@ class EngineUrlSettings:
         (),
         "URL that engines may have, as [INSTANCE=]URL with * in host and port; the same for schedulers and ingresses. May be "
         "given several times. Default: any port of this host's loopback.",
-        bounds=EngineUrlType(),
+        form=EngineUrlType(),
     )
 
 

@@ -1,7 +1,9 @@
 """Connects a service with its pool; connection events become metrics, log lines and health."""
 
+import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from secrets import token_hex
 
 import structlog
 from prometheus_client import Counter
@@ -30,6 +32,11 @@ LOST_EVENT = "log_writes_lost"
 TROUBLE_LOG_SECONDS: WallSeconds = WallSeconds(5.0)
 TROUBLES_MAX = 100
 """Told apart within these seconds. Strangers choose some: a refused subject may be the inbox of who asks."""
+
+
+def name_of_run(service: str) -> str:
+    """Of one run of a process that may have others beside it; never used again."""
+    return f"{service}-{os.getpid()}-{token_hex(3)}"
 
 
 @asynccontextmanager

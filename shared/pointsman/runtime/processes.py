@@ -50,11 +50,15 @@ class Address:
     options: str = "--host and --port"
 
 
-def serve_in_processes(count: int, *, addresses: Sequence[Address], serve: Serve) -> NoReturn:
-    """Run until a signal. Raises click.ClickException if a port is taken."""
+def share_metrics() -> None:
+    """Gives the processes a directory for their metrics; executes this one again with it. To be called first."""
     if METRICS_DIRECTORY not in os.environ:
         os.environ[METRICS_DIRECTORY] = tempfile.mkdtemp(prefix=OUR_DIRECTORY)
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+
+
+def serve_in_processes(count: int, *, addresses: Sequence[Address], serve: Serve) -> NoReturn:
+    """Run until a signal, after `share_metrics`. Raises click.ClickException if a port is taken."""
     metrics = Path(os.environ[METRICS_DIRECTORY])
     try:
         metrics.mkdir(parents=True, exist_ok=True)

@@ -7,15 +7,16 @@ import re
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
-from math import isfinite
 from pathlib import Path
 from typing import Any, ClassVar, NewType, Protocol, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import click
 from typing_extensions import override
 
+from pointsman.bounds import BOUNDS, COUNT, NOT_NEGATIVE, PORT, POSITIVE, Bounds, bounds_of
 from pointsman.contracts.permissions import JETSTREAM_API
 from pointsman.contracts.subjects import LOCAL_ACTOR, valid_name
+from pointsman.runtime.number_types import Finite, Whole
 from pointsman.runtime.settings_file import read_settings_file
 
 ENVIRONMENT_PREFIX = "POINTSMAN_"
@@ -53,31 +54,6 @@ class SubjectType(click.ParamType[str]):
         return str(value)
 
 
-class Whole(click.IntRange):
-    """A file may also give a number with a fraction, or true, which click would round."""
-
-    @override
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        if isinstance(value, bool | float):
-            self.fail(f"{_as_written(value)} is not a whole number", param, ctx)
-        return int(super().convert(value, param, ctx))
-
-
-class Finite(click.FloatRange):
-    @override
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        if isinstance(value, bool):
-            self.fail(f"{_as_written(value)} is not a number", param, ctx)
-        number = float(super().convert(value, param, ctx))
-        if not isfinite(number):
-            self.fail(f"{number} is not a finite number", param, ctx)
-        return number
-
-
-def _as_written(value: float) -> str:
-    return str(value).lower()
-
-
 class TextType(click.ParamType[str]):
     """Not empty: an empty path is the current directory, an empty secret no secret."""
 
@@ -98,14 +74,7 @@ class ConfigType(click.Path):
         return super().convert(value, param, ctx)
 
 
-COUNT = Whole(min=1)
-WHOLE = Whole(min=0)
-PORT_MAX = 65_535
-PORT = Whole(0, PORT_MAX)
-POSITIVE = Finite(min=0, min_open=True)
-NOT_NEGATIVE = Finite(min=0)
-BOUNDS: dict[Any, click.ParamType[Any]] = {int: WHOLE, float: NOT_NEGATIVE}
-"""Of a number that declares none."""
+NUMBERS: dict[Any, Callable[[Bounds], click.ParamType[Any]]] = {int: Whole, float: Finite}
 TEXT = TextType()
 
 
@@ -114,11 +83,12 @@ def setting(
     help: str,  # noqa: A002 - click's word
     *,
     choices: tuple[str, ...] | None = None,
-    bounds: click.ParamType[Any] | None = None,
+    bounds: Bounds = NOT_NEGATIVE,
+    form: click.ParamType[str] | None = None,
     secret: bool = False,
 ) -> Any:
-    """`bounds`: a narrower click type; a number without is finite and not negative. `secret`: hidden in `--help` and logs, and may stand in a file."""
-    metadata = {"help": help, "choices": choices, "bounds": bounds, "secret": secret}
+    """`bounds`: of a number. `form`: of a text. `secret`: hidden in `--help` and logs, and may stand in a file."""
+    metadata = {"help": help, "choices": choices, BOUNDS: bounds, "form": form, "secret": secret}
     if isinstance(default, dict | list):
         return field(default_factory=lambda: type(default)(default), metadata=metadata)
     return field(default=default, metadata=metadata)
@@ -139,15 +109,15 @@ class DeploymentSettings:
     nats_domain: str = setting(
         "",
         "JetStream domain of the servers that hold the log, if this process connects to a leaf node with another.",
-        bounds=SubjectType(),
+        form=SubjectType(),
     )
     nats_api_prefix: str = setting(
-        "", "First tokens of JetStream's API instead, where another account imports it.", bounds=SubjectType()
+        "", "First tokens of JetStream's API instead, where another account imports it.", form=SubjectType()
     )
     pool: str = setting(
         "default",
         "Name of the pool: the engines that serve one model and may replace each other.",
-        bounds=PoolNameType(),
+        form=PoolNameType(),
     )
     speed: float = setting(
         1.0,
@@ -164,7 +134,7 @@ class DeploymentSettings:
         1, "Servers that hold the log; 3 survive the loss of one. Counts when the log is made.", bounds=COUNT
     )
     secret: str = setting(
-        PUBLIC_SECRET, "Secret of the deployment, mixed into every block key.", bounds=TEXT, secret=True
+        PUBLIC_SECRET, "Secret of the deployment, mixed into every block key.", form=TEXT, secret=True
     )
 
     @property
@@ -251,12 +221,9 @@ def _option(f: Field[Any], hint: Any) -> click.Option:
         hint = get_args(hint.__supertype__)[0]
     default = f.default_factory() if f.default_factory is not MISSING else f.default
     flag = "--" + f.name.replace("_", "-")
-    kind: Any = (
-        click.Choice(f.metadata["choices"]) if f.metadata["choices"] else f.metadata["bounds"] or BOUNDS.get(hint, hint)
-    )
     return (SecretOption if f.metadata["secret"] else click.Option)(
         [f"{flag}/--no-{flag[2:]}" if hint is bool else flag, f.name],
-        type=None if hint is bool else kind,
+        type=_kind(f, hint),
         default=default,
         multiple=multiple,
         help=f.metadata["help"],
@@ -264,6 +231,14 @@ def _option(f: Field[Any], hint: Any) -> click.Option:
         show_envvar=True,
         show_default=not f.metadata["secret"],
     )
+
+
+def _kind(f: Field[Any], hint: Any) -> Any:
+    if f.metadata["choices"]:
+        return click.Choice(f.metadata["choices"])
+    if hint in NUMBERS:
+        return NUMBERS[hint](bounds_of(f.metadata))
+    return None if hint is bool else f.metadata["form"] or hint
 
 
 class SecretOption(click.Option):

@@ -15,8 +15,10 @@ import click
 import msgspec
 
 from pointsman.adapters.calibration_file import Calibration, Measurement, write_calibration
+from pointsman.bounds import Bounds
 from pointsman.contracts.fleet import DecodeCost
 from pointsman.primitives import EngineSeconds, Tokens
+from pointsman.runtime.number_types import Whole
 from pointsman.state.engine_profiles import prefill_seconds
 from pointsman_cli.calibrate.fitting import fitted, relative_error
 from pointsman_cli.calibrate.measuring import DECODED, SHORTEST, Engine, EngineError, Plan, Target, rounds
@@ -45,11 +47,11 @@ class _Samples:
 @click.argument("url")
 @click.option("--model", default="", help="Model of the engine. Default: its first.")
 @click.option("--out", type=OUTPUT_FILE, help="Output file. Default: MODEL.calibration.json.")
-@click.option("--repeat", type=click.IntRange(1, 100), default=3, show_default=True, help="Times each prompt is sent.")
+@click.option("--repeat", type=Whole(Bounds(1, 100)), default=3, show_default=True, help="Times each prompt is sent.")
 @click.option(
     "--input-tokens-max",
     "longest",
-    type=click.IntRange(2 * SHORTEST),
+    type=Whole(Bounds(2 * SHORTEST)),
     default=LONGEST_DEFAULT,
     show_default=True,
     help="Longest prompt, limited by the model.",

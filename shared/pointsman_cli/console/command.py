@@ -13,12 +13,15 @@ from click.core import ParameterSource
 
 from pointsman.adapters.clocks import ScaledClock
 from pointsman.analysis.shadow import RECORDED_WINDOWS_MAX, SHADOWS_MAX, Shadow
+from pointsman.bounds import PORT
 from pointsman.primitives import PoolName
 from pointsman.runtime.bus_users import valid_operator
+from pointsman.runtime.environment_names import warn_of_unknown_variables
 from pointsman.runtime.health import HealthBoard, HttpServer
 from pointsman.runtime.http_protocol import HttpLimits
 from pointsman.runtime.log_connection import open_link
-from pointsman.runtime.settings import ENVIRONMENT_PREFIX, PORT_MAX, FleetSettings, config_option, environment, options
+from pointsman.runtime.number_types import Whole
+from pointsman.runtime.settings import ENVIRONMENT_PREFIX, FleetSettings, config_option, environment, options
 from pointsman.runtime.supervision import Supervisor, run
 from pointsman.runtime.telemetry import configure_logging
 from pointsman.state.state import PoolSettings
@@ -65,7 +68,7 @@ def _option(name: str, **attributes: Any) -> Callable[[F], F]:
 )
 @until_option
 @_option("host", default="127.0.0.1", help="Address to listen on.")
-@_option("port", type=click.IntRange(0, PORT_MAX), default=CONSOLE_PORT, help="Port to listen on; 0 takes a free one.")
+@_option("port", type=Whole(PORT), default=CONSOLE_PORT, help="Port to listen on; 0 takes a free one.")
 @_option("allow-host", metavar="NAME", multiple=True, help="Host name under which browsers reach it. Repeatable.")
 @_option(
     "admin-token-file",
@@ -124,6 +127,7 @@ def console_command(
         msg = "the console reads a log more than once: name a file"
         raise click.UsageError(msg)
     configure_logging("warning", "text")
+    warn_of_unknown_variables()
     guard = Guard(
         time.monotonic,
         hosts=frozenset(allow_host) | {host},

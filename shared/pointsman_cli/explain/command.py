@@ -5,8 +5,10 @@ from collections.abc import Iterable
 import click
 import msgspec
 
+from pointsman.bounds import Bounds
 from pointsman.ports import LogEntry
 from pointsman.primitives import RequestId, Sequence
+from pointsman.runtime.number_types import Whole
 from pointsman.state.state import State
 from pointsman_cli.explain.lookup import request_named, slowest_requests
 from pointsman_cli.explain.page import show_slowest, show_timeline, timeline_as_json
@@ -27,7 +29,7 @@ from pointsman_cli.terminal import output_console, say
 @from_options
 @click.option(
     "--slowest",
-    type=click.IntRange(min=1, max=1000),
+    type=Whole(Bounds(1, 1000)),
     metavar="N",
     help="List the N answered requests with the longest time to first token; with 1, explain it.",
 )

@@ -18,7 +18,18 @@ from pointsman.policies.scaling.roles import parse_split
 from pointsman.simulation.goodput import RUNS_MAX, Goodput
 from pointsman.simulation.simulator import Scenario
 from pointsman.simulation.workload import mean_rate
-from pointsman_cli.options import CONTEXT, COUNT, DEFAULT_INPUT_CAP, DIRECTORY, INSTANCES, comma_list, out_option, rates
+from pointsman_cli.options import (
+    CONTEXT,
+    COUNT,
+    DEFAULT_INPUT_CAP,
+    DIRECTORY,
+    INSTANCES,
+    NOT_NEGATIVE,
+    WHOLE,
+    comma_list,
+    out_option,
+    rates,
+)
 from pointsman_cli.output_file import write_file
 from pointsman_cli.progress_bar import progress_bar
 from pointsman_cli.simulate.experiment import (
@@ -137,7 +148,7 @@ def _split(_context: click.Context, _parameter: click.Parameter, value: str | No
 @click.option("--requests", type=COUNT, metavar="N", default=4000, show_default=True, help="At most.")
 @click.option(
     "--warmup",
-    type=click.IntRange(min=0),
+    type=WHOLE,
     metavar="N",
     help=f"The first N requests fill the caches and are not counted. Default: {WARMUP_MAX}, or half of a smaller run.",
 )
@@ -153,7 +164,7 @@ def _split(_context: click.Context, _parameter: click.Parameter, value: str | No
 )
 @click.option(
     "--transfer-tokens-per-s",
-    type=click.FloatRange(min=0.0),
+    type=NOT_NEGATIVE,
     metavar="N",
     default=DEFAULTS.transfer_tokens_per_s,
     help="Instances fetch prefixes from each other, each source at this rate; 0: they do not. Default: 0.",
@@ -163,7 +174,7 @@ def _split(_context: click.Context, _parameter: click.Parameter, value: str | No
 )
 @click.option(
     "--host-cache-tokens",
-    type=click.IntRange(min=0),
+    type=WHOLE,
     metavar="N",
     default=DEFAULTS.host_cache_tokens,
     show_default=True,

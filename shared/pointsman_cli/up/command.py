@@ -21,6 +21,7 @@ from pointsman.contracts.subjects import LOCAL_ACTOR
 from pointsman.policies.routing import DEFAULT_ROUTING
 from pointsman.primitives import PoolName
 from pointsman.runtime.bus_users import Credentials, write_private
+from pointsman.runtime.environment_names import unknown_variables
 from pointsman.runtime.settings import PUBLIC_SECRET, command
 from pointsman.runtime.settings_file import SETTINGS, read_settings_file
 from pointsman_cli.discovery import data_dir_held
@@ -109,7 +110,7 @@ async def run_fleet(settings: UpSettings, data: Path, config: Path | None, conso
             engine_threads=max(1, (os.cpu_count() or 1) // _engines_max(settings)),
             further=tuple(further),
         )
-        check_processes(plan, processes(plan))
+        _say_ignored(console, check_processes(plan, processes(plan)))
         await _check_models(further)
         await _check_nats(settings)
         if plan.console_port:
@@ -124,6 +125,14 @@ def _runtime_directory() -> Iterator[Path]:
         yield Path(directory)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
+
+
+def _say_ignored(console: Console, decided: list[str]) -> None:
+    """`decided`: variables whose settings `up` decides."""
+    if decided:
+        say(console, f"not followed, pointsman up decides them itself: {', '.join(decided)}", "yellow")
+    if unknown := unknown_variables(os.environ):
+        say(console, f"no process has a setting: {', '.join(unknown)}", "yellow")
 
 
 def _check_ports(settings: UpSettings) -> None:

@@ -8,19 +8,23 @@ from dataclasses import fields
 
 import click
 
-from pointsman.runtime.settings import ENVIRONMENT_PREFIX, SettingsType, command
+from pointsman.runtime.environment_names import given_settings
+from pointsman.runtime.settings import CONFIG, ENVIRONMENT_PREFIX, SettingsType, command
 from pointsman.runtime.settings_file import FileSettings, read_settings_file
 from pointsman_cli.up.plan import FleetPlan, ProcessPlan
 from pointsman_cli.up.scripts import MissingScriptError, settings_type_of
 from pointsman_cli.up.settings import UpSettings, words
 
 CONSOLE = "console"
+OWN = frozenset(one.name for one in fields(UpSettings))
 OF_EACH_PROCESS = ("host", "port")
 """Names that `up` has too, for its ingresses."""
 
 
-def check_processes(plan: FleetPlan, planned: Iterable[ProcessPlan]) -> None:
-    """Raises click.UsageError, and click.ClickException if Pointsman is not installed whole."""
+def check_processes(plan: FleetPlan, planned: Iterable[ProcessPlan]) -> list[str]:
+    """Returns variables that are set and reach no process, since `up` decides their settings; each with what to set instead.
+    Raises click.UsageError, and click.ClickException if Pointsman is not installed whole."""
+    followed = {CONFIG} | OWN
     for process in _different(planned):
         table = CONSOLE if process.role == CONSOLE else process.script.removeprefix("pointsman-")
         with _variables(process.environment_in(os.environ)):
@@ -33,6 +37,13 @@ def check_processes(plan: FleetPlan, planned: Iterable[ProcessPlan]) -> None:
                 raise click.ClickException(str(error)) from error
         if plan.config is not None:
             _check_decided(plan, process, table, read_settings_file(plan.config, table, known))
+        arriving = given_settings(process.environment_in(os.environ)).values()
+        followed |= known.intersection(arriving) - _decided(plan, process)
+    ignored = [(variable, name) for variable, name in given_settings(os.environ).items() if name not in followed]
+    return [
+        f"{variable} (set {ENVIRONMENT_PREFIX}{alike.upper()})" if (alike := _own_alike(name)) else variable
+        for variable, name in ignored
+    ]
 
 
 def _different(planned: Iterable[ProcessPlan]) -> list[ProcessPlan]:
@@ -64,21 +75,23 @@ def _checked(process: ProcessPlan, table: str) -> set[str]:
 
 def _check_decided(plan: FleetPlan, process: ProcessPlan, table: str, file: FileSettings) -> None:
     """A setting of the file that `up` overrides would be ignored without a word."""
-    own = {one.name for one in fields(UpSettings)}
     decided = _decided(plan, process)
     for name in sorted(decided & file.table.keys()):
         _refuse(plan, f"[{table}] {name}", "" if name in OF_EACH_PROCESS and table != "ingress" else name)
-    for name in sorted((decided & file.top.keys()) - own):
+    for name in sorted((decided & file.top.keys()) - OWN):
         _refuse(plan, name, name)
 
 
 def _refuse(plan: FleetPlan, key: str, name: str) -> None:
-    alike = [
-        one.name for one in fields(UpSettings) if f"{name}_".startswith(f"{one.name}_")
-    ]  # slo_ttft_seconds: slo_ttft
-    instead = f"set {max(alike, key=len)} in [up]" if alike else "leave it out"
+    alike = _own_alike(name)
+    instead = f"set {alike} in [up]" if alike else "leave it out"
     message = f"{plan.config}: pointsman up decides {key} itself; {instead}"
     raise click.UsageError(message)
+
+
+def _own_alike(name: str) -> str:
+    """The setting of `up` that decides this one (slo_ttft for slo_ttft_seconds), or ""."""
+    return max((own for own in OWN if f"{name}_".startswith(f"{own}_")), key=len, default="")
 
 
 def _decided(plan: FleetPlan, process: ProcessPlan) -> set[str]:

@@ -7,11 +7,12 @@ from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
+from pointsman.bounds import COUNT, PORT, PORT_MAX, POSITIVE, Bounds
 from pointsman.policies.routing import DEFAULT_ROUTING, ROUTING_POLICIES
 from pointsman.policies.scaling.roles import parse_split
 from pointsman.policies.setting_text import SettingTextError, parts_of
 from pointsman.runtime.embedded_nats import SYNC_INTERVAL
-from pointsman.runtime.settings import COUNT, PORT, PORT_MAX, POSITIVE, TEXT, PoolNameType, Whole, setting
+from pointsman.runtime.settings import TEXT, PoolNameType, setting
 from pointsman.state.engine_profiles import DEFAULT_PROFILE, PROFILES
 from pointsman_cli.options import CONSOLE_PORT
 from pointsman_cli.up.addresses import INSTANCES_MAX, EngineAddress, FurtherPool, engine_address, further_pool, refuse
@@ -49,9 +50,11 @@ class UpSettings:
         "scaler switches roles with the load, and starts more engines if MAX allows.",
     )
     schedulers: int = setting(
-        1, "Schedulers to start: one leader, the others on standby.", bounds=Whole(1, SCHEDULERS_MAX)
+        1, "Schedulers to start: one leader, the others on standby.", bounds=Bounds(1, SCHEDULERS_MAX)
     )
-    ingresses: int = setting(1, "Ingresses to start, on consecutive ports from --port.", bounds=Whole(1, INGRESSES_MAX))
+    ingresses: int = setting(
+        1, "Ingresses to start, on consecutive ports from --port.", bounds=Bounds(1, INGRESSES_MAX)
+    )
     policy: str | None = setting(
         None, f"Routing policy. Default: {DEFAULT_ROUTING}.", choices=tuple(sorted(ROUTING_POLICIES))
     )
@@ -68,7 +71,7 @@ class UpSettings:
         f"Port of the console. Default: {CONSOLE_PORT}, or a free one if that is taken or --port is 0.",
         bounds=PORT,
     )
-    data: str = setting(".pointsman", "Directory of the log, the SQL archive, the secret and log files.", bounds=TEXT)
+    data: str = setting(".pointsman", "Directory of the log, the SQL archive, the secret and log files.", form=TEXT)
     model: str | None = setting(None, "Model name in requests. Default: the model of the engines.")
     engine: str = setting(
         SIMULATED,
@@ -98,7 +101,7 @@ class UpSettings:
     nats_ca: str | None = setting(None, "File with the certificates that sign the nats-server's, for --nats.")
     nats_certificate: str | None = setting(None, "File with this fleet's certificate for the nats-server, for --nats.")
     nats_key: str | None = setting(None, "File with the certificate's private key.")
-    pool: str = setting("default", "Name of the pool: lower-case letters, digits and dashes.", bounds=PoolNameType())
+    pool: str = setting("default", "Name of the pool: lower-case letters, digits and dashes.", form=PoolNameType())
     speed: float = setting(
         1.0, "Speed-up of simulated engines over real time; reported times are engine time.", bounds=POSITIVE
     )
@@ -121,7 +124,7 @@ class UpSettings:
         bounds=COUNT,
     )
     secret: str | None = setting(
-        None, "Secret of the deployment. Default: generated once, in the data directory.", secret=True, bounds=TEXT
+        None, "Secret of the deployment. Default: generated once, in the data directory.", secret=True, form=TEXT
     )
     start_seconds_max: float | None = setting(
         None,

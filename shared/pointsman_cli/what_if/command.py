@@ -28,6 +28,7 @@ from pointsman_cli.options import (
     CONTEXT,
     DIRECTORY,
     INSTANCES,
+    NOT_NEGATIVE,
     from_options,
     json_switch,
     set_option,
@@ -62,7 +63,7 @@ INTERRUPTED_EXIT_CODE = 130
 @until_option
 @click.option(
     "--warmup",
-    type=click.FloatRange(min=0),
+    type=NOT_NEGATIVE,
     metavar="SECONDS",
     help="Engine seconds before --since (a time) whose requests warm the caches.  [default: all]",
 )

@@ -1,8 +1,5 @@
 """Repeated troubles of a connection are told every few seconds; what is remembered for that is bounded."""
 
-import pytest
-import structlog
-from structlog.testing import capture_logs
 from typing_extensions import override
 
 from pointsman.adapters.clocks import ScaledClock
@@ -10,6 +7,7 @@ from pointsman.primitives import WallSeconds
 from pointsman.runtime import log_connection
 from pointsman.runtime.health import HealthBoard
 from pointsman.runtime.log_connection import TROUBLE_LOG_SECONDS, _TelemetryListener
+from tests.unit.runtime.conftest import LinesOf
 
 
 class SteppedClock(ScaledClock):
@@ -21,25 +19,20 @@ class SteppedClock(ScaledClock):
 
 
 def test_any_number_of_refused_subjects_is_told_within_bounds_and_each_of_a_few(
-    monkeypatch: pytest.MonkeyPatch,
+    lines_of: LinesOf,
 ) -> None:
-    structlog.reset_defaults()
-    monkeypatch.setattr(
-        log_connection, "log", structlog.get_logger()
-    )  # the other is bound once a test has configured logs
-    clock, board = SteppedClock(), HealthBoard(pool="p")
+    clock, board, lines = SteppedClock(), HealthBoard(pool="p"), lines_of(log_connection)
     listener = _TelemetryListener(board, board.missing, clock, "p")
-    with capture_logs() as lines:
-        for number in range(5000):
-            listener.forbidden("publish", f"_inbox.{number}.x")
-        listener.log_missing("away")
-        assert {line["event"] for line in lines} == {"nats_forbidden", "log_missing"}
-        assert len(lines) < 500
-        assert len(listener._troubles) < 500
+    for number in range(5000):
+        listener.forbidden("publish", f"_inbox.{number}.x")
+    listener.log_missing("away")
+    assert {line["event"] for line in lines} == {"nats_forbidden", "log_missing"}
+    assert len(lines) < 500
+    assert len(listener._troubles) < 500
 
-        lines.clear()
-        clock.at += TROUBLE_LOG_SECONDS
-        for _ in range(3):
-            for subject in ("pm.p.fleet.a", "pm.p.fleet.b"):
-                listener.forbidden("publish", subject)
+    lines.clear()
+    clock.at += TROUBLE_LOG_SECONDS
+    for _ in range(3):
+        for subject in ("pm.p.fleet.a", "pm.p.fleet.b"):
+            listener.forbidden("publish", subject)
     assert [line["what"] for line in lines] == ["publish pm.p.fleet.a", "publish pm.p.fleet.b"]

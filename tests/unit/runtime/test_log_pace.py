@@ -8,6 +8,7 @@ from pointsman.runtime import log_connection, log_pace
 from pointsman.runtime.health import HealthBoard
 from pointsman.runtime.log_connection import LOST_EVENT, _TelemetryListener
 from pointsman.runtime.log_pace import BURST_MAX, LINES_A_SECOND, VALUE_CHARACTERS_MAX, LogPace
+from tests.unit.runtime.conftest import LinesOf
 
 
 class Time:
@@ -55,18 +56,13 @@ def test_long_values_are_cut() -> None:
 
 
 def test_lost_writes_are_logged_with_their_real_number_whatever_was_not_logged_before(
-    monkeypatch: pytest.MonkeyPatch,
+    lines_of: LinesOf,
 ) -> None:
-    structlog.reset_defaults()
-    monkeypatch.setattr(
-        log_connection, "log", structlog.get_logger()
-    )  # the other is bound once a test has configured logs
-    board = HealthBoard()
+    board, lines = HealthBoard(), lines_of(log_connection)
     listener = _TelemetryListener(board, board.degraded, ScaledClock(), "test")
-    with structlog.testing.capture_logs() as lines:
-        listener.lost(1, "no room")
-        listener.lost(3, "no room")
-        listener.dropped(40, "the process ended")
+    listener.lost(1, "no room")
+    listener.lost(3, "no room")
+    listener.dropped(40, "the process ended")
 
     assert [(line["count"], line["reason"]) for line in lines] == [(1, "no room"), (43, "the process ended")]
     assert {line["event"] for line in lines} == {LOST_EVENT}

@@ -81,6 +81,27 @@ def test_zero_is_refused_where_nothing_would_work_with_it(table: str, name: str)
     assert refused(table, name, "0")
 
 
+@pytest.mark.parametrize(
+    ("flag", "routing", "value", "refusal"),
+    [
+        (("scheduler", "suspect_seconds"), ("preble", "window_s"), "0", "must be above 0, not 0.0"),
+        (("scheduler", "running_max"), ("dualmap", "candidates"), "0", "must be at least 1, not 0"),
+        (("ingress", "retry_budget"), ("", ""), "-0.5", "must be at least 0, not -0.5"),
+        (("ingress", "port"), ("", ""), "65536", "must be at least 0 and at most 65535, not 65536"),
+        (("scheduler", "suspect_seconds"), ("preble", "window_s"), "inf", "must be a finite number, not inf"),
+    ],
+    ids=str,
+)
+def test_an_option_and_a_policy_refuse_a_number_in_the_same_words(
+    flag: tuple[str, str], routing: tuple[str, str], value: str, refusal: str
+) -> None:
+    assert refused(*flag, value).endswith(f": {refusal}")
+    name, setting = routing
+    if setting:
+        with pytest.raises(UnknownPolicyError, match=f"{setting} {refusal}$"):
+            policy_set(routing=name, settings={setting: value})
+
+
 POLICIES: dict[str, Mapping[str, type]] = {
     "routing": ROUTING_POLICIES,
     "admission": ADMISSION_POLICIES,

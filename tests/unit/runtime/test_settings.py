@@ -47,9 +47,9 @@ def settled(*arguments: str, **variables: str) -> OrchestraSettings:
 @pytest.mark.parametrize(
     ("flag", "value", "says"),
     [
-        ("--port", "65536", "0<=x<=65535"),
-        ("--speed", "0", "x>0"),
-        ("--block-tokens", "0", "x>=1"),
+        ("--port", "65536", "must be at least 0 and at most 65535, not 65536"),
+        ("--speed", "0", "must be above 0, not 0.0"),
+        ("--block-tokens", "0", "must be at least 1, not 0"),
         ("--pool", "A b", "lower-case letters"),
     ],
 )
@@ -204,8 +204,8 @@ def test_an_empty_secret_is_refused_from_a_file_too(tmp_path: Path) -> None:
         ("tempo = 2.7", "2.7 is not a whole number"),
         ("tempo = true", "true is not a whole number"),
         ("speed = true", "true is not a number"),
-        ("speed = nan", "nan is not"),
-        ("speed = inf", "inf is not a finite number"),
+        ("speed = nan", "must be a finite number, not nan"),
+        ("speed = inf", "must be a finite number, not inf"),
     ],
 )
 def test_a_number_of_a_file_is_not_rounded_to_one_that_fits(tmp_path: Path, content: str, complaint: str) -> None:

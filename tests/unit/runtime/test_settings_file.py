@@ -5,19 +5,20 @@ from pathlib import Path
 import click
 import pytest
 
+from pointsman.runtime import settings_file
 from pointsman.runtime.settings import CONFIG
 from pointsman.runtime.settings_file import SETTINGS, TABLES, read_settings_file
-from tests.support.settings_types import COMMANDS, settable
+from tests.support.settings_types import COMMANDS, process_settings, settable
 
 ROOT = Path(__file__).parents[3]
 FILES = ("deploy/compose/pointsman.toml", "deploy/image.toml", "deploy/systemd/pointsman.toml")
 
 
-def test_the_file_may_have_the_table_of_each_command_that_reads_it() -> None:
+def test_each_process_knows_the_tables_and_settings_of_all_commands() -> None:
+    known = Path(settings_file.__file__).with_name("process_settings.json").read_text()
+
+    assert known == process_settings(), "run: make settings"
     assert frozenset(COMMANDS) == TABLES
-
-
-def test_the_file_may_have_at_its_top_whatever_is_a_setting_of_some_command() -> None:
     assert {name for command in COMMANDS.values() for name in settable(command)} - {CONFIG} == SETTINGS
 
 

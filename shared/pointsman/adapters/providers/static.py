@@ -1,9 +1,11 @@
-"""Provider for engines that people or an autoscaler run: it does nothing. The scaler says what is to be done."""
+"""Provider for engines that people or an autoscaler run. The scaler says what is to be done, and asks it for nothing."""
 
 from typing_extensions import override
 
 from pointsman.ports import InstanceProvider, ProvidedInstance
 from pointsman.primitives import InstanceId
+
+NOT_HERE = "the static provider starts and stops nothing"
 
 
 class StaticProvider(InstanceProvider):
@@ -23,11 +25,11 @@ class StaticProvider(InstanceProvider):
 
     @override
     async def grow(self, total: int) -> None:
-        pass
+        raise AssertionError(NOT_HERE)
 
     @override
     async def stop(self, instance: InstanceId) -> None:
-        pass
+        raise AssertionError(NOT_HERE)
 
     @override
     def stoppable(self, running: list[InstanceId]) -> list[InstanceId]:

@@ -14,11 +14,11 @@ from typing import ClassVar
 
 from typing_extensions import override
 
+from pointsman.bounds import SHARE, bounded
 from pointsman.contracts.decisions import Settings
 from pointsman.contracts.reasons import RejectReason
 from pointsman.policies.admission.base import Refusal
 from pointsman.policies.admission.predicted_ttft import PredictedTtft
-from pointsman.policies.policy import SHARE, bounded
 from pointsman.policies.pool_view import CandidateEstimate, PoolView
 from pointsman.policies.routing.base import Choice
 from pointsman.primitives import EngineSeconds

@@ -19,10 +19,10 @@ from typing import ClassVar
 
 from typing_extensions import override
 
+from pointsman.bounds import POSITIVE, bounded
 from pointsman.contracts.decisions import Settings
 from pointsman.policies.ordering.base import OrderingPolicy
 from pointsman.policies.ordering.longest_prefix_match import longest_match
-from pointsman.policies.policy import POSITIVE, bounded
 from pointsman.primitives import EngineSeconds
 from pointsman.state.state import State
 from pointsman.state.trackers.base import Tracker

@@ -12,9 +12,9 @@ from typing import ClassVar
 
 from typing_extensions import override
 
+from pointsman.bounds import SHARE, bounded
 from pointsman.policies.ordering.base import OrderingPolicy
 from pointsman.policies.ordering.longest_prefix_match import longest_match
-from pointsman.policies.policy import SHARE, bounded
 from pointsman.primitives import EngineSeconds
 from pointsman.state.state import State
 from pointsman.state.trackers.base import Tracker

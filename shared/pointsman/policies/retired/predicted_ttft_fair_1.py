@@ -13,10 +13,10 @@ from typing import ClassVar
 
 from typing_extensions import override
 
+from pointsman.bounds import POSITIVE, bounded
 from pointsman.contracts.reasons import RejectReason
 from pointsman.policies.admission.base import AdmissionPolicy, Refusal
 from pointsman.policies.admission.predicted_ttft import excessive_tpot, too_late, too_slow
-from pointsman.policies.policy import POSITIVE, bounded
 from pointsman.policies.pool_view import CandidateEstimate, PoolView
 from pointsman.policies.routing.base import Choice
 from pointsman.primitives import EngineSeconds

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from typing_extensions import override
 
-from pointsman.policies.policy import SHARE, bounded
+from pointsman.bounds import SHARE, bounded
 from pointsman.policies.pool_view import CandidateEstimate, PoolView
 from pointsman.policies.routing.base import Choice, RoutingPolicy, candidates_of
 

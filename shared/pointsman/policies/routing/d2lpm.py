@@ -16,8 +16,8 @@ from typing import ClassVar
 
 from typing_extensions import override
 
+from pointsman.bounds import POSITIVE, bounded
 from pointsman.contracts.decisions import Settings
-from pointsman.policies.policy import POSITIVE, bounded
 from pointsman.policies.pool_view import CandidateEstimate, PoolView
 from pointsman.policies.routing.base import Choice, RoutingPolicy, candidates_of
 from pointsman.state.trackers.base import Tracker

@@ -10,9 +10,9 @@ from typing import ClassVar
 import msgspec
 from typing_extensions import override
 
+from pointsman.bounds import COUNT, bounded
 from pointsman.contracts.decisions import Settings
 from pointsman.policies.hash_ring import candidate_pair, ring_candidates
-from pointsman.policies.policy import COUNT, bounded
 from pointsman.policies.pool_view import CandidateEstimate, PoolView
 from pointsman.policies.routing.base import Choice, RoutingPolicy, require_eligible
 from pointsman.policies.stall_detection import STALL_SECONDS, stalled_seconds

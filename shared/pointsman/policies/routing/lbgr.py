@@ -15,8 +15,8 @@ from typing import ClassVar
 
 from typing_extensions import override
 
+from pointsman.bounds import POSITIVE, POSITIVE_SHARE, bounded
 from pointsman.contracts.decisions import Settings
-from pointsman.policies.policy import POSITIVE, POSITIVE_SHARE, bounded
 from pointsman.policies.pool_view import CandidateEstimate, PoolView
 from pointsman.policies.routing.base import Choice, RoutingPolicy, candidates_of
 from pointsman.primitives import EngineSeconds

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from typing_extensions import override
 
-from pointsman.policies.policy import POSITIVE, SHARE, bounded
+from pointsman.bounds import POSITIVE, SHARE, bounded
 from pointsman.policies.pool_view import CandidateEstimate, PoolView
 from pointsman.policies.routing.base import Choice, RoutingPolicy, candidates_of
 from pointsman.primitives import EngineSeconds

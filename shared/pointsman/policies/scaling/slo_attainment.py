@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from typing_extensions import override
 
-from pointsman.policies.policy import POSITIVE, SHARE, bounded
+from pointsman.bounds import POSITIVE, SHARE, bounded
 from pointsman.policies.scaling.base import PoolSize, ScaleTarget, ScalingPolicy
 from pointsman.policies.scaling.demand import attainment_without, least_worked, prefill_demand
 from pointsman.policies.scaling.roles import RoleDemand, best_split, better_split, role_demand

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from typing_extensions import override
 
-from pointsman.policies.policy import POSITIVE, POSITIVE_SHARE, bounded
+from pointsman.bounds import POSITIVE, POSITIVE_SHARE, bounded
 from pointsman.policies.scaling.base import PoolSize, ScaleTarget, ScalingPolicy
 from pointsman.policies.scaling.demand import prefill_demand
 from pointsman.policies.scaling.roles import best_split, role_demand

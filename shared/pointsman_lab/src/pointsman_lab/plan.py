@@ -13,6 +13,7 @@ import click
 from rich.console import Console
 from rich.progress import track
 
+from pointsman.bounds import Bounds
 from pointsman.contracts.block_keys import pack_keys
 from pointsman.contracts.cache import BlocksStored, Run
 from pointsman.contracts.decisions import RequestPlaced
@@ -22,6 +23,7 @@ from pointsman.policies.dispatch import Dispatcher
 from pointsman.policies.policy_set import policy_set, rebalancing_policy
 from pointsman.policies.rebalancing import REBALANCING_POLICIES, MigrationPlan
 from pointsman.primitives import BlockKey, Epoch, InstanceId, RequestId, Tenant, Term
+from pointsman.runtime.number_types import Whole
 from pointsman.state.engine_profiles import DEFAULT_PROFILE, PROFILES
 from pointsman.state.prefix_index import ROOT
 from pointsman.state.state import PoolSettings, State
@@ -43,9 +45,7 @@ NOW = 0.5
 
 @click.command("plan", context_settings=CONTEXT)
 @click.option("--queued", type=COUNT, default=1000, show_default=True, help="Requests that wait.")
-@click.option(
-    "--instances", type=click.IntRange(min=OVERLOADED + 1), default=16, show_default=True, help="Of the pool."
-)
+@click.option("--instances", type=Whole(Bounds(OVERLOADED + 1)), default=16, show_default=True, help="Of the pool.")
 @out_option
 def plan_command(queued: int, instances: int, out: Path | None) -> None:
     """Time one round of rebalancing: planning it, and carrying it out. The requests wait on 4 instances.

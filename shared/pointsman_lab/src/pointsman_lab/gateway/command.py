@@ -8,6 +8,8 @@ from pathlib import Path
 import click
 from rich.console import Console
 
+from pointsman.bounds import Bounds
+from pointsman.runtime.number_types import Whole
 from pointsman_cli.bench.fresh_fleet import FreshFleet
 from pointsman_cli.discovery import FleetFile, find_fleet
 from pointsman_cli.options import CONTEXT, DIRECTORY, out_option
@@ -35,9 +37,7 @@ SLOW_ENGINE_MS = 5.0
     type=DIRECTORY,
     help="Measure the fleet of this data directory. Default: a fresh one.",
 )
-@click.option(
-    "--requests", default=500, show_default=True, type=click.IntRange(10, 100_000), help="Pairs of each kind."
-)
+@click.option("--requests", default=500, show_default=True, type=Whole(Bounds(10, 100_000)), help="Pairs of each kind.")
 @click.option(
     "--against",
     metavar="ROUTER",
@@ -57,7 +57,7 @@ SLOW_ENGINE_MS = 5.0
     "--rounds",
     default=5,
     show_default=True,
-    type=click.IntRange(1, 100),
+    type=Whole(Bounds(1, 100)),
     help="With --against: in each, all gateways take turns; the quietest counts.",
 )
 @out_option

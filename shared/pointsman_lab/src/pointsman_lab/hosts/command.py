@@ -15,13 +15,15 @@ import uvloop
 from rich.console import Console
 
 from pointsman.adapters.clocks import ScaledClock
+from pointsman.bounds import SHARE
 from pointsman.primitives import WallSeconds
 from pointsman.runtime.health import HealthBoard
 from pointsman.runtime.log_connection import open_link
+from pointsman.runtime.number_types import Finite
 from pointsman.runtime.open_files import raised_open_files
 from pointsman.runtime.telemetry import configure_logging
 from pointsman_cli.command_client import person
-from pointsman_cli.options import CONTEXT, COUNT, DIRECTORY, POSITIVE, out_option
+from pointsman_cli.options import CONTEXT, COUNT, DIRECTORY, NOT_NEGATIVE, POSITIVE, out_option
 from pointsman_cli.output_file import write_json
 from pointsman_cli.terminal import output_console
 from pointsman_lab.faults.bad_engines import EngineWatch
@@ -101,8 +103,8 @@ def _faults(_context: click.Context, _parameter: click.Parameter, value: str) ->
     show_default=True,
     help="3: a copy of the log on each host.",
 )
-@click.option("--delay-ms", type=click.FloatRange(0), default=20.0, show_default=True, help="Of each packet, one way.")
-@click.option("--loss", type=click.FloatRange(0, 1), default=0.01, show_default=True, help="Share of lost packets.")
+@click.option("--delay-ms", type=NOT_NEGATIVE, default=20.0, show_default=True, help="Of each packet, one way.")
+@click.option("--loss", type=Finite(SHARE), default=0.01, show_default=True, help="Share of lost packets.")
 @click.option(
     "--rate", type=POSITIVE, default=RATE, show_default=True, help=f"Requests a second, beside {STREAMS} streams."
 )

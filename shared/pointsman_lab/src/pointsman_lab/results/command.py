@@ -12,6 +12,7 @@ import click
 import msgspec
 from rich.console import Console
 
+from pointsman_cli.options import COUNT
 from pointsman_cli.output_file import write_file
 from pointsman_cli.simulate.experiment import CellResult
 from pointsman_cli.simulate.variants import Variant
@@ -41,7 +42,7 @@ NUMBERS, ROWS = "results.json", "results.csv"
 )
 @click.option("--quick", is_flag=True, help="One seed, few requests, to find faults; writes only with --out.")
 @click.option("--page", "page_only", is_flag=True, help=f"Run nothing: render results.md from {PICTURES}/{NUMBERS}.")
-@click.option("--jobs", type=click.IntRange(min=1), help="Processes. Default: one a core.")
+@click.option("--jobs", type=COUNT, help="Processes. Default: one a core.")
 @click.option(
     "--out",
     type=click.Path(path_type=Path, file_okay=False),

@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from pointsman_cli.options import CONTEXT, COUNT, out_option
+from pointsman_cli.options import CONTEXT, COUNT, WHOLE, out_option
 from pointsman_cli.output_file import write_json
 from pointsman_cli.progress_bar import progress_bar
 from pointsman_lab.torture.run import Verdict, run_seed
@@ -23,8 +23,8 @@ FAILED_EXIT_CODE = 1
 
 @click.command("torture", context_settings=CONTEXT)
 @click.option("--seeds", type=COUNT, default=DEFAULT_SEEDS, show_default=True, help="How many to run.")
-@click.option("--first", type=click.IntRange(min=0), default=1, show_default=True, help="The first of them.")
-@click.option("--seed", type=click.IntRange(min=0), help="Run this one seed and show everything that was done to it.")
+@click.option("--first", type=WHOLE, default=1, show_default=True, help="The first of them.")
+@click.option("--seed", type=WHOLE, help="Run this one seed and show everything that was done to it.")
 @click.option("--jobs", type=COUNT, default=1, show_default=True, help="Processes to run seeds in.")
 @click.option("--keep-going", is_flag=True, help="Do not stop at the first seed that fails.")
 @out_option
