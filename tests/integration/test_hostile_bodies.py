@@ -95,6 +95,28 @@ async def test_no_body_holds_up_the_loop(world: World, path: str, body: bytes) -
     assert min(worst) < STALL_SECONDS_MAX, worst
 
 
+LONG = {
+    "ids": (COMPLETIONS, listed(b"12345", TOKEN_IDS_MAX - 10, b'"prompt":[', b"]}")),
+    "a list of ids": (COMPLETIONS, listed(b"12345", TOKEN_IDS_MAX - 10, b'"prompt":[[', b"]]}")),
+    "ids to embed": ("/v1/embeddings", listed(b"12345", TOKEN_IDS_MAX - 10, b'"input":[', b"]}")),
+    "words": (CHAT, chat(b"a word and " * 500_000)),
+}
+
+
+@pytest.mark.parametrize(("path", "body"), LONG.values(), ids=LONG)
+async def test_no_prompt_that_fits_the_model_holds_up_the_loop(path: str, body: bytes) -> None:
+    async with world_with(tokenizer="builtin", max_model_len=2_000_000, block_tokens=16) as world:
+        world.scheduler.rejection = (429, "queue_full", 1.0)  # the engine here would read the body in the same loop
+        worst = []
+        for _ in range(3):
+            async with lags() as found, world.post(path, body) as answer:
+                assert answer.status == 429, await answer.text()
+            worst.append(max(found))
+
+        assert min(worst) < STALL_SECONDS_MAX, worst
+        assert min(asked.prompt_tokens for asked in world.scheduler.asked) > 1_000_000
+
+
 async def test_the_product_of_query_and_documents_takes_no_memory(world: World) -> None:
     body = START + b'"query":"' + b"q" * 4_000_000 + b'","documents":[' + b",".join([b'"a"'] * 100_000) + b"]}"
     async with world.post("/rerank", body) as answer:

@@ -2,9 +2,11 @@
 client. Split requests go to a prefill engine first. A request whose engine fails before the client received anything is
 placed again, without that engine."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from math import ceil
+from typing import ParamSpec, TypeVar
 
 import msgspec
 import structlog
@@ -46,10 +48,15 @@ from pointsman_ingress.lifecycle import RequestLifecycle
 from pointsman_ingress.placement.in_flight import InFlightRequest
 from pointsman_ingress.prefix_copies import PrefixCopier
 from pointsman_ingress.prompt.body_fields import DROPPED_HEADER
+from pointsman_ingress.prompt.json_form import LIGHT_BYTES_MAX
+from pointsman_ingress.prompt.work_threads import WorkThreads
 from pointsman_ingress.settings import IngressSettings
 from pointsman_ingress.spans import describe_answer, describe_grant, engine_span, route_span
 
 log = structlog.get_logger()
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 UNREACHABLE_WALL_SECONDS: WallSeconds = WallSeconds(1.0)  # time for workers to report an unreachable engine
 
@@ -65,6 +72,7 @@ class Delivery:
     clock: Clock
     settings: IngressSettings
     ids: RequestIds
+    work: WorkThreads
 
     def __post_init__(self) -> None:
         self._command = self.context.command
@@ -146,7 +154,7 @@ class Delivery:
         if grant.fetch is not None:
             await self._fetch(grant, grant.fetch)
         if grant.decode:
-            split = SplitBody(body, splittable=self.context.endpoint.splittable)
+            split = await self._on_body(SplitBody, body, splittable=self.context.endpoint.splittable)
             next_grant, body = await self._prefill(grant, split)
         while next_grant is not None:
             next_grant = await self._exchange(next_grant, body)
@@ -165,7 +173,7 @@ class Delivery:
         if split.possible:
             async with self._pool.in_flight.at_engine(grant) as at_engine:
                 with self._engine_span(grant):
-                    answer, first = await self._open(at_engine, split.for_prefill())
+                    answer, first = await self._open(at_engine, await self._on_body(split.for_prefill))
                     async with answer:
                         if answer.status >= 400:
                             await self._pass_refusal(answer, first)
@@ -181,7 +189,11 @@ class Delivery:
                 lifecycle.failed(next_grant.reason, next_grant.status)
             raise self._rejected(next_grant)
         lifecycle.handed_over(next_grant, prefill.cached_tokens)
-        return next_grant, split.for_decode(prefill)
+        return next_grant, await self._on_body(split.for_decode, prefill)
+
+    async def _on_body(self, work: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
+        light = len(self.context.body) <= LIGHT_BYTES_MAX
+        return await self.work.run_unless(light, self._command.tenant, work, *arguments, **named)
 
     async def _exchange(self, grant: RouteGranted, body: bytes) -> RouteGranted | None:
         """Returns the next grant if the leader redispatched the request before the answer."""

@@ -17,7 +17,6 @@ from pointsman.contracts.overlap import (
     OverlapPrompt,
     OverlapRefused,
     OverlapRequest,
-    TokenId,
 )
 from pointsman.contracts.subjects import overlap_subject
 from pointsman.ports import Clock, Commands, CommandTimeoutError, NoResponderError
@@ -43,6 +42,7 @@ from pointsman_ingress.http.identity import Identity
 from pointsman_ingress.placement.fleet_view import Model
 from pointsman_ingress.placement.pools import Pool, Pools
 from pointsman_ingress.prompt.json_form import LIGHT_BYTES_MAX
+from pointsman_ingress.prompt.token_ids import token_ids
 from pointsman_ingress.prompt.work_threads import WorkThreads
 
 PATH = "/kv/overlap"
@@ -55,7 +55,7 @@ TRIES = 2
 
 
 class PromptBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    token_ids: Annotated[list[TokenId], Meta(max_length=TOKENS_MAX)] = []
+    token_ids: msgspec.Raw = msgspec.Raw(b"[]")
     block_keys: PackedKeys = b""
 
 
@@ -113,13 +113,12 @@ class OverlapEndpoint:
             raise too_many_lookups()
         body = await call.read_body(receive, loan, bytes_max=BODY_BYTES_MAX)
         light = len(body) <= LIGHT_BYTES_MAX
-        asked = _parsed(body) if light else await self.work.run(PATH, _parsed, body)
+        asked = await self.work.run_unless(light, PATH, _parsed, body)
         pool, model = self._model(asked.model, identity)
         salt = asked.cache_salt
         if self.salts is not None and identity is not None:
             salt = self.salts.salt(self.salts.group(identity.tenant), asked.cache_salt)
-        arguments = asked, pool, model, salt
-        request = _request(*arguments) if light else await self.work.run(PATH, _request, *arguments)
+        request = await self.work.run_unless(light, PATH, _request, asked, pool, model, salt)
         return await self._ask(pool, request)
 
     def _model(self, name: str, identity: Identity | None) -> tuple[Pool, Model]:
@@ -155,7 +154,7 @@ def _parsed(body: bytes) -> OverlapBody:
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         msg = f"The body is not as docs/overlap.md has it: {short_reason(error)}."
         raise bad_request(msg, code="malformed_body") from error
-    tokens = sum(len(prompt.token_ids) for prompt in asked.prompts)
+    tokens = sum(bytes(prompt.token_ids).count(b",") + 1 for prompt in asked.prompts)
     if tokens > TOKENS_MAX:
         msg = f"{tokens} token ids are more than {TOKENS_MAX}."
         raise bad_request(msg, param="prompts")
@@ -174,9 +173,10 @@ def _request(asked: OverlapBody, pool: Pool, model: Model, salt: str) -> Overlap
 
 def _keys(prompt: PromptBody, pool: Pool, model: Model, salt: str) -> bytes:
     """Raises ValueError."""
-    if prompt.token_ids and prompt.block_keys:
+    ids = token_ids(bytes(prompt.token_ids))
+    if ids and prompt.block_keys:
         both = "a prompt is given by `token_ids` or by `block_keys`, not by both"
         raise ValueError(both)
-    if not prompt.token_ids:
+    if not ids:
         return prompt.block_keys
-    return pool.block_keys.packed(model.base, prompt.token_ids, lora=model.adapter, cache_salt=salt)
+    return pool.block_keys.packed(model.base, ids, lora=model.adapter, cache_salt=salt)

@@ -63,7 +63,7 @@ class Gateway:
     def __post_init__(self) -> None:
         self._time = SharedTimer(self.settings.request_timeout_seconds)
         self._last_words = SharedTimer(float(LAST_WORDS_WALL_SECONDS))
-        self._fetcher = PrefixFetcher(self.engines, self.clock)
+        self._fetcher = PrefixFetcher(self.engines, self.clock, self.work)
         self._copier = PrefixCopier(self._fetcher, self.clock, self.supervisor)
 
     @property
@@ -95,7 +95,15 @@ class Gateway:
                         )
                         return
                     context = await understand(
-                        call, endpoint, accepted, self.pools, self.settings, facts, self.salts, self.policies
+                        call,
+                        endpoint,
+                        accepted,
+                        self.pools,
+                        self.settings,
+                        facts,
+                        self.salts,
+                        self.policies,
+                        self.work,
                     )
                     lifecycle = RequestLifecycle(context, self.clock, call.span)
                     await Delivery(
@@ -108,6 +116,7 @@ class Gateway:
                         clock=self.clock,
                         settings=self.settings,
                         ids=self.ids,
+                        work=self.work,
                     ).run()
                 except ApiError as error:
                     await call.fail(error)
@@ -156,9 +165,8 @@ class Gateway:
 
     async def _accept(self, endpoint: Endpoint, body: bytes, call: HttpExchange, facts: RequestFacts) -> AcceptedBody:
         """Raises ApiError."""
-        if facts.light:
-            return self.rules.accept(endpoint, body, call.headers)
-        return await self.work.run(facts.owner(call), self.rules.accept, endpoint, body, call.headers)
+        accept = self.rules.accept
+        return await self.work.run_unless(facts.light, facts.owner(call), accept, endpoint, body, call.headers)
 
     async def _end_interrupted(
         self, call: HttpExchange, lifecycle: RequestLifecycle | None, cause: CancelCause
