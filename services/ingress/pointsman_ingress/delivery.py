@@ -12,9 +12,9 @@ import msgspec
 import structlog
 
 from pointsman.contracts.commands import PrefixFetch, RouteGranted, RouteRejected, RouteRequest
-from pointsman.contracts.reasons import TENANT_LIMITS, RejectReason
+from pointsman.contracts.reasons import TENANT_LIMITS, FailReason, RejectReason
 from pointsman.contracts.tenants import RateLimits
-from pointsman.ports import Clock
+from pointsman.ports import Clock, CommandTooLargeError
 from pointsman.primitives import EngineSeconds, WallSeconds
 from pointsman.runtime.telemetry import REQUEST_RETRIES
 from pointsman.runtime.tracing import NO_SPAN, Span
@@ -42,6 +42,7 @@ from pointsman_ingress.http.errors import (
     engine_failed,
     no_place,
     rejected,
+    request_too_large,
     retry_budget_spent,
 )
 from pointsman_ingress.lifecycle import RequestLifecycle
@@ -104,7 +105,7 @@ class Delivery:
             )
             answer = await self._route()
         if answer is None:
-            lifecycle.failed("no_place", 503)
+            lifecycle.failed(FailReason.NO_PLACE, 503)
             raise no_place()
         if isinstance(answer, RouteRejected):
             lifecycle.ended_by_leader()
@@ -125,7 +126,11 @@ class Delivery:
         with route_span(self.call, command) as span:
             if span.recording:
                 command = msgspec.structs.replace(command, traceparent=span.headers["traceparent"])
-            answer = await self._pool.scheduler.route(command)
+            try:
+                answer = await self._pool.scheduler.route(command)
+            except CommandTooLargeError as error:
+                self.lifecycle.failed(FailReason.REQUEST_TOO_LARGE, 413)
+                raise request_too_large() from error
             describe_answer(span, answer)
             return answer
 
@@ -304,10 +309,10 @@ class Delivery:
     def _stream_failed(self, error: EngineFailedError) -> None:
         lifecycle = self.lifecycle
         log.warning("engine_broke_off", instance=lifecycle.instance, request=lifecycle.request, reason=str(error))
-        self._span.fail(error.failure or "engine_broke_off")
+        self._span.fail(error.failure or FailReason.ENGINE_BROKE_OFF.value)
         if error.failure is not None:
             lifecycle.attempt_failed(error.failure, detail=str(error))
-        lifecycle.failed("engine_broke_off", 502)
+        lifecycle.failed(FailReason.ENGINE_BROKE_OFF, 502)
 
     async def _pass_whole(self, grant: RouteGranted, answer: EngineAnswer, first: bytes) -> None:
         body = await answer.whole(first)
@@ -329,7 +334,7 @@ class Delivery:
         if not lacks and self.engines.is_unfit(answer.status, self.context.headers) and self._may_retry_elsewhere():
             msg = f"it refused with status {answer.status}"
             raise EngineFailedError(msg)
-        self.lifecycle.failed("engine_refused", answer.status)
+        self.lifecycle.failed(FailReason.ENGINE_REFUSED, answer.status)
         if lacks:
             raise endpoint_not_found(self.context.endpoint.path)
         if self.context.private:
@@ -381,10 +386,10 @@ class Delivery:
         if refused:
             spent = command.attempt > retries_max and not self._may_hold()
         if spent:
-            lifecycle.failed("engine_failed", 502)
+            lifecycle.failed(FailReason.ENGINE_FAILED, 502)
             raise engine_failed(error.public_reason) from error
         if lifecycle.reached_engine and not self._ticket.claim():
-            lifecycle.failed("retry_budget_spent", 503)
+            lifecycle.failed(FailReason.RETRY_BUDGET_SPENT, 503)
             raise retry_budget_spent(error.public_reason) from error
         REQUEST_RETRIES.labels(self._pool.name).inc()
         lifecycle.requeued(refused=refused)

@@ -166,6 +166,8 @@ class RequestLifecycle:
         self._measure(event, output_tokens)
 
     def failed(self, reason: str, status: int) -> None:
+        """`reason`: a FailReason, or the leader's RejectReason."""
+        reason = str(reason)
         self._end(reason)
         now, instance = self._clock.now(), self.instance
         self._log(

@@ -17,9 +17,10 @@ from pointsman.contracts.overlap import (
     OverlapPrompt,
     OverlapRefused,
     OverlapRequest,
+    TokenId,
 )
 from pointsman.contracts.subjects import overlap_subject
-from pointsman.ports import Clock, Commands, CommandTimeoutError, NoResponderError
+from pointsman.ports import Clock, Commands, CommandTimeoutError, CommandTooLargeError, NoResponderError
 from pointsman.primitives import PackedKeys, PoolName, WallSeconds
 from pointsman.runtime.containment import note_failure
 from pointsman.runtime.health import Receive, Scope, Send
@@ -36,13 +37,13 @@ from pointsman_ingress.http.errors import (
     not_json,
     overlap_refused,
     post_only,
+    request_too_large,
     too_many_lookups,
 )
 from pointsman_ingress.http.identity import Identity
 from pointsman_ingress.placement.fleet_view import Model
 from pointsman_ingress.placement.pools import Pool, Pools
 from pointsman_ingress.prompt.json_form import LIGHT_BYTES_MAX
-from pointsman_ingress.prompt.token_ids import token_ids
 from pointsman_ingress.prompt.work_threads import WorkThreads
 
 PATH = "/kv/overlap"
@@ -55,7 +56,7 @@ TRIES = 2
 
 
 class PromptBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    token_ids: msgspec.Raw = msgspec.Raw(b"[]")
+    token_ids: Annotated[list[TokenId], Meta(max_length=TOKENS_MAX)] = []
     block_keys: PackedKeys = b""
 
 
@@ -138,6 +139,8 @@ class OverlapEndpoint:
                 answer = await self.commands[pool.name].request(
                     overlap_subject(pool.name), request, timeout=TIMEOUT_WALL_SECONDS
                 )
+            except CommandTooLargeError as error:
+                raise request_too_large() from error
             except (NoResponderError, CommandTimeoutError):
                 continue
             if isinstance(answer, OverlapRefused):
@@ -154,7 +157,7 @@ def _parsed(body: bytes) -> OverlapBody:
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         msg = f"The body is not as docs/overlap.md has it: {short_reason(error)}."
         raise bad_request(msg, code="malformed_body") from error
-    tokens = sum(bytes(prompt.token_ids).count(b",") + 1 for prompt in asked.prompts)
+    tokens = sum(len(prompt.token_ids) for prompt in asked.prompts)
     if tokens > TOKENS_MAX:
         msg = f"{tokens} token ids are more than {TOKENS_MAX}."
         raise bad_request(msg, param="prompts")
@@ -173,10 +176,9 @@ def _request(asked: OverlapBody, pool: Pool, model: Model, salt: str) -> Overlap
 
 def _keys(prompt: PromptBody, pool: Pool, model: Model, salt: str) -> bytes:
     """Raises ValueError."""
-    ids = token_ids(bytes(prompt.token_ids))
-    if ids and prompt.block_keys:
+    if prompt.token_ids and prompt.block_keys:
         both = "a prompt is given by `token_ids` or by `block_keys`, not by both"
         raise ValueError(both)
-    if not ids:
+    if not prompt.token_ids:
         return prompt.block_keys
-    return pool.block_keys.packed(model.base, ids, lora=model.adapter, cache_salt=salt)
+    return pool.block_keys.packed(model.base, prompt.token_ids, lora=model.adapter, cache_salt=salt)

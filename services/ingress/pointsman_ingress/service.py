@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from pointsman.adapters.shared_timers import SharedTimer
 from pointsman.contracts.cache_salts import CacheSalts
-from pointsman.contracts.reasons import CancelCause
+from pointsman.contracts.reasons import CancelCause, FailReason
 from pointsman.ports import Clock
 from pointsman.primitives import WallSeconds
 from pointsman.runtime.containment import note_failure
@@ -128,11 +128,11 @@ class Gateway:
                         loan.end()
                     await self._end_interrupted(call, lifecycle, cause)
                 except RecursionError:  # the client's nesting
-                    _fail(lifecycle, "malformed_body", 400)
+                    _fail(lifecycle, FailReason.MALFORMED_BODY, 400)
                     await call.fail(nested_too_deeply())
                 except Exception as error:  # noqa: BLE001 - a client may cause many: counted, logged at a bounded rate
                     note_failure("request", error, request=call.id)
-                    _fail(lifecycle, "internal_error", 500)
+                    _fail(lifecycle, FailReason.INTERNAL_ERROR, 500)
                     await call.fail(internal_error())
         finally:
             if loan is not None:
@@ -176,7 +176,7 @@ class Gateway:
             if waits and await lifecycle.pool.scheduler.cancel(lifecycle.request, cause):
                 lifecycle.ended_by_leader()
             elif cause is CancelCause.TIMEOUT:
-                lifecycle.failed(cause.value, 408)
+                lifecycle.failed(FailReason.TIMEOUT, 408)
             else:
                 lifecycle.cancelled(cause)
         if cause is not CancelCause.CLIENT_GONE:
@@ -192,6 +192,6 @@ class Gateway:
             call.cut()
 
 
-def _fail(lifecycle: RequestLifecycle | None, reason: str, status: int) -> None:
+def _fail(lifecycle: RequestLifecycle | None, reason: FailReason, status: int) -> None:
     if lifecycle is not None and not lifecycle.ended:
         lifecycle.failed(reason, status)

@@ -3,7 +3,7 @@
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import msgspec
 
@@ -414,7 +414,7 @@ def _raw_size(given: msgspec.Raw) -> Tokens:
     data = bytes(given)
     if _is_long_run(data):
         return 1 + data.count(b",")
-    value: list[Any] | str | None = _decoded(_any, data)
+    value = cast("list[Any] | str | None", _decoded(_any, data))
     return max(1, _size(value)) if value else 0
 
 
