@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import msgspec
 
 from pointsman.adapters.sse import EVENT_END, TWO_LINE_ENDS, event_data
+from pointsman.primitives import Tokens
 from pointsman_ingress.engine.usage import Usage, try_decode, usage_in
 
 EVENT_BYTES_MAX = 16 * 1024  # longer events are not searched for an error
@@ -18,6 +19,7 @@ USAGE_LINES_MAX = 64
 _ENDS_HERE = re.compile(TWO_LINE_ENDS + rb"\Z")
 _LINE_ENDS = (b"\n", b"\r")
 _PATTERN_BYTES_MAX = 64
+_DATA = b"\ndata:"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,6 @@ class StreamTail:
         self.reports_failure = False
         self._chunks: deque[bytes] = deque()
         self._start = b"\n"  # before the first chunk kept: the stream's beginning is one of a line
-        self._line_ended = True
         self._bytes = 0
         self._bytes_max = TAIL_BYTES_MAX
         self._carry = b"\n"  # may hold the start of a pattern
@@ -77,11 +78,9 @@ class StreamTail:
             self.shows_output = self.shows_output or self.shape.shows_output(seen)
             if self.shape.has_ended(seen):
                 self._last_event, self._bytes_max = True, LAST_EVENT_BYTES_MAX
+        seam = self._carry[1 - len(_DATA) :] + chunk[: len(_DATA) - 1]
+        self.events += _data_lines(chunk) + _data_lines(seam)
         self._carry = (self._carry + chunk[-_PATTERN_BYTES_MAX:])[-_PATTERN_BYTES_MAX:]
-        self.events += (
-            chunk.count(b"\ndata:") + chunk.count(b"\rdata:") + (self._line_ended and chunk.startswith(b"data:"))
-        )
-        self._line_ended = chunk.endswith(_LINE_ENDS) if chunk else self._line_ended
         begun = self._unfinished_event
         if begun or b'"error"' in chunk or not chunk.endswith((b"\n\n", b"\r\n\r\n")):
             events = begun + chunk
@@ -113,11 +112,27 @@ class StreamTail:
         usages = (usage_in(data) for data in self.data_backwards() if b'"usage"' in data)
         return next((usage for usage in usages if usage.completion_tokens >= 0), Usage())
 
+    @property
+    def delivered_tokens(self) -> Tokens:
+        """Of a stream that ended early: the engine's newest count (some engines tell it in every event) and one token for
+        each event since, or one for each event at all."""
+        since = 0
+        for data in self.data_backwards():
+            counted = usage_in(data).completion_tokens if b'"usage"' in data else -1
+            if counted >= 0:
+                return counted + since
+            since += data.strip() != b"[DONE]"
+        return self.events
+
     def data_backwards(self) -> Iterator[bytes]:
         lines = b"".join(self._chunks).replace(b"\r", b"\n").rsplit(b"\n", USAGE_LINES_MAX)
         for line in reversed(lines):
             if line.startswith(b"data:"):
                 yield line[5:]
+
+
+def _data_lines(text: bytes) -> int:
+    return text.count(_DATA) + text.count(b"\rdata:")
 
 
 _ENGINE_ERROR_TYPES = frozenset({"InternalServerError", "internal_error", "server_error", "api_error"})
