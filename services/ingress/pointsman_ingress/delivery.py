@@ -296,7 +296,8 @@ class Delivery:
                 lifecycle.next_part()
         except EngineFailedError as error:
             self._stream_failed(error)
-            await call.fail(engine_broke_off(error.public_reason), mid_event=answer.tail.mid_event)
+            tail = answer.tail
+            await call.fail(engine_broke_off(error.public_reason), events=tail.events, mid_event=tail.mid_event)
             return
         if answer.tail.reports_failure:  # already passed to the client
             self._stream_failed(EngineFailedError(STREAM_FAILURE, failure="stream_reset"))

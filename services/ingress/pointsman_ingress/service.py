@@ -133,7 +133,7 @@ class Gateway:
                 except Exception as error:  # noqa: BLE001 - a client may cause many: counted, logged at a bounded rate
                     note_failure("request", error, request=call.id)
                     _fail(lifecycle, FailReason.INTERNAL_ERROR, 500)
-                    await call.fail(internal_error())
+                    await call.fail(internal_error(), events=_events(lifecycle))
         finally:
             if loan is not None:
                 loan.end()
@@ -181,15 +181,20 @@ class Gateway:
                 lifecycle.cancelled(cause)
         if cause is not CancelCause.CLIENT_GONE:
             error = request_timeout() if cause is CancelCause.TIMEOUT else ingress_stopped()
-            await self._fail_in_time(call, error)
+            await self._fail_in_time(call, error, _events(lifecycle))
 
-    async def _fail_in_time(self, call: HttpExchange, error: ApiError) -> None:
+    async def _fail_in_time(self, call: HttpExchange, error: ApiError, events: int) -> None:
         """A client that reads slowly, or nothing, gets its connection cut instead."""
         try:
             with self._last_words.limit():
-                await call.fail(error, mid_event=True)
+                await call.fail(error, events=events, mid_event=True)
         except TimeoutError:
             call.cut()
+
+
+def _events(lifecycle: RequestLifecycle | None) -> int:
+    """Of the stream that the client gets."""
+    return 0 if lifecycle is None or lifecycle.stream is None else lifecycle.stream.events
 
 
 def _fail(lifecycle: RequestLifecycle | None, reason: FailReason, status: int) -> None:

@@ -143,9 +143,27 @@ class _Error(msgspec.Struct):
     code: int | str | None = None
 
 
+class _FailedResponse(msgspec.Struct):
+    error: _Error | None = None
+
+
 class _ErrorEvent(msgspec.Struct):
+    """Completions have `error`; the Responses API has the event `error`, with its fields at the top, or
+    `response.failed`."""
+
     error: _Error | None = None
     choices: msgspec.Raw | None = None
+    type: str | None = None
+    code: int | str | None = None
+    response: _FailedResponse | None = None
+
+    @property
+    def found(self) -> _Error | None:
+        if self.error is not None:
+            return self.error
+        if self.type == "error":
+            return _Error(code=self.code)
+        return self.response.error if self.response is not None else None
 
 
 _error_events = msgspec.json.Decoder(_ErrorEvent)
@@ -160,7 +178,7 @@ def _is_failure(event: bytes) -> bool:
     if b'"error"' not in event:
         return False
     decoded = try_decode(_error_events, event_data(event))
-    if decoded is None or decoded.error is None or decoded.choices is not None:
+    error = decoded.found if decoded is not None and decoded.choices is None else None
+    if error is None:
         return False
-    code = decoded.error.code
-    return code >= 500 if isinstance(code, int) else decoded.error.type in _ENGINE_ERROR_TYPES
+    return error.code >= 500 if isinstance(error.code, int) else bool({error.type, error.code} & _ENGINE_ERROR_TYPES)

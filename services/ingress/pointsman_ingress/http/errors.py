@@ -1,4 +1,4 @@
-"""Client errors in OpenAI's or Anthropic's format. Messages contain no keys, prompts or engine addresses."""
+"""Client errors in OpenAI's or Anthropic's format, also as events of their streams. Messages contain no keys, prompts or engine addresses."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -45,11 +45,15 @@ class ApiError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ErrorShape:
+    """`event_data`: of a stream's error event, after so many other events; None: the same as `body`."""
+
     body: Callable[[ApiError], bytes]
     event_head: bytes
+    event_data: Callable[[ApiError, int], bytes] | None = None
 
-    def event(self, error: ApiError) -> bytes:
-        return self.event_head + self.body(error) + b"\n\n"
+    def event(self, error: ApiError, events: int) -> bytes:
+        data = self.event_data(error, events) if self.event_data is not None else self.body(error)
+        return self.event_head + data + b"\n\n"
 
 
 _OPENAI_TYPES = {
@@ -80,12 +84,19 @@ def _openai_body(error: ApiError) -> bytes:
     return _encode({"error": fields})
 
 
+def _responses_event(error: ApiError, events: int) -> bytes:
+    """Events of the Responses API are numbered from 0."""
+    fields = {"type": "error", "code": error.code, "message": error.message, "param": error.param}
+    return _encode({**fields, "sequence_number": events})
+
+
 def _anthropic_body(error: ApiError) -> bytes:
     kind = _ANTHROPIC_TYPES.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
     return _encode({"type": "error", "error": {"type": kind, "message": error.message}})
 
 
 OPENAI_ERRORS = ErrorShape(_openai_body, b"data: ")
+RESPONSES_ERRORS = ErrorShape(_openai_body, b"event: error\ndata: ", _responses_event)
 ANTHROPIC_ERRORS = ErrorShape(_anthropic_body, b"event: error\ndata: ")
 
 
