@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from pointsman.contracts.cache_salts import CacheSalts
 from pointsman.contracts.commands import RouteRequest
+from pointsman.contracts.requests import OUTPUT_UNBOUNDED
 from pointsman.primitives import InstanceId, PoolName, SessionId, Tenant, Tokens
 from pointsman.runtime import span_attributes
 from pointsman.runtime.tenant_policies import FollowedPolicies
@@ -31,10 +32,9 @@ from pointsman_ingress.placement.fleet_view import Model
 from pointsman_ingress.placement.pools import Pool, Pools
 from pointsman_ingress.prompt.openai_requests import Embeddings, ParsedRequest, SizedRequest, TokenIds
 from pointsman_ingress.prompt.tokenization import PromptTokens, TokenizeContext
-from pointsman_ingress.prompt.work_threads import WorkThreads
 from pointsman_ingress.settings import IngressSettings
+from pointsman_ingress.work_threads import WorkThreads
 
-OUTPUT_TOKENS_MAX: Tokens = 2**31  # accepted `max_tokens` if the model's context is unknown
 CONTEXT_TOKENS_MAX: Tokens = 2**32  # prompt and output, if the model's context is unknown
 SESSION_LENGTH_MAX = 256
 INLINE_TOKENS_MAX: Tokens = 8_192  # the block keys of longer prompts are computed in a thread
@@ -128,7 +128,7 @@ async def understand(
     longest = max(map(len, tokens.prompts), default=0)
     if tokens.exact:
         check_length(request, model_len, longest)
-    output_tokens = _output_tokens(request, model_len, tokens.count)
+    output_tokens = output_bound(request, model_len, longest)
     tenant = facts.tenant or ANONYMOUS
     group, salt = "", request.cache_salt
     if salts is not None:
@@ -171,7 +171,7 @@ async def understand(
         body=body,
         removes_usage=_adds_usage(request, settings),
         usage_max=_usage_max(request, tokens, model_len),
-        output_bounded=request.output_tokens is not None or output_tokens > 0,
+        output_bounded=output_tokens < OUTPUT_UNBOUNDED,
         comparable=request.answers == 1 and len(tokens.prompts) == 1,
         prefix_header=tokens.prefix_header,
         dropped_fields=accepted.dropped,
@@ -203,12 +203,13 @@ def _demanded_tokens(request: ParsedRequest) -> Tokens:
     return 1 if request.output_tokens is None or not request.output_demanded else request.output_tokens
 
 
-def _output_tokens(request: ParsedRequest, model_len: Tokens, prompt_tokens: Tokens) -> Tokens:
-    """Upper bound; 0 if unbounded."""
-    room = max(0, model_len - prompt_tokens)
-    if request.output_tokens is None:
-        return room
-    return min(request.output_tokens, room or OUTPUT_TOKENS_MAX)
+def output_bound(request: ParsedRequest, model_len: Tokens, prompt_tokens: Tokens) -> Tokens:
+    """Of each answer; 0 if none is generated. `prompt_tokens`: of the longest prompt. The engine truncates one that does
+    not leave room, or it has fewer tokens than estimated."""
+    room = OUTPUT_UNBOUNDED
+    if model_len:
+        room = model_len - prompt_tokens if prompt_tokens < model_len else model_len
+    return room if request.output_tokens is None else min(request.output_tokens, room)
 
 
 def _usage_max(request: ParsedRequest, tokens: PromptTokens, model_len: Tokens) -> Usage:

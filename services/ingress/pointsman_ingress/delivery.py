@@ -50,9 +50,9 @@ from pointsman_ingress.placement.in_flight import InFlightRequest
 from pointsman_ingress.prefix_copies import PrefixCopier
 from pointsman_ingress.prompt.body_fields import DROPPED_HEADER
 from pointsman_ingress.prompt.json_form import LIGHT_BYTES_MAX
-from pointsman_ingress.prompt.work_threads import WorkThreads
 from pointsman_ingress.settings import IngressSettings
 from pointsman_ingress.spans import describe_answer, describe_grant, engine_span, route_span
+from pointsman_ingress.work_threads import WorkThreads
 
 log = structlog.get_logger()
 

@@ -44,7 +44,7 @@ from pointsman_ingress.http.identity import Identity
 from pointsman_ingress.placement.fleet_view import Model
 from pointsman_ingress.placement.pools import Pool, Pools
 from pointsman_ingress.prompt.json_form import LIGHT_BYTES_MAX
-from pointsman_ingress.prompt.work_threads import WorkThreads
+from pointsman_ingress.work_threads import WorkThreads
 
 PATH = "/kv/overlap"
 BODY_BYTES_MAX = 8 * 1024 * 1024

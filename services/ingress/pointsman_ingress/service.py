@@ -35,9 +35,9 @@ from pointsman_ingress.outcome import count_outcome
 from pointsman_ingress.passthrough import pass_through
 from pointsman_ingress.placement.pools import Pools
 from pointsman_ingress.prefix_copies import PrefixCopier
-from pointsman_ingress.prompt.work_threads import WorkThreads
 from pointsman_ingress.settings import IngressSettings
 from pointsman_ingress.spans import begin_request, end_request
+from pointsman_ingress.work_threads import WorkThreads
 
 LAST_WORDS_WALL_SECONDS: WallSeconds = WallSeconds(3.0)  # for the error of an interrupted request
 

@@ -6,7 +6,10 @@ from typing import Any
 
 import pytest
 
-from pointsman_ingress.context import check_length
+from pointsman.contracts.requests import OUTPUT_UNBOUNDED
+from pointsman.primitives import Tenant
+from pointsman.state.output_lengths import OutputLengths
+from pointsman_ingress.context import check_length, output_bound
 from pointsman_ingress.http.errors import OPENAI_ERRORS, ApiError
 from pointsman_ingress.http.request_headers import LatencySlo, session_of, slo_of, tenant_of
 from pointsman_ingress.prompt.openai_requests import (
@@ -101,6 +104,34 @@ def test_a_prompt_may_be_text_or_token_ids_alone_or_in_a_batch(prompt: Any, expe
 @pytest.mark.parametrize("prompt", [None, [], [[]], [1, "two"], [1, [2]], [-1], [1 << 32], [1.5], {"a": 1}, 7])
 def test_any_other_prompt_is_refused(prompt: Any) -> None:
     assert refusal_of(parse_completion, completion(prompt=prompt)).status == 400
+
+
+@pytest.mark.parametrize(
+    ("request_", "model_len", "prompt_tokens", "bound"),
+    [
+        (parse_chat(chat()), 1000, 100, 900),
+        (parse_chat(chat()), 0, 100, OUTPUT_UNBOUNDED),
+        (parse_chat(chat()), 1000, 4000, 1000),
+        (parse_chat(chat(max_tokens=50)), 1000, 100, 50),
+        (parse_chat(chat(max_tokens=50)), 1000, 980, 20),
+        (parse_chat(chat(max_tokens=50)), 0, 100, 50),
+        (parse_chat(chat(max_tokens=2**40)), 0, 100, OUTPUT_UNBOUNDED),
+        (parse_embeddings(completion(input="x")), 1000, 100, 0),
+        (parse_embeddings(completion(input="x")), 0, 100, 0),
+    ],
+)
+def test_only_what_generates_nothing_has_no_output(
+    request_: ParsedRequest, model_len: int, prompt_tokens: int, bound: int
+) -> None:
+    assert output_bound(request_, model_len, prompt_tokens) == bound
+
+
+def test_a_request_without_a_bound_is_expected_to_be_as_long_as_answers_are() -> None:
+    lengths, tenant = OutputLengths(), Tenant("t")
+    for _ in range(200):
+        lengths.learn(tenant, 300, OUTPUT_UNBOUNDED)
+
+    assert lengths.expected(tenant, output_bound(parse_chat(chat()), 0, 100)) == pytest.approx(300, rel=0.1)
 
 
 LONG = list(range(1_000, 41_000))

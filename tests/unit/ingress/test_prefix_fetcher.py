@@ -13,7 +13,7 @@ from pointsman_ingress.engine import prefix_fetch
 from pointsman_ingress.engine.client import EngineClient, EngineRequest
 from pointsman_ingress.engine.disaggregation import REMOTE_DECODE
 from pointsman_ingress.engine.prefix_fetch import FetchOutcome, PrefixFetcher, PrefixPrompt
-from pointsman_ingress.prompt.work_threads import WorkThreads
+from pointsman_ingress.work_threads import WorkThreads
 
 FETCH = PrefixFetch(source=InstanceId("a"), url="http://a", prefix_tokens=129, seconds=0.01, dp_rank=1)
 GRANT = RouteGranted(

@@ -15,9 +15,9 @@ from pointsman.primitives import WallSeconds
 from pointsman.state.fleet import Fleet
 from pointsman_ingress.engine.client import EngineClient
 from pointsman_ingress.http.errors import ApiError
-from pointsman_ingress.prompt import tokenization
 from pointsman_ingress.prompt.openai_requests import parse_chat, parse_completion
 from pointsman_ingress.prompt.tokenization import PromptTokenizer, PromptTokens, TokenizeContext
+from pointsman_ingress.token_ids import token_ids
 from tests.support.engine_urls import ANY_URL
 from tests.support.events import joined
 
@@ -159,16 +159,15 @@ async def test_many_token_ids_of_an_engine_are_read_in_a_thread(
     tokenizer: PromptTokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ids, threads = list(range(100_000)), list[int]()
-    read = tokenization.token_ids
 
     def noted(listed: bytes) -> Sequence[int]:
         threads.append(threading.get_ident())
-        return read(listed)
+        return token_ids(listed)
 
     async def answered(*_: Any) -> tuple[int, bytes]:
         return 200, json.dumps({"tokens": ids}).encode()
 
-    monkeypatch.setattr(tokenization, "token_ids", noted)
+    monkeypatch.setattr("pointsman_ingress.prompt.tokenization.token_ids", noted)
     monkeypatch.setattr(tokenizer, "_post", answered)
     tokenizer.tokenizer = None
     engine = Fleet().join(joined("a"))

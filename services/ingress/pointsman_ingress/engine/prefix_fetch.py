@@ -17,8 +17,8 @@ from pointsman.runtime.tracing import NO_SPAN, Span
 from pointsman_ingress.engine.client import EngineClient, EngineFailedError, EngineRequest
 from pointsman_ingress.engine.disaggregation import REMOTE_DECODE, read_prefill
 from pointsman_ingress.http.request_headers import Headers
-from pointsman_ingress.prompt.token_ids import SLICE_TOKENS, json_list
-from pointsman_ingress.prompt.work_threads import WorkThreads
+from pointsman_ingress.token_ids import SLICE_TOKENS, json_list
+from pointsman_ingress.work_threads import WorkThreads
 
 COMPLETIONS = "/v1/completions"
 OWNER = "prefix fetches"

@@ -32,8 +32,8 @@ from pointsman_ingress.prompt.openai_requests import (
     Texts,
     TokenIds,
 )
-from pointsman_ingress.prompt.token_ids import token_ids
-from pointsman_ingress.prompt.work_threads import WorkThreads
+from pointsman_ingress.token_ids import token_ids
+from pointsman_ingress.work_threads import WorkThreads
 
 log = structlog.get_logger()
 
