@@ -51,6 +51,14 @@ class CommandRefusedError(NoResponderError):
     """Whoever serves the subject cannot read the command (CommandRefused). Nothing was done."""
 
 
+class CommandUnsendableError(NoResponderError):
+    """A value of it exceeds its bounds. Nothing was sent, and it is no use to try again."""
+
+
+class CommandTooLargeError(CommandUnsendableError):
+    """The message bus takes no command of this size."""
+
+
 class CommandTimeoutError(Exception):
     """The command may have had its effect."""
 
@@ -192,7 +200,7 @@ class Reply(Protocol):
 
 class Commands(Protocol):
     async def request(self, subject: str, command: AnyCommand, *, timeout: WallSeconds) -> AnyCommand:
-        """Raises NoResponderError, CommandRefusedError, CommandTimeoutError."""
+        """Raises NoResponderError, CommandRefusedError, CommandUnsendableError, CommandTimeoutError."""
         ...
 
     async def request_bytes(self, subject: str, payload: bytes, *, timeout: WallSeconds) -> bytes: ...

@@ -17,6 +17,7 @@ from pointsman.ports import (
     CommandRefusedError,
     Commands,
     CommandTimeoutError,
+    CommandUnsendableError,
     ForbiddenError,
     Link,
     LogUnavailableError,
@@ -73,7 +74,7 @@ async def ask(commands: Commands, subject: str, command: AnyCommand, answer: typ
     """Returns the reply. `absent`: message if nothing serves the command. Raises NoAnswerError."""
     try:
         answered = await commands.request(subject, command, timeout=WallSeconds(ANSWER_SECONDS))
-    except ForbiddenError as error:
+    except (ForbiddenError, CommandUnsendableError) as error:
         raise NoAnswerError(str(error)) from error
     except CommandRefusedError as error:
         msg = f"{error}; the fleet runs another release than this command (docs/upgrades.md)"

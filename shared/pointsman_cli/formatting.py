@@ -1,5 +1,8 @@
 """Number formats of tables and sentences."""
 
+from pointsman.contracts.requests import OUTPUT_UNBOUNDED
+from pointsman.primitives import Tokens
+
 
 def milliseconds(value: float) -> str:
     return f"{value * 1000:.1f} ms"
@@ -15,6 +18,11 @@ def count(value: float) -> str:
 
 def ratio(value: float) -> str:
     return f"{value:.2f}"
+
+
+def output_bound(tokens: Tokens) -> str:
+    """Of `max_output_tokens`."""
+    return f"up to {tokens:,}" if tokens < OUTPUT_UNBOUNDED else "any number of"
 
 
 def plural(count: int, what: str) -> str:

@@ -5,18 +5,28 @@ import itertools
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 
+import msgspec
 import pytest
 
 from pointsman.contracts.cache import CacheGap
 from pointsman.contracts.codec import AnyCommand, LogEvent, UnwritableError, decode_command
-from pointsman.contracts.commands import CancelAnswered, CancelRequest, CommandRefused, DescribeFleet, refusal_of
+from pointsman.contracts.commands import (
+    CancelAnswered,
+    CancelRequest,
+    CommandRefused,
+    DescribeFleet,
+    RouteRequest,
+    refusal_of,
+)
 from pointsman.contracts.decisions import WritesLost
-from pointsman.contracts.subjects import cancel_subject
+from pointsman.contracts.subjects import cancel_subject, route_subject
 from pointsman.contracts.wire import WIRE_VERSION
 from pointsman.ports import (
     NONE_UNCONFIRMED,
     CommandRefusedError,
     CommandTimeoutError,
+    CommandTooLargeError,
+    CommandUnsendableError,
     EventLog,
     LogEntry,
     LogReset,
@@ -24,7 +34,7 @@ from pointsman.ports import (
     NoResponderError,
     Reply,
 )
-from pointsman.primitives import Epoch, InstanceId, RequestId, WallSeconds
+from pointsman.primitives import Epoch, InstanceId, RequestId, Tenant, WallSeconds
 from tests.support.events import joined, removed, stored
 from tests.support.log_worlds import LogWorld
 from tests.support.waiting import eventually
@@ -286,6 +296,25 @@ async def test_what_can_never_be_written_is_told_apart_from_a_log_that_is_away(w
         assert await client.log.flush(WallSeconds(WAIT_SECONDS))
         found = events_of(await read(client.log, 2))
         assert sorted(type(event).__name__ for event in found) == ["InstanceJoined", "WritesLost"]
+
+
+async def test_a_command_that_cannot_be_sent_says_so_at_once_and_why(world: LogWorld) -> None:
+    route = RouteRequest(
+        request=RequestId("r1"), ingress="i", arrived_at=1.0, tenant=Tenant("t"), keys=bytes(7 * 2**20), prompt_tokens=1,
+        max_output_tokens=1, slo_ttft=1.0, slo_tpot=1.0,
+    )  # fmt: skip
+    subject, day = route_subject(world.pool), WallSeconds(86_400.0)
+
+    async with world.client("asker") as asker:
+        for command, error in (
+            (route, CommandTooLargeError),
+            (msgspec.structs.replace(route, keys=b"", prompt_tokens=2**60), CommandUnsendableError),
+        ):
+            async with asyncio.timeout(WAIT_SECONDS):
+                with pytest.raises(CommandUnsendableError) as raised:
+                    await asker.commands.request(subject, command, timeout=day)
+
+            assert type(raised.value) is error
 
 
 async def test_a_command_is_answered_by_whoever_serves_it_even_later(world: LogWorld) -> None:

@@ -30,11 +30,12 @@ from pointsman.adapters.jetstream.log import JetStreamLog
 from pointsman.adapters.jetstream.producer import REFUSALS_MAX, WindowSettings, WriteWindow
 from pointsman.adapters.jetstream.stream import Stream, StreamSettings
 from pointsman.contracts.codec import AnyCommand, decode_event, encode
-from pointsman.contracts.commands import DescribeFleet
+from pointsman.contracts.commands import CancelRequest, DescribeFleet
 from pointsman.contracts.decisions import WritesLost
 from pointsman.contracts.subjects import log_subjects
 from pointsman.ports import (
     CommandTimeoutError,
+    CommandTooLargeError,
     Fence,
     LogEntry,
     LogExtent,
@@ -42,7 +43,7 @@ from pointsman.ports import (
     NoResponderError,
     Reply,
 )
-from pointsman.primitives import PoolName, WallSeconds
+from pointsman.primitives import PoolName, RequestId, WallSeconds
 from tests.support.events import stored
 from tests.support.log_worlds import RememberingListener
 from tests.support.nats import embedded_nats, running_nats
@@ -511,6 +512,21 @@ async def test_a_reader_that_falls_behind_holds_a_bounded_part_and_misses_nothin
     assert [e.sequence for e in caught_up if isinstance(e, LogEntry)] == list(range(2, written + 1))
     assert listener.resets == []
     assert not any("hole" in trouble for trouble in listener.troubles)
+
+
+async def test_a_command_beyond_the_servers_max_payload_is_told_apart_from_one_that_nobody_serves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pointsman.runtime.embedded_nats.MAX_PAYLOAD_BYTES", 16 * 1024)
+
+    async with running_nats(tmp_path) as url, jetstream.connect(url, POOL, ScaledClock(), name="client") as client:
+        await eventually(lambda: client.commands.connected)
+        for reason, error in (("x" * 1000, NoResponderError), ("x" * 17_000, CommandTooLargeError)):
+            command = CancelRequest(request=RequestId("r"), reason=reason)
+            with pytest.raises(NoResponderError) as raised:
+                await client.commands.request("pm.test.cmd.nobody", command, timeout=WallSeconds(10))
+
+            assert type(raised.value) is error
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,10 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from pointsman.contracts import codec
+from pointsman.contracts.requests import RequestFailed
 from pointsman_ingress.prompt.json_form import BRACKETS_MAX, ENTRIES_MAX, STRINGS_MAX, TOKEN_IDS_MAX
-from tests.support.ingress_world import CHAT, COMPLETIONS, HELLO, World, world_with
+from tests.support.ingress_world import CHAT, COMPLETIONS, HELLO, TOKENS, World, world_with
 
 pytestmark = pytest.mark.quiet
 
@@ -93,6 +95,48 @@ async def test_no_body_holds_up_the_loop(world: World, path: str, body: bytes) -
         worst.append(max(found))
 
     assert min(worst) < STALL_SECONDS_MAX, worst
+
+
+LONG = {
+    "ids": (COMPLETIONS, listed(b"12345", TOKEN_IDS_MAX - 10, b'"prompt":[', b"]}")),
+    "a list of ids": (COMPLETIONS, listed(b"12345", TOKEN_IDS_MAX - 10, b'"prompt":[[', b"]]}")),
+    "ids to embed": ("/v1/embeddings", listed(b"12345", TOKEN_IDS_MAX - 10, b'"input":[', b"]}")),
+    "words": (CHAT, chat(b"a word and " * 500_000)),
+}
+
+
+@pytest.mark.parametrize(("path", "body"), LONG.values(), ids=LONG)
+async def test_no_prompt_that_fits_the_model_holds_up_the_loop(path: str, body: bytes) -> None:
+    async with world_with(tokenizer="builtin", max_model_len=2_000_000, block_tokens=16) as world:
+        world.scheduler.rejection = (429, "queue_full", 1.0)  # the engine here would read the body in the same loop
+        worst = []
+        for _ in range(3):
+            async with lags() as found, world.post(path, body) as answer:
+                assert answer.status == 429, await answer.text()
+            worst.append(max(found))
+
+        assert min(worst) < STALL_SECONDS_MAX, worst
+        assert min(asked.prompt_tokens for asked in world.scheduler.asked) > 1_000_000
+
+
+async def test_a_prompt_that_is_too_large_for_the_bus_is_refused_at_once_and_harms_nobody(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(codec, "PAYLOAD_BYTES_MAX", 8 * 1024)
+    async with world_with(max_model_len=200_000) as world:
+        body = {"model": "m", "prompt": list(range(100_000)), "max_tokens": 1}
+        async with asyncio.timeout(5), world.post(COMPLETIONS, body) as answer:
+            error = (await answer.json())["error"]
+        async with world.post(COMPLETIONS, TOKENS) as another:
+            knowledge = another.headers["x-pointsman-knowledge"]
+        ends = [event for event in await world.events() if isinstance(event, RequestFailed)]
+
+        assert (answer.status, error["code"], error["type"]) == (413, "request_too_large", "invalid_request_error")
+        assert "too large for the message bus" in error["message"]
+        assert "retry-after" not in answer.headers
+        assert (another.status, knowledge) == (200, "exact"), "a scheduler answers"
+        assert world.board.whole
+        assert [(end.reason, end.status) for end in ends] == [("request_too_large", 413)]
 
 
 async def test_the_product_of_query_and_documents_takes_no_memory(world: World) -> None:

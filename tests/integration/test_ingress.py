@@ -610,9 +610,12 @@ async def test_a_client_that_hangs_up_stops_the_engine(world: World, behaviour: 
     assert world.scheduler.cancelled == []
 
 
-@pytest.mark.parametrize(("usage", "expected"), [("", 40), (',"usage":{"prompt_tokens":9,"completion_tokens":70}', 70)])
-async def test_the_log_has_what_a_client_got_before_it_hung_up(world: World, usage: str, expected: int) -> None:
-    """An engine that puts several tokens into an event may tell their number with each."""
+@pytest.mark.parametrize(("counted", "expected"), [(None, 40), (70, 70), (9, 9), (5_000, 100)])
+async def test_the_log_has_what_a_client_got_before_it_hung_up(
+    world: World, counted: int | None, expected: int
+) -> None:
+    """An engine that puts several tokens into an event, or none, may tell their number with each."""
+    usage = "" if counted is None else f',"usage":{{"prompt_tokens":9,"completion_tokens":{counted}}}'
     world.one.first_piece = b'data: {"choices":[{"text":"t"}]}\n\n' * 39
     world.one.first_piece += b'data: {"choices":[{"text":"t"}]%b}\n\n' % usage.encode()
     world.one.script.append(Behaviour.HANGS_AFTER_FIRST)

@@ -9,6 +9,7 @@ from typing import Any
 import openai
 import pytest
 from openai import OpenAI
+from openai.types.responses import ResponseErrorEvent
 
 from tests.support.client_libraries import openai_of
 from tests.support.fake_engine import Behaviour
@@ -257,3 +258,17 @@ async def test_an_engine_that_fails_is_replaced_by_the_ingress_and_the_client_ne
 
     assert answer.headers["x-pointsman-instance"] == TWO
     assert [received.path for received in world.two.received] == [COMPLETIONS]
+
+
+async def test_a_response_that_breaks_off_ends_with_the_event_that_the_client_knows(world: World) -> None:
+    kind = "response.output_text.delta"
+    delta = {"type": kind, "delta": "Good", "item_id": "i", "output_index": 0, "content_index": 0, "logprobs": []}
+    world.one.says["/v1/responses"] = [f"event: {kind}\n".encode() + event({**delta, "sequence_number": 0})]
+    async with openai_of(world) as client:
+        stream = await client.responses.create(model="m", input="hello", stream=True)
+        first, last = [told async for told in stream]
+
+    assert first.type == kind
+    assert isinstance(last, ResponseErrorEvent)
+    assert (last.type, last.code, last.sequence_number) == ("error", "engine_failed", 1)
+    assert "broke off" in last.message

@@ -165,8 +165,35 @@ async def test_a_response_that_breaks_off_ends_with_an_error(world: World) -> No
     async with world.post(RESPONSES, {"model": "m", "input": "hello", "stream": True}) as answer:
         content = await answer.text()
 
-    assert json.loads(content.rpartition("data: ")[2])["error"]["code"] == "engine_failed"
+    assert content.startswith((CREATED + DELTA).decode())
+    name, _, data = content.removeprefix((CREATED + DELTA).decode()).partition("\n")
+    error = json.loads(data.removeprefix("data: "))
+    assert name == "event: error"
+    assert error.pop("message").startswith("The engine broke off in the middle of its answer")
+    assert error == {"type": "error", "code": "engine_failed", "param": None, "sequence_number": 2}
     assert isinstance((await world.events())[-1], RequestFailed)
+
+
+@pytest.mark.parametrize(
+    ("last", "fails"),
+    [
+        (event("error", code="server_error", message="CUDA error", param=None, sequence_number=2), True),
+        (event("response.failed", response={"id": "resp_1", "error": {"code": "server_error", "message": "x"}}), True),
+        (
+            event("response.failed", response={"id": "resp_1", "error": {"code": "invalid_image", "message": "x"}}),
+            False,
+        ),
+        (COMPLETED, False),
+    ],
+)
+async def test_an_engine_that_says_that_it_failed_a_response_has_failed_it(
+    world: World, last: bytes, fails: bool
+) -> None:
+    world.one.says[RESPONSES] = [CREATED, DELTA, last]
+    async with world.post(RESPONSES, {"model": "m", "input": "hello", "stream": True}) as answer:
+        assert await answer.read() == CREATED + DELTA + last
+
+    assert isinstance((await world.events())[-1], RequestFailed if fails else RequestFinished)
 
 
 # Embeddings

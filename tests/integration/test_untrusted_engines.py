@@ -101,6 +101,13 @@ async def test_what_is_no_answer_costs_the_client_nothing(world: World, liar: Ra
 
 ODD_ANSWERS = {
     "usage of 400 digits": whole(b'{"choices":[],' + USAGE % (b"9" * 400) + b"}"),
+    "usage of 2**40": whole(b'{"choices":[],' + USAGE % str(2**40).encode() + b"}"),
+    "usage of 2**64": whole(b'{"choices":[],' + USAGE % str(2**64).encode() + b"}"),
+    "stream with usage of 2**40": STREAM_HEAD
+    + CHUNK
+    + b'\n\ndata: {"choices":[],'
+    + USAGE % str(2**40).encode()
+    + b"}\n\ndata: [DONE]\n\n",
     "infinite usage": whole(b'{"choices":[],' + USAGE % b"1e400" + b"}"),
     "negative usage": whole(b'{"choices":[],' + USAGE % b"-7" + b"}"),
     "deeply nested": whole(b'{"x":' + b"[" * 100_000 + b"]" * 100_000 + b"}"),

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from pointsman.contracts.cache_salts import CacheSalts
 from pointsman.contracts.commands import RouteRequest
+from pointsman.contracts.requests import OUTPUT_UNBOUNDED
 from pointsman.primitives import InstanceId, PoolName, SessionId, Tenant, Tokens
 from pointsman.runtime import span_attributes
 from pointsman.runtime.tenant_policies import FollowedPolicies
@@ -32,10 +33,11 @@ from pointsman_ingress.placement.pools import Pool, Pools
 from pointsman_ingress.prompt.openai_requests import Embeddings, ParsedRequest, SizedRequest, TokenIds
 from pointsman_ingress.prompt.tokenization import PromptTokens, TokenizeContext
 from pointsman_ingress.settings import IngressSettings
+from pointsman_ingress.work_threads import WorkThreads
 
-OUTPUT_TOKENS_MAX: Tokens = 2**31  # accepted `max_tokens` if the model's context is unknown
 CONTEXT_TOKENS_MAX: Tokens = 2**32  # prompt and output, if the model's context is unknown
 SESSION_LENGTH_MAX = 256
+INLINE_TOKENS_MAX: Tokens = 8_192  # the block keys of longer prompts are computed in a thread
 ESTIMATE_FACTOR_MAX = 16  # by which the estimate of an input that is not tokenized may be too low
 
 
@@ -107,9 +109,10 @@ async def understand(
     facts: RequestFacts,
     salts: CacheSalts | None,
     policies: FollowedPolicies,
+    work: WorkThreads,
 ) -> RequestContext:
     """`salts`: None without authentication. Raises ApiError."""
-    request, body = accepted.request, accepted.content
+    request, owner = accepted.request, facts.owner(call)
     slo = slo_of(call.headers, LatencySlo(settings.slo_ttft_seconds, settings.slo_tpot_seconds))
     pool, model = await find_model(call, request, pools, facts)
     model_len = pool.fleet.context_of(model)
@@ -117,7 +120,7 @@ async def understand(
     check_length(request, model_len, max(map(len, prompt.prompts)) if isinstance(prompt, TokenIds) else 0)
     with call.span.child("tokenise") as span:
         tokens = await pool.tokenizer.tokens(
-            request, TokenizeContext(call.headers, call.id, model, facts.owner(call), facts.light, model_len, span)
+            request, TokenizeContext(call.headers, call.id, model, owner, facts.light, model_len, span)
         )
         if span.recording:
             span.set({span_attributes.INPUT_TOKENS: tokens.count, span_attributes.PREFIX: tokens.prefix_header})
@@ -125,21 +128,25 @@ async def understand(
     longest = max(map(len, tokens.prompts), default=0)
     if tokens.exact:
         check_length(request, model_len, longest)
-    output_tokens = _output_tokens(request, model_len, tokens.count)
+    output_tokens = output_bound(request, model_len, longest)
     tenant = facts.tenant or ANONYMOUS
     group, salt = "", request.cache_salt
     if salts is not None:
         group = salts.group(tenant)
         salt = salts.salt(group, request.cache_salt)
-        if endpoint.parse is not None:
-            body = impose_salt(body, salt, replaces=accepted.salted)
+    few_tokens = len(tokens.keyed) <= INLINE_TOKENS_MAX
+    keys = await work.run_unless(few_tokens, owner, _packed_keys, pool, model, tokens.keyed, salt)
+    body = accepted.content
+    if endpoint.parse is not None:
+        imposed = salt if salts is not None else None
+        body = await work.run_unless(facts.light, owner, _rewritten, accepted, settings, imposed, tenant)
     priority = priority_of(call.headers, request.service_tier, policies.of(tenant).priority)
     command = RouteRequest(
         request=call.id,
         ingress=settings.name,
         arrived_at=call.arrived_at,
         tenant=tenant,
-        keys=_packed_keys(pool, model, tokens.keyed, salt),
+        keys=keys,
         prompt_tokens=tokens.count,
         max_output_tokens=output_tokens,
         slo_ttft=slo.ttft,
@@ -156,18 +163,15 @@ async def understand(
         client_request_id=call.client_request_id,
         priority=priority,
     )
-    if settings.forward_tenant and endpoint.parse is not None:
-        body = add_tenant(body, tenant)
-    removes_usage = request.may_add_usage and settings.stream_usage
     return RequestContext(
         endpoint=endpoint,
         pool=pool,
         command=command,
         headers=call.headers,
-        body=ask_for_usage(body) if removes_usage else body,
-        removes_usage=removes_usage,
+        body=body,
+        removes_usage=_adds_usage(request, settings),
         usage_max=_usage_max(request, tokens, model_len),
-        output_bounded=request.output_tokens is not None or output_tokens > 0,
+        output_bounded=output_tokens < OUTPUT_UNBOUNDED,
         comparable=request.answers == 1 and len(tokens.prompts) == 1,
         prefix_header=tokens.prefix_header,
         dropped_fields=accepted.dropped,
@@ -199,12 +203,13 @@ def _demanded_tokens(request: ParsedRequest) -> Tokens:
     return 1 if request.output_tokens is None or not request.output_demanded else request.output_tokens
 
 
-def _output_tokens(request: ParsedRequest, model_len: Tokens, prompt_tokens: Tokens) -> Tokens:
-    """Upper bound; 0 if unbounded."""
-    room = max(0, model_len - prompt_tokens)
-    if request.output_tokens is None:
-        return room
-    return min(request.output_tokens, room or OUTPUT_TOKENS_MAX)
+def output_bound(request: ParsedRequest, model_len: Tokens, prompt_tokens: Tokens) -> Tokens:
+    """Of each answer; 0 if none is generated. `prompt_tokens`: of the longest prompt. The engine truncates one that does
+    not leave room, or it has fewer tokens than estimated."""
+    room = OUTPUT_UNBOUNDED
+    if model_len:
+        room = model_len - prompt_tokens if prompt_tokens < model_len else model_len
+    return room if request.output_tokens is None else min(request.output_tokens, room)
 
 
 def _usage_max(request: ParsedRequest, tokens: PromptTokens, model_len: Tokens) -> Usage:
@@ -220,6 +225,20 @@ def _usage_max(request: ParsedRequest, tokens: PromptTokens, model_len: Tokens) 
     demanded = request.output_tokens if request.output_demanded else None
     answer_tokens = context if demanded is None else demanded
     return Usage(prompt_tokens, prompts * request.answers * answer_tokens if answer_tokens >= 0 else -1)
+
+
+def _adds_usage(request: ParsedRequest, settings: IngressSettings) -> bool:
+    return request.may_add_usage and settings.stream_usage
+
+
+def _rewritten(accepted: AcceptedBody, settings: IngressSettings, salt: str | None, tenant: Tenant) -> bytes:
+    """JSON as engines get it."""
+    body = accepted.content
+    if salt is not None:
+        body = impose_salt(body, salt, replaces=accepted.salted)
+    if settings.forward_tenant:
+        body = add_tenant(body, tenant)
+    return ask_for_usage(body) if _adds_usage(accepted.request, settings) else body
 
 
 def _packed_keys(pool: Pool, model: Model, tokens: Sequence[int], cache_salt: str) -> bytes:

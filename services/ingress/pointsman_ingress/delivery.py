@@ -2,17 +2,19 @@
 client. Split requests go to a prefill engine first. A request whose engine fails before the client received anything is
 placed again, without that engine."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from math import ceil
+from typing import ParamSpec, TypeVar
 
 import msgspec
 import structlog
 
 from pointsman.contracts.commands import PrefixFetch, RouteGranted, RouteRejected, RouteRequest
-from pointsman.contracts.reasons import TENANT_LIMITS, RejectReason
+from pointsman.contracts.reasons import TENANT_LIMITS, FailReason, RejectReason
 from pointsman.contracts.tenants import RateLimits
-from pointsman.ports import Clock
+from pointsman.ports import Clock, CommandTooLargeError
 from pointsman.primitives import EngineSeconds, WallSeconds
 from pointsman.runtime.telemetry import REQUEST_RETRIES
 from pointsman.runtime.tracing import NO_SPAN, Span
@@ -40,16 +42,22 @@ from pointsman_ingress.http.errors import (
     engine_failed,
     no_place,
     rejected,
+    request_too_large,
     retry_budget_spent,
 )
 from pointsman_ingress.lifecycle import RequestLifecycle
 from pointsman_ingress.placement.in_flight import InFlightRequest
 from pointsman_ingress.prefix_copies import PrefixCopier
 from pointsman_ingress.prompt.body_fields import DROPPED_HEADER
+from pointsman_ingress.prompt.json_form import LIGHT_BYTES_MAX
 from pointsman_ingress.settings import IngressSettings
 from pointsman_ingress.spans import describe_answer, describe_grant, engine_span, route_span
+from pointsman_ingress.work_threads import WorkThreads
 
 log = structlog.get_logger()
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 UNREACHABLE_WALL_SECONDS: WallSeconds = WallSeconds(1.0)  # time for workers to report an unreachable engine
 
@@ -65,6 +73,7 @@ class Delivery:
     clock: Clock
     settings: IngressSettings
     ids: RequestIds
+    work: WorkThreads
 
     def __post_init__(self) -> None:
         self._command = self.context.command
@@ -96,7 +105,7 @@ class Delivery:
             )
             answer = await self._route()
         if answer is None:
-            lifecycle.failed("no_place", 503)
+            lifecycle.failed(FailReason.NO_PLACE, 503)
             raise no_place()
         if isinstance(answer, RouteRejected):
             lifecycle.ended_by_leader()
@@ -117,7 +126,11 @@ class Delivery:
         with route_span(self.call, command) as span:
             if span.recording:
                 command = msgspec.structs.replace(command, traceparent=span.headers["traceparent"])
-            answer = await self._pool.scheduler.route(command)
+            try:
+                answer = await self._pool.scheduler.route(command)
+            except CommandTooLargeError as error:
+                self.lifecycle.failed(FailReason.REQUEST_TOO_LARGE, 413)
+                raise request_too_large() from error
             describe_answer(span, answer)
             return answer
 
@@ -146,7 +159,7 @@ class Delivery:
         if grant.fetch is not None:
             await self._fetch(grant, grant.fetch)
         if grant.decode:
-            split = SplitBody(body, splittable=self.context.endpoint.splittable)
+            split = await self._on_body(SplitBody, body, splittable=self.context.endpoint.splittable)
             next_grant, body = await self._prefill(grant, split)
         while next_grant is not None:
             next_grant = await self._exchange(next_grant, body)
@@ -165,7 +178,7 @@ class Delivery:
         if split.possible:
             async with self._pool.in_flight.at_engine(grant) as at_engine:
                 with self._engine_span(grant):
-                    answer, first = await self._open(at_engine, split.for_prefill())
+                    answer, first = await self._open(at_engine, await self._on_body(split.for_prefill))
                     async with answer:
                         if answer.status >= 400:
                             await self._pass_refusal(answer, first)
@@ -181,7 +194,11 @@ class Delivery:
                 lifecycle.failed(next_grant.reason, next_grant.status)
             raise self._rejected(next_grant)
         lifecycle.handed_over(next_grant, prefill.cached_tokens)
-        return next_grant, split.for_decode(prefill)
+        return next_grant, await self._on_body(split.for_decode, prefill)
+
+    async def _on_body(self, work: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
+        light = len(self.context.body) <= LIGHT_BYTES_MAX
+        return await self.work.run_unless(light, self._command.tenant, work, *arguments, **named)
 
     async def _exchange(self, grant: RouteGranted, body: bytes) -> RouteGranted | None:
         """Returns the next grant if the leader redispatched the request before the answer."""
@@ -279,7 +296,8 @@ class Delivery:
                 lifecycle.next_part()
         except EngineFailedError as error:
             self._stream_failed(error)
-            await call.fail(engine_broke_off(error.public_reason), mid_event=answer.tail.mid_event)
+            tail = answer.tail
+            await call.fail(engine_broke_off(error.public_reason), events=tail.events, mid_event=tail.mid_event)
             return
         if answer.tail.reports_failure:  # already passed to the client
             self._stream_failed(EngineFailedError(STREAM_FAILURE, failure="stream_reset"))
@@ -292,10 +310,10 @@ class Delivery:
     def _stream_failed(self, error: EngineFailedError) -> None:
         lifecycle = self.lifecycle
         log.warning("engine_broke_off", instance=lifecycle.instance, request=lifecycle.request, reason=str(error))
-        self._span.fail(error.failure or "engine_broke_off")
+        self._span.fail(error.failure or FailReason.ENGINE_BROKE_OFF.value)
         if error.failure is not None:
             lifecycle.attempt_failed(error.failure, detail=str(error))
-        lifecycle.failed("engine_broke_off", 502)
+        lifecycle.failed(FailReason.ENGINE_BROKE_OFF, 502)
 
     async def _pass_whole(self, grant: RouteGranted, answer: EngineAnswer, first: bytes) -> None:
         body = await answer.whole(first)
@@ -317,7 +335,7 @@ class Delivery:
         if not lacks and self.engines.is_unfit(answer.status, self.context.headers) and self._may_retry_elsewhere():
             msg = f"it refused with status {answer.status}"
             raise EngineFailedError(msg)
-        self.lifecycle.failed("engine_refused", answer.status)
+        self.lifecycle.failed(FailReason.ENGINE_REFUSED, answer.status)
         if lacks:
             raise endpoint_not_found(self.context.endpoint.path)
         if self.context.private:
@@ -369,10 +387,10 @@ class Delivery:
         if refused:
             spent = command.attempt > retries_max and not self._may_hold()
         if spent:
-            lifecycle.failed("engine_failed", 502)
+            lifecycle.failed(FailReason.ENGINE_FAILED, 502)
             raise engine_failed(error.public_reason) from error
         if lifecycle.reached_engine and not self._ticket.claim():
-            lifecycle.failed("retry_budget_spent", 503)
+            lifecycle.failed(FailReason.RETRY_BUDGET_SPENT, 503)
             raise retry_budget_spent(error.public_reason) from error
         REQUEST_RETRIES.labels(self._pool.name).inc()
         lifecycle.requeued(refused=refused)

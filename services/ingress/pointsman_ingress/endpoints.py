@@ -8,7 +8,14 @@ import msgspec
 
 from pointsman_ingress.engine.body_rewrites import without
 from pointsman_ingress.engine.streams import CHUNKS, MESSAGE_EVENTS, NAMED_EVENTS, StreamShape
-from pointsman_ingress.http.errors import ANTHROPIC_ERRORS, OPENAI_ERRORS, ErrorShape, bad_request, not_json
+from pointsman_ingress.http.errors import (
+    ANTHROPIC_ERRORS,
+    OPENAI_ERRORS,
+    RESPONSES_ERRORS,
+    ErrorShape,
+    bad_request,
+    not_json,
+)
 from pointsman_ingress.http.rate_limits import LimitHeaders, anthropic_limits, openai_limits
 from pointsman_ingress.http.request_headers import Headers
 from pointsman_ingress.prompt import body_fields
@@ -106,7 +113,7 @@ CHAT_COMPLETIONS = Endpoint("/v1/chat/completions", parse_chat, body_fields.CHAT
 _ENDPOINTS = (
     COMPLETIONS,
     CHAT_COMPLETIONS,
-    Endpoint("/v1/responses", parse_response, body_fields.RESPONSE, NAMED_EVENTS),
+    Endpoint("/v1/responses", parse_response, body_fields.RESPONSE, NAMED_EVENTS, errors=RESPONSES_ERRORS),
     Endpoint(
         "/v1/messages",
         parse_messages,

@@ -166,6 +166,8 @@ class RequestLifecycle:
         self._measure(event, output_tokens)
 
     def failed(self, reason: str, status: int) -> None:
+        """`reason`: a FailReason, or the leader's RejectReason."""
+        reason = str(reason)
         self._end(reason)
         now, instance = self._clock.now(), self.instance
         self._log(
@@ -205,11 +207,10 @@ class RequestLifecycle:
 
     @property
     def _delivered_tokens(self) -> Tokens:
-        """-1 unless it streams. An engine may put several tokens into an event, and their number into its usage."""
+        """-1 unless it streams."""
         if self.stream is None:
             return -1
-        reported = max(self.stream.events, self.stream.usage.completion_tokens)
-        return capped(reported, self._context.usage_max.completion_tokens)
+        return capped(self.stream.delivered_tokens, self._context.usage_max.completion_tokens)
 
     def _believed(self, reported: Usage) -> Usage:
         usage = reported.capped(self._context.usage_max)

@@ -63,9 +63,9 @@ from pointsman_ingress.prompt.block_keys import BlockKeys
 from pointsman_ingress.prompt.body_fields import FieldRules
 from pointsman_ingress.prompt.remote_media import MediaRules
 from pointsman_ingress.prompt.tokenization import PromptTokenizer
-from pointsman_ingress.prompt.work_threads import WorkThreads
 from pointsman_ingress.service import Gateway
 from pointsman_ingress.settings import IngressSettings
+from pointsman_ingress.work_threads import WorkThreads
 
 log = structlog.get_logger()
 

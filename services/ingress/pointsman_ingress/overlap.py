@@ -20,7 +20,7 @@ from pointsman.contracts.overlap import (
     TokenId,
 )
 from pointsman.contracts.subjects import overlap_subject
-from pointsman.ports import Clock, Commands, CommandTimeoutError, NoResponderError
+from pointsman.ports import Clock, Commands, CommandTimeoutError, CommandTooLargeError, NoResponderError
 from pointsman.primitives import PackedKeys, PoolName, WallSeconds
 from pointsman.runtime.containment import note_failure
 from pointsman.runtime.health import Receive, Scope, Send
@@ -37,13 +37,14 @@ from pointsman_ingress.http.errors import (
     not_json,
     overlap_refused,
     post_only,
+    request_too_large,
     too_many_lookups,
 )
 from pointsman_ingress.http.identity import Identity
 from pointsman_ingress.placement.fleet_view import Model
 from pointsman_ingress.placement.pools import Pool, Pools
 from pointsman_ingress.prompt.json_form import LIGHT_BYTES_MAX
-from pointsman_ingress.prompt.work_threads import WorkThreads
+from pointsman_ingress.work_threads import WorkThreads
 
 PATH = "/kv/overlap"
 BODY_BYTES_MAX = 8 * 1024 * 1024
@@ -113,13 +114,12 @@ class OverlapEndpoint:
             raise too_many_lookups()
         body = await call.read_body(receive, loan, bytes_max=BODY_BYTES_MAX)
         light = len(body) <= LIGHT_BYTES_MAX
-        asked = _parsed(body) if light else await self.work.run(PATH, _parsed, body)
+        asked = await self.work.run_unless(light, PATH, _parsed, body)
         pool, model = self._model(asked.model, identity)
         salt = asked.cache_salt
         if self.salts is not None and identity is not None:
             salt = self.salts.salt(self.salts.group(identity.tenant), asked.cache_salt)
-        arguments = asked, pool, model, salt
-        request = _request(*arguments) if light else await self.work.run(PATH, _request, *arguments)
+        request = await self.work.run_unless(light, PATH, _request, asked, pool, model, salt)
         return await self._ask(pool, request)
 
     def _model(self, name: str, identity: Identity | None) -> tuple[Pool, Model]:
@@ -139,6 +139,8 @@ class OverlapEndpoint:
                 answer = await self.commands[pool.name].request(
                     overlap_subject(pool.name), request, timeout=TIMEOUT_WALL_SECONDS
                 )
+            except CommandTooLargeError as error:
+                raise request_too_large() from error
             except (NoResponderError, CommandTimeoutError):
                 continue
             if isinstance(answer, OverlapRefused):

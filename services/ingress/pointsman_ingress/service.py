@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from pointsman.adapters.shared_timers import SharedTimer
 from pointsman.contracts.cache_salts import CacheSalts
-from pointsman.contracts.reasons import CancelCause
+from pointsman.contracts.reasons import CancelCause, FailReason
 from pointsman.ports import Clock
 from pointsman.primitives import WallSeconds
 from pointsman.runtime.containment import note_failure
@@ -35,9 +35,9 @@ from pointsman_ingress.outcome import count_outcome
 from pointsman_ingress.passthrough import pass_through
 from pointsman_ingress.placement.pools import Pools
 from pointsman_ingress.prefix_copies import PrefixCopier
-from pointsman_ingress.prompt.work_threads import WorkThreads
 from pointsman_ingress.settings import IngressSettings
 from pointsman_ingress.spans import begin_request, end_request
+from pointsman_ingress.work_threads import WorkThreads
 
 LAST_WORDS_WALL_SECONDS: WallSeconds = WallSeconds(3.0)  # for the error of an interrupted request
 
@@ -63,7 +63,7 @@ class Gateway:
     def __post_init__(self) -> None:
         self._time = SharedTimer(self.settings.request_timeout_seconds)
         self._last_words = SharedTimer(float(LAST_WORDS_WALL_SECONDS))
-        self._fetcher = PrefixFetcher(self.engines, self.clock)
+        self._fetcher = PrefixFetcher(self.engines, self.clock, self.work)
         self._copier = PrefixCopier(self._fetcher, self.clock, self.supervisor)
 
     @property
@@ -95,7 +95,15 @@ class Gateway:
                         )
                         return
                     context = await understand(
-                        call, endpoint, accepted, self.pools, self.settings, facts, self.salts, self.policies
+                        call,
+                        endpoint,
+                        accepted,
+                        self.pools,
+                        self.settings,
+                        facts,
+                        self.salts,
+                        self.policies,
+                        self.work,
                     )
                     lifecycle = RequestLifecycle(context, self.clock, call.span)
                     await Delivery(
@@ -108,6 +116,7 @@ class Gateway:
                         clock=self.clock,
                         settings=self.settings,
                         ids=self.ids,
+                        work=self.work,
                     ).run()
                 except ApiError as error:
                     await call.fail(error)
@@ -119,12 +128,12 @@ class Gateway:
                         loan.end()
                     await self._end_interrupted(call, lifecycle, cause)
                 except RecursionError:  # the client's nesting
-                    _fail(lifecycle, "malformed_body", 400)
+                    _fail(lifecycle, FailReason.MALFORMED_BODY, 400)
                     await call.fail(nested_too_deeply())
                 except Exception as error:  # noqa: BLE001 - a client may cause many: counted, logged at a bounded rate
                     note_failure("request", error, request=call.id)
-                    _fail(lifecycle, "internal_error", 500)
-                    await call.fail(internal_error())
+                    _fail(lifecycle, FailReason.INTERNAL_ERROR, 500)
+                    await call.fail(internal_error(), events=_events(lifecycle))
         finally:
             if loan is not None:
                 loan.end()
@@ -156,9 +165,8 @@ class Gateway:
 
     async def _accept(self, endpoint: Endpoint, body: bytes, call: HttpExchange, facts: RequestFacts) -> AcceptedBody:
         """Raises ApiError."""
-        if facts.light:
-            return self.rules.accept(endpoint, body, call.headers)
-        return await self.work.run(facts.owner(call), self.rules.accept, endpoint, body, call.headers)
+        accept = self.rules.accept
+        return await self.work.run_unless(facts.light, facts.owner(call), accept, endpoint, body, call.headers)
 
     async def _end_interrupted(
         self, call: HttpExchange, lifecycle: RequestLifecycle | None, cause: CancelCause
@@ -168,22 +176,27 @@ class Gateway:
             if waits and await lifecycle.pool.scheduler.cancel(lifecycle.request, cause):
                 lifecycle.ended_by_leader()
             elif cause is CancelCause.TIMEOUT:
-                lifecycle.failed(cause.value, 408)
+                lifecycle.failed(FailReason.TIMEOUT, 408)
             else:
                 lifecycle.cancelled(cause)
         if cause is not CancelCause.CLIENT_GONE:
             error = request_timeout() if cause is CancelCause.TIMEOUT else ingress_stopped()
-            await self._fail_in_time(call, error)
+            await self._fail_in_time(call, error, _events(lifecycle))
 
-    async def _fail_in_time(self, call: HttpExchange, error: ApiError) -> None:
+    async def _fail_in_time(self, call: HttpExchange, error: ApiError, events: int) -> None:
         """A client that reads slowly, or nothing, gets its connection cut instead."""
         try:
             with self._last_words.limit():
-                await call.fail(error, mid_event=True)
+                await call.fail(error, events=events, mid_event=True)
         except TimeoutError:
             call.cut()
 
 
-def _fail(lifecycle: RequestLifecycle | None, reason: str, status: int) -> None:
+def _events(lifecycle: RequestLifecycle | None) -> int:
+    """Of the stream that the client gets."""
+    return 0 if lifecycle is None or lifecycle.stream is None else lifecycle.stream.events
+
+
+def _fail(lifecycle: RequestLifecycle | None, reason: FailReason, status: int) -> None:
     if lifecycle is not None and not lifecycle.ended:
         lifecycle.failed(reason, status)

@@ -1,10 +1,37 @@
-"""What every adapter of Commands does with payloads: a command that does not decode is counted, logged, and handed on as
-its refusal; an answer that does not decode is no answer."""
+"""What every adapter of Commands does with payloads: a command that cannot be written is logged and not sent; one that
+does not decode is counted, logged, and handed on as its refusal; an answer that does not decode is no answer."""
 
 from pointsman.adapters.log_listener import LogListener
-from pointsman.contracts.codec import AnyCommand, UndecodableError, decode_command, unreadable
+from pointsman.contracts.codec import (
+    AnyCommand,
+    TooLargeError,
+    UndecodableError,
+    UnwritableError,
+    decode_command,
+    encode,
+    unreadable,
+)
 from pointsman.contracts.commands import CommandRefused
-from pointsman.ports import CommandHandler, CommandRefusedError, CommandTimeoutError, PayloadHandler, Reply
+from pointsman.ports import (
+    CommandHandler,
+    CommandRefusedError,
+    CommandTimeoutError,
+    CommandTooLargeError,
+    CommandUnsendableError,
+    PayloadHandler,
+    Reply,
+)
+
+
+def encoded(command: AnyCommand, listener: LogListener) -> bytes:
+    """Raises CommandUnsendableError."""
+    try:
+        return encode(command)
+    except TooLargeError as error:
+        raise CommandTooLargeError(str(error)) from error
+    except UnwritableError as error:
+        listener.trouble("command not sent", str(error))
+        raise CommandUnsendableError(str(error)) from error
 
 
 def decoding(handler: CommandHandler, listener: LogListener) -> PayloadHandler:

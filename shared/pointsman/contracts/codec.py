@@ -192,17 +192,23 @@ class UnwritableError(ValueError):
     what the server takes."""
 
 
+class TooLargeError(UnwritableError):
+    """The message is larger than PAYLOAD_BYTES_MAX."""
+
+
 def encode(message: Event | AnyCommand) -> bytes:
     """Raises UnwritableError for messages that the decoders would refuse."""
+    too_large = False
     try:
         payload = _encoder.encode(message)
+        too_large = len(payload) > PAYLOAD_BYTES_MAX
         if isinstance(message, Event):
             decode_event(payload)
         else:
             decode_command(payload)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         unwritable = f"a {type(message).__name__} cannot be written: {short_reason(error)}"
-        raise UnwritableError(unwritable) from error
+        raise (TooLargeError if too_large else UnwritableError)(unwritable) from error
     return payload
 
 

@@ -129,6 +129,24 @@ def grant_unheard(instance: InstanceId) -> str:
     return f"its grant to {instance} was not heard of"
 
 
+class FailReason(StrEnum):
+    """Why an ingress ended a request as failed. A hand-over that was refused has its RejectReason instead."""
+
+    ENGINE_REFUSED = "engine_refused"
+    """A 4xx, or an endpoint that the engine lacks."""
+    ENGINE_FAILED = "engine_failed"
+    ENGINE_BROKE_OFF = "engine_broke_off"
+    """In a stream that the client already had begun to read."""
+    RETRY_BUDGET_SPENT = "retry_budget_spent"
+    NO_PLACE = "no_place"
+    """Neither scheduler nor engine."""
+    REQUEST_TOO_LARGE = "request_too_large"
+    """The bus does not take its command."""
+    TIMEOUT = "timeout"
+    MALFORMED_BODY = "malformed_body"
+    INTERNAL_ERROR = "internal_error"
+
+
 class MoveCause(StrEnum):
     UNKNOWN = ""
     RELOCATED = "relocated"

@@ -25,6 +25,9 @@ from pointsman.primitives import (
     Tokens,
 )
 
+OUTPUT_UNBOUNDED: Tokens = 2**31
+"""`max_output_tokens` of a request that nothing bounds: neither the client nor a context that is known."""
+
 
 class RequestEvent(Event, frozen=True, kw_only=True):
     request: RequestId
@@ -32,7 +35,7 @@ class RequestEvent(Event, frozen=True, kw_only=True):
 
 class RequestArrived(RequestEvent, frozen=True, kw_only=True):
     """Reached the leader at `at` and the ingress at `arrived_at`, from which the SLO counts. `keys`: packed u64 of the
-    prompt's whole blocks."""
+    prompt's whole blocks. `max_output_tokens`: of each answer, at most OUTPUT_UNBOUNDED; 0: it generates none."""
 
     arrived_at: Moment
     ingress: Name

@@ -1,10 +1,10 @@
-"""Failures that say nothing about the fleet: an engine refused what the client asked for."""
+"""Failures that say nothing about the fleet: an engine, or the message bus, refused what the client asked for."""
 
 from http import HTTPStatus
 
+from pointsman.contracts.reasons import FailReason
 from pointsman.contracts.requests import RequestFailed
 
-REFUSED = "engine_refused"
 STATUSES = frozenset(
     {
         HTTPStatus.BAD_REQUEST,
@@ -18,4 +18,7 @@ STATUSES = frozenset(
 
 
 def is_clients_fault(event: RequestFailed) -> bool:
-    return event.reason == REFUSED and event.status in STATUSES
+    """A prompt for which the bus is too small is the client's, as one is that an engine refuses."""
+    if event.reason == FailReason.REQUEST_TOO_LARGE:
+        return True
+    return event.reason == FailReason.ENGINE_REFUSED and event.status in STATUSES

@@ -22,6 +22,7 @@ from pointsman_cli.explain.values import (
     WeighedCandidate,
     blocks_of,
 )
+from pointsman_cli.formatting import output_bound
 from pointsman_cli.tap.event_lines import line
 from pointsman_cli.terminal import heading, say, table, wall_time
 
@@ -145,8 +146,8 @@ def _show_head(console: Console, timeline: RequestTimeline) -> None:
         say(console, f"{when}, through {arrival.ingress}, of {arrival.tenant or 'no named tenant'}{session}")
         say(
             console,
-            f"{arrival.prompt_tokens:,} prompt tokens in {blocks_of(arrival)} blocks of {timeline.block_tokens}, up to "
-            f"{arrival.max_output_tokens:,} tokens out, {streamed}; first token wanted within {seconds(arrival.slo_ttft)}",
+            f"{arrival.prompt_tokens:,} prompt tokens in {blocks_of(arrival)} blocks of {timeline.block_tokens}, "
+            f"{output_bound(arrival.max_output_tokens)} tokens out, {streamed}; first token wanted within {seconds(arrival.slo_ttft)}",
         )
     say(console, headline(timeline))
 

@@ -58,6 +58,7 @@ from pointsman.contracts.requests import (
 from pointsman.contracts.tenants import TenantPoliciesSet
 from pointsman.ports import LogEntry, LogReset
 from pointsman.primitives import EngineSeconds
+from pointsman_cli.formatting import output_bound
 from pointsman_cli.policy_changes import policies_set
 from pointsman_cli.terminal import wall_time
 
@@ -225,7 +226,7 @@ def _arrival(event: RequestArrived) -> str:
     guessed = "" if event.exact else ", tokens guessed"
     guessed += f", held up {_seconds(event.held_up)}" if event.held_up else ""
     return (
-        f"{event.prompt_tokens} tokens in {_blocks(event.keys)}, up to {event.max_output_tokens} out, "
+        f"{event.prompt_tokens} tokens in {_blocks(event.keys)}, {output_bound(event.max_output_tokens)} out, "
         f"{event.tenant or 'anonymous'}{session}{guessed}"
     )
 

@@ -6,7 +6,10 @@ from typing import Any
 
 import pytest
 
-from pointsman_ingress.context import check_length
+from pointsman.contracts.requests import OUTPUT_UNBOUNDED
+from pointsman.primitives import Tenant
+from pointsman.state.output_lengths import OutputLengths
+from pointsman_ingress.context import check_length, output_bound
 from pointsman_ingress.http.errors import OPENAI_ERRORS, ApiError
 from pointsman_ingress.http.request_headers import LatencySlo, session_of, slo_of, tenant_of
 from pointsman_ingress.prompt.openai_requests import (
@@ -18,6 +21,7 @@ from pointsman_ingress.prompt.openai_requests import (
     TokenIds,
     parse_chat,
     parse_completion,
+    parse_embeddings,
     parse_pairs,
 )
 from pointsman_ingress.prompt.responses_input import parse_response
@@ -100,6 +104,80 @@ def test_a_prompt_may_be_text_or_token_ids_alone_or_in_a_batch(prompt: Any, expe
 @pytest.mark.parametrize("prompt", [None, [], [[]], [1, "two"], [1, [2]], [-1], [1 << 32], [1.5], {"a": 1}, 7])
 def test_any_other_prompt_is_refused(prompt: Any) -> None:
     assert refusal_of(parse_completion, completion(prompt=prompt)).status == 400
+
+
+@pytest.mark.parametrize(
+    ("request_", "model_len", "prompt_tokens", "bound"),
+    [
+        (parse_chat(chat()), 1000, 100, 900),
+        (parse_chat(chat()), 0, 100, OUTPUT_UNBOUNDED),
+        (parse_chat(chat()), 1000, 4000, 1000),
+        (parse_chat(chat(max_tokens=50)), 1000, 100, 50),
+        (parse_chat(chat(max_tokens=50)), 1000, 980, 20),
+        (parse_chat(chat(max_tokens=50)), 0, 100, 50),
+        (parse_chat(chat(max_tokens=2**40)), 0, 100, OUTPUT_UNBOUNDED),
+        (parse_embeddings(completion(input="x")), 1000, 100, 0),
+        (parse_embeddings(completion(input="x")), 0, 100, 0),
+    ],
+)
+def test_only_what_generates_nothing_has_no_output(
+    request_: ParsedRequest, model_len: int, prompt_tokens: int, bound: int
+) -> None:
+    assert output_bound(request_, model_len, prompt_tokens) == bound
+
+
+def test_a_request_without_a_bound_is_expected_to_be_as_long_as_answers_are() -> None:
+    lengths, tenant = OutputLengths(), Tenant("t")
+    for _ in range(200):
+        lengths.learn(tenant, 300, OUTPUT_UNBOUNDED)
+
+    assert lengths.expected(tenant, output_bound(parse_chat(chat()), 0, 100)) == pytest.approx(300, rel=0.1)
+
+
+LONG = list(range(1_000, 41_000))
+
+
+@pytest.mark.parametrize("separators", [(",", ":"), (" \n,\t ", ":")])
+@pytest.mark.parametrize("prompt", [LONG, [LONG], [LONG, [7], LONG], [[0, 2**32 - 1], *([[5]] * 2_000), LONG]])
+def test_long_token_ids_are_read_by_slices_as_they_stand(prompt: list[Any], separators: tuple[str, str]) -> None:
+    body = json.dumps({"model": "m", "prompt": prompt}, separators=separators).encode()
+    lists = prompt if isinstance(prompt[0], list) else [prompt]
+
+    read = parse_completion(body).prompt
+    assert isinstance(read, TokenIds)
+    assert [list(ids) for ids in read.prompts] == lists
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [-1, 2**32, 1.5, None, True, "two", [2], [], {}, {"a": 1}],
+)
+@pytest.mark.parametrize("place", ["first", "in the middle", "last"])
+@pytest.mark.parametrize("batch", [False, True])
+def test_anything_else_among_long_token_ids_is_refused(wrong: Any, place: str, batch: bool) -> None:
+    at = {"first": 0, "in the middle": len(LONG) // 2, "last": len(LONG)}[place]
+    ids = [*LONG[:at], wrong, *LONG[at:]]
+
+    for prompt in [[ids]] if batch else [ids]:
+        assert refusal_of(parse_completion, completion(prompt=prompt)).status == 400
+
+
+@pytest.mark.parametrize("odd", ["[[1],2,[3]]", "[2,[1]]", "[[1],2]", "[[1],[]]", "[[[1]]]", "[]", "[[]]"])
+def test_odd_lists_are_refused_however_long_they_are(odd: str) -> None:
+    for padding in (0, 100_000):
+        body = b'{"prompt":' + odd[:1].encode() + b" " * padding + odd[1:].encode() + b"}"
+
+        assert refusal_of(parse_completion, body).status == 400
+
+
+def test_long_inputs_to_embed_count_as_short_ones_do() -> None:
+    for given in (LONG, [LONG, LONG], ["word " * 40_000], ["a" * 9] * 10_000):
+        entries = [
+            len(part) // 4 + 1 if isinstance(part, str) else len(part) for part in given if not isinstance(part, int)
+        ]
+        body = json.dumps({"model": "m", "input": given}).encode()
+
+        assert parse_embeddings(body).prompt == SizedRequest(sum(entries) or len(given))
 
 
 @pytest.mark.parametrize(

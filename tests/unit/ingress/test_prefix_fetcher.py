@@ -13,6 +13,7 @@ from pointsman_ingress.engine import prefix_fetch
 from pointsman_ingress.engine.client import EngineClient, EngineRequest
 from pointsman_ingress.engine.disaggregation import REMOTE_DECODE
 from pointsman_ingress.engine.prefix_fetch import FetchOutcome, PrefixFetcher, PrefixPrompt
+from pointsman_ingress.work_threads import WorkThreads
 
 FETCH = PrefixFetch(source=InstanceId("a"), url="http://a", prefix_tokens=129, seconds=0.01, dp_rank=1)
 GRANT = RouteGranted(
@@ -50,7 +51,9 @@ class Engines:
 
 
 async def outcome_of(engines: Engines, prompt: PrefixPrompt | None = PROMPT) -> FetchOutcome:
-    return await PrefixFetcher(cast("EngineClient", engines), ScaledClock(1.0)).run(GRANT, FETCH, prompt, {})
+    return await PrefixFetcher(cast("EngineClient", engines), ScaledClock(1.0), WorkThreads()).run(
+        GRANT, FETCH, prompt, {}
+    )
 
 
 async def test_the_source_gets_the_prefix_and_the_target_the_parameters_of_its_answer() -> None:

@@ -24,6 +24,7 @@ from pointsman_ingress.lifecycle import EQUAL, FEWER, MORE, UNKNOWN, compared
 from pointsman_ingress.prompt.openai_requests import parse_chat
 
 USAGE = 'data: {"id":"x","choices":[],"usage":{"prompt_tokens":3,"completion_tokens":2}}\n\n'
+SAID: dict[str, Any] = {"choices": [{"text": "a"}], "usage": None}
 OTHERS = st.sampled_from([
     'data: {"choices":[{"delta":{"content":"a"}}]}\n\n',
     'data: {"choices":[{"delta":{"content":"\\"usage\\": \\n\\n é 世"}}],"usage":null}\n\n',
@@ -46,6 +47,39 @@ def test_only_usage_is_removed_for_any_chunking(before: list[str], usage: bool, 
     assert shown + remover.rest() == ("".join(before) + "data: [DONE]\n\n").encode()
 
 
+def tokens_delivered(*events: dict[str, Any]) -> int:
+    tail = StreamTail(CHUNKS)
+    stream = b"".join(b"data: %b\n\n" % json.dumps(event).encode() for event in events)
+    for at in range(0, len(stream), 37):
+        tail.feed(stream[at : at + 37])
+    return tail.delivered_tokens
+
+
+def counted(tokens: int, text: str = "a") -> dict[str, Any]:
+    return {"choices": [{"text": text}], "usage": {"prompt_tokens": 3, "completion_tokens": tokens}}
+
+
+@pytest.mark.parametrize(
+    ("events", "tokens"),
+    [
+        ([], 0),
+        ([SAID] * 5, 5),
+        ([SAID] * 500, 500),
+        ([counted(n) for n in (0, 0, 0, 1, 2)], 2),
+        ([counted(8 * n, "a" * 30) for n in range(300)], 8 * 299),
+        ([counted(0), *[SAID] * 5], 5),
+        ([counted(20), *[SAID] * 5], 25),
+        ([{**SAID, "usage": "many"}] * 4, 4),
+    ],
+    ids=["nothing", "events", "many events", "events without tokens", "events of several tokens",
+         "a count before the first", "a count before the last", "no count"],
+)  # fmt: skip
+def test_a_stream_that_ended_early_counts_tokens_where_the_engine_tells_them(
+    events: list[dict[str, Any]], tokens: int
+) -> None:
+    assert tokens_delivered(*events) == tokens
+
+
 def test_whole_events_pass_immediately() -> None:
     event = b'data: {"choices":[{"text":"a"}]}\n\n'
     remover = UsageRemover()
@@ -55,7 +89,6 @@ def test_whole_events_pass_immediately() -> None:
     assert remover.feed(event[5:]) == event
 
 
-SAID = {"choices": [{"text": "a"}], "usage": None}
 USED = {"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 2}}
 
 

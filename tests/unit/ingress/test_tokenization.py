@@ -2,7 +2,7 @@
 
 import json
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,11 +12,14 @@ import pytest
 from pointsman.adapters.clocks import ScaledClock
 from pointsman.adapters.tokenizer import Tokenizer
 from pointsman.primitives import WallSeconds
+from pointsman.state.fleet import Fleet
 from pointsman_ingress.engine.client import EngineClient
 from pointsman_ingress.http.errors import ApiError
 from pointsman_ingress.prompt.openai_requests import parse_chat, parse_completion
 from pointsman_ingress.prompt.tokenization import PromptTokenizer, PromptTokens, TokenizeContext
+from pointsman_ingress.token_ids import token_ids
 from tests.support.engine_urls import ANY_URL
+from tests.support.events import joined
 
 CONTEXT = TokenizeContext({}, "r")
 SYSTEM = {"role": "system", "content": "You look at things. " * 10}
@@ -148,6 +151,30 @@ async def test_a_long_chat_is_encoded_in_a_thread_wherever_its_text_stands(
     body = json.dumps({"messages": messages, **fields}).encode()
     await tokenizer.tokens(parse_chat(body), replace(CONTEXT, light=True))
 
+    assert threads
+    assert threading.get_ident() not in threads
+
+
+async def test_many_token_ids_of_an_engine_are_read_in_a_thread(
+    tokenizer: PromptTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids, threads = list(range(100_000)), list[int]()
+
+    def noted(listed: bytes) -> Sequence[int]:
+        threads.append(threading.get_ident())
+        return token_ids(listed)
+
+    async def answered(*_: Any) -> tuple[int, bytes]:
+        return 200, json.dumps({"tokens": ids}).encode()
+
+    monkeypatch.setattr("pointsman_ingress.prompt.tokenization.token_ids", noted)
+    monkeypatch.setattr(tokenizer, "_post", answered)
+    tokenizer.tokenizer = None
+    engine = Fleet().join(joined("a"))
+    tokenizer.engine = lambda _demand: engine
+    tokens = await of_completion(tokenizer, prompt="a text")
+
+    assert [list(prompt) for prompt in tokens.prompts] == [ids]
     assert threads
     assert threading.get_ident() not in threads
 

@@ -8,7 +8,7 @@ import pytest
 
 from pointsman_ingress.http.call import FREE_BYTES_MAX, BodyBudget, BodyLoan
 from pointsman_ingress.http.errors import ApiError
-from pointsman_ingress.prompt.work_threads import WorkThreads
+from pointsman_ingress.work_threads import WorkThreads
 from tests.support.waiting import eventually
 
 

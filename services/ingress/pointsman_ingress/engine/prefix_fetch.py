@@ -4,7 +4,7 @@ parameters of the answer, loads the blocks and caches them. The request itself t
 connector loads whole prompts only. A source that has evicted the tokens computes them."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,8 +17,12 @@ from pointsman.runtime.tracing import NO_SPAN, Span
 from pointsman_ingress.engine.client import EngineClient, EngineFailedError, EngineRequest
 from pointsman_ingress.engine.disaggregation import REMOTE_DECODE, read_prefill
 from pointsman_ingress.http.request_headers import Headers
+from pointsman_ingress.token_ids import SLICE_TOKENS, json_list
+from pointsman_ingress.work_threads import WorkThreads
 
 COMPLETIONS = "/v1/completions"
+OWNER = "prefix fetches"
+"""Their share of the work threads: a copy serves no single tenant."""
 FAILURE_CHARACTERS_MAX = 500
 FETCH_WALL_SECONDS_MIN: WallSeconds = WallSeconds(2.0)
 PREDICTED_TIMES_MAX = 4.0
@@ -35,7 +39,8 @@ class PrefixPrompt:
 
     def body(self, tokens: Tokens, transfer: dict[str, Any]) -> bytes:
         fields: dict[str, Any] = {"model": self.model} if self.model else {}
-        fields |= {"prompt": list(self.tokens[:tokens]), "max_tokens": 1, "kv_transfer_params": transfer}
+        prompt = msgspec.Raw(json_list(self.tokens[:tokens]))
+        fields |= {"prompt": prompt, "max_tokens": 1, "kv_transfer_params": transfer}
         return msgspec.json.encode(fields | {"cache_salt": self.salt} if self.salt else fields)
 
 
@@ -56,6 +61,7 @@ class _FetchFailedError(Exception): ...
 class PrefixFetcher:
     engines: EngineClient
     clock: Clock
+    work: WorkThreads
 
     async def run(
         self,
@@ -79,23 +85,23 @@ class PrefixFetcher:
         if prompt is None or len(prompt.tokens) < fetch.prefix_tokens:
             return outcome("the prompt's tokens are not known")
 
-        def ask(instance: InstanceId, url: str, rank: int, name: str) -> Callable[[dict[str, Any]], EngineRequest]:
-            def request(transfer: dict[str, Any]) -> EngineRequest:
-                body = prompt.body(fetch.prefix_tokens, transfer)
-                request_id = f"{grant.request}-{grant.attempt}-{name}"
-                return EngineRequest(instance, url, COMPLETIONS, body, headers, request_id, rank, span=span)
+        async def body(transfer: dict[str, Any]) -> bytes:
+            few = fetch.prefix_tokens <= SLICE_TOKENS
+            return await self.work.run_unless(few, OWNER, prompt.body, fetch.prefix_tokens, transfer)
 
-            return request
+        async def ask(instance: InstanceId, url: str, rank: int, name: str, transfer: dict[str, Any]) -> EngineRequest:
+            request_id = f"{grant.request}-{grant.attempt}-{name}"
+            return EngineRequest(instance, url, COMPLETIONS, await body(transfer), headers, request_id, rank, span=span)
 
-        give = ask(fetch.source, fetch.url, fetch.dp_rank, "give")
-        take = ask(grant.instance, grant.url, grant.dp_rank, "take")
         try:
             async with asyncio.timeout(bound):
-                given = read_prefill(await self._whole(give(REMOTE_DECODE), "the source"))
+                give = await ask(fetch.source, fetch.url, fetch.dp_rank, "give", REMOTE_DECODE)
+                given = read_prefill(await self._whole(give, "the source"))
                 answered = self.clock.now()
                 if not given.transfer:
                     return outcome("the source gave no kv_transfer_params: it has no connector")
-                await self._whole(take(given.transfer), "the target")
+                take = await ask(grant.instance, grant.url, grant.dp_rank, "take", given.transfer)
+                await self._whole(take, "the target")
         except TimeoutError:
             return outcome(f"not done within {bound:.3g} s")
         except _FetchFailedError as error:

@@ -5,11 +5,11 @@ from typing import Any
 
 import msgspec
 
+from pointsman.contracts.reasons import FailReason
 from pointsman_ingress.engine.usage import try_decode
 from pointsman_ingress.http.errors import ApiError
 
 MESSAGE_CHARACTERS_MAX = 500
-CODE = "engine_refused"
 
 _ADDRESSES = re.compile(
     r"[a-zA-Z][a-zA-Z0-9+.-]*://[^\s'\"<>]+"
@@ -26,7 +26,12 @@ def refused_by_engine(status: int, body: bytes) -> ApiError:
     fields: dict[str, Any] = error if isinstance(error, dict) else {}
     message, param = fields.get("message"), fields.get("param")
     shown = without_addresses(message) if isinstance(message, str) and message else f"The engine answered {status}."
-    return ApiError(status, CODE, shown, param=without_addresses(param) if isinstance(param, str) else None)
+    return ApiError(
+        status,
+        FailReason.ENGINE_REFUSED.value,
+        shown,
+        param=without_addresses(param) if isinstance(param, str) else None,
+    )
 
 
 def without_addresses(text: str) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import msgspec
 
 from pointsman.adapters.sse import EVENT_END, TWO_LINE_ENDS, event_data
+from pointsman.primitives import Tokens
 from pointsman_ingress.engine.usage import Usage, try_decode, usage_in
 
 EVENT_BYTES_MAX = 16 * 1024  # longer events are not searched for an error
@@ -18,6 +19,7 @@ USAGE_LINES_MAX = 64
 _ENDS_HERE = re.compile(TWO_LINE_ENDS + rb"\Z")
 _LINE_ENDS = (b"\n", b"\r")
 _PATTERN_BYTES_MAX = 64
+_DATA = b"\ndata:"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,6 @@ class StreamTail:
         self.reports_failure = False
         self._chunks: deque[bytes] = deque()
         self._start = b"\n"  # before the first chunk kept: the stream's beginning is one of a line
-        self._line_ended = True
         self._bytes = 0
         self._bytes_max = TAIL_BYTES_MAX
         self._carry = b"\n"  # may hold the start of a pattern
@@ -77,11 +78,9 @@ class StreamTail:
             self.shows_output = self.shows_output or self.shape.shows_output(seen)
             if self.shape.has_ended(seen):
                 self._last_event, self._bytes_max = True, LAST_EVENT_BYTES_MAX
+        seam = self._carry[1 - len(_DATA) :] + chunk[: len(_DATA) - 1]
+        self.events += _data_lines(chunk) + _data_lines(seam)
         self._carry = (self._carry + chunk[-_PATTERN_BYTES_MAX:])[-_PATTERN_BYTES_MAX:]
-        self.events += (
-            chunk.count(b"\ndata:") + chunk.count(b"\rdata:") + (self._line_ended and chunk.startswith(b"data:"))
-        )
-        self._line_ended = chunk.endswith(_LINE_ENDS) if chunk else self._line_ended
         begun = self._unfinished_event
         if begun or b'"error"' in chunk or not chunk.endswith((b"\n\n", b"\r\n\r\n")):
             events = begun + chunk
@@ -113,11 +112,27 @@ class StreamTail:
         usages = (usage_in(data) for data in self.data_backwards() if b'"usage"' in data)
         return next((usage for usage in usages if usage.completion_tokens >= 0), Usage())
 
+    @property
+    def delivered_tokens(self) -> Tokens:
+        """Of a stream that ended early: the engine's newest count (some engines tell it in every event) and one token for
+        each event since, or one for each event at all."""
+        since = 0
+        for data in self.data_backwards():
+            counted = usage_in(data).completion_tokens if b'"usage"' in data else -1
+            if counted >= 0:
+                return counted + since
+            since += data.strip() != b"[DONE]"
+        return self.events
+
     def data_backwards(self) -> Iterator[bytes]:
         lines = b"".join(self._chunks).replace(b"\r", b"\n").rsplit(b"\n", USAGE_LINES_MAX)
         for line in reversed(lines):
             if line.startswith(b"data:"):
                 yield line[5:]
+
+
+def _data_lines(text: bytes) -> int:
+    return text.count(_DATA) + text.count(b"\rdata:")
 
 
 _ENGINE_ERROR_TYPES = frozenset({"InternalServerError", "internal_error", "server_error", "api_error"})
@@ -128,9 +143,27 @@ class _Error(msgspec.Struct):
     code: int | str | None = None
 
 
+class _FailedResponse(msgspec.Struct):
+    error: _Error | None = None
+
+
 class _ErrorEvent(msgspec.Struct):
+    """Completions have `error`; the Responses API has the event `error`, with its fields at the top, or
+    `response.failed`."""
+
     error: _Error | None = None
     choices: msgspec.Raw | None = None
+    type: str | None = None
+    code: int | str | None = None
+    response: _FailedResponse | None = None
+
+    @property
+    def found(self) -> _Error | None:
+        if self.error is not None:
+            return self.error
+        if self.type == "error":
+            return _Error(code=self.code)
+        return self.response.error if self.response is not None else None
 
 
 _error_events = msgspec.json.Decoder(_ErrorEvent)
@@ -145,7 +178,7 @@ def _is_failure(event: bytes) -> bool:
     if b'"error"' not in event:
         return False
     decoded = try_decode(_error_events, event_data(event))
-    if decoded is None or decoded.error is None or decoded.choices is not None:
+    error = decoded.found if decoded is not None and decoded.choices is None else None
+    if error is None:
         return False
-    code = decoded.error.code
-    return code >= 500 if isinstance(code, int) else decoded.error.type in _ENGINE_ERROR_TYPES
+    return error.code >= 500 if isinstance(error.code, int) else bool({error.type, error.code} & _ENGINE_ERROR_TYPES)

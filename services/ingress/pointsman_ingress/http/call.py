@@ -144,13 +144,14 @@ class HttpExchange:
         self._count(body)
         await send_whole(self._send, status, body, content_type, [*self._id_headers, *headers])
 
-    async def fail(self, error: ApiError, *, mid_event: bool = False) -> None:
-        """Sends an error as the answer, or as a stream's last event; `mid_event`: ends an unfinished event first."""
+    async def fail(self, error: ApiError, *, events: int = 0, mid_event: bool = False) -> None:
+        """Sends an error as the answer, or as a stream's last event, after so many; `mid_event`: ends an unfinished event
+        first."""
         self.error_code = self.error_code or error.code
         if not self.status:
             await self.answer(error.status, self._errors.body(error), JSON, error.headers)
         elif self._streaming:
-            event = self._errors.event(error)
+            event = self._errors.event(error, events)
             await self.finish(b"\n\n" + event if mid_event else event)
 
     def cut(self) -> None:

@@ -1,4 +1,4 @@
-"""Client errors in OpenAI's or Anthropic's format. Messages contain no keys, prompts or engine addresses."""
+"""Client errors in OpenAI's or Anthropic's format, also as events of their streams. Messages contain no keys, prompts or engine addresses."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -9,7 +9,7 @@ import msgspec
 
 from pointsman.contracts.commands import RouteRejected
 from pointsman.contracts.overlap import OverlapRefusal, OverlapRefused
-from pointsman.contracts.reasons import RejectReason, reject_answer
+from pointsman.contracts.reasons import FailReason, RejectReason, reject_answer
 from pointsman.contracts.tenants import RateLimits
 from pointsman.primitives import EngineSeconds, Tokens
 
@@ -45,11 +45,15 @@ class ApiError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ErrorShape:
+    """`event_data`: of a stream's error event, after so many other events; None: the same as `body`."""
+
     body: Callable[[ApiError], bytes]
     event_head: bytes
+    event_data: Callable[[ApiError, int], bytes] | None = None
 
-    def event(self, error: ApiError) -> bytes:
-        return self.event_head + self.body(error) + b"\n\n"
+    def event(self, error: ApiError, events: int) -> bytes:
+        data = self.event_data(error, events) if self.event_data is not None else self.body(error)
+        return self.event_head + data + b"\n\n"
 
 
 _OPENAI_TYPES = {
@@ -80,12 +84,19 @@ def _openai_body(error: ApiError) -> bytes:
     return _encode({"error": fields})
 
 
+def _responses_event(error: ApiError, events: int) -> bytes:
+    """Events of the Responses API are numbered from 0."""
+    fields = {"type": "error", "code": error.code, "message": error.message, "param": error.param}
+    return _encode({**fields, "sequence_number": events})
+
+
 def _anthropic_body(error: ApiError) -> bytes:
     kind = _ANTHROPIC_TYPES.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
     return _encode({"type": "error", "error": {"type": kind, "message": error.message}})
 
 
 OPENAI_ERRORS = ErrorShape(_openai_body, b"data: ")
+RESPONSES_ERRORS = ErrorShape(_openai_body, b"event: error\ndata: ", _responses_event)
 ANTHROPIC_ERRORS = ErrorShape(_anthropic_body, b"event: error\ndata: ")
 
 
@@ -116,16 +127,24 @@ credentials_unread = _Kind(
 )
 post_only = _Kind(405, "method_not_allowed", "This path takes POST only.", ((b"allow", b"POST"),))
 not_json = _Kind(415, "unsupported_media_type", "The body must be JSON, and the content-type application/json.")
+request_too_large = _Kind(
+    413,
+    FailReason.REQUEST_TOO_LARGE.value,
+    "The request is too large for the message bus of this gateway. Send a shorter prompt, or ask your operator to raise "
+    "`max_payload`.",
+)
 nested_too_deeply = _Kind(400, "malformed_body", "The body is nested too deeply.")
 too_complex = _Kind(400, "body_too_complex", "The body has too many lists, objects or entries.")
 body_too_slow = _Kind(408, "request_timeout", "The body did not arrive in time.")
 request_timeout = _Kind(408, "request_timeout", "The request took too long and was given up.", (NO_RETRY_HEADER,))
-internal_error = _Kind(500, "internal_error", "The gateway made a mistake; it has been logged.")
+internal_error = _Kind(500, FailReason.INTERNAL_ERROR.value, "The gateway made a mistake; it has been logged.")
 too_many_bodies = _Kind(
     503, "too_many_bodies", "Too many large bodies are being read. Ask again later.", retry_after=1.0
 )
 no_engines = _Kind(503, "no_engines", "No engine is there that could be asked. Ask again later.", retry_after=5.0)
-no_place = _Kind(503, "no_place", "Neither a scheduler nor an engine can be asked. Ask again later.", retry_after=5.0)
+no_place = _Kind(
+    503, FailReason.NO_PLACE.value, "Neither a scheduler nor an engine can be asked. Ask again later.", retry_after=5.0
+)
 ingress_stopped = _Kind(
     503,
     "ingress_stopped",
@@ -210,17 +229,19 @@ def body_too_large(bytes_max: int) -> ApiError:
 
 
 def engine_failed(reason: str) -> ApiError:
-    return ApiError(502, "engine_failed", f"No engine that was tried has answered: {reason}. Ask again.")
+    return ApiError(502, FailReason.ENGINE_FAILED.value, f"No engine that was tried has answered: {reason}. Ask again.")
 
 
 def engine_broke_off(reason: str) -> ApiError:
-    return ApiError(502, "engine_failed", f"The engine broke off in the middle of its answer: {reason}. Ask again.")
+    return ApiError(
+        502, FailReason.ENGINE_FAILED.value, f"The engine broke off in the middle of its answer: {reason}. Ask again."
+    )
 
 
 def retry_budget_spent(reason: str) -> ApiError:
     """Retry-After 2 s: by then current retries are answered or their engine is ejected."""
     message = f"An engine failed this request ({reason}) and too many others are being tried again. Ask again later."
-    return _retry_later(503, "retry_budget_spent", message, 2.0)
+    return _retry_later(503, FailReason.RETRY_BUDGET_SPENT.value, message, 2.0)
 
 
 def rejected(answer: RouteRejected, *, speed: float, limit_headers: Sequence[Header] = ()) -> ApiError:

@@ -21,7 +21,14 @@ from pointsman.contracts.commands import (
     RouteRequest,
 )
 from pointsman.contracts.reasons import CancelCause, RejectReason
-from pointsman.ports import Clock, CommandRefusedError, Commands, CommandTimeoutError, NoResponderError
+from pointsman.ports import (
+    Clock,
+    CommandRefusedError,
+    Commands,
+    CommandTimeoutError,
+    CommandUnsendableError,
+    NoResponderError,
+)
 from pointsman.primitives import EngineSeconds, InstanceId, PoolName, RequestId, Term, WallSeconds
 from pointsman.runtime.health import HealthBoard
 from pointsman.runtime.telemetry import FALLBACK_PLACEMENTS
@@ -139,7 +146,8 @@ class SchedulerClient:
         return self._term
 
     async def route(self, request: RouteRequest) -> RouteGranted | RouteRejected | None:
-        """Waits without bound; the caller cancels. Returns None if there is neither a scheduler nor an engine."""
+        """Waits without bound; the caller cancels. Returns None if there is neither a scheduler nor an engine. Raises
+        CommandUnsendableError."""
         with self.in_flight.waiting_for_place(request.request):
             began = self.clock.now()
             while (answer := await self._request_route(request, began)) is None:
@@ -162,6 +170,8 @@ class SchedulerClient:
             sent, sent_at = True, self.clock.wall()
             try:
                 answer = await self._send(msgspec.structs.replace(request, held_up=held_up))
+            except CommandUnsendableError:
+                raise
             except CommandRefusedError as error:
                 self.liveness.refused(str(error))
                 await self.clock.sleep_wall(RETRY_WALL_SECONDS)

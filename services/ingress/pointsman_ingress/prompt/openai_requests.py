@@ -3,15 +3,16 @@
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import msgspec
 
 from pointsman.primitives import Tokens
-from pointsman_ingress.http.errors import bad_request
+from pointsman_ingress.http.errors import ApiError, bad_request
 from pointsman_ingress.prompt.audio_form import read_form
 from pointsman_ingress.prompt.content_parts import ChatForm, Message, first_unsupported
-from pointsman_ingress.prompt.json_form import ENTRIES_MAX, TOKEN_IDS_MAX, check_form
+from pointsman_ingress.prompt.json_form import ENTRIES_MAX, LIGHT_BYTES_MAX, TOKEN_IDS_MAX, check_form
+from pointsman_ingress.token_ids import token_lists
 
 COMPLETION_OUTPUT_TOKENS = 16  # OpenAI's default
 AUDIO_BYTES_A_TOKEN = 500  # Whisper: 50 tokens/s; 16 kB/s as MP3, 32 kB/s as WAV
@@ -107,6 +108,9 @@ class ParsedRequest:
     service_tier: Any = None  # as sent
 
 
+_NULL = msgspec.Raw(b"null")
+
+
 class _StreamOptions(msgspec.Struct):
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
@@ -128,7 +132,7 @@ class Body(msgspec.Struct):
 
 
 class _CompletionBody(Body):
-    prompt: str | list[int | str | list[int]] | None = None
+    prompt: msgspec.Raw = _NULL
     prompt_embeds: str | list[str] | None = None
     echo: bool | None = None
     logprobs: int | None = None
@@ -147,14 +151,14 @@ class _ChatBody(Body):
 
 
 class _EmbeddingsBody(Body):
-    input: Any = None
+    input: msgspec.Raw = _NULL
     messages: list[Any] | None = None
 
 
 class _PooledBody(Body):
-    input: Any = None
-    messages: Any = None
-    data: Any = None
+    input: msgspec.Raw = _NULL
+    messages: msgspec.Raw = _NULL
+    data: msgspec.Raw = _NULL
 
 
 class _PairsBody(Body):
@@ -169,6 +173,7 @@ class _PairsBody(Body):
 
 
 B = TypeVar("B", bound=Body)
+T = TypeVar("T")
 
 _completion_body = msgspec.json.Decoder(_CompletionBody)
 _chat_body = msgspec.json.Decoder(_ChatBody)
@@ -176,6 +181,8 @@ _embeddings_body = msgspec.json.Decoder(_EmbeddingsBody)
 _pooled_body = msgspec.json.Decoder(_PooledBody)
 _pairs_body = msgspec.json.Decoder(_PairsBody)
 _any_body = msgspec.json.Decoder(Body)
+_prompt = msgspec.json.Decoder(str | list[int | str | list[int]] | None)
+_any = msgspec.json.Decoder(Any)
 
 
 def parse_chat(body: bytes) -> ParsedRequest:
@@ -217,16 +224,17 @@ def parse_completion(body: bytes) -> ParsedRequest:
 
 def parse_embeddings(body: bytes) -> ParsedRequest:
     fields = decoded(_embeddings_body, body, entries_max=TOKEN_IDS_MAX)
-    given = fields.messages or fields.input
-    if not given:
+    tokens = max(1, _size(fields.messages)) if fields.messages else _raw_size(fields.input)
+    if not tokens:
         msg = "`input` must be a text, a list of texts, or token ids."
         raise bad_request(msg, param="input")
-    return _without_output(fields, max(1, _size(given)), "input")
+    return _without_output(fields, tokens, "input")
 
 
 def parse_pooled(body: bytes) -> ParsedRequest:
     fields = decoded(_pooled_body, body, entries_max=TOKEN_IDS_MAX)
-    return _without_output(fields, max(1, _size(fields.messages or fields.input or fields.data)))
+    given = (fields.messages, fields.input, fields.data)
+    return _without_output(fields, next((tokens for tokens in map(_raw_size, given) if tokens), 1))
 
 
 def parse_pairs(body: bytes) -> ParsedRequest:
@@ -257,10 +265,17 @@ def parse_model_only(body: bytes) -> ParsedRequest:
 
 def decoded(decoder: msgspec.json.Decoder[B], body: bytes, *, entries_max: int = ENTRIES_MAX) -> B:
     check_form(body, entries_max=entries_max)
+    return _decoded(decoder, body)
+
+
+def _decoded(decoder: msgspec.json.Decoder[T], body: bytes, *, field: str = "") -> T:
+    """`field`: of which `body` is the value."""
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
-        msg = f"The body does not fit: {error}."
+        problem, _, place = str(error).partition(" - at `$")
+        at = f"{problem} - at `$.{field}{place or '`'}" if field else str(error)
+        msg = f"The body does not fit: {at}."
         raise bad_request(msg, code="invalid_body") from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         msg = f"The body is not valid JSON: {error}."
@@ -324,10 +339,13 @@ def _template_arguments(fields: _ChatBody) -> dict[str, Any]:
 
 
 def _completion_prompt(fields: _CompletionBody) -> Prompt:
-    prompt = fields.prompt
     special = fields.add_special_tokens is not False
     if fields.prompt_embeds:
         return Embeddings()
+    given = bytes(fields.prompt)
+    if _is_long_run(given):
+        return _long_prompt(given)
+    prompt = _decoded(_prompt, given, field="prompt")
     if isinstance(prompt, str):
         return Texts([prompt], special)
     if not prompt:
@@ -336,9 +354,7 @@ def _completion_prompt(fields: _CompletionBody) -> Prompt:
     kind = type(prompt[0])
     if kind is int:
         return TokenIds([_token_ids(prompt)])
-    if len(prompt) > PROMPTS_MAX:
-        msg = f"`prompt` must hold at most {PROMPTS_MAX} prompts."
-        raise bad_request(msg, param="prompt")
+    _check_prompts(len(prompt))
     if any(type(part) is not kind for part in prompt):
         msg = "`prompt` must not mix texts and token ids."
         raise bad_request(msg, param="prompt")
@@ -353,13 +369,53 @@ def _token_ids(tokens: list[Any]) -> Sequence[int]:
     except (OverflowError, TypeError):
         packed = array("I")
     if not packed:
-        msg = "`prompt` must be a text, a list of texts, or token ids from 0 to 4294967295."
-        raise bad_request(msg, param="prompt")
+        raise _not_ids()
     return packed
+
+
+def _long_prompt(given: bytes) -> TokenIds:
+    _check_prompts(given.count(b"[", 1))
+    try:
+        prompts = token_lists(given)
+    except ValueError as error:
+        raise _not_ids() from error
+    if not all(prompts):
+        raise _not_ids()
+    return TokenIds([*prompts])
+
+
+def _check_prompts(prompts: int) -> None:
+    if prompts > PROMPTS_MAX:
+        msg = f"`prompt` must hold at most {PROMPTS_MAX} prompts."
+        raise bad_request(msg, param="prompt")
+
+
+def _not_ids() -> ApiError:
+    msg = "`prompt` must be a text, a list of texts, or token ids from 0 to 4294967295."
+    return bad_request(msg, param="prompt")
+
+
+def _is_long_run(given: bytes) -> bool:
+    """Whether it can only be a long list of token ids. Other long lists have fewer entries. Raises ApiError."""
+    if len(given) <= LIGHT_BYTES_MAX or given[:1] != b"[":
+        return False
+    if b'"' not in given:
+        return True
+    check_form(given)
+    return False
 
 
 def _without_output(fields: Body, tokens: Tokens, prompt_field: str = "") -> ParsedRequest:
     return replace(parsed(fields, SizedRequest(tokens), prompt_field, 0), stream=False)
+
+
+def _raw_size(given: msgspec.Raw) -> Tokens:
+    """0: nothing is given."""
+    data = bytes(given)
+    if _is_long_run(data):
+        return 1 + data.count(b",")
+    value = cast("list[Any] | str | None", _decoded(_any, data))
+    return max(1, _size(value)) if value else 0
 
 
 def _size(given: Any) -> Tokens:

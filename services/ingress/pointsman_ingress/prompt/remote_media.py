@@ -11,6 +11,7 @@ import msgspec
 from pointsman_ingress.http.errors import ApiError, bad_request
 from pointsman_ingress.http.request_headers import cleaned
 from pointsman_ingress.prompt.body_fields import field_not_allowed
+from pointsman_ingress.prompt.json_form import check_form
 
 MEDIA = frozenset({"image_url", "video_url", "audio_url", "file_url", "image", "video", "audio", "input_audio", "file"})
 TENSORS = frozenset({"image_embeds", "video_embeds", "audio_embeds", "prompt_embeds"})
@@ -21,22 +22,26 @@ _ODD = frozenset(" @\\")
 """Characters that URL parsers read differently."""
 
 
+_NONE = msgspec.Raw(b"null")
+
+
 class _Messages(msgspec.Struct):
-    messages: Any = None
-    system: Any = None
-    input: Any = None
-    previous_input_messages: Any = None
-    query: Any = None
-    queries: Any = None
-    documents: Any = None
-    items: Any = None
-    text_1: Any = None
-    text_2: Any = None
-    data_1: Any = None
-    data_2: Any = None
+    messages: msgspec.Raw = _NONE
+    system: msgspec.Raw = _NONE
+    input: msgspec.Raw = _NONE
+    previous_input_messages: msgspec.Raw = _NONE
+    query: msgspec.Raw = _NONE
+    queries: msgspec.Raw = _NONE
+    documents: msgspec.Raw = _NONE
+    items: msgspec.Raw = _NONE
+    text_1: msgspec.Raw = _NONE
+    text_2: msgspec.Raw = _NONE
+    data_1: msgspec.Raw = _NONE
+    data_2: msgspec.Raw = _NONE
 
 
 _decode = msgspec.json.Decoder(_Messages).decode
+_any = msgspec.json.Decoder().decode
 
 
 class MediaRules:
@@ -54,7 +59,11 @@ class MediaRules:
             return
         found = _decode(body)
         for name in _Messages.__struct_fields__:
-            for part in _parts(getattr(found, name)):
+            value = bytes(getattr(found, name))
+            if b"{" not in value:  # there may be a million ids in it
+                continue
+            check_form(value)
+            for part in _parts(_any(value)):
                 self._check_part(part)
 
     def _check_part(self, part: dict[str, Any]) -> None:

@@ -6,7 +6,7 @@ import asyncio
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 import msgspec
 import structlog
@@ -22,6 +22,7 @@ from pointsman_ingress.engine.refusals import without_addresses
 from pointsman_ingress.http.errors import bad_request, prompt_too_long
 from pointsman_ingress.http.request_headers import Headers
 from pointsman_ingress.prompt.content_parts import Message, text_parts, texts
+from pointsman_ingress.prompt.json_form import LIGHT_BYTES_MAX
 from pointsman_ingress.prompt.openai_requests import (
     Chat,
     Embeddings,
@@ -31,12 +32,15 @@ from pointsman_ingress.prompt.openai_requests import (
     Texts,
     TokenIds,
 )
-from pointsman_ingress.prompt.work_threads import WorkThreads
+from pointsman_ingress.token_ids import token_ids
+from pointsman_ingress.work_threads import WorkThreads
 
 log = structlog.get_logger()
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+Prompts = Sequence[Sequence[int]]
 
 TOKENIZE_PATH = "/tokenize"
 INLINE_CHARACTERS_MAX = 512  # longer prompts go to a thread
@@ -45,7 +49,7 @@ TOKENS_BYTES_MAX = 16 * 1024 * 1024  # two million tokens
 PLACEHOLDERS = ("x", "\n\n.")
 """Placeholders for content that is not text: the common prefix of both renderings does not depend on it."""
 GUESSED = "guessed"
-_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+_UNREADABLE = (msgspec.DecodeError, ValueError, RecursionError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +71,7 @@ class TokenizeContext:
 class PromptTokens:
     """Token ids per prompt. `exact`: whether they equal the engine's."""
 
-    prompts: Sequence[Sequence[int]]
+    prompts: Prompts
     exact: bool
     known: int | None = None  # exact leading tokens of the first prompt; None: all
     inexact_reason: str = ""
@@ -165,12 +169,10 @@ class PromptTokenizer:
             guesses = await self._run(context, _guesses, chat)
             return PromptTokens(guesses, exact=False, known=0, inexact_reason=chat.unsupported)
         (one, *_), (other, *_) = (prompts or [[]] for prompts in variants)
-        known = next(
-            (at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other))
-        )
+        known = await self._run(context, _common_length, one, other)
         return PromptTokens([one], exact=False, known=known, inexact_reason=chat.unsupported)
 
-    async def _encoded(self, prompt: Texts | Chat, model: str, context: TokenizeContext) -> list[list[int]] | None:
+    async def _encoded(self, prompt: Texts | Chat, model: str, context: TokenizeContext) -> Prompts | None:
         tokenizer = self.tokenizer
         if tokenizer is None:
             return await self._from_engine(prompt, model, context)
@@ -183,7 +185,7 @@ class PromptTokenizer:
         except ValueError as error:
             raise _InvalidPromptError(str(error)) from error
 
-    async def _from_engine(self, prompt: Texts | Chat, model: str, context: TokenizeContext) -> list[list[int]] | None:
+    async def _from_engine(self, prompt: Texts | Chat, model: str, context: TokenizeContext) -> Prompts | None:
         engine = self.engine(context.demand)
         if engine is None:
             return None
@@ -201,7 +203,7 @@ class PromptTokenizer:
                 self.failed(engine.id)
             return None
 
-    async def _rendered(self, engine: Instance, chat: Chat, context: TokenizeContext) -> list[int]:
+    async def _rendered(self, engine: Instance, chat: Chat, context: TokenizeContext) -> Sequence[int]:
         """Empty if the engine cannot render. Raises _InvalidPromptError."""
         path = chat.render_path
         if not chat.body or (engine.id, engine.epoch, path) in self._cannot_render:
@@ -211,23 +213,26 @@ class PromptTokenizer:
         except EngineFailedError:
             return []
         if status == 200:
-            return msgspec.json.decode(answer, type=_Rendered).token_ids
+            return await self._ids(context, answer, _rendered)
         if lacks_endpoint(status, answer):
             self._cannot_render.add((engine.id, engine.epoch, path))
         return []
 
-    async def _tokenized(self, engine: Instance, body: bytes, context: TokenizeContext) -> list[int]:
+    async def _tokenized(self, engine: Instance, body: bytes, context: TokenizeContext) -> Sequence[int]:
         status, answer = await self._post(engine, TOKENIZE_PATH, body, context)
         if status != 200:
             msg = f"its status was {status}"
             raise EngineFailedError(msg)
-        return msgspec.json.decode(answer, type=_Tokenized).tokens
+        return await self._ids(context, answer, _tokenized)
+
+    async def _ids(
+        self, context: TokenizeContext, answer: bytes, read: Callable[[bytes], Sequence[int]]
+    ) -> Sequence[int]:
+        return await self.work.run_unless(len(answer) <= LIGHT_BYTES_MAX, context.owner, read, answer)
 
     async def _run(self, context: TokenizeContext, work: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
         """Its time grows with the body."""
-        if context.light:
-            return work(*arguments, **named)
-        return await self.work.run(context.owner, work, *arguments, **named)
+        return await self.work.run_unless(context.light, context.owner, work, *arguments, **named)
 
     async def _post(self, engine: Instance, path: str, body: bytes, context: TokenizeContext) -> tuple[int, bytes]:
         """Raises EngineFailedError and _InvalidPromptError."""
@@ -241,15 +246,20 @@ class PromptTokenizer:
         return status, answer
 
 
-_TokenId = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
-
-
 class _Rendered(msgspec.Struct):
-    token_ids: list[_TokenId]
+    token_ids: msgspec.Raw
 
 
 class _Tokenized(msgspec.Struct):
-    tokens: list[_TokenId]
+    tokens: msgspec.Raw
+
+
+def _rendered(answer: bytes) -> Sequence[int]:
+    return token_ids(bytes(msgspec.json.decode(answer, type=_Rendered).token_ids))
+
+
+def _tokenized(answer: bytes) -> Sequence[int]:
+    return token_ids(bytes(msgspec.json.decode(answer, type=_Tokenized).tokens))
 
 
 class _InvalidPromptError(Exception):
@@ -334,6 +344,11 @@ def _truncated(tokens: PromptTokens, request: ParsedRequest) -> PromptTokens:
     return replace(tokens, exact=False, known=known, inexact_reason=tokens.inexact_reason or "truncate_prompt_tokens")
 
 
+def _common_length(one: Sequence[int], other: Sequence[int]) -> int:
+    shorter = min(len(one), len(other))
+    return next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), shorter)
+
+
 def _error_message(body: bytes) -> str:
     try:
         answer = msgspec.json.decode(body)
@@ -346,7 +361,7 @@ def _error_message(body: bytes) -> str:
     )
 
 
-def _guesses(prompt: Texts | Chat) -> list[list[int]]:
+def _guesses(prompt: Texts | Chat) -> Prompts:
     """Four bytes per token: equal prefixes stay equal. Of a chat the text alone: an image's bytes are no tokens."""
     if isinstance(prompt, Texts):
         return [_guess(text.encode(errors="replace")) for text in prompt.prompts]
@@ -357,5 +372,5 @@ def _guesses(prompt: Texts | Chat) -> list[list[int]]:
     return [_guess(msgspec.json.encode(messages))]
 
 
-def _guess(data: bytes) -> list[int]:
-    return list(array("I", data + bytes(-len(data) % 4)))
+def _guess(data: bytes) -> Sequence[int]:
+    return array("I", data + bytes(-len(data) % 4))

@@ -21,6 +21,7 @@ from pointsman.adapters.jetstream.connection import (
     Connection,
     NotConnectedError,
     OnMessage,
+    PayloadTooLargeError,
     Subscription,
     UnsendableError,
 )
@@ -70,8 +71,8 @@ class NatsConnection(Connection):
             reconnecting = "the connection to NATS broke"
             raise NotConnectedError(reconnecting)
         if len(payload) > self._client.max_payload:
-            too_large = f"{len(payload)} bytes to {subject} are more than {self._client.max_payload}"
-            raise UnsendableError(too_large)
+            too_large = f"{len(payload)} bytes to {subject} are more than {self._client.max_payload} (`max_payload`)"
+            raise PayloadTooLargeError(too_large)
         try:
             self._client.write_soon(publication(subject, payload, reply, headers))
         except ValueError as error:

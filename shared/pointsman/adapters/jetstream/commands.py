@@ -10,25 +10,27 @@ from functools import partial
 
 from typing_extensions import override
 
-from pointsman.adapters.command_decoding import decoded_answer, decoding
+from pointsman.adapters.command_decoding import decoded_answer, decoding, encoded
 from pointsman.adapters.jetstream.connection import (
     NO_RESPONDERS,
     Connection,
     Message,
     NotConnectedError,
+    PayloadTooLargeError,
     UnsendableError,
     status_of,
 )
 from pointsman.adapters.log_listener import LogListener
 from pointsman.adapters.shared_timers import SharedTimers
 from pointsman.adapters.turns import Turn
-from pointsman.contracts.codec import AnyCommand, UnwritableError, encode
+from pointsman.contracts.codec import AnyCommand, encode
 from pointsman.contracts.permissions import INBOX, JETSTREAM_API, MAPPED_REPLY, SERVICE_API
 from pointsman.contracts.subjects import covers
 from pointsman.ports import (
     CommandHandler,
     Commands,
     CommandTimeoutError,
+    CommandTooLargeError,
     ForbiddenError,
     NoResponderError,
     PayloadHandler,
@@ -75,7 +77,7 @@ class Requests:
     async def request_message(
         self, subject: str, payload: bytes, timeout: EngineSeconds, headers: dict[str, str] | None = None
     ) -> Message:
-        """Raises NoResponderError, ForbiddenError, CommandTimeoutError."""
+        """Raises NoResponderError, ForbiddenError, CommandTooLargeError, CommandTimeoutError."""
         self._request_count += 1
         reply = f"{self._inbox}{self._request_count}"
         answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
@@ -85,6 +87,8 @@ class Requests:
         try:
             self._connection.publish(subject, payload, reply=reply, headers=headers)
             message = await answer
+        except PayloadTooLargeError as error:
+            raise CommandTooLargeError(str(error)) from error
         except (NotConnectedError, UnsendableError) as error:
             raise NoResponderError(str(error)) from error
         finally:
@@ -135,11 +139,7 @@ class JetStreamCommands(Commands):
 
     @override
     async def request(self, subject: str, command: AnyCommand, *, timeout: WallSeconds) -> AnyCommand:
-        try:
-            payload = encode(command)
-        except UnwritableError as error:
-            self._listener.trouble("command not sent", str(error))
-            raise CommandTimeoutError(str(error)) from error
+        payload = encoded(command, self._listener)
         answer = await self._requests.request(subject, payload, float(timeout))
         return decoded_answer(subject, answer, self._listener)
 

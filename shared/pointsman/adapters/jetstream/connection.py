@@ -25,6 +25,10 @@ class UnsendableError(Exception):
     """Message too large or subject invalid; nothing was sent."""
 
 
+class PayloadTooLargeError(UnsendableError):
+    """The server takes no message of this size (`max_payload`)."""
+
+
 class Message(Protocol):
     @property
     def subject(self) -> str: ...

@@ -7,16 +7,21 @@ from pointsman.contracts.reasons import RejectReason
 from pointsman.policies.policy import Policy
 from pointsman.policies.pool_view import PoolView
 from pointsman.policies.routing.base import Choice
-from pointsman.primitives import EngineSeconds
+from pointsman.primitives import NO_SECONDS, EngineSeconds
+
+RETRY_SECONDS_MAX: EngineSeconds = 1e9
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """`retry_after`: engine seconds."""
+    """`retry_after`: engine seconds, from 0 to RETRY_SECONDS_MAX; what is given is bounded."""
 
     reason: RejectReason
     detail: str
     retry_after: EngineSeconds
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "retry_after", min(max(NO_SECONDS, self.retry_after), RETRY_SECONDS_MAX))
 
 
 @dataclass(frozen=True)

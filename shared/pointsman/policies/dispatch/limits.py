@@ -3,8 +3,8 @@ one (`state/tenants.py`), so that retries, moves and repeated commands are not c
 
 from pointsman.contracts.decisions import RequestRejected
 from pointsman.contracts.tenants import TenantPolicies, TenantPoliciesSet
+from pointsman.policies.admission import Refusal
 from pointsman.policies.dispatch.granting import grant_next
-from pointsman.policies.dispatch.rejecting import RETRY_SECONDS_MAX
 from pointsman.policies.dispatch.turn import Turn
 from pointsman.primitives import Name
 from pointsman.state.workload import OverLimit, Request
@@ -23,14 +23,15 @@ def set_policies(turn: Turn, policies: TenantPolicies, by: Name) -> None:
 
 
 def reject_over_limit(turn: Turn, request: Request, over: OverLimit, attempt: int) -> None:
+    refusal = Refusal(over.reason, f"the limit of {over.limit} is used up", over.passes_at - turn.now)
     turn.decide(
         RequestRejected(
             at=turn.now,
             stamp=turn.stamp,
             request=request.id,
-            reason=over.reason.value,
-            detail=f"the limit of {over.limit} is used up",
-            retry_after=min(max(0.0, over.passes_at - turn.now), RETRY_SECONDS_MAX),
+            reason=refusal.reason.value,
+            detail=refusal.detail,
+            retry_after=refusal.retry_after,
             policy=POLICY,
             settings={},
             candidates=[],

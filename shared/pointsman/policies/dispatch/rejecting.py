@@ -7,11 +7,10 @@ from pointsman.policies.admission import Refusal
 from pointsman.policies.dispatch.splitting import Decoder
 from pointsman.policies.dispatch.turn import Turn
 from pointsman.policies.pool_view import CandidateEstimate
-from pointsman.primitives import EngineSeconds, InstanceId, RequestId
+from pointsman.primitives import InstanceId, RequestId
 from pointsman.state.workload import Request
 
 NO_REQUEST = RequestId("")
-RETRY_SECONDS_MAX: EngineSeconds = 1e9
 
 
 def reject(
@@ -36,7 +35,7 @@ def reject(
             request=request.id,
             reason=refusal.reason.value,
             detail=refusal.detail,
-            retry_after=min(refusal.retry_after, RETRY_SECONDS_MAX),
+            retry_after=refusal.retry_after,
             policy=turn.policies.routing.name,
             settings=recording.settings(turn.leader.settings),
             candidates=candidates,

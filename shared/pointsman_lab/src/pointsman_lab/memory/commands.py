@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from typing_extensions import override
 
-from pointsman.adapters.command_decoding import decoded_answer, decoding
+from pointsman.adapters.command_decoding import decoded_answer, decoding, encoded
 from pointsman.adapters.log_listener import LogListener
-from pointsman.contracts.codec import AnyCommand, UnwritableError, encode
+from pointsman.contracts.codec import AnyCommand, encode
 from pointsman.contracts.subjects import any_actor
 from pointsman.ports import CommandHandler, Commands, CommandTimeoutError, NoResponderError, PayloadHandler
 from pointsman.primitives import WallSeconds
@@ -92,10 +92,7 @@ class MemoryCommands(Commands):
 
     @override
     async def request(self, subject: str, command: AnyCommand, *, timeout: WallSeconds) -> AnyCommand:
-        try:
-            payload = encode(command)
-        except UnwritableError as error:
-            raise CommandTimeoutError(str(error)) from error
+        payload = encoded(command, self._listener)
         answer = await self.request_bytes(subject, payload, timeout=timeout)
         return decoded_answer(subject, answer, self._listener)
 

@@ -1,5 +1,6 @@
-"""Threads for work that would hold up the event loop: parsing and tokenizing large bodies. Fair: each owner (a tenant,
-else a client's address) has half of them at most, and owners take turns."""
+"""Threads for work that would hold up the event loop: parsing and tokenizing large bodies, block keys of long prompts.
+Fair: each owner (a tenant, else a client's address) has half of them at most, and owners take turns. The loop runs
+meanwhile only as far as the work leaves it the interpreter: no single call of it may take long."""
 
 import asyncio
 from collections import deque
@@ -39,6 +40,14 @@ class WorkThreads:
             return await asyncio.wrap_future(running)
         finally:
             del running  # its exception holds this frame, and so the body, until both are collected
+
+    async def run_unless(
+        self, light: bool, owner: str, work: Callable[P, T], *arguments: P.args, **named: P.kwargs
+    ) -> T:
+        """Light work is done at once, in the event loop."""
+        if light:
+            return work(*arguments, **named)
+        return await self.run(owner, work, *arguments, **named)
 
     def close(self) -> None:
         self._executor.shutdown(wait=False, cancel_futures=True)
