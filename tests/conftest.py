@@ -8,13 +8,14 @@ from collections.abc import Iterator
 
 import pytest
 import structlog
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from pointsman.primitives import PoolName, WallSeconds
 from tests.support.log_worlds import JetStreamWorld, LogWorld, MemoryWorld, SharedServer
 
-settings.register_profile("pointsman", deadline=None)
-settings.register_profile("check", deadline=None, max_examples=20)  # of `make check`
+TIMED = [HealthCheck.too_slow]  # a busy machine fails it
+settings.register_profile("pointsman", deadline=None, suppress_health_check=TIMED)
+settings.register_profile("check", deadline=None, suppress_health_check=TIMED, max_examples=20)  # of `make check`
 settings.load_profile("pointsman")
 
 pools = (PoolName(f"pool-{number}") for number in itertools.count())
